@@ -1,0 +1,104 @@
+"""How many of the tested tokens are kept, and what the token after them is drawn from.
+
+An acceptor is `accept(trial) -> (Verdict, noise)`. It sees one round of every row: R tokens x_1..x_R with the laws q̃
+that they were drawn from and the targets π.
+"""
+
+from typing import Any, NamedTuple
+
+from flax import struct
+import jax.numpy as jnp
+
+from speccascade import probs, rules
+from speccascade.types import Array, Window, places, take1
+
+
+class Trial(NamedTuple):
+  """What an acceptor may read. Unused parts cost nothing: the compiler drops them."""
+
+  window: Window
+  tokens: Array  # [B, W] the pending tokens
+  tested: Array  # [B] R, how many of them are tested
+  pi: Array  # [B, W+1, V]
+  position: Array  # [B, W]
+  start: Array  # [B] the position of the first
+  noise: Any
+  sampler: Any
+
+
+class Verdict(NamedTuple):
+  """The first `kept` tokens stay; if that is not all, the next comes from norm(max(0, scale · π - subtract · q̃))."""
+
+  kept: Array  # [B]
+  scale: Array  # [B]
+  subtract: Array  # [B]
+
+
+def _leading(ok: Array) -> Array:
+  """Count the leading True of each row of [B, W]."""
+  return jnp.cumprod(ok, 1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
+
+
+def _in_test(trial: Trial) -> Array:
+  return places(trial.tokens.shape[1]) < trial.tested[:, None]
+
+
+def _at_tokens(trial: Trial) -> tuple[Array, Array]:
+  """Return π_j(x_j) and q̃_j(x_j), [B, W]."""
+  width = trial.tokens.shape[1]
+  return probs.at_token(trial.pi[:, :width], trial.tokens), probs.at_token(trial.window.probs, trial.tokens)
+
+
+def token_wise(trial: Trial) -> tuple[Verdict, Any]:
+  """Accept each token in turn with min(1, π/q̃) (Leviathan et al. 2023, Algorithm 1)."""
+  pi, q = _at_tokens(trial)
+  ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
+  one = jnp.ones_like(pi[:, 0])
+  return Verdict(_leading(ok & _in_test(trial)), one, one), noise
+
+
+def everything(trial: Trial) -> tuple[Verdict, Any]:
+  """Keep every token: the draft ended before a token that is not to be kept."""
+  one = jnp.ones(trial.tested.shape, jnp.float32)
+  return Verdict(trial.tested, one, 0 * one), trial.noise
+
+
+@struct.dataclass
+class Threshold:
+  """Keep tokens while D(q, p) is at most `limit`, then take the verifier's: BiLD's roll-back (Kim et al. 2023)."""
+
+  limit: Array
+  drafter: int = struct.field(pytree_node=False, default=0)
+  verifier: int = struct.field(pytree_node=False, default=1)
+
+  def __call__(self, trial: Trial) -> tuple[Verdict, Any]:
+    width = trial.tokens.shape[1]
+    q, p = (trial.window.logits[m][:, :width] for m in (self.drafter, self.verifier))
+    ok = rules.discrepancy(q, p, sampler=trial.sampler) <= self.limit
+    one = jnp.ones(trial.tested.shape, jnp.float32)
+    return Verdict(_leading(ok & _in_test(trial)), one, 0 * one), trial.noise
+
+
+def block(trial: Trial) -> tuple[Verdict, Any]:
+  """Accept the block jointly (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", Algorithm 2).
+
+  With s_0 = 1 and s_i = min(1, s_{i-1} π_i(x_i)/q̃_i(x_i)), the longest prefix i whose own test succeeds is kept. The
+  test of i < R succeeds with r/(r + 1 - s_i), r = Σ_v max(0, s_i π_{i+1}(v) - q̃_{i+1}(v)); that of R with s_R.
+  """
+  pi, q = _at_tokens(trial)
+  width = pi.shape[1]
+  scales = [jnp.ones_like(pi[:, 0])]
+  for i in range(width):
+    ratio = jnp.where(q[:, i] > 0, pi[:, i] / jnp.where(q[:, i] > 0, q[:, i], 1), 0)
+    scales.append(jnp.minimum(1, scales[-1] * ratio))
+  s = jnp.stack(scales[1:], 1)  # [B, W] s_1..s_W
+  after = jnp.pad(trial.window.probs[:, 1:], ((0, 0), (0, 1), (0, 0)))  # q̃_{i+1}
+  left = probs.tv(s[..., None] * trial.pi[:, 1:], after)
+  # s = 1 leaves nothing to reject, also where π = q̃ makes r vanish.
+  inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, jnp.finfo(s.dtype).tiny))
+  last = places(width) == trial.tested[:, None] - 1
+  ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)
+  ok = ok & _in_test(trial)
+  kept = jnp.max(jnp.where(ok, places(width) + 1, 0), 1)
+  scale = take1(jnp.stack(scales, 1), kept)
+  return Verdict(kept, scale, jnp.ones_like(scale)), noise

@@ -1,0 +1,173 @@
+"""Read a Hugging Face folder into a network and its parameters, without torch or transformers.
+
+Everything is checked against the headers first. Then the tensors are read one by one, the largest first: each needs
+room for itself two or three times over while it is put in place, which is free as long as the others are not there.
+"""
+
+from collections import Counter
+import dataclasses
+import functools
+import math
+from pathlib import Path
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade.checkpoints.hf_config import network_from_config, settings
+from speccascade.checkpoints.hf_names import Source, canonical, ignored, source
+from speccascade.checkpoints.tensor_files import AGAIN, Stored, index, read_json
+from speccascade.types import Network, Params
+
+__all__ = ['export', 'network_from_config', 'read']
+
+HEAD = 'lm_head.weight'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Item:
+  """One parameter: its path in the unrolled tree, its shape, and where it comes from."""
+
+  path: tuple[str, ...]
+  shape: tuple[int, ...]
+  source: Source
+
+
+def read(path, *, dtype: str | None = None, scan: bool = False) -> tuple[Network, Params]:
+  """Return the network of a folder and its parameters in `dtype`, or as stored where that is None."""
+  folder = Path(path)
+  config = read_json(folder / 'config.json')
+  family = settings(config)['model_type']
+  stored = _tensors(folder, family)
+  network = network_from_config(config, eos_ids=_eos_ids(folder))
+  plan = _plan(family, network)
+  embedding = next(item.source.name for item in plan if item.path == ('token_embedder', 'embedding'))
+  tied = _tied(network, family, stored, embedding)
+  if tied != network.config.tied:
+    network = dataclasses.replace(network, config=dataclasses.replace(network.config, tied=tied))
+    plan = _plan(family, network)
+  _check(folder, plan, stored)
+  network = dataclasses.replace(network, dtype=dtype or stored[embedding].dtype.name, scan=scan)
+  return network, _load(plan, stored, dtype, scan)
+
+
+def _tensors(folder: Path, family: str) -> dict[str, Stored]:
+  """Return the folder's tensors under their usual names."""
+  stored = {canonical(family, name): tensor for name, tensor in index(folder).items()}
+  for name in ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'):
+    if family in ('t5', 'mt5') and name in stored:
+      stored.setdefault('shared.weight', stored[name])  # of several equal tensors any one may have been saved
+  return stored
+
+
+def _eos_ids(folder: Path):
+  """Return what `generation_config.json` gives as end of sequence, or None."""
+  file = folder / 'generation_config.json'
+  return read_json(file).get('eos_token_id') if file.exists() else None
+
+
+def _plan(family: str, network: Network) -> list[_Item]:
+  """Return an item for every parameter."""
+  unrolled = dataclasses.replace(network, scan=False)
+  leaves = jax.tree_util.tree_leaves_with_path(unrolled.param_shapes())
+  paths = [(tuple(key.key for key in path), leaf.shape) for path, leaf in leaves]
+  return [_Item(path, shape, source(family, path)) for path, shape in paths]
+
+
+def _tied(network: Network, family: str, stored: dict[str, Stored], embedding: str) -> bool:
+  """Tell whether the head is the embedding: what the file holds decides before what the config says."""
+  if HEAD not in stored:
+    return network.config.tied or family in ('t5', 'mt5')
+  if not network.config.tied or embedding not in stored:
+    return network.config.tied
+  head, table = stored[HEAD], stored[embedding]
+  return head.shape == table.shape and np.array_equal(head.read(), table.read())
+
+
+def _check(folder: Path, plan: list[_Item], stored: dict[str, Stored]) -> None:
+  """Raise one error for the first tensor that is missing, unexpected or of another shape."""
+  expected = {item.source.name: item.source.shape(item.shape) for item in plan}
+  files = ', '.join(sorted({str(tensor.file) for tensor in stored.values()})) or str(folder)
+  missing = [name for name in expected if name not in stored]
+  if missing:
+    name = missing[0]
+    raise ValueError(f"{files}: tensor '{name}' {list(expected[name])} is missing{_more(missing)}: {AGAIN}")
+  for name, shape in expected.items():
+    if stored[name].shape != shape:
+      raise ValueError(
+        f"{stored[name].file}: tensor '{name}' has shape {list(stored[name].shape)}, but by config.json it should "
+        f'have {list(shape)}: weights and config.json do not belong together, {AGAIN}'
+      )
+  tied = HEAD not in expected
+  extra = [name for name in stored if name not in expected and not ignored(name) and not (tied and name == HEAD)]
+  if extra:
+    tensor = stored[extra[0]]
+    raise ValueError(
+      f"{tensor.file}: tensor '{tensor.name}' {list(tensor.shape)} is unexpected{_more(extra)}: config.json describes "
+      f'a model without it; if it is an adapter, merge it first, else {AGAIN}'
+    )
+
+
+def _more(names: list[str]) -> str:
+  return f' (and {len(names) - 1} more)' if len(names) > 1 else ''
+
+
+def _load(plan: list[_Item], stored: dict[str, Stored], dtype: str | None, scan: bool) -> Params:
+  """Read every tensor once and put its parameters in place."""
+  params: Params = {}
+  depths = Counter(_stacked(item.path)[0] for item in plan) if scan else {}
+  by_name: dict[str, list[_Item]] = {}
+  for item in sorted(plan, key=lambda item: -math.prod(item.shape)):
+    by_name.setdefault(item.source.name, []).append(item)
+  for name, items in by_name.items():
+    data = stored[name].read()
+    for item in items:
+      part = np.split(data, item.source.parts, axis=-1)[item.source.part]
+      value, finite = _convert(part, item.source.transpose, dtype)
+      if not finite:
+        raise ValueError(
+          f"{stored[name].file}: tensor '{name}' holds NaN or Inf as {value.dtype}: {AGAIN}, or try another dtype"
+        )
+      _place(params, item.path, value, depths)
+  return params
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _convert(x, transpose: bool, dtype: str | None):
+  """Return the parameter, and whether all of it is finite."""
+  x = x.T if transpose else x
+  x = x if dtype is None else x.astype(dtype)
+  return x, jnp.isfinite(x).all()
+
+
+def _stacked(path: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+  """Return a parameter's path in the scanned tree, and the number of its layer."""
+  number = next((int(name[7:]) for name in path if name.startswith('layers_')), 0)
+  return tuple('layers' if name.startswith('layers_') else name for name in path), number
+
+
+def _place(params: Params, path: tuple[str, ...], value: jax.Array, depths: Counter) -> None:
+  """Put a parameter into the tree; into its stack, in place, where layers are scanned."""
+  target, number = _stacked(path) if depths else (path, 0)
+  for name in target[:-1]:
+    params = params.setdefault(name, {})
+  if 'layers' in target:
+    if target[-1] not in params:
+      params[target[-1]] = jnp.zeros((depths[target], *value.shape), value.dtype)
+    value = _set_row(params[target[-1]], value, number)
+  params[target[-1]] = value
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _set_row(stack: jax.Array, row: jax.Array, number: int) -> jax.Array:
+  return lax.dynamic_update_index_in_dim(stack, row, number, axis=0)
+
+
+def export(network: Network, family: str, params: Params) -> dict[str, np.ndarray]:
+  """Return unrolled parameters as the tensors of a Hugging Face checkpoint of that model_type."""
+  parts: dict[str, list[np.ndarray]] = {}
+  for item in sorted(_plan(family, network), key=lambda item: item.source.part):
+    value = np.asarray(functools.reduce(lambda tree, name: tree[name], item.path, params))
+    parts.setdefault(item.source.name, []).append(value.T if item.source.transpose else value)
+  return {name: np.ascontiguousarray(np.concatenate(values, axis=-1)) for name, values in parts.items()}

@@ -1,0 +1,365 @@
+"""From a Hugging Face `config.json` to a network: one function for each family.
+
+Defaults are those of the families' own configuration classes, since a saved config may leave them out.
+"""
+
+import math
+
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.rope import KINDS, Rope
+from speccascade.models.t5 import T5, T5Config
+from speccascade.types import Network
+
+ACTIVATIONS = {
+  'relu': 'relu',
+  'silu': 'silu',
+  'swish': 'silu',
+  'gelu': 'gelu',
+  'gelu_new': 'gelu_tanh',
+  'gelu_fast': 'gelu_tanh',
+  'gelu_pytorch_tanh': 'gelu_tanh',
+}
+
+_LLAMA = {
+  'num_key_value_heads': None,
+  'head_dim': None,
+  'hidden_act': 'silu',
+  'rms_norm_eps': 1e-6,
+  'rope_theta': 10000.0,
+  'max_position_embeddings': 2048,
+  'attention_bias': False,
+  'mlp_bias': False,
+  'tie_word_embeddings': False,
+  'eos_token_id': 2,
+}
+_QWEN2 = _LLAMA | {
+  'max_position_embeddings': 32768,
+  'use_sliding_window': False,
+  'sliding_window': 4096,
+  'max_window_layers': 28,
+  'eos_token_id': None,
+}
+_GEMMA2 = {
+  'vocab_size': 256000,
+  'hidden_size': 2304,
+  'intermediate_size': 9216,
+  'num_hidden_layers': 26,
+  'num_attention_heads': 8,
+  'num_key_value_heads': 4,
+  'head_dim': 256,
+  'hidden_activation': 'gelu_pytorch_tanh',
+  'max_position_embeddings': 8192,
+  'rms_norm_eps': 1e-6,
+  'rope_theta': 10000.0,
+  'attention_bias': False,
+  'query_pre_attn_scalar': 256,
+  'sliding_window': 4096,
+  'final_logit_softcapping': 30.0,
+  'attn_logit_softcapping': 50.0,
+  'tie_word_embeddings': True,
+  'eos_token_id': 1,
+}
+_T5 = {
+  'vocab_size': 32128,
+  'd_model': 512,
+  'd_kv': 64,
+  'd_ff': 2048,
+  'num_layers': 6,
+  'num_decoder_layers': None,
+  'num_heads': 8,
+  'relative_attention_num_buckets': 32,
+  'relative_attention_max_distance': 128,
+  'layer_norm_epsilon': 1e-6,
+  'feed_forward_proj': 'relu',
+  'tie_word_embeddings': True,
+  'scale_decoder_outputs': None,
+  'decoder_start_token_id': None,
+  'pad_token_id': 0,
+  'eos_token_id': 1,
+}
+DEFAULTS = {
+  'llama': _LLAMA,
+  'mistral': _LLAMA | {'num_key_value_heads': 8, 'sliding_window': 4096, 'max_position_embeddings': 131072},
+  'qwen2': _QWEN2,
+  'qwen3': _QWEN2 | {'head_dim': 128},
+  'gemma2': _GEMMA2,
+  'gemma3_text': _GEMMA2
+  | {
+    'vocab_size': 262208,
+    'max_position_embeddings': 131072,
+    'rope_theta': 1000000.0,
+    'rope_local_base_freq': 10000.0,
+    'sliding_window_pattern': 6,
+    'final_logit_softcapping': None,
+    'attn_logit_softcapping': None,
+  },
+  'opt': {
+    'vocab_size': 50272,
+    'hidden_size': 768,
+    'num_hidden_layers': 12,
+    'ffn_dim': 3072,
+    'max_position_embeddings': 2048,
+    'do_layer_norm_before': True,
+    '_remove_final_layer_norm': False,
+    'word_embed_proj_dim': None,
+    'num_attention_heads': 12,
+    'activation_function': 'relu',
+    'enable_bias': True,
+    'layer_norm_elementwise_affine': True,
+    'tie_word_embeddings': True,
+    'eos_token_id': 2,
+  },
+  'gpt2': {
+    'vocab_size': 50257,
+    'n_positions': 1024,
+    'n_embd': 768,
+    'n_layer': 12,
+    'n_head': 12,
+    'n_inner': None,
+    'activation_function': 'gelu_new',
+    'layer_norm_epsilon': 1e-5,
+    'scale_attn_weights': True,
+    'scale_attn_by_inverse_layer_idx': False,
+    'tie_word_embeddings': True,
+    'eos_token_id': 50256,
+  },
+  't5': _T5,
+  'mt5': _T5
+  | {
+    'vocab_size': 250112,
+    'd_ff': 1024,
+    'num_layers': 8,
+    'num_heads': 6,
+    'feed_forward_proj': 'gated-gelu',
+    'scale_decoder_outputs': False,
+  },
+}
+
+
+class Settings(dict):
+  """A config with its family's defaults; asking for what is in neither is a clear error."""
+
+  def __missing__(self, key):
+    raise ValueError(
+      f"config.json of a {self['model_type']} model has no '{key}': copy or download the checkpoint again"
+    )
+
+
+def settings(config: dict) -> Settings:
+  """Return the text model's settings; a multi-modal config holds them in `text_config`."""
+  if 'model_type' not in config:
+    raise ValueError("config.json has no 'model_type': is this a Hugging Face model folder?")
+  if config['model_type'] == 'gemma3':
+    text = {'tie_word_embeddings': config.get('tie_word_embeddings', True), **config.get('text_config', {})}
+    config = {**text, 'model_type': 'gemma3_text', 'eos_token_id': config.get('eos_token_id', text.get('eos_token_id'))}
+  family = config['model_type']
+  if family not in DEFAULTS:
+    raise ValueError(f"model_type '{family}' is not supported: choose from {', '.join([*DEFAULTS, 'gemma3'])}")
+  if config.get('quantization_config'):
+    raise ValueError("config.json has a 'quantization_config': save the model unquantised")
+  return Settings(DEFAULTS[family] | config)
+
+
+def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', scan: bool = False) -> Network:
+  """Return the network that a config describes; `eos_ids` (an id, several, or None) overrides the config's."""
+  c = settings(config)
+  ids = c['eos_token_id'] if eos_ids is None else eos_ids
+  ids = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+  family = c['model_type']
+  if family in ('t5', 'mt5'):
+    start = c['pad_token_id'] if c['decoder_start_token_id'] is None else c['decoder_start_token_id']
+    return T5(_t5(c), ids, start, dtype, scan)
+  make = {'opt': _opt, 'gpt2': _gpt2, 'gemma2': _gemma, 'gemma3_text': _gemma}.get(family, _llama)
+  return Decoder(make(c), ids, dtype, scan)
+
+
+def _activation(name: str) -> str:
+  if name not in ACTIVATIONS:
+    raise ValueError(f"activation '{name}' is not supported: choose from {', '.join(ACTIVATIONS)}")
+  return ACTIVATIONS[name]
+
+
+def _t5(c: Settings) -> T5Config:
+  gated, _, name = c['feed_forward_proj'].rpartition('-')
+  # `tie_word_embeddings: false` used to say "v1.1", which neither ties nor scales. Newer configs say both apart.
+  scale = c['scale_decoder_outputs']
+  return T5Config(
+    vocab_size=c['vocab_size'],
+    embed_dim=c['d_model'],
+    heads=c['num_heads'],
+    head_dim=c['d_kv'],
+    mlp_dim=c['d_ff'],
+    encoder_layers=c['num_layers'],
+    decoder_layers=c['num_decoder_layers'] or c['num_layers'],
+    activation=_activation('gelu_new' if (gated, name) == ('gated', 'gelu') else name),
+    gated=gated == 'gated',
+    tied=c['tie_word_embeddings'],
+    scale_outputs=c['tie_word_embeddings'] if scale is None else scale,
+    buckets=c['relative_attention_num_buckets'],
+    max_distance=c['relative_attention_max_distance'],
+    norm_eps=c['layer_norm_epsilon'],
+  )
+
+
+def _sizes(c: Settings) -> dict:
+  """Return the sizes that Llama and its kin have in common."""
+  return {
+    'vocab_size': c['vocab_size'],
+    'embed_dim': c['hidden_size'],
+    'heads': c['num_attention_heads'],
+    'kv_heads': c['num_key_value_heads'] or c['num_attention_heads'],
+    'head_dim': c['head_dim'] or c['hidden_size'] // c['num_attention_heads'],
+    'mlp_dim': c['intermediate_size'],
+    'norm_eps': c['rms_norm_eps'],
+    'tied': c['tie_word_embeddings'],
+  }
+
+
+def _llama(c: Settings) -> DecoderConfig:
+  biased = c['model_type'] == 'qwen2'
+  return DecoderConfig(
+    **_sizes(c),
+    spans=_spans(c),
+    activation=_activation(c['hidden_act']),
+    qk_norm=c['model_type'] == 'qwen3',
+    qkv_bias=biased or c['attention_bias'],
+    out_bias=not biased and c['attention_bias'],
+    mlp_bias=c['mlp_bias'],
+  )
+
+
+def _gemma(c: Settings) -> DecoderConfig:
+  if c.get('use_bidirectional_attention'):
+    raise ValueError('use_bidirectional_attention is not supported: an encoder cannot decode')
+  return DecoderConfig(
+    **_sizes(c),
+    spans=_spans(c),
+    activation=_activation(c['hidden_activation']),
+    norm_offset=1.0,
+    norms='sandwich',
+    qk_norm=c['model_type'] == 'gemma3_text',
+    qkv_bias=c['attention_bias'],
+    out_bias=c['attention_bias'],
+    embed_scale=math.sqrt(c['hidden_size']),
+    attention_scale=c['query_pre_attn_scalar'] ** -0.5,
+    attention_cap=c['attn_logit_softcapping'] if c['model_type'] == 'gemma2' else None,
+    final_cap=c['final_logit_softcapping'],
+  )
+
+
+def _opt(c: Settings) -> DecoderConfig:
+  if not c['layer_norm_elementwise_affine']:
+    raise ValueError('layer_norm_elementwise_affine=false is not supported')
+  table = c['word_embed_proj_dim'] or c['hidden_size']
+  before = c['do_layer_norm_before']
+  return DecoderConfig(
+    **_learned(c, c['num_attention_heads'], c['hidden_size'], c['num_hidden_layers']),
+    **dict.fromkeys(('qkv_bias', 'out_bias', 'mlp_bias'), c['enable_bias']),
+    mlp_dim=c['ffn_dim'],
+    norm_eps=1e-5,
+    norms='pre' if before else 'post',
+    final_norm=before and not c['_remove_final_layer_norm'],
+    projected_dim=table if table != c['hidden_size'] else None,
+    positions=c['max_position_embeddings'],
+    position_offset=2,
+  )
+
+
+def _gpt2(c: Settings) -> DecoderConfig:
+  if c['scale_attn_by_inverse_layer_idx']:
+    raise ValueError('scale_attn_by_inverse_layer_idx=true is not supported')
+  return DecoderConfig(
+    **_learned(c, c['n_head'], c['n_embd'], c['n_layer']),
+    **dict.fromkeys(('qkv_bias', 'out_bias', 'mlp_bias'), True),
+    mlp_dim=c['n_inner'] or 4 * c['n_embd'],
+    norm_eps=c['layer_norm_epsilon'],
+    positions=c['n_positions'],
+    attention_scale=None if c['scale_attn_weights'] else 1.0,
+  )
+
+
+def _learned(c: Settings, heads: int, embed_dim: int, layers: int) -> dict:
+  """Return what OPT and GPT-2 have in common."""
+  return {
+    'vocab_size': c['vocab_size'],
+    'embed_dim': embed_dim,
+    'heads': heads,
+    'kv_heads': heads,
+    'head_dim': embed_dim // heads,
+    'spans': (Span(0, None),) * layers,
+    'activation': _activation(c['activation_function']),
+    'gated': False,
+    'layer_norm': True,
+    'tied': c['tie_word_embeddings'],
+  }
+
+
+def _spans(c: Settings) -> tuple[Span, ...]:
+  """Return the window and the rope of every layer."""
+  kinds = {
+    False: Span(0, _rope(c, 'full_attention')),
+    True: Span(c.get('sliding_window') or 0, _rope(c, 'sliding_attention')),
+  }
+  return tuple(kinds[local] for local in _local(c))
+
+
+def _local(c: Settings) -> list[bool]:
+  """Return which layers look through the sliding window."""
+  layers, family = range(c['num_hidden_layers']), c['model_type']
+  if family == 'llama' or not c['sliding_window']:
+    return [False for _ in layers]
+  if family == 'mistral':
+    return [True for _ in layers]
+  if family in ('qwen2', 'qwen3') and not c['use_sliding_window']:
+    return [False for _ in layers]
+  if c.get('layer_types'):
+    return [kind == 'sliding_attention' for kind in c['layer_types']]
+  if family in ('qwen2', 'qwen3'):
+    return [i >= c['max_window_layers'] for i in layers]
+  return [(i + 1) % (2 if family == 'gemma2' else c['sliding_window_pattern']) != 0 for i in layers]
+
+
+def _rope(c: Settings, kind: str) -> Rope:
+  """Return the rope of one kind of layer, from the new `rope_parameters` or the old `rope_theta` and `rope_scaling`."""
+  given = c.get('rope_parameters') or c.get('rope_scaling') or {}
+  theta = c['rope_theta']
+  if c['model_type'] == 'gemma3_text':
+    local = kind == 'sliding_attention'
+    theta = c['rope_local_base_freq'] if local else theta
+    given = given.get(kind) or {} if kind in given else {} if local else given
+  name = given.get('rope_type', given.get('type', 'default'))
+  if name not in KINDS:
+    raise ValueError(f"rope scaling '{name}' is not supported: choose from {', '.join(KINDS)}")
+  if given.get('partial_rotary_factor', c.get('partial_rotary_factor') or 1.0) != 1.0:
+    raise ValueError('partial_rotary_factor other than 1 is not supported')
+  return _scaled(c, {'rope_theta': theta, **given}, name)
+
+
+def _scaled(c: Settings, given: dict, name: str) -> Rope:
+  original = given.get('original_max_position_embeddings') or c['max_position_embeddings']
+  factor = given.get('factor') or (c['max_position_embeddings'] / original if name == 'yarn' else 1.0)
+  return Rope(
+    theta=float(given['rope_theta']),
+    kind=name,
+    factor=float(factor) if name != 'default' else 1.0,
+    original=original if name in ('llama3', 'yarn') else 0,
+    low=float(given.get('low_freq_factor') or 1.0),
+    high=float(given.get('high_freq_factor') or 4.0),
+    beta_fast=float(given.get('beta_fast') or 32.0),
+    beta_slow=float(given.get('beta_slow') or 1.0),
+    truncate=given.get('truncate', True),
+    magnitude=_magnitude(given, factor) if name == 'yarn' else 1.0,
+  )
+
+
+def _magnitude(given: dict, factor: float) -> float:
+  """Return YaRN's factor on cosines and sines."""
+
+  def temperature(mscale):
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+  if given.get('attention_factor') is not None:
+    return float(given['attention_factor'])
+  if given.get('mscale') and given.get('mscale_all_dim'):
+    return temperature(given['mscale']) / temperature(given['mscale_all_dim'])
+  return temperature(1.0)

@@ -1,0 +1,257 @@
+"""Every method as a short list of phases, repeated until each row has ended.
+
+| method | phases of one round |
+| --- | --- |
+| `autoregressive` | score(m) · verify |
+| `ensemble`, `oracle` | score(0) · … · score(n-1) · verify(combiner) |
+| `ensemble_parallel` | the same, the n calls independent of each other |
+| `speculative`, plain | propose(0, γ) · score(1) · verify |
+| `speculative`, any other rule | propose(0, γ+1) · score(1, first γ) · verify(rule) |
+| `token_cascade` | propose(0, n, stop where the rule defers) · score(1) · verify(keep all) |
+| `sequence_cascade` | two autoregressive decodes |
+| `bild` | propose(0, n, stop at the fallback threshold) · score(1) · verify(rollback threshold) |
+| `naive_cos` | propose(0, γ) · score(1, first γ-1) · … · verify(combiner) |
+| `ensemble_sd` | propose(0', γ) · score(0) · … · score(n-1) · verify(combiner) |
+| `cos` | elect m: score(m) · verify(combiner, keep) · propose(m, γ_m) |
+| `sv` | propose(0, γ) · score(1) · score(2, goodput, drop the rest) · verify |
+| `sv_exact` | propose(0, γ) · score(1) · score(2, goodput) · verify |
+
+A target that reads q needs the drafter's law wherever it is used, also after the block. So a cascade drafts γ + 1
+tokens, the verifier scores γ of them, which gives its law at γ + 1 positions, and all γ + 1 are tested: the last
+token is tested instead of being drawn as a bonus. The drafter makes the same γ + 1 calls, a round gives as many
+tokens, and the law at every position is π whatever the block size.
+"""
+
+from collections.abc import Callable
+import inspect
+
+from flax import struct
+import numpy as np
+
+from speccascade import acceptance, rules, stopping
+from speccascade.phases import Elect, Propose, Score, Verify
+from speccascade.types import Combiner, Phase, Rule
+
+
+def _static(**kwargs):
+  return struct.field(pytree_node=False, **kwargs)
+
+
+@struct.dataclass
+class Method:
+  """Phases over `slots`; slot s runs the model number `slots[s]`, each slot with a cache of its own."""
+
+  phases: tuple[Phase, ...]
+  slots: tuple[int, ...] = _static()
+  window: int = _static()  # W, the most tokens ever pending
+  policy: stopping.Policy = stopping.Policy()
+  by_round: bool = _static(default=False)  # whether random numbers are keyed by round as well
+  name: str = _static(default='method')
+
+  @property
+  def models(self) -> int:
+    """The number of models that the method decodes with."""
+    return max(self.slots) + 1
+
+
+@struct.dataclass
+class SequenceCascade:
+  """Model 0 writes the whole answer; the last model writes it anew where the answer's score is under the threshold."""
+
+  score: Callable = _static()
+  threshold: float = _static()
+  models: int = _static(default=2)
+  name: str = _static(default='sequence_cascade')
+
+
+def _count(name: str, value: int, least: int = 1) -> int:
+  if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+    raise ValueError(f'{name}={value!r} is not a whole number of at least {least}.')
+  return int(value)
+
+
+def _widths(most: int) -> tuple[int, ...]:
+  """Return the window widths to compile where the need varies: powers of two up to `most`, and `most`."""
+  powers = (1 << i for i in range(most.bit_length()))
+  return (*(w for w in powers if w < most), most)
+
+
+def _models(models: int, combiner: rules.tree_util.Partial) -> int:
+  weights = combiner.keywords.get('weights')
+  if weights is not None and len(weights) != models:
+    raise ValueError(f'{rules.name_of(combiner)} has {len(weights)} weights for {models} models; give one for each.')
+  return _count('models', models, 2)
+
+
+def _defer(rule: rules.tree_util.Partial) -> rules.tree_util.Partial | None:
+  """Return a rule's decision δ, where it makes one."""
+  decision = getattr(rule.func, 'defer', None)
+  return None if decision is None else rules.tree_util.Partial(decision, **rule.keywords)
+
+
+def autoregressive(model: int = 0) -> Method:
+  """Decode with one of the models alone."""
+  _count('model', model, 0)
+  phases = (Score(0, (1,)), Verify(rules.bind(rules.own), (0,)))
+  return Method(phases, (model,), 1, name='autoregressive')
+
+
+def ensemble(combiner: Combiner | Rule, models: int = 2) -> Method:
+  """Combine n models in lockstep, one call of each per token: the standard ensemble, the baseline of `cos`."""
+  return _lockstep(combiner, models, 'ensemble', in_turn=True)
+
+
+def ensemble_parallel(combiner: Combiner | Rule, models: int = 2) -> Method:
+  """Combine n models in lockstep, no call waiting for another, so that the device may run them side by side."""
+  return _lockstep(combiner, models, 'ensemble_parallel', in_turn=False)
+
+
+def oracle(rule: Rule) -> Method:
+  """Cascade token by token with a rule that reads both models at every position (diff: the paper's oracle).
+
+  Report it against `stats.deferred`, the number of tokens deferred, never against time.
+  """
+  return _lockstep(rule, 2, 'oracle', in_turn=True)
+
+
+def _lockstep(combiner, models, name, *, in_turn: bool) -> Method:
+  bound = rules.bind_combiner(combiner)
+  everyone = tuple(range(_models(models, bound)))
+  scores = tuple(Score(m, (1,), after=m - 1 if in_turn and m else None) for m in everyone)
+  rule = bound.keywords.get('rule') if len(everyone) == 2 else None
+  defer = None if rule is None else _defer(rule)
+  return Method((*scores, Verify(bound, everyone, defer=defer)), everyone, 1, name=name)
+
+
+def speculative(
+  rule: Rule = rules.speculative,
+  block: int = 5,
+  *,
+  policy: stopping.Policy = stopping.Policy(),
+  accept: Callable = acceptance.token_wise,
+) -> Method:
+  """Draft with model 0, verify with model 1 towards the rule's target; `block` is γ, the tokens scored per round.
+
+  The rule makes the method: `rules.speculative` is plain speculative decoding, a deferral rule a speculative cascade,
+  `rules.lossy` lossy decoding. `policy` may end a draft early; `accept=acceptance.block` verifies the block jointly.
+  """
+  bound, gamma = rules.bind_rule(rule), _count('block', block)
+  by_round = accept is acceptance.block
+  accept = rules.bind(accept) if inspect.isfunction(accept) else accept
+  if bound.func is rules.speculative:
+    propose = Propose(0, gamma, (1, 2))
+    score = Score(1, (gamma + 1,))
+    verify = Verify(rules.bind(rules.own), (1,), accept)
+    window = gamma
+  else:
+    propose = Propose(0, gamma + 1)
+    score = Score(1, (gamma + 1,), stopping.First(gamma))
+    verify = Verify(rules.bind_combiner(rule), (0, 1), accept, _defer(bound))
+    window = gamma + 1
+  return Method((propose, score, verify), (0, 1), window, policy, by_round, name=f'speculative[{rules.name_of(rule)}]')
+
+
+def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
+  """Emit from model 0 until the rule defers or `max_draft` tokens stand; then model 1 emits one token.
+
+  The rule decides from the drafter alone: `rules.chow` or `rules.chow_log`.
+  """
+  bound, most = rules.bind_rule(rule), _count('max_draft', max_draft)
+  if not getattr(bound.func, 'alone', False):
+    raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
+  phases = (
+    Propose(0, most, (1, 2)),
+    Score(1, _widths(most + 1)),
+    Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything)),
+  )
+  return Method(phases, (0, 1), most, stopping.Deferral(bound), name=f'token_cascade[{rules.name_of(rule)}]')
+
+
+def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> SequenceCascade:
+  """Let model 0 answer, and model 1 where `score` of the answer's token log-probabilities is under the threshold.
+
+  Scores in use: `numpy.sum`, `numpy.mean`, and quantiles (Gupta et al. 2024).
+  """
+  if not callable(score):
+    raise ValueError(f'sequence_cascade: score={score!r} is not a function of an array of log-probabilities.')
+  if np.isnan(threshold):
+    raise ValueError('sequence_cascade: threshold is NaN.')
+  return SequenceCascade(score, float(threshold))
+
+
+def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> Method:
+  """Big Little Decoder (Kim et al. 2023): draft until max q < `fallback`, roll back to the first D(q, p) > `rollback`.
+
+  The verifier's token stands at the roll-back, and after a draft that stays.
+  """
+  if not 0 <= fallback <= 1:
+    raise ValueError(f'bild needs 0 <= fallback <= 1, a probability, not fallback={fallback}.')
+  if not rollback >= 0:
+    raise ValueError(f'bild needs rollback >= 0, a cross-entropy, not rollback={rollback}.')
+  most = _count('max_draft', max_draft)
+  phases = (
+    Propose(0, most, (1, 2)),
+    Score(1, _widths(most + 1)),
+    Verify(rules.bind(rules.own), (1,), acceptance.Threshold(np.float32(rollback))),
+  )
+  return Method(phases, (0, 1), most, stopping.Fallback(np.float32(fallback)), name='bild')
+
+
+def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
+  """Speculate towards a combination: model 0 drafts γ tokens, the others score them; no bonus token."""
+  bound, gamma = rules.bind_combiner(combiner), _count('block', block)
+  everyone = tuple(range(_models(models, bound)))
+  scores = tuple(Score(m, (gamma,), stopping.First(gamma - 1)) for m in everyone[1:])
+  return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, gamma, name='naive_cos')
+
+
+def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
+  """Speculate towards an ensemble that is one opaque model: all n models score the block, the drafter anew."""
+  bound, gamma = rules.bind_combiner(combiner), _count('block', block)
+  slots = tuple(range(1, _models(models, bound) + 1))
+  scores = tuple(Score(m, (gamma + 1,), after=m - 1) for m in slots)
+  return Method((Propose(0, gamma, (1, 2)), *scores, Verify(bound, slots)), (0, *range(models)), gamma, name='ensemble_sd')
+
+
+def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
+  """Collaborative decoding via speculation: the models take turns to propose; `blocks` are their γ_1 … γ_n."""
+  bound = rules.bind_combiner(combiner)
+  everyone = tuple(range(_models(len(blocks), bound)))
+  window = sum(_count('blocks', n) for n in blocks)
+  verify = Verify(bound, everyone, keep=True)
+  branches = tuple((Score(m, _widths(window + 1)), verify, Propose(m, blocks[m], ())) for m in everyone)
+  return Method((Elect(branches),), everyone, window, name='cos')
+
+
+def sv(table: stopping.AcceptanceTable, latency, block: int = 5) -> Method:
+  """Speculative verification as published: models are drafter, companion, verifier.
+
+  The companion's agreement predicts which drafted tokens the verifier would accept, and only those worth it are
+  verified. Above temperature 0 the output is biased, because a token is dropped for what it is and the next one is
+  then drawn afresh; `sv_exact` is the unbiased method at the same cost.
+  """
+  return _speculative_verification(table, latency, block, exact=False)
+
+
+def sv_exact(table: stopping.AcceptanceTable, latency, block: int = 5) -> Method:
+  """Speculative verification that follows the verifier's law: the first token not scored is tested, not redrawn.
+
+  Scoring v tokens gives the verifier's law at v + 1 positions, so the (v+1)-th drafted token can be tested where the
+  published method draws a bonus token: as many tokens a round, without bias.
+  """
+  return _speculative_verification(table, latency, block, exact=True)
+
+
+def _speculative_verification(table, latency, block, *, exact: bool) -> Method:
+  gamma = _count('block', block)
+  latency = np.asarray(latency, np.float32)
+  if latency.ndim != 1 or latency.size < 2 or not (latency > 0).all():
+    raise ValueError('latency needs the verifier\'s time, > 0, for 0, 1, 2, … tokens, two at least.')
+  goodput = stopping.Goodput(table, latency, companion=1, most=gamma)
+  phases = (
+    Propose(0, gamma, (1, 2)),
+    Score(1, _widths(gamma + 1), stopping.First(gamma - 1)),
+    Score(2, _widths(gamma + 1), goodput, drop=not exact),
+    Verify(rules.bind(rules.own), (2,)),
+  )
+  return Method(phases, (0, 1, 2), gamma, name='sv_exact' if exact else 'sv')

@@ -1,0 +1,226 @@
+"""One decoder-only transformer for Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3, OPT and GPT-2.
+
+The families differ in the switches of `DecoderConfig` and in nothing else. Parameters are named
+`token_embedder`, `layers_0`, …, `final_norm`, `logits_dense`; kernels are (in, out).
+
+Axis letters: B batch, L new tokens, S prompt, T slots, E embedding, V vocabulary.
+"""
+
+import dataclasses
+import functools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from speccascade.models import cache as cache_lib
+from speccascade.models import layers as blocks
+from speccascade.models import rope as rope_lib
+from speccascade.models.base import Base
+from speccascade.models.rope import Rope
+from speccascade.types import Array, Cache, Params, Prompt
+
+PLAIN = Rope()
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+  """What one layer sees: the last `window` positions (0: all), turned by `rope` (None: learned positions)."""
+
+  window: int = 0
+  rope: Rope | None = PLAIN
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+  """Sizes and switches of a decoder.
+
+  `norms`: 'pre' normalises what enters each block, 'sandwich' also what leaves it (Gemma), 'post' the sum (OPT-350m).
+  """
+
+  vocab_size: int
+  embed_dim: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  mlp_dim: int
+  spans: tuple[Span, ...]  # one for each layer
+  activation: str = 'silu'
+  gated: bool = True
+  layer_norm: bool = False  # else RMS
+  norm_eps: float = 1e-6
+  norm_offset: float = 0.0
+  norms: str = 'pre'
+  final_norm: bool = True
+  qk_norm: bool = False
+  qkv_bias: bool = False
+  out_bias: bool = False
+  mlp_bias: bool = False
+  tied: bool = False
+  embed_scale: float | None = None
+  projected_dim: int | None = None  # width of the embedding table, where it is not `embed_dim`
+  positions: int = 0  # learned positions; 0: none
+  position_offset: int = 0
+  attention_scale: float | None = None  # None: 1/√head_dim
+  attention_cap: float | None = None
+  final_cap: float | None = None
+
+  @property
+  def kinds(self) -> tuple[Span, ...]:
+    """Return the different spans."""
+    return tuple(dict.fromkeys(self.spans))
+
+
+def _norm(config: DecoderConfig, dtype):
+  """Return the constructor of the config's norm."""
+  if config.layer_norm:
+    return functools.partial(blocks.LayerNorm, config.norm_eps, dtype=dtype)
+  return functools.partial(blocks.RMSNorm, config.norm_eps, config.norm_offset, dtype=dtype)
+
+
+class Layer(nn.Module):
+  """Attention and MLP, each added to what it read."""
+
+  config: DecoderConfig
+  dtype: str
+
+  def setup(self):
+    c = self.config
+    norm = _norm(c, self.dtype)
+    if c.norms != 'post':
+      self.pre_attention_layer_norm, self.pre_mlp_layer_norm = norm(), norm()
+    if c.norms != 'pre':
+      self.post_attention_layer_norm, self.post_mlp_layer_norm = norm(), norm()
+    scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
+    self.attention = blocks.Attention(
+      c.embed_dim, c.heads, c.kv_heads, c.head_dim, scale, c.attention_cap, c.qkv_bias, c.out_bias,
+      norm if c.qk_norm else None, self.dtype,
+    )  # fmt: skip
+    self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype)
+
+  def __call__(self, x: Array, cache: Cache, number: Array | int, start: Array, mask: Array, angles) -> tuple:
+    """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
+    y = self._enter(x, 'attention')
+    q, new = self.attention.queries(y, angles), self.attention.keys_values(y, angles)
+    cache, entry = cache_lib.update(cache, number, new, start)
+    x = self._leave(x, self.attention.mix(q, entry, mask), 'attention')
+    return self._leave(x, self.mlp(self._enter(x, 'mlp')), 'mlp'), cache
+
+  def _enter(self, x: Array, block: str) -> Array:
+    return x if self.config.norms == 'post' else getattr(self, f'pre_{block}_layer_norm')(x)
+
+  def _leave(self, x: Array, y: Array, block: str) -> Array:
+    if self.config.norms == 'pre':
+      return x + y
+    norm = getattr(self, f'post_{block}_layer_norm')
+    return x + norm(y) if self.config.norms == 'sandwich' else norm(x + y)
+
+
+class DecoderModule(nn.Module):
+  """Embedding, layers, head."""
+
+  config: DecoderConfig
+  dtype: str
+  scan: bool
+
+  def setup(self):
+    c, dtype = self.config, self.dtype
+    self.token_embedder = blocks.Embed(c.vocab_size, c.projected_dim or c.embed_dim, dtype=dtype)
+    if c.positions:
+      rows = c.positions + c.position_offset
+      self.position_embedder = blocks.Embed(rows, c.embed_dim, ('positions', 'embed'), dtype)
+    if c.projected_dim:
+      self.input_projection = blocks.Dense(c.embed_dim, ('table', 'embed'), dtype=dtype)
+      self.output_projection = blocks.Dense(c.projected_dim, ('embed', 'table'), dtype=dtype)
+    self.layers = Layer(c, dtype) if self.scan else [Layer(c, dtype) for _ in c.spans]
+    if c.final_norm:
+      self.final_norm = _norm(c, dtype)()
+    if not c.tied:
+      self.logits_dense = blocks.Dense(c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, dtype=dtype)
+
+  def __call__(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+    """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
+    x, cache = self.read(cache, tokens, positions)
+    return self.head(x), cache
+
+  def read(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+    """Feed tokens [B, L]; return the last layer's output [B, L, E] and the cache."""
+    c = self.config
+    slots = jax.tree.leaves(cache)[0].shape[-2]
+    masks = [blocks.visible(positions, slots, span.window) for span in c.kinds]
+    angles = [rope_lib.angles(span.rope, c.head_dim, positions) if span.rope else None for span in c.kinds]
+    start = positions[:, 0]
+
+    def body(layer, carry, at):
+      number, kind = at
+      mask, turn = blocks.choose(list(zip(masks, angles, strict=True)), kind)
+      return layer(*carry, number, start, mask, turn), None
+
+    kinds = tuple(c.kinds.index(span) for span in c.spans)
+    (x, cache), _ = blocks.over_layers(self.layers, body, (self.embed(tokens, positions), cache), kinds)
+    return x, cache
+
+  def embed(self, tokens: Array, positions: Array) -> Array:
+    """Return the first layer's input [B, L, E]."""
+    c = self.config
+    x = self.token_embedder(tokens)
+    if c.embed_scale:
+      x = x * jnp.asarray(c.embed_scale, x.dtype)
+    if c.projected_dim:
+      x = self.input_projection(x)
+    if c.positions:
+      x = x + self.position_embedder(positions + c.position_offset).astype(x.dtype)
+    return x
+
+  def head(self, x: Array) -> Array:
+    """Return float32 logits [B, L, V]."""
+    c = self.config
+    x = self.final_norm(x) if c.final_norm else x
+    x = self.output_projection(x) if c.projected_dim else x
+    logits = self.token_embedder.attend(x) if c.tied else self.logits_dense(x)
+    return nn.with_logical_constraint(blocks.softcap(logits, c.final_cap), ('batch', 'length', 'vocab'))
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder(Base):
+  """A decoder-only network."""
+
+  config: DecoderConfig
+  eos_ids: tuple[int, ...] = ()
+  dtype: str = 'float32'
+  scan: bool = False
+
+  start_id = None
+
+  @property
+  def max_positions(self) -> int | None:
+    return self.config.positions or None
+
+  @property
+  def module(self) -> DecoderModule:
+    return DecoderModule(self.config, self.dtype, self.scan)
+
+  def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
+    """Return a cache that has seen the prompt [B, S]; what the padding left in it is invisible later on."""
+    b, s = prompt.tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(s)[None], (b, s))
+    cache = self.empty_cache(params, b, s)  # no wider than the prompt: attention over empty slots costs as much
+    _, cache = self.module.apply({'params': params}, cache, prompt.tokens, positions, method='read')
+    return cache_lib.resize(cache, max_len)
+
+  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+    """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
+    return self.module.apply({'params': params}, cache, tokens, positions)
+
+  def empty_cache(self, params: Params, batch: int, slots: int) -> Cache:
+    """Return a cache that has seen nothing, in the dtype of the embeddings."""
+    c = self.config
+    dtype = params['token_embedder']['embedding'].dtype
+    return cache_lib.empty(len(c.spans), (batch, c.kv_heads, slots, c.head_dim), dtype, self.scan)
+
+  def _init(self, key: Array) -> Params:
+    zeros = jnp.zeros((1, 1), jnp.int32)
+    cache = cache_lib.empty(
+      len(self.config.spans), (1, self.config.kv_heads, 1, self.config.head_dim), self.dtype, self.scan
+    )
+    return self.module.init(key, cache, zeros, zeros)['params']

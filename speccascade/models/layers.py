@@ -1,0 +1,301 @@
+"""Blocks that all model families share: norms, dense layers, attention, and the loop over layers.
+
+Axis letters: B batch, L new tokens, T slots, S source, N layers, E embedding, F inner width, H heads,
+K key-value heads, G queries for each of them (H = K·G), D head dimension.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import linen as nn
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade.models import rope as rope_lib
+from speccascade.types import Array, Params
+
+Dtype = Any
+
+ACTIVATIONS = {
+  'relu': jax.nn.relu,
+  'silu': jax.nn.silu,
+  'gelu': lambda x: jax.nn.gelu(x, approximate=False),
+  'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def _along_last(v: Array, x: Array) -> Array:
+  """Return v [E] in float32 with as many axes as x [..., E]."""
+  return v.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + v.shape)
+
+
+def softcap(x: Array, cap: float | None) -> Array:
+  """Return cap · tanh(x / cap), or x where there is no cap."""
+  return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+class RMSNorm(nn.Module):
+  """Divide by the root mean square; `offset` 1 stores the scale as its difference from one (Gemma)."""
+
+  eps: float = 1e-6
+  offset: float = 0.0
+  axis: str = 'embed'
+  dtype: Dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    init = nn.initializers.constant(1 - self.offset)
+    scale = self.param('scale', nn.with_logical_partitioning(init, (self.axis,)), x.shape[-1:], self.dtype)
+    y = x.astype(jnp.float32)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+    return (y * (_along_last(scale, y) + self.offset)).astype(x.dtype)
+
+
+class LayerNorm(nn.Module):
+  """Subtract the mean, divide by the standard deviation, scale and shift."""
+
+  eps: float = 1e-5
+  axis: str = 'embed'
+  dtype: Dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    ones = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
+    zeros = nn.with_logical_partitioning(nn.initializers.zeros, (self.axis,))
+    scale = self.param('scale', ones, x.shape[-1:], self.dtype)
+    bias = self.param('bias', zeros, x.shape[-1:], self.dtype)
+    y = x.astype(jnp.float32)
+    y = y - jnp.mean(y, axis=-1, keepdims=True)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+    return (y * _along_last(scale, y) + _along_last(bias, y)).astype(x.dtype)
+
+
+class Dense(nn.Module):
+  """Multiply by a kernel (in, out) in the kernel's dtype; `axes` names its two axes for sharding."""
+
+  features: int
+  axes: tuple[str, str]
+  use_bias: bool = False
+  init_scale: float = 1.0
+  out_dtype: Dtype | None = None  # None: the input's
+  dtype: Dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    init = nn.with_logical_partitioning(
+      nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal'), self.axes
+    )
+    kernel = self.param('kernel', init, (x.shape[-1], self.features), self.dtype)
+    out_dtype = self.out_dtype or x.dtype
+    y = jnp.matmul(x.astype(kernel.dtype), kernel, preferred_element_type=self.out_dtype)
+    if self.use_bias:
+      zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
+      bias = self.param('bias', zeros, (self.features,), self.dtype)
+      y = y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
+    return y.astype(out_dtype)
+
+
+class Embed(nn.Module):
+  """Look rows of a table up, and score them all with `attend`, for a tied head."""
+
+  rows: int
+  features: int
+  axes: tuple[str, str] = ('vocab', 'embed')
+  dtype: Dtype = jnp.float32
+
+  def setup(self):
+    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), self.axes)
+    self.embedding = self.param('embedding', init, (self.rows, self.features), self.dtype)
+
+  def __call__(self, index: Array) -> Array:
+    return jnp.take(self.embedding, index, axis=0, mode='clip')
+
+  def attend(self, x: Array) -> Array:
+    """Return x · embeddingᵀ [B, L, rows] in float32, without a transpose of the table."""
+    x = x.astype(self.embedding.dtype)
+    return jnp.einsum('ble,ve->blv', x, self.embedding, preferred_element_type=jnp.float32)
+
+
+class Mlp(nn.Module):
+  """Return wo(act(wi x)), or gated wo(act(wi_0 x) · wi_1 x)."""
+
+  inner: int
+  activation: str
+  gated: bool
+  use_bias: bool = False
+  dtype: Dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    def dense(features, axes, name):
+      return Dense(features, axes, self.use_bias, dtype=self.dtype, name=name)
+
+    h = dense(self.inner, ('embed', 'mlp'), 'wi_0' if self.gated else 'wi')(x)
+    h = ACTIVATIONS[self.activation](h)
+    if self.gated:
+      h = h * dense(self.inner, ('embed', 'mlp'), 'wi_1')(x)
+    h = nn.with_logical_constraint(h, ('batch', 'length', 'mlp'))
+    return dense(x.shape[-1], ('mlp', 'embed'), 'wo')(h)
+
+
+class Attention(nn.Module):
+  """The projections around `attend`, apart from each other so that keys and values can be computed just once."""
+
+  features: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  scale: float
+  cap: float | None = None
+  qkv_bias: bool = False
+  out_bias: bool = False
+  qk_norm: Callable[..., nn.Module] | None = None
+  dtype: Dtype = jnp.float32
+
+  def setup(self):
+    shared = self.kv_heads * self.head_dim
+    every = self.heads * self.head_dim
+    # Without 1/√D in the scores, small initial queries make up for it (T5).
+    init_scale = 1 / self.head_dim if self.scale == 1 else 1.0
+    self.query = Dense(every, ('embed', 'joined_kv'), self.qkv_bias, init_scale, dtype=self.dtype)
+    self.key = Dense(shared, ('embed', 'joined_kv_heads'), self.qkv_bias, dtype=self.dtype)
+    self.value = Dense(shared, ('embed', 'joined_kv_heads'), self.qkv_bias, dtype=self.dtype)
+    self.out = Dense(self.features, ('joined_kv', 'embed'), self.out_bias, dtype=self.dtype)
+    if self.qk_norm:
+      self.query_norm, self.key_norm = self.qk_norm(axis='kv'), self.qk_norm(axis='kv')
+
+  def queries(self, x: Array, rope: tuple[Array, Array] | None = None) -> Array:
+    """Return queries [B, L, H, D] of x [B, L, E]."""
+    q = self.query(x).reshape(*x.shape[:2], self.heads, self.head_dim)
+    q = self.query_norm(q) if self.qk_norm else q
+    return rope_lib.rotate(q, rope) if rope else q
+
+  def keys_values(self, x: Array, rope: tuple[Array, Array] | None = None) -> dict[str, Array]:
+    """Return the cache entry of x [B, L, E]: keys and values [B, K, L, D]."""
+    k, v = (dense(x).reshape(*x.shape[:2], self.kv_heads, self.head_dim) for dense in (self.key, self.value))
+    k = self.key_norm(k) if self.qk_norm else k
+    k = rope_lib.rotate(k, rope) if rope else k
+    return {'key': _slots(k), 'value': _slots(v)}
+
+  def mix(self, q: Array, entry: dict[str, Array], mask: Array | None, bias: Array | None = None) -> Array:
+    """Attend and project back to [B, L, E]."""
+    y = attend(q, entry['key'], entry['value'], mask, bias, scale=self.scale, cap=self.cap)
+    return self.out(y.reshape(*y.shape[:2], -1))
+
+
+def _slots(x: Array) -> Array:
+  """Return x [B, L, K, D] as slots [B, K, L, D]."""
+  return nn.with_logical_constraint(jnp.swapaxes(x, 1, 2), ('batch', 'kv_heads', 'length', 'kv'))
+
+
+def attend(q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None, *, scale: float, cap: float | None):
+  """Return softmax(scale · q·k + bias) · v for q [B, L, H, D], k and v [B, K, T, D]: [B, L, H, D].
+
+  mask [B, 1 or L, T] is true where a slot is visible; bias is [1 or B, H, L, T]. The softmax is float32.
+  """
+  b, l, h, d = q.shape
+  heads = (k.shape[1], h // k.shape[1])  # K, G
+  scores = jnp.einsum('blkgd,bktd->bkglt', q.reshape(b, l, *heads, d), k, preferred_element_type=jnp.float32)
+  scores = softcap(scores * scale, cap)  # [B, K, G, L, T]
+  if bias is not None:
+    scores = scores + bias.reshape(bias.shape[0], *heads, *bias.shape[2:])
+  if mask is not None:
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  return jnp.einsum('bkglt,bktd->blkgd', weights, v).reshape(b, l, h, d)
+
+
+def visible(positions: Array, slots: int, window: int = 0) -> Array:
+  """Return [B, L, T]: slot <= position, and within the last `window` positions unless that is 0."""
+  distance = positions[:, :, None] - jnp.arange(slots)[None, None]
+  return (distance >= 0) & (distance < window) if window else distance >= 0
+
+
+def relative_bucket(offset: np.ndarray, *, bidirectional: bool, buckets: int, max_distance: int) -> np.ndarray:
+  """Return T5's bucket of key position minus query position: exact near zero, then logarithmic."""
+  first = np.zeros_like(offset)
+  if bidirectional:
+    buckets //= 2
+    first = np.where(offset > 0, buckets, 0)
+    distance = np.abs(offset)
+  else:
+    distance = np.maximum(-offset, 0)
+  exact = buckets // 2
+  ratio = np.log(np.maximum(distance, 1).astype(np.float32) / exact) / np.float32(np.log(max_distance / exact))
+  far = np.minimum(exact + (ratio * (buckets - exact)).astype(np.int32), buckets - 1)
+  return first + np.where(distance < exact, distance, far)
+
+
+class RelativeBias(nn.Module):
+  """T5's bias on the scores, learned for each head and bucket of the distance."""
+
+  heads: int
+  buckets: int
+  max_distance: int
+  bidirectional: bool
+  dtype: Dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, positions: Array, slots: int) -> Array:
+    """Return [B, H, L, T] for queries at positions [B, L] and keys in slots 0 … T - 1.
+
+    Each query's row is one contiguous piece of a table over the offsets 1 - T … T - 1.
+    """
+    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('heads', 'relpos_buckets'))
+    embedding = self.param('rel_embedding', init, (self.heads, self.buckets), self.dtype)
+    offsets = np.arange(1 - slots, slots)
+    bucket = relative_bucket(
+      offsets, bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance
+    )
+    table = embedding.astype(jnp.float32)[:, bucket]  # [H, 2T - 1]
+    rows = jax.vmap(lambda p: lax.dynamic_slice_in_dim(table, slots - 1 - p, slots, axis=1))(positions.reshape(-1))
+    return jnp.swapaxes(rows.reshape(*positions.shape, self.heads, slots), 1, 2)
+
+
+def choose(options: list, index: Array | int):
+  """Return options[index] of equally shaped trees, also where the index is an array."""
+  if isinstance(index, int) or len(options) == 1:
+    return options[index if isinstance(index, int) else 0]
+  return jax.tree.map(lambda *xs: lax.dynamic_index_in_dim(jnp.stack(xs), index, keepdims=False), *options)
+
+
+def over_layers(layers, body: Callable, carry, kinds: tuple[int, ...]):
+  """Run carry, out = body(module, carry, (number, kind)) for every layer: unrolled over a list, or as one scan.
+
+  The outs come back as a tuple, or stacked on axis 1, behind the batch.
+  """
+  if isinstance(layers, nn.Module):
+    scan = nn.scan(
+      body, variable_axes={'params': 0}, split_rngs={'params': True}, metadata_params={nn.PARTITION_NAME: 'layers'}
+    )
+    carry, outs = scan(layers, carry, (jnp.arange(len(kinds)), jnp.array(kinds)))
+    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outs)
+  outs = []
+  for i, layer in enumerate(layers):
+    carry, out = body(layer, carry, (i, kinds[i]))
+    outs.append(out)
+  return carry, tuple(outs)
+
+
+def stack_layers(params: Params) -> Params:
+  """Return the tree with all `layers_0`, `layers_1`, … stacked into `layers` on a new axis 0."""
+  if not isinstance(params, dict):
+    return params
+  numbers = sorted(int(name[7:]) for name in params if name.startswith('layers_'))
+  tree = {name: stack_layers(x) for name, x in params.items() if not name.startswith('layers_')}
+  if numbers:
+    tree['layers'] = jax.tree.map(lambda *xs: jnp.stack(xs), *(params[f'layers_{i}'] for i in numbers))
+  return tree
+
+
+def unstack_layers(params: Params) -> Params:
+  """Undo `stack_layers`."""
+  if not isinstance(params, dict):
+    return params
+  tree = {name: unstack_layers(x) for name, x in params.items() if name != 'layers'}
+  if 'layers' in params:
+    count = jax.tree.leaves(params['layers'])[0].shape[0]
+    tree |= {f'layers_{i}': jax.tree.map(lambda x, i=i: x[i], params['layers']) for i in range(count)}
+  return tree

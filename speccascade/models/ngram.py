@@ -1,0 +1,68 @@
+"""Prompt lookup: a drafter without weights that repeats what followed the latest earlier occurrence of the last tokens.
+
+Its proposals are certain, q̃ one-hot. Where the last token has not occurred before, its law is uniform: drafting with
+`policy=stopping.Fallback(0.5)` then proposes nothing.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from speccascade.types import Array, Model, Prompt, take
+
+
+@dataclasses.dataclass(frozen=True)
+class NGram:
+  """Match up to `longest` last tokens, the longest match first, the latest on ties."""
+
+  vocab_size: int
+  longest: int = 3
+  eos_ids: tuple[int, ...] = ()
+  start_id: int | None = None
+  max_positions: int | None = None
+
+  def prefill(self, params, prompt: Prompt, max_len: int):
+    """Keep the text: a source of S slots (empty for a decoder-only run), then `max_len` slots."""
+    rows, width = prompt.tokens.shape
+    slots = jnp.full((rows, max_len), -1, jnp.int32)
+    if self.start_id is None:
+      return {'source': jnp.zeros((rows, 0), jnp.int32), 'slots': slots.at[:, :width].set(prompt.tokens)}
+    real = jnp.arange(width)[None] < prompt.length[:, None]
+    return {'source': jnp.where(real, prompt.tokens, -1), 'slots': slots}
+
+  def extend(self, params, cache, tokens: Array, positions: Array):
+    def write(row, new, start):
+      return jax.lax.dynamic_update_slice(row, new, (start,))
+
+    slots = jax.vmap(write)(cache['slots'], tokens, positions[:, 0])
+    text = jnp.concatenate([cache['source'], slots], 1)  # [B, N]
+    end = positions + cache['source'].shape[1]
+    length = self._matches(text, end)  # [B, L, N]
+    place = jnp.arange(text.shape[1])[None, None]
+    best = jnp.argmax(length * text.shape[1] + jnp.where(length > 0, place, 0), -1)
+    found = length.max(-1) > 0
+    follows = take(text, best + 1)
+    certain = jnp.where(jax.nn.one_hot(follows, self.vocab_size, dtype=bool), 0.0, -jnp.inf)
+    return jnp.where(found[..., None], certain, 0.0), {**cache, 'slots': slots}
+
+  def _matches(self, text: Array, end: Array) -> Array:
+    """Return how many tokens up to each earlier place [B, L, N] equal those up to `end` [B, L]."""
+    place = jnp.arange(text.shape[1])[None, None]
+    running = place < end[..., None]
+    length = jnp.zeros(running.shape, jnp.int32)
+    for back in range(self.longest):
+      last = take(text, jnp.maximum(end - back, 0))[..., None]
+      there = jnp.roll(text, back, axis=1)[:, None]  # the token `back` places before each place
+      running = running & (there == last) & (there >= 0) & (place >= back) & (end[..., None] >= back)
+      length = length + running.astype(jnp.int32)
+    # The token after the match must be one of the text, not padding.
+    after = jnp.roll(text, -1, axis=1)[:, None]
+    return jnp.where((after >= 0) & (place < end[..., None]), length, 0)
+
+
+def drafter(model: Model, longest: int = 3) -> Model:
+  """Make a prompt-lookup drafter for a model: same vocabulary, same tokenizer."""
+  net = model.network
+  network = NGram(net.vocab_size, longest, net.eos_ids, net.start_id, net.max_positions)
+  return Model({}, network, model.tokenizer, name='ngram')

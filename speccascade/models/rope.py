@@ -1,0 +1,81 @@
+"""Rotary position embeddings (Su et al. 2021) and the static ways to stretch them over longer contexts.
+
+Axis letters: B batch, L new tokens, D head dimension, and X for any axes between L and D.
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade.types import Array
+
+KINDS = ('default', 'linear', 'llama3', 'yarn')
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+  """Say how positions turn into angles; `original` is the context length before stretching by `factor`."""
+
+  theta: float = 10000.0
+  kind: str = 'default'
+  factor: float = 1.0
+  original: int = 0
+  low: float = 1.0  # llama3: rotations in the original context below which a frequency is divided by `factor`
+  high: float = 4.0  # llama3: and above which it is kept
+  beta_fast: float = 32.0  # yarn: the same two bounds, in rotations
+  beta_slow: float = 1.0
+  truncate: bool = True
+  magnitude: float = 1.0  # yarn: what cosines and sines are multiplied by
+
+
+def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
+  """Return the angle that one position adds, for each pair of dimensions: [D/2], float32."""
+  exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+  kept = np.float32(1) / np.float32(rope.theta) ** exponents
+  if rope.kind == 'linear':
+    return kept / np.float32(rope.factor)
+  if rope.kind == 'llama3':
+    return _mix(kept, rope.factor, _llama3_share(kept, rope))
+  if rope.kind == 'yarn':
+    return _mix(kept, rope.factor, _yarn_share(rope, head_dim))
+  return kept
+
+
+def _mix(kept: np.ndarray, factor: float, share: np.ndarray) -> np.ndarray:
+  """Return share · kept + (1 - share) · kept / factor."""
+  return (share * kept + (1 - share) * kept / factor).astype(np.float32)
+
+
+def _llama3_share(kept: np.ndarray, rope: Rope) -> np.ndarray:
+  """Return how much of each frequency is kept, linear in its rotations within the original context."""
+  rotations = rope.original * kept / (2 * math.pi)
+  return np.clip((rotations - rope.low) / (rope.high - rope.low), 0, 1)
+
+
+def _yarn_share(rope: Rope, head_dim: int) -> np.ndarray:
+  """Return how much of each frequency is kept, linear in the dimension (YaRN, Peng et al. 2023, equation 23)."""
+
+  def dimension(rotations):
+    return head_dim * math.log(rope.original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+  low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+  if rope.truncate:
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, head_dim - 1)
+  high += 0.001 * (low == high)  # a step, where the two bounds meet
+  return 1 - np.clip((np.arange(head_dim // 2) - low) / (high - low), 0, 1)
+
+
+def angles(rope: Rope, head_dim: int, positions: Array) -> tuple[Array, Array]:
+  """Return cosines and sines [B, L, D/2] at positions [B, L]."""
+  angle = positions.astype(jnp.float32)[:, :, None] * frequencies(rope, head_dim)[None, None]
+  return jnp.cos(angle) * rope.magnitude, jnp.sin(angle) * rope.magnitude
+
+
+def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
+  """Rotate the pairs (x_i, x_{i + D/2}) of x [B, L, X, D]; computed in float32."""
+  cos, sin = (a[:, :, None] for a in cos_sin)  # [B, L, 1, D/2]
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

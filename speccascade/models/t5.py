@@ -1,0 +1,239 @@
+"""T5 (Raffel et al. 2020): v1.0, v1.1, Flan-T5, mT5 and ByT5.
+
+Attention scores are not scaled by 1/√D; positions enter as a learned bias for each bucket of the distance, shared by
+all layers of a stack. Parameters have T5X's unscanned names; kernels are (in, out).
+
+Axis letters: B batch, S source, L new tokens, T slots, E embedding, H heads, V vocabulary.
+"""
+
+import dataclasses
+import functools
+
+from flax import linen as nn
+import jax.numpy as jnp
+
+from speccascade.models import cache as cache_lib
+from speccascade.models import layers as blocks
+from speccascade.models.base import Base
+from speccascade.types import Array, Cache, Params, Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+  """Sizes and switches; tying the head to the embedding and scaling its input by E^-½ are separate ones."""
+
+  vocab_size: int
+  embed_dim: int
+  heads: int
+  head_dim: int
+  mlp_dim: int
+  encoder_layers: int
+  decoder_layers: int
+  activation: str = 'gelu_tanh'
+  gated: bool = True
+  tied: bool = False
+  scale_outputs: bool = False
+  buckets: int = 32
+  max_distance: int = 128
+  norm_eps: float = 1e-6
+
+
+def _norm(config: T5Config, dtype: str) -> blocks.RMSNorm:
+  return blocks.RMSNorm(config.norm_eps, dtype=dtype)
+
+
+def _attention(config: T5Config, dtype: str) -> blocks.Attention:
+  c = config
+  return blocks.Attention(c.embed_dim, c.heads, c.heads, c.head_dim, scale=1.0, dtype=dtype)
+
+
+def _mlp(config: T5Config, dtype: str) -> blocks.Mlp:
+  return blocks.Mlp(config.mlp_dim, config.activation, config.gated, dtype=dtype)
+
+
+def _relative_bias(config: T5Config, dtype: str, bidirectional: bool) -> blocks.RelativeBias:
+  c = config
+  return blocks.RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional, dtype)
+
+
+class EncoderLayer(nn.Module):
+  """Self-attention and MLP."""
+
+  config: T5Config
+  dtype: str
+
+  def setup(self):
+    make = functools.partial
+    norm, attention, mlp = (make(f, self.config, self.dtype) for f in (_norm, _attention, _mlp))
+    self.pre_attention_layer_norm, self.attention = norm(), attention()
+    self.pre_mlp_layer_norm, self.mlp = norm(), mlp()
+
+  def __call__(self, x: Array, mask: Array, bias: Array) -> Array:
+    y = self.pre_attention_layer_norm(x)
+    x = x + self.attention.mix(self.attention.queries(y), self.attention.keys_values(y), mask, bias)
+    return x + self.mlp(self.pre_mlp_layer_norm(x))
+
+
+class DecoderLayer(nn.Module):
+  """Self-attention over the cache, cross-attention over the source, MLP."""
+
+  config: T5Config
+  dtype: str
+
+  def setup(self):
+    make = functools.partial
+    norm, attention, mlp = (make(f, self.config, self.dtype) for f in (_norm, _attention, _mlp))
+    self.pre_self_attention_layer_norm, self.self_attention = norm(), attention()
+    self.pre_cross_attention_layer_norm, self.encoder_decoder_attention = norm(), attention()
+    self.pre_mlp_layer_norm, self.mlp = norm(), mlp()
+
+  def __call__(self, x, cache, number, start, mask, bias, source, source_mask):
+    """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
+    y = self.pre_self_attention_layer_norm(x)
+    cache, entry = cache_lib.update(cache, number, self.self_attention.keys_values(y), start)
+    x = x + self.self_attention.mix(self.self_attention.queries(y), entry, mask, bias)
+    y = self.pre_cross_attention_layer_norm(x)
+    source = cache_lib.entry_of(source, number)
+    x = x + self.encoder_decoder_attention.mix(self.encoder_decoder_attention.queries(y), source, source_mask)
+    return x + self.mlp(self.pre_mlp_layer_norm(x)), cache
+
+  def read_source(self, encoded: Array) -> cache_lib.Entry:
+    """Return the keys and values of the source [B, S, E] for cross-attention."""
+    return self.encoder_decoder_attention.keys_values(encoded)
+
+
+class Encoder(nn.Module):
+  """The stack that reads the source."""
+
+  config: T5Config
+  dtype: str
+  scan: bool
+
+  def setup(self):
+    c, n = self.config, self.config.encoder_layers
+    self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=True)
+    self.layers = EncoderLayer(c, self.dtype) if self.scan else [EncoderLayer(c, self.dtype) for _ in range(n)]
+    self.encoder_norm = _norm(c, self.dtype)
+
+  def __call__(self, x: Array, mask: Array) -> Array:
+    """Return the encoded source [B, S, E]; mask [B, 1, S] hides padding."""
+    s = x.shape[1]
+    bias = self.relpos_bias(jnp.arange(s)[None], s)  # [1, H, S, S]
+
+    def body(layer, x, _):
+      return layer(x, mask, bias), None
+
+    x, _ = blocks.over_layers(self.layers, body, x, (0,) * self.config.encoder_layers)
+    return self.encoder_norm(x)
+
+
+class DecoderStack(nn.Module):
+  """The stack that writes the target."""
+
+  config: T5Config
+  dtype: str
+  scan: bool
+
+  def setup(self):
+    c, n = self.config, self.config.decoder_layers
+    self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=False)
+    self.layers = DecoderLayer(c, self.dtype) if self.scan else [DecoderLayer(c, self.dtype) for _ in range(n)]
+    self.decoder_norm = _norm(c, self.dtype)
+    if not c.tied:
+      self.logits_dense = blocks.Dense(c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, dtype=self.dtype)
+
+  def __call__(self, x: Array, cache: Cache, positions: Array) -> tuple[Array, Cache]:
+    """Return the normalised output [B, L, E] for x [B, L, E], and the cache with its keys and values."""
+    own, source = cache['target'], cache['source']
+    slots = (own[0] if isinstance(own, tuple) else own)['key'].shape[-2]
+    width = (source[0] if isinstance(source, tuple) else source)['key'].shape[-2]
+    mask = blocks.visible(positions, slots)
+    bias = self.relpos_bias(positions, slots)
+    source_mask = _inside(cache['source_length'], width)
+
+    def body(layer, carry, at):
+      return layer(*carry, at[0], positions[:, 0], mask, bias, source, source_mask), None
+
+    (x, own), _ = blocks.over_layers(self.layers, body, (x, own), (0,) * self.config.decoder_layers)
+    return self.decoder_norm(x), {**cache, 'target': own}
+
+  def read_source(self, encoded: Array) -> Cache:
+    """Return every layer's keys and values of the source."""
+
+    def body(layer, carry, _):
+      return carry, layer.read_source(encoded)
+
+    return blocks.over_layers(self.layers, body, (), (0,) * self.config.decoder_layers)[1]
+
+
+def _inside(length: Array, width: int) -> Array:
+  """Return the mask [B, 1, S] of what is not padding."""
+  return (jnp.arange(width)[None] < length[:, None])[:, None]
+
+
+class T5Module(nn.Module):
+  """Encoder, decoder and the embedding that they share."""
+
+  config: T5Config
+  dtype: str
+  scan: bool
+
+  def setup(self):
+    self.token_embedder = blocks.Embed(self.config.vocab_size, self.config.embed_dim, dtype=self.dtype)
+    self.encoder = Encoder(self.config, self.dtype, self.scan)
+    self.decoder = DecoderStack(self.config, self.dtype, self.scan)
+
+  def read_source(self, tokens: Array, length: Array) -> Cache:
+    """Return the decoder's keys and values of the source [B, S]."""
+    mask = _inside(length, tokens.shape[1])
+    return self.decoder.read_source(self.encoder(self.token_embedder(tokens), mask))
+
+  def __call__(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+    """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
+    c = self.config
+    x, cache = self.decoder(self.token_embedder(tokens), cache, positions)
+    x = x * c.embed_dim**-0.5 if c.scale_outputs else x
+    logits = self.token_embedder.attend(x) if c.tied else self.decoder.logits_dense(x)
+    return nn.with_logical_constraint(logits, ('batch', 'length', 'vocab')), cache
+
+  def visit(self, cache: Cache, tokens: Array) -> None:
+    """Use every parameter once."""
+    source = self.read_source(tokens, jnp.ones((1,), jnp.int32))
+    self({**cache, 'source': source}, tokens, jnp.zeros((1, 1), jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class T5(Base):
+  """An encoder-decoder network."""
+
+  config: T5Config
+  eos_ids: tuple[int, ...] = (1,)
+  start_id: int = 0
+  dtype: str = 'float32'
+  scan: bool = False
+
+  max_positions = None
+
+  @property
+  def module(self) -> T5Module:
+    return T5Module(self.config, self.dtype, self.scan)
+
+  def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
+    """Encode the prompt [B, S]; return its keys and values for every layer, and empty slots for the target."""
+    args = {'params': params}, prompt.tokens, prompt.length
+    dtype = params['token_embedder']['embedding'].dtype
+    source = self.module.apply(*args, method='read_source')
+    target = self._empty_target(prompt.tokens.shape[0], max_len, dtype)
+    return {'source': source, 'source_length': prompt.length, 'target': target}
+
+  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+    """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
+    return self.module.apply({'params': params}, cache, tokens, positions)
+
+  def _empty_target(self, batch: int, slots: int, dtype) -> Cache:
+    c = self.config
+    return cache_lib.empty(c.decoder_layers, (batch, c.heads, slots, c.head_dim), dtype, self.scan)
+
+  def _init(self, key: Array) -> Params:
+    cache = {'target': self._empty_target(1, 1, self.dtype), 'source_length': jnp.ones((1,), jnp.int32)}
+    return self.module.init(key, cache, jnp.zeros((1, 1), jnp.int32), method='visit')['params']

@@ -1,0 +1,66 @@
+"""Toy models with a known law: tables over the last `order` tokens, read back through a cache of tokens.
+
+They behave as real models do, stale slots and all, so the loop's mistakes show. An encoder–decoder toy also adds a
+row of `source` chosen by the sum of the prompt.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade.types import Array, Model, Prompt, take
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """Next-token logits from a table indexed by the last `order` tokens; what precedes the sequence counts as token 0."""
+
+  vocab_size: int
+  order: int = 2
+  eos_ids: tuple[int, ...] = ()
+  start_id: int | None = None
+  max_positions: int | None = None
+
+  def prefill(self, params, prompt: Prompt, max_len: int):
+    rows, width = prompt.tokens.shape
+    slots = jnp.full((rows, max_len), self.vocab_size - 1, jnp.int32)  # a stale slot must never matter
+    if self.start_id is None:
+      return {'slots': slots.at[:, :width].set(prompt.tokens)}
+    real = jnp.arange(width)[None] < prompt.length[:, None]
+    source = jnp.sum(jnp.where(real, prompt.tokens, 0), 1) % self.vocab_size
+    return {'slots': slots, 'source': source}
+
+  def extend(self, params, cache, tokens: Array, positions: Array):
+    def write(row, new, start):
+      return jax.lax.dynamic_update_slice(row, new, (start,))
+
+    slots = jax.vmap(write)(cache['slots'], tokens, positions[:, 0])
+    index = jnp.zeros_like(positions)
+    for back in reversed(range(self.order)):
+      token = jnp.where(positions >= back, take(slots, positions - back), 0)
+      index = index * self.vocab_size + token
+    logits = params['table'][index]
+    if self.start_id is not None:
+      logits = logits + params['source'][cache['source']][:, None]
+    return logits, {**cache, 'slots': slots}
+
+
+def model(
+  seed: int,
+  vocab: int = 5,
+  order: int = 2,
+  *,
+  scale: float = 1.0,
+  near: Model | None = None,
+  eos_ids: tuple[int, ...] = (),
+  encoder: bool = False,
+) -> Model:
+  """Make a toy model with normal logits of the given scale, or with those of the model `near` it plus such noise."""
+  rng = np.random.default_rng(seed)
+  params = {'table': rng.normal(scale=scale, size=(vocab**order, vocab)), 'source': rng.normal(size=(vocab, vocab))}
+  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+  if near is not None:
+    params = {'table': params['table'] + near.params['table'], 'source': near.params['source']}
+  return Model(params, Table(vocab, order, eos_ids, 0 if encoder else None), name=f'toy{seed}')

@@ -1,0 +1,304 @@
+"""The phases that every method is made of: `Score`, `Propose`, `Verify`, and `Elect` where rows want different models.
+
+A phase maps (context, state) to a state. Its numbers that may change without compiling are pytree leaves; what shapes
+the program is static. A row that is not `active` passes through unchanged, whatever its batch mates do.
+"""
+
+from collections.abc import Callable
+import functools
+
+from flax import struct
+import jax
+from jax import lax, tree_util
+import jax.numpy as jnp
+
+from speccascade import acceptance, probs
+from speccascade.types import BONUS, DRAFT, FINAL, RESIDUAL, Array, Combiner, Context, Phase, State, places, take, take1
+
+
+def _static(**kwargs):
+  return struct.field(pytree_node=False, **kwargs)
+
+
+def _feed(context: Context, state: State, m: int, width: int, need: Array) -> State:
+  """Feed model m the `need` [B] next tokens of each row, padded to `width`, and note the logits after them."""
+  w = state.window
+  position = state.fed[m][:, None] + places(width)
+  logits, cache = context.extend[m](state.caches[m], take(state.tokens, position), position)
+  logits = logits[..., : w.probs.shape[-1]].astype(jnp.float32)
+  used = places(width) < need[:, None]
+  bad = used & ~jnp.isfinite(logits.max(-1))  # a NaN, +inf, or nothing but -inf
+  fault = jnp.where(bad.any(1), take1(position, bad.argmax(1)), -1)
+  s = state.stats
+  stats = s.replace(
+    calls=s.calls.at[m].add((need > 0).astype(jnp.int32)),
+    positions=s.positions.at[m].add(need),
+    computed=s.computed.at[m].add(width),
+  )
+  state = state.replace(
+    fed=state.fed.at[m].add(need),
+    caches=state.caches[:m] + (cache,) + state.caches[m + 1 :],
+    fault=state.fault.at[m].set(jnp.where(state.fault[m] < 0, fault, state.fault[m])),
+    stats=stats,
+  )
+  # The first output is the law of position fed + 1, whose slot is fed + 1 - length.
+  first = position[:, 0] + 1 - state.length
+  if width == 1:
+    window = _put(w.logits[m], first, logits[:, 0], (need > 0) & (first >= 0))
+  else:
+    j = places(w.logits[m].shape[1]) - first[:, None]
+    new = (j >= 0) & (j < need[:, None])
+    window = jnp.where(new[..., None], take(logits, jnp.clip(j, 0, width - 1)), w.logits[m])
+  return state.replace(window=w.replace(logits=w.logits[:m] + (window,) + w.logits[m + 1 :]))
+
+
+def _put(buffer: Array, slot: Array, value: Array, mask: Array) -> Array:
+  """Write value [B, ...] into slot [B] of buffer [B, N, ...] in the rows of the mask."""
+
+  def row(buffer, slot, value, mask):
+    slot = jnp.clip(slot, 0, buffer.shape[0] - 1)
+    return lax.dynamic_update_index_in_dim(buffer, jnp.where(mask, value, buffer[slot]), slot, 0)
+
+  return jax.vmap(row)(buffer, slot, value, mask)
+
+
+@struct.dataclass
+class Score:
+  """Feed a model every pending token that it has not seen, so that it knows the law after each.
+
+  `widths` are the window widths to compile, ascending; the smallest that holds what the rows need is run. `limit`
+  bounds how many pending tokens are fed; `drop` forgets the others. `after` is a model whose call must end first.
+  """
+
+  model: int = _static()
+  widths: tuple[int, ...] = _static()
+  limit: Callable[[Context, State], Array] | None = None
+  drop: bool = _static(default=False)
+  after: int | None = _static(default=None)
+
+  def __call__(self, context: Context, state: State) -> State:
+    size = state.window.size
+    if self.limit is not None:
+      size = jnp.where(state.active, self.limit(context, state), size)
+    if self.drop:
+      state = state.replace(window=state.window.replace(size=size))
+    if self.after is not None:
+      tokens, _ = lax.optimization_barrier((state.tokens, state.window.logits[self.after][0, 0, 0]))
+      state = state.replace(tokens=tokens)
+    need = jnp.where(state.active, state.length + size - state.fed[self.model], 0)
+    need = jnp.clip(need, 0, self.widths[-1])
+    if len(self.widths) == 1:
+      return _feed(context, state, self.model, self.widths[0], need)
+    which = jnp.sum((need.max() > jnp.array(self.widths[:-1])).astype(jnp.int32))
+    feeds = [lambda s, need, n=n: _feed(context, s, self.model, n, need) for n in self.widths]
+    return lax.switch(which, feeds, state, need)
+
+
+@struct.dataclass
+class Propose:
+  """Draw up to n tokens from the model's own law, each fed before the next is drawn; they become pending.
+
+  The model first catches up, in a window of one of `widths` (none: it has seen every token). The last token drawn
+  is not fed: its law is known, and its test needs no more.
+  """
+
+  model: int = _static()
+  n: int = _static()
+  widths: tuple[int, ...] = _static(default=(1,))
+
+  def __call__(self, context: Context, state: State) -> State:
+    if self.widths:
+      state = Score(self.model, self.widths)(context, state)
+    budget = jnp.minimum(context.policy.length(state.policy, self.n), self.n)
+    knows = state.fed[self.model] == state.length + state.window.size
+    going = state.active & knows & (budget > 0)
+
+    def forward(carry):
+      i, going, state = carry
+      state = _feed(context, state, self.model, 1, going.astype(jnp.int32))
+      going, state = self._draw(context, state, going & (i < budget))
+      return i + 1, going, state
+
+    going, state = self._draw(context, state, going)
+    start = (jnp.int32(1), going & (1 < budget), state)
+    return lax.while_loop(lambda c: (c[0] < self.n) & c[1].any(), forward, start)[2]
+
+  def _draw(self, context: Context, state: State, going: Array) -> tuple[Array, State]:
+    """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
+    w = state.window
+    end = state.length + w.size
+    logits = take1(w.logits[self.model], w.size)
+    sampler = context.sampler
+    if sampler.penalises:
+      sampler = sampler.bind(take1(probs.at_window(sampler, state).seen, w.size))
+    going = going & (end < state.limit) & ~context.policy.before(logits, sampler)
+    q = sampler(logits)
+    token, noise = state.noise.draw(q, end, DRAFT, state.length)
+    s = state.stats
+    state = state.replace(
+      tokens=_put(state.tokens, end, token, going),
+      window=w.replace(
+        size=w.size + going.astype(jnp.int32),
+        probs=_put(w.probs, w.size, q, going),
+        source=_put(w.source, w.size, jnp.full_like(end, self.model), going),
+      ),
+      noise=noise,
+      stats=s.replace(drafted=s.drafted.at[self.model].add(going.astype(jnp.int32))),
+    )
+    going = going & ~context.policy.after(probs.at_token(q, token)) & ~_is_any(token, context.eos_ids)
+    return going, state
+
+
+def _is_any(tokens: Array, ids: tuple[int, ...]) -> Array:
+  return functools.reduce(jnp.logical_or, [tokens == i for i in ids], jnp.zeros(tokens.shape, bool))
+
+
+@struct.dataclass
+class Verify:
+  """Test, in order, the pending tokens whose target is known; commit the accepted and at most one token more.
+
+  The target is `combiner(logits of models)`. It is known as far as all of `models` have scored. After a rejection one
+  token follows from the residual; if all pending tokens were accepted and the target after them is known, one from it
+  (the bonus token); else none. The other pending tokens are dropped, or, with `keep`, stay where none was rejected.
+  """
+
+  combiner: Combiner
+  models: tuple[int, ...] = _static()
+  accept: Callable = tree_util.Partial(acceptance.token_wise)
+  defer: Callable | None = None  # the rule's decision, for the count of deferrals
+  keep: bool = _static(default=False)
+
+  def __call__(self, context: Context, state: State) -> State:
+    w, length = state.window, state.length
+    width = w.probs.shape[1]
+    known = jnp.min(jnp.stack([state.fed[m] for m in self.models]), 0) - length + 1
+    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, known), 0), 0)
+    pending = take(state.tokens, length[:, None] + places(width))
+    logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
+    sampler = probs.at_window(context.sampler, state)
+    position = length[:, None] + places(width)
+    pi = self.combiner(logits, sampler=sampler)
+    trial = acceptance.Trial(w, pending, tested, pi, position, length, state.noise, sampler)
+    verdict, noise = self.accept(trial)
+    kept = verdict.kept
+    rejected = kept < tested
+    more = rejected | (state.active & (kept == w.size) & (known > w.size))
+    token, noise = noise.draw(self._final(logits, sampler, w, verdict, rejected), length + kept, FINAL, length)
+    state = state.replace(noise=noise)
+    return self._commit(context, state, tested, kept, more, rejected, token, self._deferred(logits, sampler))
+
+  def _final(self, logits, sampler, w, verdict, rejected) -> Array:
+    """Return what the token after the accepted ones is drawn from. Only its position's target is computed again."""
+    at = verdict.kept
+    if sampler.penalises:
+      sampler = sampler.bind(take1(sampler.seen, at))
+    pi = self.combiner(jax.vmap(take1, (0, None))(logits, at), sampler=sampler)
+    q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
+    scale = jnp.where(rejected, verdict.scale, 1)[:, None]
+    return jnp.where(rejected[:, None], probs.residual(scale * pi, q), pi)
+
+  def _deferred(self, logits, sampler) -> Array | int:
+    return 0 if self.defer is None else self.defer(logits[0], logits[1], sampler=sampler).astype(jnp.int32)
+
+  def _commit(self, context, state, tested, kept, more, rejected, token, deferred) -> State:
+    """Append the kept tokens and the one more; end rows at EOS and at their limit; count."""
+    w, length = state.window, state.length
+    width = w.probs.shape[1]
+    slot = places(width + 1)
+    tokens = _put(state.tokens, length + kept, token, more)
+    emitted = kept + more.astype(jnp.int32)
+    new = take(tokens, length[:, None] + slot)
+    is_eos = _is_any(new, context.eos_ids) & (slot < emitted[:, None])
+    emitted = jnp.where(is_eos.any(1), is_eos.argmax(1) + 1, emitted)
+    emitted = jnp.minimum(emitted, state.limit - length)
+    after = length + emitted
+    origin = jnp.where(rejected, RESIDUAL, BONUS)[:, None]
+    origin = jnp.where(slot < kept[:, None], jnp.pad(w.source, ((0, 0), (0, 1))), origin)
+    stats = _count(state, tested, kept, emitted, origin, deferred)
+    stay = self.keep & ~more
+    valid = jnp.where(stay[None], state.fed, jnp.minimum(state.fed, jnp.minimum(length + kept, after - 1)[None]))
+    if self.keep:
+      w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + kept[:, None]) if x.ndim > 1 else x, w)
+    live = state.active & (tested > 0)
+    faulty = (state.fault >= 0).any(0)
+    return state.replace(
+      tokens=tokens,
+      length=after,
+      done=state.done | is_eos.any(1) | (after >= state.limit) | faulty,
+      active=state.active & ~faulty,
+      fed=jnp.where(state.active[None], valid, state.fed),
+      window=w.replace(size=jnp.where(state.active, jnp.where(stay, w.size - kept, 0), w.size)),
+      policy=context.policy.update(state.policy, tested, kept, live),
+      seen=None if state.seen is None else _see(state.seen, new, slot < emitted[:, None]),
+      stats=stats,
+      logprobs=None if state.logprobs is None else _note(state, new, emitted),
+    )
+
+
+def _count(state: State, tested, kept, emitted, origin, deferred):
+  """Add a verification to the statistics, leaving out what lies after a row's end."""
+  s = state.stats
+  width = state.window.probs.shape[1]
+  place = places(width)
+  reached = jnp.minimum(jnp.minimum(tested, kept + 1), emitted)[:, None]  # tests up to the first failure
+  accepted = jnp.minimum(kept, emitted)[:, None]
+  place_of = places(s.source.shape[1]) - state.length[:, None]  # slot of each buffer position
+  fresh = (place_of >= 0) & (place_of < emitted[:, None])
+  round_ = state.active & (emitted > 0)
+  lengths = places(width + 1) == accepted
+  return s.replace(
+    rounds=s.rounds + round_.astype(jnp.int32),
+    tested=s.tested + reached[:, 0],
+    accepted=s.accepted + accepted[:, 0],
+    emitted=s.emitted + emitted,
+    deferred=s.deferred + jnp.sum(jnp.where(places(width + 1) < emitted[:, None], deferred, 0), 1),
+    accepted_lengths=s.accepted_lengths + (lengths & (round_ & (tested > 0))[:, None]).astype(jnp.int32),
+    tested_at=s.tested_at + (place < reached).astype(jnp.int32),
+    accepted_at=s.accepted_at + (place < accepted).astype(jnp.int32),
+    source=jnp.where(fresh, take(origin, jnp.clip(place_of, 0, width)), s.source),
+  )
+
+
+def _see(seen: Array, new: Array, fresh: Array) -> Array:
+  """Add the fresh ones of the tokens new [B, W+1] to the seen tokens [B, V]."""
+  return seen | (jax.nn.one_hot(new, seen.shape[1], dtype=bool) & fresh[..., None]).any(1)
+
+
+def _note(state: State, new: Array, emitted: Array) -> Array:
+  """Note the unscaled log-probability of each new token under each model that has scored it (else NaN)."""
+  slot = places(new.shape[1])
+  place = places(state.logprobs.shape[2]) - state.length[:, None]
+  fresh = (place >= 0) & (place < emitted[:, None])
+  rows = []
+  for m, logits in enumerate(state.window.logits):
+    logp = probs.at_token(probs.log_softmax(logits), new)
+    logp = jnp.where(slot <= (state.fed[m] - state.length)[:, None], logp, jnp.nan)
+    rows.append(jnp.where(fresh, take(logp, jnp.clip(place, 0, new.shape[1] - 1)), state.logprobs[m]))
+  return jnp.stack(rows)
+
+
+@struct.dataclass
+class Elect:
+  """Run the branch of the model that most rows want, the others idle: collaborative decoding's alternation.
+
+  A row wants the model that has seen the fewest of its tokens, the lowest number on ties (Fu et al. 2025,
+  Algorithm 2).
+  """
+
+  branches: tuple[tuple[Phase, ...], ...]
+
+  def __call__(self, context: Context, state: State) -> State:
+    wanted = jnp.argmin(state.fed, 0)
+    votes = jnp.sum((wanted[None] == places(len(self.branches)).T) & state.active[None], 1)
+    turn = jnp.argmax(votes)
+    rows = state.active
+    state = state.replace(active=rows & (wanted == turn))
+    state = lax.switch(turn, [lambda s, b=branch: run(b, context, s) for branch in self.branches], state)
+    return state.replace(active=rows & ~state.done)
+
+
+def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:
+  """Run phases one after another."""
+  for phase in phases:
+    state = phase(context, state)
+  return state

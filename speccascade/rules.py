@@ -1,0 +1,315 @@
+"""Targets π: whose law the output follows, as a function of what the models say at one position.
+
+A deferral rule is a `Rule`: `rule(q_logits, p_logits, *, alpha, sampler) -> probs [..., V]`, with q the drafter and p
+the verifier. Confidence terms read the unscaled laws (temperature 1, no filter); the mixture and TV read q̃ and p̃,
+which `sampler` makes (Narasimhan et al. 2024, "Faster Cascades via Speculative Decoding", §4 and Remark 3).
+A combiner is the same for any number of models: `combiner(logits [M, ..., V], *, sampler) -> probs [..., V]`
+(Fu et al. 2025, "Fast Large Language Model Collaborative Decoding via Speculation", §3).
+
+`@mixture` makes a rule of a decision δ: π = q̃ where the rule keeps the drafter, p̃ where it defers.
+`@token_mixture` makes one of a set S of acceptable tokens: π(v) = q̃(v) 1[v ∈ S] + p̃(v) (1 - Σ_S q̃).
+Both note the range of α, larger α deferring less.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import inspect
+import math
+
+from jax import tree_util
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import probs
+from speccascade.types import Array, Combiner, Rule
+
+INF = math.inf
+
+
+def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule], Rule]:
+  """Make a rule of δ(q_logits, p_logits, *, alpha, sampler) -> bool [...]; `alone`: δ does not read the verifier."""
+
+  def decorate(defer):
+    @functools.wraps(defer)
+    def rule(q_logits, p_logits, *, alpha, sampler):
+      delta = defer(q_logits, p_logits, alpha=alpha, sampler=sampler)
+      return jnp.where(delta[..., None], sampler(p_logits), sampler(q_logits))
+
+    rule.alpha_range, rule.defer, rule.alone = (low, high), defer, alone
+    return rule
+
+  return decorate
+
+
+def token_mixture(low: float, high: float) -> Callable[[Rule], Rule]:
+  """Make a rule of S(q_logits, p_logits, *, alpha) -> bool [..., V]."""
+
+  def decorate(accepted_set):
+    @functools.wraps(accepted_set)
+    def rule(q_logits, p_logits, *, alpha, sampler):
+      kept = jnp.where(accepted_set(q_logits, p_logits, alpha=alpha), sampler(q_logits), 0)
+      return kept + sampler(p_logits) * (1 - kept.sum(-1, keepdims=True))
+
+    rule.alpha_range = (low, high)
+    return rule
+
+  return decorate
+
+
+# ---- rules of two models ----
+
+
+def speculative(q_logits, p_logits, *, sampler):
+  """π = p̃: plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023)."""
+  del q_logits
+  return sampler(p_logits)
+
+
+@mixture(0, 1, alone=True)
+def chow(q_logits, p_logits, *, alpha, sampler):
+  """Defer where max q < 1 - α (Chow 1970)."""
+  return probs.confidence(q_logits) < 1 - alpha
+
+
+@mixture(0, INF, alone=True)
+def chow_log(q_logits, p_logits, *, alpha, sampler):
+  """Defer where H(q) > α."""
+  return probs.entropy(q_logits) > alpha
+
+
+@mixture(-1, 1)
+def diff(q_logits, p_logits, *, alpha, sampler):
+  """Defer where max q < max p - α."""
+  return probs.confidence(q_logits) < probs.confidence(p_logits) - alpha
+
+
+@mixture(-INF, INF)
+def diff_log(q_logits, p_logits, *, alpha, sampler):
+  """Defer where H(q) > H(p) + α."""
+  return probs.entropy(q_logits) > probs.entropy(p_logits) + alpha
+
+
+@mixture(-INF, INF)
+def opt(q_logits, p_logits, *, alpha, sampler):
+  """Defer where max q < max p - α TV(q̃, p̃): a rejection is what deferring costs."""
+  cost = alpha * probs.tv(sampler(q_logits), sampler(p_logits))
+  return probs.confidence(q_logits) < probs.confidence(p_logits) - cost
+
+
+@mixture(-INF, INF)
+def opt_log(q_logits, p_logits, *, alpha, sampler):
+  """Defer where H(q) > H(p) + α TV(q̃, p̃)."""
+  cost = alpha * probs.tv(sampler(q_logits), sampler(p_logits))
+  return probs.entropy(q_logits) > probs.entropy(p_logits) + cost
+
+
+def discrepancy(q_logits, p_logits, *, sampler):
+  """Return BiLD's D(q, p) (Kim et al. 2023): -log p(arg max q) when greedy, else the cross-entropy of q and p."""
+  logp = probs.log_softmax(p_logits)
+  if sampler.greedy:
+    return -probs.at_token(logp, q_logits.argmax(-1))
+  q = probs.softmax(q_logits)
+  return -jnp.sum(jnp.where(q > 0, q * logp, 0), -1)
+
+
+@mixture(0, INF)
+def bild_star(q_logits, p_logits, *, alpha, sampler):
+  """Defer where D(q, p) > α."""
+  return discrepancy(q_logits, p_logits, sampler=sampler) > alpha
+
+
+@token_mixture(-1, 1)
+def token_v1(q_logits, p_logits, *, alpha):
+  """S = {v: q(v) >= max p - α}."""
+  return probs.softmax(q_logits) >= probs.confidence(p_logits)[..., None] - alpha
+
+
+@token_mixture(-1, 1)
+def token_v2(q_logits, p_logits, *, alpha):
+  """S = {v: p(v) >= max p - α}."""
+  p = probs.softmax(p_logits)
+  return p >= p.max(-1, keepdims=True) - alpha
+
+
+@token_mixture(0, 1)
+def token_v3(q_logits, p_logits, *, alpha):
+  """S = {v: p(v) >= (1 - α) max p}."""
+  p = probs.softmax(p_logits)
+  return p >= (1 - alpha) * p.max(-1, keepdims=True)
+
+
+def lossy(q_logits, p_logits, *, alpha, sampler):
+  """Accept with min(1, p̃ / ((1-α) q̃)), else draw from norm(max(0, p̃ - q̃)) (Tran-Thien 2023; Zhou et al. 2024).
+
+  As a target: π = min(q̃, p̃/(1-α)) + (rejected mass) · norm(max(0, p̃ - q̃)). A token with p̃ > q̃ is always accepted,
+  so §2 with this π has that very acceptance and that very residual, and one loop serves lossy decoding too.
+  """
+  return _lossy(sampler(q_logits), sampler(p_logits), alpha, beta=1.0)
+
+
+def lossy_star(q_logits, p_logits, *, alpha, sampler):
+  """Scale the residual to max(0, p̃/β - q̃), with β in [1-α, 10] such that it holds just the rejected mass.
+
+  Then π = max(min(q̃, p̃/(1-α)), p̃/β) (Narasimhan et al. 2024, Lemma 2); where even β = 10 leaves more than the
+  rejected mass, the residual is normalised to it.
+  """
+  q, p = sampler(q_logits), sampler(p_logits)
+  rejected = probs.tv(q, p / (1 - alpha))
+  low, high = jnp.full_like(rejected, 1 - alpha), jnp.full_like(rejected, 10.0)
+  for _ in range(24):
+    beta = (low + high) / 2
+    heavy = probs.tv(p / beta[..., None], q) > rejected
+    low, high = jnp.where(heavy, beta, low), jnp.where(heavy, high, beta)
+  return _lossy(q, p, alpha, beta=low[..., None])
+
+
+def _lossy(q, p, alpha, *, beta):
+  kept = jnp.minimum(q, p / (1 - alpha))
+  return kept + (1 - kept.sum(-1, keepdims=True)) * probs.residual(p / beta, q)
+
+
+lossy.alpha_range = lossy_star.alpha_range = (0, np.nextafter(1, 0))
+
+RULES = (
+  speculative,
+  chow,
+  chow_log,
+  diff,
+  diff_log,
+  opt,
+  opt_log,
+  bild_star,
+  token_v1,
+  token_v2,
+  token_v3,
+  lossy,
+  lossy_star,
+)
+
+
+# ---- combiners of n models ----
+
+
+def own(logits, *, sampler):
+  """Return the only model's own law."""
+  return sampler(logits[0])
+
+
+def weighted(logits, *, weights, sampler):
+  """π = Σ λ_i p̃_i, λ on the simplex. At temperature 0: the arg max of Σ λ_i p_i."""
+  if len(logits) != len(weights):
+    raise ValueError(f'weighted has {len(weights)} weights for {len(logits)} models; give one for each.')
+  return sampler.harden(sum(w * sampler.soft(x) for w, x in zip(weights, logits)))
+
+
+def contrastive(logits, *, mu, sampler):
+  """π = softmax(ℓ_p - μ ℓ_q), the first model being the amateur q, the last the expert p (Li et al. 2023)."""
+  return sampler(_blend(logits, (-mu, 1.0)))
+
+
+def realign(logits, *, lam, sampler):
+  """π = softmax((1-λ) ℓ_ref + λ ℓ_aligned), reference first (DeRa, Liu et al. 2024)."""
+  return sampler(_blend(logits, (1.0 - lam, lam)))
+
+
+def _blend(logits, weights):
+  """Return w_0 ℓ_0 + w_1 ℓ_1 where a masked logit (-∞) under a positive weight masks, and else does not count."""
+  if len(logits) != len(weights):
+    raise ValueError(f'contrastive and realign combine two models, not {len(logits)}.')
+  total = 0.0
+  for w, x in zip(weights, logits):
+    x = x.astype(jnp.float32)
+    lowest = jnp.min(jnp.where(jnp.isneginf(x), INF, x), -1, keepdims=True)
+    total += jnp.where(jnp.isneginf(x), jnp.where(w > 0, -INF, w * lowest), w * x)
+  return total
+
+
+def chain(logits, *, rule, sampler):
+  """Lift a rule to n models: keep model i or defer to the cascade of the models after it.
+
+  With n = 2 it is the rule. For more, the rule compares model i with model i+1, and what it mixes in (and measures
+  TV to) is the target of the models from i+1 on: a rule gets p̃ by calling `sampler` on its very argument.
+  """
+  target = sampler(logits[-1])
+  for i in reversed(range(len(logits) - 1)):
+    q, p = logits[i], logits[i + 1]
+    target = rule(q, p, sampler=_Tail(sampler, p, target))
+  return target
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tail:
+  """A sampler that gives `target` for the very array `logits`, and for any other what `sampler` gives."""
+
+  sampler: probs.Sampler
+  logits: Array
+  target: Array
+
+  @property
+  def greedy(self) -> bool:
+    return self.sampler.greedy
+
+  def __call__(self, logits: Array) -> Array:
+    return self.target if logits is self.logits else self.sampler(logits)
+
+
+# ---- plug-ins with traced numbers ----
+
+
+def bind(function: Callable, **numbers) -> tree_util.Partial:
+  """Return `function` as a pytree: keyword numbers become traced leaves, so changing them compiles nothing."""
+  if isinstance(function, (functools.partial, tree_util.Partial)):
+    if function.args:
+      raise ValueError(f'{name_of(function)}: bind values by keyword, as in functools.partial(rules.opt, alpha=0.1).')
+    function, numbers = function.func, {**function.keywords, **numbers}
+  return tree_util.Partial(function, **tree_util.tree_map(_as_traced, numbers))
+
+
+def _as_traced(value):
+  return np.float32(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+def name_of(function: Callable) -> str:
+  """Return the name of a plug-in, whether bound or not."""
+  function = getattr(function, 'func', function)
+  return getattr(function, '__name__', type(function).__name__)
+
+
+def bind_rule(rule: Rule) -> tree_util.Partial:
+  """Bind a rule and check its α: every value that the rule needs is given and in range."""
+  bound = bind(rule)
+  _require(bound, given=('q_logits', 'p_logits', 'sampler'), example='functools.partial(rules.opt, alpha=0.1)')
+  alpha, (low, high) = bound.keywords.get('alpha'), getattr(bound.func, 'alpha_range', (-INF, INF))
+  if isinstance(alpha, np.floating) and not low <= alpha <= high:
+    raise ValueError(f'rule {name_of(rule)} needs {low:g} <= alpha <= {high:g}, not alpha={alpha:g}.')
+  return bound
+
+
+def bind_combiner(combiner: Combiner | Rule) -> tree_util.Partial:
+  """Bind a combiner, lifting a rule to one; check its values."""
+  if is_rule(combiner):
+    return tree_util.Partial(chain, rule=bind_rule(combiner))
+  bound = bind(combiner)
+  _require(bound, given=('logits', 'sampler'), example='functools.partial(rules.contrastive, mu=0.1)')
+  weights = bound.keywords.get('weights')
+  if bound.func is weighted and (min(weights) < 0 or abs(sum(weights) - 1) > 1e-5):
+    raise ValueError(f'weighted needs weights >= 0 that sum to 1, not {tuple(float(w) for w in weights)}.')
+  for name, value in bound.keywords.items():
+    if isinstance(value, np.floating) and not np.isfinite(value):
+      raise ValueError(f'{name_of(combiner)} needs a finite {name}, not {value}.')
+  return bound
+
+
+def is_rule(function: Callable) -> bool:
+  """Tell a rule from a combiner by its first two arguments: two models' logits, or all of them stacked."""
+  function = getattr(function, 'func', function)
+  kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  return sum(p.kind in kinds for p in inspect.signature(function).parameters.values()) == 2
+
+
+def _require(bound: tree_util.Partial, *, given: tuple[str, ...], example: str):
+  for name, parameter in inspect.signature(bound.func).parameters.items():
+    keyword_only = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    if keyword_only and parameter.default is parameter.empty and name not in (*given, *bound.keywords):
+      raise ValueError(f'{name_of(bound)} needs a value for {name}; bind it, as in {example}.')

@@ -1,0 +1,148 @@
+"""The state that every phase reads and writes, and the protocols that models and plug-ins follow.
+
+Axis letters, here and everywhere: B batch, M models of a method, L new tokens, W window of pending tokens,
+V vocabulary, T token buffer, S prompt.
+
+Three facts hold between any two phases:
+  * slot = absolute position, in the caches and in `State.tokens`; nothing stores an index;
+  * `fed[m, b]` tokens of row b are in the cache of model m, so it knows the laws of positions up to `fed[m, b]`;
+  * the last committed token is fed to no model: `fed <= length - 1` when nothing is pending.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Cache = Any
+Params = Any
+
+# Why a random number is drawn. One (example, position, purpose) is used for one decision only.
+DRAFT, ACCEPT, FINAL = 0, 1, 2
+
+# Where an output token came from: a model's number, or one of these.
+RESIDUAL, BONUS, NOWHERE = -1, -2, -3
+
+
+@struct.dataclass
+class Prompt:
+  """A batch of token lists, padded on the right."""
+
+  tokens: Array  # [B, S]
+  length: Array  # [B]
+
+
+class Network(Protocol):
+  """A model's architecture: hashable, without parameters.
+
+  `vocab_size` is the width of the logits. `start_id` is the decoder's first token, or None for a decoder-only
+  model, whose prompt opens the very buffer that decoding goes on with. `max_positions` is None where positions are
+  unbounded.
+  """
+
+  vocab_size: int
+  eos_ids: tuple[int, ...]
+  start_id: int | None
+  max_positions: int | None
+
+  def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
+    """Return a cache of `max_len` slots that has seen the prompt (decoder-only: all but its last token)."""
+
+  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+    """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
+
+
+@struct.dataclass
+class Model:
+  """A network with its parameters and, for texts, its tokenizer."""
+
+  params: Params
+  network: Network = struct.field(pytree_node=False)
+  tokenizer: Any = struct.field(pytree_node=False, default=None)
+  name: str = struct.field(pytree_node=False, default='model')
+
+
+@struct.dataclass
+class Window:
+  """The pending tokens: drafted, in `State.tokens`, not yet tested. Slot j belongs to position `length + j`."""
+
+  size: Array  # [B] how many are pending
+  probs: Array  # [B, W, V] the law that each was drawn from
+  source: Array  # [B, W] the model that drew it
+  logits: tuple[Array, ...]  # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches
+
+
+@struct.dataclass
+class Stats:
+  """What decoding cost and where its tokens came from. Nothing after a row's end is counted.
+
+  `positions` are those that the method needed; `computed` are those that the device worked on for the row,
+  with padding and with the steps for which the row was idle or finished.
+  """
+
+  calls: Array  # [M, B]
+  positions: Array  # [M, B]
+  computed: Array  # [M, B]
+  drafted: Array  # [M, B]
+  rounds: Array  # [B] verifications
+  tested: Array  # [B] drafted tokens that met the acceptance test
+  accepted: Array  # [B]
+  emitted: Array  # [B]
+  deferred: Array  # [B] emitted tokens at which the deferral rule chose the verifier
+  accepted_lengths: Array  # [B, W+1] histogram over rounds of the accepted length
+  tested_at: Array  # [B, W] by place in the block
+  accepted_at: Array  # [B, W]
+  source: Array  # [B, T] for each output token: model, RESIDUAL or BONUS
+
+
+@struct.dataclass
+class State:
+  """All that the decode loop carries."""
+
+  tokens: Array  # [B, T]
+  length: Array  # [B] committed tokens
+  limit: Array  # [B] the length at which a row ends
+  done: Array  # [B]
+  active: Array  # [B] rows that the phases work on now
+  fed: Array  # [M, B]
+  caches: tuple[Cache, ...]
+  window: Window
+  noise: Any  # where random choices come from, see probs.Noise
+  policy: tuple  # carry of the draft-length policy
+  seen: Array | None  # [B, V] committed tokens, where the sampler has a repetition penalty
+  fault: Array  # [M, B] first position whose logits were not finite, -1 while there is none
+  stats: Stats
+  logprobs: Array | None  # [M, B, T] log-probability of each output token under each model, when asked for
+
+
+class Context(NamedTuple):
+  """What is fixed while decoding: the models with their parameters bound, the sampler and the policy."""
+
+  extend: tuple[Callable[[Cache, Array, Array], tuple[Array, Cache]], ...]
+  sampler: Any  # probs.Sampler
+  policy: Any  # stopping.Policy
+  eos_ids: tuple[int, ...]
+
+
+Phase = Callable[[Context, State], State]
+Rule = Callable[..., Array]  # (q_logits, p_logits, *, alpha, sampler) -> probs [..., V]
+Combiner = Callable[..., Array]  # (logits [M, ..., V], *, sampler) -> probs [..., V]
+
+
+def places(n: int) -> Array:
+  """Return 0 … n-1 as a row [1, n], to stand beside [B, 1]."""
+  return jnp.arange(n)[None]
+
+
+def take(x: Array, index: Array) -> Array:
+  """Gather along axis 1: x [B, N, ...] at index [B, K] gives [B, K, ...]."""
+  index = index.reshape(index.shape + (1,) * (x.ndim - 2))
+  return jnp.take_along_axis(x, index, axis=1, mode='clip')
+
+
+def take1(x: Array, index: Array) -> Array:
+  """Gather one entry of axis 1 for each row: x [B, N, ...] at index [B] gives [B, ...]."""
+  return take(x, index[:, None])[:, 0]

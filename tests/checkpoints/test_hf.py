@@ -1,0 +1,269 @@
+"""Reading Hugging Face folders, and the one clear error for each way in which they break."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from speccascade.checkpoints import hf, tensor_files
+from speccascade.models.layers import stack_layers
+
+LLAMA = {
+  'model_type': 'llama',
+  'vocab_size': 11,
+  'hidden_size': 8,
+  'intermediate_size': 6,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 2,
+  'num_key_value_heads': 1,
+  'tie_word_embeddings': False,
+}
+GPT2 = {'model_type': 'gpt2', 'vocab_size': 11, 'n_embd': 8, 'n_head': 2, 'n_layer': 2, 'n_positions': 16}
+OPT = {'model_type': 'opt', 'vocab_size': 11, 'hidden_size': 8, 'ffn_dim': 6, 'num_hidden_layers': 1}
+OPT |= {'num_attention_heads': 2, 'max_position_embeddings': 16}
+GEMMA3 = LLAMA | {'model_type': 'gemma3_text', 'head_dim': 4, 'tie_word_embeddings': True, 'query_pre_attn_scalar': 4}
+T5 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 2, 'num_heads': 3}
+T5 |= {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}
+CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 't5': T5}
+
+
+def _model(config):
+  network = hf.network_from_config(config)
+  params = network.init(jax.random.key(0))
+  return params, hf.export(network, config['model_type'], params)
+
+
+def _save(folder, config, tensors):
+  (folder / 'config.json').write_text(json.dumps(config))
+  save_file(tensors, folder / 'model.safetensors')
+  return folder
+
+
+def _assert_equal(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture
+def llama(tmp_path):
+  params, tensors = _model(LLAMA)
+  return _save(tmp_path, LLAMA, tensors), params, tensors
+
+
+@pytest.mark.parametrize('name', list(CONFIGS))
+def test_every_tensor_is_read_into_its_place(tmp_path, name):
+  params, tensors = _model(CONFIGS[name])
+  network, found = hf.read(_save(tmp_path, CONFIGS[name], tensors))
+  _assert_equal(found, params)
+  assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(
+    lambda x: (x.shape, x.dtype), network.param_shapes()
+  )
+
+
+@pytest.mark.parametrize('name', list(CONFIGS))
+def test_scanned_reading_stacks_the_layers(tmp_path, name):
+  params, tensors = _model(CONFIGS[name])
+  network, found = hf.read(_save(tmp_path, CONFIGS[name], tensors), scan=True)
+  assert network.scan
+  _assert_equal(found, stack_layers(params))
+
+
+def test_shards_are_found_through_their_index(tmp_path):
+  params, tensors = _model(LLAMA)
+  names = sorted(tensors)
+  weight_map = {}
+  for i, part in enumerate((names[:5], names[5:])):
+    file = f'model-0000{i + 1}-of-00002.safetensors'
+    save_file({name: tensors[name] for name in part}, tmp_path / file)
+    weight_map |= dict.fromkeys(part, file)
+  (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
+  (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
+  _assert_equal(hf.read(tmp_path)[1], params)
+
+  (tmp_path / 'model-00002-of-00002.safetensors').unlink()
+  with pytest.raises(
+    FileNotFoundError, match=r"model-00002-of-00002.safetensors does not exist.*puts '.*weight' there"
+  ):
+    hf.read(tmp_path)
+  (tmp_path / 'model.safetensors.index.json').unlink()
+  with pytest.raises(FileNotFoundError, match='the index is missing'):
+    hf.read(tmp_path)
+
+
+def test_dtype_is_as_stored_unless_asked_for(tmp_path):
+  params, tensors = _model(LLAMA)
+  stored = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}
+  stored['model.norm.weight'] = tensors['model.norm.weight']
+  folder = _save(tmp_path, LLAMA, stored)
+  network, found = hf.read(folder)
+  assert network.dtype == 'bfloat16' and found['token_embedder']['embedding'].dtype == jnp.bfloat16
+  assert found['final_norm']['scale'].dtype == jnp.float32
+  network, found = hf.read(folder, dtype='float32')
+  assert network.dtype == 'float32'
+  _assert_equal(found, jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params))
+
+
+def test_a_fused_tensor_is_read_once(tmp_path, monkeypatch):
+  _, tensors = _model(GPT2)
+  folder = _save(tmp_path, GPT2, tensors)
+  reads = []
+  read = tensor_files.Stored.read
+  monkeypatch.setattr(tensor_files.Stored, 'read', lambda self: reads.append(self.name) or read(self))
+  hf.read(folder)
+  assert sorted(reads) == sorted(tensors)
+
+
+def test_names_of_older_and_enclosing_classes_are_understood(tmp_path):
+  gpt2, tensors = _model(GPT2)
+  tensors = {name.removeprefix('transformer.'): x for name, x in tensors.items()}
+  tensors['h.0.attn.bias'] = np.ones((1, 1, 4, 4), np.float32)
+  (tmp_path / 'gpt2').mkdir()
+  _assert_equal(hf.read(_save(tmp_path / 'gpt2', GPT2, tensors))[1], gpt2)
+
+  opt, tensors = _model(OPT)
+  (tmp_path / 'opt').mkdir()
+  tensors = {name.removeprefix('model.'): x for name, x in tensors.items()}
+  _assert_equal(hf.read(_save(tmp_path / 'opt', OPT, tensors))[1], opt)
+
+
+@pytest.mark.parametrize('prefix', ['language_model.model.', 'model.language_model.'])
+def test_the_text_model_of_a_multi_modal_checkpoint_is_read(tmp_path, prefix):
+  params, tensors = _model(GEMMA3)
+  tensors = {prefix + name.removeprefix('model.'): x for name, x in tensors.items()}
+  tensors['model.vision_tower.x.weight'] = np.ones((2, 2), np.float32)
+  config = {'model_type': 'gemma3', 'text_config': GEMMA3, 'eos_token_id': [1, 106]}
+  network, found = hf.read(_save(tmp_path, config, tensors))
+  assert network.eos_ids == (1, 106)
+  _assert_equal(found, params)
+
+
+def test_tying_follows_the_tensors_and_scaling_the_config(tmp_path):
+  _, tensors = _model(T5)
+  head = tensors.pop('lm_head.weight')
+  network, params = hf.read(_save(tmp_path, T5, tensors))
+  assert network.config.tied and not network.config.scale_outputs and 'logits_dense' not in params['decoder']
+  v1_0 = T5 | {'tie_word_embeddings': True}
+  network, _ = hf.read(_save(tmp_path, v1_0, tensors | {'lm_head.weight': tensors['shared.weight']}))
+  assert network.config.tied and network.config.scale_outputs
+  resaved = v1_0 | {'scale_decoder_outputs': False}
+  network, params = hf.read(_save(tmp_path, resaved, tensors | {'lm_head.weight': head}))
+  assert not network.config.tied and not network.config.scale_outputs and 'logits_dense' in params['decoder']
+
+
+def test_the_shared_embedding_may_be_saved_under_another_name(tmp_path):
+  params, tensors = _model(T5)
+  tensors['decoder.embed_tokens.weight'] = tensors.pop('shared.weight')
+  _assert_equal(hf.read(_save(tmp_path, T5, tensors))[1], params)
+
+
+def test_end_of_sequence_comes_from_the_generation_config_first(llama):
+  folder, _, _ = llama
+  assert hf.read(folder)[0].eos_ids == (2,)
+  (folder / 'generation_config.json').write_text('{"eos_token_id": [0, 7]}')
+  assert hf.read(folder)[0].eos_ids == (0, 7)
+
+
+def test_start_id_and_positions_follow_the_family():
+  networks = {name: hf.network_from_config(config) for name, config in CONFIGS.items()}
+  assert {name: n.start_id for name, n in networks.items()} == {n: 0 if n == 't5' else None for n in networks}
+  assert {name: n.max_positions for name, n in networks.items() if n.max_positions} == {'gpt2': 16, 'opt': 16}
+  assert hf.network_from_config(T5 | {'decoder_start_token_id': 5}).start_id == 5
+
+
+def _error(folder, kind=ValueError) -> str:
+  with pytest.raises(kind) as info:
+    hf.read(folder)
+  return str(info.value)
+
+
+def test_a_truncated_file_names_file_and_tensor(llama):
+  folder, _, _ = llama
+  file = folder / 'model.safetensors'
+  data = file.read_bytes()
+  file.write_bytes(data[:-40])
+  message = _error(folder)
+  assert str(file) in message and "tensor '" in message and 'cut off' in message
+  file.write_bytes(data[:100])
+  assert 'cut off in its header' in _error(folder)
+  file.write_bytes(b'')
+  assert 'cut off in its header, it has 0 bytes' in _error(folder)
+
+
+def test_a_corrupt_header_names_the_file(llama):
+  folder, _, _ = llama
+  file = folder / 'model.safetensors'
+  data = bytearray(file.read_bytes())
+  data[9:12] = b'\xff\xff\xff'
+  file.write_bytes(data)
+  assert f'{file} has an unreadable header' in _error(folder)
+  header = json.dumps({'model.norm.weight': {'dtype': 'F32', 'shape': [8], 'data_offsets': [0, 12]}}).encode()
+  file.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(64))
+  assert "tensor 'model.norm.weight' F32[8] does not fit its 12 bytes" in _error(folder)
+
+
+def test_a_wrong_shape_names_both_shapes(llama):
+  folder, _, tensors = llama
+  tensors['model.layers.1.mlp.up_proj.weight'] = np.zeros((8, 6), np.float32)
+  message = _error(_save(folder, LLAMA, tensors))
+  assert "tensor 'model.layers.1.mlp.up_proj.weight' has shape [8, 6]" in message and 'should have [6, 8]' in message
+
+
+def test_a_missing_tensor_is_named(llama):
+  folder, _, tensors = llama
+  del tensors['model.layers.0.mlp.up_proj.weight'], tensors['lm_head.weight']
+  message = _error(_save(folder, LLAMA, tensors))
+  assert "tensor 'model.layers.0.mlp.up_proj.weight' [6, 8] is missing (and 1 more)" in message
+
+
+def test_an_unexpected_tensor_is_named(llama):
+  folder, _, tensors = llama
+  tensors['model.layers.0.self_attn.q_proj.lora_A.weight'] = np.zeros((2, 8), np.float32)
+  assert "'model.layers.0.self_attn.q_proj.lora_A.weight' [2, 8] is unexpected" in _error(_save(folder, LLAMA, tensors))
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_named(llama, value):
+  folder, _, tensors = llama
+  tensors['model.layers.1.self_attn.o_proj.weight'][3, 2] = value
+  message = _error(_save(folder, LLAMA, tensors))
+  assert "tensor 'model.layers.1.self_attn.o_proj.weight' holds NaN or Inf" in message
+
+
+def test_other_weights_than_safetensors_come_with_a_remedy(llama):
+  folder, _, tensors = llama
+  (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
+  assert 'safe_serialization=True' in _error(folder, FileNotFoundError)
+  _save(folder, LLAMA, tensors | {'model.norm.weight': np.zeros(8, np.int8)})
+  assert "tensor 'model.norm.weight' has dtype I8" in _error(folder)
+
+
+def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
+  assert 'config.json does not exist' in _error(tmp_path / 'nowhere', FileNotFoundError)
+  (tmp_path / 'config.json').write_text('{"model_type": ')
+  assert 'config.json is not valid JSON' in _error(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('config', 'message'),
+  [
+    ({'model_type': 'bert'}, "'bert' is not supported: choose from llama, mistral"),
+    ({}, "no 'model_type'"),
+    ({'model_type': 'llama'}, "no 'vocab_size'"),
+    (LLAMA | {'rope_scaling': {'type': 'dynamic', 'factor': 2.0}}, "rope scaling 'dynamic' is not supported"),
+    (LLAMA | {'hidden_act': 'tanh'}, "activation 'tanh' is not supported"),
+    (LLAMA | {'quantization_config': {'bits': 4}}, 'unquantised'),
+  ],
+)
+def test_what_is_not_supported_is_said(config, message):
+  with pytest.raises(ValueError, match=message):
+    hf.network_from_config(config)
+
+
+def test_networks_are_hashable_and_equal_by_value():
+  a, b = (hf.network_from_config(T5 | LLAMA | {'model_type': 'llama'}) for _ in range(2))
+  assert hash(a) == hash(b) and a == b and dataclasses.replace(a, scan=True) != a

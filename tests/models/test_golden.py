@@ -1,0 +1,53 @@
+"""A few logits per family, computed once with transformers, hold without it (made by scripts/make_golden.py)."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade.checkpoints.hf import network_from_config
+from speccascade.types import Prompt
+
+GOLDEN = Path(__file__).parent / 'golden' / 'golden.json'
+CASES = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+PROMPT = 4  # tokens of a decoder-only sequence that are prefilled
+
+
+def weights(network, seed: int):
+  """Return parameters from a generator whose numbers numpy has promised never to change."""
+  random = np.random.RandomState(seed)
+
+  def draw(path, leaf):
+    noise = random.randn(*leaf.shape)
+    kind = path[-1].key
+    if kind in ('kernel', 'embedding'):
+      noise = noise * leaf.shape[0 if kind == 'kernel' else 1] ** -0.5
+    if kind in ('bias', 'scale'):
+      offset = getattr(network.config, 'norm_offset', 0)
+      noise = 0.2 * noise + (1 - offset if kind == 'scale' else 0)
+    return jnp.asarray(noise, jnp.float32)
+
+  return jax.tree_util.tree_map_with_path(draw, network.param_shapes())
+
+
+@pytest.mark.parametrize('name', list(CASES))
+def test_logits_are_the_reference_s(name):
+  case = CASES[name]
+  network = network_from_config(case['config'])
+  params = weights(network, case['seed'])
+  tokens = jnp.array([case['tokens']])
+  prompt = jnp.array([case['source']]) if 'source' in case else tokens[:, :PROMPT]
+  first = 0 if 'source' in case else PROMPT - 1
+  cache = network.prefill(params, Prompt(prompt, jnp.array([prompt.shape[1]])), tokens.shape[1])
+  logits, _ = jax.jit(network.extend)(params, cache, tokens[:, first:], jnp.arange(first, tokens.shape[1])[None])
+  np.testing.assert_allclose(logits[0][:, jnp.array(case['ids'])], case['logits'], atol=1e-4, rtol=0)
+  assert np.asarray(logits[0].argmax(-1)).tolist() == case['argmax']
+
+
+def test_every_family_has_golden_numbers():
+  assert {case['config']['model_type'] for case in CASES.values()} == {
+    'gemma2', 'gemma3_text', 'gpt2', 'llama', 'mistral', 'mt5', 'opt', 'qwen2', 'qwen3', 't5',
+  }  # fmt: skip

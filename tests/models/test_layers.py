@@ -1,0 +1,222 @@
+"""Blocks against plain NumPy, and what networks promise to the decode loop."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade.models import cache as cache_lib
+from speccascade.models import layers, rope
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.layerskip import layerskip
+from speccascade.models.t5 import T5, T5Config
+from speccascade.types import Model, Prompt
+
+LLAMA = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, spans=(Span(3), Span(0, rope.Rope(1e5)), Span(3), Span())))
+OPT = Decoder(
+  DecoderConfig(
+    23, 16, 2, 2, 8, 24, spans=(Span(0, None),) * 2, gated=False, layer_norm=True, qkv_bias=True, tied=True,
+    projected_dim=12, positions=32, position_offset=2,
+  )
+)  # fmt: skip
+ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=2, decoder_layers=3))
+NETWORKS = {'llama': LLAMA, 'opt': OPT, 't5': ENCDEC}
+TOKENS = np.random.default_rng(0).integers(0, 23, (3, 12))
+LENGTH = np.array([7, 4, 1])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _prefill(network, params, prompt, max_len):
+  return network.prefill(params, prompt, max_len)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step(network, params, cache, tokens, positions):
+  return network.extend(params, cache, tokens, positions)
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+  with jax.numpy_dtype_promotion('strict'), jax.numpy_rank_promotion('raise'):
+    yield
+
+
+@pytest.fixture(params=list(NETWORKS))
+def network(request):
+  return NETWORKS[request.param]
+
+
+def _extend(network, params, prompt: Prompt, rows=slice(None)):
+  """Return logits of four tokens behind the prompt, in two windows."""
+  cache = _prefill(network, params, prompt, 20)
+  first = jnp.zeros_like(prompt.length) if network.start_id is not None else prompt.length - 1
+  logits = []
+  for i in (0, 2):
+    positions = first[:, None] + jnp.arange(i, i + 2)[None]
+    out, cache = _step(network, params, cache, jnp.asarray(TOKENS[rows, i : i + 2]), positions)
+    logits.append(out)
+  return jnp.concatenate(logits, axis=1)
+
+
+def _prompt(rows=slice(None), width=7, junk=0) -> Prompt:
+  padded = np.where(np.arange(width)[None] < LENGTH[rows, None], TOKENS[rows, :width], junk)
+  return Prompt(jnp.asarray(padded), jnp.asarray(LENGTH[rows]))
+
+
+def test_rows_do_not_depend_on_their_batch_or_on_padding(network):
+  params = network.init(jax.random.key(0))
+  batch = _extend(network, params, _prompt())
+  for i in range(3):
+    rows = slice(i, i + 1)
+    alone = _extend(network, params, _prompt(rows, width=int(LENGTH[i])), rows)
+    padded = _extend(network, params, _prompt(rows, width=11, junk=9), rows)
+    np.testing.assert_allclose(alone[0], batch[i], atol=1e-5)
+    np.testing.assert_allclose(padded[0], batch[i], atol=1e-5)
+
+
+def test_scan_is_the_same_function_of_the_same_tree(network):
+  params = network.init(jax.random.key(0))
+  scanned = dataclasses.replace(network, scan=True)
+  stacked = layers.stack_layers(params)
+  assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(lambda x: x.shape, scanned.param_shapes())
+  np.testing.assert_allclose(_extend(scanned, stacked, _prompt()), _extend(network, params, _prompt()), atol=1e-5)
+  back = layers.unstack_layers(stacked)
+  assert jax.tree.structure(back) == jax.tree.structure(params)
+  jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_every_cache_leaf_has_the_batch_in_front(network, scan):
+  network = dataclasses.replace(network, scan=scan)
+  cache = jax.eval_shape(lambda p: network.prefill(p, _prompt(), 20), network.param_shapes())
+  assert {leaf.shape[0] for leaf in jax.tree.leaves(cache)} == {3}
+
+
+def test_bfloat16_keeps_parameters_and_cache_and_returns_float32_logits(network):
+  network = dataclasses.replace(network, dtype='bfloat16')
+  params = network.init(jax.random.key(0))
+  assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('bfloat16')}
+  cache = network.prefill(params, _prompt(), 20)
+  assert {x.dtype for x in jax.tree.leaves(cache) if x.ndim > 1} == {jnp.dtype('bfloat16')}
+  logits = _extend(network, params, _prompt())
+  exact = _extend(network, jax.tree.map(lambda x: x.astype(jnp.float32), params), _prompt())
+  assert logits.dtype == jnp.float32
+  np.testing.assert_allclose(logits, exact, atol=0.05 * float(exact.std()) + 0.1)
+
+
+def test_every_parameter_has_logical_axes(network):
+  for net in (network, dataclasses.replace(network, scan=True)):
+    shapes, axes = net.param_shapes(), net.param_axes()
+    specs = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec))
+    for shape, spec in zip(jax.tree.leaves(shapes), specs, strict=True):
+      assert len(spec) == len(shape.shape) and None not in spec
+
+
+def test_layerskip_shares_the_arrays_and_equals_the_first_layers():
+  params = LLAMA.init(jax.random.key(0))
+  draft = layerskip(Model(params=params, network=LLAMA, name='big'), 2)
+  assert set(draft.params) == {'layers_0', 'layers_1', 'token_embedder', 'final_norm', 'logits_dense'}
+  for name, leaf in jax.tree_util.tree_leaves_with_path(draft.params):
+    original = params
+    for key in name:
+      original = original[key.key]
+    assert leaf is original
+  zeroed = jax.tree.map(lambda x: x, params)
+  for i in (2, 3):  # a layer that adds nothing
+    zeroed[f'layers_{i}'] = jax.tree.map(jnp.zeros_like, params[f'layers_{i}'])
+  np.testing.assert_allclose(
+    _extend(draft.network, draft.params, _prompt()), _extend(LLAMA, zeroed, _prompt()), atol=1e-5
+  )
+
+
+@pytest.mark.parametrize('depth', [0, 4])
+def test_layerskip_says_which_depths_there_are(depth):
+  model = Model(params=LLAMA.param_shapes(), network=LLAMA)
+  with pytest.raises(ValueError, match='choose from 1 to 3'):
+    layerskip(model, depth)
+
+
+def test_layerskip_refuses_what_it_cannot_share():
+  with pytest.raises(ValueError, match='scan=False'):
+    layerskip(Model(params={}, network=dataclasses.replace(LLAMA, scan=True)), 1)
+
+
+def test_writing_touches_just_the_window_of_each_row():
+  slots = np.random.default_rng(1).normal(size=(3, 2, 9, 4)).astype(np.float32)
+  new = np.random.default_rng(2).normal(size=(3, 2, 2, 4)).astype(np.float32)
+  expected = slots.copy()
+  for row, start in enumerate((0, 7, 3)):
+    expected[row, :, start : start + 2] = new[row]
+  start = jnp.array([0, 7, 3])
+  np.testing.assert_array_equal(cache_lib.write(jnp.asarray(slots), jnp.asarray(new), start), expected)
+  np.testing.assert_array_equal(cache_lib.write(jnp.asarray(slots[1:2]), new[1:2], start[1:2]), expected[1:2])
+  stacked = jnp.asarray(np.stack([slots, slots], axis=1))
+  found = cache_lib.write(stacked, jnp.asarray(new), start, jnp.int32(1))
+  np.testing.assert_array_equal(found, np.stack([slots, expected], axis=1))
+
+
+def test_the_window_counts_the_token_itself():
+  mask = layers.visible(jnp.array([[4]]), 7, window=3)
+  assert mask[0, 0].tolist() == [False, False, True, True, True, False, False]
+  assert layers.visible(jnp.array([[4]]), 7)[0, 0].sum() == 5
+
+
+def test_relative_bias_looks_the_bucket_of_each_distance_up():
+  module = layers.RelativeBias(heads=2, buckets=8, max_distance=16, bidirectional=False)
+  positions = jnp.array([[5, 6], [0, 1]])
+  params = module.init(jax.random.key(0), positions, 20)
+  embedding = jax.tree.leaves(params)[0]
+  bias = module.apply(params, positions, 20)
+  for b, i, k in ((0, 0, 5), (0, 1, 0), (1, 1, 1), (0, 1, 2)):
+    offset = np.array(k - int(positions[b, i]))
+    bucket = layers.relative_bucket(offset, bidirectional=False, buckets=8, max_distance=16)
+    np.testing.assert_array_equal(bias[b, :, i, k], embedding[:, bucket])
+
+
+def test_rotation_depends_on_the_distance_only():
+  q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 8)) for i in range(2))
+
+  def turn(x, position):
+    return rope.rotate(x, rope.angles(rope.Rope(), 8, jnp.array([[position]])))
+
+  def score(a, b):
+    return float((turn(q, a) * turn(k, b)).sum())
+
+  assert score(3, 1) == pytest.approx(score(13, 11), abs=1e-5)
+  assert score(3, 1) != pytest.approx(score(3, 2), abs=1e-3)
+
+
+def test_grouped_queries_attend_to_their_own_keys():
+  random = np.random.default_rng(0)
+  q, k, v = random.normal(size=(2, 3, 4, 5)), random.normal(size=(2, 2, 6, 5)), random.normal(size=(2, 2, 6, 5))
+  mask = random.random((2, 3, 6)) < 0.7
+  mask[..., 0] = True
+  found = layers.attend(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)), jnp.asarray(mask), None, scale=0.3, cap=2.0)
+  for b, i, h in np.ndindex(2, 3, 4):
+    scores = 2.0 * np.tanh(0.3 * k[b, h // 2] @ q[b, i, h] / 2.0)
+    weights = np.where(mask[b, i], np.exp(scores), 0)
+    np.testing.assert_allclose(found[b, i, h], weights @ v[b, h // 2] / weights.sum(), atol=1e-5)
+
+
+def test_a_head_that_is_tied_scores_with_the_embedding():
+  config = dataclasses.replace(LLAMA.config, tied=True)
+  assert 'logits_dense' not in Decoder(config).param_shapes()
+  assert Decoder(config).vocab_size == 23
+
+
+def test_networks_compile_once_for_equal_configurations():
+  traces = []
+
+  def extend(network, params, cache, tokens, positions):
+    traces.append(network)
+    return network.extend(params, cache, tokens, positions)
+
+  jitted = jax.jit(extend, static_argnums=0)
+  params = LLAMA.init(jax.random.key(0))
+  cache = LLAMA.empty_cache(params, 1, 4)
+  for network in (LLAMA, dataclasses.replace(LLAMA)):
+    jitted(network, params, cache, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))
+  assert len(traces) == 1
