@@ -125,6 +125,7 @@ def golden(config: dict, seed: int) -> dict:
 
 
 def main():
+  """Write the file."""
   cases = {name: golden(config, seed) for seed, (name, config) in enumerate(CONFIGS.items())}
   GOLDEN.parent.mkdir(exist_ok=True)
   lines = [f'{json.dumps(name)}: {json.dumps(case)}' for name, case in cases.items()]

@@ -66,11 +66,11 @@ def decode(
 
 def _decode(method, models, rows, ids, size, width, max_new_tokens, sampler, seed, *, stream=0, trace=False) -> Decoded:
   """Decode checked rows batch by batch; streams of one seed are independent."""
-  outs = []
+  outs, buffer = [], _buffer(method, models, width, max_new_tokens)
   for first in range(0, len(rows), size):
     some = slice(first, first + size)
     prompt, ids_here, real = _pad(rows[some], ids[some], min(size, len(rows)), width)
-    noise = _keyed(seed, stream, ids_here, method.by_round)
+    noise = _keyed(seed, stream, ids_here, buffer, method.window + 1 if method.by_round else 1)
     state = decode_batch(
       method, models, prompt, max_new_tokens=max_new_tokens, sampler=sampler, noise=noise, trace=trace, real=real
     )
@@ -92,14 +92,19 @@ def decode_batch(
 ) -> State:
   """Decode one padded batch on the device and return the loop's last state; rows that are not `real` do nothing."""
   slots = [models[m] for m in method.slots]
-  starts = prompt.tokens.shape[1] if slots[-1].network.start_id is None else 1
-  buffer = starts + _bucket(max_new_tokens) + method.window + 2
+  buffer = _buffer(method, models, prompt.tokens.shape[1], max_new_tokens)
   caches = tuple(_prefill(s.network, s.params, prompt, buffer) for s in slots)
   real = np.ones(prompt.length.shape, bool) if real is None else real
   networks = tuple(s.network for s in slots)
   params = tuple(s.params for s in slots)
   limits = np.int32(max_new_tokens)
   return _loop(networks, buffer, trace, method, params, caches, prompt, limits, sampler, noise, real)
+
+
+def _buffer(method, models, width: int, max_new_tokens: int) -> int:
+  """Return T: the slots of the token buffer and the caches, with room for a padded window after the last token."""
+  start = width if models[-1].network.start_id is None else 1
+  return start + _bucket(max_new_tokens) + method.window + 2
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -175,10 +180,11 @@ def _first_state(method, tokens, length, limit, vocab, caches, noise, real, samp
   )
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def _keyed(seed, stream, ids, by_round):
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _keyed(seed, stream, ids, positions, in_block):
   key = jax.random.fold_in(jax.random.key(seed), stream)
-  return probs.Keyed(jax.vmap(jax.random.fold_in, (None, 0))(key, ids), by_round)
+  keys = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, ids))
+  return probs.Keyed.make(keys, positions, in_block)
 
 
 # ---- what a user gave ----

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from flax import struct
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -233,25 +234,27 @@ class Keyed:
   """Noise keyed by (example, absolute position, purpose), so that a row is the same in any company.
 
   A drafted token that no test has looked at may be drawn anew with the same number. Block verification looks at the
-  whole block before it drops a part, so it also keys by the round (`by_round`).
+  whole block before it drops a part, so there the place in the block is part of the key as well (K > 1).
+  All numbers are made before the loop, which then only looks them up.
   """
 
-  keys: Array  # [B]
-  by_round: bool = struct.field(pytree_node=False, default=False)
+  uniforms: Array  # [B, T, K, 3, 2]
 
-  def _uniform(self, position: Array, purpose: int, start: Array, shape=()) -> Array:
-    def one(key, position, start):
-      key = jax.random.fold_in(key, 3 * position + purpose)
-      key = jax.random.fold_in(key, start) if self.by_round else key
-      return jax.random.uniform(key, shape)
+  @classmethod
+  def make(cls, keys: Array, positions: int, in_block: int = 1) -> 'Keyed':
+    """Hash key data [B, 2] with every position, place in the block (1: not part of the key) and purpose."""
+    shape = (keys.shape[0], positions, in_block, 3)
+    row, position, place, purpose = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4))
+    words = jax.extend.random.threefry2x32_p.bind(keys[row, 0], keys[row, 1], 3 * position + purpose, place)
+    return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1))
 
-    return jax.vmap(one)(self.keys, position, start)
+  def _uniform(self, position: Array, purpose: int, start: Array) -> Array:
+    place = position - start if self.uniforms.shape[2] > 1 else jnp.zeros_like(position)
+    return self.uniforms[jnp.arange(position.shape[0]), position, place, purpose]
 
   def draw(self, weights, position, purpose, start):
-    return draw(weights, self._uniform(position, purpose, start, (2,))), self
+    return draw(weights, self._uniform(position, purpose, start)), self
 
   def accept(self, numerator, denominator, position, start):
-    u = jax.vmap(lambda p: self._uniform(p, ACCEPT, start), 1, 1)(position)
+    u = jax.vmap(lambda p: self._uniform(p, ACCEPT, start), 1, 1)(position)[..., 0]
     return u * denominator < numerator, self
-
-

@@ -150,14 +150,15 @@ class Goodput:
 
   def __call__(self, context: Context, state: State) -> Array:
     gains = jnp.cumprod(self._acceptance(context, state), 1)  # [B, W]
-    rows = jnp.maximum(jnp.sum(state.active), 1)
+    rows = jnp.maximum(jnp.sum(state.active), 1).astype(jnp.float32)
     order = jnp.argsort(-gains.ravel(), stable=True)
-    total = rows + jnp.cumsum(gains.ravel()[order])
-    count = rows + jnp.arange(1, order.size + 1)
-    goodput = jnp.concatenate([(rows / self._time(rows))[None], total / self._time(count)])
-    rises = (goodput[1:] >= goodput[:-1]) & (gains.ravel()[order] > 0)
-    chosen = jnp.zeros(order.size, jnp.int32).at[order].set(jnp.cumprod(rises, dtype=jnp.int32))
-    return jnp.minimum(chosen.reshape(gains.shape).sum(1), self.most)
+    gain = gains.ravel()[order]
+    count = rows + jnp.arange(1, gain.size + 1).astype(jnp.float32)
+    goodput = (rows + jnp.cumsum(gain)) / self._time(count)
+    before = jnp.concatenate([(rows / self._time(rows))[None], goodput[:-1]])
+    taken = jnp.cumprod((goodput >= before) & (gain > 0), dtype=jnp.int32)
+    chosen = jnp.zeros(gain.size, jnp.int32).at[order].set(taken)
+    return jnp.minimum(chosen.reshape(gains.shape).sum(1, dtype=jnp.int32), self.most)
 
   def _acceptance(self, context: Context, state: State) -> Array:
     """Return a(S, A) of the pending tokens [B, W], 0 where there is none."""
@@ -173,4 +174,4 @@ class Goodput:
     return jnp.where(pending, accepted, 0)
 
   def _time(self, tokens: Array) -> Array:
-    return jnp.interp(tokens, jnp.arange(self.latency.shape[0]), self.latency)
+    return jnp.interp(tokens, jnp.arange(self.latency.shape[0]).astype(jnp.float32), self.latency)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from speccascade.types import Model
 
 # The files that a checkpoint in our own format keeps, so that its tokenizer behaves the same.
-FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json', 'generation_config.json')
+FILES = ('tokenizer_config.json', 'special_tokens_map.json')
 _NAMES = ('tokenizer.json', 'spiece.model', 'tokenizer.model')
 
 
@@ -88,8 +88,8 @@ def check_vocabularies(models: Sequence[Model]) -> int:
     for i, (a, b) in enumerate(zip(expected, pieces)):
       if a != b:
         raise ValueError(
-          f'the vocabularies differ: id {i} is {a!r} in {first.name} ({first.tokenizer.path}) but {b!r} in {model.name} '
-          f'({model.tokenizer.path}); decode with models that share a tokenizer'
+          f'the vocabularies differ: id {i} is {a!r} in {first.name} ({first.tokenizer.path}) but {b!r} in '
+          f'{model.name} ({model.tokenizer.path}); decode with models that share a tokenizer'
         )
   return shared
 
@@ -165,20 +165,18 @@ class _Fast:
   """A `tokenizer.json`, or the older `vocab.json` + `merges.txt` of byte-level BPE (GPT-2, OPT)."""
 
   def __init__(self, file: pathlib.Path, settings: dict[str, Any]):
-    self._tokenizer = _byte_level(file) if file.name == 'vocab.json' else _tokenizer_json(file)
+    self._tokenizer = _byte_level(file, settings) if file.name == 'vocab.json' else _tokenizer_json(file)
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()
     sample = self._tokenizer.encode('a')
     body = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [len(sample.ids)]
-    bos, eos = self._id(settings.get('bos_token')), self._id(settings.get('eos_token'))
+    bos, eos = (self._id(_content(settings.get(key))) for key in ('bos_token', 'eos_token'))
     self.prefix = _override(tuple(sample.ids[: body[0]]), bos, settings.get('add_bos_token'))
     self.suffix = _override(tuple(sample.ids[body[-1] + 1 :]), eos, settings.get('add_eos_token'))
     self.eos_ids = eos or self.suffix
 
-  def _id(self, token: str | dict | None) -> tuple[int, ...]:
-    """Return the id of a special token as settings name it: a string, or an object with its content."""
-    content = token.get('content') if isinstance(token, dict) else token
-    found = None if content is None else self._tokenizer.token_to_id(content)
+  def _id(self, token: str | None) -> tuple[int, ...]:
+    found = None if token is None else self._tokenizer.token_to_id(token)
     return () if found is None else (found,)
 
   def encode(self, text: str) -> list[int]:
@@ -190,6 +188,11 @@ class _Fast:
   def pieces(self) -> list[str]:
     by_id = {i: piece for piece, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
     return [by_id.get(i, '') for i in range(max(by_id) + 1)]
+
+
+def _content(token: str | dict | None) -> str | None:
+  """Return a special token as settings name it: a string, or an object with its content."""
+  return token.get('content') if isinstance(token, dict) else token
 
 
 def _override(processed: tuple[int, ...], token: tuple[int, ...], wanted: bool | None) -> tuple[int, ...]:
@@ -208,7 +211,7 @@ def _tokenizer_json(file: pathlib.Path) -> Any:
     raise ValueError(f'{file}: not a tokenizer.json ({e}); fetch the file again') from None
 
 
-def _byte_level(file: pathlib.Path) -> Any:
+def _byte_level(file: pathlib.Path, settings: dict[str, Any]) -> Any:
   import tokenizers  # lazily: token ids alone need no tokenizer library
 
   try:
@@ -218,6 +221,10 @@ def _byte_level(file: pathlib.Path) -> Any:
   tokenizer = tokenizers.Tokenizer(model)
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  special = (_content(settings.get(key)) for key in ('bos_token', 'eos_token', 'pad_token', 'unk_token'))
+  tokenizer.add_special_tokens(
+    [token for token in dict.fromkeys(special) if token and tokenizer.token_to_id(token) is not None]
+  )
   return tokenizer
 
 

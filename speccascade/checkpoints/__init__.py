@@ -1,0 +1,117 @@
+"""Checkpoints of every format: `load` looks at what a path is."""
+
+import os
+from pathlib import Path
+import re
+
+import jax.numpy as jnp
+
+from speccascade import tokenizers
+from speccascade.checkpoints import files, hf, orbax, t5x
+from speccascade.types import Model
+
+__all__ = ['kind', 'load']
+
+_HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
+_HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt']
+_DTYPES = ('float32', 'bfloat16', 'float16')
+_EXPECTED = (
+  "expected a Hugging Face folder (config.json and *.safetensors), T5X's checkpoint_<step> or a folder of them, or a "
+  'folder that speccascade.convert wrote (speccascade.json)'
+)
+
+
+def load(path, *, dtype=None, scan: bool = False, tokenizer=None, name: str | None = None) -> Model:
+  """Return the model at a path or hub id, with its tokenizer where one is found.
+
+  `dtype` is float32, bfloat16 or float16, None as stored; `scan` stacks the layers, which compile once then.
+  `tokenizer` is one, or the path of one, that is used in place of the checkpoint's own.
+  """
+  dtype = None if dtype is None else _dtype(dtype)
+  folder = _folder(path)
+  family = kind(folder)
+  if family == 'hf':
+    network, params = hf.read(folder, dtype=dtype, scan=scan)
+  elif family == 'orbax':
+    network, params = orbax.read(folder, dtype=dtype, scan=scan)
+  else:
+    folder = t5x.find(folder)
+    network, params = t5x.read(folder, dtype=dtype, scan=scan)
+  return Model(params, network, _tokenizer(tokenizer, folder), name or _name(folder))
+
+
+def kind(folder: Path) -> str:
+  """Return 'hf', 't5x' or 'orbax' for what a folder holds, or raise, listing what was found."""
+  files.check_finished(folder)
+  try:
+    found = sorted(p.name + '/' * p.is_dir() for p in folder.iterdir())
+  except PermissionError:
+    raise PermissionError(f'{folder} cannot be read: change its permissions, or copy it') from None
+  if orbax.is_checkpoint(folder):
+    return 'orbax'
+  weights = any(name.endswith('.safetensors') for name in found)
+  if t5x.is_checkpoint(folder) and not weights:
+    return 't5x'
+  if 'config.json' in found or weights:
+    return 'hf'
+  some = ', '.join(found[:8]) + (f' and {len(found) - 8} more' if len(found) > 8 else '')
+  inside = [p.name for p in sorted(folder.iterdir()) if p.is_dir() and (p / 'config.json').is_file()]
+  hint = f'; did you mean {folder / inside[0]}?' if inside else ''
+  raise ValueError(f'{folder} is no checkpoint: found {some or "an empty folder"}, {_EXPECTED}{hint}')
+
+
+def _folder(path) -> Path:
+  """Return an existing folder for a path or hub id."""
+  folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+  if folder.is_file():
+    raise NotADirectoryError(f'{folder} is a file: pass the folder that holds it, {folder.parent}')
+  if folder.is_dir():
+    return folder
+  files.check_finished(folder)
+  text = os.fspath(path)
+  if isinstance(text, str) and _HUB_ID.fullmatch(text) and not Path(text.split('/')[0]).exists():
+    return _download(text)
+  raise FileNotFoundError(f'{folder} does not exist: {_EXPECTED}, or a hub id as org/name')
+
+
+def _download(hub_id: str) -> Path:
+  """Return the local copy of a hub model, fetching what it lacks."""
+  remedy = (
+    f'download it by hand (hf download {hub_id} --local-dir FOLDER, where there is a network) and pass the folder'
+  )
+  try:
+    import huggingface_hub  # lazily: optional
+  except ImportError:
+    raise FileNotFoundError(
+      f'{hub_id} is no folder here, and huggingface_hub, which would fetch it, is not installed: {remedy}'
+    ) from None
+  try:
+    return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+  except Exception as error:  # the client lets its HTTP library's errors through, whichever library that is
+    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    raise FileNotFoundError(f'{hub_id} is no folder here and could not be fetched ({reason}): {remedy}') from None
+
+
+def _dtype(dtype) -> str:
+  try:
+    name = jnp.dtype(dtype).name
+  except TypeError:
+    name = str(dtype)
+  if name not in _DTYPES:
+    raise ValueError(f'dtype {name}: choose from {", ".join(_DTYPES)}')
+  return name
+
+
+def _tokenizer(given, folder: Path) -> tokenizers.Tokenizer | None:
+  if given is None or not isinstance(given, str | os.PathLike):
+    return given or tokenizers.find(folder)
+  found = tokenizers.find(given)
+  if found is None:
+    raise FileNotFoundError(
+      f'{given}: no tokenizer there, expected tokenizer.json, a sentencepiece .model or vocab.json'
+    )
+  return found
+
+
+def _name(folder: Path) -> str:
+  return folder.parent.name if folder.name.startswith('checkpoint_') else folder.name

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade.checkpoints.hf_config import network_from_config, settings
-from speccascade.checkpoints.hf_names import Source, canonical, ignored, source
-from speccascade.checkpoints.tensor_files import AGAIN, Stored, index, read_json
+from speccascade.checkpoints.hf_names import canonical, ignored, Source, source
+from speccascade.checkpoints.tensor_files import AGAIN, index, read_json, Stored
 from speccascade.types import Network, Params
 
 __all__ = ['export', 'network_from_config', 'read']

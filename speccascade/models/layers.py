@@ -195,16 +195,16 @@ def attend(q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None,
 
   mask [B, 1 or L, T] is true where a slot is visible; bias is [1 or B, H, L, T]. The softmax is float32.
   """
-  b, l, h, d = q.shape
-  heads = (k.shape[1], h // k.shape[1])  # K, G
-  scores = jnp.einsum('blkgd,bktd->bkglt', q.reshape(b, l, *heads, d), k, preferred_element_type=jnp.float32)
+  heads = (k.shape[1], q.shape[2] // k.shape[1])  # K, G
+  grouped = q.reshape(*q.shape[:2], *heads, q.shape[3])
+  scores = jnp.einsum('blkgd,bktd->bkglt', grouped, k, preferred_element_type=jnp.float32)
   scores = softcap(scores * scale, cap)  # [B, K, G, L, T]
   if bias is not None:
     scores = scores + bias.reshape(bias.shape[0], *heads, *bias.shape[2:])
   if mask is not None:
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum('bkglt,bktd->blkgd', weights, v).reshape(b, l, h, d)
+  return jnp.einsum('bkglt,bktd->blkgd', weights, v).reshape(q.shape)
 
 
 def visible(positions: Array, slots: int, window: int = 0) -> Array:

@@ -1,4 +1,4 @@
-"""Early exit: the first layers of a model, with its own norm and head, as a drafter (LayerSkip, Elhoushi et al. 2024)."""
+"""Early exit: the first layers of a model with its norm and head as a drafter (LayerSkip, Elhoushi et al. 2024)."""
 
 import dataclasses
 

@@ -1,7 +1,6 @@
 """Greedy decoding of trained checkpoints equals transformers' `generate`.
 
-SPECCASCADE_SHARED is the folder with `checkpoints` and `data` (by default `shared` beside the repository), and
-SPECCASCADE_SENTENCES how many sentences to decode.
+SPECCASCADE_SENTENCES is how many sentences to decode.
 """
 
 import gzip
@@ -20,31 +19,26 @@ from speccascade.types import Prompt
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
-SHARED = Path(os.environ.get('SPECCASCADE_SHARED') or Path(__file__).parents[3] / 'shared')
+torch.set_num_threads(1)  # tiny models: more threads only wait for each other
+
 COUNT = int(os.environ.get('SPECCASCADE_SENTENCES', '6'))
 NEW = 40
 BATCH = 25
 
-pytestmark = pytest.mark.skipif(not (SHARED / 'checkpoints').is_dir(), reason=f'{SHARED}/checkpoints does not exist')
 
-
-def _encode(family: str, texts: list[str], eos: bool) -> list[list[int]]:
-  folder = SHARED / 'checkpoints' / family / 'hf_tokenizer'
+def _encode(folder: Path, texts: list[str], eos: bool) -> list[list[int]]:
   tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / 'tokenizer.json'))
   rows = tokenizer(texts, add_special_tokens=False)['input_ids']
   return [row + [1] for row in rows] if eos else [[1] + row for row in rows]
 
 
-def _sentences() -> list[str]:
-  folder = SHARED / 'data' / 'multi30k'
-  file = next(file for file in sorted(folder.iterdir()) if file.name.startswith('val') and '.en' in file.name)
-  read = gzip.open if file.suffix == '.gz' else open
-  with read(file, 'rt', encoding='utf-8') as f:
+def _sentences(shared: Path) -> list[str]:
+  with gzip.open(shared / 'data' / 'multi30k' / 'val.en.gz', 'rt', encoding='utf-8') as f:
     return [line.strip() for line in f][:COUNT]
 
 
-def _questions() -> list[str]:
-  with gzip.open(SHARED / 'data' / 'gsm8k' / 'test_first600.jsonl.gz', 'rt', encoding='utf-8') as f:
+def _questions(shared: Path) -> list[str]:
+  with gzip.open(shared / 'data' / 'gsm8k' / 'test_first600.jsonl.gz', 'rt', encoding='utf-8') as f:
     return [f'Question: {json.loads(line)["question"]}\nAnswer:' for line in f][:COUNT]
 
 
@@ -78,13 +72,14 @@ def _until(row: list[int], eos_ids: tuple[int, ...]) -> list[int]:
   ['t5_multi30k/small', 't5_multi30k/base', 't5_multi30k/large']
   + ['llama_gsm8k/draft', 'llama_gsm8k/companion', 'llama_gsm8k/target'],
 )
-def test_greedy_tokens_equal_generate(name):
-  family = name.split('/')[0]
-  seq2seq = family.startswith('t5')
-  rows = _encode(family, _sentences() if seq2seq else _questions(), eos=seq2seq)
-  network, params = hf.read(SHARED / 'checkpoints' / name, dtype='float32')
+def test_greedy_tokens_equal_generate(shared, name):
+  folder = shared / 'checkpoints' / name
+  seq2seq = name.startswith('t5')
+  texts = _sentences(shared) if seq2seq else _questions(shared)
+  rows = _encode(folder.parent / 'hf_tokenizer', texts, eos=seq2seq)
+  network, params = hf.read(folder, dtype='float32')
   kind = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM
-  reference = kind.from_pretrained(SHARED / 'checkpoints' / name, dtype=torch.float32).eval()
+  reference = kind.from_pretrained(folder, dtype=torch.float32).eval()
   ours = [tokens for i in range(0, len(rows), BATCH) for tokens in _ours(network, params, rows[i : i + BATCH])]
   for i, row in enumerate(rows):
     theirs = reference.generate(torch.tensor([row]), max_new_tokens=NEW, do_sample=False)[0].tolist()

@@ -1,0 +1,109 @@
+"""What the formats share: checkpoints appear whole or not at all, and trees are checked tensor by tensor."""
+
+from collections.abc import Iterator
+import contextlib
+import os
+from pathlib import Path
+import re
+import shutil
+import zlib
+
+import jax
+import numpy as np
+
+from speccascade.checkpoints.tensor_files import AGAIN
+from speccascade.types import Network, Params
+
+_UNFINISHED = re.compile(r'\.tmp-[^/]*$|\.orbax-checkpoint-tmp[^/]*$')
+
+
+@contextlib.contextmanager
+def whole(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+  """Yield a folder to write into, which becomes `path` in one step when all of it is written."""
+  path = Path(os.path.abspath(path))
+  if path.exists() and not overwrite:
+    raise FileExistsError(f'{path} exists: choose another path, remove it, or ask for overwriting')
+  scratch = path.with_name(path.name + '.tmp-write')
+  shutil.rmtree(scratch, ignore_errors=True)
+  scratch.mkdir(parents=True)
+  try:
+    yield scratch
+    if path.exists():
+      shutil.rmtree(path)
+    scratch.rename(path)
+  finally:
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def unfinished(path: Path) -> bool:
+  """Tell whether a name is one that a writer gives to what it has not finished."""
+  return bool(_UNFINISHED.search(path.name))
+
+
+def check_finished(path: Path) -> None:
+  """Raise where a writer of `path` was stopped half-way."""
+  left = [path] if unfinished(path) else []
+  if not path.exists() and path.parent.is_dir():
+    left = [p for p in sorted(path.parent.glob(path.name + '.*')) if unfinished(p)]
+  if left:
+    raise ValueError(f'{left[0]} is half-written, its writer was stopped: remove it and write the checkpoint again')
+
+
+def named(params: Params, prefix: str = '') -> dict[str, jax.Array]:
+  """Return the leaves of a tree by dotted name."""
+  if not isinstance(params, dict):
+    return {prefix[:-1]: params}
+  return {name: x for key, tree in params.items() for name, x in named(tree, f'{prefix}{key}.').items()}
+
+
+def nested(leaves: dict[str, jax.Array]) -> Params:
+  """Undo `named`, taking the leaves out of the dict that is given."""
+  tree: Params = {}
+  for name in list(leaves):
+    *modules, leaf = name.split('.')
+    at = tree
+    for module in modules:
+      at = at.setdefault(module, {})
+    at[leaf] = leaves.pop(name)
+  return tree
+
+
+def check_shapes(found: dict[str, tuple[int, ...]], network: Network, where: Path) -> None:
+  """Raise one error for the first tensor that is missing, of another shape, or unexpected."""
+  expected = {name: x.shape for name, x in named(network.param_shapes()).items()}
+  for name, shape in expected.items():
+    if name not in found:
+      raise ValueError(f"{where}: tensor '{name}' {list(shape)} is missing: {AGAIN}")
+    if tuple(found[name]) != shape:
+      raise ValueError(
+        f"{where}: tensor '{name}' has shape {list(found[name])}, but with the sizes of the other tensors and of "
+        f'config.json or gin, where there is one, it should have {list(shape)}: correct that file, or {AGAIN}'
+      )
+  for name in found:
+    if name not in expected:
+      raise ValueError(
+        f"{where}: tensor '{name}' {list(found[name])} is unexpected in a {type(network).__name__} of these sizes: "
+        f'is it another architecture? Else {AGAIN}'
+      )
+
+
+def checksum(x: jax.Array | np.ndarray) -> int:
+  """Return the CRC-32 of an array's bytes in C order."""
+  return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+
+
+def file_checksum(file: Path) -> int:
+  """Return the CRC-32 of a file, read in pieces."""
+  value = 0
+  with file.open('rb') as f:
+    while piece := f.read(1 << 24):
+      value = zlib.crc32(piece, value)
+  return value
+
+
+def copy_tokenizer(tokenizer, folder: Path) -> list[str]:
+  """Copy a tokenizer's files into a folder and return their names."""
+  files = tokenizer.files() if tokenizer is not None else []
+  for file in files:
+    shutil.copyfile(file, folder / Path(file).name)
+  return [Path(file).name for file in files]

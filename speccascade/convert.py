@@ -1,0 +1,114 @@
+"""Convert a checkpoint from any format that is read to one that is written, and prove it by reading it back.
+
+python -m speccascade.convert SRC DST [--format orbax|t5x|hf] [--dtype float32|bfloat16]
+"""
+
+import argparse
+from collections.abc import Sequence
+import os
+from pathlib import Path
+import sys
+import time
+
+import jax
+import numpy as np
+
+from speccascade import checkpoints
+from speccascade.checkpoints import files, hf_write, orbax, t5x
+from speccascade.types import Model
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Run the command line; return 0, or 1 after printing what was wrong."""
+  args = _parser().parse_args(argv)
+  try:
+    convert(args.src, args.dst, form=args.format, dtype=args.dtype, overwrite=args.overwrite)
+  except (ValueError, OSError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+  return 0
+
+
+def convert(src, dst, *, form: str = 'orbax', dtype: str | None = None, overwrite: bool = False) -> Path:
+  """Write the checkpoint at `src` to `dst`, check it by reading it back, and return its folder."""
+  dst = Path(os.path.abspath(os.path.expanduser(dst)))
+  _check_destination(src, dst, overwrite)
+  start = time.perf_counter()
+  model = checkpoints.load(src, dtype=dtype)
+  read = time.perf_counter()
+  expected, network, count = _facts(model), model.network, sum(x.size for x in jax.tree.leaves(model.params))
+  folder = _write(form, dst, model, overwrite)
+  written = time.perf_counter()
+  del model
+  back = checkpoints.load(folder)
+  _verify(folder, expected, network, back)
+  done = time.perf_counter()
+  print(f'read      {src}: {count / 1e6:.2f} M parameters, {read - start:.1f} s')
+  print(f'written   {folder}: {_size(folder) / 1e6:.2f} MB as {form}, {written - read:.1f} s')
+  print(f'verified  {len(expected)} tensors equal in shape, dtype and CRC-32, {done - written:.1f} s')
+  print(f'tokenizer {"none found" if back.tokenizer is None else back.tokenizer.path}')
+  return folder
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog='python -m speccascade.convert',
+    description='Convert a checkpoint (Hugging Face, T5X, Orbax) and verify the result by reading it back.',
+    epilog='orbax keeps every family and restores onto a mesh; t5x and hf are written for T5 only.',
+  )
+  parser.add_argument('src', metavar='SRC', help='folder or hub id of the checkpoint to read')
+  parser.add_argument('dst', metavar='DST', help='folder to write; t5x writes DST/checkpoint_0 unless DST is one')
+  parser.add_argument('--format', choices=['orbax', 't5x', 'hf'], default='orbax', help='what to write (orbax)')
+  parser.add_argument('--dtype', choices=['float32', 'bfloat16'], help='dtype to write (default: as stored)')
+  parser.add_argument('--overwrite', action='store_true', help='replace a checkpoint that is at DST')
+  return parser
+
+
+def _check_destination(src, dst: Path, overwrite: bool) -> None:
+  """Raise before any work where writing would fail, or would destroy the source or what is no checkpoint."""
+  source = Path(os.path.abspath(os.path.expanduser(os.fspath(src))))
+  if source.exists() and (dst == source or dst in source.parents):
+    raise ValueError(f'{dst} is or holds the source {source}: choose another destination')
+  if not dst.exists() or (dst.is_dir() and not any(dst.iterdir())):
+    return
+  if not overwrite:
+    raise FileExistsError(f'{dst} exists: choose another folder, or pass --overwrite')
+  if dst.is_file():
+    raise NotADirectoryError(f'{dst} is a file: choose a folder')
+  checkpoints.kind(dst)  # raises for a folder of anything else, which is not ours to replace
+
+
+def _write(form: str, dst: Path, model: Model, overwrite: bool) -> Path:
+  overwrite = overwrite or (dst.is_dir() and not any(dst.iterdir()))
+  if form == 'orbax':
+    return orbax.save(dst, model, overwrite=overwrite)
+  if form == 't5x':
+    return t5x.write(dst, model, overwrite=overwrite)
+  return hf_write.write(dst, model, overwrite=overwrite)
+
+
+def _facts(model: Model) -> dict[str, tuple]:
+  """Return shape, dtype and checksum of every tensor."""
+  tensors = files.named(model.params)
+  return {name: (list(x.shape), x.dtype.name, f'{files.checksum(np.asarray(x)):08x}') for name, x in tensors.items()}
+
+
+def _verify(folder: Path, expected: dict[str, tuple], network, back: Model) -> None:
+  """Raise for the first tensor, or the network, that was not read back as it was written."""
+  found = _facts(back)
+  for name in sorted(expected.keys() | found.keys()):
+    if expected.get(name) != found.get(name):
+      raise ValueError(
+        f"{folder}: tensor '{name}' was written as {expected.get(name)} and read back as {found.get(name)}: "
+        'remove the folder, check the disk, and convert again'
+      )
+  if back.network != network:
+    raise ValueError(f'{folder}: the network was {network} and was read back as {back.network}: write orbax instead')
+
+
+def _size(folder: Path) -> int:
+  return sum(p.stat().st_size for p in folder.rglob('*') if p.is_file())
+
+
+if __name__ == '__main__':
+  sys.exit(main())

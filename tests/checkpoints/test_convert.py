@@ -1,0 +1,120 @@
+"""The converter keeps every bit, proves it, and destroys nothing."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from speccascade import checkpoints, convert
+from speccascade.checkpoints import files, hf, hf_write, orbax
+from speccascade.types import Model
+
+LLAMA = {'model_type': 'llama', 'vocab_size': 11, 'hidden_size': 8, 'intermediate_size': 6, 'num_hidden_layers': 1}
+LLAMA |= {'num_attention_heads': 2}
+T5 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 1, 'num_heads': 3}
+SWITCHES = [
+  {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False},
+  {'feed_forward_proj': 'relu', 'tie_word_embeddings': True},
+  {'feed_forward_proj': 'gated-silu', 'tie_word_embeddings': True, 'scale_decoder_outputs': False},
+  {'tie_word_embeddings': False, 'scale_decoder_outputs': True, 'num_decoder_layers': 2, 'eos_token_id': [1, 3]},
+  {'relative_attention_max_distance': 20, 'relative_attention_num_buckets': 8, 'decoder_start_token_id': 2},
+]
+
+
+def _model(config, dtype='float32'):
+  network = hf.network_from_config(config, dtype=dtype)
+  return Model(network.init(jax.random.key(0)), network)
+
+
+def _assert_equal(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture
+def source(tmp_path):
+  return orbax.save(tmp_path / 'source', _model(T5))
+
+
+@pytest.mark.parametrize('switches', SWITCHES)
+def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
+  model = _model(T5 | switches, 'bfloat16')
+  folder = orbax.save(tmp_path / 'start', model)
+  for form in ('hf', 't5x', 'orbax', 't5x', 'hf'):
+    folder = convert.convert(folder, tmp_path / f'{folder.name}-{form}', form=form)
+    loaded = checkpoints.load(folder)
+    assert loaded.network == model.network
+    _assert_equal(loaded.params, model.params)
+
+
+def test_the_command_prints_what_it_did(source, tmp_path, capsys):
+  assert convert.main([str(source), str(tmp_path / 'b'), '--format', 't5x', '--dtype', 'bfloat16']) == 0
+  out = capsys.readouterr().out
+  assert f'{tmp_path}/b/checkpoint_0' in out and 'verified' in out and 'M parameters' in out
+  assert checkpoints.load(tmp_path / 'b').network.dtype == 'bfloat16'
+
+
+def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
+  assert convert.main([str(tmp_path / 'nowhere'), str(tmp_path / 'b')]) == 1
+  captured = capsys.readouterr()
+  assert captured.err.startswith('error: ') and captured.err.count('\n') == 1 and not captured.out
+  with pytest.raises(SystemExit):
+    convert.main([str(source), str(tmp_path / 'b'), '--format', 'gguf'])
+  assert 'invalid choice' in capsys.readouterr().err
+
+
+def test_other_families_are_kept_by_orbax_alone(tmp_path):
+  source = orbax.save(tmp_path / 'llama', _model(LLAMA))
+  _assert_equal(checkpoints.load(convert.convert(source, tmp_path / 'a')).params, checkpoints.load(source).params)
+  for form in ('hf', 't5x'):
+    with pytest.raises(ValueError, match='llama is a Decoder: write orbax'):
+      convert.convert(source, tmp_path / form, form=form)
+    assert not list((tmp_path / form).glob('*')) if (tmp_path / form).exists() else True
+
+
+def test_nothing_is_destroyed(source, tmp_path):
+  with pytest.raises(ValueError, match='is or holds the source'):
+    convert.convert(source, source, overwrite=True)
+  with pytest.raises(ValueError, match='is or holds the source'):
+    convert.convert(source, tmp_path, overwrite=True)
+  target = convert.convert(source, tmp_path / 'b')
+  with pytest.raises(FileExistsError, match='pass --overwrite'):
+    convert.convert(source, target)
+  assert convert.convert(source, target, form='hf', overwrite=True) == target
+  assert checkpoints.kind(target) == 'hf'
+  (tmp_path / 'thesis').mkdir()
+  (tmp_path / 'thesis' / 'chapter1.tex').write_text('x')
+  with pytest.raises(ValueError, match='thesis is no checkpoint: found chapter1.tex'):
+    convert.convert(source, tmp_path / 'thesis', overwrite=True)
+  (tmp_path / 'file').write_text('x')
+  with pytest.raises(NotADirectoryError, match='file is a file'):
+    convert.convert(source, tmp_path / 'file', overwrite=True)
+  (tmp_path / 'empty').mkdir()
+  assert convert.convert(source, tmp_path / 'empty') == tmp_path / 'empty'
+
+
+def test_reading_back_notices_a_changed_tensor_and_network(source, tmp_path, monkeypatch):
+  checksum = files.checksum
+  values = []
+  monkeypatch.setattr(files, 'checksum', lambda x: values.append(1) or checksum(x) + (len(values) > 60))
+  with pytest.raises(ValueError, match="tensor '.*' was written as .* and read back as .* convert again"):
+    convert.convert(source, tmp_path / 'b')
+  monkeypatch.undo()
+  monkeypatch.setattr(hf_write, 'config_of', lambda network: T5 | {'relative_attention_max_distance': 7})
+  with pytest.raises(ValueError, match='the network was .* and was read back as .* write orbax instead'):
+    convert.convert(source, tmp_path / 'c', form='hf')
+
+
+def test_the_tokenizer_comes_along(shared, tmp_path):
+  family = shared / 'checkpoints' / 'llama_gsm8k'
+  source = tmp_path / 'source'
+  shutil.copytree(family / 'draft', source)
+  for file in (family / 'hf_tokenizer').iterdir():
+    shutil.copyfile(file, source / file.name)
+  folder = convert.convert(source, tmp_path / 'far' / 'away')
+  loaded = checkpoints.load(folder)
+  assert loaded.tokenizer.path == str(folder / 'tokenizer.json')
+  assert json.loads((folder / 'tokenizer_config.json').read_text())['bos_token'] == '<s>'
+  assert loaded.tokenizer.encode('Question: 12') == checkpoints.load(family / 'draft').tokenizer.encode('Question: 12')

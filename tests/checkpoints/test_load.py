@@ -1,0 +1,166 @@
+"""`load` sees what a path is, and says what is wrong with one that is nothing."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from speccascade import checkpoints, tokenizers
+from speccascade.checkpoints import hf, orbax, t5x
+from speccascade.models.layers import stack_layers
+from speccascade.types import Model
+
+T5 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 1, 'num_heads': 3}
+T5 |= {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}
+
+
+@pytest.fixture(scope='module')
+def model():
+  network = hf.network_from_config(T5)
+  return Model(network.init(jax.random.key(0)), network)
+
+
+def _save_hf(folder, model):
+  folder.mkdir(parents=True)
+  (folder / 'config.json').write_text(json.dumps(T5))
+  save_file(hf.export(model.network, 't5', model.params), folder / 'model.safetensors')
+  return folder
+
+
+@pytest.fixture
+def folders(tmp_path, model):
+  return {
+    'hf': _save_hf(tmp_path / 'hf', model),
+    't5x': t5x.write(tmp_path / 't5x', model, step=3),
+    'steps': tmp_path / 't5x',
+    'orbax': orbax.save(tmp_path / 'orbax', model),
+  }
+
+
+def _assert_equal(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_every_format_gives_the_same_model(folders, model):
+  names = {'hf': 'hf', 't5x': 't5x', 'steps': 't5x', 'orbax': 'orbax'}
+  for kind, folder in folders.items():
+    loaded = checkpoints.load(folder)
+    assert loaded.network == model.network and loaded.tokenizer is None and loaded.name == names[kind]
+    _assert_equal(loaded.params, model.params)
+
+
+def test_dtype_scan_and_name_are_as_asked_for(folders, model):
+  expected = stack_layers(jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
+  for folder in folders.values():
+    loaded = checkpoints.load(str(folder), dtype=jnp.bfloat16, scan=True, name='large')
+    assert loaded.name == 'large' and loaded.network.scan and loaded.network.dtype == 'bfloat16'
+    _assert_equal(loaded.params, expected)
+  with pytest.raises(ValueError, match='dtype int8: choose from float32'):
+    checkpoints.load(folders['hf'], dtype='int8')
+  with pytest.raises(ValueError, match='dtype half-ish: choose from float32'):
+    checkpoints.load(folders['hf'], dtype='half-ish')
+
+
+def test_a_tokenizer_may_be_given(folders, shared, tmp_path):
+  family = shared / 'checkpoints' / 't5_multi30k'
+  loaded = checkpoints.load(folders['hf'], tokenizer=family / 'small')
+  assert loaded.tokenizer == tokenizers.Tokenizer(str(family / 'spiece.model'))
+  assert checkpoints.load(folders['hf'], tokenizer=loaded.tokenizer).tokenizer is loaded.tokenizer
+  with pytest.raises(FileNotFoundError, match='no tokenizer there, expected tokenizer.json'):
+    checkpoints.load(folders['hf'], tokenizer=tmp_path / 'orbax')
+
+
+@pytest.mark.parametrize(('family', 'size'), [('t5_multi30k', 'small'), ('llama_gsm8k', 'draft')])
+def test_the_shared_checkpoints_load_with_their_tokenizer(shared, family, size):
+  loaded = checkpoints.load(shared / 'checkpoints' / family / size)
+  assert loaded.name == size and loaded.network.dtype == 'bfloat16'
+  assert len(loaded.tokenizer.pieces()) == loaded.network.vocab_size
+  assert loaded.tokenizer.eos_ids == loaded.network.eos_ids
+
+
+def _error(path, kind) -> str:
+  with pytest.raises(kind) as info:
+    checkpoints.load(path)
+  return str(info.value)
+
+
+def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
+  message = _error(tmp_path / 'nowhere', FileNotFoundError)
+  assert f'{tmp_path}/nowhere does not exist: expected a Hugging Face folder' in message and 'org/name' in message
+  assert 'found an empty folder, expected a Hugging Face folder' in _error(tmp_path, ValueError)
+  (tmp_path / 'notes.txt').write_text('x')
+  assert f'{tmp_path}/notes.txt is a file: pass the folder that holds it' in _error(
+    tmp_path / 'notes.txt', NotADirectoryError
+  )
+  (tmp_path / 'small').mkdir()
+  (tmp_path / 'small' / 'config.json').write_text('{}')
+  message = _error(tmp_path, ValueError)
+  assert 'found notes.txt, small/, expected' in message and f'did you mean {tmp_path}/small?' in message
+  for i in range(20):
+    (tmp_path / f'a{i:02}').write_text('')
+  assert 'a07 and 14 more' in _error(tmp_path, ValueError)
+
+
+def test_a_folder_that_may_not_be_read_says_so(tmp_path, monkeypatch):
+  def refuse(self):
+    raise PermissionError(13, 'Permission denied')
+
+  monkeypatch.setattr(pathlib.Path, 'iterdir', refuse)
+  assert f'{tmp_path} cannot be read: change its permissions' in _error(tmp_path, PermissionError)
+
+
+def test_half_of_a_folder_is_told_from_nothing(folders, tmp_path):
+  (folders['hf'] / 'model.safetensors').unlink()
+  assert 'model.safetensors' in _error(folders['hf'], FileNotFoundError)
+  folders['orbax'].rename(tmp_path / 'other.tmp-write')
+  assert 'other.tmp-write is half-written' in _error(tmp_path / 'other', ValueError)
+  (folders['t5x'] / 'checkpoint').unlink()
+  assert "has a file 'checkpoint' or a folder 'state'" in _error(folders['t5x'], FileNotFoundError)
+
+
+def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
+  import huggingface_hub
+
+  monkeypatch.chdir(tmp_path)
+  asked = []
+
+  def fetch(hub_id, allow_patterns):
+    asked.append((hub_id, '*.safetensors' in allow_patterns, '*.bin' in allow_patterns))
+    return str(folders['hf'])
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', fetch)
+  assert checkpoints.load('org/name').network.config.embed_dim == 8 and asked == [('org/name', True, False)]
+
+  def unreachable(*_, **__):
+    raise OSError('Name or service not known\nand forty more lines')
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', unreachable)
+  message = _error('org/name', FileNotFoundError)
+  assert 'org/name is no folder here and could not be fetched (Name or service not known)' in message
+  assert 'download it by hand' in message and '\n' not in message
+  monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+  assert 'huggingface_hub, which would fetch it, is not installed' in _error('org/name', FileNotFoundError)
+  assert 'hf/missing does not exist' in _error('hf/missing', FileNotFoundError)  # hf/ is a folder here
+
+
+def test_loading_imports_no_other_framework(folders):
+  code = f"""
+import sys
+from speccascade import checkpoints
+heavy = ('orbax', 'tensorstore', 'sentencepiece', 'tokenizers', 'huggingface_hub', 'safetensors')
+assert not [m for m in heavy if m in sys.modules], 'imported too early'
+for folder in {[str(f) for f in folders.values()]!r}:
+  checkpoints.load(folder)
+assert not [m for m in ('torch', 'tensorflow', 'transformers') if m in sys.modules], 'imported at all'
+print('all well')
+"""
+  root = pathlib.Path(__file__).parents[2]
+  done = subprocess.run([sys.executable, '-c', code], cwd=root, capture_output=True, text=True)
+  assert done.stdout.strip() == 'all well', done.stderr[-2000:]

@@ -1,0 +1,204 @@
+"""Our own checkpoints: whole or recognised as not, bit for bit, and onto a mesh."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade.checkpoints import files, hf, orbax
+from speccascade.models.layers import stack_layers
+from speccascade.models.ngram import NGram
+from speccascade.types import Model
+
+T5 = {'model_type': 't5', 'vocab_size': 16, 'd_model': 8, 'd_kv': 4, 'd_ff': 24, 'num_layers': 2, 'num_heads': 4}
+GEMMA = {'model_type': 'gemma3_text', 'vocab_size': 16, 'hidden_size': 8, 'intermediate_size': 24, 'head_dim': 4}
+GEMMA |= {'num_hidden_layers': 2, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'query_pre_attn_scalar': 4}
+GEMMA |= {'sliding_window_pattern': 2, 'eos_token_id': [1, 5]}
+
+
+def _model(config=T5, dtype='float32', scan=False):
+  network = hf.network_from_config(config, dtype=dtype, scan=scan)
+  return Model(network.init(jax.random.key(0)), network, name='tiny')
+
+
+def _assert_equal(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+  assert jax.tree.map(lambda x: x.dtype, a) == jax.tree.map(lambda x: x.dtype, b)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('config', [T5, GEMMA])
+def test_what_is_saved_is_read_bit_for_bit(tmp_path, config, dtype, scan):
+  model = _model(config, dtype, scan)
+  network, params = orbax.read(orbax.save(tmp_path / 'a', model))
+  assert network == model.network and hash(network) == hash(model.network)
+  _assert_equal(params, model.params)
+
+
+def test_reading_casts_and_stacks_when_asked(tmp_path):
+  model = _model()
+  orbax.save(tmp_path / 'a', model)
+  network, params = orbax.read(tmp_path / 'a', dtype='bfloat16', scan=True)
+  assert network.scan and network.dtype == 'bfloat16'
+  stacked = stack_layers(jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
+  _assert_equal(params, stacked)
+  orbax.save(tmp_path / 'b', Model(params, network))
+  _assert_equal(orbax.read(tmp_path / 'b', scan=False)[1], jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
+
+
+def test_a_relative_path_is_understood(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  orbax.save('a', _model())
+  _assert_equal(orbax.read('a')[1], _model().params)
+
+
+def test_what_exists_is_kept_unless_told_otherwise(tmp_path):
+  orbax.save(tmp_path / 'a', _model())
+  with pytest.raises(FileExistsError, match='a exists'):
+    orbax.save(tmp_path / 'a', _model(GEMMA))
+  orbax.save(tmp_path / 'a', _model(GEMMA), overwrite=True)
+  assert orbax.read(tmp_path / 'a')[0] == _model(GEMMA).network
+  assert [p.name for p in tmp_path.iterdir()] == ['a']
+
+
+def test_a_network_without_parameters_of_its_own_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='a NGram cannot be saved, only T5'):
+    orbax.save(tmp_path / 'a', Model({}, NGram(vocab_size=4)))
+  assert not list(tmp_path.iterdir())
+
+
+def _error(path, kind=ValueError) -> str:
+  with pytest.raises(kind) as info:
+    orbax.read(path)
+  return str(info.value)
+
+
+def test_a_writer_that_was_killed_leaves_a_recognised_half(tmp_path):
+  code = f"""
+    import os, signal, sys
+    import jax
+    from speccascade.checkpoints import files, hf, orbax
+    from speccascade.types import Model
+    network = hf.network_from_config({T5!r})
+    files.copy_tokenizer = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # half-way: parameters, but no sidecar
+    orbax.save({str(tmp_path / 'a')!r}, Model(network.init(jax.random.key(0)), network))
+  """
+  assert _python(code).returncode == -9
+  assert (tmp_path / 'a.tmp-write' / 'params').is_dir()
+  assert f'{tmp_path}/a.tmp-write is half-written' in _error(tmp_path / 'a')
+  assert f'{tmp_path}/a.tmp-write is half-written' in _error(tmp_path / 'a.tmp-write')
+  orbax.save(tmp_path / 'a', _model())
+  assert [p.name for p in tmp_path.iterdir()] == ['a']
+
+
+def test_damage_is_one_error_that_names_the_file(tmp_path):
+  folder = orbax.save(tmp_path / 'a', _model())
+  data = max((folder / 'params' / 'd').iterdir(), key=lambda p: p.stat().st_size)  # holds all of so small a model
+  kept = data.read_bytes()
+  data.write_bytes(kept[: len(kept) // 2])
+  message = _error(folder)
+  assert f'{data} has {len(kept) // 2} bytes, expected {len(kept)}, cut off' in message and "tensor '" in message
+  data.unlink()
+  message = _error(folder)
+  assert f'{data} is missing, half-copied' in message and "tensor '" in message
+  data.write_bytes(kept)
+  sidecar = folder / orbax.SIDECAR
+  text = sidecar.read_text()
+  sidecar.write_text(text.replace('"T5Config"', '"T6Config"'))
+  assert "unknown network 'T6Config'" in _error(folder)
+  sidecar.write_text(text.replace('"format": 1', '"format": 2'))
+  assert 'has format 2, expected format 1' in _error(folder)
+  sidecar.write_text(text[:50])
+  assert 'speccascade.json is not valid JSON' in _error(folder)
+  sidecar.unlink()
+  assert 'speccascade.json is missing: half-written' in _error(folder)
+
+
+def test_a_flipped_byte_never_goes_unnoticed(tmp_path):
+  model = _model()
+  folder = orbax.save(tmp_path / 'a', model)
+  mesh, lost = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('x',)), 0
+  for file in sorted(p for p in (folder / 'params').rglob('*') if p.is_file()):
+    kept = file.read_bytes()
+    for at in range(len(kept) // 7, len(kept), max(1, len(kept) // 2)):
+      file.write_bytes(kept[:at] + bytes([kept[at] ^ 255]) + kept[at + 1 :])
+      with pytest.raises(ValueError, match=f'{file} does not have its CRC-32'):
+        orbax.read(folder, mesh=mesh, rules=())
+      try:
+        _assert_equal(orbax.read(folder)[1], model.params)  # Orbax leaves files behind that nothing refers to
+      except ValueError as error:
+        assert f"{file}: tensor '" in str(error) and 'corrupt' in str(error)
+        lost += 1
+    file.write_bytes(kept)
+  assert lost > 0
+
+
+def test_wrong_and_non_finite_tensors_are_named(tmp_path):
+  model = _model()
+  folder = orbax.save(tmp_path / 'a', model)
+  sidecar = json.loads((folder / orbax.SIDECAR).read_text())
+  name = 'decoder.layers_1.mlp.wo.kernel'
+
+  def altered(**kwargs):
+    changed = json.loads(json.dumps(sidecar))
+    changed['tensors'][name].update(kwargs)
+    (folder / orbax.SIDECAR).write_text(json.dumps(changed))
+    return _error(folder)
+
+  message = altered(shape=[24, 9])
+  assert f"tensor '{name}' has shape [24, 9]" in message and 'should have [24, 8]' in message
+  params = files.named(model.params)
+  params[name] = params[name].at[3, 2].set(jnp.nan)
+  folder = orbax.save(tmp_path / 'b', model.replace(params=files.nested(params)))
+  assert f"tensor '{name}' holds NaN or Inf as float32" in _error(folder)
+
+
+def _python(code: str, **env) -> subprocess.CompletedProcess:
+  root = pathlib.Path(__file__).parents[2]
+  env = os.environ | {'PYTHONPATH': str(root), 'JAX_PLATFORMS': 'cpu'} | env
+  return subprocess.run([sys.executable, '-c', textwrap.dedent(code)], env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_parameters_are_restored_onto_a_mesh_of_eight_devices(tmp_path, scan):
+  for name, config in (('t5', T5), ('gemma', GEMMA)):
+    orbax.save(tmp_path / name, _model(config, scan=scan))
+  code = f"""
+    import jax, jax.numpy as jnp, numpy as np, pathlib
+    from speccascade.checkpoints import files, orbax
+    folder, rules = pathlib.Path({str(tmp_path)!r}), (('vocab', 'y'), ('mlp', ('x', 'y')), ('embed', 'x'))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('x', 'y'))
+    for name in ('t5', 'gemma'):
+      network, params = orbax.read(folder / name, mesh=mesh, rules=rules)
+      alone = orbax.read(folder / name)[1]
+      for key, x in files.named(params).items():
+        assert len(x.sharding.device_set) == 8
+        np.testing.assert_array_equal(x, files.named(alone)[key])
+      table = params['token_embedder']['embedding']
+      assert table.sharding.shard_shape(table.shape) == (4, 4)
+      wo = [x for key, x in files.named(params).items() if key.endswith('mlp.wo.kernel')][0]
+      assert wo.sharding.shard_shape(wo.shape)[-2:] == (3, 8), wo.sharding  # 'embed' finds x taken by 'mlp'
+      cast = orbax.read(folder / name, mesh=mesh, rules=rules, dtype='bfloat16')[1]['token_embedder']['embedding']
+      assert cast.dtype == jnp.bfloat16 and cast.sharding == table.sharding
+      other = orbax.save(folder / (name + '-sharded'), __import__('speccascade').Model(params, network))
+      np.testing.assert_array_equal(orbax.read(other)[1]['token_embedder']['embedding'], table)
+    for bad, message in ((None, 'a mesh needs rules'), ((('heads', ('x', 'y')),), "axis 'heads' of 4 does not divide")):
+      try:
+        orbax.read(folder / 't5', mesh=mesh, rules=bad)
+      except ValueError as error:
+        assert message in str(error), error
+      else:
+        raise AssertionError(message)
+    print('all well')
+  """
+  done = _python(code, XLA_FLAGS='--xla_force_host_platform_device_count=8')
+  assert done.stdout.strip() == 'all well', done.stderr[-3000:]

@@ -1,0 +1,267 @@
+"""T5X checkpoints of every layout, and the one clear error for each way in which they break."""
+
+import json
+
+from flax import serialization
+import jax
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tensorstore as ts
+
+from speccascade.checkpoints import files, hf, t5x
+from speccascade.models.layers import stack_layers
+from speccascade.types import Model
+
+V1_1 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 2, 'num_heads': 3}
+V1_1 |= {'num_decoder_layers': 3, 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}
+V1_0 = V1_1 | {'feed_forward_proj': 'relu', 'tie_word_embeddings': True}
+EMBEDDING = 'target.token_embedder.embedding'
+
+
+def _model(config=V1_1, dtype='float32'):
+  network = hf.network_from_config(config, dtype=dtype)
+  return Model(jax.device_get(network.init(jax.random.key(0))), network)
+
+
+def _write_msgpack(folder, target, root='optimizer'):
+  folder.mkdir(parents=True, exist_ok=True)
+  tree = {'version': 3, 'optimizer': {'target': target, 'state': {'step': np.int32(5)}}}
+  (folder / 'checkpoint').write_bytes(serialization.msgpack_serialize(tree if root else {'target': target}))
+  return folder
+
+
+def _write_zarr(folder, tree, name='target', elsewhere=True):
+  """Write arrays as T5X did: chunked, and with the path and driver of the file system that it ran on."""
+  if isinstance(tree, dict):
+    return {key: _write_zarr(folder, x, f'{name}.{key}', elsewhere) for key, x in tree.items()}
+  metadata = {'shape': list(tree.shape), 'chunks': [-(-n // 2) for n in tree.shape], 'compressor': {'id': 'gzip'}}
+  spec = {'driver': 'zarr', 'dtype': tree.dtype.name, 'metadata': metadata}
+  here = {'kvstore': {'driver': 'file', 'path': f'{folder / name}/'}, 'create': True}
+  ts.open(spec | here).result().write(tree).result()
+  there = {'driver': 'gcs', 'bucket': 'models', 'path': f'x/checkpoint_5/{name}/'}
+  return spec | {'kvstore': there if elsewhere else {'driver': 'file', 'path': name}}
+
+
+def _scanned(params, config):
+  """Return parameters as T5X's scanned model has them: layers on axis 1, heads apart, a bias for each layer."""
+  tree = dict(params)
+  for stack in ('encoder', 'decoder'):
+    rest = {name: x for name, x in params[stack].items() if not name.startswith(('layers_', 'relpos'))}
+    layers = stack_layers(params[stack])['layers']
+    inner = jax.tree_util.tree_map_with_path(lambda path, x: _scan_leaf(path, np.asarray(x), config), layers)
+    bias, depth = params[stack]['relpos_bias']['rel_embedding'], jax.tree.leaves(layers)[0].shape[0]
+    inner['relpos_bias'] = {'rel_embedding': np.repeat(bias[:, None], depth, axis=1)}
+    tree[stack] = {**rest, stack: inner}
+  return tree
+
+
+def _scan_leaf(path, x, config):
+  module = path[-2].key
+  split = (config['num_heads'], config['d_kv'])
+  if module in ('query', 'key', 'value'):
+    x = x.reshape(*x.shape[:2], *split)
+  if module == 'out':
+    x = x.reshape(x.shape[0], *split, x.shape[2])
+  return np.moveaxis(x, 0, 1)
+
+
+def _assert_equal(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+  assert jax.tree.map(lambda x: x.dtype, a) == jax.tree.map(lambda x: x.dtype, b)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('config', [V1_1, V1_0])
+def test_what_is_written_is_read_bit_for_bit(tmp_path, config, dtype):
+  model = _model(config, dtype)
+  folder = t5x.write(tmp_path, model, step=7)
+  assert folder == tmp_path / 'checkpoint_7'
+  network, params = t5x.read(folder)
+  assert network == model.network
+  _assert_equal(params, model.params)
+
+
+def test_arrays_are_chunked_and_compressed_as_t5x_expects(tmp_path, monkeypatch):
+  monkeypatch.setattr(t5x, '_CHUNK_BYTES', 100)
+  model = _model()
+  folder = t5x.write(tmp_path / 'checkpoint_3', model)
+  zarray = json.loads((folder / EMBEDDING / '.zarray').read_text())
+  assert zarray['chunks'] == [3, 8] and zarray['compressor']['id'] == 'gzip' and zarray['zarr_format'] == 2
+  tree = serialization.msgpack_restore((folder / 'checkpoint').read_bytes())
+  spec = tree['optimizer']['target']['token_embedder']['embedding']
+  assert spec['kvstore'] == {'driver': 'file', 'path': f'{EMBEDDING}/'} and tree['optimizer']['state'] == {'step': 3}
+  _assert_equal(t5x.read(folder)[1], model.params)
+
+
+@pytest.mark.parametrize('dtype', [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize('layout', ['inline', 'zarr', 'old'])
+def test_checkpoints_of_other_origin_are_read(tmp_path, layout, dtype):
+  params = jax.tree.map(lambda x: x.astype(dtype), _model().params)
+  folder = tmp_path / 'checkpoint_5'
+  target = params if layout == 'inline' else _write_zarr(folder, params)
+  _write_msgpack(folder, target, root=None if layout == 'old' else 'optimizer')
+  network, found = t5x.read(folder)
+  assert network == _model(dtype=np.dtype(dtype).name).network  # sizes, gating and tying are in the shapes
+  _assert_equal(found, params)
+  network, found = t5x.read(folder, dtype='bfloat16', scan=True)
+  assert network.scan and network.dtype == 'bfloat16'
+  _assert_equal(found, stack_layers(jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16), params)))
+
+
+@pytest.mark.parametrize('config', [V1_1, V1_0])
+def test_the_scanned_variant_becomes_our_tree(tmp_path, config):
+  model = _model(config)
+  folder = _write_msgpack(tmp_path / 'checkpoint_5', _scanned(model.params, config))
+  network, params = t5x.read(folder)
+  assert network == model.network
+  _assert_equal(params, model.params)
+
+
+def test_biases_of_each_layer_are_refused(tmp_path):
+  target = _scanned(_model().params, V1_1)
+  target['decoder']['decoder']['relpos_bias']['rel_embedding'][1, 2] += 1
+  message = _error(_write_msgpack(tmp_path / 'checkpoint_5', target))
+  assert "'decoder.decoder.relpos_bias.rel_embedding' differs between layers 0 and 2" in message
+
+
+@pytest.mark.parametrize('ocdbt', [True, False])
+def test_the_orbax_managers_state_is_read(tmp_path, ocdbt):
+  params = jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16), _model().params)
+  tree = {'target': params, 'state': {'step': np.int32(5), 'param_states': {'x': np.ones(3, np.float32)}}}
+  handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)
+  with ocp.Checkpointer(handler) as checkpointer:
+    checkpointer.save(tmp_path / 'checkpoint_5' / 'state', tree)
+  _assert_equal(t5x.read(tmp_path)[1], params)
+  if ocdbt:
+    (tmp_path / 'checkpoint_5' / 'state' / 'manifest.ocdbt').write_bytes(b'x')
+    assert 'checkpoint_5/state: the store cannot be read' in _error(tmp_path)
+
+
+def test_the_latest_finished_step_is_read(tmp_path):
+  model = _model()
+  for step in (2, 10):
+    t5x.write(tmp_path, model, step=step)
+  (tmp_path / 'checkpoint_11.tmp-1').mkdir()
+  assert t5x.find(tmp_path).name == 'checkpoint_10'
+  assert "holds 'checkpoint'" not in str(t5x.read(tmp_path)[0])
+
+
+def test_config_json_and_gin_say_what_shapes_do_not(tmp_path):
+  folder = _write_msgpack(tmp_path / 'checkpoint_5', _model(V1_0).params)
+  assert t5x.read(folder)[0].config.scale_outputs
+  (tmp_path / 'config.gin').write_text("network.T5Config.mlp_activations = ('silu',)\n")
+  assert t5x.read(folder)[0].config.activation == 'silu'
+  (tmp_path / 'config.json').write_text(json.dumps({'model_type': 't5', 'tie_word_embeddings': False, 'd_kv': 4}))
+  config = t5x.read(folder)[0].config
+  assert config.tied and not config.scale_outputs  # tying is seen in the tensors, scaling is not
+  (tmp_path / 'config.gin').write_text("T5Config.mlp_activations = ('gelu', 'relu')\n")
+  assert 'config.gin: mlp_activations' in _error(folder)
+  (tmp_path / 'config.gin').unlink()
+  (tmp_path / 'config.json').write_text(json.dumps({'d_kv': 8}))
+  assert 'config.json: d_kv is 8, but the tensors have 4' in _error(folder)
+  (tmp_path / 'config.json').write_text(json.dumps({'model_type': 'llama'}))
+  assert "config.json: model_type 'llama'" in _error(folder)
+
+
+def _error(folder, kind=ValueError) -> str:
+  with pytest.raises(kind) as info:
+    t5x.read(folder)
+  return str(info.value)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  params = _model().params
+  folder = tmp_path / 'checkpoint_5'
+  return _write_msgpack(folder, _write_zarr(folder, params, elsewhere=False))
+
+
+def test_truncated_msgpack_names_the_file(folder):
+  file = folder / 'checkpoint'
+  data = file.read_bytes()
+  for cut in (data[: len(data) // 2], b'', data + b'x', b'\xc1' + data):
+    file.write_bytes(cut)
+    assert f'{file}: cut off or corrupt msgpack, {len(cut)} bytes' in _error(folder)
+  file.write_bytes(serialization.msgpack_serialize({'weights': np.ones(2)}))
+  assert 'no tensor under optimizer/target' in _error(folder)
+  file.write_bytes(serialization.msgpack_serialize(np.ones(2)))
+  assert 'msgpack of a ndarray' in _error(folder)
+
+
+def test_missing_pieces_name_file_and_tensor(folder):
+  (folder / EMBEDDING / '1.0').unlink()
+  message = _error(folder)
+  assert f"{folder / EMBEDDING}: tensor 'token_embedder.embedding' [11, 8] cannot be read" in message
+  assert '1.0' in message and 'missing' in message and len(message) < 400
+  (folder / EMBEDDING / '.zarray').unlink()
+  assert f"{folder / EMBEDDING}/.zarray: missing, it belongs to tensor 'token" in _error(folder, FileNotFoundError)
+  for file in (folder / EMBEDDING).iterdir():
+    file.unlink()
+  (folder / EMBEDDING).rmdir()
+  assert f"{folder / EMBEDDING}: missing, it belongs to tensor 'token" in _error(folder, FileNotFoundError)
+  (folder / 'checkpoint').unlink()
+  assert "has a file 'checkpoint' or a folder 'state'" in _error(folder, FileNotFoundError)
+
+
+def test_damaged_chunks_name_file_and_tensor(folder):
+  chunk = folder / EMBEDDING / '0.0'
+  chunk.write_bytes(chunk.read_bytes()[:12])
+  message = _error(folder)
+  assert f"{folder / EMBEDDING}: tensor 'token_embedder.embedding' [11, 8] cannot be read" in message
+  (folder / EMBEDDING / '.zarray').write_text('{')
+  assert f"{folder / EMBEDDING}: tensor 'token_embedder.embedding' cannot be read" in _error(folder)
+
+
+def test_a_half_written_checkpoint_is_recognised(tmp_path, folder):
+  folder.rename(tmp_path / 'checkpoint_5.tmp-1700000000')
+  assert 'checkpoint_5.tmp-1700000000 is half-written' in _error(folder)
+  assert 'checkpoint_5.tmp-1700000000 is half-written' in _error(tmp_path / 'checkpoint_5.tmp-1700000000')
+  assert 'found checkpoint_5.tmp-1700000000' in _error(tmp_path, FileNotFoundError)
+
+
+def test_wrong_shapes_and_names_are_named(tmp_path):
+  def broken(path, x):
+    target = _model().params
+    tree = target
+    *modules, leaf = path.split('.')
+    for module in modules:
+      tree = tree[module]
+    tree.pop(leaf) if x is None else tree.update({leaf: x})
+    return _error(_write_msgpack(tmp_path / 'checkpoint_5', target))
+
+  message = broken('decoder.layers_1.mlp.wi_0.kernel', np.zeros((8, 7), np.float32))
+  assert "'decoder.layers_1.mlp.wi_0.kernel' has shape [8, 7]" in message and 'should have [8, 6]' in message
+  assert "'decoder.layers_1.mlp.wo.kernel' [6, 8] is missing" in broken('decoder.layers_1.mlp.wo.kernel', None)
+  assert "'token_embedder.embedding' is missing" in broken('token_embedder.embedding', None)
+  assert 'expected two axes' in broken('token_embedder.embedding', np.zeros((8,), np.float32))
+  assert 'does not divide into the 5 heads' in broken(
+    'encoder.relpos_bias.rel_embedding', np.zeros((5, 32), np.float32)
+  )
+  assert "'encoder.extra' [2] is unexpected" in broken('encoder.extra', np.zeros((2,), np.float32))
+  bad = np.full((6, 8), np.nan, np.float32)
+  assert "'decoder.layers_0.mlp.wo.kernel' holds NaN or Inf" in broken('decoder.layers_0.mlp.wo.kernel', bad)
+
+
+def test_writing_refuses_other_families_and_what_exists(tmp_path):
+  llama = {'model_type': 'llama', 'vocab_size': 11, 'hidden_size': 8, 'intermediate_size': 6, 'num_hidden_layers': 1}
+  network = hf.network_from_config(llama | {'num_attention_heads': 2})
+  with pytest.raises(ValueError, match='drafter is a Decoder: write orbax'):
+    t5x.write(tmp_path, Model({}, network, name='drafter'))
+  t5x.write(tmp_path, _model())
+  with pytest.raises(FileExistsError, match='checkpoint_0 exists'):
+    t5x.write(tmp_path, _model())
+  assert t5x.write(tmp_path, _model(), overwrite=True).name == 'checkpoint_0'
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path):
+  class Stop(Exception):
+    pass
+
+  with pytest.raises(Stop):
+    with files.whole(tmp_path / 'checkpoint_1') as scratch:
+      (scratch / 'checkpoint').write_bytes(b'x')
+      raise Stop
+  assert not list(tmp_path.iterdir())

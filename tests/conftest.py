@@ -1,0 +1,27 @@
+"""Strict settings for every test, and a persistent compilation cache so that a second run is short."""
+
+import os
+import pathlib
+import tempfile
+
+# Tests compile much and compute little. This must stand before the first use of JAX.
+os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_backend_optimization_level=0'
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update('jax_numpy_dtype_promotion', 'strict')
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+jax.config.update('jax_compilation_cache_dir', os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'))
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
+
+@pytest.fixture(scope='session')
+def shared() -> pathlib.Path:
+  """Return the folder of trained checkpoints and data, or skip where there is none."""
+  default = pathlib.Path(__file__).parents[1].parent / 'shared'
+  path = pathlib.Path(os.environ.get('SPECCASCADE_SHARED', default))
+  if not (path / 'checkpoints').is_dir():
+    pytest.skip(f'no checkpoints under {path}; set SPECCASCADE_SHARED to the folder that holds them')
+  return path

@@ -1,0 +1,118 @@
+"""The law of what the compiled loop emits: exactly, by enumerating its decisions, and by χ² on many rows."""
+
+import numpy as np
+from flax import struct
+import jax
+import jax.numpy as jnp
+import scipy.stats
+
+from speccascade import probs
+from speccascade.decode import decode, decode_batch
+from speccascade.types import ACCEPT, DRAFT, FINAL, NOWHERE, RESIDUAL, Prompt
+
+
+@struct.dataclass
+class Enumerated:
+  """Noise that takes every decision from a row's digits and notes the probability that the decision had.
+
+  A decision has the key (position, purpose), as in `probs.Keyed`, and the last one made under a key counts: an
+  earlier one belonged to a drafted token that no test reached. With `by_round` the round's start is part of the key.
+  """
+
+  digits: jax.Array  # [B, R, P, 3]
+  chances: jax.Array  # [B, R, P, 3]
+  base: int = struct.field(pytree_node=False)
+  by_round: bool = struct.field(pytree_node=False, default=False)
+
+  def _place(self, position, start):
+    rows = jnp.arange(position.shape[0])
+    return rows, (start - self.base if self.by_round else jnp.zeros_like(start)), position - self.base
+
+  def _note(self, place, purpose, chance):
+    return self.replace(chances=self.chances.at[(*place, purpose)].set(chance, mode='drop'))
+
+  def draw(self, weights, position, purpose, start):
+    place = self._place(position, start)
+    token = self.digits[(*place, purpose)]
+    chance = probs.at_token(weights, token) / weights.sum(-1)
+    return token, self._note(place, purpose, chance)
+
+  def accept(self, numerator, denominator, position, start):
+    noise, outcomes = self, []
+    for j in range(position.shape[1]):
+      place = self._place(position[:, j], start)
+      a, b = numerator[:, j], denominator[:, j]
+      sure = jnp.where(b > 0, jnp.minimum(1, a / jnp.where(b > 0, b, 1)), (a > 0).astype(jnp.float32))
+      yes = self.digits[(*place, ACCEPT)] == 0
+      noise = noise._note(place, ACCEPT, jnp.where(yes, sure, 1 - sure))
+      outcomes.append(yes)
+    return jnp.stack(outcomes, 1), noise
+
+
+def emitted_law(method, models, prompt, count, sampler):
+  """Return {emitted tokens: probability} of the compiled loop, every decision enumerated."""
+  vocab = models[-1].network.vocab_size
+  rounds = count if method.by_round else 1
+  radix = np.array([vocab, 2, vocab])
+  # With rounds, a round that starts at token r decides about positions from r on.
+  cells = [(r, p) for r in range(rounds) for p in range(r, count)]
+  total = int(np.prod(radix)) ** len(cells)
+  digits = np.zeros((total, rounds, count, 3), np.int32)
+  rest = np.arange(total)
+  for r, p in cells:
+    for purpose in range(3):
+      rest, digits[:, r, p, purpose] = np.divmod(rest, radix[purpose])
+  chances = jnp.asarray(np.tile((1 / radix).astype(np.float32), (total, rounds, count, 1)))
+  noise = Enumerated(jnp.asarray(digits), chances, base=len(prompt), by_round=method.by_round)
+  batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (total, 1)), jnp.full(total, len(prompt), jnp.int32))
+  state = jax.device_get(
+    decode_batch(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise)
+  )
+  weight = _weights(state, len(prompt), count, radix, method.by_round, rounds)
+  law = {}
+  for row, end, w in zip(state.tokens, state.length, weight):
+    if w > 0:
+      emitted = tuple(row[len(prompt) : end].tolist())
+      law[emitted] = law.get(emitted, 0) + w
+  return law
+
+
+def _weights(state, base, count, radix, by_round, rounds):
+  """Return each row's probability: the chances of the decisions that its tokens came from, the others being free."""
+  chance = state.noise.chances.astype(np.float64)
+  if by_round:  # every decision ever made counts; those of cells that do not exist have chance 1
+    exists = np.arange(count)[None, :] >= np.arange(rounds)[:, None]
+    return np.where(exists[None, :, :, None], chance, 1).prod((1, 2, 3))
+  source = state.stats.source[:, base : base + count]
+  free = 1 / radix.astype(np.float64)
+  drafted = (source >= 0) | (source == RESIDUAL)
+  weight = np.where(drafted, chance[:, 0, :, DRAFT] * chance[:, 0, :, ACCEPT], free[DRAFT] * free[ACCEPT])
+  final = (source < 0) & (source != NOWHERE)
+  return (weight * np.where(final, chance[:, 0, :, FINAL], free[FINAL])).prod(1)
+
+
+def distance(law, reference):
+  """Return the total variation distance of two laws given as dictionaries, and how far the first is from summing to 1."""
+  keys = law.keys() | reference.keys()
+  return 0.5 * sum(abs(law.get(k, 0) - reference.get(k, 0)) for k in keys), abs(sum(law.values()) - 1)
+
+
+def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0, **kwargs):
+  """Return the p-value of tokens first…first+k-1 of that many rows against their joint law, and χ²/df."""
+  count = first + expected.ndim
+  out = decode(
+    method, models, [prompt] * rows, max_new_tokens=count, sampler=sampler, seed=seed, **kwargs
+  )
+  late = np.array([t[first:] for t in out.tokens])
+  observed = np.zeros_like(expected)
+  np.add.at(observed, tuple(late.T), 1)
+  likely = expected * rows >= 5
+  impossible = observed[expected <= 0].sum()
+  seen = np.append(observed[likely], observed[~likely].sum())
+  wanted = np.append(expected[likely], expected[~likely].sum()) * rows
+  if wanted[-1] < 5:
+    seen, wanted = seen[:-1], wanted[:-1]
+  statistic, df = ((seen - wanted) ** 2 / wanted).sum(), len(wanted) - 1
+  if df == 0:
+    return float(impossible == 0), 0.0
+  return (0.0 if impossible else scipy.stats.chi2.sf(statistic, df)), statistic / df

@@ -1,0 +1,216 @@
+"""The definitions once more, in float64 numpy and in the plainest form, for tests to compare with.
+
+Nothing here is shared with the package: each rule is written from its equation, each law is a recursion over prefixes.
+"""
+
+import itertools
+
+import numpy as np
+
+
+def softmax(x):
+  e = np.exp(x - x.max())
+  return e / e.sum()
+
+
+def one_hot(i, n):
+  return np.eye(n)[i]
+
+
+def entropy(p):
+  return -sum(v * np.log(v) for v in p if v > 0)
+
+
+def tv(a, b):
+  return 0.5 * np.abs(a - b).sum()
+
+
+class Sampler:
+  """Penalty, temperature, top-k, top-p for one prefix."""
+
+  def __init__(self, temperature=1.0, top_k=None, top_p=None, repetition_penalty=None, seen=()):
+    self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+    self.penalty, self.seen = repetition_penalty or 1.0, set(seen)
+
+  @property
+  def greedy(self):
+    return self.temperature == 0
+
+  def penalised(self, logits):
+    out = np.array(logits, np.float64)
+    for v in self.seen:
+      out[v] = out[v] / self.penalty if out[v] > 0 else out[v] * self.penalty
+    return out
+
+  def __call__(self, logits):
+    x = self.penalised(logits)
+    if self.greedy:
+      return one_hot(x.argmax(), len(x))
+    x = x / self.temperature
+    if self.top_k:
+      x = np.where(x >= np.sort(x)[-min(self.top_k, len(x))], x, -np.inf)
+    if self.top_p:
+      p = softmax(x)
+      x = np.where([p[p > v].sum() < self.top_p for v in p], x, -np.inf)
+    return softmax(x)
+
+  def soft(self, logits):
+    return softmax(self.penalised(logits)) if self.greedy else self(logits)
+
+  def harden(self, p):
+    return one_hot(p.argmax(), len(p)) if self.greedy else p
+
+
+def deferral(name, lq, lp, alpha, sampler):
+  q, p = softmax(lq), softmax(lp)
+  cost = tv(sampler(lq), sampler(lp))
+  cross = -np.log(p[q.argmax()]) if sampler.greedy else -(q * np.log(p)).sum()
+  return {
+    'speculative': True,
+    'chow': q.max() < 1 - alpha,
+    'chow_log': entropy(q) > alpha,
+    'diff': q.max() < p.max() - alpha,
+    'diff_log': entropy(q) > entropy(p) + alpha,
+    'opt': q.max() < p.max() - alpha * cost,
+    'opt_log': entropy(q) > entropy(p) + alpha * cost,
+    'bild_star': cross > alpha,
+  }[name]
+
+
+def target(name, lq, lp, alpha, sampler, tail=None):
+  """Return π of a rule; `tail` stands for p̃ where models follow the second."""
+  q, p = softmax(lq), softmax(lp)
+  qt, pt = sampler(lq), sampler(lp) if tail is None else tail
+  if name.startswith('token'):
+    accepted = {
+      'token_v1': q >= p.max() - alpha,
+      'token_v2': p >= p.max() - alpha,
+      'token_v3': p >= (1 - alpha) * p.max(),
+    }[name]
+    kept = qt * accepted
+    return kept + pt * (1 - kept.sum())
+  if name.startswith('lossy'):
+    beta = 1.0
+    if name == 'lossy_star':
+      want = np.maximum(0, qt - pt / (1 - alpha)).sum()
+      low, high = 1 - alpha, 10.0
+      for _ in range(80):
+        beta = (low + high) / 2
+        low, high = (beta, high) if np.maximum(0, pt / beta - qt).sum() > want else (low, beta)
+    # The definition as executed: accept a drafted token or draw from the residual.
+    accept = np.array([min(1, b / ((1 - alpha) * a)) if a > 0 else 1.0 for a, b in zip(qt, pt)])
+    rest = np.maximum(0, pt / beta - qt)
+    rejected = 1 - (qt * accept).sum()
+    return qt * accept + (rejected * rest / rest.sum() if rest.sum() > 0 else 0)
+  if tail is not None and name == 'opt':
+    return pt if q.max() < p.max() - alpha * tv(qt, pt) else qt
+  return pt if deferral(name, lq, lp, alpha, sampler) else qt
+
+
+def weighted(logits, weights, sampler):
+  return sampler.harden(sum(w * sampler.soft(x) for w, x in zip(weights, logits)))
+
+
+def contrastive(logits, mu, sampler):
+  return sampler(logits[1] - mu * logits[0])
+
+
+def realign(logits, lam, sampler):
+  return sampler((1 - lam) * logits[0] + lam * logits[1])
+
+
+def table_logits(model, tokens, source=None):
+  """Return a toy model's logits after `tokens`."""
+  network = model.network
+  context = ([0] * network.order + list(tokens))[-network.order :]
+  index = 0
+  for token in context:
+    index = index * network.vocab_size + token
+  logits = np.asarray(model.params['table'], np.float64)[index]
+  if source is not None:
+    logits = logits + np.asarray(model.params['source'], np.float64)[sum(source) % network.vocab_size]
+  return logits
+
+
+# ---- steps: (tokens, carry) -> [(sub-law [V], next carry)] ----
+
+
+def lockstep(models, pi, **sampler):
+  """Return the step of a method whose every token follows pi(logits of all models, sampler)."""
+
+  def step(tokens, carry):
+    logits = [table_logits(m, tokens) for m in models]
+    return [(pi(logits, Sampler(**sampler, seen=tokens)), None)]
+
+  return step
+
+
+def token_cascade(models, name, alpha, max_draft, **sampler):
+  """Return the step of the sequential cascade; the carry counts the drafter's tokens since the verifier's last."""
+
+  def step(tokens, drafted):
+    drafted = drafted or 0
+    lq, lp = (table_logits(m, tokens) for m in models)
+    s = Sampler(**sampler, seen=tokens)
+    if drafted == max_draft or deferral(name, lq, lp, alpha, s):
+      return [(s(lp), 0)]
+    return [(s(lq), drafted + 1)]
+
+  return step
+
+
+def bild(models, fallback, rollback, max_draft, **sampler):
+  """Return the step of BiLD."""
+
+  def step(tokens, drafted):
+    drafted = drafted or 0
+    lq, lp = (table_logits(m, tokens) for m in models)
+    s = Sampler(**sampler, seen=tokens)
+    if drafted == max_draft or softmax(lq).max() < fallback or deferral('bild_star', lq, lp, rollback, s):
+      return [(s(lp), 0)]
+    return [(s(lq), drafted + 1)]
+
+  return step
+
+
+def joint_law(step, prompt, count, eos_ids=()):
+  """Return {emitted tokens: probability} of `count` tokens, or fewer where EOS ends them."""
+  law = {}
+
+  def go(tokens, carry, prob, emitted):
+    if len(emitted) == count or (emitted and emitted[-1] in eos_ids):
+      law[emitted] = law.get(emitted, 0) + prob
+      return
+    for part, after in step(list(prompt) + list(emitted), carry):
+      for v, mass in enumerate(part):
+        if mass > 0:
+          go(tokens + (v,), after, prob * mass, (*emitted, v))
+
+  go((), None, 1.0, ())
+  return law
+
+
+def late_law(step, prompt, vocab, order, first, count):
+  """Return the joint law [V]*count of the tokens from number `first` on, for models of that Markov order."""
+  states = {(tuple(prompt), None): 1.0}  # (last tokens, carry): probability
+  for _ in range(first):
+    following = {}
+    for (tokens, carry), prob in states.items():
+      for part, after in step(tokens, carry):
+        for v, mass in enumerate(part):
+          key = ((*tokens, v)[-order:], after)
+          following[key] = following.get(key, 0) + prob * mass
+    states = following
+  law = np.zeros((vocab,) * count)
+  for (tokens, carry), prob in states.items():
+    for emitted, mass in joint_law(_resumed(step, carry), tokens, count).items():
+      law[emitted] += prob * mass
+  return law
+
+
+def _resumed(step, carry):
+  return lambda tokens, later: step(tokens, carry if later is None else later)
+
+
+def sequences(vocab, count):
+  return itertools.product(range(vocab), repeat=count)

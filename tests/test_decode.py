@@ -1,0 +1,367 @@
+"""The loop's promises: lockstep equality at temperature 0, rows that do not know of each other, counts, errors."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from law import emitted_law
+import reference
+import speccascade
+from speccascade import acceptance, decode, methods, rules, Sampler, stopping
+from speccascade.models import ngram, toy
+from speccascade.types import BONUS, RESIDUAL
+from test_laws import ALPHA, bound, latency, rule_step, TABLE
+
+EOS = 6
+LARGE = toy.model(21, 7, scale=1.2, eos_ids=(EOS,))
+SMALL = toy.model(22, 7, scale=0.7, near=LARGE, eos_ids=(EOS,))
+MIDDLE = toy.model(23, 7, scale=0.5, near=LARGE, eos_ids=(EOS,))
+PAIR, TRIO = [SMALL, LARGE], [SMALL, MIDDLE, LARGE]
+PROMPTS = [[1, 2], [3], [5, 4, 3, 2, 1, 0], [2, 2, 2], [0, 5], [4, 4, 1, 5]]
+weighted2 = functools.partial(rules.weighted, weights=(0.5, 0.5))
+weighted3 = functools.partial(rules.weighted, weights=(0.5, 0.3, 0.2))
+opt, diff, chow = bound('opt'), bound('diff'), functools.partial(rules.chow, alpha=0.6)
+
+
+def weighted_law(weights):
+  return lambda l, s: reference.weighted(l, weights, s)
+
+
+# name: (method, models, step of its lockstep version)
+METHODS = {
+  'autoregressive': (methods.autoregressive(0), PAIR, reference.lockstep(PAIR[:1], lambda l, s: s(l[0]), temperature=0)),
+  'ensemble': (
+    methods.ensemble(weighted2), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
+  'ensemble_parallel': (
+    methods.ensemble_parallel(weighted3, models=3), TRIO,
+    reference.lockstep(TRIO, weighted_law((0.5, 0.3, 0.2)), temperature=0)),
+  'oracle': (methods.oracle(diff), PAIR, rule_step('diff', PAIR, temperature=0)),
+  'block verification': (
+    methods.speculative(opt, 3, accept=acceptance.block), PAIR, rule_step('opt', PAIR, temperature=0)),
+  'heuristic lengths': (
+    methods.speculative(diff, 4, policy=stopping.Heuristic(2)), PAIR, rule_step('diff', PAIR, temperature=0)),
+  'moving average': (
+    methods.speculative(block=4, policy=stopping.MovingAverage(np.float32(0.5), np.float32(0.7))), PAIR,
+    rule_step('speculative', PAIR, temperature=0)),
+  'token_cascade': (
+    methods.token_cascade(chow, 4), PAIR, reference.token_cascade(PAIR, 'chow', 0.6, 4, temperature=0)),
+  'bild': (methods.bild(0.4, 1.2, 4), PAIR, reference.bild(PAIR, 0.4, 1.2, 4, temperature=0)),
+  'naive_cos': (methods.naive_cos(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
+  'ensemble_sd': (
+    methods.ensemble_sd(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
+  'cos of 2': (
+    methods.cos(weighted2, (4, 1)), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
+  'cos of 3': (
+    methods.cos(weighted3, (3, 2, 1)), TRIO, reference.lockstep(TRIO, weighted_law((0.5, 0.3, 0.2)), temperature=0)),
+  'sv': (
+    methods.sv(TABLE, latency(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
+  'sv_exact': (
+    methods.sv_exact(TABLE, latency(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
+  'prompt lookup': (
+    methods.speculative(block=4, policy=stopping.Fallback(np.float32(0.5))), [ngram.drafter(LARGE), LARGE],
+    reference.lockstep([LARGE], lambda l, s: s(l[0]), temperature=0)),
+}  # fmt: skip
+for _name in ALPHA:
+  METHODS[f'speculative {_name}'] = (
+    methods.speculative(bound(_name), 3), PAIR, rule_step(_name, PAIR, temperature=0)
+  )  # fmt: skip
+
+
+def follow(step, prompt, count):
+  """Return the only sequence that a deterministic step emits."""
+  tokens, carry = list(prompt), None
+  for _ in range(count):
+    ((law, carry),) = step(tokens, carry)
+    tokens.append(int(law.argmax()))
+    if tokens[-1] == EOS:
+      break
+  return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_greedy_decoding_is_the_lockstep_version_token_for_token(name):
+  method, models, step = METHODS[name]
+  out = decode(method, models, PROMPTS, max_new_tokens=17, sampler=Sampler(0.0))
+  assert out.tokens == [follow(step, p, 17) for p in PROMPTS]
+
+
+def test_greedy_sequence_cascade_keeps_or_rewrites_whole_answers():
+  small = decode(methods.autoregressive(0), PAIR, PROMPTS, max_new_tokens=9, sampler=Sampler(0.0), trace=True)
+  large = decode(methods.autoregressive(1), PAIR, PROMPTS, max_new_tokens=9, sampler=Sampler(0.0))
+  scores = [x[0].mean() for x in small.logprobs]
+  threshold = float(np.median(scores))
+  out = decode(methods.sequence_cascade(np.mean, threshold), PAIR, PROMPTS, max_new_tokens=9, sampler=Sampler(0.0))
+  assert out.tokens == [a if s >= threshold else b for a, b, s in zip(small.tokens, large.tokens, scores)]
+  rewritten = np.array(scores) < threshold
+  assert 0 < rewritten.sum() < len(PROMPTS)
+  assert (out.stats.calls[1] > 0).tolist() == rewritten.tolist()
+  assert out.stats.emitted.tolist() == [len(t) for t in out.tokens]
+
+
+def test_traced_log_probabilities_are_the_models_own():
+  out = decode(methods.speculative(opt, 3), PAIR, PROMPTS, max_new_tokens=9, trace=True)
+  for prompt, tokens, noted in zip(PROMPTS, out.tokens, out.logprobs):
+    for i, token in enumerate(tokens):
+      for m in range(2):
+        p = reference.softmax(reference.table_logits(PAIR[m], prompt + tokens[:i]))
+        assert abs(noted[m, i] - np.log(p[token])) < 1e-5
+
+
+def test_the_second_answer_of_a_sequence_cascade_does_not_depend_on_why_it_was_asked_for():
+  # With one random stream for both answers the rewritten ones would follow another law than the large model's.
+  rows, step = 20_000, reference.lockstep([LARGE], lambda l, s: s(l[0]))
+  cascade = methods.sequence_cascade(np.mean, -1.5)
+  out = decode(cascade, PAIR, [[1, 2]] * rows, max_new_tokens=1)
+  anew = out.stats.calls[1] > 0
+  observed = np.bincount([t[0] for t, a in zip(out.tokens, anew) if a], minlength=7)
+  ((law, _),) = step([1, 2], None)
+  assert 1000 < anew.sum() < rows - 1000
+  statistic = ((observed - law * anew.sum()) ** 2 / (law * anew.sum())).sum()
+  assert statistic < 40  # χ² of 6 degrees of freedom: false alarms 5e-7
+
+
+ALIKE = ('chow', 'chow_log', 'diff', 'diff_log', 'opt_log', 'bild_star', 'token_v1', 'token_v2', 'lossy_star')
+INDEPENDENT = [name for name in METHODS if not name.startswith('sv') and name.split()[-1] not in ALIKE]
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('name', INDEPENDENT)
+def test_a_row_is_the_same_in_any_company(name, temperature):
+  method, models, _ = METHODS[name]
+  run = functools.partial(decode, method, models, max_new_tokens=13, sampler=Sampler(temperature), seed=3)
+  ids = [7, 1, 0, 4, 9, 2]
+  together = run(PROMPTS, example_ids=ids).tokens
+  assert run(PROMPTS, example_ids=ids, batch_size=4).tokens == together
+  alone = [run([p], example_ids=[i], max_prompt_tokens=24).tokens[0] for p, i in zip(PROMPTS, ids)]
+  assert alone == together
+
+
+@pytest.mark.parametrize('exact', [True, False])
+def test_speculative_verification_of_a_row_is_the_same_in_any_company_at_temperature_0(exact):
+  method = (methods.sv_exact if exact else methods.sv)(TABLE, latency(6), 4)
+  run = functools.partial(decode, method, TRIO, max_new_tokens=13, sampler=Sampler(0.0))
+  together = run(PROMPTS)
+  assert [run([p], max_prompt_tokens=8).tokens[0] for p in PROMPTS] == together.tokens
+  scored, drafted = together.stats.positions[2].sum(), together.stats.positions[2].sum() + together.stats.drafted.sum()
+  assert scored < drafted  # something was worth leaving out
+
+
+@pytest.mark.parametrize('name', ['chow', 'opt', 'token_v3', 'lossy'])
+def test_a_cascade_writes_the_same_text_whatever_the_block(name):
+  run = functools.partial(decode, models=PAIR, prompts=PROMPTS, max_new_tokens=15)
+  texts = [run(methods.speculative(bound(name), block)).tokens for block in (1, 3, 6)]
+  assert texts[0] == texts[1] == texts[2]
+
+
+def test_encoder_decoder_rows_read_their_own_source():
+  large = toy.model(31, 5, eos_ids=(4,), encoder=True)
+  small = toy.model(32, 5, near=large, scale=0.5, eos_ids=(4,), encoder=True)
+  prompts = [[3], [1, 2, 4, 4, 0], [2, 2, 2]]
+  out = decode(methods.speculative(opt, 3), [small, large], prompts, max_new_tokens=12, sampler=Sampler(0.0))
+  for prompt, tokens in zip(prompts, out.tokens):
+    text = [0]
+    for token in tokens:
+      logits = [reference.table_logits(m, text, source=prompt) for m in (small, large)]
+      assert reference.target('opt', *logits, ALPHA['opt'], reference.Sampler(0.0)).argmax() == token
+      text.append(token)
+
+
+# ---- statistics ----
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('name', METHODS)
+def test_statistics_add_up(name, temperature):
+  method, models, _ = METHODS[name]
+  out = decode(method, models, PROMPTS, max_new_tokens=17, sampler=Sampler(temperature), seed=1)
+  s = out.stats
+  assert s.emitted.tolist() == [len(t) for t in out.tokens] == [len(x) for x in s.source]
+  assert all(EOS not in t[:-1] for t in out.tokens)
+  by_draft = np.array([(x >= 0).sum() for x in s.source])
+  assert s.accepted.tolist() == by_draft.tolist()
+  assert (s.accepted <= s.tested).all() and (s.tested <= s.drafted.sum(0)).all()
+  assert (s.tested_at.sum(1) == s.tested).all() and (s.accepted_at.sum(1) == s.accepted).all()
+  width = np.arange(s.accepted_lengths.shape[1])
+  assert ((s.accepted_lengths * width).sum(1) == s.accepted).all()
+  assert (s.calls <= s.positions).all() and (s.positions <= s.computed).all()
+  others = np.array([np.isin(x, (RESIDUAL, BONUS)).sum() for x in s.source])
+  assert (s.emitted == s.accepted + others).all() and (others <= s.rounds).all()
+
+
+def test_a_model_that_agrees_with_itself_is_never_rejected():
+  out = decode(methods.speculative(block=4), [LARGE, LARGE], [[1, 2]], max_new_tokens=20, seed=5)
+  twin = toy.model(21, 7, scale=1.2)
+  full = decode(methods.speculative(block=4), [twin, twin], [[1, 2]], max_new_tokens=20)
+  assert out.stats.accepted.tolist() == out.stats.tested.tolist()
+  assert full.stats.accepted_lengths[0, 4] == 4 and full.stats.emitted[0] == 20
+  assert full.stats.calls[1, 0] == 4 and full.stats.positions[1, 0] == 20
+  # γ calls a round: the token that the drafter did not see rides along with the next round's first.
+  assert full.stats.calls[0, 0] == 16 and full.stats.positions[0, 0] == 4 + 3 * 5
+  assert full.stats.source[0].tolist() == [0, 0, 0, 0, BONUS] * 4
+
+
+def test_deferrals_are_counted_where_the_rule_defers():
+  out = decode(methods.oracle(diff), PAIR, PROMPTS, max_new_tokens=17)
+  count = 0
+  for prompt, tokens in zip(PROMPTS, out.tokens):
+    for i in range(len(tokens)):
+      lq, lp = (reference.table_logits(m, prompt + tokens[:i]) for m in PAIR)
+      count += reference.deferral('diff', lq, lp, ALPHA['diff'], reference.Sampler())
+  assert out.stats.deferred.sum() == count > 0
+
+
+def test_prompt_lookup_drafts_what_followed_before():
+  out = decode(
+    methods.speculative(block=3, policy=stopping.Fallback(np.float32(0.5))), [ngram.drafter(LARGE), LARGE],
+    [[1, 2, 3, 5, 1, 2]], max_new_tokens=1, sampler=Sampler(0.0),
+  )  # fmt: skip
+  drafter = ngram.drafter(LARGE)
+  prompt = speccascade.types.Prompt(jnp.array([[1, 2, 3, 5, 1, 2]]), jnp.array([6]))
+  cache = drafter.network.prefill({}, prompt, 16)
+  logits, _ = drafter.network.extend({}, cache, jnp.array([[2, 3]]), jnp.array([[5, 6]]))
+  assert logits.argmax(-1).tolist() == [[3, 5]] and out.stats.drafted[0, 0] <= 1
+  logits, _ = drafter.network.extend({}, cache, jnp.array([[6]]), jnp.array([[5]]))
+  assert (logits == 0).all()  # never seen: uniform
+
+
+# ---- one compilation ----
+
+
+def traces(run) -> int:
+  """Return how many times the loop was traced by run()."""
+  loop = speccascade.decode.__globals__['_loop']
+  before = loop._cache_size()
+  run()
+  return loop._cache_size() - before
+
+
+SWEEPS = {
+  'alpha': lambda x: (methods.speculative(functools.partial(rules.opt, alpha=x), 3), PAIR),
+  'lambda': lambda x: (methods.cos(functools.partial(rules.weighted, weights=(x, 1 - x)), (2, 1)), PAIR),
+  'mu': lambda x: (methods.naive_cos(functools.partial(rules.contrastive, mu=x), 2), PAIR),
+  'thresholds': lambda x: (methods.bild(x, 1 + x, 3), PAIR),
+  'token cascade': lambda x: (methods.token_cascade(functools.partial(rules.chow, alpha=x), 3), PAIR),
+  'confidence': lambda x: (methods.speculative(block=3, policy=stopping.Confidence(np.float32(x))), PAIR),
+}
+
+
+@pytest.mark.parametrize('name', SWEEPS)
+def test_a_sweep_compiles_once(name):
+  def sweep():
+    for i, x in enumerate((0.25, 0.5, 0, 1)):
+      method, models = SWEEPS[name](x)
+      decode(method, models, PROMPTS, max_new_tokens=5 + i % 3, sampler=Sampler(0.5 + x), seed=i)
+
+  assert traces(sweep) == 1
+
+
+def test_prompts_of_a_bucket_compile_once():
+  def run():
+    for prompts in ([[1, 2]], [[3]], [[1] * 8]):
+      decode(methods.autoregressive(), [LARGE], prompts, max_new_tokens=4)
+
+  assert traces(run) == 1
+
+
+# ---- errors ----
+
+
+def test_bad_input_is_refused_with_the_value_and_the_remedy():
+  run = functools.partial(decode, methods.speculative(), PAIR, max_new_tokens=4)
+  with pytest.raises(ValueError, match=r'prompt 1 is empty'):
+    run([[1], []])
+  with pytest.raises(ValueError, match=r'prompts must be a list'):
+    run([])
+  with pytest.raises(ValueError, match=r'prompts must be a list'):
+    run('a text')
+  with pytest.raises(ValueError, match=r'prompt 0 is a text, but toy21 has no tokenizer'):
+    run(['a text'])
+  with pytest.raises(ValueError, match=r'prompt 0 holds values that are not token ids of 0 … 6: \[7\]'):
+    run([[7]])
+  with pytest.raises(ValueError, match=r'prompt 1 has 3 tokens, more than max_prompt_tokens=2'):
+    run([[1], [1, 2, 3]], max_prompt_tokens=2)
+  with pytest.raises(ValueError, match=r'max_new_tokens=0'):
+    decode(methods.speculative(), PAIR, [[1]], max_new_tokens=0)
+  with pytest.raises(ValueError, match=r'batch_size=-1'):
+    run([[1]], batch_size=-1)
+  with pytest.raises(ValueError, match=r'1 prompts need as many example_ids, not 2'):
+    run([[1]], example_ids=[1, 2])
+  with pytest.raises(ValueError, match=r'example_ids must be whole numbers'):
+    run([[1]], example_ids=[-1])
+
+
+def test_a_wrong_set_of_models_is_refused():
+  with pytest.raises(ValueError, match=r'speculative\[speculative\] decodes with 2 models, but 1 were given'):
+    decode(methods.speculative(), [LARGE], [[1]], max_new_tokens=4)
+  with pytest.raises(ValueError, match=r'decodes with 2 models, but 3 were given'):
+    decode(methods.cos(weighted2, (2, 1)), TRIO, [[1]], max_new_tokens=4)
+  with pytest.raises(ValueError, match=r'differ in vocabulary: toy1 has 5 tokens, toy21 7'):
+    decode(methods.speculative(), [toy.model(1, 5), LARGE], [[1]], max_new_tokens=4)
+  with pytest.raises(ValueError, match=r'one is an encoder–decoder'):
+    decode(methods.speculative(), [toy.model(1, 7, eos_ids=(EOS,), encoder=True), LARGE], [[1]], max_new_tokens=4)
+  with pytest.raises(ValueError, match=r'end texts differently'):
+    decode(methods.speculative(), [toy.model(1, 7), LARGE], [[1]], max_new_tokens=4)
+  short = LARGE.replace(network=toy.Table(7, 2, (EOS,), max_positions=10))
+  with pytest.raises(ValueError, match=r'prompt 1 \(8 tokens\) and max_new_tokens=4 need 12 positions, but toy21 has 10'):
+    decode(methods.autoregressive(), [short], [[1], [1] * 8], max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+  'make, message',
+  [
+    (lambda: methods.speculative(functools.partial(rules.chow, alpha=1.5)), r'chow needs 0 <= alpha <= 1, not alpha=1.5'),
+    (lambda: methods.speculative(functools.partial(rules.lossy, alpha=1)), r'lossy needs 0 <= alpha <= 1, not alpha=1'),
+    (lambda: methods.speculative(functools.partial(rules.opt, alpha=float('nan'))), r'not alpha=nan'),
+    (lambda: methods.speculative(rules.opt), r'opt needs a value for alpha; bind it, as in functools.partial'),
+    (lambda: methods.speculative(block=0), r'block=0 is not a whole number of at least 1'),
+    (lambda: methods.cos(functools.partial(rules.weighted, weights=(0.9, 0.3))), r'sum to 1'),
+    (lambda: methods.cos(weighted3, (2, 1)), r'weighted has 3 weights for 2 models'),
+    (lambda: methods.token_cascade(opt), r'rule opt reads the verifier; use chow, chow_log or oracle'),
+    (lambda: methods.bild(fallback=2), r'0 <= fallback <= 1'),
+    (lambda: methods.bild(rollback=-1), r'rollback >= 0'),
+    (lambda: methods.sv(TABLE, [1.0, -1.0]), r'latency needs'),
+    (lambda: methods.autoregressive(-1), r'model=-1'),
+    (lambda: methods.sequence_cascade('mean'), r"score='mean' is not a function"),
+    (lambda: methods.sequence_cascade(threshold=float('nan')), r'threshold is NaN'),
+    (lambda: Sampler(-1.0), r'temperature=-1.0'),
+    (lambda: Sampler(top_p=0.0), r'top_p=0.0'),
+    (lambda: Sampler(top_k=0), r'top_k=0'),
+  ],
+)
+def test_bad_values_are_refused_when_a_method_is_made(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+def test_logits_that_are_not_finite_are_reported_with_the_example(value, temperature):
+  # Token 3 after token 3 has no law; only the second example gets there.
+  table = np.asarray(LARGE.params['table']).copy()
+  table[3 * 7 + 3] = value
+  sick = LARGE.replace(params={**LARGE.params, 'table': jnp.asarray(table)})
+  with pytest.raises(ValueError, match=r'example 11: the logits of model 1 \(toy21\) are not finite after position 2'):
+    decode(
+      methods.speculative(block=3), [SMALL, sick], [[1, 2], [0, 3, 3]], max_new_tokens=1,
+      sampler=Sampler(temperature), example_ids=[10, 11],
+    )  # fmt: skip
+
+
+def test_masked_logits_are_no_fault():
+  table = np.asarray(LARGE.params['table']).copy()
+  table[:, 2] = -np.inf
+  masked = LARGE.replace(params={**LARGE.params, 'table': jnp.asarray(table)})
+  out = decode(methods.speculative(block=3), [SMALL, masked], PROMPTS, max_new_tokens=17)
+  assert all(2 not in tokens for tokens in out.tokens)
+
+
+def test_a_user_rule_may_be_any_function_of_the_logits():
+  def half(q_logits, p_logits, *, sampler):
+    return 0.5 * sampler(q_logits) + 0.5 * sampler(p_logits)
+
+  small = [toy.model(41, 3), toy.model(42, 3)]
+  law = emitted_law(methods.speculative(half, 2), small, [1], 2, Sampler())
+  step = reference.lockstep(small, lambda l, s: (s(l[0]) + s(l[1])) / 2)
+  assert max(abs(law[k] - v) for k, v in reference.joint_law(step, [1], 2).items()) < 1e-5

@@ -1,0 +1,160 @@
+"""Each known mistake, planted in the loop, makes the law tests fail."""
+
+import dataclasses
+import functools
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from law import chi_square, distance, emitted_law
+import reference
+from speccascade import acceptance, methods, phases, probs, rules, Sampler
+from speccascade.types import RESIDUAL
+from test_laws import bound, COIN, COINS, FALSE_ALARM, LARGE5, LATE, METHODS, PAIR, PROMPT, TABLE, TRIO, TRIO5
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+  """Make sure that a planted bug is traced, and that it does not outlive its test."""
+  jax.clear_caches()
+  yield
+  jax.clear_caches()
+
+
+def off(name, method=None, models=None, setting=None):
+  """Return the distance of a method's exact law to the lockstep law, and of its sum to 1."""
+  own, own_models, step = METHODS[name]
+  setting = setting or {}
+  law = emitted_law(method or own, models or own_models, PROMPT, 3, Sampler(**setting))
+  return max(distance(law, reference.joint_law(step(**setting), PROMPT, 3)))
+
+
+def with_verify(method, **changes):
+  """Return a method whose last phase is changed."""
+  return method.replace(phases=(*method.phases[:-1], dataclasses.replace(method.phases[-1], **changes)))
+
+
+def test_the_unchanged_loop_passes():
+  assert off('speculative opt') < 1e-5 and off('ensemble_sd') < 1e-5 and off('cos 2') < 1e-5
+
+
+def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
+  final = phases.Verify._final
+
+  def bonus_from_p(self, logits, sampler, w, verdict, rejected):
+    p = sampler(jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
+    return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
+
+  monkeypatch.setattr(phases.Verify, '_final', bonus_from_p)
+  assert off('ensemble_sd') > 0.01
+
+
+def test_a_cascade_that_forgets_that_its_target_reads_q_is_caught():
+  # Drafting γ tokens, scoring all and drawing a bonus token needs q after the block; p is not the target there.
+  method = methods.speculative(bound('opt'), block=2)
+  propose = dataclasses.replace(method.phases[0], n=2, widths=(1, 2))
+  score = dataclasses.replace(method.phases[1], limit=None)
+  verify = dataclasses.replace(method.phases[2], models=(1,), combiner=rules.bind(rules.own))
+  assert off('speculative opt', method.replace(phases=(propose, score, verify), window=2)) > 0.01
+
+
+def test_a_residual_that_is_not_normalised_is_caught(monkeypatch):
+  # A draw that takes its weights for probabilities gives what is missing to the last token.
+  def absolute(weights, u):
+    hit = jnp.cumsum(weights, -1) > u[..., :1]
+    return jnp.where(hit.any(-1), hit.argmax(-1), weights.shape[-1] - 1).astype(jnp.int32)
+
+  method, models, step = LATE['speculative']
+  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  run = functools.partial(chi_square, method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)
+  monkeypatch.setattr(probs, 'draw', absolute)
+  assert run()[0] > FALSE_ALARM  # harmless by itself
+  monkeypatch.setattr(probs, 'residual', lambda pi, q: jnp.maximum(pi - q, 0))
+  jax.clear_caches()
+  assert run()[0] < FALSE_ALARM
+
+
+def test_a_residual_that_is_not_clipped_is_caught(monkeypatch):
+  monkeypatch.setattr(probs, 'residual', lambda pi, q: pi)
+  assert off('speculative speculative') > 0.01
+
+
+def test_q_compared_in_another_type_than_it_was_drawn_in_is_caught(monkeypatch):
+  accept = acceptance.token_wise
+
+  def rounded(trial):
+    coarse = trial.window.probs.astype(jnp.float8_e4m3fn).astype(jnp.float32)
+    return accept(trial._replace(window=trial.window.replace(probs=coarse)))
+
+  assert off('speculative speculative', with_verify(METHODS['speculative speculative'][0], accept=rules.bind(rounded))) > 1e-4
+
+
+@struct.dataclass
+class Lowest:
+  """Noise whose every uniform is 0, the least value that one can take."""
+
+  def draw(self, weights, position, purpose, start):
+    return probs.draw(weights, jnp.zeros((*position.shape, 2))), self
+
+  def accept(self, numerator, denominator, position, start):
+    keyed = probs.Keyed(jnp.zeros((position.shape[0], 64, 1, 3, 2)))
+    return keyed.accept(numerator, denominator, position, start)[0], self
+
+
+def test_an_accept_test_with_at_most_lets_impossible_tokens_through(monkeypatch):
+  from speccascade.decode import decode_batch
+  from speccascade.types import Prompt
+
+  def impossible():
+    """Count emitted tokens that the target gives no mass, with u = 0 at every test."""
+    prompt = Prompt(jnp.array([[1, 0]] * 3), jnp.array([2] * 3))
+    state = decode_batch(
+      METHODS['speculative speculative'][0], PAIR, prompt, max_new_tokens=12, sampler=Sampler(top_k=1), noise=Lowest()
+    )
+    s, count = reference.Sampler(top_k=1), 0
+    for row in np.asarray(state.tokens):
+      count += sum(s(reference.table_logits(PAIR[1], row[:i]))[row[i]] == 0 for i in range(2, 14))
+    return count
+
+  assert impossible() == 0
+
+  def at_most(self, numerator, denominator, position, start):
+    return 0 * denominator <= numerator, self
+
+  monkeypatch.setattr(Lowest, 'accept', at_most)
+  jax.clear_caches()
+  assert impossible() > 0
+
+
+def test_discarding_a_token_for_what_it_is_is_caught():
+  # The published speculative verification drops the first token that it does not verify and draws another.
+  method, models, _ = METHODS['sv_exact']
+  score = dataclasses.replace(method.phases[2], drop=True)
+  assert off('sv_exact', method.replace(phases=(*method.phases[:2], score, method.phases[3]))) > 0.003
+
+
+def test_one_key_for_two_purposes_is_caught(monkeypatch):
+  uniform = probs.Keyed._uniform
+  monkeypatch.setattr(probs.Keyed, '_uniform', lambda self, position, purpose, start: uniform(self, position, 0, start))
+  method, models, step = LATE['speculative']
+  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
+
+
+def test_one_key_for_two_rounds_of_block_verification_is_caught():
+  # It drops tokens that it has looked at, so they may not be drawn again with the same number.
+  method, models, step = LATE['block verification']
+  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  method = method.replace(by_round=False)
+  assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=131_072)[0] < FALSE_ALARM
+
+
+def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
+  # Where a draft ends by its length, the next token is the verifier's, not a token kept by a rule that was not asked.
+  method, models, _ = METHODS['token_cascade chow']
+  verify = dataclasses.replace(method.phases[2], combiner=rules.bind_combiner(bound('chow')), models=(0, 1))
+  propose = dataclasses.replace(method.phases[0], n=3)
+  assert off('token_cascade chow', method.replace(phases=(propose, method.phases[1], verify), window=3)) > 0.01

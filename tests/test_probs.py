@@ -1,0 +1,290 @@
+"""The sampler against its definition, draws against their law, and the keyed numbers behind them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+import scipy.special
+import scipy.stats
+
+from speccascade import probs, Sampler
+from speccascade.types import ACCEPT, DRAFT, FINAL
+
+FALSE_ALARM = 1e-6  # per χ² or KS test; the seeds are fixed, so a test that passes once passes always
+LARGEST = np.nextafter(np.float32(1), np.float32(0))
+ROWS, V = 60, 9
+sampled = jax.jit(lambda sampler, logits: sampler(logits))
+
+
+def some_logits(seed, ties):
+  """Return logits [ROWS, V]; with `ties` they take few values, so that filters meet equal ones."""
+  x = np.random.default_rng(seed).normal(scale=1.5, size=(ROWS, V)).astype(np.float32)
+  return np.round(x) if ties else x
+
+
+SETTINGS = {
+  'T=0': dict(temperature=0.0),
+  'T=.3': dict(temperature=0.3),
+  'T=2': dict(temperature=2.0),
+  'top-k 1': dict(top_k=1),
+  'top-k 4, T=.7': dict(top_k=4, temperature=0.7),
+  'top-k above V': dict(top_k=1000),
+  'top-p tiny': dict(top_p=1e-6),
+  'top-p': dict(top_p=0.73),
+  'top-p, T=.5': dict(top_p=0.911, temperature=0.5),
+  'top-k then top-p': dict(top_k=5, top_p=0.83, temperature=0.8),
+  'top-p 1': dict(top_p=1.0),
+  'penalty': dict(repetition_penalty=1.7),
+  'penalty under 1': dict(repetition_penalty=0.6),
+  'penalty, T=0': dict(repetition_penalty=1.7, temperature=0.0),
+  'all': dict(temperature=0.7, top_k=6, top_p=0.87, repetition_penalty=1.05),
+}
+
+
+@pytest.mark.parametrize('ties', [False, True])
+@pytest.mark.parametrize('name', SETTINGS)
+def test_the_sampler_is_its_definition(name, ties):
+  logits = some_logits(1, ties)
+  seen = np.random.default_rng(2).random((ROWS, V)) < 0.3
+  got = np.asarray(sampled(Sampler(**SETTINGS[name]).bind(jnp.asarray(seen)), logits))
+  for row, tokens, law in zip(logits, seen, got):
+    expected = reference.Sampler(**SETTINGS[name], seen=np.flatnonzero(tokens))(row)
+    assert set(np.flatnonzero(law)) == set(np.flatnonzero(expected))
+    np.testing.assert_allclose(law, expected, atol=3e-6)
+
+
+def test_filters_keep_ties_together():
+  logits = jnp.log(jnp.array([0.3, 0.1, 0.2, 0.2, 0.2]))
+  assert (np.asarray(Sampler(top_k=2)(logits)) > 0).tolist() == [True, False, True, True, True]
+  assert (np.asarray(Sampler(top_p=0.4)(logits)) > 0).tolist() == [True, False, True, True, True]
+  assert (np.asarray(Sampler(top_p=0.25)(logits)) > 0).tolist() == [True, False, False, False, False]
+  assert Sampler(temperature=0)(jnp.array([1.0, 3.0, 3.0])).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize('top_p', [0.3, 0.9, 0.999])
+def test_top_p_of_a_large_vocabulary_is_exact(top_p):
+  logits = np.random.default_rng(3).normal(scale=3, size=50_000).astype(np.float32)
+  law = np.asarray(sampled(Sampler(top_p=top_p), logits))
+  p = scipy.special.softmax(logits.astype(np.float64))
+  order = np.argsort(-p)
+  before = np.cumsum(p[order]) - p[order]
+  # float32 sums may put a token that stands within 1e-5 of the edge on either side
+  surely, never = order[before < top_p - 1e-5], order[before > top_p + 1e-5]
+  assert (law[surely] > 0).all() and (law[never] == 0).all()
+  assert len(never) > 100 and len(p) - len(surely) - len(never) < 100
+
+
+def test_masked_tokens_stay_masked():
+  logits = jnp.array([-jnp.inf, 1.0, -jnp.inf, 0.5, 0.2])
+  seen = jnp.array([True, True, False, False, False])
+  for name, setting in SETTINGS.items():
+    law = np.asarray(sampled(Sampler(**setting).bind(seen), logits))
+    assert np.isfinite(law).all() and law[0] == law[2] == 0 and law.sum() == pytest.approx(1), name
+
+
+@pytest.mark.parametrize(
+  'setting, message',
+  [
+    (dict(temperature=-0.1), r'temperature=-0\.1'),
+    (dict(temperature=float('nan')), 'temperature=nan'),
+    (dict(temperature=float('inf')), 'temperature=inf'),
+    (dict(top_p=0.0), r'top_p=0\.0'),
+    (dict(top_p=1.1), r'top_p=1\.1'),
+    (dict(top_k=0), 'top_k=0'),
+    (dict(top_k=2.5), r'top_k=2\.5'),
+    (dict(repetition_penalty=0), 'repetition_penalty=0'),
+    (dict(repetition_penalty=-1.0), r'repetition_penalty=-1\.0'),
+  ],
+)
+def test_sampler_errors_name_the_value(setting, message):
+  with pytest.raises(ValueError, match=message):
+    Sampler(**setting)
+
+
+def test_numbers_of_the_sampler_are_not_part_of_the_program():
+  traces = []
+
+  @jax.jit
+  def run(sampler, logits):
+    traces.append(sampler)
+    return sampler(logits)
+
+  logits, base = jnp.arange(5.0), dict(temperature=0.7, top_k=3, top_p=0.9, repetition_penalty=1.2)
+
+  def count(**changes):
+    run(Sampler(**{**base, **changes}), logits)
+    return len(traces)
+
+  assert count() == 1
+  for changes in (dict(temperature=1), dict(temperature=1.0), dict(top_p=0.5), dict(repetition_penalty=2)):
+    assert count(**changes) == 1
+  assert count(top_k=4) == 2
+  assert count(temperature=0.0) == 3
+  assert count(temperature=0) == 3
+  np.testing.assert_allclose(run(Sampler(temperature=2.0, top_k=3, top_p=0.9, repetition_penalty=1.2), logits),
+                             reference.Sampler(2.0, 3, 0.9)(np.arange(5.0)), atol=1e-6)  # fmt: skip
+
+
+# ---- draws ----
+
+
+def draws(weights, count, seed=0):
+  """Draw `count` tokens from one law."""
+  u = jax.random.uniform(jax.random.key(seed), (count, 2))
+  weights = jnp.asarray(weights, jnp.float32)
+  return np.asarray(jax.jit(jax.vmap(probs.draw, (None, 0)))(weights, u))
+
+
+@pytest.mark.parametrize('vocab, count', [(3, 100_000), (200, 60_000), (3000, 20_000)])
+def test_draws_follow_the_weights(vocab, count):
+  weights = np.random.default_rng(vocab).dirichlet(np.full(vocab, 0.5)).astype(np.float32)
+  weights[vocab // 3] = 0
+  seen = np.bincount(draws(weights, count), minlength=vocab)
+  expected = weights.astype(np.float64) / weights.sum(dtype=np.float64) * count
+  assert seen[expected == 0].sum() == 0
+  likely = expected >= 5
+  seen, expected = (np.append(x[likely], x[~likely].sum()) for x in (seen, expected))
+  seen, expected = (x if expected[-1] >= 5 else np.append(x[:-2], x[-2:].sum()) for x in (seen, expected))
+  statistic = ((seen - expected) ** 2 / expected).sum()
+  assert scipy.stats.chi2.sf(statistic, len(expected) - 1) > FALSE_ALARM
+
+
+@pytest.mark.parametrize('vocab', [3, 300])
+def test_draws_do_not_depend_on_the_scale(vocab):
+  weights = np.random.default_rng(1).dirichlet(np.ones(vocab)).astype(np.float32)
+  once = draws(weights, 500)
+  assert len(set(once.tolist())) > 2
+  for power in (-40, -3, 60):
+    np.testing.assert_array_equal(draws(weights * np.float32(2.0**power), 500), once)
+
+
+def corners(vocab):
+  """Return weights with zeros in every awkward place."""
+  law = np.random.default_rng(2).random(vocab).astype(np.float32) + 0.01
+  place = np.arange(vocab)
+  block = place // 128
+  cases = [place == 0, place == vocab - 1, place < vocab // 2, place >= vocab // 2, place % 2 == 1]
+  if vocab > 256:
+    cases += [block == 1, block != 0, block != block.max(), (place == 127) | (place == 128), place % 7 == 3]
+  tiny = np.where(place == vocab // 2, 1, np.where(place > vocab // 2, 0, np.float32(1e-30)))
+  return [*(np.where(keep, law, 0).astype(np.float32) for keep in cases), tiny.astype(np.float32)]
+
+
+@pytest.mark.parametrize('vocab', [2, 3, 128, 129, 300, 3000])
+def test_a_token_of_weight_0_is_never_drawn(vocab):
+  edges = np.float32([0.0, 2.0**-24, 0.5, 1 - 2.0**-24, LARGEST])
+  u = jnp.asarray(np.stack(np.meshgrid(edges, edges), -1).reshape(-1, 2))
+  draw = jax.jit(jax.vmap(probs.draw, (None, 0)))
+  for weights in corners(vocab):
+    for scale in np.float32([1.0, 1e-20, 1e20]):
+      drawn = np.asarray(draw(jnp.asarray(weights * scale), u))
+      assert (drawn >= 0).all() and (drawn < vocab).all() and (weights[drawn] > 0).all()
+
+
+@pytest.mark.parametrize('vocab', [2, 300, 3000])
+def test_u_reaches_both_ends(vocab):
+  ends = probs.draw(jnp.ones((2, vocab)), jnp.array([[0.0, 0.0], [LARGEST, LARGEST]]))
+  assert ends.tolist() == [0, vocab - 1]
+
+
+def test_a_flat_law_of_256_000_tokens_keeps_its_resolution():
+  """A single uniform of 24 bits would give tokens 65 or 66 values each: off by 0.8% and not uniform over tokens."""
+  vocab, count = 256_000, 4000
+  u = jax.random.uniform(jax.random.key(3), (count, 2))
+  drawn = np.asarray(jax.jit(lambda u: jax.lax.map(functools.partial(probs.draw, jnp.ones(vocab)), u))(u))
+  assert scipy.stats.kstest((drawn + 0.5) / vocab, 'uniform').pvalue > FALSE_ALARM
+  within = np.bincount(drawn % 128, minlength=128)
+  assert scipy.stats.chisquare(within).pvalue > FALSE_ALARM
+  collisions = count - len(np.unique(drawn))
+  expected = count * (count - 1) / 2 / vocab
+  assert abs(collisions - expected) < 6 * np.sqrt(expected)
+  # Neighbours within a block are told apart by the second number alone, each by its own 128th of it.
+  u = jnp.stack([jnp.full(128, 0.7), (jnp.arange(128).astype(jnp.float32) + 0.5) / 128], -1)
+  some = np.asarray(jax.vmap(probs.draw, (None, 0))(jnp.ones(vocab), u))
+  assert (np.diff(some) == 1).all()
+
+
+# ---- distances ----
+
+
+def test_residual_is_the_normalised_excess_and_falls_back_to_pi():
+  rng = np.random.default_rng(4)
+  pi, q = rng.dirichlet(np.ones(6), (2, 50)).astype(np.float32)
+  excess = np.maximum(0, pi.astype(np.float64) - q)
+  np.testing.assert_allclose(probs.residual(pi, q), excess / excess.sum(-1, keepdims=True), rtol=1e-4, atol=1e-7)
+  np.testing.assert_array_equal(probs.residual(pi, pi), pi)
+  np.testing.assert_array_equal(probs.residual(pi * np.float32(0.9), q + pi), pi * np.float32(0.9))
+  tiny = probs.residual(jnp.float32([0.5 + 2**-24, 0.5]), jnp.float32([0.5, 0.5]))
+  assert tiny.tolist() == [1, 0]
+
+
+def test_tv_entropy_and_confidence_are_those_of_numpy():
+  rng = np.random.default_rng(5)
+  logits = rng.normal(scale=3, size=(50, 8)).astype(np.float32)
+  logits[:10, 2] = -np.inf
+  p = scipy.special.softmax(logits.astype(np.float64), -1)
+  np.testing.assert_allclose(probs.confidence(logits), p.max(-1), rtol=1e-5)
+  np.testing.assert_allclose(probs.entropy(logits), scipy.stats.entropy(p, axis=-1), rtol=1e-4, atol=1e-6)
+  a, b = rng.dirichlet(np.ones(8), (2, 50))
+  np.testing.assert_allclose(probs.tv(jnp.float32(a), jnp.float32(b)), 0.5 * abs(a - b).sum(-1), atol=1e-6)
+  one_hot = jnp.array([-jnp.inf, 0.0, -jnp.inf])
+  assert probs.entropy(one_hot) == 0 and probs.confidence(one_hot) == 1
+  assert probs.entropy(jnp.zeros(1000)) == pytest.approx(np.log(1000), rel=1e-5)
+
+
+# ---- keyed noise ----
+
+
+def keys_of(ids):
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(7), jnp.asarray(ids, jnp.uint32))
+  return jax.random.key_data(keys)
+
+
+def test_keyed_numbers_do_not_depend_on_company_or_length():
+  whole = probs.Keyed.make(keys_of(range(6)), 20).uniforms
+  assert whole.shape == (6, 20, 1, 3, 2)
+  np.testing.assert_array_equal(probs.Keyed.make(keys_of([4]), 20).uniforms[0], whole[4])
+  np.testing.assert_array_equal(probs.Keyed.make(keys_of([5, 2]), 9).uniforms, whole[np.array([5, 2]), :9])
+  by_round = probs.Keyed.make(keys_of(range(6)), 20, 4).uniforms
+  np.testing.assert_array_equal(by_round[:, :, :1], whole)
+
+
+def test_keyed_numbers_are_all_different_and_uniform():
+  u = np.asarray(probs.Keyed.make(keys_of(range(100)), 40, 4).uniforms)
+  pairs = np.unique(u.reshape(-1, 2), axis=0)
+  assert len(pairs) == u.size // 2  # the two words of 24 bits together
+  assert u.min() >= 0 and u.max() < 1
+  assert scipy.stats.kstest(u.ravel(), 'uniform').pvalue > FALSE_ALARM
+  for axis in range(1, 5):  # neighbours along any axis are unrelated
+    a, b = (np.take(u, range(i, u.shape[axis] - 1 + i), axis).ravel() for i in (0, 1))
+    assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(len(a))
+
+
+def test_keyed_decisions_read_their_own_number():
+  noise = probs.Keyed.make(keys_of(range(5)), 12)
+  at, start = jnp.array([3, 4, 5, 6, 7]), jnp.array([3, 3, 3, 6, 6])
+  weights = jnp.ones((5, 4))
+  for purpose in (DRAFT, FINAL):
+    token, same = noise.draw(weights, at, purpose, start)
+    u = np.asarray(noise.uniforms)[np.arange(5), np.asarray(at), 0, purpose, 0]
+    assert same is noise and token.tolist() == np.floor(u * 4).tolist()
+  position = at[:, None] + jnp.arange(3)[None]
+  u = np.asarray(noise.uniforms)[np.arange(5)[:, None], np.asarray(position), 0, ACCEPT, 0]
+  ratio = jnp.full((5, 3), 0.5)
+  ok, _ = noise.accept(ratio, jnp.ones((5, 3)), position, start)
+  np.testing.assert_array_equal(ok, u < 0.5)
+  never, _ = noise.accept(jnp.zeros((5, 3)), jnp.zeros((5, 3)), position, start)
+  always, _ = noise.accept(ratio, ratio, position, start)
+  assert not never.any() and always.all()
+
+
+def test_with_rounds_the_place_in_the_block_is_part_of_the_key():
+  noise = probs.Keyed.make(keys_of(range(40)), 12, 4)
+  at = jnp.full(40, 6)
+  tokens = [noise.draw(jnp.ones((40, 100)), at, DRAFT, jnp.full(40, start))[0].tolist() for start in (6, 5, 4, 3)]
+  for i in range(4):
+    for j in range(i):
+      assert np.mean(np.array(tokens[i]) == np.array(tokens[j])) < 0.3

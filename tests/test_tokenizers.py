@@ -1,0 +1,173 @@
+"""Tokenizers: the two formats agree, the families' conventions hold, differences are named."""
+
+import gzip
+import json
+import pickle
+
+import pytest
+
+from speccascade import tokenizers
+from speccascade.types import Model
+
+FAMILIES = {
+  't5_multi30k': ('spiece.model', 'data/multi30k/val.de.gz'),
+  'llama_gsm8k': ('tokenizer.model', 'data/gsm8k/test_first600.jsonl.gz'),
+}
+TEXTS = ['', ' ', 'Two dogs run  along the beach.', ' Über naïve\tEssays\n\n– 12,345.67 € ☃ 犬 ', 'a' * 300]
+
+
+def _pair(shared, family):
+  folder = shared / 'checkpoints' / family
+  model = tokenizers.Tokenizer(str(folder / FAMILIES[family][0]))
+  return model, tokenizers.Tokenizer(str(folder / 'hf_tokenizer' / 'tokenizer.json'))
+
+
+def _lines(shared, family, count):
+  with gzip.open(shared / FAMILIES[family][1], 'rt', encoding='utf-8') as f:
+    lines = [line.rstrip('\n') for _, line in zip(range(count), f)]
+  return [json.loads(line)['answer'] for line in lines] if family == 'llama_gsm8k' else lines
+
+
+@pytest.mark.parametrize('family', list(FAMILIES))
+def test_both_formats_give_the_same_ids_and_texts(shared, family):
+  model, fast = _pair(shared, family)
+  assert model.pieces() == fast.pieces() and model.eos_ids == fast.eos_ids
+  for text in TEXTS + _lines(shared, family, 500):
+    ids = model.encode(text)
+    assert ids == fast.encode(text), text
+    if 'unk' not in ''.join(model.pieces()[i] for i in ids):
+      assert model.decode(ids) == fast.decode(ids), text
+
+
+def test_each_family_keeps_its_convention(shared):
+  for t5 in _pair(shared, 't5_multi30k'):
+    assert t5.encode('a')[-1] == 1 and t5.encode('') == [1] and t5.eos_ids == (1,)
+  for llama in _pair(shared, 'llama_gsm8k'):
+    assert llama.encode('a')[0] == 1 and llama.encode('a')[-1] != 2 and llama.encode('') == [1]
+    assert llama.eos_ids == (2,)
+
+
+@pytest.mark.parametrize('family', list(FAMILIES))
+def test_control_tokens_and_padded_ids_decode_to_nothing(shared, family):
+  for tokenizer in _pair(shared, family):
+    ids = tokenizer.encode('the sum of 3 and 4')
+    padding = [i for i, piece in enumerate(tokenizer.pieces()) if piece in ('<s>', '</s>', '<pad>')]
+    assert tokenizer.decode([*ids, *padding, len(tokenizer.pieces()) + 5, -1]) == 'the sum of 3 and 4'
+    assert tokenizer.decode([]) == ''
+
+
+def test_a_model_folder_finds_its_own_tokenizer_or_its_familys(shared, tmp_path):
+  folder = shared / 'checkpoints' / 't5_multi30k'
+  expected = tokenizers.Tokenizer(str(folder / 'spiece.model'))
+  assert tokenizers.find(folder / 'small') == tokenizers.find(folder) == tokenizers.find(expected.path) == expected
+  (tmp_path / 'hf_tokenizer').mkdir()
+  (tmp_path / 'small').mkdir()
+  assert tokenizers.find(tmp_path / 'small') is None
+  for name in ('tokenizer.json', 'tokenizer_config.json'):
+    (tmp_path / 'hf_tokenizer' / name).write_bytes((folder / 'hf_tokenizer' / name).read_bytes())
+  assert tokenizers.find(tmp_path / 'small').path == str(tmp_path / 'hf_tokenizer' / 'tokenizer.json')
+  (tmp_path / 'small' / 'mine.model').write_bytes((folder / 'spiece.model').read_bytes())
+  own = tokenizers.find(tmp_path / 'small')
+  assert own.path == str(tmp_path / 'small' / 'mine.model') and own.encode('a') == expected.encode('a')
+  (tmp_path / 'small' / 'other.model').write_bytes(b'')  # two of them: neither is the tokenizer
+  assert tokenizers.find(tmp_path / 'small').path == str(tmp_path / 'hf_tokenizer' / 'tokenizer.json')
+
+
+def test_a_tokenizer_is_its_path(shared):
+  a, b = (_pair(shared, 't5_multi30k')[0] for _ in range(2))
+  assert a == b and hash(a) == hash(b) and pickle.loads(pickle.dumps(a)).encode('x') == a.encode('x')
+  assert {a: 1}[b] == 1
+
+
+def test_settings_overrule_what_the_files_say(shared, tmp_path):
+  for family, file in (('t5_multi30k', 'spiece.model'), ('llama_gsm8k', 'hf_tokenizer/tokenizer.json')):
+    source = shared / 'checkpoints' / family / file
+    target = tmp_path / family
+    target.mkdir()
+    (target / source.name).write_bytes(source.read_bytes())
+    settings = {'add_bos_token': False, 'add_eos_token': family == 'llama_gsm8k', 'bos_token': '<s>'}
+    (target / 'tokenizer_config.json').write_text(json.dumps(settings | {'eos_token': {'content': '</s>'}}))
+    ids = tokenizers.find(target).encode('a')
+    assert 1 not in ids and (ids[-1] == 2) == (family == 'llama_gsm8k')
+    assert [p.rsplit('/', 1)[1] for p in tokenizers.find(target).files()] == [source.name, 'tokenizer_config.json']
+
+
+def _byte_level(folder):
+  from tokenizers import pre_tokenizers
+
+  alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+  vocab = {piece: i for i, piece in enumerate(['<s>', '<pad>', '</s>', *alphabet, 'th', 'the'])}
+  (folder / 'vocab.json').write_text(json.dumps(vocab))
+  (folder / 'merges.txt').write_text('#version: 0.2\nt h\nth e\n')
+  settings = {'add_bos_token': True, 'bos_token': {'content': '</s>'}, 'eos_token': '</s>', 'pad_token': '<pad>'}
+  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+  return tokenizers.find(folder), vocab
+
+
+def test_older_byte_level_files_are_read(tmp_path):
+  tokenizer, vocab = _byte_level(tmp_path)
+  assert tokenizer.encode('the') == [2, vocab['the']] and tokenizer.eos_ids == (2,)  # OPT begins with </s>
+  ids = tokenizer.encode(' the ☃')
+  assert tokenizer.decode([*ids, 2, 1]) == ' the ☃'
+  assert tokenizer.pieces() == list(vocab)
+  assert len(tokenizer.files()) == 3
+
+
+def test_byt5_needs_no_vocabulary(tmp_path):
+  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}')
+  tokenizer = tokenizers.find(tmp_path)
+  assert tokenizer.encode('aé') == [100, 198, 172, 1] and tokenizer.eos_ids == (1,)
+  assert tokenizer.decode([100, 198, 172, 1, 0, 383]) == 'aé' and len(tokenizer.pieces()) == 384
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('tokenizer.json', 'not a tokenizer.json'),
+    ('spiece.model', 'not a sentencepiece model'),
+    ('vocab.json', 'not a byte-level vocabulary'),
+    ('tokenizer_config.json', 'not a JSON object'),
+  ],
+)
+def test_a_broken_file_is_named(tmp_path, name, message):
+  (tmp_path / 'merges.txt').write_text('')
+  (tmp_path / name).write_text('garbage')
+  with pytest.raises(ValueError, match=message) as info:
+    tokenizers.find(tmp_path).encode('a')
+  assert str(tmp_path / name) in str(info.value)
+
+
+def test_a_file_that_went_away_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match='gone.model: the tokenizer file is gone'):
+    tokenizers.Tokenizer(str(tmp_path / 'gone.model')).encode('a')
+
+
+def _model(tokenizer, vocab_size, name):
+  return Model({}, Network(vocab_size), tokenizer, name)
+
+
+class Network:
+  def __init__(self, vocab_size):
+    self.vocab_size = vocab_size
+
+
+def test_equal_vocabularies_pass_whatever_their_format_and_padding(shared):
+  model, fast = _pair(shared, 't5_multi30k')
+  assert tokenizers.check_vocabularies([_model(model, 6000, 'a'), _model(fast, 6144, 'b')]) == 6000
+  assert tokenizers.check_vocabularies([_model(model, 6144, 'a'), _model(None, 6050, 'b')]) == 6000
+  assert tokenizers.check_vocabularies([_model(None, 12, 'a'), _model(None, 10, 'b')]) == 10
+
+
+def test_the_first_difference_is_named(shared, tmp_path):
+  t5, llama = _pair(shared, 't5_multi30k')[0], _pair(shared, 'llama_gsm8k')[0]
+  with pytest.raises(ValueError, match=r"id 0 is '<pad>' in small \(.*spiece.model\) but '<unk>' in draft \(.*\)"):
+    tokenizers.check_vocabularies([_model(t5, 6000, 'small'), _model(llama, 4096, 'draft')])
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'b').mkdir()
+  a, vocab = _byte_level(tmp_path / 'a')
+  _byte_level(tmp_path / 'b')
+  longer = json.dumps(vocab | {'more': len(vocab)})
+  (tmp_path / 'b' / 'vocab.json').write_text(longer)
+  b = tokenizers.find(tmp_path / 'b')
+  models = [_model(a, 300, 'a'), _model(b, 300, 'b')]
+  assert tokenizers.check_vocabularies(models) == len(vocab)  # the longer one goes on where the shorter one ends
