@@ -1,8 +1,11 @@
 """Speculative decoding, cascades, collaborative decoding and speculative verification as one jitted loop."""
 
-from speccascade import methods, rules
-from speccascade.decode import Decoded, decode
+from speccascade import acceptance, methods, rules, stopping, theory
+from speccascade.checkpoints import load
+from speccascade.decode import decode, Decoded
 from speccascade.probs import Sampler
 from speccascade.types import Model
 
-__all__ = ['Decoded', 'Model', 'Sampler', 'decode', 'methods', 'rules']
+__all__ = [
+  'Decoded', 'Model', 'Sampler', 'acceptance', 'decode', 'load', 'methods', 'rules', 'stopping', 'theory',
+]  # fmt: skip

@@ -10,7 +10,7 @@ from flax import struct
 import jax.numpy as jnp
 
 from speccascade import probs, rules
-from speccascade.types import Array, Window, places, take1
+from speccascade.types import Array, places, take1, Window
 
 
 class Trial(NamedTuple):

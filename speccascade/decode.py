@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import methods, probs
+from speccascade import methods, probs, tokenizers
 from speccascade.phases import run
-from speccascade.types import BONUS, NOWHERE, RESIDUAL, Array, Context, Model, Prompt, State, Stats, Window
+from speccascade.types import Array, BONUS, Context, Model, NOWHERE, Prompt, RESIDUAL, State, Stats, Window
 
 _PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
 
@@ -49,7 +49,7 @@ def decode(
 ) -> Decoded:
   """Continue each prompt by at most `max_new_tokens` tokens.
 
-  Prompts are texts or token lists. `example_ids` key the randomness: an example's output does not depend on its
+  Prompts are texts or token lists. The last model's EOS ids end a text. `example_ids` key the randomness: an example's output does not depend on its
   place or its company. `max_prompt_tokens` fixes the padded prompt length, so that calls with other prompts compile
   nothing. `trace` records each output token's log-probability under every model that scored it.
   """
@@ -98,7 +98,8 @@ def decode_batch(
   networks = tuple(s.network for s in slots)
   params = tuple(s.params for s in slots)
   limits = np.int32(max_new_tokens)
-  return _loop(networks, buffer, trace, method, params, caches, prompt, limits, sampler, noise, real)
+  vocab = _vocabulary(models)
+  return _loop(networks, buffer, vocab, trace, method, params, caches, prompt, limits, sampler, noise, real)
 
 
 def _buffer(method, models, width: int, max_new_tokens: int) -> int:
@@ -112,12 +113,11 @@ def _prefill(network, params, prompt, max_len):
   return network.prefill(params, prompt, max_len)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5,))
-def _loop(networks, buffer, trace, method, params, caches, prompt, max_new, sampler, noise, real):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(6,))
+def _loop(networks, buffer, vocab, trace, method, params, caches, prompt, max_new, sampler, noise, real):
   """Run the method's phases until every row has ended."""
   extend = tuple(functools.partial(n.extend, p) for n, p in zip(networks, params, strict=True))
   context = Context(extend, sampler, method.policy, networks[-1].eos_ids)
-  vocab = min(n.vocab_size for n in networks)
   tokens, length = _begin(networks[-1].start_id, prompt, buffer)
   state = _first_state(method, tokens, length, length + max_new, vocab, caches, noise, real, sampler, trace)
 
@@ -201,26 +201,32 @@ def _check_models(method, models: Sequence[Model]) -> list[Model]:
   few = len(models) < method.models
   if few or (len(models) > method.models and method.name != 'autoregressive'):
     raise ValueError(f'{method.name} decodes with {method.models} models, but {len(models)} were given.')
+  first, *others = (models[m] for m in getattr(method, 'slots', range(len(models))))
+  for other in others:
+    if (first.network.start_id is None) != (other.network.start_id is None):
+      raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
+  return models
+
+
+def _vocabulary(models: Sequence[Model]) -> int:
+  """Return how many token ids the models share; logits beyond them are padding, cut off for all alike."""
+  if all(m.tokenizer is not None for m in models):
+    return tokenizers.check_vocabularies(models)
   first = models[0]
   for other in models[1:]:
-    a, b = first.network, other.network
-    if a.vocab_size != b.vocab_size:
+    if other.network.vocab_size != first.network.vocab_size:
       raise ValueError(
-        f'The models differ in vocabulary: {first.name} has {a.vocab_size} tokens, {other.name} {b.vocab_size}. '
-        'Models of one run must share it.'
+        f'The models differ in vocabulary: {first.name} has {first.network.vocab_size} tokens, {other.name} '
+        f'{other.network.vocab_size}. Models of one run must share it.'
       )
-    if (a.start_id is None) != (b.start_id is None):
-      raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
-    if a.eos_ids != b.eos_ids:
-      raise ValueError(f'The models end texts differently: {first.name} with {a.eos_ids}, {other.name} with {b.eos_ids}.')
-  return models
+  return first.network.vocab_size
 
 
 def _encode(models: Sequence[Model], prompts) -> list[np.ndarray]:
   """Return prompts as arrays of token ids, each checked."""
   if isinstance(prompts, str) or not len(prompts):
     raise ValueError('prompts must be a list of texts or of token lists, with one prompt at least.')
-  vocab, tokenizer = models[-1].network.vocab_size, models[-1].tokenizer
+  vocab, tokenizer = _vocabulary(models), models[-1].tokenizer
   rows = []
   for i, prompt in enumerate(prompts):
     if isinstance(prompt, str):
@@ -258,7 +264,9 @@ def _prompt_width(models, rows, max_new_tokens: int, given: int | None) -> int:
   longest = max(range(len(rows)), key=lambda i: rows[i].size)
   length = rows[longest].size
   if given is not None and length > _at_least_one('max_prompt_tokens', given):
-    raise ValueError(f'prompt {longest} has {length} tokens, more than max_prompt_tokens={given}; shorten it or raise the limit.')
+    raise ValueError(
+      f'prompt {longest} has {length} tokens, more than max_prompt_tokens={given}; shorten it or raise the limit.'
+    )
   for model in models:
     network = model.network
     most = network.max_positions

@@ -1,20 +1,4 @@
-"""Every method as a short list of phases, repeated until each row has ended.
-
-| method | phases of one round |
-| --- | --- |
-| `autoregressive` | score(m) · verify |
-| `ensemble`, `oracle` | score(0) · … · score(n-1) · verify(combiner) |
-| `ensemble_parallel` | the same, the n calls independent of each other |
-| `speculative`, plain | propose(0, γ) · score(1) · verify |
-| `speculative`, any other rule | propose(0, γ+1) · score(1, first γ) · verify(rule) |
-| `token_cascade` | propose(0, n, stop where the rule defers) · score(1) · verify(keep all) |
-| `sequence_cascade` | two autoregressive decodes |
-| `bild` | propose(0, n, stop at the fallback threshold) · score(1) · verify(rollback threshold) |
-| `naive_cos` | propose(0, γ) · score(1, first γ-1) · … · verify(combiner) |
-| `ensemble_sd` | propose(0', γ) · score(0) · … · score(n-1) · verify(combiner) |
-| `cos` | elect m: score(m) · verify(combiner, keep) · propose(m, γ_m) |
-| `sv` | propose(0, γ) · score(1) · score(2, goodput, drop the rest) · verify |
-| `sv_exact` | propose(0, γ) · score(1) · score(2, goodput) · verify |
+"""Every method as a short list of phases, repeated until each row has ended. docs/methods.md lists them.
 
 A target that reads q needs the drafter's law wherever it is used, also after the block. So a cascade drafts γ + 1
 tokens, the verifier scores γ of them, which gives its law at γ + 1 positions, and all γ + 1 are tested: the last
@@ -47,6 +31,10 @@ class Method:
   policy: stopping.Policy = stopping.Policy()
   by_round: bool = _static(default=False)  # whether random numbers are keyed by round as well
   name: str = _static(default='method')
+
+  def __str__(self):
+    until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
+    return ' · '.join(map(str, self.phases)) + until
 
   @property
   def models(self) -> int:
@@ -210,7 +198,8 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
   bound, gamma = rules.bind_combiner(combiner), _count('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
   scores = tuple(Score(m, (gamma + 1,), after=m - 1) for m in slots)
-  return Method((Propose(0, gamma, (1, 2)), *scores, Verify(bound, slots)), (0, *range(models)), gamma, name='ensemble_sd')
+  phases = (Propose(0, gamma, (1, 2)), *scores, Verify(bound, slots))
+  return Method(phases, (0, *range(models)), gamma, name='ensemble_sd')
 
 
 def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:

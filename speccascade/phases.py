@@ -12,8 +12,8 @@ import jax
 from jax import lax, tree_util
 import jax.numpy as jnp
 
-from speccascade import acceptance, probs
-from speccascade.types import BONUS, DRAFT, FINAL, RESIDUAL, Array, Combiner, Context, Phase, State, places, take, take1
+from speccascade import acceptance, probs, rules
+from speccascade.types import Array, BONUS, Combiner, Context, DRAFT, FINAL, Phase, places, RESIDUAL, State, take, take1
 
 
 def _static(**kwargs):
@@ -76,6 +76,9 @@ class Score:
   drop: bool = _static(default=False)
   after: int | None = _static(default=None)
 
+  def __str__(self):
+    return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit}{", drop" * self.drop})'
+
   def __call__(self, context: Context, state: State) -> State:
     size = state.window.size
     if self.limit is not None:
@@ -105,6 +108,9 @@ class Propose:
   model: int = _static()
   n: int = _static()
   widths: tuple[int, ...] = _static(default=(1,))
+
+  def __str__(self):
+    return f'propose({self.model}, {self.n})'
 
   def __call__(self, context: Context, state: State) -> State:
     if self.widths:
@@ -167,6 +173,12 @@ class Verify:
   accept: Callable = tree_util.Partial(acceptance.token_wise)
   defer: Callable | None = None  # the rule's decision, for the count of deferrals
   keep: bool = _static(default=False)
+
+  def __str__(self):
+    name = rules.name_of(self.accept)
+    how = '' if name == 'token_wise' else f', {name}'
+    rule = self.combiner.keywords.get('rule', self.combiner)
+    return f'verify({rules.name_of(rule)} of {self.models}{how}{", keep" * self.keep})'
 
   def __call__(self, context: Context, state: State) -> State:
     w, length = state.window, state.length
@@ -286,6 +298,9 @@ class Elect:
   """
 
   branches: tuple[tuple[Phase, ...], ...]
+
+  def __str__(self):
+    return 'elect[' + ' | '.join(' · '.join(map(str, branch)) for branch in self.branches) + ']'
 
   def __call__(self, context: Context, state: State) -> State:
     wanted = jnp.argmin(state.fed, 0)

@@ -5,6 +5,7 @@ Everything is float32 and broadcasts over leading axes `...`.
 """
 
 import dataclasses
+import numbers
 from typing import Any, Protocol
 
 from flax import struct
@@ -13,7 +14,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.types import ACCEPT, Array, State, places, take
+from speccascade.types import ACCEPT, Array, places, State, take
 
 _BLOCK = 128  # vocabulary entries in one block of the two-level draw
 
@@ -107,20 +108,23 @@ class Sampler:
   seen: Array | None = None  # [..., V] of bool
 
   def __post_init__(self):
-    for name, low, high in (
-      ('temperature', 0, np.inf),
-      ('top_p', np.nextafter(0, 1), 1),
-      ('repetition_penalty', np.nextafter(0, 1), np.inf),
+    for name, valid, wanted in (
+      ('temperature', lambda x: x == 0 or 1e-4 <= x < np.inf, '0 (greedy) or at least 0.0001'),
+      ('top_p', lambda x: 0 < x <= 1, 'over 0 and at most 1'),
+      ('repetition_penalty', lambda x: 0 < x < np.inf, 'over 0'),
     ):
       value = getattr(self, name)
-      if isinstance(value, (int, float)) and not (low <= value <= high and np.isfinite(value)):
-        raise ValueError(f'Sampler: {name}={value} is not between {max(low, 0)} and {high}.')
-    if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
-      raise ValueError(f'Sampler: top_k={self.top_k!r} is not a whole number of at least 1; use None for no filter.')
+      if isinstance(value, (str, bool)) or (isinstance(value, numbers.Real) and not valid(value)):
+        raise ValueError(f'Sampler: {name}={value!r} is not a number {wanted}.')
+      if isinstance(value, numbers.Real):
+        object.__setattr__(self, name, float(value))
+    k = self.top_k
+    if k is not None and (not isinstance(k, numbers.Integral) or isinstance(k, bool) or k < 1):
+      raise ValueError(f'Sampler: top_k={k!r} is not a whole number of at least 1; use None for no filter.')
 
   @property
   def greedy(self) -> bool:
-    return isinstance(self.temperature, (int, float)) and self.temperature == 0
+    return _is_number(self.temperature, 0)
 
   @property
   def penalises(self) -> bool:
@@ -187,12 +191,12 @@ def at_window(sampler: Sampler, state: State) -> Sampler:
 
 
 def _is_number(value: Any, number: float) -> bool:
-  return isinstance(value, (int, float)) and value == number
+  return isinstance(value, numbers.Real) and value == number
 
 
 def _traced(value: Any) -> Any:
   """Return a number as float32, so that 1 and 1.0 and .7 are one program."""
-  return np.float32(value) if isinstance(value, (int, float)) else value
+  return np.float32(value) if isinstance(value, numbers.Real) else value
 
 
 def draw(weights: Array, u: Array) -> Array:

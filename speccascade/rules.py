@@ -49,12 +49,17 @@ def token_mixture(low: float, high: float) -> Callable[[Rule], Rule]:
     @functools.wraps(accepted_set)
     def rule(q_logits, p_logits, *, alpha, sampler):
       kept = jnp.where(accepted_set(q_logits, p_logits, alpha=alpha), sampler(q_logits), 0)
-      return kept + sampler(p_logits) * (1 - kept.sum(-1, keepdims=True))
+      return kept + sampler(p_logits) * _missing(kept)
 
     rule.alpha_range = (low, high)
     return rule
 
   return decorate
+
+
+def _missing(kept: Array) -> Array:
+  """Return the mass that is left to give; rounding must not make it negative."""
+  return jnp.maximum(1 - kept.sum(-1, keepdims=True), 0)
 
 
 # ---- rules of two models ----
@@ -166,10 +171,10 @@ def lossy_star(q_logits, p_logits, *, alpha, sampler):
 
 def _lossy(q, p, alpha, *, beta):
   kept = jnp.minimum(q, p / (1 - alpha))
-  return kept + (1 - kept.sum(-1, keepdims=True)) * probs.residual(p / beta, q)
+  return kept + _missing(kept) * probs.residual(p / beta, q)
 
 
-lossy.alpha_range = lossy_star.alpha_range = (0, np.nextafter(1, 0))
+lossy.alpha_range = lossy_star.alpha_range = (0, 0.9999)
 
 RULES = (
   speculative,
@@ -246,9 +251,8 @@ class _Tail:
   logits: Array
   target: Array
 
-  @property
-  def greedy(self) -> bool:
-    return self.sampler.greedy
+  def __getattr__(self, name):
+    return getattr(self.sampler, name)
 
   def __call__(self, logits: Array) -> Array:
     return self.target if logits is self.logits else self.sampler(logits)
@@ -266,8 +270,12 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
   return tree_util.Partial(function, **tree_util.tree_map(_as_traced, numbers))
 
 
+def _is_number(value) -> bool:
+  return isinstance(value, (int, float, np.number, np.ndarray)) and not isinstance(value, bool) and np.ndim(value) == 0
+
+
 def _as_traced(value):
-  return np.float32(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+  return np.float32(value) if _is_number(value) else value
 
 
 def name_of(function: Callable) -> str:
@@ -280,9 +288,10 @@ def bind_rule(rule: Rule) -> tree_util.Partial:
   """Bind a rule and check its α: every value that the rule needs is given and in range."""
   bound = bind(rule)
   _require(bound, given=('q_logits', 'p_logits', 'sampler'), example='functools.partial(rules.opt, alpha=0.1)')
-  alpha, (low, high) = bound.keywords.get('alpha'), getattr(bound.func, 'alpha_range', (-INF, INF))
-  if isinstance(alpha, np.floating) and not low <= alpha <= high:
-    raise ValueError(f'rule {name_of(rule)} needs {low:g} <= alpha <= {high:g}, not alpha={alpha:g}.')
+  low, high = getattr(bound.func, 'alpha_range', (-INF, INF))
+  alpha = bound.keywords.get('alpha', low)
+  if isinstance(alpha, (str, bool, type(None))) or (_is_number(alpha) and not low <= alpha <= high):
+    raise ValueError(f'rule {name_of(rule)} needs {low} <= alpha <= {high}, not alpha={alpha!s}.')
   return bound
 
 
@@ -293,7 +302,7 @@ def bind_combiner(combiner: Combiner | Rule) -> tree_util.Partial:
   bound = bind(combiner)
   _require(bound, given=('logits', 'sampler'), example='functools.partial(rules.contrastive, mu=0.1)')
   weights = bound.keywords.get('weights')
-  if bound.func is weighted and (min(weights) < 0 or abs(sum(weights) - 1) > 1e-5):
+  if bound.func is weighted and not (min(weights) >= 0 and abs(sum(weights) - 1) <= 1e-5):
     raise ValueError(f'weighted needs weights >= 0 that sum to 1, not {tuple(float(w) for w in weights)}.')
   for name, value in bound.keywords.items():
     if isinstance(value, np.floating) and not np.isfinite(value):
@@ -309,7 +318,10 @@ def is_rule(function: Callable) -> bool:
 
 
 def _require(bound: tree_util.Partial, *, given: tuple[str, ...], example: str):
-  for name, parameter in inspect.signature(bound.func).parameters.items():
+  parameters = inspect.signature(bound.func).parameters
+  if unknown := bound.keywords.keys() - parameters.keys():
+    raise ValueError(f'{name_of(bound)} has no argument {", ".join(sorted(unknown))}; it takes {", ".join(parameters)}.')
+  for name, parameter in parameters.items():
     keyword_only = parameter.kind is inspect.Parameter.KEYWORD_ONLY
     if keyword_only and parameter.default is parameter.empty and name not in (*given, *bound.keywords):
       raise ValueError(f'{name_of(bound)} needs a value for {name}; bind it, as in {example}.')

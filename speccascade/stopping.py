@@ -12,7 +12,7 @@ from flax import struct
 import jax.numpy as jnp
 
 from speccascade import probs
-from speccascade.types import Array, Context, Rule, State, places
+from speccascade.types import Array, Context, places, Rule, State
 
 
 @struct.dataclass
@@ -114,6 +114,9 @@ class First:
 
   n: int = struct.field(pytree_node=False)
 
+  def __str__(self):
+    return f'first {self.n}'
+
   def __call__(self, context: Context, state: State) -> Array:
     return jnp.minimum(state.window.size, self.n)
 
@@ -147,6 +150,9 @@ class Goodput:
   latency: Array  # [N]
   companion: int = struct.field(pytree_node=False)
   most: int = struct.field(pytree_node=False)
+
+  def __str__(self):
+    return 'goodput'
 
   def __call__(self, context: Context, state: State) -> Array:
     gains = jnp.cumprod(self._acceptance(context, state), 1)  # [B, W]

@@ -1,14 +1,14 @@
 """The law of what the compiled loop emits: exactly, by enumerating its decisions, and by χ² on many rows."""
 
-import numpy as np
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import scipy.stats
 
 from speccascade import probs
-from speccascade.decode import decode, decode_batch
-from speccascade.types import ACCEPT, DRAFT, FINAL, NOWHERE, RESIDUAL, Prompt
+from speccascade.decode import decode_batch
+from speccascade.types import ACCEPT, DRAFT, FINAL, NOWHERE, Prompt, RESIDUAL
 
 
 @struct.dataclass
@@ -69,12 +69,11 @@ def emitted_law(method, models, prompt, count, sampler):
     decode_batch(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise)
   )
   weight = _weights(state, len(prompt), count, radix, method.by_round, rounds)
-  law = {}
-  for row, end, w in zip(state.tokens, state.length, weight):
-    if w > 0:
-      emitted = tuple(row[len(prompt) : end].tolist())
-      law[emitted] = law.get(emitted, 0) + w
-  return law
+  emitted = state.tokens[:, len(prompt) : len(prompt) + count]
+  emitted = np.where(np.arange(count) < (state.length - len(prompt))[:, None], emitted, -1)
+  outcomes, which = np.unique(emitted, axis=0, return_inverse=True)
+  mass = np.bincount(which.ravel(), weight)
+  return {tuple(int(t) for t in o if t >= 0): m for o, m in zip(outcomes, mass) if m > 0}
 
 
 def _weights(state, base, count, radix, by_round, rounds):
@@ -97,13 +96,14 @@ def distance(law, reference):
   return 0.5 * sum(abs(law.get(k, 0) - reference.get(k, 0)) for k in keys), abs(sum(law.values()) - 1)
 
 
-def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0, **kwargs):
+def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0):
   """Return the p-value of tokens first…first+k-1 of that many rows against their joint law, and χ²/df."""
   count = first + expected.ndim
-  out = decode(
-    method, models, [prompt] * rows, max_new_tokens=count, sampler=sampler, seed=seed, **kwargs
-  )
-  late = np.array([t[first:] for t in out.tokens])
+  batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (rows, 1)), jnp.full(rows, len(prompt), jnp.int32))
+  keys = jax.random.key_data(jax.random.split(jax.random.key(seed), rows))
+  noise = probs.Keyed.make(keys, len(prompt) + count + method.window, method.window + 1 if method.by_round else 1)
+  state = decode_batch(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise)
+  late = np.asarray(state.tokens)[:, len(prompt) + first : len(prompt) + count]
   observed = np.zeros_like(expected)
   np.add.at(observed, tuple(late.T), 1)
   likely = expected * rows >= 5

@@ -3,16 +3,16 @@
 import functools
 
 import jax.numpy as jnp
+from law import emitted_law
 import numpy as np
 import pytest
-
-from law import emitted_law
 import reference
+from test_laws import ALPHA, bound, latency, rule_step, TABLE
+
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.models import ngram, toy
 from speccascade.types import BONUS, RESIDUAL
-from test_laws import ALPHA, bound, latency, rule_step, TABLE
 
 EOS = 6
 LARGE = toy.model(21, 7, scale=1.2, eos_ids=(EOS,))
@@ -301,8 +301,6 @@ def test_a_wrong_set_of_models_is_refused():
     decode(methods.speculative(), [toy.model(1, 5), LARGE], [[1]], max_new_tokens=4)
   with pytest.raises(ValueError, match=r'one is an encoder–decoder'):
     decode(methods.speculative(), [toy.model(1, 7, eos_ids=(EOS,), encoder=True), LARGE], [[1]], max_new_tokens=4)
-  with pytest.raises(ValueError, match=r'end texts differently'):
-    decode(methods.speculative(), [toy.model(1, 7), LARGE], [[1]], max_new_tokens=4)
   short = LARGE.replace(network=toy.Table(7, 2, (EOS,), max_positions=10))
   with pytest.raises(ValueError, match=r'prompt 1 \(8 tokens\) and max_new_tokens=4 need 12 positions, but toy21 has 10'):
     decode(methods.autoregressive(), [short], [[1], [1] * 8], max_new_tokens=4)
@@ -312,7 +310,13 @@ def test_a_wrong_set_of_models_is_refused():
   'make, message',
   [
     (lambda: methods.speculative(functools.partial(rules.chow, alpha=1.5)), r'chow needs 0 <= alpha <= 1, not alpha=1.5'),
-    (lambda: methods.speculative(functools.partial(rules.lossy, alpha=1)), r'lossy needs 0 <= alpha <= 1, not alpha=1'),
+    (lambda: methods.speculative(functools.partial(rules.lossy, alpha=1)), r'lossy needs 0 <= alpha <= 0.9999, not alpha=1'),
+    (lambda: methods.speculative(functools.partial(rules.chow, alpha=np.int64(3))), r'not alpha=3'),
+    (lambda: methods.speculative(functools.partial(rules.opt, alpha='0.1')), r'not alpha=0.1'),
+    (lambda: methods.speculative(functools.partial(rules.opt, alpha=0.1, beta=1)), r'opt has no argument beta'),
+    (lambda: methods.cos(functools.partial(rules.weighted, weights=(float('nan'), 0.5))), r'sum to 1'),
+    (lambda: Sampler(np.float32(-1)), r'temperature=.*-1'),
+    (lambda: Sampler(1e-9), r'0 \(greedy\) or at least'),
     (lambda: methods.speculative(functools.partial(rules.opt, alpha=float('nan'))), r'not alpha=nan'),
     (lambda: methods.speculative(rules.opt), r'opt needs a value for alpha; bind it, as in functools.partial'),
     (lambda: methods.speculative(block=0), r'block=0 is not a whole number of at least 1'),
@@ -359,7 +363,7 @@ def test_masked_logits_are_no_fault():
 
 def test_a_user_rule_may_be_any_function_of_the_logits():
   def half(q_logits, p_logits, *, sampler):
-    return 0.5 * sampler(q_logits) + 0.5 * sampler(p_logits)
+    return sampler.harden(0.5 * sampler.soft(q_logits) + 0.5 * sampler.soft(p_logits))
 
   small = [toy.model(41, 3), toy.model(42, 3)]
   law = emitted_law(methods.speculative(half, 2), small, [1], 2, Sampler())

@@ -2,11 +2,11 @@
 
 import functools
 
+from law import chi_square, distance, emitted_law
 import numpy as np
 import pytest
-
-from law import chi_square, distance, emitted_law
 import reference
+
 from speccascade import acceptance, methods, rules, Sampler, stopping
 from speccascade.models import toy
 

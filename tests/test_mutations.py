@@ -6,14 +6,13 @@ import functools
 from flax import struct
 import jax
 import jax.numpy as jnp
+from law import chi_square, distance, emitted_law
 import numpy as np
 import pytest
-
-from law import chi_square, distance, emitted_law
 import reference
+from test_laws import bound, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
+
 from speccascade import acceptance, methods, phases, probs, rules, Sampler
-from speccascade.types import RESIDUAL
-from test_laws import bound, COIN, COINS, FALSE_ALARM, LARGE5, LATE, METHODS, PAIR, PROMPT, TABLE, TRIO, TRIO5
 
 
 @pytest.fixture(autouse=True)

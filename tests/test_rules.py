@@ -122,7 +122,7 @@ def test_the_ends_of_alpha_are_plain_speculation_and_the_drafter(rule, temperatu
   q, p = laws(lq, lp, temperature)
   low, high = getattr(rule, 'alpha_range', (-INF, INF))
   if plain is not None:
-    assert plain >= low or rule is rules.diff_log
+    assert plain >= low
     np.testing.assert_allclose(target(rule, lq, lp, plain, Sampler(temperature)), p, atol=2e-6)
   if alone is not None:
     assert alone <= high
@@ -351,6 +351,16 @@ def test_masked_and_extreme_logits_give_laws(rule, temperature):
       assert (pi <= q + p + 1e-6).all()  # what one model masks, only the other's law can give
     rest = np.asarray(probs.residual(jnp.asarray(pi), jnp.float32(q)))
     assert_law(rest)
+
+
+@over_temperatures
+@over_cases
+def test_tokens_masked_in_both_models_change_nothing(rule, alpha, temperature):
+  lq, lp = pairs(15)
+  longer = (np.insert(x, [0, 3], -np.inf, axis=-1) for x in (lq, lp))
+  pi = target(rule, *longer, alpha, Sampler(temperature))
+  expected = np.insert(target(rule, lq, lp, alpha, Sampler(temperature)), [0, 3], 0, axis=-1)
+  np.testing.assert_allclose(pi, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])

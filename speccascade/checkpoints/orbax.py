@@ -84,7 +84,7 @@ def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | 
 
 
 def _sidecar(path: Path) -> dict:
-  """Return what a checkpoint says of itself, having checked that its files are all there in their full size."""
+  """Return what a checkpoint says of itself, or raise where it is half-written or of another version."""
   files.check_finished(path)
   file = path / SIDECAR
   if not file.is_file():
