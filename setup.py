@@ -35,7 +35,7 @@ setuptools.setup(
   extras_require={
     'seqio': SEQIO,
     'parity': ['torch>=2.6', 'transformers>=5.23,<6'],
-    'test': ['chex>=0.1.92', 'hypothesis', 'pytest>=9', 'pytest-xdist', 'scipy'],
+    'test': ['chex>=0.1.92', 'hypothesis', 'pytest>=9', 'pytest-xdist', 'sacrebleu>=2.6,<3', 'scipy'],
     'dev': ['pre-commit', 'ruff>=0.15'],
   },
 )

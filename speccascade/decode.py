@@ -49,9 +49,10 @@ def decode(
 ) -> Decoded:
   """Continue each prompt by at most `max_new_tokens` tokens.
 
-  Prompts are texts or token lists. The last model's EOS ids end a text. `example_ids` key the randomness: an example's output does not depend on its
-  place or its company. `max_prompt_tokens` fixes the padded prompt length, so that calls with other prompts compile
-  nothing. `trace` records each output token's log-probability under every model that scored it.
+  Prompts are texts or token lists. The last model's EOS ids end a text. `example_ids` key the randomness: an example's
+  output does not depend on its place or its company. `max_prompt_tokens` fixes the padded prompt length, so that calls
+  with other prompts compile nothing. `trace` records each output token's log-probability under every model that scored
+  it.
   """
   models = _check_models(method, models)
   rows = _encode(models, prompts)
@@ -336,9 +337,7 @@ def _sequence_cascade(method, models, rows, ids, size, width, max_new_tokens, sa
 
   The second answer has a stream of random numbers of its own, for the first one's have chosen it.
   """
-  small = _decode(
-    methods.autoregressive(0), models, rows, ids, size, width, max_new_tokens, sampler, seed, trace=True
-  )
+  small = _decode(methods.autoregressive(0), models, rows, ids, size, width, max_new_tokens, sampler, seed, trace=True)
   scores = [float(method.score(x[0])) for x in small.logprobs]
   anew = [i for i, score in enumerate(scores) if score < method.threshold]
   fields = {f.name: getattr(small.stats, f.name) for f in dataclasses.fields(Stats)}

@@ -235,7 +235,7 @@ def _speculative_verification(table, latency, block, *, exact: bool) -> Method:
   gamma = _count('block', block)
   latency = np.asarray(latency, np.float32)
   if latency.ndim != 1 or latency.size < 2 or not (latency > 0).all():
-    raise ValueError('latency needs the verifier\'s time, > 0, for 0, 1, 2, … tokens, two at least.')
+    raise ValueError("latency needs the verifier's time, > 0, for 0, 1, 2, … tokens, two at least.")
   goodput = stopping.Goodput(table, latency, companion=1, most=gamma)
   phases = (
     Propose(0, gamma, (1, 2)),

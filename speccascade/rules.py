@@ -320,7 +320,9 @@ def is_rule(function: Callable) -> bool:
 def _require(bound: tree_util.Partial, *, given: tuple[str, ...], example: str):
   parameters = inspect.signature(bound.func).parameters
   if unknown := bound.keywords.keys() - parameters.keys():
-    raise ValueError(f'{name_of(bound)} has no argument {", ".join(sorted(unknown))}; it takes {", ".join(parameters)}.')
+    raise ValueError(
+      f'{name_of(bound)} has no argument {", ".join(sorted(unknown))}; it takes {", ".join(parameters)}.'
+    )
   for name, parameter in parameters.items():
     keyword_only = parameter.kind is inspect.Parameter.KEYWORD_ONLY
     if keyword_only and parameter.default is parameter.empty and name not in (*given, *bound.keywords):

@@ -61,7 +61,12 @@ def main():
   args = parser.parse_args()
   models, prompts = pair(), [[i % 60, (7 * i) % 60] for i in range(args.rows)]
   run = functools.partial(
-    decode, models=models, prompts=prompts, max_new_tokens=args.tokens, sampler=Sampler(args.temperature), seed=args.seed
+    decode,
+    models=models,
+    prompts=prompts,
+    max_new_tokens=args.tokens,
+    sampler=Sampler(args.temperature),
+    seed=args.seed,
   )
   print(f'{args.rows} prompts on {jax.devices()[0].device_kind}, toy models of 64 tokens, T = {args.temperature:g}\n')
   print(f'{"method":<26}{"tokens":>8}{"small":>10}{"large":>10}{"accepted":>10}{"per large":>10}{"ms/token":>10}')

@@ -65,9 +65,7 @@ def emitted_law(method, models, prompt, count, sampler):
   chances = jnp.asarray(np.tile((1 / radix).astype(np.float32), (total, rounds, count, 1)))
   noise = Enumerated(jnp.asarray(digits), chances, base=len(prompt), by_round=method.by_round)
   batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (total, 1)), jnp.full(total, len(prompt), jnp.int32))
-  state = jax.device_get(
-    decode_batch(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise)
-  )
+  state = jax.device_get(decode_batch(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise))
   weight = _weights(state, len(prompt), count, radix, method.by_round, rounds)
   emitted = state.tokens[:, len(prompt) : len(prompt) + count]
   emitted = np.where(np.arange(count) < (state.length - len(prompt))[:, None], emitted, -1)
@@ -91,7 +89,7 @@ def _weights(state, base, count, radix, by_round, rounds):
 
 
 def distance(law, reference):
-  """Return the total variation distance of two laws given as dictionaries, and how far the first is from summing to 1."""
+  """Return the total variation distance of two laws as dictionaries, and how far the first is from summing to 1."""
   keys = law.keys() | reference.keys()
   return 0.5 * sum(abs(law.get(k, 0) - reference.get(k, 0)) for k in keys), abs(sum(law.values()) - 1)
 

@@ -31,7 +31,8 @@ def weighted_law(weights):
 
 # name: (method, models, step of its lockstep version)
 METHODS = {
-  'autoregressive': (methods.autoregressive(0), PAIR, reference.lockstep(PAIR[:1], lambda l, s: s(l[0]), temperature=0)),
+  'autoregressive': (
+    methods.autoregressive(0), PAIR, reference.lockstep(PAIR[:1], lambda l, s: s(l[0]), temperature=0)),
   'ensemble': (
     methods.ensemble(weighted2), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
   'ensemble_parallel': (
@@ -48,7 +49,8 @@ METHODS = {
   'token_cascade': (
     methods.token_cascade(chow, 4), PAIR, reference.token_cascade(PAIR, 'chow', 0.6, 4, temperature=0)),
   'bild': (methods.bild(0.4, 1.2, 4), PAIR, reference.bild(PAIR, 0.4, 1.2, 4, temperature=0)),
-  'naive_cos': (methods.naive_cos(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
+  'naive_cos': (
+    methods.naive_cos(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
   'ensemble_sd': (
     methods.ensemble_sd(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
   'cos of 2': (
@@ -302,15 +304,23 @@ def test_a_wrong_set_of_models_is_refused():
   with pytest.raises(ValueError, match=r'one is an encoder–decoder'):
     decode(methods.speculative(), [toy.model(1, 7, eos_ids=(EOS,), encoder=True), LARGE], [[1]], max_new_tokens=4)
   short = LARGE.replace(network=toy.Table(7, 2, (EOS,), max_positions=10))
-  with pytest.raises(ValueError, match=r'prompt 1 \(8 tokens\) and max_new_tokens=4 need 12 positions, but toy21 has 10'):
+  with pytest.raises(
+    ValueError, match=r'prompt 1 \(8 tokens\) and max_new_tokens=4 need 12 positions, but toy21 has 10'
+  ):
     decode(methods.autoregressive(), [short], [[1], [1] * 8], max_new_tokens=4)
 
 
 @pytest.mark.parametrize(
   'make, message',
   [
-    (lambda: methods.speculative(functools.partial(rules.chow, alpha=1.5)), r'chow needs 0 <= alpha <= 1, not alpha=1.5'),
-    (lambda: methods.speculative(functools.partial(rules.lossy, alpha=1)), r'lossy needs 0 <= alpha <= 0.9999, not alpha=1'),
+    (
+      lambda: methods.speculative(functools.partial(rules.chow, alpha=1.5)),
+      r'chow needs 0 <= alpha <= 1, not alpha=1.5',
+    ),
+    (
+      lambda: methods.speculative(functools.partial(rules.lossy, alpha=1)),
+      r'lossy needs 0 <= alpha <= 0.9999, not alpha=1',
+    ),
     (lambda: methods.speculative(functools.partial(rules.chow, alpha=np.int64(3))), r'not alpha=3'),
     (lambda: methods.speculative(functools.partial(rules.opt, alpha='0.1')), r'not alpha=0.1'),
     (lambda: methods.speculative(functools.partial(rules.opt, alpha=0.1, beta=1)), r'opt has no argument beta'),

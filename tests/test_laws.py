@@ -31,16 +31,12 @@ SAMPLERS = {
   'T=0 penalty': dict(temperature=0.0, repetition_penalty=1.7),
   'T=.7 filters': dict(temperature=0.7, top_k=2, top_p=0.9, repetition_penalty=1.3),
 }
-TABLE = stopping.AcceptanceTable(
-  np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]])
-)
+TABLE = stopping.AcceptanceTable(np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]]))
 
 
 def latency(rows):
   """Return a verifier's times at which a batch of that many rows verifies some of its tokens and not others."""
   return 3 * rows + np.arange(5 * rows)
-
-
 
 
 def bound(name):

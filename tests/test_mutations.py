@@ -88,7 +88,10 @@ def test_q_compared_in_another_type_than_it_was_drawn_in_is_caught(monkeypatch):
     coarse = trial.window.probs.astype(jnp.float8_e4m3fn).astype(jnp.float32)
     return accept(trial._replace(window=trial.window.replace(probs=coarse)))
 
-  assert off('speculative speculative', with_verify(METHODS['speculative speculative'][0], accept=rules.bind(rounded))) > 1e-4
+  assert (
+    off('speculative speculative', with_verify(METHODS['speculative speculative'][0], accept=rules.bind(rounded)))
+    > 1e-4
+  )
 
 
 @struct.dataclass
