@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import numbers
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 
 from speccascade import methods, probs, tokenizers
 from speccascade.phases import run
-from speccascade.types import Array, BONUS, Context, Model, NOWHERE, Prompt, RESIDUAL, State, Stats, Window
+from speccascade.types import Array, BONUS, Context, Model, Network, NOWHERE, Prompt, RESIDUAL, State, Stats, Window
 
 _PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
 
@@ -94,13 +95,37 @@ def decode_batch(
   """Decode one padded batch on the device and return the loop's last state; rows that are not `real` do nothing."""
   slots = [models[m] for m in method.slots]
   buffer = _buffer(method, models, prompt.tokens.shape[1], max_new_tokens)
-  caches = tuple(_prefill(s.network, s.params, prompt, buffer) for s in slots)
+  owners = _cache_owners(slots)
+  kept = sorted(set(owners))
+  caches = tuple(_prefill(slots[s].network, slots[s].params, prompt, buffer) for s in kept)
   real = np.ones(prompt.length.shape, bool) if real is None else real
-  networks = tuple(s.network for s in slots)
+  fixed = _Program(tuple(s.network for s in slots), tuple(kept.index(s) for s in owners), buffer, _vocabulary(models), trace)
   params = tuple(s.params for s in slots)
-  limits = np.int32(max_new_tokens)
-  vocab = _vocabulary(models)
-  return _loop(networks, buffer, vocab, trace, method, params, caches, prompt, limits, sampler, noise, real)
+  return _loop(fixed, method, params, caches, prompt, np.int32(max_new_tokens), sampler, noise, real)
+
+
+class _Program(NamedTuple):
+  """What is compiled in, beside the method's structure and the shapes."""
+
+  networks: tuple[Network, ...]
+  cache_of: tuple[int, ...]
+  buffer: int
+  vocab: int
+  trace: bool
+
+
+def _cache_owners(slots: Sequence[Model]) -> list[int]:
+  """Return the slot in whose cache each slot works: its own, or that of the largest model that it is a part of."""
+  owners = []
+  for i, one in enumerate(slots):
+    shares = getattr(one.network, 'shares_cache', lambda *_: False)
+    wholes = [j for j, s in enumerate(slots) if j != i and shares(one.params, s.network, s.params)]
+    owners.append(next((j for j in wholes if not _shares_any(slots[j], slots)), i))
+  return owners
+
+
+def _shares_any(model: Model, slots: Sequence[Model]) -> bool:
+  return any(model.network.shares_cache(model.params, s.network, s.params) for s in slots)
 
 
 def _buffer(method, models, width: int, max_new_tokens: int) -> int:
@@ -114,13 +139,14 @@ def _prefill(network, params, prompt, max_len):
   return network.prefill(params, prompt, max_len)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(6,))
-def _loop(networks, buffer, vocab, trace, method, params, caches, prompt, max_new, sampler, noise, real):
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _loop(fixed, method, params, caches, prompt, max_new, sampler, noise, real):
   """Run the method's phases until every row has ended."""
+  networks = fixed.networks
   extend = tuple(functools.partial(n.extend, p) for n, p in zip(networks, params, strict=True))
-  context = Context(extend, sampler, method.policy, networks[-1].eos_ids)
-  tokens, length = _begin(networks[-1].start_id, prompt, buffer)
-  state = _first_state(method, tokens, length, length + max_new, vocab, caches, noise, real, sampler, trace)
+  context = Context(extend, fixed.cache_of, sampler, method.policy, networks[-1].eos_ids)
+  tokens, length = _begin(networks[-1].start_id, prompt, fixed.buffer)
+  state = _first_state(method, tokens, length, length + max_new, fixed.vocab, caches, noise, real, sampler, fixed.trace)
 
   def step(state: State) -> State:
     return run(method.phases, context, state.replace(active=~state.done))

@@ -24,7 +24,8 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array) -> St
   """Feed model m the `need` [B] next tokens of each row, padded to `width`, and note the logits after them."""
   w = state.window
   position = state.fed[m][:, None] + places(width)
-  logits, cache = context.extend[m](state.caches[m], take(state.tokens, position), position)
+  c = context.cache_of[m]
+  logits, cache = context.extend[m](state.caches[c], take(state.tokens, position), position)
   logits = logits[..., : w.probs.shape[-1]].astype(jnp.float32)
   used = places(width) < need[:, None]
   bad = used & ~jnp.isfinite(logits.max(-1))  # a NaN, +inf, or nothing but -inf
@@ -37,7 +38,7 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array) -> St
   )
   state = state.replace(
     fed=state.fed.at[m].add(need),
-    caches=state.caches[:m] + (cache,) + state.caches[m + 1 :],
+    caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
     fault=state.fault.at[m].set(jnp.where(state.fault[m] < 0, fault, state.fault[m])),
     stats=stats,
   )

@@ -40,7 +40,8 @@ class Network(Protocol):
 
   `vocab_size` is the width of the logits. `start_id` is the decoder's first token, or None for a decoder-only
   model, whose prompt opens the very buffer that decoding goes on with. `max_positions` is None where positions are
-  unbounded.
+  unbounded. A network may have `shares_cache(params, other, other_params) -> bool`: whether it is a part of the other
+  one that finds its own state in the other's cache, and leaves the rest of it as it is.
   """
 
   vocab_size: int
@@ -122,6 +123,7 @@ class Context(NamedTuple):
   """What is fixed while decoding: the models with their parameters bound, the sampler and the policy."""
 
   extend: tuple[Callable[[Cache, Array, Array], tuple[Array, Cache]], ...]
+  cache_of: tuple[int, ...]  # the cache that each model keeps its state in
   sampler: Any  # probs.Sampler
   policy: Any  # stopping.Policy
   eos_ids: tuple[int, ...]

@@ -212,6 +212,16 @@ class Decoder(Base):
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
     return self.module.apply({'params': params}, cache, tokens, positions)
 
+  def shares_cache(self, params: Params, other, other_params: Params) -> bool:
+    """Tell whether this is the first layers of the other network, the very same arrays, so that one cache does."""
+    spans = len(self.config.spans)
+    if not isinstance(other, Decoder) or self.scan or other.scan or spans >= len(other.config.spans):
+      return False
+    first = dataclasses.replace(other.config, spans=other.config.spans[:spans])
+    names = [f'layers_{i}' for i in range(spans)]
+    mine, theirs = (jax.tree.leaves([p.get(name) for name in names]) for p in (params, other_params))
+    return first == self.config and all(a is b for a, b in zip(mine, theirs, strict=True))
+
   def empty_cache(self, params: Params, batch: int, slots: int) -> Cache:
     """Return a cache that has seen nothing, in the dtype of the embeddings."""
     c = self.config

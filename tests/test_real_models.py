@@ -1,0 +1,160 @@
+"""The loop on transformers: small random ones, and trained checkpoints where the folder of them is there."""
+
+import functools
+import gzip
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sacrebleu
+
+import speccascade
+from speccascade import acceptance, decode, methods, rules, Sampler
+from speccascade.decode import _cache_owners
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.layerskip import layerskip
+from speccascade.types import Model
+
+WHOLE = DecoderConfig(97, 32, 4, 2, 8, 64, (Span(),) * 4, tied=True)
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
+weighted = functools.partial(rules.weighted, weights=(0.3, 0.3, 0.4))
+
+
+@pytest.fixture(scope='module')
+def whole() -> Model:
+  network = Decoder(WHOLE, eos_ids=(96,))
+  params = jax.tree.map(lambda x: 3 * x, network.init(jax.random.key(1)))
+  return Model(params, network, name='whole')
+
+
+def test_early_exits_work_in_the_whole_models_cache(whole):
+  models = [layerskip(whole, 1), layerskip(whole, 2), whole]
+  assert _cache_owners(models) == [2, 2, 2]
+  copies = [m.replace(params=jax.tree.map(jnp.array, m.params)) for m in models[:2]] + [whole]
+  assert _cache_owners(copies) == [0, 1, 2]
+  assert _cache_owners([whole, whole]) == [0, 1]
+  for temperature in (0.0, 1.0):
+    run = functools.partial(
+      decode, methods.cos(weighted, (3, 2, 1)), prompts=PROMPTS, max_new_tokens=14, sampler=Sampler(temperature)
+    )
+    shared, apart = run(models=models), run(models=copies)
+    assert shared.tokens == apart.tokens
+    assert (shared.stats.calls == apart.stats.calls).all()
+
+
+def test_a_self_drafting_model_writes_what_it_writes_alone(whole):
+  run = functools.partial(decode, prompts=PROMPTS, max_new_tokens=20, sampler=Sampler(0.0))
+  alone = run(methods.autoregressive(), [whole])
+  out = run(methods.speculative(block=3), [layerskip(whole, 2), whole])
+  assert out.tokens == alone.tokens
+  assert 0 < out.stats.accepted.sum() < out.stats.tested.sum()
+
+
+def test_a_transformers_rows_are_the_same_in_any_company(whole):
+  models = [layerskip(whole, 2), whole]
+  for temperature in (0.0, 1.0):
+    run = functools.partial(
+      decode, methods.speculative(functools.partial(rules.opt, alpha=0.1), 3), models, max_new_tokens=14,
+      sampler=Sampler(temperature), max_prompt_tokens=8,
+    )  # fmt: skip
+    together = run(PROMPTS).tokens
+    assert [run([p], example_ids=[i]).tokens[0] for i, p in enumerate(PROMPTS)] == together
+
+
+# ---- trained checkpoints ----
+
+T5_BLEU = {'small': 20.7, 'base': 30.0, 'large': 28.1}  # of the validation split, from the checkpoints' description
+
+
+@pytest.fixture(scope='module')
+def t5(shared) -> dict[str, Model]:
+  folder = shared / 'checkpoints' / 't5_multi30k'
+  return {size: speccascade.load(folder / size, dtype='float32') for size in T5_BLEU}
+
+
+@pytest.fixture(scope='module')
+def llamas(shared) -> list[Model]:
+  folder = shared / 'checkpoints' / 'llama_gsm8k'
+  return [speccascade.load(folder / size, dtype='float32') for size in ('draft', 'companion', 'target')]
+
+
+def lines(path) -> list[str]:
+  with gzip.open(path, 'rt', encoding='utf-8') as f:
+    return [line.rstrip('\n') for line in f]
+
+
+def questions(shared, count) -> list[str]:
+  path = shared / 'data' / 'gsm8k' / 'test_first600.jsonl.gz'
+  return [f'Question: {json.loads(x)["question"]}\nAnswer:' for x in lines(path)[:count]]
+
+
+def test_the_call_of_the_readme_works_on_a_trained_pair(t5):
+  out = decode(
+    methods.speculative(rule=functools.partial(rules.opt, alpha=0.1), block=5),
+    [t5['small'], t5['large']],
+    ['Two dogs run along the beach.'],
+    max_new_tokens=64,
+    sampler=Sampler(temperature=1.0),
+    seed=0,
+  )
+  assert 'Hunde' in out.texts[0] and out.tokens[0][-1] == 1
+  assert out.stats.calls[1, 0] < out.stats.emitted[0] == len(out.tokens[0])
+
+
+@pytest.mark.parametrize('size', T5_BLEU)
+def test_bleu_is_the_published_one(t5, shared, size):
+  data = shared / 'data' / 'multi30k'
+  out = decode(
+    methods.autoregressive(), [t5[size]], lines(data / 'val.en.gz'), max_new_tokens=80, sampler=Sampler(0.0),
+    batch_size=128,
+  )  # fmt: skip
+  assert abs(sacrebleu.corpus_bleu(out.texts, [lines(data / 'val.de.gz')]).score - T5_BLEU[size]) <= 0.1
+
+
+LOSSLESS = {
+  'speculative': methods.speculative(block=5),
+  'block verification': methods.speculative(block=5, accept=acceptance.block),
+  'chow': methods.speculative(functools.partial(rules.chow, alpha=0)),
+  'chow_log': methods.speculative(functools.partial(rules.chow_log, alpha=0)),
+  'diff': methods.speculative(functools.partial(rules.diff, alpha=-1)),
+  'diff_log': methods.speculative(functools.partial(rules.diff_log, alpha=-9)),
+  'opt': methods.speculative(functools.partial(rules.opt, alpha=-float('inf'))),
+  'opt_log': methods.speculative(functools.partial(rules.opt_log, alpha=-float('inf'))),
+  'bild_star': methods.speculative(functools.partial(rules.bild_star, alpha=0)),
+  'token_v1': methods.speculative(functools.partial(rules.token_v1, alpha=-1)),
+  'token_v2': methods.speculative(functools.partial(rules.token_v2, alpha=0)),
+  'token_v3': methods.speculative(functools.partial(rules.token_v3, alpha=0)),
+  'lossy': methods.speculative(functools.partial(rules.lossy, alpha=0.5)),
+  'lossy_star': methods.speculative(functools.partial(rules.lossy_star, alpha=0.5)),
+}
+
+
+@pytest.fixture(scope='module')
+def alone(t5, shared):
+  sentences = lines(shared / 'data' / 'multi30k' / 'val.en.gz')[:100]
+  out = decode(methods.autoregressive(), [t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0))
+  return sentences, out.tokens
+
+
+@pytest.mark.parametrize('name', LOSSLESS)
+def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alone, name):
+  sentences, expected = alone
+  out = decode(LOSSLESS[name], [t5['small'], t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0))
+  assert out.tokens == expected
+  assert out.stats.calls[1].sum() < 0.75 * out.stats.emitted.sum()
+
+
+def test_collaborative_decoding_of_three_models_is_the_ensemble(llamas, shared):
+  run = functools.partial(
+    decode, models=llamas, prompts=questions(shared, 8), max_new_tokens=40, sampler=Sampler(0.0)
+  )
+  ensemble, cos = run(methods.ensemble(weighted, 3)), run(methods.cos(weighted, (3, 2, 1)))
+  assert cos.tokens == ensemble.tokens
+  assert cos.stats.calls[2].sum() < 0.75 * ensemble.stats.calls[2].sum()
+
+
+def test_models_of_different_vocabularies_are_refused(t5, llamas):
+  with pytest.raises(ValueError, match='vocabular|share a text'):
+    decode(methods.speculative(), [llamas[0], t5['large']], ['Two dogs.'], max_new_tokens=4)
