@@ -25,3 +25,12 @@ def shared() -> pathlib.Path:
   if not (path / 'checkpoints').is_dir():
     pytest.skip(f'no checkpoints under {path}; set SPECCASCADE_SHARED to the folder that holds them')
   return path
+
+
+@pytest.fixture(autouse=True)
+def few_executables():
+  """Drop compiled programs before their memory mappings (some 400 for a decode loop) reach the kernel's limit."""
+  yield
+  maps = pathlib.Path('/proc/self/maps')
+  if maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
+    jax.clear_caches()
