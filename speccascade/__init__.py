@@ -2,8 +2,9 @@
 
 from speccascade import acceptance, methods, rules, stopping, theory
 from speccascade.checkpoints import load
-from speccascade.decode import decode, Decoded
+from speccascade.decode import decode
 from speccascade.probs import Sampler
+from speccascade.results import Decoded
 from speccascade.types import Model
 
 __all__ = [

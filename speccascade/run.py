@@ -10,9 +10,10 @@ import time
 import jax
 
 from speccascade import methods, rules, theory
-from speccascade.decode import decode, Decoded
+from speccascade.decode import decode
 from speccascade.models import toy
 from speccascade.probs import Sampler
+from speccascade.results import Decoded
 
 
 def pair(vocab: int = 64):

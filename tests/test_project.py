@@ -17,7 +17,8 @@ from speccascade.models import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'speccascade'
-ORDER = ['types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'decode', 'evaluate', 'run']
+ORDER = ['types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'inputs', 'results', 'decode',
+         'evaluate', 'run']  # fmt: skip
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras')
 
 

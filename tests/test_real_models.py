@@ -6,7 +6,6 @@ import json
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import sacrebleu
 
@@ -147,9 +146,7 @@ def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alon
 
 
 def test_collaborative_decoding_of_three_models_is_the_ensemble(llamas, shared):
-  run = functools.partial(
-    decode, models=llamas, prompts=questions(shared, 8), max_new_tokens=40, sampler=Sampler(0.0)
-  )
+  run = functools.partial(decode, models=llamas, prompts=questions(shared, 8), max_new_tokens=40, sampler=Sampler(0.0))
   ensemble, cos = run(methods.ensemble(weighted, 3)), run(methods.cos(weighted, (3, 2, 1)))
   assert cos.tokens == ensemble.tokens
   assert cos.stats.calls[2].sum() < 0.75 * ensemble.stats.calls[2].sum()

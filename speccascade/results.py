@@ -1,0 +1,64 @@
+"""What a user gets: texts, tokens and statistics, by example and by model."""
+
+import dataclasses
+
+import numpy as np
+
+from speccascade.types import BONUS, NOWHERE, RESIDUAL, Stats
+
+PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+  """What `decode` returns, in the order of the prompts.
+
+  `tokens[i]` ends with EOS where the model ended it. `stats` holds numpy arrays, rows being examples, `source[i]` the
+  origin of each token of `tokens[i]`. `logprobs[i]` is [M, n] when `trace` was asked for.
+  """
+
+  texts: list[str] | None
+  tokens: list[list[int]]
+  stats: Stats
+  logprobs: list[np.ndarray] | None = None
+
+
+def check_finite(method, models, out: dict, ids: np.ndarray):
+  """Raise where a model gave logits that are not finite, naming the example."""
+  for slot, row in np.argwhere(out['fault'] >= 0):
+    name = models[method.slots[slot]].name
+    raise ValueError(
+      f'example {ids[row]}: the logits of model {method.slots[slot]} ({name}) are not finite after position '
+      f'{out["fault"][slot, row]}. Check its weights for NaN, or decode in float32 if they overflow.'
+    )
+
+
+def collect(method, models, rows, outs: list[dict]) -> Decoded:
+  """Join batches; sum slots that run the same model."""
+  count = len(rows)
+  start = [1] * count if models[-1].network.start_id is not None else [r.size for r in rows]
+
+  def join(name, axis):
+    return np.concatenate([getattr(o['stats'], name) for o in outs], axis)
+
+  fields = {}
+  for field in dataclasses.fields(Stats):
+    if field.name in PER_MODEL:
+      by_model = np.zeros((method.models, count), np.int64)
+      np.add.at(by_model, list(method.slots), join(field.name, 1)[:, :count])
+      fields[field.name] = by_model
+    else:
+      fields[field.name] = join(field.name, 0)[:count]
+  tokens, length = (np.concatenate([o[k] for o in outs])[:count] for k in ('tokens', 'length'))
+  spans = [slice(a, b) for a, b in zip(start, length, strict=True)]
+  number = np.array([*method.slots, NOWHERE, BONUS, RESIDUAL])  # the codes -3, -2, -1 stand for themselves
+  fields['source'] = [number[row[span]] for row, span in zip(fields['source'], spans, strict=True)]
+  texts = None
+  lists = [row[span].tolist() for row, span in zip(tokens, spans, strict=True)]
+  if models[-1].tokenizer is not None:
+    texts = [models[-1].tokenizer.decode(x) for x in lists]
+  logprobs = None
+  if outs[0]['logprobs'] is not None:
+    noted = np.concatenate([o['logprobs'] for o in outs], 1)
+    logprobs = [noted[:, i, span] for i, span in enumerate(spans)]
+  return Decoded(texts, lists, Stats(**fields), logprobs)
