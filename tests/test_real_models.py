@@ -1,13 +1,15 @@
 """The loop on transformers: small random ones, and trained checkpoints where the folder of them is there."""
 
 import functools
-import gzip
+import hashlib
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import pytest
 import sacrebleu
+from trained import lines, NAMES, NEW, prompts
 
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler
@@ -79,16 +81,6 @@ def llamas(shared) -> list[Model]:
   return [speccascade.load(folder / size, dtype='float32') for size in ('draft', 'companion', 'target')]
 
 
-def lines(path) -> list[str]:
-  with gzip.open(path, 'rt', encoding='utf-8') as f:
-    return [line.rstrip('\n') for line in f]
-
-
-def questions(shared, count) -> list[str]:
-  path = shared / 'data' / 'gsm8k' / 'test_first600.jsonl.gz'
-  return [f'Question: {json.loads(x)["question"]}\nAnswer:' for x in lines(path)[:count]]
-
-
 def test_the_call_of_the_readme_works_on_a_trained_pair(t5):
   out = decode(
     methods.speculative(rule=functools.partial(rules.opt, alpha=0.1), block=5),
@@ -110,6 +102,18 @@ def test_bleu_is_the_published_one(t5, shared, size):
     batch_size=128,
   )  # fmt: skip
   assert abs(sacrebleu.corpus_bleu(out.texts, [lines(data / 'val.de.gz')]).score - T5_BLEU[size]) <= 0.1
+
+
+GREEDY = json.loads((pathlib.Path(__file__).parent / 'models' / 'golden' / 'greedy.json').read_text())
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_greedy_tokens_are_those_of_the_reference_implementation(shared, name):
+  # One digest for all prompts: scripts/make_greedy_digests.py.
+  model = speccascade.load(shared / 'checkpoints' / name, dtype='float32')
+  texts = prompts(shared, name, GREEDY['count'])
+  out = decode(methods.autoregressive(), [model], texts, max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50)
+  assert hashlib.sha256(json.dumps(out.tokens).encode()).hexdigest() == GREEDY['digests'][name]
 
 
 LOSSLESS = {
@@ -146,7 +150,9 @@ def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alon
 
 
 def test_collaborative_decoding_of_three_models_is_the_ensemble(llamas, shared):
-  run = functools.partial(decode, models=llamas, prompts=questions(shared, 8), max_new_tokens=40, sampler=Sampler(0.0))
+  run = functools.partial(
+    decode, models=llamas, prompts=prompts(shared, 'llama', 8), max_new_tokens=40, sampler=Sampler(0.0)
+  )
   ensemble, cos = run(methods.ensemble(weighted, 3)), run(methods.cos(weighted, (3, 2, 1)))
   assert cos.tokens == ensemble.tokens
   assert cos.stats.calls[2].sum() < 0.75 * ensemble.stats.calls[2].sum()

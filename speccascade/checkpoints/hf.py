@@ -116,7 +116,7 @@ def _more(names: list[str]) -> str:
 def _load(plan: list[_Item], stored: dict[str, Stored], dtype: str | None, scan: bool) -> Params:
   """Read every tensor once and put its parameters in place."""
   params: Params = {}
-  depths = Counter(_stacked(item.path)[0] for item in plan) if scan else {}
+  depths = Counter(stacked(item.path)[0] for item in plan) if scan else {}
   by_name: dict[str, list[_Item]] = {}
   for item in sorted(plan, key=lambda item: -math.prod(item.shape)):
     by_name.setdefault(item.source.name, []).append(item)
@@ -124,32 +124,32 @@ def _load(plan: list[_Item], stored: dict[str, Stored], dtype: str | None, scan:
     data = stored[name].read()
     for item in items:
       part = np.split(data, item.source.parts, axis=-1)[item.source.part]
-      value, finite = _convert(part, item.source.transpose, dtype)
+      value, finite = convert(part, item.source.transpose, dtype)
       if not finite:
         raise ValueError(
           f"{stored[name].file}: tensor '{name}' holds NaN or Inf as {value.dtype}: {AGAIN}, or try another dtype"
         )
-      _place(params, item.path, value, depths)
+      place(params, item.path, value, depths)
   return params
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _convert(x, transpose: bool, dtype: str | None):
+def convert(x, transpose: bool, dtype: str | None):
   """Return the parameter, and whether all of it is finite."""
   x = x.T if transpose else x
   x = x if dtype is None else x.astype(dtype)
   return x, jnp.isfinite(x).all()
 
 
-def _stacked(path: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+def stacked(path: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
   """Return a parameter's path in the scanned tree, and the number of its layer."""
   number = next((int(name[7:]) for name in path if name.startswith('layers_')), 0)
   return tuple('layers' if name.startswith('layers_') else name for name in path), number
 
 
-def _place(params: Params, path: tuple[str, ...], value: jax.Array, depths: Counter) -> None:
+def place(params: Params, path: tuple[str, ...], value: jax.Array, depths: Counter) -> None:
   """Put a parameter into the tree; into its stack, in place, where layers are scanned."""
-  target, number = _stacked(path) if depths else (path, 0)
+  target, number = stacked(path) if depths else (path, 0)
   for name in target[:-1]:
     params = params.setdefault(name, {})
   if 'layers' in target:

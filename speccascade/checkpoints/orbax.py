@@ -158,7 +158,7 @@ def _damaged(path: Path, sidecar: dict) -> Path | None:
 
 
 def _finite(name: str, x, path: Path, dtype: str | None) -> jax.Array:
-  value, finite = hf._convert(x, False, dtype)
+  value, finite = hf.convert(x, False, dtype)
   if not finite:
     raise ValueError(
       f"{path / 'params'}: tensor '{name}' holds NaN or Inf as {value.dtype}: {AGAIN}, or try another dtype"

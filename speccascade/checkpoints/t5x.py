@@ -5,6 +5,7 @@
 array was once written, perhaps on another file system: only its last name counts here.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
@@ -72,7 +73,7 @@ def _load(parts: list[t5x_names.Part], leaves: dict[str, _Leaf], dtype, scan: bo
   """Read every tensor once, the largest first, and put its parameters in place."""
   params: Params = {}
   paths = {part.name: tuple(part.name.split('.')) for part in parts}
-  depths = hf.Counter(hf._stacked(path)[0] for path in paths.values()) if scan else {}
+  depths = Counter(hf.stacked(path)[0] for path in paths.values()) if scan else {}
   by_source: dict[str, list[t5x_names.Part]] = {}
   for part in parts:
     by_source.setdefault(part.source, []).append(part)
@@ -80,12 +81,12 @@ def _load(parts: list[t5x_names.Part], leaves: dict[str, _Leaf], dtype, scan: bo
     data = leaves[source].read()
     t5x_names.check_shared_bias(source, data, folder)
     for part in its_parts:
-      value, finite = hf._convert(part.take(data), False, dtype)
+      value, finite = hf.convert(part.take(data), False, dtype)
       if not finite:
         raise ValueError(
           f"{leaves[source].file}: tensor '{source}' holds NaN or Inf as {value.dtype}: {AGAIN}, or try another dtype"
         )
-      hf._place(params, paths[part.name], value, depths)
+      hf.place(params, paths[part.name], value, depths)
   return params
 
 

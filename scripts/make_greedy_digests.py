@@ -1,0 +1,50 @@
+"""Write digests of what transformers' `generate` gives for trained checkpoints, so that tests can compare without it.
+
+python scripts/make_greedy_digests.py FOLDER [--count 200]
+
+FOLDER holds checkpoints/ and data/. Only digests of token ids are written, never texts.
+Needs the extra `parity`.
+"""
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+import sys
+
+import torch
+import transformers
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / 'tests'))
+from trained import NAMES, NEW, prompts  # noqa: E402
+
+
+def main():
+  """Run the reference, one prompt at a time, in float32."""
+  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser.add_argument('folder', type=Path)
+  parser.add_argument('--count', type=int, default=200)
+  args = parser.parse_args()
+  torch.set_num_threads(1)
+  digests = {}
+  for name in NAMES:
+    seq2seq = name.startswith('t5')
+    folder = args.folder / 'checkpoints' / name
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder.parent / 'hf_tokenizer/tokenizer.json'))
+    kind = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    answers = []
+    for text in prompts(args.folder, name, args.count):
+      row = tokenizer(text, add_special_tokens=False)['input_ids']
+      row = row + [1] if seq2seq else [1, *row]
+      out = model.generate(torch.tensor([row]), max_new_tokens=NEW, do_sample=False)[0].tolist()
+      answers.append(out[1 if seq2seq else len(row) :])
+    digests[name] = hashlib.sha256(json.dumps(answers).encode()).hexdigest()
+    print(name, digests[name], flush=True)
+  target = ROOT / 'tests/models/golden/greedy.json'
+  target.write_text(json.dumps({'count': args.count, 'digests': digests}, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+  main()
