@@ -48,9 +48,17 @@ def write(folder: Path, billions: float) -> int:
   def tensor(*shape):
     return (rng.standard_normal(shape, np.float32) * 0.02).astype(ml_dtypes.bfloat16)
 
-  shapes = {'self_attn.q_proj': (width, width), 'self_attn.k_proj': (kv, width), 'self_attn.v_proj': (kv, width),
-            'self_attn.o_proj': (width, width), 'mlp.gate_proj': (inner, width), 'mlp.up_proj': (inner, width),
-            'mlp.down_proj': (width, inner), 'input_layernorm': (width,), 'post_attention_layernorm': (width,)}  # fmt: skip
+  shapes = {
+    'self_attn.q_proj': (width, width),
+    'self_attn.k_proj': (kv, width),
+    'self_attn.v_proj': (kv, width),
+    'self_attn.o_proj': (width, width),
+    'mlp.gate_proj': (inner, width),
+    'mlp.up_proj': (inner, width),
+    'mlp.down_proj': (width, inner),
+    'input_layernorm': (width,),
+    'post_attention_layernorm': (width,),
+  }
   where = {}
   for shard in range(2):
     name, tensors = f'model-{shard + 1:05d}-of-00002.safetensors', {}
