@@ -1,4 +1,4 @@
-"""Package metadata. Extras: seqio (tasks and evaluation), plots, parity (reference implementations), test."""
+"""Package metadata. Extras: seqio, parity (reference implementations), test, dev."""
 
 import setuptools
 
@@ -18,14 +18,11 @@ setuptools.setup(
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['speccascade', 'speccascade.*']),
   install_requires=[
-    'absl-py',
     'flax>=0.12.8,<0.13',
-    'gin-config==0.5.0',
     'jax>=0.10,<0.13',
     'ml_dtypes',
     'msgpack',
     'numpy>=2',
-    'optax>=0.2.8,<0.3',
     'orbax-checkpoint>=0.12.8,<0.13',
     'safetensors>=0.8',
     'sentencepiece>=0.2',
@@ -35,7 +32,7 @@ setuptools.setup(
   extras_require={
     'seqio': SEQIO,
     'parity': ['torch>=2.6', 'transformers>=5.23,<6'],
-    'test': ['chex>=0.1.92', 'hypothesis', 'pytest>=9', 'pytest-xdist', 'sacrebleu>=2.6,<3', 'scipy'],
+    'test': ['hypothesis', 'pytest>=9', 'pytest-xdist', 'sacrebleu>=2.6,<3', 'scipy'],
     'dev': ['pre-commit', 'ruff>=0.15'],
   },
 )

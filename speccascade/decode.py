@@ -33,18 +33,20 @@ def decode(
 ) -> results.Decoded:
   """Continue each prompt by at most `max_new_tokens` tokens.
 
-  Prompts are texts or token lists. The last model's EOS ids end a text. `example_ids` key the randomness: an example's
-  output does not depend on its place or its company. `max_prompt_tokens` fixes the padded prompt length, so that calls
-  with other prompts compile nothing. `trace` records each output token's log-probability under every model that scored
-  it.
+  Prompts are texts or token lists. The EOS ids of the last model that the method runs end a text. `example_ids` key the
+  randomness: an example's output does not depend on its place or its company. `max_prompt_tokens` fixes the padded
+  prompt length, so that calls with other prompts compile nothing. `trace` records each output token's log-probability
+  under every model that scored it.
   """
   models = inputs.check_models(method, models)
   rows = inputs.encode(models, prompts)
-  ids = inputs.check_ids(example_ids, len(rows))
+  ids, seed = inputs.check_ids(example_ids, len(rows)), inputs.check_seed(seed)
   inputs.at_least_one('max_new_tokens', max_new_tokens)
   width = inputs.prompt_width(models, rows, max_new_tokens, max_prompt_tokens)
   size = len(rows) if batch_size is None else inputs.at_least_one('batch_size', batch_size)
   if isinstance(method, methods.SequenceCascade):
+    if trace:
+      raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
     return _sequence_cascade(method, models, rows, ids, size, width, max_new_tokens, sampler, seed)
   return _decode(method, models, rows, ids, size, width, max_new_tokens, sampler, seed, trace=trace)
 
@@ -116,7 +118,7 @@ def _shares_any(model: Model, slots: Sequence[Model]) -> bool:
 
 def _buffer(method, models, width: int, max_new_tokens: int) -> int:
   """Return T: the slots of the token buffer and the caches, with room for a padded window after the last token."""
-  start = width if models[-1].network.start_id is None else 1
+  start = width if models[method.slots[-1]].network.start_id is None else 1
   return start + inputs.bucket(max_new_tokens) + method.window + 2
 
 
@@ -187,7 +189,7 @@ def _first_state(method, tokens, length, limit, vocab, caches, noise, real, samp
     noise=noise,
     policy=method.policy.init(rows),
     seen=seen,
-    fault=jnp.full((slots, rows), -1, jnp.int32),
+    fault=jnp.full((slots + 1, rows), -1, jnp.int32),
     stats=stats,
     logprobs=jnp.full((slots, rows, buffer), jnp.nan) if trace else None,
   )
@@ -211,7 +213,7 @@ def _sequence_cascade(method, models, rows, ids, size, width, max_new_tokens, sa
   fields = {f.name: getattr(small.stats, f.name) for f in dataclasses.fields(Stats)}
   for name in results.PER_MODEL:
     fields[name] = np.pad(fields[name], ((0, 1), (0, 0)))
-  tokens, texts = list(small.tokens), small.texts
+  tokens, texts = list(small.tokens), small.texts and list(small.texts)
   if anew:
     again = _decode(
       methods.autoregressive(1), models, [rows[i] for i in anew], ids[anew], min(size, len(anew)), width,
@@ -223,8 +225,8 @@ def _sequence_cascade(method, models, rows, ids, size, width, max_new_tokens, sa
         value[:, anew] += new
       elif name != 'source':
         value[anew] = new if name == 'emitted' else value[anew] + new
-    for i, new, source in zip(anew, again.tokens, again.stats.source, strict=True):
-      tokens[i], fields['source'][i] = new, source
-    if texts is not None:
-      texts = [again.texts[anew.index(i)] if i in anew else text for i, text in enumerate(texts)]
+    for j, i in enumerate(anew):
+      tokens[i], fields['source'][i] = again.tokens[j], again.stats.source[j]
+      if texts is not None:
+        texts[i] = again.texts[j]
   return results.Decoded(texts, tokens, Stats(**fields))

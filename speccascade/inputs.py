@@ -11,7 +11,7 @@ from speccascade.types import Model, Prompt
 
 def at_least_one(name: str, value: int) -> int:
   """Return a whole number of at least 1."""
-  if not isinstance(value, numbers.Integral) or value < 1:
+  if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
     raise ValueError(f'{name}={value!r} is not a whole number of at least 1.')
   return int(value)
 
@@ -22,7 +22,7 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
   few = len(models) < method.models
   if few or (len(models) > method.models and method.name != 'autoregressive'):
     raise ValueError(f'{method.name} decodes with {method.models} models, but {len(models)} were given.')
-  first, *others = (models[m] for m in getattr(method, 'slots', range(len(models))))
+  first, *others = models
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):
       raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
@@ -55,7 +55,9 @@ def encode(models: Sequence[Model], prompts) -> list[np.ndarray]:
         raise ValueError(f'prompt {i} is a text, but {models[-1].name} has no tokenizer; give token lists.')
       prompt = tokenizer.encode(prompt)
     row = np.asarray(prompt)
-    if row.ndim != 1 or not row.size:
+    if row.ndim != 1:
+      raise ValueError(f'prompt {i} is {prompt!r}; a prompt is a text or a list of token ids.')
+    if not row.size:
       raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
     if not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab:
       raise ValueError(f'prompt {i} holds values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
@@ -73,8 +75,15 @@ def check_ids(example_ids, count: int) -> np.ndarray:
   return ids.astype(np.uint32)
 
 
+def check_seed(seed: int) -> np.uint32:
+  """Return the seed as uint32."""
+  if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**32:
+    raise ValueError(f'seed={seed!r} is not a whole number of 0 … 2^32 - 1.')
+  return np.uint32(seed)
+
+
 def bucket(n: int) -> int:
-  """Round up to 8, 12, 16, 24, 32, 48, … so that few shapes are compiled and at most a third is padding."""
+  """Round up to 8, 12, 16, 24, 32, 48, … so that few shapes are compiled, and over 8 at most a third is padding."""
   power = 8
   while power < n:
     power *= 2
@@ -102,7 +111,7 @@ def prompt_width(models, rows, max_new_tokens: int, given: int | None) -> int:
 
 
 def pad(rows, ids, size: int, width: int) -> tuple[Prompt, np.ndarray, np.ndarray]:
-  """Return a batch of `size` rows; those beyond the real ones repeat the first."""
+  """Return a batch of `size` rows; those beyond the real ones hold one token 0."""
   tokens = np.zeros((size, width), np.int32)
   length, real, all_ids = np.ones(size, np.int32), np.zeros(size, bool), np.zeros(size, np.uint32)
   for i, row in enumerate(rows):

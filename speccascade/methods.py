@@ -10,6 +10,7 @@ from collections.abc import Callable
 import inspect
 
 from flax import struct
+from jax import tree_util
 import numpy as np
 
 from speccascade import acceptance, rules, stopping
@@ -44,12 +45,13 @@ class Method:
 
 @struct.dataclass
 class SequenceCascade:
-  """Model 0 writes the whole answer; the last model writes it anew where the answer's score is under the threshold."""
+  """Model 0 writes the whole answer; model 1 writes it anew where the answer's score is under the threshold."""
 
   score: Callable = _static()
   threshold: float = _static()
-  models: int = _static(default=2)
-  name: str = _static(default='sequence_cascade')
+
+  models = 2
+  name = 'sequence_cascade'
 
 
 def _count(name: str, value: int, least: int = 1) -> int:
@@ -64,17 +66,17 @@ def _widths(most: int) -> tuple[int, ...]:
   return (*(w for w in powers if w < most), most)
 
 
-def _models(models: int, combiner: rules.tree_util.Partial) -> int:
+def _models(models: int, combiner: tree_util.Partial) -> int:
   weights = combiner.keywords.get('weights')
   if weights is not None and len(weights) != models:
     raise ValueError(f'{rules.name_of(combiner)} has {len(weights)} weights for {models} models; give one for each.')
   return _count('models', models, 2)
 
 
-def _defer(rule: rules.tree_util.Partial) -> rules.tree_util.Partial | None:
+def _defer(rule: tree_util.Partial) -> tree_util.Partial | None:
   """Return a rule's decision δ, where it makes one."""
   decision = getattr(rule.func, 'defer', None)
-  return None if decision is None else rules.tree_util.Partial(decision, **rule.keywords)
+  return None if decision is None else tree_util.Partial(decision, **rule.keywords)
 
 
 def autoregressive(model: int = 0) -> Method:
@@ -162,8 +164,8 @@ def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> Sequ
   """
   if not callable(score):
     raise ValueError(f'sequence_cascade: score={score!r} is not a function of an array of log-probabilities.')
-  if np.isnan(threshold):
-    raise ValueError('sequence_cascade: threshold is NaN.')
+  if isinstance(threshold, str) or np.isnan(threshold):
+    raise ValueError(f'sequence_cascade: threshold={threshold!r} is not a number.')
   return SequenceCascade(score, float(threshold))
 
 

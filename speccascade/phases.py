@@ -123,8 +123,8 @@ class Propose:
     def forward(carry):
       i, going, state = carry
       state = _feed(context, state, self.model, 1, going.astype(jnp.int32))
-      going, state = self._draw(context, state, going & (i < budget))
-      return i + 1, going, state
+      going, state = self._draw(context, state, going)
+      return i + 1, going & (i + 1 < budget), state
 
     going, state = self._draw(context, state, going)
     start = (jnp.int32(1), going & (1 < budget), state)
@@ -152,8 +152,8 @@ class Propose:
       noise=noise,
       stats=s.replace(drafted=s.drafted.at[self.model].add(going.astype(jnp.int32))),
     )
-    going = going & ~context.policy.after(probs.at_token(q, token)) & ~_is_any(token, context.eos_ids)
-    return going, state
+    over = context.policy.after(probs.at_token(q, token)) | _is_any(token, context.eos_ids) | (end + 1 >= state.limit)
+    return going & ~over, state
 
 
 def _is_any(tokens: Array, ids: tuple[int, ...]) -> Array:
@@ -196,8 +196,11 @@ class Verify:
     kept = verdict.kept
     rejected = kept < tested
     more = rejected | (state.active & (kept == w.size) & (known > w.size))
-    token, noise = noise.draw(self._final(logits, sampler, w, verdict, rejected), length + kept, FINAL, length)
-    state = state.replace(noise=noise)
+    final = self._final(logits, sampler, w, verdict, rejected)
+    token, noise = noise.draw(final, length + kept, FINAL, length)
+    bad = state.active & ~jnp.isfinite(final.sum(-1)) & (state.fault[-1] < 0)
+    fault = state.fault.at[-1].set(jnp.where(bad, length + kept, state.fault[-1]))
+    state = state.replace(noise=noise, fault=fault)
     return self._commit(context, state, tested, kept, more, rejected, token, self._deferred(logits, sampler))
 
   def _final(self, logits, sampler, w, verdict, rejected) -> Array:
@@ -241,7 +244,7 @@ class Verify:
       active=state.active & ~faulty,
       fed=jnp.where(state.active[None], valid, state.fed),
       window=w.replace(size=jnp.where(state.active, jnp.where(stay, w.size - kept, 0), w.size)),
-      policy=context.policy.update(state.policy, tested, kept, live),
+      policy=context.policy.update(state.policy, jnp.minimum(tested, kept + 1), kept, live, width),
       seen=None if state.seen is None else _see(state.seen, new, slot < emitted[:, None]),
       stats=stats,
       logprobs=None if state.logprobs is None else _note(state, new, emitted),

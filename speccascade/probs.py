@@ -92,6 +92,12 @@ def keep_top_p(logits: Array, top_p: Array) -> Array:
   return jnp.where(bits >= threshold, logits, -jnp.inf)
 
 
+def number(value: Any) -> Any:
+  """Return a concrete array without axes as a number; anything else as it is."""
+  concrete = isinstance(value, (np.generic, np.ndarray, jax.Array)) and not isinstance(value, jax.core.Tracer)
+  return value.item() if concrete and np.ndim(value) == 0 and value.dtype.kind in 'iufV' else value
+
+
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Sampler:
@@ -113,7 +119,7 @@ class Sampler:
       ('top_p', lambda x: 0 < x <= 1, 'over 0 and at most 1'),
       ('repetition_penalty', lambda x: 0 < x < np.inf, 'over 0'),
     ):
-      value = getattr(self, name)
+      value = number(getattr(self, name))
       if isinstance(value, (str, bool)) or (isinstance(value, numbers.Real) and not valid(value)):
         raise ValueError(f'Sampler: {name}={value!r} is not a number {wanted}.')
       if isinstance(value, numbers.Real):

@@ -26,6 +26,11 @@ class Decoded:
 def check_finite(method, models, out: dict, ids: np.ndarray):
   """Raise where a model gave logits that are not finite, naming the example."""
   for slot, row in np.argwhere(out['fault'] >= 0):
+    if slot == len(method.slots):
+      raise ValueError(
+        f'example {ids[row]}: the target of {method.name} is not a law at position {out["fault"][slot, row]}; its rule '
+        'or combiner returned NaN or infinity.'
+      )
     name = models[method.slots[slot]].name
     raise ValueError(
       f'example {ids[row]}: the logits of model {method.slots[slot]} ({name}) are not finite after position '
@@ -36,7 +41,7 @@ def check_finite(method, models, out: dict, ids: np.ndarray):
 def collect(method, models, rows, outs: list[dict]) -> Decoded:
   """Join batches; sum slots that run the same model."""
   count = len(rows)
-  start = [1] * count if models[-1].network.start_id is not None else [r.size for r in rows]
+  start = [1] * count if models[method.slots[-1]].network.start_id is not None else [r.size for r in rows]
 
   def join(name, axis):
     return np.concatenate([getattr(o['stats'], name) for o in outs], axis)
@@ -51,7 +56,8 @@ def collect(method, models, rows, outs: list[dict]) -> Decoded:
       fields[field.name] = join(field.name, 0)[:count]
   tokens, length = (np.concatenate([o[k] for o in outs])[:count] for k in ('tokens', 'length'))
   spans = [slice(a, b) for a, b in zip(start, length, strict=True)]
-  number = np.array([*method.slots, NOWHERE, BONUS, RESIDUAL])  # the codes -3, -2, -1 stand for themselves
+  bonus = BONUS if len(method.slots) > 1 else method.slots[0]  # a model alone writes every token
+  number = np.array([*method.slots, NOWHERE, bonus, RESIDUAL])  # the codes -3, -2, -1 stand for themselves
   fields['source'] = [number[row[span]] for row, span in zip(fields['source'], spans, strict=True)]
   texts = None
   lists = [row[span].tolist() for row, span in zip(tokens, spans, strict=True)]
@@ -60,5 +66,7 @@ def collect(method, models, rows, outs: list[dict]) -> Decoded:
   logprobs = None
   if outs[0]['logprobs'] is not None:
     noted = np.concatenate([o['logprobs'] for o in outs], 1)
-    logprobs = [noted[:, i, span] for i, span in enumerate(spans)]
+    by_model = np.full((method.models, *noted.shape[1:]), np.nan, noted.dtype)
+    by_model[list(method.slots)] = noted
+    logprobs = [by_model[:, i, span] for i, span in enumerate(spans)]
   return Decoded(texts, lists, Stats(**fields), logprobs)

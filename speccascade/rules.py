@@ -36,6 +36,7 @@ def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule],
       delta = defer(q_logits, p_logits, alpha=alpha, sampler=sampler)
       return jnp.where(delta[..., None], sampler(p_logits), sampler(q_logits))
 
+    del rule.__wrapped__  # its signature is its own
     rule.alpha_range, rule.defer, rule.alone = (low, high), defer, alone
     return rule
 
@@ -51,6 +52,7 @@ def token_mixture(low: float, high: float) -> Callable[[Rule], Rule]:
       kept = jnp.where(accepted_set(q_logits, p_logits, alpha=alpha), sampler(q_logits), 0)
       return kept + sampler(p_logits) * _missing(kept)
 
+    del rule.__wrapped__
     rule.alpha_range = (low, high)
     return rule
 
@@ -239,7 +241,12 @@ def chain(logits, *, rule, sampler):
   target = sampler(logits[-1])
   for i in reversed(range(len(logits) - 1)):
     q, p = logits[i], logits[i + 1]
-    target = rule(q, p, sampler=_Tail(sampler, p, target))
+    tail = _Tail(sampler, p, target, [])
+    target = rule(q, p, sampler=tail)
+    if i < len(logits) - 2 and not tail.asked:
+      raise ValueError(
+        f'{name_of(rule)} must call sampler on its argument p_logits itself to cascade three or more models.'
+      )
   return target
 
 
@@ -250,12 +257,16 @@ class _Tail:
   sampler: probs.Sampler
   logits: Array
   target: Array
+  asked: list
 
   def __getattr__(self, name):
     return getattr(self.sampler, name)
 
   def __call__(self, logits: Array) -> Array:
-    return self.target if logits is self.logits else self.sampler(logits)
+    if logits is not self.logits:
+      return self.sampler(logits)
+    self.asked.append(True)
+    return self.target
 
 
 # ---- plug-ins with traced numbers ----
@@ -271,10 +282,15 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
 
 
 def _is_number(value) -> bool:
-  return isinstance(value, (int, float, np.number, np.ndarray)) and not isinstance(value, bool) and np.ndim(value) == 0
+  return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _as_traced(value):
+  value = probs.number(value)
+  if isinstance(value, (str, bool)) or value is None:
+    raise ValueError(
+      f'only numbers and arrays can be bound to a rule or combiner, not {value!r}: write it into the function.'
+    )
   return np.float32(value) if _is_number(value) else value
 
 
@@ -286,11 +302,14 @@ def name_of(function: Callable) -> str:
 
 def bind_rule(rule: Rule) -> tree_util.Partial:
   """Bind a rule and check its α: every value that the rule needs is given and in range."""
+  given = getattr(rule, 'keywords', {}).get('alpha', 0.0)
+  if isinstance(given, (str, bool, type(None))):
+    raise ValueError(f'rule {name_of(rule)} needs a number for alpha, not alpha={given!s}.')
   bound = bind(rule)
   _require(bound, given=('q_logits', 'p_logits', 'sampler'), example='functools.partial(rules.opt, alpha=0.1)')
   low, high = getattr(bound.func, 'alpha_range', (-INF, INF))
   alpha = bound.keywords.get('alpha', low)
-  if isinstance(alpha, (str, bool, type(None))) or (_is_number(alpha) and not low <= alpha <= high):
+  if isinstance(alpha, (float, np.floating)) and not low <= alpha <= high:
     raise ValueError(f'rule {name_of(rule)} needs {low} <= alpha <= {high}, not alpha={alpha!s}.')
   return bound
 
@@ -319,6 +338,12 @@ def is_rule(function: Callable) -> bool:
 
 def _require(bound: tree_util.Partial, *, given: tuple[str, ...], example: str):
   parameters = inspect.signature(bound.func).parameters
+  sampler = parameters.get('sampler')
+  if sampler is None or sampler.kind is not inspect.Parameter.KEYWORD_ONLY:
+    raise ValueError(
+      f'{name_of(bound)} must take its sampler by keyword: rule(q_logits, p_logits, *, sampler) or '
+      'combiner(logits, *, sampler).'
+    )
   if unknown := bound.keywords.keys() - parameters.keys():
     raise ValueError(
       f'{name_of(bound)} has no argument {", ".join(sorted(unknown))}; it takes {", ".join(parameters)}.'

@@ -12,7 +12,7 @@ from flax import struct
 import jax.numpy as jnp
 
 from speccascade import probs
-from speccascade.types import Array, Context, places, Rule, State
+from speccascade.types import Array, Context, places, Rule, State, take
 
 
 @struct.dataclass
@@ -34,8 +34,11 @@ class Policy:
     """Return for q̃(x) [B] of the token just drawn whether to stop after it."""
     return jnp.zeros(q.shape, bool)
 
-  def update(self, carry: Any, tested: Array, accepted: Array, live: Array) -> Any:
-    """Return the carry after a round that tested and accepted so many tokens of the `live` rows."""
+  def update(self, carry: Any, tested: Array, accepted: Array, live: Array, most: int) -> Any:
+    """Return the carry after a round that tested (up to the first failure) and accepted so many tokens.
+
+    Only `live` rows had a test; `most` is the longest draft.
+    """
     return carry
 
 
@@ -81,9 +84,9 @@ class Heuristic(Policy):
   def length(self, carry, n):
     return jnp.clip(carry, 1, n)
 
-  def update(self, carry, tested, accepted, live):
+  def update(self, carry, tested, accepted, live, most):
     grown = jnp.where(accepted == tested, carry + 2, carry - 1)
-    return jnp.where(live & (tested > 0), jnp.maximum(grown, 1), carry)
+    return jnp.where(live, jnp.clip(grown, 1, most), carry)
 
 
 @struct.dataclass
@@ -100,9 +103,9 @@ class MovingAverage(Policy):
   def length(self, carry, n):
     return 1 + jnp.sum(carry[:, None] ** (places(n - 1) + 1).astype(jnp.float32) > self.threshold, 1, dtype=jnp.int32)
 
-  def update(self, carry, tested, accepted, live):
+  def update(self, carry, tested, accepted, live, most):
     seen = self.decay * carry + (1 - self.decay) * (accepted / jnp.maximum(tested, 1))
-    return jnp.where(live & (tested > 0), seen, carry)
+    return jnp.where(live, seen, carry)
 
 
 # ---- limits: how many drafted tokens the verifier scores ----
@@ -171,7 +174,7 @@ class Goodput:
     w = state.window
     width = w.probs.shape[1]
     position = state.length[:, None] + places(width)
-    tokens = jnp.take_along_axis(state.tokens, position, axis=1, mode='clip')
+    tokens = take(state.tokens, position)
     c = probs.at_window(context.sampler, state)(w.logits[self.companion])[:, :width]
     q_x, c_x = probs.at_token(w.probs, tokens), probs.at_token(c, tokens)
     a = jnp.where(q_x > 0, jnp.minimum(1, c_x / jnp.where(q_x > 0, q_x, 1)), 0)
@@ -180,4 +183,6 @@ class Goodput:
     return jnp.where(pending, accepted, 0)
 
   def _time(self, tokens: Array) -> Array:
-    return jnp.interp(tokens, jnp.arange(self.latency.shape[0]).astype(jnp.float32), self.latency)
+    last = self.latency.shape[0] - 1
+    beyond = jnp.maximum(tokens - last, 0) * jnp.maximum(self.latency[-1] - self.latency[-2], 0)  # at the last slope
+    return jnp.interp(tokens, jnp.arange(last + 1).astype(jnp.float32), self.latency) + beyond

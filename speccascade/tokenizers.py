@@ -85,12 +85,13 @@ def check_vocabularies(models: Sequence[Model]) -> int:
   shared = min([m.network.vocab_size for m in models] + [len(pieces) for _, pieces in known])
   for model, pieces in known[1:]:
     first, expected = known[0]
-    for i, (a, b) in enumerate(zip(expected, pieces)):
-      if a != b:
-        raise ValueError(
-          f'the vocabularies differ: id {i} is {a!r} in {first.name} ({first.tokenizer.path}) but {b!r} in '
-          f'{model.name} ({model.tokenizer.path}); decode with models that share a tokenizer'
-        )
+    common = min(len(pieces), len(expected))
+    if pieces is not expected and pieces[:common] != expected[:common]:
+      i = next(i for i in range(common) if pieces[i] != expected[i])
+      raise ValueError(
+        f'the vocabularies differ: id {i} is {expected[i]!r} in {first.name} ({first.tokenizer.path}) but '
+        f'{pieces[i]!r} in {model.name} ({model.tokenizer.path}); decode with models that share a tokenizer'
+      )
   return shared
 
 

@@ -78,7 +78,7 @@ class Window:
 
 @struct.dataclass
 class Stats:
-  """What decoding cost and where its tokens came from. Nothing after a row's end is counted.
+  """What decoding cost and where its tokens came from. Nothing after a row's end is counted, but in `computed`.
 
   `positions` are those that the method needed; `computed` are those that the device worked on for the row,
   with padding and with the steps for which the row was idle or finished.
@@ -96,7 +96,7 @@ class Stats:
   accepted_lengths: Array  # [B, W+1] histogram over rounds of the accepted length
   tested_at: Array  # [B, W] by place in the block
   accepted_at: Array  # [B, W]
-  source: Array  # [B, T] for each output token: model, RESIDUAL or BONUS
+  source: Array  # [B, T] for each output token: the model that drafted it (or wrote it alone), RESIDUAL or BONUS
 
 
 @struct.dataclass
@@ -114,7 +114,7 @@ class State:
   noise: Any  # where random choices come from, see probs.Noise
   policy: tuple  # carry of the draft-length policy
   seen: Array | None  # [B, V] committed tokens, where the sampler has a repetition penalty
-  fault: Array  # [M, B] first position whose logits were not finite, -1 while there is none
+  fault: Array  # [M+1, B] first position at which a model's logits, or last the target, were not finite; or -1
   stats: Stats
   logprobs: Array | None  # [M, B, T] log-probability of each output token under each model, when asked for
 

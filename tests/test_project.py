@@ -18,7 +18,7 @@ from speccascade.models import toy
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'speccascade'
 ORDER = ['types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'inputs', 'results', 'decode',
-         'evaluate', 'run']  # fmt: skip
+         'run']  # fmt: skip
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras')
 
 

@@ -36,6 +36,9 @@ def test_early_exits_work_in_the_whole_models_cache(whole):
   copies = [m.replace(params=jax.tree.map(jnp.array, m.params)) for m in models[:2]] + [whole]
   assert _cache_owners(copies) == [0, 1, 2]
   assert _cache_owners([whole, whole]) == [0, 1]
+  other = jax.tree.map(lambda x: x[::-1], models[0].params['token_embedder'])
+  foreign = models[0].replace(params={**models[0].params, 'token_embedder': other})  # its keys and values are its own
+  assert _cache_owners([foreign, whole]) == [0, 1]
   for temperature in (0.0, 1.0):
     run = functools.partial(
       decode, methods.cos(weighted, (3, 2, 1)), prompts=PROMPTS, max_new_tokens=14, sampler=Sampler(temperature)

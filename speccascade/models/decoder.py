@@ -218,9 +218,9 @@ class Decoder(Base):
     if not isinstance(other, Decoder) or self.scan or other.scan or spans >= len(other.config.spans):
       return False
     first = dataclasses.replace(other.config, spans=other.config.spans[:spans])
-    names = [f'layers_{i}' for i in range(spans)]
+    names = ['token_embedder', 'position_embedder', 'input_projection', *(f'layers_{i}' for i in range(spans))]
     mine, theirs = (jax.tree.leaves([p.get(name) for name in names]) for p in (params, other_params))
-    return first == self.config and all(a is b for a, b in zip(mine, theirs, strict=True))
+    return first == self.config and len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs))
 
   def empty_cache(self, params: Params, batch: int, slots: int) -> Cache:
     """Return a cache that has seen nothing, in the dtype of the embeddings."""
