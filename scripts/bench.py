@@ -12,6 +12,7 @@ What is timed, each with compilation excluded and the other measurements in betw
 """
 
 import argparse
+import dataclasses
 import functools
 import gzip
 import json
@@ -42,7 +43,7 @@ print(imported - start, loaded - imported, time.perf_counter() - loaded)
 """
 
 
-def forward_seconds(model, batch: int, width: int, *, source: int = 16, slots: int = 96, steps: int = 64):
+def forward_seconds(model, batch: int, width: int, *, source: int = 16, slots: int = 128, steps: int = 64):
   """Return a function that times one forward pass of `width` tokens, in a loop that feeds each pass's output on."""
   network, tokens = model.network, jnp.ones((batch, width), jnp.int32)
   prompt = Prompt(jnp.ones((batch, source), jnp.int32), jnp.full(batch, source, jnp.int32))
@@ -132,6 +133,18 @@ def reference_runs(paths, models, prompts, batch, tokens):
   return runs
 
 
+def round_seconds(models, prompt: str, method, temperature: float, tokens: int = 192):
+  """Return a function that times a round of a long decode of one prompt, EOS ignored."""
+  models = [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
+
+  def once():
+    start = time.perf_counter()
+    out = decode(method, models, [prompt], max_new_tokens=tokens, sampler=Sampler(temperature))
+    return (time.perf_counter() - start) / out.stats.rounds[0]
+
+  return once
+
+
 def cold_start(path: str) -> dict[str, float]:
   """Return the seconds of import, load, and the first answer, in a process of its own without a compilation cache."""
   env = {k: v for k, v in os.environ.items() if k != 'JAX_COMPILATION_CACHE_DIR'}
@@ -185,9 +198,11 @@ def measure(args, models, prompts) -> list[dict]:
         )
       if batch == 1:
         for name, calls in (('speculative', args.block), ('cascade opt', args.block + 1)):
-          seconds = np.median([s for s, _ in done[name]])
-          rounds = done[name][0][1].stats.rounds.sum()
-          record['methods'][name]['round_over_calls'] = float(seconds / rounds / (calls * one + verify))
+          method = our_methods(args.block)[name]
+          each = np.median(
+            interleave({name: round_seconds(models, prompts[0], method, temperature)}, args.trials)[name]
+          )
+          record['methods'][name]['round_over_calls'] = float(each / (calls * one + verify))
           s = done[name][0][1].stats
           record['methods'][name]['acceptance'] = float(s.accepted.sum() / s.tested.sum())
       records.append(record)
