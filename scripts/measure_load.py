@@ -27,10 +27,9 @@ from speccascade.types import Prompt
 LOAD = """
 import resource, sys, time
 import speccascade
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
 speccascade.load(sys.argv[1])
-print(base, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter() - start)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter() - start)
 """
 
 
@@ -99,8 +98,8 @@ def main():
   with tempfile.TemporaryDirectory() as folder:
     size = write(Path(folder), args.billions)
     out = subprocess.run([sys.executable, '-c', LOAD, folder], capture_output=True, text=True, check=True)
-  base, peak, seconds = (float(x) for x in out.stdout.split())
-  print(f'{size / 1e9:.2f} GB: {seconds:.1f} s, peak {peak * 1024 / size:.2f} × its size, {base / 1e6:.2f} GB before')
+  peak, seconds = (float(x) for x in out.stdout.split())
+  print(f'{size / 1e9:.2f} GB: {seconds:.1f} s, peak {peak * 1024 / size:.2f} × its size')
   print(f'(writing it: peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB)')
   compile_times()
 
