@@ -26,9 +26,9 @@ from speccascade.types import Prompt
 
 LOAD = """
 import resource, sys, time
-import speccascade
+from speccascade import checkpoints
 start = time.perf_counter()
-speccascade.load(sys.argv[1])
+checkpoints.read(sys.argv[1])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter() - start)
 """
 

@@ -59,7 +59,7 @@ def _decode(
   for first in range(0, len(rows), size):
     some = slice(first, first + size)
     prompt, ids_here, real = inputs.pad(rows[some], ids[some], min(size, len(rows)), width)
-    noise = _keyed(seed, stream, ids_here, buffer, method.window + 1 if method.by_round else 1)
+    noise = _keyed(seed, stream, ids_here, buffer, method.window + 1 if method.by_round else 1, sampler.greedy)
     state = decode_batch(
       method, models, prompt, max_new_tokens=max_new_tokens, sampler=sampler, noise=noise, trace=trace, real=real
     )
@@ -195,11 +195,11 @@ def _first_state(method, tokens, length, limit, vocab, caches, noise, real, samp
   )
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
-def _keyed(seed, stream, ids, positions, in_block):
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+def _keyed(seed, stream, ids, positions, in_block, greedy):
   key = jax.random.fold_in(jax.random.key(seed), stream)
   keys = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, ids))
-  return probs.Keyed.make(keys, positions, in_block)
+  return probs.Keyed.make(keys, positions, in_block, greedy)
 
 
 def _sequence_cascade(method, models, rows, ids, size, width, max_new_tokens, sampler, seed) -> results.Decoded:

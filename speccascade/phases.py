@@ -94,8 +94,7 @@ class Score:
     if len(self.widths) == 1:
       return _feed(context, state, self.model, self.widths[0], need)
     which = jnp.sum((need.max() > jnp.array(self.widths[:-1])).astype(jnp.int32))
-    feeds = [lambda s, need, n=n: _feed(context, s, self.model, n, need) for n in self.widths]
-    return lax.switch(which, feeds, state, need)
+    return _choose(which, [lambda s, n=n: _feed(context, s, self.model, n, need) for n in self.widths], state)
 
 
 @struct.dataclass
@@ -312,8 +311,16 @@ class Elect:
     turn = jnp.argmax(votes)
     rows = state.active
     state = state.replace(active=rows & (wanted == turn))
-    state = lax.switch(turn, [lambda s, b=branch: run(b, context, s) for branch in self.branches], state)
+    state = _choose(turn, [lambda s, b=branch: run(b, context, s) for branch in self.branches], state)
     return state.replace(active=rows & ~state.done)
+
+
+def _choose(which: Array, branches: list[Phase], state: State) -> State:
+  """Apply one of the branches: `lax.switch`, but that it would copy the caches, and a loop of one turn does not."""
+  for i, branch in enumerate(branches):
+    once = lambda carry, branch=branch: (jnp.bool_(False), branch(carry[1]))
+    state = lax.while_loop(lambda carry: carry[0], once, (which == i, state))[1]
+  return state
 
 
 def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:

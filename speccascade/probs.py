@@ -249,20 +249,23 @@ class Keyed:
   """
 
   uniforms: Array  # [B, T, K, 3, 2]
+  greedy: bool = struct.field(pytree_node=False, default=False)  # every law is one-hot: there is nothing to draw
 
   @classmethod
-  def make(cls, keys: Array, positions: int, in_block: int = 1) -> 'Keyed':
+  def make(cls, keys: Array, positions: int, in_block: int = 1, greedy: bool = False) -> 'Keyed':
     """Hash key data [B, 2] with every position, place in the block (1: not part of the key) and purpose."""
     shape = (keys.shape[0], positions, in_block, 3)
     row, position, place, purpose = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4))
     words = jax.extend.random.threefry2x32_p.bind(keys[row, 0], keys[row, 1], 3 * position + purpose, place)
-    return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1))
+    return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1), greedy)
 
   def _uniform(self, position: Array, purpose: int, start: Array) -> Array:
     place = position - start if self.uniforms.shape[2] > 1 else jnp.zeros_like(position)
     return self.uniforms[jnp.arange(position.shape[0]), position, place, purpose]
 
   def draw(self, weights, position, purpose, start):
+    if self.greedy:
+      return weights.argmax(-1).astype(jnp.int32), self
     return draw(weights, self._uniform(position, purpose, start)), self
 
   def accept(self, numerator, denominator, position, start):

@@ -4,13 +4,15 @@ import os
 from pathlib import Path
 import re
 
+import jax
 import jax.numpy as jnp
 
 from speccascade import tokenizers
 from speccascade.checkpoints import files, hf, orbax, t5x
+from speccascade.models import layers
 from speccascade.types import Model
 
-__all__ = ['kind', 'load']
+__all__ = ['kind', 'load', 'read']
 
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt']
@@ -22,11 +24,21 @@ _EXPECTED = (
 
 
 def load(path, *, dtype=None, scan: bool = False, tokenizer=None, name: str | None = None) -> Model:
-  """Return the model at a path or hub id, with its tokenizer where one is found.
+  """Return the model at a path or hub id, with its tokenizer where one is found, fit for this machine.
 
-  `dtype` is float32, bfloat16 or float16, None as stored; `scan` stacks the layers, which compile once then.
+  `dtype` is float32, bfloat16 or float16; None is as stored, but float32 on a CPU, which is many times slower with
+  shorter numbers. `scan` stacks the layers, which compile once then; without it large kernels may be transposed.
   `tokenizer` is one, or the path of one, that is used in place of the checkpoint's own.
   """
+  cpu = jax.default_backend() == 'cpu'
+  model = read(path, dtype=dtype or ('float32' if cpu else None), scan=scan, tokenizer=tokenizer, name=name)
+  if not scan:
+    layers.keep_by_rows(model.params)
+  return model
+
+
+def read(path, *, dtype=None, scan: bool = False, tokenizer=None, name: str | None = None) -> Model:
+  """Return the model at a path or hub id as it is stored; see `load`, which decodes faster."""
   dtype = None if dtype is None else _dtype(dtype)
   folder = _folder(path)
   family = kind(folder)

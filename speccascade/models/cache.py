@@ -1,7 +1,8 @@
 """The key-value cache: slot = absolute position, and no index.
 
-An entry holds the slots of one layer, {'key', 'value'}, each [B, K, T, D]. A network whose layers are unrolled keeps
-a tuple of entries; one that scans keeps a single entry of [B, N, K, T, D]. Axis 0 of every leaf is the batch.
+An entry holds the slots of one layer, {'key', 'value'}, each [B·K, T, D]: the heads of an example follow each other.
+The batched products of attention read that very array, so that the decode loop updates it in place. A network whose
+layers are unrolled keeps a tuple of entries; one that scans keeps a single entry of [N, B·K, T, D].
 
 Axis letters: B batch, N layers, K key-value heads, T slots, L new tokens, D head dimension.
 """
@@ -19,17 +20,17 @@ Entry = dict[str, Array]
 
 
 def write(slots: Array, new: Array, start: Array, layer: Array | int | None = None) -> Array:
-  """Put new [B, K, L, D] into slots [B, K, T, D] from slot start [B] on; `layer` selects from [B, N, K, T, D]."""
+  """Put new [B·K, L, D] into slots [B·K, T, D] from slot start [B] on; `layer` selects from [N, B·K, T, D]."""
   new = new.astype(slots.dtype)
-  new = new if layer is None else new[:, None]
-
-  def row(slots, new, start):
-    at = (0, start, 0) if layer is None else (layer, 0, start, 0)
-    return lax.dynamic_update_slice(slots, new, at)
-
-  if slots.shape[0] == 1:
-    return row(slots[0], new[0], start[0])[None]
-  return jax.vmap(row)(slots, new, start)
+  if layer is not None:
+    slots_here = lax.dynamic_index_in_dim(slots, layer, keepdims=False)
+    return lax.dynamic_update_index_in_dim(slots, write(slots_here, new, start), layer, 0)
+  batch = start.shape[0]
+  if batch == 1:
+    return lax.dynamic_update_slice(slots, new, (0, start[0], 0))
+  by_row = (batch, -1, *slots.shape[1:]), (batch, -1, *new.shape[1:])
+  put = jax.vmap(lambda slots, new, start: lax.dynamic_update_slice(slots, new, (0, start, 0)))
+  return put(slots.reshape(by_row[0]), new.reshape(by_row[1]), start).reshape(slots.shape)
 
 
 def update(cache, layer: Array | int, new: Entry, start: Array):
@@ -45,15 +46,15 @@ def entry_of(cache, layer: Array | int) -> Entry:
   """Return the slots of one layer."""
   if isinstance(cache, tuple):
     return cache[layer]
-  return {name: lax.dynamic_index_in_dim(x, layer, axis=1, keepdims=False) for name, x in cache.items()}
+  return {name: lax.dynamic_index_in_dim(x, layer, keepdims=False) for name, x in cache.items()}
 
 
-def empty(layers: int, shape: tuple[int, int, int, int], dtype: Dtype, scan: bool):
-  """Return zeros for every layer, with slots of the shape [B, K, T, D]."""
-  if scan:
-    shape = (shape[0], layers, *shape[1:])
-    return {'key': jnp.zeros(shape, dtype), 'value': jnp.zeros(shape, dtype)}
-  return tuple({'key': jnp.zeros(shape, dtype), 'value': jnp.zeros(shape, dtype)} for _ in range(layers))
+def empty(layers: int, batch: int, heads: int, slots: int, dim: int, dtype: Dtype, scan: bool):
+  """Return zeros for every layer."""
+  shape = (batch * heads, slots, dim)
+  shape = (layers, *shape) if scan else shape
+  make = lambda: {'key': jnp.zeros(shape, dtype), 'value': jnp.zeros(shape, dtype)}
+  return make() if scan else tuple(make() for _ in range(layers))
 
 
 def resize(cache, slots: int):

@@ -226,11 +226,10 @@ class Decoder(Base):
     """Return a cache that has seen nothing, in the dtype of the embeddings."""
     c = self.config
     dtype = params['token_embedder']['embedding'].dtype
-    return cache_lib.empty(len(c.spans), (batch, c.kv_heads, slots, c.head_dim), dtype, self.scan)
+    return cache_lib.empty(len(c.spans), batch, c.kv_heads, slots, c.head_dim, dtype, self.scan)
 
   def _init(self, key: Array) -> Params:
     zeros = jnp.zeros((1, 1), jnp.int32)
-    cache = cache_lib.empty(
-      len(self.config.spans), (1, self.config.kv_heads, 1, self.config.head_dim), self.dtype, self.scan
-    )
+    c = self.config
+    cache = cache_lib.empty(len(c.spans), 1, c.kv_heads, 1, c.head_dim, self.dtype, self.scan)
     return self.module.init(key, cache, zeros, zeros)['params']

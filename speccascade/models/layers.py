@@ -5,6 +5,8 @@ K key-value heads, G queries for each of them (H = K·G), D head dimension.
 """
 
 from collections.abc import Callable
+import functools
+import math
 from typing import Any
 
 from flax import linen as nn
@@ -73,7 +75,10 @@ class LayerNorm(nn.Module):
 
 
 class Dense(nn.Module):
-  """Multiply by a kernel (in, out) in the kernel's dtype; `axes` names its two axes for sharding."""
+  """Multiply by a kernel (in, out) in the kernel's dtype; `axes` names its two axes for sharding.
+
+  Parameters that `keep_by_rows` has changed hold the kernel's transpose, `rows`, in its place.
+  """
 
   features: int
   axes: tuple[str, str]
@@ -84,17 +89,62 @@ class Dense(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    init = nn.with_logical_partitioning(
-      nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal'), self.axes
-    )
-    kernel = self.param('kernel', init, (x.shape[-1], self.features), self.dtype)
     out_dtype = self.out_dtype or x.dtype
-    y = jnp.matmul(x.astype(kernel.dtype), kernel, preferred_element_type=self.out_dtype)
+    if self.has_variable('params', 'rows'):
+      rows = self.get_variable('params', 'rows')
+      y = matmul_rows(x.astype(rows.dtype), rows, out_dtype)
+    else:
+      init = nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal')
+      init = nn.with_logical_partitioning(init, self.axes)
+      kernel = self.param('kernel', init, (x.shape[-1], self.features), self.dtype)
+      y = jnp.matmul(x.astype(kernel.dtype), kernel, preferred_element_type=self.out_dtype)
     if self.use_bias:
       zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
       bias = self.param('bias', zeros, (self.features,), self.dtype)
       y = y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     return y.astype(out_dtype)
+
+
+def matmul_rows(x: Array, rows: Array, out_dtype: Dtype) -> Array:
+  """Return x · rowsᵀ for x [..., in], rows [out, in].
+
+  The CPU's matrix product packs the weights anew at each call, which for a window of a few tokens costs as much again
+  as reading them. A sum of products over a register's 4 or 8 tokens reads them once.
+  """
+  lead, n = x.shape[:-1], math.prod(x.shape[:-1])
+  if not 1 < n <= 8:
+    return jnp.einsum('...i,oi->...o', x, rows, preferred_element_type=out_dtype)
+  columns = jnp.pad(x.reshape(n, -1), ((0, (4 if n <= 4 else 8) - n), (0, 0))).T
+  columns, rows = lax.optimization_barrier((columns, rows))  # shared with a sibling, the product would be stored
+  y = jnp.sum(rows[:, :, None].astype(jnp.float32) * columns[None].astype(jnp.float32), axis=1)  # [out, 4 or 8]
+  return y[:, :n].T.reshape(*lead, -1).astype(out_dtype)
+
+
+_CACHED = 32e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
+
+
+def keep_by_rows(params: Params) -> None:
+  """Store every kernel [in, out] as its transpose `rows` [out, in] where that is faster, in place of the kernel.
+
+  It is on a CPU whose compiler has a kernel for the sums of `matmul_rows`, with more weights than its cache holds.
+  """
+  decoder = params.get('decoder', params)
+  if jax.default_backend() == 'cpu' and sum(x.nbytes for x in jax.tree.leaves(decoder)) > _CACHED and _fuses_sums():
+    _transpose(params)
+
+
+def _transpose(params: Params) -> None:
+  if 'kernel' in params:
+    params['rows'] = jnp.asarray(params.pop('kernel').T)
+  for x in params.values():
+    if isinstance(x, dict):
+      _transpose(x)
+
+
+@functools.cache
+def _fuses_sums() -> bool:
+  x, rows = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((6, 128), (128, 128)))
+  return 'ynn_fusion' in jax.jit(matmul_rows, static_argnums=2).lower(x, rows, jnp.float32).compile().as_text()
 
 
 class Embed(nn.Module):
@@ -173,7 +223,7 @@ class Attention(nn.Module):
     return rope_lib.rotate(q, rope) if rope else q
 
   def keys_values(self, x: Array, rope: tuple[Array, Array] | None = None) -> dict[str, Array]:
-    """Return the cache entry of x [B, L, E]: keys and values [B, K, L, D]."""
+    """Return the cache entry of x [B, L, E]: keys and values [B·K, L, D]."""
     k, v = (dense(x).reshape(*x.shape[:2], self.kv_heads, self.head_dim) for dense in (self.key, self.value))
     k = self.key_norm(k) if self.qk_norm else k
     k = rope_lib.rotate(k, rope) if rope else k
@@ -186,25 +236,29 @@ class Attention(nn.Module):
 
 
 def _slots(x: Array) -> Array:
-  """Return x [B, L, K, D] as slots [B, K, L, D]."""
-  return nn.with_logical_constraint(jnp.swapaxes(x, 1, 2), ('batch', 'kv_heads', 'length', 'kv'))
+  """Return x [B, L, K, D] as slots [B·K, L, D]."""
+  x = nn.with_logical_constraint(jnp.swapaxes(x, 1, 2), ('batch', 'kv_heads', 'length', 'kv'))
+  return x.reshape(-1, *x.shape[2:])
 
 
 def attend(q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None, *, scale: float, cap: float | None):
-  """Return softmax(scale · q·k + bias) · v for q [B, L, H, D], k and v [B, K, T, D]: [B, L, H, D].
+  """Return softmax(scale · q·k + bias) · v for q [B, L, H, D], k and v [B·K, T, D]: [B, L, H, D].
 
   mask [B, 1 or L, T] is true where a slot is visible; bias is [1 or B, H, L, T]. The softmax is float32.
   """
-  heads = (k.shape[1], q.shape[2] // k.shape[1])  # K, G
-  grouped = q.reshape(*q.shape[:2], *heads, q.shape[3])
-  scores = jnp.einsum('blkgd,bktd->bkglt', grouped, k, preferred_element_type=jnp.float32)
-  scores = softcap(scores * scale, cap)  # [B, K, G, L, T]
+  batch, width, h, d = q.shape
+  heads = (k.shape[0] // batch, h * batch // k.shape[0])  # K, G
+  # Keys on the left and queries, which are few, transposed: the other way round a CPU transposes all the keys.
+  columns = q.reshape(batch, width, *heads, d).transpose(0, 2, 4, 3, 1).reshape(k.shape[0], d, -1)  # [B·K, D, G·L]
+  scores = jnp.einsum('ntd,ndx->ntx', k, columns, preferred_element_type=jnp.float32)
+  scores = softcap(scores.transpose(0, 2, 1).reshape(batch, *heads, width, -1) * scale, cap)  # [B, K, G, L, T]
   if bias is not None:
     scores = scores + bias.reshape(bias.shape[0], *heads, *bias.shape[2:])
   if mask is not None:
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum('bkglt,bktd->blkgd', weights, v).reshape(q.shape)
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(k.shape[0], -1, k.shape[1])  # [B·K, G·L, T]
+  y = jnp.einsum('nxt,ntd->nxd', weights, v).reshape(batch, *heads, width, d)
+  return y.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
 def visible(positions: Array, slots: int, window: int = 0) -> Array:
@@ -264,14 +318,13 @@ def choose(options: list, index: Array | int):
 def over_layers(layers, body: Callable, carry, kinds: tuple[int, ...]):
   """Run carry, out = body(module, carry, (number, kind)) for every layer: unrolled over a list, or as one scan.
 
-  The outs come back as a tuple, or stacked on axis 1, behind the batch.
+  The outs come back as a tuple, or stacked on axis 0.
   """
   if isinstance(layers, nn.Module):
     scan = nn.scan(
       body, variable_axes={'params': 0}, split_rngs={'params': True}, metadata_params={nn.PARTITION_NAME: 'layers'}
     )
-    carry, outs = scan(layers, carry, (jnp.arange(len(kinds)), jnp.array(kinds)))
-    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outs)
+    return scan(layers, carry, (jnp.arange(len(kinds)), jnp.array(kinds)))
   outs = []
   for i, layer in enumerate(layers):
     carry, out = body(layer, carry, (i, kinds[i]))

@@ -232,7 +232,7 @@ class T5(Base):
 
   def _empty_target(self, batch: int, slots: int, dtype) -> Cache:
     c = self.config
-    return cache_lib.empty(c.decoder_layers, (batch, c.heads, slots, c.head_dim), dtype, self.scan)
+    return cache_lib.empty(c.decoder_layers, batch, c.heads, slots, c.head_dim, dtype, self.scan)
 
   def _init(self, key: Array) -> Params:
     cache = {'target': self._empty_target(1, 1, self.dtype), 'source_length': jnp.ones((1,), jnp.int32)}

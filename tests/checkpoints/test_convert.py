@@ -44,7 +44,7 @@ def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
   folder = orbax.save(tmp_path / 'start', model)
   for form in ('hf', 't5x', 'orbax', 't5x', 'hf'):
     folder = convert.convert(folder, tmp_path / f'{folder.name}-{form}', form=form)
-    loaded = checkpoints.load(folder)
+    loaded = checkpoints.read(folder)
     assert loaded.network == model.network
     _assert_equal(loaded.params, model.params)
 
@@ -53,7 +53,7 @@ def test_the_command_prints_what_it_did(source, tmp_path, capsys):
   assert convert.main([str(source), str(tmp_path / 'b'), '--format', 't5x', '--dtype', 'bfloat16']) == 0
   out = capsys.readouterr().out
   assert f'{tmp_path}/b/checkpoint_0' in out and 'verified' in out and 'M parameters' in out
-  assert checkpoints.load(tmp_path / 'b').network.dtype == 'bfloat16'
+  assert checkpoints.read(tmp_path / 'b').network.dtype == 'bfloat16'
 
 
 def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
@@ -67,7 +67,7 @@ def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
 
 def test_other_families_are_kept_by_orbax_alone(tmp_path):
   source = orbax.save(tmp_path / 'llama', _model(LLAMA))
-  _assert_equal(checkpoints.load(convert.convert(source, tmp_path / 'a')).params, checkpoints.load(source).params)
+  _assert_equal(checkpoints.read(convert.convert(source, tmp_path / 'a')).params, checkpoints.read(source).params)
   for form in ('hf', 't5x'):
     with pytest.raises(ValueError, match='llama is a Decoder: write orbax'):
       convert.convert(source, tmp_path / form, form=form)
@@ -115,7 +115,7 @@ def test_the_tokenizer_comes_along(shared, tmp_path):
   for file in (family / 'hf_tokenizer').iterdir():
     shutil.copyfile(file, source / file.name)
   folder = convert.convert(source, tmp_path / 'far' / 'away')
-  loaded = checkpoints.load(folder)
+  loaded = checkpoints.read(folder)
   assert loaded.tokenizer.path == str(folder / 'tokenizer.json')
   assert json.loads((folder / 'tokenizer_config.json').read_text())['bos_token'] == '<s>'
-  assert loaded.tokenizer.encode('Question: 12') == checkpoints.load(family / 'draft').tokenizer.encode('Question: 12')
+  assert loaded.tokenizer.encode('Question: 12') == checkpoints.read(family / 'draft').tokenizer.encode('Question: 12')

@@ -51,7 +51,7 @@ def _assert_equal(a, b):
 def test_every_format_gives_the_same_model(folders, model):
   names = {'hf': 'hf', 't5x': 't5x', 'steps': 't5x', 'orbax': 'orbax'}
   for kind, folder in folders.items():
-    loaded = checkpoints.load(folder)
+    loaded = checkpoints.read(folder)
     assert loaded.network == model.network and loaded.tokenizer is None and loaded.name == names[kind]
     _assert_equal(loaded.params, model.params)
 
@@ -59,27 +59,27 @@ def test_every_format_gives_the_same_model(folders, model):
 def test_dtype_scan_and_name_are_as_asked_for(folders, model):
   expected = stack_layers(jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
   for folder in folders.values():
-    loaded = checkpoints.load(str(folder), dtype=jnp.bfloat16, scan=True, name='large')
+    loaded = checkpoints.read(str(folder), dtype=jnp.bfloat16, scan=True, name='large')
     assert loaded.name == 'large' and loaded.network.scan and loaded.network.dtype == 'bfloat16'
     _assert_equal(loaded.params, expected)
   with pytest.raises(ValueError, match='dtype int8: choose from float32'):
-    checkpoints.load(folders['hf'], dtype='int8')
+    checkpoints.read(folders['hf'], dtype='int8')
   with pytest.raises(ValueError, match='dtype half-ish: choose from float32'):
-    checkpoints.load(folders['hf'], dtype='half-ish')
+    checkpoints.read(folders['hf'], dtype='half-ish')
 
 
 def test_a_tokenizer_may_be_given(folders, shared, tmp_path):
   family = shared / 'checkpoints' / 't5_multi30k'
-  loaded = checkpoints.load(folders['hf'], tokenizer=family / 'small')
+  loaded = checkpoints.read(folders['hf'], tokenizer=family / 'small')
   assert loaded.tokenizer == tokenizers.Tokenizer(str(family / 'spiece.model'))
-  assert checkpoints.load(folders['hf'], tokenizer=loaded.tokenizer).tokenizer is loaded.tokenizer
+  assert checkpoints.read(folders['hf'], tokenizer=loaded.tokenizer).tokenizer is loaded.tokenizer
   with pytest.raises(FileNotFoundError, match='no tokenizer there, expected tokenizer.json'):
-    checkpoints.load(folders['hf'], tokenizer=tmp_path / 'orbax')
+    checkpoints.read(folders['hf'], tokenizer=tmp_path / 'orbax')
 
 
 @pytest.mark.parametrize(('family', 'size'), [('t5_multi30k', 'small'), ('llama_gsm8k', 'draft')])
 def test_the_shared_checkpoints_load_with_their_tokenizer(shared, family, size):
-  loaded = checkpoints.load(shared / 'checkpoints' / family / size)
+  loaded = checkpoints.read(shared / 'checkpoints' / family / size)
   assert loaded.name == size and loaded.network.dtype == 'bfloat16'
   assert len(loaded.tokenizer.pieces()) == loaded.network.vocab_size
   assert loaded.tokenizer.eos_ids == loaded.network.eos_ids
@@ -87,7 +87,7 @@ def test_the_shared_checkpoints_load_with_their_tokenizer(shared, family, size):
 
 def _error(path, kind) -> str:
   with pytest.raises(kind) as info:
-    checkpoints.load(path)
+    checkpoints.read(path)
   return str(info.value)
 
 
@@ -136,7 +136,7 @@ def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
     return str(folders['hf'])
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', fetch)
-  assert checkpoints.load('org/name').network.config.embed_dim == 8 and asked == [('org/name', True, False)]
+  assert checkpoints.read('org/name').network.config.embed_dim == 8 and asked == [('org/name', True, False)]
 
   def unreachable(*_, **__):
     raise OSError('Name or service not known\nand forty more lines')
@@ -157,7 +157,7 @@ from speccascade import checkpoints
 heavy = ('orbax', 'tensorstore', 'sentencepiece', 'tokenizers', 'huggingface_hub', 'safetensors')
 assert not [m for m in heavy if m in sys.modules], 'imported too early'
 for folder in {[str(f) for f in folders.values()]!r}:
-  checkpoints.load(folder)
+  checkpoints.read(folder)
 assert not [m for m in ('torch', 'tensorflow', 'transformers') if m in sys.modules], 'imported at all'
 print('all well')
 """

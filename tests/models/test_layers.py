@@ -88,10 +88,12 @@ def test_scan_is_the_same_function_of_the_same_tree(network):
 
 
 @pytest.mark.parametrize('scan', [False, True])
-def test_every_cache_leaf_has_the_batch_in_front(network, scan):
+def test_the_slots_of_an_example_follow_each_other_in_every_cache_leaf(network, scan):
   network = dataclasses.replace(network, scan=scan)
   cache = jax.eval_shape(lambda p: network.prefill(p, _prompt(), 20), network.param_shapes())
-  assert {leaf.shape[0] for leaf in jax.tree.leaves(cache)} == {3}
+  heads = getattr(network.config, 'kv_heads', network.config.heads)
+  slots = {leaf.shape[-3] for leaf in jax.tree.leaves(cache) if leaf.ndim > 1}
+  assert slots == {3 * heads} and {leaf.ndim for leaf in jax.tree.leaves(cache)} - {1} == {4 if scan else 3}
 
 
 def test_bfloat16_keeps_parameters_and_cache_and_returns_float32_logits(network):
@@ -150,11 +152,32 @@ def test_writing_touches_just_the_window_of_each_row():
   for row, start in enumerate((0, 7, 3)):
     expected[row, :, start : start + 2] = new[row]
   start = jnp.array([0, 7, 3])
-  np.testing.assert_array_equal(cache_lib.write(jnp.asarray(slots), jnp.asarray(new), start), expected)
-  np.testing.assert_array_equal(cache_lib.write(jnp.asarray(slots[1:2]), new[1:2], start[1:2]), expected[1:2])
-  stacked = jnp.asarray(np.stack([slots, slots], axis=1))
-  found = cache_lib.write(stacked, jnp.asarray(new), start, jnp.int32(1))
-  np.testing.assert_array_equal(found, np.stack([slots, expected], axis=1))
+  slots, new, expected = (jnp.asarray(x.reshape(6, -1, 4)) for x in (slots, new, expected))
+  np.testing.assert_array_equal(cache_lib.write(slots, new, start), expected)
+  np.testing.assert_array_equal(cache_lib.write(slots[2:4], new[2:4], start[1:2]), expected[2:4])
+  found = cache_lib.write(jnp.stack([slots, slots]), new, start, jnp.int32(1))
+  np.testing.assert_array_equal(found, jnp.stack([slots, expected]))
+
+
+@pytest.mark.parametrize('tokens', [1, 2, 4, 6, 8, 9])
+def test_products_by_rows_are_the_products(tokens):
+  x = np.random.default_rng(3).normal(size=(tokens, 1, 24)).astype(np.float32)
+  rows = np.random.default_rng(4).normal(size=(40, 24)).astype(np.float32)
+  found = layers.matmul_rows(jnp.asarray(x), jnp.asarray(rows), jnp.float32)
+  np.testing.assert_allclose(found, x @ rows.T, rtol=1e-4, atol=1e-5)
+
+
+def test_large_kernels_are_kept_by_rows_and_the_model_is_the_same(monkeypatch):
+  params, prompt = LLAMA.init(jax.random.key(0)), _prompt()
+  plain = _extend(LLAMA, params, prompt)
+  small = jax.tree.map(lambda x: x, params)
+  layers.keep_by_rows(small)
+  assert 'kernel' in small['layers_0']['mlp']['wo']
+  monkeypatch.setattr(layers, '_CACHED', 0)
+  monkeypatch.setattr(layers, '_fuses_sums', lambda: True)
+  layers.keep_by_rows(params)
+  assert not any('kernel' in jax.tree_util.keystr(name) for name, _ in jax.tree_util.tree_leaves_with_path(params))
+  np.testing.assert_allclose(_extend(LLAMA, params, prompt), plain, atol=1e-5)
 
 
 def test_the_window_counts_the_token_itself():
