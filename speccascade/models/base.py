@@ -1,9 +1,22 @@
 """What the networks have in common: parameters from a key, their shapes and their logical axes."""
 
+from collections.abc import Callable
+
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 
-from speccascade.types import Array, Params
+from speccascade.types import Array, Cache, Params
+
+
+def at_width(longest: Array, width: int, read: Callable[[int], Cache]) -> Cache:
+  """Return read(w) for a w that holds the longest prompt: a quarter of the padded width, half of it, or all.
+
+  One program then serves every prompt, and a short one doesn't pay for the padding.
+  """
+  widths = [width // n for n in (4, 2) if width // n >= 8]
+  which = sum(((longest > w).astype(jnp.int32) for w in widths), jnp.int32(0))
+  return jax.lax.switch(which, [lambda w=w: read(w) for w in (*widths, width)])
 
 
 class Base:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
-from speccascade.models.base import Base
+from speccascade.models.base import at_width, Base
 from speccascade.models.rope import Rope
 from speccascade.types import Array, Cache, Params, Prompt
 
@@ -202,11 +202,15 @@ class Decoder(Base):
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Return a cache that has seen the prompt [B, S]; what the padding left in it is invisible later on."""
-    b, s = prompt.tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(s)[None], (b, s))
-    cache = self.empty_cache(params, b, s)  # no wider than the prompt: attention over empty slots costs as much
-    _, cache = self.module.apply({'params': params}, cache, prompt.tokens, positions, method='read')
-    return cache_lib.resize(cache, max_len)
+    batch, width = prompt.tokens.shape
+
+    def read(w):
+      positions = jnp.broadcast_to(jnp.arange(w)[None], (batch, w))
+      cache = self.empty_cache(params, batch, w)  # no wider than the prompt: attention over empty slots costs as much
+      _, cache = self.module.apply({'params': params}, cache, prompt.tokens[:, :w], positions, method='read')
+      return cache_lib.resize(cache, max_len)
+
+    return at_width(prompt.length.max() - 1, width, read)  # the last token is fed by the loop
 
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""

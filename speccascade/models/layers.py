@@ -250,6 +250,8 @@ def attend(q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None,
   heads = (k.shape[0] // batch, h * batch // k.shape[0])  # K, G
   # Keys on the left and queries, which are few, transposed: the other way round a CPU transposes all the keys.
   columns = q.reshape(batch, width, *heads, d).transpose(0, 2, 4, 3, 1).reshape(k.shape[0], d, -1)  # [B·K, D, G·L]
+  if jax.default_backend() == 'cpu':  # which has no batched product of short numbers into float32
+    k, columns = k.astype(jnp.float32), columns.astype(jnp.float32)
   scores = jnp.einsum('ntd,ndx->ntx', k, columns, preferred_element_type=jnp.float32)
   scores = softcap(scores.transpose(0, 2, 1).reshape(batch, *heads, width, -1) * scale, cap)  # [B, K, G, L, T]
   if bias is not None:

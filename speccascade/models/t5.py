@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
-from speccascade.models.base import Base
+from speccascade.models.base import at_width, Base
 from speccascade.types import Array, Cache, Params, Prompt
 
 
@@ -220,10 +220,14 @@ class T5(Base):
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Encode the prompt [B, S]; return its keys and values for every layer, and empty slots for the target."""
-    args = {'params': params}, prompt.tokens, prompt.length
-    dtype = params['token_embedder']['embedding'].dtype
-    source = self.module.apply(*args, method='read_source')
-    target = self._empty_target(prompt.tokens.shape[0], max_len, dtype)
+    batch, width = prompt.tokens.shape
+
+    def read(w):
+      args = {'params': params}, prompt.tokens[:, :w], prompt.length
+      return cache_lib.resize(self.module.apply(*args, method='read_source'), width)
+
+    source = at_width(prompt.length.max(), width, read)
+    target = self._empty_target(batch, max_len, params['token_embedder']['embedding'].dtype)
     return {'source': source, 'source_length': prompt.length, 'target': target}
 
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:

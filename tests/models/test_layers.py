@@ -216,7 +216,8 @@ def test_grouped_queries_attend_to_their_own_keys():
   q, k, v = random.normal(size=(2, 3, 4, 5)), random.normal(size=(2, 2, 6, 5)), random.normal(size=(2, 2, 6, 5))
   mask = random.random((2, 3, 6)) < 0.7
   mask[..., 0] = True
-  found = layers.attend(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)), jnp.asarray(mask), None, scale=0.3, cap=2.0)
+  slots = (x.reshape(4, 6, 5) for x in (k, v))
+  found = layers.attend(*(jnp.asarray(x, jnp.float32) for x in (q, *slots)), jnp.asarray(mask), None, scale=0.3, cap=2.0)
   for b, i, h in np.ndindex(2, 3, 4):
     scores = 2.0 * np.tanh(0.3 * k[b, h // 2] @ q[b, i, h] / 2.0)
     weights = np.where(mask[b, i], np.exp(scores), 0)
