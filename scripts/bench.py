@@ -1,12 +1,15 @@
 """Measure decoding beside its floor and beside transformers, interleaved in one run.
 
 python scripts/bench.py FOLDER/small FOLDER/large --prompts FILE [--reference] [--out result.json]
+python scripts/bench.py --shapes small large [--acceptance 0.8] [--reference]   # T5 v1.1's sizes, random weights
 python scripts/bench.py … --against result.json      # fail where a ratio got worse by more than its noise
 
-What is timed, each with compilation excluded and the other measurements in between:
+With random weights the drafted tokens are kept with a chance that is given, whatever the models say; the work is that
+of real ones. What is timed, each with compilation excluded and the other measurements in between:
   floor      one forward pass of each model alone at widths 1, 2 and γ + 1, in a loop on the device
   ours       each method at each batch size: tokens per second; at batch 1 also the time of a round over the sum
-             of its model calls (γ drafter steps and one verifier pass, as measured above)
+             of its model calls (γ drafter steps and one verifier pass, as measured above), and the speed-up of a long
+             decode over the one that its measured tokens per round and those calls predict
   reference  transformers' generate, plain and assisted, same weights, prompts and (greedy) outputs [--reference]
   cold       import, load, compile and first answer in a fresh process
 """
@@ -28,45 +31,22 @@ import jax.numpy as jnp
 import numpy as np
 
 import speccascade
-from speccascade import decode, methods, rules, Sampler
-from speccascade.types import Prompt
+from speccascade import acceptance, decode, methods, rules, Sampler
+from speccascade.evaluate import floor as floor_lib
+from speccascade.models import layers as layers_lib
+from speccascade.models.t5 import T5, T5Config
+from speccascade.types import Model
 
 COLD = """
 import sys, time
 start = time.perf_counter()
 import speccascade
 imported = time.perf_counter()
-model = speccascade.load(sys.argv[1], dtype='float32')
+model = speccascade.load(sys.argv[1])
 loaded = time.perf_counter()
 speccascade.decode(speccascade.methods.autoregressive(), [model], ['A man.'], max_new_tokens=32)
 print(imported - start, loaded - imported, time.perf_counter() - loaded)
 """
-
-
-def forward_seconds(model, batch: int, width: int, *, source: int = 16, slots: int = 128, steps: int = 64):
-  """Return a function that times one forward pass of `width` tokens, in a loop that feeds each pass's output on."""
-  network, tokens = model.network, jnp.ones((batch, width), jnp.int32)
-  prompt = Prompt(jnp.ones((batch, source), jnp.int32), jnp.full(batch, source, jnp.int32))
-  cache = jax.jit(network.prefill, static_argnums=2)(model.params, prompt, slots)
-
-  @jax.jit
-  def loop(params, cache):
-    def step(i, carry):
-      tokens, cache = carry
-      position = jnp.broadcast_to(16 + i % 32 + jnp.arange(width)[None], (batch, width))
-      logits, cache = network.extend(params, cache, tokens, position)
-      return jnp.minimum(logits.argmax(-1).astype(jnp.int32), 5), cache
-
-    return jax.lax.fori_loop(0, steps, step, (tokens, cache))[0]
-
-  loop(model.params, cache).block_until_ready()
-
-  def once():
-    start = time.perf_counter()
-    loop(model.params, cache).block_until_ready()
-    return (time.perf_counter() - start) / steps
-
-  return once
 
 
 def weight_bytes(model) -> int:
@@ -77,8 +57,63 @@ def weight_bytes(model) -> int:
   return sum(x.nbytes for path, x in leaves if path[0].key not in skip)
 
 
-def our_methods(block: int) -> dict[str, methods.Method]:
+SHAPES = {  # embedding, heads, MLP, layers of T5 v1.1
+  'small': (512, 6, 1024, 8),
+  'base': (768, 12, 2048, 12),
+  'large': (1024, 16, 2816, 24),
+  'xl': (2048, 32, 5120, 24),
+}
+
+
+def random_model(shape: str) -> Model:
+  """Return a T5 v1.1 of a published size with weights of zeros and noise: speed does not depend on them."""
+  embed, heads, mlp, layers = SHAPES[shape]
+  network = T5(T5Config(32128, embed, heads, 64, mlp, layers, layers), eos_ids=())
+  rng = np.random.default_rng(0)
+  noise = rng.standard_normal(1 << 16, np.float32) * embed**-0.5
+  params = jax.tree.map(lambda x: jnp.asarray(np.resize(noise, x.shape)), network.param_shapes())
+  layers_lib.keep_by_rows(params)
+  return Model(params, network, name=shape)
+
+
+def bandwidth(bytes_: int = 1 << 28) -> float:
+  """Return the GB/s at which a matrix–vector product reads a matrix that no cache holds."""
+  side = int((bytes_ / 4) ** 0.5)
+  matrix = jnp.ones((side, side))
+
+  @jax.jit
+  def loop(matrix, x):
+    return jax.lax.fori_loop(0, 8, lambda _, x: matrix @ (x / side), x)
+
+  seconds = []
+  for _ in range(6):
+    start = time.perf_counter()
+    loop(matrix, jnp.ones(side)).block_until_ready()
+    seconds.append((time.perf_counter() - start) / 8)
+  return matrix.nbytes / min(seconds) / 1e9
+
+
+def dialled(rate: float):
+  """Return an acceptor that keeps each token with this chance, whatever the laws say."""
+
+  def accept(trial):
+    real, noise = acceptance.token_wise(trial)
+    chance = jnp.full(trial.tokens.shape, rate)
+    ok, noise = noise.accept(chance, jnp.ones_like(chance), trial.position, trial.start)
+    kept = jnp.cumprod(ok, 1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
+    return real._replace(kept=jnp.minimum(kept, trial.tested)), noise
+
+  return accept
+
+
+def our_methods(block: int, rate: float | None = None) -> dict[str, methods.Method]:
   """Return the methods that are timed; the first is the base of the speed-ups."""
+  if rate is not None:
+    return {
+      'autoregressive': methods.autoregressive(1),
+      'speculative': methods.speculative(block=block, accept=dialled(rate)),
+      'cascade opt': methods.speculative(functools.partial(rules.opt, alpha=0.1), block, accept=dialled(rate)),
+    }
   return {
     'autoregressive': methods.autoregressive(1),
     'speculative': methods.speculative(block=block),
@@ -89,7 +124,7 @@ def our_methods(block: int) -> dict[str, methods.Method]:
   }
 
 
-def our_runs(models, prompts, block, temperature, batch, tokens):
+def our_runs(models, prompts, our, temperature, batch, tokens):
   """Return {name: function that decodes all prompts once and returns (seconds, Decoded)}."""
 
   def once(method):
@@ -100,20 +135,33 @@ def our_runs(models, prompts, block, temperature, batch, tokens):
     )  # fmt: skip
     return time.perf_counter() - start, out
 
-  return {name: functools.partial(once, method) for name, method in our_methods(block).items()}
+  return {name: functools.partial(once, method) for name, method in our.items()}
 
 
-def reference_runs(paths, models, prompts, batch, tokens):
-  """Return the same for transformers' greedy generate, plain and (one row at a time) assisted."""
+def reference_models(paths, models):
+  """Return transformers' models for the same checkpoints, or of the same sizes."""
   import torch
   import transformers
 
-  small, large = (
-    transformers.AutoModelForSeq2SeqLM.from_pretrained(p, dtype=torch.float32).eval() if m.network.start_id is not None
-    else transformers.AutoModelForCausalLM.from_pretrained(p, dtype=torch.float32).eval()
-    for p, m in zip(paths, models, strict=True)
-  )  # fmt: skip
-  rows = [models[1].tokenizer.encode(p) for p in prompts]
+  for path, model in zip(paths, models, strict=True):
+    if path is None:
+      c = model.network.config
+      config = transformers.T5Config(
+        vocab_size=c.vocab_size, d_model=c.embed_dim, d_kv=c.head_dim, d_ff=c.mlp_dim, num_layers=c.encoder_layers,
+        num_heads=c.heads, feed_forward_proj='gated-gelu', decoder_start_token_id=0, eos_token_id=None,
+      )  # fmt: skip
+      yield transformers.T5ForConditionalGeneration(config).eval()
+    else:
+      kind = 'AutoModelForCausalLM' if model.network.start_id is None else 'AutoModelForSeq2SeqLM'
+      yield getattr(transformers, kind).from_pretrained(path, dtype=torch.float32).eval()
+
+
+def reference_runs(paths, models, prompts, batch, tokens):
+  """Return the same for transformers' greedy generate, plain and (one row at a time, real weights) assisted."""
+  import torch
+
+  small, large = reference_models(paths, models)
+  rows = [p if isinstance(p, list) else models[1].tokenizer.encode(p) for p in prompts]
 
   def once(**kwargs):
     start, count = time.perf_counter(), 0
@@ -124,25 +172,47 @@ def reference_runs(paths, models, prompts, batch, tokens):
       mask = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r in some])
       with torch.no_grad():
         out = large.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, **kwargs)
-      count += int((out[:, 1:] != 0).sum())
+      count += out[:, 1:].numel() if paths[0] is None else int((out[:, 1:] != 0).sum())
     return time.perf_counter() - start, count
 
   runs = {'generate': once}
-  if batch == 1:
+  if batch == 1 and paths[0] is not None:
     runs['generate assisted'] = functools.partial(once, assistant_model=small)
   return runs
 
 
-def round_seconds(models, prompt: str, method, temperature: float, tokens: int = 192):
-  """Return a function that times a round of a long decode of one prompt, EOS ignored."""
-  models = [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
+def long_decode(models, prompt, method, temperature: float, tokens: int):
+  """Return a function that decodes one prompt, EOS ignored: (seconds a round, seconds a token, tokens a round)."""
 
   def once():
     start = time.perf_counter()
-    out = decode(method, models, [prompt], max_new_tokens=tokens, sampler=Sampler(temperature))
-    return (time.perf_counter() - start) / out.stats.rounds[0]
+    stats = decode(method, models, [prompt], max_new_tokens=tokens, sampler=Sampler(temperature)).stats
+    seconds = time.perf_counter() - start
+    return seconds / stats.rounds[0], seconds / stats.emitted[0], stats.emitted[0] / stats.rounds[0]
 
   return once
+
+
+def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]]:
+  """Return how near a round is to its calls, and a speed-up to what they predict, in one interleaved run."""
+  models = [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
+  names = ('autoregressive', 'speculative', 'cascade opt')
+  some = {n: long_decode(models, prompt, our[n], temperature, args.long) for n in names}
+  floor = {f'floor {m.name} {w}': floor_lib.forward_seconds(m, 1, w, slots=args.long + 24) for m, w in (
+    (models[0], 1), (models[1], 1), (models[1], args.block + 1))}  # fmt: skip
+  done = interleave(some | floor, max(args.trials, 5))
+  draft, plain, window = (float(np.median(done[n])) for n in floor)
+  found = {n: [float(np.median(x)) for x in zip(*done[n], strict=True)] for n in names}
+  result = {'autoregressive': {'round_over_calls': found['autoregressive'][0] / plain}}
+  for name, drafts in (('speculative', args.block), ('cascade opt', args.block + 1)):
+    calls = drafts * draft + window
+    speedup = found['autoregressive'][1] / found[name][1]
+    predicted = found[name][2] * plain / calls
+    result[name] = dict(
+      round_over_calls=found[name][0] / calls, tokens_per_round=found[name][2], long_speedup=speedup,
+      predicted=predicted, measured_over_predicted=speedup / predicted,
+    )  # fmt: skip
+  return result
 
 
 def cold_start(path: str) -> dict[str, float]:
@@ -166,7 +236,7 @@ def interleave(runs: dict, trials: int) -> dict[str, list]:
 def floors(models, batch: int, block: int, trials: int) -> dict:
   """Return the median seconds of forward passes and the bandwidth that they reach."""
   runs = {
-    f'{m.name} width {w}': forward_seconds(m, batch, w) for m in models for w in (1, 2, block + 1)
+    f'{m.name} width {w}': floor_lib.forward_seconds(m, batch, w) for m in models for w in (1, 2, block + 1)
   }  # fmt: skip
   seconds = {name: float(np.median(x)) for name, x in interleave(runs, trials).items()}
   bandwidth = {m.name: weight_bytes(m) / seconds[f'{m.name} width 1'] / 1e9 for m in models}
@@ -176,12 +246,11 @@ def floors(models, batch: int, block: int, trials: int) -> dict:
 def measure(args, models, prompts) -> list[dict]:
   """Return one record for each temperature and batch size."""
   records = []
-  small, large = models
   for batch in args.batches:
     floor = floors(models, batch, args.block, args.trials)
-    one, verify = floor['seconds'][f'{small.name} width 1'], floor['seconds'][f'{large.name} width {args.block + 1}']
     for temperature in args.temperatures:
-      runs = our_runs(models, prompts, args.block, temperature, batch, args.tokens)
+      our = our_methods(args.block, args.acceptance if args.shapes else None)
+      runs = our_runs(models, prompts, our, temperature, batch, args.tokens)
       if args.reference and temperature == 0:
         runs |= reference_runs((args.small, args.large), models, prompts, batch, args.tokens)
       done = interleave(runs, args.trials)
@@ -197,17 +266,17 @@ def measure(args, models, prompts) -> list[dict]:
           tokens_per_second=float(np.median(rate)), speedup=float(np.median(ratio)), noise=float(np.ptp(ratio) / 2)
         )
       if batch == 1:
-        for name, calls in (('speculative', args.block), ('cascade opt', args.block + 1)):
-          method = our_methods(args.block)[name]
-          each = np.median(
-            interleave({name: round_seconds(models, prompts[0], method, temperature)}, args.trials)[name]
-          )
-          record['methods'][name]['round_over_calls'] = float(each / (calls * one + verify))
+        for name, found in rounds(models, prompts[0], our, temperature, args).items():
+          record['methods'][name] |= found
+        for name in ('speculative', 'cascade opt'):
           s = done[name][0][1].stats
           record['methods'][name]['acceptance'] = float(s.accepted.sum() / s.tested.sum())
       records.append(record)
       show(record)
   return records
+
+
+SHOWN = ('round_over_calls', 'acceptance', 'tokens_per_round', 'long_speedup', 'predicted', 'measured_over_predicted')
 
 
 def show(record: dict):
@@ -216,7 +285,7 @@ def show(record: dict):
   print('  forward, ms: ' + ', '.join(f'{k} {1e3 * v:.2f}' for k, v in record['floor']['seconds'].items()))
   print('  weights, GB/s: ' + ', '.join(f'{k} {v:.1f}' for k, v in record['floor']['weight GB/s'].items()))
   for name, m in record['methods'].items():
-    more = ''.join(f'  {k} {m[k]:.2f}' for k in ('round_over_calls', 'acceptance') if k in m)
+    more = ''.join(f'  {k} {m[k]:.2f}' for k in SHOWN if k in m)
     print(
       f'  {name:<20}{m["tokens_per_second"]:9.1f} tokens/s  {m["speedup"]:5.2f}× ± {m["noise"]:.2f}{more}', flush=True
     )
@@ -238,11 +307,14 @@ def compare(new: list[dict], old: list[dict]) -> list[str]:
 def main() -> int:
   """Parse the command line, measure, write."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('small', help='checkpoint of the drafter')
-  parser.add_argument('large', help='checkpoint of the verifier')
-  parser.add_argument('--prompts', type=Path, required=True, help='a text file, one prompt a line, .gz or not')
+  parser.add_argument('small', nargs='?', help='checkpoint of the drafter')
+  parser.add_argument('large', nargs='?', help='checkpoint of the verifier')
+  parser.add_argument('--shapes', nargs=2, choices=SHAPES, help='instead of checkpoints: sizes of T5 v1.1')
+  parser.add_argument('--acceptance', type=float, default=0.8, help='with --shapes: the chance to keep a drafted token')
+  parser.add_argument('--prompts', type=Path, help='with checkpoints: a text file, one prompt a line, .gz or not')
   parser.add_argument('--count', type=int, default=32, help='prompts to decode')
   parser.add_argument('--tokens', type=int, default=64, help='the most new tokens')
+  parser.add_argument('--long', type=int, default=192, help='new tokens of the long decode that rounds are timed in')
   parser.add_argument('--block', type=int, default=5, help='γ')
   parser.add_argument('--batches', type=int, nargs='+', default=[1, 4, 16, 32])
   parser.add_argument('--temperatures', type=float, nargs='+', default=[0.0, 1.0])
@@ -251,14 +323,21 @@ def main() -> int:
   parser.add_argument('--out', type=Path, help='write the figures as JSON')
   parser.add_argument('--against', type=Path, help='compare with the figures of an earlier run')
   args = parser.parse_args()
-  opener = gzip.open if args.prompts.suffix == '.gz' else open
-  with opener(args.prompts, 'rt', encoding='utf-8') as f:
-    prompts = [line.rstrip('\n') for line in f][: args.count]
-  models = [speccascade.load(p, dtype='float32') for p in (args.small, args.large)]
+  if args.shapes:
+    prompts = [[5 + i % 90 for i in range(16)]] * args.count
+    models = [random_model(shape) for shape in args.shapes]
+  elif not (args.small and args.large and args.prompts):
+    parser.error('give two checkpoints and --prompts, or --shapes')
+  else:
+    opener = gzip.open if args.prompts.suffix == '.gz' else open
+    with opener(args.prompts, 'rt', encoding='utf-8') as f:
+      prompts = [line.rstrip('\n') for line in f][: args.count]
+    models = [speccascade.load(p) for p in (args.small, args.large)]
   machine = dict(
-    device=jax.devices()[0].device_kind, cpu=platform.processor(), cores=os.cpu_count(), jax=jax.__version__
-  )
-  cold = cold_start(args.large)
+    device=jax.devices()[0].device_kind, cpu=platform.processor(), cores=os.cpu_count(), jax=jax.__version__,
+    bandwidth=bandwidth(),
+  )  # fmt: skip
+  cold = cold_start(args.large) if args.large else None
   print(f'{machine}\ncold start, s: {cold}')
   result = dict(machine=machine, cold=cold, command=sys.argv[1:], records=measure(args, models, prompts))
   if args.out:
