@@ -34,8 +34,9 @@ def decode(
   """Continue each prompt by at most `max_new_tokens` tokens.
 
   Prompts are texts or token lists. The EOS ids of the last model that the method runs end a text. `example_ids` key the
-  randomness: an example's output does not depend on its place or its company. `max_prompt_tokens` fixes the padded
-  prompt length, so that calls with other prompts compile nothing. `trace` records each output token's log-probability
+  randomness: an example's output does not depend on its place or its company. A batch is padded to 1, 2, 3, 4, 6, 8,
+  12, … rows and its prompts to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with
+  other prompts compile nothing. `trace` records each output token's log-probability
   under every model that scored it.
   """
   models = inputs.check_models(method, models)
@@ -43,7 +44,7 @@ def decode(
   ids, seed = inputs.check_ids(example_ids, len(rows)), inputs.check_seed(seed)
   inputs.at_least_one('max_new_tokens', max_new_tokens)
   width = inputs.prompt_width(models, rows, max_new_tokens, max_prompt_tokens)
-  size = len(rows) if batch_size is None else inputs.at_least_one('batch_size', batch_size)
+  size = inputs.bucket(len(rows), 1) if batch_size is None else inputs.at_least_one('batch_size', batch_size)
   if isinstance(method, methods.SequenceCascade):
     if trace:
       raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
@@ -58,7 +59,7 @@ def _decode(
   outs, buffer = [], _buffer(method, models, width, max_new_tokens)
   for first in range(0, len(rows), size):
     some = slice(first, first + size)
-    prompt, ids_here, real = inputs.pad(rows[some], ids[some], min(size, len(rows)), width)
+    prompt, ids_here, real = inputs.pad(rows[some], ids[some], min(size, inputs.bucket(len(rows), 1)), width)
     noise = _keyed(seed, stream, ids_here, buffer, method.window + 1 if method.by_round else 1, sampler.greedy)
     state = decode_batch(
       method, models, prompt, max_new_tokens=max_new_tokens, sampler=sampler, noise=noise, trace=trace, real=real
@@ -216,7 +217,7 @@ def _sequence_cascade(method, models, rows, ids, size, width, max_new_tokens, sa
   tokens, texts = list(small.tokens), small.texts and list(small.texts)
   if anew:
     again = _decode(
-      methods.autoregressive(1), models, [rows[i] for i in anew], ids[anew], min(size, len(anew)), width,
+      methods.autoregressive(1), models, [rows[i] for i in anew], ids[anew], size, width,
       max_new_tokens, sampler, seed, stream=1,
     )  # fmt: skip
     for name, value in fields.items():

@@ -82,12 +82,12 @@ def check_seed(seed: int) -> np.uint32:
   return np.uint32(seed)
 
 
-def bucket(n: int) -> int:
+def bucket(n: int, least: int = 8) -> int:
   """Round up to 8, 12, 16, 24, 32, 48, … so that few shapes are compiled, and over 8 at most a third is padding."""
-  power = 8
+  power = least
   while power < n:
     power *= 2
-  return power * 3 // 4 if power > 8 and n <= power * 3 // 4 else power
+  return power * 3 // 4 if power > least and n <= power * 3 // 4 else power
 
 
 def prompt_width(models, rows, max_new_tokens: int, given: int | None) -> int:

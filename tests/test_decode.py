@@ -270,6 +270,15 @@ def test_prompts_of_a_bucket_compile_once():
   assert traces(run) == 1
 
 
+def test_batches_of_a_bucket_compile_once():
+  def run():
+    for count in (5, 6):
+      out = decode(methods.autoregressive(), [LARGE], [[1]] * count, max_new_tokens=4)
+      assert len(out.tokens) == count == out.stats.emitted.size
+
+  assert traces(run) == 1
+
+
 # ---- errors ----
 
 

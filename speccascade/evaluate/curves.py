@@ -1,0 +1,199 @@
+"""What an experiment compares: checkpoints, and curves of points in which one value of a method or its rule varies."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from speccascade import checkpoints, methods, rules
+from speccascade.evaluate import plugins
+from speccascade.types import Model
+
+SCORES = {'mean': np.mean, 'sum': np.sum}  # of a sequence cascade; a number is a quantile
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """A model by its path, loaded when it is needed."""
+
+  path: str
+  dtype: str | None = None  # float32, bfloat16 or float16; None: as stored
+  name: str | None = None
+  tokenizer: str | None = None
+  scan: bool = False
+
+  def __post_init__(self):
+    if not isinstance(self.path, str) or not self.path:
+      raise ValueError(f'Checkpoint: path={self.path!r} is not a path; give the folder of a checkpoint.')
+
+  def load(self) -> Model:
+    """Return the model at the path; whatever is wrong with the files is an error that names it."""
+    try:
+      return checkpoints.load(self.path, dtype=self.dtype, name=self.name, tokenizer=self.tokenizer, scan=self.scan)
+    except (ValueError, OSError, MemoryError):
+      raise
+    except Exception as error:  # the libraries that read weights raise what they like
+      reason = str(error).strip().split('\n')[0] or type(error).__name__
+      raise ValueError(f'{self.path} cannot be loaded ({reason}); fetch the checkpoint again.') from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+  """One method with one value, and its place in the plots."""
+
+  curve: 'Curve'
+  value: Any
+
+  @property
+  def key(self) -> tuple[str, Any]:
+    """The curve's name and the value as JSON has it."""
+    return self.curve.name, list(self.value) if isinstance(self.value, tuple) else self.value
+
+  @property
+  def label(self) -> str:
+    """The point in words."""
+    return self.curve.name if self.value is None else f'{self.curve.name} {self.curve.parameter}={self.value}'
+
+  def build(self) -> methods.Method | methods.SequenceCascade:
+    """Return the method of this point."""
+    return self.curve.build(self.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  """A method, the rule or combiner that it takes first, and the parameter of either that varies.
+
+  `settings` are arguments of the method, `rule_settings` of the rule. The parameter is the rule's where the rule has
+  it, else the method's. Values may be tuples. A config may also bind arguments on the functions themselves.
+  """
+
+  name: str
+  method: Callable
+  rule: Callable | None = None
+  parameter: str | None = None
+  values: Sequence[Any] = (None,)
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  rule_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    if not isinstance(self.name, str) or not self.name:
+      raise ValueError(f'Curve: name={self.name!r} is not a text.')
+    method, bound = self._plug('method', self.method)
+    settings = _merged(self, 'settings', bound, self.settings)
+    rule, rule_settings = None, {}
+    if self.rule is not None:
+      rule, bound = self._plug('rule', self.rule)
+      rule_settings = _merged(self, 'rule_settings', bound, self.rule_settings)
+    elif self.rule_settings:
+      raise ValueError(f'{self.name}: rule_settings={dict(self.rule_settings)} without a rule.')
+    values = tuple(tuple(v) if isinstance(v, list) else v for v in _listed(self, self.values))
+    new = dict(method=method, rule=rule, values=values, settings=settings, rule_settings=rule_settings)
+    for name, value in new.items():
+      object.__setattr__(self, name, value)
+    self._check()
+
+  def _plug(self, name: str, function: Any) -> tuple[Callable, dict]:
+    if isinstance(function, functools.partial):
+      if function.args:
+        raise ValueError(f'{self.name}: bind values of the {name} by keyword.')
+      return function.func, dict(function.keywords)
+    if not callable(function):
+      raise ValueError(f'{self.name}: {name}={function!r} is not a function; write @{name}s.NAME, without ().')
+    return plugins.resolve(function)
+
+  def _check(self):
+    """Refuse what could only be ignored: unknown names, values without a parameter, the same value twice."""
+    takes = plugins.keywords(self.method)
+    owners = {'settings': (self.settings, takes, self.method)}
+    if self.rule is not None:
+      owners['rule_settings'] = self.rule_settings, self._rule_takes(), self.rule
+    for name, (given, known, function) in owners.items():
+      for key in given:
+        if key not in known:
+          raise ValueError(
+            f'{self.name}: {name} has {key}, but {rules.name_of(function)} takes {", ".join(known) or "nothing"}.'
+          )
+    if not self.values:
+      raise ValueError(f'{self.name} has no values; leave values out, or give one at least.')
+    if self.parameter is None:
+      if self.values != (None,):
+        raise ValueError(f'{self.name} has values={self.values} but no parameter; name what they are values of.')
+      return
+    if self.parameter not in (*takes, *self._rule_takes()):
+      rule = '' if self.rule is None else f', its rule {rules.name_of(self.rule)} {", ".join(self._rule_takes())}'
+      raise ValueError(
+        f'{self.name}: nothing has the parameter {self.parameter}: {rules.name_of(self.method)} takes '
+        f'{", ".join(takes)}{rule}.'
+      )
+    if self.parameter in (self.rule_settings if self._of_rule else self.settings):
+      raise ValueError(f'{self.name}: {self.parameter} is both the parameter that varies and a setting; drop one.')
+    if None in self.values or len(set(map(repr, self.values))) < len(self.values):
+      raise ValueError(f'{self.name}: values={self.values} must be different from each other, and none of them None.')
+
+  def _rule_takes(self) -> list[str]:
+    """Return the rule's own parameters, beside what the loop gives it."""
+    given = ('q_logits', 'p_logits', 'logits', 'sampler')
+    return [] if self.rule is None else [n for n in plugins.keywords(self.rule) if n not in given]
+
+  @property
+  def _of_rule(self) -> bool:
+    return self.parameter in self._rule_takes()
+
+  def points(self) -> list[Point]:
+    """Return one point for each value."""
+    return [Point(self, value) for value in self.values]
+
+  def build(self, value: Any = None) -> methods.Method | methods.SequenceCascade:
+    """Return the method with the parameter at this value; a value out of range raises."""
+    varied = {} if self.parameter is None else {self.parameter: value}
+    rule_settings = {**self.rule_settings, **varied} if self._of_rule else self.rule_settings
+    settings = dict(self.settings) if self._of_rule else {**self.settings, **varied}
+    if self.method is methods.sequence_cascade and 'score' in settings:
+      settings['score'] = _score(self.name, settings['score'])
+    first = [] if self.rule is None else [functools.partial(self.rule, **rule_settings) if rule_settings else self.rule]
+    try:
+      return self.method(*first, **settings)
+    except (TypeError, ValueError) as error:
+      raise ValueError(f'{self.name}{"" if value is None else f", {self.parameter}={value}"}: {error}') from error
+
+  def __str__(self):
+    """Return the curve as it runs, with every binding in it."""
+    parts = [rules.name_of(self.method) + _arguments(self.settings)]
+    if self.rule is not None:
+      parts.append(rules.name_of(self.rule) + _arguments(self.rule_settings))
+    varied = '' if self.parameter is None else f', {self.parameter} in {list(self.values)}'
+    return f'{self.name}: {" of ".join(parts)}{varied}'
+
+
+def _listed(curve: Curve, values: Any) -> Sequence:
+  if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+    raise ValueError(f'{curve.name}: values={values!r} is not a list; write [{values!r}].')
+  return values
+
+
+def _merged(curve: Curve, name: str, bound: dict, given: Any) -> dict:
+  """Return settings of both kinds, refusing two values for one name."""
+  if not isinstance(given, Mapping):
+    raise ValueError(f'{curve.name}: {name}={given!r} is not a dict of names and values.')
+  if twice := bound.keys() & given.keys():
+    raise ValueError(f'{curve.name}: {", ".join(sorted(twice))} is bound on the function and in {name}; drop one.')
+  return {**bound, **{k: plugins.plain(v) for k, v in given.items()}}
+
+
+def _score(name: str, score: Any) -> Callable:
+  if callable(score):
+    return score
+  if isinstance(score, (int, float)) and not isinstance(score, bool) and 0 <= score <= 1:
+    return functools.partial(np.quantile, q=float(score))
+  if score not in SCORES:
+    raise ValueError(f'{name}: score={score!r} is none of {", ".join(SCORES)} and no quantile of 0 … 1.')
+  return SCORES[score]
+
+
+def _arguments(settings: Mapping[str, Any]) -> str:
+  def text(value):
+    return rules.name_of(value) if callable(value) and hasattr(value, '__name__') else repr(value)
+
+  return f'({", ".join(f"{k}={text(v)}" for k, v in sorted(settings.items()))})'

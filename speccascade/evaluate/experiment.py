@@ -1,0 +1,180 @@
+"""An experiment: a task, its models, the curves to compare on it, and how much of it is measured."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from speccascade import inputs, probs
+from speccascade.data.examples import Task
+from speccascade.evaluate.curves import Checkpoint, Curve, Point
+from speccascade.types import Model
+
+TARGET = 'target only'
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """What is compared on what. Models are loaded when the run starts, in the order of the methods' model numbers.
+
+  Quality is measured on the first `quality_examples` (all: None) at every temperature, in batches fixed by the split.
+  Latency is measured on `latency_examples` chosen by the seed, every point in turn on each of them, `latency_trials`
+  times, and is given relative to the curve `reference`. 0 examples measure nothing.
+  """
+
+  task: Task
+  models: Sequence[Checkpoint | Model | Callable[[], Any]] | Callable[[], Sequence[Model]]
+  curves: Sequence[Curve]
+  name: str = 'experiment'
+  reference: str = TARGET
+  temperatures: Sequence[float] = (0.0, 1.0)
+  top_k: int | None = None
+  top_p: float | None = None
+  repetition_penalty: float | None = None
+  seed: int = 0
+  quality_examples: int | None = None
+  quality_batch: int = 32
+  latency_examples: int = 0
+  latency_trials: int = 3
+  latency_batches: Sequence[int] = (1,)
+  trace_examples: int = 4
+
+  def __post_init__(self):
+    object.__setattr__(self, 'task', self.task() if callable(self.task) else self.task)
+    if not isinstance(self.task, Task):
+      raise ValueError(f'{self.name}: task={self.task!r} is not a task; see speccascade.data.')
+    if not len(self.task.examples):
+      raise ValueError(f'{self.name}: the task {self.task.name} has no examples.')
+    if not self.task.metrics:
+      raise ValueError(f'{self.name}: the task {self.task.name} has no metrics.')
+    for name in ('curves', 'temperatures', 'latency_batches'):
+      value = getattr(self, name)
+      if isinstance(value, (str, float, int, Curve)):
+        raise ValueError(f'{self.name}: {name}={value!r} is not a list.')
+      object.__setattr__(self, name, tuple(value))
+    if not callable(self.models):
+      object.__setattr__(self, 'models', tuple(self.models))
+    self._check_counts()
+    self._check_curves()
+
+  def _check_counts(self):
+    least = {
+      'quality_examples': 0, 'quality_batch': 1, 'latency_examples': 0, 'latency_trials': 1, 'trace_examples': 0,
+      'seed': 0,
+    }  # fmt: skip
+    for name, low in least.items():
+      value = getattr(self, name)
+      if (name, value) != ('quality_examples', None) and not _whole(value, low):
+        raise ValueError(f'{self.name}: {name}={value!r} is not a whole number of at least {low}.')
+    for batch in self.latency_batches:
+      if not _whole(batch, 1) or (self.latency_examples and batch > self._most_latency_examples()):
+        raise ValueError(
+          f'{self.name}: a latency batch of {batch!r} needs a whole number of at most latency_examples='
+          f'{self._most_latency_examples()}.'
+        )
+    if len(set(self.latency_batches)) < len(self.latency_batches) or len(set(self.temperatures)) < len(
+      self.temperatures
+    ):
+      raise ValueError(f'{self.name}: temperatures and latency_batches must differ from each other.')
+    if not self.temperatures:
+      raise ValueError(f'{self.name} has no temperatures; give [0.0] for greedy decoding.')
+    for temperature in self.temperatures:
+      self.sampler(temperature)
+
+  def _check_curves(self):
+    names = [c.name if isinstance(c, Curve) else None for c in self.curves]
+    if None in names:
+      raise ValueError(f'{self.name}: curves[{names.index(None)}] is not a Curve; write @scope/Curve(), with ().')
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+      raise ValueError(f'{self.name}: two curves are called {twice[0]}; names must differ.')
+    if self.reference not in names:
+      raise ValueError(
+        f'{self.name}: reference={self.reference!r} is none of the curves: {", ".join(names) or "none"}.'
+      )
+    reference = self.curves[names.index(self.reference)]
+    if len(reference.values) > 1:
+      raise ValueError(f'{self.name}: the reference {reference.name} has {len(reference.values)} values; give it one.')
+    needed = [p.build().models for p in self.points]
+    if not callable(self.models) and max(needed) > len(self.models):
+      raise ValueError(
+        f'{self.name}: {self.points[needed.index(max(needed))].label} needs {max(needed)} models, but there are '
+        f'{len(self.models)}.'
+      )
+
+  def _most_latency_examples(self) -> int:
+    return min(self.latency_examples, len(self.task.examples))
+
+  @property
+  def points(self) -> list[Point]:
+    """Every point of every curve, in the order of the results."""
+    return [point for curve in self.curves for point in curve.points()]
+
+  @property
+  def reference_point(self) -> Point:
+    """The point that latency is relative to."""
+    return next(p for p in self.points if p.curve.name == self.reference)
+
+  def sampler(self, temperature: float) -> probs.Sampler:
+    """Return the sampler of all models at a temperature."""
+    return probs.Sampler(temperature, self.top_k, self.top_p, self.repetition_penalty)
+
+  def load(self) -> list[Model]:
+    """Load the models; their names are made to differ."""
+    given = self.models() if callable(self.models) else self.models
+    models = [_load(m) for m in given]
+    needed = max(p.build().models for p in self.points)
+    if needed > len(models):
+      raise ValueError(f'{self.name}: the curves need {needed} models, but {len(models)} were given.')
+    names: list[str] = []
+    for model in models:
+      name, count = model.name, 2
+      while name in names:
+        name, count = f'{model.name} {count}', count + 1
+      names.append(name)
+    return [m.replace(name=n) for m, n in zip(models, names, strict=True)]
+
+  def encode(self, models: Sequence[Model]) -> dict[int, list[int]]:
+    """Return the prompts as token ids by example, each checked against the task's limit."""
+    examples, most = self.task.examples, self.task.max_prompt_tokens
+    rows = inputs.encode(models, [e.prompt for e in examples])
+    prompts = {e.index: row.tolist() for e, row in zip(examples, rows, strict=True)}
+    if len(prompts) < len(examples):
+      raise ValueError(f'{self.task.name}: two examples have one index; each needs its own.')
+    for index, row in prompts.items():
+      if len(row) > most:
+        raise ValueError(
+          f'{self.task.name}: example {index} has {len(row)} tokens, more than max_prompt_tokens={most}; raise the '
+          "limit, or give the task the models' tokenizer, to cut texts to it."
+        )
+    return prompts
+
+  def describe(self) -> str:
+    """Return all that decides the results, defaults and data included, as lines."""
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    fields |= {'task': self.task.name, 'models': _described(self.models)}
+    curves = fields.pop('curves')
+    data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
+    digest = hashlib.sha256(json.dumps(data, default=str).encode()).hexdigest()[:16]
+    lines = [f'{name}: {value}' for name, value in fields.items()]
+    task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
+    return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
+
+
+def _whole(value: Any, least: int) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _described(models: Any) -> str:
+  if callable(models):
+    return getattr(models, '__name__', repr(models))
+  return ', '.join(m.name if isinstance(m, Model) else _described(m) if callable(m) else str(m) for m in models)
+
+
+def _load(given: Any) -> Model:
+  if isinstance(given, Model):
+    return given
+  model = given.load() if hasattr(given, 'load') else given()
+  if not isinstance(model, Model):
+    raise ValueError(f'{given!r} gave {type(model).__name__}, not a Model.')
+  return model

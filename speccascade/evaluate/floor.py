@@ -1,0 +1,61 @@
+"""The time of one forward pass of each model: what any decoding method pays for a call at the least."""
+
+from collections.abc import Callable, Sequence
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade.types import Model, Prompt
+
+STEPS = 32  # passes in one loop on the device
+
+
+def forward_seconds(
+  model: Model, batch: int = 1, width: int = 1, *, source: int = 16, slots: int = 128
+) -> Callable[[], float]:
+  """Return a function that times one forward pass of `width` tokens, in a loop that feeds each pass's output on."""
+  network = model.network
+  prompt = Prompt(jnp.ones((batch, source), jnp.int32), jnp.full(batch, source, jnp.int32))
+  cache = jax.jit(network.prefill, static_argnums=2)(model.params, prompt, slots)
+  tokens, room = jnp.ones((batch, width), jnp.int32), slots - source - width
+
+  @jax.jit
+  def loop(params, cache):
+    def step(i, carry):
+      tokens, cache = carry
+      position = jnp.broadcast_to(source + i % room + jnp.arange(width)[None], (batch, width))
+      logits, cache = network.extend(params, cache, tokens, position)
+      return jnp.minimum(logits.argmax(-1).astype(jnp.int32), 5), cache
+
+    return jax.lax.fori_loop(0, STEPS, step, (tokens, cache))[0]
+
+  loop(model.params, cache).block_until_ready()
+
+  def once() -> float:
+    start = time.perf_counter()
+    loop(model.params, cache).block_until_ready()
+    return (time.perf_counter() - start) / STEPS
+
+  return once
+
+
+def measure(
+  models: Sequence[Model], widths: Sequence[int], *, batch: int = 1, source: int = 16, tokens: int = 64, trials: int = 5
+) -> dict[str, dict[str, float]]:
+  """Return {model: {width: median seconds}}, the measurements interleaved; `tokens` are the most new ones."""
+  slots = source + tokens + max(widths) + 2
+  timers = {
+    (m.name, str(w)): forward_seconds(m, batch, w, source=source, slots=slots)
+    for m in models
+    for w in sorted({*widths})
+  }
+  seconds = {key: [] for key in timers}
+  for _ in range(trials):
+    for key, timer in timers.items():
+      seconds[key].append(timer())
+  found = {m.name: {} for m in models}
+  for (name, width), values in seconds.items():
+    found[name][width] = float(np.median(values))
+  return found

@@ -1,0 +1,215 @@
+"""The two measurements: quality, on whole splits in fixed batches, and latency, every point in turn on each example.
+
+Both know their whole plan beforehand and write a journal in its order, so that a killed run goes on at the first line
+that is missing. A batch is decoded the same whether its run was interrupted or not.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import itertools
+from pathlib import Path
+import time
+
+import jax
+import numpy as np
+
+from speccascade import decode, Decoded, Model
+from speccascade.data.examples import Example
+from speccascade.evaluate.curves import Point
+from speccascade.evaluate.experiment import Experiment
+from speccascade.evaluate.progress import Progress
+from speccascade.evaluate.rundir import Journal
+from speccascade.methods import Method, SequenceCascade
+from speccascade.phases import Elect, Score
+from speccascade.types import Stats
+
+MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
+PER_MODEL = ('calls', 'positions', 'computed', 'drafted')
+PER_ROW = ('rounds', 'tested', 'accepted', 'emitted', 'deferred')
+BY_PLACE = ('accepted_lengths', 'tested_at', 'accepted_at')
+QUALITY_KEYS = ('temperature', 'curve', 'value', 'example')
+LATENCY_KEYS = ('temperature', 'batch', 'trial', 'examples', 'curve', 'value')
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+  """Models in memory with the prompts in their tokens, made before any clock runs."""
+
+  models: list[Model]
+  prompts: dict[int, list[int]]  # by the example's index
+
+  @classmethod
+  def of(cls, experiment: Experiment) -> 'Loaded':
+    """Load the models of an experiment and encode its prompts."""
+    models = experiment.load()
+    return cls(models, experiment.encode(models))
+
+
+def run_method(
+  experiment: Experiment,
+  loaded: Loaded,
+  method: Method | SequenceCascade,
+  temperature: float,
+  examples: Sequence[Example],
+) -> Decoded:
+  """Decode examples as one batch, whatever their number is, in the shapes of the task."""
+  task = experiment.task
+  used = loaded.models if method.name == 'autoregressive' else loaded.models[: method.models]
+  return decode(
+    method,
+    used,
+    [loaded.prompts[e.index] for e in examples],
+    max_new_tokens=task.max_new_tokens,
+    sampler=experiment.sampler(temperature),
+    seed=experiment.seed,
+    example_ids=[e.index for e in examples],
+    batch_size=len(examples),
+    max_prompt_tokens=task.max_prompt_tokens,
+  )
+
+
+def few_executables():
+  """Drop compiled programs before their memory mappings reach the kernel's limit; they load again from the cache."""
+  maps = Path('/proc/self/maps')
+  if maps.exists() and maps.read_bytes().count(b'\n') > MAPS:
+    jax.clear_caches()
+
+
+# ---- quality ----
+
+
+def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal):
+  """Decode the split with every point at every temperature, one line an example."""
+  examples = _quality_examples(experiment)
+  runs = [(t, p) for t in experiment.temperatures for p in experiment.points]
+  plan = [(t, *p.key, e.index) for t, p in runs for e in examples]
+  journal.agree(QUALITY_KEYS, plan)
+  if journal.count >= len(plan):
+    return
+  loaded = load()
+  progress = Progress('quality', len(plan), journal.count)
+  place = 0
+  for temperature, point in runs:
+    few_executables()
+    for first in range(0, len(examples), experiment.quality_batch):
+      batch = examples[first : first + experiment.quality_batch]
+      missing = place + len(batch) - journal.count
+      place += len(batch)
+      if missing <= 0:
+        continue
+      full = [*batch, *[batch[-1]] * (experiment.quality_batch - len(batch))]  # every batch has one shape
+      out = run_method(experiment, loaded, point.build(), temperature, full)
+      lines = [_line(out, i, e, temperature, point, len(loaded.models)) for i, e in enumerate(batch)]
+      journal.append(lines[len(batch) - missing :])
+      progress.add(missing, f'{point.label}, T = {temperature:g}')
+
+
+def _quality_examples(experiment: Experiment) -> list[Example]:
+  return list(experiment.task.examples[: experiment.quality_examples])
+
+
+def _line(out: Decoded, i: int, example: Example, temperature: float, point: Point, models: int) -> dict:
+  """Return what is kept of one decoded example."""
+  name, value = point.key
+  tokens, stats = out.tokens[i], out.stats
+  text = out.texts[i] if out.texts is not None else ' '.join(map(str, tokens))
+  line = dict(temperature=temperature, curve=name, value=value, example=example.index, prediction=text, tokens=tokens)
+  for field in dataclasses.fields(Stats):
+    array = getattr(stats, field.name)
+    if field.name in PER_MODEL:
+      counts = array[:, i].tolist()
+      line[field.name] = counts + [0] * (models - len(counts))
+    else:
+      line[field.name] = np.asarray(array[i]).tolist()
+  return line
+
+
+# ---- latency ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+  """One timed call: which point decodes which examples in which trial."""
+
+  temperature: float
+  batch: int
+  trial: int
+  examples: tuple[int, ...]  # places in the split
+  point: Point
+
+  @property
+  def key(self) -> tuple:
+    """What the journal calls it."""
+    return self.temperature, self.batch, self.trial, list(self.examples), *self.point.key
+
+  def group(self) -> tuple:
+    """What all points share that are timed in turn."""
+    return self.temperature, self.batch, self.trial, self.examples
+
+
+def latency_plan(experiment: Experiment) -> list[Timing]:
+  """Return every timed call in order: each group of examples goes through all points, in an order of its own."""
+  count = len(experiment.task.examples)
+  rng = np.random.default_rng(experiment.seed)
+  chosen = rng.choice(count, min(experiment.latency_examples, count), replace=False).tolist()
+  points, plan = experiment.points, []
+  for temperature in experiment.temperatures:
+    for batch in experiment.latency_batches:
+      groups = [tuple(chosen[i : i + batch]) for i in range(0, len(chosen) - batch + 1, batch)]
+      for trial in range(experiment.latency_trials):
+        for group in groups:
+          order = rng.permutation(len(points))
+          plan += [Timing(temperature, batch, trial, group, points[i]) for i in order]
+  return plan
+
+
+def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal):
+  """Time the plan, each program warmed up with one call before the first that counts."""
+  plan = latency_plan(experiment)
+  journal.agree(LATENCY_KEYS, [t.key for t in plan])
+  if journal.count >= len(plan):
+    return
+  loaded = load()
+  progress = Progress('latency', len(plan), journal.count, unit='calls')
+  warm = None
+  for (temperature, batch, trial, group), timings in itertools.groupby(plan[journal.count :], Timing.group):
+    if (temperature, batch) != warm:
+      few_executables()
+      warm = temperature, batch
+      start = time.monotonic()
+      _warm_up(experiment, loaded, *warm)
+      progress.leave_out(time.monotonic() - start)
+    examples, lines = [experiment.task.examples[i] for i in group], []
+    for timing in timings:
+      method = timing.point.build()
+      start = time.perf_counter()
+      out = run_method(experiment, loaded, method, temperature, examples)
+      seconds = time.perf_counter() - start
+      line = dict(zip(LATENCY_KEYS, timing.key, strict=True))
+      lines.append(line | {'seconds': seconds, 'tokens': int(out.stats.emitted.sum())})
+    journal.append(lines)
+    progress.add(len(lines), f'batch {batch}, T = {temperature:g}, trial {trial + 1}')
+
+
+def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int):
+  """Call every point once, untimed, so that nothing is compiled or read from the disk while the clock runs."""
+  some = [*experiment.task.examples[:batch]]
+  progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(experiment.points), unit='points')
+  for point in experiment.points:
+    method = point.build()
+    if isinstance(method, SequenceCascade):
+      method = method.replace(threshold=np.inf)  # both of its decodes
+    run_method(experiment, loaded, method, temperature, some)
+    progress.add(1, point.label)
+
+
+def widths(experiment: Experiment) -> list[int]:
+  """Return the widths whose forward passes the curves use: one token, and the longest window of each method."""
+  scores = [s for p in experiment.points for s in phases_of(p.build()) if isinstance(s, Score)]
+  return sorted({1, *(max(s.widths) for s in scores)})
+
+
+def phases_of(method: Method | SequenceCascade) -> list:
+  """Return a method's phases, those of every branch where rows are parted."""
+  phases = () if isinstance(method, SequenceCascade) else method.phases
+  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]

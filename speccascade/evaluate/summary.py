@@ -1,0 +1,163 @@
+"""From the lines of the protocols to results: quality, latency and counts of every point, with confidence intervals."""
+
+from collections.abc import Callable, Iterable, Sequence
+import itertools
+from typing import Any
+
+import numpy as np
+
+from speccascade.data.examples import Example
+from speccascade.evaluate.curves import Point
+from speccascade.evaluate.experiment import Experiment
+from speccascade.evaluate.protocols import BY_PLACE, PER_MODEL, PER_ROW
+from speccascade.methods import SequenceCascade
+from speccascade.phases import Verify
+from speccascade.stopping import Policy
+
+RESAMPLES = 1000
+NOTHING = dict(examples=0, quality=None, quality_ci=None, counts=None)
+LEVEL = (2.5, 97.5)  # per cent: the bounds of every interval
+
+
+def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict], floor: dict | None) -> list[dict]:
+  """Return one record for each temperature, latency batch size and point."""
+  by_point = {}
+  points_by_name = {_named(p): p for p in experiment.points}
+  for key, some in itertools.groupby(lines, _key):  # the lines of a point follow each other
+    by_point[key] = _quality(experiment, points_by_name[key[1:]], list(some))
+  times = _seconds(timings)
+  found = []
+  for temperature in experiment.temperatures:
+    for batch in experiment.latency_batches if timings else (experiment.quality_batch,):
+      reference = times.get((temperature, batch, *_named(experiment.reference_point)))
+      for point in experiment.points:
+        name, value = point.key
+        record = dict(curve=name, parameter=point.curve.parameter, value=value, temperature=temperature, batch=batch)
+        record |= by_point.get((temperature, *_named(point)), NOTHING)
+        record['latency'] = _latency(times.get((temperature, batch, *_named(point))), reference, experiment.seed)
+        record['predicted'] = _predicted(experiment, point, record['counts'], floor)
+        found.append(record)
+  return found
+
+
+def _named(point: Point) -> tuple[str, str]:
+  name, value = point.key
+  return name, str(value)
+
+
+def _key(line: dict) -> tuple:
+  return line['temperature'], line['curve'], str(line['value'])
+
+
+# ---- quality and counts ----
+
+
+def _quality(experiment: Experiment, point: Point, lines: list[dict]) -> dict:
+  task = experiment.task
+  by_index = {e.index: e for e in task.examples}
+  examples = [by_index[line['example']] for line in lines]
+  texts = [line['prediction'] for line in lines]
+  if task.postprocess is not None:
+    texts = [task.postprocess(text, example) for text, example in zip(texts, examples, strict=True)]
+  judged = {name: _judge(metric, examples, texts, experiment.seed) for name, metric in task.metrics.items()}
+  quality, interval = ({name: found[i] for name, found in judged.items()} for i in range(2))
+  return dict(examples=len(lines), quality=quality, quality_ci=interval, counts=counts(point, lines))
+
+
+def _judge(metric: Callable, examples: list[Example], texts: list[str], seed: int) -> tuple[float, list[float] | None]:
+  """Return a metric and its bootstrap interval over examples, where it is a function of sums of statistics."""
+  if not hasattr(metric, 'statistics'):
+    return float(metric(examples, texts)), None
+  statistics, n = np.asarray(metric.statistics(examples, texts), np.float64), len(texts)  # [N, K]
+  value = float(metric.combine(statistics.sum(0), n))
+  if n < 2:
+    return value, None
+  drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # [R, N]
+  return value, [float(x) for x in np.percentile([metric.combine(row, n) for row in drawn @ statistics], LEVEL)]
+
+
+def counts(point: Point, lines: list[dict]) -> dict:
+  """Return what decoding cost, summed over examples, and the rates that follow from it."""
+  total: dict[str, Any] = {name: _sum(lines, name) for name in (*PER_MODEL, *PER_ROW, *BY_PLACE)}
+  total['deferral_rate'] = _deferral_rate(point, lines, total)
+  total['acceptance'] = total['accepted'] / total['tested'] if total['tested'] else None
+  total['tokens_per_round'] = total['emitted'] / total['rounds'] if total['rounds'] else None
+  return total
+
+
+def _sum(lines: list[dict], name: str) -> int | list[int]:
+  """Sum a count over lines; a histogram may be longer in one line than in another."""
+  first = lines[0][name]
+  if not isinstance(first, list):
+    return sum(line[name] for line in lines)
+  total = [0] * max(len(line[name]) for line in lines)
+  for line in lines:
+    for i, n in enumerate(line[name]):
+      total[i] += n
+  return total
+
+
+def _deferral_rate(point: Point, lines: list[dict], total: dict) -> float | None:
+  """Return the share of tokens (of a sequence cascade: of texts) at which the large model was asked to write."""
+  method = point.build()
+  if isinstance(method, SequenceCascade):
+    return sum(line['calls'][1] > 0 for line in lines) / len(lines)
+  decides = any(isinstance(p, Verify) and p.defer is not None for p in method.phases)
+  if not total['emitted']:
+    return None
+  if decides:
+    return total['deferred'] / total['emitted']
+  if type(method.policy) is not Policy and method.name.startswith('token_cascade'):
+    return sum(s < 0 for line in lines for s in line['source']) / total['emitted']
+  return None
+
+
+# ---- latency ----
+
+
+def _seconds(timings: Sequence[dict]) -> dict[tuple, dict]:
+  """Return for each batch size and point {examples: (median seconds over trials, tokens, trials)}."""
+  raw: dict[tuple, dict] = {}
+  for line in timings:
+    key = line['temperature'], line['batch'], line['curve'], str(line['value'])
+    raw.setdefault(key, {}).setdefault(tuple(line['examples']), []).append((line['seconds'], line['tokens']))
+  return {
+    key: {group: (float(np.median([s for s, _ in rows])), rows[0][1], len(rows)) for group, rows in groups.items()}
+    for key, groups in raw.items()
+  }
+
+
+def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | None:
+  """Return the times of a point and their ratio to the reference on the very same examples."""
+  if not mine:
+    return None
+  seconds = np.array([s for s, _, _ in mine.values()])
+  tokens = sum(t for _, t, _ in mine.values())
+  low, middle, high = np.percentile(seconds, (25, 50, 75))
+  record = dict(
+    median_s=float(middle), iqr_s=[float(low), float(high)], tokens_per_s=float(tokens / seconds.sum()),
+    trials=max(n for *_, n in mine.values()), examples=sum(len(g) for g in mine), ratio=None, ratio_ci=None,
+  )  # fmt: skip
+  if not reference:
+    return record
+  both = [g for g in mine if g in reference]
+  pairs = np.array([(reference[g][0], mine[g][0]) for g in both])  # [N, 2]
+  record['ratio'] = float(pairs[:, 0].sum() / pairs[:, 1].sum())
+  n = len(pairs)
+  if n > 1:
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES) @ pairs
+    record['ratio_ci'] = [float(x) for x in np.percentile(drawn[:, 0] / drawn[:, 1], LEVEL)]
+  return record
+
+
+def _predicted(experiment: Experiment, point: Point, counted: dict | None, floor: dict | None) -> dict | None:
+  """Return what theory says of the measured acceptance and forward times, where it is about the same reference."""
+  from speccascade import plan  # lazily: it measures as well
+
+  method, reference = point.build(), experiment.reference_point.build()
+  if counted is None or floor is None or isinstance(method, SequenceCascade):
+    return None
+  over = 'ensemble' if method.name.split('[')[0] in plan.ENSEMBLES else 'autoregressive'
+  if reference.name != over or (over == 'autoregressive' and reference.slots[-1] != method.models - 1):
+    return None
+  return plan.predict_method(method, counted, list(floor['forward_s'].values()))

@@ -1,0 +1,165 @@
+"""What the models and the target said of each token of an output, and which of them the token came from.
+
+Outputs are fed to every model in one pass behind their prompts (teacher forcing), and the method's own combiner is
+applied at each position.
+"""
+
+from collections.abc import Iterable, Sequence
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import inputs, methods, probs, rules, stopping
+from speccascade.evaluate.curves import Point
+from speccascade.evaluate.experiment import Experiment
+from speccascade.evaluate.protocols import Loaded, phases_of
+from speccascade.phases import Elect, Propose, Verify
+from speccascade.types import Array, BONUS, Model, RESIDUAL
+
+
+def selected(experiment: Experiment) -> list[Point]:
+  """Return the point of each curve that is traced, the middle one."""
+  return [points[(len(points) - 1) // 2] for points in (c.points() for c in experiment.curves)]
+
+
+def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> list[dict]:
+  """Return the traces of the first examples at every temperature, from the lines of the quality protocol."""
+  examples = list(experiment.task.examples[: experiment.trace_examples])
+  wanted = {e.index for e in examples}
+  by_key = {_key(line): line for line in lines if line['example'] in wanted}
+  found = []
+  for temperature in experiment.temperatures:
+    for point in selected(experiment):
+      name, value = point.key
+      lines = [by_key.get((temperature, name, str(value), e.index)) for e in examples]
+      if None in lines or not lines:
+        continue
+      tokens = _trace(experiment, loaded, point, temperature, examples, lines)
+      for example, trace in zip(examples, tokens, strict=True):
+        found.append(
+          dict(
+            curve=name,
+            value=value,
+            temperature=temperature,
+            example=example.index,
+            prompt=_text(example.prompt),
+            target=example.target,
+            tokens=trace,
+          )  # fmt: skip
+        )
+  return found
+
+
+def _key(line: dict) -> tuple:
+  return line['temperature'], line['curve'], str(line['value']), line['example']
+
+
+def _text(prompt) -> str:
+  return prompt if isinstance(prompt, str) else ' '.join(map(str, prompt))
+
+
+def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list[dict]]:
+  """Return for each example its tokens with q̃, p̃ and π."""
+  method = point.build()
+  outputs = [line['tokens'] for line in lines]
+  models, prompts = loaded.models, [np.asarray(loaded.prompts[e.index], np.int32) for e in examples]
+  slots, combiner = _target(method)
+  used = method_models(method)
+  sampler = experiment.sampler(temperature)
+  logits = {m: _forced(models[m], prompts, outputs, experiment.task, inputs.vocabulary(models)) for m in used}
+  if sampler.penalises:
+    sampler = sampler.bind(_seen(models[used[-1]], prompts, outputs, logits[used[-1]].shape))
+  tokens = _padded(outputs, experiment.task.max_new_tokens)
+  laws = {}
+  if len(used) > 1:
+    laws['q'] = _chance(logits[used[0]], tokens, sampler)
+  laws['p'] = _chance(logits[used[-1]], tokens, sampler)
+  if combiner is not None:
+    laws['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
+  names = _sources(method)
+  pieces = models[-1].tokenizer.pieces() if models[-1].tokenizer is not None else None
+  return [
+    [
+      dict(
+        text=pieces[token] if pieces else str(token),
+        source=names.get(int(lines[i]['source'][j]), 'drafter'),
+        **{k: round(float(laws[k][i, j]), 5) if k in laws else None for k in ('q', 'p', 'pi')},
+      )
+      for j, token in enumerate(row)
+    ]
+    for i, row in enumerate(outputs)
+  ]
+
+
+def method_models(method: methods.Method | methods.SequenceCascade) -> tuple[int, ...]:
+  """Return the numbers of the models that a method runs."""
+  return (0, 1) if isinstance(method, methods.SequenceCascade) else tuple(sorted({*method.slots}))
+
+
+def _target(method) -> tuple[tuple[int, ...], object | None]:
+  """Return the combiner whose law the output follows with the numbers of its models, None where it is no such law."""
+  if isinstance(method, methods.SequenceCascade) or method.name == 'bild':
+    return (), None
+  if isinstance(method.policy, stopping.Deferral):
+    return (0, 1), rules.bind_combiner(method.policy.rule)
+  verify = next(p for p in phases_of(method) if isinstance(p, Verify))
+  return tuple(method.slots[s] for s in verify.models), verify.combiner
+
+
+def _sources(method) -> dict[int, str]:
+  """Return in words where a token came from, by the code of `stats.source`."""
+  numbers = method_models(method)
+  drafters = ('drafter', 'second drafter', 'third drafter', 'fourth drafter')
+  names = {m: drafters[min(i, 3)] for i, m in enumerate(numbers)}
+  taking_turns = not isinstance(method, methods.SequenceCascade) and isinstance(method.phases[0], Elect)
+  if not taking_turns and numbers[-1] > 0:
+    names[numbers[-1]] = 'verifier'
+  drafts = any(isinstance(p, Propose) for p in phases_of(method))
+  return names | {RESIDUAL: 'residual', BONUS: 'bonus' if drafts else 'combined'}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _pass(network, params, prompt, slots, tokens, positions):
+  return network.extend(params, network.prefill(params, prompt, slots), tokens, positions)[0]
+
+
+def _forced(model: Model, prompts, outputs, task, vocab: int) -> Array:
+  """Return the logits [B, L, V] from which each output token was drawn."""
+  rows, new, width = len(prompts), task.max_new_tokens, max(task.max_prompt_tokens, 1)
+  prompt, _, _ = inputs.pad(prompts, np.zeros(rows, np.uint32), rows, width)
+  start = model.network.start_id
+  first = np.zeros(rows, np.int32) if start is not None else prompt.length - 1
+  before = np.full(rows, start, np.int32) if start is not None else np.array([p[-1] for p in prompts], np.int32)
+  tokens = np.concatenate([before[:, None], _padded(outputs, new)[:, :-1]], 1)
+  positions = first[:, None] + np.arange(new, dtype=np.int32)[None]
+  logits = _pass(model.network, model.params, prompt, width + new + 1, tokens, positions)
+  return logits[..., :vocab].astype(jnp.float32)
+
+
+def _padded(outputs: Sequence[Sequence[int]], width: int) -> np.ndarray:
+  padded = np.zeros((len(outputs), width), np.int32)
+  for row, output in zip(padded, outputs, strict=True):
+    row[: len(output)] = output
+  return padded
+
+
+def _seen(model: Model, prompts, outputs, shape) -> Array:
+  """Return [B, L, V] of bool: the tokens that stand before each output token, for the repetition penalty."""
+  seen = np.zeros(shape, bool)
+  for row, prompt, output in zip(seen, prompts, outputs, strict=True):
+    row[:, prompt if model.network.start_id is None else model.network.start_id] = True
+    for i, token in enumerate(output):
+      row[i + 1 :, token] = True
+  return jnp.asarray(seen)
+
+
+@jax.jit
+def _chance(logits: Array, tokens: Array, sampler: probs.Sampler) -> Array:
+  return probs.at_token(sampler(logits), tokens)
+
+
+@jax.jit
+def _combined(combiner, logits: tuple[Array, ...], tokens: Array, sampler: probs.Sampler) -> Array:
+  return probs.at_token(combiner(jnp.stack(logits), sampler=sampler), tokens)

@@ -1,0 +1,394 @@
+"""Will speculation pay for this pair of models, and with which γ? Measure acceptance and forward times, then predict.
+
+  python -m speccascade.plan SMALL LARGE --prompts FILE --rule opt:0.1
+
+Times are in units of the verifier's time for one token, c_p(1) = 1: the drafter's is the cost ratio c, the verifier's
+for the window that it scores at once is the verify cost, c_p(γ + 1). The formulas of `theory` are the case of verify
+cost 1. Acceptance is one rate, or the rates by place in the block, each given that all before were accepted: drafts go
+astray the further they go, and one rate for all places then promises too much of a long block.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import gzip
+import math
+from pathlib import Path
+import sys
+from typing import Any
+
+import numpy as np
+
+from speccascade import checkpoints, inputs, methods, probs, rules, stopping, theory
+from speccascade.decode import decode
+from speccascade.types import Combiner, Model, Rule
+
+PAYS = 1.05  # a predicted speed-up up to this is lost in what the prediction leaves out
+LEAST = 20  # tests of a place in the block that make a rate of their own
+ENSEMBLES = ('ensemble', 'naive_cos', 'cos', 'ensemble_sd')  # their speed-up is over the standard ensemble
+_FREE = 1e-6  # the cost of a drafter without cost
+_METHODS = {'speculative': methods.speculative, 'cascade': methods.speculative, 'naive_cos': methods.naive_cos}
+
+
+# ---- prediction ----
+
+
+def predict(
+  kind: str,
+  acceptance: float | Sequence[float],
+  cost_ratio: float,
+  block: int | Sequence[int],
+  verify_cost: float = 1.0,
+  overhead: float = 0.0,
+) -> float | None:
+  """Return the predicted speed-up of a kind of method: over the verifier, or for ensembles over the standard one.
+
+  Kinds are names of methods ('speculative[opt]' too): autoregressive; speculative; cascade, which drafts γ + 1 tokens;
+  token_cascade, where acceptance is the share of tokens not deferred and `block` its `max_draft`; ensemble, naive_cos,
+  ensemble_sd and cos, whose `block` is (γ_q, γ_p), or γ_q for (γ_q, 1), and whose two drafters are taken to be accepted
+  alike. `overhead` is what a round costs beside its calls. For any other kind there is no formula: None.
+  """
+  c, v = _positive('cost_ratio', cost_ratio), _positive('verify_cost', verify_cost)
+  kind, gammas = _kind(kind), tuple(block) if isinstance(block, Sequence) else (block, 1)
+  standard = 1 + c if kind in ENSEMBLES else 1.0
+  if kind in ('autoregressive', 'ensemble'):
+    return 1.0
+  gamma, tokens = gammas[0], functools.partial(_tokens, acceptance)
+  match kind:
+    case 'speculative':
+      gain, time = tokens(gamma + 1), c * gamma + v
+    case 'cascade':
+      gain, time = tokens(gamma + 1), c * (gamma + 1) + v
+    case 'token_cascade':  # the drafter runs once more for a token that it then defers
+      gain, time = tokens(gamma + 1), c * tokens(gamma) + v
+    case 'naive_cos':
+      gain, time = tokens(gamma), c * gamma + v
+    case 'ensemble_sd':  # the drafter scores the block anew, its window as dear beside its token as the verifier's
+      gain, time = tokens(gamma + 1), c * gamma + (1 + c) * v
+    case 'cos' if len(gammas) == 2:  # theory.speedup_cos_steady, which tells the terms
+      whole, whole_p = (tokens(g + 1) - tokens(g) for g in gammas)
+      gain, time = tokens(gamma) + whole * tokens(gammas[1]), c * gamma + v
+      time += whole * (gammas[1] - 1 + c * (1 - whole_p))
+    case _:
+      return None
+  return float(gain * standard / (time + overhead))
+
+
+def predict_method(method: Any, counts: Mapping[str, Any], forward: Sequence[Mapping]) -> dict[str, float] | None:
+  """Return {'ratio', 'cost_ratio', 'acceptance'} of a method from its counts on some data, None without a formula.
+
+  `counts` has rounds, tested_at and accepted_at as in `types.Stats`, summed over rows; `forward` has {width: seconds}
+  for the drafter first and the verifier last, for width 1 and others.
+  """
+  block = _block(method)
+  if block is None:
+    return None
+  kind, tested, accepted = _kind(method.name), counts['tested_at'], counts['accepted_at']
+  if kind == 'token_cascade':  # whatever is drafted is kept; the question at each place was whether to draft
+    tested, accepted = [counts['rounds'], *tested[:-1]], tested
+  if not sum(tested):
+    return None
+  rates, (small, large) = by_place(tested, accepted), (_widths(forward[0]), _widths(forward[-1]))
+  gamma = block[0] if isinstance(block, tuple) else block
+  width = _tokens(rates, gamma + 1) if kind == 'token_cascade' else window(kind, gamma)
+  cost = small[1] / large[1]
+  ratio = predict(kind, rates, cost, block, at_width(large, width) / large[1])
+  return dict(ratio=ratio, cost_ratio=float(cost), acceptance=float(sum(accepted) / sum(tested)))
+
+
+def by_place(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
+  """Return the acceptance rate at each place in the block, one rate for the places from where tests are few."""
+  tested, accepted = np.asarray(tested), np.asarray(accepted)
+  few = tested < LEAST
+  first = int(np.argmax(few)) if few.any() else tested.size
+  rates = list(accepted[:first] / tested[:first])
+  if tested[first:].sum():
+    rates.append(accepted[first:].sum() / tested[first:].sum())
+  if not rates:
+    raise ValueError('No drafted token was tested; give more prompts, or longer outputs.')
+  return tuple(map(float, rates))
+
+
+def window(kind: str, gamma: int) -> int:
+  """Return how many tokens the verifier is fed at once: γ drafted ones and the one before them."""
+  return gamma if kind == 'naive_cos' else gamma + 1
+
+
+def at_width(forward: Mapping[int, float], width: float) -> float:
+  """Return the time of a window, between measured widths on the line between them, beyond them that of the widest."""
+  return float(np.interp(width, sorted(forward), [forward[w] for w in sorted(forward)]))
+
+
+def _widths(forward: Mapping) -> dict[int, float]:
+  return {int(w): float(s) for w, s in forward.items()}
+
+
+def _kind(name: str) -> str:
+  """Return the formula's name of a method's name."""
+  base, _, rule = name.partition('[')
+  return 'cascade' if base == 'speculative' and rule not in ('', 'speculative]') else base
+
+
+def _block(method: Any) -> int | tuple[int, ...] | None:
+  """Return a method's γ, or its γ of each model; None where there is no formula for it."""
+  kind = _kind(method.name)
+  if kind not in ('speculative', 'cascade', 'token_cascade', 'naive_cos', 'ensemble_sd', 'cos') or method.models != 2:
+    return None
+  if kind == 'cos':
+    return tuple(branch[-1].n for branch in method.phases[0].branches)
+  if kind != 'token_cascade' and type(method.policy) is not stopping.Policy:
+    return None  # how long its drafts are is not known beforehand
+  return method.window - 1 if kind == 'cascade' else method.window
+
+
+def _tokens(acceptance: float | Sequence[float], n: int) -> float:
+  """Return the expected tokens of a round that n places can give: Σ_{i<n} of the chance to keep the first i."""
+  if np.ndim(acceptance) == 0:
+    return float(theory.tokens_per_round_without_bonus(acceptance, n))
+  rates = np.asarray(acceptance, np.float64)
+  if not rates.size or not ((rates >= 0) & (rates <= 1)).all():
+    raise ValueError(f'acceptance={acceptance} is not a list of rates between 0 and 1.')
+  rates = np.append(rates, np.full(max(n - rates.size, 0), rates[-1]))[: n - 1]
+  return float(1 + np.cumprod(rates).sum())
+
+
+def _positive(name: str, value: float) -> float:
+  if not (value > 0 and math.isfinite(value)):
+    raise ValueError(f'{name}={value} is not a ratio of times; give a time over that of one token of the verifier.')
+  return float(value)
+
+
+# ---- a plan ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """A method whose acceptance was measured: what it is called, its kind, and its rates by place in the block."""
+
+  name: str
+  kind: str
+  acceptance: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One method at one γ."""
+
+  candidate: Candidate
+  block: int
+  verify_cost: float
+  speedup: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What was measured of a pair of models and what follows for every method and γ; `str` tells it all."""
+
+  names: tuple[str, str]
+  temperature: float
+  seconds: tuple[dict[int, float], dict[int, float]]  # of the drafter and the verifier by width
+  rows: tuple[Row, ...]
+
+  @property
+  def cost_ratio(self) -> float:
+    """The drafter's time for a token over the verifier's."""
+    return self.seconds[0][1] / self.seconds[1][1]
+
+  def best(self, ensemble: bool = False) -> Row | None:
+    """Return the fastest row among methods that stand in for the verifier, or for the ensemble."""
+    rows = [r for r in self.rows if (r.candidate.kind in ENSEMBLES) == ensemble]
+    return max(rows, key=lambda r: r.speedup, default=None)
+
+  @property
+  def pays(self) -> bool:
+    """Whether any method is predicted to be faster than what it stands in for."""
+    return any(r.speedup > PAYS for r in self.rows)
+
+  @property
+  def verdict(self) -> str:
+    """The recommendation in a sentence; one more for ensembles, where they were asked for."""
+    found = [(self.best(), f'{self.names[1]} alone'), (self.best(ensemble=True), 'the standard ensemble')]
+    return ' '.join(self._sentence(row, over) for row, over in found if row is not None)
+
+  def _sentence(self, row: Row, over: str) -> str:
+    said = f'{row.speedup:.2f}× the speed of {over} with {row.candidate.name} at γ = {row.block}'
+    if row.speedup > PAYS:
+      return f'Speculation should pay: {said}.'
+    return f'Speculation will not pay here: {self._reason(row.candidate)}; the best prediction is {said}.'
+
+  def _reason(self, candidate: Candidate) -> str:
+    """Return which of acceptance, drafter and window would gain the most if it were ideal."""
+    rows = [r for r in self.rows if r.candidate == candidate]
+
+    def best(**ideal):
+      given = [
+        dict(acceptance=candidate.acceptance, cost_ratio=self.cost_ratio, verify_cost=r.verify_cost) | ideal
+        for r in rows
+      ]
+      return max(predict(candidate.kind, block=r.block, **g) for r, g in zip(rows, given, strict=True))
+
+    first, widest = candidate.acceptance[0], max(rows, key=lambda r: r.block)
+    costs = f"the verifier's window of {widest.block + 1} costs {widest.verify_cost:.2f} of its tokens"
+    reasons = {
+      f'acceptance is too low ({first:.2f} at the first drafted token)': best(acceptance=1.0),
+      f'the drafter is too dear (a call costs {self.cost_ratio:.2f} of one of the verifier)': best(cost_ratio=_FREE),
+      f"the verifier's window is too dear ({costs})": best(verify_cost=1.0),
+    }
+    return max(reasons, key=reasons.get)
+
+  def __str__(self):
+    small, large = self.names
+    candidates = list(dict.fromkeys(r.candidate for r in self.rows))
+    lines = [
+      f'{small} {1e3 * self.seconds[0][1]:.3g} ms a token, {large} {1e3 * self.seconds[1][1]:.3g} ms: '
+      f'cost ratio {self.cost_ratio:.3f}; T = {self.temperature:g}',
+      '',
+      'acceptance by place in the block, given all before',
+    ]
+    wide = max(len(c.name) for c in candidates)
+    lines += [f'  {c.name:<{wide}}  ' + '  '.join(f'{a:.2f}' for a in c.acceptance) for c in candidates]
+    heads = [f'{c.name:>{max(9, len(c.name))}}' for c in candidates]
+    lines += ['', f'predicted speed-up\n  {"γ":>3}  {"window":>7}  ' + '  '.join(heads)]
+    for block in dict.fromkeys(r.block for r in self.rows):
+      some = {r.candidate: r for r in self.rows if r.block == block}
+      cells = [f'{some[c].speedup:{len(h) - 1}.2f}×' for c, h in zip(candidates, heads, strict=True)]
+      cost = at_width(self.seconds[1], block + 1) / self.seconds[1][1]
+      lines.append(f'  {block:>3}  {cost:6.2f}   ' + '  '.join(cells))
+    lines.append("window: the verifier's time for γ + 1 tokens at once over its time for one")
+    return '\n'.join([*lines, '', self.verdict])
+
+
+def plan(
+  models: Sequence[Model],
+  prompts: Sequence[str] | Sequence[Sequence[int]],
+  *,
+  blocks: Sequence[int] = range(1, 9),
+  temperature: float = 0.0,
+  cascades: Mapping[str, Rule] | None = None,
+  combiners: Mapping[str, Combiner] | None = None,
+  max_new_tokens: int = 64,
+  batch_size: int = 1,
+  seed: int = 0,
+  forward: Sequence[Mapping[int, float]] | None = None,
+) -> Plan:
+  """Measure a drafter and a verifier on a sample of prompts and predict the speed-up of every method at every γ.
+
+  Plain speculative decoding is always planned; `cascades` and `combiners` add rules by name, a combiner being planned
+  without and with alternate proposals (naive_cos, cos). Acceptance comes from one decode at the longest block. The
+  forward times are measured at `batch_size` rows unless `forward` gives {width: seconds} of both models.
+  """
+  blocks = _blocks(blocks)
+  if len(models) != 2:
+    raise ValueError(f'plan takes a drafter and a verifier, not {len(models)} models.')
+  wanted = [('speculative', 'speculative', rules.speculative)]
+  wanted += [(name, 'cascade', rule) for name, rule in (cascades or {}).items()]
+  wanted += [(name, 'naive_cos', combiner) for name, combiner in (combiners or {}).items()]
+  candidates = []
+  for name, kind, rule in wanted:
+    out = decode(
+      _METHODS[kind](rule, block=max(2, *blocks)), models, prompts, max_new_tokens=max_new_tokens,
+      sampler=probs.Sampler(temperature), seed=seed, batch_size=min(8, len(prompts)),
+    )  # fmt: skip
+    rates = by_place(out.stats.tested_at.sum(0), out.stats.accepted_at.sum(0))
+    kinds = ('naive_cos', 'cos') if kind == 'naive_cos' else (kind,)
+    candidates += [Candidate(f'{k} {name}' if len(kinds) > 1 else name, k, rates) for k in kinds]
+  if forward is None:
+    forward = _measure(models, prompts, sorted({1, *blocks, *(b + 1 for b in blocks)}), batch_size, max_new_tokens)
+  seconds = _widths(forward[0]), _widths(forward[1])
+  cost = seconds[0][1] / seconds[1][1]
+  rows = []
+  for candidate in candidates:
+    for block in blocks:
+      verify = at_width(seconds[1], window(candidate.kind, block)) / seconds[1][1]
+      speedup = predict(candidate.kind, candidate.acceptance, cost, block, verify)
+      rows.append(Row(candidate, block, verify, speedup))
+  return Plan((models[0].name, models[1].name), float(temperature), seconds, tuple(rows))
+
+
+def _blocks(blocks: Sequence[int]) -> tuple[int, ...]:
+  blocks = tuple(blocks)
+  if not blocks or not all(isinstance(b, (int, np.integer)) and b >= 1 for b in blocks):
+    raise ValueError(f'blocks={blocks} is not a list of γ, whole numbers of at least 1.')
+  return tuple(sorted({int(b) for b in blocks}))
+
+
+def _measure(models, prompts, widths, batch_size, max_new_tokens) -> list[dict[str, float]]:
+  from speccascade.evaluate import floor  # lazily: predicting needs none of this
+
+  source = max(row.size for row in inputs.encode(models, prompts))
+  names = ('small', 'large')  # two models may have one name
+  both = [m.replace(name=n) for m, n in zip(models, names, strict=True)]
+  found = floor.measure(both, widths, batch=batch_size, source=source, tokens=max_new_tokens)
+  return [_monotone(found[n]) for n in names]
+
+
+def _monotone(forward: Mapping[str, float]) -> dict[int, float]:
+  """Bound each window's time by those of wider ones: other work on the machine can only add to a measurement."""
+  seconds = _widths(forward)
+  return {w: min(s for other, s in seconds.items() if other >= w) for w in seconds}
+
+
+# ---- the command ----
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Load the pair, plan and print."""
+  parser = argparse.ArgumentParser(prog='speccascade.plan', description=__doc__.splitlines()[0])
+  parser.add_argument('small', help='checkpoint of the drafter')
+  parser.add_argument('large', help='checkpoint of the verifier')
+  parser.add_argument('--prompts', type=Path, required=True, help='a text file, one prompt a line, .gz or not')
+  parser.add_argument('--count', type=int, default=32, help='how many of the prompts (32)')
+  parser.add_argument('--tokens', type=int, default=64, help='the most new tokens (64)')
+  parser.add_argument('--temperature', type=float, default=0.0)
+  parser.add_argument('--blocks', type=_listed_blocks, default='1-8', help='γ to plan, as in 1-8 or 1,3,5 (1-8)')
+  parser.add_argument('--batch', type=int, default=1, help='rows decoded at once (1)')
+  parser.add_argument('--rule', action='append', default=[], help='a cascade to plan too, as in opt:0.1; may repeat')
+  parser.add_argument('--weights', type=float, nargs=2, help='plan an ensemble of these weights as well')
+  parser.add_argument('--dtype', default=None, help='float32, bfloat16 or float16; default: as stored')
+  args = parser.parse_args(arguments)
+  try:
+    cascades = dict(map(_rule, args.rule))
+    weighted = functools.partial(rules.weighted, weights=tuple(args.weights or ()))
+    prompts = _lines(args.prompts, args.count)
+    models = [checkpoints.load(p, dtype=args.dtype) for p in (args.small, args.large)]
+    print('measuring acceptance and forward times; compiling takes most of it …', file=sys.stderr)
+    found = plan(
+      models, prompts, blocks=args.blocks, temperature=args.temperature, cascades=cascades,
+      combiners={'weighted': weighted} if args.weights else None, max_new_tokens=args.tokens,
+      batch_size=args.batch,
+    )  # fmt: skip
+  except (OSError, ValueError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+  print(found)
+  return 0
+
+
+def _listed_blocks(text: str) -> list[int]:
+  found: list[int] = []
+  for part in text.split(','):
+    low, _, high = part.partition('-')
+    found += range(int(low), int(high or low) + 1)
+  return found
+
+
+def _rule(text: str) -> tuple[str, Rule]:
+  name, _, alpha = text.partition(':')
+  known = {r.__name__: r for r in rules.RULES}
+  if name not in known:
+    raise ValueError(f'--rule {text}: no rule is called {name}; there are {", ".join(known)}.')
+  return f'{name} {alpha}'.strip(), functools.partial(known[name], alpha=float(alpha)) if alpha else known[name]
+
+
+def _lines(path: Path, count: int) -> list[str]:
+  opener = gzip.open if path.suffix == '.gz' else open
+  with opener(path, 'rt', encoding='utf-8') as f:
+    found = [line.rstrip('\n') for line in f if line.strip()][:count]
+  if not found:
+    raise ValueError(f'{path} has no prompts; write one a line.')
+  return found
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,106 @@
+"""Where pairs of (source tokens, target tokens) come from. Training takes any iterable of them; these are some.
+
+A pair of texts becomes tokens by the tokenizer's convention; a target always ends with the end of sequence.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from speccascade import methods, tokenizers
+from speccascade.data import grammar
+from speccascade.decode import decode
+from speccascade.probs import Sampler
+from speccascade.train.batches import Pair
+from speccascade.types import Model
+
+
+def tokenised(texts: Iterable[tuple[str, str]], tokenizer: tokenizers.Tokenizer) -> Iterator[Pair]:
+  """Yield pairs of texts as token lists."""
+  eos = tokenizer.eos_ids[0]
+  for source, target in texts:
+    ids = tokenizer.encode(target)
+    yield tokenizer.encode(source), ids if ids[-1] == eos else [*ids, eos]
+
+
+def repeated(pairs: Iterable[Pair], seed: int = 0) -> Iterator[Pair]:
+  """Yield pairs without end, in a new order each time through."""
+  pairs, rng = list(pairs), np.random.default_rng(seed)
+  if not pairs:
+    raise ValueError('there are no pairs to train on: check the files and the limits on length')
+  while True:
+    for i in rng.permutation(len(pairs)):
+      yield pairs[i]
+
+
+def features(examples: Iterable[dict], *, source: str = 'inputs', target: str = 'targets') -> Iterator[Pair]:
+  """Yield the pairs of feature dicts, such as a seqio dataset's `as_numpy_iterator()` gives."""
+  for example in examples:
+    yield [int(t) for t in example[source]], [int(t) for t in example[target]]
+
+
+def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed: int = 0) -> Iterator[Pair]:
+  """Yield pairs of the generated language: `count` of them again and again, or without it ever new ones."""
+  tokenizer, texts = _tokenizer(tokenizer), grammar.pairs(split, seed)
+  pairs = tokenised(texts if count is None else itertools.islice(texts, count), tokenizer)
+  yield from pairs if count is None else repeated(pairs, seed)
+
+
+def parallel_text(source, target, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
+  """Yield the pairs of two files of equally many lines, again and again."""
+  rows = [Path(path).expanduser().read_text(encoding='utf-8').splitlines() for path in (source, target)]
+  if len(rows[0]) != len(rows[1]):
+    raise ValueError(f'{source} has {len(rows[0])} lines, {target} {len(rows[1])}: the files are not parallel')
+  yield from repeated(tokenised(zip(*rows, strict=True), _tokenizer(tokenizer)), seed)
+
+
+def from_teacher(
+  teacher: Model, sources: Sequence[str], *, file, temperature: float = 0.0, max_new_tokens: int = 64,
+  batch_size: int = 64, seed: int = 0,
+) -> Iterator[Pair]:  # fmt: skip
+  """Yield sources with the teacher's outputs, again and again (sequence-level distillation).
+
+  The outputs are kept in `file`, so that a restart need not make them again.
+  """
+  file = Path(file).expanduser()
+  if not file.is_file():
+    _write_outputs(teacher, sources, file, Sampler(temperature), max_new_tokens, batch_size, seed)
+  rows = [json.loads(line) for line in file.read_text(encoding='utf-8').splitlines()]
+  if [row['source'] for row in rows] != list(sources):
+    raise ValueError(f'{file} holds the outputs for other sources: remove it, or name another file')
+  eos = teacher.network.eos_ids[0]
+  pairs = [(teacher.tokenizer.encode(row['source']), row['target']) for row in rows]
+  yield from repeated([(source, target) for source, target in pairs if target[-1] == eos], seed)  # not the cut off
+
+
+def _write_outputs(teacher, sources, file: Path, sampler, max_new_tokens: int, batch_size: int, seed: int) -> None:
+  scratch = file.with_name(file.name + '.part')
+  scratch.parent.mkdir(parents=True, exist_ok=True)
+  with scratch.open('w', encoding='utf-8') as f:
+    for start in range(0, len(sources), batch_size):
+      texts = list(sources[start : start + batch_size])
+      out = decode(
+        methods.autoregressive(), [teacher], texts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
+        example_ids=range(start, start + len(texts)),
+      )  # fmt: skip
+      for text, tokens in zip(texts, out.tokens, strict=True):
+        f.write(json.dumps({'source': text, 'target': [int(t) for t in tokens]}, ensure_ascii=False) + '\n')
+  scratch.replace(file)
+
+
+def generated_sources(*, count: int, split: str = 'train', seed: int = 0) -> list[str]:
+  """Return English sentences of the generated language, for a teacher to translate."""
+  return [text for text, _ in itertools.islice(grammar.sentences(split, seed), count)]
+
+
+def _tokenizer(given) -> tokenizers.Tokenizer:
+  if not isinstance(given, str | os.PathLike):
+    return given
+  found = tokenizers.find(given)
+  if found is None:
+    raise FileNotFoundError(f'{given}: no tokenizer there, expected tokenizer.json or a sentencepiece .model')
+  return found

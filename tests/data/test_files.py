@@ -1,0 +1,163 @@
+"""Files of one's own become tasks, and what is wrong with a file is said."""
+
+import gzip
+import json
+
+import pytest
+
+from speccascade.data import files, prompts
+from speccascade.data.examples import Example
+from speccascade.tokenizers import find
+
+ENGLISH = ['A dog runs.', 'Two children play.', 'A woman reads a book.']
+GERMAN = ['Ein Hund läuft.', 'Zwei Kinder spielen.', 'Eine Frau liest ein Buch.']
+PROBLEMS = [
+  {'question': 'How much is 2 + 2?', 'answer': '#### 4', 'notes': {'hard': False}},
+  {'question': 'How much is 3 {plus} 3?', 'answer': '#### 6', 'notes': {'hard': True}},
+]
+
+
+@pytest.fixture
+def pair(tmp_path):
+  (tmp_path / 'val.en').write_text('\n'.join(ENGLISH) + '\n', encoding='utf-8')
+  with gzip.open(tmp_path / 'val.de.gz', 'wt', encoding='utf-8', newline='') as f:
+    f.write('\r\n'.join(GERMAN))
+  return str(tmp_path / 'val.en'), str(tmp_path / 'val.de.gz')
+
+
+@pytest.fixture
+def problems(tmp_path):
+  path = tmp_path / 'problems.jsonl'
+  path.write_text('\n\n'.join(json.dumps(p) for p in PROBLEMS) + '\n')
+  return str(path)
+
+
+@pytest.fixture
+def byt5(tmp_path):
+  folder = tmp_path / 'byt5'
+  folder.mkdir()
+  (folder / 'tokenizer_config.json').write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+  return str(folder)
+
+
+def test_lines_pair_up_plain_or_gzipped_with_any_line_end(pair):
+  task = files.parallel_text(*pair)
+  assert [(e.index, e.prompt, e.target) for e in task.examples] == list(zip(range(3), ENGLISH, GERMAN))
+  assert (task.name, list(task.metrics), task.max_prompt_tokens, task.max_new_tokens) == ('val', ['bleu'], 80, 80)
+
+
+def test_a_part_keeps_the_places_of_the_whole(pair):
+  task = files.parallel_text(*pair, start=1, count=1, prefix='to German: ', suffix=' =>')
+  assert task.examples == [Example(1, 'to German: Two children play. =>', GERMAN[1])]
+  assert len(files.parallel_text(*pair, start=1, count=99).examples) == 2
+
+
+def test_several_reference_files_are_several_references(pair):
+  assert files.parallel_text(pair[0], [pair[1], pair[0]]).examples[0].target == [GERMAN[0], ENGLISH[0]]
+
+
+def test_only_line_feeds_end_a_line(tmp_path):
+  path = tmp_path / 'odd'
+  path.write_text('a\u2028b\x0bc\n\nd\n', encoding='utf-8')
+  assert [e.prompt for e in files.parallel_text(str(path), str(path)).examples] == ['a\u2028b\x0bc', '', 'd']
+
+
+def test_damaged_files_are_named_with_the_place(tmp_path, pair):
+  cases = {
+    'empty': (b'', 'empty'),
+    'latin': ('gut\nschön\n'.encode('latin-1'), 'line 2 is not UTF-8'),
+    'cut.gz': (gzip.compress(b'x\n' * 999)[:-9], 'damaged gzip'),
+    'short': (b'one line\n', 'has 3 lines but .*short has 1'),
+  }
+  for name, (data, said) in cases.items():
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=said):
+      files.parallel_text(pair[0], str(tmp_path / name))
+  with pytest.raises(FileNotFoundError, match='nowhere: no such file'):
+    files.parallel_text(pair[0], str(tmp_path / 'nowhere'))
+
+
+@pytest.mark.parametrize('wrong, said', [(dict(start=3), '0 … 2'), (dict(start=-1), '0 … 2'), (dict(count=0), 'one')])
+def test_an_empty_part_is_an_error(pair, wrong, said):
+  with pytest.raises(ValueError, match=said):
+    files.parallel_text(*pair, **wrong)
+
+
+def test_json_lines_fill_a_template(problems):
+  task = files.jsonl(
+    problems, prompt_field='Question: {question}\nAnswer:', target_field='answer', info_fields=['notes'],
+    metrics=('final_number',),
+  )  # fmt: skip
+  first, second = task.examples
+  assert first == Example(0, 'Question: How much is 2 + 2?\nAnswer:', '#### 4', {'notes': {'hard': False}})
+  assert '3 {plus} 3' in second.prompt and task.metrics['final_number'](task.examples, ['4', '7']) == 50
+
+
+def test_a_field_alone_needs_no_template_and_lists_are_references(tmp_path):
+  path = tmp_path / 'x.jsonl'
+  path.write_text('{"prompt": "a", "target": ["b", "c"], "n": 3}')
+  assert files.jsonl(str(path)).examples == [Example(0, 'a', ['b', 'c'])]
+  assert files.jsonl(str(path), target_field='n').examples[0].target == '3'
+  assert files.jsonl(str(path), target_field='{n} of {prompt}').examples[0].target == '3 of a'
+
+
+@pytest.mark.parametrize(
+  'settings, said',
+  [
+    (dict(prompt_field='nothing'), "no field 'nothing'; there are question, answer"),
+    (dict(prompt_field='{question} {nothing}'), "no field 'nothing'"),
+    (dict(prompt_field='{question'), 'cannot be read'),
+    (dict(prompt_field='{{question}}'), 'names no field'),
+    (dict(prompt_field='question', stop='x'), 'stop='),
+    (dict(prompt_field='question', metrics=('blue',)), "no metric 'blue'"),
+  ],
+)
+def test_wrong_settings_are_named(problems, settings, said):
+  with pytest.raises(ValueError, match=said):
+    files.jsonl(problems, target_field='answer', **settings)
+
+
+@pytest.mark.parametrize('line, said', [('{"a": ', 'line 2 is not JSON'), ('[1]', 'line 2 holds list')])
+def test_lines_that_are_no_objects_are_named(tmp_path, line, said):
+  (tmp_path / 'x').write_text(f'{{"prompt": "a", "target": "b"}}\n{line}')
+  with pytest.raises(ValueError, match=said):
+    files.jsonl(str(tmp_path / 'x'))
+
+
+def test_programs_are_not_run_unasked(problems):
+  settings = dict(prompt_field='question', target_field='answer', metrics=('pass_at_1',))
+  with pytest.raises(PermissionError, match='allow_execution'):
+    files.jsonl(problems, **settings)
+  assert files.jsonl(problems, **settings, allow_execution=True).metrics['pass_at_1'].allow_execution
+
+
+def test_a_prediction_ends_at_the_first_stop(problems):
+  task = files.jsonl(problems, prompt_field='question', target_field='answer', stop=('\n\n', 'Question:'))
+  assert [task.postprocess(t, task.examples[0]) for t in ('a Question: b\n\nc', 'a\n\nQuestion:', 'all')] == [
+    'a ', 'a', 'all'
+  ]  # fmt: skip
+
+
+def test_a_long_prompt_is_cut_in_its_text_and_nowhere_else(problems, pair, byt5):
+  task = files.jsonl(
+    problems, prompt_field='Question: {question}\nAnswer:', target_field='answer', tokenizer=byt5, max_prompt_tokens=30
+  )
+  tokenizer = find(byt5)
+  assert task.examples[0].prompt == 'Question: How much is\nAnswer:'
+  assert all(len(tokenizer.encode(e.prompt)) == 30 for e in task.examples)
+  lines = files.parallel_text(*pair, prefix='de: ', tokenizer=byt5, max_prompt_tokens=20).examples
+  assert [e.prompt for e in lines] == ['de: A dog runs.', 'de: Two children pl', 'de: A woman reads a']
+
+
+def test_cutting_never_splits_a_character(byt5):
+  tokenizer = find(byt5)
+  for limit in range(4, 12):
+    cut = prompts.fit(lambda text: f'{text}!', 'ääää', tokenizer, limit)
+    assert cut.strip('ä') == '!' and len(tokenizer.encode(cut)) <= limit
+
+
+def test_a_prompt_without_room_for_a_text_and_a_missing_tokenizer_are_errors(pair, byt5, tmp_path):
+  with pytest.raises(ValueError, match='leaves no room .* max_prompt_tokens=5'):
+    files.parallel_text(*pair, prefix='to German: ', tokenizer=byt5, max_prompt_tokens=5)
+  with pytest.raises(FileNotFoundError, match='no tokenizer there'):
+    files.parallel_text(*pair, tokenizer=str(tmp_path / 'nowhere' / 'x'))

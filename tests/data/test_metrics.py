@@ -1,0 +1,166 @@
+"""Metrics agree with the libraries and conventions that they are named after, and can be resampled."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from speccascade.data import metrics
+from speccascade.data.examples import Example
+
+GERMAN = [
+  'Der Hund läuft am Strand entlang.', 'Zwei Kinder spielen im Schnee.', 'Eine Frau liest ein Buch &quot;X&quot;.',
+]  # fmt: skip
+GUESSES = [
+  'Der Hund läuft schnell am Strand.', 'Zwei Kinder spielen draußen im Schnee.', 'Eine Frau liest ein Buch "X".',
+]  # fmt: skip
+SUMS = dict(bleu=metrics.bleu, rouge2=metrics.rouge2, final_number=metrics.final_number)
+ANSWER = 'She has 3 bags of 4, so 3 * 4 = <<3*4=12>>12 and 12 + 6 = 18.\n#### 18'
+
+
+def examples(targets, **info):
+  return [Example(i, f'prompt {i}', target, info) for i, target in enumerate(targets)]
+
+
+def test_bleu_is_sacrebleus():
+  sacrebleu = pytest.importorskip('sacrebleu')
+  expected = sacrebleu.corpus_bleu(GUESSES, [GERMAN], tokenize='13a').score
+  assert 20 < expected < 100
+  assert metrics.bleu(examples(GERMAN), GUESSES) == pytest.approx(expected)
+
+
+def test_bleu_takes_several_references_even_where_their_number_varies():
+  sacrebleu = pytest.importorskip('sacrebleu')
+  second = ['Ein Hund rennt am Strand.', 'Kinder spielen draußen im Schnee.', 'Sie liest.']
+  both = metrics.bleu(examples([list(pair) for pair in zip(GERMAN, second)]), GUESSES)
+  assert both == pytest.approx(sacrebleu.corpus_bleu(GUESSES, [GERMAN, second]).score)
+  uneven = metrics.bleu(examples([[GERMAN[0], second[0]], GERMAN[1], GERMAN[2]]), GUESSES)
+  assert metrics.bleu(examples(GERMAN), GUESSES) < uneven < both
+
+
+def test_bleu_of_empty_predictions_is_zero():
+  assert metrics.bleu(examples(GERMAN), [''] * 3) == 0
+
+
+@pytest.mark.parametrize('metric', SUMS.values(), ids=SUMS)
+def test_a_resampled_metric_is_the_metric_of_the_resample(metric):
+  targets, guesses = [*GERMAN, ANSWER], [*GUESSES, 'So 18']
+  rows = metric.statistics(examples(targets), guesses)
+  drawn = [3, 0, 2, 2, 1]
+  direct = metric(examples([targets[i] for i in drawn]), [guesses[i] for i in drawn])
+  assert metric.combine(rows[drawn].sum(0), len(drawn)) == pytest.approx(direct)
+  assert direct > 0
+
+
+def test_rouge2_counts_bigrams_without_stemming():
+  target = examples(['the dogs run home'])
+  assert metrics.rouge2(target, ['the dogs run home']) == pytest.approx(100)
+  assert metrics.rouge2(target, ['the dogs run']) == pytest.approx(100 * 2 * 1 * (2 / 3) / (1 + 2 / 3))
+  assert metrics.rouge2(target, ['the dog runs home']) == 0
+
+
+def test_rouge2_judges_by_the_nearest_reference():
+  assert metrics.rouge2(examples([['something else', 'the dogs run']]), ['the dogs run']) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+  'text, value',
+  [
+    (ANSWER, '18'),
+    ('He pays $1,234.50 in all.', '1234.50'),
+    ('The answer is 18.', '18'),
+    ('#### $1,000\nQuestion: 7 and 8?', '1000'),
+    ('12 - 5', '5'),
+    ('It falls to -3 degrees', '-3'),
+    ('a loss of -$20', '-20'),
+    ('half is .5', '.5'),
+    ('3 * 4 = <<3*4=12>>12', '12'),
+    ('1,2', '2'),
+    ('#### none, but 4', '4'),
+    ('none', None),
+    ('', None),
+  ],
+)
+def test_the_final_number_is_read_as_people_write_it(text, value):
+  found = metrics.number(text)
+  assert found is None if value is None else found == metrics.decimal.Decimal(value)
+
+
+def test_equal_numbers_need_not_be_written_alike():
+  assert metrics.final_number(examples(['#### 1,000', '#### 3', '#### 5']), ['$1000.00', 'so 4', 'none']) == (
+    pytest.approx(100 / 3)
+  )
+
+
+@pytest.mark.parametrize(
+  'text, letter',
+  [(' B', 'B'), ('B. Because', 'B'), ('(C)', 'C'), ('A good answer is D', 'D'), ('Answer: (b)', 'B'), ('Every', None)],
+)
+def test_a_choice_is_the_letter_that_is_stated(text, letter):
+  assert metrics.letter(text) == letter
+
+
+def test_accuracy_and_exact_match_are_shares():
+  assert metrics.accuracy(examples(['A', 'B']), [' A\n', 'C']) == 50
+  assert metrics.exact_match(examples(['yes', ['no', 'never']]), ['yes ', 'never']) == 100
+
+
+def test_a_metric_of_nothing_is_an_error():
+  with pytest.raises(ValueError, match='one example at least'):
+    metrics.bleu([], [])
+
+
+def test_predictions_must_be_as_many_as_examples():
+  with pytest.raises(ValueError):
+    metrics.exact_match(examples(['a', 'b']), ['a'])
+
+
+# ---- programs ----
+
+CODE = dict(
+  prompt='def double(x):\n', test='def check(candidate):\n  assert candidate(4) == 8', entry_point='double'
+)  # fmt: skip
+
+
+def judged(*predictions):
+  metric = dataclasses.replace(metrics.pass_at_1, allow_execution=True)
+  return metric.statistics(examples([''] * len(predictions), **CODE), predictions)[:, 0].tolist()
+
+
+def test_programs_pass_by_their_tests_alone():
+  assert judged('    return 2 * x', '    return x', '    return 2 *', '    exit(0)') == [1, 0, 0, 0]
+
+
+def test_a_lost_first_space_and_a_fenced_block_are_understood():
+  fenced = 'Here it is:\n```python\ndef double(x):\n    return x + x\n```\nDone.'
+  assert judged('   y = 2 * x\n    return y', fenced) == [1, 1]
+  assert judged('    y = 2 * x\n   return y') == [0]
+
+
+def test_programs_run_only_where_that_is_allowed():
+  for start in (lambda: metrics.named(['pass_at_1']), lambda: metrics.pass_at_1(examples([''], **CODE), ['1'])):
+    with pytest.raises(PermissionError, match='allow_execution=True'):
+      start()
+  assert metrics.named(['pass_at_1'], allow_execution=True)['pass_at_1'].allow_execution
+
+
+def test_an_example_without_tests_is_named():
+  metric = dataclasses.replace(metrics.pass_at_1, allow_execution=True)
+  with pytest.raises(ValueError, match='example 0 has no test and no entry_point'):
+    metric(examples(['']), ['1'])
+
+
+def test_metrics_are_found_by_name_and_keep_their_order():
+  assert list(metrics.named(['rouge2', 'bleu'])) == ['rouge2', 'bleu']
+  with pytest.raises(ValueError, match="no metric 'blue'; choose from bleu"):
+    metrics.named(['blue'])
+  for wrong in ('bleu', []):
+    with pytest.raises(ValueError, match='not a list of names'):
+      metrics.named(wrong)
+
+
+def test_statistics_have_one_row_for_each_example():
+  for name, metric in metrics.METRICS.items():
+    if name != 'pass_at_1':
+      rows = metric.statistics(examples(GERMAN), GUESSES)
+      assert rows.shape[0] == 3 and rows.ndim == 2 and np.isfinite(rows).all(), name

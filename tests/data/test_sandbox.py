@@ -1,0 +1,124 @@
+"""Programs end where they should: passed, failed, out of time or out of memory, and leave nothing behind."""
+
+import os
+import pathlib
+import sys
+import time
+
+import pytest
+
+from speccascade.data import sandbox
+
+if not sys.platform.startswith('linux'):
+  pytest.skip('limits differ from system to system', allow_module_level=True)
+
+MEMORY = 1 << 28
+
+
+def run(program, seconds=2.0):
+  return sandbox.run(program, seconds=seconds, memory=MEMORY)
+
+
+def processes(mark):
+  """Return the processes whose command line holds a text."""
+  found = []
+  for entry in pathlib.Path('/proc').glob('[0-9]*'):
+    try:
+      if mark.encode() in (entry / 'cmdline').read_bytes():
+        found.append(entry.name)
+    except OSError:
+      pass
+  return found
+
+
+def test_a_program_that_reaches_its_end_passes():
+  assert run('import collections, json, math\nassert math.prod([2, 3]) == 6').verdict == 'passed'
+
+
+@pytest.mark.parametrize(
+  'program, said',
+  [
+    ('assert 1 == 2, "no"', 'AssertionError: no'),
+    ('def f(:', 'SyntaxError'),
+    ('import sys\nsys.exit(0)\nassert False', 'SystemExit'),
+    ('raise SystemExit', 'SystemExit'),
+    ('import os\nos._exit(0)', 'before its last statement'),
+    ('import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\nimport ctypes\nctypes.string_at(0)', 'exit code'),
+    ('def f(): f()\nf()', 'RecursionError'),
+    ('input()', 'EOFError'),
+    ('raise ValueError("\\ud800" * 10_000)', 'ValueError'),
+  ],
+)
+def test_a_program_that_stops_earlier_fails_and_says_why(program, said):
+  result = run(program)
+  assert result.verdict == 'failed' and said in result.detail
+
+
+def test_what_a_child_reports_does_not_count():
+  assert run('import os\nif os.fork():\n  os.wait()\n  assert False, "parent"').detail.endswith('parent')
+
+
+def test_an_endless_loop_runs_out_of_time():
+  started = time.monotonic()
+  assert run('while True:\n  pass', seconds=1).verdict == 'timed out'
+  assert run('while True:\n  try:\n    sum(range(10**12))\n  except BaseException:\n    pass', 1).verdict == 'timed out'
+  assert time.monotonic() - started < 30
+
+
+def test_sleep_runs_out_of_time():
+  assert run('import time\ntime.sleep(100)', seconds=0.2).verdict == 'timed out'
+
+
+def test_a_memory_hog_runs_out_of_memory():
+  assert run('x = bytearray(10**10)').verdict == 'memory'
+  assert run('x = [0] * 10**6\nwhile True:\n  x = x + x').verdict == 'memory'
+
+
+def test_a_fork_bomb_meets_the_limit_on_processes():
+  assert 'BlockingIOError' in run('import os\nwhile True:\n  os.fork()').detail
+  many = 'import os, time\nn = 0\ntry:\n  while True:\n    if not os.fork():\n      time.sleep(9)\n    n += 1\n'
+  result = run(f'{many}except OSError:\n  raise ValueError(f"made {{n}} processes")')
+  made = int(result.detail.split('made ')[1].split()[0])
+  assert made < 4 * sandbox.PROCESSES or os.getuid()  # an ordinary user's own processes count as well
+
+
+def test_nothing_outlives_a_program():
+  mark = 'speccascade-left-over'
+  program = f'import subprocess, sys\nsubprocess.Popen([sys.executable, "-c", "import time; time.sleep(60) # {mark}"]'
+  assert run(f'{program})').verdict == 'passed'
+  time.sleep(0.1)
+  assert not processes(mark)
+
+
+def test_a_flood_of_output_does_no_harm():
+  assert run('for i in range(20_000):\n  print("x" * 1000)').verdict == 'passed'
+
+
+def test_files_are_limited_and_removed():
+  before = set(pathlib.Path(sandbox.tempfile.gettempdir()).glob('speccascade-*'))
+  assert run('open("a", "w").write("b")\nassert open("a").read() == "b"').verdict == 'passed'
+  assert 'File too large' in run('with open("a", "wb") as f:\n  while True:\n    f.write(b"x" * 10**6)').detail
+  mine = set(pathlib.Path(sandbox.tempfile.gettempdir()).glob('speccascade-*')) - before
+  assert not [folder for folder in mine if (folder / 'a').exists()]
+
+
+def test_the_environment_is_not_handed_on(monkeypatch):
+  monkeypatch.setenv('SECRET', 'value')
+  assert run('import os\nassert "SECRET" not in os.environ\nassert os.listdir(".") == []').verdict == 'passed'
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason='an ordinary user keeps its own rights')
+def test_root_is_given_up():
+  result = run('import os\nassert os.getuid() and os.geteuid()\nopen("/etc/speccascade-was-here", "w")')
+  assert 'PermissionError' in result.detail
+  assert run('import os\nos.setuid(0)').detail.startswith('PermissionError')
+
+
+def test_a_program_reads_its_job_no_more():
+  assert 'FileNotFoundError' in run('open("job")').detail
+
+
+def test_limits_must_be_positive():
+  for limits in (dict(seconds=0), dict(memory=-1)):
+    with pytest.raises(ValueError, match='greater than 0'):
+      sandbox.run('1', **limits)

@@ -1,0 +1,145 @@
+"""A config's mistakes are found before anything is made, in one line that says what was probably meant."""
+
+import pathlib
+
+import gin
+import pytest
+import toys
+
+from speccascade import methods, rules
+from speccascade.evaluate import config
+from speccascade.evaluate.rundir import RunError
+
+ROOT = pathlib.Path(__file__).parents[2]
+RUNS = sorted((ROOT / 'gin_configs' / 'runs').glob('*.gin'))
+GOOD = """
+import toys
+target/Curve.name = 'target only'
+target/Curve.method = @methods.autoregressive
+target/Curve.settings = {'model': 1}
+opt/Curve.name = 'opt'
+opt/Curve.method = @methods.speculative
+opt/Curve.rule = @rules.opt
+opt/Curve.parameter = 'alpha'
+opt/Curve.values = [0.0, 0.5]
+opt/Curve.settings = {'block': 2}
+Experiment.task = @toys.task()
+Experiment.models = @toys.models
+Experiment.curves = [@target/Curve(), @opt/Curve()]
+run.experiments = [@Experiment()]
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty_config():
+  yield
+  with gin.unlock_config():
+    gin.clear_config()
+
+
+def parse(text: str, tmp_path, **kwargs) -> str:
+  path = tmp_path / 'test.gin'
+  path.write_text(text)
+  return config.parse([str(path)], **kwargs)
+
+
+def error(text: str, tmp_path, **kwargs) -> str:
+  with pytest.raises(RunError) as caught:
+    parse(text, tmp_path, **kwargs)
+  assert '\n' not in str(caught.value)
+  return str(caught.value)
+
+
+def built_error(text: str, tmp_path) -> str:
+  parse(text, tmp_path)
+  with pytest.raises(RunError) as caught:
+    config.build()
+  assert '\n' not in str(caught.value)
+  return str(caught.value)
+
+
+def test_a_config_makes_experiments_and_repeats_itself(tmp_path):
+  text = parse(GOOD, tmp_path, bindings=['Experiment.seed = 3'])
+  (experiment,) = config.build()
+  assert [p.key for p in experiment.points] == [('target only', None), ('opt', 0.0), ('opt', 0.5)]
+  assert experiment.seed == 3 and experiment.curves[1].rule is rules.opt
+  assert parse(text, tmp_path) == text
+  assert config.build()[0].describe() == experiment.describe()
+
+
+def test_unknown_names_come_with_the_nearest(tmp_path):
+  assert 'there is no rules.optt; did you mean rules.opt?' in error(GOOD.replace('@rules.opt', '@rules.optt'), tmp_path)
+  said = error(GOOD, tmp_path, bindings=['Experimnt.seed = 1'])
+  assert 'there is no Experimnt; did you mean Experiment?' in said
+  said = error(GOOD, tmp_path, bindings=['Experiment.sed = 1'])
+  assert 'Experiment has no parameter sed; did you mean seed?' in said
+  said = error(GOOD, tmp_path, bindings=['methods.speculative.gamma = 1'])
+  assert 'methods.speculative has no parameter gamma; it has rule, block' in said
+  said = error(GOOD.replace("{'block': 2}", '%BLOK\nBLOCK = 2'), tmp_path)
+  assert '%BLOK is used but bound nowhere; did you mean BLOCK?' in said
+  assert 'there is no zzz' in error(GOOD, tmp_path, bindings=['zzz.seed = 1'])
+
+
+def test_bindings_that_gin_would_drop_are_refused(tmp_path):
+  said = error(GOOD.replace('opt/Curve.settings', 'optt/Curve.settings'), tmp_path)
+  assert 'optt/Curve is bound, but nothing is made in the scope optt; did you mean opt?' in said
+
+
+def test_files_and_modules_that_are_missing_are_named(tmp_path):
+  assert 'no file methods/nope.gin (In file' in error("include 'methods/nope.gin'\n" + GOOD, tmp_path)
+  with pytest.raises(RunError, match='no file nope.gin; give its path, or the folder with --gin_search_paths'):
+    config.parse(['nope.gin'])
+  assert "cannot import: No module named 'my_rulez'" in error('import my_rulez\n' + GOOD, tmp_path)
+  assert 'no run.experiments' in error(GOOD.replace('run.experiments = [@Experiment()]', ''), tmp_path)
+  assert 'line 2' in error('\nExperiment.seed = = 1', tmp_path)
+
+
+def test_what_is_not_bound_is_asked_for(tmp_path):
+  assert "config: Experiment lacks 'models'; bind it, as in Experiment.models" in built_error(
+    GOOD.replace('Experiment.models = @toys.models', ''), tmp_path
+  )
+  assert "config: Curve lacks 'method'" in built_error(GOOD.replace('opt/Curve.method', '#'), tmp_path)
+
+
+def test_a_mistake_inside_names_the_scope(tmp_path):
+  assert 'settings has blok, but speculative takes rule, block, policy, accept (config scope opt)' in built_error(
+    GOOD.replace("'block'", "'blok'"), tmp_path
+  )
+
+
+def test_includes_are_found_beside_and_above_the_file_and_on_the_search_path(tmp_path):
+  (tmp_path / 'methods').mkdir()
+  (tmp_path / 'runs').mkdir()
+  (tmp_path / 'elsewhere').mkdir()
+  (tmp_path / 'methods' / 'good.gin').write_text(GOOD)
+  (tmp_path / 'elsewhere' / 'seed.gin').write_text('Experiment.seed = 5')
+  run = tmp_path / 'runs' / 'r.gin'
+  run.write_text("include 'methods/good.gin'\ninclude 'seed.gin'\n")
+  before = list(gin.config._LOCATION_PREFIXES)
+  config.parse([str(run)], search_paths=[str(tmp_path / 'elsewhere')])
+  assert config.build()[0].seed == 5 and gin.config._LOCATION_PREFIXES == before
+
+
+def test_the_names_cover_every_rule_and_method():
+  known = dict(config.names())
+  assert {f'rules.{r.__name__}' for r in rules.RULES} < set(known)
+  makers = {n for n, f in vars(methods).items() if getattr(f, '__module__', '') == methods.__name__ and n.islower()}
+  assert {f'methods.{n}' for n in makers if not n.startswith('_')} < set(known)
+  assert {'stopping.Heuristic', 'acceptance.block', 'rules.weighted'} < set(known)
+
+
+@pytest.mark.parametrize('path', RUNS, ids=[p.stem for p in RUNS])
+def test_every_config_of_the_project_parses_and_opens_with_its_command(path):
+  text = path.read_text()
+  assert text.startswith('# ') and f'--gin_file=gin_configs/runs/{path.name}' in text.split('\n\n')[0]
+  for word in ('Hardware:', 'Expected:'):
+    assert word in text.split('\n\n')[0], word
+  assert 'run.experiments' in config.parse([str(path)])
+
+
+def test_the_default_config_is_in_the_package_and_builds():
+  config.parse([str(ROOT / 'speccascade' / 'configs' / 'default.gin')])
+  (experiment,) = config.build()
+  assert {c.name for c in experiment.curves} >= {'target only', 'draft only', 'SpecCascade [OPT]'}
+  assert experiment.latency_examples > 0 and experiment.temperatures == (0.0, 1.0)
+  assert toys.VOCAB  # the module of the other tests stays importable

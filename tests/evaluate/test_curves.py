@@ -1,0 +1,202 @@
+"""A curve builds the method it says, takes what a config binds on its functions, and refuses what it would ignore."""
+
+import functools
+
+import gin
+import numpy as np
+import pytest
+import toys
+
+from speccascade import acceptance, checkpoints, methods, rules, stopping
+from speccascade.evaluate import Checkpoint, config, Curve
+
+
+@pytest.fixture(autouse=True)
+def empty_config():
+  config.register()
+  yield
+  with gin.unlock_config():
+    gin.clear_config()
+
+
+def curve_of(text: str) -> Curve:
+  """Return Curve() of a config."""
+  with gin.unlock_config():
+    gin.clear_config()
+    gin.parse_config(text)
+  return gin.get_configurable('Curve')()
+
+
+def error(*args, **kwargs) -> str:
+  with pytest.raises(ValueError) as caught:
+    Curve(*args, **kwargs)
+  return str(caught.value)
+
+
+def test_a_curve_has_a_point_for_each_value():
+  curve = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.1), {'block': 3})
+  assert [p.key for p in curve.points()] == [('opt', 0.0), ('opt', 0.1)]
+  assert [p.label for p in curve.points()] == ['opt alpha=0.0', 'opt alpha=0.1']
+  expected = methods.speculative(functools.partial(rules.opt, alpha=0.1), 3)
+  built = curve.points()[1].build()
+  assert str(built) == str(expected) and built.phases[2].combiner.keywords['rule'].keywords == {
+    'alpha': np.float32(0.1)
+  }
+
+
+def test_the_parameter_is_the_rules_or_else_the_methods():
+  by_block = Curve('sd', methods.speculative, rules.speculative, 'block', (2, 4))
+  assert [p.build().window for p in by_block.points()] == [2, 4]
+  by_weights = Curve('cos', methods.cos, rules.weighted, 'weights', [[0.5, 0.5], (0.3, 0.7)], {'blocks': (2, 1)})
+  assert [p.key[1] for p in by_weights.points()] == [[0.5, 0.5], [0.3, 0.7]]
+  assert by_weights.build((0.3, 0.7)).phases[0].branches[0][1].combiner.keywords['weights'] == (
+    np.float32(0.3), np.float32(0.7),
+  )  # fmt: skip
+  alone = Curve('draft only', methods.autoregressive)
+  assert [p.key for p in alone.points()] == [('draft only', None)] and alone.build().slots == (0,)
+
+
+def test_settings_of_the_rule_are_bound_to_it():
+  curve = Curve('we', methods.ensemble, rules.weighted, rule_settings={'weights': (0.5, 0.5)})
+  partial = Curve('we', methods.ensemble, functools.partial(rules.weighted, weights=(0.5, 0.5)))
+  for built in (curve.build(), partial.build()):
+    assert built.phases[-1].combiner.keywords['weights'] == (np.float32(0.5), np.float32(0.5))
+
+
+@pytest.mark.parametrize(
+  ('score', 'expected'),
+  [('mean', -2.0), ('sum', -6.0), (0.5, -2.0), (0.0, -3.0), (np.max, -1.0)],
+)
+def test_a_sequence_cascade_names_its_score(score, expected):
+  curve = Curve('seq', methods.sequence_cascade, None, 'threshold', (-1.0,), {'score': score})
+  built = curve.build(-1.0)
+  assert isinstance(built, methods.SequenceCascade) and built.threshold == -1.0
+  assert built.score(np.array([-1.0, -2.0, -3.0])) == expected
+
+
+def test_an_unknown_score_is_refused():
+  with pytest.raises(ValueError, match="score='median' is none of mean, sum and no quantile"):
+    Curve('seq', methods.sequence_cascade, settings={'score': 'median'}).build()
+
+
+def test_what_would_be_ignored_is_refused():
+  spec, opt = methods.speculative, rules.opt
+  assert 'rule_settings has alhpa, but opt takes alpha' in error('a', spec, opt, rule_settings={'alhpa': 1})
+  assert 'settings has blok, but speculative takes rule, block' in error('a', spec, opt, settings={'blok': 1})
+  assert "rule_settings={'alpha': 1} without a rule" in error('a', methods.bild, rule_settings={'alpha': 1})
+  assert 'values=(0.1,) but no parameter' in error('a', spec, opt, values=(0.1,))
+  assert 'nothing has the parameter beta' in error('a', spec, opt, 'beta', (0.1,))
+  assert 'both the parameter that varies and a setting' in error(
+    'a', spec, opt, 'alpha', (0.1,), rule_settings={'alpha': 0.2}
+  )
+  assert 'must be different' in error('a', spec, opt, 'alpha', (0.1, 0.1))
+  assert 'none of them None' in error('a', spec, opt, 'alpha')
+  assert 'has no values' in error('a', spec, opt, 'alpha', ())
+  assert 'write [0.1]' in error('a', spec, opt, 'alpha', 0.1)
+  assert 'is not a function; write @rules.NAME, without ()' in error('a', spec, 'opt')
+  assert 'is not a dict' in error('a', spec, opt, settings=[1])
+
+
+def test_a_value_out_of_range_names_the_curve():
+  with pytest.raises(ValueError, match=r'mine, alpha=2.0: rule chow needs 0 <= alpha <= 1'):
+    Curve('mine', methods.speculative, rules.chow, 'alpha', (2.0,)).build(2.0)
+  with pytest.raises(ValueError, match=r'mine: rule opt needs a value|mine: opt needs a value for alpha'):
+    Curve('mine', methods.speculative, rules.opt).build()
+
+
+def test_a_config_hands_over_the_function_itself():
+  curve = curve_of("""
+    Curve.name = 'sd'
+    Curve.method = @methods.speculative
+    Curve.rule = @rules.speculative
+  """)
+  assert curve.rule is rules.speculative and curve.method is methods.speculative
+  assert curve.build().window == 5  # with the bonus token of plain speculative decoding, not the γ + 1 of a cascade
+
+
+def test_bindings_on_rules_and_methods_work():
+  curve = curve_of("""
+    Curve.name = 'cos'
+    Curve.method = @methods.cos
+    Curve.rule = @rules.weighted
+    rules.weighted.weights = (0.25, 0.75)
+    methods.cos.blocks = (3, 1)
+  """)
+  assert curve.rule_settings == {'weights': (0.25, 0.75)} and curve.settings == {'blocks': (3, 1)}
+  assert str(curve) == 'cos: cos(blocks=(3, 1)) of weighted(weights=(0.25, 0.75))'
+
+
+def test_scoped_bindings_on_rules_work():
+  curve = curve_of("""
+    Curve.name = 'cos'
+    Curve.method = @methods.ensemble
+    Curve.rule = @thirds/rules.weighted
+    rules.weighted.weights = (0.5, 0.5)
+    thirds/rules.weighted.weights = (0.3, 0.7)
+  """)
+  assert curve.rule is rules.weighted and curve.rule_settings == {'weights': (0.3, 0.7)}
+
+
+def test_a_value_given_twice_is_refused():
+  with pytest.raises(ValueError, match='block is bound on the function and in settings; drop one'):
+    curve_of("""
+      Curve.name = 'sd'
+      Curve.method = @methods.speculative
+      Curve.settings = {'block': 3}
+      methods.speculative.block = 4
+    """)
+
+
+def test_functions_inside_settings_come_out_of_their_wrappers():
+  curve = curve_of("""
+    Curve.name = 'block'
+    Curve.method = @methods.speculative
+    Curve.settings = {'accept': @acceptance.block, 'policy': @stopping.Heuristic()}
+    stopping.Heuristic.first = 3
+  """)
+  assert curve.settings['accept'] is acceptance.block
+  built = curve.build()
+  assert built.by_round and built.policy == stopping.Heuristic(3)
+
+
+def test_a_rule_of_ones_own_takes_bindings():
+  curve = curve_of("""
+    import toys
+    Curve.name = 'mine'
+    Curve.method = @methods.speculative
+    Curve.rule = @toys.mean
+    toys.mean.weight = 0.25
+  """)
+  assert curve.rule is toys.mean and curve.rule_settings == {'weight': 0.25}
+  assert curve.build().window == 6
+
+
+def test_dynamic_registration_finds_the_functions_too():
+  curve = curve_of("""
+    from __gin__ import dynamic_registration
+    from speccascade import evaluate
+    from speccascade import methods
+    from speccascade import rules
+    evaluate.Curve.name = 'we'
+    evaluate.Curve.method = @methods.ensemble
+    evaluate.Curve.rule = @rules.weighted
+    rules.weighted.weights = (0.5, 0.5)
+  """)
+  assert curve.rule is rules.weighted and curve.rule_settings == {'weights': (0.5, 0.5)}
+
+
+def test_making_a_checkpoint_reads_nothing_and_loading_says_what_is_wrong(tmp_path):
+  missing = Checkpoint(str(tmp_path / 'nowhere'), name='large')
+  with pytest.raises(FileNotFoundError, match='nowhere does not exist'):
+    missing.load()
+  with pytest.raises(ValueError, match='path=None is not a path'):
+    Checkpoint(None)
+
+
+def test_any_failure_to_load_names_the_checkpoint(monkeypatch):
+  def fail(path, **_):
+    raise KeyError('decoder.final_norm\nand more')
+
+  monkeypatch.setattr(checkpoints, 'load', fail)
+  with pytest.raises(ValueError, match=r"weights/large cannot be loaded \('decoder.final_norm.*\); fetch"):
+    Checkpoint('weights/large').load()

@@ -1,0 +1,95 @@
+"""An experiment is checked whole before anything is loaded."""
+
+import dataclasses
+
+import pytest
+import toys
+
+from speccascade import methods, rules
+from speccascade.data.examples import Task
+from speccascade.evaluate import Checkpoint, Curve, Experiment
+
+TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
+OPT = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.5), {'block': 2})
+
+
+def make(**changes) -> Experiment:
+  fields = dict(task=toys.task, models=toys.models, curves=[TARGET, OPT]) | changes
+  return Experiment(**fields)
+
+
+def error(**changes) -> str:
+  with pytest.raises(ValueError) as caught:
+    make(**changes)
+  return str(caught.value)
+
+
+def test_points_follow_the_order_of_curves_and_values():
+  experiment = make()
+  assert [p.key for p in experiment.points] == [('target only', None), ('opt', 0.0), ('opt', 0.5)]
+  assert experiment.reference_point.curve is TARGET
+  assert isinstance(experiment.task, Task)  # a function of it is called
+
+
+def test_nothing_is_loaded_before_load(tmp_path):
+  experiment = make(models=[Checkpoint(str(tmp_path / 'small')), Checkpoint(str(tmp_path / 'large'))])
+  with pytest.raises(FileNotFoundError, match='small does not exist'):
+    experiment.load()
+
+
+def test_models_come_from_anything_that_gives_them_and_have_names_of_their_own():
+  small, large = toys.models()
+  twin = small.replace(name=large.name)
+  for models in (toys.models, [small, large], [lambda: small, large]):
+    assert [m.name for m in make(models=models).load()] == ['toy2', 'toy1']
+  assert [m.name for m in make(models=[twin, large]).load()] == ['toy1', 'toy1 2']
+  with pytest.raises(ValueError, match='the curves need 2 models, but 1 were given'):
+    make(models=lambda: [small]).load()
+  with pytest.raises(ValueError, match='gave int, not a Model'):
+    make(models=[lambda: 3, large]).load()
+
+
+def test_prompts_that_cannot_be_decoded_are_found_before_anything_is():
+  examples = [dataclasses.replace(e, prompt=[*e.prompt, 1, 2, 3][: 2 + e.index * 3]) for e in toys.task(3).examples]
+  task, models = dataclasses.replace(toys.task(), examples=examples), toys.models()
+  assert make().encode(models)[1] == [1, 6]
+  with pytest.raises(ValueError, match='toys: example 1 has 5 tokens, more than max_prompt_tokens=4; raise the limit'):
+    make(task=task).encode(models)
+  twice = dataclasses.replace(task, examples=[toys.task().examples[0]] * 2)
+  with pytest.raises(ValueError, match='two examples have one index'):
+    make(task=twice).encode(models)
+
+
+def test_mistakes_are_named():
+  assert "reference='ensemble' is none of the curves: target only, opt" in error(reference='ensemble')
+  assert 'the reference opt has 2 values; give it one' in error(reference='opt')
+  assert 'two curves are called opt' in error(curves=[TARGET, OPT, OPT])
+  assert 'curves[1] is not a Curve; write @scope/Curve(), with ()' in error(curves=[TARGET, Curve])
+  assert 'is not a list' in error(curves=TARGET)
+  assert 'is not a task' in error(task=3)
+  assert 'has no examples' in error(task=dataclasses.replace(toys.task(), examples=[]))
+  assert 'has no metrics' in error(task=dataclasses.replace(toys.task(), metrics={}))
+  assert 'temperature=-1' in error(temperatures=[-1])
+  assert 'has no temperatures' in error(temperatures=[])
+  assert 'must differ' in error(temperatures=[1.0, 1.0])
+  assert 'quality_batch=0 is not a whole number of at least 1' in error(quality_batch=0)
+  assert 'latency_examples=1.5 is not' in error(latency_examples=1.5)
+  assert 'a latency batch of 4' in error(latency_examples=3, latency_batches=[4])
+  assert 'opt alpha=0.0 needs 2 models, but there are 1' in error(
+    models=toys.models()[:1], curves=[Curve('target only', methods.autoregressive), OPT]
+  )
+  bad = Curve('chow', methods.speculative, rules.chow, 'alpha', (2.0,))
+  assert 'chow, alpha=2.0: rule chow needs' in error(curves=[TARGET, bad])
+
+
+def test_the_description_changes_with_all_that_decides_the_results():
+  base = make().describe()
+  assert base == make().describe() and 'data: 10 examples' in base
+  others = [
+    make(seed=1), make(quality_batch=4), make(task=toys.task(9)), make(task=toys.task(10, 7)),
+    make(curves=[TARGET, dataclasses.replace(OPT, settings={'block': 3})]), make(temperatures=[0.0]), make(top_k=5),
+  ]  # fmt: skip
+  changed = dataclasses.replace(toys.task().examples[3], target='x')
+  examples = [*toys.task().examples[:3], changed, *toys.task().examples[4:]]
+  others.append(make(task=dataclasses.replace(toys.task(), examples=examples)))
+  assert len({base, *(o.describe() for o in others)}) == len(others) + 1

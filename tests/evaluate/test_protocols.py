@@ -1,0 +1,376 @@
+"""The protocols measure what they say, compile once a sweep, and end the same however often they were cut off."""
+
+import dataclasses
+import functools
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+import toys
+
+import speccascade
+from speccascade import decode, methods, probs, rules, Sampler
+from speccascade.evaluate import Curve, Experiment, floor, progress, protocols, summary, trace
+from speccascade.evaluate.rundir import Journal, RunError
+
+TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
+DRAFT = Curve('draft only', methods.autoregressive)
+OPT = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.3, 0.6), {'block': 3})
+EXPERIMENT = Experiment(
+  toys.task, toys.models, [TARGET, DRAFT, OPT], quality_batch=4, latency_examples=4, latency_trials=2, trace_examples=2
+)
+
+
+@pytest.fixture(scope='module')
+def loaded():
+  return protocols.Loaded.of(EXPERIMENT)
+
+
+@pytest.fixture(scope='module')
+def models(loaded):
+  return loaded.models
+
+
+@pytest.fixture(scope='module')
+def quality(loaded, tmp_path_factory):
+  """Return the path of a whole quality journal."""
+  return _quality(EXPERIMENT, loaded, tmp_path_factory.mktemp('quality') / 'examples.jsonl')
+
+
+def _quality(experiment, loaded, path):
+  journal = Journal(path)
+  protocols.quality(experiment, lambda: loaded, journal)
+  journal.close()
+  return path
+
+
+def _lines(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# ---- quality ----
+
+
+def test_every_line_is_what_decoding_that_example_alone_gives(models, quality):
+  lines = _lines(quality)
+  assert len(lines) == 2 * 5 * 10
+  for line in lines[::7]:
+    point = next(p for p in EXPERIMENT.points if p.key == (line['curve'], line['value']))
+    example = EXPERIMENT.task.examples[line['example']]
+    out = decode(
+      point.build(), models, [example.prompt], max_new_tokens=6, sampler=Sampler(line['temperature']),
+      example_ids=[example.index], max_prompt_tokens=4,
+    )  # fmt: skip
+    assert line['tokens'] == out.tokens[0] and line['prediction'] == ' '.join(map(str, out.tokens[0]))
+    assert line['emitted'] == len(line['tokens']) == len(line['source'])
+    assert line['accepted'] == out.stats.accepted[0] and line['rounds'] == out.stats.rounds[0]
+    assert line['calls'][: len(out.stats.calls)] == out.stats.calls[:, 0].tolist() and len(line['calls']) == 2
+
+
+def test_a_journal_cut_anywhere_is_completed_to_the_same_bytes(loaded, quality, tmp_path):
+  whole = quality.read_bytes()
+  lines = whole.splitlines(keepends=True)
+  half = b''.join(lines[:52]) + lines[52][:30]
+  for start in (b'', b''.join(lines[:10]), b''.join(lines[:13]), half, b''.join(lines[:-1]), whole):
+    path = tmp_path / f'{len(start)}.jsonl'
+    path.write_bytes(start)
+    assert _quality(EXPERIMENT, loaded, path).read_bytes() == whole
+
+
+def test_a_finished_journal_needs_no_models(loaded, quality):
+  journal = Journal(quality)
+  protocols.quality(EXPERIMENT, lambda: pytest.fail('loaded'), journal)
+  journal.close()
+
+
+def test_the_journal_of_another_experiment_is_refused(loaded, quality):
+  journal = Journal(quality)
+  other = dataclasses.replace(EXPERIMENT, temperatures=(1.0,))
+  with pytest.raises(RunError, match='lines of another run'):
+    protocols.quality(other, lambda: loaded, journal)
+  journal.close()
+
+
+# ---- compilation ----
+
+
+def traces(run) -> int:
+  """Return how many times the loop was traced by run()."""
+  loop = speccascade.decode.__globals__['_loop']
+  before = loop._cache_size()
+  run()
+  return loop._cache_size() - before
+
+
+def test_a_sweep_over_a_split_with_a_rest_compiles_once(loaded, tmp_path):
+  curves = [Curve('target only', methods.autoregressive, settings={'model': 1})]
+  sweep = Curve('diff', methods.speculative, rules.diff, 'alpha', (0.0, 0.1, 0.2, 0.3), {'block': 2})
+  experiment = dataclasses.replace(
+    EXPERIMENT, curves=[*curves, sweep], quality_batch=3, temperatures=(0.5, 0.7), latency_batches=(3,)
+  )
+  run = functools.partial(_quality, experiment, loaded, tmp_path / 'q')
+  assert traces(run) == 2  # one program for each method
+  journal = Journal(tmp_path / 'l')
+  assert traces(lambda: protocols.latency(experiment, lambda: loaded, journal)) == 0  # at the same batch size
+  journal.close()
+
+
+def test_programs_are_dropped_where_the_kernel_would_refuse_more_mappings(monkeypatch):
+  dropped = []
+  monkeypatch.setattr(jax, 'clear_caches', lambda: dropped.append(True))
+  protocols.few_executables()
+  assert not dropped
+  monkeypatch.setattr(protocols, 'MAPS', 1)
+  protocols.few_executables()
+  assert dropped == [True]
+
+
+# ---- latency ----
+
+
+def test_every_point_is_timed_in_turn_on_each_example():
+  experiment = dataclasses.replace(EXPERIMENT, latency_batches=(1, 2))
+  plan = protocols.latency_plan(experiment)
+  assert len(plan) == 2 * 2 * 5 * (4 + 2)  # temperatures × trials × points × groups
+  keys = {p.key for p in experiment.points}
+  orders = set()
+  for i in range(0, len(plan), 5):
+    group = plan[i : i + 5]
+    assert len({t.group() for t in group}) == 1 and {t.point.key for t in group} == keys
+    orders.add(tuple(t.point.key for t in group))
+  assert len(orders) > 10
+  assert len({t.examples for t in plan if t.batch == 1}) == 4 and all(len(t.examples) == t.batch for t in plan)
+  assert [t.key for t in plan] == [t.key for t in protocols.latency_plan(experiment)]
+  other = protocols.latency_plan(dataclasses.replace(experiment, seed=1))
+  assert [t.key for t in plan] != [t.key for t in other]
+
+
+def test_each_program_is_warm_before_the_clock_runs_and_a_rest_is_completed(loaded, tmp_path, monkeypatch):
+  calls = []
+
+  def record(experiment, loaded, method, temperature, examples):
+    calls.append((method.name, temperature, len(examples)))
+    return original(experiment, loaded, method, temperature, examples)
+
+  original = protocols.run_method
+  monkeypatch.setattr(protocols, 'run_method', record)
+  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], latency_trials=1)
+  journal = Journal(tmp_path / 'l')
+  protocols.latency(experiment, lambda: loaded, journal)
+  journal.close()
+  assert [t for _, t, _ in calls] == [0.0] * (2 + 8) + [1.0] * (2 + 8)
+  whole = _lines(tmp_path / 'l')
+  assert all(line['seconds'] > 0 and line['tokens'] > 0 for line in whole)
+  kept = ''.join(json.dumps(line) + '\n' for line in whole[:11])
+  (tmp_path / 'l').write_text(kept)
+  calls.clear()
+  journal = Journal(tmp_path / 'l')
+  protocols.latency(experiment, lambda: loaded, journal)
+  journal.close()
+  assert len(calls) == 2 + 5 and {t for _, t, _ in calls} == {1.0}
+  times = ('seconds',)
+  assert [{k: v for k, v in x.items() if k not in times} for x in _lines(tmp_path / 'l')] == [
+    {k: v for k, v in x.items() if k not in times} for x in whole
+  ]
+
+
+def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, monkeypatch):
+  thresholds = []
+  monkeypatch.setattr(protocols, 'run_method', lambda e, ms, method, t, ex: thresholds.append(method.threshold))
+  curve = Curve('seq', methods.sequence_cascade, None, 'threshold', (-100.0,))
+  protocols._warm_up(dataclasses.replace(EXPERIMENT, curves=[curve], reference='seq'), loaded, 0.0, 1)
+  assert thresholds == [np.inf]
+
+
+def test_forward_passes_are_timed_at_every_width(models):
+  found = floor.measure(models, [1, 4], source=4, tokens=6, trials=2)
+  assert list(found) == ['toy2', 'toy1'] and all(set(v) == {'1', '4'} for v in found.values())
+  assert all(s > 0 for v in found.values() for s in v.values())
+  by_block = Curve('sd', methods.speculative, rules.speculative, 'block', (2, 7))
+  assert protocols.widths(dataclasses.replace(EXPERIMENT, curves=[TARGET, OPT, by_block])) == [1, 3, 4, 8]
+
+
+# ---- results ----
+
+
+def _timing(curve, example, trial, seconds, tokens=10):
+  return dict(
+    temperature=0.0, batch=1, trial=trial, examples=[example], curve=curve, value=None, seconds=seconds, tokens=tokens
+  )
+
+
+def test_ratios_compare_sums_of_medians_over_the_same_examples():
+  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
+  timings = []
+  for trial, slow in enumerate((1.0, 5.0, 1.0)):  # a trial on a busy machine is outvoted
+    for example, seconds in enumerate((0.2, 0.4)):
+      timings.append(_timing('target only', example, trial, slow * seconds))
+      timings.append(_timing('draft only', example, trial, slow * seconds / 4))
+  target, draft = summary.points(experiment, [], timings, None)
+  assert target['latency']['ratio'] == 1 and target['latency']['ratio_ci'] == [1, 1]
+  took = draft['latency']
+  assert took['ratio'] == pytest.approx(4) and took['ratio_ci'] == pytest.approx([4, 4])
+  assert took['median_s'] == pytest.approx(0.075) and took['tokens_per_s'] == pytest.approx(20 / 0.15)
+  assert took['trials'] == 3 and took['examples'] == 2 and draft['quality'] is None
+
+
+def test_the_interval_of_a_ratio_covers_the_ratio_as_often_as_it_says():
+  rng, covered = np.random.default_rng(0), 0
+  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
+  for _ in range(100):
+    timings = []
+    for example in range(40):
+      seconds = rng.lognormal(sigma=0.3)
+      timings.append(_timing('target only', example, 0, seconds))
+      timings.append(_timing('draft only', example, 0, seconds / 2 * rng.lognormal(sigma=0.2) / np.exp(0.02)))
+    low, high = summary.points(experiment, [], timings, None)[1]['latency']['ratio_ci']
+    covered += low <= 2 <= high
+  assert covered >= 85
+
+
+def test_quality_has_an_interval_and_counts_add_up(quality):
+  points = summary.points(EXPERIMENT, _lines(quality), [], None)
+  assert [(p['curve'], p['value'], p['temperature'], p['batch']) for p in points] == [
+    (*p.key, t, 4) for t in (0.0, 1.0) for p in EXPERIMENT.points
+  ]
+  for p in points:
+    low, high = p['quality_ci']['overlap']
+    assert low <= p['quality']['overlap'] <= high and p['latency'] is None and p['examples'] == 10
+    c = p['counts']
+    lines = [x for x in _lines(quality) if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], p['temperature'])]  # fmt: skip  # noqa: E501
+    assert c['emitted'] == sum(len(x['tokens']) for x in lines)
+    assert c['calls'] == np.sum([x['calls'] for x in lines], 0).tolist()
+    assert c['accepted_lengths'] == np.sum([x['accepted_lengths'] for x in lines], 0).tolist()
+    if p['curve'] == 'opt':
+      assert 0 < c['acceptance'] <= 1 and 0 < c['deferral_rate'] < 1 and c['tokens_per_round'] > 1
+      assert sum(c['accepted_at']) == c['accepted'] and sum(c['tested_at']) == c['tested']
+    else:
+      assert c['acceptance'] is None and c['deferral_rate'] is None and c['tokens_per_round'] == 1
+  texts = points[0]['quality']['overlap'], points[1]['quality']['overlap']
+  assert texts[0] != texts[1]
+
+
+def test_what_the_metrics_see_is_post_processed(quality):
+  seen = []
+
+  def metric(examples, predictions):
+    seen.append((examples[1].index, predictions[1]))
+    return 0.0
+
+  task = dataclasses.replace(
+    EXPERIMENT.task, metrics={'m': metric}, postprocess=lambda text, example: f'{example.index}: {text}'
+  )
+  points = summary.points(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [], None)
+  assert seen[0] == (1, f'1: {_lines(quality)[1]["prediction"]}') and points[0]['quality_ci'] == {'m': None}
+
+
+def test_a_token_cascade_counts_the_verifiers_tokens_as_deferred(loaded, tmp_path):
+  cascade = Curve('token', methods.token_cascade, rules.chow, 'alpha', (0.3, 0.7))
+  sequence = Curve('seq', methods.sequence_cascade, None, 'threshold', (-1.5,))
+  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, cascade, sequence], temperatures=(0.0,), quality_batch=1)
+  lines = _lines(_quality(experiment, loaded, tmp_path / 'q'))
+  _, often, seldom, whole = (p['counts']['deferral_rate'] for p in summary.points(experiment, lines, [], None))
+  assert 0 < seldom < often < 1
+  answers = [x for x in lines if x['curve'] == 'seq']
+  assert whole == sum(set(x['source']) == {1} for x in answers) / 10
+
+
+# ---- traces ----
+
+
+def _table_law(model, tokens):
+  before = ([0, 0] + tokens)[-2:]
+  return model.params['table'][before[0] * toys.VOCAB + before[1]]
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_traced_laws_are_those_the_tokens_were_drawn_from(loaded, models, quality, temperature):
+  found = [x for x in trace.traces(EXPERIMENT, loaded, _lines(quality)) if x['temperature'] == temperature]
+  assert [(x['curve'], x['value'], x['example']) for x in found] == [
+    (c, v, i) for c, v in (('target only', None), ('draft only', None), ('opt', 0.3)) for i in range(2)
+  ]
+  sampler = probs.Sampler(temperature)
+  for x in found:
+    tokens = EXPERIMENT.task.examples[x['example']].prompt[:]
+    for t in x['tokens']:
+      q_logits, p_logits = (_table_law(m, tokens) for m in models)
+      token = int(t['text'])
+      q, p = (float(sampler(l)[token]) for l in (q_logits, p_logits))
+      if x['curve'] == 'opt':
+        pi = float(rules.opt(q_logits, p_logits, alpha=0.3, sampler=sampler)[token])
+        assert (t['q'], t['p'], t['pi']) == (pytest.approx(q, abs=1e-4), pytest.approx(p, abs=1e-4), pytest.approx(pi, abs=1e-4))  # fmt: skip  # noqa: E501
+        assert t['pi'] > 0 and t['source'] in ('drafter', 'residual', 'bonus')
+      else:
+        assert t['q'] is None and t['p'] == t['pi'] == pytest.approx(p if x['curve'] == 'target only' else q, abs=1e-4)
+        assert t['source'] == ('verifier' if x['curve'] == 'target only' else 'drafter')
+      tokens.append(token)
+
+
+def test_traces_know_the_penalty(loaded, models, tmp_path):
+  experiment = dataclasses.replace(
+    EXPERIMENT, curves=[TARGET], temperatures=(1.0,), repetition_penalty=2.0, trace_examples=1
+  )
+  (found,) = trace.traces(experiment, loaded, _lines(_quality(experiment, loaded, tmp_path / 'q')))
+  tokens = experiment.task.examples[0].prompt[:]
+  sampler = experiment.sampler(1.0)
+  for t in found['tokens']:
+    seen = np.isin(np.arange(toys.VOCAB), tokens)
+    law = sampler.bind(seen)(_table_law(models[1], tokens))
+    assert t['p'] == pytest.approx(float(law[int(t['text'])]), abs=1e-4)
+    tokens.append(int(t['text']))
+
+
+def test_sources_are_named_by_the_part_that_a_model_plays():
+  partial = functools.partial(rules.weighted, weights=(0.5, 0.5))
+  names = {
+    'speculative': (methods.speculative(), {0: 'drafter', 1: 'verifier', -1: 'residual', -2: 'bonus'}),
+    'cos': (methods.cos(partial), {0: 'drafter', 1: 'second drafter', -1: 'residual', -2: 'bonus'}),
+    'ensemble': (methods.ensemble(partial), {0: 'drafter', 1: 'verifier', -1: 'residual', -2: 'combined'}),
+    'sequence': (methods.sequence_cascade(), {0: 'drafter', 1: 'verifier', -1: 'residual', -2: 'combined'}),
+  }
+  for name, (method, expected) in names.items():
+    assert trace._sources(method) == expected, name
+  assert trace._target(methods.bild()) == ((), None)
+  slots, combiner = trace._target(methods.token_cascade(functools.partial(rules.chow, alpha=0.3)))
+  assert slots == (0, 1) and combiner.keywords['rule'].func is rules.chow
+  assert trace._target(methods.ensemble_sd(partial))[0] == (0, 1)
+
+
+# ---- progress ----
+
+
+class Stream(io.StringIO):
+  """A stream that is a terminal or none."""
+
+  def __init__(self, terminal: bool):
+    super().__init__()
+    self.isatty = lambda: terminal
+
+
+def test_progress_updates_a_line_on_a_terminal_and_writes_lines_now_and_then_elsewhere(monkeypatch):
+  clock = iter(range(0, 1000, 5))
+  monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
+  log, screen = Stream(False), Stream(True)
+  counter = progress.Progress('quality', 10, 2, stream=log)
+  for _ in range(8):
+    counter.add(1, 'opt')
+  assert log.getvalue().splitlines() == [
+    'quality: 6/10 examples, 0.2/s, 20 s left · opt', 'quality: 10/10 examples, 0.2/s, in 40 s'
+  ]  # fmt: skip
+  counter = progress.Progress('latency', 2, stream=screen, unit='calls')
+  counter.leave_out(4)
+  counter.add(1)
+  counter.add(1)
+  assert screen.getvalue() == '\rlatency: 1/2 calls, 1.0/s, 1 s left\rlatency: 2/2 calls, 0.3/s, in 6 s  \n'
+
+
+def test_durations_are_read_at_a_glance():
+  assert [progress.duration(s) for s in (0.2, 59, 61, 3600, 7325)] == [
+    '0 s',
+    '59 s',
+    '1 min 1 s',
+    '1 h 0 min',
+    '2 h 2 min',
+  ]

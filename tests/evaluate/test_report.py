@@ -1,0 +1,178 @@
+"""The report says what was found, in one file that loads nothing and lets no text of the data become markup."""
+
+from html.parser import HTMLParser
+import json
+import re
+import shutil
+import subprocess
+
+import made
+from made import point
+import pytest
+
+from speccascade.evaluate import report
+
+EVIL = '</script><script>alert("x")</script><img src=http://example.org/x onerror=alert(1)> & \'"'
+
+
+class Markup(HTMLParser):
+  """The elements of a page, with what a browser would load, and its text."""
+
+  def __init__(self, page):
+    super().__init__()
+    self.tags, self.loaded, self.handlers, self.text = [], [], [], []
+    self.feed(page)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append((tag, dict(attrs)))
+    self.loaded += [v for k, v in attrs if k in ('src', 'href', 'srcset', 'data', 'action', 'xlink:href')]
+    self.handlers += [k for k, _ in attrs if k.startswith('on')]
+
+  def handle_data(self, data):
+    self.text.append(data)
+
+  def data(self):
+    start = next(i for i, (_, a) in enumerate(self.tags) if a.get('id') == 'data')
+    assert self.tags[start][1]['type'] == 'application/json'
+    return json.loads(next(t for t in self.text if t.startswith('{"curves"')))
+
+
+@pytest.fixture(scope='module')
+def page():
+  return report.page(made.cascades())
+
+
+def found(points, **more):
+  results = made.results(points, **more)
+  return report.finding(results, points)
+
+
+# ---- the finding ----
+
+
+def test_the_finding_is_the_fastest_setting_with_the_large_models_quality():
+  results = made.cascades()
+  said = report.findings(results)
+  assert [s[:2] for s in said] == [('T = 0', 'yes'), ('T = 1', 'yes')]
+  best, how = said[0][2].split(' reaches ')
+  assert best == 'SpecCascade [OPT] at α = 0.1'
+  assert how == "the large model's BLEU (28.60 against 28.10) at 1.40× [1.36 … 1.44] its speed."
+
+
+def test_it_says_plainly_when_nothing_pays():
+  points = [point('target only', quality=28.0, ratio=1.0), point('SpecDecode', quality=28.0, ratio=0.8)]
+  kind, text = found(points)
+  assert kind == 'no' and text.startswith('Nothing pays: the best, SpecDecode reaches') and '0.80×' in text
+
+
+def test_a_gain_within_its_interval_is_no_gain():
+  points = [point('target only', quality=28.0, ratio=1.0), point('SpecDecode', quality=28.0, ratio=1.02)]
+  kind, text = found(points)
+  assert kind == 'no' and text.startswith('No gain that the measurement can tell')
+
+
+def test_it_says_what_is_nearest_when_nothing_reaches_the_quality():
+  points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 27.0, 2.0), point('a', 0.2, 26.0, 3.0)]
+  kind, text = found([*points, point('draft only', quality=29.0, ratio=4.0)])
+  assert kind == 'no' and 'Nothing reaches' in text and 'a at α = 0.1 with 27.00, at 2.00×' in text
+
+
+def test_ensembles_are_compared_by_speed_alone():
+  points = [
+    point('ensemble', quality=28.0, ratio=1.0), point('CoS', [5, 1], 27.9, 1.5, parameter='blocks'),
+    point('target only', quality=27.0, ratio=3.0),
+  ]  # fmt: skip
+  assert found(points, reference='ensemble') == (
+    'yes', 'CoS at γ = (5, 1) runs at 1.50× [1.46 … 1.54] the speed of ensemble.'
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'points, said',
+  [
+    (
+      [point('target only', quality=28.0), point('a', 0.1, 27.0)],
+      '28.00 of target only (their 95 % intervals overlap). No times',
+    ),
+    ([point('target only', quality=28.0), point('a', 0.1, 35.0)], '35.00 against 28.00 of target only. No times'),
+    ([point('target only', quality=28.0, ratio=1.0)], 'nothing to compare'),
+    ([point('target only'), point('a', 0.1)], 'Neither quality nor time'),
+    ([point('target only', quality=28.0, ratio=1.0), point('a', 0.1, ratio=2.0)], 'of target only alone'),
+  ],
+)
+def test_what_was_not_measured_is_left_open(points, said):
+  kind, text = found(points)
+  assert kind == 'open' and said in text
+
+
+# ---- the page ----
+
+
+def test_nothing_is_loaded_from_anywhere(page):
+  markup = Markup(page)
+  assert all(x == 'data:,' or x.startswith('#') for x in markup.loaded)
+  assert not markup.handlers and '@import' not in page and 'url(' not in page
+  outside = re.sub(r'http://www\.w3\.org/2000/svg', '', page)  # a name, not an address
+  assert 'http://' not in outside and 'https://' not in outside
+
+
+def test_every_section_and_number_is_there(page):
+  markup = Markup(page)
+  text = ' '.join(markup.text)
+  for name in ('Quality and time', 'Quality by deferral', 'Acceptance', 'Prediction and measurement', 'How it was run'):
+    assert name in text
+  ids = [a['id'] for tag, a in markup.tags if tag == 'section']
+  assert [x[1:] for x in markup.loaded if x.startswith('#')] == ids
+  for said in ('28.60', '1.40', 'α = 0.3', 'python -m speccascade.run', 'jax 0.10.2'):
+    assert said in text
+
+
+def test_every_token_says_its_source_and_its_chances(page):
+  tokens = [a for tag, a in Markup(page).tags if tag == 'span' and a.get('tabindex') == '0']
+  assert len(tokens) == 10
+  assert [t['class'] for t in tokens[:5]] == ['t drafter', 't drafter', 't residual', 't bonus', 't verifier']
+  assert tokens[0]['data-tip'] == 'drafter\nq 0.5, p 0.8' and tokens[1]['data-tip'] == 'drafter\nq 0.45, p 0.8, π 0.75'
+
+
+def test_text_of_the_data_never_becomes_markup():
+  trace = made.trace(EVIL, EVIL, prompt=EVIL, target=[EVIL], tokens=[dict(text=EVIL, source=EVIL, q=0.5, p=None, pi=1)])
+  points = [point('target only', quality=28.0, ratio=1.0), point(EVIL, 0.1, 29.0, 1.5, counts=made.counts(0.5, 0.2))]
+  results = made.results(
+    points, name=EVIL, task=EVIL, models=[EVIL, EVIL], command=EVIL, environment={EVIL: EVIL}, traces=[trace]
+  )
+  page = report.page(results)
+  markup = Markup(page)
+  assert [a.get('type') for tag, a in markup.tags if tag == 'script'] == ['application/json', None]
+  assert not markup.handlers and all(tag != 'img' for tag, _ in markup.tags)
+  assert EVIL in markup.data()['curves'] and page.count('alert(1)') > 10
+  assert '<img' not in page
+
+
+def test_a_sorted_table_has_its_values_as_they_are(page):
+  cells = [a['data-value'] for tag, a in Markup(page).tags if tag == 'td']
+  assert '28.1' in cells and '' in cells
+
+
+def test_the_smallest_results_make_a_page(tmp_path):
+  results = made.results([point('target only')], environment=None, traces=None, command='', tables=None)
+  report.write(results, tmp_path / 'report.html')
+  text = ' '.join(Markup((tmp_path / 'report.html').read_text(encoding='utf-8')).text)
+  assert 'nothing to compare' in text and 'Outputs, token' not in text and 'Quality and time' not in text
+
+
+def test_it_opens_in_a_browser_without_an_error(tmp_path):
+  browser = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+  if browser is None:
+    pytest.skip('no chromium here')
+  path = tmp_path / 'report.html'
+  report.write(made.cascades((0.0,)), path)
+  command = [
+    browser, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr', '--virtual-time-budget=2000',
+    f'--user-data-dir={tmp_path / "profile"}', '--dump-dom', path.as_uri(),
+  ]  # fmt: skip
+  out = subprocess.run(command, capture_output=True, text=True, timeout=120)
+  assert 'CONSOLE' not in out.stderr
+  drawn = Markup(out.stdout)
+  assert sum(tag == 'svg' and a.get('role') == 'img' for tag, a in drawn.tags) == len(drawn.data()['charts']) + 2
+  assert sum(tag == 'rect' for tag, _ in drawn.tags) == 5 + 6
+  assert sum(tag == 'button' and 'data-curve' in a for tag, a in drawn.tags) > 8

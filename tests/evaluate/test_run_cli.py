@@ -1,0 +1,211 @@
+"""The command line end to end: a run, its files, a killed run, two at once, and errors of one line."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from test_config import GOOD
+
+from speccascade.evaluate import runner
+
+ROOT = pathlib.Path(__file__).parents[2]
+MEASURED = """
+Experiment.quality_batch = 4
+Experiment.latency_examples = 2
+Experiment.latency_trials = 2
+Experiment.trace_examples = 2
+"""
+CHECKPOINTS = '[@small/Checkpoint(), @small/Checkpoint()]\nsmall/Checkpoint.path = '
+TIMES = ('latency', 'predicted')
+
+
+def start(config: pathlib.Path, folder, *flags, before: str = '', **env) -> subprocess.Popen:
+  """Start a run in a process of its own, `before` being code that it runs first."""
+  paths = [str(ROOT), str(ROOT / 'tests' / 'evaluate')]
+  cache = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
+  env = os.environ | env | {'PYTHONPATH': os.pathsep.join(paths), 'JAX_PLATFORMS': 'cpu'}
+  env['XLA_FLAGS'] = '--xla_backend_optimization_level=0'
+  code = f"{before}\nimport runpy; runpy.run_module('speccascade.run', run_name='__main__', alter_sys=True)"
+  command = [
+    sys.executable, '-c', code, f'--gin_file={config}', f'--run_dir={folder}', f'--compilation_cache={cache}', *flags,
+  ]  # fmt: skip
+  return subprocess.Popen(
+    command, env=env, cwd=config.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+  out, err = process.communicate(timeout=300)
+  return process.returncode, out, err
+
+
+@pytest.fixture(scope='module')
+def config(tmp_path_factory):
+  path = tmp_path_factory.mktemp('configs') / 'toy.gin'
+  path.write_text(GOOD + MEASURED)
+  return path
+
+
+@pytest.fixture(scope='module')
+def whole(config):
+  """Return the folder of a run that nothing interrupted, and what it printed."""
+  folder = config.parent / 'whole'
+  code, out, err = finish(start(config, folder))
+  assert code == 0, err
+  return folder, out, err
+
+
+def untimed(folder: pathlib.Path) -> dict:
+  """Return the results of a run without what the clock says."""
+  results = json.loads((folder / 'results.json').read_text())
+  for point in results['points']:
+    for name in TIMES:
+      point.pop(name)
+  for name in ('floor', 'tables', 'command'):
+    results.pop(name)
+  return results
+
+
+def test_a_run_leaves_every_file_and_prints_the_table(whole):
+  folder, out, err = whole
+  names = {p.name for p in folder.iterdir()}
+  assert names >= {
+    'config.gin', 'environment.json', 'examples.jsonl', 'latency.jsonl', 'traces.jsonl', 'results.json', 'summary.csv',
+    'summary.md', 'tensorboard', 'lock', 'curves', 'report.html',
+  }  # fmt: skip
+  results = json.loads((folder / 'results.json').read_text())
+  assert len(results['points']) == 2 * 3 and results['metric'] == 'overlap' and results['models'] == ['toy2', 'toy1']
+  for point in results['points']:
+    assert point['quality']['overlap'] >= 0 and point['latency']['ratio'] > 0 and point['counts']['rounds'] > 0
+  assert len(results['traces']) == 2 * 2 * 2 and set(results['floor']['forward_s']['toy1']) == {'1', '3'}
+  assert results['environment']['backend'] == 'cpu' and results['environment']['versions']['jax']
+  assert (folder / 'summary.md').read_text() in out and str(folder / 'report.html') in out
+  assert 'quality: 60/60 examples' in err and 'latency: 24/24 calls' in err
+  assert len((folder / 'summary.csv').read_text().splitlines()) == 7
+  assert list((folder / 'tensorboard').glob('events.out.tfevents.*'))
+
+
+def test_the_same_command_again_only_shows_the_results(config, whole):
+  folder, out, _ = whole
+  before = [(p, p.stat().st_mtime_ns) for p in (folder / 'results.json', folder / 'report.html')]
+  code, again, err = finish(start(config, folder))
+  assert code == 0 and again == out and 'quality' not in err and 'models loaded' not in err
+  assert [(p, p.stat().st_mtime_ns) for p, _ in before] == before
+
+
+def test_a_run_killed_three_times_ends_as_one_that_was_not(config, whole):
+  folder = config.parent / 'killed'
+  journals = ('examples.jsonl', 'examples.jsonl', 'latency.jsonl')
+  for name, lines in zip(journals, (3, 33, 7), strict=True):
+    process, deadline = start(config, folder), time.monotonic() + 120
+    journal = folder / name
+    while not journal.exists() or journal.read_bytes().count(b'\n') < lines:
+      assert process.poll() is None and time.monotonic() < deadline
+      time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert finish(process)[0] == -signal.SIGKILL
+    with open(journal, 'ab') as f:
+      f.write(b'{"temperature": 0.0, "cur')  # as if it had died in the middle of a line
+  code, _, err = finish(start(config, folder))
+  assert code == 0, err
+  for name in ('examples.jsonl', 'traces.jsonl', 'config.gin'):
+    assert (folder / name).read_bytes() == (whole[0] / name).read_bytes(), name
+  assert untimed(folder) == untimed(whole[0])
+
+
+def test_two_runs_at_once_in_one_directory_are_refused(config):
+  folder = config.parent / 'both'
+  first, deadline = start(config, folder, TOYS_SLEEP='60'), time.monotonic() + 60
+  try:
+    while not (folder / 'examples.jsonl').exists():
+      assert first.poll() is None and time.monotonic() < deadline
+      time.sleep(0.02)
+    code, _, err = finish(start(config, folder))
+    assert code == 1 and f'error: {folder} is in use by process {first.pid} on' in err and 'Traceback' not in err
+  finally:
+    first.kill()
+    finish(first)
+
+
+def test_another_config_in_the_same_directory_is_refused_with_what_changed(config, whole):
+  code, _, err = finish(start(config, whole[0], '--gin.Experiment.seed=7'))
+  assert code == 1 and '+Experiment.seed = 7' in err and 'choose another --run_dir' in err and 'Traceback' not in err
+
+
+def test_a_disk_that_fills_up_is_one_error_and_the_run_goes_on_later(config, whole):
+  folder = config.parent / 'full'
+  limit = 'import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); '
+  limit += 'resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))'
+  code, _, err = finish(start(config, folder, before=limit))
+  assert code == 1 and 'Traceback' not in err, err
+  (line,) = [x for x in err.splitlines() if x.startswith('error:')]
+  assert line.startswith(f'error: {folder}/examples.jsonl cannot be written: File too large; free some space')
+  code, _, err = finish(start(config, folder))
+  assert code == 0, err
+  assert (folder / 'examples.jsonl').read_bytes() == (whole[0] / 'examples.jsonl').read_bytes()
+
+
+def test_several_experiments_have_a_folder_each(config):
+  path = config.parent / 'two.gin'
+  path.write_text(
+    GOOD.replace('[@Experiment()]', '[@one/Experiment(), @two/Experiment()]')
+    + "one/Experiment.name = 'one'\ntwo/Experiment.name = 'two'\ntwo/Experiment.seed = 1\n"
+    + 'Experiment.temperatures = [1.0]\nExperiment.quality_batch = 4\n'
+  )
+  folder = config.parent / 'two'
+  code, out, err = finish(start(path, folder))
+  assert code == 0, err
+  one, two = (json.loads((folder / name / 'results.json').read_text()) for name in ('one', 'two'))
+  assert one['name'] == 'one' and two['points'] != one['points'] and '# one: toys' in out and '# two: toys' in out
+  assert one['floor'] is None and one['points'][0]['latency'] is None and one['points'][0]['batch'] == 4
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (('@rules.opt', '@rules.otp'), 'there is no rules.otp; did you mean rules.opt?'),
+    (('@toys.models', CHECKPOINTS + '"nowhere"'), 'nowhere does not exist'),
+    (('@toys.models', CHECKPOINTS + '"broken"'), 'broken'),
+  ],
+  ids=['unknown name', 'no checkpoint', 'corrupt checkpoint'],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_1(config, change, message):
+  broken = config.parent / 'broken'
+  broken.mkdir(exist_ok=True)
+  (broken / 'config.json').write_text('{"model_type": "t5", "vocab_')
+  (broken / 'model.safetensors').write_bytes(b'\0' * 100)
+  path = config.parent / 'wrong.gin'
+  path.write_text(GOOD.replace(*change))
+  code, out, err = finish(start(path, config.parent / 'wrong'))
+  said = [line for line in err.splitlines() if line.startswith('error:')]
+  assert code == 1 and not out and len(said) == 1 and message in said[0] and 'Traceback' not in err
+  code, _, err = finish(start(path, config.parent / 'wrong', '--debug'))
+  assert code == 1 and 'Traceback' in err
+
+
+def test_a_file_in_the_place_of_the_run_directory_is_one_error(config):
+  code, _, err = finish(start(config, config))
+  assert code == 1 and f'error: {config} cannot be a run directory' in err and 'Traceback' not in err
+
+
+def test_help_lists_the_flags():
+  out = subprocess.run(
+    [sys.executable, '-m', 'speccascade.run', '--help'], capture_output=True, text=True, cwd=ROOT, check=False
+  )
+  for flag in ('--gin_file', '--gin_bindings', '--gin_search_paths', '--run_dir', '--compilation_cache', '--[no]debug'):
+    assert flag in out.stdout
+  assert 'goes on with a run that was killed' in out.stdout
+
+
+def test_going_on_in_another_environment_is_said(capsys):
+  now = runner.environment()
+  runner._compare(now, now)
+  assert capsys.readouterr().err == ''
+  runner._compare(now | {'device': 'abacus'}, now)
+  assert f'began in another environment (device: abacus → {now["device"]})' in capsys.readouterr().err

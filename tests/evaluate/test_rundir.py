@@ -1,0 +1,162 @@
+"""A run directory is one process's at a time, keeps its config, and loses nothing that was finished."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from speccascade.evaluate import rundir
+from speccascade.evaluate.rundir import Journal, RunError
+
+
+def test_a_journal_returns_what_was_appended(tmp_path):
+  journal = Journal(tmp_path / 'j')
+  journal.append([{'a': 1}, {'a': 'ä'}])
+  journal.append([{'a': 3.5}])
+  journal.close()
+  again = Journal(tmp_path / 'j')
+  assert list(again.lines()) == [{'a': 1}, {'a': 'ä'}, {'a': 3.5}]
+  again.close()
+
+
+def test_a_cut_anywhere_leaves_the_whole_lines(tmp_path):
+  path = tmp_path / 'j'
+  whole = b''.join(json.dumps({'line': i, 'text': 'x' * i}).encode() + b'\n' for i in range(3))
+  ends = [i for i in range(len(whole) + 1) if i == 0 or whole[i - 1 : i] == b'\n']
+  for cut in range(len(whole) + 1):
+    path.write_bytes(whole[:cut])
+    journal = Journal(path)
+    keep = max(e for e in ends if e <= cut)
+    assert journal.count == ends.index(keep) and path.read_bytes() == whole[:keep]
+    journal.append([{'line': 9}])
+    journal.close()
+    assert path.read_bytes() == whole[:keep] + b'{"line": 9}\n'
+
+
+def test_a_last_line_of_rubbish_is_cut_off_and_one_in_the_middle_refused(tmp_path):
+  path = tmp_path / 'j'
+  path.write_bytes(b'{"a": 1}\n\0\0\0\n')
+  Journal(path).close()
+  assert path.read_bytes() == b'{"a": 1}\n'
+  path.write_bytes(b'{"a": 1}\n{"a"\n{"a": 2}\n')
+  with pytest.raises(RunError, match='line 2 is damaged; choose another --run_dir'):
+    Journal(path)
+
+
+def test_lines_of_another_plan_are_refused(tmp_path):
+  journal = Journal(tmp_path / 'j')
+  journal.append([{'t': 0.0, 'v': [1, 2]}, {'t': 1.0, 'v': None}])
+  journal.agree(('t', 'v'), [(0.0, [1, 2]), (1.0, None), (2.0, None)])
+  for plan in ([(0.0, [1, 2]), (2.0, None)], [(0.0, [1, 2])]):
+    with pytest.raises(RunError, match='lines of another run'):
+      journal.agree(('t', 'v'), plan)
+  journal.close()
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+  path = tmp_path / 'f'
+  rundir.write(path, 'old')
+
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(os, 'fsync', full)
+  with pytest.raises(RunError, match=r'/f cannot be written: No space left on device; free some'):
+    rundir.write(path, 'new')
+  assert path.read_text() == 'old'
+
+
+def test_not_a_number_is_not_written(tmp_path):
+  with pytest.raises(ValueError, match='Out of range float'):
+    rundir.write_json(tmp_path / 'f', {'x': float('nan')})
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from speccascade.evaluate.rundir import Journal, RunError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+journal = Journal(Path(sys.argv[1]))
+try:
+  for i in range(100):
+    journal.append([{'line': i}])
+except RunError as error:
+  print(error)
+"""
+
+
+def test_a_full_disk_is_one_error_and_what_was_there_can_be_gone_on_with(tmp_path):
+  path = tmp_path / 'j'
+  out = subprocess.run([sys.executable, '-c', LIMITED, str(path)], capture_output=True, text=True, check=True)
+  assert (
+    out.stdout.strip()
+    == f'{path} cannot be written: File too large; free some space, then run the same command to go on.'
+  )
+  assert path.stat().st_size == 100
+  journal = Journal(path)
+  assert [r['line'] for r in journal.lines()] == list(range(8)) and journal.count == 8
+  journal.close()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from speccascade.evaluate import rundir
+with rundir.locked(Path(sys.argv[1])):
+  print('held', flush=True)
+  time.sleep(60)
+"""
+
+
+def test_a_directory_is_one_processs_until_that_is_killed(tmp_path):
+  holder = subprocess.Popen([sys.executable, '-c', HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+  try:
+    assert holder.stdout.readline() == 'held\n'
+    with pytest.raises(RunError, match=f'is in use by process {holder.pid} on .*; wait for it, stop it, or choose'):
+      with rundir.locked(tmp_path):
+        pass
+  finally:
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+  with rundir.locked(tmp_path):
+    assert (tmp_path / 'lock').read_text().startswith(f'process {os.getpid()} ')
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path):
+  (tmp_path / 'thesis.tex').write_text('x')
+  with pytest.raises(RunError, match='is not empty and no run directory .it has thesis.tex.; choose another'):
+    with rundir.locked(tmp_path):
+      pass
+  with pytest.raises(RunError, match='cannot be a run directory: (File exists|Not a directory); choose another'):
+    with rundir.locked(tmp_path / 'thesis.tex'):
+      pass
+  assert [p.name for p in tmp_path.iterdir()] == ['thesis.tex']
+
+
+def test_a_directory_that_may_not_be_read_says_so(tmp_path, monkeypatch):
+  def refuse(self):
+    raise PermissionError(13, 'Permission denied')
+
+  monkeypatch.setattr(pathlib.Path, 'iterdir', refuse)
+  with pytest.raises(RunError, match='cannot be a run directory: Permission denied; choose another --run_dir'):
+    with rundir.locked(tmp_path):
+      pass
+
+
+def test_another_config_is_refused_with_what_changed(tmp_path):
+  rundir.keep_config(tmp_path, 'a = 0\n')
+  rundir.keep_config(tmp_path, 'a = 1\nb = 2\n')  # nothing was measured yet
+  (tmp_path / 'part').mkdir()
+  (tmp_path / 'part' / 'examples.jsonl').write_text('{}\n')
+  rundir.keep_config(tmp_path, 'a = 1\nb = 2\n')
+  with pytest.raises(RunError) as caught:
+    rundir.keep_config(tmp_path, 'a = 1\nb = 3\nc = 4\n')
+  message = str(caught.value)
+  assert message.endswith('\n  -b = 2\n  +b = 3\n  +c = 4')
+  assert 'choose another --run_dir, or repeat the first command' in message
+  assert (tmp_path / 'config.gin').read_text() == 'a = 1\nb = 2\n'

@@ -1,0 +1,185 @@
+"""The papers' tables, checked on results small enough to work out by hand."""
+
+import csv
+import io
+
+import made
+from made import point
+import pytest
+
+from speccascade.evaluate import tables
+
+
+def curve(*pairs, **more):
+  """Return a curve of (quality, speed-up) at α = 0, 1, 2, …"""
+  return [point('curve', float(i), q, r, **more) for i, (q, r) in enumerate(pairs)]
+
+
+# ---- where a curve first reaches a quality ----
+
+
+def test_a_curve_that_never_reaches_the_quality_has_no_speed():
+  assert tables.matching_speed(curve((20.0, 1.0), (27.9, 2.0)), 'bleu', 28.0) is None
+  assert tables.matching_speed([], 'bleu', 28.0) is None
+
+
+def test_a_curve_that_is_above_all_along_has_its_largest_speed():
+  assert tables.matching_speed(curve((29.0, 1.0), (30.0, 1.5), (28.5, 2.5)), 'bleu', 28.0) == 2.5
+
+
+def test_the_speed_is_interpolated_where_the_curve_crosses_the_quality():
+  assert tables.matching_speed(curve((30.0, 1.0), (26.0, 2.0)), 'bleu', 28.0) == pytest.approx(1.5)
+  assert tables.matching_speed(curve((30.0, 1.0), (26.0, 2.0)), 'bleu', 27.0) == pytest.approx(1.75)
+  assert tables.matching_speed(curve((26.0, 2.0), (30.0, 1.0)), 'bleu', 27.0) == pytest.approx(1.75)
+
+
+def test_a_curve_that_comes_back_up_counts_at_its_fastest_crossing():
+  up_and_down = curve((29.0, 1.0), (27.0, 1.2), (29.0, 1.6), (27.0, 2.0))
+  assert tables.matching_speed(up_and_down, 'bleu', 28.0) == pytest.approx(1.8)
+  slower_later = curve((29.0, 1.0), (27.0, 3.0), (29.0, 1.0))
+  assert tables.matching_speed(slower_later, 'bleu', 28.0) == pytest.approx(2.0)
+
+
+def test_a_single_point_counts_with_equal_quality_and_not_below():
+  assert tables.matching_speed([point('SpecDecode', quality=28.0, ratio=1.3)], 'bleu', 28.0) == 1.3
+  assert tables.matching_speed([point('SpecDecode', quality=27.99, ratio=1.3)], 'bleu', 28.0) is None
+
+
+def test_a_level_stretch_at_the_quality_counts_to_its_fast_end():
+  assert tables.matching_speed(curve((28.0, 1.0), (28.0, 1.7), (27.0, 2.0)), 'bleu', 28.0) == 1.7
+
+
+def test_between_two_block_sizes_there_is_nothing():
+  blocks = [point('SpecDecode', g, q, r, parameter='block') for g, q, r in ((1, 29.0, 1.0), (5, 27.0, 2.0))]
+  assert tables.matching_speed(blocks, 'bleu', 28.0) == 1.0
+
+
+def test_points_without_a_time_are_left_out():
+  points = [point('curve', 0.0, 29.0, 1.0), point('curve', 0.5, 40.0), point('curve', 1.0, 27.0, 2.0)]
+  assert tables.matching_speed(points, 'bleu', 28.0) == pytest.approx(1.5)
+
+
+def test_the_best_quality_is_that_of_points_no_slower_and_the_faster_of_equals():
+  points = curve((31.0, 0.99), (29.0, 1.0), (29.0, 1.2), (20.0, 3.0))
+  assert tables.best_within(points, 'bleu') is points[2]
+  assert tables.best_within(points[:1], 'bleu') is None
+
+
+def test_curves_stand_in_the_order_of_their_numbers_and_of_the_list_without():
+  points = [point('a', 0.5), point('b', [5, 1], parameter='blocks'), point('a', 0.1), point('b', [1, 1]), point('c')]
+  found = tables.curves(points)
+  assert [p['value'] for p in found['a']] == [0.1, 0.5]
+  assert [p['value'] for p in found['b']] == [[1, 1], [5, 1]]
+  named = [point('s', 'sum'), point('s', 'mean')]
+  assert [p['value'] for p in tables.curves(named)['s']] == ['sum', 'mean']
+
+
+# ---- tables ----
+
+
+def by_title(results, start):
+  return [t for t in tables.tables(results) if t['title'].startswith(start)]
+
+
+def test_the_cascades_table_has_both_halves_of_each_curve():
+  points = [
+    point('target only', quality=28.0, ratio=1.0),
+    point('draft only', quality=20.0, ratio=4.0),
+    *curve((30.0, 1.0), (26.0, 2.0)),
+    point('weak', 0.5, 27.0, 1.5),
+    point('slow', 0.5, 29.0, 0.5),
+    point('untimed', 0.5, 29.0),
+  ]
+  (table,) = by_title(made.results(points), 'Quality against')
+  assert table['rows'] == [
+    ['curve', pytest.approx(1.5), 30.0, 'α = 0', 1.0],
+    ['weak', None, 27.0, 'α = 0.5', 1.5],
+    ['slow', 0.5, None, None, None],
+  ]
+  assert 'never reaches it (weak)' in table['note'] and '28.00' in table['note']
+
+
+def test_every_temperature_and_batch_size_has_tables_of_its_own():
+  points = [point('target only', quality=28.0, ratio=1.0, temperature=t, batch=b) for t in (0.0, 1.0) for b in (1, 4)]
+  titles = [t['title'] for t in tables.tables(made.results(points))]
+  assert titles == [f'Summary, T = {t}, batch {b}' for t in (0, 1) for b in (1, 4)]
+
+
+def test_the_summary_has_a_row_for_each_point_and_times_only_where_there_are_any():
+  results = made.results([point('target only', quality=28.0), point('a', 0.3, 27.5, counts=made.counts(0.5, 0.25))])
+  (table,) = tables.tables(results)[:1]
+  assert 'speed-up' not in table['columns']
+  assert table['rows'][1][:4] == ['a', 'α = 0.3', 27.5, '26.00 … 29.00']
+  assert table['rows'][1][-1] == 0.25 and table['rows'][0][-3:] == [None] * 3
+  timed = tables.tables(made.results([point('target only', quality=28.0, ratio=1.0)]))[0]
+  assert timed['rows'][0][-3:] == [100.0, 1.0, '0.96 … 1.04']
+
+
+def test_collaborative_decoding_is_relative_to_the_standard_ensemble_at_each_methods_best_block():
+  points = [
+    point('ensemble', quality=30.0, ratio=1.0),
+    point('CoS', [5, 1], 30.1, 1.4, parameter='blocks'),
+    point('CoS', [1, 1], 29.9, 1.6, parameter='blocks'),
+    point('naive CoS', 5, 30.0, 1.2, parameter='block'),
+  ]
+  (table,) = by_title(made.results(points, reference='ensemble'), 'Collaborative')
+  assert [row[:4] for row in table['rows']] == [
+    ['ensemble', '', 100.0, 1.0],
+    ['CoS', 'γ = (1, 1)', 160.0, 1.6],
+    ['naive CoS', 'γ = 5', 120.0, 1.2],
+  ]
+  beside = [point('target only', quality=28.0, ratio=1.0), *points]
+  for p in beside[1:]:
+    p['latency']['ratio'] *= 0.5
+  (again,) = by_title(made.results(beside), 'Collaborative')
+  assert [row[3] for row in again['rows']] == [row[3] for row in table['rows']]
+
+
+def test_the_deferral_table_goes_from_the_small_model_to_the_large():
+  points = [
+    point('target only', quality=28.0),
+    point('draft only', quality=20.0),
+    point('oracle', 0.1, 29.0, counts=made.counts(0.5, 0.4)),
+    point('oracle', 0.5, 25.0, counts=made.counts(0.5, 0.2)),
+  ]
+  (table,) = by_title(made.results(points), 'Quality by deferral')
+  assert [row[2:] for row in table['rows']] == [[0.0, 20.0], [1.0, 28.0], [0.2, 25.0], [0.4, 29.0]]
+  assert not by_title(made.results(points[:2]), 'Quality by deferral')
+
+
+def test_the_prediction_table_divides_what_was_measured_by_what_was_said():
+  said = dict(ratio=2.0, cost_ratio=0.1, acceptance=0.7)
+  results = made.results([point('target only', ratio=1.0), point('a', 0.3, ratio=1.5, predicted=said)])
+  (table,) = by_title(results, 'Prediction')
+  assert table['rows'] == [['a', 'α = 0.3', 0.7, 0.1, 2.0, 1.5, 0.75]]
+
+
+def test_results_without_any_measurement_still_have_a_summary():
+  titles = [t['title'] for t in tables.tables(made.results([point('target only'), point('a', 0.1)]))]
+  assert titles == ['Summary, T = 0']
+
+
+# ---- as text ----
+
+TABLE = dict(title='Numbers', columns=['a|b', 'x', 'y'], rows=[['one', 1.234, 123.456], ['two', None, 2.0]], note='So.')
+
+
+def test_markdown_lines_up_and_escapes_what_would_end_a_cell():
+  assert tables.to_markdown(TABLE) == (
+    '### Numbers\n\n'
+    '| a\\|b |    x |     y |\n'
+    '|------|-----:|------:|\n'
+    '| one  | 1.23 | 123.5 |\n'
+    '| two  |    – |   2.0 |\n\nSo.\n'
+  )
+
+
+def test_csv_keeps_numbers_whole_and_quotes_texts():
+  table = TABLE | {'rows': [['a, "b"', 1.234, None]]}
+  assert list(csv.reader(io.StringIO(tables.to_csv(table)))) == [TABLE['columns'], ['a, "b"', '1.234', '']]
+
+
+def test_values_are_written_as_they_were_given():
+  assert [tables.text(x) for x in (None, 0.1, 3, [0.5, 0.5], 'mean')] == ['–', '0.1', '3', '(0.5, 0.5)', 'mean']
+  assert tables.label(point('a', [0.5, 0.5], parameter='weights')) == 'λ = (0.5, 0.5)'
+  assert tables.label(point('a')) == ''

@@ -1,0 +1,51 @@
+"""A task and a pair of toy models that a config can name: `import toys`."""
+
+import os
+import time
+
+import gin
+import numpy as np
+
+from speccascade.data.examples import Example, Task
+from speccascade.models import toy
+
+VOCAB = 16
+
+
+class Overlap:
+  """Per cent of the target's tokens that the prediction has in place; a mean, so it can be resampled."""
+
+  def statistics(self, examples, predictions):
+    rows = []
+    for example, text in zip(examples, predictions, strict=True):
+      wanted, given = example.target.split(), text.split()
+      rows.append([100 * sum(a == b for a, b in zip(wanted, given)) / len(wanted)])
+    return np.array(rows)
+
+  def combine(self, total, n):
+    return float(total[0] / n)
+
+  def __call__(self, examples, predictions):
+    return self.combine(self.statistics(examples, predictions).sum(0), len(examples))
+
+
+@gin.register(module='toys')
+def task(count=10, new=6):
+  examples = [
+    Example(i, [i % VOCAB, (5 * i + 1) % VOCAB], ' '.join(str((i + j) % VOCAB) for j in range(new)))
+    for i in range(count)
+  ]
+  return Task('toys', examples, max_prompt_tokens=4, max_new_tokens=new, metrics={'overlap': Overlap()})
+
+
+@gin.register(module='toys')
+def models():
+  time.sleep(float(os.environ.get('TOYS_SLEEP', 0)))
+  large = toy.model(1, VOCAB, scale=2.0, eos_ids=(VOCAB - 1,))
+  return [toy.model(2, VOCAB, scale=0.8, near=large, eos_ids=(VOCAB - 1,)), large]
+
+
+@gin.register(module='toys')
+def mean(q_logits, p_logits, *, weight, sampler):
+  """A rule of one's own."""
+  return weight * sampler(q_logits) + (1 - weight) * sampler(p_logits)

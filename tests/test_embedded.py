@@ -1,0 +1,66 @@
+"""The pair and the task that come with the package."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from speccascade import embedded, methods, Sampler
+from speccascade.decode import decode
+from speccascade.train import data, losses
+from speccascade.train.batches import collate
+
+
+@pytest.fixture(scope='module')
+def pair():
+  return embedded.models()
+
+
+@pytest.fixture(scope='module')
+def outputs(pair):
+  """Return the task and the greedy translations by each model."""
+  task = embedded.task(count=64)
+  prompts = [e.prompt for e in task.examples]
+  run = dict(prompts=prompts, max_new_tokens=task.max_new_tokens, sampler=Sampler(0.0))
+  return task, [decode(methods.autoregressive(), [model], **run).texts for model in pair]
+
+
+def _size(tree) -> int:
+  return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def test_the_pair_shares_a_vocabulary_and_is_apart_in_size(pair):
+  small, large = pair
+  assert (small.name, large.name) == ('small', 'large')
+  assert small.tokenizer.pieces() == large.tokenizer.pieces() and large.network.vocab_size == 1000
+  assert _size(large.params['decoder']) > 8 * _size(small.params['decoder'])
+
+
+def test_the_pair_is_small_enough_for_a_package():
+  folder = Path(embedded.__file__).parent / 'pretrained'
+  assert sum(f.stat().st_size for f in folder.rglob('*') if f.is_file()) < 6e6
+
+
+def test_the_verifier_translates_better_than_the_drafter(outputs):
+  task, (small, large) = outputs
+  examples = list(task.examples)
+  bleu = [task.metrics['bleu'](examples, texts) for texts in (small, large)]
+  assert bleu[1] > bleu[0] + 8, bleu
+
+
+def test_the_drafter_is_accepted_often_but_not_always(pair):
+  small, large = pair
+  texts = [(e.prompt, e.target) for e in embedded.task(count=64).examples]
+  logits = jax.jit(losses.logits_of, static_argnums=0)
+  batch = collate(list(data.tokenised(texts, large.tokenizer)), (64,))
+  q, p = (np.asarray(jax.nn.softmax(logits(m.network, m.params, batch))) for m in (small, large))
+  inside = np.arange(64)[None] < batch.target_length[:, None]
+  assert 0.6 < np.minimum(p, q).sum(-1)[inside].mean() < 0.92
+
+
+def test_no_sentence_of_the_task_is_longer_than_it_says(pair):
+  task = embedded.task('test', 100)
+  assert max(len(pair[0].tokenizer.encode(e.prompt)) for e in task.examples) <= task.max_prompt_tokens
+  assert max(len(pair[0].tokenizer.encode(e.target)) for e in task.examples) < task.max_new_tokens
+  assert list(task.metrics) == ['bleu', 'possible']

@@ -1,0 +1,127 @@
+"""seqio's Evaluator judges our decoding as our own loop does, whatever the architecture."""
+
+import functools
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+with warnings.catch_warnings():
+  warnings.simplefilter('ignore')  # of TensorFlow's and seqio's imports
+  seqio = pytest.importorskip('seqio')
+
+from speccascade import decode, methods, Sampler
+from speccascade.data import metrics, seqio_tasks
+from speccascade.data.examples import Example, Task
+from speccascade.evaluate import seqio_eval
+from speccascade.models import toy
+from speccascade.tokenizers import find
+
+pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
+NEW = 6
+PROMPTS = ['a', 'two words', 'ä', '', 'something longer']
+
+
+@pytest.fixture(scope='module')
+def byt5(tmp_path_factory):
+  """Return a tokenizer of bytes."""
+  folder = tmp_path_factory.mktemp('byt5')
+  (folder / 'tokenizer_config.json').write_text('{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 5}')
+  return str(folder)
+
+
+@functools.cache
+def models(folder, encoder):
+  tokenizer = find(folder)
+  size = len(tokenizer.pieces())
+  large = toy.model(0, size, 1, scale=3.0, eos_ids=(1,), encoder=encoder)
+  bias = np.zeros((1, size), np.float32)
+  bias[0, 1] = 5.5  # some texts end
+  large = large.replace(params={**large.params, 'table': large.params['table'] + bias}, tokenizer=tokenizer)
+  return [toy.model(1, size, 1, near=large, eos_ids=(1,), encoder=encoder).replace(tokenizer=tokenizer), large]
+
+
+@pytest.fixture
+def task(byt5):
+  """Register a task and forget it again."""
+  examples = [Example(i, prompt, 'abc') for i, prompt in enumerate(PROMPTS)]
+  plain = Task('echo', examples, 20, NEW, {'seen': Seen(), 'exact_match': metrics.exact_match})
+  Seen.calls.clear()
+  seqio_tasks.add_task(plain, tokenizer=byt5)
+  yield plain
+  seqio.TaskRegistry.remove('echo')
+
+
+class Seen:
+  """A metric that notes what it was given."""
+
+  calls = []
+
+  def __call__(self, examples, predictions):
+    self.calls.append((list(examples), list(predictions)))
+    return float(len(predictions))
+
+
+@pytest.mark.parametrize('encoder', [False, True], ids=['decoder', 'encoder-decoder'])
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_an_evaluator_sees_what_decode_gives(task, byt5, encoder, temperature):
+  pair = models(byt5, encoder)
+  method, settings = methods.speculative(block=2), dict(max_new_tokens=NEW, sampler=Sampler(temperature), seed=3)
+  found = seqio_eval.evaluate('echo', method, pair, **settings)
+  assert found == {'seen': len(PROMPTS), 'exact_match': 0}
+  ((examples, predictions),) = Seen.calls
+  assert examples == task.examples
+  assert predictions == decode(method, pair, PROMPTS, **settings).texts
+
+
+def test_a_part_of_a_split_is_its_beginning_and_the_log_holds_it(task, byt5, tmp_path):
+  pair = models(byt5, True)
+  seqio_eval.evaluate(
+    'echo', methods.autoregressive(1), pair, max_new_tokens=2, count=2, log_dir=str(tmp_path / 'new' / 'log')
+  )
+  assert Seen.calls[0][0] == task.examples[:2]
+  logged = (tmp_path / 'new' / 'log' / 'echo-000000.jsonl').read_text().splitlines()
+  assert [json.loads(line)['prediction'] for line in logged] == Seen.calls[0][1]
+
+
+def test_prompts_are_cut_where_that_is_asked_for(task, byt5):
+  pair = models(byt5, True)
+  seqio_eval.evaluate('echo', methods.autoregressive(1), pair, max_new_tokens=3, max_prompt_tokens=4)
+  ids = [row if len(row) <= 4 else [*row[:3], 1] for row in map(pair[1].tokenizer.encode, PROMPTS)]
+  assert Seen.calls[0][1] == decode(methods.autoregressive(1), pair, ids, max_new_tokens=3).texts
+
+
+def test_predictions_are_in_order_and_rectangular(byt5):
+  import tensorflow as tf
+
+  pair = models(byt5, True)
+  rows = np.int32([[5, 6, 1, 0], [7, 1, 0, 0], [8, 0, 9, 1]])
+  dataset = tf.data.Dataset.from_tensor_slices(dict(encoder_input_tokens=rows)).enumerate().shuffle(3, seed=1)
+  predict = seqio_eval.predict_fn(methods.autoregressive(1), pair, max_new_tokens=NEW, batch_size=2)
+  found = dict(predict(dataset))
+  direct = decode(methods.autoregressive(1), pair, [[5, 6, 1], [7, 1], [8, 0, 9, 1]], max_new_tokens=NEW)
+  shortest, *_, longest = sorted(map(len, direct.tokens))
+  assert shortest < longest
+  assert found == {i: row + [1] * (longest - len(row)) for i, row in enumerate(direct.tokens)}
+
+
+def test_other_features_are_refused():
+  with pytest.raises(ValueError, match='no prompt in the features targets'):
+    seqio_eval.prompt_tokens(dict(targets=np.arange(3)))
+
+
+def test_a_task_of_other_tokens_is_refused(task, byt5, tmp_path):
+  from tokenizers import models as kinds
+  from tokenizers import Tokenizer
+
+  Tokenizer(kinds.WordLevel({'a': 0, 'b': 1}, unk_token='a')).save(str(tmp_path / 'tokenizer.json'))
+  (_, large) = models(byt5, True)
+  other = large.replace(tokenizer=find(tmp_path))
+  with pytest.raises(ValueError, match='echo is tokenised with .* toy0 with'):
+    seqio_eval.evaluate('echo', methods.autoregressive(0), [other], max_new_tokens=2)
+
+
+def test_a_split_that_is_not_there_is_named(task, byt5):
+  with pytest.raises(ValueError, match="no split 'test'; its splits: validation"):
+    seqio_eval.evaluate('echo', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')

@@ -1,0 +1,325 @@
+"""Training: padding has no part in it, a stopped run goes on to the same bits, and it learns."""
+
+import functools
+import itertools
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+import speccascade
+from speccascade import checkpoints
+from speccascade.models import toy
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.t5 import T5, T5Config
+from speccascade.tokenizers import find
+from speccascade.train import data, losses
+from speccascade.train.batches import Batch, batches, collate
+from speccascade.train.loop import Settings, train
+from speccascade.train.losses import Distillation
+from speccascade.train.optimizers import Optimizer, slow_queries
+from speccascade.types import Model
+
+T5_NET = T5(T5Config(12, 16, 2, 8, 32, 1, 1))
+DECODER = Decoder(DecoderConfig(12, 16, 2, 2, 8, 32, (Span(),)), eos_ids=(1,))
+NETWORKS = {'t5': T5_NET, 't5 scanned': T5(T5_NET.config, scan=True), 'decoder': DECODER}
+
+
+def copies(seed=0):
+  """Yield pairs whose target is the source, without end."""
+  rng = np.random.default_rng(seed)
+  while True:
+    row = [*rng.integers(2, 12, rng.integers(2, 6)).tolist(), 1]
+    yield row, row
+
+
+def settings(**changes):
+  optimizer = Optimizer(learning_rate=1e-2, warmup=2, schedule='constant')
+  usual = dict(steps=6, batch_size=4, widths=(8,), optimizer=optimizer, log_every=2, save_every=2)
+  return Settings(**usual | changes)
+
+
+def quiet(*_, **__):
+  """Say nothing."""
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def loss(network, params, batch, teacher=None):
+  return losses.loss(network, params, batch, teacher)
+
+
+def init(network, seed=0):
+  return jax.jit(network.init)(jax.random.key(seed))
+
+
+@pytest.mark.parametrize('network', NETWORKS.values(), ids=NETWORKS)
+def test_padding_and_batch_mates_do_not_change_the_loss(network):
+  params = init(network)
+  pairs = [([3, 4, 1], [5, 6, 7, 8, 1]), ([9, 8, 1], [2, 3, 4, 5, 1]), ([3, 4, 5, 6, 7, 8, 9, 1], [2, 1])]
+  together, parts = loss(network, params, collate(pairs, (16,)))
+  total = count = right = 0.0
+  for source, target in pairs:
+    alone = Batch(np.array([source]), np.array([len(source)]), np.array([target]), np.array([len(target)]))
+    value, one = loss(network, params, alone)
+    total, count = total + float(value) * len(target), count + len(target)
+    right += float(one['accuracy']) * len(target)
+  assert float(together) == pytest.approx(total / count, rel=1e-5)
+  assert float(parts['accuracy']) == pytest.approx(right / count, rel=1e-5)
+
+
+@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
+def test_what_lies_in_the_padding_moves_neither_loss_nor_gradient(network):
+  params = init(network)
+  clean = collate([([3, 4], [5, 1]), ([3, 4, 5, 6], [7, 8, 9, 1])], (8,))
+  outside = [np.arange(8)[None] >= n[:, None] for n in (clean.source_length, clean.target_length)]
+  dirty = clean.replace(source=np.where(outside[0], 7, clean.source), target=np.where(outside[1], 9, clean.target))
+  gradient = jax.jit(jax.value_and_grad(lambda p, b: losses.loss(network, p, b)[0]))
+  results = [gradient(params, b) for b in (clean, dirty)]
+  for x, y in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-6)
+
+
+@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
+def test_teacher_forcing_sees_what_decoding_sees(network):
+  model = Model(init(network), network)
+  out = speccascade.decode(
+    speccascade.methods.autoregressive(), [model], [[3, 4, 5]], max_new_tokens=6,
+    sampler=speccascade.Sampler(0.0),
+  )  # fmt: skip
+  tokens = [int(t) for t in out.tokens[0]]
+  logits = jax.jit(losses.logits_of, static_argnums=0)(network, model.params, collate([([3, 4, 5], tokens)], (16,)))
+  assert logits[0, : len(tokens)].argmax(-1).tolist() == tokens
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'adafactor'])
+@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
+def test_training_lowers_the_loss(network, optimizer, tmp_path):
+  rate = {'adamw': 1e-2, 'adafactor': 3e-2}[optimizer]
+  s = settings(steps=120, batch_size=16, log_every=20, save_every=200, optimizer=Optimizer(optimizer, rate, warmup=5))
+  train(tmp_path / 'run', network, copies(), s, say=quiet)
+  log = [json.loads(line) for line in (tmp_path / 'run' / 'log.jsonl').read_text().splitlines()]
+  assert log[-1]['cross_entropy'] < 0.7 * log[0]['cross_entropy'] and log[-1]['step'] == 120
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
+  def stopping():
+    for i, pair in enumerate(copies()):
+      if i >= 4 * 16:  # the first pool of batches is read, no more
+        raise KeyboardInterrupt
+      yield pair
+
+  s = settings(steps=20, save_every=3)
+  uninterrupted = train(tmp_path / 'uninterrupted', T5_NET, copies(), s, say=quiet)
+  with pytest.raises(KeyboardInterrupt):
+    train(tmp_path / 'stopped', T5_NET, stopping(), s, say=quiet)
+  said = []
+  resumed = train(tmp_path / 'stopped', T5_NET, copies(), s, say=lambda text, **_: said.append(text))
+  assert 'going on after step 15 of 20' in said[0]
+  for x, y in zip(*map(jax.tree.leaves, (uninterrupted.params, resumed.params)), strict=True):
+    np.testing.assert_array_equal(x, y)
+  logs = [(tmp_path / name / 'log.jsonl').read_text().splitlines() for name in ('uninterrupted', 'stopped')]
+  steps = [[json.loads(line)['step'] for line in log] for log in logs]
+  assert steps[0] == steps[1] == list(range(2, 21, 2))
+
+
+def test_a_finished_run_is_not_trained_further(tmp_path):
+  first = train(tmp_path / 'run', T5_NET, copies(), settings(), say=quiet)
+  again = train(tmp_path / 'run', T5_NET, iter(()), settings(), say=quiet)
+  assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), first.params, again.params))
+
+
+@pytest.mark.parametrize('distance', losses.DISTANCES)
+def test_distillation_brings_the_drafter_closer_to_the_verifier(distance, tmp_path):
+  teacher = Model(jax.tree.map(lambda x: 1.5 * x, init(T5_NET, 7)), T5_NET, name='teacher')
+  s = settings(steps=60, batch_size=16, log_every=10, optimizer=Optimizer(learning_rate=1e-2, warmup=5),
+               distillation=Distillation(distance), save_every=100)  # fmt: skip
+  train(tmp_path / 'run', T5(T5Config(12, 8, 2, 4, 16, 1, 1)), copies(), s, teacher=teacher, say=quiet)
+  log = [json.loads(line) for line in (tmp_path / 'run' / 'log.jsonl').read_text().splitlines()]
+  assert log[-1][distance] < 0.85 * log[0][distance] and log[-1]['acceptance'] > log[0]['acceptance'] + 0.05
+
+
+def test_a_teacher_is_no_further_from_itself_than_zero():
+  params = init(T5_NET)
+  batch = collate(list(itertools.islice(copies(), 3)), (8,))
+  for distance in losses.DISTANCES:
+    value, parts = losses.loss(T5_NET, params, batch, Model(params, T5_NET), Distillation(distance))
+    assert float(value) == pytest.approx(0, abs=1e-6) and float(parts['acceptance']) == pytest.approx(1)
+
+
+def test_the_distances_are_their_definitions():
+  p, q = np.array([0.7, 0.2, 0.1], np.float32), np.array([0.3, 0.3, 0.4], np.float32)
+  got = {name: float(f(jnp.log(p), jnp.log(q))) for name, f in losses.DISTANCES.items()}
+  kl = (p * np.log(p / q)).sum(), (q * np.log(q / p)).sum()
+  assert got == pytest.approx({'forward_kl': kl[0], 'reverse_kl': kl[1], 'tv': 1 - np.minimum(p, q).sum()}, rel=1e-5)
+
+
+def test_weight_mixes_distance_and_cross_entropy():
+  params = init(T5_NET)
+  teacher = Model(init(T5_NET, 1), T5_NET)
+  batch = collate(list(itertools.islice(copies(), 3)), (8,))
+  value, parts = losses.loss(T5_NET, params, batch, teacher, Distillation('forward_kl', weight=0.25))
+  assert float(value) == pytest.approx(0.25 * float(parts['forward_kl']) + 0.75 * float(parts['cross_entropy']))
+
+
+def test_the_teachers_outputs_are_made_once_and_cut_off_ones_left_out(tmp_path):
+  vocabulary = {'<pad>': 0, '</s>': 1} | {str(i): i for i in range(2, 12)}
+  backend = Tokenizer(WordLevel(vocabulary, unk_token='<pad>'))
+  backend.pre_tokenizer = Whitespace()
+  backend.save(str(tmp_path / 'tokenizer.json'))
+  (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": "</s>"}')
+  teacher = toy.model(3, 12, eos_ids=(1,)).replace(tokenizer=find(tmp_path))
+  file, sources = tmp_path / 'outputs.jsonl', ['3 4', '5 6 7', '8', '9 10', '2 2 2']
+  kwargs = dict(file=file, temperature=1.0, max_new_tokens=8, batch_size=2)
+  pairs = list(itertools.islice(data.from_teacher(teacher, sources, **kwargs), 20))
+  kept = [row['target'] for row in map(json.loads, file.read_text().splitlines()) if row['target'][-1] == 1]
+  assert kept and {tuple(t) for _, t in pairs} == {tuple(t) for t in kept}
+  before = file.stat().st_mtime_ns
+  again = list(itertools.islice(data.from_teacher(teacher, sources, **kwargs), 20))
+  assert again == pairs and file.stat().st_mtime_ns == before
+  with pytest.raises(ValueError, match='other sources'):
+    next(data.from_teacher(teacher, sources[1:], **kwargs))
+
+
+def test_queries_take_smaller_steps():
+  params = init(T5_NET)
+  ones = jax.tree.map(jnp.ones_like, params)
+  scaled, _ = slow_queries(8).update(ones, slow_queries(8).init(params))
+  attention = scaled['decoder']['layers_0']['self_attention']
+  assert float(attention['query']['kernel'].max()) == pytest.approx(8**-0.5)
+  assert float(attention['key']['kernel'].min()) == 1.0
+
+
+@pytest.mark.parametrize('schedule, end', [('constant', 1.0), ('linear', 0.1), ('cosine', 0.1), ('rsqrt', 0.1**0.5)])
+def test_the_rate_warms_up_and_decays(schedule, end):
+  rate = Optimizer(learning_rate=1.0, schedule=schedule, warmup=10, final=0.1).rate(100)
+  assert float(rate(0)) == 0 and float(rate(10)) == pytest.approx(1) and float(rate(100)) == pytest.approx(end)
+
+
+def test_batches_hold_every_pair_once_and_in_the_narrowest_width():
+  pairs = list(itertools.islice(copies(), 64))
+  found = list(batches(iter(pairs), 4, (4, 8), pool=4))
+  assert {b.source.shape for b in found} == {(4, 4), (4, 8)}
+  rows = [tuple(row[:n]) for b in found for row, n in zip(b.source, b.source_length, strict=True)]
+  assert sorted(rows) == sorted(tuple(source) for source, _ in pairs)
+  for b in found:
+    assert b.source.shape[1] == 4 or max(b.source_length.max(), b.target_length.max()) > 4
+
+
+def test_repeated_data_come_in_a_new_order_each_time_through():
+  pairs = [([i], [i]) for i in range(1, 20)]
+  drawn = list(itertools.islice(data.repeated(pairs), 38))
+  assert sorted(drawn[:19]) == sorted(drawn[19:]) == pairs and drawn[:19] != drawn[19:]
+  assert drawn == list(itertools.islice(data.repeated(pairs), 38))
+
+
+def test_feature_dicts_are_pairs():
+  rows = [{'inputs': np.array([3, 4]), 'targets': np.array([5, 1]), 'idx': 0}]
+  assert list(data.features(rows)) == [([3, 4], [5, 1])]
+
+
+def test_training_leaves_the_model_that_it_starts_from_alone(tmp_path):
+  start = Model(init(T5_NET), T5_NET)
+  before = jax.tree.map(np.asarray, start.params)
+  after = train(tmp_path / 'run', T5_NET, copies(), settings(steps=3), start=start, say=quiet)
+  assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), before, start.params))
+  assert not jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), before, after.params))
+
+
+def test_the_result_loads_as_it_was_written(tmp_path):
+  model = train(tmp_path / 'run', T5_NET, copies(), settings(format='hf', save_dtype='bfloat16'), say=quiet)
+  back = checkpoints.read(tmp_path / 'run' / 'model')
+  assert back.network.dtype == 'bfloat16' and back.network.config == T5_NET.config
+  for x, y in zip(*map(jax.tree.leaves, (model.params, back.params)), strict=True):
+    np.testing.assert_array_equal(x.astype(jnp.bfloat16), y)
+
+
+def test_mistakes_are_named_before_any_work(tmp_path):
+  def run(network=T5_NET, pairs=None, **changes):
+    return train(tmp_path / 'bad', network, copies() if pairs is None else pairs, settings(**changes), say=quiet)
+
+  with pytest.raises(ValueError, match='the source of pair 0 has 9 tokens, not between 1 and 8'):
+    run(pairs=[([2] * 9, [1])])
+  with pytest.raises(ValueError, match='the target of pair 0 has 0 tokens'):
+    run(pairs=[([2], [])])
+  with pytest.raises(ValueError, match='the data end after 1 steps, not 6: repeat them'):
+    run(pairs=itertools.islice(copies(), 4))
+  with pytest.raises(ValueError, match='holds a run with settings'):
+    run(steps=7)
+  with pytest.raises(ValueError, match='needs a teacher'):
+    run(distillation=Distillation())
+  with pytest.raises(ValueError, match='trained in float32'):
+    run(T5(T5_NET.config, dtype='bfloat16'))
+  with pytest.raises(ValueError, match='steps=0'):
+    settings(steps=0)
+  with pytest.raises(ValueError, match="distance='l2': choose from forward_kl"):
+    Distillation('l2')
+  with pytest.raises(ValueError, match="schedule='step': choose from constant"):
+    Optimizer(schedule='step')
+  with pytest.raises(ValueError, match='no pairs'):
+    next(data.repeated([]))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+  params = jax.tree.map(lambda x: x * jnp.nan, init(T5_NET))
+  with pytest.raises(FloatingPointError, match='lower learning_rate'):
+    train(tmp_path / 'nan', T5_NET, copies(), settings(), start=Model(params, T5_NET), say=quiet)
+
+
+CONFIG = """
+train.jobs = [@large/train.Job(), @small/train.Job()]
+train.Job.network = @train.T5()
+train.T5.config = @train.T5Config()
+train.T5Config.vocab_size = 1000
+train.T5Config.heads = 2
+train.T5Config.head_dim = 4
+train.T5Config.mlp_dim = 16
+train.T5Config.encoder_layers = 1
+train.T5Config.decoder_layers = 1
+train.Job.tokenizer = @train.vocabulary()
+train.Job.pairs = @train.generated()
+train.generated.tokenizer = @train.vocabulary()
+train.generated.count = 40
+train.Job.settings = @train.Settings()
+train.Settings.steps = 3
+train.Settings.batch_size = 4
+train.Settings.widths = (80,)
+train.Settings.log_every = 1
+large/train.Job.name = 'large'
+large/train.T5Config.embed_dim = 16
+small/train.Job.name = 'small'
+small/train.Job.teacher = 'large'
+small/train.T5Config.embed_dim = 8
+small/train.Settings.distillation = @train.Distillation()
+"""
+
+
+def _command(tmp_path, *more):
+  (tmp_path / 'config.gin').write_text(CONFIG)
+  return subprocess.run(
+    [sys.executable, '-m', 'speccascade.train', f'--gin_file={tmp_path}/config.gin', f'--out={tmp_path}/out', *more],
+    capture_output=True, text=True,
+  )  # fmt: skip
+
+
+def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path):
+  done = _command(tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert '[large] step 3/3' in done.stdout and 'steps/s' in done.stdout and 'left' in done.stdout
+  assert 'forward_kl' in [line for line in done.stdout.splitlines() if '[small] step 3/3' in line][0]
+  small = speccascade.load(tmp_path / 'out' / 'small' / 'model')
+  assert small.network.config.embed_dim == 8 and small.tokenizer is not None
+
+
+def test_the_command_says_what_is_wrong_with_a_config(tmp_path):
+  bindings = 'train.Optimizer.name = "sgd"', 'train.Settings.optimizer = @train.Optimizer()'
+  wrong = _command(tmp_path, *(f'--gin_bindings={binding}' for binding in bindings))
+  assert wrong.returncode == 1 and "name='sgd': choose adamw or adafactor" in wrong.stderr
+  assert 'Traceback' not in wrong.stderr
+  assert '--job=medium: the config has large, small' in _command(tmp_path, '--job=medium').stderr
