@@ -129,7 +129,7 @@ def speculative(
   by_round = accept is acceptance.block
   accept = rules.bind(accept) if inspect.isfunction(accept) else accept
   if bound.func is rules.speculative:
-    propose = Propose(0, gamma, (1, 2))
+    propose = Propose(0, gamma, (2,))
     score = Score(1, (gamma + 1,))
     verify = Verify(rules.bind(rules.own), (1,), accept)
     window = gamma
@@ -150,7 +150,7 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
   if not getattr(bound.func, 'alone', False):
     raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
   phases = (
-    Propose(0, most, (1, 2)),
+    Propose(0, most, (2,)),
     Score(1, _widths(most + 1)),
     Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything)),
   )
@@ -180,7 +180,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
     raise ValueError(f'bild needs rollback >= 0, a cross-entropy, not rollback={rollback}.')
   most = _count('max_draft', max_draft)
   phases = (
-    Propose(0, most, (1, 2)),
+    Propose(0, most, (2,)),
     Score(1, _widths(most + 1)),
     Verify(rules.bind(rules.own), (1,), acceptance.Threshold(np.float32(rollback))),
   )
@@ -200,7 +200,7 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
   bound, gamma = rules.bind_combiner(combiner), _count('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
   scores = tuple(Score(m, (gamma + 1,), after=m - 1) for m in slots)
-  phases = (Propose(0, gamma, (1, 2)), *scores, Verify(bound, slots))
+  phases = (Propose(0, gamma, (2,)), *scores, Verify(bound, slots))
   return Method(phases, (0, *range(models)), gamma, name='ensemble_sd')
 
 
@@ -240,7 +240,7 @@ def _speculative_verification(table, latency, block, *, exact: bool) -> Method:
     raise ValueError("latency needs the verifier's time, > 0, for 0, 1, 2, … tokens, two at least.")
   goodput = stopping.Goodput(table, latency, companion=1, most=gamma)
   phases = (
-    Propose(0, gamma, (1, 2)),
+    Propose(0, gamma, (2,)),
     Score(1, _widths(gamma + 1), stopping.First(gamma - 1)),
     Score(2, _widths(gamma + 1), goodput, drop=not exact),
     Verify(rules.bind(rules.own), (2,)),

@@ -87,11 +87,3 @@ def test_the_rule_in_the_readme_runs_and_is_short():
   large = toy.model(0)
   out = speccascade.decode(names['method'], [toy.model(1, near=large), large], [[1, 2]], max_new_tokens=8)
   assert out.stats.emitted[0] == 8
-
-
-def test_the_demonstration_runs():
-  out = subprocess.run(
-    [sys.executable, '-m', 'speccascade.run', '--rows', '4', '--tokens', '6'],
-    capture_output=True, text=True, check=True, cwd=ROOT,
-  )  # fmt: skip
-  assert 'speculative[opt]' in out.stdout and 'per large' in out.stdout

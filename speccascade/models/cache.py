@@ -1,8 +1,8 @@
 """The key-value cache: slot = absolute position, and no index.
 
-An entry holds the slots of one layer, {'key', 'value'}, each [B·K, T, D]: the heads of an example follow each other.
-The batched products of attention read that very array, so that the decode loop updates it in place. A network whose
-layers are unrolled keeps a tuple of entries; one that scans keeps a single entry of [N, B·K, T, D].
+An entry holds the slots of one layer, {'key': [B·K, D, T], 'value': [B·K, T, D]}: the heads of an example follow each
+other, and the batched products of attention read these very arrays, so that the decode loop updates them in place. A
+network whose layers are unrolled keeps a tuple of entries; one that scans a single entry, with an axis N in front.
 
 Axis letters: B batch, N layers, K key-value heads, T slots, L new tokens, D head dimension.
 """
@@ -19,27 +19,33 @@ Dtype = Any
 Entry = dict[str, Array]
 
 
-def write(slots: Array, new: Array, start: Array, layer: Array | int | None = None) -> Array:
-  """Put new [B·K, L, D] into slots [B·K, T, D] from slot start [B] on; `layer` selects from [N, B·K, T, D]."""
-  new = new.astype(slots.dtype)
-  if layer is not None:
-    slots_here = lax.dynamic_index_in_dim(slots, layer, keepdims=False)
-    return lax.dynamic_update_index_in_dim(slots, write(slots_here, new, start), layer, 0)
+AXIS = {'key': -1, 'value': -2}  # where the slots are
+
+
+def write(entry: Entry, new: Entry, start: Array) -> Entry:
+  """Put new tokens, one layer's, into its entry from slot start [B] on."""
+  return {name: _write(entry[name], new[name].astype(entry[name].dtype), start, AXIS[name]) for name in new}
+
+
+def _write(slots: Array, new: Array, start: Array, axis: int) -> Array:
+  def put(slots, new, start):
+    at = [0, 0, 0]
+    at[axis] = start
+    return lax.dynamic_update_slice(slots, new, at)
+
   batch = start.shape[0]
   if batch == 1:
-    return lax.dynamic_update_slice(slots, new, (0, start[0], 0))
-  by_row = (batch, -1, *slots.shape[1:]), (batch, -1, *new.shape[1:])
-  put = jax.vmap(lambda slots, new, start: lax.dynamic_update_slice(slots, new, (0, start, 0)))
-  return put(slots.reshape(by_row[0]), new.reshape(by_row[1]), start).reshape(slots.shape)
+    return put(slots, new, start[0])
+  by_row = [x.reshape(batch, -1, *x.shape[1:]) for x in (slots, new)]
+  return jax.vmap(put)(*by_row, start).reshape(slots.shape)
 
 
 def update(cache, layer: Array | int, new: Entry, start: Array):
   """Write one layer's new entry; return the cache and all slots of that layer."""
+  entry = write(entry_of(cache, layer), new, start)
   if isinstance(cache, tuple):
-    entry = {name: write(cache[layer][name], new[name], start) for name in new}
     return (*cache[:layer], entry, *cache[layer + 1 :]), entry
-  cache = {name: write(cache[name], new[name], start, layer) for name in new}
-  return cache, entry_of(cache, layer)
+  return {name: lax.dynamic_update_index_in_dim(cache[name], entry[name], layer, 0) for name in entry}, entry
 
 
 def entry_of(cache, layer: Array | int) -> Entry:
@@ -51,17 +57,25 @@ def entry_of(cache, layer: Array | int) -> Entry:
 
 def empty(layers: int, batch: int, heads: int, slots: int, dim: int, dtype: Dtype, scan: bool):
   """Return zeros for every layer."""
-  shape = (batch * heads, slots, dim)
-  shape = (layers, *shape) if scan else shape
-  make = lambda: {'key': jnp.zeros(shape, dtype), 'value': jnp.zeros(shape, dtype)}
+  n, front = batch * heads, (layers,) if scan else ()
+  shapes = {'key': (*front, n, dim, slots), 'value': (*front, n, slots, dim)}
+  make = lambda: {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
   return make() if scan else tuple(make() for _ in range(layers))
+
+
+def slots_of(cache) -> int:
+  """Return T."""
+  return (cache[0] if isinstance(cache, tuple) else cache)['key'].shape[AXIS['key']]
 
 
 def resize(cache, slots: int):
   """Append empty slots, or drop the last, so that there are `slots` of them."""
+  if isinstance(cache, tuple):
+    return tuple(resize(entry, slots) for entry in cache)
 
-  def pad(x):
-    tail = (0, slots - x.shape[-2], 0)
-    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * (x.ndim - 2) + [tail, (0, 0, 0)])
+  def pad(x, axis):
+    tails = [(0, 0, 0)] * x.ndim
+    tails[axis] = (0, slots - x.shape[axis], 0)
+    return lax.pad(x, jnp.zeros((), x.dtype), tails)
 
-  return jax.tree.map(pad, cache)
+  return {name: pad(x, AXIS[name]) for name, x in cache.items()}

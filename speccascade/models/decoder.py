@@ -146,7 +146,7 @@ class DecoderModule(nn.Module):
   def read(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return the last layer's output [B, L, E] and the cache."""
     c = self.config
-    slots = jax.tree.leaves(cache)[0].shape[-2]
+    slots = cache_lib.slots_of(cache)
     masks = [blocks.visible(positions, slots, span.window) for span in c.kinds]
     angles = [rope_lib.angles(span.rope, c.head_dim, positions) if span.rope else None for span in c.kinds]
     start = positions[:, 0]

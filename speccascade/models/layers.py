@@ -223,11 +223,11 @@ class Attention(nn.Module):
     return rope_lib.rotate(q, rope) if rope else q
 
   def keys_values(self, x: Array, rope: tuple[Array, Array] | None = None) -> dict[str, Array]:
-    """Return the cache entry of x [B, L, E]: keys and values [B·K, L, D]."""
+    """Return the cache entry of x [B, L, E]: keys [B·K, D, L] and values [B·K, L, D]."""
     k, v = (dense(x).reshape(*x.shape[:2], self.kv_heads, self.head_dim) for dense in (self.key, self.value))
     k = self.key_norm(k) if self.qk_norm else k
     k = rope_lib.rotate(k, rope) if rope else k
-    return {'key': _slots(k), 'value': _slots(v)}
+    return {'key': _slots(k).swapaxes(1, 2), 'value': _slots(v)}
 
   def mix(self, q: Array, entry: dict[str, Array], mask: Array | None, bias: Array | None = None) -> Array:
     """Attend and project back to [B, L, E]."""
@@ -242,23 +242,22 @@ def _slots(x: Array) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None, *, scale: float, cap: float | None):
-  """Return softmax(scale · q·k + bias) · v for q [B, L, H, D], k and v [B·K, T, D]: [B, L, H, D].
+  """Return softmax(scale · q·k + bias) · v for q [B, L, H, D], k [B·K, D, T], v [B·K, T, D]: [B, L, H, D].
 
   mask [B, 1 or L, T] is true where a slot is visible; bias is [1 or B, H, L, T]. The softmax is float32.
   """
   batch, width, h, d = q.shape
   heads = (k.shape[0] // batch, h * batch // k.shape[0])  # K, G
-  # Keys on the left and queries, which are few, transposed: the other way round a CPU transposes all the keys.
-  columns = q.reshape(batch, width, *heads, d).transpose(0, 2, 4, 3, 1).reshape(k.shape[0], d, -1)  # [B·K, D, G·L]
+  rows = q.reshape(batch, width, *heads, d).transpose(0, 2, 3, 1, 4).reshape(k.shape[0], -1, d)  # [B·K, G·L, D]
   if jax.default_backend() == 'cpu':  # which has no batched product of short numbers into float32
-    k, columns = k.astype(jnp.float32), columns.astype(jnp.float32)
-  scores = jnp.einsum('ntd,ndx->ntx', k, columns, preferred_element_type=jnp.float32)
-  scores = softcap(scores.transpose(0, 2, 1).reshape(batch, *heads, width, -1) * scale, cap)  # [B, K, G, L, T]
+    k, rows = k.astype(jnp.float32), rows.astype(jnp.float32)
+  scores = jnp.einsum('nxd,ndt->nxt', rows, k, preferred_element_type=jnp.float32)
+  scores = softcap(scores.reshape(batch, *heads, width, -1) * scale, cap)  # [B, K, G, L, T]
   if bias is not None:
     scores = scores + bias.reshape(bias.shape[0], *heads, *bias.shape[2:])
   if mask is not None:
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(k.shape[0], -1, k.shape[1])  # [B·K, G·L, T]
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(k.shape[0], -1, k.shape[2])  # [B·K, G·L, T]
   y = jnp.einsum('nxt,ntd->nxd', weights, v).reshape(batch, *heads, width, d)
   return y.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 

@@ -145,8 +145,7 @@ class DecoderStack(nn.Module):
   def __call__(self, x: Array, cache: Cache, positions: Array) -> tuple[Array, Cache]:
     """Return the normalised output [B, L, E] for x [B, L, E], and the cache with its keys and values."""
     own, source = cache['target'], cache['source']
-    slots = (own[0] if isinstance(own, tuple) else own)['key'].shape[-2]
-    width = (source[0] if isinstance(source, tuple) else source)['key'].shape[-2]
+    slots, width = cache_lib.slots_of(own), cache_lib.slots_of(source)
     mask = blocks.visible(positions, slots)
     bias = self.relpos_bias(positions, slots)
     source_mask = _inside(cache['source_length'], width)

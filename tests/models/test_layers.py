@@ -152,11 +152,22 @@ def test_writing_touches_just_the_window_of_each_row():
   for row, start in enumerate((0, 7, 3)):
     expected[row, :, start : start + 2] = new[row]
   start = jnp.array([0, 7, 3])
-  slots, new, expected = (jnp.asarray(x.reshape(6, -1, 4)) for x in (slots, new, expected))
-  np.testing.assert_array_equal(cache_lib.write(slots, new, start), expected)
-  np.testing.assert_array_equal(cache_lib.write(slots[2:4], new[2:4], start[1:2]), expected[2:4])
-  found = cache_lib.write(jnp.stack([slots, slots]), new, start, jnp.int32(1))
-  np.testing.assert_array_equal(found, jnp.stack([slots, expected]))
+
+  def entry(x):
+    x = jnp.asarray(x.reshape(6, -1, 4))
+    return {'key': x.swapaxes(1, 2), 'value': x}
+
+  def check(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+  slots, new, expected = entry(slots), entry(new), entry(expected)
+  second = lambda tree: jax.tree.map(lambda x: x[2:4], tree)
+  check(cache_lib.write(slots, new, start), expected)
+  check(cache_lib.write(second(slots), second(new), start[1:2]), second(expected))
+  cache, found = cache_lib.update((slots, slots), 1, new, start)
+  check((cache, found), ((slots, expected), expected))
+  stacked, found = cache_lib.update(jax.tree.map(lambda x: jnp.stack([x, x]), slots), jnp.int32(1), new, start)
+  check((stacked, found), (jax.tree.map(lambda *x: jnp.stack(x), slots, expected), expected))
 
 
 @pytest.mark.parametrize('tokens', [1, 2, 4, 6, 8, 9])
@@ -216,8 +227,10 @@ def test_grouped_queries_attend_to_their_own_keys():
   q, k, v = random.normal(size=(2, 3, 4, 5)), random.normal(size=(2, 2, 6, 5)), random.normal(size=(2, 2, 6, 5))
   mask = random.random((2, 3, 6)) < 0.7
   mask[..., 0] = True
-  slots = (x.reshape(4, 6, 5) for x in (k, v))
-  found = layers.attend(*(jnp.asarray(x, jnp.float32) for x in (q, *slots)), jnp.asarray(mask), None, scale=0.3, cap=2.0)
+  slots = k.reshape(4, 6, 5).swapaxes(1, 2), v.reshape(4, 6, 5)
+  found = layers.attend(
+    *(jnp.asarray(x, jnp.float32) for x in (q, *slots)), jnp.asarray(mask), None, scale=0.3, cap=2.0
+  )
   for b, i, h in np.ndindex(2, 3, 4):
     scores = 2.0 * np.tanh(0.3 * k[b, h // 2] @ q[b, i, h] / 2.0)
     weights = np.where(mask[b, i], np.exp(scores), 0)

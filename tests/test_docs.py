@@ -1,0 +1,89 @@
+"""The examples of the documents run, and their links lead somewhere."""
+
+from pathlib import Path
+import re
+
+import pytest
+
+from speccascade import embedded
+from speccascade.evaluate import config
+from speccascade.methods import Method, SequenceCascade
+from speccascade.models import toy
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / 'docs' / 'methods').glob('*.md'))
+DOCUMENTS = [ROOT / 'README.md', ROOT / 'WORKSPACE.md', *sorted((ROOT / 'docs').rglob('*.md'))]
+MY_TABLES = """
+import gin
+import numpy as np
+from speccascade import methods, stopping
+
+TABLE = stopping.AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
+
+@gin.register
+def sv_measured(block=5):
+  return methods.sv_exact(TABLE, np.float32([1.0, 1.1]), block)
+"""
+
+
+def blocks(path: Path, language: str) -> list[str]:
+  """Return a page's code of one language, in order."""
+  return re.findall(rf'^```{language}\n(.*?)^```$', path.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
+def test_the_python_of_each_page_runs(page, capsys):
+  large = toy.model(0)
+  small, companion = (toy.model(i, near=large) for i in (1, 2))
+  names = dict(small=small, companion=companion, large=large, prompts=[[1, 2], [3]])
+  assert blocks(page, 'python')
+  for code in blocks(page, 'python'):
+    exec(code, names)
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
+def test_the_gin_of_each_page_makes_methods(page, tmp_path, monkeypatch):
+  (tmp_path / 'my_tables.py').write_text(MY_TABLES)
+  monkeypatch.syspath_prepend(tmp_path)
+  text = '\n'.join(blocks(page, 'gin'))
+  scopes = dict.fromkeys(re.findall(r'^(\w+)/Curve\.', text, re.MULTILINE))
+  assert scopes
+  file = tmp_path / 'page.gin'
+  file.write_text(f'{text}\nrun.experiments = [{", ".join(f"@{s}/Curve()" for s in scopes)}]\n')
+  config.parse([str(file)])
+  for curve in config.build():
+    assert all(isinstance(point.build(), Method | SequenceCascade) for point in curve.points())
+
+
+def test_the_index_lists_every_page():
+  index = (ROOT / 'docs' / 'methods.md').read_text()
+  assert all(f'](methods/{page.name})' in index for page in PAGES)
+
+
+@pytest.mark.parametrize('document', DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(document):
+  for target in re.findall(r'\]\(([^)#\s]*(?:#[^)]*)?)\)', document.read_text()):
+    if target.startswith('http'):
+      continue
+    path, _, heading = target.partition('#')
+    there = document.parent / path if path else document
+    assert there.exists(), target
+    assert not heading or heading in headings(there), target
+
+
+def headings(path: Path) -> set[str]:
+  """Return the anchors of a page: lower case, spaces to hyphens, punctuation dropped."""
+  found = re.findall(r'^#+ (.*)$', path.read_text(), re.MULTILINE)
+  return {re.sub(r'[^\w -]', '', h.lower()).replace(' ', '-') for h in found}
+
+
+def test_the_decode_example_of_the_readme_runs():
+  out = {}
+  exec(blocks(ROOT / 'README.md', 'python')[0], out)
+  assert len(out['out'].texts) == 1 and out['out'].stats.calls.shape[0] == len(embedded.models())
+
+
+def test_every_gin_file_that_a_document_names_is_there():
+  for document in DOCUMENTS:
+    for name in re.findall(r'gin_configs/[\w/]+\.gin', document.read_text()):
+      assert (ROOT / name).exists(), (document.name, name)
