@@ -5,8 +5,10 @@ that is missing. A batch is decoded the same whether its run was interrupted or 
 """
 
 from collections.abc import Callable, Sequence
+import concurrent.futures
 import dataclasses
 import itertools
+import os
 from pathlib import Path
 import time
 
@@ -88,7 +90,7 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
     return
   loaded = load()
   progress = Progress('quality', len(plan), journal.count)
-  place = 0
+  place, warm = 0, None
   for temperature, point in runs:
     few_executables()
     for first in range(0, len(examples), experiment.quality_batch):
@@ -97,6 +99,9 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       place += len(batch)
       if missing <= 0:
         continue
+      if warm != temperature:
+        warm = temperature
+        _warm_up(experiment, loaded, temperature, experiment.quality_batch)
       full = [*batch, *[batch[-1]] * (experiment.quality_batch - len(batch))]  # every batch has one shape
       out = run_method(experiment, loaded, point.build(), temperature, full)
       lines = [_line(out, i, e, temperature, point, len(loaded.models)) for i, e in enumerate(batch)]
@@ -192,15 +197,32 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
 
 
 def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int):
-  """Call every point once, untimed, so that nothing is compiled or read from the disk while the clock runs."""
-  some = [*experiment.task.examples[:batch]]
+  """Call every point once, untimed, so that nothing is compiled or read from the disk while the clock runs.
+
+  Curves are compiled side by side; the points of a curve then find its program.
+  """
+  examples = experiment.task.examples
+  some = [examples[min(i, len(examples) - 1)] for i in range(batch)]
   progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(experiment.points), unit='points')
-  for point in experiment.points:
+
+  def call(point: Point) -> str:
     method = point.build()
     if isinstance(method, SequenceCascade):
       method = method.replace(threshold=np.inf)  # both of its decodes
     run_method(experiment, loaded, method, temperature, some)
-    progress.add(1, point.label)
+    return point.label
+
+  points, firsts = experiment.points, {}
+  for point in points:
+    firsts.setdefault(point.curve.name, point)
+  alone, *others = firsts.values()
+  rest = [p for p in points if p is not firsts[p.curve.name]]
+  progress.add(1, call(alone))  # this compiles the prefills, which the others share
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    for label in pool.map(call, others):
+      progress.add(1, label)
+  for point in rest:
+    progress.add(1, call(point))
 
 
 def widths(experiment: Experiment) -> list[int]:
