@@ -6,14 +6,7 @@ import numbers
 import numpy as np
 
 from speccascade import tokenizers
-from speccascade.types import Model, Prompt
-
-
-def at_least_one(name: str, value: int) -> int:
-  """Return a whole number of at least 1."""
-  if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-    raise ValueError(f'{name}={value!r} is not a whole number of at least 1.')
-  return int(value)
+from speccascade.types import Model, Prompt, whole
 
 
 def check_models(method, models: Sequence[Model]) -> list[Model]:
@@ -94,7 +87,7 @@ def prompt_width(models, rows, max_new_tokens: int, given: int | None) -> int:
   """Return the padded prompt length, having checked that every prompt fits it and the models' positions."""
   longest = max(range(len(rows)), key=lambda i: rows[i].size)
   length = rows[longest].size
-  if given is not None and length > at_least_one('max_prompt_tokens', given):
+  if given is not None and length > whole('max_prompt_tokens', given):
     raise ValueError(
       f'prompt {longest} has {length} tokens, more than max_prompt_tokens={given}; shorten it or raise the limit.'
     )

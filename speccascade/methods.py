@@ -15,7 +15,7 @@ import numpy as np
 
 from speccascade import acceptance, rules, stopping
 from speccascade.phases import Elect, Propose, Score, Verify
-from speccascade.types import Combiner, Phase, Rule
+from speccascade.types import Combiner, Phase, Rule, whole
 
 
 def _static(**kwargs):
@@ -54,23 +54,16 @@ class SequenceCascade:
   name = 'sequence_cascade'
 
 
-def _count(name: str, value: int, least: int = 1) -> int:
-  if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-    raise ValueError(f'{name}={value!r} is not a whole number of at least {least}.')
-  return int(value)
-
-
-def _widths(most: int) -> tuple[int, ...]:
-  """Return the window widths to compile where the need varies: powers of two up to `most`, and `most`."""
-  powers = (1 << i for i in range(most.bit_length()))
-  return (*(w for w in powers if w < most), most)
+def _widths(most: int, parts: int = 2) -> tuple[int, ...]:
+  """Return the window widths to compile where the need varies, in even steps up to `most`."""
+  return tuple(-(-most * i // parts) for i in range(1, parts + 1))
 
 
 def _models(models: int, combiner: tree_util.Partial) -> int:
   weights = combiner.keywords.get('weights')
   if weights is not None and len(weights) != models:
     raise ValueError(f'{rules.name_of(combiner)} has {len(weights)} weights for {models} models; give one for each.')
-  return _count('models', models, 2)
+  return whole('models', models, 2)
 
 
 def _defer(rule: tree_util.Partial) -> tree_util.Partial | None:
@@ -81,7 +74,7 @@ def _defer(rule: tree_util.Partial) -> tree_util.Partial | None:
 
 def autoregressive(model: int = 0) -> Method:
   """Decode with one of the models alone."""
-  _count('model', model, 0)
+  whole('model', model, 0)
   phases = (Score(0, (1,)), Verify(rules.bind(rules.own), (0,)))
   return Method(phases, (model,), 1, name='autoregressive')
 
@@ -125,7 +118,7 @@ def speculative(
   The rule makes the method: `rules.speculative` is plain speculative decoding, a deferral rule a speculative cascade,
   `rules.lossy` lossy decoding. `policy` may end a draft early; `accept=acceptance.block` verifies the block jointly.
   """
-  bound, gamma = rules.bind_rule(rule), _count('block', block)
+  bound, gamma = rules.bind_rule(rule), whole('block', block)
   by_round = accept is acceptance.block
   accept = rules.bind(accept) if inspect.isfunction(accept) else accept
   if bound.func is rules.speculative:
@@ -146,7 +139,7 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
 
   The rule decides from the drafter alone: `rules.chow` or `rules.chow_log`.
   """
-  bound, most = rules.bind_rule(rule), _count('max_draft', max_draft)
+  bound, most = rules.bind_rule(rule), whole('max_draft', max_draft)
   if not getattr(bound.func, 'alone', False):
     raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
   phases = (
@@ -178,7 +171,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
     raise ValueError(f'bild needs 0 <= fallback <= 1, a probability, not fallback={fallback}.')
   if not rollback >= 0:
     raise ValueError(f'bild needs rollback >= 0, a cross-entropy, not rollback={rollback}.')
-  most = _count('max_draft', max_draft)
+  most = whole('max_draft', max_draft)
   phases = (
     Propose(0, most, (2,)),
     Score(1, _widths(most + 1)),
@@ -189,7 +182,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
 
 def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
   """Speculate towards a combination: model 0 drafts γ tokens, the others score them; no bonus token."""
-  bound, gamma = rules.bind_combiner(combiner), _count('block', block)
+  bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, (gamma,), stopping.First(gamma - 1)) for m in everyone[1:])
   return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, gamma, name='naive_cos')
@@ -197,7 +190,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
 
 def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
   """Speculate towards an ensemble that is one opaque model: all n models score the block, the drafter anew."""
-  bound, gamma = rules.bind_combiner(combiner), _count('block', block)
+  bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
   scores = tuple(Score(m, (gamma + 1,), after=m - 1) for m in slots)
   phases = (Propose(0, gamma, (2,)), *scores, Verify(bound, slots))
@@ -208,7 +201,7 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   """Collaborative decoding via speculation: the models take turns to propose; `blocks` are their γ_1 … γ_n."""
   bound = rules.bind_combiner(combiner)
   everyone = tuple(range(_models(len(blocks), bound)))
-  window = sum(_count('blocks', n) for n in blocks)
+  window = sum(whole('blocks', n) for n in blocks)
   verify = Verify(bound, everyone, keep=True)
   branches = tuple((Score(m, _widths(window + 1)), verify, Propose(m, blocks[m], ())) for m in everyone)
   return Method((Elect(branches),), everyone, window, name='cos')
@@ -234,15 +227,15 @@ def sv_exact(table: stopping.AcceptanceTable, latency, block: int = 5) -> Method
 
 
 def _speculative_verification(table, latency, block, *, exact: bool) -> Method:
-  gamma = _count('block', block)
+  gamma = whole('block', block)
   latency = np.asarray(latency, np.float32)
   if latency.ndim != 1 or latency.size < 2 or not (latency > 0).all():
     raise ValueError("latency needs the verifier's time, > 0, for 0, 1, 2, … tokens, two at least.")
   goodput = stopping.Goodput(table, latency, companion=1, most=gamma)
   phases = (
     Propose(0, gamma, (2,)),
-    Score(1, _widths(gamma + 1), stopping.First(gamma - 1)),
-    Score(2, _widths(gamma + 1), goodput, drop=not exact),
+    Score(1, _widths(gamma + 1, 4), stopping.First(gamma - 1)),
+    Score(2, _widths(gamma + 1, 4), goodput, drop=not exact),
     Verify(rules.bind(rules.own), (2,)),
   )
   return Method(phases, (0, 1, 2), gamma, name='sv_exact' if exact else 'sv')

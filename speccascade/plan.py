@@ -12,15 +12,14 @@ import argparse
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import gzip
 import math
-from pathlib import Path
 import sys
 from typing import Any
 
 import numpy as np
 
 from speccascade import checkpoints, inputs, methods, probs, rules, stopping, theory
+from speccascade.data import files
 from speccascade.decode import decode
 from speccascade.types import Combiner, Model, Rule
 
@@ -337,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser(prog='speccascade.plan', description=__doc__.splitlines()[0])
   parser.add_argument('small', help='checkpoint of the drafter')
   parser.add_argument('large', help='checkpoint of the verifier')
-  parser.add_argument('--prompts', type=Path, required=True, help='a text file, one prompt a line, .gz or not')
+  parser.add_argument('--prompts', required=True, help='a text file, one prompt a line, .gz or not')
   parser.add_argument('--count', type=int, default=32, help='how many of the prompts (32)')
   parser.add_argument('--tokens', type=int, default=64, help='the most new tokens (64)')
   parser.add_argument('--temperature', type=float, default=0.0)
@@ -350,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   try:
     cascades = dict(map(_rule, args.rule))
     weighted = functools.partial(rules.weighted, weights=tuple(args.weights or ()))
-    prompts = _lines(args.prompts, args.count)
+    prompts = _prompts(args.prompts, args.count)
     models = [checkpoints.load(p, dtype=args.dtype) for p in (args.small, args.large)]
     print('measuring acceptance and forward times; compiling takes most of it …', file=sys.stderr)
     found = plan(
@@ -381,13 +380,8 @@ def _rule(text: str) -> tuple[str, Rule]:
   return f'{name} {alpha}'.strip(), functools.partial(known[name], alpha=float(alpha)) if alpha else known[name]
 
 
-def _lines(path: Path, count: int) -> list[str]:
-  opener = gzip.open if path.suffix == '.gz' else open
-  with opener(path, 'rt', encoding='utf-8') as f:
-    found = [line.rstrip('\n') for line in f if line.strip()][:count]
-  if not found:
-    raise ValueError(f'{path} has no prompts; write one a line.')
-  return found
+def _prompts(path: str, count: int) -> list[str]:
+  return [line for line in files.lines(path) if line.strip()][:count]
 
 
 if __name__ == '__main__':

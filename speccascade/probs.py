@@ -139,9 +139,9 @@ class Sampler:
   def tree_flatten(self):
     off = _is_number(self.top_p, 1)
     values = (
-      None if self.greedy else _traced(self.temperature),
-      None if off else _traced(self.top_p),
-      _traced(self.repetition_penalty) if self.penalises else None,
+      None if self.greedy else traced(self.temperature),
+      None if off else traced(self.top_p),
+      traced(self.repetition_penalty) if self.penalises else None,
       self.seen,
     )
     return values, (self.greedy, self.top_k)
@@ -200,8 +200,9 @@ def _is_number(value: Any, number: float) -> bool:
   return isinstance(value, numbers.Real) and value == number
 
 
-def _traced(value: Any) -> Any:
-  """Return a number as float32, so that 1 and 1.0 and .7 are one program."""
+def traced(value: Any) -> Any:
+  """Return a number as float32, so that 1 and 1.0 and .7 are one program; anything else as it is."""
+  value = number(value)
   return np.float32(value) if isinstance(value, numbers.Real) else value
 
 

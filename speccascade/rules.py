@@ -278,20 +278,13 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
     if function.args:
       raise ValueError(f'{name_of(function)}: bind values by keyword, as in functools.partial(rules.opt, alpha=0.1).')
     function, numbers = function.func, {**function.keywords, **numbers}
-  return tree_util.Partial(function, **tree_util.tree_map(_as_traced, numbers))
-
-
-def _is_number(value) -> bool:
-  return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _as_traced(value):
-  value = probs.number(value)
-  if isinstance(value, (str, bool)) or value is None:
-    raise ValueError(
-      f'only numbers and arrays can be bound to a rule or combiner, not {value!r}: write it into the function.'
-    )
-  return np.float32(value) if _is_number(value) else value
+  for name, value in numbers.items():
+    if value is None or any(isinstance(x, (str, bool)) for x in tree_util.tree_leaves(value)):
+      raise ValueError(
+        f'{name_of(function)} needs a number for {name}, not {name}={value!s}: only numbers and arrays can be bound; '
+        'write anything else into the function.'
+      )
+  return tree_util.Partial(function, **tree_util.tree_map(probs.traced, numbers))
 
 
 def name_of(function: Callable) -> str:
@@ -302,9 +295,6 @@ def name_of(function: Callable) -> str:
 
 def bind_rule(rule: Rule) -> tree_util.Partial:
   """Bind a rule and check its α: every value that the rule needs is given and in range."""
-  given = getattr(rule, 'keywords', {}).get('alpha', 0.0)
-  if isinstance(given, (str, bool, type(None))):
-    raise ValueError(f'rule {name_of(rule)} needs a number for alpha, not alpha={given!s}.')
   bound = bind(rule)
   _require(bound, given=('q_logits', 'p_logits', 'sampler'), example='functools.partial(rules.opt, alpha=0.1)')
   low, high = getattr(bound.func, 'alpha_range', (-INF, INF))

@@ -18,14 +18,11 @@ import sys
 
 from absl import app, flags
 
+from speccascade.errors import RunError
+
 DEFAULT = Path(__file__).parent / 'configs' / 'default.gin'
 CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
-FAILURES = (
-  ValueError,
-  OSError,
-  RuntimeError,
-  MemoryError,
-)  # what a user can put right; anything else is a mistake here
+FAILURES = (ValueError, OSError, RuntimeError, MemoryError)  # what a user can put right; all else is a mistake here
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string('gin_file', None, 'A gin file; may be repeated. Without one the embedded default runs.')
@@ -55,7 +52,7 @@ def main(argv: list[str]) -> int:
 def _said(error: Exception) -> str:
   """Return what went wrong: our own errors whole, of any other the first line."""
   text = str(error).strip()
-  if type(error).__name__ == 'RunError' or '\n' not in text:
+  if isinstance(error, RunError) or '\n' not in text:
     return text or type(error).__name__
   return f'{text.splitlines()[0]} … (--debug shows all of it)'
 

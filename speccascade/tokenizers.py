@@ -75,6 +75,16 @@ def find(path: str | os.PathLike) -> Tokenizer | None:
   return None
 
 
+def load(given: str | os.PathLike | Tokenizer) -> Tokenizer:
+  """Return the tokenizer that is given, or that `find` finds at a path, or raise."""
+  found = find(given) if isinstance(given, str | os.PathLike) else given
+  if found is None:
+    raise FileNotFoundError(
+      f'{given}: no tokenizer there, expected tokenizer.json, a sentencepiece .model or vocab.json'
+    )
+  return found
+
+
 def check_vocabularies(models: Sequence[Model]) -> int:
   """Return how many token ids all models share, or raise where two models differ on one.
 
@@ -85,14 +95,20 @@ def check_vocabularies(models: Sequence[Model]) -> int:
   shared = min([m.network.vocab_size for m in models] + [len(pieces) for _, pieces in known])
   for model, pieces in known[1:]:
     first, expected = known[0]
-    common = min(len(pieces), len(expected))
-    if pieces is not expected and pieces[:common] != expected[:common]:
-      i = next(i for i in range(common) if pieces[i] != expected[i])
+    i = _first_difference(first.tokenizer.path, model.tokenizer.path)
+    if i is not None:
       raise ValueError(
         f'the vocabularies differ: id {i} is {expected[i]!r} in {first.name} ({first.tokenizer.path}) but '
         f'{pieces[i]!r} in {model.name} ({model.tokenizer.path}); decode with models that share a tokenizer'
       )
   return shared
+
+
+@functools.cache
+def _first_difference(path: str, other: str) -> int | None:
+  """Return the first id that two vocabularies, as far as both have it, give to different pieces."""
+  pairs = zip(_pieces(path), _pieces(other), strict=False)
+  return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def _candidates(folder: pathlib.Path) -> Iterator[pathlib.Path]:

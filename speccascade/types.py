@@ -10,6 +10,7 @@ Three facts hold between any two phases:
 """
 
 from collections.abc import Callable
+import numbers
 from typing import Any, NamedTuple, Protocol
 
 from flax import struct
@@ -132,6 +133,13 @@ class Context(NamedTuple):
 Phase = Callable[[Context, State], State]
 Rule = Callable[..., Array]  # (q_logits, p_logits, *, alpha, sampler) -> probs [..., V]
 Combiner = Callable[..., Array]  # (logits [M, ..., V], *, sampler) -> probs [..., V]
+
+
+def whole(name: str, value: Any, least: int = 1) -> int:
+  """Return a number that the user gave as `name`, having checked that it is whole and at least `least`."""
+  if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+    raise ValueError(f'{name}={value!r} is not a whole number of at least {least}.')
+  return int(value)
 
 
 def places(n: int) -> Array:

@@ -196,7 +196,7 @@ def test_a_plan_of_nothing_is_refused(wrong, said):
 def test_the_command_prints_the_plan_of_a_pair(tmp_path, monkeypatch, capsys):
   models = dict(zip(('SMALL', 'LARGE'), pair(), strict=True))
   monkeypatch.setattr(plan.checkpoints, 'load', lambda path, dtype: models[path])
-  monkeypatch.setattr(plan, '_lines', lambda path, count: PROMPTS[:count])
+  monkeypatch.setattr(plan, '_prompts', lambda path, count: PROMPTS[:count])
   monkeypatch.setattr(plan, '_measure', lambda *_: times(0.1))
   arguments = ['SMALL', 'LARGE', '--prompts', 'x', '--blocks', '1-2,5', '--rule', 'opt:0.3', '--count', '16']
   arguments += ['--tokens', '100', '--temperature', '1']
@@ -207,7 +207,7 @@ def test_the_command_prints_the_plan_of_a_pair(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-  'more, said', [([], 'No such file'), (['--rule', 'op:1'], 'no rule is called op'), (['--rule', 'opt:x'], "'x'")]
+  'more, said', [([], 'no such file'), (['--rule', 'op:1'], 'no rule is called op'), (['--rule', 'opt:x'], "'x'")]
 )
 def test_a_mistake_on_the_command_line_is_one_line(more, said, capsys):
   assert plan.main(['SMALL', 'LARGE', '--prompts', '/nowhere/prompts', *more]) == 1
@@ -218,7 +218,7 @@ def test_a_mistake_on_the_command_line_is_one_line(more, said, capsys):
 def test_prompts_are_the_lines_with_text(tmp_path):
   path = tmp_path / 'prompts.txt'
   path.write_text('one\n\ntwo\nthree\n', encoding='utf-8')
-  assert plan._lines(path, 2) == ['one', 'two']
+  assert plan._prompts(path, 2) == ['one', 'two']
   path.write_text('\n')
-  with pytest.raises(ValueError, match='no prompts'):
-    plan._lines(path, 2)
+  with pytest.raises(ValueError, match='the file is empty'):
+    plan._prompts(path, 2)

@@ -18,7 +18,10 @@ from speccascade.models import toy
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'speccascade'
 ORDER = ['types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'inputs', 'results', 'decode',
-         'run']  # fmt: skip
+         'data', 'train', 'evaluate', 'run']  # fmt: skip
+# What stands beside that order, and which of it may know it.
+BESIDE = {'models', 'checkpoints', 'plan'}
+KNOWN = {'train': {'models', 'checkpoints'}, 'evaluate': {'checkpoints', 'plan'}}
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras')
 
 
@@ -33,13 +36,17 @@ def imports(path: pathlib.Path) -> set[str]:
   return {n.removeprefix('speccascade.') for n in found if n.startswith('speccascade.')}
 
 
-@pytest.mark.parametrize('name', [n for n in ORDER if (PACKAGE / f'{n}.py').exists()])
+@pytest.mark.parametrize('name', ORDER)
 def test_imports_go_one_way(name):
-  seen = {n.split('.')[0] for n in imports(PACKAGE / f'{name}.py')}
-  later = ORDER[ORDER.index(name) + 1 :] if name in ORDER else ORDER
-  assert not seen & set(later)
-  if name != 'run':
-    assert 'models' not in seen
+  paths = [*PACKAGE.glob(f'{name}.py'), *PACKAGE.glob(f'{name}/*.py')]
+  assert paths
+  seen = {n.split('.')[0] for path in paths for n in imports(path)}
+  assert not seen & {*ORDER[ORDER.index(name) + 1 :], *(BESIDE - KNOWN.get(name, set()))}
+
+
+def test_training_and_experiments_do_not_know_each_other():
+  for name, other in (('train', 'evaluate'), ('evaluate', 'train')):
+    assert not any(n.split('.')[0] == other for path in (PACKAGE / name).glob('*.py') for n in imports(path)), name
 
 
 def test_models_and_checkpoints_know_no_phase():

@@ -49,7 +49,8 @@ def read(path, *, dtype=None, scan: bool = False, tokenizer=None, name: str | No
   else:
     folder = t5x.find(folder)
     network, params = t5x.read(folder, dtype=dtype, scan=scan)
-  return Model(params, network, _tokenizer(tokenizer, folder), name or _name(folder))
+  tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
+  return Model(params, network, tokenizer, name or _name(folder))
 
 
 def kind(folder: Path) -> str:
@@ -112,17 +113,6 @@ def _dtype(dtype) -> str:
   if name not in _DTYPES:
     raise ValueError(f'dtype {name}: choose from {", ".join(_DTYPES)}')
   return name
-
-
-def _tokenizer(given, folder: Path) -> tokenizers.Tokenizer | None:
-  if given is None or not isinstance(given, str | os.PathLike):
-    return given or tokenizers.find(folder)
-  found = tokenizers.find(given)
-  if found is None:
-    raise FileNotFoundError(
-      f'{given}: no tokenizer there, expected tokenizer.json, a sentencepiece .model or vocab.json'
-    )
-  return found
 
 
 def _name(folder: Path) -> str:

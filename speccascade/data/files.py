@@ -7,6 +7,7 @@ A prompt that is too long for `max_prompt_tokens` is an error of decoding, unles
 from collections.abc import Callable, Sequence
 import gzip
 import json
+import os
 import pathlib
 import string
 from typing import Any
@@ -36,16 +37,16 @@ def parallel_text(
   `target` is a file of references or several of them. A prompt is prefix + line + suffix.
   """
   targets = [target] if isinstance(target, str) else list(target)
-  columns = [_lines(path) for path in (source, *targets)]
-  for path, lines in zip(targets, columns[1:], strict=True):
-    if len(lines) != len(columns[0]):
+  columns = [lines(path) for path in (source, *targets)]
+  for path, column in zip(targets, columns[1:], strict=True):
+    if len(column) != len(columns[0]):
       raise ValueError(
-        f'{source} has {len(columns[0])} lines but {path} has {len(lines)}; parallel files pair line with line.'
+        f'{source} has {len(columns[0])} lines but {path} has {len(column)}; parallel files pair line with line.'
       )
   fit = prompts.fitter(tokenizer, max_prompt_tokens)
   examples = []
   for i in _span(source, len(columns[0]), start, count):
-    line, *references = (lines[i] for lines in columns)
+    line, *references = (column[i] for column in columns)
     prompt = fit(lambda text: f'{prefix}{text}{suffix}', line)
     examples.append(Example(i, prompt, references[0] if len(references) == 1 else references))
   return _task(name or _stem(source), examples, max_prompt_tokens, max_new_tokens, metrics)
@@ -105,7 +106,7 @@ def _span(path: str, total: int, start: int, count: int | None) -> range:
 # ---- reading ----
 
 
-def _lines(path: str) -> list[str]:
+def lines(path: str | os.PathLike) -> list[str]:
   """Return the lines of a plain or gzipped file; only line feeds (with carriage returns before them) end a line."""
   file = pathlib.Path(path).expanduser()
   if not file.is_file():
@@ -128,7 +129,7 @@ def _lines(path: str) -> list[str]:
 
 def _records(path: str) -> list[dict[str, Any]]:
   records = []
-  for number, line in enumerate(_lines(path), 1):
+  for number, line in enumerate(lines(path), 1):
     if not line.strip():
       continue
     try:

@@ -26,15 +26,7 @@ class Fitter:
 
 def fitter(tokenizer: str | None, limit: int) -> Fitter:
   """Return what cuts prompts to `limit` tokens of the tokenizer at a path."""
-  return Fitter(None if tokenizer is None else find(tokenizer), limit)
-
-
-def find(tokenizer: str) -> tokenizers.Tokenizer:
-  """Return the tokenizer at a path, or raise."""
-  found = tokenizers.find(tokenizer)
-  if found is None:
-    raise FileNotFoundError(f'tokenizer={tokenizer}: no tokenizer there; give its file, or the folder of the model.')
-  return found
+  return Fitter(None if tokenizer is None else tokenizers.load(tokenizer), limit)
 
 
 def fit(render: Callable[[str], str], text: str, tokenizer: tokenizers.Tokenizer, limit: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from speccascade import tokenizers
 from speccascade.data import prompts
 from speccascade.data.benchmarks import Benchmark, Item
 from speccascade.data.examples import Example
@@ -64,7 +65,7 @@ def token_features(tokenizer: str) -> dict[str, Any]:
   seqio = library()
   from speccascade.data.vocabulary import TokenizerVocabulary
 
-  found = prompts.find(tokenizer)
+  found = tokenizers.load(tokenizer)
   inputs, targets = TokenizerVocabulary(found, begins=True), TokenizerVocabulary(found, begins=False)
   return {
     'inputs': seqio.Feature(inputs, add_eos=inputs.ends_texts, required=True),

@@ -71,14 +71,18 @@ def table(flat: Sequence[dict], metric: str) -> str:
       cells += [_number(r['speedup'], 2), _range(r['speedup_low'], r['speedup_high'], 2)]
       cells += [_number(r['median_ms'], 1), _number(r['tokens_per_s'], 0)]
     body.append(cells)
-  widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
+  return aligned(head, body, [i >= 2 for i in range(len(head))])
+
+
+def aligned(head: Sequence[str], body: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+  """Return a Markdown table whose columns line up, those of numbers on the `right`."""
+  widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
 
   def line(row):
-    cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-    return f'| {" | ".join(cells)} |'
+    return f'| {" | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))} |'
 
-  rule = '|' + '|'.join('-' * (w + 2) if i < 2 else '-' * (w + 1) + ':' for i, w in enumerate(widths)) + '|'
-  return '\n'.join([line(head), rule, *map(line, body)])
+  rule = '|'.join('-' * (w + 1) + (':' if r else '-') for w, r in zip(widths, right, strict=True))
+  return '\n'.join([line(head), f'|{rule}|', *map(line, body)])
 
 
 def _number(x: float | None, digits: int) -> str:
@@ -90,13 +94,9 @@ def _range(low: float | None, high: float | None, digits: int) -> str:
 
 
 def _short(value: Any) -> str:
-  return (
-    f'{value:g}'
-    if isinstance(value, float)
-    else ' '.join(map(_short, value))
-    if isinstance(value, list)
-    else str(value)
-  )
+  if isinstance(value, list):
+    return ' '.join(map(_short, value))
+  return f'{value:g}' if isinstance(value, float) else str(value)
 
 
 def closing(folders: Sequence[Path], *, shown: bool) -> str:

@@ -23,10 +23,10 @@ from speccascade.evaluate.progress import Progress
 from speccascade.evaluate.rundir import Journal
 from speccascade.methods import Method, SequenceCascade
 from speccascade.phases import Elect, Score
+from speccascade.results import PER_MODEL
 from speccascade.types import Stats
 
 MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
-PER_MODEL = ('calls', 'positions', 'computed', 'drafted')
 PER_ROW = ('rounds', 'tested', 'accepted', 'emitted', 'deferred')
 BY_PLACE = ('accepted_lengths', 'tested_at', 'accepted_at')
 QUALITY_KEYS = ('temperature', 'curve', 'value', 'example')

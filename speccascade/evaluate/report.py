@@ -12,7 +12,7 @@ from pathlib import Path
 import string
 from typing import Any
 
-from speccascade.evaluate import plots, tables
+from speccascade.evaluate import plots, tables, verdict
 
 HERE = Path(__file__).parent
 # The class and what it means of each source of a token.
@@ -58,9 +58,10 @@ def page(results: dict) -> str:
     title=_esc(str(results['name'])),
     kicker=_esc(str(results['task'])),
     findings=''.join(
-      f'<li class="{kind}"><span>{_esc(title)}</span>{_esc(text)}</li>' for title, kind, text in findings(results)
+      f'<li class="{kind}"><span>{_esc(title)}</span>{_esc(text)}</li>'
+      for title, kind, text in verdict.findings(results)
     ),
-    compared=_esc(compared(results)),
+    compared=_esc(verdict.compared(results)),
     nav=' '.join(f'<a href="#{_slug(name)}">{_esc(name)}</a>' for name, _ in sections),
     sections='\n'.join(f'<section id="{_slug(n)}"><h2>{_esc(n)}</h2>\n{body}</section>' for n, body in sections),
   )
@@ -74,98 +75,6 @@ def _json(value: Any) -> str:
   """Return JSON that cannot end the element that it stands in."""
   text = json.dumps(value, ensure_ascii=True, allow_nan=False)
   return text.replace('<', '\\u003c').replace('>', '\\u003e').replace('&', '\\u0026')
-
-
-# ---- what was found ----
-
-
-def compared(results: dict) -> str:
-  """Return in a sentence what was compared."""
-  points = results['points']
-  names = list(dict.fromkeys(p['curve'] for p in points))
-  settings = len({(p['curve'], str(p['value'])) for p in points})
-  asked = max((p['examples'] for p in points), default=0)
-  timed = max(((p['latency'] or {}).get('examples', 0) for p in points), default=0)
-  said = f'{len(names)} methods in {settings} settings, {" → ".join(results["models"])}, compared on {asked} examples'
-  return f'{said}, {timed} of them timed.' if timed else f'{said}; no times were measured.'
-
-
-def findings(results: dict) -> list[tuple[str, str, str]]:
-  """Return for each temperature (and batch size) its title, 'yes', 'no' or 'open', and the best finding."""
-  return [(title, *finding(results, points)) for title, points in tables.groups(results)]
-
-
-def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
-  """Return whether anything pays, and what: the fastest measured setting that has the reference's quality.
-
-  Over an ensemble, and where no quality was measured, the fastest setting. 'open' where the question was not measured.
-  """
-  reference, metric = results['reference'], results['metric']
-  shown = tables.metric_name(metric)
-  base = tables.at(points, reference)
-  others = [p for p in points if p['curve'] not in (reference, tables.LARGE, tables.SMALL)]
-  timed = [p for p in others if tables.ratio(p) is not None]
-  if not others:
-    return 'open', f'Only {reference} was measured; there is nothing to compare it with.'
-  if base is None or not timed:
-    rated = [p for p in others if tables.quality(p, metric) is not None]
-    if not rated:
-      return 'open', 'Neither quality nor time was measured.'
-    best = max(rated, key=lambda p: tables.quality(p, metric))
-    had = None if base is None else tables.quality(base, metric)
-    beside = '' if had is None else f' against {had:.2f} of {reference}{_overlap(best, base, metric)}'
-    said = f'{_named(best)} has the best {shown}, {tables.quality(best, metric):.2f}{beside}'
-    return 'open', f'{said}. No times were measured.'
-  wanted = tables.quality(base, metric)
-  if reference != tables.LARGE or wanted is None:
-    return _speed(max(timed, key=tables.ratio), f'runs at {{ratio}} the speed of {reference}')
-  best = fastest_as_good(results, points)
-  if best is not None:
-    had = tables.quality(best, metric)
-    beside = f'{had:.2f}' if had == wanted else f'{had:.2f} against {wanted:.2f}'
-    return _speed(best, f"reaches the large model's {shown} ({beside}) at {{ratio}} its speed")
-  rated = [p for p in timed if tables.quality(p, metric) is not None]
-  if not rated:
-    return 'open', f'{shown} was measured of {reference} alone.'
-  near = max(rated, key=lambda p: (tables.quality(p, metric), tables.ratio(p)))
-  return 'no', (
-    f"Nothing reaches the large model's {shown} of {wanted:.2f}; nearest is {_named(near)} with "
-    f'{tables.quality(near, metric):.2f}, at {tables.ratio(near):.2f}× its speed.'
-  )
-
-
-def _overlap(one: dict, other: dict, metric: str) -> str:
-  """Return a warning where the 95 % intervals of two qualities have a value in common."""
-  intervals = [(p.get('quality_ci') or {}).get(metric) for p in (one, other)]
-  if None in intervals or max(low for low, _ in intervals) > min(high for _, high in intervals):
-    return ''
-  return ' (their 95 % intervals overlap)'
-
-
-def fastest_as_good(results: dict, points: Sequence[dict]) -> dict | None:
-  """Return the fastest measured setting with at least the reference's quality, beside the models alone."""
-  metric, base = results['metric'], tables.at(points, results['reference'])
-  wanted = None if base is None else tables.quality(base, metric)
-  others = [p for p in points if p['curve'] not in (results['reference'], tables.LARGE, tables.SMALL)]
-  rated = [p for p in others if None not in (tables.ratio(p), tables.quality(p, metric), wanted)]
-  return max((p for p in rated if tables.quality(p, metric) >= wanted), key=tables.ratio, default=None)
-
-
-def _speed(point: dict, does: str) -> tuple[str, str]:
-  """Return whether a setting is faster, by its interval where there is one, and the sentence."""
-  ratio, interval = tables.ratio(point), point['latency'].get('ratio_ci')
-  within = '' if interval is None else f' [{interval[0]:.2f} … {interval[1]:.2f}]'
-  said = f'{_named(point)} {does.format(ratio=f"{ratio:.2f}×{within}")}'
-  if (ratio if interval is None else interval[0]) > 1:
-    return 'yes', f'{said}.'
-  if ratio > 1:
-    return 'no', f'No gain that the measurement can tell: the best, {said}.'
-  return 'no', f'Nothing pays: the best, {said}.'
-
-
-def _named(point: dict) -> str:
-  setting = tables.label(point)
-  return f'{point["curve"]} at {setting}' if setting else point['curve']
 
 
 # ---- tables ----
@@ -244,7 +153,7 @@ class Drawn:
         quality = tables.quality(p, self.metric)
         if share is None or quality is None:
           return None
-        record = dict(x=share, y=quality, tip=f'{_named(p)}\n{self.shown} {quality:.2f}\n{share:.0%} deferred')
+        record = dict(x=share, y=quality, tip=f'{verdict.named(p)}\n{self.shown} {quality:.2f}\n{share:.0%} deferred')
         return record | self._interval(p)
 
       series = self._series(points, place)
@@ -256,14 +165,14 @@ class Drawn:
     """Write acceptance by place and accepted lengths of a setting that the reader chooses."""
     options, chosen = [], None
     for title, points in self.groups:
-      best = fastest_as_good(self.results, points)
+      best = verdict.fastest_as_good(self.results, points)
       for p in (p for some in tables.curves(points).values() for p in some):
         if not (p['counts'] and sum(p['counts']['tested_at'])):
           continue
         if p is best and chosen is None:
           chosen = len(options)
         self.data['blocks'].append(self._block(p))
-        options.append(f'{_named(p)}, {title}')
+        options.append(f'{verdict.named(p)}, {title}')
     if not options:
       return ''
     listed = ''.join(
@@ -320,14 +229,14 @@ class Drawn:
     ratio, quality = tables.ratio(point), tables.quality(point, self.metric)
     if ratio is None or quality is None:
       return None
-    tip = f'{_named(point)}\n{self.shown} {quality:.2f}\n{ratio:.2f}× the speed, {1 / ratio:.2f} of the time'
+    tip = f'{verdict.named(point)}\n{self.shown} {quality:.2f}\n{ratio:.2f}× the speed, {1 / ratio:.2f} of the time'
     record = dict(x=1 / ratio, y=quality, tip=tip) | self._interval(point)
     interval = point['latency'].get('ratio_ci')
     return record | ({'x_ci': [1 / r for r in reversed(interval)]} if interval else {})
 
   def _timed(self, point: dict, x: float, more: str = '') -> dict:
     interval = point['latency'].get('ratio_ci')
-    record = dict(x=x, y=tables.ratio(point), tip=f'{_named(point)}\n{tables.ratio(point):.2f}× the speed{more}')
+    record = dict(x=x, y=tables.ratio(point), tip=f'{verdict.named(point)}\n{tables.ratio(point):.2f}× the speed{more}')
     return record | ({'y_ci': interval} if interval else {})
 
   def _interval(self, point: dict) -> dict:

@@ -14,12 +14,10 @@ from pathlib import Path
 import socket
 from typing import Any
 
+from speccascade.errors import RunError
+
 CONFIG = 'config.gin'
 LOCK = 'lock'
-
-
-class RunError(RuntimeError):
-  """What a user has to put right, said in one line."""
 
 
 @contextlib.contextmanager

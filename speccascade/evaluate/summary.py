@@ -9,9 +9,10 @@ import numpy as np
 from speccascade.data.examples import Example
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.protocols import BY_PLACE, PER_MODEL, PER_ROW
+from speccascade.evaluate.protocols import BY_PLACE, PER_ROW
 from speccascade.methods import SequenceCascade
 from speccascade.phases import Verify
+from speccascade.results import PER_MODEL
 from speccascade.stopping import Policy
 
 RESAMPLES = 1000

@@ -10,6 +10,8 @@ import csv
 import io
 from typing import Any
 
+from speccascade.evaluate import formats
+
 LARGE, SMALL = 'target only', 'draft only'
 DISCRETE = ('block', 'blocks', 'max_draft')  # between two of these values there is no method
 
@@ -257,15 +259,9 @@ def numeric(table: Table) -> list[bool]:
 
 def to_markdown(table: Table) -> str:
   """Return a table as Markdown whose columns line up."""
-  cells = [[c.replace('|', '\\|') for c in row] for row in (table['columns'], *shown(table))]
-  widths, right = [max(map(len, column)) for column in zip(*cells)], numeric(table)
-
-  def line(row):
-    return f'| {" | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right))} |'
-
-  rule = '|'.join('-' * (w + 1) + (':' if r else '-') for w, r in zip(widths, right))
-  lines = [f'### {table["title"]}', '', line(cells[0]), f'|{rule}|', *map(line, cells[1:])]
-  return '\n'.join([*lines, *(['', table['note']] if table['note'] else [])]) + '\n'
+  head, *body = [[c.replace('|', '\\|') for c in row] for row in (table['columns'], *shown(table))]
+  parts = [f'### {table["title"]}', formats.aligned(head, body, numeric(table)), table['note']]
+  return '\n\n'.join(filter(None, parts)) + '\n'
 
 
 def to_csv(table: Table) -> str:

@@ -9,6 +9,8 @@ import sys
 
 from absl import app, flags
 
+from speccascade.errors import RunError
+
 _OUT = flags.DEFINE_string('out', None, 'The folder of the run; each job has one of its own in it.', required=True)
 _FILES = flags.DEFINE_multi_string('gin_file', [], 'A gin file that binds train.jobs; may be given several times.')
 _BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'A binding that comes after the files.')
@@ -32,7 +34,7 @@ def main(argv: list[str]) -> int:
       if not _ONLY.value or job.name in _ONLY.value:
         job.run(out, functools.partial(print, f'[{job.name}]'))
         print(f'[{job.name}] done: {out / job.name / "model"}')
-  except (ValueError, TypeError, OSError, FloatingPointError) as error:
+  except (RunError, ValueError, TypeError, OSError, FloatingPointError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 1
   return 0

@@ -6,13 +6,12 @@ A pair of texts becomes tokens by the tokenizer's convention; a target always en
 from collections.abc import Iterable, Iterator, Sequence
 import itertools
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 
 from speccascade import methods, tokenizers
-from speccascade.data import grammar
+from speccascade.data import files, grammar
 from speccascade.decode import decode
 from speccascade.probs import Sampler
 from speccascade.train.batches import Pair
@@ -45,17 +44,17 @@ def features(examples: Iterable[dict], *, source: str = 'inputs', target: str = 
 
 def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed: int = 0) -> Iterator[Pair]:
   """Yield pairs of the generated language: `count` of them again and again, or without it ever new ones."""
-  tokenizer, texts = _tokenizer(tokenizer), grammar.pairs(split, seed)
+  tokenizer, texts = tokenizers.load(tokenizer), grammar.pairs(split, seed)
   pairs = tokenised(texts if count is None else itertools.islice(texts, count), tokenizer)
   yield from pairs if count is None else repeated(pairs, seed)
 
 
 def parallel_text(source, target, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
   """Yield the pairs of two files of equally many lines, again and again."""
-  rows = [Path(path).expanduser().read_text(encoding='utf-8').splitlines() for path in (source, target)]
+  rows = [files.lines(path) for path in (source, target)]
   if len(rows[0]) != len(rows[1]):
     raise ValueError(f'{source} has {len(rows[0])} lines, {target} {len(rows[1])}: the files are not parallel')
-  yield from repeated(tokenised(zip(*rows, strict=True), _tokenizer(tokenizer)), seed)
+  yield from repeated(tokenised(zip(*rows, strict=True), tokenizers.load(tokenizer)), seed)
 
 
 def from_teacher(
@@ -69,7 +68,7 @@ def from_teacher(
   file = Path(file).expanduser()
   if not file.is_file():
     _write_outputs(teacher, sources, file, Sampler(temperature), max_new_tokens, batch_size, seed)
-  rows = [json.loads(line) for line in file.read_text(encoding='utf-8').splitlines()]
+  rows = [json.loads(line) for line in files.lines(file)]
   if [row['source'] for row in rows] != list(sources):
     raise ValueError(f'{file} holds the outputs for other sources: remove it, or name another file')
   eos = teacher.network.eos_ids[0]
@@ -95,12 +94,3 @@ def _write_outputs(teacher, sources, file: Path, sampler, max_new_tokens: int, b
 def generated_sources(*, count: int, split: str = 'train', seed: int = 0) -> list[str]:
   """Return English sentences of the generated language, for a teacher to translate."""
   return [text for text, _ in itertools.islice(grammar.sentences(split, seed), count)]
-
-
-def _tokenizer(given) -> tokenizers.Tokenizer:
-  if not isinstance(given, str | os.PathLike):
-    return given
-  found = tokenizers.find(given)
-  if found is None:
-    raise FileNotFoundError(f'{given}: no tokenizer there, expected tokenizer.json or a sentencepiece .model')
-  return found

@@ -4,13 +4,14 @@ A config binds `train.jobs`, a list of `@train.Job()`. Job `large` of `--out=OUT
 have it for a teacher or start from it by its name.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
+import functools
 from pathlib import Path
 
 import gin
 
-from speccascade import checkpoints, embedded
+from speccascade import checkpoints, embedded, gin_files
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
@@ -20,8 +21,6 @@ from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
 from speccascade.types import Model, Network
-
-_REGISTERED: dict[str, Callable] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,29 +57,24 @@ def _jobs(jobs: Sequence[Job]) -> list[Job]:
   return list(jobs)
 
 
+@functools.cache
 def register() -> None:
   """Give gin the names that a config may use, once."""
-  if _REGISTERED:
-    return
   networks = (T5, T5Config, Decoder, DecoderConfig, Span, Rope)
   sources = (data.generated, data.generated_sources, data.parallel_text, data.from_teacher, checkpoints.load)
   named = {'vocabulary': embedded.vocabulary} | {
     x.__name__: x for x in (Job, Settings, Optimizer, Distillation, *networks, *sources)
   }
   for name, thing in named.items():
-    _REGISTERED[name] = gin.external_configurable(thing, name=f'speccascade.train.{name}')
-  _REGISTERED['train'] = gin.external_configurable(_jobs, name='speccascade.train')
+    gin.external_configurable(thing, name=f'speccascade.train.{name}')
+  gin.external_configurable(_jobs, name='speccascade.train')
 
 
 def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[Job]:
   """Return the jobs of gin files and bindings; a file's includes are looked for beside it and in the folder above."""
   register()
-  for file in files:
-    for folder in Path(file).absolute().parents[:2]:
-      gin.add_config_file_search_path(str(folder))
-  with gin.unlock_config():
-    gin.clear_config()
-    gin.parse_config_files_and_bindings(list(files), list(bindings))
+  gin_files.read(files, bindings)
   if 'jobs' not in gin.get_bindings('speccascade.train', resolve_references=False):
     raise ValueError('the config has no train.jobs: bind it, as in train.jobs = [@train.Job()]')
-  return gin.get_configurable('speccascade.train')()
+  with gin_files.explained():
+    return gin.get_configurable('speccascade.train')()

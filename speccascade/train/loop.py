@@ -68,6 +68,7 @@ def train(
   `settings.distillation` says.
   """
   _check(network, settings, start, teacher)
+  tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   out = Path(out).expanduser().absolute()
   out.mkdir(parents=True, exist_ok=True)
   _same_settings(
@@ -85,7 +86,7 @@ def train(
       say(f'going on after step {done} of {settings.steps} in {out}')
     state = _steps(network, transform, state, itertools.islice(stream, done, None), done, settings, teacher, manager,
                    Progress(out / 'log.jsonl', settings, done, say))  # fmt: skip
-  model = Model(state['params'], network, tokenizer and _tokenizer(tokenizer), out.name)
+  model = Model(state['params'], network, tokenizer, out.name)
   _write(out / 'model', model, settings)
   return model
 
@@ -202,10 +203,6 @@ def _restored(manager, state):
     return state
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
   return manager.restore(step, args=ocp.args.StandardRestore(shapes))
-
-
-def _tokenizer(given):
-  return given if isinstance(given, tokenizers.Tokenizer) else tokenizers.find(given)
 
 
 def _write(folder: Path, model: Model, settings: Settings) -> None:

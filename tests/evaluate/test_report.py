@@ -10,7 +10,7 @@ import made
 from made import point
 import pytest
 
-from speccascade.evaluate import report
+from speccascade.evaluate import report, verdict
 
 EVIL = '</script><script>alert("x")</script><img src=http://example.org/x onerror=alert(1)> & \'"'
 
@@ -44,7 +44,7 @@ def page():
 
 def found(points, **more):
   results = made.results(points, **more)
-  return report.finding(results, points)
+  return verdict.finding(results, points)
 
 
 # ---- the finding ----
@@ -52,7 +52,7 @@ def found(points, **more):
 
 def test_the_finding_is_the_fastest_setting_with_the_large_models_quality():
   results = made.cascades()
-  said = report.findings(results)
+  said = verdict.findings(results)
   assert [s[:2] for s in said] == [('T = 0', 'yes'), ('T = 1', 'yes')]
   best, how = said[0][2].split(' reaches ')
   assert best == 'SpecCascade [OPT] at α = 0.1'

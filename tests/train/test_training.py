@@ -3,9 +3,11 @@
 import functools
 import itertools
 import json
+import re
 import subprocess
 import sys
 
+import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +18,12 @@ from tokenizers.pre_tokenizers import Whitespace
 
 import speccascade
 from speccascade import checkpoints
+from speccascade.errors import RunError
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.tokenizers import find
-from speccascade.train import data, losses
+from speccascade.train import data, jobs, losses
 from speccascade.train.batches import Batch, batches, collate
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
@@ -323,3 +326,24 @@ def test_the_command_says_what_is_wrong_with_a_config(tmp_path):
   assert wrong.returncode == 1 and "name='sgd': choose adamw or adafactor" in wrong.stderr
   assert 'Traceback' not in wrong.stderr
   assert '--job=medium: the config has large, small' in _command(tmp_path, '--job=medium').stderr
+
+
+def test_unknown_names_of_a_config_come_with_the_nearest(tmp_path):
+  (tmp_path / 'config.gin').write_text(CONFIG)
+  before = list(gin.config._LOCATION_PREFIXES)
+  for binding, said in (
+    ('train.Setings.steps = 3', 'there is no train.Setings; did you mean train.Settings?'),
+    ('train.Settings.stepz = 3', 'train.Settings has no parameter stepz; did you mean steps?'),
+    ('smal/train.Settings.steps = 3', 'nothing is made in the scope smal; did you mean small?'),
+    ('train.Settings.steps = %STEPS', '%STEPS is used but bound nowhere'),
+  ):
+    with pytest.raises(RunError, match=re.escape(said)):
+      jobs.read([str(tmp_path / 'config.gin')], [binding])
+  assert gin.config._LOCATION_PREFIXES == before
+
+
+def test_a_config_may_import_a_module_of_the_users(tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / 'my_pairs.py').write_text('import gin\n\n\n@gin.register\ndef twins():\n  return [([3, 1], [3, 1])]\n')
+  (tmp_path / 'config.gin').write_text('import my_pairs\n' + CONFIG.replace('@train.generated()', '@my_pairs.twins()'))
+  assert [job.pairs for job in jobs.read([str(tmp_path / 'config.gin')])] == 2 * [[([3, 1], [3, 1])]]
