@@ -7,9 +7,10 @@ python scripts/bench.py … --against result.json      # fail where a ratio got 
 With random weights the drafted tokens are kept with a chance that is given, whatever the models say; the work is that
 of real ones. What is timed, each with compilation excluded and the other measurements in between:
   floor      one forward pass of each model alone at widths 1, 2 and γ + 1, in a loop on the device
-  ours       each method at each batch size: tokens per second; at batch 1 also the time of a round over the sum
-             of its model calls (γ drafter steps and one verifier pass, as measured above), and the speed-up of a long
-             decode over the one that its measured tokens per round and those calls predict
+  ours       each method at each batch size: tokens per second, prefill and host included; at batch 1 also, in a long
+             text, the time of a round over the sum of its model calls (γ drafter steps and one verifier pass, as
+             measured above), and the speed-up over the one that the tokens per round and those calls predict, both
+             without what a text costs once (the difference to a decode of one token)
   reference  transformers' generate, plain and assisted, same weights, prompts and (greedy) outputs [--reference]
   cold       import, load, compile and first answer in a fresh process
 """
@@ -17,7 +18,6 @@ of real ones. What is timed, each with compilation excluded and the other measur
 import argparse
 import dataclasses
 import functools
-import gzip
 import json
 import os
 from pathlib import Path
@@ -32,6 +32,7 @@ import numpy as np
 
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler
+from speccascade.data import files
 from speccascade.evaluate import floor as floor_lib
 from speccascade.models import layers as layers_lib
 from speccascade.models.t5 import T5, T5Config
@@ -97,11 +98,10 @@ def dialled(rate: float):
   """Return an acceptor that keeps each token with this chance, whatever the laws say."""
 
   def accept(trial):
-    real, noise = acceptance.token_wise(trial)
-    chance = jnp.full(trial.tokens.shape, rate)
-    ok, noise = noise.accept(chance, jnp.ones_like(chance), trial.position, trial.start)
+    one = jnp.ones(trial.tokens.shape)
+    ok, noise = trial.noise.accept(rate * one, one, trial.position, trial.start)
     kept = jnp.cumprod(ok, 1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
-    return real._replace(kept=jnp.minimum(kept, trial.tested)), noise
+    return acceptance.Verdict(jnp.minimum(kept, trial.tested), one[:, 0], one[:, 0]), noise
 
   return accept
 
@@ -182,13 +182,19 @@ def reference_runs(paths, models, prompts, batch, tokens):
 
 
 def long_decode(models, prompt, method, temperature: float, tokens: int):
-  """Return a function that decodes one prompt, EOS ignored: (seconds a round, seconds a token, tokens a round)."""
+  """Return a function that gives of one long text, EOS ignored: seconds a round, seconds a token, tokens a round.
 
-  def once():
+  What a text costs once, prefill and the host's work, is left out: it is the time of a text of one token.
+  """
+
+  def timed(tokens):
     start = time.perf_counter()
     stats = decode(method, models, [prompt], max_new_tokens=tokens, sampler=Sampler(temperature)).stats
-    seconds = time.perf_counter() - start
-    return seconds / stats.rounds[0], seconds / stats.emitted[0], stats.emitted[0] / stats.rounds[0]
+    return np.array([time.perf_counter() - start, stats.rounds[0], stats.emitted[0]])
+
+  def once():
+    seconds, rounds, emitted = timed(tokens) - timed(1)
+    return seconds / rounds, seconds / emitted, emitted / rounds
 
   return once
 
@@ -235,12 +241,8 @@ def interleave(runs: dict, trials: int) -> dict[str, list]:
 
 def floors(models, batch: int, block: int, trials: int) -> dict:
   """Return the median seconds of forward passes and the bandwidth that they reach."""
-  runs = {
-    f'{m.name} width {w}': floor_lib.forward_seconds(m, batch, w) for m in models for w in (1, 2, block + 1)
-  }  # fmt: skip
-  seconds = {name: float(np.median(x)) for name, x in interleave(runs, trials).items()}
-  bandwidth = {m.name: weight_bytes(m) / seconds[f'{m.name} width 1'] / 1e9 for m in models}
-  return {'seconds': seconds, 'weight GB/s': bandwidth}
+  seconds = floor_lib.measure(models, (1, 2, block + 1), batch=batch, trials=trials)
+  return {'seconds': seconds, 'weight GB/s': {m.name: weight_bytes(m) / seconds[m.name]['1'] / 1e9 for m in models}}
 
 
 def measure(args, models, prompts) -> list[dict]:
@@ -282,7 +284,8 @@ SHOWN = ('round_over_calls', 'acceptance', 'tokens_per_round', 'long_speedup', '
 def show(record: dict):
   """Print one record as a table."""
   print(f'\nbatch {record["batch"]}, T = {record["temperature"]:g}')
-  print('  forward, ms: ' + ', '.join(f'{k} {1e3 * v:.2f}' for k, v in record['floor']['seconds'].items()))
+  for name, seconds in record['floor']['seconds'].items():
+    print(f'  {name}, ms by width: ' + ', '.join(f'{w}: {1e3 * s:.3g}' for w, s in seconds.items()))
   print('  weights, GB/s: ' + ', '.join(f'{k} {v:.1f}' for k, v in record['floor']['weight GB/s'].items()))
   for name, m in record['methods'].items():
     more = ''.join(f'  {k} {m[k]:.2f}' for k in SHOWN if k in m)
@@ -329,9 +332,7 @@ def main() -> int:
   elif not (args.small and args.large and args.prompts):
     parser.error('give two checkpoints and --prompts, or --shapes')
   else:
-    opener = gzip.open if args.prompts.suffix == '.gz' else open
-    with opener(args.prompts, 'rt', encoding='utf-8') as f:
-      prompts = [line.rstrip('\n') for line in f][: args.count]
+    prompts = files.lines(args.prompts)[: args.count]
     models = [speccascade.load(p) for p in (args.small, args.large)]
   machine = dict(
     device=jax.devices()[0].device_kind, cpu=platform.processor(), cores=os.cpu_count(), jax=jax.__version__,

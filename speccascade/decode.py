@@ -15,7 +15,7 @@ import numpy as np
 
 from speccascade import inputs, methods, probs, results
 from speccascade.phases import run
-from speccascade.types import Array, Context, Model, Network, NOWHERE, Prompt, State, Stats, Window
+from speccascade.types import Array, Context, Model, Network, NOWHERE, Prompt, State, Stats, whole, Window
 
 
 def decode(
@@ -42,9 +42,9 @@ def decode(
   models = inputs.check_models(method, models)
   rows = inputs.encode(models, prompts)
   ids, seed = inputs.check_ids(example_ids, len(rows)), inputs.check_seed(seed)
-  inputs.at_least_one('max_new_tokens', max_new_tokens)
+  whole('max_new_tokens', max_new_tokens)
   width = inputs.prompt_width(models, rows, max_new_tokens, max_prompt_tokens)
-  size = inputs.bucket(len(rows), 1) if batch_size is None else inputs.at_least_one('batch_size', batch_size)
+  size = inputs.bucket(len(rows), 1) if batch_size is None else whole('batch_size', batch_size)
   if isinstance(method, methods.SequenceCascade):
     if trace:
       raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
@@ -56,17 +56,31 @@ def _decode(
   method, models, rows, ids, size, width, max_new_tokens, sampler, seed, *, stream=0, trace=False
 ) -> results.Decoded:
   """Decode checked rows batch by batch; streams of one seed are independent."""
-  outs, buffer = [], _buffer(method, models, width, max_new_tokens)
+  outs = []
   for first in range(0, len(rows), size):
     some = slice(first, first + size)
     prompt, ids_here, real = inputs.pad(rows[some], ids[some], min(size, inputs.bucket(len(rows), 1)), width)
-    noise = _keyed(seed, stream, ids_here, buffer, method.window + 1 if method.by_round else 1, sampler.greedy)
-    state = decode_batch(
-      method, models, prompt, max_new_tokens=max_new_tokens, sampler=sampler, noise=noise, trace=trace, real=real
-    )
-    outs.append(jax.device_get({k: getattr(state, k) for k in ('tokens', 'length', 'fault', 'stats', 'logprobs')}))
+    noise = _Seeds(seed, np.uint32(stream), ids_here)
+    state, packed = _decode_batch(method, models, prompt, max_new_tokens, sampler, noise, trace, real)
+    outs.append(_unpack({k: getattr(state, k) for k in _WHOLE}, packed))
+    outs[-1]['logprobs'] = None if state.logprobs is None else np.asarray(state.logprobs)
     results.check_finite(method, models, outs[-1], ids_here)
   return results.collect(method, models, rows, outs)
+
+
+_WHOLE = ('tokens', 'length', 'fault', 'stats')  # what comes to the host, whole numbers all
+
+
+def _pack(state: State) -> Array:
+  """Join what comes to the host in one array: each array that is fetched costs as much as a small model's step."""
+  return jnp.concatenate([x.ravel() for x in jax.tree.leaves({k: getattr(state, k) for k in _WHOLE})])
+
+
+def _unpack(shapes: dict, packed: Array) -> dict:
+  """Undo `_pack` on the host."""
+  leaves, structure = jax.tree.flatten(shapes)
+  parts = np.split(np.asarray(packed), np.cumsum([x.size for x in leaves[:-1]]))
+  return structure.unflatten([part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
 
 
 def decode_batch(
@@ -81,16 +95,29 @@ def decode_batch(
   real: Array | None = None,
 ) -> State:
   """Decode one padded batch on the device and return the loop's last state; rows that are not `real` do nothing."""
+  return _decode_batch(method, models, prompt, max_new_tokens, sampler, noise, trace, real)[0]
+
+
+def _decode_batch(method, models, prompt, max_new_tokens, sampler, noise, trace, real) -> tuple[State, Array]:
+  """Return the loop's last state, and what the host wants of it packed."""
   slots = [models[m] for m in method.slots]
   buffer = _buffer(method, models, prompt.tokens.shape[1], max_new_tokens)
   owners = _cache_owners(slots)
   kept = sorted(set(owners))
-  caches = tuple(_prefill(slots[s].network, slots[s].params, prompt, buffer) for s in kept)
+  caches = _prefill(tuple(slots[s].network for s in kept), tuple(slots[s].params for s in kept), prompt, buffer)
   real = np.ones(prompt.length.shape, bool) if real is None else real
   networks, cache_of = tuple(s.network for s in slots), tuple(kept.index(s) for s in owners)
   fixed = _Program(networks, cache_of, buffer, inputs.vocabulary(models), trace)
   params = tuple(s.params for s in slots)
   return _loop(fixed, method, params, caches, prompt, np.int32(max_new_tokens), sampler, noise, real)
+
+
+class _Seeds(NamedTuple):
+  """What the noise of a batch is hashed from, in the loop's program."""
+
+  seed: np.uint32
+  stream: np.uint32
+  ids: np.ndarray  # [B]
 
 
 class _Program(NamedTuple):
@@ -127,14 +154,16 @@ def _buffer(method, models, width: int, max_new_tokens: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _prefill(network, params, prompt, max_len):
-  return network.prefill(params, prompt, max_len)
+def _prefill(networks, params, prompt, max_len):
+  return tuple(n.prefill(p, prompt, max_len) for n, p in zip(networks, params, strict=True))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _loop(fixed, method, params, caches, prompt, max_new, sampler, noise, real):
-  """Run the method's phases until every row has ended."""
+  """Run the method's phases until every row has ended; return the state, and what the host wants of it packed."""
   networks = fixed.networks
+  if isinstance(noise, _Seeds):
+    noise = _keyed(noise, fixed.buffer, method.window + 1 if method.by_round else 1, sampler.greedy)
   extend = tuple(functools.partial(n.extend, p) for n, p in zip(networks, params, strict=True))
   context = Context(extend, fixed.cache_of, sampler, method.policy, networks[-1].eos_ids)
   tokens, length = _begin(networks[-1].start_id, prompt, fixed.buffer)
@@ -143,7 +172,8 @@ def _loop(fixed, method, params, caches, prompt, max_new, sampler, noise, real):
   def step(state: State) -> State:
     return run(method.phases, context, state.replace(active=~state.done))
 
-  return jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
+  state = jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
+  return state, _pack(state)
 
 
 def _begin(start_id: int | None, prompt: Prompt, buffer: int) -> tuple[Array, Array]:
@@ -199,10 +229,9 @@ def _first_state(method, tokens, length, limit, vocab, caches, noise, real, samp
   )
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5))
-def _keyed(seed, stream, ids, positions, in_block, greedy):
-  key = jax.random.fold_in(jax.random.key(seed), stream)
-  keys = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, ids))
+def _keyed(seeds: _Seeds, positions: int, in_block: int, greedy: bool) -> probs.Keyed:
+  key = jax.random.fold_in(jax.random.key(seeds.seed), seeds.stream)
+  keys = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, seeds.ids))
   return probs.Keyed.make(keys, positions, in_block, greedy)
 
 

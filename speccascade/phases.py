@@ -30,17 +30,10 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array) -> St
   used = places(width) < need[:, None]
   bad = used & ~jnp.isfinite(logits.max(-1))  # a NaN, +inf, or nothing but -inf
   fault = jnp.where(bad.any(1), take1(position, bad.argmax(1)), -1)
-  s = state.stats
-  stats = s.replace(
-    calls=s.calls.at[m].add((need > 0).astype(jnp.int32)),
-    positions=s.positions.at[m].add(need),
-    computed=s.computed.at[m].add(width),
-  )
   state = state.replace(
     fed=state.fed.at[m].add(need),
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
     fault=state.fault.at[m].set(jnp.where(state.fault[m] < 0, fault, state.fault[m])),
-    stats=stats,
   )
   # The first output is the law of position fed + 1, whose slot is fed + 1 - length.
   first = position[:, 0] + 1 - state.length
@@ -53,6 +46,12 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array) -> St
   return state.replace(window=w.replace(logits=w.logits[:m] + (window,) + w.logits[m + 1 :]))
 
 
+def _charge(state: State, m: int, **counts: Array | int) -> State:
+  """Add to the statistics of model m, each count [B] or one for all rows."""
+  s = state.stats
+  return state.replace(stats=s.replace(**{k: getattr(s, k).at[m].add(n) for k, n in counts.items()}))
+
+
 def _put(buffer: Array, slot: Array, value: Array, mask: Array) -> Array:
   """Write value [B, ...] into slot [B] of buffer [B, N, ...] in the rows of the mask."""
 
@@ -60,6 +59,8 @@ def _put(buffer: Array, slot: Array, value: Array, mask: Array) -> Array:
     slot = jnp.clip(slot, 0, buffer.shape[0] - 1)
     return lax.dynamic_update_index_in_dim(buffer, jnp.where(mask, value, buffer[slot]), slot, 0)
 
+  if buffer.shape[0] == 1:  # a scatter over rows takes several kernels, this takes one
+    return row(buffer[0], slot[0], value[0], mask[0])[None]
   return jax.vmap(row)(buffer, slot, value, mask)
 
 
@@ -91,9 +92,12 @@ class Score:
       state = state.replace(tokens=tokens)
     need = jnp.where(state.active, state.length + size - state.fed[self.model], 0)
     need = jnp.clip(need, 0, self.widths[-1])
+    widths = jnp.array(self.widths, jnp.int32)
+    which = jnp.sum((need.max() > widths[:-1]).astype(jnp.int32))
+    calls, computed = (need > 0).astype(jnp.int32), widths[which]
+    state = _charge(state, self.model, calls=calls, positions=need, computed=computed)
     if len(self.widths) == 1:
       return _feed(context, state, self.model, self.widths[0], need)
-    which = jnp.sum((need.max() > jnp.array(self.widths[:-1])).astype(jnp.int32))
     return _choose(which, [lambda s, n=n: _feed(context, s, self.model, n, need) for n in self.widths], state)
 
 
@@ -125,9 +129,12 @@ class Propose:
       going, state = self._draw(context, state, going)
       return i + 1, going & (i + 1 < budget), state
 
+    before = state
     going, state = self._draw(context, state, going)
     start = (jnp.int32(1), going & (1 < budget), state)
-    return lax.while_loop(lambda c: (c[0] < self.n) & c[1].any(), forward, start)[2]
+    end, _, state = lax.while_loop(lambda c: (c[0] < self.n) & c[1].any(), forward, start)
+    drafted, fed = state.window.size - before.window.size, state.fed[self.model] - before.fed[self.model]
+    return _charge(state, self.model, drafted=drafted, calls=fed, positions=fed, computed=end - 1)
 
   def _draw(self, context: Context, state: State, going: Array) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
@@ -140,7 +147,6 @@ class Propose:
     going = going & (end < state.limit) & ~context.policy.before(logits, sampler)
     q = sampler(logits)
     token, noise = state.noise.draw(q, end, DRAFT, state.length)
-    s = state.stats
     state = state.replace(
       tokens=_put(state.tokens, end, token, going),
       window=w.replace(
@@ -149,7 +155,6 @@ class Propose:
         source=_put(w.source, w.size, jnp.full_like(end, self.model), going),
       ),
       noise=noise,
-      stats=s.replace(drafted=s.drafted.at[self.model].add(going.astype(jnp.int32))),
     )
     over = context.policy.after(probs.at_token(q, token)) | _is_any(token, context.eos_ids) | (end + 1 >= state.limit)
     return going & ~over, state

@@ -1,6 +1,8 @@
 """The time of one forward pass of each model: what any decoding method pays for a call at the least."""
 
 from collections.abc import Callable, Sequence
+import concurrent.futures
+import os
 import time
 
 import jax
@@ -46,11 +48,10 @@ def measure(
 ) -> dict[str, dict[str, float]]:
   """Return {model: {width: median seconds}}, the measurements interleaved; `tokens` are the most new ones."""
   slots = source + tokens + max(widths) + 2
-  timers = {
-    (m.name, str(w)): forward_seconds(m, batch, w, source=source, slots=slots)
-    for m in models
-    for w in sorted({*widths})
-  }
+  keys = [(m, w) for m in models for w in sorted({*widths})]
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # they compile side by side
+    made = pool.map(lambda key: forward_seconds(key[0], batch, key[1], source=source, slots=slots), keys)
+    timers = {(m.name, str(w)): timer for (m, w), timer in zip(keys, made, strict=True)}
   seconds = {key: [] for key in timers}
   for _ in range(trials):
     for key, timer in timers.items():
