@@ -14,7 +14,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.types import ACCEPT, Array, places, State, take
+from speccascade.types import ACCEPT, Array, DRAFT, places, State, take
 
 _BLOCK = 128  # vocabulary entries in one block of the two-level draw
 
@@ -250,7 +250,7 @@ class Keyed:
   """
 
   uniforms: Array  # [B, T, K, 3, 2]
-  greedy: bool = struct.field(pytree_node=False, default=False)  # every law is one-hot: there is nothing to draw
+  greedy: bool = struct.field(pytree_node=False, default=False)  # the models' laws are one-hot; a target need not be
 
   @classmethod
   def make(cls, keys: Array, positions: int, in_block: int = 1, greedy: bool = False) -> 'Keyed':
@@ -265,7 +265,7 @@ class Keyed:
     return self.uniforms[jnp.arange(position.shape[0]), position, place, purpose]
 
   def draw(self, weights, position, purpose, start):
-    if self.greedy:
+    if self.greedy and purpose == DRAFT:
       return weights.argmax(-1).astype(jnp.int32), self
     return draw(weights, self._uniform(position, purpose, start)), self
 

@@ -7,6 +7,7 @@ from law import emitted_law
 import numpy as np
 import pytest
 import reference
+import scipy.stats
 from test_laws import ALPHA, bound, latency, rule_step, TABLE
 
 import speccascade
@@ -395,6 +396,21 @@ def test_a_user_rule_may_be_any_function_of_the_logits():
   law = emitted_law(methods.speculative(half, 2), small, [1], 2, Sampler())
   step = reference.lockstep(small, lambda l, s: (s(l[0]) + s(l[1])) / 2)
   assert max(abs(law[k] - v) for k, v in reference.joint_law(step, [1], 2).items()) < 1e-5
+
+
+@pytest.mark.parametrize('make', [lambda rule: methods.speculative(rule, 2), lambda rule: methods.ensemble(rule)])
+def test_a_user_rule_that_leaves_a_choice_at_temperature_0_is_drawn_from(make):
+  def half(q_logits, p_logits, *, sampler):
+    return (sampler(q_logits) + sampler(p_logits)) / 2
+
+  pair, rows = [toy.model(41, 5), toy.model(42, 5)], 4096
+  out = decode(make(half), pair, [[1]] * rows, max_new_tokens=3, sampler=Sampler(0.0), seed=3)
+  found, counts = np.unique(out.tokens, axis=0, return_counts=True)
+  step = reference.lockstep(pair, lambda l, s: (s(l[0]) + s(l[1])) / 2, temperature=0)
+  expected = reference.joint_law(step, [1], 3)
+  assert len(expected) > 2 and {tuple(map(int, t)) for t in found} == {t for t, p in expected.items() if p > 0}
+  wanted = np.array([expected[tuple(map(int, t))] for t in found]) * rows
+  assert scipy.stats.chisquare(counts, wanted).pvalue > 1e-6  # the false-alarm rate; the seed is fixed
 
 
 def test_a_target_that_is_no_law_is_reported():
