@@ -47,9 +47,15 @@ def tv(a: Array, b: Array) -> Array:
   return jnp.maximum(a - b, 0).sum(-1)
 
 
+def argmax(x: Array) -> Array:
+  """Return the arg max of x [..., V], the lowest index on ties: as a maximum and a minimum, which run as vectors."""
+  index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+  return jnp.where(x == x.max(-1, keepdims=True), index, x.shape[-1] - 1).min(-1)
+
+
 def one_hot_max(x: Array) -> Array:
   """Return the one-hot law of the arg max, the lowest index on ties."""
-  return jax.nn.one_hot(x.argmax(-1), x.shape[-1], dtype=jnp.float32)
+  return jax.nn.one_hot(argmax(x), x.shape[-1], dtype=jnp.float32)
 
 
 def at_token(x: Array, token: Array) -> Array:
@@ -266,7 +272,7 @@ class Keyed:
 
   def draw(self, weights, position, purpose, start):
     if self.greedy and purpose == DRAFT:
-      return weights.argmax(-1).astype(jnp.int32), self
+      return argmax(weights), self
     return draw(weights, self._uniform(position, purpose, start)), self
 
   def accept(self, numerator, denominator, position, start):
