@@ -147,7 +147,7 @@ def _shares_any(model: Model, slots: Sequence[Model]) -> bool:
 def _buffer(method, models, width: int, max_new_tokens: int) -> int:
   """Return T: the slots of the token buffer and the caches, with room for a padded window after the last token.
 
-  In steps of 16, so that methods share a compiled prefill.
+  In steps of 16, so that methods of the same models share a compiled prefill.
   """
   start = width if models[method.slots[-1]].network.start_id is None else 1
   return -(-(start + inputs.bucket(max_new_tokens) + method.window + 2) // 16) * 16

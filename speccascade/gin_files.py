@@ -95,7 +95,9 @@ def explained():
 def _explain(error: Exception) -> str:
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   where = [line for line in lines if re.match(r'In (bindings|file)', line)]
-  said = lines[0] if lines else type(error).__name__
+  said = lines[0] if lines else ''
+  if not isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError)) or not said:
+    said = f'{type(error).__name__}: {said}'
   place = f' ({where[0].rstrip(":")})' if where else ''
   if m := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", said):
     name = m.group(1).split('/')[-1]

@@ -54,9 +54,9 @@ class SequenceCascade:
   name = 'sequence_cascade'
 
 
-def _widths(most: int, parts: int = 2) -> tuple[int, ...]:
-  """Return the window widths to compile where the need varies, in even steps up to `most`."""
-  return tuple(-(-most * i // parts) for i in range(1, parts + 1))
+def _widths(most: int) -> tuple[int, ...]:
+  """Return the window widths to compile where the need varies: a third of the most, two thirds, and all."""
+  return tuple(sorted({-(-most * i // 3) for i in (1, 2, 3)}))
 
 
 def _models(models: int, combiner: tree_util.Partial) -> int:
@@ -234,8 +234,8 @@ def _speculative_verification(table, latency, block, *, exact: bool) -> Method:
   goodput = stopping.Goodput(table, latency, companion=1, most=gamma)
   phases = (
     Propose(0, gamma, (2,)),
-    Score(1, _widths(gamma + 1, 4), stopping.First(gamma - 1)),
-    Score(2, _widths(gamma + 1, 4), goodput, drop=not exact),
+    Score(1, _widths(gamma + 1), stopping.First(gamma - 1)),
+    Score(2, _widths(gamma + 1), goodput, drop=not exact),
     Verify(rules.bind(rules.own), (2,)),
   )
   return Method(phases, (0, 1, 2), gamma, name='sv_exact' if exact else 'sv')

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from speccascade.decode import decode
 from speccascade.types import Combiner, Model, Rule
 
 PAYS = 1.05  # a predicted speed-up up to this is lost in what the prediction leaves out
+TRIALS = 3  # of the method that a plan recommends
 LEAST = 20  # tests of a place in the block that make a rate of their own
 ENSEMBLES = ('ensemble', 'naive_cos', 'cos', 'ensemble_sd')  # their speed-up is over the standard ensemble
 _FREE = 1e-6  # the cost of a drafter without cost
@@ -188,6 +190,7 @@ class Plan:
   temperature: float
   seconds: tuple[dict[int, float], dict[int, float]]  # of the drafter and the verifier by width
   rows: tuple[Row, ...]
+  measured: float | None = None  # the speed-up of the best row on some prompts, where it was tried
 
   @property
   def cost_ratio(self) -> float:
@@ -201,20 +204,30 @@ class Plan:
 
   @property
   def pays(self) -> bool:
-    """Whether any method is predicted to be faster than what it stands in for."""
-    return any(r.speedup > PAYS for r in self.rows)
+    """Whether any method is faster than what it stands in for: as predicted, or as measured where it was."""
+    return any(r.speedup > PAYS for r in self.rows) and (self.measured is None or self.measured > PAYS)
 
   @property
   def verdict(self) -> str:
     """The recommendation in a sentence; one more for ensembles, where they were asked for."""
-    found = [(self.best(), f'{self.names[1]} alone'), (self.best(ensemble=True), 'the standard ensemble')]
-    return ' '.join(self._sentence(row, over) for row, over in found if row is not None)
+    found = [
+      (self.best(), f'{self.names[1]} alone', self.measured),
+      (self.best(ensemble=True), 'the standard ensemble', None),
+    ]
+    return ' '.join(self._sentence(*one) for one in found if one[0] is not None)
 
-  def _sentence(self, row: Row, over: str) -> str:
+  def _sentence(self, row: Row, over: str, measured: float | None) -> str:
     said = f'{row.speedup:.2f}× the speed of {over} with {row.candidate.name} at γ = {row.block}'
-    if row.speedup > PAYS:
+    if row.speedup <= PAYS:
+      return f'Speculation will not pay here: {self._reason(row.candidate)}; the best prediction is {said}.'
+    if measured is None:
       return f'Speculation should pay: {said}.'
-    return f'Speculation will not pay here: {self._reason(row.candidate)}; the best prediction is {said}.'
+    if measured > PAYS:
+      return f'Speculation pays: {said} is the prediction, {measured:.2f}× was measured on some of the prompts.'
+    return (
+      f'Speculation will not pay here: the prediction is {said}, but {measured:.2f}× was measured on some of the '
+      'prompts, for a round and the start of a text cost more than their calls. Larger models or longer texts gain.'
+    )
 
   def _reason(self, candidate: Candidate) -> str:
     """Return which of acceptance, drafter and window would gain the most if it were ideal."""
@@ -275,7 +288,8 @@ def plan(
 
   Plain speculative decoding is always planned; `cascades` and `combiners` add rules by name, a combiner being planned
   without and with alternate proposals (naive_cos, cos). Acceptance comes from one decode at the longest block. The
-  forward times are measured at `batch_size` rows unless `forward` gives {width: seconds} of both models.
+  forward times are measured at `batch_size` rows unless `forward` gives {width: seconds} of both models; then the best
+  method, if it should pay, is tried on some of the prompts.
   """
   blocks = _blocks(blocks)
   if len(models) != 2:
@@ -292,7 +306,8 @@ def plan(
     rates = by_place(out.stats.tested_at.sum(0), out.stats.accepted_at.sum(0))
     kinds = ('naive_cos', 'cos') if kind == 'naive_cos' else (kind,)
     candidates += [Candidate(f'{k} {name}' if len(kinds) > 1 else name, k, rates) for k in kinds]
-  if forward is None:
+  here = forward is None
+  if here:
     forward = _measure(models, prompts, sorted({1, *blocks, *(b + 1 for b in blocks)}), batch_size, max_new_tokens)
   seconds = _widths(forward[0]), _widths(forward[1])
   cost = seconds[0][1] / seconds[1][1]
@@ -302,7 +317,27 @@ def plan(
       verify = at_width(seconds[1], window(candidate.kind, block)) / seconds[1][1]
       speedup = predict(candidate.kind, candidate.acceptance, cost, block, verify)
       rows.append(Row(candidate, block, verify, speedup))
-  return Plan((models[0].name, models[1].name), float(temperature), seconds, tuple(rows))
+  found = Plan((models[0].name, models[1].name), float(temperature), seconds, tuple(rows))
+  best = found.best()
+  if not here or best.speedup <= PAYS:
+    return found
+  rule = next(rule for name, _, rule in wanted if name == best.candidate.name)
+  settings = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(temperature), seed=seed, batch_size=batch_size)
+  return dataclasses.replace(found, measured=_tried(models, methods.speculative(rule, best.block), prompts, settings))
+
+
+def _tried(models, method, prompts, settings: dict) -> float:
+  """Return the speed-up of a method over the verifier alone on some of the prompts, timed in turn after a warm-up."""
+  some = list(prompts[: max(4, settings['batch_size'])])
+
+  def seconds(method):
+    start = time.perf_counter()
+    decode(method, models, some, **settings)
+    return time.perf_counter() - start
+
+  trials = [[seconds(m) for m in (methods.autoregressive(1), method)] for _ in range(TRIALS + 1)]
+  alone, sped = np.median(trials[1:], 0)
+  return float(alone / sped)
 
 
 def _blocks(blocks: Sequence[int]) -> tuple[int, ...]:
@@ -381,7 +416,10 @@ def _rule(text: str) -> tuple[str, Rule]:
 
 
 def _prompts(path: str, count: int) -> list[str]:
-  return [line for line in files.lines(path) if line.strip()][:count]
+  found = [line for line in files.lines(path) if line.strip()][:count]
+  if not found:
+    raise ValueError(f'{path} has no prompts; write one a line.')
+  return found
 
 
 if __name__ == '__main__':

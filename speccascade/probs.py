@@ -49,6 +49,7 @@ def tv(a: Array, b: Array) -> Array:
 
 def argmax(x: Array) -> Array:
   """Return the arg max of x [..., V], the lowest index on ties: as a maximum and a minimum, which run as vectors."""
+  x = jax.lax.optimization_barrier(x)  # computed twice, x and its maximum might round differently
   index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
   return jnp.where(x == x.max(-1, keepdims=True), index, x.shape[-1] - 1).min(-1)
 

@@ -205,6 +205,7 @@ def test_a_model_that_agrees_with_itself_is_never_rejected():
   assert full.stats.calls[1, 0] == 4 and full.stats.positions[1, 0] == 20
   # γ calls a round: the token that the drafter did not see rides along with the next round's first.
   assert full.stats.calls[0, 0] == 16 and full.stats.positions[0, 0] == 4 + 3 * 5
+  assert full.stats.computed[:, 0].tolist() == [4 * (2 + 3), 4 * 5]
   assert full.stats.source[0].tolist() == [0, 0, 0, 0, BONUS] * 4
 
 

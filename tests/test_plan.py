@@ -181,6 +181,29 @@ def test_the_reason_is_what_would_gain_most_if_it_were_ideal(rate, drafter, slop
 def test_forward_times_are_measured_where_none_are_given():
   found = plan.plan(pair(), PROMPTS, blocks=(5,), max_new_tokens=100)
   assert set(found.seconds[1]) == {1, 5, 6} and 0 < found.seconds[1][1] <= found.seconds[1][6]
+  assert (found.measured is None) == (found.best().speedup <= plan.PAYS)
+
+
+@pytest.mark.parametrize(
+  'measured, verdict', [(0.9, 'will not pay here: the prediction is'), (1.5, 'Speculation pays')]
+)
+def test_what_was_measured_has_the_last_word(measured, verdict, monkeypatch):
+  tried = []
+  monkeypatch.setattr(plan, '_measure', lambda *_: times(0.01))
+  monkeypatch.setattr(plan, '_tried', lambda _, method, *__: tried.append(method) or measured)
+  found = plan.plan(pair(), PROMPTS, blocks=(2, 5), max_new_tokens=100, cascades={'opt': OPT})
+  assert found.best().speedup > plan.PAYS and found.pays == (measured > plan.PAYS)
+  assert verdict in found.verdict and f'{measured:.2f}× was measured' in found.verdict
+  (method,) = tried
+  assert plan._block(method) == found.best().block and plan._kind(method.name) == found.best().candidate.kind
+
+
+def test_a_method_is_tried_beside_the_verifier(monkeypatch):
+  clock = iter(np.cumsum([0, *[5, 0, 2, 0] * (plan.TRIALS + 1)]).tolist())  # alone takes 5, sped 2
+  monkeypatch.setattr(plan.time, 'perf_counter', lambda: next(clock))
+  monkeypatch.setattr(plan, 'decode', lambda *_, **__: None)
+  settings = dict(max_new_tokens=4, sampler=Sampler(0.0), seed=0, batch_size=1)
+  assert plan._tried(pair(), methods.speculative(), PROMPTS, settings) == 2.5
 
 
 @pytest.mark.parametrize('wrong, said', [(dict(blocks=[0]), 'blocks'), (dict(models=1), 'a drafter and a verifier')])

@@ -64,6 +64,15 @@ def test_filters_keep_ties_together():
   assert Sampler(temperature=0)(jnp.array([1.0, 3.0, 3.0])).tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize('vocab', [1, 7, 32_128])
+def test_the_arg_max_is_the_lowest_of_the_highest(vocab):
+  rng = np.random.default_rng(vocab)
+  x = np.concatenate([rng.normal(size=(4, vocab)), rng.integers(0, 9, (4, vocab)), np.full((1, vocab), -np.inf)])
+  x[1, : vocab // 2] = -np.inf
+  x = x.astype(np.float32).reshape(3, 3, vocab)
+  np.testing.assert_array_equal(jax.jit(probs.argmax)(x), x.argmax(-1))
+
+
 @pytest.mark.parametrize('top_p', [0.3, 0.9, 0.999])
 def test_top_p_of_a_large_vocabulary_is_exact(top_p):
   logits = np.random.default_rng(3).normal(scale=3, size=50_000).astype(np.float32)

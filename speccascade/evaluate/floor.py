@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade import probs
 from speccascade.types import Model, Prompt
 
 STEPS = 32  # passes in one loop on the device
@@ -29,7 +30,7 @@ def forward_seconds(
       tokens, cache = carry
       position = jnp.broadcast_to(source + i % room + jnp.arange(width)[None], (batch, width))
       logits, cache = network.extend(params, cache, tokens, position)
-      return jnp.minimum(logits.argmax(-1).astype(jnp.int32), 5), cache
+      return jnp.minimum(probs.argmax(logits), 5), cache
 
     return jax.lax.fori_loop(0, STEPS, step, (tokens, cache))[0]
 

@@ -215,9 +215,10 @@ def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: 
   points, firsts = experiment.points, {}
   for point in points:
     firsts.setdefault(point.curve.name, point)
-  alone, *others = firsts.values()
+  alone = max(firsts.values(), key=lambda p: len({*getattr(p.build(), 'slots', ())}))
+  others = [p for p in firsts.values() if p is not alone]
   rest = [p for p in points if p is not firsts[p.curve.name]]
-  progress.add(1, call(alone))  # this compiles the prefills, which the others share
+  progress.add(1, call(alone))  # this compiles the prefill of all models, which most of the others share
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for label in pool.map(call, others):
       progress.add(1, label)

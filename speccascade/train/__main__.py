@@ -14,6 +14,7 @@ from speccascade.errors import RunError
 _OUT = flags.DEFINE_string('out', None, 'The folder of the run; each job has one of its own in it.', required=True)
 _FILES = flags.DEFINE_multi_string('gin_file', [], 'A gin file that binds train.jobs; may be given several times.')
 _BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'A binding that comes after the files.')
+_PATHS = flags.DEFINE_multi_string('gin_search_paths', [], 'A folder to look for gin files in.')
 _ONLY = flags.DEFINE_multi_string('job', [], 'The name of a job to run; without it all of them run.')
 
 
@@ -25,7 +26,7 @@ def main(argv: list[str]) -> int:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
   out = Path(_OUT.value).expanduser().absolute()
   try:
-    found = jobs.read(_FILES.value, _BINDINGS.value)
+    found = jobs.read(_FILES.value, _BINDINGS.value, _PATHS.value)
     names = [job.name for job in found]
     for name in _ONLY.value:
       if name not in names:

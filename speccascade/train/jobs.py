@@ -70,10 +70,10 @@ def register() -> None:
   gin.external_configurable(_jobs, name='speccascade.train')
 
 
-def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[Job]:
+def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> list[Job]:
   """Return the jobs of gin files and bindings; a file's includes are looked for beside it and in the folder above."""
   register()
-  gin_files.read(files, bindings)
+  gin_files.read(files, bindings, search_paths)
   if 'jobs' not in gin.get_bindings('speccascade.train', resolve_references=False):
     raise ValueError('the config has no train.jobs: bind it, as in train.jobs = [@train.Job()]')
   with gin_files.explained():
