@@ -16,6 +16,7 @@ of real ones. What is timed, each with compilation excluded and the other measur
 """
 
 import argparse
+from collections.abc import Iterator
 import dataclasses
 import functools
 import json
@@ -245,9 +246,8 @@ def floors(models, batch: int, block: int, trials: int) -> dict:
   return {'seconds': seconds, 'weight GB/s': {m.name: weight_bytes(m) / seconds[m.name]['1'] / 1e9 for m in models}}
 
 
-def measure(args, models, prompts) -> list[dict]:
-  """Return one record for each temperature and batch size."""
-  records = []
+def measure(args, models, prompts) -> Iterator[dict]:
+  """Yield one record for each temperature and batch size."""
   for batch in args.batches:
     floor = floors(models, batch, args.block, args.trials)
     for temperature in args.temperatures:
@@ -273,9 +273,8 @@ def measure(args, models, prompts) -> list[dict]:
         for name in ('speculative', 'cascade opt'):
           s = done[name][0][1].stats
           record['methods'][name]['acceptance'] = float(s.accepted.sum() / s.tested.sum())
-      records.append(record)
       show(record)
-  return records
+      yield record
 
 
 SHOWN = ('round_over_calls', 'acceptance', 'tokens_per_round', 'long_speedup', 'predicted', 'measured_over_predicted')
@@ -340,9 +339,11 @@ def main() -> int:
   )  # fmt: skip
   cold = cold_start(args.large) if args.large else None
   print(f'{machine}\ncold start, s: {cold}')
-  result = dict(machine=machine, cold=cold, command=sys.argv[1:], records=measure(args, models, prompts))
-  if args.out:
-    args.out.write_text(json.dumps(result, indent=1) + '\n')
+  result = dict(machine=machine, cold=cold, command=sys.argv[1:], records=[])
+  for record in measure(args, models, prompts):
+    result['records'].append(record)
+    if args.out:
+      args.out.write_text(json.dumps(result, indent=1) + '\n')
   worse = compare(result['records'], json.loads(args.against.read_text())['records']) if args.against else []
   print('\n'.join(['', *(f'worse: {w}' for w in worse)]))
   return 1 if worse else 0

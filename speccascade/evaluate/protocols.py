@@ -100,8 +100,9 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       if missing <= 0:
         continue
       if warm != temperature:
-        warm = temperature
+        warm, start = temperature, time.monotonic()
         _warm_up(experiment, loaded, temperature, experiment.quality_batch)
+        progress.leave_out(time.monotonic() - start)
       full = [*batch, *[batch[-1]] * (experiment.quality_batch - len(batch))]  # every batch has one shape
       out = run_method(experiment, loaded, point.build(), temperature, full)
       lines = [_line(out, i, e, temperature, point, len(loaded.models)) for i, e in enumerate(batch)]
