@@ -101,8 +101,7 @@ def dialled(rate: float):
   def accept(trial):
     one = jnp.ones(trial.tokens.shape)
     ok, noise = trial.noise.accept(rate * one, one, trial.position, trial.start)
-    kept = jnp.cumprod(ok, 1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
-    return acceptance.Verdict(jnp.minimum(kept, trial.tested), one[:, 0], one[:, 0]), noise
+    return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one[:, 0], one[:, 0]), noise
 
   return accept
 
@@ -207,7 +206,7 @@ def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]
   some = {n: long_decode(models, prompt, our[n], temperature, args.long) for n in names}
   floor = {f'floor {m.name} {w}': floor_lib.forward_seconds(m, 1, w, slots=args.long + 24) for m, w in (
     (models[0], 1), (models[1], 1), (models[1], args.block + 1))}  # fmt: skip
-  done = interleave(some | floor, max(args.trials, 5))
+  done = floor_lib.interleave(some | floor, max(args.trials, 5))
   draft, plain, window = (float(np.median(done[n])) for n in floor)
   found = {n: [float(np.median(x)) for x in zip(*done[n], strict=True)] for n in names}
   result = {'autoregressive': {'round_over_calls': found['autoregressive'][0] / plain}}
@@ -229,17 +228,6 @@ def cold_start(path: str) -> dict[str, float]:
   return dict(zip(('import', 'load', 'compile and first answer'), map(float, out.stdout.split()), strict=True))
 
 
-def interleave(runs: dict, trials: int) -> dict[str, list]:
-  """Run everything once unrecorded, then `trials` times in turn."""
-  results = {name: [] for name in runs}
-  for trial in range(trials + 1):
-    for name, run in runs.items():
-      value = run()
-      if trial:
-        results[name].append(value)
-  return results
-
-
 def floors(models, batch: int, block: int, trials: int) -> dict:
   """Return the median seconds of forward passes and the bandwidth that they reach."""
   seconds = floor_lib.measure(models, (1, 2, block + 1), batch=batch, trials=trials)
@@ -255,7 +243,7 @@ def measure(args, models, prompts) -> Iterator[dict]:
       runs = our_runs(models, prompts, our, temperature, batch, args.tokens)
       if args.reference and temperature == 0:
         runs |= reference_runs((args.small, args.large), models, prompts, batch, args.tokens)
-      done = interleave(runs, args.trials)
+      done = floor_lib.interleave(runs, args.trials)
       rates = {}
       for name, trials in done.items():
         counts = [x if isinstance(x, int) else int(x.stats.emitted.sum()) for _, x in trials]

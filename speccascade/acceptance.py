@@ -34,12 +34,13 @@ class Verdict(NamedTuple):
   subtract: Array  # [B]
 
 
-def _leading(ok: Array) -> Array:
+def leading(ok: Array) -> Array:
   """Count the leading True of each row of [B, W]."""
   return jnp.cumprod(ok, 1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
 
 
-def _in_test(trial: Trial) -> Array:
+def in_test(trial: Trial) -> Array:
+  """Return [B, W]: whether a pending token is tested."""
   return places(trial.tokens.shape[1]) < trial.tested[:, None]
 
 
@@ -54,7 +55,7 @@ def token_wise(trial: Trial) -> tuple[Verdict, Any]:
   pi, q = _at_tokens(trial)
   ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
   one = jnp.ones_like(pi[:, 0])
-  return Verdict(_leading(ok & _in_test(trial)), one, one), noise
+  return Verdict(leading(ok & in_test(trial)), one, one), noise
 
 
 def everything(trial: Trial) -> tuple[Verdict, Any]:
@@ -76,7 +77,7 @@ class Threshold:
     q, p = (trial.window.logits[m][:, :width] for m in (self.drafter, self.verifier))
     ok = rules.discrepancy(q, p, sampler=trial.sampler) <= self.limit
     one = jnp.ones(trial.tested.shape, jnp.float32)
-    return Verdict(_leading(ok & _in_test(trial)), one, 0 * one), trial.noise
+    return Verdict(leading(ok & in_test(trial)), one, 0 * one), trial.noise
 
 
 def block(trial: Trial) -> tuple[Verdict, Any]:
@@ -98,7 +99,7 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
   inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, jnp.finfo(s.dtype).tiny))
   last = places(width) == trial.tested[:, None] - 1
   ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)
-  ok = ok & _in_test(trial)
+  ok = ok & in_test(trial)
   kept = jnp.max(jnp.where(ok, places(width) + 1, 0), 1)
   scale = take1(jnp.stack(scales, 1), kept)
   return Verdict(kept, scale, jnp.ones_like(scale)), noise

@@ -245,3 +245,6 @@ def test_prompts_are_the_lines_with_text(tmp_path):
   path.write_text('\n')
   with pytest.raises(ValueError, match='the file is empty'):
     plan._prompts(path, 2)
+  path.write_text(' \n\t\n')
+  with pytest.raises(ValueError, match='the file is empty'):
+    plan._prompts(path, 2)

@@ -1,9 +1,10 @@
 """The time of one forward pass of each model: what any decoding method pays for a call at the least."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
 import os
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,11 +54,18 @@ def measure(
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # they compile side by side
     made = pool.map(lambda key: forward_seconds(key[0], batch, key[1], source=source, slots=slots), keys)
     timers = {(m.name, str(w)): timer for (m, w), timer in zip(keys, made, strict=True)}
-  seconds = {key: [] for key in timers}
-  for _ in range(trials):
-    for key, timer in timers.items():
-      seconds[key].append(timer())
   found = {m.name: {} for m in models}
-  for (name, width), values in seconds.items():
+  for (name, width), values in interleave(timers, trials).items():
     found[name][width] = float(np.median(values))
   return found
+
+
+def interleave(runs: Mapping[Any, Callable[[], Any]], trials: int) -> dict[Any, list]:
+  """Return what each run gives: everything once unrecorded, then `trials` times in turn."""
+  results = {name: [] for name in runs}
+  for trial in range(trials + 1):
+    for name, run in runs.items():
+      value = run()
+      if trial:
+        results[name].append(value)
+  return results

@@ -198,33 +198,31 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
 
 
 def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int):
-  """Call every point once, untimed, so that nothing is compiled or read from the disk while the clock runs.
+  """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs.
 
-  Curves are compiled side by side; the points of a curve then find its program.
+  Points that differ in numbers only share a program. Programs are compiled side by side.
   """
   examples = experiment.task.examples
   some = [examples[min(i, len(examples) - 1)] for i in range(batch)]
-  progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(experiment.points), unit='points')
-
-  def call(point: Point) -> str:
+  programs = {}
+  for point in experiment.points:
     method = point.build()
     if isinstance(method, SequenceCascade):
       method = method.replace(threshold=np.inf)  # both of its decodes
-    run_method(experiment, loaded, method, temperature, some)
-    return point.label
+    leaves, structure = jax.tree.flatten(method)
+    programs.setdefault((structure, *map(np.shape, leaves)), (method, point.label))
+  progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
 
-  points, firsts = experiment.points, {}
-  for point in points:
-    firsts.setdefault(point.curve.name, point)
-  alone = max(firsts.values(), key=lambda p: len({*getattr(p.build(), 'slots', ())}))
-  others = [p for p in firsts.values() if p is not alone]
-  rest = [p for p in points if p is not firsts[p.curve.name]]
+  def call(program: tuple[Method | SequenceCascade, str]) -> str:
+    method, label = program
+    run_method(experiment, loaded, method, temperature, some)
+    return label
+
+  alone, *others = sorted(programs.values(), key=lambda p: -len({*getattr(p[0], 'slots', ())}))
   progress.add(1, call(alone))  # this compiles the prefill of all models, which most of the others share
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for label in pool.map(call, others):
       progress.add(1, label)
-  for point in rest:
-    progress.add(1, call(point))
 
 
 def widths(experiment: Experiment) -> list[int]:

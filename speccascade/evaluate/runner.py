@@ -14,6 +14,7 @@ import time
 
 import jax
 
+from speccascade.errors import RunError
 from speccascade.evaluate import floor, formats, protocols, rundir, summary, trace
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.progress import Progress
@@ -29,7 +30,7 @@ def run(experiments: Sequence[Experiment], folder: Path, *, config: str, command
   experiments = list(experiments)
   names = [re.sub(r'[^\w.-]+', '_', e.name) for e in experiments]
   if not experiments or len(set(names)) < len(names):
-    raise rundir.RunError(
+    raise RunError(
       'run.experiments is empty.' if not experiments else f'Names of experiments must differ: {", ".join(names)}.'
     )
   with rundir.locked(folder):
