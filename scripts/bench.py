@@ -204,7 +204,7 @@ def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]
   models = [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
   names = ('autoregressive', 'speculative', 'cascade opt')
   some = {n: long_decode(models, prompt, our[n], temperature, args.long) for n in names}
-  floor = {f'floor {m.name} {w}': floor_lib.forward_seconds(m, 1, w, slots=args.long + 24) for m, w in (
+  floor = {f'floor {m.name} {w}': floor_lib.forward_seconds(m, 1, w, tokens=args.long) for m, w in (
     (models[0], 1), (models[1], 1), (models[1], args.block + 1))}  # fmt: skip
   done = floor_lib.interleave(some | floor, max(args.trials, 5))
   draft, plain, window = (float(np.median(done[n])) for n in floor)

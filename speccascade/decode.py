@@ -101,10 +101,10 @@ def decode_batch(
 def _decode_batch(method, models, prompt, max_new_tokens, sampler, noise, trace, real) -> tuple[State, Array]:
   """Return the loop's last state, and what the host wants of it packed."""
   slots = [models[m] for m in method.slots]
-  buffer = _buffer(method, models, prompt.tokens.shape[1], max_new_tokens)
+  buffer = buffer_size(models[method.slots[-1]].network, prompt.tokens.shape[1], max_new_tokens, method.window)
   owners = _cache_owners(slots)
   kept = sorted(set(owners))
-  caches = _prefill(tuple(slots[s].network for s in kept), tuple(slots[s].params for s in kept), prompt, buffer)
+  caches = prefill(tuple(slots[s].network for s in kept), tuple(slots[s].params for s in kept), prompt, buffer)
   real = np.ones(prompt.length.shape, bool) if real is None else real
   networks, cache_of = tuple(s.network for s in slots), tuple(kept.index(s) for s in owners)
   fixed = _Program(networks, cache_of, buffer, inputs.vocabulary(models), trace)
@@ -144,17 +144,18 @@ def _shares_any(model: Model, slots: Sequence[Model]) -> bool:
   return any(model.network.shares_cache(model.params, s.network, s.params) for s in slots)
 
 
-def _buffer(method, models, width: int, max_new_tokens: int) -> int:
+def buffer_size(network: Network, width: int, max_new_tokens: int, window: int) -> int:
   """Return T: the slots of the token buffer and the caches, with room for a padded window after the last token.
 
   In steps of 16, so that methods of the same models share a compiled prefill.
   """
-  start = width if models[method.slots[-1]].network.start_id is None else 1
-  return -(-(start + inputs.bucket(max_new_tokens) + method.window + 2) // 16) * 16
+  start = width if network.start_id is None else 1
+  return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _prefill(networks, params, prompt, max_len):
+def prefill(networks, params, prompt, max_len):
+  """Read the prompt with every network; return their caches of `max_len` slots."""
   return tuple(n.prefill(p, prompt, max_len) for n, p in zip(networks, params, strict=True))
 
 

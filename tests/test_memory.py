@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speccascade import methods, rules, Sampler
-from speccascade.decode import _loop, _prefill, _Program, _Seeds
+from speccascade.decode import _loop, _Program, _Seeds, prefill
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Prompt
@@ -42,7 +42,7 @@ def compiled(method, networks, batch: int, slots: int = SLOTS, width: int = 8):
   prompt = Prompt(jnp.ones((batch, width), jnp.int32), jnp.full(batch, width, jnp.int32))
   chosen = tuple(networks[m] for m in method.slots)
   shapes = tuple(n.param_shapes() for n in chosen)
-  caches = jax.eval_shape(functools.partial(_prefill, chosen, max_len=slots), shapes, prompt)
+  caches = jax.eval_shape(functools.partial(prefill, chosen, max_len=slots), shapes, prompt)
   noise = _Seeds(np.uint32(0), np.uint32(0), np.zeros(batch, np.uint32))
   program = _Program(chosen, tuple(range(len(chosen))), slots, 40, False)
   real = np.ones(batch, bool)

@@ -11,25 +11,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import probs
+from speccascade.decode import buffer_size, prefill
 from speccascade.types import Model, Prompt
 
 STEPS = 32  # passes in one loop on the device
 
 
 def forward_seconds(
-  model: Model, batch: int = 1, width: int = 1, *, source: int = 16, slots: int = 128
+  model: Model, batch: int = 1, width: int = 1, *, source: int = 16, tokens: int = 64, window: int = 0
 ) -> Callable[[], float]:
-  """Return a function that times one forward pass of `width` tokens, in a loop that feeds each pass's output on."""
+  """Return a function that times one forward pass of `width` tokens, in a loop that feeds each pass's output on.
+
+  The cache has the slots of a decode of at most `tokens` new tokens with windows of `window`, or `width`.
+  """
   network = model.network
-  prompt = Prompt(jnp.ones((batch, source), jnp.int32), jnp.full(batch, source, jnp.int32))
-  cache = jax.jit(network.prefill, static_argnums=2)(model.params, prompt, slots)
-  tokens, room = jnp.ones((batch, width), jnp.int32), slots - source - width
+  slots = buffer_size(network, source, tokens, window or width)
+  prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
+  (cache,) = prefill((network,), (model.params,), prompt, slots)
+  first = source if network.start_id is None else 1
+  tokens, room = jnp.ones((batch, width), jnp.int32), slots - first - width
 
   @jax.jit
   def loop(params, cache):
     def step(i, carry):
       tokens, cache = carry
-      position = jnp.broadcast_to(source + i % room + jnp.arange(width)[None], (batch, width))
+      position = jnp.broadcast_to(first + i % room + jnp.arange(width)[None], (batch, width))
       logits, cache = network.extend(params, cache, tokens, position)
       return jnp.minimum(probs.argmax(logits), 5), cache
 
@@ -49,10 +55,10 @@ def measure(
   models: Sequence[Model], widths: Sequence[int], *, batch: int = 1, source: int = 16, tokens: int = 64, trials: int = 5
 ) -> dict[str, dict[str, float]]:
   """Return {model: {width: median seconds}}, the measurements interleaved; `tokens` are the most new ones."""
-  slots = source + tokens + max(widths) + 2
   keys = [(m, w) for m in models for w in sorted({*widths})]
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # they compile side by side
-    made = pool.map(lambda key: forward_seconds(key[0], batch, key[1], source=source, slots=slots), keys)
+    sizes = dict(source=source, tokens=tokens, window=max(widths))
+    made = pool.map(lambda key: forward_seconds(key[0], batch, key[1], **sizes), keys)
     timers = {(m.name, str(w)): timer for (m, w), timer in zip(keys, made, strict=True)}
   found = {m.name: {} for m in models}
   for (name, width), values in interleave(timers, trials).items():

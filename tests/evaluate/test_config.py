@@ -141,5 +141,5 @@ def test_the_default_config_is_in_the_package_and_builds():
   config.parse([str(ROOT / 'speccascade' / 'configs' / 'default.gin')])
   (experiment,) = config.build()
   assert {c.name for c in experiment.curves} >= {'target only', 'draft only', 'SpecCascade [OPT]'}
-  assert experiment.latency_examples > 0 and experiment.temperatures == (0.0, 1.0)
+  assert experiment.latency_examples > 0 and 0.0 in experiment.temperatures
   assert toys.VOCAB  # the module of the other tests stays importable
