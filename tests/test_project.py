@@ -20,8 +20,8 @@ PACKAGE = ROOT / 'speccascade'
 ORDER = ['types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'inputs', 'results', 'decode',
          'data', 'train', 'evaluate', 'run']  # fmt: skip
 # What stands beside that order, and which of it may know it.
-BESIDE = {'models', 'checkpoints', 'plan'}
-KNOWN = {'train': {'models', 'checkpoints'}, 'evaluate': {'checkpoints', 'plan'}}
+BESIDE = {'models', 'checkpoints', 'prediction', 'plan'}
+KNOWN = {'train': {'models', 'checkpoints'}, 'evaluate': {'checkpoints', 'prediction'}}
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras')
 
 

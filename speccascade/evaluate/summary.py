@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from speccascade import prediction
 from speccascade.data.examples import Example
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
@@ -153,12 +154,10 @@ def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | Non
 
 def _predicted(experiment: Experiment, point: Point, counted: dict | None, floor: dict | None) -> dict | None:
   """Return what theory says of the measured acceptance and forward times, where it is about the same reference."""
-  from speccascade import plan  # lazily: it measures as well
-
   method, reference = point.build(), experiment.reference_point.build()
   if counted is None or floor is None or isinstance(method, SequenceCascade):
     return None
-  over = 'ensemble' if method.name.split('[')[0] in plan.ENSEMBLES else 'autoregressive'
+  over = 'ensemble' if method.name.split('[')[0] in prediction.ENSEMBLES else 'autoregressive'
   if reference.name != over or (over == 'autoregressive' and reference.slots[-1] != method.models - 1):
     return None
-  return plan.predict_method(method, counted, list(floor['forward_s'].values()))
+  return prediction.predict_method(method, counted, list(floor['forward_s'].values()))
