@@ -9,7 +9,7 @@ from typing import Any
 from speccascade import inputs, probs
 from speccascade.data.examples import Task
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
-from speccascade.types import Model
+from speccascade.types import Model, whole
 
 TARGET = 'target only'
 
@@ -65,12 +65,12 @@ class Experiment:
     }  # fmt: skip
     for name, low in least.items():
       value = getattr(self, name)
-      if (name, value) != ('quality_examples', None) and not _whole(value, low):
-        raise ValueError(f'{self.name}: {name}={value!r} is not a whole number of at least {low}.')
+      if (name, value) != ('quality_examples', None):
+        whole(f'{self.name}: {name}', value, low)
     for batch in self.latency_batches:
-      if not _whole(batch, 1) or (self.latency_examples and batch > self._most_latency_examples()):
+      if whole(f'{self.name}: a latency batch', batch) > self._most_latency_examples() and self.latency_examples:
         raise ValueError(
-          f'{self.name}: a latency batch of {batch!r} needs a whole number of at most latency_examples='
+          f'{self.name}: a latency batch of {batch} needs at least as many latency_examples, not '
           f'{self._most_latency_examples()}.'
         )
     if len(set(self.latency_batches)) < len(self.latency_batches) or len(set(self.temperatures)) < len(
@@ -159,10 +159,6 @@ class Experiment:
     lines = [f'{name}: {value}' for name, value in fields.items()]
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
     return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
-
-
-def _whole(value: Any, least: int) -> bool:
-  return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _described(models: Any) -> str:

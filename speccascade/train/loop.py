@@ -28,7 +28,7 @@ from speccascade.checkpoints import hf_write, orbax
 from speccascade.train.batches import Batch, batches, Pair
 from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
-from speccascade.types import Model, Network
+from speccascade.types import Model, Network, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +48,7 @@ class Settings:
 
   def __post_init__(self):
     for name in ('steps', 'batch_size', 'log_every', 'save_every'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)} is not a whole number of at least 1')
+      whole(name, getattr(self, name))
     if not self.widths or min(self.widths) < 1:
       raise ValueError(f'widths={self.widths} must be token counts of at least 1')
     if self.format not in ('orbax', 'hf') or self.save_dtype not in ('float32', 'bfloat16'):
