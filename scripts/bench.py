@@ -237,12 +237,14 @@ def floors(models, batch: int, block: int, trials: int) -> dict:
 def measure(args, models, prompts) -> Iterator[dict]:
   """Yield one record for each temperature and batch size."""
   for batch in args.batches:
+    stage(f'batch {batch}: forward passes')
     floor = floors(models, batch, args.block, args.trials)
     for temperature in args.temperatures:
       our = our_methods(args.block, args.acceptance if args.shapes else None)
       runs = our_runs(models, prompts, our, temperature, batch, args.tokens)
       if args.reference and temperature == 0:
         runs |= reference_runs((args.small, args.large), models, prompts, batch, args.tokens)
+      stage(f'batch {batch}, T = {temperature:g}: {", ".join(runs)}')
       done = floor_lib.interleave(runs, args.trials)
       rates = {}
       for name, trials in done.items():
@@ -256,6 +258,7 @@ def measure(args, models, prompts) -> Iterator[dict]:
           tokens_per_second=float(np.median(rate)), speedup=float(np.median(ratio)), noise=float(np.ptp(ratio) / 2)
         )
       if batch == 1:
+        stage(f'batch {batch}, T = {temperature:g}: rounds of a long text')
         for name, found in rounds(models, prompts[0], our, temperature, args).items():
           record['methods'][name] |= found
         for name in ('speculative', 'cascade opt'):
@@ -263,6 +266,11 @@ def measure(args, models, prompts) -> Iterator[dict]:
           record['methods'][name]['acceptance'] = float(s.accepted.sum() / s.tested.sum())
       show(record)
       yield record
+
+
+def stage(text: str):
+  """Say what is being measured."""
+  print(f'{time.strftime("%H:%M:%S")} {text} …', file=sys.stderr, flush=True)
 
 
 SHOWN = ('round_over_calls', 'acceptance', 'tokens_per_round', 'long_speedup', 'predicted', 'measured_over_predicted')

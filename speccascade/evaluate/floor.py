@@ -14,7 +14,8 @@ from speccascade import probs
 from speccascade.decode import buffer_size, prefill
 from speccascade.types import Model, Prompt
 
-STEPS = 32  # passes in one loop on the device
+STEPS = 32  # the most passes in one loop on the device
+ENOUGH = 0.2  # seconds that a loop should take, where fewer passes do
 
 
 def forward_seconds(
@@ -32,23 +33,23 @@ def forward_seconds(
   tokens, room = jnp.ones((batch, width), jnp.int32), slots - first - width
 
   @jax.jit
-  def loop(params, cache):
+  def loop(params, cache, steps):
     def step(i, carry):
       tokens, cache = carry
       position = jnp.broadcast_to(first + i % room + jnp.arange(width)[None], (batch, width))
       logits, cache = network.extend(params, cache, tokens, position)
       return jnp.minimum(probs.argmax(logits), 5), cache
 
-    return jax.lax.fori_loop(0, STEPS, step, (tokens, cache))[0]
+    return jax.lax.fori_loop(0, steps, step, (tokens, cache))[0]
 
-  loop(model.params, cache).block_until_ready()
-
-  def once() -> float:
+  def seconds(steps: int) -> float:
     start = time.perf_counter()
-    loop(model.params, cache).block_until_ready()
-    return (time.perf_counter() - start) / STEPS
+    loop(model.params, cache, steps).block_until_ready()
+    return (time.perf_counter() - start) / steps
 
-  return once
+  seconds(1)  # compiles
+  steps = int(np.clip(ENOUGH / seconds(2), 2, STEPS))
+  return lambda: seconds(steps)
 
 
 def measure(
