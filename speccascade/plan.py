@@ -17,6 +17,7 @@ import numpy as np
 from speccascade import checkpoints, inputs, methods, probs, rules
 from speccascade.data import files
 from speccascade.decode import decode
+from speccascade.evaluate import floor
 from speccascade.prediction import at_width, by_place, by_width, ENSEMBLES, predict, window
 from speccascade.types import Combiner, Model, Rule
 
@@ -194,8 +195,6 @@ def plan(
 
 def _tried(models, method, prompts, settings: dict) -> float:
   """Return the speed-up of a method over the verifier alone on some of the prompts, timed in turn after a warm-up."""
-  from speccascade.evaluate import floor  # lazily: predicting needs none of this
-
   some = list(prompts[: max(4, settings['batch_size'])])
 
   def seconds(method):
@@ -216,8 +215,6 @@ def _blocks(blocks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _measure(models, prompts, widths, batch_size, max_new_tokens) -> list[dict[str, float]]:
-  from speccascade.evaluate import floor  # lazily: predicting needs none of this
-
   source = max(row.size for row in inputs.encode(models, prompts))
   names = ('small', 'large')  # two models may have one name
   both = [m.replace(name=n) for m, n in zip(models, names, strict=True)]

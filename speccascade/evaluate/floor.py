@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
+import functools
 import os
 import time
 from typing import Any
@@ -47,9 +48,12 @@ def forward_seconds(
     loop(model.params, cache, steps).block_until_ready()
     return (time.perf_counter() - start) / steps
 
+  @functools.cache
+  def steps() -> int:  # at the first call, not while other loops compile beside this one
+    return int(np.clip(ENOUGH / seconds(2), 2, STEPS))
+
   seconds(1)  # compiles
-  steps = int(np.clip(ENOUGH / seconds(2), 2, STEPS))
-  return lambda: seconds(steps)
+  return lambda: seconds(steps())
 
 
 def measure(
