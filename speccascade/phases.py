@@ -117,24 +117,28 @@ class Propose:
     return f'propose({self.model}, {self.n})'
 
   def __call__(self, context: Context, state: State) -> State:
-    if self.widths:
-      state = Score(self.model, self.widths)(context, state)
-    budget = jnp.minimum(context.policy.length(state.policy, self.n), self.n)
-    knows = state.fed[self.model] == state.length + state.window.size
-    going = state.active & knows & (budget > 0)
+    before, budget = state, jnp.minimum(context.policy.length(state.policy, self.n), self.n)
+    first, going = 0, state.active
+    if self.widths != (1,):  # a window of one is the loop's first turn
+      if self.widths:
+        state = before = Score(self.model, self.widths)(context, state)
+      going, state = self._draw(context, state, going & self._knows(state) & (budget > 0))
+      first, going = 1, going & (budget > 1)
 
-    def forward(carry):
+    def turn(carry):
       i, going, state = carry
-      state = _feed(context, state, self.model, 1, going.astype(jnp.int32))
-      going, state = self._draw(context, state, going)
+      need = state.length + state.window.size - state.fed[self.model]
+      state = _feed(context, state, self.model, 1, jnp.where(going, jnp.clip(need, 0, 1), 0))
+      going, state = self._draw(context, state, going & self._knows(state) & (i < budget))
       return i + 1, going & (i + 1 < budget), state
 
-    before = state
-    going, state = self._draw(context, state, going)
-    start = (jnp.int32(1), going & (1 < budget), state)
-    end, _, state = lax.while_loop(lambda c: (c[0] < self.n) & c[1].any(), forward, start)
+    last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, (jnp.int32(first), going, state))
     drafted, fed = state.window.size - before.window.size, state.fed[self.model] - before.fed[self.model]
-    return _charge(state, self.model, drafted=drafted, calls=fed, positions=fed, computed=end - 1)
+    return _charge(state, self.model, drafted=drafted, calls=fed, positions=fed, computed=last - first)
+
+  def _knows(self, state: State) -> Array:
+    """Return which rows' next law the model has computed."""
+    return state.fed[self.model] == state.length + state.window.size
 
   def _draw(self, context: Context, state: State, going: Array) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
