@@ -133,9 +133,17 @@ def _load(plan: list[_Item], stored: dict[str, Stored], dtype: str | None, scan:
   return params
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
 def convert(x, transpose: bool, dtype: str | None):
   """Return the parameter, and whether all of it is finite."""
+  if isinstance(x, np.ndarray) and jax.default_backend() == 'cpu':  # to compile for each shape would take longer
+    with np.errstate(over='ignore'):
+      x = x.astype(dtype or x.dtype, copy=False)
+    return jnp.asarray(x.T if transpose else x), np.isfinite(x).all()
+  return _convert(x, transpose, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _convert(x, transpose: bool, dtype: str | None):
   x = x.T if transpose else x
   x = x if dtype is None else x.astype(dtype)
   return x, jnp.isfinite(x).all()
