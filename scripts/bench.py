@@ -153,7 +153,10 @@ def reference_models(paths, models):
       yield transformers.T5ForConditionalGeneration(config).eval()
     else:
       kind = 'AutoModelForCausalLM' if model.network.start_id is None else 'AutoModelForSeq2SeqLM'
-      yield getattr(transformers, kind).from_pretrained(path, dtype=torch.float32).eval()
+      there = getattr(transformers, kind).from_pretrained(path, dtype=torch.float32).eval()
+      if not model.network.eos_ids:
+        there.generation_config.eos_token_id = None
+      yield there
 
 
 def reference_runs(paths, models, prompts, batch, tokens):
@@ -181,6 +184,11 @@ def reference_runs(paths, models, prompts, batch, tokens):
   return runs
 
 
+def endless(models: list[Model]) -> list[Model]:
+  """Return the models without EOS."""
+  return [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
+
+
 def long_decode(models, prompt, method, temperature: float, tokens: int):
   """Return a function that gives of one long text, EOS ignored: seconds a round, seconds a token, tokens a round.
 
@@ -201,7 +209,7 @@ def long_decode(models, prompt, method, temperature: float, tokens: int):
 
 def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]]:
   """Return how near a round is to its calls, and a speed-up to what they predict, in one interleaved run."""
-  models = [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
+  models = endless(models)
   names = ('autoregressive', 'speculative', 'cascade opt')
   some = {n: long_decode(models, prompt, our[n], temperature, args.long) for n in names}
   floor = {f'floor {m.name} {w}': floor_lib.forward_seconds(m, 1, w, tokens=args.long) for m, w in (
@@ -312,6 +320,7 @@ def main() -> int:
   parser.add_argument('--prompts', type=Path, help='with checkpoints: a text file, one prompt a line, .gz or not')
   parser.add_argument('--count', type=int, default=32, help='prompts to decode')
   parser.add_argument('--tokens', type=int, default=64, help='the most new tokens')
+  parser.add_argument('--ignore-eos', action='store_true', help='let every text have --tokens tokens')
   parser.add_argument('--long', type=int, default=192, help='new tokens of the long decode that rounds are timed in')
   parser.add_argument('--block', type=int, default=5, help='γ')
   parser.add_argument('--batches', type=int, nargs='+', default=[1, 4, 16, 32])
@@ -329,6 +338,7 @@ def main() -> int:
   else:
     prompts = files.lines(args.prompts)[: args.count]
     models = [speccascade.load(p) for p in (args.small, args.large)]
+    models = endless(models) if args.ignore_eos else models
   machine = dict(
     device=jax.devices()[0].device_kind, cpu=platform.processor(), cores=os.cpu_count(), jax=jax.__version__,
     bandwidth=bandwidth(),

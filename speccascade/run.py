@@ -28,6 +28,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_multi_string('gin_file', None, 'A gin file; may be repeated. Without one the embedded default runs.')
 flags.DEFINE_multi_string('gin_bindings', [], "A binding, as in 'Experiment.seed = 1'; may be repeated.")
 flags.DEFINE_list('gin_search_paths', ['.'], 'Folders, by commas, in which gin files and their includes are looked up.')
+flags.DEFINE_list('only', [], 'Names of experiments, by commas, to measure now. Default: all that the config has.')
 flags.DEFINE_string('run_dir', None, 'Where results go. Default: runs/NAME-DIGEST, one folder for each config.')
 flags.DEFINE_string('compilation_cache', str(CACHE), "Folder that keeps compiled programs between runs; '' for none.")
 flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
@@ -70,7 +71,7 @@ def _run() -> int:
   text = config.parse(files, FLAGS.gin_bindings, FLAGS.gin_search_paths)
   folder = Path(FLAGS.run_dir) if FLAGS.run_dir else _folder(files[-1], text)
   command = shlex.join(['python', '-m', 'speccascade.run', *sys.argv[1:]])
-  folders = runner.run(config.build(), folder, config=text, command=command)
+  folders = runner.run(config.build(), folder, config=text, command=command, only=FLAGS.only)
   print(formats.closing(folders, shown=not FLAGS.gin_file))
   return 0
 

@@ -213,16 +213,21 @@ def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: 
     programs.setdefault((structure, *map(np.shape, leaves)), (method, point.label))
   progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
 
-  def call(program: tuple[Method | SequenceCascade, str]) -> str:
-    method, label = program
+  def call(method: Method | SequenceCascade, after: concurrent.futures.Future | None = None):
+    if after:
+      after.result()
     run_method(experiment, loaded, method, temperature, some)
-    return label
 
-  alone, *others = sorted(programs.values(), key=lambda p: -len({*getattr(p[0], 'slots', ())}))
-  progress.add(1, call(alone))  # this compiles the prefill of all models, which most of the others share
+  groups = {}  # of programs with the same models: the first one compiles their prefill, so the others wait for it
+  for program in programs.values():
+    groups.setdefault(getattr(program[0], 'slots', None), []).append(program)
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    for label in pool.map(call, others):
-      progress.add(1, label)
+    heads = {slots: pool.submit(call, group[0][0]) for slots, group in groups.items()}
+    labels = {heads[slots]: group[0][1] for slots, group in groups.items()}
+    labels |= {pool.submit(call, m, heads[slots]): label for slots, group in groups.items() for m, label in group[1:]}
+    for future in concurrent.futures.as_completed(labels):
+      future.result()
+      progress.add(1, labels[future])
 
 
 def widths(experiment: Experiment) -> list[int]:

@@ -22,10 +22,13 @@ from speccascade.evaluate.progress import Progress
 PACKAGES = ('speccascade', 'jax', 'jaxlib', 'flax', 'numpy')
 
 
-def run(experiments: Sequence[Experiment], folder: Path, *, config: str, command: str = '') -> list[Path]:
+def run(
+  experiments: Sequence[Experiment], folder: Path, *, config: str, command: str = '', only: Sequence[str] = ()
+) -> list[Path]:
   """Measure all experiments, or what is left of them, and return the folder of each one's results.
 
-  One experiment has the run directory for itself; several have a folder in it each.
+  One experiment has the run directory for itself; several have a folder in it each. `only` names those to measure now,
+  and the same run goes on with the others later.
   """
   experiments = list(experiments)
   names = [re.sub(r'[^\w.-]+', '_', e.name) for e in experiments]
@@ -33,6 +36,8 @@ def run(experiments: Sequence[Experiment], folder: Path, *, config: str, command
     raise RunError(
       'run.experiments is empty.' if not experiments else f'Names of experiments must differ: {", ".join(names)}.'
     )
+  if unknown := [name for name in only if name not in (e.name for e in experiments)]:
+    raise RunError(f'only={unknown[0]}: the experiments here are {", ".join(e.name for e in experiments)}.')
   with rundir.locked(folder):
     rundir.keep_config(folder, config_text(config, experiments))
     here = environment()
@@ -42,9 +47,10 @@ def run(experiments: Sequence[Experiment], folder: Path, *, config: str, command
     else:
       rundir.write_json(known, here)
     folders = [folder if len(experiments) == 1 else folder / name for name in names]
-    for experiment, place in zip(experiments, folders, strict=True):
+    wanted = [(e, f) for e, f in zip(experiments, folders, strict=True) if not only or e.name in only]
+    for experiment, place in wanted:
       _measure(experiment, place, json.loads(rundir.read(known)), command)
-  return folders
+  return [place for _, place in wanted]
 
 
 def config_text(config: str, experiments: Sequence[Experiment]) -> str:

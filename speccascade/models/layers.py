@@ -120,7 +120,7 @@ def matmul_rows(x: Array, rows: Array, out_dtype: Dtype) -> Array:
   return y[:, :n].T.reshape(*lead, -1).astype(out_dtype)
 
 
-_CACHED = 32e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
+_CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
 
 
 def keep_by_rows(params: Params) -> None:

@@ -159,8 +159,13 @@ def test_several_experiments_have_a_folder_each(config):
     + 'Experiment.temperatures = [1.0]\nExperiment.quality_batch = 4\n'
   )
   folder = config.parent / 'two'
+  code, _, err = finish(start(path, folder, '--only=three'))
+  assert code == 1 and err.splitlines()[-1] == 'error: only=three: the experiments here are one, two.'
+  code, out, err = finish(start(path, folder, '--only=two'))
+  assert code == 0 and '# two: toys' in out and '# one: toys' not in out and not (folder / 'one').exists(), err
+  before = (folder / 'two' / 'examples.jsonl').stat().st_mtime_ns
   code, out, err = finish(start(path, folder))
-  assert code == 0, err
+  assert code == 0 and (folder / 'two' / 'examples.jsonl').stat().st_mtime_ns == before, err
   one, two = (json.loads((folder / name / 'results.json').read_text()) for name in ('one', 'two'))
   assert one['name'] == 'one' and two['points'] != one['points'] and '# one: toys' in out and '# two: toys' in out
   assert one['floor'] is None and one['points'][0]['latency'] is None and one['points'][0]['batch'] == 4
