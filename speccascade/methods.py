@@ -55,8 +55,8 @@ class SequenceCascade:
 
 
 def _widths(most: int) -> tuple[int, ...]:
-  """Return the window widths to compile where the need varies: half of the most, and all."""
-  return tuple(sorted({-(-most // 2), most}))
+  """Return the window widths to compile where the need varies: a third of the most, two thirds, and all."""
+  return tuple(sorted({-(-most * i // 3) for i in (1, 2, 3)}))
 
 
 def _models(models: int, combiner: tree_util.Partial) -> int:
