@@ -136,7 +136,8 @@ def test_a_row_is_the_same_in_any_company(name, temperature):
   method, models, _ = METHODS[name]
   run = functools.partial(decode, method, models, max_new_tokens=13, sampler=Sampler(temperature), seed=3)
   ids = [7, 1, 0, 4, 9, 2]
-  together = run(PROMPTS, example_ids=ids, batch_size=4).tokens  # the second batch is partly padding
+  together = run(PROMPTS, example_ids=ids).tokens
+  assert run(PROMPTS, example_ids=ids, batch_size=4).tokens == together
   alone = [run([p], example_ids=[i], max_prompt_tokens=24).tokens[0] for p, i in zip(PROMPTS, ids)]
   assert alone == together
 
@@ -174,9 +175,8 @@ def test_encoder_decoder_rows_read_their_own_source():
 # ---- statistics ----
 
 
-@pytest.mark.parametrize(
-  ('name', 'temperature'), [*((n, 0.0) for n in METHODS), *((n, 1.0) for n in METHODS if n.split()[-1] not in ALIKE)]
-)
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('name', METHODS)
 def test_statistics_add_up(name, temperature):
   method, models, _ = METHODS[name]
   out = decode(method, models, PROMPTS, max_new_tokens=17, sampler=Sampler(temperature), seed=1)

@@ -24,7 +24,8 @@ ALPHA = dict(
   speculative=0.0, chow=0.5, chow_log=0.9, diff=-0.05, diff_log=-0.1, opt=0.1, opt_log=-0.3, bild_star=1.0,
   token_v1=0.1, token_v2=0.2, token_v3=0.5, lossy=0.3, lossy_star=0.3,
 )  # fmt: skip
-SAMPLERS = {  # without filters and penalty, T = 0 is tests/test_decode.py's lockstep version
+SAMPLERS = {
+  'T=0': dict(temperature=0.0),
   'T=.7': dict(temperature=0.7),
   'T=1': dict(),
   'T=0 penalty': dict(temperature=0.0, repetition_penalty=1.7),

@@ -139,7 +139,7 @@ LOSSLESS = {
 
 @pytest.fixture(scope='module')
 def alone(t5, shared):
-  sentences = lines(shared / 'data' / 'multi30k' / 'val.en.gz')[:32]
+  sentences = lines(shared / 'data' / 'multi30k' / 'val.en.gz')[:100]
   out = decode(methods.autoregressive(), [t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0))
   return sentences, out.tokens
 
