@@ -4,7 +4,7 @@ Both know their whole plan beforehand and write a journal in its order, so that 
 that is missing. A batch is decoded the same whether its run was interrupted or not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import concurrent.futures
 import dataclasses
 import itertools
@@ -213,18 +213,23 @@ def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: 
     programs.setdefault((structure, *map(np.shape, leaves)), (method, point.label))
   progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
 
-  def call(method: Method | SequenceCascade, after: concurrent.futures.Future | None = None):
-    if after:
-      after.result()
+  def call(method: Method | SequenceCascade, after: Iterable[concurrent.futures.Future] = ()):
+    for future in after:
+      future.result()
     run_method(experiment, loaded, method, temperature, some)
 
-  groups = {}  # of programs with the same models: the first one compiles their prefill, so the others wait for it
-  for program in programs.values():
-    groups.setdefault(getattr(program[0], 'slots', None), []).append(program)
+  heads, labels = {}, {}  # the first program with its models compiles their prefill, so the others wait for it
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    heads = {slots: pool.submit(call, group[0][0]) for slots, group in groups.items()}
-    labels = {heads[slots]: group[0][1] for slots, group in groups.items()}
-    labels |= {pool.submit(call, m, heads[slots]): label for slots, group in groups.items() for m, label in group[1:]}
+    rest = []
+    for method, label in programs.values():
+      slots = getattr(method, 'slots', None)  # None: a sequence cascade, which decodes as two other methods do
+      if slots is None or slots in heads:
+        rest.append((slots, method, label))
+      else:
+        heads[slots] = pool.submit(call, method)
+        labels[heads[slots]] = label
+    for slots, method, label in rest:
+      labels[pool.submit(call, method, [heads[slots]] if slots else list(heads.values()))] = label
     for future in concurrent.futures.as_completed(labels):
       future.result()
       progress.add(1, labels[future])
