@@ -34,10 +34,10 @@ def decode(
   """Continue each prompt by at most `max_new_tokens` tokens.
 
   Prompts are texts or token lists. The EOS ids of the last model that the method runs end a text. `example_ids` key the
-  randomness: an example's output does not depend on its place or its company. A batch is padded to 1, 2, 3, 4, 6, 8,
-  12, … rows and its prompts to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with
-  other prompts compile nothing. `trace` records each output token's log-probability
-  under every model that scored it.
+  randomness: an example's output does not depend on its place or its company. With `batch_size`, prompts of like length
+  are decoded together, for a batch goes on until its last row ends. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows
+  and its prompts to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with other
+  prompts compile nothing. `trace` records each output token's log-probability under every model that scored it.
   """
   models = inputs.check_models(method, models)
   rows = inputs.encode(models, prompts)
@@ -55,17 +55,18 @@ def decode(
 def _decode(
   method, models, rows, ids, size, width, max_new_tokens, sampler, seed, *, stream=0, trace=False
 ) -> results.Decoded:
-  """Decode checked rows batch by batch; streams of one seed are independent."""
-  outs = []
+  """Decode checked rows batch by batch, the longest prompts first; streams of one seed are independent."""
+  outs, order = [], inputs.by_length(rows)
   for first in range(0, len(rows), size):
-    some = slice(first, first + size)
-    prompt, ids_here, real = inputs.pad(rows[some], ids[some], min(size, inputs.bucket(len(rows), 1)), width)
+    some = order[first : first + size]
+    batch = [rows[i] for i in some]
+    prompt, ids_here, real = inputs.pad(batch, ids[some], min(size, inputs.bucket(len(rows), 1)), width)
     noise = _Seeds(seed, np.uint32(stream), ids_here)
     state, packed = _decode_batch(method, models, prompt, max_new_tokens, sampler, noise, trace, real)
     outs.append(_unpack({k: getattr(state, k) for k in _WHOLE}, packed))
     outs[-1]['logprobs'] = None if state.logprobs is None else np.asarray(state.logprobs)
     results.check_finite(method, models, outs[-1], ids_here)
-  return results.collect(method, models, rows, outs)
+  return results.collect(method, models, rows, outs, order)
 
 
 _WHOLE = ('tokens', 'length', 'fault', 'stats')  # what comes to the host, whole numbers all

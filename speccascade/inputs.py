@@ -103,6 +103,11 @@ def prompt_width(models, rows, max_new_tokens: int, given: int | None) -> int:
   return given or bucket(length)
 
 
+def by_length(texts: Sequence) -> list[int]:
+  """Return the places of the texts or token lists, the longest first: neighbours share a batch and end about together."""
+  return sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+
+
 def pad(rows, ids, size: int, width: int) -> tuple[Prompt, np.ndarray, np.ndarray]:
   """Return a batch of `size` rows; those beyond the real ones hold one token 0."""
   tokens = np.zeros((size, width), np.int32)

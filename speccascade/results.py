@@ -38,23 +38,24 @@ def check_finite(method, models, out: dict, ids: np.ndarray):
     )
 
 
-def collect(method, models, rows, outs: list[dict]) -> Decoded:
-  """Join batches; sum slots that run the same model."""
-  count = len(rows)
+def collect(method, models, rows, outs: list[dict], order: list[int]) -> Decoded:
+  """Join batches that hold the rows in that order; sum slots that run the same model."""
+  count, places = len(rows), np.argsort(order)
   start = [1] * count if models[method.slots[-1]].network.start_id is not None else [r.size for r in rows]
 
-  def join(name, axis):
-    return np.concatenate([getattr(o['stats'], name) for o in outs], axis)
+  def join(arrays, axis=0):
+    return np.concatenate(list(arrays), axis).take(places, axis)
 
   fields = {}
   for field in dataclasses.fields(Stats):
+    arrays = [getattr(o['stats'], field.name) for o in outs]
     if field.name in PER_MODEL:
       by_model = np.zeros((method.models, count), np.int64)
-      np.add.at(by_model, list(method.slots), join(field.name, 1)[:, :count])
+      np.add.at(by_model, list(method.slots), join(arrays, 1))
       fields[field.name] = by_model
     else:
-      fields[field.name] = join(field.name, 0)[:count]
-  tokens, length = (np.concatenate([o[k] for o in outs])[:count] for k in ('tokens', 'length'))
+      fields[field.name] = join(arrays)
+  tokens, length = (join(o[k] for o in outs) for k in ('tokens', 'length'))
   spans = [slice(a, b) for a, b in zip(start, length, strict=True)]
   bonus = BONUS if len(method.slots) > 1 else method.slots[0]  # a model alone writes every token
   number = np.array([*method.slots, NOWHERE, bonus, RESIDUAL])  # the codes -3, -2, -1 stand for themselves
@@ -65,7 +66,7 @@ def collect(method, models, rows, outs: list[dict]) -> Decoded:
     texts = [models[-1].tokenizer.decode(x) for x in lists]
   logprobs = None
   if outs[0]['logprobs'] is not None:
-    noted = np.concatenate([o['logprobs'] for o in outs], 1)
+    noted = join((o['logprobs'] for o in outs), 1)
     by_model = np.full((method.models, *noted.shape[1:]), np.nan, noted.dtype)
     by_model[list(method.slots)] = noted
     logprobs = [by_model[:, i, span] for i, span in enumerate(spans)]

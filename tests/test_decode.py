@@ -11,7 +11,7 @@ import scipy.stats
 from test_laws import ALPHA, bound, latency, rule_step, TABLE
 
 import speccascade
-from speccascade import acceptance, decode, methods, rules, Sampler, stopping
+from speccascade import acceptance, decode, inputs, methods, rules, Sampler, stopping
 from speccascade.models import ngram, toy
 from speccascade.types import BONUS, RESIDUAL
 
@@ -140,6 +140,22 @@ def test_a_row_is_the_same_in_any_company(name, temperature):
   assert run(PROMPTS, example_ids=ids, batch_size=4).tokens == together
   alone = [run([p], example_ids=[i], max_prompt_tokens=24).tokens[0] for p, i in zip(PROMPTS, ids)]
   assert alone == together
+
+
+def test_batches_hold_prompts_of_like_length_and_answers_come_in_the_order_of_the_prompts(monkeypatch):
+  batches, pad = [], inputs.pad
+  monkeypatch.setattr(inputs, 'pad', lambda rows, *rest: batches.append([len(r) for r in rows]) or pad(rows, *rest))
+  run = functools.partial(decode, methods.speculative(opt, 3), PAIR, max_new_tokens=9, max_prompt_tokens=8, trace=True)
+  prompts = [[1], [2, 3, 4, 5], [6, 0], [3, 2, 1]] + [[4, 4, 2, 1, 5]]
+  out = run(prompts, batch_size=2)
+  assert batches == [[5, 4], [3, 2], [1]]
+  for i, prompt in enumerate(prompts):
+    alone = run([prompt], example_ids=[i])
+    assert out.tokens[i] == alone.tokens[0]
+    assert out.stats.calls[:, i].tolist() == alone.stats.calls[:, 0].tolist()
+    assert out.stats.emitted[i] == alone.stats.emitted[0]
+    assert out.stats.source[i].tolist() == alone.stats.source[0].tolist()
+    np.testing.assert_allclose(out.logprobs[i], alone.logprobs[0], atol=1e-6)
 
 
 @pytest.mark.parametrize('exact', [True, False])

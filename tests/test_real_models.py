@@ -140,14 +140,18 @@ LOSSLESS = {
 @pytest.fixture(scope='module')
 def alone(t5, shared):
   sentences = lines(shared / 'data' / 'multi30k' / 'val.en.gz')[:100]
-  out = decode(methods.autoregressive(), [t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0))
+  out = decode(
+    methods.autoregressive(), [t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0), batch_size=16
+  )
   return sentences, out.tokens
 
 
 @pytest.mark.parametrize('name', LOSSLESS)
 def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alone, name):
   sentences, expected = alone
-  out = decode(LOSSLESS[name], [t5['small'], t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0))
+  out = decode(
+    LOSSLESS[name], [t5['small'], t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0), batch_size=16
+  )
   assert out.tokens == expected
   assert out.stats.calls[1].sum() < 0.75 * out.stats.emitted.sum()
 

@@ -15,7 +15,7 @@ import time
 import jax
 import numpy as np
 
-from speccascade import decode, Decoded, Model
+from speccascade import decode, Decoded, inputs, Model
 from speccascade.data.examples import Example
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
@@ -111,7 +111,9 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
 
 
 def _quality_examples(experiment: Experiment) -> list[Example]:
-  return list(experiment.task.examples[: experiment.quality_examples])
+  """Return the examples in the order in which they are decoded, the longest prompts first."""
+  examples = experiment.task.examples[: experiment.quality_examples]
+  return [examples[i] for i in inputs.by_length([e.prompt for e in examples])]
 
 
 def _line(out: Decoded, i: int, example: Example, temperature: float, point: Point, models: int) -> dict:
