@@ -1,7 +1,8 @@
 """Decode prompts with a method: prefill every model, then one jitted `lax.while_loop` around the method's phases.
 
 Shapes are static: prompts share one padded length, rows end by mask. Seeds, α, thresholds and weights are traced.
-Between the start of a batch and its end nothing crosses to the host.
+Between the start of a batch and its end nothing crosses to the host. More prompts than a batch holds wait in line: the
+loop is left when a share of its rows has ended, and goes on with the next prompts in their places.
 """
 
 from collections.abc import Sequence
@@ -34,39 +35,85 @@ def decode(
   """Continue each prompt by at most `max_new_tokens` tokens.
 
   Prompts are texts or token lists. The EOS ids of the last model that the method runs end a text. `example_ids` key the
-  randomness: an example's output does not depend on its place or its company. With `batch_size`, prompts of like length
-  are decoded together, for a batch goes on until its last row ends. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows
-  and its prompts to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with other
-  prompts compile nothing. `trace` records each output token's log-probability under every model that scored it.
+  randomness: an example's output does not depend on its place or its company. Of more prompts than `batch_size` the next
+  one in line takes the place of one whose text has ended. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows and its
+  prompts to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with other prompts
+  compile nothing. `trace` records each output token's log-probability under every model that scored it.
   """
   models = inputs.check_models(method, models)
   rows = inputs.encode(models, prompts)
   ids, seed = inputs.check_ids(example_ids, len(rows)), inputs.check_seed(seed)
   whole('max_new_tokens', max_new_tokens)
   width = inputs.prompt_width(models, rows, max_new_tokens, max_prompt_tokens)
-  size = inputs.bucket(len(rows), 1) if batch_size is None else whole('batch_size', batch_size)
+  size = inputs.bucket(len(rows), 1)
+  if batch_size is not None:
+    size = min(size, whole('batch_size', batch_size))
+  shape = _Shape(size, 1 < size < len(rows), width, max_new_tokens)
   if isinstance(method, methods.SequenceCascade):
     if trace:
       raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
-    return _sequence_cascade(method, models, rows, ids, size, width, max_new_tokens, sampler, seed)
-  return _decode(method, models, rows, ids, size, width, max_new_tokens, sampler, seed, trace=trace)
+    return _sequence_cascade(method, models, rows, ids, shape, sampler, seed)
+  return _decode(method, models, rows, ids, shape, sampler, seed, trace=trace)
 
 
-def _decode(
-  method, models, rows, ids, size, width, max_new_tokens, sampler, seed, *, stream=0, trace=False
-) -> results.Decoded:
-  """Decode checked rows batch by batch, the longest prompts first; streams of one seed are independent."""
-  outs, order = [], inputs.by_length(rows)
-  for first in range(0, len(rows), size):
-    some = order[first : first + size]
-    batch = [rows[i] for i in some]
-    prompt, ids_here, real = inputs.pad(batch, ids[some], min(size, inputs.bucket(len(rows), 1)), width)
+class _Shape(NamedTuple):
+  """The static sizes of a call."""
+
+  size: int  # rows of a batch
+  line: bool  # whether prompts wait in line for a place in the batch
+  width: int  # tokens of a prompt
+  max_new: int
+
+
+def _decode(method, models, rows, ids, shape, sampler, seed, *, stream=0, trace=False) -> results.Decoded:
+  """Decode checked rows, the longest prompts first; streams of one seed are independent."""
+  fixed, params = _program(method, models, shape.width, shape.max_new, trace)
+  size = shape.size if shape.line else min(shape.size, inputs.bucket(len(rows), 1))
+
+  def read(some: Sequence[int]) -> '_Batch':
+    prompt, ids_here, real = inputs.pad([rows[i] for i in some], ids[some], size, shape.width)
     noise = _Seeds(seed, np.uint32(stream), ids_here)
-    state, packed = _decode_batch(method, models, prompt, max_new_tokens, sampler, noise, trace, real)
-    outs.append(_unpack({k: getattr(state, k) for k in _WHOLE}, packed))
-    outs[-1]['logprobs'] = None if state.logprobs is None else np.asarray(state.logprobs)
-    results.check_finite(method, models, outs[-1], ids_here)
+    return _Batch(_read(fixed, params, prompt), prompt, np.int32(shape.max_new), sampler, noise, real)
+
+  decode_rows = _in_line if shape.line else _by_batch
+  outs, order = [], []
+  for some, out in decode_rows(fixed, method, params, read, inputs.by_length(rows), size):
+    results.check_finite(method, models, out, ids[some])
+    outs.append(out)
+    order += some
   return results.collect(method, models, rows, outs, order)
+
+
+def _by_batch(fixed, method, params, read, order: list[int], size: int):
+  """Yield (rows, what came of them) batch by batch."""
+  for first in range(0, len(order), size):
+    some = order[first : first + size]
+    state, packed = _loop(fixed, method, params, *read(some))
+    yield some, _fetch(state, packed, range(len(some)))
+
+
+def _in_line(fixed, method, params, read, order: list[int], size: int):
+  """Yield (rows, what came of them) as rows end and the next in line take their places."""
+  held = np.full(size, -1)  # the row in each place, or -1
+  state, waiting = None, []  # rows that are read and have no place yet, as (place among those read, row)
+  while order or waiting or (held >= 0).any():
+    if order and not waiting:
+      some, order = order[:size], order[size:]
+      batch, waiting = read(some), list(enumerate(some))
+    come = np.full(size, -1, np.int32)
+    for place, (source, row) in zip(np.flatnonzero(held < 0), waiting):
+      come[place], held[place] = source, row
+    waiting = waiting[(come >= 0).sum() :]
+    if state is None:
+      state = _begin(fixed, method, *batch)  # every place is free
+    elif (come >= 0).any():
+      state = _refill(fixed, method, params, *batch, come, state)
+    # A refill copies every cache. After each quarter of the places it costs little, and an eighth of them is idle.
+    enough = min(size, (held < 0).sum() + max(1, size // 4)) if order or waiting else size
+    state, packed = _go_on(fixed, method, params, batch.sampler, state, np.int32(enough))
+    ended = np.flatnonzero((held >= 0) & np.asarray(state.done)).tolist()
+    yield held[ended].tolist(), _fetch(state, packed, ended)
+    held[ended] = -1
 
 
 _WHOLE = ('tokens', 'length', 'fault', 'stats')  # what comes to the host, whole numbers all
@@ -77,11 +124,13 @@ def _pack(state: State) -> Array:
   return jnp.concatenate([x.ravel() for x in jax.tree.leaves({k: getattr(state, k) for k in _WHOLE})])
 
 
-def _unpack(shapes: dict, packed: Array) -> dict:
-  """Undo `_pack` on the host."""
-  leaves, structure = jax.tree.flatten(shapes)
+def _fetch(state: State, packed: Array, places: Sequence[int]) -> dict:
+  """Undo `_pack` on the host, for the rows in these places."""
+  leaves, structure = jax.tree.flatten({k: getattr(state, k) for k in _WHOLE})
   parts = np.split(np.asarray(packed), np.cumsum([x.size for x in leaves[:-1]]))
-  return structure.unflatten([part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
+  out = structure.unflatten([part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
+  out['logprobs'] = None if state.logprobs is None else np.asarray(state.logprobs)
+  return results.rows_of(out, list(places))
 
 
 def decode_batch(
@@ -92,25 +141,12 @@ def decode_batch(
   max_new_tokens: int,
   sampler: probs.Sampler,
   noise: probs.Noise,
-  trace: bool = False,
-  real: Array | None = None,
 ) -> State:
-  """Decode one padded batch on the device and return the loop's last state; rows that are not `real` do nothing."""
-  return _decode_batch(method, models, prompt, max_new_tokens, sampler, noise, trace, real)[0]
-
-
-def _decode_batch(method, models, prompt, max_new_tokens, sampler, noise, trace, real) -> tuple[State, Array]:
-  """Return the loop's last state, and what the host wants of it packed."""
-  slots = [models[m] for m in method.slots]
-  buffer = buffer_size(models[method.slots[-1]].network, prompt.tokens.shape[1], max_new_tokens, method.window)
-  owners = _cache_owners(slots)
-  kept = sorted(set(owners))
-  caches = prefill(tuple(slots[s].network for s in kept), tuple(slots[s].params for s in kept), prompt, buffer)
-  real = np.ones(prompt.length.shape, bool) if real is None else real
-  networks, cache_of = tuple(s.network for s in slots), tuple(kept.index(s) for s in owners)
-  fixed = _Program(networks, cache_of, buffer, inputs.vocabulary(models), trace)
-  params = tuple(s.params for s in slots)
-  return _loop(fixed, method, params, caches, prompt, np.int32(max_new_tokens), sampler, noise, real)
+  """Decode one padded batch on the device and return the loop's last state."""
+  fixed, params = _program(method, models, prompt.tokens.shape[1], max_new_tokens)
+  real = np.ones(prompt.length.shape, bool)
+  caches = _read(fixed, params, prompt)
+  return _loop(fixed, method, params, caches, prompt, np.int32(max_new_tokens), sampler, noise, real)[0]
 
 
 class _Seeds(NamedTuple):
@@ -121,14 +157,38 @@ class _Seeds(NamedTuple):
   ids: np.ndarray  # [B]
 
 
+class _Batch(NamedTuple):
+  """Prompts that every model has read, and what else a first state is made of."""
+
+  caches: tuple
+  prompt: Prompt
+  max_new: np.int32
+  sampler: probs.Sampler
+  noise: _Seeds
+  real: np.ndarray  # [B] rows that are not padding
+
+
 class _Program(NamedTuple):
   """What is compiled in, beside the method's structure and the shapes."""
 
   networks: tuple[Network, ...]
-  cache_of: tuple[int, ...]
+  owners: tuple[int, ...]  # the slot in whose cache each slot works
   buffer: int
   vocab: int
   trace: bool
+
+  @property
+  def kept(self) -> list[int]:
+    """The slots that have a cache."""
+    return sorted(set(self.owners))
+
+
+def _program(method, models, width: int, max_new_tokens: int, trace: bool = False) -> tuple[_Program, tuple]:
+  """Return what is compiled in, and the parameters of every slot."""
+  slots = [models[m] for m in method.slots]
+  buffer = buffer_size(slots[-1].network, width, max_new_tokens, method.window)
+  networks, owners = tuple(s.network for s in slots), tuple(_cache_owners(slots))
+  return _Program(networks, owners, buffer, inputs.vocabulary(models), trace), tuple(s.params for s in slots)
 
 
 def _cache_owners(slots: Sequence[Model]) -> list[int]:
@@ -160,35 +220,74 @@ def prefill(networks, params, prompt, max_len):
   return tuple(n.prefill(p, prompt, max_len) for n, p in zip(networks, params, strict=True))
 
 
+def _read(fixed: _Program, params: tuple, prompt: Prompt) -> tuple:
+  """Return the caches of a prompt."""
+  networks, kept = tuple(fixed.networks[s] for s in fixed.kept), tuple(params[s] for s in fixed.kept)
+  return prefill(networks, kept, prompt, fixed.buffer)
+
+
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _loop(fixed, method, params, caches, prompt, max_new, sampler, noise, real):
   """Run the method's phases until every row has ended; return the state, and what the host wants of it packed."""
-  networks = fixed.networks
-  if isinstance(noise, _Seeds):
-    noise = _keyed(noise, fixed.buffer, method.window + 1 if method.by_round else 1, sampler.greedy)
-  extend = tuple(functools.partial(n.extend, p) for n, p in zip(networks, params, strict=True))
-  context = Context(extend, fixed.cache_of, sampler, method.policy, networks[-1].eos_ids)
-  tokens, length = _begin(networks[-1].start_id, prompt, fixed.buffer)
-  state = _first_state(method, tokens, length, length + max_new, fixed.vocab, caches, noise, real, sampler, fixed.trace)
+  state = _first_state(fixed, method, caches, prompt, max_new, sampler, noise, real)
+  return _rounds(fixed, method, params, sampler, state, lambda done: done.all())
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=4)
+def _go_on(fixed, method, params, sampler, state, enough):
+  """Do as `_loop` does from a given state, until `enough` rows have ended."""
+  return _rounds(fixed, method, params, sampler, state, lambda done: done.sum() >= enough)
+
+
+def _rounds(fixed, method, params, sampler, state, over) -> tuple[State, Array]:
+  extend = tuple(functools.partial(n.extend, p) for n, p in zip(fixed.networks, params, strict=True))
+  cache_of = tuple(fixed.kept.index(s) for s in fixed.owners)
+  context = Context(extend, cache_of, sampler, method.policy, fixed.networks[-1].eos_ids)
 
   def step(state: State) -> State:
     return run(method.phases, context, state.replace(active=~state.done))
 
-  state = jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
+  state = jax.lax.while_loop(lambda s: ~over(s.done), step, state)
   return state, _pack(state)
 
 
-def _begin(start_id: int | None, prompt: Prompt, buffer: int) -> tuple[Array, Array]:
-  """Return the token buffer [B, T] and the committed length: the prompt, or an encoder–decoder's start token."""
-  rows, width = prompt.tokens.shape
-  if start_id is None:
-    return jnp.pad(prompt.tokens, ((0, 0), (0, buffer - width))), prompt.length
-  return jnp.full((rows, buffer), start_id, jnp.int32), jnp.ones(rows, jnp.int32)
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=10)
+def _refill(fixed, method, params, caches, prompt, max_new, sampler, noise, real, come, state):
+  """Put rows of new prompts into a state: `come` [B] is the row that comes to each place, -1 for none."""
+
+  def first(prompt, ids, real, caches=None):
+    caches = _read(fixed, params, prompt) if caches is None else caches
+    return _first_state(fixed, method, caches, prompt, max_new, sampler, noise._replace(ids=ids), real)
+
+  def put(old: Array, new: Array, wider: jax.ShapeDtypeStruct) -> Array:
+    axes = [axis for axis, (n, m) in enumerate(zip(old.shape, wider.shape, strict=True)) if n != m]
+    if len(axes) != 1:
+      raise ValueError(
+        f'{method.name}: an array {old.shape} has no axis of rows; a cache and the carry of a policy need one.'
+      )
+    (axis,), count = axes, come.size
+    by_row = (
+      *old.shape[:axis],
+      count,
+      old.shape[axis] // count,
+      *old.shape[axis + 1 :],
+    )  # a row may have several entries
+    here = jnp.expand_dims(come >= 0, [i for i in range(len(by_row)) if i != axis])
+    moved = jnp.take(new.reshape(by_row), come, axis, mode='clip')
+    return jnp.where(here, moved, old.reshape(by_row)).reshape(old.shape)
+
+  one_more = lambda x: jax.ShapeDtypeStruct((x.shape[0] + 1, *x.shape[1:]), x.dtype)
+  wider = jax.eval_shape(first, *jax.tree.map(one_more, (prompt, noise.ids, real)))  # what grows is an axis of rows
+  return jax.tree.map(put, state, first(prompt, noise.ids, real, caches), wider)
 
 
-def _first_state(method, tokens, length, limit, vocab, caches, noise, real, sampler, trace) -> State:
-  rows, buffer = tokens.shape
-  slots, width = len(method.slots), method.window
+def _first_state(fixed, method, caches, prompt, max_new, sampler, noise, real) -> State:
+  """Return the state before the first round."""
+  buffer, vocab = fixed.buffer, fixed.vocab
+  rows, slots, width = real.shape[0], len(method.slots), method.window
+  if isinstance(noise, _Seeds):
+    noise = _keyed(noise, buffer, width + 1 if method.by_round else 1, sampler.greedy)
+  tokens, length = _opening(fixed.networks[-1].start_id, prompt, buffer)
 
   def zeros(*shape):
     return jnp.zeros(shape, jnp.int32)
@@ -216,7 +315,7 @@ def _first_state(method, tokens, length, limit, vocab, caches, noise, real, samp
   return State(
     tokens=tokens,
     length=length,
-    limit=limit,
+    limit=length + max_new,
     done=~real,
     active=real,
     fed=jnp.tile(length[None] - 1, (slots, 1)),
@@ -227,8 +326,19 @@ def _first_state(method, tokens, length, limit, vocab, caches, noise, real, samp
     seen=seen,
     fault=jnp.full((slots + 1, rows), -1, jnp.int32),
     stats=stats,
-    logprobs=jnp.full((slots, rows, buffer), jnp.nan) if trace else None,
+    logprobs=jnp.full((slots, rows, buffer), jnp.nan) if fixed.trace else None,
   )
+
+
+_begin = jax.jit(_first_state, static_argnums=0, donate_argnums=2)
+
+
+def _opening(start_id: int | None, prompt: Prompt, buffer: int) -> tuple[Array, Array]:
+  """Return the token buffer [B, T] and the committed length: the prompt, or an encoder–decoder's start token."""
+  rows, width = prompt.tokens.shape
+  if start_id is None:
+    return jnp.pad(prompt.tokens, ((0, 0), (0, buffer - width))), prompt.length
+  return jnp.full((rows, buffer), start_id, jnp.int32), jnp.ones(rows, jnp.int32)
 
 
 def _keyed(seeds: _Seeds, positions: int, in_block: int, greedy: bool) -> probs.Keyed:
@@ -237,12 +347,12 @@ def _keyed(seeds: _Seeds, positions: int, in_block: int, greedy: bool) -> probs.
   return probs.Keyed.make(keys, positions, in_block, greedy)
 
 
-def _sequence_cascade(method, models, rows, ids, size, width, max_new_tokens, sampler, seed) -> results.Decoded:
+def _sequence_cascade(method, models, rows, ids, shape, sampler, seed) -> results.Decoded:
   """Answer with model 0; answer anew with model 1 where the score is low; add up what both cost.
 
   The second answer has a stream of random numbers of its own, for the first one's have chosen it.
   """
-  small = _decode(methods.autoregressive(0), models, rows, ids, size, width, max_new_tokens, sampler, seed, trace=True)
+  small = _decode(methods.autoregressive(0), models, rows, ids, shape, sampler, seed, trace=True)
   scores = [float(method.score(x[0])) for x in small.logprobs]
   anew = [i for i, score in enumerate(scores) if score < method.threshold]
   fields = {f.name: getattr(small.stats, f.name) for f in dataclasses.fields(Stats)}
@@ -251,9 +361,8 @@ def _sequence_cascade(method, models, rows, ids, size, width, max_new_tokens, sa
   tokens, texts = list(small.tokens), small.texts and list(small.texts)
   if anew:
     again = _decode(
-      methods.autoregressive(1), models, [rows[i] for i in anew], ids[anew], size, width,
-      max_new_tokens, sampler, seed, stream=1,
-    )  # fmt: skip
+      methods.autoregressive(1), models, [rows[i] for i in anew], ids[anew], shape, sampler, seed, stream=1
+    )
     for name, value in fields.items():
       new = getattr(again.stats, name)
       if name in results.PER_MODEL:

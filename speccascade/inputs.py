@@ -104,7 +104,7 @@ def prompt_width(models, rows, max_new_tokens: int, given: int | None) -> int:
 
 
 def by_length(texts: Sequence) -> list[int]:
-  """Return the places of the texts or token lists, the longest first: neighbours share a batch and end about together."""
+  """Return the places of the texts or token lists, the longest first."""
   return sorted(range(len(texts)), key=lambda i: -len(texts[i]))
 
 

@@ -23,6 +23,17 @@ class Decoded:
   logprobs: list[np.ndarray] | None = None
 
 
+def rows_of(out: dict, places: list[int]) -> dict:
+  """Return what a batch gave of the rows in these places."""
+  fields = {
+    f.name: getattr(out['stats'], f.name).take(places, 1 if f.name in PER_MODEL else 0)
+    for f in dataclasses.fields(Stats)
+  }
+  by_row = {name: out[name].take(places, 0) for name in ('tokens', 'length')}
+  by_model = {name: None if out[name] is None else out[name].take(places, 1) for name in ('fault', 'logprobs')}
+  return dict(**by_row, **by_model, stats=Stats(**fields))
+
+
 def check_finite(method, models, out: dict, ids: np.ndarray):
   """Raise where a model gave logits that are not finite, naming the example."""
   for slot, row in np.argwhere(out['fault'] >= 0):

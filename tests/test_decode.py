@@ -288,6 +288,14 @@ def test_prompts_of_a_bucket_compile_once():
   assert traces(run) == 1
 
 
+def test_a_line_of_any_length_compiles_once():
+  loop = speccascade.decode.__globals__['_go_on']
+  before = loop._cache_size()
+  for count in (5, 7, 12):
+    decode(methods.autoregressive(), [LARGE], [[1]] * count, max_new_tokens=4, batch_size=4)
+  assert loop._cache_size() - before == 1
+
+
 def test_batches_of_a_bucket_compile_once():
   def run():
     for count in (5, 6):

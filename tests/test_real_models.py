@@ -7,6 +7,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import sacrebleu
 from trained import lines, NAMES, NEW, prompts
@@ -16,6 +17,7 @@ from speccascade import acceptance, decode, methods, rules, Sampler
 from speccascade.decode import _cache_owners
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
+from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 
 WHOLE = DecoderConfig(97, 32, 4, 2, 8, 64, (Span(),) * 4, tied=True)
@@ -65,6 +67,23 @@ def test_a_transformers_rows_are_the_same_in_any_company(whole):
     )  # fmt: skip
     together = run(PROMPTS).tokens
     assert [run([p], example_ids=[i]).tokens[0] for i, p in enumerate(PROMPTS)] == together
+    assert run(PROMPTS, batch_size=2).tokens == together
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('kind', ['t5', 'decoder'])
+def test_the_next_in_line_takes_a_place_in_every_kind_of_cache(kind, scan):
+  config = T5Config(97, 32, 4, 8, 64, encoder_layers=1, decoder_layers=2)
+  ends = tuple(range(1, 12))
+  network = T5(config, ends, scan=scan) if kind == 't5' else Decoder(WHOLE, ends, scan=scan)
+  models = [Model(jax.tree.map(lambda x: 3 * x, network.init(jax.random.key(i))), network, name=str(i)) for i in (1, 2)]
+  prompts = [[*p, i] for i in range(3) for p in PROMPTS]
+  run = functools.partial(decode, methods.speculative(block=3), models, max_new_tokens=10, max_prompt_tokens=8)
+  alone = [run([p], example_ids=[i]) for i, p in enumerate(prompts)]
+  out = run(prompts, batch_size=4)
+  assert out.tokens == [a.tokens[0] for a in alone]
+  assert len({len(t) for t in out.tokens}) > 1  # places come free at different times
+  assert out.stats.calls.tolist() == np.concatenate([a.stats.calls for a in alone], 1).tolist()
 
 
 # ---- trained checkpoints ----

@@ -27,6 +27,7 @@ from speccascade.results import PER_MODEL
 from speccascade.types import Stats
 
 MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
+BATCHES = 8  # in a part of the quality protocol: the end of a part, when no one waits in line any more, is a small share
 PER_ROW = ('rounds', 'tested', 'accepted', 'emitted', 'deferred')
 BY_PLACE = ('accepted_lengths', 'tested_at', 'accepted_at')
 QUALITY_KEYS = ('temperature', 'curve', 'value', 'example')
@@ -53,8 +54,9 @@ def run_method(
   method: Method | SequenceCascade,
   temperature: float,
   examples: Sequence[Example],
+  batch: int | None = None,
 ) -> Decoded:
-  """Decode examples as one batch, whatever their number is, in the shapes of the task."""
+  """Decode examples in the shapes of the task, as one batch or with `batch` of them at a time."""
   task = experiment.task
   used = loaded.models if method.name == 'autoregressive' else loaded.models[: method.models]
   return decode(
@@ -65,7 +67,7 @@ def run_method(
     sampler=experiment.sampler(temperature),
     seed=experiment.seed,
     example_ids=[e.index for e in examples],
-    batch_size=len(examples),
+    batch_size=batch or len(examples),
     max_prompt_tokens=task.max_prompt_tokens,
   )
 
@@ -88,25 +90,24 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
   journal.agree(QUALITY_KEYS, plan)
   if journal.count >= len(plan):
     return
-  loaded = load()
+  loaded, batch = load(), min(experiment.quality_batch, len(examples))
+  parts = _parts(examples, batch)
   progress = Progress('quality', len(plan), journal.count)
   place, warm = 0, None
   for temperature, point in runs:
     few_executables()
-    for first in range(0, len(examples), experiment.quality_batch):
-      batch = examples[first : first + experiment.quality_batch]
-      missing = place + len(batch) - journal.count
-      place += len(batch)
+    for part in parts:
+      missing = place + len(part) - journal.count
+      place += len(part)
       if missing <= 0:
         continue
       if warm != temperature:
         warm, start = temperature, time.monotonic()
-        _warm_up(experiment, loaded, temperature, experiment.quality_batch)
+        _warm_up(experiment, loaded, temperature, batch, in_line=len(examples) > batch > 1)
         progress.leave_out(time.monotonic() - start)
-      full = [*batch, *[batch[-1]] * (experiment.quality_batch - len(batch))]  # every batch has one shape
-      out = run_method(experiment, loaded, point.build(), temperature, full)
-      lines = [_line(out, i, e, temperature, point, len(loaded.models)) for i, e in enumerate(batch)]
-      journal.append(lines[len(batch) - missing :])
+      out = run_method(experiment, loaded, point.build(), temperature, part, batch)
+      lines = [_line(out, i, e, temperature, point, len(loaded.models)) for i, e in enumerate(part)]
+      journal.append(lines[len(part) - missing :])
       progress.add(missing, f'{point.label}, T = {temperature:g}')
 
 
@@ -114,6 +115,16 @@ def _quality_examples(experiment: Experiment) -> list[Example]:
   """Return the examples in the order in which they are decoded, the longest prompts first."""
   examples = experiment.task.examples[: experiment.quality_examples]
   return [examples[i] for i in inputs.by_length([e.prompt for e in examples])]
+
+
+def _parts(examples: list[Example], batch: int) -> list[list[Example]]:
+  """Cut examples in parts that one call decodes: a killed run begins its part anew, with the same company.
+
+  All parts are longer than the batch, or none is, so that they share their programs.
+  """
+  count = -(-len(examples) // (BATCHES * batch if batch > 1 else 1))
+  bounds = [i * len(examples) // count for i in range(count + 1)]
+  return [examples[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def _line(out: Decoded, i: int, example: Example, temperature: float, point: Point, models: int) -> dict:
@@ -199,13 +210,13 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
     progress.add(len(lines), f'batch {batch}, T = {temperature:g}, trial {trial + 1}')
 
 
-def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int):
+def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int, in_line: bool = False):
   """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs.
 
   Points that differ in numbers only share a program. Programs are compiled side by side.
   """
   examples = experiment.task.examples
-  some = [examples[min(i, len(examples) - 1)] for i in range(batch)]
+  some = [examples[min(i, len(examples) - 1)] for i in range(batch + in_line)]
   programs = {}
   for point in experiment.points:
     method = point.build()
@@ -218,7 +229,7 @@ def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: 
   def call(method: Method | SequenceCascade, after: Iterable[concurrent.futures.Future] = ()):
     for future in after:
       future.result()
-    run_method(experiment, loaded, method, temperature, some)
+    run_method(experiment, loaded, method, temperature, some, batch)
 
   heads, labels = {}, {}  # the first program with its models compiles their prefill, so the others wait for it
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

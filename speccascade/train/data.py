@@ -80,11 +80,11 @@ def _write_outputs(teacher, sources, file: Path, sampler, max_new_tokens: int, b
   scratch = file.with_name(file.name + '.part')
   scratch.parent.mkdir(parents=True, exist_ok=True)
   with scratch.open('w', encoding='utf-8') as f:
-    for start in range(0, len(sources), batch_size):
-      texts = list(sources[start : start + batch_size])
+    for start in range(0, len(sources), 8 * batch_size):
+      texts = list(sources[start : start + 8 * batch_size])
       out = decode(
         methods.autoregressive(), [teacher], texts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
-        example_ids=range(start, start + len(texts)),
+        example_ids=range(start, start + len(texts)), batch_size=batch_size,
       )  # fmt: skip
       for text, tokens in zip(texts, out.tokens, strict=True):
         f.write(json.dumps({'source': text, 'target': [int(t) for t in tokens]}, ensure_ascii=False) + '\n')
