@@ -36,7 +36,7 @@ def decode(
 
   Prompts are texts or token lists. The EOS ids of the last model that the method runs end a text. `example_ids` key the
   randomness: an example's output does not depend on its place or its company. Of more prompts than `batch_size`
-  the next in line takes the place of one whose text has ended. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows and its
+  the next in line takes the place of one whose text has ended. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows, its
   prompts to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with other prompts
   compile nothing. `trace` records each output token's log-probability under every model that scored it.
   """
