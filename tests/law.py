@@ -7,7 +7,7 @@ import numpy as np
 import scipy.stats
 
 from speccascade import probs
-from speccascade.decode import decode_batch
+from speccascade.decode import _go_on, _loop, decode_batch
 from speccascade.types import ACCEPT, DRAFT, FINAL, NOWHERE, Prompt, RESIDUAL
 
 
@@ -114,3 +114,10 @@ def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0
   if df == 0:
     return float(impossible == 0), 0.0
   return (0.0 if impossible else scipy.stats.chi2.sf(statistic, df)), statistic / df
+
+
+def traces(run) -> int:
+  """Return how many times a decode loop was traced by run()."""
+  before = _loop._cache_size() + _go_on._cache_size()
+  run()
+  return _loop._cache_size() + _go_on._cache_size() - before

@@ -3,7 +3,7 @@
 import functools
 
 import jax.numpy as jnp
-from law import emitted_law
+from law import emitted_law, traces
 import numpy as np
 import pytest
 import reference
@@ -252,14 +252,6 @@ def test_prompt_lookup_drafts_what_followed_before():
 # ---- one compilation ----
 
 
-def traces(run) -> int:
-  """Return how many times the loop was traced by run()."""
-  loop = speccascade.decode.__globals__['_loop']
-  before = loop._cache_size()
-  run()
-  return loop._cache_size() - before
-
-
 SWEEPS = {
   'alpha': lambda x: (methods.speculative(functools.partial(rules.opt, alpha=x), 3), PAIR),
   'lambda': lambda x: (methods.cos(functools.partial(rules.weighted, weights=(x, 1 - x)), (2, 1)), PAIR),
@@ -289,11 +281,11 @@ def test_prompts_of_a_bucket_compile_once():
 
 
 def test_a_line_of_any_length_compiles_once():
-  loop = speccascade.decode.__globals__['_go_on']
-  before = loop._cache_size()
-  for count in (5, 7, 12):
-    decode(methods.autoregressive(), [LARGE], [[1]] * count, max_new_tokens=4, batch_size=4)
-  assert loop._cache_size() - before == 1
+  def run():
+    for count in (5, 7, 12):
+      decode(methods.autoregressive(), [LARGE], [[1]] * count, max_new_tokens=4, batch_size=4)
+
+  assert traces(run) == 1
 
 
 def test_batches_of_a_bucket_compile_once():

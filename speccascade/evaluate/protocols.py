@@ -1,7 +1,7 @@
 """The two measurements: quality, on whole splits in fixed batches, and latency, every point in turn on each example.
 
 Both know their whole plan beforehand and write a journal in its order, so that a killed run goes on at the first line
-that is missing. A batch is decoded the same whether its run was interrupted or not.
+that is missing. A part is decoded the same whether its run was interrupted or not.
 """
 
 from collections.abc import Callable, Iterable, Sequence

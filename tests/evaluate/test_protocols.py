@@ -6,11 +6,11 @@ import io
 import json
 
 import jax
+from law import traces
 import numpy as np
 import pytest
 import toys
 
-import speccascade
 from speccascade import decode, methods, probs, rules, Sampler
 from speccascade.evaluate import Curve, Experiment, floor, progress, protocols, summary, trace
 from speccascade.evaluate.rundir import Journal, RunError
@@ -96,20 +96,12 @@ def test_the_journal_of_another_experiment_is_refused(loaded, quality):
 # ---- compilation ----
 
 
-def traces(run) -> int:
-  """Return how many times a loop was traced by run()."""
-  loops = [speccascade.decode.__globals__[name] for name in ('_loop', '_go_on')]
-  before = sum(loop._cache_size() for loop in loops)
-  run()
-  return sum(loop._cache_size() for loop in loops) - before
-
-
 @pytest.mark.parametrize('batch', [1, 3])
 def test_a_sweep_over_a_split_with_a_rest_compiles_once(loaded, tmp_path, batch):
   curves = [Curve('target only', methods.autoregressive, settings={'model': 1})]
   sweep = Curve('diff', methods.speculative, rules.diff, 'alpha', (0.0, 0.1, 0.2, 0.3), {'block': 2})
   experiment = dataclasses.replace(
-    EXPERIMENT, curves=[*curves, sweep], quality_batch=batch, temperatures=(0.5, 0.7), latency_batches=(1,)
+    EXPERIMENT, curves=[*curves, sweep], quality_batch=batch, temperatures=(0.5, 0.7), latency_batches=(batch,)
   )
   run = functools.partial(_quality, experiment, loaded, tmp_path / 'q')
   jax.clear_caches()  # other tests may have compiled one of the programs
