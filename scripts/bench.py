@@ -56,10 +56,10 @@ print(imported - start, loaded - imported, time.perf_counter() - loaded)
 
 def weight_bytes(model) -> int:
   """Return the bytes of the parameters that a decoding step reads: not the encoder, not the embedding table."""
-  leaves = jax.tree_util.tree_leaves_with_path(model.params)
   tied = 'logits_dense' not in model.params and 'logits_dense' not in model.params.get('decoder', {})
-  skip = ['encoder'] + ([] if tied else ['token_embedder'])
-  return sum(x.nbytes for path, x in leaves if path[0].key not in skip)
+  read = {name: x for name, x in model.params.items() if name not in ('encoder', 'token_embedder')}
+  table = model.params['token_embedder']
+  return sum(x.nbytes for x in jax.tree.leaves([read, table.get('rows', table['embedding']) if tied else ()]))
 
 
 SHAPES = {  # embedding, heads, MLP, layers of T5 v1.1

@@ -26,8 +26,9 @@ _EXPECTED = (
 def load(path, *, dtype=None, scan: bool = False, tokenizer=None, name: str | None = None) -> Model:
   """Return the model at a path or hub id, with its tokenizer where one is found, fit for this machine.
 
-  `dtype` is float32, bfloat16 or float16; None is as stored, but float32 on a CPU, which is many times slower with
-  shorter numbers. `scan` stacks the layers, which compile once then; without it large kernels may be transposed.
+  `dtype` is float32, bfloat16 or float16; None is as stored, but float32 on a CPU, which computes many times slower
+  with shorter numbers. `scan` stacks the layers, which compile once then; without it a CPU's large kernels may be
+  transposed, and stored as bfloat16 where that changes none of their numbers.
   `tokenizer` is one, or the path of one, that is used in place of the checkpoint's own.
   """
   cpu = jax.default_backend() == 'cpu'

@@ -92,7 +92,7 @@ class Dense(nn.Module):
     out_dtype = self.out_dtype or x.dtype
     if self.has_variable('params', 'rows'):
       rows = self.get_variable('params', 'rows')
-      y = matmul_rows(x.astype(rows.dtype), rows, out_dtype)
+      y = matmul_rows(x, rows, out_dtype)
     else:
       init = nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal')
       init = nn.with_logical_partitioning(init, self.axes)
@@ -106,20 +106,26 @@ class Dense(nn.Module):
 
 
 def matmul_rows(x: Array, rows: Array, out_dtype: Dtype) -> Array:
-  """Return x · rowsᵀ for x [..., in], rows [out, in].
+  """Return x · rowsᵀ for x [..., in], rows [out, in], whose dtype may be shorter; sums are float32.
 
-  The CPU's matrix product packs the weights anew at each call, which for a window of a few tokens costs as much again
-  as reading them. A sum of products over a register's 4 or 8 tokens reads them once.
+  The CPU's matrix product packs the weights anew at each call, which for a few tokens costs as much again as reading
+  them, and widens short ones in memory. A sum of products reads them once, as they are stored.
   """
   lead, n = x.shape[:-1], math.prod(x.shape[:-1])
-  if not 1 < n <= 8:
-    return jnp.einsum('...i,oi->...o', x, rows, preferred_element_type=out_dtype)
-  columns = jnp.pad(x.reshape(n, -1), ((0, (4 if n <= 4 else 8) - n), (0, 0))).T
+  if n > _SUMMED or (n == 1 and rows.dtype == jnp.float32):
+    return jnp.einsum('...i,oi->...o', x, rows.astype(x.dtype), preferred_element_type=out_dtype).astype(out_dtype)
+  padded = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # columns that fill registers
+  columns = jnp.pad(x.reshape(n, -1), ((0, padded - n), (0, 0))).T
   columns, rows = lax.optimization_barrier((columns, rows))  # shared with a sibling, the product would be stored
-  y = jnp.sum(rows[:, :, None].astype(jnp.float32) * columns[None].astype(jnp.float32), axis=1)  # [out, 4 or 8]
+  columns, rows = columns.astype(jnp.float32), rows.astype(jnp.float32)
+  if n == 1:
+    y = jnp.sum(rows * columns.T, axis=1)[:, None]
+  else:
+    y = jnp.sum(rows[:, :, None] * columns[None], axis=1)  # [out, padded]
   return y[:, :n].T.reshape(*lead, -1).astype(out_dtype)
 
 
+_SUMMED = 32  # tokens up to which sums of products are faster
 _CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
 
 
@@ -127,18 +133,31 @@ def keep_by_rows(params: Params) -> None:
   """Store every kernel [in, out] as its transpose `rows` [out, in] where that is faster, in place of the kernel.
 
   It is on a CPU whose compiler has a kernel for the sums of `matmul_rows`, with more weights than its cache holds.
+  Rows that bfloat16 holds exactly, as most checkpoints' are, are stored in it: half the bytes and the same sums. A head
+  that is tied to the embedding gets rows of its own, for activations have the embedding's dtype.
   """
   decoder = params.get('decoder', params)
   if jax.default_backend() == 'cpu' and sum(x.nbytes for x in jax.tree.leaves(decoder)) > _CACHED and _fuses_sums():
     _transpose(params)
+    if 'logits_dense' not in decoder:
+      table = params['token_embedder']
+      table['rows'] = jnp.asarray(_short(table['embedding']))
 
 
 def _transpose(params: Params) -> None:
   if 'kernel' in params:
-    params['rows'] = jnp.asarray(params.pop('kernel').T)
+    params['rows'] = jnp.asarray(_short(params.pop('kernel')).T)
   for x in params.values():
     if isinstance(x, dict):
       _transpose(x)
+
+
+def _short(x: Array) -> np.ndarray | Array:
+  """Return float32 numbers as bfloat16 if none of them changes."""
+  if x.dtype != jnp.float32:
+    return x
+  bits = np.asarray(x).view(np.uint32)
+  return x if (bits & 0xFFFF).any() else (bits >> 16).astype(np.uint16).view(jnp.bfloat16)
 
 
 @functools.cache
@@ -165,6 +184,8 @@ class Embed(nn.Module):
   def attend(self, x: Array) -> Array:
     """Return x · embeddingᵀ [B, L, rows] in float32, without a transpose of the table."""
     x = x.astype(self.embedding.dtype)
+    if self.has_variable('params', 'rows'):
+      return matmul_rows(x, self.get_variable('params', 'rows'), jnp.float32)
     return jnp.einsum('ble,ve->blv', x, self.embedding, preferred_element_type=jnp.float32)
 
 

@@ -170,25 +170,34 @@ def test_writing_touches_just_the_window_of_each_row():
   check((stacked, found), (jax.tree.map(lambda *x: jnp.stack(x), slots, expected), expected))
 
 
-@pytest.mark.parametrize('tokens', [1, 2, 4, 6, 8, 9])
-def test_products_by_rows_are_the_products(tokens):
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('tokens', [1, 2, 4, 6, 8, 9, 32, 33])
+def test_products_by_rows_are_the_products(tokens, dtype):
   x = np.random.default_rng(3).normal(size=(tokens, 1, 24)).astype(np.float32)
-  rows = np.random.default_rng(4).normal(size=(40, 24)).astype(np.float32)
+  rows = np.random.default_rng(4).normal(size=(40, 24)).astype(dtype)
   found = layers.matmul_rows(jnp.asarray(x), jnp.asarray(rows), jnp.float32)
-  np.testing.assert_allclose(found, x @ rows.T, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(found, x @ rows.astype(np.float32).T, rtol=1e-4, atol=1e-5)
 
 
-def test_large_kernels_are_kept_by_rows_and_the_model_is_the_same(monkeypatch):
-  params, prompt = LLAMA.init(jax.random.key(0)), _prompt()
-  plain = _extend(LLAMA, params, prompt)
+@pytest.mark.parametrize('short', [False, True])
+@pytest.mark.parametrize('name', ['llama', 'opt'])
+def test_large_kernels_are_kept_by_rows_and_the_model_is_the_same(name, short, monkeypatch):
+  network, prompt = NETWORKS[name], _prompt()
+  params = network.init(jax.random.key(0))
+  if short:  # numbers that bfloat16 holds
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
+  plain = _extend(network, params, prompt)
   small = jax.tree.map(lambda x: x, params)
   layers.keep_by_rows(small)
   assert 'kernel' in small['layers_0']['mlp']['wo']
   monkeypatch.setattr(layers, '_CACHED', 0)
   monkeypatch.setattr(layers, '_fuses_sums', lambda: True)
   layers.keep_by_rows(params)
-  assert not any('kernel' in jax.tree_util.keystr(name) for name, _ in jax.tree_util.tree_leaves_with_path(params))
-  np.testing.assert_allclose(_extend(LLAMA, params, prompt), plain, atol=1e-5)
+  leaves = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
+  assert not any('kernel' in path for path in leaves)
+  assert all(x.dtype == (jnp.bfloat16 if short else jnp.float32) for path, x in leaves.items() if 'rows' in path)
+  assert ('rows' in params['token_embedder']) == network.config.tied
+  np.testing.assert_allclose(_extend(network, params, prompt), plain, atol=1e-5)
 
 
 def test_the_window_counts_the_token_itself():
