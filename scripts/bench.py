@@ -17,7 +17,7 @@ of real ones. What is timed, each with compilation excluded and the other measur
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 import json
@@ -81,8 +81,8 @@ def random_model(shape: str) -> Model:
   return Model(params, network, name=shape)
 
 
-def bandwidth(bytes_: int = 1 << 28) -> float:
-  """Return the GB/s at which a matrix–vector product reads a matrix that no cache holds."""
+def bandwidth(bytes_: int = 1 << 28) -> Callable[[], float]:
+  """Return a function that times a matrix–vector product with a matrix that no cache holds, in GB/s."""
   side = int((bytes_ / 4) ** 0.5)
   matrix = jnp.ones((side, side))
 
@@ -90,12 +90,13 @@ def bandwidth(bytes_: int = 1 << 28) -> float:
   def loop(matrix, x):
     return jax.lax.fori_loop(0, 8, lambda _, x: matrix @ (x / side), x)
 
-  seconds = []
-  for _ in range(6):
+  def once() -> float:
     start = time.perf_counter()
     loop(matrix, jnp.ones(side)).block_until_ready()
-    seconds.append((time.perf_counter() - start) / 8)
-  return matrix.nbytes / min(seconds) / 1e9
+    return 8 * matrix.nbytes / (time.perf_counter() - start) / 1e9
+
+  once()  # compiles
+  return once
 
 
 def dialled(rate: float):
@@ -269,9 +270,16 @@ def cold_start(path: str) -> dict[str, float]:
 
 
 def floors(models, batch: int, block: int, trials: int) -> dict:
-  """Return the median seconds of forward passes and the bandwidth that they reach."""
-  seconds = floor_lib.measure(models, (1, 2, block + 1), batch=batch, source=PROMPT_TOKENS, trials=trials)
-  return {'seconds': seconds, 'weight GB/s': {m.name: weight_bytes(m) / seconds[m.name]['1'] / 1e9 for m in models}}
+  """Return the median seconds of forward passes, and the bandwidth that they reach beside a plain product's."""
+  source = dict(source=PROMPT_TOKENS)
+  seconds = floor_lib.measure(models, (2, block + 1), batch=batch, trials=trials, **source)
+  one = {m.name: floor_lib.forward_seconds(m, batch, window=block + 1, **source) for m in models}
+  done = floor_lib.interleave(one | {'product': bandwidth()}, max(trials, 5))
+  speed = {'product': float(np.median(done['product']))}
+  for m in models:
+    seconds[m.name]['1'] = float(np.median(done[m.name]))
+    speed[m.name] = weight_bytes(m) / seconds[m.name]['1'] / 1e9
+  return {'seconds': seconds, 'GB/s': speed}
 
 
 def measure(args, models, prompts) -> Iterator[dict]:
@@ -325,8 +333,8 @@ def show(record: dict):
   """Print one record as a table."""
   print(f'\nbatch {record["batch"]}, T = {record["temperature"]:g}')
   for name, seconds in record['floor']['seconds'].items():
-    print(f'  {name}, ms by width: ' + ', '.join(f'{w}: {1e3 * s:.3g}' for w, s in seconds.items()))
-  print('  weights, GB/s: ' + ', '.join(f'{k} {v:.1f}' for k, v in record['floor']['weight GB/s'].items()))
+    print(f'  {name}, ms by width: ' + ', '.join(f'{w}: {1e3 * s:.3g}' for w, s in sorted(seconds.items())))
+  print('  weights read, GB/s: ' + ', '.join(f'{k} {v:.1f}' for k, v in record['floor']['GB/s'].items()))
   for name, m in record['methods'].items():
     more = ''.join(f'  {k} {m[k]:.2f}' for k in SHOWN if k in m)
     print(
@@ -377,8 +385,7 @@ def main() -> int:
     models = [speccascade.load(p) for p in (args.small, args.large)]
     models = endless(models) if args.ignore_eos else models
   machine = dict(
-    device=jax.devices()[0].device_kind, cpu=platform.processor(), cores=os.cpu_count(), jax=jax.__version__,
-    bandwidth=bandwidth(),
+    device=jax.devices()[0].device_kind, cpu=platform.processor(), cores=os.cpu_count(), jax=jax.__version__
   )  # fmt: skip
   cold = cold_start(args.large) if args.large else None
   print(f'{machine}\ncold start, s: {cold}')

@@ -125,7 +125,7 @@ def matmul_rows(x: Array, rows: Array, out_dtype: Dtype) -> Array:
   return y[:, :n].T.reshape(*lead, -1).astype(out_dtype)
 
 
-_SUMMED = 32  # tokens up to which sums of products are faster
+_SUMMED = 64  # tokens up to which sums of products are faster
 _CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
 
 
