@@ -77,7 +77,7 @@ class LayerNorm(nn.Module):
 class Dense(nn.Module):
   """Multiply by a kernel (in, out) in the kernel's dtype; `axes` names its two axes for sharding.
 
-  Parameters that `keep_by_rows` has changed hold the kernel's transpose, `rows`, in its place.
+  Parameters that `keep_by_rows` has changed hold the kernel's transpose, `rows`, whose dtype may be shorter.
   """
 
   features: int
