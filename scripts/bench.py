@@ -277,7 +277,7 @@ def floors(models, batch: int, block: int, trials: int) -> dict:
   done = floor_lib.interleave(one | {'product': bandwidth()}, max(trials, 5))
   speed = {'product': float(np.median(done['product']))}
   for m in models:
-    seconds[m.name]['1'] = float(np.median(done[m.name]))
+    seconds[m.name] = {'1': float(np.median(done[m.name])), **seconds[m.name]}
     speed[m.name] = weight_bytes(m) / seconds[m.name]['1'] / 1e9
   return {'seconds': seconds, 'GB/s': speed}
 
@@ -333,7 +333,7 @@ def show(record: dict):
   """Print one record as a table."""
   print(f'\nbatch {record["batch"]}, T = {record["temperature"]:g}')
   for name, seconds in record['floor']['seconds'].items():
-    print(f'  {name}, ms by width: ' + ', '.join(f'{w}: {1e3 * s:.3g}' for w, s in sorted(seconds.items())))
+    print(f'  {name}, ms by width: ' + ', '.join(f'{w}: {1e3 * s:.3g}' for w, s in seconds.items()))
   print('  weights read, GB/s: ' + ', '.join(f'{k} {v:.1f}' for k, v in record['floor']['GB/s'].items()))
   for name, m in record['methods'].items():
     more = ''.join(f'  {k} {m[k]:.2f}' for k in SHOWN if k in m)
