@@ -10,8 +10,9 @@ of real ones. What is timed, each with compilation excluded and the other measur
   ours       each method at each batch size: tokens per second, prefill and host included; at batch 1 also the
              speed-up that prefill and the model calls made would give if nothing else took time; and, in a long text,
              the time of a round over the sum of its model calls (γ drafter steps and one verifier pass, as measured
-             above), and the speed-up over the one that the tokens per round and those calls predict, both without
-             what a text costs once (the difference to a decode of one token)
+             above) and over the time of the same calls in turn, in a loop that does nothing else; and the speed-up
+             over the one that the tokens per round and the calls predict. All without what a text costs once (the
+             difference to a decode of one token)
   reference  transformers' generate, plain and assisted, same weights, prompts and (greedy) outputs [--reference]
   cold       import, load, compile and first answer in a fresh process
 """
@@ -216,27 +217,35 @@ def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]
   models = endless(models)
   names = ('autoregressive', 'speculative', 'cascade opt')
   some = {n: long_decode(models, prompt, our[n], temperature, args.long) for n in names}
-  floor = {f'floor {m.name} {w}': floor_lib.forward_seconds(m, 1, w, tokens=args.long) for m, w in (
-    (models[0], 1), (models[1], 1), (models[1], args.block + 1))}  # fmt: skip
-  done = floor_lib.interleave(some | floor, max(args.trials, 5))
-  draft, plain, window = (float(np.median(done[n])) for n in floor)
+  small, large, window = *models, args.block + 1
+  drafts = {'speculative': args.block, 'cascade opt': args.block + 1}
+  alone = [(small, 1), (large, 1), (large, window)]
+  floor = {f'{m.name} {w}': floor_lib.forward_seconds(m, 1, w, tokens=args.long) for m, w in alone}
+  turns = {
+    f'calls of {name}': floor_lib.passes_seconds([(small, 1, n), (large, window, 1)], tokens=args.long)
+    for name, n in drafts.items()
+  }
+  done = floor_lib.interleave(some | floor | turns, max(args.trials, 5))
+  draft, plain, verify = (float(np.median(done[n])) for n in floor)
   found = {n: [float(np.median(x)) for x in zip(*done[n], strict=True)] for n in names}
   result = {'autoregressive': {'round_over_calls': found['autoregressive'][0] / plain}}
-  for name, drafts in (('speculative', args.block), ('cascade opt', args.block + 1)):
-    calls = drafts * draft + window
+  for name, n in drafts.items():
+    calls = n * draft + verify
     speedup = found['autoregressive'][1] / found[name][1]
     predicted = found[name][2] * plain / calls
     result[name] = dict(
-      round_over_calls=found[name][0] / calls, tokens_per_round=found[name][2], long_speedup=speedup,
-      predicted=predicted, measured_over_predicted=speedup / predicted,
+      round_over_calls=found[name][0] / calls, over_calls_in_turn=found[name][0] / np.median(done[f'calls of {name}']),
+      tokens_per_round=found[name][2], long_speedup=speedup, predicted=predicted,
+      measured_over_predicted=speedup / predicted,
     )  # fmt: skip
   return result
 
 
-def possible(models, prompts, done, seconds, args) -> dict[str, dict[str, float]]:
+def possible(models, prompts, runs, args) -> dict[str, dict[str, float]]:
   """Return the speed-up on the prompts that prefill and model calls alone would give, and how much of it there is.
 
-  Calls are those that were made; a prompt is read as in `decode`, by one program for all models of the method.
+  Calls are those that are made; a prompt is read as in `decode`, by one program for all models of the method. Decodes,
+  reads and passes are measured in turn.
   """
   rows = inputs.encode(models, prompts)
   slots = buffer_size(models[1].network, PROMPT_TOKENS, args.tokens, args.block + 1)
@@ -248,17 +257,20 @@ def possible(models, prompts, done, seconds, args) -> dict[str, dict[str, float]
       jax.block_until_ready(prefill(tuple(m.network for m in some), tuple(m.params for m in some), prompt, slots))
     return time.perf_counter() - start
 
-  reads = floor_lib.interleave({n: functools.partial(read, models[-n:]) for n in (1, 2)}, args.trials)
-  draft, (plain, window) = seconds[models[0].name]['1'], (seconds[models[1].name][str(w)] for w in (1, args.block + 1))
-  base = done['autoregressive'][0][1].stats
-  least = np.median(reads[1]) + plain * base.calls.sum()
-  ours, found = np.median([t for t, _ in done['autoregressive']]), {}
-  for name in ('speculative', 'cascade opt'):
-    drafts, verified = done[name][0][1].stats.calls.sum(1)
-    most = least / (np.median(reads[2]) + draft * drafts + window * verified)
-    found[name] = dict(
-      possible=float(most), of_possible=float(ours / np.median([t for t, _ in done[name]]) / most)
-    )  # fmt: skip
+  reads = {f'read by {n}': functools.partial(read, models[-n:]) for n in (1, 2)}
+  some = [(models[0], 1), (models[1], 1), (models[1], args.block + 1)]
+  sizes = dict(source=PROMPT_TOKENS, tokens=args.tokens, window=args.block + 1)
+  passes = {f'{m.name} {w}': floor_lib.forward_seconds(m, 1, w, **sizes) for m, w in some}
+  names = ('autoregressive', 'speculative', 'cascade opt')
+  done = floor_lib.interleave({n: runs[n] for n in names} | reads | passes, max(args.trials, 9))
+  by_one, by_two, draft, plain, window = (float(np.median(done[n])) for n in (*reads, *passes))
+  took = {n: float(np.median([seconds for seconds, _ in done[n]])) for n in names}
+  calls = {n: done[n][0][1].stats.calls.sum(1) for n in names}
+  least, found = by_one + plain * calls['autoregressive'][-1], {}
+  for name in names[1:]:
+    drafts, verified = calls[name]
+    most = float(least / (by_two + draft * drafts + window * verified))
+    found[name] = dict(possible=most, of_possible=took['autoregressive'] / took[name] / most)
   return found
 
 
@@ -309,7 +321,7 @@ def measure(args, models, prompts) -> Iterator[dict]:
         stage(f'batch {batch}, T = {temperature:g}: rounds of a long text')
         for name, found in rounds(models, prompts[0], our, temperature, args).items():
           record['methods'][name] |= found
-        best = possible(models, prompts, done, floor['seconds'], args)
+        best = possible(models, prompts, runs, args)
         for name in ('speculative', 'cascade opt'):
           s = done[name][0][1].stats
           record['methods'][name] |= best[name]
@@ -324,8 +336,8 @@ def stage(text: str):
 
 
 SHOWN = (
-  'possible', 'of_possible', 'round_over_calls', 'acceptance', 'tokens_per_round', 'long_speedup', 'predicted',
-  'measured_over_predicted',
+  'possible', 'of_possible', 'round_over_calls', 'over_calls_in_turn', 'acceptance', 'tokens_per_round', 'long_speedup',
+  'predicted', 'measured_over_predicted',
 )  # fmt: skip
 
 

@@ -48,10 +48,15 @@ def tv(a: Array, b: Array) -> Array:
 
 
 def argmax(x: Array) -> Array:
-  """Return the arg max of x [..., V], the lowest index on ties: as a maximum and a minimum, which run as vectors."""
+  """Return the arg max of x [..., V], the lowest index on ties: as two maxima of floats, which run as vectors."""
   x = jax.lax.optimization_barrier(x)  # computed twice, x and its maximum might round differently
-  index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
-  return jnp.where(x == x.max(-1, keepdims=True), index, x.shape[-1] - 1).min(-1)
+  last = x.shape[-1] - 1
+  after = last - _index(x)
+  return last - jnp.where(x == x.max(-1, keepdims=True), after, 0).max(-1).astype(jnp.int32)
+
+
+def _index(x: Array) -> Array:
+  return jax.lax.broadcasted_iota(jnp.float32, x.shape, x.ndim - 1)  # exact below 2²⁴
 
 
 def one_hot_max(x: Array) -> Array:
@@ -273,7 +278,7 @@ class Keyed:
 
   def draw(self, weights, position, purpose, start):
     if self.greedy and purpose == DRAFT:
-      return argmax(weights), self
+      return (weights * _index(weights)).sum(-1).astype(jnp.int32), self  # weights are one-hot
     return draw(weights, self._uniform(position, purpose, start)), self
 
   def accept(self, numerator, denominator, position, start):

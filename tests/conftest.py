@@ -5,7 +5,8 @@ import pathlib
 import tempfile
 
 # Tests compile much and compute little. This must stand before the first use of JAX.
-os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_backend_optimization_level=0'
+QUICK = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {QUICK}'
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -48,7 +48,7 @@ def compiled(method, networks, batch: int, slots: int = SLOTS, width: int = 8):
   real = np.ones(batch, bool)
   return _loop.lower(
     program, method, shapes, caches, prompt, np.int32(9), Sampler(1.0), noise, real
-  ).compile(), (shapes, caches)  # fmt: skip
+  ).compile({'xla_cpu_use_fusion_emitters': True}), (shapes, caches)  # fmt: skip
 
 
 @pytest.mark.parametrize('batch', [1, 2])

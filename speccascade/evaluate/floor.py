@@ -26,26 +26,46 @@ def forward_seconds(
 
   The cache has the slots of a decode of at most `tokens` new tokens with windows of `window`, or `width`.
   """
-  network = model.network
-  slots = buffer_size(network, source, tokens, window or width)
+  return passes_seconds([(model, width, 1)], batch, source=source, tokens=tokens, window=window)
+
+
+def passes_seconds(
+  passes: Sequence[tuple[Model, int, int]], batch: int = 1, *, source: int = 16, tokens: int = 64, window: int = 0
+) -> Callable[[], float]:
+  """Return a function that times passes in turn, (model, width, how many) each, as a loop that does nothing else.
+
+  After another model's pass, caches and threads are not as a model's own loop leaves them.
+  """
+  models, widths, times = zip(*passes, strict=True)
+  networks, params = tuple(m.network for m in models), tuple(m.params for m in models)
+  slots = buffer_size(networks[-1], source, tokens, window or max(widths))
   prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
-  (cache,) = prefill((network,), (model.params,), prompt, slots)
-  first = source if network.start_id is None else 1
-  tokens, room = jnp.ones((batch, width), jnp.int32), slots - first - width
+  caches = prefill(networks, params, prompt, slots)
+  first = source if networks[-1].start_id is None else 1
+  tokens, room = jnp.ones((batch, max(widths)), jnp.int32), slots - first - max(widths)
 
   @jax.jit
-  def loop(params, cache, steps):
+  def loop(params, caches, steps):
     def step(i, carry):
-      tokens, cache = carry
-      position = jnp.broadcast_to(first + i % room + jnp.arange(width)[None], (batch, width))
-      logits, cache = network.extend(params, cache, tokens, position)
-      return jnp.minimum(probs.argmax(logits), 5), cache
+      tokens, caches = carry[0], list(carry[1])
 
-    return jax.lax.fori_loop(0, steps, step, (tokens, cache))[0]
+      def feed(n, carry):
+        tokens, cache = carry
+        position = jnp.broadcast_to(first + i % room + jnp.arange(widths[n])[None], (batch, widths[n]))
+        logits, cache = networks[n].extend(params[n], cache, tokens[:, : widths[n]], position)
+        return tokens.at[:, : widths[n]].set(jnp.minimum(probs.argmax(logits), 5)), cache
+
+      for n in range(len(networks)):
+        body = lambda _, carry, n=n: feed(n, carry)
+        carry = tokens, caches[n]
+        tokens, caches[n] = feed(n, carry) if times[n] == 1 else jax.lax.fori_loop(0, times[n], body, carry)
+      return tokens, tuple(caches)
+
+    return jax.lax.fori_loop(0, steps, step, (tokens, caches))[0]
 
   def seconds(steps: int) -> float:
     start = time.perf_counter()
-    loop(model.params, cache, steps).block_until_ready()
+    loop(params, caches, steps).block_until_ready()
     return (time.perf_counter() - start) / steps
 
   @functools.cache

@@ -200,5 +200,5 @@ def test_parameters_are_restored_onto_a_mesh_of_eight_devices(tmp_path, scan):
         raise AssertionError(message)
     print('all well')
   """
-  done = _python(code, XLA_FLAGS='--xla_force_host_platform_device_count=8')
+  done = _python(code, XLA_FLAGS=f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=8')
   assert done.stdout.strip() == 'all well', done.stderr[-3000:]

@@ -1,5 +1,6 @@
 """The protocols measure what they say, compile once a sweep, and end the same however often they were cut off."""
 
+import collections
 import dataclasses
 import functools
 import io
@@ -14,6 +15,7 @@ import toys
 from speccascade import decode, methods, probs, rules, Sampler
 from speccascade.evaluate import Curve, Experiment, floor, progress, protocols, summary, trace
 from speccascade.evaluate.rundir import Journal, RunError
+from speccascade.models import toy
 
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
 DRAFT = Curve('draft only', methods.autoregressive)
@@ -184,6 +186,24 @@ def test_forward_passes_are_timed_at_every_width(models):
   assert all(s > 0 for v in found.values() for s in v.values())
   by_block = Curve('sd', methods.speculative, rules.speculative, 'block', (2, 7))
   assert protocols.widths(dataclasses.replace(EXPERIMENT, curves=[TARGET, OPT, by_block])) == [1, 3, 4, 8]
+
+
+def test_passes_that_are_timed_in_turn_are_those_asked_for():
+  made = collections.Counter()
+
+  class Noted(toy.Table):
+    def extend(self, params, cache, tokens, positions):
+      jax.debug.callback(lambda: made.update([(self.order, tokens.shape[1])]))
+      return super().extend(params, cache, tokens, positions)
+
+  small, large = (toy.model(order, order=order).replace(network=Noted(5, order)) for order in (1, 2))
+  seconds = floor.passes_seconds([(small, 1, 3), (large, 4, 1)], tokens=8)
+  jax.effects_barrier()
+  made.clear()
+  assert seconds() > 0
+  jax.effects_barrier()
+  rounds = made[2, 4]
+  assert rounds > 2 and made == {(1, 1): 3 * rounds, (2, 4): rounds}
 
 
 # ---- results ----

@@ -30,7 +30,6 @@ def start(config: pathlib.Path, folder, *flags, before: str = '', **env) -> subp
   paths = [str(ROOT), str(ROOT / 'tests' / 'evaluate')]
   cache = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
   env = os.environ | env | {'PYTHONPATH': os.pathsep.join(paths), 'JAX_PLATFORMS': 'cpu'}
-  env['XLA_FLAGS'] = '--xla_backend_optimization_level=0'
   code = f"{before}\nimport runpy; runpy.run_module('speccascade.run', run_name='__main__', alter_sys=True)"
   command = [
     sys.executable, '-c', code, f'--gin_file={config}', f'--run_dir={folder}', f'--compilation_cache={cache}', *flags,
