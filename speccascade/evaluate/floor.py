@@ -47,18 +47,15 @@ def passes_seconds(
   @jax.jit
   def loop(params, caches, steps):
     def step(i, carry):
-      tokens, caches = carry[0], list(carry[1])
-
       def feed(n, carry):
         tokens, cache = carry
         position = jnp.broadcast_to(first + i % room + jnp.arange(widths[n])[None], (batch, widths[n]))
         logits, cache = networks[n].extend(params[n], cache, tokens[:, : widths[n]], position)
         return tokens.at[:, : widths[n]].set(jnp.minimum(probs.argmax(logits), 5)), cache
 
-      for n in range(len(networks)):
-        body = lambda _, carry, n=n: feed(n, carry)
-        carry = tokens, caches[n]
-        tokens, caches[n] = feed(n, carry) if times[n] == 1 else jax.lax.fori_loop(0, times[n], body, carry)
+      tokens, caches = carry[0], list(carry[1])
+      for n, count in enumerate(times):
+        tokens, caches[n] = jax.lax.fori_loop(0, count, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
       return tokens, tuple(caches)
 
     return jax.lax.fori_loop(0, steps, step, (tokens, caches))[0]

@@ -15,7 +15,7 @@ def at_width(longest: Array, width: int, read: Callable[[int], Cache]) -> Cache:
   One program then serves every prompt, and a short one doesn't pay for the padding. The parts are rounded up to eights,
   which the product of a single row takes anyway.
   """
-  widths = [w for w in (-(-width // n // 8) * 8 for n in (4, 2)) if w < width]
+  widths = [-(-width // n // 8) * 8 for n in (4, 2) if width // n >= 8]
   which = sum(((longest > w).astype(jnp.int32) for w in widths), jnp.int32(0))
   return jax.lax.switch(which, [lambda w=w: read(w) for w in (*widths, width)])
 
