@@ -212,22 +212,30 @@ def long_decode(models, prompt, method, temperature: float, tokens: int):
   return once
 
 
+TIMED = ('autoregressive', 'speculative', 'cascade opt')  # whose rounds and calls are set beside the floor
+
+
+def passes_alone(models, block: int, **sizes) -> dict[str, Callable[[], float]]:
+  """Return functions that time a drafter step, a verifier step and a verifier window, in this order."""
+  small, large = models
+  passes = ((small, 1), (large, 1), (large, block + 1))
+  return {f'{m.name} {w}': floor_lib.forward_seconds(m, 1, w, **sizes) for m, w in passes}
+
+
 def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]]:
   """Return how near a round is to its calls, and a speed-up to what they predict, in one interleaved run."""
   models = endless(models)
-  names = ('autoregressive', 'speculative', 'cascade opt')
-  some = {n: long_decode(models, prompt, our[n], temperature, args.long) for n in names}
-  small, large, window = *models, args.block + 1
+  some = {n: long_decode(models, prompt, our[n], temperature, args.long) for n in TIMED}
+  small, large = models
   drafts = {'speculative': args.block, 'cascade opt': args.block + 1}
-  alone = [(small, 1), (large, 1), (large, window)]
-  floor = {f'{m.name} {w}': floor_lib.forward_seconds(m, 1, w, tokens=args.long) for m, w in alone}
+  floor = passes_alone(models, args.block, tokens=args.long)
   turns = {
-    f'calls of {name}': floor_lib.passes_seconds([(small, 1, n), (large, window, 1)], tokens=args.long)
+    f'calls of {name}': floor_lib.passes_seconds([(small, 1, n), (large, args.block + 1, 1)], tokens=args.long)
     for name, n in drafts.items()
   }
   done = floor_lib.interleave(some | floor | turns, max(args.trials, 5))
   draft, plain, verify = (float(np.median(done[n])) for n in floor)
-  found = {n: [float(np.median(x)) for x in zip(*done[n], strict=True)] for n in names}
+  found = {n: [float(np.median(x)) for x in zip(*done[n], strict=True)] for n in TIMED}
   result = {'autoregressive': {'round_over_calls': found['autoregressive'][0] / plain}}
   for name, n in drafts.items():
     calls = n * draft + verify
@@ -258,16 +266,13 @@ def possible(models, prompts, runs, args) -> dict[str, dict[str, float]]:
     return time.perf_counter() - start
 
   reads = {f'read by {n}': functools.partial(read, models[-n:]) for n in (1, 2)}
-  some = [(models[0], 1), (models[1], 1), (models[1], args.block + 1)]
-  sizes = dict(source=PROMPT_TOKENS, tokens=args.tokens, window=args.block + 1)
-  passes = {f'{m.name} {w}': floor_lib.forward_seconds(m, 1, w, **sizes) for m, w in some}
-  names = ('autoregressive', 'speculative', 'cascade opt')
-  done = floor_lib.interleave({n: runs[n] for n in names} | reads | passes, max(args.trials, 9))
+  passes = passes_alone(models, args.block, source=PROMPT_TOKENS, tokens=args.tokens, window=args.block + 1)
+  done = floor_lib.interleave({n: runs[n] for n in TIMED} | reads | passes, max(args.trials, 9))
   by_one, by_two, draft, plain, window = (float(np.median(done[n])) for n in (*reads, *passes))
-  took = {n: float(np.median([seconds for seconds, _ in done[n]])) for n in names}
-  calls = {n: done[n][0][1].stats.calls.sum(1) for n in names}
+  took = {n: float(np.median([seconds for seconds, _ in done[n]])) for n in TIMED}
+  calls = {n: done[n][0][1].stats.calls.sum(1) for n in TIMED}
   least, found = by_one + plain * calls['autoregressive'][-1], {}
-  for name in names[1:]:
+  for name in TIMED[1:]:
     drafts, verified = calls[name]
     most = float(least / (by_two + draft * drafts + window * verified))
     found[name] = dict(possible=most, of_possible=took['autoregressive'] / took[name] / most)
@@ -322,7 +327,7 @@ def measure(args, models, prompts) -> Iterator[dict]:
         for name, found in rounds(models, prompts[0], our, temperature, args).items():
           record['methods'][name] |= found
         best = possible(models, prompts, runs, args)
-        for name in ('speculative', 'cascade opt'):
+        for name in TIMED[1:]:
           s = done[name][0][1].stats
           record['methods'][name] |= best[name]
           record['methods'][name]['acceptance'] = float(s.accepted.sum() / s.tested.sum())
