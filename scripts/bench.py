@@ -170,6 +170,7 @@ def reference_runs(paths, models, prompts, batch, tokens):
 
   small, large = reference_models(paths, models)
   rows = [p if isinstance(p, list) else models[1].tokenizer.encode(p) for p in prompts]
+  rows = [rows[i] for i in inputs.by_length(rows)]  # batches of like length, as ours
 
   def once(**kwargs):
     start, count = time.perf_counter(), 0

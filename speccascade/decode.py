@@ -93,27 +93,28 @@ def _by_batch(fixed, method, params, read, order: list[int], size: int):
 
 
 def _in_line(fixed, method, params, read, order: list[int], size: int):
-  """Yield (rows, what came of them) as rows end and the next in line take their places."""
-  held = np.full(size, -1)  # the row in each place, or -1
-  state, waiting = None, []  # rows that are read and have no place yet, as (place among those read, row)
-  while order or waiting or (held >= 0).any():
-    if order and not waiting:
-      some, order = order[:size], order[size:]
-      batch, waiting = read(some), list(enumerate(some))
-    come = np.full(size, -1, np.int32)
-    for place, (source, row) in zip(np.flatnonzero(held < 0), waiting):
-      come[place], held[place] = source, row
-    waiting = waiting[(come >= 0).sum() :]
-    if state is None:
-      state = _begin(fixed, method, *batch)  # every place is free
-    elif (come >= 0).any():
-      state = _refill(fixed, method, params, *batch, come, state)
-    # A refill copies every cache. After each quarter of the places it costs little, and an eighth of them is idle.
-    enough = min(size, (held < 0).sum() + max(1, size // 4)) if order or waiting else size
+  """Yield (rows, what came of them) as rows end and the next in line take their places.
+
+  They come by the eighth of a batch: to leave the loop and move a row costs less than a place that is idle.
+  """
+  batch, held, waiting, order = read(order[:size]), np.array(order[:size]), [], order[size:]
+  state = _begin(fixed, method, *batch)  # held: the row in each place, or -1
+  while (held >= 0).any():
+    enough = max(1, size // 8) if order or waiting else size
     state, packed = _go_on(fixed, method, params, batch.sampler, state, np.int32(enough))
     ended = np.flatnonzero((held >= 0) & np.asarray(state.done)).tolist()
     yield held[ended].tolist(), _fetch(state, packed, ended)
     held[ended] = -1
+    while (order or waiting) and (held < 0).any():
+      if not waiting:
+        some, order = order[:size], order[size:]
+        batch, waiting = read(some), list(enumerate(some))  # (place among those read, row)
+      free = np.flatnonzero(held < 0)[: len(waiting)]
+      come, waiting = waiting[: len(free)], waiting[len(free) :]
+      moves = np.zeros((2, size), np.int32)
+      moves[:, : len(free)] = [source for source, _ in come], free
+      held[free] = [row for _, row in come]
+      state = _refill(fixed, method, params, batch, moves, np.int32(len(free)), state)
 
 
 _WHOLE = ('tokens', 'length', 'fault', 'stats')  # what comes to the host, whole numbers all
@@ -251,34 +252,30 @@ def _rounds(fixed, method, params, sampler, state, over) -> tuple[State, Array]:
   return state, _pack(state)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=10)
-def _refill(fixed, method, params, caches, prompt, max_new, sampler, noise, real, come, state):
-  """Put rows of new prompts into a state: `come` [B] is the row that comes to each place, -1 for none."""
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=6)
+def _refill(fixed, method, params, batch: _Batch, moves, count, state: State) -> State:
+  """Put new rows into a state: the first `count` columns of `moves` [2, B] are a row of the batch and its place."""
+  size, noise = moves.shape[1], batch.noise
 
-  def first(prompt, ids, real, caches=None):
-    caches = _read(fixed, params, prompt) if caches is None else caches
-    return _first_state(fixed, method, caches, prompt, max_new, sampler, noise._replace(ids=ids), real)
+  def first(prompt, ids, real):
+    caches = _read(fixed, params, prompt)
+    return _first_state(fixed, method, caches, prompt, *batch[2:4], noise._replace(ids=ids), real)
 
-  def put(old: Array, new: Array, wider: jax.ShapeDtypeStruct) -> Array:
+  def put(i, old: Array, new: Array, wider: jax.ShapeDtypeStruct) -> Array:
     axes = [axis for axis, (n, m) in enumerate(zip(old.shape, wider.shape, strict=True)) if n != m]
     if len(axes) != 1:
       raise ValueError(
         f'{method.name}: an array {old.shape} has no axis of rows; a cache and the carry of a policy need one.'
       )
-    (axis,), count = axes, come.size
-    by_row = (
-      *old.shape[:axis],
-      count,
-      old.shape[axis] // count,
-      *old.shape[axis + 1 :],
-    )  # a row may have several entries
-    here = jnp.expand_dims(come >= 0, [i for i in range(len(by_row)) if i != axis])
-    moved = jnp.take(new.reshape(by_row), come, axis, mode='clip')
-    return jnp.where(here, moved, old.reshape(by_row)).reshape(old.shape)
+    entries = old.shape[axes[0]] // size  # a row may have several
+    source, place = moves[:, i] * entries
+    row = jax.lax.dynamic_slice_in_dim(new, source, entries, axes[0])
+    return jax.lax.dynamic_update_slice_in_dim(old, row, place, axes[0])
 
   one_more = lambda x: jax.ShapeDtypeStruct((x.shape[0] + 1, *x.shape[1:]), x.dtype)
-  wider = jax.eval_shape(first, *jax.tree.map(one_more, (prompt, noise.ids, real)))  # what grows is an axis of rows
-  return jax.tree.map(put, state, first(prompt, noise.ids, real, caches), wider)
+  wider = jax.eval_shape(first, *jax.tree.map(one_more, (batch.prompt, noise.ids, batch.real)))  # rows grow what grows
+  new = _first_state(fixed, method, *batch)
+  return jax.lax.fori_loop(0, count, lambda i, x: jax.tree.map(functools.partial(put, i), x, new, wider), state)
 
 
 def _first_state(fixed, method, caches, prompt, max_new, sampler, noise, real) -> State:
