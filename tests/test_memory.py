@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speccascade import methods, rules, Sampler
-from speccascade.decode import _loop, _Program, _Seeds, prefill
+from speccascade.decode import _Batch, _first_state, _loop, _Program, _refill, _Seeds, prefill
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Prompt
@@ -37,41 +37,60 @@ METHODS = {
 }
 
 
-def compiled(method, networks, batch: int, slots: int = SLOTS, width: int = 8):
-  """Compile a method's loop for networks without ever making their weights."""
-  prompt = Prompt(jnp.ones((batch, width), jnp.int32), jnp.full(batch, width, jnp.int32))
+OPTIONS = {'xla_cpu_use_fusion_emitters': True}  # as users compile
+
+
+def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
+  """Return what a loop of these networks takes: what is compiled in, and shapes for their weights and a batch."""
+  prompt = Prompt(jnp.ones((rows, width), jnp.int32), jnp.full(rows, width, jnp.int32))
   chosen = tuple(networks[m] for m in method.slots)
   shapes = tuple(n.param_shapes() for n in chosen)
   caches = jax.eval_shape(functools.partial(prefill, chosen, max_len=slots), shapes, prompt)
-  noise = _Seeds(np.uint32(0), np.uint32(0), np.zeros(batch, np.uint32))
+  noise = _Seeds(np.uint32(0), np.uint32(0), np.zeros(rows, np.uint32))
   program = _Program(chosen, tuple(range(len(chosen))), slots, 40, False)
-  real = np.ones(batch, bool)
-  return _loop.lower(
-    program, method, shapes, caches, prompt, np.int32(9), Sampler(1.0), noise, real
-  ).compile({'xla_cpu_use_fusion_emitters': True}), (shapes, caches)  # fmt: skip
+  return program, shapes, _Batch(caches, prompt, np.int32(9), Sampler(1.0), noise, np.ones(rows, bool))
+
+
+def copied(text: str) -> set[str]:
+  """Return the shapes of what a program copies."""
+  return set(re.findall(r'= (f32\[[\d,]+\])\{[\d,]*\} copy\(', text))
+
+
+def shapes_of(caches) -> set[str]:
+  """Return the shapes of the slots that grow with the text."""
+  return {f'f32[{",".join(map(str, x.shape))}]' for x in jax.tree.leaves(caches) if SLOTS in x.shape}
 
 
 @pytest.mark.parametrize('batch', [1, 2])
 @pytest.mark.parametrize('name', METHODS)
 @pytest.mark.parametrize('family', [t5, decoder])
 def test_no_cache_is_copied_in_the_loop(family, name, batch):
-  program, (_, caches) = compiled(METHODS[name], [family(1), family(2)], batch)
-  shapes = {f'f32[{",".join(map(str, x.shape))}]' for x in jax.tree.leaves(caches) if SLOTS in x.shape}
+  program, weights, given_batch = given(METHODS[name], [family(1), family(2)], batch)
+  shapes = shapes_of(given_batch.caches)
   dim = DIM + (DIM % 2 if family is decoder else 0)
   assert shapes == {f'f32[{batch * HEADS},{SLOTS},{dim}]', f'f32[{batch * HEADS},{dim},{SLOTS}]'}
-  text = program.as_text()
+  text = _loop.lower(program, METHODS[name], weights, *given_batch).compile(OPTIONS).as_text()
   inside = text[: text.index('\nENTRY ')]
   assert 'dynamic-update-slice' in inside or 'scatter' in inside
-  copies = re.findall(r'= (f32\[[\d,]+\])\{[\d,]*\} copy\(', inside)
-  assert not shapes & set(copies)
+  assert not shapes & copied(inside)
+
+
+@pytest.mark.parametrize('family', [t5, decoder])
+def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
+  method, moves = METHODS['speculative'], np.zeros((2, 4), np.int32)
+  program, weights, batch = given(method, [family(1), family(2)], 4)
+  state = jax.eval_shape(functools.partial(_first_state, program, method), *batch)
+  text = _refill.lower(program, method, weights, batch, moves, np.int32(1), state).compile(OPTIONS).as_text()
+  assert 'dynamic-update-slice' in text
+  assert not shapes_of(batch.caches) & copied(text)
 
 
 @pytest.mark.parametrize('name', ['autoregressive', 'speculative', 'cascade', 'cos'])
 def test_a_decode_holds_little_beside_weights_caches_and_window(name):
   method = METHODS[name]
-  program, used = compiled(method, [t5(1, 256), t5(2, 512)], batch=2, slots=512)
+  program, weights, batch = given(method, [t5(1, 256), t5(2, 512)], 2, slots=512)
   window = 4 * 2 * 40 * (2 * method.window + 1) * len(method.slots)
-  needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(used)) + window
-  memory = program.memory_analysis()
+  needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((weights, batch.caches))) + window
+  memory = _loop.lower(program, method, weights, *batch).compile(OPTIONS).memory_analysis()
   peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
   assert peak - memory.alias_size_in_bytes <= 1.15 * needed
