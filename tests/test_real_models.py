@@ -43,7 +43,7 @@ def test_early_exits_work_in_the_whole_models_cache(whole):
   assert _cache_owners([foreign, whole]) == [0, 1]
   for temperature in (0.0, 1.0):
     run = functools.partial(
-      decode, methods.cos(weighted, (2, 1, 1)), prompts=PROMPTS, max_new_tokens=14, sampler=Sampler(temperature)
+      decode, methods.cos(weighted, (3, 2, 1)), prompts=PROMPTS, max_new_tokens=14, sampler=Sampler(temperature)
     )
     shared, apart = run(models=models), run(models=copies)
     assert shared.tokens == apart.tokens
