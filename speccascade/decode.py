@@ -255,11 +255,11 @@ def _rounds(fixed, method, params, sampler, state, over) -> tuple[State, Array]:
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=6)
 def _refill(fixed, method, params, batch: _Batch, moves, count, state: State) -> State:
   """Put new rows into a state: the first `count` columns of `moves` [2, B] are a row of the batch and its place."""
-  size, noise = moves.shape[1], batch.noise
+  size = moves.shape[1]
 
   def first(prompt, ids, real):
-    caches = _read(fixed, params, prompt)
-    return _first_state(fixed, method, caches, prompt, *batch[2:4], noise._replace(ids=ids), real)
+    noise, caches = batch.noise._replace(ids=ids), _read(fixed, params, prompt)
+    return _first_state(fixed, method, *batch._replace(caches=caches, prompt=prompt, noise=noise, real=real))
 
   def put(i, old: Array, new: Array, wider: jax.ShapeDtypeStruct) -> Array:
     axes = [axis for axis, (n, m) in enumerate(zip(old.shape, wider.shape, strict=True)) if n != m]
@@ -273,7 +273,8 @@ def _refill(fixed, method, params, batch: _Batch, moves, count, state: State) ->
     return jax.lax.dynamic_update_slice_in_dim(old, row, place, axes[0])
 
   one_more = lambda x: jax.ShapeDtypeStruct((x.shape[0] + 1, *x.shape[1:]), x.dtype)
-  wider = jax.eval_shape(first, *jax.tree.map(one_more, (batch.prompt, noise.ids, batch.real)))  # rows grow what grows
+  by_row = batch.prompt, batch.noise.ids, batch.real
+  wider = jax.eval_shape(first, *jax.tree.map(one_more, by_row))  # an axis that grows is of rows
   new = _first_state(fixed, method, *batch)
   return jax.lax.fori_loop(0, count, lambda i, x: jax.tree.map(functools.partial(put, i), x, new, wider), state)
 

@@ -126,9 +126,12 @@ def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0
   return (0.0 if impossible else scipy.stats.chi2.sf(statistic, df)), statistic / df
 
 
-def traces(run) -> int:
-  """Return how many times a decode loop was traced by run()."""
-  for loop in (_loop, _go_on):
+def traces(*runs) -> list[int]:
+  """Return how many times a decode loop was traced by each run in turn, where none had been before."""
+  loops, counts = (_loop, _go_on), [0]
+  for loop in loops:
     loop.clear_cache()  # another test may have traced the same
-  run()
-  return _loop._cache_size() + _go_on._cache_size()
+  for run in runs:
+    run()
+    counts.append(sum(loop._cache_size() for loop in loops))
+  return np.diff(counts).tolist()
