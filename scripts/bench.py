@@ -25,6 +25,7 @@ import json
 import os
 from pathlib import Path
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -256,31 +257,40 @@ def possible(models, prompts, runs, args) -> dict[str, dict[str, float]]:
   """Return the speed-up on the prompts that prefill and model calls alone would give, and how much of it there is.
 
   Calls are those that are made; a prompt is read as in `decode`, by one program for all models of the method. A call
-  costs what it costs alone or, for `of_possible_in_turn`, after the other model's. All are measured in one run.
+  costs what it costs alone or, for `of_possible_in_turn`, where it stands: in texts of calls and nothing else.
   """
   rows = inputs.encode(models, prompts)
   slots = buffer_size(models[1].network, PROMPT_TOKENS, args.tokens, args.block + 1)
   padded = [inputs.pad([row], np.zeros(1, np.uint32), 1, PROMPT_TOKENS)[0] for row in rows]
 
-  def read(some) -> float:
-    start = time.perf_counter()
-    for prompt in padded:
-      jax.block_until_ready(prefill(tuple(m.network for m in some), tuple(m.params for m in some), prompt, slots))
-    return time.perf_counter() - start
+  def texts(calls=None, widths=(), some=models) -> Callable[[], float]:
+    networks, params = tuple(m.network for m in some), tuple(m.params for m in some)
+    loop = floor_lib.passes_loop(networks, widths, 1, PROMPT_TOKENS, slots) if widths else None
 
-  reads = {f'read by {n}': functools.partial(read, models[-n:]) for n in (1, 2)}
-  sizes = dict(source=PROMPT_TOKENS, tokens=args.tokens, window=args.block + 1)
-  passes = passes_alone(models, args.block, **sizes) | {'turn': in_turn(models, args.block, args.block, **sizes)}
-  done = floor_lib.interleave({n: runs[n] for n in TIMED} | reads | passes, max(args.trials, 9))
-  by_one, by_two, draft, plain, window, turn = (float(np.median(done[n])) for n in (*reads, *passes))
-  took = {n: float(np.median([seconds for seconds, _ in done[n]])) for n in TIMED}
-  calls = {n: done[n][0][1].stats.calls.sum(1) for n in TIMED}
-  least, found = by_one + plain * calls['autoregressive'][-1], {}
+    def seconds() -> float:
+      start = time.perf_counter()
+      for i, prompt in enumerate(padded):
+        caches = prefill(networks, params, prompt, slots)
+        jax.block_until_ready(loop(params, caches, calls[-1][i], list(calls[:, i])) if loop else caches)
+      return time.perf_counter() - start
+
+    return seconds
+
+  calls = {n: runs[n]()[1].stats.calls.astype(np.int32) for n in TIMED}  # [M, texts]
+  floor = passes_alone(models, args.block, source=PROMPT_TOKENS, tokens=args.tokens, window=args.block + 1)
+  alone = {'read by one': texts(some=models[1:]), 'read by both': texts()} | floor
+  bare = {f'calls of {n}': texts(calls[n], (1, args.block + 1)) for n in TIMED[1:]}
+  bare |= {'calls of autoregressive': texts(calls['autoregressive'][-1:], (1,), models[1:])}
+  timed = {n: lambda run=runs[n]: run()[0] for n in TIMED}
+  took = {n: float(np.median(x)) for n, x in floor_lib.interleave(timed | alone | bare, max(args.trials, 9)).items()}
+  by_one, by_two, draft, plain, window = (took[n] for n in alone)
+  least, found = by_one + plain * calls['autoregressive'][-1].sum(), {}
   for name in TIMED[1:]:
-    drafts, verified = calls[name]
-    speedup, most = took['autoregressive'] / took[name], float(least / (by_two + draft * drafts + window * verified))
-    most_in_turn = float(least / (by_two + draft * (drafts - args.block * verified) + turn * verified))
-    found[name] = dict(possible=most, of_possible=speedup / most, of_possible_in_turn=speedup / most_in_turn)
+    drafts, verified = calls[name].sum(1)
+    speedup = took['autoregressive'] / took[name]
+    most = float(least / (by_two + draft * drafts + window * verified))
+    in_turn = took['calls of autoregressive'] / took[f'calls of {name}']
+    found[name] = dict(possible=most, of_possible=speedup / most, of_possible_in_turn=speedup / in_turn)
   return found
 
 
@@ -338,6 +348,15 @@ def measure(args, models, prompts) -> Iterator[dict]:
           record['methods'][name]['acceptance'] = float(s.accepted.sum() / s.tested.sum())
       show(record)
       yield record
+
+
+def cpu() -> str:
+  """Return the processor's name, and which of the instructions that make products fast it has."""
+  info = Path('/proc/cpuinfo')
+  text = info.read_text() if info.exists() else ''
+  name = re.search(r'^model name\s*:\s*(.*)$', text, re.MULTILINE)
+  fast = [x for x in ('avx2', 'avx512f', 'amx_tile') if re.search(rf'^flags\b.*\b{x}\b', text, re.MULTILINE)]
+  return ' '.join([name[1] if name else platform.processor(), *fast])
 
 
 def stage(text: str):
@@ -406,9 +425,7 @@ def main() -> int:
     prompts = files.lines(args.prompts)[: args.count]
     models = [speccascade.load(p) for p in (args.small, args.large)]
     models = endless(models) if args.ignore_eos else models
-  machine = dict(
-    device=jax.devices()[0].device_kind, cpu=platform.processor(), cores=os.cpu_count(), jax=jax.__version__
-  )  # fmt: skip
+  machine = dict(device=jax.devices()[0].device_kind, cpu=cpu(), cores=os.cpu_count(), jax=jax.__version__)
   cold = cold_start(args.large) if args.large else None
   print(f'{machine}\ncold start, s: {cold}')
   result = dict(machine=machine, cold=cold, command=sys.argv[1:], records=[])

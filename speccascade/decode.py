@@ -8,7 +8,7 @@ loop is left when a share of its rows has ended, and goes on with the next promp
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,8 @@ def _decode(method, models, rows, ids, shape, sampler, seed, *, stream=0, trace=
 
   decode_rows = _in_line if shape.line else _by_batch
   outs, order = [], []
-  for some, out in decode_rows(fixed, method, params, read, inputs.by_length(rows), size):
+  for some, places, fetched in decode_rows(fixed, method, params, read, inputs.by_length(rows), size):
+    out = _unpack(fetched, places)
     results.check_finite(method, models, out, ids[some])
     outs.append(out)
     order += some
@@ -85,29 +86,35 @@ def _decode(method, models, rows, ids, shape, sampler, seed, *, stream=0, trace=
 
 
 def _by_batch(fixed, method, params, read, order: list[int], size: int):
-  """Yield (rows, what came of them) batch by batch."""
+  """Yield (rows, their places, what came to the host) batch by batch, each while the device works on the next."""
+  ended = ()
   for first in range(0, len(order), size):
     some = order[first : first + size]
     state, packed = _loop(fixed, method, params, *read(some))
-    yield some, _fetch(state, packed, range(len(some)))
+    yield from ended
+    ended = [(some, list(range(len(some))), _fetch(state, packed))]
+    del state  # before the next batch is read: its caches take as much memory
+  yield from ended
 
 
 def _in_line(fixed, method, params, read, order: list[int], size: int):
-  """Yield (rows, what came of them) as rows end and the next in line take their places.
+  """Yield (rows, their places, what came to the host) as rows end and the next in line take their places.
 
   They come by the eighth of a batch: to leave the loop and move a row costs less than a place that is idle.
   """
   batch, held, waiting, order = read(order[:size]), np.array(order[:size]), [], order[size:]
-  state = _begin(fixed, method, *batch)  # held: the row in each place, or -1
+  sampler, state, ended = batch.sampler, _begin(fixed, method, *batch), ()  # held: the row in each place, or -1
   while (held >= 0).any():
     enough = max(1, size // 8) if order or waiting else size
-    state, packed = _go_on(fixed, method, params, batch.sampler, state, np.int32(enough))
-    ended = np.flatnonzero((held >= 0) & np.asarray(state.done)).tolist()
-    yield held[ended].tolist(), _fetch(state, packed, ended)
-    held[ended] = -1
+    state, packed = _go_on(fixed, method, params, sampler, state, np.int32(enough))
+    yield from ended
+    fetched = _fetch(state, packed)
+    places = np.flatnonzero((held >= 0) & fetched.packed[:size]).tolist()
+    ended = [(held[places].tolist(), places, fetched)]
+    held[places] = -1
     while (order or waiting) and (held < 0).any():
       if not waiting:
-        some, order = order[:size], order[size:]
+        some, order, batch = order[:size], order[size:], None  # whose caches would take memory while others are read
         batch, waiting = read(some), list(enumerate(some))  # (place among those read, row)
       free = np.flatnonzero(held < 0)[: len(waiting)]
       come, waiting = waiting[: len(free)], waiting[len(free) :]
@@ -115,23 +122,39 @@ def _in_line(fixed, method, params, read, order: list[int], size: int):
       moves[:, : len(free)] = [source for source, _ in come], free
       held[free] = [row for _, row in come]
       state = _refill(fixed, method, params, batch, moves, np.int32(len(free)), state)
+  yield from ended
 
 
 _WHOLE = ('tokens', 'length', 'fault', 'stats')  # what comes to the host, whole numbers all
 
 
+class _Fetched(NamedTuple):
+  """What came to the host of a state, still joined: to part it can wait until the device is busy again."""
+
+  packed: np.ndarray
+  logprobs: np.ndarray | None
+  wanted: dict[str, Any]  # the arrays that were joined, for their shapes
+
+
 def _pack(state: State) -> Array:
   """Join what comes to the host in one array: each array that is fetched costs as much as a small model's step."""
-  return jnp.concatenate([x.ravel() for x in jax.tree.leaves({k: getattr(state, k) for k in _WHOLE})])
+  wanted = jax.tree.leaves({k: getattr(state, k) for k in _WHOLE})
+  return jnp.concatenate([state.done.astype(jnp.int32), *(x.ravel() for x in wanted)])
 
 
-def _fetch(state: State, packed: Array, places: Sequence[int]) -> dict:
-  """Undo `_pack` on the host, for the rows in these places."""
-  leaves, structure = jax.tree.flatten({k: getattr(state, k) for k in _WHOLE})
-  parts = np.split(np.asarray(packed), np.cumsum([x.size for x in leaves[:-1]]))
+def _fetch(state: State, packed: Array) -> _Fetched:
+  """Wait for the device."""
+  logprobs = None if state.logprobs is None else np.array(state.logprobs)  # a copy, for the state goes on
+  return _Fetched(np.asarray(packed), logprobs, {k: getattr(state, k) for k in _WHOLE})
+
+
+def _unpack(fetched: _Fetched, places: list[int]) -> dict:
+  """Undo `_pack`, for the rows in these places."""
+  leaves, structure = jax.tree.flatten(fetched.wanted)
+  rows = fetched.wanted['length'].size  # of `done`, which is in front
+  parts = np.split(fetched.packed[rows:], np.cumsum([x.size for x in leaves[:-1]]))
   out = structure.unflatten([part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
-  out['logprobs'] = None if state.logprobs is None else np.asarray(state.logprobs)
-  return results.rows_of(out, list(places))
+  return results.rows_of(out | {'logprobs': fetched.logprobs}, places)
 
 
 def decode_batch(

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from speccascade import methods, rules, Sampler
 from speccascade.decode import _Batch, _first_state, _loop, _Program, _refill, _Seeds, prefill
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
-from speccascade.types import Prompt
+from speccascade.types import Model, Prompt
 
 SLOTS, HEADS, DIM = 53, 3, 7  # no other array has this shape
 
@@ -94,3 +95,32 @@ def test_a_decode_holds_little_beside_weights_caches_and_window(name):
   memory = _loop.lower(program, method, weights, *batch).compile(OPTIONS).memory_analysis()
   peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
   assert peak - memory.alias_size_in_bytes <= 1.15 * needed
+
+
+# What there is of caches before and after each of three readings: 12 arrays are keys and values of one layer and of
+# two, for the target and the source. Rows that wait in line are read beside those that are decoded.
+ALIVE = {1: [0, 12, 0, 12, 0, 12], 2: [0, 12, 12, 24, 12, 24]}
+
+
+@pytest.mark.parametrize('size', ALIVE)
+def test_a_batch_is_forgotten_before_the_next_is_read(size, monkeypatch):
+  networks, module = [t5(1), t5(2)], sys.modules[_loop.__module__]
+  models = [Model(n.init(jax.random.key(i)), n, name=str(i)) for i, n in enumerate(networks)]
+  alive, read = [], module._read
+
+  def count():
+    alive.append(sum(x.ndim == 3 and {size * HEADS, DIM} < {*x.shape} for x in jax.live_arrays()))
+
+  def noted(fixed, params, prompt):
+    if not isinstance(prompt.tokens, np.ndarray):  # `_refill` is being traced
+      return read(fixed, params, prompt)
+    count()
+    caches = read(fixed, params, prompt)
+    count()
+    return caches
+
+  monkeypatch.setattr(module, '_read', noted)
+  prompts = [[5, 6], [7], [8, 9]] * size
+  out = module.decode(METHODS['speculative'], models, prompts, max_new_tokens=4, batch_size=size)
+  assert out.stats.emitted.min() > 0
+  assert alive == ALIVE[size]

@@ -13,7 +13,7 @@ import numpy as np
 
 from speccascade import probs
 from speccascade.decode import buffer_size, prefill
-from speccascade.types import Model, Prompt
+from speccascade.types import Model, Network, Prompt
 
 STEPS = 32  # the most passes in one loop on the device
 ENOUGH = 0.2  # seconds that a loop should take, where fewer passes do
@@ -41,12 +41,32 @@ def passes_seconds(
   slots = buffer_size(networks[-1], source, tokens, window or max(widths))
   prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
   caches = prefill(networks, params, prompt, slots)
+  loop = passes_loop(networks, widths, batch, source, slots)
+
+  def seconds(rounds: int) -> float:
+    start = time.perf_counter()
+    loop(params, caches, rounds, [n * rounds for n in times]).block_until_ready()
+    return (time.perf_counter() - start) / rounds
+
+  @functools.cache
+  def rounds() -> int:  # at the first call, not while other loops compile beside this one
+    return int(np.clip(ENOUGH / seconds(2), 2, STEPS))
+
+  seconds(1)  # compiles
+  return lambda: seconds(rounds())
+
+
+def passes_loop(networks: Sequence[Network], widths: Sequence[int], batch: int, source: int, slots: int) -> Callable:
+  """Return a jitted function of (params, caches, rounds, totals) that feeds each pass's output on.
+
+  The networks take turns; over all rounds the n-th makes `totals[n]` passes of `widths[n]` tokens.
+  """
   first = source if networks[-1].start_id is None else 1
-  tokens, room = jnp.ones((batch, max(widths)), jnp.int32), slots - first - max(widths)
+  start, room = jnp.ones((batch, max(widths)), jnp.int32), slots - first - max(widths)
 
   @jax.jit
-  def loop(params, caches, steps):
-    def step(i, carry):
+  def loop(params, caches, rounds, totals):
+    def turn(i, carry):
       def feed(n, carry):
         tokens, cache = carry
         position = jnp.broadcast_to(first + i % room + jnp.arange(widths[n])[None], (batch, widths[n]))
@@ -54,23 +74,14 @@ def passes_seconds(
         return tokens.at[:, : widths[n]].set(jnp.minimum(probs.argmax(logits), 5)), cache
 
       tokens, caches = carry[0], list(carry[1])
-      for n, count in enumerate(times):
-        tokens, caches[n] = jax.lax.fori_loop(0, count, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
+      for n, total in enumerate(totals):
+        times = total * (i + 1) // rounds - total * i // rounds  # as even as can be
+        tokens, caches[n] = jax.lax.fori_loop(0, times, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
       return tokens, tuple(caches)
 
-    return jax.lax.fori_loop(0, steps, step, (tokens, caches))[0]
+    return jax.lax.fori_loop(0, rounds, turn, (start, tuple(caches)))[0]
 
-  def seconds(steps: int) -> float:
-    start = time.perf_counter()
-    loop(params, caches, steps).block_until_ready()
-    return (time.perf_counter() - start) / steps
-
-  @functools.cache
-  def steps() -> int:  # at the first call, not while other loops compile beside this one
-    return int(np.clip(ENOUGH / seconds(2), 2, STEPS))
-
-  seconds(1)  # compiles
-  return lambda: seconds(steps())
+  return loop
 
 
 def measure(
