@@ -8,12 +8,13 @@ With random weights the drafted tokens are kept with a chance that is given, wha
 of real ones. What is timed, each with compilation excluded and the other measurements in between:
   floor      one forward pass of each model alone at widths 1, 2 and γ + 1, in a loop on the device
   ours       each method at each batch size: tokens per second, prefill and host included; at batch 1 also the
-             speed-up that prefill and the model calls made would give if nothing else took time; and, in a long text,
-             the time of a round over the sum of its model calls (γ drafter steps and one verifier pass, as measured
-             above) and over the time of the same calls in turn, in a loop that does nothing else; and the speed-up
-             over the one that the tokens per round and the calls predict. All without what a text costs once (the
-             difference to a decode of one token)
-  reference  transformers' generate, plain and assisted, same weights, prompts and (greedy) outputs [--reference]
+             speed-up that prefill and the model calls made would give if nothing else took time, calls at what they
+             cost alone or (`in_turn`) in texts of calls and nothing else; and, in a long text, the time of a round over
+             the sum of its model calls (γ drafter steps and one verifier pass, as measured above) and over the time of
+             the same calls in turn, in a loop that does nothing else; and the speed-up over the one that the tokens per
+             round and the calls predict. All without what a text costs once (the difference to a decode of one token)
+  reference  transformers' generate, plain and assisted, same weights, prompts and (greedy) outputs; `over_generate` is
+             each method's tokens per second over the better of the two [--reference]
   cold       import, load, compile and first answer in a fresh process
 """
 
@@ -331,12 +332,15 @@ def measure(args, models, prompts) -> Iterator[dict]:
         counts = [x if isinstance(x, int) else int(x.stats.emitted.sum()) for _, x in trials]
         rates[name] = [c / s for c, (s, _) in zip(counts, trials, strict=True)]
       base = np.array(rates['autoregressive'])
+      theirs = np.max([rate for name, rate in rates.items() if name.startswith('generate')], 0, initial=0)
       record = dict(batch=batch, temperature=temperature, floor=floor, methods={})
       for name, rate in rates.items():
         ratio = np.array(rate) / base
         record['methods'][name] = dict(
           tokens_per_second=float(np.median(rate)), speedup=float(np.median(ratio)), noise=float(np.ptp(ratio) / 2)
         )
+        if 'generate' in rates:
+          record['methods'][name]['over_generate'] = float(np.median(np.array(rate) / theirs))
       if batch == 1:
         stage(f'batch {batch}, T = {temperature:g}: rounds of a long text')
         for name, found in rounds(models, prompts[0], our, temperature, args).items():
@@ -365,8 +369,8 @@ def stage(text: str):
 
 
 SHOWN = (
-  'possible', 'of_possible', 'of_possible_in_turn', 'round_over_calls', 'over_calls_in_turn', 'acceptance',
-  'tokens_per_round', 'long_speedup', 'predicted', 'measured_over_predicted',
+  'over_generate', 'possible', 'of_possible', 'of_possible_in_turn', 'round_over_calls', 'over_calls_in_turn',
+  'acceptance', 'tokens_per_round', 'long_speedup', 'predicted', 'measured_over_predicted',
 )  # fmt: skip
 
 
