@@ -236,8 +236,9 @@ def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]
   models = endless(models)
   some = {n: long_decode(models, prompt, our[n], temperature, args.long) for n in TIMED}
   drafts = {'speculative': args.block, 'cascade opt': args.block + 1}
-  floor = passes_alone(models, args.block, tokens=args.long)
-  turns = {f'calls of {name}': in_turn(models, n, args.block, tokens=args.long) for name, n in drafts.items()}
+  sizes = dict(tokens=args.long, most=args.long)  # as long as the text: the first passes of a loop are dearer
+  floor = passes_alone(models, args.block, **sizes)
+  turns = {f'calls of {name}': in_turn(models, n, args.block, **sizes) for name, n in drafts.items()}
   done = floor_lib.interleave(some | floor | turns, max(args.trials, 5))
   draft, plain, verify = (float(np.median(done[n])) for n in floor)
   found = {n: [float(np.median(x)) for x in zip(*done[n], strict=True)] for n in TIMED}

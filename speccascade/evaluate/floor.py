@@ -15,26 +15,29 @@ from speccascade import probs
 from speccascade.decode import buffer_size, prefill
 from speccascade.types import Model, Network, Prompt
 
-STEPS = 32  # the most passes in one loop on the device
+STEPS = 32  # the most passes in one loop on the device, unless said
 ENOUGH = 0.2  # seconds that a loop should take, where fewer passes do
 
 
-def forward_seconds(
-  model: Model, batch: int = 1, width: int = 1, *, source: int = 16, tokens: int = 64, window: int = 0
-) -> Callable[[], float]:
-  """Return a function that times one forward pass of `width` tokens, in a loop that feeds each pass's output on.
-
-  The cache has the slots of a decode of at most `tokens` new tokens with windows of `window`, or `width`.
-  """
-  return passes_seconds([(model, width, 1)], batch, source=source, tokens=tokens, window=window)
+def forward_seconds(model: Model, batch: int = 1, width: int = 1, **sizes) -> Callable[[], float]:
+  """Return a function that times one forward pass of `width` tokens, by `passes_seconds` of these sizes."""
+  return passes_seconds([(model, width, 1)], batch, **sizes)
 
 
 def passes_seconds(
-  passes: Sequence[tuple[Model, int, int]], batch: int = 1, *, source: int = 16, tokens: int = 64, window: int = 0
+  passes: Sequence[tuple[Model, int, int]],
+  batch: int = 1,
+  *,
+  source: int = 16,
+  tokens: int = 64,
+  window: int = 0,
+  most: int = STEPS,
 ) -> Callable[[], float]:
   """Return a function that times passes in turn, (model, width, how many) each, as a loop that does nothing else.
 
-  After another model's pass, caches and threads are not as a model's own loop leaves them.
+  After another model's pass, caches and threads are not as a model's own loop leaves them, so that the first of the at
+  most `most` rounds are dearer. The models' caches have the slots of a decode of at most `tokens` new tokens with
+  windows of `window`, or of the widest pass.
   """
   models, widths, times = zip(*passes, strict=True)
   networks, params = tuple(m.network for m in models), tuple(m.params for m in models)
@@ -50,7 +53,7 @@ def passes_seconds(
 
   @functools.cache
   def rounds() -> int:  # at the first call, not while other loops compile beside this one
-    return int(np.clip(ENOUGH / seconds(2), 2, STEPS))
+    return int(np.clip(ENOUGH / seconds(2), 2, most))
 
   seconds(1)  # compiles
   return lambda: seconds(rounds())
