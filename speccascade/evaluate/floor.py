@@ -44,11 +44,11 @@ def passes_seconds(
   slots = buffer_size(networks[-1], source, tokens, window or max(widths))
   prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
   caches = prefill(networks, params, prompt, slots)
-  loop = passes_loop(networks, widths, batch, source, slots)
+  loop = passes_loop(networks, widths, batch, source, slots, times)
 
   def seconds(rounds: int) -> float:
     start = time.perf_counter()
-    loop(params, caches, rounds, [n * rounds for n in times]).block_until_ready()
+    loop(params, caches, rounds).block_until_ready()
     return (time.perf_counter() - start) / rounds
 
   @functools.cache
@@ -59,16 +59,24 @@ def passes_seconds(
   return lambda: seconds(rounds())
 
 
-def passes_loop(networks: Sequence[Network], widths: Sequence[int], batch: int, source: int, slots: int) -> Callable:
+def passes_loop(
+  networks: Sequence[Network],
+  widths: Sequence[int],
+  batch: int,
+  source: int,
+  slots: int,
+  times: Sequence[int] | None = None,
+) -> Callable:
   """Return a jitted function of (params, caches, rounds, totals) that feeds each pass's output on.
 
-  The networks take turns; over all rounds the n-th makes `totals[n]` passes of `widths[n]` tokens.
+  The networks take turns: in a round the n-th makes `times[n]` passes of `widths[n]` tokens or, where that is not
+  given, as many as make `totals[n]` over all rounds.
   """
   first = source if networks[-1].start_id is None else 1
   start, room = jnp.ones((batch, max(widths)), jnp.int32), slots - first - max(widths)
 
   @jax.jit
-  def loop(params, caches, rounds, totals):
+  def loop(params, caches, rounds, totals=None):
     def turn(i, carry):
       def feed(n, carry):
         tokens, cache = carry
@@ -77,9 +85,9 @@ def passes_loop(networks: Sequence[Network], widths: Sequence[int], batch: int, 
         return tokens.at[:, : widths[n]].set(jnp.minimum(probs.argmax(logits), 5)), cache
 
       tokens, caches = carry[0], list(carry[1])
-      for n, total in enumerate(totals):
-        times = total * (i + 1) // rounds - total * i // rounds  # as even as can be
-        tokens, caches[n] = jax.lax.fori_loop(0, times, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
+      for n in range(len(networks)):
+        count = times[n] if times else totals[n] * (i + 1) // rounds - totals[n] * i // rounds  # as even as can be
+        tokens, caches[n] = jax.lax.fori_loop(0, count, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
       return tokens, tuple(caches)
 
     return jax.lax.fori_loop(0, rounds, turn, (start, tuple(caches)))[0]
