@@ -255,19 +255,22 @@ def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]
   return result
 
 
-def possible(models, prompts, runs, args) -> dict[str, dict[str, float]]:
+def possible(models, prompts, runs, calls, args) -> dict[str, dict[str, float]]:
   """Return the speed-up on the prompts that prefill and model calls alone would give, and how much of it there is.
 
-  Calls are those that are made; a prompt is read as in `decode`, by one program for all models of the method. A call
-  costs what it costs alone or, for `of_possible_in_turn`, where it stands: in texts of calls and nothing else.
+  Calls are those that were made, {method: [M, texts]}; a prompt is read as in `decode`, by one program for all models
+  of the method. A call costs what it costs alone or, for `of_possible_in_turn`, where it stands: in texts of calls and
+  nothing else.
   """
   rows = inputs.encode(models, prompts)
   slots = buffer_size(models[1].network, PROMPT_TOKENS, args.tokens, args.block + 1)
   padded = [inputs.pad([row], np.zeros(1, np.uint32), 1, PROMPT_TOKENS)[0] for row in rows]
 
-  def texts(calls=None, widths=(), some=models) -> Callable[[], float]:
+  def loop_of(some, widths) -> Callable:
+    return floor_lib.passes_loop([m.network for m in some], widths, 1, PROMPT_TOKENS, slots)
+
+  def texts(some, loop=None, calls=None) -> Callable[[], float]:
     networks, params = tuple(m.network for m in some), tuple(m.params for m in some)
-    loop = floor_lib.passes_loop(networks, widths, 1, PROMPT_TOKENS, slots) if widths else None
 
     def seconds() -> float:
       start = time.perf_counter()
@@ -278,11 +281,11 @@ def possible(models, prompts, runs, args) -> dict[str, dict[str, float]]:
 
     return seconds
 
-  calls = {n: runs[n]()[1].stats.calls.astype(np.int32) for n in TIMED}  # [M, texts]
+  large, by_turns = models[1:], loop_of(models, (1, args.block + 1))
   floor = passes_alone(models, args.block, source=PROMPT_TOKENS, tokens=args.tokens, window=args.block + 1)
-  alone = {'read by one': texts(some=models[1:]), 'read by both': texts()} | floor
-  bare = {f'calls of {n}': texts(calls[n], (1, args.block + 1)) for n in TIMED[1:]}
-  bare |= {'calls of autoregressive': texts(calls['autoregressive'][-1:], (1,), models[1:])}
+  alone = {'read by one': texts(large), 'read by both': texts(models)} | floor
+  bare = {f'calls of {n}': texts(models, by_turns, calls[n]) for n in TIMED[1:]}
+  bare |= {'calls of autoregressive': texts(large, loop_of(large, (1,)), calls['autoregressive'][-1:])}
   timed = {n: lambda run=runs[n]: run()[0] for n in TIMED}
   took = {n: float(np.median(x)) for n, x in floor_lib.interleave(timed | alone | bare, max(args.trials, 9)).items()}
   by_one, by_two, draft, plain, window = (took[n] for n in alone)
@@ -291,8 +294,8 @@ def possible(models, prompts, runs, args) -> dict[str, dict[str, float]]:
     drafts, verified = calls[name].sum(1)
     speedup = took['autoregressive'] / took[name]
     most = float(least / (by_two + draft * drafts + window * verified))
-    in_turn = took['calls of autoregressive'] / took[f'calls of {name}']
-    found[name] = dict(possible=most, of_possible=speedup / most, of_possible_in_turn=speedup / in_turn)
+    most_in_turn = took['calls of autoregressive'] / took[f'calls of {name}']
+    found[name] = dict(possible=most, of_possible=speedup / most, of_possible_in_turn=speedup / most_in_turn)
   return found
 
 
@@ -333,20 +336,21 @@ def measure(args, models, prompts) -> Iterator[dict]:
         counts = [x if isinstance(x, int) else int(x.stats.emitted.sum()) for _, x in trials]
         rates[name] = [c / s for c, (s, _) in zip(counts, trials, strict=True)]
       base = np.array(rates['autoregressive'])
-      theirs = np.max([rate for name, rate in rates.items() if name.startswith('generate')], 0, initial=0)
+      theirs = [rate for name, rate in rates.items() if name.startswith('generate')]
       record = dict(batch=batch, temperature=temperature, floor=floor, methods={})
       for name, rate in rates.items():
         ratio = np.array(rate) / base
         record['methods'][name] = dict(
           tokens_per_second=float(np.median(rate)), speedup=float(np.median(ratio)), noise=float(np.ptp(ratio) / 2)
         )
-        if 'generate' in rates:
-          record['methods'][name]['over_generate'] = float(np.median(np.array(rate) / theirs))
+        if theirs:
+          record['methods'][name]['over_generate'] = float(np.median(np.array(rate) / np.max(theirs, 0)))
       if batch == 1:
         stage(f'batch {batch}, T = {temperature:g}: rounds of a long text')
         for name, found in rounds(models, prompts[0], our, temperature, args).items():
           record['methods'][name] |= found
-        best = possible(models, prompts, runs, args)
+        calls = {n: done[n][0][1].stats.calls.astype(np.int32) for n in TIMED}
+        best = possible(models, prompts, runs, calls, args)
         for name in TIMED[1:]:
           s = done[name][0][1].stats
           record['methods'][name] |= best[name]

@@ -125,7 +125,9 @@ def _in_line(fixed, method, params, read, order: list[int], size: int):
   yield from ended
 
 
-_WHOLE = ('tokens', 'length', 'fault', 'stats')  # what comes to the host, whole numbers all
+def _wanted(state: State) -> dict[str, Any]:
+  """Return what comes to the host, whole numbers all."""
+  return {k: getattr(state, k) for k in ('tokens', 'length', 'fault', 'stats')}
 
 
 class _Fetched(NamedTuple):
@@ -138,14 +140,13 @@ class _Fetched(NamedTuple):
 
 def _pack(state: State) -> Array:
   """Join what comes to the host in one array: each array that is fetched costs as much as a small model's step."""
-  wanted = jax.tree.leaves({k: getattr(state, k) for k in _WHOLE})
-  return jnp.concatenate([state.done.astype(jnp.int32), *(x.ravel() for x in wanted)])
+  return jnp.concatenate([state.done.astype(jnp.int32), *(x.ravel() for x in jax.tree.leaves(_wanted(state)))])
 
 
 def _fetch(state: State, packed: Array) -> _Fetched:
   """Wait for the device."""
   logprobs = None if state.logprobs is None else np.array(state.logprobs)  # a copy, for the state goes on
-  return _Fetched(np.asarray(packed), logprobs, {k: getattr(state, k) for k in _WHOLE})
+  return _Fetched(np.asarray(packed), logprobs, _wanted(state))
 
 
 def _unpack(fetched: _Fetched, places: list[int]) -> dict:

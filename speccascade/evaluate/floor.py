@@ -35,9 +35,9 @@ def passes_seconds(
 ) -> Callable[[], float]:
   """Return a function that times passes in turn, (model, width, how many) each, as a loop that does nothing else.
 
-  After another model's pass, caches and threads are not as a model's own loop leaves them, so that the first of the at
-  most `most` rounds are dearer. The models' caches have the slots of a decode of at most `tokens` new tokens with
-  windows of `window`, or of the widest pass.
+  After another model's pass, caches and threads are not as a model's own loop leaves them; so the first of the rounds,
+  of which there are `most` at the most, are dearer. The models' caches have the slots of a decode of at most `tokens`
+  new tokens with windows of `window`, or of the widest pass.
   """
   models, widths, times = zip(*passes, strict=True)
   networks, params = tuple(m.network for m in models), tuple(m.params for m in models)
