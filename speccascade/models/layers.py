@@ -7,6 +7,7 @@ K key-value heads, G queries for each of them (H = K·G), D head dimension.
 from collections.abc import Callable
 import functools
 import math
+import pathlib
 from typing import Any
 
 from flax import linen as nn
@@ -109,9 +110,12 @@ def matmul_rows(x: Array, rows: Array, out_dtype: Dtype) -> Array:
   """Return x · rowsᵀ for x [..., in], rows [out, in], whose dtype may be shorter; sums are float32.
 
   The CPU's matrix product packs the weights anew at each call, which for a few tokens costs as much again as reading
-  them, and widens short ones in memory. A sum of products reads them once, as they are stored.
+  them, and widens short ones in memory. A sum of products reads them once, as they are stored. For more tokens a CPU
+  with tiles for bfloat16 multiplies in parts.
   """
   lead, n = x.shape[:-1], math.prod(x.shape[:-1])
+  if n >= _SPLIT and rows.dtype == jnp.bfloat16 and _has_tiles():
+    return matmul_parts(x.reshape(n, -1), rows).reshape(*lead, -1).astype(out_dtype)
   if n > _SUMMED or (n == 1 and rows.dtype == jnp.float32):
     return jnp.einsum('...i,oi->...o', x, rows.astype(x.dtype), preferred_element_type=out_dtype).astype(out_dtype)
   padded = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # columns that fill registers
@@ -125,7 +129,23 @@ def matmul_rows(x: Array, rows: Array, out_dtype: Dtype) -> Array:
   return y[:, :n].T.reshape(*lead, -1).astype(out_dtype)
 
 
-_SUMMED = 64  # tokens up to which sums of products are faster
+def matmul_parts(x: Array, rows: Array) -> Array:
+  """Return x · rowsᵀ in float32 for x [n, in], rows [out, in] of bfloat16: three products of short numbers.
+
+  A float32's 24 bits are those of three bfloat16s, so that no product is rounded before it is summed.
+  """
+  parts, rest = [], x.astype(jnp.float32)
+  for _ in range(3):
+    part = lax.reduce_precision(rest, 8, 7)  # to bfloat16 and back, which the compiler might leave out
+    parts.append(part.astype(jnp.bfloat16))
+    rest = rest - part
+  y = jnp.einsum('ni,oi->no', jnp.concatenate(parts), rows, preferred_element_type=jnp.float32)
+  high, middle, low = jnp.split(y, 3)
+  return low + middle + high
+
+
+_SPLIT = 24  # tokens from which parts are faster than sums, where the CPU has tiles
+_SUMMED = 64  # tokens up to which sums of products are faster than a product
 _CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
 
 
@@ -158,6 +178,12 @@ def _short(x: Array) -> np.ndarray | Array:
     return x
   bits = np.asarray(x).view(np.uint32)
   return x if (bits & 0xFFFF).any() else (bits >> 16).astype(np.uint16).view(jnp.bfloat16)
+
+
+@functools.cache
+def _has_tiles() -> bool:
+  info = pathlib.Path('/proc/cpuinfo')
+  return info.exists() and 'amx_bf16' in info.read_text()
 
 
 @functools.cache

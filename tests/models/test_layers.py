@@ -179,6 +179,27 @@ def test_products_by_rows_are_the_products(tokens, dtype):
   np.testing.assert_allclose(found, x @ rows.astype(np.float32).T, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('tokens', [2, 24, 300])
+def test_products_in_parts_are_as_exact_as_float32(tokens):
+  rng = np.random.default_rng(5)
+  x, rows = rng.normal(size=(tokens, 384)).astype(np.float32), rng.normal(size=(64, 384)).astype(jnp.bfloat16)
+  exact = x.astype(np.float64) @ rows.astype(np.float64).T
+  error = lambda y: np.abs(np.asarray(y, np.float64) - exact).max()
+  assert error(jax.jit(layers.matmul_parts)(x, rows)) < 1e-4  # of bfloat16 alone: .1
+  x = jnp.tile(jnp.array([1 + 2.0**-23, -1.0]), (tokens, 1))  # the sum is the last bit of a float32
+  np.testing.assert_array_equal(jax.jit(layers.matmul_parts)(x, jnp.ones((8, 2), jnp.bfloat16)), 2.0**-23)
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_products_of_many_tokens_go_in_parts_where_there_are_tiles(dtype, monkeypatch):
+  monkeypatch.setattr(layers, '_has_tiles', lambda: True)
+  calls = []
+  monkeypatch.setattr(layers, 'matmul_parts', lambda x, rows: calls.append(x.shape) or x @ rows.astype(x.dtype).T)
+  for tokens in (1, 23, 24, 100):
+    layers.matmul_rows(jnp.ones((tokens, 1, 8)), jnp.ones((16, 8), dtype), jnp.float32)
+  assert calls == ([(24, 8), (100, 8)] if dtype == jnp.bfloat16 else [])
+
+
 @pytest.mark.parametrize('short', [False, True])
 @pytest.mark.parametrize('name', ['llama', 'opt'])
 def test_large_kernels_are_kept_by_rows_and_the_model_is_the_same(name, short, monkeypatch):
