@@ -136,9 +136,9 @@ def matmul_parts(x: Array, rows: Array) -> Array:
   """
   parts, rest = [], x.astype(jnp.float32)
   for _ in range(3):
-    part = lax.reduce_precision(rest, 8, 7)  # to bfloat16 and back, which the compiler might leave out
-    parts.append(part.astype(jnp.bfloat16))
-    rest = rest - part
+    first = lax.bitcast_convert_type(rest, jnp.uint32) >> 16  # cut off, which is faster than rounded
+    parts.append(lax.bitcast_convert_type(first.astype(jnp.uint16), jnp.bfloat16))
+    rest = rest - parts[-1].astype(jnp.float32)
   y = jnp.einsum('ni,oi->no', jnp.concatenate(parts), rows, preferred_element_type=jnp.float32)
   high, middle, low = jnp.split(y, 3)
   return low + middle + high
