@@ -195,10 +195,10 @@ class Verify:
     known = jnp.min(jnp.stack([state.fed[m] for m in self.models]), 0) - length + 1
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, known), 0), 0)
     pending = take(state.tokens, length[:, None] + places(width))
-    logits = [w.logits[m] for m in self.models]  # [B, W+1, V] each
+    logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
     sampler = probs.at_window(context.sampler, state)
     position = length[:, None] + places(width)
-    pi = self.combiner(jnp.stack(logits), sampler=sampler)
+    pi = self.combiner(logits, sampler=sampler)
     trial = acceptance.Trial(w, pending, tested, pi, position, length, state.noise, sampler)
     verdict, noise = self.accept(trial)
     kept = verdict.kept
@@ -216,7 +216,7 @@ class Verify:
     at = verdict.kept
     if sampler.penalises:
       sampler = sampler.bind(take1(sampler.seen, at))
-    pi = self.combiner(jnp.stack([take1(x, at) for x in logits]), sampler=sampler)
+    pi = self.combiner(jax.vmap(take1, (0, None))(logits, at), sampler=sampler)
     q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
     scale = jnp.where(rejected, verdict.scale, 1)[:, None]
     return jnp.where(rejected[:, None], probs.residual(scale * pi, q), pi)
