@@ -18,7 +18,8 @@ setuptools.setup(
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['speccascade', 'speccascade.*']),
   package_data={
-    'speccascade': ['configs/*.gin', 'pretrained/*/*', 'pretrained/*'],
+    'speccascade': ['configs/*.gin'],
+    'speccascade.embedded': ['pretrained/*/*'],
     'speccascade.evaluate': ['report.html', 'report.css', 'report.js'],
   },
   install_requires=[

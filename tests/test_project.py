@@ -18,10 +18,10 @@ from speccascade.models import toy
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'speccascade'
 ORDER = ['types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'inputs', 'results', 'decode',
-         'data', 'train', 'evaluate', 'run']  # fmt: skip
+         'data', 'embedded', 'train', 'evaluate', 'run']  # fmt: skip
 # What stands beside that order, and which of it may know it.
 BESIDE = {'models', 'checkpoints', 'prediction', 'plan'}
-KNOWN = {'train': {'models', 'checkpoints'}, 'evaluate': {'checkpoints', 'prediction'}}
+KNOWN = {'embedded': {'checkpoints'}, 'train': {'models', 'checkpoints'}, 'evaluate': {'checkpoints', 'prediction'}}
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras')
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from speccascade import methods, tokenizers
-from speccascade.data import files, grammar
+from speccascade.data import files
 from speccascade.decode import decode
+from speccascade.embedded import grammar
 from speccascade.probs import Sampler
 from speccascade.train.batches import Pair
 from speccascade.types import Model

@@ -8,7 +8,7 @@ import itertools
 from pathlib import Path
 import sys
 
-from speccascade.data import grammar
+from speccascade.embedded import grammar
 
 
 def make(file, texts: Iterable[str], *, size: int) -> Path:

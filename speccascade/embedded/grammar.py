@@ -12,11 +12,11 @@ import itertools
 import random
 import zlib
 
-from speccascade.data import german, law
-from speccascade.data.english import english, parse
 from speccascade.data.examples import Example
-from speccascade.data.lexicon import adjectives, adverbs, Entry, nouns, prepositions, verbs
-from speccascade.data.structure import Clause, LINKS, NounPhrase, Place, Relative, Sentence, Verbal
+from speccascade.embedded import german, law
+from speccascade.embedded.english import english, parse
+from speccascade.embedded.lexicon import adjectives, adverbs, Entry, nouns, prepositions, verbs
+from speccascade.embedded.structure import Clause, LINKS, NounPhrase, Place, Relative, Sentence, Verbal
 
 SPLITS = {'train': range(0, 24), 'validation': range(24, 28), 'test': range(28, 32)}  # of 32 hash values
 LENGTHS = range(8, 25)  # English words

@@ -2,10 +2,10 @@
 
 import functools
 
-from speccascade.data import lexicon
-from speccascade.data.law import text_of, words_of
-from speccascade.data.lexicon import Entry
-from speccascade.data.structure import Clause, LINKS, NounPhrase, Place, Relative, Sentence, Verbal
+from speccascade.embedded import lexicon
+from speccascade.embedded.law import text_of, words_of
+from speccascade.embedded.lexicon import Entry
+from speccascade.embedded.structure import Clause, LINKS, NounPhrase, Place, Relative, Sentence, Verbal
 
 _SINGULAR = ('the', 'a', 'an', 'this', 'his', 'her', 'their')
 _PLURAL = ('the', 'these', 'two', 'three', 'several', 'his', 'her', 'their')

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from speccascade.data import grammar, law, lexicon
-from speccascade.data.english import english, parse
+from speccascade.embedded import grammar, law, lexicon
+from speccascade.embedded.english import english, parse
 
 CASES = {  # one rule of German each
   'A small boy is sleeping in the garden.': 'Ein kleiner Junge schläft im Garten.',

@@ -8,9 +8,9 @@ verb's prefix the end of the clause.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from speccascade.data.law import Law, one_of
-from speccascade.data.lexicon import Entry, Noun
-from speccascade.data.structure import Clause, LINKS, NounPhrase, Place, Relative, Sentence, Verbal
+from speccascade.embedded.law import Law, one_of
+from speccascade.embedded.lexicon import Entry, Noun
+from speccascade.embedded.structure import Clause, LINKS, NounPhrase, Place, Relative, Sentence, Verbal
 
 CASES = ('nom', 'acc', 'dat')
 _THE = {'m': ('der', 'den', 'dem'), 'f': ('die', 'die', 'der'), 'n': ('das', 'das', 'dem'), 'p': ('die', 'die', 'den')}

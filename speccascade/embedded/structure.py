@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from speccascade.data.lexicon import Entry
+from speccascade.embedded.lexicon import Entry
 
 LINKS = {'while': 'während', 'because': 'weil', 'before': 'bevor', 'although': 'obwohl'}
 

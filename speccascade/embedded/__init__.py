@@ -6,8 +6,8 @@ The pair was trained by `python -m speccascade.train --gin_file=gin_configs/trai
 from pathlib import Path
 
 from speccascade.checkpoints import load
-from speccascade.data import grammar
 from speccascade.data.examples import Task
+from speccascade.embedded import grammar
 from speccascade.types import Model
 
 _FOLDER = Path(__file__).parent / 'pretrained'
