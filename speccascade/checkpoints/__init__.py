@@ -12,7 +12,7 @@ from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.models import layers
 from speccascade.types import Model
 
-__all__ = ['kind', 'load', 'read']
+__all__ = ['digest', 'kind', 'load', 'read']
 
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt']
@@ -52,6 +52,23 @@ def read(path, *, dtype=None, scan: bool = False, tokenizer=None, name: str | No
     network, params = t5x.read(folder, dtype=dtype, scan=scan)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   return Model(params, network, tokenizer, name or _name(folder))
+
+
+def digest(path) -> str:
+  """Return 16 hex digits that tell the checkpoint at a path or hub id from any other.
+
+  Sizes and heads of its files, all of the small ones and samples of each tensor are read, so it is quick however large.
+  """
+  folder = _folder(path)
+  family = kind(folder)
+  if family == 'hf':
+    found = [p for pattern in _HUB_FILES for p in folder.glob(pattern)]
+  elif family == 'orbax':
+    found = list(folder.rglob('*'))
+  else:
+    folder = t5x.find(folder)
+    found = t5x.model_files(folder)
+  return files.digest((p for p in found if p.is_file()), folder)
 
 
 def kind(folder: Path) -> str:

@@ -1,7 +1,8 @@
 """What the formats share: checkpoints appear whole or not at all, and trees are checked tensor by tensor."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 import re
@@ -11,9 +12,11 @@ import zlib
 import jax
 import numpy as np
 
-from speccascade.checkpoints.tensor_files import AGAIN
+from speccascade.checkpoints.tensor_files import AGAIN, header
 from speccascade.types import Network, Params
 
+_WHOLE = 1 << 20  # bytes of a file that `digest` reads in full; of a larger one, this much of its head and samples
+_SAMPLES, _SAMPLE = 1024, 64
 _UNFINISHED = re.compile(r'\.tmp-[^/]*$|\.orbax-checkpoint-tmp[^/]*$')
 
 
@@ -99,6 +102,28 @@ def file_checksum(file: Path) -> int:
     while piece := f.read(1 << 24):
       value = zlib.crc32(piece, value)
   return value
+
+
+def digest(names: Iterable[Path], root: Path) -> str:
+  """Return 16 hex digits of some files: their names from `root`, sizes, heads, and bytes sampled throughout."""
+  value = hashlib.sha256()
+  for file in sorted(names):
+    size = file.stat().st_size
+    value.update(f'{os.path.relpath(file, root)}\0{size}\0'.encode())
+    with file.open('rb') as f:
+      value.update(f.read(_WHOLE))
+      for place in _places(file, size) if size > _WHOLE else ():
+        f.seek(place)
+        value.update(f.read(_SAMPLE))
+  return value.hexdigest()[:16]
+
+
+def _places(file: Path, size: int) -> list[int]:
+  """Return where a large file is sampled: evenly, its end included, and in the midst of each of its tensors."""
+  places = [(size - _SAMPLE) * i // _SAMPLES for i in range(1, _SAMPLES + 1)]
+  if file.suffix == '.safetensors':
+    places += [tensor.start + max(0, tensor.nbytes - _SAMPLE) // 2 for tensor in header(file).values()]
+  return places
 
 
 def copy_tokenizer(tokenizer, folder: Path) -> list[str]:

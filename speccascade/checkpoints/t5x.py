@@ -55,6 +55,12 @@ def find(path: Path) -> Path:
   return path / f'checkpoint_{max(steps)}'
 
 
+def model_files(folder: Path) -> list[Path]:
+  """Return the files that a checkpoint's model is read from, and those beside it that describe the model."""
+  tensors = [p for p in folder.rglob('*') if not p.relative_to(folder).parts[0].startswith('state.')]  # the optimizer's
+  return tensors + [p for pattern in ('*.gin', 'config.json') for p in folder.parent.glob(pattern)]
+
+
 def read(path, *, dtype: str | None = None, scan: bool = False) -> tuple[Network, Params]:
   """Return the network of a checkpoint and its parameters in `dtype`, or as stored where that is None."""
   folder = find(Path(path))

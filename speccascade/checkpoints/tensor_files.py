@@ -30,6 +30,7 @@ class Stored:
   code: str  # safetensors' name of the dtype
   shape: tuple[int, ...]
   start: int
+  nbytes: int
 
   @property
   def dtype(self) -> np.dtype:
@@ -101,7 +102,7 @@ def header(file: Path) -> dict[str, Stored]:
 def _entry(file: Path, name: str, entry: dict, base: int, size: int) -> Stored:
   """Return one tensor of a header, having checked its place."""
   start, end = entry['data_offsets']
-  stored = Stored(file, name, entry['dtype'], tuple(entry['shape']), base + start)
+  stored = Stored(file, name, entry['dtype'], tuple(entry['shape']), base + start, end - start)
   if base + end > size:
     raise ValueError(f"{file}: tensor '{name}' ends at byte {base + end}, but the file at {size}, cut off: {AGAIN}")
   dtype = DTYPES.get(stored.code)

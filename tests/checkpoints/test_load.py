@@ -1,7 +1,10 @@
 """`load` sees what a path is, and says what is wrong with one that is nothing."""
 
+import dataclasses
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -164,3 +167,43 @@ print('all well')
   root = pathlib.Path(__file__).parents[2]
   done = subprocess.run([sys.executable, '-c', code], cwd=root, capture_output=True, text=True)
   assert done.stdout.strip() == 'all well', done.stderr[-2000:]
+
+
+def test_a_digest_tells_weights_apart(folders, model, tmp_path):
+  digests = {kind: checkpoints.digest(folder) for kind, folder in folders.items()}
+  assert digests.pop('steps') == digests['t5x'] and len(set(digests.values())) == 3
+  shutil.copytree(folders['hf'], tmp_path / 'copy')
+  (tmp_path / 'copy' / 'README.md').write_text('of no matter')
+  assert checkpoints.digest(tmp_path / 'copy') == digests['hf']
+  decoder = model.params['decoder']
+  norm = {'scale': decoder['decoder_norm']['scale'] + 1e-3}
+  model = dataclasses.replace(model, params={**model.params, 'decoder': {**decoder, 'decoder_norm': norm}})
+  others = {
+    'hf': _save_hf(tmp_path / 'b' / 'hf', model),
+    't5x': t5x.write(tmp_path / 'b' / 't5x', model, step=3),
+    'orbax': orbax.save(tmp_path / 'b' / 'orbax', model),
+  }
+  for kind, folder in others.items():
+    assert checkpoints.digest(folder) != digests[kind]
+  (folders['t5x'].parent / 'config.gin').write_text('x')
+  assert checkpoints.digest(folders['steps']) != digests['t5x']
+
+
+def test_a_digest_samples_every_tensor_of_a_huge_file(tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  file, giga = tmp_path / 'model.safetensors', 1 << 30
+  entries = {
+    'large': {'dtype': 'F32', 'shape': [25 * giga], 'data_offsets': [0, 100 * giga]},
+    'small': {'dtype': 'F32', 'shape': [8], 'data_offsets': [100 * giga, 100 * giga + 32]},
+    'last': {'dtype': 'F32', 'shape': [giga], 'data_offsets': [100 * giga + 32, 104 * giga + 32]},
+  }
+  header = json.dumps(entries).encode()
+  file.write_bytes(len(header).to_bytes(8, 'little') + header)
+  os.truncate(file, 8 + len(header) + 104 * giga + 32)  # a hole: to read all of it would take minutes
+  seen = {checkpoints.digest(tmp_path)}
+  for place in (8 + len(header) + 50 * giga, 8 + len(header) + 100 * giga + 31):
+    with file.open('r+b') as f:
+      f.seek(place)
+      f.write(b'x')
+    seen.add(checkpoints.digest(tmp_path))
+  assert len(seen) == 3
