@@ -20,7 +20,6 @@ of real ones. What is timed, each with compilation excluded and the other measur
 
 import argparse
 from collections.abc import Callable, Iterator
-import dataclasses
 import functools
 import json
 import os
@@ -36,12 +35,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import speccascade
-from speccascade import acceptance, decode, inputs, methods, rules, Sampler
+from speccascade import decode, inputs, methods, rules, Sampler
 from speccascade.data import files
 from speccascade.decode import buffer_size, prefill
 from speccascade.evaluate import floor as floor_lib
+from speccascade.evaluate import synthetic
 from speccascade.models import layers as layers_lib
-from speccascade.models.t5 import T5, T5Config
+from speccascade.models import shapes
 from speccascade.types import Model
 
 PROMPT_TOKENS = 48  # to which prompts are padded
@@ -57,31 +57,11 @@ print(imported - start, loaded - imported, time.perf_counter() - loaded)
 """
 
 
-def weight_bytes(model) -> int:
-  """Return the bytes of the parameters that a decoding step reads: not the encoder, not the embedding table."""
-  tied = 'logits_dense' not in model.params and 'logits_dense' not in model.params.get('decoder', {})
-  read = {name: x for name, x in model.params.items() if name not in ('encoder', 'token_embedder')}
-  table = model.params['token_embedder']
-  return sum(x.nbytes for x in jax.tree.leaves([read, table.get('rows', table['embedding']) if tied else ()]))
-
-
-SHAPES = {  # embedding, heads, MLP, layers of T5 v1.1
-  'small': (512, 6, 1024, 8),
-  'base': (768, 12, 2048, 12),
-  'large': (1024, 16, 2816, 24),
-  'xl': (2048, 32, 5120, 24),
-}
-
-
 def random_model(shape: str) -> Model:
-  """Return a T5 v1.1 of a published size with weights of zeros and noise: speed does not depend on them."""
-  embed, heads, mlp, layers = SHAPES[shape]
-  network = T5(T5Config(32128, embed, heads, 64, mlp, layers, layers), eos_ids=())
-  rng = np.random.default_rng(0)
-  noise = rng.standard_normal(1 << 16, np.float32) * embed**-0.5
-  params = jax.tree.map(lambda x: jnp.asarray(np.resize(noise, x.shape)), network.param_shapes())
-  layers_lib.keep_by_rows(params)
-  return Model(params, network, name=shape)
+  """Return a T5 v1.1 of a published size with random weights, as a CPU keeps them: speed does not depend on them."""
+  model = synthetic.random_model(shapes.t5(shape, 'float32'), shape)
+  layers_lib.keep_by_rows(model.params)
+  return model
 
 
 def bandwidth(bytes_: int = 1 << 28) -> Callable[[], float]:
@@ -102,24 +82,15 @@ def bandwidth(bytes_: int = 1 << 28) -> Callable[[], float]:
   return once
 
 
-def dialled(rate: float):
-  """Return an acceptor that keeps each token with this chance, whatever the laws say."""
-
-  def accept(trial):
-    one = jnp.ones(trial.tokens.shape)
-    ok, noise = trial.noise.accept(rate * one, one, trial.position, trial.start)
-    return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one[:, 0], one[:, 0]), noise
-
-  return accept
-
-
 def our_methods(block: int, rate: float | None = None) -> dict[str, methods.Method]:
   """Return the methods that are timed; the first is the base of the speed-ups."""
   if rate is not None:
     return {
       'autoregressive': methods.autoregressive(1),
-      'speculative': methods.speculative(block=block, accept=dialled(rate)),
-      'cascade opt': methods.speculative(functools.partial(rules.opt, alpha=0.1), block, accept=dialled(rate)),
+      'speculative': methods.speculative(block=block, accept=synthetic.dialled(rate)),
+      'cascade opt': methods.speculative(
+        functools.partial(rules.opt, alpha=0.1), block, accept=synthetic.dialled(rate)
+      ),
     }
   return {
     'autoregressive': methods.autoregressive(1),
@@ -192,29 +163,6 @@ def reference_runs(paths, models, prompts, batch, tokens):
   return runs
 
 
-def endless(models: list[Model]) -> list[Model]:
-  """Return the models without EOS."""
-  return [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
-
-
-def long_decode(models, prompt, method, temperature: float, tokens: int):
-  """Return a function that gives of one long text, EOS ignored: seconds a round, seconds a token, tokens a round.
-
-  What a text costs once, prefill and the host's work, is left out: it is the time of a text of one token.
-  """
-
-  def timed(tokens):
-    start = time.perf_counter()
-    stats = decode(method, models, [prompt], max_new_tokens=tokens, sampler=Sampler(temperature)).stats
-    return np.array([time.perf_counter() - start, stats.rounds[0], stats.emitted[0]])
-
-  def once():
-    seconds, rounds, emitted = timed(tokens) - timed(1)
-    return seconds / rounds, seconds / emitted, emitted / rounds
-
-  return once
-
-
 TIMED = ('autoregressive', 'speculative', 'cascade opt')  # whose rounds and calls are set beside the floor
 
 
@@ -233,8 +181,9 @@ def passes_alone(models, block: int, **sizes) -> dict[str, Callable[[], float]]:
 
 def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]]:
   """Return how near a round is to its calls, and a speed-up to what they predict, in one interleaved run."""
-  models = endless(models)
-  some = {n: long_decode(models, prompt, our[n], temperature, args.long) for n in TIMED}
+  models = synthetic.endless(models)
+  long = functools.partial(synthetic.round_seconds, tokens=args.long, sampler=Sampler(temperature))
+  some = {n: long(our[n], models, [prompt]) for n in TIMED}
   drafts = {'speculative': args.block, 'cascade opt': args.block + 1}
   sizes = dict(tokens=args.long, most=args.long)  # as long as the text: the first passes of a loop are dearer
   floor = passes_alone(models, args.block, **sizes)
@@ -315,7 +264,7 @@ def floors(models, batch: int, block: int, trials: int) -> dict:
   speed = {'product': float(np.median(done['product']))}
   for m in models:
     seconds[m.name] = {'1': float(np.median(done[m.name])), **seconds[m.name]}
-    speed[m.name] = weight_bytes(m) / seconds[m.name]['1'] / 1e9
+    speed[m.name] = synthetic.weight_bytes(m) / seconds[m.name]['1'] / 1e9
   return {'seconds': seconds, 'GB/s': speed}
 
 
@@ -410,7 +359,7 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('small', nargs='?', help='checkpoint of the drafter')
   parser.add_argument('large', nargs='?', help='checkpoint of the verifier')
-  parser.add_argument('--shapes', nargs=2, choices=SHAPES, help='instead of checkpoints: sizes of T5 v1.1')
+  parser.add_argument('--shapes', nargs=2, choices=shapes.T5_V1_1, help='instead of checkpoints: sizes of T5 v1.1')
   parser.add_argument('--acceptance', type=float, default=0.8, help='with --shapes: the chance to keep a drafted token')
   parser.add_argument('--prompts', type=Path, help='with checkpoints: a text file, one prompt a line, .gz or not')
   parser.add_argument('--count', type=int, default=32, help='prompts to decode')
@@ -433,7 +382,7 @@ def main() -> int:
   else:
     prompts = files.lines(args.prompts)[: args.count]
     models = [speccascade.load(p) for p in (args.small, args.large)]
-    models = endless(models) if args.ignore_eos else models
+    models = synthetic.endless(models) if args.ignore_eos else models
   machine = dict(device=jax.devices()[0].device_kind, cpu=cpu(), cores=os.cpu_count(), jax=jax.__version__)
   cold = cold_start(args.large) if args.large else None
   print(f'{machine}\ncold start, s: {cold}')

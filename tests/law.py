@@ -6,7 +6,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+import reference
 
 from speccascade import probs
 from speccascade.decode import _go_on, _loop, decode_batch
@@ -112,18 +112,7 @@ def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0
   noise = probs.Keyed.make(keys, len(prompt) + count + method.window, method.window + 1 if method.by_round else 1)
   state = _decode(method, models, batch, count, sampler, noise)
   late = np.asarray(state.tokens)[:, len(prompt) + first : len(prompt) + count]
-  observed = np.zeros_like(expected)
-  np.add.at(observed, tuple(late.T), 1)
-  likely = expected * rows >= 5
-  impossible = observed[expected <= 0].sum()
-  seen = np.append(observed[likely], observed[~likely].sum())
-  wanted = np.append(expected[likely], expected[~likely].sum()) * rows
-  if wanted[-1] < 5:
-    seen, wanted = seen[:-1], wanted[:-1]
-  statistic, df = ((seen - wanted) ** 2 / wanted).sum(), len(wanted) - 1
-  if df == 0:
-    return float(impossible == 0), 0.0
-  return (0.0 if impossible else scipy.stats.chi2.sf(statistic, df)), statistic / df
+  return reference.goodness(late, expected)
 
 
 def traces(*runs) -> list[int]:

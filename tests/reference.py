@@ -6,6 +6,7 @@ Nothing here is shared with the package: each rule is written from its equation,
 import itertools
 
 import numpy as np
+import scipy.stats
 
 
 def softmax(x):
@@ -214,3 +215,19 @@ def _resumed(step, carry):
 
 def sequences(vocab, count):
   return itertools.product(range(vocab), repeat=count)
+
+
+def goodness(observed, law):
+  """Return the p-value of rows of tokens [N, k] against their joint law [V]*k, and χ²/df."""
+  rows, counts = len(observed), np.zeros_like(law)
+  np.add.at(counts, tuple(np.asarray(observed).T), 1)
+  likely = law * rows >= 5
+  impossible = counts[law <= 0].sum()
+  seen = np.append(counts[likely], counts[~likely].sum())
+  wanted = np.append(law[likely], law[~likely].sum()) * rows
+  if wanted[-1] < 5:
+    seen, wanted = seen[:-1], wanted[:-1]
+  statistic, df = ((seen - wanted) ** 2 / wanted).sum(), len(wanted) - 1
+  if df == 0:
+    return float(impossible == 0), 0.0
+  return (0.0 if impossible else scipy.stats.chi2.sf(statistic, df)), statistic / df

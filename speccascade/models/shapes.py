@@ -1,0 +1,65 @@
+"""Networks of published sizes, without weights: what timings and ahead-of-time compilation are made for."""
+
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.t5 import T5, T5Config
+from speccascade.types import Network
+
+T5_V1_1 = {  # embedding, heads, MLP, layers
+  'small': (512, 6, 1024, 8),
+  'base': (768, 12, 2048, 12),
+  'large': (1024, 16, 2816, 24),
+  'xl': (2048, 32, 5120, 24),
+  'xxl': (4096, 64, 10240, 24),
+}
+LLAMA = {  # embedding, heads, key-value heads, MLP, layers
+  '68m': (768, 12, 12, 3072, 2),
+  '7b': (4096, 32, 32, 11008, 32),
+  '70b': (8192, 64, 8, 28672, 80),
+}
+GEMMA2 = {  # embedding, heads, key-value heads, head dimension, MLP, layers, 1/(scale of the scores)²
+  '2b': (2304, 8, 4, 256, 9216, 26, 256),
+  '9b': (3584, 16, 8, 256, 14336, 42, 256),
+  '27b': (4608, 32, 16, 128, 36864, 46, 144),
+}
+
+
+def t5(size: str, dtype: str = 'bfloat16') -> T5:
+  """Return T5 v1.1 of a published size."""
+  embed, heads, mlp, layers = T5_V1_1[size]
+  return T5(T5Config(32128, embed, heads, 64, mlp, layers, layers), dtype=dtype)
+
+
+def llama(size: str, dtype: str = 'bfloat16') -> Decoder:
+  """Return Llama of a published size, or the drafter of 68 M parameters that goes with it."""
+  embed, heads, kv_heads, mlp, layers = LLAMA[size]
+  config = DecoderConfig(32000, embed, heads, kv_heads, embed // heads, mlp, (Span(),) * layers)
+  return Decoder(config, (2,), dtype)
+
+
+def gemma2(size: str, dtype: str = 'bfloat16') -> Decoder:
+  """Return Gemma 2 of a published size."""
+  embed, heads, kv_heads, dim, mlp, layers, scale = GEMMA2[size]
+  spans = tuple(Span(0 if i % 2 else 4096) for i in range(layers))
+  config = DecoderConfig(
+    256000, embed, heads, kv_heads, dim, mlp, spans, activation='gelu_tanh', norm_offset=1.0, norms='sandwich',
+    tied=True, embed_scale=embed**0.5, attention_scale=scale**-0.5, attention_cap=50.0, final_cap=30.0,
+  )  # fmt: skip
+  return Decoder(config, (1,), dtype)
+
+
+PAIRS = {  # drafter and verifier
+  't5_small_xl': (t5, 'small', 'xl'),
+  't5_small_xxl': (t5, 'small', 'xxl'),
+  'llama_68m_7b': (llama, '68m', '7b'),
+  'llama_7b_70b': (llama, '7b', '70b'),
+  'gemma2_2b_9b': (gemma2, '2b', '9b'),
+  'gemma2_2b_27b': (gemma2, '2b', '27b'),
+}
+
+
+def pair(name: str, dtype: str = 'bfloat16') -> tuple[Network, Network]:
+  """Return the drafter and the verifier of a pair in `PAIRS`."""
+  if name not in PAIRS:
+    raise ValueError(f"no pair '{name}': choose from {', '.join(PAIRS)}")
+  family, *sizes = PAIRS[name]
+  return tuple(family(size, dtype) for size in sizes)

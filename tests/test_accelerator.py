@@ -1,0 +1,86 @@
+"""The command for accelerators, on a small scale; models with random weights and dialled acceptance."""
+
+import importlib.util
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade import decode, methods
+from speccascade.evaluate import synthetic
+from speccascade.models import shapes
+from speccascade.models.t5 import T5, T5Config
+
+SCRIPT = pathlib.Path(__file__).parents[1] / 'scripts' / 'accelerator.py'
+NETWORK = T5(T5Config(97, 32, 4, 8, 64, 1, 2), dtype='bfloat16')
+
+
+@pytest.fixture(scope='module')
+def accelerator():
+  spec = importlib.util.spec_from_file_location('accelerator', SCRIPT)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def test_the_command_writes_every_figure_and_passes_its_checks(accelerator, tmp_path, capsys):
+  assert accelerator.main(['--tiny', '--out', str(tmp_path)]) == 0
+  rows = [json.loads(line) for line in (tmp_path / 'figures.jsonl').read_text().splitlines()]
+  checks = [row for row in rows if row['kind'] == 'check']
+  assert {row['name'].split()[0] for row in checks if row['passed']} == {'float32', 'bfloat16'}
+  assert len(checks) == 14 and all(0 < row['acceptance'] < 1 for row in checks if 'acceptance' in row)
+  (timing,) = (row for row in rows if row['kind'] == 'timing')
+  assert timing['step_over_floor'] > 1 and timing['speedup'] > 0 and 1 < timing['tokens_per_round'] < 3
+  assert 't5_small_xl' in capsys.readouterr().out
+
+
+def test_what_no_longer_fits_the_budget_is_left_out_and_said(accelerator, tmp_path):
+  assert accelerator.main(['--tiny', '--budget', '1', '--only', 't5_small_xl', '--out', str(tmp_path)]) == 0
+  rows = [json.loads(line) for line in (tmp_path / 'figures.jsonl').read_text().splitlines()]
+  assert [row['kind'] for row in rows] == ['machine', 'skipped']
+
+
+def test_a_failed_check_fails_the_command(accelerator, tmp_path, monkeypatch):
+  wrong = lambda *_: {'law': lambda: {'law of x': dict(p=0.0, passed=False)}}
+  monkeypatch.setattr(accelerator, 'law_checks', wrong)
+  monkeypatch.setattr(accelerator, 'equality_checks', lambda *_: {})
+  assert accelerator.main(['--tiny', '--only', 'checks', '--out', str(tmp_path)]) == 1
+
+
+def test_random_weights_are_noise_that_differs_by_place_parameter_and_seed():
+  one, other = (synthetic.random_params(NETWORK, seed) for seed in (0, 1))
+  assert jax.tree.map(lambda x: (x.shape, x.dtype), one) == jax.tree.map(
+    lambda x: (x.shape, x.dtype), NETWORK.param_shapes()
+  )
+  wi = one['decoder']['layers_0']['mlp']['wi_0']['kernel'].astype(jnp.float32)
+  assert abs(float(wi.mean())) < 0.01 and 0.9 < float(wi.std()) * 32**0.5 < 1.1
+  assert np.unique(np.asarray(wi)).size > 300
+  assert abs(np.corrcoef(np.asarray(wi)[:-1].ravel(), np.asarray(wi)[1:].ravel())[0, 1]) < 0.1
+  for there in (one['decoder']['layers_1'], other['decoder']['layers_0']):
+    assert (wi != there['mlp']['wi_0']['kernel'].astype(jnp.float32)).mean() > 0.9
+
+
+def test_dialled_acceptance_keeps_that_share_of_tokens_whatever_the_models_say():
+  models = [synthetic.random_model(NETWORK, str(i), i) for i in range(2)]
+  method = methods.speculative(block=2, accept=synthetic.dialled(0.75))
+  stats = decode(method, models, [[5, 6]] * 32, max_new_tokens=32).stats
+  assert (stats.emitted == 32).all()  # no text ends by itself
+  assert stats.accepted.sum() / stats.tested.sum() == pytest.approx(0.75, abs=0.04)
+
+
+@pytest.mark.parametrize(
+  'name, billions',
+  [('t5_small_xl', (0.077, 2.85)), ('t5_small_xxl', (0.077, 11.1)), ('llama_68m_7b', (0.068, 6.74)),
+   ('llama_7b_70b', (6.74, 69.0)), ('gemma2_2b_9b', (2.61, 9.24)), ('gemma2_2b_27b', (2.61, 27.2))],
+)  # fmt: skip
+def test_pairs_have_the_published_numbers_of_parameters(name, billions):
+  for network, expected in zip(shapes.pair(name), billions, strict=True):
+    assert synthetic.tree_bytes(network.param_shapes()) / 2e9 == pytest.approx(expected, rel=0.01)
+
+
+def test_a_pair_that_is_not_known_is_named_with_the_known_ones():
+  with pytest.raises(ValueError, match="no pair 't5_huge': choose from t5_small_xl, "):
+    shapes.pair('t5_huge')
