@@ -15,11 +15,11 @@ _MAX_TOKENS = 64
 
 
 def task(split: str = 'validation', count: int | None = None) -> Task:
-  """Return the translation task: 500 sentences of the split, or `count`; BLEU, and how many are translations at all."""
+  """Return the translation task: 500 sentences of the split, or `count`, judged by BLEU."""
   from speccascade.data import metrics  # lazily: models need no metrics
 
   examples = grammar.examples(split, 500 if count is None else count)
-  return Task('captions', examples, _MAX_TOKENS, _MAX_TOKENS, {'bleu': metrics.bleu, 'possible': grammar.possible})
+  return Task('captions', examples, _MAX_TOKENS, _MAX_TOKENS, {'bleu': metrics.bleu})
 
 
 def models(dtype: str | None = None) -> list[Model]:

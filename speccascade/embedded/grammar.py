@@ -74,12 +74,6 @@ def examples(split: str = 'validation', count: int = 500, seed: int = 0) -> tupl
       return tuple(Example(i, text, target) for i, (text, target) in enumerate(found.items()))
 
 
-def possible(examples: list[Example], predictions: list[str]) -> float:
-  """Return how many of 100 predictions are translations at all: of positive probability."""
-  found = [log_prob(e.prompt, text) > float('-inf') for e, text in zip(examples, predictions, strict=True)]
-  return 100 * sum(found) / len(found)
-
-
 def _unambiguous(text: str, structure: Sentence) -> bool:
   """Tell whether a text is read as it was meant: a relative clause takes all that can belong to it."""
   try:

@@ -1,10 +1,11 @@
-"""Results as a flat table: CSV for programs, Markdown for people."""
+"""Results as text: the tables in Markdown for people, a flat table in CSV for programs."""
 
 from collections.abc import Sequence
 import csv
 import io
 from pathlib import Path
-from typing import Any
+
+from speccascade.evaluate import tables, verdict
 
 NEXT = """
 Next:
@@ -16,8 +17,8 @@ Next:
 
 COLUMNS = (
   'curve', 'parameter', 'value', 'temperature', 'batch', 'examples', 'quality', 'quality_low', 'quality_high',
-  'deferral_rate', 'acceptance', 'tokens_per_round', 'speedup', 'speedup_low', 'speedup_high', 'median_ms',
-  'tokens_per_s',
+  'length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round', 'speedup', 'speedup_low', 'speedup_high',
+  'median_ms', 'tokens_per_s',
 )  # fmt: skip
 
 
@@ -29,7 +30,7 @@ def rows(results: dict) -> list[dict]:
     row = {k: p[k] for k in ('curve', 'parameter', 'value', 'temperature', 'batch', 'examples')}
     row['quality'] = (p['quality'] or {}).get(results['metric'])
     row['quality_low'], row['quality_high'] = (p['quality_ci'] or {}).get(results['metric']) or (None, None)
-    row |= {k: counted.get(k) for k in ('deferral_rate', 'acceptance', 'tokens_per_round')}
+    row |= {k: counted.get(k) for k in ('length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round')}
     row['speedup'] = took.get('ratio')
     row['speedup_low'], row['speedup_high'] = took.get('ratio_ci') or (None, None)
     row['median_ms'] = 1e3 * took['median_s'] if took else None
@@ -47,32 +48,34 @@ def as_csv(results: dict) -> str:
   return out.getvalue()
 
 
-def as_markdown(results: dict) -> str:
-  """Return the points as tables for reading, one for each temperature and batch size."""
-  flat, parts = rows(results), [f'# {results["name"]}: {results["task"]}']
-  groups = dict.fromkeys((r['temperature'], r['batch']) for r in flat)
-  for temperature, batch in groups:
-    some = [r for r in flat if (r['temperature'], r['batch']) == (temperature, batch)]
-    parts.append(f'T = {temperature:g}, batch {batch}, {some[0]["examples"]} examples')
-    parts.append(table(some, results['metric']))
-  return '\n\n'.join(parts) + '\n'
+def as_markdown(results: dict, *, whole: bool) -> str:
+  """Return what was found and one row a point, as Markdown; the `whole` has every table."""
+  parts = [f'# {results["name"]}: {results["task"]}']
+  parts += [f'{title}: {said}' for title, _, said in verdict.findings(results)]
+  parts += [markdown(t) for t in results['tables'] if whole or t['title'].startswith('Summary')]
+  return '\n\n'.join(parts)
 
 
-def table(flat: Sequence[dict], metric: str) -> str:
-  """Return rows as a Markdown table whose columns line up."""
-  timed = any(r['speedup'] is not None for r in flat)
-  head = ['curve', 'value', metric, '95 %', 'deferred', 'accepted', 'tokens/round']
-  head += ['speed-up', '95 %', 'ms', 'tokens/s'] if timed else []
-  body = []
-  for r in flat:
-    value = '' if r['value'] is None else f'{r["parameter"]} {_short(r["value"])}'
-    cells = [r['curve'], value, _number(r['quality'], 2), _range(r['quality_low'], r['quality_high'], 1)]
-    cells += [_number(r[k], 2) for k in ('deferral_rate', 'acceptance', 'tokens_per_round')]
-    if timed:
-      cells += [_number(r['speedup'], 2), _range(r['speedup_low'], r['speedup_high'], 2)]
-      cells += [_number(r['median_ms'], 1), _number(r['tokens_per_s'], 0)]
-    body.append(cells)
-  return aligned(head, body, [i >= 2 for i in range(len(head))])
+def markdown(table: tables.Table) -> str:
+  """Return a table as Markdown whose columns line up."""
+  head, *body = [[c.replace('|', '\\|') for c in row] for row in (table['columns'], *shown(table))]
+  parts = [f'### {table["title"]}', aligned(head, body, numeric(table)), table['note']]
+  return '\n\n'.join(filter(None, parts)) + '\n'
+
+
+def shown(table: tables.Table) -> list[list[str]]:
+  """Return the rows for reading: floats with two decimals, with one in a column that has them over 100."""
+  columns = [[row[i] for row in table['rows']] for i in range(len(table['columns']))]
+  digits = [2 - any(isinstance(x, float) and abs(x) >= 100 for x in column) for column in columns]
+  return [
+    [f'{c:.{d}f}' if isinstance(c, float) else tables.text(c) for c, d in zip(row, digits, strict=True)]
+    for row in table['rows']
+  ]
+
+
+def numeric(table: tables.Table) -> list[bool]:
+  """Return for each column whether it holds numbers."""
+  return [any(isinstance(row[i], (int, float)) for row in table['rows']) for i in range(len(table['columns']))]
 
 
 def aligned(head: Sequence[str], body: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
@@ -84,20 +87,6 @@ def aligned(head: Sequence[str], body: Sequence[Sequence[str]], right: Sequence[
 
   rule = '|'.join('-' * (w + 1) + (':' if r else '-') for w, r in zip(widths, right, strict=True))
   return '\n'.join([line(head), f'|{rule}|', *map(line, body)])
-
-
-def _number(x: float | None, digits: int) -> str:
-  return '–' if x is None else f'{x:.{digits}f}'
-
-
-def _range(low: float | None, high: float | None, digits: int) -> str:
-  return '' if low is None or high is None else f'{low:.{digits}f}–{high:.{digits}f}'
-
-
-def _short(value: Any) -> str:
-  if isinstance(value, list):
-    return ' '.join(map(_short, value))
-  return f'{value:g}' if isinstance(value, float) else str(value)
 
 
 def closing(folders: Sequence[Path], *, shown: bool) -> str:

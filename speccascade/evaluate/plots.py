@@ -107,8 +107,10 @@ def quality_deferral(results, title, points, looks):
 def _tradeoff(results: dict, points: Sequence[dict], looks: dict, x: Callable):
   metric = results['metric']
   figure, ((axes,),) = _figure()
-  for name, some in tables.curves(points).items():
+  far = _far(results, points, lambda p: (x(p)[0], tables.quality(p, metric)))
+  for name, some in tables.curves([p for p in points if p not in far]).items():
     colour, marker = looks[name]
+    some = tables.distinct(some)
     xs, ys = [x(p)[0] for p in some], [tables.quality(p, metric) for p in some]
     x_bars = _bars(xs, [x(p)[1] for p in some])
     y_bars = _bars(ys, [(p.get('quality_ci') or {}).get(metric) or [y, y] for p, y in zip(some, ys, strict=True)])
@@ -118,9 +120,26 @@ def _tradeoff(results: dict, points: Sequence[dict], looks: dict, x: Callable):
   large = tables.at(points, results['reference'])
   if large is not None:
     axes.axhline(tables.quality(large, metric), color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+  said = [f'{p["curve"]}: {tables.quality(p, metric):.2f} at {x(p)[0]:.2f}' for p in far]
+  if said:
+    axes.text(0.01, 0.02, '\n'.join(said), transform=axes.transAxes, color=QUIET, fontsize=9)
   axes.set_ylabel(tables.metric_name(metric))
   _legend(figure, axes)
   return figure, axes
+
+
+def _far(results: dict, points: Sequence[dict], place: Callable) -> list[dict]:
+  """Return the models alone that would take more than a third of an axis; the figure says their numbers instead."""
+  alone = [p for p in points if p['curve'] in (tables.LARGE, tables.SMALL) and p['curve'] != results['reference']]
+  rest = [place(p) for p in points if p not in alone]
+  if len(rest) < 2:
+    return []
+
+  def squeezed(values: Sequence[float], more: float) -> bool:
+    together = [*values, more]
+    return max(values) - min(values) < 2 / 3 * (max(together) - min(together))
+
+  return [p for p in alone if any(squeezed(axis, v) for axis, v in zip(zip(*rest), place(p), strict=True))]
 
 
 def _bars(values: Sequence[float], intervals: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -175,6 +194,7 @@ def prediction(results, title, points, looks):
   figure, ((axes,),) = _figure(6.2, 4.4)
   for name, some in tables.curves(known).items():
     colour, marker = looks[name]
+    some = tables.distinct(some)
     xs, ys = [p['predicted']['ratio'] for p in some], [tables.ratio(p) for p in some]
     bars = _bars(ys, [p['latency'].get('ratio_ci') or [y, y] for p, y in zip(some, ys, strict=True)])
     axes.errorbar(xs, ys, bars, fmt=marker, color=colour, markeredgecolor='white', elinewidth=0.8, label=name)

@@ -106,7 +106,7 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
         _warm_up(experiment, loaded, temperature, batch, in_line=len(examples) > batch > 1)
         progress.leave_out(time.monotonic() - start)
       out = run_method(experiment, loaded, point.build(), temperature, part, batch)
-      lines = [_line(out, i, e, temperature, point, len(loaded.models)) for i, e in enumerate(part)]
+      lines = [_line(out, i, e, temperature, point, loaded.models) for i, e in enumerate(part)]
       journal.append(lines[len(part) - missing :])
       progress.add(missing, f'{point.label}, T = {temperature:g}')
 
@@ -127,17 +127,21 @@ def _parts(examples: list[Example], batch: int) -> list[list[Example]]:
   return [examples[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-def _line(out: Decoded, i: int, example: Example, temperature: float, point: Point, models: int) -> dict:
+def _line(out: Decoded, i: int, example: Example, temperature: float, point: Point, models: Sequence[Model]) -> dict:
   """Return what is kept of one decoded example."""
   name, value = point.key
   tokens, stats = out.tokens[i], out.stats
   text = out.texts[i] if out.texts is not None else ' '.join(map(str, tokens))
-  line = dict(temperature=temperature, curve=name, value=value, example=example.index, prediction=text, tokens=tokens)
+  ended = bool(tokens) and tokens[-1] in models[-1].network.eos_ids
+  line = dict(
+    temperature=temperature, curve=name, value=value, example=example.index, prediction=text, tokens=tokens,
+    cut_off=not ended,
+  )  # fmt: skip
   for field in dataclasses.fields(Stats):
     array = getattr(stats, field.name)
     if field.name in PER_MODEL:
       counts = array[:, i].tolist()
-      line[field.name] = counts + [0] * (models - len(counts))
+      line[field.name] = counts + [0] * (len(models) - len(counts))
     else:
       line[field.name] = np.asarray(array[i]).tolist()
   return line

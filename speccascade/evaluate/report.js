@@ -69,6 +69,16 @@ function spread(values, pad) {
   const room = (high - low || Math.abs(high) || 1) * pad;
   return [low - room, high + room];
 }
+// The span of an axis. A model alone that would take more than a third of it is left out, and drawn at its edge.
+function extent(shown, key, more) {
+  const values = (some) => [...some.flatMap((s) => s.points.flatMap((p) => [p[key], ...(p[`${key}_ci`] || [])])), ...more];
+  const rest = shown.filter((s) => typeof data.curves[s.curve] !== 'string' || s.curve === data.reference);
+  const all = spread(values(shown), 0.05);
+  if (!rest.length) return all;
+  const near = spread(values(rest), 0.05);
+  return near[1] - near[0] < (2 / 3) * (all[1] - all[0]) ? near : all;
+}
+const within = (v, [low, high]) => Math.min(Math.max(v, low), high);
 function frame(box, spec, x, y, height) {
   const width = Math.max(box.clientWidth, 200);
   const svg = make('svg', { viewBox: `0 0 ${width} ${height}`, height, role: 'img', 'aria-label': spec.title });
@@ -94,10 +104,8 @@ function scatter(box, spec) {
   const points = shown.flatMap((s) => s.points);
   box.replaceChildren();
   if (!points.length) return;
-  const within = (p, key) => [p[key], ...(p[`${key}_ci`] || [])];
   const guides = (axis) => (spec.diagonal ? points.flatMap((p) => [p.x, p.y]) : spec.guide && spec.guide[axis] !== undefined ? [spec.guide[axis]] : []);
-  const x = spread([...points.flatMap((p) => within(p, 'x')), ...guides('x')], 0.05);
-  const y = spread([...points.flatMap((p) => within(p, 'y')), ...guides('y')], 0.05);
+  const [x, y] = ['x', 'y'].map((key) => extent(shown, key, guides(key)));
   const { svg, sx, sy, left, right, top, bottom } = frame(box, spec, x, y, 300);
   if (spec.guide && spec.guide.y !== undefined) make('line', { class: 'guide', x1: left, x2: right, y1: sy(spec.guide.y), y2: sy(spec.guide.y) }, svg);
   if (spec.diagonal) {
@@ -107,14 +115,20 @@ function scatter(box, spec) {
   const places = [];
   for (const s of shown) {
     const group = make('g', { stroke: colour(s.curve), fill: colour(s.curve), opacity: lit && lit !== s.curve ? 0.12 : 1 }, svg);
-    for (const p of s.points) {
+    const near = s.points.filter((p) => within(p.x, x) === p.x && within(p.y, y) === p.y);
+    for (const p of near) {
       if (p.y_ci) make('line', { x1: sx(p.x), x2: sx(p.x), y1: sy(p.y_ci[0]), y2: sy(p.y_ci[1]), opacity: 0.3 }, group);
       if (p.x_ci) make('line', { x1: sx(p.x_ci[0]), x2: sx(p.x_ci[1]), y1: sy(p.y), y2: sy(p.y), opacity: 0.3 }, group);
     }
-    if (spec.lines) make('path', { fill: 'none', 'stroke-width': 1.8, d: s.points.map((p, i) => `${i ? 'L' : 'M'}${round(sx(p.x))} ${round(sy(p.y))}`).join('') }, group);
+    if (spec.lines) make('path', { fill: 'none', 'stroke-width': 1.8, d: near.map((p, i) => `${i ? 'L' : 'M'}${round(sx(p.x))} ${round(sy(p.y))}`).join('') }, group);
     for (const p of s.points) {
-      make('path', { d: mark(s.curve), stroke: 'var(--card)', 'stroke-width': 0.25, transform: `translate(${round(sx(p.x))} ${round(sy(p.y))}) scale(5)` }, group);
-      places.push({ x: sx(p.x), y: sy(p.y), p });
+      const [px, py] = [sx(within(p.x, x)), sy(within(p.y, y))];
+      make('path', { d: mark(s.curve), stroke: 'var(--card)', 'stroke-width': 0.25, transform: `translate(${round(px)} ${round(py)}) scale(5)` }, group);
+      if (!near.includes(p)) {
+        const [side, anchor] = px > (left + right) / 2 ? [-9, 'end'] : [9, 'start'];
+        make('text', { class: 'far', stroke: 'none', x: px + side, y: within(py, [top + 12, bottom - 6]), 'text-anchor': anchor }, svg, `${s.curve}: ${+p.y.toFixed(2)} at ${+p.x.toFixed(2)}`);
+      }
+      places.push({ x: px, y: py, p });
     }
   }
   const halo = make('circle', { class: 'halo', r: 8, visibility: 'hidden' }, svg);

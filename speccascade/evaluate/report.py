@@ -12,7 +12,7 @@ from pathlib import Path
 import string
 from typing import Any
 
-from speccascade.evaluate import plots, tables, verdict
+from speccascade.evaluate import formats, plots, tables, verdict
 
 HERE = Path(__file__).parent
 # The class and what it means of each source of a token.
@@ -86,13 +86,13 @@ def _tables(results: dict) -> str:
 
 
 def _table(table: dict, reference: str) -> str:
-  numbers = tables.numeric(table)
+  numbers = formats.numeric(table)
   head = ''.join(
     f'<th scope="col"{" class=n" if n else ""}><button type="button">{_unbroken(c)}</button></th>'
     for c, n in zip(table['columns'], numbers, strict=True)
   )
   rows = []
-  for row, shown in zip(table['rows'], tables.shown(table), strict=True):
+  for row, shown in zip(table['rows'], formats.shown(table), strict=True):
     cells = ''.join(
       f'<td{" class=n" if n else ""} data-value="{_esc("" if c is None else str(c))}">{_esc(s)}</td>'
       for c, s, n in zip(row, shown, numbers, strict=True)
@@ -126,7 +126,7 @@ class Drawn:
     names = list(dict.fromkeys(p['curve'] for p in results['points']))
     numbers = iter(range(len(names)))
     curves = {name: alone[name] if name in alone else next(numbers) for name in names}
-    self.data: dict[str, Any] = dict(curves=curves, charts=[], blocks=[])
+    self.data: dict[str, Any] = dict(curves=curves, charts=[], blocks=[], reference=results['reference'])
 
   def tradeoffs(self) -> str:
     """Write quality against time."""
@@ -140,7 +140,10 @@ class Drawn:
           title, series, f'time relative to {reference}', self.shown, lines=True,
           guide={} if level is None else {'y': level},
         )  # fmt: skip
-    lead = f'Left is faster, up is better; the dashed line is the quality of {reference}. Bars are 95 % intervals.'
+    lead = (
+      f'Left is faster, up is better; the dashed line is the quality of {reference}. Bars are 95 % intervals. Settings '
+      'that decoded alike are drawn once; a model alone that is far from the rest stands at the edge, with its numbers.'
+    )
     return self._grid(lead, cards)
 
   def deferrals(self) -> str:
@@ -153,7 +156,7 @@ class Drawn:
         quality = tables.quality(p, self.metric)
         if share is None or quality is None:
           return None
-        record = dict(x=share, y=quality, tip=f'{verdict.named(p)}\n{self.shown} {quality:.2f}\n{share:.0%} deferred')
+        record = dict(x=share, y=quality, tip=self._tip(p, f'{self.shown} {quality:.2f}\n{share:.0%} deferred'))
         return record | self._interval(p)
 
       series = self._series(points, place)
@@ -166,10 +169,10 @@ class Drawn:
     options, chosen = [], None
     for title, points in self.groups:
       best = verdict.fastest_as_good(self.results, points)
-      for p in (p for some in tables.curves(points).values() for p in some):
+      for p in (p for some in tables.curves(points).values() for p in tables.distinct(some)):
         if not (p['counts'] and sum(p['counts']['tested_at'])):
           continue
-        if p is best and chosen is None:
+        if p == best and chosen is None:
           chosen = len(options)
         self.data['blocks'].append(self._block(p))
         options.append(f'{verdict.named(p)}, {title}')
@@ -229,15 +232,20 @@ class Drawn:
     ratio, quality = tables.ratio(point), tables.quality(point, self.metric)
     if ratio is None or quality is None:
       return None
-    tip = f'{verdict.named(point)}\n{self.shown} {quality:.2f}\n{ratio:.2f}× the speed, {1 / ratio:.2f} of the time'
-    record = dict(x=1 / ratio, y=quality, tip=tip) | self._interval(point)
+    tip = f'{self.shown} {quality:.2f}\n{ratio:.2f}× the speed, {1 / ratio:.2f} of the time'
+    record = dict(x=1 / ratio, y=quality, tip=self._tip(point, tip)) | self._interval(point)
     interval = point['latency'].get('ratio_ci')
     return record | ({'x_ci': [1 / r for r in reversed(interval)]} if interval else {})
 
   def _timed(self, point: dict, x: float, more: str = '') -> dict:
     interval = point['latency'].get('ratio_ci')
-    record = dict(x=x, y=tables.ratio(point), tip=f'{verdict.named(point)}\n{tables.ratio(point):.2f}× the speed{more}')
+    record = dict(x=x, y=tables.ratio(point), tip=self._tip(point, f'{tables.ratio(point):.2f}× the speed{more}'))
     return record | ({'y_ci': interval} if interval else {})
+
+  def _tip(self, point: dict, said: str) -> str:
+    counts = point['counts'] or {}
+    outputs = f'\n{counts["length"]:.1f} tokens long, {counts["cut_off"]:.0%} cut off' if 'length' in counts else ''
+    return f'{verdict.named(point)}\n{said}{outputs}'
 
   def _interval(self, point: dict) -> dict:
     interval = (point.get('quality_ci') or {}).get(self.metric)
@@ -246,7 +254,7 @@ class Drawn:
   def _series(self, points: Sequence[dict], place) -> list[dict]:
     found = []
     for name, some in tables.curves(points).items():
-      known = [x for x in map(place, some) if x is not None]
+      known = [x for x in map(place, tables.distinct(some)) if x is not None]
       if known:
         found.append(dict(curve=name, points=known))
     return found

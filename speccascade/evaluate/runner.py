@@ -168,7 +168,8 @@ def write(results: dict, folder: Path):
     return
   rundir.write_json(known, results)
   rundir.write(folder / 'summary.csv', formats.as_csv(results))
-  rundir.write(folder / 'summary.md', formats.as_markdown(results))
+  rundir.write(folder / 'summary.md', formats.as_markdown(results, whole=False))
+  rundir.write(folder / 'tables.md', formats.as_markdown(results, whole=True))
   with rundir.told(f'{folder} cannot be written', 'free some space, then run the same command to go on'):
     _tensorboard(results, folder / 'tensorboard')
     plots.write(results, folder / 'curves')

@@ -18,24 +18,28 @@ from speccascade.stopping import Policy
 
 RESAMPLES = 1000
 NOTHING = dict(examples=0, quality=None, quality_ci=None, counts=None)
+Resampled = dict[str, np.ndarray | None]  # a metric on each resample of the examples, None where it has no sums
 LEVEL = (2.5, 97.5)  # per cent: the bounds of every interval
 
 
 def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict], floor: dict | None) -> list[dict]:
   """Return one record for each temperature, latency batch size and point."""
-  by_point = {}
+  by_point, resampled = {}, {}
   points_by_name = {_named(p): p for p in experiment.points}
   for key, some in itertools.groupby(lines, _key):  # the lines of a point follow each other
-    by_point[key] = _quality(experiment, points_by_name[key[1:]], list(some))
+    by_point[key], resampled[key] = _quality(experiment, points_by_name[key[1:]], list(some))
   times = _seconds(timings)
   found = []
   for temperature in experiment.temperatures:
+    base = resampled.get((temperature, *_named(experiment.reference_point)), {})
     for batch in experiment.latency_batches if timings else (experiment.quality_batch,):
       reference = times.get((temperature, batch, *_named(experiment.reference_point)))
       for point in experiment.points:
         name, value = point.key
         record = dict(curve=name, parameter=point.curve.parameter, value=value, temperature=temperature, batch=batch)
-        record |= by_point.get((temperature, *_named(point)), NOTHING)
+        key = (temperature, *_named(point))
+        record |= by_point.get(key, NOTHING)
+        record['quality_gain_ci'] = _gains(resampled.get(key, {}), base)
         record['latency'] = _latency(times.get((temperature, batch, *_named(point))), reference, experiment.seed)
         record['predicted'] = _predicted(experiment, point, record['counts'], floor)
         found.append(record)
@@ -54,7 +58,7 @@ def _key(line: dict) -> tuple:
 # ---- quality and counts ----
 
 
-def _quality(experiment: Experiment, point: Point, lines: list[dict]) -> dict:
+def _quality(experiment: Experiment, point: Point, lines: list[dict]) -> tuple[dict, Resampled]:
   task = experiment.task
   by_index = {e.index: e for e in task.examples}
   examples = [by_index[line['example']] for line in lines]
@@ -62,20 +66,31 @@ def _quality(experiment: Experiment, point: Point, lines: list[dict]) -> dict:
   if task.postprocess is not None:
     texts = [task.postprocess(text, example) for text, example in zip(texts, examples, strict=True)]
   judged = {name: _judge(metric, examples, texts, experiment.seed) for name, metric in task.metrics.items()}
-  quality, interval = ({name: found[i] for name, found in judged.items()} for i in range(2))
-  return dict(examples=len(lines), quality=quality, quality_ci=interval, counts=counts(point, lines))
+  quality, resampled = ({name: found[i] for name, found in judged.items()} for i in range(2))
+  interval = {name: None if values is None else _interval(values) for name, values in resampled.items()}
+  return dict(examples=len(lines), quality=quality, quality_ci=interval, counts=counts(point, lines)), resampled
 
 
-def _judge(metric: Callable, examples: list[Example], texts: list[str], seed: int) -> tuple[float, list[float] | None]:
-  """Return a metric and its bootstrap interval over examples, where it is a function of sums of statistics."""
+def _judge(metric: Callable, examples: list[Example], texts: list[str], seed: int) -> tuple[float, np.ndarray | None]:
+  """Return a metric and, where it is a function of sums of statistics, its values on resamples of the examples."""
   if not hasattr(metric, 'statistics'):
     return float(metric(examples, texts)), None
   statistics, n = np.asarray(metric.statistics(examples, texts), np.float64), len(texts)  # [N, K]
   value = float(metric.combine(statistics.sum(0), n))
   if n < 2:
     return value, None
-  drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # [R, N]
-  return value, [float(x) for x in np.percentile([metric.combine(row, n) for row in drawn @ statistics], LEVEL)]
+  drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # [R, N], of all points the same
+  return value, np.array([metric.combine(row, n) for row in drawn @ statistics])
+
+
+def _gains(mine: Resampled, base: Resampled) -> dict[str, list[float]]:
+  """Return the interval of each metric's difference to the reference on the very same examples."""
+  both = [name for name in mine if mine[name] is not None and base.get(name) is not None]
+  return {name: _interval(mine[name] - base[name]) for name in both}
+
+
+def _interval(values: np.ndarray) -> list[float]:
+  return [float(x) for x in np.percentile(values, LEVEL)]
 
 
 def counts(point: Point, lines: list[dict]) -> dict:
@@ -84,6 +99,8 @@ def counts(point: Point, lines: list[dict]) -> dict:
   total['deferral_rate'] = _deferral_rate(point, lines, total)
   total['acceptance'] = total['accepted'] / total['tested'] if total['tested'] else None
   total['tokens_per_round'] = total['emitted'] / total['rounds'] if total['rounds'] else None
+  total['length'] = total['emitted'] / len(lines)
+  total['cut_off'] = sum(line['cut_off'] for line in lines) / len(lines)
   return total
 
 
@@ -148,7 +165,7 @@ def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | Non
   n = len(pairs)
   if n > 1:
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES) @ pairs
-    record['ratio_ci'] = [float(x) for x in np.percentile(drawn[:, 0] / drawn[:, 1], LEVEL)]
+    record['ratio_ci'] = _interval(drawn[:, 0] / drawn[:, 1])
   return record
 
 

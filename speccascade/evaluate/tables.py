@@ -6,11 +6,8 @@ Fu et al. 2025, "Fast Large Language Model Collaborative Decoding via Speculatio
 """
 
 from collections.abc import Sequence
-import csv
-import io
+import json
 from typing import Any
-
-from speccascade.evaluate import formats
 
 LARGE, SMALL = 'target only', 'draft only'
 DISCRETE = ('block', 'blocks', 'max_draft')  # between two of these values there is no method
@@ -60,8 +57,27 @@ def place(point: dict) -> float | None:
 
 
 def label(point: dict) -> str:
-  """Return the parameter and value of a point, '' for a curve of one point."""
-  return '' if point['value'] is None else f'{letter(point["parameter"])} = {text(point["value"])}'
+  """Return the parameter and value of a point, '' for a curve of one point; of one that stands for several, theirs."""
+  values = ', '.join(map(text, point.get('values', [point['value']])))
+  return '' if point['value'] is None else f'{letter(point["parameter"])} = {values}'
+
+
+def distinct(points: Sequence[dict]) -> list[dict]:
+  """Return the points of curves without repetition: settings that decoded alike are the one of median speed.
+
+  They decoded alike where every count and every quality is the same, as those of a lossy rule do at T = 0. Such a
+  point has their `values`.
+  """
+  found: dict[str, list[dict]] = {}
+  for number, p in enumerate(points):
+    decoded = [p['curve'], p['quality'], p['counts']] if p.get('counts') else number
+    found.setdefault(json.dumps(decoded), []).append(p)
+  return [_middle(some) if len(some) > 1 else some[0] for some in found.values()]
+
+
+def _middle(points: list[dict]) -> dict:
+  by_speed = sorted(points, key=lambda p: ratio(p) or 0.0)
+  return by_speed[(len(points) - 1) // 2] | {'values': [p['value'] for p in points]}
 
 
 def metric_name(metric: str) -> str:
@@ -132,20 +148,27 @@ def _measured(points: Sequence[dict], metric: str) -> list[tuple[float, float]]:
 
 def summary(results: dict, title: str, points: Sequence[dict]) -> Table:
   """Return one row for each point."""
+  first, metrics = metric_name(results['metric']), results['metrics']
   timed = any(ratio(p) is not None for p in points)
-  metrics = results['metrics']
-  columns = ['method', 'setting', *map(metric_name, metrics), '95 %', 'acceptance', 'tokens per round', 'deferred']
-  columns += ['tokens/s', 'speed-up', '95 % of speed-up'] if timed else []
-  rows = []
-  for some in curves(points).values():
-    for p in some:
-      counted, took = p.get('counts') or {}, p.get('latency') or {}
-      row = [p['curve'], label(p), *(quality(p, m) for m in metrics), _interval(p.get('quality_ci'), metrics[0])]
-      row += [counted.get(k) for k in ('acceptance', 'tokens_per_round', 'deferral_rate')]
-      row += [took.get('tokens_per_s'), ratio(p), _interval(took, 'ratio_ci')] if timed else []
-      rows.append(row)
-  note = f'{points[0]["examples"]} examples; 95 %: interval of {metric_name(metrics[0])}.'
-  return _table(f'Summary, {title}', columns, rows, note + _relative(results['reference'] if timed else None))
+  columns = ['method', 'setting', *(['speed-up'] if timed else []), *map(metric_name, metrics)]
+  columns += ['95 % of speed-up'] if timed else []
+  columns += [f'95 % of {first}', 'tokens', 'cut off', 'accepted', 'tokens/round', 'deferred']
+  columns += ['tokens/s'] if timed else []
+  rows = [_row(results, p, timed) for some in curves(points).values() for p in some]
+  note = f'{points[0]["examples"]} examples. tokens: mean length of an output; cut off: share that reached the limit '
+  note += 'of new tokens without an end.'
+  if timed:
+    note += f' Speed-up: time of {results["reference"]} over time, on the same examples.'
+  return _table(f'Summary, {title}', columns, rows, note)
+
+
+def _row(results: dict, p: dict, timed: bool) -> list[Cell]:
+  counted, took = p.get('counts') or {}, p.get('latency') or {}
+  row = [p['curve'], label(p), *([ratio(p)] if timed else []), *(quality(p, m) for m in results['metrics'])]
+  row += [_interval(took, 'ratio_ci')] if timed else []
+  row += [_interval(p.get('quality_ci'), results['metric'])]
+  row += [counted.get(k) for k in ('length', 'cut_off', 'acceptance', 'tokens_per_round', 'deferral_rate')]
+  return row + ([took.get('tokens_per_s')] if timed else [])
 
 
 def cascades(results: dict, title: str, points: Sequence[dict]) -> Table | None:
@@ -157,6 +180,7 @@ def cascades(results: dict, title: str, points: Sequence[dict]) -> Table | None:
   for name, some in curves(points).items():
     if name in (results['reference'], SMALL) or not _measured(some, metric):
       continue
+    some = distinct(some)
     speed, best = matching_speed(some, metric, quality(large, metric)), best_within(some, metric)
     missed += [name] if speed is None else []
     row = [name, speed, *((None,) * 3 if best is None else (quality(best, metric), label(best), ratio(best)))]
@@ -224,10 +248,6 @@ def _table(title: str, columns: list[str], rows: list[list[Cell]], note: str) ->
   return dict(title=title, columns=columns, rows=rows, note=note)
 
 
-def _relative(reference: str | None) -> str:
-  return '' if reference is None else f' Speed-up: time of {reference} over time, on the same examples.'
-
-
 def _interval(record: dict | None, name: str) -> str | None:
   pair = (record or {}).get(name)
   return None if pair is None else f'{_number(pair[0])} … {_number(pair[1])}'
@@ -245,31 +265,5 @@ def text(cell: Any) -> str:
   return f'{cell:g}' if isinstance(cell, float) else str(cell)
 
 
-def shown(table: Table) -> list[list[str]]:
-  """Return the rows for reading: floats with two decimals, with one in a column that has them over 100."""
-  columns = [[row[i] for row in table['rows']] for i in range(len(table['columns']))]
-  digits = [2 - any(isinstance(x, float) and abs(x) >= 100 for x in column) for column in columns]
-  return [[_number(c, d) if isinstance(c, float) else text(c) for c, d in zip(row, digits)] for row in table['rows']]
-
-
-def numeric(table: Table) -> list[bool]:
-  """Return for each column whether it holds numbers."""
-  return [any(isinstance(row[i], (int, float)) for row in table['rows']) for i in range(len(table['columns']))]
-
-
-def to_markdown(table: Table) -> str:
-  """Return a table as Markdown whose columns line up."""
-  head, *body = [[c.replace('|', '\\|') for c in row] for row in (table['columns'], *shown(table))]
-  parts = [f'### {table["title"]}', formats.aligned(head, body, numeric(table)), table['note']]
-  return '\n\n'.join(filter(None, parts)) + '\n'
-
-
-def to_csv(table: Table) -> str:
-  """Return a table as CSV, numbers as they are and nothing for None."""
-  out = io.StringIO()
-  csv.writer(out, lineterminator='\n').writerows([table['columns'], *table['rows']])
-  return out.getvalue()
-
-
-def _number(x: float, digits: int = 2) -> str:
-  return f'{x:.{digits}f}'
+def _number(x: float) -> str:
+  return f'{x:.2f}'

@@ -106,11 +106,6 @@ def test_examples_differ_and_a_shorter_list_is_the_beginning_of_a_longer_one():
   assert [e.index for e in long] == list(range(60))
 
 
-def test_possible_counts_translations():
-  examples = list(grammar.examples('test', 2))
-  assert grammar.possible(examples, [examples[0].target, 'Hund.']) == 50.0
-
-
 def test_what_is_no_english_of_ours_is_named():
   with pytest.raises(ValueError, match="expected a singular noun at 'qubit'"):
     grammar.log_prob('A qubit is sleeping.', 'Ein Qubit schläft.')

@@ -17,7 +17,7 @@ def point(curve, value=None, quality=None, ratio=None, *, parameter='alpha', tem
   return record | more
 
 
-def counts(rate, deferred=None, block=5):
+def counts(rate, deferred=None, block=5, length=20.0, cut_off=0.0):
   """Return the counts of 1000 rounds whose tokens are all accepted with one chance."""
   reached = [round(1000 * rate**i) for i in range(block + 2)]
   tested, accepted = reached[:block], reached[1 : block + 1]
@@ -27,6 +27,7 @@ def counts(rate, deferred=None, block=5):
     drafted=[1000 * block, 0], rounds=1000, tested=sum(tested), accepted=sum(accepted), emitted=emitted,
     deferred=0 if deferred is None else round(deferred * emitted), deferral_rate=deferred,
     acceptance=sum(accepted) / sum(tested), tokens_per_round=emitted / 1000, tested_at=tested, accepted_at=accepted,
+    length=length, cut_off=cut_off,
     accepted_lengths=[a - b for a, b in zip([1000, *accepted], [*accepted, 0])],
   )  # fmt: skip
 

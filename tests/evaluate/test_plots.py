@@ -30,6 +30,14 @@ def test_svg_names_every_curve_and_its_axes(directory):
     assert name in text
 
 
+def test_a_model_alone_far_from_the_rest_is_said_and_not_drawn(tmp_path):
+  points = [point('target only', quality=28.0, ratio=1.0), *(point('a', x, 28.0 - x, 1.0 + x) for x in (0.1, 0.2, 0.5))]
+  for quality, far in ((20.0, True), (27.4, False)):
+    plots.write(made.results([*points, point('draft only', quality=quality, ratio=1.6)]), tmp_path)
+    text = (tmp_path / 'quality_latency_T0.svg').read_text()
+    assert (f'draft only: {quality:.2f} at 0.62' in text) == far and 'draft only' in text
+
+
 def test_figures_have_the_same_bytes_again(tmp_path):
   results = made.results([point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 27.0, 1.2)])
   once, again = (plots.write(results, tmp_path / name) for name in ('once', 'again'))

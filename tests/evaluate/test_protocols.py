@@ -254,6 +254,9 @@ def test_quality_has_an_interval_and_counts_add_up(quality):
     c = p['counts']
     lines = [x for x in _lines(quality) if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], p['temperature'])]  # fmt: skip  # noqa: E501
     assert c['emitted'] == sum(len(x['tokens']) for x in lines)
+    assert c['length'] == c['emitted'] / 10 and c['cut_off'] == np.mean(
+      [toys.VOCAB - 1 not in x['tokens'] for x in lines]
+    )
     assert c['calls'] == np.sum([x['calls'] for x in lines], 0).tolist()
     assert c['accepted_lengths'] == np.sum([x['accepted_lengths'] for x in lines], 0).tolist()
     if p['curve'] == 'opt':
@@ -262,7 +265,21 @@ def test_quality_has_an_interval_and_counts_add_up(quality):
     else:
       assert c['acceptance'] is None and c['deferral_rate'] is None and c['tokens_per_round'] == 1
   texts = points[0]['quality']['overlap'], points[1]['quality']['overlap']
-  assert texts[0] != texts[1]
+  assert texts[0] != texts[1] and 0 < sum(p['counts']['cut_off'] for p in points) < len(points)
+
+
+def test_the_interval_of_a_difference_pairs_the_examples(quality):
+  points = summary.points(EXPERIMENT, _lines(quality), [], None)
+  base, other = points[0], points[2]
+  assert base['quality_gain_ci'] == {'overlap': [0, 0]}
+  lines = [[x for x in _lines(quality) if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], 0.0)] for p in (base, other)]  # fmt: skip  # noqa: E501
+  scores = [
+    toys.Overlap().statistics([toys.task().examples[x['example']] for x in some], [x['prediction'] for x in some])
+    for some in lines
+  ]
+  gains = np.ravel(scores[1] - scores[0])
+  drawn = np.random.default_rng(5).choice(gains, (4000, 10)).mean(1)
+  assert other['quality_gain_ci']['overlap'] == pytest.approx(np.percentile(drawn, summary.LEVEL), abs=2.5)
 
 
 def test_what_the_metrics_see_is_post_processed(quality):

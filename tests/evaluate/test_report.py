@@ -71,10 +71,56 @@ def test_a_gain_within_its_interval_is_no_gain():
   assert kind == 'no' and text.startswith('No gain that the measurement can tell')
 
 
+def test_a_gain_timed_on_one_example_is_left_open():
+  fast = point('SpecDecode', quality=28.0, ratio=1.5)
+  fast['latency']['ratio_ci'] = None
+  kind, text = found([point('target only', quality=28.0, ratio=1.0), fast])
+  assert kind == 'open' and 'at 1.50× its speed; timed on too little for an interval, it may be chance' in text
+
+
+@pytest.mark.parametrize(
+  ('interval', 'said'), [([-0.4, 1.3], ', too near to tell apart)'), ([0.1, 0.9], ', more than chance)'), (None, ')')]
+)
+def test_a_quality_is_better_only_by_the_interval_of_the_difference(interval, said):
+  gain = {} if interval is None else {'bleu': interval}
+  points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 28.5, 1.5, quality_gain_ci=gain)]
+  kind, text = found(points)
+  assert kind == 'yes' and f'(28.50 against 28.00{said} at 1.50×' in text
+
+
+def test_a_quality_below_the_large_models_but_too_near_to_tell_apart_is_left_open():
+  points = [
+    point('target only', quality=28.0, ratio=1.0),
+    point('a', 0.1, 27.9, 2.0, quality_gain_ci={'bleu': [-0.6, 0.4]}),
+  ]
+  assert found(points) == (
+    'open',
+    "Nothing reaches the large model's BLEU; nearest is a at α = 0.1 (27.90 against 28.00, too near to tell apart), "
+    'at 2.00× its speed.',
+  )
+
+
+def test_the_luckiest_of_settings_that_decoded_alike_is_not_the_finding():
+  counts = made.counts(0.5)
+  alike = [point('lossy', a, 28.0, r, counts=counts) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
+  kind, text = found([point('target only', quality=28.0, ratio=1.0), *alike])
+  assert kind == 'yes' and text.startswith('lossy at α = 0.1, 0.3, 0.5 reaches') and '1.30×' in text
+
+
+def test_the_finding_says_where_outputs_are_of_another_length_or_cut_off():
+  base = point('target only', quality=28.0, ratio=1.0, counts=made.counts(0.0, length=20.0))
+  rambles = point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, length=26.0, cut_off=0.1))
+  assert found([base, rambles])[1].endswith('its speed, with outputs 30% longer, 10% of them cut off.')
+  short = point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, length=15.0))
+  assert found([base, short])[1].endswith('its speed, with outputs 25% shorter.')
+  same = point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, length=20.2))
+  assert found([base, same])[1].endswith('its speed.')
+
+
 def test_it_says_what_is_nearest_when_nothing_reaches_the_quality():
   points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 27.0, 2.0), point('a', 0.2, 26.0, 3.0)]
   kind, text = found([*points, point('draft only', quality=29.0, ratio=4.0)])
-  assert kind == 'no' and 'Nothing reaches' in text and 'a at α = 0.1 with 27.00, at 2.00×' in text
+  assert kind == 'no' and 'Nothing reaches' in text and 'a at α = 0.1 (27.00 against 28.00), at 2.00×' in text
 
 
 def test_ensembles_are_compared_by_speed_alone():
@@ -91,8 +137,8 @@ def test_ensembles_are_compared_by_speed_alone():
   'points, said',
   [
     (
-      [point('target only', quality=28.0), point('a', 0.1, 27.0)],
-      '28.00 of target only (their 95 % intervals overlap). No times',
+      [point('target only', quality=28.0), point('a', 0.1, 27.0, quality_gain_ci={'bleu': [-2.0, 1.0]})],
+      '27.00 against 28.00 of target only, too near to tell apart. No times',
     ),
     ([point('target only', quality=28.0), point('a', 0.1, 35.0)], '35.00 against 28.00 of target only. No times'),
     ([point('target only', quality=28.0, ratio=1.0)], 'nothing to compare'),
@@ -132,6 +178,19 @@ def test_every_token_says_its_source_and_its_chances(page):
   assert len(tokens) == 10
   assert [t['class'] for t in tokens[:5]] == ['t drafter', 't drafter', 't residual', 't bonus', 't verifier']
   assert tokens[0]['data-tip'] == 'drafter\nq 0.5, p 0.8' and tokens[1]['data-tip'] == 'drafter\nq 0.45, p 0.8, π 0.75'
+
+
+def test_settings_that_decoded_alike_are_drawn_once():
+  counts = made.counts(0.5, 0.2)
+  alike = [point('lossy', a, 28.0, r, counts=counts) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
+  page = report.page(made.results([point('target only', quality=28.0, ratio=1.0), *alike]))
+  drawn = {
+    c['title'].split(',')[0]: [s for s in c['series'] if s['curve'] == 'lossy'] for c in Markup(page).data()['charts']
+  }
+  for title in ('BLEU by time relative to target only', 'BLEU by share of tokens deferred to the large model'):
+    ((one,),) = (s['points'] for s in drawn[title])
+    assert one['tip'].startswith('lossy at α = 0.1, 0.3, 0.5\n') and '20.0 tokens long, 0% cut off' in one['tip']
+  assert len(drawn['speed-up by α'][0]['points']) == 3  # at each its own time
 
 
 def test_text_of_the_data_never_becomes_markup():
@@ -174,5 +233,7 @@ def test_it_opens_in_a_browser_without_an_error(tmp_path):
   assert 'CONSOLE' not in out.stderr
   drawn = Markup(out.stdout)
   assert sum(tag == 'svg' and a.get('role') == 'img' for tag, a in drawn.tags) == len(drawn.data()['charts']) + 2
+  assert [a['class'] for tag, a in drawn.tags if tag == 'text' and a.get('class') == 'far'] == ['far']
+  assert 'draft only: 20.3 at 0.26' in drawn.text  # at the edge of the first chart, which the others share
   assert sum(tag == 'rect' for tag, _ in drawn.tags) == 5 + 6
   assert sum(tag == 'button' and 'data-curve' in a for tag, a in drawn.tags) > 8

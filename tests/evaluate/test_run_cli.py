@@ -76,7 +76,7 @@ def test_a_run_leaves_every_file_and_prints_the_table(whole):
   names = {p.name for p in folder.iterdir()}
   assert names >= {
     'config.gin', 'environment.json', 'examples.jsonl', 'latency.jsonl', 'traces.jsonl', 'results.json', 'summary.csv',
-    'summary.md', 'tensorboard', 'lock', 'curves', 'report.html',
+    'summary.md', 'tables.md', 'tensorboard', 'lock', 'curves', 'report.html',
   }  # fmt: skip
   results = json.loads((folder / 'results.json').read_text())
   assert len(results['points']) == 2 * 3 and results['metric'] == 'overlap' and results['models'] == ['toy2', 'toy1']

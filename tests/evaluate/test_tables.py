@@ -1,8 +1,5 @@
 """The papers' tables, checked on results small enough to work out by hand."""
 
-import csv
-import io
-
 import made
 from made import point
 import pytest
@@ -74,6 +71,21 @@ def test_curves_stand_in_the_order_of_their_numbers_and_of_the_list_without():
   assert [p['value'] for p in tables.curves(named)['s']] == ['sum', 'mean']
 
 
+# ---- settings that decoded alike ----
+
+
+def test_settings_that_decoded_alike_are_one_of_median_speed():
+  counts = made.counts(0.5)
+  alike = [point('lossy', a, 28.0, r, counts=counts) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
+  other = point('lossy', 0.9, 28.0, 1.1, counts=made.counts(0.6))
+  again = point('SpecDecode', None, 28.0, 1.4, counts=counts)
+  found = tables.distinct([*alike, other, again])
+  assert [(tables.label(p), tables.ratio(p)) for p in found] == [
+    ('α = 0.1, 0.3, 0.5', 1.3), ('α = 0.9', 1.1), ('', 1.4)
+  ]  # fmt: skip
+  assert tables.distinct([point('a', 0.1, ratio=1.0), point('a', 0.2, ratio=1.0)])[1]['value'] == 0.2
+
+
 # ---- tables ----
 
 
@@ -111,8 +123,16 @@ def test_the_summary_has_a_row_for_each_point_and_times_only_where_there_are_any
   assert 'speed-up' not in table['columns']
   assert table['rows'][1][:4] == ['a', 'α = 0.3', 27.5, '26.00 … 29.00']
   assert table['rows'][1][-1] == 0.25 and table['rows'][0][-3:] == [None] * 3
-  timed = tables.tables(made.results([point('target only', quality=28.0, ratio=1.0)]))[0]
-  assert timed['rows'][0][-3:] == [100.0, 1.0, '0.96 … 1.04']
+
+
+def test_speed_and_quality_come_first_and_beside_them_what_the_outputs_are_like():
+  counts = made.counts(0.5, length=31.5, cut_off=0.25)
+  points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.3, 27.5, 1.2, counts=counts)]
+  table = tables.tables(made.results(points))[0]
+  assert table['columns'][:4] == ['method', 'setting', 'speed-up', 'BLEU']
+  row = dict(zip(table['columns'], table['rows'][1], strict=True))
+  assert (row['speed-up'], row['95 % of speed-up'], row['tokens/s']) == (1.2, '1.16 … 1.24', 120.0)
+  assert (row['tokens'], row['cut off']) == (31.5, 0.25) and 'share that reached the limit' in table['note']
 
 
 def test_collaborative_decoding_is_relative_to_the_standard_ensemble_at_each_methods_best_block():
@@ -160,23 +180,6 @@ def test_results_without_any_measurement_still_have_a_summary():
 
 
 # ---- as text ----
-
-TABLE = dict(title='Numbers', columns=['a|b', 'x', 'y'], rows=[['one', 1.234, 123.456], ['two', None, 2.0]], note='So.')
-
-
-def test_markdown_lines_up_and_escapes_what_would_end_a_cell():
-  assert tables.to_markdown(TABLE) == (
-    '### Numbers\n\n'
-    '| a\\|b |    x |     y |\n'
-    '|------|-----:|------:|\n'
-    '| one  | 1.23 | 123.5 |\n'
-    '| two  |    – |   2.0 |\n\nSo.\n'
-  )
-
-
-def test_csv_keeps_numbers_whole_and_quotes_texts():
-  table = TABLE | {'rows': [['a, "b"', 1.234, None]]}
-  assert list(csv.reader(io.StringIO(tables.to_csv(table)))) == [TABLE['columns'], ['a, "b"', '1.234', '']]
 
 
 def test_values_are_written_as_they_were_given():

@@ -1,0 +1,38 @@
+"""Results as text: Markdown that lines up, CSV that keeps numbers whole."""
+
+import csv
+import io
+
+import made
+from made import point
+
+from speccascade.evaluate import formats, tables
+
+TABLE = dict(title='Numbers', columns=['a|b', 'x', 'y'], rows=[['one', 1.234, 123.456], ['two', None, 2.0]], note='So.')
+
+
+def test_markdown_lines_up_and_escapes_what_would_end_a_cell():
+  assert formats.markdown(TABLE) == (
+    '### Numbers\n\n'
+    '| a\\|b |    x |     y |\n'
+    '|------|-----:|------:|\n'
+    '| one  | 1.23 | 123.5 |\n'
+    '| two  |    – |   2.0 |\n\nSo.\n'
+  )
+
+
+def test_csv_keeps_numbers_whole_and_quotes_texts():
+  counts = made.counts(0.5, length=12.34567, cut_off=0.125)
+  results = made.results([point('a, "b"', 0.1, 27.12345, 1.5, counts=counts), point('target only')])
+  first, second = csv.DictReader(io.StringIO(formats.as_csv(results)))
+  assert (first['curve'], first['quality'], first['speedup']) == ('a, "b"', '27.12345', '1.5')
+  assert (first['length'], first['cut_off']) == ('12.34567', '0.125')
+  assert second['quality'] == second['length'] == '' and tuple(first) == formats.COLUMNS
+
+
+def test_the_summary_opens_with_the_finding_and_the_whole_has_every_table():
+  results = made.cascades((0.0,))
+  results['tables'] = tables.tables(results)
+  short, whole = (formats.as_markdown(results, whole=whole) for whole in (False, True))
+  assert 'T = 0: SpecCascade [OPT] at α = 0.1 reaches' in short.splitlines()[2]
+  assert short.count('### ') == 1 and [t['title'] in whole for t in results['tables']] == [True] * 4
