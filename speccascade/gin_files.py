@@ -1,25 +1,51 @@
-"""Gin files, read with every name in them checked; what is wrong with them is said in one line, with the name meant."""
+"""Gin files, read with every name in them checked; what is wrong with them is said in one line, with the name meant.
 
+A gin file is code: it imports modules and calls what it names, so reading one runs it. Read only files that you trust.
+"""
+
+import ast
 from collections.abc import Sequence
 import contextlib
 import difflib
 import inspect
 import os
+from pathlib import Path
 import re
+import sys
 
 import gin
 
+from speccascade import disk
 from speccascade.errors import RunError
+
+# The files that come with the package: inside it where it is installed, beside it in a clone.
+SHIPPED = next(
+  p for p in (Path(__file__).with_name('gin_configs'), Path(__file__).parents[1] / 'gin_configs') if p.is_dir()
+)
 
 
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()):
   """Make gin files and bindings gin's config and check every name in them; nothing is built."""
-  with gin.unlock_config(), _searching([*search_paths, *_beside(files)]), explained():
+  files = [_found(file, search_paths) for file in files]
+  folders = [*map(str, search_paths), *_beside(files), str(SHIPPED)]
+  with gin.unlock_config(), _searching(folders), explained(), _recorded() as named:
     gin.clear_config()
-    gin.parse_config_files_and_bindings(list(files), list(bindings), finalize_config=False)
-    _check_macros()
-    _check_scopes()
+    for file in files:
+      gin.parse_config_file(file)
+    for binding in bindings:
+      _bind(binding)
+    _check_macros(named, [b.partition('=')[0].strip() for b in bindings])
+    _check_scopes(named)
     gin.finalize()
+
+
+def _found(file: str, search_paths: Sequence[str]) -> str:
+  """Return where a file is: as it is named, in a folder to search, or among those that come with the package."""
+  name = os.fspath(disk.local(file))
+  for folder in ('', *search_paths, SHIPPED.parent, SHIPPED):
+    if os.path.isfile(path := os.path.join(folder, name)):
+      return path
+  return name
 
 
 def _beside(files: Sequence[str]) -> list[str]:
@@ -30,7 +56,7 @@ def _beside(files: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _searching(folders: Sequence[str]):
-  """Let gin find files in folders, and forget them afterwards.
+  """Let gin find files in folders, and forget them afterwards; modules beside the files stay importable.
 
   Its reader of package data is left out: it takes `models/x.gin` for a file of whatever package is called models.
   """
@@ -39,34 +65,97 @@ def _searching(folders: Sequence[str]):
   readers[:] = [r for r in readers if r[0].__module__ != 'gin.resource_reader']
   for folder in folders:
     gin.add_config_file_search_path(folder)
+    if folder not in sys.path and folder != str(SHIPPED):
+      sys.path.append(folder)
   try:
     yield
   finally:
     prefixes[:], readers[:] = before
 
 
+def _bind(binding: str):
+  """Read a binding of the command line; quotes that were forgotten are told."""
+  name, _, value = (part.strip() for part in binding.partition('='))
+  try:
+    gin.parse_config(binding)
+  except (SyntaxError, ValueError) as error:
+    if re.fullmatch(r'[\w./-]+', name) and re.fullmatch(r'[~/.\w][^\'"\n]*', value) and not _literal(value):
+      raise RunError(
+        f'--gin.{name}={value}: gin takes a text in quotes of its own: --gin.{name}="\'{value}\'"'
+      ) from error
+    if isinstance(error, SyntaxError):
+      raise RunError(f'--gin.{binding}: {str(error).strip().splitlines()[0]} Write --gin.NAME=VALUE.') from error
+    raise
+
+
+def _literal(value: str) -> bool:
+  try:
+    ast.literal_eval(value)
+  except (ValueError, SyntaxError):
+    return False
+  return True
+
+
 # ---- names ----
 
 
-def _check_macros():
-  """Refuse a %NAME that is bound nowhere."""
-  bound = [scope for scope, selector in gin.config._CONFIG if selector == 'gin.macro']
+@contextlib.contextmanager
+def _recorded():
+  """Yield a set that grows by the name, scopes included, of each reference that gin parses, be it overridden later."""
+  named: set[str] = set()
+  delegate = gin.config.ParserDelegate
+
+  class Recorder(delegate):
+    def configurable_reference(self, scoped_selector, evaluate):
+      named.add(scoped_selector)
+      return super().configurable_reference(scoped_selector, evaluate)
+
+    def macro(self, name):
+      named.add(f'{name}/gin.macro')
+      return super().macro(name)
+
+  gin.config.ParserDelegate = Recorder
+  try:
+    yield named
+  finally:
+    gin.config.ParserDelegate = delegate
+
+
+def _check_macros(named: set[str], asked_for: Sequence[str]):
+  """Refuse a %NAME that is bound nowhere, and a value under a name that nothing uses.
+
+  Lists of curves and models may be left unused in files, for those to include offer several.
+  """
+  bound = {
+    scope: values['value'] for (scope, selector), values in gin.config._CONFIG.items() if selector == 'gin.macro'
+  }
+  used = sorted(name.removesuffix('/gin.macro') for name in named if name.endswith('/gin.macro'))
   for reference in gin.config.iterate_references(gin.config._CONFIG, to=gin.get_configurable(gin.config.macro)):
     name = '/'.join(reference.scopes)
     if name not in bound:
-      raise RunError(f'%{name} is used but bound nowhere{_meant(name, bound)}; bind it, as in {name} = …')
+      raise RunError(f'%{name} is used but bound nowhere{_meant(name, list(bound))}; bind it, as in {name} = …')
+  for name, value in bound.items():
+    if name not in used and (name in asked_for or not any(gin.config.iterate_references(value))):
+      raise RunError(f'{name} is bound, but nothing uses %{name}{_meant(name, used)}.')
 
 
-def _check_scopes():
+def _check_scopes(named: set[str]):
   """Refuse a binding in a scope that nothing is made in: gin would drop it without a word."""
-  used = {'/'.join(r.scopes) for r in gin.config.iterate_references(gin.config._CONFIG)}
+  used = {scope for name in named if (scope := name.rpartition('/')[0]) and not name.endswith('/gin.macro')}
   reached = {part for scope in used for part in scope.split('/')}
   for scope, selector in gin.config._CONFIG:
     if selector != 'gin.macro' and scope and not set(scope.split('/')) <= reached:
       raise RunError(
         f'{scope}/{selector.split(".")[-1]} is bound, but nothing is made in the scope {scope}'
-        f'{_meant(scope, sorted(used - {""}))}.'
+        f'{_meant(scope, sorted(used))}.'
       )
+
+
+def macro_of(configurable: str, parameter: str) -> str:
+  """Return the macro that a parameter is bound to, else the parameter's own name."""
+  value = gin.config._CONFIG.get(('', configurable), {}).get(parameter)
+  is_macro = getattr(value, 'selector', '') == 'gin.macro'
+  return '/'.join(value.scopes) if is_macro else f'{configurable.split(".")[-1]}.{parameter}'
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
@@ -114,7 +203,7 @@ def _explain(error: Exception) -> str:
   if m := re.search(r'Unable to open file: (.+?)\. Searched', said):
     return f'config: no file {m.group(1)}{place}; give its path, or the folder with --gin_search_paths'
   if isinstance(error, ImportError):
-    return f'config: cannot import: {said}{place}'
+    return f'config: cannot import: {said}{place}; modules are looked for beside the gin file, here and on PYTHONPATH'
   scopes = [x for x in (re.search(r"in scope '(.+?)'", line) for line in lines) if x]
   inside = f' (config scope {scopes[0].group(1)})' if scopes else ''
   return f'{said.rstrip(".") if place or inside else said}{place}{inside}'

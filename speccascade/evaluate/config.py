@@ -12,7 +12,7 @@ import os
 
 import gin
 
-from speccascade import acceptance, embedded, gin_files, methods, rules, stopping
+from speccascade import acceptance, disk, embedded, gin_files, methods, rules, stopping
 from speccascade.data import files, seqio_tasks
 from speccascade.errors import RunError
 from speccascade.evaluate.curves import Checkpoint, Curve
@@ -26,7 +26,11 @@ def _run(experiments: Sequence[Experiment]) -> list[Experiment]:
 
 def _path(root: str, name: str) -> str:
   """Return a path below a folder, so that a config names the folder once."""
-  return os.path.join(os.path.expanduser(root), name)
+  folder = disk.local(root)
+  if not folder.is_dir():
+    macro = gin_files.macro_of('speccascade.path', 'root')
+    raise ValueError(f'{macro} = {str(root)!r} is no folder here; bind another: --gin.{macro}="\'PATH\'"')
+  return os.path.join(folder, name)
 
 
 @functools.cache

@@ -19,10 +19,10 @@ from speccascade import decode, Decoded, inputs, Model
 from speccascade.data.examples import Example
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.progress import Progress
 from speccascade.evaluate.rundir import Journal
 from speccascade.methods import Method, SequenceCascade
 from speccascade.phases import Elect, Score
+from speccascade.progress import Progress
 from speccascade.results import PER_MODEL
 from speccascade.types import Stats
 
@@ -32,6 +32,8 @@ PER_ROW = ('rounds', 'tested', 'accepted', 'emitted', 'deferred')
 BY_PLACE = ('accepted_lengths', 'tested_at', 'accepted_at')
 QUALITY_KEYS = ('temperature', 'curve', 'value', 'example')
 LATENCY_KEYS = ('temperature', 'batch', 'trial', 'examples', 'curve', 'value')
+QUALITY_FIELDS = (*QUALITY_KEYS, 'prediction', 'tokens', *(f.name for f in dataclasses.fields(Stats)))
+LATENCY_FIELDS = (*LATENCY_KEYS, 'seconds', 'tokens')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,9 +249,13 @@ def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: 
         labels[heads[slots]] = label
     for slots, method, label in rest:
       labels[pool.submit(call, method, [heads[slots]] if slots else list(heads.values()))] = label
-    for future in concurrent.futures.as_completed(labels):
-      future.result()
-      progress.add(1, labels[future])
+    try:
+      for future in concurrent.futures.as_completed(labels):
+        future.result()
+        progress.add(1, labels[future])
+    except BaseException:  # a stop, above all: what has not begun need not be compiled
+      pool.shutdown(wait=False, cancel_futures=True)
+      raise
 
 
 def widths(experiment: Experiment) -> list[int]:

@@ -4,7 +4,7 @@ A journal has one JSON object a line and is only ever appended to, whole batches
 off a line that was not finished. Every other file is written beside its place and renamed into it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import difflib
 import fcntl
@@ -14,9 +14,11 @@ from pathlib import Path
 import socket
 from typing import Any
 
+from speccascade import disk
 from speccascade.errors import RunError
 
 CONFIG = 'config.gin'
+OURS = {'environment.json', 'examples.jsonl', 'latency.jsonl', 'results.json'}
 LOCK = 'lock'
 
 
@@ -25,9 +27,13 @@ def locked(folder: Path):
   """Hold a run directory for this process, making it where there is none; the system releases it with the process."""
   with told(f'{folder} cannot be a run directory', 'choose another --run_dir'):
     folder.mkdir(parents=True, exist_ok=True)
-    strangers = [p.name for p in folder.iterdir() if p.name != LOCK]
+    strangers = {p.name for p in folder.iterdir() if p.name != LOCK and not disk.is_part(p)}
     if strangers and not (folder / CONFIG).exists():
-      raise RunError(f'{folder} is not empty and no run directory (it has {min(strangers)}); choose another --run_dir.')
+      raise RunError(
+        f'{folder} holds a run whose {CONFIG} is gone: put it back, or choose another --run_dir.'
+        if strangers & OURS
+        else f'{folder} is not empty and no run directory (it has {min(strangers)}); choose another --run_dir.'
+      )
     handle = open(folder / LOCK, 'a+')
   with handle:
     try:
@@ -40,6 +46,8 @@ def locked(folder: Path):
       handle.truncate(0)
       handle.write(f'process {os.getpid()} on {socket.gethostname()}\n')
       handle.flush()
+      for part in filter(disk.is_part, folder.rglob('*.part')):  # of a process that was killed
+        part.unlink()
     yield
 
 
@@ -53,27 +61,37 @@ def told(what: str, remedy: str):
 
 
 def write(path: Path, content: str | bytes):
-  """Write a file so that it is there whole or not at all."""
-  temporary = path.with_name(path.name + '.part')
-  data = content.encode() if isinstance(content, str) else content
+  """Write a file of the run so that it is there whole or not at all."""
   with told(f'{path} cannot be written', 'free some space or permit it, then run the same command to go on'):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(temporary, 'wb') as f:
-      f.write(data)
-      f.flush()
-      os.fsync(f.fileno())
-    os.replace(temporary, path)
+    disk.write(path, content)
+
+
+def as_json(value: Any) -> str:
+  """Return JSON for people and programs; NaN is refused, for few programs read it."""
+  return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + '\n'
 
 
 def write_json(path: Path, value: Any):
-  """Write JSON for people and programs; NaN is refused, for few programs read it."""
-  write(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + '\n')
+  """Write a JSON file of the run."""
+  write(path, as_json(value))
 
 
 def read(path: Path) -> str:
   """Return a text file of the run."""
   with told(f'{path} cannot be read', 'permit it, or choose another --run_dir'):
-    return path.read_text(encoding='utf-8')
+    return path.read_bytes().decode('utf-8', 'replace')
+
+
+def read_json(path: Path, valid: Callable[[Any], bool]) -> Any:
+  """Return what a JSON file of the run holds, or the list of what a .jsonl file does, having checked it."""
+  text = read(path)
+  try:  # only line feeds end a line: a text may hold other characters that end one elsewhere
+    value = [json.loads(line) for line in text.split('\n') if line] if path.suffix == '.jsonl' else json.loads(text)
+    if valid(value):
+      return value
+  except ValueError:
+    pass
+  raise RunError(f'{path} is damaged; delete it, and the same command makes it anew.')
 
 
 def keep_config(folder: Path, config: str):
@@ -94,10 +112,10 @@ def keep_config(folder: Path, config: str):
 
 
 class Journal:
-  """The lines of a protocol in a fixed order, of which a killed run has left the first ones."""
+  """The lines of a protocol in a fixed order, each with these fields, of which a killed run has left the first ones."""
 
-  def __init__(self, path: Path):
-    self.path = path
+  def __init__(self, path: Path, fields: Iterable[str] = ()):
+    self.path, self._fields = path, frozenset(fields)
     self.count = self._recover()
     with told(f'{path} cannot be opened', 'permit it, or choose another --run_dir'):
       self._file = open(path, 'ab', buffering=0)
@@ -110,14 +128,14 @@ class Journal:
     with told(f'{self.path} cannot be read', 'permit it, or choose another --run_dir'):
       with open(self.path, 'rb') as f:
         for line in f:
-          if not _is_record(line):
+          if not self._is_record(line):
             break
           count += 1
           good += len(line)
         else:
           return count
         if f.read(1):
-          raise RunError(f'{self.path}: line {count + 1} is damaged; choose another --run_dir to start anew.')
+          raise RunError(f'{self.path}: line {count + 1} is damaged; delete the file to measure anew.')
       os.truncate(self.path, good)
     return count
 
@@ -147,9 +165,9 @@ class Journal:
     """Close the file."""
     self._file.close()
 
-
-def _is_record(line: bytes) -> bool:
-  try:
-    return line.endswith(b'\n') and isinstance(json.loads(line), dict)
-  except ValueError:
-    return False
+  def _is_record(self, line: bytes) -> bool:
+    try:
+      record = json.loads(line)
+    except ValueError:
+      return False
+    return line.endswith(b'\n') and isinstance(record, dict) and self._fields <= record.keys()

@@ -1,6 +1,7 @@
 """One run: take the directory, measure each experiment into it, write what was found in every form."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -11,13 +12,14 @@ import re
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
 
 from speccascade.errors import RunError
 from speccascade.evaluate import floor, formats, protocols, rundir, summary, trace
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.progress import Progress
+from speccascade.progress import Progress
 
 PACKAGES = ('speccascade', 'jax', 'jaxlib', 'flax', 'numpy')
 
@@ -43,13 +45,13 @@ def run(
     here = environment()
     known = folder / 'environment.json'
     if known.exists():
-      _compare(json.loads(rundir.read(known)), here)
+      _compare(rundir.read_json(known, _is_object), here)
     else:
       rundir.write_json(known, here)
     folders = [folder if len(experiments) == 1 else folder / name for name in names]
     wanted = [(e, f) for e, f in zip(experiments, folders, strict=True) if not only or e.name in only]
     for experiment, place in wanted:
-      _measure(experiment, place, json.loads(rundir.read(known)), command)
+      _measure(experiment, place, rundir.read_json(known, _is_object), command)
   return [place for _, place in wanted]
 
 
@@ -109,40 +111,60 @@ def _measure(experiment: Experiment, folder: Path, environment: dict, command: s
     print(f'models loaded in {time.perf_counter() - start:.1f} s: {names}', file=sys.stderr)
     return loaded
 
-  quality, timings = rundir.Journal(folder / 'examples.jsonl'), rundir.Journal(folder / 'latency.jsonl')
-  try:
+  with contextlib.ExitStack() as opened:
+    quality, timings = (
+      opened.enter_context(contextlib.closing(rundir.Journal(folder / name, fields)))
+      for name, fields in (
+        ('examples.jsonl', protocols.QUALITY_FIELDS), ('latency.jsonl', protocols.LATENCY_FIELDS),
+      )
+    )  # fmt: skip
     if experiment.quality_examples != 0:
       protocols.quality(experiment, load, quality)
     if experiment.latency_examples:
       protocols.latency(experiment, load, timings)
-    names = _once(folder / 'models.json', lambda: [m.name for m in load().models])
-    floors = (
-      _once(folder / 'floor.json', lambda: _floor(experiment, load().models)) if experiment.latency_examples else None
-    )
-    traced = _once(folder / 'traces.jsonl', lambda: trace.traces(experiment, load(), quality.lines()))
-    results = dict(
-      name=experiment.name, task=experiment.task.name, metric=next(iter(experiment.task.metrics)),
-      metrics=list(experiment.task.metrics), models=names, reference=experiment.reference, environment=environment,
-      command=command, points=summary.points(experiment, quality.lines(), list(timings.lines()), floors),
-      floor=floors, tables=[], traces=traced,
-    )  # fmt: skip
-  finally:
-    quality.close()
-    timings.close()
-  write(results, folder)
+    results = _results(experiment, folder, load, quality, timings)
+  write(results | dict(environment=environment, command=command), folder)
 
 
-def _once(path: Path, make):
+def _results(experiment: Experiment, folder: Path, load, quality: rundir.Journal, timings: rundir.Journal) -> dict:
+  """Return what the journals and the files of the run come to."""
+  names = _once(folder / 'models.json', lambda: [m.name for m in load().models], _is_names)
+  floors = None
+  if experiment.latency_examples:
+    floors = _once(folder / 'floor.json', lambda: _floor(experiment, load().models), _is_floor)
+  made = lambda: trace.traces(experiment, load(), quality.lines())
+  traced = _once(
+    folder / 'traces.jsonl', made, lambda lines: all(_is_object(x) and trace.FIELDS <= x.keys() for x in lines)
+  )
+  return dict(
+    name=experiment.name, task=experiment.task.name, metric=next(iter(experiment.task.metrics)),
+    metrics=list(experiment.task.metrics), models=names, reference=experiment.reference,
+    points=summary.points(experiment, quality.lines(), list(timings.lines()), floors), floor=floors, tables=[],
+    traces=traced,
+  )  # fmt: skip
+
+
+def _once(path: Path, make: Callable[[], Any], valid: Callable[[Any], bool]):
   """Return what a file of the run holds, making it first where it is missing."""
-  lines = path.suffix == '.jsonl'
   if not path.exists():
     value = make()
-    if lines:
+    if path.suffix == '.jsonl':
       rundir.write(path, ''.join(json.dumps(v, ensure_ascii=False) + '\n' for v in value))
     else:
       rundir.write_json(path, value)
-  text = rundir.read(path)
-  return [json.loads(line) for line in text.splitlines()] if lines else json.loads(text)
+  return rundir.read_json(path, valid)
+
+
+def _is_object(value: Any) -> bool:
+  return isinstance(value, dict)
+
+
+def _is_names(value: Any) -> bool:
+  return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_floor(value: Any) -> bool:
+  return _is_object(value) and _is_object(value.get('forward_s')) and all(map(_is_object, value['forward_s'].values()))
 
 
 def _floor(experiment: Experiment, models) -> dict:
@@ -164,7 +186,7 @@ def write(results: dict, folder: Path):
 
   results['tables'] = tables.tables(results)
   known = folder / 'results.json'
-  if (folder / 'report.html').exists() and known.exists() and json.loads(rundir.read(known)) == results:
+  if (folder / 'report.html').exists() and known.exists() and rundir.read(known) == rundir.as_json(results):
     return
   rundir.write_json(known, results)
   rundir.write(folder / 'summary.csv', formats.as_csv(results))

@@ -18,6 +18,8 @@ from speccascade.evaluate.protocols import Loaded, phases_of
 from speccascade.phases import Elect, Propose, Verify
 from speccascade.types import Array, BONUS, Model, RESIDUAL
 
+FIELDS = {'curve', 'value', 'temperature', 'example', 'prompt', 'target', 'tokens'}  # of a trace
+
 
 def selected(experiment: Experiment) -> list[Point]:
   """Return the point of each curve that is traced, the middle one."""

@@ -85,11 +85,59 @@ def test_bindings_that_gin_would_drop_are_refused(tmp_path):
   assert 'optt/Curve is bound, but nothing is made in the scope optt; did you mean opt?' in said
 
 
+def test_a_value_under_a_name_that_nothing_uses_is_refused(tmp_path):
+  said = error(GOOD, tmp_path, bindings=["MIXTURE_OR_TASK_NAME = 'xsum'"])
+  assert 'MIXTURE_OR_TASK_NAME is bound, but nothing uses %MIXTURE_OR_TASK_NAME' in said
+  assert 'MODEL is bound, but nothing uses' in error(GOOD, tmp_path, bindings=['MODEL = @toys.models'])
+  used = GOOD.replace("{'block': 2}", '%BLOCK\nBLOCK = 2')
+  assert 'BLOK is bound, but nothing uses %BLOK; did you mean BLOCK?' in error(used, tmp_path, bindings=['BLOK = 3'])
+  parse(GOOD + 'MODELS = [@toys.models]\n', tmp_path)  # a file may offer what another one takes
+  parse(used.replace('%BLOCK', "{'block': %BLOCK}"), tmp_path, bindings=["opt/Curve.settings = {'block': 4}"])
+
+
+def test_what_a_binding_replaces_leaves_no_scope_without_use(tmp_path):
+  scoped = "path.root = '.'\nsource/path.name = 'x'\nExperiment.name = @source/path()\n"
+  parse(GOOD + scoped, tmp_path, bindings=["Experiment.name = 'mine'"])
+  assert config.build()[0].name == 'mine'
+
+
+def test_a_text_without_quotes_is_told_with_them(tmp_path):
+  for value in ('/data/x', 'large', '~/x', '../shared'):
+    said = error(GOOD, tmp_path, bindings=[f'Experiment.name = {value}'])
+    assert (
+      said
+      == f'--gin.Experiment.name={value}: gin takes a text in quotes of its own: --gin.Experiment.name="\'{value}\'"'
+    )
+  assert '--gin.Experiment.seed: ' in error(GOOD, tmp_path, bindings=['Experiment.seed'])
+
+
+def test_a_folder_that_is_not_there_is_named_by_its_macro(tmp_path):
+  shared = "SHARED = '../nowhere'\npath.root = %SHARED\nx/path.name = 'x'\nExperiment.name = @x/path()\n"
+  assert """SHARED = '../nowhere' is no folder here; bind another: --gin.SHARED="'PATH'\"""" in built_error(
+    GOOD + shared, tmp_path
+  )
+  assert 'gs://b/x is an address' in built_error(GOOD + shared.replace('../nowhere', 'gs://b/x'), tmp_path)
+
+
+def test_a_module_is_found_beside_the_gin_file(tmp_path):
+  (tmp_path / 'rules_beside.py').write_text('import gin\n@gin.register\ndef named(): return "beside"\n')
+  parse('import rules_beside\n' + GOOD + 'Experiment.name = @rules_beside.named()\n', tmp_path)
+  assert config.build()[0].name == 'beside'
+
+
+def test_the_files_of_the_package_are_found_from_anywhere(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  parse("include 'methods/cascades.gin'\n" + GOOD, tmp_path)
+  for name in ('gin_configs/runs/gsm8k_cos.gin', 'runs/gsm8k_cos.gin'):
+    assert 'run.experiments' in config.parse([name])
+
+
 def test_files_and_modules_that_are_missing_are_named(tmp_path):
   assert 'no file methods/nope.gin (In file' in error("include 'methods/nope.gin'\n" + GOOD, tmp_path)
   with pytest.raises(RunError, match='no file nope.gin; give its path, or the folder with --gin_search_paths'):
     config.parse(['nope.gin'])
   assert "cannot import: No module named 'my_rulez'" in error('import my_rulez\n' + GOOD, tmp_path)
+  assert 'looked for beside the gin file, here and on PYTHONPATH' in error('import my_rulez\n' + GOOD, tmp_path)
   assert 'no run.experiments' in error(GOOD.replace('run.experiments = [@Experiment()]', ''), tmp_path)
   assert 'line 2' in error('\nExperiment.seed = = 1', tmp_path)
 

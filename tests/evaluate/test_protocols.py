@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import toys
 
-from speccascade import decode, methods, probs, rules, Sampler
-from speccascade.evaluate import Curve, Experiment, floor, progress, protocols, summary, trace
+from speccascade import decode, methods, probs, progress, rules, Sampler
+from speccascade.evaluate import Curve, Experiment, floor, protocols, summary, trace
 from speccascade.evaluate.rundir import Journal, RunError
 from speccascade.models import toy
 

@@ -12,6 +12,7 @@ import time
 import pytest
 from test_config import GOOD
 
+from speccascade import run
 from speccascade.evaluate import runner
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -198,13 +199,13 @@ def test_a_file_in_the_place_of_the_run_directory_is_one_error(config):
   assert code == 1 and f'error: {config} cannot be a run directory' in err and 'Traceback' not in err
 
 
-def test_help_lists_the_flags():
-  out = subprocess.run(
-    [sys.executable, '-m', 'speccascade.run', '--help'], capture_output=True, text=True, cwd=ROOT, check=False
-  )
-  for flag in ('--gin_file', '--gin_bindings', '--gin_search_paths', '--run_dir', '--compilation_cache', '--[no]debug'):
-    assert flag in out.stdout
-  assert 'goes on with a run that was killed' in out.stdout
+def test_help_lists_the_flags(capsys):
+  with pytest.raises(SystemExit) as ended:
+    run.main(['--help'])
+  out = capsys.readouterr().out
+  for flag in ('--gin_file', '--gin_bindings', '--gin_search_paths', '--run_dir', '--compilation_cache', '--debug'):
+    assert flag in out
+  assert not ended.value.code and 'goes on with a run that was killed' in out and 'A gin file is code' in out
 
 
 def test_going_on_in_another_environment_is_said(capsys):

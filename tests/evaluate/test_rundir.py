@@ -42,8 +42,16 @@ def test_a_last_line_of_rubbish_is_cut_off_and_one_in_the_middle_refused(tmp_pat
   Journal(path).close()
   assert path.read_bytes() == b'{"a": 1}\n'
   path.write_bytes(b'{"a": 1}\n{"a"\n{"a": 2}\n')
-  with pytest.raises(RunError, match='line 2 is damaged; choose another --run_dir'):
+  with pytest.raises(RunError, match='line 2 is damaged; delete the file to measure anew'):
     Journal(path)
+
+
+def test_a_line_without_a_field_is_damaged(tmp_path):
+  path = tmp_path / 'j'
+  path.write_bytes(b'{"a": 1, "b": 1}\n{"a": 1}\n{"a": 2, "b": 1}\n')
+  Journal(path).close()
+  with pytest.raises(RunError, match='j: line 2 is damaged; delete the file'):
+    Journal(path, ('a', 'b'))
 
 
 def test_lines_of_another_plan_are_refused(tmp_path):
@@ -67,6 +75,31 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
   with pytest.raises(RunError, match=r'/f cannot be written: No space left on device; free some'):
     rundir.write(path, 'new')
   assert path.read_text() == 'old'
+
+
+def test_a_folder_in_which_a_run_was_killed_before_its_first_file_is_a_run_directory(tmp_path, monkeypatch):
+  monkeypatch.setattr(os, 'replace', lambda part, _: os.link(part, tmp_path / 'kept'))
+  monkeypatch.setattr(pathlib.Path, 'unlink', lambda *_, **__: None)  # a killed process removes nothing
+  rundir.write(tmp_path / 'config.gin', 'a = 1')
+  monkeypatch.undo()
+  (tmp_path / 'kept').unlink()
+  (left,) = tmp_path.iterdir()
+  assert left.name.startswith('config.gin.')
+  with rundir.locked(tmp_path):
+    assert [p.name for p in tmp_path.iterdir()] == ['lock']
+
+
+def test_a_run_directory_without_its_config_says_so(tmp_path):
+  (tmp_path / 'examples.jsonl').write_text('{}\n')
+  with pytest.raises(RunError, match='holds a run whose config.gin is gone: put it back, or choose another --run_dir'):
+    with rundir.locked(tmp_path):
+      pass
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path):
+  path, lines = tmp_path / 'traces.jsonl', [{'a': 'x\u2028y\x85z\r\x0b'}, {'a': 2}]
+  rundir.write(path, ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
+  assert rundir.read_json(path, lambda _: True) == lines
 
 
 def test_not_a_number_is_not_written(tmp_path):

@@ -1,0 +1,101 @@
+"""What all commands share: how arguments are read, one sentence for what is wrong, exit codes, and a stop that is said.
+
+Exit codes: 0 done, 1 something to put right, wrong arguments included, 130 interrupted, 143 told to end (SIGTERM).
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import signal
+import sys
+import threading
+
+from speccascade.errors import RunError
+
+FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # of which a user can put the cause right
+
+
+class Parser(argparse.ArgumentParser):
+  """The arguments of `python -m PROG`; a wrong one is a RunError."""
+
+  def __init__(self, prog: str, doc: str, **kwargs):
+    super().__init__(
+      prog=f'python -m {prog}', description=doc.replace('%', '%%'), allow_abbrev=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs,
+    )  # fmt: skip
+    self.add_argument('--debug', action='store_true', help='show the traceback of an error')
+
+  def error(self, message: str):
+    """Raise, where argparse would print its usage and exit."""
+    raise RunError(f'{message}; see --help.')
+
+
+def add_gin(parser: Parser, unbound: str):
+  """Let a command take gin files and bindings; `unbound` says what happens without a file."""
+  repeated = dict(action='append', default=[])
+  parser.add_argument('--gin_file', **repeated, help=f'a gin file; may be repeated. {unbound}')
+  parser.add_argument(
+    '--gin_bindings', **repeated,
+    help="a binding, as in 'Experiment.seed = 1'; may be repeated. --gin.NAME=VALUE is short for it",
+  )  # fmt: skip
+  parser.add_argument(
+    '--gin_search_paths', type=listed, default=[],
+    help="folders, by commas, in which gin files and their includes are looked up beside a file's own folder, the one "
+    'above it, and gin_configs',
+  )  # fmt: skip
+
+
+def listed(text: str) -> list[str]:
+  """Return what stands between commas."""
+  return [part for part in text.split(',') if part]
+
+
+def run(parser: Parser, command: Callable[[argparse.Namespace], None], argv: Sequence[str] | None, stopped: str) -> int:
+  """Run a command and return its exit code; `stopped` is said where it was stopped."""
+  argv = list(sys.argv[1:] if argv is None else argv)
+  try:
+    with _told_to_end():
+      command(parser.parse_args([_binding(a) for a in argv]))
+  except KeyboardInterrupt as stop:
+    print(stopped, file=sys.stderr)
+    return 143 if isinstance(stop, _Ended) else 130
+  except FAILURES as error:
+    if '--debug' in argv:
+      raise
+    print(f'error: {_said(error)}', file=sys.stderr)
+    return 1
+  return 0
+
+
+def _binding(argument: str) -> str:
+  """Return --gin.NAME=VALUE in full."""
+  return f'--gin_bindings={argument.removeprefix("--gin.")}' if argument.startswith('--gin.') else argument
+
+
+def _said(error: Exception) -> str:
+  """Return what went wrong: our own errors whole, of any other the first line."""
+  text = str(error).strip()
+  if isinstance(error, RunError) or '\n' not in text:
+    return text or type(error).__name__
+  return f'{text.splitlines()[0]} … (--debug shows all of it)'
+
+
+class _Ended(KeyboardInterrupt):
+  """The process was told to end."""
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+  """Take SIGTERM, which schedulers send, as Ctrl-C is taken."""
+
+  def end(*_):
+    raise _Ended
+
+  if threading.current_thread() is not threading.main_thread():  # where Python allows no handler
+    yield
+    return
+  before = signal.signal(signal.SIGTERM, end)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, before)

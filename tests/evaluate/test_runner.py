@@ -1,0 +1,83 @@
+"""A damaged file of a run is named and deleting it is enough; no character of a text keeps a run from ending."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import toys
+
+from speccascade import methods
+from speccascade.errors import RunError
+from speccascade.evaluate import Curve, Experiment, runner
+
+TASK = toys.task(3, 4)
+ODD = 'a\u2028b\x85c\x0bd\u2029'
+TASK = dataclasses.replace(TASK, examples=[dataclasses.replace(e, target=f'{e.target} {ODD}') for e in TASK.examples])
+ALONE = Curve('target only', methods.autoregressive, settings={'model': 1})
+EXPERIMENT = Experiment(
+  TASK, toys.models, [ALONE], temperatures=[0.0], quality_batch=1, latency_examples=1, latency_trials=1
+)
+
+
+def run(folder):
+  runner.run([EXPERIMENT], folder, config='')
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('runs') / 'whole'
+  run(folder)
+  return folder
+
+
+def test_a_text_with_other_line_ends_can_be_finished_and_repeated(whole):
+  run(whole)
+  traces = json.loads((whole / 'results.json').read_text())['traces']
+  assert traces and all(ODD in t['target'] for t in traces)
+
+
+FILES = ('models.json', 'environment.json', 'floor.json', 'traces.jsonl')
+
+
+@pytest.mark.parametrize('name', FILES)
+@pytest.mark.parametrize(
+  'content', ['{"a": ', '3', '{"a": 1}\n', '\xff'], ids=['cut off', 'other', 'no field', 'no text']
+)
+def test_a_damaged_file_is_named_and_deleting_it_is_enough(whole, tmp_path, name, content):
+  if name == 'environment.json' and content.endswith('\n'):
+    pytest.skip('an object is an environment')
+  folder = tmp_path / 'run'
+  shutil.copytree(whole, folder)
+  (folder / name).write_text(content, encoding='latin-1')
+  with pytest.raises(RunError) as caught:
+    run(folder)
+  assert str(caught.value) == f'{folder / name} is damaged; delete it, and the same command makes it anew.'
+  (folder / name).unlink()
+  run(folder)
+  if name != 'floor.json':  # which is times
+    assert (folder / name).read_text() == (whole / name).read_text()
+
+
+@pytest.mark.parametrize('name', ['examples.jsonl', 'latency.jsonl'])
+def test_a_journal_line_without_a_field_is_named(whole, tmp_path, name):
+  folder = tmp_path / 'run'
+  shutil.copytree(whole, folder)
+  lines = (folder / name).read_text().splitlines(True)
+  record = json.loads(lines[0])
+  del record['tokens']
+  (folder / name).write_text(''.join([json.dumps(record) + '\n', *lines]))
+  with pytest.raises(RunError) as caught:
+    run(folder)
+  assert str(caught.value) == f'{folder / name}: line 1 is damaged; delete the file to measure anew.'
+  (folder / name).unlink()
+  run(folder)
+  assert len((folder / name).read_text().splitlines()) == len(lines)
+
+
+def test_damaged_results_are_written_anew(whole, tmp_path):
+  folder = tmp_path / 'run'
+  shutil.copytree(whole, folder)
+  (folder / 'results.json').write_text('{"na')
+  run(folder)
+  assert (folder / 'results.json').read_text() == (whole / 'results.json').read_text()
