@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from speccascade import checkpoints, methods, rules
+from speccascade import checkpoints, disk, methods, rules
 from speccascade.evaluate import plugins
 from speccascade.types import Model
 
@@ -27,11 +27,19 @@ class Checkpoint:
   def __post_init__(self):
     if not isinstance(self.path, str) or not self.path:
       raise ValueError(f'Checkpoint: path={self.path!r} is not a path; give the folder of a checkpoint.')
+    disk.local(self.path)
+
+  def digest(self) -> str:
+    """Return what tells the files at the path from any others."""
+    return self._read(checkpoints.digest)
 
   def load(self) -> Model:
     """Return the model at the path; whatever is wrong with the files is an error that names it."""
+    return self._read(checkpoints.load, dtype=self.dtype, name=self.name, tokenizer=self.tokenizer, scan=self.scan)
+
+  def _read(self, read: Callable, **settings) -> Any:
     try:
-      return checkpoints.load(self.path, dtype=self.dtype, name=self.name, tokenizer=self.tokenizer, scan=self.scan)
+      return read(self.path, **settings)
     except (ValueError, OSError, MemoryError):
       raise
     except Exception as error:  # the libraries that read weights raise what they like

@@ -150,13 +150,15 @@ class Experiment:
     return prompts
 
   def describe(self) -> str:
-    """Return all that decides the results, defaults and data included, as lines."""
+    """Return all that decides the results, defaults, data and digests of checkpoints included, as lines."""
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     fields |= {'task': self.task.name, 'models': _described(self.models)}
     curves = fields.pop('curves')
     data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
     digest = hashlib.sha256(json.dumps(data, default=str).encode()).hexdigest()[:16]
     lines = [f'{name}: {value}' for name, value in fields.items()]
+    given = () if callable(self.models) else self.models
+    lines += [f'weights of {m.path}: {m.digest()}' for m in given if isinstance(m, Checkpoint)]
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
     return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speccascade import methods, tokenizers
+from speccascade import disk, methods, tokenizers
 from speccascade.data import files
 from speccascade.decode import decode
 from speccascade.embedded import grammar
@@ -66,7 +66,7 @@ def from_teacher(
 
   The outputs are kept in `file`, so that a restart need not make them again.
   """
-  file = Path(file).expanduser()
+  file = disk.local(file)
   if not file.is_file():
     _write_outputs(teacher, sources, file, Sampler(temperature), max_new_tokens, batch_size, seed)
   rows = [json.loads(line) for line in files.lines(file)]
@@ -78,18 +78,16 @@ def from_teacher(
 
 
 def _write_outputs(teacher, sources, file: Path, sampler, max_new_tokens: int, batch_size: int, seed: int) -> None:
-  scratch = file.with_name(file.name + '.part')
-  scratch.parent.mkdir(parents=True, exist_ok=True)
-  with scratch.open('w', encoding='utf-8') as f:
-    for start in range(0, len(sources), 8 * batch_size):
-      texts = list(sources[start : start + 8 * batch_size])
-      out = decode(
-        methods.autoregressive(), [teacher], texts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
-        example_ids=range(start, start + len(texts)), batch_size=batch_size,
-      )  # fmt: skip
-      for text, tokens in zip(texts, out.tokens, strict=True):
-        f.write(json.dumps({'source': text, 'target': [int(t) for t in tokens]}, ensure_ascii=False) + '\n')
-  scratch.replace(file)
+  lines = []
+  for start in range(0, len(sources), 8 * batch_size):
+    texts = list(sources[start : start + 8 * batch_size])
+    out = decode(
+      methods.autoregressive(), [teacher], texts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
+      example_ids=range(start, start + len(texts)), batch_size=batch_size,
+    )  # fmt: skip
+    for text, tokens in zip(texts, out.tokens, strict=True):
+      lines.append(json.dumps({'source': text, 'target': [int(t) for t in tokens]}, ensure_ascii=False) + '\n')
+  disk.write(file, ''.join(lines))
 
 
 def generated_sources(*, count: int, split: str = 'train', seed: int = 0) -> list[str]:

@@ -35,6 +35,10 @@ class Job:
   teacher: str | None = None
   start: str | None = None
 
+  def __post_init__(self):
+    if not isinstance(self.pairs, Iterable):
+      raise ValueError(f'job {self.name}: pairs={self.pairs!r} are no pairs; write @train.generated(), with ().')
+
   def run(self, out: Path, say=print) -> Model:
     """Train, or go on with what a stopped run left in `out`/name."""
     start, teacher = (_model(out, given) for given in (self.start, self.teacher))

@@ -1,6 +1,7 @@
 """The training loop: checkpoints from which the same command goes on, progress, and the model at the end.
 
-  <out>/train.json    the settings, with which a run can be continued and no others
+  <out>/train.json    the settings, and digests of models: with these a run is continued and with no others
+  <out>/data.json     digests of the data up to the saved steps, which must be the same again
   <out>/state/        Orbax: parameters, optimizer state and step
   <out>/log.jsonl     what was printed
   <out>/model/        the result, for `speccascade.load`
@@ -8,14 +9,13 @@
 The data are read from the start again after a restart and stepped over, so what they give must be the same each time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 import dataclasses
 import functools
-import itertools
+import hashlib
 import json
 import logging
 from pathlib import Path
-import shutil
 import time
 
 import jax
@@ -23,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from speccascade import tokenizers
-from speccascade.checkpoints import hf_write, orbax
+from speccascade import disk, progress, tokenizers
+from speccascade.checkpoints import files, hf_write, orbax
+from speccascade.checkpoints.tensor_files import read_json
 from speccascade.train.batches import Batch, batches, Pair
 from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
@@ -70,27 +71,28 @@ def train(
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   out = Path(out).expanduser().absolute()
   out.mkdir(parents=True, exist_ok=True)
-  _same_settings(
-    out / 'train.json',
-    {'network': repr(network), 'settings': repr(dataclasses.replace(settings, log_every=1, save_every=1))},
-  )
+  kept = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, log_every=1, save_every=1))}
+  kept |= {'start': _digest(start), 'teacher': _digest(teacher)}
+  _same_settings(out / 'train.json', kept)
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
   params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy: steps take their state's memory over
   transform = settings.optimizer.build(network, settings.steps)
   with _checkpoints(out / 'state') as manager:
     state = _restored(manager, {'params': params, 'optimizer': transform.init(params)})
     done = manager.latest_step() or 0
-    stream = batches(pairs, settings.batch_size, settings.widths, seed=settings.seed)
     if done:
       say(f'going on after step {done} of {settings.steps} in {out}')
-    state = _steps(network, transform, state, itertools.islice(stream, done, None), done, settings, teacher, manager,
-                   Progress(out / 'log.jsonl', settings, done, say))  # fmt: skip
+    if done < settings.steps:
+      stream = _Stream(batches(pairs, settings.batch_size, settings.widths, seed=settings.seed), out / 'data.json')
+      stream.step_over(done)
+      log = Log(out / 'log.jsonl', settings, done, say)
+      state = _steps(network, transform, state, stream, done, settings, teacher, manager, log)
   model = Model(state['params'], network, tokenizer, out.name)
   _write(out / 'model', model, settings)
   return model
 
 
-def _steps(network, transform, state, stream, done: int, settings: Settings, teacher, manager, progress):
+def _steps(network, transform, state, stream, done: int, settings: Settings, teacher, manager, log):
   """Return the state after the last step."""
   step = make_step(network, transform, teacher is not None and (settings.distillation or Distillation()) or None)
   for number in range(done + 1, settings.steps + 1):
@@ -98,10 +100,42 @@ def _steps(network, transform, state, stream, done: int, settings: Settings, tea
     if batch is None:
       raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
     state, parts = step(state, batch, teacher)
-    progress.add(number, parts, int(batch.target_length.sum()))
+    log.add(number, parts, int(batch.target_length.sum()))
     if number % settings.save_every == 0 or number == settings.steps:
+      stream.keep_digest(number)
       _save(manager, number, state)
   return state
+
+
+class _Stream:
+  """Batches, with a digest of all that were read, by which a run that goes on knows its data again."""
+
+  def __init__(self, stream: Iterator[Batch], file: Path):
+    self._stream, self._file, self._read = stream, file, hashlib.sha256()
+
+  def __next__(self) -> Batch:
+    batch = next(self._stream)
+    for x in jax.tree.leaves(batch):
+      self._read.update(x.tobytes())
+    return batch
+
+  def keep_digest(self, step: int):
+    """Note what was read up to a step, before its state is saved; the states before it stay known."""
+    known = list(read_json(self._file).items())[-2:] if self._file.is_file() else []
+    disk.write(self._file, json.dumps(dict(known) | {str(step): self._read.hexdigest()}))
+
+  def step_over(self, steps: int):
+    """Read the batches of the steps that are done, and raise where they are not the ones that these were made with."""
+    for _ in range(steps):
+      next(self, None)
+    if not steps:
+      return
+    known = read_json(self._file) if self._file.is_file() else {}
+    if known.get(str(steps)) != self._read.hexdigest():
+      raise ValueError(
+        f'{self._file.parent} holds a run on other data than these, in its first {steps} steps: give it the same '
+        'again, choose another folder, or remove it'
+      )
 
 
 def make_step(network: Network, transform: optax.GradientTransformation, distillation: Distillation | None):
@@ -120,8 +154,8 @@ def make_step(network: Network, transform: optax.GradientTransformation, distill
   return step
 
 
-class Progress:
-  """Prints a line every `log_every` steps: the loss since the last one, the rate and the time left."""
+class Log:
+  """Prints a line, and keeps it, every `log_every` steps: the loss since the last one, the rate and the time left."""
 
   def __init__(self, file: Path, settings: Settings, done: int, say):
     self._file, self._settings, self._say = file, settings, say
@@ -129,7 +163,7 @@ class Progress:
     self._parts, self._tokens = [], 0
     if file.is_file():  # lines of steps that are now done again
       lines = [line for line in file.read_text(encoding='utf-8').splitlines(True) if line.endswith('}\n')]
-      file.write_text(''.join(line for line in lines if json.loads(line)['step'] <= done), encoding='utf-8')
+      disk.write(file, ''.join(line for line in lines if json.loads(line)['step'] <= done))
 
   def add(self, step: int, parts: dict[str, jax.Array], tokens: int) -> None:
     """Count a step; its numbers stay on the device until they are printed."""
@@ -146,13 +180,9 @@ class Progress:
     left = (self._settings.steps - step) / rate
     values = ' '.join(f'{name} {value:.3f}' for name, value in means.items())
     self._say(f'step {step}/{self._settings.steps}  {values}  {rate:.2f} steps/s  '
-              f'{self._tokens / seconds:.0f} tokens/s  {_clock(left)} left', flush=True)  # fmt: skip
+              f'{self._tokens / seconds:.0f} tokens/s  {progress.duration(left)} left', flush=True)  # fmt: skip
     with self._file.open('a', encoding='utf-8') as f:
       f.write(json.dumps({'step': step, **means, 'seconds': seconds}) + '\n')
-
-
-def _clock(seconds: float) -> str:
-  return f'{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}'
 
 
 def _check(network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
@@ -167,16 +197,27 @@ def _check(network: Network, settings: Settings, start: Model | None, teacher: M
     raise ValueError(f'network.dtype={network.dtype!r}: parameters are trained in float32; save_dtype sets the result')
 
 
-def _same_settings(file: Path, settings: dict[str, str]) -> None:
+def _digest(model: Model | None) -> str | None:
+  """Return 16 hex digits of a model's parameters: names, shapes, and values sampled of each."""
+  if model is None:
+    return None
+  value = hashlib.sha256()
+  for name, x in files.named(model.params).items():
+    value.update(f'{name} {x.dtype} {x.shape}'.encode())
+    value.update(np.asarray(x).reshape(-1)[:: max(1, x.size // 1024)].tobytes())
+  return value.hexdigest()[:16]
+
+
+def _same_settings(file: Path, settings: dict[str, str | None]) -> None:
   """Write the settings of a new run, or raise where a run of others is there."""
   if file.is_file():
-    before = json.loads(file.read_text(encoding='utf-8'))
+    before = read_json(file)
     for name, value in settings.items():
       if before.get(name) != value:
         raise ValueError(
           f'{file.parent} holds a run with {name} {before.get(name)}, not {value}: choose another folder, or remove it'
         )
-  file.write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')
+  disk.write(file, json.dumps(settings, indent=1) + '\n')
 
 
 def _checkpoints(folder: Path):
@@ -206,8 +247,7 @@ def _restored(manager, state):
 
 def _write(folder: Path, model: Model, settings: Settings) -> None:
   """Write the result, rounded to the dtype it is to be kept in."""
-  shutil.rmtree(folder, ignore_errors=True)
   network = dataclasses.replace(model.network, dtype=settings.save_dtype)
   params = jax.tree.map(lambda x: x.astype(settings.save_dtype), model.params)
   model = Model(params, network, model.tokenizer, model.name)
-  (orbax.save if settings.format == 'orbax' else hf_write.write)(folder, model)
+  (orbax.save if settings.format == 'orbax' else hf_write.write)(folder, model, overwrite=True)

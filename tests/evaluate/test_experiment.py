@@ -2,12 +2,16 @@
 
 import dataclasses
 
+import jax
 import pytest
 import toys
 
 from speccascade import methods, rules
+from speccascade.checkpoints import orbax
 from speccascade.data.examples import Task
 from speccascade.evaluate import Checkpoint, Curve, Experiment
+from speccascade.models.t5 import T5, T5Config
+from speccascade.types import Model
 
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
 OPT = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.5), {'block': 2})
@@ -93,3 +97,14 @@ def test_the_description_changes_with_all_that_decides_the_results():
   examples = [*toys.task().examples[:3], changed, *toys.task().examples[4:]]
   others.append(make(task=dataclasses.replace(toys.task(), examples=examples)))
   assert len({base, *(o.describe() for o in others)}) == len(others) + 1
+
+
+def test_the_description_changes_with_the_weights(tmp_path):
+  def describe(seed):
+    network = T5(T5Config(12, 16, 2, 8, 32, 1, 1))
+    orbax.save(tmp_path / 'small', Model(network.init(jax.random.key(seed)), network), overwrite=True)
+    path = str(tmp_path / 'small')
+    return make(models=[Checkpoint(path), Checkpoint(path)]).describe()
+
+  first = describe(0)
+  assert f'weights of {tmp_path}/small: ' in first and describe(0) == first != describe(1)

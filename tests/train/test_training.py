@@ -4,8 +4,6 @@ import functools
 import itertools
 import json
 import re
-import subprocess
-import sys
 
 import gin
 import jax
@@ -23,7 +21,7 @@ from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.tokenizers import find
-from speccascade.train import data, jobs, losses
+from speccascade.train import __main__, data, jobs, losses
 from speccascade.train.batches import Batch, batches, collate
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
@@ -130,6 +128,23 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
   logs = [(tmp_path / name / 'log.jsonl').read_text().splitlines() for name in ('uninterrupted', 'stopped')]
   steps = [[json.loads(line)['step'] for line in log] for log in logs]
   assert steps[0] == steps[1] == list(range(2, 21, 2))
+
+
+def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
+  def cut(data, count):
+    yield from itertools.islice(data, count)
+    raise KeyboardInterrupt
+
+  s = settings(steps=20, save_every=3)
+  teachers = [Model(init(T5_NET, seed), T5_NET, name='teacher') for seed in (0, 1)]
+  with pytest.raises(KeyboardInterrupt):
+    train(tmp_path / 'run', T5_NET, cut(copies(), 4 * 16), s, teacher=teachers[0], say=quiet)
+  with pytest.raises(ValueError, match='a run on other data than these, in its first 15 steps: give it the same'):
+    train(tmp_path / 'run', T5_NET, copies(1), s, teacher=teachers[0], say=quiet)
+  for other, said in ((teachers[1], 'with teacher .* not'), (None, 'with teacher .* not None')):
+    with pytest.raises(ValueError, match=said):
+      train(tmp_path / 'run', T5_NET, copies(), s, teacher=other, say=quiet)
+  train(tmp_path / 'run', T5_NET, copies(), s, teacher=teachers[0], say=quiet)
 
 
 def test_a_finished_run_is_not_trained_further(tmp_path):
@@ -305,27 +320,25 @@ small/train.Settings.distillation = @train.Distillation()
 
 def _command(tmp_path, *more):
   (tmp_path / 'config.gin').write_text(CONFIG)
-  return subprocess.run(
-    [sys.executable, '-m', 'speccascade.train', f'--gin_file={tmp_path}/config.gin', f'--out={tmp_path}/out', *more],
-    capture_output=True, text=True,
-  )  # fmt: skip
+  return __main__.main([f'--gin_file={tmp_path}/config.gin', f'--out={tmp_path}/out', *more])
 
 
-def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path):
-  done = _command(tmp_path)
-  assert done.returncode == 0, done.stderr
-  assert '[large] step 3/3' in done.stdout and 'steps/s' in done.stdout and 'left' in done.stdout
-  assert 'forward_kl' in [line for line in done.stdout.splitlines() if '[small] step 3/3' in line][0]
+def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path, capsys):
+  assert _command(tmp_path, '--gin.train.Settings.log_every=3') == 0
+  out = capsys.readouterr().out
+  assert '[large] step 3/3' in out and 'steps/s' in out and '0 s left' in out and '[large] step 1/3' not in out
+  assert 'forward_kl' in [line for line in out.splitlines() if '[small] step 3/3' in line][0]
   small = speccascade.load(tmp_path / 'out' / 'small' / 'model')
   assert small.network.config.embed_dim == 8 and small.tokenizer is not None
 
 
-def test_the_command_says_what_is_wrong_with_a_config(tmp_path):
+def test_the_command_says_what_is_wrong_with_a_config(tmp_path, capsys):
   bindings = 'train.Optimizer.name = "sgd"', 'train.Settings.optimizer = @train.Optimizer()'
   wrong = _command(tmp_path, *(f'--gin_bindings={binding}' for binding in bindings))
-  assert wrong.returncode == 1 and "name='sgd': choose adamw or adafactor" in wrong.stderr
-  assert 'Traceback' not in wrong.stderr
-  assert '--job=medium: the config has large, small' in _command(tmp_path, '--job=medium').stderr
+  error = capsys.readouterr().err
+  assert wrong == 1 and "name='sgd': choose adamw or adafactor" in error and error.count('\n') == 1
+  assert _command(tmp_path, '--job=medium') == 1
+  assert '--job=medium: the config has large, small' in capsys.readouterr().err
 
 
 def test_unknown_names_of_a_config_come_with_the_nearest(tmp_path):
