@@ -7,7 +7,7 @@ import pytest
 import toys
 
 from speccascade import methods, rules
-from speccascade.checkpoints import orbax
+from speccascade.checkpoints import hf_write
 from speccascade.data.examples import Task
 from speccascade.evaluate import Checkpoint, Curve, Experiment
 from speccascade.models.t5 import T5, T5Config
@@ -102,7 +102,7 @@ def test_the_description_changes_with_all_that_decides_the_results():
 def test_the_description_changes_with_the_weights(tmp_path):
   def describe(seed):
     network = T5(T5Config(12, 16, 2, 8, 32, 1, 1))
-    orbax.save(tmp_path / 'small', Model(network.init(jax.random.key(seed)), network), overwrite=True)
+    hf_write.write(tmp_path / 'small', Model(network.init(jax.random.key(seed)), network), overwrite=True)
     path = str(tmp_path / 'small')
     return make(models=[Checkpoint(path), Checkpoint(path)]).describe()
 
