@@ -1,22 +1,49 @@
-"""The notebooks run from their first cell to their last, on the pair that comes with the package."""
+"""The notebooks run from their first cell to their last, and what is stored with them is what they show."""
 
+import importlib.util
 import os
 from pathlib import Path
+import re
 import tempfile
 
 import pytest
 
 nbformat = pytest.importorskip('nbformat')
-nbclient = pytest.importorskip('nbclient')
+pytest.importorskip('nbclient')
 pytest.importorskip('ipykernel')
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / 'docs' / 'colab').glob('*.ipynb'))
-CACHE = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
+STORE = 'store them anew with `python scripts/store_notebooks.py`'
+CACHE = {
+  'JAX_COMPILATION_CACHE_DIR': os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'),
+  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+}
+
+
+@pytest.fixture(scope='module')
+def script():
+  spec = importlib.util.spec_from_file_location('store_notebooks', ROOT / 'scripts' / 'store_notebooks.py')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
 
 
 def read(path: Path):
   return nbformat.read(path, as_version=4)
+
+
+def code(notebook) -> list:
+  return [cell for cell in notebook.cells if cell.cell_type == 'code']
+
+
+def kinds(notebook) -> list[list[str]]:
+  """Return for each cell what it shows: printed text, and the kinds of what is displayed."""
+  return [
+    sorted({kind for x in cell.outputs if x.get('name') != 'stderr' for kind in x.get('data', ['printed'])})
+    for cell in code(notebook)
+  ]
 
 
 def test_there_are_notebooks():
@@ -24,33 +51,43 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_is_valid_and_stored_without_outputs(path):
+def test_a_notebook_is_stored_with_the_outputs_of_its_code(path, script):
   notebook = read(path)
   nbformat.validate(notebook)
-  code = [cell for cell in notebook.cells if cell.cell_type == 'code']
-  assert not any(cell.outputs or cell.execution_count for cell in code)
   assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+  assert notebook.metadata['outputs_of'] == script.digest(notebook), f'the outputs of {path.name} are stale: {STORE}'
+  assert [cell.execution_count for cell in code(notebook)] == [i + 1 for i in range(len(code(notebook)))]
+  assert path.stat().st_size < 500_000
+
+
+def test_outputs_are_stale_as_soon_as_the_code_changes(script):
+  notebook = read(NOTEBOOKS[0])
+  notebook.cells[0].source += ' More text.'
+  assert script.digest(notebook) == notebook.metadata['outputs_of']
+  code(notebook)[1].source += '\n1 + 1'
+  assert script.digest(notebook) != notebook.metadata['outputs_of']
 
 
 @pytest.mark.filterwarnings('ignore:.*:DeprecationWarning:(jupyter_|nbclient|nbformat|zmq|traitlets)')
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_runs(path, tmp_path, monkeypatch):
-  kept = [*os.environ.get('PYTHONPATH', '').split(os.pathsep), str(ROOT)]
-  environment = {
-    'PYTHONPATH': os.pathsep.join(filter(None, kept)),
-    'JAX_COMPILATION_CACHE_DIR': CACHE,
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-    'IPYTHONDIR': str(tmp_path / 'ipython'),  # a new profile: no settings or history of whoever runs the tests
-    'TMPDIR': str(tmp_path),
-  }
-  for name, value in environment.items():
+def test_a_notebook_runs_and_shows_what_is_stored(path, script, tmp_path, monkeypatch):
+  for name, value in CACHE.items():
     monkeypatch.setenv(name, value)
-  client = nbclient.NotebookClient(
-    read(path), timeout=300, kernel_name='python3', resources={'metadata': {'path': str(tmp_path)}}
-  )
-  done = client.execute()
-  outputs = [output for cell in done.cells if cell.cell_type == 'code' for output in cell.outputs]
-  kinds = {kind for output in outputs for kind in output.get('data', {})}
-  assert 'image/png' in kinds  # a plot was drawn
-  assert {'quickstart': 'text/html', 'your_own_pair': 'text/markdown'}[path.stem] in kinds
+  done = script.execute(read(path), tmp_path)
+  assert kinds(done) == kinds(read(path)), f'the outputs of {path.name} are stale: {STORE}'
+  shown = {kind for some in kinds(done) for kind in some}
+  assert {'image/png', 'printed'} < shown  # a plot was drawn
+  assert {'quickstart': 'text/html', 'your_own_pair': 'text/markdown'}[path.stem] in shown
+
+
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
+def test_the_badge_opens_the_notebook_and_installs_from_where_it_lies(path, script):
+  badged = script.opened_in_colab(read(path), path, 'someone/fork')
+  again = script.opened_in_colab(badged, path, 'someone/fork')
+  lines = again.cells[0].source.splitlines()
+  assert lines[0].startswith('# ') and sum(script.BADGE in line for line in lines) == 1
+  assert f'/github/someone/fork/blob/main/docs/colab/{path.name})' in lines[1]
+  assert re.search(r"^SOURCE = 'git\+https://github.com/someone/fork'", code(again)[0].source, re.MULTILINE)
+  assert script.digest(again) == script.digest(read(path))
+  plain = script.opened_in_colab(again, path, None)
+  assert script.BADGE not in plain.cells[0].source and "SOURCE = '../..'" in code(plain)[0].source
