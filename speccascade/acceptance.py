@@ -2,8 +2,13 @@
 
 An acceptor is `accept(trial) -> (Verdict, noise)`. It sees one round of every row: R tokens x_1..x_R with the laws q̃
 that they were drawn from and the targets π.
+
+Its attribute `by_round` says whether it looks at tokens that it then drops, so that random numbers are keyed by round
+as well: a number that has decided which tokens to drop may not draw them again. Where it says nothing they are.
 """
 
+from collections.abc import Callable
+import inspect
 from typing import Any, NamedTuple
 
 from flax import struct
@@ -72,12 +77,17 @@ class Threshold:
   drafter: int = struct.field(pytree_node=False, default=0)
   verifier: int = struct.field(pytree_node=False, default=1)
 
+  by_round = False
+
   def __call__(self, trial: Trial) -> tuple[Verdict, Any]:
     width = trial.tokens.shape[1]
     q, p = (trial.window.logits[m][:, :width] for m in (self.drafter, self.verifier))
     ok = rules.discrepancy(q, p, sampler=trial.sampler) <= self.limit
     one = jnp.ones(trial.tested.shape, jnp.float32)
     return Verdict(leading(ok & in_test(trial)), one, 0 * one), trial.noise
+
+
+token_wise.by_round = everything.by_round = False
 
 
 def block(trial: Trial) -> tuple[Verdict, Any]:
@@ -103,3 +113,15 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
   kept = jnp.max(jnp.where(ok, places(width) + 1, 0), 1)
   scale = take1(jnp.stack(scales, 1), kept)
   return Verdict(kept, scale, jnp.ones_like(scale)), noise
+
+
+block.by_round = True
+
+
+def bind(accept: Callable) -> tuple[Callable, bool]:
+  """Return an acceptor as a pytree, and whether its random numbers are keyed by round."""
+  if isinstance(accept, (str, type)) or not callable(accept):
+    raise ValueError(f'accept={accept!r} is not an acceptor; give a function of a Trial, as acceptance.block is one.')
+  inside = rules.inside(accept)
+  bound = rules.bind(accept) if inside is not accept or inspect.isfunction(accept) else accept
+  return bound, getattr(inside, 'by_round', True)

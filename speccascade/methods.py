@@ -6,8 +6,8 @@ token is tested instead of being drawn as a bonus. The drafter makes the same γ
 tokens, and the law at every position is π whatever the block size.
 """
 
-from collections.abc import Callable
-import inspect
+from collections.abc import Callable, Sequence
+import numbers
 
 from flax import struct
 from jax import tree_util
@@ -24,18 +24,29 @@ def _static(**kwargs):
 
 @struct.dataclass
 class Method:
-  """Phases over `slots`; slot s runs the model number `slots[s]`, each slot with a cache of its own."""
+  """Phases over `slots`; slot s runs the model number `slots[s]`, each slot with a cache of its own.
+
+  `kind` is the function that made it, but that `speculative` with a rule that reads both models makes a 'cascade'.
+  """
 
   phases: tuple[Phase, ...]
   slots: tuple[int, ...] = _static()
   window: int = _static()  # W, the most tokens ever pending
   policy: stopping.Policy = stopping.Policy()
   by_round: bool = _static(default=False)  # whether random numbers are keyed by round as well
-  name: str = _static(default='method')
+  kind: str = _static(default='method')
+  rule: str | None = _static(default=None)  # its name, for the name of the method
+  beside: bool = _static(default=False)  # whether more models may be given than it decodes with
 
   def __str__(self):
     until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
     return ' · '.join(map(str, self.phases)) + until
+
+  @property
+  def name(self) -> str:
+    """What the method is called where its settings do not matter."""
+    kind = 'speculative' if self.kind == 'cascade' else self.kind
+    return kind if self.rule is None else f'{kind}[{self.rule}]'
 
   @property
   def models(self) -> int:
@@ -51,7 +62,8 @@ class SequenceCascade:
   threshold: float = _static()
 
   models = 2
-  name = 'sequence_cascade'
+  beside = False
+  name = kind = 'sequence_cascade'
 
 
 def _widths(most: int) -> tuple[int, ...]:
@@ -72,11 +84,17 @@ def _defer(rule: tree_util.Partial) -> tree_util.Partial | None:
   return None if decision is None else tree_util.Partial(decision, **rule.keywords)
 
 
-def autoregressive(model: int = 0) -> Method:
-  """Decode with one of the models alone."""
-  whole('model', model, 0)
+def _blocks(name: str, block: int | Sequence[int]) -> tuple[int, ...]:
+  if isinstance(block, (str, numbers.Number)) or not isinstance(block, Sequence):
+    raise ValueError(f'{name}={block!r} is not a list of the γ of each model; give one for each, as in (5, 1).')
+  return tuple(whole(name, n) for n in block)
+
+
+def autoregressive(model: int | None = None) -> Method:
+  """Decode with one model alone: the only one that is given, or of several the one of this number."""
+  number = 0 if model is None else whole('model', model, 0)
   phases = (Score(0, (1,)), Verify(rules.bind(rules.own), (0,)))
-  return Method(phases, (model,), 1, name='autoregressive')
+  return Method(phases, (number,), 1, kind='autoregressive', beside=model is not None)
 
 
 def ensemble(combiner: Combiner | Rule, models: int = 2) -> Method:
@@ -94,16 +112,16 @@ def oracle(rule: Rule) -> Method:
 
   Report it against `stats.deferred`, the number of tokens deferred, never against time.
   """
-  return _lockstep(rule, 2, 'oracle', in_turn=True)
+  return _lockstep(rules.lift(rule), 2, 'oracle', in_turn=True)
 
 
-def _lockstep(combiner, models, name, *, in_turn: bool) -> Method:
+def _lockstep(combiner, models, kind, *, in_turn: bool) -> Method:
   bound = rules.bind_combiner(combiner)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, (1,), after=m - 1 if in_turn and m else None) for m in everyone)
   rule = bound.keywords.get('rule') if len(everyone) == 2 else None
   defer = None if rule is None else _defer(rule)
-  return Method((*scores, Verify(bound, everyone, defer=defer)), everyone, 1, name=name)
+  return Method((*scores, Verify(bound, everyone, defer=defer)), everyone, 1, kind=kind)
 
 
 def speculative(
@@ -119,9 +137,9 @@ def speculative(
   `rules.lossy` lossy decoding. `policy` may end a draft early; `accept=acceptance.block` verifies the block jointly.
   """
   bound, gamma = rules.bind_rule(rule), whole('block', block)
-  by_round = accept is acceptance.block
-  accept = rules.bind(accept) if inspect.isfunction(accept) else accept
-  if bound.func is rules.speculative:
+  accept, by_round = acceptance.bind(accept)
+  plain = bound.func is rules.speculative
+  if plain:
     propose = Propose(0, gamma, (2,))
     score = Score(1, (gamma + 1,))
     verify = Verify(rules.bind(rules.own), (1,), accept)
@@ -129,9 +147,11 @@ def speculative(
   else:
     propose = Propose(0, gamma + 1)
     score = Score(1, (gamma + 1,), stopping.First(gamma))
-    verify = Verify(rules.bind_combiner(rule), (0, 1), accept, _defer(bound))
+    verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
     window = gamma + 1
-  return Method((propose, score, verify), (0, 1), window, policy, by_round, name=f'speculative[{rules.name_of(rule)}]')
+  kind = 'speculative' if plain else 'cascade'
+  phases, policy = (propose, score, verify), stopping.check(policy)
+  return Method(phases, (0, 1), window, policy, by_round, kind, rules.name_of(rule))
 
 
 def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
@@ -147,7 +167,8 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
     Score(1, _widths(most + 1)),
     Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything)),
   )
-  return Method(phases, (0, 1), most, stopping.Deferral(bound), name=f'token_cascade[{rules.name_of(rule)}]')
+  policy, name = stopping.Deferral(bound), rules.name_of(rule)
+  return Method(phases, (0, 1), most, policy, kind='token_cascade', rule=name)
 
 
 def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> SequenceCascade:
@@ -177,7 +198,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
     Score(1, _widths(most + 1)),
     Verify(rules.bind(rules.own), (1,), acceptance.Threshold(np.float32(rollback))),
   )
-  return Method(phases, (0, 1), most, stopping.Fallback(np.float32(fallback)), name='bild')
+  return Method(phases, (0, 1), most, stopping.Fallback(np.float32(fallback)), kind='bild')
 
 
 def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
@@ -185,7 +206,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, (gamma,), stopping.First(gamma - 1)) for m in everyone[1:])
-  return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, gamma, name='naive_cos')
+  return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, gamma, kind='naive_cos')
 
 
 def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
@@ -194,17 +215,17 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
   slots = tuple(range(1, _models(models, bound) + 1))
   scores = tuple(Score(m, (gamma + 1,), after=m - 1) for m in slots)
   phases = (Propose(0, gamma, (2,)), *scores, Verify(bound, slots))
-  return Method(phases, (0, *range(models)), gamma, name='ensemble_sd')
+  return Method(phases, (0, *range(models)), gamma, kind='ensemble_sd')
 
 
 def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   """Collaborative decoding via speculation: the models take turns to propose; `blocks` are their γ_1 … γ_n."""
-  bound = rules.bind_combiner(combiner)
+  bound, blocks = rules.bind_combiner(combiner), _blocks('blocks', blocks)
   everyone = tuple(range(_models(len(blocks), bound)))
-  window = sum(whole('blocks', n) for n in blocks)
+  window = sum(blocks)
   verify = Verify(bound, everyone, keep=True)
   branches = tuple((Score(m, _widths(window + 1)), verify, Propose(m, blocks[m], ())) for m in everyone)
-  return Method((Elect(branches),), everyone, window, name='cos')
+  return Method((Elect(branches),), everyone, window, kind='cos')
 
 
 def sv(table: stopping.AcceptanceTable, latency, block: int = 5) -> Method:
@@ -238,4 +259,4 @@ def _speculative_verification(table, latency, block, *, exact: bool) -> Method:
     Score(2, _widths(gamma + 1), goodput, drop=not exact),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), gamma, name='sv_exact' if exact else 'sv')
+  return Method(phases, (0, 1, 2), gamma, kind='sv_exact' if exact else 'sv')

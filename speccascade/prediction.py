@@ -1,14 +1,6 @@
-"""The speed-up of a method from acceptance and the times of forward passes.
-
-Times are in units of the verifier's time for one token, c_p(1) = 1: the drafter's is the cost ratio c, the verifier's
-for the window that it scores at once is the verify cost, c_p(γ + 1). The formulas of `theory` are the case of verify
-cost 1. Acceptance is one rate, or the rates by place in the block, each given that all before were accepted: drafts go
-astray the further they go, and one rate for all places then promises too much of a long block.
-"""
+"""The speed-up of a method by the formulas of `theory`, from its counts on some data and times of forward passes."""
 
 from collections.abc import Mapping, Sequence
-import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +8,13 @@ import numpy as np
 from speccascade import stopping, theory
 
 LEAST = 20  # tests of a place in the block that make a rate of their own
+FORMULAS = {
+  'speculative': theory.speedup_speculative,
+  'cascade': theory.speedup_cascade,
+  'token_cascade': theory.speedup_token_cascade,
+  'naive_cos': theory.speedup_naive_cos,
+  'ensemble_sd': theory.speedup_ensemble_sd,
+}
 ENSEMBLES = ('ensemble', 'naive_cos', 'cos', 'ensemble_sd')  # their speed-up is over the standard ensemble
 
 
@@ -29,57 +28,49 @@ def predict(
 ) -> float | None:
   """Return the predicted speed-up of a kind of method: over the verifier, or for ensembles over the standard one.
 
-  Kinds are names of methods ('speculative[opt]' too): autoregressive; speculative; cascade, which drafts γ + 1 tokens;
-  token_cascade, where acceptance is the share of tokens not deferred and `block` its `max_draft`; ensemble, naive_cos,
-  ensemble_sd and cos, whose `block` is (γ_q, γ_p), or γ_q for (γ_q, 1), and whose two drafters are taken to be accepted
-  alike. `overhead` is what a round costs beside its calls. For any other kind there is no formula: None.
+  Kinds are those of `Method`: for autoregressive and ensemble it is 1; for token_cascade acceptance is the share of
+  tokens not deferred and `block` its `max_draft`; for cos `block` is (γ_q, γ_p), or γ_q for (γ_q, 1), and its two
+  drafters are taken to be accepted alike. Acceptance is one rate, or those by place in the block. Times, of the
+  drafter's call, of the verifier's window and of what a round costs beside its calls, are in units of the verifier's
+  time for one token. For any other kind there is no formula: None.
   """
-  c, v = _positive('cost_ratio', cost_ratio), _positive('verify_cost', verify_cost)
-  kind, gammas = _kind(kind), tuple(block) if isinstance(block, Sequence) else (block, 1)
-  standard = 1 + c if kind in ENSEMBLES else 1.0
   if kind in ('autoregressive', 'ensemble'):
     return 1.0
-  gamma, tokens = gammas[0], functools.partial(_tokens, acceptance)
-  match kind:
-    case 'speculative':
-      gain, time = tokens(gamma + 1), c * gamma + v
-    case 'cascade':
-      gain, time = tokens(gamma + 1), c * (gamma + 1) + v
-    case 'token_cascade':  # the drafter runs once more for a token that it then defers
-      gain, time = tokens(gamma + 1), c * tokens(gamma) + v
-    case 'naive_cos':
-      gain, time = tokens(gamma), c * gamma + v
-    case 'ensemble_sd':  # the drafter scores the block anew, its window as dear beside its token as the verifier's
-      gain, time = tokens(gamma + 1), c * gamma + (1 + c) * v
-    case 'cos' if len(gammas) == 2:  # theory.speedup_cos_steady, which tells the terms
-      whole, whole_p = (tokens(g + 1) - tokens(g) for g in gammas)
-      gain, time = tokens(gamma) + whole * tokens(gammas[1]), c * gamma + v
-      time += whole * (gammas[1] - 1 + c * (1 - whole_p))
-    case _:
-      return None
-  return float(gain * standard / (time + overhead))
+  rate = acceptance if np.ndim(acceptance) == 0 else theory.ByPlace(acceptance)
+  blocks = tuple(block) if isinstance(block, Sequence) else (block, 1)
+  if kind == 'cos' and len(blocks) == 2:
+    return float(theory.speedup_cos_steady(rate, rate, *blocks, cost_ratio, verify_cost, overhead))
+  formula = FORMULAS.get(kind)
+  return None if formula is None else float(formula(rate, blocks[0], cost_ratio, verify_cost, overhead))
 
 
-def predict_method(method: Any, counts: Mapping[str, Any], forward: Sequence[Mapping]) -> dict[str, float] | None:
-  """Return {'ratio', 'cost_ratio', 'acceptance'} of a method from its counts on some data, None without a formula.
+def predict_method(
+  method: Any, counts: Mapping[str, Any], forward: Sequence[Mapping], overhead: float = 0.0
+) -> dict[str, float] | None:
+  """Return {'ratio', 'cost_ratio', 'acceptance', 'overhead'} of a method, None where there is no formula.
 
   `counts` has rounds, tested_at and accepted_at as in `types.Stats`, summed over rows; `forward` has {width: seconds}
-  for the drafter first and the verifier last, for width 1 and others.
+  for the drafter first and the verifier last, for width 1 and others; `overhead` is the seconds that a round costs
+  beside its calls.
   """
   block = _block(method)
   if block is None:
     return None
-  kind, tested, accepted = _kind(method.name), counts['tested_at'], counts['accepted_at']
-  if kind == 'token_cascade':  # whatever is drafted is kept; the question at each place was whether to draft
+  tested, accepted = counts['tested_at'], counts['accepted_at']
+  if method.kind == 'token_cascade':  # whatever is drafted is kept; the question at each place was whether to draft
     tested, accepted = [counts['rounds'], *tested[:-1]], tested
   if not sum(tested):
     return None
   rates, (small, large) = by_place(tested, accepted), (by_width(forward[0]), by_width(forward[-1]))
   gamma = block[0] if isinstance(block, tuple) else block
-  width = _tokens(rates, gamma + 1) if kind == 'token_cascade' else window(kind, gamma)
-  cost = small[1] / large[1]
-  ratio = predict(kind, rates, cost, block, at_width(large, width) / large[1])
-  return dict(ratio=ratio, cost_ratio=float(cost), acceptance=float(sum(accepted) / sum(tested)))
+  if method.kind == 'token_cascade':
+    width = theory.tokens_per_round(theory.ByPlace(rates), gamma)
+  else:
+    width = window(method.kind, gamma)
+  one, cost = large[1], small[1] / large[1]
+  ratio = predict(method.kind, rates, cost, block, at_width(large, width) / one, overhead / one)
+  acceptance = float(sum(accepted) / sum(tested))
+  return dict(ratio=ratio, cost_ratio=float(cost), acceptance=acceptance, overhead=float(overhead / one))
 
 
 def by_place(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
@@ -110,36 +101,13 @@ def by_width(forward: Mapping) -> dict[int, float]:
   return {int(w): float(s) for w, s in forward.items()}
 
 
-def _kind(name: str) -> str:
-  """Return the formula's name of a method's name."""
-  base, _, rule = name.partition('[')
-  return 'cascade' if base == 'speculative' and rule not in ('', 'speculative]') else base
-
-
 def _block(method: Any) -> int | tuple[int, ...] | None:
   """Return a method's γ, or its γ of each model; None where there is no formula for it."""
-  kind = _kind(method.name)
-  if kind not in ('speculative', 'cascade', 'token_cascade', 'naive_cos', 'ensemble_sd', 'cos') or method.models != 2:
+  kind = method.kind
+  if kind not in (*FORMULAS, 'cos') or method.models != 2:
     return None
   if kind == 'cos':
     return tuple(branch[-1].n for branch in method.phases[0].branches)
   if kind != 'token_cascade' and type(method.policy) is not stopping.Policy:
     return None  # how long its drafts are is not known beforehand
   return method.window - 1 if kind == 'cascade' else method.window
-
-
-def _tokens(acceptance: float | Sequence[float], n: int) -> float:
-  """Return the expected tokens of a round that n places can give: Σ_{i<n} of the chance to keep the first i."""
-  if np.ndim(acceptance) == 0:
-    return float(theory.tokens_per_round_without_bonus(acceptance, n))
-  rates = np.asarray(acceptance, np.float64)
-  if not rates.size or not ((rates >= 0) & (rates <= 1)).all():
-    raise ValueError(f'acceptance={acceptance} is not a list of rates between 0 and 1.')
-  rates = np.append(rates, np.full(max(n - rates.size, 0), rates[-1]))[: n - 1]
-  return float(1 + np.cumprod(rates).sum())
-
-
-def _positive(name: str, value: float) -> float:
-  if not (value > 0 and math.isfinite(value)):
-    raise ValueError(f'{name}={value} is not a ratio of times; give a time over that of one token of the verifier.')
-  return float(value)

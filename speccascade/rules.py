@@ -8,7 +8,8 @@ A combiner is the same for any number of models: `combiner(logits [M, ..., V], *
 
 `@mixture` makes a rule of a decision δ: π = q̃ where the rule keeps the drafter, p̃ where it defers.
 `@token_mixture` makes one of a set S of acceptable tokens: π(v) = q̃(v) 1[v ∈ S] + p̃(v) (1 - Σ_S q̃).
-Both note the range of α, larger α deferring less.
+Both note the range of α, larger α deferring less. `@rule` and `@combiner` mark any other function as what it is: a
+method that takes both takes one that is not marked for a combiner.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import dataclasses
 import functools
 import inspect
 import math
+from typing import Any
 
 from jax import tree_util
 import jax.numpy as jnp
@@ -25,20 +27,32 @@ from speccascade import probs
 from speccascade.types import Array, Combiner, Rule
 
 INF = math.inf
+TOLERANCE, ROUNDING = 1e-3, 1e-6  # how far a law may be from summing to 1, and an entry under 0
+EXAMPLE = 'functools.partial(rules.opt, alpha=0.1)'
+
+
+def rule(function: Rule) -> Rule:
+  """Mark a function as a rule, for methods that take combiners too."""
+  function.kind = 'rule'
+  return function
+
+
+def combiner(function: Combiner) -> Combiner:
+  """Mark a function as a combiner."""
+  function.kind = 'combiner'
+  return function
 
 
 def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule], Rule]:
   """Make a rule of δ(q_logits, p_logits, *, alpha, sampler) -> bool [...]; `alone`: δ does not read the verifier."""
 
   def decorate(defer):
-    @functools.wraps(defer)
-    def rule(q_logits, p_logits, *, alpha, sampler):
+    def mixed(q_logits, p_logits, *, alpha, sampler):
       delta = defer(q_logits, p_logits, alpha=alpha, sampler=sampler)
       return jnp.where(delta[..., None], sampler(p_logits), sampler(q_logits))
 
-    del rule.__wrapped__  # its signature is its own
-    rule.alpha_range, rule.defer, rule.alone = (low, high), defer, alone
-    return rule
+    mixed.alpha_range, mixed.defer, mixed.alone = (low, high), defer, alone
+    return rule(_named_as(defer, mixed))
 
   return decorate
 
@@ -47,16 +61,21 @@ def token_mixture(low: float, high: float) -> Callable[[Rule], Rule]:
   """Make a rule of S(q_logits, p_logits, *, alpha) -> bool [..., V]."""
 
   def decorate(accepted_set):
-    @functools.wraps(accepted_set)
-    def rule(q_logits, p_logits, *, alpha, sampler):
+    def mixed(q_logits, p_logits, *, alpha, sampler):
       kept = jnp.where(accepted_set(q_logits, p_logits, alpha=alpha), sampler(q_logits), 0)
       return kept + sampler(p_logits) * _missing(kept)
 
-    del rule.__wrapped__
-    rule.alpha_range = (low, high)
-    return rule
+    mixed.alpha_range = (low, high)
+    return rule(_named_as(accepted_set, mixed))
 
   return decorate
+
+
+def _named_as(function: Callable, made: Callable) -> Callable:
+  """Give what is made of a function its name and docstring, but not its signature."""
+  for name in ('__module__', '__name__', '__qualname__', '__doc__'):
+    setattr(made, name, getattr(function, name))
+  return made
 
 
 def _missing(kept: Array) -> Array:
@@ -67,6 +86,7 @@ def _missing(kept: Array) -> Array:
 # ---- rules of two models ----
 
 
+@rule
 def speculative(q_logits, p_logits, *, sampler):
   """π = p̃: plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023)."""
   del q_logits
@@ -146,6 +166,7 @@ def token_v3(q_logits, p_logits, *, alpha):
   return p >= (1 - alpha) * p.max(-1, keepdims=True)
 
 
+@rule
 def lossy(q_logits, p_logits, *, alpha, sampler):
   """Accept with min(1, p̃ / ((1-α) q̃)), else draw from norm(max(0, p̃ - q̃)) (Tran-Thien 2023; Zhou et al. 2024).
 
@@ -155,6 +176,7 @@ def lossy(q_logits, p_logits, *, alpha, sampler):
   return _lossy(sampler(q_logits), sampler(p_logits), alpha, beta=1.0)
 
 
+@rule
 def lossy_star(q_logits, p_logits, *, alpha, sampler):
   """Scale the residual to max(0, p̃/β - q̃), with β in [1-α, 10] such that it holds just the rejected mass.
 
@@ -198,11 +220,13 @@ RULES = (
 # ---- combiners of n models ----
 
 
+@combiner
 def own(logits, *, sampler):
   """Return the only model's own law."""
   return sampler(logits[0])
 
 
+@combiner
 def weighted(logits, *, weights, sampler):
   """π = Σ λ_i p̃_i, λ on the simplex. At temperature 0: the arg max of Σ λ_i p_i."""
   if len(logits) != len(weights):
@@ -210,11 +234,13 @@ def weighted(logits, *, weights, sampler):
   return sampler.harden(sum(w * sampler.soft(x) for w, x in zip(weights, logits)))
 
 
+@combiner
 def contrastive(logits, *, mu, sampler):
   """π = softmax(ℓ_p - μ ℓ_q), the first model being the amateur q, the last the expert p (Li et al. 2023)."""
   return sampler(_blend(logits, (-mu, 1.0)))
 
 
+@combiner
 def realign(logits, *, lam, sampler):
   """π = softmax((1-λ) ℓ_ref + λ ℓ_aligned), reference first (DeRa, Liu et al. 2024)."""
   return sampler(_blend(logits, (1.0 - lam, lam)))
@@ -232,6 +258,7 @@ def _blend(logits, weights):
   return total
 
 
+@combiner
 def chain(logits, *, rule, sampler):
   """Lift a rule to n models: keep model i or defer to the cascade of the models after it.
 
@@ -269,15 +296,23 @@ class _Tail:
     return self.target
 
 
+def is_law(law: Array) -> Array:
+  """Return [...]: whether entries [..., V] are finite, not negative, and sum to 1."""
+  total = law.sum(-1)  # NaN compares as False
+  return (abs(total - 1) <= TOLERANCE) & (law.min(-1) >= -ROUNDING)
+
+
 # ---- plug-ins with traced numbers ----
 
 
 def bind(function: Callable, **numbers) -> tree_util.Partial:
   """Return `function` as a pytree: keyword numbers become traced leaves, so changing them compiles nothing."""
-  if isinstance(function, (functools.partial, tree_util.Partial)):
+  while isinstance(function, functools.partial):  # jax.tree_util.Partial is one too
     if function.args:
-      raise ValueError(f'{name_of(function)}: bind values by keyword, as in functools.partial(rules.opt, alpha=0.1).')
+      raise ValueError(f'{name_of(function)}: bind values by keyword, as in {EXAMPLE}.')
     function, numbers = function.func, {**function.keywords, **numbers}
+  if not callable(function) or inspect.isclass(function):
+    raise ValueError(f'{function!r} is not a function; give one with its values bound, as in {EXAMPLE}.')
   for name, value in numbers.items():
     if value is None or any(isinstance(x, (str, bool)) for x in tree_util.tree_leaves(value)):
       raise ValueError(
@@ -287,16 +322,30 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
   return tree_util.Partial(function, **tree_util.tree_map(probs.traced, numbers))
 
 
+def inside(function: Any) -> Any:
+  """Return the function that values are bound to."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  return function
+
+
 def name_of(function: Callable) -> str:
   """Return the name of a plug-in, whether bound or not."""
-  function = getattr(function, 'func', function)
+  function = inside(function)
   return getattr(function, '__name__', type(function).__name__)
+
+
+def takes(function: Callable, name: str) -> bool:
+  """Return whether a function has a parameter of that name."""
+  return name in inspect.signature(inside(function)).parameters
 
 
 def bind_rule(rule: Rule) -> tree_util.Partial:
   """Bind a rule and check its α: every value that the rule needs is given and in range."""
   bound = bind(rule)
-  _require(bound, given=('q_logits', 'p_logits', 'sampler'), example='functools.partial(rules.opt, alpha=0.1)')
+  if getattr(bound.func, 'kind', 'rule') != 'rule':
+    raise ValueError(f'{name_of(rule)} is a {bound.func.kind}, not a rule of two models; give it to cos or ensemble.')
+  _require(bound, given=('q_logits', 'p_logits', 'sampler'), example=EXAMPLE)
   low, high = getattr(bound.func, 'alpha_range', (-INF, INF))
   alpha = bound.keywords.get('alpha', low)
   if isinstance(alpha, (float, np.floating)) and not low <= alpha <= high:
@@ -304,10 +353,15 @@ def bind_rule(rule: Rule) -> tree_util.Partial:
   return bound
 
 
+def lift(rule: Rule) -> tree_util.Partial:
+  """Return the combiner that a rule makes, checked and bound."""
+  return tree_util.Partial(chain, rule=bind_rule(rule))
+
+
 def bind_combiner(combiner: Combiner | Rule) -> tree_util.Partial:
-  """Bind a combiner, lifting a rule to one; check its values."""
-  if is_rule(combiner):
-    return tree_util.Partial(chain, rule=bind_rule(combiner))
+  """Bind a combiner, lifting a function that says it is a rule; check its values."""
+  if getattr(inside(combiner), 'kind', 'combiner') == 'rule':
+    return lift(combiner)
   bound = bind(combiner)
   _require(bound, given=('logits', 'sampler'), example='functools.partial(rules.contrastive, mu=0.1)')
   weights = bound.keywords.get('weights')
@@ -317,13 +371,6 @@ def bind_combiner(combiner: Combiner | Rule) -> tree_util.Partial:
     if isinstance(value, np.floating) and not np.isfinite(value):
       raise ValueError(f'{name_of(combiner)} needs a finite {name}, not {value}.')
   return bound
-
-
-def is_rule(function: Callable) -> bool:
-  """Tell a rule from a combiner by its first two arguments: two models' logits, or all of them stacked."""
-  function = getattr(function, 'func', function)
-  kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-  return sum(p.kind in kinds for p in inspect.signature(function).parameters.values()) == 2
 
 
 def _require(bound: tree_util.Partial, *, given: tuple[str, ...], example: str):

@@ -11,7 +11,7 @@ from typing import Any
 from flax import struct
 import jax.numpy as jnp
 
-from speccascade import probs
+from speccascade import probs, rules
 from speccascade.types import Array, Context, places, Rule, State, take
 
 
@@ -106,6 +106,16 @@ class MovingAverage(Policy):
   def update(self, carry, tested, accepted, live, most):
     seen = self.decay * carry + (1 - self.decay) * (accepted / jnp.maximum(tested, 1))
     return jnp.where(live, seen, carry)
+
+
+def check(policy: Any) -> Policy:
+  """Return a policy, having checked that it is one."""
+  if isinstance(policy, Policy):
+    return policy
+  name = getattr(rules.inside(policy), '__name__', 'Heuristic')
+  raise ValueError(
+    f'policy={policy!r} is not a policy; give an instance, as in stopping.{name}(), in gin @stopping.{name}().'
+  )
 
 
 # ---- limits: how many drafted tokens the verifier scores ----

@@ -1,17 +1,43 @@
 """What acceptance is worth: tokens per round, speed-ups and the best block size, as functions of the acceptance rate α.
 
-Every formula takes each drafted token to be accepted with the same chance α, whatever came before it. c is the time of
-a call of the drafter over that of a call of the verifier; scoring a block is taken to cost as much as one token.
-Numbers or arrays go in, and broadcast. α = 1 is the limit of the formula, not a division by zero.
+Each drafted token is taken to be accepted with the same chance α, whatever came before it, or with the chances
+`ByPlace` in the block: drafts go astray the further they go, and one rate for all places promises too much of a long
+block. Times are in units of one token of the verifier. c is the time of a call of the drafter; v that of the
+verifier's call for a block, in the papers no dearer than one token; `overhead` what a round costs beside its calls,
+one of the reference's rounds (a token each) as well as one of the method's. Numbers or arrays go in, and broadcast.
+α = 1 is the limit of the formula, not a division by zero.
 
 Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", §3;
 Fu et al. 2025, "Fast Large Language Model Collaborative Decoding via Speculation", §3 and Appendix A.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+import dataclasses
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+
+@dataclasses.dataclass(frozen=True)
+class ByPlace:
+  """Acceptance rates by place in the block, each given that all before were accepted; the last one goes on."""
+
+  rates: Sequence[float]
+
+  def __post_init__(self):
+    rates = np.asarray(self.rates, np.float64)
+    if rates.ndim != 1 or not rates.size or not ((rates >= 0) & (rates <= 1)).all():
+      raise ValueError(f'acceptance={self.rates} is not a list of rates between 0 and 1.')
+
+  def kept(self, n: ArrayLike) -> np.ndarray:
+    """Return the chance that the first n drafted tokens are accepted."""
+    n = np.asarray(n, np.int64)
+    most = max(int(n.max()), 1)
+    rates = np.append(self.rates, np.full(max(most - len(self.rates), 0), self.rates[-1]))[:most]
+    return np.append(1.0, np.cumprod(rates))[n]
+
+
+Rate = ArrayLike | ByPlace
 
 
 def acceptance_rate(q: ArrayLike, pi: ArrayLike) -> np.ndarray:
@@ -22,36 +48,68 @@ def acceptance_rate(q: ArrayLike, pi: ArrayLike) -> np.ndarray:
   return np.clip(np.minimum(q, pi).sum(-1), 0, 1)  # rounding may have left a sum just over 1
 
 
-def tokens_per_round(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
+def tokens_per_round(alpha: Rate, gamma: ArrayLike) -> np.ndarray:
   """Return (1 - α^{γ+1}) / (1 - α): γ tokens drafted and a bonus token (Leviathan et al. 2023, Equation 1).
 
   A cascade of this package gives as many: it drafts and tests γ + 1 tokens and has no bonus token.
   """
-  return _powers(_rate(alpha), _block(gamma) + 1)
+  return _tokens(_rate(alpha), _block(gamma) + 1)
 
 
-def tokens_per_round_without_bonus(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
+def tokens_per_round_without_bonus(alpha: Rate, gamma: ArrayLike) -> np.ndarray:
   """Return (1 - α^γ) / (1 - α): γ tokens drafted, no bonus token (Fu et al. 2025, Equation 12)."""
-  return _powers(_rate(alpha), _block(gamma))
+  return _tokens(_rate(alpha), _block(gamma))
 
 
-def speedup_speculative(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike) -> np.ndarray:
-  """Return (1 - α^{γ+1}) / ((1 - α)(γc + 1)), over the verifier alone (Leviathan et al. 2023, Theorem 3.8)."""
-  return tokens_per_round(alpha, gamma) / (_block(gamma) * _cost(c) + 1)
+def speedup_speculative(
+  alpha: Rate, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
+) -> np.ndarray:
+  """Return (1 - α^{γ+1}) / ((1 - α)(γc + v)), over the verifier alone (Leviathan et al. 2023, Theorem 3.8)."""
+  time = _block(gamma) * _cost(c) + _cost(v, 'v')
+  return _over(tokens_per_round(alpha, gamma), time, 1.0, overhead)
 
 
-def speedup_cascade(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike) -> np.ndarray:
-  """Return (1 - α^{γ+1}) / ((1 - α)((γ+1)c + 1)), over the verifier alone.
+def speedup_cascade(
+  alpha: Rate, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
+) -> np.ndarray:
+  """Return (1 - α^{γ+1}) / ((1 - α)((γ+1)c + v)), over the verifier alone.
 
   The verifier scores γ tokens as in speculative decoding, but the drafter's law is needed after them too: γ + 1 calls.
   """
-  return tokens_per_round(alpha, gamma) / ((_block(gamma) + 1) * _cost(c) + 1)
+  time = (_block(gamma) + 1) * _cost(c) + _cost(v, 'v')
+  return _over(tokens_per_round(alpha, gamma), time, 1.0, overhead)
 
 
-def speedup_naive_cos(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike) -> np.ndarray:
-  """Return (1 - α^γ)(1 + c) / ((1 - α)(1 + cγ)), over the ensemble (Fu et al. 2025, Theorem 3.1)."""
+def speedup_token_cascade(
+  alpha: Rate, most: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
+) -> np.ndarray:
+  """Return (1 - α^{n+1}) / ((1 - α)(c(1 - α^n)/(1 - α) + v)) of drafts of at most n tokens, over the verifier alone.
+
+  α is the share of tokens that are not deferred; the drafter runs once more for a token that it then defers.
+  """
+  time = _cost(c) * tokens_per_round_without_bonus(alpha, most) + _cost(v, 'v')
+  return _over(tokens_per_round(alpha, most), time, 1.0, overhead)
+
+
+def speedup_naive_cos(
+  alpha: Rate, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
+) -> np.ndarray:
+  """Return (1 - α^γ)(1 + c) / ((1 - α)(cγ + v)), over the ensemble (Fu et al. 2025, Theorem 3.1)."""
   c = _cost(c)
-  return tokens_per_round_without_bonus(alpha, gamma) * (1 + c) / (1 + c * _block(gamma))
+  time = c * _block(gamma) + _cost(v, 'v')
+  return _over(tokens_per_round_without_bonus(alpha, gamma), time, 1 + c, overhead)
+
+
+def speedup_ensemble_sd(
+  alpha: Rate, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
+) -> np.ndarray:
+  """Return (1 - α^{γ+1})(1 + c) / ((1 - α)(cγ + (1 + c)v)), over the ensemble.
+
+  The drafter scores the block anew, its window as dear beside its token as the verifier's.
+  """
+  c = _cost(c)
+  time = c * _block(gamma) + (1 + c) * _cost(v, 'v')
+  return _over(tokens_per_round(alpha, gamma), time, 1 + c, overhead)
 
 
 def speedup_cos(alpha: ArrayLike, gamma_q: ArrayLike, gamma_p: ArrayLike, c: ArrayLike) -> np.ndarray:
@@ -62,24 +120,36 @@ def speedup_cos(alpha: ArrayLike, gamma_q: ArrayLike, gamma_p: ArrayLike, c: Arr
   """
   alpha, c = _rate(alpha), _cost(c)
   gamma_q, gamma_p = _block(gamma_q, 'gamma_q'), _block(gamma_p, 'gamma_p')
-  return _powers(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - alpha**gamma_p * c)
+  return _tokens(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - _kept(alpha, gamma_p) * c)
 
 
 def speedup_cos_steady(
-  alpha_q: ArrayLike, alpha_p: ArrayLike, gamma_q: ArrayLike, gamma_p: ArrayLike, c: ArrayLike
+  alpha_q: Rate,
+  alpha_p: Rate,
+  gamma_q: ArrayLike,
+  gamma_p: ArrayLike,
+  c: ArrayLike,
+  v: ArrayLike = 1.0,
+  overhead: ArrayLike = 0.0,
 ) -> np.ndarray:
   """Return the long-run speed-up over the ensemble of the alternate proposals of two models.
 
   q's tokens are accepted with chance α_q, p's with α_p. With E_i = (1 - α_i^{γ_i}) / (1 - α_i), a = α_q^{γ_q} and
-  b = α_p^{γ_p}, it is (E_q + a E_p)(1 + c) / (1 + cγ_q + a(γ_p - 1 + c(1 - b))): after a proposal of q that is
+  b = α_p^{γ_p}, it is (E_q + a E_p)(1 + c) / (v + cγ_q + a(γ_p - 1 + c(1 - b))): after a proposal of q that is
   accepted whole, with chance a, p's bonus token opens p's proposal, of γ_p - 1 more calls; q scores it in one call,
   and that call is the first of q's next proposal where p's was accepted whole.
   """
   alpha_q, alpha_p, c = _rate(alpha_q, 'alpha_q'), _rate(alpha_p, 'alpha_p'), _cost(c)
   gamma_q, gamma_p = _block(gamma_q, 'gamma_q'), _block(gamma_p, 'gamma_p')
-  a, b = alpha_q**gamma_q, alpha_p**gamma_p
-  tokens = _powers(alpha_q, gamma_q) + a * _powers(alpha_p, gamma_p)
-  return tokens * (1 + c) / (1 + c * gamma_q + a * (gamma_p - 1 + c * (1 - b)))
+  a, b = _kept(alpha_q, gamma_q), _kept(alpha_p, gamma_p)
+  tokens = _tokens(alpha_q, gamma_q) + a * _tokens(alpha_p, gamma_p)
+  return _over(tokens, _cost(v, 'v') + c * gamma_q + a * (gamma_p - 1 + c * (1 - b)), 1 + c, overhead)
+
+
+def _over(tokens: np.ndarray, time: np.ndarray, reference: ArrayLike, overhead: ArrayLike) -> np.ndarray:
+  """Return the speed-up of rounds of so many tokens and such a time over a reference's time for a token."""
+  overhead = _checked('overhead', overhead, lambda x: (x >= 0) & np.isfinite(x), 'a time of at least 0')
+  return (tokens * (reference + overhead) / (time + overhead))[()]
 
 
 def best_block(speedup: Callable, alpha: ArrayLike, c: ArrayLike, most: int = 64) -> int | np.ndarray:
@@ -93,8 +163,15 @@ def best_block(speedup: Callable, alpha: ArrayLike, c: ArrayLike, most: int = 64
   return best if best.ndim else int(best)
 
 
-def _powers(alpha: np.ndarray, n: np.ndarray) -> np.ndarray:
+def _kept(alpha: np.ndarray | ByPlace, n: np.ndarray) -> np.ndarray:
+  """Return the chance α^n that n tokens are accepted."""
+  return alpha.kept(n) if isinstance(alpha, ByPlace) else alpha**n
+
+
+def _tokens(alpha: np.ndarray | ByPlace, n: np.ndarray) -> np.ndarray:
   """Return Σ_{i<n} α^i = (1 - α^n) / (1 - α), exact at α = 1 and stable next to it."""
+  if isinstance(alpha, ByPlace):
+    return np.cumsum(alpha.kept(np.arange(int(np.max(n)))))[np.asarray(n, np.int64) - 1]
   loss = np.where(alpha < 1, 1 - alpha, 1)
   with np.errstate(divide='ignore'):  # α = 0: log 0 = -∞ and 0^n = 0
     total = -np.expm1(n * np.log1p(-loss)) / loss
@@ -109,13 +186,17 @@ def _checked(name: str, value: ArrayLike, ok: Callable, need: str) -> np.ndarray
   return value
 
 
-def _rate(alpha: ArrayLike, name: str = 'alpha') -> np.ndarray:
-  return _checked(name, alpha, lambda x: (x >= 0) & (x <= 1), 'an acceptance rate between 0 and 1')
+def _rate(alpha: Rate, name: str = 'alpha') -> np.ndarray | ByPlace:
+  return (
+    alpha
+    if isinstance(alpha, ByPlace)
+    else _checked(name, alpha, lambda x: (x >= 0) & (x <= 1), 'an acceptance rate between 0 and 1')
+  )
 
 
-def _cost(c: ArrayLike) -> np.ndarray:
-  need = 'a ratio of times over 0; give the time of a drafter call over that of a verifier call'
-  return _checked('c', c, lambda x: (x > 0) & np.isfinite(x), need)
+def _cost(c: ArrayLike, name: str = 'c') -> np.ndarray:
+  need = "a ratio of times over 0; give the time of a call over that of the verifier's call for one token"
+  return _checked(name, c, lambda x: (x > 0) & np.isfinite(x), need)
 
 
 def _block(gamma: ArrayLike, name: str = 'gamma') -> np.ndarray:

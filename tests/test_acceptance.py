@@ -1,14 +1,16 @@
 """One round of each acceptor, by enumerating every draft and every outcome of its tests."""
 
+import functools
 import itertools
 
 from flax import struct
 import jax
+from jax import tree_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade import acceptance, probs
+from speccascade import acceptance, methods, probs
 from speccascade.types import Window
 
 V = 3
@@ -170,3 +172,15 @@ def test_a_drafted_token_of_probability_0_divides_nothing():
       trial = acceptance.Trial(window, jnp.array([[1, 2]]), zero + 2, pi, position, zero, noise, probs.Sampler())
       verdict, noise = accept(trial)
       assert np.isfinite(noise.chances).all() and np.isfinite(verdict.scale).all()
+
+
+@pytest.mark.parametrize(
+  'given', [lambda f: f, tree_util.Partial, functools.partial, lambda f: functools.partial(tree_util.Partial(f))]
+)
+def test_an_acceptor_keeps_its_keys_by_round_however_it_is_given(given):
+  def of_a_user(trial):
+    return acceptance.block(trial)
+
+  for accept, by_round in ((acceptance.block, True), (acceptance.token_wise, False), (of_a_user, True)):
+    assert methods.speculative(accept=given(accept)).by_round == by_round
+  assert methods.speculative(accept=acceptance.Threshold(np.float32(1))).by_round is False

@@ -449,12 +449,12 @@ def test_a_rule_that_hides_its_argument_cannot_cascade_three_models():
 @pytest.mark.parametrize('seed', [-1, 2**32, 0.5])
 def test_a_seed_that_is_none_is_refused(seed):
   with pytest.raises(ValueError, match='seed='):
-    decode(methods.autoregressive(), PAIR, [[1]], max_new_tokens=2, seed=seed)
+    decode(methods.autoregressive(0), PAIR, [[1]], max_new_tokens=2, seed=seed)
 
 
 def test_seeds_are_different_streams():
   outs = {
-    tuple(decode(methods.autoregressive(), PAIR, [[1]], max_new_tokens=16, seed=s).tokens[0]) for s in (0, 1, 2**31)
+    tuple(decode(methods.autoregressive(0), PAIR, [[1]], max_new_tokens=16, seed=s).tokens[0]) for s in (0, 1, 2**31)
   }
   assert len(outs) == 3
 

@@ -2,12 +2,13 @@
 
 import functools
 
-from law import chi_square, distance, emitted_law
+from law import chi_square, emitted_law
 import numpy as np
 import pytest
 import reference
 
 from speccascade import acceptance, methods, rules, Sampler, stopping
+from speccascade.laws import distance
 from speccascade.models import toy
 
 V = 3

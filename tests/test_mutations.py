@@ -6,13 +6,14 @@ import functools
 from flax import struct
 import jax
 import jax.numpy as jnp
-from law import chi_square, distance, emitted_law
+from law import chi_square, emitted_law
 import numpy as np
 import pytest
 import reference
 from test_laws import bound, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 
 from speccascade import acceptance, methods, phases, probs, rules, Sampler
+from speccascade.laws import distance
 
 
 @pytest.fixture(autouse=True)

@@ -68,7 +68,7 @@ def test_what_was_measured_has_the_last_word(measured, verdict, monkeypatch):
   assert verdict in found.verdict and f'{measured:.2f}× was measured' in found.verdict
   (method,) = tried
   best = found.best()
-  assert (prediction._kind(method.name), prediction._block(method)) == (best.candidate.kind, best.block)
+  assert (method.kind, prediction._block(method)) == (best.candidate.kind, best.block)
 
 
 def test_a_method_is_tried_beside_the_verifier(monkeypatch):

@@ -32,10 +32,10 @@ def times(drafter, verifier=1.0, slope=0.0):
   'kind, formula',
   [
     ('speculative', theory.speedup_speculative),
-    ('speculative[speculative]', theory.speedup_speculative),
     ('cascade', theory.speedup_cascade),
-    ('speculative[opt]', theory.speedup_cascade),
+    ('token_cascade', theory.speedup_token_cascade),
     ('naive_cos', theory.speedup_naive_cos),
+    ('ensemble_sd', theory.speedup_ensemble_sd),
     ('cos', lambda a, g, c: theory.speedup_cos_steady(a, a, g, 1, c)),
   ],
 )
@@ -64,8 +64,9 @@ def test_a_drafter_that_goes_astray_gains_less_from_a_long_block():
   assert prediction.predict('naive_cos', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45) * 1.1 / 1.3)
 
 
-def test_a_dear_window_and_overhead_are_paid_each_round():
-  assert prediction.predict('speculative', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(6 / (0.5 + 1.5 + 0.5))
+def test_a_dear_window_is_paid_each_round_and_overhead_by_the_reference_too():
+  assert prediction.predict('speculative', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(6 * 1.5 / (0.5 + 1.5 + 0.5))
+  assert prediction.predict('naive_cos', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(5 * 1.6 / (0.5 + 1.5 + 0.5))
   assert prediction.predict('ensemble_sd', 1.0, 0.1, 5, 1.5) == pytest.approx(6 * 1.1 / (0.5 + 1.1 * 1.5))
 
 
@@ -80,10 +81,13 @@ def test_what_stands_for_itself_has_a_speed_of_one_and_what_has_no_formula_none(
   assert prediction.predict('bild', 0.5, 0.1, 5) is None and prediction.predict('cos', 0.5, 0.1, (1, 1, 1)) is None
 
 
-@pytest.mark.parametrize('wrong', [dict(cost_ratio=0.0), dict(verify_cost=np.inf), dict(acceptance=[1.2])])
-def test_impossible_numbers_are_refused_by_name(wrong):
-  (name,) = wrong
-  with pytest.raises(ValueError, match=name):
+@pytest.mark.parametrize(
+  'wrong, said',
+  [(dict(cost_ratio=0.0), 'c=0 is'), (dict(verify_cost=np.inf), 'v=inf is'), (dict(acceptance=[1.2]), 'acceptance'),
+   (dict(overhead=-1.0), 'overhead=-1 is')],
+)  # fmt: skip
+def test_impossible_numbers_are_refused_by_name(wrong, said):
+  with pytest.raises(ValueError, match=said):
     prediction.predict('speculative', **dict(acceptance=0.5, cost_ratio=0.1, block=5) | wrong)
 
 
@@ -120,7 +124,7 @@ def test_a_prediction_from_counts_is_the_speed_of_the_calls_that_were_counted(me
   out = decode(method, models, PROMPTS, max_new_tokens=120, sampler=Sampler(1.0))
   counts = {k: getattr(out.stats, k).sum(0) for k in ('rounds', 'tested_at', 'accepted_at')}
   said = prediction.predict_method(method, counts, forward)
-  standard = 1.1 if method.name == 'naive_cos' else 1.0
+  standard = 1.1 if method.kind == 'naive_cos' else 1.0
   measured = out.stats.emitted.sum() * standard / seconds_of(out, forward)
   assert said['cost_ratio'] == 0.1 and said['ratio'] == pytest.approx(measured, rel=0.03)
 

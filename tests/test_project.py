@@ -17,10 +17,10 @@ from speccascade.models import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'speccascade'
-ORDER = ['types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'inputs', 'results', 'decode',
-         'data', 'embedded', 'train', 'evaluate', 'run']  # fmt: skip
+ORDER = ['types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'targets', 'inputs', 'results',
+         'decode', 'data', 'embedded', 'train', 'evaluate', 'run']  # fmt: skip
 # What stands beside that order, and which of it may know it.
-BESIDE = {'models', 'checkpoints', 'prediction', 'plan'}
+BESIDE = {'models', 'checkpoints', 'prediction', 'plan', 'laws', 'check'}
 KNOWN = {'embedded': {'checkpoints'}, 'train': {'models', 'checkpoints'}, 'evaluate': {'checkpoints', 'prediction'}}
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras')
 

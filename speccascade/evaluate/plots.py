@@ -203,7 +203,7 @@ def prediction(results, title, points, looks):
   ends = [ends[0] - pad, ends[1] + pad]
   axes.plot(ends, ends, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
   axes.set_title(f'speed-up, {title}')
-  axes.set_xlabel('predicted from acceptance and forward times')
+  axes.set_xlabel('predicted from acceptance, forward times and overhead of a token')
   axes.set_ylabel('measured')
   _legend(figure, axes)
   return figure

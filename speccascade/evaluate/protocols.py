@@ -15,13 +15,13 @@ import time
 import jax
 import numpy as np
 
-from speccascade import decode, Decoded, inputs, Model
+from speccascade import decode, Decoded, inputs, Model, targets
 from speccascade.data.examples import Example
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.rundir import Journal
 from speccascade.methods import Method, SequenceCascade
-from speccascade.phases import Elect, Score
+from speccascade.phases import Score
 from speccascade.progress import Progress
 from speccascade.results import PER_MODEL
 from speccascade.types import Stats
@@ -60,7 +60,7 @@ def run_method(
 ) -> Decoded:
   """Decode examples in the shapes of the task, as one batch or with `batch` of them at a time."""
   task = experiment.task
-  used = loaded.models if method.name == 'autoregressive' else loaded.models[: method.models]
+  used = loaded.models if method.beside else loaded.models[: method.models]
   return decode(
     method,
     used,
@@ -260,11 +260,5 @@ def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: 
 
 def widths(experiment: Experiment) -> list[int]:
   """Return the widths whose forward passes the curves use: one token, and the longest window of each method."""
-  scores = [s for p in experiment.points for s in phases_of(p.build()) if isinstance(s, Score)]
+  scores = [s for p in experiment.points for s in targets.phases_of(p.build()) if isinstance(s, Score)]
   return sorted({1, *(max(s.widths) for s in scores)})
-
-
-def phases_of(method: Method | SequenceCascade) -> list:
-  """Return a method's phases, those of every branch where rows are parted."""
-  phases = () if isinstance(method, SequenceCascade) else method.phases
-  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]

@@ -225,7 +225,11 @@ class Drawn:
       )
       if series:
         cards += self._card(title, series, 'predicted speed-up', 'measured speed-up', diagonal=True)
-    lead = 'Predicted from acceptance and the times of forward passes. On the line they agree.'
+    lead = (
+      'Predicted from acceptance, the times of forward passes, and what a token of the reference costs beside its '
+      'calls. On the line they agree; under it, a round costs more than that: a draft waits for each of its tokens, '
+      'and a block is tested.'
+    )
     return self._grid(lead, cards)
 
   def _by_time(self, point: dict) -> dict | None:

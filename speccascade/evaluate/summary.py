@@ -14,7 +14,6 @@ from speccascade.evaluate.protocols import BY_PLACE, PER_ROW
 from speccascade.methods import SequenceCascade
 from speccascade.phases import Verify
 from speccascade.results import PER_MODEL
-from speccascade.stopping import Policy
 
 RESAMPLES = 1000
 NOTHING = dict(examples=0, quality=None, quality_ci=None, counts=None)
@@ -41,7 +40,7 @@ def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict
         record |= by_point.get(key, NOTHING)
         record['quality_gain_ci'] = _gains(resampled.get(key, {}), base)
         record['latency'] = _latency(times.get((temperature, batch, *_named(point))), reference, experiment.seed)
-        record['predicted'] = _predicted(experiment, point, record['counts'], floor)
+        record['predicted'] = _predicted(experiment, point, record['counts'], floor, reference) if batch == 1 else None
         found.append(record)
   return found
 
@@ -126,7 +125,7 @@ def _deferral_rate(point: Point, lines: list[dict], total: dict) -> float | None
     return None
   if decides:
     return total['deferred'] / total['emitted']
-  if type(method.policy) is not Policy and method.name.startswith('token_cascade'):
+  if method.kind == 'token_cascade':
     return sum(s < 0 for line in lines for s in line['source']) / total['emitted']
   return None
 
@@ -169,12 +168,22 @@ def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | Non
   return record
 
 
-def _predicted(experiment: Experiment, point: Point, counted: dict | None, floor: dict | None) -> dict | None:
-  """Return what theory says of the measured acceptance and forward times, where it is about the same reference."""
+def _predicted(
+  experiment: Experiment, point: Point, counted: dict | None, floor: dict | None, timed: dict | None
+) -> dict | None:
+  """Return what theory says of the measured acceptance and forward times, where it is about the same reference.
+
+  What a round costs beside its calls is taken from the times of the reference, whose round is one token.
+  """
   method, reference = point.build(), experiment.reference_point.build()
   if counted is None or floor is None or isinstance(method, SequenceCascade):
     return None
-  over = 'ensemble' if method.name.split('[')[0] in prediction.ENSEMBLES else 'autoregressive'
-  if reference.name != over or (over == 'autoregressive' and reference.slots[-1] != method.models - 1):
+  over = 'ensemble' if method.kind in prediction.ENSEMBLES else 'autoregressive'
+  if reference.kind != over or (over == 'autoregressive' and reference.slots[-1] != method.models - 1):
     return None
-  return prediction.predict_method(method, counted, list(floor['forward_s'].values()))
+  forward = list(floor['forward_s'].values())
+  overhead = 0.0
+  if timed:
+    calls = sum(prediction.by_width(forward[m])[1] for m in reference.slots)
+    overhead = max(0.0, sum(s for s, _, _ in timed.values()) / sum(t for _, t, _ in timed.values()) - calls)
+  return prediction.predict_method(method, counted, forward, overhead)

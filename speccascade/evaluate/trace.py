@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import inputs, methods, probs, rules, stopping
+from speccascade import inputs, methods, probs, targets
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.protocols import Loaded, phases_of
-from speccascade.phases import Elect, Propose, Verify
+from speccascade.evaluate.protocols import Loaded
+from speccascade.phases import Elect, Propose
 from speccascade.types import Array, BONUS, Model, RESIDUAL
 
 FIELDS = {'curve', 'value', 'temperature', 'example', 'prompt', 'target', 'tokens'}  # of a trace
@@ -67,7 +67,7 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   method = point.build()
   outputs = [line['tokens'] for line in lines]
   models, prompts = loaded.models, [np.asarray(loaded.prompts[e.index], np.int32) for e in examples]
-  slots, combiner = _target(method)
+  slots, combiner = targets.target_of(method)
   used = method_models(method)
   sampler = experiment.sampler(temperature)
   logits = {m: _forced(models[m], prompts, outputs, experiment.task, inputs.vocabulary(models)) for m in used}
@@ -100,16 +100,6 @@ def method_models(method: methods.Method | methods.SequenceCascade) -> tuple[int
   return (0, 1) if isinstance(method, methods.SequenceCascade) else tuple(sorted({*method.slots}))
 
 
-def _target(method) -> tuple[tuple[int, ...], object | None]:
-  """Return the combiner whose law the output follows with the numbers of its models, None where it is no such law."""
-  if isinstance(method, methods.SequenceCascade) or method.name == 'bild':
-    return (), None
-  if isinstance(method.policy, stopping.Deferral):
-    return (0, 1), rules.bind_combiner(method.policy.rule)
-  verify = next(p for p in phases_of(method) if isinstance(p, Verify))
-  return tuple(method.slots[s] for s in verify.models), verify.combiner
-
-
 def _sources(method) -> dict[int, str]:
   """Return in words where a token came from, by the code of `stats.source`."""
   numbers = method_models(method)
@@ -118,7 +108,7 @@ def _sources(method) -> dict[int, str]:
   taking_turns = not isinstance(method, methods.SequenceCascade) and isinstance(method.phases[0], Elect)
   if not taking_turns and numbers[-1] > 0:
     names[numbers[-1]] = 'verifier'
-  drafts = any(isinstance(p, Propose) for p in phases_of(method))
+  drafts = any(isinstance(p, Propose) for p in targets.phases_of(method))
   return names | {RESIDUAL: 'residual', BONUS: 'bonus' if drafts else 'combined'}
 
 

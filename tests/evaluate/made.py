@@ -61,7 +61,7 @@ def cascades(temperatures=(0.0, 1.0)):
     ]
     for name, rows in sweeps.items():
       for value, quality, ratio, rate, deferred in rows:
-        said = dict(ratio=ratio * 1.07, cost_ratio=0.1, acceptance=rate)
+        said = dict(ratio=ratio * 1.07, cost_ratio=0.1, acceptance=rate, overhead=0.2)
         points.append(
           point(
             name, value, quality - worse, ratio - 0.1 * t, temperature=t, counts=counts(rate, deferred), predicted=said

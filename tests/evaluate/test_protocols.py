@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import toys
 
-from speccascade import decode, methods, probs, progress, rules, Sampler
+from speccascade import decode, methods, probs, progress, rules, Sampler, targets
 from speccascade.evaluate import Curve, Experiment, floor, protocols, summary, trace
 from speccascade.evaluate.rundir import Journal, RunError
 from speccascade.models import toy
@@ -362,10 +362,10 @@ def test_sources_are_named_by_the_part_that_a_model_plays():
   }
   for name, (method, expected) in names.items():
     assert trace._sources(method) == expected, name
-  assert trace._target(methods.bild()) == ((), None)
-  slots, combiner = trace._target(methods.token_cascade(functools.partial(rules.chow, alpha=0.3)))
+  assert targets.target_of(methods.bild()) == ((), None)
+  slots, combiner = targets.target_of(methods.token_cascade(functools.partial(rules.chow, alpha=0.3)))
   assert slots == (0, 1) and combiner.keywords['rule'].func is rules.chow
-  assert trace._target(methods.ensemble_sd(partial))[0] == (0, 1)
+  assert targets.target_of(methods.ensemble_sd(partial))[0] == (0, 1)
 
 
 # ---- progress ----

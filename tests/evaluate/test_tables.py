@@ -168,10 +168,11 @@ def test_the_deferral_table_goes_from_the_small_model_to_the_large():
 
 
 def test_the_prediction_table_divides_what_was_measured_by_what_was_said():
-  said = dict(ratio=2.0, cost_ratio=0.1, acceptance=0.7)
+  said = dict(ratio=2.0, cost_ratio=0.1, acceptance=0.7, overhead=0.2)
   results = made.results([point('target only', ratio=1.0), point('a', 0.3, ratio=1.5, predicted=said)])
   (table,) = by_title(results, 'Prediction')
-  assert table['rows'] == [['a', 'α = 0.3', 0.7, 0.1, 2.0, 1.5, 0.75]]
+  assert table['rows'] == [['a', 'α = 0.3', 0.7, 0.1, 0.2, 2.0, 1.5, 0.75]]
+  assert 'falls short of predicted' in table['note']
 
 
 def test_results_without_any_measurement_still_have_a_summary():

@@ -1,0 +1,52 @@
+"""Is a rule, a combiner or a method of one's own a law, and does the loop emit it exactly? On toy models, in seconds.
+
+  python -m speccascade.check my_rules:mine --alpha 0 0.3 0.7
+
+`my_rules` is a module of the current folder or an installed one; `mine` a function in it, or a method.
+"""
+
+import argparse
+from collections.abc import Sequence
+import importlib
+import os
+import sys
+from typing import Any
+
+from speccascade import laws
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Check, print what was found, and return 1 where something is wrong."""
+  parser = argparse.ArgumentParser(prog='speccascade.check', description=__doc__.splitlines()[0])
+  parser.add_argument('what', metavar='MODULE:NAME', help='as in my_rules:mine or speccascade.rules:opt')
+  parser.add_argument('--alpha', type=float, nargs='+', help='values of alpha to try (some of 0 … 0.9)')
+  args = parser.parse_args(arguments)
+  try:
+    report = laws.check(_found(args.what), args.alpha)
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+  print(report)
+  return 0 if report.ok else 1
+
+
+def _found(what: str) -> Any:
+  """Return what a module calls by a name."""
+  module, _, name = what.partition(':')
+  if not module or not name:
+    raise ValueError(f'{what!r} names nothing; write MODULE:NAME, as in my_rules:mine.')
+  if os.getcwd() not in sys.path:
+    sys.path.insert(0, os.getcwd())
+  try:
+    found = importlib.import_module(module)
+  except ImportError as error:
+    raise ValueError(
+      f'{module} cannot be imported ({error}); its folder must be {os.getcwd()} or on sys.path.'
+    ) from error
+  if not hasattr(found, name):
+    raise ValueError(f'{module} ({found.__file__}) has no {name}.')
+  return getattr(found, name)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,116 @@
+"""The target of a method: whose law its output follows, and whether that is a law, asked before it is compiled."""
+
+from collections.abc import Iterator
+import dataclasses
+from pathlib import Path
+import traceback
+from typing import Any
+
+import jax
+from jax import tree_util
+import jax.numpy as jnp
+
+from speccascade import rules, stopping
+from speccascade.methods import Method, SequenceCascade
+from speccascade.phases import Elect, Verify
+from speccascade.types import Combiner, Phase
+
+ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
+
+
+def phases_of(method: Method | SequenceCascade) -> list[Phase]:
+  """Return a method's phases, those of every branch where rows are parted."""
+  phases = () if isinstance(method, SequenceCascade) else method.phases
+  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
+
+
+def target_of(method: Method | SequenceCascade) -> tuple[tuple[int, ...], tree_util.Partial | None]:
+  """Return the combiner whose law the output follows with the numbers of its models, None where it is no such law."""
+  if method.kind in ('sequence_cascade', 'bild'):
+    return (), None
+  if isinstance(method.policy, stopping.Deferral):
+    return (0, 1), rules.lift(method.policy.rule)
+  verify = next(p for p in phases_of(method) if isinstance(p, Verify))
+  return tuple(method.slots[s] for s in verify.models), verify.combiner
+
+
+def check_method(method: Any, models: int):
+  """Refuse what is no method, and a number of models that it does not decode with."""
+  if not isinstance(method, Method | SequenceCascade):
+    name = getattr(rules.inside(method), '__name__', None)
+    call = f'; call it, as in methods.{name}(…)' if callable(method) and name else ''
+    raise ValueError(f'{name or repr(method)} is not a method{call or "; give one of speccascade.methods"}.')
+  if models < method.models or (models > method.models and not method.beside):
+    which = ' Say which, as in methods.autoregressive(1).' if method.kind == 'autoregressive' else ''
+    raise ValueError(f'{method.name} decodes with {_count(method.models)}, but {models} were given.{which}')
+
+
+def _count(models: int) -> str:
+  return 'one model' if models == 1 else f'{models} models'
+
+
+def check_laws(method: Method | SequenceCascade, vocab: int, sampler: Any):
+  """Refuse a method whose rule or combiner JAX cannot trace, or whose result has not the shape of laws."""
+  for name, function, models in _asked(method):
+    problem = untraced(function, models, vocab, sampler)
+    if problem:
+      raise ValueError(f'{method.name}: {name} {problem}.')
+
+
+def _asked(method: Method | SequenceCascade) -> Iterator[tuple[str, Combiner, int]]:
+  """Yield the combiners of a method, each with its name and its number of models."""
+  for phase in phases_of(method):
+    if isinstance(phase, Verify):
+      yield rules.name_of(phase.combiner.keywords.get('rule', phase.combiner)), phase.combiner, len(phase.models)
+  if not isinstance(method, SequenceCascade) and isinstance(method.policy, stopping.Deferral):
+    yield rules.name_of(method.policy.rule), tree_util.Partial(_alone, rule=method.policy.rule), 2
+
+
+def _alone(logits, *, rule, sampler):
+  """Ask a rule as a token cascade does, without the verifier."""
+  defers = rule.func.defer(logits[0], None, sampler=sampler, **rule.keywords)
+  return jnp.where(defers[..., None], logits[1], logits[0])
+
+
+def untraced(combiner: Combiner, models: int, vocab: int, sampler: Any) -> str | None:
+  """Return what keeps a combiner of so many models from giving laws, as the end of a sentence, or None."""
+  shape = (ROWS, PLACES, vocab)
+  logits = jax.ShapeDtypeStruct((models, *shape), jnp.float32)
+  if sampler.penalises:
+    sampler = dataclasses.replace(sampler, seen=jax.ShapeDtypeStruct(shape, jnp.bool_))
+  try:
+    law = jax.eval_shape(lambda c, x, s: c(x, sampler=s), combiner, logits, sampler)
+  except jax.errors.ConcretizationTypeError as error:
+    return f'cannot be traced{_line_of(error)}: it asks in Python for a value of the device; use jnp.where'
+  except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError) as error:
+    return f'cannot be traced{_line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
+  except Exception as error:  # whatever a function of a user's raises
+    return f'fails{_line_of(error)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}'
+  if law is None:
+    return 'returns None; return probabilities [..., V]'
+  if not isinstance(law, jax.ShapeDtypeStruct):
+    return f'returns {type(law).__name__}; return one array of probabilities [..., V]'
+  if law.shape != shape:
+    return f'returns the shape {list(law.shape)} for logits {list(shape)}; return probabilities [..., V]'
+  if law.dtype not in (jnp.float32, jnp.float64):
+    return f'returns {law.dtype}; return probabilities as float32'
+  return None
+
+
+def _line_of(error: Exception) -> str:
+  """Return the last line of code outside this package and its libraries that led to an error, if there is one."""
+  elsewhere = str(Path(__file__).parent), 'site-packages', 'dist-packages', '<'
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    if not any(part in frame.filename for part in elsewhere):
+      return f' at {Path(frame.filename).name}:{frame.lineno} ({frame.line})'
+  return ''
+
+
+def not_a_law(method: Method, position: int, total: float, least: float) -> str:
+  """Return the sentence for a row that ended because its target was no law: its sum, and its least entry."""
+  name = ', '.join(dict.fromkeys(n for n, *_ in _asked(method)))
+  what = f'sums to {total:.4g}' if least >= -rules.ROUNDING else f'has the entry {least:.4g}'
+  return (
+    f'{method.name}: what {name} returns at position {position} {what}, so it is no law; a rule must return '
+    f'probabilities that are not negative and sum to 1. speccascade.check({name}) says more.'
+  )

@@ -1,0 +1,47 @@
+"""Predictions of an experiment are about its reference, its batch, and what a token of the reference really costs."""
+
+import functools
+
+import pytest
+import toys
+
+from speccascade import methods, prediction, rules
+from speccascade.evaluate import Curve, Experiment, summary
+
+TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
+SPED = Curve('SpecDecode', methods.speculative, rules.speculative, settings={'block': 3})
+CASCADE = Curve('opt', methods.speculative, functools.partial(rules.opt, alpha=0.1), settings={'block': 3})
+FLOOR = {'forward_s': {'small': {'1': 0.1}, 'large': {'1': 1.0, '4': 1.2}}}
+COUNTS = dict(rounds=100, tested_at=[100, 80, 60], accepted_at=[80, 60, 50])
+
+
+def experiment(*curves, **more):
+  return Experiment(toys.task(), toys.models, curves, reference='target only', temperatures=(0.0,), **more)
+
+
+def predicted(run, curve, timed=None, floor=FLOOR):
+  return summary._predicted(run, curve.points()[0], COUNTS, floor, timed)
+
+
+def test_what_a_token_of_the_reference_costs_beside_its_call_is_paid_by_every_round():
+  run = experiment(TARGET, SPED, CASCADE)
+  rates = prediction.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
+  for curve, kind in ((SPED, 'speculative'), (CASCADE, 'cascade')):
+    assert predicted(run, curve)['ratio'] == pytest.approx(prediction.predict(kind, rates, 0.1, 3, 1.2))
+    said = predicted(run, curve, timed={(0,): (15.0, 10, 3)})  # 1.5 s a token
+    assert said['overhead'] == pytest.approx(0.5)
+    assert said['ratio'] == pytest.approx(prediction.predict(kind, rates, 0.1, 3, 1.2, 0.5))
+  assert predicted(run, SPED, timed={(0,): (8.0, 10, 3)})['overhead'] == 0  # no less than the calls
+
+
+def test_a_prediction_is_of_the_batch_whose_passes_were_timed_and_of_its_own_reference():
+  run = experiment(TARGET, SPED, latency_examples=8, latency_batches=(1, 4))
+  timings = [
+    dict(temperature=0.0, batch=b, trial=0, examples=[*range(b)], curve=c.name, value=None, seconds=1.0, tokens=10)
+    for b in (1, 4) for c in (TARGET, SPED)
+  ]  # fmt: skip
+  found = {(p['batch'], p['curve']): p['predicted'] for p in summary.points(run, [], timings, FLOOR)}
+  assert found[4, 'SpecDecode'] is None
+  even = Curve('cos', methods.cos, functools.partial(rules.weighted, weights=(0.5, 0.5)))
+  assert predicted(experiment(TARGET, even), even) is None
+  assert predicted(run, SPED, floor=None) is None

@@ -1,0 +1,265 @@
+"""A rule that is no law, that cannot be traced or that sees other positions is told so before it decodes anything."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import pytest
+from test_laws import TABLE
+
+from speccascade import acceptance, check, methods, rules, Sampler, stopping, targets
+
+MINE = """
+from speccascade import methods
+import jax.numpy as jnp
+
+
+def average(q_logits, p_logits, *, alpha, sampler):
+  q, p = sampler(q_logits), sampler(p_logits)
+  return jnp.where(q.max(-1, keepdims=True) >= 1 - alpha, q, (q + p) / 2)
+
+
+def half(q_logits, p_logits, *, sampler):
+  return 0.5 * sampler(p_logits)
+
+
+def branches(q_logits, p_logits, *, alpha, sampler):
+  if alpha > 0.5:
+    return sampler(p_logits)
+  return sampler(q_logits)
+"""
+
+
+def law(q_logits, p_logits, *, alpha, sampler):
+  q, p = sampler(q_logits), sampler(p_logits)
+  return jnp.where(q.max(-1, keepdims=True) >= 1 - alpha, q, (q + p) / 2)
+
+
+def raw_logits(q_logits, p_logits, *, sampler):
+  return p_logits
+
+
+def half(q_logits, p_logits, *, sampler):
+  return 0.5 * sampler(p_logits)
+
+
+def negative(q_logits, p_logits, *, sampler):
+  return 2 * sampler(p_logits) - sampler(q_logits)
+
+
+def whole_numbers(q_logits, p_logits, *, sampler):
+  return (p_logits > q_logits).astype(jnp.int32)
+
+
+def branches(q_logits, p_logits, *, alpha, sampler):
+  return sampler(p_logits) if alpha > 0.5 else sampler(q_logits)
+
+
+def one_token(q_logits, p_logits, *, sampler):
+  return p_logits.argmax(-1)
+
+
+def nothing(q_logits, p_logits, *, sampler):
+  sampler(p_logits)
+
+
+def misspelt(q_logits, p_logits, *, sampler):
+  return sampler.softmax(p_logits)
+
+
+def whole_batch(q_logits, p_logits, *, alpha, sampler):
+  q, p = sampler(q_logits), sampler(p_logits)
+  return jnp.where(q.max() >= 1 - alpha, q, p)
+
+
+def backwards(q_logits, p_logits, *, alpha, sampler):
+  return rules.opt(q_logits, p_logits, alpha=-alpha, sampler=sampler)
+
+
+@rules.combiner
+def geometric(logits, *, sampler):
+  return sampler(logits.mean(0))
+
+
+def answers(report):
+  return {f.question: f.ok for f in report.findings}
+
+
+# ---- what is asked before anything is compiled ----
+
+
+@pytest.mark.parametrize(
+  'rule, said',
+  [
+    (functools.partial(branches, alpha=0.3), r'branches cannot be traced at test_check\.py:\d+ \(return sampler'),
+    (one_token, r'one_token returns the shape \[2, 3\] for logits \[2, 3, 11\]'),
+    (nothing, 'nothing returns None; return probabilities'),
+    (whole_numbers, 'whole_numbers returns int32; return probabilities as float32'),
+    (misspelt, r"misspelt fails at test_check\.py:\d+ \(return .*\): AttributeError: 'Sampler' object has no"),
+  ],
+)
+def test_a_rule_that_cannot_run_is_refused_by_name_before_it_does(rule, said):
+  for method in (methods.speculative(rule), methods.oracle(rule), methods.cos(rules.lift(rule))):
+    with pytest.raises(ValueError, match=said):
+      targets.check_laws(method, 11, Sampler(repetition_penalty=1.2))
+
+
+def test_the_methods_of_the_package_pass():
+  pair = functools.partial(rules.weighted, weights=(0.5, 0.5))
+  every = [
+    methods.autoregressive(), methods.ensemble(pair), methods.cos(pair), methods.bild(), methods.sequence_cascade(),
+    methods.token_cascade(functools.partial(rules.chow, alpha=0.3)), methods.sv_exact(TABLE, [1.0, 2.0]),
+    *(methods.speculative(rule if rule is rules.speculative else functools.partial(rule, alpha=0.1))
+      for rule in rules.RULES),
+  ]  # fmt: skip
+  for method in every:
+    for sampler in (Sampler(0.0), Sampler(0.7, top_k=3, top_p=0.9, repetition_penalty=1.2)):
+      targets.check_laws(method, 11, sampler)
+
+
+def test_a_token_cascade_asks_its_rule_without_the_verifier():
+  @rules.mixture(0, 1, alone=True)
+  def reads_both(q_logits, p_logits, *, alpha, sampler):
+    return p_logits.max(-1) < alpha
+
+  with pytest.raises(ValueError, match='reads_both fails at test_check.py'):
+    targets.check_laws(methods.token_cascade(functools.partial(reads_both, alpha=0.3)), 11, Sampler())
+
+
+@pytest.mark.parametrize(
+  'method, models, said',
+  [
+    (methods.speculative, 2, r'speculative is not a method; call it, as in methods\.speculative\(…\)'),
+    ('speculative', 2, "'speculative' is not a method"),
+    (methods.autoregressive(), 2, r'decodes with one model, but 2 were given\. Say which, as in methods\.autoreg'),
+    (methods.autoregressive(2), 2, 'decodes with 3 models, but 2 were given'),
+    (methods.speculative(), 3, 'decodes with 2 models, but 3 were given'),
+  ],
+)
+def test_what_is_no_method_and_models_that_it_would_ignore_are_refused(method, models, said):
+  with pytest.raises(ValueError, match=said):
+    targets.check_method(method, models)
+
+
+def test_one_model_of_several_is_decoded_where_it_is_named():
+  targets.check_method(methods.autoregressive(), 1)
+  for number in (0, 1):
+    targets.check_method(methods.autoregressive(number), 2)
+
+
+def test_the_sentence_for_a_target_that_is_no_law_names_rule_position_and_sum():
+  method = methods.speculative(half)
+  said = targets.not_a_law(method, 17, 0.5, 0.0)
+  assert 'what half returns at position 17 sums to 0.5' in said
+  assert 'has the entry -0.25' in targets.not_a_law(method, 17, 1.0, -0.25)
+
+
+# ---- what is enumerated ----
+
+
+def test_a_rule_of_ones_own_is_a_law_monotone_and_emitted_exactly():
+  report = check(law, (0.1, 0.5, 0.9))
+  assert report.ok and answers(report) == dict.fromkeys(answers(report), True)
+  assert len(report.findings) == 6 and 'all is well' in str(report)
+  assert 'distance' in str(report) and 'rejected at alpha = 0.1' in str(report)
+
+
+@pytest.mark.parametrize(
+  'rule, said', [(raw_logits, 'has the entry'), (half, 'sums to 0.5'), (negative, 'has the entry -1')]
+)
+def test_what_is_no_law_is_found(rule, said):
+  report = check(rule)
+  assert not report.ok and answers(report)['is a law'] is False and said in str(report)
+
+
+def test_a_rule_that_looks_at_other_positions_is_found():
+  report = check(whole_batch)
+  assert answers(report) == {'is traced': True, 'is a law': True, 'reads one position': False}
+  assert 'reduce over the last axis only' in str(report)
+
+
+def test_a_rule_that_defers_more_as_alpha_grows_is_said_to():
+  report = check(backwards, (0.0, 0.5))
+  assert report.ok and answers(report)['rejects less as alpha grows'] is None
+  assert 'no: at alpha = 0.5 a draft is rejected more often' in str(report)
+
+
+def test_a_rule_that_cannot_be_traced_is_one_line():
+  report = check(branches)
+  assert not report.ok and len(report.findings) == 1 and 'branches' in report.name
+
+
+def test_a_combiner_and_a_method_are_checked_too():
+  assert check(geometric).ok
+  assert check(methods.naive_cos(geometric, block=2)).ok
+  assert check(methods.bild()).findings[0].ok is None
+
+
+def test_a_method_that_emits_another_law_is_found():
+  def keeps_all(trial):
+    return acceptance.everything(trial)
+
+  keeps_all.by_round = False
+  report = check(methods.speculative(block=2, accept=keeps_all))
+  assert answers(report)['is emitted at T = 1'] is False and answers(report)['is emitted at T = 0'] is False
+
+
+# ---- the command ----
+
+
+def command(folder, *arguments):
+  return subprocess.run(
+    [sys.executable, '-m', 'speccascade.check', *arguments], cwd=folder, capture_output=True, text=True,
+    env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
+  )  # fmt: skip
+
+
+def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
+  (tmp_path / 'mine.py').write_text(MINE)
+  found = command(tmp_path, 'mine:average', '--alpha', '0.2', '0.6')
+  assert found.returncode == 0 and 'average: all is well' in found.stdout and not found.stderr
+  wrong = command(tmp_path, 'mine:half')
+  assert wrong.returncode == 1 and 'half: something is wrong' in wrong.stdout and 'sums to 0.5' in wrong.stdout
+  untraced = command(tmp_path, 'mine:branches')
+  assert untraced.returncode == 1 and 'at mine.py:16 (if alpha > 0.5:)' in untraced.stdout
+
+
+@pytest.mark.parametrize(
+  'name, said', [('mine', 'write MODULE:NAME'), ('nowhere:rule', 'cannot be imported'), ('mine:rule', 'has no rule')]
+)
+def test_what_the_command_does_not_find_is_one_line(name, said, tmp_path, monkeypatch, capsys):
+  import runpy
+
+  (tmp_path / 'mine.py').write_text(MINE)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.setattr(sys, 'argv', ['check', name])
+  with pytest.raises(SystemExit, match='1'):
+    runpy.run_module('speccascade.check', run_name='__main__')
+  error = capsys.readouterr().err
+  assert said in error and error.count('\n') == 1
+
+
+# ---- what is handed to a method ----
+
+
+@pytest.mark.parametrize(
+  'make, said',
+  [
+    (lambda: methods.speculative('opt'), "'opt' is not a function; give one with its values bound, as in functools"),
+    (lambda: methods.speculative(policy=stopping.Heuristic), r'not a policy; give an instance, as in stopping\.Heuris'),
+    (lambda: methods.speculative(policy=functools.partial(stopping.Heuristic, first=3)), 'not a policy'),
+    (lambda: methods.speculative(policy='Heuristic'), "policy='Heuristic' is not a policy"),
+    (lambda: methods.speculative(accept=acceptance.Threshold), 'Threshold.* is not an acceptor'),
+    (lambda: methods.speculative(accept='block'), "accept='block' is not an acceptor"),
+    (lambda: methods.cos(geometric, 5), r'blocks=5 is not a list of the γ of each model; .* as in \(5, 1\)'),
+    (lambda: methods.cos(geometric, '51'), "blocks='51' is not a list"),
+    (lambda: methods.speculative(geometric), 'geometric is a combiner, not a rule'),
+    (lambda: methods.oracle(geometric), 'geometric is a combiner, not a rule'),
+  ],
+)  # fmt: skip
+def test_plug_ins_of_the_wrong_kind_are_refused_in_a_sentence(make, said):
+  with pytest.raises(ValueError, match=said):
+    make()
