@@ -65,10 +65,8 @@ class Optimizer:
 def slow_queries(head_dim: int) -> optax.GradientTransformation:
   """Return a transformation that multiplies the steps of query matrices by head_dim^-½."""
 
-  def scaled(updates: Params, _) -> Params:
-    def one(path, x):
-      return x * head_dim**-0.5 if any(getattr(key, 'key', None) == 'query' for key in path) else x
+  def queries(params: Params) -> Params:
+    query = jax.tree_util.DictKey('query')
+    return jax.tree_util.tree_map_with_path(lambda path, _: query in path, params)
 
-    return jax.tree_util.tree_map_with_path(one, updates)
-
-  return optax.stateless(scaled)
+  return optax.masked(optax.scale(head_dim**-0.5), queries)
