@@ -23,43 +23,72 @@ _EXPECTED = (
 )
 
 
-def load(path, *, dtype=None, scan: bool = False, tokenizer=None, name: str | None = None) -> Model:
+def load(
+  path,
+  *,
+  dtype=None,
+  scan: bool = False,
+  tokenizer=None,
+  name: str | None = None,
+  revision: str | None = None,
+  activation: str | None = None,
+) -> Model:
   """Return the model at a path or hub id, with its tokenizer where one is found, fit for this machine.
 
   `dtype` is float32, bfloat16 or float16; None is as stored, but float32 on a CPU, which computes many times slower
   with shorter numbers. `scan` stacks the layers, which compile once then; without it a CPU's large kernels may be
   transposed, and stored as bfloat16 where that changes none of their numbers.
-  `tokenizer` is one, or the path of one, that is used in place of the checkpoint's own.
+  `tokenizer` is one, or the path of one, that is used in place of the checkpoint's own. `revision` is a hub model's
+  branch, tag or commit. `activation` is that of a T5X checkpoint's MLPs where no gin file beside it says it.
   """
   cpu = jax.default_backend() == 'cpu'
-  model = read(path, dtype=dtype or ('float32' if cpu else None), scan=scan, tokenizer=tokenizer, name=name)
+  model = read(
+    path,
+    dtype=dtype or ('float32' if cpu else None),
+    scan=scan,
+    tokenizer=tokenizer,
+    name=name,
+    revision=revision,
+    activation=activation,
+  )
   if not scan:
     layers.keep_by_rows(model.params)
   return model
 
 
-def read(path, *, dtype=None, scan: bool = False, tokenizer=None, name: str | None = None) -> Model:
+def read(
+  path,
+  *,
+  dtype=None,
+  scan: bool = False,
+  tokenizer=None,
+  name: str | None = None,
+  revision: str | None = None,
+  activation: str | None = None,
+) -> Model:
   """Return the model at a path or hub id as it is stored; see `load`, which decodes faster."""
   dtype = None if dtype is None else _dtype(dtype)
-  folder = _folder(path)
+  folder = _folder(path, revision)
   family = kind(folder)
+  if activation is not None and family != 't5x':
+    raise ValueError(f'{folder} says itself which activation it has: leave out activation={activation!r}')
   if family == 'hf':
     network, params = hf.read(folder, dtype=dtype, scan=scan)
   elif family == 'orbax':
     network, params = orbax.read(folder, dtype=dtype, scan=scan)
   else:
     folder = t5x.find(folder)
-    network, params = t5x.read(folder, dtype=dtype, scan=scan)
+    network, params = t5x.read(folder, dtype=dtype, scan=scan, activation=activation)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   return Model(params, network, tokenizer, name or _name(folder))
 
 
-def digest(path) -> str:
+def digest(path, revision: str | None = None) -> str:
   """Return 16 hex digits that tell the checkpoint at a path or hub id from any other.
 
   Sizes and heads of its files, all of the small ones and samples of each tensor are read, so it is quick however large.
   """
-  folder = _folder(path)
+  folder = _folder(path, revision)
   family = kind(folder)
   if family == 'hf':
     found = [p for pattern in _HUB_FILES for p in folder.glob(pattern)]
@@ -91,36 +120,35 @@ def kind(folder: Path) -> str:
   raise ValueError(f'{folder} is no checkpoint: found {some or "an empty folder"}, {_EXPECTED}{hint}')
 
 
-def _folder(path) -> Path:
+def _folder(path, revision: str | None = None) -> Path:
   """Return an existing folder for a path or hub id."""
   folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
   if folder.is_file():
     raise NotADirectoryError(f'{folder} is a file: pass the folder that holds it, {folder.parent}')
+  if folder.is_dir() and revision is not None:
+    raise ValueError(f'{folder} is a folder, and revision={revision!r} is one of a hub model: leave it out')
   if folder.is_dir():
     return folder
   files.check_finished(folder)
   text = os.fspath(path)
   if isinstance(text, str) and _HUB_ID.fullmatch(text) and not Path(text.split('/')[0]).exists():
-    return _download(text)
+    return _download(text, revision)
   raise FileNotFoundError(f'{folder} does not exist: {_EXPECTED}, or a hub id as org/name')
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, revision: str | None) -> Path:
   """Return the local copy of a hub model, fetching what it lacks."""
-  remedy = (
-    f'download it by hand (hf download {hub_id} --local-dir FOLDER, where there is a network) and pass the folder'
-  )
+  import huggingface_hub  # lazily: only hub ids need it
+
   try:
-    import huggingface_hub  # lazily: optional
-  except ImportError:
-    raise FileNotFoundError(
-      f'{hub_id} is no folder here, and huggingface_hub, which would fetch it, is not installed: {remedy}'
-    ) from None
-  try:
-    return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    return Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_FILES))
   except Exception as error:  # the client lets its HTTP library's errors through, whichever library that is
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    raise FileNotFoundError(f'{hub_id} is no folder here and could not be fetched ({reason}): {remedy}') from None
+    at, option = ('', '') if revision is None else (f' at revision {revision!r}', f' --revision {revision}')
+    raise FileNotFoundError(
+      f'{hub_id} is no folder here and could not be fetched{at} ({reason}): download it by hand (hf download '
+      f'{hub_id}{option} --local-dir FOLDER, where there is a network) and pass the folder'
+    ) from None
 
 
 def _dtype(dtype) -> str:

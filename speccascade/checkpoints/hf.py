@@ -23,6 +23,7 @@ from speccascade.types import Network, Params
 __all__ = ['export', 'network_from_config', 'read']
 
 HEAD = 'lm_head.weight'
+T5_FAMILIES = ('t5', 'mt5', 'umt5')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ def _tensors(folder: Path, family: str) -> dict[str, Stored]:
   """Return the folder's tensors under their usual names."""
   stored = {canonical(family, name): tensor for name, tensor in index(folder).items()}
   for name in ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'):
-    if family in ('t5', 'mt5') and name in stored:
+    if family in T5_FAMILIES and name in stored:
       stored.setdefault('shared.weight', stored[name])  # of several equal tensors any one may have been saved
   return stored
 
@@ -78,7 +79,7 @@ def _plan(family: str, network: Network) -> list[_Item]:
 def _tied(network: Network, family: str, stored: dict[str, Stored], embedding: str) -> bool:
   """Tell whether the head is the embedding: what the file holds decides before what the config says."""
   if HEAD not in stored:
-    return network.config.tied or family in ('t5', 'mt5')
+    return network.config.tied or family in T5_FAMILIES
   if not network.config.tied or embedding not in stored:
     return network.config.tied
   head, table = stored[HEAD], stored[embedding]

@@ -134,6 +134,16 @@ DEFAULTS = {
     'scale_decoder_outputs': False,
   },
 }
+DEFAULTS['umt5'] = DEFAULTS['mt5'] | {'scale_decoder_outputs': None}
+_SIZES = frozenset(
+  'vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim '
+  'max_position_embeddings d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets '
+  'relative_attention_max_distance ffn_dim word_embed_proj_dim n_positions n_embd n_layer n_head n_inner'.split()
+)
+_ROPE_NUMBERS = frozenset(
+  'rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow '
+  'attention_factor mscale mscale_all_dim partial_rotary_factor'.split()
+)
 
 
 class Settings(dict):
@@ -157,7 +167,27 @@ def settings(config: dict) -> Settings:
     raise ValueError(f"model_type '{family}' is not supported: choose from {', '.join([*DEFAULTS, 'gemma3'])}")
   if config.get('quantization_config'):
     raise ValueError("config.json has a 'quantization_config': save the model unquantised")
-  return Settings(DEFAULTS[family] | config)
+  config = DEFAULTS[family] | config
+  for key, value in config.items():
+    _check_number(key, value, DEFAULTS[family].get(key))
+  return Settings(config)
+
+
+def _check_number(key: str, value, default) -> None:
+  """Raise where a size is not a whole number of 1 or more, or another number or switch is something else."""
+  size = key in _SIZES
+  if value is None and (default is None or not size):
+    return
+  if isinstance(default, bool):
+    right, expected = isinstance(value, bool), 'true or false'
+  elif size:
+    right, expected = type(value) is int and value > 0, 'a whole number of 1 or more'
+  elif isinstance(default, int | float) and key != 'eos_token_id':
+    right, expected = type(value) in (int, float), 'a number'
+  else:
+    return
+  if not right:
+    raise ValueError(f"config.json: '{key}' is {value!r}, expected {expected}: correct it")
 
 
 def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', scan: bool = False) -> Network:
@@ -166,7 +196,7 @@ def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', s
   ids = c['eos_token_id'] if eos_ids is None else eos_ids
   ids = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
   family = c['model_type']
-  if family in ('t5', 'mt5'):
+  if family in ('t5', 'mt5', 'umt5'):
     start = c['pad_token_id'] if c['decoder_start_token_id'] is None else c['decoder_start_token_id']
     return T5(_t5(c), ids, start, dtype, scan)
   make = {'opt': _opt, 'gpt2': _gpt2, 'gemma2': _gemma, 'gemma3_text': _gemma}.get(family, _llama)
@@ -198,6 +228,7 @@ def _t5(c: Settings) -> T5Config:
     buckets=c['relative_attention_num_buckets'],
     max_distance=c['relative_attention_max_distance'],
     norm_eps=c['layer_norm_epsilon'],
+    shared_bias=c['model_type'] != 'umt5',
   )
 
 
@@ -330,6 +361,8 @@ def _rope(c: Settings, kind: str) -> Rope:
   name = given.get('rope_type', given.get('type', 'default'))
   if name not in KINDS:
     raise ValueError(f"rope scaling '{name}' is not supported: choose from {', '.join(KINDS)}")
+  for key in given.keys() & _ROPE_NUMBERS:
+    _check_number(key, given[key], 1.0)
   if given.get('partial_rotary_factor', c.get('partial_rotary_factor') or 1.0) != 1.0:
     raise ValueError('partial_rotary_factor other than 1 is not supported')
   return _scaled(c, {'rope_theta': theta, **given}, name)

@@ -101,6 +101,11 @@ TABLES = {
   'gpt2': _GPT2,
   't5': _T5,
   'mt5': _T5,
+  'umt5': _T5
+  | {
+    f'{stack}.layers.relpos_bias': _BLOCK[stack] + '0.SelfAttention.relative_attention_bias'
+    for stack in ('encoder', 'decoder')
+  },
 }
 
 # What older or enclosing classes put before a name, and what we expect instead.

@@ -19,8 +19,8 @@ def config_of(network: T5) -> dict:
   c = network.config
   activation = 'gelu' if c.gated and c.activation == 'gelu_tanh' else _ACTIVATIONS[c.activation]
   return {
-    'architectures': ['T5ForConditionalGeneration'],
-    'model_type': 't5',
+    'architectures': ['T5ForConditionalGeneration' if c.shared_bias else 'UMT5ForConditionalGeneration'],
+    'model_type': 't5' if c.shared_bias else 'umt5',
     'is_encoder_decoder': True,
     'vocab_size': c.vocab_size,
     'd_model': c.embed_dim,
@@ -57,9 +57,10 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
     )
   path = Path(os.path.abspath(path))
   params = unstack_layers(model.params) if model.network.scan else model.params
+  family = config_of(model.network)['model_type']
   with files.whole(path, overwrite=overwrite) as scratch:
     files.copy_tokenizer(model.tokenizer, scratch)
     write_config(scratch, model.network)
-    tensors = hf.export(model.network, 't5', jax.device_get(params))
+    tensors = hf.export(model.network, family, jax.device_get(params))
     save_file(tensors, scratch / 'model.safetensors', metadata={'format': 'pt'})
   return path

@@ -61,21 +61,35 @@ def model_files(folder: Path) -> list[Path]:
   return tensors + [p for pattern in ('*.gin', 'config.json') for p in folder.parent.glob(pattern)]
 
 
-def read(path, *, dtype: str | None = None, scan: bool = False) -> tuple[Network, Params]:
-  """Return the network of a checkpoint and its parameters in `dtype`, or as stored where that is None."""
+def read(
+  path, *, dtype: str | None = None, scan: bool = False, activation: str | None = None
+) -> tuple[Network, Params]:
+  """Return the network of a checkpoint and its parameters in `dtype`, or as stored where that is None.
+
+  `activation` is the MLPs', in T5X's words, where no gin file beside the checkpoint says it.
+  """
   folder = find(Path(path))
   files.check_finished(folder)
   leaves = _leaves(folder)
-  parts = t5x_names.parts({name: leaf.shape for name, leaf in leaves.items()})
+  parts = t5x_names.parts({name: leaf.shape for name, leaf in leaves.items()}, folder, _own_bias(leaves, folder))
   shapes = {part.name: part.shape for part in parts}
-  config = t5x_names.overrides(folder, t5x_names.config_of(shapes, folder))
+  gated = 'encoder.layers_0.mlp.wi_0.kernel' in shapes
+  config = t5x_names.complete(t5x_names.config_of(shapes, folder), folder, gated, activation)
   stored = leaves['token_embedder.embedding'].dtype.name
   network = hf.network_from_config(config, dtype=dtype or stored, scan=scan)
   files.check_shapes(shapes, dataclasses.replace(network, scan=False), folder)
-  return network, _load(parts, leaves, dtype, scan, folder)
+  return network, _load(parts, leaves, dtype, scan)
 
 
-def _load(parts: list[t5x_names.Part], leaves: dict[str, _Leaf], dtype, scan: bool, folder: Path) -> Params:
+def _own_bias(leaves: dict[str, _Leaf], folder: Path) -> bool:
+  """Tell whether scanned layers have relative biases that differ."""
+  shapes = {name: leaf.shape for name, leaf in leaves.items()}
+  axis = t5x_names.scan_axis(shapes, folder) if t5x_names.scanned(shapes) else 0
+  biases = (leaves[name].read() for name in t5x_names.scanned_biases(shapes))
+  return any((x != x.take([0], axis)).any() for x in biases)
+
+
+def _load(parts: list[t5x_names.Part], leaves: dict[str, _Leaf], dtype, scan: bool) -> Params:
   """Read every tensor once, the largest first, and put its parameters in place."""
   params: Params = {}
   paths = {part.name: tuple(part.name.split('.')) for part in parts}
@@ -85,7 +99,6 @@ def _load(parts: list[t5x_names.Part], leaves: dict[str, _Leaf], dtype, scan: bo
     by_source.setdefault(part.source, []).append(part)
   for source, its_parts in sorted(by_source.items(), key=lambda item: -math.prod(leaves[item[0]].shape)):
     data = leaves[source].read()
-    t5x_names.check_shared_bias(source, data, folder)
     for part in its_parts:
       value, finite = hf.convert(part.take(data), False, dtype)
       if not finite:
@@ -189,7 +202,11 @@ def _zarr_leaf(name: str, folder: Path) -> _Leaf:
   if not (folder / '.zarray').is_file():
     missing = folder / '.zarray' if folder.is_dir() else folder
     raise FileNotFoundError(f"{missing}: missing, it belongs to tensor '{name}': {AGAIN}")
-  return open_zarr(name, folder, {'driver': 'file', 'path': f'{folder}/'})
+  leaf = open_zarr(name, folder, {'driver': 'file', 'path': f'{folder}/'})
+  if leaf.dtype != np.uint16:
+    return leaf
+  bfloat16 = np.dtype(jnp.bfloat16)  # in version 2 of the format its bits were stored as whole numbers
+  return dataclasses.replace(leaf, dtype=bfloat16, read=lambda: leaf.read().view(bfloat16))
 
 
 def open_zarr(name: str, where: Path, kvstore: dict) -> _Leaf:

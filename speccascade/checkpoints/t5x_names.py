@@ -1,30 +1,30 @@
 """From T5X's parameters to ours: the sizes that a T5X checkpoint does not state, and its scanned variant.
 
-Unscanned names are ours already. Scanned layers lie on axis 1 under `encoder.encoder` and `decoder.decoder`, with
-heads apart: queries (E, L, H, D), outputs (H, L, D, E), relative biases (H, L, buckets).
+Unscanned names are ours already. Scanned layers lie on axis 1 (`param_scan_axis`; 0 is read too) under
+`encoder.encoder` and `decoder.decoder`, with heads apart: queries (E, L, H, D), outputs (H, L, D, E), relative biases
+(H, L, buckets). There each layer has a relative bias of its own; where all are equal, they are T5's one.
 
 Axis letters: E embedding, L layers, H heads, D head dimension, F MLP, V vocabulary.
 """
 
-import ast
 from collections.abc import Mapping
 import dataclasses
 from pathlib import Path
 import re
 
-import numpy as np
-
+from speccascade.checkpoints import t5x_gin
 from speccascade.checkpoints.tensor_files import AGAIN, read_json
+from speccascade.types import Array
 
 _SCANNED = re.compile(r'(encoder\.encoder|decoder\.decoder)\.(.+)')
 _ATTENTION = re.compile(r'attention\.(query|key|value|out)\.kernel$')
-_ACTIVATIONS = re.compile(r'\bmlp_activations\s*=\s*(\([^)]*\)|\[[^\]]*\])')
+_BIAS = 'relpos_bias.rel_embedding'
 _SIZES = {  # what config.json may state: the tensor and axis that tell it too
   'vocab_size': ('token_embedder.embedding', 0),
   'd_model': ('token_embedder.embedding', 1),
   'd_ff': ('encoder.layers_0.mlp.wo.kernel', 0),
-  'num_heads': ('encoder.relpos_bias.rel_embedding', 0),
-  'relative_attention_num_buckets': ('encoder.relpos_bias.rel_embedding', 1),
+  'num_heads': (f'encoder.{_BIAS}', 0),
+  'relative_attention_num_buckets': (f'encoder.{_BIAS}', 1),
 }
 
 Shape = tuple[int, ...]
@@ -37,38 +37,69 @@ class Part:
   name: str
   source: str
   layer: int | None
+  axis: int  # of the layers
   shape: Shape
 
-  def take(self, x: np.ndarray) -> np.ndarray:
+  def take(self, x: Array) -> Array:
     """Return the parameter out of its tensor."""
-    return (x if self.layer is None else x[:, self.layer]).reshape(self.shape)
+    return (x if self.layer is None else x.take(self.layer, self.axis)).reshape(self.shape)
 
 
-def parts(shapes: Mapping[str, Shape]) -> list[Part]:
-  """Return our parameters for the tensors of a T5X checkpoint, scanned or not."""
+def parts(shapes: Mapping[str, Shape], where: Path | str, own_bias: bool) -> list[Part]:
+  """Return our parameters for the tensors of a T5X checkpoint, scanned or not; scanned biases are one, or each own."""
+  check_kind(shapes, where)
   found = []
+  axis = scan_axis(shapes, where) if scanned(shapes) else 0
   for source, shape in shapes.items():
-    scanned = _SCANNED.fullmatch(source)
-    if not scanned:
-      found.append(Part(source, source, None, _join(source, shape)))
+    match = _SCANNED.fullmatch(source)
+    if not match:
+      found.append(Part(source, source, None, 0, _join(source, shape)))
       continue
-    stack, rest = scanned[1].split('.')[0], scanned[2]
-    inner = _join(rest, shape[:1] + shape[2:])
-    if rest.startswith('relpos_bias.'):
-      found.append(Part(f'{stack}.{rest}', source, 0, inner))  # T5 has one bias for all layers
+    stack, rest = match[1].split('.')[0], match[2]
+    inner = _join(rest, _without(shape, axis))
+    if rest == _BIAS and not own_bias:
+      found.append(Part(f'{stack}.{rest}', source, 0, axis, inner))
       continue
-    found += [Part(f'{stack}.layers_{i}.{rest}', source, i, inner) for i in range(shape[1])]
+    found += [Part(f'{stack}.layers_{i}.{rest}', source, i, axis, inner) for i in range(shape[axis])]
   return found
 
 
-def check_shared_bias(name: str, x: np.ndarray, where: Path) -> None:
-  """Raise where scanned layers have relative biases of their own, which T5 has not."""
-  if _SCANNED.fullmatch(name) and 'relpos_bias.' in name and (x != x[:, :1]).any():
-    layer = int(np.argwhere((x != x[:, :1]).any(axis=(0, 2)))[0, 0])
+def check_kind(shapes: Mapping[str, Shape], where: Path | str) -> None:
+  """Raise where the tensors are those of T5X's decoder_only."""
+  if not any(name.startswith('encoder.') for name in shapes) and any('decoder.layers_' in name for name in shapes):
     raise ValueError(
-      f"{where}: tensor '{name}' differs between layers 0 and {layer}: relative biases for each layer (umT5) are not "
-      'supported, only those that all layers share'
+      f"{where}: a decoder_only model of T5X, without an encoder's tensors, is not supported: of T5X's, only "
+      'encoder–decoders are'
     )
+
+
+def scanned(shapes: Mapping[str, Shape]) -> bool:
+  """Tell whether the tensors are those of T5X's scanned variant."""
+  return any(_SCANNED.fullmatch(name) for name in shapes)
+
+
+def scanned_biases(shapes: Mapping[str, Shape]) -> list[str]:
+  """Return the tensors that hold the relative biases of all layers of a stack."""
+  return [name for name in shapes if _SCANNED.fullmatch(name) and name.endswith(_BIAS)]
+
+
+def scan_axis(shapes: Mapping[str, Shape], where: Path | str) -> int:
+  """Return the axis of the layers in scanned tensors, which T5X calls `param_scan_axis`."""
+  names = ('pre_mlp_layer_norm.scale', 'mlp.wo.kernel')
+  scale, kernel = (shapes.get(f'encoder.encoder.{name}', ()) for name in names)
+  inner = next((shape[-1] for name, shape in shapes.items() if re.fullmatch(r'encoder\.encoder\.mlp\.wi.*', name)), 0)
+  width = shapes.get('token_embedder.embedding', (0, 0))[-1]
+  fits = [axis for axis in (1, 0) if _without(scale, axis) == (width,) and _without(kernel, axis) == (inner, width)]
+  if len(fits) == 2:
+    raise ValueError(
+      f'{where}: {width} layers of width {width} and {inner} are scanned, so that the axis of the layers cannot be '
+      'told from the others: save the model with scan_layers=False'
+    )
+  return fits[0] if fits else 1  # where nothing fits, the tensor that is wrong will be named
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+  return shape[:axis] + shape[axis + 1 :]
 
 
 def _join(name: str, shape: Shape) -> Shape:
@@ -82,21 +113,23 @@ def _join(name: str, shape: Shape) -> Shape:
 
 def config_of(shapes: Mapping[str, Shape], where: Path) -> dict:
   """Return the Hugging Face config that our parameters' shapes tell, as far as they tell it."""
-  config = {key: _axis(shapes, name, axis, where) for key, (name, axis) in _SIZES.items()}
+  own = f'encoder.layers_0.{_BIAS}' in shapes
+  sizes = {key: (name.replace('encoder.rel', 'encoder.layers_0.rel') if own else name, axis)
+           for key, (name, axis) in _SIZES.items()}  # fmt: skip
+  config = {key: _axis(shapes, name, axis, where) for key, (name, axis) in sizes.items()}
   kernel = 'encoder.layers_0.attention.query.kernel'
   joined = _axis(shapes, kernel, 1, where)
   if joined % config['num_heads']:
     raise ValueError(
       f"{where}: tensor '{kernel}' {list(shapes[kernel])} does not divide into the {config['num_heads']} heads of "
-      f"'encoder.relpos_bias.rel_embedding': {AGAIN}"
+      f"'{sizes['num_heads'][0]}': {AGAIN}"
     )
-  gated, tied = 'encoder.layers_0.mlp.wi_0.kernel' in shapes, 'decoder.logits_dense.kernel' not in shapes
+  tied = 'decoder.logits_dense.kernel' not in shapes
   return config | {
-    'model_type': 't5',
+    'model_type': 'umt5' if own else 't5',
     'd_kv': joined // config['num_heads'],
     'num_layers': _depth(shapes, 'encoder'),
     'num_decoder_layers': _depth(shapes, 'decoder'),
-    'feed_forward_proj': 'gated-gelu' if gated else 'relu',
     'tie_word_embeddings': tied,
     'scale_decoder_outputs': tied,
   }
@@ -115,42 +148,50 @@ def _depth(shapes: Mapping[str, Shape], stack: str) -> int:
   return 1 + max((int(match[1]) for match in numbers if match), default=-1)
 
 
-def overrides(folder: Path, config: dict) -> dict:
-  """Return a config corrected by gin, then by config.json, of the folder or the one above it.
+def complete(config: dict, folder: Path, gated: bool, activation: str | None) -> dict:
+  """Return a config with what shapes do not tell: from `activation`, else config.json, else gin, here or one above.
 
   Whether the head is tied is seen in the tensors, so config.json decides the scaling only.
   """
-  places = [place for place in (folder, folder.parent) if place.is_dir()]
-  config = dict(config)
-  for file in [file for place in places for file in sorted(place.glob('*.gin'))][:1]:
-    config.update(_from_gin(file))
-  for file in [place / 'config.json' for place in places if (place / 'config.json').is_file()][:1]:
-    stated = read_json(file)
+  file = next((p / 'config.json' for p in (folder, folder.parent) if (p / 'config.json').is_file()), None)
+  stated = {} if file is None else read_json(file)
+  if file is not None:
     _check_stated(file, stated, config)
     if stated.get('scale_decoder_outputs') is None:
       stated['scale_decoder_outputs'] = stated.get('tie_word_embeddings', config['tie_word_embeddings'])
-    config |= stated | {'tie_word_embeddings': config['tie_word_embeddings']}
-  return config
+  known = {'tie_word_embeddings': config['tie_word_embeddings'], 'model_type': config['model_type']}
+  if activation is not None or not stated.get('feed_forward_proj'):
+    known['feed_forward_proj'] = _projection(folder, gated, activation)
+  return config | stated | known
 
 
-def _from_gin(file: Path) -> dict:
-  """Return the MLP's activation, the one thing that gin states and shapes do not."""
-  found = _ACTIVATIONS.findall(file.read_text(encoding='utf-8', errors='replace'))
-  if not found:
-    return {}
-  try:
-    names = list(ast.literal_eval(found[-1]))
-  except (ValueError, SyntaxError, TypeError):
-    names = []
-  activations = [name for name in names if name != 'linear']
-  if len(activations) == 1 and len(names) in (1, 2):
-    return {'feed_forward_proj': 'gated-' * (len(names) - 1) + activations[0]}
-  raise ValueError(f'{file}: mlp_activations = {found[-1]} is not supported, only one activation, or one and linear')
+def _projection(folder: Path, gated: bool, activation: str | None) -> str:
+  """Return `feed_forward_proj` for the activation that was given or that gin states."""
+  stated = t5x_gin.find(folder) if activation is None else None
+  if activation is None and stated is None:
+    raise ValueError(
+      f"{folder} does not say which activation its MLPs have: put the model's config.gin beside it, or pass "
+      f'activation={_usual(gated)}; it is one of {", ".join(t5x_gin.ACTIVATIONS)}'
+    )
+  names = (activation, 'linear')[: 1 + gated] if stated is None else stated.value
+  where = f'activation={activation!r}' if stated is None else f'{stated.file}: mlp_activations = {stated.value}'
+  names = names if isinstance(names, tuple) else (names,)
+  if names[0] not in t5x_gin.ACTIVATIONS or names[1:] not in ((), ('linear',)):
+    raise ValueError(
+      f"{where} is not supported: it is one of {', '.join(t5x_gin.ACTIVATIONS)}, in gin alone or before 'linear'"
+    )
+  if (len(names) == 2) != gated:
+    raise ValueError(f'{where} has {len(names)} kernels wi, but the tensors of {folder} have {1 + gated}: {AGAIN}')
+  return 'gated-' * gated + t5x_gin.ACTIVATIONS[names[0]]
+
+
+def _usual(gated: bool) -> str:
+  return "'gelu' (T5 v1.1, Flan, mT5)" if gated else "'relu' (T5 v1.0)"
 
 
 def _check_stated(file: Path, stated: dict, config: dict) -> None:
   """Raise where config.json is another family's or states another size than the tensors have."""
-  if stated.get('model_type', 't5') not in ('t5', 'mt5'):
+  if stated.get('model_type', 't5') not in ('t5', 'mt5', 'umt5'):
     raise ValueError(
       f"{file}: model_type '{stated['model_type']}' beside a T5X checkpoint, which holds a T5: remove it"
     )

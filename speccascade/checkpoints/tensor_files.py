@@ -73,8 +73,10 @@ def _sharded(path: Path) -> dict[str, Stored]:
   if not weight_map:
     raise ValueError(f"{path} has no 'weight_map': {AGAIN}")
   tensors = {}
-  for name in sorted(set(weight_map.values())):
+  for name in sorted(set(weight_map.values()), key=str):
     first = next(tensor for tensor, file in weight_map.items() if file == name)
+    if not isinstance(name, str) or name != Path(name).name or not name.endswith('.safetensors'):
+      raise ValueError(f"{path}: 'weight_map' puts '{first}' into {name!r}, not a file of this folder: {AGAIN}")
     if not (path.parent / name).exists():
       raise FileNotFoundError(f"{path.parent / name} does not exist, and {path.name} puts '{first}' there: {AGAIN}")
     tensors |= header(path.parent / name)

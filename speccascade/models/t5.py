@@ -1,7 +1,8 @@
-"""T5 (Raffel et al. 2020): v1.0, v1.1, Flan-T5, mT5 and ByT5.
+"""T5 (Raffel et al. 2020): v1.0, v1.1, Flan-T5, mT5, umT5 and ByT5.
 
 Attention scores are not scaled by 1/√D; positions enter as a learned bias for each bucket of the distance, shared by
-all layers of a stack. Parameters have T5X's unscanned names; kernels are (in, out).
+all layers of a stack, or of each layer (umT5, and what T5X trains scanned). Parameters have T5X's unscanned names;
+kernels are (in, out).
 
 Axis letters: B batch, S source, L new tokens, T slots, E embedding, H heads, V vocabulary.
 """
@@ -36,6 +37,7 @@ class T5Config:
   buckets: int = 32
   max_distance: int = 128
   norm_eps: float = 1e-6
+  shared_bias: bool = True  # one relative bias for all layers of a stack, or one for each
 
 
 def _norm(config: T5Config, dtype: str) -> blocks.RMSNorm:
@@ -67,8 +69,12 @@ class EncoderLayer(nn.Module):
     norm, attention, mlp = (make(f, self.config, self.dtype) for f in (_norm, _attention, _mlp))
     self.pre_attention_layer_norm, self.attention = norm(), attention()
     self.pre_mlp_layer_norm, self.mlp = norm(), mlp()
+    if not self.config.shared_bias:
+      self.relpos_bias = _relative_bias(self.config, self.dtype, bidirectional=True)
 
-  def __call__(self, x: Array, mask: Array, bias: Array) -> Array:
+  def __call__(self, x: Array, mask: Array, bias: Array | None) -> Array:
+    if bias is None:
+      bias = self.relpos_bias(jnp.arange(x.shape[1])[None], x.shape[1])
     y = self.pre_attention_layer_norm(x)
     x = x + self.attention.mix(self.attention.queries(y), self.attention.keys_values(y), mask, bias)
     return x + self.mlp(self.pre_mlp_layer_norm(x))
@@ -86,9 +92,13 @@ class DecoderLayer(nn.Module):
     self.pre_self_attention_layer_norm, self.self_attention = norm(), attention()
     self.pre_cross_attention_layer_norm, self.encoder_decoder_attention = norm(), attention()
     self.pre_mlp_layer_norm, self.mlp = norm(), mlp()
+    if not self.config.shared_bias:
+      self.relpos_bias = _relative_bias(self.config, self.dtype, bidirectional=False)
 
-  def __call__(self, x, cache, number, start, mask, bias, source, source_mask):
+  def __call__(self, x, cache, number, positions, mask, bias, source, source_mask):
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
+    start = positions[:, 0]
+    bias = self.relpos_bias(positions, mask.shape[-1]) if bias is None else bias
     y = self.pre_self_attention_layer_norm(x)
     cache, entry = cache_lib.update(cache, number, self.self_attention.keys_values(y), start)
     x = x + self.self_attention.mix(self.self_attention.queries(y), entry, mask, bias)
@@ -111,14 +121,15 @@ class Encoder(nn.Module):
 
   def setup(self):
     c, n = self.config, self.config.encoder_layers
-    self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=True)
+    if c.shared_bias:
+      self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=True)
     self.layers = EncoderLayer(c, self.dtype) if self.scan else [EncoderLayer(c, self.dtype) for _ in range(n)]
     self.encoder_norm = _norm(c, self.dtype)
 
   def __call__(self, x: Array, mask: Array) -> Array:
     """Return the encoded source [B, S, E]; mask [B, 1, S] hides padding."""
     s = x.shape[1]
-    bias = self.relpos_bias(jnp.arange(s)[None], s)  # [1, H, S, S]
+    bias = self.relpos_bias(jnp.arange(s)[None], s) if self.config.shared_bias else None  # [1, H, S, S]
 
     def body(layer, x, _):
       return layer(x, mask, bias), None
@@ -136,7 +147,8 @@ class DecoderStack(nn.Module):
 
   def setup(self):
     c, n = self.config, self.config.decoder_layers
-    self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=False)
+    if c.shared_bias:
+      self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=False)
     self.layers = DecoderLayer(c, self.dtype) if self.scan else [DecoderLayer(c, self.dtype) for _ in range(n)]
     self.decoder_norm = _norm(c, self.dtype)
     if not c.tied:
@@ -147,11 +159,11 @@ class DecoderStack(nn.Module):
     own, source = cache['target'], cache['source']
     slots, width = cache_lib.slots_of(own), cache_lib.slots_of(source)
     mask = blocks.visible(positions, slots)
-    bias = self.relpos_bias(positions, slots)
+    bias = self.relpos_bias(positions, slots) if self.config.shared_bias else None
     source_mask = _inside(cache['source_length'], width)
 
     def body(layer, carry, at):
-      return layer(*carry, at[0], positions[:, 0], mask, bias, source, source_mask), None
+      return layer(*carry, at[0], positions, mask, bias, source, source_mask), None
 
     (x, own), _ = blocks.over_layers(self.layers, body, (x, own), (0,) * self.config.decoder_layers)
     return self.decoder_norm(x), {**cache, 'target': own}

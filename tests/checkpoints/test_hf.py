@@ -95,6 +95,33 @@ def test_shards_are_found_through_their_index(tmp_path):
     hf.read(tmp_path)
 
 
+@pytest.mark.parametrize('file', ['../secret.safetensors', '/etc/secret.safetensors', 'a/b.safetensors', '..', 7])
+def test_an_index_names_files_of_its_folder_only(tmp_path, file):
+  (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
+  (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': {'a': file}}))
+  with pytest.raises(ValueError, match="index.json: 'weight_map' puts 'a' into .*, not a file of this folder"):
+    hf.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('config', 'message'),
+  [
+    (LLAMA | {'hidden_size': '8'}, "'hidden_size' is '8', expected a whole number of 1 or more"),
+    (LLAMA | {'num_hidden_layers': 2.5}, "'num_hidden_layers' is 2.5, expected a whole number"),
+    (LLAMA | {'num_attention_heads': True}, "'num_attention_heads' is True, expected a whole number"),
+    (LLAMA | {'num_hidden_layers': -1}, "'num_hidden_layers' is -1, expected a whole number"),
+    (LLAMA | {'rms_norm_eps': '1e-6'}, "'rms_norm_eps' is '1e-6', expected a number"),
+    (LLAMA | {'tie_word_embeddings': 'false'}, "'tie_word_embeddings' is 'false', expected true or false"),
+    (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 'two'}}, "'factor' is 'two', expected a number"),
+    (T5 | {'d_ff': None}, "'d_ff' is None, expected a whole number"),
+    (T5 | {'num_decoder_layers': [2]}, "'num_decoder_layers' is .2., expected a whole number"),
+  ],
+)
+def test_numbers_of_another_type_are_named(config, message):
+  with pytest.raises(ValueError, match=f'config.json: {message}'):
+    hf.network_from_config(config)
+
+
 def test_dtype_is_as_stored_unless_asked_for(tmp_path):
   params, tensors = _model(LLAMA)
   stored = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}

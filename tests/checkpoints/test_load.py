@@ -88,6 +88,12 @@ def test_the_shared_checkpoints_load_with_their_tokenizer(shared, family, size):
   assert loaded.tokenizer.eos_ids == loaded.network.eos_ids
 
 
+def test_an_activation_is_given_to_t5x_alone(folders):
+  for kind in ('hf', 'orbax'):
+    with pytest.raises(ValueError, match="says itself which activation it has: leave out activation='relu'"):
+      checkpoints.load(folders[kind], activation='relu')
+
+
 def _error(path, kind) -> str:
   with pytest.raises(kind) as info:
     checkpoints.read(path)
@@ -134,12 +140,14 @@ def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   asked = []
 
-  def fetch(hub_id, allow_patterns):
-    asked.append((hub_id, '*.safetensors' in allow_patterns, '*.bin' in allow_patterns))
+  def fetch(hub_id, revision, allow_patterns):
+    asked.append((hub_id, revision, '*.safetensors' in allow_patterns, '*.bin' in allow_patterns))
     return str(folders['hf'])
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', fetch)
-  assert checkpoints.read('org/name').network.config.embed_dim == 8 and asked == [('org/name', True, False)]
+  assert checkpoints.read('org/name').network.config.embed_dim == 8
+  assert checkpoints.load('org/name', revision='v2').network.config.embed_dim == 8
+  assert asked == [('org/name', None, True, False), ('org/name', 'v2', True, False)]
 
   def unreachable(*_, **__):
     raise OSError('Name or service not known\nand forty more lines')
@@ -148,8 +156,10 @@ def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
   message = _error('org/name', FileNotFoundError)
   assert 'org/name is no folder here and could not be fetched (Name or service not known)' in message
   assert 'download it by hand' in message and '\n' not in message
-  monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
-  assert 'huggingface_hub, which would fetch it, is not installed' in _error('org/name', FileNotFoundError)
+  with pytest.raises(FileNotFoundError, match="at revision 'v9' .*.hf download org/name --revision v9 --local-dir"):
+    checkpoints.load('org/name', revision='v9')
+  with pytest.raises(ValueError, match="hf is a folder, and revision='v9' is one of a hub model"):
+    checkpoints.load(folders['hf'], revision='v9')
   assert 'hf/missing does not exist' in _error('hf/missing', FileNotFoundError)  # hf/ is a folder here
 
 

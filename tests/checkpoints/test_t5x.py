@@ -103,10 +103,10 @@ def test_checkpoints_of_other_origin_are_read(tmp_path, layout, dtype):
   folder = tmp_path / 'checkpoint_5'
   target = params if layout == 'inline' else _write_zarr(folder, params)
   _write_msgpack(folder, target, root=None if layout == 'old' else 'optimizer')
-  network, found = t5x.read(folder)
+  network, found = t5x.read(folder, activation='gelu')
   assert network == _model(dtype=np.dtype(dtype).name).network  # sizes, gating and tying are in the shapes
   _assert_equal(found, params)
-  network, found = t5x.read(folder, dtype='bfloat16', scan=True)
+  network, found = t5x.read(folder, dtype='bfloat16', scan=True, activation='gelu')
   assert network.scan and network.dtype == 'bfloat16'
   _assert_equal(found, stack_layers(jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16), params)))
 
@@ -115,16 +115,9 @@ def test_checkpoints_of_other_origin_are_read(tmp_path, layout, dtype):
 def test_the_scanned_variant_becomes_our_tree(tmp_path, config):
   model = _model(config)
   folder = _write_msgpack(tmp_path / 'checkpoint_5', _scanned(model.params, config))
-  network, params = t5x.read(folder)
+  network, params = t5x.read(folder, activation='gelu' if config is V1_1 else 'relu')
   assert network == model.network
   _assert_equal(params, model.params)
-
-
-def test_biases_of_each_layer_are_refused(tmp_path):
-  target = _scanned(_model().params, V1_1)
-  target['decoder']['decoder']['relpos_bias']['rel_embedding'][1, 2] += 1
-  message = _error(_write_msgpack(tmp_path / 'checkpoint_5', target))
-  assert "'decoder.decoder.relpos_bias.rel_embedding' differs between layers 0 and 2" in message
 
 
 @pytest.mark.parametrize('ocdbt', [True, False])
@@ -134,7 +127,7 @@ def test_the_orbax_managers_state_is_read(tmp_path, ocdbt):
   handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(tmp_path / 'checkpoint_5' / 'state', tree)
-  _assert_equal(t5x.read(tmp_path)[1], params)
+  _assert_equal(t5x.read(tmp_path, activation='gelu')[1], params)
   if ocdbt:
     (tmp_path / 'checkpoint_5' / 'state' / 'manifest.ocdbt').write_bytes(b'x')
     assert 'checkpoint_5/state: the store cannot be read' in _error(tmp_path)
@@ -151,15 +144,15 @@ def test_the_latest_finished_step_is_read(tmp_path):
 
 def test_config_json_and_gin_say_what_shapes_do_not(tmp_path):
   folder = _write_msgpack(tmp_path / 'checkpoint_5', _model(V1_0).params)
-  assert t5x.read(folder)[0].config.scale_outputs
+  assert t5x.read(folder, activation='relu')[0].config.scale_outputs
   (tmp_path / 'config.gin').write_text("network.T5Config.mlp_activations = ('silu',)\n")
   assert t5x.read(folder)[0].config.activation == 'silu'
   (tmp_path / 'config.json').write_text(json.dumps({'model_type': 't5', 'tie_word_embeddings': False, 'd_kv': 4}))
   config = t5x.read(folder)[0].config
   assert config.tied and not config.scale_outputs  # tying is seen in the tensors, scaling is not
-  (tmp_path / 'config.gin').write_text("T5Config.mlp_activations = ('gelu', 'relu')\n")
-  assert 'config.gin: mlp_activations' in _error(folder)
-  (tmp_path / 'config.gin').unlink()
+  (tmp_path / 'config.json').write_text(json.dumps({'feed_forward_proj': 'relu'}))
+  assert t5x.read(folder)[0].config.activation == 'relu'  # config.json has the last word
+  assert t5x.read(folder, activation='gelu')[0].config.activation == 'gelu_tanh'
   (tmp_path / 'config.json').write_text(json.dumps({'d_kv': 8}))
   assert 'config.json: d_kv is 8, but the tensors have 4' in _error(folder)
   (tmp_path / 'config.json').write_text(json.dumps({'model_type': 'llama'}))
@@ -168,7 +161,7 @@ def test_config_json_and_gin_say_what_shapes_do_not(tmp_path):
 
 def _error(folder, kind=ValueError) -> str:
   with pytest.raises(kind) as info:
-    t5x.read(folder)
+    t5x.read(folder, activation='gelu')
   return str(info.value)
 
 
