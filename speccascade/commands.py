@@ -50,6 +50,13 @@ def listed(text: str) -> list[str]:
   return [part for part in text.split(',') if part]
 
 
+def count(text: str) -> int:
+  """Return a whole number of at least 1."""
+  if not text.isdecimal() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least 1')
+  return int(text)
+
+
 def run(parser: Parser, command: Callable[[argparse.Namespace], None], argv: Sequence[str] | None, stopped: str) -> int:
   """Run a command and return its exit code; `stopped` is said where it was stopped."""
   argv = list(sys.argv[1:] if argv is None else argv)

@@ -13,25 +13,23 @@ import time
 import jax
 import numpy as np
 
-from speccascade import checkpoints
+from speccascade import checkpoints, commands, disk
 from speccascade.checkpoints import files, hf_write, orbax, t5x
 from speccascade.types import Model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Run the command line; return 0, or 1 after printing what was wrong."""
-  args = _parser().parse_args(argv)
-  try:
-    convert(args.src, args.dst, form=args.format, dtype=args.dtype, overwrite=args.overwrite)
-  except (ValueError, OSError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
-  return 0
+  """Run the command line; return the exit code."""
+  return commands.run(_parser(), _run, argv, 'interrupted')
+
+
+def _run(args: argparse.Namespace):
+  convert(args.src, args.dst, form=args.format, dtype=args.dtype, overwrite=args.overwrite)
 
 
 def convert(src, dst, *, form: str = 'orbax', dtype: str | None = None, overwrite: bool = False) -> Path:
   """Write the checkpoint at `src` to `dst`, check it by reading it back, and return its folder."""
-  dst = Path(os.path.abspath(os.path.expanduser(dst)))
+  src, dst = disk.local(src), disk.local(dst).absolute()
   _check_destination(src, dst, overwrite)
   start = time.perf_counter()
   model = checkpoints.read(src, dtype=dtype)
@@ -50,12 +48,11 @@ def convert(src, dst, *, form: str = 'orbax', dtype: str | None = None, overwrit
   return folder
 
 
-def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='python -m speccascade.convert',
-    description='Convert a checkpoint (Hugging Face, T5X, Orbax) and verify the result by reading it back.',
+def _parser() -> commands.Parser:
+  parser = commands.Parser(
+    'speccascade.convert', __doc__,
     epilog='orbax keeps every family and restores onto a mesh; t5x and hf are written for T5 only.',
-  )
+  )  # fmt: skip
   parser.add_argument('src', metavar='SRC', help='folder or hub id of the checkpoint to read')
   parser.add_argument('dst', metavar='DST', help='folder to write; t5x writes DST/checkpoint_0 unless DST is one')
   parser.add_argument('--format', choices=['orbax', 't5x', 'hf'], default='orbax', help='what to write (orbax)')
@@ -66,9 +63,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_destination(src, dst: Path, overwrite: bool) -> None:
   """Raise before any work where writing would fail, or would destroy the source or what is no checkpoint."""
-  source = Path(os.path.abspath(os.path.expanduser(os.fspath(src))))
+  source = Path(os.path.abspath(src))
   if source.exists() and (dst == source or dst in source.parents):
     raise ValueError(f'{dst} is or holds the source {source}: choose another destination')
+  above = next(p for p in dst.parents if p.exists())
+  if not above.is_dir() or not os.access(above, os.W_OK):
+    raise PermissionError(f'{dst} cannot be written, for {above} may not be written to: choose another folder')
   if not dst.exists() or (dst.is_dir() and not any(dst.iterdir())):
     return
   if not overwrite:

@@ -18,10 +18,6 @@ from speccascade.phases import Elect, Propose, Score, Verify
 from speccascade.types import Combiner, Phase, Rule, whole
 
 
-def _static(**kwargs):
-  return struct.field(pytree_node=False, **kwargs)
-
-
 @struct.dataclass
 class Method:
   """Phases over `slots`; slot s runs the model number `slots[s]`, each slot with a cache of its own.
@@ -30,13 +26,13 @@ class Method:
   """
 
   phases: tuple[Phase, ...]
-  slots: tuple[int, ...] = _static()
-  window: int = _static()  # W, the most tokens ever pending
+  slots: tuple[int, ...] = struct.field(pytree_node=False)
+  window: int = struct.field(pytree_node=False)  # W, the most tokens ever pending
   policy: stopping.Policy = stopping.Policy()
-  by_round: bool = _static(default=False)  # whether random numbers are keyed by round as well
-  kind: str = _static(default='method')
-  rule: str | None = _static(default=None)  # its name, for the name of the method
-  beside: bool = _static(default=False)  # whether more models may be given than it decodes with
+  by_round: bool = struct.field(pytree_node=False, default=False)  # whether random numbers are keyed by round as well
+  kind: str = struct.field(pytree_node=False, default='method')
+  rule: str | None = struct.field(pytree_node=False, default=None)  # its name, for the name of the method
+  beside: bool = struct.field(pytree_node=False, default=False)  # whether more models may be given than it decodes with
 
   def __str__(self):
     until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
@@ -58,8 +54,8 @@ class Method:
 class SequenceCascade:
   """Model 0 writes the whole answer; model 1 writes it anew where the answer's score is under the threshold."""
 
-  score: Callable = _static()
-  threshold: float = _static()
+  score: Callable = struct.field(pytree_node=False)
+  threshold: float = struct.field(pytree_node=False)
 
   models = 2
   beside = False

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from speccascade import checkpoints, inputs, methods, probs, rules
+from speccascade import checkpoints, commands, disk, inputs, methods, probs, rules
 from speccascade.data import files
 from speccascade.decode import decode
 from speccascade.evaluate import floor
@@ -231,43 +231,54 @@ def _monotone(forward: Mapping[str, float]) -> dict[int, float]:
 # ---- the command ----
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-  """Load the pair, plan and print."""
-  parser = argparse.ArgumentParser(prog='speccascade.plan', description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+  """Load the pair, plan and print; return the exit code."""
+  return commands.run(_parser(), _run, argv, 'interrupted')
+
+
+def _parser() -> commands.Parser:
+  parser = commands.Parser('speccascade.plan', __doc__)
   parser.add_argument('small', help='checkpoint of the drafter')
   parser.add_argument('large', help='checkpoint of the verifier')
   parser.add_argument('--prompts', required=True, help='a text file, one prompt a line, .gz or not')
-  parser.add_argument('--count', type=int, default=32, help='how many of the prompts (32)')
-  parser.add_argument('--tokens', type=int, default=64, help='the most new tokens (64)')
-  parser.add_argument('--temperature', type=float, default=0.0)
+  parser.add_argument('--count', type=commands.count, default=32, help='how many of the prompts (32)')
+  parser.add_argument('--tokens', type=commands.count, default=64, help='the most new tokens (64)')
+  parser.add_argument('--temperature', type=float, default=0.0, help='of both models (0)')
   parser.add_argument('--blocks', type=_listed_blocks, default='1-8', help='γ to plan, as in 1-8 or 1,3,5 (1-8)')
-  parser.add_argument('--batch', type=int, default=1, help='rows decoded at once (1)')
-  parser.add_argument('--rule', action='append', default=[], help='a cascade to plan too, as in opt:0.1; may repeat')
+  parser.add_argument('--batch', type=commands.count, default=1, help='rows decoded at once (1)')
+  parser.add_argument(
+    '--rule', type=_rule, action='append', default=[], help='a cascade to plan too, as in opt:0.1; may repeat'
+  )
   parser.add_argument('--weights', type=float, nargs=2, help='plan an ensemble of these weights as well')
-  parser.add_argument('--dtype', default=None, help='float32, bfloat16 or float16; default: as stored')
-  args = parser.parse_args(arguments)
-  try:
-    cascades = dict(map(_rule, args.rule))
-    weighted = functools.partial(rules.weighted, weights=tuple(args.weights or ()))
-    prompts = _prompts(args.prompts, args.count)
-    models = [checkpoints.load(p, dtype=args.dtype) for p in (args.small, args.large)]
-    print('measuring acceptance and forward times; compiling takes most of it …', file=sys.stderr)
-    found = plan(
-      models, prompts, blocks=args.blocks, temperature=args.temperature, cascades=cascades,
-      combiners={'weighted': weighted} if args.weights else None, max_new_tokens=args.tokens,
-      batch_size=args.batch,
-    )  # fmt: skip
-  except (OSError, ValueError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+  parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], help='default: as stored')
+  return parser
+
+
+def _run(args: argparse.Namespace):
+  combiners = {}
+  if args.weights:
+    combiners['weighted'] = functools.partial(rules.weighted, weights=tuple(args.weights))
+    rules.bind_combiner(combiners['weighted'])
+  probs.Sampler(args.temperature)
+  prompts = _prompts(args.prompts, args.count)
+  paths = [disk.local(args.small), disk.local(args.large)]
+  for path in paths:
+    checkpoints.digest(path)  # raises where there is no checkpoint, before the other one is read
+  models = [checkpoints.load(path, dtype=args.dtype) for path in paths]
+  print('measuring acceptance and forward times; compiling takes most of it …', file=sys.stderr)
+  found = plan(
+    models, prompts, blocks=args.blocks, temperature=args.temperature, cascades=dict(args.rule), combiners=combiners,
+    max_new_tokens=args.tokens, batch_size=args.batch,
+  )  # fmt: skip
   print(found)
-  return 0
 
 
 def _listed_blocks(text: str) -> list[int]:
   found: list[int] = []
   for part in text.split(','):
     low, _, high = part.partition('-')
+    if not (low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low)):
+      raise argparse.ArgumentTypeError(f'{text!r} is no list of γ from 1 on, as in 1-8 or 1,3,5')
     found += range(int(low), int(high or low) + 1)
   return found
 
@@ -276,8 +287,13 @@ def _rule(text: str) -> tuple[str, Rule]:
   name, _, alpha = text.partition(':')
   known = {r.__name__: r for r in rules.RULES}
   if name not in known:
-    raise ValueError(f'--rule {text}: no rule is called {name}; there are {", ".join(known)}.')
-  return f'{name} {alpha}'.strip(), functools.partial(known[name], alpha=float(alpha)) if alpha else known[name]
+    raise argparse.ArgumentTypeError(f'no rule is called {name}; there are {", ".join(known)}')
+  try:
+    rule = functools.partial(known[name], alpha=float(alpha)) if alpha else known[name]
+    rules.bind_rule(rule)
+  except ValueError as error:
+    raise argparse.ArgumentTypeError(f'{text}: {error}') from None
+  return f'{name} {alpha}'.strip(), rule
 
 
 def _prompts(path: str, count: int) -> list[str]:

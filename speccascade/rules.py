@@ -27,6 +27,7 @@ from speccascade import probs
 from speccascade.types import Array, Combiner, Rule
 
 INF = math.inf
+BLEND = 1000.0  # the largest weight of logits: float32 still keeps four digits of the other model's
 TOLERANCE, ROUNDING = 1e-3, 1e-6  # how far a law may be from summing to 1, and an entry under 0
 EXAMPLE = 'functools.partial(rules.opt, alpha=0.1)'
 
@@ -370,6 +371,10 @@ def bind_combiner(combiner: Combiner | Rule) -> tree_util.Partial:
   for name, value in bound.keywords.items():
     if isinstance(value, np.floating) and not np.isfinite(value):
       raise ValueError(f'{name_of(combiner)} needs a finite {name}, not {value}.')
+    if bound.func in (contrastive, realign) and isinstance(value, np.floating) and abs(value) > BLEND:
+      raise ValueError(
+        f'{name_of(combiner)} needs {name} of -{BLEND:g} … {BLEND:g}, not {value}: beyond, rounding loses a model.'
+      )
   return bound
 
 

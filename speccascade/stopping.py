@@ -6,13 +6,22 @@ reached, or the choice of the next draft would depend on randomness that is stil
 A limit decides after the draft how many of its tokens the verifier scores.
 """
 
+import numbers
 from typing import Any
 
 from flax import struct
 import jax.numpy as jnp
 
 from speccascade import probs, rules
-from speccascade.types import Array, Context, places, Rule, State, take
+from speccascade.types import Array, Context, places, Rule, State, take, whole
+
+
+def _chance(policy: Any, *names: str):
+  """Refuse a number that is no probability; traced ones were checked when they were given."""
+  for name in names:
+    value = getattr(policy, name)
+    if isinstance(value, (str, bool)) or isinstance(value, numbers.Real) and not 0 <= value <= 1:
+      raise ValueError(f'{type(policy).__name__} needs 0 <= {name} <= 1, a probability, not {name}={value!s}.')
 
 
 @struct.dataclass
@@ -58,6 +67,9 @@ class Fallback(Policy):
 
   threshold: Array
 
+  def __post_init__(self):
+    _chance(self, 'threshold')
+
   def before(self, logits, sampler):
     return probs.confidence(logits) < self.threshold
 
@@ -68,6 +80,9 @@ class Confidence(Policy):
 
   threshold: Array
 
+  def __post_init__(self):
+    _chance(self, 'threshold')
+
   def after(self, q):
     return q < self.threshold
 
@@ -77,6 +92,9 @@ class Heuristic(Policy):
   """Draft 2 tokens more after a round that kept every tested token, 1 fewer after any other."""
 
   first: int = struct.field(pytree_node=False, default=5)
+
+  def __post_init__(self):
+    whole('Heuristic: first', self.first)
 
   def init(self, rows):
     return jnp.full(rows, self.first, jnp.int32)
@@ -96,6 +114,9 @@ class MovingAverage(Policy):
   threshold: Array
   decay: Array
   first: float = struct.field(pytree_node=False, default=0.8)
+
+  def __post_init__(self):
+    _chance(self, 'threshold', 'decay', 'first')
 
   def init(self, rows):
     return jnp.full(rows, self.first, jnp.float32)

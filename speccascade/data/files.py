@@ -13,6 +13,7 @@ import string
 from typing import Any
 import zlib
 
+from speccascade import disk
 from speccascade.data import metrics as metric_table
 from speccascade.data import prompts
 from speccascade.data.examples import Example, Task
@@ -32,7 +33,7 @@ def parallel_text(
   tokenizer: str | None = None,
   name: str | None = None,
 ) -> Task:
-  """Return a task of lines to be turned into other lines: at most `count` pairs from line `start` (of 0, 1, …) on.
+  """Return a task of lines to be turned into other lines: at most `count` pairs, after the first `start`.
 
   `target` is a file of references or several of them. A prompt is prefix + line + suffix.
   """
@@ -77,10 +78,11 @@ def jsonl(
   fit = prompts.fitter(tokenizer, max_prompt_tokens)
   examples = []
   for i in _span(path, len(records), start, count):
-    where = f'{path}, record {i}'
-    prompt = _prompt(prompt_field, records[i], where, fit)
-    info = {field: _field(records[i], field, where) for field in info_fields}
-    examples.append(Example(i, prompt, _target(target_field, records[i], where), info))
+    line, record = records[i]
+    where = f'{path}, line {line}'
+    prompt = _prompt(prompt_field, record, where, fit)
+    info = {field: _field(record, field, where) for field in info_fields}
+    examples.append(Example(i, prompt, _target(target_field, record, where), info))
   limits = max_prompt_tokens, max_new_tokens
   return _task(name or _stem(path), examples, *limits, metrics, stop=stop, allow_execution=allow_execution)
 
@@ -97,7 +99,7 @@ def _stem(path: str) -> str:
 def _span(path: str, total: int, start: int, count: int | None) -> range:
   """Return the places of the examples that were asked for."""
   if start < 0 or start >= total:
-    raise ValueError(f'start={start}: {path} has {total} examples, 0 … {total - 1}.')
+    raise ValueError(f'start={start}: {path} has {total} examples, of which 0 … {total - 1} can be left out in front.')
   if count is not None and count < 1:
     raise ValueError(f'count={count}: ask for one example at least, or None for all.')
   return range(start, total if count is None else min(total, start + count))
@@ -108,7 +110,7 @@ def _span(path: str, total: int, start: int, count: int | None) -> range:
 
 def lines(path: str | os.PathLike) -> list[str]:
   """Return the lines of a plain or gzipped file; only line feeds (with carriage returns before them) end a line."""
-  file = pathlib.Path(path).expanduser()
+  file = disk.local(path)
   if not file.is_file():
     raise FileNotFoundError(f'{path}: no such file; give the path of a text file, plain or gzipped.')
   data = file.read_bytes()
@@ -127,7 +129,8 @@ def lines(path: str | os.PathLike) -> list[str]:
   return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')]
 
 
-def _records(path: str) -> list[dict[str, Any]]:
+def _records(path: str) -> list[tuple[int, dict[str, Any]]]:
+  """Return the objects of a file, each with its line."""
   records = []
   for number, line in enumerate(lines(path), 1):
     if not line.strip():
@@ -138,7 +141,7 @@ def _records(path: str) -> list[dict[str, Any]]:
       raise ValueError(f'{path}: line {number} is not JSON ({e}); each line must hold one object.') from None
     if not isinstance(record, dict):
       raise ValueError(f'{path}: line {number} holds {type(record).__name__}, not an object.')
-    records.append(record)
+    records.append((number, record))
   return records
 
 
@@ -146,6 +149,18 @@ def _field(record: dict, name: str, where: str) -> Any:
   if name not in record:
     raise ValueError(f'{where}: no field {name!r}; there are {", ".join(record)}.')
   return record[name]
+
+
+def _text_field(record: dict, name: str, where: str) -> Any:
+  """Return a field that becomes text, which null does not."""
+  value = _field(record, name, where)
+  if value is None or (isinstance(value, list) and None in value):
+    raise ValueError(f'{where}: the field {name!r} is null; give it a text, or take the line out.')
+  try:
+    str(value).encode()
+  except UnicodeEncodeError:
+    raise ValueError(f'{where}: the field {name!r} holds half a character (a lone surrogate).') from None
+  return value
 
 
 def _fields_of(template: str, where: str) -> list[str]:
@@ -160,7 +175,7 @@ def _fields_of(template: str, where: str) -> list[str]:
 
 def _prompt(template: str, record: dict, where: str, fit: Callable) -> str:
   """Return the prompt; where it has to be cut, its longest field is."""
-  values = {name: str(_field(record, name, where)) for name in _fields_of(template, where)}
+  values = {name: str(_text_field(record, name, where)) for name in _fields_of(template, where)}
   if not values:
     raise ValueError(f'{where}: the prompt {template!r} names no field; write {{field}} for one.')
   longest = max(values, key=lambda name: len(values[name]))
@@ -170,7 +185,7 @@ def _prompt(template: str, record: dict, where: str, fit: Callable) -> str:
 
 
 def _target(template: str, record: dict, where: str) -> str | list[str]:
-  values = {name: _field(record, name, where) for name in _fields_of(template, where)}
+  values = {name: _text_field(record, name, where) for name in _fields_of(template, where)}
   if '{' in template:
     return template.format_map(values)
   value = values[template]

@@ -12,7 +12,7 @@ the last number, or the one after '####'; `accuracy` the letter of a multiple ch
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
-import decimal
+from fractions import Fraction
 import functools
 import os
 import re
@@ -23,10 +23,11 @@ from speccascade.data import sandbox
 from speccascade.data.examples import Example, Metric
 
 ORDER = 4  # BLEU's longest n-gram
+_WHOLE = r'(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)'
 _NUMBER = re.compile(
-  r'(?:(?<![\w).])-\$?)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)',
+  rf'(?:(?<![\w).])-\$?)?(?:(?:{_WHOLE} +)?\d+/0*[1-9]\d*|(?:{_WHOLE}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?!\w))?)',
   re.ASCII,
-)
+)  # 1,234.5 · 5e3 · 1/2 · 1 1/2
 _STATED = re.compile(r'\banswer(?: is|:)\s*\(?([A-D])\b', re.IGNORECASE)
 _LETTER = re.compile(r'\b([A-D])\b')
 _FENCE = re.compile(r'```(?:python)?\n(.*?)(?:```|\Z)', re.DOTALL)
@@ -105,12 +106,19 @@ def _rouge():
   return rouge_scorer.RougeScorer(['rouge2'], use_stemmer=False)  # T5's evaluation does not stem either
 
 
-def number(text: str) -> decimal.Decimal | None:
+def number(text: str) -> Fraction | None:
   """Return the number that a worked answer ends with: the one after '####' if there is one, else the last."""
   _, mark, after = text.partition('####')
   found = _NUMBER.findall(after)[:1] if mark else []
   found = found or _NUMBER.findall(text)[-1:]
-  return decimal.Decimal(re.sub(r'[$,]', '', found[0])) if found else None
+  return _value(re.sub(r'[$,]', '', found[0])) if found else None
+
+
+def _value(written: str) -> Fraction:
+  """Return the value of a number, a mixed one (1 1/2) included."""
+  *whole, last = written.split()
+  sign = -1 if written.startswith('-') else 1
+  return sign * sum(abs(Fraction(part)) for part in (*whole, last))
 
 
 def same_number(example: Example, prediction: str) -> float:
@@ -207,4 +215,5 @@ def named(names: Sequence[str], *, allow_execution: bool = False) -> dict[str, M
     found['pass_at_1'] = dataclasses.replace(pass_at_1, allow_execution=allow_execution)
     if not allow_execution:
       found['pass_at_1'].statistics([], [])  # raises, and says how to allow it
+    sandbox.run('')  # raises where the system cannot contain a program
   return found

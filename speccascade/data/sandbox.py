@@ -1,8 +1,9 @@
 """Run a program that a model wrote: in a process of its own, for a limited time, with limited memory, to its very end.
 
 The child (this file again, as a script) goes without network and in a process namespace of its own where the system
-lets it, as root it becomes an unused user; its processes, processor time, memory and files are limited; what it prints
-is dropped. A program passes only if its last statement was left behind: an early exit is no pass.
+lets it. It gains no privileges by what it starts, and as root becomes an unused user, or runs nothing. Its processes,
+processor time, memory and files are limited; what it prints is dropped. A program passes only if its last statement
+was left behind: an early exit is no pass.
 
 This guards against accidents, not against attacks: the program may read what you may read, write where you may write
 (as root: where anyone may), and use the network where namespaces are forbidden. A program that looks through the
@@ -22,6 +23,7 @@ import tempfile
 PROCESSES = 16  # that a program may have, threads included
 FILE_BYTES = 1 << 24
 PASSED, FAILED, TIMED_OUT, MEMORY = 'passed', 'failed', 'timed out', 'memory'
+_REFUSED = 'refused'
 
 _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
 _KEEPCAPS, _PDEATHSIG, _NO_NEW_PRIVS = 8, 1, 38
@@ -100,6 +102,8 @@ def _result(code: int | None, report: bytes, nonce: str) -> Result:
   if code is None or code == 128 + signal.SIGXCPU:
     return Result(TIMED_OUT)
   said, _, detail = report.decode('utf-8', 'replace').removeprefix(nonce).partition(': ')
+  if report.startswith(nonce.encode()) and said == _REFUSED:
+    raise PermissionError(f'no program is run, for {detail}: run as an ordinary user, or in another container.')
   if report.startswith(nonce.encode()) and said in (PASSED, FAILED, TIMED_OUT, MEMORY):
     return Result(said, detail)
   if code == 128 + signal.SIGKILL:
@@ -118,8 +122,14 @@ def _child(writer: int, seconds: float, memory: int):
   cpu, tasks, me = math.ceil(seconds), _tasks(), os.getpid()
   if _alone():
     _become_first(cpu)
-  if os.getuid() == 0:
-    _become_nobody(_UNUSED_USERS[me % len(_UNUSED_USERS)])
+  try:
+    if os.getuid() == 0:
+      _become_nobody(_UNUSED_USERS[me % len(_UNUSED_USERS)])
+    if sys.platform.startswith('linux'):
+      _made(_libc().prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
+  except OSError as e:
+    os.write(writer, f'{nonce}{_REFUSED}: the system does not let it give up its privileges ({e.strerror})'.encode())
+    os._exit(0)
   write, leave, who, first = os.write, os._exit, os.getpid, os.getpid()
 
   def report(verdict: str):
@@ -196,20 +206,22 @@ def _limit(cpu: int, memory: int, tasks: int):
 
 
 def _become_nobody(user: int):
-  """Turn root into an unused user who may still read what the interpreter is made of, wherever that is."""
+  """Turn root into an unused user who may still read what the interpreter is made of, wherever that is, or raise."""
   libc = _libc()
   os.chown('.', user, user)
-  libc.prctl(_KEEPCAPS, 1, 0, 0, 0)
-  try:
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
-  except OSError:  # root of a container with a single user
-    return
+  _made(libc.prctl(_KEEPCAPS, 1, 0, 0, 0))
+  os.setgroups([])
+  os.setresgid(user, user, user)
+  os.setresuid(user, user, user)
   header = (ctypes.c_uint32 * 2)(0x20080522, 0)
   kept = 1 << _CAP_DAC_READ_SEARCH
-  libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0))
-  libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
+  _made(libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)))
+
+
+def _made(code: int):
+  """Raise where a call of the system failed."""
+  if code:
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 if __name__ == '__main__':

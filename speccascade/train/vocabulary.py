@@ -3,11 +3,12 @@
 `python -m speccascade.train.vocabulary FILE` writes that of the generated language.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import itertools
 from pathlib import Path
 import sys
 
+from speccascade import commands, disk
 from speccascade.embedded import grammar
 
 
@@ -31,7 +32,12 @@ def of_generated(file, *, size: int = 1000, count: int = 20000) -> Path:
   return make(file, itertools.chain.from_iterable(pairs), size=size)
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+  """Write the vocabulary of the generated language; return the exit code."""
+  parser = commands.Parser('speccascade.train.vocabulary', __doc__)
+  parser.add_argument('file', help='the file to write')
+  return commands.run(parser, lambda args: print(of_generated(disk.local(args.file))), argv, 'interrupted')
+
+
 if __name__ == '__main__':
-  if len(sys.argv) != 2:
-    sys.exit('usage: python -m speccascade.train.vocabulary FILE')
-  print(of_generated(sys.argv[1]))
+  sys.exit(main())

@@ -60,8 +60,7 @@ def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
   assert convert.main([str(tmp_path / 'nowhere'), str(tmp_path / 'b')]) == 1
   captured = capsys.readouterr()
   assert captured.err.startswith('error: ') and captured.err.count('\n') == 1 and not captured.out
-  with pytest.raises(SystemExit):
-    convert.main([str(source), str(tmp_path / 'b'), '--format', 'gguf'])
+  assert convert.main([str(source), str(tmp_path / 'b'), '--format', 'gguf']) == 1
   assert 'invalid choice' in capsys.readouterr().err
 
 

@@ -77,7 +77,14 @@ def test_damaged_files_are_named_with_the_place(tmp_path, pair):
     files.parallel_text(pair[0], str(tmp_path / 'nowhere'))
 
 
-@pytest.mark.parametrize('wrong, said', [(dict(start=3), '0 … 2'), (dict(start=-1), '0 … 2'), (dict(count=0), 'one')])
+@pytest.mark.parametrize(
+  'wrong, said',
+  [
+    (dict(start=3), 'of which 0 … 2'),
+    (dict(start=-1), 'of which 0 … 2'),
+    (dict(count=0), 'one'),
+  ],
+)
 def test_an_empty_part_is_an_error(pair, wrong, said):
   with pytest.raises(ValueError, match=said):
     files.parallel_text(*pair, **wrong)
@@ -122,6 +129,13 @@ def test_lines_that_are_no_objects_are_named(tmp_path, line, said):
   (tmp_path / 'x').write_text(f'{{"prompt": "a", "target": "b"}}\n{line}')
   with pytest.raises(ValueError, match=said):
     files.jsonl(str(tmp_path / 'x'))
+
+
+def test_null_is_no_text_and_lines_count_from_1(tmp_path):
+  (tmp_path / 'x').write_text('{"prompt": "a", "target": "b"}\n\n{"prompt": null, "target": [null]}')
+  for settings in (dict(), dict(prompt_field='Say {prompt}'), dict(prompt_field='{target}')):
+    with pytest.raises(ValueError, match="x, line 3: the field '(prompt|target)' is null; give it a text"):
+      files.jsonl(str(tmp_path / 'x'), **settings)
 
 
 def test_programs_are_not_run_unasked(problems):

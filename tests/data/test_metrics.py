@@ -1,6 +1,7 @@
 """Metrics agree with the libraries and conventions that they are named after, and can be resampled."""
 
 import dataclasses
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -77,13 +78,22 @@ def test_rouge2_judges_by_the_nearest_reference():
     ('3 * 4 = <<3*4=12>>12', '12'),
     ('1,2', '2'),
     ('#### none, but 4', '4'),
+    ('5e3', '5000'),
+    ('about 1.5E-2 of it', '0.015'),
+    ('1/2', '1/2'),
+    ('-3/4', '-3/4'),
+    ('-1 1/2 miles', '-3/2'),
+    ('10/2 = 5', '5'),
+    ('on 3/4/2020', '2020'),
+    ('4/0', '0'),
+    ('2eggs', '2'),
     ('none', None),
     ('', None),
   ],
 )
 def test_the_final_number_is_read_as_people_write_it(text, value):
   found = metrics.number(text)
-  assert found is None if value is None else found == metrics.decimal.Decimal(value)
+  assert found is None if value is None else found == Fraction(value)
 
 
 def test_equal_numbers_need_not_be_written_alike():
@@ -142,6 +152,15 @@ def test_programs_run_only_where_that_is_allowed():
     with pytest.raises(PermissionError, match='allow_execution=True'):
       start()
   assert metrics.named(['pass_at_1'], allow_execution=True)['pass_at_1'].allow_execution
+
+
+def test_where_programs_cannot_be_contained_is_found_before_anything_is_decoded(monkeypatch):
+  def refuse(_):
+    raise PermissionError('no program is run')
+
+  monkeypatch.setattr(metrics.sandbox, 'run', refuse)
+  with pytest.raises(PermissionError, match='no program is run'):
+    metrics.named(['pass_at_1'], allow_execution=True)
 
 
 def test_an_example_without_tests_is_named():

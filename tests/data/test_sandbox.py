@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -112,6 +113,33 @@ def test_root_is_given_up():
   result = run('import os\nassert os.getuid() and os.geteuid()\nopen("/etc/speccascade-was-here", "w")')
   assert 'PermissionError' in result.detail
   assert run('import os\nos.setuid(0)').detail.startswith('PermissionError')
+
+
+def test_a_program_gains_no_privileges():
+  held = "dict(line.split(':', 1) for line in open('/proc/self/status'))"
+  assert run(f"assert {held}['NoNewPrivs'].strip() == '1'").verdict == 'passed'
+
+
+ALONE = """
+import ctypes, os, sys
+user = os.getuid()
+if ctypes.CDLL(None).unshare(0x10000000):
+  sys.exit(77)
+open('/proc/self/uid_map', 'w').write(f'0 {user} 1')  # root, and no other user
+from speccascade.data import sandbox
+try:
+  print(sandbox.run('open("/tmp/ran-as-root", "w")'))
+except PermissionError as error:
+  print(error)
+"""
+
+
+def test_where_root_cannot_be_given_up_nothing_runs():
+  out = subprocess.run([sys.executable, '-c', ALONE], capture_output=True, text=True)
+  if out.returncode == 77:
+    pytest.skip('no user namespaces here')
+  assert 'no program is run, for the system does not let it give up its privileges (' in out.stdout, out.stderr
+  assert not pathlib.Path('/tmp/ran-as-root').exists()
 
 
 def test_a_program_reads_its_job_no_more():
