@@ -1,12 +1,12 @@
-"""Will speculation pay for this pair of models, and with which γ? Measure acceptance and forward times, then predict.
+"""Will speculation pay for this pair of models, and with which γ? Measure acceptance and times, predict, and try.
 
   python -m speccascade.plan SMALL LARGE --prompts FILE --rule opt:0.1
 
-The formulas are those of `prediction`.
+The formulas are those of `theory`.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import sys
@@ -21,8 +21,8 @@ from speccascade.evaluate import floor
 from speccascade.prediction import at_width, by_place, by_width, ENSEMBLES, predict, window
 from speccascade.types import Combiner, Model, Rule
 
-PAYS = 1.05  # a predicted speed-up up to this is lost in what the prediction leaves out
-TRIALS = 3  # of the method that a plan recommends
+PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
+TRIALS = 3  # of a method that is timed
 _FREE = 1e-6  # the cost of a drafter without cost
 _METHODS = {'speculative': methods.speculative, 'cascade': methods.speculative, 'naive_cos': methods.naive_cos}
 
@@ -46,7 +46,24 @@ class Row:
   candidate: Candidate
   block: int
   verify_cost: float
-  speedup: float
+  speedup: float  # predicted
+  measured: float | None = None  # on some of the prompts, where it was tried
+
+  @property
+  def gain(self) -> float:
+    """The speed-up as measured, or else as predicted."""
+    return self.speedup if self.measured is None else self.measured
+
+  def __str__(self):
+    return f'{self.candidate.name} at γ = {self.block}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Overhead:
+  """What a token of the verifier alone and a round cost beside their calls, in tokens of the verifier."""
+
+  token: float = 0.0
+  round: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,43 +74,51 @@ class Plan:
   temperature: float
   seconds: tuple[dict[int, float], dict[int, float]]  # of the drafter and the verifier by width
   rows: tuple[Row, ...]
-  measured: float | None = None  # the speed-up of the best row on some prompts, where it was tried
+  overhead: Overhead = Overhead()
 
   @property
   def cost_ratio(self) -> float:
     """The drafter's time for a token over the verifier's."""
     return self.seconds[0][1] / self.seconds[1][1]
 
-  def best(self, ensemble: bool = False) -> Row | None:
-    """Return the fastest row among methods that stand in for the verifier, or for the ensemble."""
-    rows = [r for r in self.rows if (r.candidate.kind in ENSEMBLES) == ensemble]
-    return max(rows, key=lambda r: r.speedup, default=None)
+  def best(self, *kinds: str) -> Row | None:
+    """Return the fastest row of these kinds, of those that were tried if any was; of all methods without kinds."""
+    rows = [r for r in self.rows if not kinds or r.candidate.kind in kinds]
+    tried = [r for r in rows if r.measured is not None]
+    return max(tried or rows, key=lambda r: r.gain, default=None)
+
+  @property
+  def _choices(self) -> list[Row]:
+    """The best row of those that keep the verifier's law, of cascades, and of those that keep the ensemble's law."""
+    best = (self.best(*kinds) for kinds in (('speculative',), ('cascade',), ENSEMBLES))
+    return [row for row in best if row is not None]
 
   @property
   def pays(self) -> bool:
-    """Whether any method is faster than what it stands in for: as predicted, or as measured where it was."""
-    return any(r.speedup > PAYS for r in self.rows) and (self.measured is None or self.measured > PAYS)
+    """Whether any method is faster than what it stands in for: as measured, or as predicted where none was tried."""
+    return any(row.gain > PAYS for row in self._choices)
 
   @property
   def verdict(self) -> str:
-    """The recommendation in a sentence; one more for ensembles, where they were asked for."""
-    found = [
-      (self.best(), f'{self.names[1]} alone', self.measured),
-      (self.best(ensemble=True), 'the standard ensemble', None),
-    ]
-    return ' '.join(self._sentence(*one) for one in found if one[0] is not None)
+    """The recommendation: a sentence for what keeps the verifier's law, one for cascades, one for ensembles."""
+    return ' '.join(map(self._sentence, self._choices))
 
-  def _sentence(self, row: Row, over: str, measured: float | None) -> str:
-    said = f'{row.speedup:.2f}× the speed of {over} with {row.candidate.name} at γ = {row.block}'
+  def _sentence(self, row: Row) -> str:
+    ensemble, large = row.candidate.kind in ENSEMBLES, self.names[1]
+    what = {'speculative': 'Speculation', 'cascade': 'A cascade'}.get(row.candidate.kind, 'Collaboration')
+    speed = f'the speed of {"the standard ensemble" if ensemble else f"{large} alone"}'
+    law = f"its output is the rule's, not {large}'s" if row.candidate.kind == 'cascade' else 'it keeps the law'
+    if row.measured is None:
+      said = f'{row.speedup:.2f}× {speed} is predicted with {row}'
+    else:
+      said = f'{row.measured:.2f}× {speed} was measured with {row}, {row.speedup:.2f}× predicted'
+    if row.gain > PAYS:
+      return f'{what} {"should pay" if row.measured is None else "pays"}: {said}; {law}.'
     if row.speedup <= PAYS:
-      return f'Speculation will not pay here: {self._reason(row.candidate)}; the best prediction is {said}.'
-    if measured is None:
-      return f'Speculation should pay: {said}.'
-    if measured > PAYS:
-      return f'Speculation pays: {said} is the prediction, {measured:.2f}× was measured on some of the prompts.'
+      return f'{what} will not pay here: {self._reason(row.candidate)}; {said}.'
     return (
-      f'Speculation will not pay here: the prediction is {said}, but {measured:.2f}× was measured on some of the '
-      'prompts, for a round and the start of a text cost more than their calls. Larger models or longer texts gain.'
+      f'{what} will not pay here: {said}, for the start of a text costs more than its calls. Larger models or longer '
+      'texts gain.'
     )
 
   def _reason(self, candidate: Candidate) -> str:
@@ -105,7 +130,7 @@ class Plan:
         dict(acceptance=candidate.acceptance, cost_ratio=self.cost_ratio, verify_cost=r.verify_cost) | ideal
         for r in rows
       ]
-      return max(predict(candidate.kind, block=r.block, **g) for r, g in zip(rows, given, strict=True))
+      return max(_predict(candidate.kind, self.overhead, block=r.block, **g) for r, g in zip(rows, given, strict=True))
 
     first, widest = candidate.acceptance[0], max(rows, key=lambda r: r.block)
     costs = f"the verifier's window of {widest.block + 1} costs {widest.verify_cost:.2f} of its tokens"
@@ -113,6 +138,9 @@ class Plan:
       f'acceptance is too low ({first:.2f} at the first drafted token)': best(acceptance=1.0),
       f'the drafter is too dear (a call costs {self.cost_ratio:.2f} of one of the verifier)': best(cost_ratio=_FREE),
       f"the verifier's window is too dear ({costs})": best(verify_cost=1.0),
+      f'a round is too dear beside its calls ({self.overhead.round:.2f} of a token of the verifier)': max(
+        predict(candidate.kind, candidate.acceptance, self.cost_ratio, r.block, r.verify_cost) for r in rows
+      ),
     }
     return max(reasons, key=reasons.get)
 
@@ -127,6 +155,10 @@ class Plan:
     ]
     wide = max(len(c.name) for c in candidates)
     lines += [f'  {c.name:<{wide}}  ' + '  '.join(f'{a:.2f}' for a in c.acceptance) for c in candidates]
+    laws = {k: [c.name for c in candidates if (c.kind == 'cascade') == k] for k in (False, True)}
+    lines += ['', f'keep the law of {large} or of the ensemble: {", ".join(laws[False])}']
+    if laws[True]:
+      lines.append(f"follow a law of their own, so that the output is not {large}'s: {', '.join(laws[True])}")
     heads = [f'{c.name:>{max(9, len(c.name))}}' for c in candidates]
     lines += ['', f'predicted speed-up\n  {"γ":>3}  {"window":>7}  ' + '  '.join(heads)]
     for block in dict.fromkeys(r.block for r in self.rows):
@@ -135,6 +167,9 @@ class Plan:
       cost = at_width(self.seconds[1], block + 1) / self.seconds[1][1]
       lines.append(f'  {block:>3}  {cost:6.2f}   ' + '  '.join(cells))
     lines.append("window: the verifier's time for γ + 1 tokens at once over its time for one")
+    if self.overhead != Overhead():
+      said = f'{self.overhead.token:.2f} for a token of {large} alone, {self.overhead.round:.2f} for a round'
+      lines.append(f'counted beside the calls, in tokens of the verifier: {said}')
     return '\n'.join([*lines, '', self.verdict])
 
 
@@ -155,56 +190,103 @@ def plan(
 
   Plain speculative decoding is always planned; `cascades` and `combiners` add rules by name, a combiner being planned
   without and with alternate proposals (naive_cos, cos). Acceptance comes from one decode at the longest block. The
-  forward times are measured at `batch_size` rows unless `forward` gives {width: seconds} of both models; then the best
-  method, if it should pay, is tried on some of the prompts.
+  forward times are measured at `batch_size` rows unless `forward` gives {width: seconds} of both models. Where they
+  are measured and anything should pay, plain speculative decoding is timed beside the verifier on some of the
+  prompts, which tells what a token and a round cost beside their calls; then the fastest choice that keeps the
+  verifier's law is tried, and the fastest cascade.
   """
   blocks = _blocks(blocks)
   if len(models) != 2:
     raise ValueError(f'plan takes a drafter and a verifier, not {len(models)} models.')
-  wanted = [('speculative', 'speculative', rules.speculative)]
-  wanted += [(name, 'cascade', rule) for name, rule in (cascades or {}).items()]
-  wanted += [(name, 'naive_cos', combiner) for name, combiner in (combiners or {}).items()]
-  candidates = []
-  for name, kind, rule in wanted:
-    out = decode(
-      _METHODS[kind](rule, block=max(2, *blocks)), models, prompts, max_new_tokens=max_new_tokens,
-      sampler=probs.Sampler(temperature), seed=seed, batch_size=min(8, len(prompts)),
-    )  # fmt: skip
-    rates = by_place(out.stats.tested_at.sum(0), out.stats.accepted_at.sum(0))
-    kinds = ('naive_cos', 'cos') if kind == 'naive_cos' else (kind,)
-    candidates += [Candidate(f'{k} {name}' if len(kinds) > 1 else name, k, rates) for k in kinds]
+  rules_of = {'speculative': {'speculative': rules.speculative}, 'cascade': cascades, 'naive_cos': combiners}
+  wanted = {(kind, name): rule for kind, some in rules_of.items() for name, rule in (some or {}).items()}
+  settings = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(temperature), seed=seed)
+  candidates = _candidates(models, prompts, wanted, max(2, *blocks), settings)
   here = forward is None
   if here:
     forward = _measure(models, prompts, sorted({1, *blocks, *(b + 1 for b in blocks)}), batch_size, max_new_tokens)
   seconds = by_width(forward[0]), by_width(forward[1])
-  cost = seconds[0][1] / seconds[1][1]
-  rows = []
+  found = Plan((models[0].name, models[1].name), float(temperature), seconds, _rows(candidates, blocks, seconds))
+  if not here or found.best('speculative', 'cascade').speedup <= PAYS:
+    return found
+  trial = functools.partial(_tried, models, prompts, settings | dict(batch_size=batch_size))
+  return _with_trials(found, blocks, wanted, trial)
+
+
+def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict) -> list[Candidate]:
+  """Measure the acceptance of each rule."""
+  candidates = []
+  for (kind, name), rule in wanted.items():
+    method = _METHODS[kind](rule, block=block)
+    out = decode(method, models, prompts, **settings, batch_size=min(8, len(prompts)))
+    rates = by_place(out.stats.tested_at.sum(0), out.stats.accepted_at.sum(0))
+    kinds = ('naive_cos', 'cos') if kind == 'naive_cos' else (kind,)
+    candidates += [Candidate(f'{k} {name}' if len(kinds) > 1 else name, k, rates) for k in kinds]
+  return candidates
+
+
+def _rows(candidates: Sequence[Candidate], blocks, seconds, overhead: Overhead = Overhead()) -> tuple[Row, ...]:
+  """Predict every candidate at every γ."""
+  cost, rows = seconds[0][1] / seconds[1][1], []
   for candidate in candidates:
     for block in blocks:
       verify = at_width(seconds[1], window(candidate.kind, block)) / seconds[1][1]
-      speedup = predict(candidate.kind, candidate.acceptance, cost, block, verify)
-      rows.append(Row(candidate, block, verify, speedup))
-  found = Plan((models[0].name, models[1].name), float(temperature), seconds, tuple(rows))
-  best = found.best()
-  if not here or best.speedup <= PAYS:
-    return found
-  rule = next(rule for name, _, rule in wanted if name == best.candidate.name)
-  settings = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(temperature), seed=seed, batch_size=batch_size)
-  return dataclasses.replace(found, measured=_tried(models, methods.speculative(rule, best.block), prompts, settings))
+      said = _predict(candidate.kind, overhead, candidate.acceptance, cost, block, verify)
+      rows.append(Row(candidate, block, verify, said))
+  return tuple(rows)
 
 
-def _tried(models, method, prompts, settings: dict) -> float:
-  """Return the speed-up of a method over the verifier alone on some of the prompts, timed in turn after a warm-up."""
-  some = list(prompts[: max(4, settings['batch_size'])])
+def _predict(kind: str, overhead: Overhead, acceptance, cost_ratio, block, verify_cost) -> float:
+  """Predict a speed-up where a token of the reference and a round cost different times beside their calls."""
+  reference = 1 + cost_ratio if kind in ENSEMBLES else 1.0
+  said = predict(kind, acceptance, cost_ratio, block, verify_cost, overhead.round)
+  return said * (reference + overhead.token) / (reference + overhead.round)
 
-  def seconds(method):
+
+def _with_trials(found: Plan, blocks, wanted: Mapping, trial: Callable) -> Plan:
+  """Time what a plan recommends, and predict anew with what a round was seen to cost beside its calls."""
+  first = found.best('speculative')
+  gains, overhead = trial([methods.speculative(block=first.block)], found.seconds)
+  candidates = list(dict.fromkeys(r.candidate for r in found.rows))
+  found = dataclasses.replace(found, overhead=overhead, rows=_rows(candidates, blocks, found.seconds, overhead))
+  best = [row for kind in ('speculative', 'cascade') if (row := found.best(kind)) is not None]
+  if [str(row) for row in best] != [str(first)]:
+    rule_of = [wanted[row.candidate.kind, row.candidate.name] for row in best]
+    made = [methods.speculative(rule, row.block) for rule, row in zip(rule_of, best, strict=True)]
+    gains, _ = trial(made, found.seconds)
+  measured = dict(zip(map(str, best), gains, strict=True))
+  rows = [dataclasses.replace(r, measured=measured.get(str(r)) if r in best else None) for r in found.rows]
+  return dataclasses.replace(found, rows=tuple(rows))
+
+
+def _tried(models, prompts, settings: dict, tried: Sequence, seconds) -> tuple[list[float], Overhead]:
+  """Time methods on some of the prompts in turn with the verifier alone, after a warm-up.
+
+  Return their speed-ups over it, and what one of its tokens and a round of the first of them cost beside their calls.
+  """
+  some, counted = list(prompts[: max(4, settings['batch_size'])]), {}
+  runs = [methods.autoregressive(1), *tried]
+
+  def seconds_of(i: int) -> float:
     start = time.perf_counter()
-    decode(method, models, some, **settings)
-    return time.perf_counter() - start
+    out = decode(runs[i], models, some, **settings)
+    spent = time.perf_counter() - start
+    counted[i] = out.stats
+    return spent
 
-  runs = {'alone': methods.autoregressive(1), 'sped': method}
-  took = floor.interleave({name: functools.partial(seconds, m) for name, m in runs.items()}, TRIALS)
-  return float(np.median(took['alone']) / np.median(took['sped']))
+  took = floor.interleave({i: functools.partial(seconds_of, i) for i in range(len(runs))}, TRIALS)
+  alone, *sped = (float(np.median(t)) for t in took.values())
+  token = _beside(alone, counted[0], [0.0, 1.0], seconds, settings['batch_size'])
+  stats, width = counted[1], tried[0].phases[1].widths[-1]
+  costs = [seconds[0][1], at_width(seconds[1], width)]
+  round_ = _beside(sped[0], stats, [c / seconds[1][1] for c in costs], seconds, settings['batch_size'])
+  return [alone / s for s in sped], Overhead(token, round_)
+
+
+def _beside(spent: float, stats, costs: Sequence[float], seconds, batch: int) -> float:
+  """Return what a round cost beside its calls, in tokens of the verifier, where a model's call costs so many."""
+  calls = sum(cost * n for cost, n in zip(costs, stats.calls.sum(1), strict=True))
+  return max(0.0, float((spent * batch / seconds[1][1] - calls) / stats.rounds.sum()))
 
 
 def _blocks(blocks: Sequence[int]) -> tuple[int, ...]:

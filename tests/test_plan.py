@@ -1,5 +1,7 @@
 """A plan names the best method or says why none pays, tries what it recommends, and prints it from the command line."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from test_prediction import EVEN, OPT, pair, PROMPTS, seconds_of, times
@@ -20,9 +22,9 @@ def test_a_plan_predicts_the_speed_of_a_shorter_block_and_names_the_best():
   out = decode(methods.speculative(block=3), models, PROMPTS, max_new_tokens=120, sampler=Sampler(1.0))
   row = next(r for r in found.rows if r.candidate.name == 'speculative' and r.block == 3)
   assert row.speedup == pytest.approx(out.stats.emitted.sum() / seconds_of(out, forward), rel=0.06)
-  best = found.best()
+  best = found.best('speculative', 'cascade')
   assert best.speedup == max(r.speedup for r in found.rows if r.candidate.kind in ('speculative', 'cascade'))
-  assert f'{best.candidate.name} at γ = {best.block}' in found.verdict and 'the standard ensemble' in found.verdict
+  assert best in found._choices and str(best) in found.verdict and 'the standard ensemble' in found.verdict
   assert all(f'{r.speedup:.2f}×' in str(found) for r in found.rows)
 
 
@@ -50,33 +52,82 @@ def test_the_reason_is_what_would_gain_most_if_it_were_ideal(rate, drafter, slop
   assert not found.pays and reason in found.verdict
 
 
+def test_a_plan_says_which_choices_keep_the_law():
+  found = plan.plan(
+    pair(),
+    PROMPTS,
+    blocks=(2,),
+    max_new_tokens=100,
+    forward=times(0.01),
+    cascades={'opt': OPT},
+    combiners={'even': EVEN},
+  )
+  text = str(found)
+  assert 'keep the law of toy1 or of the ensemble: speculative, naive_cos even, cos even\n' in text
+  assert "follow a law of their own, so that the output is not toy1's: opt\n" in text
+  exact, cascade, ensemble = found.verdict.split('. ')
+  assert 'speculative at γ = 2' in exact and exact.endswith('it keeps the law')
+  assert 'opt at γ = 2' in cascade and cascade.endswith("its output is the rule's, not toy1's")
+  assert ensemble.endswith('it keeps the law.')
+
+
 def test_forward_times_are_measured_where_none_are_given():
   found = plan.plan(pair(), PROMPTS, blocks=(5,), max_new_tokens=100)
   assert set(found.seconds[1]) == {1, 5, 6} and 0 < found.seconds[1][1] <= found.seconds[1][6]
-  assert (found.measured is None) == (found.best().speedup <= plan.PAYS)
 
 
 @pytest.mark.parametrize(
-  'measured, verdict', [(0.9, 'will not pay here: the prediction is'), (1.5, 'Speculation pays')]
+  'measured, verdict', [(0.9, 'Speculation will not pay here: 0.90×'), (1.5, 'Speculation pays: 1.50×')]
 )
-def test_what_was_measured_has_the_last_word(measured, verdict, monkeypatch):
-  tried = []
+def test_what_was_measured_comes_first_and_has_the_last_word(measured, verdict, monkeypatch):
+  trials = []
+
+  def tried(models, prompts, settings, methods, seconds):
+    trials.append(methods)
+    return [measured + 0.1 * i for i in range(len(methods))], plan.Overhead(0.1, 0.3)
+
   monkeypatch.setattr(plan, '_measure', lambda *_: times(0.01))
-  monkeypatch.setattr(plan, '_tried', lambda _, method, *__: tried.append(method) or measured)
+  monkeypatch.setattr(plan, '_tried', tried)
   found = plan.plan(pair(), PROMPTS, blocks=(2, 5), max_new_tokens=100, cascades={'opt': OPT})
-  assert found.best().speedup > plan.PAYS and found.pays == (measured > plan.PAYS)
-  assert verdict in found.verdict and f'{measured:.2f}× was measured' in found.verdict
-  (method,) = tried
-  best = found.best()
-  assert (method.kind, prediction._block(method)) == (best.candidate.kind, best.block)
+  exact, cascade = (found.best(kind) for kind in ('speculative', 'cascade'))
+  assert found.verdict.startswith(verdict) and found.pays == (measured > plan.PAYS)
+  assert (exact.measured, cascade.measured) == (measured, measured + 0.1)
+  first, last = trials
+  assert [m.kind for m in first] == ['speculative']
+  assert [(m.kind, prediction._block(m)) for m in last] == [('speculative', exact.block), ('cascade', cascade.block)]
+  assert f'{exact.speedup:.2f}× predicted' in found.verdict
+  assert '0.10 for a token of toy1 alone, 0.30 for a round' in str(found)
 
 
-def test_a_method_is_tried_beside_the_verifier(monkeypatch):
-  clock = iter(np.cumsum([0, *[5, 0, 2, 0] * (plan.TRIALS + 1)]).tolist())  # alone takes 5, sped 2
+def test_a_prediction_counts_what_a_round_and_a_token_cost_beside_their_calls():
+  rate = plan.Candidate('speculative', 'speculative', (0.8,))
+  (row,) = plan._rows([rate], [3], tuple(times(0.1)), plan.Overhead(0.2, 0.5))
+  tokens = 1 + 0.8 + 0.64 + 0.512
+  assert row.speedup == pytest.approx(tokens * 1.2 / (3 * 0.1 + 1 + 0.5))
+  even = plan.Candidate('even', 'naive_cos', (0.8,))
+  (row,) = plan._rows([even], [3], tuple(times(0.1)), plan.Overhead(0.2, 0.5))
+  assert row.speedup == pytest.approx((tokens - 0.512) * 1.3 / (3 * 0.1 + 1 + 0.5))
+
+
+def test_methods_are_tried_beside_the_verifier_and_tell_what_a_round_costs(monkeypatch):
+  spent = iter([5.0, 2.0, 4.0] * (plan.TRIALS + 1))  # the verifier alone, then the methods in turn
+  clock = iter([x for seconds in spent for x in (0.0, seconds)])
   monkeypatch.setattr(plan.time, 'perf_counter', lambda: next(clock))
-  monkeypatch.setattr(plan, 'decode', lambda *_, **__: None)
+  models = pair()
+
+  def counted(method, *_, **__):
+    calls = {'autoregressive': [0, 40], 'speculative': [50, 10]}[method.kind]
+    stats = SimpleNamespace(calls=np.array(calls)[:, None], rounds=np.array([calls[1]]))
+    return SimpleNamespace(stats=stats)
+
+  monkeypatch.setattr(plan, 'decode', counted)
   settings = dict(max_new_tokens=4, sampler=Sampler(0.0), seed=0, batch_size=1)
-  assert plan._tried(pair(), methods.speculative(), PROMPTS, settings) == 2.5
+  seconds = tuple({w: 0.1 * s for w, s in by.items()} for by in times(0.1, slope=0.1))  # 0.1 s a token of the verifier
+  tried = [methods.speculative(), methods.speculative(block=2)]
+  gains, overhead = plan._tried(models, PROMPTS, settings, tried, seconds)
+  assert gains == [2.5, 1.25]
+  assert overhead.token == pytest.approx((5 / 0.1 - 40) / 40)
+  assert overhead.round == pytest.approx((2 / 0.1 - 50 * 0.1 - 10 * 1.5) / 10)
 
 
 @pytest.mark.parametrize('wrong, said', [(dict(blocks=[0]), 'blocks'), (dict(models=1), 'a drafter and a verifier')])

@@ -95,12 +95,19 @@ class Experiment:
     reference = self.curves[names.index(self.reference)]
     if len(reference.values) > 1:
       raise ValueError(f'{self.name}: the reference {reference.name} has {len(reference.values)} values; give it one.')
-    needed = [p.build().models for p in self.points]
-    if not callable(self.models) and max(needed) > len(self.models):
-      raise ValueError(
-        f'{self.name}: {self.points[needed.index(max(needed))].label} needs {max(needed)} models, but there are '
-        f'{len(self.models)}.'
-      )
+    made = [(point, point.build()) for point in self.points]  # whose values are in range
+    if not callable(self.models):
+      self._check_models(made, len(self.models))
+
+  def _check_models(self, made: Sequence[tuple[Point, Any]], count: int):
+    """Refuse a method that needs more models, and one that does not say which of them it decodes alone."""
+    for point, method in made:
+      if method.models > count:
+        raise ValueError(f'{self.name}: {point.label} needs {method.models} models, but there are {count}.')
+      if method.kind == 'autoregressive' and count > 1 and not method.beside:
+        raise ValueError(
+          f"{self.name}: {point.label} decodes with one of {count} models; say which, as in settings = {{'model': 1}}."
+        )
 
   def _most_latency_examples(self) -> int:
     return min(self.latency_examples, len(self.task.examples))
@@ -123,9 +130,7 @@ class Experiment:
     """Load the models; their names are made to differ."""
     given = self.models() if callable(self.models) else self.models
     models = [_load(m) for m in given]
-    needed = max(p.build().models for p in self.points)
-    if needed > len(models):
-      raise ValueError(f'{self.name}: the curves need {needed} models, but {len(models)} were given.')
+    self._check_models([(point, point.build()) for point in self.points], len(models))
     names: list[str] = []
     for model in models:
       name, count = model.name, 2

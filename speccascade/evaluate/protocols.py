@@ -60,7 +60,7 @@ def run_method(
 ) -> Decoded:
   """Decode examples in the shapes of the task, as one batch or with `batch` of them at a time."""
   task = experiment.task
-  used = loaded.models if method.beside else loaded.models[: method.models]
+  used = loaded.models if method.kind == 'autoregressive' else loaded.models[: method.models]
   return decode(
     method,
     used,

@@ -47,7 +47,7 @@ def test_models_come_from_anything_that_gives_them_and_have_names_of_their_own()
   for models in (toys.models, [small, large], [lambda: small, large]):
     assert [m.name for m in make(models=models).load()] == ['toy2', 'toy1']
   assert [m.name for m in make(models=[twin, large]).load()] == ['toy1', 'toy1 2']
-  with pytest.raises(ValueError, match='the curves need 2 models, but 1 were given'):
+  with pytest.raises(ValueError, match='target only needs 2 models, but there are 1'):
     make(models=lambda: [small]).load()
   with pytest.raises(ValueError, match='gave int, not a Model'):
     make(models=[lambda: 3, large]).load()
@@ -79,6 +79,10 @@ def test_mistakes_are_named():
   assert 'quality_batch=0 is not a whole number of at least 1' in error(quality_batch=0)
   assert 'latency_examples=1.5 is not' in error(latency_examples=1.5)
   assert 'a latency batch of 4' in error(latency_examples=3, latency_batches=[4])
+  unsaid = Curve('alone', methods.autoregressive)
+  assert "alone decodes with one of 2 models; say which, as in settings = {'model': 1}" in error(
+    curves=[TARGET, unsaid], models=[toys.models, toys.models]
+  )
   assert 'opt alpha=0.0 needs 2 models, but there are 1' in error(
     models=toys.models()[:1], curves=[Curve('target only', methods.autoregressive), OPT]
   )
