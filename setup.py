@@ -1,4 +1,4 @@
-"""Package metadata. Extras: seqio, parity (reference implementations), test, dev."""
+"""Package metadata. Extras: seqio, parity (reference implementations), tpu (its compiler, too), test, dev."""
 
 import setuptools
 
@@ -43,6 +43,7 @@ setuptools.setup(
   ],
   extras_require={
     'seqio': SEQIO,
+    'tpu': ['jax[tpu]>=0.10,<0.13'],
     'parity': ['torch>=2.6', 'transformers>=5.23,<6'],
     'test': [*SEQIO, 'hypothesis', 'ipykernel', 'nbclient', 'nbformat', 'pytest>=9', 'pytest-xdist', 'scipy'],
     'dev': ['pre-commit', 'ruff>=0.15'],

@@ -239,7 +239,7 @@ def time_cell(models: list[Model], batch: int, bandwidth: float, args) -> dict:
     np.median(done[n], 0).tolist() for n in ('autoregressive', 'speculative')
   )
   caches = [cache_bytes(m, batch, args) for m in models]
-  least = (synthetic.weight_bytes(models[1]) + caches[1]) / bandwidth
+  least = (synthetic.weight_bytes(models[1].params) + caches[1]) / bandwidth
   held = synthetic.tree_bytes([m.params for m in models]) + sum(caches)
   alone = args.block * draft + verify
   return dict(

@@ -264,7 +264,7 @@ def floors(models, batch: int, block: int, trials: int) -> dict:
   speed = {'product': float(np.median(done['product']))}
   for m in models:
     seconds[m.name] = {'1': float(np.median(done[m.name])), **seconds[m.name]}
-    speed[m.name] = synthetic.weight_bytes(m) / seconds[m.name]['1'] / 1e9
+    speed[m.name] = synthetic.weight_bytes(m.params) / seconds[m.name]['1'] / 1e9
   return {'seconds': seconds, 'GB/s': speed}
 
 

@@ -20,7 +20,7 @@ PACKAGE = ROOT / 'speccascade'
 ORDER = ['types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'targets', 'inputs', 'results',
          'decode', 'data', 'embedded', 'train', 'evaluate', 'run']  # fmt: skip
 # What stands beside that order, and which of it may know it.
-BESIDE = {'models', 'checkpoints', 'prediction', 'plan', 'laws', 'check'}
+BESIDE = {'models', 'checkpoints', 'prediction', 'plan', 'laws', 'check', 'ahead', 'hlo', 'compile'}
 KNOWN = {'embedded': {'checkpoints'}, 'train': {'models', 'checkpoints'}, 'evaluate': {'checkpoints', 'prediction'}}
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras')
 

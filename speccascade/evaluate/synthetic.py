@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
+import re
 import time
 from typing import Any
 
@@ -57,12 +58,20 @@ def endless(models: Sequence[Model]) -> list[Model]:
   return [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
 
 
-def weight_bytes(model: Model) -> int:
-  """Return the bytes of the parameters that a decoding step reads: not the encoder, not the embedding table."""
-  tied = 'logits_dense' not in model.params and 'logits_dense' not in model.params.get('decoder', {})
-  read = {name: x for name, x in model.params.items() if name not in ('encoder', 'token_embedder')}
-  table = model.params['token_embedder']
+def weight_bytes(params: Params) -> int:
+  """Return the bytes of the parameters, or their shapes, that a decoding step reads.
+
+  These are not the encoder, not what only reads the encoded source, and not an embedding table of which a step takes a
+  row a token.
+  """
+  tied = 'logits_dense' not in params and 'logits_dense' not in params.get('decoder', {})
+  table = params['token_embedder']
+  read = [x for path, x in jax.tree_util.tree_leaves_with_path(params) if not _unread(jax.tree_util.keystr(path))]
   return tree_bytes([read, table.get('rows', table['embedding']) if tied else ()])
+
+
+def _unread(path: str) -> bool:
+  return bool(re.match(r"\['(encoder|token_embedder)'\]|.*encoder_decoder_attention'\]\['(key|value)'\]", path))
 
 
 def tree_bytes(tree: Any) -> int:

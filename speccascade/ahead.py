@@ -1,0 +1,219 @@
+"""Compile a decode loop ahead of time: chips that need not be there, where arguments lie, and the program's floor."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+import numpy as np
+
+from speccascade import methods, Sampler
+from speccascade.decode import _loop, _Program, _Seeds, buffer_size
+from speccascade.evaluate.synthetic import tree_bytes, weight_bytes
+from speccascade.phases import Elect, Propose, Score
+from speccascade.types import Network, Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What a floor is counted with."""
+
+  bandwidth: float  # bytes a second
+  clock: float  # cycles a second
+
+
+CHIPS = {
+  'v4': Chip(1228e9, 1.05e9),
+  'v5e': Chip(819e9, 0.94e9),
+  'v5p': Chip(2765e9, 1.75e9),
+  'v6e': Chip(1640e9, 1.75e9),
+  'h100': Chip(3352e9, 1.98e9),
+}
+# What XLA asks of a GPU that is not there.
+H100 = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
+  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448  shared_memory_per_core: 233472
+  registers_per_block_limit: 65536  registers_per_core_limit: 65536
+  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+  core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
+  memory_bandwidth: 3352320000000  l2_cache_size: 52428800  device_memory_size: 84942979072
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+def describe(topology: str):
+  """Return the topology of a name: 'v5e:2x2', 'v6e:8x8', 'h100', 'h100:1x1x4'."""
+  chip, _, layout = topology.partition(':')
+  if chip not in CHIPS:
+    raise ValueError(f"no chip '{chip}': choose from {', '.join(CHIPS)}")
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # else it looks for the TPU of a cloud
+  os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')  # for compilations side by side
+  try:
+    if chip == 'h100':
+      return topologies.get_topology_desc('h100', 'cuda', target_config=H100, topology=layout or '1x1x1')
+    return topologies.get_topology_desc(platform='tpu', topology_name=topology)
+  except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError) as error:
+    need = 'the CUDA plugin of JAX' if chip == 'h100' else "pip install 'speccascade[tpu]'"
+    raise ValueError(f'{topology} cannot be described ({first_line(error)}); it needs {need}.') from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """The static sizes of a decode."""
+
+  batch: int
+  source: int
+  tokens: int
+
+
+class Placement:
+  """Where arguments lie: on one chip, or on a mesh with the axes 'data' and 'model'.
+
+  Rows are cut over 'data'. The verifier's weights are cut over 'model' along the axes that divide; the drafter's are
+  whole on every chip, for its steps are too short to talk in.
+  """
+
+  def __init__(self, devices: Sequence, mesh: dict[str, int]):
+    self.size = {'data': 1, 'model': 1} | mesh
+    count = math.prod(self.size.values())
+    if set(self.size) != {'data', 'model'} or count > len(devices):
+      raise ValueError(f'--mesh {mesh}: give data and model, at most {len(devices)} chips in all.')
+    self.device = devices[0]
+    grid = np.array(devices[:count]).reshape(self.size['data'], self.size['model'])
+    self.mesh = Mesh(grid, ('data', 'model')) if count > 1 else None
+
+  def put(self, tree: Any, spec: Any = PartitionSpec()) -> Any:
+    """Return the shapes of a tree with a sharding: of one spec, or of a tree of them."""
+    one = self.mesh is None or isinstance(spec, PartitionSpec)
+    specs = jax.tree.map(lambda _: spec, tree) if one else spec
+    sharding = lambda s: SingleDeviceSharding(self.device) if self.mesh is None else NamedSharding(self.mesh, s)
+    return jax.tree.map(lambda x, s: _shape(x, sharding(s)), tree, specs)
+
+  def rows(self, tree: Any, batch: int) -> Any:
+    """Return the shapes of arrays whose first axis is a multiple of the rows, cut where the rows divide."""
+    return self.put(tree, PartitionSpec('data' if batch % self.size['data'] == 0 else None))
+
+  def weights(self, network: Network, whole: bool) -> Any:
+    """Return the shapes of a network's parameters."""
+    return self.put(_params(network), weight_specs(network, 1 if whole else self.size['model']))
+
+
+@functools.cache
+def _params(network: Network) -> Any:
+  return network.param_shapes()
+
+
+CUT = ('vocab', 'mlp', 'heads', 'joined_kv', 'joined_kv_heads', 'kv_heads')
+
+
+def weight_specs(network: Network, parts: int) -> Any:
+  """Return how each parameter is cut in so many parts over 'model': along the first of its axes that divides.
+
+  It is the heads that have to divide where an axis joins them with their dimensions.
+  """
+  heads = dict.fromkeys(('joined_kv', 'heads'), network.config.heads)
+  heads |= dict.fromkeys(('joined_kv_heads', 'kv_heads'), getattr(network.config, 'kv_heads', network.config.heads))
+
+  def cut(x, axes):
+    divides = [name in CUT and parts > 1 and heads.get(name, n) % parts == 0 for name, n in zip(axes, x.shape)]
+    first = divides.index(True) if True in divides else None
+    return PartitionSpec(*('model' if i == first else None for i in range(x.ndim)))
+
+  return jax.tree.map(cut, _params(network), network.param_axes())
+
+
+def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
+  x = x if hasattr(x, 'dtype') else np.asarray(x, np.float32 if isinstance(x, float) else None)
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def program(method: methods.Method, networks: Sequence[Network], sizes: Sizes, sampler: Sampler, place: Placement):
+  """Return the jitted loop and the shapes that it is compiled for."""
+  slots = tuple(networks[m] for m in method.slots)
+  buffer = buffer_size(slots[-1], sizes.source, sizes.tokens, method.window)
+  fixed = _Program(slots, tuple(range(len(slots))), buffer, slots[-1].vocab_size, False)
+  params = tuple(place.weights(n, whole=i < len(slots) - 1) for i, n in enumerate(slots))
+  rows, real = np.zeros(sizes.batch, np.uint32), np.ones(sizes.batch, bool)
+  prompt = Prompt(np.zeros((sizes.batch, sizes.source), np.int32), np.zeros(sizes.batch, np.int32))
+  caches = tuple(place.rows(_cache(n, sizes, buffer), sizes.batch) for n in slots)
+  prompt, real, ids = (place.rows(x, sizes.batch) for x in (prompt, real, rows))
+  noise = _Seeds(*place.put((np.uint32(0), np.uint32(0))), ids)
+  method, new, sampler = (place.put(x) for x in (method, np.int32(sizes.tokens), sampler))
+  return _loop, (fixed, method, params, caches, prompt, new, sampler, noise, real)
+
+
+def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
+  """Return the shapes of a network's caches."""
+  i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+  prompt = Prompt(i32((sizes.batch, sizes.source)), i32((sizes.batch,)))
+  return jax.eval_shape(lambda p, x: network.prefill(p, x, slots), _params(network), prompt)
+
+
+def compiled(method, networks, sizes: Sizes, sampler: Sampler, place: Placement, platform: str):
+  """Return the compiled loop."""
+  loop, args = program(method, networks, sizes, sampler, place)
+  with _without_cache():
+    return loop.trace(*args).lower(lowering_platforms=(platform,)).compile()
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+  """Keep the compilation cache away: JAX cannot read a program back without its chips."""
+  folder = jax.config.jax_compilation_cache_dir
+  try:
+    jax.config.update('jax_compilation_cache_dir', None)
+    compilation_cache.reset_cache()
+    yield
+  finally:
+    jax.config.update('jax_compilation_cache_dir', folder)
+    compilation_cache.reset_cache()
+
+
+def calls(method: methods.Method) -> dict[int, int]:
+  """Return {slot: model calls of a round}; of phases that take turns, all."""
+  found: dict[int, int] = {}
+
+  def add(phases):
+    for phase in phases:
+      if isinstance(phase, Elect):
+        for branch in phase.branches:
+          add(branch)
+      elif isinstance(phase, Propose | Score):
+        found[phase.model] = found.get(phase.model, 0) + (phase.n if isinstance(phase, Propose) else 1)
+
+  add(method.phases)
+  return found
+
+
+def turns(method: methods.Method) -> int:
+  """Return the turns of a loop over drafts, whose number the program does not tell."""
+  drafts = [phase for phase in method.phases if isinstance(phase, Propose)]
+  return max([phase.n - (phase.widths != (1,)) for phase in drafts], default=1)
+
+
+def floor_bytes(method: methods.Method, networks: Sequence[Network], sizes: Sizes) -> int:
+  """Return the bytes that a round has to read: weights and used caches, half of the new tokens being there."""
+  total = 0
+  for slot, times in calls(method).items():
+    network = networks[method.slots[slot]]
+    used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
+    total += times * (weight_bytes(_params(network)) + tree_bytes(_cache(network, sizes, used)))
+  return total
+
+
+def first_line(error: Exception) -> str:
+  """Return the first line of what an error says."""
+  return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,191 @@
+"""Compile a method's decode loop for chips that need not be there, and say what the program holds and does.
+
+  python -m speccascade.compile --topology v5e:2x2 --pair t5_small_xl --method speculative --batch 8 --block 5
+  python -m speccascade.compile --topology v5e:2x2 --pair llama_7b_70b --mesh data=1,model=4 --json
+  python -m speccascade.compile --topology v6e:2x2 --pair SMALL/config.json LARGE/config.json --method opt
+
+TPUs need the extra `tpu`, h100 the CUDA plugin of JAX. Estimated cycles are those of XLA's own cost model: they rank
+programs and do not time them. The floor is what the memory of the chips takes to read, in a round, the weights and used
+caches of each model call.
+"""
+
+import argparse
+from collections.abc import Sequence
+import functools
+import json
+import math
+from pathlib import Path
+import re
+import sys
+import time
+from typing import Any
+
+import jax
+
+from speccascade import ahead, hlo, methods, rules, Sampler
+from speccascade.checkpoints.hf_config import network_from_config
+from speccascade.models import shapes
+from speccascade.types import Network
+
+METHODS = {
+  'autoregressive': lambda block: methods.autoregressive(1),
+  'speculative': lambda block: methods.speculative(block=block),
+  'opt': lambda block: methods.speculative(functools.partial(rules.opt, alpha=0.1), block),
+  'cos': lambda block: methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (block, 1)),
+}
+
+
+PARTS = {  # by the names of modules in an instruction's path
+  'attention': r'attention',
+  'MLP': r'/mlp',
+  'head': r'logits_dense|\.attend',
+  'embedding': r'embedder',
+  'position bias': r'relpos_bias',
+  'norms': r'norm',
+}
+
+
+def part(x: hlo.Instruction) -> str:
+  """Return what an instruction belongs to."""
+  if x.op.removesuffix('-start') in hlo.COLLECTIVES:
+    return 'collectives'
+  if x.op in ('copy', 'transpose'):
+    return 'copies'
+  return next((name for name, pattern in PARTS.items() if re.search(pattern, x.path)), 'sampling, tests, bookkeeping')
+
+
+def argument_bytes(module: hlo.Module) -> dict[str, int]:
+  """Return the bytes of the arguments by kind, on one chip, without padding."""
+  found = dict.fromkeys(('weights', 'caches', 'rest'), 0)
+  for x in module.computations[module.entry]:
+    if x.op == 'parameter':
+      kind = 'weights' if x.path.startswith('params') else 'caches' if 'caches' in x.path else 'rest'
+      found[kind] += hlo.shape_bytes(x.shape)
+  return found
+
+
+def cache_moves(module: hlo.Module) -> list[str]:
+  """Return the copies of whole caches in a round: to another layout, or back from a faster memory."""
+  leaves = {
+    (a.dtype, a.elements)
+    for x in module.computations[module.entry] if x.op == 'parameter' and 'caches' in x.path
+    for a in hlo.arrays(x.shape) if len(a.dims) > 1
+  }  # fmt: skip
+  copies = [(x, new) for c in module.closure(module.body) for x, _, new in module.copies(c)]
+  return [f'{new.dtype}{list(new.dims)}' for _, new in copies if (new.dtype, new.elements) in leaves]
+
+
+def report(
+  program, method, networks: Sequence[Network], sizes: ahead.Sizes, chip: ahead.Chip, chips: int = 1
+) -> dict[str, Any]:
+  """Return what a compiled loop holds and does."""
+  memory, module = program.memory_analysis(), hlo.Module(program.as_text())
+  relayouts, moves = module.relayouts(), cache_moves(module)
+  anew = [(path, array) for path, array in relayouts if path.startswith('params')]
+  cycles = module.cycles(part, ahead.turns(method), chip.bandwidth / chip.clock)
+  least = ahead.floor_bytes(method, networks, sizes) / chips
+  return dict(
+    argument_bytes=memory.argument_size_in_bytes,
+    arguments=argument_bytes(module),
+    temp_bytes=memory.temp_size_in_bytes,
+    output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    row_loops=len(module.row_loops()),
+    cache_copies=len(moves),
+    cache_copies_of={shape: moves.count(shape) for shape in sorted(set(moves))},
+    entry_relayouts=len(anew),
+    entry_relayout_bytes=sum(array.bytes for _, array in anew),
+    entry_cache_relayouts=len(relayouts) - len(anew),
+    collectives=module.collectives(),
+    estimated_cycles=round(sum(cycles.values())),
+    cycles_by_part={name: round(value) for name, value in cycles.items()},
+    floor_bytes=round(least),
+    floor_cycles=round(least / chip.bandwidth * chip.clock),
+  )
+
+
+def show(found: dict[str, Any], chip: ahead.Chip) -> None:
+  """Print a report."""
+  gib = lambda n: f'{n / 2**30:.3f} GiB'
+  parts = ', '.join(f'{name} {gib(n)}' for name, n in found['arguments'].items())
+  print(f'arguments       {gib(found["argument_bytes"])} with padding; {parts}')
+  print(f'temporaries     {gib(found["temp_bytes"])}; results in new memory {gib(found["output_bytes"])}')
+  anew = f'{found["entry_relayouts"]} weights ({gib(found["entry_relayout_bytes"])})'
+  print(f'laid out anew   {anew} and {found["entry_cache_relayouts"]} other arguments, before the loop')
+  print(f'in a round      {found["row_loops"]} loops over rows, {found["cache_copies"]} copies of whole caches')
+  for shape, count in found['cache_copies_of'].items():
+    print(f'                  {count} × {shape}')
+  for name, (count, size) in found['collectives'].items():
+    print(f'                {count} {name}, {size / 2**20:.2f} MiB')
+  floor = f'floor by bytes {found["floor_cycles"]:,} ({1e3 * found["floor_cycles"] / chip.clock:.2f} ms)'
+  print(f'cycles          {found["estimated_cycles"]:,} estimated; {floor}')
+  for name, cycles in found['cycles_by_part'].items():
+    print(f'                  {cycles:>12,} {100 * cycles / found["estimated_cycles"]:5.1f} %  {name}')
+  print("The estimate is of XLA's cost model: it ranks programs and does not time them.")
+
+
+# ---- the command ----
+
+
+def networks_of(pair: Sequence[str], dtype: str) -> list[Network]:
+  """Return the networks of a named pair, or of two config.json."""
+  if len(pair) == 1:
+    return list(shapes.pair(pair[0], dtype))
+  return [network_from_config(json.loads(Path(path).read_text()), dtype=dtype) for path in pair]
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+  """Return {axis: chips} of 'data=1,model=4'."""
+  try:
+    return {name: int(count) for name, count in (item.split('=') for item in text.split(','))}
+  except ValueError:
+    raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Compile and report; return 1 where the program cannot be compiled, as where it does not fit."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--topology', default='v5e:2x2', help="chips and their layout, as in v5e:2x2, or 'h100'")
+  parser.add_argument('--pair', nargs='+', required=True, help=f'{", ".join(shapes.PAIRS)}, or two config.json')
+  parser.add_argument('--method', choices=METHODS, default='speculative')
+  parser.add_argument('--batch', type=int, default=1)
+  parser.add_argument('--block', type=int, default=5, help='γ')
+  parser.add_argument('--source', type=int, default=256, help='padded length of the prompts')
+  parser.add_argument('--tokens', type=int, default=128, help='the most new tokens')
+  parser.add_argument('--temperature', type=float, default=1.0)
+  parser.add_argument('--dtype', default='bfloat16', help='of weights and caches')
+  parser.add_argument('--mesh', type=parse_mesh, default={}, help='chips by axis, as in data=1,model=4')
+  parser.add_argument('--text', type=Path, help="write the program's text to this file")
+  parser.add_argument('--json', action='store_true', help='end with one JSON object in a line')
+  args = parser.parse_args(argv)
+  if len(args.pair) > 2:
+    parser.error('--pair takes one name or two paths')
+  try:
+    found = _run(args)
+  except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
+    print(f'error: {ahead.first_line(error)}', file=sys.stderr)
+    return 1
+  if args.json:
+    print(json.dumps(found))
+  return 0
+
+
+def _run(args: argparse.Namespace) -> dict[str, Any]:
+  start, chip = time.perf_counter(), ahead.CHIPS.get(args.topology.partition(':')[0])
+  devices = ahead.describe(args.topology).devices
+  place = ahead.Placement(devices, args.mesh)
+  method, networks = METHODS[args.method](args.block), networks_of(args.pair, args.dtype)
+  sizes = ahead.Sizes(args.batch, args.source, args.tokens)
+  platform = 'cuda' if args.topology.startswith('h100') else 'tpu'
+  done = ahead.compiled(method, networks, sizes, Sampler(args.temperature), place, platform)
+  if args.text:
+    args.text.write_text(done.as_text())
+  what = f'{" and ".join(args.pair)}, {method.name}, batch {args.batch}, γ {args.block}, {args.dtype}, {place.size}'
+  print(f'{devices[0].device_kind}: {what}; compiled in {time.perf_counter() - start:.0f} s')
+  found = report(done, method, networks, sizes, chip, math.prod(place.size.values()))
+  show(found, chip)
+  return found
+
+
+if __name__ == '__main__':
+  jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
+  sys.exit(main())

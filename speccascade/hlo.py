@@ -1,0 +1,290 @@
+"""Read the text of a compiled program: what a decode loop does in a round, and what is done before it.
+
+The text is XLA's optimised HLO. A computation is a list of instructions; loops, branches and fusions name the ones that
+they call. Sizes are those of the elements, without the padding of tiles.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+import functools
+import math
+import re
+
+BITS = {'pred': 8, 'c64': 64, 'c128': 128}  # the others have them in their names
+COLLECTIVES = (
+  'all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all', 'collective-permute',
+  'collective-broadcast',
+)  # fmt: skip
+KERNELS = ('tpu_custom_call', '__gpu$xla.gpu.triton', 'triton_kernel_call')  # targets of Pallas
+MOVES = {'parameter', 'bitcast', 'reshape', 'copy', 'transpose', 'convert', 'get-tuple-element', 'tuple'}
+PASSING = {
+  'bitcast',
+  'copy-start',
+  'copy-done',
+  'slice-start',
+  'slice-done',
+  'get-tuple-element',
+  'optimization-barrier',
+}
+_ARRAY = re.compile(r'\b(pred|bf16|[fsuc]\d+(?:e\dm\d\w*)?)\[([\d,]*)\](\{[^}]*\})?')
+_INSTRUCTION = re.compile(r'^\s*(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$')
+_COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$')
+_CALLED = re.compile(
+  r'\b(body|condition|calls|to_apply|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+  """One array of a shape: its elements, and how they lie in which memory (0 is the device's own)."""
+
+  dtype: str
+  dims: tuple[int, ...]
+  order: str
+  memory: int
+
+  @property
+  def elements(self) -> int:
+    return math.prod(self.dims)
+
+  @property
+  def bytes(self) -> int:
+    digits = re.search(r'\d+', self.dtype)
+    return -(-self.elements * (BITS.get(self.dtype) or int(digits[0])) // 8)
+
+
+@functools.cache
+def arrays(shape: str) -> tuple[Array, ...]:
+  """Return the arrays of a shape, which may be a tuple."""
+  found = []
+  for dtype, dims, layout in _ARRAY.findall(shape):
+    memory = re.search(r'S\((\d+)\)', layout)
+    order = re.sub(r'S\(\d+\)', '', layout).replace(':}', '}')
+    found.append(Array(dtype, tuple(map(int, filter(None, dims.split(',')))), order, int(memory[1]) if memory else 0))
+  return tuple(found)
+
+
+def shape_bytes(shape: str) -> int:
+  """Return the bytes of all arrays of a shape."""
+  return sum(x.bytes for x in arrays(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One line of a computation."""
+
+  name: str
+  shape: str
+  op: str
+  rest: str  # operands and attributes
+  root: bool = False
+
+  @property
+  def operands(self) -> list[str]:
+    """The names of the operands."""
+    depth, end = 1, len(self.rest)
+    for i, c in enumerate(self.rest):
+      depth += (c == '(') - (c == ')')
+      if not depth:
+        end = i
+        break
+    return re.findall(r'%([\w.\-]+)', self.rest[:end])
+
+  @property
+  def path(self) -> str:
+    """The names of the functions that it comes from, 'jit(f)/while/body/…'."""
+    found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.rest)
+    return found[1].replace("\\'", "'") if found else ''
+
+  @property
+  def called(self) -> dict[str, list[str]]:
+    """The computations that it calls, by role."""
+    return {role: re.findall(r'[\w.\-]+', names) for role, names in _CALLED.findall(self.rest)}
+
+  @property
+  def target(self) -> str:
+    """The kernel of a custom call."""
+    found = re.search(r'custom_call_target="([^"]*)"', self.rest)
+    return found[1] if found else ''
+
+  @property
+  def cycles(self) -> int:
+    """What XLA's cost model says that it takes, 0 where it says nothing."""
+    found = re.search(r'"estimated_cycles":"(\d+)"', self.rest)
+    return int(found[1]) if found else 0
+
+
+class Module:
+  """A compiled program."""
+
+  def __init__(self, text: str):
+    self.computations, self.entry = parse(text)
+
+  def by_name(self, computation: str) -> dict[str, Instruction]:
+    """Return the instructions of a computation by name."""
+    return {x.name: x for x in self.computations[computation]}
+
+  def closure(self, start: str, fusions: bool = False) -> list[str]:
+    """Return the computations that run when this one does: bodies, branches, calls and, on wish, fusions."""
+    seen, todo = [], [start]
+    while todo:
+      name = todo.pop()
+      if name in seen or name not in self.computations:
+        continue
+      seen.append(name)
+      for x in self.computations[name]:
+        if x.op in ('while', 'conditional', 'call', 'async-start') or (x.op == 'fusion' and fusions):
+          todo += [c for names in x.called.values() for c in names]
+    return seen
+
+  def loops(self, computation: str) -> list[Instruction]:
+    """Return the loops of a computation and of what it calls."""
+    return [x for c in self.closure(computation) for x in self.computations[c] if x.op == 'while']
+
+  @functools.cached_property
+  def decode_loop(self) -> Instruction:
+    """The loop that carries most."""
+    loops = self.loops(self.entry)
+    if not loops:
+      raise ValueError('the program has no loop')
+    return max(loops, key=lambda x: shape_bytes(x.shape))
+
+  @property
+  def body(self) -> str:
+    """The computation of a round."""
+    return self.decode_loop.called['body'][0]
+
+  def row_loops(self) -> list[Instruction]:
+    """Return the loops of a round that a scatter or gather became: one turn a row."""
+    return [x for x in self.loops(self.body) if re.search(r'(scatter|gather)[\w\-]*$', x.path)]
+
+  def is_copy(self, x: Instruction) -> bool:
+    """Tell whether an instruction moves its operand to another place, layout or dtype and does nothing else."""
+    if x.op in ('copy', 'copy-start', 'transpose'):
+      return True
+    inside = [y.op for c in x.called.get('calls', []) for y in self.computations[c]] if x.op == 'fusion' else []
+    return bool({'copy', 'transpose', 'convert'} & set(inside)) and set(inside) <= MOVES
+
+  def copies(self, computation: str) -> Iterator[tuple[Instruction, Array, Array]]:
+    """Yield (instruction, from, to) of each copy: not what only goes to a faster memory to be read there."""
+    here = self.by_name(computation)
+    for x in here.values():
+      if x.op == 'copy-start':
+        new, old = arrays(x.shape)[:2]
+      elif self.is_copy(x) and x.operands and x.operands[0] in here:
+        new, old = arrays(x.shape)[0], (*arrays(here[x.operands[0]].shape), None)[0]
+      else:
+        continue
+      if old and not (new.memory > old.memory == 0 and (new.order, new.dtype) == (old.order, old.dtype)):
+        yield x, old, new
+
+  def origin(self, computation: str, name: str) -> Instruction | None:
+    """Return the parameter that an array is, or a part of, before any computation."""
+    here = self.by_name(computation)
+    while name in here:
+      x = here[name]
+      if x.op == 'parameter':
+        return x
+      passing = x.op in PASSING or x.target == 'ConcatBitcast' or self.is_copy(x)
+      if not passing or not x.operands:
+        return None
+      name = x.operands[0]
+    return None
+
+  def relayouts(self, least: int = 1 << 16) -> list[tuple[str, Array]]:
+    """Return (path of the argument, what it becomes) for arguments of so many bytes laid out anew before the loop."""
+    found = []
+    for x, _, new in self.copies(self.entry):
+      source = self.origin(self.entry, x.operands[0])
+      if source is not None and new.bytes >= least and new.order != arrays(source.shape)[0].order:
+        found.append((source.path, new))
+    return found
+
+  def collectives(self) -> dict[str, list[int]]:
+    """Return {operation: [how many, bytes of their results]} of a round, each counted once."""
+    found = {}
+    for c in self.closure(self.body):
+      for x in self.computations[c]:
+        op = x.op.removesuffix('-start')
+        if op in COLLECTIVES:
+          parts = arrays(x.shape)
+          size = parts[1].bytes if x.op.endswith('-start') and len(parts) > 1 else sum(p.bytes for p in parts)
+          count = found.setdefault(op, [0, 0])
+          count[0], count[1] = count[0] + 1, count[1] + size
+    return found
+
+  def trips(self, loop: Instruction, unknown: int) -> int:
+    """Return how many turns a loop takes: its bound, one if its body ends it, or what is given."""
+    condition, body = (self.computations[loop.called[role][0]] for role in ('condition', 'body'))
+    inside = {x.name: x for x in self._deep(condition)}
+    compared = [y for x in inside.values() if x.op == 'compare' and x.shape.startswith('pred[]') for y in x.operands]
+    bounds = [int(m[1]) for y in compared if y in inside and (m := _constant(inside[y]))]
+    if bounds:
+      return max(bounds)
+    last = next(x for x in condition if x.root)
+    end = next((x for x in body if x.root and x.op == 'tuple'), None)
+    index = re.search(r'index=(\d+)', last.rest) if last.op == 'get-tuple-element' else None
+    if end and index:
+      predicate = next((x for x in body if x.name == end.operands[int(index[1])]), None)
+      if predicate and predicate.op == 'constant' and 'false' in predicate.rest:
+        return 1
+    return unknown
+
+  def _deep(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+    """Yield instructions and, for fusions, those inside."""
+    for x in instructions:
+      yield x
+      for c in x.called.get('calls', []):
+        yield from self.computations[c]
+
+  def cycles(self, part: Callable[[Instruction], str], unknown: int, bytes_per_cycle: float) -> dict[str, float]:
+    """Return {part: estimated cycles} of a round.
+
+    Loops count with their turns, `unknown` where nothing tells them. A kernel of our own counts with its bytes.
+    """
+    found = {}
+
+    def visit(computation: str, times: int, within: str | None) -> None:
+      for x in self.computations[computation]:
+        if x.op == 'while':
+          of = 'row loops' if re.search(r'(scatter|gather)[\w\-]*$', x.path) else within
+          visit(x.called['body'][0], times * self.trips(x, unknown), of)
+        elif x.op in ('call', 'conditional'):
+          for c in (c for names in x.called.values() for c in names):
+            visit(c, times, within)
+        own = x.op == 'custom-call' and x.target in KERNELS
+        cycles = self._kernel_bytes(computation, x) / bytes_per_cycle if own else x.cycles
+        if cycles:
+          name = within or ('kernels of our own' if own else part(x))
+          found[name] = found.get(name, 0) + cycles * times
+
+    visit(self.body, 1, None)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+  def _kernel_bytes(self, computation: str, x: Instruction) -> int:
+    """Return what a kernel says that it reads and writes; else its operands and results."""
+    told = re.search(r'"bytes_accessed":"(\d+)"', x.rest)
+    if told:
+      return int(told[1])
+    here = self.by_name(computation)
+    return shape_bytes(x.shape) + sum(shape_bytes(here[name].shape) for name in x.operands if name in here)
+
+
+def _constant(x: Instruction) -> re.Match | None:
+  return re.match(r'(\d+)\)', x.rest) if x.op == 'constant' else None
+
+
+def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+  """Return the computations of a program's text, and the name of the one that it starts with."""
+  computations, current, entry = {}, None, None
+  for line in text.splitlines():
+    if not line.startswith((' ', '}')) and (found := _COMPUTATION.match(line)):
+      current = computations.setdefault(found[2], [])
+      entry = found[2] if found[1] else entry
+    elif line.startswith('}'):
+      current = None
+    elif current is not None and (found := _INSTRUCTION.match(line)):
+      current.append(Instruction(found[2], found[3], found[4], found[5], bool(found[1])))
+  if entry is None:
+    raise ValueError('this is not the text of a compiled program: it has no ENTRY computation')
+  return computations, entry

@@ -1,0 +1,142 @@
+"""What is read from the text of compiled programs: recorded ones of a TPU, and one compiled here."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from speccascade import hlo
+
+RECORDED = pathlib.Path(__file__).parent / 'recorded'
+# Laid out as XLA writes it: a weight copied to another layout through a faster memory in parts, a cache through a
+# fusion that transposes, a weight that is only fetched, and one that is computed with.
+ENTRY = """HloModule jit_f
+
+%body (state: (bf16[8,4], bf16[8,4])) -> (bf16[8,4], bf16[8,4]) {
+  %state = (bf16[8,4]{1,0}, bf16[8,4]{1,0}) parameter(0)
+  %cache = bf16[8,4]{1,0} get-tuple-element(%state), index=0
+  %laid = bf16[8,4]{0,1} copy(%cache)
+  %fetched-start = (bf16[8,4]{1,0:S(1)}, bf16[8,4]{1,0}, u32[]{:S(2)}) copy-start(%cache)
+  %fetched = bf16[8,4]{1,0:S(1)} copy-done(%fetched-start)
+  %back-start = (bf16[8,4]{1,0}, bf16[8,4]{1,0:S(1)}, u32[]{:S(2)}) copy-start(%fetched)
+  %back = bf16[8,4]{1,0} copy-done(%back-start)
+  ROOT %tuple = (bf16[8,4]{1,0}, bf16[8,4]{1,0}) tuple(%back, %back)
+}
+
+%condition (state: (bf16[8,4], bf16[8,4])) -> pred[] {
+  %state.1 = (bf16[8,4]{1,0}, bf16[8,4]{1,0}) parameter(0)
+  ROOT %true = pred[] constant(true)
+}
+
+%transposes (x: bf16[8,4]) -> bf16[8,4] {
+  %x = bf16[8,4]{1,0} parameter(0)
+  ROOT %y = bf16[8,4]{0,1} copy(%x)
+}
+
+ENTRY %main (w: bf16[8,4], v: bf16[8,4], u: bf16[8,4], c: bf16[8,4]) -> bf16[8,4] {
+  %w = bf16[8,4]{1,0} parameter(0), metadata={op_name="params[\\'w\\']"}
+  %v = bf16[8,4]{1,0} parameter(1), metadata={op_name="params[\\'v\\']"}
+  %u = bf16[8,4]{1,0} parameter(2), metadata={op_name="params[\\'u\\']"}
+  %c = bf16[8,4]{1,0} parameter(3), metadata={op_name="caches[0]"}
+  %start = ((bf16[8,4]{1,0}), bf16[4,4]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%w), slice={[0:4], [0:4]}
+  %done = bf16[4,4]{1,0:S(1)} slice-done(%start)
+  %joined = bf16[8,4]{1,0:S(1)} custom-call(%done, %done), custom_call_target="ConcatBitcast"
+  %laid.1 = bf16[8,4]{0,1} copy(%joined)
+  %v-start = (bf16[8,4]{1,0:S(1)}, bf16[8,4]{1,0}, u32[]{:S(2)}) copy-start(%v)
+  %v-done = bf16[8,4]{1,0:S(1)} copy-done(%v-start)
+  %double = bf16[8,4]{1,0} add(%u, %u)
+  %laid.2 = bf16[8,4]{0,1} copy(%double)
+  %laid.3 = bf16[8,4]{0,1} fusion(%c), kind=kLoop, calls=%transposes
+  %first = (bf16[8,4]{1,0}, bf16[8,4]{1,0}) tuple(%laid.1, %laid.3)
+  %while = (bf16[8,4]{1,0}, bf16[8,4]{1,0}) while(%first), condition=%condition, body=%body
+  ROOT %out = bf16[8,4]{1,0} get-tuple-element(%while), index=0
+}
+"""
+
+
+def module(name: str) -> hlo.Module:
+  return hlo.Module((RECORDED / f'{name}.txt').read_text())
+
+
+def test_a_write_of_rows_one_by_one_is_found_in_a_round_and_counted_with_its_turns():
+  rows = module('rows_and_kernel_v5e')
+  (loop,) = rows.row_loops()
+  assert loop.path.endswith('/scatter') and rows.trips(loop, unknown=99) == 4
+  other = next(x for x in rows.loops(rows.body) if x is not loop)
+  assert rows.trips(other, unknown=3) == 3  # until no row goes on, which no text tells
+
+
+def test_cycles_are_those_of_a_round_with_the_turns_of_its_loops():
+  rows = module('rows_and_kernel_v5e')
+  (loop,) = rows.row_loops()
+  inside = sum(x.cycles for x in rows.computations[loop.called['body'][0]])
+  one, three = (rows.cycles(lambda x: x.op, turns, bytes_per_cycle=871) for turns in (1, 3))
+  assert inside > 0 and one['row loops'] == 4 * inside
+  drafts = next(x for x in rows.loops(rows.body) if x is not loop)
+  turn = sum(x.cycles for x in rows.computations[drafts.called['body'][0]])
+  assert sum(three.values()) - sum(one.values()) == pytest.approx(2 * turn)
+
+
+def test_a_kernel_of_our_own_costs_the_bytes_that_it_says_or_its_operands_and_results():
+  rows = module('rows_and_kernel_v5e')
+  assert rows.cycles(lambda x: x.op, 1, bytes_per_cycle=871)['kernels of our own'] == 10  # of 8710 bytes
+  text = (RECORDED / 'rows_and_kernel_v5e.txt').read_text().replace('"bytes_accessed":"8710"', '"nothing":"0"')
+  cost = hlo.Module(text).cycles(lambda x: x.op, 1, bytes_per_cycle=1)['kernels of our own']
+  assert cost == 2 * 4 * 512 * 2
+
+
+def test_collectives_of_a_round_are_counted_with_their_bytes():
+  assert module('all_reduce_v5e').collectives() == {'all-reduce': [1, 8 * 512 * 2]}
+  assert module('rows_and_kernel_v5e').collectives() == {}
+
+
+def test_arguments_laid_out_anew_before_the_loop_are_told_from_those_fetched_or_computed_with():
+  found = hlo.Module(ENTRY).relayouts(least=1)
+  assert [(path, array.order) for path, array in found] == [("params['w']", '{0,1}'), ('caches[0]', '{0,1}')]
+  assert hlo.Module(ENTRY).relayouts() == []  # too small to matter
+
+
+def test_a_copy_goes_to_another_layout_or_back_from_a_faster_memory():
+  program = hlo.Module(ENTRY)
+  assert [x.name for x, _, _ in program.copies(program.body)] == ['laid', 'back-start']
+
+
+@pytest.mark.parametrize(
+  'shape, size',
+  [
+    ('bf16[8,4]{1,0:T(8,128)(2,1)S(1)}', 64),
+    ('(f32[2], s4[3]{0}, pred[])', 8 + 2 + 1),
+    ('f8e4m3fn[16]', 16),
+    ('token[]', 0),
+  ],
+)
+def test_bytes_of_a_shape(shape, size):
+  assert hlo.shape_bytes(shape) == size
+
+
+def test_a_program_compiled_here_is_read():
+  def put(row, new, at):
+    return jax.lax.dynamic_update_slice(row, new, (at,))
+
+  def loop(params, caches, at):
+    def step(carry):
+      caches, at = carry
+      new = jnp.tanh(caches[:, :8] @ params['w'])
+      caches = jax.lax.fori_loop(0, 7, lambda _, x: jnp.sin(x), caches)
+      return jax.vmap(put)(caches, new, at), at + 1
+
+    return jax.lax.while_loop(lambda carry: carry[1].min() < 50, step, (caches, at))
+
+  args = dict(w=jnp.ones((8, 8))), jnp.ones((4, 64)), jnp.arange(4)
+  program = hlo.Module(jax.jit(loop).lower(*args).compile().as_text())
+  assert hlo.shape_bytes(program.decode_loop.shape) >= 4 * 64 * 4
+  inner = program.loops(program.body)
+  assert len(program.row_loops()) == 1 and 7 in [program.trips(x, unknown=-1) for x in inner]
+  (weight,) = (x for x in program.computations[program.entry] if x.op == 'parameter' and 'params' in x.path)
+  assert weight.path == "params['w']" and hlo.shape_bytes(weight.shape) == 256
+
+
+def test_what_is_no_program_is_said():
+  with pytest.raises(ValueError, match='no ENTRY computation'):
+    hlo.Module('module @jit_f {\n}')
