@@ -12,20 +12,19 @@ import os
 import sys
 from typing import Any
 
-from speccascade import laws
+from speccascade import commands, laws
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
   """Check, print what was found, and return 1 where something is wrong."""
-  parser = argparse.ArgumentParser(prog='speccascade.check', description=__doc__.splitlines()[0])
+  parser = commands.Parser('speccascade.check', __doc__)
   parser.add_argument('what', metavar='MODULE:NAME', help='as in my_rules:mine or speccascade.rules:opt')
   parser.add_argument('--alpha', type=float, nargs='+', help='values of alpha to try (some of 0 … 0.9)')
-  args = parser.parse_args(arguments)
-  try:
-    report = laws.check(_found(args.what), args.alpha)
-  except ValueError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+  return commands.run(parser, _run, argv, 'interrupted')
+
+
+def _run(args: argparse.Namespace) -> int:
+  report = laws.check(_found(args.what), args.alpha)
   print(report)
   return 0 if report.ok else 1
 

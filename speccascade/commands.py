@@ -57,12 +57,14 @@ def count(text: str) -> int:
   return int(text)
 
 
-def run(parser: Parser, command: Callable[[argparse.Namespace], None], argv: Sequence[str] | None, stopped: str) -> int:
-  """Run a command and return its exit code; `stopped` is said where it was stopped."""
+def run(
+  parser: Parser, command: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None, stopped: str
+) -> int:
+  """Run a command and return its exit code, 0 where it gives none; `stopped` is said where it was stopped."""
   argv = list(sys.argv[1:] if argv is None else argv)
   try:
     with _told_to_end():
-      command(parser.parse_args([_binding(a) for a in argv]))
+      return command(parser.parse_args([_binding(a) for a in argv])) or 0
   except KeyboardInterrupt as stop:
     print(stopped, file=sys.stderr)
     return 143 if isinstance(stop, _Ended) else 130
@@ -71,7 +73,6 @@ def run(parser: Parser, command: Callable[[argparse.Namespace], None], argv: Seq
       raise
     print(f'error: {_said(error)}', file=sys.stderr)
     return 1
-  return 0
 
 
 def _binding(argument: str) -> str:

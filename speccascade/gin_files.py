@@ -197,6 +197,8 @@ def _explain(error: Exception) -> str:
     near = _meant(name, known) or f'; it has {", ".join(known)}'
     return f'config: {selector} has no parameter {name}{near}{place}'
   if m := re.search(r'^(?:.*?)(\w+)(?:\.__init__|\.__new__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)$', said):
+    if 'logits' in m.group(2):
+      return f'config: {m.group(1)} was called; hand it over, as @rules.{m.group(1)} without (){place}'
     called = [x for x in (re.match(r"In call to configurable '([\w.]+)'", line) for line in lines) if x]
     name = called[0].group(1).split('.')[-1] if called else m.group(1)
     return f'config: {name} lacks {m.group(2)}; bind it, as in {name}.{m.group(2).split(chr(39))[1]} = …'

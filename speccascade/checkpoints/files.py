@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 import re
 import shutil
+import socket
+import uuid
 import zlib
 
 import jax
@@ -17,25 +19,59 @@ from speccascade.types import Network, Params
 
 _WHOLE = 1 << 20  # bytes of a file that `digest` reads in full; of a larger one, this much of its head and samples
 _SAMPLES, _SAMPLE = 1024, 64
+_OURS = {'speccascade.json', 'model.safetensors', 'checkpoint'}  # of which every checkpoint that we write has one
 _UNFINISHED = re.compile(r'\.tmp-[^/]*$|\.orbax-checkpoint-tmp[^/]*$')
 
 
 @contextlib.contextmanager
 def whole(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
-  """Yield a folder to write into, which becomes `path` in one step when all of it is written."""
+  """Yield a folder to write into, which gets the name `path` when all of it is written.
+
+  With `overwrite` it replaces a checkpoint of ours or an empty folder, and nothing else. That stays until the new one
+  is whole, and is moved aside for it, so that a process that is killed between the two renames loses neither.
+  """
   path = Path(os.path.abspath(path))
-  if path.exists() and not overwrite:
-    raise FileExistsError(f'{path} exists: choose another path, remove it, or ask for overwriting')
-  scratch = path.with_name(path.name + '.tmp-write')
-  shutil.rmtree(scratch, ignore_errors=True)
+  _check_free(path, overwrite)
+  scratch, aside = _beside(path), _beside(path)
   scratch.mkdir(parents=True)
   try:
     yield scratch
+    _check_free(path, overwrite)  # once more, for another process may have written there
     if path.exists():
-      shutil.rmtree(path)
+      path.rename(aside)
     scratch.rename(path)
+    for left in (aside, *_left_behind(path)):
+      shutil.rmtree(left, ignore_errors=True)
   finally:
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_free(path: Path, overwrite: bool):
+  if path.exists() and not overwrite:
+    raise FileExistsError(f'{path} exists: choose another path, remove it, or ask for overwriting')
+  if path.exists() and not path.is_dir():
+    raise NotADirectoryError(f'{path} is a file: choose a folder')
+  found = sorted(p.name for p in path.iterdir()) if path.exists() else []
+  if found and not {*found} & _OURS:
+    raise FileExistsError(f'{path} is no checkpoint of ours, it holds {found[0]}: choose another path, or remove it')
+
+
+def _beside(path: Path) -> Path:
+  """Return a name beside a path that no other writer has, and that tells whose it is."""
+  return path.with_name(f'{path.name}.tmp-{uuid.uuid4().hex[:8]}.{os.getpid()}.{socket.gethostname()}')
+
+
+def _left_behind(path: Path) -> Iterator[Path]:
+  """Yield what writers of `path` on this machine left that were killed."""
+  for found in path.parent.iterdir():
+    name = found.name.removeprefix(f'{path.name}.tmp-')
+    if mine := re.fullmatch(rf'[0-9a-f]{{8}}\.(\d+)\.{re.escape(socket.gethostname())}', name):
+      try:
+        os.kill(int(mine.group(1)), 0)
+      except ProcessLookupError:
+        yield found
+      except PermissionError:  # another user's, and alive
+        pass
 
 
 def unfinished(path: Path) -> bool:

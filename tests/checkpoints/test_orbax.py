@@ -70,6 +70,35 @@ def test_what_exists_is_kept_unless_told_otherwise(tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ['a']
 
 
+def test_only_a_checkpoint_of_ours_is_replaced_and_not_before_the_new_one_is_whole(tmp_path, monkeypatch):
+  (tmp_path / 'thesis').mkdir()
+  (tmp_path / 'thesis' / 'chapter1.tex').write_text('x')
+  with pytest.raises(FileExistsError, match='thesis is no checkpoint of ours, it holds chapter1.tex'):
+    orbax.save(tmp_path / 'thesis', _model(), overwrite=True)
+  assert (tmp_path / 'thesis' / 'chapter1.tex').read_text() == 'x'
+  (tmp_path / 'empty').mkdir()
+  orbax.save(tmp_path / 'empty', _model(), overwrite=True)
+  folder = orbax.save(tmp_path / 'a', _model())
+  monkeypatch.setattr(files, 'copy_tokenizer', lambda *_: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    orbax.save(folder, _model(GEMMA), overwrite=True)
+  assert orbax.read(folder)[0] == _model().network
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'empty', 'thesis']
+
+
+def test_two_writers_of_one_checkpoint_do_not_share_a_scratch_folder(tmp_path):
+  with files.whole(tmp_path / 'a', overwrite=True) as one:
+    (one / 'speccascade.json').write_text('1')
+    with files.whole(tmp_path / 'a', overwrite=True) as other:
+      (other / 'speccascade.json').write_text('2')
+    assert (tmp_path / 'a' / 'speccascade.json').read_text() == '2' and one.is_dir()
+  assert (tmp_path / 'a' / 'speccascade.json').read_text() == '1'
+  with pytest.raises(FileExistsError, match='b exists'):
+    with files.whole(tmp_path / 'b') as one:
+      (tmp_path / 'a').rename(tmp_path / 'b')
+  assert [p.name for p in tmp_path.iterdir()] == ['b']
+
+
 def test_a_network_without_parameters_of_its_own_is_refused(tmp_path):
   with pytest.raises(ValueError, match='a NGram cannot be saved, only T5'):
     orbax.save(tmp_path / 'a', Model({}, NGram(vocab_size=4)))
@@ -93,9 +122,10 @@ def test_a_writer_that_was_killed_leaves_a_recognised_half(tmp_path):
     orbax.save({str(tmp_path / 'a')!r}, Model(network.init(jax.random.key(0)), network))
   """
   assert _python(code).returncode == -9
-  assert (tmp_path / 'a.tmp-write' / 'params').is_dir()
-  assert f'{tmp_path}/a.tmp-write is half-written' in _error(tmp_path / 'a')
-  assert f'{tmp_path}/a.tmp-write is half-written' in _error(tmp_path / 'a.tmp-write')
+  (left,) = tmp_path.iterdir()
+  assert left.name.startswith('a.tmp-') and (left / 'params').is_dir()
+  assert f'{left} is half-written' in _error(tmp_path / 'a')
+  assert f'{left} is half-written' in _error(left)
   orbax.save(tmp_path / 'a', _model())
   assert [p.name for p in tmp_path.iterdir()] == ['a']
 
