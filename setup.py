@@ -26,6 +26,7 @@ setuptools.setup(
     'absl-py',
     'flax>=0.12.8,<0.13',
     'gin-config==0.5.0',
+    'huggingface_hub>=1.0',
     'jax>=0.10,<0.13',
     'matplotlib>=3.9',
     'ml_dtypes',

@@ -1,6 +1,10 @@
 """Convert a checkpoint from any format that is read to one that is written, and prove it by reading it back.
 
-python -m speccascade.convert SRC DST [--format orbax|t5x|hf] [--dtype float32|bfloat16]
+python -m speccascade.convert SRC DST [--format orbax|t5x|hf] [--dtype float32|bfloat16] [--step N] [--scan]
+
+Orbax keeps every family and restores onto a mesh; t5x and hf are written for T5 only. T5X is written without
+`param_states`, an optimizer's: T5X evaluates and infers with it, and trains on from it with
+`RestoreCheckpointConfig.fallback_to_scratch = True` and `assignment_map = (('state/param_states.*', None),)`.
 """
 
 import argparse
@@ -8,6 +12,7 @@ from collections.abc import Sequence
 import os
 from pathlib import Path
 import sys
+import tempfile
 import time
 
 import jax
@@ -24,18 +29,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace):
-  convert(args.src, args.dst, form=args.format, dtype=args.dtype, overwrite=args.overwrite)
+  convert(
+    args.src, args.dst, form=args.format, dtype=args.dtype, overwrite=args.overwrite, step=args.step, scan=args.scan,
+    activation=args.activation, revision=args.revision,
+  )  # fmt: skip
 
 
-def convert(src, dst, *, form: str = 'orbax', dtype: str | None = None, overwrite: bool = False) -> Path:
-  """Write the checkpoint at `src` to `dst`, check it by reading it back, and return its folder."""
+def convert(
+  src,
+  dst,
+  *,
+  form: str = 'orbax',
+  dtype: str | None = None,
+  overwrite: bool = False,
+  step: int | None = None,
+  scan: bool = False,
+  activation: str | None = None,
+  revision: str | None = None,
+) -> Path:
+  """Write the checkpoint at `src` to `dst`, check it by reading it back, and return its folder.
+
+  `step` and `scan` (the layers stacked, as T5X's scalable_t5 has them) are for T5X; `activation` and `revision` are
+  `load`'s.
+  """
+  if form != 't5x' and (scan or step is not None):
+    raise ValueError(f'{"scan" if scan else "step"} is for the format t5x, not {form}: leave it out')
   src, dst = disk.local(src), disk.local(dst).absolute()
   _check_destination(src, dst, overwrite)
   start = time.perf_counter()
-  model = checkpoints.read(src, dtype=dtype)
+  model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)
   read = time.perf_counter()
   expected, network, count = _facts(model), model.network, sum(x.size for x in jax.tree.leaves(model.params))
-  folder = _write(form, dst, model, overwrite)
+  folder = _write(form, dst, model, overwrite, step, scan)
   written = time.perf_counter()
   del model
   back = checkpoints.read(folder)
@@ -49,14 +74,15 @@ def convert(src, dst, *, form: str = 'orbax', dtype: str | None = None, overwrit
 
 
 def _parser() -> commands.Parser:
-  parser = commands.Parser(
-    'speccascade.convert', __doc__,
-    epilog='orbax keeps every family and restores onto a mesh; t5x and hf are written for T5 only.',
-  )  # fmt: skip
+  parser = commands.Parser('speccascade.convert', __doc__)
   parser.add_argument('src', metavar='SRC', help='folder or hub id of the checkpoint to read')
-  parser.add_argument('dst', metavar='DST', help='folder to write; t5x writes DST/checkpoint_0 unless DST is one')
+  parser.add_argument('dst', metavar='DST', help='folder to write; t5x writes DST/checkpoint_STEP unless DST is one')
   parser.add_argument('--format', choices=['orbax', 't5x', 'hf'], default='orbax', help='what to write (orbax)')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'], help='dtype to write (default: as stored)')
+  parser.add_argument('--step', type=int, help='of t5x: the number of the checkpoint (1; T5X passes over 0)')
+  parser.add_argument('--scan', action='store_true', help="of t5x: layers stacked, for T5X's scalable_t5")
+  parser.add_argument('--activation', help="of SRC's MLPs, where it is T5X without its gin: gelu, relu, silu, swish")
+  parser.add_argument('--revision', help='branch, tag or commit, where SRC is a hub id')
   parser.add_argument('--overwrite', action='store_true', help='replace a checkpoint that is at DST')
   return parser
 
@@ -66,9 +92,7 @@ def _check_destination(src, dst: Path, overwrite: bool) -> None:
   source = Path(os.path.abspath(src))
   if source.exists() and (dst == source or dst in source.parents):
     raise ValueError(f'{dst} is or holds the source {source}: choose another destination')
-  above = next(p for p in dst.parents if p.exists())
-  if not above.is_dir() or not os.access(above, os.W_OK):
-    raise PermissionError(f'{dst} cannot be written, for {above} may not be written to: choose another folder')
+  _check_writable(dst)
   if not dst.exists() or (dst.is_dir() and not any(dst.iterdir())):
     return
   if not overwrite:
@@ -78,12 +102,24 @@ def _check_destination(src, dst: Path, overwrite: bool) -> None:
   checkpoints.kind(dst)  # raises for a folder of anything else, which is not ours to replace
 
 
-def _write(form: str, dst: Path, model: Model, overwrite: bool) -> Path:
+def _check_writable(dst: Path) -> None:
+  """Raise where the folder that is to hold `dst` lets no folder be made in it."""
+  place = next(p for p in dst.parents if p.exists())
+  try:
+    with tempfile.TemporaryDirectory(dir=place):
+      pass
+  except OSError as error:
+    raise PermissionError(
+      f'{dst} cannot be written, for {place} may not be written to ({error.strerror}): choose another'
+    ) from None
+
+
+def _write(form: str, dst: Path, model: Model, overwrite: bool, step: int | None, scan: bool) -> Path:
   overwrite = overwrite or (dst.is_dir() and not any(dst.iterdir()))
   if form == 'orbax':
     return orbax.save(dst, model, overwrite=overwrite)
   if form == 't5x':
-    return t5x.write(dst, model, overwrite=overwrite)
+    return t5x.write(dst, model, step=step, scan=scan, overwrite=overwrite)
   return hf_write.write(dst, model, overwrite=overwrite)
 
 

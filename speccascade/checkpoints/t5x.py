@@ -238,14 +238,19 @@ def _clear(what: str, where: Path):
     raise ValueError(f'{where}: {what} cannot be read ({reason}): {AGAIN}') from None
 
 
-def write(path, model: Model, *, step: int = 0, overwrite: bool = False) -> Path:
-  """Write a T5 as T5X does, and config.json and the tokenizer beside, which T5X ignores; return the folder."""
+def write(path, model: Model, *, step: int | None = None, scan: bool = False, overwrite: bool = False) -> Path:
+  """Write a T5 as T5X does, and config.json and the tokenizer beside, which T5X ignores; return the folder.
+
+  It is `path` where that is a `checkpoint_<step>`, else one in it. `scan` writes what T5X's scalable_t5 reads. The
+  optimizer's `param_states` are not written, for there are none.
+  """
   path = Path(os.path.abspath(path))
   if not isinstance(model.network, T5):
     raise ValueError(f'T5X checkpoints hold a T5, and {model.name} is a {type(model.network).__name__}: write orbax')
-  match = _STEP.fullmatch(path.name)
-  folder, step = (path, int(match[1])) if match else (path / f'checkpoint_{step}', step)
+  folder, step = _destination(path, step)
   params = unstack_layers(model.params) if model.network.scan else model.params
+  if scan:
+    params = t5x_names.scan(params, model.network.config)
   with files.whole(folder, overwrite=overwrite) as scratch:
     target = _write_tree(scratch, params, 'target.')
     tree = {'version': 3, 'optimizer': {'target': target, 'state': {'step': np.int32(step)}}}
@@ -253,6 +258,20 @@ def write(path, model: Model, *, step: int = 0, overwrite: bool = False) -> Path
     hf_write.write_config(scratch, model.network)
     files.copy_tokenizer(model.tokenizer, scratch)
   return folder
+
+
+def _destination(path: Path, step: int | None) -> tuple[Path, int]:
+  """Return a checkpoint's folder and its step, by default the first that T5X restores without being told: 1."""
+  match = _STEP.fullmatch(path.name)
+  if match and step not in (None, int(match[1])):
+    raise ValueError(f'{path} is not the folder of step {step}: leave one of the two out')
+  if step is not None and step < 0:
+    raise ValueError(f'step={step} is negative: T5X counts from 0')
+  return (
+    (path, int(match[1]))
+    if match
+    else (path / f'checkpoint_{1 if step is None else step}', 1 if step is None else step)
+  )
 
 
 def _write_tree(folder: Path, params: Params, prefix: str) -> dict:

@@ -9,12 +9,18 @@ Axis letters: E embedding, L layers, H heads, D head dimension, F MLP, V vocabul
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 from pathlib import Path
 import re
 
+import jax
+import jax.numpy as jnp
+
 from speccascade.checkpoints import t5x_gin
 from speccascade.checkpoints.tensor_files import AGAIN, read_json
-from speccascade.types import Array
+from speccascade.models.layers import stack_layers
+from speccascade.models.t5 import T5Config
+from speccascade.types import Array, Params
 
 _SCANNED = re.compile(r'(encoder\.encoder|decoder\.decoder)\.(.+)')
 _ATTENTION = re.compile(r'attention\.(query|key|value|out)\.kernel$')
@@ -100,6 +106,28 @@ def scan_axis(shapes: Mapping[str, Shape], where: Path | str) -> int:
 
 def _without(shape: Shape, axis: int) -> Shape:
   return shape[:axis] + shape[axis + 1 :]
+
+
+def scan(params: Params, config: T5Config) -> Params:
+  """Return unrolled parameters as T5X's scalable_t5 has them: layers on axis 1, heads apart, a bias for each layer."""
+  tree = dict(params)
+  for stack in ('encoder', 'decoder'):
+    own = {name: x for name, x in params[stack].items() if not name.startswith('layers_')}
+    layers = stack_layers(params[stack])['layers']
+    if config.shared_bias:
+      bias, depth = own.pop('relpos_bias'), len(params[stack]) - len(own) - 1
+      layers = {**layers, 'relpos_bias': jax.tree.map(lambda x, n=depth: jnp.repeat(x[None], n, axis=0), bias)}
+    tree[stack] = {**own, stack: jax.tree_util.tree_map_with_path(functools.partial(_apart, config), layers)}
+  return tree
+
+
+def _apart(config: T5Config, path, x: Array) -> Array:
+  """Return a stacked parameter [L, …] with its heads apart and its layers on axis 1."""
+  heads = (config.heads, config.head_dim)
+  name = _ATTENTION.search('.'.join(key.key for key in path))
+  if name:
+    x = x.reshape(len(x), *heads, -1) if name[1] == 'out' else x.reshape(*x.shape[:2], *heads)
+  return jnp.moveaxis(x, 0, 1)
 
 
 def _join(name: str, shape: Shape) -> Shape:

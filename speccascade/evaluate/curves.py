@@ -23,6 +23,8 @@ class Checkpoint:
   name: str | None = None
   tokenizer: str | None = None
   scan: bool = False
+  revision: str | None = None  # of a hub model
+  activation: str | None = None  # of a T5X checkpoint without its gin
 
   def __post_init__(self):
     if not isinstance(self.path, str) or not self.path:
@@ -31,11 +33,14 @@ class Checkpoint:
 
   def digest(self) -> str:
     """Return what tells the files at the path from any others."""
-    return self._read(checkpoints.digest)
+    return self._read(checkpoints.digest, revision=self.revision)
 
   def load(self) -> Model:
     """Return the model at the path; whatever is wrong with the files is an error that names it."""
-    return self._read(checkpoints.load, dtype=self.dtype, name=self.name, tokenizer=self.tokenizer, scan=self.scan)
+    return self._read(
+      checkpoints.load, dtype=self.dtype, name=self.name, tokenizer=self.tokenizer, scan=self.scan,
+      revision=self.revision, activation=self.activation,
+    )  # fmt: skip
 
   def _read(self, read: Callable, **settings) -> Any:
     try:

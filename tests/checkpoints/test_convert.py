@@ -19,6 +19,7 @@ SWITCHES = [
   {'feed_forward_proj': 'relu', 'tie_word_embeddings': True},
   {'feed_forward_proj': 'gated-silu', 'tie_word_embeddings': True, 'scale_decoder_outputs': False},
   {'tie_word_embeddings': False, 'scale_decoder_outputs': True, 'num_decoder_layers': 2, 'eos_token_id': [1, 3]},
+  {'model_type': 'umt5', 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False, 'num_decoder_layers': 2},
   {'relative_attention_max_distance': 20, 'relative_attention_num_buckets': 8, 'decoder_start_token_id': 2},
 ]
 
@@ -52,7 +53,7 @@ def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
 def test_the_command_prints_what_it_did(source, tmp_path, capsys):
   assert convert.main([str(source), str(tmp_path / 'b'), '--format', 't5x', '--dtype', 'bfloat16']) == 0
   out = capsys.readouterr().out
-  assert f'{tmp_path}/b/checkpoint_0' in out and 'verified' in out and 'M parameters' in out
+  assert f'{tmp_path}/b/checkpoint_1' in out and 'verified' in out and 'M parameters' in out
   assert checkpoints.read(tmp_path / 'b').network.dtype == 'bfloat16'
 
 
@@ -60,8 +61,40 @@ def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
   assert convert.main([str(tmp_path / 'nowhere'), str(tmp_path / 'b')]) == 1
   captured = capsys.readouterr()
   assert captured.err.startswith('error: ') and captured.err.count('\n') == 1 and not captured.out
-  assert convert.main([str(source), str(tmp_path / 'b'), '--format', 'gguf']) == 1
-  assert 'invalid choice' in capsys.readouterr().err
+  for wrong, said in (
+    (['--format', 'gguf'], 'invalid choice'),
+    (['--step', '3'], 'step is for the format t5x, not orbax'),
+    (['--format', 'hf', '--scan'], 'scan is for the format t5x, not hf'),
+    (['--format', 't5x', '--step', '-1'], 'step=-1 is negative'),
+    (['--activation', 'relu'], 'says itself which activation it has'),
+  ):
+    assert convert.main([str(source), str(tmp_path / 'b'), *wrong]) == 1
+    err = capsys.readouterr().err
+    assert said in err and err.count('\n') == 1
+    assert not (tmp_path / 'b').exists()
+
+
+@pytest.mark.parametrize('place', ['/proc/b', '/proc/a/b', 'file/b'])
+def test_a_place_that_cannot_be_written_is_said_before_any_work(tmp_path, capsys, place):
+  (tmp_path / 'file').write_text('x')
+  assert convert.main([str(tmp_path / 'nowhere'), str(tmp_path / place)]) == 1
+  err = capsys.readouterr().err
+  assert 'cannot be written, for' in err and 'may not be written to' in err and err.count('\n') == 1
+
+
+@pytest.mark.parametrize('config', [T5, T5 | {'model_type': 'umt5', 'num_decoder_layers': 2}], ids=['t5', 'umt5'])
+def test_t5x_gets_a_step_and_scanned_layers(tmp_path, config):
+  model = _model(config)
+  source = orbax.save(tmp_path / 'source', model)
+  folder = convert.convert(source, tmp_path / 'b', form='t5x', step=12, scan=True)
+  assert folder == tmp_path / 'b' / 'checkpoint_12'
+  assert (folder / 'target.decoder.decoder.self_attention.query.kernel').is_dir()
+  assert not (folder / 'target.decoder.layers_0.self_attention.query.kernel').exists()
+  loaded = checkpoints.read(tmp_path / 'b')
+  assert loaded.network == model.network
+  _assert_equal(loaded.params, model.params)
+  with pytest.raises(ValueError, match='checkpoint_3 is not the folder of step 4'):
+    convert.convert(source, tmp_path / 'checkpoint_3', form='t5x', step=4)
 
 
 def test_other_families_are_kept_by_orbax_alone(tmp_path):

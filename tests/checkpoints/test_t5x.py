@@ -244,9 +244,9 @@ def test_writing_refuses_other_families_and_what_exists(tmp_path):
   with pytest.raises(ValueError, match='drafter is a Decoder: write orbax'):
     t5x.write(tmp_path, Model({}, network, name='drafter'))
   t5x.write(tmp_path, _model())
-  with pytest.raises(FileExistsError, match='checkpoint_0 exists'):
+  with pytest.raises(FileExistsError, match='checkpoint_1 exists'):
     t5x.write(tmp_path, _model())
-  assert t5x.write(tmp_path, _model(), overwrite=True).name == 'checkpoint_0'
+  assert t5x.write(tmp_path, _model(), overwrite=True).name == 'checkpoint_1'
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path):
