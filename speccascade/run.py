@@ -39,7 +39,10 @@ def _parser() -> commands.Parser:
     '--only', type=commands.listed, default=[],
     help='names of experiments, by commas, to measure now. Default: all that the config has',
   )  # fmt: skip
-  parser.add_argument('--run_dir', help='where results go. Default: runs/NAME-DIGEST, one folder for each config')
+  parser.add_argument(
+    '--run_dir',
+    help='where results go. Default: run.folder of the config, else runs/NAME-DIGEST, one folder for each config',
+  )
   parser.add_argument(
     '--compilation_cache', default=str(CACHE), help="folder that keeps compiled programs between runs; '' for none"
   )
@@ -58,7 +61,8 @@ def _run(args: argparse.Namespace, command: str):
 
   files = args.gin_file or [str(DEFAULT)]
   text = config.parse(files, args.gin_bindings, args.gin_search_paths)
-  folder = run_dir or _folder(files[-1], text)
+  said = config.folder()
+  folder = run_dir or (disk.local(said) if said else _folder(files[-1], text))
   folders = runner.run(config.build(), folder, config=text, command=command, only=args.only)
   print(formats.closing(folders, shown=not args.gin_file))
 

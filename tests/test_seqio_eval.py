@@ -2,8 +2,12 @@
 
 import functools
 import json
+from pathlib import Path
+import sys
+import types
 import warnings
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,15 +15,17 @@ with warnings.catch_warnings():
   warnings.simplefilter('ignore')  # of TensorFlow's and seqio's imports
   seqio = pytest.importorskip('seqio')
 
-from speccascade import decode, methods, Sampler
+from speccascade import decode, methods, Model, Sampler
+from speccascade.checkpoints import hf
 from speccascade.data import metrics, seqio_tasks
 from speccascade.data.examples import Example, Task
-from speccascade.evaluate import seqio_eval
+from speccascade.evaluate import config, seqio_eval
 from speccascade.models import toy
 from speccascade.tokenizers import find
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
 NEW = 6
+T5 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 1, 'num_heads': 2}
 PROMPTS = ['a', 'two words', 'ä', '', 'something longer']
 
 
@@ -104,6 +110,74 @@ def test_predictions_are_in_order_and_rectangular(byt5):
   shortest, *_, longest = sorted(map(len, direct.tokens))
   assert shortest < longest
   assert found == {i: row + [1] * (longest - len(row)) for i, row in enumerate(direct.tokens)}
+
+
+def test_t5xs_keywords_are_taken_and_its_parameters_used():
+  import tensorflow as tf
+
+  network = hf.network_from_config(T5)
+  own, trained = (Model(network.init(jax.random.key(seed)), network) for seed in (0, 1))
+  dataset = tf.data.Dataset.from_tensor_slices(dict(encoder_input_tokens=np.int32([[5, 6, 1], [7, 1, 0]]))).enumerate()
+  settings = dict(max_new_tokens=NEW, sampler=Sampler(0.0))
+  predict = seqio_eval.predict_fn(methods.autoregressive(0), [own], **settings)
+  state = types.SimpleNamespace(params=trained.params)
+  found = predict(dataset, train_state=state, rng=jax.random.PRNGKey(0), model_feature_shapes=None)
+  direct = seqio_eval.predict_fn(methods.autoregressive(0), [trained], **settings)(dataset)
+  assert found == direct != predict(dataset)
+
+
+def test_a_mixture_is_judged_task_by_task(task, byt5):
+  other = Task('echo2', [Example(0, 'b', 'abc')], 20, NEW, {'exact_match': metrics.exact_match})
+  seqio_tasks.add_task(other, tokenizer=byt5)
+  seqio.MixtureRegistry.add('echoes', ['echo', 'echo2'], default_rate=1.0)
+  try:
+    found = seqio_eval.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2)
+    assert found == {'echo/seen': len(PROMPTS), 'echo/exact_match': 0, 'echo2/exact_match': 0}
+    with pytest.raises(ValueError, match="echoes has no metrics or no split 'test'; its splits: validation"):
+      seqio_eval.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
+  finally:
+    seqio.MixtureRegistry.remove('echoes')
+    seqio.TaskRegistry.remove('echo2')
+
+
+def test_t5xs_macros_make_an_experiment(task, byt5, tmp_path, monkeypatch):
+  (tmp_path / 'my_tasks.py').write_text('IMPORTED = True')
+  monkeypatch.syspath_prepend(str(tmp_path))
+  macros = dict(MIXTURE_OR_TASK_NAME='echo', MIXTURE_OR_TASK_MODULE='my_tasks', CHECKPOINT_PATH='large/checkpoint_9',
+                DRAFTER_PATH='small/checkpoint_9', EVAL_OUTPUT_DIR='out')  # fmt: skip
+  bindings = [f'{name} = {value!r}' for name, value in macros.items()]
+  bindings += ["TASK_FEATURE_LENGTHS = {'inputs': 6, 'targets': 9}", "data.t5x_task.split = 'validation'"]
+  file = Path(__file__).parents[1] / 'gin_configs' / 'runs' / 't5x_eval.gin'
+  config.parse([str(file)], bindings)
+  (experiment,) = config.build()
+  assert config.folder() == 'out' and sys.modules['my_tasks'].IMPORTED
+  assert [m.path for m in experiment.models] == ['small/checkpoint_9', 'large/checkpoint_9']
+  assert (experiment.task.max_prompt_tokens, experiment.task.max_new_tokens) == (6, 9)
+  ids = list(map(find(byt5).encode, PROMPTS))  # cut before the end of text is put behind
+  assert [e.prompt for e in experiment.task.examples] == [row if len(row) <= 6 else [*row[:5], 1] for row in ids]
+  assert [e.target for e in experiment.task.examples] == ['abc'] * len(PROMPTS)
+  with pytest.raises(ValueError, match="no seqio task or mixture 'none'"):
+    seqio_tasks.t5x_task('none', task_feature_lengths=dict(inputs=6, targets=9), metrics=['bleu'])
+  with pytest.raises(ValueError, match="task_feature_lengths=None: give {'inputs': …, 'targets': …}"):
+    seqio_tasks.t5x_task('echo', task_feature_lengths=None, metrics=['bleu'])
+
+
+def test_a_mixture_is_read_task_by_task(task, byt5):
+  other = Task('echo2', [Example(0, 'b', 'xyz')], 20, NEW, {'exact_match': metrics.exact_match})
+  seqio_tasks.add_task(other, tokenizer=byt5)
+  seqio.MixtureRegistry.add('echoes', ['echo', 'echo2'], default_rate=1.0)
+  try:
+    lengths = dict(max_prompt_tokens=20, max_new_tokens=NEW, metrics=['exact_match'])
+    read = seqio_tasks.seqio_task('echoes', start=3, **lengths)
+    assert [(e.index, e.prompt) for e in read.examples] == [*enumerate([*PROMPTS[3:], 'b'], 3)]
+    assert [e.prompt for e in seqio_tasks.seqio_task('echoes', count=2, **lengths).examples] == PROMPTS[:2]
+    by_tokens = seqio_tasks.t5x_task(
+      'echoes', task_feature_lengths=dict(inputs=9, targets=9), metrics=['exact_match'], split='validation'
+    )
+    assert [e.index for e in by_tokens.examples] == list(range(len(PROMPTS) + 1))
+  finally:
+    seqio.MixtureRegistry.remove('echoes')
+    seqio.TaskRegistry.remove('echo2')
 
 
 def test_other_features_are_refused():

@@ -195,21 +195,26 @@ def complete(config: dict, folder: Path, gated: bool, activation: str | None) ->
 
 def _projection(folder: Path, gated: bool, activation: str | None) -> str:
   """Return `feed_forward_proj` for the activation that was given or that gin states."""
-  stated = t5x_gin.find(folder) if activation is None else None
-  if activation is None and stated is None:
+  if activation is not None:
+    return projection((activation, 'linear')[: 1 + gated], gated, f'activation={activation!r}')
+  stated = t5x_gin.find(folder)
+  if stated is None:
     raise ValueError(
       f"{folder} does not say which activation its MLPs have: put the model's config.gin beside it, or pass "
       f'activation={_usual(gated)}; it is one of {", ".join(t5x_gin.ACTIVATIONS)}'
     )
-  names = (activation, 'linear')[: 1 + gated] if stated is None else stated.value
-  where = f'activation={activation!r}' if stated is None else f'{stated.file}: mlp_activations = {stated.value}'
-  names = names if isinstance(names, tuple) else (names,)
+  return projection(stated.value, gated, f'{stated.file}: mlp_activations = {stated.value}')
+
+
+def projection(activations, gated: bool, where: str) -> str:
+  """Return `feed_forward_proj` for T5X's `mlp_activations`."""
+  names = tuple(activations) if isinstance(activations, list | tuple) else (activations,)
   if names[0] not in t5x_gin.ACTIVATIONS or names[1:] not in ((), ('linear',)):
     raise ValueError(
       f"{where} is not supported: it is one of {', '.join(t5x_gin.ACTIVATIONS)}, in gin alone or before 'linear'"
     )
   if (len(names) == 2) != gated:
-    raise ValueError(f'{where} has {len(names)} kernels wi, but the tensors of {folder} have {1 + gated}: {AGAIN}')
+    raise ValueError(f'{where} has {len(names)} kernels wi, but the tensors have {1 + gated}: {AGAIN}')
   return 'gated-' * gated + t5x_gin.ACTIVATIONS[names[0]]
 
 

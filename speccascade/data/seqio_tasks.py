@@ -10,6 +10,7 @@ Data must be there before: nothing is downloaded. seqio and TensorFlow are impor
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 import os
@@ -39,7 +40,7 @@ def seqio_task(
   metrics: Sequence[str] | None = None,
   allow_execution: bool = False,
 ) -> Task:
-  """Return at most `count` examples of a benchmark, or of any seqio task that is registered.
+  """Return at most `count` examples of a benchmark, or of any seqio task or mixture that is registered.
 
   None stands for the benchmark's own: its prefix, worked examples, lengths and metrics. With `tokenizer`, a path,
   texts are cut to `max_prompt_tokens`; without, a longer prompt is an error of decoding.
@@ -63,6 +64,33 @@ def seqio_task(
   add_benchmark(registered, benchmark, tokenizer=tokenizer, data_dir=data_dir, allow_execution=allow_execution)
   examples = [pipeline.opened_example(e['example']) for e in _records(registered, split, start, count)]
   return _task(name, split, examples, benchmark, judged)
+
+
+def t5x_task(
+  mixture_or_task_name: str,
+  *,
+  task_feature_lengths: Mapping[str, int],
+  metrics: Sequence[str],
+  split: str = 'test',
+  count: int | None = None,
+  module: str | None = None,
+  allow_execution: bool = False,
+) -> Task:
+  """Return a seqio task or mixture with what T5X gives a model: tokens, cut to the feature lengths.
+
+  `module` is imported before, for it registers the task. Metrics are judged on texts.
+  """
+  if module is not None:
+    importlib.import_module(module)
+  if not isinstance(task_feature_lengths, Mapping) or not {'inputs', 'targets'} <= set(task_feature_lengths):
+    raise ValueError(f"task_feature_lengths={task_feature_lengths!r}: give {{'inputs': …, 'targets': …}}, in tokens.")
+  lengths = {key: task_feature_lengths[key] for key in ('inputs', 'targets')}
+  examples = []
+  for index, record in enumerate(_records(mixture_or_task_name, split, 0, count, lengths)):
+    texts = pipeline.opened_example(record['example']).target if 'example' in record else _given(record, 'targets')
+    examples.append(Example(index, pipeline.to_plain(record['inputs']), texts))
+  judged = named(metrics, allow_execution=allow_execution)
+  return Task(mixture_or_task_name, _of_texts(mixture_or_task_name, examples), *lengths.values(), judged)
 
 
 def add_benchmark(
@@ -151,22 +179,28 @@ def _local(benchmark: Benchmark, data_dir: str | None) -> str:
   return f'{benchmark.dataset}:{builder.version}'
 
 
-def _records(name: str, split: str, start: int, count: int | None) -> Iterator[Mapping[str, Any]]:
-  """Yield the preprocessed records of a registered task in the order of its split."""
+def _records(
+  name: str, split: str, start: int, count: int | None, lengths: Mapping[str, int] | None = None
+) -> Iterator[Mapping[str, Any]]:
+  """Yield the preprocessed records of a registered task in the order of its split, of a mixture task by task.
+
+  Tokens are cut to `lengths`, by feature.
+  """
   seqio = pipeline.library()
   import tensorflow_datasets as tfds
 
-  if name not in seqio.TaskRegistry.names():
+  if name not in (*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()):
     raise ValueError(
-      f'there is no benchmark and no seqio task {name!r}; benchmarks are {", ".join(BENCHMARKS)}. Import the module '
-      'that registers the task first.'
+      f'there is no benchmark and no seqio task or mixture {name!r}; benchmarks are {", ".join(BENCHMARKS)}. Import '
+      'the module that registers it first.'
     )
-  task = seqio.TaskRegistry.get(name)
-  if split not in task.splits:
-    raise ValueError(f'{name} has no split {split!r}; choose from {", ".join(sorted(task.splits))}.')
-  dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
-  dataset = dataset.skip(start)
-  yield from tfds.as_numpy(dataset if count is None else dataset.take(count))
+  tasks = seqio.get_subtasks(seqio.get_mixture_or_task(name))
+  for task in tasks:
+    if split not in task.splits:
+      raise ValueError(f'{task.name} has no split {split!r}; choose from {", ".join(sorted(task.splits))}.')
+  settings = dict(sequence_length=lengths, split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
+  records = itertools.chain.from_iterable(tfds.as_numpy(task.get_dataset(**settings)) for task in tasks)
+  yield from itertools.islice(records, start, None if count is None else start + count)
 
 
 def _task(name, split, examples, benchmark: Benchmark, metrics) -> Task:
@@ -185,13 +219,20 @@ def _registered(name, split, count, start, max_prompt_tokens, max_new_tokens, me
   examples = []
   for index, record in zip(itertools.count(start), _records(name, split, start, count), strict=False):
     if 'example' in record:
-      examples.append(pipeline.opened_example(record['example']))
+      examples.append(dataclasses.replace(pipeline.opened_example(record['example']), index=index))
     else:
       examples.append(Example(index, _given(record, 'inputs'), _given(record, 'targets')))
+  judged = named(metrics, allow_execution=allow_execution)
+  return Task(name, _of_texts(name, examples), max_prompt_tokens, max_new_tokens, judged)
+
+
+def _of_texts(name: str, examples: list[Example]) -> list[Example]:
+  """Return the examples, having checked that there are some and that their targets are texts."""
+  if not examples:
+    raise ValueError(f'{name}: the split has no examples from start on.')
   if any(not isinstance(e.target, (str, list)) or (e.target and not isinstance(e.target[0], str)) for e in examples):
     raise ValueError(f'{name}: its targets are tokens; keep targets_pretokenized in its preprocessing.')
-  judged = named(metrics, allow_execution=allow_execution)
-  return Task(name, examples, max_prompt_tokens, max_new_tokens, judged)
+  return examples
 
 
 def _given(record: Mapping[str, Any], key: str) -> str | list:

@@ -6,6 +6,7 @@ come in with `import my_module` and `@gin.register`, or with gin's dynamic regis
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import copy
 import functools
 import inspect
 import os
@@ -19,8 +20,8 @@ from speccascade.evaluate.curves import Checkpoint, Curve
 from speccascade.evaluate.experiment import Experiment
 
 
-def _run(experiments: Sequence[Experiment]) -> list[Experiment]:
-  """Return the experiments of a run; it is what a config binds as run.experiments."""
+def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[Experiment]:
+  """Return the experiments of a run, which a config binds as run.experiments; `run.folder` is where results go."""
   return list(experiments)
 
 
@@ -48,7 +49,7 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'speccascade.path', _path
   combiners = (rules.weighted, rules.contrastive, rules.realign)
   yield from ((f'rules.{rule.__name__}', rule) for rule in (*rules.RULES, *combiners))
-  for thing in (files.parallel_text, files.jsonl, seqio_tasks.seqio_task):
+  for thing in (files.parallel_text, files.jsonl, seqio_tasks.seqio_task, seqio_tasks.t5x_task):
     yield f'data.{thing.__name__}', thing
   for thing in (embedded.task, embedded.models):
     yield f'embedded.{thing.__name__}', thing
@@ -67,6 +68,12 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
   if 'experiments' not in gin.get_bindings('speccascade.run', resolve_references=False):
     raise RunError('The config has no run.experiments; bind it, as in run.experiments = [@Experiment()].')
   return gin.config_str(max_line_length=120)
+
+
+def folder() -> str | None:
+  """Return where the config says that results go, if it does."""
+  bound = gin.get_bindings('speccascade.run', resolve_references=False).get('folder')
+  return copy.deepcopy(bound)  # which resolves a macro
 
 
 def build() -> list[Experiment]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from speccascade import decode, probs
+from speccascade.evaluate import t5x_step
 from speccascade.types import Model
 
 
@@ -28,14 +29,15 @@ def evaluate(
   seed: int = 0,
   log_dir: str | None = None,
 ) -> dict[str, float]:
-  """Decode a split of a registered seqio task and return its metrics by name.
+  """Decode a split of a registered seqio task and return its metrics by name, of a mixture as TASK/NAME.
 
   Prompts are cut to `max_prompt_tokens` by seqio, from the right. With `log_dir`, seqio logs metrics and outputs there.
   """
   import seqio
 
-  task = seqio.get_mixture_or_task(task_name)
-  _check_tokens(task, models[-1])
+  tasks = seqio.get_subtasks(seqio.get_mixture_or_task(task_name))
+  for task in tasks:
+    _check_tokens(task, models[-1])
   if log_dir is not None:
     os.makedirs(log_dir, exist_ok=True)  # the logger does not
   # A new Evaluator each time: one that has failed never answers again.
@@ -50,10 +52,15 @@ def evaluate(
     async_compute_metrics=False,
   )
   if not evaluator.eval_tasks:
-    raise ValueError(f'{task_name} has no metrics or no split {split!r}; its splits: {", ".join(sorted(task.splits))}.')
+    splits = sorted(set().union(*(task.splits for task in tasks)))
+    raise ValueError(f'{task_name} has no metrics or no split {split!r}; its splits: {", ".join(splits)}.')
   predict = predict_fn(method, models, max_new_tokens=max_new_tokens, batch_size=batch_size, sampler=sampler, seed=seed)
   found, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=predict)
-  return {name: float(getattr(value, 'value', value)) for name, value in found.result()[task_name].items()}
+  return {
+    name if task == task_name else f'{task}/{name}': float(getattr(value, 'value', value))
+    for task, values in found.result().items()
+    for name, value in values.items()
+  }
 
 
 def predict_fn(
@@ -65,16 +72,21 @@ def predict_fn(
   sampler: probs.Sampler = probs.Sampler(),
   seed: int = 0,
 ) -> Callable[..., list[tuple[int, list[int]]]]:
-  """Return the function from an Evaluator's enumerated data set to (index, tokens); the index keys the randomness."""
+  """Return the function from an Evaluator's enumerated data set to (index, tokens); the index keys the randomness.
 
-  def predict(dataset, model_feature_shapes=None) -> list[tuple[int, list[int]]]:
+  T5X's keywords are taken: where a `train_state` is given, its parameters are those of the last model. `rng` is not
+  used, for `seed` and the index say all of the randomness.
+  """
+
+  def predict(dataset, model_feature_shapes=None, train_state=None, rng=None) -> list[tuple[int, list[int]]]:
+    last = models[-1] if train_state is None else t5x_step.with_params(models[-1], train_state.params)
     indices, prompts = [], []
     for index, features in dataset.as_numpy_iterator():
       indices.append(int(index))
       prompts.append(prompt_tokens(features))
     out = decode(
-      method, models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=indices,
-      batch_size=min(batch_size, len(prompts)),
+      method, [*models[:-1], last], prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
+      example_ids=indices, batch_size=min(batch_size, len(prompts)),
     )  # fmt: skip
     return list(zip(indices, _rectangular(out.tokens, models[-1]), strict=True))
 
