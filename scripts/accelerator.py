@@ -317,7 +317,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     sizes |= dict(
       rows=2048, check_tokens=8, copied=1 << 20, guess=5.0, trials=1, kinds=dict(float32=both[:1], bfloat16=both[1:])
     )
-    sizes |= dict(batches=[2], prompt_tokens=8, tokens=16, least=13, block=2)
+    sizes |= dict(batches=[2], prompt_tokens=8, tokens=24, least=17, block=2)
     pairs = pairs[:1]
   args.__dict__.update(sizes)
   args.only = args.only or ['checks', *pairs]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from speccascade import hlo
+from speccascade import compile, hlo
 
 RECORDED = pathlib.Path(__file__).parent / 'recorded'
 # Laid out as XLA writes it: a weight copied to another layout through a faster memory in parts, a cache through a
@@ -140,3 +140,10 @@ def test_a_program_compiled_here_is_read():
 def test_what_is_no_program_is_said():
   with pytest.raises(ValueError, match='no ENTRY computation'):
     hlo.Module('module @jit_f {\n}')
+
+
+def test_copies_of_whole_caches_in_a_round_are_those_as_large_as_one():
+  assert compile.cache_moves(hlo.Module(ENTRY)) == ['bf16[8, 4]'] * 2
+  smaller = ENTRY.replace('%c = bf16[8,4]', '%c = bf16[8,2]')
+  assert compile.cache_moves(hlo.Module(smaller)) == []
+  assert compile.argument_bytes(hlo.Module(ENTRY)) == {'weights': 3 * 64, 'caches': 64, 'rest': 0}
