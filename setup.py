@@ -1,7 +1,16 @@
-"""Package metadata. Extras: seqio, parity (reference implementations), tpu (its compiler, too), test, dev."""
+"""Package metadata. Extras: seqio, parity (reference implementations), tpu (its compiler, too), test, dev.
+
+The addresses of the project are those of the clone's remote `origin`, where that is on GitHub.
+"""
+
+from pathlib import Path
+import re
+import subprocess
 
 import setuptools
 
+ROOT = Path(__file__).parent
+PAGES = {'Documentation': 'docs', 'Changelog': 'CHANGELOG.md'}
 SEQIO = [
   'seqio==0.0.20',
   'tensorflow-text>=2.21,<2.22',
@@ -9,21 +18,51 @@ SEQIO = [
   'importlib_resources',
 ]
 
+
+def address() -> str | None:
+  """Return the page of the repository, None where none is known."""
+  try:
+    asked = subprocess.run(['git', 'remote', 'get-url', 'origin'], cwd=ROOT, capture_output=True, text=True)
+  except OSError:  # no git
+    return None
+  found = re.search(r'github\.com[:/]([\w.-]+/[\w.-]+?)(\.git)?$', asked.stdout.strip())
+  return found and f'https://github.com/{found.group(1)}'
+
+
+def readme() -> str:
+  """Return the README with links that lead somewhere from another page too."""
+  text, page = (ROOT / 'README.md').read_text(encoding='utf-8'), address()
+  return re.sub(r'\]\((?!https?:|#)', f']({page}/blob/main/', text) if page else text
+
+
 setuptools.setup(
   name='speccascade',
   version='0.1.0',
   description='Speculative decoding, cascades, collaborative decoding and speculative verification as one JAX program',
+  long_description=readme(),
+  long_description_content_type='text/markdown',
+  url=address(),
+  project_urls={n: f'{address()}/blob/main/{p}' for n, p in PAGES.items()} if address() else {},
+  keywords=['speculative decoding', 'cascades', 'JAX', 'Flax', 'T5', 'LLM inference'],
+  classifiers=[
+    'Development Status :: 4 - Beta',
+    'Intended Audience :: Science/Research',
+    'Operating System :: POSIX',
+    'Programming Language :: Python :: 3',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+  ],
   license='Apache-2.0',
   license_files=['LICENSE'],
   python_requires='>=3.11',
-  packages=setuptools.find_packages(include=['speccascade', 'speccascade.*']),
+  packages=[*setuptools.find_packages(include=['speccascade', 'speccascade.*']), 'speccascade.gin_configs'],
+  package_dir={'speccascade.gin_configs': 'gin_configs'},
   package_data={
+    'speccascade.gin_configs': ['*/*.gin'],
     'speccascade': ['configs/*.gin'],
     'speccascade.embedded': ['pretrained/*/*'],
     'speccascade.evaluate': ['report.html', 'report.css', 'report.js'],
   },
   install_requires=[
-    'absl-py',
     'flax>=0.12.8,<0.13',
     'gin-config==0.5.0',
     'huggingface_hub>=1.0',
@@ -46,7 +85,17 @@ setuptools.setup(
     'seqio': SEQIO,
     'tpu': ['jax[tpu]>=0.10,<0.13'],
     'parity': ['torch>=2.6', 'transformers>=5.23,<6'],
-    'test': [*SEQIO, 'hypothesis', 'ipykernel', 'nbclient', 'nbformat', 'pytest>=9', 'pytest-xdist', 'scipy'],
+    'test': [
+      *SEQIO,
+      'hypothesis',
+      'ipykernel',
+      'nbclient',
+      'nbformat',
+      'pytest>=9',
+      'pytest-xdist',
+      'scipy',
+      'setuptools>=77',
+    ],
     'dev': ['pre-commit', 'ruff>=0.15'],
   },
 )

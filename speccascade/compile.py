@@ -22,8 +22,9 @@ from typing import Any
 
 import jax
 
-from speccascade import ahead, hlo, methods, rules, Sampler
+from speccascade import ahead, commands, hlo, methods, rules, Sampler
 from speccascade.checkpoints.hf_config import network_from_config
+from speccascade.errors import RunError
 from speccascade.models import shapes
 from speccascade.types import Network
 
@@ -141,9 +142,13 @@ def parse_mesh(text: str) -> dict[str, int]:
     raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
 
 
-def main(argv: list[str] | None = None) -> int:
-  """Compile and report; return 1 where the program cannot be compiled, as where it does not fit."""
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> int:
+  """Compile and report; return the exit code, 1 where the program cannot be compiled, as where it does not fit."""
+  return commands.run(_parser(), _report, argv, 'interrupted')
+
+
+def _parser() -> commands.Parser:
+  parser = commands.Parser('speccascade.compile', __doc__)
   parser.add_argument('--topology', default='v5e:2x2', help="chips and their layout, as in v5e:2x2, or 'h100'")
   parser.add_argument('--pair', nargs='+', required=True, help=f'{", ".join(shapes.PAIRS)}, or two config.json')
   parser.add_argument('--method', choices=METHODS, default='speculative')
@@ -156,17 +161,18 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument('--mesh', type=parse_mesh, default={}, help='chips by axis, as in data=1,model=4')
   parser.add_argument('--text', type=Path, help="write the program's text to this file")
   parser.add_argument('--json', action='store_true', help='end with one JSON object in a line')
-  args = parser.parse_args(argv)
+  return parser
+
+
+def _report(args: argparse.Namespace):
   if len(args.pair) > 2:
-    parser.error('--pair takes one name or two paths')
+    raise RunError('--pair takes one name or two paths.')
   try:
     found = _run(args)
-  except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
-    print(f'error: {ahead.first_line(error)}', file=sys.stderr)
-    return 1
+  except jax.errors.JaxRuntimeError as error:
+    raise RunError(ahead.first_line(error)) from error
   if args.json:
     print(json.dumps(found))
-  return 0
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import speccascade
-from speccascade import acceptance, commands, convert, decode, gin_files, methods, plan, rules, run, stopping
+from speccascade import acceptance, commands, compile, convert, decode, gin_files, methods, plan, rules, run, stopping
 from speccascade.checkpoints import orbax
 from speccascade.data import files
 from speccascade.evaluate import Checkpoint, config
@@ -247,7 +247,7 @@ def check(argv: list[str]) -> int:
 
 MAIN = {
   'run': run.main, 'train': training.main, 'plan': plan.main, 'convert': convert.main, 'check': check,
-  'vocabulary': vocabulary.main,
+  'vocabulary': vocabulary.main, 'compile': compile.main,
 }  # fmt: skip
 COMMANDS = {
   'run': [
@@ -306,6 +306,12 @@ COMMANDS = {
     (['speccascade.rules:otp'], 'has no otp'),
     (['my_rules_of_nowhere:mine'], 'cannot be imported'),
     (['speccascade.rules:opt', '--alpha=x'], "invalid float value: 'x'"),
+  ],
+  'compile': [
+    ([], 'the following arguments are required: --pair'),
+    (['--pair', 'a', 'b', 'c'], '--pair takes one name or two paths'),
+    (['--pair=a', '--mesh=model'], "'model' is not like data=1,model=4"),
+    (['--pair=a', '--batch=x'], "invalid int value: 'x'"),
   ],
   'vocabulary': [([], 'the following arguments are required: file'), (['gs://b/x'], 'gs://b/x is an address')],
 }  # fmt: skip

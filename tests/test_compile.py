@@ -109,9 +109,9 @@ def test_what_is_not_known_is_said_in_a_line(args, message, capsys, monkeypatch)
   assert message in error and error.count('\n') == 1
 
 
-def test_a_mesh_needs_its_chips_and_axes():
+def test_a_mesh_needs_its_chips_and_axes(capsys):
   for mesh in ({'data': 2, 'model': 4}, {'rows': 1}):
     with pytest.raises(ValueError, match='give data and model, at most 4 chips'):
       ahead.Placement([None] * 4, mesh)
-  with pytest.raises(SystemExit):
-    compile.main(['--pair', 't5_small_xl', '--mesh', 'model'])
+  assert compile.main(['--pair', 't5_small_xl', '--mesh', 'model']) == 1
+  assert "'model' is not like data=1,model=4" in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""A wheel, installed where nothing else of this clone is seen, runs the default and finds the gin files that ship."""
+
+import email
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+import zipfile
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ('speccascade', 'gin_configs', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE')
+SHORT = (
+  '--gin.Experiment.curves=[@target_only/Curve(), @opt/Curve()]', '--gin.opt/Curve.values=[0.3]',
+  '--gin.Experiment.quality_examples=2', '--gin.Experiment.latency_examples=0', '--gin.Experiment.trace_examples=1',
+)  # fmt: skip
+
+
+def call(*command, **settings) -> str:
+  """Run a command and return what it printed, errors included."""
+  done = subprocess.run(
+    list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **settings
+  )
+  assert done.returncode == 0, done.stdout
+  return done.stdout
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory) -> Path:
+  """Build from a copy, which the build may write into, of a clone from GitHub."""
+  copy = tmp_path_factory.mktemp('clone')
+  for part in PARTS:
+    if (ROOT / part).is_dir():
+      shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns('__pycache__'))
+    else:
+      shutil.copyfile(ROOT / part, copy / part)
+  call('git', 'init', '-q', copy)
+  call('git', '-C', copy, 'remote', 'add', 'origin', 'git@github.com:someone/fork.git')
+  pip = (sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation')
+  call(*pip, '-w', copy / 'dist', copy)
+  (file,) = (copy / 'dist').glob('*.whl')
+  return file
+
+
+@pytest.fixture(scope='module')
+def installed(wheel, tmp_path_factory) -> Path:
+  """Return the Python of an environment with the wheel, and with the packages here, but not this clone."""
+  folder = tmp_path_factory.mktemp('environment')
+  venv.create(folder, with_pip=False)
+  python = folder / 'bin' / 'python'
+  call(sys.executable, '-m', 'pip', '--python', python, 'install', '-q', '--no-deps', '--no-index', wheel)
+  (site,) = folder.glob('lib/python*/site-packages')
+  (site / 'here.pth').write_text(sysconfig.get_path('purelib') + '\n')
+  return python
+
+
+def environment() -> dict[str, str]:
+  """Return the environment of a user's shell: no path to this clone, no word on what device to use."""
+  return {k: v for k, v in os.environ.items() if k not in ('PYTHONPATH', 'JAX_PLATFORMS')}
+
+
+def test_the_default_runs_from_another_folder(installed, tmp_path):
+  where = call(installed, '-c', 'import speccascade; print(speccascade.__file__)', cwd=tmp_path, env=environment())
+  assert where.startswith(str(installed.parents[1]))
+  cache = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
+  command = (installed, '-m', 'speccascade.run', *SHORT, f'--compilation_cache={cache}')
+  out = call(*command, cwd=tmp_path, env=environment())
+  (run,) = (tmp_path / 'runs').iterdir()
+  assert (run / 'report.html').is_file() and 'quality: 4/4 examples' in out
+  assert 'Unable to initialize backend' not in out  # what JAX says of chips that are not there
+
+
+def test_the_gin_files_come_along_under_the_name_that_they_have_here(installed, tmp_path):
+  (tmp_path / 'mine.gin').write_text("include 'methods/cascades.gin'\ninclude 'models/embedded.gin'\n")
+  code = """
+from speccascade.evaluate import config
+for name in ('mine.gin', 'gin_configs/runs/multi30k_table2.gin', 'runs/gsm8k_cos.gin'):
+  try:
+    print(len(config.parse([name])))
+  except RuntimeError as error:
+    print(error)
+"""
+  own, *runs = call(installed, '-c', code, cwd=tmp_path, env=environment()).splitlines()
+  assert own.startswith('The config has no run.experiments') and all(int(length) > 1000 for length in runs)
+
+
+def test_the_wheel_says_what_an_index_shows(wheel):
+  with zipfile.ZipFile(wheel) as archive:
+    names = archive.namelist()
+    (metadata,) = (name for name in names if name.endswith('.dist-info/METADATA'))
+    said = email.message_from_bytes(archive.read(metadata))
+  text = said.get_payload(decode=True).decode()
+  assert said['Description-Content-Type'] == 'text/markdown' and text.startswith('# speccascade')
+  assert '](docs/' not in text and '](https://github.com/someone/fork/blob/main/docs/methods.md)' in text
+  assert {*said.get_all('Provides-Extra')} >= {'seqio', 'parity', 'test', 'dev'}
+  assert 'https://github.com/someone/fork' in [said['Home-page'], *said.get_all('Project-URL')]
+  assert 'Documentation, https://github.com/someone/fork/blob/main/docs' in said.get_all('Project-URL')
+  shipped = {name.removeprefix('speccascade/') for name in names if name.startswith('speccascade/gin_configs/')}
+  assert shipped == {p.relative_to(ROOT).as_posix() for p in (ROOT / 'gin_configs').rglob('*.gin')}
+  assert not any(name.startswith(('tests', 'gin_configs')) for name in names)
