@@ -10,10 +10,11 @@ from law import chi_square, emitted_law
 import numpy as np
 import pytest
 import reference
-from test_laws import bound, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
+from test_laws import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 
-from speccascade import acceptance, methods, phases, probs, rules, Sampler
+from speccascade import acceptance, laws, methods, phases, probs, rules, Sampler
 from speccascade.laws import distance
+from speccascade.types import DRAFT, FINAL, places
 
 
 @pytest.fixture(autouse=True)
@@ -161,3 +162,126 @@ def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
   verify = dataclasses.replace(method.phases[2], combiner=rules.bind_combiner(bound('chow')), models=(0, 1))
   propose = dataclasses.replace(method.phases[0], n=3)
   assert off('token_cascade chow', method.replace(phases=(propose, method.phases[1], verify), window=3)) > 0.01
+
+
+# ---- mistakes that others have shipped ----
+
+
+def test_a_residual_drawn_with_the_noise_of_the_draft_is_caught(monkeypatch):
+  # The number that drew a rejected token is no longer uniform: it would draw the residual's token next to it.
+  uniform = probs.Keyed._uniform
+
+  def shared(self, position, purpose, start):
+    return uniform(self, position, DRAFT if purpose == FINAL else purpose, start)
+
+  monkeypatch.setattr(probs.Keyed, '_uniform', shared)
+  method, models, step = LATE['speculative']
+  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
+
+
+def test_arg_max_drafts_tested_with_a_soft_law_are_caught(monkeypatch):
+  # A drafter that proposes its likeliest token has a one-hot law, whatever its softmax says.
+  def likeliest(self, weights, position, purpose, start):
+    return draw(self, probs.one_hot_max(weights) if purpose == DRAFT else weights, position, purpose, start)
+
+  draw = laws.Enumerated.draw
+  monkeypatch.setattr(laws.Enumerated, 'draw', likeliest)
+  assert off('speculative speculative') > 0.01
+
+
+FILTERS = dict(temperature=0.4, top_p=0.9)
+
+
+def filtered_first(sampler, logits):
+  """Filter the unscaled law, then apply the temperature."""
+  return probs.softmax(probs.keep_top_p(logits, sampler.top_p) / sampler.temperature)
+
+
+def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(monkeypatch):
+  # q may be any law that the draft was really drawn from; what is tested with another one is not.
+  knows = phases.Propose._draw
+
+  def draft(self, context, state, going):
+    first = context._replace(sampler=FilteredFirst(context.sampler))
+    return knows(self, first, state, going)
+
+  monkeypatch.setattr(phases.Propose, '_draw', draft)
+  assert off('speculative speculative', setting=FILTERS) < 1e-5
+
+
+def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypatch):
+  final = phases.Verify._final
+
+  def bonus(self, logits, sampler, w, verdict, rejected):
+    p = filtered_first(sampler, jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
+    return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
+
+  monkeypatch.setattr(phases.Verify, '_final', bonus)
+  assert off('speculative speculative', setting=FILTERS) > 0.003
+
+
+class FilteredFirst:
+  """A sampler that filters before the temperature."""
+
+  penalises = greedy = False
+
+  def __init__(self, sampler):
+    self.sampler = sampler
+
+  def __call__(self, logits):
+    return filtered_first(self.sampler, logits)
+
+
+def test_a_draft_drawn_from_a_rounded_law_and_tested_with_the_exact_one_is_caught(monkeypatch):
+  draw = laws.Enumerated.draw
+
+  def rounded(self, weights, position, purpose, start):
+    coarse = weights.astype(jnp.bfloat16).astype(jnp.float32) if purpose == DRAFT else weights
+    return draw(self, coarse, position, purpose, start)
+
+  monkeypatch.setattr(laws.Enumerated, 'draw', rounded)
+  assert off('speculative speculative') > 1e-4
+
+
+def block_off(**changed):
+  """Return how far block verification on two tokens is off with an acceptor in its place."""
+  method = METHODS['speculative block verification'][0]
+  law = emitted_law(with_verify(method, **changed), COINS, [1, 0], 3, Sampler())
+  return max(distance(law, reference.joint_law(METHODS['speculative block verification'][2](), [1, 0], 3)))
+
+
+def block_with(*, capped=True, from_left=True):
+  """Return block verification as it is, or with a ratio as others have had it."""
+
+  def accept(trial):
+    width = trial.tokens.shape[1]
+    pi, q = probs.at_token(trial.pi[:, :width], trial.tokens), probs.at_token(trial.window.probs, trial.tokens)
+    ratio = jnp.where(q > 0, pi / jnp.where(q > 0, q, 1), 0)
+    scales = [jnp.ones_like(ratio[:, 0])]
+    for i in range(width):
+      s = scales[-1] * ratio[:, i]
+      scales.append(jnp.minimum(1, s) if capped else s)
+    s = jnp.stack(scales[1:], 1)
+    after = jnp.pad(trial.window.probs[:, 1:], ((0, 0), (0, 1), (0, 0)))
+    left = probs.tv(s[..., None] * trial.pi[:, 1:], after)
+    inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, 1e-30)) if from_left else jnp.minimum(1, s)
+    last = places(width) == trial.tested[:, None] - 1
+    ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)
+    kept = jnp.max(jnp.where(ok & acceptance.in_test(trial), places(width) + 1, 0), 1)
+    scale = phases.take1(jnp.stack(scales, 1), kept)
+    return acceptance.Verdict(kept, scale, jnp.ones_like(scale)), noise
+
+  return rules.bind(accept)
+
+
+def test_block_verification_written_out_here_is_exact():
+  assert block_off(accept=block_with()) < 1e-5
+
+
+def test_block_verification_whose_product_of_ratios_is_never_capped_is_caught():
+  assert block_off(accept=block_with(capped=False)) > 0.003
+
+
+def test_block_verification_that_tests_each_prefix_with_its_plain_ratio_is_caught():
+  assert block_off(accept=block_with(from_left=False)) > 0.003
