@@ -152,13 +152,14 @@ def _over(tokens: np.ndarray, time: np.ndarray, reference: ArrayLike, overhead: 
   return (tokens * (reference + overhead) / (time + overhead))[()]
 
 
-def best_block(speedup: Callable, alpha: ArrayLike, c: ArrayLike, most: int = 64) -> int | np.ndarray:
+def best_block(speedup: Callable, alpha: Rate, c: ArrayLike, most: int = 64) -> int | np.ndarray:
   """Return the γ of 1 … `most` that maximises speedup(α, γ, c), the smallest on ties; an int for numbers.
 
   For CoS fix γ_p: `best_block(lambda alpha, gamma, c: speedup_cos(alpha, gamma, 1, c), alpha, c)`.
   """
   gammas = np.arange(1, int(_block(most, 'most')) + 1)
-  values = speedup(_rate(alpha)[..., None], gammas, _cost(c)[..., None])
+  rate = alpha if isinstance(alpha, ByPlace) else _rate(alpha)[..., None]
+  values = speedup(rate, gammas, _cost(c)[..., None])
   best = gammas[np.argmax(values, -1)]
   return best if best.ndim else int(best)
 

@@ -11,18 +11,21 @@ from speccascade import laws, probs
 from speccascade.decode import _go_on, _loop, decode_batch
 from speccascade.types import Prompt
 
+AS_USERS = {'xla_backend_optimization_level': 3, 'xla_cpu_use_fusion_emitters': True}  # compile; tests do it quicker
 
-def _decode(method, models, batch, *, max_new_tokens, sampler, noise):
+
+def _decode(method, models, batch, *, max_new_tokens, sampler, noise, options=None):
   """Return the loop's last state; the work of many rows is worth an optimised program."""
   run = functools.partial(decode_batch, method, models, max_new_tokens=max_new_tokens, sampler=sampler)
-  if batch.length.size > 50_000:
-    run = jax.jit(run, compiler_options={'xla_backend_optimization_level': 2})
+  if options or batch.length.size > 50_000:
+    run = jax.jit(run, compiler_options=options or {'xla_backend_optimization_level': 2})
   return run(batch, noise=noise)
 
 
-def emitted_law(method, models, prompt, count, sampler):
+def emitted_law(method, models, prompt, count, sampler, options=None):
   """Return {emitted tokens: probability} of the compiled loop, every decision enumerated."""
-  return laws.emitted_law(method, models, prompt, count, sampler, _decode)
+  decode = functools.partial(_decode, options=options)
+  return laws.emitted_law(method, models, prompt, count, sampler, decode)
 
 
 def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0):

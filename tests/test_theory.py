@@ -157,7 +157,7 @@ def test_speed_up_by_the_loops_own_calls_is_the_formula(name, c):
   assert ratio_close(emitted * token, c * calls[0] + calls[1], formula(alpha, gamma, c))
 
 
-@pytest.mark.parametrize('lam, blocks, c', [(0.5, (4, 1), 0.2), (0.3, (2, 2), 0.7)])
+@pytest.mark.parametrize('lam, blocks, c', [(0.3, (2, 2), 0.7), pytest.param(0.5, (4, 1), 0.2, marks=pytest.mark.full)])
 def test_speed_up_of_the_cos_loop_is_the_steady_formula(lam, blocks, c):
   r = lam * Q + (1 - lam) * P
   rates = theory.acceptance_rate(Q, r), theory.acceptance_rate(P, r)
@@ -213,6 +213,15 @@ def test_best_block_is_the_arg_max_by_brute_force(name):
   assert {1, 20} < found
   grid = theory.best_block(SPEEDUPS[name], np.array(alphas)[:, None], np.array(costs), most=20)
   assert grid.shape == (6, 5) and grid[3, 1] == theory.best_block(SPEEDUPS[name], 0.8, 0.1, most=20)
+
+
+@pytest.mark.parametrize('name', ['speculative', 'cascade', 'naive_cos', 'ensemble_sd', 'token_cascade'])
+def test_rates_by_place_that_are_equal_are_one_rate_in_every_formula(name):
+  formula, gammas = getattr(theory, f'speedup_{name}'), np.arange(1, 9)
+  one = formula(0.7, gammas, 0.1, 1.2, 0.3)
+  np.testing.assert_allclose(formula(theory.ByPlace((0.7, 0.7)), gammas, 0.1, 1.2, 0.3), one, rtol=1e-12)
+  assert theory.best_block(formula, theory.ByPlace((0.7,)), 0.1, most=8) == theory.best_block(formula, 0.7, 0.1, most=8)
+  assert theory.best_block(formula, theory.ByPlace((0.9, 0.8, 0.0)), 0.1, most=8) <= 3  # a wall after two tokens
 
 
 def test_acceptance_rate_is_one_minus_tv_and_never_over_1():
