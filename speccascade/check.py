@@ -16,11 +16,15 @@ from speccascade import commands, laws
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Check, print what was found, and return 1 where something is wrong."""
+  """Check and print what was found; return the exit code, 1 where something is wrong."""
+  return commands.run(_parser(), _run, argv, 'interrupted')
+
+
+def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.check', __doc__)
   parser.add_argument('what', metavar='MODULE:NAME', help='as in my_rules:mine or speccascade.rules:opt')
   parser.add_argument('--alpha', type=float, nargs='+', help='values of alpha to try (some of 0 … 0.9)')
-  return commands.run(parser, _run, argv, 'interrupted')
+  return parser
 
 
 def _run(args: argparse.Namespace) -> int:
