@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -72,6 +73,14 @@ def untimed(folder: pathlib.Path) -> dict:
   return results
 
 
+def same_as(whole: pathlib.Path, folder: pathlib.Path):
+  """Check that a run which was stopped has come to the same bytes as one that was not."""
+  for name in ('examples.jsonl', 'traces.jsonl', 'config.gin', 'models.json'):
+    assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+  assert untimed(folder) == untimed(whole)
+  assert not list(folder.rglob('*.part'))
+
+
 def test_a_run_leaves_every_file_and_prints_the_table(whole):
   folder, out, err = whole
   names = {p.name for p in folder.iterdir()}
@@ -114,9 +123,39 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(config, whole):
       f.write(b'{"temperature": 0.0, "cur')  # as if it had died in the middle of a line
   code, _, err = finish(start(config, folder))
   assert code == 0, err
-  for name in ('examples.jsonl', 'traces.jsonl', 'config.gin'):
-    assert (folder / name).read_bytes() == (whole[0] / name).read_bytes(), name
-  assert untimed(folder) == untimed(whole[0])
+  same_as(whole[0], folder)
+
+
+def test_a_run_killed_at_random_points_ends_as_one_that_was_not(config, whole):
+  """SPECCASCADE_KILLS asks for more of them; each point is of the time that a whole run takes, its start included."""
+  rng, kills = random.Random(0), int(os.environ.get('SPECCASCADE_KILLS', 2))
+  folder, began = config.parent / 'random 0', time.monotonic()
+  assert finish(start(config, folder))[0] == 0  # the programs are in the cache now
+  seconds = time.monotonic() - began
+  for kill in range(1, kills + 1):
+    if (folder / 'report.html').exists():
+      same_as(whole[0], folder)
+      folder = config.parent / f'random {kill}'
+    process = start(config, folder)
+    time.sleep(rng.uniform(0, seconds))
+    process.kill()
+    finish(process)
+  code, _, err = finish(start(config, folder))
+  assert code == 0, err
+  same_as(whole[0], folder)
+
+
+@pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_told_to_end_says_how_to_go_on(config, number, code):
+  folder = config.parent / number.name
+  process, deadline = start(config, folder, TOYS_SLEEP='60'), time.monotonic() + 120
+  while not (folder / 'examples.jsonl').exists():
+    assert process.poll() is None and time.monotonic() < deadline
+    time.sleep(0.02)
+  process.send_signal(number)
+  ended, out, err = finish(process)
+  assert ended == code and not out and err.splitlines()[-1] == 'interrupted; the same command goes on from here'
+  assert 'Traceback' not in err
 
 
 def test_two_runs_at_once_in_one_directory_are_refused(config):
