@@ -25,7 +25,6 @@ import optax
 
 from speccascade import disk, progress, tokenizers
 from speccascade.checkpoints import files, hf_write, orbax
-from speccascade.checkpoints.tensor_files import read_json
 from speccascade.train.batches import Batch, batches, Pair
 from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
@@ -121,7 +120,7 @@ class _Stream:
 
   def keep_digest(self, step: int):
     """Note what was read up to a step, before its state is saved; the states before it stay known."""
-    known = list(read_json(self._file).items())[-2:] if self._file.is_file() else []
+    known = list(_kept(self._file).items())[-2:] if self._file.is_file() else []
     disk.write(self._file, json.dumps(dict(known) | {str(step): self._read.hexdigest()}))
 
   def step_over(self, steps: int):
@@ -130,7 +129,7 @@ class _Stream:
       next(self, None)
     if not steps:
       return
-    known = read_json(self._file) if self._file.is_file() else {}
+    known = _kept(self._file) if self._file.is_file() else {}
     if known.get(str(steps)) != self._read.hexdigest():
       raise ValueError(
         f'{self._file.parent} holds a run on other data than these, in its first {steps} steps: give it the same '
@@ -162,8 +161,8 @@ class Log:
     self._first, self._start = done, time.monotonic()
     self._parts, self._tokens = [], 0
     if file.is_file():  # lines of steps that are now done again
-      lines = [line for line in file.read_text(encoding='utf-8').splitlines(True) if line.endswith('}\n')]
-      disk.write(file, ''.join(line for line in lines if json.loads(line)['step'] <= done))
+      lines = file.read_text(encoding='utf-8').splitlines(True)
+      disk.write(file, ''.join(line for line in lines if 0 < _step(line) <= done))
 
   def add(self, step: int, parts: dict[str, jax.Array], tokens: int) -> None:
     """Count a step; its numbers stay on the device until they are printed."""
@@ -183,6 +182,14 @@ class Log:
               f'{self._tokens / seconds:.0f} tokens/s  {progress.duration(left)} left', flush=True)  # fmt: skip
     with self._file.open('a', encoding='utf-8') as f:
       f.write(json.dumps({'step': step, **means, 'seconds': seconds}) + '\n')
+
+
+def _step(line: str) -> int:
+  """Return the step of a line of the log, 0 where it is damaged."""
+  try:
+    return json.loads(line)['step'] if line.endswith('\n') else 0
+  except (ValueError, KeyError, TypeError):
+    return 0
 
 
 def _check(network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
@@ -208,10 +215,21 @@ def _digest(model: Model | None) -> str | None:
   return value.hexdigest()[:16]
 
 
+def _kept(file: Path) -> dict:
+  """Return what a run has kept in a file of its own."""
+  try:
+    kept = json.loads(file.read_bytes())
+  except ValueError:
+    kept = None
+  if not isinstance(kept, dict):
+    raise ValueError(f'{file} is damaged: remove {file.parent} to train anew, or choose another folder')
+  return kept
+
+
 def _same_settings(file: Path, settings: dict[str, str | None]) -> None:
   """Write the settings of a new run, or raise where a run of others is there."""
   if file.is_file():
-    before = read_json(file)
+    before = _kept(file)
     for name, value in settings.items():
       if before.get(name) != value:
         raise ValueError(

@@ -144,7 +144,17 @@ def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
   for other, said in ((teachers[1], 'with teacher .* not'), (None, 'with teacher .* not None')):
     with pytest.raises(ValueError, match=said):
       train(tmp_path / 'run', T5_NET, copies(), s, teacher=other, say=quiet)
+  for name in ('train.json', 'data.json'):
+    content = (tmp_path / 'run' / name).read_text()
+    (tmp_path / 'run' / name).write_text(content[:-2])
+    with pytest.raises(ValueError, match=f'{name} is damaged: remove .*run to train anew, or choose another folder'):
+      train(tmp_path / 'run', T5_NET, copies(), s, teacher=teachers[0], say=quiet)
+    (tmp_path / 'run' / name).write_text(content)
+  with (tmp_path / 'run' / 'log.jsonl').open('a') as f:
+    f.write('{"step"}\n{"loss": 1}\n')
   train(tmp_path / 'run', T5_NET, copies(), s, teacher=teachers[0], say=quiet)
+  steps = [json.loads(line)['step'] for line in (tmp_path / 'run' / 'log.jsonl').read_text().splitlines()]
+  assert steps == list(range(2, 21, 2))
 
 
 def test_a_finished_run_is_not_trained_further(tmp_path):
