@@ -67,6 +67,7 @@ setuptools.setup(
     'gin-config==0.5.0',
     'huggingface_hub>=1.0',
     'jax>=0.10,<0.13',
+    'jinja2>=3.1',
     'matplotlib>=3.9',
     'ml_dtypes',
     'msgpack',
@@ -80,6 +81,7 @@ setuptools.setup(
     'tensorboardX>=2.6',
     'tensorstore>=0.1.84',
     'tokenizers>=0.23',
+    'tqdm',
   ],
   extras_require={
     'seqio': SEQIO,

@@ -37,7 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
 import reference  # noqa: E402
 
 from speccascade import acceptance, decode, methods, rules, Sampler  # noqa: E402
-from speccascade.decode import buffer_size  # noqa: E402
+from speccascade.engine import positions  # noqa: E402
 from speccascade.evaluate import floor as floor_lib  # noqa: E402
 from speccascade.evaluate import synthetic  # noqa: E402
 from speccascade.models import shapes, toy  # noqa: E402
@@ -193,7 +193,7 @@ def cache_bytes(model: Model, batch: int, args) -> int:
   """Return the bytes of a model's caches."""
   i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
   prompt = Prompt(i32((batch, args.prompt_tokens)), i32((batch,)))
-  slots = buffer_size(model.network, args.prompt_tokens, args.tokens, args.block)
+  slots = positions(model.network, args.prompt_tokens, args.tokens, args.block)
   return synthetic.tree_bytes(jax.eval_shape(lambda p, x: model.network.prefill(p, x, slots), model.params, prompt))
 
 

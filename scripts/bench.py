@@ -35,12 +35,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import speccascade
-from speccascade import decode, inputs, methods, rules, Sampler
+from speccascade import backends, decode, inputs, methods, rules, Sampler
 from speccascade.data import files
-from speccascade.decode import buffer_size, prefill
+from speccascade.engine import positions, prefill
 from speccascade.evaluate import floor as floor_lib
 from speccascade.evaluate import synthetic
-from speccascade.models import layers as layers_lib
 from speccascade.models import shapes
 from speccascade.types import Model
 
@@ -58,10 +57,8 @@ print(imported - start, loaded - imported, time.perf_counter() - loaded)
 
 
 def random_model(shape: str) -> Model:
-  """Return a T5 v1.1 of a published size with random weights, as a CPU keeps them: speed does not depend on them."""
-  model = synthetic.random_model(shapes.t5(shape, 'float32'), shape)
-  layers_lib.keep_by_rows(model.params)
-  return model
+  """Return a T5 v1.1 of a published size with random weights: speed does not depend on them."""
+  return synthetic.random_model(shapes.t5(shape, 'float32'), shape)
 
 
 def bandwidth(bytes_: int = 1 << 28) -> Callable[[], float]:
@@ -212,19 +209,20 @@ def possible(models, prompts, runs, calls, args) -> dict[str, dict[str, float]]:
   nothing else.
   """
   rows = inputs.encode(models, prompts)
-  slots = buffer_size(models[1].network, PROMPT_TOKENS, args.tokens, args.block + 1)
-  padded = [inputs.pad([row], np.zeros(1, np.uint32), 1, PROMPT_TOKENS)[0] for row in rows]
+  slots = positions(models[1].network, PROMPT_TOKENS, args.tokens, args.block + 1)
+  padded = [inputs.pad([row], 1, PROMPT_TOKENS) for row in rows]
+  backend, _ = backends.prepared(models)
 
   def loop_of(some, widths) -> Callable:
-    return floor_lib.passes_loop([m.network for m in some], widths, 1, PROMPT_TOKENS, slots)
+    return floor_lib.passes_loop([m.network for m in some], backend, widths, 1, PROMPT_TOKENS, slots)
 
   def texts(some, loop=None, calls=None) -> Callable[[], float]:
-    networks, params = tuple(m.network for m in some), tuple(m.params for m in some)
+    networks, (_, params) = tuple(m.network for m in some), backends.prepared(some)
 
     def seconds() -> float:
       start = time.perf_counter()
       for i, prompt in enumerate(padded):
-        caches = prefill(networks, params, prompt, slots)
+        caches = prefill(networks, backend, params, prompt, slots)
         jax.block_until_ready(loop(params, caches, calls[-1][i], list(calls[:, i])) if loop else caches)
       return time.perf_counter() - start
 
@@ -264,7 +262,7 @@ def floors(models, batch: int, block: int, trials: int) -> dict:
   speed = {'product': float(np.median(done['product']))}
   for m in models:
     seconds[m.name] = {'1': float(np.median(done[m.name])), **seconds[m.name]}
-    speed[m.name] = synthetic.weight_bytes(m.params) / seconds[m.name]['1'] / 1e9
+    speed[m.name] = synthetic.weight_bytes(backends.prepared([m])[1][0]) / seconds[m.name]['1'] / 1e9
   return {'seconds': seconds, 'GB/s': speed}
 
 

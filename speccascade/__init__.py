@@ -2,12 +2,14 @@
 
 from speccascade import acceptance, methods, rules, stopping, theory
 from speccascade.checkpoints import load
-from speccascade.decode import decode
+from speccascade.decode import decode, stream
 from speccascade.laws import check
 from speccascade.probs import Sampler
-from speccascade.results import Decoded
+from speccascade.requests import Request
+from speccascade.results import Decoded, Row
 from speccascade.types import Model
 
 __all__ = [
-  'Decoded', 'Model', 'Sampler', 'acceptance', 'check', 'decode', 'load', 'methods', 'rules', 'stopping', 'theory',
+  'Decoded', 'Model', 'Request', 'Row', 'Sampler', 'acceptance', 'check', 'decode', 'load', 'methods', 'rules',
+  'stopping', 'stream', 'theory',
 ]  # fmt: skip

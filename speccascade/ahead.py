@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 import numpy as np
 
-from speccascade import methods, Sampler
-from speccascade.decode import _loop, _Program, _Seeds, buffer_size
+from speccascade import backends, engine, methods, requests, Sampler
 from speccascade.evaluate.synthetic import tree_bytes, weight_bytes
 from speccascade.phases import Elect, Propose, Score
 from speccascade.types import Network, Prompt
@@ -140,23 +139,23 @@ def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def program(method: methods.Method, networks: Sequence[Network], sizes: Sizes, sampler: Sampler, place: Placement):
+def program(method: methods.Method, networks: Sequence[Network], sizes: Sizes, sampler: Sampler, place: Placement,
+            backend: backends.Backend):  # fmt: skip
   """Return the jitted loop and the shapes that it is compiled for."""
   slots = tuple(networks[m] for m in method.slots)
-  buffer = buffer_size(slots[-1], sizes.source, sizes.tokens, method.window)
-  fixed = _Program(slots, tuple(range(len(slots))), buffer, slots[-1].vocab_size, False)
+  buffer = engine.positions(slots[-1], sizes.source, sizes.tokens, method.window)
+  fixed = engine.Program(slots, tuple(range(len(slots))), buffer, slots[-1].vocab_size, backend)
+  prompt, zero = np.zeros(sizes.source, np.int32), np.uint32(0)
+  row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
+  rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, fixed.vocab)
   params = tuple(place.weights(n, whole=i < len(slots) - 1) for i, n in enumerate(slots))
-  rows, real = np.zeros(sizes.batch, np.uint32), np.ones(sizes.batch, bool)
-  prompt = Prompt(np.zeros((sizes.batch, sizes.source), np.int32), np.zeros(sizes.batch, np.int32))
-  caches = tuple(place.rows(_cache(n, sizes, buffer), sizes.batch) for n in slots)
-  prompt, real, ids = (place.rows(x, sizes.batch) for x in (prompt, real, rows))
-  noise = _Seeds(*place.put((np.uint32(0), np.uint32(0))), ids)
-  method, new, sampler = (place.put(x) for x in (method, np.int32(sizes.tokens), sampler))
-  return _loop, (fixed, method, params, caches, prompt, new, sampler, noise, real)
+  state = jax.eval_shape(lambda p: engine.blank(fixed, method, p, rows), tuple(_params(n) for n in slots))
+  until, stop = place.put(np.zeros(2, np.int32)), place.rows(np.zeros(sizes.batch, bool), sizes.batch)
+  return engine.run, (fixed, place.put(method), params, place.rows(state, sizes.batch), None, stop, until)
 
 
 def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
-  """Return the shapes of a network's caches."""
+  """Return the shapes of a network's caches, without a backend's padding."""
   i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
   prompt = Prompt(i32((sizes.batch, sizes.source)), i32((sizes.batch,)))
   return jax.eval_shape(lambda p, x: network.prefill(p, x, slots), _params(network), prompt)
@@ -164,7 +163,7 @@ def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
 
 def compiled(method, networks, sizes: Sizes, sampler: Sampler, place: Placement, platform: str):
   """Return the compiled loop."""
-  loop, args = program(method, networks, sizes, sampler, place)
+  loop, args = program(method, networks, sizes, sampler, place, backends.named(platform))
   with _without_cache():
     return loop.trace(*args).lower(lowering_platforms=(platform,)).compile()
 

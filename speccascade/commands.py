@@ -6,11 +6,14 @@ Exit codes: 0 done, 1 something to put right, wrong arguments included, 130 inte
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import functools
 import signal
 import sys
 import threading
 
+from speccascade import rules
 from speccascade.errors import RunError
+from speccascade.types import Combiner, Rule
 
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # of which a user can put the cause right
 
@@ -55,6 +58,25 @@ def count(text: str) -> int:
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least 1')
   return int(text)
+
+
+def rule(text: str) -> Rule | Combiner:
+  """Return the rule or combiner that NAME, NAME:NUMBER or NAME:NUMBER,NUMBER says, as in opt:0.1 or weighted:.5,.5."""
+  name, _, values = text.partition(':')
+  known = {r.__name__: (r, 'alpha') for r in rules.RULES}
+  known |= {'weighted': (rules.weighted, 'weights'), 'contrastive': (rules.contrastive, 'mu')}
+  known |= {'realign': (rules.realign, 'lam')}
+  if name not in known:
+    raise argparse.ArgumentTypeError(f'no rule is called {name}; there are {", ".join(known)}')
+  found, keyword = known[name]
+  try:
+    if values:
+      several = tuple(float(x) for x in values.split(','))
+      found = functools.partial(found, **{keyword: several if keyword == 'weights' or several[1:] else several[0]})
+    rules.bind_combiner(found)
+  except (ValueError, TypeError) as error:
+    raise argparse.ArgumentTypeError(f'{text}: {error}') from None
+  return found
 
 
 def run(

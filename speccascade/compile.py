@@ -55,12 +55,15 @@ def part(x: hlo.Instruction) -> str:
   return next((name for name, pattern in PARTS.items() if re.search(pattern, x.path)), 'sampling, tests, bookkeeping')
 
 
+KINDS = {'params': 'weights', 'caches': 'caches', 'window': 'window'}  # by what stands in the path of an argument
+
+
 def argument_bytes(module: hlo.Module) -> dict[str, int]:
   """Return the bytes of the arguments by kind, on one chip, without padding."""
-  found = dict.fromkeys(('weights', 'caches', 'rest'), 0)
+  found = dict.fromkeys(('weights', 'caches', 'window', 'rest'), 0)
   for x in module.computations[module.entry]:
     if x.op == 'parameter':
-      kind = 'weights' if x.path.startswith('params') else 'caches' if 'caches' in x.path else 'rest'
+      kind = next((kind for name, kind in KINDS.items() if name in x.path), 'rest')
       found[kind] += hlo.shape_bytes(x.shape)
   return found
 

@@ -5,16 +5,19 @@ import numbers
 
 import numpy as np
 
-from speccascade import tokenizers
+from speccascade import targets, tokenizers
 from speccascade.types import Model, Prompt, whole
 
 
 def check_models(method, models: Sequence[Model]) -> list[Model]:
   """Return the models as a list, having checked that the method can decode with them."""
+  if isinstance(models, Model):
+    raise ValueError(f'models={models.name} must be a list of models, as in [small, large].')
   models = list(models)
-  few = len(models) < method.models
-  if few or (len(models) > method.models and method.name != 'autoregressive'):
-    raise ValueError(f'{method.name} decodes with {method.models} models, but {len(models)} were given.')
+  targets.check_method(method, len(models))
+  last = models[method.models - 1]
+  if getattr(last.network, 'drafts_only', False):
+    raise ValueError(f'{last.name} only proposes what the text repeats: give it as a drafter, not as the last model.')
   first, *others = models
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):
@@ -36,18 +39,29 @@ def vocabulary(models: Sequence[Model]) -> int:
   return first.network.vocab_size
 
 
+def listed(prompts) -> list:
+  """Return the prompts of a call as a list."""
+  if prompts is None or isinstance(prompts, (bytes, dict, numbers.Number)):
+    raise ValueError(f'prompts={prompts!r} must be a text, a speccascade.Request, or a list of texts or token lists.')
+  found = list(prompts)
+  if not found:
+    raise ValueError('prompts must be a list of texts or of token lists, with one prompt at least.')
+  return found
+
+
 def encode(models: Sequence[Model], prompts) -> list[np.ndarray]:
   """Return prompts as arrays of token ids, each checked."""
-  if isinstance(prompts, str) or not len(prompts):
-    raise ValueError('prompts must be a list of texts or of token lists, with one prompt at least.')
-  vocab, tokenizer = vocabulary(models), models[-1].tokenizer
+  vocab = vocabulary(models)
   rows = []
-  for i, prompt in enumerate(prompts):
+  for i, prompt in enumerate(listed(prompts)):
+    if _is_chat(prompt):
+      prompt = _tokenizer(models, i, 'chat messages').chat(prompt)
     if isinstance(prompt, str):
-      if tokenizer is None:
-        raise ValueError(f'prompt {i} is a text, but {models[-1].name} has no tokenizer; give token lists.')
-      prompt = tokenizer.encode(prompt)
-    row = np.asarray(prompt)
+      prompt = _tokenizer(models, i, 'a text').encode(_checked(prompt, i))
+    try:
+      row = np.asarray(prompt)
+    except ValueError:  # uneven lists
+      row = np.empty((0, 0))
     if row.ndim != 1:
       raise ValueError(f'prompt {i} is {prompt!r}; a prompt is a text or a list of token ids.')
     if not row.size:
@@ -56,6 +70,26 @@ def encode(models: Sequence[Model], prompts) -> list[np.ndarray]:
       raise ValueError(f'prompt {i} holds values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
     rows.append(row.astype(np.int32))
   return rows
+
+
+def _checked(text: str, i: int) -> str:
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    at = f'a lone surrogate at character {error.start}'
+    raise ValueError(f'prompt {i} has {at}, which is half a character; read its text as UTF-8.') from None
+  return text
+
+
+def _is_chat(prompt) -> bool:
+  return isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(x, dict) for x in prompt)
+
+
+def _tokenizer(models: Sequence[Model], i: int, what: str):
+  tokenizer = models[-1].tokenizer
+  if tokenizer is None:
+    raise ValueError(f'prompt {i} is {what}, but {models[-1].name} has no tokenizer; give token lists.')
+  return tokenizer
 
 
 def check_ids(example_ids, count: int) -> np.ndarray:
@@ -83,22 +117,24 @@ def bucket(n: int, least: int = 8) -> int:
   return power * 3 // 4 if power > least and n <= power * 3 // 4 else power
 
 
-def prompt_width(models, rows, max_new_tokens: int, given: int | None) -> int:
-  """Return the padded prompt length, having checked that every prompt fits it and the models' positions."""
-  longest = max(range(len(rows)), key=lambda i: rows[i].size)
-  length = rows[longest].size
+def prompt_width(models, rows, given: int | None) -> int:
+  """Return the padded prompt length, having checked that every row fits it and the models' positions."""
+  longest = max(rows, key=lambda row: row.tokens.size)
+  length = longest.tokens.size
   if given is not None and length > whole('max_prompt_tokens', given):
     raise ValueError(
-      f'prompt {longest} has {length} tokens, more than max_prompt_tokens={given}; shorten it or raise the limit.'
+      f'prompt {longest.source} has {length} tokens, more than max_prompt_tokens={given}; shorten it or raise the '
+      'limit.'
     )
   for model in models:
     network = model.network
     most = network.max_positions
-    needed = max_new_tokens + 1 if network.start_id is not None else length + max_new_tokens
-    if most is not None and needed > most:
+    needed = lambda row, network=network: row.max_new + (1 if network.start_id is not None else row.tokens.size)
+    row = max(rows, key=needed)
+    if most is not None and needed(row) > most:
       raise ValueError(
-        f'prompt {longest} ({length} tokens) and max_new_tokens={max_new_tokens} need {needed} positions, but '
-        f'{model.name} has {most}; shorten one of them.'
+        f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed(row)} '
+        f'positions, but {model.name} has {most}; shorten one of them.'
       )
   return given or bucket(length)
 
@@ -108,10 +144,9 @@ def by_length(texts: Sequence) -> list[int]:
   return sorted(range(len(texts)), key=lambda i: -len(texts[i]))
 
 
-def pad(rows, ids, size: int, width: int) -> tuple[Prompt, np.ndarray, np.ndarray]:
-  """Return a batch of `size` rows; those beyond the real ones hold one token 0."""
-  tokens = np.zeros((size, width), np.int32)
-  length, real, all_ids = np.ones(size, np.int32), np.zeros(size, bool), np.zeros(size, np.uint32)
-  for i, row in enumerate(rows):
-    tokens[i, : row.size], length[i], real[i], all_ids[i] = row, row.size, True, ids[i]
-  return Prompt(tokens, length), all_ids, real
+def pad(prompts: Sequence[np.ndarray], size: int, width: int) -> Prompt:
+  """Return token lists as a batch of `size` rows; those beyond the real ones hold one token 0."""
+  tokens, length = np.zeros((size, width), np.int32), np.ones(size, np.int32)
+  for i, prompt in enumerate(prompts):
+    tokens[i, : prompt.size], length[i] = prompt, prompt.size
+  return Prompt(tokens, length)

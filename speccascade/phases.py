@@ -12,8 +12,22 @@ import jax
 from jax import lax, tree_util
 import jax.numpy as jnp
 
-from speccascade import acceptance, probs, rules
-from speccascade.types import Array, BONUS, Combiner, Context, DRAFT, FINAL, Phase, places, RESIDUAL, State, take, take1
+from speccascade import acceptance, backends, probs, rules
+from speccascade.types import (
+  Array,
+  BONUS,
+  Combiner,
+  Context,
+  DRAFT,
+  FINAL,
+  Phase,
+  places,
+  RESIDUAL,
+  State,
+  take,
+  take1,
+  Top,
+)
 
 
 def _static(**kwargs):
@@ -23,22 +37,22 @@ def _static(**kwargs):
 def _feed(context: Context, state: State, m: int, width: int, need: Array) -> State:
   """Feed model m the `need` [B] next tokens of each row, padded to `width`, and note the logits after them."""
   w = state.window
-  position = state.fed[m][:, None] + places(width)
+  position = state.fed[:, m][:, None] + places(width)
   c = context.cache_of[m]
   logits, cache = context.extend[m](state.caches[c], take(state.tokens, position), position)
-  logits = logits[..., : w.probs.shape[-1]].astype(jnp.float32)
+  logits = _process(context, state, logits[..., : w.logits[m].shape[-1]].astype(jnp.float32), position)
   used = places(width) < need[:, None]
   bad = used & ~jnp.isfinite(logits.max(-1))  # a NaN, +inf, or nothing but -inf
   fault = jnp.where(bad.any(1), take1(position, bad.argmax(1)), -1)
   state = state.replace(
-    fed=state.fed.at[m].add(need),
+    fed=_column(state.fed, m, state.fed[:, m] + need),
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
-    fault=state.fault.at[m].set(jnp.where(state.fault[m] < 0, fault, state.fault[m])),
+    fault=_column(state.fault, m, jnp.where(state.fault[:, m] < 0, fault, state.fault[:, m])),
   )
   # The first output is the law of position fed + 1, whose slot is fed + 1 - length.
   first = position[:, 0] + 1 - state.length
   if width == 1:
-    window = _put(w.logits[m], first, logits[:, 0], (need > 0) & (first >= 0))
+    window = backends.current().put(w.logits[m], first, logits[:, 0], (need > 0) & (first >= 0))
   else:
     j = places(w.logits[m].shape[1]) - first[:, None]
     new = (j >= 0) & (j < need[:, None])
@@ -46,22 +60,44 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array) -> St
   return state.replace(window=w.replace(logits=w.logits[:m] + (window,) + w.logits[m + 1 :]))
 
 
+def _process(context: Context, state: State, logits: Array, position: Array) -> Array:
+  """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's."""
+  limits = state.limits
+  if limits.bias is not None:
+    logits = logits + limits.bias[:, None]
+  if limits.least is not None:
+    early = (position + 1 < limits.least[:, None])[..., None]
+    logits = jnp.where(early & _ends_a_row(context, state, logits.shape[-1])[:, None], -jnp.inf, logits)
+  if context.processor is not None:
+    by_slot = jax.vmap(context.processor, (0, None, 0))
+    logits = jax.vmap(by_slot)(logits, state.tokens, position + 1)
+  return logits
+
+
+def _ends_a_row(context: Context, state: State, vocab: int) -> Array:
+  """Return [B, V]: which tokens end a row."""
+  tokens = jnp.broadcast_to(places(vocab), (state.length.shape[0], vocab))
+  return _is_end(context, state, tokens)
+
+
+def _is_end(context: Context, state: State, tokens: Array) -> Array:
+  """Return which of the tokens [B, ...] end their row: EOS, and what its request stops at."""
+  ends = functools.reduce(jnp.logical_or, [tokens == i for i in context.eos_ids], jnp.zeros(tokens.shape, bool))
+  stops = state.limits.stop_ids
+  for k in range(stops.shape[1]):
+    ends = ends | (tokens == stops[:, k].reshape((-1,) + (1,) * (tokens.ndim - 1)))
+  return ends
+
+
 def _charge(state: State, m: int, **counts: Array | int) -> State:
   """Add to the statistics of model m, each count [B] or one for all rows."""
   s = state.stats
-  return state.replace(stats=s.replace(**{k: getattr(s, k).at[m].add(n) for k, n in counts.items()}))
+  return state.replace(stats=s.replace(**{k: _column(x := getattr(s, k), m, x[:, m] + n) for k, n in counts.items()}))
 
 
-def _put(buffer: Array, slot: Array, value: Array, mask: Array) -> Array:
-  """Write value [B, ...] into slot [B] of buffer [B, N, ...] in the rows of the mask."""
-
-  def row(buffer, slot, value, mask):
-    slot = jnp.clip(slot, 0, buffer.shape[0] - 1)
-    return lax.dynamic_update_index_in_dim(buffer, jnp.where(mask, value, buffer[slot]), slot, 0)
-
-  if buffer.shape[0] == 1:  # a scatter over rows takes several kernels, this takes one
-    return row(buffer[0], slot[0], value[0], mask[0])[None]
-  return jax.vmap(row)(buffer, slot, value, mask)
+def _column(x: Array, m: int, value: Array) -> Array:
+  """Return x [B, M] with its column m set to value [B]."""
+  return jnp.where(places(x.shape[1]) == m % x.shape[1], value[:, None], x)
 
 
 @struct.dataclass
@@ -90,7 +126,7 @@ class Score:
     if self.after is not None:
       tokens, _ = lax.optimization_barrier((state.tokens, state.window.logits[self.after][0, 0, 0]))
       state = state.replace(tokens=tokens)
-    need = jnp.where(state.active, state.length + size - state.fed[self.model], 0)
+    need = jnp.where(state.active, state.length + size - state.fed[:, self.model], 0)
     need = jnp.clip(need, 0, self.widths[-1])
     widths = jnp.array(self.widths, jnp.int32)
     which = jnp.sum((need.max() > widths[:-1]).astype(jnp.int32))
@@ -98,7 +134,8 @@ class Score:
     state = _charge(state, self.model, calls=calls, positions=need, computed=computed)
     if len(self.widths) == 1:
       return _feed(context, state, self.model, self.widths[0], need)
-    return _choose(which, [lambda s, n=n: _feed(context, s, self.model, n, need) for n in self.widths], state)
+    branches = [lambda s, n=n: _feed(context, s, self.model, n, need) for n in self.widths]
+    return backends.current().choose(which, branches, state)
 
 
 @struct.dataclass
@@ -117,7 +154,8 @@ class Propose:
     return f'propose({self.model}, {self.n})'
 
   def __call__(self, context: Context, state: State) -> State:
-    before, budget = state, jnp.minimum(context.policy.length(state.policy, self.n), self.n)
+    before, budget = state, context.policy.length(state.policy, self.n)
+    budget = min(budget, self.n) if isinstance(budget, int) else jnp.minimum(budget, self.n)
     first, going = 0, state.active
     if self.widths != (1,):  # a window of one is the loop's first turn
       if self.widths:
@@ -127,45 +165,44 @@ class Propose:
 
     def turn(carry):
       i, going, state = carry
-      need = state.length + state.window.size - state.fed[self.model]
+      need = state.length + state.window.size - state.fed[:, self.model]
       state = _feed(context, state, self.model, 1, jnp.where(going, jnp.clip(need, 0, 1), 0))
       going, state = self._draw(context, state, going & self._knows(state) & (i < budget))
       return i + 1, going & (i + 1 < budget), state
 
-    last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, (jnp.int32(first), going, state))
-    drafted, fed = state.window.size - before.window.size, state.fed[self.model] - before.fed[self.model]
+    carry = jnp.int32(first), going, state
+    if isinstance(budget, int) and backends.current().fixed_drafts:
+      last, _, state = lax.fori_loop(first, budget, lambda _, carry: turn(carry), carry)
+    else:
+      last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, carry)
+    drafted, fed = state.window.size - before.window.size, state.fed[:, self.model] - before.fed[:, self.model]
     return _charge(state, self.model, drafted=drafted, calls=fed, positions=fed, computed=last - first)
 
   def _knows(self, state: State) -> Array:
     """Return which rows' next law the model has computed."""
-    return state.fed[self.model] == state.length + state.window.size
+    return state.fed[:, self.model] == state.length + state.window.size
 
   def _draw(self, context: Context, state: State, going: Array) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
     w = state.window
     end = state.length + w.size
     logits = take1(w.logits[self.model], w.size)
-    sampler = context.sampler
-    if sampler.penalises:
-      sampler = sampler.bind(take1(probs.at_window(sampler, state).seen, w.size))
+    sampler = probs.at_window(state).at(w.size)
     going = going & (end < state.limit) & ~context.policy.before(logits, sampler)
     q = sampler(logits)
     token, noise = state.noise.draw(q, end, DRAFT, state.length)
+    put = backends.current().put
     state = state.replace(
-      tokens=_put(state.tokens, end, token, going),
+      tokens=put(state.tokens, end, token, going),
       window=w.replace(
         size=w.size + going.astype(jnp.int32),
-        probs=_put(w.probs, w.size, q, going),
-        source=_put(w.source, w.size, jnp.full_like(end, self.model), going),
+        probs=None if w.probs is None else put(w.probs, w.size, q, going),
+        source=put(w.source, w.size, jnp.full_like(end, self.model), going),
       ),
       noise=noise,
     )
-    over = context.policy.after(probs.at_token(q, token)) | _is_any(token, context.eos_ids) | (end + 1 >= state.limit)
+    over = context.policy.after(probs.at_token(q, token)) | _is_end(context, state, token) | (end + 1 >= state.limit)
     return going & ~over, state
-
-
-def _is_any(tokens: Array, ids: tuple[int, ...]) -> Array:
-  return functools.reduce(jnp.logical_or, [tokens == i for i in ids], jnp.zeros(tokens.shape, bool))
 
 
 @struct.dataclass
@@ -191,32 +228,31 @@ class Verify:
 
   def __call__(self, context: Context, state: State) -> State:
     w, length = state.window, state.length
-    width = w.probs.shape[1]
-    known = jnp.min(jnp.stack([state.fed[m] for m in self.models]), 0) - length + 1
+    width = w.source.shape[1]
+    known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - length + 1
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, known), 0), 0)
-    pending = take(state.tokens, length[:, None] + places(width))
-    logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
-    sampler = probs.at_window(context.sampler, state)
     position = length[:, None] + places(width)
+    pending = take(state.tokens, position)
+    if w.probs is None:
+      w = w.replace(probs=jax.nn.one_hot(pending, w.logits[0].shape[-1], dtype=jnp.float32))
+    logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
+    sampler = probs.at_window(state)
     pi = self.combiner(logits, sampler=sampler)
     trial = acceptance.Trial(w, pending, tested, pi, position, length, state.noise, sampler)
     verdict, noise = self.accept(trial)
     kept = verdict.kept
     rejected = kept < tested
     more = rejected | (state.active & (kept == w.size) & (known > w.size))
+    state = _check(state, pi, places(width + 1) < (kept + more.astype(jnp.int32))[:, None])
     final = self._final(logits, sampler, w, verdict, rejected)
     token, noise = noise.draw(final, length + kept, FINAL, length)
-    bad = state.active & ~jnp.isfinite(final.sum(-1)) & (state.fault[-1] < 0)
-    fault = state.fault.at[-1].set(jnp.where(bad, length + kept, state.fault[-1]))
-    state = state.replace(noise=noise, fault=fault)
+    state = state.replace(noise=noise)
     return self._commit(context, state, tested, kept, more, rejected, token, self._deferred(logits, sampler))
 
   def _final(self, logits, sampler, w, verdict, rejected) -> Array:
     """Return what the token after the accepted ones is drawn from. Only its position's target is computed again."""
     at = verdict.kept
-    if sampler.penalises:
-      sampler = sampler.bind(take1(sampler.seen, at))
-    pi = self.combiner(jax.vmap(take1, (0, None))(logits, at), sampler=sampler)
+    pi = self.combiner(jax.vmap(take1, (0, None))(logits, at), sampler=sampler.at(at))
     q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
     scale = jnp.where(rejected, verdict.scale, 1)[:, None]
     return jnp.where(rejected[:, None], probs.residual(scale * pi, q), pi)
@@ -227,47 +263,50 @@ class Verify:
   def _commit(self, context, state, tested, kept, more, rejected, token, deferred) -> State:
     """Append the kept tokens and the one more; end rows at EOS and at their limit; count."""
     w, length = state.window, state.length
-    width = w.probs.shape[1]
+    width = w.source.shape[1]
     slot = places(width + 1)
-    tokens = _put(state.tokens, length + kept, token, more)
+    tokens = backends.current().put(state.tokens, length + kept, token, more)
     emitted = kept + more.astype(jnp.int32)
     new = take(tokens, length[:, None] + slot)
-    is_eos = _is_any(new, context.eos_ids) & (slot < emitted[:, None])
-    emitted = jnp.where(is_eos.any(1), is_eos.argmax(1) + 1, emitted)
+    ends = _is_end(context, state, new) & (slot < emitted[:, None])
+    emitted = jnp.where(ends.any(1), ends.argmax(1) + 1, emitted)
     emitted = jnp.minimum(emitted, state.limit - length)
     after = length + emitted
     origin = jnp.where(rejected, RESIDUAL, BONUS)[:, None]
     origin = jnp.where(slot < kept[:, None], jnp.pad(w.source, ((0, 0), (0, 1))), origin)
     stats = _count(state, tested, kept, emitted, origin, deferred)
     stay = self.keep & ~more
-    valid = jnp.where(stay[None], state.fed, jnp.minimum(state.fed, jnp.minimum(length + kept, after - 1)[None]))
+    valid = jnp.minimum(state.fed, jnp.minimum(length + kept, after - 1)[:, None])
+    valid = jnp.where(stay[:, None], state.fed, valid)
     if self.keep:
       w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + kept[:, None]) if x.ndim > 1 else x, w)
     live = state.active & (tested > 0)
-    faulty = (state.fault >= 0).any(0)
+    faulty = (state.fault >= 0).any(1)
+    fresh = slot < emitted[:, None]
     return state.replace(
       tokens=tokens,
       length=after,
-      done=state.done | is_eos.any(1) | (after >= state.limit) | faulty,
+      done=state.done | ends.any(1) | (after >= state.limit) | faulty,
       active=state.active & ~faulty,
-      fed=jnp.where(state.active[None], valid, state.fed),
+      fed=jnp.where(state.active[:, None], valid, state.fed),
       window=w.replace(size=jnp.where(state.active, jnp.where(stay, w.size - kept, 0), w.size)),
       policy=context.policy.update(state.policy, jnp.minimum(tested, kept + 1), kept, live, width),
-      seen=None if state.seen is None else _see(state.seen, new, slot < emitted[:, None]),
+      seen=None if state.seen is None else state.seen | (_tally(new, fresh, state.seen.shape[1]) > 0),
+      counts=None if state.counts is None else state.counts + _tally(new, fresh, state.counts.shape[1]),
       stats=stats,
       logprobs=None if state.logprobs is None else _note(state, new, emitted),
+      top=None if state.top is None else _note_top(state, self.models[-1], emitted),
     )
 
 
 def _count(state: State, tested, kept, emitted, origin, deferred):
   """Add a verification to the statistics, leaving out what lies after a row's end."""
   s = state.stats
-  width = state.window.probs.shape[1]
+  width = state.window.source.shape[1]
   place = places(width)
   reached = jnp.minimum(jnp.minimum(tested, kept + 1), emitted)[:, None]  # tests up to the first failure
   accepted = jnp.minimum(kept, emitted)[:, None]
-  place_of = places(s.source.shape[1]) - state.length[:, None]  # slot of each buffer position
-  fresh = (place_of >= 0) & (place_of < emitted[:, None])
+  slot, fresh = _fresh(state, s.source.shape[1], emitted)
   round_ = state.active & (emitted > 0)
   lengths = places(width + 1) == accepted
   return s.replace(
@@ -279,26 +318,52 @@ def _count(state: State, tested, kept, emitted, origin, deferred):
     accepted_lengths=s.accepted_lengths + (lengths & (round_ & (tested > 0))[:, None]).astype(jnp.int32),
     tested_at=s.tested_at + (place < reached).astype(jnp.int32),
     accepted_at=s.accepted_at + (place < accepted).astype(jnp.int32),
-    source=jnp.where(fresh, take(origin, jnp.clip(place_of, 0, width)), s.source),
+    source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), s.source),
   )
 
 
-def _see(seen: Array, new: Array, fresh: Array) -> Array:
-  """Add the fresh ones of the tokens new [B, W+1] to the seen tokens [B, V]."""
-  return seen | (jax.nn.one_hot(new, seen.shape[1], dtype=bool) & fresh[..., None]).any(1)
+def _tally(new: Array, fresh: Array, vocab: int) -> Array:
+  """Count each token among the fresh ones of new [B, W+1]: [B, V]."""
+  return jnp.where(fresh[..., None], jax.nn.one_hot(new, vocab, dtype=jnp.int32), 0).sum(1)
+
+
+def _fresh(state: State, buffer: int, emitted: Array) -> tuple[Array, Array]:
+  """Return for every place of a buffer [B, T] the window slot that it has, and whether that was just emitted."""
+  slot = places(buffer) - state.length[:, None]
+  return jnp.maximum(slot, 0), (slot >= 0) & (slot < emitted[:, None])
 
 
 def _note(state: State, new: Array, emitted: Array) -> Array:
   """Note the unscaled log-probability of each new token under each model that has scored it (else NaN)."""
-  slot = places(new.shape[1])
-  place = places(state.logprobs.shape[2]) - state.length[:, None]
-  fresh = (place >= 0) & (place < emitted[:, None])
-  rows = []
+  width = new.shape[1]
+  slot, fresh = _fresh(state, state.logprobs.shape[2], emitted)
+  models = []
   for m, logits in enumerate(state.window.logits):
     logp = probs.at_token(probs.log_softmax(logits), new)
-    logp = jnp.where(slot <= (state.fed[m] - state.length)[:, None], logp, jnp.nan)
-    rows.append(jnp.where(fresh, take(logp, jnp.clip(place, 0, new.shape[1] - 1)), state.logprobs[m]))
-  return jnp.stack(rows)
+    logp = jnp.where(places(width) <= (state.fed[:, m] - state.length)[:, None], logp, jnp.nan)
+    models.append(jnp.where(fresh, take(logp, jnp.minimum(slot, width - 1)), state.logprobs[:, m]))
+  return jnp.stack(models, 1)
+
+
+def _note_top(state: State, model: int, emitted: Array) -> Top:
+  """Note the likeliest tokens at each new position."""
+  count = state.top.ids.shape[2]
+  values, ids = lax.top_k(probs.log_softmax(state.window.logits[model]), count)  # [B, W+1, K]
+  slot, fresh = _fresh(state, state.top.ids.shape[1], emitted)
+  slot, fresh = jnp.minimum(slot, ids.shape[1] - 1), fresh[..., None]
+  return Top(jnp.where(fresh, take(ids, slot), state.top.ids), jnp.where(fresh, take(values, slot), state.top.logprobs))
+
+
+def _check(state: State, pi: Array, used: Array) -> State:
+  """Note the first of the used slots [B, W+1] at which the target [B, W+1, V] is no law, its sum and least entry."""
+  bad = used & state.active[:, None] & ~rules.is_law(pi)
+  first = bad.argmax(1)
+  new = bad.any(1) & (state.fault[:, -1] < 0)
+  found = jnp.stack([take1(x, first) for x in (pi.sum(-1), pi.min(-1))], 1)
+  return state.replace(
+    fault=_column(state.fault, -1, jnp.where(new, state.length + first, state.fault[:, -1])),
+    no_law=jnp.where(new[:, None], found, state.no_law),
+  )
 
 
 @struct.dataclass
@@ -315,21 +380,14 @@ class Elect:
     return 'elect[' + ' | '.join(' · '.join(map(str, branch)) for branch in self.branches) + ']'
 
   def __call__(self, context: Context, state: State) -> State:
-    wanted = jnp.argmin(state.fed, 0)
-    votes = jnp.sum((wanted[None] == places(len(self.branches)).T) & state.active[None], 1)
+    wanted = jnp.argmin(state.fed, 1)
+    votes = jnp.sum((wanted[:, None] == places(len(self.branches))) & state.active[:, None], 0)
     turn = jnp.argmax(votes)
     rows = state.active
     state = state.replace(active=rows & (wanted == turn))
-    state = _choose(turn, [lambda s, b=branch: run(b, context, s) for branch in self.branches], state)
+    branches = [lambda s, b=branch: run(b, context, s) for branch in self.branches]
+    state = backends.current().choose(turn, branches, state)
     return state.replace(active=rows & ~state.done)
-
-
-def _choose(which: Array, branches: list[Phase], state: State) -> State:
-  """Apply one of the branches: `lax.switch`, but that it would copy the caches, and a loop of one turn does not."""
-  for i, branch in enumerate(branches):
-    once = lambda carry, branch=branch: (jnp.bool_(False), branch(carry[1]))
-    state = lax.while_loop(lambda carry: carry[0], once, (which == i, state))[1]
-  return state
 
 
 def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:

@@ -218,7 +218,7 @@ def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict) ->
   candidates = []
   for (kind, name), rule in wanted.items():
     method = _METHODS[kind](rule, block=block)
-    out = decode(method, models, prompts, **settings, batch_size=min(8, len(prompts)))
+    out = decode(method, models, prompts, **settings, batch_size=min(8, len(prompts))).raise_for_fault()
     rates = by_place(out.stats.tested_at.sum(0), out.stats.accepted_at.sum(0))
     kinds = ('naive_cos', 'cos') if kind == 'naive_cos' else (kind,)
     candidates += [Candidate(f'{k} {name}' if len(kinds) > 1 else name, k, rates) for k in kinds]
@@ -366,16 +366,12 @@ def _listed_blocks(text: str) -> list[int]:
 
 
 def _rule(text: str) -> tuple[str, Rule]:
-  name, _, alpha = text.partition(':')
-  known = {r.__name__: r for r in rules.RULES}
-  if name not in known:
-    raise argparse.ArgumentTypeError(f'no rule is called {name}; there are {", ".join(known)}')
+  rule = commands.rule(text)
   try:
-    rule = functools.partial(known[name], alpha=float(alpha)) if alpha else known[name]
     rules.bind_rule(rule)
-  except ValueError as error:
+  except ValueError as error:  # of a combiner
     raise argparse.ArgumentTypeError(f'{text}: {error}') from None
-  return f'{name} {alpha}'.strip(), rule
+  return text.replace(':', ' '), rule
 
 
 def _prompts(path: str, count: int) -> list[str]:

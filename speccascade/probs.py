@@ -4,6 +4,7 @@ Temperature 0 is the one-hot law of the arg max, and `Sampler` is the only place
 Everything is float32 and broadcasts over leading axes `...`.
 """
 
+from collections.abc import Callable
 import dataclasses
 import numbers
 from typing import Any, Protocol
@@ -14,7 +15,8 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.types import ACCEPT, Array, DRAFT, places, State, take
+from speccascade import backends
+from speccascade.types import ACCEPT, Array, DRAFT, places, State, take, take1
 
 _BLOCK = 128  # vocabulary entries in one block of the two-level draw
 
@@ -48,15 +50,8 @@ def tv(a: Array, b: Array) -> Array:
 
 
 def argmax(x: Array) -> Array:
-  """Return the arg max of x [..., V], the lowest index on ties: as two maxima of floats, which run as vectors."""
-  x = jax.lax.optimization_barrier(x)  # computed twice, x and its maximum might round differently
-  last = x.shape[-1] - 1
-  after = last - _index(x)
-  return last - jnp.where(x == x.max(-1, keepdims=True), after, 0).max(-1).astype(jnp.int32)
-
-
-def _index(x: Array) -> Array:
-  return jax.lax.broadcasted_iota(jnp.float32, x.shape, x.ndim - 1)  # exact below 2²⁴
+  """Return the arg max of x [..., V], the lowest index on ties."""
+  return backends.current().argmax(x)
 
 
 def one_hot_max(x: Array) -> Array:
@@ -66,7 +61,7 @@ def one_hot_max(x: Array) -> Array:
 
 def at_token(x: Array, token: Array) -> Array:
   """Return x[..., token]."""
-  return jnp.take_along_axis(x, token[..., None], axis=-1, mode='clip')[..., 0]
+  return backends.current().at_token(x, token)
 
 
 def residual(pi: Array, q: Array) -> Array:
@@ -76,32 +71,48 @@ def residual(pi: Array, q: Array) -> Array:
   return jnp.where(total > 0, rest / jnp.where(total > 0, total, 1), pi)
 
 
-def keep_top_k(logits: Array, k: int) -> Array:
+def _threshold(bits: Array, enough: Callable[[Array], Array], low: int, high: int) -> Array:
+  """Return the least number x, `low` < x <= `high`, for which the entries over x are not enough: [..., 1].
+
+  It is found by bisection: a float32's bits order as the numbers do, so one masked sum a bit finds what a sort of the
+  vocabulary would.
+  """
+
+  def halve(_, bounds):
+    low, high = bounds
+    middle = (low >> 1) + (high >> 1) + (low & high & 1)  # without overflow
+    found = enough(bits > middle)
+    return jnp.where(found, middle, low), jnp.where(found, high, middle)
+
+  shape = bits.shape[:-1] + (1,)
+  bounds = jnp.full(shape, low, jnp.int32), jnp.full(shape, high, jnp.int32)
+  steps = int(high - low).bit_length()
+  return jax.lax.fori_loop(0, steps, halve, bounds)[1]
+
+
+def keep_top_k(logits: Array, k: Array) -> Array:
   """Mask all but the k largest logits; ties with the k-th stay."""
-  kth = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][..., -1:]
-  return jnp.where(logits >= kth, logits, -jnp.inf)
+  logits = jnp.where(logits == 0, 0, logits.astype(jnp.float32))  # -0 is a tie with 0
+  bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
+  bits = jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)  # negative numbers order the other way round
+  many = lambda above: above.sum(-1, keepdims=True).astype(jnp.float32) >= k
+  least = _threshold(bits, many, -(2**31), 2**31 - 1)
+  return jnp.where(bits >= least, logits, -jnp.inf)
 
 
 def keep_top_p(logits: Array, top_p: Array) -> Array:
-  """Mask every token whose strictly likelier ones already hold `top_p` of the mass; ties stay together.
-
-  The threshold is found by bisection over the bits of a float32, which order as the values do: exact in 31 steps
-  of one masked sum each, where a sort of the vocabulary costs more.
-  """
+  """Mask every token whose strictly likelier ones already hold `top_p` of the mass; ties stay together."""
   p = softmax(logits)
   bits = jax.lax.bitcast_convert_type(p, jnp.int32)
+  holds = lambda above: jnp.where(above, p, 0).sum(-1, keepdims=True) >= top_p
+  least = _threshold(bits, holds, -1, int(np.float32(1).view(np.int32)) + 1)
+  return jnp.where((bits >= least) | (jnp.asarray(top_p) >= 1), logits, -jnp.inf)
 
-  def halve(_, bounds):
-    low, high = bounds  # mass above `high` < top_p <= mass above `low`
-    middle = low + (high - low) // 2
-    above = jnp.sum(jnp.where(bits > middle, p, 0), -1, keepdims=True)
-    return jnp.where(above < top_p, low, middle), jnp.where(above < top_p, middle, high)
 
-  shape = p.shape[:-1] + (1,)
-  low = jnp.full(shape, -1, jnp.int32)
-  high = jnp.full(shape, np.float32(1).view(np.int32) + 1, jnp.int32)
-  _, threshold = jax.lax.fori_loop(0, 31, halve, (low, high))
-  return jnp.where(bits >= threshold, logits, -jnp.inf)
+def keep_min_p(logits: Array, min_p: Array) -> Array:
+  """Mask every token less likely than `min_p` times the likeliest."""
+  far = jnp.log(jnp.maximum(min_p, jnp.finfo(jnp.float32).tiny))
+  return jnp.where(logits - logits.max(-1, keepdims=True) >= far, logits, -jnp.inf)
 
 
 def number(value: Any) -> Any:
@@ -110,35 +121,51 @@ def number(value: Any) -> Any:
   return value.item() if concrete and np.ndim(value) == 0 and value.dtype.kind in 'iufV' else value
 
 
+NEUTRAL = dict(
+  temperature=1.0, top_k=2.0**24, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
+  frequency_penalty=0.0,
+)  # fmt: skip
+_VALID = {
+  'temperature': (lambda x: x == 0 or 1e-4 <= x < np.inf, 'a number 0 (greedy) or at least 0.0001'),
+  'top_k': (lambda x: x >= 1 and float(x).is_integer(), 'a whole number of at least 1; use None for no filter'),
+  'top_p': (lambda x: 0 < x <= 1, 'a number over 0 and at most 1'),
+  'min_p': (lambda x: 0 <= x < 1, 'a number of at least 0 and under 1'),
+  'repetition_penalty': (lambda x: 0 < x < np.inf, 'a number over 0'),
+  'presence_penalty': (lambda x: abs(x) < np.inf, 'a finite number'),
+  'frequency_penalty': (lambda x: abs(x) < np.inf, 'a finite number'),
+}
+
+
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Turn logits into the law that is sampled from: penalty → temperature → top-k → top-p.
+  """Turn logits into the law that is sampled from: penalties → temperature → top-k → top-p → min-p.
 
-  One sampler serves all models of a run. `top_k` and whether the temperature is 0 are part of the program; the other
-  values are traced, so changing them compiles nothing. `seen` is bound by the loop: the tokens before each position.
+  One sampler serves all models of a run. Its numbers are traced, so changing them compiles nothing; which of them are
+  given at all, and whether the temperature is 0, is part of the program. In the loop a number is an array [B], one for
+  each row, and `mixed` says that only some temperatures are 0. `seen` and `counts` are bound by the loop: the tokens
+  before each position, and how often each of them was emitted.
   """
 
   temperature: float = 1.0
   top_k: int | None = None
   top_p: float | None = None
   repetition_penalty: float | None = None
+  min_p: float | None = None
+  presence_penalty: float | None = None
+  frequency_penalty: float | None = None
   seen: Array | None = None  # [..., V] of bool
+  counts: Array | None = None  # [..., V]
+  mixed: bool = False
 
   def __post_init__(self):
-    for name, valid, wanted in (
-      ('temperature', lambda x: x == 0 or 1e-4 <= x < np.inf, '0 (greedy) or at least 0.0001'),
-      ('top_p', lambda x: 0 < x <= 1, 'over 0 and at most 1'),
-      ('repetition_penalty', lambda x: 0 < x < np.inf, 'over 0'),
-    ):
+    for name, (valid, wanted) in _VALID.items():
       value = number(getattr(self, name))
-      if isinstance(value, (str, bool)) or (isinstance(value, numbers.Real) and not valid(value)):
-        raise ValueError(f'Sampler: {name}={value!r} is not a number {wanted}.')
-      if isinstance(value, numbers.Real):
+      real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+      if isinstance(value, (str, bool)) or (real and not valid(value)) or (value is None and name == 'temperature'):
+        raise ValueError(f'Sampler: {name}={value!r} is not {wanted}.')
+      if real:
         object.__setattr__(self, name, float(value))
-    k = self.top_k
-    if k is not None and (not isinstance(k, numbers.Integral) or isinstance(k, bool) or k < 1):
-      raise ValueError(f'Sampler: top_k={k!r} is not a whole number of at least 1; use None for no filter.')
 
   @property
   def greedy(self) -> bool:
@@ -146,66 +173,116 @@ class Sampler:
 
   @property
   def penalises(self) -> bool:
-    return not (self.repetition_penalty is None or _is_number(self.repetition_penalty, 1))
+    """Whether the tokens so far matter."""
+    return self.repeats or self.counting
+
+  @property
+  def repeats(self) -> bool:
+    return self.given('repetition_penalty')
+
+  @property
+  def counting(self) -> bool:
+    return self.given('presence_penalty') or self.given('frequency_penalty')
+
+  def given(self, name: str) -> bool:
+    value = getattr(self, name)
+    return not (value is None or _is_number(value, NEUTRAL[name]))
 
   def tree_flatten(self):
-    off = _is_number(self.top_p, 1)
-    values = (
-      None if self.greedy else traced(self.temperature),
-      None if off else traced(self.top_p),
-      traced(self.repetition_penalty) if self.penalises else None,
-      self.seen,
-    )
-    return values, (self.greedy, self.top_k)
+    values = [traced(getattr(self, name)) if self.given(name) else None for name in NEUTRAL if name != 'temperature']
+    temperature = None if self.greedy else traced(self.temperature)
+    return (temperature, *values, self.seen, self.counts), (self.greedy, self.mixed)
 
   @classmethod
   def tree_unflatten(cls, static, values):
-    greedy, top_k = static
-    temperature, top_p, penalty, seen = values
-    return cls(0.0 if greedy else temperature, top_k, top_p, penalty, seen)
+    greedy, mixed = static
+    *numbers_, seen, counts = values
+    given = dict(zip(NEUTRAL, numbers_, strict=True), seen=seen, counts=counts, mixed=mixed)
+    made = object.__new__(cls)  # the numbers were checked when they were given
+    for name, value in (given | ({'temperature': 0.0} if greedy else {})).items():
+      object.__setattr__(made, name, value)
+    return made
 
-  def bind(self, seen: Array | None) -> 'Sampler':
+  def bind(self, seen: Array | None, counts: Array | None = None) -> 'Sampler':
     """Return the sampler for positions before which the tokens `seen` [..., V] stand."""
-    return dataclasses.replace(self, seen=seen)
+    return dataclasses.replace(self, seen=seen, counts=counts)
+
+  def at(self, slot: Array) -> 'Sampler':
+    """Return a sampler that is bound to a window, at one slot [B] of each row."""
+    sampler = self.by_number(lambda x: x[:, 0])
+    if not self.penalises:
+      return sampler
+    some = lambda x: None if x is None else take1(x, slot)
+    return sampler.bind(some(self.seen), some(self.counts))
+
+  def by_number(self, change: Callable) -> 'Sampler':
+    """Return the sampler with each number that is an array changed."""
+    arrays = {n: getattr(self, n) for n in NEUTRAL}
+    changed = {n: change(x) for n, x in arrays.items() if np.ndim(x) and isinstance(x, (jax.Array, np.ndarray))}
+    return dataclasses.replace(self, **changed)
 
   def penalised(self, logits: Array) -> Array:
-    """Apply the repetition penalty: seen tokens' logits move towards -∞ by a factor."""
+    """Apply the penalties: seen tokens' logits move towards -∞ by a factor, emitted tokens' by amounts."""
     logits = logits.astype(jnp.float32)
-    if not self.penalises or self.seen is None:
-      return logits
-    factor = jnp.where(logits > 0, 1 / self.repetition_penalty, self.repetition_penalty)
-    return jnp.where(self.seen, logits * factor, logits)
+    if self.repeats and self.seen is not None:
+      penalty = _beside(self.repetition_penalty, logits)
+      factor = jnp.where(logits > 0, 1 / penalty, penalty)
+      logits = jnp.where(self.seen, logits * factor, logits)
+    if self.counting and self.counts is not None:
+      for name, times in (('presence_penalty', self.counts > 0), ('frequency_penalty', self.counts)):
+        if self.given(name):
+          logits = logits - _beside(getattr(self, name), logits) * times.astype(jnp.float32)
+    return logits
+
+  def by_temperature(self, cold: Callable[[], Array], warm: Callable[[], Array], axes: int = 0) -> Array:
+    """Return what is computed at temperature 0, or above it, or either by row; `axes` follow those of positions."""
+    if self.greedy or not self.mixed:
+      return cold() if self.greedy else warm()
+    x = warm()
+    zero = self.temperature == 0
+    return jnp.where(zero.reshape((1,) * (x.ndim - axes - zero.ndim) + zero.shape + (1,) * axes), cold(), x)
 
   def __call__(self, logits: Array) -> Array:
     """Return the sampled law of logits [..., V]."""
     logits = self.penalised(logits)
-    if self.greedy:
-      return one_hot_max(logits)
-    logits = logits / self.temperature
-    if self.top_k is not None:
-      logits = keep_top_k(logits, self.top_k)
-    if self.top_p is not None and not _is_number(self.top_p, 1):
-      logits = keep_top_p(logits, self.top_p)
+    return self.by_temperature(lambda: one_hot_max(logits), lambda: self._warm(logits), 1)
+
+  def _warm(self, logits: Array) -> Array:
+    temperature = _beside(self.temperature, logits)
+    logits = logits / (jnp.where(temperature == 0, 1, temperature) if self.mixed else temperature)
+    for name, keep in (('top_k', keep_top_k), ('top_p', keep_top_p), ('min_p', keep_min_p)):
+      if self.given(name):
+        logits = keep(logits, _beside(getattr(self, name), logits))
     return softmax(logits)
 
   def soft(self, logits: Array) -> Array:
     """Return the law that a combination of probabilities starts from: at temperature 0, the unscaled one."""
-    return softmax(self.penalised(logits)) if self.greedy else self(logits)
+    return self.by_temperature(lambda: softmax(self.penalised(logits)), lambda: self(logits), 1)
 
   def harden(self, probs: Array) -> Array:
     """Finish a combination of probabilities: at temperature 0 its arg max, else itself."""
-    return one_hot_max(probs) if self.greedy else probs
+    return self.by_temperature(lambda: one_hot_max(probs), lambda: probs, 1)
 
 
-def at_window(sampler: Sampler, state: State) -> Sampler:
-  """Bind a sampler to every slot of the window: a penalty at slot j sees the pending tokens before j."""
+def _beside(value: Any, x: Array) -> Any:
+  """Return a number, or numbers by row [B] or [B, 1], with as many axes as x [..., V], to stand beside it."""
+  if not np.ndim(value):
+    return value
+  return value.reshape((1,) * (x.ndim - 1 - value.ndim) + value.shape + (1,))
+
+
+def at_window(state: State) -> Sampler:
+  """Bind the sampler to every slot of the window: a penalty at slot j sees the pending tokens before j."""
+  sampler = state.sampler.by_number(lambda x: x[:, None])
   if not sampler.penalises:
     return sampler
-  width, vocab = state.window.probs.shape[1:]
+  width, vocab = state.window.source.shape[1], state.window.logits[0].shape[-1]
   pending = take(state.tokens, state.length[:, None] + places(width))
-  drafted = jax.nn.one_hot(pending, vocab, dtype=bool) & (places(width) < state.window.size[:, None])[..., None]
-  before = jnp.pad(jax.lax.cummax(drafted.astype(jnp.int8), axis=1), ((0, 0), (1, 0), (0, 0))) > 0  # [B, W+1, V]
-  return sampler.bind(before | state.seen[:, None])
+  real = places(width) < state.window.size[:, None]
+  drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
+  before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))  # [B, W+1, V]
+  seen = None if state.seen is None else (before > 0) | state.seen[:, None]
+  return sampler.bind(seen, None if state.counts is None else before + state.counts[:, None])
 
 
 def _is_number(value: Any, number: float) -> bool:
@@ -231,7 +308,8 @@ def draw(weights: Array, u: Array) -> Array:
   padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, blocks * _BLOCK - vocab)])
   padded = padded.reshape(*weights.shape[:-1], blocks, _BLOCK)
   block = _pick(padded.sum(-1), u[..., 0])
-  inside = jnp.take_along_axis(padded, block[..., None, None], axis=-2, mode='clip')[..., 0, :]
+  flat = padded.reshape(-1, blocks, _BLOCK)
+  inside = take1(flat, block.reshape(-1)).reshape(*weights.shape[:-1], _BLOCK)
   return block * _BLOCK + _pick(inside, u[..., 1])
 
 
@@ -273,12 +351,14 @@ class Keyed:
     return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1), greedy)
 
   def _uniform(self, position: Array, purpose: int, start: Array) -> Array:
-    place = position - start if self.uniforms.shape[2] > 1 else jnp.zeros_like(position)
-    return self.uniforms[jnp.arange(position.shape[0]), position, place, purpose]
+    rows, _, blocks = self.uniforms.shape[:3]
+    place = position - start if blocks > 1 else jnp.zeros_like(position)
+    return take1(self.uniforms[:, :, :, purpose].reshape(rows, -1, 2), position * blocks + place)
 
   def draw(self, weights, position, purpose, start):
     if self.greedy and purpose == DRAFT:
-      return (weights * _index(weights)).sum(-1).astype(jnp.int32), self  # weights are one-hot
+      index = jax.lax.broadcasted_iota(jnp.float32, weights.shape, weights.ndim - 1)  # exact below 2²⁴
+      return (weights * index).sum(-1).astype(jnp.int32), self  # weights are one-hot
     return draw(weights, self._uniform(position, purpose, start)), self
 
   def accept(self, numerator, denominator, position, start):

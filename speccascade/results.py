@@ -1,84 +1,197 @@
-"""What a user gets: texts, tokens and statistics, by example and by model."""
+"""What a user gets: texts, tokens, why they ended and statistics, by row and by model."""
 
+from collections.abc import Sequence
 import dataclasses
+from typing import Any
+import warnings
 
 import numpy as np
 
+from speccascade import requests, targets
+from speccascade.start import PER_MODEL
 from speccascade.types import BONUS, NOWHERE, RESIDUAL, Stats
 
-PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One row of a batch, ended or (finish_reason None) under way.
+
+  `tokens` ends with EOS or the stop token where one ended it; `text` has neither, and ends before a stop string.
+  `finish_reason` is 'eos', 'stop', 'length' or 'fault'. `stats` holds numbers and arrays by model: [M, …].
+  """
+
+  tokens: list[int]
+  text: str | None
+  finish_reason: str | None
+  stats: dict[str, Any]
+  fault: str | None = None
+  logprobs: np.ndarray | None = None  # [M, n]
+  top_logprobs: list[dict[int, float]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-  """What `decode` returns, in the order of the prompts.
+  """What `decode` returns, in the order of the prompts, the samples of one prompt after each other.
 
-  `tokens[i]` ends with EOS where the model ended it. `stats` holds numpy arrays, rows being examples, `source[i]` the
-  origin of each token of `tokens[i]`. `logprobs[i]` is [M, n] when `trace` was asked for.
+  `tokens[i]` ends with EOS where the model ended it, and `finish_reasons[i]` says why it ended: 'eos', 'stop',
+  'length', or 'fault', which `faults[i]` explains. `stats` holds numpy arrays, rows being examples, `source[i]` the
+  origin of each token of `tokens[i]`. `logprobs[i]` is [M, n] when `trace` was asked for, `top_logprobs[i]` has a dict
+  {token: log-probability} for each token when a request asked for it.
   """
 
   texts: list[str] | None
   tokens: list[list[int]]
   stats: Stats
   logprobs: list[np.ndarray] | None = None
+  finish_reasons: tuple[str, ...] = ()
+  faults: tuple[str | None, ...] = ()
+  top_logprobs: list | None = None
+
+  def raise_for_fault(self) -> 'Decoded':
+    """Return self, or raise what the first faulty row says."""
+    for fault in self.faults:
+      if fault is not None:
+        raise ValueError(fault)
+    return self
 
 
-def rows_of(out: dict, places: list[int]) -> dict:
-  """Return what a batch gave of the rows in these places."""
-  fields = {
-    f.name: getattr(out['stats'], f.name).take(places, 1 if f.name in PER_MODEL else 0)
-    for f in dataclasses.fields(Stats)
-  }
-  by_row = {name: out[name].take(places, 0) for name in ('tokens', 'length')}
-  by_model = {name: None if out[name] is None else out[name].take(places, 1) for name in ('fault', 'logprobs')}
-  return dict(**by_row, **by_model, stats=Stats(**fields))
+class Parts:
+  """Take rows out of what a batch gave."""
 
+  def __init__(self, method, models, rows: Sequence[requests.Row]):
+    self.method, self.models, self.rows = method, models, rows
+    last = models[method.slots[-1]].network
+    self.eos_ids, self.begins = last.eos_ids, last.start_id is not None
+    self.tokenizer = models[-1].tokenizer
 
-def check_finite(method, models, out: dict, ids: np.ndarray):
-  """Raise where a model gave logits that are not finite, naming the example."""
-  for slot, row in np.argwhere(out['fault'] >= 0):
-    if slot == len(method.slots):
-      raise ValueError(
-        f'example {ids[row]}: the target of {method.name} is not a law at position {out["fault"][slot, row]}; its rule '
-        'or combiner returned NaN or infinity.'
-      )
-    name = models[method.slots[slot]].name
-    raise ValueError(
-      f'example {ids[row]}: the logits of model {method.slots[slot]} ({name}) are not finite after position '
-      f'{out["fault"][slot, row]}. Check its weights for NaN, or decode in float32 if they overflow.'
+  def stops(self, index: int, batch: dict, place: int) -> bool:
+    """Tell whether a stop string stands in a row's text."""
+    row = self.rows[index]
+    return bool(row.stop) and self._cut(row, self._tokens(index, batch, place)) is not None
+
+  def row(self, index: int, batch: dict, place: int) -> Row:
+    """Return a row, its finish reason None where it goes on."""
+    row, tokens = self.rows[index], self._tokens(index, batch, place)
+    fault, reason = self._fault(row, batch, place), None
+    if fault is not None:
+      reason = 'fault'
+    elif batch['done'][place]:
+      reason = 'eos' if tokens[-1] in self.eos_ids else 'stop' if tokens[-1] in row.stop_tokens else 'length'
+    text = None if self.tokenizer is None else self.tokenizer.decode(tokens[:-1] if reason == 'stop' else tokens)
+    if (cut := self._cut(row, tokens)) is not None:
+      (tokens, text), reason = cut, 'stop'
+    span = slice(self._start(index), self._start(index) + len(tokens))
+    logprobs = None if batch['logprobs'] is None else self._by_model(batch['logprobs'][place][:, span])
+    return Row(
+      tokens,
+      text,
+      reason,
+      self._stats(batch['stats'], place, span),
+      fault,
+      logprobs,
+      self._top(row, batch, place, span),
     )
 
+  def _start(self, index: int) -> int:
+    return 1 if self.begins else self.rows[index].tokens.size
 
-def collect(method, models, rows, outs: list[dict], order: list[int]) -> Decoded:
-  """Join batches that hold the rows in that order; sum slots that run the same model."""
-  count, places = len(rows), np.argsort(order)
-  start = [1] * count if models[method.slots[-1]].network.start_id is not None else [r.size for r in rows]
+  def _tokens(self, index: int, batch: dict, place: int) -> list[int]:
+    return batch['tokens'][place, self._start(index) : batch['length'][place]].tolist()
 
-  def join(arrays, axis=0):
-    return np.concatenate(list(arrays), axis).take(places, axis)
+  def _cut(self, row: requests.Row, tokens: list[int]) -> tuple[list[int], str] | None:
+    """Return the fewest tokens whose text holds a stop string, and the text before it."""
+    text = self.tokenizer.decode(tokens) if row.stop else ''
+    if not any(stop in text for stop in row.stop):
+      return None
+    low, high = 1, len(tokens)
+    while low < high:
+      middle = (low + high) // 2
+      found = any(stop in self.tokenizer.decode(tokens[:middle]) for stop in row.stop)
+      low, high = (low, middle) if found else (middle + 1, high)
+    text = self.tokenizer.decode(tokens[:low])
+    return tokens[:low], text[: min(at for stop in row.stop if (at := text.find(stop)) >= 0)]
 
-  fields = {}
-  for field in dataclasses.fields(Stats):
-    arrays = [getattr(o['stats'], field.name) for o in outs]
-    if field.name in PER_MODEL:
-      by_model = np.zeros((method.models, count), np.int64)
-      np.add.at(by_model, list(method.slots), join(arrays, 1))
-      fields[field.name] = by_model
+  def _fault(self, row: requests.Row, batch: dict, place: int) -> str | None:
+    slots, fault = self.method.slots, batch['fault'][place]
+    for slot in np.flatnonzero(fault[:-1] >= 0):
+      return (
+        f'example {row.example_id}: the logits of model {slots[slot]} ({self.models[slots[slot]].name}) are not finite '
+        f'after position {fault[slot]}. Check its weights for NaN, or decode in float32 if they overflow.'
+      )
+    if fault[-1] >= 0:
+      total, least = batch['no_law'][place].tolist()
+      return f'example {row.example_id}: {targets.not_a_law(self.method, int(fault[-1]), total, least)}'
+    return None
+
+  def _by_model(self, by_slot: np.ndarray) -> np.ndarray:
+    found = np.full((self.method.models, *by_slot.shape[1:]), np.nan, by_slot.dtype)
+    found[list(self.method.slots)] = by_slot
+    return found
+
+  def _stats(self, stats: Stats, place: int, span: slice) -> dict[str, Any]:
+    """Return a row's statistics; those of slots that run the same model are added up."""
+    found = {f.name: getattr(stats, f.name)[place] for f in dataclasses.fields(Stats)}
+    for name in PER_MODEL:
+      by_model = np.zeros(self.method.models, np.int64)
+      np.add.at(by_model, list(self.method.slots), found[name])
+      found[name] = by_model
+    bonus = BONUS if len(self.method.slots) > 1 else self.method.slots[0]  # a model alone writes every token
+    number = np.array([*self.method.slots, NOWHERE, bonus, RESIDUAL])  # the codes -3, -2, -1 stand for themselves
+    return found | {'source': number[found['source'][span]]}
+
+  def _top(self, row: requests.Row, batch: dict, place: int, span: slice) -> list | None:
+    if not row.logprobs:
+      return None
+    ids, values = (x[place, span, : row.logprobs].tolist() for x in (batch['top'].ids, batch['top'].logprobs))
+    return [dict(zip(some, those, strict=True)) for some, those in zip(ids, values, strict=True)]
+
+
+def collect(rows: Sequence[Row]) -> Decoded:
+  """Join rows; raise where all of them are faulty, warn where some are."""
+  faults = tuple(row.fault for row in rows)
+  decoded = Decoded(
+    texts=None if rows[0].text is None else [row.text for row in rows],
+    tokens=[row.tokens for row in rows],
+    stats=_join([row.stats for row in rows]),
+    logprobs=None if rows[0].logprobs is None else [row.logprobs for row in rows],
+    finish_reasons=tuple(row.finish_reason for row in rows),
+    faults=faults,
+    top_logprobs=[row.top_logprobs for row in rows] if any(row.top_logprobs for row in rows) else None,
+  )
+  if None not in faults:
+    decoded.raise_for_fault()
+  if some := [fault for fault in faults if fault]:
+    warnings.warn(f'{len(some)} of {len(rows)} rows ended as faults. {some[0]}', stacklevel=3)
+  return decoded
+
+
+def _join(stats: Sequence[dict]) -> Stats:
+  join = lambda name: np.stack([x[name] for x in stats], 1 if name in PER_MODEL else 0)
+  return Stats(**{name: [x[name] for x in stats] if name == 'source' else join(name) for name in stats[0]})
+
+
+def replaced(first: Decoded, places: Sequence[int], again: Decoded) -> Decoded:
+  """Return answers of which some were written anew, the costs of both added up; model statistics grow by models."""
+  more = again.stats.calls.shape[0] - first.stats.calls.shape[0]
+  fields = {f.name: getattr(first.stats, f.name) for f in dataclasses.fields(Stats)}
+  for name, value in fields.items():
+    new = getattr(again.stats, name)
+    if name in PER_MODEL:
+      fields[name] = np.pad(value, ((0, more), (0, 0)))
+      fields[name][:, places] += new
+    elif name == 'source':
+      fields[name] = _with(value, places, new)
     else:
-      fields[field.name] = join(arrays)
-  tokens, length = (join(o[k] for o in outs) for k in ('tokens', 'length'))
-  spans = [slice(a, b) for a, b in zip(start, length, strict=True)]
-  bonus = BONUS if len(method.slots) > 1 else method.slots[0]  # a model alone writes every token
-  number = np.array([*method.slots, NOWHERE, bonus, RESIDUAL])  # the codes -3, -2, -1 stand for themselves
-  fields['source'] = [number[row[span]] for row, span in zip(fields['source'], spans, strict=True)]
-  texts = None
-  lists = [row[span].tolist() for row, span in zip(tokens, spans, strict=True)]
-  if models[-1].tokenizer is not None:
-    texts = [models[-1].tokenizer.decode(x) for x in lists]
-  logprobs = None
-  if outs[0]['logprobs'] is not None:
-    noted = join((o['logprobs'] for o in outs), 1)
-    by_model = np.full((method.models, *noted.shape[1:]), np.nan, noted.dtype)
-    by_model[list(method.slots)] = noted
-    logprobs = [by_model[:, i, span] for i, span in enumerate(spans)]
-  return Decoded(texts, lists, Stats(**fields), logprobs)
+      value[places] = new if name == 'emitted' else value[places] + new
+  swap = lambda name: (
+    None if getattr(first, name) is None else _with(getattr(first, name), places, getattr(again, name))
+  )
+  texts, tokens, reasons, faults = (swap(name) for name in ('texts', 'tokens', 'finish_reasons', 'faults'))
+  return Decoded(texts, tokens, Stats(**fields), None, tuple(reasons), tuple(faults))
+
+
+def _with(values: Sequence, places: Sequence[int], new: Sequence) -> list:
+  found = list(values)
+  for place, value in zip(places, new, strict=True):
+    found[place] = value
+  return found

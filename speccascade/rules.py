@@ -135,10 +135,10 @@ def opt_log(q_logits, p_logits, *, alpha, sampler):
 def discrepancy(q_logits, p_logits, *, sampler):
   """Return BiLD's D(q, p) (Kim et al. 2023): -log p(arg max q) when greedy, else the cross-entropy of q and p."""
   logp = probs.log_softmax(p_logits)
-  if sampler.greedy:
-    return -probs.at_token(logp, probs.argmax(q_logits))
+  cold = lambda: -probs.at_token(logp, probs.argmax(q_logits))
   q = probs.softmax(q_logits)
-  return -jnp.sum(jnp.where(q > 0, q * logp, 0), -1)
+  warm = lambda: -jnp.sum(jnp.where(q > 0, q * logp, 0), -1)
+  return sampler.by_temperature(cold, warm)
 
 
 @mixture(0, INF)

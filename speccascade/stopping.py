@@ -10,6 +10,7 @@ import numbers
 from typing import Any
 
 from flax import struct
+import jax
 import jax.numpy as jnp
 
 from speccascade import probs, rules
@@ -203,13 +204,14 @@ class Goodput:
   def _acceptance(self, context: Context, state: State) -> Array:
     """Return a(S, A) of the pending tokens [B, W], 0 where there is none."""
     w = state.window
-    width = w.probs.shape[1]
+    width = w.source.shape[1]
     position = state.length[:, None] + places(width)
     tokens = take(state.tokens, position)
-    c = probs.at_window(context.sampler, state)(w.logits[self.companion])[:, :width]
-    q_x, c_x = probs.at_token(w.probs, tokens), probs.at_token(c, tokens)
+    c = probs.at_window(state)(w.logits[self.companion])[:, :width]
+    q = jax.nn.one_hot(tokens, c.shape[-1], dtype=jnp.float32) if w.probs is None else w.probs
+    q_x, c_x = probs.at_token(q, tokens), probs.at_token(c, tokens)
     a = jnp.where(q_x > 0, jnp.minimum(1, c_x / jnp.where(q_x > 0, q_x, 1)), 0)
-    accepted = self.table(jnp.minimum(w.probs, c).sum(-1), a)
+    accepted = self.table(jnp.minimum(q, c).sum(-1), a)
     pending = (places(width) < w.size[:, None]) & state.active[:, None]
     return jnp.where(pending, accepted, 0)
 

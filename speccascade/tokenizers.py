@@ -10,12 +10,14 @@ import functools
 import json
 import os
 import pathlib
+import re
 from typing import Any, Protocol
 
+from speccascade import chat
 from speccascade.types import Model
 
 # The files that a checkpoint in our own format keeps, so that its tokenizer behaves the same.
-FILES = ('tokenizer_config.json', 'special_tokens_map.json')
+FILES = ('tokenizer_config.json', 'special_tokens_map.json', chat.FILE)
 _NAMES = ('tokenizer.json', 'spiece.model', 'tokenizer.model')
 
 
@@ -27,6 +29,8 @@ class _Backend(Protocol):
   eos_ids: tuple[int, ...]
 
   def encode(self, text: str) -> list[int]: ...
+
+  def control(self) -> dict[str, int]: ...  # the ids of tokens that `encode` does not find in a text
 
   def decode(self, ids: list[int]) -> str: ...
 
@@ -47,6 +51,17 @@ class Tokenizer:
     """Return the ids of a text, with the tokens that the family puts before and after it."""
     backend = _backend(self.path)
     return [*backend.prefix, *backend.encode(text), *backend.suffix]
+
+  def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the ids of chat messages by the checkpoint's template, which writes all special tokens itself."""
+    folder, backend = pathlib.Path(self.path).parent, _backend(self.path)
+    settings, pieces = _settings(folder), _pieces(self.path)
+    tokens = {name: pieces[ids[0]] for name, ids in (('bos_token', backend.prefix), ('eos_token', self.eos_ids)) if ids}
+    for name in ('bos_token', 'eos_token', 'unk_token', 'pad_token'):
+      if token := _content(settings.get(name)):
+        tokens[name] = token
+    text = chat.render(folder, messages, settings, **tokens)
+    return _encode_marked(self.path, backend, text, settings)
 
   def decode(self, ids: Sequence[int]) -> str:
     """Return the text of ids; control tokens, and ids beyond the pieces (padded logits), have none."""
@@ -111,6 +126,17 @@ def _first_difference(path: str, other: str) -> int | None:
   return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
+def _encode_marked(path: str, backend: _Backend, text: str, settings: dict[str, Any]) -> list[int]:
+  """Return the ids of a text in which special tokens are written out."""
+  known = set(_pieces(path))
+  for token in (settings.get('added_tokens_decoder') or {}).values():
+    if (token := _content(token)) not in known and token in text:
+      raise ValueError(f'{path}: the chat template writes {token}, which is no piece of it; add its tokenizer.json')
+  control = backend.control()
+  parts = re.split('|'.join(f'({re.escape(token)})' for token in control) or '(?!)', text)
+  return [i for part in parts if part for i in ([control[part]] if part in control else backend.encode(part))]
+
+
 def _candidates(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yield the tokenizer files of a folder, the most complete first."""
   yield from (folder / name for name in _NAMES if (folder / name).is_file())
@@ -171,6 +197,9 @@ class _SentencePiece:
   def encode(self, text: str) -> list[int]:
     return self._sp.encode(text)
 
+  def control(self) -> dict[str, int]:
+    return {piece: i for i, piece in enumerate(self.pieces()) if self._sp.is_control(i)}
+
   def decode(self, ids: list[int]) -> str:
     return self._sp.decode(ids)
 
@@ -198,6 +227,9 @@ class _Fast:
 
   def encode(self, text: str) -> list[int]:
     return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+  def control(self) -> dict[str, int]:
+    return {}
 
   def decode(self, ids: list[int]) -> str:
     return self._tokenizer.decode(ids, skip_special_tokens=True)
@@ -256,6 +288,9 @@ class _Bytes:
 
   def encode(self, text: str) -> list[int]:
     return [byte + len(self._CONTROL) for byte in text.encode('utf-8')]
+
+  def control(self) -> dict[str, int]:
+    return {piece: i for i, piece in enumerate(self._CONTROL)}
 
   def decode(self, ids: list[int]) -> str:
     return bytes(i - 3 for i in ids if 3 <= i < 259).decode('utf-8', errors='ignore')

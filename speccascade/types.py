@@ -3,9 +3,9 @@
 Axis letters, here and everywhere: B batch, M models of a method, L new tokens, W window of pending tokens,
 V vocabulary, T token buffer, S prompt.
 
-Three facts hold between any two phases:
+Every array of the state has the rows of the batch on axis 0. Three facts hold between any two phases:
   * slot = absolute position, in the caches and in `State.tokens`; nothing stores an index;
-  * `fed[m, b]` tokens of row b are in the cache of model m, so it knows the laws of positions up to `fed[m, b]`;
+  * `fed[b, m]` tokens of row b are in the cache of model m, so it knows the laws of positions up to `fed[b, m]`;
   * the last committed token is fed to no model: `fed <= length - 1` when nothing is pending.
 """
 
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from flax import struct
 import jax
 import jax.numpy as jnp
+
+from speccascade import backends
 
 Array = jax.Array
 Cache = Any
@@ -72,7 +74,7 @@ class Window:
   """The pending tokens: drafted, in `State.tokens`, not yet tested. Slot j belongs to position `length + j`."""
 
   size: Array  # [B] how many are pending
-  probs: Array  # [B, W, V] the law that each was drawn from
+  probs: Array | None  # [B, W, V] the law that each was drawn from; None where all are greedy, so one-hot
   source: Array  # [B, W] the model that drew it
   logits: tuple[Array, ...]  # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches
 
@@ -85,10 +87,10 @@ class Stats:
   with padding and with the steps for which the row was idle or finished.
   """
 
-  calls: Array  # [M, B]
-  positions: Array  # [M, B]
-  computed: Array  # [M, B]
-  drafted: Array  # [M, B]
+  calls: Array  # [B, M]
+  positions: Array  # [B, M]
+  computed: Array  # [B, M]
+  drafted: Array  # [B, M]
   rounds: Array  # [B] verifications
   tested: Array  # [B] drafted tokens that met the acceptance test
   accepted: Array  # [B]
@@ -109,25 +111,47 @@ class State:
   limit: Array  # [B] the length at which a row ends
   done: Array  # [B]
   active: Array  # [B] rows that the phases work on now
-  fed: Array  # [M, B]
+  fed: Array  # [B, M]
   caches: tuple[Cache, ...]
   window: Window
+  sampler: Any  # probs.Sampler, its numbers [B]
+  limits: 'Limits'
   noise: Any  # where random choices come from, see probs.Noise
   policy: tuple  # carry of the draft-length policy
   seen: Array | None  # [B, V] committed tokens, where the sampler has a repetition penalty
-  fault: Array  # [M+1, B] first position at which a model's logits, or last the target, were not finite; or -1
+  counts: Array | None  # [B, V] how often each token was emitted, where the sampler has a presence or frequency penalty
+  fault: Array  # [B, M+1] first position at which a model's logits, or last the target, were no law; or -1
+  no_law: Array  # [B, 2] the sum of the target there, and its least entry
   stats: Stats
-  logprobs: Array | None  # [M, B, T] log-probability of each output token under each model, when asked for
+  logprobs: Array | None  # [B, M, T] log-probability of each output token under each model, when asked for
+  top: 'Top | None'
+
+
+@struct.dataclass
+class Limits:
+  """What a row's request says of its logits and of its end, where a request of the batch says so at all."""
+
+  stop_ids: Array  # [B, K] tokens that end the row beside EOS; -1 is none
+  least: Array | None = None  # [B] the position before which the row must not end
+  bias: Array | None = None  # [B, V] added to every model's logits
+
+
+@struct.dataclass
+class Top:
+  """The likeliest tokens under the last model at each output position."""
+
+  ids: Array  # [B, T, K]
+  logprobs: Array  # [B, T, K]
 
 
 class Context(NamedTuple):
-  """What is fixed while decoding: the models with their parameters bound, the sampler and the policy."""
+  """What is fixed while decoding: the models with their parameters bound, and the policy."""
 
   extend: tuple[Callable[[Cache, Array, Array], tuple[Array, Cache]], ...]
   cache_of: tuple[int, ...]  # the cache that each model keeps its state in
-  sampler: Any  # probs.Sampler
   policy: Any  # stopping.Policy
   eos_ids: tuple[int, ...]
+  processor: Callable[[Array, Array, Array], Array] | None = None  # (logits [V], tokens [T], how many) -> logits [V]
 
 
 Phase = Callable[[Context, State], State]
@@ -149,8 +173,7 @@ def places(n: int) -> Array:
 
 def take(x: Array, index: Array) -> Array:
   """Gather along axis 1: x [B, N, ...] at index [B, K] gives [B, K, ...]."""
-  index = index.reshape(index.shape + (1,) * (x.ndim - 2))
-  return jnp.take_along_axis(x, index, axis=1, mode='clip')
+  return backends.current().take(x, index)
 
 
 def take1(x: Array, index: Array) -> Array:

@@ -8,7 +8,8 @@ import numpy as np
 import reference
 
 from speccascade import laws, probs
-from speccascade.decode import _go_on, _loop, decode_batch
+from speccascade.engine import decode_batch
+from speccascade.engine import run as run_engine
 from speccascade.types import Prompt
 
 AS_USERS = {'xla_backend_optimization_level': 3, 'xla_cpu_use_fusion_emitters': True}  # compile; tests do it quicker
@@ -41,7 +42,7 @@ def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0
 
 def traces(*runs) -> list[int]:
   """Return how many times a decode loop was traced by each run in turn, where none had been before."""
-  loops, counts = (_loop, _go_on), [0]
+  loops, counts = (run_engine,), [0]
   for loop in loops:
     loop.clear_cache()  # another test may have traced the same
   for run in runs:

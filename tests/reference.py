@@ -27,11 +27,15 @@ def tv(a, b):
 
 
 class Sampler:
-  """Penalty, temperature, top-k, top-p for one prefix."""
+  """Penalties, temperature, top-k, top-p, min-p for one prefix; `emitted` are the tokens of it that are output."""
 
-  def __init__(self, temperature=1.0, top_k=None, top_p=None, repetition_penalty=None, seen=()):
-    self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+  def __init__(
+    self, temperature=1.0, top_k=None, top_p=None, repetition_penalty=None, seen=(), *, min_p=None,
+    presence_penalty=0.0, frequency_penalty=0.0, emitted=(),
+  ):  # fmt: skip
+    self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
     self.penalty, self.seen = repetition_penalty or 1.0, set(seen)
+    self.presence, self.frequency, self.emitted = presence_penalty, frequency_penalty, list(emitted)
 
   @property
   def greedy(self):
@@ -41,6 +45,8 @@ class Sampler:
     out = np.array(logits, np.float64)
     for v in self.seen:
       out[v] = out[v] / self.penalty if out[v] > 0 else out[v] * self.penalty
+    for v in set(self.emitted):
+      out[v] -= self.presence + self.frequency * self.emitted.count(v)
     return out
 
   def __call__(self, logits):
@@ -53,6 +59,9 @@ class Sampler:
     if self.top_p:
       p = softmax(x)
       x = np.where([p[p > v].sum() < self.top_p for v in p], x, -np.inf)
+    if self.min_p:
+      p = softmax(x)
+      x = np.where(p >= self.min_p * p.max(), x, -np.inf)
     return softmax(x)
 
   def soft(self, logits):
@@ -60,6 +69,14 @@ class Sampler:
 
   def harden(self, p):
     return one_hot(p.argmax(), len(p)) if self.greedy else p
+
+
+BEGIN = 2  # tokens of the prompt in every test of a law
+
+
+def at_prefix(tokens, **sampler):
+  """Return the sampler of the token after a prompt and what was emitted."""
+  return Sampler(**sampler, seen=tokens, emitted=tokens[BEGIN:])
 
 
 def deferral(name, lq, lp, alpha, sampler):
@@ -141,7 +158,7 @@ def lockstep(models, pi, **sampler):
 
   def step(tokens, carry):
     logits = [table_logits(m, tokens) for m in models]
-    return [(pi(logits, Sampler(**sampler, seen=tokens)), None)]
+    return [(pi(logits, at_prefix(tokens, **sampler)), None)]
 
   return step
 
@@ -152,7 +169,7 @@ def token_cascade(models, name, alpha, max_draft, **sampler):
   def step(tokens, drafted):
     drafted = drafted or 0
     lq, lp = (table_logits(m, tokens) for m in models)
-    s = Sampler(**sampler, seen=tokens)
+    s = at_prefix(tokens, **sampler)
     if drafted == max_draft or deferral(name, lq, lp, alpha, s):
       return [(s(lp), 0)]
     return [(s(lq), drafted + 1)]
@@ -166,7 +183,7 @@ def bild(models, fallback, rollback, max_draft, **sampler):
   def step(tokens, drafted):
     drafted = drafted or 0
     lq, lp = (table_logits(m, tokens) for m in models)
-    s = Sampler(**sampler, seen=tokens)
+    s = at_prefix(tokens, **sampler)
     if drafted == max_draft or softmax(lq).max() < fallback or deferral('bild_star', lq, lp, rollback, s):
       return [(s(lp), 0)]
     return [(s(lq), drafted + 1)]

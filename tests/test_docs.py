@@ -1,11 +1,12 @@
 """The examples of the documents run, and their links lead somewhere."""
 
+import dataclasses
 from pathlib import Path
 import re
 
 import pytest
 
-from speccascade import embedded
+from speccascade import embedded, Request
 from speccascade.evaluate import config
 from speccascade.methods import Method, SequenceCascade
 from speccascade.models import toy
@@ -81,6 +82,21 @@ def test_the_decode_example_of_the_readme_runs():
   out = {}
   exec(blocks(ROOT / 'README.md', 'python')[0], out)
   assert len(out['out'].texts) == 1 and out['out'].stats.calls.shape[0] == len(embedded.models())
+  exec(blocks(ROOT / 'README.md', 'python')[1], out)
+  assert out['row'].finish_reason in ('eos', 'stop', 'length')
+
+
+def test_the_python_of_the_decoding_page_runs(capsys):
+  names = {}
+  for code in blocks(ROOT / 'docs' / 'decoding.md', 'python'):
+    exec(code, names)
+  assert names['out'].finish_reasons[0] in ('stop', 'eos', 'length') and len(names['out'].texts) == 3
+  assert 'None' in capsys.readouterr().out  # partial texts
+
+
+def test_the_decoding_page_lists_every_field_of_a_request():
+  page = (ROOT / 'docs' / 'decoding.md').read_text()
+  assert all(f'`{field.name}`' in page for field in dataclasses.fields(Request))
 
 
 def test_every_gin_file_that_a_document_names_is_there():

@@ -31,6 +31,7 @@ SAMPLERS = {
   'T=1': dict(),
   'T=0 penalty': dict(temperature=0.0, repetition_penalty=1.7),
   'T=.7 filters': dict(temperature=0.7, top_k=2, top_p=0.9, repetition_penalty=1.3),
+  'T=1 counts': dict(min_p=0.2, presence_penalty=0.4, frequency_penalty=0.3),
 }
 TABLE = stopping.AcceptanceTable(np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]]))
 

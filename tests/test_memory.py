@@ -2,20 +2,17 @@
 
 import functools
 import re
-import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade import methods, rules, Sampler
-from speccascade.decode import _Batch, _first_state, _loop, _Program, _refill, _Seeds, prefill
+from speccascade import backends, decode, engine, methods, requests, rules, Sampler
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
-from speccascade.types import Model, Prompt
+from speccascade.types import Model
 
-SLOTS, HEADS, DIM = 53, 3, 7  # no other array has this shape
+SLOTS, HEADS, DIM = 48, 3, 7  # no other array has this shape
 
 
 def t5(layers: int, embed: int = 20) -> T5:
@@ -42,14 +39,22 @@ OPTIONS = {'xla_cpu_use_fusion_emitters': True}  # as users compile
 
 
 def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
-  """Return what a loop of these networks takes: what is compiled in, and shapes for their weights and a batch."""
-  prompt = Prompt(jnp.ones((rows, width), jnp.int32), jnp.full(rows, width, jnp.int32))
+  """Return what a run of these networks takes: what is compiled in, shapes of weights and state, and an insertion."""
   chosen = tuple(networks[m] for m in method.slots)
-  shapes = tuple(n.param_shapes() for n in chosen)
-  caches = jax.eval_shape(functools.partial(prefill, chosen, max_len=slots), shapes, prompt)
-  noise = _Seeds(np.uint32(0), np.uint32(0), np.zeros(rows, np.uint32))
-  program = _Program(chosen, tuple(range(len(chosen))), slots, 40, False)
-  return program, shapes, _Batch(caches, prompt, np.int32(9), Sampler(1.0), noise, np.ones(rows, bool))
+  program = engine.Program(chosen, tuple(range(len(chosen))), slots, 40, backends.CPU())
+  row = requests.Row(np.ones(width, np.int32), 0, 0, 0, 9, 0, np.uint32(0), np.uint32(0), Sampler(1.0), (), (), (), 0)
+  arrays = requests.arrays([row] * rows, requests.features([row]), rows, width, 40)
+  params = tuple(n.param_shapes() for n in chosen)
+  state = jax.eval_shape(functools.partial(engine.blank, program, method), params, arrays)
+  prefix = jax.eval_shape(lambda p: engine.prefill(chosen, program.backend, p, arrays.prompt, width), params)
+  arrival = engine.Arrival(arrays, np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.int32(1))
+  return program, params, state, (prefix, arrival)
+
+
+def run(program, method, params, state, insert, rows: int):
+  """Compile a run as users do."""
+  rest = state, insert, np.zeros(rows, bool), np.zeros(2, np.int32)
+  return engine.run.lower(program, method, params, *rest).compile(OPTIONS)
 
 
 def copied(text: str) -> set[str]:
@@ -66,11 +71,11 @@ def shapes_of(caches) -> set[str]:
 @pytest.mark.parametrize('name', METHODS)
 @pytest.mark.parametrize('family', [t5, decoder])
 def test_no_cache_is_copied_in_the_loop(family, name, batch):
-  program, weights, given_batch = given(METHODS[name], [family(1), family(2)], batch)
-  shapes = shapes_of(given_batch.caches)
+  program, weights, state, _ = given(METHODS[name], [family(1), family(2)], batch)
+  shapes = shapes_of(state.caches)
   dim = DIM + (DIM % 2 if family is decoder else 0)
   assert shapes == {f'f32[{batch * HEADS},{SLOTS},{dim}]', f'f32[{batch * HEADS},{dim},{SLOTS}]'}
-  text = _loop.lower(program, METHODS[name], weights, *given_batch).compile(OPTIONS).as_text()
+  text = run(program, METHODS[name], weights, state, None, batch).as_text()
   inside = text[: text.index('\nENTRY ')]
   assert 'dynamic-update-slice' in inside or 'scatter' in inside
   assert not shapes & copied(inside)
@@ -78,49 +83,53 @@ def test_no_cache_is_copied_in_the_loop(family, name, batch):
 
 @pytest.mark.parametrize('family', [t5, decoder])
 def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
-  method, moves = METHODS['speculative'], np.zeros((2, 4), np.int32)
-  program, weights, batch = given(method, [family(1), family(2)], 4)
-  state = jax.eval_shape(functools.partial(_first_state, program, method), *batch)
-  text = _refill.lower(program, method, weights, batch, moves, np.int32(1), state).compile(OPTIONS).as_text()
+  method = METHODS['speculative']
+  program, _, state, insert = given(method, [family(1), family(2)], 4)
+  text = engine._insert.lower(program, method, *insert, state).compile(OPTIONS).as_text()
   assert 'dynamic-update-slice' in text
-  assert not shapes_of(batch.caches) & copied(text)
+  assert not shapes_of(state.caches) & copied(text)
+
+
+def test_a_copy_of_a_cache_is_found_where_there_is_one():
+  _, _, state, insert = given(METHODS['speculative'], [t5(1), t5(2)], 4)
+  method, program = METHODS['speculative'], given(METHODS['speculative'], [t5(1), t5(2)], 4)[0]
+  kept = jax.jit(functools.partial(engine._put_rows, program, method))  # the state is not donated
+  assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(OPTIONS).as_text())
 
 
 @pytest.mark.parametrize('name', ['autoregressive', 'speculative', 'cascade', 'cos'])
 def test_a_decode_holds_little_beside_weights_caches_and_window(name):
   method = METHODS[name]
-  program, weights, batch = given(method, [t5(1, 256), t5(2, 512)], 2, slots=512)
+  program, weights, state, insert = given(method, [t5(1, 256), t5(2, 512)], 2, slots=512)
   window = 4 * 2 * 40 * (2 * method.window + 1) * len(method.slots)
-  needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((weights, batch.caches))) + window
-  memory = _loop.lower(program, method, weights, *batch).compile(OPTIONS).memory_analysis()
-  peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
-  assert peak - memory.alias_size_in_bytes <= 1.15 * needed
+  bytes_of = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+  for inserted in (None, insert):
+    memory = run(program, method, weights, state, inserted, 2).memory_analysis()
+    needed = bytes_of((weights, state.caches, inserted[0] if inserted else ())) + window
+    peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+    assert peak - memory.alias_size_in_bytes <= 1.15 * needed
 
 
-# What there is of caches before and after each of three readings: 12 arrays are keys and values of one layer and of
-# two, for the target and the source. Rows that wait in line are read beside those that are decoded.
-ALIVE = {1: [0, 12, 0, 12, 0, 12], 2: [0, 12, 12, 24, 12, 24]}
-
-
-@pytest.mark.parametrize('size', ALIVE)
-def test_a_batch_is_forgotten_before_the_next_is_read(size, monkeypatch):
-  networks, module = [t5(1), t5(2)], sys.modules[_loop.__module__]
+@pytest.mark.parametrize('size', [1, 4])
+def test_a_queue_needs_memory_for_one_batch_and_one_prefill(size, monkeypatch):
+  networks, alive = [t5(1), t5(2)], []
   models = [Model(n.init(jax.random.key(i)), n, name=str(i)) for i, n in enumerate(networks)]
-  alive, read = [], module._read
+  is_cache = lambda x: x.ndim == 3 and x.shape[0] % HEADS == 0 and DIM in x.shape
+  caches = lambda: sum(x.nbytes for x in jax.live_arrays() if is_cache(x))
+  for name in ('prefill', 'run'):
+    real = getattr(engine.Engine, name)
 
-  def count():
-    alive.append(sum(x.ndim == 3 and {size * HEADS, DIM} < {*x.shape} for x in jax.live_arrays()))
+    def noted(self, *args, real=real, **kwargs):
+      alive.append(caches())
+      found = real(self, *args, **kwargs)
+      alive.append(caches())
+      return found
 
-  def noted(fixed, params, prompt):
-    if not isinstance(prompt.tokens, np.ndarray):  # `_refill` is being traced
-      return read(fixed, params, prompt)
-    count()
-    caches = read(fixed, params, prompt)
-    count()
-    return caches
-
-  monkeypatch.setattr(module, '_read', noted)
-  prompts = [[5, 6], [7], [8, 9]] * size
-  out = module.decode(METHODS['speculative'], models, prompts, max_new_tokens=4, batch_size=size)
-  assert out.stats.emitted.min() > 0
-  assert alive == ALIVE[size]
+    monkeypatch.setattr(engine.Engine, name, noted)
+  out = decode(METHODS['speculative'], models, [[5, 6], [7], [8, 9]] * (2 * size), max_new_tokens=4, batch_size=size)
+  assert out.stats.emitted.min() > 0 and caches() == 0
+  chunk = max(1, size // 2)
+  entries = {'source': 16, 'target': 16}  # slots of a prefix, for two positions are one step of a CPU's slots
+  one = 3 * 2 * HEADS * DIM * 4  # bytes of a slot of a row: three layers, keys and values
+  batch, prefix = one * size * (16 + 32), one * chunk * sum(entries.values())
+  assert max(alive) <= batch + prefix and len(alive) > 4 * 3

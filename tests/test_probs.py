@@ -40,7 +40,19 @@ SETTINGS = {
   'penalty': dict(repetition_penalty=1.7),
   'penalty under 1': dict(repetition_penalty=0.6),
   'penalty, T=0': dict(repetition_penalty=1.7, temperature=0.0),
-  'all': dict(temperature=0.7, top_k=6, top_p=0.87, repetition_penalty=1.05),
+  'min-p': dict(min_p=0.31),
+  'min-p after top-p, T=.7': dict(min_p=0.2, top_p=0.9, temperature=0.7),
+  'presence': dict(presence_penalty=0.8),
+  'frequency, T=0': dict(frequency_penalty=0.7, temperature=0.0),
+  'all': dict(
+    temperature=0.7,
+    top_k=6,
+    top_p=0.87,
+    repetition_penalty=1.05,
+    min_p=0.1,
+    presence_penalty=0.3,
+    frequency_penalty=-0.2,
+  ),
 }
 
 
@@ -49,11 +61,29 @@ SETTINGS = {
 def test_the_sampler_is_its_definition(name, ties):
   logits = some_logits(1, ties)
   seen = np.random.default_rng(2).random((ROWS, V)) < 0.3
-  got = np.asarray(sampled(Sampler(**SETTINGS[name]).bind(jnp.asarray(seen)), logits))
-  for row, tokens, law in zip(logits, seen, got):
-    expected = reference.Sampler(**SETTINGS[name], seen=np.flatnonzero(tokens))(row)
+  counts = np.random.default_rng(3).integers(0, 3, (ROWS, V)) * seen
+  got = np.asarray(sampled(Sampler(**SETTINGS[name]).bind(jnp.asarray(seen), jnp.asarray(counts)), logits))
+  for row, tokens, times, law in zip(logits, seen, counts, got):
+    emitted = np.repeat(np.arange(V), times)
+    expected = reference.Sampler(**SETTINGS[name], seen=np.flatnonzero(tokens), emitted=emitted.tolist())(row)
     assert set(np.flatnonzero(law)) == set(np.flatnonzero(expected))
     np.testing.assert_allclose(law, expected, atol=3e-6)
+
+
+@pytest.mark.parametrize('window', [False, True])
+def test_rows_may_have_samplers_of_their_own(window):
+  rows = [SETTINGS[name] for name in ('T=0', 'T=2', 'top-k 4, T=.7', 'top-p', 'min-p', 'penalty')]
+  numbers = {}
+  for name, neutral in probs.NEUTRAL.items():
+    values = np.float32([row.get(name, neutral) for row in rows])
+    numbers[name] = jnp.asarray(values[:, None] if window else values)
+  logits = jnp.asarray(some_logits(4, False)[:18].reshape(6, 3, V))
+  logits, seen = (logits, jnp.ones((6, 3, V), bool)) if window else (logits[:, 0], jnp.ones((6, V), bool))
+  counts = jnp.zeros(seen.shape, jnp.int32)
+  got = sampled(Sampler(**numbers, mixed=True).bind(seen, counts), logits)
+  for i, row in enumerate(rows):
+    alone = sampled(Sampler(**row).bind(seen[i], counts[i]), logits[i])
+    np.testing.assert_array_equal(got[i], alone)
 
 
 def test_filters_keep_ties_together():
@@ -103,6 +133,8 @@ def test_masked_tokens_stay_masked():
     (dict(top_p=0.0), r'top_p=0\.0'),
     (dict(top_p=1.1), r'top_p=1\.1'),
     (dict(top_k=0), 'top_k=0'),
+    (dict(min_p=1.0), r'min_p=1\.0'),
+    (dict(presence_penalty=np.inf), 'presence_penalty=inf'),
     (dict(top_k=2.5), r'top_k=2\.5'),
     (dict(repetition_penalty=0), 'repetition_penalty=0'),
     (dict(repetition_penalty=-1.0), r'repetition_penalty=-1\.0'),
@@ -128,11 +160,16 @@ def test_numbers_of_the_sampler_are_not_part_of_the_program():
     return len(traces)
 
   assert count() == 1
-  for changes in (dict(temperature=1), dict(temperature=1.0), dict(top_p=0.5), dict(repetition_penalty=2)):
+  for changes in (
+    dict(temperature=1),
+    dict(temperature=1.0),
+    dict(top_p=0.5),
+    dict(top_k=4),
+    dict(repetition_penalty=2),
+  ):
     assert count(**changes) == 1
-  assert count(top_k=4) == 2
-  assert count(temperature=0.0) == 3
-  assert count(temperature=0) == 3
+  assert count(temperature=0.0) == 2
+  assert count(temperature=0) == 2
   np.testing.assert_allclose(run(Sampler(temperature=2.0, top_k=3, top_p=0.9, repetition_penalty=1.2), logits),
                              reference.Sampler(2.0, 3, 0.9)(np.arange(5.0)), atol=1e-6)  # fmt: skip
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from speccascade import tokenizers
+from speccascade import chat, tokenizers
 from speccascade.types import Model
 
 FAMILIES = {
@@ -90,6 +90,103 @@ def test_settings_overrule_what_the_files_say(shared, tmp_path):
     ids = tokenizers.find(target).encode('a')
     assert 1 not in ids and (ids[-1] == 2) == (family == 'llama_gsm8k')
     assert [p.rsplit('/', 1)[1] for p in tokenizers.find(target).files()] == [source.name, 'tokenizer_config.json']
+
+
+# ---- chat ----
+
+TEMPLATE = """{{ bos_token }}
+{%- for message in messages %}
+  {%- if message.role == 'system' and not loop.first %}
+    {{- raise_exception('the system speaks first') }}
+  {%- endif %}
+  {{- '[' + message.role + '] ' + message.content + eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"""
+HELLO = [{'role': 'user', 'content': 'the a'}]
+
+
+def _chatty(folder, template=TEMPLATE, **settings):
+  """Return a tokenizer with a template; its tokens are <s>, </s>, letters and a few words."""
+  from tokenizers import models, pre_tokenizers, processors, Tokenizer
+
+  words = ['<s>', '</s>', '<unk>', '[', ']', 'user', 'system', 'assistant', 'the', 'a']
+  fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='<unk>'))
+  fast.pre_tokenizer = pre_tokenizers.Whitespace()
+  fast.add_special_tokens(['<s>', '</s>'])
+  fast.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 0)])
+  fast.save(str(folder / 'tokenizer.json'))
+  config = {'bos_token': '<s>', 'eos_token': {'content': '</s>'}} | settings
+  (folder / 'tokenizer_config.json').write_text(json.dumps(config | ({'chat_template': template} if template else {})))
+  return tokenizers.find(folder)
+
+
+def test_chat_is_the_checkpoints_template_and_no_token_comes_twice(tmp_path):
+  tokenizer = _chatty(tmp_path)
+  words = [tokenizer.pieces()[i] for i in tokenizer.chat(HELLO)]
+  assert words == ['<s>', '[', 'user', ']', 'the', 'a', '</s>', '[', 'assistant', ']']
+  assert tokenizer.encode('the')[0] == 0  # which `chat` leaves to the template
+
+
+def test_a_template_lies_in_a_list_or_in_a_file_of_its_own(tmp_path):
+  expected = _chatty(tmp_path).chat(HELLO)
+  several = [{'name': 'tool_use', 'template': 'a'}, {'name': 'default', 'template': TEMPLATE}]
+  assert _chatty(tmp_path, several).chat(HELLO) == expected
+  (tmp_path / 'chat_template.jinja').write_text(TEMPLATE)
+  tokenizer = _chatty(tmp_path, 'a')
+  assert tokenizer.chat(HELLO) == expected
+  assert str(tmp_path / 'chat_template.jinja') in tokenizer.files()  # a converted checkpoint keeps it
+
+
+def test_a_template_is_laid_out_as_its_writer_saw_it(tmp_path):
+  lines = '{% for m in messages %}\n  {% if m.role == "user" %}\n[{{ m | tojson }}]\n  {% endif %}\n{% endfor %}\n'
+  _chatty(tmp_path, lines)
+  settings = json.loads((tmp_path / 'tokenizer_config.json').read_text())
+  assert chat.render(tmp_path, [{'role': 'user', 'content': 'é<'}], settings) == '[{"role": "user", "content": "é<"}]\n'
+
+
+def test_a_template_reaches_nothing_but_its_variables(tmp_path):
+  for code in ("{{ ''.__class__.__mro__ }}", '{{ messages.append(1) }}'):
+    with pytest.raises(ValueError, match='refuses the messages'):
+      _chatty(tmp_path, code).chat(HELLO)
+
+
+@pytest.mark.parametrize(
+  'template, messages, said',
+  [
+    (None, HELLO, 'tokenizer_config.json has no chat_template and there is no chat_template.jinja beside it; add one'),
+    ([{'name': 'rag', 'template': 'a'}], HELLO, r"of the chat templates \['rag'\] none is called 'default'"),
+    ('{% if %}', HELLO, 'tokenizer_config.json: the chat template cannot be read'),
+    (TEMPLATE, [*HELLO, {'role': 'system', 'content': 'a'}], r'refuses the messages \(the system speaks first\)'),
+    (TEMPLATE, [{'role': 'user'}], r"message 0 is \{'role': 'user'\}; a message has a role and"),
+    (TEMPLATE, [*HELLO, {'role': 'user', 'content': 3}], 'message 1 is'),
+    (TEMPLATE, [], r'messages=\[\] must be a list such as'),
+  ],
+)
+def test_chat_that_cannot_be_written_is_one_sentence(tmp_path, template, messages, said):
+  with pytest.raises(ValueError, match=said) as info:
+    _chatty(tmp_path, template).chat(messages)
+  assert '\n' not in str(info.value)
+
+
+def test_both_formats_read_the_special_tokens_of_a_template(shared, tmp_path):
+  llama, found = shared / 'checkpoints' / 'llama_gsm8k', []
+  special = {'bos_token': '<s>', 'eos_token': '</s>'}
+  for name, source in (('tokenizer.model', llama), ('tokenizer.json', llama / 'hf_tokenizer')):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / name).write_bytes((source / name).read_bytes())
+    (folder / 'tokenizer_config.json').write_text(json.dumps(special | {'chat_template': TEMPLATE}))
+    found.append(tokenizers.find(folder).chat(HELLO * 2))
+  assert found[0] == found[1] and found[0][:2] != [1, 1] and found[0].count(1) == 1 and found[0].count(2) == 2
+
+
+def test_a_token_that_the_vocabulary_lacks_is_named(shared, tmp_path):
+  source = shared / 'checkpoints' / 'llama_gsm8k' / 'tokenizer.model'
+  (tmp_path / source.name).write_bytes(source.read_bytes())
+  settings = {'chat_template': '<|turn|>a', 'added_tokens_decoder': {'9999': {'content': '<|turn|>'}}}
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  with pytest.raises(ValueError, match=r'writes <\|turn\|>, which is no piece of it; add its tokenizer.json'):
+    tokenizers.find(tmp_path).chat(HELLO)
 
 
 def _byte_level(folder):

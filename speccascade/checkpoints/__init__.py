@@ -9,13 +9,12 @@ import jax.numpy as jnp
 
 from speccascade import tokenizers
 from speccascade.checkpoints import files, hf, orbax, t5x
-from speccascade.models import layers
 from speccascade.types import Model
 
 __all__ = ['digest', 'kind', 'load', 'read']
 
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
-_HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt']
+_HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
 _DTYPES = ('float32', 'bfloat16', 'float16')
 _EXPECTED = (
   "expected a Hugging Face folder (config.json and *.safetensors), T5X's checkpoint_<step> or a folder of them, or a "
@@ -36,13 +35,12 @@ def load(
   """Return the model at a path or hub id, with its tokenizer where one is found, fit for this machine.
 
   `dtype` is float32, bfloat16 or float16; None is as stored, but float32 on a CPU, which computes many times slower
-  with shorter numbers. `scan` stacks the layers, which compile once then; without it a CPU's large kernels may be
-  transposed, and stored as bfloat16 where that changes none of their numbers.
+  with shorter numbers. `scan` stacks the layers, which compile once then.
   `tokenizer` is one, or the path of one, that is used in place of the checkpoint's own. `revision` is a hub model's
   branch, tag or commit. `activation` is that of a T5X checkpoint's MLPs where no gin file beside it says it.
   """
   cpu = jax.default_backend() == 'cpu'
-  model = read(
+  return read(
     path,
     dtype=dtype or ('float32' if cpu else None),
     scan=scan,
@@ -51,9 +49,6 @@ def load(
     revision=revision,
     activation=activation,
   )
-  if not scan:
-    layers.keep_by_rows(model.params)
-  return model
 
 
 def read(

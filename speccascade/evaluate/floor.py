@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import probs
-from speccascade.decode import buffer_size, prefill
+from speccascade import backends, probs
+from speccascade.engine import positions, prefill
 from speccascade.types import Model, Network, Prompt
 
 STEPS = 32  # the most passes in one loop on the device, unless said
@@ -40,11 +40,11 @@ def passes_seconds(
   new tokens with windows of `window`, or of the widest pass.
   """
   models, widths, times = zip(*passes, strict=True)
-  networks, params = tuple(m.network for m in models), tuple(m.params for m in models)
-  slots = buffer_size(networks[-1], source, tokens, window or max(widths))
+  networks, (backend, params) = tuple(m.network for m in models), backends.prepared(models)
+  slots = positions(networks[-1], source, tokens, window or max(widths))
   prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
-  caches = prefill(networks, params, prompt, slots)
-  loop = passes_loop(networks, widths, batch, source, slots, times)
+  caches = prefill(networks, backend, params, prompt, slots)
+  loop = passes_loop(networks, backend, widths, batch, source, slots, times)
 
   def seconds(rounds: int) -> float:
     start = time.perf_counter()
@@ -61,6 +61,7 @@ def passes_seconds(
 
 def passes_loop(
   networks: Sequence[Network],
+  backend: backends.Backend,
   widths: Sequence[int],
   batch: int,
   source: int,
@@ -81,8 +82,9 @@ def passes_loop(
       def feed(n, carry):
         tokens, cache = carry
         position = jnp.broadcast_to(first + i % room + jnp.arange(widths[n])[None], (batch, widths[n]))
-        logits, cache = networks[n].extend(params[n], cache, tokens[:, : widths[n]], position)
-        return tokens.at[:, : widths[n]].set(jnp.minimum(probs.argmax(logits), 5)), cache
+        with backends.use(backend):
+          logits, cache = networks[n].extend(params[n], cache, tokens[:, : widths[n]], position)
+          return tokens.at[:, : widths[n]].set(jnp.minimum(probs.argmax(logits), 5)), cache
 
       tokens, caches = carry[0], list(carry[1])
       for n in range(len(networks)):

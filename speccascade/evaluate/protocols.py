@@ -27,7 +27,7 @@ from speccascade.results import PER_MODEL
 from speccascade.types import Stats
 
 MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
-BATCHES = 8  # in a part of the quality protocol, so that its end, where no one waits in line any more, is a small share
+BATCHES = 8  # in a part of the quality protocol, so that its end, where the queue is empty, is a small share
 PER_ROW = ('rounds', 'tested', 'accepted', 'emitted', 'deferred')
 BY_PLACE = ('accepted_lengths', 'tested_at', 'accepted_at')
 QUALITY_KEYS = ('temperature', 'curve', 'value', 'example')
@@ -71,7 +71,7 @@ def run_method(
     example_ids=[e.index for e in examples],
     batch_size=batch or len(examples),
     max_prompt_tokens=task.max_prompt_tokens,
-  )
+  ).raise_for_fault()
 
 
 def few_executables():

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import inputs, methods, probs, targets
+from speccascade import backends, inputs, methods, probs, targets
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import Loaded
@@ -112,21 +112,22 @@ def _sources(method) -> dict[int, str]:
   return names | {RESIDUAL: 'residual', BONUS: 'bonus' if drafts else 'combined'}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _pass(network, params, prompt, slots, tokens, positions):
-  return network.extend(params, network.prefill(params, prompt, slots), tokens, positions)[0]
+@functools.partial(jax.jit, static_argnums=(0, 1, 4))
+def _pass(network, backend, params, prompt, slots, tokens, positions):
+  with backends.use(backend):
+    return network.extend(params, network.prefill(params, prompt, slots), tokens, positions)[0]
 
 
 def _forced(model: Model, prompts, outputs, task, vocab: int) -> Array:
   """Return the logits [B, L, V] from which each output token was drawn."""
   rows, new, width = len(prompts), task.max_new_tokens, max(task.max_prompt_tokens, 1)
-  prompt, _, _ = inputs.pad(prompts, np.zeros(rows, np.uint32), rows, width)
+  prompt = inputs.pad(prompts, rows, width)
   start = model.network.start_id
   first = np.zeros(rows, np.int32) if start is not None else prompt.length - 1
   before = np.full(rows, start, np.int32) if start is not None else np.array([p[-1] for p in prompts], np.int32)
   tokens = np.concatenate([before[:, None], _padded(outputs, new)[:, :-1]], 1)
   positions = first[:, None] + np.arange(new, dtype=np.int32)[None]
-  logits = _pass(model.network, model.params, prompt, width + new + 1, tokens, positions)
+  logits = _pass(model.network, backends.of(model.params), model.params, prompt, width + new + 1, tokens, positions)
   return logits[..., :vocab].astype(jnp.float32)
 
 

@@ -13,6 +13,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from speccascade.backends import View
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
@@ -98,13 +99,20 @@ class Layer(nn.Module):
     )  # fmt: skip
     self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype)
 
-  def __call__(self, x: Array, cache: Cache, number: Array | int, start: Array, mask: Array, angles) -> tuple:
+  def __call__(self, x: Array, cache: Cache, number: Array | int, view: View, angles) -> tuple[Array, Cache]:
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
+    y, cache = self.attention.extend(self._enter(x, 'attention'), cache, number, view, rope=angles)
+    return self._finish(x, y), cache
+
+  def read(self, x: Array, view: View, angles) -> tuple[Array, cache_lib.Entry]:
+    """Return the same for a text from its beginning: x [B, L, E] and its entry."""
     y = self._enter(x, 'attention')
-    q, new = self.attention.queries(y, angles), self.attention.keys_values(y, angles)
-    cache, entry = cache_lib.update(cache, number, new, start)
-    x = self._leave(x, self.attention.mix(q, entry, mask), 'attention')
-    return self._leave(x, self.mlp(self._enter(x, 'mlp')), 'mlp'), cache
+    entry = self.attention.entry(y, angles)
+    return self._finish(x, self.attention.attend(y, entry, view.mask(x.shape[1]), rope=angles)), entry
+
+  def _finish(self, x: Array, y: Array) -> Array:
+    x = self._leave(x, y, 'attention')
+    return self._leave(x, self.mlp(self._enter(x, 'mlp')), 'mlp')
 
   def _enter(self, x: Array, block: str) -> Array:
     return x if self.config.norms == 'post' else getattr(self, f'pre_{block}_layer_norm')(x)
@@ -140,25 +148,39 @@ class DecoderModule(nn.Module):
 
   def __call__(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
-    x, cache = self.read(cache, tokens, positions)
+    x, cache = self.extend(cache, tokens, positions)
     return self.head(x), cache
 
-  def read(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+  def extend(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return the last layer's output [B, L, E] and the cache."""
-    c = self.config
-    slots = cache_lib.slots_of(cache)
-    masks = [blocks.visible(positions, slots, span.window) for span in c.kinds]
-    angles = [rope_lib.angles(span.rope, c.head_dim, positions) if span.rope else None for span in c.kinds]
-    start = positions[:, 0]
+
+    sights = self._sights(positions)
 
     def body(layer, carry, at):
-      number, kind = at
-      mask, turn = blocks.choose(list(zip(masks, angles, strict=True)), kind)
-      return layer(*carry, number, start, mask, turn), None
+      window, angles = blocks.choose(sights, at[1])
+      return layer(*carry, at[0], View(positions, window), angles), None
 
-    kinds = tuple(c.kinds.index(span) for span in c.spans)
-    (x, cache), _ = blocks.over_layers(self.layers, body, (self.embed(tokens, positions), cache), kinds)
-    return x, cache
+    return blocks.over_layers(self.layers, body, (self.embed(tokens, positions), cache), self._kinds)[0]
+
+  def read(self, tokens: Array) -> Cache:
+    """Return the cache of texts [B, L] from their beginning."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+    sights = self._sights(positions)
+
+    def body(layer, x, at):
+      window, angles = blocks.choose(sights, at[1])
+      return layer.read(x, View(positions, window), angles)
+
+    return cache_lib.stack(blocks.over_layers(self.layers, body, self.embed(tokens, positions), self._kinds)[1])
+
+  @property
+  def _kinds(self) -> tuple[int, ...]:
+    return tuple(self.config.kinds.index(span) for span in self.config.spans)
+
+  def _sights(self, positions: Array) -> list[tuple]:
+    """Return how far back each kind of layer sees, and by which angles it turns."""
+    dim = self.config.head_dim
+    return [(s.window, rope_lib.angles(s.rope, dim, positions) if s.rope else None) for s in self.config.kinds]
 
   def embed(self, tokens: Array, positions: Array) -> Array:
     """Return the first layer's input [B, L, E]."""
@@ -202,13 +224,10 @@ class Decoder(Base):
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Return a cache that has seen the prompt [B, S]; what the padding left in it is invisible later on."""
-    batch, width = prompt.tokens.shape
+    width = prompt.tokens.shape[1]
 
     def read(w):
-      positions = jnp.broadcast_to(jnp.arange(w)[None], (batch, w))
-      cache = self.empty_cache(params, batch, w)  # no wider than the prompt: attention over empty slots costs as much
-      _, cache = self.module.apply({'params': params}, cache, prompt.tokens[:, :w], positions, method='read')
-      return cache_lib.resize(cache, max_len)
+      return cache_lib.resize(self.module.apply({'params': params}, prompt.tokens[:, :w], method='read'), max_len)
 
     return at_width(prompt.length.max() - 1, width, read)  # the last token is fed by the loop
 

@@ -5,9 +5,6 @@ K key-value heads, G queries for each of them (H = K·G), D head dimension.
 """
 
 from collections.abc import Callable
-import functools
-import math
-import pathlib
 from typing import Any
 
 from flax import linen as nn
@@ -16,6 +13,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade import backends
+from speccascade.models import cache as cache_lib
 from speccascade.models import rope as rope_lib
 from speccascade.types import Array, Params
 
@@ -78,7 +77,7 @@ class LayerNorm(nn.Module):
 class Dense(nn.Module):
   """Multiply by a kernel (in, out) in the kernel's dtype; `axes` names its two axes for sharding.
 
-  Parameters that `keep_by_rows` has changed hold the kernel's transpose, `rows`, whose dtype may be shorter.
+  Parameters that a backend has prepared hold the kernel's transpose, `rows`, whose dtype may be shorter.
   """
 
   features: int
@@ -92,104 +91,17 @@ class Dense(nn.Module):
   def __call__(self, x: Array) -> Array:
     out_dtype = self.out_dtype or x.dtype
     if self.has_variable('params', 'rows'):
-      rows = self.get_variable('params', 'rows')
-      y = matmul_rows(x, rows, out_dtype)
+      y = backends.current().matmul_rows(x, self.get_variable('params', 'rows'), out_dtype)
     else:
       init = nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal')
       init = nn.with_logical_partitioning(init, self.axes)
       kernel = self.param('kernel', init, (x.shape[-1], self.features), self.dtype)
-      y = jnp.matmul(x.astype(kernel.dtype), kernel, preferred_element_type=self.out_dtype)
+      y = backends.current().matmul(x, kernel, self.out_dtype)
     if self.use_bias:
       zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
       bias = self.param('bias', zeros, (self.features,), self.dtype)
       y = y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     return y.astype(out_dtype)
-
-
-def matmul_rows(x: Array, rows: Array, out_dtype: Dtype) -> Array:
-  """Return x · rowsᵀ for x [..., in], rows [out, in], whose dtype may be shorter; sums are float32.
-
-  The CPU's matrix product packs the weights anew at each call, which for a few tokens costs as much again as reading
-  them, and widens short ones in memory. A sum of products reads them once, as they are stored. For more tokens a CPU
-  with tiles for bfloat16 multiplies in parts.
-  """
-  lead, n = x.shape[:-1], math.prod(x.shape[:-1])
-  if n >= _SPLIT and rows.dtype == jnp.bfloat16 and _has_tiles():
-    return matmul_parts(x.reshape(n, -1), rows).reshape(*lead, -1).astype(out_dtype)
-  if n > _SUMMED or (n == 1 and rows.dtype == jnp.float32):
-    return jnp.einsum('...i,oi->...o', x, rows.astype(x.dtype), preferred_element_type=out_dtype).astype(out_dtype)
-  padded = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # columns that fill registers
-  columns = jnp.pad(x.reshape(n, -1), ((0, padded - n), (0, 0))).T
-  columns, rows = lax.optimization_barrier((columns, rows))  # shared with a sibling, the product would be stored
-  columns, rows = columns.astype(jnp.float32), rows.astype(jnp.float32)
-  if n == 1:
-    y = jnp.sum(rows * columns.T, axis=1)[:, None]
-  else:
-    y = jnp.sum(rows[:, :, None] * columns[None], axis=1)  # [out, padded]
-  return y[:, :n].T.reshape(*lead, -1).astype(out_dtype)
-
-
-def matmul_parts(x: Array, rows: Array) -> Array:
-  """Return x · rowsᵀ in float32 for x [n, in], rows [out, in] of bfloat16: three products of short numbers.
-
-  A float32's 24 bits are those of three bfloat16s, so that no product is rounded before it is summed.
-  """
-  parts, rest = [], x.astype(jnp.float32)
-  for _ in range(3):
-    first = lax.bitcast_convert_type(rest, jnp.uint32) >> 16  # cut off, which is faster than rounded
-    parts.append(lax.bitcast_convert_type(first.astype(jnp.uint16), jnp.bfloat16))
-    rest = rest - parts[-1].astype(jnp.float32)
-  y = jnp.einsum('ni,oi->no', jnp.concatenate(parts), rows, preferred_element_type=jnp.float32)
-  high, middle, low = jnp.split(y, 3)
-  return low + middle + high
-
-
-_SPLIT = 24  # tokens from which parts are faster than sums, where the CPU has tiles
-_SUMMED = 64  # tokens up to which sums of products are faster than a product
-_CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
-
-
-def keep_by_rows(params: Params) -> None:
-  """Store every kernel [in, out] as its transpose `rows` [out, in] where that is faster, in place of the kernel.
-
-  It is on a CPU whose compiler has a kernel for the sums of `matmul_rows`, with more weights than its cache holds.
-  Rows that bfloat16 holds exactly, as most checkpoints' are, are stored in it: half the bytes and the same sums. A head
-  that is tied to the embedding gets rows of its own, for activations have the embedding's dtype.
-  """
-  decoder = params.get('decoder', params)
-  if jax.default_backend() == 'cpu' and sum(x.nbytes for x in jax.tree.leaves(decoder)) > _CACHED and _fuses_sums():
-    _transpose(params)
-    if 'logits_dense' not in decoder:
-      table = params['token_embedder']
-      table['rows'] = jnp.asarray(_short(table['embedding']))
-
-
-def _transpose(params: Params) -> None:
-  if 'kernel' in params:
-    params['rows'] = jnp.asarray(_short(params.pop('kernel')).T)
-  for x in params.values():
-    if isinstance(x, dict):
-      _transpose(x)
-
-
-def _short(x: Array) -> np.ndarray | Array:
-  """Return float32 numbers as bfloat16 if none of them changes."""
-  if x.dtype != jnp.float32:
-    return x
-  bits = np.asarray(x).view(np.uint32)
-  return x if (bits & 0xFFFF).any() else (bits >> 16).astype(np.uint16).view(jnp.bfloat16)
-
-
-@functools.cache
-def _has_tiles() -> bool:
-  info = pathlib.Path('/proc/cpuinfo')
-  return info.exists() and 'amx_bf16' in info.read_text()
-
-
-@functools.cache
-def _fuses_sums() -> bool:
-  x, rows = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((6, 128), (128, 128)))
-  return 'ynn_fusion' in jax.jit(matmul_rows, static_argnums=2).lower(x, rows, jnp.float32).compile().as_text()
 
 
 class Embed(nn.Module):
@@ -209,10 +121,8 @@ class Embed(nn.Module):
 
   def attend(self, x: Array) -> Array:
     """Return x · embeddingᵀ [B, L, rows] in float32, without a transpose of the table."""
-    x = x.astype(self.embedding.dtype)
-    if self.has_variable('params', 'rows'):
-      return matmul_rows(x, self.get_variable('params', 'rows'), jnp.float32)
-    return jnp.einsum('ble,ve->blv', x, self.embedding, preferred_element_type=jnp.float32)
+    rows = self.get_variable('params', 'rows') if self.has_variable('params', 'rows') else self.embedding
+    return backends.current().matmul_rows(x.astype(self.embedding.dtype), rows, jnp.float32)
 
 
 class Mlp(nn.Module):
@@ -269,50 +179,31 @@ class Attention(nn.Module):
     q = self.query_norm(q) if self.qk_norm else q
     return rope_lib.rotate(q, rope) if rope else q
 
-  def keys_values(self, x: Array, rope: tuple[Array, Array] | None = None) -> dict[str, Array]:
-    """Return the cache entry of x [B, L, E]: keys [B·K, D, L] and values [B·K, L, D]."""
+  def _keys_values(self, x: Array, rope: tuple[Array, Array] | None) -> tuple[Array, Array]:
     k, v = (dense(x).reshape(*x.shape[:2], self.kv_heads, self.head_dim) for dense in (self.key, self.value))
     k = self.key_norm(k) if self.qk_norm else k
-    k = rope_lib.rotate(k, rope) if rope else k
-    return {'key': _slots(k).swapaxes(1, 2), 'value': _slots(v)}
+    return (rope_lib.rotate(k, rope) if rope else k), v
 
-  def mix(self, q: Array, entry: dict[str, Array], mask: Array | None, bias: Array | None = None) -> Array:
-    """Attend and project back to [B, L, E]."""
-    y = attend(q, entry['key'], entry['value'], mask, bias, scale=self.scale, cap=self.cap)
+  def entry(self, x: Array, rope: tuple[Array, Array] | None = None) -> cache_lib.Entry:
+    """Return the cache entry of x [B, T, E]."""
+    return backends.current().entry(*self._keys_values(x, rope))
+
+  def attend(self, x: Array, entry: cache_lib.Entry, mask: Array, bias: Array | None = None, rope=None) -> Array:
+    """Attend from x [B, L, E] to an entry's slots, those that mask [B, 1 or L, T] shows; return [B, L, E]."""
+    return self._project(backends.current().attend(self.queries(x, rope), entry, mask, bias, **self._scores))
+
+  def extend(self, x: Array, cache, layer: Array | int, view: backends.View, bias: Array | None = None, rope=None):
+    """Write x [B, L, E] into the cache of a layer and attend to what `view` shows; return [B, L, E] and the cache."""
+    k, v = self._keys_values(x, rope)
+    y, cache = backends.current().extend(self.queries(x, rope), k, v, cache, layer, view, bias, **self._scores)
+    return self._project(y), cache
+
+  @property
+  def _scores(self) -> dict:
+    return dict(kv_heads=self.kv_heads, scale=self.scale, cap=self.cap)
+
+  def _project(self, y: Array) -> Array:
     return self.out(y.reshape(*y.shape[:2], -1))
-
-
-def _slots(x: Array) -> Array:
-  """Return x [B, L, K, D] as slots [B·K, L, D]."""
-  x = nn.with_logical_constraint(jnp.swapaxes(x, 1, 2), ('batch', 'kv_heads', 'length', 'kv'))
-  return x.reshape(-1, *x.shape[2:])
-
-
-def attend(q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None, *, scale: float, cap: float | None):
-  """Return softmax(scale · q·k + bias) · v for q [B, L, H, D], k [B·K, D, T], v [B·K, T, D]: [B, L, H, D].
-
-  mask [B, 1 or L, T] is true where a slot is visible; bias is [1 or B, H, L, T]. The softmax is float32.
-  """
-  batch, width, h, d = q.shape
-  heads = (k.shape[0] // batch, h * batch // k.shape[0])  # K, G
-  rows = q.reshape(batch, width, *heads, d).transpose(0, 2, 3, 1, 4).reshape(k.shape[0], -1, d)  # [B·K, G·L, D]
-  if jax.default_backend() == 'cpu':  # which has no batched product of short numbers into float32
-    k, rows = k.astype(jnp.float32), rows.astype(jnp.float32)
-  scores = jnp.einsum('nxd,ndt->nxt', rows, k, preferred_element_type=jnp.float32)
-  scores = softcap(scores.reshape(batch, *heads, width, -1) * scale, cap)  # [B, K, G, L, T]
-  if bias is not None:
-    scores = scores + bias.reshape(bias.shape[0], *heads, *bias.shape[2:])
-  if mask is not None:
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(k.shape[0], -1, k.shape[2])  # [B·K, G·L, T]
-  y = jnp.einsum('nxt,ntd->nxd', weights, v).reshape(batch, *heads, width, d)
-  return y.transpose(0, 3, 1, 2, 4).reshape(q.shape)
-
-
-def visible(positions: Array, slots: int, window: int = 0) -> Array:
-  """Return [B, L, T]: slot <= position, and within the last `window` positions unless that is 0."""
-  distance = positions[:, :, None] - jnp.arange(slots)[None, None]
-  return (distance >= 0) & (distance < window) if window else distance >= 0
 
 
 def relative_bucket(offset: np.ndarray, *, bidirectional: bool, buckets: int, max_distance: int) -> np.ndarray:
@@ -341,26 +232,27 @@ class RelativeBias(nn.Module):
 
   @nn.compact
   def __call__(self, positions: Array, slots: int) -> Array:
-    """Return [B, H, L, T] for queries at positions [B, L] and keys in slots 0 … T - 1.
-
-    Each query's row is one contiguous piece of a table over the offsets 1 - T … T - 1.
-    """
+    """Return [B, H, L, T] for queries at positions [B, L] and keys in slots 0 … T - 1."""
     init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('heads', 'relpos_buckets'))
     embedding = self.param('rel_embedding', init, (self.heads, self.buckets), self.dtype)
-    offsets = np.arange(1 - slots, slots)
+    offsets = np.arange(-slots, slots + 1)
     bucket = relative_bucket(
       offsets, bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance
     )
-    table = embedding.astype(jnp.float32)[:, bucket]  # [H, 2T - 1]
-    rows = jax.vmap(lambda p: lax.dynamic_slice_in_dim(table, slots - 1 - p, slots, axis=1))(positions.reshape(-1))
-    return jnp.swapaxes(rows.reshape(*positions.shape, self.heads, slots), 1, 2)
+    offset = (jnp.arange(slots)[None, None] - positions[:, :, None])[:, None]  # [B, 1, L, T]
+    values = embedding.astype(jnp.float32)[:, bucket][None, :, None]  # [1, H, 1, 2T + 1]
+    bias = values[..., :1]
+    for i in np.flatnonzero(np.diff(bucket)) + 1:  # the bucket steps with the offset; a gather would go row by row
+      bias = jnp.where(offset >= offsets[i], values[..., i : i + 1], bias)
+    return bias
 
 
 def choose(options: list, index: Array | int):
   """Return options[index] of equally shaped trees, also where the index is an array."""
   if isinstance(index, int) or len(options) == 1:
     return options[index if isinstance(index, int) else 0]
-  return jax.tree.map(lambda *xs: lax.dynamic_index_in_dim(jnp.stack(xs), index, keepdims=False), *options)
+  pick = lambda *xs: lax.dynamic_index_in_dim(jnp.stack([jnp.asarray(x) for x in xs]), index, keepdims=False)
+  return jax.tree.map(pick, *options)
 
 
 def over_layers(layers, body: Callable, carry, kinds: tuple[int, ...]):

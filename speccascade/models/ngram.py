@@ -22,6 +22,8 @@ class NGram:
   start_id: int | None = None
   max_positions: int | None = None
 
+  drafts_only = True
+
   def prefill(self, params, prompt: Prompt, max_len: int):
     """Keep the text: a source of S slots (empty for a decoder-only run), then `max_len` slots."""
     rows, width = prompt.tokens.shape

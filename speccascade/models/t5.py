@@ -13,6 +13,7 @@ import functools
 from flax import linen as nn
 import jax.numpy as jnp
 
+from speccascade.backends import View
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models.base import at_width, Base
@@ -76,7 +77,7 @@ class EncoderLayer(nn.Module):
     if bias is None:
       bias = self.relpos_bias(jnp.arange(x.shape[1])[None], x.shape[1])
     y = self.pre_attention_layer_norm(x)
-    x = x + self.attention.mix(self.attention.queries(y), self.attention.keys_values(y), mask, bias)
+    x = x + self.attention.attend(y, self.attention.entry(y), mask, bias)
     return x + self.mlp(self.pre_mlp_layer_norm(x))
 
 
@@ -95,21 +96,18 @@ class DecoderLayer(nn.Module):
     if not self.config.shared_bias:
       self.relpos_bias = _relative_bias(self.config, self.dtype, bidirectional=False)
 
-  def __call__(self, x, cache, number, positions, mask, bias, source, source_mask):
+  def __call__(self, x, cache, number, view, bias, source, source_mask):
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
-    start = positions[:, 0]
-    bias = self.relpos_bias(positions, mask.shape[-1]) if bias is None else bias
-    y = self.pre_self_attention_layer_norm(x)
-    cache, entry = cache_lib.update(cache, number, self.self_attention.keys_values(y), start)
-    x = x + self.self_attention.mix(self.self_attention.queries(y), entry, mask, bias)
+    bias = self.relpos_bias(view.positions, cache_lib.slots_of(cache)) if bias is None else bias
+    y, cache = self.self_attention.extend(self.pre_self_attention_layer_norm(x), cache, number, view, bias)
+    x = x + y
     y = self.pre_cross_attention_layer_norm(x)
-    source = cache_lib.entry_of(source, number)
-    x = x + self.encoder_decoder_attention.mix(self.encoder_decoder_attention.queries(y), source, source_mask)
+    x = x + self.encoder_decoder_attention.attend(y, cache_lib.entry_of(source, number), source_mask)
     return x + self.mlp(self.pre_mlp_layer_norm(x)), cache
 
   def read_source(self, encoded: Array) -> cache_lib.Entry:
     """Return the keys and values of the source [B, S, E] for cross-attention."""
-    return self.encoder_decoder_attention.keys_values(encoded)
+    return self.encoder_decoder_attention.entry(encoded)
 
 
 class Encoder(nn.Module):
@@ -157,13 +155,11 @@ class DecoderStack(nn.Module):
   def __call__(self, x: Array, cache: Cache, positions: Array) -> tuple[Array, Cache]:
     """Return the normalised output [B, L, E] for x [B, L, E], and the cache with its keys and values."""
     own, source = cache['target'], cache['source']
-    slots, width = cache_lib.slots_of(own), cache_lib.slots_of(source)
-    mask = blocks.visible(positions, slots)
-    bias = self.relpos_bias(positions, slots) if self.config.shared_bias else None
-    source_mask = _inside(cache['source_length'], width)
+    bias = self.relpos_bias(positions, cache_lib.slots_of(own)) if self.config.shared_bias else None
+    source_mask = _inside(cache['source_length'], cache_lib.slots_of(source))
 
     def body(layer, carry, at):
-      return layer(*carry, at[0], positions, mask, bias, source, source_mask), None
+      return layer(*carry, at[0], View(positions), bias, source, source_mask), None
 
     (x, own), _ = blocks.over_layers(self.layers, body, (x, own), (0,) * self.config.decoder_layers)
     return self.decoder_norm(x), {**cache, 'target': own}
@@ -174,7 +170,7 @@ class DecoderStack(nn.Module):
     def body(layer, carry, _):
       return carry, layer.read_source(encoded)
 
-    return blocks.over_layers(self.layers, body, (), (0,) * self.config.decoder_layers)[1]
+    return cache_lib.stack(blocks.over_layers(self.layers, body, (), (0,) * self.config.decoder_layers)[1])
 
 
 def _inside(length: Array, width: int) -> Array:

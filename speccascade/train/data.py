@@ -84,7 +84,7 @@ def _write_outputs(teacher, sources, file: Path, sampler, max_new_tokens: int, b
     out = decode(
       methods.autoregressive(), [teacher], texts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
       example_ids=range(start, start + len(texts)), batch_size=batch_size,
-    )  # fmt: skip
+    ).raise_for_fault()  # fmt: skip
     for text, tokens in zip(texts, out.tokens, strict=True):
       lines.append(json.dumps({'source': text, 'target': [int(t) for t in tokens]}, ensure_ascii=False) + '\n')
   disk.write(file, ''.join(lines))

@@ -64,3 +64,10 @@ def test_no_sentence_of_the_task_is_longer_than_it_says(pair):
   assert max(len(pair[0].tokenizer.encode(e.prompt)) for e in task.examples) <= task.max_prompt_tokens
   assert max(len(pair[0].tokenizer.encode(e.target)) for e in task.examples) < task.max_new_tokens
   assert list(task.metrics) == ['bleu']
+
+
+def test_a_prompt_may_be_longer_than_its_answer_while_others_are_queued(pair):
+  prompts = ['A man is carrying a small box and a dog runs along the beach. ' * 4, 'A dog runs.', 'A man.']
+  run = dict(max_new_tokens=8, sampler=Sampler(0.0))
+  queued = decode(methods.autoregressive(), pair[1:], prompts, batch_size=1, **run)
+  assert queued.tokens == [decode(methods.autoregressive(), pair[1:], [p], **run).tokens[0] for p in prompts]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade.models import cache as cache_lib
+from speccascade import backends
 from speccascade.models import layers, rope
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
@@ -88,12 +88,13 @@ def test_scan_is_the_same_function_of_the_same_tree(network):
 
 
 @pytest.mark.parametrize('scan', [False, True])
-def test_the_slots_of_an_example_follow_each_other_in_every_cache_leaf(network, scan):
+@pytest.mark.parametrize('backend', [backends.CPU(), backends.TPU(), backends.Backend()])
+def test_rows_are_the_first_axis_of_every_cache_leaf(network, scan, backend):
   network = dataclasses.replace(network, scan=scan)
-  cache = jax.eval_shape(lambda p: network.prefill(p, _prompt(), 20), network.param_shapes())
-  heads = getattr(network.config, 'kv_heads', network.config.heads)
-  slots = {leaf.shape[-3] for leaf in jax.tree.leaves(cache) if leaf.ndim > 1}
-  assert slots == {3 * heads} and {leaf.ndim for leaf in jax.tree.leaves(cache)} - {1} == {4 if scan else 3}
+  with backends.use(backend):
+    cache = jax.eval_shape(lambda p: network.prefill(p, _prompt(), 20), network.param_shapes())
+  heads = getattr(network.config, 'kv_heads', network.config.heads) if backend == backends.CPU() else 1
+  assert {leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim > 1} == {3 * heads}
 
 
 def test_bfloat16_keeps_parameters_and_cache_and_returns_float32_logits(network):
@@ -145,86 +146,25 @@ def test_layerskip_refuses_what_it_cannot_share():
     layerskip(Model(params={}, network=dataclasses.replace(LLAMA, scan=True)), 1)
 
 
-def test_writing_touches_just_the_window_of_each_row():
-  slots = np.random.default_rng(1).normal(size=(3, 2, 9, 4)).astype(np.float32)
+@pytest.mark.parametrize('backend', [backends.CPU(), backends.Backend()])
+def test_writing_touches_just_the_window_of_each_row(backend):
+  slots = np.random.default_rng(1).normal(size=(3, 9, 2, 4)).astype(np.float32)
   new = np.random.default_rng(2).normal(size=(3, 2, 2, 4)).astype(np.float32)
   expected = slots.copy()
   for row, start in enumerate((0, 7, 3)):
-    expected[row, :, start : start + 2] = new[row]
+    expected[row, start : start + 2] = new[row]
   start = jnp.array([0, 7, 3])
-
-  def entry(x):
-    x = jnp.asarray(x.reshape(6, -1, 4))
-    return {'key': x.swapaxes(1, 2), 'value': x}
-
-  def check(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-  slots, new, expected = entry(slots), entry(new), entry(expected)
-  second = lambda tree: jax.tree.map(lambda x: x[2:4], tree)
-  check(cache_lib.write(slots, new, start), expected)
-  check(cache_lib.write(second(slots), second(new), start[1:2]), second(expected))
-  cache, found = cache_lib.update((slots, slots), 1, new, start)
-  check((cache, found), ((slots, expected), expected))
-  stacked, found = cache_lib.update(jax.tree.map(lambda x: jnp.stack([x, x]), slots), jnp.int32(1), new, start)
-  check((stacked, found), (jax.tree.map(lambda *x: jnp.stack(x), slots, expected), expected))
-
-
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize('tokens', [1, 2, 4, 6, 8, 9, 64, 65])
-def test_products_by_rows_are_the_products(tokens, dtype):
-  x = np.random.default_rng(3).normal(size=(tokens, 1, 24)).astype(np.float32)
-  rows = np.random.default_rng(4).normal(size=(40, 24)).astype(dtype)
-  found = layers.matmul_rows(jnp.asarray(x), jnp.asarray(rows), jnp.float32)
-  np.testing.assert_allclose(found, x @ rows.astype(np.float32).T, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('tokens', [2, 24, 300])
-def test_products_in_parts_are_as_exact_as_float32(tokens):
-  rng = np.random.default_rng(5)
-  x, rows = rng.normal(size=(tokens, 384)).astype(np.float32), rng.normal(size=(64, 384)).astype(jnp.bfloat16)
-  exact = x.astype(np.float64) @ rows.astype(np.float64).T
-  error = lambda y: np.abs(np.asarray(y, np.float64) - exact).max()
-  assert error(jax.jit(layers.matmul_parts)(x, rows)) < 1e-4  # of bfloat16 alone: .1
-  x = jnp.tile(jnp.array([1 + 2.0**-23, -1.0]), (tokens, 1))  # the sum is the last bit of a float32
-  np.testing.assert_array_equal(jax.jit(layers.matmul_parts)(x, jnp.ones((8, 2), jnp.bfloat16)), 2.0**-23)
-
-
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_products_of_many_tokens_go_in_parts_where_there_are_tiles(dtype, monkeypatch):
-  monkeypatch.setattr(layers, '_has_tiles', lambda: True)
-  calls = []
-  monkeypatch.setattr(layers, 'matmul_parts', lambda x, rows: calls.append(x.shape) or x @ rows.astype(x.dtype).T)
-  for tokens in (1, 23, 24, 100):
-    layers.matmul_rows(jnp.ones((tokens, 1, 8)), jnp.ones((16, 8), dtype), jnp.float32)
-  assert calls == ([(24, 8), (100, 8)] if dtype == jnp.bfloat16 else [])
-
-
-@pytest.mark.parametrize('short', [False, True])
-@pytest.mark.parametrize('name', ['llama', 'opt'])
-def test_large_kernels_are_kept_by_rows_and_the_model_is_the_same(name, short, monkeypatch):
-  network, prompt = NETWORKS[name], _prompt()
-  params = network.init(jax.random.key(0))
-  if short:  # numbers that bfloat16 holds
-    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
-  plain = _extend(network, params, prompt)
-  small = jax.tree.map(lambda x: x, params)
-  layers.keep_by_rows(small)
-  assert 'kernel' in small['layers_0']['mlp']['wo']
-  monkeypatch.setattr(layers, '_CACHED', 0)
-  monkeypatch.setattr(layers, '_fuses_sums', lambda: True)
-  layers.keep_by_rows(params)
-  leaves = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
-  assert not any('kernel' in path for path in leaves)
-  assert all(x.dtype == (jnp.bfloat16 if short else jnp.float32) for path, x in leaves.items() if 'rows' in path)
-  assert ('rows' in params['token_embedder']) == network.config.tied
-  np.testing.assert_allclose(_extend(network, params, prompt), plain, atol=1e-5)
+  slots, new, expected = (backend.entry(x, x) for x in map(jnp.asarray, (slots, new, expected)))
+  check = functools.partial(jax.tree.map, np.testing.assert_array_equal)
+  second = lambda tree: jax.tree.map(lambda x: jnp.split(x, 3)[1], tree)
+  check(backend.write(slots, new, start), expected)
+  check(backend.write(second(slots), second(new), start[1:2]), second(expected))
 
 
 def test_the_window_counts_the_token_itself():
-  mask = layers.visible(jnp.array([[4]]), 7, window=3)
-  assert mask[0, 0].tolist() == [False, False, True, True, True, False, False]
-  assert layers.visible(jnp.array([[4]]), 7)[0, 0].sum() == 5
+  positions = jnp.array([[4]])
+  assert backends.View(positions, 3).mask(7)[0, 0].tolist() == [False, False, True, True, True, False, False]
+  assert backends.View(positions).mask(7)[0, 0].sum() == backends.View(positions, jnp.int32(0)).mask(7)[0, 0].sum() == 5
 
 
 def test_relative_bias_looks_the_bucket_of_each_distance_up():
@@ -257,10 +197,9 @@ def test_grouped_queries_attend_to_their_own_keys():
   q, k, v = random.normal(size=(2, 3, 4, 5)), random.normal(size=(2, 2, 6, 5)), random.normal(size=(2, 2, 6, 5))
   mask = random.random((2, 3, 6)) < 0.7
   mask[..., 0] = True
-  slots = k.reshape(4, 6, 5).swapaxes(1, 2), v.reshape(4, 6, 5)
-  found = layers.attend(
-    *(jnp.asarray(x, jnp.float32) for x in (q, *slots)), jnp.asarray(mask), None, scale=0.3, cap=2.0
-  )
+  q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
+  entry = backends.Backend().entry(*(jnp.asarray(x).swapaxes(1, 2) for x in (k, v)))
+  found = backends.Backend().attend(jnp.asarray(q), entry, jnp.asarray(mask), None, kv_heads=2, scale=0.3, cap=2.0)
   for b, i, h in np.ndindex(2, 3, 4):
     scores = 2.0 * np.tanh(0.3 * k[b, h // 2] @ q[b, i, h] / 2.0)
     weights = np.where(mask[b, i], np.exp(scores), 0)

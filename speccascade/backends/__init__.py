@@ -1,0 +1,55 @@
+"""What differs from device to device: one name and one signature for each, in `base`, `cpu`, `gpu` and `tpu`.
+
+A program is traced for one backend, chosen from where its parameters lie (`of`) and entered with `use`. What is traced
+outside, as in training, is plain XLA.
+"""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import contextvars
+
+import jax
+
+from speccascade.backends.base import Backend, Entry, entry_of, View
+from speccascade.backends.cpu import CPU
+from speccascade.backends.gpu import GPU
+from speccascade.backends.tpu import TPU
+
+__all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'current', 'entry_of', 'named', 'of', 'prepared', 'use']
+
+_PLATFORMS = {'cpu': CPU(), 'gpu': GPU(), 'cuda': GPU(), 'rocm': GPU(), 'tpu': TPU()}
+_CURRENT: contextvars.ContextVar[Backend | None] = contextvars.ContextVar('backend', default=None)
+
+
+def named(platform: str) -> Backend:
+  """Return the backend of a platform as JAX names it, plain XLA for one without its own."""
+  return _PLATFORMS.get(platform, Backend())
+
+
+def of(params) -> Backend:
+  """Return the backend of the device on which the first array of a tree lies; JAX's default for numpy's."""
+  for x in jax.tree.leaves(params):
+    if isinstance(x, jax.Array):
+      return named(next(iter(x.devices())).platform)
+  return named(jax.default_backend())
+
+
+def prepared(models: Sequence) -> tuple[Backend, tuple]:
+  """Return the backend of models that run together, and their parameters as it computes with them."""
+  backend = of([m.params for m in models])
+  return backend, tuple(backend.prepare(m.params) for m in models)
+
+
+def current() -> Backend:
+  """Return the backend that is traced for, plain XLA where none is in use."""
+  return _CURRENT.get() or Backend()
+
+
+@contextlib.contextmanager
+def use(backend: Backend) -> Iterator[None]:
+  """Trace for this backend."""
+  token = _CURRENT.set(backend)
+  try:
+    yield
+  finally:
+    _CURRENT.reset(token)

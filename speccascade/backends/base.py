@@ -1,0 +1,177 @@
+"""Plain XLA, as every backend does it unless it does better.
+
+Axis letters: B batch, L new tokens, T slots, E embedding, H heads, K key-value heads, G queries for each of them,
+D head dimension, N layers.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+Array = jax.Array
+Entry = dict[str, Array]  # the slots of one layer, {'key', 'value'}, in the backend's own layout, rows first
+
+_SCORES = 1 << 27  # scores of one row that are computed at once; queries beyond go in chunks
+_CHUNK = 128  # queries of a chunk
+
+
+class View(NamedTuple):
+  """Which slots each query sees: those up to its position and, unless `window` is 0, no further back than that."""
+
+  positions: Array  # [B, L] consecutive in each row
+  window: Array | int = 0
+
+  def mask(self, slots: int) -> Array:
+    """Return [B, L, T]."""
+    distance = self.positions[:, :, None] - jnp.arange(slots)[None, None]
+    if isinstance(self.window, int) and self.window == 0:
+      return distance >= 0
+    return (distance >= 0) & ((distance < self.window) | (jnp.asarray(self.window) == 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+  """The operations that a backend may do in its own way; hashable, a static part of a program."""
+
+  short_products = False  # whether short numbers have a batched product into float32; a CPU has none
+  slot_multiple = 1  # the slots of a cache come in such steps
+  slot_axis = {'key': -2, 'value': -2}
+  fixed_drafts = True  # a draft of known length makes all its steps, without asking whether a row still drafts
+
+  # ---- parameters ----
+
+  def prepare(self, params: dict) -> dict:
+    """Return parameters as this backend computes with them; what is not changed is shared."""
+    return params
+
+  def matmul(self, x: Array, kernel: Array, out_dtype: Any) -> Array:
+    """Return x [..., in] · kernel [in, out] in the kernel's dtype."""
+    return jnp.matmul(x.astype(kernel.dtype), kernel, preferred_element_type=out_dtype)
+
+  def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
+    """Return x [..., in] · rowsᵀ for rows [out, in], an embedding or a prepared kernel."""
+    return jnp.einsum('...i,oi->...o', x, rows.astype(x.dtype), preferred_element_type=out_dtype)
+
+  # ---- the key-value cache ----
+
+  def slots(self, needed: int) -> int:
+    """Return how many slots a cache has that needs so many."""
+    return -(-needed // self.slot_multiple) * self.slot_multiple
+
+  def entry(self, k: Array, v: Array) -> Entry:
+    """Return the slots of keys and values [B, T, K, D]."""
+    return {'key': jnp.swapaxes(k, 1, 2), 'value': jnp.swapaxes(v, 1, 2)}  # [B, K, T, D]
+
+  def slots_of(self, entry: Entry) -> int:
+    """Return T."""
+    return entry['key'].shape[self.slot_axis['key']]
+
+  def write(self, entry: Entry, new: Entry, start: Array) -> Entry:
+    """Put a window's slots into an entry, row b's from slot start[b] on."""
+    put = jax.vmap(lambda slots, new, at: lax.dynamic_update_slice(slots, new, (0, at, 0)))
+    return {name: put(entry[name], new[name].astype(entry[name].dtype), start) for name in new}
+
+  def extend(self, q: Array, k: Array, v: Array, cache, layer, view: View, bias: Array | None, **scores):
+    """Write a window's keys and values [B, L, K, D] of a layer; return its attention [B, L, H, D] and the cache.
+
+    A cache is a tuple of entries, or one entry with the layers on axis 1.
+    """
+    entry = self.write(entry_of(cache, layer), self.entry(k, v), view.positions[:, 0])
+    y = self.attend(q, entry, view.mask(self.slots_of(entry)), bias, **scores)
+    if isinstance(cache, tuple):
+      return y, (*cache[:layer], entry, *cache[layer + 1 :])
+    return y, {name: lax.dynamic_update_index_in_dim(cache[name], entry[name], layer, 1) for name in entry}
+
+  def attend(self, q: Array, entry: Entry, mask: Array, bias: Array | None, *, kv_heads: int, scale: float, cap):
+    """Return softmax(scale · q·k + bias) · v for q [B, L, H, D]: [B, L, H, D], the softmax in float32.
+
+    mask [B, 1 or L, T] is true where a slot is visible; bias is [1 or B, H, L, T]. Memory grows with T, not with L · T:
+    many queries go in chunks.
+    """
+    length, heads, slots = q.shape[1], q.shape[2], mask.shape[-1]
+    if length * heads * slots <= _SCORES or length <= _CHUNK:
+      return self._attend(q, entry, mask, bias, kv_heads, scale, cap)
+    chunks = -(-length // _CHUNK)
+
+    def split(x, axis):  # one entry of the new first axis a chunk
+      if x is None or x.shape[axis] == 1:
+        return None
+      pad = [(0, 0)] * x.ndim
+      pad[axis] = (0, chunks * _CHUNK - length)
+      x = jnp.pad(x, pad)
+      return jnp.moveaxis(x.reshape(*x.shape[:axis], chunks, _CHUNK, *x.shape[axis + 1 :]), axis, 0)
+
+    def one(parts):
+      some, masks, biases = parts
+      masks, biases = (whole if x is None else x for x, whole in ((masks, mask), (biases, bias)))
+      return self._attend(some, entry, masks, biases, kv_heads, scale, cap)
+
+    y = lax.map(one, (split(q, 1), split(mask, 1), split(bias, 2)))  # [chunks, B, _CHUNK, H, D]
+    return jnp.moveaxis(y, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])[:, :length]
+
+  def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):
+    k, v = entry['key'], entry['value']
+    batch, width, h, d = q.shape
+    kv = kv_heads
+    if not self.short_products:
+      q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+    rows = q.reshape(batch, width, kv, -1, d).transpose(0, 2, 3, 1, 4).reshape(batch, kv, -1, d)  # [B, K, G·L, D]
+    scores = jnp.einsum('bkxd,bktd->bkxt', rows, k, preferred_element_type=jnp.float32)
+    weights = attention_weights(scores, mask, bias, width, scale, cap).astype(v.dtype)
+    y = jnp.einsum('bkxt,bktd->bkxd', weights, v).reshape(batch, kv, h // kv, width, d)
+    return y.transpose(0, 3, 1, 2, 4).reshape(batch, width, h, d)
+
+  # ---- the loop ----
+
+  def put(self, buffer: Array, slot: Array, value: Array, mask: Array) -> Array:
+    """Write value [B, ...] into slot [B] of buffer [B, N, ...] in the rows of the mask."""
+    at = (jnp.arange(buffer.shape[1])[None] == slot[:, None]) & mask[:, None]
+    return jnp.where(at.reshape(at.shape + (1,) * (buffer.ndim - 2)), value[:, None], buffer)
+
+  def take(self, x: Array, index: Array) -> Array:
+    """Gather along axis 1: x [B, N, ...] at index [B, K] gives [B, K, ...]."""
+    index = index.reshape(index.shape + (1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, index, axis=1, mode='clip')
+
+  def at_token(self, x: Array, token: Array) -> Array:
+    """Return x[..., token] for x [..., V]."""
+    return jnp.take_along_axis(x, token[..., None], axis=-1, mode='clip')[..., 0]
+
+  def argmax(self, x: Array) -> Array:
+    """Return the arg max of x [..., V], the lowest index on ties."""
+    return jnp.argmax(x, -1).astype(jnp.int32)
+
+  def choose(self, which: Array, branches: list, state: Any) -> Any:
+    """Apply one of the branches: as `lax.switch`, which copies caches, while a loop of at most one turn does not."""
+    for i, branch in enumerate(branches):
+      once = lambda carry, branch=branch: (jnp.bool_(False), branch(carry[1]))
+      state = lax.while_loop(lambda carry: carry[0], once, (which == i, state))[1]
+    return state
+
+
+def entry_of(cache, layer: Array | int) -> Entry:
+  """Return the slots of one layer."""
+  if isinstance(cache, tuple):
+    return cache[layer]
+  return {name: lax.dynamic_index_in_dim(x, layer, 1, keepdims=False) for name, x in cache.items()}
+
+
+def attention_weights(scores: Array, mask: Array, bias: Array | None, width: int, scale: float, cap: float | None):
+  """Return the softmax of scores [B, K, G·L, T] in float32."""
+  batch, kv, _, slots = scores.shape
+  scores = scores.reshape(batch, kv, -1, width, slots) * scale  # [B, K, G, L, T]
+  if cap is not None:
+    scores = cap * jnp.tanh(scores / cap)
+  if bias is not None:
+    scores = scores + bias.reshape(bias.shape[0], kv, -1, *bias.shape[2:])
+  scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
+  return jax.nn.softmax(scores, axis=-1).reshape(batch, kv, -1, slots)
+
+
+def tokens_of(x: Array) -> int:
+  """Return how many vectors x [..., E] holds."""
+  return math.prod(x.shape[:-1])

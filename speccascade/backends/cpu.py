@@ -1,0 +1,144 @@
+"""CPUs: large kernels are kept transposed, a window of tokens is multiplied as a sum of products.
+
+XLA's matrix product on a CPU packs the weights anew at each call, which for a few tokens costs as much again as reading
+them, and widens short ones in memory. A sum of products reads them once, as they are stored.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+import weakref
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade.backends.base import attention_weights, Backend, Entry, tokens_of
+
+Array = jax.Array
+
+_SUMMED = 64  # tokens up to which sums of products are faster than a product
+_CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
+_ROWS: dict[int, tuple] = {}  # id of a kernel: (weak reference to it, its rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class CPU(Backend):
+  """Attention's products are float32; entries are [B·K, D, T] and [B·K, T, D], the heads of a row follow each other.
+
+  With an axis for the rows, XLA copies the caches of a batch of one in each round.
+  """
+
+  slot_multiple = 16
+  slot_axis = {'key': -1, 'value': -2}
+  fixed_drafts = False
+
+  def prepare(self, params: dict) -> dict:
+    """Keep every kernel [in, out] as its transpose `rows` [out, in] where the weights are more than the cache holds.
+
+    Rows that bfloat16 holds exactly, as most checkpoints' are, are stored in it: half the bytes and the same sums. A
+    head that is tied to the embedding gets rows of its own, for activations have the embedding's dtype.
+    """
+    decoder = params.get('decoder', params)
+    if sum(x.nbytes for x in jax.tree.leaves(decoder)) <= _CACHED or not _fuses_sums():
+      return params
+    params = _with_rows(params)
+    if 'logits_dense' not in decoder and 'token_embedder' in params:
+      table = params['token_embedder']
+      params['token_embedder'] = table | {'rows': _kept(table['embedding'], lambda x: x)}
+    return params
+
+  def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
+    n, lead = tokens_of(x), x.shape[:-1]
+    if n > _SUMMED or (n == 1 and rows.dtype == jnp.float32):
+      return super().matmul_rows(x, rows, out_dtype)
+    padded = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # columns that fill registers
+    columns = jnp.pad(x.reshape(n, -1), ((0, padded - n), (0, 0))).T
+    columns, rows = lax.optimization_barrier((columns, rows))  # shared with a sibling, the product would be stored
+    columns, rows = columns.astype(jnp.float32), rows.astype(jnp.float32)
+    if n == 1:
+      y = jnp.sum(rows * columns.T, axis=1)[:, None]
+    else:
+      y = jnp.sum(rows[:, :, None] * columns[None], axis=1)  # [out, padded]
+    return y[:, :n].T.reshape(*lead, -1).astype(out_dtype)
+
+  def entry(self, k, v):
+    k, v = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (k, v))  # [B·K, T, D]
+    return {'key': jnp.swapaxes(k, 1, 2), 'value': v}
+
+  def write(self, entry: Entry, new: Entry, start: Array) -> Entry:
+    return {name: _write(entry[name], new[name].astype(entry[name].dtype), start, self.slot_axis[name]) for name in new}
+
+  def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):
+    k, v = entry['key'], entry['value']
+    batch, width, h, d = q.shape
+    kv = kv_heads
+    rows = q.reshape(batch, width, kv, -1, d).transpose(0, 2, 3, 1, 4).reshape(k.shape[0], -1, d)  # [B·K, G·L, D]
+    # A CPU has no batched product of short numbers into float32.
+    scores = jnp.einsum('nxd,ndt->nxt', rows.astype(jnp.float32), k.astype(jnp.float32))
+    scores = scores.reshape(batch, kv, *scores.shape[1:])
+    weights = attention_weights(scores, mask, bias, width, scale, cap).astype(v.dtype)
+    y = jnp.einsum('nxt,ntd->nxd', weights.reshape(k.shape[0], *weights.shape[2:]), v)
+    return y.reshape(batch, kv, h // kv, width, d).transpose(0, 3, 1, 2, 4).reshape(q.shape)
+
+  def put(self, buffer, slot, value, mask):
+    def row(buffer, slot, value, mask):
+      slot = jnp.clip(slot, 0, buffer.shape[0] - 1)
+      return lax.dynamic_update_index_in_dim(buffer, jnp.where(mask, value, buffer[slot]), slot, 0)
+
+    if buffer.shape[0] == 1:  # a scatter over rows takes several kernels, this takes one
+      return row(buffer[0], slot[0], value[0], mask[0])[None]
+    return jax.vmap(row)(buffer, slot, value, mask)
+
+  def argmax(self, x):
+    """Take two maxima of floats, which run as vectors."""
+    x = lax.optimization_barrier(x)  # computed twice, x and its maximum might round differently
+    last = x.shape[-1] - 1
+    after = last - lax.broadcasted_iota(jnp.float32, x.shape, x.ndim - 1)  # exact below 2²⁴
+    return last - jnp.where(x == x.max(-1, keepdims=True), after, 0).max(-1).astype(jnp.int32)
+
+
+def _write(slots: Array, new: Array, start: Array, axis: int) -> Array:
+  def put(slots, new, start):
+    at = [0, 0, 0]
+    at[axis] = start
+    return lax.dynamic_update_slice(slots, new, at)
+
+  batch = start.shape[0]
+  if batch == 1:
+    return put(slots, new, start[0])
+  by_row = [x.reshape(batch, -1, *x.shape[1:]) for x in (slots, new)]
+  return jax.vmap(put)(*by_row, start).reshape(slots.shape)
+
+
+def _with_rows(params: dict) -> dict:
+  tree = {name: _with_rows(x) if isinstance(x, dict) else x for name, x in params.items()}
+  if 'kernel' in tree and tree['kernel'].ndim == 2:
+    tree['rows'] = _kept(tree.pop('kernel'), np.transpose)
+  return tree
+
+
+def _kept(x: Array, change) -> Array:
+  """Return the changed array in bfloat16 if that changes no number; once for each array, as long as that lives."""
+  if id(x) not in _ROWS:
+    gone = weakref.ref(x, lambda _, key=id(x): _ROWS.pop(key, None))
+    _ROWS[id(x)] = gone, jnp.asarray(np.ascontiguousarray(change(_short(np.asarray(x)))))
+  return _ROWS[id(x)][1]
+
+
+def _short(x: np.ndarray) -> np.ndarray:
+  """Return float32 numbers as bfloat16 if none of them changes."""
+  if x.dtype != np.float32:
+    return x
+  bits = np.ascontiguousarray(x).view(np.uint32)
+  return x if (bits & 0xFFFF).any() else (bits >> 16).astype(np.uint16).view(jnp.bfloat16)
+
+
+@functools.cache
+def _fuses_sums() -> bool:
+  """Tell whether the compiler makes one kernel of the sums of `matmul_rows`."""
+  x, rows = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((6, 128), (128, 128)))
+  with jax.default_device(jax.devices('cpu')[0]):
+    text = jax.jit(CPU().matmul_rows, static_argnums=2).lower(x, rows, jnp.float32).compile().as_text()
+  return 'ynn_fusion' in text

@@ -1,0 +1,128 @@
+"""TPUs: caches in tiles of 128 lanes, attention as a kernel of our own, no gather or scatter that goes row by row."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from speccascade.backends import tpu_attention
+from speccascade.backends.base import Backend, tokens_of
+
+Array = jax.Array
+
+_LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class TPU(Backend):
+  """Entries are [B, G, T, P]: heads that share the lanes of a tile form a group."""
+
+  short_products = True
+  slot_multiple = tpu_attention.BLOCK
+  interpret: bool = False  # run kernels without a TPU, in tests
+
+  def prepare(self, params):
+    """Widen scales and biases, which the loop would do at each use."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if x.ndim == 1 and x.dtype == jnp.bfloat16 else x, params)
+
+  def matmul(self, x, kernel, out_dtype):
+    return self._flat(super().matmul, x, kernel, out_dtype)
+
+  def matmul_rows(self, x, rows, out_dtype):
+    return self._flat(super().matmul_rows, x, rows, out_dtype)
+
+  def _flat(self, multiply, x: Array, kernel: Array, out_dtype):
+    """Multiply vectors as one matrix, and one vector as two, for one alone is not put on the matrix unit."""
+    flat = x.reshape(-1, x.shape[-1])
+    if tokens_of(x) == 1:
+      flat = jnp.concatenate([flat, jnp.zeros_like(flat)])
+    return multiply(flat, kernel, out_dtype)[: tokens_of(x)].reshape(*x.shape[:-1], -1)
+
+  def entry(self, k, v):
+    return {'key': _pack(k), 'value': _pack(v)}
+
+  def extend(self, q, k, v, cache, layer, view, bias, **scores):
+    if q.shape[1] > tpu_attention.MOST:
+      return super().extend(q, k, v, cache, layer, view, bias, **scores)
+    new = tuple(_lanes(x) for x in (k, v))
+    stacked = not isinstance(cache, tuple)
+    entry = cache if stacked else {name: x[:, None] for name, x in cache[layer].items()}
+    at = dict(first=view.positions[:, 0], length=view.positions[:, 0] + q.shape[1], window=view.window)
+    y, key, value = self._call(q, entry, bias, layer=layer if stacked else 0, causal=True, new=new, **at, **scores)
+    entry = {'key': key, 'value': value}
+    if not stacked:
+      entry = (*cache[:layer], {name: x[:, 0] for name, x in entry.items()}, *cache[layer + 1 :])
+    return y, entry
+
+  def attend(self, q, entry, mask, bias, **scores):
+    if q.shape[1] > tpu_attention.MOST or mask.shape[1] > 1 or mask.shape[2] % tpu_attention.BLOCK:
+      return super().attend(q, entry, mask, bias, **scores)
+    stacked = {name: x[:, None] for name, x in entry.items()}
+    length = mask[:, 0].sum(-1, dtype=jnp.int32)  # the first slots, where each query sees the same
+    at = dict(first=jnp.zeros_like(length), length=length, window=0)
+    return self._call(q, stacked, bias, layer=0, causal=False, new=None, **at, **scores)[0]
+
+  def _call(self, q, entry, bias, *, kv_heads, scale, cap, **at):
+    batch, width, heads, dim = q.shape
+    packed, lanes = _packing(kv_heads, dim)
+    groups, share = kv_heads // packed, heads // kv_heads
+    x = q.reshape(batch, width, groups, packed, share, dim).swapaxes(3, 4)  # the heads of a tile side by side
+    x = _pad_last(x, lanes // packed).reshape(batch, width, -1)
+    if bias is not None:  # [1 or B, H, L, T]
+      bias = jnp.pad(bias, ((0, 0), (0, 0), (0, -width % tpu_attention.STEP), (0, 0)))
+      bias = bias.reshape(bias.shape[0], groups, -1, bias.shape[3])
+    y, *caches = tpu_attention.attend(
+      x, entry['key'], entry['value'], bias, heads=packed, scale=scale, cap=cap, interpret=self.interpret, **at
+    )
+    y = y.reshape(batch, width, groups, share, packed, lanes // packed)[..., :dim]
+    return y.swapaxes(3, 4).reshape(q.shape), *caches
+
+  def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):
+    plain = {name: _unpack(x, kv_heads, q.shape[-1]) for name, x in entry.items()}
+    return super()._attend(q, plain, mask, bias, kv_heads, scale, cap)
+
+  def take(self, x, index):
+    place = jnp.arange(x.shape[1])[None, None] == jnp.clip(index, 0, x.shape[1] - 1)[:, :, None]  # [B, K, N]
+    place = place.reshape(place.shape + (1,) * (x.ndim - 2))
+    return _one_of(place, x[:, None], 2)
+
+  def at_token(self, x, token):
+    place = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1) == token[..., None]
+    return _one_of(place, x, -1)
+
+
+def _one_of(place: Array, x: Array, axis: int) -> Array:
+  """Return the entry of x that `place` shows, of each slice along an axis."""
+  if x.dtype == jnp.bool_:
+    return (place & x).any(axis)
+  return jnp.where(place, x, jnp.zeros((), x.dtype)).sum(axis, dtype=x.dtype)
+
+
+def _packing(kv_heads: int, dim: int) -> tuple[int, int]:
+  """Return how many heads share a tile of lanes, a power of 2, and how many lanes that has."""
+  lanes = -(-dim // _LANES) * _LANES
+  return math.gcd(kv_heads, 2 ** int(math.log2(lanes // dim))), lanes
+
+
+def _pad_last(x: Array, size: int) -> Array:
+  return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
+
+
+def _lanes(x: Array) -> Array:
+  """Return x [B, T, K, D] as [B, T, G·P]."""
+  packed, lanes = _packing(*x.shape[2:])
+  return _pad_last(x, lanes // packed).reshape(*x.shape[:2], -1)
+
+
+def _pack(x: Array) -> Array:
+  """Return x [B, T, K, D] as [B, G, T, P]."""
+  _, lanes = _packing(*x.shape[2:])
+  return jnp.swapaxes(_lanes(x).reshape(*x.shape[:2], -1, lanes), 1, 2)
+
+
+def _unpack(x: Array, kv_heads: int, dim: int) -> Array:
+  """Return x [B, G, T, P] as [B, K, T, D]."""
+  packed, lanes = _packing(kv_heads, dim)
+  x = x.reshape(*x.shape[:3], packed, lanes // packed)[..., :dim]
+  return x.transpose(0, 1, 3, 2, 4).reshape(x.shape[0], kv_heads, x.shape[2], dim)

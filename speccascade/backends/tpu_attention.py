@@ -1,0 +1,192 @@
+"""Attention over a cache on a TPU, as one Pallas kernel: it writes a window's slots in place and reads used slots only.
+
+A cache is [B, N, G, T, P]: N layers, P lanes (a multiple of 128) that hold n key-value heads side by side, G groups of
+them. Queries come as the projection leaves them, [B, L, G·g·P], g tiles for each group. In the kernel each is masked to
+the lanes of its head, so that one matmul over P lanes scores it. Blocks of slots are visited in turn with a running
+softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+
+Axis letters: B batch, L window, R rows of queries of a group (g · n heads × the window, in steps of 8), T slots.
+"""
+
+import functools
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+
+Array = jax.Array
+
+BLOCK = 128  # slots of a block
+STEP = 8  # rows of a tile
+_TILE = 32  # slots that are written at once: two tiles of bfloat16
+MOST = 17  # tokens of a window, so that wherever it begins two tiles hold it
+_LOWEST = -1e30
+
+
+@functools.partial(jax.jit, static_argnames=('heads', 'causal', 'scale', 'cap', 'interpret'))
+def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, first: Array, length: Array, window,
+           heads: int, causal: bool, scale: float, cap: float | None, new=None, interpret: bool = False):  # fmt: skip
+  """Return the attention [B, L, G·g·P] of q over slots up to `length` [B], and the caches; a tile holds `heads` heads.
+
+  With `causal` a query sees slots up to its position, the first one's being `first`, of these the last `window` unless
+  that is 0, and `new`, keys and values [B, L, G·P], is written from slot `first` on; else it sees every slot before
+  `length`. bias is [1 or B, G, R, T].
+  """
+  batch, width, lanes = q.shape
+  groups, slots, tile = key.shape[2:]
+  rows = lanes // (groups * tile) * heads * -(-width // STEP) * STEP
+  scalars = jnp.asarray(layer, jnp.int32).reshape(1), first, length, jnp.asarray(window, jnp.int32).reshape(1)
+
+  def at(*index):
+    def block(b, j, layer, first, length, window):
+      last = lax.div(jnp.maximum(length[b] - 1, 0), BLOCK)
+      seen = jnp.where(window[0] > 0, jnp.maximum(first[b] - window[0] + 1, 0), 0) if causal else jnp.int32(0)
+      known = {'b': b, 'j': jnp.clip(j, lax.div(seen, BLOCK), last), 'l': layer[0]}
+      return tuple(known.get(i, i) for i in index)
+
+    return block
+
+  by_row = lambda x: pl.BlockSpec((1, *x.shape[1:]), at('b', *[0] * (x.ndim - 1)))
+  by_block = pl.BlockSpec((1, 1, groups, BLOCK, tile), at('b', 'l', 0, 'j', 0))
+  inputs, specs = [q, key, value], [by_row(q), by_block, by_block]
+  if bias is not None:
+    inputs.append(bias)
+    specs.append(pl.BlockSpec((1, groups, rows, BLOCK), at('b' if bias.shape[0] > 1 else 0, 0, 0, 'j')))
+  outputs, out_specs, aliases = [jax.ShapeDtypeStruct(q.shape, q.dtype)], [by_row(q)], {}
+  scratch = [pltpu.VMEM((groups, rows, tile), jnp.float32)] * 2 + [pltpu.VMEM((groups, rows, 128), jnp.float32)] * 2
+  if new is not None:
+    inputs, specs = [*inputs, *new], [*specs, *map(by_row, new)]
+    outputs += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)]
+    out_specs += [pl.BlockSpec(memory_space=pl.ANY)] * 2
+    scratch += [pltpu.VMEM((groups, BLOCK, tile), key.dtype)] * 2 + [pltpu.SemaphoreType.DMA] * 2
+    aliases = {len(scalars) + 1: 1, len(scalars) + 2: 2}
+  kernel = functools.partial(
+    _kernel, heads=heads, causal=causal, scale=scale, cap=cap, biased=bias is not None, writes=new is not None
+  )
+  return pl.pallas_call(
+    kernel, out_shape=outputs, input_output_aliases=aliases, interpret=interpret, name='cached_attention',
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=len(scalars), grid=(batch, slots // BLOCK), in_specs=specs, out_specs=out_specs,
+      scratch_shapes=scratch,
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=4 * batch * groups * rows * slots * tile, transcendentals=batch * groups * rows * slots,
+      bytes_accessed=2 * batch * groups * slots * tile * key.dtype.itemsize,
+    ),
+  )(*scalars, *inputs)  # fmt: skip
+
+
+def _kernel(layer, first, length, window, q, key, value, *rest, heads, causal, scale, cap, biased, writes):
+  rest = list(rest)
+  bias = rest.pop(0) if biased else None
+  new = [rest.pop(0), rest.pop(0)] if writes else None
+  y, *rest = rest
+  caches, rest = (rest[:2], rest[2:]) if writes else ((), rest)
+  queries, total, best, mass, *staging = rest
+  b, j = pl.program_id(0), pl.program_id(1)
+  width, start, end, back = q.shape[1], first[b], length[b], window[0]
+
+  @pl.when(j == 0)
+  def _():
+    _spread(q, queries, heads)
+    total[...] = jnp.zeros_like(total)
+    best[...] = jnp.full_like(best, _LOWEST)
+    mass[...] = jnp.zeros_like(mass)
+
+  in_sight = j * BLOCK < end
+  if causal:
+    in_sight &= (back == 0) | ((j + 1) * BLOCK > start - back + 1)
+
+  @pl.when(in_sight)
+  def _():
+    k, v = key[0, 0], value[0, 0]  # [G, BLOCK, P]
+    if writes:
+      k, v = (_merge(x, n, start - j * BLOCK) for x, n in zip((k, v), new, strict=True))
+      pl.when((start < (j + 1) * BLOCK) & (start + width > j * BLOCK))(
+        lambda: _store((k, v), caches, staging, b, layer[0], j, start)
+      )
+    x = queries[...].astype(k.dtype)
+    s = lax.dot_general(x, k, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32) * scale
+    s = s if cap is None else cap * jnp.tanh(s / cap)
+    s = s if bias is None else s + bias[0]
+    slot = j * BLOCK + lax.broadcasted_iota(jnp.int32, s.shape, 2)
+    visible = slot < end
+    if causal:
+      position = start + lax.rem(lax.broadcasted_iota(jnp.int32, s.shape, 1), -(-width // STEP) * STEP)
+      visible = (slot <= position) & ((back == 0) | (position - slot < back))
+    s = jnp.where(visible, s, _LOWEST)
+    old = best[:, :, :1]
+    now = jnp.maximum(old, s.max(2, keepdims=True))
+    weights = jnp.where(visible, jnp.exp(s - now), 0)
+    shrink = jnp.exp(old - now)
+    best[...] = jnp.broadcast_to(now, best.shape)
+    mass[...] = jnp.broadcast_to(shrink * mass[:, :, :1] + weights.sum(2, keepdims=True), mass.shape)
+    seen = lax.dot_general(weights.astype(v.dtype), v, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+    total[...] = shrink * total[...] + seen
+
+  @pl.when(j == pl.num_programs(1) - 1)
+  def _():
+    total[...] = total[...] / jnp.maximum(mass[:, :, :1], 1e-30)
+    _gather(total, y, heads)
+
+
+def _tiles(q, groups: int, tile: int, heads: int):
+  """Yield for every head of a window its group, its first row, its tile of q, and its place in that tile."""
+  share = q.shape[2] // (groups * tile)
+  step = -(-q.shape[1] // STEP) * STEP
+  for group in range(groups):
+    for j in range(share):
+      for m in range(heads):
+        yield group, (m * share + j) * step, pl.ds((group * share + j) * tile, tile), m
+
+
+def _spread(q, queries, heads: int):
+  """Write each head's queries to rows of its group, zero in the lanes of the others."""
+  groups, _, tile = queries.shape
+  width = q.shape[1]
+  lane = lax.broadcasted_iota(jnp.int32, (width, tile), 1)
+  queries[...] = jnp.zeros_like(queries)
+  for group, row, lanes, m in _tiles(q, groups, tile, heads):
+    x = q[0, :, lanes].astype(jnp.float32)
+    own = (lane >= m * (tile // heads)) & (lane < (m + 1) * (tile // heads))
+    queries[group, pl.ds(row, width), :] = x if heads == 1 else jnp.where(own, x, 0)
+
+
+def _gather(total, y, heads: int):
+  """Undo `_spread`: put the heads of a tile side by side."""
+  groups, _, tile = total.shape
+  width = y.shape[1]
+  lane, beside = lax.broadcasted_iota(jnp.int32, (width, tile), 1), None
+  for group, row, lanes, m in _tiles(y, groups, tile, heads):
+    x = total[group, pl.ds(row, width), :]
+    beside = jnp.where(lane >= m * (tile // heads), x, beside) if m else x
+    if m == heads - 1:
+      y[0, :, lanes] = beside.astype(y.dtype)
+
+
+def _merge(slots: Array, new, at: Array) -> Array:
+  """Return slots [G, BLOCK, P] with the window new [1, L, G·P] put in from slot `at` on, as far as they reach."""
+  groups, _, tile = slots.shape
+  width = new.shape[1]
+  place = lax.broadcasted_iota(jnp.int32, (BLOCK, width), 0) - at
+  hit = (place == lax.broadcasted_iota(jnp.int32, (BLOCK, width), 1)).astype(slots.dtype)
+  put = jnp.dot(hit, new[0].astype(slots.dtype), preferred_element_type=jnp.float32)  # [BLOCK, G·P]
+  put = jnp.stack([put[:, g * tile : (g + 1) * tile] for g in range(groups)])
+  inside = lax.broadcasted_iota(jnp.int32, slots.shape, 1) - at
+  return jnp.where((inside >= 0) & (inside < width), put, slots.astype(jnp.float32)).astype(slots.dtype)
+
+
+def _store(merged, caches, staging, b, layer, j, start):
+  """Copy the tiles that hold the window from a block of slots to the cache."""
+  tile = jnp.clip(lax.div(jnp.maximum(start - j * BLOCK, 0), 16) * 16, 0, BLOCK - _TILE)
+  tile = pl.multiple_of(tile, 16)
+  copies = []
+  for x, cache, buffer, done in zip(merged, caches, staging[:2], staging[2:], strict=True):
+    buffer[...] = x
+    target = cache.at[b, layer, :, pl.ds(pl.multiple_of(j * BLOCK + tile, 16), _TILE), :]
+    copies.append(pltpu.make_async_copy(buffer.at[:, pl.ds(tile, _TILE), :], target, done))
+    copies[-1].start()
+  for copy in copies:
+    copy.wait()

@@ -1,0 +1,175 @@
+"""Decode prompts with a method, all at once (`decode`) or row by row as they end (`stream`).
+
+More prompts than a batch holds form a queue: the loop is left when an eighth of its rows has ended, and the next
+prompts take their places (continuous batching).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+import sys
+
+import numpy as np
+import tqdm
+
+from speccascade import cascade, engine, inputs, methods, probs, requests, results, targets
+from speccascade.types import Model, whole
+
+_LOOKS = 8  # rounds between two looks for stop strings
+
+
+def decode(
+  method: methods.Method | methods.SequenceCascade,
+  models: Sequence[Model],
+  prompts: str | requests.Request | Sequence,
+  *,
+  max_new_tokens: int | None = None,
+  sampler: probs.Sampler = probs.Sampler(),
+  seed: int = 0,
+  example_ids: Sequence[int] | None = None,
+  batch_size: int | None = None,
+  max_prompt_tokens: int | None = None,
+  processor: Callable | None = None,
+  trace: bool = False,
+  progress: bool = False,
+) -> results.Decoded:
+  """Continue each prompt by at most `max_new_tokens` tokens.
+
+  A prompt is a text, a token list, chat messages or a `Request`, which may say anything else about its row. The EOS ids
+  of the last model that the method runs end a text. `example_ids` key the randomness: an example's output does not
+  depend on its place in the batch or its batch mates. Of more prompts than `batch_size` the rest is queued. A batch is
+  padded to 1, 2, 3, 4, 6, 8, 12, … rows, its prompts to a length of such steps; `max_prompt_tokens` fixes the padded
+  length, so that calls with other prompts compile nothing. `processor(logits [V], tokens [T], count)` returns what
+  every model's logits become after the first `count` of these tokens. `trace` records each output token's
+  log-probability under every model that scored it. `progress` shows a bar.
+  """
+  models = inputs.check_models(method, models)
+  rows = requests.rows(
+    models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
+  )
+  sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens)
+  if isinstance(method, methods.SequenceCascade):
+    if trace:
+      raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
+    return cascade.decode(method, rows, lambda one, some, **more: _decode(one, models, some, **sizes, **more))
+  return _decode(method, models, rows, trace=trace, processor=processor, progress=progress, **sizes)
+
+
+def stream(
+  method: methods.Method, models: Sequence[Model], prompts, *, max_new_tokens: int | None = None,
+  sampler: probs.Sampler = probs.Sampler(), seed: int = 0, example_ids: Sequence[int] | None = None,
+  batch_size: int | None = None, max_prompt_tokens: int | None = None, processor: Callable | None = None,
+  trace: bool = False, every: int | None = None, skip: Collection[int] = (),
+) -> Iterator[tuple[int, results.Row]]:  # fmt: skip
+  """Yield (index, row) as rows end, what `decode` would return of them; index counts the samples of all prompts.
+
+  With `every`, rows that go on are yielded as well after each so many rounds, their `finish_reason` None. Rows whose
+  index is in `skip`, as those of an earlier call that was stopped, are left out; the programs are as with them.
+  """
+  models = inputs.check_models(method, models)
+  if isinstance(method, methods.SequenceCascade):
+    raise ValueError('a sequence cascade knows an answer only when both models are done: use decode.')
+  rows = requests.rows(
+    models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
+  )
+  every = None if every is None else whole('every', every)
+  sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, skip=frozenset(skip))
+  for some in _serve(method, models, rows, trace=trace, processor=processor, every=every, patient=False, **sizes):
+    yield from some
+
+
+def _decode(method, models, rows, *, progress: bool = False, **settings) -> results.Decoded:
+  ended = {}
+  with tqdm.tqdm(total=len(rows), disable=not progress, file=sys.stderr, unit='text') as bar:
+    for some in _serve(method, models, rows, every=None, patient=True, **settings):
+      ended |= dict(some)
+      bar.update(len(some))
+  return results.collect([ended[i] for i in range(len(rows))])
+
+
+def _serve(
+  method, models, rows, *, batch_size, max_prompt_tokens, trace=False, processor=None, every, patient, skip=frozenset()
+):
+  """Yield lists of (index, row) that ended or, with `every`, are under way, while the device goes on."""
+  needs = requests.features(rows)
+  size = inputs.bucket(len(rows), 1)
+  size = size if batch_size is None else min(size, whole('batch_size', batch_size))
+  width = inputs.prompt_width(models, rows, max_prompt_tokens)
+  max_new = max(row.max_new for row in rows)
+  targets.check_laws(method, inputs.vocabulary(models), rows[0].sampler)
+  made = engine.Engine(
+    method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor
+  )
+  queue = _Queue(made, rows, skip)
+  rounds = min(every or engine.FOREVER, _LOOKS if needs.texts else engine.FOREVER)
+  parts, state, stop, seen = results.Parts(method, models, rows), None, np.zeros(size, bool), ()
+  while queue.busy:
+    state, insert = queue.fill(state)
+    enough = size - queue.in_use + max(1, size // 8) if queue.waiting or not patient else size
+    state, packed = made.run(state, insert, ended=min(size, enough), rounds=rounds, stop=stop & (queue.held < 0))
+    del insert  # its caches would take memory while others are read
+    if seen:
+      yield [(index, parts.row(index, *where)) for index, *where in seen]
+    batch = made.collect(packed, state)
+    ended = [place for place in queue.places if batch['done'][place] or parts.stops(queue.held[place], batch, place)]
+    stop = np.isin(np.arange(size), ended)
+    seen = [(int(queue.held[place]), batch, place) for place in (ended if every is None else queue.places)]
+    queue.free(ended)
+  yield [(index, parts.row(index, *where)) for index, *where in seen]
+
+
+class _Queue:
+  """The rows that wait, those whose prompts have been read, and which row each place of the batch holds."""
+
+  def __init__(self, made: engine.Engine, rows: Sequence[requests.Row], skip: frozenset[int]):
+    self.engine, self.rows = made, rows
+    self.held = np.full(made.size, -1)
+    order = inputs.by_length([row.tokens for row in rows])  # samples of a prompt stay together
+    self.order = [row for row in order if row not in skip]
+    self.prefix, self.read = None, []  # (row of the prefix, row)
+    self.queued = len(rows) > made.size
+    self.chunk = max(1, made.size // 2) if self.queued else made.size  # prompts of one prefill
+
+  @property
+  def waiting(self) -> bool:
+    return bool(self.order or self.read)
+
+  @property
+  def places(self) -> np.ndarray:
+    """The places in use."""
+    return np.flatnonzero(self.held >= 0)
+
+  @property
+  def in_use(self) -> int:
+    return len(self.places)
+
+  @property
+  def busy(self) -> bool:
+    return self.waiting or self.in_use > 0
+
+  def free(self, places: Sequence[int]):
+    self.held[places] = -1
+
+  def fill(self, state):
+    """Give all free places to rows that wait; return the state, and the last insertion for the next run to make."""
+    insert = None
+    while self.waiting and (self.held < 0).any():
+      if insert:  # and more are to come
+        state, insert = self.engine.insert(*insert, state), None
+      if not self.read:
+        self._prefill()
+      free = np.flatnonzero(self.held < 0)[: len(self.read)]
+      come, self.read = self.read[: len(free)], self.read[len(free) :]
+      self.held[free] = [row for _, row in come]
+      insert = self.prefix, self.engine.arrival([self.rows[i] for _, i in come], [at for at, _ in come], free.tolist())
+      if state is None and self.queued:  # one program then runs the batch, first and last
+        state = self.engine.empty(insert[1])
+    return state, insert
+
+  def _prefill(self):
+    """Read the next prompts, each once for all its samples."""
+    self.prefix, prompts = None, {}
+    while self.order and (len(prompts) < self.chunk or self.rows[self.order[0]].source in prompts):
+      row = self.order.pop(0)
+      source = self.rows[row].source
+      self.read.append((prompts.setdefault(source, len(prompts)), row))
+    tokens = {self.rows[row].source: self.rows[row].tokens for _, row in self.read}
+    self.prefix = self.engine.prefill([tokens[source] for source in prompts], self.chunk)

@@ -1,0 +1,161 @@
+"""Decode prompts from a file of JSON lines into another: a line a prompt, a line an answer.
+
+  python -m speccascade.decode --models SMALL LARGE --method speculative --rule opt:0.1 --block 5 in.jsonl out.jsonl
+
+A line of the input is a text in quotes, a list of token ids or of chat messages, or an object with the fields of
+speccascade.Request: {"prompt": "Hello.", "stop": ["\\n"], "temperature": 0.7, "n": 2}. What it leaves out is as the
+options say. A line of the output has index (the input's lines from 0), sample, text, tokens, finish_reason, and the
+calls by model, rounds and tokens emitted that it took. Rows are kept in OUTPUT.part as they end; the same command goes
+on where it was stopped, and OUTPUT, in the order of the input, is there when all is done.
+"""
+
+import argparse
+from collections.abc import Sequence
+import hashlib
+import inspect
+from pathlib import Path
+import sys
+from typing import Any
+
+from speccascade import checkpoints, commands, disk, methods, probs, progress, requests, rules, targets
+from speccascade.decode import lines, stream
+from speccascade.errors import RunError
+
+_FROM_PYTHON = {'sequence_cascade', 'sv', 'sv_exact'}  # which need functions or measured tables
+METHODS = [
+  name for name, made in vars(methods).items()
+  if inspect.isfunction(made) and made.__module__ == methods.__name__ and name[0] != '_' and name not in _FROM_PYTHON
+]  # fmt: skip
+_SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Decode a file; return the exit code."""
+  return commands.run(_parser(), _run, argv, 'stopped; the same command goes on with the rows that are missing')
+
+
+def _parser() -> commands.Parser:
+  parser = commands.Parser('speccascade.decode', __doc__)
+  parser.add_argument('input', metavar='INPUT', help='JSON lines')
+  parser.add_argument('output', metavar='OUTPUT', help='the file to write')
+  parser.add_argument(
+    '--models',
+    nargs='+',
+    required=True,
+    metavar='MODEL',
+    help='checkpoints, the drafter first; another option or -- ends the list',
+  )
+  parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], help='of the models (as stored)')
+  parser.add_argument('--overwrite', action='store_true', help='replace OUTPUT')
+  of = parser.add_argument_group('the method, of speccascade.methods')
+  of.add_argument('--method', choices=METHODS, default='speculative', help=', '.join(METHODS), metavar='NAME')
+  of.add_argument('--rule', type=commands.rule, help='a rule or combiner, as in opt:0.1 or weighted:.5,.5')
+  of.add_argument('--block', type=commands.count, help='γ, the tokens drafted in a round')
+  of.add_argument('--blocks', type=_counts, help='of cos: γ of each model, as in 5,1')
+  of.add_argument('--model', type=int, help='of autoregressive: the number of the model, from 0')
+  of.add_argument('--max-draft', type=commands.count, help='of token_cascade and bild: the longest draft')
+  of.add_argument('--fallback', type=float, help='of bild')
+  of.add_argument('--rollback', type=float, help='of bild')
+  call = parser.add_argument_group('what requests leave out')
+  call.add_argument('--max-new-tokens', type=commands.count, default=128, help='(128)')
+  call.add_argument('--seed', type=int, default=0, help='(0)')
+  for name in probs.NEUTRAL:
+    kind = int if name == 'top_k' else float
+    call.add_argument(
+      f'--{name.replace("_", "-")}', type=kind, help='0 is greedy (1)' if name == 'temperature' else None
+    )
+  size = parser.add_argument_group('sizes')
+  size.add_argument(
+    '--batch-size', type=commands.count, default=16, help='rows decoded at once; the rest is queued (16)'
+  )
+  size.add_argument('--max-prompt-tokens', type=commands.count, help='the padded length of prompts (the longest one)')
+  return parser
+
+
+def _counts(text: str) -> tuple[int, ...]:
+  return tuple(map(commands.count, text.split(',')))
+
+
+def _run(args: argparse.Namespace):
+  source, output = disk.local(args.input), disk.local(args.output)
+  if output.exists() and not args.overwrite:
+    raise RunError(f'{output} is there already: remove it, name another file, or give --overwrite.')
+  method = _method(args)
+  targets.check_method(method, len(args.models))
+  sampler = probs.Sampler(**_given(args, probs.NEUTRAL))
+  text = _text(source)
+  asked = lines.parse(source, text)
+  paths = [disk.local(path) for path in args.models]
+  header = _header(args, [checkpoints.digest(path) for path in paths], text)
+  models = [checkpoints.load(path, dtype=args.dtype) for path in paths]
+  call = dict(max_new_tokens=args.max_new_tokens, sampler=sampler, seed=args.seed)
+  _check(source, models, asked, call)
+  with lines.journal(output.with_name(f'{output.name}.part'), header) as journal:
+    sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
+    faults = _decode(journal, method, models, asked, **call, **sizes)
+    journal.finish(output)
+  if faults:
+    print(f'{len(faults)} rows ended as faults. {faults[0]}', file=sys.stderr)
+
+
+def _decode(journal: lines.Journal, method, models, asked: Sequence[requests.Request], **settings) -> list[str]:
+  """Decode the rows that a journal lacks; return what the faulty ones of them say."""
+  names = [(index, sample) for index, request in enumerate(asked) for sample in range(request.n)]
+  had = {i for i, name in enumerate(names) if name in journal.lines}
+  bar = progress.Progress('decode', len(names), len(had), unit='texts')
+  faults = []
+  if len(had) < len(names):
+    for i, row in stream(method, models, asked, skip=had, **settings):
+      journal.add([lines.record(row, *names[i])])
+      faults += [row.fault] if row.fault is not None else []
+      bar.add(1)
+  return faults
+
+
+def _method(args: argparse.Namespace) -> methods.Method:
+  make = getattr(methods, args.method)
+  takes, given = inspect.signature(make).parameters, _given(args, _SETTINGS)
+  if 'combiner' in takes and 'rule' in given:
+    given['combiner'] = given.pop('rule')
+  option = lambda name: '--rule' if name == 'combiner' else f'--{name.replace("_", "-")}'
+  for name in given.keys() - takes.keys():
+    known = [option(n) for n in takes if n in _SETTINGS or n == 'combiner']
+    raise RunError(f'{args.method} takes no {option(name)}; it takes {" and ".join(known)}.')
+  for name, parameter in takes.items():
+    if parameter.default is parameter.empty and name not in given:
+      raise RunError(f'{args.method} needs {option(name)}; see --help.')
+  return make(**given, **({'models': len(args.models)} if 'models' in takes else {}))
+
+
+def _given(args: argparse.Namespace, names) -> dict[str, Any]:
+  return {name: value for name in names if (value := getattr(args, name)) is not None}
+
+
+def _text(path: Path) -> str:
+  if not path.is_file():
+    raise FileNotFoundError(f'{path}: no such file; give the path of JSON lines.')
+  try:
+    return path.read_bytes().decode('utf-8-sig')
+  except UnicodeDecodeError as e:
+    raise ValueError(f'{path}: not UTF-8 ({e}); convert the file, as with iconv.') from None
+
+
+def _check(path: Path, models, asked: Sequence[requests.Request], call: dict[str, Any]):
+  """Raise for the first line whose request cannot be decoded."""
+  for number, request in enumerate(asked, 1):
+    try:
+      requests.rows(models, request, **call)
+    except ValueError as e:
+      raise ValueError(f'{path}, line {number}: {str(e).replace("prompt 0", "the prompt", 1)}') from None
+
+
+def _header(args: argparse.Namespace, digests: list[str], text: str) -> dict[str, Any]:
+  """Return what has to be the same for a run to go on."""
+  leave = {'input', 'output', 'overwrite', 'debug', 'models', 'rule'}
+  settings = {name: value for name, value in vars(args).items() if name not in leave}
+  rule = args.rule and [rules.name_of(args.rule), getattr(args.rule, 'keywords', {})]
+  return {'models': digests, 'input': hashlib.sha256(text.encode()).hexdigest()[:16], 'rule': rule, **settings}
+
+
+if __name__ == '__main__':
+  sys.exit(main())

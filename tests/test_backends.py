@@ -1,0 +1,224 @@
+"""Every backend computes what plain XLA computes; a TPU's kernel runs here in interpret mode."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speccascade import backends, methods, probs, rules
+from speccascade.backends import cpu, tpu_attention, View
+from speccascade.engine import decode_batch, Program
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.rope import Rope
+from speccascade.models.t5 import T5, T5Config
+from speccascade.types import Model, Prompt, take
+
+BACKENDS = {'cpu': backends.CPU(), 'gpu': backends.GPU(), 'tpu': backends.TPU(interpret=True)}
+LLAMA = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, spans=(Span(3), Span(0, Rope(1e5)), Span(3), Span())))
+OPT = Decoder(DecoderConfig(23, 16, 2, 2, 8, 24, spans=(Span(0, None),) * 2, tied=True, positions=32))
+ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=2, decoder_layers=3))
+NETWORKS = {'llama': LLAMA, 'opt': OPT, 't5': ENCDEC}
+#        batch, window, heads, key-value heads, dimension, slots, sight, cap
+SHAPES = {
+  'a pair of heads in a tile': (2, 3, 4, 2, 64, 256, 0, None),
+  'a tile a head, capped': (2, 1, 4, 4, 128, 128, 0, 30.0),
+  'an odd number of heads, the last slots only': (3, 6, 6, 3, 64, 384, 100, None),
+  'lanes that stay empty': (1, 2, 4, 2, 80, 256, 0, None),
+  'two tiles a head': (2, 2, 2, 1, 256, 256, 0, 20.0),
+}
+
+
+def _random(seed: int, *shapes):
+  rng = np.random.default_rng(seed)
+  return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize('at', ['anywhere', 'across blocks', 'at the end'])
+@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('name', ['gpu', 'tpu'])
+def test_a_window_is_written_and_attended_to_alike(name, shape, at):
+  batch, width, heads, kv, dim, slots, sight, cap = SHAPES[shape]
+  q, k, v, keys, values = _random(
+    0, (batch, width, heads, dim), *[(batch, width, kv, dim)] * 2, *[(batch, slots, kv, dim)] * 2
+  )
+  bias = _random(1, (batch, heads, width, slots))[0] if sight == 0 else None
+  last = slots - width
+  start = {'anywhere': [5, 70, 33], 'across blocks': [127, 126, 128], 'at the end': [last, last, 0]}[at][:batch]
+  start = jnp.minimum(jnp.array(start, jnp.int32), last)
+  view = View(start[:, None] + jnp.arange(width)[None], sight)
+  settings = dict(kv_heads=kv, scale=0.1, cap=cap)
+  plain, other = backends.Backend(), BACKENDS[name]
+  y, (written,) = plain.extend(q, k, v, (plain.entry(keys, values),), 0, view, bias, **settings)
+  found, (entry,) = other.extend(q, k, v, (other.entry(keys, values),), 0, view, bias, **settings)
+  np.testing.assert_allclose(found, y, atol=2e-6)
+  expected = other.entry(*(jnp.swapaxes(written[x], 1, 2) for x in ('key', 'value')))
+  jax.tree.map(np.testing.assert_array_equal, entry, expected)
+  visible = jnp.arange(slots)[None, None] <= start[:, None, None]
+  np.testing.assert_allclose(
+    other.attend(q, entry, visible, None, **settings), plain.attend(q, written, visible, None, **settings), atol=2e-6
+  )
+
+
+def test_a_kernel_writes_one_layer_of_a_stack():
+  tpu = BACKENDS['tpu']
+  q, k, v, keys, values = _random(2, (2, 3, 2, 64), *[(2, 3, 2, 64)] * 2, *[(2, 128, 2, 64)] * 2)
+  entry = tpu.entry(keys, values)
+  stack = {name: jnp.stack([x, 2 * x, 3 * x], 1) for name, x in entry.items()}
+  view = View(jnp.array([[4, 5, 6], [90, 91, 92]]))
+  settings = dict(kv_heads=2, scale=0.1, cap=None)
+  y, after = tpu.extend(q, k, v, stack, jnp.int32(1), view, None, **settings)
+  alone, (one,) = tpu.extend(q, k, v, ({n: x[:, 1] for n, x in stack.items()},), 0, view, None, **settings)
+  np.testing.assert_array_equal(y, alone)
+  for name in stack:
+    np.testing.assert_array_equal(after[name], jnp.stack([stack[name][:, 0], one[name], stack[name][:, 2]], 1))
+
+
+def test_slots_that_are_not_used_are_not_looked_at():
+  tpu, q, slots = BACKENDS['tpu'], *_random(3, (1, 1, 2, 64), (1, 512, 2, 64))
+  stale = jnp.where(jnp.arange(512)[None, :, None, None] < 7, slots, jnp.nan)
+  entry = tpu.entry(stale, stale)
+  visible = jnp.arange(512)[None, None] < 7
+  y = tpu.attend(q, {n: jnp.where(jnp.isnan(x) & (jnp.arange(512) < 128)[None, None, :, None], 0, x)
+                     for n, x in entry.items()}, visible, None, kv_heads=2, scale=1.0, cap=None)  # fmt: skip
+  assert np.isfinite(y).all()  # the blocks beyond the first hold nothing but NaN
+
+
+@pytest.mark.parametrize('name', ['cpu', 'gpu'])
+def test_many_queries_go_in_chunks(name, monkeypatch):
+  backend = BACKENDS[name]
+  q, k, v, bias = _random(4, (2, 300, 4, 8), *[(2, 300, 2, 8)] * 2, (1, 4, 300, 300))
+  entry, settings = backend.entry(k, v), dict(kv_heads=2, scale=0.3, cap=None)
+  positions = jnp.broadcast_to(jnp.arange(300)[None], (2, 300))
+  mask = View(positions).mask(300)
+  whole = backend.attend(q, entry, mask, bias, **settings)
+  monkeypatch.setattr('speccascade.backends.base._SCORES', 1)
+  np.testing.assert_allclose(backend.attend(q, entry, mask, bias, **settings), whole, atol=1e-6)
+  np.testing.assert_allclose(
+    backend.attend(q, entry, mask[:, :1], None, **settings)[:, :1],
+    backend.attend(q[:, :1], entry, mask[:, :1], None, **settings), atol=1e-6,
+  )  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _logits(backend, network, params, prompt, tokens, positions):
+  with backends.use(backend):
+    cache = network.prefill(params, prompt, 40)
+    first, cache = network.extend(params, cache, tokens[:, :3], positions[:, :3])
+    return first, network.extend(params, cache, tokens[:, 3:], positions[:, 3:])[0]
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('family', NETWORKS)
+@pytest.mark.parametrize('name', BACKENDS)
+def test_a_network_is_the_same_on_every_backend(name, family, scan):
+  network = dataclasses.replace(NETWORKS[family], scan=scan)
+  params = network.init(jax.random.key(0))
+  tokens = jnp.asarray(np.random.default_rng(0).integers(0, 23, (3, 14)), jnp.int32)
+  prompt = Prompt(tokens[:, :9], jnp.array([9, 4, 6]))
+  start = prompt.length - 1 if network.start_id is None else jnp.zeros(3, jnp.int32)
+  given = params, prompt, tokens[:, 9:], start[:, None] + jnp.arange(5)[None]
+  plain, found = _logits(backends.Backend(), network, *given), _logits(BACKENDS[name], network, *given)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), found, plain)
+
+
+def test_parameters_are_changed_for_a_cpu_only_where_it_computes(monkeypatch):
+  monkeypatch.setattr(cpu, '_CACHED', 0)
+  monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
+  for short in (False, True):
+    for network in (LLAMA, OPT):
+      params = network.init(jax.random.key(0))
+      if short:  # numbers that bfloat16 holds
+        params = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
+      before = jax.tree.structure(params)
+      ready = backends.CPU().prepare(params)
+      assert jax.tree.structure(params) == before
+      leaves = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(ready)}
+      assert not any('kernel' in path for path in leaves)
+      assert all(x.dtype == (jnp.bfloat16 if short else jnp.float32) for path, x in leaves.items() if 'rows' in path)
+      assert ('rows' in ready['token_embedder']) == network.config.tied
+      again = jax.tree.leaves(backends.CPU().prepare(params))
+      assert all(a is b for a, b in zip(jax.tree.leaves(ready), again, strict=True))  # one copy for all engines
+      prompt = Prompt(jnp.ones((2, 3), jnp.int32), jnp.array([3, 2]))
+      given = prompt, jnp.ones((2, 5), jnp.int32), jnp.array([[2, 3, 4, 5, 6], [1, 2, 3, 4, 5]])
+      jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=1e-5),
+        _logits(backends.CPU(), network, ready, *given), _logits(backends.CPU(), network, params, *given),
+      )  # fmt: skip
+
+
+def test_prepared_kernels_go_with_the_parameters_they_come_from(monkeypatch):
+  monkeypatch.setattr(cpu, '_CACHED', 0)
+  monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
+  before = len(cpu._ROWS)
+  params = LLAMA.init(jax.random.key(7))
+  backends.CPU().prepare(params)
+  assert len(cpu._ROWS) > before
+  del params
+  assert len(cpu._ROWS) == before
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('tokens', [1, 2, 4, 6, 8, 9, 64, 65])
+@pytest.mark.parametrize('name', BACKENDS)
+def test_products_by_rows_are_the_products(name, tokens, dtype):
+  x = np.random.default_rng(3).normal(size=(tokens, 1, 24)).astype(np.float32)
+  rows = np.random.default_rng(4).normal(size=(40, 24)).astype(dtype)
+  found = BACKENDS[name].matmul_rows(jnp.asarray(x), jnp.asarray(rows), jnp.float32)
+  np.testing.assert_allclose(found, x @ rows.astype(np.float32).T, rtol=1e-4, atol=1e-5)
+  kernel = jnp.asarray(rows.astype(np.float32).T)
+  np.testing.assert_allclose(
+    BACKENDS[name].matmul(jnp.asarray(x), kernel, jnp.float32), x @ np.asarray(kernel), rtol=1e-4, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize('name', BACKENDS)
+def test_rows_of_the_state_are_taken_and_put_alike(name):
+  backend, plain = BACKENDS[name], backends.Backend()
+  x = _random(5, (3, 6, 4))[0].at[0, 0, 0].set(-jnp.inf)
+  index = jnp.array([[0, 5], [2, 2], [1, 9]])
+  np.testing.assert_array_equal(backend.take(x, index), plain.take(x, index))
+  whole, flags = jnp.arange(18).reshape(3, 6), _random(6, (3, 6))[0] > 0
+  np.testing.assert_array_equal(backend.take(whole, index), plain.take(whole, index))
+  np.testing.assert_array_equal(backend.take(flags, index), plain.take(flags, index))
+  token = jnp.array([[0, 1, 2, 3, 0, 1]] * 3)
+  np.testing.assert_array_equal(backend.at_token(x, token), plain.at_token(x, token))
+  ties = jnp.array([[1.0, 3.0, 3.0], [-jnp.inf, -jnp.inf, 0.0], [2.0, 2.0, 2.0]])
+  assert backend.argmax(ties).tolist() == [1, 2, 0]
+  slot, mask = jnp.array([0, 5, 3]), jnp.array([True, True, False])
+  for rows in (slice(0, 3), slice(1, 2)):
+    given = x[rows], slot[rows], 2 * x[rows, 1], mask[rows]
+    np.testing.assert_array_equal(backend.put(*given), plain.put(*given))
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('name', ['gpu', 'tpu'])
+def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monkeypatch):
+  networks = [T5(T5Config(40, 16, 2, 64, 24, 1, n)) for n in (1, 2)]
+  models = [Model(n.init(jax.random.key(i)), n, name=str(i)) for i, n in enumerate(networks)]
+  prompt = Prompt(jnp.array([[5, 6, 7], [8, 1, 1]]), jnp.array([3, 1]))
+  keys = jax.random.key_data(jax.random.split(jax.random.key(0), 2))
+  method = methods.speculative(functools.partial(rules.opt, alpha=0.1), 3)
+  weighted = methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (3, 1))
+  found = []
+  for backend in (backends.Backend(), BACKENDS[name]):
+    monkeypatch.setattr('speccascade.engine.Program', functools.partial(Program, backend=backend))
+    for some in (method, weighted):
+      noise = probs.Keyed.make(keys, 48, 1, temperature == 0)
+      state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=probs.Sampler(temperature), noise=noise)
+      found.append((np.asarray(state.tokens), state.stats.accepted.tolist(), state.stats.calls.tolist()))
+  for plain, other in zip(found[:2], found[2:], strict=True):
+    np.testing.assert_array_equal(plain[0], other[0])
+    assert plain[1:] == other[1:]
+
+
+def test_code_outside_a_program_is_plain_and_a_program_has_its_own():
+  assert backends.current() == backends.Backend()
+  with backends.use(BACKENDS['tpu']):
+    assert backends.current() == BACKENDS['tpu']
+    np.testing.assert_array_equal(take(jnp.arange(6).reshape(2, 3), jnp.array([[1], [2]])), [[1], [5]])
+  assert backends.current() == backends.Backend()
+  assert backends.of({'x': jnp.ones(2)}) == backends.CPU()
+  assert tpu_attention.BLOCK % 128 == 0

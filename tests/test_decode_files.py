@@ -1,0 +1,189 @@
+"""The command that decodes files: what it reads, what it writes, and that it goes on where it was killed."""
+
+import json
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+import speccascade
+from speccascade import commands, embedded, methods, Request
+from speccascade.decode import __main__ as command
+from speccascade.decode import lines
+
+FOLDER = Path(embedded.__file__).parent / 'pretrained'
+MODELS = ['--models', str(FOLDER / 'small'), str(FOLDER / 'large'), '--seed', '0']
+OPT = ['--rule', 'opt:0.1', '--block', '3', '--max-new-tokens', '24', '--batch-size', '4']
+REQUESTS = [
+  *(example.prompt for example in embedded.task(count=9).examples),
+  {'prompt': 'A dog runs.', 'n': 3, 'temperature': 1.0},
+  {'prompt': [4, 5, 1], 'stop': ['.'], 'temperature': 0.0, 'logprobs': 2, 'max_new_tokens': 7},
+]
+
+
+def write(path: Path, requests=REQUESTS) -> Path:
+  path.write_text(''.join(json.dumps(request) + '\n' for request in requests))
+  return path
+
+
+def rows(path: Path) -> list[dict]:
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory) -> tuple[Path, Path]:
+  """Return a file of requests and what one run makes of it."""
+  folder = tmp_path_factory.mktemp('whole')
+  source, output = write(folder / 'in.jsonl'), folder / 'out.jsonl'
+  assert command.main([*MODELS, *OPT, str(source), str(output)]) == 0
+  return source, output
+
+
+def test_a_line_of_the_output_is_what_decode_returns(whole):
+  found = rows(whole[1])
+  asked = [Request(**r) if isinstance(r, dict) else Request(r) for r in REQUESTS]
+  settings = dict(max_new_tokens=24, batch_size=4)
+  rule = commands.rule('opt:0.1')
+  out = speccascade.decode(methods.speculative(rule, 3), embedded.models(), asked, **settings)
+  assert [row['text'] for row in found] == out.texts and [row['tokens'] for row in found] == out.tokens
+  assert tuple(row['finish_reason'] for row in found) == out.finish_reasons
+  assert [(row['index'], row['sample']) for row in found] == [
+    *((i, 0) for i in range(9)),
+    (9, 0),
+    (9, 1),
+    (9, 2),
+    (10, 0),
+  ]
+  assert [row['calls'] for row in found[:12]] == out.stats.calls.T[:12].tolist()
+  assert (
+    len(found[-1]['top_logprobs']) == len(found[-1]['tokens']) and not whole[1].with_name('out.jsonl.part').exists()
+  )
+
+
+@pytest.mark.parametrize('had', [1, 7])
+def test_a_run_goes_on_from_any_line_and_writes_the_same_file(whole, tmp_path, had):
+  source, output = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
+  source.write_bytes(whole[0].read_bytes())
+  decoded = []
+
+  def stopping(*args, **kwargs):
+    for i, row in speccascade.stream(*args, **kwargs):
+      if len(decoded) == had:
+        raise KeyboardInterrupt
+      decoded.append(i)
+      yield i, row
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(command, 'stream', stopping)
+    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 130
+  part = tmp_path / 'out.jsonl.part'
+  assert len(rows(part)) == had + 1 and not output.exists()
+  with open(part, 'a') as file:
+    file.write('{"index": 3, "sam')  # a line that was not written to its end
+  again = []
+
+  def counting(*args, skip, **kwargs):
+    again.extend(sorted(skip))
+    return speccascade.stream(*args, skip=skip, **kwargs)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(command, 'stream', counting)
+    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 0
+  assert again == sorted(decoded)
+  expected, found = rows(whole[1]), rows(output)
+  assert found[:-1] == expected[:-1] and not part.exists()
+  for name in ('text', 'tokens', 'finish_reason'):  # a stop string is looked for now and then: counts may go beyond it
+    assert found[-1][name] == expected[-1][name]
+
+
+def test_a_killed_process_leaves_rows_and_the_next_one_ends_the_file(tmp_path):
+  source, part = write(tmp_path / 'in.jsonl', REQUESTS[:9] * 10), tmp_path / 'out.jsonl.part'
+  line = [sys.executable, '-m', 'speccascade.decode', *MODELS, *OPT, str(source)]
+  env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir}
+  process = subprocess.Popen([*line, str(tmp_path / 'out.jsonl')], env=env, stderr=subprocess.DEVNULL)
+  while process.poll() is None and not (part.exists() and len(part.read_bytes().splitlines()) > 5):
+    time.sleep(0.02)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  assert part.exists() and 5 < len(part.read_bytes().splitlines()) < 91
+  for name in ('out.jsonl', 'whole.jsonl'):
+    assert command.main([*line[3:], str(tmp_path / name)]) == 0
+  assert (tmp_path / 'out.jsonl').read_bytes() == (tmp_path / 'whole.jsonl').read_bytes()
+
+
+def test_a_journal_of_other_settings_or_another_input_is_refused_by_name(tmp_path, capsys):
+  source, part = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl.part'
+  arguments = [*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]
+  assert command.main(arguments) == 0
+  (tmp_path / 'out.jsonl').unlink()
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(command, 'stream', lambda *_, **__: 1 / 0)
+    assert command.main(arguments) == 1 and part.exists()
+  capsys.readouterr()
+  assert command.main([*arguments, '--temperature', '0.5']) == 1
+  assert 'temperature was None, now 0.5' in capsys.readouterr().err
+  assert command.main([*arguments, '--rule', 'opt:0.2']) == 1
+  assert "(rule was ['opt', {'alpha': 0.1}], now ['opt', {'alpha': 0.2}])" in capsys.readouterr().err
+  write(source, ['A cat runs.'])
+  assert command.main(arguments) == 1
+  assert 'out.jsonl.part has rows of another run (input was' in capsys.readouterr().err
+  part.write_text('notes\n')
+  assert command.main(arguments) == 1 and 'is no journal of this command' in capsys.readouterr().err
+
+
+def test_a_file_that_is_there_is_kept_unless_told(tmp_path, capsys):
+  source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
+  output.write_text('mine')
+  assert command.main([*MODELS, *OPT, str(source), str(output)]) == 1 and output.read_text() == 'mine'
+  assert command.main([*MODELS, *OPT, '--overwrite', str(source), str(output)]) == 0 and len(rows(output)) == 1
+
+
+def test_two_processes_do_not_write_one_file(tmp_path):
+  with lines.journal(tmp_path / 'x.part', {'a': 1}):
+    with pytest.raises(RuntimeError, match='is being written by another process'):
+      with lines.journal(tmp_path / 'x.part', {'a': 1}):
+        pass
+
+
+@pytest.mark.parametrize(
+  'line, said',
+  [
+    ('{"prompt": "a", "temprature": 1}', "line 2: a request has no field 'temprature'; there are prompt, max_new"),
+    ('{"stop": "a"}', 'line 2: a request needs a prompt'),
+    ('A dog.', 'line 2: not JSON'),
+    ('', 'line 2: not JSON'),
+    ('3', 'line 2: prompt=3 is not a text, token ids or chat messages'),
+    ('{"prompt": "a", "temperature": "hot"}', "line 2: temperature='hot' is not a number"),
+    ('{"prompt": "a", "temperature": -1}', 'line 2: the prompt: Sampler: temperature=-1'),
+    ('{"prompt": "a", "top_k": true}', 'line 2: top_k=True is not a number'),
+    ('{"prompt": "a", "stop": 3}', 'line 2: stop=3 is not a text or a list'),
+    ('{"prompt": "a", "logit_bias": {"x": 1}}', "line 2: logit_bias has 'x', not a token id"),
+    ('{"prompt": "a", "logit_bias": {"5000": 1}}', 'line 2: the prompt: logit_bias has 5000'),
+    ('{"prompt": "a", "n": 0}', 'line 2: n=0'),
+    ('[]', 'line 2: the prompt is empty'),
+    ('[7000]', 'line 2: the prompt holds values that are not token ids'),
+    ('[{"role": "user", "content": "a"}]', 'has no chat_template and there is no chat_template.jinja'),
+  ],
+)
+def test_a_bad_line_is_named_with_its_number(tmp_path, capsys, line, said):
+  source = tmp_path / 'in.jsonl'
+  source.write_text(f'"A dog."\n{line}\n"A cat."\n')
+  assert command.main([*MODELS, str(source), str(tmp_path / 'out.jsonl')]) == 1
+  error = capsys.readouterr().err
+  assert said in error and error.count('\n') == 1
+  assert not (tmp_path / 'out.jsonl.part').exists()
+
+
+def test_settings_make_the_method_that_they_name():
+  make = lambda *more: command._method(command._parser().parse_args([*MODELS, *more, 'in', 'out']))
+  assert str(make('--block', '4')) == str(methods.speculative(block=4))
+  assert str(make('--method', 'cos', '--rule', 'weighted:.5,.5', '--blocks', '5,1')) == str(
+    methods.cos(commands.rule('weighted:.5,.5'), (5, 1))
+  )
+  assert str(make('--method', 'ensemble', '--rule', 'contrastive:0.1')).count('score') == 2
+  assert make('--method', 'autoregressive', '--model', '1').slots == (1,)

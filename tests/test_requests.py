@@ -1,0 +1,256 @@
+"""Requests: each row as it wants to be decoded, whatever its batch mates want, and streams of rows."""
+
+import functools
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speccascade
+from speccascade import engine, methods, Request, rules, Sampler
+from speccascade.models import toy
+from speccascade.types import Model
+
+LARGE = toy.model(1, 7, scale=1.5)
+PAIR = [toy.model(2, 7, near=LARGE, scale=0.7), LARGE]
+WITH_EOS = [toy.model(2, 7, near=LARGE, scale=0.7, eos_ids=(6,)), toy.model(1, 7, scale=1.5, eos_ids=(6,))]
+OPT = methods.speculative(functools.partial(rules.opt, alpha=0.1), 3)
+METHODS = {
+  'autoregressive': methods.autoregressive(1),
+  'speculative': methods.speculative(block=3),
+  'opt': OPT,
+  'cos': methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (3, 1)),
+}
+DIFFERENT = [
+  Request([1, 2], temperature=0.0),
+  Request([3], temperature=1.3, seed=5, max_new_tokens=5),
+  Request([4, 1, 1], top_k=2, min_new_tokens=3),
+  Request([2], top_p=0.6, repetition_penalty=1.4, stop_tokens=[0, 3]),
+  Request([5, 5], min_p=0.2, presence_penalty=0.7, frequency_penalty=0.2, example_id=77),
+  Request([1], logit_bias={0: -np.inf, 4: 1.5}, temperature=0.7),
+]
+run = functools.partial(speccascade.decode, max_new_tokens=9)
+
+
+class Letters:
+  """A tokenizer of letters."""
+
+  vocab_size = 7
+
+  def encode(self, text):
+    return ['abcdefg'.index(x) for x in text]
+
+  def decode(self, ids):
+    return ''.join('abcdefg'[i] for i in ids if i != 6)
+
+  def chat(self, messages):
+    return self.encode(''.join(m['content'] for m in messages))
+
+
+def lettered(models):
+  """Return the models, the last with a tokenizer."""
+  return [*models[:-1], Model(models[-1].params, models[-1].network, Letters(), models[-1].name)]
+
+
+@pytest.mark.parametrize('batch_size', [None, 2])
+@pytest.mark.parametrize('name', METHODS)
+def test_each_request_is_decoded_as_if_it_were_alone(name, batch_size):
+  together = run(METHODS[name], WITH_EOS, DIFFERENT, batch_size=batch_size, seed=3)
+  for i, request in enumerate(DIFFERENT):
+    alone = run(METHODS[name], WITH_EOS, request, seed=3, example_ids=[i])
+    assert together.tokens[i] == alone.tokens[0]
+    assert together.finish_reasons[i] == alone.finish_reasons[0]
+    assert together.stats.emitted[i] == alone.stats.emitted[0]
+
+
+def test_what_a_request_leaves_out_is_the_calls():
+  sampler = Sampler(0.8, top_k=3)
+  plain = run(OPT, PAIR, [[1, 2], [3]], sampler=sampler, seed=4)
+  asked = run(OPT, PAIR, [Request([1, 2]), Request([3], max_new_tokens=4)], sampler=sampler, seed=4)
+  assert asked.tokens == [plain.tokens[0], plain.tokens[1][:4]]
+  said = [Request([1, 2], temperature=0.8, top_k=3, seed=4, max_new_tokens=9, example_id=0)]
+  assert run(OPT, PAIR, said, seed=9, example_ids=[5]).tokens[0] == plain.tokens[0]
+
+
+def test_rows_end_for_the_reason_that_is_given():
+  requests = [
+    Request([1, 2], temperature=0.0, max_new_tokens=2, logit_bias={6: -np.inf}),
+    Request([1, 2], logit_bias={6: 50.0}),
+    Request([1, 2], logit_bias={4: 50.0}, stop_tokens=[4]),
+    Request([1, 2], logit_bias={6: 50.0, 4: 20.0}, min_new_tokens=3),
+  ]
+  out = run(METHODS['speculative'], WITH_EOS, requests)
+  assert out.finish_reasons == ('length', 'eos', 'stop', 'eos')
+  assert [len(x) for x in out.tokens] == [2, 1, 1, 4] and out.tokens[3] == [4, 4, 4, 6]
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_a_stop_string_cuts_the_text_before_it(name):
+  models = lettered(PAIR)
+  whole = run(METHODS[name], models, 'bc', max_new_tokens=40, sampler=Sampler(0.0))
+  text = whole.texts[0]
+  stop = text[21:23]
+  at = text.index(stop)
+  out = run(METHODS[name], models, [Request('bc', stop=[stop, 'never']), 'bc'], max_new_tokens=40, sampler=Sampler(0.0))
+  assert out.texts == [text[:at], text] and out.finish_reasons == ('stop', 'length')
+  assert out.tokens[0] == whole.tokens[0][: at + 2]
+  assert out.stats.rounds[0] <= whole.stats.rounds[0]
+
+
+def test_samples_of_a_prompt_share_its_prefill_and_differ(monkeypatch):
+  read = []
+  real = engine.Engine.prefill
+  monkeypatch.setattr(
+    engine.Engine, 'prefill', lambda self, prompts, size: read.append(len(prompts)) or real(self, prompts, size)
+  )
+  out = run(OPT, PAIR, [Request([1, 2], n=5), Request([3], n=2)], sampler=Sampler(1.0), seed=1)
+  assert sum(read) == 2 and len(out.tokens) == 7
+  assert len({tuple(x) for x in out.tokens[:5]}) > 2
+  assert out.tokens[0] == run(OPT, PAIR, [[1, 2]], sampler=Sampler(1.0), seed=1).tokens[0]
+  queued = run(OPT, PAIR, [Request([1, 2], n=5), Request([3], n=2)], sampler=Sampler(1.0), seed=1, batch_size=2)
+  assert queued.tokens == out.tokens
+
+
+def test_likeliest_tokens_are_those_of_the_verifier():
+  out = run(METHODS['speculative'], PAIR, [Request([1, 2], logprobs=3), Request([3], logprobs=1), [4]], trace=True)
+  assert out.top_logprobs[2] is None and [len(x) for x in out.top_logprobs[1]] == [1] * 9
+  for i in (0, 1):
+    for token, top, chosen in zip(out.tokens[i], out.top_logprobs[i], out.logprobs[i][1], strict=True):
+      values = list(top.values())
+      assert values == sorted(values, reverse=True) and chosen <= values[0] + 1e-6
+      assert token not in top or top[token] == pytest.approx(chosen, abs=1e-6)
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_a_processor_shapes_every_models_law(name):
+  def alternate(logits, tokens, count):  # after an even token an odd one, and the other way round
+    return jnp.where((jnp.arange(7) + tokens[count - 1]) % 2 == 1, logits, -jnp.inf)
+
+  out = run(METHODS[name], PAIR, [[1, 2], [3], [4, 4]], sampler=Sampler(1.0), processor=alternate)
+  for prompt, tokens in zip(([1, 2], [3], [4, 4]), out.tokens, strict=True):
+    assert set(np.diff([prompt[-1], *tokens]) % 2) == {1}
+
+
+def test_a_processor_keeps_the_law_of_what_it_leaves():
+  forbid = lambda logits, tokens, count: jnp.where(jnp.arange(7) == 2, -jnp.inf, logits)
+  rows = 4000
+  count = lambda method: np.bincount(
+    np.ravel(run(method, PAIR, [[1, 2]] * rows, processor=forbid, max_new_tokens=2).tokens), minlength=7
+  )
+  one, other = count(METHODS['speculative']), count(METHODS['autoregressive'])
+  assert one[2] == other[2] == 0
+  spread = np.sqrt(one + other + 1)
+  assert np.abs((one - other) / spread).max() < 5
+
+
+def test_a_row_without_a_law_ends_as_a_fault_and_the_others_go_on():
+  def half(q_logits, p_logits, *, sampler):
+    p = sampler(p_logits)
+    return jnp.where(p_logits[..., :1] > 100, 0.5 * p, p)
+
+  method = methods.speculative(half, 3)
+  prompts = [Request([1, 2]), Request([3], logit_bias={0: 200.0}), Request([4])]
+  with pytest.warns(UserWarning, match=r'1 of 3 rows ended as faults. example 1: .* position 1 sums to 0.5'):
+    out = run(method, PAIR, prompts, sampler=Sampler(0.0))
+  assert out.finish_reasons == ('length', 'fault', 'length') and out.faults[0] is None
+  plain = run(methods.speculative(block=3), PAIR, [[1, 2], [3], [4]], sampler=Sampler(0.0))
+  assert [out.tokens[i] for i in (0, 2)] == [plain.tokens[i] for i in (0, 2)]
+  with pytest.raises(ValueError, match='example 1'):
+    out.raise_for_fault()
+
+
+@pytest.mark.parametrize(
+  'rule, what',
+  [
+    (lambda q_logits, p_logits, *, sampler: 0.5 * sampler(p_logits), 'sums to 0.5'),
+    (lambda q_logits, p_logits, *, sampler: p_logits, 'has the entry -'),
+    (lambda q_logits, p_logits, *, sampler: 2 * sampler(p_logits) - sampler(q_logits), 'has the entry -0'),
+  ],
+)
+def test_a_rule_that_is_never_a_law_raises(rule, what):
+  with pytest.raises(ValueError, match=what):
+    run(methods.speculative(rule, 3), PAIR, [[1, 2], [3]])
+
+
+def test_a_stream_yields_rows_as_they_end_and_all_that_decode_returns():
+  prompts = [Request([1, 2], max_new_tokens=3), Request([3], max_new_tokens=200), *[[i] for i in range(7)]]
+  out = run(OPT, PAIR, prompts, batch_size=2)
+  rows = list(speccascade.stream(OPT, PAIR, prompts, max_new_tokens=9, batch_size=2))
+  assert sorted(i for i, _ in rows) == list(range(9)) and rows[-1][0] == 1  # the long one ends last
+  for i, row in rows:
+    assert row.tokens == out.tokens[i] and row.finish_reason == out.finish_reasons[i]
+    assert row.stats['calls'].tolist() == out.stats.calls[:, i].tolist()
+
+
+def test_partial_texts_grow():
+  models, seen = lettered(PAIR), {0: [], 1: []}
+  for i, row in speccascade.stream(OPT, models, ['bc', 'd'], max_new_tokens=30, every=2):
+    assert not seen[i] or row.text.startswith(seen[i][-1].text)
+    seen[i].append(row)
+  for rows in seen.values():
+    assert len(rows) > 2 and [x.finish_reason for x in rows] == [None] * (len(rows) - 1) + ['length']
+
+
+def test_one_prompt_may_be_a_text_or_chat():
+  models = lettered(PAIR)
+  text = run(OPT, models, 'bcd').texts
+  assert text == run(OPT, models, ['bcd']).texts == run(OPT, models, Request('bcd')).texts
+  assert text == run(OPT, models, [[{'role': 'user', 'content': 'bc'}, {'role': 'user', 'content': 'd'}]]).texts
+
+
+def test_requests_of_other_numbers_compile_nothing():
+  from law import traces
+
+  some = lambda **numbers: lambda: run(OPT, PAIR, [Request([1, 2], **numbers), Request([3])], sampler=Sampler(1.0))
+  assert traces(
+    some(top_k=3, stop_tokens=[1]),
+    some(top_k=5, stop_tokens=[4], seed=3),
+    some(top_k=2, stop_tokens=[0], temperature=0.3),
+  ) == [1, 0, 0]
+
+
+def test_a_bar_says_how_many_rows_have_ended(capsys):
+  run(OPT, PAIR, [[i] for i in range(6)], batch_size=2, progress=True)
+  assert '6/6' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  'prompts, message',
+  [
+    ([Request([1], max_new_tokens=0)], r'prompt 0: max_new_tokens=0'),
+    ([Request([1], min_new_tokens=12)], 'min_new_tokens=12 is more than max_new_tokens=9'),
+    ([Request([1], temperature=-1.0)], r'temperature=-1\.0'),
+    ([Request([1], top_k=0)], 'top_k=0'),
+    ([Request([1], n=0)], 'n=0'),
+    ([Request([1], seed=-1)], 'seed=-1'),
+    ([Request([1], stop='x')], 'needs a tokenizer'),
+    ([Request([1], stop_tokens=[7])], 'stop_tokens has 7, not a token id of 0 … 6'),
+    ([Request([1], logit_bias={9: 1.0})], 'logit_bias has 9'),
+    ([Request([1], logit_bias={1: np.nan})], 'logit_bias has nan'),
+    ([Request([1], logprobs=-1)], 'logprobs=-1'),
+    (None, 'prompts=None'),
+    (3, 'prompts=3'),
+    ([[[1], [2, 3]]], 'prompt 0'),
+    ([], 'one prompt at least'),
+    (['text'], 'no tokenizer'),
+  ],
+)
+def test_errors_name_the_prompt_and_the_value(prompts, message):
+  with warnings.catch_warnings(), pytest.raises(ValueError, match=message):
+    run(OPT, PAIR, prompts)
+
+
+def test_a_generator_of_prompts_is_a_list():
+  assert run(OPT, PAIR, (x for x in [[1, 2], [3]])).tokens == run(OPT, PAIR, [[1, 2], [3]]).tokens
+
+
+def test_max_new_tokens_must_be_said_somewhere():
+  with pytest.raises(ValueError, match='max_new_tokens=None'):
+    speccascade.decode(OPT, PAIR, [[1]])
+  assert len(speccascade.decode(OPT, PAIR, Request([1], max_new_tokens=2)).tokens[0]) == 2
+
+
+def test_a_sampler_is_a_sampler():
+  with pytest.raises(ValueError, match=r'sampler=1\.0'):
+    run(OPT, PAIR, [[1]], sampler=1.0)
