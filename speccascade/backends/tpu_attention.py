@@ -9,6 +9,7 @@ Axis letters: B batch, L window, R rows of queries of a group (g · n heads × t
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -38,16 +39,7 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
   groups, slots, tile = key.shape[2:]
   rows = lanes // (groups * tile) * heads * -(-width // STEP) * STEP
   scalars = jnp.asarray(layer, jnp.int32).reshape(1), first, length, jnp.asarray(window, jnp.int32).reshape(1)
-
-  def at(*index):
-    def block(b, j, layer, first, length, window):
-      last = lax.div(jnp.maximum(length[b] - 1, 0), BLOCK)
-      seen = jnp.where(window[0] > 0, jnp.maximum(first[b] - window[0] + 1, 0), 0) if causal else jnp.int32(0)
-      known = {'b': b, 'j': jnp.clip(j, lax.div(seen, BLOCK), last), 'l': layer[0]}
-      return tuple(known.get(i, i) for i in index)
-
-    return block
-
+  at = functools.partial(_place, causal=causal)
   by_row = lambda x: pl.BlockSpec((1, *x.shape[1:]), at('b', *[0] * (x.ndim - 1)))
   by_block = pl.BlockSpec((1, 1, groups, BLOCK, tile), at('b', 'l', 0, 'j', 0))
   inputs, specs = [q, key, value], [by_row(q), by_block, by_block]
@@ -62,74 +54,111 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
     out_specs += [pl.BlockSpec(memory_space=pl.ANY)] * 2
     scratch += [pltpu.VMEM((groups, BLOCK, tile), key.dtype)] * 2 + [pltpu.SemaphoreType.DMA] * 2
     aliases = {len(scalars) + 1: 1, len(scalars) + 2: 2}
-  kernel = functools.partial(
-    _kernel, heads=heads, causal=causal, scale=scale, cap=cap, biased=bias is not None, writes=new is not None
-  )
-  return pl.pallas_call(
-    kernel, out_shape=outputs, input_output_aliases=aliases, interpret=interpret, name='cached_attention',
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=len(scalars), grid=(batch, slots // BLOCK), in_specs=specs, out_specs=out_specs,
-      scratch_shapes=scratch,
-    ),
-    cost_estimate=pl.CostEstimate(
-      flops=4 * batch * groups * rows * slots * tile, transcendentals=batch * groups * rows * slots,
-      bytes_accessed=2 * batch * groups * slots * tile * key.dtype.itemsize,
-    ),
-  )(*scalars, *inputs)  # fmt: skip
+  sizes = dict(
+    num_scalar_prefetch=len(scalars), grid=(batch, slots // BLOCK), in_specs=specs, out_specs=out_specs,
+    scratch_shapes=scratch,
+  )  # fmt: skip
+  call = pl.pallas_call(
+    functools.partial(_kernel, _Settings(heads, causal, scale, cap, bias is not None, new is not None)),
+    out_shape=outputs, input_output_aliases=aliases, interpret=interpret, name='cached_attention',
+    grid_spec=pltpu.PrefetchScalarGridSpec(**sizes), cost_estimate=_cost(batch * groups * rows, key),
+  )  # fmt: skip
+  return call(*scalars, *inputs)
 
 
-def _kernel(layer, first, length, window, q, key, value, *rest, heads, causal, scale, cap, biased, writes):
+def _place(*index, causal: bool):
+  """Return the index map of a block: 'b' is the row of the batch, 'j' the block of slots, 'l' the layer.
+
+  Blocks that nothing sees are those at the ends of what is seen, which are there already.
+  """
+
+  def block(b, j, layer, first, length, window):
+    last = lax.div(jnp.maximum(length[b] - 1, 0), BLOCK)
+    seen = jnp.where(window[0] > 0, jnp.maximum(first[b] - window[0] + 1, 0), 0) if causal else jnp.int32(0)
+    known = {'b': b, 'j': jnp.clip(j, lax.div(seen, BLOCK), last), 'l': layer[0]}
+    return tuple(known.get(i, i) for i in index)
+
+  return block
+
+
+def _cost(rows: int, key: Array) -> pl.CostEstimate:
+  """Return the work over all slots, those of one layer read once."""
+  batch, _, groups, slots, tile = key.shape
+  read = 2 * batch * groups * slots * tile * key.dtype.itemsize
+  return pl.CostEstimate(flops=4 * rows * slots * tile, transcendentals=rows * slots, bytes_accessed=read)
+
+
+class _Settings(NamedTuple):
+  heads: int
+  causal: bool
+  scale: float
+  cap: float | None
+  biased: bool
+  writes: bool
+
+
+def _kernel(settings: _Settings, layer, first, length, window, q, key, value, *rest):
   rest = list(rest)
-  bias = rest.pop(0) if biased else None
-  new = [rest.pop(0), rest.pop(0)] if writes else None
+  bias = rest.pop(0) if settings.biased else None
+  new = [rest.pop(0), rest.pop(0)] if settings.writes else None
   y, *rest = rest
-  caches, rest = (rest[:2], rest[2:]) if writes else ((), rest)
-  queries, total, best, mass, *staging = rest
+  caches, rest = (rest[:2], rest[2:]) if settings.writes else ((), rest)
+  queries, *sums = rest[:4]
   b, j = pl.program_id(0), pl.program_id(1)
   width, start, end, back = q.shape[1], first[b], length[b], window[0]
 
   @pl.when(j == 0)
   def _():
-    _spread(q, queries, heads)
-    total[...] = jnp.zeros_like(total)
-    best[...] = jnp.full_like(best, _LOWEST)
-    mass[...] = jnp.zeros_like(mass)
+    _spread(q, queries, settings.heads)
+    for x, least in zip(sums, (0, _LOWEST, 0), strict=True):
+      x[...] = jnp.full_like(x, least)
 
   in_sight = j * BLOCK < end
-  if causal:
+  if settings.causal:
     in_sight &= (back == 0) | ((j + 1) * BLOCK > start - back + 1)
 
   @pl.when(in_sight)
   def _():
     k, v = key[0, 0], value[0, 0]  # [G, BLOCK, P]
-    if writes:
+    if settings.writes:
       k, v = (_merge(x, n, start - j * BLOCK) for x, n in zip((k, v), new, strict=True))
       pl.when((start < (j + 1) * BLOCK) & (start + width > j * BLOCK))(
-        lambda: _store((k, v), caches, staging, b, layer[0], j, start)
+        lambda: _store((k, v), caches, rest[4:], b, layer[0], j, start)
       )
-    x = queries[...].astype(k.dtype)
-    s = lax.dot_general(x, k, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32) * scale
-    s = s if cap is None else cap * jnp.tanh(s / cap)
-    s = s if bias is None else s + bias[0]
-    slot = j * BLOCK + lax.broadcasted_iota(jnp.int32, s.shape, 2)
-    visible = slot < end
-    if causal:
-      position = start + lax.rem(lax.broadcasted_iota(jnp.int32, s.shape, 1), -(-width // STEP) * STEP)
-      visible = (slot <= position) & ((back == 0) | (position - slot < back))
-    s = jnp.where(visible, s, _LOWEST)
-    old = best[:, :, :1]
-    now = jnp.maximum(old, s.max(2, keepdims=True))
-    weights = jnp.where(visible, jnp.exp(s - now), 0)
-    shrink = jnp.exp(old - now)
-    best[...] = jnp.broadcast_to(now, best.shape)
-    mass[...] = jnp.broadcast_to(shrink * mass[:, :, :1] + weights.sum(2, keepdims=True), mass.shape)
-    seen = lax.dot_general(weights.astype(v.dtype), v, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
-    total[...] = shrink * total[...] + seen
+    visible = functools.partial(_visible, settings.causal, j, width, start, end, back)
+    _add(settings, queries[...].astype(k.dtype), k, v, None if bias is None else bias[0], visible, sums)
 
   @pl.when(j == pl.num_programs(1) - 1)
   def _():
+    total, _, mass = sums
     total[...] = total[...] / jnp.maximum(mass[:, :, :1], 1e-30)
-    _gather(total, y, heads)
+    _gather(total, y, settings.heads)
+
+
+def _visible(causal: bool, j, width: int, start, end, back, shape) -> Array:
+  """Return which slots of block j each query sees."""
+  slot = j * BLOCK + lax.broadcasted_iota(jnp.int32, shape, 2)
+  if not causal:
+    return slot < end
+  position = start + lax.rem(lax.broadcasted_iota(jnp.int32, shape, 1), -(-width // STEP) * STEP)
+  return (slot <= position) & ((back == 0) | (position - slot < back))
+
+
+def _add(settings: _Settings, x: Array, k: Array, v: Array, bias: Array | None, visible, sums) -> None:
+  """Add a block of slots k, v [G, BLOCK, P] to the running softmax of queries x [G, R, P]."""
+  total, best, mass = sums
+  s = lax.dot_general(x, k, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32) * settings.scale
+  s = s if settings.cap is None else settings.cap * jnp.tanh(s / settings.cap)
+  s = s if bias is None else s + bias
+  seen = visible(s.shape)
+  s = jnp.where(seen, s, _LOWEST)
+  old = best[:, :, :1]
+  now = jnp.maximum(old, s.max(2, keepdims=True))
+  weights, shrink = jnp.where(seen, jnp.exp(s - now), 0), jnp.exp(old - now)
+  y = lax.dot_general(weights.astype(v.dtype), v, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+  total[...] = shrink * total[...] + y
+  best[...] = jnp.broadcast_to(now, best.shape)
+  mass[...] = jnp.broadcast_to(shrink * mass[:, :, :1] + weights.sum(2, keepdims=True), mass.shape)
 
 
 def _tiles(q, groups: int, tile: int, heads: int):
