@@ -193,7 +193,7 @@ def test_rows_of_the_state_are_taken_and_put_alike(name):
     np.testing.assert_array_equal(backend.put(*given), plain.put(*given))
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('temperature', [pytest.param(0.0, marks=pytest.mark.full), 1.0])
 @pytest.mark.parametrize('name', ['gpu', 'tpu'])
 def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monkeypatch):
   networks = [T5(T5Config(40, 16, 2, 64, 24, 1, n)) for n in (1, 2)]

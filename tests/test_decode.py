@@ -130,7 +130,7 @@ ALIKE = ('chow', 'chow_log', 'diff', 'diff_log', 'opt_log', 'bild_star', 'token_
 INDEPENDENT = [name for name in METHODS if not name.startswith('sv') and name.split()[-1] not in ALIKE]
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('temperature', [pytest.param(0.0, marks=pytest.mark.full), 1.0])
 @pytest.mark.parametrize('name', INDEPENDENT)
 def test_a_row_is_the_same_in_any_company(name, temperature):
   method, models, _ = METHODS[name]
@@ -192,7 +192,7 @@ def test_encoder_decoder_rows_read_their_own_source():
 # ---- statistics ----
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('temperature', [pytest.param(0.0, marks=pytest.mark.full), 1.0])
 @pytest.mark.parametrize('name', METHODS)
 def test_statistics_add_up(name, temperature):
   method, models, _ = METHODS[name]

@@ -67,8 +67,12 @@ def shapes_of(caches) -> set[str]:
   return {f'f32[{",".join(map(str, x.shape))}]' for x in jax.tree.leaves(caches) if SLOTS in x.shape}
 
 
+MORE = ('autoregressive', 'token cascade', 'ensemble')  # whose phases the other methods have too
+CASES = [pytest.param(name, marks=pytest.mark.full if name in MORE else ()) for name in METHODS]
+
+
 @pytest.mark.parametrize('batch', [1, 2])
-@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('name', CASES)
 @pytest.mark.parametrize('family', [t5, decoder])
 def test_no_cache_is_copied_in_the_loop(family, name, batch):
   program, weights, state, _ = given(METHODS[name], [family(1), family(2)], batch)

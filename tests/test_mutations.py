@@ -46,7 +46,7 @@ def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
   final = phases.Verify._final
 
   def bonus_from_p(self, logits, sampler, w, verdict, rejected):
-    p = sampler(jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
+    p = sampler.at(verdict.kept)(jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
     return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
 
   monkeypatch.setattr(phases.Verify, '_final', bonus_from_p)
@@ -195,16 +195,17 @@ FILTERS = dict(temperature=0.4, top_p=0.9)
 
 def filtered_first(sampler, logits):
   """Filter the unscaled law, then apply the temperature."""
-  return probs.softmax(probs.keep_top_p(logits, sampler.top_p) / sampler.temperature)
+  return probs.softmax(probs.keep_top_p(logits, sampler.top_p[:, None]) / sampler.temperature[:, None])
 
 
 def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(monkeypatch):
   # q may be any law that the draft was really drawn from; what is tested with another one is not.
-  knows = phases.Propose._draw
+  knows, at_window = phases.Propose._draw, probs.at_window
 
   def draft(self, context, state, going):
-    first = context._replace(sampler=FilteredFirst(context.sampler))
-    return knows(self, first, state, going)
+    with monkeypatch.context() as patch:
+      patch.setattr(probs, 'at_window', lambda state: FilteredFirst(at_window(state)))
+      return knows(self, context, state, going)
 
   monkeypatch.setattr(phases.Propose, '_draw', draft)
   assert off('speculative speculative', setting=FILTERS) < 1e-5
@@ -214,7 +215,7 @@ def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypat
   final = phases.Verify._final
 
   def bonus(self, logits, sampler, w, verdict, rejected):
-    p = filtered_first(sampler, jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
+    p = filtered_first(sampler.at(verdict.kept), jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
     return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
 
   monkeypatch.setattr(phases.Verify, '_final', bonus)
@@ -224,10 +225,11 @@ def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypat
 class FilteredFirst:
   """A sampler that filters before the temperature."""
 
-  penalises = greedy = False
-
   def __init__(self, sampler):
     self.sampler = sampler
+
+  def at(self, slot):
+    return FilteredFirst(self.sampler.at(slot))
 
   def __call__(self, logits):
     return filtered_first(self.sampler, logits)

@@ -53,7 +53,7 @@ def lettered(models):
   return [*models[:-1], Model(models[-1].params, models[-1].network, Letters(), models[-1].name)]
 
 
-@pytest.mark.parametrize('batch_size', [None, 2])
+@pytest.mark.parametrize('batch_size', [pytest.param(None, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize('name', METHODS)
 def test_each_request_is_decoded_as_if_it_were_alone(name, batch_size):
   together = run(METHODS[name], WITH_EOS, DIFFERENT, batch_size=batch_size, seed=3)
