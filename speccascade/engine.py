@@ -6,6 +6,8 @@ rows on axis 0, so that a request takes its row by one `tree.map`. Between two `
 
 from collections.abc import Callable, Sequence
 import functools
+import math
+import os
 from typing import Any, NamedTuple
 
 from flax import struct
@@ -15,10 +17,11 @@ import numpy as np
 
 from speccascade import backends, inputs, methods, probs, requests
 from speccascade.phases import run as run_phases
-from speccascade.start import first_state
+from speccascade.start import cache_owners, first_state
 from speccascade.types import Array, Context, Limits, Model, Network, Prompt, State
 
 FOREVER = np.iinfo(np.int32).max
+_MANY = 1 << 16  # positions of a batch from which its memory is looked at before it is compiled
 
 
 class Program(NamedTuple):
@@ -64,6 +67,9 @@ class Engine:
       tuple(s.network for s in slots), cache_owners(slots), buffer, self.vocab, backend, trace, needs.top, processor
     )
 
+    if size * buffer >= _MANY:
+      _check_memory(self.program.networks, self.program.backend, size, buffer, self.params)
+
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
     networks, params = zip(*((self.program.networks[s], self.params[s]) for s in self.program.kept), strict=True)
@@ -105,20 +111,18 @@ class Engine:
     return structure.unflatten([part.reshape(x.shape) for part, x in zip(typed, leaves, strict=True)])
 
 
-def cache_owners(slots: Sequence[Model]) -> tuple[int, ...]:
-  """Return for each slot the slot whose cache it works in: its own, or one of a network that it is a part of."""
-  wholes = [j for j, s in enumerate(slots) if not shares_any(s, slots)]
-  owners = []
-  for i, s in enumerate(slots):
-    shares = getattr(s.network, 'shares_cache', None)
-    owners.append(next((j for j in wholes if shares and shares(s.params, slots[j].network, slots[j].params)), i))
-  return tuple(owners)
-
-
-def shares_any(model: Model, slots: Sequence[Model]) -> bool:
-  """Tell whether a model finds its state in the cache of another one."""
-  shares = getattr(model.network, 'shares_cache', None)
-  return shares is not None and any(shares(model.params, s.network, s.params) for s in slots)
+def _check_memory(networks, backend, size: int, buffer: int, params: tuple) -> None:
+  """Refuse a batch whose caches and tokens alone are more than the device has."""
+  prompt = Prompt(jax.ShapeDtypeStruct((size, 1), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32))
+  read = functools.partial(prefill, networks, backend, room=buffer)
+  caches = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(read, params, prompt)))
+  device = next((d for x in jax.tree.leaves(params) if isinstance(x, jax.Array) for d in x.devices()), jax.devices()[0])
+  limit = (device.memory_stats() or {}).get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  if caches > limit:
+    raise ValueError(
+      f'{size} rows of {buffer} positions need {caches / 2**30:.1f} GiB of caches, more than the '
+      f'{limit / 2**30:.1f} GiB of {device}: lower max_new_tokens, max_prompt_tokens or batch_size.'
+    )
 
 
 def positions(network: Network, width: int, max_new_tokens: int, window: int) -> int:
@@ -130,7 +134,7 @@ def positions(network: Network, width: int, max_new_tokens: int, window: int) ->
   return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 4))
+@functools.partial(jax.jit, static_argnums=(0, 1, 4), static_argnames='room')
 def prefill(networks, backend, params, prompt: Prompt, room: int) -> tuple:
   """Return caches of `room` positions that have seen the prompts."""
   with backends.use(backend):

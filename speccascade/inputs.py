@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import numbers
+import warnings
 
 import numpy as np
 
@@ -135,6 +136,13 @@ def prompt_width(models, rows, given: int | None) -> int:
       raise ValueError(
         f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed(row)} '
         f'positions, but {model.name} has {most}; shorten one of them.'
+      )
+    context = getattr(network, 'context', None)
+    if most is None and context is not None and needed(row) > context:
+      warnings.warn(
+        f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed(row)} '
+        f'positions; {model.name} was made for {context} (max_position_embeddings), what it writes beyond may be poor.',
+        stacklevel=5,
       )
   return given or bucket(length)
 

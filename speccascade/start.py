@@ -1,13 +1,15 @@
-"""The state of rows before their first round.
+"""The state of rows before their first round, and which models share a cache.
 
 Axis letters: B batch, M models of a method, W window of pending tokens, V vocabulary, T token buffer.
 """
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from speccascade import backends, probs, requests
-from speccascade.types import Array, Limits, NOWHERE, Prompt, State, Stats, Top, Window
+from speccascade.types import Array, Limits, Model, NOWHERE, Prompt, State, Stats, Top, Window
 
 PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
 
@@ -91,3 +93,19 @@ def _keyed(keys: Array, positions: int, in_block: int, greedy: bool) -> probs.Ke
     return jnp.where(sample > 0, jax.random.key_data(jax.random.fold_in(key, sample)), jax.random.key_data(key))
 
   return probs.Keyed.make(jax.vmap(one)(*jnp.asarray(keys).T), positions, in_block, greedy)
+
+
+def cache_owners(slots: Sequence[Model]) -> tuple[int, ...]:
+  """Return for each slot the slot whose cache it works in: its own, or one of a network that it is a part of."""
+  wholes = [j for j, s in enumerate(slots) if not shares_any(s, slots)]
+  owners = []
+  for i, s in enumerate(slots):
+    shares = getattr(s.network, 'shares_cache', None)
+    owners.append(next((j for j in wholes if shares and shares(s.params, slots[j].network, slots[j].params)), i))
+  return tuple(owners)
+
+
+def shares_any(model: Model, slots: Sequence[Model]) -> bool:
+  """Tell whether a model finds its state in the cache of another one."""
+  shares = getattr(model.network, 'shares_cache', None)
+  return shares is not None and any(shares(model.params, s.network, s.params) for s in slots)

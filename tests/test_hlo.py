@@ -146,4 +146,4 @@ def test_copies_of_whole_caches_in_a_round_are_those_as_large_as_one():
   assert compile.cache_moves(hlo.Module(ENTRY)) == ['bf16[8, 4]'] * 2
   smaller = ENTRY.replace('%c = bf16[8,4]', '%c = bf16[8,2]')
   assert compile.cache_moves(hlo.Module(smaller)) == []
-  assert compile.argument_bytes(hlo.Module(ENTRY)) == {'weights': 3 * 64, 'caches': 64, 'rest': 0}
+  assert compile.argument_bytes(hlo.Module(ENTRY)) == {'weights': 3 * 64, 'caches': 64, 'window': 0, 'rest': 0}

@@ -3,6 +3,7 @@
 import functools
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import speccascade
 from speccascade import engine, methods, Request, rules, Sampler
 from speccascade.models import toy
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model
 
 LARGE = toy.model(1, 7, scale=1.5)
@@ -254,3 +256,18 @@ def test_max_new_tokens_must_be_said_somewhere():
 def test_a_sampler_is_a_sampler():
   with pytest.raises(ValueError, match=r'sampler=1\.0'):
     run(OPT, PAIR, [[1]], sampler=1.0)
+
+
+def test_a_batch_that_no_memory_holds_is_refused_with_its_bytes():
+  with pytest.raises(ValueError, match=r'need [0-9.]+ GiB of caches, more than the .* lower max_new_tokens'):
+    run(OPT, PAIR, [[1, 2]] * 64, max_new_tokens=10**9)
+
+
+def test_a_rotary_model_warns_beyond_the_positions_it_was_made_for():
+  network = Decoder(DecoderConfig(7, 8, 2, 2, 4, 8, spans=(Span(),), context=12))
+  model = Model(network.init(jax.random.key(0)), network, name='short')
+  with pytest.warns(UserWarning, match=r'need 13 positions; short was made for 12'):
+    run(methods.autoregressive(), [model], [[1, 2, 3, 4]])
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    run(methods.autoregressive(), [model], [[1, 2, 3]])

@@ -243,6 +243,7 @@ def _sizes(c: Settings) -> dict:
     'mlp_dim': c['intermediate_size'],
     'norm_eps': c['rms_norm_eps'],
     'tied': c['tie_word_embeddings'],
+    'context': c['max_position_embeddings'],
   }
 
 

@@ -62,6 +62,7 @@ class DecoderConfig:
   projected_dim: int | None = None  # width of the embedding table, where it is not `embed_dim`
   positions: int = 0  # learned positions; 0: none
   position_offset: int = 0
+  context: int = 0  # positions that a rotary model was made for; 0: not known
   attention_scale: float | None = None  # None: 1/√head_dim
   attention_cap: float | None = None
   final_cap: float | None = None
@@ -217,6 +218,11 @@ class Decoder(Base):
   @property
   def max_positions(self) -> int | None:
     return self.config.positions or None
+
+  @property
+  def context(self) -> int | None:
+    """Return beyond how many positions the model's distributions are not to be trusted, if that is known."""
+    return self.config.context or None
 
   @property
   def module(self) -> DecoderModule:

@@ -18,7 +18,7 @@ from speccascade.evaluate.rundir import Journal, RunError
 from speccascade.models import toy
 
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
-DRAFT = Curve('draft only', methods.autoregressive)
+DRAFT = Curve('draft only', methods.autoregressive, settings={'model': 0})
 OPT = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.3, 0.6), {'block': 3})
 EXPERIMENT = Experiment(
   toys.task, toys.models, [TARGET, DRAFT, OPT], quality_batch=4, latency_examples=4, latency_trials=2, trace_examples=2
