@@ -163,7 +163,10 @@ def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
 
 def compiled(method, networks, sizes: Sizes, sampler: Sampler, place: Placement, platform: str):
   """Return the compiled loop."""
-  loop, args = program(method, networks, sizes, sampler, place, backends.named(platform))
+  backend = backends.named(platform)
+  if place.mesh is not None and platform == 'tpu':
+    backend = dataclasses.replace(backend, kernel=False)
+  loop, args = program(method, networks, sizes, sampler, place, backend)
   with _without_cache():
     return loop.trace(*args).lower(lowering_platforms=(platform,)).compile()
 

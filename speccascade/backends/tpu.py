@@ -20,7 +20,8 @@ class TPU(Backend):
 
   short_products = True
   slot_multiple = tpu_attention.BLOCK
-  interpret: bool = False  # run kernels without a TPU, in tests
+  kernel: bool = True  # XLA does not cut our kernel over a mesh; without it attention is plain
+  interpret: bool = False  # run the kernel without a TPU, in tests
 
   def prepare(self, params):
     """Widen scales and biases, which the loop would do at each use."""
@@ -43,7 +44,7 @@ class TPU(Backend):
     return {'key': _pack(k), 'value': _pack(v)}
 
   def extend(self, q, k, v, cache, layer, view, bias, **scores):
-    if q.shape[1] > tpu_attention.MOST:
+    if not self.kernel or q.shape[1] > tpu_attention.MOST:
       return super().extend(q, k, v, cache, layer, view, bias, **scores)
     new = tuple(_lanes(x) for x in (k, v))
     stacked = not isinstance(cache, tuple)
@@ -56,7 +57,8 @@ class TPU(Backend):
     return y, entry
 
   def attend(self, q, entry, mask, bias, **scores):
-    if q.shape[1] > tpu_attention.MOST or mask.shape[1] > 1 or mask.shape[2] % tpu_attention.BLOCK:
+    plain = not self.kernel or q.shape[1] > tpu_attention.MOST or mask.shape[1] > 1
+    if plain or mask.shape[2] % tpu_attention.BLOCK:
       return super().attend(q, entry, mask, bias, **scores)
     stacked = {name: x[:, None] for name, x in entry.items()}
     length = mask[:, 0].sum(-1, dtype=jnp.int32)  # the first slots, where each query sees the same

@@ -35,6 +35,8 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
   that is 0, and `new`, keys and values [B, L, G·P], is written from slot `first` on; else it sees every slot before
   `length`. bias is [1 or B, G, R, T].
   """
+  if new is not None and not interpret:  # else XLA moves what fits to VMEM, and back
+    key, value = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (key, value))
   batch, width, lanes = q.shape
   groups, slots, tile = key.shape[2:]
   rows = lanes // (groups * tile) * heads * -(-width // STEP) * STEP
@@ -51,7 +53,7 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
   if new is not None:
     inputs, specs = [*inputs, *new], [*specs, *map(by_row, new)]
     outputs += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)]
-    out_specs += [pl.BlockSpec(memory_space=pl.ANY)] * 2
+    out_specs += [pl.BlockSpec(memory_space=pltpu.HBM)] * 2
     scratch += [pltpu.VMEM((groups, BLOCK, tile), key.dtype)] * 2 + [pltpu.SemaphoreType.DMA] * 2
     aliases = {len(scalars) + 1: 1, len(scalars) + 2: 2}
   sizes = dict(
