@@ -16,6 +16,7 @@ from speccascade.phases import Elect, Verify
 from speccascade.types import Combiner, Phase
 
 ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
+_CHECKED: set = set()  # programs that were asked already: numbers that are traced change nothing
 
 
 def phases_of(method: Method | SequenceCascade) -> list[Phase]:
@@ -51,10 +52,14 @@ def _count(models: int) -> str:
 
 def check_laws(method: Method | SequenceCascade, vocab: int, sampler: Any):
   """Refuse a method whose rule or combiner JAX cannot trace, or whose result has not the shape of laws."""
+  program = jax.tree.structure((method, sampler)), vocab
+  if program in _CHECKED:
+    return
   for name, function, models in _asked(method):
     problem = untraced(function, models, vocab, sampler)
     if problem:
       raise ValueError(f'{method.name}: {name} {problem}.')
+  _CHECKED.add(program)
 
 
 def _asked(method: Method | SequenceCascade) -> Iterator[tuple[str, Combiner, int]]:
