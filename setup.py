@@ -1,4 +1,4 @@
-"""Package metadata. Extras: seqio, parity (reference implementations), tpu (its compiler, too), test, dev.
+"""Package metadata. Extras: seqio, buckets (gs://), parity (reference implementations), tpu (its compiler), test, dev.
 
 The addresses of the project are those of the clone's remote `origin`, where that is on GitHub.
 """
@@ -17,6 +17,7 @@ SEQIO = [
   'tensorflow-datasets>=4.9.10,<5',
   'importlib_resources',
 ]
+BUCKETS = ['gcsfs>=2025.3', 'universal-pathlib>=0.3']
 
 
 def address() -> str | None:
@@ -86,9 +87,12 @@ setuptools.setup(
   extras_require={
     'seqio': SEQIO,
     'tpu': ['jax[tpu]>=0.10,<0.13'],
+    'buckets': BUCKETS,
     'parity': ['torch>=2.6', 'transformers>=5.23,<6'],
     'test': [
       *SEQIO,
+      *BUCKETS,
+      'gcp-storage-emulator',
       'hypothesis',
       'ipykernel',
       'nbclient',

@@ -67,6 +67,7 @@ class Model:
   network: Network = struct.field(pytree_node=False)
   tokenizer: Any = struct.field(pytree_node=False, default=None)
   name: str = struct.field(pytree_node=False, default='model')
+  digest: str | None = struct.field(pytree_node=False, default=None)  # of the checkpoint that it was loaded from
 
 
 @struct.dataclass

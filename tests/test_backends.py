@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import quick
 
 from speccascade import backends, methods, probs, rules
 from speccascade.backends import cpu, tpu_attention, View
@@ -110,7 +111,7 @@ def _logits(backend, network, params, prompt, tokens, positions):
     return first, network.extend(params, cache, tokens[:, 3:], positions[:, 3:])[0]
 
 
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('scan', quick([False, True], [False]))
 @pytest.mark.parametrize('family', NETWORKS)
 @pytest.mark.parametrize('name', BACKENDS)
 def test_a_network_is_the_same_on_every_backend(name, family, scan):
@@ -193,8 +194,8 @@ def test_rows_of_the_state_are_taken_and_put_alike(name):
     np.testing.assert_array_equal(backend.put(*given), plain.put(*given))
 
 
-@pytest.mark.parametrize('temperature', [pytest.param(0.0, marks=pytest.mark.full), 1.0])
-@pytest.mark.parametrize('name', ['gpu', 'tpu'])
+@pytest.mark.parametrize('temperature', quick([0.0, 1.0], [1.0]))
+@pytest.mark.parametrize('name', quick(['gpu', 'tpu'], ['tpu']))
 def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monkeypatch):
   networks = [T5(T5Config(40, 16, 2, 64, 24, 1, n)) for n in (1, 2)]
   models = [Model(n.init(jax.random.key(i)), n, name=str(i)) for i, n in enumerate(networks)]

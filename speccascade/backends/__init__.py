@@ -4,9 +4,7 @@ A program is traced for one backend, chosen from where its parameters lie (`of`)
 outside, as in training, is plain XLA.
 """
 
-from collections.abc import Iterator, Sequence
-import contextlib
-import contextvars
+from collections.abc import Sequence
 
 import jax
 
@@ -14,11 +12,13 @@ from speccascade.backends.base import Backend, Entry, entry_of, View
 from speccascade.backends.cpu import CPU
 from speccascade.backends.gpu import GPU
 from speccascade.backends.tpu import TPU
+from speccascade.traced import Setting
 
 __all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'current', 'entry_of', 'named', 'of', 'prepared', 'use']
 
 _PLATFORMS = {'cpu': CPU(), 'gpu': GPU(), 'cuda': GPU(), 'rocm': GPU(), 'tpu': TPU()}
-_CURRENT: contextvars.ContextVar[Backend | None] = contextvars.ContextVar('backend', default=None)
+_BACKEND: Setting[Backend] = Setting('backend')
+use = _BACKEND.use  # trace for this backend
 
 
 def named(platform: str) -> Backend:
@@ -27,10 +27,11 @@ def named(platform: str) -> Backend:
 
 
 def of(params) -> Backend:
-  """Return the backend of the device on which the first array of a tree lies; JAX's default for numpy's."""
+  """Return the backend of the devices on which the first array of a tree lies; JAX's default for numpy's."""
   for x in jax.tree.leaves(params):
     if isinstance(x, jax.Array):
-      return named(next(iter(x.devices())).platform)
+      backend = named(next(iter(x.devices())).platform)
+      return backend if len(x.devices()) == 1 else backend.on_mesh()
   return named(jax.default_backend())
 
 
@@ -42,14 +43,4 @@ def prepared(models: Sequence) -> tuple[Backend, tuple]:
 
 def current() -> Backend:
   """Return the backend that is traced for, plain XLA where none is in use."""
-  return _CURRENT.get() or Backend()
-
-
-@contextlib.contextmanager
-def use(backend: Backend) -> Iterator[None]:
-  """Trace for this backend."""
-  token = _CURRENT.set(backend)
-  try:
-    yield
-  finally:
-    _CURRENT.reset(token)
+  return _BACKEND.current() or Backend()

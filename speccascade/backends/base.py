@@ -40,7 +40,12 @@ class Backend:
   short_products = False  # whether short numbers have a batched product into float32; a CPU has none
   slot_multiple = 1  # the slots of a cache come in such steps
   slot_axis = {'key': -2, 'value': -2}
+  pack_from = 0  # tokens of a batch's windows from which those of different lengths are packed
   fixed_drafts = True  # a draft of known length makes all its steps, without asking whether a row still drafts
+
+  def on_mesh(self) -> 'Backend':
+    """Return the backend for a mesh of such devices."""
+    return self
 
   # ---- parameters ----
 
@@ -55,6 +60,10 @@ class Backend:
   def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
     """Return x [..., in] · rowsᵀ for rows [out, in], an embedding or a prepared kernel."""
     return jnp.einsum('...i,oi->...o', x, rows.astype(x.dtype), preferred_element_type=out_dtype)
+
+  def product(self, y: Array) -> Array:
+    """Keep the result of a matmul as it is, whatever is made of it next."""
+    return y
 
   # ---- the key-value cache ----
 
@@ -136,6 +145,10 @@ class Backend:
     """Gather along axis 1: x [B, N, ...] at index [B, K] gives [B, K, ...]."""
     index = index.reshape(index.shape + (1,) * (x.ndim - 2))
     return jnp.take_along_axis(x, index, axis=1, mode='clip')
+
+  def pick(self, x: Array, index: Array) -> Array:
+    """Return the entries of x [M, ...] at index [K]: [K, ...]."""
+    return jnp.take(x, index, axis=0, mode='clip')
 
   def at_token(self, x: Array, token: Array) -> Array:
     """Return x[..., token] for x [..., V]."""

@@ -24,6 +24,14 @@ _ROWS: dict[int, tuple] = {}  # id of a kernel: (weak reference to it, its rows)
 
 
 @dataclasses.dataclass(frozen=True)
+class CPUs(Backend):
+  """Plain XLA: no mesh cuts heads that share an axis with the rows."""
+
+  slot_multiple = 16
+  fixed_drafts = False
+
+
+@dataclasses.dataclass(frozen=True)
 class CPU(Backend):
   """Attention's products are float32; entries are [B·K, D, T] and [B·K, T, D], the heads of a row follow each other.
 
@@ -33,6 +41,9 @@ class CPU(Backend):
   slot_multiple = 16
   slot_axis = {'key': -1, 'value': -2}
   fixed_drafts = False
+
+  def on_mesh(self):
+    return CPUs()
 
   def prepare(self, params: dict) -> dict:
     """Keep every kernel [in, out] as its transpose `rows` [out, in] where the weights are more than the cache holds.

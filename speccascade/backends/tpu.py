@@ -1,11 +1,14 @@
 """TPUs: caches in tiles of 128 lanes, attention as a kernel of our own, no gather or scatter that goes row by row."""
 
 import dataclasses
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from speccascade import layout
 from speccascade.backends import tpu_attention
 from speccascade.backends.base import Backend, tokens_of
 
@@ -20,8 +23,12 @@ class TPU(Backend):
 
   short_products = True
   slot_multiple = tpu_attention.BLOCK
-  kernel: bool = True  # XLA does not cut our kernel over a mesh; without it attention is plain
+  pack_from = 256  # fewer tokens take no longer than reading the weights
+  mesh: bool = False  # XLA does not cut our kernel: where no layout does, attention on a mesh is plain
   interpret: bool = False  # run the kernel without a TPU, in tests
+
+  def on_mesh(self):
+    return dataclasses.replace(self, mesh=True)
 
   def prepare(self, params):
     """Widen scales and biases, which the loop would do at each use."""
@@ -33,6 +40,10 @@ class TPU(Backend):
   def matmul_rows(self, x, rows, out_dtype):
     return self._flat(super().matmul_rows, x, rows, out_dtype)
 
+  def product(self, y):
+    """Keep a matmul from its rotation by position, for which XLA would lay out the kernel anew at each call."""
+    return jax.lax.optimization_barrier(y)
+
   def _flat(self, multiply, x: Array, kernel: Array, out_dtype):
     """Multiply vectors as one matrix, and one vector as two, for one alone is not put on the matrix unit."""
     flat = x.reshape(-1, x.shape[-1])
@@ -43,40 +54,55 @@ class TPU(Backend):
   def entry(self, k, v):
     return {'key': _pack(k), 'value': _pack(v)}
 
+  def _plain(self, q: Array) -> bool:
+    return q.shape[1] > tpu_attention.MOST or (self.mesh and layout.current() is None)
+
   def extend(self, q, k, v, cache, layer, view, bias, **scores):
-    if not self.kernel or q.shape[1] > tpu_attention.MOST:
+    if self._plain(q):
       return super().extend(q, k, v, cache, layer, view, bias, **scores)
-    new = tuple(_lanes(x) for x in (k, v))
     stacked = not isinstance(cache, tuple)
     entry = cache if stacked else {name: x[:, None] for name, x in cache[layer].items()}
     at = dict(first=view.positions[:, 0], length=view.positions[:, 0] + q.shape[1], window=view.window)
-    y, key, value = self._call(q, entry, bias, layer=layer if stacked else 0, causal=True, new=new, **at, **scores)
+    at['layer'] = layer if stacked else 0
+    y, key, value = self._call(q, entry, bias, {'k': k, 'v': v}, at, causal=True, **scores)
     entry = {'key': key, 'value': value}
     if not stacked:
       entry = (*cache[:layer], {name: x[:, 0] for name, x in entry.items()}, *cache[layer + 1 :])
     return y, entry
 
   def attend(self, q, entry, mask, bias, **scores):
-    plain = not self.kernel or q.shape[1] > tpu_attention.MOST or mask.shape[1] > 1
-    if plain or mask.shape[2] % tpu_attention.BLOCK:
+    if self._plain(q) or mask.shape[1] > 1 or mask.shape[2] % tpu_attention.BLOCK:
       return super().attend(q, entry, mask, bias, **scores)
     stacked = {name: x[:, None] for name, x in entry.items()}
     length = mask[:, 0].sum(-1, dtype=jnp.int32)  # the first slots, where each query sees the same
-    at = dict(first=jnp.zeros_like(length), length=length, window=0)
-    return self._call(q, stacked, bias, layer=0, causal=False, new=None, **at, **scores)[0]
+    at = dict(first=jnp.zeros_like(length), length=length, window=0, layer=0)
+    return self._call(q, stacked, bias, {}, at, causal=False, **scores)[0]
 
-  def _call(self, q, entry, bias, *, kv_heads, scale, cap, **at):
-    batch, width, heads, dim = q.shape
-    packed, lanes = _packing(kv_heads, dim)
-    groups, share = kv_heads // packed, heads // kv_heads
+  def _call(self, q, entry, bias, new, at, **settings):
+    """Run the kernel, on a mesh for the rows and groups of heads of each device."""
+    heads, slots = ('rows', None, 'heads', None), ('rows', None, 'heads', None, None)
+    arrays = {'q': (q, heads), **{name: (x, slots) for name, x in entry.items()}}
+    arrays |= {name: (x, heads) for name, x in new.items()}
+    arrays |= {name: (jnp.asarray(x, jnp.int32), ('rows',) * np.ndim(x)) for name, x in at.items()}
+    if bias is not None:
+      arrays['bias'] = bias, ('rows', 'heads', None, None)
+    packed = _packing(settings.pop('kv_heads'), q.shape[-1])[0]
+    kernel = functools.partial(self._kernel, packed=packed, **settings)
+    return layout.over_shards(kernel, arrays, [heads, slots, slots][: 3 if new else 1])
+
+  def _kernel(self, q, key, value, bias=None, k=None, v=None, *, packed, **settings):
+    batch, width, heads, dim = q.shape  # [B, L, H, D]
+    groups, lanes = key.shape[2], key.shape[4]
+    share = heads // (groups * packed)
     x = q.reshape(batch, width, groups, packed, share, dim).swapaxes(3, 4)  # the heads of a tile side by side
     x = _pad_last(x, lanes // packed).reshape(batch, width, -1)
     if bias is not None:  # [1 or B, H, L, T]
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, -width % tpu_attention.STEP), (0, 0)))
       bias = bias.reshape(bias.shape[0], groups, -1, bias.shape[3])
+    new = None if k is None else (_lanes(k), _lanes(v))
     y, *caches = tpu_attention.attend(
-      x, entry['key'], entry['value'], bias, heads=packed, scale=scale, cap=cap, interpret=self.interpret, **at
-    )
+      x, key, value, bias, heads=packed, new=new, interpret=self.interpret, **settings
+    )  # fmt: skip
     y = y.reshape(batch, width, groups, share, packed, lanes // packed)[..., :dim]
     return y.swapaxes(3, 4).reshape(q.shape), *caches
 

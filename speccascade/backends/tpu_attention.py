@@ -63,7 +63,7 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
   call = pl.pallas_call(
     functools.partial(_kernel, _Settings(heads, causal, scale, cap, bias is not None, new is not None)),
     out_shape=outputs, input_output_aliases=aliases, interpret=interpret, name='cached_attention',
-    grid_spec=pltpu.PrefetchScalarGridSpec(**sizes), cost_estimate=_cost(batch * groups * rows, key),
+    grid_spec=pltpu.PrefetchScalarGridSpec(**sizes), cost_estimate=_cost(batch * groups * rows, key, causal),
   )  # fmt: skip
   return call(*scalars, *inputs)
 
@@ -83,9 +83,10 @@ def _place(*index, causal: bool):
   return block
 
 
-def _cost(rows: int, key: Array) -> pl.CostEstimate:
-  """Return the work over all slots, those of one layer read once."""
+def _cost(rows: int, key: Array, causal: bool) -> pl.CostEstimate:
+  """Return the work on one layer over all slots or, while a text grows, over the blocks in use, half of them."""
   batch, _, groups, slots, tile = key.shape
+  slots = (slots + BLOCK) // 2 if causal else slots
   read = 2 * batch * groups * slots * tile * key.dtype.itemsize
   return pl.CostEstimate(flops=4 * rows * slots * tile, transcendentals=rows * slots, bytes_accessed=read)
 

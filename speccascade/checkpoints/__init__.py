@@ -1,13 +1,13 @@
 """Checkpoints of every format: `load` looks at what a path is."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 import re
 
 import jax
 import jax.numpy as jnp
 
-from speccascade import tokenizers
+from speccascade import buckets, tokenizers
 from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.types import Model
 
@@ -15,6 +15,8 @@ __all__ = ['digest', 'kind', 'load', 'read']
 
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
+_BESIDE = {'.gin', '.json', '.model', '.txt', '.jinja'}  # kinds of files beside a checkpoint that say what it is
+_OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
 _DTYPES = ('float32', 'bfloat16', 'float16')
 _EXPECTED = (
   "expected a Hugging Face folder (config.json and *.safetensors), T5X's checkpoint_<step> or a folder of them, or a "
@@ -31,13 +33,20 @@ def load(
   name: str | None = None,
   revision: str | None = None,
   activation: str | None = None,
+  mesh=None,
+  rules=None,
 ) -> Model:
   """Return the model at a path or hub id, with its tokenizer where one is found, fit for this machine.
 
+  A path may be an address in a bucket, as gs://…, of which a copy is kept on this machine.
   `dtype` is float32, bfloat16 or float16; None is as stored, but float32 on a CPU, which computes many times slower
   with shorter numbers. `scan` stacks the layers, which compile once then.
   `tokenizer` is one, or the path of one, that is used in place of the checkpoint's own. `revision` is a hub model's
   branch, tag or commit. `activation` is that of a T5X checkpoint's MLPs where no gin file beside it says it.
+
+  On a `mesh`, as `speccascade.mesh` makes it, each tensor is read straight into its shards, by each process what its
+  devices hold. `rules` are `layout.WHOLE`, `layout.CUT` or ((logical axis, axis of the mesh or None), …); None cuts a
+  model where that saves a step more time than its collectives take.
   """
   cpu = jax.default_backend() == 'cpu'
   return read(
@@ -48,6 +57,8 @@ def load(
     name=name,
     revision=revision,
     activation=activation,
+    mesh=mesh,
+    rules=rules,
   )
 
 
@@ -60,6 +71,8 @@ def read(
   name: str | None = None,
   revision: str | None = None,
   activation: str | None = None,
+  mesh=None,
+  rules=None,
 ) -> Model:
   """Return the model at a path or hub id as it is stored; see `load`, which decodes faster."""
   dtype = None if dtype is None else _dtype(dtype)
@@ -68,14 +81,14 @@ def read(
   if activation is not None and family != 't5x':
     raise ValueError(f'{folder} says itself which activation it has: leave out activation={activation!r}')
   if family == 'hf':
-    network, params = hf.read(folder, dtype=dtype, scan=scan)
+    network, params = hf.read(folder, dtype=dtype, scan=scan, mesh=mesh, rules=rules)
   elif family == 'orbax':
-    network, params = orbax.read(folder, dtype=dtype, scan=scan)
+    network, params = orbax.read(folder, dtype=dtype, scan=scan, mesh=mesh, rules=rules)
   else:
     folder = t5x.find(folder)
-    network, params = t5x.read(folder, dtype=dtype, scan=scan, activation=activation)
+    network, params = t5x.read(folder, dtype=dtype, scan=scan, activation=activation, mesh=mesh, rules=rules)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
-  return Model(params, network, tokenizer, name or _name(folder))
+  return Model(params, network, tokenizer, name or _name(folder), digest(folder))
 
 
 def digest(path, revision: str | None = None) -> str:
@@ -116,7 +129,9 @@ def kind(folder: Path) -> str:
 
 
 def _folder(path, revision: str | None = None) -> Path:
-  """Return an existing folder for a path or hub id."""
+  """Return an existing folder for a path, an address or a hub id."""
+  if buckets.is_address(path):
+    return _fetched(path)
   folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
   if folder.is_file():
     raise NotADirectoryError(f'{folder} is a file: pass the folder that holds it, {folder.parent}')
@@ -129,6 +144,19 @@ def _folder(path, revision: str | None = None) -> Path:
   if isinstance(text, str) and _HUB_ID.fullmatch(text) and not Path(text.split('/')[0]).exists():
     return _download(text, revision)
   raise FileNotFoundError(f'{folder} does not exist: {_EXPECTED}, or a hub id as org/name')
+
+
+def _fetched(address: str) -> Path:
+  """Return the local copy of a checkpoint in a bucket, of T5X's the latest step, fetching what it lacks."""
+  with buckets.reached():
+    return buckets.copied(t5x.find(buckets.path(address)), _is_of_checkpoint, ['hf_tokenizer'])
+
+
+def _is_of_checkpoint(name: str) -> bool:
+  """Tell whether a file is read, by its name from the folder that the checkpoint's lies in."""
+  _, *inside = name.split('/')
+  suffix = PurePosixPath(name).suffix
+  return suffix not in _OTHERS and not inside[0].startswith('state.') if inside else suffix in _BESIDE
 
 
 def _download(hub_id: str, revision: str | None) -> Path:

@@ -9,12 +9,16 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
+from speccascade import layout
+from speccascade.checkpoints import shards
 from speccascade.checkpoints.hf_config import network_from_config, settings
 from speccascade.checkpoints.hf_names import canonical, ignored, Source, source
 from speccascade.checkpoints.tensor_files import AGAIN, index, read_json, Stored
@@ -35,8 +39,11 @@ class _Item:
   source: Source
 
 
-def read(path, *, dtype: str | None = None, scan: bool = False) -> tuple[Network, Params]:
-  """Return the network of a folder and its parameters in `dtype`, or as stored where that is None."""
+def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules=None) -> tuple[Network, Params]:
+  """Return the network of a folder and its parameters in `dtype`, or as stored where that is None.
+
+  On a mesh they are cut as `rules` say, and each process reads its own part of them.
+  """
   folder = Path(path)
   config = read_json(folder / 'config.json')
   family = settings(config)['model_type']
@@ -50,7 +57,8 @@ def read(path, *, dtype: str | None = None, scan: bool = False) -> tuple[Network
     plan = _plan(family, network)
   _check(folder, plan, stored)
   network = dataclasses.replace(network, dtype=dtype or stored[embedding].dtype.name, scan=scan)
-  return network, _load(plan, stored, dtype, scan)
+  cut = None if mesh is None else layout.shardings(network, mesh, rules)
+  return network, _load(plan, stored, dtype, scan, cut)
 
 
 def _tensors(folder: Path, family: str) -> dict[str, Stored]:
@@ -114,24 +122,44 @@ def _more(names: list[str]) -> str:
   return f' (and {len(names) - 1} more)' if len(names) > 1 else ''
 
 
-def _load(plan: list[_Item], stored: dict[str, Stored], dtype: str | None, scan: bool) -> Params:
-  """Read every tensor once and put its parameters in place."""
+def _load(plan: list[_Item], stored: dict[str, Stored], dtype: str | None, scan: bool, cut: Any = None) -> Params:
+  """Read every tensor once and put its parameters in place, on a mesh as they are cut."""
   params: Params = {}
   depths = Counter(stacked(item.path)[0] for item in plan) if scan else {}
   by_name: dict[str, list[_Item]] = {}
   for item in sorted(plan, key=lambda item: -math.prod(item.shape)):
     by_name.setdefault(item.source.name, []).append(item)
   for name, items in by_name.items():
-    data = stored[name].read()
+    data = stored[name].read() if cut is None else None
     for item in items:
-      part = np.split(data, item.source.parts, axis=-1)[item.source.part]
-      value, finite = convert(part, item.source.transpose, dtype)
+      if cut is None:
+        part = np.split(data, item.source.parts, axis=-1)[item.source.part]
+        value, finite = convert(part, item.source.transpose, dtype)
+      else:
+        value, finite = _shards(item, stored[name], dtype, of_layer(cut, item.path, scan))
       if not finite:
         raise ValueError(
           f"{stored[name].file}: tensor '{name}' holds NaN or Inf as {value.dtype}: {AGAIN}, or try another dtype"
         )
-      place(params, item.path, value, depths)
+      place(params, item.path, value, depths, cut)
   return params
+
+
+def _shards(item: _Item, tensor: Stored, dtype: str | None, sharding) -> tuple[jax.Array, bool]:
+  def take(box: shards.Box) -> np.ndarray:
+    part = tensor.read(item.source.box(box, item.shape))
+    return part.T if item.source.transpose else part
+
+  return shards.read(item.shape, sharding, take, dtype)
+
+
+def of_layer(cut: Any, path: tuple[str, ...], scan: bool) -> NamedSharding:
+  """Return a parameter's sharding in a tree of them, one layer's where layers are scanned."""
+  target = stacked(path)[0] if scan else path
+  sharding = functools.reduce(lambda tree, name: tree[name], target, cut)
+  if not scan or 'layers' not in target:
+    return sharding
+  return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
 def convert(x, transpose: bool, dtype: str | None):
@@ -156,21 +184,23 @@ def stacked(path: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
   return tuple('layers' if name.startswith('layers_') else name for name in path), number
 
 
-def place(params: Params, path: tuple[str, ...], value: jax.Array, depths: Counter) -> None:
-  """Put a parameter into the tree; into its stack, in place, where layers are scanned."""
+def place(params: Params, path: tuple[str, ...], value: jax.Array, depths: Counter, cut: Any = None) -> None:
+  """Put a parameter into the tree; into its stack, in place, where layers are scanned, and as that is cut."""
   target, number = stacked(path) if depths else (path, 0)
   for name in target[:-1]:
-    params = params.setdefault(name, {})
+    params, cut = params.setdefault(name, {}), None if cut is None else cut[name]
   if 'layers' in target:
+    where = None if cut is None else cut[target[-1]]
     if target[-1] not in params:
-      params[target[-1]] = jnp.zeros((depths[target], *value.shape), value.dtype)
-    value = _set_row(params[target[-1]], value, number)
+      params[target[-1]] = jnp.zeros((depths[target], *value.shape), value.dtype, device=where)
+    value = _set_row(params[target[-1]], value, number, where)
   params[target[-1]] = value
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _set_row(stack: jax.Array, row: jax.Array, number: int) -> jax.Array:
-  return lax.dynamic_update_index_in_dim(stack, row, number, axis=0)
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _set_row(stack: jax.Array, row: jax.Array, number: int, where: NamedSharding | None) -> jax.Array:
+  stack = lax.dynamic_update_index_in_dim(stack, row, number, axis=0)
+  return stack if where is None else lax.with_sharding_constraint(stack, where)
 
 
 def export(network: Network, family: str, params: Params) -> dict[str, np.ndarray]:

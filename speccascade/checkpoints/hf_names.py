@@ -7,6 +7,8 @@ PyTorch keeps a dense kernel as (out, in), GPT-2's Conv1D as (in, out).
 import dataclasses
 import re
 
+from speccascade.checkpoints.shards import Box
+
 _LLAMA = {
   'token_embedder': 'model.embed_tokens',
   'final_norm': 'model.norm',
@@ -134,6 +136,11 @@ class Source:
     """Return the tensor's shape for a parameter's."""
     shape = shape[::-1] if self.transpose else shape
     return (*shape[:-1], shape[-1] * self.parts)
+
+  def box(self, box: Box, shape: tuple[int, ...]) -> Box:
+    """Return where a part of a parameter of that shape lies in the tensor."""
+    box, last = (box[::-1], shape[0]) if self.transpose else (box, shape[-1])
+    return (*box[:-1], slice(box[-1].start + self.part * last, box[-1].stop + self.part * last))
 
 
 def source(family: str, path: tuple[str, ...]) -> Source:

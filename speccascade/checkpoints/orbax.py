@@ -4,11 +4,12 @@
   <path>/params/            Orbax
   <path>/…                  the tokenizer's files
 
-Orbax restores each device's share only, so a model that fits on no single device can be read onto a mesh.
+Of each tensor a process reads what its devices hold, so a model that fits on no single device is read onto a mesh.
 """
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -16,12 +17,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flax import linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from speccascade.checkpoints import files, hf, t5x
+from speccascade import distributed, layout
+from speccascade.checkpoints import files, hf, shards, t5x
 from speccascade.checkpoints.tensor_files import AGAIN, read_json
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layers import stack_layers, unstack_layers
@@ -40,14 +40,18 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def save(path, model: Model, *, overwrite: bool = False) -> Path:
-  """Write a model, all of it or nothing, from one process; return the folder."""
-  if jax.process_count() > 1:
-    raise ValueError(f'{path}: {jax.process_count()} processes cannot save together yet, save from one')
-  sidecar = {'format': _FORMAT, 'network': _encode(model.network)}
+  """Write a model, all of it or nothing; return the folder. Several processes all call this, and the first writes."""
   path = Path(os.path.abspath(path))  # a relative path fails in Orbax's background thread, unheard
+  model = model.replace(params=distributed.whole(model.params))
+  distributed.once(lambda: _save(path, model, overwrite))
+  return path
+
+
+def _save(path: Path, model: Model, overwrite: bool):
+  sidecar = {'format': _FORMAT, 'network': _encode(model.network)}
   tensors = files.named(model.params)
   with files.whole(path, overwrite=overwrite) as scratch:
-    with _checkpointer() as checkpointer:
+    with _checkpointer(alone=True) as checkpointer:
       checkpointer.save(scratch / 'params', model.params)
     files.copy_tokenizer(model.tokenizer, scratch)
     sidecar['tensors'] = {
@@ -60,13 +64,12 @@ def save(path, model: Model, *, overwrite: bool = False) -> Path:
       if p.is_file()
     }
     (scratch / SIDECAR).write_text(json.dumps(sidecar, indent=1) + '\n', encoding='utf-8')
-  return path
 
 
 def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | None = None) -> tuple[Network, Params]:
   """Return a checkpoint's network and parameters, in the dtype and the scan of their saving unless told otherwise.
 
-  With a mesh, each parameter is sharded as `rules` map its logical axes, ((logical, mesh axis or None), …).
+  On a mesh they are cut as `rules` say, and each process reads its own part of them.
   """
   path = Path(os.path.abspath(path))
   sidecar = _sidecar(path)
@@ -74,12 +77,10 @@ def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | 
   shapes = {name: tuple(tensor['shape']) for name, tensor in sidecar['tensors'].items()}
   files.check_shapes(shapes, network, path / SIDECAR)
   _check_sizes(path, sidecar)
-  if mesh is None:
-    params = _read_here(path, sidecar, dtype)
-  else:
-    params = _read_sharded(path, sidecar, network, mesh, rules, dtype)
+  params = _read_all(path, sidecar, dtype, None if mesh is None else layout.shardings(network, mesh, rules))
   if scan is not None and scan != network.scan:
     params, network = (stack_layers if scan else unstack_layers)(params), dataclasses.replace(network, scan=scan)
+    params = params if mesh is None else jax.device_put(params, layout.shardings(network, mesh, rules))
   return (network if dtype is None else dataclasses.replace(network, dtype=dtype)), params
 
 
@@ -113,41 +114,43 @@ def _first_lost(path: Path, sidecar: dict) -> str:
   return next((f" (tensor '{name}' is lost)" for name in lost), '')
 
 
-def _read_tensor(path: Path, sidecar: dict, name: str) -> np.ndarray | None:
-  """Return a tensor out of Orbax's store, or None where it is not what was written."""
+def _read_tensor(path: Path, sidecar: dict, name: str, box: shards.Box | None = None) -> np.ndarray | None:
+  """Return a tensor out of Orbax's store, or a part; None where it is not what was written, as far as that is told."""
   base = {'driver': 'file', 'path': f'{path / "params"}/'}
   try:
-    x = t5x.open_zarr(name, path, {'driver': 'ocdbt', 'base': base, 'path': f'{name}/'}).read()
+    x = t5x.open_zarr(name, path, {'driver': 'ocdbt', 'base': base, 'path': f'{name}/'}).read(box)
   except ValueError:
     return None
-  return x if files.checksum(x) == sidecar['tensors'][name]['crc32'] else None
+  tensor = sidecar['tensors'][name]
+  return x if x.shape != tuple(tensor['shape']) or files.checksum(x) == tensor['crc32'] else None
 
 
-def _read_here(path: Path, sidecar: dict, dtype: str | None) -> Params:
-  """Return the parameters on this device, read one by one, the largest first: Orbax would hold half of them twice."""
+def _read_all(path: Path, sidecar: dict, dtype: str | None, cut: Any = None) -> Params:
+  """Return the parameters, on a mesh as they are cut, read one by one, the largest first.
+
+  Orbax would hold half of them twice. What a process reads whole is compared with its checksum.
+  """
   tensors = dict.fromkeys(sidecar['tensors'])
-  for name in sorted(tensors, key=lambda name: -math.prod(sidecar['tensors'][name]['shape'])):
-    x = _read_tensor(path, sidecar, name)
+  cut = None if cut is None else files.named(cut)
+
+  def take(name: str, box=None) -> np.ndarray:
+    x = _read_tensor(path, sidecar, name, box)
     if x is None:
       file = _damaged(path, sidecar) or path / 'params'
       raise ValueError(f"{file}: tensor '{name}' is not as it was written, corrupt: {AGAIN}")
-    tensors[name] = _finite(name, x, path, dtype)
-  return files.nested(tensors)
+    return x
 
-
-def _read_sharded(path: Path, sidecar: dict, network: Network, mesh, rules, dtype: str | None) -> Params:
-  """Return the parameters on a mesh, each device with its share.
-
-  Files are checked before Orbax, which reports damage from many threads at once; not by several processes, each of
-  which would read everything for it.
-  """
-  targets = _targets(network, sidecar['tensors'], mesh, rules)
-  if jax.process_count() == 1 and (file := _damaged(path, sidecar)):
-    raise ValueError(f'{file} does not have its CRC-32, corrupt{_first_lost(path, sidecar)}: {AGAIN}')
-  with _checkpointer() as checkpointer:
-    tensors = files.named(checkpointer.restore(path / 'params', targets))
-  for name in list(tensors):
-    tensors[name] = _finite(name, tensors[name], path, dtype)
+  for name in sorted(tensors, key=lambda name: -math.prod(sidecar['tensors'][name]['shape'])):
+    if cut is None:
+      value, finite = hf.convert(take(name), False, dtype)
+    else:
+      shape = tuple(sidecar['tensors'][name]['shape'])
+      value, finite = shards.read(shape, cut[name], functools.partial(take, name), dtype)
+    if not finite:
+      raise ValueError(
+        f"{path / 'params'}: tensor '{name}' holds NaN or Inf as {value.dtype}: {AGAIN}, or try another dtype"
+      )
+    tensors[name] = value
   return files.nested(tensors)
 
 
@@ -157,50 +160,20 @@ def _damaged(path: Path, sidecar: dict) -> Path | None:
   return next((path / name for name in damaged), None)
 
 
-def _finite(name: str, x, path: Path, dtype: str | None) -> jax.Array:
-  value, finite = hf.convert(x, False, dtype)
-  if not finite:
-    raise ValueError(
-      f"{path / 'params'}: tensor '{name}' holds NaN or Inf as {value.dtype}: {AGAIN}, or try another dtype"
-    )
-  return value
-
-
-def _targets(network: Network, tensors: dict, mesh, rules) -> Params:
-  """Return the shape, dtype and sharding with which each tensor is read."""
-  axes = files.named(network.param_axes())
-  targets = {}
-  for name, tensor in tensors.items():
-    sharding = _sharding(name, tensor['shape'], axes[name], mesh, rules)
-    targets[name] = jax.ShapeDtypeStruct(tuple(tensor['shape']), jnp.dtype(tensor['dtype']), sharding=sharding)
-  return files.nested(targets)
-
-
-def _sharding(name: str, shape, axes, mesh, rules) -> jax.sharding.NamedSharding:
-  """Return a tensor's sharding, or one clear error where its shape does not divide."""
-  if rules is None:
-    raise ValueError('a mesh needs rules=((logical axis, mesh axis or None), …) to shard parameters by')
-  sharding = nn.logical_to_mesh_sharding(axes, mesh, list(rules))
-  for size, logical, place in zip(shape, axes, sharding.spec):
-    count = int(np.prod([mesh.shape[axis] for axis in (place if isinstance(place, tuple) else (place,)) if axis]))
-    if size % count:
-      raise ValueError(
-        f"tensor '{name}' {list(shape)}: axis '{logical}' of {size} does not divide over {count} devices ({place}): "
-        f"map '{logical}' to None in the rules, or use another mesh"
-      )
-  return sharding
-
-
 @contextlib.contextmanager
-def _checkpointer():
-  """Yield Orbax's checkpointer, without its remarks on how a single process should use it."""
+def _checkpointer(*, alone: bool = False):
+  """Yield Orbax's checkpointer, without its remarks on how a single process should use it; `alone` among several."""
   import orbax.checkpoint as ocp  # lazily: a second of imports that other formats do not need
 
   logger = logging.getLogger('absl')
   level = logger.level
   logger.setLevel(logging.ERROR)
   try:
-    with ocp.StandardCheckpointer() as checkpointer:
+    options = {}
+    if alone and distributed.count() > 1:
+      index = jax.process_index()
+      options['multiprocessing_options'] = ocp.options.MultiprocessingOptions(index, {index})
+    with ocp.StandardCheckpointer(**options) as checkpointer:
       yield checkpointer
   finally:
     logger.setLevel(level)

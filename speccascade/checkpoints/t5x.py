@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.checkpoints import files, hf, hf_write, t5x_names
+from speccascade import layout
+from speccascade.checkpoints import files, hf, hf_write, shards, t5x_names
 from speccascade.checkpoints.tensor_files import AGAIN
 from speccascade.models.layers import unstack_layers
 from speccascade.models.t5 import T5
@@ -39,7 +40,7 @@ class _Leaf:
   file: Path
   shape: tuple[int, ...]
   dtype: np.dtype
-  read: Callable[[], np.ndarray]
+  read: Callable[..., np.ndarray]  # (box or None)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -62,10 +63,11 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def read(
-  path, *, dtype: str | None = None, scan: bool = False, activation: str | None = None
+  path, *, dtype: str | None = None, scan: bool = False, activation: str | None = None, mesh=None, rules=None
 ) -> tuple[Network, Params]:
   """Return the network of a checkpoint and its parameters in `dtype`, or as stored where that is None.
 
+  On a mesh they are cut as `rules` say, and each process reads its own part of them.
   `activation` is the MLPs', in T5X's words, where no gin file beside the checkpoint says it.
   """
   folder = find(Path(path))
@@ -78,19 +80,21 @@ def read(
   stored = leaves['token_embedder.embedding'].dtype.name
   network = hf.network_from_config(config, dtype=dtype or stored, scan=scan)
   files.check_shapes(shapes, dataclasses.replace(network, scan=False), folder)
-  return network, _load(parts, leaves, dtype, scan)
+  cut = None if mesh is None else layout.shardings(network, mesh, rules)
+  return network, _load(parts, leaves, dtype, scan, cut)
 
 
 def _own_bias(leaves: dict[str, _Leaf], folder: Path) -> bool:
   """Tell whether scanned layers have relative biases that differ."""
   shapes = {name: leaf.shape for name, leaf in leaves.items()}
   axis = t5x_names.scan_axis(shapes, folder) if t5x_names.scanned(shapes) else 0
-  biases = (leaves[name].read() for name in t5x_names.scanned_biases(shapes))
-  return any((x != x.take([0], axis)).any() for x in biases)
+  biases = {name: leaves[name].read() for name in t5x_names.scanned_biases(shapes)}
+  leaves |= {name: _of_array(leaves[name].file, x) for name, x in biases.items()}  # read once
+  return any((x != x.take([0], axis)).any() for x in biases.values())
 
 
-def _load(parts: list[t5x_names.Part], leaves: dict[str, _Leaf], dtype, scan: bool) -> Params:
-  """Read every tensor once, the largest first, and put its parameters in place."""
+def _load(parts: list[t5x_names.Part], leaves: dict[str, _Leaf], dtype, scan: bool, cut: Any = None) -> Params:
+  """Read every tensor once, the largest first, and put its parameters in place, on a mesh as they are cut."""
   params: Params = {}
   paths = {part.name: tuple(part.name.split('.')) for part in parts}
   depths = Counter(hf.stacked(path)[0] for path in paths.values()) if scan else {}
@@ -98,14 +102,21 @@ def _load(parts: list[t5x_names.Part], leaves: dict[str, _Leaf], dtype, scan: bo
   for part in parts:
     by_source.setdefault(part.source, []).append(part)
   for source, its_parts in sorted(by_source.items(), key=lambda item: -math.prod(leaves[item[0]].shape)):
-    data = leaves[source].read()
+    leaf, first = leaves[source], its_parts[0]
+    where = None if cut is None else hf.of_layer(cut, paths[first.name], scan)  # the same for all layers
+    box = None if cut is None else first.box(shards.box(where, first.shape), leaf.shape)
+    data = leaf.read(box)
     for part in its_parts:
-      value, finite = hf.convert(part.take(data), False, dtype)
+      if cut is None:
+        value, finite = hf.convert(part.take(data), False, dtype)
+      else:
+        take = lambda box, part=part, data=data: part.take(data, shards.size(box))
+        value, finite = shards.read(part.shape, where, take, dtype)
       if not finite:
         raise ValueError(
-          f"{leaves[source].file}: tensor '{source}' holds NaN or Inf as {value.dtype}: {AGAIN}, or try another dtype"
+          f"{leaf.file}: tensor '{source}' holds NaN or Inf as {value.dtype}: {AGAIN}, or try another dtype"
         )
-      hf.place(params, paths[part.name], value, depths)
+      hf.place(params, paths[part.name], value, depths, cut)
   return params
 
 
@@ -154,8 +165,11 @@ def _msgpack_leaves(file: Path) -> Iterator[tuple[str, _Leaf]]:
       place = PurePosixPath(str(leaf['kvstore'].get('path') or leaf.get('path', ''))).name
       yield name, _zarr_leaf(name, file.parent / place)
     else:
-      array = np.asarray(leaf)
-      yield name, _Leaf(file, array.shape, array.dtype, lambda array=array: array)
+      yield name, _of_array(file, np.asarray(leaf))
+
+
+def _of_array(file: Path, x: np.ndarray) -> _Leaf:
+  return _Leaf(file, x.shape, x.dtype, lambda box=None: x if box is None else x[box])
 
 
 def _unpack(file: Path) -> dict:
@@ -206,7 +220,7 @@ def _zarr_leaf(name: str, folder: Path) -> _Leaf:
   if leaf.dtype != np.uint16:
     return leaf
   bfloat16 = np.dtype(jnp.bfloat16)  # in version 2 of the format its bits were stored as whole numbers
-  return dataclasses.replace(leaf, dtype=bfloat16, read=lambda: leaf.read().view(bfloat16))
+  return dataclasses.replace(leaf, dtype=bfloat16, read=lambda box=None: leaf.read(box).view(bfloat16))
 
 
 def open_zarr(name: str, where: Path, kvstore: dict) -> _Leaf:
@@ -215,9 +229,9 @@ def open_zarr(name: str, where: Path, kvstore: dict) -> _Leaf:
   with _clear(f"tensor '{name}'", where):
     store = _tensorstore().open(spec, open=True).result()
 
-  def read() -> np.ndarray:
+  def read(box=None) -> np.ndarray:
     with _clear(f"tensor '{name}' {list(store.shape)}", where):
-      return store.read().result()
+      return (store if box is None else store[box]).read().result()
 
   return _Leaf(where, store.shape, store.dtype.numpy_dtype, read)
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade.checkpoints import t5x_gin
+from speccascade.checkpoints.shards import Box
 from speccascade.checkpoints.tensor_files import AGAIN, read_json
 from speccascade.models.layers import stack_layers
 from speccascade.models.t5 import T5Config
@@ -46,9 +47,21 @@ class Part:
   axis: int  # of the layers
   shape: Shape
 
-  def take(self, x: Array) -> Array:
-    """Return the parameter out of its tensor."""
-    return (x if self.layer is None else x.take(self.layer, self.axis)).reshape(self.shape)
+  def take(self, x: Array, shape: Shape | None = None) -> Array:
+    """Return the parameter out of its tensor, or out of the part of it that has a part of this shape."""
+    return (x if self.layer is None else x.take(self.layer, self.axis)).reshape(shape or self.shape)
+
+  def box(self, box: Box, shape: Shape) -> Box:
+    """Return where a part of the parameter lies in its tensor of that shape, for all layers; heads are not cut."""
+    inner = shape if self.layer is None else _without(shape, self.axis)
+    if len(inner) > len(self.shape):
+      joined = 0 if '.out.' in self.name else 1
+      dim = inner[joined + 1]
+      heads = slice(box[joined].start // dim, box[joined].stop // dim)
+      box = (*box[:joined], heads, slice(0, dim), *box[joined + 1 :])
+    if self.layer is None:
+      return box
+    return (*box[: self.axis], slice(0, shape[self.axis]), *box[self.axis :])
 
 
 def parts(shapes: Mapping[str, Shape], where: Path | str, own_bias: bool) -> list[Part]:

@@ -13,6 +13,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from speccascade.checkpoints import shards
+
 DTYPES = {
   'F32': np.dtype(np.float32),
   'F16': np.dtype(np.float16),
@@ -42,13 +44,30 @@ class Stored:
       )
     return DTYPES[self.code]
 
-  def read(self) -> np.ndarray:
-    """Return the tensor, in memory of its own."""
+  def read(self, box: shards.Box | None = None) -> np.ndarray:
+    """Return the tensor, or the part of it in a box, in memory of its own."""
+    if box is not None and not shards.is_whole(box, self.shape):
+      return self._part(box)
     count = math.prod(self.shape)
     data = np.fromfile(self.file, dtype=self.dtype, count=count, offset=self.start)
     if data.size != count:
       raise ValueError(f"{self.file}: tensor '{self.name}' is cut off, {data.size} of {count} values: {AGAIN}")
     return data.reshape(self.shape)
+
+  def _part(self, box: shards.Box) -> np.ndarray:
+    """Read what lies in a box, and no byte beside it."""
+    starts, length = shards.runs(box, self.shape)
+    part = np.empty((len(starts), length), self.dtype)
+    rows = part.view(np.uint8)
+    with self.file.open('rb', buffering=0) as f:
+      for start, row in zip(starts.tolist(), rows, strict=True):
+        f.seek(self.start + start * self.dtype.itemsize)
+        into = memoryview(row)
+        while into.nbytes:  # a call reads 2 GiB at most
+          if not (count := f.readinto(into)):
+            raise ValueError(f"{self.file}: tensor '{self.name}' is cut off, {into.nbytes} bytes are missing: {AGAIN}")
+          into = into[count:]
+    return part.reshape(shards.size(box))
 
 
 def index(folder: Path) -> dict[str, Stored]:

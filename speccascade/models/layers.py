@@ -13,7 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends
+from speccascade import backends, packing
 from speccascade.models import cache as cache_lib
 from speccascade.models import rope as rope_lib
 from speccascade.types import Array, Params
@@ -117,7 +117,7 @@ class Embed(nn.Module):
     self.embedding = self.param('embedding', init, (self.rows, self.features), self.dtype)
 
   def __call__(self, index: Array) -> Array:
-    return jnp.take(self.embedding, index, axis=0, mode='clip')
+    return jnp.take(self.embedding, packing.pack(index), axis=0, mode='clip')
 
   def attend(self, x: Array) -> Array:
     """Return x · embeddingᵀ [B, L, rows] in float32, without a transpose of the table."""
@@ -175,12 +175,12 @@ class Attention(nn.Module):
 
   def queries(self, x: Array, rope: tuple[Array, Array] | None = None) -> Array:
     """Return queries [B, L, H, D] of x [B, L, E]."""
-    q = self.query(x).reshape(*x.shape[:2], self.heads, self.head_dim)
+    q = self._by_head(self.query(x), self.heads, rope)
     q = self.query_norm(q) if self.qk_norm else q
     return rope_lib.rotate(q, rope) if rope else q
 
   def _keys_values(self, x: Array, rope: tuple[Array, Array] | None) -> tuple[Array, Array]:
-    k, v = (dense(x).reshape(*x.shape[:2], self.kv_heads, self.head_dim) for dense in (self.key, self.value))
+    k, v = self._by_head(self.key(x), self.kv_heads, rope), self._by_head(self.value(x), self.kv_heads, None)
     k = self.key_norm(k) if self.qk_norm else k
     return (rope_lib.rotate(k, rope) if rope else k), v
 
@@ -202,8 +202,12 @@ class Attention(nn.Module):
   def _scores(self) -> dict:
     return dict(kv_heads=self.kv_heads, scale=self.scale, cap=self.cap)
 
+  def _by_head(self, y: Array, heads: int, rope) -> Array:
+    y = packing.unpack(y if rope is None else backends.current().product(y))
+    return y.reshape(*y.shape[:2], heads, self.head_dim)
+
   def _project(self, y: Array) -> Array:
-    return self.out(y.reshape(*y.shape[:2], -1))
+    return self.out(packing.pack(y.reshape(*y.shape[:2], -1)))
 
 
 def relative_bucket(offset: np.ndarray, *, bidirectional: bool, buckets: int, max_distance: int) -> np.ndarray:
@@ -239,12 +243,13 @@ class RelativeBias(nn.Module):
     bucket = relative_bucket(
       offsets, bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance
     )
+    first = offsets[np.flatnonzero(np.diff(bucket, prepend=-1))]  # of each run of offsets in one bucket
     offset = (jnp.arange(slots)[None, None] - positions[:, :, None])[:, None]  # [B, 1, L, T]
-    values = embedding.astype(jnp.float32)[:, bucket][None, :, None]  # [1, H, 1, 2T + 1]
-    bias = values[..., :1]
-    for i in np.flatnonzero(np.diff(bucket)) + 1:  # the bucket steps with the offset; a gather would go row by row
-      bias = jnp.where(offset >= offsets[i], values[..., i : i + 1], bias)
-    return bias
+    reached = offset >= first[None, :, None, None]  # [B, runs, L, T]
+    here = reached & ~jnp.pad(reached[:, 1:], ((0, 0), (0, 1), (0, 0), (0, 0)))
+    values = embedding.astype(jnp.float32)[:, bucket[first + slots]]  # [H, runs]
+    # A gather would go row by row. Of each sum one term is not zero: at the highest precision that is a value as it is.
+    return jnp.einsum('hr,brlt->bhlt', values, here.astype(jnp.float32), precision='highest')
 
 
 def choose(options: list, index: Array | int):

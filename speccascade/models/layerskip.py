@@ -20,4 +20,6 @@ def layerskip(model: Model, layers: int) -> Model:
   params = {name: x for name, x in model.params.items() if name not in dropped}
   config = dataclasses.replace(network.config, spans=network.config.spans[:layers])
   network = dataclasses.replace(network, config=config)
-  return model.replace(params=params, network=network, name=f'{model.name}-first{layers}')
+  suffix = f'-first{layers}'
+  digest = None if model.digest is None else model.digest + suffix
+  return model.replace(params=params, network=network, name=model.name + suffix, digest=digest)

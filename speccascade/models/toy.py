@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade import packing
 from speccascade.types import Array, Model, Prompt, take
 
 
@@ -44,7 +45,7 @@ class Table:
     logits = params['table'][index]
     if self.start_id is not None:
       logits = logits + params['source'][cache['source']][:, None]
-    return logits, {**cache, 'slots': slots}
+    return packing.pack(logits), {**cache, 'slots': slots}
 
 
 def model(

@@ -1,6 +1,7 @@
 """`load` sees what a path is, and says what is wrong with one that is nothing."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -13,14 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tiers import quick
 
-from speccascade import checkpoints, tokenizers
-from speccascade.checkpoints import hf, orbax, t5x
+from speccascade import checkpoints, decode, methods, tokenizers
+from speccascade.backends import cpu
+from speccascade.checkpoints import hf, hf_write, orbax, t5x
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 
 T5 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 1, 'num_heads': 3}
 T5 |= {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}
+GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / 'models' / 'golden' / 'golden.json').read_text())
 
 
 @pytest.fixture(scope='module')
@@ -57,6 +61,30 @@ def test_every_format_gives_the_same_model(folders, model):
     loaded = checkpoints.read(folder)
     assert loaded.network == model.network and loaded.tokenizer is None and loaded.name == names[kind]
     _assert_equal(loaded.params, model.params)
+
+
+def _folder(path, config, params, network):
+  path.mkdir()
+  (path / 'config.json').write_text(json.dumps(config))
+  save_file(hf.export(network, config['model_type'], params), path / 'model.safetensors')
+  return path
+
+
+@pytest.mark.parametrize('name', quick(GOLDEN, ['t5_v1_1', 'llama2']))
+def test_what_was_loaded_and_decoded_with_is_saved_and_read_back_equal(tmp_path, monkeypatch, name):
+  monkeypatch.setattr(cpu, '_CACHED', 0)  # the backend prepares kernels of its own, however small
+  monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
+  config = GOLDEN[name]['config']
+  network = hf.network_from_config(config)
+  loaded = checkpoints.load(_folder(tmp_path / 'hf', config, network.init(jax.random.key(0)), network))
+  decode(methods.autoregressive(), [loaded], [[3, 4]], max_new_tokens=2)
+  writers = {'orbax': orbax.save}
+  if config['model_type'] in ('t5', 'mt5', 'umt5'):
+    writers |= {'t5x': functools.partial(t5x.write, step=1), 'hf': hf_write.write}
+  for kind, write in writers.items():
+    back = checkpoints.load(write(tmp_path / f'{kind} again', loaded))
+    assert back.network == loaded.network
+    _assert_equal(back.params, loaded.params)
 
 
 def test_dtype_scan_and_name_are_as_asked_for(folders, model):
