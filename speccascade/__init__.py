@@ -4,12 +4,13 @@ from speccascade import acceptance, methods, rules, stopping, theory
 from speccascade.checkpoints import load
 from speccascade.decode import decode, stream
 from speccascade.laws import check
+from speccascade.layout import mesh, place
 from speccascade.probs import Sampler
 from speccascade.requests import Request
 from speccascade.results import Decoded, Row
 from speccascade.types import Model
 
 __all__ = [
-  'Decoded', 'Model', 'Request', 'Row', 'Sampler', 'acceptance', 'check', 'decode', 'load', 'methods', 'rules',
-  'stopping', 'stream', 'theory',
+  'Decoded', 'Model', 'Request', 'Row', 'Sampler', 'acceptance', 'check', 'decode', 'load', 'mesh', 'methods',
+  'place', 'rules', 'stopping', 'stream', 'theory',
 ]  # fmt: skip

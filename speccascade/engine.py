@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, inputs, methods, probs, requests
+from speccascade import backends, inputs, layout, methods, probs, requests
 from speccascade.phases import run as run_phases
 from speccascade.start import cache_owners, first_state
 from speccascade.types import Array, Context, Limits, Model, Network, Prompt, State
@@ -35,11 +35,25 @@ class Program(NamedTuple):
   trace: bool = False  # whether log-probabilities are noted
   top: int = 0  # how many of the likeliest tokens are noted
   processor: Callable | None = None
+  where: layout.Layout | None = None  # of several devices
 
   @property
   def kept(self) -> list[int]:
     """The slots that have a cache."""
     return sorted(set(self.owners))
+
+  @property
+  def readers(self) -> layout.Layout | None:
+    """The layout of the slots that have a cache."""
+    return None if self.where is None else self.where.only(self.kept)
+
+  def cut(self, state: State) -> Any:
+    """Return how each array of a state is cut."""
+    return self.where.state(state, self.kept)
+
+  def pin(self, state: State) -> State:
+    """Hold the arrays of a state in their places."""
+    return state if self.where is None else self.where.pin(state, self.cut(state))
 
 
 @struct.dataclass
@@ -47,7 +61,7 @@ class Arrival:
   """Rows that take their places: row i of `rows` reads row source[i] of a prefix and goes to place target[i]."""
 
   rows: requests.Arrays  # [B]
-  source: Array  # [B]
+  source: Array | None  # [B], None where each row reads its own
   target: Array  # [B]
   count: Array  # how many of them are meant
 
@@ -62,19 +76,21 @@ class Engine:
     buffer = positions(last, width, max_new, method.window)
     self.method, self.needs, self.size, self.width = method, needs, size, width
     self.vocab = inputs.vocabulary(models)
+    where = layout.of(slots, size, method.window, self.vocab)
     backend, self.params = backends.prepared(slots)
+    networks = tuple(s.network for s in slots)
     self.program = Program(
-      tuple(s.network for s in slots), cache_owners(slots), buffer, self.vocab, backend, trace, needs.top, processor
-    )
-
+      networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top, processor, where
+    )  # fmt: skip
     if size * buffer >= _MANY:
-      _check_memory(self.program.networks, self.program.backend, size, buffer, self.params)
+      _check_memory(self.program, size, self.params)
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
     networks, params = zip(*((self.program.networks[s], self.params[s]) for s in self.program.kept), strict=True)
     room = min(self.width, self.program.buffer)  # an encoder–decoder's prompt may be longer than its output
-    return prefill(networks, self.program.backend, params, inputs.pad(prompts, size, self.width), room)
+    prompt = inputs.pad(prompts, size, self.width)
+    return prefill(networks, self.program.backend, params, prompt, room, where=self.program.readers)
 
   def arrival(self, rows: Sequence[requests.Row], source: Sequence[int], target: Sequence[int]) -> Arrival:
     """Return rows with the prompts of a prefix that they continue and the places that they take."""
@@ -94,10 +110,12 @@ class Engine:
           rounds: int = FOREVER, stop: np.ndarray | None = None) -> tuple[State, Array]:  # fmt: skip
     """Run until `ended` rows are not in use or `rounds` have passed; return the state and what `collect` takes.
 
-    Before that, end the rows of the mask `stop`, and insert rows, into a new batch where state is None: in one program,
-    for each that the host starts costs as much as a small model's step.
+    Before that, end the rows of the mask `stop`, and insert rows; where state is None they are the batch. It is one
+    program, for each that the host starts costs as much as a small model's step.
     """
     stop = np.zeros(self.size, bool) if stop is None else stop
+    if state is None and (insert[1].source[: insert[1].count] == np.arange(insert[1].count)).all():
+      insert = insert[0], insert[1].replace(source=None)
     until = np.array([self.size if ended is None else ended, rounds], np.int32)
     return run(self.program, self.method, self.params, state, insert, stop, until)
 
@@ -105,17 +123,20 @@ class Engine:
     """Wait for the device and return what came to the host, arrays with rows in front."""
     whole = np.asarray(packed)
     leaves, structure = jax.tree.flatten(_wanted(state))
-    ends = np.cumsum([x[0].size for x in leaves])
+    ends = np.cumsum([math.prod(x.shape[1:]) for x in leaves])
     parts = np.split(whole, ends[:-1], axis=1)
     typed = [part.view(x.dtype) if x.dtype == np.float32 else part for part, x in zip(parts, leaves, strict=True)]
     return structure.unflatten([part.reshape(x.shape) for part, x in zip(typed, leaves, strict=True)])
 
 
-def _check_memory(networks, backend, size: int, buffer: int, params: tuple) -> None:
+def _check_memory(program: Program, size: int, params: tuple) -> None:
   """Refuse a batch whose caches and tokens alone are more than the device has."""
   prompt = Prompt(jax.ShapeDtypeStruct((size, 1), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32))
-  read = functools.partial(prefill, networks, backend, room=buffer)
-  caches = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(read, params, prompt)))
+  shapes, buffer = jax.eval_shape(functools.partial(_caches, program), params, prompt), program.buffer
+  if program.where is None:
+    caches = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+  else:
+    caches = program.where.bytes(shapes, program.readers.caches(shapes))
   device = next((d for x in jax.tree.leaves(params) if isinstance(x, jax.Array) for d in x.devices()), jax.devices()[0])
   limit = (device.memory_stats() or {}).get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   if caches > limit:
@@ -134,26 +155,59 @@ def positions(network: Network, width: int, max_new_tokens: int, window: int) ->
   return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 4), static_argnames='room')
-def prefill(networks, backend, params, prompt: Prompt, room: int) -> tuple:
+@functools.partial(jax.jit, static_argnums=(0, 1, 4), static_argnames=('room', 'where'))
+def prefill(networks, backend, params, prompt: Prompt, room: int, where: layout.Layout | None = None) -> tuple:
   """Return caches of `room` positions that have seen the prompts."""
   with backends.use(backend):
-    return tuple(n.prefill(p, prompt, room) for n, p in zip(networks, params, strict=True))
+    if where is None:
+      return tuple(n.prefill(p, prompt, room) for n, p in zip(networks, params, strict=True))
+    read, prompt = _by_layout(where, [n.prefill for n in networks]), where.pin(prompt, where.rows(prompt))
+    caches = tuple(one(p, prompt, room) for one, p in zip(read, params, strict=True))
+    return where.pin(caches, where.caches(caches))
+
+
+def _by_layout(where: layout.Layout | None, functions: Sequence[Callable]) -> tuple[Callable, ...]:
+  """Return functions of the models, each traced for the layout of its own."""
+
+  def one(slot: int, function: Callable) -> Callable:
+    def call(*args):
+      with layout.use(where.only([slot])):
+        return function(*args)
+
+    return call
+
+  return tuple(functions) if where is None else tuple(one(i, f) for i, f in enumerate(functions))
 
 
 def _caches(program: Program, params: tuple, prompt: Prompt) -> tuple:
   """Return caches of the prompts with all the positions of a row."""
   networks, some = (tuple(x[s] for s in program.kept) for x in (program.networks, params))
-  return prefill(networks, program.backend, some, prompt, program.buffer)
+  return prefill(networks, program.backend, some, prompt, program.buffer, where=program.readers)
 
 
 def blank(program, method, params, rows: requests.Arrays) -> State:
   """Return zeros for the rows, none of them in use."""
   shapes = jax.eval_shape(lambda: first_state(program, method, _caches(program, params, rows.prompt), rows))
-  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes).replace(done=jnp.ones(rows.real.shape, bool))
+  state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes).replace(done=jnp.ones(rows.real.shape, bool))
+  return program.pin(state)
 
 
 _empty = jax.jit(blank, static_argnums=0)
+
+
+def _first(program, method, params, prefix: tuple, arrival: Arrival) -> State:
+  """Return a batch of the rows that arrive, row i in place i."""
+  count = arrival.target.shape[0]
+
+  def with_all_positions(shape, x):
+    if arrival.source is not None:
+      n = shape.shape[0] // count  # indices of axis 0 that are one row
+      x = x.reshape(-1, n, *x.shape[1:])[arrival.source].reshape(-1, *x.shape[1:])
+    tails = [(0, all_ - some, 0) for all_, some in zip(shape.shape, x.shape, strict=True)]
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)
+
+  shapes = jax.eval_shape(lambda: _caches(program, params, arrival.rows.prompt))
+  return first_state(program, method, jax.tree.map(with_all_positions, shapes, prefix), arrival.rows)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=4)
@@ -163,6 +217,8 @@ def _insert(program, method, prefix: tuple, arrival: Arrival, state: State) -> S
 
 def _put_rows(program, method, prefix: tuple, arrival: Arrival, state: State) -> State:
   new = first_state(program, method, (), arrival.rows)
+  if program.where is not None:
+    return _put_rows_on_mesh(program, prefix, arrival, new, state)
 
   def put(i, state):
     def from_row(source):
@@ -179,20 +235,34 @@ def _put_rows(program, method, prefix: tuple, arrival: Arrival, state: State) ->
   return jax.lax.fori_loop(0, arrival.count, put, state)
 
 
+def _put_rows_on_mesh(program, prefix: tuple, arrival: Arrival, new: State, state: State) -> State:
+  where, cut = program.where, program.cut(state)
+  put = lambda old, cut, new, new_cut, source: where.put_rows(
+    old, cut, where.pin(new, new_cut), new_cut, source, arrival.target, arrival.count
+  )
+  state = where.pin(state, cut)
+  caches = put(state.caches, cut.caches, prefix, program.readers.caches(prefix), arrival.source)
+  rest, new_cut = state.replace(caches=()), program.cut(new)
+  return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
+
+
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
 def run(program, method, params, state, insert, stop, until) -> tuple[State, Array]:
   """Insert and loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
-  if state is None:
-    state = blank(program, method, params, insert[1].rows)
-  state = state.replace(done=state.done | stop)
-  if insert is not None:
-    state = _put_rows(program, method, *insert, state)
+  if state is None and (program.where is None or insert[1].source is None):
+    state = _first(program, method, params, *insert)
+  else:
+    state = blank(program, method, params, insert[1].rows) if state is None else state  # rows cross a mesh one by one
+    state = state.replace(done=state.done | stop)
+    state = state if insert is None else _put_rows(program, method, *insert, state)
   state = _rounds(program, method, params, state, until)
-  return state, jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(_wanted(state))], 1)
+  packed = jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(_wanted(state))], 1)
+  return state, packed if program.where is None else program.where.pin(packed)
 
 
 def _rounds(program, method, params, state: State, until) -> State:
-  extend = tuple(functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True))
+  extend = [functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)]
+  extend = _by_layout(program.where, extend)
   cache_of = tuple(program.kept.index(s) for s in program.owners)
   context = Context(extend, cache_of, method.policy, program.networks[-1].eos_ids, program.processor)
 
@@ -202,10 +272,10 @@ def _rounds(program, method, params, state: State, until) -> State:
 
   def step(carry):
     passed, state = carry
-    with backends.use(program.backend):
-      return passed + 1, run_phases(method.phases, context, state.replace(active=~state.done))
+    with backends.use(program.backend), layout.use(program.where):
+      return passed + 1, program.pin(run_phases(method.phases, context, state.replace(active=~state.done)))
 
-  return jax.lax.while_loop(go_on, step, (jnp.int32(0), state))[1]
+  return jax.lax.while_loop(go_on, step, (jnp.int32(0), program.pin(state)))[1]
 
 
 def _wanted(state: State) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from speccascade import targets, tokenizers
+from speccascade import profiles, targets, tokenizers
 from speccascade.types import Model, Prompt, whole
 
 
@@ -23,6 +23,7 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):
       raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
+  profiles.check_models(getattr(method, 'origin', None), [models[m] for m in getattr(method, 'slots', ())])
   return models
 
 

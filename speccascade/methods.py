@@ -13,8 +13,8 @@ from flax import struct
 from jax import tree_util
 import numpy as np
 
-from speccascade import acceptance, rules, stopping
-from speccascade.phases import Elect, Propose, Score, Verify
+from speccascade import acceptance, packing, profiles, rules, scheduling, stopping
+from speccascade.phases import BySize, Elect, Propose, Score, Verify
 from speccascade.types import Combiner, Phase, Rule, whole
 
 
@@ -33,6 +33,7 @@ class Method:
   kind: str = struct.field(pytree_node=False, default='method')
   rule: str | None = struct.field(pytree_node=False, default=None)  # its name, for the name of the method
   beside: bool = struct.field(pytree_node=False, default=False)  # whether more models may be given than it decodes with
+  origin: profiles.Origin | None = struct.field(pytree_node=False, default=None)  # of the profile that it decodes by
 
   def __str__(self):
     until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
@@ -62,11 +63,6 @@ class SequenceCascade:
   name = kind = 'sequence_cascade'
 
 
-def _widths(most: int) -> tuple[int, ...]:
-  """Return the window widths to compile where the need varies: a third of the most, two thirds, and all."""
-  return tuple(sorted({-(-most * i // 3) for i in (1, 2, 3)}))
-
-
 def _models(models: int, combiner: tree_util.Partial) -> int:
   weights = combiner.keywords.get('weights')
   if weights is not None and len(weights) != models:
@@ -78,6 +74,12 @@ def _defer(rule: tree_util.Partial) -> tree_util.Partial | None:
   """Return a rule's decision δ, where it makes one."""
   decision = getattr(rule.func, 'defer', None)
   return None if decision is None else tree_util.Partial(decision, **rule.keywords)
+
+
+def _pair(pair: Sequence[int]) -> tuple[int, int]:
+  if not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
+    raise ValueError(f'pair={pair!r} is not two models; give the numbers of drafter and verifier, as in (0, 1).')
+  return whole('pair', pair[0], 0), whole('pair', pair[1], 0)
 
 
 def _blocks(name: str, block: int | Sequence[int]) -> tuple[int, ...]:
@@ -126,28 +128,30 @@ def speculative(
   *,
   policy: stopping.Policy = stopping.Policy(),
   accept: Callable = acceptance.token_wise,
+  pair: Sequence[int] = (0, 1),
 ) -> Method:
-  """Draft with model 0, verify with model 1 towards the rule's target; `block` is γ, the tokens scored per round.
+  """Draft with one model, verify with another towards the rule's target; `block` is γ, the tokens scored per round.
 
   The rule makes the method: `rules.speculative` is plain speculative decoding, a deferral rule a speculative cascade,
   `rules.lossy` lossy decoding. `policy` may end a draft early; `accept=acceptance.block` verifies the block jointly.
+  `pair` are the numbers of the two, of as many models as are given.
   """
-  bound, gamma = rules.bind_rule(rule), whole('block', block)
+  bound, gamma, slots = rules.bind_rule(rule), whole('block', block), _pair(pair)
   accept, by_round = acceptance.bind(accept)
-  plain = bound.func is rules.speculative
+  plain, policy = bound.func is rules.speculative, stopping.check(policy)
+  widths = (gamma + 1,) if type(policy) is stopping.Policy else packing.thirds(gamma + 1)
   if plain:
     propose = Propose(0, gamma, (2,))
-    score = Score(1, (gamma + 1,))
+    score = Score(1, widths)
     verify = Verify(rules.bind(rules.own), (1,), accept)
     window = gamma
   else:
     propose = Propose(0, gamma + 1)
-    score = Score(1, (gamma + 1,), stopping.First(gamma))
+    score = Score(1, widths, scheduling.First(gamma))
     verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
     window = gamma + 1
   kind = 'speculative' if plain else 'cascade'
-  phases, policy = (propose, score, verify), stopping.check(policy)
-  return Method(phases, (0, 1), window, policy, by_round, kind, rules.name_of(rule))
+  return Method((propose, score, verify), slots, window, policy, by_round, kind, rules.name_of(rule))
 
 
 def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
@@ -160,7 +164,7 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
     raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
   phases = (
     Propose(0, most, (2,)),
-    Score(1, _widths(most + 1)),
+    Score(1, packing.thirds(most + 1)),
     Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything)),
   )
   policy, name = stopping.Deferral(bound), rules.name_of(rule)
@@ -191,7 +195,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
   most = whole('max_draft', max_draft)
   phases = (
     Propose(0, most, (2,)),
-    Score(1, _widths(most + 1)),
+    Score(1, packing.thirds(most + 1)),
     Verify(rules.bind(rules.own), (1,), acceptance.Threshold(np.float32(rollback))),
   )
   return Method(phases, (0, 1), most, stopping.Fallback(np.float32(fallback)), kind='bild')
@@ -201,7 +205,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   """Speculate towards a combination: model 0 drafts γ tokens, the others score them; no bonus token."""
   bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, (gamma,), stopping.First(gamma - 1)) for m in everyone[1:])
+  scores = tuple(Score(m, (gamma,), scheduling.First(gamma - 1)) for m in everyone[1:])
   return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, gamma, kind='naive_cos')
 
 
@@ -220,39 +224,55 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   everyone = tuple(range(_models(len(blocks), bound)))
   window = sum(blocks)
   verify = Verify(bound, everyone, keep=True)
-  branches = tuple((Score(m, _widths(window + 1)), verify, Propose(m, blocks[m], ())) for m in everyone)
+  branches = tuple((Score(m, packing.thirds(window + 1)), verify, Propose(m, blocks[m], ())) for m in everyone)
   return Method((Elect(branches),), everyone, window, kind='cos')
 
 
-def sv(table: stopping.AcceptanceTable, latency, block: int = 5) -> Method:
-  """Speculative verification as published: models are drafter, companion, verifier.
+def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
+  """Speculative verification as published: models are drafter, companion, verifier; `profile` may be a file's path.
 
   The companion's agreement predicts which drafted tokens the verifier would accept, and only those worth it are
-  verified. Above temperature 0 the output is biased, because a token is dropped for what it is and the next one is
-  then drawn afresh; `sv_exact` is the unbiased method at the same cost.
+  verified, chosen while goodput rises. Above temperature 0 the output is biased, because a token is dropped for what it
+  is and the next one is then drawn afresh; `sv_exact` is the unbiased method at the same cost.
   """
-  return _speculative_verification(table, latency, block, exact=False)
-
-
-def sv_exact(table: stopping.AcceptanceTable, latency, block: int = 5) -> Method:
-  """Speculative verification that follows the verifier's law: the first token not scored is tested, not redrawn.
-
-  Scoring v tokens gives the verifier's law at v + 1 positions, so the (v+1)-th drafted token can be tested where the
-  published method draws a bonus token: as many tokens a round, without bias.
-  """
-  return _speculative_verification(table, latency, block, exact=True)
-
-
-def _speculative_verification(table, latency, block, *, exact: bool) -> Method:
-  gamma = whole('block', block)
-  latency = np.asarray(latency, np.float32)
-  if latency.ndim != 1 or latency.size < 2 or not (latency > 0).all():
-    raise ValueError("latency needs the verifier's time, > 0, for 0, 1, 2, … tokens, two at least.")
-  goodput = stopping.Goodput(table, latency, companion=1, most=gamma)
+  gamma, measured = whole('block', block), profiles.get(profile)
+  goodput = scheduling.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
   phases = (
     Propose(0, gamma, (2,)),
-    Score(1, _widths(gamma + 1), stopping.First(gamma - 1)),
-    Score(2, _widths(gamma + 1), goodput, drop=not exact),
+    Score(1, (gamma + 1,), scheduling.First(gamma - 1)),
+    Score(2, packing.steps(gamma + 1), goodput, drop=True),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), gamma, kind='sv_exact' if exact else 'sv')
+  return Method(phases, (0, 1, 2), gamma, kind='sv', origin=measured.origin)
+
+
+def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greedy: bool = False) -> Method:
+  """Speculative verification that follows the verifier's law: the first token not scored is tested, not redrawn.
+
+  γ + 1 tokens are drafted and at most γ of them scored, which gives the verifier's law at the position after the last
+  of those too: the drafted token there is tested where the published method draws another. So every token of the
+  output comes from a test, by random numbers of its position; which tokens are scored when changes neither law nor
+  text. The total is the best of all, with `greedy` the one before goodput first falls, as published.
+
+  `block` is γ. Without it γ is what the profile found best for a batch of that size; 0, plain decoding, where drafts do
+  not pay: the law is the same, the texts that are drawn are then others than in other batches.
+  """
+  measured = profiles.get(profile)
+  if block is None and measured.blocks is None:
+    raise ValueError('sv_exact needs block, as in block=5: this profile does not say which γ is best for which batch.')
+  blocks = measured.blocks if block is None else {1: whole('block', block)}
+  rows = tuple(sorted(blocks))
+  branches = tuple(_exact_phases(measured, blocks[n], greedy) for n in rows)
+  phases = branches[0] if len(set(blocks.values())) == 1 else (BySize(branches, rows),)
+  return Method(phases, (0, 1, 2), max(blocks.values()) + 1, kind='sv_exact', origin=measured.origin)
+
+
+def _exact_phases(measured: profiles.Profile, gamma: int, greedy: bool) -> tuple[Phase, ...]:
+  verify = Verify(rules.bind(rules.own), (2,))
+  if gamma == 0:
+    return Score(2, (1,)), verify
+  goodput = scheduling.Goodput(
+    measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
+  )
+  score = Score(2, packing.steps(gamma + 1), goodput)
+  return Propose(0, gamma + 1), Score(1, (gamma + 1,), scheduling.First(gamma - 1)), score, verify

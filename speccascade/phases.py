@@ -1,4 +1,4 @@
-"""The phases that every method is made of: `Score`, `Propose`, `Verify`, and `Elect` where rows want different models.
+"""The phases that every method is made of: `Score`, `Propose`, `Verify`; `Elect` and `BySize` choose among phases.
 
 A phase maps (context, state) to a state. Its numbers that may change without compiling are pytree leaves; what shapes
 the program is static. A row that is not `active` passes through unchanged, whatever its batch mates do.
@@ -12,7 +12,7 @@ import jax
 from jax import lax, tree_util
 import jax.numpy as jnp
 
-from speccascade import acceptance, backends, probs, rules
+from speccascade import acceptance, backends, layout, packing, probs, rules
 from speccascade.types import (
   Array,
   BONUS,
@@ -34,12 +34,19 @@ def _static(**kwargs):
   return struct.field(pytree_node=False, **kwargs)
 
 
-def _feed(context: Context, state: State, m: int, width: int, need: Array) -> State:
-  """Feed model m the `need` [B] next tokens of each row, padded to `width`, and note the logits after them."""
+def _feed(context: Context, state: State, m: int, width: int, need: Array, total: int | None = None) -> State:
+  """Feed model m the `need` [B] next tokens of each row and note the logits after them.
+
+  Windows are padded to `width` or, where a total is given, packed to so many tokens of the batch.
+  """
   w = state.window
   position = state.fed[:, m][:, None] + places(width)
   c = context.cache_of[m]
-  logits, cache = context.extend[m](state.caches[c], take(state.tokens, position), position)
+  packed = None if total is None else packing.Packing.of(need, width, total)
+  with packing.use(packed):
+    logits, cache = context.extend[m](state.caches[c], take(state.tokens, position), position)
+  if logits.shape[:2] != position.shape:  # a network may leave its windows as they are
+    logits = packed.unpack(logits)
   logits = _process(context, state, logits[..., : w.logits[m].shape[-1]].astype(jnp.float32), position)
   used = places(width) < need[:, None]
   bad = used & ~jnp.isfinite(logits.max(-1))  # a NaN, +inf, or nothing but -inf
@@ -57,6 +64,7 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array) -> St
     j = places(w.logits[m].shape[1]) - first[:, None]
     new = (j >= 0) & (j < need[:, None])
     window = jnp.where(new[..., None], take(logits, jnp.clip(j, 0, width - 1)), w.logits[m])
+  window = layout.as_head(window, m)
   return state.replace(window=w.replace(logits=w.logits[:m] + (window,) + w.logits[m + 1 :]))
 
 
@@ -104,7 +112,8 @@ def _column(x: Array, m: int, value: Array) -> Array:
 class Score:
   """Feed a model every pending token that it has not seen, so that it knows the law after each.
 
-  `widths` are the window widths to compile, ascending; the smallest that holds what the rows need is run. `limit`
+  `widths` are the tokens a row to compile for, ascending. Where there are several, rows differ in their need: one row's
+  window has the smallest width that holds it, those of a batch are packed to so many tokens a row on average. `limit`
   bounds how many pending tokens are fed; `drop` forgets the others. `after` is a model whose call must end first.
   """
 
@@ -128,14 +137,27 @@ class Score:
       state = state.replace(tokens=tokens)
     need = jnp.where(state.active, state.length + size - state.fed[:, self.model], 0)
     need = jnp.clip(need, 0, self.widths[-1])
+    rows = need.shape[0]
+    many = rows * self.widths[-1] >= backends.current().pack_from
+    packs = 1 < rows <= packing.MOST and len(self.widths) > 1 and many
     widths = jnp.array(self.widths, jnp.int32)
-    which = jnp.sum((need.max() > widths[:-1]).astype(jnp.int32))
-    calls, computed = (need > 0).astype(jnp.int32), widths[which]
-    state = _charge(state, self.model, calls=calls, positions=need, computed=computed)
-    if len(self.widths) == 1:
-      return _feed(context, state, self.model, self.widths[0], need)
-    branches = [lambda s, n=n: _feed(context, s, self.model, n, need) for n in self.widths]
-    return backends.current().choose(which, branches, state)
+    over = need.sum() > widths[:-1] * rows if packs else need.max() > widths[:-1]
+    which = jnp.sum(over.astype(jnp.int32))
+    computed = need + _shared(widths[which] * rows - need.sum(), rows) if packs else widths[which]
+    state = _charge(state, self.model, calls=(need > 0).astype(jnp.int32), positions=need, computed=computed)
+
+    def feed(state, width):
+      if packs and width < self.widths[-1]:
+        return _feed(context, state, self.model, self.widths[-1], need, total=width * rows)
+      return _feed(context, state, self.model, width, need)
+
+    branches = [functools.partial(feed, width=n) for n in self.widths]
+    return branches[0](state) if len(branches) == 1 else backends.current().choose(which, branches, state)
+
+
+def _shared(n: Array, rows: int) -> Array:
+  """Return n in as equal parts as can be: [B]."""
+  return (n + jnp.arange(rows)) // rows
 
 
 @struct.dataclass
@@ -186,10 +208,10 @@ class Propose:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
     w = state.window
     end = state.length + w.size
-    logits = take1(w.logits[self.model], w.size)
+    logits = layout.as_head(take1(w.logits[self.model], w.size), self.model)
     sampler = probs.at_window(state).at(w.size)
     going = going & (end < state.limit) & ~context.policy.before(logits, sampler)
-    q = sampler(logits)
+    q = layout.as_head(sampler(logits), self.model)
     token, noise = state.noise.draw(q, end, DRAFT, state.length)
     put = backends.current().put
     state = state.replace(
@@ -243,7 +265,8 @@ class Verify:
     kept = verdict.kept
     rejected = kept < tested
     more = rejected | (state.active & (kept == w.size) & (known > w.size))
-    state = _check(state, pi, places(width + 1) < (kept + more.astype(jnp.int32))[:, None])
+    if not rules.lawful(self.combiner):
+      state = _check(state, pi, places(width + 1) < (kept + more.astype(jnp.int32))[:, None])
     final = self._final(logits, sampler, w, verdict, rejected)
     token, noise = noise.draw(final, length + kept, FINAL, length)
     state = state.replace(noise=noise)
@@ -388,6 +411,25 @@ class Elect:
     branches = [lambda s, b=branch: run(b, context, s) for branch in self.branches]
     state = backends.current().choose(turn, branches, state)
     return state.replace(active=rows & ~state.done)
+
+
+@struct.dataclass
+class BySize:
+  """Run the branch that is meant for batches of so many rows, which are known when the loop is traced.
+
+  `rows` ascend: a branch is for batches of at most its number, the last one for larger ones too.
+  """
+
+  branches: tuple[tuple[Phase, ...], ...]
+  rows: tuple[int, ...] = _static()
+
+  def __str__(self):
+    of = zip(self.rows, self.branches, strict=True)
+    return 'by size[' + ' | '.join(f'{n}: ' + ' · '.join(map(str, branch)) for n, branch in of) + ']'
+
+  def __call__(self, context: Context, state: State) -> State:
+    fits = [n for n in self.rows[:-1] if n >= state.length.shape[0]]
+    return run(self.branches[self.rows.index(fits[0]) if fits else -1], context, state)
 
 
 def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from speccascade import checkpoints, commands, disk, inputs, methods, probs, rules
+from speccascade import checkpoints, commands, inputs, layout, methods, probs, rules
 from speccascade.data import files
 from speccascade.decode import decode
 from speccascade.evaluate import floor
@@ -333,6 +333,7 @@ def _parser() -> commands.Parser:
   )
   parser.add_argument('--weights', type=float, nargs=2, help='plan an ensemble of these weights as well')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], help='default: as stored')
+  parser.add_argument('--mesh', type=commands.mesh, help='devices by axis, as in data=1,model=4; default: one')
   return parser
 
 
@@ -343,10 +344,11 @@ def _run(args: argparse.Namespace):
     rules.bind_combiner(combiners['weighted'])
   probs.Sampler(args.temperature)
   prompts = _prompts(args.prompts, args.count)
-  paths = [disk.local(args.small), disk.local(args.large)]
+  paths = [args.small, args.large]
   for path in paths:
     checkpoints.digest(path)  # raises where there is no checkpoint, before the other one is read
-  models = [checkpoints.load(path, dtype=args.dtype) for path in paths]
+  mesh = None if args.mesh is None else layout.mesh(args.mesh)
+  models = [checkpoints.load(path, dtype=args.dtype, mesh=mesh) for path in paths]
   print('measuring acceptance and forward times; compiling takes most of it …', file=sys.stderr)
   found = plan(
     models, prompts, blocks=args.blocks, temperature=args.temperature, cascades=dict(args.rule), combiners=combiners,

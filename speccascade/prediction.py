@@ -104,7 +104,7 @@ def by_width(forward: Mapping) -> dict[int, float]:
 def _block(method: Any) -> int | tuple[int, ...] | None:
   """Return a method's γ, or its γ of each model; None where there is no formula for it."""
   kind = method.kind
-  if kind not in (*FORMULAS, 'cos') or method.models != 2:
+  if kind not in (*FORMULAS, 'cos') or (method.models != 2 and len(method.slots) != 2):
     return None
   if kind == 'cos':
     return tuple(branch[-1].n for branch in method.phases[0].branches)

@@ -15,7 +15,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends
+from speccascade import backends, layout
 from speccascade.types import ACCEPT, Array, DRAFT, places, State, take, take1
 
 _BLOCK = 128  # vocabulary entries in one block of the two-level draw
@@ -302,12 +302,12 @@ def draw(weights: Array, u: Array) -> Array:
   laws with hundreds of thousands of entries keep their full resolution. A token of weight 0 is never drawn.
   """
   vocab = weights.shape[-1]
-  blocks = -(-vocab // _BLOCK)
+  weights, blocks = layout.in_blocks(weights, _BLOCK), -(-vocab // _BLOCK)
   if blocks == 1:
     return _pick(weights, u[..., 0])
   padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, blocks * _BLOCK - vocab)])
   padded = padded.reshape(*weights.shape[:-1], blocks, _BLOCK)
-  block = _pick(padded.sum(-1), u[..., 0])
+  block = _pick(layout.gathered(padded.sum(-1)), u[..., 0])
   flat = padded.reshape(-1, blocks, _BLOCK)
   inside = take1(flat, block.reshape(-1)).reshape(*weights.shape[:-1], _BLOCK)
   return block * _BLOCK + _pick(inside, u[..., 1])

@@ -44,6 +44,12 @@ def combiner(function: Combiner) -> Combiner:
   return function
 
 
+def always_law(function: Rule | Combiner) -> Rule | Combiner:
+  """Mark a function whose result is a law by how it is made, which the loop then need not check."""
+  function.lawful = True
+  return function
+
+
 def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule], Rule]:
   """Make a rule of δ(q_logits, p_logits, *, alpha, sampler) -> bool [...]; `alone`: δ does not read the verifier."""
 
@@ -53,7 +59,7 @@ def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule],
       return jnp.where(delta[..., None], sampler(p_logits), sampler(q_logits))
 
     mixed.alpha_range, mixed.defer, mixed.alone = (low, high), defer, alone
-    return rule(_named_as(defer, mixed))
+    return always_law(rule(_named_as(defer, mixed)))
 
   return decorate
 
@@ -67,7 +73,7 @@ def token_mixture(low: float, high: float) -> Callable[[Rule], Rule]:
       return kept + sampler(p_logits) * _missing(kept)
 
     mixed.alpha_range = (low, high)
-    return rule(_named_as(accepted_set, mixed))
+    return always_law(rule(_named_as(accepted_set, mixed)))
 
   return decorate
 
@@ -87,6 +93,7 @@ def _missing(kept: Array) -> Array:
 # ---- rules of two models ----
 
 
+@always_law
 @rule
 def speculative(q_logits, p_logits, *, sampler):
   """π = p̃: plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023)."""
@@ -167,6 +174,7 @@ def token_v3(q_logits, p_logits, *, alpha):
   return p >= (1 - alpha) * p.max(-1, keepdims=True)
 
 
+@always_law
 @rule
 def lossy(q_logits, p_logits, *, alpha, sampler):
   """Accept with min(1, p̃ / ((1-α) q̃)), else draw from norm(max(0, p̃ - q̃)) (Tran-Thien 2023; Zhou et al. 2024).
@@ -177,6 +185,7 @@ def lossy(q_logits, p_logits, *, alpha, sampler):
   return _lossy(sampler(q_logits), sampler(p_logits), alpha, beta=1.0)
 
 
+@always_law
 @rule
 def lossy_star(q_logits, p_logits, *, alpha, sampler):
   """Scale the residual to max(0, p̃/β - q̃), with β in [1-α, 10] such that it holds just the rejected mass.
@@ -221,12 +230,14 @@ RULES = (
 # ---- combiners of n models ----
 
 
+@always_law
 @combiner
 def own(logits, *, sampler):
   """Return the only model's own law."""
   return sampler(logits[0])
 
 
+@always_law
 @combiner
 def weighted(logits, *, weights, sampler):
   """π = Σ λ_i p̃_i, λ on the simplex. At temperature 0: the arg max of Σ λ_i p_i."""
@@ -301,6 +312,11 @@ def is_law(law: Array) -> Array:
   """Return [...]: whether entries [..., V] are finite, not negative, and sum to 1."""
   total = law.sum(-1)  # NaN compares as False
   return (abs(total - 1) <= TOLERANCE) & (law.min(-1) >= -ROUNDING)
+
+
+def lawful(bound: tree_util.Partial) -> bool:
+  """Tell whether a bound rule or combiner always gives laws."""
+  return lawful(bound.keywords['rule']) if bound.func is chain else getattr(bound.func, 'lawful', False)
 
 
 # ---- plug-ins with traced numbers ----

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from speccascade import rules, stopping
 from speccascade.methods import Method, SequenceCascade
-from speccascade.phases import Elect, Verify
+from speccascade.phases import BySize, Elect, Verify
 from speccascade.types import Combiner, Phase
 
 ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
@@ -22,7 +22,7 @@ _CHECKED: set = set()  # programs that were asked already: numbers that are trac
 def phases_of(method: Method | SequenceCascade) -> list[Phase]:
   """Return a method's phases, those of every branch where rows are parted."""
   phases = () if isinstance(method, SequenceCascade) else method.phases
-  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
+  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect | BySize) else (phase,))]
 
 
 def target_of(method: Method | SequenceCascade) -> tuple[tuple[int, ...], tree_util.Partial | None]:

@@ -13,7 +13,7 @@ import pathlib
 import re
 from typing import Any, Protocol
 
-from speccascade import chat
+from speccascade import chat, disk
 from speccascade.types import Model
 
 # The files that a checkpoint in our own format keeps, so that its tokenizer behaves the same.
@@ -81,13 +81,17 @@ class Tokenizer:
 
 def find(path: str | os.PathLike) -> Tokenizer | None:
   """Return the tokenizer at a file, or of a model folder: inside it, else beside it, where sizes share one."""
-  path = pathlib.Path(path).expanduser().absolute()
+  path = disk.here(path, _is_of_tokenizer).expanduser().absolute()
   if path.is_file():
     return Tokenizer(str(path))
   for folder in (path, path.parent, path.parent / 'hf_tokenizer'):
     for file in _candidates(folder):
       return Tokenizer(str(file))
   return None
+
+
+def _is_of_tokenizer(name: str) -> bool:
+  return pathlib.PurePosixPath(name).suffix in ('.json', '.model', '.txt', '.jinja')
 
 
 def load(given: str | os.PathLike | Tokenizer) -> Tokenizer:

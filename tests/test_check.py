@@ -7,7 +7,7 @@ import sys
 
 import jax.numpy as jnp
 import pytest
-from test_laws import TABLE
+from test_laws import profile
 
 from speccascade import acceptance, check, methods, rules, Sampler, stopping, targets
 
@@ -110,7 +110,7 @@ def test_the_methods_of_the_package_pass():
   pair = functools.partial(rules.weighted, weights=(0.5, 0.5))
   every = [
     methods.autoregressive(), methods.ensemble(pair), methods.cos(pair), methods.bild(), methods.sequence_cascade(),
-    methods.token_cascade(functools.partial(rules.chow, alpha=0.3)), methods.sv_exact(TABLE, [1.0, 2.0]),
+    methods.token_cascade(functools.partial(rules.chow, alpha=0.3)), methods.sv_exact(profile(2), 2),
     *(methods.speculative(rule if rule is rules.speculative else functools.partial(rule, alpha=0.1))
       for rule in rules.RULES),
   ]  # fmt: skip
@@ -191,6 +191,7 @@ def test_a_rule_that_cannot_be_traced_is_one_line():
   assert not report.ok and len(report.findings) == 1 and 'branches' in report.name
 
 
+@pytest.mark.full
 def test_a_combiner_and_a_method_are_checked_too():
   assert check(geometric).ok
   assert check(methods.naive_cos(geometric, block=2)).ok

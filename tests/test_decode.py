@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import reference
 import scipy.stats
-from test_laws import ALPHA, bound, latency, rule_step, TABLE
+from test_laws import ALPHA, bound, profile, rule_step, TABLE
+from tiers import quick
 
 import speccascade
-from speccascade import acceptance, decode, engine, methods, rules, Sampler, stopping
+from speccascade import acceptance, decode, engine, methods, profiles, rules, Sampler, stopping
 from speccascade.models import ngram, toy
 from speccascade.types import BONUS, RESIDUAL
 
@@ -59,9 +60,9 @@ METHODS = {
   'cos of 3': (
     methods.cos(weighted3, (3, 2, 1)), TRIO, reference.lockstep(TRIO, weighted_law((0.5, 0.3, 0.2)), temperature=0)),
   'sv': (
-    methods.sv(TABLE, latency(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
+    methods.sv(profile(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
   'sv_exact': (
-    methods.sv_exact(TABLE, latency(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
+    methods.sv_exact(profile(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
   'prompt lookup': (
     methods.speculative(block=4, policy=stopping.Fallback(np.float32(0.5))), [ngram.drafter(LARGE), LARGE],
     reference.lockstep([LARGE], lambda l, s: s(l[0]), temperature=0)),
@@ -70,6 +71,8 @@ for _name in ALPHA:
   METHODS[f'speculative {_name}'] = (
     methods.speculative(bound(_name), 3), PAIR, rule_step(_name, PAIR, temperature=0)
   )  # fmt: skip
+# One of each kind of phases; the others are of the full tier.
+FIRST = ('speculative opt', 'block verification', 'token_cascade', 'bild', 'ensemble_sd', 'cos of 3', 'prompt lookup')
 
 
 def follow(step, prompt, count):
@@ -83,7 +86,7 @@ def follow(step, prompt, count):
   return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('name', quick(METHODS, FIRST))
 def test_greedy_decoding_is_the_lockstep_version_token_for_token(name):
   method, models, step = METHODS[name]
   out = decode(method, models, PROMPTS, max_new_tokens=17, sampler=Sampler(0.0))
@@ -127,11 +130,11 @@ def test_the_second_answer_of_a_sequence_cascade_does_not_depend_on_why_it_was_a
 
 
 ALIKE = ('chow', 'chow_log', 'diff', 'diff_log', 'opt_log', 'bild_star', 'token_v1', 'token_v2', 'lossy_star')
-INDEPENDENT = [name for name in METHODS if not name.startswith('sv') and name.split()[-1] not in ALIKE]
+INDEPENDENT = [name for name in METHODS if name != 'sv' and name.split()[-1] not in ALIKE]
 
 
-@pytest.mark.parametrize('temperature', [pytest.param(0.0, marks=pytest.mark.full), 1.0])
-@pytest.mark.parametrize('name', INDEPENDENT)
+@pytest.mark.parametrize('temperature', quick([0.0, 1.0], [1.0]))
+@pytest.mark.parametrize('name', quick(INDEPENDENT, ['speculative opt', 'cos of 3', 'prompt lookup']))
 def test_a_row_is_the_same_in_any_company(name, temperature):
   method, models, _ = METHODS[name]
   run = functools.partial(decode, method, models, max_new_tokens=13, sampler=Sampler(temperature), seed=3)
@@ -161,7 +164,7 @@ def test_batches_hold_prompts_of_like_length_and_answers_come_in_the_order_of_th
 
 @pytest.mark.parametrize('exact', [True, False])
 def test_speculative_verification_of_a_row_is_the_same_in_any_company_at_temperature_0(exact):
-  method = (methods.sv_exact if exact else methods.sv)(TABLE, latency(6), 4)
+  method = (methods.sv_exact if exact else methods.sv)(profile(6), 4)
   run = functools.partial(decode, method, TRIO, max_new_tokens=13, sampler=Sampler(0.0))
   together = run(PROMPTS)
   assert [run([p], max_prompt_tokens=8).tokens[0] for p in PROMPTS] == together.tokens
@@ -192,8 +195,8 @@ def test_encoder_decoder_rows_read_their_own_source():
 # ---- statistics ----
 
 
-@pytest.mark.parametrize('temperature', [pytest.param(0.0, marks=pytest.mark.full), 1.0])
-@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('temperature', quick([0.0, 1.0], [1.0]))
+@pytest.mark.parametrize('name', quick(METHODS, FIRST))
 def test_statistics_add_up(name, temperature):
   method, models, _ = METHODS[name]
   out = decode(method, models, PROMPTS, max_new_tokens=17, sampler=Sampler(temperature), seed=1)
@@ -369,7 +372,9 @@ def test_a_wrong_set_of_models_is_refused():
     (lambda: methods.token_cascade(opt), r'rule opt reads the verifier; use chow, chow_log or oracle'),
     (lambda: methods.bild(fallback=2), r'0 <= fallback <= 1'),
     (lambda: methods.bild(rollback=-1), r'rollback >= 0'),
-    (lambda: methods.sv(TABLE, [1.0, -1.0]), r'latency needs'),
+    (lambda: methods.sv(profiles.Profile(TABLE, [1.0, -1.0])), r'latency needs'),
+    (lambda: methods.speculative(pair=(1, 1)), r'pair=.1, 1. is not two models'),
+    (lambda: methods.sv_exact(TABLE, 3), r'is no profile; give the path'),
     (lambda: methods.autoregressive(-1), r'model=-1'),
     (lambda: methods.sequence_cascade('mean'), r"score='mean' is not a function"),
     (lambda: methods.sequence_cascade(threshold=float('nan')), r'threshold=nan is not a number'),
@@ -487,11 +492,6 @@ def test_draft_lengths_follow_what_was_tested():
   average = stopping.MovingAverage(np.float32(0.5), np.float32(0.0))
   rate = average.update(jnp.ones(1), jnp.array([5]), jnp.array([4]), jnp.array([True]), 5)
   assert rate.tolist() == pytest.approx([0.8])
-
-
-def test_a_batch_beyond_the_latency_table_still_costs():
-  goodput = stopping.Goodput(TABLE, jnp.array([1.0, 1.5, 2.0, 2.5]), companion=1, most=4)
-  assert goodput._time(jnp.array([1.0, 3.0, 5.0])).tolist() == pytest.approx([1.5, 2.5, 3.5])
 
 
 def test_log_probabilities_and_sources_are_by_model():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import quick
 
 import speccascade
 from speccascade import engine, methods, Request, rules, Sampler
@@ -55,8 +56,8 @@ def lettered(models):
   return [*models[:-1], Model(models[-1].params, models[-1].network, Letters(), models[-1].name)]
 
 
-@pytest.mark.parametrize('batch_size', [pytest.param(None, marks=pytest.mark.full), 2])
-@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('batch_size', quick([None, 2], [2]))
+@pytest.mark.parametrize('name', quick(METHODS, ['opt']))
 def test_each_request_is_decoded_as_if_it_were_alone(name, batch_size):
   together = run(METHODS[name], WITH_EOS, DIFFERENT, batch_size=batch_size, seed=3)
   for i, request in enumerate(DIFFERENT):
@@ -87,7 +88,7 @@ def test_rows_end_for_the_reason_that_is_given():
   assert [len(x) for x in out.tokens] == [2, 1, 1, 4] and out.tokens[3] == [4, 4, 4, 6]
 
 
-@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('name', quick(METHODS, ['opt']))
 def test_a_stop_string_cuts_the_text_before_it(name):
   models = lettered(PAIR)
   whole = run(METHODS[name], models, 'bc', max_new_tokens=40, sampler=Sampler(0.0))
@@ -124,7 +125,7 @@ def test_likeliest_tokens_are_those_of_the_verifier():
       assert token not in top or top[token] == pytest.approx(chosen, abs=1e-6)
 
 
-@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('name', quick(METHODS, ['opt']))
 def test_a_processor_shapes_every_models_law(name):
   def alternate(logits, tokens, count):  # after an even token an odd one, and the other way round
     return jnp.where((jnp.arange(7) + tokens[count - 1]) % 2 == 1, logits, -jnp.inf)

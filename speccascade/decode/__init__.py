@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import tqdm
 
-from speccascade import cascade, engine, inputs, methods, probs, requests, results, targets
+from speccascade import cascade, engine, inputs, layout, methods, probs, profiles, requests, results, targets
 from speccascade.types import Model, whole
 
 _LOOKS = 8  # rounds between two looks for stop strings
@@ -92,13 +92,17 @@ def _serve(
   needs = requests.features(rows)
   size = inputs.bucket(len(rows), 1)
   size = size if batch_size is None else min(size, whole('batch_size', batch_size))
+  shares = layout.row_parts([models[m] for m in method.slots])
+  size = -(-size // shares) * shares  # on a mesh every device has as many rows
   width = inputs.prompt_width(models, rows, max_prompt_tokens)
   max_new = max(row.max_new for row in rows)
   targets.check_laws(method, inputs.vocabulary(models), rows[0].sampler)
+  for row in rows:
+    profiles.check_sampler(method.origin, row.sampler)
   made = engine.Engine(
     method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor
   )
-  queue = _Queue(made, rows, skip)
+  queue = _Queue(made, rows, skip, shares)
   rounds = min(every or engine.FOREVER, _LOOKS if needs.texts else engine.FOREVER)
   parts, state, stop, seen = results.Parts(method, models, rows), None, np.zeros(size, bool), ()
   while queue.busy:
@@ -119,14 +123,14 @@ def _serve(
 class _Queue:
   """The rows that wait, those whose prompts have been read, and which row each place of the batch holds."""
 
-  def __init__(self, made: engine.Engine, rows: Sequence[requests.Row], skip: frozenset[int]):
+  def __init__(self, made: engine.Engine, rows: Sequence[requests.Row], skip: frozenset[int], shares: int):
     self.engine, self.rows = made, rows
     self.held = np.full(made.size, -1)
     order = inputs.by_length([row.tokens for row in rows])  # samples of a prompt stay together
     self.order = [row for row in order if row not in skip]
     self.prefix, self.read = None, []  # (row of the prefix, row)
     self.queued = len(rows) > made.size
-    self.chunk = max(1, made.size // 2) if self.queued else made.size  # prompts of one prefill
+    self.chunk = max(shares, made.size // 2 // shares * shares) if self.queued else made.size  # prompts of one prefill
 
   @property
   def waiting(self) -> bool:
@@ -160,7 +164,9 @@ class _Queue:
       come, self.read = self.read[: len(free)], self.read[len(free) :]
       self.held[free] = [row for _, row in come]
       insert = self.prefix, self.engine.arrival([self.rows[i] for _, i in come], [at for at, _ in come], free.tolist())
-      if state is None and self.queued:  # one program then runs the batch, first and last
+      if self.engine.size == 1:
+        state = None  # a batch of one begins anew
+      elif state is None and self.queued:  # one program then runs the batch, first and last
         state = self.engine.empty(insert[1])
     return state, insert
 

@@ -17,16 +17,29 @@ from pathlib import Path
 import sys
 from typing import Any
 
-from speccascade import checkpoints, commands, disk, methods, probs, progress, requests, rules, targets
+from speccascade import (
+  checkpoints,
+  commands,
+  disk,
+  inputs,
+  layout,
+  methods,
+  probs,
+  profiles,
+  progress,
+  requests,
+  rules,
+  targets,
+)
 from speccascade.decode import lines, stream
 from speccascade.errors import RunError
 
-_FROM_PYTHON = {'sequence_cascade', 'sv', 'sv_exact'}  # which need functions or measured tables
+_FROM_PYTHON = {'sequence_cascade'}  # which needs a function
 METHODS = [
   name for name, made in vars(methods).items()
   if inspect.isfunction(made) and made.__module__ == methods.__name__ and name[0] != '_' and name not in _FROM_PYTHON
 ]  # fmt: skip
-_SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback')
+_SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'profile')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,6 +69,7 @@ def _parser() -> commands.Parser:
   of.add_argument('--max-draft', type=commands.count, help='of token_cascade and bild: the longest draft')
   of.add_argument('--fallback', type=float, help='of bild')
   of.add_argument('--rollback', type=float, help='of bild')
+  of.add_argument('--profile', metavar='FILE', help='of sv and sv_exact: what python -m speccascade.profile measured')
   call = parser.add_argument_group('what requests leave out')
   call.add_argument('--max-new-tokens', type=commands.count, default=128, help='(128)')
   call.add_argument('--seed', type=int, default=0, help='(0)')
@@ -69,6 +83,7 @@ def _parser() -> commands.Parser:
     '--batch-size', type=commands.count, default=16, help='rows decoded at once; the rest is queued (16)'
   )
   size.add_argument('--max-prompt-tokens', type=commands.count, help='the padded length of prompts (the longest one)')
+  size.add_argument('--mesh', type=commands.mesh, help='devices by axis, as in data=1,model=4 (one device)')
   return parser
 
 
@@ -85,11 +100,12 @@ def _run(args: argparse.Namespace):
   sampler = probs.Sampler(**_given(args, probs.NEUTRAL))
   text = _text(source)
   asked = lines.parse(source, text)
-  paths = [disk.local(path) for path in args.models]
-  header = _header(args, [checkpoints.digest(path) for path in paths], text)
-  models = [checkpoints.load(path, dtype=args.dtype) for path in paths]
+  header = _header(args, [checkpoints.digest(path) for path in args.models], text)
+  mesh = None if args.mesh is None else layout.mesh(args.mesh)
+  models = [checkpoints.load(path, dtype=args.dtype, mesh=mesh) for path in args.models]
   call = dict(max_new_tokens=args.max_new_tokens, sampler=sampler, seed=args.seed)
-  _check(source, models, asked, call)
+  inputs.check_models(method, models)
+  _check(source, method, models, asked, call)
   with lines.journal(output.with_name(f'{output.name}.part'), header) as journal:
     sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
     faults = _decode(journal, method, models, asked, **call, **sizes)
@@ -140,20 +156,23 @@ def _text(path: Path) -> str:
     raise ValueError(f'{path}: not UTF-8 ({e}); convert the file, as with iconv.') from None
 
 
-def _check(path: Path, models, asked: Sequence[requests.Request], call: dict[str, Any]):
+def _check(path: Path, method, models, asked: Sequence[requests.Request], call: dict[str, Any]):
   """Raise for the first line whose request cannot be decoded."""
   for number, request in enumerate(asked, 1):
     try:
-      requests.rows(models, request, **call)
+      for row in requests.rows(models, request, **call):
+        profiles.check_sampler(method.origin, row.sampler)
     except ValueError as e:
       raise ValueError(f'{path}, line {number}: {str(e).replace("prompt 0", "the prompt", 1)}') from None
 
 
 def _header(args: argparse.Namespace, digests: list[str], text: str) -> dict[str, Any]:
   """Return what has to be the same for a run to go on."""
-  leave = {'input', 'output', 'overwrite', 'debug', 'models', 'rule'}
+  leave = {'input', 'output', 'overwrite', 'debug', 'models', 'rule', 'profile', 'mesh'}
   settings = {name: value for name, value in vars(args).items() if name not in leave}
   rule = args.rule and [rules.name_of(args.rule), getattr(args.rule, 'keywords', {})]
+  profile = args.profile and hashlib.sha256(disk.local(args.profile).read_bytes()).hexdigest()[:16]
+  settings |= {'profile': profile} if profile else {}
   return {'models': digests, 'input': hashlib.sha256(text.encode()).hexdigest()[:16], 'rule': rule, **settings}
 
 

@@ -1,0 +1,136 @@
+"""Decode on meshes of 8 virtual devices and on one, and say of each case whether tokens and statistics are the same.
+
+  python tests/mesh_cases.py FAMILY:METHOD:TEMPERATURE:DATAxMODEL:batch|queue[:laws] …
+
+It runs in a process of its own, for JAX counts its devices when it starts. The drafter is whole, the other models are
+cut; with `laws` a window's laws stay cut along the vocabulary, which small ones do not by themselves. Cases of TPUs
+come last: all after them run on that backend.
+"""
+
+import functools
+import json
+import os
+import sys
+
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8'
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from speccascade import acceptance, backends, decode, layout, methods, profiles, Request, rules, Sampler, stopping  # noqa: E402
+from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
+from speccascade.models.layerskip import layerskip  # noqa: E402
+from speccascade.models.ngram import drafter  # noqa: E402
+from speccascade.models.t5 import T5, T5Config  # noqa: E402
+from speccascade.scheduling import AcceptanceTable  # noqa: E402
+from speccascade.types import Model  # noqa: E402
+
+VOCAB, BATCH = 512, 8
+ALPHA = dict(
+  chow=0.97, chow_log=5.0, diff=-0.002, diff_log=-0.1, opt=0.1, opt_log=-0.3, bild_star=5.0, token_v1=0.1,
+  token_v2=0.2, token_v3=0.5, lossy=0.3, lossy_star=0.3,
+)  # fmt: skip
+NETWORKS = {
+  't5': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2)),
+  't5 scanned': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2), scan=True),
+  't5 on tpus': T5(T5Config(VOCAB, 32, 8, 64, 64, encoder_layers=1, decoder_layers=2)),
+  'decoder': Decoder(DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), tied=True), (1,)),
+}
+TABLE = AcceptanceTable(np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]]))
+PROFILE = profiles.Profile(TABLE, np.float32(3 * BATCH + np.arange(5 * BATCH)))
+
+
+def weighted(*weights):
+  return functools.partial(rules.weighted, weights=weights)
+
+
+METHODS = {  # the method, and which of the models it runs
+  'autoregressive': (methods.autoregressive(0), 'l'),
+  'speculative': (methods.speculative(block=4), 'sl'),
+  'block verification': (methods.speculative(block=4, accept=acceptance.block), 'sl'),
+  'cos of two': (methods.cos(weighted(0.5, 0.5), (4, 1)), 'sl'),
+  'cos of three': (methods.cos(weighted(0.4, 0.3, 0.3), (2, 1, 1)), 'sml'),
+  'sv': (methods.sv(PROFILE, 4), 'sml'),
+  'bild': (methods.bild(0.02, 6.0, 4), 'sl'),
+  'token cascade': (methods.token_cascade(functools.partial(rules.chow, alpha=0.97), 4), 'sl'),
+  'layerskip': (methods.speculative(block=3), 'fl'),
+  'ngram': (methods.speculative(block=3, policy=stopping.Fallback(np.float32(0.5))), 'nl'),
+  **{
+    rule.__name__: (methods.speculative(functools.partial(rule, alpha=ALPHA[rule.__name__]), 4), 'sl')
+    for rule in rules.RULES
+    if rule.__name__ in ALPHA
+  },
+}
+
+
+@functools.cache
+def models(family: str) -> dict[str, Model]:
+  """Return a verifier and models near it."""
+  network = NETWORKS[family]
+  large = network.init(jax.random.key(0))
+  if 'final_norm' in large:  # a tied head's laws would be all but certain, and ties of their confidence rounding
+    large['final_norm']['scale'] *= 0.2
+
+  def near(seed: int, scale: float):
+    leaves, tree = jax.tree.flatten(large)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    return tree.unflatten([x * (1 + scale * jax.random.normal(k, x.shape)) for x, k in zip(leaves, keys, strict=True)])
+
+  made = {'s': near(1, 0.3), 'm': near(2, 0.2), 'l': large}
+  return {name: Model(params, network, name=name) for name, params in made.items()}
+
+
+def chosen(family: str, names: str, place) -> list[Model]:
+  """Return the models of a method, each as `place` puts it."""
+  at = {name: place(name, m) for name, m in models(family).items() if name in names}
+  made = {'f': lambda: layerskip(at['l'], 1), 'n': lambda: drafter(at['l'])}
+  return [at[name] if name in at else made[name]() for name in names]
+
+
+def run(family: str, name: str, temperature: float, line: bool, place):
+  """Return what a method decodes."""
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(2, VOCAB, rng.integers(3, 12)).tolist() for _ in range(2 * BATCH if line else BATCH)]
+  method, names = METHODS[name]
+  limits = [8 + 5 * (i % 4) for i in range(len(prompts))]
+  requests = [Request(p, max_new_tokens=n) for p, n in zip(prompts, limits, strict=True)]
+  return decode(method, chosen(family, names, place), requests, sampler=Sampler(temperature), seed=3, batch_size=BATCH)
+
+
+@functools.cache
+def alone(*case):
+  return run(*case, lambda name, model: model)
+
+
+def same(case: str) -> dict:
+  """Return whether a case gives what one device gives."""
+  family, name, temperature, shape, kind, *laws = case.split(':')
+  data, parts = map(int, shape.split('x'))
+  if family.endswith('tpus'):  # their kernel, run without one
+    backends._PLATFORMS['cpu'] = backends.TPU(interpret=True)
+  mesh = layout.mesh({'data': data, 'model': parts})
+  rule = lambda name: layout.WHOLE if name == 's' else layout.CUT
+  layout._LAWS = 0 if laws else 1 << 30
+  ours = run(family, name, float(temperature), kind == 'queue', lambda n, m: layout.place(m, mesh, rule(n)))
+  one = alone(family, name, float(temperature), kind == 'queue')
+  flat = lambda x: np.concatenate([np.ravel(y) for y in jax.tree.leaves(x)])
+  pairs = [(name, flat(x), flat(getattr(ours.stats, name))) for name, x in vars(one.stats).items()]
+  differ = [name for name, a, b in pairs if not np.array_equal(a, b)]
+  return dict(case=case, tokens=one.tokens == ours.tokens, differ=differ, accepted=int(one.stats.accepted.sum()))
+
+
+def apart() -> dict:
+  """Return what is said of models of which one lies on a mesh and one does not."""
+  mesh = layout.mesh({'data': 8})
+  try:
+    run('t5', 'speculative', 0.0, False, lambda n, m: layout.place(m, mesh) if n == 'l' else m)
+  except ValueError as error:
+    return {'error': str(error)}
+  return {'error': None}
+
+
+if __name__ == '__main__':
+  jax.config.update('jax_numpy_dtype_promotion', 'strict')
+  jax.config.update('jax_numpy_rank_promotion', 'raise')
+  for each in sys.argv[1:]:
+    print(json.dumps(apart() if each == 'apart' else same(each)), flush=True)

@@ -1,0 +1,149 @@
+"""Decoding on a mesh: the tokens and statistics of one device, from checkpoints that are read into their shards."""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+
+import jax
+import pytest
+from safetensors.numpy import save_file
+
+from speccascade.checkpoints import hf, orbax, t5x
+from speccascade.evaluate.synthetic import random_params
+from speccascade.types import Model
+
+HERE = pathlib.Path(__file__).parent
+KINDS = ['gpt2', 't5x', 't5x scanned', 'orbax']
+MESHES = ['8x1', '4x2', '2x4', '1x8']
+METHODS = [
+  'autoregressive', 'speculative', 'block verification', 'cos of two', 'cos of three', 'sv', 'bild', 'token cascade',
+  'ngram',
+]  # fmt: skip
+RULES = [
+  'chow', 'chow_log', 'diff', 'diff_log', 'opt', 'opt_log', 'bild_star', 'token_v1', 'token_v2', 'token_v3', 'lossy',
+  'lossy_star',
+]  # fmt: skip
+
+
+def run(script: str, *args: str) -> list[dict]:
+  """Return the lines of a script that runs in a process of its own."""
+  cache = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
+  env = os.environ | {
+    'PYTHONPATH': os.pathsep.join([str(HERE.parent), os.environ.get('PYTHONPATH', '')]), 'JAX_PLATFORMS': 'cpu',
+    'JAX_COMPILATION_CACHE_DIR': cache, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }  # fmt: skip
+  done = subprocess.run([sys.executable, str(HERE / script), *args], env=env, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-4000:]
+  return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(cases: list[str], accepts: bool = True) -> None:
+  found = run('mesh_cases.py', *cases)
+  assert [x['case'] for x in found] == cases
+  assert not [x['case'] for x in found if not x['tokens'] or x['differ']]
+  assert not accepts or any(x['accepted'] for x in found)
+
+
+def test_a_mesh_decodes_what_one_device_decodes():
+  check(['t5:speculative:1:2x4:batch', 'decoder:opt:0:4x2:queue:laws'])
+
+
+@pytest.mark.full
+def test_models_of_a_run_lie_on_one_mesh():
+  (found,) = run('mesh_cases.py', 'apart')
+  assert found['error'].startswith('s and l do not lie on the same mesh: load both with one mesh=…')
+
+
+@pytest.mark.full
+def test_phases_of_each_kind_are_the_same_on_a_mesh():
+  names = ['cos of three', 'block verification', 'bild', 'sv']
+  check([f'{("t5", "decoder")[i % 2]}:{name}:{i // 2}:{MESHES[i]}:queue' for i, name in enumerate(names)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('family', ['t5', 'decoder'])
+def test_every_method_is_the_same_on_every_mesh(family, name):
+  kinds = ['batch', 'queue', 'batch:laws', 'queue:laws']
+  of = lambda i, t: f'{family}:{name}:{t}:{MESHES[i]}:{kinds[(i + t) % 4]}'
+  check([of(i, t) for t in (0, 1) for i in range(4)], accepts=name != 'autoregressive')
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('family', ['t5', 'decoder'])
+def test_every_rule_is_the_same_on_a_mesh(family):
+  kinds = ['batch', 'queue:laws', 'queue', 'batch:laws']
+  check([f'{family}:{r}:{t}:{MESHES[(i + 2 * t) % 4]}:{kinds[i % 4]}' for i, r in enumerate(RULES) for t in (0, 1)])
+
+
+@pytest.mark.long
+def test_early_exits_and_scanned_layers_are_the_same_on_a_mesh():
+  cases = [f'decoder:layerskip:{t}:{m}:{k}' for t, m, k in ((0, '2x4', 'batch'), (1, '4x2', 'queue'))]
+  check(cases + [f't5 scanned:speculative:{t}:{m}:queue' for t, m in ((0, '1x8'), (1, '2x4'))])
+
+
+@pytest.mark.full
+def test_a_kernel_for_the_heads_of_each_chip_is_the_kernel_for_all():
+  check(['t5 on tpus:speculative:1:2x4:batch', 't5 on tpus:opt:0:4x2:queue'])
+
+
+T5 = {'model_type': 't5', 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False, 'eos_token_id': 1}
+SMALL = {'vocab_size': 64, 'd_model': 16, 'd_kv': 4, 'd_ff': 24, 'num_layers': 2, 'num_heads': 8} | T5
+LARGE = {'vocab_size': 8192, 'd_model': 2048, 'd_kv': 128, 'd_ff': 8192, 'num_layers': 6, 'num_heads': 16} | T5
+GPT2 = {'model_type': 'gpt2', 'vocab_size': 64, 'n_embd': 16, 'n_layer': 2, 'n_head': 8, 'n_positions': 32}
+
+
+def written(folder: pathlib.Path, kind: str, config=SMALL) -> str:
+  """Write a model with random weights in one of the formats."""
+  network = hf.network_from_config(GPT2 if kind == 'gpt2' else config)
+  model = Model(random_params(network), network)
+  if kind == 'orbax':
+    return str(orbax.save(folder / kind, model))
+  if kind.startswith('t5x'):
+    (folder / 'config.gin').write_text("network.T5Config.mlp_activations = ('gelu', 'linear')\n")
+    return str(t5x.write(folder / 'checkpoint_1', model, scan=kind == 't5x scanned'))
+  tensors = hf.export(network, 'gpt2' if kind == 'gpt2' else 't5', jax.device_get(model.params))
+  save_file(tensors, folder / 'model.safetensors')
+  (folder / 'config.json').write_text(json.dumps(GPT2 if kind == 'gpt2' else config))
+  return str(folder)
+
+
+@pytest.mark.parametrize('kind', ['hf', *(pytest.param(k, marks=pytest.mark.full) for k in KINDS)])
+def test_a_checkpoint_is_read_into_its_shards_no_byte_twice(tmp_path, kind):
+  path = written(tmp_path, kind)
+  for args in ([], ['scan']):
+    (found,) = run('mesh_load.py', path, '2x4', *args)
+    assert found['equal'] and found['most'] == 1 and found['cut'] > 10
+    assert found['read'] >= found['all']
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('kind', ['hf', *KINDS])
+def test_each_of_two_processes_reads_what_its_devices_hold(tmp_path, kind):
+  path = written(tmp_path, kind)
+  for shape, whole in (('2x4', True), ('1x8', False)):  # a process holds a row of the mesh
+    for found in two_processes(path, shape):
+      assert found['most'] == 1 and found['read'] >= found['held']
+      assert (found['read'] >= found['all']) == whole and (found['held'] == found['all']) == whole
+
+
+def two_processes(*args: str) -> list[dict]:
+  """Return what a script says in each of two processes that JAX knows as one system."""
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    port = str(free.getsockname()[1])
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    return list(pool.map(lambda i: run('mesh_load.py', *args, str(i), port)[0], range(2)))
+
+
+@pytest.mark.long
+def test_a_large_checkpoint_takes_the_memory_of_its_shards_and_one_tensor(tmp_path):
+  path = written(tmp_path, 'hf', LARGE)
+  for found in two_processes(path, '2x4'):
+    assert found['most'] == 1 and found['all'] * 4 > 2.5e9
+    assert found['peak_bytes'] <= found['shard_bytes'] + found['largest_bytes'] + 5e7

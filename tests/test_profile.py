@@ -1,0 +1,216 @@
+"""A profile is what was observed, is kept whole, and is used for nothing that it is not of."""
+
+import dataclasses
+import json
+from pathlib import Path
+import warnings
+
+import numpy as np
+import pytest
+from test_decode import EOS
+
+from speccascade import decode, embedded, methods, profile, profiles, Sampler
+from speccascade.decode import __main__ as command
+from speccascade.evaluate import sv_studies
+from speccascade.evaluate.curves import Curve
+from speccascade.models import toy
+
+LARGE = toy.model(21, 7, scale=1.5, eos_ids=(EOS,))
+TRIO = [toy.model(22, 7, scale=0.7, near=LARGE, eos_ids=(EOS,)), toy.model(23, 7, scale=0.5, near=LARGE), LARGE]
+PROMPTS = [[1, 2], [3], [5, 4, 3, 2, 1, 0], [2, 2, 2], [0, 5]] * 8
+
+
+@pytest.fixture(scope='module')
+def made():
+  named = [m.replace(digest=name) for m, name in zip(TRIO, 'abc')]
+  return profile.profile(named, PROMPTS, block=3, max_new_tokens=13, batches=(1, 2), bins=(4, 3)), named
+
+
+def law(model, prefix):
+  table = np.asarray(model.params['table'])
+  return np.exp(table[7 * prefix[-2] + prefix[-1]]) / np.exp(table[7 * prefix[-2] + prefix[-1]]).sum()
+
+
+def test_every_token_of_the_output_is_observed_once(made):
+  found, models = made
+  texts = decode(methods.sv_exact(found, 3), models, PROMPTS, max_new_tokens=13).tokens
+  count = np.bincount(found.samples['request'].astype(int), minlength=len(PROMPTS))
+  assert count.tolist() == [len(t) for t in texts]
+  q, c, p = (law(m, [0, *PROMPTS[1]]) for m in TRIO)
+  first = np.flatnonzero(found.samples['request'] == 1)[0]
+  assert found.samples['place'][first] == 0
+  assert found.samples['s'][first] == pytest.approx(np.minimum(q, c).sum(), abs=1e-5)
+  assert found.samples['s_target'][first] == pytest.approx(np.minimum(q, p).sum(), abs=1e-5)
+  assert min(abs(found.samples['a'][first] - np.minimum(1, c / q))) < 1e-5
+  assert min(abs(found.samples['accept'][first] - np.minimum(1, p / q))) < 1e-5
+
+
+def test_a_profile_is_the_same_from_its_file(made, tmp_path):
+  found, _ = made
+  found.save(tmp_path / 'p.json')
+  again = profiles.load(tmp_path / 'p.json')
+  assert again.origin == found.origin and again.times == found.times and again.steps == found.steps
+  np.testing.assert_allclose(again.table.means, found.table.means)
+  np.testing.assert_array_equal(again.table.a_edges, found.table.a_edges)
+  assert all(np.allclose(again.samples[n], found.samples[n], atol=1e-5) for n in profiles.FIELDS)
+  stored = json.loads((tmp_path / 'p.json').read_text())['table']
+  assert np.sum(stored['counts']) == len(found.samples['s'])
+  assert str(methods.sv_exact(str(tmp_path / 'p.json'))) == str(methods.sv_exact(found))
+
+
+def test_other_models_and_samplers_are_refused_and_another_device_is_told(made):
+  found, models = made
+  run = lambda used, models, **kwargs: decode(methods.sv_exact(used, 3), models, [[1, 2]], max_new_tokens=3, **kwargs)
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    run(found, models)
+  with pytest.raises(ValueError, match=r'measured with toy23 \(b\) as companion, not with toy23 \(x\)'):
+    run(found, [models[0], models[1].replace(digest='x'), models[2]])
+  with pytest.raises(ValueError, match='measured with temperature 1, not with temperature 0.5, top_p 0.9'):
+    run(found, models, sampler=Sampler(0.5, top_p=0.9))
+  moved = dataclasses.replace(found, origin=dataclasses.replace(found.origin, device='TPU v9, bfloat16'))
+  with pytest.warns(UserWarning, match='measured on TPU v9, bfloat16, and this is cpu'):
+    run(moved, models)
+  run(dataclasses.replace(found, origin=None), models, sampler=Sampler(0.5))
+
+
+def test_a_file_that_is_no_profile_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match='no such profile; make one with python -m speccascade.profile'):
+    methods.sv_exact(str(tmp_path / 'p.json'))
+  (tmp_path / 'p.json').write_text('{"speccascade_profile": 0}')
+  with pytest.raises(ValueError, match='is no profile of this version'):
+    methods.sv_exact(str(tmp_path / 'p.json'))
+
+
+# ---- the table ----
+
+
+def test_bins_have_equal_counts_and_thin_ones_lean_on_their_row():
+  rng = np.random.default_rng(0)
+  s, a = rng.random(6000), rng.random(6000) ** 3
+  table = profiles.fit(s, a, s * a, (5, 4))
+  counts = profiles.binned(table, s, a, s * a)['counts']
+  assert counts.shape == (5, 4) and counts.min() > 290 and counts.max() < 310
+  assert np.abs(profiles.predicted(table, s, a) - s * a).mean() < 0.1
+  few = profiles.fit(s[:8], a[:8], np.float64(np.arange(8) == 0), (2, 2))
+  assert few.means.max() < 0.5  # the bin with the only accepted token has two
+
+
+def test_equal_values_stay_in_one_bin():
+  s, a = np.array([0.0, 1.0] * 50), np.array([1.0] * 100)
+  table = profiles.fit(s, a, s, (20, 15))
+  assert np.shape(table.means) == (2, 1)
+  assert profiles.predicted(table, np.array([0.0, 1.0]), np.ones(2)) == pytest.approx([1 / 29, 28 / 29], abs=0.05)
+  assert np.asarray(table(np.float32([0.0, 1.0]), np.float32([1.0, 1.0]))).tolist() == table.means[:, 0].tolist()
+
+
+def test_an_interval_holds_the_mean_and_shrinks():
+  low, high = profiles.wilson(np.array([3.0, 300.0, 0.0]), np.array([10.0, 1000.0, 0.0]))
+  assert (low[:2] < 0.3).all() and (high[:2] > 0.3).all() and high[1] - low[1] < 0.06 < high[0] - low[0]
+
+
+# ---- studies ----
+
+
+def test_information_is_all_none_and_what_chance_makes_up():
+  rng = np.random.default_rng(0)
+  s, a = rng.random(4000), rng.random(4000)
+  samples = dict(s=s, a=a, accept=s, s_target=s, request=np.zeros(4000), place=np.zeros(4000))
+  known = sv_studies.information(samples, (10, 2), (10,))['rows'][0]
+  assert known[1] == pytest.approx(np.log2(10), abs=0.01) and known[2] == known[4] == pytest.approx(0)
+  nothing = sv_studies.information(samples | {'accept': rng.random(4000)}, (10, 2), (5,))['rows'][0]
+  assert nothing[5] == pytest.approx(nothing[7], rel=0.2) and nothing[5] < 0.06
+  assert sv_studies.correlation(samples) == pytest.approx(1)
+
+
+def test_a_table_predicts_its_own_data_best_and_says_how_well(made):
+  found, models = made
+  cold = sv_studies.robustness({'T = 1': found, 'same': found})['rows']
+  assert cold[0][1] == cold[1][1] < cold[2][1]
+  mean = sv_studies.reliability(found.table, found.samples)['rows']
+  assert sum(row[5] for row in mean) == len(found.samples['s'])
+
+
+def test_the_cost_model_finds_where_speculation_stops_paying(made):
+  found, _ = made
+  cheap = dataclasses.replace(found, steps={2: (1e-3, 1e-3, 1.0)}, times={2: {2: 1.0, 4: 1.0, 6: 1.0, 8: 1.0}})
+  dear = dataclasses.replace(found, steps={2: (0.5, 0.5, 1.0)}, times={2: {2: 1.0, 4: 2.0, 6: 3.0, 8: 4.0}})
+  gains = []
+  for some in (cheap, dear):
+    some = dataclasses.replace(some, latency=profiles.Latency.of(some.times, some.steps))
+    x = sv_studies.simulate(some, 2)
+    gains.append(x['sv'] / x['plain'])
+    (row,) = sv_studies.break_even(some)['rows']
+    assert row[0] == 2 and (row[11] > row[10]) == (x['sv'] > max(x['plain'], x['speculative']))
+  assert gains[0] > 1.5 and gains[1] < 1
+
+
+def test_a_run_tells_what_was_verified_in_vain_and_for_whom(made, tmp_path):
+  found, models = made
+  found.save(tmp_path / 'p.json')
+  curve = Curve('SV', methods.sv_exact, settings={'profile': str(tmp_path / 'p.json'), 'block': 3})
+  out = decode(curve.build(), models, PROMPTS, max_new_tokens=13)
+  names = ('emitted', 'rounds', 'accepted_lengths')
+  lines = [
+    dict(curve='SV', value=None, temperature=1.0, example=i, positions=out.stats.positions[:, i].tolist(),
+         calls=out.stats.calls[:, i].tolist(), **{name: getattr(out.stats, name)[i].tolist() for name in names})
+    for i in range(len(PROMPTS))
+  ]  # fmt: skip
+  tables = {t['title']: t for t in sv_studies.of_run(curve.points(), lines)}
+  (waste,) = tables['Verification in vain']['rows']
+  assert waste[5] == pytest.approx(1 - out.stats.emitted.sum() / out.stats.positions[2].sum())
+  rows = tables['Verified lengths by request: SV 1.0']['rows']
+  assert len(rows) == 11 and rows[0][2] <= rows[10][2] <= rows[5][2]
+  assert sum(rows[10][4:]) == (out.stats.accepted_lengths.sum())
+  assert {'Information gain of the companion', 'Break-even by batch'} < set(tables)
+  assert sv_studies.of_run([], lines) == []
+  (drawn,) = sv_studies.draw(list(tables.values()), tmp_path)
+  assert drawn.name == 'reliability.svg' and '<svg' in drawn.read_text()
+
+
+# ---- the command ----
+
+
+@pytest.mark.full
+def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
+  folder = Path(embedded.__file__).parent / 'pretrained'
+  models = ['--models', *(str(folder / name) for name in ('small', 'small', 'large'))]
+  (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=12).examples))
+  options = ['--data', str(tmp_path / 'lines.txt'), '--tokens=16', '--block=2', '--batches=2', '--temperature=0.7']
+  assert profile.main([*models, *options, '--out', str(tmp_path / 'p.json')]) == 0
+  assert 'Break-even by batch' in capsys.readouterr().out
+  (tmp_path / 'in.jsonl').write_text('"A dog runs."\n"Two men sit."\n')
+  paths = [str(tmp_path / name) for name in ('in.jsonl', 'out.jsonl')]
+  options = ['--method=sv_exact', '--block=2', '--max-new-tokens=16', '--profile', str(tmp_path / 'p.json')]
+  run = [*models, *options, *paths]
+  assert command.main(run) == 1 and 'measured with temperature 0.7, not with temperature 1' in capsys.readouterr().err
+  assert command.main([*run, '--temperature=0.7']) == 0
+  assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 2
+  options = ['--times', str(tmp_path / 'p.json'), '--batches=1', '--tokens=16', '--out', str(tmp_path / 'q.json')]
+  assert profile.main([*models, *options, '--against', str(tmp_path / 'p.json')]) == 0
+  assert 'Tables on the samples of others' in capsys.readouterr().out
+  old, new = (profiles.load(tmp_path / name) for name in ('p.json', 'q.json'))
+  assert set(new.times) == {1} and (new.table.means == old.table.means).all()
+
+
+@pytest.mark.parametrize(
+  'arguments, said',
+  [
+    ([], 'give --data FILE to measure acceptance and times, or --times PROFILE'),
+    (['--data', 'no.txt'], 'no.txt: no such file'),
+    (['--times', 'no.json'], 'no.json: no such profile'),
+    (['--data', __file__, '--against', 'no.json'], 'no.json: no such profile'),
+    (['--data', 'no.txt', '--bins=3'], '--bins takes two numbers'),
+    (['--data', 'no.txt', '--temperature=-1'], 'temperature=-1.0'),
+  ],
+)
+def test_the_command_refuses_in_a_sentence(arguments, said, tmp_path, capsys):
+  models = ['--models', 'a', 'b', 'c', '--out', str(tmp_path / 'p.json')]
+  assert profile.main([*models, *arguments]) == 1
+  assert said in capsys.readouterr().err
+
+
+def test_what_is_there_is_not_replaced_unasked(tmp_path, capsys):
+  (tmp_path / 'p.json').write_text('{}')
+  assert profile.main(['--models', 'a', 'b', 'c', '--data', 'x', '--out', str(tmp_path / 'p.json')]) == 1
+  assert 'is there already: name another file, or give --overwrite' in capsys.readouterr().err
