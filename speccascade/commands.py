@@ -7,11 +7,12 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
+import os
 import signal
 import sys
 import threading
 
-from speccascade import rules
+from speccascade import distributed, progress, rules
 from speccascade.errors import RunError
 from speccascade.types import Combiner, Rule
 
@@ -48,6 +49,26 @@ def add_gin(parser: Parser, unbound: str):
   )  # fmt: skip
 
 
+def add_distributed(parser: Parser):
+  """Let a command be one of several processes, which `join` makes of it."""
+  parser.add_argument(
+    '--distributed', action='store_true',
+    help='this is one of several processes of a slice, as TPU, Slurm, Open MPI or Kubernetes says, or '
+    'JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID; the first writes',
+  )  # fmt: skip
+  parser.add_argument(
+    '--host_timeout', type=count, default=int(distributed.LIMIT), metavar='SECONDS',
+    help='how long a process waits for another before all end (%(default)s)',
+  )  # fmt: skip
+
+
+def join(args: argparse.Namespace):
+  """Find the other processes, where there are to be some; only the first tells how far they are."""
+  if args.distributed:
+    distributed.start(args.host_timeout)
+    progress.silent = not distributed.is_writer()
+
+
 def listed(text: str) -> list[str]:
   """Return what stands between commas."""
   return [part for part in text.split(',') if part]
@@ -58,6 +79,14 @@ def count(text: str) -> int:
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least 1')
   return int(text)
+
+
+def share(text: str) -> tuple[int, int]:
+  """Return (i, n) of i/n, the i-th of n shards, which count from 0."""
+  index, _, count = text.partition('/')
+  if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+    raise argparse.ArgumentTypeError(f'{text!r} is no shard; write i/n with i from 0 to n - 1, as in 0/4')
+  return int(index), int(count)
 
 
 def rule(text: str) -> Rule | Combiner:
@@ -79,14 +108,25 @@ def rule(text: str) -> Rule | Combiner:
   return found
 
 
+def mesh(text: str) -> dict[str, int]:
+  """Return {axis: devices} of 'data=1,model=4'."""
+  try:
+    return {name: int(count) for name, count in (item.split('=') for item in text.split(','))}
+  except ValueError:
+    raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
+
+
 def run(
   parser: Parser, command: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None, stopped: str
 ) -> int:
   """Run a command and return its exit code, 0 where it gives none; `stopped` is said where it was stopped."""
   argv = list(sys.argv[1:] if argv is None else argv)
   try:
+    args = parser.parse_args([_binding(a) for a in argv])
+    if getattr(args, 'distributed', False) and distributed.WATCHED not in os.environ:
+      return distributed.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
     with _told_to_end():
-      return command(parser.parse_args([_binding(a) for a in argv])) or 0
+      return command(args) or 0
   except KeyboardInterrupt as stop:
     print(stopped, file=sys.stderr)
     return 143 if isinstance(stop, _Ended) else 130

@@ -4,6 +4,7 @@ import sys
 import time
 
 EVERY = 20.0  # seconds between lines where there is no terminal
+silent = False  # where another process says the same
 
 
 class Progress:
@@ -30,6 +31,8 @@ class Progress:
     self._start += seconds
 
   def _say(self, now: float, note: str):
+    if silent:
+      return
     rate = (self._done - self._first) / max(now - self._start, 1e-9)
     left = (self._total - self._done) / rate if rate else 0.0
     over = self._done >= self._total

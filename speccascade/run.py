@@ -6,6 +6,8 @@
       runs an experiment; the same command goes on with a run that was killed
   python -m speccascade.run --gin.Experiment.latency_examples=100
       changes one value; text is in quotes of its own: --gin.SHARED="'PATH'"
+  python -m speccascade.run --gin_file=FILE --run_dir=RUN --shard=0/4
+      measures one of four shares, each in a process of its own, on machines that share RUN; the last writes the results
 
 A gin file is code: it imports modules and calls what it names. Run none that you have not read.
 Exit codes: 0 done, 1 something to put right (one sentence says what), 130 interrupted, 143 told to end.
@@ -19,7 +21,7 @@ from pathlib import Path
 import shlex
 import sys
 
-from speccascade import commands, disk
+from speccascade import commands, disk, distributed
 
 DEFAULT = Path(__file__).parent / 'configs' / 'default.gin'
 CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
@@ -28,8 +30,20 @@ CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'spe
 def main(argv: Sequence[str] | None = None) -> int:
   """Parse, build, run, report."""
   argv = list(sys.argv[1:] if argv is None else argv)
-  said = shlex.join(['python', '-m', 'speccascade.run', *argv])
-  return commands.run(_parser(), lambda args: _run(args, said), argv, 'interrupted; the same command goes on from here')
+  said = shlex.join(['python', '-m', 'speccascade.run', *_whole(argv)])
+  end = 'interrupted; the same command goes on from here'
+  return distributed.leave(commands.run(_parser(), lambda args: _run(args, said), argv, end))
+
+
+def _whole(argv: Sequence[str]) -> list[str]:
+  """Return the arguments with which one process comes to the same results."""
+  kept, given = [], iter(argv)
+  for argument in given:
+    if argument in ('--shard', '--host_timeout'):
+      next(given, None)
+    elif argument not in ('--merge', '--distributed') and not argument.startswith(('--shard=', '--host_timeout=')):
+      kept.append(argument)
+  return kept
 
 
 def _parser() -> commands.Parser:
@@ -41,8 +55,16 @@ def _parser() -> commands.Parser:
   )  # fmt: skip
   parser.add_argument(
     '--run_dir',
-    help='where results go. Default: run.folder of the config, else runs/NAME-DIGEST, one folder for each config',
+    help='where results go, a folder or an address, as gs://BUCKET/RUN. Default: run.folder of the config, else '
+    'runs/NAME-DIGEST, one folder for each config',
   )
+  parts = parser.add_mutually_exclusive_group()
+  parts.add_argument(
+    '--shard', type=commands.share, metavar='i/n',
+    help='measure the i-th of n shares, i from 0; the same command goes on with it, and the last to end writes results',
+  )  # fmt: skip
+  parts.add_argument('--merge', action='store_true', help='write the results of shards, or say which are not done')
+  commands.add_distributed(parser)
   parser.add_argument(
     '--compilation_cache', default=str(CACHE), help="folder that keeps compiled programs between runs; '' for none"
   )
@@ -50,21 +72,28 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace, command: str):
-  run_dir = disk.local(args.run_dir) if args.run_dir else None
+  run_dir = disk.place(args.run_dir) if args.run_dir else None
   import jax  # lazily: --help needs none of this
 
+  commands.join(args)
   if args.compilation_cache:
     jax.config.update('jax_compilation_cache_dir', args.compilation_cache)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
   from speccascade.evaluate import config, formats, runner
+  from speccascade.evaluate.shards import Shard
 
   files = args.gin_file or [str(DEFAULT)]
   text = config.parse(files, args.gin_bindings, args.gin_search_paths)
   said = config.folder()
-  folder = run_dir or (disk.local(said) if said else _folder(files[-1], text))
-  folders = runner.run(config.build(), folder, config=text, command=command, only=args.only)
-  print(formats.closing(folders, shown=not args.gin_file))
+  folder = run_dir or (disk.place(said) if said else _folder(files[-1], text))
+  made, about = config.build(), dict(config=text, command=command, only=args.only)
+  if args.merge:
+    folders = runner.merge(made, folder, **about)
+  else:
+    folders = runner.run(made, folder, **about, shard=Shard(*args.shard) if args.shard else None)
+  if folders and distributed.is_writer():
+    print(formats.closing(folders, shown=not args.gin_file))
 
 
 def _folder(file: str, text: str) -> Path:

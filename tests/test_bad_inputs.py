@@ -117,13 +117,14 @@ PYTHON = {
   'sampler=1.0': (lambda _: decoded(sampler=1.0), 'sampler=1.0'),
   # checkpoints
   'a text for a number': (lambda d: speccascade.load(checkpoint(d, d_model='512')), 'd_model'),
-  'an address for a checkpoint': (lambda _: Checkpoint('gs://bucket/model'), 'gs://bucket/model is an address'),
+  'a bucket whose package is not there': (lambda _: Checkpoint('abfs://b/x'), 'abfs://b/x cannot be opened: pip'),
+  'an address of no kind': (lambda _: speccascade.load('nope://b/model'), 'nope://b/model cannot be opened'),
   'a file that weights point out to': (
     lambda d: speccascade.load(pointing_out(d)), 'model.safetensors.index.json'
   ),
   'a folder that is not ours': (lambda d: overwritten(d), 'it holds thesis.tex'),
   # data
-  'an address for data': (lambda _: files.lines('s3://bucket/x.txt'), 's3://bucket/x.txt is an address'),
+  'data in a bucket whose package is not there': (lambda _: files.lines('abfs://b/x.txt'), 'adlfs'),
   'a prompt of null': (lambda d: files.jsonl(records(d, '{"prompt": null, "target": ""}')), "line 3: the field"),
   'a reference of null': (
     lambda d: files.jsonl(records(d, '{"prompt": "a", "target": [null]}')), "line 3: the field 'target' is null"
@@ -190,8 +191,8 @@ GIN = {
     ["SHARED = '../nowhere'", 'path.root = %SHARED', "Experiment.name = @path()", "path.name = 'x'"],
     """SHARED = '../nowhere' is no folder here; bind another: --gin.SHARED="'PATH'\"""",
   ),
-  'an address for a checkpoint': (
-    ['Experiment.models = [@Checkpoint(), @Checkpoint()]', "Checkpoint.path = 'gs://b/x'"], 'gs://b/x is an address',
+  'a checkpoint in a bucket whose package is not there': (
+    ['Experiment.models = [@Checkpoint(), @Checkpoint()]', "Checkpoint.path = 'abfs://b/x'"], 'adlfs',
   ),
 }  # fmt: skip
 
@@ -235,7 +236,10 @@ COMMANDS = {
     (['config.gin'], 'unrecognized arguments: config.gin'),
     (['--gin_file=nope.gin'], 'no file nope.gin'),
     (['--gin_file=gs://b/x.gin'], 'gs://b/x.gin is an address'),
-    (['--run_dir=gs://b/run'], 'gs://b/run is an address'),
+    (['--run_dir=abfs://b/run'], 'abfs://b/run cannot be opened: pip install'),
+    (['--shard=3/3'], "argument --shard: '3/3' is no shard; write i/n with i from 0 to n - 1"),
+    (['--shard=0/2', '--merge'], 'not allowed with argument'),
+    (['--run_dir={tmp}/none', '--merge'], 'none holds no shards'),
     (['--only=nothing', '--run_dir={tmp}/run'], 'only=nothing: the experiments here are default'),
     (['--run_dir={tmp}/file'], 'cannot be a run directory'),
     (['--run_dir={tmp}/thesis'], 'is not empty and no run directory (it has thesis.tex)'),
@@ -271,7 +275,7 @@ COMMANDS = {
       ([], 'a does not exist'),
     ]),
     ([*'ab', '--prompts={tmp}/none'], 'none: no such file'),
-    (['s3://b/x', 'b', '--prompts={tmp}/file'], 's3://b/x is an address'),
+    (['abfs://b/x', 'b', '--prompts={tmp}/file'], 'abfs://b/x cannot be opened: pip install'),
   ],
   'convert': [
     (['{tmp}/none', '{tmp}/out'], 'none does not exist'),
@@ -291,6 +295,8 @@ COMMANDS = {
     ([], 'the following arguments are required: --pair'),
     (['--pair', 'a', 'b', 'c'], '--pair takes one name or two paths'),
     (['--pair=a', '--mesh=model'], "'model' is not like data=1,model=4"),
+    (['--pair=a', '--rules=whole,half'], "'half' is neither whole nor cut; give one for each model"),
+    (['--pair=a', '--rules=whole'], '--rules has 1 for two models; give both, as in whole,cut'),
     (['--pair=a', '--batch=x'], "invalid int value: 'x'"),
   ],
   'decode': [
@@ -299,7 +305,8 @@ COMMANDS = {
       (['--method=autoregressive', '--block=3'], 'autoregressive takes no --block; it takes --model.'),
       (['--method=autoregressive'], 'decodes with one model, but 2 were given'),
       (['--method=cos'], 'cos needs --rule; see --help'),
-      (['--method=sv'], "invalid choice: 'sv'"),
+      (['--method=sv'], 'sv needs --profile; see --help'),
+      (['--method=sv_exact', '--profile=no.json'], 'no.json: no such profile; make one with python -m'),
       (['--rule=op:1'], 'no rule is called op'),
       (['--rule=weighted:1'], 'weighted is a combiner, not a rule'),
       (['--temperature=-1'], 'temperature=-1.0'),

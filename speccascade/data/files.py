@@ -13,7 +13,7 @@ import string
 from typing import Any
 import zlib
 
-from speccascade import disk
+from speccascade import buckets, disk
 from speccascade.data import metrics as metric_table
 from speccascade.data import prompts
 from speccascade.data.examples import Example, Task
@@ -105,15 +105,24 @@ def _span(path: str, total: int, start: int, count: int | None) -> range:
   return range(start, total if count is None else min(total, start + count))
 
 
+def texts(path: str, prompt_field: str | None = None, count: int | None = None) -> list[str]:
+  """Return the prompts of a file: its lines or, with a field or a template of them, what its JSON lines say."""
+  if prompt_field is None:
+    return [line for line in lines(path) if line.strip()][:count]
+  whole = lambda make, text: make(text)
+  return [_prompt(prompt_field, record, f'{path}, line {line}', whole) for line, record in _records(path)[:count]]
+
+
 # ---- reading ----
 
 
 def lines(path: str | os.PathLike) -> list[str]:
   """Return the lines of a plain or gzipped file; only line feeds (with carriage returns before them) end a line."""
-  file = disk.local(path)
-  if not file.is_file():
-    raise FileNotFoundError(f'{path}: no such file; give the path of a text file, plain or gzipped.')
-  data = file.read_bytes()
+  file = disk.place(path)
+  with buckets.reached():
+    if not file.is_file():
+      raise FileNotFoundError(f'{path}: no such file; give the path of a text file, plain or gzipped.')
+    data = file.read_bytes()
   if data[:2] == b'\x1f\x8b':
     try:
       data = gzip.decompress(data)

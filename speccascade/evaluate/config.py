@@ -5,15 +5,15 @@ A config binds `run.experiments`. Rules, combiners, methods, policies and accept
 come in with `import my_module` and `@gin.register`, or with gin's dynamic registration.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import copy
+import dataclasses
 import functools
 import inspect
-import os
 
 import gin
 
-from speccascade import acceptance, disk, embedded, gin_files, methods, rules, stopping
+from speccascade import acceptance, disk, embedded, gin_files, layout, methods, rules, stopping
 from speccascade.data import files, seqio_tasks
 from speccascade.errors import RunError
 from speccascade.evaluate.curves import Checkpoint, Curve
@@ -25,13 +25,18 @@ def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[E
   return list(experiments)
 
 
+def _mesh(shape: Mapping[str, int] | None = None):
+  """Return the mesh of a run, as in mesh.shape = {'data': 2, 'model': 4}; None is one device."""
+  return None if shape is None else layout.mesh(shape)
+
+
 def _path(root: str, name: str) -> str:
   """Return a path below a folder, so that a config names the folder once."""
-  folder = disk.local(root)
+  folder = disk.place(root)
   if not folder.is_dir():
     macro = gin_files.macro_of('speccascade.path', 'root')
     raise ValueError(f'{macro} = {str(root)!r} is no folder here; bind another: --gin.{macro}="\'PATH\'"')
-  return os.path.join(folder, name)
+  return str(folder / name)
 
 
 @functools.cache
@@ -47,6 +52,7 @@ def names() -> Iterator[tuple[str, Callable]]:
     yield f'speccascade.{thing.__name__}', thing
   yield 'speccascade.run', _run
   yield 'speccascade.path', _path
+  yield 'speccascade.mesh', _mesh
   combiners = (rules.weighted, rules.contrastive, rules.realign)
   yield from ((f'rules.{rule.__name__}', rule) for rule in (*rules.RULES, *combiners))
   for thing in (files.parallel_text, files.jsonl, seqio_tasks.seqio_task, seqio_tasks.t5x_task):
@@ -79,4 +85,6 @@ def folder() -> str | None:
 def build() -> list[Experiment]:
   """Return the experiments of the config that was read: tasks read, models not loaded."""
   with gin_files.explained():
-    return gin.get_configurable('speccascade.run')()
+    mesh = gin.get_configurable('speccascade.mesh')()
+    experiments = gin.get_configurable('speccascade.run')()
+    return [e if mesh is None else dataclasses.replace(e, mesh=mesh) for e in experiments]

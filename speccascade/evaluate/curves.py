@@ -25,21 +25,22 @@ class Checkpoint:
   scan: bool = False
   revision: str | None = None  # of a hub model
   activation: str | None = None  # of a T5X checkpoint without its gin
+  rules: Any = dataclasses.field(default=None, repr=False)  # 'whole', 'cut' or pairs, on a mesh
 
   def __post_init__(self):
     if not isinstance(self.path, str) or not self.path:
       raise ValueError(f'Checkpoint: path={self.path!r} is not a path; give the folder of a checkpoint.')
-    disk.local(self.path)
+    disk.place(self.path)
 
   def digest(self) -> str:
     """Return what tells the files at the path from any others."""
     return self._read(checkpoints.digest, revision=self.revision)
 
-  def load(self) -> Model:
+  def load(self, mesh: Any = None) -> Model:
     """Return the model at the path; whatever is wrong with the files is an error that names it."""
     return self._read(
       checkpoints.load, dtype=self.dtype, name=self.name, tokenizer=self.tokenizer, scan=self.scan,
-      revision=self.revision, activation=self.activation,
+      revision=self.revision, activation=self.activation, mesh=mesh, rules=self.rules,
     )  # fmt: skip
 
   def _read(self, read: Callable, **settings) -> Any:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from speccascade import inputs, probs
+from speccascade import inputs, layout, probs
 from speccascade.data.examples import Task
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.types import Model, whole
@@ -39,6 +39,7 @@ class Experiment:
   latency_trials: int = 3
   latency_batches: Sequence[int] = (1,)
   trace_examples: int = 4
+  mesh: Any = None  # jax.sharding.Mesh on which the models are loaded; None: one device
 
   def __post_init__(self):
     object.__setattr__(self, 'task', self.task() if callable(self.task) else self.task)
@@ -129,7 +130,7 @@ class Experiment:
   def load(self) -> list[Model]:
     """Load the models; their names are made to differ."""
     given = self.models() if callable(self.models) else self.models
-    models = [_load(m) for m in given]
+    models = [_load(m, self.mesh) for m in given]
     self._check_models([(point, point.build()) for point in self.points], len(models))
     names: list[str] = []
     for model in models:
@@ -158,7 +159,8 @@ class Experiment:
     """Return all that decides the results, defaults, data and digests of checkpoints included, as lines."""
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     fields |= {'task': self.task.name, 'models': _described(self.models)}
-    curves = fields.pop('curves')
+    curves, mesh = fields.pop('curves'), fields.pop('mesh')
+    fields |= {} if mesh is None else {'mesh': dict(mesh.shape)}
     data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
     digest = hashlib.sha256(json.dumps(data, default=str).encode()).hexdigest()[:16]
     lines = [f'{name}: {value}' for name, value in fields.items()]
@@ -174,10 +176,10 @@ def _described(models: Any) -> str:
   return ', '.join(m.name if isinstance(m, Model) else _described(m) if callable(m) else str(m) for m in models)
 
 
-def _load(given: Any) -> Model:
-  if isinstance(given, Model):
-    return given
-  model = given.load() if hasattr(given, 'load') else given()
+def _load(given: Any, mesh: Any) -> Model:
+  if isinstance(given, Checkpoint):
+    return given.load(mesh)
+  model = given if isinstance(given, Model) else given.load() if hasattr(given, 'load') else given()
   if not isinstance(model, Model):
     raise ValueError(f'{given!r} gave {type(model).__name__}, not a Model.')
-  return model
+  return model if mesh is None or layout.shared([model]) == mesh else layout.place(model, mesh)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
 import functools
-import os
 import time
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, probs
+from speccascade import backends, distributed, layout, packing, probs
 from speccascade.engine import positions, prefill
 from speccascade.types import Model, Network, Prompt
 
@@ -20,7 +19,7 @@ ENOUGH = 0.2  # seconds that a loop should take, where fewer passes do
 
 
 def forward_seconds(model: Model, batch: int = 1, width: int = 1, **sizes) -> Callable[[], float]:
-  """Return a function that times one forward pass of `width` tokens, by `passes_seconds` of these sizes."""
+  """Return a function that times one forward pass of `width` tokens a row, by `passes_seconds` of these sizes."""
   return passes_seconds([(model, width, 1)], batch, **sizes)
 
 
@@ -32,19 +31,21 @@ def passes_seconds(
   tokens: int = 64,
   window: int = 0,
   most: int = STEPS,
+  total: int | None = None,
 ) -> Callable[[], float]:
   """Return a function that times passes in turn, (model, width, how many) each, as a loop that does nothing else.
 
   After another model's pass, caches and threads are not as a model's own loop leaves them; so the first of the rounds,
   of which there are `most` at the most, are dearer. The models' caches have the slots of a decode of at most `tokens`
-  new tokens with windows of `window`, or of the widest pass.
+  new tokens with windows of `window`, or of the widest pass. With `total`, windows are packed to so many tokens, a
+  multiple of the batch.
   """
   models, widths, times = zip(*passes, strict=True)
   networks, (backend, params) = tuple(m.network for m in models), backends.prepared(models)
   slots = positions(networks[-1], source, tokens, window or max(widths))
   prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
-  caches = prefill(networks, backend, params, prompt, slots)
-  loop = passes_loop(networks, backend, widths, batch, source, slots, times)
+  caches = prefill(networks, backend, params, prompt, slots, where=layout.of(models))
+  loop = passes_loop(networks, backend, widths, batch, source, slots, times, total)
 
   def seconds(rounds: int) -> float:
     start = time.perf_counter()
@@ -67,6 +68,7 @@ def passes_loop(
   source: int,
   slots: int,
   times: Sequence[int] | None = None,
+  total: int | None = None,
 ) -> Callable:
   """Return a jitted function of (params, caches, rounds, totals) that feeds each pass's output on.
 
@@ -83,7 +85,10 @@ def passes_loop(
         tokens, cache = carry
         position = jnp.broadcast_to(first + i % room + jnp.arange(widths[n])[None], (batch, widths[n]))
         with backends.use(backend):
-          logits, cache = networks[n].extend(params[n], cache, tokens[:, : widths[n]], position)
+          packed = total and packing.Packing.of(jnp.full(batch, total // batch), widths[n], total)
+          with packing.use(packed or None):
+            logits, cache = networks[n].extend(params[n], cache, tokens[:, : widths[n]], position)
+          logits = packed.unpack(logits) if packed else logits
           return tokens.at[:, : widths[n]].set(jnp.minimum(probs.argmax(logits), 5)), cache
 
       tokens, caches = carry[0], list(carry[1])
@@ -102,7 +107,7 @@ def measure(
 ) -> dict[str, dict[str, float]]:
   """Return {model: {width: median seconds}}, the measurements interleaved; `tokens` are the most new ones."""
   keys = [(m, w) for m in models for w in sorted({*widths})]
-  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # they compile side by side
+  with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:  # they compile side by side
     sizes = dict(source=source, tokens=tokens, window=max(widths))
     made = pool.map(lambda key: forward_seconds(key[0], batch, key[1], **sizes), keys)
     timers = {(m.name, str(w)): timer for (m, w), timer in zip(keys, made, strict=True)}

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 import concurrent.futures
 import dataclasses
 import itertools
-import os
 from pathlib import Path
 import time
 
 import jax
 import numpy as np
 
-from speccascade import decode, Decoded, inputs, Model, targets
+from speccascade import decode, Decoded, distributed, inputs, Model, targets
 from speccascade.data.examples import Example
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.rundir import Journal
+from speccascade.evaluate.journals import Journal
+from speccascade.evaluate.shards import Shard, WHOLE
 from speccascade.methods import Method, SequenceCascade
 from speccascade.phases import Score
 from speccascade.progress import Progress
@@ -84,33 +84,58 @@ def few_executables():
 # ---- quality ----
 
 
-def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal):
-  """Decode the split with every point at every temperature, one line an example."""
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """What one call of the quality protocol decodes: some examples with one point."""
+
+  turn: int  # which shard's it is
+  temperature: float
+  point: Point
+  examples: list[Example]
+
+  def keys(self) -> list[tuple]:
+    """What the journal calls its lines."""
+    return [(self.temperature, *self.point.key, e.index) for e in self.examples]
+
+
+def quality_plan(experiment: Experiment) -> list[Part]:
+  """Return every call in order; a shard that has the longest prompts with one point has shorter ones with the next."""
   examples = _quality_examples(experiment)
+  parts = _parts(examples, _batch(experiment, examples)) if examples else []
   runs = [(t, p) for t in experiment.temperatures for p in experiment.points]
-  plan = [(t, *p.key, e.index) for t, p in runs for e in examples]
+  return [Part(i + j, *run, part) for i, run in enumerate(runs) for j, part in enumerate(parts)]
+
+
+def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal, shard: Shard = WHOLE):
+  """Decode the split with every point at every temperature, one line an example."""
+  parts = [part for part in quality_plan(experiment) if shard.has(part.turn)]
+  plan = [key for part in parts for key in part.keys()]
   journal.agree(QUALITY_KEYS, plan)
   if journal.count >= len(plan):
     return
-  loaded, batch = load(), min(experiment.quality_batch, len(examples))
-  parts = _parts(examples, batch)
+  loaded, examples = load(), _quality_examples(experiment)
+  batch = _batch(experiment, examples)
   progress = Progress('quality', len(plan), journal.count)
   place, warm = 0, None
-  for temperature, point in runs:
+  for part in parts:
+    missing = place + len(part.examples) - journal.count
+    place += len(part.examples)
+    if missing <= 0:
+      continue
     few_executables()
-    for part in parts:
-      missing = place + len(part) - journal.count
-      place += len(part)
-      if missing <= 0:
-        continue
-      if warm != temperature:
-        warm, start = temperature, time.monotonic()
-        _warm_up(experiment, loaded, temperature, batch, in_line=len(examples) > batch > 1)
-        progress.leave_out(time.monotonic() - start)
-      out = run_method(experiment, loaded, point.build(), temperature, part, batch)
-      lines = [_line(out, i, e, temperature, point, loaded.models) for i, e in enumerate(part)]
-      journal.append(lines[len(part) - missing :])
-      progress.add(missing, f'{point.label}, T = {temperature:g}')
+    if warm != part.temperature:
+      warm, start = part.temperature, time.monotonic()
+      points = [p.point for p in parts if p.temperature == warm]
+      _warm_up(experiment, loaded, points, warm, batch, queued=len(examples) > batch > 1)
+      progress.leave_out(time.monotonic() - start)
+    out = run_method(experiment, loaded, part.point.build(), part.temperature, part.examples, batch)
+    lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
+    journal.append(lines[len(lines) - missing :])
+    progress.add(missing, f'{part.point.label}, T = {part.temperature:g}')
+
+
+def _batch(experiment: Experiment, examples: Sequence[Example]) -> int:
+  return min(experiment.quality_batch, len(examples))
 
 
 def _quality_examples(experiment: Experiment) -> list[Example]:
@@ -156,6 +181,7 @@ def _line(out: Decoded, i: int, example: Example, temperature: float, point: Poi
 class Timing:
   """One timed call: which point decodes which examples in which trial."""
 
+  turn: int  # which shard's it is: of the same examples always the same one's
   temperature: float
   batch: int
   trial: int
@@ -166,6 +192,10 @@ class Timing:
   def key(self) -> tuple:
     """What the journal calls it."""
     return self.temperature, self.batch, self.trial, list(self.examples), *self.point.key
+
+  def keys(self) -> list[tuple]:
+    """What the journal calls its lines."""
+    return [self.key]
 
   def group(self) -> tuple:
     """What all points share that are timed in turn."""
@@ -182,15 +212,15 @@ def latency_plan(experiment: Experiment) -> list[Timing]:
     for batch in experiment.latency_batches:
       groups = [tuple(chosen[i : i + batch]) for i in range(0, len(chosen) - batch + 1, batch)]
       for trial in range(experiment.latency_trials):
-        for group in groups:
+        for turn, group in enumerate(groups):
           order = rng.permutation(len(points))
-          plan += [Timing(temperature, batch, trial, group, points[i]) for i in order]
+          plan += [Timing(turn, temperature, batch, trial, group, points[i]) for i in order]
   return plan
 
 
-def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal):
+def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal, shard: Shard = WHOLE):
   """Time the plan, each program warmed up with one call before the first that counts."""
-  plan = latency_plan(experiment)
+  plan = [timing for timing in latency_plan(experiment) if shard.has(timing.turn)]
   journal.agree(LATENCY_KEYS, [t.key for t in plan])
   if journal.count >= len(plan):
     return
@@ -202,7 +232,7 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       few_executables()
       warm = temperature, batch
       start = time.monotonic()
-      _warm_up(experiment, loaded, *warm)
+      _warm_up(experiment, loaded, experiment.points, *warm)
       progress.leave_out(time.monotonic() - start)
     examples, lines = [experiment.task.examples[i] for i in group], []
     for timing in timings:
@@ -216,20 +246,33 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
     progress.add(len(lines), f'batch {batch}, T = {temperature:g}, trial {trial + 1}')
 
 
-def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int, in_line: bool = False):
-  """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs.
-
-  Points that differ in numbers only share a program. Programs are compiled side by side.
-  """
-  examples = experiment.task.examples
-  some = [examples[min(i, len(examples) - 1)] for i in range(batch + in_line)]
+def _programs(points: Sequence[Point]) -> list[tuple[Method | SequenceCascade, str]]:
+  """Return a method and a label for each program that the points need."""
   programs = {}
-  for point in experiment.points:
+  for point in points:
     method = point.build()
     if isinstance(method, SequenceCascade):
       method = method.replace(threshold=np.inf)  # both of its decodes
     leaves, structure = jax.tree.flatten(method)
     programs.setdefault((structure, *map(np.shape, leaves)), (method, point.label))
+  return list(programs.values())
+
+
+def _warm_up(
+  experiment: Experiment,
+  loaded: Loaded,
+  points: Sequence[Point],
+  temperature: float,
+  batch: int,
+  queued: bool = False,
+):
+  """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs.
+
+  Points that differ in numbers only share a program. Programs are compiled side by side.
+  """
+  examples = experiment.task.examples
+  some = [examples[min(i, len(examples) - 1)] for i in range(batch + queued)]
+  programs = _programs(points)
   progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
 
   def call(method: Method | SequenceCascade, after: Iterable[concurrent.futures.Future] = ()):
@@ -238,9 +281,9 @@ def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: 
     run_method(experiment, loaded, method, temperature, some, batch)
 
   heads, labels = {}, {}  # the first program with its models compiles their prefill, so the others wait for it
-  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+  with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:
     rest = []
-    for method, label in programs.values():
+    for method, label in programs:
       slots = getattr(method, 'slots', None)  # None: a sequence cascade, which decodes as two other methods do
       if slots is None or slots in heads:
         rest.append((slots, method, label))
@@ -262,3 +305,24 @@ def widths(experiment: Experiment) -> list[int]:
   """Return the widths whose forward passes the curves use: one token, and the longest window of each method."""
   scores = [s for p in experiment.points for s in targets.phases_of(p.build()) if isinstance(s, Score)]
   return sorted({1, *(max(s.widths) for s in scores)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+  """A measurement: its journal, whose lines have a key and fields, its plan, and what carries that out."""
+
+  journal: str
+  keys: Sequence[str]
+  fields: Sequence[str]
+  plan: Callable[[Experiment], list[Part] | list[Timing]]
+  measure: Callable[[Experiment, Callable[[], Loaded], Journal, Shard], None]
+
+  def lines(self, experiment: Experiment) -> list[tuple[int, tuple]]:
+    """Return the plan as (turn, key) of each line of a whole journal."""
+    return [(call.turn, key) for call in self.plan(experiment) for key in call.keys()]
+
+
+PROTOCOLS = (
+  Protocol('examples.jsonl', QUALITY_KEYS, QUALITY_FIELDS, quality_plan, quality),
+  Protocol('latency.jsonl', LATENCY_KEYS, LATENCY_FIELDS, latency_plan, latency),
+)

@@ -1,10 +1,10 @@
-"""A run's directory: one process at a time, one config for life, and journals that a killed run goes on with.
+"""A run's directory, on a disk or in a bucket: one process at a time, one config for life.
 
-A journal has one JSON object a line and is only ever appended to, whole batches at a time; whoever opens it again cuts
-off a line that was not finished. Every other file is written beside its place and renamed into it.
+Every file is written beside its place and renamed into it, or is an object of a bucket, which is whole or not there.
+A bucket cannot be locked: there two processes of one run are found out by their journals.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import difflib
 import fcntl
@@ -14,56 +14,98 @@ from pathlib import Path
 import socket
 from typing import Any
 
-from speccascade import disk
+from speccascade import buckets, disk, distributed
 from speccascade.errors import RunError
 
 CONFIG = 'config.gin'
 OURS = {'environment.json', 'examples.jsonl', 'latency.jsonl', 'results.json'}
-LOCK = 'lock'
+LOCK, SHARDS = 'lock', 'shards'
+
+
+def locked(folder: Path, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
+  """Hold a run directory for this process, making it where there is none; `shared`, beside others that share it."""
+  return distributed.held(_locked(folder, shared))
 
 
 @contextlib.contextmanager
-def locked(folder: Path):
-  """Hold a run directory for this process, making it where there is none; the system releases it with the process."""
+def _locked(folder: Path, shared: bool) -> Iterator[None]:
   with told(f'{folder} cannot be a run directory', 'choose another --run_dir'):
-    folder.mkdir(parents=True, exist_ok=True)
-    strangers = {p.name for p in folder.iterdir() if p.name != LOCK and not disk.is_part(p)}
+    disk.make(folder)
+    strangers = {name for name in disk.names(folder) if name not in (LOCK, SHARDS) and not disk.is_part(Path(name))}
     if strangers and not (folder / CONFIG).exists():
       raise RunError(
         f'{folder} holds a run whose {CONFIG} is gone: put it back, or choose another --run_dir.'
         if strangers & OURS
         else f'{folder} is not empty and no run directory (it has {min(strangers)}); choose another --run_dir.'
       )
-    handle = open(folder / LOCK, 'a+')
-  with handle:
-    try:
-      fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      handle.seek(0)
-      owner = handle.read().strip() or 'another process'
-      raise RunError(f'{folder} is in use by {owner}; wait for it, stop it, or choose another --run_dir.') from None
-    with told(f'{handle.name} cannot be written', 'free some space'):
-      handle.truncate(0)
-      handle.write(f'process {os.getpid()} on {socket.gethostname()}\n')
-      handle.flush()
-      for part in filter(disk.is_part, folder.rglob('*.part')):  # of a process that was killed
-        part.unlink()
+  with owned(folder, 'choose another --run_dir', shared=shared):
+    if not shared:
+      clean(folder)
     yield
 
 
 @contextlib.contextmanager
-def told(what: str, remedy: str):
+def owned(folder: Path, remedy: str, *, shared: bool = False) -> Iterator[None]:
+  """Hold a folder for this process by its lock, which the system releases with the process; in a bucket only say so."""
+  owner = f'process {os.getpid()} on {socket.gethostname()}\n'
+  if buckets.inside(folder):
+    write(folder / LOCK, owner)
+    yield
+    return
+  with told(f'{folder} cannot be written', remedy):
+    disk.make(folder)
+    handle = open(folder / LOCK, 'a+')
+  with handle:
+    try:
+      fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+      handle.seek(0)
+      other = handle.read().strip() or 'another process'
+      raise RunError(f'{folder} is in use by {other}; wait for it, stop it, or {remedy}.') from None
+    with told(f'{handle.name} cannot be written', 'free some space'):
+      handle.truncate(0)
+      handle.write(owner)
+      handle.flush()
+    yield
+
+
+def clean(folder: Path):
+  """Remove what processes that were killed had not written to its end, but not what shards may be writing."""
+  if buckets.inside(folder):
+    return
+  for part in filter(disk.is_part, folder.rglob('*.part')):
+    if SHARDS not in part.relative_to(folder).parts:
+      part.unlink(missing_ok=True)
+
+
+def measured(folder: Path) -> bool:
+  """Tell whether a run has a line yet."""
+  if buckets.inside(folder):
+    return any(name.endswith('.jsonl') and about['size'] for name, about in buckets.files(folder).items())
+  return any(journal.stat().st_size for journal in folder.rglob('*.jsonl'))
+
+
+@contextlib.contextmanager
+def told(what: str, remedy: str) -> Iterator[None]:
   """Turn a failure of the file system into one line with its remedy."""
   try:
-    yield
+    with buckets.reached():
+      yield
   except OSError as error:
-    raise RunError(f'{what}: {error.strerror or error}; {remedy}.') from error
+    reason = ' '.join(str(error.strerror or error).split())  # a bucket's may have lines
+    raise RunError(f'{what}: {reason}; {remedy}.') from error
 
 
-def write(path: Path, content: str | bytes):
+def exists(path: Path) -> bool:
+  """Tell whether a file of the run is there."""
+  with told(f'{path} cannot be read', 'permit it, or choose another --run_dir'):
+    return distributed.once(path.exists)
+
+
+def write(path: Path, content: str | bytes | Iterable[bytes]):
   """Write a file of the run so that it is there whole or not at all."""
   with told(f'{path} cannot be written', 'free some space or permit it, then run the same command to go on'):
-    disk.write(path, content)
+    distributed.once(lambda: disk.write(path, content))
 
 
 def as_json(value: Any) -> str:
@@ -94,12 +136,15 @@ def read_json(path: Path, valid: Callable[[Any], bool]) -> Any:
   raise RunError(f'{path} is damaged; delete it, and the same command makes it anew.')
 
 
-def keep_config(folder: Path, config: str):
-  """Write the config of a new run; refuse to go on with a run that had another one, and say what changed."""
+def keep_config(folder: Path, config: str, *, begun: bool = False):
+  """Write the config of a new run; refuse to go on with one that had another or has `begun`, and say what changed."""
   path = folder / CONFIG
-  if not path.exists() or not any(journal.stat().st_size for journal in folder.rglob('*.jsonl')):
+  there = path.exists()
+  if buckets.inside(folder) and not there:
+    with contextlib.suppress(FileExistsError):  # another shard has begun meanwhile
+      buckets.create(path, config.encode())
+  elif not there or not (begun or measured(folder)):
     write(path, config)  # there is nothing yet that another config could have made
-    return
   old, new = read(path).splitlines(), config.splitlines()
   if old == new:
     return
@@ -109,65 +154,3 @@ def keep_config(folder: Path, config: str):
     f'{folder} holds a run with another config; choose another --run_dir, or repeat the first command to go on. '
     f'What changed (- then, + now):\n{shown}'
   )
-
-
-class Journal:
-  """The lines of a protocol in a fixed order, each with these fields, of which a killed run has left the first ones."""
-
-  def __init__(self, path: Path, fields: Iterable[str] = ()):
-    self.path, self._fields = path, frozenset(fields)
-    self.count = self._recover()
-    with told(f'{path} cannot be opened', 'permit it, or choose another --run_dir'):
-      self._file = open(path, 'ab', buffering=0)
-
-  def _recover(self) -> int:
-    """Return how many lines are whole; cut off what follows them."""
-    if not self.path.exists():
-      return 0
-    count = good = 0
-    with told(f'{self.path} cannot be read', 'permit it, or choose another --run_dir'):
-      with open(self.path, 'rb') as f:
-        for line in f:
-          if not self._is_record(line):
-            break
-          count += 1
-          good += len(line)
-        else:
-          return count
-        if f.read(1):
-          raise RunError(f'{self.path}: line {count + 1} is damaged; delete the file to measure anew.')
-      os.truncate(self.path, good)
-    return count
-
-  def lines(self) -> Iterator[dict]:
-    """Yield the lines, which may be more than memory holds."""
-    with told(f'{self.path} cannot be read', 'permit it, or choose another --run_dir'):
-      with open(self.path, encoding='utf-8') as f:
-        yield from map(json.loads, f)
-
-  def append(self, records: Iterable[dict]):
-    """Add lines, and return when the disk has them."""
-    records = list(records)
-    data = ''.join(json.dumps(r, ensure_ascii=False, allow_nan=False) + '\n' for r in records).encode()
-    with told(f'{self.path} cannot be written', 'free some space, then run the same command to go on'):
-      while data:
-        data = data[os.write(self._file.fileno(), data) :]
-      os.fsync(self._file.fileno())
-    self.count += len(records)
-
-  def agree(self, keys: Sequence[str], plan: Sequence[tuple]):
-    """Check that the lines left by a killed run are the first ones of the plan."""
-    same = all(tuple(line.get(k) for k in keys) == tuple(p) for line, p in zip(self.lines(), plan, strict=False))
-    if not same or self.count > len(plan):
-      raise RunError(f'{self.path} has lines of another run; choose another --run_dir to start anew.')
-
-  def close(self):
-    """Close the file."""
-    self._file.close()
-
-  def _is_record(self, line: bytes) -> bool:
-    try:
-      record = json.loads(line)
-    except ValueError:
-      return False
-    return line.endswith(b'\n') and isinstance(record, dict) and self._fields <= record.keys()

@@ -1,7 +1,8 @@
 """One run: take the directory, measure each experiment into it, write what was found in every form."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import json
@@ -16,23 +17,90 @@ from typing import Any
 
 import jax
 
+from speccascade import disk, distributed
 from speccascade.errors import RunError
-from speccascade.evaluate import floor, formats, protocols, rundir, summary, trace
+from speccascade.evaluate import floor, outputs, protocols, rundir, shards, summary, sv_studies, trace
 from speccascade.evaluate.experiment import Experiment
+from speccascade.evaluate.journals import Journal
+from speccascade.evaluate.shards import Shard
 from speccascade.progress import Progress
 
 PACKAGES = ('speccascade', 'jax', 'jaxlib', 'flax', 'numpy')
 
 
 def run(
-  experiments: Sequence[Experiment], folder: Path, *, config: str, command: str = '', only: Sequence[str] = ()
+  experiments: Sequence[Experiment],
+  folder: Path,
+  *,
+  config: str,
+  command: str = '',
+  only: Sequence[str] = (),
+  shard: Shard | None = None,
 ) -> list[Path]:
-  """Measure all experiments, or what is left of them, and return the folder of each one's results.
+  """Measure all experiments, or what is left of them, and return the folders of the results that are written.
 
   One experiment has the run directory for itself; several have a folder in it each. `only` names those to measure now,
-  and the same run goes on with the others later.
+  and the same run goes on with the others later. With a shard only its share is measured, and results are written by
+  the last to end.
   """
-  experiments = list(experiments)
+  studies, text = _studies(experiments, only), config_text(config, experiments)
+  if shard is not None:
+    return _run_shard(studies, folder, text, command, shard)
+  with rundir.locked(folder):
+    distributed.once(lambda: shards.check_none(folder, [study.folder(folder) for study in studies]))
+    distributed.once(lambda: _prepare(folder, text))
+    return [_run_whole(study, folder, command) for study in studies]
+
+
+def merge(
+  experiments: Sequence[Experiment], folder: Path, *, config: str, command: str = '', only: Sequence[str] = ()
+) -> list[Path]:
+  """Write the results of a run of shards, as one process would have, and return their folders."""
+  studies, text = _studies(experiments, only), config_text(config, experiments)
+  if not (count := distributed.once(lambda: shards.count(folder))):
+    raise RunError(f'{folder} holds no shards; run them first, each with --shard=i/n, as in --shard=0/4.')
+  with rundir.locked(folder, shared=True), shards.alone(folder):
+    distributed.once(lambda: rundir.keep_config(folder, text, begun=True))
+    if missing := _missing(studies, folder, count):
+      raise RunError(
+        f'{folder} lacks {len(missing)} of {count} shards: {", ".join(missing)}; run each with --shard=i/{count}, and '
+        'the last to end writes the results.'
+      )
+    return [_merge(study, folder, command, count) for study in studies]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """An experiment in its run: the folder that it has in the run directory, and its models, loaded when asked for."""
+
+  experiment: Experiment
+  place: str
+
+  @functools.cached_property
+  def _loaded(self) -> protocols.Loaded:
+    start = time.perf_counter()
+    loaded = protocols.Loaded.of(self.experiment)
+    names = ', '.join(m.name for m in loaded.models)
+    if distributed.is_writer():
+      print(f'models loaded in {time.perf_counter() - start:.1f} s: {names}', file=sys.stderr)
+    return loaded
+
+  def load(self) -> protocols.Loaded:
+    """Return the models and prompts."""
+    return self._loaded
+
+  def folder(self, run: Path) -> Path:
+    """Return its folder in a run directory, or in a shard's."""
+    return run / self.place if self.place else run
+
+  @property
+  def files(self) -> list[str]:
+    """What is measured or read once, for all shards by the first."""
+    return ['models.json', *(['floor.json'] if self.experiment.latency_examples else [])]
+
+
+def _studies(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Study]:
+  """Return what is to be measured now, having checked the names."""
   names = [re.sub(r'[^\w.-]+', '_', e.name) for e in experiments]
   if not experiments or len(set(names)) < len(names):
     raise RunError(
@@ -40,19 +108,18 @@ def run(
     )
   if unknown := [name for name in only if name not in (e.name for e in experiments)]:
     raise RunError(f'only={unknown[0]}: the experiments here are {", ".join(e.name for e in experiments)}.')
-  with rundir.locked(folder):
-    rundir.keep_config(folder, config_text(config, experiments))
-    here = environment()
-    known = folder / 'environment.json'
-    if known.exists():
-      _compare(rundir.read_json(known, _is_object), here)
-    else:
-      rundir.write_json(known, here)
-    folders = [folder if len(experiments) == 1 else folder / name for name in names]
-    wanted = [(e, f) for e, f in zip(experiments, folders, strict=True) if not only or e.name in only]
-    for experiment, place in wanted:
-      _measure(experiment, place, rundir.read_json(known, _is_object), command)
-  return [place for _, place in wanted]
+  places = names if len(names) > 1 else ['']
+  return [Study(e, place) for e, place in zip(experiments, places, strict=True) if not only or e.name in only]
+
+
+def _prepare(folder: Path, config: str, *, begun: bool = False):
+  """Keep the config and the environment of a new run; refuse another config, and say that the environment differs."""
+  rundir.keep_config(folder, config, begun=begun)
+  known, here = folder / 'environment.json', environment()
+  if known.exists():
+    _compare(rundir.read_json(known, _is_object), here)
+  else:
+    rundir.write_json(known, here)
 
 
 def config_text(config: str, experiments: Sequence[Experiment]) -> str:
@@ -98,61 +165,130 @@ def _compare(then: dict, now: dict):
     print(f'warning: this run began in another environment ({was}); its timings may not compare', file=sys.stderr)
 
 
-def _measure(experiment: Experiment, folder: Path, environment: dict, command: str):
-  """Run what the journals lack, then write the results."""
+def _run_whole(study: Study, run: Path, command: str) -> Path:
+  """Measure what the journals lack, then write the results."""
+  with _journals(study, run) as opened:
+    _measure(study, opened, shards.WHOLE)
+    return _finish(study, run, command, opened)
+
+
+def _run_shard(studies: Sequence[Study], run: Path, config: str, command: str, shard: Shard) -> list[Path]:
+  """Measure a share, then, where it was the last, write the results."""
+  own = shard.folder(run)
+  with shards.held(run, shard, functools.partial(_prepare, run, config)):
+    for study in studies:
+      with _journals(study, own) as opened:
+        _measure(study, opened, shard)
+        if shard.index == 0:
+          _once_each(study, study.folder(own))
+    if missing := _missing(studies, run, shard.count):
+      if distributed.is_writer():
+        print(f'shard {shard} is done; the results wait for {", ".join(missing)}', file=sys.stderr)
+      return []
+    with shards.alone(run):
+      return [_merge(study, run, command, shard.count) for study in studies]
+
+
+def _missing(studies: Sequence[Study], run: Path, count: int) -> list[str]:
+  """Return in words which shards are not done."""
+  plans, files = {}, []
+  for study in studies:
+    for protocol in protocols.PROTOCOLS:
+      plans[os.path.join(study.place, protocol.journal)] = [turn for turn, _ in protocol.lines(study.experiment)]
+    files += [os.path.join(study.place, name) for name in study.files]
+  with rundir.told(f'{run} cannot be read', 'permit it, or choose another --run_dir'):
+    return distributed.once(lambda: shards.missing(run, plans, files, shards.of(count)))
+
+
+def _merge(study: Study, run: Path, command: str, count: int) -> Path:
+  """Write the journals and results that one process would have written."""
+  folder, first = study.folder(run), study.folder(shards.Shard(0, count).folder(run))
+  for protocol in protocols.PROTOCOLS:
+    if not rundir.exists(folder / protocol.journal):
+      _merge_journal(protocol, study, run, count)
+  for name in study.files:
+    if not rundir.exists(folder / name):
+      rundir.write(folder / name, rundir.read(first / name))
+  with _journals(study, run) as opened:
+    return _finish(study, run, command, opened)
+
+
+def _merge_journal(protocol: protocols.Protocol, study: Study, run: Path, count: int):
+  """Write the lines of all shards in the order of the plan, having checked that they are those of the plan."""
+  plan = protocol.lines(study.experiment)
+  with contextlib.ExitStack() as stack:
+    parts = []
+    for shard in shards.of(count):
+      parts.append(_opened(stack, protocol, study.folder(shard.folder(run))))
+      parts[-1].agree(protocol.keys, [key for turn, key in plan if shard.has(turn)])
+    rundir.write(study.folder(run) / protocol.journal, shards.merged(parts, (turn for turn, _ in plan)))
+
+
+@contextlib.contextmanager
+def _journals(study: Study, run: Path) -> Iterator[dict[str, Journal]]:
+  """Yield the journals of an experiment by name, in a run directory or a shard's."""
+  with contextlib.ExitStack() as stack:
+    yield {p.journal: _opened(stack, p, study.folder(run)) for p in protocols.PROTOCOLS}
+
+
+def _opened(stack: contextlib.ExitStack, protocol: protocols.Protocol, folder: Path) -> Journal:
   with rundir.told(f'{folder} cannot be made', 'choose another --run_dir'):
-    folder.mkdir(parents=True, exist_ok=True)
-
-  @functools.cache
-  def load():
-    start = time.perf_counter()
-    loaded = protocols.Loaded.of(experiment)
-    names = ', '.join(m.name for m in loaded.models)
-    print(f'models loaded in {time.perf_counter() - start:.1f} s: {names}', file=sys.stderr)
-    return loaded
-
-  with contextlib.ExitStack() as opened:
-    quality, timings = (
-      opened.enter_context(contextlib.closing(rundir.Journal(folder / name, fields)))
-      for name, fields in (
-        ('examples.jsonl', protocols.QUALITY_FIELDS), ('latency.jsonl', protocols.LATENCY_FIELDS),
-      )
-    )  # fmt: skip
-    if experiment.quality_examples != 0:
-      protocols.quality(experiment, load, quality)
-    if experiment.latency_examples:
-      protocols.latency(experiment, load, timings)
-    results = _results(experiment, folder, load, quality, timings)
-  write(results | dict(environment=environment, command=command), folder)
+    distributed.once(lambda: disk.make(folder))
+  return stack.enter_context(contextlib.closing(Journal(folder / protocol.journal, protocol.fields)))
 
 
-def _results(experiment: Experiment, folder: Path, load, quality: rundir.Journal, timings: rundir.Journal) -> dict:
-  """Return what the journals and the files of the run come to."""
-  names = _once(folder / 'models.json', lambda: [m.name for m in load().models], _is_names)
-  floors = None
-  if experiment.latency_examples:
-    floors = _once(folder / 'floor.json', lambda: _floor(experiment, load().models), _is_floor)
-  made = lambda: trace.traces(experiment, load(), quality.lines())
+def _measure(study: Study, opened: dict[str, Journal], shard: Shard):
+  """Run what the journals lack of a share."""
+  for protocol in protocols.PROTOCOLS:
+    protocol.measure(study.experiment, study.load, opened[protocol.journal], shard)
+
+
+def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -> Path:
+  """Write the results that whole journals come to; return their folder."""
+  experiment, folder = study.experiment, study.folder(run)
+  quality, timings = opened.values()
+  names, floors = _once_each(study, folder)
+  asked = lambda: distributed.once(lambda: list(trace.wanted(experiment, quality.lines())))
+  made = lambda: trace.traces(experiment, study.load(), asked()) if quality.count else []
   traced = _once(
     folder / 'traces.jsonl', made, lambda lines: all(_is_object(x) and trace.FIELDS <= x.keys() for x in lines)
   )
-  return dict(
-    name=experiment.name, task=experiment.task.name, metric=next(iter(experiment.task.metrics)),
-    metrics=list(experiment.task.metrics), models=names, reference=experiment.reference,
-    points=summary.points(experiment, quality.lines(), list(timings.lines()), floors), floor=floors, tables=[],
-    traces=traced,
-  )  # fmt: skip
+
+  def results():
+    found = dict(
+      name=experiment.name, task=experiment.task.name, metric=next(iter(experiment.task.metrics)),
+      metrics=list(experiment.task.metrics), models=names, reference=experiment.reference,
+      points=summary.points(experiment, quality.lines(), list(timings.lines()), floors), floor=floors, tables=[],
+      traces=traced, studies=sv_studies.of_run(experiment.points, quality.lines()),
+      environment=rundir.read_json(run / 'environment.json', _is_object), command=command,
+    )  # fmt: skip
+    outputs.write(found, folder)
+
+  for journal in opened.values():
+    journal.seal()
+  distributed.once(results)
+  return folder
+
+
+def _once_each(study: Study, folder: Path) -> tuple[list[str] | None, dict | None]:
+  """Return the names of the models and the times of their forward passes, which are found once a run."""
+  names = _once(folder / 'models.json', lambda: [m.name for m in study.load().models], _is_names)
+  if not study.experiment.latency_examples:
+    return names, None
+  return names, _once(folder / 'floor.json', lambda: _floor(study.experiment, study.load().models), _is_floor)
 
 
 def _once(path: Path, make: Callable[[], Any], valid: Callable[[Any], bool]):
-  """Return what a file of the run holds, making it first where it is missing."""
-  if not path.exists():
+  """Return, where this process writes, what a file of the run holds, making it first where it is missing."""
+  if not rundir.exists(path):
     value = make()
     if path.suffix == '.jsonl':
       rundir.write(path, ''.join(json.dumps(v, ensure_ascii=False) + '\n' for v in value))
     else:
       rundir.write_json(path, value)
-  return rundir.read_json(path, valid)
+  found = []
+  distributed.once(lambda: found.append(rundir.read_json(path, valid)))
+  return found[0] if found else None
 
 
 def _is_object(value: Any) -> bool:
@@ -178,40 +314,3 @@ def _floor(experiment: Experiment, models) -> dict:
     found |= floor.measure([model], wanted, source=task.max_prompt_tokens, tokens=task.max_new_tokens)
     progress.add(1, model.name)
   return {'forward_s': found}
-
-
-def write(results: dict, folder: Path):
-  """Write the results in every form: JSON, CSV, Markdown, TensorBoard, plots and, last, the report."""
-  from speccascade.evaluate import plots, report, tables  # lazily: they draw
-
-  results['tables'] = tables.tables(results)
-  known = folder / 'results.json'
-  if (folder / 'report.html').exists() and known.exists() and rundir.read(known) == rundir.as_json(results):
-    return
-  rundir.write_json(known, results)
-  rundir.write(folder / 'summary.csv', formats.as_csv(results))
-  rundir.write(folder / 'summary.md', formats.as_markdown(results, whole=False))
-  rundir.write(folder / 'tables.md', formats.as_markdown(results, whole=True))
-  with rundir.told(f'{folder} cannot be written', 'free some space, then run the same command to go on'):
-    _tensorboard(results, folder / 'tensorboard')
-    plots.write(results, folder / 'curves')
-    report.write(results, folder / 'report.html')
-
-
-def _tensorboard(results: dict, folder: Path):
-  """Write quality and speed-up of every curve as scalars, the step being the value's place in the curve."""
-  import tensorboardX  # lazily: a third of a second
-
-  folder.mkdir(exist_ok=True)
-  for old in folder.glob('events.out.tfevents.*'):
-    old.unlink()
-  with tensorboardX.SummaryWriter(str(folder)) as writer:
-    steps: dict[tuple, int] = {}
-    for point in results['points']:
-      key = point['curve'], point['temperature'], point['batch']
-      step = steps[key] = steps.get(key, -1) + 1
-      tag = re.sub(r'[^\w./-]+', '_', f'{point["curve"]}/T{point["temperature"]:g}/batch{point["batch"]}')
-      for name, value in (point['quality'] or {}).items():
-        writer.add_scalar(f'{tag}/{name}', value, step)
-      if point['latency'] and point['latency']['ratio'] is not None:
-        writer.add_scalar(f'{tag}/speed-up', point['latency']['ratio'], step)

@@ -26,7 +26,7 @@ def tables(results: dict) -> list[Table]:
     found.append(collaborative(results, title, points))
     found.append(deferral(results, title, points))
     found.append(prediction(title, points))
-  return [t for t in found if t is not None]
+  return [t for t in found if t is not None] + results.get('studies', [])
 
 
 # ---- the points ----

@@ -4,7 +4,7 @@ Outputs are fed to every model in one pass behind their prompts (teacher forcing
 applied at each position.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import functools
 
 import jax
@@ -29,8 +29,7 @@ def selected(experiment: Experiment) -> list[Point]:
 def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> list[dict]:
   """Return the traces of the first examples at every temperature, from the lines of the quality protocol."""
   examples = list(experiment.task.examples[: experiment.trace_examples])
-  wanted = {e.index for e in examples}
-  by_key = {_key(line): line for line in lines if line['example'] in wanted}
+  by_key = {_key(line): line for line in wanted(experiment, lines)}
   found = []
   for temperature in experiment.temperatures:
     for point in selected(experiment):
@@ -52,6 +51,12 @@ def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> lis
           )  # fmt: skip
         )
   return found
+
+
+def wanted(experiment: Experiment, lines: Iterable[dict]) -> Iterator[dict]:
+  """Yield the lines of the quality protocol of which traces are made."""
+  indices = {e.index for e in experiment.task.examples[: experiment.trace_examples]}
+  return (line for line in lines if line['example'] in indices)
 
 
 def _key(line: dict) -> tuple:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import functools
 import sys
 
-from speccascade import commands, disk
+from speccascade import commands, disk, distributed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Run the jobs; return the exit code."""
-  return commands.run(_parser(), _run, argv, 'interrupted; the same command goes on from the last saved step')
+  end = 'interrupted; the same command goes on from the last saved step'
+  return distributed.leave(commands.run(_parser(), _run, argv, end))
 
 
 def _parser() -> commands.Parser:
@@ -24,11 +25,13 @@ def _parser() -> commands.Parser:
   parser.add_argument(
     '--job', action='append', default=[], help='the name of a job to run; may be repeated. Default: all of them'
   )
+  commands.add_distributed(parser)
   return parser
 
 
 def _run(args: argparse.Namespace):
   out = disk.local(args.out).absolute()
+  commands.join(args)
   from speccascade.train import jobs  # after the arguments are read, so that --help is quick
 
   found = jobs.read(args.gin_file, args.gin_bindings, args.gin_search_paths)
@@ -38,8 +41,9 @@ def _run(args: argparse.Namespace):
       raise ValueError(f'--job={name}: the config has {", ".join(names)}')
   for job in found:
     if not args.job or job.name in args.job:
-      job.run(out, functools.partial(print, f'[{job.name}]'))
-      print(f'[{job.name}] done: {out / job.name / "model"}')
+      say = functools.partial(print, f'[{job.name}]') if distributed.is_writer() else lambda *_, **__: None
+      job.run(out, say)
+      say(f'done: {out / job.name / "model"}')
 
 
 if __name__ == '__main__':

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from speccascade import disk, progress, tokenizers
+from speccascade import disk, distributed, progress, tokenizers
 from speccascade.checkpoints import files, hf_write, orbax
 from speccascade.train.batches import Batch, batches, Pair
 from speccascade.train.losses import Distillation, loss
@@ -64,20 +64,20 @@ def train(
   """Train a network on pairs of (source tokens, target tokens), or go on where a run in `out` was stopped.
 
   `start` gives the first parameters, random ones without it. With a teacher its laws are learnt, as
-  `settings.distillation` says.
+  `settings.distillation` says. Of several processes, which share `out`, each has the parameters and a share of a batch.
   """
   _check(network, settings, start, teacher)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   out = Path(out).expanduser().absolute()
-  out.mkdir(parents=True, exist_ok=True)
+  distributed.once(lambda: disk.make(out))
   kept = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, log_every=1, save_every=1))}
   kept |= {'start': _digest(start), 'teacher': _digest(teacher)}
-  _same_settings(out / 'train.json', kept)
+  distributed.once(lambda: _same_settings(out / 'train.json', kept))
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
   params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy: steps take their state's memory over
   transform = settings.optimizer.build(network, settings.steps)
   with _checkpoints(out / 'state') as manager:
-    state = _restored(manager, {'params': params, 'optimizer': transform.init(params)})
+    state = _restored(manager, distributed.replicated({'params': params, 'optimizer': transform.init(params)}))
     done = manager.latest_step() or 0
     if done:
       say(f'going on after step {done} of {settings.steps} in {out}')
@@ -85,8 +85,10 @@ def train(
       stream = _Stream(batches(pairs, settings.batch_size, settings.widths, seed=settings.seed), out / 'data.json')
       stream.step_over(done)
       log = Log(out / 'log.jsonl', settings, done, say)
-      state = _steps(network, transform, state, stream, done, settings, teacher, manager, log)
-  model = Model(state['params'], network, tokenizer, out.name)
+      state = _steps(
+        network, transform, state, stream, done, settings, distributed.replicated(teacher), manager, log
+      )
+  model = Model(distributed.whole(state['params']), network, tokenizer, out.name)
   _write(out / 'model', model, settings)
   return model
 
@@ -98,7 +100,7 @@ def _steps(network, transform, state, stream, done: int, settings: Settings, tea
     batch = next(stream, None)
     if batch is None:
       raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
-    state, parts = step(state, batch, teacher)
+    state, parts = step(state, distributed.by_rows(batch), teacher)
     log.add(number, parts, int(batch.target_length.sum()))
     if number % settings.save_every == 0 or number == settings.steps:
       stream.keep_digest(number)
@@ -120,6 +122,9 @@ class _Stream:
 
   def keep_digest(self, step: int):
     """Note what was read up to a step, before its state is saved; the states before it stay known."""
+    distributed.once(lambda: self._keep(step))
+
+  def _keep(self, step: int):
     known = list(_kept(self._file).items())[-2:] if self._file.is_file() else []
     disk.write(self._file, json.dumps(dict(known) | {str(step): self._read.hexdigest()}))
 
@@ -129,7 +134,7 @@ class _Stream:
       next(self, None)
     if not steps:
       return
-    known = _kept(self._file) if self._file.is_file() else {}
+    known = distributed.once(lambda: _kept(self._file) if self._file.is_file() else {})
     if known.get(str(steps)) != self._read.hexdigest():
       raise ValueError(
         f'{self._file.parent} holds a run on other data than these, in its first {steps} steps: give it the same '
@@ -160,9 +165,13 @@ class Log:
     self._file, self._settings, self._say = file, settings, say
     self._first, self._start = done, time.monotonic()
     self._parts, self._tokens = [], 0
-    if file.is_file():  # lines of steps that are now done again
-      lines = file.read_text(encoding='utf-8').splitlines(True)
-      disk.write(file, ''.join(line for line in lines if 0 < _step(line) <= done))
+    distributed.once(self._cut)
+
+  def _cut(self):
+    """Drop the lines of steps that are now done again."""
+    if self._file.is_file():
+      lines = self._file.read_text(encoding='utf-8').splitlines(True)
+      disk.write(self._file, ''.join(line for line in lines if 0 < _step(line) <= self._first))
 
   def add(self, step: int, parts: dict[str, jax.Array], tokens: int) -> None:
     """Count a step; its numbers stay on the device until they are printed."""
@@ -174,6 +183,8 @@ class Log:
     self._parts = []
     if not np.isfinite(means['loss']):
       raise FloatingPointError(f'the loss is {means["loss"]} before step {step}: lower learning_rate, or raise warmup')
+    if not distributed.is_writer():
+      return
     seconds = time.monotonic() - self._start
     rate = (step - self._first) / seconds
     left = (self._settings.steps - step) / rate
@@ -268,4 +279,8 @@ def _write(folder: Path, model: Model, settings: Settings) -> None:
   network = dataclasses.replace(model.network, dtype=settings.save_dtype)
   params = jax.tree.map(lambda x: x.astype(settings.save_dtype), model.params)
   model = Model(params, network, model.tokenizer, model.name)
+  distributed.once(lambda: _save_whole(folder, model, settings))
+
+
+def _save_whole(folder: Path, model: Model, settings: Settings) -> None:
   (orbax.save if settings.format == 'orbax' else hf_write.write)(folder, model, overwrite=True)

@@ -116,7 +116,20 @@ def test_a_folder_that_is_not_there_is_named_by_its_macro(tmp_path):
   assert """SHARED = '../nowhere' is no folder here; bind another: --gin.SHARED="'PATH'\"""" in built_error(
     GOOD + shared, tmp_path
   )
-  assert 'gs://b/x is an address' in built_error(GOOD + shared.replace('../nowhere', 'gs://b/x'), tmp_path)
+  bucket = shared.replace('../nowhere', 'memory://b/x')
+  assert "SHARED = 'memory://b/x' is no folder" in built_error(GOOD + bucket, tmp_path)
+
+
+def test_a_mesh_is_given_to_every_experiment(tmp_path):
+  parse(GOOD, tmp_path)
+  (without,) = config.build()
+  parse(GOOD + "mesh.shape = {'data': 1, 'model': 1}\n", tmp_path)
+  (one,) = config.build()
+  assert without.mesh is None and dict(one.mesh.shape) == {'data': 1, 'model': 1}
+  assert "mesh: {'data': 1, 'model': 1}" in one.describe() and 'mesh' not in without.describe()
+  with pytest.raises(RunError, match='give data and model, at most 1 devices in all'):
+    parse(GOOD + "mesh.shape = {'data': 2}\n", tmp_path)
+    config.build()
 
 
 def test_a_module_is_found_beside_the_gin_file(tmp_path):
@@ -150,7 +163,7 @@ def test_what_is_not_bound_is_asked_for(tmp_path):
 
 
 def test_a_mistake_inside_names_the_scope(tmp_path):
-  assert 'settings has blok, but speculative takes rule, block, policy, accept (config scope opt)' in built_error(
+  assert 'settings has blok, but speculative takes rule, block, policy, accept, pair (config scope opt)' in built_error(
     GOOD.replace("'block'", "'blok'"), tmp_path
   )
 

@@ -13,8 +13,9 @@ import pytest
 import toys
 
 from speccascade import decode, methods, probs, progress, rules, Sampler, targets
+from speccascade.errors import RunError
 from speccascade.evaluate import Curve, Experiment, floor, protocols, summary, trace
-from speccascade.evaluate.rundir import Journal, RunError
+from speccascade.evaluate.journals import Journal
 from speccascade.models import toy
 
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
@@ -175,7 +176,8 @@ def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, monkeypatch):
   thresholds = []
   monkeypatch.setattr(protocols, 'run_method', lambda e, ms, method, t, ex, batch: thresholds.append(method.threshold))
   curve = Curve('seq', methods.sequence_cascade, None, 'threshold', (-100.0,))
-  protocols._warm_up(dataclasses.replace(EXPERIMENT, curves=[curve], reference='seq'), loaded, 0.0, 1)
+  experiment = dataclasses.replace(EXPERIMENT, curves=[curve], reference='seq')
+  protocols._warm_up(experiment, loaded, experiment.points, 0.0, 1)
   assert thresholds == [np.inf]
 
 

@@ -27,17 +27,20 @@ CHECKPOINTS = '[@small/Checkpoint(), @small/Checkpoint()]\nsmall/Checkpoint.path
 TIMES = ('latency', 'predicted')
 
 
-def start(config: pathlib.Path, folder, *flags, before: str = '', **env) -> subprocess.Popen:
-  """Start a run in a process of its own, `before` being code that it runs first."""
-  paths = [str(ROOT), str(ROOT / 'tests' / 'evaluate')]
+def given(config: pathlib.Path, folder) -> list[str]:
+  """Return the arguments of every run."""
   cache = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
+  return [f'--gin_file={config}', f'--run_dir={folder}', f'--compilation_cache={cache}']
+
+
+def start(config: pathlib.Path, folder, *flags, before: str = '', cwd=None, **env) -> subprocess.Popen:
+  """Start a run in a process of its own, in the folder `cwd`, `before` being code that it runs first."""
+  paths = [str(ROOT), str(ROOT / 'tests' / 'evaluate')]
   env = os.environ | env | {'PYTHONPATH': os.pathsep.join(paths), 'JAX_PLATFORMS': 'cpu'}
   code = f"{before}\nimport runpy; runpy.run_module('speccascade.run', run_name='__main__', alter_sys=True)"
-  command = [
-    sys.executable, '-c', code, f'--gin_file={config}', f'--run_dir={folder}', f'--compilation_cache={cache}', *flags,
-  ]  # fmt: skip
+  command = [sys.executable, '-c', code, *given(config, folder), *flags]
   return subprocess.Popen(
-    command, env=env, cwd=config.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    command, env=env, cwd=cwd or config.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
   )
 
 
@@ -108,6 +111,7 @@ def test_the_same_command_again_only_shows_the_results(config, whole):
   assert [(p, p.stat().st_mtime_ns) for p, _ in before] == before
 
 
+@pytest.mark.full
 def test_a_run_killed_three_times_ends_as_one_that_was_not(config, whole):
   folder = config.parent / 'killed'
   journals = ('examples.jsonl', 'examples.jsonl', 'latency.jsonl')
@@ -126,7 +130,7 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(config, whole):
   same_as(whole[0], folder)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_run_killed_at_20_random_points_ends_as_one_that_was_not(config, whole):
   rng = random.Random(0)
   folder, began = config.parent / 'random 0', time.monotonic()
@@ -177,6 +181,7 @@ def test_another_config_in_the_same_directory_is_refused_with_what_changed(confi
   assert code == 1 and '+Experiment.seed = 7' in err and 'choose another --run_dir' in err and 'Traceback' not in err
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_up_is_one_error_and_the_run_goes_on_later(config, whole):
   folder = config.parent / 'full'
   limit = 'import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); '
@@ -190,6 +195,7 @@ def test_a_disk_that_fills_up_is_one_error_and_the_run_goes_on_later(config, who
   assert (folder / 'examples.jsonl').read_bytes() == (whole[0] / 'examples.jsonl').read_bytes()
 
 
+@pytest.mark.full
 def test_several_experiments_have_a_folder_each(config):
   path = config.parent / 'two.gin'
   path.write_text(

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from speccascade.errors import RunError
 from speccascade.evaluate import rundir
-from speccascade.evaluate.rundir import Journal, RunError
+from speccascade.evaluate.journals import Journal
 
 
 def test_a_journal_returns_what_was_appended(tmp_path):
@@ -110,7 +111,8 @@ def test_not_a_number_is_not_written(tmp_path):
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from speccascade.evaluate.rundir import Journal, RunError
+from speccascade.errors import RunError
+from speccascade.evaluate.journals import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 journal = Journal(Path(sys.argv[1]))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import quick
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -99,7 +100,7 @@ def test_teacher_forcing_sees_what_decoding_sees(network):
   assert logits[0, : len(tokens)].argmax(-1).tolist() == tokens
 
 
-@pytest.mark.parametrize('optimizer', ['adamw', 'adafactor'])
+@pytest.mark.parametrize('optimizer', quick(['adamw', 'adafactor'], ['adamw']))
 @pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
 def test_training_lowers_the_loss(network, optimizer, tmp_path):
   rate = {'adamw': 1e-2, 'adafactor': 3e-2}[optimizer]
@@ -130,6 +131,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
   assert steps[0] == steps[1] == list(range(2, 21, 2))
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
   def cut(data, count):
     yield from itertools.islice(data, count)
@@ -163,7 +165,7 @@ def test_a_finished_run_is_not_trained_further(tmp_path):
   assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), first.params, again.params))
 
 
-@pytest.mark.parametrize('distance', losses.DISTANCES)
+@pytest.mark.parametrize('distance', quick(losses.DISTANCES, list(losses.DISTANCES)[:1]))
 def test_distillation_brings_the_drafter_closer_to_the_verifier(distance, tmp_path):
   teacher = Model(jax.tree.map(lambda x: 1.5 * x, init(T5_NET, 7)), T5_NET, name='teacher')
   s = settings(steps=60, batch_size=16, log_every=10, optimizer=Optimizer(learning_rate=1e-2, warmup=5),

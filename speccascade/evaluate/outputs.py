@@ -1,0 +1,46 @@
+"""Results in every form that a run leaves: JSON, CSV, Markdown, TensorBoard, plots and the report."""
+
+from pathlib import Path
+import re
+
+from speccascade import disk
+from speccascade.evaluate import formats, rundir, sv_studies
+
+
+def write(results: dict, folder: Path):
+  """Write the results in every form: JSON, CSV, Markdown, TensorBoard, plots and, last, the report."""
+  from speccascade.evaluate import plots, report, tables  # lazily: they draw
+
+  results['tables'] = tables.tables(results)
+  known = folder / 'results.json'
+  if rundir.exists(folder / 'report.html') and rundir.exists(known) and rundir.read(known) == rundir.as_json(results):
+    return
+  rundir.write_json(known, results)
+  rundir.write(folder / 'summary.csv', formats.as_csv(results))
+  rundir.write(folder / 'summary.md', formats.as_markdown(results, whole=False))
+  rundir.write(folder / 'tables.md', formats.as_markdown(results, whole=True))
+  with rundir.told(f'{folder} cannot be written', 'free some space, then run the same command to go on'):
+    with disk.drawn(folder, last='report.html') as place:
+      _tensorboard(results, place / 'tensorboard')
+      plots.write(results, place / 'curves')
+      sv_studies.draw(results.get('studies', ()), place / 'curves')
+      report.write(results, place / 'report.html')
+
+
+def _tensorboard(results: dict, folder: Path):
+  """Write quality and speed-up of every curve as scalars, the step being the value's place in the curve."""
+  import tensorboardX  # lazily: a third of a second
+
+  folder.mkdir(exist_ok=True)
+  for old in folder.glob('events.out.tfevents.*'):
+    old.unlink()
+  with tensorboardX.SummaryWriter(str(folder)) as writer:
+    steps: dict[tuple, int] = {}
+    for point in results['points']:
+      key = point['curve'], point['temperature'], point['batch']
+      step = steps[key] = steps.get(key, -1) + 1
+      tag = re.sub(r'[^\w./-]+', '_', f'{point["curve"]}/T{point["temperature"]:g}/batch{point["batch"]}')
+      for name, value in (point['quality'] or {}).items():
+        writer.add_scalar(f'{tag}/{name}', value, step)
+      if point['latency'] and point['latency']['ratio'] is not None:
+        writer.add_scalar(f'{tag}/speed-up', point['latency']['ratio'], step)

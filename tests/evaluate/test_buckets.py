@@ -1,0 +1,234 @@
+"""Runs, data and checkpoints in a bucket, against a server that speaks the protocol: the same bytes as on a disk."""
+
+import json
+import pathlib
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import fake_bucket  # isort: skip
+
+pytest.importorskip('upath')
+pytest.importorskip('gcsfs')
+pytest.importorskip('gcp_storage_emulator')
+
+from test_config import GOOD
+from test_run_cli import finish, given, start
+from test_shards import merge, QUICK, RUN, same_bytes, share
+
+import speccascade
+from speccascade import buckets, checkpoints, disk, run
+from speccascade.checkpoints import orbax
+from speccascade.data import files
+from speccascade.errors import RunError
+from speccascade.evaluate import journals, runner
+from speccascade.evaluate.journals import Journal
+from speccascade.models.t5 import T5, T5Config
+from speccascade.types import Model
+
+NETWORK = T5(T5Config(11, 8, 2, 4, 8, 1, 1))
+
+
+@pytest.fixture(scope='module')
+def bucket(tmp_path_factory):
+  cache = tmp_path_factory.mktemp('cache')
+  with fake_bucket.served(cache) as address:
+    before, buckets.CACHE = buckets.CACHE, cache / 'speccascade' / 'buckets'
+    yield address
+    buckets.CACHE = before
+
+
+@pytest.fixture
+def folder(bucket, request):
+  return buckets.path(f'{bucket}/{request.node.name}')
+
+
+def fetched(folder, into: pathlib.Path) -> pathlib.Path:
+  """Copy all objects of a folder, and return where."""
+  for name in buckets.files(folder):
+    (into / name).parent.mkdir(parents=True, exist_ok=True)
+    (into / name).write_bytes((folder / name).read_bytes())
+  return into
+
+
+def put(folder, content: dict[str, str | bytes]):
+  for name, data in content.items():
+    disk.write(folder / name, data)
+
+
+# ---- objects ----
+
+
+def test_what_is_written_is_read_and_is_an_object_each(folder, tmp_path):
+  odd = bytes(range(256)) * 300 + b'\r\n\n'
+  assert disk.names(folder) == [] and not folder.exists()
+  put(folder, {'a': 'ä', 'b/c': odd})
+  disk.write(folder / 'b' / 'd', iter([odd, odd]))
+  assert disk.names(folder) == ['a', 'b'] and list(buckets.files(folder)) == ['a', 'b/c', 'b/d']
+  assert (folder / 'a').read_bytes() == 'ä'.encode() and (folder / 'b' / 'c').read_bytes() == odd
+  assert list(buckets.contents(folder, ['b/d', 'a'])) == [odd + odd, 'ä'.encode()]
+  with pytest.raises(FileExistsError):
+    buckets.create(folder / 'a', b'again')
+  buckets.create(folder / 'e', b'once')
+  buckets.remove(folder, ['a', 'b/d'])
+  assert list(buckets.files(folder)) == ['b/c', 'e']
+
+
+def test_drawings_are_there_when_all_are_made_and_old_ones_are_not(folder):
+  put(folder, {'curves/old.svg': 'old', 'report.html': 'old', 'examples.jsonl': 'kept'})
+  with disk.drawn(folder, last='report.html') as place:
+    (place / 'curves').mkdir()
+    (place / 'curves' / 'new.svg').write_text('new')
+    (place / 'report.html').write_text('new')
+    assert (folder / 'report.html').read_bytes() == b'old'
+  assert list(buckets.files(folder)) == ['curves/new.svg', 'examples.jsonl', 'report.html']
+  assert (folder / 'report.html').read_bytes() == b'new'
+
+
+def test_a_copy_is_fetched_once_and_what_changed_anew(folder, capsys):
+  put(folder, {'m/a': 'one', 'm/b': 'two', 'beside': 'three', 'other/x': 'four'})
+  here = disk.here(str(folder / 'm'))
+  assert sorted(str(p.relative_to(here.parent)) for p in here.parent.rglob('[a-z]*') if p.is_file()) == [
+    'beside', 'm/a', 'm/b',
+  ]  # fmt: skip
+  assert capsys.readouterr().err.count('fetching') == 3
+  assert disk.here(str(folder / 'm')) == here and 'fetching' not in capsys.readouterr().err
+  put(folder, {'m/a': 'new'})
+  buckets.remove(folder, ['m/b'])
+  disk.here(str(folder / 'm'))
+  assert (here / 'a').read_text() == 'new' and not (here / 'b').exists()
+  assert capsys.readouterr().err.count('fetching') == 1
+  with pytest.raises(FileNotFoundError, match='nothing does not exist: the bucket has nothing of that name'):
+    disk.here(str(folder / 'nothing'))
+
+
+# ---- journals ----
+
+
+def test_a_journal_in_a_bucket_goes_on_and_becomes_one_object(folder):
+  path = folder / 'examples.jsonl'
+  journal = Journal(path, ['a'])
+  journal.append([{'a': 1}, {'a': 'ä\u2028'}])
+  journal.append([{'a': 3}])
+  names = ['00000000-00000002.jsonl', '00000002-00000003.jsonl']
+  assert list(buckets.files(folder / 'examples')) == names and journals.count(path) == 3
+  again = Journal(path, ['a'])
+  assert again.count == 3 and [line['a'] for line in again.lines()] == [1, 'ä\u2028', 3]
+  again.append([{'a': 4}])
+  with pytest.raises(RunError, match='00000003-00000004.jsonl was written meanwhile: another process runs the same'):
+    journal.append([{'a': 4}])
+  again.seal()
+  assert list(buckets.files(folder)) == ['examples.jsonl'] and path.read_bytes().count(b'\n') == 4
+  put(folder, {f'examples/{names[0]}': '{"a": 1}\n'})  # as if killed before all parts were removed
+  last = Journal(path, ['a'])
+  assert last.count == 4 == journals.count(path)
+  last.seal()
+  assert list(buckets.files(folder)) == ['examples.jsonl']
+
+
+def test_a_part_that_is_missing_or_damaged_is_named(folder):
+  put(folder, {'a/00000000-00000001.jsonl': '{}\n', 'a/00000002-00000003.jsonl': '{}\n'})
+  with pytest.raises(RunError, match='a/00000002-00000003.jsonl does not follow line 1; delete .*/a to measure anew'):
+    Journal(folder / 'a.jsonl')
+  put(folder, {'b/00000000-00000002.jsonl': '{}\n{"x"\n'})
+  with pytest.raises(RunError, match='/b: its last line is damaged; delete its last part'):
+    Journal(folder / 'b.jsonl')
+
+
+# ---- runs ----
+
+
+def test_a_run_in_a_bucket_is_that_on_a_disk(folder, tmp_path):
+  runner.run([QUICK], tmp_path / 'disk', config='a = 1\n')
+  for _ in range(2):  # once more, it finds everything
+    assert runner.run([QUICK], folder, config='a = 1\n') == [folder]
+    same_bytes(tmp_path / 'disk', fetched(folder, tmp_path / 'fetched'))
+  names = {p.name for p in (tmp_path / 'disk').iterdir()}
+  assert set(disk.names(folder)) == names - {'curves'}  # which is empty
+  with pytest.raises(RunError, match=r'another config(.|\n)*\+a = 2'):
+    runner.run([QUICK], folder, config='a = 2\n')
+
+
+def test_shards_in_a_bucket_are_merged_to_one_processs_bytes(folder, tmp_path):
+  runner.run([QUICK], tmp_path / 'disk', config='a = 1\n')
+  assert share(QUICK, folder, 1) == share(QUICK, folder, 0) == []
+  with pytest.raises(RunError, match=r'lacks 1 of 3 shards: 2/3 \(not begun\)'):
+    merge(QUICK, folder)
+  with pytest.raises(RunError, match=r'^shard 2/3: (.|\n)*\+a = 2'):
+    share(QUICK, folder, 2, config='a = 2\n')
+  with pytest.raises(RunError, match='holds a run of 3 shards: go on with'):
+    runner.run([QUICK], folder, config='a = 1\n')
+  assert share(QUICK, folder, 2) == [folder] == merge(QUICK, folder)
+  same_bytes(tmp_path / 'disk', fetched(folder, tmp_path / 'fetched'))
+
+
+def test_shards_in_another_kind_of_bucket_are_merged_alike(tmp_path):
+  runner.run([QUICK], tmp_path / 'disk', config='a = 1\n')
+  memory = buckets.path(f'memory://{tmp_path.name}')
+  assert [share(QUICK, memory, i, 2) for i in range(2)] == [[], [memory]]
+  same_bytes(tmp_path / 'disk', fetched(memory, tmp_path / 'fetched'))
+
+
+@pytest.mark.full
+def test_a_run_in_a_bucket_that_was_killed_goes_on_to_the_same_bytes(bucket, folder, tmp_path, monkeypatch, capsys):
+  config = tmp_path / 'toy.gin'
+  config.write_text(GOOD + RUN)
+  killed, deadline = start(config, str(folder), '--debug'), time.monotonic() + 120
+  while not buckets.files(folder / 'examples'):
+    assert killed.poll() is None and time.monotonic() < deadline, finish(killed)
+    time.sleep(0.01)
+  killed.kill()
+  assert finish(killed)[0] == -signal.SIGKILL
+  left = journals.count(folder / 'examples.jsonl')
+  assert 0 < left < 60
+  assert run.main([*given(config, folder), '--debug']) == 0
+  assert f'Report: {folder}/report.html' in capsys.readouterr().out
+  monkeypatch.setattr(run, '_whole', lambda argv: [*given(config, folder), '--debug'])  # the same command is kept
+  assert run.main([*given(config, tmp_path / 'disk'), '--debug']) == 0
+  same_bytes(tmp_path / 'disk', fetched(folder, tmp_path / 'fetched'))
+  assert json.loads((folder / 'results.json').read_bytes())['points']
+
+
+# ---- data and checkpoints ----
+
+
+def test_data_is_read_from_a_bucket(folder):
+  put(folder, {'x.txt': 'a\nb\n', 'y.txt': 'c\nd\n'})
+  task = files.parallel_text(str(folder / 'x.txt'), str(folder / 'y.txt'))
+  assert [(e.prompt, e.target) for e in task.examples] == [('a', 'c'), ('b', 'd')]
+  with pytest.raises(FileNotFoundError, match='z.txt: no such file'):
+    files.lines(str(folder / 'z.txt'))
+
+
+def test_a_checkpoint_is_loaded_from_a_bucket(folder, tmp_path, capsys):
+  model = Model(NETWORK.init(jax.random.key(0)), NETWORK)
+  saved = orbax.save(tmp_path / 'small', model)
+  for file in (p for p in saved.rglob('*') if p.is_file()):
+    buckets.upload(file, folder / 'small' / file.relative_to(saved).as_posix())
+  address = str(folder / 'small')
+  loaded = speccascade.load(address)
+  assert loaded.name == 'small' and checkpoints.digest(address) == checkpoints.digest(saved)
+  for mine, theirs in zip(jax.tree.leaves(loaded.params), jax.tree.leaves(model.params), strict=True):
+    np.testing.assert_array_equal(mine, theirs)
+  capsys.readouterr()
+  speccascade.load(address)
+  assert 'fetching' not in capsys.readouterr().err
+  with pytest.raises(FileNotFoundError, match='none does not exist: the bucket has nothing of that name'):
+    speccascade.load(str(folder / 'none'))
+
+
+def test_of_t5x_the_latest_step_is_fetched_without_its_optimizer(folder):
+  put(folder, {
+    f'small/{name}': name for name in (
+      'checkpoint_100/checkpoint', 'checkpoint_20/checkpoint', 'checkpoint_100/target.a/.zarray',
+      'checkpoint_100/state.a/.zarray', 'config.gin', 'pytorch_model.bin', 'hf_tokenizer/tokenizer.json', 'x/y',
+    )
+  })  # fmt: skip
+  here = checkpoints._fetched(str(folder / 'small'))
+  found = {str(p.relative_to(here.parent)) for p in here.parent.rglob('*') if p.is_file()}
+  assert here.name == 'checkpoint_100' and found - {'.lock', '.known.json'} == {
+    'checkpoint_100/checkpoint', 'checkpoint_100/target.a/.zarray', 'config.gin', 'hf_tokenizer/tokenizer.json',
+  }  # fmt: skip

@@ -1,0 +1,233 @@
+"""Several processes over loopback run one program: the first writes, and where one dies the others say so and end."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from test_config import GOOD
+from test_run_cli import finish, start
+from test_shards import RUN, same_bytes
+
+import speccascade
+from speccascade import distributed
+from speccascade.errors import RunError
+from speccascade.evaluate import rundir
+
+ROOT = pathlib.Path(__file__).parents[2]
+DEVICES = '--xla_force_host_platform_device_count='
+
+
+def address() -> str:
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    return f'127.0.0.1:{free.getsockname()[1]}'
+
+
+def environment(where: str, process: int, devices: int = 2) -> dict[str, str]:
+  """Return what tells a process which of two it is."""
+  flags = f'{os.environ["XLA_FLAGS"]} {DEVICES}{devices}'
+  return dict(
+    JAX_COORDINATOR_ADDRESS=where, JAX_NUM_PROCESSES='2', JAX_PROCESS_ID=str(process), XLA_FLAGS=flags,
+    JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT),
+  )  # fmt: skip
+
+
+PROGRAM = """
+import contextlib, sys
+from speccascade import distributed
+from speccascade.errors import RunError
+distributed.start(20)
+
+@contextlib.contextmanager
+def noted():
+  print('entered', flush=True)
+  yield
+  print('left', flush=True)
+
+def refuse():
+  raise RunError('not so')
+
+found = [distributed.is_writer(), distributed.count(), distributed.threads()]
+found += [distributed.once(lambda: distributed.once(lambda: 'first') + f' {distributed.is_writer()}')]
+found += [len(distributed.broadcast('x' * 3_000_000 if distributed.is_writer() else None))]
+with distributed.held(noted()):
+  distributed.barrier()
+try:
+  distributed.once(refuse)
+except RunError as error:
+  found.append(str(error))
+print(found, flush=True)
+distributed.LIMIT = 2
+if not distributed.is_writer():
+  distributed.leave(3)
+try:
+  distributed.barrier()
+except RunError as error:
+  print(error, flush=True)
+distributed.leave(4)
+"""
+
+
+def test_all_know_what_the_writer_knows_and_wait_no_longer_than_the_limit(tmp_path):
+  where = address()
+  both = [
+    subprocess.Popen(
+      [sys.executable, '-c', PROGRAM], env=os.environ | environment(where, i), stdout=subprocess.PIPE, text=True
+    )
+    for i in range(2)
+  ]
+  (first, _), (second, _) = (process.communicate(timeout=120) for process in both)
+  assert [process.returncode for process in both] == [4, 3]
+  shared = "2, 1, 'first True', 3000000, 'not so']"
+  assert first.splitlines()[:3] == ['entered', 'left', f'[True, {shared}'] and second == f'[False, {shared}\n'
+  said = first.splitlines()[-1]
+  assert said.startswith('Another process did not come as far as this one: it died, hangs, or needs more than 2 s (')
+
+
+TRAINING = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from speccascade import distributed
+from speccascade.checkpoints import orbax
+from speccascade.models.t5 import T5, T5Config
+from speccascade.train.loop import Settings, train
+from speccascade.train.optimizers import Optimizer
+from speccascade.types import Model
+
+out, several = sys.argv[1], sys.argv[2] == 'two'
+if several:
+  distributed.start(60)
+network = T5(T5Config(12, 8, 2, 4, 8, 1, 1))
+params = jax.jit(network.init)(jax.random.key(0))
+if several:
+  rows = NamedSharding(Mesh(np.array(jax.devices()), ('x',)), PartitionSpec('x'))
+  spread = lambda x: jax.make_array_from_callback(x.shape, rows, lambda part: np.asarray(x)[part])
+  params = jax.tree.map(lambda x: spread(x) if len(x) % 4 == 0 else x, params)
+  assert not all(x.is_fully_addressable for x in jax.tree.leaves(params))
+orbax.save(f'{out}/saved', Model(params, network))
+
+def pairs(stop=None):
+  rng = np.random.default_rng(0)
+  for i in range(2000):
+    if i == stop:
+      raise KeyboardInterrupt
+    row = [*rng.integers(2, 12, rng.integers(2, 6)).tolist(), 1]
+    yield row, row
+
+optimizer = Optimizer(learning_rate=1e-2, warmup=2, schedule='constant')
+settings = Settings(20, batch_size=4, widths=(8,), optimizer=optimizer, log_every=2, save_every=3)
+said = []
+say = lambda text, **_: said.append(text)
+try:
+  train(f'{out}/trained', network, pairs(64 if several else None), settings, say=say)
+except KeyboardInterrupt:
+  train(f'{out}/trained', network, pairs(), settings, say=say)
+print('\\n'.join(said), flush=True)
+"""
+
+
+@pytest.mark.full
+def test_two_processes_save_and_train_together_as_one_does_and_go_on(tmp_path):
+  where = address()
+  started = [
+    subprocess.Popen(
+      [sys.executable, '-c', TRAINING, tmp_path / kind, kind],
+      env=os.environ | environment(where, i, devices), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    for i, kind, devices in ((0, 'two', 2), (1, 'two', 2), (0, 'one', 1))
+  ]  # fmt: skip
+  found = [process.communicate(timeout=200) for process in started]
+  assert [p.returncode for p in started] == [0, 0, 0], found
+  assert 'going on after step 15 of 20' in found[0][0] and 'step 20/20' in found[0][0] and 'step 20' not in found[1][0]
+  for name, tolerance in (('saved', 0), ('trained/model', 1e-4)):
+    one, two = (speccascade.load(tmp_path / kind / name).params for kind in ('one', 'two'))
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+      np.testing.assert_allclose(x, y, atol=tolerance, rtol=0)
+  steps = [json.loads(line)['step'] for line in (tmp_path / 'two' / 'trained' / 'log.jsonl').read_text().splitlines()]
+  assert steps == list(range(2, 21, 2))
+
+
+def test_one_process_waits_for_nobody():
+  assert distributed.is_writer() and distributed.count() == 1 and distributed.threads() == os.cpu_count()
+  assert distributed.once(lambda: (1, 2)) == (1, 2) and distributed.broadcast(None) is None
+  distributed.barrier()
+  assert distributed.leave(1) == 1
+
+
+@pytest.mark.full
+def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(tmp_path):
+  config = tmp_path / 'toy.gin'
+  config.write_text(GOOD + RUN)
+  (tmp_path / 'one').mkdir()
+  (tmp_path / 'two').mkdir()
+
+  def begin() -> list[subprocess.Popen]:
+    where, flags = address(), ('--distributed', '--host_timeout=8')
+    return [start(config, 'run', *flags, cwd=tmp_path / 'two', **environment(where, i)) for i in range(2)]
+
+  journal = tmp_path / 'two' / 'run' / 'examples.jsonl'
+  for victim, lines in ((1, 4), (0, 24)):
+    both, deadline = begin(), time.monotonic() + 120
+    while not journal.exists() or journal.read_bytes().count(b'\n') < lines:
+      assert both[0].poll() is both[1].poll() is None and time.monotonic() < deadline
+      time.sleep(0.002)
+    both[victim].send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    code, out, err = finish(both[1 - victim])
+    finish(both[victim])
+    errors = [line for line in err.splitlines() if line.startswith('error: ')]
+    assert code == 1 and not out and len(errors) == 1 and time.monotonic() - began < 20, (code, out, err)
+    own, watcher = 'it died, hangs, or needs more than 8 s', 'Another process died, and JAX ended this one.'
+    assert own in errors[0] or (victim == 0 and watcher in errors[0])  # with the first process JAX's service is gone
+    assert 'The same command on all hosts goes on from the last lines written' in errors[0]
+  assert journal.read_bytes().count(b'\n') < 60
+  (code, out, err), (other, silent, said) = map(finish, begin())
+  assert code == other == 0 and 'Report: run/report.html' in out and not silent, (err, said)
+  assert 'quality: 60/60 examples' in err and 'quality' not in said
+  one = finish(start(config, 'run', cwd=tmp_path / 'one', XLA_FLAGS=f'{os.environ["XLA_FLAGS"]} {DEVICES}4'))
+  assert one[0] == 0, one
+  same_bytes(tmp_path / 'one' / 'run', tmp_path / 'two' / 'run')
+
+
+@pytest.mark.full
+def test_what_the_first_process_cannot_do_is_one_error_of_both(tmp_path):
+  config = tmp_path / 'toy.gin'
+  config.write_text(GOOD + RUN)
+  (tmp_path / 'thesis').mkdir()
+  (tmp_path / 'thesis' / 'thesis.tex').write_text('x')
+  where = address()
+  both = [start(config, tmp_path / 'thesis', '--distributed', **environment(where, i)) for i in range(2)]
+  for code, out, err in map(finish, both):
+    assert code == 1 and not out and err.splitlines()[-1].startswith('error: ') and 'it has thesis.tex' in err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(('number', 'code'), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_process_that_is_told_to_end_does_and_one_that_is_killed_leaves_nothing_running(tmp_path, number, code):
+  config = tmp_path / 'toy.gin'
+  config.write_text(GOOD + RUN)
+  alone = environment(address(), 0) | dict(JAX_NUM_PROCESSES='1', TOYS_SLEEP='60')
+  process, deadline = start(config, tmp_path / 'run', '--distributed', **alone), time.monotonic() + 120
+  while not (tmp_path / 'run' / 'examples.jsonl').exists():
+    assert process.poll() is None and time.monotonic() < deadline
+    time.sleep(0.02)
+  process.send_signal(number)
+  ended, out, err = finish(process)  # which waits for the child, too: both write to the same pipes
+  assert ended == code and not out and time.monotonic() < deadline
+  assert number == signal.SIGKILL or err.splitlines()[-1] == 'interrupted; the same command goes on from here'
+  with rundir.locked(tmp_path / 'run'):  # whose lock nobody holds
+    pass
+
+
+def test_processes_that_nothing_tells_of_each_other_are_told_what_to_set(monkeypatch):
+  with pytest.raises(RunError, match='did not find each other .*; start one on each host|set JAX_COORDINATOR_ADDRESS'):
+    distributed.start(1)

@@ -1,0 +1,227 @@
+"""Shards come to the bytes of one process, whichever of them was killed, and mistakes with them are one sentence."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import signal
+import time
+
+import pytest
+from test_config import GOOD
+from test_run_cli import finish, given, start
+import toys
+
+from speccascade import methods, rules, run
+from speccascade.errors import RunError
+from speccascade.evaluate import Curve, Experiment, protocols, rundir, runner, shards
+from speccascade.evaluate.shards import Shard
+
+ROOT = pathlib.Path(__file__).parents[2]
+TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
+OPT = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.5), {'block': 2})
+EXPERIMENT = Experiment(toys.task, toys.models, [TARGET, OPT], quality_batch=1, latency_examples=5, latency_trials=2)
+QUICK = Experiment(toys.task(3, 4), toys.models, [TARGET], temperatures=[0.0], quality_batch=1, trace_examples=1)
+TIMED = dataclasses.replace(QUICK, latency_examples=3, latency_trials=2)
+RUN = """
+Experiment.quality_batch = 1
+Experiment.trace_examples = 2
+"""
+
+
+def share(experiment, folder, index, count=3, config='a = 1\n'):
+  return runner.run([experiment], folder, config=config, shard=Shard(index, count))
+
+
+def merge(experiment, folder, config='a = 1\n'):
+  return runner.merge([experiment], folder, config=config)
+
+
+# ---- what each has ----
+
+
+@pytest.mark.parametrize('count', [1, 2, 3, 7, 40])
+@pytest.mark.parametrize('protocol', protocols.PROTOCOLS, ids=lambda p: p.journal)
+def test_every_line_is_one_shards(protocol, count):
+  lines = protocol.lines(EXPERIMENT)
+  owners = [[s for s in shards.of(count) if s.has(turn)] for turn, _ in lines]
+  assert len(lines) > 40 and all(len(o) == 1 for o in owners)
+
+
+def test_shards_have_as_much_and_no_point_the_longest_prompts_alone():
+  examples = [dataclasses.replace(e, prompt=e.prompt * (1 + i)) for i, e in enumerate(toys.task(30).examples)]
+  experiment = dataclasses.replace(EXPERIMENT, task=dataclasses.replace(toys.task(30), examples=examples))
+  lengths = {e.index: len(e.prompt) for e in examples}
+  parts = protocols.quality_plan(experiment)
+  work = [sum(lengths[e.index] for p in parts if s.has(p.turn) for e in p.examples) for s in shards.of(3)]
+  assert max(work) < 1.05 * min(work)
+
+
+def test_an_example_is_timed_by_one_shard_with_every_point_in_every_trial():
+  owners = {}
+  for timing in protocols.latency_plan(EXPERIMENT):
+    owners.setdefault(timing.examples, set()).add(timing.turn % 3)
+  assert len(owners) == 5 and all(len(o) == 1 for o in owners.values()) and len(set.union(*owners.values())) == 3
+
+
+# ---- as commands ----
+
+
+@pytest.fixture(scope='module')
+def config(tmp_path_factory):
+  path = tmp_path_factory.mktemp('configs') / 'toy.gin'
+  path.write_text(GOOD + RUN)
+  return path
+
+
+@pytest.fixture(scope='module')
+def whole(config):
+  """Return the folder of one process's run."""
+  (config.parent / 'one').mkdir()
+  code, _, err = finish(start(config, 'run', cwd=config.parent / 'one'))
+  assert code == 0, err
+  return config.parent / 'one' / 'run'
+
+
+def same_bytes(one: pathlib.Path, other: pathlib.Path):
+  """Check that every file but those with a date in them, and the locks, is the same in both run directories."""
+  dated = re.compile(r'tensorboard/|curves/|lock$|shards/')
+
+  def names(folder: pathlib.Path) -> set[str]:
+    files = {str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file()}
+    return {name for name in files if not dated.search(name)}
+
+  assert names(one) == names(other) and len(names(one)) >= 10
+  for name in names(one):
+    assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def test_three_shards_of_which_one_was_killed_come_to_one_processs_bytes(config, whole, monkeypatch, capsys):
+  folder = config.parent / 'three'
+  folder.mkdir()
+  monkeypatch.chdir(folder)
+  begin = lambda flag, **env: start(config, 'run', flag, cwd=folder, **env)
+  here = lambda *flags: (run.main([*given(config, 'run'), *flags]), *capsys.readouterr())
+  killed, deadline = begin('--shard=1/3'), time.monotonic() + 120
+  journal = folder / 'run' / 'shards' / '1-of-3' / 'examples.jsonl'
+  while not journal.exists() or journal.read_bytes().count(b'\n') < 5:
+    assert killed.poll() is None and time.monotonic() < deadline
+    time.sleep(0.002)
+  killed.kill()
+  assert finish(killed)[0] == -signal.SIGKILL
+  with open(journal, 'ab') as f:
+    f.write(b'{"temperature": 0.0, "cur')  # as if it had died in the middle of a line
+  both = [begin(f'--shard={i}/3') for i in (0, 2)]
+  for code, out, err in map(finish, both):
+    assert code == 0 and not out and re.search(r'the results wait for .*1/3 \(\d+ of \d+ lines\)', err), err
+  code, _, err = here('--merge')
+  assert code == 1 and re.search(r'error: run lacks 1 of 3 shards: 1/3 \(\d+ of 20 lines\); run each with', err)
+  code, out, err = finish(begin('--shard=1/3'))
+  assert code == 0 and 'Report: run/report.html' in out, err
+  same_bytes(whole, folder / 'run')
+  for name in ('results.json', 'examples.jsonl', 'report.html'):
+    (folder / 'run' / name).unlink()
+  code, again, err = here('--merge')
+  assert code == 0 and again == out and 'models loaded' not in err, err
+  same_bytes(whole, folder / 'run')
+  code, again, err = here()
+  assert code == 0 and again == out and 'quality' not in err, err
+
+
+# ---- in Python ----
+
+
+def test_shards_of_several_experiments_with_times_write_what_one_process_does(tmp_path):
+  made = [dataclasses.replace(TIMED, name='a b'), dataclasses.replace(QUICK, name='c')]
+  go = lambda shard: runner.run(made, tmp_path / 'run', config='', shard=shard)
+  assert go(Shard(1, 2)) == [] and not (tmp_path / 'run' / 'a_b').exists()
+  floor = lambda folder: json.loads((folder / 'floor.json').read_text())
+  assert go(Shard(0, 2)) == [tmp_path / 'run' / 'a_b', tmp_path / 'run' / 'c']
+  runner.run(made, tmp_path / 'one', config='')
+  for name in ('a_b/examples.jsonl', 'c/examples.jsonl', 'a_b/traces.jsonl', 'a_b/models.json', 'c/latency.jsonl'):
+    assert (tmp_path / 'run' / name).read_bytes() == (tmp_path / 'one' / name).read_bytes()
+  mine, one = (
+    [{k: v for k, v in json.loads(line).items() if k != 'seconds'} for line in text.splitlines()]
+    for text in ((tmp_path / folder / 'a_b' / 'latency.jsonl').read_text() for folder in ('run', 'one'))
+  )
+  assert mine == one and len(mine) == 3 * 2
+  assert floor(tmp_path / 'run' / 'a_b') == floor(tmp_path / 'run' / 'shards' / '0-of-2' / 'a_b')
+  results = json.loads((tmp_path / 'run' / 'a_b' / 'results.json').read_text())
+  assert results['points'][0]['latency']['examples'] == 3 and results['points'][0]['latency']['ratio'] == 1
+
+
+def test_of_two_that_end_at_once_each_finds_the_results_written(tmp_path, monkeypatch):
+  share(QUICK, tmp_path / 'run', 0)
+  share(QUICK, tmp_path / 'run', 1)
+  assert share(QUICK, tmp_path / 'run', 2) == share(QUICK, tmp_path / 'run', 0) == [tmp_path / 'run']
+
+
+def test_more_shards_than_there_is_to_do_leave_some_with_nothing(tmp_path):
+  assert [share(QUICK, tmp_path / 'run', i, 5) for i in (4, 3, 1, 0, 2)] == [[]] * 4 + [[tmp_path / 'run']]
+  runner.run([QUICK], tmp_path / 'one', config='a = 1\n')
+  assert (tmp_path / 'run' / 'examples.jsonl').read_bytes() == (tmp_path / 'one' / 'examples.jsonl').read_bytes()
+
+
+@pytest.fixture
+def begun(tmp_path):
+  """Return a run directory in which the first of three shards is done."""
+  share(QUICK, tmp_path / 'run', 0)
+  return tmp_path / 'run'
+
+
+def test_the_shards_that_a_merge_lacks_are_named(begun):
+  (begun / 'shards' / '0-of-3' / 'models.json').unlink()
+  share(QUICK, begun, 2)
+  with pytest.raises(RunError) as caught:
+    merge(QUICK, begun)
+  assert str(caught.value) == (
+    f'{begun} lacks 2 of 3 shards: 0/3 (without models.json), 1/3 (not begun); run each with --shard=i/3, and the last '
+    'to end writes the results.'
+  )
+  with pytest.raises(RunError, match='nowhere holds no shards; run them first, each with --shard=i/n'):
+    merge(QUICK, begun / 'nowhere')
+
+
+OTHER = 'a = 2\n'
+REFUSED = {
+  'another config': (lambda run: share(QUICK, run, 1, config=OTHER), r'^shard 1/3: .*another config(.|\n)*\+a = 2'),
+  'another number of shards': (lambda run: share(QUICK, run, 0, 4), '--shard=0/4: .* 3 shards; give --shard=i/3'),
+  'one process': (lambda run: runner.run([QUICK], run, config='a = 1\n'), 'of 3 shards: go on with --shard=i/3, or'),
+  'a merge with another config': (lambda run: merge(QUICK, run, config=OTHER), r'another config(.|\n)*\+a = 2'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_does_not_belong_to_the_shards_of_a_run_is_refused(begun, name):
+  call, message = REFUSED[name]
+  before = {p: p.read_bytes() for p in begun.rglob('*') if p.is_file() and p.name != 'lock'}
+  with pytest.raises(RunError, match=message):
+    call(begun)
+  assert before == {p: p.read_bytes() for p in begun.rglob('*') if p.is_file() and p.name != 'lock'}
+  assert {p.name for p in (begun / 'shards').iterdir()} == {'lock', '0-of-3'}
+
+
+def test_a_shard_of_a_run_that_one_process_began_is_refused(tmp_path):
+  runner.run([QUICK], tmp_path / 'run', config='a = 1\n')
+  with pytest.raises(RunError, match='run holds a run of one process; go on without --shard, or choose another'):
+    share(QUICK, tmp_path / 'run', 0)
+
+
+def test_a_shard_is_one_processs_and_others_may_run_beside_it(begun):
+  with shards.held(begun, Shard(1, 3), lambda begun: None):
+    with pytest.raises(RunError, match=r'1-of-3 is in use by process \d+ on .*; wait for it, stop it, or give another'):
+      share(QUICK, begun, 1)
+    with pytest.raises(RunError, match='run is in use by process'), rundir.locked(begun):
+      pass
+    assert share(QUICK, begun, 2) == []
+
+
+def test_lines_of_another_plan_in_a_shard_are_no_part_of_the_results(begun):
+  for i in (1, 2):
+    share(QUICK, begun, i)
+  (begun / 'examples.jsonl').unlink()
+  first, second = (begun / 'shards' / f'{i}-of-3' / 'examples.jsonl' for i in (0, 1))
+  first.write_bytes(second.read_bytes())
+  with pytest.raises(RunError, match='0-of-3/examples.jsonl has lines of another run'):
+    merge(QUICK, begun)
+  assert not (begun / 'examples.jsonl').exists()
