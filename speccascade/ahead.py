@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 from typing import Any
 
@@ -12,10 +11,10 @@ import jax
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 import numpy as np
 
-from speccascade import backends, engine, methods, requests, Sampler
+from speccascade import backends, engine, layout, methods, requests, Sampler
 from speccascade.evaluate.synthetic import tree_bytes, weight_bytes
 from speccascade.phases import Elect, Propose, Score
 from speccascade.types import Network, Prompt
@@ -27,14 +26,15 @@ class Chip:
 
   bandwidth: float  # bytes a second
   clock: float  # cycles a second
+  memory: float  # GiB that a program may use
 
 
 CHIPS = {
-  'v4': Chip(1228e9, 1.05e9),
-  'v5e': Chip(819e9, 0.94e9),
-  'v5p': Chip(2765e9, 1.75e9),
-  'v6e': Chip(1640e9, 1.75e9),
-  'h100': Chip(3352e9, 1.98e9),
+  'v4': Chip(1228e9, 1.05e9, 31),
+  'v5e': Chip(819e9, 0.94e9, 15.75),
+  'v5p': Chip(2765e9, 1.75e9, 95),
+  'v6e': Chip(1640e9, 1.75e9, 31.25),
+  'h100': Chip(3352e9, 1.98e9, 79),
 }
 # What XLA asks of a GPU that is not there.
 H100 = """
@@ -55,16 +55,16 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 def describe(topology: str):
   """Return the topology of a name: 'v5e:2x2', 'v6e:8x8', 'h100', 'h100:1x1x4'."""
-  chip, _, layout = topology.partition(':')
+  chip, _, grid = topology.partition(':')
   if chip not in CHIPS:
     raise ValueError(f"no chip '{chip}': choose from {', '.join(CHIPS)}")
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # else it looks for the TPU of a cloud
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')  # for compilations side by side
   try:
     if chip == 'h100':
-      return topologies.get_topology_desc('h100', 'cuda', target_config=H100, topology=layout or '1x1x1')
+      return topologies.get_topology_desc('h100', 'cuda', target_config=H100, topology=grid or '1x1x1')
     return topologies.get_topology_desc(platform='tpu', topology_name=topology)
-  except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError) as error:
+  except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError) as error:  # a compiler missing, or too old
     need = 'the CUDA plugin of JAX' if chip == 'h100' else "pip install 'speccascade[tpu]'"
     raise ValueError(f'{topology} cannot be described ({first_line(error)}); it needs {need}.') from error
 
@@ -79,59 +79,22 @@ class Sizes:
 
 
 class Placement:
-  """Where arguments lie: on one chip, or on a mesh with the axes 'data' and 'model'.
+  """Where arguments lie: on one chip, or on a mesh as `layout` cuts them, each model by its rules."""
 
-  Rows are cut over 'data'. The verifier's weights are cut over 'model' along the axes that divide; the drafter's are
-  whole on every chip, for its steps are too short to talk in.
-  """
+  def __init__(self, devices: Sequence, mesh: dict[str, int], rules: Sequence[layout.Rules | str | None] = ()):
+    self.mesh = layout.mesh(mesh, devices)
+    self.rules = tuple(rules)
 
-  def __init__(self, devices: Sequence, mesh: dict[str, int]):
-    self.size = {'data': 1, 'model': 1} | mesh
-    count = math.prod(self.size.values())
-    if set(self.size) != {'data', 'model'} or count > len(devices):
-      raise ValueError(f'--mesh {mesh}: give data and model, at most {len(devices)} chips in all.')
-    self.device = devices[0]
-    grid = np.array(devices[:count]).reshape(self.size['data'], self.size['model'])
-    self.mesh = Mesh(grid, ('data', 'model')) if count > 1 else None
+  def rules_of(self, number: int) -> layout.Rules | str | None:
+    """Return the rules of a model, None where they follow its size."""
+    return self.rules[number] if self.rules else None
 
-  def put(self, tree: Any, spec: Any = PartitionSpec()) -> Any:
-    """Return the shapes of a tree with a sharding: of one spec, or of a tree of them."""
-    one = self.mesh is None or isinstance(spec, PartitionSpec)
-    specs = jax.tree.map(lambda _: spec, tree) if one else spec
-    sharding = lambda s: SingleDeviceSharding(self.device) if self.mesh is None else NamedSharding(self.mesh, s)
-    return jax.tree.map(lambda x, s: _shape(x, sharding(s)), tree, specs)
-
-  def rows(self, tree: Any, batch: int) -> Any:
-    """Return the shapes of arrays whose first axis is a multiple of the rows, cut where the rows divide."""
-    return self.put(tree, PartitionSpec('data' if batch % self.size['data'] == 0 else None))
-
-  def weights(self, network: Network, whole: bool) -> Any:
-    """Return the shapes of a network's parameters."""
-    return self.put(_params(network), weight_specs(network, 1 if whole else self.size['model']))
-
-
-@functools.cache
-def _params(network: Network) -> Any:
-  return network.param_shapes()
-
-
-CUT = ('vocab', 'mlp', 'heads', 'joined_kv', 'joined_kv_heads', 'kv_heads')
-
-
-def weight_specs(network: Network, parts: int) -> Any:
-  """Return how each parameter is cut in so many parts over 'model': along the first of its axes that divides.
-
-  It is the heads that have to divide where an axis joins them with their dimensions.
-  """
-  heads = dict.fromkeys(('joined_kv', 'heads'), network.config.heads)
-  heads |= dict.fromkeys(('joined_kv_heads', 'kv_heads'), getattr(network.config, 'kv_heads', network.config.heads))
-
-  def cut(x, axes):
-    divides = [name in CUT and parts > 1 and heads.get(name, n) % parts == 0 for name, n in zip(axes, x.shape)]
-    first = divides.index(True) if True in divides else None
-    return PartitionSpec(*('model' if i == first else None for i in range(x.ndim)))
-
-  return jax.tree.map(cut, _params(network), network.param_axes())
+  def put(self, tree: Any, cut: Any = None) -> Any:
+    """Return the shapes of a tree with a sharding: as it is cut, or whole on every chip."""
+    if self.mesh.size == 1:
+      return jax.tree.map(lambda x: _shape(x, SingleDeviceSharding(self.mesh.devices.item())), tree)
+    cut = jax.tree.map(lambda _: PartitionSpec(), tree) if cut is None else cut
+    return jax.tree.map(lambda x, s: _shape(x, NamedSharding(self.mesh, s)), tree, cut)
 
 
 def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
@@ -143,15 +106,26 @@ def program(method: methods.Method, networks: Sequence[Network], sizes: Sizes, s
             backend: backends.Backend):  # fmt: skip
   """Return the jitted loop and the shapes that it is compiled for."""
   slots = tuple(networks[m] for m in method.slots)
+  vocab, where = slots[-1].vocab_size, None
+  cut = [layout.specs(networks[m], place.mesh, place.rules_of(m)) for m in method.slots]
+  if place.mesh.size > 1:
+    backend, where = backend.on_mesh(), layout.planned(slots, place.mesh, cut, sizes.batch, method.window, vocab)
   buffer = engine.positions(slots[-1], sizes.source, sizes.tokens, method.window)
-  fixed = engine.Program(slots, tuple(range(len(slots))), buffer, slots[-1].vocab_size, backend)
+  fixed = engine.Program(slots, tuple(range(len(slots))), buffer, vocab, backend, where=where)
   prompt, zero = np.zeros(sizes.source, np.int32), np.uint32(0)
   row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
-  rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, fixed.vocab)
-  params = tuple(place.weights(n, whole=i < len(slots) - 1) for i, n in enumerate(slots))
-  state = jax.eval_shape(lambda p: engine.blank(fixed, method, p, rows), tuple(_params(n) for n in slots))
-  until, stop = place.put(np.zeros(2, np.int32)), place.rows(np.zeros(sizes.batch, bool), sizes.batch)
-  return engine.run, (fixed, place.put(method), params, place.rows(state, sizes.batch), None, stop, until)
+  rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
+  shapes = tuple(_params(n) for n in slots)
+  params = tuple(map(place.put, shapes, cut))
+  state = jax.eval_shape(lambda p: engine.blank(fixed, method, p, rows), shapes)
+  state = place.put(state, None if where is None else fixed.cut(state))
+  stop = np.zeros(sizes.batch, bool)
+  stop = place.put(stop, None if where is None else where.rows(stop))
+  return engine.run, (fixed, place.put(method), params, state, None, stop, place.put(np.zeros(2, np.int32)))
+
+
+def _params(network: Network) -> Any:
+  return layout.parameters(network)[0]
 
 
 def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
@@ -161,14 +135,11 @@ def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
   return jax.eval_shape(lambda p, x: network.prefill(p, x, slots), _params(network), prompt)
 
 
-def compiled(method, networks, sizes: Sizes, sampler: Sampler, place: Placement, platform: str):
-  """Return the compiled loop."""
-  backend = backends.named(platform)
-  if place.mesh is not None and platform == 'tpu':
-    backend = dataclasses.replace(backend, kernel=False)
-  loop, args = program(method, networks, sizes, sampler, place, backend)
+def compiled(method, networks, sizes: Sizes, sampler: Sampler, place: Placement, platform: str, options=None):
+  """Return the compiled loop; options are XLA's."""
+  loop, args = program(method, networks, sizes, sampler, place, backends.named(platform))
   with _without_cache():
-    return loop.trace(*args).lower(lowering_platforms=(platform,)).compile()
+    return loop.trace(*args).lower(lowering_platforms=(platform,)).compile(compiler_options=options or None)
 
 
 @contextlib.contextmanager

@@ -5,15 +5,16 @@
   python -m speccascade.compile --topology v6e:2x2 --pair SMALL/config.json LARGE/config.json --method opt
 
 TPUs need the extra `tpu`, h100 the CUDA plugin of JAX. Estimated cycles are those of XLA's own cost model: they rank
-programs and do not time them. The floor is what the memory of the chips takes to read, in a round, the weights and used
-caches of each model call.
+programs and do not time them. On a mesh, what is said of arguments and memory is of one chip, and collectives are those
+of a round. The floor is what the memory of the chips takes to read, in a round, the weights and used caches of each
+model call.
 """
 
 import argparse
 from collections.abc import Sequence
+import dataclasses
 import functools
 import json
-import math
 from pathlib import Path
 import re
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 
 import jax
 
-from speccascade import ahead, commands, hlo, methods, rules, Sampler
+from speccascade import ahead, commands, hlo, layout, methods, rules, Sampler
 from speccascade.checkpoints.hf_config import network_from_config
 from speccascade.errors import RunError
 from speccascade.models import shapes
@@ -79,6 +80,11 @@ def cache_moves(module: hlo.Module) -> list[str]:
   return [f'{new.dtype}{list(new.dims)}' for _, new in copies if (new.dtype, new.elements) in leaves]
 
 
+def rows_that_fit(weights: int, used: int, batch: int, memory: float) -> int:
+  """Return about how many rows fit, all growing with them but the weights and their copies in other layouts."""
+  return max(0, int((memory - weights) * batch / max(1, used - weights)))
+
+
 def report(
   program, method, networks: Sequence[Network], sizes: ahead.Sizes, chip: ahead.Chip, chips: int = 1
 ) -> dict[str, Any]:
@@ -88,18 +94,24 @@ def report(
   anew = [(path, array) for path, array in relayouts if path.startswith('params')]
   cycles = module.cycles(part, ahead.turns(method), chip.bandwidth / chip.clock)
   least = ahead.floor_bytes(method, networks, sizes) / chips
+  arguments, new = argument_bytes(module), memory.output_size_in_bytes - memory.alias_size_in_bytes
+  copied = sum(array.bytes for _, array in anew)
+  used = memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
   return dict(
     argument_bytes=memory.argument_size_in_bytes,
-    arguments=argument_bytes(module),
+    arguments=arguments,
     temp_bytes=memory.temp_size_in_bytes,
-    output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    output_bytes=new,
+    used_bytes=used,
+    memory_bytes=round(chip.memory * 2**30),
+    rows_that_fit=rows_that_fit(arguments['weights'] + copied, used, sizes.batch, chip.memory * 2**30),
     row_loops=len(module.row_loops()),
     cache_copies=len(moves),
     cache_copies_of={shape: moves.count(shape) for shape in sorted(set(moves))},
     entry_relayouts=len(anew),
-    entry_relayout_bytes=sum(array.bytes for _, array in anew),
+    entry_relayout_bytes=copied,
     entry_cache_relayouts=len(relayouts) - len(anew),
-    collectives=module.collectives(),
+    collectives=module.collectives(ahead.turns(method)),
     estimated_cycles=round(sum(cycles.values())),
     cycles_by_part={name: round(value) for name, value in cycles.items()},
     floor_bytes=round(least),
@@ -113,13 +125,15 @@ def show(found: dict[str, Any], chip: ahead.Chip) -> None:
   parts = ', '.join(f'{name} {gib(n)}' for name, n in found['arguments'].items())
   print(f'arguments       {gib(found["argument_bytes"])} with padding; {parts}')
   print(f'temporaries     {gib(found["temp_bytes"])}; results in new memory {gib(found["output_bytes"])}')
+  of = f'{gib(found["used_bytes"])} of {gib(found["memory_bytes"])}'
+  print(f'a chip          {of}; by this about {found["rows_that_fit"]} rows fit')
   anew = f'{found["entry_relayouts"]} weights ({gib(found["entry_relayout_bytes"])})'
   print(f'laid out anew   {anew} and {found["entry_cache_relayouts"]} other arguments, before the loop')
   print(f'in a round      {found["row_loops"]} loops over rows, {found["cache_copies"]} copies of whole caches')
   for shape, count in found['cache_copies_of'].items():
     print(f'                  {count} × {shape}')
-  for name, (count, size) in found['collectives'].items():
-    print(f'                {count} {name}, {size / 2**20:.2f} MiB')
+  for name, (count, times, size) in found['collectives'].items():
+    print(f'                {times} {name} of {size / 2**20:.2f} MiB in all; {count} in the text')
   floor = f'floor by bytes {found["floor_cycles"]:,} ({1e3 * found["floor_cycles"] / chip.clock:.2f} ms)'
   print(f'cycles          {found["estimated_cycles"]:,} estimated; {floor}')
   for name, cycles in found['cycles_by_part'].items():
@@ -130,19 +144,26 @@ def show(found: dict[str, Any], chip: ahead.Chip) -> None:
 # ---- the command ----
 
 
-def networks_of(pair: Sequence[str], dtype: str) -> list[Network]:
+def networks_of(pair: Sequence[str], dtype: str, scan: bool = False) -> list[Network]:
   """Return the networks of a named pair, or of two config.json."""
   if len(pair) == 1:
-    return list(shapes.pair(pair[0], dtype))
-  return [network_from_config(json.loads(Path(path).read_text()), dtype=dtype) for path in pair]
+    return [dataclasses.replace(network, scan=scan) for network in shapes.pair(pair[0], dtype)]
+  return [network_from_config(json.loads(Path(path).read_text()), dtype=dtype, scan=scan) for path in pair]
 
 
-def parse_mesh(text: str) -> dict[str, int]:
-  """Return {axis: chips} of 'data=1,model=4'."""
-  try:
-    return {name: int(count) for name, count in (item.split('=') for item in text.split(','))}
-  except ValueError:
-    raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
+def parse_rules(text: str) -> list[str]:
+  """Return the rules of 'whole,cut', one for each model."""
+  if lost := [name for name in text.split(',') if name not in layout.NAMED]:
+    raise argparse.ArgumentTypeError(f"'{lost[0]}' is neither whole nor cut; give one for each model, as whole,cut")
+  return text.split(',')
+
+
+def parse_option(text: str) -> tuple[str, str]:
+  """Return (name, value) of 'name=value'."""
+  name, equals, value = text.removeprefix('--').partition('=')
+  if not equals:
+    raise argparse.ArgumentTypeError(f"'{text}' is not like NAME=VALUE")
+  return name, value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -161,7 +182,13 @@ def _parser() -> commands.Parser:
   parser.add_argument('--tokens', type=int, default=128, help='the most new tokens')
   parser.add_argument('--temperature', type=float, default=1.0)
   parser.add_argument('--dtype', default='bfloat16', help='of weights and caches')
-  parser.add_argument('--mesh', type=parse_mesh, default={}, help='chips by axis, as in data=1,model=4')
+  parser.add_argument('--mesh', type=commands.mesh, default={}, help='chips by axis, as in data=1,model=4')
+  parser.add_argument(
+    '--rules', type=parse_rules, default=[],
+    help='whole or cut for each model, as in whole,cut. Default: cut where that saves more than its collectives cost',
+  )  # fmt: skip
+  parser.add_argument('--xla', type=parse_option, default=[], action='append', help='an option of XLA, as NAME=VALUE')
+  parser.add_argument('--scan', action='store_true', help='scan the layers: a program of one layer for all')
   parser.add_argument('--text', type=Path, help="write the program's text to this file")
   parser.add_argument('--json', action='store_true', help='end with one JSON object in a line')
   return parser
@@ -170,6 +197,8 @@ def _parser() -> commands.Parser:
 def _report(args: argparse.Namespace):
   if len(args.pair) > 2:
     raise RunError('--pair takes one name or two paths.')
+  if len(args.rules) not in (0, 2):
+    raise RunError(f'--rules has {len(args.rules)} for two models; give both, as in whole,cut.')
   try:
     found = _run(args)
   except jax.errors.JaxRuntimeError as error:
@@ -181,16 +210,17 @@ def _report(args: argparse.Namespace):
 def _run(args: argparse.Namespace) -> dict[str, Any]:
   start, chip = time.perf_counter(), ahead.CHIPS.get(args.topology.partition(':')[0])
   devices = ahead.describe(args.topology).devices
-  place = ahead.Placement(devices, args.mesh)
-  method, networks = METHODS[args.method](args.block), networks_of(args.pair, args.dtype)
+  place = ahead.Placement(devices, args.mesh, args.rules)
+  method, networks = METHODS[args.method](args.block), networks_of(args.pair, args.dtype, args.scan)
   sizes = ahead.Sizes(args.batch, args.source, args.tokens)
   platform = 'cuda' if args.topology.startswith('h100') else 'tpu'
-  done = ahead.compiled(method, networks, sizes, Sampler(args.temperature), place, platform)
+  done = ahead.compiled(method, networks, sizes, Sampler(args.temperature), place, platform, dict(args.xla))
   if args.text:
     args.text.write_text(done.as_text())
-  what = f'{" and ".join(args.pair)}, {method.name}, batch {args.batch}, γ {args.block}, {args.dtype}, {place.size}'
+  what = f'{" and ".join(args.pair)}, {method.name}, batch {args.batch}, γ {args.block}, {args.dtype}'
+  what += f', {dict(place.mesh.shape)}'
   print(f'{devices[0].device_kind}: {what}; compiled in {time.perf_counter() - start:.0f} s')
-  found = report(done, method, networks, sizes, chip, math.prod(place.size.values()))
+  found = report(done, method, networks, sizes, chip, place.mesh.size)
   show(found, chip)
   return found
 

@@ -28,6 +28,7 @@ PASSING = {
 }
 _ARRAY = re.compile(r'\b(pred|bf16|[fsuc]\d+(?:e\dm\d\w*)?)\[([\d,]*)\](\{[^}]*\})?')
 _INSTRUCTION = re.compile(r'^\s*(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$')
+_ROWS = re.compile(r'(scatter|gather)[\w\-]*$')  # what a loop over rows came from
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$')
 _CALLED = re.compile(
   r'\b(body|condition|calls|to_apply|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)'
@@ -156,7 +157,7 @@ class Module:
 
   def row_loops(self) -> list[Instruction]:
     """Return the loops of a round that a scatter or gather became: one turn a row."""
-    return [x for x in self.loops(self.body) if re.search(r'(scatter|gather)[\w\-]*$', x.path)]
+    return [x for x in self.loops(self.body) if _ROWS.search(x.path)]
 
   def is_copy(self, x: Instruction) -> bool:
     """Tell whether an instruction moves its operand to another place, layout or dtype and does nothing else."""
@@ -200,18 +201,21 @@ class Module:
         found.append((source.path, new))
     return found
 
-  def collectives(self) -> dict[str, list[int]]:
-    """Return {operation: [how many, bytes of their results]} of a round, each counted once."""
+  def collectives(self, unknown: int = 1) -> dict[str, list[int]]:
+    """Return {operation: [how many in the text, how many in a round, bytes of their results]} of a round."""
     found = {}
-    for c in self.closure(self.body):
-      for x in self.computations[c]:
-        op = x.op.removesuffix('-start')
-        if op in COLLECTIVES:
-          parts = arrays(x.shape)
-          size = parts[1].bytes if x.op.endswith('-start') and len(parts) > 1 else sum(p.bytes for p in parts)
-          count = found.setdefault(op, [0, 0])
-          count[0], count[1] = count[0] + 1, count[1] + size
+    for _, x, times, _ in self.runs(unknown):
+      op = x.op.removesuffix('-start')
+      if op in COLLECTIVES:
+        count = found.setdefault(op, [0, 0, 0])
+        for i, n in enumerate((1, times, times * self.result_bytes(x))):
+          count[i] += n
     return found
+
+  def result_bytes(self, x: Instruction) -> int:
+    """Return the bytes of what a collective gives, its operands left out."""
+    parts = arrays(x.shape)
+    return parts[1].bytes if x.op.endswith('-start') and len(parts) > 1 else sum(p.bytes for p in parts)
 
   def trips(self, loop: Instruction, unknown: int) -> int:
     """Return how many turns a loop takes: its bound, one if its body ends it, or what is given."""
@@ -237,28 +241,31 @@ class Module:
       for c in x.called.get('calls', []):
         yield from self.computations[c]
 
-  def cycles(self, part: Callable[[Instruction], str], unknown: int, bytes_per_cycle: float) -> dict[str, float]:
-    """Return {part: estimated cycles} of a round.
+  def runs(self, unknown: int) -> Iterator[tuple[str, Instruction, int, Instruction | None]]:
+    """Yield (computation, instruction, how often it runs in a round, the row loop that it is in) of a round.
 
-    Loops count with their turns, `unknown` where nothing tells them. A kernel of our own counts with its bytes.
+    Loops count with their turns, `unknown` where nothing tells them.
     """
-    found = {}
-
-    def visit(computation: str, times: int, within: str | None) -> None:
+    todo = [(self.body, 1, None)]
+    while todo:
+      computation, times, within = todo.pop()
       for x in self.computations[computation]:
+        yield computation, x, times, within
         if x.op == 'while':
-          of = 'row loops' if re.search(r'(scatter|gather)[\w\-]*$', x.path) else within
-          visit(x.called['body'][0], times * self.trips(x, unknown), of)
+          of = x if _ROWS.search(x.path) else within
+          todo.append((x.called['body'][0], times * self.trips(x, unknown), of))
         elif x.op in ('call', 'conditional'):
-          for c in (c for names in x.called.values() for c in names):
-            visit(c, times, within)
-        own = x.op == 'custom-call' and x.target in KERNELS
-        cycles = self._kernel_bytes(computation, x) / bytes_per_cycle if own else x.cycles
-        if cycles:
-          name = within or ('kernels of our own' if own else part(x))
-          found[name] = found.get(name, 0) + cycles * times
+          todo += [(c, times, within) for names in x.called.values() for c in names]
 
-    visit(self.body, 1, None)
+  def cycles(self, part: Callable[[Instruction], str], unknown: int, bytes_per_cycle: float) -> dict[str, float]:
+    """Return {part: estimated cycles} of a round. A kernel of our own counts with its bytes."""
+    found = {}
+    for computation, x, times, within in self.runs(unknown):
+      own = x.op == 'custom-call' and x.target in KERNELS
+      cycles = self._kernel_bytes(computation, x) / bytes_per_cycle if own else x.cycles
+      if cycles:
+        name = 'row loops' if within else 'kernels of our own' if own else part(x)
+        found[name] = found.get(name, 0) + cycles * times
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
   def _kernel_bytes(self, computation: str, x: Instruction) -> int:

@@ -87,7 +87,7 @@ def test_a_kernel_of_our_own_costs_the_bytes_that_it_says_or_its_operands_and_re
 
 
 def test_collectives_of_a_round_are_counted_with_their_bytes():
-  assert module('all_reduce_v5e').collectives() == {'all-reduce': [1, 8 * 512 * 2]}
+  assert module('all_reduce_v5e').collectives() == {'all-reduce': [1, 1, 8 * 512 * 2]}
   assert module('rows_and_kernel_v5e').collectives() == {}
 
 
