@@ -17,13 +17,15 @@ DOCUMENTS = [ROOT / 'README.md', ROOT / 'WORKSPACE.md', *sorted((ROOT / 'docs').
 MY_TABLES = """
 import gin
 import numpy as np
-from speccascade import methods, stopping
+from speccascade import methods
+from speccascade.profiles import Profile
+from speccascade.scheduling import AcceptanceTable
 
-TABLE = stopping.AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
+TABLE = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
 
 @gin.register
 def sv_measured(block=5):
-  return methods.sv_exact(TABLE, np.float32([1.0, 1.1]), block)
+  return methods.sv_exact(Profile(TABLE, np.float32([1.0, 1.1])), block)
 """
 
 

@@ -6,6 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from tiers import quick
 
 from speccascade import backends, decode, engine, methods, requests, rules, Sampler
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -67,12 +68,9 @@ def shapes_of(caches) -> set[str]:
   return {f'f32[{",".join(map(str, x.shape))}]' for x in jax.tree.leaves(caches) if SLOTS in x.shape}
 
 
-MORE = ('autoregressive', 'token cascade', 'ensemble')  # whose phases the other methods have too
-CASES = [pytest.param(name, marks=pytest.mark.full if name in MORE else ()) for name in METHODS]
 
-
-@pytest.mark.parametrize('batch', [1, 2])
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('batch', quick([1, 2], [1]))
+@pytest.mark.parametrize('name', quick(METHODS, ['cascade']))
 @pytest.mark.parametrize('family', [t5, decoder])
 def test_no_cache_is_copied_in_the_loop(family, name, batch):
   program, weights, state, _ = given(METHODS[name], [family(1), family(2)], batch)
@@ -101,7 +99,7 @@ def test_a_copy_of_a_cache_is_found_where_there_is_one():
   assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(OPTIONS).as_text())
 
 
-@pytest.mark.parametrize('name', ['autoregressive', 'speculative', 'cascade', 'cos'])
+@pytest.mark.parametrize('name', quick(['autoregressive', 'speculative', 'cascade', 'cos'], ['cascade']))
 def test_a_decode_holds_little_beside_weights_caches_and_window(name):
   method = METHODS[name]
   program, weights, state, insert = given(method, [t5(1, 256), t5(2, 512)], 2, slots=512)

@@ -69,6 +69,7 @@ def test_outputs_are_stale_as_soon_as_the_code_changes(script):
 
 
 @pytest.mark.filterwarnings('ignore:.*:DeprecationWarning:(jupyter_|nbclient|nbformat|zmq|traitlets)')
+@pytest.mark.full
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs_and_shows_what_is_stored(path, script, tmp_path, monkeypatch):
   for name, value in CACHE.items():

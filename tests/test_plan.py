@@ -142,7 +142,7 @@ def test_a_plan_of_nothing_is_refused(wrong, said):
 
 def test_the_command_prints_the_plan_of_a_pair(tmp_path, monkeypatch, capsys):
   models = dict(zip(('SMALL', 'LARGE'), pair(), strict=True))
-  monkeypatch.setattr(plan.checkpoints, 'load', lambda path, dtype: models[str(path)])
+  monkeypatch.setattr(plan.checkpoints, 'load', lambda path, dtype, mesh: models[str(path)])
   monkeypatch.setattr(plan.checkpoints, 'digest', str)
   monkeypatch.setattr(plan, '_prompts', lambda path, count: PROMPTS[:count])
   monkeypatch.setattr(plan, '_measure', lambda *_: times(0.1))

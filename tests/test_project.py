@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 
 import speccascade
-from speccascade import acceptance, methods, rules, stopping
+from speccascade import acceptance, methods, profiles, rules, scheduling, stopping
 from speccascade.models import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'speccascade'
-ORDER = ['backends', 'types', 'probs', 'rules', 'acceptance', 'stopping', 'phases', 'methods', 'targets', 'inputs',
-         'requests', 'start', 'engine', 'results', 'cascade', 'decode', 'data', 'embedded', 'train', 'evaluate',
-         'run']  # fmt: skip
+ORDER = ['traced', 'layout', 'backends', 'packing', 'types', 'probs', 'rules', 'acceptance', 'stopping', 'scheduling',
+         'profiles', 'phases', 'methods', 'targets', 'inputs', 'requests', 'start', 'engine', 'results', 'cascade',
+         'decode', 'data', 'embedded', 'train', 'evaluate', 'run']  # fmt: skip
 # What stands beside that order, and which of it may know it.
 BESIDE = {
   'models',
   'checkpoints',
   'prediction',
   'plan',
+  'profile',
   'laws',
   'check',
   'ahead',
@@ -67,7 +68,7 @@ def test_training_and_experiments_do_not_know_each_other():
 
 def test_models_and_checkpoints_know_no_phase():
   for path in [*(PACKAGE / 'models').glob('*.py'), *(PACKAGE / 'checkpoints').glob('*.py')]:
-    assert not {n.split('.')[0] for n in imports(path)} & set(ORDER[2:]), path.name
+    assert not {n.split('.')[0] for n in imports(path)} & set(ORDER[ORDER.index('probs') :]), path.name
 
 
 def test_importing_and_decoding_needs_no_heavy_package():
@@ -83,10 +84,11 @@ def test_importing_and_decoding_needs_no_heavy_package():
 
 
 def test_the_methods_page_lists_each_method_with_its_phases():
-  table = stopping.AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.5, 0.9]]))
+  edges, means = np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.5, 0.9]])
+  table = scheduling.AcceptanceTable(np.float32([0.5]), edges, means)
   names = dict(
-    vars(methods), partial=functools.partial, rules=rules, acceptance=acceptance, stopping=stopping, table=table,
-    latency=[1.0, 2.0],
+    vars(methods), partial=functools.partial, rules=rules, acceptance=acceptance, stopping=stopping,
+    profile=profiles.Profile(table, [1.0, 2.0]),
   )  # fmt: skip
   page = (ROOT / 'docs' / 'methods.md').read_text()
   rows = re.findall(r'^\| `(\w+\(.*\))` \| (.*) \|$', page, re.MULTILINE)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sacrebleu
+from tiers import quick
 from trained import lines, NAMES, NEW, prompts
 
 import speccascade
@@ -32,7 +33,9 @@ def whole() -> Model:
   return Model(params, network, name='whole')
 
 
-def test_early_exits_work_in_the_whole_models_cache(whole):
+@pytest.mark.full
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_early_exits_work_in_the_whole_models_cache(whole, temperature):
   models = [layerskip(whole, 1), layerskip(whole, 2), whole]
   assert cache_owners(models) == (2, 2, 2)
   copies = [m.replace(params=jax.tree.map(jnp.array, m.params)) for m in models[:2]] + [whole]
@@ -41,13 +44,12 @@ def test_early_exits_work_in_the_whole_models_cache(whole):
   other = jax.tree.map(lambda x: x[::-1], models[0].params['token_embedder'])
   foreign = models[0].replace(params={**models[0].params, 'token_embedder': other})  # its keys and values are its own
   assert cache_owners([foreign, whole]) == (0, 1)
-  for temperature in (0.0, 1.0):
-    run = functools.partial(
-      decode, methods.cos(weighted, (3, 2, 1)), prompts=PROMPTS, max_new_tokens=14, sampler=Sampler(temperature)
-    )
-    shared, apart = run(models=models), run(models=copies)
-    assert shared.tokens == apart.tokens
-    assert (shared.stats.calls == apart.stats.calls).all()
+  run = functools.partial(
+    decode, methods.cos(weighted, (3, 2, 1)), prompts=PROMPTS, max_new_tokens=14, sampler=Sampler(temperature)
+  )
+  shared, apart = run(models=models), run(models=copies)
+  assert shared.tokens == apart.tokens
+  assert (shared.stats.calls == apart.stats.calls).all()
 
 
 def test_a_self_drafting_model_writes_what_it_writes_alone(whole):
@@ -58,20 +60,20 @@ def test_a_self_drafting_model_writes_what_it_writes_alone(whole):
   assert 0 < out.stats.accepted.sum() < out.stats.tested.sum()
 
 
-def test_a_transformers_rows_are_the_same_in_any_company(whole):
-  models = [layerskip(whole, 2), whole]
-  for temperature in (0.0, 1.0):
-    run = functools.partial(
-      decode, methods.speculative(functools.partial(rules.opt, alpha=0.1), 3), models, max_new_tokens=14,
-      sampler=Sampler(temperature), max_prompt_tokens=8,
-    )  # fmt: skip
-    together = run(PROMPTS).tokens
-    assert [run([p], example_ids=[i]).tokens[0] for i, p in enumerate(PROMPTS)] == together
-    assert run(PROMPTS, batch_size=2).tokens == together
+@pytest.mark.full
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_a_transformers_rows_are_the_same_in_any_company(whole, temperature):
+  run = functools.partial(
+    decode, methods.speculative(functools.partial(rules.opt, alpha=0.1), 3), [layerskip(whole, 2), whole],
+    max_new_tokens=14, sampler=Sampler(temperature), max_prompt_tokens=8,
+  )  # fmt: skip
+  together = run(PROMPTS).tokens
+  assert [run([p], example_ids=[i]).tokens[0] for i, p in enumerate(PROMPTS)] == together
+  assert run(PROMPTS, batch_size=2).tokens == together
 
 
-@pytest.mark.parametrize('scan', [False, True])
-@pytest.mark.parametrize('kind', ['t5', 'decoder'])
+@pytest.mark.parametrize('scan', quick([False, True], [False]))
+@pytest.mark.parametrize('kind', quick(['t5', 'decoder'], ['decoder']))
 def test_the_next_in_line_takes_a_place_in_every_kind_of_cache(kind, scan):
   config = T5Config(97, 32, 4, 8, 64, encoder_layers=1, decoder_layers=2)
   ends = tuple(range(1, 12))
@@ -116,7 +118,9 @@ def test_the_call_of_the_readme_works_on_a_trained_pair(t5):
   assert out.stats.calls[1, 0] < out.stats.emitted[0] == len(out.tokens[0])
 
 
-@pytest.mark.parametrize('size', T5_BLEU)
+@pytest.mark.parametrize(
+  'size', [pytest.param(s, marks=pytest.mark.full if s == 'small' else pytest.mark.long) for s in T5_BLEU]
+)
 def test_bleu_is_the_published_one(t5, shared, size):
   data = shared / 'data' / 'multi30k'
   out = decode(
@@ -129,7 +133,7 @@ def test_bleu_is_the_published_one(t5, shared, size):
 GREEDY = json.loads((pathlib.Path(__file__).parent / 'models' / 'golden' / 'greedy.json').read_text())
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', quick(NAMES, NAMES[:1]))
 def test_greedy_tokens_are_those_of_the_reference_implementation(shared, name):
   # One digest for all prompts: scripts/make_greedy_digests.py.
   model = speccascade.load(shared / 'checkpoints' / name, dtype='float32')
@@ -158,14 +162,14 @@ LOSSLESS = {
 
 @pytest.fixture(scope='module')
 def alone(t5, shared):
-  sentences = lines(shared / 'data' / 'multi30k' / 'val.en.gz')[:100]
+  sentences = lines(shared / 'data' / 'multi30k' / 'val.en.gz')[:40]
   out = decode(
     methods.autoregressive(), [t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0), batch_size=8
   )
   return sentences, out.tokens
 
 
-@pytest.mark.parametrize('name', LOSSLESS)
+@pytest.mark.parametrize('name', quick(LOSSLESS, ['opt']))
 def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alone, name):
   sentences, expected = alone
   out = decode(
@@ -175,6 +179,7 @@ def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alon
   assert out.stats.calls[1].sum() < 0.75 * out.stats.emitted.sum()
 
 
+@pytest.mark.full
 def test_collaborative_decoding_of_three_models_is_the_ensemble(llamas, shared):
   run = functools.partial(
     decode, models=llamas, prompts=prompts(shared, 'llama', 8), max_new_tokens=40, sampler=Sampler(0.0)
