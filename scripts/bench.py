@@ -37,9 +37,9 @@ import numpy as np
 import speccascade
 from speccascade import backends, decode, inputs, methods, rules, Sampler
 from speccascade.data import files
-from speccascade.engine import positions, prefill
 from speccascade.evaluate import floor as floor_lib
 from speccascade.evaluate import synthetic
+from speccascade.loop import positions, prefill
 from speccascade.models import shapes
 from speccascade.types import Model
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 import numpy as np
 
-from speccascade import backends, engine, layout, methods, requests, Sampler
+from speccascade import backends, layout, loop, methods, requests, Sampler
 from speccascade.evaluate.synthetic import tree_bytes, weight_bytes
 from speccascade.phases import Elect, Propose, Score
 from speccascade.types import Network, Prompt
@@ -110,18 +110,18 @@ def program(method: methods.Method, networks: Sequence[Network], sizes: Sizes, s
   cut = [layout.specs(networks[m], place.mesh, place.rules_of(m)) for m in method.slots]
   if place.mesh.size > 1:
     backend, where = backend.on_mesh(), layout.planned(slots, place.mesh, cut, sizes.batch, method.window, vocab)
-  buffer = engine.positions(slots[-1], sizes.source, sizes.tokens, method.window)
-  fixed = engine.Program(slots, tuple(range(len(slots))), buffer, vocab, backend, where=where)
+  buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.window)
+  fixed = loop.Program(slots, tuple(range(len(slots))), buffer, vocab, backend, where=where)
   prompt, zero = np.zeros(sizes.source, np.int32), np.uint32(0)
   row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
   shapes = tuple(_params(n) for n in slots)
   params = tuple(map(place.put, shapes, cut))
-  state = jax.eval_shape(lambda p: engine.blank(fixed, method, p, rows), shapes)
+  state = jax.eval_shape(lambda p: loop.blank(fixed, method, p, rows), shapes)
   state = place.put(state, None if where is None else fixed.cut(state))
   stop = np.zeros(sizes.batch, bool)
   stop = place.put(stop, None if where is None else where.rows(stop))
-  return engine.run, (fixed, place.put(method), params, state, None, stop, place.put(np.zeros(2, np.int32)))
+  return loop.run, (fixed, place.put(method), params, state, None, stop, place.put(np.zeros(2, np.int32)))
 
 
 def _params(network: Network) -> Any:

@@ -1,69 +1,23 @@
 """The engine: prefill prompts, insert them into free rows of a batch, run the method's phases, collect what has ended.
 
-One jitted `lax.while_loop` around the phases, over static shapes. Rows end by mask; every array of the state has its
-rows on axis 0, so that a request takes its row by one `tree.map`. Between two `run`s nothing crosses to the host.
+What it starts on the device stands in `loop.py`. Between two `run`s nothing crosses to the host.
 """
 
 from collections.abc import Callable, Sequence
 import functools
 import math
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, inputs, layout, methods, probs, requests
-from speccascade.phases import run as run_phases
-from speccascade.start import cache_owners, first_state
-from speccascade.types import Array, Context, Limits, Model, Network, Prompt, State
+from speccascade import backends, inputs, layout, loop, requests
+from speccascade.start import cache_owners
+from speccascade.types import Array, Model, Prompt, State
 
-FOREVER = np.iinfo(np.int32).max
 _MANY = 1 << 16  # positions of a batch from which its memory is looked at before it is compiled
-
-
-class Program(NamedTuple):
-  """What is compiled in, beside the method's structure and the shapes."""
-
-  networks: tuple[Network, ...]
-  owners: tuple[int, ...]  # the slot of the method in whose cache each slot works
-  buffer: int  # positions of a row
-  vocab: int
-  backend: backends.Backend = backends.Backend()
-  trace: bool = False  # whether log-probabilities are noted
-  top: int = 0  # how many of the likeliest tokens are noted
-  processor: Callable | None = None
-  where: layout.Layout | None = None  # of several devices
-
-  @property
-  def kept(self) -> list[int]:
-    """The slots that have a cache."""
-    return sorted(set(self.owners))
-
-  @property
-  def readers(self) -> layout.Layout | None:
-    """The layout of the slots that have a cache."""
-    return None if self.where is None else self.where.only(self.kept)
-
-  def cut(self, state: State) -> Any:
-    """Return how each array of a state is cut."""
-    return self.where.state(state, self.kept)
-
-  def pin(self, state: State) -> State:
-    """Hold the arrays of a state in their places."""
-    return state if self.where is None else self.where.pin(state, self.cut(state))
-
-
-@struct.dataclass
-class Arrival:
-  """Rows that take their places: row i of `rows` reads row source[i] of a prefix and goes to place target[i]."""
-
-  rows: requests.Arrays  # [B]
-  source: Array | None  # [B], None where each row reads its own
-  target: Array  # [B]
-  count: Array  # how many of them are meant
 
 
 class Engine:
@@ -73,15 +27,15 @@ class Engine:
                trace: bool = False, processor: Callable | None = None):  # fmt: skip
     slots = [models[m] for m in method.slots]
     last = slots[-1].network
-    buffer = positions(last, width, max_new, method.window)
+    buffer = loop.positions(last, width, max_new, method.window)
     self.method, self.needs, self.size, self.width = method, needs, size, width
     self.vocab = inputs.vocabulary(models)
     where = layout.of(slots, size, method.window, self.vocab)
     backend, self.params = backends.prepared(slots)
     networks = tuple(s.network for s in slots)
-    self.program = Program(
+    self.program = loop.Program(
       networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top, processor, where
-    )  # fmt: skip
+    )
     if size * buffer >= _MANY:
       _check_memory(self.program, size, self.params)
 
@@ -90,24 +44,24 @@ class Engine:
     networks, params = zip(*((self.program.networks[s], self.params[s]) for s in self.program.kept), strict=True)
     room = min(self.width, self.program.buffer)  # an encoder–decoder's prompt may be longer than its output
     prompt = inputs.pad(prompts, size, self.width)
-    return prefill(networks, self.program.backend, params, prompt, room, where=self.program.readers)
+    return loop.prefill(networks, self.program.backend, params, prompt, room, where=self.program.readers)
 
-  def arrival(self, rows: Sequence[requests.Row], source: Sequence[int], target: Sequence[int]) -> Arrival:
+  def arrival(self, rows: Sequence[requests.Row], source: Sequence[int], target: Sequence[int]) -> loop.Arrival:
     """Return rows with the prompts of a prefix that they continue and the places that they take."""
     pad = lambda x: np.asarray([*x, *[0] * (self.size - len(x))], np.int32)
     arrays = requests.arrays(rows, self.needs, self.size, self.width, self.vocab)
-    return Arrival(arrays, pad(source), pad(target), np.int32(len(rows)))
+    return loop.Arrival(arrays, pad(source), pad(target), np.int32(len(rows)))
 
-  def empty(self, arrival: Arrival) -> State:
+  def empty(self, arrival: loop.Arrival) -> State:
     """Return a batch of which no row is in use, for rows such as these."""
-    return _empty(self.program, self.method, self.params, arrival.rows)
+    return loop.empty(self.program, self.method, self.params, arrival.rows)
 
-  def insert(self, prefix: tuple, arrival: Arrival, state: State) -> State:
+  def insert(self, prefix: tuple, arrival: loop.Arrival, state: State) -> State:
     """Put rows into their places of the batch."""
-    return _insert(self.program, self.method, prefix, arrival, state)
+    return loop.insert(self.program, self.method, prefix, arrival, state)
 
-  def run(self, state: State | None, insert: tuple[tuple, Arrival] | None = None, *, ended: int | None = None,
-          rounds: int = FOREVER, stop: np.ndarray | None = None) -> tuple[State, Array]:  # fmt: skip
+  def run(self, state: State | None, insert: tuple[tuple, loop.Arrival] | None = None, *, ended: int | None = None,
+          rounds: int = loop.FOREVER, stop: np.ndarray | None = None) -> tuple[State, Array]:  # fmt: skip
     """Run until `ended` rows are not in use or `rounds` have passed; return the state and what `collect` takes.
 
     Before that, end the rows of the mask `stop`, and insert rows; where state is None they are the batch. It is one
@@ -117,22 +71,22 @@ class Engine:
     if state is None and (insert[1].source[: insert[1].count] == np.arange(insert[1].count)).all():
       insert = insert[0], insert[1].replace(source=None)
     until = np.array([self.size if ended is None else ended, rounds], np.int32)
-    return run(self.program, self.method, self.params, state, insert, stop, until)
+    return loop.run(self.program, self.method, self.params, state, insert, stop, until)
 
   def collect(self, packed: Array, state: State) -> dict[str, Any]:
     """Wait for the device and return what came to the host, arrays with rows in front."""
     whole = np.asarray(packed)
-    leaves, structure = jax.tree.flatten(_wanted(state))
+    leaves, structure = jax.tree.flatten(loop.wanted(state))
     ends = np.cumsum([math.prod(x.shape[1:]) for x in leaves])
     parts = np.split(whole, ends[:-1], axis=1)
     typed = [part.view(x.dtype) if x.dtype == np.float32 else part for part, x in zip(parts, leaves, strict=True)]
     return structure.unflatten([part.reshape(x.shape) for part, x in zip(typed, leaves, strict=True)])
 
 
-def _check_memory(program: Program, size: int, params: tuple) -> None:
+def _check_memory(program: loop.Program, size: int, params: tuple) -> None:
   """Refuse a batch whose caches and tokens alone are more than the device has."""
   prompt = Prompt(jax.ShapeDtypeStruct((size, 1), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32))
-  shapes, buffer = jax.eval_shape(functools.partial(_caches, program), params, prompt), program.buffer
+  shapes, buffer = jax.eval_shape(functools.partial(loop.caches_of, program), params, prompt), program.buffer
   if program.where is None:
     caches = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
   else:
@@ -144,168 +98,3 @@ def _check_memory(program: Program, size: int, params: tuple) -> None:
       f'{size} rows of {buffer} positions need {caches / 2**30:.1f} GiB of caches, more than the '
       f'{limit / 2**30:.1f} GiB of {device}: lower max_new_tokens, max_prompt_tokens or batch_size.'
     )
-
-
-def positions(network: Network, width: int, max_new_tokens: int, window: int) -> int:
-  """Return the positions of a row, with room for a padded window after the last token.
-
-  In steps of 16, so that methods of the same models share a compiled prefill.
-  """
-  start = width if network.start_id is None else 1
-  return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 4), static_argnames=('room', 'where'))
-def prefill(networks, backend, params, prompt: Prompt, room: int, where: layout.Layout | None = None) -> tuple:
-  """Return caches of `room` positions that have seen the prompts."""
-  with backends.use(backend):
-    if where is None:
-      return tuple(n.prefill(p, prompt, room) for n, p in zip(networks, params, strict=True))
-    read, prompt = _by_layout(where, [n.prefill for n in networks]), where.pin(prompt, where.rows(prompt))
-    caches = tuple(one(p, prompt, room) for one, p in zip(read, params, strict=True))
-    return where.pin(caches, where.caches(caches))
-
-
-def _by_layout(where: layout.Layout | None, functions: Sequence[Callable]) -> tuple[Callable, ...]:
-  """Return functions of the models, each traced for the layout of its own."""
-
-  def one(slot: int, function: Callable) -> Callable:
-    def call(*args):
-      with layout.use(where.only([slot])):
-        return function(*args)
-
-    return call
-
-  return tuple(functions) if where is None else tuple(one(i, f) for i, f in enumerate(functions))
-
-
-def _caches(program: Program, params: tuple, prompt: Prompt) -> tuple:
-  """Return caches of the prompts with all the positions of a row."""
-  networks, some = (tuple(x[s] for s in program.kept) for x in (program.networks, params))
-  return prefill(networks, program.backend, some, prompt, program.buffer, where=program.readers)
-
-
-def blank(program, method, params, rows: requests.Arrays) -> State:
-  """Return zeros for the rows, none of them in use."""
-  shapes = jax.eval_shape(lambda: first_state(program, method, _caches(program, params, rows.prompt), rows))
-  state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes).replace(done=jnp.ones(rows.real.shape, bool))
-  return program.pin(state)
-
-
-_empty = jax.jit(blank, static_argnums=0)
-
-
-def _first(program, method, params, prefix: tuple, arrival: Arrival) -> State:
-  """Return a batch of the rows that arrive, row i in place i."""
-  count = arrival.target.shape[0]
-
-  def with_all_positions(shape, x):
-    if arrival.source is not None:
-      n = shape.shape[0] // count  # indices of axis 0 that are one row
-      x = x.reshape(-1, n, *x.shape[1:])[arrival.source].reshape(-1, *x.shape[1:])
-    tails = [(0, all_ - some, 0) for all_, some in zip(shape.shape, x.shape, strict=True)]
-    return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)
-
-  shapes = jax.eval_shape(lambda: _caches(program, params, arrival.rows.prompt))
-  return first_state(program, method, jax.tree.map(with_all_positions, shapes, prefix), arrival.rows)
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=4)
-def _insert(program, method, prefix: tuple, arrival: Arrival, state: State) -> State:
-  return _put_rows(program, method, prefix, arrival, state)
-
-
-def _put_rows(program, method, prefix: tuple, arrival: Arrival, state: State) -> State:
-  new = first_state(program, method, (), arrival.rows)
-  if program.where is not None:
-    return _put_rows_on_mesh(program, prefix, arrival, new, state)
-
-  def put(i, state):
-    def from_row(source):
-      def one(old, new):  # positions that a row of the batch has beyond the prefix are rewritten before they are seen
-        n = old.shape[0] // state.done.shape[0]  # indices of axis 0 that are one row
-        row = jax.lax.dynamic_slice_in_dim(new, source * n, n, 0)
-        return jax.lax.dynamic_update_slice(old, row, (arrival.target[i] * n, *[0] * (old.ndim - 1)))
-
-      return one
-
-    caches = jax.tree.map(from_row(arrival.source[i]), state.caches, prefix)
-    return jax.tree.map(from_row(i), state.replace(caches=()), new).replace(caches=caches)
-
-  return jax.lax.fori_loop(0, arrival.count, put, state)
-
-
-def _put_rows_on_mesh(program, prefix: tuple, arrival: Arrival, new: State, state: State) -> State:
-  where, cut = program.where, program.cut(state)
-  put = lambda old, cut, new, new_cut, source: where.put_rows(
-    old, cut, where.pin(new, new_cut), new_cut, source, arrival.target, arrival.count
-  )
-  state = where.pin(state, cut)
-  caches = put(state.caches, cut.caches, prefix, program.readers.caches(prefix), arrival.source)
-  rest, new_cut = state.replace(caches=()), program.cut(new)
-  return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
-def run(program, method, params, state, insert, stop, until) -> tuple[State, Array]:
-  """Insert and loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
-  if state is None and (program.where is None or insert[1].source is None):
-    state = _first(program, method, params, *insert)
-  else:
-    state = blank(program, method, params, insert[1].rows) if state is None else state  # rows cross a mesh one by one
-    state = state.replace(done=state.done | stop)
-    state = state if insert is None else _put_rows(program, method, *insert, state)
-  state = _rounds(program, method, params, state, until)
-  packed = jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(_wanted(state))], 1)
-  return state, packed if program.where is None else program.where.pin(packed)
-
-
-def _rounds(program, method, params, state: State, until) -> State:
-  extend = [functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)]
-  extend = _by_layout(program.where, extend)
-  cache_of = tuple(program.kept.index(s) for s in program.owners)
-  context = Context(extend, cache_of, method.policy, program.networks[-1].eos_ids, program.processor)
-
-  def go_on(carry):
-    passed, state = carry
-    return (state.done.sum() < until[0]) & (passed < until[1])
-
-  def step(carry):
-    passed, state = carry
-    with backends.use(program.backend), layout.use(program.where):
-      return passed + 1, program.pin(run_phases(method.phases, context, state.replace(active=~state.done)))
-
-  return jax.lax.while_loop(go_on, step, (jnp.int32(0), program.pin(state)))[1]
-
-
-def _wanted(state: State) -> dict[str, Any]:
-  """Return what comes to the host."""
-  names = ('done', 'tokens', 'length', 'fault', 'no_law', 'stats', 'logprobs', 'top')
-  return {name: getattr(state, name) for name in names}
-
-
-def _as_numbers(x: Array) -> Array:
-  return jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
-
-
-def decode_batch(
-  method: methods.Method, models: Sequence[Model], prompt: Prompt, *, max_new_tokens: int, sampler: probs.Sampler,
-  noise: probs.Noise,
-) -> State:  # fmt: skip
-  """Decode one padded batch on the device with noise of one's own and return the loop's last state."""
-  slots = [models[m] for m in method.slots]
-  rows, width = prompt.tokens.shape
-  buffer = positions(slots[-1].network, width, max_new_tokens, method.window)
-  program = Program(tuple(s.network for s in slots), cache_owners(slots), buffer, inputs.vocabulary(models))
-  full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)
-  by_row = jax.tree.map(lambda x: full(x), sampler)
-  limits = Limits(jnp.zeros((rows, 0), jnp.int32))
-  max_new, real = full(max_new_tokens, jnp.int32), full(True, bool)
-  arrays = requests.Arrays(prompt, jnp.zeros((rows, 4), jnp.uint32), max_new, max_new, by_row, limits, real)
-  return _decode_batch(program, method, tuple(s.params for s in slots), arrays, noise)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _decode_batch(program, method, params, rows, noise) -> State:
-  state = first_state(program, method, _caches(program, params, rows.prompt), rows, noise)
-  return _rounds(program, method, params, state, jnp.array([rows.real.shape[0], FOREVER], jnp.int32))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import methods, probs, rules, targets
-from speccascade.engine import decode_batch
+from speccascade.loop import decode_batch
 from speccascade.models import toy
 from speccascade.types import ACCEPT, Array, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
 

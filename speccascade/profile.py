@@ -34,10 +34,11 @@ from speccascade import (
   scheduling,
 )
 from speccascade.data import files
-from speccascade.engine import Engine, positions
+from speccascade.engine import Engine
 from speccascade.errors import RunError
 from speccascade.evaluate import floor, sv_studies
 from speccascade.evaluate.formats import markdown
+from speccascade.loop import positions
 from speccascade.methods import Method
 from speccascade.phases import Propose, Score, Verify
 from speccascade.progress import Progress

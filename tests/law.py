@@ -8,8 +8,8 @@ import numpy as np
 import reference
 
 from speccascade import laws, probs
-from speccascade.engine import decode_batch
-from speccascade.engine import run as run_engine
+from speccascade.loop import decode_batch
+from speccascade.loop import run as run_engine
 from speccascade.types import Prompt
 
 AS_USERS = {'xla_backend_optimization_level': 3, 'xla_cpu_use_fusion_emitters': True}  # compile; tests do it quicker

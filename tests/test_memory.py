@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiers import quick
 
-from speccascade import backends, decode, engine, methods, requests, rules, Sampler
+from speccascade import backends, decode, engine, loop, methods, requests, rules, Sampler
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
@@ -42,20 +42,20 @@ OPTIONS = {'xla_cpu_use_fusion_emitters': True}  # as users compile
 def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
   """Return what a run of these networks takes: what is compiled in, shapes of weights and state, and an insertion."""
   chosen = tuple(networks[m] for m in method.slots)
-  program = engine.Program(chosen, tuple(range(len(chosen))), slots, 40, backends.CPU())
+  program = loop.Program(chosen, tuple(range(len(chosen))), slots, 40, backends.CPU())
   row = requests.Row(np.ones(width, np.int32), 0, 0, 0, 9, 0, np.uint32(0), np.uint32(0), Sampler(1.0), (), (), (), 0)
   arrays = requests.arrays([row] * rows, requests.features([row]), rows, width, 40)
   params = tuple(n.param_shapes() for n in chosen)
-  state = jax.eval_shape(functools.partial(engine.blank, program, method), params, arrays)
-  prefix = jax.eval_shape(lambda p: engine.prefill(chosen, program.backend, p, arrays.prompt, width), params)
-  arrival = engine.Arrival(arrays, np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.int32(1))
+  state = jax.eval_shape(functools.partial(loop.blank, program, method), params, arrays)
+  prefix = jax.eval_shape(lambda p: loop.prefill(chosen, program.backend, p, arrays.prompt, width), params)
+  arrival = loop.Arrival(arrays, np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.int32(1))
   return program, params, state, (prefix, arrival)
 
 
 def run(program, method, params, state, insert, rows: int):
   """Compile a run as users do."""
   rest = state, insert, np.zeros(rows, bool), np.zeros(2, np.int32)
-  return engine.run.lower(program, method, params, *rest).compile(OPTIONS)
+  return loop.run.lower(program, method, params, *rest).compile(OPTIONS)
 
 
 def copied(text: str) -> set[str]:
@@ -87,7 +87,7 @@ def test_no_cache_is_copied_in_the_loop(family, name, batch):
 def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
   method = METHODS['speculative']
   program, _, state, insert = given(method, [family(1), family(2)], 4)
-  text = engine._insert.lower(program, method, *insert, state).compile(OPTIONS).as_text()
+  text = loop.insert.lower(program, method, *insert, state).compile(OPTIONS).as_text()
   assert 'dynamic-update-slice' in text
   assert not shapes_of(state.caches) & copied(text)
 
@@ -95,7 +95,7 @@ def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
 def test_a_copy_of_a_cache_is_found_where_there_is_one():
   _, _, state, insert = given(METHODS['speculative'], [t5(1), t5(2)], 4)
   method, program = METHODS['speculative'], given(METHODS['speculative'], [t5(1), t5(2)], 4)[0]
-  kept = jax.jit(functools.partial(engine._put_rows, program, method))  # the state is not donated
+  kept = jax.jit(functools.partial(loop.put_rows, program, method))  # the state is not donated
   assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(OPTIONS).as_text())
 
 

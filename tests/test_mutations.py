@@ -109,7 +109,7 @@ class Lowest:
 
 
 def test_an_accept_test_with_at_most_lets_impossible_tokens_through(monkeypatch):
-  from speccascade.engine import decode_batch
+  from speccascade.loop import decode_batch
   from speccascade.types import Prompt
 
   def impossible():

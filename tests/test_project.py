@@ -18,8 +18,8 @@ from speccascade.models import toy
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'speccascade'
 ORDER = ['traced', 'layout', 'backends', 'packing', 'types', 'probs', 'rules', 'acceptance', 'stopping', 'scheduling',
-         'profiles', 'phases', 'methods', 'targets', 'inputs', 'requests', 'start', 'engine', 'results', 'cascade',
-         'decode', 'data', 'embedded', 'train', 'evaluate', 'run']  # fmt: skip
+         'profiles', 'phases', 'methods', 'targets', 'inputs', 'requests', 'start', 'loop', 'engine', 'results',
+         'cascade', 'decode', 'data', 'embedded', 'train', 'evaluate', 'run']  # fmt: skip
 # What stands beside that order, and which of it may know it.
 BESIDE = {
   'models',

@@ -13,8 +13,8 @@ import reference
 from test_laws import own_step
 
 from speccascade import backends, decode, laws, methods, packing, Sampler, scheduling
-from speccascade.engine import decode_batch
 from speccascade.laws import distance
+from speccascade.loop import decode_batch
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import tqdm
 
-from speccascade import cascade, engine, inputs, layout, methods, probs, profiles, requests, results, targets
+from speccascade import cascade, engine, inputs, layout, loop, methods, probs, profiles, requests, results, targets
 from speccascade.types import Model, whole
 
 _LOOKS = 8  # rounds between two looks for stop strings
@@ -103,7 +103,7 @@ def _serve(
     method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor
   )
   queue = _Queue(made, rows, skip, shares)
-  rounds = min(every or engine.FOREVER, _LOOKS if needs.texts else engine.FOREVER)
+  rounds = min(every or loop.FOREVER, _LOOKS if needs.texts else loop.FOREVER)
   parts, state, stop, seen = results.Parts(method, models, rows), None, np.zeros(size, bool), ()
   while queue.busy:
     state, insert = queue.fill(state)

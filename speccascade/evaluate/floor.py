@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, distributed, layout, packing, probs
-from speccascade.engine import positions, prefill
+from speccascade.loop import positions, prefill
 from speccascade.types import Model, Network, Prompt
 
 STEPS = 32  # the most passes in one loop on the device, unless said

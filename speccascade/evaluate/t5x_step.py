@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade import engine, inputs, methods, probs
+from speccascade import inputs, loop, methods, probs
 from speccascade.checkpoints.t5x_params import model, with_params
 from speccascade.types import Array, Model, Prompt
 
@@ -39,9 +39,9 @@ def decode_batch(
   places = jnp.arange(tokens.shape[1])[None]
   length = jnp.max(jnp.where(tokens != 0, places + 1, 1), axis=1)  # [B]
   most = batch['decoder_input_tokens'].shape[1] if max_new_tokens is None else max_new_tokens
-  positions = engine.positions(models[method.slots[-1]].network, tokens.shape[1], most, method.window)
+  positions = loop.positions(models[method.slots[-1]].network, tokens.shape[1], most, method.window)
   noise = _noise(method, key, tokens.shape[0], positions, sampler)
-  state = engine.decode_batch(method, models, Prompt(tokens, length), max_new_tokens=most, sampler=sampler, noise=noise)
+  state = loop.decode_batch(method, models, Prompt(tokens, length), max_new_tokens=most, sampler=sampler, noise=noise)
   places = jnp.arange(most)[None]
   written = jnp.where(places < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)
   stats = {name: getattr(state.stats, name) for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred')}
