@@ -115,7 +115,7 @@ def program(method: methods.Method, networks: Sequence[Network], sizes: Sizes, s
   prompt, zero = np.zeros(sizes.source, np.int32), np.uint32(0)
   row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
-  shapes = tuple(_params(n) for n in slots)
+  shapes = tuple(jax.eval_shape(backend.prepare, _params(n)) for n in slots)
   params = tuple(map(place.put, shapes, cut))
   state = jax.eval_shape(lambda p: loop.blank(fixed, method, p, rows), shapes)
   state = place.put(state, None if where is None else fixed.cut(state))

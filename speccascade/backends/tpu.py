@@ -32,7 +32,8 @@ class TPU(Backend):
 
   def prepare(self, params):
     """Widen scales and biases, which the loop would do at each use."""
-    return jax.tree.map(lambda x: x.astype(jnp.float32) if x.ndim == 1 and x.dtype == jnp.bfloat16 else x, params)
+    small = lambda path, x: path[-1].key in ('scale', 'bias') and x.dtype == jnp.bfloat16
+    return jax.tree.map_with_path(lambda path, x: x.astype(jnp.float32) if small(path, x) else x, params)
 
   def matmul(self, x, kernel, out_dtype):
     return self._flat(super().matmul, x, kernel, out_dtype)

@@ -38,20 +38,25 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
   if new is not None and not interpret:  # else XLA moves what fits to VMEM, and back
     key, value = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (key, value))
   batch, width, lanes = q.shape
+  result = jax.ShapeDtypeStruct(q.shape, q.dtype)
+  if width == 1:  # in float32 a row can be read where it lies; with an axis for the window it would be moved first
+    q, *new = (x if x is None else x[:, 0].astype(jnp.float32) for x in (q, *(new or ())))
+    new = new or None
   groups, slots, tile = key.shape[2:]
   rows = lanes // (groups * tile) * heads * -(-width // STEP) * STEP
   scalars = jnp.asarray(layer, jnp.int32).reshape(1), first, length, jnp.asarray(window, jnp.int32).reshape(1)
   at = functools.partial(_place, causal=causal)
   by_row = lambda x: pl.BlockSpec((1, *x.shape[1:]), at('b', *[0] * (x.ndim - 1)))
+  windows = lambda x: by_row(x) if x.ndim == 3 else pl.BlockSpec(x.shape, at(0, 0))
   by_block = pl.BlockSpec((1, 1, groups, BLOCK, tile), at('b', 'l', 0, 'j', 0))
-  inputs, specs = [q, key, value], [by_row(q), by_block, by_block]
+  inputs, specs = [q, key, value], [windows(q), by_block, by_block]
   if bias is not None:
     inputs.append(bias)
     specs.append(pl.BlockSpec((1, groups, rows, BLOCK), at('b' if bias.shape[0] > 1 else 0, 0, 0, 'j')))
-  outputs, out_specs, aliases = [jax.ShapeDtypeStruct(q.shape, q.dtype)], [by_row(q)], {}
+  outputs, out_specs, aliases = [result], [by_row(result)], {}
   scratch = [pltpu.VMEM((groups, rows, tile), jnp.float32)] * 2 + [pltpu.VMEM((groups, rows, 128), jnp.float32)] * 2
   if new is not None:
-    inputs, specs = [*inputs, *new], [*specs, *map(by_row, new)]
+    inputs, specs = [*inputs, *new], [*specs, *map(windows, new)]
     outputs += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)]
     out_specs += [pl.BlockSpec(memory_space=pltpu.HBM)] * 2
     scratch += [pltpu.VMEM((groups, BLOCK, tile), key.dtype)] * 2 + [pltpu.SemaphoreType.DMA] * 2
@@ -108,11 +113,12 @@ def _kernel(settings: _Settings, layer, first, length, window, q, key, value, *r
   caches, rest = (rest[:2], rest[2:]) if settings.writes else ((), rest)
   queries, *sums = rest[:4]
   b, j = pl.program_id(0), pl.program_id(1)
-  width, start, end, back = q.shape[1], first[b], length[b], window[0]
+  width, start, end, back = y.shape[1], first[b], length[b], window[0]
+  of_row = lambda x: x[0] if len(x.shape) == 3 else x[pl.ds(b, 1), :]  # [L, …]
 
   @pl.when(j == 0)
   def _():
-    _spread(q, queries, settings.heads)
+    _spread(of_row(q), queries, settings.heads)
     for x, least in zip(sums, (0, _LOWEST, 0), strict=True):
       x[...] = jnp.full_like(x, least)
 
@@ -124,7 +130,7 @@ def _kernel(settings: _Settings, layer, first, length, window, q, key, value, *r
   def _():
     k, v = key[0, 0], value[0, 0]  # [G, BLOCK, P]
     if settings.writes:
-      k, v = (_merge(x, n, start - j * BLOCK) for x, n in zip((k, v), new, strict=True))
+      k, v = (_merge(x, of_row(n), start - j * BLOCK) for x, n in zip((k, v), new, strict=True))
       pl.when((start < (j + 1) * BLOCK) & (start + width > j * BLOCK))(
         lambda: _store((k, v), caches, rest[4:], b, layer[0], j, start)
       )
@@ -164,24 +170,26 @@ def _add(settings: _Settings, x: Array, k: Array, v: Array, bias: Array | None, 
   mass[...] = jnp.broadcast_to(shrink * mass[:, :, :1] + weights.sum(2, keepdims=True), mass.shape)
 
 
-def _tiles(q, groups: int, tile: int, heads: int):
-  """Yield for every head of a window its group, its first row, its tile of q, and its place in that tile."""
-  share = q.shape[2] // (groups * tile)
-  step = -(-q.shape[1] // STEP) * STEP
+def _tiles(shape: tuple[int, ...], groups: int, tile: int, heads: int):
+  """Yield for every head of windows [..., L, G·g·P] its group, its first row, its tile, and its place in that tile."""
+  width, lanes = shape[-2:]
+  share = lanes // (groups * tile)
+  step = -(-width // STEP) * STEP
   for group in range(groups):
     for j in range(share):
       for m in range(heads):
-        yield group, (m * share + j) * step, pl.ds((group * share + j) * tile, tile), m
+        start = (group * share + j) * tile
+        yield group, (m * share + j) * step, slice(start, start + tile), m
 
 
-def _spread(q, queries, heads: int):
-  """Write each head's queries to rows of its group, zero in the lanes of the others."""
+def _spread(q: Array, queries, heads: int):
+  """Write each head's queries of a window [L, G·g·P] to rows of its group, zero in the lanes of the others."""
   groups, _, tile = queries.shape
-  width = q.shape[1]
+  width = q.shape[0]
   lane = lax.broadcasted_iota(jnp.int32, (width, tile), 1)
   queries[...] = jnp.zeros_like(queries)
-  for group, row, lanes, m in _tiles(q, groups, tile, heads):
-    x = q[0, :, lanes].astype(jnp.float32)
+  for group, row, lanes, m in _tiles(q.shape, groups, tile, heads):
+    x = q[:, lanes].astype(jnp.float32)
     own = (lane >= m * (tile // heads)) & (lane < (m + 1) * (tile // heads))
     queries[group, pl.ds(row, width), :] = x if heads == 1 else jnp.where(own, x, 0)
 
@@ -191,20 +199,20 @@ def _gather(total, y, heads: int):
   groups, _, tile = total.shape
   width = y.shape[1]
   lane, beside = lax.broadcasted_iota(jnp.int32, (width, tile), 1), None
-  for group, row, lanes, m in _tiles(y, groups, tile, heads):
+  for group, row, lanes, m in _tiles(y.shape, groups, tile, heads):
     x = total[group, pl.ds(row, width), :]
     beside = jnp.where(lane >= m * (tile // heads), x, beside) if m else x
     if m == heads - 1:
       y[0, :, lanes] = beside.astype(y.dtype)
 
 
-def _merge(slots: Array, new, at: Array) -> Array:
-  """Return slots [G, BLOCK, P] with the window new [1, L, G·P] put in from slot `at` on, as far as they reach."""
+def _merge(slots: Array, new: Array, at: Array) -> Array:
+  """Return slots [G, BLOCK, P] with the window new [L, G·P] put in from slot `at` on, as far as they reach."""
   groups, _, tile = slots.shape
-  width = new.shape[1]
+  width = new.shape[0]
   place = lax.broadcasted_iota(jnp.int32, (BLOCK, width), 0) - at
   hit = (place == lax.broadcasted_iota(jnp.int32, (BLOCK, width), 1)).astype(slots.dtype)
-  put = jnp.dot(hit, new[0].astype(slots.dtype), preferred_element_type=jnp.float32)  # [BLOCK, G·P]
+  put = jnp.dot(hit, new.astype(slots.dtype), preferred_element_type=jnp.float32)  # [BLOCK, G·P]
   put = jnp.stack([put[:, g * tile : (g + 1) * tile] for g in range(groups)])
   inside = lax.broadcasted_iota(jnp.int32, slots.shape, 1) - at
   return jnp.where((inside >= 0) & (inside < width), put, slots.astype(jnp.float32)).astype(slots.dtype)
