@@ -136,10 +136,12 @@ def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
 
 
 def compiled(method, networks, sizes: Sizes, sampler: Sampler, place: Placement, platform: str, options=None):
-  """Return the compiled loop; options are XLA's."""
-  loop, args = program(method, networks, sizes, sampler, place, backends.named(platform))
+  """Return the compiled loop; options are XLA's, beside those of the platform's backend."""
+  backend = backends.named(platform)
+  run, args = program(method, networks, sizes, sampler, place, backend)
+  options = dict(backend.xla) | (options or {})
   with _without_cache():
-    return loop.trace(*args).lower(lowering_platforms=(platform,)).compile(compiler_options=options or None)
+    return run.trace(*args).lower(lowering_platforms=(platform,)).compile(compiler_options=options)
 
 
 @contextlib.contextmanager

@@ -71,7 +71,8 @@ class Engine:
     if state is None and (insert[1].source[: insert[1].count] == np.arange(insert[1].count)).all():
       insert = insert[0], insert[1].replace(source=None)
     until = np.array([self.size if ended is None else ended, rounds], np.int32)
-    return loop.run(self.program, self.method, self.params, state, insert, stop, until)
+    run = loop.compiled_with(backends.known(self.program.backend.xla))
+    return run(self.program, self.method, self.params, state, insert, stop, until)
 
   def collect(self, packed: Array, state: State) -> dict[str, Any]:
     """Wait for the device and return what came to the host, arrays with rows in front."""

@@ -162,8 +162,7 @@ def _put_rows_on_mesh(program, prefix: tuple, arrival: Arrival, new: State, stat
   return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
-def run(program, method, params, state, arriving, stop, until) -> tuple[State, Array]:
+def _run(program, method, params, state, arriving, stop, until) -> tuple[State, Array]:
   """Insert and loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
   if state is None and (program.where is None or arriving[1].source is None):
     state = _first(program, method, params, *arriving)
@@ -174,6 +173,15 @@ def run(program, method, params, state, arriving, stop, until) -> tuple[State, A
   state = _rounds(program, method, params, state, until)
   packed = jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(wanted(state))], 1)
   return state, packed if program.where is None else program.where.pin(packed)
+
+
+@functools.cache
+def compiled_with(options: tuple[tuple[str, str], ...]) -> Callable:
+  """Return the jitted `run(program, method, params, state, arriving, stop, until)`, compiled with options of XLA."""
+  return jax.jit(_run, static_argnums=0, donate_argnums=3, compiler_options=dict(options))
+
+
+run = compiled_with(())
 
 
 def _rounds(program, method, params, state: State, until) -> State:

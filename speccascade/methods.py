@@ -91,7 +91,7 @@ def _blocks(name: str, block: int | Sequence[int]) -> tuple[int, ...]:
 def autoregressive(model: int | None = None) -> Method:
   """Decode with one model alone: the only one that is given, or of several the one of this number."""
   number = 0 if model is None else whole('model', model, 0)
-  phases = (Score(0, (1,)), Verify(rules.bind(rules.own), (0,)))
+  phases = (Score(0, (1,), level=True), Verify(rules.bind(rules.own), (0,)))
   return Method(phases, (number,), 1, kind='autoregressive', beside=model is not None)
 
 
@@ -116,7 +116,7 @@ def oracle(rule: Rule) -> Method:
 def _lockstep(combiner, models, kind, *, in_turn: bool) -> Method:
   bound = rules.bind_combiner(combiner)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, (1,), after=m - 1 if in_turn and m else None) for m in everyone)
+  scores = tuple(Score(m, (1,), after=m - 1 if in_turn and m else None, level=True) for m in everyone)
   rule = bound.keywords.get('rule') if len(everyone) == 2 else None
   defer = None if rule is None else _defer(rule)
   return Method((*scores, Verify(bound, everyone, defer=defer)), everyone, 1, kind=kind)
@@ -142,12 +142,12 @@ def speculative(
   widths = (gamma + 1,) if type(policy) is stopping.Policy else packing.thirds(gamma + 1)
   if plain:
     propose = Propose(0, gamma, (2,))
-    score = Score(1, widths)
+    score = Score(1, widths, level=True)
     verify = Verify(rules.bind(rules.own), (1,), accept)
     window = gamma
   else:
     propose = Propose(0, gamma + 1)
-    score = Score(1, widths, scheduling.First(gamma))
+    score = Score(1, widths, scheduling.First(gamma), level=True)
     verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
     window = gamma + 1
   kind = 'speculative' if plain else 'cascade'
@@ -164,7 +164,7 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
     raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
   phases = (
     Propose(0, most, (2,)),
-    Score(1, packing.thirds(most + 1)),
+    Score(1, packing.thirds(most + 1), level=True),
     Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything)),
   )
   policy, name = stopping.Deferral(bound), rules.name_of(rule)
@@ -195,7 +195,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
   most = whole('max_draft', max_draft)
   phases = (
     Propose(0, most, (2,)),
-    Score(1, packing.thirds(most + 1)),
+    Score(1, packing.thirds(most + 1), level=True),
     Verify(rules.bind(rules.own), (1,), acceptance.Threshold(np.float32(rollback))),
   )
   return Method(phases, (0, 1), most, stopping.Fallback(np.float32(fallback)), kind='bild')
@@ -205,7 +205,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   """Speculate towards a combination: model 0 drafts γ tokens, the others score them; no bonus token."""
   bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, (gamma,), scheduling.First(gamma - 1)) for m in everyone[1:])
+  scores = tuple(Score(m, (gamma,), scheduling.First(gamma - 1), level=True) for m in everyone[1:])
   return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, gamma, kind='naive_cos')
 
 
@@ -213,7 +213,7 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
   """Speculate towards an ensemble that is one opaque model: all n models score the block, the drafter anew."""
   bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
-  scores = tuple(Score(m, (gamma + 1,), after=m - 1) for m in slots)
+  scores = tuple(Score(m, (gamma + 1,), after=m - 1, level=True) for m in slots)
   phases = (Propose(0, gamma, (2,)), *scores, Verify(bound, slots))
   return Method(phases, (0, *range(models)), gamma, kind='ensemble_sd')
 
@@ -240,7 +240,7 @@ def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
   phases = (
     Propose(0, gamma, (2,)),
     Score(1, (gamma + 1,), scheduling.First(gamma - 1)),
-    Score(2, packing.steps(gamma + 1), goodput, drop=True),
+    Score(2, packing.steps(gamma + 1), goodput, drop=True, level=True),
     Verify(rules.bind(rules.own), (2,)),
   )
   return Method(phases, (0, 1, 2), gamma, kind='sv', origin=measured.origin)
@@ -270,9 +270,9 @@ def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greed
 def _exact_phases(measured: profiles.Profile, gamma: int, greedy: bool) -> tuple[Phase, ...]:
   verify = Verify(rules.bind(rules.own), (2,))
   if gamma == 0:
-    return Score(2, (1,)), verify
+    return Score(2, (1,), level=True), verify
   goodput = scheduling.Goodput(
     measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
   )
-  score = Score(2, packing.steps(gamma + 1), goodput)
+  score = Score(2, packing.steps(gamma + 1), goodput, level=True)
   return Propose(0, gamma + 1), Score(1, (gamma + 1,), scheduling.First(gamma - 1)), score, verify

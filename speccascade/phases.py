@@ -34,10 +34,13 @@ def _static(**kwargs):
   return struct.field(pytree_node=False, **kwargs)
 
 
-def _feed(context: Context, state: State, m: int, width: int, need: Array, total: int | None = None) -> State:
-  """Feed model m the `need` [B] next tokens of each row and note the logits after them.
+def _feed(context: Context, state: State, m: int, width: int, need: Array, total: int | None = None,
+          slot: Array | int | None = None, last: bool = False) -> tuple[State, Array]:  # fmt: skip
+  """Feed model m the `need` [B] next tokens of each row and note the logits after them, which are returned as well.
 
-  Windows are padded to `width` or, where a total is given, packed to so many tokens of the batch.
+  Windows are padded to `width` or, where a total is given, packed to so many tokens of the batch. Where a slot is
+  given, the logits of every row are noted from that slot on, what lies beyond its tokens too; or those after its `last`
+  token alone.
   """
   w = state.window
   position = state.fed[:, m][:, None] + places(width)
@@ -58,14 +61,16 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array, total
   )
   # The first output is the law of position fed + 1, whose slot is fed + 1 - length.
   first = position[:, 0] + 1 - state.length
-  if width == 1:
+  if slot is not None:
+    window = lax.dynamic_update_slice_in_dim(w.logits[m], take1(logits, need - 1)[:, None] if last else logits, slot, 1)
+  elif width == 1:
     window = backends.current().put(w.logits[m], first, logits[:, 0], (need > 0) & (first >= 0))
   else:
     j = places(w.logits[m].shape[1]) - first[:, None]
     new = (j >= 0) & (j < need[:, None])
     window = jnp.where(new[..., None], take(logits, jnp.clip(j, 0, width - 1)), w.logits[m])
   window = layout.as_head(window, m)
-  return state.replace(window=w.replace(logits=w.logits[:m] + (window,) + w.logits[m + 1 :]))
+  return state.replace(window=w.replace(logits=w.logits[:m] + (window,) + w.logits[m + 1 :])), logits
 
 
 def _process(context: Context, state: State, logits: Array, position: Array) -> Array:
@@ -115,6 +120,8 @@ class Score:
   `widths` are the tokens a row to compile for, ascending. Where there are several, rows differ in their need: one row's
   window has the smallest width that holds it, those of a batch are packed to so many tokens a row on average. `limit`
   bounds how many pending tokens are fed; `drop` forgets the others. `after` is a model whose call must end first.
+  A `level` model has seen every committed token but the last, as one has that the last `Verify` read and did not `keep`
+  for: the first slot of the window is then the same for all rows.
   """
 
   model: int = _static()
@@ -122,11 +129,13 @@ class Score:
   limit: Callable[[Context, State], Array] | None = None
   drop: bool = _static(default=False)
   after: int | None = _static(default=None)
+  level: bool = _static(default=False)
 
   def __str__(self):
     return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit}{", drop" * self.drop})'
 
-  def __call__(self, context: Context, state: State) -> State:
+  def __call__(self, context: Context, state: State, last: bool = False) -> State:
+    """Feed, and note the logits after each token; with `last`, where nothing is pending, those after the last alone."""
     size = state.window.size
     if self.limit is not None:
       size = jnp.where(state.active, self.limit(context, state), size)
@@ -146,10 +155,12 @@ class Score:
     computed = need + _shared(widths[which] * rows - need.sum(), rows) if packs else widths[which]
     state = _charge(state, self.model, calls=(need > 0).astype(jnp.int32), positions=need, computed=computed)
 
+    noted = dict(slot=0 if self.level or last else None, last=last)
+
     def feed(state, width):
       if packs and width < self.widths[-1]:
-        return _feed(context, state, self.model, self.widths[-1], need, total=width * rows)
-      return _feed(context, state, self.model, width, need)
+        return _feed(context, state, self.model, self.widths[-1], need, width * rows, **noted)[0]
+      return _feed(context, state, self.model, width, need, **noted)[0]
 
     branches = [functools.partial(feed, width=n) for n in self.widths]
     return branches[0](state) if len(branches) == 1 else backends.current().choose(which, branches, state)
@@ -164,8 +175,8 @@ def _shared(n: Array, rows: int) -> Array:
 class Propose:
   """Draw up to n tokens from the model's own law, each fed before the next is drawn; they become pending.
 
-  The model first catches up, in a window of one of `widths` (none: it has seen every token). The last token drawn
-  is not fed: its law is known, and its test needs no more.
+  The model first catches up, in a window of one of `widths`, and nothing is pending yet; with no widths it has seen
+  every token, and some may be. The last token drawn is not fed: its law is known, and its test needs no more.
   """
 
   model: int = _static()
@@ -181,15 +192,18 @@ class Propose:
     first, going = 0, state.active
     if self.widths != (1,):  # a window of one is the loop's first turn
       if self.widths:
-        state = before = Score(self.model, self.widths)(context, state)
-      going, state = self._draw(context, state, going & self._knows(state) & (budget > 0))
+        state = before = Score(self.model, self.widths)(context, state, last=True)
+      laws = state.window.logits[self.model]
+      law = laws[:, 0] if self.widths else take1(laws, state.window.size)
+      going, state = self._draw(context, state, law, going & self._knows(state) & (budget > 0), 0)
       first, going = 1, going & (budget > 1)
 
     def turn(carry):
       i, going, state = carry
       need = state.length + state.window.size - state.fed[:, self.model]
-      state = _feed(context, state, self.model, 1, jnp.where(going, jnp.clip(need, 0, 1), 0))
-      going, state = self._draw(context, state, going & self._knows(state) & (i < budget))
+      need = jnp.where(going, jnp.clip(need, 0, 1), 0)
+      state, logits = _feed(context, state, self.model, 1, need, slot=i if self.widths else None)
+      going, state = self._draw(context, state, logits[:, 0], going & self._knows(state) & (i < budget), i)
       return i + 1, going & (i + 1 < budget), state
 
     carry = jnp.int32(first), going, state
@@ -204,22 +218,28 @@ class Propose:
     """Return which rows' next law the model has computed."""
     return state.fed[:, self.model] == state.length + state.window.size
 
-  def _draw(self, context: Context, state: State, going: Array) -> tuple[Array, State]:
+  def _draw(
+    self, context: Context, state: State, logits: Array, going: Array, turn: Array | int
+  ) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
     w = state.window
     end = state.length + w.size
-    logits = layout.as_head(take1(w.logits[self.model], w.size), self.model)
+    logits = layout.as_head(logits, self.model)
     sampler = probs.at_window(state).at(w.size)
     going = going & (end < state.limit) & ~context.policy.before(logits, sampler)
     q = layout.as_head(sampler(logits), self.model)
     token, noise = state.noise.draw(q, end, DRAFT, state.length)
     put = backends.current().put
+    if self.widths:  # the slot is the same in all rows that are going, and what the others have there means nothing
+      note = lambda x, new: lax.dynamic_update_slice_in_dim(x, new[:, None], turn, 1)
+    else:
+      note = lambda x, new: put(x, w.size, new, going)
     state = state.replace(
       tokens=put(state.tokens, end, token, going),
       window=w.replace(
         size=w.size + going.astype(jnp.int32),
-        probs=None if w.probs is None else put(w.probs, w.size, q, going),
-        source=put(w.source, w.size, jnp.full_like(end, self.model), going),
+        probs=None if w.probs is None else note(w.probs, q),
+        source=note(w.source, jnp.full_like(end, self.model)),
       ),
       noise=noise,
     )

@@ -317,7 +317,7 @@ def _pick(weights: Array, u: Array) -> Array:
   """Invert the cumulative sum of weights [..., N] at u [...]."""
   total = jnp.cumsum(weights, -1)
   hit = (total > u[..., None] * total[..., -1:]) & (weights > 0)
-  return jnp.where(hit.any(-1), hit.argmax(-1), weights.argmax(-1)).astype(jnp.int32)
+  return jnp.where(hit, jnp.inf, weights).argmax(-1).astype(jnp.int32)  # the first hit; rounding may leave none
 
 
 class Noise(Protocol):
@@ -353,7 +353,8 @@ class Keyed:
   def _uniform(self, position: Array, purpose: int, start: Array) -> Array:
     rows, _, blocks = self.uniforms.shape[:3]
     place = position - start if blocks > 1 else jnp.zeros_like(position)
-    return take1(self.uniforms[:, :, :, purpose].reshape(rows, -1, 2), position * blocks + place)
+    both = (self.uniforms[:, :, :, purpose, i].reshape(rows, -1) for i in range(2))
+    return jnp.stack([take1(x, position * blocks + place) for x in both], -1)
 
   def draw(self, weights, position, purpose, start):
     if self.greedy and purpose == DRAFT:

@@ -87,7 +87,7 @@ def observing(block: int, slots: int) -> Method:
   phases = (
     Propose(0, block + 1),
     Score(1, (block + 1,), scheduling.First(block)),
-    Score(2, (block + 1,), scheduling.First(block)),
+    Score(2, (block + 1,), scheduling.First(block), level=True),
     Observe(),
     Verify(rules.bind(rules.own), (2,)),
   )

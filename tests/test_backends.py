@@ -223,3 +223,9 @@ def test_code_outside_a_program_is_plain_and_a_program_has_its_own():
   assert backends.current() == backends.Backend()
   assert backends.of({'x': jnp.ones(2)}) == backends.CPU()
   assert tpu_attention.BLOCK % 128 == 0
+
+
+def test_an_option_that_the_compiler_refuses_is_left_out_with_a_warning():
+  assert backends.known(()) == ()
+  with pytest.warns(UserWarning, match='xla_of_tomorrow'):
+    assert backends.known((('xla_of_tomorrow', 'true'),)) == ()

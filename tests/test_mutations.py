@@ -202,10 +202,10 @@ def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(mo
   # q may be any law that the draft was really drawn from; what is tested with another one is not.
   knows, at_window = phases.Propose._draw, probs.at_window
 
-  def draft(self, context, state, going):
+  def draft(self, *args):
     with monkeypatch.context() as patch:
       patch.setattr(probs, 'at_window', lambda state: FilteredFirst(at_window(state)))
-      return knows(self, context, state, going)
+      return knows(self, *args)
 
   monkeypatch.setattr(phases.Propose, '_draw', draft)
   assert off('speculative speculative', setting=FILTERS) < 1e-5

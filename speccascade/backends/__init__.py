@@ -5,6 +5,8 @@ outside, as in training, is plain XLA.
 """
 
 from collections.abc import Sequence
+import functools
+import warnings
 
 import jax
 
@@ -14,7 +16,8 @@ from speccascade.backends.gpu import GPU
 from speccascade.backends.tpu import TPU
 from speccascade.traced import Setting
 
-__all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'current', 'entry_of', 'named', 'of', 'prepared', 'use']
+__all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'current', 'entry_of', 'known', 'named', 'of',
+           'prepared', 'use']  # fmt: skip
 
 _PLATFORMS = {'cpu': CPU(), 'gpu': GPU(), 'cuda': GPU(), 'rocm': GPU(), 'tpu': TPU()}
 _BACKEND: Setting[Backend] = Setting('backend')
@@ -39,6 +42,17 @@ def prepared(models: Sequence) -> tuple[Backend, tuple]:
   """Return the backend of models that run together, and their parameters as it computes with them."""
   backend = of([m.params for m in models])
   return backend, tuple(backend.prepare(m.params) for m in models)
+
+
+@functools.cache
+def known(options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+  """Return options of XLA, or none where this machine's compiler refuses them."""
+  try:
+    jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
+  except jax.errors.JaxRuntimeError as error:
+    warnings.warn(f'decoding is compiled without {dict(options)}: {str(error).splitlines()[0]}', stacklevel=2)
+    return ()
+  return options
 
 
 def current() -> Backend:

@@ -49,6 +49,11 @@ class Backend:
 
   # ---- parameters ----
 
+  @property
+  def xla(self) -> tuple[tuple[str, str], ...]:
+    """The options of XLA that the loop is compiled with."""
+    return ()
+
   def prepare(self, params: dict) -> dict:
     """Return parameters as this backend computes with them; what is not changed is shared."""
     return params

@@ -15,6 +15,9 @@ from speccascade.backends.base import Backend, tokens_of
 Array = jax.Array
 
 _LANES = 128
+# What is read ahead is then chosen by the instructions of a fusion and not by a rule of thumb: more of the weights, where
+# tokens are few.
+_OPTIONS = (('xla_msa_use_bundle_aware_cost_model', 'true'),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,10 @@ class TPU(Backend):
 
   def on_mesh(self):
     return dataclasses.replace(self, mesh=True)
+
+  @property
+  def xla(self):
+    return () if self.interpret else _OPTIONS
 
   def prepare(self, params):
     """Widen scales and biases, which the loop would do at each use."""

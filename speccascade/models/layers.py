@@ -245,8 +245,8 @@ class RelativeBias(nn.Module):
     )
     first = offsets[np.flatnonzero(np.diff(bucket, prepend=-1))]  # of each run of offsets in one bucket
     offset = (jnp.arange(slots)[None, None] - positions[:, :, None])[:, None]  # [B, 1, L, T]
-    reached = offset >= first[None, :, None, None]  # [B, runs, L, T]
-    here = reached & ~jnp.pad(reached[:, 1:], ((0, 0), (0, 1), (0, 0), (0, 0)))
+    edges = np.append(first, slots + 1)[None, :, None, None]
+    here = (offset >= edges[:, :-1]) & (offset < edges[:, 1:])  # [B, runs, L, T]
     values = embedding.astype(jnp.float32)[:, bucket[first + slots]]  # [H, runs]
     # A gather would go row by row. Of each sum one term is not zero: at the highest precision that is a value as it is.
     return jnp.einsum('hr,brlt->bhlt', values, here.astype(jnp.float32), precision='highest')
