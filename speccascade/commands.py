@@ -144,10 +144,12 @@ def _binding(argument: str) -> str:
 
 def _said(error: Exception) -> str:
   """Return what went wrong: our own errors whole, of any other the first line."""
-  text = str(error).strip()
-  if isinstance(error, RunError) or '\n' not in text:
-    return text or type(error).__name__
-  return f'{text.splitlines()[0]} … (--debug shows all of it)'
+  text = str(error).strip() or type(error).__name__
+  if isinstance(error, RunError):
+    return text
+  first, *more = text.splitlines()
+  text = f'{first} … (--debug shows all of it)' if more else first
+  return f'{text}. Where another process died, that is why. {distributed.AGAIN}' if distributed.ended(error) else text
 
 
 class _Ended(KeyboardInterrupt):

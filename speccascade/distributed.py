@@ -163,6 +163,12 @@ def _waiting(what: str):
     ) from error
 
 
+def ended(error: Exception) -> bool:
+  """Tell whether an error may be that of a program of several processes, one of which is gone."""
+  memory = str(error).startswith('RESOURCE_EXHAUSTED')
+  return count() > 1 and isinstance(error, jax.errors.JaxRuntimeError) and not memory
+
+
 def threads() -> int:
   """Return how many threads may call programs at once: one, where processes must call them in one order."""
   return 1 if count() > 1 else os.cpu_count() or 1

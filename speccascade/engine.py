@@ -92,7 +92,8 @@ def _check_memory(program: loop.Program, size: int, params: tuple) -> None:
     caches = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
   else:
     caches = program.where.bytes(shapes, program.readers.caches(shapes))
-  device = next((d for x in jax.tree.leaves(params) if isinstance(x, jax.Array) for d in x.devices()), jax.devices()[0])
+  arrays = (x for x in jax.tree.leaves(params) if isinstance(x, jax.Array))
+  device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
   limit = (device.memory_stats() or {}).get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   if caches > limit:
     raise ValueError(

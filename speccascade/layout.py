@@ -39,12 +39,16 @@ _LAWS = 8 << 20  # bytes of a window's logits whose gathering takes as long as r
 
 def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   """Return the mesh of {'data': 2, 'model': 4} over the first devices, 'model' over neighbours."""
-  size = {ROWS: 1, PARTS: 1} | dict(shape)
-  devices = jax.devices() if devices is None else devices
+  size, found = {ROWS: 1, PARTS: 1} | dict(shape), jax.devices() if devices is None else devices
   count = math.prod(size.values())
-  if set(size) != {ROWS, PARTS} or not 0 < min(size.values()) or count > len(devices):
-    raise ValueError(f'mesh {dict(shape)}: give data and model, at most {len(devices)} devices in all.')
-  return Mesh(np.array(devices[:count]).reshape(size[ROWS], size[PARTS]), (ROWS, PARTS))
+  if set(size) != {ROWS, PARTS} or not 0 < min(size.values()) or count > len(found):
+    raise ValueError(f'mesh {dict(shape)}: give data and model, at most {len(found)} devices in all.')
+  used = found[:count]
+  if devices is None and (lost := {d.process_index for d in found} - {d.process_index for d in used}):
+    raise ValueError(
+      f'mesh {dict(shape)} has no device of process {min(lost)}: let it have some of each, {len(found)} devices in all.'
+    )
+  return Mesh(np.array(used).reshape(size[ROWS], size[PARTS]), (ROWS, PARTS))
 
 
 def place(model: Any, on: Mesh, rules: Rules | str | None = None) -> Any:

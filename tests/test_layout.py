@@ -1,5 +1,7 @@
 """Which models are cut over a mesh, where the arrays of a program lie, and what is refused."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
@@ -69,6 +71,13 @@ def test_what_is_no_mesh_and_no_rule_is_refused():
     layout.specs(GROUPED, FOUR, 'halved')
   with pytest.raises(ValueError, match="the mesh has no axis 'rows', only 'data', 'model'"):
     layout.specs(GROUPED, FOUR, (('mlp', 'rows'),))
+
+
+def test_a_mesh_leaves_no_process_out(monkeypatch):
+  found = [types.SimpleNamespace(process_index=i // 2) for i in range(4)]
+  monkeypatch.setattr(jax, 'devices', lambda: found)
+  with pytest.raises(ValueError, match='has no device of process 1: let it have some of each, 4 devices in all'):
+    mesh({'model': 2})
 
 
 def test_one_device_has_no_layout():

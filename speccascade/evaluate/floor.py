@@ -53,8 +53,8 @@ def passes_seconds(
     return (time.perf_counter() - start) / rounds
 
   @functools.cache
-  def rounds() -> int:  # at the first call, not while other loops compile beside this one
-    return int(np.clip(ENOUGH / seconds(2), 2, most))
+  def rounds() -> int:  # at the first call, not while other loops compile beside this one; of all processes as many
+    return distributed.broadcast(int(np.clip(ENOUGH / seconds(2), 2, most)))
 
   seconds(1)  # compiles
   return lambda: seconds(rounds())

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, inputs, methods, probs, targets
+from speccascade import backends, distributed, inputs, methods, probs, targets
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import Loaded
@@ -85,6 +85,7 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   laws['p'] = _chance(logits[used[-1]], tokens, sampler)
   if combiner is not None:
     laws['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
+  laws = jax.device_get(distributed.whole(laws))
   names = _sources(method)
   pieces = models[-1].tokenizer.pieces() if models[-1].tokenizer is not None else None
   return [

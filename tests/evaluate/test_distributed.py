@@ -18,8 +18,11 @@ from test_shards import RUN, same_bytes
 
 import speccascade
 from speccascade import distributed
+from speccascade.checkpoints import orbax
 from speccascade.errors import RunError
 from speccascade.evaluate import rundir
+from speccascade.models.t5 import T5, T5Config
+from speccascade.types import Model
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEVICES = '--xla_force_host_platform_device_count='
@@ -196,6 +199,70 @@ def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(
   one = finish(start(config, 'run', cwd=tmp_path / 'one', XLA_FLAGS=f'{os.environ["XLA_FLAGS"]} {DEVICES}4'))
   assert one[0] == 0, one
   same_bytes(tmp_path / 'one' / 'run', tmp_path / 'two' / 'run')
+
+
+PAIR = """
+small/Checkpoint.path = 'small'
+small/Checkpoint.rules = 'whole'
+large/Checkpoint.path = 'large'
+large/Checkpoint.rules = 'cut'
+Experiment.quality_batch = 4
+Experiment.trace_examples = 2
+Experiment.latency_examples = 2
+Experiment.latency_trials = 1
+"""
+UNLIKE = """
+import os
+from speccascade import engine
+from speccascade.evaluate import floor
+engine._MANY = 0  # the memory of every batch is looked at
+floor.ENOUGH = 10.0 ** (9 if os.environ['JAX_PROCESS_ID'] == '0' else -9)  # as if one ran much faster
+"""
+
+
+@pytest.fixture(scope='module')
+def pair(tmp_path_factory):
+  """Return a config of two models, beside them and the run of one process, which has them whole."""
+  folder = tmp_path_factory.mktemp('pair')
+  network = T5(T5Config(32, 16, 8, 4, 24, 1, 2))
+  params = network.init(jax.random.key(0))
+  noise = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
+  near = jax.tree.map(lambda x: x * (1 + 0.3 * jax.random.normal(next(noise), x.shape)), params)
+  for name, some in (('small', near), ('large', params)):
+    orbax.save(folder / name, Model(some, network))
+  config = folder / 'pair.gin'
+  config.write_text(GOOD.replace('@toys.models', '[@small/Checkpoint(), @large/Checkpoint()]') + PAIR)
+  code, _, err = finish(start(config, 'one'))
+  assert code == 0, err
+  return config
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(('data', 'parts', 'victim'), [(1, 4, 1), (2, 2, 0)])
+def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, parts, victim):
+  folder, shape = pair.parent / f'{data}x{parts}', f"--gin.mesh.shape={{'data': {data}, 'model': {parts}}}"
+
+  def begin(**more) -> list[subprocess.Popen]:
+    where, flags = address(), ('--distributed', '--host_timeout=30', shape)
+    return [start(pair, folder, *flags, **more, **environment(where, i)) for i in range(2)]
+
+  both, deadline = begin(), time.monotonic() + 120
+  while not (folder / 'examples.jsonl').exists() or not (folder / 'examples.jsonl').read_bytes():
+    assert both[0].poll() is both[1].poll() is None and time.monotonic() < deadline
+    time.sleep(0.002)
+  both[victim].send_signal(signal.SIGKILL)
+  code, out, err = finish(both[1 - victim])
+  finish(both[victim])
+  errors = [line for line in err.splitlines() if line.startswith('error: ')]
+  assert code == 1 and 'Report' not in out and len(errors) == 1, (code, out, err)
+  assert 'nother process' in errors[0] and 'on all hosts goes on from the last lines written' in errors[0]
+  for code, _, err in map(finish, begin(before=UNLIKE, SPECCASCADE_WATCHED='1')):
+    assert code == 0, err
+  for name in ('examples.jsonl', 'models.json'):
+    assert (folder / name).read_bytes() == (pair.parent / 'one' / name).read_bytes()
+  assert len((folder / 'traces.jsonl').read_text().splitlines()) == 8
+  environment_of = json.loads((folder / 'environment.json').read_text())
+  assert environment_of['devices'] == 4 and json.loads((folder / 'floor.json').read_text())['forward_s']['large']
 
 
 @pytest.mark.full
