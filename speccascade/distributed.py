@@ -26,7 +26,7 @@ import numpy as np
 from speccascade.errors import RunError
 
 T = TypeVar('T')
-WATCHED = 'SPECCASCADE_WATCHED'  # set in the environment of a command that `watch` started
+WATCHED = 'SPECCASCADE_WATCHED'  # in the environment of a command that `watch` started: where it leaves its exit code
 AGAIN = 'The same command on all hosts goes on from the last lines written; --host_timeout is how long they wait.'
 LIMIT = 600.0  # seconds
 BEFORE = 60.0  # that JAX waits longer for a heartbeat: it ends the process without our sentence
@@ -39,14 +39,22 @@ _writing = False  # inside a call that the writer makes for all
 def watch(command: Sequence[str]) -> int:
   """Run a command that is to `start` and return its exit code; it dies with this process.
 
-  JAX aborts a process where another that it waits for is gone, whatever it is at. Then this one says so.
+  JAX aborts a process where another that it waits for is gone, whatever it is at. Then this one says so, unless the
+  process itself had said what is wrong and was about to leave.
   """
+  heard, told = os.pipe()
   child = subprocess.Popen(
-    command, env=os.environ | {WATCHED: '1'}, preexec_fn=_die_with_parent, start_new_session=True
+    command, env=os.environ | {WATCHED: str(told)}, preexec_fn=_die_with_parent, start_new_session=True, pass_fds=[told]
   )  # fmt: skip
+  os.close(told)
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, _: child.send_signal(number))
   code = child.wait()
+  os.set_blocking(heard, False)
+  with open(heard, 'rb', buffering=0) as pipe:
+    own = pipe.read(1)
+  if code == -signal.SIGABRT and own:
+    return own[0]
   if code == -signal.SIGABRT:
     print(f'error: Another process died, and JAX ended this one. {AGAIN}', file=sys.stderr)
     return 1
@@ -213,6 +221,8 @@ def leave(code: int) -> int:
   if code and count() > 1:
     sys.stdout.flush()
     sys.stderr.flush()
+    if WATCHED in os.environ:
+      os.write(int(os.environ[WATCHED]), bytes([code]))
     with contextlib.suppress(RuntimeError, AttributeError):  # AttributeError: it had not started yet
       _jax_distributed.global_state.client.wait_at_barrier('speccascade/left', int(PATIENCE * 1000))
     if is_writer():
