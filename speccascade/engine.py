@@ -25,7 +25,7 @@ class Engine:
 
   def __init__(self, method, models: Sequence[Model], *, needs: requests.Features, size: int, width: int, max_new: int,
                trace: bool = False, processor: Callable | None = None):  # fmt: skip
-    slots = [models[m] for m in method.slots]
+    method, slots = method.at(size), [models[m] for m in method.slots]
     last = slots[-1].network
     buffer = loop.positions(last, width, max_new, method.window)
     self.method, self.needs, self.size, self.width = method, needs, size, width
@@ -34,7 +34,7 @@ class Engine:
     backend, self.params = backends.prepared(slots)
     networks = tuple(s.network for s in slots)
     self.program = loop.Program(
-      networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top, processor, where
+      networks, cache_owners(slots, method.idle), buffer, self.vocab, backend, trace, needs.top, processor, where
     )
     if size * buffer >= _MANY:
       _check_memory(self.program, size, self.params)

@@ -25,7 +25,7 @@ class Program(NamedTuple):
   """What is compiled in, beside the method's structure and the shapes."""
 
   networks: tuple[Network, ...]
-  owners: tuple[int, ...]  # the slot of the method in whose cache each slot works
+  owners: tuple[int | None, ...]  # the slot of the method in whose cache each slot works, None of one that is idle
   buffer: int  # positions of a row
   vocab: int
   backend: backends.Backend = backends.Backend()
@@ -37,7 +37,7 @@ class Program(NamedTuple):
   @property
   def kept(self) -> list[int]:
     """The slots that have a cache."""
-    return sorted(set(self.owners))
+    return sorted({s for s in self.owners if s is not None})
 
   @property
   def readers(self) -> layout.Layout | None:
@@ -187,7 +187,7 @@ run = compiled_with(())
 def _rounds(program, method, params, state: State, until) -> State:
   extend = [functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)]
   extend = _by_layout(program.where, extend)
-  cache_of = tuple(program.kept.index(s) for s in program.owners)
+  cache_of = tuple(None if s is None else program.kept.index(s) for s in program.owners)
   context = Context(extend, cache_of, method.policy, program.networks[-1].eos_ids, program.processor)
 
   def go_on(carry):
@@ -217,10 +217,11 @@ def decode_batch(
   noise: probs.Noise,
 ) -> State:  # fmt: skip
   """Decode one padded batch on the device with noise of one's own and return the loop's last state."""
-  slots = [models[m] for m in method.slots]
   rows, width = prompt.tokens.shape
+  method, slots = method.at(rows), [models[m] for m in method.slots]
   buffer = positions(slots[-1].network, width, max_new_tokens, method.window)
-  program = Program(tuple(s.network for s in slots), cache_owners(slots), buffer, inputs.vocabulary(models))
+  owners = cache_owners(slots, method.idle)
+  program = Program(tuple(s.network for s in slots), owners, buffer, inputs.vocabulary(models))
   full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)
   by_row = jax.tree.map(lambda x: full(x), sampler)
   limits = Limits(jnp.zeros((rows, 0), jnp.int32))

@@ -7,7 +7,9 @@ tokens, and the law at every position is π whatever the block size.
 """
 
 from collections.abc import Callable, Sequence
+import functools
 import numbers
+from typing import Any
 
 from flax import struct
 from jax import tree_util
@@ -34,6 +36,7 @@ class Method:
   rule: str | None = struct.field(pytree_node=False, default=None)  # its name, for the name of the method
   beside: bool = struct.field(pytree_node=False, default=False)  # whether more models may be given than it decodes with
   origin: profiles.Origin | None = struct.field(pytree_node=False, default=None)  # of the profile that it decodes by
+  idle: tuple[int, ...] = struct.field(pytree_node=False, default=())  # slots that need not read the prompt
 
   def __str__(self):
     until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
@@ -49,6 +52,18 @@ class Method:
   def models(self) -> int:
     """The number of models that the method decodes with."""
     return max(self.slots) + 1
+
+  def at(self, rows: int) -> 'Method':
+    """Return the method as a batch of so many rows runs it."""
+    first = self.phases[0]
+    return self.replace(**_reach(first.at(rows))) if isinstance(first, BySize) else self
+
+
+def _reach(phases: tuple[Phase, ...]) -> dict[str, Any]:
+  """Return phases over three slots, the window that they fill, and the slots that they leave idle."""
+  fed = {p.model for p in phases if isinstance(p, Score | Propose)}
+  window = max((p.n for p in phases if isinstance(p, Propose)), default=1)
+  return dict(phases=phases, window=window, idle=tuple(s for s in range(3) if s not in fed))
 
 
 @struct.dataclass
@@ -141,17 +156,20 @@ def speculative(
   plain, policy = bound.func is rules.speculative, stopping.check(policy)
   widths = (gamma + 1,) if type(policy) is stopping.Policy else packing.thirds(gamma + 1)
   if plain:
-    propose = Propose(0, gamma, (2,))
-    score = Score(1, widths, level=True)
-    verify = Verify(rules.bind(rules.own), (1,), accept)
+    phases = _drafted(gamma, 1, widths, accept)
     window = gamma
   else:
-    propose = Propose(0, gamma + 1)
-    score = Score(1, widths, scheduling.First(gamma), level=True)
     verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
+    phases = Propose(0, gamma + 1), Score(1, widths, scheduling.First(gamma), level=True), verify
     window = gamma + 1
   kind = 'speculative' if plain else 'cascade'
-  return Method((propose, score, verify), slots, window, policy, by_round, kind, rules.name_of(rule))
+  return Method(phases, slots, window, policy, by_round, kind, rules.name_of(rule))
+
+
+def _drafted(gamma: int, verifier: int, widths: tuple[int, ...], accept: Callable) -> tuple[Phase, ...]:
+  """Return the phases of speculative decoding."""
+  verify = Verify(rules.bind(rules.own), (verifier,), accept)
+  return Propose(0, gamma, (2,)), Score(verifier, widths, level=True), verify
 
 
 def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
@@ -254,23 +272,28 @@ def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greed
   output comes from a test, by random numbers of its position; which tokens are scored when changes neither law nor
   text. The total is the best of all, with `greedy` the one before goodput first falls, as published.
 
-  `block` is γ. Without it γ is what the profile found best for a batch of that size; 0, plain decoding, where drafts do
-  not pay: the law is the same, the texts that are drawn are then others than in other batches.
+  `block` is γ. Without it a batch is decoded in the way that the profile found fastest for its size: in this one with a
+  γ of its own, by speculative decoding, which leaves the companion out, or plainly. The law is the same, the texts
+  that are drawn are others in each.
   """
   measured = profiles.get(profile)
-  if block is None and measured.blocks is None:
-    raise ValueError('sv_exact needs block, as in block=5: this profile does not say which γ is best for which batch.')
-  blocks = measured.blocks if block is None else {1: whole('block', block)}
-  rows = tuple(sorted(blocks))
-  branches = tuple(_exact_phases(measured, blocks[n], greedy) for n in rows)
-  phases = branches[0] if len(set(blocks.values())) == 1 else (BySize(branches, rows),)
-  return Method(phases, (0, 1, 2), max(blocks.values()) + 1, kind='sv_exact', origin=measured.origin)
+  if block is None and measured.ways is None:
+    raise ValueError('sv_exact needs block, as in block=5: this profile does not say what is best for which batch.')
+  ways = measured.ways if block is None else {1: profiles.Way('sv', whole('block', block))}
+  rows = tuple(sorted(ways))
+  branches = tuple(_exact_phases(measured, ways[n], greedy) for n in rows)
+  made = functools.partial(Method, slots=(0, 1, 2), kind='sv_exact', origin=measured.origin)
+  if len(set(ways.values())) == 1:
+    return made(**_reach(branches[0]))
+  return made((BySize(branches, rows),), window=max(_reach(branch)['window'] for branch in branches))
 
 
-def _exact_phases(measured: profiles.Profile, gamma: int, greedy: bool) -> tuple[Phase, ...]:
-  verify = Verify(rules.bind(rules.own), (2,))
-  if gamma == 0:
+def _exact_phases(measured: profiles.Profile, way: profiles.Way, greedy: bool) -> tuple[Phase, ...]:
+  verify, gamma = Verify(rules.bind(rules.own), (2,)), way.block
+  if way.kind == 'plain':
     return Score(2, (1,), level=True), verify
+  if way.kind == 'speculative':
+    return _drafted(gamma, 2, (gamma + 1,), verify.accept)
   goodput = scheduling.Goodput(
     measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
   )

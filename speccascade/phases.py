@@ -12,7 +12,7 @@ import jax
 from jax import lax, tree_util
 import jax.numpy as jnp
 
-from speccascade import acceptance, backends, layout, packing, probs, rules
+from speccascade import acceptance, backends, layout, packing, probs, rules, scheduling
 from speccascade.types import (
   Array,
   BONUS,
@@ -273,6 +273,7 @@ class Verify:
     width = w.source.shape[1]
     known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - length + 1
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, known), 0), 0)
+    scored = jnp.clip(known - 1, 0, w.size)
     position = length[:, None] + places(width)
     pending = take(state.tokens, position)
     if w.probs is None:
@@ -290,7 +291,8 @@ class Verify:
     final = self._final(logits, sampler, w, verdict, rejected)
     token, noise = noise.draw(final, length + kept, FINAL, length)
     state = state.replace(noise=noise)
-    return self._commit(context, state, tested, kept, more, rejected, token, self._deferred(logits, sampler))
+    deferred = self._deferred(logits, sampler)
+    return self._commit(context, state, scored, tested, kept, more, rejected, token, deferred)
 
   def _final(self, logits, sampler, w, verdict, rejected) -> Array:
     """Return what the token after the accepted ones is drawn from. Only its position's target is computed again."""
@@ -303,7 +305,7 @@ class Verify:
   def _deferred(self, logits, sampler) -> Array | int:
     return 0 if self.defer is None else self.defer(logits[0], logits[1], sampler=sampler).astype(jnp.int32)
 
-  def _commit(self, context, state, tested, kept, more, rejected, token, deferred) -> State:
+  def _commit(self, context, state, scored, tested, kept, more, rejected, token, deferred) -> State:
     """Append the kept tokens and the one more; end rows at EOS and at their limit; count."""
     w, length = state.window, state.length
     width = w.source.shape[1]
@@ -317,7 +319,7 @@ class Verify:
     after = length + emitted
     origin = jnp.where(rejected, RESIDUAL, BONUS)[:, None]
     origin = jnp.where(slot < kept[:, None], jnp.pad(w.source, ((0, 0), (0, 1))), origin)
-    stats = _count(state, tested, kept, emitted, origin, deferred)
+    stats = _count(state, scored, tested, kept, emitted, origin, deferred)
     stay = self.keep & ~more
     valid = jnp.minimum(state.fed, jnp.minimum(length + kept, after - 1)[:, None])
     valid = jnp.where(stay[:, None], state.fed, valid)
@@ -342,7 +344,7 @@ class Verify:
     )
 
 
-def _count(state: State, tested, kept, emitted, origin, deferred):
+def _count(state: State, scored, tested, kept, emitted, origin, deferred):
   """Add a verification to the statistics, leaving out what lies after a row's end."""
   s = state.stats
   width = state.window.source.shape[1]
@@ -351,7 +353,7 @@ def _count(state: State, tested, kept, emitted, origin, deferred):
   accepted = jnp.minimum(kept, emitted)[:, None]
   slot, fresh = _fresh(state, s.source.shape[1], emitted)
   round_ = state.active & (emitted > 0)
-  lengths = places(width + 1) == accepted
+  lengths, verified = places(width + 1) == accepted, places(width + 1) == scored[:, None]
   return s.replace(
     rounds=s.rounds + round_.astype(jnp.int32),
     tested=s.tested + reached[:, 0],
@@ -359,6 +361,7 @@ def _count(state: State, tested, kept, emitted, origin, deferred):
     emitted=s.emitted + emitted,
     deferred=s.deferred + jnp.sum(jnp.where(places(width + 1) < emitted[:, None], deferred, 0), 1),
     accepted_lengths=s.accepted_lengths + (lengths & (round_ & (tested > 0))[:, None]).astype(jnp.int32),
+    verified_lengths=s.verified_lengths + (verified & round_[:, None]).astype(jnp.int32),
     tested_at=s.tested_at + (place < reached).astype(jnp.int32),
     accepted_at=s.accepted_at + (place < accepted).astype(jnp.int32),
     source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), s.source),
@@ -437,7 +440,8 @@ class Elect:
 class BySize:
   """Run the branch that is meant for batches of so many rows, which are known when the loop is traced.
 
-  `rows` ascend: a branch is for batches of at most its number, the last one for larger ones too.
+  `rows` ascend: a branch is for batches of at most its number, the last one for larger ones too. `Method.at` puts the
+  branch in its place before anything is made for it.
   """
 
   branches: tuple[tuple[Phase, ...], ...]
@@ -448,8 +452,11 @@ class BySize:
     return 'by size[' + ' | '.join(f'{n}: ' + ' · '.join(map(str, branch)) for n, branch in of) + ']'
 
   def __call__(self, context: Context, state: State) -> State:
-    fits = [n for n in self.rows[:-1] if n >= state.length.shape[0]]
-    return run(self.branches[self.rows.index(fits[0]) if fits else -1], context, state)
+    return run(self.at(state.length.shape[0]), context, state)
+
+  def at(self, rows: int) -> tuple[Phase, ...]:
+    """Return the branch for a batch of so many rows."""
+    return self.branches[scheduling.meant(self.rows, rows)]
 
 
 def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:

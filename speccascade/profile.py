@@ -4,9 +4,11 @@
       --prompt-field 'Question: {question}\\nAnswer:' --temperature 0.6 --top-p 0.9 --out profile.json
   python -m speccascade.profile --models DRAFT COMPANION TARGET --times profile.json --out here.json
 
-The prompts are decoded with every draft verified, while the companion reads it too; then forward passes are timed. The
-file goes to methods.sv_exact(profile='profile.json'), in gin as well, and to speccascade.decode --profile. With --times
-the table is that of a profile which was measured elsewhere, and only the times are measured.
+The prompts are decoded with every draft verified, while the companion reads it too; then forward passes are timed; then
+some of the prompts are decoded at each batch in every way that may be the fastest, which is the one that sv_exact takes
+there. The file goes to methods.sv_exact(profile='profile.json'), in gin as well, and to speccascade.decode --profile.
+With --times the table is that of a profile which was measured elsewhere, and only times are measured, those of
+decoding where prompts are given with --data.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import sys
+import time
 
 from flax import struct
 import jax.numpy as jnp
@@ -34,12 +37,13 @@ from speccascade import (
   scheduling,
 )
 from speccascade.data import files
+from speccascade.decode import decode
 from speccascade.engine import Engine
 from speccascade.errors import RunError
-from speccascade.evaluate import floor, sv_studies
+from speccascade.evaluate import floor, protocols, sv_studies
 from speccascade.evaluate.formats import markdown
 from speccascade.loop import positions
-from speccascade.methods import Method
+from speccascade.methods import Method, sv_exact
 from speccascade.phases import Propose, Score, Verify
 from speccascade.progress import Progress
 from speccascade.stopping import Policy
@@ -160,6 +164,49 @@ def _verifier(timer, model: Model, rows: int, width: int, size: int):
   return timer(model, rows, width, total=None if size == rows * width else size)
 
 
+def measure_ways(
+  found: profiles.Profile,
+  models: Sequence[Model],
+  prompts: Sequence,
+  *,
+  max_new_tokens: int = 128,
+  sampler: probs.Sampler = probs.Sampler(),
+  seed: int = 0,
+  trials: int = 3,
+) -> dict[int, dict[profiles.Way, float]]:
+  """Return `measured` of a profile: tokens a second of two batches of prompts (four of one row), medians of trials.
+
+  The ways take turns; too few prompts are repeated.
+  """
+  call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
+  width = inputs.prompt_width(models, requests.rows(models, prompts, **call), None)
+  tried = {batch: list(sv_studies.candidates(found, batch)) for batch in found.times}
+  progress = Progress('ways', sum(map(len, tried.values())) * (trials + 1), unit='decodes')
+  measured = {}
+  for batch, some in tried.items():
+    protocols.few_executables()
+    texts = [prompts[i % len(prompts)] for i in range(max(2 * batch, 4))]
+    made = {way: sv_exact(dataclasses.replace(found, ways={batch: way})) for way in some}
+    run = functools.partial(_speed, models=models, batch=batch, max_prompt_tokens=width, **call)
+    speeds = {way: [] for way in some}
+    for trial in range(trials + 1):
+      for way, method in made.items():
+        speed = run(method, prompts=texts if trial else texts[:batch])  # first unrecorded, for it compiles
+        speeds[way] += [speed] if trial else []
+        progress.add(1, f'batch {batch}, {way}')
+    measured[batch] = {way: float(np.median(x)) for way, x in speeds.items()}
+  return measured
+
+
+def _speed(method: Method, *, prompts: Sequence, batch: int, **call) -> float:
+  """Return the tokens a second of decoding batch after batch."""
+  start, tokens = time.perf_counter(), 0
+  for i in range(0, len(prompts), batch):
+    out = decode(method, prompts=prompts[i : i + batch], batch_size=batch, **call)
+    tokens += int(out.stats.emitted.sum())
+  return tokens / (time.perf_counter() - start)
+
+
 # ---- a profile ----
 
 
@@ -175,10 +222,12 @@ def profile(
   bins: Sequence[int] = (20, 15),
   data: str = 'prompts',
   seed: int = 0,
+  trials: int = 3,
 ) -> profiles.Profile:
   """Measure acceptance on prompts, and times on this device at each of `batches`, of drafter, companion, verifier.
 
-  The table has at most `bins` of S and, in each, of A, all with about as many samples.
+  The table has at most `bins` of S and, in each, of A, all with about as many samples. Ways to decode are tried
+  `trials` times; with 0 the cost model chooses among them.
   """
   if len(models) != 3:
     raise ValueError(f'a profile is of a drafter, a companion and a verifier, not of {len(models)} models.')
@@ -192,17 +241,27 @@ def profile(
   times, steps = measure_times(models, block, batches, source=source, tokens=max_new_tokens)
   table = profiles.fit(samples['s'], samples['a'], samples['accept'], bins)
   found = profiles.Profile(table, scheduling.Latency.of(times, steps), origin, samples, times, steps)
-  return dataclasses.replace(found, blocks=sv_studies.best_blocks(found))
+  return _with_ways(found, models, prompts, trials, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
 
 
-def timed(found: profiles.Profile, models: Sequence[Model], batches: Sequence[int], tokens: int) -> profiles.Profile:
-  """Return a profile with the times of this device."""
+def _with_ways(found: profiles.Profile, models, prompts: Sequence | None, trials: int, **call) -> profiles.Profile:
+  measured = measure_ways(found, models, prompts, trials=trials, **call) if prompts and trials else None
+  found = dataclasses.replace(found, measured=measured)
+  return dataclasses.replace(found, ways=sv_studies.best_ways(found))
+
+
+def timed(
+  found: profiles.Profile, models: Sequence[Model], batches: Sequence[int], tokens: int,
+  prompts: Sequence | None = None, *, seed: int = 0, trials: int = 3,
+) -> profiles.Profile:  # fmt: skip
+  """Return a profile with the times of this device, those of decoding where there are prompts."""
   profiles.check_digests(found.origin, models)
   times, steps = measure_times(models, found.origin.block, batches, tokens=tokens)
   origin = dataclasses.replace(found.origin, device=profiles.device_of(models))
   latency = scheduling.Latency.of(times, steps)
   found = dataclasses.replace(found, latency=latency, origin=origin, times=times, steps=steps)
-  return dataclasses.replace(found, blocks=sv_studies.best_blocks(found))
+  sampler = probs.Sampler(**dict(origin.sampler))
+  return _with_ways(found, models, prompts, trials, max_new_tokens=tokens, sampler=sampler, seed=seed)
 
 
 # ---- the command ----
@@ -221,7 +280,7 @@ def _parser() -> commands.Parser:
   parser.add_argument('--out', required=True, help='the file to write')
   parser.add_argument('--overwrite', action='store_true', help='replace OUT')
   parser.add_argument('--data', metavar='FILE', help='prompts: lines, or JSON lines with --prompt-field; .gz or not')
-  parser.add_argument('--times', metavar='PROFILE', help='measure only times, for the table of this profile')
+  parser.add_argument('--times', metavar='PROFILE', help='measure times alone, for the table of this profile')
   parser.add_argument(
     '--against', nargs='+', default=[], metavar='PROFILE',
     help='also say how well tables of other data, samplers or γ predict these samples, and the other way round',
@@ -233,6 +292,9 @@ def _parser() -> commands.Parser:
   parser.add_argument('--batch', type=commands.count, default=16, help='rows decoded at once (16)')
   parser.add_argument('--batches', type=_counts, default=BATCHES, help='rows at which times are measured (1,4,8,16,32)')
   parser.add_argument('--bins', type=_counts, default=(20, 15), help='of S, and of A in each (20,15)')
+  parser.add_argument(
+    '--trials', type=int, default=3, help='of decoding in each way; with 0 the cost model chooses (3)'
+  )
   parser.add_argument('--seed', type=int, default=0, help='(0)')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], help='of the models (as stored)')
   for name in probs.NEUTRAL:
@@ -251,27 +313,30 @@ def _run(args: argparse.Namespace):
   out = disk.local(args.out)
   if out.exists() and not args.overwrite:
     raise RunError(f'{out} is there already: name another file, or give --overwrite.')
-  if (args.data is None) == (args.times is None):
+  if args.data is None and args.times is None:
     raise RunError('give --data FILE to measure acceptance and times, or --times PROFILE to measure times alone.')
+  if args.trials < 0:
+    raise RunError(f'--trials={args.trials} is not a number of trials; give 0 or more.')
   if len(args.bins) != 2:
     raise RunError(f'--bins takes two numbers, as in 20,15, not {len(args.bins)}.')
   sampler = probs.Sampler(**{n: x for n in probs.NEUTRAL if (x := getattr(args, n)) is not None})
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
-  prompts = files.texts(args.data, field, args.count) if args.data else profiles.load(args.times)
+  prompts = files.texts(args.data, field, args.count) if args.data else None
+  old = profiles.load(args.times) if args.times else None
   others = {path: profiles.load(path) for path in args.against}
   paths = [disk.local(path) for path in args.models]
   for path in paths:
     checkpoints.digest(path)  # raises where there is no checkpoint, before the others are read
   models = [checkpoints.load(path, dtype=args.dtype) for path in paths]
-  if args.times:
-    found = timed(prompts, models, args.batches, args.tokens)
+  if old:
+    found = timed(old, models, args.batches, args.tokens, prompts, seed=args.seed, trials=args.trials)
   else:
     found = profile(
       models, prompts, sampler=sampler, block=args.block, max_new_tokens=args.tokens, batch_size=args.batch,
-      batches=args.batches, bins=args.bins, data=disk.local(args.data).name, seed=args.seed,
+      batches=args.batches, bins=args.bins, data=disk.local(args.data).name, seed=args.seed, trials=args.trials,
     )  # fmt: skip
   found.save(out)
-  tables = [sv_studies.information(found.samples, args.bins), sv_studies.break_even(found)]
+  tables = [sv_studies.information(found.samples, args.bins), sv_studies.break_even(found), sv_studies.ways(found)]
   tables += [sv_studies.robustness({out.name: found} | others)] if others else []
   for table in tables:
     print(markdown(table), end='\n\n')

@@ -12,19 +12,30 @@ import functools
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
 import jax
 import numpy as np
 
 from speccascade import disk, probs
-from speccascade.scheduling import AcceptanceTable, Latency
+from speccascade.scheduling import AcceptanceTable, Latency, meant
 
-FORMAT = 1
+FORMAT = 2
 FIELDS = ('s', 'a', 's_target', 'accept', 'place', 'request')  # of a sample, see `Profile`
+KINDS = ('plain', 'speculative', 'sv')  # of a way to decode, each with more to it than the one before
 _PSEUDO = 8.0  # samples that a bin borrows from its row, and a row from all
 _Z = 1.96
+
+
+class Way(NamedTuple):
+  """A way to decode by the verifier's law: plainly, by speculative decoding, or by speculative verification."""
+
+  kind: str  # of KINDS
+  block: int = 0  # γ
+
+  def __str__(self):
+    return f'{self.kind}, γ = {self.block}' if self.block else self.kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +57,8 @@ class Profile:
   `samples` has an array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
   (`accept` is the chance that the verifier keeps the token), the place in the block and the number of the prompt.
   `times` is {rows: {tokens: seconds}} of the verifier, `steps` {rows: [3]} the seconds of a token of the drafter, of
-  the companion's reading and of a token of the verifier alone; `latency` is made of both. `blocks` is {rows: γ}, the
-  best by the cost model.
+  the companion's reading and of a token of the verifier alone; `latency` is made of both. `ways` is {rows: Way}, the
+  fastest at that batch; `measured` has the tokens a second {rows: {Way: …}} of those that were tried, if any was.
   """
 
   table: AcceptanceTable
@@ -56,11 +67,19 @@ class Profile:
   samples: Mapping[str, np.ndarray] | None = None
   times: Mapping[int, Mapping[int, float]] | None = None
   steps: Mapping[int, Sequence[float]] | None = None
-  blocks: Mapping[int, int] | None = None
+  ways: Mapping[int, Way] | None = None
+  measured: Mapping[int, Mapping[Way, float]] | None = None
 
   def __post_init__(self):
     if not isinstance(self.latency, Latency):
       object.__setattr__(self, 'latency', Latency.of(self.latency))
+    for way in (self.ways or {}).values():
+      _check_way(way)
+
+  def way(self, batch: int) -> Way:
+    """Return the way to decode a batch of so many rows."""
+    rows = sorted(self.ways)
+    return self.ways[rows[meant(rows, batch)]]
 
   def save(self, path) -> None:
     """Write the profile to a file."""
@@ -71,7 +90,8 @@ class Profile:
       table=_plain_table(self.table) | {name: np.round(x, 5).tolist() for name, x in bins.items()},
       times={str(n): {str(t): s for t, s in some.items()} for n, some in self.times.items()},
       steps={str(n): list(s) for n, s in self.steps.items()},
-      blocks={str(n): block for n, block in self.blocks.items()},
+      ways={str(n): list(way) for n, way in self.ways.items()},
+      measured={str(n): [[*way, x] for way, x in some.items()] for n, some in (self.measured or {}).items()},
       samples={name: np.round(np.asarray(x, np.float64), 5).tolist() for name, x in self.samples.items()},
     )
     disk.write(disk.local(path), json.dumps(found))
@@ -97,10 +117,16 @@ def _read(file: Path, _changed: int) -> Profile:
     times = {int(n): {int(t): s for t, s in some.items()} for n, some in found['times'].items()}
     steps = {int(n): tuple(s) for n, s in found['steps'].items()}
     samples = {name: np.asarray(found['samples'][name]) for name in FIELDS}
-    blocks = {int(n): block for n, block in found['blocks'].items()}
+    ways = {int(n): Way(*way) for n, way in found['ways'].items()}
+    measured = {int(n): {Way(*way): x for *way, x in some} for n, some in found['measured'].items()}
+    return Profile(table, Latency.of(times, steps), origin, samples, times, steps, ways, measured or None)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f'{file} is no profile of this version ({error}); make one with speccascade.profile.') from None
-  return Profile(table, Latency.of(times, steps), origin, samples, times, steps, blocks)
+
+
+def _check_way(way: Way) -> None:
+  if way.kind not in KINDS or (way.kind == 'plain') != (way.block == 0):
+    raise ValueError(f'{way!r} is no way to decode; give one of {", ".join(KINDS)}, and γ unless it is plain.')
 
 
 def _tuple(value: Any) -> Any:

@@ -73,15 +73,19 @@ class Latency:
   def at(self, batch: int, first: Array, count: int) -> tuple[Array, Array]:
     """Return the seconds [N] of first, first + 1, … tokens of a batch, and those of a drafter's and companion's step.
 
-    The measured batch that is meant is the smallest that is no smaller, or the largest. Beyond the measured tokens the
-    last slope goes on.
+    Beyond the measured tokens the last slope goes on.
     """
-    i = min(sum(n < batch for n in self.rows), len(self.rows) - 1)
+    i = meant(self.rows, batch)
     known = jnp.asarray(self.seconds[i])
     missing = max(batch + count - known.size, 0)
     slope = jnp.maximum(known[-1] - known[-2], 0)
     known = jnp.concatenate([known, known[-1] + slope * jnp.arange(1, missing + 1).astype(known.dtype)])
     return lax.dynamic_slice(known, (first,), (count,)), jnp.asarray(self.steps[i])
+
+
+def meant(rows: Sequence[int], batch: int) -> int:
+  """Return which of the numbers of rows, which ascend, is meant for a batch: the first no smaller, or the last."""
+  return min(sum(n < batch for n in rows), len(rows) - 1)
 
 
 def _staircase(times: Mapping[int, float] | Sequence[float]) -> np.ndarray:

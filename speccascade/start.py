@@ -3,7 +3,7 @@
 Axis letters: B batch, M models of a method, W window of pending tokens, V vocabulary, T token buffer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,7 @@ def _no_stats(count: int, slots: int, width: int, buffer: int) -> Stats:
     **dict.fromkeys(PER_MODEL, zeros(slots)),
     **dict.fromkeys(('rounds', 'tested', 'accepted', 'emitted', 'deferred'), zeros()),
     accepted_lengths=zeros(width + 1),
+    verified_lengths=zeros(width + 1),
     tested_at=zeros(width),
     accepted_at=zeros(width),
     source=jnp.full((count, buffer), NOWHERE, jnp.int32),
@@ -95,14 +96,17 @@ def _keyed(keys: Array, positions: int, in_block: int, greedy: bool) -> probs.Ke
   return probs.Keyed.make(jax.vmap(one)(*jnp.asarray(keys).T), positions, in_block, greedy)
 
 
-def cache_owners(slots: Sequence[Model]) -> tuple[int, ...]:
-  """Return for each slot the slot whose cache it works in: its own, or one of a network that it is a part of."""
+def cache_owners(slots: Sequence[Model], idle: Collection[int] = ()) -> tuple[int | None, ...]:
+  """Return for each slot the slot whose cache it works in: its own, or one of a network that it is a part of.
+
+  Idle slots work in none.
+  """
   wholes = [j for j, s in enumerate(slots) if not shares_any(s, slots)]
   owners = []
   for i, s in enumerate(slots):
     shares = getattr(s.network, 'shares_cache', None)
     owners.append(next((j for j in wholes if shares and shares(s.params, slots[j].network, slots[j].params)), i))
-  return tuple(owners)
+  return tuple(None if i in idle else owner for i, owner in enumerate(owners))
 
 
 def shares_any(model: Model, slots: Sequence[Model]) -> bool:

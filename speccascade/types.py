@@ -98,6 +98,7 @@ class Stats:
   emitted: Array  # [B]
   deferred: Array  # [B] emitted tokens at which the deferral rule chose the verifier
   accepted_lengths: Array  # [B, W+1] histogram over rounds of the accepted length
+  verified_lengths: Array  # [B, W+1] histogram over rounds of how many pending tokens all models of the test scored
   tested_at: Array  # [B, W] by place in the block
   accepted_at: Array  # [B, W]
   source: Array  # [B, T] for each output token: the model that drafted it (or wrote it alone), RESIDUAL or BONUS
@@ -149,7 +150,7 @@ class Context(NamedTuple):
   """What is fixed while decoding: the models with their parameters bound, and the policy."""
 
   extend: tuple[Callable[[Cache, Array, Array], tuple[Array, Cache]], ...]
-  cache_of: tuple[int, ...]  # the cache that each model keeps its state in
+  cache_of: tuple[int | None, ...]  # the cache that each model keeps its state in, None of one that is idle
   policy: Any  # stopping.Policy
   eos_ids: tuple[int, ...]
   processor: Callable[[Array, Array, Array], Array] | None = None  # (logits [V], tokens [T], how many) -> logits [V]

@@ -209,6 +209,8 @@ def test_statistics_add_up(name, temperature):
   assert (s.tested_at.sum(1) == s.tested).all() and (s.accepted_at.sum(1) == s.accepted).all()
   width = np.arange(s.accepted_lengths.shape[1])
   assert ((s.accepted_lengths * width).sum(1) == s.accepted).all()
+  assert (s.verified_lengths.sum(1) == s.rounds).all()
+  assert ((s.verified_lengths * width).sum(1) <= s.drafted.sum(0)).all()
   assert (s.calls <= s.positions).all() and (s.positions <= s.computed).all()
   others = s.emitted - by_draft
   if len(method.slots) > 1:

@@ -23,7 +23,7 @@ PROMPTS = [[1, 2], [3], [5, 4, 3, 2, 1, 0], [2, 2, 2], [0, 5]] * 8
 @pytest.fixture(scope='module')
 def made():
   named = [m.replace(digest=name) for m, name in zip(TRIO, 'abc')]
-  return profile.profile(named, PROMPTS, block=3, max_new_tokens=13, batches=(1, 2), bins=(4, 3)), named
+  return profile.profile(named, PROMPTS, block=3, max_new_tokens=13, batches=(1, 2), bins=(4, 3), trials=0), named
 
 
 def law(model, prefix):
@@ -47,9 +47,13 @@ def test_every_token_of_the_output_is_observed_once(made):
 
 def test_a_profile_is_the_same_from_its_file(made, tmp_path):
   found, _ = made
+  plain, drafted = profiles.Way('plain'), profiles.Way('speculative', 2)
+  found = dataclasses.replace(found, ways={1: drafted, 2: plain}, measured={1: {plain: 10.0, drafted: 12.5}})
   found.save(tmp_path / 'p.json')
   again = profiles.load(tmp_path / 'p.json')
   assert again.origin == found.origin and again.times == found.times and again.steps == found.steps
+  assert again.ways == found.ways and again.measured == found.measured
+  assert [str(again.way(n)) for n in (1, 2, 5)] == ['speculative, γ = 2', 'plain', 'plain']
   np.testing.assert_allclose(again.table.means, found.table.means)
   np.testing.assert_array_equal(again.table.a_edges, found.table.a_edges)
   assert all(np.allclose(again.samples[n], found.samples[n], atol=1e-5) for n in profiles.FIELDS)
@@ -77,9 +81,10 @@ def test_other_models_and_samplers_are_refused_and_another_device_is_told(made):
 def test_a_file_that_is_no_profile_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='no such profile; make one with python -m speccascade.profile'):
     methods.sv_exact(str(tmp_path / 'p.json'))
-  (tmp_path / 'p.json').write_text('{"speccascade_profile": 0}')
-  with pytest.raises(ValueError, match='is no profile of this version'):
-    methods.sv_exact(str(tmp_path / 'p.json'))
+  for old in (0, 1):
+    (tmp_path / 'p.json').write_text(f'{{"speccascade_profile": {old}}}')
+    with pytest.raises(ValueError, match=rf'is no profile of this version \(format {old}\); make one with'):
+      methods.sv_exact(str(tmp_path / 'p.json'))
 
 
 # ---- the table ----
@@ -150,22 +155,58 @@ def test_a_run_tells_what_was_verified_in_vain_and_for_whom(made, tmp_path):
   found.save(tmp_path / 'p.json')
   curve = Curve('SV', methods.sv_exact, settings={'profile': str(tmp_path / 'p.json'), 'block': 3})
   out = decode(curve.build(), models, PROMPTS, max_new_tokens=13)
-  names = ('emitted', 'rounds', 'accepted_lengths')
+  names = ('emitted', 'rounds', 'verified_lengths')
   lines = [
     dict(curve='SV', value=None, temperature=1.0, example=i, positions=out.stats.positions[:, i].tolist(),
          calls=out.stats.calls[:, i].tolist(), **{name: getattr(out.stats, name)[i].tolist() for name in names})
     for i in range(len(PROMPTS))
   ]  # fmt: skip
-  tables = {t['title']: t for t in sv_studies.of_run(curve.points(), lines)}
+  by_batch = Curve('by batch', methods.sv_exact, settings={'profile': str(tmp_path / 'p.json')})
+  points = [*curve.points(), *by_batch.points()]
+  tables = {t['title']: t for t in sv_studies.of_run(points, lines, batches=(1, 8))}
+  assert tables['Way taken by batch']['rows'] == [['by batch', n, str(found.way(n))] for n in (1, 8)]
   (waste,) = tables['Verification in vain']['rows']
   assert waste[5] == pytest.approx(1 - out.stats.emitted.sum() / out.stats.positions[2].sum())
   rows = tables['Verified lengths by request: SV 1.0']['rows']
   assert len(rows) == 11 and rows[0][2] <= rows[10][2] <= rows[5][2]
-  assert sum(rows[10][4:]) == (out.stats.accepted_lengths.sum())
+  assert sum(rows[10][4:]) == sum(rows[10][3:4]) == out.stats.rounds.sum()
+  assert all(sum(n * x for n, x in enumerate(row[4:])) == pytest.approx(row[2] * row[3]) for row in rows[:10])
   assert {'Information gain of the companion', 'Break-even by batch'} < set(tables)
   assert sv_studies.of_run([], lines) == []
-  (drawn,) = sv_studies.draw(list(tables.values()), tmp_path)
-  assert drawn.name == 'reliability.svg' and '<svg' in drawn.read_text()
+  drawn = sv_studies.draw(list(tables.values()), tmp_path)
+  assert [path.name for path in drawn] == ['reliability.svg', 'verified_lengths.svg']
+  assert all('<svg' in path.read_text() for path in drawn) and 'verified fewest' in drawn[1].read_text()
+
+
+# ---- ways to decode ----
+
+
+def test_without_measuring_a_way_has_to_promise_more_than_a_simpler_one(made):
+  found, _ = made
+  costs = {2: {2 * n: 1 + n / 1e3 for n in range(1, 5)}}  # drafts cost nothing to verify
+  chosen = {}
+  for name, steps in dict(cheap=(1e-3, 1e-3, 1.0), companion=(1e-3, 5.0, 1.0), draft=(5.0, 1e-3, 1.0)).items():
+    some = dataclasses.replace(found, steps={2: steps}, times=costs)
+    some = dataclasses.replace(some, latency=profiles.Latency.of(some.times, some.steps))
+    (chosen[name],) = sv_studies.best_ways(some).values()
+    speed = sv_studies.candidates(some, 2)
+    assert all(speed[chosen[name]] * 1.05 > x for x in speed.values())
+  drafted, plain = profiles.Way('speculative', 3), profiles.Way('plain')
+  assert chosen == {'cheap': drafted, 'companion': drafted, 'draft': plain}
+
+
+def test_the_fastest_way_is_taken_whatever_the_cost_model_says(made, monkeypatch):
+  found, models = made
+  spent = {profiles.Way('plain'): 3.0, profiles.Way('speculative', 2): 2.0, profiles.Way('sv', 3): 4.0}
+  monkeypatch.setattr(sv_studies, 'candidates', lambda found, batch: dict.fromkeys(spent, 1.0))
+  clock = iter(np.cumsum([x for trial in range(4) for way in spent for x in (1.0, spent[way] * (1 + trial))]).tolist())
+  monkeypatch.setattr(profile.time, 'perf_counter', lambda: next(clock))
+  found = dataclasses.replace(found, times={2: found.times[2]})
+  measured = profile.measure_ways(found, models, PROMPTS[:3], max_new_tokens=5)
+  prompts, ids = [*PROMPTS[:3], PROMPTS[0]], [0, 1, 0, 1]  # too few are repeated
+  texts = decode(methods.sv_exact(found, 3), models, prompts, max_new_tokens=5, example_ids=ids).tokens
+  assert measured[2][profiles.Way('sv', 3)] == pytest.approx(sum(map(len, texts)) / 12)
+  assert sv_studies.best_ways(dataclasses.replace(found, measured=measured)) == {2: profiles.Way('speculative', 2)}
 
 
 # ---- the command ----
@@ -177,8 +218,12 @@ def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
   models = ['--models', *(str(folder / name) for name in ('small', 'small', 'large'))]
   (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=12).examples))
   options = ['--data', str(tmp_path / 'lines.txt'), '--tokens=16', '--block=2', '--batches=2', '--temperature=0.7']
-  assert profile.main([*models, *options, '--out', str(tmp_path / 'p.json')]) == 0
-  assert 'Break-even by batch' in capsys.readouterr().out
+  assert profile.main([*models, *options, '--trials=1', '--out', str(tmp_path / 'p.json')]) == 0
+  said = capsys.readouterr().out
+  assert 'Break-even by batch' in said and 'Ways to decode by batch' in said
+  found = profiles.load(tmp_path / 'p.json')
+  speeds = found.measured[2]
+  assert len(speeds) == 5 and found.ways == {2: max(speeds, key=speeds.get)} and f'{speeds[found.ways[2]]:.1f}' in said
   (tmp_path / 'in.jsonl').write_text('"A dog runs."\n"Two men sit."\n')
   paths = [str(tmp_path / name) for name in ('in.jsonl', 'out.jsonl')]
   options = ['--method=sv_exact', '--block=2', '--max-new-tokens=16', '--profile', str(tmp_path / 'p.json')]
@@ -187,10 +232,11 @@ def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
   assert command.main([*run, '--temperature=0.7']) == 0
   assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 2
   options = ['--times', str(tmp_path / 'p.json'), '--batches=1', '--tokens=16', '--out', str(tmp_path / 'q.json')]
+  options += ['--data', str(tmp_path / 'lines.txt'), '--trials=1']
   assert profile.main([*models, *options, '--against', str(tmp_path / 'p.json')]) == 0
   assert 'Tables on the samples of others' in capsys.readouterr().out
   old, new = (profiles.load(tmp_path / name) for name in ('p.json', 'q.json'))
-  assert set(new.times) == {1} and (new.table.means == old.table.means).all()
+  assert set(new.times) == {1} and (new.table.means == old.table.means).all() and set(new.measured) == {1}
 
 
 @pytest.mark.parametrize(
@@ -201,6 +247,7 @@ def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
     (['--times', 'no.json'], 'no.json: no such profile'),
     (['--data', __file__, '--against', 'no.json'], 'no.json: no such profile'),
     (['--data', 'no.txt', '--bins=3'], '--bins takes two numbers'),
+    (['--data', 'no.txt', '--trials=-1'], '--trials=-1 is not a number of trials; give 0 or more'),
     (['--data', 'no.txt', '--temperature=-1'], 'temperature=-1.0'),
   ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import reference
 from test_laws import own_step
+from tiers import quick
 
 from speccascade import backends, decode, laws, methods, packing, Sampler, scheduling
 from speccascade.laws import distance
@@ -19,7 +20,7 @@ from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
-from speccascade.profiles import Profile
+from speccascade.profiles import Profile, Way
 from speccascade.types import Model, Prompt, take
 
 COIN = toy.model(4, 2, scale=1.2)
@@ -140,14 +141,17 @@ def off_by(method, mate=None):
   return max(distance(law, reference.joint_law(own_step(COIN), [1, 0], 3)))
 
 
+by_way = lambda *way: methods.sv_exact(dataclasses.replace(FALLING, ways={1: Way(*way)}))
 EXACT = {
   'best of a staircase': methods.sv_exact(STAIRCASE, block=2),
   'greedy': methods.sv_exact(FALLING, block=2, greedy=True),
   'by what was drafted': peeking(methods.sv_exact(STAIRCASE, block=2), Peek()),
+  'without the companion': by_way('speculative', 2),
+  'plain': by_way('plain'),
 }
 
 
-@pytest.mark.parametrize('name', EXACT)
+@pytest.mark.parametrize('name', quick(EXACT, [n for n in EXACT if n != 'plain']))
 def test_a_row_alone_follows_the_law_whatever_is_scored(name):
   assert off_by(EXACT[name]) < 1e-5
 
@@ -172,17 +176,37 @@ def test_numbers_of_its_own_each_round_would_make_a_look_ahead_biased():
   assert look('best of a staircase') > 0.01 and look('greedy') < 1e-5
 
 
-def test_a_batch_decodes_with_the_block_that_is_best_for_its_size():
+def greedily(model, prompt, count):
+  """Return the tokens that a model alone writes."""
+  tokens = list(prompt)
+  for _ in range(count):
+    tokens.append(int(np.argmax(reference.table_logits(model, tokens))))
+  return tokens[len(prompt) :]
+
+
+def test_a_batch_decodes_in_the_way_for_its_size_and_feeds_no_other_model():
   large = toy.model(21, 7, scale=1.5)
   trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
-  method = methods.sv_exact(dataclasses.replace(FALLING, blocks={1: 3, 2: 1, 4: 0}))
-  run = lambda rows, made=method, **more: decode(made, trio, [[1, 2]] * rows, max_new_tokens=9, **more)
-  for rows, block in ((1, 3), (2, 1)):
-    assert run(rows).stats.drafted.tolist() == run(rows, methods.sv_exact(FALLING, block)).stats.drafted.tolist()
-  alone = run(6, methods.autoregressive(2))
-  assert run(6).tokens == alone.tokens and run(6).stats.drafted.sum() == 0
+  ways = {1: Way('sv', 3), 2: Way('speculative', 2), 4: Way('plain')}
+  method = methods.sv_exact(dataclasses.replace(FALLING, ways=ways))
+  prompts = [[1, 2], [3], [4, 4, 1, 5], [0], [2, 2], [5]]
+  for rows, fed, window in ((1, [0, 1, 2], 4), (2, [0, 2], 2), (4, [2], 1), (6, [2], 1)):
+    out = decode(method, trio, prompts[:rows], max_new_tokens=9, sampler=Sampler(0.0))
+    assert out.tokens == [greedily(large, prompt, 9) for prompt in prompts[:rows]]
+    assert np.flatnonzero(out.stats.calls.any(1)).tolist() == fed
+    verified = out.stats.verified_lengths
+    assert verified.shape == (rows, window + 1)
+    assert ((verified * np.arange(window + 1)).sum(1) == out.stats.positions[2] - out.stats.rounds).all()
+  sampled = decode(method, trio, prompts[:2], max_new_tokens=9)
+  alone = decode(methods.speculative(block=2, pair=(0, 2)), trio, prompts[:2], max_new_tokens=9)
+  assert sampled.tokens == alone.tokens and (sampled.stats.drafted == alone.stats.drafted).all()
+
+
+def test_a_choice_by_batch_needs_ways_that_there_are():
   with pytest.raises(ValueError, match='sv_exact needs block'):
     methods.sv_exact(FALLING)
+  with pytest.raises(ValueError, match=r"Way\(kind='plain', block=2\) is no way to decode; give one of plain, spec"):
+    dataclasses.replace(FALLING, ways={1: Way('plain', 2)})
 
 
 def test_texts_do_not_depend_on_what_is_scored():

@@ -29,7 +29,7 @@ from speccascade.types import Stats
 MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
 BATCHES = 8  # in a part of the quality protocol, so that its end, where the queue is empty, is a small share
 PER_ROW = ('rounds', 'tested', 'accepted', 'emitted', 'deferred')
-BY_PLACE = ('accepted_lengths', 'tested_at', 'accepted_at')
+BY_PLACE = ('accepted_lengths', 'verified_lengths', 'tested_at', 'accepted_at')
 QUALITY_KEYS = ('temperature', 'curve', 'value', 'example')
 LATENCY_KEYS = ('temperature', 'batch', 'trial', 'examples', 'curve', 'value')
 QUALITY_FIELDS = (*QUALITY_KEYS, 'prediction', 'tokens', *(f.name for f in dataclasses.fields(Stats)))
@@ -299,6 +299,11 @@ def _warm_up(
     except BaseException:  # a stop, above all: what has not begun need not be compiled
       pool.shutdown(wait=False, cancel_futures=True)
       raise
+
+
+def batches(experiment: Experiment) -> list[int]:
+  """Return the sizes of the batches that an experiment decodes."""
+  return sorted({*experiment.latency_batches, _batch(experiment, _quality_examples(experiment))} - {0})
 
 
 def widths(experiment: Experiment) -> list[int]:

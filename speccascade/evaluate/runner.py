@@ -259,7 +259,7 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
       name=experiment.name, task=experiment.task.name, metric=next(iter(experiment.task.metrics)),
       metrics=list(experiment.task.metrics), models=names, reference=experiment.reference,
       points=summary.points(experiment, quality.lines(), list(timings.lines()), floors), floor=floors, tables=[],
-      traces=traced, studies=sv_studies.of_run(experiment.points, quality.lines()),
+      traces=traced, studies=sv_studies.of_run(experiment.points, quality.lines(), protocols.batches(experiment)),
       environment=rundir.read_json(run / 'environment.json', _is_object), command=command,
     )  # fmt: skip
     outputs.write(found, folder)

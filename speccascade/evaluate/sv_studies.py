@@ -6,7 +6,8 @@ bits; acceptance is cut in ten equal bins for them.
 Axis letters: N samples, B rows, W drafted tokens of a row.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ Samples = Mapping[str, np.ndarray]
 
 TARGET_BINS = 10
 RELIABILITY = 'Reliability of the predicted acceptance'
+FAIRNESS = 'Verified lengths by request'
 PAYS = 1.05  # a gain up to this is lost in what the cost model leaves out
 _ROUNDS = 400  # simulated rounds of a batch
 
@@ -176,14 +178,49 @@ def _lengths(gains: jax.Array, seconds: jax.Array, rows: int, greedy: bool) -> j
   return jax.vmap(lambda g: scheduling.lengths(g, seconds, jnp.asarray(rows), greedy))(gains)
 
 
-def best_blocks(found: profiles.Profile) -> dict[int, int]:
-  """Return at each measured batch the γ, up to the profile's, that is best by the cost model; 0 where none pays."""
+def candidates(found: profiles.Profile, batch: int) -> dict[profiles.Way, float]:
+  """Return the ways of decoding a batch that may be the fastest, each with tokens a second by the cost model.
+
+  These are plain decoding, speculative decoding with the best γ, those beside it and the profile's, and speculative
+  verification with its best γ and the profile's.
+  """
+  most = found.origin.block
+  speed = {n: simulate(found, batch, n) for n in range(1, most + 1)}
+  best, verified = (max(speed, key=lambda n: speed[n][kind]) for kind in ('fixed', 'sv'))
+  drafted = [n for n in speed if abs(n - best) <= 1 or n == most]
+  said = {profiles.Way('plain'): speed[most]['plain']}
+  said |= {profiles.Way('speculative', n): speed[n]['fixed'] for n in drafted}
+  return said | {profiles.Way('sv', n): speed[n]['sv'] for n in sorted({verified, most})}
+
+
+def best_ways(found: profiles.Profile) -> dict[int, profiles.Way]:
+  """Return the fastest way at each batch as measured or, where nothing was, by the cost model.
+
+  By that a way with more to it has to be faster by `PAYS`.
+  """
   best = {}
   for batch in found.times:
-    speed = {n: simulate(found, batch, n) for n in range(1, found.origin.block + 1)}
-    block = max(speed, key=lambda n: speed[n]['sv'])
-    best[batch] = block if speed[block]['sv'] > PAYS * speed[block]['plain'] else 0
+    speed = (found.measured or {}).get(batch)
+    factor, speed = (1, speed) if speed else (PAYS, candidates(found, batch))
+    chosen = profiles.Way('plain')
+    for kind in profiles.KINDS[1:]:
+      way = max((w for w in speed if w.kind == kind), key=speed.get)
+      chosen = way if speed[way] > factor * speed[chosen] else chosen
+    best[batch] = chosen
   return best
+
+
+def ways(found: profiles.Profile) -> dict:
+  """Return what was measured of each way of decoding at each batch beside what the cost model says of it."""
+  plain, rows = profiles.Way('plain'), []
+  for batch, chosen in (found.ways or {}).items():
+    said, measured = candidates(found, batch), (found.measured or {}).get(batch, {})
+    for way in measured or said:
+      speeds = [(some[way], some[way] / some[plain]) if way in some else (None, None) for some in (measured, said)]
+      rows.append([batch, str(way), *speeds[0], *speeds[1], 'yes' if way == chosen else ''])
+  columns = ['batch', 'way', 'measured', 'over plain', 'by the cost model', 'over plain', 'taken']
+  note = 'Tokens a second. sv_exact without a block decodes in the way that is taken; they all have the same law.'
+  return dict(title='Ways to decode by batch', columns=columns, rows=rows, note=note)
 
 
 def break_even(found: profiles.Profile) -> dict:
@@ -218,21 +255,36 @@ def _slack(found: profiles.Profile, batch: int, x: Mapping[str, float], others: 
 # ---- of a run ----
 
 
-def of_run(points: Sequence[Any], lines: Iterable[Mapping]) -> list[dict]:
-  """Return the tables of a run: of each profile that its points decode by, and of what was verified in vain."""
+def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[int] = ()) -> list[dict]:
+  """Return the tables of a run: of each profile that its points decode by, and of what was verified in vain.
+
+  `batches` are the sizes that it decodes.
+  """
   used = dict.fromkeys(p.curve.settings['profile'] for p in points if 'profile' in p.curve.settings)
   if not used:
     return []
   found = []
   for profile in map(profiles.get, used):
     if profile.samples is not None:
-      found += [information(profile.samples), reliability(profile.table, profile.samples), break_even(profile)]
+      found += [information(profile.samples), reliability(profile.table, profile.samples)]
+      found += [break_even(profile), ways(profile)]
+  found += _taken(points, batches)
   groups: dict[tuple, list] = {}
   for line in lines:
     groups.setdefault((line['curve'], str(line['value']), line['temperature']), []).append(line)
   found.append(_waste({key: some for key, some in groups.items() if sum(map(bool, some[0]['calls'])) > 1}))
   exact = {p.curve.name for p in points if 'profile' in p.curve.settings}
   return found + [fairness(' '.join(map(str, key[::2])), some) for key, some in groups.items() if key[0] in exact]
+
+
+def _taken(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
+  """Return the table of how the curves that leave this to their profile decode each batch, where there are any."""
+  curves = {p.curve.name: p.curve for p in points if 'profile' in p.curve.settings}
+  by_size = [c for c in curves.values() if c.build(c.values[0]).kind == 'sv_exact']
+  by_size = [c for c in by_size if 'block' not in (*c.settings, c.parameter)]
+  of = lambda curve, batch: str(profiles.get(curve.settings['profile']).way(batch))
+  rows = [[c.name, batch, of(c, batch)] for c in by_size for batch in batches]
+  return [dict(title='Way taken by batch', columns=['curve', 'batch', 'way'], rows=rows, note='')] if rows else []
 
 
 def _waste(groups: Mapping[tuple, list[Mapping]]) -> dict:
@@ -250,43 +302,76 @@ def _scored(line: Mapping) -> int:
 
 
 def fairness(name: str, lines: Sequence[Mapping], count: int = 5) -> dict:
-  """Return mean verified lengths of the requests with the shortest and the longest, and how many tokens they kept."""
+  """Return in how many rounds so many tokens were verified, of the requests with the shortest and the longest mean."""
   mean = [(_scored(x) - x['rounds']) / max(x['rounds'], 1) for x in lines]
   order = sorted(range(len(lines)), key=mean.__getitem__)
   count = min(count, len(order) // 2)
   few, many = order[:count], order[len(order) - count :][::-1]
-  most = max(len(x['accepted_lengths']) for x in lines)
-  of = lambda x: [*x['accepted_lengths'], *[0] * (most - len(x['accepted_lengths']))]
+  most = max(len(x['verified_lengths']) for x in lines)
+  of = lambda x: [*x['verified_lengths'], *[0] * (most - len(x['verified_lengths']))]
   rows = [
     [kind, lines[i]['example'], mean[i], lines[i]['rounds'], *of(lines[i])]
     for kind, some in (('fewest', few), ('most', many)) for i in some
   ]  # fmt: skip
   total = [sum(column) for column in zip(*map(of, lines), strict=True)]
   rows.append(['all', len(lines), sum(mean) / len(mean), sum(x['rounds'] for x in lines), *total])
-  columns = ['verified', 'request', 'mean length', 'rounds', *(f'{n} kept' for n in range(most))]
-  return dict(title=f'Verified lengths by request: {name}', columns=columns, rows=rows, note='')
+  columns = ['verified', 'request', 'mean length', 'rounds', *(f'of {n}' for n in range(most))]
+  note = 'Rounds in which so many drafted tokens were verified, of the requests where they were fewest and most.'
+  return dict(title=f'{FAIRNESS}: {name}', columns=columns, rows=rows, note=note)
 
 
 def draw(studies: Sequence[Mapping], folder: Path) -> list[Path]:
-  """Draw the reliability diagrams among the tables of a run; return the files."""
-  drawn = [t for t in studies if t['title'] == RELIABILITY]
-  paths = [folder / f'reliability{f"_{i + 1}" if len(drawn) > 1 else ""}.svg' for i in range(len(drawn))]
-  for table, path in zip(drawn, paths, strict=True):
-    _draw_reliability(table, path)
+  """Draw the reliability diagrams and the histograms of verified lengths among the tables; return the files."""
+  paths = []
+  kinds = (RELIABILITY, 'reliability', _reliability), (FAIRNESS, 'verified_lengths', _lengths_by_request)
+  for title, name, put in kinds:
+    drawn = [t for t in studies if t['title'].startswith(title)]
+    some = [folder / f'{name}{f"_{i + 1}" if len(drawn) > 1 else ""}.svg' for i in range(len(drawn))]
+    for table, path in zip(drawn, some, strict=True):
+      put(table, path)
+    paths += some
   return paths
 
 
-def _draw_reliability(table: Mapping, path: Path) -> None:
-  import matplotlib  # lazily: nothing else here draws
-  from matplotlib import figure
-
-  from speccascade.evaluate.plots import COLOURS, QUIET, STYLE
+def _reliability(table: Mapping, path: Path) -> None:
+  from speccascade.evaluate.plots import COLOURS, QUIET  # lazily: it draws
 
   said, mean, low, high = (np.array([row[i] for row in table['rows']]) for i in (1, 2, 3, 4))
-  with matplotlib.rc_context({'backend': 'Agg', **STYLE}):
-    drawn = figure.Figure(figsize=(4.4, 4.4))
-    axes = drawn.subplots()
+  with _figure(path, (4.4, 4.4)) as axes:
     axes.plot([0, 1], [0, 1], color=QUIET, linewidth=1)
     axes.errorbar(said, mean, np.stack([mean - low, high - mean]).clip(0), fmt='o', color=COLOURS[0])
     axes.set(xlabel='predicted acceptance', ylabel='accepted by the verifier', xlim=(0, 1), ylim=(0, 1))
+
+
+def _lengths_by_request(table: Mapping, path: Path) -> None:
+  """Draw the share of rounds by verified length, a thin line a request, over that of all."""
+  from speccascade.evaluate.plots import COLOURS, GRID  # lazily: it draws
+
+  first = table['columns'].index('of 0')
+  looks = dict(fewest=COLOURS[1], most=COLOURS[0])
+  with _figure(path, (5.2, 3.6)) as axes:
+    for kind, _, _, rounds, *counts in reversed(table['rows']):
+      share, places = np.array(counts) / max(rounds, 1), np.arange(len(table['columns']) - first)
+      if kind == 'all':
+        axes.bar(places, share, color=GRID, label='all requests')
+      else:
+        axes.plot(places, share, marker='o', color=looks[kind], linewidth=1, alpha=0.7, label=f'verified {kind}')
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(handles.values(), handles.keys())
+    axes.set(xlabel='drafted tokens verified in a round', ylabel='share of rounds')
+    axes.set_title(table['title'].removeprefix(f'{FAIRNESS}: '))
+
+
+@contextlib.contextmanager
+def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+  """Give axes to draw on; write them to the file."""
+  import matplotlib  # lazily: nothing else here draws
+  from matplotlib import figure
+
+  from speccascade.evaluate.plots import STYLE
+
+  with matplotlib.rc_context({'backend': 'Agg', **STYLE}):
+    drawn = figure.Figure(figsize=size)
+    axes = drawn.subplots()
+    yield axes
     drawn.savefig(path, metadata={'Date': None, 'Creator': None}, bbox_inches='tight')

@@ -36,6 +36,7 @@ def decode_batch(
     raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
   models = inputs.check_models(method, models)
   tokens = batch['encoder_input_tokens'].astype(jnp.int32)
+  method = method.at(tokens.shape[0])
   places = jnp.arange(tokens.shape[1])[None]
   length = jnp.max(jnp.where(tokens != 0, places + 1, 1), axis=1)  # [B]
   most = batch['decoder_input_tokens'].shape[1] if max_new_tokens is None else max_new_tokens
