@@ -7,6 +7,7 @@ cut; with `laws` a window's laws stay cut along the vocabulary, which small ones
 come last: all after them run on that backend.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -39,6 +40,8 @@ NETWORKS = {
 TABLE = AcceptanceTable(np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]]))
 PROFILE = profiles.Profile(TABLE, np.float32(3 * BATCH + np.arange(5 * BATCH)))
 
+WAYS = {2: profiles.Way('plain'), BATCH: profiles.Way('speculative', 3)}  # the companion is left out
+
 
 def weighted(*weights):
   return functools.partial(rules.weighted, weights=weights)
@@ -57,6 +60,7 @@ METHODS = {  # the method, and which of the models it runs
   'cos of three': (methods.cos(weighted(0.4, 0.3, 0.3), (2, 1, 1)), 'sml'),
   'sv': (methods.sv(PROFILE, 4), 'sml'),
   'sv exact': (methods.sv_exact(PROFILE, 4), 'sml'),
+  'sv by batch': (methods.sv_exact(dataclasses.replace(PROFILE, ways=WAYS)), 'sml'),
   'sequence cascade': (methods.sequence_cascade(threshold=-3.0), 'sl'),
   'bild': (methods.bild(0.02, 6.0, 4), 'sl'),
   'token cascade': (methods.token_cascade(functools.partial(rules.chow, alpha=0.97), 4), 'sl'),
