@@ -15,8 +15,8 @@ from speccascade.backends.base import Backend, tokens_of
 Array = jax.Array
 
 _LANES = 128
-# What is read ahead is then chosen by the instructions of a fusion and not by a rule of thumb: more of the weights, where
-# tokens are few.
+# What is read ahead is then chosen by the instructions of a fusion and not by a rule of thumb: more of the weights
+# where tokens are few.
 _OPTIONS = (('xla_msa_use_bundle_aware_cost_model', 'true'),)
 
 
