@@ -359,6 +359,12 @@ def gathered(x: Array) -> Array:
   return x if layout is None else layout.pin(x, layout.rows(x))
 
 
+def computed(x: Array, slot: int) -> Array:
+  """Return a model's logits [B, …, V] in the parts that its head makes, so that they move and not its weights."""
+  layout = current()
+  return x if layout is None else layout.pin(x, dataclasses.replace(layout, laws=True).by_vocabulary(x, slot))
+
+
 def as_head(x: Array, slot: int) -> Array:
   """Return a model's logits or laws [B, …, V] in parts where its head is cut and laws are, else gathered here."""
   layout = current()

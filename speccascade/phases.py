@@ -50,7 +50,8 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array, total
     logits, cache = context.extend[m](state.caches[c], take(state.tokens, position), position)
   if logits.shape[:2] != position.shape:  # a network may leave its windows as they are
     logits = packed.unpack(logits)
-  logits = _process(context, state, logits[..., : w.logits[m].shape[-1]].astype(jnp.float32), position)
+  logits = layout.computed(logits, m)[..., : w.logits[m].shape[-1]]
+  logits = _process(context, state, logits.astype(jnp.float32), position)
   used = places(width) < need[:, None]
   bad = used & ~jnp.isfinite(logits.max(-1))  # a NaN, +inf, or nothing but -inf
   fault = jnp.where(bad.any(1), take1(position, bad.argmax(1)), -1)

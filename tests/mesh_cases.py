@@ -13,7 +13,8 @@ import json
 import os
 import sys
 
-os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8'
+WAIT = '--xla_cpu_collective_call_terminate_timeout_seconds=300'  # eight threads may share two busy cores
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8 {WAIT}'
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
