@@ -51,7 +51,7 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array, total
   if logits.shape[:2] != position.shape:  # a network may leave its windows as they are
     logits = packed.unpack(logits)
   logits = layout.computed(logits, m)[..., : w.logits[m].shape[-1]]
-  logits = _process(context, state, logits.astype(jnp.float32), position)
+  logits = layout.as_head(_process(context, state, logits.astype(jnp.float32), position), m)
   used = places(width) < need[:, None]
   bad = used & ~jnp.isfinite(logits.max(-1))  # a NaN, +inf, or nothing but -inf
   fault = jnp.where(bad.any(1), take1(position, bad.argmax(1)), -1)
@@ -225,7 +225,6 @@ class Propose:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
     w = state.window
     end = state.length + w.size
-    logits = layout.as_head(logits, self.model)
     sampler = probs.at_window(state).at(w.size)
     going = going & (end < state.limit) & ~context.policy.before(logits, sampler)
     q = layout.as_head(sampler(logits), self.model)

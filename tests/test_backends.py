@@ -229,3 +229,12 @@ def test_an_option_that_the_compiler_refuses_is_left_out_with_a_warning():
   assert backends.known(()) == ()
   with pytest.warns(UserWarning, match='xla_of_tomorrow'):
     assert backends.known((('xla_of_tomorrow', 'true'),)) == ()
+
+
+def test_three_parts_are_the_whole_number():
+  x = jax.random.normal(jax.random.key(0), (24, 512)) * jnp.exp2(jnp.arange(512) % 9 - 4)
+  rows = jax.random.normal(jax.random.key(1), (40, 512)).astype(jnp.bfloat16)
+  exact = np.float64(x) @ np.float64(rows).T
+  error = lambda y: np.abs(np.float64(y) - exact).max() / np.abs(exact).max()
+  short = x.astype(jnp.bfloat16).astype(jnp.float32)
+  assert error(cpu._in_parts(x, rows)) < 2e-6 < 1e-4 < error(short @ rows.T.astype(jnp.float32))

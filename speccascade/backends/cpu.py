@@ -1,11 +1,13 @@
 """CPUs: large kernels are kept transposed, a window of tokens is multiplied as a sum of products.
 
 XLA's matrix product on a CPU packs the weights anew at each call, which for a few tokens costs as much again as reading
-them, and widens short ones in memory. A sum of products reads them once, as they are stored.
+them, and widens short ones in memory. A sum of products reads them once, as they are stored. A CPU with tiles for
+bfloat16 (AMX) multiplies more tokens in three parts.
 """
 
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 import weakref
 
@@ -18,6 +20,7 @@ from speccascade.backends.base import attention_weights, Backend, Entry, tokens_
 
 Array = jax.Array
 
+_SPLIT = 24  # tokens from which products in parts are faster than sums, where the CPU has tiles
 _SUMMED = 64  # tokens up to which sums of products are faster than a product
 _CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
 _ROWS: dict[int, tuple] = {}  # id of a kernel: (weak reference to it, its rows)
@@ -41,6 +44,7 @@ class CPU(Backend):
   slot_multiple = 16
   slot_axis = {'key': -1, 'value': -2}
   fixed_drafts = False
+  tiles: bool = True  # use them where the CPU has them
 
   def on_mesh(self):
     return CPUs()
@@ -62,6 +66,8 @@ class CPU(Backend):
 
   def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
     n, lead = tokens_of(x), x.shape[:-1]
+    if n >= _SPLIT and rows.dtype == jnp.bfloat16 and self.tiles and _has_tiles():
+      return _in_parts(x.reshape(n, -1), rows).reshape(*lead, -1).astype(out_dtype)
     if n > _SUMMED or (n == 1 and rows.dtype == jnp.float32):
       return super().matmul_rows(x, rows, out_dtype)
     padded = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # columns that fill registers
@@ -110,6 +116,21 @@ class CPU(Backend):
     return last - jnp.where(x == x.max(-1, keepdims=True), after, 0).max(-1).astype(jnp.int32)
 
 
+def _in_parts(x: Array, rows: Array) -> Array:
+  """Return x · rowsᵀ in float32 for x [n, in] and rows [out, in] of bfloat16, as three products of bfloat16.
+
+  The 24 bits of a float32 are those of three bfloat16s, so that no product is rounded before it is summed.
+  """
+  parts, rest = [], x.astype(jnp.float32)
+  for _ in range(3):
+    first = lax.bitcast_convert_type(rest, jnp.uint32) >> 16  # cut off, which is faster than rounded
+    parts.append(lax.bitcast_convert_type(first.astype(jnp.uint16), jnp.bfloat16))
+    rest = rest - parts[-1].astype(jnp.float32)
+  y = jnp.einsum('ni,oi->no', jnp.concatenate(parts), rows, preferred_element_type=jnp.float32)
+  high, middle, low = jnp.split(y, 3)
+  return low + middle + high
+
+
 def _write(slots: Array, new: Array, start: Array, axis: int) -> Array:
   def put(slots, new, start):
     at = [0, 0, 0]
@@ -144,6 +165,12 @@ def _short(x: np.ndarray) -> np.ndarray:
     return x
   bits = np.ascontiguousarray(x).view(np.uint32)
   return x if (bits & 0xFFFF).any() else (bits >> 16).astype(np.uint16).view(jnp.bfloat16)
+
+
+@functools.cache
+def _has_tiles() -> bool:
+  info = pathlib.Path('/proc/cpuinfo')
+  return info.exists() and 'amx_bf16' in info.read_text()
 
 
 @functools.cache

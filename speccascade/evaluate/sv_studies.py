@@ -23,7 +23,7 @@ Samples = Mapping[str, np.ndarray]
 TARGET_BINS = 10
 RELIABILITY = 'Reliability of the predicted acceptance'
 FAIRNESS = 'Verified lengths by request'
-PAYS = 1.05  # a gain up to this is lost in what the cost model leaves out
+PAYS = 1.05  # a gain up to this is lost in the noise of a measurement, and in what the cost model leaves out
 _ROUNDS = 400  # simulated rounds of a batch
 
 
@@ -196,16 +196,15 @@ def candidates(found: profiles.Profile, batch: int) -> dict[profiles.Way, float]
 def best_ways(found: profiles.Profile) -> dict[int, profiles.Way]:
   """Return the fastest way at each batch as measured or, where nothing was, by the cost model.
 
-  By that a way with more to it has to be faster by `PAYS`.
+  A way with more to it has to be faster by `PAYS`.
   """
   best = {}
   for batch in found.times:
-    speed = (found.measured or {}).get(batch)
-    factor, speed = (1, speed) if speed else (PAYS, candidates(found, batch))
+    speed = (found.measured or {}).get(batch) or candidates(found, batch)
     chosen = profiles.Way('plain')
     for kind in profiles.KINDS[1:]:
       way = max((w for w in speed if w.kind == kind), key=speed.get)
-      chosen = way if speed[way] > factor * speed[chosen] else chosen
+      chosen = way if speed[way] > PAYS * speed[chosen] else chosen
     best[batch] = chosen
   return best
 
