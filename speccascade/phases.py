@@ -51,7 +51,7 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array, total
   if logits.shape[:2] != position.shape:  # a network may leave its windows as they are
     logits = packed.unpack(logits)
   logits = layout.computed(logits, m)[..., : w.logits[m].shape[-1]]
-  logits = layout.as_head(_process(context, state, logits.astype(jnp.float32), position), m)
+  logits = _process(context, state, logits.astype(jnp.float32), position)
   used = places(width) < need[:, None]
   bad = used & ~jnp.isfinite(logits.max(-1))  # a NaN, +inf, or nothing but -inf
   fault = jnp.where(bad.any(1), take1(position, bad.argmax(1)), -1)
@@ -60,6 +60,7 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array, total
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
     fault=_column(state.fault, m, jnp.where(state.fault[:, m] < 0, fault, state.fault[:, m])),
   )
+  logits = layout.as_head(logits, m)
   # The first output is the law of position fed + 1, whose slot is fed + 1 - length.
   first = position[:, 0] + 1 - state.length
   if slot is not None:
