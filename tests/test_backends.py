@@ -232,7 +232,7 @@ def test_an_option_that_the_compiler_refuses_is_left_out_with_a_warning():
 
 
 def test_three_parts_are_the_whole_number():
-  x = jax.random.normal(jax.random.key(0), (24, 512)) * jnp.exp2(jnp.arange(512) % 9 - 4)
+  x = jax.random.normal(jax.random.key(0), (24, 512)) * jnp.exp2(jnp.arange(512.0) % 9 - 4)[None]
   rows = jax.random.normal(jax.random.key(1), (40, 512)).astype(jnp.bfloat16)
   exact = np.float64(x) @ np.float64(rows).T
   error = lambda y: np.abs(np.float64(y) - exact).max() / np.abs(exact).max()
