@@ -39,21 +39,18 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
     key, value = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (key, value))
   batch, width, lanes = q.shape
   result = jax.ShapeDtypeStruct(q.shape, q.dtype)
-  if width == 1:  # in float32 a row can be read where it lies; with an axis for the window it would be moved first
-    q, *new = (x if x is None else x[:, 0].astype(jnp.float32) for x in (q, *(new or ())))
-    new = new or None
+  q, new = _without_axis(q, new)
   groups, slots, tile = key.shape[2:]
   rows = lanes // (groups * tile) * heads * -(-width // STEP) * STEP
   scalars = jnp.asarray(layer, jnp.int32).reshape(1), first, length, jnp.asarray(window, jnp.int32).reshape(1)
   at = functools.partial(_place, causal=causal)
-  by_row = lambda x: pl.BlockSpec((1, *x.shape[1:]), at('b', *[0] * (x.ndim - 1)))
-  windows = lambda x: by_row(x) if x.ndim == 3 else pl.BlockSpec(x.shape, at(0, 0))
+  windows = lambda x: pl.BlockSpec((1, *x.shape[1:]), at('b', 0, 0)) if x.ndim == 3 else pl.BlockSpec(x.shape, at(0, 0))
   by_block = pl.BlockSpec((1, 1, groups, BLOCK, tile), at('b', 'l', 0, 'j', 0))
   inputs, specs = [q, key, value], [windows(q), by_block, by_block]
   if bias is not None:
     inputs.append(bias)
     specs.append(pl.BlockSpec((1, groups, rows, BLOCK), at('b' if bias.shape[0] > 1 else 0, 0, 0, 'j')))
-  outputs, out_specs, aliases = [result], [by_row(result)], {}
+  outputs, out_specs, aliases = [result], [windows(result)], {}
   scratch = [pltpu.VMEM((groups, rows, tile), jnp.float32)] * 2 + [pltpu.VMEM((groups, rows, 128), jnp.float32)] * 2
   if new is not None:
     inputs, specs = [*inputs, *new], [*specs, *map(windows, new)]
@@ -65,12 +62,19 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
     num_scalar_prefetch=len(scalars), grid=(batch, slots // BLOCK), in_specs=specs, out_specs=out_specs,
     scratch_shapes=scratch,
   )  # fmt: skip
-  call = pl.pallas_call(
+  return pl.pallas_call(
     functools.partial(_kernel, _Settings(heads, causal, scale, cap, bias is not None, new is not None)),
     out_shape=outputs, input_output_aliases=aliases, interpret=interpret, name='cached_attention',
     grid_spec=pltpu.PrefetchScalarGridSpec(**sizes), cost_estimate=_cost(batch * groups * rows, key, causal),
-  )  # fmt: skip
-  return call(*scalars, *inputs)
+  )(*scalars, *inputs)  # fmt: skip
+
+
+def _without_axis(q: Array, new) -> tuple:
+  """Return a window of one token without its axis, in float32: a row is then read where it lies, else moved before."""
+  if q.shape[1] > 1:
+    return q, new
+  flat = lambda x: x[:, 0].astype(jnp.float32)
+  return flat(q), None if new is None else tuple(map(flat, new))
 
 
 def _place(*index, causal: bool):

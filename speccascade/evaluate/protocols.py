@@ -258,14 +258,8 @@ def _programs(points: Sequence[Point]) -> list[tuple[Method | SequenceCascade, s
   return list(programs.values())
 
 
-def _warm_up(
-  experiment: Experiment,
-  loaded: Loaded,
-  points: Sequence[Point],
-  temperature: float,
-  batch: int,
-  queued: bool = False,
-):
+def _warm_up(experiment: Experiment, loaded: Loaded, points: Sequence[Point], temperature: float, batch: int,
+             queued: bool = False):  # fmt: skip
   """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs.
 
   Points that differ in numbers only share a program. Programs are compiled side by side.
