@@ -122,8 +122,8 @@ class Score:
   `widths` are the tokens a row to compile for, ascending. Where there are several, rows differ in their need: one row's
   window has the smallest width that holds it, those of a batch are packed to so many tokens a row on average. `limit`
   bounds how many pending tokens are fed; `drop` forgets the others. `after` is a model whose call must end first.
-  A `level` model has seen every committed token but the last, as one has that the last `Verify` read and did not `keep`
-  for: the first slot of the window is then the same for all rows.
+  A `level` model has seen every committed token but the last in each row, so that its logits begin at slot 0. Such are
+  the models of a `Verify` without `keep`.
   """
 
   model: int = _static()

@@ -15,8 +15,8 @@ from speccascade.backends.base import Backend, tokens_of
 Array = jax.Array
 
 _LANES = 128
-# What is read ahead is then chosen by the instructions of a fusion and not by a rule of thumb: more of the weights
-# where tokens are few.
+# XLA chooses which weights to fetch to VMEM ahead of their use. With this it costs a fusion by its instructions instead
+# of a rule of thumb, and fetches more of them where tokens are few.
 _OPTIONS = (('xla_msa_use_bundle_aware_cost_model', 'true'),)
 
 
