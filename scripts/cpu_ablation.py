@@ -23,7 +23,6 @@ PIECES = {  # what is plain XLA's instead
   'caches with heads in front': ('entry', 'write', '_attend', 'slot_axis'),
   'a slot written row by row': ('put',),
   'arg max by two maxima': ('argmax',),
-  'drafts that end with the last row': ('fixed_drafts',),
 }
 METHODS = {
   'autoregressive, T = 0': (methods.autoregressive(1), 0.0),

@@ -209,7 +209,7 @@ class Propose:
       return i + 1, going & (i + 1 < budget), state
 
     carry = jnp.int32(first), going, state
-    if isinstance(budget, int) and backends.current().fixed_drafts:
+    if isinstance(budget, int) and not context.policy.stops_early():
       last, _, state = lax.fori_loop(first, budget, lambda _, carry: turn(carry), carry)
     else:
       last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, carry)

@@ -42,6 +42,10 @@ class Policy:
     """Return for q̃(x) [B] of the token just drawn whether to stop after it."""
     return jnp.zeros(q.shape, bool)
 
+  def stops_early(self) -> bool:
+    """Return whether a draft may end before its `length`, so that asking after each token saves steps."""
+    return type(self).before is not Policy.before or type(self).after is not Policy.after
+
   def update(self, carry: Any, tested: Array, accepted: Array, live: Array, most: int) -> Any:
     """Return the carry after a round that tested (up to the first failure) and accepted so many tokens.
 

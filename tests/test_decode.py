@@ -231,6 +231,17 @@ def test_a_model_that_agrees_with_itself_is_never_rejected():
   assert full.stats.source[0].tolist() == [0, 0, 0, 0, BONUS] * 4
 
 
+def test_a_draft_that_a_policy_ends_takes_no_further_step():
+  def computed(policy):
+    s = decode(methods.speculative(block=4, policy=policy), PAIR, PROMPTS, max_new_tokens=17).stats
+    return s.computed[0], s.rounds.max()
+
+  short, rounds = computed(stopping.Confidence(1.0))  # one token a draft: no step after the window that catches up
+  assert (short == 2 * rounds).all()
+  whole, rounds = computed(stopping.Policy())
+  assert (whole == 5 * rounds).all()
+
+
 def test_deferrals_are_counted_where_the_rule_defers():
   out = decode(methods.oracle(diff), PAIR, PROMPTS, max_new_tokens=17)
   count = 0

@@ -41,7 +41,6 @@ class Backend:
   slot_multiple = 1  # the slots of a cache come in such steps
   slot_axis = {'key': -2, 'value': -2}
   pack_from = 0  # tokens of a batch's windows from which those of different lengths are packed
-  fixed_drafts = True  # a draft of known length makes all its steps, without asking whether a row still drafts
 
   def on_mesh(self) -> 'Backend':
     """Return the backend for a mesh of such devices."""

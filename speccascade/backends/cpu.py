@@ -31,7 +31,6 @@ class CPUs(Backend):
   """Plain XLA: no mesh cuts heads that share an axis with the rows."""
 
   slot_multiple = 16
-  fixed_drafts = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +42,6 @@ class CPU(Backend):
 
   slot_multiple = 16
   slot_axis = {'key': -1, 'value': -2}
-  fixed_drafts = False
   tiles: bool = True  # use them where the CPU has them
 
   def on_mesh(self):
