@@ -5,9 +5,9 @@
   python -m speccascade.compile --topology v6e:2x2 --pair SMALL/config.json LARGE/config.json --method opt
 
 TPUs need the extra `tpu`, h100 the CUDA plugin of JAX. Estimated cycles are those of XLA's own cost model: they rank
-programs and do not time them. On a mesh, what is said of arguments and memory is of one chip, and collectives are those
-of a round. The floor is what the memory of the chips takes to read, in a round, the weights and used caches of each
-model call.
+programs and do not time them. For a GPU it has none, and the kernels of a round are counted. On a mesh, what is said of
+arguments and memory is of one chip, and collectives are those of a round. The floor is what the memory of the chips
+takes to read, in a round, the weights and used caches of each model call.
 """
 
 import argparse
@@ -112,7 +112,8 @@ def report(
     entry_relayout_bytes=copied,
     entry_cache_relayouts=len(relayouts) - len(anew),
     collectives=module.collectives(ahead.turns(method)),
-    estimated_cycles=round(sum(cycles.values())),
+    kernels=module.kernels(ahead.turns(method)),
+    estimated_cycles=round(sum(cycles.values())) or None,
     cycles_by_part={name: round(value) for name, value in cycles.items()},
     floor_bytes=round(least),
     floor_cycles=round(least / chip.bandwidth * chip.clock),
@@ -135,6 +136,9 @@ def show(found: dict[str, Any], chip: ahead.Chip) -> None:
   for name, (count, times, size) in found['collectives'].items():
     print(f'                {times} {name} of {size / 2**20:.2f} MiB in all; {count} in the text')
   floor = f'floor by bytes {found["floor_cycles"]:,} ({1e3 * found["floor_cycles"] / chip.clock:.2f} ms)'
+  if not found['estimated_cycles']:  # as for GPUs
+    print(f'kernels         {found["kernels"]:,} in a round; {floor}')
+    return
   print(f'cycles          {found["estimated_cycles"]:,} estimated; {floor}')
   for name, cycles in found['cycles_by_part'].items():
     print(f'                  {cycles:>12,} {100 * cycles / found["estimated_cycles"]:5.1f} %  {name}')

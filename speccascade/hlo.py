@@ -17,6 +17,7 @@ COLLECTIVES = (
 )  # fmt: skip
 KERNELS = ('tpu_custom_call', '__gpu$xla.gpu.triton', 'triton_kernel_call')  # targets of Pallas
 MOVES = {'parameter', 'bitcast', 'reshape', 'copy', 'transpose', 'convert', 'get-tuple-element', 'tuple'}
+CONTROL = {'parameter', 'constant', 'bitcast', 'tuple', 'get-tuple-element', 'while', 'conditional', 'call'}
 PASSING = {
   'bitcast',
   'copy-start',
@@ -267,6 +268,10 @@ class Module:
         name = 'row loops' if within else 'kernels of our own' if own else part(x)
         found[name] = found.get(name, 0) + cycles * times
     return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+  def kernels(self, unknown: int) -> int:
+    """Return how many kernels a round runs."""
+    return sum(times for _, x, times, _ in self.runs(unknown) if x.op not in CONTROL)
 
   def _kernel_bytes(self, computation: str, x: Instruction) -> int:
     """Return what a kernel says that it reads and writes; else its operands and results."""

@@ -51,6 +51,14 @@ def test_a_round_for_a_tpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_
   assert sum(found['cycles_by_part'].values()) == pytest.approx(found['estimated_cycles'], rel=0.01)
 
 
+@pytest.mark.parametrize('method', ['autoregressive', 'opt'])
+def test_a_round_for_a_gpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_out_anew(pair, capsys, method):
+  pytest.importorskip('jax_cuda12_plugin')
+  found = run(capsys, '--topology', 'h100', '--pair', *pair, '--method', method, '--batch', '4')
+  assert (found['row_loops'], found['cache_copies'], found['entry_relayouts']) == (0, 0, 0)
+  assert found['kernels'] > 20 and found['estimated_cycles'] is None and found['floor_cycles'] > 0
+
+
 def test_kernels_before_a_rotation_are_not_laid_out_anew(tmp_path, capsys):
   pytest.importorskip('libtpu')
   config = {'model_type': 'llama', 'vocab_size': 512, 'hidden_size': 1024, 'intermediate_size': 1024}

@@ -78,6 +78,14 @@ def test_cycles_are_those_of_a_round_with_the_turns_of_its_loops():
   assert sum(three.values()) - sum(one.values()) == pytest.approx(2 * turn)
 
 
+def test_kernels_of_a_round_count_with_the_turns_of_its_loops():
+  rows = module('rows_and_kernel_v5e')
+  drafts = next(x for x in rows.loops(rows.body) if x not in rows.row_loops())
+  inside = [x.op for x in rows.computations[drafts.called['body'][0]] if x.op not in hlo.CONTROL]
+  assert 'fusion' in inside and not {'while', 'tuple', 'parameter'} & set(inside)
+  assert rows.kernels(3) - rows.kernels(1) == 2 * len(inside)
+
+
 def test_a_kernel_of_our_own_costs_the_bytes_that_it_says_or_its_operands_and_results():
   rows = module('rows_and_kernel_v5e')
   assert rows.cycles(lambda x: x.op, 1, bytes_per_cycle=871)['kernels of our own'] == 10  # of 8710 bytes
