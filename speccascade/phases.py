@@ -244,8 +244,9 @@ class Propose:
       ),
       noise=noise,
     )
-    over = context.policy.after(probs.at_token(q, token)) | _is_end(context, state, token) | (end + 1 >= state.limit)
-    return going & ~over, state
+    sure = sampler.by_temperature(lambda: probs.softmax(sampler.penalised(logits)), lambda: q, 1)
+    doubtful = context.policy.after(probs.at_token(sure, token))
+    return going & ~(doubtful | _is_end(context, state, token) | (end + 1 >= state.limit)), state
 
 
 @struct.dataclass

@@ -39,7 +39,7 @@ class Policy:
     return jnp.zeros(logits.shape[:-1], bool)
 
   def after(self, q: Array) -> Array:
-    """Return for q̃(x) [B] of the token just drawn whether to stop after it."""
+    """Return for q̃(x) [B] of the token just drawn, at temperature 0 its unscaled q(x), whether to stop after it."""
     return jnp.zeros(q.shape, bool)
 
   def stops_early(self) -> bool:

@@ -231,9 +231,11 @@ def test_a_model_that_agrees_with_itself_is_never_rejected():
   assert full.stats.source[0].tolist() == [0, 0, 0, 0, BONUS] * 4
 
 
-def test_a_draft_that_a_policy_ends_takes_no_further_step():
+@pytest.mark.parametrize('temperature', [0, 1])
+def test_a_draft_that_a_policy_ends_takes_no_further_step(temperature):
   def computed(policy):
-    s = decode(methods.speculative(block=4, policy=policy), PAIR, PROMPTS, max_new_tokens=17).stats
+    method, sampler = methods.speculative(block=4, policy=policy), Sampler(temperature)
+    s = decode(method, PAIR, PROMPTS, max_new_tokens=17, sampler=sampler).stats
     return s.computed[0], s.rounds.max()
 
   short, rounds = computed(stopping.Confidence(1.0))  # one token a draft: no step after the window that catches up
