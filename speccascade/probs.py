@@ -271,8 +271,8 @@ def _beside(value: Any, x: Array) -> Any:
   return value.reshape((1,) * (x.ndim - 1 - value.ndim) + value.shape + (1,))
 
 
-def at_window(state: State) -> Sampler:
-  """Bind the sampler to every slot of the window: a penalty at slot j sees the pending tokens before j."""
+def at_window(state: State, slots: int | None = None) -> Sampler:
+  """Bind the sampler to the first slots of the window, or all: a penalty at slot j sees the pending tokens before j."""
   sampler = state.sampler.by_number(lambda x: x[:, None])
   if not sampler.penalises:
     return sampler
@@ -280,7 +280,7 @@ def at_window(state: State) -> Sampler:
   pending = take(state.tokens, state.length[:, None] + places(width))
   real = places(width) < state.window.size[:, None]
   drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
-  before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))  # [B, W+1, V]
+  before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))[:, :slots]  # [B, W+1, V]
   seen = None if state.seen is None else (before > 0) | state.seen[:, None]
   return sampler.bind(seen, None if state.counts is None else before + state.counts[:, None])
 

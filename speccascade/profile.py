@@ -2,28 +2,31 @@
 
   python -m speccascade.profile --models DRAFT COMPANION TARGET --data train.jsonl.gz \\
       --prompt-field 'Question: {question}\\nAnswer:' --temperature 0.6 --top-p 0.9 --out profile.json
-  python -m speccascade.profile --models DRAFT COMPANION TARGET --times profile.json --out here.json
+  python -m speccascade.profile --models DRAFT COMPANION TARGET --times profile.json --data train.txt --out here.json
 
 The prompts are decoded with every draft verified, while the companion reads it too; then forward passes are timed; then
 some of the prompts are decoded at each batch in every way that may be the fastest, which is the one that sv_exact takes
 there. The file goes to methods.sv_exact(profile='profile.json'), in gin as well, and to speccascade.decode --profile.
-With --times the table is that of a profile which was measured elsewhere, and only times are measured, those of
-decoding where prompts are given with --data.
+With --times the table is that of a profile which was measured elsewhere, and only times are measured; give --data too,
+or the cost model chooses the ways. OUT is written before the ways are tried and again after: stopped between, it has
+those of the cost model, and --times OUT --data FILE --out NEW tries them.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
 import dataclasses
 import functools
 import sys
 import time
+from typing import Any
 
 from flax import struct
 import jax.numpy as jnp
 import numpy as np
 
 from speccascade import (
+  backends,
   checkpoints,
   commands,
   disk,
@@ -74,8 +77,9 @@ class Observe:
     return 'observe'
 
   def __call__(self, context: Context, state: State) -> State:
-    s, a = scheduling.indicators(state, 1)
-    s_target, accept = scheduling.indicators(state, 2)
+    width = state.window.source.shape[1]
+    s, a = scheduling.indicators(state, 1, width)
+    s_target, accept = scheduling.indicators(state, 2, width)
     place = jnp.broadcast_to(places(s.shape[1]).astype(jnp.float32), s.shape)
     found = dict(zip(_NOTED, (s, a, s_target, accept, place), strict=True))
     return state.replace(policy={name: self._noted(state, x, found[name]) for name, x in state.policy.items()})
@@ -137,31 +141,32 @@ def measure_times(
 ) -> tuple[dict[int, dict[int, float]], dict[int, tuple[float, ...]]]:  # fmt: skip
   """Return `times` and `steps` of a profile.
 
-  The numbers of tokens are those that the loop computes: the widths of one row's window, packed totals of several rows.
+  The numbers of tokens are those that `sv_exact` computes: the widths of one row's window, packed totals of several
+  rows, or whole windows alone where the backend packs nothing.
   """
   times, steps = {}, {}
   progress = Progress('times', len(batches), unit='batches')
   for rows in batches:
-    sizes = [rows * n for n in packing.steps(block + 1)]
-    timer = functools.partial(floor.forward_seconds, source=source, tokens=tokens, window=block + 1)
-    made = {'draft': lambda t=timer, n=rows: t(models[0], n, 1)}
-    made['companion'] = lambda t=timer, n=rows: t(models[1], n, block + 1)
-    made['alone'] = lambda t=timer, n=rows: t(models[2], n, 1)
-    for size in sizes:
-      made[size] = functools.partial(_verifier, timer, models[2], rows, block + 1, size)
-    with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:  # they compile side by side
-      timers = dict(zip(made, pool.map(lambda make: make(), made.values()), strict=True))
+    timers = _timers(models, block + 1, rows, source, tokens)
     found = {name: float(np.median(x)) for name, x in floor.interleave(timers, trials).items()}
-    times[rows] = {size: found[size] for size in sizes}
-    steps[rows] = tuple(found[name] for name in ('draft', 'companion', 'alone'))
+    del timers  # and with them the caches, before the next are made
+    steps[rows] = tuple(found.pop(name) for name in ('draft', 'companion', 'alone'))
+    times[rows] = dict(sorted(found.items()))
     progress.add(1, f'batch {rows}')
   return times, steps
 
 
-def _verifier(timer, model: Model, rows: int, width: int, size: int):
-  if rows == 1:
-    return timer(model, 1, size)
-  return timer(model, rows, width, total=None if size == rows * width else size)
+def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens: int) -> dict[Any, Callable]:
+  """Return timers of the drafter's, companion's and verifier's steps, and by size of the verifier's windows."""
+  caches = [floor.filled([m], rows, source, positions(m.network, source, tokens, width)) for m in models]
+  timer = functools.partial(floor.forward_seconds, batch=rows, source=source, tokens=tokens, window=width)
+  of = lambda i, width, **how: functools.partial(timer, models[i], width=width, caches=caches[i], **how)
+  made = {'draft': of(0, 1), 'companion': of(1, width), 'alone': of(2, 1), rows * width: of(2, width)}
+  if rows * width >= backends.of(models[2].params).pack_from:
+    for n in packing.steps(width)[:-1]:
+      made[rows * n] = of(2, n) if rows == 1 else of(2, width, total=rows * n)
+  with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:  # they compile side by side
+    return dict(zip(made, pool.map(lambda make: make(), made.values()), strict=True))
 
 
 def measure_ways(
@@ -176,26 +181,48 @@ def measure_ways(
 ) -> dict[int, dict[profiles.Way, float]]:
   """Return `measured` of a profile: tokens a second of two batches of prompts (four of one row), medians of trials.
 
-  The ways take turns; too few prompts are repeated.
+  The ways take turns; too few prompts are repeated. A text is as long as one of those that were observed, the same in
+  each way, for a batch takes as long as its longest: sampled texts would differ by more than the ways do. Where
+  speculative decoding is fastest with the least or most γ that was tried, those beside it are tried too, in turn with
+  it and plain decoding.
   """
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
   width = inputs.prompt_width(models, requests.rows(models, prompts, **call), None)
+  numbers, lengths = np.unique(found.samples['request'], return_counts=True)
+  prompts = [_of_length(prompt, lengths[i % len(numbers)]) for i, prompt in enumerate(prompts)]
   tried = {batch: list(sv_studies.candidates(found, batch)) for batch in found.times}
   progress = Progress('ways', sum(map(len, tried.values())) * (trials + 1), unit='decodes')
   measured = {}
+
+  def run(way, batch):
+    method = sv_exact(dataclasses.replace(found, ways={batch: way}))
+    texts = [prompts[i % len(prompts)] for i in range(max(2 * batch, 4))]
+    speed = _speed(method, prompts=texts, models=models, batch=batch, max_prompt_tokens=width, **call)
+    progress.add(1, f'batch {batch}, {way}')
+    return speed
+
   for batch, some in tried.items():
     protocols.few_executables()
-    texts = [prompts[i % len(prompts)] for i in range(max(2 * batch, 4))]
-    made = {way: sv_exact(dataclasses.replace(found, ways={batch: way})) for way in some}
-    run = functools.partial(_speed, models=models, batch=batch, max_prompt_tokens=width, **call)
-    speeds = {way: [] for way in some}
-    for trial in range(trials + 1):
-      for way, method in made.items():
-        speed = run(method, prompts=texts if trial else texts[:batch])  # first unrecorded, for it compiles
-        speeds[way] += [speed] if trial else []
-        progress.add(1, f'batch {batch}, {way}')
-    measured[batch] = {way: float(np.median(x)) for way, x in speeds.items()}
+    speeds = measured[batch] = {}
+    while some:
+      turns = floor.interleave({way: functools.partial(run, way, batch) for way in some}, trials)
+      speeds |= {way: float(np.median(x)) for way, x in turns.items()}
+      some = _beside(speeds, found.origin.block)
+      progress.expect(len(some) * (trials + 1))
   return measured
+
+
+def _of_length(prompt: Any, tokens: int) -> requests.Request:
+  request = prompt if isinstance(prompt, requests.Request) else requests.Request(prompt)
+  return dataclasses.replace(request, min_new_tokens=int(tokens), max_new_tokens=int(tokens))
+
+
+def _beside(speeds: Mapping[profiles.Way, float], most: int) -> list[profiles.Way]:
+  """Return what to try next: nothing, or the γ beside the fastest, with it and plain decoding."""
+  best = max((way for way in speeds if way.kind == 'speculative'), key=speeds.get, default=None)
+  near = [] if best is None else [best._replace(block=n) for n in (best.block - 1, best.block + 1) if 0 < n <= most]
+  new = [way for way in near if way not in speeds]
+  return [profiles.Way('plain'), best, *new] if new else []
 
 
 def _speed(method: Method, *, prompts: Sequence, batch: int, **call) -> float:
@@ -231,20 +258,31 @@ def profile(
   """
   if len(models) != 3:
     raise ValueError(f'a profile is of a drafter, a companion and a verifier, not of {len(models)} models.')
+  if max_new_tokens <= block:
+    raise ValueError(f'max_new_tokens={max_new_tokens} is not more than γ = {block}: no text would hold a whole draft.')
   rows = requests.rows(models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
+  for i, row in enumerate(rows):
+    if profiles.sampler_of(row.sampler) != profiles.sampler_of(sampler):
+      raise ValueError(f'prompt {i} has a sampler of its own; a profile is of one sampler.')
   samples = observe(models, rows, block, batch_size)
+  source = _median([r.tokens for r in rows])
   origin = profiles.Origin(
     tuple(m.name for m in models), tuple(m.digest for m in models), profiles.sampler_of(sampler),
     profiles.device_of(models), f'{data}, {len(rows)} prompts {profiles.digest_of([r.tokens for r in rows])}', block,
+    source,
   )  # fmt: skip
-  source = int(np.median([r.tokens.size for r in rows]))
   times, steps = measure_times(models, block, batches, source=source, tokens=max_new_tokens)
   table = profiles.fit(samples['s'], samples['a'], samples['accept'], bins)
   found = profiles.Profile(table, scheduling.Latency.of(times, steps), origin, samples, times, steps)
-  return _with_ways(found, models, prompts, trials, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
+  return with_ways(found, models, prompts, trials, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
 
 
-def _with_ways(found: profiles.Profile, models, prompts: Sequence | None, trials: int, **call) -> profiles.Profile:
+def _median(rows: Sequence[np.ndarray]) -> int:
+  return int(np.median([row.size for row in rows]))
+
+
+def with_ways(found: profiles.Profile, models, prompts: Sequence | None, trials: int, **call) -> profiles.Profile:
+  """Return a profile with the fastest way at each batch: as measured or, without prompts or trials, as modelled."""
   measured = measure_ways(found, models, prompts, trials=trials, **call) if prompts and trials else None
   found = dataclasses.replace(found, measured=measured)
   return dataclasses.replace(found, ways=sv_studies.best_ways(found))
@@ -256,12 +294,15 @@ def timed(
 ) -> profiles.Profile:  # fmt: skip
   """Return a profile with the times of this device, those of decoding where there are prompts."""
   profiles.check_digests(found.origin, models)
-  times, steps = measure_times(models, found.origin.block, batches, tokens=tokens)
-  origin = dataclasses.replace(found.origin, device=profiles.device_of(models))
+  sampler, source = probs.Sampler(**dict(found.origin.sampler)), found.origin.source
+  if prompts:
+    rows = requests.rows(models, prompts, max_new_tokens=tokens, sampler=sampler, seed=seed)
+    source = _median([r.tokens for r in rows])
+  times, steps = measure_times(models, found.origin.block, batches, source=source, tokens=tokens)
+  origin = dataclasses.replace(found.origin, device=profiles.device_of(models), source=source)
   latency = scheduling.Latency.of(times, steps)
   found = dataclasses.replace(found, latency=latency, origin=origin, times=times, steps=steps)
-  sampler = probs.Sampler(**dict(origin.sampler))
-  return _with_ways(found, models, prompts, trials, max_new_tokens=tokens, sampler=sampler, seed=seed)
+  return with_ways(found, models, prompts, trials, max_new_tokens=tokens, sampler=sampler, seed=seed)
 
 
 # ---- the command ----
@@ -319,6 +360,12 @@ def _run(args: argparse.Namespace):
     raise RunError(f'--trials={args.trials} is not a number of trials; give 0 or more.')
   if len(args.bins) != 2:
     raise RunError(f'--bins takes two numbers, as in 20,15, not {len(args.bins)}.')
+  if args.times:
+    own = [n for n in ('block', 'batch', 'bins', *probs.NEUTRAL) if getattr(args, n) != _parser().get_default(n)]
+    if own:
+      raise RunError(f'--{own[0].replace("_", "-")} is that of the profile with --times; leave it out.')
+  elif args.tokens <= args.block:
+    raise RunError(f'--tokens {args.tokens} is not more than --block {args.block}: no text would hold a whole draft.')
   sampler = probs.Sampler(**{n: x for n in probs.NEUTRAL if (x := getattr(args, n)) is not None})
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.data, field, args.count) if args.data else None
@@ -329,14 +376,18 @@ def _run(args: argparse.Namespace):
     checkpoints.digest(path)  # raises where there is no checkpoint, before the others are read
   models = [checkpoints.load(path, dtype=args.dtype) for path in paths]
   if old:
-    found = timed(old, models, args.batches, args.tokens, prompts, seed=args.seed, trials=args.trials)
+    found = timed(old, models, args.batches, args.tokens, prompts, trials=0)
+    sampler = probs.Sampler(**dict(old.origin.sampler))
   else:
     found = profile(
       models, prompts, sampler=sampler, block=args.block, max_new_tokens=args.tokens, batch_size=args.batch,
-      batches=args.batches, bins=args.bins, data=disk.local(args.data).name, seed=args.seed, trials=args.trials,
+      batches=args.batches, bins=args.bins, data=disk.local(args.data).name, seed=args.seed, trials=0,
     )  # fmt: skip
+  found.save(out)  # whole but for the ways, which take longest
+  call = dict(max_new_tokens=args.tokens, sampler=sampler, seed=args.seed)
+  found = with_ways(found, models, prompts, args.trials, **call)
   found.save(out)
-  tables = [sv_studies.information(found.samples, args.bins), sv_studies.break_even(found), sv_studies.ways(found)]
+  tables = [sv_studies.information(found.samples, found.table), sv_studies.break_even(found), sv_studies.ways(found)]
   tables += [sv_studies.robustness({out.name: found} | others)] if others else []
   for table in tables:
     print(markdown(table), end='\n\n')

@@ -48,6 +48,7 @@ class Origin:
   device: str
   data: str
   block: int
+  source: int = 64  # the length of a prompt with which times were measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +157,8 @@ def fit(s: np.ndarray, a: np.ndarray, accept: np.ndarray, bins: Sequence[int] = 
   s_edges = edges(s, bins[0])
   row = np.searchsorted(s_edges, s, side='right')
   a_edges = [edges(a[row == i], bins[1]) for i in range(len(s_edges) + 1)]
-  column = _columns(a_edges, row, a)
   shape = len(a_edges), max(len(e) for e in a_edges) + 1
+  row, column = cells(table_of(s_edges, a_edges, np.zeros(shape)), s, a)
   total, count = (_sums(row, column, shape, x) for x in (accept, np.ones_like(accept)))
   of_all = accept.mean()
   of_row = (total.sum(1, keepdims=True) + _PSEUDO * of_all) / (count.sum(1, keepdims=True) + _PSEUDO)
@@ -210,13 +211,6 @@ def wilson(total: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return np.where(n > 0, np.maximum(middle - half, 0), 0), np.where(n > 0, np.minimum(middle + half, 1), 1)
 
 
-def _columns(a_edges, row: np.ndarray, a: np.ndarray) -> np.ndarray:
-  column = np.zeros(a.size, np.int64)
-  for i, some in enumerate(a_edges):
-    column[row == i] = np.searchsorted(some, a[row == i], side='right')
-  return column
-
-
 def _sums(row, column, shape, weight) -> np.ndarray:
   return np.bincount(row * shape[1] + column, weight, shape[0] * shape[1]).reshape(shape)
 
@@ -238,8 +232,9 @@ def sampler_of(sampler: probs.Sampler) -> tuple[tuple[str, float], ...]:
 def device_of(models: Sequence) -> str:
   """Return the device and the dtype that the last of the models computes with."""
   leaf = max(jax.tree.leaves(models[-1].params), key=np.size)
-  device = next(iter(leaf.devices())) if isinstance(leaf, jax.Array) else jax.devices()[0]
-  return f'{device.device_kind}, {leaf.dtype}'
+  devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()[:1]
+  many = f'{len(devices)} × ' if len(devices) > 1 else ''
+  return f'{many}{next(iter(devices)).device_kind}, {leaf.dtype}'
 
 
 def check_models(origin: Origin | None, models: Sequence) -> None:
@@ -250,7 +245,7 @@ def check_models(origin: Origin | None, models: Sequence) -> None:
   if (here := device_of(models)) != origin.device:
     warnings.warn(
       f'the profile was measured on {origin.device}, and this is {here}: acceptance is the same, times are not; '
-      'python -m speccascade.profile --times measures them anew.', stacklevel=4
+      'python -m speccascade.profile --times PROFILE --data FILE measures them anew.', stacklevel=4
     )  # fmt: skip
 
 
@@ -267,12 +262,18 @@ def check_digests(origin: Origin, models: Sequence) -> None:
 
 def check_sampler(origin: Origin | None, sampler: probs.Sampler) -> None:
   """Refuse a sampler under which a profile was not measured."""
-  if origin is not None and sampler_of(sampler) != origin.sampler:
+  if origin is not None and _law(sampler_of(sampler)) != _law(origin.sampler):
     said = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
     raise ValueError(
       f'the profile was measured with {said(origin.sampler)}, not with {said(sampler_of(sampler))}; make one with this '
       'sampler with python -m speccascade.profile.'
     )
+
+
+def _law(numbers: Sequence[tuple[str, float]]) -> dict[str, Any]:
+  """Return the numbers that decide the law, as the program has them; no filter changes what is likeliest."""
+  greedy = dict(numbers)['temperature'] == 0
+  return {name: np.float32(x) for name, x in numbers if not (greedy and name in ('top_k', 'top_p', 'min_p'))}
 
 
 def digest_of(rows: Sequence[Sequence[int]]) -> str:

@@ -26,6 +26,10 @@ class Progress:
       self._said = now
       self._say(now, note)
 
+  def expect(self, count: int):
+    """Note that there is more work than was known."""
+    self._total += count
+
   def leave_out(self, seconds: float):
     """Take time that was spent on something else off the clock."""
     self._start += seconds

@@ -9,6 +9,7 @@ Axis letters: B batch, W window of pending tokens, V vocabulary, N tokens of a b
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+import warnings
 
 from flax import struct
 import jax
@@ -73,12 +74,12 @@ class Latency:
   def at(self, batch: int, first: Array, count: int) -> tuple[Array, Array]:
     """Return the seconds [N] of first, first + 1, … tokens of a batch, and those of a drafter's and companion's step.
 
-    Beyond the measured tokens the last slope goes on.
+    Beyond the measured tokens time goes on to grow as it does over all of them.
     """
     i = meant(self.rows, batch)
     known = jnp.asarray(self.seconds[i])
     missing = max(batch + count - known.size, 0)
-    slope = jnp.maximum(known[-1] - known[-2], 0)
+    slope = jnp.maximum(known[-1] - known[0], 0) / (known.size - 1)
     known = jnp.concatenate([known, known[-1] + slope * jnp.arange(1, missing + 1).astype(known.dtype)])
     return lax.dynamic_slice(known, (first,), (count,)), jnp.asarray(self.steps[i])
 
@@ -149,28 +150,30 @@ class Goodput:
     return 'greedy goodput' if self.greedy else 'goodput'
 
   def __call__(self, context: Context, state: State) -> Array:
-    gains = jnp.cumprod(self.acceptance(state), 1)  # [B, W]
+    gains = jnp.cumprod(self.acceptance(state), 1)  # [B, most]
+    if gains.shape[0] > self.latency.rows[-1] > 1:
+      warnings.warn(
+        f'the profile has times of up to {self.latency.rows[-1]} rows, and this batch has {gains.shape[0]}: what more '
+        'tokens cost is a guess; profile with --batches of this size.', stacklevel=2
+      )  # fmt: skip
     rows = jnp.sum(state.active)
     seconds, (draft, companion) = self.latency.at(gains.shape[0], rows, gains.size + 1)
     beside = 0 if self.greedy else self.drafts * draft + companion
     return lengths(gains, seconds + beside, rows, self.greedy)
 
   def acceptance(self, state: State) -> Array:
-    """Return a(S, A) of the tokens that may be scored [B, W], 0 of the others."""
-    w = state.window
-    s, a = indicators(state, self.companion)
-    slot = places(w.source.shape[1])
-    scored = (slot < (w.size - self.spare)[:, None]) & (slot < self.most) & state.active[:, None]
+    """Return a(S, A) of the tokens that may be scored [B, most], 0 of the others."""
+    s, a = indicators(state, self.companion, self.most)
+    scored = (places(self.most) < (state.window.size - self.spare)[:, None]) & state.active[:, None]
     return jnp.where(scored, self.table(s, a), 0)
 
 
-def indicators(state: State, companion: int) -> tuple[Array, Array]:
-  """Return S and A of the pending tokens [B, W] against the laws of a model that has read the draft."""
+def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
+  """Return S and A of the first pending tokens [B, slots] against the laws of a model that has read the draft."""
   w = state.window
-  width = w.source.shape[1]
-  tokens = take(state.tokens, state.length[:, None] + places(width))
-  law = probs.at_window(state)(w.logits[companion])[:, :width]
-  q = jax.nn.one_hot(tokens, law.shape[-1], dtype=jnp.float32) if w.probs is None else w.probs
+  tokens = take(state.tokens, state.length[:, None] + places(slots))
+  law = probs.at_window(state, slots)(w.logits[companion][:, :slots])
+  q = jax.nn.one_hot(tokens, law.shape[-1], dtype=jnp.float32) if w.probs is None else w.probs[:, :slots]
   q_x, law_x = probs.at_token(q, tokens), probs.at_token(law, tokens)
   ratio = jnp.where(q_x > 0, jnp.minimum(1, law_x / jnp.where(q_x > 0, q_x, 1)), 0)
   return jnp.minimum(q, law).sum(-1), ratio

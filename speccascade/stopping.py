@@ -79,7 +79,7 @@ class Fallback(Policy):
 
 @struct.dataclass
 class Confidence(Policy):
-  """Stop after a token whose q̃ is under the threshold."""
+  """Stop after a token whose q̃, at temperature 0 unscaled q, is under the threshold."""
 
   threshold: Array
 

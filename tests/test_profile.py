@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from test_decode import EOS
 
-from speccascade import decode, embedded, methods, profile, profiles, Sampler
+from speccascade import decode, embedded, methods, profile, profiles, Request, Sampler
+from speccascade.data.examples import Example, Task
 from speccascade.decode import __main__ as command
-from speccascade.evaluate import sv_studies
+from speccascade.evaluate import summary, sv_studies
 from speccascade.evaluate.curves import Curve
+from speccascade.evaluate.experiment import Experiment
 from speccascade.models import toy
 
 LARGE = toy.model(21, 7, scale=1.5, eos_ids=(EOS,))
@@ -33,7 +35,7 @@ def law(model, prefix):
 
 def test_every_token_of_the_output_is_observed_once(made):
   found, models = made
-  texts = decode(methods.sv_exact(found, 3), models, PROMPTS, max_new_tokens=13).tokens
+  texts = decode(methods.sv_exact(found, 3), models, PROMPTS, max_new_tokens=13, batch_size=2).tokens
   count = np.bincount(found.samples['request'].astype(int), minlength=len(PROMPTS))
   assert count.tolist() == [len(t) for t in texts]
   q, c, p = (law(m, [0, *PROMPTS[1]]) for m in TRIO)
@@ -78,6 +80,28 @@ def test_other_models_and_samplers_are_refused_and_another_device_is_told(made):
   run(dataclasses.replace(found, origin=None), models, sampler=Sampler(0.5))
 
 
+def test_samplers_of_one_law_are_one(made):
+  found, models = made
+  greedy = dataclasses.replace(found, origin=dataclasses.replace(found.origin, sampler=(('temperature', 0.0),)))
+  nucleus = (('temperature', 0.7), ('top_p', 0.9))
+  for used, sampler in (
+    (greedy, Sampler(0, top_p=0.9, top_k=3)),
+    (dataclasses.replace(found, origin=dataclasses.replace(found.origin, sampler=nucleus)),
+     Sampler(np.float32(0.7), top_p=np.float32(0.9))),
+  ):  # fmt: skip
+    decode(methods.sv_exact(used, 3), models, [[1, 2]], max_new_tokens=3, sampler=sampler)
+  with pytest.raises(ValueError, match='measured with temperature 0, not with temperature 0, repetition_penalty 2'):
+    decode(methods.sv_exact(greedy, 3), models, [[1]], max_new_tokens=3, sampler=Sampler(0, repetition_penalty=2.0))
+  with pytest.raises(ValueError, match='prompt 1 has a sampler of its own'):
+    profile.profile(models, [[1], Request([2], temperature=0.3)], block=3, max_new_tokens=5, trials=0)
+
+
+def test_a_batch_of_more_rows_than_were_measured_is_told(made):
+  found, models = made
+  with pytest.warns(UserWarning, match='times of up to 2 rows, and this batch has 4'):
+    decode(methods.sv_exact(found, 3), models, PROMPTS[:4], max_new_tokens=5, batch_size=4)
+
+
 def test_a_file_that_is_no_profile_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='no such profile; make one with python -m speccascade.profile'):
     methods.sv_exact(str(tmp_path / 'p.json'))
@@ -117,13 +141,54 @@ def test_an_interval_holds_the_mean_and_shrinks():
 # ---- studies ----
 
 
+def test_a_run_may_have_its_profile_from_python_or_several(made, tmp_path):
+  found, _ = made
+  found.save(tmp_path / 'p.json')
+  given = Curve('given', methods.sv_exact, settings={'profile': found, 'block': 3})
+  varied = Curve('varied', methods.sv_exact, parameter='profile', values=[str(tmp_path / 'p.json')])
+  line = dict(value=None, temperature=1.0, example=0, positions=[1, 1, 3], calls=[1, 1, 2], emitted=2, rounds=2)
+  lines = [line | dict(curve='given', verified_lengths=[1, 1])]
+  titles = [t['title'] for t in sv_studies.of_run([*given.points(), *varied.points()], lines, batches=(1,))]
+  assert titles.count('Break-even by batch') == 2 and 'Way taken by batch' in titles
+
+
+def test_an_experiment_refuses_a_profile_of_another_sampler_and_knows_its_file(made, tmp_path):
+  found, models = made
+  found.save(tmp_path / 'p.json')
+  task = Task('t', [Example(0, [1, 2], 'x')], 4, 3, {'exact': lambda examples, texts: 0.0})
+  target = Curve('target only', methods.autoregressive, settings={'model': 2})
+  curves = [target, Curve('SV', methods.sv_exact, settings={'profile': str(tmp_path / 'p.json')})]
+  with pytest.raises(ValueError, match='SV, T = 0: the profile was measured with temperature 1, not'):
+    Experiment(task, models, curves, temperatures=[1.0, 0.0])
+  experiment = Experiment(task, models, curves, temperatures=[1.0])
+  before = experiment.describe()
+  dataclasses.replace(found, ways={1: profiles.Way('plain')}).save(tmp_path / 'p.json')
+  assert experiment.describe() != before
+  with pytest.raises(ValueError, match='as drafter, not with'):
+    Experiment(task, [models[1], *models[1:]], curves, temperatures=[1.0]).load()
+
+
+def test_rates_of_another_batch_s_way_are_not_told(made):
+  found, models = made
+  ways = {1: profiles.Way('plain'), 4: profiles.Way('speculative', 2)}
+  curve = Curve('SV', methods.sv_exact, settings={'profile': dataclasses.replace(found, ways=ways)})
+  task = Task('t', [Example(i, [1, 2], 'x') for i in range(4)], 4, 3, {'exact': lambda examples, texts: 0.0})
+  target = Curve('target only', methods.autoregressive, settings={'model': 2})
+  experiment = Experiment(task, models, [target, curve], temperatures=[1.0], quality_batch=4)
+  counts = dict(acceptance=0.5, tokens_per_round=2.0, length=3)
+  (point,) = curve.points()
+  assert summary._at_batch(experiment, point, 4, counts) == counts
+  assert summary._at_batch(experiment, point, 1, counts) == counts | dict(acceptance=None, tokens_per_round=None)
+
+
 def test_information_is_all_none_and_what_chance_makes_up():
   rng = np.random.default_rng(0)
   s, a = rng.random(4000), rng.random(4000)
   samples = dict(s=s, a=a, accept=s, s_target=s, request=np.zeros(4000), place=np.zeros(4000))
-  known = sv_studies.information(samples, (10, 2), (10,))['rows'][0]
+  table = profiles.fit(s, a, s, (10, 2))
+  known = sv_studies.information(samples, table, (10,))['rows'][0]
   assert known[1] == pytest.approx(np.log2(10), abs=0.01) and known[2] == known[4] == pytest.approx(0)
-  nothing = sv_studies.information(samples | {'accept': rng.random(4000)}, (10, 2), (5,))['rows'][0]
+  nothing = sv_studies.information(samples | {'accept': rng.random(4000)}, table, (5,))['rows'][0]
   assert nothing[5] == pytest.approx(nothing[7], rel=0.2) and nothing[5] < 0.06
   assert sv_studies.correlation(samples) == pytest.approx(1)
 
@@ -154,7 +219,7 @@ def test_a_run_tells_what_was_verified_in_vain_and_for_whom(made, tmp_path):
   found, models = made
   found.save(tmp_path / 'p.json')
   curve = Curve('SV', methods.sv_exact, settings={'profile': str(tmp_path / 'p.json'), 'block': 3})
-  out = decode(curve.build(), models, PROMPTS, max_new_tokens=13)
+  out = decode(curve.build(), models, PROMPTS, max_new_tokens=13, batch_size=2)
   names = ('emitted', 'rounds', 'verified_lengths')
   lines = [
     dict(curve='SV', value=None, temperature=1.0, example=i, positions=out.stats.positions[:, i].tolist(),
@@ -197,23 +262,31 @@ def test_without_measuring_a_way_has_to_promise_more_than_a_simpler_one(made):
 
 def test_the_fastest_way_is_taken_whatever_the_cost_model_says(made, monkeypatch):
   found, models = made
-  spent = {profiles.Way('plain'): 3.0, profiles.Way('speculative', 2): 2.0, profiles.Way('sv', 3): 4.0}
+  spent = {profiles.Way('plain'): 3.0, profiles.Way('sv', 3): 4.0}
+  spent |= {profiles.Way('speculative', n): x for n, x in ((1, 4.0), (2, 2.0), (3, 6.0))}
   monkeypatch.setattr(sv_studies, 'candidates', lambda found, batch: dict.fromkeys(spent, 1.0))
   clock = iter(np.cumsum([x for trial in range(4) for way in spent for x in (1.0, spent[way] * (1 + trial))]).tolist())
   monkeypatch.setattr(profile.time, 'perf_counter', lambda: next(clock))
   found = dataclasses.replace(found, times={2: found.times[2]})
   measured = profile.measure_ways(found, models, PROMPTS[:3], max_new_tokens=5)
-  prompts, ids = [*PROMPTS[:3], PROMPTS[0]], [0, 1, 0, 1]  # too few are repeated
-  texts = decode(methods.sv_exact(found, 3), models, prompts, max_new_tokens=5, example_ids=ids).tokens
-  assert measured[2][profiles.Way('sv', 3)] == pytest.approx(sum(map(len, texts)) / 12)
+  lengths = np.bincount(found.samples['request'].astype(int))[[0, 1, 2, 0]]  # too few prompts are repeated
+  assert measured[2] == {way: pytest.approx(lengths.sum() / (x * 3)) for way, x in spent.items()}  # the median trial's
   found = dataclasses.replace(found, measured=measured)
   found = dataclasses.replace(found, ways=sv_studies.best_ways(found))
   assert found.ways == {2: profiles.Way('speculative', 2)}
   rows = sv_studies.ways(found)['rows']
   assert [row[:2] + row[4:] for row in rows] == [
-    [2, 'plain', 1, 1, ''], [2, 'speculative, γ = 2', 1, 1, 'yes'], [2, 'sv, γ = 3', 1, 1, '']
-  ]  # fmt: skip
+    [2, str(way), 1, 1, 'yes' if way == profiles.Way('speculative', 2) else ''] for way in spent
+  ]
   assert [row[2:4] for row in rows] == [[x, pytest.approx(x / rows[0][2])] for x in measured[2].values()]
+
+
+def test_the_drafts_beside_the_fastest_are_tried_until_both_were():
+  drafted, plain = lambda n: profiles.Way('speculative', n), profiles.Way('plain')
+  assert profile._beside({plain: 9.0, drafted(4): 3.0, drafted(5): 2.0}, 5) == [plain, drafted(4), drafted(3)]
+  assert profile._beside({plain: 9.0, drafted(2): 3.0, drafted(3): 4.0}, 4) == [plain, drafted(3), drafted(4)]
+  assert profile._beside({plain: 9.0, drafted(1): 3.0, drafted(2): 2.0}, 5) == []
+  assert profile._beside({plain: 9.0}, 5) == []
 
 
 # ---- the command ----
@@ -231,7 +304,7 @@ def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
   found = profiles.load(tmp_path / 'p.json')
   speeds = found.measured[2]
   assert {('plain', 0), ('speculative', 1), ('speculative', 2), ('sv', 2)} <= speeds.keys()
-  assert found.ways == {2: max(speeds, key=speeds.get)} and f'{speeds[found.ways[2]]:.1f}' in said
+  assert found.ways == sv_studies.best_ways(found) and f'{speeds[found.ways[2]]:.1f}' in said
   (tmp_path / 'in.jsonl').write_text('"A dog runs."\n"Two men sit."\n')
   paths = [str(tmp_path / name) for name in ('in.jsonl', 'out.jsonl')]
   options = ['--method=sv_exact', '--block=2', '--max-new-tokens=16', '--profile', str(tmp_path / 'p.json')]
@@ -257,6 +330,8 @@ def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
     (['--data', 'no.txt', '--bins=3'], '--bins takes two numbers'),
     (['--data', 'no.txt', '--trials=-1'], '--trials=-1 is not a number of trials; give 0 or more'),
     (['--data', 'no.txt', '--temperature=-1'], 'temperature=-1.0'),
+    (['--data', 'no.txt', '--tokens=5'], '--tokens 5 is not more than --block 5'),
+    (['--times', 'no.json', '--top-p=0.5'], '--top-p is that of the profile with --times; leave it out'),
   ],
 )
 def test_the_command_refuses_in_a_sentence(arguments, said, tmp_path, capsys):

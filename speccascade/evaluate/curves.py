@@ -70,6 +70,11 @@ class Point:
     """The point in words."""
     return self.curve.name if self.value is None else f'{self.curve.name} {self.curve.parameter}={self.value}'
 
+  @property
+  def profile(self) -> Any:
+    """The profile that the method decodes by, or the path of one; None where it needs none."""
+    return {**self.curve.settings, self.curve.parameter: self.value}.get('profile')
+
   def build(self) -> methods.Method | methods.SequenceCascade:
     """Return the method of this point."""
     return self.curve.build(self.value)

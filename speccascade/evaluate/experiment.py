@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
+import itertools
 import json
+from pathlib import Path
 from typing import Any
 
-from speccascade import inputs, layout, probs
+from speccascade import disk, inputs, layout, probs, profiles
 from speccascade.data.examples import Task
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.types import Model, whole
@@ -97,6 +99,11 @@ class Experiment:
     if len(reference.values) > 1:
       raise ValueError(f'{self.name}: the reference {reference.name} has {len(reference.values)} values; give it one.')
     made = [(point, point.build()) for point in self.points]  # whose values are in range
+    for (point, method), temperature in itertools.product(made, self.temperatures):
+      try:
+        profiles.check_sampler(getattr(method, 'origin', None), self.sampler(temperature))
+      except ValueError as error:
+        raise ValueError(f'{self.name}: {point.label}, T = {temperature:g}: {error}') from None
     if not callable(self.models):
       self._check_models(made, len(self.models))
 
@@ -131,7 +138,10 @@ class Experiment:
     """Load the models; their names are made to differ."""
     given = self.models() if callable(self.models) else self.models
     models = [_load(m, self.mesh) for m in given]
-    self._check_models([(point, point.build()) for point in self.points], len(models))
+    made = [(point, point.build()) for point in self.points]
+    self._check_models(made, len(models))
+    for _, method in made:
+      inputs.check_models(method, models)
     names: list[str] = []
     for model in models:
       name, count = model.name, 2
@@ -166,6 +176,8 @@ class Experiment:
     lines = [f'{name}: {value}' for name, value in fields.items()]
     given = () if callable(self.models) else self.models
     lines += [f'weights of {m.path}: {m.digest()}' for m in given if isinstance(m, Checkpoint)]
+    paths = sorted({str(p.profile) for p in self.points if isinstance(p.profile, (str, Path))})
+    lines += [f'profile {path}: {hashlib.sha256(disk.local(path).read_bytes()).hexdigest()[:16]}' for path in paths]
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
     return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
 

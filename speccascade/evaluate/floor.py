@@ -32,19 +32,19 @@ def passes_seconds(
   window: int = 0,
   most: int = STEPS,
   total: int | None = None,
+  caches: tuple | None = None,
 ) -> Callable[[], float]:
   """Return a function that times passes in turn, (model, width, how many) each, as a loop that does nothing else.
 
   After another model's pass, caches and threads are not as a model's own loop leaves them; so the first of the rounds,
   of which there are `most` at the most, are dearer. The models' caches have the slots of a decode of at most `tokens`
-  new tokens with windows of `window`, or of the widest pass. With `total`, windows are packed to so many tokens, a
-  multiple of the batch.
+  new tokens with windows of `window`, or of the widest pass; `caches` are those of `filled` where many timers share
+  them. With `total`, windows are packed to so many tokens, a multiple of the batch.
   """
   models, widths, times = zip(*passes, strict=True)
   networks, (backend, params) = tuple(m.network for m in models), backends.prepared(models)
   slots = positions(networks[-1], source, tokens, window or max(widths))
-  prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
-  caches = prefill(networks, backend, params, prompt, slots, where=layout.of(models))
+  caches = filled(models, batch, source, slots) if caches is None else caches
   loop = passes_loop(networks, backend, widths, batch, source, slots, times, total)
 
   def seconds(rounds: int) -> float:
@@ -58,6 +58,13 @@ def passes_seconds(
 
   seconds(1)  # compiles
   return lambda: seconds(rounds())
+
+
+def filled(models: Sequence[Model], batch: int, source: int, slots: int) -> tuple:
+  """Return the models' caches after prompts of `source` tokens."""
+  backend, params = backends.prepared(models)
+  prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
+  return prefill(tuple(m.network for m in models), backend, params, prompt, slots, where=layout.of(models))
 
 
 def passes_loop(

@@ -38,11 +38,21 @@ def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict
         record = dict(curve=name, parameter=point.curve.parameter, value=value, temperature=temperature, batch=batch)
         key = (temperature, *_named(point))
         record |= by_point.get(key, NOTHING)
+        record['counts'] = _at_batch(experiment, point, batch, record['counts'])
         record['quality_gain_ci'] = _gains(resampled.get(key, {}), base)
         record['latency'] = _latency(times.get((temperature, batch, *_named(point))), reference, experiment.seed)
         record['predicted'] = _predicted(experiment, point, record['counts'], floor, reference) if batch == 1 else None
         found.append(record)
   return found
+
+
+def _at_batch(experiment: Experiment, point: Point, batch: int, found: dict | None) -> dict | None:
+  """Return counts without the rates that a batch of this size need not have, being decoded in another way."""
+  if point.profile is None or found is None:
+    return found
+  method = point.build()
+  same = str(method.at(batch)) == str(method.at(min(experiment.quality_batch, len(experiment.task.examples))))
+  return found if same else found | dict(acceptance=None, tokens_per_round=None)
 
 
 def _named(point: Point) -> tuple[str, str]:

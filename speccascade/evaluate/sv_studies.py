@@ -54,14 +54,16 @@ def gains(target: np.ndarray, s: np.ndarray, a: np.ndarray, both: np.ndarray) ->
   return dict(alone=alone, s=given(s), a=given(a), both=given(both), gain=alone - given(both), chance=chance)
 
 
-def information(samples: Samples, bins: Sequence[int] = (20, 15), resolutions: Sequence[int] = (5, 10, 20)) -> dict:
-  """Return the paper's table of uncertainty and information gain by resolution."""
+def information(
+  samples: Samples, table: scheduling.AcceptanceTable, resolutions: Sequence[int] = (5, 10, 20)
+) -> dict:
+  """Return the paper's table of uncertainty and information gain by resolution, the last that of the table."""
   target = equal_width(samples['accept'], TARGET_BINS)
   found = {}
   for n in resolutions:
     s, a = equal_width(samples['s'], n), equal_width(samples['a'], n)
     found[f'{n} ({n}×{n} for both)'] = s, a, s * n + a
-  adaptive = _adaptive(samples, bins)
+  adaptive = _adaptive(samples, table)
   found[f'adaptive ({len(np.unique(adaptive[2]))} bins)'] = adaptive
   rows = []
   for name, labels in found.items():
@@ -76,11 +78,11 @@ def information(samples: Samples, bins: Sequence[int] = (20, 15), resolutions: S
   return dict(title='Information gain of the companion', columns=columns, rows=rows, note=note)
 
 
-def _adaptive(samples: Samples, bins: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _adaptive(samples: Samples, table: scheduling.AcceptanceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Return the bins of equal counts of S alone, of A alone, and of both as a table has them."""
-  s, a = samples['s'], samples['a']
-  row, column = profiles.cells(profiles.fit(s, a, samples['accept'], bins), s, a)
-  return row, np.searchsorted(profiles.edges(a, bins[1]), a, side='right'), row * (column.max() + 1) + column
+  a, bins = samples['a'], np.shape(table.means)[1]
+  row, column = profiles.cells(table, samples['s'], a)
+  return row, np.searchsorted(profiles.edges(a, bins), a, side='right'), row * bins + column
 
 
 def correlation(samples: Samples) -> float:
@@ -137,7 +139,7 @@ def windows(samples: Samples, block: int) -> dict[str, np.ndarray]:
   The W-th token is tested in the end whatever was scored; a text's last positions begin no window.
   """
   request = samples['request']
-  starts = np.array([i for i in range(len(request) - block) if request[i] == request[i + block]], int)
+  starts = np.flatnonzero(request[:-block] == request[block:])
   at = starts[:, None] + np.arange(block + 1)[None]
   return {name: samples[name][at] for name in ('s', 'a', 'accept')}
 
@@ -159,7 +161,9 @@ def simulate(found: profiles.Profile, batch: int, block: int | None = None, *, g
   seconds, steps = found.latency.at(batch, jnp.int32(batch), gains[0].size + 1)
   seconds, (draft, companion) = np.asarray(seconds, np.float64), np.asarray(steps, np.float64)
   expected = lambda n: batch + kept[:, :, :n].sum((1, 2)).mean()
-  by_block = {n: expected(n) / (n * draft + seconds[batch * n]) for n in range(1, block + 1)}
+  sizes = sorted(found.times[batch])
+  window = lambda n: np.interp(batch * (n + 1), sizes, [found.times[batch][size] for size in sizes])
+  by_block = {n: expected(n) / (n * draft + window(n)) for n in range(1, block + 1)}
   beside = (block + 1) * draft + companion
   chosen = np.asarray(_lengths(np.float32(gains), np.float32(seconds + beside * (not greedy)), batch, greedy))
   scored = np.arange(block) < chosen[:, :, None]
@@ -259,30 +263,29 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
 
   `batches` are the sizes that it decodes.
   """
-  used = dict.fromkeys(p.curve.settings['profile'] for p in points if 'profile' in p.curve.settings)
+  used = {id(profile): profile for profile in (profiles.get(p.profile) for p in points if p.profile is not None)}
   if not used:
     return []
   found = []
-  for profile in map(profiles.get, used):
+  for profile in used.values():
     if profile.samples is not None:
-      found += [information(profile.samples), reliability(profile.table, profile.samples)]
+      found += [information(profile.samples, profile.table), reliability(profile.table, profile.samples)]
       found += [break_even(profile), ways(profile)]
   found += _taken(points, batches)
   groups: dict[tuple, list] = {}
   for line in lines:
     groups.setdefault((line['curve'], str(line['value']), line['temperature']), []).append(line)
   found.append(_waste({key: some for key, some in groups.items() if sum(map(bool, some[0]['calls'])) > 1}))
-  exact = {p.curve.name for p in points if 'profile' in p.curve.settings}
-  return found + [fairness(' '.join(map(str, key[::2])), some) for key, some in groups.items() if key[0] in exact]
+  of_profile = {p.curve.name for p in points if p.profile is not None}
+  chosen = {key: some for key, some in groups.items() if key[0] in of_profile}
+  return found + [fairness(' '.join(str(x) for x in key if x != 'None'), some) for key, some in chosen.items()]
 
 
 def _taken(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
   """Return the table of how the curves that leave this to their profile decode each batch, where there are any."""
-  curves = {p.curve.name: p.curve for p in points if 'profile' in p.curve.settings}
-  by_size = [c for c in curves.values() if c.build(c.values[0]).kind == 'sv_exact']
-  by_size = [c for c in by_size if 'block' not in (*c.settings, c.parameter)]
-  of = lambda curve, batch: str(profiles.get(curve.settings['profile']).way(batch))
-  rows = [[c.name, batch, of(c, batch)] for c in by_size for batch in batches]
+  by_size = [p for p in points if p.profile is not None and p.build().kind == 'sv_exact']
+  by_size = [p for p in by_size if 'block' not in (*p.curve.settings, p.curve.parameter)]
+  rows = [[p.label, batch, str(profiles.get(p.profile).way(batch))] for p in by_size for batch in batches]
   return [dict(title='Way taken by batch', columns=['curve', 'batch', 'way'], rows=rows, note='')] if rows else []
 
 

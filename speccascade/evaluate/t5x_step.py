@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade import inputs, loop, methods, probs
+from speccascade import inputs, loop, methods, probs, profiles
 from speccascade.checkpoints.t5x_params import model, with_params
 from speccascade.types import Array, Model, Prompt
 
@@ -35,6 +35,7 @@ def decode_batch(
   if key is None and not sampler.greedy:
     raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
   models = inputs.check_models(method, models)
+  profiles.check_sampler(method.origin, sampler)
   tokens = batch['encoder_input_tokens'].astype(jnp.int32)
   method = method.at(tokens.shape[0])
   places = jnp.arange(tokens.shape[1])[None]
