@@ -342,8 +342,9 @@ def over_shards(function: Callable, arrays: Mapping[str, tuple[Array, tuple]], o
   over = {'rows': ROWS if ROWS in layout.mesh.shape else None, 'heads': dict(layout.cuts[0]).get('joined_kv_heads')}
   for kind, axis in over.items():
     parts = layout.mesh.shape[axis] if isinstance(axis, str) else 1
-    sizes = [n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind]
-    over[kind] = axis if parts > 1 and max(sizes) > 1 and not any(n % parts for n in sizes if n > 1) else None
+    sizes = {n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind}
+    sizes -= {1} if kind == 'rows' else set()  # a bias may have one for all
+    over[kind] = axis if parts > 1 and sizes and not any(n % parts for n in sizes) else None
   spec = lambda x, names: PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
   call = jax.shard_map(
     lambda *xs: tuple(function(**dict(zip(values, xs, strict=True)))), mesh=layout.mesh,

@@ -5,11 +5,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 import numpy as np
 import pytest
 from tiers import quick
 
-from speccascade import backends, methods, probs, rules
+from speccascade import backends, layout, methods, probs, rules
 from speccascade.backends import cpu, tpu_attention, View
 from speccascade.loop import decode_batch, Program
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -213,6 +214,17 @@ def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monke
   for plain, other in zip(found[:2], found[2:], strict=True):
     np.testing.assert_array_equal(plain[0], other[0])
     assert plain[1:] == other[1:]
+
+
+def test_heads_that_a_mesh_cuts_stay_whole_where_a_cache_has_them_in_one_group():
+  tpu = dataclasses.replace(BACKENDS['tpu'], mesh=True)
+  q, k, v, keys, values = _random(7, (2, 3, 14, 64), *[(2, 3, 2, 64)] * 2, *[(2, 128, 2, 64)] * 2)
+  entry, view = tpu.entry(keys, values), View(jnp.array([[4, 5, 6], [90, 91, 92]]))
+  extend = functools.partial(tpu.extend, bias=None, kv_heads=2, scale=0.1, cap=None)
+  cut = layout.Layout(AbstractMesh((1, 2), ('data', 'model')), ((('joined_kv_heads', 'model'),),))
+  with layout.use(cut):
+    y, (written,) = jax.eval_shape(lambda q, k, v, entry: extend(q, k, v, (entry,), 0, view), q, k, v, entry)
+  assert y.shape == q.shape and written['key'].shape == (2, 1, 128, 128)
 
 
 def test_code_outside_a_program_is_plain_and_a_program_has_its_own():

@@ -90,7 +90,7 @@ def test_early_exits_and_scanned_layers_are_the_same_on_a_mesh():
 
 @pytest.mark.full
 def test_a_kernel_for_the_heads_of_each_chip_is_the_kernel_for_all():
-  check(['t5 on tpus:speculative:1:2x4:batch', 't5 on tpus:opt:0:4x2:queue'])
+  check(['t5 on tpus:speculative:1:2x4:batch', 't5 on tpus:opt:0:4x2:queue', 'decoder on tpus:opt:1:4x2:batch'])
 
 
 T5 = {'model_type': 't5', 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False, 'eos_token_id': 1}
