@@ -11,7 +11,7 @@ import pytest
 from tiers import quick
 
 from speccascade import backends, layout, methods, probs, rules
-from speccascade.backends import cpu, tpu_attention, View
+from speccascade.backends import base, cpu, tpu_attention, View
 from speccascade.loop import decode_batch, Program
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
@@ -154,12 +154,25 @@ def test_parameters_are_changed_for_a_cpu_only_where_it_computes(monkeypatch):
 def test_prepared_kernels_go_with_the_parameters_they_come_from(monkeypatch):
   monkeypatch.setattr(cpu, '_CACHED', 0)
   monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
-  before = len(cpu._ROWS)
+  before = len(base._KEPT)
   params = LLAMA.init(jax.random.key(7))
   backends.CPU().prepare(params)
-  assert len(cpu._ROWS) > before
+  assert len(base._KEPT) > before
   del params
-  assert len(cpu._ROWS) == before
+  assert len(base._KEPT) == before
+
+
+def test_scales_and_biases_are_widened_for_a_tpu_once():
+  params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), ENCDEC.init(jax.random.key(8)))
+  before, tpu = len(base._KEPT), BACKENDS['tpu']
+  jax.eval_shape(tpu.prepare, params)
+  assert len(base._KEPT) == before  # what is traced is not kept
+  ready, again = tpu.prepare(params), tpu.prepare(params)
+  wide = {path[-1].key for path, x in jax.tree_util.tree_leaves_with_path(ready) if x.dtype == jnp.float32}
+  assert wide == {'scale'} and len(base._KEPT) > before
+  assert all(a is b for a, b in zip(jax.tree.leaves(ready), jax.tree.leaves(again), strict=True))
+  del params, ready, again
+  assert len(base._KEPT) == before
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])

@@ -4,9 +4,11 @@ Axis letters: B batch, L new tokens, T slots, E embedding, H heads, K key-value 
 D head dimension, N layers.
 """
 
+from collections.abc import Callable
 import dataclasses
 import math
 from typing import Any, NamedTuple
+import weakref
 
 import jax
 from jax import lax
@@ -17,6 +19,7 @@ Entry = dict[str, Array]  # the slots of one layer, {'key', 'value'}, in the bac
 
 _SCORES = 1 << 27  # scores of one row that are computed at once; queries beyond go in chunks
 _CHUNK = 128  # queries of a chunk
+_KEPT: dict[tuple, tuple] = {}  # (id of an array, what is made of it): (weak reference to it, what was made)
 
 
 class View(NamedTuple):
@@ -192,3 +195,13 @@ def attention_weights(scores: Array, mask: Array, bias: Array | None, width: int
 def tokens_of(x: Array) -> int:
   """Return how many vectors x [..., E] holds."""
   return math.prod(x.shape[:-1])
+
+
+def kept(x: Array, make: Callable[[Array], Array]) -> Array:
+  """Return what is made of an array; it is made once for each array, and kept as long as that lives."""
+  if isinstance(x, jax.core.Tracer):
+    return make(x)
+  key = id(x), make
+  if key not in _KEPT:
+    _KEPT[key] = weakref.ref(x, lambda _: _KEPT.pop(key, None)), make(x)
+  return _KEPT[key][1]

@@ -9,21 +9,19 @@ import dataclasses
 import functools
 import pathlib
 from typing import Any
-import weakref
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.backends.base import attention_weights, Backend, Entry, tokens_of
+from speccascade.backends.base import attention_weights, Backend, Entry, kept, tokens_of
 
 Array = jax.Array
 
 _SPLIT = 24  # tokens from which products in parts are faster than sums, where the CPU has tiles
 _SUMMED = 64  # tokens up to which sums of products are faster than a product
 _CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
-_ROWS: dict[int, tuple] = {}  # id of a kernel: (weak reference to it, its rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +57,7 @@ class CPU(Backend):
     params = _with_rows(params)
     if 'logits_dense' not in decoder and 'token_embedder' in params:
       table = params['token_embedder']
-      params['token_embedder'] = table | {'rows': _kept(table['embedding'], lambda x: x)}
+      params['token_embedder'] = table | {'rows': kept(table['embedding'], _copied)}
     return params
 
   def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
@@ -145,16 +143,16 @@ def _write(slots: Array, new: Array, start: Array, axis: int) -> Array:
 def _with_rows(params: dict) -> dict:
   tree = {name: _with_rows(x) if isinstance(x, dict) else x for name, x in params.items()}
   if 'kernel' in tree and tree['kernel'].ndim == 2:
-    tree['rows'] = _kept(tree.pop('kernel'), np.transpose)
+    tree['rows'] = kept(tree.pop('kernel'), _transposed)
   return tree
 
 
-def _kept(x: Array, change) -> Array:
-  """Return the changed array in bfloat16 if that changes no number; once for each array, as long as that lives."""
-  if id(x) not in _ROWS:
-    gone = weakref.ref(x, lambda _, key=id(x): _ROWS.pop(key, None))
-    _ROWS[id(x)] = gone, jnp.asarray(np.ascontiguousarray(change(_short(np.asarray(x)))))
-  return _ROWS[id(x)][1]
+def _transposed(x: Array) -> Array:
+  return jnp.asarray(np.ascontiguousarray(_short(np.asarray(x)).T))
+
+
+def _copied(x: Array) -> Array:
+  return jnp.asarray(np.ascontiguousarray(_short(np.asarray(x))))
 
 
 def _short(x: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from speccascade import layout
 from speccascade.backends import tpu_attention
-from speccascade.backends.base import Backend, tokens_of
+from speccascade.backends.base import Backend, kept, tokens_of
 
 Array = jax.Array
 
@@ -40,7 +40,7 @@ class TPU(Backend):
   def prepare(self, params):
     """Widen scales and biases, which the loop would do at each use."""
     small = lambda path, x: path[-1].key in ('scale', 'bias') and x.dtype == jnp.bfloat16
-    return jax.tree.map_with_path(lambda path, x: x.astype(jnp.float32) if small(path, x) else x, params)
+    return jax.tree.map_with_path(lambda path, x: kept(x, _widened) if small(path, x) else x, params)
 
   def matmul(self, x, kernel, out_dtype):
     return self._flat(super().matmul, x, kernel, out_dtype)
@@ -126,6 +126,10 @@ class TPU(Backend):
   def at_token(self, x, token):
     place = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1) == token[..., None]
     return _one_of(place, x, -1)
+
+
+def _widened(x: Array) -> Array:
+  return x.astype(jnp.float32)
 
 
 def _one_of(place: Array, x: Array, axis: int) -> Array:
