@@ -15,7 +15,7 @@ import sys
 import jax
 import numpy as np
 
-from speccascade import ahead, methods, packing, Sampler
+from speccascade import ahead, backends, methods, packing, Sampler
 from speccascade.compile import report
 from speccascade.models import shapes
 from speccascade.profiles import Profile
@@ -48,6 +48,7 @@ def main():
   parser.add_argument('--source', type=int, default=256)
   parser.add_argument('--tokens', type=int, default=128)
   args = parser.parse_args()
+  backends.TPU.pack_from = 0  # what packing costs where it does not pay, too
   whole = args.block + 1
   base = compiled((whole,), args)
   for width in (whole, *packing.steps(whole)[:-1]):

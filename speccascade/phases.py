@@ -120,8 +120,9 @@ class Score:
   """Feed a model every pending token that it has not seen, so that it knows the law after each.
 
   `widths` are the tokens a row to compile for, ascending. Where there are several, rows differ in their need: one row's
-  window has the smallest width that holds it, those of a batch are packed to so many tokens a row on average. `limit`
-  bounds how many pending tokens are fed; `drop` forgets the others. `after` is a model whose call must end first.
+  window has the smallest width that holds it, those of a batch are packed to so many tokens a row on average; where the
+  backend gains nothing by either, for so few tokens, all have the widest. `limit` bounds how many pending tokens are
+  fed; `drop` forgets the others. `after` is a model whose call must end first.
   A `level` model has seen every committed token but the last in each row, so that its logits begin at slot 0. Such are
   the models of a `Verify` without `keep`.
   """
@@ -150,8 +151,9 @@ class Score:
     need = jnp.clip(need, 0, self.widths[-1])
     rows = need.shape[0]
     many = rows * self.widths[-1] >= backends.current().pack_from
-    packs = 1 < rows <= packing.MOST and len(self.widths) > 1 and many
-    widths = jnp.array(self.widths, jnp.int32)
+    sizes = self.widths if many else self.widths[-1:]
+    packs = 1 < rows <= packing.MOST and len(sizes) > 1
+    widths = jnp.array(sizes, jnp.int32)
     over = need.sum() > widths[:-1] * rows if packs else need.max() > widths[:-1]
     which = jnp.sum(over.astype(jnp.int32))
     computed = need + _shared(widths[which] * rows - need.sum(), rows) if packs else widths[which]
@@ -160,11 +162,11 @@ class Score:
     noted = dict(slot=0 if self.level or last else None, last=last)
 
     def feed(state, width):
-      if packs and width < self.widths[-1]:
+      if packs and width < sizes[-1]:
         return _feed(context, state, self.model, self.widths[-1], need, width * rows, **noted)[0]
       return _feed(context, state, self.model, width, need, **noted)[0]
 
-    branches = [functools.partial(feed, width=n) for n in self.widths]
+    branches = [functools.partial(feed, width=n) for n in sizes]
     return branches[0](state) if len(branches) == 1 else backends.current().choose(which, branches, state)
 
 

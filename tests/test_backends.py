@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiers import quick
 
-from speccascade import backends, layout, methods, probs, rules
+from speccascade import ahead, backends, layout, methods, probs, rules
 from speccascade.backends import base, cpu, tpu_attention, View
 from speccascade.loop import decode_batch, Program
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -227,6 +227,19 @@ def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monke
   for plain, other in zip(found[:2], found[2:], strict=True):
     np.testing.assert_array_equal(plain[0], other[0])
     assert plain[1:] == other[1:]
+
+
+@pytest.mark.parametrize('name, few', [('cpu', {3}), ('gpu', set()), ('tpu', set())])
+def test_few_tokens_are_one_window_where_that_takes_no_longer(name, few, monkeypatch):
+  asked, choose = set(), backends.Backend.choose
+  note = lambda self, which, branches, state: asked.add(len(branches)) or choose(self, which, branches, state)
+  monkeypatch.setattr(backends.Backend, 'choose', note)
+  for rows, expected in ((8, few), (64, {3})):
+    asked.clear()
+    method, sizes, place = methods.bild(max_draft=4), ahead.Sizes(rows, 8, 8), ahead.Placement(jax.devices(), {})
+    run, args = ahead.program(method, (OPT, OPT), sizes, probs.Sampler(0.0), place, BACKENDS[name])
+    run.trace(*args)
+    assert asked == expected
 
 
 def test_heads_that_a_mesh_cuts_stay_whole_where_a_cache_has_them_in_one_group():

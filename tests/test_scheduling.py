@@ -230,10 +230,12 @@ def test_packed_windows_decode_the_same_with_less_work(method, monkeypatch):
   run = functools.partial(decode, method, models, [[1, 2], [3], [4, 4, 1, 5], [0], [5, 5, 5]], max_new_tokens=15)
   packed = run()
   monkeypatch.setattr(backends.Backend, 'pack_from', 1000)
+  monkeypatch.setattr(backends.Backend, 'choose', lambda *_: pytest.fail('one window is no choice'))
   jax.clear_caches()
   padded = run()
   assert packed.tokens == padded.tokens and (packed.stats.positions == padded.stats.positions).all()
   assert packed.stats.computed[-1].sum() < padded.stats.computed[-1].sum()
+  assert (padded.stats.computed[-1] % 5 == 0).all()  # the widest window in each call
 
 
 LLAMA = DecoderConfig(97, 32, 4, 2, 8, 64, (Span(),) * 3, tied=True)

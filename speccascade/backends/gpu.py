@@ -1,4 +1,4 @@
-"""GPUs: few kernels, and no predicate that the host has to read."""
+"""GPUs: few kernels, and few predicates, for the host has to read each."""
 
 import dataclasses
 
@@ -11,3 +11,4 @@ class GPU(Backend):
 
   short_products = True
   slot_multiple = 16
+  pack_from = 256  # in bfloat16 an H100 computes with some 300 tokens in the time that it takes to read the weights
