@@ -25,6 +25,10 @@ METHODS = {
   'opt': OPT,
   'cos': methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (3, 1)),
 }
+SEQUENCE = {
+  'sequence cascade, first answers': methods.sequence_cascade(threshold=-np.inf),
+  'sequence cascade, second answers': methods.sequence_cascade(threshold=np.inf),
+}
 DIFFERENT = [
   Request([1, 2], temperature=0.0),
   Request([3], temperature=1.3, seed=5, max_new_tokens=5),
@@ -125,12 +129,13 @@ def test_likeliest_tokens_are_those_of_the_verifier():
       assert token not in top or top[token] == pytest.approx(chosen, abs=1e-6)
 
 
-@pytest.mark.parametrize('name', quick(METHODS, ['opt']))
+@pytest.mark.parametrize('name', quick([*METHODS, *SEQUENCE], ['opt', *SEQUENCE]))
 def test_a_processor_shapes_every_models_law(name):
   def alternate(logits, tokens, count):  # after an even token an odd one, and the other way round
     return jnp.where((jnp.arange(7) + tokens[count - 1]) % 2 == 1, logits, -jnp.inf)
 
-  out = run(METHODS[name], PAIR, [[1, 2], [3], [4, 4]], sampler=Sampler(1.0), processor=alternate)
+  method = (METHODS | SEQUENCE)[name]
+  out = run(method, PAIR, [[1, 2], [3], [4, 4]], sampler=Sampler(1.0), processor=alternate)
   for prompt, tokens in zip(([1, 2], [3], [4, 4]), out.tokens, strict=True):
     assert set(np.diff([prompt[-1], *tokens]) % 2) == {1}
 
@@ -213,8 +218,9 @@ def test_requests_of_other_numbers_compile_nothing():
   ) == [1, 0, 0]
 
 
-def test_a_bar_says_how_many_rows_have_ended(capsys):
-  run(OPT, PAIR, [[i] for i in range(6)], batch_size=2, progress=True)
+@pytest.mark.parametrize('method', [OPT, methods.sequence_cascade(threshold=np.inf)])
+def test_a_bar_says_how_many_rows_have_ended(method, capsys):
+  run(method, PAIR, [[i] for i in range(6)], batch_size=2, progress=True)
   assert '6/6' in capsys.readouterr().err
 
 

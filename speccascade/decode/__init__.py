@@ -45,12 +45,12 @@ def decode(
   rows = requests.rows(
     models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
   )
-  sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens)
+  settings = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, processor=processor, progress=progress)
   if isinstance(method, methods.SequenceCascade):
     if trace:
       raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
-    return cascade.decode(method, rows, lambda one, some, **more: _decode(one, models, some, **sizes, **more))
-  return _decode(method, models, rows, trace=trace, processor=processor, progress=progress, **sizes)
+    return cascade.decode(method, rows, lambda one, some, **more: _decode(one, models, some, **settings, **more))
+  return _decode(method, models, rows, trace=trace, **settings)
 
 
 def stream(
