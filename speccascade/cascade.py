@@ -1,23 +1,33 @@
 """The sequence cascade: model 0 answers, and model 1 answers anew where the score of that answer is low."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 
 import numpy as np
 
-from speccascade import methods, results
+from speccascade import methods, requests
+from speccascade.results import Row
 from speccascade.start import PER_MODEL
 
+_OF_THE_ANSWER = ('source', 'emitted')  # statistics that are not added up
 
-def decode(method: methods.SequenceCascade, rows, run: Callable) -> results.Decoded:
+
+def decode(method: methods.SequenceCascade, rows: Sequence[requests.Row], run: Callable) -> list[Row]:
   """Decode with model 0 and, under the threshold, with model 1; what both cost is added up.
 
   The second answer has a stream of random numbers of its own, for the first one's have chosen it.
   """
   first = run(methods.autoregressive(0), rows, trace=True)
-  anew = [i for i, logprobs in enumerate(first.logprobs) if float(method.score(logprobs[0])) < method.threshold]
-  if anew:
-    again = run(methods.autoregressive(1), [dataclasses.replace(rows[i], stream=1) for i in anew])
-    return results.replaced(first, anew, again)
-  wider = {name: np.pad(getattr(first.stats, name), ((0, 1), (0, 0))) for name in PER_MODEL}
-  return dataclasses.replace(first, stats=first.stats.replace(**wider), logprobs=None)
+  anew = [i for i, row in enumerate(first) if float(method.score(row.logprobs[0])) < method.threshold]
+  again = run(methods.autoregressive(1), [dataclasses.replace(rows[i], stream=1) for i in anew]) if anew else []
+  second = dict(zip(anew, again, strict=True))
+  return [_joined(row, second.get(i)) for i, row in enumerate(first)]
+
+
+def _joined(first: Row, again: Row | None) -> Row:
+  """Return the answer that stands, with what both have cost by model."""
+  stats = {name: np.pad(value, (0, 1)) if name in PER_MODEL else value for name, value in first.stats.items()}
+  if again is None:
+    return dataclasses.replace(first, stats=stats, logprobs=None)
+  both = {name: new if name in _OF_THE_ANSWER else stats[name] + new for name, new in again.stats.items()}
+  return dataclasses.replace(again, stats=both)

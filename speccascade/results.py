@@ -168,30 +168,3 @@ def collect(rows: Sequence[Row]) -> Decoded:
 def _join(stats: Sequence[dict]) -> Stats:
   join = lambda name: np.stack([x[name] for x in stats], 1 if name in PER_MODEL else 0)
   return Stats(**{name: [x[name] for x in stats] if name == 'source' else join(name) for name in stats[0]})
-
-
-def replaced(first: Decoded, places: Sequence[int], again: Decoded) -> Decoded:
-  """Return answers of which some were written anew, the costs of both added up; model statistics grow by models."""
-  more = again.stats.calls.shape[0] - first.stats.calls.shape[0]
-  fields = {f.name: getattr(first.stats, f.name) for f in dataclasses.fields(Stats)}
-  for name, value in fields.items():
-    new = getattr(again.stats, name)
-    if name in PER_MODEL:
-      fields[name] = np.pad(value, ((0, more), (0, 0)))
-      fields[name][:, places] += new
-    elif name == 'source':
-      fields[name] = _with(value, places, new)
-    else:
-      value[places] = new if name == 'emitted' else value[places] + new
-  swap = lambda name: (
-    None if getattr(first, name) is None else _with(getattr(first, name), places, getattr(again, name))
-  )
-  texts, tokens, reasons, faults = (swap(name) for name in ('texts', 'tokens', 'finish_reasons', 'faults'))
-  return Decoded(texts, tokens, Stats(**fields), None, tuple(reasons), tuple(faults))
-
-
-def _with(values: Sequence, places: Sequence[int], new: Sequence) -> list:
-  found = list(values)
-  for place, value in zip(places, new, strict=True):
-    found[place] = value
-  return found

@@ -107,6 +107,21 @@ def test_greedy_sequence_cascade_keeps_or_rewrites_whole_answers():
   assert [set(x.tolist()) for x in out.stats.source] == [{int(a)} for a in rewritten]
 
 
+def test_second_answers_that_all_fail_leave_the_first_ones():
+  settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
+  first = decode(methods.autoregressive(0), PAIR, PROMPTS, trace=True, **settings)
+  scores = [x[0].mean() for x in first.logprobs]
+  sick = LARGE.replace(params={**LARGE.params, 'table': LARGE.params['table'] * np.float32('nan')})
+  with pytest.warns(UserWarning, match=r'1 of 6 rows ended as faults.* logits of model 1 .* not finite'):
+    out = decode(methods.sequence_cascade(np.mean, sorted(scores)[1]), [SMALL, sick], PROMPTS, **settings)
+  low = int(np.argmin(scores))
+  expected = [(first.tokens[i], first.finish_reasons[i]) for i in range(6) if i != low]
+  assert [(out.tokens[i], out.finish_reasons[i]) for i in range(6) if i != low] == expected
+  assert out.finish_reasons[low] == 'fault' and [i for i, fault in enumerate(out.faults) if fault] == [low]
+  with pytest.raises(ValueError, match='not finite'):
+    decode(methods.sequence_cascade(threshold=np.inf), [SMALL, sick], PROMPTS, **settings)
+
+
 def test_traced_log_probabilities_are_the_models_own():
   out = decode(methods.speculative(opt, 3), PAIR, PROMPTS, max_new_tokens=9, trace=True)
   for prompt, tokens, noted in zip(PROMPTS, out.tokens, out.logprobs):

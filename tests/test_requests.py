@@ -129,6 +129,20 @@ def test_likeliest_tokens_are_those_of_the_verifier():
       assert token not in top or top[token] == pytest.approx(chosen, abs=1e-6)
 
 
+def test_a_sequence_cascade_gives_the_likeliest_tokens_of_the_model_that_answered():
+  ask = functools.partial(
+    run, models=PAIR, prompts=[Request([1, 2], logprobs=2), [3], Request([4], logprobs=1)], sampler=Sampler(0.0)
+  )
+  by_model = [ask(methods.autoregressive(0), trace=True), ask(methods.autoregressive(1))]
+  scores = [x[0].mean() for x in by_model[0].logprobs]
+  out = ask(methods.sequence_cascade(threshold=(scores[0] + scores[2]) / 2))
+  answered = [int(calls > 0) for calls in out.stats.calls[1]]
+  assert sorted([answered[0], answered[2]]) == [0, 1] and out.top_logprobs[1] is None
+  for i in (0, 2):
+    for top, expected in zip(out.top_logprobs[i], by_model[answered[i]].top_logprobs[i], strict=True):
+      assert list(top) == list(expected) and top == pytest.approx(expected)
+
+
 @pytest.mark.parametrize('name', quick([*METHODS, *SEQUENCE], ['opt', *SEQUENCE]))
 def test_a_processor_shapes_every_models_law(name):
   def alternate(logits, tokens, count):  # after an even token an odd one, and the other way round

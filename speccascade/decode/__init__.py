@@ -49,8 +49,10 @@ def decode(
   if isinstance(method, methods.SequenceCascade):
     if trace:
       raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
-    return cascade.decode(method, rows, lambda one, some, **more: _decode(one, models, some, **settings, **more))
-  return _decode(method, models, rows, trace=trace, **settings)
+    ended = cascade.decode(method, rows, lambda one, some, **more: _decode(one, models, some, **settings, **more))
+  else:
+    ended = _decode(method, models, rows, trace=trace, **settings)
+  return results.collect(ended)
 
 
 def stream(
@@ -76,13 +78,13 @@ def stream(
     yield from some
 
 
-def _decode(method, models, rows, *, progress: bool = False, **settings) -> results.Decoded:
+def _decode(method, models, rows, *, progress: bool = False, **settings) -> list[results.Row]:
   ended = {}
   with tqdm.tqdm(total=len(rows), disable=not progress, file=sys.stderr, unit='text') as bar:
     for some in _serve(method, models, rows, every=None, patient=True, **settings):
       ended |= dict(some)
       bar.update(len(some))
-  return results.collect([ended[i] for i in range(len(rows))])
+  return [ended[i] for i in range(len(rows))]
 
 
 def _serve(
