@@ -15,12 +15,15 @@ _OF_THE_ANSWER = ('source', 'emitted')  # statistics that are not added up
 def decode(method: methods.SequenceCascade, rows: Sequence[requests.Row], run: Callable) -> list[Row]:
   """Decode with model 0 and, under the threshold, with model 1; what both cost is added up.
 
-  The second answer has a stream of random numbers of its own, for the first one's have chosen it.
+  The second answer has a stream of random numbers of its own, for the first one's have chosen it. Its programs are
+  those of all rows, so that how many are answered anew compiles nothing.
   """
   first = run(methods.autoregressive(0), rows, trace=True)
   anew = [i for i, row in enumerate(first) if float(method.score(row.logprobs[0])) < method.threshold]
-  again = run(methods.autoregressive(1), [dataclasses.replace(rows[i], stream=1) for i in anew]) if anew else []
-  second = dict(zip(anew, again, strict=True))
+  second = {}
+  if anew:
+    rows, kept = [dataclasses.replace(row, stream=1) for row in rows], frozenset(range(len(rows))).difference(anew)
+    second = dict(zip(anew, run(methods.autoregressive(1), rows, skip=kept), strict=True))
   return [_joined(row, second.get(i)) for i, row in enumerate(first)]
 
 

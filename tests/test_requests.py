@@ -10,7 +10,7 @@ import pytest
 from tiers import quick
 
 import speccascade
-from speccascade import engine, methods, Request, rules, Sampler
+from speccascade import engine, loop, methods, Request, rules, Sampler
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model
@@ -230,6 +230,21 @@ def test_requests_of_other_numbers_compile_nothing():
     some(top_k=5, stop_tokens=[4], seed=3),
     some(top_k=2, stop_tokens=[0], temperature=0.3),
   ) == [1, 0, 0]
+
+
+@pytest.mark.parametrize('batch_size', quick([None, 3], [None]))
+def test_how_many_second_answers_a_sequence_cascade_gives_compiles_nothing(batch_size):
+  prompts = [Request([1, 2], max_new_tokens=40), Request([3], min_p=0.1), [4], [5, 4], [1] * 20]
+  ask = lambda method, **more: run(method, PAIR, prompts, sampler=Sampler(1.0), batch_size=batch_size, **more)
+  scores = sorted(x[0].mean() for x in ask(methods.autoregressive(0), trace=True).logprobs)
+  for program in (programs := (loop.prefill, loop.empty, loop.insert, loop.run)):
+    program.clear_cache()  # another test may have compiled the same
+  made = []
+  for count, threshold in [(5, np.inf), *enumerate(scores)]:  # as a warm-up does, the most first
+    out = ask(methods.sequence_cascade(threshold=threshold))
+    assert (out.stats.calls[1] > 0).sum() == count
+    made.append([program._cache_size() for program in programs])
+  assert all(x == made[0] for x in made)
 
 
 @pytest.mark.parametrize('method', [OPT, methods.sequence_cascade(threshold=np.inf)])

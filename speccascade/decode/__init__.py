@@ -78,13 +78,15 @@ def stream(
     yield from some
 
 
-def _decode(method, models, rows, *, progress: bool = False, **settings) -> list[results.Row]:
+def _decode(
+  method, models, rows, *, skip: frozenset[int] = frozenset(), progress: bool = False, **settings
+) -> list[results.Row]:
   ended = {}
-  with tqdm.tqdm(total=len(rows), disable=not progress, file=sys.stderr, unit='text') as bar:
-    for some in _serve(method, models, rows, every=None, patient=True, **settings):
+  with tqdm.tqdm(total=len(rows) - len(skip), disable=not progress, file=sys.stderr, unit='text') as bar:
+    for some in _serve(method, models, rows, every=None, patient=True, skip=skip, **settings):
       ended |= dict(some)
       bar.update(len(some))
-  return [ended[i] for i in range(len(rows))]
+  return [ended[i] for i in sorted(ended)]
 
 
 def _serve(
