@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import numbers
+from typing import Any
 import warnings
 
 import numpy as np
@@ -119,33 +120,44 @@ def bucket(n: int, least: int = 8) -> int:
   return power * 3 // 4 if power > least and n <= power * 3 // 4 else power
 
 
-def prompt_width(models, rows, given: int | None) -> int:
-  """Return the padded prompt length, having checked that every row fits it and the models' positions."""
+def check_fits(models, rows, given: int | None):
+  """Raise where a prompt is longer than `given`, or a row longer than a model has positions."""
   longest = max(rows, key=lambda row: row.tokens.size)
-  length = longest.tokens.size
-  if given is not None and length > whole('max_prompt_tokens', given):
+  if given is not None and longest.tokens.size > whole('max_prompt_tokens', given):
     raise ValueError(
-      f'prompt {longest.source} has {length} tokens, more than max_prompt_tokens={given}; shorten it or raise the '
-      'limit.'
+      f'prompt {longest.source} has {longest.tokens.size} tokens, more than max_prompt_tokens={given}; shorten it or '
+      'raise the limit.'
     )
   for model in models:
-    network = model.network
-    most = network.max_positions
-    needed = lambda row, network=network: row.max_new + (1 if network.start_id is not None else row.tokens.size)
-    row = max(rows, key=needed)
-    if most is not None and needed(row) > most:
+    row, needed = _most_needed(model.network, rows)
+    most = model.network.max_positions
+    if most is not None and needed > most:
       raise ValueError(
-        f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed(row)} '
+        f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed} '
         f'positions, but {model.name} has {most}; shorten one of them.'
       )
-    context = getattr(network, 'context', None)
-    if most is None and context is not None and needed(row) > context:
+
+
+def prompt_width(models, rows, given: int | None) -> int:
+  """Return the padded prompt length, having checked that every row fits it and the models' positions."""
+  check_fits(models, rows, given)
+  for model in models:
+    row, needed = _most_needed(model.network, rows)
+    context = getattr(model.network, 'context', None)
+    if model.network.max_positions is None and context is not None and needed > context:
       warnings.warn(
-        f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed(row)} '
+        f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed} '
         f'positions; {model.name} was made for {context} (max_position_embeddings), what it writes beyond may be poor.',
         stacklevel=5,
       )
-  return given or bucket(length)
+  return given or bucket(max(row.tokens.size for row in rows))
+
+
+def _most_needed(network, rows) -> tuple[Any, int]:
+  """Return the row that needs most positions, and how many."""
+  needed = lambda row: row.max_new + (1 if network.start_id is not None else row.tokens.size)
+  row = max(rows, key=needed)
+  return row, needed(row)
 
 
 def by_length(texts: Sequence) -> list[int]:

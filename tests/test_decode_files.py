@@ -116,7 +116,7 @@ def test_a_killed_process_leaves_rows_and_the_next_one_ends_the_file(tmp_path):
   assert (tmp_path / 'out.jsonl').read_bytes() == (tmp_path / 'whole.jsonl').read_bytes()
 
 
-def test_a_journal_of_other_settings_or_another_input_is_refused_by_name(tmp_path, capsys):
+def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, capsys):
   source, part = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl.part'
   arguments = [*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]
   assert command.main(arguments) == 0
@@ -124,6 +124,8 @@ def test_a_journal_of_other_settings_or_another_input_is_refused_by_name(tmp_pat
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(command, 'stream', lambda *_, **__: 1 / 0)
     assert command.main(arguments) == 1 and part.exists()
+  with open(part, 'a') as file:
+    file.write('{"index": 0, "sample": 0}\n')
   capsys.readouterr()
   assert command.main([*arguments, '--temperature', '0.5']) == 1
   assert 'temperature was None, now 0.5' in capsys.readouterr().err
@@ -134,6 +136,28 @@ def test_a_journal_of_other_settings_or_another_input_is_refused_by_name(tmp_pat
   assert 'out.jsonl.part has rows of another run (input was' in capsys.readouterr().err
   part.write_text('notes\n')
   assert command.main(arguments) == 1 and 'is no journal of this command' in capsys.readouterr().err
+
+
+def test_a_journal_without_rows_is_begun_anew_and_one_with_rows_goes_on(tmp_path):
+  path, kept = tmp_path / 'x.part', [{'index': 0, 'sample': sample} for sample in range(2)]
+  for header in ({'seed': 'a longer one'}, {'seed': 1}):
+    with lines.journal(path, header) as journal:
+      assert not journal.lines and rows(path) == [header]
+  for had in range(2):
+    with lines.journal(path, header) as journal:
+      assert list(journal.lines) == [(0, sample) for sample in range(had)]
+      journal.add([kept[had]])
+  assert rows(path) == [header, *kept]
+  with pytest.raises(RuntimeError, match='has rows of another run .seed was 1, now 2.'):
+    with lines.journal(path, {'seed': 2}):
+      pass
+
+
+def test_a_prompt_that_is_too_long_is_named_with_its_line(tmp_path, capsys):
+  source = write(tmp_path / 'in.jsonl', [[4, 5], [4, 5, 6, 1]])
+  assert command.main([*MODELS, '--max-prompt-tokens', '3', str(source), str(tmp_path / 'out.jsonl')]) == 1
+  said = 'line 2: the prompt has 4 tokens, more than max_prompt_tokens=3; shorten it or raise the limit'
+  assert said in capsys.readouterr().err and not (tmp_path / 'out.jsonl.part').exists()
 
 
 def test_a_file_that_is_there_is_kept_unless_told(tmp_path, capsys):

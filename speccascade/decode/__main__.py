@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace):
   models = [checkpoints.load(path, dtype=args.dtype, mesh=mesh) for path in args.models]
   call = dict(max_new_tokens=args.max_new_tokens, sampler=sampler, seed=args.seed)
   inputs.check_models(method, models)
-  _check(source, method, models, asked, call)
+  _check(source, method, models, asked, call, args.max_prompt_tokens)
   with lines.journal(output.with_name(f'{output.name}.part'), header) as journal:
     sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
     faults = _decode(journal, method, models, asked, **call, **sizes)
@@ -156,11 +156,13 @@ def _text(path: Path) -> str:
     raise ValueError(f'{path}: not UTF-8 ({e}); convert the file, as with iconv.') from None
 
 
-def _check(path: Path, method, models, asked: Sequence[requests.Request], call: dict[str, Any]):
+def _check(path: Path, method, models, asked: Sequence[requests.Request], call: dict[str, Any], longest: int | None):
   """Raise for the first line whose request cannot be decoded."""
   for number, request in enumerate(asked, 1):
     try:
-      for row in requests.rows(models, request, **call):
+      found = requests.rows(models, request, **call)
+      inputs.check_fits(models, found, longest)
+      for row in found:
         profiles.check_sampler(method.origin, row.sampler)
     except ValueError as e:
       raise ValueError(f'{path}, line {number}: {str(e).replace("prompt 0", "the prompt", 1)}') from None

@@ -90,7 +90,8 @@ class Journal:
   def __init__(self, file, path: Path, header: Mapping[str, Any]):
     self._file, self.path = file, path
     self.lines = self._read(header)  # by (index, sample)
-    if not self.lines and not file.tell():
+    if not self.lines:
+      file.truncate(0)
       self._write([header])
 
   def add(self, records: Sequence[Mapping[str, Any]]):
@@ -108,12 +109,11 @@ class Journal:
     self._file.flush()
 
   def _read(self, header: Mapping[str, Any]) -> dict[tuple[int, int], str]:
-    """Return the lines of an earlier run, leaving out one that it did not end."""
+    """Return the rows of an earlier run of the same, leaving out a line that it did not end."""
     self._file.seek(0)
     data = self._file.read()
     kept = data[: data.rfind(b'\n') + 1]
     self._file.truncate(len(kept))
-    self._file.seek(len(kept))
     try:
       lines = [line + '\n' for line in kept.decode().split('\n')[:-1]]
       before, *records = map(json.loads, lines) if lines else [header]
@@ -121,7 +121,7 @@ class Journal:
       found = {(r['index'], r['sample']): line for r, line in zip(records, lines[1:], strict=True)}
     except (ValueError, TypeError, KeyError):
       raise RunError(f'{self.path} is no journal of this command; move it away.') from None
-    for name, now in header.items():
+    for name, now in header.items() if found else ():
       if (was := before.get(name)) != now:
         raise RunError(
           f'{self.path} has rows of another run ({name} was {was!r}, now {now!r}): decode with that, or remove it.'
