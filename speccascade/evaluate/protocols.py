@@ -159,10 +159,9 @@ def _line(out: Decoded, i: int, example: Example, temperature: float, point: Poi
   name, value = point.key
   tokens, stats = out.tokens[i], out.stats
   text = out.texts[i] if out.texts is not None else ' '.join(map(str, tokens))
-  ended = bool(tokens) and tokens[-1] in models[-1].network.eos_ids
   line = dict(
     temperature=temperature, curve=name, value=value, example=example.index, prediction=text, tokens=tokens,
-    cut_off=not ended,
+    cut_off=out.finish_reasons[i] == 'length',
   )  # fmt: skip
   for field in dataclasses.fields(Stats):
     array = getattr(stats, field.name)

@@ -72,6 +72,16 @@ def test_every_line_is_what_decoding_that_example_alone_gives(models, quality):
     assert line['calls'][: len(out.stats.calls)] == out.stats.calls[:, 0].tolist() and len(line['calls']) == 2
 
 
+def test_a_text_is_cut_off_where_no_eos_of_its_own_model_ends_it(loaded, tmp_path):
+  small, large = loaded.models
+  ends = {'draft only': (3, 4, 5), 'target only': large.network.eos_ids}
+  small = small.replace(network=dataclasses.replace(small.network, eos_ids=ends['draft only']))
+  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT])
+  lines = _lines(_quality(experiment, protocols.Loaded([small, large], loaded.prompts), tmp_path / 'q'))
+  assert [x['cut_off'] for x in lines] == [x['tokens'][-1] not in ends[x['curve']] for x in lines]
+  assert {x['cut_off'] for x in lines if x['curve'] == 'draft only'} == {True, False}
+
+
 def test_a_journal_cut_anywhere_is_completed_to_the_same_bytes(loaded, quality, tmp_path):
   whole = quality.read_bytes()
   lines = whole.splitlines(keepends=True)
