@@ -14,9 +14,10 @@ import os
 from pathlib import Path
 import posixpath
 import re
-import sys
 from typing import Any
 import uuid
+
+from speccascade.progress import Progress
 
 PACKAGES = {'gs': 'gcsfs', 'gcs': 'gcsfs', 's3': 's3fs', 'az': 'adlfs', 'abfs': 'adlfs', 'abfss': 'adlfs'}
 CLIENTS = ('gcsfs', 'google', 'aiohttp', 'aiobotocore', 'botocore', 's3fs', 'adlfs', 'azure', 'requests', 'fsspec')
@@ -130,8 +131,8 @@ def copied(path, wanted: Callable[[str], bool] = lambda name: True, beside: Sequ
   return root / path.name
 
 
-def _listed(path, wanted: Callable[[str], bool], folders: Sequence[str]) -> dict[str, str]:
-  """Return the names of what is to be there, each with what tells its content from any other."""
+def _listed(path, wanted: Callable[[str], bool], folders: Sequence[str]) -> dict[str, dict]:
+  """Return the names of what is to be there, with what the bucket says of each."""
   with reached():
     is_file = path.fs.isfile(path.path)
     found = {path.name: path.fs.info(path.path)} if is_file else {}
@@ -142,30 +143,59 @@ def _listed(path, wanted: Callable[[str], bool], folders: Sequence[str]) -> dict
       raise FileNotFoundError(f'{path} does not exist: the bucket has nothing of that name')
     found |= {f'{folder}/{name}': about for folder in folders for name, about in files(path.parent / folder).items()}
     found |= {posixpath.basename(about['name']): about for about in beside if about['type'] == 'file'}
-  return {name: json.dumps(about, sort_keys=True, default=str) for name, about in found.items() if wanted(name)}
+  return {name: about for name, about in found.items() if wanted(name)}
 
 
-def _update(above, root: Path, listed: dict[str, str]):
-  """Fetch what is not there as it is listed, and remove what was fetched once and is listed no more."""
+def _update(above, root: Path, listed: dict[str, dict]):
+  """Fetch what is not there as listed, noting each file, and remove what was fetched once and is listed no more."""
   known = root / '.known.json'
   had = json.loads(known.read_text(encoding='utf-8')) if known.exists() else {}
-  for name, about in listed.items():
-    if had.get(name) == about and (root / name).is_file():
-      continue
-    print(f'fetching {above / name} …', file=sys.stderr)
-    part = root / f'{name}.{uuid.uuid4().hex[:8]}.part'
-    part.parent.mkdir(parents=True, exist_ok=True)
-    try:
-      with reached():
-        above.fs.get_file((above / name).path, str(part))
-      os.replace(part, root / name)
-    finally:
-      part.unlink(missing_ok=True)
+  marks = {name: _mark(about) for name, about in listed.items()}
+  missing = {
+    name: about.get('size') or 0 for name, about in listed.items()
+    if had.get(name) != marks[name] or not (root / name).is_file()
+  }  # fmt: skip
+  progress = Progress(f'fetching {above}', sum(missing.values()), unit='bytes')
+  for name, size in missing.items():
+    _fetch(above / name, root / name, size, progress)
+    had[name] = marks[name]
+    _note(known, had)
   tops = {name.split('/')[0] for name in listed if '/' in name}
-  for name in had.keys() - listed.keys():
-    if name.split('/')[0] in tops:
-      (root / name).unlink(missing_ok=True)
-  kept = {name: about for name, about in had.items() if name.split('/')[0] not in tops} | listed
+  gone = [name for name in had if name not in listed and name.split('/')[0] in tops]
+  for name in gone:
+    (root / name).unlink(missing_ok=True)
+  if gone:
+    _note(known, {name: mark for name, mark in had.items() if name not in gone})
+
+
+def _mark(about: dict) -> str:
+  """Return what tells the content of an object from any other."""
+  return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _note(known: Path, had: dict[str, str]):
   part = known.with_suffix('.part')
-  part.write_text(json.dumps(kept), encoding='utf-8')
+  part.write_text(json.dumps(had), encoding='utf-8')
   os.replace(part, known)
+
+
+def _fetch(path, to: Path, size: int, progress: Progress):
+  """Fetch an object to its place, where it is whole or not at all, and count its bytes while they come."""
+  from fsspec.callbacks import Callback
+
+  part, counted = to.with_name(f'{to.name}.{uuid.uuid4().hex[:8]}.part'), 0
+
+  def count(_, value: int):
+    nonlocal counted
+    if value != counted:
+      progress.add(value - counted, to.name)
+    counted = value
+
+  part.parent.mkdir(parents=True, exist_ok=True)
+  try:
+    with reached():
+      path.fs.get_file(path.path, str(part), callback=Callback(hooks={'count': count}))
+    os.replace(part, to)
+  finally:
+    part.unlink(missing_ok=True)
+  count(None, size)  # of which not every client tells
