@@ -45,7 +45,7 @@ def vocabulary(models: Sequence[Model]) -> int:
 def listed(prompts) -> list:
   """Return the prompts of a call as a list."""
   if prompts is None or isinstance(prompts, (bytes, dict, numbers.Number)):
-    raise ValueError(f'prompts={prompts!r} must be a text, a speccascade.Request, or a list of texts or token lists.')
+    raise ValueError(f'prompts={prompts!r} must be a text, chat messages, a speccascade.Request, or a list of prompts.')
   found = list(prompts)
   if not found:
     raise ValueError('prompts must be a list of texts or of token lists, with one prompt at least.')
@@ -57,7 +57,7 @@ def encode(models: Sequence[Model], prompts) -> list[np.ndarray]:
   vocab = vocabulary(models)
   rows = []
   for i, prompt in enumerate(listed(prompts)):
-    if _is_chat(prompt):
+    if is_chat(prompt):
       prompt = _tokenizer(models, i, 'chat messages').chat(prompt)
     if isinstance(prompt, str):
       prompt = _tokenizer(models, i, 'a text').encode(_checked(prompt, i))
@@ -66,7 +66,7 @@ def encode(models: Sequence[Model], prompts) -> list[np.ndarray]:
     except ValueError:  # uneven lists
       row = np.empty((0, 0))
     if row.ndim != 1:
-      raise ValueError(f'prompt {i} is {prompt!r}; a prompt is a text or a list of token ids.')
+      raise ValueError(f'prompt {i} is {prompt!r}; a prompt is a text, a list of token ids or chat messages.')
     if not row.size:
       raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
     if not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab:
@@ -84,7 +84,8 @@ def _checked(text: str, i: int) -> str:
   return text
 
 
-def _is_chat(prompt) -> bool:
+def is_chat(prompt) -> bool:
+  """Tell whether a prompt is chat messages."""
   return isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(x, dict) for x in prompt)
 
 

@@ -97,7 +97,7 @@ def rows(
   models, prompts, *, max_new_tokens: int | None, sampler: probs.Sampler, seed: int, example_ids=None
 ) -> list[Row]:
   """Return a row for every sample of every prompt or request, each checked."""
-  if isinstance(prompts, (str, Request)):
+  if isinstance(prompts, (str, Request)) or inputs.is_chat(prompts):
     prompts = [prompts]
   if not isinstance(sampler, probs.Sampler):
     raise ValueError(

@@ -340,7 +340,7 @@ def test_bad_input_is_refused_with_the_value_and_the_remedy():
     run([[1], []])
   with pytest.raises(ValueError, match=r'prompts must be a list'):
     run([])
-  with pytest.raises(ValueError, match=r'prompt 0 is 1; a prompt is a text or a list of token ids'):
+  with pytest.raises(ValueError, match=r'prompt 0 is 1; a prompt is a text, a list of token ids or chat messages'):
     run([1, 2])
   for text in ('a text', ['a text']):
     with pytest.raises(ValueError, match=r'prompt 0 is a text, but toy21 has no tokenizer'):

@@ -218,7 +218,8 @@ def test_one_prompt_may_be_a_text_or_chat():
   models = lettered(PAIR)
   text = run(OPT, models, 'bcd').texts
   assert text == run(OPT, models, ['bcd']).texts == run(OPT, models, Request('bcd')).texts
-  assert text == run(OPT, models, [[{'role': 'user', 'content': 'bc'}, {'role': 'user', 'content': 'd'}]]).texts
+  chat = [{'role': 'user', 'content': 'bc'}, {'role': 'user', 'content': 'd'}]
+  assert text == run(OPT, models, [chat]).texts == run(OPT, models, chat).texts
 
 
 def test_requests_of_other_numbers_compile_nothing():

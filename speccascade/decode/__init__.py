@@ -33,13 +33,14 @@ def decode(
 ) -> results.Decoded:
   """Continue each prompt by at most `max_new_tokens` tokens.
 
-  A prompt is a text, a token list, chat messages or a `Request`, which may say anything else about its row. The EOS ids
-  of the last model that the method runs end a text. `example_ids` key the randomness: an example's output does not
-  depend on its place in the batch or its batch mates. Of more prompts than `batch_size` the rest is queued. A batch is
-  padded to 1, 2, 3, 4, 6, 8, 12, … rows, its prompts to a length of such steps; `max_prompt_tokens` fixes the padded
-  length, so that calls with other prompts compile nothing. `processor(logits [V], tokens [T], count)` returns what
-  every model's logits become after the first `count` of these tokens. `trace` records each output token's
-  log-probability under every model that scored it. `progress` shows a bar.
+  A prompt is a text, a token list, chat messages or a `Request`, which may say anything else about its row; a single
+  one that is no token list needs no list around it. The EOS ids of the last model that the method runs end a text.
+  `example_ids` key the randomness: an example's output does not depend on its place in the batch or its batch mates.
+  Of more prompts than `batch_size` the rest is queued. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows, its prompts
+  to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with other prompts compile
+  nothing. `processor(logits [V], tokens [T], count)` returns what every model's logits become after the first `count`
+  of these tokens. `trace` records each output token's log-probability under every model that scored it. `progress`
+  shows a bar.
   """
   models = inputs.check_models(method, models)
   rows = requests.rows(
@@ -63,7 +64,7 @@ def stream(
 ) -> Iterator[tuple[int, results.Row]]:  # fmt: skip
   """Yield (index, row) as rows end, what `decode` would return of them; index counts the samples of all prompts.
 
-  With `every`, rows that go on are yielded as well after each so many rounds, their `finish_reason` None. Rows whose
+  With `every`, rows that go on are yielded as well after at most so many rounds, their `finish_reason` None. Rows whose
   index is in `skip`, as those of an earlier call that was stopped, are left out; the programs are as with them.
   """
   models = inputs.check_models(method, models)
