@@ -23,8 +23,8 @@ class Request:
 
   The prompt is a text, token ids, or chat messages [{'role': …, 'content': …}, …] for the tokenizer's template.
   `stop` are texts before which the output is cut, `stop_tokens` ids that end it as EOS does; nothing ends it before
-  `min_new_tokens` tokens. `logit_bias` {token: number} is
-  added to the logits of every model. `n` samples share one prefill; each has random numbers of its own. `logprobs` also
+  `min_new_tokens` tokens, and a stop string that begins before their end is none. `logit_bias` {token: number} is added
+  to the logits of every model. `n` samples share one prefill; each has random numbers of its own. `logprobs` also
   returns the so many likeliest tokens at each position. `example_id` keys the randomness, with the seed.
   """
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import os
 from typing import Any
 import warnings
 
@@ -78,9 +79,10 @@ class Parts:
     elif batch['done'][place]:
       reason = 'eos' if tokens[-1] in self.eos_ids else 'stop' if tokens[-1] in row.stop_tokens else 'length'
     text = None if self.tokenizer is None else self.tokenizer.decode(tokens[:-1] if reason == 'stop' else tokens)
-    if (cut := self._cut(row, tokens)) is not None:
-      (tokens, text), reason = cut, 'stop'
-    span = slice(self._start(index), self._start(index) + len(tokens))
+    start, cut = self._start(index), self._cut(row, tokens)
+    if cut is not None and self._sound(batch, place, start + len(cut[0])):
+      (tokens, text), reason, fault = cut, 'stop', None
+    span = slice(start, start + len(tokens))
     logprobs = None if batch['logprobs'] is None else self._by_model(batch['logprobs'][place][:, span])
     return Row(
       tokens,
@@ -99,17 +101,27 @@ class Parts:
     return batch['tokens'][place, self._start(index) : batch['length'][place]].tolist()
 
   def _cut(self, row: requests.Row, tokens: list[int]) -> tuple[list[int], str] | None:
-    """Return the fewest tokens whose text holds a stop string, and the text before it."""
-    text = self.tokenizer.decode(tokens) if row.stop else ''
-    if not any(stop in text for stop in row.stop):
+    """Return the fewest tokens whose text holds a stop string behind the least length, and the text before it."""
+    if not row.stop:
+      return None
+    decode = self.tokenizer.decode
+    text = decode(tokens)
+    least = len(os.path.commonprefix([text, decode(tokens[: row.min_new])])) if row.min_new else 0
+    places = lambda text: [at for stop in row.stop if (at := text.find(stop, least)) >= 0]
+    if not places(text):
       return None
     low, high = 1, len(tokens)
     while low < high:
       middle = (low + high) // 2
-      found = any(stop in self.tokenizer.decode(tokens[:middle]) for stop in row.stop)
-      low, high = (low, middle) if found else (middle + 1, high)
-    text = self.tokenizer.decode(tokens[:low])
-    return tokens[:low], text[: min(at for stop in row.stop if (at := text.find(stop)) >= 0)]
+      low, high = (low, middle) if places(decode(tokens[:middle])) else (middle + 1, high)
+    text = decode(tokens[:low])
+    return tokens[:low], text[: min(places(text))]
+
+  def _sound(self, batch: dict, place: int, end: int) -> bool:
+    """Tell whether every law of a row before position `end` was one."""
+    fault = batch['fault'][place]
+    position = fault + (np.arange(fault.size) < fault.size - 1)  # a model's is that which it read before
+    return bool((position[fault >= 0] >= end).all())
 
   def _fault(self, row: requests.Row, batch: dict, place: int) -> str | None:
     slots, fault = self.method.slots, batch['fault'][place]

@@ -105,6 +105,31 @@ def test_a_stop_string_cuts_the_text_before_it(name):
   assert out.stats.rounds[0] <= whole.stats.rounds[0]
 
 
+@pytest.mark.parametrize('where', [slice(0, 1), slice(11, 13), slice(12, 14)])
+def test_stop_strings_are_looked_for_behind_the_least_length(where):
+  models, settings = lettered(PAIR), dict(max_new_tokens=40, sampler=Sampler(0.0))
+  whole = run(OPT, models, 'bc', **settings)
+  text, tokens, spell = whole.texts[0], whole.tokens[0], models[-1].tokenizer.decode
+  least = next(n for n in range(40) if len(spell(tokens[:n])) == 12)
+  at = text.find(text[where], 12)
+  out = run(OPT, models, Request('bc', stop=text[where], min_new_tokens=least), **settings)
+  assert out.texts == [text[:at] if at >= 0 else text] and out.finish_reasons == ('stop' if at >= 0 else 'length',)
+  assert at < 0 or spell(out.tokens[0]) == text[: at + len(text[where])]
+
+
+def test_a_stop_string_before_a_fault_ends_a_row_and_one_behind_it_does_not():
+  models, settings = lettered(PAIR), dict(max_new_tokens=40, sampler=Sampler(0.0))
+  method = METHODS['speculative']
+  text = run(method, models, 'bc', **settings).texts[0]
+  broken = lambda logits, tokens, count: jnp.where((count > 12) & (jnp.arange(7) == 0), jnp.inf, logits)
+  sound = text[:11]  # the prompt has two tokens, so this is what the models' laws up to position 12 give
+  prompts = [Request('bc', stop=stop) for stop in (text[4:6], sound, f'{sound}a')]
+  with pytest.warns(UserWarning, match='1 of 3 rows ended as faults'):
+    out = run(method, models, prompts, processor=broken, **settings)
+  assert out.finish_reasons == ('stop', 'stop', 'fault') and out.faults[:2] == (None, None)
+  assert out.texts[:2] == [text[: text.index(text[4:6])], ''] and out.texts[2].startswith(f'{sound}a')
+
+
 def test_samples_of_a_prompt_share_its_prefill_and_differ(monkeypatch):
   read = []
   real = engine.Engine.prefill
