@@ -226,7 +226,7 @@ def decode_batch(
   by_row = jax.tree.map(lambda x: full(x), sampler)
   limits = Limits(jnp.zeros((rows, 0), jnp.int32))
   max_new, real = full(max_new_tokens, jnp.int32), full(True, bool)
-  arrays = requests.Arrays(prompt, jnp.zeros((rows, 4), jnp.uint32), max_new, max_new, by_row, limits, real)
+  arrays = requests.Arrays(prompt, jnp.zeros((rows, 4), jnp.uint32), max_new, by_row, limits, real)
   return _decode_batch(program, method, tuple(s.params for s in slots), arrays, noise)
 
 

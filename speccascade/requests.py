@@ -73,7 +73,6 @@ class Arrays:
   prompt: Prompt
   key: Array  # [B, 4] seed, stream, example, sample
   max_new: Array  # [B]
-  min_new: Array  # [B]
   sampler: probs.Sampler  # its numbers [B]
   limits: Limits
   real: Array  # [B] rows that are not padding
@@ -195,7 +194,6 @@ def arrays(some: Sequence[Row], needs: Features, size: int, width: int, vocab: i
     prompt=inputs.pad([row.tokens for row in some], size, width),
     key=np.stack([by_row(x, np.uint32) for x in zip(*((r.seed, r.stream, r.example_id, r.sample) for r in padded))], 1),
     max_new=by_row((row.max_new for row in padded), np.int32),
-    min_new=by_row((row.min_new for row in padded), np.int32),
     sampler=_stack_samplers([row.sampler for row in padded], needs),
     limits=_limits(padded, needs, vocab),
     real=np.arange(size) < len(some),
