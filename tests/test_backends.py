@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 import numpy as np
@@ -76,6 +77,19 @@ def test_a_kernel_writes_one_layer_of_a_stack():
   np.testing.assert_array_equal(y, alone)
   for name in stack:
     np.testing.assert_array_equal(after[name], jnp.stack([stack[name][:, 0], one[name], stack[name][:, 2]], 1))
+
+
+def test_rows_run_on_both_cores_of_a_chip_that_has_two():
+  q, k, v, keys, values = _random(9, (4, 3, 4, 64), *[(4, 3, 4, 64)] * 2, *[(4, 256, 4, 64)] * 2)
+  view, cores = View(jnp.array([5, 126, 253, 127])[:, None] + jnp.arange(3)[None]), set()
+  note = lambda token, point, core: cores.add(int(core)) or token
+  two = pltpu.InterpretParams(num_cores_or_threads=2, random_seed=3, grid_point_recorder=note)
+  found = []
+  for backend in (BACKENDS['tpu'], backends.TPU(interpret=two)):
+    entry = (backend.entry(keys, values),)
+    found.append(backend.extend(q, k, v, entry, 0, view, None, kv_heads=4, scale=0.1, cap=None))
+  jax.tree.map(np.testing.assert_array_equal, *found)
+  assert cores == {0, 1}
 
 
 def test_slots_that_are_not_used_are_not_looked_at():

@@ -65,6 +65,7 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
   return pl.pallas_call(
     functools.partial(_kernel, _Settings(heads, causal, scale, cap, bias is not None, new is not None)),
     out_shape=outputs, input_output_aliases=aliases, interpret=interpret, name='cached_attention',
+    compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
     grid_spec=pltpu.PrefetchScalarGridSpec(**sizes), cost_estimate=_cost(batch * groups * rows, key, causal),
   )(*scalars, *inputs)  # fmt: skip
 
