@@ -228,6 +228,9 @@ class FilteredFirst:
   def __init__(self, sampler):
     self.sampler = sampler
 
+  def __getattr__(self, name):
+    return getattr(self.sampler, name)
+
   def at(self, slot):
     return FilteredFirst(self.sampler.at(slot))
 
