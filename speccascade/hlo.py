@@ -230,7 +230,10 @@ class Module:
     end = next((x for x in body if x.root and x.op == 'tuple'), None)
     index = re.search(r'index=(\d+)', last.rest) if last.op == 'get-tuple-element' else None
     if end and index:
-      predicate = next((x for x in body if x.name == end.operands[int(index[1])]), None)
+      here = {x.name: x for x in body}
+      predicate = here.get(end.operands[int(index[1])])
+      while predicate and predicate.op == 'copy':  # a TPU keeps it in another memory
+        predicate = here.get(predicate.operands[0])
       if predicate and predicate.op == 'constant' and 'false' in predicate.rest:
         return 1
     return unknown

@@ -55,6 +55,28 @@ ENTRY %main (w: bf16[8,4], v: bf16[8,4], u: bf16[8,4], c: bf16[8,4]) -> bf16[8,4
 """
 
 
+ONCE = """HloModule jit_f
+
+%body (state: (pred[], f32[8])) -> (pred[], f32[8]) {
+  %state = (pred[], f32[8]{0}) parameter(0)
+  %x = f32[8]{0} get-tuple-element(%state), index=1
+  %false = pred[] constant(false)
+  %placed = pred[]{:S(6)} copy(%false)
+  ROOT %tuple = (pred[]{:S(6)}, f32[8]{0}) tuple(%placed, %x)
+}
+
+%condition (state: (pred[], f32[8])) -> pred[] {
+  %state.1 = (pred[], f32[8]{0}) parameter(0)
+  ROOT %going = pred[] get-tuple-element(%state.1), index=0
+}
+
+ENTRY %main (first: (pred[], f32[8])) -> (pred[], f32[8]) {
+  %first = (pred[], f32[8]{0}) parameter(0)
+  ROOT %while = (pred[], f32[8]{0}) while(%first), condition=%condition, body=%body
+}
+"""
+
+
 def module(name: str) -> hlo.Module:
   return hlo.Module((RECORDED / f'{name}.txt').read_text())
 
@@ -65,6 +87,12 @@ def test_a_write_of_rows_one_by_one_is_found_in_a_round_and_counted_with_its_tur
   assert loop.path.endswith('/scatter') and rows.trips(loop, unknown=99) == 4
   other = next(x for x in rows.loops(rows.body) if x is not loop)
   assert rows.trips(other, unknown=3) == 3  # until no row goes on, which no text tells
+
+
+def test_a_loop_whose_body_ends_it_takes_one_turn_wherever_the_predicate_lies():
+  for text, turns in ((ONCE, 1), (ONCE.replace('copy(%false)', 'not(%false)'), 9)):
+    program = hlo.Module(text)
+    assert program.trips(program.decode_loop, unknown=9) == turns
 
 
 def test_cycles_are_those_of_a_round_with_the_turns_of_its_loops():
