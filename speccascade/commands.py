@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 
-from speccascade import distributed, progress, rules
+from speccascade import distributed, probs, progress, rules
 from speccascade.errors import RunError
 from speccascade.types import Combiner, Rule
 
@@ -49,6 +49,18 @@ def add_gin(parser: Parser, unbound: str):
   )  # fmt: skip
 
 
+def add_sampler(parser: argparse._ActionsContainer):
+  """Let a command take the numbers of a sampler, which `sampler` makes of them."""
+  for name in probs.NEUTRAL:
+    kind, said = int if name == 'top_k' else float, '0 is greedy (1)' if name == 'temperature' else None
+    parser.add_argument(f'--{name.replace("_", "-")}', type=kind, help=said)
+
+
+def sampler(args: argparse.Namespace) -> probs.Sampler:
+  """Return the sampler of the numbers that were given."""
+  return probs.Sampler(**{name: x for name in probs.NEUTRAL if (x := getattr(args, name)) is not None})
+
+
 def add_distributed(parser: Parser):
   """Let a command be one of several processes, which `join` makes of it."""
   parser.add_argument(
@@ -79,6 +91,11 @@ def count(text: str) -> int:
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least 1')
   return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+  """Return whole numbers of at least 1 that stand between commas."""
+  return tuple(map(count, text.split(',')))
 
 
 def share(text: str) -> tuple[int, int]:

@@ -331,23 +331,15 @@ def _parser() -> commands.Parser:
   parser.add_argument('--tokens', type=commands.count, default=128, help='the most new tokens (128)')
   parser.add_argument('--block', type=commands.count, default=5, help='γ, the most tokens to be verified (5)')
   parser.add_argument('--batch', type=commands.count, default=16, help='rows decoded at once (16)')
-  parser.add_argument('--batches', type=_counts, default=BATCHES, help='rows at which times are measured (1,4,8,16,32)')
-  parser.add_argument('--bins', type=_counts, default=(20, 15), help='of S, and of A in each (20,15)')
+  parser.add_argument('--batches', type=commands.counts, default=BATCHES, help='rows at which to measure times (1,4,8,16,32)')
+  parser.add_argument('--bins', type=commands.counts, default=(20, 15), help='of S, and of A in each (20,15)')
   parser.add_argument(
     '--trials', type=int, default=3, help='of decoding in each way; with 0 the cost model chooses (3)'
   )
   parser.add_argument('--seed', type=int, default=0, help='(0)')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], help='of the models (as stored)')
-  for name in probs.NEUTRAL:
-    parser.add_argument(
-      f'--{name.replace("_", "-")}', type=int if name == 'top_k' else float,
-      help='0 is greedy (1)' if name == 'temperature' else None,
-    )  # fmt: skip
+  commands.add_sampler(parser)
   return parser
-
-
-def _counts(text: str) -> tuple[int, ...]:
-  return tuple(map(commands.count, text.split(',')))
 
 
 def _run(args: argparse.Namespace):
@@ -366,7 +358,7 @@ def _run(args: argparse.Namespace):
       raise RunError(f'--{own[0].replace("_", "-")} is that of the profile with --times; leave it out.')
   elif args.tokens <= args.block:
     raise RunError(f'--tokens {args.tokens} is not more than --block {args.block}: no text would hold a whole draft.')
-  sampler = probs.Sampler(**{n: x for n in probs.NEUTRAL if (x := getattr(args, n)) is not None})
+  sampler = commands.sampler(args)
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.data, field, args.count) if args.data else None
   old = profiles.load(args.times) if args.times else None

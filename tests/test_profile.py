@@ -81,17 +81,12 @@ def test_other_models_and_samplers_are_refused_and_another_device_is_told(made):
 
 
 def test_samplers_of_one_law_are_one(made):
-  found, models = made
-  greedy = dataclasses.replace(found, origin=dataclasses.replace(found.origin, sampler=(('temperature', 0.0),)))
-  nucleus = (('temperature', 0.7), ('top_p', 0.9))
-  for used, sampler in (
-    (greedy, Sampler(0, top_p=0.9, top_k=3)),
-    (dataclasses.replace(found, origin=dataclasses.replace(found.origin, sampler=nucleus)),
-     Sampler(np.float32(0.7), top_p=np.float32(0.9))),
-  ):  # fmt: skip
-    decode(methods.sv_exact(used, 3), models, [[1, 2]], max_new_tokens=3, sampler=sampler)
+  _, models = made
+  of = lambda **numbers: profiles.Origin((), (), tuple(numbers.items()), '', '', 3)
+  profiles.check_sampler(of(temperature=0.0), Sampler(0, top_p=0.9, top_k=3))
+  profiles.check_sampler(of(temperature=0.7, top_p=0.9), Sampler(np.float32(0.7), top_p=np.float32(0.9)))
   with pytest.raises(ValueError, match='measured with temperature 0, not with temperature 0, repetition_penalty 2'):
-    decode(methods.sv_exact(greedy, 3), models, [[1]], max_new_tokens=3, sampler=Sampler(0, repetition_penalty=2.0))
+    profiles.check_sampler(of(temperature=0.0), Sampler(0, repetition_penalty=2.0))
   with pytest.raises(ValueError, match='prompt 1 has a sampler of its own'):
     profile.profile(models, [[1], Request([2], temperature=0.3)], block=3, max_new_tokens=5, trials=0)
 
@@ -313,11 +308,11 @@ def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
   assert command.main([*run, '--temperature=0.7']) == 0
   assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 2
   options = ['--times', str(tmp_path / 'p.json'), '--batches=1', '--tokens=16', '--out', str(tmp_path / 'q.json')]
-  options += ['--data', str(tmp_path / 'lines.txt'), '--trials=1']
+  options += ['--data', str(tmp_path / 'lines.txt'), '--trials=0']
   assert profile.main([*models, *options, '--against', str(tmp_path / 'p.json')]) == 0
   assert 'Tables on the samples of others' in capsys.readouterr().out
   old, new = (profiles.load(tmp_path / name) for name in ('p.json', 'q.json'))
-  assert set(new.times) == {1} and (new.table.means == old.table.means).all() and set(new.measured) == {1}
+  assert set(new.times) == set(new.ways) == {1} and (new.table.means == old.table.means).all() and not new.measured
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from speccascade import (
   inputs,
   layout,
   methods,
-  probs,
   profiles,
   progress,
   requests,
@@ -64,7 +63,7 @@ def _parser() -> commands.Parser:
   of.add_argument('--method', choices=METHODS, default='speculative', help=', '.join(METHODS), metavar='NAME')
   of.add_argument('--rule', type=commands.rule, help='a rule or combiner, as in opt:0.1 or weighted:.5,.5')
   of.add_argument('--block', type=commands.count, help='γ, the tokens drafted in a round')
-  of.add_argument('--blocks', type=_counts, help='of cos: γ of each model, as in 5,1')
+  of.add_argument('--blocks', type=commands.counts, help='of cos: γ of each model, as in 5,1')
   of.add_argument('--model', type=int, help='of autoregressive: the number of the model, from 0')
   of.add_argument('--max-draft', type=commands.count, help='of token_cascade and bild: the longest draft')
   of.add_argument('--fallback', type=float, help='of bild')
@@ -73,11 +72,7 @@ def _parser() -> commands.Parser:
   call = parser.add_argument_group('what requests leave out')
   call.add_argument('--max-new-tokens', type=commands.count, default=128, help='(128)')
   call.add_argument('--seed', type=int, default=0, help='(0)')
-  for name in probs.NEUTRAL:
-    kind = int if name == 'top_k' else float
-    call.add_argument(
-      f'--{name.replace("_", "-")}', type=kind, help='0 is greedy (1)' if name == 'temperature' else None
-    )
+  commands.add_sampler(call)
   size = parser.add_argument_group('sizes')
   size.add_argument(
     '--batch-size', type=commands.count, default=16, help='rows decoded at once; the rest is queued (16)'
@@ -87,17 +82,13 @@ def _parser() -> commands.Parser:
   return parser
 
 
-def _counts(text: str) -> tuple[int, ...]:
-  return tuple(map(commands.count, text.split(',')))
-
-
 def _run(args: argparse.Namespace):
   source, output = disk.local(args.input), disk.local(args.output)
   if output.exists() and not args.overwrite:
     raise RunError(f'{output} is there already: remove it, name another file, or give --overwrite.')
   method = _method(args)
   targets.check_method(method, len(args.models))
-  sampler = probs.Sampler(**_given(args, probs.NEUTRAL))
+  sampler = commands.sampler(args)
   text = _text(source)
   asked = lines.parse(source, text)
   header = _header(args, [checkpoints.digest(path) for path in args.models], text)

@@ -237,8 +237,10 @@ def pair(tmp_path_factory):
   return config
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(('data', 'parts', 'victim'), [(1, 4, 1), (2, 2, 0)])
+@pytest.mark.parametrize(
+  ('data', 'parts', 'victim'),
+  [pytest.param(1, 4, 1, marks=pytest.mark.long), pytest.param(2, 2, 0, marks=pytest.mark.full)],
+)
 def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, parts, victim):
   folder, shape = pair.parent / f'{data}x{parts}', f"--gin.mesh.shape={{'data': {data}, 'model': {parts}}}"
 
