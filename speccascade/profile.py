@@ -331,7 +331,7 @@ def _parser() -> commands.Parser:
   parser.add_argument('--tokens', type=commands.count, default=128, help='the most new tokens (128)')
   parser.add_argument('--block', type=commands.count, default=5, help='γ, the most tokens to be verified (5)')
   parser.add_argument('--batch', type=commands.count, default=16, help='rows decoded at once (16)')
-  parser.add_argument('--batches', type=commands.counts, default=BATCHES, help='rows at which to measure times (1,4,8,16,32)')
+  parser.add_argument('--batches', type=commands.counts, default=BATCHES, help='rows at which to time (1,4,8,16,32)')
   parser.add_argument('--bins', type=commands.counts, default=(20, 15), help='of S, and of A in each (20,15)')
   parser.add_argument(
     '--trials', type=int, default=3, help='of decoding in each way; with 0 the cost model chooses (3)'
