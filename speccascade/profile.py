@@ -170,15 +170,9 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
 
 
 def measure_ways(
-  found: profiles.Profile,
-  models: Sequence[Model],
-  prompts: Sequence,
-  *,
-  max_new_tokens: int = 128,
-  sampler: probs.Sampler = probs.Sampler(),
-  seed: int = 0,
+  found: profiles.Profile, models: Sequence[Model], prompts: Sequence, *, max_new_tokens: int = 128, seed: int = 0,
   trials: int = 3,
-) -> dict[int, dict[profiles.Way, float]]:
+) -> dict[int, dict[profiles.Way, float]]:  # fmt: skip
   """Return `measured` of a profile: tokens a second of two batches of prompts (four of one row), medians of trials.
 
   The ways take turns; too few prompts are repeated. A text is as long as one of those that were observed, the same in
@@ -186,10 +180,10 @@ def measure_ways(
   speculative decoding is fastest with the least or most γ that was tried, those beside it are tried too, in turn with
   it and plain decoding.
   """
-  call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
+  call = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(**dict(found.origin.sampler)), seed=seed)
   width = inputs.prompt_width(models, requests.rows(models, prompts, **call), None)
-  numbers, lengths = np.unique(found.samples['request'], return_counts=True)
-  prompts = [_of_length(prompt, lengths[i % len(numbers)]) for i, prompt in enumerate(prompts)]
+  _, lengths = np.unique(found.samples['request'], return_counts=True)
+  prompts = [_of_length(prompt, lengths[i % len(lengths)]) for i, prompt in enumerate(prompts)]
   tried = {batch: list(sv_studies.candidates(found, batch)) for batch in found.times}
   progress = Progress('ways', sum(map(len, tried.values())) * (trials + 1), unit='decodes')
   measured = {}
@@ -274,7 +268,7 @@ def profile(
   times, steps = measure_times(models, block, batches, source=source, tokens=max_new_tokens)
   table = profiles.fit(samples['s'], samples['a'], samples['accept'], bins)
   found = profiles.Profile(table, scheduling.Latency.of(times, steps), origin, samples, times, steps)
-  return with_ways(found, models, prompts, trials, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
+  return with_ways(found, models, prompts, trials, max_new_tokens=max_new_tokens, seed=seed)
 
 
 def _median(rows: Sequence[np.ndarray]) -> int:
@@ -294,15 +288,15 @@ def timed(
 ) -> profiles.Profile:  # fmt: skip
   """Return a profile with the times of this device, those of decoding where there are prompts."""
   profiles.check_digests(found.origin, models)
-  sampler, source = probs.Sampler(**dict(found.origin.sampler)), found.origin.source
+  source = found.origin.source
   if prompts:
-    rows = requests.rows(models, prompts, max_new_tokens=tokens, sampler=sampler, seed=seed)
+    rows = requests.rows(models, prompts, max_new_tokens=tokens, sampler=probs.Sampler(), seed=seed)
     source = _median([r.tokens for r in rows])
   times, steps = measure_times(models, found.origin.block, batches, source=source, tokens=tokens)
   origin = dataclasses.replace(found.origin, device=profiles.device_of(models), source=source)
   latency = scheduling.Latency.of(times, steps)
   found = dataclasses.replace(found, latency=latency, origin=origin, times=times, steps=steps)
-  return with_ways(found, models, prompts, trials, max_new_tokens=tokens, sampler=sampler, seed=seed)
+  return with_ways(found, models, prompts, trials, max_new_tokens=tokens, seed=seed)
 
 
 # ---- the command ----
@@ -342,7 +336,8 @@ def _parser() -> commands.Parser:
   return parser
 
 
-def _run(args: argparse.Namespace):
+def _check(args: argparse.Namespace):
+  """Refuse what can be told to be wrong before anything is read."""
   out = disk.local(args.out)
   if out.exists() and not args.overwrite:
     raise RunError(f'{out} is there already: name another file, or give --overwrite.')
@@ -358,7 +353,11 @@ def _run(args: argparse.Namespace):
       raise RunError(f'--{own[0].replace("_", "-")} is that of the profile with --times; leave it out.')
   elif args.tokens <= args.block:
     raise RunError(f'--tokens {args.tokens} is not more than --block {args.block}: no text would hold a whole draft.')
-  sampler = commands.sampler(args)
+
+
+def _run(args: argparse.Namespace):
+  _check(args)
+  out, sampler = disk.local(args.out), commands.sampler(args)
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.data, field, args.count) if args.data else None
   old = profiles.load(args.times) if args.times else None
@@ -369,15 +368,13 @@ def _run(args: argparse.Namespace):
   models = [checkpoints.load(path, dtype=args.dtype) for path in paths]
   if old:
     found = timed(old, models, args.batches, args.tokens, prompts, trials=0)
-    sampler = probs.Sampler(**dict(old.origin.sampler))
   else:
     found = profile(
       models, prompts, sampler=sampler, block=args.block, max_new_tokens=args.tokens, batch_size=args.batch,
       batches=args.batches, bins=args.bins, data=disk.local(args.data).name, seed=args.seed, trials=0,
     )  # fmt: skip
   found.save(out)  # whole but for the ways, which take longest
-  call = dict(max_new_tokens=args.tokens, sampler=sampler, seed=args.seed)
-  found = with_ways(found, models, prompts, args.trials, **call)
+  found = with_ways(found, models, prompts, args.trials, max_new_tokens=args.tokens, seed=args.seed)
   found.save(out)
   tables = [sv_studies.information(found.samples, found.table), sv_studies.break_even(found), sv_studies.ways(found)]
   tables += [sv_studies.robustness({out.name: found} | others)] if others else []

@@ -148,7 +148,7 @@ def _with_rows(params: dict) -> dict:
 
 
 def _transposed(x: Array) -> Array:
-  return jnp.asarray(np.ascontiguousarray(_short(np.asarray(x)).T))
+  return _copied(np.asarray(x).T)
 
 
 def _copied(x: Array) -> Array:
