@@ -246,8 +246,7 @@ class Propose:
       ),
       noise=noise,
     )
-    sure = sampler.by_temperature(lambda: probs.softmax(sampler.penalised(logits)), lambda: q, 1)
-    doubtful = context.policy.after(probs.at_token(sure, token))
+    doubtful = context.policy.after(probs.at_token(sampler.soft(logits, q), token))
     return going & ~(doubtful | _is_end(context, state, token) | (end + 1 >= state.limit)), state
 
 

@@ -255,9 +255,10 @@ class Sampler:
         logits = keep(logits, _beside(getattr(self, name), logits))
     return softmax(logits)
 
-  def soft(self, logits: Array) -> Array:
-    """Return the law that a combination of probabilities starts from: at temperature 0, the unscaled one."""
-    return self.by_temperature(lambda: softmax(self.penalised(logits)), lambda: self(logits), 1)
+  def soft(self, logits: Array, law: Array | None = None) -> Array:
+    """Return the law before any arg max: at temperature 0 the unscaled one, else `law`, which is the sampled one."""
+    warm = lambda: self(logits) if law is None else law
+    return self.by_temperature(lambda: softmax(self.penalised(logits)), warm, 1)
 
   def harden(self, probs: Array) -> Array:
     """Finish a combination of probabilities: at temperature 0 its arg max, else itself."""

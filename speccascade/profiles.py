@@ -21,7 +21,7 @@ import numpy as np
 from speccascade import disk, probs
 from speccascade.scheduling import AcceptanceTable, Latency, meant
 
-FORMAT = 2
+FORMAT = 3
 FIELDS = ('s', 'a', 's_target', 'accept', 'place', 'request')  # of a sample, see `Profile`
 KINDS = ('plain', 'speculative', 'sv')  # of a way to decode, each with more to it than the one before
 _PSEUDO = 8.0  # samples that a bin borrows from its row, and a row from all

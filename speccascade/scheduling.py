@@ -1,8 +1,9 @@
 """How much of a draft the verifier scores: its first tokens, or those that speculative verification expects to pay.
 
-With S = Σ_v min(q̃, c̃) and A = min(1, c̃(x)/q̃(x)) of drafter and companion, a table gives a(S, A), the chance that the
-verifier accepts x; Π a over a row's first k tokens is the gain of its k-th. A row's gains fall, so the tokens of the
-batch in the order of their gains are, at every total, the best choice of so many: the total decides alone.
+With S = Σ_v min(q̃, c̃) and A = min(1, c̃(x)/q̃(x)) of drafter and companion, at temperature 0 of their unscaled laws, a
+table gives a(S, A), the chance that the verifier accepts x; Π a over a row's first k tokens is the gain of its k-th. A
+row's gains fall, so the tokens of the batch in the order of their gains are, at every total, the best choice of so
+many: the total decides alone.
 
 Axis letters: B batch, W window of pending tokens, V vocabulary, N tokens of a batch, I bins of S, J bins of A.
 """
@@ -169,11 +170,36 @@ class Goodput:
 
 
 def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
-  """Return S and A of the first pending tokens [B, slots] against the laws of a model that has read the draft."""
+  """Return S and A of the first pending tokens [B, slots], which model 0 drew, against a model that has read them.
+
+  They are those of the sampled laws, at temperature 0 of the unscaled ones.
+  """
+  w, sampler = state.window, probs.at_window(state, slots)
+  q = sampler.soft(w.logits[0][:, :slots], _drawn_from(state, slots))
+  law = sampler.soft(w.logits[companion][:, :slots])
+  return jnp.minimum(q, law).sum(-1), _ratio(state, q, law)
+
+
+def chance(state: State, model: int, slots: int) -> Array:
+  """Return how likely each of the first pending tokens [B, slots] is to be accepted by a model that has read them."""
+  law = probs.at_window(state, slots)(state.window.logits[model][:, :slots])
+  return _ratio(state, _drawn_from(state, slots), law)
+
+
+def _drawn_from(state: State, slots: int) -> Array:
+  """Return the laws that the first pending tokens were drawn from [B, slots, V]."""
   w = state.window
-  tokens = take(state.tokens, state.length[:, None] + places(slots))
-  law = probs.at_window(state, slots)(w.logits[companion][:, :slots])
-  q = jax.nn.one_hot(tokens, law.shape[-1], dtype=jnp.float32) if w.probs is None else w.probs[:, :slots]
+  if w.probs is not None:
+    return w.probs[:, :slots]
+  return jax.nn.one_hot(_pending(state, slots), w.logits[0].shape[-1], dtype=jnp.float32)
+
+
+def _ratio(state: State, q: Array, law: Array) -> Array:
+  """Return min(1, law / q) at the first pending tokens."""
+  tokens = _pending(state, q.shape[1])
   q_x, law_x = probs.at_token(q, tokens), probs.at_token(law, tokens)
-  ratio = jnp.where(q_x > 0, jnp.minimum(1, law_x / jnp.where(q_x > 0, q_x, 1)), 0)
-  return jnp.minimum(q, law).sum(-1), ratio
+  return jnp.where(q_x > 0, jnp.minimum(1, law_x / jnp.where(q_x > 0, q_x, 1)), 0)
+
+
+def _pending(state: State, slots: int) -> Array:
+  return take(state.tokens, state.length[:, None] + places(slots))
