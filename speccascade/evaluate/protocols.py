@@ -232,6 +232,8 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       warm = temperature, batch
       start = time.monotonic()
       _warm_up(experiment, loaded, experiment.points, *warm)
+      examples = [experiment.task.examples[i] for i in group]
+      run_method(experiment, loaded, experiment.reference_point.build(), temperature, examples)  # this thread's first
       progress.leave_out(time.monotonic() - start)
     examples, lines = [experiment.task.examples[i] for i in group], []
     for timing in timings:

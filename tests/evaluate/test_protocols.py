@@ -166,7 +166,7 @@ def test_each_program_is_warm_before_the_clock_runs_and_a_rest_is_completed(load
   journal = Journal(tmp_path / 'l')
   protocols.latency(experiment, lambda: loaded, journal)
   journal.close()
-  assert [t for _, t, _ in calls] == [0.0] * (2 + 8) + [1.0] * (2 + 8)
+  assert [t for _, t, _ in calls] == [0.0] * (2 + 1 + 8) + [1.0] * (2 + 1 + 8)  # programs, this thread's first, timed
   whole = _lines(tmp_path / 'l')
   assert all(line['seconds'] > 0 and line['tokens'] > 0 for line in whole)
   kept = ''.join(json.dumps(line) + '\n' for line in whole[:11])
@@ -175,7 +175,7 @@ def test_each_program_is_warm_before_the_clock_runs_and_a_rest_is_completed(load
   journal = Journal(tmp_path / 'l')
   protocols.latency(experiment, lambda: loaded, journal)
   journal.close()
-  assert len(calls) == 2 + 5 and {t for _, t, _ in calls} == {1.0}
+  assert len(calls) == 2 + 1 + 5 and {t for _, t, _ in calls} == {1.0}
   times = ('seconds',)
   assert [{k: v for k, v in x.items() if k not in times} for x in _lines(tmp_path / 'l')] == [
     {k: v for k, v in x.items() if k not in times} for x in whole
