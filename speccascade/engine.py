@@ -31,7 +31,7 @@ class Engine:
     self.method, self.needs, self.size, self.width = method, needs, size, width
     self.vocab = inputs.vocabulary(models)
     where = layout.of(slots, size, method.window, self.vocab)
-    backend, self.params = backends.prepared(slots)
+    backend, self.params = backends.prepared(slots, method.idle)
     networks = tuple(s.network for s in slots)
     self.program = loop.Program(
       networks, cache_owners(slots, method.idle), buffer, self.vocab, backend, trace, needs.top, processor, where

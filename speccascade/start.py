@@ -101,7 +101,8 @@ def cache_owners(slots: Sequence[Model], idle: Collection[int] = ()) -> tuple[in
 
   Idle slots work in none.
   """
-  wholes = [j for j, s in enumerate(slots) if not shares_any(s, slots)]
+  used = [i for i in range(len(slots)) if i not in idle]
+  wholes = [j for j in used if not shares_any(slots[j], [slots[i] for i in used])]
   owners = []
   for i, s in enumerate(slots):
     shares = getattr(s.network, 'shares_cache', None)

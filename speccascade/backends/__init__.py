@@ -4,7 +4,7 @@ A program is traced for one backend, chosen from where its parameters lie (`of`)
 outside, as in training, is plain XLA.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import functools
 import warnings
 
@@ -38,10 +38,10 @@ def of(params) -> Backend:
   return named(jax.default_backend())
 
 
-def prepared(models: Sequence) -> tuple[Backend, tuple]:
-  """Return the backend of models that run together, and their parameters as it computes with them."""
+def prepared(models: Sequence, idle: Collection[int] = ()) -> tuple[Backend, tuple]:
+  """Return the backend of models that run together, and the parameters it computes with, of idle ones None."""
   backend = of([m.params for m in models])
-  return backend, tuple(backend.prepare(m.params) for m in models)
+  return backend, tuple(None if i in idle else backend.prepare(m.params) for i, m in enumerate(models))
 
 
 @functools.cache
