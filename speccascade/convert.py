@@ -89,7 +89,8 @@ def _parser() -> commands.Parser:
 
 def _check_destination(src, dst: Path, overwrite: bool) -> None:
   """Raise before any work where writing would fail, or would destroy the source or what is no checkpoint."""
-  source = Path(os.path.abspath(src))
+  source = Path(os.path.abspath(checkpoints.whole(src)[0]))
+  source = t5x.find(source) if source.is_dir() else source
   if source.exists() and (dst == source or dst in source.parents):
     raise ValueError(f'{dst} is or holds the source {source}: choose another destination')
   _check_writable(dst)

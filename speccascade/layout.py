@@ -202,6 +202,12 @@ def row_parts(models: Sequence[Any]) -> int:
   return 1 if on is None else on.shape.get(ROWS, 1)
 
 
+def even(rows: int, models: Sequence[Any]) -> int:
+  """Return the least number of rows, no smaller, of which every device has as many."""
+  parts = row_parts(models)
+  return -(-rows // parts) * parts
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """A mesh and, by slot of a method, what of the model is cut; hashable, a static part of a program."""

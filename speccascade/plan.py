@@ -320,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.plan', __doc__)
-  parser.add_argument('small', help='checkpoint of the drafter')
+  parser.add_argument('small', help='checkpoint of the drafter; FOLDER@4 is the first four layers of FOLDER')
   parser.add_argument('large', help='checkpoint of the verifier')
   parser.add_argument('--prompts', required=True, help='a text file, one prompt a line, .gz or not')
   parser.add_argument('--count', type=commands.count, default=32, help='how many of the prompts (32)')
@@ -348,7 +348,7 @@ def _run(args: argparse.Namespace):
   for path in paths:
     checkpoints.digest(path)  # raises where there is no checkpoint, before the other one is read
   mesh = None if args.mesh is None else layout.mesh(args.mesh)
-  models = [checkpoints.load(path, dtype=args.dtype, mesh=mesh) for path in paths]
+  models = checkpoints.load_all(paths, dtype=args.dtype, mesh=mesh)
   print('measuring acceptance and forward times; compiling takes most of it …', file=sys.stderr)
   found = plan(
     models, prompts, blocks=args.blocks, temperature=args.temperature, cascades=dict(args.rule), combiners=combiners,

@@ -32,6 +32,7 @@ from speccascade import (
   disk,
   distributed,
   inputs,
+  layout,
   packing,
   probs,
   profiles,
@@ -79,7 +80,8 @@ class Observe:
   def __call__(self, context: Context, state: State) -> State:
     width = state.window.source.shape[1]
     s, a = scheduling.indicators(state, 1, width)
-    s_target, accept = scheduling.indicators(state, 2, width)
+    s_target, _ = scheduling.indicators(state, 2, width)
+    accept = scheduling.chance(state, 2, width)
     place = jnp.broadcast_to(places(s.shape[1]).astype(jnp.float32), s.shape)
     found = dict(zip(_NOTED, (s, a, s_target, accept, place), strict=True))
     return state.replace(policy={name: self._noted(state, x, found[name]) for name, x in state.policy.items()})
@@ -106,7 +108,8 @@ def observe(
   models: Sequence[Model], rows: Sequence[requests.Row], block: int = 5, batch: int = 16
 ) -> dict[str, np.ndarray]:
   """Decode rows; return `profiles.FIELDS` of every token that was tested, which is every token of the output."""
-  size, width, max_new = min(batch, len(rows)), inputs.prompt_width(models, rows, None), max(r.max_new for r in rows)
+  size = layout.even(min(batch, len(rows)), models)
+  width, max_new = inputs.prompt_width(models, rows, None), max(r.max_new for r in rows)
   slots = positions(models[-1].network, width, max_new, block + 1)
   method, needs = observing(block, slots), requests.features(rows)
   made = Engine(method, models, needs=needs, size=size, width=width, max_new=max_new)
@@ -145,6 +148,7 @@ def measure_times(
   rows, or whole windows alone where the backend packs nothing.
   """
   times, steps = {}, {}
+  batches = sorted({layout.even(rows, models) for rows in batches})
   progress = Progress('times', len(batches), unit='batches')
   for rows in batches:
     timers = _timers(models, block + 1, rows, source, tokens)
@@ -310,8 +314,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.profile', __doc__)
   parser.add_argument(
-    '--models', nargs=3, required=True, metavar=('DRAFT', 'COMPANION', 'TARGET'), help='checkpoints'
-  )
+    '--models', nargs=3, required=True, metavar=('DRAFT', 'COMPANION', 'TARGET'),
+    help='checkpoints; FOLDER@4 is the first four layers of FOLDER',
+  )  # fmt: skip
   parser.add_argument('--out', required=True, help='the file to write')
   parser.add_argument('--overwrite', action='store_true', help='replace OUT')
   parser.add_argument('--data', metavar='FILE', help='prompts: lines, or JSON lines with --prompt-field; .gz or not')
@@ -332,6 +337,7 @@ def _parser() -> commands.Parser:
   )
   parser.add_argument('--seed', type=int, default=0, help='(0)')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], help='of the models (as stored)')
+  parser.add_argument('--mesh', type=commands.mesh, help='devices by axis, as in data=1,model=4 (one device)')
   commands.add_sampler(parser)
   return parser
 
@@ -362,10 +368,10 @@ def _run(args: argparse.Namespace):
   prompts = files.texts(args.data, field, args.count) if args.data else None
   old = profiles.load(args.times) if args.times else None
   others = {path: profiles.load(path) for path in args.against}
-  paths = [disk.local(path) for path in args.models]
-  for path in paths:
+  for path in args.models:
     checkpoints.digest(path)  # raises where there is no checkpoint, before the others are read
-  models = [checkpoints.load(path, dtype=args.dtype) for path in paths]
+  mesh = None if args.mesh is None else layout.mesh(args.mesh)
+  models = checkpoints.load_all(args.models, dtype=args.dtype, mesh=mesh)
   if old:
     found = timed(old, models, args.batches, args.tokens, prompts, trials=0)
   else:

@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
+import subprocess
+import sys
 import warnings
 
 import numpy as np
 import pytest
 from test_decode import EOS
 
-from speccascade import decode, embedded, methods, profile, profiles, Request, Sampler
+from speccascade import decode, embedded, methods, profile, profiles, Request, requests, Sampler
 from speccascade.data.examples import Example, Task
 from speccascade.decode import __main__ as command
 from speccascade.evaluate import summary, sv_studies
@@ -45,6 +48,20 @@ def test_every_token_of_the_output_is_observed_once(made):
   assert found.samples['s_target'][first] == pytest.approx(np.minimum(q, p).sum(), abs=1e-5)
   assert min(abs(found.samples['a'][first] - np.minimum(1, c / q))) < 1e-5
   assert min(abs(found.samples['accept'][first] - np.minimum(1, p / q))) < 1e-5
+
+
+def test_greedy_drafts_are_judged_by_what_the_models_are_sure_of():
+  rows = requests.rows(TRIO, PROMPTS, max_new_tokens=13, sampler=Sampler(0.0), seed=0)
+  found = profile.observe(TRIO, rows, 3)
+  texts = decode(methods.autoregressive(), [LARGE], PROMPTS[:5], max_new_tokens=13, sampler=Sampler(0.0)).tokens
+  assert max(found['place'][found['request'] < 5]) > 0 and set(found['accept']) == {0, 1}
+  for number, (prompt, text) in enumerate(zip(PROMPTS[:5], texts, strict=True)):
+    for i, sample in enumerate(np.flatnonzero(found['request'] == number)):
+      q, c, p = (law(m, [0, *prompt, *text[:i]]) for m in TRIO)
+      x = q.argmax()
+      expected = np.minimum(q, c).sum(), min(1, c[x] / q[x]), np.minimum(q, p).sum(), p.argmax() == x
+      observed = [found[name][sample] for name in ('s', 'a', 's_target', 'accept')]
+      np.testing.assert_allclose(observed, expected, atol=1e-5)
 
 
 def test_a_profile_is_the_same_from_its_file(made, tmp_path):
@@ -290,7 +307,7 @@ def test_the_drafts_beside_the_fastest_are_tried_until_both_were():
 @pytest.mark.full
 def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
   folder = Path(embedded.__file__).parent / 'pretrained'
-  models = ['--models', *(str(folder / name) for name in ('small', 'small', 'large'))]
+  models = ['--models', *(str(folder / name) for name in ('small', 'large@1', 'large'))]
   (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=12).examples))
   options = ['--data', str(tmp_path / 'lines.txt'), '--tokens=16', '--block=2', '--batches=2', '--temperature=0.7']
   assert profile.main([*models, *options, '--trials=1', '--out', str(tmp_path / 'p.json')]) == 0
@@ -313,6 +330,22 @@ def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
   assert 'Tables on the samples of others' in capsys.readouterr().out
   old, new = (profiles.load(tmp_path / name) for name in ('p.json', 'q.json'))
   assert set(new.times) == set(new.ways) == {1} and (new.table.means == old.table.means).all() and not new.measured
+
+
+@pytest.mark.full
+def test_on_a_mesh_batches_are_timed_of_which_every_device_has_rows(tmp_path):
+  folder = Path(embedded.__file__).parent / 'pretrained'
+  (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=5).examples))
+  models = (str(folder / name) for name in ('small', 'large@1', 'large'))
+  asked = [sys.executable, '-m', 'speccascade.profile', '--models', *models]
+  options = ['--mesh=data=2,model=2', '--batches=1,2,3', '--block=2', '--tokens=8', '--trials=0', '--temperature=0']
+  files = ['--data', str(tmp_path / 'lines.txt'), '--out', str(tmp_path / 'p.json')]
+  flags = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=4'
+  env = os.environ | {'XLA_FLAGS': flags}
+  done = subprocess.run([*asked, *options, *files], env=env, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  found = profiles.load(tmp_path / 'p.json')
+  assert set(found.times) == {2, 4} and found.origin.device.startswith('4 × ')
 
 
 @pytest.mark.parametrize(

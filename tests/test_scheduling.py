@@ -272,8 +272,8 @@ def test_a_transformer_packed_computes_what_it_computes_padded(name):
   np.testing.assert_allclose(again[1], again[0], atol=2e-5)  # the caches hold the same where it is looked at
 
 
-def test_a_models_first_layers_draft_its_next_are_the_companion():
-  network = FAMILIES['llama']
+@pytest.mark.parametrize('network', [Decoder(LLAMA), T5(T5Config(97, 32, 4, 8, 64, 1, 3), eos_ids=())])
+def test_a_models_first_layers_draft_its_next_are_the_companion(network):
   whole = Model(network.init(jax.random.key(1)), network, name='whole', digest='d')
   models = [layerskip(whole, 1), layerskip(whole, 2), whole]
   assert [m.digest for m in models] == ['d-first1', 'd-first2', 'd']

@@ -1,5 +1,6 @@
 """Checkpoints of every format: `load` looks at what a path is."""
 
+from collections.abc import Sequence
 import os
 from pathlib import Path, PurePosixPath
 import re
@@ -9,10 +10,12 @@ import jax.numpy as jnp
 
 from speccascade import buckets, tokenizers
 from speccascade.checkpoints import files, hf, orbax, t5x
+from speccascade.models import layerskip
 from speccascade.types import Model
 
-__all__ = ['digest', 'kind', 'load', 'read']
+__all__ = ['digest', 'kind', 'load', 'load_all', 'read', 'whole']
 
+_EXIT = re.compile(r'(.+)@(\d+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
 _BESIDE = {'.gin', '.json', '.model', '.txt', '.jinja'}  # kinds of files beside a checkpoint that say what it is
@@ -38,7 +41,8 @@ def load(
 ) -> Model:
   """Return the model at a path or hub id, with its tokenizer where one is found, fit for this machine.
 
-  A path may be an address in a bucket, as gs://…, of which a copy is kept on this machine.
+  A path may be an address in a bucket, as gs://…, of which a copy is kept on this machine. With @4 behind it, it means
+  the first four layers of the model there; `load_all` lets those share the whole model's arrays and cache.
   `dtype` is float32, bfloat16 or float16; None is as stored, but float32 on a CPU, which computes many times slower
   with shorter numbers. `scan` stacks the layers, which compile once then.
   `tokenizer` is one, or the path of one, that is used in place of the checkpoint's own. `revision` is a hub model's
@@ -62,6 +66,25 @@ def load(
   )
 
 
+def load_all(paths: Sequence, **settings) -> list[Model]:
+  """Return the models at paths, with the settings of `load`; those of one checkpoint share its arrays."""
+  parts = [whole(path) for path in paths]
+  wholes = {base: load(base, **settings) for base in dict.fromkeys(base for base, _ in parts)}
+  return [wholes[base] if layers is None else layerskip.layerskip(wholes[base], layers) for base, layers in parts]
+
+
+def whole(path) -> tuple[str, int | None]:
+  """Return the path of a checkpoint and, where MODEL@4 means the first four layers of the one at MODEL, how many.
+
+  A folder of this machine whose name ends so is that folder.
+  """
+  text = os.fspath(path)
+  here = not buckets.is_address(text)
+  text = os.path.normpath(os.path.expanduser(text)) if here else text
+  found = None if here and os.path.exists(text) else _EXIT.fullmatch(text)
+  return (text, None) if found is None else (os.path.normpath(found[1]) if here else found[1], int(found[2]))
+
+
 def read(
   path,
   *,
@@ -76,6 +99,7 @@ def read(
 ) -> Model:
   """Return the model at a path or hub id as it is stored; see `load`, which decodes faster."""
   dtype = None if dtype is None else _dtype(dtype)
+  path, layers = whole(path)
   folder = _folder(path, revision)
   family = kind(folder)
   if activation is not None and family != 't5x':
@@ -88,7 +112,9 @@ def read(
     folder = t5x.find(folder)
     network, params = t5x.read(folder, dtype=dtype, scan=scan, activation=activation, mesh=mesh, rules=rules)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
-  return Model(params, network, tokenizer, name or _name(folder), digest(folder))
+  model = Model(params, network, tokenizer, _name(folder), digest(folder))
+  model = model if layers is None else layerskip.layerskip(model, layers)
+  return model if name is None else model.replace(name=name)
 
 
 def digest(path, revision: str | None = None) -> str:
@@ -96,6 +122,7 @@ def digest(path, revision: str | None = None) -> str:
 
   Sizes and heads of its files, all of the small ones and samples of each tensor are read, so it is quick however large.
   """
+  path, layers = whole(path)
   folder = _folder(path, revision)
   family = kind(folder)
   if family == 'hf':
@@ -105,7 +132,8 @@ def digest(path, revision: str | None = None) -> str:
   else:
     folder = t5x.find(folder)
     found = t5x.model_files(folder)
-  return files.digest((p for p in found if p.is_file()), folder)
+  of_all = files.digest((p for p in found if p.is_file()), folder)
+  return of_all if layers is None else layerskip.called(of_all, layers)
 
 
 def kind(folder: Path) -> str:

@@ -55,7 +55,7 @@ def _parser() -> commands.Parser:
     nargs='+',
     required=True,
     metavar='MODEL',
-    help='checkpoints, the drafter first; another option or -- ends the list',
+    help='checkpoints, the drafter first, FOLDER@4 for the first four layers of FOLDER; another option or -- ends them',
   )
   parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], help='of the models (as stored)')
   parser.add_argument('--overwrite', action='store_true', help='replace OUTPUT')
@@ -93,7 +93,7 @@ def _run(args: argparse.Namespace):
   asked = lines.parse(source, text)
   header = _header(args, [checkpoints.digest(path) for path in args.models], text)
   mesh = None if args.mesh is None else layout.mesh(args.mesh)
-  models = [checkpoints.load(path, dtype=args.dtype, mesh=mesh) for path in args.models]
+  models = checkpoints.load_all(args.models, dtype=args.dtype, mesh=mesh)
   call = dict(max_new_tokens=args.max_new_tokens, sampler=sampler, seed=args.seed)
   inputs.check_models(method, models)
   _check(source, method, models, asked, call, args.max_prompt_tokens)

@@ -9,6 +9,7 @@ import numpy as np
 
 from speccascade import checkpoints, disk, methods, rules
 from speccascade.evaluate import plugins
+from speccascade.models.layerskip import layerskip
 from speccascade.types import Model
 
 SCORES = {'mean': np.mean, 'sum': np.sum}  # of a sequence cascade; a number is a quantile
@@ -16,7 +17,7 @@ SCORES = {'mean': np.mean, 'sum': np.sum}  # of a sequence cascade; a number is 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """A model by its path, loaded when it is needed."""
+  """A model by its path, loaded when it is needed; FOLDER@4 is the first four layers of the model in FOLDER."""
 
   path: str
   dtype: str | None = None  # float32, bfloat16 or float16; None: as stored
@@ -36,12 +37,23 @@ class Checkpoint:
     """Return what tells the files at the path from any others."""
     return self._read(checkpoints.digest, revision=self.revision)
 
-  def load(self, mesh: Any = None) -> Model:
-    """Return the model at the path; whatever is wrong with the files is an error that names it."""
-    return self._read(
-      checkpoints.load, dtype=self.dtype, name=self.name, tokenizer=self.tokenizer, scan=self.scan,
-      revision=self.revision, activation=self.activation, mesh=mesh, rules=self.rules,
-    )  # fmt: skip
+  def load(self, mesh: Any = None, wholes: list[tuple['Checkpoint', Model]] | None = None) -> Model:
+    """Return the model at the path; whatever is wrong with the files is an error that names it.
+
+    `wholes` are the checkpoints that were loaded so far, to which this one's is added; models of one share its arrays.
+    """
+    wholes = [] if wholes is None else wholes
+    path, layers = checkpoints.whole(self.path)
+    whole = dataclasses.replace(self, path=path, name=None)
+    model = next((model for known, model in wholes if known == whole), None)
+    if model is None:
+      model = whole._read(
+        checkpoints.load, dtype=self.dtype, tokenizer=self.tokenizer, scan=self.scan, revision=self.revision,
+        activation=self.activation, mesh=mesh, rules=self.rules,
+      )  # fmt: skip
+      wholes.append((whole, model))
+    model = model if layers is None else layerskip(model, layers)
+    return model if self.name is None else model.replace(name=self.name)
 
   def _read(self, read: Callable, **settings) -> Any:
     try:

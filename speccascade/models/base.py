@@ -20,8 +20,13 @@ def at_width(longest: Array, width: int, read: Callable[[int], Cache]) -> Cache:
   return jax.lax.switch(which, [lambda w=w: read(w) for w in (*widths, width)])
 
 
+def without_layers(stack: Params, layers: int) -> Params:
+  """Return the parameters of a stack without its layers from number `layers` on."""
+  return {name: x for name, x in stack.items() if not (name.startswith('layers_') and int(name[7:]) >= layers)}
+
+
 class Base:
-  """Derive the protocol's small print from a network's `config` and `_init`."""
+  """Derive the protocol's small print from a network's `config`, `_init`, `depth`, `first_layers` and `_cached`."""
 
   @property
   def vocab_size(self) -> int:
@@ -38,6 +43,14 @@ class Base:
   def param_axes(self) -> Params:
     """Return a PartitionSpec of logical axis names for each parameter."""
     return nn.get_partition_spec(self._boxed())
+
+  def shares_cache(self, params: Params, other, other_params: Params) -> bool:
+    """Tell whether this is the first layers of the other network, the very same arrays, so that one cache does."""
+    if type(other) is not type(self) or self.scan or other.scan or self.depth >= other.depth:
+      return False
+    first, first_params = other.first_layers(other_params, self.depth)
+    mine, theirs = (jax.tree.leaves(self._cached(p)) for p in (params, first_params))
+    return first.config == self.config and len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs))
 
   def _boxed(self) -> Params:
     return jax.eval_shape(self._init, jax.random.key(0))

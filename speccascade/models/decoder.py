@@ -10,14 +10,13 @@ import dataclasses
 import functools
 
 from flax import linen as nn
-import jax
 import jax.numpy as jnp
 
 from speccascade.backends import View
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
-from speccascade.models.base import at_width, Base
+from speccascade.models.base import at_width, Base, without_layers
 from speccascade.models.rope import Rope
 from speccascade.types import Array, Cache, Params, Prompt
 
@@ -241,15 +240,18 @@ class Decoder(Base):
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
     return self.module.apply({'params': params}, cache, tokens, positions)
 
-  def shares_cache(self, params: Params, other, other_params: Params) -> bool:
-    """Tell whether this is the first layers of the other network, the very same arrays, so that one cache does."""
-    spans = len(self.config.spans)
-    if not isinstance(other, Decoder) or self.scan or other.scan or spans >= len(other.config.spans):
-      return False
-    first = dataclasses.replace(other.config, spans=other.config.spans[:spans])
-    names = ['token_embedder', 'position_embedder', 'input_projection', *(f'layers_{i}' for i in range(spans))]
-    mine, theirs = (jax.tree.leaves([p.get(name) for name in names]) for p in (params, other_params))
-    return first == self.config and len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs))
+  @property
+  def depth(self) -> int:
+    return len(self.config.spans)
+
+  def first_layers(self, params: Params, layers: int) -> tuple['Decoder', Params]:
+    """Return the network of the first layers, with this one's norm and head, and its parameters."""
+    config = dataclasses.replace(self.config, spans=self.config.spans[:layers])
+    return dataclasses.replace(self, config=config), without_layers(params, layers)
+
+  def _cached(self, params: Params) -> Params:
+    """Return the parameters that a cache's content depends on."""
+    return {name: x for name, x in params.items() if name not in ('final_norm', 'output_projection', 'logits_dense')}
 
   def empty_cache(self, params: Params, batch: int, slots: int) -> Cache:
     """Return a cache that has seen nothing, in the dtype of the embeddings."""

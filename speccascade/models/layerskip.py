@@ -1,25 +1,20 @@
 """Early exit: the first layers of a model with its norm and head as a drafter (LayerSkip, Elhoushi et al. 2024)."""
 
-import dataclasses
-
-from speccascade.models.decoder import Decoder
 from speccascade.types import Model
 
 
 def layerskip(model: Model, layers: int) -> Model:
-  """Return the first `layers` layers of a decoder-only model as a model; it shares the very arrays."""
+  """Return the first `layers` layers of a model, of T5's decoder, as a model; it shares the very arrays."""
   network = model.network
-  if not isinstance(network, Decoder) or network.scan:
-    raise ValueError(
-      f'layerskip needs a decoder-only model with unrolled layers, not {network}: load it with scan=False'
-    )
-  depth = len(network.config.spans)
-  if not 0 < layers < depth:
-    raise ValueError(f'layers={layers}: choose from 1 to {depth - 1}, {model.name} has {depth}')
-  dropped = {f'layers_{i}' for i in range(layers, depth)}
-  params = {name: x for name, x in model.params.items() if name not in dropped}
-  config = dataclasses.replace(network.config, spans=network.config.spans[:layers])
-  network = dataclasses.replace(network, config=config)
-  suffix = f'-first{layers}'
-  digest = None if model.digest is None else model.digest + suffix
-  return model.replace(params=params, network=network, name=model.name + suffix, digest=digest)
+  if not hasattr(network, 'first_layers') or network.scan:
+    raise ValueError(f'layerskip needs a T5 or decoder with unrolled layers, not {network}: load it with scan=False')
+  if not 0 < layers < network.depth:
+    raise ValueError(f'layers={layers}: choose from 1 to {network.depth - 1}, {model.name} has {network.depth}')
+  first, params = network.first_layers(model.params, layers)
+  digest = None if model.digest is None else called(model.digest, layers)
+  return model.replace(params=params, network=first, name=called(model.name, layers), digest=digest)
+
+
+def called(whole: str, layers: int) -> str:
+  """Return the name or digest of an early exit by that of the whole model."""
+  return f'{whole}-first{layers}'

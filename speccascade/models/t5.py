@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from speccascade.backends import View
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
-from speccascade.models.base import at_width, Base
+from speccascade.models.base import at_width, Base, without_layers
 from speccascade.types import Array, Cache, Params, Prompt
 
 
@@ -240,6 +240,21 @@ class T5(Base):
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
     return self.module.apply({'params': params}, cache, tokens, positions)
+
+  @property
+  def depth(self) -> int:
+    return self.config.decoder_layers
+
+  def first_layers(self, params: Params, layers: int) -> tuple['T5', Params]:
+    """Return the network of the decoder's first layers, with all else of this one, and its parameters."""
+    config = dataclasses.replace(self.config, decoder_layers=layers)
+    params = {**params, 'decoder': without_layers(params['decoder'], layers)}
+    return dataclasses.replace(self, config=config), params
+
+  def _cached(self, params: Params) -> Params:
+    """Return the parameters that a cache's content depends on."""
+    decoder = {name: x for name, x in params['decoder'].items() if name not in ('decoder_norm', 'logits_dense')}
+    return {**params, 'decoder': decoder}
 
   def _empty_target(self, batch: int, slots: int, dtype) -> Cache:
     c = self.config

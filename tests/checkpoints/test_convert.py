@@ -112,6 +112,11 @@ def test_nothing_is_destroyed(source, tmp_path):
     convert.convert(source, source, overwrite=True)
   with pytest.raises(ValueError, match='is or holds the source'):
     convert.convert(source, tmp_path, overwrite=True)
+  with pytest.raises(ValueError, match='is or holds the source'):
+    convert.convert(f'{source}@1', source, overwrite=True)
+  step = convert.convert(source, tmp_path / 't5x', form='t5x')
+  with pytest.raises(ValueError, match='is or holds the source'):
+    convert.convert(step.parent, step.parent, form='t5x', dtype='bfloat16', overwrite=True)
   target = convert.convert(source, tmp_path / 'b')
   with pytest.raises(FileExistsError, match='pass --overwrite'):
     convert.convert(source, target)

@@ -16,9 +16,10 @@ import pytest
 from safetensors.numpy import save_file
 from tiers import quick
 
-from speccascade import checkpoints, decode, methods, tokenizers
+from speccascade import checkpoints, decode, methods, start, tokenizers
 from speccascade.backends import cpu
 from speccascade.checkpoints import hf, hf_write, orbax, t5x
+from speccascade.evaluate.curves import Checkpoint
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 
@@ -38,6 +39,27 @@ def _save_hf(folder, model):
   (folder / 'config.json').write_text(json.dumps(T5))
   save_file(hf.export(model.network, 't5', model.params), folder / 'model.safetensors')
   return folder
+
+
+def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
+  network = hf.network_from_config(T5 | {'num_layers': 3})
+  saved = orbax.save(tmp_path / 'deep', Model(network.init(jax.random.key(0)), network))
+  first, second, deep = checkpoints.load_all([f'{saved}@1', f'{saved}@2', saved])
+  assert [m.name for m in (first, second, deep)] == ['deep-first1', 'deep-first2', 'deep']
+  for part in (first, second):
+    assert part.network.shares_cache(part.params, deep.network, deep.params)
+  assert checkpoints.digest(f'{saved}@1') == first.digest == f'{deep.digest}-first1'
+  assert start.cache_owners([first, second, deep]) == (2, 2, 2)
+  wholes = []
+  given = [Checkpoint(f'{saved}@1', name='part'), Checkpoint(str(saved))]
+  part, deep = (c.load(None, wholes) for c in given)
+  assert part.name == 'part' and part.network.shares_cache(part.params, deep.network, deep.params)
+  with pytest.raises(ValueError, match='layers=3: choose from 1 to 2, deep has 3'):
+    checkpoints.load(f'{saved}@3')
+  shutil.move(saved, tmp_path / 'deep@1')  # a folder of that name is that folder
+  assert checkpoints.load(tmp_path / 'deep@1').name == 'deep@1'
+  with pytest.raises(FileNotFoundError, match='deep does not exist'):
+    checkpoints.load(f'{saved}@2')
 
 
 @pytest.fixture

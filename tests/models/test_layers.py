@@ -134,6 +134,25 @@ def test_layerskip_shares_the_arrays_and_equals_the_first_layers():
   )
 
 
+def test_an_exit_of_an_encoder_decoder_is_the_first_layers_of_its_decoder():
+  params = ENCDEC.init(jax.random.key(0))
+  draft = layerskip(Model(params=params, network=ENCDEC, name='big', digest='d'), 1)
+  assert (draft.name, draft.digest) == ('big-first1', 'd-first1')
+  assert draft.network.shares_cache(draft.params, ENCDEC, params)
+  assert not ENCDEC.shares_cache(params, ENCDEC, params)
+  copied = {**draft.params, 'encoder': jax.tree.map(jnp.copy, draft.params['encoder'])}
+  assert not draft.network.shares_cache(copied, ENCDEC, params)
+  own_head = {**draft.params, 'decoder': jax.tree.map(lambda x: x, draft.params['decoder'])}
+  own_head['decoder']['decoder_norm'] = jax.tree.map(jnp.copy, own_head['decoder']['decoder_norm'])
+  assert draft.network.shares_cache(own_head, ENCDEC, params)  # which no cache depends on
+  zeroed = jax.tree.map(lambda x: x, params)
+  for i in (1, 2):
+    zeroed['decoder'][f'layers_{i}'] = jax.tree.map(jnp.zeros_like, params['decoder'][f'layers_{i}'])
+  np.testing.assert_allclose(
+    _extend(draft.network, draft.params, _prompt()), _extend(ENCDEC, zeroed, _prompt()), atol=1e-5
+  )
+
+
 @pytest.mark.parametrize('depth', [0, 4])
 def test_layerskip_says_which_depths_there_are(depth):
   model = Model(params=LLAMA.param_shapes(), network=LLAMA)
