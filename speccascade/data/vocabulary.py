@@ -15,10 +15,9 @@ class TokenizerVocabulary(seqio.Vocabulary):
 
   def __init__(self, tokenizer: Tokenizer, *, begins: bool):
     super().__init__()
-    around = tokenizer.encode('')
-    self.ends_texts = bool(around) and around[-1] in tokenizer.eos_ids
+    self.ends_texts = tokenizer.encode('a')[-1] in tokenizer.eos_ids  # of an empty text it may be what begins it
     self.tokenizer, self._begins = tokenizer, begins
-    self._prefix = len(around) - self.ends_texts
+    self._prefix = len(tokenizer.encode('')) - self.ends_texts
     self._size = len(tokenizer.pieces())
 
   @property
