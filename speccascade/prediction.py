@@ -50,8 +50,8 @@ def predict_method(
   """Return {'ratio', 'cost_ratio', 'acceptance', 'overhead'} of a method, None where there is no formula.
 
   `counts` has rounds, tested_at and accepted_at as in `types.Stats`, summed over rows; `forward` has {width: seconds}
-  for the drafter first and the verifier last, for width 1 and others; `overhead` is the seconds that a round costs
-  beside its calls.
+  for each of its slots, the drafter first and the verifier last, for width 1 and others; `overhead` is the seconds that
+  a round costs beside its calls.
   """
   block = _block(method)
   if block is None:

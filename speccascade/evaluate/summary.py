@@ -188,12 +188,13 @@ def _predicted(
   method, reference = point.build(), experiment.reference_point.build()
   if counted is None or floor is None or isinstance(method, SequenceCascade):
     return None
-  over = 'ensemble' if method.kind in prediction.ENSEMBLES else 'autoregressive'
-  if reference.kind != over or (over == 'autoregressive' and reference.slots[-1] != method.models - 1):
+  ensemble = method.kind in prediction.ENSEMBLES
+  over, models = ('ensemble', method.slots) if ensemble else ('autoregressive', method.slots[-1:])
+  if reference.kind != over or {*reference.slots} != {*models}:
     return None
   forward = list(floor['forward_s'].values())
   overhead = 0.0
   if timed:
     calls = sum(prediction.by_width(forward[m])[1] for m in reference.slots)
     overhead = max(0.0, sum(s for s, _, _ in timed.values()) / sum(t for _, t, _ in timed.values()) - calls)
-  return prediction.predict_method(method, counted, forward, overhead)
+  return prediction.predict_method(method, counted, [forward[m] for m in method.slots], overhead)

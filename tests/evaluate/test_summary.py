@@ -34,6 +34,20 @@ def test_what_a_token_of_the_reference_costs_beside_its_call_is_paid_by_every_ro
   assert predicted(run, SPED, timed={(0,): (8.0, 10, 3)})['overhead'] == 0  # no less than the calls
 
 
+@pytest.mark.parametrize(
+  'pair, seconds', [((0, 1), (0.1, 0.5, 0.6)), ((1, 2), (0.5, 1.0, 1.2)), ((2, 0), (1.0, 0.1, 0.1))]
+)
+def test_a_prediction_is_of_the_models_that_decode(pair, seconds):
+  floor = {'forward_s': {'a': {'1': 0.1}, 'b': {'1': 0.5, '4': 0.6}, 'c': {'1': 1.0, '4': 1.2}}}
+  alone = Curve('target only', methods.autoregressive, settings={'model': pair[1]})
+  sped = Curve('SpecDecode', methods.speculative, rules.speculative, settings={'block': 3, 'pair': pair})
+  said = predicted(experiment(alone, sped), sped, floor=floor)
+  draft, one, window = seconds
+  rates = prediction.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
+  assert said['cost_ratio'] == pytest.approx(draft / one)
+  assert said['ratio'] == pytest.approx(prediction.predict('speculative', rates, draft / one, 3, window / one))
+
+
 def test_a_prediction_is_of_the_batch_whose_passes_were_timed_and_of_its_own_reference():
   run = experiment(TARGET, SPED, latency_examples=8, latency_batches=(1, 4))
   timings = [
