@@ -134,6 +134,21 @@ def reference_models(paths, models):
       yield there
 
 
+def padded(rows: list[list[int]], *, left: bool) -> tuple[list[list[int]], list[list[int]]]:
+  """Return rows of one width and their mask; a causal model's are filled up on the left, so that answers follow."""
+  width = max(map(len, rows))
+  fill = [[0] * (width - len(r)) for r in rows]
+  if left:
+    return [f + r for f, r in zip(fill, rows)], [f + [1] * len(r) for f, r in zip(fill, rows)]
+  return [r + f for f, r in zip(fill, rows)], [[1] * len(r) + f for f, r in zip(fill, rows)]
+
+
+def answered(out: np.ndarray, ends: int | list[int] | None) -> int:
+  """Return how many tokens of answers there are, each with its end and without what fills it up."""
+  ended = np.isin(out, [] if ends is None else ends)
+  return int((ended.cumsum(1) - ended == 0).sum())
+
+
 def reference_runs(paths, models, prompts, batch, tokens):
   """Return the same for transformers' greedy generate, plain and (one row at a time, real weights) assisted."""
   import torch
@@ -141,17 +156,15 @@ def reference_runs(paths, models, prompts, batch, tokens):
   small, large = reference_models(paths, models)
   rows = [p if isinstance(p, list) else models[1].tokenizer.encode(p) for p in prompts]
   rows = [rows[i] for i in inputs.by_length(rows)]  # batches of like length, as ours
+  causal, ends = models[1].network.start_id is None, large.generation_config.eos_token_id
 
   def once(**kwargs):
     start, count = time.perf_counter(), 0
     for i in range(0, len(rows), batch):
-      some = rows[i : i + batch]
-      width = max(len(r) for r in some)
-      ids = torch.tensor([r + [0] * (width - len(r)) for r in some])
-      mask = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r in some])
+      ids, mask = (torch.tensor(x) for x in padded(rows[i : i + batch], left=causal))
       with torch.no_grad():
         out = large.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, **kwargs)
-      count += out[:, 1:].numel() if paths[0] is None else int((out[:, 1:] != 0).sum())
+      count += answered(out[:, ids.shape[1] if causal else 1 :].numpy(), ends)
     return time.perf_counter() - start, count
 
   runs = {'generate': once}
