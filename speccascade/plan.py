@@ -200,9 +200,11 @@ def plan(
     raise ValueError(f'plan takes a drafter and a verifier, not {len(models)} models.')
   rules_of = {'speculative': {'speculative': rules.speculative}, 'cascade': cascades, 'naive_cos': combiners}
   wanted = {(kind, name): rule for kind, some in rules_of.items() for name, rule in (some or {}).items()}
+  here = forward is None
+  if here and batch_size > len(prompts):
+    raise ValueError(f'{len(prompts)} prompts do not fill a batch of {batch_size}; give more, or a smaller batch.')
   settings = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(temperature), seed=seed)
   candidates = _candidates(models, prompts, wanted, max(2, *blocks), settings)
-  here = forward is None
   if here:
     forward = _measure(models, prompts, sorted({1, *blocks, *(b + 1 for b in blocks)}), batch_size, max_new_tokens)
   seconds = by_width(forward[0]), by_width(forward[1])
@@ -264,7 +266,8 @@ def _tried(models, prompts, settings: dict, tried: Sequence, seconds) -> tuple[l
 
   Return their speed-ups over it, and what one of its tokens and a round of the first of them cost beside their calls.
   """
-  some, counted = list(prompts[: max(4, settings['batch_size'])]), {}
+  batch = settings['batch_size']
+  some, counted = list(prompts[: min(max(4, batch), len(prompts)) // batch * batch]), {}  # whole batches
   runs = [methods.autoregressive(1), *tried]
 
   def seconds_of(i: int) -> float:
@@ -276,10 +279,10 @@ def _tried(models, prompts, settings: dict, tried: Sequence, seconds) -> tuple[l
 
   took = floor.interleave({i: functools.partial(seconds_of, i) for i in range(len(runs))}, TRIALS)
   alone, *sped = (float(np.median(t)) for t in took.values())
-  token = _beside(alone, counted[0], [0.0, 1.0], seconds, settings['batch_size'])
+  token = _beside(alone, counted[0], [0.0, 1.0], seconds, batch)
   stats, width = counted[1], tried[0].phases[1].widths[-1]
   costs = [seconds[0][1], at_width(seconds[1], width)]
-  round_ = _beside(sped[0], stats, [c / seconds[1][1] for c in costs], seconds, settings['batch_size'])
+  round_ = _beside(sped[0], stats, [c / seconds[1][1] for c in costs], seconds, batch)
   return [alone / s for s in sped], Overhead(token, round_)
 
 

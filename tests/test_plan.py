@@ -130,6 +130,26 @@ def test_methods_are_tried_beside_the_verifier_and_tell_what_a_round_costs(monke
   assert overhead.round == pytest.approx((2 / 0.1 - 50 * 0.1 - 10 * 1.5) / 10)
 
 
+@pytest.mark.parametrize('batch, rows', [(1, 4), (3, 3), (4, 4), (7, 7)])
+def test_methods_are_tried_on_whole_batches(batch, rows, monkeypatch):
+  decoded = []
+
+  def counted(method, models, prompts, **_):
+    decoded.append(len(prompts))
+    return SimpleNamespace(stats=SimpleNamespace(calls=np.ones((2, 1)), rounds=np.ones(1)))
+
+  monkeypatch.setattr(plan, 'decode', counted)
+  settings = dict(max_new_tokens=4, sampler=Sampler(0.0), seed=0, batch_size=batch)
+  plan._tried(pair(), PROMPTS[: max(4, batch)], settings, [methods.speculative(block=2)], tuple(times(0.1)))
+  assert {*decoded} == {rows}
+
+
+def test_times_of_a_batch_that_the_prompts_do_not_fill_are_not_measured():
+  with pytest.raises(ValueError, match='3 prompts do not fill a batch of 4; give more, or a smaller batch'):
+    plan.plan(pair(), PROMPTS[:3], batch_size=4)
+  assert plan.plan(pair(), PROMPTS[:3], batch_size=4, blocks=(1,), max_new_tokens=9, forward=times(0.1)).rows
+
+
 @pytest.mark.parametrize('wrong, said', [(dict(blocks=[0]), 'blocks'), (dict(models=1), 'a drafter and a verifier')])
 def test_a_plan_of_nothing_is_refused(wrong, said):
   models = pair()[: wrong.pop('models', 2)]
