@@ -13,7 +13,7 @@ from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.models import layerskip
 from speccascade.types import Model
 
-__all__ = ['digest', 'kind', 'load', 'load_all', 'read', 'whole']
+__all__ = ['digest', 'kind', 'load', 'load_all', 'part_of', 'read', 'whole']
 
 _EXIT = re.compile(r'(.+)@(\d+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
@@ -70,7 +70,7 @@ def load_all(paths: Sequence, **settings) -> list[Model]:
   """Return the models at paths, with the settings of `load`; those of one checkpoint share its arrays."""
   parts = [whole(path) for path in paths]
   wholes = {base: load(base, **settings) for base in dict.fromkeys(base for base, _ in parts)}
-  return [wholes[base] if layers is None else layerskip.layerskip(wholes[base], layers) for base, layers in parts]
+  return [part_of(wholes[base], layers) for base, layers in parts]
 
 
 def whole(path) -> tuple[str, int | None]:
@@ -83,6 +83,11 @@ def whole(path) -> tuple[str, int | None]:
   text = os.path.normpath(os.path.expanduser(text)) if here else text
   found = None if here and os.path.exists(text) else _EXIT.fullmatch(text)
   return (text, None) if found is None else (os.path.normpath(found[1]) if here else found[1], int(found[2]))
+
+
+def part_of(model: Model, layers: int | None) -> Model:
+  """Return the first layers of a model, whose arrays they share, or with None all of it."""
+  return model if layers is None else layerskip.layerskip(model, layers)
 
 
 def read(
@@ -113,7 +118,7 @@ def read(
     network, params = t5x.read(folder, dtype=dtype, scan=scan, activation=activation, mesh=mesh, rules=rules)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   model = Model(params, network, tokenizer, _name(folder), digest(folder))
-  model = model if layers is None else layerskip.layerskip(model, layers)
+  model = part_of(model, layers)
   return model if name is None else model.replace(name=name)
 
 

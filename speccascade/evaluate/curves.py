@@ -9,7 +9,6 @@ import numpy as np
 
 from speccascade import checkpoints, disk, methods, rules
 from speccascade.evaluate import plugins
-from speccascade.models.layerskip import layerskip
 from speccascade.types import Model
 
 SCORES = {'mean': np.mean, 'sum': np.sum}  # of a sequence cascade; a number is a quantile
@@ -52,7 +51,7 @@ class Checkpoint:
         activation=self.activation, mesh=mesh, rules=self.rules,
       )  # fmt: skip
       wholes.append((whole, model))
-    model = model if layers is None else layerskip(model, layers)
+    model = checkpoints.part_of(model, layers)
     return model if self.name is None else model.replace(name=self.name)
 
   def _read(self, read: Callable, **settings) -> Any:
