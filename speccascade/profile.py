@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import sys
 import time
 from typing import Any
@@ -177,25 +178,27 @@ def measure_ways(
   found: profiles.Profile, models: Sequence[Model], prompts: Sequence, *, max_new_tokens: int = 128, seed: int = 0,
   trials: int = 3,
 ) -> dict[int, dict[profiles.Way, float]]:  # fmt: skip
-  """Return `measured` of a profile: tokens a second of two batches of prompts (four of one row), medians of trials.
+  """Return `measured` of a profile: tokens a second of two batches of prompts, eight texts at least, medians of trials.
 
-  The ways take turns; too few prompts are repeated. A text is as long as one of those that were observed, the same in
-  each way, for a batch takes as long as its longest: sampled texts would differ by more than the ways do. Where
-  speculative decoding is fastest with the least or most γ that was tried, those beside it are tried too, in turn with
-  it and plain decoding.
+  The ways take turns, and each trial has prompts and a seed of its own, for few texts say little of a way. Too few
+  prompts are repeated. A text is as long as one of those that were observed, the same in each way, for a batch takes as
+  long as its longest: sampled texts would differ by more than the ways do. Where speculative decoding is fastest with
+  the least or most γ that was tried, those beside it are tried too, in turn with it and plain decoding.
   """
-  call = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(**dict(found.origin.sampler)), seed=seed)
-  width = inputs.prompt_width(models, requests.rows(models, prompts, **call), None)
+  call = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(**dict(found.origin.sampler)))
+  width = inputs.prompt_width(models, requests.rows(models, prompts, seed=seed, **call), None)
   _, lengths = np.unique(found.samples['request'], return_counts=True)
   prompts = [_of_length(prompt, lengths[i % len(lengths)]) for i, prompt in enumerate(prompts)]
   tried = {batch: list(sv_studies.candidates(found, batch)) for batch in found.times}
   progress = Progress('ways', sum(map(len, tried.values())) * (trials + 1), unit='decodes')
   measured = {}
 
-  def run(way, batch):
+  def run(way, batch, trials):
     method = sv_exact(dataclasses.replace(found, ways={batch: way}))
-    texts = [prompts[i % len(prompts)] for i in range(max(2 * batch, 4))]
-    speed = _speed(method, prompts=texts, models=models, batch=batch, max_prompt_tokens=width, **call)
+    trial, count = next(trials), max(2 * batch, 8)
+    texts = [prompts[(trial * count + i) % len(prompts)] for i in range(count)]
+    own = dict(prompts=texts, seed=seed + trial)
+    speed = _speed(method, models=models, batch=batch, max_prompt_tokens=width, **own, **call)
     progress.add(1, f'batch {batch}, {way}')
     return speed
 
@@ -203,7 +206,7 @@ def measure_ways(
     protocols.few_executables()
     speeds = measured[batch] = {}
     while some:
-      turns = floor.interleave({way: functools.partial(run, way, batch) for way in some}, trials)
+      turns = floor.interleave({way: functools.partial(run, way, batch, itertools.count()) for way in some}, trials)
       speeds |= {way: float(np.median(x)) for way, x in turns.items()}
       some = _beside(speeds, found.origin.block)
       progress.expect(len(some) * (trials + 1))
