@@ -9,7 +9,7 @@ import jax
 from speccascade.checkpoints import files, hf
 from speccascade.models.layers import unstack_layers
 from speccascade.models.t5 import T5
-from speccascade.types import Model
+from speccascade.types import Model, Network
 
 _ACTIVATIONS = {'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu', 'gelu': 'gelu'}
 
@@ -47,14 +47,17 @@ def write_config(folder: Path, network: T5) -> None:
   (folder / 'config.json').write_text(json.dumps(config_of(network), indent=2) + '\n', encoding='utf-8')
 
 
+def check(network: Network, name: str) -> None:
+  """Raise for a network that is not written as Hugging Face."""
+  if not isinstance(network, T5):
+    raise ValueError(f'only T5 is written as Hugging Face, and {name} is a {type(network).__name__}: write orbax')
+
+
 def write(path, model: Model, *, overwrite: bool = False) -> Path:
   """Write config.json, model.safetensors and the tokenizer's files; return the folder."""
   from safetensors.numpy import save_file  # lazily: reading needs no safetensors library
 
-  if not isinstance(model.network, T5):
-    raise ValueError(
-      f'only T5 is written as Hugging Face, and {model.name} is a {type(model.network).__name__}: write orbax'
-    )
+  check(model.network, model.name)
   path = Path(os.path.abspath(path))
   params = unstack_layers(model.params) if model.network.scan else model.params
   family = config_of(model.network)['model_type']

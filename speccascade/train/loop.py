@@ -30,6 +30,9 @@ from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
 from speccascade.types import Model, Network, whole
 
+# Settings that may change while a run goes on: its steps are the same under all of them.
+_FREE = {'log_every': 1, 'save_every': 1, 'save_dtype': 'float32', 'format': 'orbax'}
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -66,11 +69,11 @@ def train(
   `start` gives the first parameters, random ones without it. With a teacher its laws are learnt, as
   `settings.distillation` says. Of several processes, which share `out`, each has the parameters and a share of a batch.
   """
-  _check(network, settings, start, teacher)
-  tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   out = Path(out).expanduser().absolute()
+  _check(out.name, network, settings, start, teacher)
+  tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   distributed.once(lambda: disk.make(out))
-  kept = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, log_every=1, save_every=1))}
+  kept = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
   kept |= {'start': _digest(start), 'teacher': _digest(teacher)}
   distributed.once(lambda: _same_settings(out / 'train.json', kept))
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
@@ -203,8 +206,10 @@ def _step(line: str) -> int:
     return 0
 
 
-def _check(network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
-  """Raise before any work for what cannot be trained."""
+def _check(name: str, network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
+  """Raise before any work for what cannot be trained, or not written."""
+  if settings.format == 'hf':
+    hf_write.check(network, name)
   if start is not None and start.network.config != network.config:
     raise ValueError(f'start is a {start.network.config}, but network a {network.config}: give them the same sizes')
   if settings.distillation is not None and teacher is None:

@@ -270,6 +270,14 @@ def test_the_result_loads_as_it_was_written(tmp_path):
     np.testing.assert_array_equal(x.astype(jnp.bfloat16), y)
 
 
+def test_a_finished_run_is_written_again_in_another_format_and_dtype(tmp_path):
+  train(tmp_path / 'run', T5_NET, copies(), settings(steps=1), say=quiet)
+  model = train(tmp_path / 'run', T5_NET, iter(()), settings(steps=1, format='hf', save_dtype='bfloat16'), say=quiet)
+  back = checkpoints.read(tmp_path / 'run' / 'model')
+  assert checkpoints.kind(tmp_path / 'run' / 'model') == 'hf' and back.network.dtype == 'bfloat16'
+  np.testing.assert_array_equal(*(m.params['token_embedder']['embedding'].astype('bfloat16') for m in (model, back)))
+
+
 def test_mistakes_are_named_before_any_work(tmp_path):
   def run(network=T5_NET, pairs=None, **changes):
     return train(tmp_path / 'bad', network, copies() if pairs is None else pairs, settings(**changes), say=quiet)
@@ -286,6 +294,8 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     run(distillation=Distillation())
   with pytest.raises(ValueError, match='trained in float32'):
     run(T5(T5_NET.config, dtype='bfloat16'))
+  with pytest.raises(ValueError, match='only T5 is written as Hugging Face, and bad is a Decoder: write orbax'):
+    run(DECODER, pairs=iter(()), format='hf')
   with pytest.raises(ValueError, match='steps=0'):
     settings(steps=0)
   with pytest.raises(ValueError, match="distance='l2': choose from forward_kl"):
