@@ -41,19 +41,19 @@ class Job:
 
   def run(self, out: Path, say=print) -> Model:
     """Train, or go on with what a stopped run left in `out`/name."""
-    start, teacher = (_model(out, given) for given in (self.start, self.teacher))
+    start, teacher = _model(out, self.start, scan=self.network.scan), _model(out, self.teacher)
     return train(
       out / self.name, self.network, self.pairs, self.settings, tokenizer=self.tokenizer, start=start,
       teacher=teacher, say=say,
     )  # fmt: skip
 
 
-def _model(out: Path, given: str | None) -> Model | None:
+def _model(out: Path, given: str | None, *, scan: bool = False) -> Model | None:
   """Return the model of an earlier job or of a path, in float32."""
   if given is None:
     return None
   here = out / given / 'model'
-  return checkpoints.read(here if here.is_dir() else given, dtype='float32', name=given)
+  return checkpoints.read(here if here.is_dir() else given, dtype='float32', scan=scan, name=given)
 
 
 def _jobs(jobs: Sequence[Job]) -> list[Job]:

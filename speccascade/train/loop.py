@@ -212,6 +212,8 @@ def _check(name: str, network: Network, settings: Settings, start: Model | None,
     hf_write.check(network, name)
   if start is not None and start.network.config != network.config:
     raise ValueError(f'start is a {start.network.config}, but network a {network.config}: give them the same sizes')
+  if start is not None and start.network.scan != network.scan:
+    raise ValueError(f'start has scan={start.network.scan}, but network scan={network.scan}: load start like network')
   if settings.distillation is not None and teacher is None:
     raise ValueError('distillation needs a teacher: give one, or leave distillation out')
   if teacher is not None and (teacher.network.start_id is None) != (network.start_id is None):

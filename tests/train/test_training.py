@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 import speccascade
 from speccascade import checkpoints
+from speccascade.checkpoints import orbax
 from speccascade.errors import RunError
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -262,6 +263,14 @@ def test_training_leaves_the_model_that_it_starts_from_alone(tmp_path):
   assert not jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), before, after.params))
 
 
+def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeypatch):
+  monkeypatch.setattr(jobs, 'train', lambda *_, start, **__: start)
+  orbax.save(tmp_path / 'start', Model(init(T5_NET), T5_NET))
+  network = NETWORKS['t5 scanned']
+  job = jobs.Job('more', network, copies(), settings(steps=1), start=str(tmp_path / 'start'))
+  assert job.run(tmp_path, quiet).network == network
+
+
 def test_the_result_loads_as_it_was_written(tmp_path):
   model = train(tmp_path / 'run', T5_NET, copies(), settings(format='hf', save_dtype='bfloat16'), say=quiet)
   back = checkpoints.read(tmp_path / 'run' / 'model')
@@ -296,6 +305,8 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     run(T5(T5_NET.config, dtype='bfloat16'))
   with pytest.raises(ValueError, match='only T5 is written as Hugging Face, and bad is a Decoder: write orbax'):
     run(DECODER, pairs=iter(()), format='hf')
+  with pytest.raises(ValueError, match='start has scan=True, but network scan=False: load start like network'):
+    train(tmp_path / 'bad', T5_NET, copies(), settings(), start=Model({}, NETWORKS['t5 scanned']), say=quiet)
   with pytest.raises(ValueError, match='steps=0'):
     settings(steps=0)
   with pytest.raises(ValueError, match="distance='l2': choose from forward_kl"):
