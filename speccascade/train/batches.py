@@ -12,6 +12,8 @@ import itertools
 from flax import struct
 import numpy as np
 
+from speccascade.types import Network
+
 Pair = tuple[Sequence[int], Sequence[int]]
 
 
@@ -26,10 +28,14 @@ class Batch:
 
 
 def batches(
-  pairs: Iterable[Pair], size: int, widths: Sequence[int], *, seed: int = 0, pool: int = 16
-) -> Iterator[Batch]:
-  """Yield batches of `size` pairs; pairs longer than the last width are an error, a rest below `size` is left out."""
-  rng, pairs = np.random.default_rng(seed), _checked(pairs, max(widths))
+  pairs: Iterable[Pair], size: int, widths: Sequence[int], *, networks: Sequence[Network] = (), seed: int = 0,
+  pool: int = 16,
+) -> Iterator[Batch]:  # fmt: skip
+  """Yield batches of `size` pairs; a rest below `size` is left out.
+
+  Pairs longer than the last width, or with tokens or positions that one of `networks` lacks, are an error.
+  """
+  rng, pairs = np.random.default_rng(seed), _checked(pairs, max(widths), networks)
   while rows := list(itertools.islice(pairs, size * pool)):
     rows.sort(key=_longer)
     groups = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
@@ -57,7 +63,7 @@ def _padded(rows: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.n
   return tokens, lengths
 
 
-def _checked(pairs: Iterable[Pair], widest: int) -> Iterator[Pair]:
+def _checked(pairs: Iterable[Pair], widest: int, networks: Sequence[Network]) -> Iterator[Pair]:
   for i, (source, target) in enumerate(pairs):
     for what, row in (('source', source), ('target', target)):
       if not 0 < len(row) <= widest:
@@ -65,4 +71,24 @@ def _checked(pairs: Iterable[Pair], widest: int) -> Iterator[Pair]:
           f'the {what} of pair {i} has {len(row)} tokens, not between 1 and {widest}: add a larger width to '
           'Settings.widths, or leave such pairs out of the data'
         )
+    for network in networks:
+      _check_fits(i, source, target, network)
     yield source, target
+
+
+def _check_fits(i: int, source: Sequence[int], target: Sequence[int], network: Network) -> None:
+  """Raise where a pair has tokens or positions for which a network has no embedding."""
+  kind = type(network).__name__
+  for what, row in (('source', source), ('target', target)):
+    for token in (min(row), max(row)):
+      if not 0 <= token < network.vocab_size:
+        raise ValueError(
+          f'the {what} of pair {i} has token {token}, and the {kind} those below vocab_size={network.vocab_size}: '
+          'make the pairs with its own tokenizer, or raise vocab_size'
+        )
+  needed, most = len(source) + len(target), network.max_positions
+  if network.start_id is None and most is not None and needed > most:
+    raise ValueError(
+      f'source and target of pair {i} have {needed} tokens together, and the {kind} has {most} positions: leave such '
+      'pairs out of the data, or train a network with more positions'
+    )

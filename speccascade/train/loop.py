@@ -85,7 +85,9 @@ def train(
     if done:
       say(f'going on after step {done} of {settings.steps} in {out}')
     if done < settings.steps:
-      stream = _Stream(batches(pairs, settings.batch_size, settings.widths, seed=settings.seed), out / 'data.json')
+      networks = [network] if teacher is None else [network, teacher.network]
+      found = batches(pairs, settings.batch_size, settings.widths, networks=networks, seed=settings.seed)
+      stream = _Stream(found, out / 'data.json')
       stream.step_over(done)
       log = Log(out / 'log.jsonl', settings, done, say)
       state = _steps(

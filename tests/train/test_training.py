@@ -1,5 +1,6 @@
 """Training: padding has no part in it, a stopped run goes on to the same bits, and it learns."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -285,6 +286,30 @@ def test_a_finished_run_is_written_again_in_another_format_and_dtype(tmp_path):
   back = checkpoints.read(tmp_path / 'run' / 'model')
   assert checkpoints.kind(tmp_path / 'run' / 'model') == 'hf' and back.network.dtype == 'bfloat16'
   np.testing.assert_array_equal(*(m.params['token_embedder']['embedding'].astype('bfloat16') for m in (model, back)))
+
+
+def test_tokens_and_positions_that_a_network_lacks_are_named():
+  learned = Decoder(dataclasses.replace(DECODER.config, positions=8))
+  first = lambda pair, *networks: next(batches([([3], [1]), pair], 2, (8,), networks=networks))
+  for pair, said in (
+    (([3, 12], [1]), 'the source of pair 1 has token 12, and the T5 those below vocab_size=12: make the pairs'),
+    (([3], [-1, 1]), 'the target of pair 1 has token -1, and the T5'),
+  ):
+    with pytest.raises(ValueError, match=said):
+      first(pair, T5_NET)
+  said = 'source and target of pair 1 have 9 tokens together, and the Decoder has 8 positions: leave such pairs out'
+  with pytest.raises(ValueError, match=said):
+    first(([3] * 5, [4] * 4), DECODER, learned)
+  for networks in ((learned,), (T5_NET, DECODER)):
+    assert first(([11] * 4, [4] * 4), *networks).source.shape == (2, 8)
+
+
+@pytest.mark.parametrize('missing', ['network', 'teacher'])
+def test_training_refuses_tokens_that_the_network_or_the_teacher_lacks(missing, tmp_path):
+  wide, narrow = T5(dataclasses.replace(T5_NET.config, vocab_size=20)), T5_NET
+  network, taught = (narrow, wide) if missing == 'network' else (wide, narrow)
+  with pytest.raises(ValueError, match='the target of pair 0 has token 15, and the T5 those below vocab_size=12'):
+    train(tmp_path, network, [([3], [15, 1])], settings(), teacher=Model(init(taught), taught), say=quiet)
 
 
 def test_mistakes_are_named_before_any_work(tmp_path):
