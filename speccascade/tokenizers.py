@@ -47,10 +47,10 @@ class Tokenizer:
   def eos_ids(self) -> tuple[int, ...]:
     return _backend(self.path).eos_ids
 
-  def encode(self, text: str) -> list[int]:
-    """Return the ids of a text, with the tokens that the family puts before and after it."""
+  def encode(self, text: str, *, begins: bool = True) -> list[int]:
+    """Return the ids of a text, with the tokens that the family puts before, where it `begins` a text, and after it."""
     backend = _backend(self.path)
-    return [*backend.prefix, *backend.encode(text), *backend.suffix]
+    return [*(backend.prefix if begins else ()), *backend.encode(text), *backend.suffix]
 
   def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
     """Return the ids of chat messages by the checkpoint's template, which writes all special tokens itself."""

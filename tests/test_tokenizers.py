@@ -204,6 +204,7 @@ def _byte_level(folder):
 def test_older_byte_level_files_are_read(tmp_path):
   tokenizer, vocab = _byte_level(tmp_path)
   assert tokenizer.encode('the') == [2, vocab['the']] and tokenizer.eos_ids == (2,)  # OPT begins with </s>
+  assert tokenizer.encode('the', begins=False) == [vocab['the']]
   ids = tokenizer.encode(' the ☃')
   assert tokenizer.decode([*ids, 2, 1]) == ' the ☃'
   assert tokenizer.pieces() == list(vocab)

@@ -15,14 +15,15 @@ class TokenizerVocabulary(seqio.Vocabulary):
 
   def __init__(self, tokenizer: Tokenizer, *, begins: bool):
     super().__init__()
-    self.ends_texts = tokenizer.encode('a')[-1] in tokenizer.eos_ids  # of an empty text it may be what begins it
+    around, after = tokenizer.encode(''), tokenizer.encode('', begins=False)
+    self.ends_texts = bool(after) and after[-1] in tokenizer.eos_ids
     self.tokenizer, self._begins = tokenizer, begins
-    self._prefix = len(tokenizer.encode('')) - self.ends_texts
+    self._bos_id = around[0] if len(around) > len(after) else None
     self._size = len(tokenizer.pieces())
 
   @property
   def bos_id(self) -> int | None:
-    return self.tokenizer.encode('')[0] if self._prefix else None
+    return self._bos_id
 
   @property
   def eos_id(self) -> int | None:
@@ -37,8 +38,8 @@ class TokenizerVocabulary(seqio.Vocabulary):
     return self._size
 
   def _encode(self, s: str) -> list[int]:
-    ids = self.tokenizer.encode(s)
-    return ids[0 if self._begins else self._prefix : len(ids) - self.ends_texts]
+    ids = self.tokenizer.encode(s, begins=self._begins)
+    return ids[: len(ids) - self.ends_texts]
 
   def _decode(self, ids) -> str:
     return self.tokenizer.decode(ids)

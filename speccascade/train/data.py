@@ -1,6 +1,7 @@
 """Where pairs of (source tokens, target tokens) come from. Training takes any iterable of them; these are some.
 
-A pair of texts becomes tokens by the tokenizer's convention; a target always ends with the end of sequence.
+A pair of texts becomes tokens by the tokenizer's convention; a target goes on after its source, so nothing begins it,
+and always ends with the end of sequence.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,10 +22,15 @@ from speccascade.types import Model
 
 def tokenised(texts: Iterable[tuple[str, str]], tokenizer: tokenizers.Tokenizer) -> Iterator[Pair]:
   """Yield pairs of texts as token lists."""
+  if not tokenizer.eos_ids:
+    raise ValueError(
+      f'{tokenizer.path} names no end of sequence, with which targets end: name its eos_token in '
+      'tokenizer_config.json beside it'
+    )
   eos = tokenizer.eos_ids[0]
   for source, target in texts:
-    ids = tokenizer.encode(target)
-    yield tokenizer.encode(source), ids if ids[-1] == eos else [*ids, eos]
+    ids = tokenizer.encode(target, begins=False)
+    yield tokenizer.encode(source), ids if ids[-1:] == [eos] else [*ids, eos]
 
 
 def repeated(pairs: Iterable[Pair], seed: int = 0) -> Iterator[Pair]:

@@ -200,13 +200,36 @@ def test_weight_mixes_distance_and_cross_entropy():
   assert float(value) == pytest.approx(0.25 * float(parts['forward_kl']) + 0.75 * float(parts['cross_entropy']))
 
 
-def test_the_teachers_outputs_are_made_once_and_cut_off_ones_left_out(tmp_path):
+def words(folder, **around):
+  """Return a tokenizer of numbers whose tokenizer_config.json says what stands around a text."""
   vocabulary = {'<pad>': 0, '</s>': 1} | {str(i): i for i in range(2, 12)}
   backend = Tokenizer(WordLevel(vocabulary, unk_token='<pad>'))
   backend.pre_tokenizer = Whitespace()
-  backend.save(str(tmp_path / 'tokenizer.json'))
-  (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": "</s>"}')
-  teacher = toy.model(3, 12, eos_ids=(1,)).replace(tokenizer=find(tmp_path))
+  backend.save(str(folder / 'tokenizer.json'))
+  (folder / 'tokenizer_config.json').write_text(json.dumps(around))
+  return find(folder)
+
+
+@pytest.mark.parametrize('begin', ['2', '</s>'])
+def test_a_target_begins_with_no_token_of_its_own_and_ends_with_the_end(begin, tmp_path):
+  tokenizer = words(tmp_path, bos_token=begin, add_bos_token=True, eos_token='</s>')  # OPT's are the same token
+  first = 1 if begin == '</s>' else 2
+  pairs = data.tokenised([('3 4', '5 6'), ('7', '')], tokenizer)
+  assert list(pairs) == [([first, 3, 4], [5, 6, 1]), ([first, 7], [1])]
+
+
+def test_a_target_that_its_tokenizer_ends_is_ended_once(tmp_path):
+  tokenizer = words(tmp_path, eos_token='</s>', add_eos_token=True)
+  assert list(data.tokenised([('3', '5 6'), ('7', '')], tokenizer)) == [([3, 1], [5, 6, 1]), ([7, 1], [1])]
+
+
+def test_a_tokenizer_without_an_end_of_sequence_is_named(tmp_path):
+  with pytest.raises(ValueError, match='tokenizer.json names no end of sequence, .*: name its eos_token in tokenizer_'):
+    next(data.tokenised([('3', '5')], words(tmp_path)))
+
+
+def test_the_teachers_outputs_are_made_once_and_cut_off_ones_left_out(tmp_path):
+  teacher = toy.model(3, 12, eos_ids=(1,)).replace(tokenizer=words(tmp_path, eos_token='</s>'))
   file, sources = tmp_path / 'outputs.jsonl', ['3 4', '5 6 7', '8', '9 10', '2 2 2']
   kwargs = dict(file=file, temperature=1.0, max_new_tokens=8, batch_size=2)
   pairs = list(itertools.islice(data.from_teacher(teacher, sources, **kwargs), 20))
