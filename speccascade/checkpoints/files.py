@@ -154,6 +154,15 @@ def digest(names: Iterable[Path], root: Path) -> str:
   return value.hexdigest()[:16]
 
 
+def digest_of_params(params: Params) -> str:
+  """Return 16 hex digits of parameters: names, dtypes, shapes, and values sampled of each."""
+  value = hashlib.sha256()
+  for name, x in named(params).items():
+    value.update(f'{name} {x.dtype} {x.shape}'.encode())
+    value.update(np.asarray(x).reshape(-1)[:: max(1, x.size // 1024)].tobytes())
+  return value.hexdigest()[:16]
+
+
 def _places(file: Path, size: int) -> list[int]:
   """Return where a large file is sampled: evenly, its end included, and in the midst of each of its tensors."""
   places = [(size - _SAMPLE) * i // _SAMPLES for i in range(1, _SAMPLES + 1)]

@@ -4,14 +4,16 @@ A pair of texts becomes tokens by the tokenizer's convention; a target goes on a
 and always ends with the end of sequence.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from speccascade import disk, methods, tokenizers
+from speccascade.checkpoints import files as checkpoint_files
 from speccascade.data import files
 from speccascade.decode import decode
 from speccascade.embedded import grammar
@@ -65,31 +67,45 @@ def parallel_text(source, target, tokenizer, *, seed: int = 0) -> Iterator[Pair]
 
 
 def from_teacher(
-  teacher: Model, sources: Sequence[str], *, file, temperature: float = 0.0, max_new_tokens: int = 64,
-  batch_size: int = 64, seed: int = 0,
+  teacher: Model | Callable[[], Model], sources: Sequence[str], *, file, temperature: float = 0.0,
+  max_new_tokens: int = 64, batch_size: int = 64, seed: int = 0,
 ) -> Iterator[Pair]:  # fmt: skip
   """Yield sources with the teacher's outputs, again and again (sequence-level distillation).
 
-  The outputs are kept in `file`, so that a restart need not make them again.
+  A teacher may be a function that returns one, which is called when the first pair is asked for. The outputs are kept
+  in `file`, what they were made with in its first line, so that a restart need not make them again.
   """
-  file = disk.local(file)
+  file, teacher = disk.local(file), teacher() if callable(teacher) else teacher
+  made_with = {'teacher': checkpoint_files.digest_of_params(teacher.params), 'temperature': temperature}
+  made_with |= {'max_new_tokens': max_new_tokens, 'seed': seed}
   if not file.is_file():
-    _write_outputs(teacher, sources, file, Sampler(temperature), max_new_tokens, batch_size, seed)
-  rows = [json.loads(line) for line in files.lines(file)]
+    _write_outputs(teacher, sources, file, made_with, batch_size)
+  pairs = [(teacher.tokenizer.encode(row['source']), row['target']) for row in _outputs(file, sources, made_with)]
+  ends = teacher.network.eos_ids
+  yield from repeated([(source, target) for source, target in pairs if target[-1] in ends], seed)  # not the cut off
+
+
+def _outputs(file: Path, sources: Sequence[str], made_with: dict[str, Any]) -> list[dict]:
+  """Return the rows of a file of outputs, having checked that they are these sources' and made the same way."""
+  before, *rows = [json.loads(line) for line in files.lines(file)]
+  for name, value in made_with.items():
+    if before.get(name) != value:
+      raise ValueError(
+        f'{file} holds outputs made with {name}={before.get(name)}, not {value}: remove it, or name another file'
+      )
   if [row['source'] for row in rows] != list(sources):
     raise ValueError(f'{file} holds the outputs for other sources: remove it, or name another file')
-  eos = teacher.network.eos_ids[0]
-  pairs = [(teacher.tokenizer.encode(row['source']), row['target']) for row in rows]
-  yield from repeated([(source, target) for source, target in pairs if target[-1] == eos], seed)  # not the cut off
+  return rows
 
 
-def _write_outputs(teacher, sources, file: Path, sampler, max_new_tokens: int, batch_size: int, seed: int) -> None:
-  lines = []
+def _write_outputs(teacher, sources, file: Path, made_with: dict[str, Any], batch_size: int) -> None:
+  lines, sampler = [json.dumps(made_with) + '\n'], Sampler(made_with['temperature'])
+  settings = dict(max_new_tokens=made_with['max_new_tokens'], seed=made_with['seed'], batch_size=batch_size)
   for start in range(0, len(sources), 8 * batch_size):
     texts = list(sources[start : start + 8 * batch_size])
     out = decode(
-      methods.autoregressive(), [teacher], texts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
-      example_ids=range(start, start + len(texts)), batch_size=batch_size,
+      methods.autoregressive(), [teacher], texts, sampler=sampler, example_ids=range(start, start + len(texts)),
+      **settings,
     ).raise_for_fault()  # fmt: skip
     for text, tokens in zip(texts, out.tokens, strict=True):
       lines.append(json.dumps({'source': text, 'target': [int(t) for t in tokens]}, ensure_ascii=False) + '\n')

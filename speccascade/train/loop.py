@@ -74,7 +74,8 @@ def train(
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   distributed.once(lambda: disk.make(out))
   kept = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
-  kept |= {'start': _digest(start), 'teacher': _digest(teacher)}
+  models = {'start': start, 'teacher': teacher}
+  kept |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
   distributed.once(lambda: _same_settings(out / 'train.json', kept))
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
   params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy: steps take their state's memory over
@@ -222,17 +223,6 @@ def _check(name: str, network: Network, settings: Settings, start: Model | None,
     raise ValueError(f'{teacher.name} cannot teach: one of both is an encoder–decoder, one is not')
   if network.dtype != 'float32':
     raise ValueError(f'network.dtype={network.dtype!r}: parameters are trained in float32; save_dtype sets the result')
-
-
-def _digest(model: Model | None) -> str | None:
-  """Return 16 hex digits of a model's parameters: names, shapes, and values sampled of each."""
-  if model is None:
-    return None
-  value = hashlib.sha256()
-  for name, x in files.named(model.params).items():
-    value.update(f'{name} {x.dtype} {x.shape}'.encode())
-    value.update(np.asarray(x).reshape(-1)[:: max(1, x.size // 1024)].tobytes())
-  return value.hexdigest()[:16]
 
 
 def _kept(file: Path) -> dict:

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 import speccascade
 from speccascade import checkpoints
-from speccascade.checkpoints import orbax
+from speccascade.checkpoints import files, orbax
 from speccascade.errors import RunError
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -229,17 +229,50 @@ def test_a_tokenizer_without_an_end_of_sequence_is_named(tmp_path):
 
 
 def test_the_teachers_outputs_are_made_once_and_cut_off_ones_left_out(tmp_path):
-  teacher = toy.model(3, 12, eos_ids=(1,)).replace(tokenizer=words(tmp_path, eos_token='</s>'))
+  teacher = toy.model(3, 12, eos_ids=(1, 2)).replace(tokenizer=words(tmp_path, eos_token='</s>'))
   file, sources = tmp_path / 'outputs.jsonl', ['3 4', '5 6 7', '8', '9 10', '2 2 2']
   kwargs = dict(file=file, temperature=1.0, max_new_tokens=8, batch_size=2)
   pairs = list(itertools.islice(data.from_teacher(teacher, sources, **kwargs), 20))
-  kept = [row['target'] for row in map(json.loads, file.read_text().splitlines()) if row['target'][-1] == 1]
-  assert kept and {tuple(t) for _, t in pairs} == {tuple(t) for t in kept}
+  rows = [json.loads(line) for line in file.read_text().splitlines()][1:]
+  kept = [row['target'] for row in rows if row['target'][-1] in (1, 2)]
+  assert {t[-1] for t in kept} == {1, 2} and {tuple(t) for _, t in pairs} == {tuple(t) for t in kept}
   before = file.stat().st_mtime_ns
-  again = list(itertools.islice(data.from_teacher(teacher, sources, **kwargs), 20))
+  again = list(itertools.islice(data.from_teacher(lambda: teacher, sources, **kwargs), 20))
   assert again == pairs and file.stat().st_mtime_ns == before
   with pytest.raises(ValueError, match='other sources'):
     next(data.from_teacher(teacher, sources[1:], **kwargs))
+
+
+def test_kept_outputs_are_those_of_the_same_teacher_and_settings(tmp_path):
+  teachers = [toy.model(seed, 12, eos_ids=(1,)).replace(tokenizer=words(tmp_path, eos_token='</s>')) for seed in (3, 4)]
+  digests = [files.digest_of_params(teacher.params) for teacher in teachers]
+  file, row = tmp_path / 'outputs.jsonl', json.dumps({'source': '3', 'target': [4, 1]})
+  first = lambda teacher, **changes: next(data.from_teacher(teacher, ['3'], file=file, **changes))
+  file.write_text(json.dumps(dict(teacher=digests[0], temperature=0, max_new_tokens=64, seed=0)) + f'\n{row}\n')
+  assert first(teachers[0]) == ([3], [4, 1])
+  for teacher, changes, said in (
+    (teachers[1], {}, f'teacher={digests[0]}, not {digests[1]}'),
+    (teachers[0], {'temperature': 0.5}, 'temperature=0, not 0.5'),
+    (teachers[0], {'max_new_tokens': 8}, 'max_new_tokens=64, not 8'),
+    (teachers[0], {'seed': 1}, 'seed=0, not 1'),
+  ):
+    with pytest.raises(ValueError, match=f'outputs.jsonl holds outputs made with {said}: remove it, or name another'):
+      first(teacher, **changes)
+  file.write_text(f'{row}\n')
+  with pytest.raises(ValueError, match='holds outputs made with teacher=None, not'):
+    first(teachers[0])
+
+
+def test_a_config_may_name_a_teacher_that_an_earlier_job_is_to_train(tmp_path):
+  bindings = [
+    'small/train.Job.pairs = @train.from_teacher()', 'train.from_teacher.teacher = @train.load',
+    'train.from_teacher.sources = @train.generated_sources()', 'train.generated_sources.count = 4',
+    f'train.from_teacher.file = {str(tmp_path / "outputs")!r}', f'train.load.path = {str(tmp_path / "later")!r}',
+  ]  # fmt: skip
+  (tmp_path / 'config.gin').write_text(CONFIG)
+  _, small = jobs.read([str(tmp_path / 'config.gin')], bindings)
+  with pytest.raises(FileNotFoundError, match='later does not exist'):
+    next(small.pairs)
 
 
 def test_queries_take_smaller_steps():
