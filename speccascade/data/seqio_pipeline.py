@@ -144,11 +144,13 @@ def opened_example(line: bytes) -> Example:
 def prompted(
   benchmark: Benchmark, shots: Callable, fit: prompts.Fitter, index: int, fields: Mapping[str, Any]
 ) -> Example:
-  """Return the example of a record: prefix, header, as many worked examples as there is room for, the question."""
+  """Return the example of a record: prefix, header, the worked examples of other questions that fit, the question."""
   item = benchmark.item(fields)
   opening = benchmark.prefix + (benchmark.header(fields) if benchmark.header else '')
-  worked = [shot.worked() for shot in shots().get(fields[benchmark.group] if benchmark.group else None, ())]
-  while worked and not fit.holds(opening + ''.join(worked) + item.render(item.text)):
+  question = item.render(item.text)
+  given = shots().get(fields[benchmark.group] if benchmark.group else None, ())
+  worked = [shot.worked() for shot in given if shot.render(shot.text) != question]
+  while worked and not fit.holds(opening + ''.join(worked) + question):
     worked.pop()
   before = opening + ''.join(worked)
   return Example(index, fit(lambda text: before + item.render(text), item.text), item.target, dict(item.info))

@@ -163,6 +163,12 @@ def test_worked_examples_come_from_training_without_calculator_notes(data_dir):
   assert said == ' 18\n#### 18\n' and none.metrics['final_number'](none.examples, [said]) == 100
 
 
+def test_a_question_is_no_worked_example_of_its_own(data_dir):
+  examples = seqio_tasks.seqio_task('gsm8k', data_dir=data_dir, split='train', shots=2).examples
+  assert examples[1].prompt == 'Question: What is 1 + 1?\nAnswer: It is 2.\n#### 2\n\nQuestion: What is 2 + 2?\nAnswer:'
+  assert [e.prompt.count('####') for e in examples] == [1, 1, *6 * [2]]
+
+
 def test_a_choice_is_asked_with_examples_of_its_own_subject(data_dir):
   task = seqio_tasks.seqio_task('mmlu', data_dir=data_dir, split='test', shots=2)
   (example,) = task.examples
