@@ -202,9 +202,8 @@ def row_parts(models: Sequence[Any]) -> int:
   return 1 if on is None else on.shape.get(ROWS, 1)
 
 
-def even(rows: int, models: Sequence[Any]) -> int:
-  """Return the least number of rows, no smaller, of which every device has as many."""
-  parts = row_parts(models)
+def even(rows: int, parts: int) -> int:
+  """Return the least number of rows, no smaller, of which each of `parts` has as many."""
   return -(-rows // parts) * parts
 
 

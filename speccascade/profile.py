@@ -109,7 +109,7 @@ def observe(
   models: Sequence[Model], rows: Sequence[requests.Row], block: int = 5, batch: int = 16
 ) -> dict[str, np.ndarray]:
   """Decode rows; return `profiles.FIELDS` of every token that was tested, which is every token of the output."""
-  size = layout.even(min(batch, len(rows)), models)
+  size = layout.even(min(batch, len(rows)), layout.row_parts(models))
   width, max_new = inputs.prompt_width(models, rows, None), max(r.max_new for r in rows)
   slots = positions(models[-1].network, width, max_new, block + 1)
   method, needs = observing(block, slots), requests.features(rows)
@@ -149,7 +149,8 @@ def measure_times(
   rows, or whole windows alone where the backend packs nothing.
   """
   times, steps = {}, {}
-  batches = sorted({layout.even(rows, models) for rows in batches})
+  parts = layout.row_parts(models)
+  batches = sorted({layout.even(rows, parts) for rows in batches})
   progress = Progress('times', len(batches), unit='batches')
   for rows in batches:
     timers = _timers(models, block + 1, rows, source, tokens)

@@ -97,8 +97,8 @@ def _serve(
   needs = requests.features(rows)
   size = inputs.bucket(len(rows), 1)
   size = size if batch_size is None else min(size, whole('batch_size', batch_size))
-  used = [models[m] for m in method.slots]
-  size = layout.even(size, used)
+  shares = layout.row_parts([models[m] for m in method.slots])
+  size = layout.even(size, shares)
   width = inputs.prompt_width(models, rows, max_prompt_tokens)
   max_new = max(row.max_new for row in rows)
   targets.check_laws(method, inputs.vocabulary(models), rows[0].sampler)
@@ -107,7 +107,7 @@ def _serve(
   made = engine.Engine(
     method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor
   )
-  queue = _Queue(made, rows, skip, layout.row_parts(used))
+  queue = _Queue(made, rows, skip, shares)
   rounds = min(every or loop.FOREVER, _LOOKS if needs.texts else loop.FOREVER)
   parts, state, stop, seen = results.Parts(method, models, rows), None, np.zeros(size, bool), ()
   while queue.busy:

@@ -227,15 +227,14 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
   progress = Progress('latency', len(plan), journal.count, unit='calls')
   warm = None
   for (temperature, batch, trial, group), timings in itertools.groupby(plan[journal.count :], Timing.group):
+    examples, lines = [experiment.task.examples[i] for i in group], []
     if (temperature, batch) != warm:
       few_executables()
       warm = temperature, batch
       start = time.monotonic()
       _warm_up(experiment, loaded, experiment.points, *warm)
-      examples = [experiment.task.examples[i] for i in group]
       run_method(experiment, loaded, experiment.reference_point.build(), temperature, examples)  # this thread's first
       progress.leave_out(time.monotonic() - start)
-    examples, lines = [experiment.task.examples[i] for i in group], []
     for timing in timings:
       method = timing.point.build()
       start = time.perf_counter()

@@ -49,8 +49,10 @@ class Base:
     if type(other) is not type(self) or self.scan or other.scan or self.depth >= other.depth:
       return False
     first, first_params = other.first_layers(other_params, self.depth)
+    if first.config != self.config:
+      return False
     mine, theirs = (jax.tree.leaves(self._cached(p)) for p in (params, first_params))
-    return first.config == self.config and len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs))
+    return len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs))
 
   def _boxed(self) -> Params:
     return jax.eval_shape(self._init, jax.random.key(0))
