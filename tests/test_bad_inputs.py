@@ -132,6 +132,9 @@ PYTHON = {
   'a lone surrogate in data': (
     lambda d: files.jsonl(records(d, r'{"prompt": "\ud800", "target": ""}')), 'line 3: the field'
   ),
+  'programs allowed by another word': (
+    lambda d: files.jsonl(records(d, ''), metrics=('pass_at_1',), allow_execution='yes'), "allow_execution='yes' is not"
+  ),
   'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), 'line 3 is not JSON'),
   'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), "line 3: no field 'target'"),
 }  # fmt: skip

@@ -66,7 +66,7 @@ def jsonl(
   metrics: Sequence[str] = ('exact_match',),
   stop: Sequence[str] = (),
   tokenizer: str | None = None,
-  allow_execution: bool = False,
+  allow_execution: bool | str = False,
   name: str | None = None,
 ) -> Task:
   r"""Return a task of JSON objects, one a line.

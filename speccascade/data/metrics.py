@@ -152,7 +152,7 @@ class PassAt1(Mean):
   """
 
   score: Callable[[Example, str], float] | None = None
-  allow_execution: bool = False
+  allow_execution: bool | str = False  # sandbox.WITHOUT_ISOLATION: also where namespaces are forbidden
   seconds: float = 5.0
   memory: int = 1 << 30  # bytes of address space
 
@@ -164,13 +164,14 @@ class PassAt1(Mean):
       )
     programs = [program(e, text) for e, text in zip(examples, predictions, strict=True)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-      passed = list(pool.map(lambda p: _passes(p, self.seconds, self.memory), programs))
+      isolated = self.allow_execution != sandbox.WITHOUT_ISOLATION
+      passed = list(pool.map(lambda p: _passes(p, self.seconds, self.memory, isolated), programs))
     return np.array(passed, np.float64)[:, None]
 
 
 @functools.lru_cache(maxsize=4096)  # greedy outputs recur from point to point
-def _passes(text: str, seconds: float, memory: int) -> bool:
-  return sandbox.run(text, seconds=seconds, memory=memory).passed
+def _passes(text: str, seconds: float, memory: int, isolated: bool) -> bool:
+  return sandbox.run(text, seconds=seconds, memory=memory, isolated=isolated).passed
 
 
 def program(example: Example, prediction: str) -> str:
@@ -203,17 +204,20 @@ METRICS: dict[str, Summed] = dict(
 )
 
 
-def named(names: Sequence[str], *, allow_execution: bool = False) -> dict[str, Metric]:
+def named(names: Sequence[str], *, allow_execution: bool | str = False) -> dict[str, Metric]:
   """Return metrics by name, in order; whether programs may run is settled here, before anything is decoded."""
   if isinstance(names, str) or not names:
     raise ValueError(f"metrics={names!r} is not a list of names; write ('bleu',).")
   unknown = [name for name in names if name not in METRICS]
   if unknown:
     raise ValueError(f'there is no metric {unknown[0]!r}; choose from {", ".join(METRICS)}.')
+  if allow_execution not in (False, True, sandbox.WITHOUT_ISOLATION):
+    raise ValueError(f'allow_execution={allow_execution!r} is not False, True or {sandbox.WITHOUT_ISOLATION!r}.')
   found = {name: METRICS[name] for name in names}
   if 'pass_at_1' in found:
     found['pass_at_1'] = dataclasses.replace(pass_at_1, allow_execution=allow_execution)
     if not allow_execution:
       found['pass_at_1'].statistics([], [])  # raises, and says how to allow it
-    sandbox.run('')  # raises where the system cannot contain a program
+    isolated = allow_execution != sandbox.WITHOUT_ISOLATION
+    sandbox.run('', isolated=isolated)  # raises where the system cannot contain a program
   return found

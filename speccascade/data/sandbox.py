@@ -1,15 +1,18 @@
 """Run a program that a model wrote: in a process of its own, for a limited time, with limited memory, to its very end.
 
-The child (this file again, as a script) goes without network and in a process namespace of its own where the system
-lets it. It gains no privileges by what it starts, and as root becomes an unused user, or runs nothing. Its processes,
-processor time, memory and files are limited; what it prints is dropped. A program passes only if its last statement
-was left behind: an early exit is no pass.
+The child (this file again, as a script) has no network and a process namespace of its own; where the system forbids
+namespaces nothing runs, unless it may run without isolation. It gains no privileges by what it starts, and as root
+becomes an unused user, or runs nothing. Its processes, processor time, memory and files are limited; what it prints is
+dropped. A program passes only if its last statement was left behind: an early exit is no pass.
 
-This guards against accidents, not against attacks: the program may read what you may read, write where you may write
-(as root: where anyone may), and use the network where namespaces are forbidden. A program that looks through the
-frames above it could pretend to pass. Use a container or another machine for models that you do not trust.
+This guards against accidents, not against attacks: the program may read what you may read and write where you may write
+(as root: where anyone may). Without isolation it may also use the network and end your processes, this one included,
+whose memory and environment are closed to it. A program that looks through the frames above it could pretend to pass.
+Use a container or another machine for models that you do not trust.
 """
 
+from collections.abc import Iterator
+import contextlib
 import ctypes
 import dataclasses
 import math
@@ -19,17 +22,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 PROCESSES = 16  # that a program may have, threads included
 FILE_BYTES = 1 << 24
+WITHOUT_ISOLATION = 'without isolation'  # what allows programs to run where namespaces are forbidden
 PASSED, FAILED, TIMED_OUT, MEMORY = 'passed', 'failed', 'timed out', 'memory'
 _REFUSED = 'refused'
 
 _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
-_KEEPCAPS, _PDEATHSIG, _NO_NEW_PRIVS = 8, 1, 38
+_KEEPCAPS, _PDEATHSIG, _NO_NEW_PRIVS, _SET_DUMPABLE = 8, 1, 38, 4
 _CAP_DAC_READ_SEARCH = 2
 _UNUSED_USERS = range(61184, 65520)  # set aside for services without a user of their own
 _REPORT = 4096
+_closing = threading.Lock()
+_running = 0  # programs without isolation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +52,11 @@ class Result:
     return self.verdict == PASSED
 
 
-def run(program: str, *, seconds: float = 5.0, memory: int = 1 << 30) -> Result:
-  """Run a Python program in `seconds` of processor time, thrice that by the clock, and `memory` bytes."""
+def run(program: str, *, seconds: float = 5.0, memory: int = 1 << 30, isolated: bool = True) -> Result:
+  """Run a Python program in `seconds` of processor time, thrice that by the clock, and `memory` bytes.
+
+  Where namespaces are forbidden an `isolated` program does not run, which raises PermissionError; any other does.
+  """
   if seconds <= 0 or memory <= 0:
     raise ValueError(f'seconds={seconds!r} and memory={memory!r} must be greater than 0.')
   nonce = secrets.token_hex(16)
@@ -55,8 +65,8 @@ def run(program: str, *, seconds: float = 5.0, memory: int = 1 << 30) -> Result:
       f.write(nonce + program)
     reader, writer = os.pipe()
     try:
-      child = _start(folder, writer, seconds, memory)
-      code = _wait(child, 3 * seconds + 1)
+      with contextlib.nullcontext() if isolated else _closed():
+        code = _wait(_start(folder, writer, seconds, memory, isolated), 3 * seconds + 1)
       os.set_blocking(reader, False)
       report = _read(reader)
     finally:
@@ -65,12 +75,32 @@ def run(program: str, *, seconds: float = 5.0, memory: int = 1 << 30) -> Result:
   return _result(code, report, nonce)
 
 
-def _start(folder: str, writer: int, seconds: float, memory: int) -> subprocess.Popen:
+@contextlib.contextmanager
+def _closed() -> Iterator[None]:
+  """Keep this process's memory and environment from programs of the same user while any of them runs."""
+  global _running
+  with _closing:
+    _running += 1
+    _dumpable(0)
+  try:
+    yield
+  finally:
+    with _closing:
+      _running -= 1
+      _dumpable(int(not _running))
+
+
+def _dumpable(value: int):
+  if sys.platform.startswith('linux'):
+    _made(_libc().prctl(_SET_DUMPABLE, value, 0, 0, 0))
+
+
+def _start(folder: str, writer: int, seconds: float, memory: int, isolated: bool) -> subprocess.Popen:
   """Start the child without a hook between fork and exec, which a process with threads must not have."""
   environment = {'PATH': '/usr/bin:/bin', 'HOME': folder, 'LANG': 'C.UTF-8', 'OPENBLAS_NUM_THREADS': '1'}
   environment |= {k: os.environ[k] for k in ('LD_LIBRARY_PATH',) if k in os.environ}
   return subprocess.Popen(
-    [sys.executable, '-I', os.path.abspath(__file__), str(writer), str(seconds), str(memory)],
+    [sys.executable, '-I', os.path.abspath(__file__), str(writer), str(seconds), str(memory), str(int(isolated))],
     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     cwd=folder, env=environment, pass_fds=(writer,), start_new_session=True,
   )  # fmt: skip
@@ -103,7 +133,7 @@ def _result(code: int | None, report: bytes, nonce: str) -> Result:
     return Result(TIMED_OUT)
   said, _, detail = report.decode('utf-8', 'replace').removeprefix(nonce).partition(': ')
   if report.startswith(nonce.encode()) and said == _REFUSED:
-    raise PermissionError(f'no program is run, for {detail}: run as an ordinary user, or in another container.')
+    raise PermissionError(f'no program is run, for the system {detail}.')
   if report.startswith(nonce.encode()) and said in (PASSED, FAILED, TIMED_OUT, MEMORY):
     return Result(said, detail)
   if code == 128 + signal.SIGKILL:
@@ -114,22 +144,25 @@ def _result(code: int | None, report: bytes, nonce: str) -> Result:
 # ---- the child ----
 
 
-def _child(writer: int, seconds: float, memory: int):
+def _child(writer: int, seconds: float, memory: int, isolated: bool):
   """Give up what the program must not have, run it, and report."""
   with open('job', encoding='utf-8') as f:
     nonce, program = f.read(32), f.read()
   os.unlink('job')
   cpu, tasks, me = math.ceil(seconds), _tasks(), os.getpid()
-  if _alone():
+  if _may_be_alone() and _alone():
     _become_first(cpu)
+  elif isolated:
+    remedy = f"run in a container that allows namespaces, or accept that with allow_execution='{WITHOUT_ISOLATION}'"
+    _refuse(writer, nonce, f'does not let it leave the network and the processes of others: {remedy}')
   try:
     if os.getuid() == 0:
       _become_nobody(_UNUSED_USERS[me % len(_UNUSED_USERS)])
     if sys.platform.startswith('linux'):
       _made(_libc().prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
   except OSError as e:
-    os.write(writer, f'{nonce}{_REFUSED}: the system does not let it give up its privileges ({e.strerror})'.encode())
-    os._exit(0)
+    remedy = 'run as an ordinary user, or in another container'
+    _refuse(writer, nonce, f'does not let it give up its privileges ({e.strerror}): {remedy}')
   write, leave, who, first = os.write, os._exit, os.getpid, os.getpid()
 
   def report(verdict: str):
@@ -149,6 +182,11 @@ def _child(writer: int, seconds: float, memory: int):
   report(verdict)
 
 
+def _refuse(writer: int, nonce: str, why: str):
+  os.write(writer, f'{nonce}{_REFUSED}: {why}'.encode())
+  os._exit(0)
+
+
 def _libc() -> ctypes.CDLL:
   return ctypes.CDLL(None, use_errno=True)
 
@@ -165,6 +203,18 @@ def _tasks() -> int:
     except OSError:  # it has ended
       pass
   return found
+
+
+def _may_be_alone() -> bool:
+  """Tell, by a process that ends, whether the system allows all of `_alone`: some allow an ordinary user half of it."""
+  if os.getuid() == 0:
+    return True
+  child = os.fork()
+  if not child:
+    with contextlib.suppress(OSError):
+      os._exit(not _alone())
+    os._exit(1)
+  return os.waitpid(child, 0)[1] == 0
 
 
 def _alone() -> bool:
@@ -225,4 +275,4 @@ def _made(code: int):
 
 
 if __name__ == '__main__':
-  _child(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+  _child(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == '1')

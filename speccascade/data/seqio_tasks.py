@@ -38,7 +38,7 @@ def seqio_task(
   max_prompt_tokens: int | None = None,
   max_new_tokens: int | None = None,
   metrics: Sequence[str] | None = None,
-  allow_execution: bool = False,
+  allow_execution: bool | str = False,
 ) -> Task:
   """Return at most `count` examples of a benchmark, or of any seqio task or mixture that is registered.
 
@@ -74,7 +74,7 @@ def t5x_task(
   split: str = 'test',
   count: int | None = None,
   module: str | None = None,
-  allow_execution: bool = False,
+  allow_execution: bool | str = False,
 ) -> Task:
   """Return a seqio task or mixture with what T5X gives a model: tokens, cut to the feature lengths.
 
@@ -99,7 +99,7 @@ def add_benchmark(
   *,
   tokenizer: str | None = None,
   data_dir: str | None = None,
-  allow_execution: bool = False,
+  allow_execution: bool | str = False,
   **changes,
 ):
   """Register a benchmark with seqio and return its task; `changes` replace fields of the benchmark.

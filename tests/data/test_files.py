@@ -142,7 +142,7 @@ def test_programs_are_not_run_unasked(problems):
   settings = dict(prompt_field='question', target_field='answer', metrics=('pass_at_1',))
   with pytest.raises(PermissionError, match='allow_execution'):
     files.jsonl(problems, **settings)
-  assert files.jsonl(problems, **settings, allow_execution=True).metrics['pass_at_1'].allow_execution
+  assert files.jsonl(problems, **settings, allow_execution='without isolation').metrics['pass_at_1'].allow_execution
 
 
 def test_a_prediction_ends_at_the_first_stop(problems):

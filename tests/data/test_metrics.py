@@ -133,7 +133,7 @@ CODE = dict(
 
 
 def judged(*predictions):
-  metric = dataclasses.replace(metrics.pass_at_1, allow_execution=True)
+  metric = dataclasses.replace(metrics.pass_at_1, allow_execution='without isolation')
   return metric.statistics(examples([''] * len(predictions), **CODE), predictions)[:, 0].tolist()
 
 
@@ -151,16 +151,18 @@ def test_programs_run_only_where_that_is_allowed():
   for start in (lambda: metrics.named(['pass_at_1']), lambda: metrics.pass_at_1(examples([''], **CODE), ['1'])):
     with pytest.raises(PermissionError, match='allow_execution=True'):
       start()
-  assert metrics.named(['pass_at_1'], allow_execution=True)['pass_at_1'].allow_execution
+  assert metrics.named(['pass_at_1'], allow_execution='without isolation')['pass_at_1'].allow_execution
 
 
 def test_where_programs_cannot_be_contained_is_found_before_anything_is_decoded(monkeypatch):
-  def refuse(_):
-    raise PermissionError('no program is run')
+  def refuse(_, isolated):
+    if isolated:
+      raise PermissionError('no program is run')
 
   monkeypatch.setattr(metrics.sandbox, 'run', refuse)
   with pytest.raises(PermissionError, match='no program is run'):
     metrics.named(['pass_at_1'], allow_execution=True)
+  metrics.named(['pass_at_1'], allow_execution='without isolation')
 
 
 def test_an_example_without_tests_is_named():

@@ -17,7 +17,7 @@ MEMORY = 1 << 28
 
 
 def run(program, seconds=2.0):
-  return sandbox.run(program, seconds=seconds, memory=MEMORY)
+  return sandbox.run(program, seconds=seconds, memory=MEMORY, isolated=False)  # as far as it goes here
 
 
 def processes(mark):
@@ -140,6 +140,46 @@ def test_where_root_cannot_be_given_up_nothing_runs():
     pytest.skip('no user namespaces here')
   assert 'no program is run, for the system does not let it give up its privileges (' in out.stdout, out.stderr
   assert not pathlib.Path('/tmp/ran-as-root').exists()
+
+
+WITHOUT_NAMESPACES = """
+import ctypes, os, sys
+if sys.argv[1:]:
+  user, group = os.getuid(), os.getgid()
+  if ctypes.CDLL(None).unshare(0x10000000):
+    sys.exit(77)
+  for name, text in (('setgroups', 'deny'), ('uid_map', f'1000 {user} 1'), ('gid_map', f'1000 {group} 1')):
+    open(f'/proc/self/{name}', 'w').write(text)  # an ordinary user
+  open('/proc/sys/user/max_user_namespaces', 'w').write('0')
+  os.execv(sys.executable, [sys.executable, '-c', sys.orig_argv[2]])
+from speccascade.data import sandbox
+LOOK = '''
+import glob
+for name in glob.glob("/proc/[0-9]*/environ"):
+  try:
+    found = b"SECRET=value" in open(name, "rb").read()
+  except OSError:
+    found = False
+  assert not found, name
+'''
+try:
+  sandbox.run('open("/tmp/ran-without-isolation", "w")')
+except PermissionError as error:
+  print(error)
+print(sandbox.run(LOOK, isolated=False))
+print(open('/proc/self/environ', 'rb').read().count(b'SECRET=value'))
+"""
+
+
+def test_where_namespaces_are_forbidden_nothing_runs_unless_that_is_said_and_then_it_cannot_read_us():
+  program = [sys.executable, '-c', WITHOUT_NAMESPACES, 'become an ordinary user']
+  out = subprocess.run(program, capture_output=True, text=True, env=os.environ | {'SECRET': 'value'})
+  if out.returncode == 77:
+    pytest.skip('no user namespaces here')
+  refused, passed, readable = out.stdout.splitlines()
+  assert refused.startswith('no program is run, for the system does not let it leave the network'), out.stderr
+  assert "allow_execution='without isolation'" in refused and 'passed' in passed and readable == '1'
+  assert not pathlib.Path('/tmp/ran-without-isolation').exists()
 
 
 def test_a_program_reads_its_job_no_more():

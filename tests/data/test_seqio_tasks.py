@@ -190,7 +190,7 @@ def test_worked_examples_give_way_before_the_question_does(data_dir, byt5):
 def test_programs_are_tested_once_they_may_run(data_dir):
   with pytest.raises(PermissionError, match='allow_execution=True'):
     seqio_tasks.seqio_task('humaneval', data_dir=data_dir, split='test')
-  task = seqio_tasks.seqio_task('humaneval', data_dir=data_dir, split='test', allow_execution=True)
+  task = seqio_tasks.seqio_task('humaneval', data_dir=data_dir, split='test', allow_execution='without isolation')
   said = task.postprocess('    return 2 * x\n\ndef other():\n    broken', task.examples[0])
   assert task.metrics['pass_at_1'](task.examples, [said]) == 100
   assert seqio_tasks.seqio_task('humaneval', data_dir=data_dir, split='test', metrics=('exact_match',)).examples
@@ -200,7 +200,7 @@ def test_programs_are_tested_once_they_may_run(data_dir):
 def test_missing_data_is_said_at_once_with_the_remedy(name, tmp_path):
   dataset = seqio_tasks.BENCHMARKS[name].dataset
   with pytest.raises(FileNotFoundError, match=f'{dataset} is not in {tmp_path}.*nothing is downloaded.*{dataset}'):
-    seqio_tasks.seqio_task(name, data_dir=str(tmp_path), allow_execution=True)
+    seqio_tasks.seqio_task(name, data_dir=str(tmp_path), allow_execution='without isolation')
 
 
 @pytest.mark.parametrize(
