@@ -69,7 +69,7 @@ def add_distributed(parser: Parser):
     'JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID; the first writes',
   )  # fmt: skip
   parser.add_argument(
-    '--host_timeout', type=count, default=int(distributed.LIMIT), metavar='SECONDS',
+    '--host_timeout', type=_patience, default=int(distributed.LIMIT), metavar='SECONDS',
     help='how long a process waits for another before all end (%(default)s)',
   )  # fmt: skip
 
@@ -90,6 +90,13 @@ def count(text: str) -> int:
   """Return a whole number of at least 1."""
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least 1')
+  return int(text)
+
+
+def _patience(text: str) -> int:
+  """Return seconds that processes may wait for each other."""
+  if count(text) > distributed.LONGEST:
+    raise argparse.ArgumentTypeError(f'{text} seconds is more than {distributed.LONGEST}, which is 11 days')
   return int(text)
 
 

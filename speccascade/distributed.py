@@ -27,8 +27,15 @@ from speccascade.errors import RunError
 
 T = TypeVar('T')
 WATCHED = 'SPECCASCADE_WATCHED'  # in the environment of a command that `watch` started: where it leaves its exit code
+GIVEN_UP = -signal.SIGABRT, -signal.SIGSEGV  # what becomes of a process where JAX finds no other, or its port taken
+JOINED = b'\0'  # what it leaves there when the processes have found each other
 AGAIN = 'The same command on all hosts goes on from the last lines written; --host_timeout is how long they wait.'
-LIMIT = 600.0  # seconds
+NOT_FOUND = (
+  'The processes of this run did not find each other{why}: start one on each host, all within --host_timeout seconds, '
+  'and where none of TPU, Slurm, Open MPI and Kubernetes says how many there are, set JAX_NUM_PROCESSES, '
+  'JAX_PROCESS_ID and JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the first host.'
+)
+LIMIT, LONGEST = 600.0, 1_000_000  # seconds; JAX counts milliseconds in 32 bits
 BEFORE = 60.0  # that JAX waits longer for a heartbeat: it ends the process without our sentence
 PATIENCE = 5.0  # seconds that one which failed waits for the others to say why
 PIECE = 1 << 20  # characters that the store takes at once
@@ -52,11 +59,12 @@ def watch(command: Sequence[str]) -> int:
   code = child.wait()
   os.set_blocking(heard, False)
   with open(heard, 'rb', buffering=0) as pipe:
-    own = pipe.read(1)
-  if code == -signal.SIGABRT and own:
-    return own[0]
-  if code == -signal.SIGABRT:
-    print(f'error: Another process died, and JAX ended this one. {AGAIN}', file=sys.stderr)
+    left = pipe.read() or b''
+  if code in GIVEN_UP and left.strip(JOINED):
+    return left[-1]
+  if code in GIVEN_UP:
+    ended = f'Another process died, and JAX ended this one. {AGAIN}'
+    print(f'error: {ended if left else NOT_FOUND.format(why="")}', file=sys.stderr)
     return 1
   return code if code >= 0 else 128 - code
 
@@ -69,27 +77,53 @@ def _die_with_parent():
 def start(limit: float = LIMIT, **given):
   """Join the processes of this slice, found from the environment (TPU, Slurm, Open MPI, Kubernetes) or as `given`."""
   global LIMIT
+  given = given or _from_environment()
   LIMIT = limit
   jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM, by which commands are ended
-  given = given or _from_environment()
   try:
-    jax.distributed.initialize(
-      **given, initialization_timeout=int(limit), heartbeat_timeout_seconds=int(limit + BEFORE)
-    )
+    with _silenced():
+      jax.distributed.initialize(
+        **given, initialization_timeout=int(limit), heartbeat_timeout_seconds=int(limit + BEFORE)
+      )
+    _leave_word(JOINED)
     jax.devices()  # which all processes have to ask for together
-  except (ValueError, RuntimeError) as error:
-    said = str(error).strip().split('\n')[0]
-    raise RunError(
-      f'The processes of this run did not find each other ({said}): start one on each host, and where none of TPU, '
-      'Slurm, Open MPI and Kubernetes says how many there are, set JAX_COORDINATOR_ADDRESS=HOST:PORT, '
-      'JAX_NUM_PROCESSES and JAX_PROCESS_ID.'
-    ) from error
+  except Exception as error:  # what JAX raises where the environment of a cluster is not as it expects
+    said = str(error).strip().split('\n')[0] or type(error).__name__
+    raise RunError(NOT_FOUND.format(why=f' ({said})')) from error
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+  """Keep from standard error what is not Python's: where JAX gives up, it prints a stack and aborts the process."""
+  sys.stderr.flush()
+  with os.fdopen(os.dup(2), 'w') as kept, open(os.devnull, 'w') as nowhere, contextlib.redirect_stderr(kept):
+    os.dup2(nowhere.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(kept.fileno(), 2)
+
+
+def _leave_word(word: bytes):
+  """Tell the process that watches this one."""
+  if WATCHED in os.environ:
+    os.write(int(os.environ[WATCHED]), word)
 
 
 def _from_environment() -> dict:
-  """Return what JAX does not itself read from the environment."""
-  known = {'num_processes': 'JAX_NUM_PROCESSES', 'process_id': 'JAX_PROCESS_ID'}
-  return {name: int(os.environ[variable]) for name, variable in known.items() if variable in os.environ}
+  """Return what JAX does not itself read from the environment, having checked what it does."""
+  address = os.environ.get('JAX_COORDINATOR_ADDRESS')
+  host, _, port = (address or '').rpartition(':')
+  if address and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+    raise RunError(f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT, as in 10.0.0.1:1234.')
+  found = {}
+  for name, least in (('num_processes', 1), ('process_id', 0)):
+    variable = f'JAX_{name.upper()}'
+    text = os.environ.get(variable)
+    if text is not None and not (text.isdecimal() and int(text) >= least):
+      raise RunError(f'{variable}={text} is not a whole number of at least {least}.')
+    found |= {} if text is None else {name: int(text)}
+  return found
 
 
 def count() -> int:
@@ -221,8 +255,7 @@ def leave(code: int) -> int:
   if code and count() > 1:
     sys.stdout.flush()
     sys.stderr.flush()
-    if WATCHED in os.environ:
-      os.write(int(os.environ[WATCHED]), bytes([code]))
+    _leave_word(bytes([code]))
     with contextlib.suppress(RuntimeError, AttributeError):  # AttributeError: it had not started yet
       _jax_distributed.global_state.client.wait_at_barrier('speccascade/left', int(PATIENCE * 1000))
     if is_writer():

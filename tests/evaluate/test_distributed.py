@@ -300,5 +300,20 @@ def test_a_process_that_is_told_to_end_does_and_one_that_is_killed_leaves_nothin
 
 
 def test_processes_that_nothing_tells_of_each_other_are_told_what_to_set(monkeypatch):
-  with pytest.raises(RunError, match='did not find each other .*; start one on each host|set JAX_COORDINATOR_ADDRESS'):
+  with pytest.raises(RunError, match='did not find each other .*start one on each host.* JAX_COORDINATOR_ADDRESS'):
     distributed.start(1)
+
+
+@pytest.mark.parametrize('missing', ['its port', pytest.param('the other process', marks=pytest.mark.full)])
+def test_a_process_that_cannot_find_the_others_says_so_and_prints_no_stack(tmp_path, missing):
+  with socket.socket() as other:
+    other.bind(('', 0))
+    where = f'127.0.0.1:{other.getsockname()[1]}'
+    if missing == 'its port':
+      other.listen()
+    else:
+      other.close()
+    begun = start(tmp_path / 'nope.gin', tmp_path / 'run', '--distributed', '--host_timeout=1', **environment(where, 0))
+    code, out, err = finish(begun)
+  assert code == 1 and not out and err.startswith('error: The processes of this run did not find each other'), err
+  assert err.count('\n') == 1
