@@ -24,16 +24,24 @@ CLIENTS = ('gcsfs', 'google', 'aiohttp', 'aiobotocore', 'botocore', 's3fs', 'adl
 CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'buckets'
 AT_ONCE = 64  # objects read side by side
 _ADDRESS = re.compile(r'([A-Za-z][\w+.-]*)://')
+_MISWRITTEN = re.compile(rf'({"|".join(PACKAGES)}):(?!//[^/])')
 
 
 def is_address(path: Any) -> bool:
-  """Tell whether a text is an address, SCHEME://…, and no path of this machine."""
+  """Tell whether a text is an address, SCHEME://…, and no path of this machine; refuse what means to be one."""
+  text = str(path) if isinstance(path, str | Path) else ''
+  if found := _MISWRITTEN.match(text):
+    raise ValueError(f'{text} is neither a path nor an address: write {found[1]}://BUCKET/PATH, a text.')
+  if text.startswith(('file:/', 'local:/')):
+    raise ValueError(f'{text} lies on this machine: give its path, without {text.partition(":")[0]}://.')
   return isinstance(path, str) and bool(_ADDRESS.match(path))
 
 
 def path(address: str):
   """Return an address as a path, having checked that what opens it is installed."""
   scheme = _ADDRESS.match(address).group(1)
+  if scheme == 'data':
+    raise ValueError(f'{address} would be content and no file: give a path, or an address as gs://BUCKET/PATH.')
   try:
     import upath
 
@@ -45,10 +53,9 @@ def path(address: str):
     missing = PACKAGES.get(scheme) or getattr(error, 'name', None) or 'its fsspec package'
     missing = f'universal-pathlib {missing}' if getattr(error, 'name', '') == 'upath' else missing
     raise ValueError(f'{address} cannot be opened: pip install {missing}') from error
-  except ValueError as error:
-    raise ValueError(
-      f'{address} cannot be opened: fsspec knows no {scheme}://, but gs://, s3://, az:// and more'
-    ) from error
+  except (ValueError, TypeError, OSError) as error:  # whatever a file system wants to know first
+    said = str(error).strip().splitlines()[0]
+    raise ValueError(f'{address} cannot be opened ({said}): fsspec has gs://, s3://, az:// and more') from error
   return found
 
 

@@ -6,9 +6,11 @@ included, and prints that sentence alone.
 
 import functools
 import json
+import os
 import pathlib
 import runpy
 import sys
+from unittest import mock
 
 import gin
 import jax.numpy as jnp
@@ -17,7 +19,20 @@ import pytest
 from safetensors.numpy import save_file
 
 import speccascade
-from speccascade import acceptance, commands, compile, convert, decode, gin_files, methods, plan, rules, run, stopping
+from speccascade import (
+  acceptance,
+  commands,
+  compile,
+  convert,
+  decode,
+  distributed,
+  gin_files,
+  methods,
+  plan,
+  rules,
+  run,
+  stopping,
+)
 from speccascade.checkpoints import orbax
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
@@ -119,10 +134,20 @@ PYTHON = {
   'a text for a number': (lambda d: speccascade.load(checkpoint(d, d_model='512')), 'd_model'),
   'a bucket whose package is not there': (lambda _: Checkpoint('abfs://b/x'), 'abfs://b/x cannot be opened: pip'),
   'an address of no kind': (lambda _: speccascade.load('nope://b/model'), 'nope://b/model cannot be opened'),
+  'an address of a file here': (lambda _: speccascade.load('file:///tmp/model'), 'without file://'),
+  'an address that is a path': (
+    lambda _: speccascade.load(pathlib.Path('gs://b/model')), 'gs:/b/model is neither a path nor an address'
+  ),
+  'an address that is content': (lambda _: speccascade.load('data://x'), 'data://x would be content'),
+  'an address that names no bucket': (lambda _: Checkpoint('gs://'), 'write gs://BUCKET/PATH'),
   'a file that weights point out to': (
     lambda d: speccascade.load(pointing_out(d)), 'model.safetensors.index.json'
   ),
   'a folder that is not ours': (lambda d: overwritten(d), 'it holds thesis.tex'),
+  # several processes
+  'a first host without a port': (lambda _: joining(JAX_COORDINATOR_ADDRESS='localhost'), 'localhost is not HOST:PORT'),
+  'a port that is no number': (lambda _: joining(JAX_COORDINATOR_ADDRESS='a:b'), 'JAX_COORDINATOR_ADDRESS=a:b is not'),
+  'a text for a number of processes': (lambda _: joining(JAX_NUM_PROCESSES='two'), 'JAX_NUM_PROCESSES=two is not'),
   # data
   'data in a bucket whose package is not there': (lambda _: files.lines('abfs://b/x.txt'), 'adlfs'),
   'a prompt of null': (lambda d: files.jsonl(records(d, '{"prompt": null, "target": ""}')), "line 3: the field"),
@@ -153,6 +178,12 @@ def overwritten(folder: pathlib.Path):
   written(folder / 'thesis', 'thesis.tex', 'x')
   network = T5(T5Config(11, 8, 2, 4, 8, 1, 1))
   orbax.save(folder / 'thesis', Model({}, network), overwrite=True)
+
+
+def joining(**environment):
+  """Join other processes as an environment says."""
+  with mock.patch.dict(os.environ, environment):
+    distributed.start(1)
 
 
 def sentence(said: str) -> bool:
@@ -239,7 +270,12 @@ COMMANDS = {
     (['config.gin'], 'unrecognized arguments: config.gin'),
     (['--gin_file=nope.gin'], 'no file nope.gin'),
     (['--gin_file=gs://b/x.gin'], 'gs://b/x.gin is an address'),
+    (['--run_dir=file://scratch'], 'file://scratch lies on this machine: give its path'),
+    (['--run_dir=gs:/b/r'], 'gs:/b/r is neither a path nor an address: write gs://BUCKET/PATH'),
+    (['--run_dir=data://x'], 'data://x would be content'),
+    (['--run_dir=http://127.0.0.1:9/x'], 'cannot be'),
     (['--run_dir=abfs://b/run'], 'abfs://b/run cannot be opened: pip install'),
+    (['--distributed', '--host_timeout=10000000'], 'argument --host_timeout: 10000000 seconds is more than 1000000'),
     (['--shard=3/3'], "argument --shard: '3/3' is no shard; write i/n with i from 0 to n - 1"),
     (['--shard=0/2', '--merge'], 'not allowed with argument'),
     (['--run_dir={tmp}/none', '--merge'], 'none holds no shards'),
