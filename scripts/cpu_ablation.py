@@ -59,7 +59,7 @@ def main() -> None:
       found = {name: [] for name in everything}
       for trial in range(args.trials + 1):  # the first compiles
         for name, backend in everything.items():
-          backends._PLATFORMS['cpu'] = backend
+          backends.register('cpu', backend)
           start = time.perf_counter()
           decode(method, models, some, max_new_tokens=args.tokens, batch_size=batch, sampler=Sampler(temperature))
           if trial:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiers import quick
 
-from speccascade import ahead, backends, layout, methods, probs, rules
+from speccascade import ahead, backends, decode, layout, methods, probs, rules
 from speccascade.backends import base, cpu, tpu_attention, View
 from speccascade.loop import decode_batch, Program
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -290,3 +290,25 @@ def test_three_parts_are_the_whole_number():
   error = lambda y: np.abs(np.float64(y) - exact).max() / np.abs(exact).max()
   short = x.astype(jnp.bfloat16).astype(jnp.float32)
   assert error(cpu._in_parts(x, rows)) < 2e-6 < 1e-4 < error(short @ rows.T.astype(jnp.float32))
+
+
+def test_a_backend_in_use_or_of_a_platform_is_the_one_that_decodes(monkeypatch):
+  asked = []
+
+  @dataclasses.dataclass(frozen=True)
+  class Noting(backends.Backend):
+    name: str
+
+    def matmul(self, x, kernel, out_dtype):
+      asked.append(self.name)
+      return super().matmul(x, kernel, out_dtype)
+
+  model = Model(OPT.init(jax.random.key(0)), OPT)
+  one = lambda: decode(methods.autoregressive(), [model], [[1, 2]], max_new_tokens=2).tokens
+  plain = one()
+  assert not asked
+  with backends.use(Noting('used')):
+    assert one() == plain and set(asked) == {'used'}
+  monkeypatch.setitem(backends._PLATFORMS, 'cpu', None)
+  backends.register('cpu', Noting('registered'))
+  assert one() == plain and set(asked) == {'used', 'registered'}

@@ -1,11 +1,13 @@
 """What differs from device to device: one name and one signature for each, in `base`, `cpu`, `gpu` and `tpu`.
 
-A program is traced for one backend, chosen from where its parameters lie (`of`) and entered with `use`. What is traced
-outside, as in training, is plain XLA.
+A program is traced for one backend: the one in `use` where it is made, else the one of the platform on which its
+parameters lie (`of`). What is traced outside, as in training, is plain XLA. `register` gives a platform another one.
 """
 
 from collections.abc import Collection, Sequence
+import contextlib
 import functools
+from typing import Any
 import warnings
 
 import jax
@@ -17,16 +19,32 @@ from speccascade.backends.tpu import TPU
 from speccascade.traced import Setting
 
 __all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'current', 'entry_of', 'known', 'named', 'of',
-           'prepared', 'use']  # fmt: skip
+           'prepared', 'register', 'use']  # fmt: skip
 
 _PLATFORMS = {'cpu': CPU(), 'gpu': GPU(), 'cuda': GPU(), 'rocm': GPU(), 'tpu': TPU()}
 _BACKEND: Setting[Backend] = Setting('backend')
-use = _BACKEND.use  # trace for this backend
+
+
+def use(backend: Backend) -> contextlib.AbstractContextManager[None]:
+  """Decode and trace with this backend, whatever the device."""
+  return _BACKEND.use(_checked(backend))
+
+
+def register(platform: str, backend: Backend):
+  """Let programs on a platform, as JAX names it, be traced for this backend."""
+  _PLATFORMS[platform] = _checked(backend)
+
+
+def _checked(backend: Any) -> Backend:
+  if isinstance(backend, Backend):
+    return backend
+  made = f', as {backend.__name__}()' if isinstance(backend, type) else ''
+  raise ValueError(f'{backend!r} is not a backend: give an instance of a subclass of backends.Backend{made}.')
 
 
 def named(platform: str) -> Backend:
-  """Return the backend of a platform as JAX names it, plain XLA for one without its own."""
-  return _PLATFORMS.get(platform, Backend())
+  """Return the backend in use or that of a platform as JAX names it, plain XLA for one without its own."""
+  return _BACKEND.current() or _PLATFORMS.get(platform, Backend())
 
 
 def of(params) -> Backend:
