@@ -36,9 +36,15 @@ def readme() -> str:
   return re.sub(r'\]\((?!https?:|#)', f']({page}/blob/main/', text) if page else text
 
 
+def version() -> str:
+  """Return the version that the package says it has."""
+  text = (ROOT / 'speccascade' / '__init__.py').read_text(encoding='utf-8')
+  return re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE).group(1)
+
+
 setuptools.setup(
   name='speccascade',
-  version='0.1.0',
+  version=version(),
   description='Speculative decoding, cascades, collaborative decoding and speculative verification as one JAX program',
   long_description=readme(),
   long_description_content_type='text/markdown',
@@ -59,7 +65,7 @@ setuptools.setup(
   package_dir={'speccascade.gin_configs': 'gin_configs'},
   package_data={
     'speccascade.gin_configs': ['*/*.gin'],
-    'speccascade': ['configs/*.gin'],
+    'speccascade': ['configs/*.gin', 'py.typed'],
     'speccascade.embedded': ['pretrained/*/*'],
     'speccascade.evaluate': ['report.html', 'report.css', 'report.js'],
   },

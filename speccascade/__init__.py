@@ -10,6 +10,7 @@ from speccascade.requests import Request
 from speccascade.results import Decoded, Row
 from speccascade.types import Model
 
+__version__ = '0.1.0'
 __all__ = [
   'Decoded', 'Model', 'Request', 'Row', 'Sampler', 'acceptance', 'check', 'decode', 'load', 'mesh', 'methods',
   'place', 'rules', 'stopping', 'stream', 'theory',

@@ -13,6 +13,7 @@ import pytest
 
 import speccascade
 from speccascade import acceptance, methods, profiles, rules, scheduling, stopping
+from speccascade.__main__ import COMMANDS, main
 from speccascade.models import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -81,6 +82,15 @@ def test_importing_and_decoding_needs_no_heavy_package():
   )
   out = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
   assert out.stdout.strip() == '[]'
+
+
+def test_the_package_lists_every_command_with_its_purpose(capsys):
+  files = [p for p in PACKAGE.rglob('*.py') if "if __name__ == '__main__':" in p.read_text()]
+  paths = {p.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.') for p in files}
+  found = {p.removesuffix('__main__').rstrip('.') for p in paths} - {'', 'data.sandbox'}
+  assert main([]) == 0 and {*COMMANDS} == found
+  lines = capsys.readouterr().out.splitlines()
+  assert all(line.startswith(f'python -m speccascade.{n} ') and len(line) < 160 for n, line in zip(COMMANDS, lines))
 
 
 def test_the_methods_page_lists_each_method_with_its_phases():

@@ -13,6 +13,8 @@ import zipfile
 
 import pytest
 
+import speccascade
+
 ROOT = Path(__file__).parents[1]
 PARTS = ('speccascade', 'gin_configs', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE')
 SHORT = (
@@ -102,4 +104,5 @@ def test_the_wheel_says_what_an_index_shows(wheel):
   assert 'Documentation, https://github.com/someone/fork/blob/main/docs' in said.get_all('Project-URL')
   shipped = {name.removeprefix('speccascade/') for name in names if name.startswith('speccascade/gin_configs/')}
   assert shipped == {p.relative_to(ROOT).as_posix() for p in (ROOT / 'gin_configs').rglob('*.gin')}
+  assert said['Version'] == speccascade.__version__ and 'speccascade/py.typed' in names
   assert not any(name.startswith(('tests', 'gin_configs')) for name in names)

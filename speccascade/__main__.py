@@ -1,0 +1,35 @@
+"""The commands of this package; each has a --help of its own."""
+
+import argparse
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+import sys
+
+from speccascade import __version__, commands
+
+COMMANDS = ('run', 'decode', 'plan', 'profile', 'check', 'compile', 'convert', 'train', 'train.vocabulary')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """List the commands; return the exit code."""
+  parser = commands.Parser('speccascade', __doc__)
+  parser.add_argument('--version', action='version', version=__version__)
+  return commands.run(parser, _list, argv, 'interrupted')
+
+
+def _list(args: argparse.Namespace):
+  wide = max(map(len, COMMANDS))
+  for name in COMMANDS:
+    print(f'python -m speccascade.{name:<{wide}}  {_purpose(name)}')
+
+
+def _purpose(name: str) -> str:
+  """Return the first line that a command says of itself, without importing it."""
+  place = Path(__file__).parent.joinpath(*name.split('.'))
+  file = place / '__main__.py' if place.is_dir() else place.with_suffix('.py')
+  return ast.get_docstring(ast.parse(file.read_text(encoding='utf-8'))).splitlines()[0]
+
+
+if __name__ == '__main__':
+  sys.exit(main())
