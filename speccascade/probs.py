@@ -6,8 +6,10 @@ Everything is float32 and broadcasts over leading axes `...`.
 
 from collections.abc import Callable
 import dataclasses
+import json
 import numbers
 from typing import Any, Protocol
+import warnings
 
 from flax import struct
 import jax
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, layout
-from speccascade.types import ACCEPT, Array, DRAFT, places, State, take, take1
+from speccascade.types import ACCEPT, Array, DRAFT, Model, places, State, take, take1
 
 _BLOCK = 128  # vocabulary entries in one block of the two-level draw
 
@@ -125,6 +127,10 @@ NEUTRAL = dict(
   temperature=1.0, top_k=2.0**24, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
   frequency_penalty=0.0,
 )  # fmt: skip
+# What transformers' generation may do beside; a value of its own each that does nothing.
+_NOT_OURS = dict(
+  num_beams=1, typical_p=1.0, no_repeat_ngram_size=0, epsilon_cutoff=0.0, eta_cutoff=0.0, penalty_alpha=0.0
+)  # fmt: skip
 _VALID = {
   'temperature': (lambda x: x == 0 or 1e-4 <= x < np.inf, 'a number 0 (greedy) or at least 0.0001'),
   'top_k': (lambda x: x >= 1 and float(x).is_integer(), 'a whole number of at least 1; use None for no filter'),
@@ -166,6 +172,18 @@ class Sampler:
         raise ValueError(f'Sampler: {name}={value!r} is not {wanted}.')
       if real:
         object.__setattr__(self, name, float(value))
+
+  @classmethod
+  def of(cls, model: Model) -> 'Sampler':
+    """Return what a checkpoint's generation_config.json asks for; without `do_sample` that is greedy."""
+    if model.generation is None:
+      raise ValueError(f'{model.name} has no generation_config.json: give numbers, as in Sampler(temperature=0.7).')
+    said = json.loads(model.generation)
+    beside = [f'{name}={said[name]}' for name, neutral in _NOT_OURS.items() if said.get(name) not in (None, neutral)]
+    if beside:
+      warnings.warn(f'{model.name}: its generation_config.json also says {", ".join(beside)}, left out.', stacklevel=2)
+    given = {name: said[name] for name in NEUTRAL if said.get(name) is not None and (name, said[name]) != ('top_k', 0)}
+    return cls(**given | ({} if said.get('do_sample') else {'temperature': 0.0}))
 
   @property
   def greedy(self) -> bool:

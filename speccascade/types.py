@@ -68,6 +68,7 @@ class Model:
   tokenizer: Any = struct.field(pytree_node=False, default=None)
   name: str = struct.field(pytree_node=False, default='model')
   digest: str | None = struct.field(pytree_node=False, default=None)  # of the checkpoint that it was loaded from
+  generation: str | None = struct.field(pytree_node=False, default=None)  # its generation_config.json
 
 
 @struct.dataclass

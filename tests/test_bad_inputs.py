@@ -20,7 +20,12 @@ from safetensors.numpy import save_file
 
 import speccascade
 from speccascade import (
+  __main__ as package,
+)
+from speccascade import (
   acceptance,
+  backends,
+  checkpoints,
   commands,
   compile,
   convert,
@@ -33,7 +38,7 @@ from speccascade import (
   run,
   stopping,
 )
-from speccascade.checkpoints import orbax
+from speccascade.checkpoints import hf_config, hf_names, orbax
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
 from speccascade.evaluate import Checkpoint, config
@@ -144,6 +149,21 @@ PYTHON = {
     lambda d: speccascade.load(pointing_out(d)), 'model.safetensors.index.json'
   ),
   'a folder that is not ours': (lambda d: overwritten(d), 'it holds thesis.tex'),
+  'a family whose maker takes other arguments': (
+    lambda _: checkpoints.register('mine', lambda config: None, 'llama'), 'is no function of (config, *, eos_ids'
+  ),
+  'a family whose names are unknown': (
+    lambda _: checkpoints.register('mine', made, 'lama'), "names='lama' is neither a table of tensors nor"
+  ),
+  'a family that is there': (lambda _: checkpoints.register('t5', made, 't5'), "model_type 't5' is one of the package"),
+  'a family that makes no network': (lambda d: loaded_as_mine(d, made), 'not a dataclass with param_shapes()'),
+  'a family without the name of a tensor': (
+    lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1))), "is no module of the names of"
+  ),
+  'no generation_config.json': (lambda _: speccascade.Sampler.of(LARGE), 'toy0 has no generation_config.json'),
+  # backends
+  'a backend that is a class': (lambda _: backends.register('tpu', backends.CPU), 'give an instance of a subclass'),
+  'a backend that is a text': (lambda _: backends.use('cpu').__enter__(), "'cpu' is not a backend"),
   # several processes
   'a first host without a port': (lambda _: joining(JAX_COORDINATOR_ADDRESS='localhost'), 'localhost is not HOST:PORT'),
   'a port that is no number': (lambda _: joining(JAX_COORDINATOR_ADDRESS='a:b'), 'JAX_COORDINATOR_ADDRESS=a:b is not'),
@@ -178,6 +198,18 @@ def overwritten(folder: pathlib.Path):
   written(folder / 'thesis', 'thesis.tex', 'x')
   network = T5(T5Config(11, 8, 2, 4, 8, 1, 1))
   orbax.save(folder / 'thesis', Model({}, network), overwrite=True)
+
+
+def made(config, *, eos_ids, dtype, scan):
+  """Make no network."""
+
+
+def loaded_as_mine(folder: pathlib.Path, network) -> Model:
+  """Load a checkpoint of a family that is registered for it, with the names of Llama."""
+  known = mock.patch.dict(hf_config.REGISTERED), mock.patch.dict(hf_names.TABLES)
+  with known[0], known[1]:
+    checkpoints.register('mine', network, 'llama')
+    return speccascade.load(checkpoint(folder, model_type='mine'))
 
 
 def joining(**environment):
@@ -263,6 +295,7 @@ def check(argv: list[str]) -> int:
 MAIN = {
   'run': run.main, 'train': training.main, 'plan': plan.main, 'convert': convert.main, 'check': check,
   'vocabulary': vocabulary.main, 'compile': compile.main, 'decode': decoding.main,
+  'speccascade': package.main,
 }  # fmt: skip
 COMMANDS = {
   'run': [
@@ -359,6 +392,7 @@ COMMANDS = {
     (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/thesis/thesis.tex'], 'thesis.tex is there already'),
     (['--models', '{tmp}/none', 'b', '--', '{tmp}/prompts', '{tmp}/out'], 'none does not exist'),
   ],
+  'speccascade': [(['run'], 'unrecognized arguments: run')],
   'vocabulary': [([], 'the following arguments are required: file'), (['gs://b/x'], 'gs://b/x is an address')],
 }  # fmt: skip
 ROWS = [(name, argv, part) for name, rows in COMMANDS.items() for argv, part in rows]

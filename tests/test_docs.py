@@ -3,15 +3,17 @@
 import dataclasses
 from pathlib import Path
 import re
+import runpy
 
 import pytest
 
-from speccascade import embedded, Request
+from speccascade import embedded, Request, run
 from speccascade.evaluate import config
 from speccascade.methods import Method, SequenceCascade
 from speccascade.models import toy
 
 ROOT = Path(__file__).parents[1]
+EXTENDING = ROOT / 'docs' / 'extending.md'
 PAGES = sorted((ROOT / 'docs' / 'methods').glob('*.md'))
 DOCUMENTS = [ROOT / 'README.md', ROOT / 'WORKSPACE.md', *sorted((ROOT / 'docs').rglob('*.md'))]
 MY_TABLES = """
@@ -56,6 +58,29 @@ def test_the_gin_of_each_page_makes_methods(page, tmp_path, monkeypatch):
   config.parse([str(file)])
   for curve in config.build():
     assert all(isinstance(point.build(), Method | SequenceCascade) for point in curve.points())
+
+
+FILES = {code.split('\n')[0].removeprefix('# '): code for code in blocks(EXTENDING, 'python')}
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_the_files_of_the_page_on_extending_run(name, tmp_path, capsys):
+  (tmp_path / name).write_text(FILES[name])
+  runpy.run_path(str(tmp_path / name), run_name='__main__')
+
+
+def test_a_gin_file_takes_the_task_of_the_page_on_extending(tmp_path, monkeypatch):
+  (tmp_path / 'my_task.py').write_text(FILES['my_task.py'])
+  (tmp_path / 'page.gin').write_text('\n'.join(blocks(EXTENDING, 'gin')))
+  config.parse([str(run.DEFAULT), str(tmp_path / 'page.gin')])
+  (experiment,) = config.build()
+  assert [e.target for e in experiment.task.examples] == ['s p e c u l a t i o n', 'c a s c a d e']
+
+
+def test_the_page_on_extending_lists_its_sections():
+  text = EXTENDING.read_text()
+  listed = re.findall(r'^\| \[.*?\]\(#(.*?)\) ', text, re.MULTILINE)
+  assert listed == [h for h in re.findall(r'^## (.*)$', text, re.MULTILINE) for h in [h.lower().replace(' ', '-')]]
 
 
 def test_the_index_lists_every_page():

@@ -1,6 +1,8 @@
 """Checkpoints of every format: `load` looks at what a path is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+import inspect
+import json
 import os
 from pathlib import Path, PurePosixPath
 import re
@@ -9,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from speccascade import buckets, tokenizers
-from speccascade.checkpoints import files, hf, orbax, t5x
+from speccascade.checkpoints import files, hf, hf_config, hf_names, orbax, t5x
 from speccascade.models import layerskip
-from speccascade.types import Model
+from speccascade.types import Model, Network
 
-__all__ = ['digest', 'kind', 'load', 'load_all', 'part_of', 'read', 'whole']
+__all__ = ['digest', 'kind', 'load', 'load_all', 'part_of', 'read', 'register', 'whole']
 
 _EXIT = re.compile(r'(.+)@(\d+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
@@ -73,6 +75,26 @@ def load_all(paths: Sequence, **settings) -> list[Model]:
   return [part_of(wholes[base], layers) for base, layers in parts]
 
 
+def register(model_type: str, network: Callable[..., Network], names: str | Mapping[str, str]):
+  """Let `load` read Hugging Face folders whose config.json has a model_type of one's own.
+
+  `network(config, *, eos_ids, dtype, scan)` returns the network, a dataclass with `param_shapes()`. `names` says where
+  its tensors are, {module: prefix}, with `layers` for every layers_N and {} for N, or is a model_type with the same.
+  """
+  try:
+    inspect.signature(network).bind({}, eos_ids=(), dtype='', scan=False)
+  except TypeError as error:
+    raise ValueError(f'{network!r} ({error}) is no function of (config, *, eos_ids, dtype, scan).') from None
+  table = hf_names.TABLES.get(names) if isinstance(names, str) else names
+  if not isinstance(table, Mapping):
+    raise ValueError(
+      f'names={names!r} is neither a table of tensors nor a model_type that has one: {", ".join(hf_names.TABLES)}.'
+    )
+  if model_type in hf_config.DEFAULTS:
+    raise ValueError(f"model_type '{model_type}' is one of the package's own: register another name.")
+  hf_config.REGISTERED[model_type], hf_names.TABLES[model_type] = network, table
+
+
 def whole(path) -> tuple[str, int | None]:
   """Return the path of a checkpoint and, where MODEL@4 means the first four layers of the one at MODEL, how many.
 
@@ -117,7 +139,8 @@ def read(
     folder = t5x.find(folder)
     network, params = t5x.read(folder, dtype=dtype, scan=scan, activation=activation, mesh=mesh, rules=rules)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
-  model = Model(params, network, tokenizer, _name(folder), digest(folder))
+  generation = hf.generation(folder) if family == 'hf' else None
+  model = Model(params, network, tokenizer, _name(folder), digest(folder), generation and json.dumps(generation))
   model = part_of(model, layers)
   return model if name is None else model.replace(name=name)
 

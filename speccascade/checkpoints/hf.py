@@ -24,7 +24,7 @@ from speccascade.checkpoints.hf_names import canonical, ignored, Source, source
 from speccascade.checkpoints.tensor_files import AGAIN, index, read_json, Stored
 from speccascade.types import Network, Params
 
-__all__ = ['export', 'network_from_config', 'read']
+__all__ = ['export', 'generation', 'network_from_config', 'read']
 
 HEAD = 'lm_head.weight'
 T5_FAMILIES = ('t5', 'mt5', 'umt5')
@@ -48,15 +48,16 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   config = read_json(folder / 'config.json')
   family = settings(config)['model_type']
   stored = _tensors(folder, family)
-  network = network_from_config(config, eos_ids=_eos_ids(folder))
+  network = network_from_config(config, eos_ids=(generation(folder) or {}).get('eos_token_id'))
   plan = _plan(family, network)
-  embedding = next(item.source.name for item in plan if item.path == ('token_embedder', 'embedding'))
+  embedding = next((i.source.name for i in plan if i.path == ('token_embedder', 'embedding')), plan[0].source.name)
   tied = _tied(network, family, stored, embedding)
-  if tied != network.config.tied:
+  if tied != _says_tied(network):
     network = dataclasses.replace(network, config=dataclasses.replace(network.config, tied=tied))
     plan = _plan(family, network)
   _check(folder, plan, stored)
-  network = dataclasses.replace(network, dtype=dtype or stored[embedding].dtype.name, scan=scan)
+  network = _replaced(network, dtype=dtype or stored[embedding].dtype.name, scan=scan)
+  scan = getattr(network, 'scan', False)
   cut = None if mesh is None else layout.shardings(network, mesh, rules)
   return network, _load(plan, stored, dtype, scan, cut)
 
@@ -70,26 +71,37 @@ def _tensors(folder: Path, family: str) -> dict[str, Stored]:
   return stored
 
 
-def _eos_ids(folder: Path):
-  """Return what `generation_config.json` gives as end of sequence, or None."""
+def generation(folder: Path) -> dict | None:
+  """Return what `generation_config.json` says, or None."""
   file = folder / 'generation_config.json'
-  return read_json(file).get('eos_token_id') if file.exists() else None
+  return read_json(file) if file.exists() else None
 
 
 def _plan(family: str, network: Network) -> list[_Item]:
   """Return an item for every parameter."""
-  unrolled = dataclasses.replace(network, scan=False)
+  unrolled = _replaced(network, scan=False)
   leaves = jax.tree_util.tree_leaves_with_path(unrolled.param_shapes())
   paths = [(tuple(key.key for key in path), leaf.shape) for path, leaf in leaves]
   return [_Item(path, shape, source(family, path)) for path, shape in paths]
 
 
+def _replaced(network: Network, **changes) -> Network:
+  """Return a network with those of the changes that it has fields for."""
+  fields = {field.name for field in dataclasses.fields(network)}
+  return dataclasses.replace(network, **{name: x for name, x in changes.items() if name in fields})
+
+
+def _says_tied(network: Network) -> bool:
+  return getattr(getattr(network, 'config', None), 'tied', False)
+
+
 def _tied(network: Network, family: str, stored: dict[str, Stored], embedding: str) -> bool:
   """Tell whether the head is the embedding: what the file holds decides before what the config says."""
+  said = _says_tied(network)
   if HEAD not in stored:
-    return network.config.tied or family in T5_FAMILIES
-  if not network.config.tied or embedding not in stored:
-    return network.config.tied
+    return said or family in T5_FAMILIES
+  if not said or embedding not in stored:
+    return said
   head, table = stored[HEAD], stored[embedding]
   return head.shape == table.shape and np.array_equal(head.read(), table.read())
 

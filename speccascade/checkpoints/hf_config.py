@@ -3,6 +3,8 @@
 Defaults are those of the families' own configuration classes, since a saved config may leave them out.
 """
 
+from collections.abc import Callable
+import dataclasses
 import math
 
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -134,6 +136,7 @@ DEFAULTS = {
     'scale_decoder_outputs': False,
   },
 }
+REGISTERED: dict[str, Callable[..., Network]] = {}  # model_type: the function that makes its network
 DEFAULTS['umt5'] = DEFAULTS['mt5'] | {'scale_decoder_outputs': None}
 _SIZES = frozenset(
   'vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim '
@@ -163,10 +166,15 @@ def settings(config: dict) -> Settings:
     text = {'tie_word_embeddings': config.get('tie_word_embeddings', True), **config.get('text_config', {})}
     config = {**text, 'model_type': 'gemma3_text', 'eos_token_id': config.get('eos_token_id', text.get('eos_token_id'))}
   family = config['model_type']
-  if family not in DEFAULTS:
-    raise ValueError(f"model_type '{family}' is not supported: choose from {', '.join([*DEFAULTS, 'gemma3'])}")
+  if family not in DEFAULTS and family not in REGISTERED:
+    known = ', '.join([*DEFAULTS, 'gemma3', *REGISTERED])
+    raise ValueError(
+      f"model_type '{family}' is not supported: choose from {known}, or add it by speccascade.checkpoints.register"
+    )
   if config.get('quantization_config'):
     raise ValueError("config.json has a 'quantization_config': save the model unquantised")
+  if family in REGISTERED:
+    return Settings(config)
   config = DEFAULTS[family] | config
   for key, value in config.items():
     _check_number(key, value, DEFAULTS[family].get(key))
@@ -193,9 +201,14 @@ def _check_number(key: str, value, default) -> None:
 def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', scan: bool = False) -> Network:
   """Return the network that a config describes; `eos_ids` (an id, several, or None) overrides the config's."""
   c = settings(config)
-  ids = c['eos_token_id'] if eos_ids is None else eos_ids
+  ids = c.get('eos_token_id') if eos_ids is None else eos_ids
   ids = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
   family = c['model_type']
+  if family in REGISTERED:
+    network = REGISTERED[family](c, eos_ids=ids, dtype=dtype, scan=scan)
+    if not dataclasses.is_dataclass(network) or not hasattr(network, 'param_shapes'):
+      raise ValueError(f"what makes a '{family}' gave {network!r}, not a dataclass with param_shapes()")
+    return network
   if family in ('t5', 'mt5', 'umt5'):
     start = c['pad_token_id'] if c['decoder_start_token_id'] is None else c['decoder_start_token_id']
     return T5(_t5(c), ids, start, dtype, scan)

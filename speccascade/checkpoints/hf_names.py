@@ -148,6 +148,8 @@ def source(family: str, path: tuple[str, ...]) -> Source:
   *modules, leaf = path
   number = next((name[7:] for name in modules if name.startswith('layers_')), '')
   module = '.'.join('layers' if name.startswith('layers_') else name for name in modules)
+  if module not in TABLES[family]:
+    raise ValueError(f"'{module}' is no module of the names of model_type '{family}': add where its tensors lie")
   name = TABLES[family][module].format(number) + ('.bias' if leaf == 'bias' else '.weight')
   transpose = leaf == 'rel_embedding' or (leaf == 'kernel' and (family != 'gpt2' or module == 'logits_dense'))
   if '.c_attn.' in name:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from speccascade.checkpoints import hf, tensor_files
+from speccascade import checkpoints
+from speccascade.checkpoints import hf, hf_config, hf_names, tensor_files
 from speccascade.models.layers import stack_layers
 
 LLAMA = {
@@ -294,3 +295,27 @@ def test_what_is_not_supported_is_said(config, message):
 def test_networks_are_hashable_and_equal_by_value():
   a, b = (hf.network_from_config(T5 | LLAMA | {'model_type': 'llama'}) for _ in range(2))
   assert hash(a) == hash(b) and a == b and dataclasses.replace(a, scan=True) != a
+
+
+@dataclasses.dataclass(frozen=True)
+class Bigram:
+  """A network of nobody's family: no config, no dtype, no layers."""
+
+  vocab_size: int
+  eos_ids: tuple[int, ...] = ()
+
+  def param_shapes(self):
+    shape = lambda *n: jax.ShapeDtypeStruct(n, jnp.float32)
+    return {'head': {'kernel': shape(3, self.vocab_size), 'bias': shape(self.vocab_size)}}
+
+
+def test_a_network_of_ones_own_is_read_by_the_names_that_are_registered(tmp_path, monkeypatch):
+  monkeypatch.setitem(hf_config.REGISTERED, 'bigram', None)
+  monkeypatch.setitem(hf_names.TABLES, 'bigram', None)
+  make = lambda config, *, eos_ids, **_: Bigram(config['vocab_size'], eos_ids)
+  checkpoints.register('bigram', make, {'head': 'out'})
+  tensors = {'out.weight': np.arange(15, dtype=np.float32).reshape(5, 3), 'out.bias': np.ones(5, np.float32)}
+  _save(tmp_path, {'model_type': 'bigram', 'vocab_size': 5, 'eos_token_id': 4}, tensors)
+  model = checkpoints.load(tmp_path, scan=True)
+  assert model.network == Bigram(5, (4,))
+  _assert_equal(model.params, {'head': {'kernel': tensors['out.weight'].T, 'bias': tensors['out.bias']}})

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 from tiers import quick
 
-from speccascade import checkpoints, decode, methods, start, tokenizers
+from speccascade import checkpoints, decode, methods, probs, start, tokenizers
 from speccascade.backends import cpu
 from speccascade.checkpoints import hf, hf_write, orbax, t5x
 from speccascade.evaluate.curves import Checkpoint
@@ -39,6 +39,23 @@ def _save_hf(folder, model):
   (folder / 'config.json').write_text(json.dumps(T5))
   save_file(hf.export(model.network, 't5', model.params), folder / 'model.safetensors')
   return folder
+
+
+def test_a_sampler_is_what_a_checkpoint_asks_for(tmp_path, model):
+  folder = _save_hf(tmp_path / 'm', model)
+
+  def of(**said) -> probs.Sampler:
+    (folder / 'generation_config.json').write_text(json.dumps(said))
+    return probs.Sampler.of(checkpoints.load(folder))
+
+  assert of(temperature=0.6, top_p=0.9) == probs.Sampler(0.0, top_p=0.9)
+  sampled = dict(do_sample=True, top_k=20, top_p=0.8, min_p=None, repetition_penalty=1.05, eos_token_id=[1, 2])
+  assert of(temperature=0.7, **sampled) == probs.Sampler(0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
+  assert of(do_sample=True, top_k=0, typical_p=1.0) == probs.Sampler()
+  with pytest.warns(UserWarning, match='also says num_beams=4, left out'):
+    assert of(num_beams=4) == probs.Sampler(0.0)
+  with pytest.raises(ValueError, match="temperature='warm' is not a number"):
+    of(do_sample=True, temperature='warm')
 
 
 def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
