@@ -9,6 +9,7 @@ import numbers
 from typing import Any
 
 from flax import struct
+from jax import tree_util
 import jax.numpy as jnp
 
 from speccascade import probs, rules
@@ -135,6 +136,8 @@ class MovingAverage(Policy):
 def check(policy: Any) -> Policy:
   """Return a policy, having checked that it is one."""
   if isinstance(policy, Policy):
+    if tree_util.all_leaves([policy]):
+      raise ValueError(f'{type(policy).__name__} must be decorated by @flax.struct.dataclass, as every policy is.')
     return policy
   name = getattr(rules.inside(policy), '__name__', 'Heuristic')
   raise ValueError(

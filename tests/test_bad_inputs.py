@@ -4,12 +4,14 @@ A row has what is given and a part of what must be said. A command exits with 1 
 included, and prints that sentence alone.
 """
 
+import dataclasses
 import functools
 import json
 import os
 import pathlib
 import runpy
 import sys
+from typing import Any
 from unittest import mock
 
 import gin
@@ -93,6 +95,20 @@ def branching(q_logits, p_logits, *, alpha, sampler):
   return sampler(p_logits) if alpha > 0.5 else sampler(q_logits)
 
 
+class Patient(stopping.Policy):
+  """A policy without its decorator."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubling(backends.Backend):
+  """A backend whose matmul is called otherwise."""
+
+  factor: Any
+
+  def matmul(self, x, kernel):
+    return self.factor * x @ kernel
+
+
 def narrow(q_logits, p_logits, *, sampler):
   """A rule of the wrong shape."""
   return sampler(p_logits)[..., 0]
@@ -122,6 +138,9 @@ PYTHON = {
   'an acceptor that is a class': (lambda _: methods.speculative(accept=acceptance.Threshold), 'Threshold'),
   'Fallback(2.0)': (lambda _: stopping.Fallback(2.0), 'Fallback needs 0 <= threshold <= 1, a probability'),
   'Fallback of float32': (lambda _: stopping.Fallback(np.float32(-1)), 'Fallback needs 0 <= threshold'),
+  'a policy that is no dataclass': (
+    lambda _: methods.speculative(policy=Patient()), 'Patient must be decorated by @flax.struct.dataclass'
+  ),
   "Confidence('0.5')": (lambda _: stopping.Confidence('0.5'), 'Confidence needs 0 <= threshold'),
   'MovingAverage(.5, 2.)': (lambda _: stopping.MovingAverage(0.5, 2.0), 'MovingAverage needs 0 <= decay <= 1'),
   'Heuristic(0)': (lambda _: stopping.Heuristic(0), 'Heuristic: first=0 is not a whole number of at least 1'),
@@ -156,7 +175,24 @@ PYTHON = {
     lambda _: checkpoints.register('mine', made, 'lama'), "names='lama' is neither a table of tensors nor"
   ),
   'a family that is there': (lambda _: checkpoints.register('t5', made, 't5'), "model_type 't5' is one of the package"),
-  'a family that makes no network': (lambda d: loaded_as_mine(d, made), 'not a dataclass with param_shapes()'),
+  'a family that makes no network': (
+    lambda d: loaded_as_mine(d, made), "what model_type 'mine' is registered with makes no network"
+  ),
+  'a family that cannot read its config': (
+    lambda d: loaded_as_mine(d, lambda config, **_: config['d_model'] // '2'), 'TypeError: unsupported operand'
+  ),
+  'a family that needs what config.json has not': (
+    lambda d: loaded_as_mine(d, lambda config, **_: config['width']), "config.json of a mine model has no 'width'"
+  ),
+  'a family whose network holds a list': (
+    lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1), [0])), "unhashable type: 'list'"
+  ),
+  'a family with a number for a name': (
+    lambda _: checkpoints.register('mine', made, {'head': 3}), "names['head']=3 is no prefix of tensors"
+  ),
+  'a family with a field in a name': (
+    lambda _: checkpoints.register('mine', made, {'layers.mlp.wi': 'block.{n}.up'}), 'with {} for the number of a layer'
+  ),
   'a family without the name of a tensor': (
     lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1))), "is no module of the names of"
   ),
@@ -164,6 +200,12 @@ PYTHON = {
   # backends
   'a backend that is a class': (lambda _: backends.register('tpu', backends.CPU), 'give an instance of a subclass'),
   'a backend that is a text': (lambda _: backends.use('cpu').__enter__(), "'cpu' is not a backend"),
+  'a backend that holds an array': (
+    lambda _: backends.register('tpu', Doubling(np.ones(3))), 'Doubling is a static part of a program and cannot'
+  ),
+  'a backend whose matmul lacks an argument': (
+    lambda _: backends.register('tpu', Doubling(2.0)), 'Doubling.matmul takes (self, x, kernel), but it is'
+  ),
   # several processes
   'a first host without a port': (lambda _: joining(JAX_COORDINATOR_ADDRESS='localhost'), 'localhost is not HOST:PORT'),
   'a port that is no number': (lambda _: joining(JAX_COORDINATOR_ADDRESS='a:b'), 'JAX_COORDINATOR_ADDRESS=a:b is not'),

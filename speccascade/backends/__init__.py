@@ -7,6 +7,7 @@ parameters lie (`of`). What is traced outside, as in training, is plain XLA. `re
 from collections.abc import Collection, Sequence
 import contextlib
 import functools
+import inspect
 from typing import Any
 import warnings
 
@@ -36,10 +37,30 @@ def register(platform: str, backend: Backend):
 
 
 def _checked(backend: Any) -> Backend:
-  if isinstance(backend, Backend):
-    return backend
-  made = f', as {backend.__name__}()' if isinstance(backend, type) else ''
-  raise ValueError(f'{backend!r} is not a backend: give an instance of a subclass of backends.Backend{made}.')
+  """Return a backend, having checked that it is one, may be static in a program, and is called as the base is."""
+  if not isinstance(backend, Backend):
+    made = f', as {backend.__name__}()' if isinstance(backend, type) else ''
+    raise ValueError(f'{backend!r} is not a backend: give an instance of a subclass of backends.Backend{made}.')
+  try:
+    hash(backend)
+  except TypeError as error:
+    name = type(backend).__name__
+    raise ValueError(f'{name} is a static part of a program and cannot be hashed ({error}): hold no arrays.') from None
+  _check_methods(type(backend))
+  return backend
+
+
+@functools.cache
+def _check_methods(kind: type[Backend]):
+  for name, of_base in inspect.getmembers(Backend, inspect.isfunction):
+    wanted, found = inspect.signature(of_base), inspect.signature(getattr(kind, name))
+    by_name = {p.name: None for p in wanted.parameters.values() if p.kind is p.KEYWORD_ONLY}
+    by_place = [p for p in wanted.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    try:
+      if not name.startswith('_'):
+        found.bind_partial(*by_place, **by_name)
+    except TypeError:
+      raise ValueError(f'{kind.__name__}.{name} takes {found}, but it is called with {wanted}.') from None
 
 
 def named(platform: str) -> Backend:

@@ -90,6 +90,9 @@ def register(model_type: str, network: Callable[..., Network], names: str | Mapp
     raise ValueError(
       f'names={names!r} is neither a table of tensors nor a model_type that has one: {", ".join(hf_names.TABLES)}.'
     )
+  for module, prefix in table.items():
+    if not isinstance(prefix, str) or prefix.replace('{}', '', 'layers' in module.split('.')).count('{'):
+      raise ValueError(f"names['{module}']={prefix!r} is no prefix of tensors, with {{}} for the number of a layer.")
   if model_type in hf_config.DEFAULTS:
     raise ValueError(f"model_type '{model_type}' is one of the package's own: register another name.")
   hf_config.REGISTERED[model_type], hf_names.TABLES[model_type] = network, table

@@ -205,15 +205,25 @@ def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', s
   ids = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
   family = c['model_type']
   if family in REGISTERED:
-    network = REGISTERED[family](c, eos_ids=ids, dtype=dtype, scan=scan)
-    if not dataclasses.is_dataclass(network) or not hasattr(network, 'param_shapes'):
-      raise ValueError(f"what makes a '{family}' gave {network!r}, not a dataclass with param_shapes()")
-    return network
+    return _registered(family, c, eos_ids=ids, dtype=dtype, scan=scan)
   if family in ('t5', 'mt5', 'umt5'):
     start = c['pad_token_id'] if c['decoder_start_token_id'] is None else c['decoder_start_token_id']
     return T5(_t5(c), ids, start, dtype, scan)
   make = {'opt': _opt, 'gpt2': _gpt2, 'gemma2': _gemma, 'gemma3_text': _gemma}.get(family, _llama)
   return Decoder(make(c), ids, dtype, scan)
+
+
+def _registered(family: str, c: Settings, **given) -> Network:
+  """Return what a function of a user's makes of a config, having tried what loading needs of it."""
+  try:
+    network = REGISTERED[family](c, **given)
+    network.param_shapes(), dataclasses.fields(network), hash(network)
+  except ValueError:
+    raise
+  except Exception as error:  # whatever that function raises
+    said = f'{type(error).__name__}: {str(error).splitlines()[0]}'
+    raise ValueError(f"what model_type '{family}' is registered with makes no network ({said})") from error
+  return network
 
 
 def _activation(name: str) -> str:
