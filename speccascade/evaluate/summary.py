@@ -16,7 +16,7 @@ from speccascade.phases import Verify
 from speccascade.results import PER_MODEL
 
 RESAMPLES = 1000
-NOTHING = dict(examples=0, quality=None, quality_ci=None, counts=None)
+NOTHING = dict(examples=0, faults=0, fault=None, quality=None, quality_ci=None, counts=None)
 Resampled = dict[str, np.ndarray | None]  # a metric on each resample of the examples, None where it has no sums
 LEVEL = (2.5, 97.5)  # per cent: the bounds of every interval
 
@@ -77,7 +77,9 @@ def _quality(experiment: Experiment, point: Point, lines: list[dict]) -> tuple[d
   judged = {name: _judge(metric, examples, texts, experiment.seed) for name, metric in task.metrics.items()}
   quality, resampled = ({name: found[i] for name, found in judged.items()} for i in range(2))
   interval = {name: None if values is None else _interval(values) for name, values in resampled.items()}
-  return dict(examples=len(lines), quality=quality, quality_ci=interval, counts=counts(point, lines)), resampled
+  faults = [line['fault'] for line in lines if 'fault' in line]
+  about = dict(examples=len(lines), faults=len(faults), fault=next(iter(faults), None))
+  return about | dict(quality=quality, quality_ci=interval, counts=counts(point, lines)), resampled
 
 
 def _judge(metric: Callable, examples: list[Example], texts: list[str], seed: int) -> tuple[float, np.ndarray | None]:
@@ -144,10 +146,17 @@ def _deferral_rate(point: Point, lines: list[dict], total: dict) -> float | None
 
 
 def _seconds(timings: Sequence[dict]) -> dict[tuple, dict]:
-  """Return for each batch size and point {examples: (median seconds over trials, tokens, trials)}."""
+  """Return for each batch size and point {examples: (median seconds over trials, tokens, trials)}.
+
+  Examples of which a sequence ended as a fault in any trial are left out.
+  """
   raw: dict[tuple, dict] = {}
+  named = lambda line: (line['temperature'], line['batch'], line['curve'], str(line['value']))
+  faulty = {(*named(line), *line['examples']) for line in timings if line.get('faults')}
   for line in timings:
-    key = line['temperature'], line['batch'], line['curve'], str(line['value'])
+    key = named(line)
+    if (*key, *line['examples']) in faulty:
+      continue
     raw.setdefault(key, {}).setdefault(tuple(line['examples']), []).append((line['seconds'], line['tokens']))
   return {
     key: {group: (float(np.median([s for s, _ in rows])), rows[0][1], len(rows)) for group, rows in groups.items()}
@@ -169,6 +178,8 @@ def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | Non
   if not reference:
     return record
   both = [g for g in mine if g in reference]
+  if not both:
+    return record
   pairs = np.array([(reference[g][0], mine[g][0]) for g in both])  # [N, 2]
   record['ratio'] = float(pairs[:, 0].sum() / pairs[:, 1].sum())
   n = len(pairs)

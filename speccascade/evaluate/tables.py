@@ -149,16 +149,19 @@ def _measured(points: Sequence[dict], metric: str) -> list[tuple[float, float]]:
 def summary(results: dict, title: str, points: Sequence[dict]) -> Table:
   """Return one row for each point."""
   first, metrics = metric_name(results['metric']), results['metrics']
-  timed = any(ratio(p) is not None for p in points)
+  timed, faulty = any(ratio(p) is not None for p in points), any(p.get('faults') for p in points)
   columns = ['method', 'setting', *(['speed-up'] if timed else []), *map(metric_name, metrics)]
   columns += ['95 % of speed-up'] if timed else []
   columns += [f'95 % of {first}', 'tokens', 'cut off', 'accepted', 'tokens/round', 'deferred']
-  columns += ['tokens/s'] if timed else []
-  rows = [_row(results, p, timed) for some in curves(points).values() for p in some]
+  columns += (['tokens/s'] if timed else []) + (['faults'] if faulty else [])
+  shown = [p for some in curves(points).values() for p in some]
+  rows = [_row(results, p, timed) + ([p['faults']] if faulty else []) for p in shown]
   note = f'{points[0]["examples"]} examples. tokens: mean length of an output; cut off: share that reached the limit '
   note += 'of new tokens without an end.'
   if timed:
     note += f' Speed-up: time of {results["reference"]} over time, on the same examples.'
+  if faulty:
+    note += ' faults: outputs that ended where nothing could be drawn; judged by what they had until there, not timed.'
   return _table(f'Summary, {title}', columns, rows, note)
 
 

@@ -93,12 +93,17 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
       dict(
         text=pieces[token] if pieces else str(token),
         source=names.get(int(lines[i]['source'][j]), 'drafter'),
-        **{k: round(float(laws[k][i, j]), 5) if k in laws else None for k in ('q', 'p', 'pi')},
+        **{k: _rounded(laws[k][i, j]) if k in laws else None for k in ('q', 'p', 'pi')},
       )
       for j, token in enumerate(row)
     ]
     for i, row in enumerate(outputs)
   ]
+
+
+def _rounded(chance: np.float32) -> float | None:
+  """Return a chance for reading, None where a model's logits were not finite."""
+  return round(float(chance), 5) if np.isfinite(chance) else None
 
 
 def method_models(method: methods.Method | methods.SequenceCascade) -> tuple[int, ...]:
