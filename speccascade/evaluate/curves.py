@@ -34,7 +34,7 @@ class Checkpoint:
 
   def digest(self) -> str:
     """Return what tells the files at the path from any others."""
-    return self._read(checkpoints.digest, revision=self.revision)
+    return self._read(checkpoints.digest, revision=self.revision, tokenizer=self.tokenizer)
 
   def load(self, mesh: Any = None, wholes: list[tuple['Checkpoint', Model]] | None = None) -> Model:
     """Return the model at the path; whatever is wrong with the files is an error that names it.
