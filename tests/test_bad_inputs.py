@@ -177,6 +177,12 @@ GIN = {
   'a name that is none': (['Experimnt.seed = 1'], 'did you mean Experiment?'),
   'a parameter that is none': (['Experiment.sed = 1'], 'did you mean seed?'),
   'a scope that is none': (["optt/Curve.values = [0.1]"], 'did you mean opt?'),
+  'a value that is a call': (["opt/Curve.values = [float('nan')]"], 'a value is none that gin reads: numbers, texts'),
+  'a value that is infinite': (['opt/Curve.values = [0.1, 1e999]'], 'SpecCascade [OPT]: values has inf; give finite'),
+  'a value that every scope overrides': (
+    ['Experiment.seed = 1', 'run.experiments = [@opt/Experiment()]', 'opt/Experiment.seed = 2'],
+    '--gin.Experiment.seed has no effect, for the config binds opt/Experiment.seed',
+  ),
   'a module that is none': (['import my_rules_of_nowhere'], 'looked for beside the gin file, here and on PYTHONPATH'),
   'a file that is none': (["include 'nope.gin'"], 'no file nope.gin'),
   'a number for a list': (['Experiment.temperatures = 0.0'], 'temperatures=0.0 is not a list'),

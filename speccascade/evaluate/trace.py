@@ -77,7 +77,8 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   sampler = experiment.sampler(temperature)
   logits = {m: _forced(models[m], prompts, outputs, experiment.task, inputs.vocabulary(models)) for m in used}
   if sampler.penalises:
-    sampler = sampler.bind(_seen(models[used[-1]], prompts, outputs, logits[used[-1]].shape))
+    shape = logits[used[-1]].shape
+    sampler = sampler.bind(_seen(models[used[-1]], prompts, outputs, shape), _counts(outputs, shape))
   tokens = _padded(outputs, experiment.task.max_new_tokens)
   laws = {}
   if len(used) > 1:
@@ -157,6 +158,15 @@ def _seen(model: Model, prompts, outputs, shape) -> Array:
     for i, token in enumerate(output):
       row[i + 1 :, token] = True
   return jnp.asarray(seen)
+
+
+def _counts(outputs, shape) -> Array:
+  """Return [B, L, V]: how often each token was emitted before each output token."""
+  counts = np.zeros(shape, np.float32)
+  for row, output in zip(counts, outputs, strict=True):
+    for i, token in enumerate(output):
+      row[i + 1 :, token] += 1
+  return jnp.asarray(counts)
 
 
 @jax.jit

@@ -350,16 +350,15 @@ def test_traced_laws_are_those_the_tokens_were_drawn_from(loaded, models, qualit
       tokens.append(token)
 
 
-def test_traces_know_the_penalty(loaded, models, tmp_path):
-  experiment = dataclasses.replace(
-    EXPERIMENT, curves=[TARGET], temperatures=(1.0,), repetition_penalty=2.0, trace_examples=1
-  )
+def test_traces_know_the_penalties(loaded, models, tmp_path):
+  penalties = dict(repetition_penalty=2.0, presence_penalty=1.5, frequency_penalty=1.0)
+  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET], temperatures=(1.0,), trace_examples=1, **penalties)
   (found,) = trace.traces(experiment, loaded, _lines(_quality(experiment, loaded, tmp_path / 'q')))
   tokens = experiment.task.examples[0].prompt[:]
-  sampler = experiment.sampler(1.0)
+  sampler, begins = experiment.sampler(1.0), len(tokens)
   for t in found['tokens']:
-    seen = np.isin(np.arange(toys.VOCAB), tokens)
-    law = sampler.bind(seen)(_table_law(models[1], tokens))
+    seen, counts = np.isin(np.arange(toys.VOCAB), tokens), np.bincount(tokens[begins:], minlength=toys.VOCAB)
+    law = sampler.bind(seen, counts)(_table_law(models[1], tokens))
     assert t['p'] == pytest.approx(float(law[int(t['text'])]), abs=1e-4)
     tokens.append(int(t['text']))
 
