@@ -78,6 +78,11 @@ def narrow(q_logits, p_logits, *, sampler):
   return sampler(p_logits)[..., 0]
 
 
+def failing(examples, predictions):
+  """A metric that judges nothing."""
+  raise KeyError(examples[0].index)
+
+
 PYTHON = {
   # rules and combiners
   'a rule of logits': (lambda _: decoded(methods.speculative(shouting)), 'shouting'),
@@ -128,6 +133,16 @@ PYTHON = {
   'a prompt of null': (lambda d: files.jsonl(records(d, '{"prompt": null, "target": ""}')), "line 3: the field"),
   'a reference of null': (
     lambda d: files.jsonl(records(d, '{"prompt": "a", "target": [null]}')), "line 3: the field 'target' is null"
+  ),
+  'a reference list of none': (
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": []}'), metrics=['bleu']), 'line 3 lacks a reference',
+  ),
+  'a reference without a number': (
+    lambda d: files.jsonl(written(d, 'y', '\n{"prompt": "a", "target": "b"}'), metrics=['final_number']),
+    'y, line 2 lacks a reference with a number, which final_number needs',
+  ),
+  'a metric that fails': (
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": ""}'), metrics=[failing]), 'failing cannot judge',
   ),
   'a lone surrogate in data': (
     lambda d: files.jsonl(records(d, r'{"prompt": "\ud800", "target": ""}')), 'line 3: the field'

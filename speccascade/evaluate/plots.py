@@ -18,7 +18,7 @@ STYLE = {
   'axes.titlelocation': 'left', 'axes.titlesize': 11, 'axes.titleweight': 'bold', 'axes.titlecolor': INK,
   'axes.grid': True, 'axes.axisbelow': True, 'grid.color': GRID, 'grid.linewidth': 0.8, 'xtick.color': QUIET,
   'ytick.color': QUIET, 'legend.frameon': False, 'legend.fontsize': 9, 'lines.linewidth': 1.6, 'lines.markersize': 5.5,
-  'text.color': INK, 'figure.dpi': 100, 'savefig.dpi': 160,
+  'text.color': INK, 'text.parse_math': False, 'figure.dpi': 100, 'savefig.dpi': 160,
 }  # fmt: skip
 
 

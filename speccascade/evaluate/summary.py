@@ -82,16 +82,26 @@ def _quality(experiment: Experiment, point: Point, lines: list[dict]) -> tuple[d
   return about | dict(quality=quality, quality_ci=interval, counts=counts(point, lines)), resampled
 
 
-def _judge(metric: Callable, examples: list[Example], texts: list[str], seed: int) -> tuple[float, np.ndarray | None]:
-  """Return a metric and, where it is a function of sums of statistics, its values on resamples of the examples."""
+def _judge(
+  metric: Callable, examples: list[Example], texts: list[str], seed: int
+) -> tuple[float | None, np.ndarray | None]:
+  """Return a metric and, where it is a function of sums of statistics, its values on resamples of the examples.
+
+  What is no finite number is None.
+  """
   if not hasattr(metric, 'statistics'):
-    return float(metric(examples, texts)), None
+    return _finite(float(metric(examples, texts))), None
   statistics, n = np.asarray(metric.statistics(examples, texts), np.float64), len(texts)  # [N, K]
-  value = float(metric.combine(statistics.sum(0), n))
-  if n < 2:
+  value = _finite(float(metric.combine(statistics.sum(0), n)))
+  if n < 2 or value is None:
     return value, None
   drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # [R, N], of all points the same
-  return value, np.array([metric.combine(row, n) for row in drawn @ statistics])
+  values = np.array([metric.combine(row, n) for row in drawn @ statistics])
+  return value, values if np.isfinite(values).all() else None
+
+
+def _finite(value: float) -> float | None:
+  return value if np.isfinite(value) else None
 
 
 def _gains(mine: Resampled, base: Resampled) -> dict[str, list[float]]:

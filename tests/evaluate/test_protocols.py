@@ -308,6 +308,17 @@ def test_what_the_metrics_see_is_post_processed(quality):
   assert seen[0] == (1, f'1: {_lines(quality)[1]["prediction"]}') and points[0]['quality_ci'] == {'m': None}
 
 
+def test_a_metric_that_is_no_number_at_the_end_is_none(quality):
+  class Undefined(toys.Overlap):
+    def combine(self, total, n):
+      return float('nan')
+
+  metrics = {'f': lambda examples, texts: float('inf'), 'sums': Undefined()}
+  task = dataclasses.replace(EXPERIMENT.task, metrics=metrics)
+  (first, *_) = summary.points(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [], None)
+  assert first['quality'] == first['quality_ci'] == {'f': None, 'sums': None} and first['quality_gain_ci'] == {}
+
+
 def test_a_token_cascade_counts_the_verifiers_tokens_as_deferred(loaded, tmp_path):
   cascade = Curve('token', methods.token_cascade, rules.chow, 'alpha', (0.3, 0.7))
   sequence = Curve('seq', methods.sequence_cascade, None, 'threshold', (-1.5,))
