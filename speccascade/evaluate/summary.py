@@ -41,7 +41,8 @@ def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict
         record['counts'] = _at_batch(experiment, point, batch, record['counts'])
         record['quality_gain_ci'] = _gains(resampled.get(key, {}), base)
         record['latency'] = _latency(times.get((temperature, batch, *_named(point))), reference, experiment.seed)
-        record['predicted'] = _predicted(experiment, point, record['counts'], floor, reference) if batch == 1 else None
+        timed = {key[2:]: some for key, some in times.items() if key[:2] == (temperature, batch)}
+        record['predicted'] = _predicted(experiment, point, record['counts'], floor, timed) if batch == 1 else None
         found.append(record)
   return found
 
@@ -200,11 +201,12 @@ def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | Non
 
 
 def _predicted(
-  experiment: Experiment, point: Point, counted: dict | None, floor: dict | None, timed: dict | None
+  experiment: Experiment, point: Point, counted: dict | None, floor: dict | None, timed: dict[tuple, dict]
 ) -> dict | None:
   """Return what theory says of the measured acceptance and forward times, where it is about the same reference.
 
-  What a round costs beside its calls is taken from the times of the reference, whose round is one token.
+  What a round costs beside its calls is taken from the times of the reference, whose round is one token; what a call of
+  the drafter costs, from those of the drafter alone where it was timed, for a loop of small steps is more than they.
   """
   method, reference = point.build(), experiment.reference_point.build()
   if counted is None or floor is None or isinstance(method, SequenceCascade):
@@ -213,9 +215,19 @@ def _predicted(
   over, models = ('ensemble', method.slots) if ensemble else ('autoregressive', method.slots[-1:])
   if reference.kind != over or {*reference.slots} != {*models}:
     return None
-  forward = list(floor['forward_s'].values())
-  overhead = 0.0
-  if timed:
-    calls = sum(prediction.by_width(forward[m])[1] for m in reference.slots)
-    overhead = max(0.0, sum(s for s, _, _ in timed.values()) / sum(t for _, t, _ in timed.values()) - calls)
+  forward = [prediction.by_width(times) for times in floor['forward_s'].values()]
+  a_token = lambda some: sum(s for s, _, _ in some.values()) / sum(t for _, t, _ in some.values())
+  calls, overhead = sum(forward[m][1] for m in reference.slots), 0.0
+  if mine := timed.get(_named(experiment.reference_point)):
+    overhead = max(0.0, a_token(mine) - calls)
+  drafter = method.slots[0]
+  for other in experiment.points:
+    made = other.build()
+    if (
+      drafter != method.slots[-1]
+      and made.kind == 'autoregressive'
+      and made.slots == (drafter,)
+      and _named(other) in timed
+    ):
+      forward[drafter][1] = max(forward[drafter][1], a_token(timed[_named(other)]))
   return prediction.predict_method(method, counted, [forward[m] for m in method.slots], overhead)
