@@ -142,8 +142,8 @@ class Drawn:
         )  # fmt: skip
     lead = (
       f'Left is faster, up is better; the dashed line is the quality of {reference}. Bars are 95 % intervals. Settings '
-      'that decoded alike are drawn once; a model alone that is far from the rest stands at the edge, where the axis is '
-      'broken, with its numbers.'
+      'that decoded alike are drawn once; a model alone far from the rest stands with its numbers at the edge, where '
+      'the axis is broken.'
     )
     return self._grid(lead, cards)
 
