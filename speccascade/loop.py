@@ -96,10 +96,10 @@ def by_layout(where: layout.Layout | None, functions: Sequence[Callable]) -> tup
   return tuple(functions) if where is None else tuple(one(i, f) for i, f in enumerate(functions))
 
 
-def caches_of(program: Program, params: tuple, prompt: Prompt) -> tuple:
-  """Return caches of the prompts with all the positions of a row."""
+def caches_of(program: Program, params: tuple, prompt: Prompt, room: int | None = None) -> tuple:
+  """Return caches of the prompts with `room` positions or all those of a row."""
   networks, some = (tuple(x[s] for s in program.kept) for x in (program.networks, params))
-  return prefill(networks, program.backend, some, prompt, program.buffer, where=program.readers)
+  return prefill(networks, program.backend, some, prompt, room or program.buffer, where=program.readers)
 
 
 def blank(program, method, params, rows: requests.Arrays) -> State:
