@@ -59,10 +59,11 @@ def test_a_window_is_written_and_attended_to_alike(name, shape, at):
   np.testing.assert_allclose(found, y, atol=2e-6)
   expected = other.entry(*(jnp.swapaxes(written[x], 1, 2) for x in ('key', 'value')))
   jax.tree.map(np.testing.assert_array_equal, entry, expected)
-  visible = jnp.arange(slots)[None, None] <= start[:, None, None]
-  np.testing.assert_allclose(
-    other.attend(q, entry, visible, None, **settings), plain.attend(q, written, visible, None, **settings), atol=2e-6
-  )
+  place = jnp.arange(slots)[None, None]
+  first, other_slots = place <= start[:, None, None], place % 3 != start[:, None, None] % 3
+  for visible, mask in ((start + 1, first), (first, first), (other_slots, other_slots)):
+    expected = plain.attend(q, written, mask, None, **settings)
+    np.testing.assert_allclose(other.attend(q, entry, visible, None, **settings), expected, atol=2e-6)
 
 
 def test_a_kernel_writes_one_layer_of_a_stack():
@@ -96,7 +97,7 @@ def test_slots_that_are_not_used_are_not_looked_at():
   tpu, q, slots = BACKENDS['tpu'], *_random(3, (1, 1, 2, 64), (1, 512, 2, 64))
   stale = jnp.where(jnp.arange(512)[None, :, None, None] < 7, slots, jnp.nan)
   entry = tpu.entry(stale, stale)
-  visible = jnp.arange(512)[None, None] < 7
+  visible = jnp.array([7])
   y = tpu.attend(q, {n: jnp.where(jnp.isnan(x) & (jnp.arange(512) < 128)[None, None, :, None], 0, x)
                      for n, x in entry.items()}, visible, None, kv_heads=2, scale=1.0, cap=None)  # fmt: skip
   assert np.isfinite(y).all()  # the blocks beyond the first hold nothing but NaN

@@ -134,7 +134,7 @@ def _steps(network, transform, state, stream, done: int, settings: Settings, tea
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-  """Hold Ctrl-C and SIGTERM back until the block is left: numpy and Orbax lose what is raised while they call Python."""
+  """Hold Ctrl-C and SIGTERM back to the end of the block: numpy and Orbax lose what is raised while they run."""
   if threading.current_thread() is not threading.main_thread():  # no handler of Python's runs in it
     yield
     return
