@@ -221,12 +221,12 @@ def threads() -> int:
 
 def replicated(tree: Any) -> Any:
   """Return a tree, which all processes have alike, with every array whole on each device of all of them."""
-  return tree if count() == 1 else jax.tree.map(lambda x: _put(x, PartitionSpec()), tree)
+  return tree if jax.device_count() == 1 else jax.tree.map(lambda x: _put(x, PartitionSpec()), tree)
 
 
 def by_rows(tree: Any) -> Any:
   """Return a tree, which all processes have alike, with axis 0 cut over all devices where they divide it."""
-  if count() == 1:
+  if jax.device_count() == 1:
     return tree
   cut = lambda x: PartitionSpec('rows') if len(x) % jax.device_count() == 0 else PartitionSpec()
   return jax.tree.map(lambda x: _put(x, cut(x)), tree)

@@ -17,7 +17,7 @@ from speccascade import backends, inputs, layout, loop, requests
 from speccascade.start import cache_owners
 from speccascade.types import Array, Model, Prompt, State
 
-_MANY = 1 << 16  # positions of a batch from which its memory is looked at before it is compiled
+_NEEDED: dict[tuple, tuple[int, int, jax.Device]] = {}  # bytes of caches and weights on a device, by program and sizes
 
 
 class Engine:
@@ -32,19 +32,21 @@ class Engine:
     self.vocab = inputs.vocabulary(models)
     where = layout.of(slots, size, method.window, self.vocab)
     backend, self.params = backends.prepared(slots, method.idle)
+    self.weights = [s.params for s in slots], self.params  # a backend's copies stand beside what they were made of
     networks = tuple(s.network for s in slots)
     self.program = loop.Program(
       networks, cache_owners(slots, method.idle), buffer, self.vocab, backend, trace, needs.top, processor, where
     )
-    if size * buffer >= _MANY:
-      _check_memory(self.program, size, self.params)
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
-    networks, params = zip(*((self.program.networks[s], self.params[s]) for s in self.program.kept), strict=True)
+    _check_memory(self, size)
+    return self.read(self.params, inputs.pad(prompts, size, self.width))
+
+  def read(self, params: tuple, prompt: Prompt) -> tuple:
+    """Return the caches of padded prompts, as long as these."""
     room = min(self.width, self.program.buffer)  # an encoder–decoder's prompt may be longer than its output
-    prompt = inputs.pad(prompts, size, self.width)
-    return loop.prefill(networks, self.program.backend, params, prompt, room, where=self.program.readers)
+    return loop.caches_of(self.program, params, prompt, room)
 
   def arrival(self, rows: Sequence[requests.Row], source: Sequence[int], target: Sequence[int]) -> loop.Arrival:
     """Return rows with the prompts of a prefix that they continue and the places that they take."""
@@ -84,19 +86,38 @@ class Engine:
     return structure.unflatten([part.reshape(x.shape) for part, x in zip(typed, leaves, strict=True)])
 
 
-def _check_memory(program: loop.Program, size: int, params: tuple) -> None:
-  """Refuse a batch whose caches and tokens alone are more than the device has."""
-  prompt = Prompt(jax.ShapeDtypeStruct((size, 1), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32))
-  shapes, buffer = jax.eval_shape(functools.partial(loop.caches_of, program), params, prompt), program.buffer
-  if program.where is None:
-    caches = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-  else:
-    caches = program.where.bytes(shapes, program.readers.caches(shapes))
-  arrays = (x for x in jax.tree.leaves(params) if isinstance(x, jax.Array))
-  device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
+def _check_memory(engine: Engine, prompts: int) -> None:
+  """Refuse a batch whose caches, those of a prefill of so many prompts and weights are more than the device has."""
+  key = engine.program, engine.size, engine.width, prompts
+  if key not in _NEEDED:
+    arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
+    device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
+    _NEEDED[key] = _cache_bytes(engine, prompts), _weight_bytes(engine.weights), device
+  caches, weights, device = _NEEDED[key]
   limit = (device.memory_stats() or {}).get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  if caches > limit:
+  if caches + weights > limit:
     raise ValueError(
-      f'{size} rows of {buffer} positions need {caches / 2**30:.1f} GiB of caches, more than the '
+      f'{engine.size} rows of {engine.width} prompt tokens and {engine.program.buffer} positions need '
+      f'{caches / 2**30:.1f} GiB of caches, with {weights / 2**30:.1f} GiB of weights more than the '
       f'{limit / 2**30:.1f} GiB of {device}: lower max_new_tokens, max_prompt_tokens or batch_size.'
     )
+
+
+def _cache_bytes(engine: Engine, prompts: int) -> int:
+  """Return the bytes on a device of the caches of a batch and of the prompts that are read for it."""
+  program, params = engine.program, engine.params
+  ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+  shapes = [
+    jax.eval_shape(make, params, Prompt(ints(rows, engine.width), ints(rows)))
+    for make, rows in ((functools.partial(loop.caches_of, program), engine.size), (engine.read, prompts))
+  ]
+  if program.where is None:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+  return sum(program.where.bytes(x, program.readers.caches(x)) for x in shapes)
+
+
+def _weight_bytes(weights: Any) -> int:
+  """Return the bytes of arrays on a device, each counted once."""
+  arrays = {id(x): x for x in jax.tree.leaves(weights)}.values()
+  shape_of = lambda x: x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape
+  return sum(math.prod(shape_of(x)) * x.dtype.itemsize for x in arrays)

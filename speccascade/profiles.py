@@ -20,6 +20,7 @@ import numpy as np
 
 from speccascade import disk, probs
 from speccascade.scheduling import AcceptanceTable, Latency, meant
+from speccascade.types import whole
 
 FORMAT = 3
 FIELDS = ('s', 'a', 's_target', 'accept', 'place', 'request')  # of a sample, see `Profile`
@@ -74,8 +75,7 @@ class Profile:
   def __post_init__(self):
     if not isinstance(self.latency, Latency):
       object.__setattr__(self, 'latency', Latency.of(self.latency))
-    for way in (self.ways or {}).values():
-      _check_way(way)
+    _check(self)
 
   def way(self, batch: int) -> Way:
     """Return the way to decode a batch of so many rows."""
@@ -112,8 +112,8 @@ def _read(file: Path, _changed: int) -> Profile:
     found = json.loads(file.read_text())
     if found['speccascade_profile'] != FORMAT:
       raise ValueError(f'format {found["speccascade_profile"]}')
-    origin = found['origin']
-    origin = Origin(**{k: tuple(map(_tuple, v)) if isinstance(v, list) else v for k, v in origin.items()})
+    origin = {k: tuple(map(_tuple, v)) if isinstance(v, list) else v for k, v in found['origin'].items()}
+    origin = Origin(**origin)
     table = table_of(found['table']['s_edges'], found['table']['a_edges'], found['table']['means'])
     times = {int(n): {int(t): s for t, s in some.items()} for n, some in found['times'].items()}
     steps = {int(n): tuple(s) for n, s in found['steps'].items()}
@@ -122,12 +122,73 @@ def _read(file: Path, _changed: int) -> Profile:
     measured = {int(n): {Way(*way): x for *way, x in some} for n, some in found['measured'].items()}
     return Profile(table, Latency.of(times, steps), origin, samples, times, steps, ways, measured or None)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f'{file} is no profile of this version ({error}); make one with speccascade.profile.') from None
+    said = f'{error} is missing' if isinstance(error, KeyError) else str(error).removesuffix('.')
+    raise ValueError(f'{file} is no profile of this version ({said}); make one with speccascade.profile.') from None
 
 
-def _check_way(way: Way) -> None:
-  if way.kind not in KINDS or (way.kind == 'plain') != (way.block == 0):
-    raise ValueError(f'{way!r} is no way to decode; give one of {", ".join(KINDS)}, and γ unless it is plain.')
+def _check(found: Profile) -> None:
+  """Refuse a profile of which a part cannot have been measured, by the name of that part."""
+  if found.origin is not None:
+    _check_origin(found.origin)
+  _check_table(found.table)
+  _within('samples', list((found.samples or {}).values()), 1e9)
+  for name in ('s', 'a', 's_target', 'accept'):
+    _within(f'samples.{name}', (found.samples or {}).get(name, ()))
+  if len({len(x) for x in (found.samples or {}).values()}) > 1:
+    raise ValueError('samples do not have as many numbers of each kind')
+  _within('times', [list(some.values()) for some in (found.times or {}).values()], 1e9)
+  _within('steps', list((found.steps or {}).values()), 1e9)
+  if found.steps is not None and not all(len(found.steps.get(rows, ())) == 3 for rows in found.times):
+    raise ValueError('steps are not three times for each of the batches that times has')
+  if found.ways is not None and not found.ways:
+    raise ValueError('ways is empty: it needs a way to decode for a batch of one row at least')
+  measured = found.measured or {}
+  _within('measured', [list(some.values()) for some in measured.values()], 1e9)
+  for rows in (found.times, found.ways, found.measured):
+    for n in rows or ():
+      whole('a number of rows', n)
+  for way in [*(found.ways or {}).values(), *(way for some in measured.values() for way in some)]:
+    _check_way(way, found.origin.block if found.origin else np.inf)
+
+
+def _check_origin(origin: Origin) -> None:
+  texts = [*origin.names, *(x for x in origin.digests if x is not None), origin.device, origin.data]
+  if (len(origin.names), len(origin.digests)) != (3, 3) or not all(isinstance(x, str) for x in texts):
+    raise ValueError('origin does not have names and digests of three models, a device and data')
+  probs.Sampler(**dict(origin.sampler))
+  whole('origin.block', origin.block)
+  whole('origin.source', origin.source)
+
+
+def _check_table(table: AcceptanceTable) -> None:
+  rows = np.asarray(table.a_edges)
+  _within('table.s_edges', table.s_edges)
+  _within('table.a_edges', rows[~np.isposinf(rows)])  # rows of fewer bins are padded
+  _within('table.means', table.means)
+  if np.shape(table.means) != (len(table.s_edges) + 1, rows.shape[1] + 1) or len(rows) != len(table.s_edges) + 1:
+    raise ValueError('table.means does not have a row for each bin of S and a column for each bin of A')
+  for name, edges in [('s_edges', table.s_edges), *(('a_edges', row[np.isfinite(row)]) for row in rows)]:
+    if (np.diff(edges) <= 0).any() or not np.isfinite(edges).all():
+      raise ValueError(f'table.{name} do not ascend')
+
+
+def _check_way(way: Way, most: float) -> None:
+  number = isinstance(way.block, int) and not isinstance(way.block, bool)
+  if way.kind not in KINDS or not number or (way.kind == 'plain') != (way.block == 0) or not 0 <= way.block <= most:
+    of = '' if most == np.inf else f' of at most {most}'
+    raise ValueError(f'{way!r} is no way to decode; give one of {", ".join(KINDS)}, and γ{of} unless it is plain.')
+
+
+def _within(name: str, values: Any, most: float = 1.0) -> None:
+  """Refuse what are no numbers from 0 to `most`, but for rounding."""
+  values = values if isinstance(values, list) else [values]
+  for some in values:
+    try:
+      x = np.asarray(some, np.float64).ravel()
+    except (ValueError, TypeError):
+      raise ValueError(f'{name} are not numbers alone') from None
+    if bad := x[~((x >= 0) & (x <= most * (1 + 1e-4)))].tolist():
+      raise ValueError(f'{name} has {bad[0]:g}, not numbers from 0 to {most:g}')
 
 
 def _tuple(value: Any) -> Any:
@@ -175,11 +236,13 @@ def edges(x: np.ndarray, bins: int) -> np.ndarray:
 
 def table_of(s_edges, a_edges, means) -> AcceptanceTable:
   """Return a table, the edges of A padded so that rows of fewer bins stand beside rows of more."""
-  most = max(len(e) for e in a_edges)
-  padded = np.full((len(a_edges), most), np.inf, np.float32)
-  for i, some in enumerate(a_edges):
-    padded[i, : len(some)] = some
-  return AcceptanceTable(np.asarray(s_edges, np.float32), padded, np.asarray(means, np.float32))
+  padded = np.full((len(a_edges), max(map(len, a_edges), default=0)), np.inf, np.float32)
+  try:
+    for i, some in enumerate(a_edges):
+      padded[i, : len(some)] = some
+    return AcceptanceTable(np.asarray(s_edges, np.float32), padded, np.asarray(means, np.float32))
+  except (ValueError, TypeError):
+    raise ValueError('table has edges or means that are no numbers, or rows of different lengths') from None
 
 
 def cells(table: AcceptanceTable, s: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

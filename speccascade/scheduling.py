@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import probs
-from speccascade.types import Array, Context, places, State, take
+from speccascade.types import Array, Context, places, State, take, whole
 
 
 @struct.dataclass
@@ -68,7 +68,9 @@ class Latency:
   def of(cls, times: Any, steps: Mapping[int, Sequence[float]] | None = None) -> 'Latency':
     """Take {rows: {tokens: seconds}} as measured, a staircase between, or a time for 0, 1, 2, … tokens of any batch."""
     by_rows = times if isinstance(times, Mapping) else {1: times}
-    rows = tuple(sorted(by_rows))
+    rows = tuple(sorted(whole('rows', n) for n in by_rows))
+    if not rows:
+      raise ValueError('latency has no times; give those of a batch of one row at least.')
     seconds = tuple(_staircase(by_rows[n]) for n in rows)
     return cls(seconds, tuple(np.float32((steps or {}).get(n, (0, 0))[:2]) for n in rows), rows)
 
@@ -93,12 +95,12 @@ def meant(rows: Sequence[int], batch: int) -> int:
 def _staircase(times: Mapping[int, float] | Sequence[float]) -> np.ndarray:
   """Return the time of every number of tokens; one that was not measured takes that of the next that was."""
   if isinstance(times, Mapping):
-    totals = np.array(sorted(times))
-    found = np.array([times[n] for n in totals], np.float64)[np.searchsorted(totals, np.arange(totals[-1] + 1))]
+    totals = np.array([whole('tokens', n) for n in sorted(times)] or [0])
+    found = np.array([times.get(n, 0) for n in totals], np.float64)[np.searchsorted(totals, np.arange(totals[-1] + 1))]
     found = np.maximum.accumulate(found)  # noise may have made more tokens look cheaper
   else:
     found = np.asarray(times)
-  if found.ndim != 1 or found.size < 2 or not (found > 0).all():
+  if found.ndim != 1 or found.size < 2 or not ((found > 0) & np.isfinite(found)).all():
     raise ValueError("latency needs the verifier's time, > 0, for 0, 1, 2, … tokens, two at least.")
   return found.astype(np.float32)
 

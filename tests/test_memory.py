@@ -9,6 +9,8 @@ import pytest
 from tiers import quick
 
 from speccascade import backends, decode, engine, loop, methods, requests, rules, Sampler
+from speccascade.backends import cpu
+from speccascade.evaluate.synthetic import random_model, tree_bytes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
@@ -110,6 +112,19 @@ def test_a_decode_holds_little_beside_weights_caches_and_window(name):
     needed = bytes_of((weights, state.caches, inserted[0] if inserted else ())) + window
     peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     assert peak - memory.alias_size_in_bytes <= 1.15 * needed
+
+
+def test_a_batch_is_counted_with_its_prompts_and_the_copies_of_its_weights(monkeypatch):
+  monkeypatch.setattr(engine, '_NEEDED', {})
+  model = random_model(T5(T5Config(40, 256, 4, 64, 1024, 1, 4)), 'large')
+  decode(methods.autoregressive(), [model], [[3] * 20] * 3, max_new_tokens=4, max_prompt_tokens=256, batch_size=2)
+  ((caches, weights, _),) = engine._NEEDED.values()
+  source, target = (2 * 4 * n * 4 * 64 * 4 for n in (256, 16))  # of a row: keys and values of every layer
+  assert caches == 3 * (source + target + 4)  # a batch of two, and a prompt that is read meanwhile
+  _, (prepared,) = backends.prepared([model])
+  rows = [x for path, x in jax.tree.leaves_with_path(prepared) if path[-1].key == 'rows']
+  assert rows or not cpu._fuses_sums()
+  assert weights == tree_bytes(model.params) + tree_bytes(rows)
 
 
 @pytest.mark.parametrize('size', [1, 4])

@@ -123,6 +123,69 @@ def test_a_file_that_is_no_profile_is_named(tmp_path):
       methods.sv_exact(str(tmp_path / 'p.json'))
 
 
+def _set(found, path, value):
+  """Return a profile's JSON with one of its parts replaced; '-' removes it."""
+  *way, last = path.split('.')
+  for name in way:
+    found = found[int(name)] if isinstance(found, list) else found[name]
+  if value == '-':
+    del found[last]
+  else:
+    found[int(last) if isinstance(found, list) else last] = value
+
+
+NAN = float('nan')
+DAMAGES = [
+  ('origin', '-', "'origin' is missing"),
+  ('origin.names', ['a', 'b'], 'origin does not have names and digests of three models'),
+  ('origin.digests.0', 3, 'origin does not have names and digests of three models'),
+  ('origin.block', 0, 'origin.block=0 is not a whole number of at least 1'),
+  ('origin.source', 1.5, 'origin.source=1.5 is not a whole number of at least 1'),
+  ('origin.sampler.0.1', -1.0, 'Sampler: temperature=-1.0 is not'),
+  ('table.means.0.0', 5, 'table.means has 5, not numbers from 0 to 1'),
+  ('table.means.0.0', -1, 'table.means has -1, not numbers from 0 to 1'),
+  ('table.means.0.0', NAN, 'table.means has nan, not numbers from 0 to 1'),
+  ('table.means.0.0', 'much', 'table has edges or means that are no numbers'),
+  ('table.means', [[0.5]], 'table.means does not have a row for each bin of S and a column for each bin of A'),
+  ('table.s_edges', [0.5, 0.5, 0.2], 'table.s_edges do not ascend'),
+  ('table.s_edges', 0.5, 'is no profile of this version'),
+  ('table.a_edges.0', [0.9, 0.3], 'table.a_edges do not ascend'),
+  ('table.a_edges', [], 'table.means does not have a row for each bin of S and a column for each bin of A'),
+  ('times', {}, 'latency has no times; give those of a batch of one row at least'),
+  ('times.1', {}, "latency needs the verifier's time, > 0"),
+  ('times.1', {'-4': 0.1}, 'tokens=-4 is not a whole number'),
+  ('times.1', {'4': NAN}, "latency needs the verifier's time, > 0"),
+  ('times.1', {'4': 'long'}, "could not convert string to float: 'long'"),
+  ('times.0', {'4': 0.1}, 'rows=0 is not a whole number of at least 1'),
+  ('steps.1.0', NAN, 'steps has nan, not numbers from 0'),
+  ('steps.1.0', -1, 'steps has -1, not numbers from 0'),
+  ('steps.1', [0.1], 'steps are not three times for each of the batches that times has'),
+  ('steps', {}, 'steps are not three times for each of the batches that times has'),
+  ('samples.accept.0', 1.5, 'samples.accept has 1.5, not numbers from 0 to 1'),
+  ('samples.place.0', -2, 'samples has -2, not numbers from 0'),
+  ('samples.s', [0.5], 'samples do not have as many numbers of each kind'),
+  ('ways', {}, 'ways is empty: it needs a way to decode'),
+  ('ways.1', ['sv', 99], 'is no way to decode; give one of plain, speculative, sv, and γ of at most 3'),
+  ('ways.1', ['sv', -1], 'is no way to decode'),
+  ('ways.1', ['sv', 1.5], 'is no way to decode'),
+  ('ways.1', ['sv', '3'], 'is no way to decode'),
+  ('ways.-1', ['sv', 1], 'a number of rows=-1 is not a whole number of at least 1'),
+  ('measured', {'1': [['sv', 2, NAN]]}, 'measured has nan, not numbers from 0'),
+  ('measured', {'1': [['sv', 9, 5.0]]}, 'is no way to decode'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('part', 'value', 'said'), DAMAGES, ids=[f'{part} {value}'[:40] for part, value, _ in DAMAGES])
+def test_a_part_that_cannot_have_been_measured_is_named_when_the_file_is_read(made, part, value, said, tmp_path):
+  made[0].save(tmp_path / 'p.json')
+  found = json.loads((tmp_path / 'p.json').read_text())
+  _set(found, part, value)
+  (tmp_path / 'p.json').write_text(json.dumps(found))
+  with pytest.raises(ValueError, match='p.json is no profile of this version') as error:
+    methods.sv_exact(str(tmp_path / 'p.json'))
+  assert said in str(error.value) and '\n' not in str(error.value)
+
+
 # ---- the table ----
 
 

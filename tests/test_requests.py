@@ -13,6 +13,7 @@ import speccascade
 from speccascade import engine, loop, methods, Request, rules, Sampler
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 
 LARGE = toy.model(1, 7, scale=1.5)
@@ -321,8 +322,13 @@ def test_a_sampler_is_a_sampler():
 
 
 def test_a_batch_that_no_memory_holds_is_refused_with_its_bytes():
-  with pytest.raises(ValueError, match=r'need [0-9.]+ GiB of caches, more than the .* lower max_new_tokens'):
+  said = r'need [0-9.]+ GiB of caches, with [0-9.]+ GiB of weights more than the .* lower max_new_tokens'
+  with pytest.raises(ValueError, match=said):
     run(OPT, PAIR, [[1, 2]] * 64, max_new_tokens=10**9)
+  network = T5(T5Config(7, 8, 2, 4, 8, 1, 2))
+  model = Model(network.init(jax.random.key(0)), network)
+  with pytest.raises(ValueError, match='32 rows of 16777216 prompt tokens and 16 positions ' + said):
+    run(methods.autoregressive(), [model], [[1, 2]] * 32, max_new_tokens=2, max_prompt_tokens=1 << 24)
 
 
 def test_a_rotary_model_warns_beyond_the_positions_it_was_made_for():

@@ -102,12 +102,15 @@ class Backend:
       return y, (*cache[:layer], entry, *cache[layer + 1 :])
     return y, {name: lax.dynamic_update_index_in_dim(cache[name], entry[name], layer, 1) for name in entry}
 
-  def attend(self, q: Array, entry: Entry, mask: Array, bias: Array | None, *, kv_heads: int, scale: float, cap):
+  def attend(self, q: Array, entry: Entry, visible: Array, bias: Array | None, *, kv_heads: int, scale: float, cap):
     """Return softmax(scale · q·k + bias) · v for q [B, L, H, D]: [B, L, H, D], the softmax in float32.
 
-    mask [B, 1 or L, T] is true where a slot is visible; bias is [1 or B, H, L, T]. Memory grows with T, not with L · T:
-    many queries go in chunks.
+    `visible` is how many of the first slots each query of a row sees [B], or a mask [B, 1 or L, T] that is true where a
+    slot is seen; bias is [1 or B, H, L, T]. Memory grows with T, not with L · T: many queries go in chunks.
     """
+    mask = visible
+    if visible.ndim == 1:
+      mask = (jnp.arange(self.slots_of(entry))[None] < visible[:, None])[:, None]
     length, heads, slots = q.shape[1], q.shape[2], mask.shape[-1]
     if length * heads * slots <= _SCORES or length <= _CHUNK:
       return self._attend(q, entry, mask, bias, kv_heads, scale, cap)

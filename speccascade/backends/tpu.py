@@ -78,11 +78,10 @@ class TPU(Backend):
       entry = (*cache[:layer], {name: x[:, 0] for name, x in entry.items()}, *cache[layer + 1 :])
     return y, entry
 
-  def attend(self, q, entry, mask, bias, **scores):
-    if self._plain(q) or mask.shape[1] > 1 or mask.shape[2] % tpu_attention.BLOCK:
-      return super().attend(q, entry, mask, bias, **scores)
-    stacked = {name: x[:, None] for name, x in entry.items()}
-    length = mask[:, 0].sum(-1, dtype=jnp.int32)  # the first slots, where each query sees the same
+  def attend(self, q, entry, visible, bias, **scores):
+    if self._plain(q) or visible.ndim > 1 or self.slots_of(entry) % tpu_attention.BLOCK:
+      return super().attend(q, entry, visible, bias, **scores)
+    stacked, length = {name: x[:, None] for name, x in entry.items()}, visible.astype(jnp.int32)
     at = dict(first=jnp.zeros_like(length), length=length, window=0, layer=0)
     return self._call(q, stacked, bias, {}, at, causal=False, **scores)[0]
 

@@ -188,9 +188,9 @@ class Attention(nn.Module):
     """Return the cache entry of x [B, T, E]."""
     return backends.current().entry(*self._keys_values(x, rope))
 
-  def attend(self, x: Array, entry: cache_lib.Entry, mask: Array, bias: Array | None = None, rope=None) -> Array:
-    """Attend from x [B, L, E] to an entry's slots, those that mask [B, 1 or L, T] shows; return [B, L, E]."""
-    return self._project(backends.current().attend(self.queries(x, rope), entry, mask, bias, **self._scores))
+  def attend(self, x: Array, entry: cache_lib.Entry, visible: Array, bias: Array | None = None, rope=None) -> Array:
+    """Attend from x [B, L, E] to an entry's first slots [B], or those of a mask [B, 1 or L, T]; return [B, L, E]."""
+    return self._project(backends.current().attend(self.queries(x, rope), entry, visible, bias, **self._scores))
 
   def extend(self, x: Array, cache, layer: Array | int, view: backends.View, bias: Array | None = None, rope=None):
     """Write x [B, L, E] into the cache of a layer and attend to what `view` shows; return [B, L, E] and the cache."""

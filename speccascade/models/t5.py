@@ -73,11 +73,11 @@ class EncoderLayer(nn.Module):
     if not self.config.shared_bias:
       self.relpos_bias = _relative_bias(self.config, self.dtype, bidirectional=True)
 
-  def __call__(self, x: Array, mask: Array, bias: Array | None) -> Array:
+  def __call__(self, x: Array, length: Array, bias: Array | None) -> Array:
     if bias is None:
       bias = self.relpos_bias(jnp.arange(x.shape[1])[None], x.shape[1])
     y = self.pre_attention_layer_norm(x)
-    x = x + self.attention.attend(y, self.attention.entry(y), mask, bias)
+    x = x + self.attention.attend(y, self.attention.entry(y), length, bias)
     return x + self.mlp(self.pre_mlp_layer_norm(x))
 
 
@@ -96,13 +96,13 @@ class DecoderLayer(nn.Module):
     if not self.config.shared_bias:
       self.relpos_bias = _relative_bias(self.config, self.dtype, bidirectional=False)
 
-  def __call__(self, x, cache, number, view, bias, source, source_mask):
+  def __call__(self, x, cache, number, view, bias, source, source_length):
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
     bias = self.relpos_bias(view.positions, cache_lib.slots_of(cache)) if bias is None else bias
     y, cache = self.self_attention.extend(self.pre_self_attention_layer_norm(x), cache, number, view, bias)
     x = x + y
     y = self.pre_cross_attention_layer_norm(x)
-    x = x + self.encoder_decoder_attention.attend(y, cache_lib.entry_of(source, number), source_mask)
+    x = x + self.encoder_decoder_attention.attend(y, cache_lib.entry_of(source, number), source_length)
     return x + self.mlp(self.pre_mlp_layer_norm(x)), cache
 
   def read_source(self, encoded: Array) -> cache_lib.Entry:
@@ -124,13 +124,13 @@ class Encoder(nn.Module):
     self.layers = EncoderLayer(c, self.dtype) if self.scan else [EncoderLayer(c, self.dtype) for _ in range(n)]
     self.encoder_norm = _norm(c, self.dtype)
 
-  def __call__(self, x: Array, mask: Array) -> Array:
-    """Return the encoded source [B, S, E]; mask [B, 1, S] hides padding."""
+  def __call__(self, x: Array, length: Array) -> Array:
+    """Return the encoded source [B, S, E]; what lies beyond `length` [B] is padding."""
     s = x.shape[1]
     bias = self.relpos_bias(jnp.arange(s)[None], s) if self.config.shared_bias else None  # [1, H, S, S]
 
     def body(layer, x, _):
-      return layer(x, mask, bias), None
+      return layer(x, length, bias), None
 
     x, _ = blocks.over_layers(self.layers, body, x, (0,) * self.config.encoder_layers)
     return self.encoder_norm(x)
@@ -156,10 +156,9 @@ class DecoderStack(nn.Module):
     """Return the normalised output [B, L, E] for x [B, L, E], and the cache with its keys and values."""
     own, source = cache['target'], cache['source']
     bias = self.relpos_bias(positions, cache_lib.slots_of(own)) if self.config.shared_bias else None
-    source_mask = _inside(cache['source_length'], cache_lib.slots_of(source))
 
     def body(layer, carry, at):
-      return layer(*carry, at[0], View(positions), bias, source, source_mask), None
+      return layer(*carry, at[0], View(positions), bias, source, cache['source_length']), None
 
     (x, own), _ = blocks.over_layers(self.layers, body, (x, own), (0,) * self.config.decoder_layers)
     return self.decoder_norm(x), {**cache, 'target': own}
@@ -171,11 +170,6 @@ class DecoderStack(nn.Module):
       return carry, layer.read_source(encoded)
 
     return cache_lib.stack(blocks.over_layers(self.layers, body, (), (0,) * self.config.decoder_layers)[1])
-
-
-def _inside(length: Array, width: int) -> Array:
-  """Return the mask [B, 1, S] of what is not padding."""
-  return (jnp.arange(width)[None] < length[:, None])[:, None]
 
 
 class T5Module(nn.Module):
@@ -192,8 +186,7 @@ class T5Module(nn.Module):
 
   def read_source(self, tokens: Array, length: Array) -> Cache:
     """Return the decoder's keys and values of the source [B, S]."""
-    mask = _inside(length, tokens.shape[1])
-    return self.decoder.read_source(self.encoder(self.token_embedder(tokens), mask))
+    return self.decoder.read_source(self.encoder(self.token_embedder(tokens), length))
 
   def __call__(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache."""

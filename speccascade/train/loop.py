@@ -1,21 +1,24 @@
 """The training loop: checkpoints from which the same command goes on, progress, and the model at the end.
 
-  <out>/train.json    the settings, and digests of models: with these a run is continued and with no others
-  <out>/data.json     digests of the data up to the saved steps, which must be the same again
+  <out>/train.json    the settings, and digests of models and tokenizer: with these a run goes on and with no others
+  <out>/data.json     digests of the data up to the first and the last saved steps, which must be the same again
   <out>/state/        Orbax: parameters, optimizer state and step
   <out>/log.jsonl     what was printed
-  <out>/model/        the result, for `speccascade.load`
+  <out>/model/        the result, for `speccascade.load`, written once
 
 The data are read from the start again after a restart and stepped over, so what they give must be the same each time.
 """
 
 from collections.abc import Iterable, Iterator
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import logging
 from pathlib import Path
+import signal
+import threading
 import time
 
 import jax
@@ -67,7 +70,8 @@ def train(
   """Train a network on pairs of (source tokens, target tokens), or go on where a run in `out` was stopped.
 
   `start` gives the first parameters, random ones without it. With a teacher its laws are learnt, as
-  `settings.distillation` says. Of several processes, which share `out`, each has the parameters and a share of a batch.
+  `settings.distillation` says. Of several devices, also those of several processes, which share `out`, each has the
+  parameters and, where their number divides the batch, a share of it.
   """
   out = Path(out).expanduser().absolute()
   _check(out.name, network, settings, start, teacher)
@@ -76,42 +80,74 @@ def train(
   kept = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
   models = {'start': start, 'teacher': teacher}
   kept |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
-  distributed.once(lambda: _same_settings(out / 'train.json', kept))
+  kept['tokenizer'] = tokenizer and files.digest(map(Path, tokenizer.files()), Path(tokenizer.path).parent)
+  kept['model'] = f'{settings.format}, {settings.save_dtype}'
+  distributed.once(lambda: _same_settings(out / 'train.json', kept, (out / 'model').exists()))
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
   params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy: steps take their state's memory over
   transform = settings.optimizer.build(network, settings.steps)
   with _checkpoints(out / 'state') as manager:
     state = _restored(manager, distributed.replicated({'params': params, 'optimizer': transform.init(params)}))
     done = manager.latest_step() or 0
-    if done:
-      say(f'going on after step {done} of {settings.steps} in {out}')
+    networks = [network] if teacher is None else [network, teacher.network]
+    found = batches(pairs, settings.batch_size, settings.widths, networks=networks, seed=settings.seed)
+    stream = _Stream(found, out / 'data.json')
+    stream.step_over(done, finished=done >= settings.steps)
     if done < settings.steps:
-      networks = [network] if teacher is None else [network, teacher.network]
-      found = batches(pairs, settings.batch_size, settings.widths, networks=networks, seed=settings.seed)
-      stream = _Stream(found, out / 'data.json')
-      stream.step_over(done)
+      if done:
+        say(f'going on after step {done} of {settings.steps} in {out}')
+      if settings.batch_size % jax.device_count():
+        say(f'each of {jax.device_count()} devices computes all of a batch: give a batch_size that they divide')
       log = Log(out / 'log.jsonl', settings, done, say)
       state = _steps(
         network, transform, state, stream, done, settings, distributed.replicated(teacher), manager, log
       )
-  model = Model(distributed.whole(state['params']), network, tokenizer, out.name)
-  _write(out / 'model', model, settings)
+  params = jax.device_put(distributed.whole(state['params']), jax.local_devices()[0])
+  model = Model(params, network, tokenizer, out.name)
+  if not distributed.once((out / 'model').exists):
+    _write(out / 'model', model, settings)
   return model
 
 
 def _steps(network, transform, state, stream, done: int, settings: Settings, teacher, manager, log):
   """Return the state after the last step."""
   step = make_step(network, transform, teacher is not None and (settings.distillation or Distillation()) or None)
-  for number in range(done + 1, settings.steps + 1):
-    batch = next(stream, None)
-    if batch is None:
-      raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
-    state, parts = step(state, distributed.by_rows(batch), teacher)
-    log.add(number, parts, int(batch.target_length.sum()))
-    if number % settings.save_every == 0 or number == settings.steps:
-      stream.keep_digest(number)
-      _save(manager, number, state)
+  before = ()
+  try:
+    for number in range(done + 1, settings.steps + 1):
+      batch = next(stream, None)
+      if batch is None:
+        raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
+      with _undisturbed():
+        state, parts = step(state, distributed.by_rows(batch), teacher)
+        jax.block_until_ready(before)  # no more than two steps are under way, so that a stop is soon answered
+        before = parts
+        log.add(number, parts, int(batch.target_length.sum()))
+        if number % settings.save_every == 0 or number == settings.steps:
+          stream.keep_digest(number)
+          _save(manager, number, state)
+  except KeyboardInterrupt:
+    jax.block_until_ready(state)  # a process that leaves while its device computes may crash
+    raise
   return state
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+  """Hold Ctrl-C and SIGTERM back to the end of the block: numpy and Orbax lose what is raised while they run."""
+  if threading.current_thread() is not threading.main_thread():  # no handler of Python's runs in it
+    yield
+    return
+  came, before = [], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+  for number in before:
+    signal.signal(number, lambda number, _: came.append(number))
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if came:
+      signal.raise_signal(came[0])
 
 
 class _Stream:
@@ -131,16 +167,20 @@ class _Stream:
     distributed.once(lambda: self._keep(step))
 
   def _keep(self, step: int):
-    known = list(_kept(self._file).items())[-2:] if self._file.is_file() else []
-    disk.write(self._file, json.dumps(dict(known) | {str(step): self._read.hexdigest()}))
+    known = list(_kept(self._file).items()) if self._file.is_file() else []
+    disk.write(self._file, json.dumps(dict(known[:1] + known[1:][-2:]) | {str(step): self._read.hexdigest()}))
 
-  def step_over(self, steps: int):
-    """Read the batches of the steps that are done, and raise where they are not the ones that these were made with."""
+  def step_over(self, steps: int, finished: bool = False):
+    """Read the batches of the steps that are done, and raise where they are not the ones that these were made with.
+
+    Of a run that is finished they are those up to its first saved step.
+    """
+    known = distributed.once(lambda: _kept(self._file) if self._file.is_file() else {})
+    steps = int(next(iter(known), steps)) if finished else steps
     for _ in range(steps):
       next(self, None)
     if not steps:
       return
-    known = distributed.once(lambda: _kept(self._file) if self._file.is_file() else {})
     if known.get(str(steps)) != self._read.hexdigest():
       raise ValueError(
         f'{self._file.parent} holds a run on other data than these, in its first {steps} steps: give it the same '
@@ -185,8 +225,8 @@ class Log:
     self._tokens += tokens
     if step % self._settings.log_every and step != self._settings.steps:
       return
-    means = {name: float(np.mean([p[name] for p in self._parts])) for name in parts}
-    self._parts = []
+    kept, self._parts = jax.device_get(self._parts), []
+    means = {name: float(np.mean([p[name] for p in kept])) for name in parts}
     if not np.isfinite(means['loss']):
       raise FloatingPointError(f'the loss is {means["loss"]} before step {step}: lower learning_rate, or raise warmup')
     if not distributed.is_writer():
@@ -236,12 +276,17 @@ def _kept(file: Path) -> dict:
   return kept
 
 
-def _same_settings(file: Path, settings: dict[str, str | None]) -> None:
-  """Write the settings of a new run, or raise where a run of others is there."""
+def _same_settings(file: Path, settings: dict[str, str | None], finished: bool) -> None:
+  """Write the settings of a new run, or raise where a run of others is there; how a model is written may change."""
   if file.is_file():
     before = _kept(file)
+    if finished and before.get('model') != settings['model']:
+      raise ValueError(
+        f'{file.parent}/model is there, written as {before.get("model")}, and is not written again as '
+        f'{settings["model"]}: python -m speccascade.convert gives another format, or remove it'
+      )
     for name, value in settings.items():
-      if before.get(name) != value:
+      if name != 'model' and before.get(name) != value:
         raise ValueError(
           f'{file.parent} holds a run with {name} {before.get(name)}, not {value}: choose another folder, or remove it'
         )

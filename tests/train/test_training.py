@@ -4,7 +4,12 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 
 import gin
 import jax
@@ -24,7 +29,7 @@ from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.tokenizers import find
-from speccascade.train import __main__, data, jobs, losses
+from speccascade.train import __main__, data, jobs, loop, losses
 from speccascade.train.batches import Batch, batches, collate
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
@@ -161,10 +166,112 @@ def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
   assert steps == list(range(2, 21, 2))
 
 
-def test_a_finished_run_is_not_trained_further(tmp_path):
-  first = train(tmp_path / 'run', T5_NET, copies(), settings(), say=quiet)
-  again = train(tmp_path / 'run', T5_NET, iter(()), settings(), say=quiet)
+def test_a_finished_run_is_not_trained_further_and_its_model_not_written_again(tmp_path):
+  for name in ('one', 'other'):
+    (tmp_path / name).mkdir()
+  tokenizer, other = words(tmp_path / 'one'), words(tmp_path / 'other', eos_token='</s>')
+  run = functools.partial(train, tmp_path / 'run', T5_NET, say=quiet)
+  content = lambda: {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in tmp_path.glob('run/model/**/*') if p.is_file()}
+  first = run(copies(), settings(), tokenizer=tokenizer)
+  before = content()
+  again = run(copies(), settings(), tokenizer=tokenizer)
   assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), first.params, again.params))
+  with pytest.raises(ValueError, match='a run on other data than these, in its first 2 steps: give it the same'):
+    run(copies(1), settings(), tokenizer=tokenizer)
+  for wrong in (other, None):
+    with pytest.raises(ValueError, match='run holds a run with tokenizer [0-9a-f]{16}, not'):
+      run(copies(), settings(), tokenizer=wrong)
+  with pytest.raises(ValueError, match='model is there, written as orbax, float32, and is not written again as hf, bf'):
+    run(copies(), settings(format='hf', save_dtype='bfloat16'), tokenizer=tokenizer)
+  assert before and content() == before
+
+
+class Waited:
+  """A number on a device that notes when it is waited for."""
+
+  def __init__(self, step: int, waited: list):
+    self._step, self._waited = step, waited
+
+  def block_until_ready(self):
+    self._waited.append(self._step)
+
+  def __array__(self, *_, **__):
+    return np.ones((), np.float32)
+
+
+def test_no_more_than_two_steps_are_under_way(tmp_path, monkeypatch):
+  waited, calls = [], []
+
+  def step(state, *_):
+    calls.append(list(waited))
+    return state, {'loss': Waited(len(calls), waited)}
+
+  monkeypatch.setattr(loop, 'make_step', lambda *_: step)
+  train(tmp_path / 'run', T5_NET, copies(), settings(save_every=6, log_every=6), say=quiet)
+  assert calls == [[], [], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize('where', ['step', 'save'])
+def test_a_stop_waits_for_the_step_says_its_sentence_and_goes_on(number, code, where, tmp_path, monkeypatch, capsys):
+  make, save = loop.make_step, loop._save
+  stops = {'step': 3, 'save': 1}  # the turn at which it comes
+
+  def then(name, call, *args):
+    stops[name] -= 1
+    if name == where and not stops[name]:
+      signal.raise_signal(number)
+    return call(*args)
+
+  monkeypatch.setattr(loop, 'make_step', lambda *given: functools.partial(then, 'step', make(*given)))
+  monkeypatch.setattr(loop, '_save', functools.partial(then, 'save', save))
+  args = '--job=large', '--gin.train.Settings.steps=4', '--gin.train.Settings.save_every=2'
+  assert _command(tmp_path, *args) == code
+  error = capsys.readouterr().err
+  assert error == 'interrupted; the same command goes on from the last saved step\n'
+  monkeypatch.undo()
+  assert _command(tmp_path, *args) == 0
+  out = capsys.readouterr().out
+  assert 'going on after step 2 of 4' in out and '[large] step 4/4' in out
+
+
+DEVICES = """
+import sys
+import jax
+sys.path.insert(0, sys.argv[2])
+from test_training import copies, settings, T5_NET, train
+from speccascade.train import loop
+shares = set()
+make = loop.make_step
+
+def noted(*given):
+  step = make(*given)
+  def call(state, batch, teacher):
+    shares.add(batch.source.sharding.shard_shape(batch.source.shape))
+    return step(state, batch, teacher)
+  return call
+
+loop.make_step = noted
+for name, size in (('eight', 8), ('uneven', 6)):
+  model = train(f'{sys.argv[1]}/{name}', T5_NET, copies(), settings(batch_size=size), say=lambda text, **_: print(text))
+  assert len(jax.tree.leaves(model.params)[0].devices()) == 1
+print(jax.device_count(), sorted(shares))
+"""
+
+
+def test_eight_devices_of_a_host_share_each_batch_and_learn_what_one_does(tmp_path):
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
+  env |= {'JAX_COMPILATION_CACHE_DIR': '', 'PYTHONPATH': os.pathsep.join(map(str, sys.path))}
+  script = [sys.executable, '-c', DEVICES, str(tmp_path), os.path.dirname(__file__)]
+  done = subprocess.run(script, env=env, capture_output=True, text=True, check=False)
+  assert done.returncode == 0 and '8 [(1, 8), (6, 8)]' in done.stdout, done
+  assert 'each of 8 devices computes all of a batch: give a batch_size that they divide' in done.stdout
+  train(tmp_path / 'one', T5_NET, copies(), settings(batch_size=8), say=quiet)
+  one, eight = (
+    [json.loads(line)['loss'] for line in (tmp_path / name / 'log.jsonl').read_text().splitlines()]
+    for name in ('one', 'eight')
+  )
+  np.testing.assert_allclose(eight, one, rtol=1e-5)
 
 
 @pytest.mark.parametrize('distance', quick(losses.DISTANCES, list(losses.DISTANCES)[:1]))
@@ -349,9 +456,10 @@ def test_the_result_loads_as_it_was_written(tmp_path):
     np.testing.assert_array_equal(x.astype(jnp.bfloat16), y)
 
 
-def test_a_finished_run_is_written_again_in_another_format_and_dtype(tmp_path):
+def test_a_finished_run_is_written_in_another_format_and_dtype_where_its_model_was_removed(tmp_path):
   train(tmp_path / 'run', T5_NET, copies(), settings(steps=1), say=quiet)
-  model = train(tmp_path / 'run', T5_NET, iter(()), settings(steps=1, format='hf', save_dtype='bfloat16'), say=quiet)
+  shutil.rmtree(tmp_path / 'run' / 'model')
+  model = train(tmp_path / 'run', T5_NET, copies(), settings(steps=1, format='hf', save_dtype='bfloat16'), say=quiet)
   back = checkpoints.read(tmp_path / 'run' / 'model')
   assert checkpoints.kind(tmp_path / 'run' / 'model') == 'hf' and back.network.dtype == 'bfloat16'
   np.testing.assert_array_equal(*(m.params['token_embedder']['embedding'].astype('bfloat16') for m in (model, back)))
