@@ -109,7 +109,7 @@ def _serve(
   )
   queue = _Queue(made, rows, skip, shares)
   rounds = min(every or loop.FOREVER, _LOOKS if needs.texts else loop.FOREVER)
-  parts, state, stop, seen = results.Parts(method, models, rows), None, np.zeros(size, bool), ()
+  parts, state, stop, seen = results.Parts(method, models, rows, processor), None, np.zeros(size, bool), ()
   while queue.busy:
     state, insert = queue.fill(state)
     enough = size - queue.in_use + max(1, size // 8) if queue.waiting or not patient else size
