@@ -150,6 +150,18 @@ def of(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int = 0) ->
   return planned([m.network for m in models], on, map(spec_of, models), rows, window, vocab)
 
 
+def of_step(models: Sequence[Any], on: Mesh | None, rows: int, window: int, vocab: int) -> 'Layout | None':
+  """Return the layout of models in a step that is partitioned over a mesh: traced ones are cut, the others whole."""
+  if on is None:
+    return of(models, rows, window, vocab)
+  if on.size == 1:
+    return None
+  rules = [CUT if isinstance(_a_leaf(m.params), jax.core.Tracer) else WHOLE for m in models]
+  networks = [m.network for m in models]
+  cuts = [specs(network, on, some) for network, some in zip(networks, rules, strict=True)]
+  return planned(networks, on, cuts, rows, window, vocab)
+
+
 def planned(networks: Sequence[Any], on: Mesh, cut: Iterable[Any], rows: int, window: int, vocab: int) -> 'Layout':
   """Return the layout of networks whose parameters are cut so."""
   cuts = tuple(_cuts(n, c) for n, c in zip(networks, cut, strict=True))

@@ -77,12 +77,12 @@ def prefill(networks, backend, params, prompt: Prompt, room: int, where: layout.
   with backends.use(backend):
     if where is None:
       return tuple(n.prefill(p, prompt, room) for n, p in zip(networks, params, strict=True))
-    read, prompt = _by_layout(where, [n.prefill for n in networks]), where.pin(prompt, where.rows(prompt))
+    read, prompt = by_layout(where, [n.prefill for n in networks]), where.pin(prompt, where.rows(prompt))
     caches = tuple(one(p, prompt, room) for one, p in zip(read, params, strict=True))
     return where.pin(caches, where.caches(caches))
 
 
-def _by_layout(where: layout.Layout | None, functions: Sequence[Callable]) -> tuple[Callable, ...]:
+def by_layout(where: layout.Layout | None, functions: Sequence[Callable]) -> tuple[Callable, ...]:
   """Return functions of the models, each traced for the layout of its own."""
 
   def one(slot: int, function: Callable) -> Callable:
@@ -185,7 +185,7 @@ run = compiled_with(())
 
 def _rounds(program, method, params, state: State, until, processor) -> State:
   extend = [functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)]
-  extend = _by_layout(program.where, extend)
+  extend = by_layout(program.where, extend)
   cache_of = tuple(None if s is None else program.kept.index(s) for s in program.owners)
   context = Context(extend, cache_of, method.policy, program.networks[-1].eos_ids, processor)
 
@@ -213,22 +213,25 @@ def _as_numbers(x: Array) -> Array:
 
 def decode_batch(
   method: methods.Method, models: Sequence[Model], prompt: Prompt, *, max_new_tokens: int, sampler: probs.Sampler,
-  noise: probs.Noise, processor: Callable | None = None,
+  noise: probs.Noise, mesh: jax.sharding.Mesh | None = None, processor: Callable | None = None,
 ) -> State:  # fmt: skip
-  """Decode one padded batch on the device with noise of one's own and return the loop's last state."""
+  """Decode one padded batch on the device with noise of one's own and return the loop's last state.
+
+  Inside a step that is partitioned over a mesh, where parameters are traced, the mesh has to be given.
+  """
   rows, width = prompt.tokens.shape
   method, slots = method.at(rows), [models[m] for m in method.slots]
   buffer = positions(slots[-1].network, width, max_new_tokens, method.window)
-  owners = cache_owners(slots, method.idle)
-  program = Program(tuple(s.network for s in slots), owners, buffer, inputs.vocabulary(models))
+  owners, vocab = cache_owners(slots, method.idle), inputs.vocabulary(models)
+  backend, params = backends.prepared(slots, method.idle, mesh)
+  where = layout.of_step(slots, mesh, rows, method.window, vocab)
+  program = Program(tuple(s.network for s in slots), owners, buffer, vocab, backend=backend, where=where)
   full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)
   by_row = jax.tree.map(lambda x: full(x), sampler)
   limits = Limits(jnp.zeros((rows, 0), jnp.int32))
   max_new, real = full(max_new_tokens, jnp.int32), full(True, bool)
   arrays = requests.Arrays(prompt, jnp.zeros((rows, 4), jnp.uint32), max_new, by_row, limits, real)
-  return _decode_batch(
-    program, method, tuple(s.params for s in slots), arrays, noise, targets.bind_processor(processor)
-  )
+  return _decode_batch(program, method, params, arrays, noise, targets.bind_processor(processor))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -19,7 +19,19 @@ os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_p
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
-from speccascade import acceptance, backends, decode, layout, methods, profiles, Request, rules, Sampler, stopping  # noqa: E402
+from speccascade import (  # noqa: E402
+  acceptance,
+  backends,
+  decode,
+  layout,
+  methods,
+  plan,
+  profiles,
+  Request,
+  rules,
+  Sampler,
+  stopping,
+)
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
@@ -142,8 +154,25 @@ def apart() -> dict:
   return {'error': None}
 
 
+def planned() -> dict:
+  """Return the widths of the windows that a plan decodes and times on a mesh of TPUs: by their kernel, by plain XLA."""
+  backends._PLATFORMS['cpu'] = tpu = backends.TPU(interpret=True)
+  extend, widths = type(tpu).extend, {False: set(), True: set()}
+
+  def noted(self, q, *args, **kwargs):
+    widths[self._plain(q)].add(q.shape[1])
+    return extend(self, q, *args, **kwargs)
+
+  type(tpu).extend = noted
+  mesh = layout.mesh({'data': 2, 'model': 4})
+  pair = [layout.place(m, mesh, 'cut') for m in chosen('t5 on tpus', 'sl', lambda _, m: m)]
+  plan.plan(pair, [[5, 6, 7], [8, 9]], blocks=[2, 5], max_new_tokens=4, batch_size=2)
+  return dict(kernel=sorted(widths[False]), plain=sorted(widths[True]))
+
+
 if __name__ == '__main__':
   jax.config.update('jax_numpy_dtype_promotion', 'strict')
   jax.config.update('jax_numpy_rank_promotion', 'raise')
+  named = {'apart': apart, 'planned': planned}
   for each in sys.argv[1:]:
-    print(json.dumps(apart() if each == 'apart' else same(each)), flush=True)
+    print(json.dumps(named[each]() if each in named else same(each)), flush=True)

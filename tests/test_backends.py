@@ -13,7 +13,7 @@ from tiers import quick
 
 from speccascade import ahead, backends, layout, methods, probs, rules
 from speccascade.backends import base, cpu, tpu_attention, View
-from speccascade.loop import decode_batch, Program
+from speccascade.loop import decode_batch
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
@@ -233,7 +233,7 @@ def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monke
   weighted = methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (3, 1))
   found = []
   for backend in (backends.Backend(), BACKENDS[name]):
-    monkeypatch.setattr('speccascade.loop.Program', functools.partial(Program, backend=backend))
+    monkeypatch.setattr(backends, 'of', lambda *_, backend=backend: backend)
     for some in (method, weighted):
       noise = probs.Keyed.make(keys, 48, 1, temperature == 0)
       state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=probs.Sampler(temperature), noise=noise)

@@ -1,6 +1,7 @@
 """Compiling ahead of time: where arguments lie, the floor by bytes, and the report on a program for TPUs."""
 
 from collections import Counter
+import dataclasses
 import functools
 import json
 
@@ -9,10 +10,13 @@ from jax.sharding import AbstractMesh, PartitionSpec
 import numpy as np
 import pytest
 
-from speccascade import ahead, compile, hlo, layout, methods, rules, Sampler
+from speccascade import ahead, backends, compile, hlo, layout, methods, rules, Sampler
 from speccascade.checkpoints import hf
+from speccascade.evaluate import floor, t5x_step
+from speccascade.evaluate.synthetic import random_params
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.types import Model
 
 T5 = {
   'model_type': 't5',
@@ -189,6 +193,44 @@ def test_a_small_drafter_stays_whole_and_a_cut_verifier_gathers_its_logits_once(
   assert of == {'all-gather': 1, 'all-reduce': 5}
   where = Counter(c for c, x in talks(module) if 'all-reduce' in x.op)
   assert where.pop(module.body) == 2 and list(where.values()) == [3]  # of each layer: two attentions and the MLP
+
+
+def attention(module: hlo.Module) -> Counter:
+  """Return how many kernels of each shape the loops of a program run."""
+  runs = (x for loop in module.loops(module.entry) for x in module.computations[loop.called['body'][0]])
+  return Counter(str([(a.dtype, a.dims) for a in hlo.arrays(x.shape)]) for x in runs if x.target in hlo.KERNELS)
+
+
+@pytest.mark.parametrize('mesh', [pytest.param({}, marks=pytest.mark.full), {'data': 2, 'model': 2}])
+def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attention_of_the_loop(mesh):
+  pytest.importorskip('libtpu')
+  method, (batch, source, tokens) = methods.speculative(block=3), (4, 128, 64)
+  place = ahead.Placement(ahead.describe('v5e:2x2').devices, mesh, ['whole', 'cut'])
+  networks = [hf.network_from_config(c, dtype='bfloat16') for c in (SMALL, LARGE)]
+  run, args = ahead.program(method, networks, ahead.Sizes(batch, source, tokens), Sampler(0.0), place, backends.TPU())
+  program, params, state = args[0], args[2], args[3]
+  of_loop = attention(compiled_for_tpus(run, *args))
+
+  where = program.where and dataclasses.replace(program.where, laws=False)
+  timed = floor.passes_loop(networks, program.backend, (1, 4), batch, source, program.buffer, (1, 1), where=where)
+  of_passes = attention(compiled_for_tpus(timed, params, state.caches, np.int32(2)))
+  assert len(of_passes) > 2 and of_passes.items() <= of_loop.items()
+
+  drafter = Model(jax.tree.map(np.asarray, random_params(networks[0])), networks[0])
+
+  def step(params, batch):
+    models = [drafter, Model(params, networks[1])]
+    return t5x_step.decode_batch(method, models, batch, sampler=Sampler(0.0), mesh=place.mesh)[0]
+
+  names = {'encoder_input_tokens': source, 'decoder_input_tokens': tokens}
+  batch = place.put({name: np.zeros((batch, width), np.int32) for name, width in names.items()})
+  assert attention(compiled_for_tpus(jax.jit(step), params[1], batch)) == of_loop
+
+
+def compiled_for_tpus(run, *args) -> hlo.Module:
+  """Return a jitted function as it is compiled for the chips that its arguments lie on."""
+  with ahead._without_cache():
+    return hlo.Module(run.trace(*args).lower(lowering_platforms=('tpu',)).compile().as_text())
 
 
 @pytest.mark.full

@@ -93,6 +93,11 @@ def test_a_kernel_for_the_heads_of_each_chip_is_the_kernel_for_all():
   check(['t5 on tpus:speculative:1:2x4:batch', 't5 on tpus:opt:0:4x2:queue', 'decoder on tpus:opt:1:4x2:batch'])
 
 
+@pytest.mark.full
+def test_a_plan_times_the_kernel_that_decoding_on_a_mesh_runs():
+  assert run('mesh_cases.py', 'planned') == [{'kernel': [1, 2, 3, 5, 6], 'plain': []}]
+
+
 T5 = {'model_type': 't5', 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False, 'eos_token_id': 1}
 SMALL = {'vocab_size': 64, 'd_model': 16, 'd_kv': 4, 'd_ff': 24, 'num_layers': 2, 'num_heads': 8} | T5
 LARGE = {'vocab_size': 8192, 'd_model': 2048, 'd_kv': 128, 'd_ff': 8192, 'num_layers': 6, 'num_heads': 16} | T5

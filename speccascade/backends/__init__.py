@@ -9,6 +9,7 @@ import functools
 import warnings
 
 import jax
+from jax.sharding import Mesh
 
 from speccascade.backends.base import Backend, Entry, entry_of, View
 from speccascade.backends.cpu import CPU
@@ -29,18 +30,23 @@ def named(platform: str) -> Backend:
   return _PLATFORMS.get(platform, Backend())
 
 
-def of(params) -> Backend:
-  """Return the backend of the devices on which the first array of a tree lies; JAX's default for numpy's."""
-  for x in jax.tree.leaves(params):
-    if isinstance(x, jax.Array):
-      backend = named(next(iter(x.devices())).platform)
-      return backend if len(x.devices()) == 1 else backend.on_mesh()
-  return named(jax.default_backend())
+def of(params, mesh: Mesh | None = None) -> Backend:
+  """Return the backend of the devices on which the first array of a tree lies; JAX's default for numpy's.
+
+  Where some are traced, the program is for the devices of the mesh, or all that there are.
+  """
+  arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
+  if any(isinstance(x, jax.core.Tracer) for x in arrays):
+    devices = jax.devices() if mesh is None else mesh.devices.flatten()
+  else:
+    devices = list(arrays[0].devices()) if arrays else jax.devices()[:1]
+  backend = named(devices[0].platform)
+  return backend if len(devices) == 1 else backend.on_mesh()
 
 
-def prepared(models: Sequence, idle: Collection[int] = ()) -> tuple[Backend, tuple]:
+def prepared(models: Sequence, idle: Collection[int] = (), mesh: Mesh | None = None) -> tuple[Backend, tuple]:
   """Return the backend of models that run together, and the parameters it computes with, of idle ones None."""
-  backend = of([m.params for m in models])
+  backend = of([m.params for m in models], mesh)
   return backend, tuple(None if i in idle else backend.prepare(m.params) for i, m in enumerate(models))
 
 

@@ -52,7 +52,8 @@ class CPU(Backend):
     head that is tied to the embedding gets rows of its own, for activations have the embedding's dtype.
     """
     decoder = params.get('decoder', params)
-    if sum(x.nbytes for x in jax.tree.leaves(decoder)) <= _CACHED or not _fuses_sums():
+    leaves = jax.tree.leaves(decoder)
+    if sum(x.nbytes for x in leaves) <= _CACHED or isinstance(leaves[0], jax.core.Tracer) or not _fuses_sums():
       return params
     params = _with_rows(params)
     if 'logits_dense' not in decoder and 'token_embedder' in params:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, distributed, layout, packing, probs
-from speccascade.loop import positions, prefill
+from speccascade.inputs import vocabulary
+from speccascade.loop import by_layout, positions, prefill
 from speccascade.types import Model, Network, Prompt
 
 STEPS = 32  # the most passes in one loop on the device, unless said
@@ -43,9 +44,11 @@ def passes_seconds(
   """
   models, widths, times = zip(*passes, strict=True)
   networks, (backend, params) = tuple(m.network for m in models), backends.prepared(models)
-  slots = positions(networks[-1], source, tokens, window or max(widths))
+  window = window or max(widths)
+  slots, where = positions(networks[-1], source, tokens, window), layout.of(models, batch, window, vocabulary(models))
   caches = filled(models, batch, source, slots) if caches is None else caches
-  loop = passes_loop(networks, backend, widths, batch, source, slots, times, total)
+  how = dict(where=where, options=backends.known(backend.xla))
+  loop = passes_loop(networks, backend, widths, batch, source, slots, times, total, **how)
 
   def seconds(rounds: int) -> float:
     start = time.perf_counter()
@@ -76,35 +79,43 @@ def passes_loop(
   slots: int,
   times: Sequence[int] | None = None,
   total: int | None = None,
+  where: layout.Layout | None = None,
+  options: Sequence[tuple[str, str]] = (),
 ) -> Callable:
   """Return a jitted function of (params, caches, rounds, totals) that feeds each pass's output on.
 
   The networks take turns: in a round the n-th makes `times[n]` passes of `widths[n]` tokens or, where that is not
-  given, as many as make `totals[n]` over all rounds.
+  given, as many as make `totals[n]` over all rounds. Layout, and options of XLA, are those of a decode.
   """
   first = source if networks[-1].start_id is None else 1
   start, room = jnp.ones((batch, max(widths)), jnp.int32), slots - first - max(widths)
+  extend = by_layout(where, [network.extend for network in networks])
 
-  @jax.jit
+  def pinned(tokens, caches):
+    return (
+      (tokens, caches) if where is None else where.pin((tokens, caches), (where.rows(tokens), where.caches(caches)))
+    )
+
+  @functools.partial(jax.jit, compiler_options=dict(options))
   def loop(params, caches, rounds, totals=None):
     def turn(i, carry):
       def feed(n, carry):
         tokens, cache = carry
         position = jnp.broadcast_to(first + i % room + jnp.arange(widths[n])[None], (batch, widths[n]))
-        with backends.use(backend):
+        with backends.use(backend), layout.use(where):
           packed = total and packing.Packing.of(jnp.full(batch, total // batch), widths[n], total)
           with packing.use(packed or None):
-            logits, cache = networks[n].extend(params[n], cache, tokens[:, : widths[n]], position)
-          logits = packed.unpack(logits) if packed else logits
+            logits, cache = extend[n](params[n], cache, tokens[:, : widths[n]], position)
+          logits = layout.as_head(layout.computed(packed.unpack(logits) if packed else logits, n), n)
           return tokens.at[:, : widths[n]].set(jnp.minimum(probs.argmax(logits), 5)), cache
 
       tokens, caches = carry[0], list(carry[1])
       for n in range(len(networks)):
         count = times[n] if times else totals[n] * (i + 1) // rounds - totals[n] * i // rounds  # as even as can be
         tokens, caches[n] = jax.lax.fori_loop(0, count, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
-      return tokens, tuple(caches)
+      return pinned(tokens, tuple(caches))
 
-    return jax.lax.fori_loop(0, rounds, turn, (start, tuple(caches)))[0]
+    return jax.lax.fori_loop(0, rounds, turn, pinned(start, tuple(caches)))[0]
 
   return loop
 

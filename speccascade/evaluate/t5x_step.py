@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from speccascade import inputs, loop, methods, probs, profiles
 from speccascade.checkpoints.t5x_params import model, with_params
@@ -24,11 +25,14 @@ def decode_batch(
   *,
   max_new_tokens: int | None = None,
   sampler: probs.Sampler = probs.Sampler(),
+  mesh: Mesh | None = None,
 ) -> tuple[Array, dict[str, Any]]:
   """Decode T5X's features; return tokens [B, L], 0 after each text's end, and statistics by row.
 
-  `key` is the step's; each row has noise of its own from it. L is that of `decoder_input_tokens` unless told. Where
-  `fault` of the statistics is true, a model or the rule gave what is no law, and the row is not to be used.
+  `key` is the step's; each row has noise of its own from it. L is that of `decoder_input_tokens` unless told. `mesh` is
+  the one that the step is partitioned over, with axes 'data' and 'model'; without it attention on several devices is
+  plain XLA. Where `fault` of the statistics is true, a model or the rule gave what is no law, and the row is not to be
+  used.
   """
   if isinstance(method, methods.SequenceCascade):
     raise ValueError('a sequence cascade decides on the host which texts are answered anew: use speccascade.decode')
@@ -43,7 +47,8 @@ def decode_batch(
   most = batch['decoder_input_tokens'].shape[1] if max_new_tokens is None else max_new_tokens
   positions = loop.positions(models[method.slots[-1]].network, tokens.shape[1], most, method.window)
   noise = _noise(method, key, tokens.shape[0], positions, sampler)
-  state = loop.decode_batch(method, models, Prompt(tokens, length), max_new_tokens=most, sampler=sampler, noise=noise)
+  sizes = dict(max_new_tokens=most, sampler=sampler, noise=noise)
+  state = loop.decode_batch(method, models, Prompt(tokens, length), mesh=mesh, **sizes)
   places = jnp.arange(most)[None]
   written = jnp.where(places < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)
   stats = {name: getattr(state.stats, name) for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred')}
