@@ -119,18 +119,20 @@ class Parts:
 
   def _fault(self, row: requests.Row, batch: dict, place: int, emitted: int) -> str | None:
     slots, fault, position = self.method.slots, batch['fault'][place], int(batch['length'][place])
+    prompt = '' if row.source == row.example_id else f'prompt {row.source}, '
+    example = f'{prompt}example {row.example_id}'
     for slot in np.flatnonzero(fault[:-1] >= 0):
       asked = self._asked(row, emitted) if fault[slot] == ASKED else ''
       made, number = f'what {asked} made of ' if asked else '', slots[slot]
       remedy = 'Leave some token a finite logit, and none NaN or inf.'
       return (
-        f'example {row.example_id}: {made}the logits of model {number} ({self.models[number].name}) are not finite '
+        f'{example}: {made}the logits of model {number} ({self.models[number].name}) are not finite '
         f'after position {position - 1}. '
         + (remedy if asked else 'Check its weights for NaN, or decode in float32 if they overflow.')
       )
     if fault[-1] >= 0:
       total, least = batch['no_law'][place].tolist()
-      return f'example {row.example_id}: {targets.not_a_law(self.method, position, total, least)}'
+      return f'{example}: {targets.not_a_law(self.method, position, total, least)}'
     return None
 
   def _asked(self, row: requests.Row, emitted: int) -> str:
@@ -177,7 +179,7 @@ def collect(rows: Sequence[Row]) -> Decoded:
   if None not in faults:
     decoded.raise_for_fault()
   if some := [fault for fault in faults if fault]:
-    warnings.warn(f'{len(some)} of {len(rows)} rows ended as faults. {some[0]}', stacklevel=3)
+    warnings.warn(f'{len(some)} of {len(rows)} rows ended as faults. {some[0]}', stacklevel=4)
   return decoded
 
 

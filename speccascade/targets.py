@@ -18,6 +18,7 @@ from speccascade.types import Combiner, Phase
 
 ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
 _CHECKED: set = set()  # programs that were asked already: numbers that are traced change nothing
+_MOST = 256  # of them that are remembered, for each holds its functions
 
 
 def phases_of(method: Method | SequenceCascade) -> list[Phase]:
@@ -60,6 +61,8 @@ def check_laws(method: Method | SequenceCascade, vocab: int, sampler: Any):
     problem = untraced(function, models, vocab, sampler)
     if problem:
       raise ValueError(f'{method.name}: {name} {problem}.')
+  if len(_CHECKED) >= _MOST:
+    _CHECKED.clear()
   _CHECKED.add(program)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from speccascade import buckets, tokenizers
 from speccascade.checkpoints import files, hf, orbax, t5x
+from speccascade.errors import known_as
 from speccascade.models import layerskip
 from speccascade.types import Model
 
@@ -27,6 +28,7 @@ _EXPECTED = (
 )
 
 
+@known_as('load', torch_dtype='dtype=…', device_map='mesh=…')
 def load(
   path,
   *,
