@@ -322,7 +322,7 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
   if not callable(function) or inspect.isclass(function):
     raise ValueError(f'{function!r} is not a function; give one with its values bound, as in {EXAMPLE}.')
   for name, value in numbers.items():
-    if value is None or any(isinstance(x, (str, bool)) for x in tree_util.tree_leaves(value)):
+    if value is None or any(isinstance(x, (str, bool, complex)) for x in tree_util.tree_leaves(value)):
       raise ValueError(
         f'{name_of(function)} needs a number for {name}, not {name}={value!s}: only numbers and arrays can be bound; '
         'write anything else into the function.'

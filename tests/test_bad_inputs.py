@@ -110,6 +110,10 @@ PYTHON = {
   'a rule by its name': (lambda _: methods.speculative('opt'), "'opt' is not a function"),
   'a rule without its alpha': (lambda _: methods.speculative(rules.opt), 'opt needs a value for alpha'),
   'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), 'needs 0 <= alpha <= 1'),
+  'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), 'opt needs a number for alpha'),
+  'complex weights': (
+    lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), 'weighted needs a number for weights'
+  ),
   'mu of 1e30': (lambda _: methods.ensemble(partial(rules.contrastive, mu=1e30)), 'contrastive needs mu of -1000'),
   'lam of -1e30': (lambda _: methods.ensemble(partial(rules.realign, lam=-1e30)), 'realign needs lam of -1000'),
   # methods and policies
@@ -123,6 +127,10 @@ PYTHON = {
   'Fallback of float32': (lambda _: stopping.Fallback(np.float32(-1)), 'Fallback needs 0 <= threshold'),
   "Confidence('0.5')": (lambda _: stopping.Confidence('0.5'), 'Confidence needs 0 <= threshold'),
   'MovingAverage(.5, 2.)': (lambda _: stopping.MovingAverage(0.5, 2.0), 'MovingAverage needs 0 <= decay <= 1'),
+  'Confidence(1j)': (lambda _: stopping.Confidence(1j), 'Confidence needs 0 <= threshold <= 1, a probability'),
+  'bild(1j)': (lambda _: methods.bild(1j), 'fallback=1j is not a number'),
+  'bild of a list': (lambda _: methods.bild(rollback=[2.0]), 'rollback=[2.0] is not a number'),
+  'a complex threshold': (lambda _: methods.sequence_cascade(threshold=1j), 'threshold=1j is not a number'),
   'Heuristic(0)': (lambda _: stopping.Heuristic(0), 'Heuristic: first=0 is not a whole number of at least 1'),
   # requests and samplers
   'decode(temperature=…)': (
