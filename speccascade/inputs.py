@@ -6,15 +6,15 @@ import os
 from typing import Any
 import warnings
 
-import jax
 import numpy as np
 
 from speccascade import profiles, targets, tokenizers
-from speccascade.types import Model, Prompt, whole
+from speccascade.types import check_bits, Model, Prompt, whole
 
 
 def check_models(method, models: Sequence[Model]) -> list[Model]:
   """Return the models as a list, having checked that the method can decode with them."""
+  check_bits()
   if isinstance(models, Model | str | os.PathLike):
     raise ValueError(f'models={getattr(models, "name", models)} must be a list of models, as in [small, large].')
   models = list(models)
@@ -22,8 +22,6 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
     if not isinstance(model, Model):
       said = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
       raise ValueError(f'models has {said}, not a loaded model: give what speccascade.load(PATH) returns.')
-  if jax.config.jax_enable_x64:
-    raise ValueError('decoding computes in 32 bits: set jax_enable_x64 to False (and JAX_ENABLE_X64=0) around it.')
   targets.check_method(method, len(models))
   last = models[method.models - 1]
   if getattr(last.network, 'drafts_only', False):

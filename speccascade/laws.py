@@ -17,7 +17,7 @@ import numpy as np
 from speccascade import methods, probs, rules, targets
 from speccascade.loop import decode_batch
 from speccascade.models import toy
-from speccascade.types import ACCEPT, Array, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
+from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
 
 Law = dict[tuple[int, ...], float]  # {emitted tokens: probability}
 COUNT = 3  # tokens whose joint law is enumerated
@@ -184,6 +184,7 @@ def check(rule: Any, alphas: Sequence[float] | None = None) -> Report:
   A function that is not marked as a combiner is taken for a rule. `alphas` are the values that are tried of a rule
   whose α is not bound.
   """
+  check_bits()
   if isinstance(rule, methods.Method | methods.SequenceCascade):
     return _check_method(rule)
   return (

@@ -171,6 +171,12 @@ def whole(name: str, value: Any, least: int = 1) -> int:
   return int(value)
 
 
+def check_bits():
+  """Refuse numbers of 64 bits, which nothing here is written for."""
+  if jax.config.jax_enable_x64:
+    raise ValueError('everything here has 32 bits: set jax_enable_x64 to False, or JAX_ENABLE_X64=0, around it.')
+
+
 def places(n: int) -> Array:
   """Return 0 … n-1 as a row [1, n], to stand beside [B, 1]."""
   return jnp.arange(n)[None]

@@ -10,7 +10,7 @@ import pytest
 from tiers import quick
 
 import speccascade
-from speccascade import engine, inputs, loop, methods, Request, requests, rules, Sampler, targets
+from speccascade import embedded, engine, inputs, loop, methods, Request, requests, rules, Sampler, targets
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model
@@ -408,9 +408,12 @@ def test_a_rule_defined_anew_each_time_is_not_kept_for_ever(monkeypatch):
   assert 0 < len(checked) <= 3
 
 
-def test_numbers_of_64_bits_are_refused():
-  with jax.enable_x64(True), pytest.raises(ValueError, match='decoding computes in 32 bits'):
-    run(OPT, PAIR, [[1, 2]])
+@pytest.mark.parametrize(
+  'call', [lambda: run(OPT, PAIR, [[1, 2]]), embedded.models, lambda: speccascade.laws.check(OPT)]
+)
+def test_numbers_of_64_bits_are_refused(call):
+  with jax.enable_x64(True), pytest.raises(ValueError, match='everything here has 32 bits: set jax_enable_x64'):
+    call()
 
 
 def test_a_generator_of_prompts_is_a_list():

@@ -12,7 +12,7 @@ from speccascade import buckets, tokenizers
 from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.errors import known_as
 from speccascade.models import layerskip
-from speccascade.types import Model
+from speccascade.types import check_bits, Model
 
 __all__ = ['digest', 'kind', 'load', 'load_all', 'part_of', 'read', 'whole']
 
@@ -105,6 +105,7 @@ def read(
   rules=None,
 ) -> Model:
   """Return the model at a path or hub id as it is stored; see `load`, which decodes faster."""
+  check_bits()
   dtype = None if dtype is None else _dtype(dtype)
   path, layers = whole(path)
   folder = _folder(path, revision)
