@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, inputs, layout, loop, requests
+from speccascade import backends, inputs, layout, loop, requests, targets
 from speccascade.start import cache_owners
 from speccascade.types import Array, Model, Prompt, State
 
@@ -35,8 +35,9 @@ class Engine:
     self.weights = [s.params for s in slots], self.params  # a backend's copies stand beside what they were made of
     networks = tuple(s.network for s in slots)
     self.program = loop.Program(
-      networks, cache_owners(slots, method.idle), buffer, self.vocab, backend, trace, needs.top, processor, where
+      networks, cache_owners(slots, method.idle), buffer, self.vocab, backend, trace, needs.top, where
     )
+    self.processor = targets.check_processor(processor, self.vocab, buffer)
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
@@ -74,7 +75,7 @@ class Engine:
       insert = insert[0], insert[1].replace(source=None)
     until = np.array([self.size if ended is None else ended, rounds], np.int32)
     run = loop.compiled_with(backends.known(self.program.backend.xla))
-    return run(self.program, self.method, self.params, state, insert, stop, until)
+    return run(self.program, self.method, self.params, state, insert, stop, until, self.processor)
 
   def collect(self, packed: Array, state: State) -> dict[str, Any]:
     """Wait for the device and return what came to the host, arrays with rows in front."""

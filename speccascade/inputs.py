@@ -2,20 +2,26 @@
 
 from collections.abc import Sequence
 import numbers
+import os
 from typing import Any
 import warnings
 
 import numpy as np
 
 from speccascade import profiles, targets, tokenizers
-from speccascade.types import Model, Prompt, whole
+from speccascade.types import check_bits, Model, Prompt, whole
 
 
 def check_models(method, models: Sequence[Model]) -> list[Model]:
   """Return the models as a list, having checked that the method can decode with them."""
-  if isinstance(models, Model):
-    raise ValueError(f'models={models.name} must be a list of models, as in [small, large].')
+  check_bits()
+  if isinstance(models, Model | str | os.PathLike):
+    raise ValueError(f'models={getattr(models, "name", models)} must be a list of models, as in [small, large].')
   models = list(models)
+  for model in models:
+    if not isinstance(model, Model):
+      said = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
+      raise ValueError(f'models has {said}, not a loaded model: give what speccascade.load(PATH) returns.')
   targets.check_method(method, len(models))
   last = models[method.models - 1]
   if getattr(last.network, 'drafts_only', False):
@@ -108,7 +114,7 @@ def check_ids(example_ids, count: int) -> np.ndarray:
 
 def check_seed(seed: int) -> np.uint32:
   """Return the seed as uint32."""
-  if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**32:
+  if not isinstance(seed, numbers.Integral) or isinstance(seed, bool) or not 0 <= seed < 2**32:
     raise ValueError(f'seed={seed!r} is not a whole number of 0 … 2^32 - 1.')
   return np.uint32(seed)
 
@@ -149,7 +155,7 @@ def prompt_width(models, rows, given: int | None) -> int:
       warnings.warn(
         f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed} '
         f'positions; {model.name} was made for {context} (max_position_embeddings), what it writes beyond may be poor.',
-        stacklevel=5,
+        stacklevel=6,
       )
   return given or bucket(max(row.tokens.size for row in rows))
 

@@ -17,7 +17,7 @@ import numpy as np
 from speccascade import methods, probs, rules, targets
 from speccascade.loop import decode_batch
 from speccascade.models import toy
-from speccascade.types import ACCEPT, Array, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
+from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
 
 Law = dict[tuple[int, ...], float]  # {emitted tokens: probability}
 COUNT = 3  # tokens whose joint law is enumerated
@@ -57,7 +57,8 @@ class Enumerated:
     """Return the tokens that the digits say."""
     place = self._place(position, start)
     token = self.digits[(*place, purpose)]
-    chance = probs.at_token(weights, token) / weights.sum(-1)
+    total = weights.sum(-1)  # of no law where nothing is drawn, so that any chance will do that sums to 1
+    chance = jnp.where(total > 0, probs.at_token(weights, token) / total, 1 / weights.shape[-1])
     return token, self._note(place, purpose, chance)
 
   def accept(self, numerator: Array, denominator: Array, position: Array, start: Array) -> tuple[Array, 'Enumerated']:
@@ -67,6 +68,7 @@ class Enumerated:
       place = self._place(position[:, j], start)
       a, b = numerator[:, j], denominator[:, j]
       sure = jnp.where(b > 0, jnp.minimum(1, a / jnp.where(b > 0, b, 1)), (a > 0).astype(jnp.float32))
+      sure = jnp.where(jnp.isnan(sure), 0, sure)  # a place without a law, which no test reaches
       yes = self.digits[(*place, ACCEPT)] == 0
       noise = noise._note(place, ACCEPT, jnp.where(yes, sure, 1 - sure))
       outcomes.append(yes)
@@ -182,6 +184,7 @@ def check(rule: Any, alphas: Sequence[float] | None = None) -> Report:
   A function that is not marked as a combiner is taken for a rule. `alphas` are the values that are tried of a rule
   whose α is not bound.
   """
+  check_bits()
   if isinstance(rule, methods.Method | methods.SequenceCascade):
     return _check_method(rule)
   return (

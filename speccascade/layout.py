@@ -80,7 +80,7 @@ def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, tell: Cal
     over = tuple(a for a in ((over,) if isinstance(over, str) else over or ()) if a not in used)
     parts = math.prod(on.shape[a] for a in over)
     if counts.get(name, size) % parts:
-      tell(f"'{name}' of {counts.get(name, size)}", parts, type(network).__name__)
+      tell(f"'{name}' of {counts.get(name, size)}", parts, network)
       over = ()
     used |= set(over)
     spec.append(over[0] if len(over) == 1 else over or None)
@@ -94,14 +94,15 @@ def _heads(network) -> dict[str, int]:
   return {'heads': heads, 'joined_kv': heads, 'kv_heads': shared, 'joined_kv_heads': shared}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def parameters(network) -> tuple[Any, Any]:
   """Return the shapes and the logical axes of a network's parameters."""
   return network.param_shapes(), network.param_axes()
 
 
-@functools.cache
-def _tell(what: str, parts: int, where: str) -> None:
+@functools.lru_cache(maxsize=256)
+def _tell(what: str, parts: int, network: Any = None) -> None:
+  where = 'a batch' if network is None else type(network).__name__
   warnings.warn(f'{where}: {what} does not divide over {parts} devices and stays whole on each.', stacklevel=2)
 
 
@@ -243,7 +244,7 @@ class Layout:
     if axis is None or parts == 1:
       return None
     if size % parts:
-      _tell(f'{what} of {size}', parts, 'a batch')
+      _tell(f'{what} of {size}', parts)
       return None
     return axis
 

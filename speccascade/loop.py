@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, inputs, layout, methods, probs, requests
+from speccascade import backends, inputs, layout, methods, probs, requests, targets
 from speccascade.phases import run as run_phases
 from speccascade.start import cache_owners, first_state
 from speccascade.types import Array, Context, Limits, Model, Network, Prompt, State
@@ -31,7 +31,6 @@ class Program(NamedTuple):
   backend: backends.Backend = backends.Backend()
   trace: bool = False  # whether log-probabilities are noted
   top: int = 0  # how many of the likeliest tokens are noted
-  processor: Callable | None = None
   where: layout.Layout | None = None  # of several devices
 
   @property
@@ -162,7 +161,7 @@ def _put_rows_on_mesh(program, prefix: tuple, arrival: Arrival, new: State, stat
   return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
 
 
-def _run(program, method, params, state, arriving, stop, until) -> tuple[State, Array]:
+def _run(program, method, params, state, arriving, stop, until, processor=None) -> tuple[State, Array]:
   """Insert and loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
   if state is None and (program.where is None or arriving[1].source is None):
     state = _first(program, method, params, *arriving)
@@ -170,25 +169,25 @@ def _run(program, method, params, state, arriving, stop, until) -> tuple[State, 
     state = blank(program, method, params, arriving[1].rows) if state is None else state  # rows cross a mesh one by one
     state = state.replace(done=state.done | stop)
     state = state if arriving is None else put_rows(program, method, *arriving, state)
-  state = _rounds(program, method, params, state, until)
+  state = _rounds(program, method, params, state, until, processor)
   packed = jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(wanted(state))], 1)
   return state, packed if program.where is None else program.where.pin(packed)
 
 
 @functools.cache
 def compiled_with(options: tuple[tuple[str, str], ...]) -> Callable:
-  """Return the jitted `run(program, method, params, state, arriving, stop, until)`, compiled with options of XLA."""
+  """Return the jitted `_run`, compiled with options of XLA."""
   return jax.jit(_run, static_argnums=0, donate_argnums=3, compiler_options=dict(options))
 
 
 run = compiled_with(())
 
 
-def _rounds(program, method, params, state: State, until) -> State:
+def _rounds(program, method, params, state: State, until, processor) -> State:
   extend = [functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)]
   extend = by_layout(program.where, extend)
   cache_of = tuple(None if s is None else program.kept.index(s) for s in program.owners)
-  context = Context(extend, cache_of, method.policy, program.networks[-1].eos_ids, program.processor)
+  context = Context(extend, cache_of, method.policy, program.networks[-1].eos_ids, processor)
 
   def go_on(carry):
     passed, state = carry
@@ -214,7 +213,7 @@ def _as_numbers(x: Array) -> Array:
 
 def decode_batch(
   method: methods.Method, models: Sequence[Model], prompt: Prompt, *, max_new_tokens: int, sampler: probs.Sampler,
-  noise: probs.Noise, mesh: jax.sharding.Mesh | None = None,
+  noise: probs.Noise, mesh: jax.sharding.Mesh | None = None, processor: Callable | None = None,
 ) -> State:  # fmt: skip
   """Decode one padded batch on the device with noise of one's own and return the loop's last state.
 
@@ -232,10 +231,11 @@ def decode_batch(
   limits = Limits(jnp.zeros((rows, 0), jnp.int32))
   max_new, real = full(max_new_tokens, jnp.int32), full(True, bool)
   arrays = requests.Arrays(prompt, jnp.zeros((rows, 4), jnp.uint32), max_new, by_row, limits, real)
-  return _decode_batch(program, method, params, arrays, noise)
+  return _decode_batch(program, method, params, arrays, noise, targets.bind_processor(processor))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _decode_batch(program, method, params, rows, noise) -> State:
+def _decode_batch(program, method, params, rows, noise, processor) -> State:
   state = first_state(program, method, caches_of(program, params, rows.prompt), rows, noise)
-  return _rounds(program, method, params, state, jnp.array([rows.real.shape[0], FOREVER], jnp.int32))
+  until = jnp.array([rows.real.shape[0], FOREVER], jnp.int32)
+  return _rounds(program, method, params, state, until, processor)

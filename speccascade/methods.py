@@ -97,6 +97,12 @@ def _pair(pair: Sequence[int]) -> tuple[int, int]:
   return whole('pair', pair[0], 0), whole('pair', pair[1], 0)
 
 
+def _real(name: str, value: float) -> float:
+  if isinstance(value, str) or np.ndim(value) or np.iscomplexobj(value):
+    raise ValueError(f'{name}={value!r} is not a number.')
+  return value
+
+
 def _blocks(name: str, block: int | Sequence[int]) -> tuple[int, ...]:
   if isinstance(block, (str, numbers.Number)) or not isinstance(block, Sequence):
     raise ValueError(f'{name}={block!r} is not a list of the γ of each model; give one for each, as in (5, 1).')
@@ -196,7 +202,7 @@ def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> Sequ
   """
   if not callable(score):
     raise ValueError(f'sequence_cascade: score={score!r} is not a function of an array of log-probabilities.')
-  if isinstance(threshold, str) or np.isnan(threshold):
+  if np.isnan(_real('sequence_cascade: threshold', threshold)):
     raise ValueError(f'sequence_cascade: threshold={threshold!r} is not a number.')
   return SequenceCascade(score, float(threshold))
 
@@ -206,9 +212,9 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
 
   The verifier's token stands at the roll-back, and after a draft that stays.
   """
-  if not 0 <= fallback <= 1:
+  if not 0 <= _real('fallback', fallback) <= 1:
     raise ValueError(f'bild needs 0 <= fallback <= 1, a probability, not fallback={fallback}.')
-  if not rollback >= 0:
+  if not _real('rollback', rollback) >= 0:
     raise ValueError(f'bild needs rollback >= 0, a cross-entropy, not rollback={rollback}.')
   most = whole('max_draft', max_draft)
   phases = (

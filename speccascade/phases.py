@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from speccascade import acceptance, backends, layout, packing, probs, rules, scheduling
 from speccascade.types import (
   Array,
+  ASKED,
   BONUS,
   Combiner,
   Context,
   DRAFT,
   FINAL,
+  OWN,
   Phase,
   places,
   RESIDUAL,
@@ -52,13 +54,9 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array, total
     logits = packed.unpack(logits)
   logits = layout.computed(logits, m)[..., : w.logits[m].shape[-1]]
   logits = _process(context, state, logits.astype(jnp.float32), position)
-  used = places(width) < need[:, None]
-  bad = used & ~jnp.isfinite(logits.max(-1))  # a NaN, +inf, or nothing but -inf
-  fault = jnp.where(bad.any(1), take1(position, bad.argmax(1)), -1)
   state = state.replace(
     fed=_column(state.fed, m, state.fed[:, m] + need),
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
-    fault=_column(state.fault, m, jnp.where(state.fault[:, m] < 0, fault, state.fault[:, m])),
   )
   logits = layout.as_head(logits, m)
   # The first output is the law of position fed + 1, whose slot is fed + 1 - length.
@@ -76,8 +74,14 @@ def _feed(context: Context, state: State, m: int, width: int, need: Array, total
 
 
 def _process(context: Context, state: State, logits: Array, position: Array) -> Array:
-  """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's."""
+  """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's.
+
+  Where these are no law the number says why: it is NaN if the model's own were none, else an infinity.
+  """
   limits = state.limits
+  if limits.bias is None and limits.least is None and context.processor is None:
+    return logits
+  own = _finite(logits)[..., None]
   if limits.bias is not None:
     logits = logits + limits.bias[:, None]
   if limits.least is not None:
@@ -85,8 +89,13 @@ def _process(context: Context, state: State, logits: Array, position: Array) -> 
     logits = jnp.where(early & _ends_a_row(context, state, logits.shape[-1])[:, None], -jnp.inf, logits)
   if context.processor is not None:
     by_slot = jax.vmap(context.processor, (0, None, 0))
-    logits = jax.vmap(by_slot)(logits, state.tokens, position + 1)
-  return logits
+    logits = jax.vmap(by_slot)(logits, state.tokens, position + 1).astype(jnp.float32)
+  return jnp.where(own, jnp.where(jnp.isnan(logits), jnp.inf, logits), jnp.nan)
+
+
+def _finite(logits: Array) -> Array:
+  """Return [...]: whether the largest of logits [..., V] is finite: none is NaN or +inf, nor all -inf."""
+  return jnp.isfinite(logits.max(-1))
 
 
 def _ends_a_row(context: Context, state: State, vocab: int) -> Array:
@@ -229,7 +238,7 @@ class Propose:
     w = state.window
     end = state.length + w.size
     sampler = probs.at_window(state).at(w.size)
-    going = going & (end < state.limit) & ~context.policy.before(logits, sampler)
+    going = going & (end < state.limit) & _finite(logits) & ~context.policy.before(logits, sampler)
     q = layout.as_head(sampler(logits), self.model)
     token, noise = state.noise.draw(q, end, DRAFT, state.length)
     put = backends.current().put
@@ -254,7 +263,8 @@ class Propose:
 class Verify:
   """Test, in order, the pending tokens whose target is known; commit the accepted and at most one token more.
 
-  The target is `combiner(logits of models)`. It is known as far as all of `models` have scored. After a rejection one
+  The target is `combiner(logits of models)`. It is known as far as all of `models` have scored, and up to the first
+  place at which it is no law; a row that needs a token there ends as a fault. After a rejection one
   token follows from the residual; if all pending tokens were accepted and the target after them is known, one from it
   (the bonus token); else none. The other pending tokens are dropped, or, with `keep`, stay where none was rejected.
   """
@@ -275,7 +285,6 @@ class Verify:
     w, length = state.window, state.length
     width = w.source.shape[1]
     known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - length + 1
-    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, known), 0), 0)
     scored = jnp.clip(known - 1, 0, w.size)
     position = length[:, None] + places(width)
     pending = take(state.tokens, position)
@@ -284,18 +293,38 @@ class Verify:
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
     sampler = probs.at_window(state)
     pi = self.combiner(logits, sampler=sampler)
+    lawful = jnp.minimum(known, acceptance.leading(self._laws(logits, pi)))
+    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, lawful), 0), 0)
     trial = acceptance.Trial(w, pending, tested, pi, position, length, state.noise, sampler)
     verdict, noise = self.accept(trial)
     kept = verdict.kept
     rejected = kept < tested
-    more = rejected | (state.active & (kept == w.size) & (known > w.size))
-    if not rules.lawful(self.combiner):
-      state = _check(state, pi, places(width + 1) < (kept + more.astype(jnp.int32))[:, None])
+    more = rejected | (state.active & (kept == w.size) & (lawful > w.size))
     final = self._final(logits, sampler, w, verdict, rejected)
     token, noise = noise.draw(final, length + kept, FINAL, length)
     state = state.replace(noise=noise)
     deferred = self._deferred(logits, sampler)
-    return self._commit(context, state, scored, tested, kept, more, rejected, token, deferred)
+    lost = state.active & (kept == lawful) & (lawful < known)
+    state = self._commit(context, state, scored, tested, kept, more, rejected, token, deferred)
+    return self._lose(state, lost & ~state.done, logits, pi, kept)
+
+  def _laws(self, logits: Array, pi: Array) -> Array:
+    """Return [B, W+1]: whether the logits [M, B, W+1, V] and the target are laws."""
+    sound = _finite(logits).all(0)
+    return sound if rules.lawful(self.combiner) else sound & rules.is_law(pi)
+
+  def _lose(self, state: State, lost: Array, logits: Array, pi: Array, at: Array) -> State:
+    """End rows whose next token, at a slot [B], has no law, and note why."""
+    largest, fault, no_law = jax.vmap(take1, (0, None))(logits.max(-1), at), state.fault, state.no_law
+    for m, x in zip(self.models, largest, strict=True):
+      why = jnp.where(jnp.isnan(x), OWN, ASKED)
+      fault = _column(fault, m, jnp.where(lost & ~jnp.isfinite(x), why, fault[:, m]))
+    if not rules.lawful(self.combiner):
+      by_target = lost & jnp.isfinite(largest).all(0)
+      fault = _column(fault, -1, jnp.where(by_target, OWN, fault[:, -1]))
+      found = jnp.stack([take1(x, at) for x in (pi.sum(-1), pi.min(-1))], 1)
+      no_law = jnp.where(by_target[:, None], found, no_law)
+    return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, no_law=no_law)
 
   def _final(self, logits, sampler, w, verdict, rejected) -> Array:
     """Return what the token after the accepted ones is drawn from. Only its position's target is computed again."""
@@ -329,13 +358,11 @@ class Verify:
     if self.keep:
       w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + kept[:, None]) if x.ndim > 1 else x, w)
     live = state.active & (tested > 0)
-    faulty = (state.fault >= 0).any(1)
     fresh = slot < emitted[:, None]
     return state.replace(
       tokens=tokens,
       length=after,
-      done=state.done | ends.any(1) | (after >= state.limit) | faulty,
-      active=state.active & ~faulty,
+      done=state.done | ends.any(1) | (after >= state.limit),
       fed=jnp.where(state.active[:, None], valid, state.fed),
       window=w.replace(size=jnp.where(state.active, jnp.where(stay, w.size - kept, 0), w.size)),
       policy=context.policy.update(state.policy, jnp.minimum(tested, kept + 1), kept, live, width),
@@ -401,18 +428,6 @@ def _note_top(state: State, model: int, emitted: Array) -> Top:
   slot, fresh = _fresh(state, state.top.ids.shape[1], emitted)
   slot, fresh = jnp.minimum(slot, ids.shape[1] - 1), fresh[..., None]
   return Top(jnp.where(fresh, take(ids, slot), state.top.ids), jnp.where(fresh, take(values, slot), state.top.logprobs))
-
-
-def _check(state: State, pi: Array, used: Array) -> State:
-  """Note the first of the used slots [B, W+1] at which the target [B, W+1, V] is no law, its sum and least entry."""
-  bad = used & state.active[:, None] & ~rules.is_law(pi)
-  first = bad.argmax(1)
-  new = bad.any(1) & (state.fault[:, -1] < 0)
-  found = jnp.stack([take1(x, first) for x in (pi.sum(-1), pi.min(-1))], 1)
-  return state.replace(
-    fault=_column(state.fault, -1, jnp.where(new, state.length + first, state.fault[:, -1])),
-    no_law=jnp.where(new[:, None], found, state.no_law),
-  )
 
 
 @struct.dataclass

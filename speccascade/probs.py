@@ -168,7 +168,9 @@ class Sampler:
     for name, (valid, wanted) in _VALID.items():
       value = number(getattr(self, name))
       real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-      if isinstance(value, (str, bool)) or (real and not valid(value)) or (value is None and name == 'temperature'):
+      array = hasattr(value, 'dtype') and not np.iscomplexobj(value)  # by row, or traced
+      left_out = value is None and name != 'temperature'
+      if not (valid(value) if real else array or left_out):
         raise ValueError(f'Sampler: {name}={value!r} is not {wanted}.')
       if real:
         object.__setattr__(self, name, float(value))

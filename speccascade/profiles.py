@@ -308,7 +308,7 @@ def check_models(origin: Origin | None, models: Sequence) -> None:
   if (here := device_of(models)) != origin.device:
     warnings.warn(
       f'the profile was measured on {origin.device}, and this is {here}: acceptance is the same, times are not; '
-      'python -m speccascade.profile --times PROFILE --data FILE measures them anew.', stacklevel=4
+      'python -m speccascade.profile --times PROFILE --data FILE measures them anew.', stacklevel=5
     )  # fmt: skip
 
 

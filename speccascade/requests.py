@@ -3,7 +3,7 @@
 Axis letters: B batch, S prompt, K stop tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import numbers
 from typing import Any
@@ -12,9 +12,12 @@ from flax import struct
 import numpy as np
 
 from speccascade import inputs, probs
+from speccascade.errors import known_as
 from speccascade.types import Array, Limits, Prompt, whole
 
 _LIMIT = 256  # tokens that one request may stop at
+_SAMPLES = 1 << 20  # of one request
+_LARGEST = 1e30  # of a bias, which the lowest temperature then leaves a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Request:
   `stop` are texts before which the output is cut, `stop_tokens` ids that end it as EOS does; nothing ends it before
   `min_new_tokens` tokens, and a stop string that begins before their end is none. `logit_bias` {token: number} is added
   to the logits of every model. `n` samples share one prefill; each has random numbers of its own. `logprobs` also
-  returns the so many likeliest tokens at each position. `example_id` keys the randomness, with the seed.
+  returns the so many likeliest tokens at each position. Randomness is keyed by the seed and `example_id`, which is the
+  place in the list unless the request has a seed of its own: that alone then reproduces its output anywhere.
   """
 
   prompt: Any
@@ -45,6 +49,9 @@ class Request:
   logit_bias: dict[int, float] | None = None
   n: int = 1
   logprobs: int | None = None
+
+
+Request.__init__ = known_as('Request', max_tokens='max_new_tokens=…')(Request.__init__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,17 +112,20 @@ def rows(
   asked = inputs.listed(prompts)
   given = [x if isinstance(x, Request) else Request(x) for x in asked]
   ids = inputs.check_ids(example_ids, len(given))
+  if example_ids is None:
+    ids[[x.seed is not None for x in given]] = 0
+  vocab = inputs.vocabulary(models)
   tokens = inputs.encode(models, [x.prompt for x in given])
   found = []
   for i, request in enumerate(given):
     try:
-      found += _samples(models, request, i, tokens[i], ids[i], max_new_tokens, sampler, seed)
+      found += _samples(models, vocab, request, i, tokens[i], ids[i], max_new_tokens, sampler, seed)
     except ValueError as error:
       raise ValueError(f'prompt {i}: {error}') if isinstance(asked[i], Request) else error from None
   return found
 
 
-def _samples(models, request: Request, i: int, tokens, example_id, max_new_tokens, sampler, seed) -> list[Row]:
+def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_new_tokens, sampler, seed) -> list[Row]:
   pick = lambda value, default: default if value is None else value
   changes = {name: getattr(request, name) for name in probs.NEUTRAL if getattr(request, name) is not None}
   max_new = whole('max_new_tokens', pick(request.max_new_tokens, max_new_tokens))
@@ -131,17 +141,28 @@ def _samples(models, request: Request, i: int, tokens, example_id, max_new_token
     min_new=min_new,
     seed=inputs.check_seed(pick(request.seed, seed)),
     example_id=example_id if request.example_id is None else inputs.check_ids([request.example_id], 1)[0],
-    sampler=dataclasses.replace(sampler, **changes),
+    sampler=_one_number(dataclasses.replace(sampler, **changes)),
     stop=_stop(models, request.stop),
-    stop_tokens=_stop_tokens(models, request.stop_tokens),
-    bias=_bias(models, request.logit_bias),
+    stop_tokens=_stop_tokens(vocab, request.stop_tokens),
+    bias=_bias(vocab, request.logit_bias),
     logprobs=whole('logprobs', pick(request.logprobs, 0), 0),
   )
-  return [dataclasses.replace(row, sample=sample) for sample in range(whole('n', request.n))]
+  if row.logprobs > vocab:
+    raise ValueError(f'logprobs={row.logprobs} is more than the {vocab} tokens of the vocabulary.')
+  if whole('n', request.n) > _SAMPLES:
+    raise ValueError(f'n={request.n} is more than {_SAMPLES} samples of one prompt; ask for more in further calls.')
+  return [dataclasses.replace(row, sample=sample) for sample in range(request.n)]
+
+
+def _one_number(sampler: probs.Sampler) -> probs.Sampler:
+  for name in probs.NEUTRAL:
+    if np.ndim(value := getattr(sampler, name)):
+      raise ValueError(f'{name} has the shape {list(np.shape(value))}; give one number, or a Request for each prompt.')
+  return sampler
 
 
 def _stop(models, stop) -> tuple[str, ...]:
-  texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
+  texts = tuple(stop or ()) if isinstance(stop, Iterable | None) and not isinstance(stop, str) else (stop,)
   if not all(isinstance(x, str) and x for x in texts):
     raise ValueError(f'stop={stop!r} must be texts, none of them empty; for token ids use stop_tokens.')
   if texts and models[-1].tokenizer is None:
@@ -149,22 +170,30 @@ def _stop(models, stop) -> tuple[str, ...]:
   return texts
 
 
-def _stop_tokens(models, tokens) -> tuple[int, ...]:
-  tokens = tuple(tokens or ())
+def _stop_tokens(vocab: int, tokens) -> tuple[int, ...]:
+  if not isinstance(tokens, Iterable | None):
+    raise ValueError(f'stop_tokens={tokens!r} is not a list of token ids.')
+  tokens = () if tokens is None else tuple(tokens)
   if len(tokens) > _LIMIT:
     raise ValueError(f'stop_tokens has {len(tokens)} ids, more than {_LIMIT}.')
-  return tuple(_token('stop_tokens', models, x) for x in tokens)
+  return tuple(_token('stop_tokens', vocab, x) for x in tokens)
 
 
-def _bias(models, bias) -> tuple[tuple[int, float], ...]:
+def _bias(vocab: int, bias) -> tuple[tuple[int, float], ...]:
+  if not isinstance(bias, Mapping | None):
+    raise ValueError(f'logit_bias={bias!r} is not numbers by token id, as in {{17: -1.5}}.')
   for value in (bias or {}).values():
-    if not isinstance(value, numbers.Real) or np.isnan(value) or value == np.inf:
-      raise ValueError(f'logit_bias has {value!r}, not a number; use -inf to forbid a token.')
-  return tuple((_token('logit_bias', models, token), float(value)) for token, value in (bias or {}).items())
+    if not isinstance(value, numbers.Real) or not (value == -np.inf or abs(value) <= _LARGEST):
+      raise ValueError(
+        f'logit_bias has {value!r}, not a number of -{_LARGEST:g} … {_LARGEST:g}; use -inf to forbid a token.'
+      )
+  found = tuple((_token('logit_bias', vocab, token), float(value)) for token, value in (bias or {}).items())
+  if sum(value == -np.inf for _, value in found) == vocab:
+    raise ValueError(f'logit_bias forbids all {vocab} tokens; leave one.')
+  return found
 
 
-def _token(name: str, models, token) -> int:
-  vocab = inputs.vocabulary(models)
+def _token(name: str, vocab: int, token) -> int:
   if not isinstance(token, numbers.Integral) or isinstance(token, bool) or not 0 <= token < vocab:
     raise ValueError(f'{name} has {token!r}, not a token id of 0 … {vocab - 1}.')
   return int(token)

@@ -1,6 +1,6 @@
 """What a user gets: texts, tokens, why they ended and statistics, by row and by model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import os
 from typing import Any
@@ -8,9 +8,9 @@ import warnings
 
 import numpy as np
 
-from speccascade import requests, targets
+from speccascade import requests, rules, targets
 from speccascade.start import PER_MODEL
-from speccascade.types import BONUS, NOWHERE, RESIDUAL, Stats
+from speccascade.types import ASKED, BONUS, NOWHERE, RESIDUAL, Stats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Decoded:
 class Parts:
   """Take rows out of what a batch gave."""
 
-  def __init__(self, method, models, rows: Sequence[requests.Row]):
-    self.method, self.models, self.rows = method, models, rows
+  def __init__(self, method, models, rows: Sequence[requests.Row], processor: Callable | None = None):
+    self.method, self.models, self.rows, self.processor = method, models, rows, processor
     last = models[method.slots[-1]].network
     self.eos_ids, self.begins = last.eos_ids, last.start_id is not None
     self.tokenizer = models[-1].tokenizer
@@ -73,14 +73,14 @@ class Parts:
   def row(self, index: int, batch: dict, place: int) -> Row:
     """Return a row, its finish reason None where it goes on."""
     row, tokens = self.rows[index], self._tokens(index, batch, place)
-    fault, reason = self._fault(row, batch, place), None
+    fault, reason = self._fault(row, batch, place, len(tokens)), None
     if fault is not None:
       reason = 'fault'
     elif batch['done'][place]:
       reason = 'eos' if tokens[-1] in self.eos_ids else 'stop' if tokens[-1] in row.stop_tokens else 'length'
     text = None if self.tokenizer is None else self.tokenizer.decode(tokens[:-1] if reason == 'stop' else tokens)
     start, cut = self._start(index), self._cut(row, tokens)
-    if cut is not None and self._sound(batch, place, start + len(cut[0])):
+    if cut is not None:
       (tokens, text), reason, fault = cut, 'stop', None
     span = slice(start, start + len(tokens))
     logprobs = None if batch['logprobs'] is None else self._by_model(batch['logprobs'][place][:, span])
@@ -117,23 +117,29 @@ class Parts:
     text = decode(tokens[:low])
     return tokens[:low], text[: min(places(text))]
 
-  def _sound(self, batch: dict, place: int, end: int) -> bool:
-    """Tell whether every law of a row before position `end` was one."""
-    fault = batch['fault'][place]
-    position = fault + (np.arange(fault.size) < fault.size - 1)  # a model's is that which it read before
-    return bool((position[fault >= 0] >= end).all())
-
-  def _fault(self, row: requests.Row, batch: dict, place: int) -> str | None:
-    slots, fault = self.method.slots, batch['fault'][place]
+  def _fault(self, row: requests.Row, batch: dict, place: int, emitted: int) -> str | None:
+    slots, fault, position = self.method.slots, batch['fault'][place], int(batch['length'][place])
+    prompt = '' if row.source == row.example_id else f'prompt {row.source}, '
+    example = f'{prompt}example {row.example_id}'
     for slot in np.flatnonzero(fault[:-1] >= 0):
+      asked = self._asked(row, emitted) if fault[slot] == ASKED else ''
+      made, number = f'what {asked} made of ' if asked else '', slots[slot]
+      remedy = 'Leave some token a finite logit, and none NaN or inf.'
       return (
-        f'example {row.example_id}: the logits of model {slots[slot]} ({self.models[slots[slot]].name}) are not finite '
-        f'after position {fault[slot]}. Check its weights for NaN, or decode in float32 if they overflow.'
+        f'{example}: {made}the logits of model {number} ({self.models[number].name}) are not finite '
+        f'after position {position - 1}. '
+        + (remedy if asked else 'Check its weights for NaN, or decode in float32 if they overflow.')
       )
     if fault[-1] >= 0:
       total, least = batch['no_law'][place].tolist()
-      return f'example {row.example_id}: {targets.not_a_law(self.method, int(fault[-1]), total, least)}'
+      return f'{example}: {targets.not_a_law(self.method, position, total, least)}'
     return None
+
+  def _asked(self, row: requests.Row, emitted: int) -> str:
+    """Name what the logits of a row's next token went through."""
+    processor = '' if self.processor is None else f'the processor {rules.name_of(self.processor)}'
+    least = 'min_new_tokens' if emitted < row.min_new else ''
+    return ' and '.join(filter(None, ('logit_bias' if row.bias else '', least, processor)))
 
   def _by_model(self, by_slot: np.ndarray) -> np.ndarray:
     found = np.full((self.method.models, *by_slot.shape[1:]), np.nan, by_slot.dtype)
@@ -142,7 +148,7 @@ class Parts:
 
   def _stats(self, stats: Stats, place: int, span: slice) -> dict[str, Any]:
     """Return a row's statistics; those of slots that run the same model are added up."""
-    found = {f.name: getattr(stats, f.name)[place] for f in dataclasses.fields(Stats)}
+    found = {f.name: getattr(stats, f.name)[place].copy() for f in dataclasses.fields(Stats)}  # not its batch
     for name in PER_MODEL:
       by_model = np.zeros(self.method.models, np.int64)
       np.add.at(by_model, list(self.method.slots), found[name])
@@ -175,7 +181,7 @@ def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
   if None not in faults:
     decoded.raise_for_fault()
   if some := [fault for fault in faults if fault]:
-    warnings.warn(f'{len(some)} of {len(rows)} rows ended as faults. {some[0]}', stacklevel=3)
+    warnings.warn(f'{len(some)} of {len(rows)} rows ended as faults. {some[0]}', stacklevel=4)
   return decoded
 
 

@@ -3,6 +3,8 @@
 A deferral rule is a `Rule`: `rule(q_logits, p_logits, *, alpha, sampler) -> probs [..., V]`, with q the drafter and p
 the verifier. Confidence terms read the unscaled laws (temperature 1, no filter); the mixture and TV read q̃ and p̃,
 which `sampler` makes (Narasimhan et al. 2024, "Faster Cascades via Speculative Decoding", §4 and Remark 3).
+In a cascade of three or more models what follows the drafter is a cascade itself. A rule that takes `rest` by keyword
+is given its law, p̃ where it is one model, and mixes that in; p_logits are those of the next model.
 A combiner is the same for any number of models: `combiner(logits [M, ..., V], *, sampler) -> probs [..., V]`
 (Fu et al. 2025, "Fast Large Language Model Collaborative Decoding via Speculation", §3).
 
@@ -13,7 +15,6 @@ method that takes both takes one that is not marked for a combiner.
 """
 
 from collections.abc import Callable
-import dataclasses
 import functools
 import inspect
 import math
@@ -54,9 +55,10 @@ def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule],
   """Make a rule of δ(q_logits, p_logits, *, alpha, sampler) -> bool [...]; `alone`: δ does not read the verifier."""
 
   def decorate(defer):
-    def mixed(q_logits, p_logits, *, alpha, sampler):
-      delta = defer(q_logits, p_logits, alpha=alpha, sampler=sampler)
-      return jnp.where(delta[..., None], sampler(p_logits), sampler(q_logits))
+    def mixed(q_logits, p_logits, *, alpha, sampler, rest=None):
+      rest = _law_of(rest, p_logits, sampler)
+      delta = defer(q_logits, p_logits, alpha=alpha, sampler=sampler, **_if_taken(defer, rest))
+      return jnp.where(delta[..., None], rest, sampler(q_logits))
 
     mixed.alpha_range, mixed.defer, mixed.alone = (low, high), defer, alone
     return always_law(rule(_named_as(defer, mixed)))
@@ -68,9 +70,9 @@ def token_mixture(low: float, high: float) -> Callable[[Rule], Rule]:
   """Make a rule of S(q_logits, p_logits, *, alpha) -> bool [..., V]."""
 
   def decorate(accepted_set):
-    def mixed(q_logits, p_logits, *, alpha, sampler):
+    def mixed(q_logits, p_logits, *, alpha, sampler, rest=None):
       kept = jnp.where(accepted_set(q_logits, p_logits, alpha=alpha), sampler(q_logits), 0)
-      return kept + sampler(p_logits) * _missing(kept)
+      return kept + _law_of(rest, p_logits, sampler) * _missing(kept)
 
     mixed.alpha_range = (low, high)
     return always_law(rule(_named_as(accepted_set, mixed)))
@@ -85,6 +87,15 @@ def _named_as(function: Callable, made: Callable) -> Callable:
   return made
 
 
+def _law_of(rest: Array | None, p_logits: Array, sampler: probs.Sampler) -> Array:
+  """Return what a rule defers to: the law of the rest where it is given, else p̃."""
+  return sampler(p_logits) if rest is None else rest
+
+
+def _if_taken(function: Callable, rest: Array) -> dict[str, Array]:
+  return {'rest': rest} if takes(function, 'rest') else {}
+
+
 def _missing(kept: Array) -> Array:
   """Return the mass that is left to give; rounding must not make it negative."""
   return jnp.maximum(1 - kept.sum(-1, keepdims=True), 0)
@@ -95,10 +106,10 @@ def _missing(kept: Array) -> Array:
 
 @always_law
 @rule
-def speculative(q_logits, p_logits, *, sampler):
+def speculative(q_logits, p_logits, *, sampler, rest=None):
   """π = p̃: plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023)."""
   del q_logits
-  return sampler(p_logits)
+  return _law_of(rest, p_logits, sampler)
 
 
 @mixture(0, 1, alone=True)
@@ -126,16 +137,16 @@ def diff_log(q_logits, p_logits, *, alpha, sampler):
 
 
 @mixture(-INF, INF)
-def opt(q_logits, p_logits, *, alpha, sampler):
+def opt(q_logits, p_logits, *, alpha, sampler, rest=None):
   """Defer where max q < max p - α TV(q̃, p̃): a rejection is what deferring costs."""
-  cost = alpha * probs.tv(sampler(q_logits), sampler(p_logits))
+  cost = alpha * probs.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
   return probs.confidence(q_logits) < probs.confidence(p_logits) - cost
 
 
 @mixture(-INF, INF)
-def opt_log(q_logits, p_logits, *, alpha, sampler):
+def opt_log(q_logits, p_logits, *, alpha, sampler, rest=None):
   """Defer where H(q) > H(p) + α TV(q̃, p̃)."""
-  cost = alpha * probs.tv(sampler(q_logits), sampler(p_logits))
+  cost = alpha * probs.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
   return probs.entropy(q_logits) > probs.entropy(p_logits) + cost
 
 
@@ -176,24 +187,24 @@ def token_v3(q_logits, p_logits, *, alpha):
 
 @always_law
 @rule
-def lossy(q_logits, p_logits, *, alpha, sampler):
+def lossy(q_logits, p_logits, *, alpha, sampler, rest=None):
   """Accept with min(1, p̃ / ((1-α) q̃)), else draw from norm(max(0, p̃ - q̃)) (Tran-Thien 2023; Zhou et al. 2024).
 
   As a target: π = min(q̃, p̃/(1-α)) + (rejected mass) · norm(max(0, p̃ - q̃)). A token with p̃ > q̃ is always accepted,
   so §2 with this π has that very acceptance and that very residual, and one loop serves lossy decoding too.
   """
-  return _lossy(sampler(q_logits), sampler(p_logits), alpha, beta=1.0)
+  return _lossy(sampler(q_logits), _law_of(rest, p_logits, sampler), alpha, beta=1.0)
 
 
 @always_law
 @rule
-def lossy_star(q_logits, p_logits, *, alpha, sampler):
+def lossy_star(q_logits, p_logits, *, alpha, sampler, rest=None):
   """Scale the residual to max(0, p̃/β - q̃), with β in [1-α, 10] such that it holds just the rejected mass.
 
   Then π = max(min(q̃, p̃/(1-α)), p̃/β) (Narasimhan et al. 2024, Lemma 2); where even β = 10 leaves more than the
   rejected mass, the residual is normalised to it.
   """
-  q, p = sampler(q_logits), sampler(p_logits)
+  q, p = sampler(q_logits), _law_of(rest, p_logits, sampler)
   rejected = probs.tv(q, p / (1 - alpha))
   low, high = jnp.full_like(rejected, 1 - alpha), jnp.full_like(rejected, 10.0)
   for _ in range(24):
@@ -275,37 +286,17 @@ def chain(logits, *, rule, sampler):
   """Lift a rule to n models: keep model i or defer to the cascade of the models after it.
 
   With n = 2 it is the rule. For more, the rule compares model i with model i+1, and what it mixes in (and measures
-  TV to) is the target of the models from i+1 on: a rule gets p̃ by calling `sampler` on its very argument.
+  TV to) is `rest`, the target of the models from i+1 on.
   """
+  if len(logits) > 2 and not takes(rule, 'rest'):
+    raise ValueError(
+      f'{name_of(rule)} must take rest, the law to defer to, to cascade three or more models: '
+      'rule(q_logits, p_logits, *, sampler, rest).'
+    )
   target = sampler(logits[-1])
-  for i in reversed(range(len(logits) - 1)):
-    q, p = logits[i], logits[i + 1]
-    tail = _Tail(sampler, p, target, [])
-    target = rule(q, p, sampler=tail)
-    if i < len(logits) - 2 and not tail.asked:
-      raise ValueError(
-        f'{name_of(rule)} must call sampler on its argument p_logits itself to cascade three or more models.'
-      )
+  for q, p in reversed(list(zip(logits[:-1], logits[1:], strict=True))):
+    target = rule(q, p, sampler=sampler, **_if_taken(rule, target))
   return target
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tail:
-  """A sampler that gives `target` for the very array `logits`, and for any other what `sampler` gives."""
-
-  sampler: probs.Sampler
-  logits: Array
-  target: Array
-  asked: list
-
-  def __getattr__(self, name):
-    return getattr(self.sampler, name)
-
-  def __call__(self, logits: Array) -> Array:
-    if logits is not self.logits:
-      return self.sampler(logits)
-    self.asked.append(True)
-    return self.target
 
 
 def is_law(law: Array) -> Array:
@@ -331,7 +322,7 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
   if not callable(function) or inspect.isclass(function):
     raise ValueError(f'{function!r} is not a function; give one with its values bound, as in {EXAMPLE}.')
   for name, value in numbers.items():
-    if value is None or any(isinstance(x, (str, bool)) for x in tree_util.tree_leaves(value)):
+    if value is None or any(isinstance(x, (str, bool, complex)) for x in tree_util.tree_leaves(value)):
       raise ValueError(
         f'{name_of(function)} needs a number for {name}, not {name}={value!s}: only numbers and arrays can be bound; '
         'write anything else into the function.'
@@ -362,7 +353,7 @@ def bind_rule(rule: Rule) -> tree_util.Partial:
   bound = bind(rule)
   if getattr(bound.func, 'kind', 'rule') != 'rule':
     raise ValueError(f'{name_of(rule)} is a {bound.func.kind}, not a rule of two models; give it to cos or ensemble.')
-  _require(bound, given=('q_logits', 'p_logits', 'sampler'), example=EXAMPLE)
+  _require(bound, given=('q_logits', 'p_logits', 'sampler', 'rest'), example=EXAMPLE)
   low, high = getattr(bound.func, 'alpha_range', (-INF, INF))
   alpha = bound.keywords.get('alpha', low)
   if isinstance(alpha, (float, np.floating)) and not low <= alpha <= high:

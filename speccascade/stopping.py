@@ -20,7 +20,7 @@ def _chance(policy: Any, *names: str):
   """Refuse a number that is no probability; traced ones were checked when they were given."""
   for name in names:
     value = getattr(policy, name)
-    if isinstance(value, (str, bool)) or isinstance(value, numbers.Real) and not 0 <= value <= 1:
+    if isinstance(value, (str, bool, complex)) or isinstance(value, numbers.Real) and not 0 <= value <= 1:
       raise ValueError(f'{type(policy).__name__} needs 0 <= {name} <= 1, a probability, not {name}={value!s}.')
 
 

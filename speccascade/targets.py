@@ -1,7 +1,8 @@
 """The target of a method: whose law its output follows, and whether that is a law, asked before it is compiled."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 from pathlib import Path
 import traceback
 from typing import Any
@@ -17,6 +18,7 @@ from speccascade.types import Combiner, Phase
 
 ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
 _CHECKED: set = set()  # programs that were asked already: numbers that are traced change nothing
+_MOST = 256  # of them that are remembered, for each holds its functions
 
 
 def phases_of(method: Method | SequenceCascade) -> list[Phase]:
@@ -59,6 +61,8 @@ def check_laws(method: Method | SequenceCascade, vocab: int, sampler: Any):
     problem = untraced(function, models, vocab, sampler)
     if problem:
       raise ValueError(f'{method.name}: {name} {problem}.')
+  if len(_CHECKED) >= _MOST:
+    _CHECKED.clear()
   _CHECKED.add(program)
 
 
@@ -83,14 +87,9 @@ def untraced(combiner: Combiner, models: int, vocab: int, sampler: Any) -> str |
   logits = jax.ShapeDtypeStruct((models, *shape), jnp.float32)
   if sampler.penalises:
     sampler = dataclasses.replace(sampler, seen=jax.ShapeDtypeStruct(shape, jnp.bool_))
-  try:
-    law = jax.eval_shape(lambda c, x, s: c(x, sampler=s), combiner, logits, sampler)
-  except jax.errors.ConcretizationTypeError as error:
-    return f'cannot be traced{_line_of(error)}: it asks in Python for a value of the device; use jnp.where'
-  except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError) as error:
-    return f'cannot be traced{_line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
-  except Exception as error:  # whatever a function of a user's raises
-    return f'fails{_line_of(error)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}'
+  law, problem = _traced(lambda c, x, s: c(x, sampler=s), combiner, logits, sampler)
+  if problem:
+    return problem
   if law is None:
     return 'returns None; return probabilities [..., V]'
   if not isinstance(law, jax.ShapeDtypeStruct):
@@ -100,6 +99,46 @@ def untraced(combiner: Combiner, models: int, vocab: int, sampler: Any) -> str |
   if law.dtype not in (jnp.float32, jnp.float64):
     return f'returns {law.dtype}; return probabilities as float32'
   return None
+
+
+def _traced(function: Callable, *args) -> tuple[Any, str | None]:
+  """Return what a function of a user's gives, as shapes, or what keeps JAX from tracing it."""
+  try:
+    return jax.eval_shape(function, *args), None
+  except jax.errors.ConcretizationTypeError as error:
+    said = f'cannot be traced{_line_of(error)}: it asks in Python for a value of the device; use jnp.where'
+  except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError) as error:
+    said = f'cannot be traced{_line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
+  except Exception as error:  # whatever a function of a user's raises
+    said = f'fails{_line_of(error)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}'
+  return None, said
+
+
+def bind_processor(processor: Callable | None) -> tree_util.Partial | None:
+  """Return a logits processor as a pytree: what `functools.partial` binds to it are arguments of the program."""
+  if processor is None or isinstance(processor, tree_util.Partial):
+    return processor
+  if isinstance(processor, type) or not callable(processor):
+    raise ValueError(f'processor={processor!r} is not a function of logits [V], tokens [T] and how many tokens.')
+  given = processor if isinstance(processor, functools.partial) else functools.partial(processor)
+  return tree_util.Partial(given.func, *given.args, **given.keywords)
+
+
+def check_processor(processor: Callable | None, vocab: int, positions: int) -> tree_util.Partial | None:
+  """Return a logits processor as a pytree on the device, having refused one that does not give logits [V]."""
+  bound = bind_processor(processor)
+  if bound is None:
+    return None
+  logits = jax.ShapeDtypeStruct((vocab,), jnp.float32)
+  tokens, count = jax.ShapeDtypeStruct((positions,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+  found, problem = _traced(lambda f, *args: f(*args), bound, logits, tokens, count)
+  many = not isinstance(found, jax.ShapeDtypeStruct)
+  if problem is None and (many or found.shape != (vocab,) or not jnp.issubdtype(found.dtype, jnp.floating)):
+    said = type(found).__name__ if many else f'{found.dtype}{list(found.shape)}'
+    problem = f'returns {said}, not logits float32[{vocab}]'
+  if problem:
+    raise ValueError(f'processor {rules.name_of(processor)} {problem}.')
+  return jax.tree.map(jnp.array, bound)
 
 
 def _line_of(error: Exception) -> str:

@@ -123,7 +123,7 @@ def check_vocabularies(models: Sequence[Model]) -> int:
   return shared
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _first_difference(path: str, other: str) -> int | None:
   """Return the first id that two vocabularies, as far as both have it, give to different pieces."""
   pairs = zip(_pieces(path), _pieces(other), strict=False)

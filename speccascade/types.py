@@ -29,6 +29,9 @@ DRAFT, ACCEPT, FINAL = 0, 1, 2
 # Where an output token came from: a model's number, or one of these.
 RESIDUAL, BONUS, NOWHERE = -1, -2, -3
 
+# Whose fault it is that a token has no law: the model's own logits, or what the request and the processor make of them.
+OWN, ASKED = 0, 1
+
 
 @struct.dataclass
 class Prompt:
@@ -123,7 +126,7 @@ class State:
   policy: tuple  # carry of the draft-length policy
   seen: Array | None  # [B, V] committed tokens, where the sampler has a repetition penalty
   counts: Array | None  # [B, V] how often each token was emitted, where the sampler has a presence or frequency penalty
-  fault: Array  # [B, M+1] first position at which a model's logits, or last the target, were no law; or -1
+  fault: Array  # [B, M+1] why the next token has no law: OWN or ASKED by model, last OWN for the target; or -1
   no_law: Array  # [B, 2] the sum of the target there, and its least entry
   stats: Stats
   logprobs: Array | None  # [B, M, T] log-probability of each output token under each model, when asked for
@@ -167,6 +170,12 @@ def whole(name: str, value: Any, least: int = 1) -> int:
   if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
     raise ValueError(f'{name}={value!r} is not a whole number of at least {least}.')
   return int(value)
+
+
+def check_bits():
+  """Refuse numbers of 64 bits, which nothing here is written for."""
+  if jax.config.jax_enable_x64:
+    raise ValueError('everything here has 32 bits: set jax_enable_x64 to False, or JAX_ENABLE_X64=0, around it.')
 
 
 def places(n: int) -> Array:

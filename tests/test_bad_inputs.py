@@ -36,8 +36,10 @@ from speccascade import (
   gin_files,
   methods,
   plan,
+  Request,
   rules,
   run,
+  Sampler,
   stopping,
 )
 from speccascade.checkpoints import hf_config, hf_names, orbax
@@ -119,6 +121,11 @@ def failing(examples, predictions):
   raise KeyError(examples[0].index)
 
 
+def short(logits, tokens, count):
+  """A processor of the wrong shape."""
+  return logits[:3]
+
+
 PYTHON = {
   # rules and combiners
   'a rule of logits': (lambda _: decoded(methods.speculative(shouting)), 'shouting'),
@@ -132,6 +139,10 @@ PYTHON = {
   'a rule by its name': (lambda _: methods.speculative('opt'), "'opt' is not a function"),
   'a rule without its alpha': (lambda _: methods.speculative(rules.opt), 'opt needs a value for alpha'),
   'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), 'needs 0 <= alpha <= 1'),
+  'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), 'opt needs a number for alpha'),
+  'complex weights': (
+    lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), 'weighted needs a number for weights'
+  ),
   'mu of 1e30': (lambda _: methods.ensemble(partial(rules.contrastive, mu=1e30)), 'contrastive needs mu of -1000'),
   'lam of -1e30': (lambda _: methods.ensemble(partial(rules.realign, lam=-1e30)), 'realign needs lam of -1000'),
   # methods and policies
@@ -148,8 +159,54 @@ PYTHON = {
   ),
   "Confidence('0.5')": (lambda _: stopping.Confidence('0.5'), 'Confidence needs 0 <= threshold'),
   'MovingAverage(.5, 2.)': (lambda _: stopping.MovingAverage(0.5, 2.0), 'MovingAverage needs 0 <= decay <= 1'),
+  'Confidence(1j)': (lambda _: stopping.Confidence(1j), 'Confidence needs 0 <= threshold <= 1, a probability'),
+  'bild(1j)': (lambda _: methods.bild(1j), 'fallback=1j is not a number'),
+  'bild of a list': (lambda _: methods.bild(rollback=[2.0]), 'rollback=[2.0] is not a number'),
+  'a complex threshold': (lambda _: methods.sequence_cascade(threshold=1j), 'threshold=1j is not a number'),
   'Heuristic(0)': (lambda _: stopping.Heuristic(0), 'Heuristic: first=0 is not a whole number of at least 1'),
+  # requests and samplers
+  'decode(temperature=…)': (
+    lambda _: decoded(temperature=0.5), 'decode has no argument temperature: write sampler=speccascade.Sampler(temp'
+  ),
+  'Request(max_tokens=…)': (lambda _: Request([1], max_tokens=4), 'no argument max_tokens: write max_new_tokens'),
+  'temperature=[1.0]': (lambda _: Sampler(temperature=[1.0]), 'temperature=[1.0] is not a number 0 (greedy) or'),
+  'a complex temperature': (lambda _: Sampler(temperature=1j), 'temperature=1j is not a number 0 (greedy) or'),
+  'a complex array': (lambda _: Sampler(top_p=np.array([1j])), 'top_p=array([0.+1.j]) is not a number over 0'),
+  'temperatures by prompt': (
+    lambda _: decoded(sampler=Sampler(np.array([0.5, 1.0]))), 'temperature has the shape [2]; give one number, or a'
+  ),
+  'stop=5': (lambda _: decoded(prompts=[Request([1], stop=5)]), 'stop=5 must be texts'),
+  'stop_tokens=5': (lambda _: decoded(prompts=[Request([1], stop_tokens=5)]), 'stop_tokens=5 is not a list of token'),
+  'logit_bias=[5]': (lambda _: decoded(prompts=[Request([1], logit_bias=[5])]), 'logit_bias=[5] is not numbers by'),
+  'a bias of 1e39': (
+    lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e39})]), 'logit_bias has 1e+39, not a number of -1e+30'
+  ),
+  'a bias of all': (
+    lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]), 'forbids all 5 tokens'
+  ),
+  'logprobs of more than there are': (
+    lambda _: decoded(prompts=[Request([1], logprobs=6)]), 'logprobs=6 is more than the 5 tokens of the vocabulary'
+  ),
+  'n=10**12': (lambda _: decoded(prompts=[Request([1], n=10**12)]), 'n=1000000000000 is more than 1048576 samples'),
+  'seed=True': (lambda _: decoded(seed=True), 'seed=True is not a whole number'),
+  # logits processors
+  'a processor of fewer logits': (
+    lambda _: decoded(processor=short), 'processor short returns float32[3], not logits float32[5]'
+  ),
+  'a processor of whole numbers': (
+    lambda _: decoded(processor=lambda l, t, n: l > 0), 'returns bool[5], not logits float32[5]'
+  ),
+  'a processor of nothing': (lambda _: decoded(processor=lambda l, t, n: None), 'returns NoneType, not logits'),
+  'a processor that asks for a value': (
+    lambda _: decoded(processor=lambda l, t, n: l if t[0] else -l), 'it asks in Python for a value of the device'
+  ),
+  'a processor of two arguments': (lambda _: decoded(processor=lambda l, t: l), 'TypeError'),
+  'a processor that is a text': (lambda _: decoded(processor='json'), "processor='json' is not a function"),
   # models and prompts
+  'models by their paths': (
+    lambda _: decoded(models=['PATH/small', 'PATH/large']), "models has 'PATH/small', not a loaded model: give what"
+  ),
+  'models=PATH': (lambda _: decoded(models='PATH/small'), 'models=PATH/small must be a list of models'),
   'two models for one': (lambda _: decoded(methods.autoregressive()), 'autoregressive'),
   'an n-gram as verifier': (lambda _: decoded(models=[LARGE, ngram.drafter(LARGE)]), 'ngram'),
   'models=large': (lambda _: decoded(methods.autoregressive(), models=LARGE), 'models'),
@@ -160,6 +217,7 @@ PYTHON = {
   ),
   'sampler=1.0': (lambda _: decoded(sampler=1.0), 'sampler=1.0'),
   # checkpoints
+  'load(torch_dtype=…)': (lambda _: speccascade.load('x', torch_dtype=1), 'no argument torch_dtype: write dtype=…'),
   'a text for a number': (lambda d: speccascade.load(checkpoint(d, d_model='512')), 'd_model'),
   'a bucket whose package is not there': (lambda _: Checkpoint('abfs://b/x'), 'abfs://b/x cannot be opened: pip'),
   'an address of no kind': (lambda _: speccascade.load('nope://b/model'), 'nope://b/model cannot be opened'),

@@ -477,13 +477,13 @@ def test_a_target_that_is_no_law_is_reported():
     decode(methods.speculative(broken, 2), PAIR, [[1, 2]], max_new_tokens=4)
 
 
-def test_a_rule_that_hides_its_argument_cannot_cascade_three_models():
+def test_a_rule_of_two_models_cannot_cascade_three():
   @rules.rule
-  def hidden(q_logits, p_logits, *, sampler):
-    return (sampler(q_logits) + sampler(p_logits * 1.0)) / 2
+  def half(q_logits, p_logits, *, sampler):
+    return (sampler(q_logits) + sampler(p_logits)) / 2
 
-  with pytest.raises(ValueError, match='hidden must call sampler on its argument p_logits itself'):
-    decode(methods.cos(hidden, (1, 1, 1)), TRIO, [[1, 2]], max_new_tokens=4)
+  with pytest.raises(ValueError, match='half must take rest, the law to defer to, to cascade three or more models'):
+    decode(methods.cos(half, (1, 1, 1)), TRIO, [[1, 2]], max_new_tokens=4)
 
 
 @pytest.mark.parametrize('seed', [-1, 2**32, 0.5])

@@ -1,18 +1,22 @@
 """Every method emits exactly the law of its lockstep definition."""
 
+import dataclasses
 import functools
 
+import jax.numpy as jnp
 from law import AS_USERS, chi_square, emitted_law
 import numpy as np
 import pytest
 import reference
 from tiers import quick
 
-from speccascade import acceptance, methods, rules, Sampler, stopping
+from speccascade import acceptance, backends, laws, methods, rules, Sampler, stopping
 from speccascade.laws import distance
+from speccascade.loop import decode_batch
 from speccascade.models import toy
 from speccascade.profiles import Profile
 from speccascade.scheduling import AcceptanceTable
+from speccascade.types import ASKED
 
 V = 3
 LARGE = toy.model(1, V, scale=1.2)
@@ -158,6 +162,45 @@ def test_joint_law_of_three_tokens_is_the_lockstep_law(name, setting):
 def test_the_law_is_the_same_as_users_compile(name, setting):
   off, unnormalised = off_by(name, setting, AS_USERS)
   assert off < 1e-5 and unnormalised < 1e-5
+
+
+# ---- texts that end where nothing may follow ----
+
+KINDS = (
+  'speculative speculative', 'speculative opt', 'cos 2', 'cascade block verification', 'sv_exact', 'token_cascade chow',
+  'bild', 'naive_cos', 'ensemble_sd', 'oracle diff',
+)  # fmt: skip
+BACKENDS = {'plain': backends.Backend(), 'cpu': backends.CPU(), 'gpu': backends.GPU(), 'tpu': backends.TPU()}
+ENDINGS = [(n, t, 'plain') for n in METHODS for t in ('T=0', 'T=1')]
+ENDINGS += [(n, t, b) for n in KINDS for t in ('T=0', 'T=1') for b in BACKENDS if b != 'plain']
+
+
+def automaton(logits, tokens, count):
+  """After the prompt 0 goes on; EOS ends the text, any other token is a dead end, and nothing follows the limit."""
+  over = (count > reference.BEGIN) & (tokens[count - 1] > 0) | (count >= reference.BEGIN + 3)
+  return jnp.where(over, -jnp.inf, logits)
+
+
+@pytest.mark.parametrize('name, setting, backend', quick(ENDINGS, [(n, 'T=1', 'plain') for n in KINDS]))
+def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, backend, monkeypatch):
+  monkeypatch.setattr(backends, 'of', lambda *_: BACKENDS[backend])
+  (method, models, step), states = METHODS[name], []
+  vocab, prompt = models[0].network.vocab_size, PROMPT if models is not COINS else [1, 0]
+  ending = [m.replace(network=dataclasses.replace(m.network, eos_ids=(vocab - 1,))) for m in models]
+
+  def decode(*args, **settings):
+    states.append(decode_batch(*args, **settings, processor=automaton))
+    return states[0]
+
+  sampler = SAMPLERS[setting]
+  law = laws.emitted_law(method, ending, prompt, 3, Sampler(**sampler), decode)
+  off, unnormalised = distance(law, reference.joint_law(step(**sampler), prompt, 3, eos_ids=range(1, vocab)))
+  assert off < 1e-5 and unnormalised < 1e-5
+  end = np.asarray(states[0].length)
+  last = np.asarray(states[0].tokens)[np.arange(end.size), end - 1]
+  stuck = (last > 0) & (last < vocab - 1) & (end < len(prompt) + 3)
+  np.testing.assert_array_equal((states[0].fault >= 0).any(1), stuck)
+  assert set(np.unique(states[0].fault)) <= {-1, ASKED} and (vocab == 2 or stuck.any())
 
 
 # ---- late tokens, by χ² ----

@@ -10,7 +10,7 @@ import pytest
 from tiers import quick
 
 import speccascade
-from speccascade import engine, loop, methods, Request, rules, Sampler
+from speccascade import embedded, engine, inputs, loop, methods, Request, requests, rules, Sampler, targets
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
@@ -128,7 +128,7 @@ def test_a_stop_string_before_a_fault_ends_a_row_and_one_behind_it_does_not():
   with pytest.warns(UserWarning, match='1 of 3 rows ended as faults'):
     out = run(method, models, prompts, processor=broken, **settings)
   assert out.finish_reasons == ('stop', 'stop', 'fault') and out.faults[:2] == (None, None)
-  assert out.texts[:2] == [text[: text.index(text[4:6])], ''] and out.texts[2].startswith(f'{sound}a')
+  assert out.texts == [text[: text.index(text[4:6])], '', sound]  # what a fault gave is not in the text
 
 
 def test_samples_of_a_prompt_share_its_prefill_and_differ(monkeypatch):
@@ -206,6 +206,47 @@ def test_a_row_without_a_law_ends_as_a_fault_and_the_others_go_on():
   assert [out.tokens[i] for i in (0, 2)] == [plain.tokens[i] for i in (0, 2)]
   with pytest.raises(ValueError, match='example 1'):
     out.raise_for_fault()
+
+
+def only_end(logits, tokens, count):
+  """Allow nothing but EOS."""
+  return jnp.where(jnp.arange(7) == 6, logits, -jnp.inf)
+
+
+def broken(logits, tokens, count):
+  """Give what is no number."""
+  return logits * jnp.nan
+
+
+SICK = WITH_EOS[1].replace(params=jax.tree.map(lambda x: x * jnp.nan, LARGE.params))
+WEIGHTS, REMEDY = r'1 \(toy1\) are not finite after position 0. Check its weights', 'Leave some token a finite logit'
+
+
+@pytest.mark.parametrize(
+  'large, processor, settings, said',
+  [
+    (WITH_EOS[1], broken, {}, 'what the processor broken made of the logits of model 1'),
+    (WITH_EOS[1], only_end, dict(min_new_tokens=3), 'what min_new_tokens and the processor only_end made of'),
+    (WITH_EOS[1], only_end, dict(logit_bias={6: -np.inf}), 'what logit_bias and the processor only_end made of'),
+    (SICK, None, {}, WEIGHTS),
+    (SICK, only_end, dict(min_new_tokens=3, logit_bias={6: 1.0}), WEIGHTS),
+  ],
+)
+def test_a_fault_names_its_cause(large, processor, settings, said):
+  with pytest.raises(ValueError, match=said) as caught:
+    run(METHODS['speculative'], [WITH_EOS[0], large], Request([3], **settings), processor=processor)
+  assert ('weights' in str(caught.value)) == (large is SICK) != (REMEDY in str(caught.value))
+
+
+@pytest.mark.parametrize('temperature', quick([0.0, 1.0], [0.0]))
+def test_a_drafter_without_a_law_drafts_nothing_there(temperature):
+  table = np.asarray(PAIR[0].params['table']).copy()
+  table[::3] = np.nan
+  small = PAIR[0].replace(params=PAIR[0].params | {'table': jnp.asarray(table)})
+  ask = functools.partial(run, prompts=[[1, 2], [3]], sampler=Sampler(temperature), max_new_tokens=30)
+  out = ask(METHODS['speculative'], [small, LARGE])
+  assert out.faults == (None, None) and (out.stats.drafted[0] > 0).all()
+  assert temperature > 0 or out.tokens == ask(METHODS['autoregressive'], PAIR).tokens
 
 
 @pytest.mark.parametrize(
@@ -304,6 +345,76 @@ def test_a_bar_says_how_many_rows_have_ended(method, capsys):
 def test_errors_name_the_prompt_and_the_value(prompts, message):
   with warnings.catch_warnings(), pytest.raises(ValueError, match=message):
     run(OPT, PAIR, prompts)
+
+
+@pytest.mark.parametrize('how', [dict(seed=7), dict(seed=7, n=2)])
+def test_a_request_with_a_seed_of_its_own_is_the_same_in_any_company(how):
+  mine, ask = Request([1, 2], **how), functools.partial(run, OPT, PAIR, sampler=Sampler(1.0))
+  alone = ask(mine).tokens
+  for company in range(10):
+    others = [Request([company % 7] * (1 + company), max_new_tokens=3 + company), [3], mine, [4, 5]]
+    prompts = [*others[:company % 5], mine, *others[: company % 3]]
+    place = sum(getattr(x, 'n', 1) for x in prompts[:company % 5])
+    out = ask(prompts, seed=company, batch_size=1 + company % 4)
+    assert out.tokens[place : place + len(alone)] == alone
+  assert ask([[3], [3]], seed=7).tokens[0] != ask([[3], [3]], seed=7).tokens[1]  # the call's seed keys by place
+  by_id = ask([Request([1, 2], seed=7, example_id=1)]).tokens[0]
+  assert by_id == ask([mine], example_ids=[1]).tokens[0] == ask([[3], [1, 2]], seed=7).tokens[1] != alone[0]
+
+
+def test_a_row_holds_its_own_bytes_alone():
+  prompts = [Request([1], max_new_tokens=400, logprobs=2), *[[2]] * 31]
+  row = dict(speccascade.stream(OPT, PAIR, prompts, max_new_tokens=2, trace=True))[1]
+  arrays = [x for x in (*row.stats.values(), row.logprobs) if isinstance(x, np.ndarray)]
+  assert len(arrays) > 8 and all(x.base is None for x in arrays) and sum(x.nbytes for x in arrays) < 1000
+
+
+def test_a_table_that_is_bound_to_a_processor_is_an_argument():
+  from law import traces
+
+  def allow(logits, tokens, count, table):
+    return jnp.where(table[tokens[count - 1]], logits, -jnp.inf)
+
+  table, outs = np.zeros((7, 7), bool), []
+  ask = lambda: outs.append(run(OPT, PAIR, [[1]], processor=functools.partial(allow, table=table)).tokens[0])
+  table[:, 3] = True
+  first = traces(ask)
+  table[:] = np.eye(7, dtype=bool)[[4] * 7]
+  ask()
+  assert first == [1] and outs == [[3] * 9, [4] * 9] and loop.run._cache_size() == 1
+
+
+def test_parameters_in_numpy_are_put_on_the_device_once():
+  models = [x.replace(params=jax.tree.map(np.asarray, x.params)) for x in PAIR]
+  assert run(OPT, models, [[1, 2]]).tokens == run(OPT, PAIR, [[1, 2]]).tokens
+  needs = requests.features(requests.rows(models, [[1, 2]], max_new_tokens=9, sampler=Sampler(), seed=0))
+  made = engine.Engine(OPT, models, needs=needs, size=1, width=8, max_new=9)
+  assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(made.params))
+
+
+def test_a_bias_of_thousands_of_tokens_asks_for_the_vocabulary_once(monkeypatch):
+  asked, real = [], inputs.vocabulary
+  monkeypatch.setattr(inputs, 'vocabulary', lambda models: asked.append(1) or real(models))
+  count = lambda bias: asked.clear() or requests.rows(
+    PAIR, [Request([1], logit_bias=bias)], max_new_tokens=3, sampler=Sampler(), seed=0
+  ) and len(asked)
+  assert count({1: 1.0}) == count(dict.fromkeys(range(7), 1.0))
+
+
+def test_a_rule_defined_anew_each_time_is_not_kept_for_ever(monkeypatch):
+  monkeypatch.setattr(targets, '_CHECKED', checked := set())
+  monkeypatch.setattr(targets, '_MOST', 3)
+  for _ in range(8):
+    targets.check_laws(methods.speculative(lambda q_logits, p_logits, *, sampler: sampler(p_logits)), 3, Sampler(0.0))
+  assert 0 < len(checked) <= 3
+
+
+@pytest.mark.parametrize(
+  'call', [lambda: run(OPT, PAIR, [[1, 2]]), embedded.models, lambda: speccascade.laws.check(OPT)]
+)
+def test_numbers_of_64_bits_are_refused(call):
+  with jax.enable_x64(True), pytest.raises(ValueError, match='everything here has 32 bits: set jax_enable_x64'):
+    call()
 
 
 def test_a_generator_of_prompts_is_a_list():

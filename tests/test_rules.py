@@ -295,6 +295,16 @@ def test_a_chain_of_three_models_takes_the_tail_for_the_verifier(rule, alpha, te
   np.testing.assert_allclose(pi, expected, atol=1e-5)
 
 
+def test_a_rule_that_takes_the_rest_cascades_three_models_whatever_it_calls():
+  @rules.rule
+  def half(q_logits, p_logits, *, sampler, rest):
+    return (sampler.soft(q_logits + 0) + rest) / 2
+
+  logits, soft = jnp.stack([jnp.float32(x) for x in three(12)]), Sampler(0.7)
+  pi = rules.chain(logits, rule=rules.bind_rule(half), sampler=soft)
+  np.testing.assert_allclose(pi, soft(logits[0]) / 2 + (soft(logits[1]) + soft(logits[2])) / 4, atol=1e-6)
+
+
 def weights(*values):
   return dict(weights=values), rules.weighted, lambda x, s: reference.weighted(x, values, s)
 

@@ -12,7 +12,9 @@ from typing import Any
 import warnings
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
+import numpy as np
 
 from speccascade.backends.base import Backend, Entry, entry_of, View
 from speccascade.backends.cpu import CPU
@@ -84,9 +86,13 @@ def of(params, mesh: Mesh | None = None) -> Backend:
 
 
 def prepared(models: Sequence, idle: Collection[int] = (), mesh: Mesh | None = None) -> tuple[Backend, tuple]:
-  """Return the backend of models that run together, and the parameters it computes with, of idle ones None."""
+  """Return the backend of models that run together, and the parameters it computes with, of idle ones None.
+
+  Those in numpy are put on the device here, or each run would do so.
+  """
   backend = of([m.params for m in models], mesh)
-  return backend, tuple(None if i in idle else backend.prepare(m.params) for i, m in enumerate(models))
+  put = lambda params: jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
+  return backend, tuple(None if i in idle else put(backend.prepare(m.params)) for i, m in enumerate(models))
 
 
 @functools.cache

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from speccascade import buckets, tokenizers
 from speccascade.checkpoints import files, hf, hf_config, hf_names, orbax, t5x
+from speccascade.errors import known_as
 from speccascade.models import layerskip
-from speccascade.types import Model, Network
+from speccascade.types import check_bits, Model, Network
 
 __all__ = ['digest', 'kind', 'load', 'load_all', 'part_of', 'read', 'register', 'whole']
 
@@ -29,6 +30,7 @@ _EXPECTED = (
 )
 
 
+@known_as('load', torch_dtype='dtype=…', device_map='mesh=…')
 def load(
   path,
   *,
@@ -128,6 +130,7 @@ def read(
   rules=None,
 ) -> Model:
   """Return the model at a path or hub id as it is stored; see `load`, which decodes faster."""
+  check_bits()
   dtype = None if dtype is None else _dtype(dtype)
   path, layers = whole(path)
   folder = _folder(path, revision)

@@ -11,11 +11,15 @@ import numpy as np
 import tqdm
 
 from speccascade import cascade, engine, inputs, layout, loop, methods, probs, profiles, requests, results, targets
+from speccascade.errors import known_as
 from speccascade.types import Model, whole
 
 _LOOKS = 8  # rounds between two looks for stop strings
+_WORDS = {name: f'sampler=speccascade.Sampler({name}=…)' for name in probs.NEUTRAL} | {'max_tokens': 'max_new_tokens=…'}
+_WORDS |= {name: f'speccascade.Request(prompt, {name}=…)' for name in ('stop', 'stop_tokens', 'logit_bias', 'n')}
 
 
+@known_as('decode', **_WORDS)
 def decode(
   method: methods.Method | methods.SequenceCascade,
   models: Sequence[Model],
@@ -36,13 +40,14 @@ def decode(
 
   A prompt is a text, a token list, chat messages or a `Request`, which may say anything else about its row; a single
   one that is no token list needs no list around it. The EOS ids of the last model that the method runs end a text.
-  `example_ids` key the randomness: an example's output does not depend on its place in the batch or its batch mates.
+  `example_ids` key the randomness, the places of the prompts unless they are given: an example's output does not depend
+  on its batch mates. A request with a seed of its own is keyed by that alone.
   Of more prompts than `batch_size` the rest is queued. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows, its prompts
   to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with other prompts compile
   nothing. `processor(logits [V], tokens [T], count)` returns what every model's logits become after the first `count`
-  of these tokens. `trace` records each output token's log-probability under every model that scored it. `progress`
-  shows a bar. Rows that end as faults are warned of, and raise where there are no others; with `keep_faults` they are
-  returned and no more is said.
+  of these tokens; arrays that change are bound to it with `functools.partial`. `trace` records
+  each output token's log-probability under every model that scored it. `progress` shows a bar. Rows that end as
+  faults are warned of, and raise where there are no others; with `keep_faults` they are returned and no more is said.
   """
   models = inputs.check_models(method, models)
   rows = requests.rows(
@@ -58,6 +63,7 @@ def decode(
   return results.collect(ended, keep_faults=keep_faults)
 
 
+@known_as('stream', **_WORDS)
 def stream(
   method: methods.Method, models: Sequence[Model], prompts, *, max_new_tokens: int | None = None,
   sampler: probs.Sampler = probs.Sampler(), seed: int = 0, example_ids: Sequence[int] | None = None,
@@ -111,7 +117,7 @@ def _serve(
   )
   queue = _Queue(made, rows, skip, shares)
   rounds = min(every or loop.FOREVER, _LOOKS if needs.texts else loop.FOREVER)
-  parts, state, stop, seen = results.Parts(method, models, rows), None, np.zeros(size, bool), ()
+  parts, state, stop, seen = results.Parts(method, models, rows, processor), None, np.zeros(size, bool), ()
   while queue.busy:
     state, insert = queue.fill(state)
     enough = size - queue.in_use + max(1, size // 8) if queue.waiting or not patient else size

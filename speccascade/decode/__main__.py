@@ -71,7 +71,7 @@ def _parser() -> commands.Parser:
   of.add_argument('--profile', metavar='FILE', help='of sv and sv_exact: what python -m speccascade.profile measured')
   call = parser.add_argument_group('what requests leave out')
   call.add_argument('--max-new-tokens', type=commands.count, default=128, help='(128)')
-  call.add_argument('--seed', type=int, default=0, help='(0)')
+  call.add_argument('--seed', type=int, default=0, help='keys a line with its number; a seed in the line alone (0)')
   commands.add_sampler(call)
   size = parser.add_argument_group('sizes')
   size.add_argument(
