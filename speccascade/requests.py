@@ -26,6 +26,7 @@ class Request:
   `min_new_tokens` tokens, and a stop string that begins before their end is none. `logit_bias` {token: number} is added
   to the logits of every model. `n` samples share one prefill; each has random numbers of its own. `logprobs` also
   returns the so many likeliest tokens at each position. `example_id` keys the randomness, with the seed.
+  `chat_template_kwargs` are what else a chat template is given, as {'tools': […], 'enable_thinking': False}.
   """
 
   prompt: Any
@@ -45,6 +46,7 @@ class Request:
   logit_bias: dict[int, float] | None = None
   n: int = 1
   logprobs: int | None = None
+  chat_template_kwargs: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +107,7 @@ def rows(
   asked = inputs.listed(prompts)
   given = [x if isinstance(x, Request) else Request(x) for x in asked]
   ids = inputs.check_ids(example_ids, len(given))
-  tokens = inputs.encode(models, [x.prompt for x in given])
+  tokens = inputs.encode(models, [x.prompt for x in given], [x.chat_template_kwargs for x in given])
   found = []
   for i, request in enumerate(given):
     try:

@@ -53,7 +53,7 @@ def load(
   model where that saves a step more time than its collectives take.
   """
   cpu = jax.default_backend() == 'cpu'
-  return read(
+  model = read(
     path,
     dtype=dtype or ('float32' if cpu else None),
     scan=scan,
@@ -64,6 +64,9 @@ def load(
     mesh=mesh,
     rules=rules,
   )
+  if model.tokenizer is not None:
+    tokenizers.check_special(model)
+  return model
 
 
 def load_all(paths: Sequence, **settings) -> list[Model]:

@@ -23,6 +23,7 @@ _KINDS = {
   'stop': ((str, list), 'a text or a list of them'),
   'stop_tokens': (list, 'a list of token ids'),
   'logit_bias': (dict, 'an object {"TOKEN": NUMBER}'),
+  'chat_template_kwargs': (dict, 'an object {"NAME": VALUE} for the chat template'),
 }
 _NUMBER = (int, float), 'a number'
 
