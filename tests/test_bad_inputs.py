@@ -132,6 +132,7 @@ PYTHON = {
   'a lone surrogate in data': (
     lambda d: files.jsonl(records(d, r'{"prompt": "\ud800", "target": ""}')), 'line 3: the field'
   ),
+  'a line of brackets': (lambda d: files.jsonl(records(d, '[' * 100_000)), 'line 3 is not JSON'),
   'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), 'line 3 is not JSON'),
   'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), "line 3: no field 'target'"),
 }  # fmt: skip
@@ -309,7 +310,8 @@ COMMANDS = {
       (['--method=sv_exact', '--profile=no.json'], 'no.json: no such profile; make one with python -m'),
       (['--rule=op:1'], 'no rule is called op'),
       (['--rule=weighted:1'], 'weighted is a combiner, not a rule'),
-      (['--temperature=-1'], 'temperature=-1.0'),
+      (['--rule=opt:1,2'], 'opt:1,2: opt takes one number, alpha'),
+      (['--temperature=-1'], '--temperature=-1.0'),
       (['--batch-size=0'], "'0' is not a whole number of at least 1"),
       (['--blocks=5,x'], "'x' is not a whole number of at least 1"),
       ([], '{tmp}/file, line 1: not JSON'),
@@ -317,6 +319,8 @@ COMMANDS = {
     (['--models', 'a', '--', '{tmp}/file', '{tmp}/out'], 'decodes with 2 models, but 1'),
     (['--models', 'a', 'b', '--', '{tmp}/none', '{tmp}/out'], 'none: no such file'),
     (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x is an address'),
+    (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/file', '{tmp}/file'], 'file is the input: name another output'),
+    (['--models', 'a', 'b', '--', '{tmp}/damaged.gz', '{tmp}/out'], 'damaged.gz: a damaged gzip file'),
     (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/thesis/thesis.tex'], 'thesis.tex is there already'),
     (['--models', '{tmp}/none', 'b', '--', '{tmp}/prompts', '{tmp}/out'], 'none does not exist'),
   ],
@@ -329,6 +333,7 @@ ROWS = [(name, argv, part) for name, rows in COMMANDS.items() for argv, part in 
 def test_a_command_says_it_in_one_sentence_and_exits_with_1(name, argv, part, tmp_path, capsys, monkeypatch):
   written(tmp_path, 'file', 'a prompt\n')
   written(tmp_path, 'prompts', '"a prompt"\n')
+  written(tmp_path, 'damaged.gz', b'\x1f\x8b\x08')
   for folder, file in (('thesis', 'thesis.tex'), ('lost', 'examples.jsonl')):
     (tmp_path / folder).mkdir()
     written(tmp_path / folder, file, '{}\n')
