@@ -58,6 +58,17 @@ def checkpoint(folder: pathlib.Path, **changes) -> str:
   return str(folder)
 
 
+def stored(folder: pathlib.Path, tensors: dict[str, list[int]] | bytes) -> str:
+  """Write a checkpoint whose weights are such bytes, or of a value each that lies at such places."""
+  path = checkpoint(folder)
+  if isinstance(tensors, dict):
+    entries = {name: {'dtype': 'F32', 'shape': [1], 'data_offsets': place} for name, place in tensors.items()}
+    header = json.dumps(entries).encode()
+    tensors = len(header).to_bytes(8, 'little') + header + bytes(8)
+  written(folder, 'model.safetensors', tensors)
+  return path
+
+
 def records(folder: pathlib.Path, line: str) -> str:
   """Write JSON lines, the third of which is given."""
   return written(folder, 'x.jsonl', '{"prompt": "a", "target": "b"}\n\n' + line)
@@ -117,6 +128,27 @@ PYTHON = {
   'sampler=1.0': (lambda _: decoded(sampler=1.0), 'sampler=1.0'),
   # checkpoints
   'a text for a number': (lambda d: speccascade.load(checkpoint(d, d_model='512')), 'd_model'),
+  'a start token of 1e9': (
+    lambda d: speccascade.load(checkpoint(d, decoder_start_token_id=10**9)), "'decoder_start_token_id' is 1000000000"
+  ),
+  'a negative EOS': (lambda d: speccascade.load(checkpoint(d, eos_token_id=-1)), "'eos_token_id' has -1"),
+  'an EOS that is a text': (lambda d: speccascade.load(checkpoint(d, eos_token_id='a')), "'eos_token_id' has 'a'"),
+  'an EOS of the generation config': (
+    lambda d: written(d, 'generation_config.json', '{"eos_token_id": [1, "x"]}') and speccascade.load(checkpoint(d)),
+    "'eos_token_id' has 'x'",
+  ),
+  'an adapter alone': (
+    lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(d), 'is an adapter and no model: merge it'
+  ),
+  'a pointer of Git LFS': (
+    lambda d: speccascade.load(stored(d, b'version https://git-lfs.github.com/spec/v1\n')), 'by git lfs pull in'
+  ),
+  'a tensor from a negative byte': (
+    lambda d: speccascade.load(stored(d, {'a': [-4, 0]})), "tensor 'a' lies from byte -4 to 0"
+  ),
+  'tensors that overlap': (
+    lambda d: speccascade.load(stored(d, {'a': [0, 4], 'b': [2, 6]})), "tensors 'a' and 'b' overlap"
+  ),
   'a bucket whose package is not there': (lambda _: Checkpoint('abfs://b/x'), 'abfs://b/x cannot be opened: pip'),
   'an address of no kind': (lambda _: speccascade.load('nope://b/model'), 'nope://b/model cannot be opened'),
   'a file that weights point out to': (

@@ -153,6 +153,11 @@ def kind(folder: Path) -> str:
     raise PermissionError(f'{folder} cannot be read: change its permissions, or copy it') from None
   if orbax.is_checkpoint(folder):
     return 'orbax'
+  if 'adapter_config.json' in found and 'config.json' not in found:
+    raise ValueError(
+      f"{folder} is an adapter and no model: merge it, by peft's model.merge_and_unload().save_pretrained(PATH), and "
+      'give PATH'
+    )
   weights = any(name.endswith('.safetensors') for name in found)
   if t5x.is_checkpoint(folder) and not weights:
     return 't5x'
