@@ -81,11 +81,13 @@ def append(file, data: bytes):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-  """Let an error of the file system name the file that was being written, where it names none."""
+  """Raise an OSError with the path where a disk is full, which libraries say in errors of their own."""
   try:
     yield
-  except OSError as error:
-    error.filename = error.filename or str(path)
+  except Exception as error:
+    for number in FULL:
+      if getattr(error, 'errno', None) == number or os.strerror(number) in str(error):
+        raise OSError(number, os.strerror(number), str(path)) from error
     raise
 
 

@@ -222,7 +222,8 @@ class _SentencePiece:
       ) from None
     pieces = [self._sp.id_to_piece(i) for i in range(self._sp.get_piece_size())]
     control = [piece for i, piece in enumerate(pieces) if self._sp.is_control(i) or self._sp.is_unknown(i)]
-    count = _sentinels(settings, 100 if settings.get('tokenizer_class') == 'T5Tokenizer' else 0)
+    is_t5 = settings.get('tokenizer_class') in ('T5Tokenizer', 'T5TokenizerFast')
+    count = _sentinels(settings, 100 if is_t5 else 0)
     sentinels = range(len(pieces) + count - 1, len(pieces) - 1, -1)
     self._added = _Added(pieces, [*control, *_named(settings)], _added(file.parent, settings, sentinels, **_STRIPS))
     self._added.special.pop(self._sp.unk_id(), None)  # which has a text of its own

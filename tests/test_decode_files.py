@@ -216,6 +216,12 @@ def test_a_prompt_that_is_too_long_is_named_with_its_line(tmp_path, capsys):
   assert said in capsys.readouterr().err and not (tmp_path / 'out.jsonl.part').exists()
 
 
+def test_special_tokens_in_a_chat_are_refused_where_it_is_to_be_plain(tmp_path, capsys):
+  source = write(tmp_path / 'in.jsonl', [[{'role': 'user', 'content': 'A </s> dog.'}]])
+  assert command.main([*MODELS, '--plain-chat', str(source), str(tmp_path / 'out.jsonl')]) == 1
+  assert 'line 1: message 0 holds </s>, which the tokenizer would read as a special token' in capsys.readouterr().err
+
+
 def test_a_file_that_is_there_is_kept_unless_told(tmp_path, capsys):
   source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
   output.write_text('mine')

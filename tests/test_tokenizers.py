@@ -18,7 +18,14 @@ FAMILIES = {
   't5_multi30k': ('spiece.model', 'data/multi30k/val.de.gz'),
   'llama_gsm8k': ('tokenizer.model', 'data/gsm8k/test_first600.jsonl.gz'),
 }
-TEXTS = ['', ' ', 'Two dogs run  along the beach.', ' Über naïve\tEssays\n\n– 12,345.67 € ☃ 犬 ', 'a' * 300]
+TEXTS = [
+  '',
+  ' ',
+  'a</s>b <pad> the <s>, <unk> ',
+  'Two dogs run  along the beach.',
+  ' Über naïve\tEssays\n\n– 12,345.67 € ☃ 犬 ',
+  'a' * 300,
+]
 
 
 def _pair(shared, family):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import resource
 import shutil
 
 import jax
@@ -127,6 +128,18 @@ def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
   model = _model(T5 | {'model_type': 'umt5', 'tie_word_embeddings': False})
   with pytest.warns(UserWarning, match='whose logits transformers 5 divides by √d'):
     hf_write.write(tmp_path / 'hf', model)
+
+
+@pytest.mark.parametrize('form', ['orbax', 't5x', 'hf'])
+def test_a_full_disk_names_the_folder_and_what_to_do(source, tmp_path, capsys, form):
+  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+  try:
+    assert convert.main([str(source), str(tmp_path / 'b'), '--format', form]) == 1
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+  said = capsys.readouterr().err
+  assert f'{tmp_path}/b' in said and 'cannot be written (File too large): free some space, then run' in said
 
 
 def test_nothing_is_destroyed(source, tmp_path):
