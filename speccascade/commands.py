@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import os
+import re
 import signal
 import sys
 import threading
 
-from speccascade import distributed, probs, progress, rules
+from speccascade import disk, distributed, probs, progress, rules
 from speccascade.errors import RunError
 from speccascade.types import Combiner, Rule
 
@@ -125,7 +126,9 @@ def rule(text: str) -> Rule | Combiner:
   try:
     if values:
       several = tuple(float(x) for x in values.split(','))
-      found = functools.partial(found, **{keyword: several if keyword == 'weights' or several[1:] else several[0]})
+      if several[1:] and keyword != 'weights':
+        raise ValueError(f'{name} takes one number, {keyword}')
+      found = functools.partial(found, **{keyword: several if keyword == 'weights' else several[0]})
     rules.bind_combiner(found)
   except (ValueError, TypeError) as error:
     raise argparse.ArgumentTypeError(f'{text}: {error}') from None
@@ -144,7 +147,7 @@ def run(
   parser: Parser, command: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None, stopped: str
 ) -> int:
   """Run a command and return its exit code, 0 where it gives none; `stopped` is said where it was stopped."""
-  argv = list(sys.argv[1:] if argv is None else argv)
+  argv, args = list(sys.argv[1:] if argv is None else argv), argparse.Namespace()
   try:
     args = parser.parse_args([_binding(a) for a in argv])
     if getattr(args, 'distributed', False) and distributed.WATCHED not in os.environ:
@@ -157,8 +160,19 @@ def run(
   except FAILURES as error:
     if '--debug' in argv:
       raise
-    print(f'error: {_said(error)}', file=sys.stderr)
+    print(f'error: {_with_options(_said(error), parser, args)}', file=sys.stderr)
     return 1
+
+
+def _with_options(text: str, parser: Parser, args: argparse.Namespace) -> str:
+  """Return what is said with an option's name where it has that of the Python argument that was given by it."""
+  for action in parser._actions:
+    value = getattr(args, action.dest, None)
+    if action.option_strings and value is not None:
+      option = action.option_strings[0] if value is True else f'{action.option_strings[0]}={value}'
+      given = '|'.join(re.escape(form(value)) for form in (repr, str))
+      text = re.sub(rf'\b(?<!-){action.dest}=(?:{given})(?![\w.])', lambda _, option=option: option, text)
+  return text
 
 
 def _binding(argument: str) -> str:
@@ -171,6 +185,9 @@ def _said(error: Exception) -> str:
   text = str(error).strip() or type(error).__name__
   if isinstance(error, RunError):
     return text
+  if isinstance(error, OSError) and error.errno in disk.FULL:
+    where = error.filename or 'a file'
+    return f'{where} cannot be written ({error.strerror}): free some space, then run the same command again.'
   first, *more = text.splitlines()
   text = f'{first} … (--debug shows all of it)' if more else first
   return f'{text}. Where another process died, that is why. {distributed.AGAIN}' if distributed.ended(error) else text

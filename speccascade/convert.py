@@ -2,8 +2,8 @@
 
 python -m speccascade.convert SRC DST [--format orbax|t5x|hf] [--dtype float32|bfloat16] [--step N] [--scan]
 
-Orbax keeps every family and restores onto a mesh; t5x and hf are written for T5 only. T5X is written without
-`param_states`, an optimizer's: T5X evaluates and infers with it, and trains on from it with
+Orbax keeps every family and restores onto a mesh, hf every family for transformers and vLLM; t5x is for T5 only. T5X is
+written without `param_states`, an optimizer's: T5X evaluates and infers with it, and trains on from it with
 `RestoreCheckpointConfig.fallback_to_scratch = True` and `assignment_map = (('state/param_states.*', None),)`.
 """
 
@@ -53,7 +53,7 @@ def convert(
   `load`'s.
   """
   if form != 't5x' and (scan or step is not None):
-    raise ValueError(f'{"scan" if scan else "step"} is for the format t5x, not {form}: leave it out')
+    raise ValueError(f'{"scan=True" if scan else f"step={step}"} is for the format t5x, not {form}: leave it out')
   src, dst = disk.local(src), disk.local(dst).absolute()
   _check_destination(src, dst, overwrite)
   start = time.perf_counter()
@@ -64,7 +64,7 @@ def convert(
   written = time.perf_counter()
   del model
   back = checkpoints.read(folder)
-  _verify(folder, expected, network, back)
+  _verify(folder, expected, hf_write.settled(network) if form == 'hf' else network, back)
   done = time.perf_counter()
   print(f'read      {src}: {count / 1e6:.2f} M parameters, {read - start:.1f} s')
   print(f'written   {folder}: {_size(folder) / 1e6:.2f} MB as {form}, {written - read:.1f} s')

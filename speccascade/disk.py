@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
+import errno
 import os
 from pathlib import Path
 import re
@@ -10,6 +11,7 @@ import uuid
 
 from speccascade import buckets
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PART = re.compile(r'\.[0-9a-f]{8}\.part')
 
 
@@ -52,13 +54,41 @@ def write(path: Path, content: str | bytes | Iterable[bytes]):
   path.parent.mkdir(parents=True, exist_ok=True)
   part = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.part')
   try:
-    with open(part, 'xb') as f:
+    with writing(path), open(part, 'xb') as f:
       f.writelines([content] if isinstance(content, bytes) else content)
       f.flush()
       os.fsync(f.fileno())
     os.replace(part, path)
   finally:
     part.unlink(missing_ok=True)
+
+
+def unlinked(path: str, flags: int) -> int:
+  """Open a file as `open` does when it is given this as `opener`, but not through a symbolic link."""
+  try:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+  except OSError as error:
+    if error.errno != errno.ELOOP:
+      raise
+    raise OSError(errno.ELOOP, 'it is a symbolic link, which is not followed; remove it', path) from None
+
+
+def append(file, data: bytes):
+  """Write all of some bytes to an unbuffered file."""
+  while data:
+    data = data[os.write(file.fileno(), data) :]
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+  """Raise an OSError with the path where a disk is full, which libraries say in errors of their own."""
+  try:
+    yield
+  except Exception as error:
+    for number in FULL:
+      if getattr(error, 'errno', None) == number or os.strerror(number) in str(error):
+        raise OSError(number, os.strerror(number), str(path)) from error
+    raise
 
 
 def _send(path, content: bytes | Iterable[bytes]):

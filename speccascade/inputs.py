@@ -58,13 +58,16 @@ def listed(prompts) -> list:
   return found
 
 
-def encode(models: Sequence[Model], prompts) -> list[np.ndarray]:
-  """Return prompts as arrays of token ids, each checked."""
+def encode(models: Sequence[Model], prompts, arguments: Sequence[dict | None] = ()) -> list[np.ndarray]:
+  """Return prompts as arrays of token ids, each checked; `arguments` are those of the chat template, by prompt."""
   vocab = vocabulary(models)
   rows = []
   for i, prompt in enumerate(listed(prompts)):
+    more = arguments[i] if arguments else None
+    if more is not None and not (is_chat(prompt) and isinstance(more, dict)):
+      raise ValueError(f'prompt {i}: chat_template_kwargs={more!r} is for chat messages, and must be a dict.')
     if is_chat(prompt):
-      prompt = _tokenizer(models, i, 'chat messages').chat(prompt)
+      prompt = _tokenizer(models, i, 'chat messages').chat(prompt, **more or {})
     if isinstance(prompt, str):
       prompt = _tokenizer(models, i, 'a text').encode(_checked(prompt, i))
     try:

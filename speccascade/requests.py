@@ -30,6 +30,7 @@ class Request:
   to the logits of every model. `n` samples share one prefill; each has random numbers of its own. `logprobs` also
   returns the so many likeliest tokens at each position. Randomness is keyed by the seed and `example_id`, which is the
   place in the list unless the request has a seed of its own: that alone then reproduces its output anywhere.
+  `chat_template_kwargs` are what else a chat template is given, as {'tools': […], 'enable_thinking': False}.
   """
 
   prompt: Any
@@ -49,6 +50,7 @@ class Request:
   logit_bias: dict[int, float] | None = None
   n: int = 1
   logprobs: int | None = None
+  chat_template_kwargs: dict[str, Any] | None = None
 
 
 Request.__init__ = known_as('Request', max_tokens='max_new_tokens=…')(Request.__init__)
@@ -115,7 +117,7 @@ def rows(
   if example_ids is None:
     ids[[x.seed is not None for x in given]] = 0
   vocab = inputs.vocabulary(models)
-  tokens = inputs.encode(models, [x.prompt for x in given])
+  tokens = inputs.encode(models, [x.prompt for x in given], [x.chat_template_kwargs for x in given])
   found = []
   for i, request in enumerate(given):
     try:

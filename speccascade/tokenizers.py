@@ -1,24 +1,31 @@
 """Tokenizers: sentencepiece `.model`, `tokenizer.json`, `vocab.json` + `merges.txt` and ByT5's bytes behind one class.
 
 `encode` follows the family's convention: T5 appends `</s>`, Llama prepends `<s>`, others do what their
-post-processor or `tokenizer_config.json` says. A tokenizer is its file: two of the same path are equal and hash alike.
+post-processor or `tokenizer_config.json` says. Special tokens that stand in a text become their ids, as in
+transformers. A tokenizer is its file: two of the same path are equal and hash alike.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
 import re
 from typing import Any, Protocol
+import warnings
 
 from speccascade import chat, disk
 from speccascade.types import Model
 
 # The files that a checkpoint in our own format keeps, so that its tokenizer behaves the same.
-FILES = ('tokenizer_config.json', 'special_tokens_map.json', chat.FILE)
+FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json', chat.FILE)
 _NAMES = ('tokenizer.json', 'spiece.model', 'tokenizer.model')
+_SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
+_STRIPS = {'lstrip': True, 'rstrip': True}
+_SWITCHES = (*_STRIPS, 'single_word')  # of an added token: which spaces belong to it, and where it is found
+_MOST = 1 << 22  # no vocabulary has an id as large
 
 
 class _Backend(Protocol):
@@ -30,18 +37,22 @@ class _Backend(Protocol):
 
   def encode(self, text: str) -> list[int]: ...
 
-  def control(self) -> dict[str, int]: ...  # the ids of tokens that `encode` does not find in a text
+  def special(self) -> list[str]: ...  # the tokens of which `decode` writes nothing unless told to
 
-  def decode(self, ids: list[int]) -> str: ...
+  def decode(self, ids: list[int], special: bool) -> str: ...
 
   def pieces(self) -> list[str]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-  """A vocabulary and its convention, read from `path` on first use."""
+  """A vocabulary and its convention, read from `path` on first use.
+
+  With `plain_chat`, messages that hold special tokens, as a user's `</s>`, are refused; else those become their ids.
+  """
 
   path: str
+  plain_chat: bool = False
 
   @property
   def eos_ids(self) -> tuple[int, ...]:
@@ -52,21 +63,27 @@ class Tokenizer:
     backend = _backend(self.path)
     return [*(backend.prefix if begins else ()), *backend.encode(text), *backend.suffix]
 
-  def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-    """Return the ids of chat messages by the checkpoint's template, which writes all special tokens itself."""
+  def chat(self, messages: Sequence[dict[str, Any]], **arguments) -> list[int]:
+    """Return the ids of chat messages by the checkpoint's template, which writes all special tokens itself.
+
+    `arguments` are the template's, as tools=[…] or enable_thinking=False.
+    """
     folder, backend = pathlib.Path(self.path).parent, _backend(self.path)
     settings, pieces = _settings(folder), _pieces(self.path)
     tokens = {name: pieces[ids[0]] for name, ids in (('bos_token', backend.prefix), ('eos_token', self.eos_ids)) if ids}
-    for name in ('bos_token', 'eos_token', 'unk_token', 'pad_token'):
-      if token := _content(settings.get(name)):
-        tokens[name] = token
-    text = chat.render(folder, messages, settings, **tokens)
-    return _encode_marked(self.path, backend, text, settings)
+    tokens |= {name: token for name in _SPECIAL if (token := _content(settings.get(name)))}
+    text = chat.render(
+      folder, messages, settings, arguments, forbidden=backend.special() if self.plain_chat else (), **tokens
+    )
+    for token in (*_named(settings), *map(_content, (settings.get('added_tokens_decoder') or {}).values())):
+      if token not in pieces and token in text:
+        raise ValueError(f'{self.path}: the chat template writes {token}, which is no piece of it; correct the files')
+    return backend.encode(text)
 
-  def decode(self, ids: Sequence[int]) -> str:
-    """Return the text of ids; control tokens, and ids beyond the pieces (padded logits), have none."""
+  def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+    """Return the text of ids; those beyond the pieces (padded logits) have none, nor have special ones unless told."""
     known = len(_pieces(self.path))
-    return _backend(self.path).decode([int(i) for i in ids if 0 <= i < known])
+    return _backend(self.path).decode([int(i) for i in ids if 0 <= i < known], special)
 
   def pieces(self) -> list[str]:
     """Return the piece of every id, '' where an id has none."""
@@ -130,17 +147,6 @@ def _first_difference(path: str, other: str) -> int | None:
   return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
-def _encode_marked(path: str, backend: _Backend, text: str, settings: dict[str, Any]) -> list[int]:
-  """Return the ids of a text in which special tokens are written out."""
-  known = set(_pieces(path))
-  for token in (settings.get('added_tokens_decoder') or {}).values():
-    if (token := _content(token)) not in known and token in text:
-      raise ValueError(f'{path}: the chat template writes {token}, which is no piece of it; add its tokenizer.json')
-  control = backend.control()
-  parts = re.split('|'.join(f'({re.escape(token)})' for token in control) or '(?!)', text)
-  return [i for part in parts if part for i in ([control[part]] if part in control else backend.encode(part))]
-
-
 def _candidates(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yield the tokenizer files of a folder, the most complete first."""
   yield from (folder / name for name in _NAMES if (folder / name).is_file())
@@ -155,14 +161,35 @@ def _candidates(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _settings(folder: pathlib.Path) -> dict[str, Any]:
   """Return what tokenizer_config.json says, with special_tokens_map.json beneath it."""
-  merged = {}
-  for name in ('special_tokens_map.json', 'tokenizer_config.json'):
-    if (folder / name).is_file():
-      try:
-        merged.update(json.loads((folder / name).read_text(encoding='utf-8')))
-      except (ValueError, TypeError) as e:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f'{folder / name}: not a JSON object ({e}); fetch the file again') from None
-  return merged
+  return _json(folder / 'special_tokens_map.json') | _json(folder / 'tokenizer_config.json')
+
+
+def _json(file: pathlib.Path) -> dict[str, Any]:
+  """Return a JSON object, an empty one where there is no file."""
+  try:
+    return dict(json.loads(file.read_text(encoding='utf-8'))) if file.is_file() else {}
+  except (ValueError, TypeError) as e:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    raise ValueError(f'{file}: not a JSON object ({e}); fetch the file again') from None
+
+
+def _named(settings: Mapping[str, Any]) -> list[str]:
+  """Return the special tokens that settings name."""
+  more = settings.get('additional_special_tokens') or settings.get('extra_special_tokens') or []
+  more = more.values() if isinstance(more, dict) else more
+  return [token for x in (*map(settings.get, _SPECIAL), *more) if (token := _content(x))]
+
+
+def check_special(model: Model) -> None:
+  """Warn of an EOS id that has no piece, and so is never emitted, and of special tokens that have no id."""
+  path, pieces = model.tokenizer.path, _pieces(model.tokenizer.path)
+  lost = [f'EOS id {i}' for i in getattr(model.network, 'eos_ids', ()) if i >= len(pieces)]
+  lost += [repr(token) for token in dict.fromkeys(_named(_settings(pathlib.Path(path).parent))) if token not in pieces]
+  if lost:
+    warnings.warn(
+      f'{path}: {", ".join(lost[:8])} of {model.name} lie outside its {len(pieces)} tokens and are neither read nor '
+      'emitted; put the tokenizer.json or added_tokens.json that has them beside it',
+      stacklevel=3,
+    )
 
 
 @functools.lru_cache(maxsize=32)
@@ -173,7 +200,7 @@ def _backend(path: str) -> _Backend:
   settings = _settings(file.parent)
   if file.suffix == '.model':
     return _SentencePiece(file, settings)
-  return _Bytes(settings) if file.name == 'tokenizer_config.json' else _Fast(file, settings)
+  return _Bytes(file, settings) if file.name == 'tokenizer_config.json' else _Fast(file, settings)
 
 
 @functools.lru_cache(maxsize=32)
@@ -193,22 +220,33 @@ class _SentencePiece:
       raise ValueError(
         f'{file}: not a sentencepiece model ({e}); fetch it again, or keep tokenizer.json beside the weights'
       ) from None
-    bos, eos = self._sp.bos_id(), self._sp.eos_id()
+    pieces = [self._sp.id_to_piece(i) for i in range(self._sp.get_piece_size())]
+    control = [piece for i, piece in enumerate(pieces) if self._sp.is_control(i) or self._sp.is_unknown(i)]
+    is_t5 = settings.get('tokenizer_class') in ('T5Tokenizer', 'T5TokenizerFast')
+    count = _sentinels(settings, 100 if is_t5 else 0)
+    sentinels = range(len(pieces) + count - 1, len(pieces) - 1, -1)
+    self._added = _Added(pieces, [*control, *_named(settings)], _added(file.parent, settings, sentinels, **_STRIPS))
+    self._added.special.pop(self._sp.unk_id(), None)  # which has a text of its own
+    bos, eos = self._sp.bos_id(), self._added.ids.get(_content(settings.get('eos_token')), self._sp.eos_id())
     self.eos_ids = (eos,) if eos >= 0 else ()
     self.prefix = (bos,) if bos >= 0 and settings.get('add_bos_token', True) else ()
     self.suffix = self.eos_ids if settings.get('add_eos_token', bos < 0) else ()
 
   def encode(self, text: str) -> list[int]:
-    return self._sp.encode(text)
+    return self._added.encode(text, self._sp.encode)
 
-  def control(self) -> dict[str, int]:
-    return {piece: i for i, piece in enumerate(self.pieces()) if self._sp.is_control(i)}
+  def decode(self, ids: list[int], special: bool) -> str:
+    return self._added.decode(ids, special, self._text)
 
-  def decode(self, ids: list[int]) -> str:
-    return self._sp.decode(ids)
+  def _text(self, ids: list[int], begins: bool) -> str:
+    apart = not begins and self._sp.id_to_piece(ids[0]).startswith('▁')
+    return ' ' * apart + self._sp.decode(ids)
+
+  def special(self) -> list[str]:
+    return self._added.named
 
   def pieces(self) -> list[str]:
-    return [self._sp.id_to_piece(i) for i in range(self._sp.get_piece_size())]
+    return self._added.pieces
 
 
 class _Fast:
@@ -232,11 +270,11 @@ class _Fast:
   def encode(self, text: str) -> list[int]:
     return self._tokenizer.encode(text, add_special_tokens=False).ids
 
-  def control(self) -> dict[str, int]:
-    return {}
+  def decode(self, ids: list[int], special: bool) -> str:
+    return self._tokenizer.decode(ids, skip_special_tokens=not special)
 
-  def decode(self, ids: list[int]) -> str:
-    return self._tokenizer.decode(ids, skip_special_tokens=True)
+  def special(self) -> list[str]:
+    return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
 
   def pieces(self) -> list[str]:
     by_id = {i: piece for piece, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -268,16 +306,19 @@ def _byte_level(file: pathlib.Path, settings: dict[str, Any]) -> Any:
   import tokenizers  # lazily: token ids alone need no tokenizer library
 
   try:
-    model = tokenizers.models.BPE.from_file(str(file), str(file.parent / 'merges.txt'))
+    vocab, merges = tokenizers.models.BPE.read_file(str(file), str(file.parent / 'merges.txt'))
   except Exception as e:  # the library raises nothing narrower than Exception
     raise ValueError(f'{file}: not a byte-level vocabulary with its merges.txt ({e}); fetch both again') from None
-  tokenizer = tokenizers.Tokenizer(model)
+  named = {vocab[token]: {'content': token, 'special': True} for token in _named(settings) if token in vocab}
+  added = named | _added(file.parent, settings)
+  vocab |= {token['content']: i for i, token in added.items()}  # for the library chooses the ids of others itself
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  special = (_content(settings.get(key)) for key in ('bos_token', 'eos_token', 'pad_token', 'unk_token'))
-  tokenizer.add_special_tokens(
-    [token for token in dict.fromkeys(special) if token and tokenizer.token_to_id(token) is not None]
-  )
+  for token in added.values():
+    switches = {name: bool(token.get(name)) for name in _SWITCHES}
+    add = tokenizer.add_special_tokens if token.get('special') else tokenizer.add_tokens
+    add([tokenizers.AddedToken(token['content'], normalized=False, **switches)])
   return tokenizer
 
 
@@ -286,18 +327,86 @@ class _Bytes:
 
   _CONTROL = ('<pad>', '</s>', '<unk>')
 
-  def __init__(self, settings: dict[str, Any]):
-    self._sentinels = int(settings.get('extra_ids', 125))
+  def __init__(self, file: pathlib.Path, settings: dict[str, Any]):
+    pieces = [*self._CONTROL, *(f'<0x{b:02X}>' for b in range(256))]
+    sentinels = range(len(pieces), len(pieces) + _sentinels(settings, 125))
+    added = _added(file.parent, settings, sentinels)
+    self._added = _Added(pieces, [*self._CONTROL, *_named(settings)], added, **_STRIPS)
     self.prefix, self.suffix, self.eos_ids = (), (1,), (1,)
 
   def encode(self, text: str) -> list[int]:
-    return [byte + len(self._CONTROL) for byte in text.encode('utf-8')]
+    return self._added.encode(text, lambda part: [byte + len(self._CONTROL) for byte in part.encode('utf-8')])
 
-  def control(self) -> dict[str, int]:
-    return {piece: i for i, piece in enumerate(self._CONTROL)}
+  def decode(self, ids: list[int], special: bool) -> str:
+    return self._added.decode(ids, special, lambda run, _: bytes(i - 3 for i in run).decode('utf-8', errors='ignore'))
 
-  def decode(self, ids: list[int]) -> str:
-    return bytes(i - 3 for i in ids if 3 <= i < 259).decode('utf-8', errors='ignore')
+  def special(self) -> list[str]:
+    return self._added.named
 
   def pieces(self) -> list[str]:
-    return [*self._CONTROL, *(f'<0x{b:02X}>' for b in range(256)), *(f'<extra_id_{i}>' for i in range(self._sentinels))]
+    return self._added.pieces
+
+
+# ---- tokens beside a vocabulary ----
+
+
+def _added(folder: pathlib.Path, settings: Mapping[str, Any], sentinels: Iterable[int] = (), **switches) -> dict:
+  """Return the tokens that T5's sentinels, added_tokens.json and the settings add to a vocabulary, by id."""
+  special = _named(settings)
+  found = {str(i): {'content': f'<extra_id_{n}>', 'special': True} | switches for n, i in enumerate(sentinels)}
+  beside = _json(folder / 'added_tokens.json').items()
+  found |= {str(i): {'content': token, 'special': token in special} for token, i in beside}
+  found |= settings.get('added_tokens_decoder') or {}
+  for i, token in found.items():
+    if not (i.isdecimal() and int(i) < _MOST and isinstance(token, dict) and token.get('content')):
+      raise ValueError(f'{folder}: the added token {token!r} has the id {i!r}, which is none; correct {FILES[0]}')
+  return {int(i): token for i, token in found.items()}
+
+
+def _sentinels(settings: Mapping[str, Any], default: int) -> int:
+  count = settings.get('extra_ids', default)
+  if type(count) is not int or not 0 <= count < _MOST:
+    raise ValueError(f'{FILES[0]}: extra_ids={count!r} is not a whole number of 0 or more; correct it')
+  return count
+
+
+class _Added:
+  """A vocabulary's pieces with the tokens that are found in a text as they stand: those added to it, and `control`."""
+
+  def __init__(self, pieces: Sequence[str], control: Sequence[str], added: Mapping[int, dict], **switches):
+    own = {i: {'content': piece, 'special': True} | switches for i, piece in enumerate(pieces) if piece in control}
+    tokens = own | dict(added)
+    self.pieces = [*pieces, *[''] * (max(tokens, default=0) + 1 - len(pieces))]
+    for i, token in tokens.items():
+      self.pieces[i] = token['content']
+    self.ids = {token['content']: i for i, token in tokens.items()}
+    self.special = {i: bool(token.get('special')) for i, token in tokens.items()}
+    self.named = [token['content'] for token in tokens.values() if token.get('special')]
+    self._pattern = _pattern(tokens.values())
+
+  def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    """Return the ids of a text, whose parts between the tokens `encode` gives."""
+    parts = self._pattern.split(text)
+    return [i for part in parts if part for i in ([self.ids[part]] if part in self.ids else encode(part))]
+
+  def decode(self, ids: Iterable[int], special: bool, text: Callable[[list[int], bool], str]) -> str:
+    """Return the text of ids; `text` gives that of a run of the vocabulary's own, told whether it begins the text."""
+    found = ''
+    wanted = (i for i in ids if special or not self.special.get(i))
+    for added, run in itertools.groupby(wanted, self.special.__contains__):
+      run = list(run)
+      found += ''.join(self.pieces[i] for i in run) if added else text(run, not found)
+    return found
+
+
+def _pattern(tokens: Iterable[Mapping[str, Any]]) -> re.Pattern:
+  """Return what splits a text at tokens, the longest first, with the spaces that belong to them."""
+  kinds = {}
+  for token in sorted(tokens, key=lambda token: -len(token['content'])):
+    kinds.setdefault(tuple(bool(token.get(name)) for name in _SWITCHES), []).append(re.escape(token['content']))
+  forms = []
+  for (left, right, word), names in kinds.items():
+    form = f'({"|".join(names)})'
+    form = r'(?<!\w)' + form + r'(?!\w)' if word else form
+    forms.append(r'\s*' * left + form + r'\s*' * right)
+  return re.compile('|'.join(forms) or '(?!)')

@@ -82,6 +82,17 @@ def checkpoint(folder: pathlib.Path, **changes) -> str:
   return str(folder)
 
 
+def stored(folder: pathlib.Path, tensors: dict[str, list[int]] | bytes) -> str:
+  """Write a checkpoint whose weights are such bytes, or of a value each that lies at such places."""
+  path = checkpoint(folder)
+  if isinstance(tensors, dict):
+    entries = {name: {'dtype': 'F32', 'shape': [1], 'data_offsets': place} for name, place in tensors.items()}
+    header = json.dumps(entries).encode()
+    tensors = len(header).to_bytes(8, 'little') + header + bytes(8)
+  written(folder, 'model.safetensors', tensors)
+  return path
+
+
 def records(folder: pathlib.Path, line: str) -> str:
   """Write JSON lines, the third of which is given."""
   return written(folder, 'x.jsonl', '{"prompt": "a", "target": "b"}\n\n' + line)
@@ -219,6 +230,27 @@ PYTHON = {
   # checkpoints
   'load(torch_dtype=…)': (lambda _: speccascade.load('x', torch_dtype=1), 'no argument torch_dtype: write dtype=…'),
   'a text for a number': (lambda d: speccascade.load(checkpoint(d, d_model='512')), 'd_model'),
+  'a start token of 1e9': (
+    lambda d: speccascade.load(checkpoint(d, decoder_start_token_id=10**9)), "'decoder_start_token_id' is 1000000000"
+  ),
+  'a negative EOS': (lambda d: speccascade.load(checkpoint(d, eos_token_id=-1)), "'eos_token_id' has -1"),
+  'an EOS that is a text': (lambda d: speccascade.load(checkpoint(d, eos_token_id='a')), "'eos_token_id' has 'a'"),
+  'an EOS of the generation config': (
+    lambda d: written(d, 'generation_config.json', '{"eos_token_id": [1, "x"]}') and speccascade.load(checkpoint(d)),
+    "'eos_token_id' has 'x'",
+  ),
+  'an adapter alone': (
+    lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(d), 'is an adapter and no model: merge it'
+  ),
+  'a pointer of Git LFS': (
+    lambda d: speccascade.load(stored(d, b'version https://git-lfs.github.com/spec/v1\n')), 'by git lfs pull in'
+  ),
+  'a tensor from a negative byte': (
+    lambda d: speccascade.load(stored(d, {'a': [-4, 0]})), "tensor 'a' lies from byte -4 to 0"
+  ),
+  'tensors that overlap': (
+    lambda d: speccascade.load(stored(d, {'a': [0, 4], 'b': [2, 6]})), "tensors 'a' and 'b' overlap"
+  ),
   'a bucket whose package is not there': (lambda _: Checkpoint('abfs://b/x'), 'abfs://b/x cannot be opened: pip'),
   'an address of no kind': (lambda _: speccascade.load('nope://b/model'), 'nope://b/model cannot be opened'),
   'an address of a file here': (lambda _: speccascade.load('file:///tmp/model'), 'without file://'),
@@ -295,6 +327,7 @@ PYTHON = {
   'programs allowed by another word': (
     lambda d: files.jsonl(records(d, ''), metrics=('pass_at_1',), allow_execution='yes'), "allow_execution='yes' is not"
   ),
+  'a line of brackets': (lambda d: files.jsonl(records(d, '[' * 100_000)), 'line 3 is not JSON'),
   'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), 'line 3 is not JSON'),
   'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), "line 3: no field 'target'"),
 }  # fmt: skip
@@ -502,7 +535,8 @@ COMMANDS = {
       (['--method=sv_exact', '--profile=no.json'], 'no.json: no such profile; make one with python -m'),
       (['--rule=op:1'], 'no rule is called op'),
       (['--rule=weighted:1'], 'weighted is a combiner, not a rule'),
-      (['--temperature=-1'], 'temperature=-1.0'),
+      (['--rule=opt:1,2'], 'opt:1,2: opt takes one number, alpha'),
+      (['--temperature=-1'], '--temperature=-1.0'),
       (['--batch-size=0'], "'0' is not a whole number of at least 1"),
       (['--blocks=5,x'], "'x' is not a whole number of at least 1"),
       ([], '{tmp}/file, line 1: not JSON'),
@@ -510,6 +544,8 @@ COMMANDS = {
     (['--models', 'a', '--', '{tmp}/file', '{tmp}/out'], 'decodes with 2 models, but 1'),
     (['--models', 'a', 'b', '--', '{tmp}/none', '{tmp}/out'], 'none: no such file'),
     (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x is an address'),
+    (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/file', '{tmp}/file'], 'file is the input: name another output'),
+    (['--models', 'a', 'b', '--', '{tmp}/damaged.gz', '{tmp}/out'], 'damaged.gz: a damaged gzip file'),
     (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/thesis/thesis.tex'], 'thesis.tex is there already'),
     (['--models', '{tmp}/none', 'b', '--', '{tmp}/prompts', '{tmp}/out'], 'none does not exist'),
   ],
@@ -523,6 +559,7 @@ ROWS = [(name, argv, part) for name, rows in COMMANDS.items() for argv, part in 
 def test_a_command_says_it_in_one_sentence_and_exits_with_1(name, argv, part, tmp_path, capsys, monkeypatch):
   written(tmp_path, 'file', 'a prompt\n')
   written(tmp_path, 'prompts', '"a prompt"\n')
+  written(tmp_path, 'damaged.gz', b'\x1f\x8b\x08')
   for folder, file in (('thesis', 'thesis.tex'), ('lost', 'examples.jsonl')):
     (tmp_path / folder).mkdir()
     written(tmp_path / folder, file, '{}\n')

@@ -1,8 +1,11 @@
 """The command that decodes files: what it reads, what it writes, and that it goes on where it was killed."""
 
+import dataclasses
+import gzip
 import json
 import os
 from pathlib import Path
+import resource
 import signal
 import subprocess
 import sys
@@ -126,6 +129,8 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
     assert command.main(arguments) == 1 and part.exists()
   with open(part, 'a') as file:
     file.write('{"index": 0, "sample": 0}\n')
+  header = rows(part)[0]
+  assert header['speccascade'] and header['device'] == jax.devices()[0].device_kind
   capsys.readouterr()
   assert command.main([*arguments, '--temperature', '0.5']) == 1
   assert 'temperature was None, now 0.5' in capsys.readouterr().err
@@ -134,30 +139,87 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
   write(source, ['A cat runs.'])
   assert command.main(arguments) == 1
   assert 'out.jsonl.part has rows of another run (input was' in capsys.readouterr().err
-  part.write_text('notes\n')
-  assert command.main(arguments) == 1 and 'is no journal of this command' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  'content', ['notes', 'notes\n', '"notes"\n', '{"a": 1}\n', '{"a": 1}', '{"speccascade": 1}\n[]\n']
+)
+def test_a_file_that_is_no_journal_of_ours_is_left_alone(tmp_path, content):
+  part = tmp_path / 'x.part'
+  part.write_text(content)
+  with pytest.raises(RuntimeError, match='x.part is no journal of this command; move it away'):
+    with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
+      pass
+  assert part.read_text() == content
+
+
+@pytest.mark.parametrize(
+  'row', ['{"index": 9, "sample": 0}', '{"index": 0, "sample": 1}', '{"index": "0", "sample": 0}']
+)
+def test_a_row_that_nothing_asked_for_is_refused(tmp_path, row):
+  (tmp_path / 'x.part').write_text(f'{{"{lines.MARK}": "1"}}\n{row}\n')
+  with pytest.raises(RuntimeError, match='x.part has a row .*, of which the input has no request; move it away'):
+    with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
+      pass
+
+
+def test_no_row_is_written_through_a_link(tmp_path):
+  target, part = tmp_path / 'thesis', tmp_path / 'x.part'
+  target.write_text(f'{{"{lines.MARK}": "1"}}\nunfinished')
+  part.symlink_to(target)
+  with pytest.raises(OSError, match='it is a symbolic link, which is not followed; remove it'):
+    with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, []):
+      pass
+  assert target.read_text().endswith('unfinished')
+
+
+def test_a_full_disk_names_the_file_and_what_to_do_and_keeps_the_rows(tmp_path, capsys):
+  source, part = write(tmp_path / 'in.jsonl', ['A dog runs.'] * 3), tmp_path / 'out.jsonl.part'
+  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+  def full(*args, **kwargs):
+    for i, row in speccascade.stream(*args, **kwargs):
+      resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 200 * (i == 0), limit[1]))
+      yield i, row
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(command, 'stream', full)
+    try:
+      assert command.main([*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]) == 1
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+  assert f'{part} cannot be written (File too large): free some space, then run' in capsys.readouterr().err
+  assert command.main([*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]) == 0
+  assert [row['index'] for row in rows(tmp_path / 'out.jsonl')] == [0, 1, 2]
 
 
 def test_a_journal_without_rows_is_begun_anew_and_one_with_rows_goes_on(tmp_path):
   path, kept = tmp_path / 'x.part', [{'index': 0, 'sample': sample} for sample in range(2)]
-  for header in ({'seed': 'a longer one'}, {'seed': 1}):
-    with lines.journal(path, header) as journal:
-      assert not journal.lines and rows(path) == [header]
+  names = [(0, 0), (0, 1)]
+  for header in ({lines.MARK: '1', 'seed': 'a longer one'}, {lines.MARK: '1', 'seed': 1}):
+    with lines.journal(tmp_path / 'x', header, names) as journal:
+      assert not journal.had and rows(path) == [header]
   for had in range(2):
-    with lines.journal(path, header) as journal:
-      assert list(journal.lines) == [(0, sample) for sample in range(had)]
-      journal.add([kept[had]])
+    with lines.journal(tmp_path / 'x', header, names) as journal:
+      assert list(journal.had) == [(0, sample) for sample in range(had)]
+      journal.add(kept[had])
   assert rows(path) == [header, *kept]
   with pytest.raises(RuntimeError, match='has rows of another run .seed was 1, now 2.'):
-    with lines.journal(path, {'seed': 2}):
+    with lines.journal(tmp_path / 'x', {'seed': 2}, names):
       pass
 
 
 def test_a_prompt_that_is_too_long_is_named_with_its_line(tmp_path, capsys):
   source = write(tmp_path / 'in.jsonl', [[4, 5], [4, 5, 6, 1]])
   assert command.main([*MODELS, '--max-prompt-tokens', '3', str(source), str(tmp_path / 'out.jsonl')]) == 1
-  said = 'line 2: the prompt has 4 tokens, more than max_prompt_tokens=3; shorten it or raise the limit'
+  said = 'line 2: the prompt has 4 tokens, more than --max-prompt-tokens=3; shorten it or raise the limit'
   assert said in capsys.readouterr().err and not (tmp_path / 'out.jsonl.part').exists()
+
+
+def test_special_tokens_in_a_chat_are_refused_where_it_is_to_be_plain(tmp_path, capsys):
+  source = write(tmp_path / 'in.jsonl', [[{'role': 'user', 'content': 'A </s> dog.'}]])
+  assert command.main([*MODELS, '--plain-chat', str(source), str(tmp_path / 'out.jsonl')]) == 1
+  assert 'line 1: message 0 holds </s>, which the tokenizer would read as a special token' in capsys.readouterr().err
 
 
 def test_a_file_that_is_there_is_kept_unless_told(tmp_path, capsys):
@@ -165,12 +227,78 @@ def test_a_file_that_is_there_is_kept_unless_told(tmp_path, capsys):
   output.write_text('mine')
   assert command.main([*MODELS, *OPT, str(source), str(output)]) == 1 and output.read_text() == 'mine'
   assert command.main([*MODELS, *OPT, '--overwrite', str(source), str(output)]) == 0 and len(rows(output)) == 1
+  capsys.readouterr()
+  for other in (source, tmp_path / 'in.jsonl.part'):
+    if other != source:
+      source.rename(other)
+    read = other.read_text()
+    assert command.main([*MODELS, *OPT, '--overwrite', str(other), str(source)]) == 1 and other.read_text() == read
+    assert f'{other} is the input: name another output' in capsys.readouterr().err
+
+
+def test_an_output_that_appears_meanwhile_is_kept_and_so_are_the_rows(tmp_path, capsys):
+  source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
+
+  def slow(*args, **kwargs):
+    yield from speccascade.stream(*args, **kwargs)
+    output.write_text('mine')
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(command, 'stream', slow)
+    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 1 and output.read_text() == 'mine'
+  assert 'out.jsonl was written meanwhile, and' in capsys.readouterr().err
+  output.unlink()
+  assert command.main([*MODELS, *OPT, str(source), str(output)]) == 0 and len(rows(output)) == 1
+
+
+def test_faults_make_the_exit_code_and_those_of_before_are_counted(tmp_path, capsys):
+  source, output = write(tmp_path / 'in.jsonl', ['A dog runs.'] * 3), tmp_path / 'out.jsonl'
+
+  def faulty(*args, skip, **kwargs):
+    if skip:
+      yield from speccascade.stream(*args, skip=skip, **kwargs)
+    else:
+      for i, row in speccascade.stream(*args, **kwargs):
+        yield i, dataclasses.replace(row, fault='example 0: broken', finish_reason='fault')
+        break
+      raise KeyboardInterrupt
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(command, 'stream', faulty)
+    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 130
+    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 1
+  assert '1 of 3 rows ended as faults. example 0: broken' in capsys.readouterr().err
+  assert [row['finish_reason'] == 'fault' for row in rows(output)].count(True) == 1
+
+
+def test_pipes_and_gzipped_files_are_read_and_pipes_are_written(tmp_path, capsys):
+  source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
+  assert command.main([*MODELS, *OPT, str(source), str(output)]) == 0
+  expected = rows(output)
+  (tmp_path / 'in.jsonl.gz').write_bytes(gzip.compress(source.read_bytes() + b'\n\n'))  # and blank lines at the end
+  assert command.main([*MODELS, *OPT, str(tmp_path / 'in.jsonl.gz'), str(tmp_path / 'again.jsonl')]) == 0
+  assert rows(tmp_path / 'again.jsonl') == expected
+  capsys.readouterr()
+  before = os.dup(0)
+  with open(source) as file:
+    os.dup2(file.fileno(), 0)
+  try:
+    assert command.main([*MODELS, *OPT, '-', '-']) == 0
+  finally:
+    os.dup2(before, 0)
+    os.close(before)
+  assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
+  pipe = tmp_path / 'pipe'
+  os.mkfifo(pipe)
+  reader = subprocess.Popen(['cat', str(pipe)], stdout=subprocess.PIPE, text=True)
+  assert command.main([*MODELS, *OPT, str(source), str(pipe)]) == 0
+  assert [json.loads(line) for line in reader.communicate()[0].splitlines()] == expected
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):
-  with lines.journal(tmp_path / 'x.part', {'a': 1}):
+  with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, []):
     with pytest.raises(RuntimeError, match='is being written by another process'):
-      with lines.journal(tmp_path / 'x.part', {'a': 1}):
+      with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, []):
         pass
 
 
@@ -181,6 +309,10 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     ('{"stop": "a"}', 'line 2: a request needs a prompt'),
     ('A dog.', 'line 2: not JSON'),
     ('', 'line 2: not JSON'),
+    ('[' * 100_000, 'line 2: its brackets are nested too deep'),
+    ('{"prompt": "a", "n": 1, "n": 2}', "line 2: the key 'n' stands twice; keep one of them"),
+    ('{"prompt": "a", "chat_template_kwargs": []}', 'line 2: chat_template_kwargs=[] is not an object'),
+    ('{"prompt": "a", "chat_template_kwargs": {}}', 'line 2: the prompt: chat_template_kwargs={} is for chat messages'),
     ('3', 'line 2: prompt=3 is not a text, token ids or chat messages'),
     ('{"prompt": "a", "temperature": "hot"}', "line 2: temperature='hot' is not a number"),
     ('{"prompt": "a", "temperature": -1}', 'line 2: the prompt: Sampler: temperature=-1'),

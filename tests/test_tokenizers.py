@@ -1,19 +1,31 @@
 """Tokenizers: the two formats agree, the families' conventions hold, differences are named."""
 
+import dataclasses
 import gzip
 import json
+import pathlib
 import pickle
+import shutil
 
+import jax
 import pytest
 
-from speccascade import chat, tokenizers
+from speccascade import chat, checkpoints, decode, embedded, methods, Request, requests, Sampler, tokenizers
+from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 
 FAMILIES = {
   't5_multi30k': ('spiece.model', 'data/multi30k/val.de.gz'),
   'llama_gsm8k': ('tokenizer.model', 'data/gsm8k/test_first600.jsonl.gz'),
 }
-TEXTS = ['', ' ', 'Two dogs run  along the beach.', ' Über naïve\tEssays\n\n– 12,345.67 € ☃ 犬 ', 'a' * 300]
+TEXTS = [
+  '',
+  ' ',
+  'a</s>b <pad> the <s>, <unk> ',
+  'Two dogs run  along the beach.',
+  ' Über naïve\tEssays\n\n– 12,345.67 € ☃ 犬 ',
+  'a' * 300,
+]
 
 
 def _pair(shared, family):
@@ -92,6 +104,73 @@ def test_settings_overrule_what_the_files_say(shared, tmp_path):
     assert [p.rsplit('/', 1)[1] for p in tokenizers.find(target).files()] == [source.name, 'tokenizer_config.json']
 
 
+# ---- tokens beside a vocabulary ----
+
+SPIECE = pathlib.Path(embedded.__file__).parent / 'pretrained' / 'large' / 'spiece.model'  # of 1000 pieces
+
+
+def _t5(folder, **settings):
+  """Return the tokenizer of a folder with a sentencepiece vocabulary and such settings."""
+  (folder / 'spiece.model').write_bytes(SPIECE.read_bytes())
+  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+  return tokenizers.find(folder)
+
+
+def test_sentinels_and_other_added_tokens_are_read_written_and_skipped(tmp_path):
+  (tmp_path / 'added_tokens.json').write_text('{"<|turn|>": 1004}')
+  found = {'1005': {'content': '<tool>', 'special': False, 'single_word': True}}
+  tokenizer = _t5(tmp_path, extra_ids=3, eos_token='<|turn|>', added_tokens_decoder=found)
+  before, after = tokenizer.encode('A dog')[:-1], tokenizer.encode('runs')
+  ids = tokenizer.encode('A dog <extra_id_0> runs')
+  assert ids == [*before, 1002, *after] and tokenizer.eos_ids == (1004,) == tuple(after[-1:])
+  assert tokenizer.decode(ids) == 'A dog runs'
+  assert tokenizer.decode(ids, special=True) == 'A dog<extra_id_0> runs<|turn|>'
+  assert tokenizer.encode('A dog<|turn|>runs</s>', begins=False)[:-2] == [*before, 1004, *after[:-1]]
+  assert tokenizer.decode([*before, 1005, *after]) == 'A dog<tool> runs'
+  assert 1005 in tokenizer.encode('a <tool>') and 1005 not in tokenizer.encode('a <tool>s')
+  assert tokenizer.pieces()[1000:] == ['<extra_id_2>', '<extra_id_1>', '<extra_id_0>', '', '<|turn|>', '<tool>']
+  assert str(tmp_path / 'added_tokens.json') in tokenizer.files()
+  assert tokenizers.check_vocabularies([_model(tokenizer, 1024, 'a')]) == 1006
+
+
+def test_a_model_fills_spans_with_the_sentinels_of_its_tokenizer(tmp_path):
+  network = T5(T5Config(1024, 8, 2, 4, 8, 1, 1), (1,), 0)
+  model = Model(network.init(jax.random.key(0)), network, _t5(tmp_path, extra_ids=3))
+  request = Request('A dog <extra_id_0>.', logit_bias={1002: 1e4}, temperature=0.0)
+  out = decode(methods.autoregressive(), [model], request, max_new_tokens=2)
+  assert out.tokens == [[1002, 1002]] and out.texts == ['']
+
+
+def test_special_tokens_that_no_file_has_are_told_when_a_model_is_loaded(tmp_path):
+  tokenizer = _t5(tmp_path, eos_token='<|turn|>', additional_special_tokens=['</s>', {'content': '<x>'}])
+  model = _model(tokenizer, 1024, 'mine')
+  model.network.eos_ids = (1, 1004)
+  with pytest.warns(UserWarning, match=r"EOS id 1004, '<\|turn\|>', '<x>' of mine lie outside its 1000 tokens"):
+    tokenizers.check_special(model)
+  folder = tmp_path / 'model'
+  shutil.copytree(SPIECE.parent, folder)
+  (folder / 'special_tokens_map.json').write_text('{"eos_token": "<|turn|>"}')
+  with pytest.warns(UserWarning, match=r"'<\|turn\|>' of model lie outside"):
+    checkpoints.load(folder)
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'said'),
+  [
+    ('added_tokens.json', '["<a>"]', 'added_tokens.json: not a JSON object'),
+    ('added_tokens.json', '{"<a>": "x"}', r"the added token .* has the id 'x', which is none"),
+    ('added_tokens.json', '{"<a>": 1000000000}', "has the id '1000000000', which is none"),
+    ('tokenizer_config.json', '{"added_tokens_decoder": {"7": {}}}', "the added token {} has the id '7'"),
+    ('tokenizer_config.json', '{"extra_ids": "many"}', "extra_ids='many' is not a whole number of 0 or more"),
+  ],
+)
+def test_added_tokens_that_are_none_are_named(tmp_path, name, content, said):
+  tokenizer = _t5(tmp_path)
+  (tmp_path / name).write_text(content)
+  with pytest.raises(ValueError, match=said):
+    tokenizer.encode('a')
+
+
 # ---- chat ----
 
 TEMPLATE = """{{ bos_token }}
@@ -141,7 +220,60 @@ def test_a_template_is_laid_out_as_its_writer_saw_it(tmp_path):
   lines = '{% for m in messages %}\n  {% if m.role == "user" %}\n[{{ m | tojson }}]\n  {% endif %}\n{% endfor %}\n'
   _chatty(tmp_path, lines)
   settings = json.loads((tmp_path / 'tokenizer_config.json').read_text())
-  assert chat.render(tmp_path, [{'role': 'user', 'content': 'é<'}], settings) == '[{"role": "user", "content": "é<"}]\n'
+  said = chat.render(tmp_path, [{'role': 'user', 'content': 'é<'}], settings, {})
+  assert said == '[{"role": "user", "content": "é<"}]\n'
+
+
+def _text(folder, template, messages=HELLO, **arguments):
+  """Return the words that a template makes of messages."""
+  tokenizer = _chatty(folder, template)
+  return ' '.join(tokenizer.pieces()[i] for i in tokenizer.chat(messages, **arguments))
+
+
+def test_a_template_has_arguments_the_date_and_marks_of_what_was_trained_on(tmp_path):
+  arguments = '{% if enable_thinking %}the{% endif %} {{ tools[0].name }}'
+  assert _text(tmp_path, arguments, tools=[{'name': 'user'}], enable_thinking=True) == 'the user'
+  assert _text(tmp_path, '{% if add_generation_prompt %}the{% else %}a{% endif %}', add_generation_prompt=False) == 'a'
+  marked = '{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}'
+  assert _text(tmp_path, marked) == 'the a'
+  dated = "{% if strftime_now('%Y') | int >= 2024 and '%' not in strftime_now('%d %b') %}the{% endif %}"
+  assert _text(tmp_path, dated) == 'the'
+  with pytest.raises(ValueError, match='chat_template_kwargs: bos_token is of the messages or the tokenizer'):
+    _text(tmp_path, 'a', bos_token='x')
+
+
+def test_arguments_of_a_template_belong_to_a_request(tmp_path):
+  model = embedded.models()[0].replace(tokenizer=_chatty(tmp_path, '{{ enable_thinking }} the'))
+  given = [Request(HELLO, chat_template_kwargs={'enable_thinking': word}) for word in ('user', 'a')]
+  rows = requests.rows([model], given, max_new_tokens=1, sampler=Sampler(), seed=0)
+  assert [row.tokens.tolist() for row in rows] == [[5, 8], [9, 8]]
+  for wrong in (Request('the', chat_template_kwargs={}), Request(HELLO, chat_template_kwargs=[1])):
+    with pytest.raises(ValueError, match='chat_template_kwargs=.* is for chat messages, and must be a dict'):
+      requests.rows([model], [wrong], max_new_tokens=1, sampler=Sampler(), seed=0)
+
+
+def test_a_content_comes_in_parts_where_the_template_takes_them(tmp_path):
+  messages = [{'role': 'user', 'content': [{'type': 'text', 'text': 'the'}, {'type': 'text', 'text': 'a'}]}]
+  assert _text(tmp_path, '{% for part in messages[0].content %}{{ part.text }} {% endfor %}', messages) == 'the a'
+  for template in (TEMPLATE, '{{ messages[0].content }}', "{{ messages[0].content + 'a' }}"):
+    with pytest.raises(ValueError, match='refuses the messages .it takes a content as one text, not in parts.'):
+      _text(tmp_path, template, messages)
+  called = [*HELLO, {'role': 'assistant', 'content': None, 'tool_calls': [{'name': 'a'}]}]
+  assert _text(tmp_path, '{{ messages[1].tool_calls[0].name }}', called) == 'a'
+
+
+def test_special_tokens_of_a_user_are_theirs_unless_chats_are_to_be_plain(tmp_path):
+  tokenizer = _chatty(tmp_path)
+  told = [{'role': 'user', 'content': 'the </s> a'}]
+  assert tokenizer.chat(told).count(1) == 2
+  plain = dataclasses.replace(tokenizer, plain_chat=True)
+  assert plain.chat(HELLO) == tokenizer.chat(HELLO)
+  with pytest.raises(ValueError, match='message 0 holds </s>, which the tokenizer would read as a special token'):
+    plain.chat(told)
+  (tmp_path / 'tokenizer.json').unlink()
+  plain = dataclasses.replace(_t5(tmp_path, chat_template=TEMPLATE, extra_ids=1), plain_chat=True)
+  with pytest.raises(ValueError, match='message 0 holds <extra_id_0>'):
+    plain.chat([{'role': 'user', 'content': [{'type': 'text', 'text': 'a<extra_id_0>'}]}])
 
 
 def test_a_template_reaches_nothing_but_its_variables(tmp_path):
@@ -180,13 +312,10 @@ def test_both_formats_read_the_special_tokens_of_a_template(shared, tmp_path):
   assert found[0] == found[1] and found[0][:2] != [1, 1] and found[0].count(1) == 1 and found[0].count(2) == 2
 
 
-def test_a_token_that_the_vocabulary_lacks_is_named(shared, tmp_path):
-  source = shared / 'checkpoints' / 'llama_gsm8k' / 'tokenizer.model'
-  (tmp_path / source.name).write_bytes(source.read_bytes())
-  settings = {'chat_template': '<|turn|>a', 'added_tokens_decoder': {'9999': {'content': '<|turn|>'}}}
-  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
-  with pytest.raises(ValueError, match=r'writes <\|turn\|>, which is no piece of it; add its tokenizer.json'):
-    tokenizers.find(tmp_path).chat(HELLO)
+def test_a_token_that_the_vocabulary_lacks_is_named(tmp_path):
+  added = {'9999': {'content': '<|turn|>'}}
+  with pytest.raises(ValueError, match=r'writes <\|turn\|>, which is no piece of it; correct the files'):
+    _chatty(tmp_path, '<|turn|>a', added_tokens_decoder=added).chat(HELLO)
 
 
 def _byte_level(folder):

@@ -57,7 +57,7 @@ def load(
   model where that saves a step more time than its collectives take.
   """
   cpu = jax.default_backend() == 'cpu'
-  return read(
+  model = read(
     path,
     dtype=dtype or ('float32' if cpu else None),
     scan=scan,
@@ -68,6 +68,9 @@ def load(
     mesh=mesh,
     rules=rules,
   )
+  if model.tokenizer is not None:
+    tokenizers.check_special(model)
+  return model
 
 
 def load_all(paths: Sequence, **settings) -> list[Model]:
@@ -182,6 +185,11 @@ def kind(folder: Path) -> str:
     raise PermissionError(f'{folder} cannot be read: change its permissions, or copy it') from None
   if orbax.is_checkpoint(folder):
     return 'orbax'
+  if 'adapter_config.json' in found and 'config.json' not in found:
+    raise ValueError(
+      f"{folder} is an adapter and no model: merge it, by peft's model.merge_and_unload().save_pretrained(PATH), and "
+      'give PATH'
+    )
   weights = any(name.endswith('.safetensors') for name in found)
   if t5x.is_checkpoint(folder) and not weights:
     return 't5x'

@@ -14,6 +14,7 @@ import zlib
 import jax
 import numpy as np
 
+from speccascade import disk
 from speccascade.checkpoints.tensor_files import AGAIN, header
 from speccascade.types import Network, Params
 
@@ -35,7 +36,8 @@ def whole(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
   scratch, aside = _beside(path), _beside(path)
   scratch.mkdir(parents=True)
   try:
-    yield scratch
+    with disk.writing(path):
+      yield scratch
     _check_free(path, overwrite)  # once more, for another process may have written there
     if path.exists():
       path.rename(aside)

@@ -203,11 +203,17 @@ def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', s
   c = settings(config)
   ids = c.get('eos_token_id') if eos_ids is None else eos_ids
   ids = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+  if wrong := [i for i in ids if type(i) is not int or i < 0]:
+    raise ValueError(f"the configuration: 'eos_token_id' has {wrong[0]!r}, which is no token id: correct it")
   family = c['model_type']
   if family in REGISTERED:
     return _registered(family, c, eos_ids=ids, dtype=dtype, scan=scan)
   if family in ('t5', 'mt5', 'umt5'):
     start = c['pad_token_id'] if c['decoder_start_token_id'] is None else c['decoder_start_token_id']
+    if type(start) is not int or not 0 <= start < c['vocab_size']:
+      raise ValueError(
+        f"config.json: 'decoder_start_token_id' is {start!r}, no token id of 0 … {c['vocab_size'] - 1}: correct it"
+      )
     return T5(_t5(c), ids, start, dtype, scan)
   make = {'opt': _opt, 'gpt2': _gpt2, 'gemma2': _gemma, 'gemma3_text': _gemma}.get(family, _llama)
   return Decoder(make(c), ids, dtype, scan)

@@ -1,56 +1,64 @@
-"""Write a T5 as a Hugging Face folder, for tools that read nothing else."""
+"""Write a model as a Hugging Face folder, for tools that read nothing else."""
 
+from collections.abc import Mapping
+import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
+import warnings
 
 import jax
 
 from speccascade.checkpoints import files, hf
+from speccascade.checkpoints.hf_config import DEFAULTS, network_from_config
+from speccascade.models.decoder import Decoder, DecoderConfig
 from speccascade.models.layers import unstack_layers
-from speccascade.models.t5 import T5
+from speccascade.models.rope import Rope
+from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model, Network
 
 _ACTIVATIONS = {'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu', 'gelu': 'gelu'}
+_CLASSES = {
+  't5': 'T5ForConditionalGeneration', 'umt5': 'UMT5ForConditionalGeneration', 'gpt2': 'GPT2LMHeadModel',
+  'opt': 'OPTForCausalLM', 'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM', 'qwen2': 'Qwen2ForCausalLM',
+  'qwen3': 'Qwen3ForCausalLM', 'gemma2': 'Gemma2ForCausalLM', 'gemma3_text': 'Gemma3ForCausalLM',
+}  # fmt: skip
+_CONTEXT = 2048  # written where it is not known for how many positions a model was made
 
 
-def config_of(network: T5) -> dict:
-  """Return the config.json of a T5."""
-  c = network.config
-  activation = 'gelu' if c.gated and c.activation == 'gelu_tanh' else _ACTIVATIONS[c.activation]
-  return {
-    'architectures': ['T5ForConditionalGeneration' if c.shared_bias else 'UMT5ForConditionalGeneration'],
-    'model_type': 't5' if c.shared_bias else 'umt5',
-    'is_encoder_decoder': True,
-    'vocab_size': c.vocab_size,
-    'd_model': c.embed_dim,
-    'd_kv': c.head_dim,
-    'd_ff': c.mlp_dim,
-    'num_heads': c.heads,
-    'num_layers': c.encoder_layers,
-    'num_decoder_layers': c.decoder_layers,
-    'feed_forward_proj': f'gated-{activation}' if c.gated else activation,
-    'tie_word_embeddings': c.tied,
-    'scale_decoder_outputs': c.scale_outputs,
-    'relative_attention_num_buckets': c.buckets,
-    'relative_attention_max_distance': c.max_distance,
-    'layer_norm_epsilon': c.norm_eps,
-    'decoder_start_token_id': network.start_id,
-    'pad_token_id': network.start_id,
-    'eos_token_id': list(network.eos_ids) if len(network.eos_ids) > 1 else next(iter(network.eos_ids), None),
-    'dtype': network.dtype,
-  }
+def config_of(network: Network) -> dict[str, Any]:
+  """Return the config.json of a network: that of the first family which gives it back."""
+  network = settled(network)
+  written = _t5 if isinstance(network, T5) else _decoder
+  for family in _CLASSES:
+    if isinstance(network, T5) == (family in hf.T5_FAMILIES):
+      config = written(network.config, family) | _common(network, family)
+      try:
+        if network_from_config(config, dtype=network.dtype) == network:
+          return config
+      except (ValueError, TypeError):  # a size that the family does not have, or has and this network not
+        continue
+  raise ValueError(f'no model_type of Hugging Face is a {network.config}: write orbax')
 
 
-def write_config(folder: Path, network: T5) -> None:
-  """Write a T5's config.json into a folder."""
+def settled(network: Network) -> Network:
+  """Return a network as it is read back: its layers apart, and its context a number, as Hugging Face's has to be."""
+  if isinstance(network, Decoder) and not network.config.positions and not network.config.context:
+    network = dataclasses.replace(network, config=dataclasses.replace(network.config, context=_CONTEXT))
+  return dataclasses.replace(network, scan=False)
+
+
+def write_config(folder: Path, network: Network) -> None:
+  """Write a network's config.json into a folder."""
   (folder / 'config.json').write_text(json.dumps(config_of(network), indent=2) + '\n', encoding='utf-8')
 
 
 def check(network: Network, name: str) -> None:
   """Raise for a network that is not written as Hugging Face."""
-  if not isinstance(network, T5):
-    raise ValueError(f'only T5 is written as Hugging Face, and {name} is a {type(network).__name__}: write orbax')
+  if not isinstance(network, T5 | Decoder):
+    raise ValueError(f'T5 and decoders are written as Hugging Face, and {name} is a {type(network).__name__}')
+  config_of(network)
 
 
 def write(path, model: Model, *, overwrite: bool = False) -> Path:
@@ -61,9 +69,136 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
   path = Path(os.path.abspath(path))
   params = unstack_layers(model.params) if model.network.scan else model.params
   family = config_of(model.network)['model_type']
+  if family == 'umt5' and not model.network.config.scale_outputs:
+    warnings.warn(
+      f'{model.name} has a bias for each layer, as umt5, whose logits transformers 5 divides by √d whatever its '
+      'config.json says: there its greedy texts are those of this model, its probabilities are not',
+      stacklevel=2,
+    )
   with files.whole(path, overwrite=overwrite) as scratch:
     files.copy_tokenizer(model.tokenizer, scratch)
     write_config(scratch, model.network)
     tensors = hf.export(model.network, family, jax.device_get(params))
     save_file(tensors, scratch / 'model.safetensors', metadata={'format': 'pt'})
   return path
+
+
+def _common(network: Network, family: str) -> dict[str, Any]:
+  """Return what every config has."""
+  ids = network.eos_ids
+  return {
+    'architectures': [_CLASSES[family]],
+    'model_type': family,
+    'vocab_size': network.config.vocab_size,
+    'tie_word_embeddings': network.config.tied,
+    'bos_token_id': None,
+    'pad_token_id': network.start_id,
+    'decoder_start_token_id': network.start_id,
+    'eos_token_id': list(ids) if len(ids) > 1 else next(iter(ids), None),
+    'dtype': network.dtype,
+  }
+
+
+def _t5(c: T5Config, family: str) -> dict[str, Any]:
+  activation = 'gelu' if c.gated and c.activation == 'gelu_tanh' else _ACTIVATIONS[c.activation]
+  return {
+    'is_encoder_decoder': True,
+    'd_model': c.embed_dim,
+    'd_kv': c.head_dim,
+    'd_ff': c.mlp_dim,
+    'num_heads': c.heads,
+    'num_layers': c.encoder_layers,
+    'num_decoder_layers': c.decoder_layers,
+    'feed_forward_proj': f'gated-{activation}' if c.gated else activation,
+    'scale_decoder_outputs': c.scale_outputs,
+    'relative_attention_num_buckets': c.buckets,
+    'relative_attention_max_distance': c.max_distance,
+    'layer_norm_epsilon': c.norm_eps,
+  }
+
+
+def _decoder(c: DecoderConfig, family: str) -> dict[str, Any]:
+  learned = {'opt': _opt, 'gpt2': _gpt2}
+  return learned[family](c) if family in learned else _rotary(c, family)
+
+
+def _gpt2(c: DecoderConfig) -> dict[str, Any]:
+  return {
+    'n_positions': c.positions,
+    'n_embd': c.embed_dim,
+    'n_layer': len(c.spans),
+    'n_head': c.heads,
+    'n_inner': c.mlp_dim,
+    'activation_function': _ACTIVATIONS[c.activation],
+    'layer_norm_epsilon': c.norm_eps,
+    'scale_attn_weights': c.attention_scale is None,
+  }
+
+
+def _opt(c: DecoderConfig) -> dict[str, Any]:
+  return {
+    'hidden_size': c.embed_dim,
+    'num_hidden_layers': len(c.spans),
+    'ffn_dim': c.mlp_dim,
+    'max_position_embeddings': c.positions,
+    'do_layer_norm_before': c.norms == 'pre',
+    '_remove_final_layer_norm': c.norms == 'pre' and not c.final_norm,
+    'word_embed_proj_dim': c.projected_dim or c.embed_dim,
+    'num_attention_heads': c.heads,
+    'activation_function': _ACTIVATIONS[c.activation],
+    'enable_bias': c.qkv_bias,
+  }
+
+
+def _rotary(c: DecoderConfig, family: str) -> dict[str, Any]:
+  """Return the config of Llama or one of its kin, which read the parts that their defaults have."""
+  full = next((span.rope for span in c.spans if not span.window), c.spans[0].rope) or Rope()
+  local = next((span.rope for span in c.spans if span.window), full) or full
+  windows = [span.window for span in c.spans]
+  of_some = {
+    'num_key_value_heads': c.kv_heads,
+    'head_dim': c.head_dim,
+    'hidden_act': _ACTIVATIONS[c.activation],
+    'hidden_activation': 'gelu_pytorch_tanh' if c.activation == 'gelu_tanh' else c.activation,
+    'rms_norm_eps': c.norm_eps,
+    'max_position_embeddings': c.context,
+    'rope_theta': full.theta,
+    'rope_local_base_freq': local.theta,
+    'attention_bias': c.out_bias,
+    'mlp_bias': c.mlp_bias,
+    'use_sliding_window': any(windows),
+    'sliding_window': max(windows) or None,
+    'max_window_layers': windows.index(max(windows)) if any(windows) else len(windows),
+    'query_pre_attn_scalar': _power(c.attention_scale),
+    'final_logit_softcapping': c.final_cap,
+    'attn_logit_softcapping': c.attention_cap,
+  }
+  return {name: x for name, x in of_some.items() if name in DEFAULTS[family]} | {
+    'hidden_size': c.embed_dim,
+    'intermediate_size': c.mlp_dim,
+    'num_hidden_layers': len(c.spans),
+    'num_attention_heads': c.heads,
+    'layer_types': ['sliding_attention' if window else 'full_attention' for window in windows],
+    'rope_scaling': _scaling(full),
+  }
+
+
+def _power(scale: float | None) -> float | None:
+  """Return the number of which a scale is the power -½."""
+  found = None if scale is None else scale**-2
+  return found if found is None or round(found) ** -0.5 != scale else round(found)
+
+
+def _scaling(rope: Rope) -> Mapping[str, Any] | None:
+  """Return how a rope is stretched."""
+  of_kind = {
+    'default': {},
+    'linear': {'factor': rope.factor},
+    'llama3': {'factor': rope.factor, 'low_freq_factor': rope.low, 'high_freq_factor': rope.high},
+    'yarn': {
+      'factor': rope.factor, 'beta_fast': rope.beta_fast, 'beta_slow': rope.beta_slow, 'truncate': rope.truncate,
+      'attention_factor': rope.magnitude,
+    },
+  }  # fmt: skip
+  original = {'original_max_position_embeddings': rope.original} if rope.original else {}
+  return None if rope.kind == 'default' else {'rope_type': rope.kind, **of_kind[rope.kind], **original}

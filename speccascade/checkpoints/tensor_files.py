@@ -6,6 +6,7 @@ ourselves lets an error name the tensor that is cut off.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -109,20 +110,31 @@ def header(file: Path) -> dict[str, Stored]:
   """Return the tensors of one file, having checked that all of their bytes are there."""
   size = file.stat().st_size
   with file.open('rb') as f:
-    length = int.from_bytes(f.read(8), 'little')
+    head = f.read(8)
+    if head == b'version ':
+      raise ValueError(
+        f'{file} is the pointer of Git LFS, not the weights: fetch them, by git lfs pull in {file.parent}'
+      )
+    length = int.from_bytes(head, 'little')
     if size < 8 or length > size - 8:
       raise ValueError(f'{file} is cut off in its header, it has {size} bytes: {AGAIN}')
     try:
       entries = json.loads(f.read(length))
       entries.pop('__metadata__', None)
-      return {name: _entry(file, name, entry, 8 + length, size) for name, entry in entries.items()}
+      found = {name: _entry(file, name, entry, 8 + length, size) for name, entry in entries.items()}
     except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
       raise ValueError(f'{file} has an unreadable header ({error}): {AGAIN}') from error
+  for before, after in itertools.pairwise(sorted(found.values(), key=lambda tensor: (tensor.start, tensor.nbytes))):
+    if after.start < before.start + before.nbytes:
+      raise ValueError(f"{file}: tensors '{before.name}' and '{after.name}' overlap: {AGAIN}")
+  return found
 
 
 def _entry(file: Path, name: str, entry: dict, base: int, size: int) -> Stored:
   """Return one tensor of a header, having checked its place."""
   start, end = entry['data_offsets']
+  if not 0 <= start <= end or any(length < 0 for length in entry['shape']):
+    raise ValueError(f"{file}: tensor '{name}' lies from byte {start} to {end}, {entry['shape']}: {AGAIN}")
   stored = Stored(file, name, entry['dtype'], tuple(entry['shape']), base + start, end - start)
   if base + end > size:
     raise ValueError(f"{file}: tensor '{name}' ends at byte {base + end}, but the file at {size}, cut off: {AGAIN}")

@@ -149,7 +149,7 @@ def _records(path: str) -> list[tuple[int, dict[str, Any]]]:
       continue
     try:
       record = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
       raise ValueError(f'{path}: line {number} is not JSON ({e}); each line must hold one object.') from None
     if not isinstance(record, dict):
       raise ValueError(f'{path}: line {number} holds {type(record).__name__}, not an object.')

@@ -6,16 +6,24 @@ A line of the input is a text in quotes, a list of token ids or of chat messages
 speccascade.Request: {"prompt": "Hello.", "stop": ["\\n"], "temperature": 0.7, "n": 2}. What it leaves out is as the
 options say. A line of the output has index (the input's lines from 0), sample, text, tokens, finish_reason, and the
 calls by model, rounds and tokens emitted that it took. Rows are kept in OUTPUT.part as they end; the same command goes
-on where it was stopped, and OUTPUT, in the order of the input, is there when all is done.
+on where it was stopped, and OUTPUT, in the order of the input, is there when all is done. Written to - or a pipe, rows
+come as they end and are not kept. The exit code is 1 where a row has a fault, which it says under "fault".
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import gzip
 import hashlib
+import importlib.metadata
 import inspect
 from pathlib import Path
 import sys
 from typing import Any
+import zlib
+
+import jax
 
 from speccascade import (
   checkpoints,
@@ -38,6 +46,7 @@ METHODS = [
   name for name, made in vars(methods).items()
   if inspect.isfunction(made) and made.__module__ == methods.__name__ and name[0] != '_' and name not in _FROM_PYTHON
 ]  # fmt: skip
+STDOUT = Path('/dev/stdout')
 _SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'profile')
 
 
@@ -48,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.decode', __doc__)
-  parser.add_argument('input', metavar='INPUT', help='JSON lines')
-  parser.add_argument('output', metavar='OUTPUT', help='the file to write')
+  parser.add_argument('input', metavar='INPUT', help='JSON lines, also as .gz; - is standard input')
+  parser.add_argument('output', metavar='OUTPUT', help='the file to write; - is standard output')
   parser.add_argument(
     '--models',
     nargs='+',
@@ -73,6 +82,7 @@ def _parser() -> commands.Parser:
   call.add_argument('--max-new-tokens', type=commands.count, default=128, help='(128)')
   call.add_argument('--seed', type=int, default=0, help='keys a line with its number; a seed in the line alone (0)')
   commands.add_sampler(call)
+  call.add_argument('--plain-chat', action='store_true', help='refuse chat messages that hold special tokens, as </s>')
   size = parser.add_argument_group('sizes')
   size.add_argument(
     '--batch-size', type=commands.count, default=16, help='rows decoded at once; the rest is queued (16)'
@@ -82,10 +92,10 @@ def _parser() -> commands.Parser:
   return parser
 
 
-def _run(args: argparse.Namespace):
-  source, output = disk.local(args.input), disk.local(args.output)
-  if output.exists() and not args.overwrite:
-    raise RunError(f'{output} is there already: remove it, name another file, or give --overwrite.')
+def _run(args: argparse.Namespace) -> int:
+  source = Path('/dev/stdin') if args.input == '-' else disk.local(args.input)
+  output = STDOUT if args.output == '-' else disk.local(args.output)
+  _check_output(source, output, args.overwrite)
   method = _method(args)
   targets.check_method(method, len(args.models))
   sampler = commands.sampler(args)
@@ -94,29 +104,56 @@ def _run(args: argparse.Namespace):
   header = _header(args, [checkpoints.digest(path) for path in args.models], text)
   mesh = None if args.mesh is None else layout.mesh(args.mesh)
   models = checkpoints.load_all(args.models, dtype=args.dtype, mesh=mesh)
+  if args.plain_chat and models[-1].tokenizer is not None:
+    models[-1] = models[-1].replace(tokenizer=dataclasses.replace(models[-1].tokenizer, plain_chat=True))
   call = dict(max_new_tokens=args.max_new_tokens, sampler=sampler, seed=args.seed)
   inputs.check_models(method, models)
   _check(source, method, models, asked, call, args.max_prompt_tokens)
-  with lines.journal(output.with_name(f'{output.name}.part'), header) as journal:
-    sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
-    faults = _decode(journal, method, models, asked, **call, **sizes)
-    journal.finish(output)
-  if faults:
-    print(f'{len(faults)} rows ended as faults. {faults[0]}', file=sys.stderr)
-
-
-def _decode(journal: lines.Journal, method, models, asked: Sequence[requests.Request], **settings) -> list[str]:
-  """Decode the rows that a journal lacks; return what the faulty ones of them say."""
   names = [(index, sample) for index, request in enumerate(asked) for sample in range(request.n)]
-  had = {i for i, name in enumerate(names) if name in journal.lines}
+  with _opened(output, header, names) as kept:
+    sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
+    _decode(kept, names, method, models, asked, **call, **sizes)
+    kept.finish(args.overwrite)
+  if kept.faults:
+    print(f'{len(kept.faults)} of {len(names)} rows ended as faults. {kept.faults[0]}', file=sys.stderr)
+  return 1 if kept.faults else 0
+
+
+def _check_output(source: Path, output: Path, overwrite: bool):
+  """Raise where the output would take the place of a file that is to stay."""
+  for path in (output, output.with_name(f'{output.name}.part')):
+    if path.is_file() and source.exists() and path.samefile(source):
+      raise RunError(f'{path} is the input: name another output.')
+  if output.exists() and not overwrite and not _is_stream(output):
+    raise RunError(f'{output} is there already: remove it, name another file, or give --overwrite.')
+
+
+def _is_stream(path: Path) -> bool:
+  """Tell whether a path is standard output, a pipe or a device, of which nothing can be kept."""
+  return path == STDOUT or path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextlib.contextmanager
+def _opened(output: Path, header: dict[str, Any], names: Sequence) -> Iterator[lines.Journal | lines.Stream]:
+  """Yield what rows are written to."""
+  if output == STDOUT:
+    yield lines.Stream(sys.stdout.buffer)
+  elif _is_stream(output):
+    with open(output, 'wb') as file:
+      yield lines.Stream(file)
+  else:
+    with lines.journal(output, header, names) as journal:
+      yield journal
+
+
+def _decode(kept, names: Sequence[tuple[int, int]], method, models, asked: Sequence[requests.Request], **settings):
+  """Decode the rows that are not there yet."""
+  had = {i for i, name in enumerate(names) if name in kept.had}
   bar = progress.Progress('decode', len(names), len(had), unit='texts')
-  faults = []
   if len(had) < len(names):
     for i, row in stream(method, models, asked, skip=had, **settings):
-      journal.add([lines.record(row, *names[i])])
-      faults += [row.fault] if row.fault is not None else []
+      kept.add(lines.record(row, *names[i]))
       bar.add(1)
-  return faults
 
 
 def _method(args: argparse.Namespace) -> methods.Method:
@@ -139,10 +176,13 @@ def _given(args: argparse.Namespace, names) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-  if not path.is_file():
+  if path.is_dir() or not path.exists():
     raise FileNotFoundError(f'{path}: no such file; give the path of JSON lines.')
+  data = path.read_bytes()
   try:
-    return path.read_bytes().decode('utf-8-sig')
+    return (gzip.decompress(data) if data[:2] == b'\x1f\x8b' else data).decode('utf-8-sig')
+  except (OSError, EOFError, zlib.error) as e:
+    raise ValueError(f'{path}: a damaged gzip file ({e}); compress it again.') from None
   except UnicodeDecodeError as e:
     raise ValueError(f'{path}: not UTF-8 ({e}); convert the file, as with iconv.') from None
 
@@ -166,7 +206,12 @@ def _header(args: argparse.Namespace, digests: list[str], text: str) -> dict[str
   rule = args.rule and [rules.name_of(args.rule), getattr(args.rule, 'keywords', {})]
   profile = args.profile and hashlib.sha256(disk.local(args.profile).read_bytes()).hexdigest()[:16]
   settings |= {'profile': profile} if profile else {}
-  return {'models': digests, 'input': hashlib.sha256(text.encode()).hexdigest()[:16], 'rule': rule, **settings}
+  try:
+    version = importlib.metadata.version('speccascade')
+  except importlib.metadata.PackageNotFoundError:
+    version = 'unknown'
+  made = {lines.MARK: version, 'device': jax.devices()[0].device_kind}
+  return made | {'models': digests, 'input': hashlib.sha256(text.encode()).hexdigest()[:16], 'rule': rule, **settings}
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """Requests read from JSON lines, and rows kept as JSON lines while they come, so that a killed command can go on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import fcntl
@@ -23,7 +23,9 @@ _KINDS = {
   'stop': ((str, list), 'a text or a list of them'),
   'stop_tokens': (list, 'a list of token ids'),
   'logit_bias': (dict, 'an object {"TOKEN": NUMBER}'),
+  'chat_template_kwargs': (dict, 'an object {"NAME": VALUE} for the chat template'),
 }
+MARK = 'speccascade'  # what the header of a journal of ours has, with the package's version
 _NUMBER = (int, float), 'a number'
 
 
@@ -32,10 +34,11 @@ _NUMBER = (int, float), 'a number'
 
 def parse(path: str | os.PathLike, text: str) -> list[Request]:
   """Return the requests of a file's text, one a line: a prompt, or an object with the fields of a request."""
-  if not text.strip():
+  text = text.rstrip()
+  if not text:
     raise ValueError(f'{path}: the file is empty; write a prompt or a request a line, as JSON')
   found = []
-  for number, line in enumerate(text.removesuffix('\n').split('\n'), 1):
+  for number, line in enumerate(text.split('\n'), 1):
     try:
       found.append(_request(line))
     except ValueError as e:
@@ -45,9 +48,11 @@ def parse(path: str | os.PathLike, text: str) -> list[Request]:
 
 def _request(line: str) -> Request:
   try:
-    given = json.loads(line)
-  except ValueError as e:
+    given = json.loads(line, object_pairs_hook=_object)
+  except json.JSONDecodeError as e:
     raise ValueError(f'not JSON ({e}); write a text in quotes, a list or an object') from None
+  except RecursionError:
+    raise ValueError('its brackets are nested too deep; write a text in quotes, a list or an object') from None
   fields = given if isinstance(given, dict) else {'prompt': given}
   if strange := [name for name in fields if name not in _FIELDS]:
     raise ValueError(f'a request has no field {strange[0]!r}; there are {", ".join(_FIELDS)}')
@@ -61,6 +66,14 @@ def _request(line: str) -> Request:
     fields = fields | {'logit_bias': {_token(token): number for token, number in fields['logit_bias'].items()}}
   whole('n', fields.get('n', 1))
   return Request(**fields)
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    names = [name for name, _ in pairs]
+    raise ValueError(f'the key {next(n for n in names if names.count(n) > 1)!r} stands twice; keep one of them')
+  return found
 
 
 def _token(text: str) -> int:
@@ -84,61 +97,98 @@ def record(row: Row, index: int, sample: int) -> dict[str, Any]:
   return found
 
 
-class Journal:
-  """The rows that have ended, a line each in the order in which they did, after a header that says of what."""
+class Stream:
+  """The rows that have ended, written to a file that is not kept, as a pipe, when they end."""
 
-  def __init__(self, file, path: Path, header: Mapping[str, Any]):
-    self._file, self.path = file, path
-    self.lines = self._read(header)  # by (index, sample)
-    if not self.lines:
-      file.truncate(0)
-      self._write([header])
+  def __init__(self, file):
+    self._file = file
+    self.had, self.faults = set(), []
 
-  def add(self, records: Sequence[Mapping[str, Any]]):
-    """Write rows, so that they stay when the process is killed."""
-    self._write(records)
-    self.lines |= {(r['index'], r['sample']): _line(r) for r in records}
-
-  def finish(self, path: Path):
-    """Write all rows to a file in the order of the input, and end the journal."""
-    disk.write(path, ''.join(line for _, line in sorted(self.lines.items())))
-    self.path.unlink()
-
-  def _write(self, records: Sequence[Mapping[str, Any]]):
-    self._file.write(''.join(map(_line, records)).encode())
+  def add(self, record: Mapping[str, Any]):
+    """Write a row."""
+    self.faults += [record['fault']] if 'fault' in record else []
+    self._file.write(_line(record).encode())
     self._file.flush()
 
-  def _read(self, header: Mapping[str, Any]) -> dict[tuple[int, int], str]:
+  def finish(self, overwrite: bool):
+    """Say that no row follows."""
+
+
+class Journal:
+  """The rows that have ended, a line each in the order in which they did, after a header that says of what.
+
+  `names` are the (index, sample) that rows may have. A file that does not begin with a header of ours is left alone.
+  """
+
+  def __init__(self, file, output: Path, header: Mapping[str, Any], names: Collection[tuple[int, int]]):
+    self._file, self.path, self._output = file, Path(file.name), output
+    self._rows = self._read(header, names)
+    self.faults = [fault for row in self._rows.values() if (fault := json.loads(row).get('fault'))]
+    if not self._rows:
+      file.truncate(0)
+      self._write(header)
+
+  @property
+  def had(self) -> Collection[tuple[int, int]]:
+    """Return the (index, sample) of the rows that are there."""
+    return self._rows.keys()
+
+  def add(self, record: Mapping[str, Any]):
+    """Write a row, so that it stays when the process is killed."""
+    self._write(record)
+    self._rows[record['index'], record['sample']] = _line(record)
+    self.faults += [record['fault']] if 'fault' in record else []
+
+  def finish(self, overwrite: bool):
+    """Write all rows to the output in the order of the input, and end the journal."""
+    if self._output.exists() and not overwrite:
+      raise RunError(
+        f'{self._output} was written meanwhile, and {self.path} keeps the rows: move {self._output.name} away, and the '
+        'same command writes it.'
+      )
+    disk.write(self._output, ''.join(line for _, line in sorted(self._rows.items())))
+    self.path.unlink()
+
+  def _write(self, record: Mapping[str, Any]):
+    with disk.writing(self.path):
+      disk.append(self._file, _line(record).encode())
+
+  def _read(self, header: Mapping[str, Any], names: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
     """Return the rows of an earlier run of the same, leaving out a line that it did not end."""
     self._file.seek(0)
     data = self._file.read()
-    kept = data[: data.rfind(b'\n') + 1]
-    self._file.truncate(len(kept))
+    whole = data[: data.rfind(b'\n') + 1]
     try:
-      lines = [line + '\n' for line in kept.decode().split('\n')[:-1]]
+      lines = [line + '\n' for line in whole.decode().split('\n')[:-1]]
       before, *records = map(json.loads, lines) if lines else [header]
-      before = dict(before)
+      ours = MARK in before if lines else _line(header).encode().startswith(data)
       found = {(r['index'], r['sample']): line for r, line in zip(records, lines[1:], strict=True)}
     except (ValueError, TypeError, KeyError):
-      raise RunError(f'{self.path} is no journal of this command; move it away.') from None
+      ours = False
+    if not ours:
+      raise RunError(f'{self.path} is no journal of this command; move it away.')
     for name, now in header.items() if found else ():
       if (was := before.get(name)) != now:
         raise RunError(
           f'{self.path} has rows of another run ({name} was {was!r}, now {now!r}): decode with that, or remove it.'
         )
+    if strange := [name for name in found if name not in names]:
+      raise RunError(f'{self.path} has a row {strange[0]}, of which the input has no request; move it away.')
+    self._file.truncate(len(whole))
     return found
 
 
 @contextlib.contextmanager
-def journal(path: Path, header: Mapping[str, Any]) -> Iterator[Journal]:
-  """Open the journal of a run for this process alone, making it where there is none."""
+def journal(output: Path, header: Mapping[str, Any], names: Collection[tuple[int, int]]) -> Iterator[Journal]:
+  """Open the journal of a run for this process alone, OUTPUT.part, making it where there is none."""
+  path = output.with_name(f'{output.name}.part')
   path.parent.mkdir(parents=True, exist_ok=True)
-  with open(path, 'a+b') as file:
+  with open(path, 'a+b', buffering=0, opener=disk.unlinked) as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       raise RunError(f'{path} is being written by another process; wait for it, or name another output.') from None
-    yield Journal(file, path, json.loads(_line(header)))
+    yield Journal(file, output, json.loads(_line(header)), names)
 
 
 def _line(value: Mapping[str, Any]) -> str:

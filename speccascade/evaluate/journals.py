@@ -112,14 +112,14 @@ class _File:
     return sum(line.endswith(b'\n') for line in self.lines())
 
   def cut(self, size: int):
-    os.truncate(self._path, size)
+    with open(self._path, 'r+b', opener=disk.unlinked) as f:
+      f.truncate(size)
 
   def open(self):
-    self._handle = open(self._path, 'ab', buffering=0)
+    self._handle = open(self._path, 'ab', buffering=0, opener=disk.unlinked)
 
   def append(self, data: bytes, start: int, end: int):
-    while data:
-      data = data[os.write(self._handle.fileno(), data) :]
+    disk.append(self._handle, data)
     os.fsync(self._handle.fileno())
 
   def seal(self):

@@ -56,7 +56,7 @@ def owned(folder: Path, remedy: str, *, shared: bool = False) -> Iterator[None]:
     return
   with told(f'{folder} cannot be written', remedy):
     disk.make(folder)
-    handle = open(folder / LOCK, 'a+')
+    handle = open(folder / LOCK, 'a+', opener=disk.unlinked)
   with handle:
     try:
       fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

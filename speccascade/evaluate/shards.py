@@ -100,7 +100,7 @@ def _alone(run: Path) -> Iterator[None]:
     return
   with rundir.told(f'{folder} cannot be made', 'choose another --run_dir'):
     disk.make(folder)
-    handle = open(folder / rundir.LOCK, 'a')
+    handle = open(folder / rundir.LOCK, 'a', opener=disk.unlinked)
   with handle:
     fcntl.flock(handle, fcntl.LOCK_EX)
     rundir.clean(run)

@@ -50,7 +50,7 @@ class Settings:
   log_every: int = 50
   save_every: int = 500
   save_dtype: str = 'float32'  # of <out>/model
-  format: str = 'orbax'  # or hf, for T5
+  format: str = 'orbax'  # or hf
 
   def __post_init__(self):
     for name in ('steps', 'batch_size', 'log_every', 'save_every'):

@@ -1,6 +1,9 @@
 """The converter keeps every bit, proves it, and destroys nothing."""
 
+import contextlib
+import dataclasses
 import json
+import resource
 import shutil
 
 import jax
@@ -10,6 +13,7 @@ from tiers import quick
 
 from speccascade import checkpoints, convert
 from speccascade.checkpoints import files, hf, hf_write, orbax, t5x
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model
 
 LLAMA = {'model_type': 'llama', 'vocab_size': 11, 'hidden_size': 8, 'intermediate_size': 6, 'num_hidden_layers': 1}
@@ -45,7 +49,9 @@ def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
   model = _model(T5 | switches, 'bfloat16')
   folder = orbax.save(tmp_path / 'start', model)
   for form in ('hf', 't5x', 'orbax', 't5x', 'hf'):
-    folder = convert.convert(folder, tmp_path / f'{folder.name}-{form}', form=form)
+    unscaled = form == 'hf' and not (model.network.config.shared_bias or model.network.config.scale_outputs)
+    with pytest.warns(UserWarning, match='divides by √d') if unscaled else contextlib.nullcontext():
+      folder = convert.convert(folder, tmp_path / f'{folder.name}-{form}', form=form)
     loaded = checkpoints.read(folder)
     assert loaded.network == model.network
     _assert_equal(loaded.params, model.params)
@@ -64,9 +70,9 @@ def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
   assert captured.err.startswith('error: ') and captured.err.count('\n') == 1 and not captured.out
   for wrong, said in (
     (['--format', 'gguf'], 'invalid choice'),
-    (['--step', '3'], 'step is for the format t5x, not orbax'),
-    (['--format', 'hf', '--scan'], 'scan is for the format t5x, not hf'),
-    (['--format', 't5x', '--step', '-1'], 'step=-1 is negative'),
+    (['--step', '3'], '--step=3 is for the format t5x, not orbax'),
+    (['--format', 'hf', '--scan'], '--scan is for the format t5x, not hf'),
+    (['--format', 't5x', '--step', '-1'], '--step=-1 is negative'),
     (['--activation', 'relu'], 'says itself which activation it has'),
   ):
     assert convert.main([str(source), str(tmp_path / 'b'), *wrong]) == 1
@@ -98,13 +104,42 @@ def test_t5x_gets_a_step_and_scanned_layers(tmp_path, config):
     convert.convert(source, tmp_path / 'checkpoint_3', form='t5x', step=4)
 
 
-def test_other_families_are_kept_by_orbax_alone(tmp_path):
+def test_other_families_are_kept_by_orbax_and_hugging_face(tmp_path):
   source = orbax.save(tmp_path / 'llama', _model(LLAMA))
-  _assert_equal(checkpoints.read(convert.convert(source, tmp_path / 'a')).params, checkpoints.read(source).params)
-  for form in ('hf', 't5x'):
-    with pytest.raises(ValueError, match='llama is a Decoder: write orbax'):
-      convert.convert(source, tmp_path / form, form=form)
-    assert not (tmp_path / form).exists()
+  for form in ('orbax', 'hf'):
+    _assert_equal(checkpoints.read(convert.convert(source, tmp_path / form, form=form)).params, _model(LLAMA).params)
+  with pytest.raises(ValueError, match='llama is a Decoder: write orbax'):
+    convert.convert(source, tmp_path / 't5x', form='t5x')
+  assert not (tmp_path / 't5x').exists()
+
+
+def test_a_decoder_that_was_made_here_is_written_with_a_context(tmp_path):
+  network = Decoder(DecoderConfig(11, 8, 2, 1, 4, 6, (Span(), Span())), (2,))
+  source = orbax.save(tmp_path / 'mine', Model(network.init(jax.random.key(0)), network))
+  back = checkpoints.read(convert.convert(source, tmp_path / 'hf', form='hf')).network
+  assert back == hf_write.settled(network) and back.config.context == 2048
+  odd = Decoder(dataclasses.replace(network.config, norms='post'), (2,))
+  with pytest.raises(ValueError, match='no model_type of Hugging Face is a DecoderConfig.*: write orbax'):
+    hf_write.write(tmp_path / 'odd', Model({}, odd))
+  assert not (tmp_path / 'odd').exists()
+
+
+def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
+  model = _model(T5 | {'model_type': 'umt5', 'tie_word_embeddings': False})
+  with pytest.warns(UserWarning, match='whose logits transformers 5 divides by √d'):
+    hf_write.write(tmp_path / 'hf', model)
+
+
+@pytest.mark.parametrize('form', ['orbax', 't5x', 'hf'])
+def test_a_full_disk_names_the_folder_and_what_to_do(source, tmp_path, capsys, form):
+  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+  try:
+    assert convert.main([str(source), str(tmp_path / 'b'), '--format', form]) == 1
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+  said = capsys.readouterr().err
+  assert f'{tmp_path}/b' in said and 'cannot be written (File too large): free some space, then run' in said
 
 
 def test_nothing_is_destroyed(source, tmp_path):

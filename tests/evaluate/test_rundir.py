@@ -90,6 +90,20 @@ def test_a_folder_in_which_a_run_was_killed_before_its_first_file_is_a_run_direc
     assert [p.name for p in tmp_path.iterdir()] == ['lock']
 
 
+def test_nothing_of_a_run_is_written_through_a_link(tmp_path):
+  (tmp_path / 'thesis').write_text('{}\nunfinished')
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / 'config.gin').write_text('a = 1')
+  for name in ('lock', 'examples.jsonl'):
+    (tmp_path / 'run' / name).symlink_to(tmp_path / 'thesis')
+  with pytest.raises(RunError, match='cannot be written: it is a symbolic link, which is not followed; remove it'):
+    with rundir.locked(tmp_path / 'run'):
+      pass
+  with pytest.raises(RunError, match='examples.jsonl cannot be read: it is a symbolic link'):
+    Journal(tmp_path / 'run' / 'examples.jsonl')
+  assert (tmp_path / 'thesis').read_text() == '{}\nunfinished'
+
+
 def test_a_run_directory_without_its_config_says_so(tmp_path):
   (tmp_path / 'examples.jsonl').write_text('{}\n')
   with pytest.raises(RunError, match='holds a run whose config.gin is gone: put it back, or choose another --run_dir'):

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade.checkpoints import hf
+from speccascade.checkpoints import hf, hf_write
 from speccascade.models.layers import relative_bucket, stack_layers
-from speccascade.types import Prompt
+from speccascade.types import Model, Prompt
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
@@ -264,6 +264,14 @@ def test_greedy_tokens_equal_generate(case):
     )
     skip = length if start is None else 1
     np.testing.assert_array_equal(np.stack(ours, 1)[row], theirs[0, skip:].numpy())
+
+
+def test_what_is_written_is_the_reference_again(case, tmp_path):
+  folder = hf_write.write(tmp_path / 'hf', Model(case.params, case.network))
+  written = type(case.reference).from_pretrained(folder, attn_implementation='eager').eval()
+  with torch.no_grad():
+    theirs = dataclasses.replace(case, reference=written)
+    np.testing.assert_allclose(theirs.expected, case.expected, atol=TOLERANCE, rtol=0)
 
 
 def test_buckets_equal_the_reference():
