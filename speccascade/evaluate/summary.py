@@ -11,7 +11,7 @@ from speccascade.data.examples import Example
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import BY_PLACE, PER_ROW
-from speccascade.methods import SequenceCascade
+from speccascade.methods import autoregressive, SequenceCascade
 from speccascade.phases import Verify
 from speccascade.results import PER_MODEL
 
@@ -221,13 +221,8 @@ def _predicted(
   if mine := timed.get(_named(experiment.reference_point)):
     overhead = max(0.0, a_token(mine) - calls)
   drafter = method.slots[0]
-  for other in experiment.points:
-    made = other.build()
-    if (
-      drafter != method.slots[-1]
-      and made.kind == 'autoregressive'
-      and made.slots == (drafter,)
-      and _named(other) in timed
-    ):
+  alone = [p for p in experiment.points if p.curve.method is autoregressive and _named(p) in timed]
+  for other in alone if drafter != method.slots[-1] else ():
+    if other.build().slots == (drafter,):
       forward[drafter][1] = max(forward[drafter][1], a_token(timed[_named(other)]))
   return prediction.predict_method(method, counted, [forward[m] for m in method.slots], overhead)
