@@ -19,7 +19,8 @@ def decode(method: methods.SequenceCascade, rows: Sequence[requests.Row], run: C
   those of all rows, so that how many are answered anew compiles nothing.
   """
   first = run(methods.autoregressive(0), rows, trace=True)
-  anew = [i for i, row in enumerate(first) if float(method.score(row.logprobs[0])) < method.threshold]
+  sound = [i for i, row in enumerate(first) if row.fault is None]
+  anew = [i for i in sound if float(method.score(first[i].logprobs[0])) < method.threshold]
   second = {}
   if anew:
     rows, kept = [dataclasses.replace(row, stream=1) for row in rows], frozenset(range(len(rows))).difference(anew)

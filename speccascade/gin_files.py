@@ -7,11 +7,13 @@ import ast
 from collections.abc import Sequence
 import contextlib
 import difflib
+import hashlib
 import inspect
 import os
 from pathlib import Path
 import re
 import sys
+import sysconfig
 
 import gin
 
@@ -22,6 +24,7 @@ from speccascade.errors import RunError
 SHIPPED = next(
   p for p in (Path(__file__).with_name('gin_configs'), Path(__file__).parents[1] / 'gin_configs') if p.is_dir()
 )
+UNREAD = 'a value is none that gin reads: numbers, texts, lists, dicts, @NAME and %NAME'
 
 
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()):
@@ -34,8 +37,10 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Seque
       gin.parse_config_file(file)
     for binding in bindings:
       _bind(binding)
-    _check_macros(named, [b.partition('=')[0].strip() for b in bindings])
+    asked_for = [b.partition('=')[0].strip() for b in bindings]
+    _check_macros(named, asked_for)
     _check_scopes(named)
+    _check_overridden(asked_for)
     gin.finalize()
 
 
@@ -84,7 +89,9 @@ def _bind(binding: str):
         f'--gin.{name}={value}: gin takes a text in quotes of its own: --gin.{name}="\'{value}\'"'
       ) from error
     if isinstance(error, SyntaxError):
-      raise RunError(f'--gin.{binding}: {str(error).strip().splitlines()[0]} Write --gin.NAME=VALUE.') from error
+      said = str(error).strip().splitlines()[0]
+      said = f'{UNREAD}.' if 'malformed node' in said else said
+      raise RunError(f'--gin.{binding}: {said} Write --gin.NAME=VALUE.') from error
     raise
 
 
@@ -151,6 +158,51 @@ def _check_scopes(named: set[str]):
       )
 
 
+def _check_overridden(asked_for: Sequence[str]):
+  """Refuse a binding of the command line that a scope overrides wherever it would count."""
+  config = gin.config._CONFIG
+  for name in asked_for:
+    *scope, rest = name.split('/')
+    given, _, parameter = rest.rpartition('.')
+    for reached in {s for _, s in config if given and f'.{s}'.endswith(f'.{given}') and _binds(scope, s, parameter)}:
+      made = [r.scopes for r in gin.config.iterate_references(config) if r.config_key[1] == reached]
+      inner = [[s[:i] for i in range(len(scope) + 1, len(s) + 1) if _binds(s[:i], reached, parameter)] for s in made]
+      if made and all(inner):
+        others = sorted({f'{"/".join(some[-1])}/{rest}' for some in inner})
+        raise RunError(f'--gin.{name} has no effect, for the config binds {", ".join(others)}; bind those.')
+
+
+def _binds(scope: Sequence[str], selector: str, parameter: str) -> bool:
+  return parameter in gin.config._CONFIG.get(('/'.join(scope), selector), {})
+
+
+def sources() -> dict[str, str]:
+  """Return a digest of the source of each module that the config imports, or that one of these uses.
+
+  Modules that are installed are left out: their packages have versions.
+  """
+  waiting, found = [statement.module for statement in gin.config._IMPORTS], {}
+  while waiting:
+    name = waiting.pop()
+    file = getattr(sys.modules.get(name), '__file__', None)
+    if name in found or not file or _installed(file):
+      continue
+    found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    used = [
+      x.__name__ if inspect.ismodule(x) else getattr(x, '__module__', None) for x in vars(sys.modules[name]).values()
+    ]
+    waiting += [name.rpartition('.')[0], *(other for other in used if isinstance(other, str))]
+  return dict(sorted(found.items()))
+
+
+def _installed(file: str) -> bool:
+  """Tell whether a file is of Python, of an installed package, or of this one."""
+  roots = [Path(__file__).parent, *map(sysconfig.get_path, ('stdlib', 'platstdlib'))]
+  return bool({'site-packages', 'dist-packages'} & {*Path(file).parts}) or any(
+    Path(file).is_relative_to(r) for r in roots
+  )
+
+
 def macro_of(configurable: str, parameter: str) -> str:
   """Return the macro that a parameter is bound to, else the parameter's own name."""
   value = gin.config._CONFIG.get(('', configurable), {}).get(parameter)
@@ -202,6 +254,8 @@ def _explain(error: Exception) -> str:
     called = [x for x in (re.match(r"In call to configurable '([\w.]+)'", line) for line in lines) if x]
     name = called[0].group(1).split('.')[-1] if called else m.group(1)
     return f'config: {name} lacks {m.group(2)}; bind it, as in {name}.{m.group(2).split(chr(39))[1]} = …'
+  if 'malformed node' in said:
+    return f'config: {UNREAD}{place}'
   if m := re.search(r'Unable to open file: (.+?)\. Searched', said):
     return f'config: no file {m.group(1)}{place}; give its path, or the folder with --gin_search_paths'
   if isinstance(error, ImportError):

@@ -251,7 +251,7 @@ def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
 
   The companion's agreement predicts which drafted tokens the verifier would accept, and only those worth it are
   verified, chosen while goodput rises. Above temperature 0 the output is biased, because a token is dropped for what it
-  is and the next one is then drawn afresh; `sv_exact` is the unbiased method at the same cost.
+  is and the next one is then drawn afresh; `sv_exact` is unbiased, for one drafter call more.
   """
   gamma, measured = whole('block', block), profiles.get(profile)
   goodput = scheduling.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)

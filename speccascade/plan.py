@@ -75,6 +75,7 @@ class Plan:
   seconds: tuple[dict[int, float], dict[int, float]]  # of the drafter and the verifier by width
   rows: tuple[Row, ...]
   overhead: Overhead = Overhead()
+  faults: tuple[str, ...] = ()  # of prompts, which are left out
 
   @property
   def cost_ratio(self) -> float:
@@ -170,6 +171,8 @@ class Plan:
     if self.overhead != Overhead():
       said = f'{self.overhead.token:.2f} for a token of {large} alone, {self.overhead.round:.2f} for a round'
       lines.append(f'counted beside the calls, in tokens of the verifier: {said}')
+    if self.faults:
+      lines.append(f'left out, for they ended as faults: {len(self.faults)} prompts. {self.faults[0]}')
     return '\n'.join([*lines, '', self.verdict])
 
 
@@ -204,27 +207,33 @@ def plan(
   if here and batch_size > len(prompts):
     raise ValueError(f'{len(prompts)} prompts do not fill a batch of {batch_size}; give more, or a smaller batch.')
   settings = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(temperature), seed=seed)
-  candidates = _candidates(models, prompts, wanted, max(2, *blocks), settings)
+  candidates, faults = _candidates(models, prompts, wanted, max(2, *blocks), settings)
   if here:
     forward = _measure(models, prompts, sorted({1, *blocks, *(b + 1 for b in blocks)}), batch_size, max_new_tokens)
   seconds = by_width(forward[0]), by_width(forward[1])
   found = Plan((models[0].name, models[1].name), float(temperature), seconds, _rows(candidates, blocks, seconds))
-  if not here or found.best('speculative', 'cascade').speedup <= PAYS:
+  found = dataclasses.replace(found, faults=tuple(faults.values()))
+  sound = [prompt for i, prompt in enumerate(prompts) if i not in faults]
+  if not here or found.best('speculative', 'cascade').speedup <= PAYS or len(sound) < batch_size:
     return found
-  trial = functools.partial(_tried, models, prompts, settings | dict(batch_size=batch_size))
+  trial = functools.partial(_tried, models, sound, settings | dict(batch_size=batch_size))
   return _with_trials(found, blocks, wanted, trial)
 
 
-def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict) -> list[Candidate]:
-  """Measure the acceptance of each rule."""
-  candidates = []
+def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict) -> tuple[list[Candidate], dict[int, str]]:
+  """Measure the acceptance of each rule; return beside it the faults by prompt."""
+  candidates, faults = [], {}
   for (kind, name), rule in wanted.items():
     method = _METHODS[kind](rule, block=block)
-    out = decode(method, models, prompts, **settings, batch_size=min(8, len(prompts))).raise_for_fault()
-    rates = by_place(out.stats.tested_at.sum(0), out.stats.accepted_at.sum(0))
+    out = decode(method, models, prompts, **settings, batch_size=min(8, len(prompts)), keep_faults=True)
+    faults |= {i: fault for i, fault in enumerate(out.faults) if fault}
+    sound = [i for i in range(len(prompts)) if out.faults[i] is None]
+    if not sound:
+      out.raise_for_fault()
+    rates = by_place(out.stats.tested_at[sound].sum(0), out.stats.accepted_at[sound].sum(0))
     kinds = ('naive_cos', 'cos') if kind == 'naive_cos' else (kind,)
     candidates += [Candidate(f'{k} {name}' if len(kinds) > 1 else name, k, rates) for k in kinds]
-  return candidates
+  return candidates, faults
 
 
 def _rows(candidates: Sequence[Candidate], blocks, seconds, overhead: Overhead = Overhead()) -> tuple[Row, ...]:

@@ -158,8 +158,8 @@ class Parts:
     return [dict(zip(some, those, strict=True)) for some, those in zip(ids, values, strict=True)]
 
 
-def collect(rows: Sequence[Row]) -> Decoded:
-  """Join rows; raise where all of them are faulty, warn where some are."""
+def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
+  """Join rows; raise where all of them are faulty, warn where some are, unless faults are kept."""
   faults = tuple(row.fault for row in rows)
   decoded = Decoded(
     texts=None if rows[0].text is None else [row.text for row in rows],
@@ -170,6 +170,8 @@ def collect(rows: Sequence[Row]) -> Decoded:
     faults=faults,
     top_logprobs=[row.top_logprobs for row in rows] if any(row.top_logprobs for row in rows) else None,
   )
+  if keep_faults:
+    return decoded
   if None not in faults:
     decoded.raise_for_fault()
   if some := [fault for fault in faults if fault]:

@@ -114,6 +114,11 @@ def narrow(q_logits, p_logits, *, sampler):
   return sampler(p_logits)[..., 0]
 
 
+def failing(examples, predictions):
+  """A metric that judges nothing."""
+  raise KeyError(examples[0].index)
+
+
 PYTHON = {
   # rules and combiners
   'a rule of logits': (lambda _: decoded(methods.speculative(shouting)), 'shouting'),
@@ -216,6 +221,16 @@ PYTHON = {
   'a reference of null': (
     lambda d: files.jsonl(records(d, '{"prompt": "a", "target": [null]}')), "line 3: the field 'target' is null"
   ),
+  'a reference list of none': (
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": []}'), metrics=['bleu']), 'line 3 lacks a reference',
+  ),
+  'a reference without a number': (
+    lambda d: files.jsonl(written(d, 'y', '\n{"prompt": "a", "target": "b"}'), metrics=['final_number']),
+    'y, line 2 lacks a reference with a number, which final_number needs',
+  ),
+  'a metric that fails': (
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": ""}'), metrics=[failing]), 'failing cannot judge',
+  ),
   'a lone surrogate in data': (
     lambda d: files.jsonl(records(d, r'{"prompt": "\ud800", "target": ""}')), 'line 3: the field'
   ),
@@ -285,6 +300,12 @@ GIN = {
   'a name that is none': (['Experimnt.seed = 1'], 'did you mean Experiment?'),
   'a parameter that is none': (['Experiment.sed = 1'], 'did you mean seed?'),
   'a scope that is none': (["optt/Curve.values = [0.1]"], 'did you mean opt?'),
+  'a value that is a call': (["opt/Curve.values = [float('nan')]"], 'a value is none that gin reads: numbers, texts'),
+  'a value that is infinite': (['opt/Curve.values = [0.1, 1e999]'], 'SpecCascade [OPT]: values has inf; give finite'),
+  'a value that every scope overrides': (
+    ['Experiment.seed = 1', 'run.experiments = [@opt/Experiment()]', 'opt/Experiment.seed = 2'],
+    '--gin.Experiment.seed has no effect, for the config binds opt/Experiment.seed',
+  ),
   'a module that is none': (['import my_rules_of_nowhere'], 'looked for beside the gin file, here and on PYTHONPATH'),
   'a file that is none': (["include 'nope.gin'"], 'no file nope.gin'),
   'a number for a list': (['Experiment.temperatures = 0.0'], 'temperatures=0.0 is not a list'),

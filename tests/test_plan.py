@@ -36,6 +36,18 @@ def test_a_model_that_drafts_for_itself_does_not_pay_and_is_told_why():
   assert found.verdict.startswith('Speculation will not pay here: the drafter is too dear (a call costs 1.00')
 
 
+def test_prompts_that_end_as_faults_are_left_out_of_a_plan_and_said():
+  models = pair()
+  vocab, (first, last) = models[1].network.vocab_size, PROMPTS[1][-2:]
+  sick = models[1].params['table'].at[first * vocab + last].set(np.nan)
+  models[1] = models[1].replace(params=models[1].params | {'table': sick})
+  found = plan.plan(models, PROMPTS[:3], blocks=(2,), max_new_tokens=1, forward=times(0.05))
+  assert [fault.split(':')[0] for fault in found.faults] == ['example 1'] and found.rows[0].speedup > 0
+  assert 'left out, for they ended as faults: 1 prompts. example 1: the logits of model 1' in str(found)
+  with pytest.raises(ValueError, match='example 0: the logits of model 1'):
+    plan.plan(models, PROMPTS[1:2], blocks=(2,), max_new_tokens=1, forward=times(0.05))
+
+
 @pytest.mark.parametrize(
   'rate, drafter, slope, reason',
   [(0.05, 0.1, 0.0, 'acceptance is too low'), (0.8, 0.9, 0.0, 'the drafter is too dear'),

@@ -148,10 +148,11 @@ def read(
   return model if name is None else model.replace(name=name)
 
 
-def digest(path, revision: str | None = None) -> str:
-  """Return 16 hex digits that tell the checkpoint at a path or hub id from any other.
+def digest(path, revision: str | None = None, tokenizer: str | None = None) -> str:
+  """Return 16 hex digits that tell the checkpoint at a path or hub id, with its tokenizer, from any other.
 
-  Sizes and heads of its files, all of the small ones and samples of each tensor are read, so it is quick however large.
+  The tokenizer is the one that `load` finds there or beside it, else the one at the path `tokenizer`. Sizes and heads
+  of files, all of the small ones and samples of each tensor are read, so it is quick however large.
   """
   path, layers = whole(path)
   folder = _folder(path, revision)
@@ -163,6 +164,8 @@ def digest(path, revision: str | None = None) -> str:
   else:
     folder = t5x.find(folder)
     found = t5x.model_files(folder)
+  read_with = tokenizers.find(tokenizer or folder)
+  found = {*found, *map(Path, read_with.files() if read_with else ())}
   of_all = files.digest((p for p in found if p.is_file()), folder)
   return of_all if layers is None else layerskip.called(of_all, layers)
 

@@ -16,7 +16,7 @@ import zlib
 from speccascade import buckets, disk
 from speccascade.data import metrics as metric_table
 from speccascade.data import prompts
-from speccascade.data.examples import Example, Task
+from speccascade.data.examples import Example, Metric, Task
 
 
 def parallel_text(
@@ -29,7 +29,7 @@ def parallel_text(
   suffix: str = '',
   max_prompt_tokens: int = 80,
   max_new_tokens: int = 80,
-  metrics: Sequence[str] = ('bleu',),
+  metrics: Sequence[str | Metric] = ('bleu',),
   tokenizer: str | None = None,
   name: str | None = None,
 ) -> Task:
@@ -50,7 +50,8 @@ def parallel_text(
     line, *references = (column[i] for column in columns)
     prompt = fit(lambda text: f'{prefix}{text}{suffix}', line)
     examples.append(Example(i, prompt, references[0] if len(references) == 1 else references))
-  return _task(name or _stem(source), examples, max_prompt_tokens, max_new_tokens, metrics)
+  where = lambda example: f'{source}, line {example.index + 1}: its target'
+  return _task(name or _stem(source), examples, max_prompt_tokens, max_new_tokens, metrics, where)
 
 
 def jsonl(
@@ -63,7 +64,7 @@ def jsonl(
   start: int = 0,
   max_prompt_tokens: int = 512,
   max_new_tokens: int = 256,
-  metrics: Sequence[str] = ('exact_match',),
+  metrics: Sequence[str | Metric] = ('exact_match',),
   stop: Sequence[str] = (),
   tokenizer: str | None = None,
   allow_execution: bool | str = False,
@@ -84,11 +85,13 @@ def jsonl(
     info = {field: _field(record, field, where) for field in info_fields}
     examples.append(Example(i, prompt, _target(target_field, record, where), info))
   limits = max_prompt_tokens, max_new_tokens
-  return _task(name or _stem(path), examples, *limits, metrics, stop=stop, allow_execution=allow_execution)
+  where = lambda example: f'{path}, line {records[example.index][0]}'
+  return _task(name or _stem(path), examples, *limits, metrics, where, stop=stop, allow_execution=allow_execution)
 
 
-def _task(name, examples, max_prompt_tokens, max_new_tokens, metrics, *, stop=(), allow_execution=False) -> Task:
+def _task(name, examples, max_prompt_tokens, max_new_tokens, metrics, where, *, stop=(), allow_execution=False) -> Task:
   judged = metric_table.named(metrics, allow_execution=allow_execution)
+  metric_table.check(judged, examples, where)
   return Task(name, examples, max_prompt_tokens, max_new_tokens, judged, prompts.cutter(stop))
 
 

@@ -9,13 +9,15 @@ so that calling it is `combine(statistics.sum(0), N)`, and a bootstrap draws row
 the last number, or the one after '####'; `accuracy` the letter of a multiple choice; `pass_at_1` runs programs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
 from fractions import Fraction
 import functools
+import inspect
 import os
 import re
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +49,10 @@ class Summed:
 
   def combine(self, row: np.ndarray, n: int) -> float:
     raise NotImplementedError
+
+  def lacks(self, example: Example) -> str | None:
+    """Return what an example lacks without which no prediction is right, None where it has all."""
+    return None if references(example) else 'a reference'
 
   def __call__(self, examples: Sequence[Example], predictions: Sequence[str]) -> float:
     if not len(examples):
@@ -85,6 +91,12 @@ class Mean(Summed):
   """The mean over examples of a score of 0 … 1, in per cent."""
 
   score: Callable[[Example, str], float]
+  reads: Callable[[str], Any] | None = None  # what is compared of a reference, None where it has none
+  wanted: str = 'a reference'  # that, in words
+
+  def lacks(self, example):
+    given = references(example)
+    return self.wanted if not given or (self.reads and all(self.reads(r) is None for r in given)) else None
 
   def statistics(self, examples, predictions):
     scores = [self.score(e, text) for e, text in zip(examples, predictions, strict=True)]
@@ -108,6 +120,7 @@ def _rouge():
 
 def number(text: str) -> Fraction | None:
   """Return the number that a worked answer ends with: the one after '####' if there is one, else the last."""
+  text = text.replace('\u2212', '-')  # the sign that typesetters use
   _, mark, after = text.partition('####')
   found = _NUMBER.findall(after)[:1] if mark else []
   found = found or _NUMBER.findall(text)[-1:]
@@ -156,6 +169,10 @@ class PassAt1(Mean):
   seconds: float = 5.0
   memory: int = 1 << 30  # bytes of address space
 
+  def lacks(self, example):
+    missing = [key for key in ('test', 'entry_point') if key not in example.info]
+    return f'{" and ".join(missing)} in its info' if missing else None
+
   def statistics(self, examples, predictions):
     if not self.allow_execution:
       raise PermissionError(
@@ -180,9 +197,8 @@ def program(example: Example, prediction: str) -> str:
   Of an answer with a fenced block the block is taken; code that defines the function anew replaces the prompt's.
   Sentencepiece drops a text's first space, so an odd indentation of the first line is one space short.
   """
-  missing = [key for key in ('test', 'entry_point') if key not in example.info]
-  if missing:
-    raise ValueError(f'example {example.index} has no {" and no ".join(missing)} in its info; pass_at_1 needs both.')
+  if missing := pass_at_1.lacks(example):
+    raise ValueError(f'example {example.index} lacks {missing}; pass_at_1 needs them.')
   fenced = _FENCE.search(prediction)
   code = fenced.group(1) if fenced else prediction
   indent = len(code) - len(code.lstrip(' '))
@@ -194,8 +210,8 @@ def program(example: Example, prediction: str) -> str:
 
 bleu = Bleu()
 rouge2 = Mean(rouge2_f1)
-final_number = Mean(same_number)
-accuracy = Mean(same_letter)
+final_number = Mean(same_number, number, 'a reference with a number')
+accuracy = Mean(same_letter, letter, 'a reference with a letter A–D')
 exact_match = Mean(same_text)
 pass_at_1 = PassAt1()
 
@@ -204,16 +220,18 @@ METRICS: dict[str, Summed] = dict(
 )
 
 
-def named(names: Sequence[str], *, allow_execution: bool | str = False) -> dict[str, Metric]:
-  """Return metrics by name, in order; whether programs may run is settled here, before anything is decoded."""
-  if isinstance(names, str) or not names:
-    raise ValueError(f"metrics={names!r} is not a list of names; write ('bleu',).")
-  unknown = [name for name in names if name not in METRICS]
-  if unknown:
-    raise ValueError(f'there is no metric {unknown[0]!r}; choose from {", ".join(METRICS)}.')
+def named(wanted: Sequence[str | Metric], *, allow_execution: bool | str = False) -> dict[str, Metric]:
+  """Return metrics by name, in order; one of one's own is a function, or an object that can be called.
+
+  Whether programs may run is settled here, before anything is decoded.
+  """
+  if isinstance(wanted, str) or callable(wanted) or not wanted:
+    raise ValueError(f"metrics={wanted!r} is not a list of names and functions; write ('bleu',).")
+  found = {name_of(metric): METRICS.get(metric, metric) if isinstance(metric, str) else metric for metric in wanted}
+  if len(found) < len(wanted):
+    raise ValueError(f'two metrics of {", ".join(map(name_of, wanted))} have one name; drop or rename one.')
   if allow_execution not in (False, True, sandbox.WITHOUT_ISOLATION):
     raise ValueError(f'allow_execution={allow_execution!r} is not False, True or {sandbox.WITHOUT_ISOLATION!r}.')
-  found = {name: METRICS[name] for name in names}
   if 'pass_at_1' in found:
     found['pass_at_1'] = dataclasses.replace(pass_at_1, allow_execution=allow_execution)
     if not allow_execution:
@@ -221,3 +239,43 @@ def named(names: Sequence[str], *, allow_execution: bool | str = False) -> dict[
     isolated = allow_execution != sandbox.WITHOUT_ISOLATION
     sandbox.run('', isolated=isolated)  # raises where the system cannot contain a program
   return found
+
+
+def name_of(metric: str | Metric) -> str:
+  """Return what a metric is called in results, having checked that it is one."""
+  if isinstance(metric, str) and metric in METRICS:
+    return metric
+  if not callable(metric) or inspect.isclass(metric):
+    raise ValueError(f'there is no metric {metric!r}; choose from {", ".join(METRICS)}, or give a function.')
+  function = metric.func if isinstance(metric, functools.partial) else metric
+  name = getattr(function, '__name__', type(function).__name__)
+  if not name.isidentifier():
+    raise ValueError(f'a metric is {name}, which names none in results; define it with def.')
+  return name
+
+
+def check(judged: Mapping[str, Metric], examples: Sequence[Example], where: Callable[[Example], str] | None = None):
+  """Raise for the first example whose references no prediction can match, and for a metric that gives no number.
+
+  `where` says where an example was read.
+  """
+  where = where or (lambda example: f'example {example.index}')
+  for name, metric in judged.items():
+    if not isinstance(metric, Summed):
+      _try(name, metric, examples[:2])
+      continue
+    for example in examples:
+      if missing := metric.lacks(example):
+        raise ValueError(f'{where(example)} lacks {missing}, which {name} needs; correct it, or take it out.')
+
+
+def _try(name: str, metric: Metric, examples: Sequence[Example]):
+  """Let a metric of one's own judge references, so that it does not fail when all is decoded."""
+  texts = [next(iter(references(example)), '') for example in examples]
+  try:
+    value = float(metric(list(examples), texts))
+  except Exception as error:
+    said = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
+    raise ValueError(f'the metric {name} cannot judge the first references by themselves ({said}).') from error
+  if not np.isfinite(value):
+    raise ValueError(f'the metric {name} gives the first references {value}, not a finite number.')

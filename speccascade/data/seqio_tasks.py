@@ -19,8 +19,8 @@ from typing import Any
 from speccascade.data import files, prompts
 from speccascade.data import seqio_pipeline as pipeline
 from speccascade.data.benchmarks import Benchmark, BENCHMARKS
-from speccascade.data.examples import Example, Task
-from speccascade.data.metrics import named
+from speccascade.data.examples import Example, Metric, Task
+from speccascade.data.metrics import check, named
 
 DATA_DIR = '~/tensorflow_datasets'
 
@@ -37,7 +37,7 @@ def seqio_task(
   shots: int | None = None,
   max_prompt_tokens: int | None = None,
   max_new_tokens: int | None = None,
-  metrics: Sequence[str] | None = None,
+  metrics: Sequence[str | Metric] | None = None,
   allow_execution: bool | str = False,
 ) -> Task:
   """Return at most `count` examples of a benchmark, or of any seqio task or mixture that is registered.
@@ -70,7 +70,7 @@ def t5x_task(
   mixture_or_task_name: str,
   *,
   task_feature_lengths: Mapping[str, int],
-  metrics: Sequence[str],
+  metrics: Sequence[str | Metric],
   split: str = 'test',
   count: int | None = None,
   module: str | None = None,
@@ -90,7 +90,7 @@ def t5x_task(
     texts = pipeline.opened_example(record['example']).target if 'example' in record else _given(record, 'targets')
     examples.append(Example(index, pipeline.to_plain(record['inputs']), texts))
   judged = named(metrics, allow_execution=allow_execution)
-  return Task(mixture_or_task_name, _of_texts(mixture_or_task_name, examples), *lengths.values(), judged)
+  return _judged(Task(mixture_or_task_name, _of_texts(mixture_or_task_name, examples), *lengths.values(), judged))
 
 
 def add_benchmark(
@@ -207,7 +207,12 @@ def _task(name, split, examples, benchmark: Benchmark, metrics) -> Task:
   if not examples:
     raise ValueError(f'{name}: the split {split!r} has no examples from start on.')
   post = prompts.cutter(benchmark.stop)
-  return Task(name, examples, benchmark.max_prompt_tokens, benchmark.max_new_tokens, metrics, post)
+  return _judged(Task(name, examples, benchmark.max_prompt_tokens, benchmark.max_new_tokens, metrics, post))
+
+
+def _judged(task: Task) -> Task:
+  check(task.metrics, task.examples, lambda example: f'{task.name}, example {example.index}')
+  return task
 
 
 def _registered(name, split, count, start, max_prompt_tokens, max_new_tokens, metrics, allow_execution) -> Task:
@@ -223,7 +228,7 @@ def _registered(name, split, count, start, max_prompt_tokens, max_new_tokens, me
     else:
       examples.append(Example(index, _given(record, 'inputs'), _given(record, 'targets')))
   judged = named(metrics, allow_execution=allow_execution)
-  return Task(name, _of_texts(name, examples), max_prompt_tokens, max_new_tokens, judged)
+  return _judged(Task(name, _of_texts(name, examples), max_prompt_tokens, max_new_tokens, judged))
 
 
 def _of_texts(name: str, examples: list[Example]) -> list[Example]:

@@ -30,6 +30,7 @@ def decode(
   processor: Callable | None = None,
   trace: bool = False,
   progress: bool = False,
+  keep_faults: bool = False,
 ) -> results.Decoded:
   """Continue each prompt by at most `max_new_tokens` tokens.
 
@@ -40,7 +41,8 @@ def decode(
   to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with other prompts compile
   nothing. `processor(logits [V], tokens [T], count)` returns what every model's logits become after the first `count`
   of these tokens. `trace` records each output token's log-probability under every model that scored it. `progress`
-  shows a bar.
+  shows a bar. Rows that end as faults are warned of, and raise where there are no others; with `keep_faults` they are
+  returned and no more is said.
   """
   models = inputs.check_models(method, models)
   rows = requests.rows(
@@ -53,7 +55,7 @@ def decode(
     ended = cascade.decode(method, rows, lambda one, some, **more: _decode(one, models, some, **settings, **more))
   else:
     ended = _decode(method, models, rows, trace=trace, **settings)
-  return results.collect(ended)
+  return results.collect(ended, keep_faults=keep_faults)
 
 
 def stream(

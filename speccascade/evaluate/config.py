@@ -68,12 +68,16 @@ def names() -> Iterator[tuple[str, Callable]]:
 
 
 def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> str:
-  """Read gin files and bindings, check every name in them, and return the whole config; nothing is built."""
+  """Read gin files and bindings, check every name in them, and return the whole config; nothing is built.
+
+  It ends with digests of the modules that it imports, for their code is a part of it.
+  """
   register()
   gin_files.read(files, bindings, search_paths)
   if 'experiments' not in gin.get_bindings('speccascade.run', resolve_references=False):
     raise RunError('The config has no run.experiments; bind it, as in run.experiments = [@Experiment()].')
-  return gin.config_str(max_line_length=120)
+  sources = [f'# source of {name}: {digest}\n' for name, digest in gin_files.sources().items()]
+  return ''.join([gin.config_str(max_line_length=120), *sources])
 
 
 def folder() -> str | None:

@@ -34,7 +34,7 @@ class Checkpoint:
 
   def digest(self) -> str:
     """Return what tells the files at the path from any others."""
-    return self._read(checkpoints.digest, revision=self.revision)
+    return self._read(checkpoints.digest, revision=self.revision, tokenizer=self.tokenizer)
 
   def load(self, mesh: Any = None, wholes: list[tuple['Checkpoint', Model]] | None = None) -> Model:
     """Return the model at the path; whatever is wrong with the files is an error that names it.
@@ -145,6 +145,8 @@ class Curve:
           raise ValueError(
             f'{self.name}: {name} has {key}, but {rules.name_of(function)} takes {", ".join(known) or "nothing"}.'
           )
+    if odd := [x for x in self.values for y in (x if isinstance(x, tuple) else [x]) if _is_infinite(y)]:
+      raise ValueError(f'{self.name}: values has {odd[0]}; give finite numbers.')
     if not self.values:
       raise ValueError(f'{self.name} has no values; leave values out, or give one at least.')
     if self.parameter is None:
@@ -195,6 +197,10 @@ class Curve:
       parts.append(rules.name_of(self.rule) + _arguments(self.rule_settings))
     varied = '' if self.parameter is None else f', {self.parameter} in {list(self.values)}'
     return f'{self.name}: {" of ".join(parts)}{varied}'
+
+
+def _is_infinite(value: Any) -> bool:
+  return isinstance(value, float) and not np.isfinite(value)
 
 
 def _listed(curve: Curve, values: Any) -> Sequence:

@@ -33,7 +33,10 @@ class Experiment:
   temperatures: Sequence[float] = (0.0, 1.0)
   top_k: int | None = None
   top_p: float | None = None
+  min_p: float | None = None
   repetition_penalty: float | None = None
+  presence_penalty: float | None = None
+  frequency_penalty: float | None = None
   seed: int = 0
   quality_examples: int | None = None
   quality_batch: int = 32
@@ -132,7 +135,8 @@ class Experiment:
 
   def sampler(self, temperature: float) -> probs.Sampler:
     """Return the sampler of all models at a temperature."""
-    return probs.Sampler(temperature, self.top_k, self.top_p, self.repetition_penalty)
+    numbers = {name: getattr(self, name) for name in probs.NEUTRAL if name != 'temperature'}
+    return probs.Sampler(temperature, **numbers)
 
   def load(self) -> list[Model]:
     """Load the models; their names are made to differ."""

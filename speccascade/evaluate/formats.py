@@ -9,7 +9,7 @@ from speccascade.evaluate import tables, verdict
 
 NEXT = """
 Next:
-  texts drawn at temperature 1  python -m speccascade.run --gin.Experiment.temperatures=[1.0]
+  one temperature of your own   python -m speccascade.run --gin.Experiment.temperatures=[0.7]
   another seed, longer timing   python -m speccascade.run --gin.Experiment.seed=1 --gin.Experiment.latency_trials=5
   your models and sentences     gin_configs/runs/ has experiments to start from; each file opens with its command
   a rule of your own            "Add a rule" in README.md; a config takes it with `import my_rules`

@@ -1,14 +1,19 @@
 """Results in every form that a run leaves: JSON, CSV, Markdown, TensorBoard, plots and the report."""
 
+from collections.abc import Callable
 from pathlib import Path
 import re
+import sys
 
 from speccascade import disk
 from speccascade.evaluate import formats, rundir, sv_studies
 
 
 def write(results: dict, folder: Path):
-  """Write the results in every form: JSON, CSV, Markdown, TensorBoard, plots and, last, the report."""
+  """Write the results in every form: JSON, CSV, Markdown, TensorBoard, plots and, last, the report.
+
+  Scalars and plots that cannot be written are warned of.
+  """
   from speccascade.evaluate import plots, report, tables  # lazily: they draw
 
   results['tables'] = tables.tables(results)
@@ -21,10 +26,19 @@ def write(results: dict, folder: Path):
   rundir.write(folder / 'tables.md', formats.as_markdown(results, whole=True))
   with rundir.told(f'{folder} cannot be written', 'free some space, then run the same command to go on'):
     with disk.drawn(folder, last='report.html') as place:
-      _tensorboard(results, place / 'tensorboard')
-      plots.write(results, place / 'curves')
-      sv_studies.draw(results.get('studies', ()), place / 'curves')
+      _tried('tensorboard/', lambda: _tensorboard(results, place / 'tensorboard'))
+      _tried('curves/', lambda: plots.write(results, place / 'curves'))
+      _tried('curves/', lambda: sv_studies.draw(results.get('studies', ()), place / 'curves'))
       report.write(results, place / 'report.html')
+
+
+def _tried(name: str, write: Callable[[], object]):
+  """Write what the results do not depend on."""
+  try:
+    write()
+  except Exception as error:  # of whichever library draws
+    said = str(error).strip().split('\n')[0] or type(error).__name__
+    print(f'warning: {name} is not all written ({said}); the report and all numbers are', file=sys.stderr)
 
 
 def _tensorboard(results: dict, folder: Path):
@@ -34,7 +48,7 @@ def _tensorboard(results: dict, folder: Path):
   folder.mkdir(exist_ok=True)
   for old in folder.glob('events.out.tfevents.*'):
     old.unlink()
-  with tensorboardX.SummaryWriter(str(folder)) as writer:
+  with tensorboardX.SummaryWriter(str(folder.absolute())) as writer:  # which takes a name like gs: for an address
     steps: dict[tuple, int] = {}
     for point in results['points']:
       key = point['curve'], point['temperature'], point['batch']

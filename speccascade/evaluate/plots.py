@@ -18,7 +18,7 @@ STYLE = {
   'axes.titlelocation': 'left', 'axes.titlesize': 11, 'axes.titleweight': 'bold', 'axes.titlecolor': INK,
   'axes.grid': True, 'axes.axisbelow': True, 'grid.color': GRID, 'grid.linewidth': 0.8, 'xtick.color': QUIET,
   'ytick.color': QUIET, 'legend.frameon': False, 'legend.fontsize': 9, 'lines.linewidth': 1.6, 'lines.markersize': 5.5,
-  'text.color': INK, 'figure.dpi': 100, 'savefig.dpi': 160,
+  'text.color': INK, 'text.parse_math': False, 'figure.dpi': 100, 'savefig.dpi': 160,
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def quality_latency(results, title, points, looks):
   def x(p):
     return 1 / tables.ratio(p), [1 / r for r in reversed(p['latency'].get('ratio_ci') or [tables.ratio(p)] * 2)]
 
-  figure, axes = _tradeoff(results, known, looks, x)
+  figure, axes = _tradeoff(results, known, looks, x, broken=True)
   axes.set_title(f'{tables.metric_name(metric)} against time, {title}')
   axes.set_xlabel(f'time relative to {results["reference"]} (faster to the left)')
   return figure
@@ -104,10 +104,11 @@ def quality_deferral(results, title, points, looks):
   return figure
 
 
-def _tradeoff(results: dict, points: Sequence[dict], looks: dict, x: Callable):
+def _tradeoff(results: dict, points: Sequence[dict], looks: dict, x: Callable, *, broken: bool = False):
   metric = results['metric']
   figure, ((axes,),) = _figure()
-  far = _far(results, points, lambda p: (x(p)[0], tables.quality(p, metric)))
+  spared = None if broken else results['reference']
+  far = _far(points, lambda p: (x(p)[0], tables.quality(p, metric)), spared)
   for name, some in tables.curves([p for p in points if p not in far]).items():
     colour, marker = looks[name]
     some = tables.distinct(some)
@@ -128,9 +129,9 @@ def _tradeoff(results: dict, points: Sequence[dict], looks: dict, x: Callable):
   return figure, axes
 
 
-def _far(results: dict, points: Sequence[dict], place: Callable) -> list[dict]:
+def _far(points: Sequence[dict], place: Callable, spared: str | None) -> list[dict]:
   """Return the models alone that would take more than a third of an axis; the figure says their numbers instead."""
-  alone = [p for p in points if p['curve'] in (tables.LARGE, tables.SMALL) and p['curve'] != results['reference']]
+  alone = [p for p in points if p['curve'] in (tables.LARGE, tables.SMALL) and p['curve'] != spared]
   rest = [place(p) for p in points if p not in alone]
   if len(rest) < 2:
     return []
@@ -203,7 +204,7 @@ def prediction(results, title, points, looks):
   ends = [ends[0] - pad, ends[1] + pad]
   axes.plot(ends, ends, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
   axes.set_title(f'speed-up, {title}')
-  axes.set_xlabel('predicted from acceptance, forward times and overhead of a token')
+  axes.set_xlabel('predicted from acceptance, times of passes and overhead of a token')
   axes.set_ylabel('measured')
   _legend(figure, axes)
   return figure

@@ -9,6 +9,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 from pathlib import Path
+import sys
 import time
 
 import jax
@@ -71,7 +72,8 @@ def run_method(
     example_ids=[e.index for e in examples],
     batch_size=batch or len(examples),
     max_prompt_tokens=task.max_prompt_tokens,
-  ).raise_for_fault()
+    keep_faults=True,
+  )
 
 
 def few_executables():
@@ -129,6 +131,7 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       _warm_up(experiment, loaded, points, warm, batch, queued=len(examples) > batch > 1)
       progress.leave_out(time.monotonic() - start)
     out = run_method(experiment, loaded, part.point.build(), part.temperature, part.examples, batch)
+    _tell(out, part.point)
     lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
     journal.append(lines[len(lines) - missing :])
     progress.add(missing, f'{part.point.label}, T = {part.temperature:g}')
@@ -170,7 +173,13 @@ def _line(out: Decoded, i: int, example: Example, temperature: float, point: Poi
       line[field.name] = counts + [0] * (len(models) - len(counts))
     else:
       line[field.name] = np.asarray(array[i]).tolist()
-  return line
+  return line if out.faults[i] is None else line | {'fault': out.faults[i]}
+
+
+def _tell(out: Decoded, point: Point):
+  """Say that sequences ended as faults; the run goes on, and its tables count them."""
+  if (faults := [fault for fault in out.faults if fault]) and distributed.is_writer():
+    print(f'warning: {point.label}: {len(faults)} of {len(out.faults)} ended as faults. {faults[0]}', file=sys.stderr)
 
 
 # ---- latency ----
@@ -241,7 +250,9 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       out = run_method(experiment, loaded, method, temperature, examples)
       seconds = time.perf_counter() - start
       line = dict(zip(LATENCY_KEYS, timing.key, strict=True))
-      lines.append(line | {'seconds': seconds, 'tokens': int(out.stats.emitted.sum())})
+      line |= {'seconds': seconds, 'tokens': int(out.stats.emitted.sum())}
+      faults = sum(fault is not None for fault in out.faults)
+      lines.append(line | {'faults': faults} if faults else line)
     journal.append(lines)
     progress.add(len(lines), f'batch {batch}, T = {temperature:g}, trial {trial + 1}')
 

@@ -69,10 +69,11 @@ function spread(values, pad) {
   const room = (high - low || Math.abs(high) || 1) * pad;
   return [low - room, high + room];
 }
-// The span of an axis. A model alone that would take more than a third of it is left out, and drawn at its edge.
-function extent(shown, key, more) {
+// The span of an axis. A model alone that would take more than a third of it is left out, and drawn at its edge; so is
+// the reference where the axis may be broken for it.
+function extent(shown, key, more, broken) {
   const values = (some) => [...some.flatMap((s) => s.points.flatMap((p) => [p[key], ...(p[`${key}_ci`] || [])])), ...more];
-  const rest = shown.filter((s) => typeof data.curves[s.curve] !== 'string' || s.curve === data.reference);
+  const rest = shown.filter((s) => typeof data.curves[s.curve] !== 'string' || (s.curve === data.reference && !broken));
   const all = spread(values(shown), 0.05);
   if (!rest.length) return all;
   const near = spread(values(rest), 0.05);
@@ -105,7 +106,7 @@ function scatter(box, spec) {
   box.replaceChildren();
   if (!points.length) return;
   const guides = (axis) => (spec.diagonal ? points.flatMap((p) => [p.x, p.y]) : spec.guide && spec.guide[axis] !== undefined ? [spec.guide[axis]] : []);
-  const [x, y] = ['x', 'y'].map((key) => extent(shown, key, guides(key)));
+  const [x, y] = ['x', 'y'].map((key) => extent(shown, key, guides(key), spec.broken === key));
   const { svg, sx, sy, left, right, top, bottom } = frame(box, spec, x, y, 300);
   if (spec.guide && spec.guide.y !== undefined) make('line', { class: 'guide', x1: left, x2: right, y1: sy(spec.guide.y), y2: sy(spec.guide.y) }, svg);
   if (spec.diagonal) {
@@ -126,6 +127,7 @@ function scatter(box, spec) {
       make('path', { d: mark(s.curve), stroke: 'var(--card)', 'stroke-width': 0.25, transform: `translate(${round(px)} ${round(py)}) scale(5)` }, group);
       if (!near.includes(p)) {
         const [side, anchor] = px > (left + right) / 2 ? [-9, 'end'] : [9, 'start'];
+        if (within(p.x, x) !== p.x) make('path', { class: 'axis', fill: 'none', d: `M${px + 2 * side - 4} ${bottom + 5}l4 -10m4 0l-4 10` }, svg);
         make('text', { class: 'far', stroke: 'none', x: px + side, y: within(py, [top + 12, bottom - 6]), 'text-anchor': anchor }, svg, `${s.curve}: ${+p.y.toFixed(2)} at ${+p.x.toFixed(2)}`);
       }
       places.push({ x: px, y: py, p });
@@ -141,12 +143,13 @@ function scatter(box, spec) {
     showTip(p.tip, frameBox.left + px, frameBox.top + py);
   };
   const still = () => { at = -1; halo.setAttribute('visibility', 'hidden'); tip.hidden = true; };
-  svg.addEventListener('pointermove', (event) => {
+  const point = (event) => {
     const frameBox = svg.getBoundingClientRect();
     const near = places.map((q, i) => [Math.hypot(q.x - event.clientX + frameBox.left, q.y - event.clientY + frameBox.top), i]).sort((a, b) => a[0] - b[0])[0];
     if (near[0] < 30) say(near[1]); else if (at >= 0) still();
-  });
-  svg.addEventListener('pointerleave', still);
+  };
+  for (const on of ['pointermove', 'click']) svg.addEventListener(on, point);
+  svg.addEventListener('pointerleave', (event) => { if (event.pointerType !== 'touch') still(); }); // a finger leaves before it clicks
   svg.setAttribute('tabindex', 0);
   svg.addEventListener('keydown', (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];

@@ -138,11 +138,12 @@ class Drawn:
       if sum(len(s['points']) for s in series) > 1:
         cards += self._card(
           title, series, f'time relative to {reference}', self.shown, lines=True,
-          guide={} if level is None else {'y': level},
+          guide={} if level is None else {'y': level}, broken='x',
         )  # fmt: skip
     lead = (
       f'Left is faster, up is better; the dashed line is the quality of {reference}. Bars are 95 % intervals. Settings '
-      'that decoded alike are drawn once; a model alone that is far from the rest stands at the edge, with its numbers.'
+      'that decoded alike are drawn once; a model alone far from the rest stands with its numbers at the edge, where '
+      'the axis is broken.'
     )
     return self._grid(lead, cards)
 
@@ -226,9 +227,9 @@ class Drawn:
       if series:
         cards += self._card(title, series, 'predicted speed-up', 'measured speed-up', diagonal=True)
     lead = (
-      'Predicted from acceptance, the times of forward passes, and what a token of the reference costs beside its '
-      'calls. On the line they agree; under it, a round costs more than that: a draft waits for each of its tokens, '
-      'and a block is tested.'
+      'Predicted from acceptance, the times of forward passes and of a token of the drafter alone, and what a token of '
+      'the reference costs beside its calls. On the line they agree; under it, a round costs more, for its block is '
+      'tested, or gives less, for short texts end inside a block.'
     )
     return self._grid(lead, cards)
 
@@ -289,8 +290,8 @@ def _traces(traces: Sequence[dict]) -> str:
     by_example.setdefault((trace['temperature'], trace['example']), []).append(trace)
   groups = [_example(*which, some, first=not i) for i, (which, some) in enumerate(by_example.items())]
   return (
-    '<p class="lead">Every token coloured by where it came from. Point at one, or move to it with Tab, for its chance '
-    'under the drafter (q), the verifier (p) and the target (π).</p>'
+    '<p class="lead">Every token coloured by where it came from. Point at one, tap it, or move to it with Tab, for its '
+    'chance under the drafter (q), the verifier (p) and the target (π).</p>'
     f'<ul class="key">{key}</ul>{"".join(groups)}'
   )
 

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 import socket
 from typing import Any
+import uuid
 
 from speccascade import buckets, disk, distributed
 from speccascade.errors import RunError
@@ -49,6 +50,7 @@ def owned(folder: Path, remedy: str, *, shared: bool = False) -> Iterator[None]:
   """Hold a folder for this process by its lock, which the system releases with the process; in a bucket only say so."""
   owner = f'process {os.getpid()} on {socket.gethostname()}\n'
   if buckets.inside(folder):
+    _check_bucket(folder)
     write(folder / LOCK, owner)
     yield
     return
@@ -67,6 +69,16 @@ def owned(folder: Path, remedy: str, *, shared: bool = False) -> Iterator[None]:
       handle.write(owner)
       handle.flush()
     yield
+
+
+def _check_bucket(folder):
+  """Write, find, read and remove an object, all of which a run comes to do."""
+  name = f'{LOCK}.{uuid.uuid4().hex[:8]}.part'
+  with told(f'{folder} cannot be written, read and cleared', 'permit all three, or choose another --run_dir'):
+    buckets.create(folder / name, name.encode())
+    if list(buckets.contents(folder, [n for n in buckets.files(folder) if n == name])) != [name.encode()]:
+      raise OSError(f'{name} was written, but is not found as it was')
+    buckets.remove(folder, [name])
 
 
 def clean(folder: Path):

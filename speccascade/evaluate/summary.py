@@ -16,7 +16,7 @@ from speccascade.phases import Verify
 from speccascade.results import PER_MODEL
 
 RESAMPLES = 1000
-NOTHING = dict(examples=0, quality=None, quality_ci=None, counts=None)
+NOTHING = dict(examples=0, faults=0, fault=None, quality=None, quality_ci=None, counts=None)
 Resampled = dict[str, np.ndarray | None]  # a metric on each resample of the examples, None where it has no sums
 LEVEL = (2.5, 97.5)  # per cent: the bounds of every interval
 
@@ -41,7 +41,8 @@ def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict
         record['counts'] = _at_batch(experiment, point, batch, record['counts'])
         record['quality_gain_ci'] = _gains(resampled.get(key, {}), base)
         record['latency'] = _latency(times.get((temperature, batch, *_named(point))), reference, experiment.seed)
-        record['predicted'] = _predicted(experiment, point, record['counts'], floor, reference) if batch == 1 else None
+        timed = {key[2:]: some for key, some in times.items() if key[:2] == (temperature, batch)}
+        record['predicted'] = _predicted(experiment, point, record['counts'], floor, timed) if batch == 1 else None
         found.append(record)
   return found
 
@@ -77,19 +78,31 @@ def _quality(experiment: Experiment, point: Point, lines: list[dict]) -> tuple[d
   judged = {name: _judge(metric, examples, texts, experiment.seed) for name, metric in task.metrics.items()}
   quality, resampled = ({name: found[i] for name, found in judged.items()} for i in range(2))
   interval = {name: None if values is None else _interval(values) for name, values in resampled.items()}
-  return dict(examples=len(lines), quality=quality, quality_ci=interval, counts=counts(point, lines)), resampled
+  faults = [line['fault'] for line in lines if 'fault' in line]
+  about = dict(examples=len(lines), faults=len(faults), fault=next(iter(faults), None))
+  return about | dict(quality=quality, quality_ci=interval, counts=counts(point, lines)), resampled
 
 
-def _judge(metric: Callable, examples: list[Example], texts: list[str], seed: int) -> tuple[float, np.ndarray | None]:
-  """Return a metric and, where it is a function of sums of statistics, its values on resamples of the examples."""
+def _judge(
+  metric: Callable, examples: list[Example], texts: list[str], seed: int
+) -> tuple[float | None, np.ndarray | None]:
+  """Return a metric and, where it is a function of sums of statistics, its values on resamples of the examples.
+
+  What is no finite number is None.
+  """
   if not hasattr(metric, 'statistics'):
-    return float(metric(examples, texts)), None
+    return _finite(float(metric(examples, texts))), None
   statistics, n = np.asarray(metric.statistics(examples, texts), np.float64), len(texts)  # [N, K]
-  value = float(metric.combine(statistics.sum(0), n))
-  if n < 2:
+  value = _finite(float(metric.combine(statistics.sum(0), n)))
+  if n < 2 or value is None:
     return value, None
   drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # [R, N], of all points the same
-  return value, np.array([metric.combine(row, n) for row in drawn @ statistics])
+  values = np.array([metric.combine(row, n) for row in drawn @ statistics])
+  return value, values if np.isfinite(values).all() else None
+
+
+def _finite(value: float) -> float | None:
+  return value if np.isfinite(value) else None
 
 
 def _gains(mine: Resampled, base: Resampled) -> dict[str, list[float]]:
@@ -144,10 +157,17 @@ def _deferral_rate(point: Point, lines: list[dict], total: dict) -> float | None
 
 
 def _seconds(timings: Sequence[dict]) -> dict[tuple, dict]:
-  """Return for each batch size and point {examples: (median seconds over trials, tokens, trials)}."""
+  """Return for each batch size and point {examples: (median seconds over trials, tokens, trials)}.
+
+  Examples of which a sequence ended as a fault in any trial are left out.
+  """
   raw: dict[tuple, dict] = {}
+  named = lambda line: (line['temperature'], line['batch'], line['curve'], str(line['value']))
+  faulty = {(*named(line), *line['examples']) for line in timings if line.get('faults')}
   for line in timings:
-    key = line['temperature'], line['batch'], line['curve'], str(line['value'])
+    key = named(line)
+    if (*key, *line['examples']) in faulty:
+      continue
     raw.setdefault(key, {}).setdefault(tuple(line['examples']), []).append((line['seconds'], line['tokens']))
   return {
     key: {group: (float(np.median([s for s, _ in rows])), rows[0][1], len(rows)) for group, rows in groups.items()}
@@ -169,6 +189,8 @@ def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | Non
   if not reference:
     return record
   both = [g for g in mine if g in reference]
+  if not both:
+    return record
   pairs = np.array([(reference[g][0], mine[g][0]) for g in both])  # [N, 2]
   record['ratio'] = float(pairs[:, 0].sum() / pairs[:, 1].sum())
   n = len(pairs)
@@ -179,11 +201,12 @@ def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | Non
 
 
 def _predicted(
-  experiment: Experiment, point: Point, counted: dict | None, floor: dict | None, timed: dict | None
+  experiment: Experiment, point: Point, counted: dict | None, floor: dict | None, timed: dict[tuple, dict]
 ) -> dict | None:
   """Return what theory says of the measured acceptance and forward times, where it is about the same reference.
 
-  What a round costs beside its calls is taken from the times of the reference, whose round is one token.
+  What a round costs beside its calls is taken from the times of the reference, whose round is one token; what a call of
+  the drafter costs, from those of the drafter alone where it was timed, for a loop of small steps is more than they.
   """
   method, reference = point.build(), experiment.reference_point.build()
   if counted is None or floor is None or isinstance(method, SequenceCascade):
@@ -192,9 +215,19 @@ def _predicted(
   over, models = ('ensemble', method.slots) if ensemble else ('autoregressive', method.slots[-1:])
   if reference.kind != over or {*reference.slots} != {*models}:
     return None
-  forward = list(floor['forward_s'].values())
-  overhead = 0.0
-  if timed:
-    calls = sum(prediction.by_width(forward[m])[1] for m in reference.slots)
-    overhead = max(0.0, sum(s for s, _, _ in timed.values()) / sum(t for _, t, _ in timed.values()) - calls)
+  forward = [prediction.by_width(times) for times in floor['forward_s'].values()]
+  a_token = lambda some: sum(s for s, _, _ in some.values()) / sum(t for _, t, _ in some.values())
+  calls, overhead = sum(forward[m][1] for m in reference.slots), 0.0
+  if mine := timed.get(_named(experiment.reference_point)):
+    overhead = max(0.0, a_token(mine) - calls)
+  drafter = method.slots[0]
+  for other in experiment.points:
+    made = other.build()
+    if (
+      drafter != method.slots[-1]
+      and made.kind == 'autoregressive'
+      and made.slots == (drafter,)
+      and _named(other) in timed
+    ):
+      forward[drafter][1] = max(forward[drafter][1], a_token(timed[_named(other)]))
   return prediction.predict_method(method, counted, [forward[m] for m in method.slots], overhead)

@@ -149,16 +149,19 @@ def _measured(points: Sequence[dict], metric: str) -> list[tuple[float, float]]:
 def summary(results: dict, title: str, points: Sequence[dict]) -> Table:
   """Return one row for each point."""
   first, metrics = metric_name(results['metric']), results['metrics']
-  timed = any(ratio(p) is not None for p in points)
+  timed, faulty = any(ratio(p) is not None for p in points), any(p.get('faults') for p in points)
   columns = ['method', 'setting', *(['speed-up'] if timed else []), *map(metric_name, metrics)]
   columns += ['95 % of speed-up'] if timed else []
   columns += [f'95 % of {first}', 'tokens', 'cut off', 'accepted', 'tokens/round', 'deferred']
-  columns += ['tokens/s'] if timed else []
-  rows = [_row(results, p, timed) for some in curves(points).values() for p in some]
+  columns += (['tokens/s'] if timed else []) + (['faults'] if faulty else [])
+  shown = [p for some in curves(points).values() for p in some]
+  rows = [_row(results, p, timed) + ([p['faults']] if faulty else []) for p in shown]
   note = f'{points[0]["examples"]} examples. tokens: mean length of an output; cut off: share that reached the limit '
   note += 'of new tokens without an end.'
   if timed:
     note += f' Speed-up: time of {results["reference"]} over time, on the same examples.'
+  if faulty:
+    note += ' faults: outputs that ended where nothing could be drawn; judged by what they had until there, not timed.'
   return _table(f'Summary, {title}', columns, rows, note)
 
 
@@ -196,7 +199,7 @@ def cascades(results: dict, title: str, points: Sequence[dict]) -> Table | None:
 
 
 def collaborative(results: dict, title: str, points: Sequence[dict]) -> Table | None:
-  """Return tokens per second of each way to decode the ensemble, at its best setting, over the standard one."""
+  """Return the speed of each way to decode the ensemble, at its best setting, over the standard one."""
   name = results['reference'] if results['reference'] != LARGE else 'ensemble'
   standard = at(points, name)
   if standard is None or not ratio(standard):
@@ -210,7 +213,8 @@ def collaborative(results: dict, title: str, points: Sequence[dict]) -> Table | 
     row = [curve, label(p), p['latency']['tokens_per_s'], ratio(p) / ratio(standard), quality(p, results['metric'])]
     rows.append(row)
   columns = ['method', 'best setting', 'tokens/s', f'speed-up over {name}', metric_name(results['metric'])]
-  note = 'The fastest setting of each. Methods of one combination have one law; their quality differs by chance.'
+  note = 'The fastest setting of each. Methods of one combination have one law; their quality differs by chance. The '
+  note += 'speed-up is of times on the same examples; Fu et al. divide tokens per second.'
   return _table(f'Collaborative decoding, {title}', columns, rows, note) if len(rows) > 1 else None
 
 
@@ -242,10 +246,10 @@ def prediction(title: str, points: Sequence[dict]) -> Table | None:
   columns = ['method', 'setting', 'acceptance', 'cost ratio', 'overhead', 'predicted', 'measured']
   columns.append('measured / predicted')
   note = (
-    'Predicted from acceptance and the times of forward passes; overhead is what a token of the reference costs beside '
-    'its calls, in forward passes of the large model, and is charged to every round. What a round costs more than that '
-    '(a test of its block, a draft that waits for each of its tokens) is not counted: where it matters measured falls '
-    'short of predicted.'
+    'Predicted from acceptance, the times of forward passes and, where it was timed, of a token of the drafter alone '
+    '(the cost ratio). Overhead is what a token of the reference costs beside its calls, in forward passes of the '
+    'large model, and is charged to every round. Not counted are the test of a block and the last round, in which a '
+    'short text ends inside its block: where they matter measured falls short of predicted.'
   )
   return _table(f'Prediction and measurement, {title}', columns, rows, note) if rows else None
 

@@ -77,7 +77,8 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   sampler = experiment.sampler(temperature)
   logits = {m: _forced(models[m], prompts, outputs, experiment.task, inputs.vocabulary(models)) for m in used}
   if sampler.penalises:
-    sampler = sampler.bind(_seen(models[used[-1]], prompts, outputs, logits[used[-1]].shape))
+    shape = logits[used[-1]].shape
+    sampler = sampler.bind(_seen(models[used[-1]], prompts, outputs, shape), _counts(outputs, shape))
   tokens = _padded(outputs, experiment.task.max_new_tokens)
   laws = {}
   if len(used) > 1:
@@ -93,12 +94,17 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
       dict(
         text=pieces[token] if pieces else str(token),
         source=names.get(int(lines[i]['source'][j]), 'drafter'),
-        **{k: round(float(laws[k][i, j]), 5) if k in laws else None for k in ('q', 'p', 'pi')},
+        **{k: _rounded(laws[k][i, j]) if k in laws else None for k in ('q', 'p', 'pi')},
       )
       for j, token in enumerate(row)
     ]
     for i, row in enumerate(outputs)
   ]
+
+
+def _rounded(chance: np.float32) -> float | None:
+  """Return a chance for reading, None where a model's logits were not finite."""
+  return round(float(chance), 5) if np.isfinite(chance) else None
 
 
 def method_models(method: methods.Method | methods.SequenceCascade) -> tuple[int, ...]:
@@ -152,6 +158,15 @@ def _seen(model: Model, prompts, outputs, shape) -> Array:
     for i, token in enumerate(output):
       row[i + 1 :, token] = True
   return jnp.asarray(seen)
+
+
+def _counts(outputs, shape) -> Array:
+  """Return [B, L, V]: how often each token was emitted before each output token."""
+  counts = np.zeros(shape, np.float32)
+  for row, output in zip(counts, outputs, strict=True):
+    for i, token in enumerate(output):
+      row[i + 1 :, token] += 1
+  return jnp.asarray(counts)
 
 
 @jax.jit

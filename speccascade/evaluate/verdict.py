@@ -12,8 +12,12 @@ def compared(results: dict) -> str:
   settings = len({(p['curve'], str(p['value'])) for p in points})
   asked = max((p['examples'] for p in points), default=0)
   timed = max(((p['latency'] or {}).get('examples', 0) for p in points), default=0)
+  faulty = [p for p in points if p.get('faults') and p['batch'] == points[0]['batch']]
   said = f'{len(names)} methods in {settings} settings, {" → ".join(results["models"])}, compared on {asked} examples'
-  return f'{said}, {timed} of them timed.' if timed else f'{said}; no times were measured.'
+  said = f'{said}, {timed} of them timed.' if timed else f'{said}; no times were measured.'
+  if not faulty:
+    return said
+  return f'{said} {sum(p["faults"] for p in faulty)} outputs ended as faults and are not timed. {faulty[0]["fault"]}'
 
 
 def findings(results: dict) -> list[tuple[str, str, str]]:

@@ -9,6 +9,7 @@ import itertools
 import json
 from pathlib import Path
 from typing import Any
+import warnings
 
 import numpy as np
 
@@ -82,7 +83,8 @@ def from_teacher(
     _write_outputs(teacher, sources, file, made_with, batch_size)
   pairs = [(teacher.tokenizer.encode(row['source']), row['target']) for row in _outputs(file, sources, made_with)]
   ends = teacher.network.eos_ids
-  yield from repeated([(source, target) for source, target in pairs if target[-1] in ends], seed)  # not the cut off
+  whole = [(source, target) for source, target in pairs if target and target[-1] in ends]  # not cut off, no fault
+  yield from repeated(whole, seed)
 
 
 def _outputs(file: Path, sources: Sequence[str], made_with: dict[str, Any]) -> list[dict]:
@@ -101,14 +103,22 @@ def _outputs(file: Path, sources: Sequence[str], made_with: dict[str, Any]) -> l
 def _write_outputs(teacher, sources, file: Path, made_with: dict[str, Any], batch_size: int) -> None:
   lines, sampler = [json.dumps(made_with) + '\n'], Sampler(made_with['temperature'])
   settings = dict(max_new_tokens=made_with['max_new_tokens'], seed=made_with['seed'], batch_size=batch_size)
+  faults = []
   for start in range(0, len(sources), 8 * batch_size):
     texts = list(sources[start : start + 8 * batch_size])
     out = decode(
       methods.autoregressive(), [teacher], texts, sampler=sampler, example_ids=range(start, start + len(texts)),
-      **settings,
-    ).raise_for_fault()  # fmt: skip
-    for text, tokens in zip(texts, out.tokens, strict=True):
-      lines.append(json.dumps({'source': text, 'target': [int(t) for t in tokens]}, ensure_ascii=False) + '\n')
+      **settings, keep_faults=True,
+    )  # fmt: skip
+    faults += [fault for fault in out.faults if fault]
+    for text, tokens, fault in zip(texts, out.tokens, out.faults, strict=True):
+      target = [int(t) for t in tokens] if fault is None else []
+      lines.append(json.dumps({'source': text, 'target': target}, ensure_ascii=False) + '\n')
+  if faults and len(faults) == len(sources):
+    raise ValueError(faults[0])
+  if faults:
+    said = f"{len(faults)} of the teacher's {len(sources)} outputs ended as faults, and are left out. {faults[0]}"
+    warnings.warn(said, stacklevel=2)
   disk.write(file, ''.join(lines))
 
 

@@ -142,7 +142,13 @@ def test_programs_are_not_run_unasked(problems):
   settings = dict(prompt_field='question', target_field='answer', metrics=('pass_at_1',))
   with pytest.raises(PermissionError, match='allow_execution'):
     files.jsonl(problems, **settings)
-  assert files.jsonl(problems, **settings, allow_execution='without isolation').metrics['pass_at_1'].allow_execution
+  with pytest.raises(ValueError, match='problems.jsonl, line 1 lacks test and entry_point in its info'):
+    files.jsonl(problems, **settings, allow_execution='without isolation')
+  tested = [p | {'test': 'def check(f): pass', 'entry_point': 'f'} for p in PROBLEMS]
+  with open(problems, 'w') as f:
+    f.write('\n'.join(map(json.dumps, tested)))
+  task = files.jsonl(problems, **settings, info_fields=('test', 'entry_point'), allow_execution='without isolation')
+  assert task.metrics['pass_at_1'].allow_execution
 
 
 def test_a_prediction_ends_at_the_first_stop(problems):

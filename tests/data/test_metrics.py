@@ -2,6 +2,7 @@
 
 import dataclasses
 from fractions import Fraction
+import functools
 
 import numpy as np
 import pytest
@@ -167,7 +168,7 @@ def test_where_programs_cannot_be_contained_is_found_before_anything_is_decoded(
 
 def test_an_example_without_tests_is_named():
   metric = dataclasses.replace(metrics.pass_at_1, allow_execution=True)
-  with pytest.raises(ValueError, match='example 0 has no test and no entry_point'):
+  with pytest.raises(ValueError, match='example 0 lacks test and entry_point in its info'):
     metric(examples(['']), ['1'])
 
 
@@ -175,9 +176,60 @@ def test_metrics_are_found_by_name_and_keep_their_order():
   assert list(metrics.named(['rouge2', 'bleu'])) == ['rouge2', 'bleu']
   with pytest.raises(ValueError, match="no metric 'blue'; choose from bleu"):
     metrics.named(['blue'])
-  for wrong in ('bleu', []):
+  for wrong in ('bleu', [], metrics.bleu):
     with pytest.raises(ValueError, match='not a list of names'):
       metrics.named(wrong)
+
+
+def shortness(examples, predictions):
+  return -sum(map(len, predictions)) / len(predictions)
+
+
+class Longer:
+  def __init__(self, value=None):
+    self.value = value
+
+  def __call__(self, examples, predictions):
+    return float(len(predictions[0])) if self.value is None else self.value
+
+
+def test_a_metric_of_ones_own_is_a_function_or_an_object_that_can_be_called():
+  found = metrics.named([shortness, 'bleu', functools.partial(metrics.final_number), Longer()])
+  assert list(found) == ['shortness', 'bleu', 'Mean', 'Longer'] and found['shortness'] is shortness
+  metrics.check(found, examples(['4 cats']))
+  for wrong, part in (
+    (lambda e, p: 1, '<lambda>, which names none'), (Longer, 'no metric .*Longer'), (3, 'no metric 3'),
+  ):  # fmt: skip
+    with pytest.raises(ValueError, match=part):
+      metrics.named([wrong])
+  with pytest.raises(ValueError, match='have one name'):
+    metrics.named([shortness, functools.partial(shortness)])
+  for metric, part in (
+    (Longer(float('nan')), 'references nan, not a finite'),
+    (Longer('x'), r'\(ValueError: could not'),
+  ):
+    with pytest.raises(ValueError, match=part):
+      metrics.check({'mine': metric}, examples(['4']))
+
+
+@pytest.mark.parametrize(
+  'name, target, part',
+  [('bleu', [], 'a reference'), ('rouge2', [], 'a reference'), ('final_number', 'none', 'a reference with a number'),
+   ('final_number', ['none', 'no'], 'a reference with a number'), ('accuracy', 'G', 'a reference with a letter A–D'),
+   ('pass_at_1', '', 'test and entry_point in its info')],
+)  # fmt: skip
+def test_references_that_no_prediction_can_match_are_refused(name, target, part):
+  judged = {name: metrics.METRICS[name]}
+  with pytest.raises(
+    ValueError, match=f'example {int(name != "pass_at_1")} lacks {part}, which {name} needs; correct it, or take it out'
+  ):
+    metrics.check(judged, examples(['A 4', target]))
+  if name != 'pass_at_1':
+    metrics.check(judged, examples(['A 4', ['none', 'B 5']]))
+
+
+def test_the_sign_that_typesetters_use_is_a_minus():
+  assert metrics.number('so \u22125') == -5 == metrics.number('#### \u2212 5'.replace(' 5', '5'))
 
 
 def test_statistics_have_one_row_for_each_example():

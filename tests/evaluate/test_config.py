@@ -1,6 +1,7 @@
 """A config's mistakes are found before anything is made, in one line that says what was probably meant."""
 
 import pathlib
+import re
 
 import gin
 import pytest
@@ -136,6 +137,31 @@ def test_a_module_is_found_beside_the_gin_file(tmp_path):
   (tmp_path / 'rules_beside.py').write_text('import gin\n@gin.register\ndef named(): return "beside"\n')
   parse('import rules_beside\n' + GOOD + 'Experiment.name = @rules_beside.named()\n', tmp_path)
   assert config.build()[0].name == 'beside'
+
+
+def test_the_source_of_modules_that_a_config_imports_is_a_part_of_it(tmp_path):
+  (tmp_path / 'rules_here.py').write_text('import gin, numpy, helper_here\n@gin.register\ndef name(): return "a"\n')
+  (tmp_path / 'helper_here.py').write_text('x = 1\n')
+  whole = lambda: parse('import rules_here\n' + GOOD, tmp_path)
+  first = whole()
+  assert re.findall(r'# source of (\w+): [0-9a-f]{16}', first) == ['helper_here', 'rules_here', 'toys']
+  assert parse(first, tmp_path) == first == whole()
+  (tmp_path / 'helper_here.py').write_text('x = 2\n')
+  second = whole()
+  (tmp_path / 'rules_here.py').write_text('import helper_here\n')
+  assert len({first, second, whole()}) == 3
+
+
+@pytest.mark.parametrize('binding', ['Experiment.temperatures', 'speccascade.Experiment.temperatures'])
+def test_a_binding_that_every_scope_overrides_is_refused_and_names_what_to_bind(tmp_path, binding):
+  scoped = 'a/Experiment.temperatures = [0.0]\nb/Experiment.temperatures = [1.0]\n'
+  text = GOOD.replace('[@Experiment()]', '[@a/Experiment(), @b/Experiment()]') + scoped
+  said = error(text, tmp_path, bindings=[f'{binding} = [0.3]'])
+  assert said == (f'--gin.{binding} has no effect, for the config binds a/{binding}, b/{binding}; bind those.')
+  for taken in ('Experiment.seed = 1', f'a/{binding} = [0.3]', 'opt/Curve.values = [0.2]'):
+    parse(text, tmp_path, bindings=[taken])
+  parse(text.replace('b/Experiment.temp', '# '), tmp_path, bindings=[f'{binding} = [0.3]'])
+  parse(GOOD + 'Experiment.temperatures = [0.0]\n', tmp_path, bindings=[f'{binding} = [0.3]'])
 
 
 def test_the_files_of_the_package_are_found_from_anywhere(tmp_path, monkeypatch):

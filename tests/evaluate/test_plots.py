@@ -38,6 +38,12 @@ def test_a_model_alone_far_from_the_rest_is_said_and_not_drawn(tmp_path):
     assert (f'draft only: {quality:.2f} at 0.62' in text) == far and 'draft only' in text
 
 
+def test_names_are_drawn_as_they_are(tmp_path):
+  points = [point('target only', quality=28.0, ratio=1.0), point(r'$\frac{$ of $x^2$', 0.1, 27.0, 1.2)]
+  written = plots.write(made.results(points), tmp_path)
+  assert len(written) == 2 and r'$\frac{$ of $x^2$' in (tmp_path / 'quality_latency_T0.svg').read_text()
+
+
 def test_figures_have_the_same_bytes_again(tmp_path):
   results = made.results([point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 27.0, 1.2)])
   once, again = (plots.write(results, tmp_path / name) for name in ('once', 'again'))

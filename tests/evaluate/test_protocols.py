@@ -308,6 +308,17 @@ def test_what_the_metrics_see_is_post_processed(quality):
   assert seen[0] == (1, f'1: {_lines(quality)[1]["prediction"]}') and points[0]['quality_ci'] == {'m': None}
 
 
+def test_a_metric_that_is_no_number_at_the_end_is_none(quality):
+  class Undefined(toys.Overlap):
+    def combine(self, total, n):
+      return float('nan')
+
+  metrics = {'f': lambda examples, texts: float('inf'), 'sums': Undefined()}
+  task = dataclasses.replace(EXPERIMENT.task, metrics=metrics)
+  (first, *_) = summary.points(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [], None)
+  assert first['quality'] == first['quality_ci'] == {'f': None, 'sums': None} and first['quality_gain_ci'] == {}
+
+
 def test_a_token_cascade_counts_the_verifiers_tokens_as_deferred(loaded, tmp_path):
   cascade = Curve('token', methods.token_cascade, rules.chow, 'alpha', (0.3, 0.7))
   sequence = Curve('seq', methods.sequence_cascade, None, 'threshold', (-1.5,))
@@ -350,16 +361,15 @@ def test_traced_laws_are_those_the_tokens_were_drawn_from(loaded, models, qualit
       tokens.append(token)
 
 
-def test_traces_know_the_penalty(loaded, models, tmp_path):
-  experiment = dataclasses.replace(
-    EXPERIMENT, curves=[TARGET], temperatures=(1.0,), repetition_penalty=2.0, trace_examples=1
-  )
+def test_traces_know_the_penalties(loaded, models, tmp_path):
+  penalties = dict(repetition_penalty=2.0, presence_penalty=1.5, frequency_penalty=1.0)
+  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET], temperatures=(1.0,), trace_examples=1, **penalties)
   (found,) = trace.traces(experiment, loaded, _lines(_quality(experiment, loaded, tmp_path / 'q')))
   tokens = experiment.task.examples[0].prompt[:]
-  sampler = experiment.sampler(1.0)
+  sampler, begins = experiment.sampler(1.0), len(tokens)
   for t in found['tokens']:
-    seen = np.isin(np.arange(toys.VOCAB), tokens)
-    law = sampler.bind(seen)(_table_law(models[1], tokens))
+    seen, counts = np.isin(np.arange(toys.VOCAB), tokens), np.bincount(tokens[begins:], minlength=toys.VOCAB)
+    law = sampler.bind(seen, counts)(_table_law(models[1], tokens))
     assert t['p'] == pytest.approx(float(law[int(t['text'])]), abs=1e-4)
     tokens.append(int(t['text']))
 

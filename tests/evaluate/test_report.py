@@ -219,12 +219,25 @@ def test_the_smallest_results_make_a_page(tmp_path):
   assert 'nothing to compare' in text and 'Outputs, token' not in text and 'Quality and time' not in text
 
 
+TAP = """<script>
+const chart = document.querySelector('.chart svg');
+const place = chart.querySelector('path[transform]').getBoundingClientRect();
+const [x, y] = [place.left + place.width / 2, place.top + place.height / 2];
+const where = {clientX: x, clientY: y, pointerType: 'touch', bubbles: true};
+for (const on of ['pointerdown', 'pointerup']) chart.dispatchEvent(new PointerEvent(on, where));
+chart.dispatchEvent(new PointerEvent('pointerleave', where));
+chart.dispatchEvent(new PointerEvent('click', where));
+document.body.dataset.tapped = tip.hidden ? '' : tip.textContent;
+</script>"""
+
+
 def test_it_opens_in_a_browser_without_an_error(tmp_path):
   browser = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
   if browser is None:
     pytest.skip('no chromium here')
   path = tmp_path / 'report.html'
   report.write(made.cascades((0.0,)), path)
+  path.write_text(path.read_text() + TAP)
   command = [
     browser, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr', '--virtual-time-budget=2000',
     f'--user-data-dir={tmp_path / "profile"}', '--dump-dom', path.as_uri(),
@@ -233,6 +246,8 @@ def test_it_opens_in_a_browser_without_an_error(tmp_path):
   assert 'CONSOLE' not in out.stderr
   drawn = Markup(out.stdout)
   assert sum(tag == 'svg' and a.get('role') == 'img' for tag, a in drawn.tags) == len(drawn.data()['charts']) + 2
+  (body,) = [a for tag, a in drawn.tags if tag == 'body']
+  assert body['data-tapped'].startswith('target only\nBLEU 28.10')
   assert [a['class'] for tag, a in drawn.tags if tag == 'text' and a.get('class') == 'far'] == ['far']
   assert 'draft only: 20.3 at 0.26' in drawn.text  # at the edge of the first chart, which the others share
   assert sum(tag == 'rect' for tag, _ in drawn.tags) == 5 + 6

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import jax.numpy as jnp
 import pytest
 import toys
 
@@ -81,3 +82,31 @@ def test_damaged_results_are_written_anew(whole, tmp_path):
   (folder / 'results.json').write_text('{"na')
   run(folder)
   assert (folder / 'results.json').read_text() == (whole / 'results.json').read_text()
+
+
+def faulty_models():
+  """Return toys of which neither can say what follows the prompt of example 2."""
+  rows = TASK.examples[2].prompt[0] * toys.VOCAB + TASK.examples[2].prompt[1]
+  models = toys.models()
+  return [m.replace(params=m.params | {'table': m.params['table'].at[rows].set(jnp.nan)}) for m in models]
+
+
+def test_a_sequence_with_a_fault_is_counted_left_out_of_timing_and_costs_no_run(tmp_path, capsys):
+  sequence = Curve('answers', methods.sequence_cascade, parameter='threshold', values=[-1.0])
+  experiment = dataclasses.replace(
+    EXPERIMENT, models=faulty_models, curves=[ALONE, sequence], latency_examples=3, latency_trials=2
+  )
+  folder = tmp_path / 'run'
+  runner.run([experiment], folder, config='')
+  assert 'target only: 1 of 1 ended as faults. example 2: the logits of model 1' in capsys.readouterr().err
+  lines = [json.loads(line) for line in (folder / 'examples.jsonl').read_text().splitlines()]
+  assert [line['example'] for line in lines if 'fault' in line] == [2, 2]
+  results = json.loads((folder / 'results.json').read_text())
+  for point in results['points']:
+    assert (point['examples'], point['faults'], point['latency']['examples']) == (3, 1, 2)
+  assert [row[-1] for row in results['tables'][0]['rows']] == [1, 1] and results['tables'][0]['columns'][-1] == 'faults'
+  assert '2 outputs ended as faults and are not timed. example 2: the logits of' in (folder / 'report.html').read_text()
+  whole = (folder / 'examples.jsonl').read_bytes()
+  (folder / 'examples.jsonl').write_bytes(b''.join(whole.splitlines(True)[:1]))
+  runner.run([experiment], folder, config='')
+  assert (folder / 'examples.jsonl').read_bytes() == whole

@@ -9,6 +9,7 @@ from speccascade import methods, prediction, rules
 from speccascade.evaluate import Curve, Experiment, summary
 
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
+DRAFT = Curve('draft only', methods.autoregressive, settings={'model': 0})
 SPED = Curve('SpecDecode', methods.speculative, rules.speculative, settings={'block': 3})
 CASCADE = Curve('opt', methods.speculative, functools.partial(rules.opt, alpha=0.1), settings={'block': 3})
 FLOOR = {'forward_s': {'small': {'1': 0.1}, 'large': {'1': 1.0, '4': 1.2}}}
@@ -19,7 +20,9 @@ def experiment(*curves, **more):
   return Experiment(toys.task(), toys.models, curves, reference='target only', temperatures=(0.0,), **more)
 
 
-def predicted(run, curve, timed=None, floor=FLOOR):
+def predicted(run, curve, floor=FLOOR, **seconds):
+  """Predict where curves were timed, each in so many seconds for 10 tokens."""
+  timed = {(name.replace('_', ' '), 'None'): {(0,): (s, 10, 3)} for name, s in seconds.items()}
   return summary._predicted(run, curve.points()[0], COUNTS, floor, timed)
 
 
@@ -28,10 +31,20 @@ def test_what_a_token_of_the_reference_costs_beside_its_call_is_paid_by_every_ro
   rates = prediction.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
   for curve, kind in ((SPED, 'speculative'), (CASCADE, 'cascade')):
     assert predicted(run, curve)['ratio'] == pytest.approx(prediction.predict(kind, rates, 0.1, 3, 1.2))
-    said = predicted(run, curve, timed={(0,): (15.0, 10, 3)})  # 1.5 s a token
+    said = predicted(run, curve, target_only=15.0)  # 1.5 s a token
     assert said['overhead'] == pytest.approx(0.5)
     assert said['ratio'] == pytest.approx(prediction.predict(kind, rates, 0.1, 3, 1.2, 0.5))
-  assert predicted(run, SPED, timed={(0,): (8.0, 10, 3)})['overhead'] == 0  # no less than the calls
+  assert predicted(run, SPED, target_only=8.0)['overhead'] == 0  # no less than the calls
+
+
+def test_a_call_of_the_drafter_costs_what_its_token_costs_where_it_was_timed_alone():
+  rates = prediction.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
+  run = experiment(TARGET, DRAFT, SPED)
+  said = predicted(run, SPED, draft_only=4.0, target_only=15.0)
+  assert said['cost_ratio'] == pytest.approx(0.4) and said['overhead'] == pytest.approx(0.5)
+  assert said['ratio'] == pytest.approx(prediction.predict('speculative', rates, 0.4, 3, 1.2, 0.5))
+  assert predicted(run, SPED, draft_only=0.5)['cost_ratio'] == pytest.approx(0.1)  # no less than its call
+  assert FLOOR['forward_s']['small'] == {'1': 0.1}
 
 
 @pytest.mark.parametrize(

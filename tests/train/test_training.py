@@ -243,6 +243,19 @@ def test_the_teachers_outputs_are_made_once_and_cut_off_ones_left_out(tmp_path):
     next(data.from_teacher(teacher, sources[1:], **kwargs))
 
 
+def test_outputs_of_a_teacher_that_ended_as_faults_are_left_out_and_said(tmp_path):
+  teacher = toy.model(3, 12, eos_ids=(1, 2)).replace(tokenizer=words(tmp_path, eos_token='</s>'))
+  tokens = teacher.tokenizer.encode('3 4')
+  sick = teacher.params['table'].at[tokens[-2] * 12 + tokens[-1]].set(np.nan)
+  teacher = teacher.replace(params=teacher.params | {'table': sick})
+  kwargs = dict(temperature=1.0, max_new_tokens=8, batch_size=2)
+  with pytest.warns(UserWarning, match="1 of the teacher's 5 outputs ended as faults, and are left out. example 0"):
+    next(data.from_teacher(teacher, ['3 4', '5 6 7', '8', '9 10', '2 2 2'], file=tmp_path / 'outputs', **kwargs))
+  assert json.loads((tmp_path / 'outputs').read_text().splitlines()[1])['target'] == []
+  with pytest.raises(ValueError, match='example 0: the logits of model 0'):
+    next(data.from_teacher(teacher, ['3 4'], file=tmp_path / 'other', **kwargs))
+
+
 def test_kept_outputs_are_those_of_the_same_teacher_and_settings(tmp_path):
   teachers = [toy.model(seed, 12, eos_ids=(1,)).replace(tokenizer=words(tmp_path, eos_token='</s>')) for seed in (3, 4)]
   digests = [files.digest_of_params(teacher.params) for teacher in teachers]
