@@ -25,6 +25,8 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
     if (first.network.start_id is None) != (other.network.start_id is None):
       raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
   profiles.check_models(getattr(method, 'origin', None), [models[m] for m in getattr(method, 'slots', ())])
+  for model in models:
+    targets.check_network(model)
   return models
 
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from speccascade import rules, stopping
 from speccascade.methods import Method, SequenceCascade
 from speccascade.phases import BySize, Elect, Verify
-from speccascade.types import Combiner, Phase
+from speccascade.types import Combiner, Model, Phase, Prompt
 
 ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
+_PARTS = 'vocab_size', 'eos_ids', 'start_id', 'max_positions', 'prefill', 'extend'
 _CHECKED: set = set()  # programs that were asked already: numbers that are traced change nothing
 
 
@@ -109,6 +110,41 @@ def _line_of(error: Exception) -> str:
     if not any(part in frame.filename for part in elsewhere):
       return f' at {Path(frame.filename).name}:{frame.lineno} ({frame.line})'
   return ''
+
+
+def check_network(model: Model):
+  """Refuse a network of a user's that lacks what decoding calls, or whose logits or cache have not the shapes of it."""
+  network, name = model.network, type(model.network).__name__
+  if type(network).__module__.startswith('speccascade.'):
+    return
+  if lacking := [part for part in _PARTS if not hasattr(network, part)]:
+    raise ValueError(f'{name} has no {", ".join(lacking)}; a network has {", ".join(_PARTS)}.')
+  try:
+    if network in _CHECKED:
+      return
+    found = {rows: jax.eval_shape(lambda params, rows=rows: _read(network, params, rows), model.params)
+             for rows in (ROWS, 2 * ROWS)}  # fmt: skip
+  except Exception as error:  # whatever a user's network raises
+    said = f'{type(error).__name__}: {str(error).strip().splitlines()[0]}'
+    raise ValueError(f'{name} cannot decode{_line_of(error)}: {said}.') from error
+  before, logits, after = found[ROWS]
+  if logits.shape != (ROWS, PLACES, network.vocab_size):
+    raise ValueError(f'{name}.extend returns logits {list(logits.shape)}, not [B, L, V] = '
+                     f'{[ROWS, PLACES, network.vocab_size]}.')  # fmt: skip
+  if before != after:
+    raise ValueError(f'{name}.extend returns a cache of other shapes than it was given; write into that.')
+  if any(y.shape[:1] != (2 * x.shape[0],) for x, y in zip(*map(jax.tree.leaves, (before, found[2 * ROWS][0])))):
+    raise ValueError(f'{name}.prefill returns a cache that has not the sequences of the batch on axis 0.')
+  _CHECKED.add(network)
+
+
+def _read(network: Any, params: Any, rows: int) -> tuple:
+  """Return a cache of prompts, and the logits and the cache after more tokens."""
+  prompt = Prompt(jnp.zeros((rows, PLACES), jnp.int32), jnp.full(rows, PLACES))
+  cache = network.prefill(params, prompt, 4 * PLACES)
+  positions = jnp.broadcast_to(PLACES + jnp.arange(PLACES)[None], (rows, PLACES))
+  logits, after = network.extend(params, cache, jnp.zeros((rows, PLACES), jnp.int32), positions)
+  return cache, logits, after
 
 
 def not_a_law(method: Method, position: int, total: float, least: float) -> str:

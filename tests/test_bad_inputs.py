@@ -202,6 +202,22 @@ PYTHON = {
     lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1))), "is no module of the names of"
   ),
   'no generation_config.json': (lambda _: speccascade.Sampler.of(LARGE), 'toy0 has no generation_config.json'),
+  # networks
+  'a network without what it must have': (
+    lambda _: decoded(methods.autoregressive(), [Model({}, object())]), 'object has no vocab_size, eos_ids, start_id'
+  ),
+  'a network that cannot be hashed': (lambda _: decoded_by(some_logits, __hash__=None), "unhashable type: 'Mine'"),
+  'a network that fails': (lambda _: decoded_by(lambda *_: 1 // 0), 'ZeroDivisionError: integer division or modulo'),
+  'a network of few logits': (
+    lambda _: decoded_by(some_logits, vocab_size=7), 'Mine.extend returns logits [2, 3, 5], not [B, L, V] = [2, 3, 7]'
+  ),
+  'a network that returns another cache': (
+    lambda _: decoded_by(lambda self, p, cache, tokens, at: (jnp.zeros((*tokens.shape, 5)), cache[:, :1])),
+    'Mine.extend returns a cache of other shapes',
+  ),
+  'a network whose cache has no rows': (
+    lambda _: decoded_by(some_logits, lambda self, params, prompt, most: jnp.zeros(most)), 'of the batch on axis 0'
+  ),
   # backends
   'a backend that is a class': (lambda _: backends.register('tpu', backends.CPU), 'give an instance of a subclass'),
   'a backend that is a text': (lambda _: backends.use('cpu').__enter__(), "'cpu' is not a backend"),
@@ -255,6 +271,22 @@ def overwritten(folder: pathlib.Path):
   written(folder / 'thesis', 'thesis.tex', 'x')
   network = T5(T5Config(11, 8, 2, 4, 8, 1, 1))
   orbax.save(folder / 'thesis', Model({}, network), overwrite=True)
+
+
+def network(extend, prefill=None, **parts):
+  """Return a network that extends as is said, with a cache of a slot for each position."""
+  plain = lambda self, params, prompt, max_len: jnp.zeros((prompt.tokens.shape[0], max_len))
+  parts = dict(vocab_size=5, eos_ids=(), start_id=None, max_positions=None) | parts
+  return type('Mine', (), parts | dict(prefill=prefill or plain, extend=extend))()
+
+
+def decoded_by(*args, **parts):
+  """Decode with a model of such a network."""
+  return decoded(methods.autoregressive(), [Model({}, network(*args, **parts))])
+
+
+def some_logits(self, params, cache, tokens, positions):
+  return jnp.zeros((*tokens.shape, 5)), cache
 
 
 def made(config, *, eos_ids, dtype, scan):
