@@ -207,21 +207,19 @@ def plan(
   if here and batch_size > len(prompts):
     raise ValueError(f'{len(prompts)} prompts do not fill a batch of {batch_size}; give more, or a smaller batch.')
   settings = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(temperature), seed=seed)
-  candidates, faults = _candidates(models, prompts, wanted, max(2, *blocks), settings)
+  candidates, sound, faults = _candidates(models, prompts, wanted, max(2, *blocks), settings)
   if here:
     forward = _measure(models, prompts, sorted({1, *blocks, *(b + 1 for b in blocks)}), batch_size, max_new_tokens)
   seconds = by_width(forward[0]), by_width(forward[1])
-  found = Plan((models[0].name, models[1].name), float(temperature), seconds, _rows(candidates, blocks, seconds))
-  found = dataclasses.replace(found, faults=tuple(faults.values()))
-  sound = [prompt for i, prompt in enumerate(prompts) if i not in faults]
+  found = Plan(tuple(m.name for m in models), temperature, seconds, _rows(candidates, blocks, seconds), faults=faults)
   if not here or found.best('speculative', 'cascade').speedup <= PAYS or len(sound) < batch_size:
     return found
   trial = functools.partial(_tried, models, sound, settings | dict(batch_size=batch_size))
   return _with_trials(found, blocks, wanted, trial)
 
 
-def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict) -> tuple[list[Candidate], dict[int, str]]:
-  """Measure the acceptance of each rule; return beside it the faults by prompt."""
+def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict) -> tuple:
+  """Measure the acceptance of each rule; return beside it the prompts without a fault, and what the others' say."""
   candidates, faults = [], {}
   for (kind, name), rule in wanted.items():
     method = _METHODS[kind](rule, block=block)
@@ -233,7 +231,8 @@ def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict) ->
     rates = by_place(out.stats.tested_at[sound].sum(0), out.stats.accepted_at[sound].sum(0))
     kinds = ('naive_cos', 'cos') if kind == 'naive_cos' else (kind,)
     candidates += [Candidate(f'{k} {name}' if len(kinds) > 1 else name, k, rates) for k in kinds]
-  return candidates, faults
+  sound = [prompt for i, prompt in enumerate(prompts) if i not in faults]
+  return candidates, sound, tuple(faults.values())
 
 
 def _rows(candidates: Sequence[Candidate], blocks, seconds, overhead: Overhead = Overhead()) -> tuple[Row, ...]:

@@ -200,3 +200,13 @@ def test_a_task_of_other_tokens_is_refused(task, byt5, tmp_path):
 def test_a_split_that_is_not_there_is_named(task, byt5):
   with pytest.raises(ValueError, match="no split 'test'; its splits: validation"):
     seqio_eval.evaluate('echo', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
+
+
+def test_an_evaluation_goes_on_where_a_sequence_ends_as_a_fault():
+  large = toy.model(0, 11, 1, eos_ids=(1,), encoder=True)
+  sick = large.replace(params={**large.params, 'source': large.params['source'].at[5].set(np.nan)})
+  records = [(i, {'encoder_input_tokens': np.array(tokens)}) for i, tokens in enumerate([[2, 3], [4, 3]])]
+  dataset = types.SimpleNamespace(as_numpy_iterator=lambda: iter(records))
+  predict = seqio_eval.predict_fn(methods.autoregressive(), [sick], max_new_tokens=3)
+  with pytest.warns(UserWarning, match='1 of 2 rows ended as faults. example 0'):
+    assert [index for index, _ in predict(dataset)] == [0, 1]

@@ -20,6 +20,7 @@ PARTS = ('speccascade', 'gin_configs', 'setup.py', 'pyproject.toml', 'README.md'
 SHORT = (
   '--gin.Experiment.curves=[@target_only/Curve(), @opt/Curve()]', '--gin.opt/Curve.values=[0.3]',
   '--gin.Experiment.quality_examples=2', '--gin.Experiment.latency_examples=0', '--gin.Experiment.trace_examples=1',
+  '--gin.Experiment.temperatures=[0.0]',
 )  # fmt: skip
 
 

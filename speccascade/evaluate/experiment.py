@@ -1,14 +1,17 @@
 """An experiment: a task, its models, the curves to compare on it, and how much of it is measured."""
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import hashlib
+import inspect
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-from speccascade import disk, inputs, layout, probs, profiles
+from speccascade import disk, inputs, layout, probs, profiles, rules
+from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.types import Model, whole
@@ -54,6 +57,8 @@ class Experiment:
       raise ValueError(f'{self.name}: the task {self.task.name} has no examples.')
     if not self.task.metrics:
       raise ValueError(f'{self.name}: the task {self.task.name} has no metrics.')
+    ours = {name: metric for name, metric in self.task.metrics.items() if isinstance(metric, metrics.Summed)}
+    metrics.check(ours, self.task.examples, lambda example: f'{self.task.name}: example {example.index}')
     for name in ('curves', 'temperatures', 'latency_batches'):
       value = getattr(self, name)
       if isinstance(value, (str, float, int, Curve)):
@@ -178,13 +183,24 @@ class Experiment:
     fields |= {} if mesh is None else {'mesh': dict(mesh.shape)}
     data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
     digest = hashlib.sha256(json.dumps(data, default=str).encode()).hexdigest()[:16]
-    lines = [f'{name}: {value}' for name, value in fields.items()]
+    lines = [f'{name}: {value}' for name, value in fields.items()] + _sources(curves)
     given = () if callable(self.models) else self.models
     lines += [f'weights of {m.path}: {m.digest()}' for m in given if isinstance(m, Checkpoint)]
     paths = sorted({str(p.profile) for p in self.points if isinstance(p.profile, (str, Path))})
     lines += [f'profile {path}: {hashlib.sha256(disk.local(path).read_bytes()).hexdigest()[:16]}' for path in paths]
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
     return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
+
+
+def _sources(curves: Sequence[Curve]) -> list[str]:
+  """Return a line with a digest of the source of each method and rule that is not of this package."""
+  own = [f for c in curves for f in (c.method, c.rule) if f and not str(f.__module__).startswith('speccascade.')]
+  found = set()
+  for function in own:
+    with contextlib.suppress(OSError, TypeError):  # one that was typed in, or is no function
+      digest = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+      found.add(f'source of {rules.name_of(function)}: {digest}')
+  return sorted(found)
 
 
 def _described(models: Any) -> str:

@@ -87,7 +87,7 @@ def predict_fn(
     out = decode(
       method, [*models[:-1], last], prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
       example_ids=indices, batch_size=min(batch_size, len(prompts)),
-    ).raise_for_fault()  # fmt: skip
+    )  # fmt: skip
     return list(zip(indices, _rectangular(out.tokens, models[-1]), strict=True))
 
   return predict

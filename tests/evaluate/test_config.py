@@ -171,6 +171,16 @@ def test_the_files_of_the_package_are_found_from_anywhere(tmp_path, monkeypatch)
     assert 'run.experiments' in config.parse([name])
 
 
+def test_a_config_hands_over_metrics_of_its_own(tmp_path):
+  (tmp_path / 'metrics_here.py').write_text(
+    'import gin\n@gin.register\ndef length(examples, texts): return len(texts[0])\n'
+  )
+  (tmp_path / 'x.jsonl').write_text('{"prompt": "a", "target": "b"}\n')
+  task = f"data.jsonl.path = {str(tmp_path / 'x.jsonl')!r}\ndata.jsonl.metrics = ['bleu', @metrics_here.length]\n"
+  parse('import metrics_here\n' + GOOD.replace('@toys.task()', '@data.jsonl()') + task, tmp_path)
+  assert list(config.build()[0].task.metrics) == ['bleu', 'length']
+
+
 def test_files_and_modules_that_are_missing_are_named(tmp_path):
   assert 'no file methods/nope.gin (In file' in error("include 'methods/nope.gin'\n" + GOOD, tmp_path)
   with pytest.raises(RunError, match='no file nope.gin; give its path, or the folder with --gin_search_paths'):

@@ -1,6 +1,7 @@
 """An experiment is checked whole before anything is loaded."""
 
 import dataclasses
+import importlib
 
 import jax
 import pytest
@@ -8,6 +9,7 @@ import toys
 
 from speccascade import methods, probs, rules, Sampler
 from speccascade.checkpoints import hf_write
+from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.evaluate import Checkpoint, Curve, Experiment
 from speccascade.models.t5 import T5, T5Config
@@ -78,6 +80,9 @@ def test_mistakes_are_named():
   assert 'is not a list' in error(curves=TARGET)
   assert 'is not a task' in error(task=3)
   assert 'has no examples' in error(task=dataclasses.replace(toys.task(), examples=[]))
+  unanswered = dataclasses.replace(toys.task(), metrics={'final_number': metrics.final_number})
+  unanswered.examples[4:5] = [dataclasses.replace(unanswered.examples[4], target='none')]
+  assert 'toys: example 4 lacks a reference with a number, which final_number needs' in error(task=unanswered)
   assert 'has no metrics' in error(task=dataclasses.replace(toys.task(), metrics={}))
   assert 'temperature=-1' in error(temperatures=[-1])
   assert 'has no temperatures' in error(temperatures=[])
@@ -107,6 +112,20 @@ def test_the_description_changes_with_all_that_decides_the_results():
   examples = [*toys.task().examples[:3], changed, *toys.task().examples[4:]]
   others.append(make(task=dataclasses.replace(toys.task(), examples=examples)))
   assert len({base, *(o.describe() for o in others)}) == len(others) + 1
+
+
+def test_the_description_changes_with_the_source_of_a_rule_of_ones_own(tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+
+  def describe(body):
+    name = f'own_rules_{len(list(tmp_path.iterdir()))}'
+    (tmp_path / f'{name}.py').write_text(f'def mine(q_logits, p_logits, *, sampler):\n  return {body}\n')
+    mine = importlib.import_module(name).mine
+    return make(curves=[TARGET, Curve('mine', methods.speculative, mine)]).describe()
+
+  first = describe('sampler(p_logits)')
+  assert 'source of mine: ' in first and 'source of' not in make().describe()
+  assert describe('sampler(p_logits)') == first != describe('sampler(q_logits)')
 
 
 def test_the_description_changes_with_the_weights(tmp_path):

@@ -38,6 +38,13 @@ def test_a_model_alone_far_from_the_rest_is_said_and_not_drawn(tmp_path):
     assert (f'draft only: {quality:.2f} at 0.62' in text) == far and 'draft only' in text
 
 
+def test_the_reference_takes_no_more_of_the_time_axis_than_others_may(tmp_path):
+  fast = [point('a', x, 28.0 - x, 1.8 + x, counts=made.counts(0.5, x)) for x in (0.1, 0.2, 0.4)]
+  plots.write(made.results([point('target only', quality=28.0, ratio=1.0), *fast]), tmp_path)
+  assert 'target only: 28.00 at 1.00' in (tmp_path / 'quality_latency_T0.svg').read_text()
+  assert 'target only: 28.00' not in (tmp_path / 'quality_deferral_T0.svg').read_text()
+
+
 def test_names_are_drawn_as_they_are(tmp_path):
   points = [point('target only', quality=28.0, ratio=1.0), point(r'$\frac{$ of $x^2$', 0.1, 27.0, 1.2)]
   written = plots.write(made.results(points), tmp_path)

@@ -236,7 +236,9 @@ def test_it_opens_in_a_browser_without_an_error(tmp_path):
   if browser is None:
     pytest.skip('no chromium here')
   path = tmp_path / 'report.html'
-  report.write(made.cascades((0.0,)), path)
+  results = made.cascades((0.0,))
+  points = [made.point('target only', None, 25.0, 1.0), *(made.point('fast', x, 25.0 - x, 2 + x) for x in (0.1, 0.3))]
+  report.write(results | {'points': results['points'] + [p | {'temperature': 1.0} for p in points]}, path)
   path.write_text(path.read_text() + TAP)
   command = [
     browser, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr', '--virtual-time-budget=2000',
@@ -248,7 +250,8 @@ def test_it_opens_in_a_browser_without_an_error(tmp_path):
   assert sum(tag == 'svg' and a.get('role') == 'img' for tag, a in drawn.tags) == len(drawn.data()['charts']) + 2
   (body,) = [a for tag, a in drawn.tags if tag == 'body']
   assert body['data-tapped'].startswith('target only\nBLEU 28.10')
-  assert [a['class'] for tag, a in drawn.tags if tag == 'text' and a.get('class') == 'far'] == ['far']
+  assert [a['class'] for tag, a in drawn.tags if tag == 'text' and a.get('class') == 'far'] == ['far'] * 2
+  assert 'target only: 25 at 1' in drawn.text  # at the edge of the second, whose axis is broken
   assert 'draft only: 20.3 at 0.26' in drawn.text  # at the edge of the first chart, which the others share
   assert sum(tag == 'rect' for tag, _ in drawn.tags) == 5 + 6
   assert sum(tag == 'button' and 'data-curve' in a for tag, a in drawn.tags) > 8
