@@ -121,14 +121,26 @@ def passes_loop(
 
 
 def measure(
-  models: Sequence[Model], widths: Sequence[int], *, batch: int = 1, source: int = 16, tokens: int = 64, trials: int = 5
+  models: Sequence[Model],
+  widths: Sequence[int],
+  *,
+  batch: int = 1,
+  source: int = 16,
+  tokens: int = 64,
+  trials: int = 5,
+  tell: Callable[[str, int], None] = lambda name, width: None,
 ) -> dict[str, dict[str, float]]:
-  """Return {model: {width: median seconds}}, the measurements interleaved; `tokens` are the most new ones."""
+  """Return {model: {width: median seconds}}, the measurements interleaved; `tokens` are the most new ones.
+
+  `tell(model's name, width)` is called when a pass is compiled, which takes the most of it.
+  """
   keys = [(m, w) for m in models for w in sorted({*widths})]
   with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:  # they compile side by side
     sizes = dict(source=source, tokens=tokens, window=max(widths))
-    made = pool.map(lambda key: forward_seconds(key[0], batch, key[1], **sizes), keys)
-    timers = {(m.name, str(w)): timer for (m, w), timer in zip(keys, made, strict=True)}
+    made, timers = pool.map(lambda key: forward_seconds(key[0], batch, key[1], **sizes), keys), {}
+    for (m, w), timer in zip(keys, made, strict=True):
+      timers[m.name, str(w)] = timer
+      tell(m.name, w)
   found = {m.name: {} for m in models}
   for (name, width), values in interleave(timers, trials).items():
     found[name][width] = float(np.median(values))
