@@ -366,8 +366,7 @@ def compare(new: list[dict], old: list[dict]) -> list[str]:
   return worse
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Parse the command line, measure, write."""
+def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('small', nargs='?', help='checkpoint of the drafter')
   parser.add_argument('large', nargs='?', help='checkpoint of the verifier')
@@ -385,6 +384,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument('--reference', action='store_true', help="also time transformers' generate (extra: parity)")
   parser.add_argument('--out', type=Path, help='write the figures as JSON')
   parser.add_argument('--against', type=Path, help='compare with the figures of an earlier run')
+  return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Parse the command line, measure, write."""
+  parser = _parser()
   args = parser.parse_args(argv)
   if args.reference and None in map(importlib.util.find_spec, ('torch', 'transformers')):
     parser.error("--reference needs torch and transformers: pip install -e '.[parity]', or leave it out")

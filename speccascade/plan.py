@@ -175,19 +175,11 @@ class Plan:
 
 
 def plan(
-  models: Sequence[Model],
-  prompts: Sequence[str] | Sequence[Sequence[int]],
-  *,
-  blocks: Sequence[int] = range(1, 9),
-  temperature: float = 0.0,
-  cascades: Mapping[str, Rule] | None = None,
-  combiners: Mapping[str, Combiner] | None = None,
-  max_new_tokens: int = 64,
-  batch_size: int = 1,
-  seed: int = 0,
-  forward: Sequence[Mapping[int, float]] | None = None,
-  progress: bool = False,
-) -> Plan:
+  models: Sequence[Model], prompts: Sequence[str] | Sequence[Sequence[int]], *, blocks: Sequence[int] = range(1, 9),
+  temperature: float = 0.0, cascades: Mapping[str, Rule] | None = None,
+  combiners: Mapping[str, Combiner] | None = None, max_new_tokens: int = 64, batch_size: int = 1, seed: int = 0,
+  forward: Sequence[Mapping[int, float]] | None = None, progress: bool = False,
+) -> Plan:  # fmt: skip
   """Measure a drafter and a verifier on a sample of prompts and predict the speed-up of every method at every γ.
 
   Plain speculative decoding is always planned; `cascades` and `combiners` add rules by name, a combiner being planned
@@ -213,11 +205,9 @@ def plan(
     forward = _measure(models, prompts, widths, batch_size, max_new_tokens, bar)
   seconds = by_width(forward[0]), by_width(forward[1])
   found = Plan((models[0].name, models[1].name), float(temperature), seconds, _rows(candidates, blocks, seconds))
-  if not here or found.best('speculative', 'cascade').speedup <= PAYS:
-    bar.end()
-    return found
-  trial = functools.partial(_tried, models, prompts, settings | dict(batch_size=batch_size), bar=bar)
-  found = _with_trials(found, blocks, wanted, trial)
+  if here and found.best('speculative', 'cascade').speedup > PAYS:
+    trial = functools.partial(_tried, models, prompts, settings | dict(batch_size=batch_size), bar=bar)
+    found = _with_trials(found, blocks, wanted, trial)
   bar.end()
   return found
 

@@ -71,17 +71,10 @@ def filled(models: Sequence[Model], batch: int, source: int, slots: int) -> tupl
 
 
 def passes_loop(
-  networks: Sequence[Network],
-  backend: backends.Backend,
-  widths: Sequence[int],
-  batch: int,
-  source: int,
-  slots: int,
-  times: Sequence[int] | None = None,
-  total: int | None = None,
-  where: layout.Layout | None = None,
+  networks: Sequence[Network], backend: backends.Backend, widths: Sequence[int], batch: int, source: int, slots: int,
+  times: Sequence[int] | None = None, total: int | None = None, where: layout.Layout | None = None,
   options: Sequence[tuple[str, str]] = (),
-) -> Callable:
+) -> Callable:  # fmt: skip
   """Return a jitted function of (params, caches, rounds, totals) that feeds each pass's output on.
 
   The networks take turns: in a round the n-th makes `times[n]` passes of `widths[n]` tokens or, where that is not
@@ -90,11 +83,7 @@ def passes_loop(
   first = source if networks[-1].start_id is None else 1
   start, room = jnp.ones((batch, max(widths)), jnp.int32), slots - first - max(widths)
   extend = by_layout(where, [network.extend for network in networks])
-
-  def pinned(tokens, caches):
-    return (
-      (tokens, caches) if where is None else where.pin((tokens, caches), (where.rows(tokens), where.caches(caches)))
-    )
+  pinned = (lambda caches: caches) if where is None else lambda caches: where.pin(caches, where.caches(caches))
 
   @functools.partial(jax.jit, compiler_options=dict(options))
   def loop(params, caches, rounds, totals=None):
@@ -113,9 +102,9 @@ def passes_loop(
       for n in range(len(networks)):
         count = times[n] if times else totals[n] * (i + 1) // rounds - totals[n] * i // rounds  # as even as can be
         tokens, caches[n] = jax.lax.fori_loop(0, count, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
-      return pinned(tokens, tuple(caches))
+      return tokens, pinned(tuple(caches))
 
-    return jax.lax.fori_loop(0, rounds, turn, pinned(start, tuple(caches)))[0]
+    return jax.lax.fori_loop(0, rounds, turn, (start, tuple(caches)))[0]
 
   return loop
 
