@@ -19,8 +19,9 @@ of real ones. What is timed, each with compilation excluded and the other measur
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import functools
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -365,8 +366,7 @@ def compare(new: list[dict], old: list[dict]) -> list[str]:
   return worse
 
 
-def main() -> int:
-  """Parse the command line, measure, write."""
+def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('small', nargs='?', help='checkpoint of the drafter')
   parser.add_argument('large', nargs='?', help='checkpoint of the verifier')
@@ -384,7 +384,15 @@ def main() -> int:
   parser.add_argument('--reference', action='store_true', help="also time transformers' generate (extra: parity)")
   parser.add_argument('--out', type=Path, help='write the figures as JSON')
   parser.add_argument('--against', type=Path, help='compare with the figures of an earlier run')
-  args = parser.parse_args()
+  return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Parse the command line, measure, write."""
+  parser = _parser()
+  args = parser.parse_args(argv)
+  if args.reference and None in map(importlib.util.find_spec, ('torch', 'transformers')):
+    parser.error("--reference needs torch and transformers: pip install -e '.[parity]', or leave it out")
   if args.shapes:
     prompts = [[5 + i % 90 for i in range(16)]] * args.count
     models = [random_model(shape) for shape in args.shapes]
@@ -397,7 +405,7 @@ def main() -> int:
   machine = dict(device=jax.devices()[0].device_kind, cpu=cpu(), cores=os.cpu_count(), jax=jax.__version__)
   cold = cold_start(args.large) if args.large else None
   print(f'{machine}\ncold start, s: {cold}')
-  result = dict(machine=machine, cold=cold, command=sys.argv[1:], records=[])
+  result = dict(machine=machine, cold=cold, command=sys.argv[1:] if argv is None else list(argv), records=[])
   for record in measure(args, models, prompts):
     result['records'].append(record)
     if args.out:

@@ -2,6 +2,7 @@
 
 from speccascade import acceptance, methods, rules, stopping, theory
 from speccascade.checkpoints import load
+from speccascade.commands import compilation_cache
 from speccascade.decode import decode, stream
 from speccascade.laws import check
 from speccascade.layout import mesh, place
@@ -12,6 +13,6 @@ from speccascade.types import Model
 
 __version__ = '0.1.0'
 __all__ = [
-  'Decoded', 'Model', 'Request', 'Row', 'Sampler', 'acceptance', 'check', 'decode', 'load', 'mesh', 'methods',
-  'place', 'rules', 'stopping', 'stream', 'theory',
+  'Decoded', 'Model', 'Request', 'Row', 'Sampler', 'acceptance', 'check', 'compilation_cache', 'decode', 'load', 'mesh',
+  'methods', 'place', 'rules', 'stopping', 'stream', 'theory',
 ]  # fmt: skip

@@ -28,7 +28,7 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace) -> int:
-  report = laws.check(_found(args.what), args.alpha)
+  report = laws.check(_found(args.what), args.alpha, progress=True)
   print(report)
   return 0 if report.ok else 1
 

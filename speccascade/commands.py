@@ -8,15 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import os
+from pathlib import Path
 import re
 import signal
 import sys
 import threading
 
+import jax
+from jax.experimental.compilation_cache import compilation_cache as programs
+
 from speccascade import disk, distributed, probs, progress, rules
 from speccascade.errors import RunError
 from speccascade.types import Combiner, Rule
 
+CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # of which a user can put the cause right
 
 
@@ -29,6 +34,11 @@ class Parser(argparse.ArgumentParser):
       formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs,
     )  # fmt: skip
     self.add_argument('--debug', action='store_true', help='show the traceback of an error')
+    self.add_argument(
+      '--compilation_cache', metavar='FOLDER',
+      help="keeps compiled programs between processes; '' for none (JAX_COMPILATION_CACHE_DIR, else "
+      '~/.cache/speccascade/jax)',
+    )  # fmt: skip
 
   def error(self, message: str):
     """Raise, where argparse would print its usage and exit."""
@@ -143,6 +153,19 @@ def mesh(text: str) -> dict[str, int]:
     raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
 
 
+def compilation_cache(folder: str | os.PathLike | None = None):
+  """Keep compiled programs in a folder, for other processes too: ~/.cache/speccascade/jax unless told.
+
+  What JAX_COMPILATION_CACHE_DIR or jax.config says stays where no folder is given; '' is none.
+  """
+  if folder is None and jax.config.jax_compilation_cache_dir:
+    return
+  jax.config.update('jax_compilation_cache_dir', os.fspath(CACHE if folder is None else folder) or None)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+  programs.reset_cache()  # what was compiled before has settled whether there is one
+
+
 def run(
   parser: Parser, command: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None, stopped: str
 ) -> int:
@@ -152,6 +175,7 @@ def run(
     args = parser.parse_args([_binding(a) for a in argv])
     if getattr(args, 'distributed', False) and distributed.WATCHED not in os.environ:
       return distributed.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
+    compilation_cache(args.compilation_cache)
     with _told_to_end():
       return command(args) or 0
   except KeyboardInterrupt as stop:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import errno
+import glob
 import os
 from pathlib import Path
 import re
@@ -119,6 +120,13 @@ def drawn(folder: Path, last: str) -> Iterator[Path]:
     buckets.remove(folder, [n for n in buckets.files(folder) if n.split('/')[0] in tops and n not in made])
     for name in made:
       buckets.upload(Path(scratch) / name, folder / name)
+
+
+def sweep(path: Path):
+  """Remove what writes of a file that were killed have left beside it."""
+  for part in path.parent.glob(f'{glob.escape(path.name)}.*.part'):
+    if is_part(part):
+      part.unlink(missing_ok=True)
 
 
 def is_part(path: Path) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from speccascade import methods, probs, rules, targets
 from speccascade.loop import decode_batch
 from speccascade.models import toy
+from speccascade.progress import Progress
 from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
 
 Law = dict[tuple[int, ...], float]  # {emitted tokens: probability}
@@ -28,6 +29,7 @@ SAMPLERS = {
   'T = 0.7, top-k 5, top-p 0.9': probs.Sampler(0.7, top_k=5, top_p=0.9),
   'T = 1': probs.Sampler(),
 }
+_EMITTED = ('T = 0', 'T = 1')  # the samplers at which the loop's law is enumerated
 
 
 # ---- the law of what is emitted ----
@@ -178,48 +180,52 @@ class Report:
     return '\n'.join([f'{self.name}: {"all is well" if self.ok else "something is wrong"}', *lines])
 
 
-def check(rule: Any, alphas: Sequence[float] | None = None) -> Report:
+def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = False) -> Report:
   """Say of a rule, a combiner or a method whether it gives laws, and whether the loop emits exactly its law.
 
   A function that is not marked as a combiner is taken for a rule. `alphas` are the values that are tried of a rule
-  whose α is not bound.
+  whose α is not bound. `progress` shows how far it is on standard error.
   """
   check_bits()
+  bar = Progress('check', len(SAMPLERS) + len(_EMITTED), unit='questions', shown=progress)
   if isinstance(rule, methods.Method | methods.SequenceCascade):
-    return _check_method(rule)
-  return (
-    _check_combiner(rule) if getattr(rules.inside(rule), 'kind', 'rule') == 'combiner' else _check_rule(rule, alphas)
-  )
+    found = _check_method(rule, bar)
+  elif getattr(rules.inside(rule), 'kind', 'rule') == 'combiner':
+    found = _check_combiner(rule, bar)
+  else:
+    found = _check_rule(rule, alphas, bar)
+  bar.end()
+  return found
 
 
-def _check_method(method: methods.Method | methods.SequenceCascade) -> Report:
+def _check_method(method: methods.Method | methods.SequenceCascade, bar: Progress) -> Report:
   models, combiner = targets.target_of(method)
   if combiner is None:
     said = 'its tokens follow no law of one position: a verifier may rewrite what was written'
     return Report(method.name, (Finding('emits one law', None, said),))
-  findings = _of_laws([('', combiner)], len(models))
-  return Report(method.name, (*findings, *(_emitted(method) if all(f.ok for f in findings) else ())))
+  findings = _of_laws([('', combiner)], len(models), bar)
+  return Report(method.name, (*findings, *(_emitted(method, bar) if all(f.ok for f in findings) else ())))
 
 
-def _check_combiner(combiner: Callable) -> Report:
+def _check_combiner(combiner: Callable, bar: Progress) -> Report:
   bound = rules.bind_combiner(combiner)
   count = len(bound.keywords.get('weights', (0, 0)))
-  findings = _of_laws([('', bound)], count)
+  findings = _of_laws([('', bound)], count, bar)
   if all(f.ok for f in findings):
-    findings += _emitted(methods.cos(bound, (2, *[1] * (count - 1))))
+    findings += _emitted(methods.cos(bound, (2, *[1] * (count - 1))), bar)
   return Report(rules.name_of(combiner), tuple(findings))
 
 
-def _check_rule(rule: Callable, alphas: Sequence[float] | None) -> Report:
+def _check_rule(rule: Callable, alphas: Sequence[float] | None, bar: Progress) -> Report:
   name, bound = rules.name_of(rule), rules.bind(rule)
   settings = [(f' at alpha = {a:g}', rules.lift(rules.bind(bound, alpha=a))) for a in _alphas(bound, alphas)]
   settings = settings or [('', rules.lift(bound))]
-  findings = _of_laws(settings, 2)
+  findings = _of_laws(settings, 2, bar)
   if all(f.ok for f in findings):
     if len(settings) > 1:
       findings.append(_monotone(settings))
     middle = settings[len(settings) // 2][1].keywords['rule']
-    findings += _emitted(methods.speculative(middle, block=2))
+    findings += _emitted(methods.speculative(middle, block=2), bar)
   return Report(name, tuple(findings))
 
 
@@ -233,7 +239,7 @@ def _alphas(bound: Any, given: Sequence[float] | None) -> Sequence[float]:
   return [a for a in ALPHAS if low <= a <= high]
 
 
-def _of_laws(settings: Iterable[tuple[str, Callable]], models: int) -> list[Finding]:
+def _of_laws(settings: Iterable[tuple[str, Callable]], models: int, bar: Progress) -> list[Finding]:
   """Return whether combiners are traced and, if so, give laws and read each position by itself."""
   settings, logits = list(settings), _logits(models)
   for sampler in SAMPLERS.values():
@@ -248,6 +254,7 @@ def _of_laws(settings: Iterable[tuple[str, Callable]], models: int) -> list[Find
       law += _not_laws(pi, f'{where}, {setting}')
       if not np.allclose(pi[:half], _combined(combiner, others, sampler)[:half], atol=CLOSE, equal_nan=True):
         alone.append(f'other positions change its law{where}, {setting}; reduce over the last axis only')
+    bar.add(1, f'laws, {setting}')
   return [
     Finding('is traced', True, ''),
     Finding('is a law', not law, law[0] if law else f'at {logits.shape[1]} positions under {len(SAMPLERS)} samplers'),
@@ -295,18 +302,19 @@ def _monotone(settings: Sequence[tuple[str, Callable]]) -> Finding:
   return Finding('rejects less as alpha grows', True, said)
 
 
-def _emitted(method: methods.Method) -> list[Finding]:
+def _emitted(method: methods.Method, bar: Progress) -> list[Finding]:
   """Return whether the compiled loop emits the target of a method, by its exact law on toy models."""
   models, combiner = targets.target_of(method)
   vocab = 2 if method.by_round else 3
   large = toy.model(1, vocab, scale=1.2)
   every = [*(toy.model(i + 2, vocab, scale=0.8, near=large) for i in range(method.models - 1)), large]
   found = []
-  for name in ('T = 0', 'T = 1'):
+  for name in _EMITTED:
     sampler = SAMPLERS[name]
     law = emitted_law(method, every, [1, 0], COUNT, sampler)
     expected = lockstep_law(combiner, [every[m] for m in models], [1, 0], COUNT, sampler)
     off, missing = distance(law, expected)
     said = f'distance {off:.1e} of the joint law of {COUNT} tokens from its definition, by {method.name}'
     found.append(Finding(f'is emitted at {name}', bool(max(off, missing) < CLOSE), said))
+    bar.add(1, f'the loop, {name}')
   return found

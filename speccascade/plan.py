@@ -19,6 +19,7 @@ from speccascade.data import files
 from speccascade.decode import decode
 from speccascade.evaluate import floor
 from speccascade.prediction import at_width, by_place, by_width, ENSEMBLES, predict, window
+from speccascade.progress import Progress
 from speccascade.types import Combiner, Model, Rule
 
 PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
@@ -177,18 +178,11 @@ class Plan:
 
 
 def plan(
-  models: Sequence[Model],
-  prompts: Sequence[str] | Sequence[Sequence[int]],
-  *,
-  blocks: Sequence[int] = range(1, 9),
-  temperature: float = 0.0,
-  cascades: Mapping[str, Rule] | None = None,
-  combiners: Mapping[str, Combiner] | None = None,
-  max_new_tokens: int = 64,
-  batch_size: int = 1,
-  seed: int = 0,
-  forward: Sequence[Mapping[int, float]] | None = None,
-) -> Plan:
+  models: Sequence[Model], prompts: Sequence[str] | Sequence[Sequence[int]], *, blocks: Sequence[int] = range(1, 9),
+  temperature: float = 0.0, cascades: Mapping[str, Rule] | None = None,
+  combiners: Mapping[str, Combiner] | None = None, max_new_tokens: int = 64, batch_size: int = 1, seed: int = 0,
+  forward: Sequence[Mapping[int, float]] | None = None, progress: bool = False,
+) -> Plan:  # fmt: skip
   """Measure a drafter and a verifier on a sample of prompts and predict the speed-up of every method at every γ.
 
   Plain speculative decoding is always planned; `cascades` and `combiners` add rules by name, a combiner being planned
@@ -196,7 +190,7 @@ def plan(
   forward times are measured at `batch_size` rows unless `forward` gives {width: seconds} of both models. Where they
   are measured and anything should pay, plain speculative decoding is timed beside the verifier on some of the
   prompts, which tells what a token and a round cost beside their calls; then the fastest choice that keeps the
-  verifier's law is tried, and the fastest cascade.
+  verifier's law is tried, and the fastest cascade. `progress` shows how far it is on standard error.
   """
   blocks = _blocks(blocks)
   if len(models) != 2:
@@ -207,18 +201,21 @@ def plan(
   if here and batch_size > len(prompts):
     raise ValueError(f'{len(prompts)} prompts do not fill a batch of {batch_size}; give more, or a smaller batch.')
   settings = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(temperature), seed=seed)
-  candidates, sound, faults = _candidates(models, prompts, wanted, max(2, *blocks), settings)
+  widths = sorted({1, *blocks, *(b + 1 for b in blocks)})
+  bar = Progress('plan', len(wanted) + (2 * len(widths) + 2 * (TRIALS + 1)) * here, unit='steps', shown=progress)
+  candidates, sound, faults = _candidates(models, prompts, wanted, max(2, *blocks), settings, bar)
   if here:
-    forward = _measure(models, prompts, sorted({1, *blocks, *(b + 1 for b in blocks)}), batch_size, max_new_tokens)
+    forward = _measure(models, prompts, widths, batch_size, max_new_tokens, bar)
   seconds = by_width(forward[0]), by_width(forward[1])
   found = Plan(tuple(m.name for m in models), temperature, seconds, _rows(candidates, blocks, seconds), faults=faults)
-  if not here or found.best('speculative', 'cascade').speedup <= PAYS or len(sound) < batch_size:
-    return found
-  trial = functools.partial(_tried, models, sound, settings | dict(batch_size=batch_size))
-  return _with_trials(found, blocks, wanted, trial)
+  if here and found.best('speculative', 'cascade').speedup > PAYS and len(sound) >= batch_size:
+    trial = functools.partial(_tried, models, sound, settings | dict(batch_size=batch_size), bar=bar)
+    found = _with_trials(found, blocks, wanted, trial)
+  bar.end()
+  return found
 
 
-def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict) -> tuple:
+def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict, bar: Progress) -> tuple:
   """Measure the acceptance of each rule; return beside it the prompts without a fault, and what the others' say."""
   candidates, faults = [], {}
   for (kind, name), rule in wanted.items():
@@ -231,6 +228,7 @@ def _candidates(models, prompts, wanted: Mapping, block: int, settings: dict) ->
     rates = by_place(out.stats.tested_at[sound].sum(0), out.stats.accepted_at[sound].sum(0))
     kinds = ('naive_cos', 'cos') if kind == 'naive_cos' else (kind,)
     candidates += [Candidate(f'{k} {name}' if len(kinds) > 1 else name, k, rates) for k in kinds]
+    bar.add(1, f'acceptance, {name}')
   sound = [prompt for i, prompt in enumerate(prompts) if i not in faults]
   return candidates, sound, tuple(faults.values())
 
@@ -269,7 +267,7 @@ def _with_trials(found: Plan, blocks, wanted: Mapping, trial: Callable) -> Plan:
   return dataclasses.replace(found, rows=tuple(rows))
 
 
-def _tried(models, prompts, settings: dict, tried: Sequence, seconds) -> tuple[list[float], Overhead]:
+def _tried(models, prompts, settings: dict, tried: Sequence, seconds, *, bar: Progress) -> tuple[list[float], Overhead]:
   """Time methods on some of the prompts in turn with the verifier alone, after a warm-up.
 
   Return their speed-ups over it, and what one of its tokens and a round of the first of them cost beside their calls.
@@ -277,12 +275,14 @@ def _tried(models, prompts, settings: dict, tried: Sequence, seconds) -> tuple[l
   batch = settings['batch_size']
   some, counted = list(prompts[: min(max(4, batch), len(prompts)) // batch * batch]), {}  # whole batches
   runs = [methods.autoregressive(1), *tried]
+  bar.need(len(runs) * (TRIALS + 1))
 
   def seconds_of(i: int) -> float:
     start = time.perf_counter()
     out = decode(runs[i], models, some, **settings)
     spent = time.perf_counter() - start
     counted[i] = out.stats
+    bar.add(1, f'decoding, {runs[i].name}')
     return spent
 
   took = floor.interleave({i: functools.partial(seconds_of, i) for i in range(len(runs))}, TRIALS)
@@ -307,11 +307,12 @@ def _blocks(blocks: Sequence[int]) -> tuple[int, ...]:
   return tuple(sorted({int(b) for b in blocks}))
 
 
-def _measure(models, prompts, widths, batch_size, max_new_tokens) -> list[dict[str, float]]:
+def _measure(models, prompts, widths, batch_size, max_new_tokens, bar: Progress) -> list[dict[str, float]]:
   source = max(row.size for row in inputs.encode(models, prompts))
   names = ('small', 'large')  # two models may have one name
   both = [m.replace(name=n) for m, n in zip(models, names, strict=True)]
-  found = floor.measure(both, widths, batch=batch_size, source=source, tokens=max_new_tokens)
+  tell = lambda name, width: bar.add(1, f'forward passes, {name} {width}')
+  found = floor.measure(both, widths, batch=batch_size, source=source, tokens=max_new_tokens, tell=tell)
   return [_monotone(found[n]) for n in names]
 
 
@@ -360,10 +361,9 @@ def _run(args: argparse.Namespace):
     checkpoints.digest(path)  # raises where there is no checkpoint, before the other one is read
   mesh = None if args.mesh is None else layout.mesh(args.mesh)
   models = checkpoints.load_all(paths, dtype=args.dtype, mesh=mesh)
-  print('measuring acceptance and forward times; compiling takes most of it …', file=sys.stderr)
   found = plan(
     models, prompts, blocks=args.blocks, temperature=args.temperature, cascades=dict(args.rule), combiners=combiners,
-    max_new_tokens=args.tokens, batch_size=args.batch,
+    max_new_tokens=args.tokens, batch_size=args.batch, progress=True,
   )  # fmt: skip
   print(found)
 

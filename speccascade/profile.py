@@ -368,6 +368,7 @@ def _check(args: argparse.Namespace):
 def _run(args: argparse.Namespace):
   _check(args)
   out, sampler = disk.local(args.out), commands.sampler(args)
+  disk.sweep(out)
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.data, field, args.count) if args.data else None
   old = profiles.load(args.times) if args.times else None

@@ -10,7 +10,8 @@ silent = False  # where another process says the same
 class Progress:
   """Count the work of a phase, what is left of it and how long it takes."""
 
-  def __init__(self, label: str, total: int, done: int = 0, *, unit: str = 'examples', stream=None):
+  def __init__(self, label: str, total: int, done: int = 0, *, unit: str = 'examples', stream=None, shown: bool = True):
+    self._shown = shown
     self._label, self._total, self._first, self._done, self._unit = label, total, done, done, unit
     self._stream = stream or sys.stderr
     self._start = self._said = time.monotonic()
@@ -30,12 +31,22 @@ class Progress:
     """Note that there is more work than was known."""
     self._total += count
 
+  def need(self, count: int):
+    """Note that at least so much is left."""
+    self._total = max(self._total, self._done + count)
+
+  def end(self):
+    """Note that no work is left, also where there was less than was known."""
+    if self._done < self._total:
+      self._total = self._done
+      self.add(0)
+
   def leave_out(self, seconds: float):
     """Take time that was spent on something else off the clock."""
     self._start += seconds
 
   def _say(self, now: float, note: str):
-    if silent:
+    if silent or not self._shown:
       return
     rate = (self._done - self._first) / max(now - self._start, 1e-9)
     left = (self._total - self._done) / rate if rate else 0.0

@@ -16,7 +16,6 @@ Exit codes: 0 done, 1 something to put right (one sentence says what), 130 inter
 import argparse
 from collections.abc import Sequence
 import hashlib
-import os
 from pathlib import Path
 import shlex
 import sys
@@ -24,7 +23,6 @@ import sys
 from speccascade import commands, disk, distributed
 
 DEFAULT = Path(__file__).parent / 'configs' / 'default.gin'
-CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,22 +63,13 @@ def _parser() -> commands.Parser:
   )  # fmt: skip
   parts.add_argument('--merge', action='store_true', help='write the results of shards, or say which are not done')
   commands.add_distributed(parser)
-  parser.add_argument(
-    '--compilation_cache', default=str(CACHE), help="folder that keeps compiled programs between runs; '' for none"
-  )
   return parser
 
 
 def _run(args: argparse.Namespace, command: str):
   run_dir = disk.place(args.run_dir) if args.run_dir else None
-  import jax  # lazily: --help needs none of this
-
   commands.join(args)
-  if args.compilation_cache:
-    jax.config.update('jax_compilation_cache_dir', args.compilation_cache)
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
-  from speccascade.evaluate import config, formats, runner
+  from speccascade.evaluate import config, formats, runner  # lazily: --help needs none of this
   from speccascade.evaluate.shards import Shard
 
   files = args.gin_file or [str(DEFAULT)]

@@ -27,6 +27,17 @@ def accelerator():
   return module
 
 
+def test_a_benchmark_beside_transformers_asks_for_them_before_it_works(monkeypatch, capsys):
+  spec = importlib.util.spec_from_file_location('bench', SCRIPT.with_name('bench.py'))
+  bench = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(bench)
+  find = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None if name == 'torch' else find(name))
+  with pytest.raises(SystemExit):
+    bench.main(['no', 'models', '--prompts', 'none', '--reference'])
+  assert "--reference needs torch and transformers: pip install -e '.[parity]'" in capsys.readouterr().err
+
+
 @pytest.mark.full
 def test_the_command_writes_every_figure_and_passes_its_checks(accelerator, tmp_path, capsys):
   assert accelerator.main(['--tiny', '--out', str(tmp_path)]) == 0

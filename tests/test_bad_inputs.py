@@ -596,9 +596,8 @@ def test_a_command_says_it_in_one_sentence_and_exits_with_1(name, argv, part, tm
     (tmp_path / folder).mkdir()
     written(tmp_path / folder, file, '{}\n')
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(run, 'CACHE', '')
   argv = [a.replace('{tmp}', str(tmp_path)) for a in argv]
-  assert MAIN[name]([*argv, *(['--compilation_cache='] if name == 'run' else [])]) == 1
+  assert MAIN[name](argv) == 1
   out, error = capsys.readouterr()
   assert not out and error.startswith('error: ') and error.endswith('\n'), error
   said = error.removeprefix('error: ').removesuffix('\n')

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -213,14 +214,16 @@ def test_a_method_that_emits_another_law_is_found():
 def command(folder, *arguments):
   return subprocess.run(
     [sys.executable, '-m', 'speccascade.check', *arguments], cwd=folder, capture_output=True, text=True,
-    env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
+    env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'XDG_CACHE_HOME': str(folder)},
   )  # fmt: skip
 
 
 def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
   (tmp_path / 'mine.py').write_text(MINE)
   found = command(tmp_path, 'mine:average', '--alpha', '0.2', '0.6')
-  assert found.returncode == 0 and 'average: all is well' in found.stdout and not found.stderr
+  assert found.returncode == 0 and 'average: all is well' in found.stdout
+  assert re.fullmatch(r'check: 5/5 questions, [0-9.]+/s, in \d+ s\n', found.stderr)
+  assert list((tmp_path / 'speccascade' / 'jax').iterdir())  # compiled programs, for the next command
   wrong = command(tmp_path, 'mine:half')
   assert wrong.returncode == 1 and 'half: something is wrong' in wrong.stdout and 'sums to 0.5' in wrong.stdout
   untraced = command(tmp_path, 'mine:branches')

@@ -1,5 +1,6 @@
 """A plan names the best method or says why none pays, tries what it recommends, and prints it from the command line."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ from test_prediction import EVEN, OPT, pair, PROMPTS, seconds_of, times
 
 from speccascade import decode, methods, plan, prediction, Sampler
 from speccascade.models import toy
+from speccascade.progress import Progress
 
 # ---- plans ----
 
@@ -94,7 +96,7 @@ def test_forward_times_are_measured_where_none_are_given():
 def test_what_was_measured_comes_first_and_has_the_last_word(measured, verdict, monkeypatch):
   trials = []
 
-  def tried(models, prompts, settings, methods, seconds):
+  def tried(models, prompts, settings, methods, seconds, bar):
     trials.append(methods)
     return [measured + 0.1 * i for i in range(len(methods))], plan.Overhead(0.1, 0.3)
 
@@ -136,7 +138,7 @@ def test_methods_are_tried_beside_the_verifier_and_tell_what_a_round_costs(monke
   settings = dict(max_new_tokens=4, sampler=Sampler(0.0), seed=0, batch_size=1)
   seconds = tuple({w: 0.1 * s for w, s in by.items()} for by in times(0.1, slope=0.1))  # 0.1 s a token of the verifier
   tried = [methods.speculative(), methods.speculative(block=2)]
-  gains, overhead = plan._tried(models, PROMPTS, settings, tried, seconds)
+  gains, overhead = plan._tried(models, PROMPTS, settings, tried, seconds, bar=Progress('', 1, shown=False))
   assert gains == [2.5, 1.25]
   assert overhead.token == pytest.approx((5 / 0.1 - 40) / 40)
   assert overhead.round == pytest.approx((2 / 0.1 - 50 * 0.1 - 10 * 1.5) / 10)
@@ -152,7 +154,8 @@ def test_methods_are_tried_on_whole_batches(batch, rows, monkeypatch):
 
   monkeypatch.setattr(plan, 'decode', counted)
   settings = dict(max_new_tokens=4, sampler=Sampler(0.0), seed=0, batch_size=batch)
-  plan._tried(pair(), PROMPTS[: max(4, batch)], settings, [methods.speculative(block=2)], tuple(times(0.1)))
+  made, bar = [methods.speculative(block=2)], Progress('', 1, shown=False)
+  plan._tried(pair(), PROMPTS[: max(4, batch)], settings, made, tuple(times(0.1)), bar=bar)
   assert {*decoded} == {rows}
 
 
@@ -181,7 +184,9 @@ def test_the_command_prints_the_plan_of_a_pair(tmp_path, monkeypatch, capsys):
   arguments = ['SMALL', 'LARGE', '--prompts', 'x', '--blocks', '1-2,5', '--rule', 'opt:0.3', '--count', '16']
   arguments += ['--tokens', '100', '--temperature', '1']
   assert plan.main(arguments) == 0
-  printed = capsys.readouterr().out
+  printed, said = capsys.readouterr()
+  (progress,) = said.splitlines()
+  assert re.fullmatch(r'plan: (\d+)/\1 steps, [0-9.]+/s, in .*', progress)
   assert 'cost ratio 0.100' in printed and 'opt 0.3' in printed and 'Speculation' in printed
   assert [line.split()[0] for line in printed.splitlines() if line.strip()[:2] in ('1 ', '2 ', '5 ')] == ['1', '2', '5']
 

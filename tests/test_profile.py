@@ -97,6 +97,15 @@ def test_other_models_and_samplers_are_refused_and_another_device_is_told(made):
   run(dataclasses.replace(found, origin=None), models, sampler=Sampler(0.5))
 
 
+def test_what_a_killed_profile_left_beside_its_file_is_removed_by_the_next(tmp_path, monkeypatch):
+  left, others = tmp_path / 'p.json.0123abcd.part', [tmp_path / 'p.json.part', tmp_path / 'q.json.0123abcd.part']
+  for file in (left, *others, tmp_path / 'x.txt'):
+    file.write_text('{')
+  args = ['--models', 'a', 'b', 'c', '--data', str(tmp_path / 'x.txt'), '--out', str(tmp_path / 'p.json')]
+  assert profile.main(args) == 1  # there are no such models
+  assert not left.exists() and all(other.exists() for other in others)
+
+
 def test_samplers_of_one_law_are_one(made):
   _, models = made
   of = lambda **numbers: profiles.Origin((), (), tuple(numbers.items()), '', '', 3)

@@ -71,17 +71,10 @@ def filled(models: Sequence[Model], batch: int, source: int, slots: int) -> tupl
 
 
 def passes_loop(
-  networks: Sequence[Network],
-  backend: backends.Backend,
-  widths: Sequence[int],
-  batch: int,
-  source: int,
-  slots: int,
-  times: Sequence[int] | None = None,
-  total: int | None = None,
-  where: layout.Layout | None = None,
+  networks: Sequence[Network], backend: backends.Backend, widths: Sequence[int], batch: int, source: int, slots: int,
+  times: Sequence[int] | None = None, total: int | None = None, where: layout.Layout | None = None,
   options: Sequence[tuple[str, str]] = (),
-) -> Callable:
+) -> Callable:  # fmt: skip
   """Return a jitted function of (params, caches, rounds, totals) that feeds each pass's output on.
 
   The networks take turns: in a round the n-th makes `times[n]` passes of `widths[n]` tokens or, where that is not
@@ -90,11 +83,7 @@ def passes_loop(
   first = source if networks[-1].start_id is None else 1
   start, room = jnp.ones((batch, max(widths)), jnp.int32), slots - first - max(widths)
   extend = by_layout(where, [network.extend for network in networks])
-
-  def pinned(tokens, caches):
-    return (
-      (tokens, caches) if where is None else where.pin((tokens, caches), (where.rows(tokens), where.caches(caches)))
-    )
+  pinned = (lambda caches: caches) if where is None else lambda caches: where.pin(caches, where.caches(caches))
 
   @functools.partial(jax.jit, compiler_options=dict(options))
   def loop(params, caches, rounds, totals=None):
@@ -113,22 +102,34 @@ def passes_loop(
       for n in range(len(networks)):
         count = times[n] if times else totals[n] * (i + 1) // rounds - totals[n] * i // rounds  # as even as can be
         tokens, caches[n] = jax.lax.fori_loop(0, count, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
-      return pinned(tokens, tuple(caches))
+      return tokens, pinned(tuple(caches))
 
-    return jax.lax.fori_loop(0, rounds, turn, pinned(start, tuple(caches)))[0]
+    return jax.lax.fori_loop(0, rounds, turn, (start, tuple(caches)))[0]
 
   return loop
 
 
 def measure(
-  models: Sequence[Model], widths: Sequence[int], *, batch: int = 1, source: int = 16, tokens: int = 64, trials: int = 5
+  models: Sequence[Model],
+  widths: Sequence[int],
+  *,
+  batch: int = 1,
+  source: int = 16,
+  tokens: int = 64,
+  trials: int = 5,
+  tell: Callable[[str, int], None] = lambda name, width: None,
 ) -> dict[str, dict[str, float]]:
-  """Return {model: {width: median seconds}}, the measurements interleaved; `tokens` are the most new ones."""
+  """Return {model: {width: median seconds}}, the measurements interleaved; `tokens` are the most new ones.
+
+  `tell(model's name, width)` is called when a pass is compiled, which takes the most of it.
+  """
   keys = [(m, w) for m in models for w in sorted({*widths})]
   with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:  # they compile side by side
     sizes = dict(source=source, tokens=tokens, window=max(widths))
-    made = pool.map(lambda key: forward_seconds(key[0], batch, key[1], **sizes), keys)
-    timers = {(m.name, str(w)): timer for (m, w), timer in zip(keys, made, strict=True)}
+    made, timers = pool.map(lambda key: forward_seconds(key[0], batch, key[1], **sizes), keys), {}
+    for (m, w), timer in zip(keys, made, strict=True):
+      timers[m.name, str(w)] = timer
+      tell(m.name, w)
   found = {m.name: {} for m in models}
   for (name, width), values in interleave(timers, trials).items():
     found[name][width] = float(np.median(values))

@@ -77,11 +77,7 @@ def train(
   _check(out.name, network, settings, start, teacher)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   distributed.once(lambda: disk.make(out))
-  kept = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
-  models = {'start': start, 'teacher': teacher}
-  kept |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
-  kept['tokenizer'] = tokenizer and files.digest(map(Path, tokenizer.files()), Path(tokenizer.path).parent)
-  kept['model'] = f'{settings.format}, {settings.save_dtype}'
+  kept = _identity(network, settings, tokenizer, start=start, teacher=teacher)
   distributed.once(lambda: _same_settings(out / 'train.json', kept, (out / 'model').exists()))
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
   params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy: steps take their state's memory over
@@ -107,6 +103,14 @@ def train(
   if not distributed.once((out / 'model').exists):
     _write(out / 'model', model, settings)
   return model
+
+
+def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, str | None]:
+  """Return what belongs to a run: with another of these it does not go on."""
+  found = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
+  found |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
+  found['tokenizer'] = tokenizer and files.digest(map(Path, tokenizer.files()), Path(tokenizer.path).parent)
+  return found | {'model': f'{settings.format}, {settings.save_dtype}'}
 
 
 def _steps(network, transform, state, stream, done: int, settings: Settings, teacher, manager, log):
