@@ -24,7 +24,7 @@ FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json'
 _NAMES = ('tokenizer.json', 'spiece.model', 'tokenizer.model')
 _SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
 _STRIPS = {'lstrip': True, 'rstrip': True}
-_SWITCHES = (*_STRIPS, 'single_word')  # of an added token: which spaces belong to it, and where it is found
+_SWITCHES = (*_STRIPS, 'single_word')  # of an added token: which spaces belong to it, and whether only as a word
 _MOST = 1 << 22  # no vocabulary has an id as large
 
 
@@ -182,8 +182,9 @@ def _named(settings: Mapping[str, Any]) -> list[str]:
 def check_special(model: Model) -> None:
   """Warn of an EOS id that has no piece, and so is never emitted, and of special tokens that have no id."""
   path, pieces = model.tokenizer.path, _pieces(model.tokenizer.path)
+  known = set(pieces)
   lost = [f'EOS id {i}' for i in getattr(model.network, 'eos_ids', ()) if i >= len(pieces)]
-  lost += [repr(token) for token in dict.fromkeys(_named(_settings(pathlib.Path(path).parent))) if token not in pieces]
+  lost += [repr(token) for token in dict.fromkeys(_named(_settings(pathlib.Path(path).parent))) if token not in known]
   if lost:
     warnings.warn(
       f'{path}: {", ".join(lost[:8])} of {model.name} lie outside its {len(pieces)} tokens and are neither read nor '
@@ -374,7 +375,8 @@ class _Added:
   """A vocabulary's pieces with the tokens that are found in a text as they stand: those added to it, and `control`."""
 
   def __init__(self, pieces: Sequence[str], control: Sequence[str], added: Mapping[int, dict], **switches):
-    own = {i: {'content': piece, 'special': True} | switches for i, piece in enumerate(pieces) if piece in control}
+    known = set(control)
+    own = {i: {'content': piece, 'special': True} | switches for i, piece in enumerate(pieces) if piece in known}
     tokens = own | dict(added)
     self.pieces = [*pieces, *[''] * (max(tokens, default=0) + 1 - len(pieces))]
     for i, token in tokens.items():
@@ -382,12 +384,22 @@ class _Added:
     self.ids = {token['content']: i for i, token in tokens.items()}
     self.special = {i: bool(token.get('special')) for i, token in tokens.items()}
     self.named = [token['content'] for token in tokens.values() if token.get('special')]
+    self._tokens = {token['content']: token for token in tokens.values()}
     self._pattern = _pattern(tokens.values())
 
   def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
     """Return the ids of a text, whose parts between the tokens `encode` gives."""
-    parts = self._pattern.split(text)
-    return [i for part in parts if part for i in ([self.ids[part]] if part in self.ids else encode(part))]
+    parts = self._pattern.split(text)  # text, token, text, …, text
+    ids = []
+    for at in range(0, len(parts), 2):
+      part = parts[at]
+      if at and self._tokens[parts[at - 1]].get('rstrip'):
+        part = part.lstrip()
+      if at + 1 < len(parts) and self._tokens[parts[at + 1]].get('lstrip'):
+        part = part.rstrip()
+      ids += encode(part) if part else []
+      ids += [self.ids[token] for token in parts[at + 1 : at + 2]]
+    return ids
 
   def decode(self, ids: Iterable[int], special: bool, text: Callable[[list[int], bool], str]) -> str:
     """Return the text of ids; `text` gives that of a run of the vocabulary's own, told whether it begins the text."""
@@ -400,13 +412,9 @@ class _Added:
 
 
 def _pattern(tokens: Iterable[Mapping[str, Any]]) -> re.Pattern:
-  """Return what splits a text at tokens, the longest first, with the spaces that belong to them."""
-  kinds = {}
-  for token in sorted(tokens, key=lambda token: -len(token['content'])):
-    kinds.setdefault(tuple(bool(token.get(name)) for name in _SWITCHES), []).append(re.escape(token['content']))
+  """Return what splits a text at tokens, of which the longest goes first."""
   forms = []
-  for (left, right, word), names in kinds.items():
-    form = f'({"|".join(names)})'
-    form = r'(?<!\w)' + form + r'(?!\w)' if word else form
-    forms.append(r'\s*' * left + form + r'\s*' * right)
-  return re.compile('|'.join(forms) or '(?!)')
+  for token in sorted(tokens, key=lambda token: -len(token['content'])):
+    form = re.escape(token['content'])
+    forms.append(rf'(?<!\w){form}(?!\w)' if token.get('single_word') else form)
+  return re.compile(f'({"|".join(forms) or "(?!)"})')

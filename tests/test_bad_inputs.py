@@ -578,6 +578,7 @@ COMMANDS = {
     (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x is an address'),
     (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/file', '{tmp}/file'], 'file is the input: name another output'),
     (['--models', 'a', 'b', '--', '{tmp}/damaged.gz', '{tmp}/out'], 'damaged.gz: a damaged gzip file'),
+    (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/prompts', '{tmp}/thesis'], 'thesis is a folder: name a file'),
     (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/thesis/thesis.tex'], 'thesis.tex is there already'),
     (['--models', '{tmp}/none', 'b', '--', '{tmp}/prompts', '{tmp}/out'], 'none does not exist'),
   ],

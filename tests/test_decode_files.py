@@ -142,7 +142,7 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
 
 
 @pytest.mark.parametrize(
-  'content', ['notes', 'notes\n', '"notes"\n', '{"a": 1}\n', '{"a": 1}', '{"speccascade": 1}\n[]\n']
+  'content', ['notes', 'notes\n', '"a speccascade"\n', '{"a": 1}\n', '{"a": 1}', '{"speccascade": 1}\n[]\n']
 )
 def test_a_file_that_is_no_journal_of_ours_is_left_alone(tmp_path, content):
   part = tmp_path / 'x.part'

@@ -121,6 +121,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _check_output(source: Path, output: Path, overwrite: bool):
   """Raise where the output would take the place of a file that is to stay."""
+  if output.is_dir():
+    raise RunError(f'{output} is a folder: name a file in it.')
   for path in (output, output.with_name(f'{output.name}.part')):
     if path.is_file() and source.exists() and path.samefile(source):
       raise RunError(f'{path} is the input: name another output.')

@@ -161,7 +161,7 @@ class Journal:
     try:
       lines = [line + '\n' for line in whole.decode().split('\n')[:-1]]
       before, *records = map(json.loads, lines) if lines else [header]
-      ours = MARK in before if lines else _line(header).encode().startswith(data)
+      ours = isinstance(before, dict) and MARK in before if lines else _line(header).encode().startswith(data)
       found = {(r['index'], r['sample']): line for r, line in zip(records, lines[1:], strict=True)}
     except (ValueError, TypeError, KeyError):
       ours = False

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 import speccascade
 from speccascade import checkpoints
-from speccascade.checkpoints import files, orbax
+from speccascade.checkpoints import files, hf_write, orbax
 from speccascade.errors import RunError
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -448,10 +448,11 @@ def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeyp
   assert job.run(tmp_path, quiet).network == network
 
 
-def test_the_result_loads_as_it_was_written(tmp_path):
-  model = train(tmp_path / 'run', T5_NET, copies(), settings(format='hf', save_dtype='bfloat16'), say=quiet)
+@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
+def test_the_result_loads_as_it_was_written(tmp_path, network):
+  model = train(tmp_path / 'run', network, copies(), settings(format='hf', save_dtype='bfloat16'), say=quiet)
   back = checkpoints.read(tmp_path / 'run' / 'model')
-  assert back.network.dtype == 'bfloat16' and back.network.config == T5_NET.config
+  assert back.network.dtype == 'bfloat16' and back.network.config == hf_write.settled(network).config
   for x, y in zip(*map(jax.tree.leaves, (model.params, back.params)), strict=True):
     np.testing.assert_array_equal(x.astype(jnp.bfloat16), y)
 
@@ -505,8 +506,9 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     run(distillation=Distillation())
   with pytest.raises(ValueError, match='trained in float32'):
     run(T5(T5_NET.config, dtype='bfloat16'))
-  with pytest.raises(ValueError, match='only T5 is written as Hugging Face, and bad is a Decoder: write orbax'):
-    run(DECODER, pairs=iter(()), format='hf')
+  odd = Decoder(dataclasses.replace(DECODER.config, norms='post'))
+  with pytest.raises(ValueError, match='no model_type of Hugging Face is a DecoderConfig.*: write orbax'):
+    run(odd, pairs=iter(()), format='hf')
   with pytest.raises(ValueError, match='start has scan=True, but network scan=False: load start like network'):
     train(tmp_path / 'bad', T5_NET, copies(), settings(), start=Model({}, NETWORKS['t5 scanned']), say=quiet)
   with pytest.raises(ValueError, match='steps=0'):
