@@ -114,8 +114,7 @@ def rows(
   asked = inputs.listed(prompts)
   given = [x if isinstance(x, Request) else Request(x) for x in asked]
   ids = inputs.check_ids(example_ids, len(given))
-  if example_ids is None:
-    ids[[x.seed is not None for x in given]] = 0
+  ids[[x.seed is not None for x in given]] = 0
   vocab = inputs.vocabulary(models)
   tokens = inputs.encode(models, [x.prompt for x in given], [x.chat_template_kwargs for x in given])
   found = []

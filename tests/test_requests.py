@@ -354,13 +354,13 @@ def test_a_request_with_a_seed_of_its_own_is_the_same_in_any_company(how):
   alone = ask(mine).tokens
   for company in range(10):
     others = [Request([company % 7] * (1 + company), max_new_tokens=3 + company), [3], mine, [4, 5]]
-    prompts = [*others[:company % 5], mine, *others[: company % 3]]
-    place = sum(getattr(x, 'n', 1) for x in prompts[:company % 5])
+    prompts = [*others[: company % 5], mine, *others[: company % 3]]
+    place = sum(getattr(x, 'n', 1) for x in prompts[: company % 5])
     out = ask(prompts, seed=company, batch_size=1 + company % 4)
     assert out.tokens[place : place + len(alone)] == alone
   assert ask([[3], [3]], seed=7).tokens[0] != ask([[3], [3]], seed=7).tokens[1]  # the call's seed keys by place
   by_id = ask([Request([1, 2], seed=7, example_id=1)]).tokens[0]
-  assert by_id == ask([mine], example_ids=[1]).tokens[0] == ask([[3], [1, 2]], seed=7).tokens[1] != alone[0]
+  assert by_id == ask([[3], [1, 2]], seed=7).tokens[1] != ask([mine], example_ids=[1]).tokens[0] == alone[0]
 
 
 def test_a_row_holds_its_own_bytes_alone():
@@ -396,9 +396,11 @@ def test_parameters_in_numpy_are_put_on_the_device_once():
 def test_a_bias_of_thousands_of_tokens_asks_for_the_vocabulary_once(monkeypatch):
   asked, real = [], inputs.vocabulary
   monkeypatch.setattr(inputs, 'vocabulary', lambda models: asked.append(1) or real(models))
-  count = lambda bias: asked.clear() or requests.rows(
-    PAIR, [Request([1], logit_bias=bias)], max_new_tokens=3, sampler=Sampler(), seed=0
-  ) and len(asked)
+  count = lambda bias: (
+    asked.clear()
+    or requests.rows(PAIR, [Request([1], logit_bias=bias)], max_new_tokens=3, sampler=Sampler(), seed=0)
+    and len(asked)
+  )
   assert count({1: 1.0}) == count(dict.fromkeys(range(7), 1.0))
 
 
