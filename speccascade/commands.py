@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 
-from speccascade import distributed, probs, progress, rules
+from speccascade import distributed, interrupt, probs, progress, rules
 from speccascade.errors import RunError
 from speccascade.types import Combiner, Rule
 
@@ -139,6 +139,8 @@ def run(
   """Run a command and return its exit code, 0 where it gives none; `stopped` is said where it was stopped."""
   argv = list(sys.argv[1:] if argv is None else argv)
   try:
+    if signal.getsignal(signal.SIGINT) is interrupt.leave:
+      signal.signal(signal.SIGINT, signal.default_int_handler)
     args = parser.parse_args([_binding(a) for a in argv])
     if getattr(args, 'distributed', False) and distributed.WATCHED not in os.environ:
       return distributed.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
