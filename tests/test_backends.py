@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 from jax.experimental.pallas import tpu as pltpu
@@ -290,3 +293,10 @@ def test_three_parts_are_the_whole_number():
   error = lambda y: np.abs(np.float64(y) - exact).max() / np.abs(exact).max()
   short = x.astype(jnp.bfloat16).astype(jnp.float32)
   assert error(cpu._in_parts(x, rows)) < 2e-6 < 1e-4 < error(short @ rows.T.astype(jnp.float32))
+
+
+def test_the_compiler_still_makes_one_kernel_of_a_sum_of_products():
+  program = 'from speccascade.backends import cpu; print(cpu._fuses_sums())'
+  as_users = os.environ | {'XLA_FLAGS': ''}
+  out = subprocess.run([sys.executable, '-c', program], env=as_users, capture_output=True, text=True)
+  assert out.stdout == 'True\n', f'decoding on a CPU takes plain products: {out.stderr}'
