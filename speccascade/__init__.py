@@ -1,10 +1,15 @@
 """Speculative decoding, cascades, collaborative decoding and speculative verification as one jitted loop."""
 
+# ruff: noqa: E402
+from speccascade import interrupt
+
+interrupt.while_importing()
+
 from speccascade import acceptance, methods, rules, stopping, theory
+from speccascade.check import check
 from speccascade.checkpoints import load
 from speccascade.commands import compilation_cache
 from speccascade.decode import decode, stream
-from speccascade.laws import check
 from speccascade.layout import mesh, place
 from speccascade.probs import Sampler
 from speccascade.requests import Request

@@ -121,7 +121,7 @@ def program(method: methods.Method, networks: Sequence[Network], sizes: Sizes, s
   state = place.put(state, None if where is None else fixed.cut(state))
   stop = np.zeros(sizes.batch, bool)
   stop = place.put(stop, None if where is None else where.rows(stop))
-  return loop.run, (fixed, place.put(method), params, state, None, stop, place.put(np.zeros(2, np.int32)))
+  return loop.run, (fixed, place.put(method), params, state, stop, place.put(np.zeros(2, np.int32)))
 
 
 def _params(network: Network) -> Any:

@@ -17,7 +17,7 @@ import threading
 import jax
 from jax.experimental.compilation_cache import compilation_cache as programs
 
-from speccascade import disk, distributed, probs, progress, rules
+from speccascade import disk, distributed, interrupt, probs, progress, rules
 from speccascade.errors import RunError
 from speccascade.types import Combiner, Rule
 
@@ -172,6 +172,8 @@ def run(
   """Run a command and return its exit code, 0 where it gives none; `stopped` is said where it was stopped."""
   argv, args = list(sys.argv[1:] if argv is None else argv), argparse.Namespace()
   try:
+    if signal.getsignal(signal.SIGINT) is interrupt.leave:
+      signal.signal(signal.SIGINT, signal.default_int_handler)
     args = parser.parse_args([_binding(a) for a in argv])
     if getattr(args, 'distributed', False) and distributed.WATCHED not in os.environ:
       return distributed.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])

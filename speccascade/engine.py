@@ -1,12 +1,13 @@
 """The engine: prefill prompts, insert them into free rows of a batch, run the method's phases, collect what has ended.
 
-What it starts on the device stands in `loop.py`. Between two `run`s nothing crosses to the host.
+What it starts on the device stands in `loop.py`. Between two `run`s nothing crosses to the host; each is meant to take
+about a second, so that Ctrl-C and SIGTERM are answered.
 """
 
 from collections.abc import Callable, Sequence
 import functools
 import math
-import os
+import time
 from typing import Any
 
 import jax
@@ -17,7 +18,9 @@ from speccascade import backends, inputs, layout, loop, requests, targets
 from speccascade.start import cache_owners
 from speccascade.types import Array, Model, Prompt, State
 
-_NEEDED: dict[tuple, tuple[int, int, jax.Device]] = {}  # bytes of caches and weights on a device, by program and sizes
+_FIRST = 5e10  # bytes of weights times tokens of a first run, until it is known how long a round takes
+_SECONDS = 1.0  # of a run
+_LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 
 
 class Engine:
@@ -37,11 +40,18 @@ class Engine:
     self.program = loop.Program(
       networks, cache_owners(slots, method.idle), buffer, self.vocab, backend, trace, needs.top, where
     )
+    self.fits = set()  # how many prompts may be read at once
     self.processor = targets.check_processor(processor, self.vocab, buffer)
+    work = sum(x.nbytes for x in jax.tree.leaves(self.params)) * size * method.window
+    alone = jax.process_count() == 1  # several processes have to run the same rounds
+    self.pace = max(1, int(_FIRST / work)) if alone and work else loop.FOREVER  # rounds of a run
+    self.length, self.stuck = None, 0  # of the rows when they were collected, and rounds since one of them grew
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
-    _check_memory(self, size)
+    if size not in self.fits:
+      _check_memory(self, size)
+      self.fits.add(size)
     return self.read(self.params, inputs.pad(prompts, size, self.width))
 
   def read(self, params: tuple, prompt: Prompt) -> tuple:
@@ -49,58 +59,86 @@ class Engine:
     room = min(self.width, self.program.buffer)  # an encoder–decoder's prompt may be longer than its output
     return loop.caches_of(self.program, params, prompt, room)
 
-  def arrival(self, rows: Sequence[requests.Row], source: Sequence[int], target: Sequence[int]) -> loop.Arrival:
-    """Return rows with the prompts of a prefix that they continue and the places that they take."""
+  def arrival(self, rows: Sequence[requests.Row], source: Sequence[int] | None, target: Sequence[int]) -> loop.Arrival:
+    """Return rows with the prompts of a prefix that they continue, None for each its own, and their places."""
     pad = lambda x: np.asarray([*x, *[0] * (self.size - len(x))], np.int32)
     arrays = requests.arrays(rows, self.needs, self.size, self.width, self.vocab)
-    return loop.Arrival(arrays, pad(source), pad(target), np.int32(len(rows)))
+    return loop.Arrival(arrays, None if source is None else pad(source), pad(target), np.int32(len(rows)))
 
-  def empty(self, arrival: loop.Arrival) -> State:
-    """Return a batch of which no row is in use, for rows such as these."""
-    return loop.empty(self.program, self.method, self.params, arrival.rows)
+  def begin(self, prefix: tuple, arrival: loop.Arrival) -> State:
+    """Return a batch of rows, the first in place 0 and so on."""
+    return loop.begin(self.program, self.method, self.params, prefix, arrival)
 
   def insert(self, prefix: tuple, arrival: loop.Arrival, state: State) -> State:
     """Put rows into their places of the batch."""
     return loop.insert(self.program, self.method, prefix, arrival, state)
 
-  def run(self, state: State | None, insert: tuple[tuple, loop.Arrival] | None = None, *, ended: int | None = None,
-          rounds: int = loop.FOREVER, stop: np.ndarray | None = None) -> tuple[State, Array]:  # fmt: skip
-    """Run until `ended` rows are not in use or `rounds` have passed; return the state and what `collect` takes.
+  def run(
+    self, state: State, *, ended: int | None = None, rounds: int = loop.FOREVER, stop: np.ndarray | None = None
+  ) -> tuple[State, Array]:
+    """Run until `ended` rows are not in use, or for at most so many rounds; return the state and what `collect` takes.
 
-    Before that, end the rows of the mask `stop`, and insert rows; where state is None they are the batch. It is one
-    program, for each that the host starts costs as much as a small model's step.
+    Before that, end the rows of the mask `stop`.
     """
     stop = np.zeros(self.size, bool) if stop is None else stop
-    if state is None and (insert[1].source[: insert[1].count] == np.arange(insert[1].count)).all():
-      insert = insert[0], insert[1].replace(source=None)
-    until = np.array([self.size if ended is None else ended, rounds], np.int32)
+    self.ended, self.rounds = self.size if ended is None else ended, min(rounds, self.pace)
+    until = np.array([self.ended, self.rounds], np.int32)
     run = loop.compiled_with(backends.known(self.program.backend.xla))
-    return run(self.program, self.method, self.params, state, insert, stop, until, self.processor)
+    found = run(self.program, self.method, self.params, state, stop, until, self.processor)
+    self.since = time.monotonic()
+    return found
 
   def collect(self, packed: Array, state: State) -> dict[str, Any]:
     """Wait for the device and return what came to the host, arrays with rows in front."""
+    late = self._wait(packed)
     whole = np.asarray(packed)
     leaves, structure = jax.tree.flatten(loop.wanted(state))
     ends = np.cumsum([math.prod(x.shape[1:]) for x in leaves])
     parts = np.split(whole, ends[:-1], axis=1)
     typed = [part.view(x.dtype) if x.dtype == np.float32 else part for part, x in zip(parts, leaves, strict=True)]
-    return structure.unflatten([part.reshape(x.shape) for part, x in zip(typed, leaves, strict=True)])
+    found = structure.unflatten([part.reshape(x.shape) for part, x in zip(typed, leaves, strict=True)])
+    if found['done'].sum() < self.ended:  # all rounds have passed
+      self._look(found['length'], late)
+    return found
+
+  def _wait(self, packed: Array) -> float | None:
+    """Wait for a run, so that Python answers signals; return its seconds, None where it ended while nobody looked."""
+    start, late = time.monotonic(), not packed.is_ready()
+    while not packed.is_ready():
+      time.sleep(min(0.01, max(1e-3, (time.monotonic() - start) / 100)))
+    end = time.monotonic()
+    try:
+      packed.block_until_ready()  # raises what the program raised; to copy it to the host may then take for ever
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      said = f'{self.size} rows of {self.program.buffer} positions do not fit into memory'
+      raise MemoryError(f'{said} ({str(error).splitlines()[0]}): {_LOWER}.') from None
+    return end - self.since if late else None
+
+  def _look(self, length: np.ndarray, seconds: float | None):
+    """Note how many rounds the next run may have, and refuse to go on where none commits a token."""
+    self.stuck = self.stuck + self.rounds if np.array_equal(length, self.length) else 0
+    self.length = length
+    if self.stuck > self.method.turns(self.size):
+      raise ValueError(
+        f'{self.method.name}: {self.stuck} rounds have committed no token of {self.size} rows; every round must end in '
+        'a Verify whose models have scored what is pending, as those of speccascade.methods do.'
+      )
+    if seconds is not None and self.pace < loop.FOREVER:
+      self.pace = int(min(max(1, self.rounds * _SECONDS / max(seconds, 1e-6)), 8 * self.rounds))
 
 
 def _check_memory(engine: Engine, prompts: int) -> None:
   """Refuse a batch whose caches, those of a prefill of so many prompts and weights are more than the device has."""
-  key = engine.program, engine.size, engine.width, prompts
-  if key not in _NEEDED:
-    arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
-    device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
-    _NEEDED[key] = _cache_bytes(engine, prompts), _weight_bytes(engine.weights), device
-  caches, weights, device = _NEEDED[key]
-  limit = (device.memory_stats() or {}).get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
+  device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
+  caches, weights, limit = _cache_bytes(engine, prompts), _weight_bytes(engine.weights), backends.memory(device)
   if caches + weights > limit:
     raise ValueError(
       f'{engine.size} rows of {engine.width} prompt tokens and {engine.program.buffer} positions need '
       f'{caches / 2**30:.1f} GiB of caches, with {weights / 2**30:.1f} GiB of weights more than the '
-      f'{limit / 2**30:.1f} GiB of {device}: lower max_new_tokens, max_prompt_tokens or batch_size.'
+      f'{limit / 2**30:.1f} GiB of {device}: {_LOWER}.'
     )
 
 

@@ -101,6 +101,8 @@ def emitted_law(
   noise = Enumerated(jnp.asarray(digits), chances, base=len(prompt), by_round=method.by_round)
   batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (total, 1)), jnp.full(total, len(prompt), jnp.int32))
   state = jax.device_get(decode(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise))
+  if not state.done.all():
+    raise ValueError(f'{method.name}: {count} rounds a row have committed no token; every round must end in a Verify.')
   weight = _weights(state, len(prompt), count, radix, method.by_round, rounds)
   emitted = state.tokens[:, len(prompt) : len(prompt) + count]
   emitted = np.where(np.arange(count) < (state.length - len(prompt))[:, None], emitted, -1)

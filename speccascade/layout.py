@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import math
+import numbers
 from typing import Any
 import warnings
 
@@ -39,7 +40,12 @@ _LAWS = 8 << 20  # bytes of a window's logits whose gathering takes as long as r
 
 def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   """Return the mesh of {'data': 2, 'model': 4} over the first devices, 'model' over neighbours."""
+  if not isinstance(shape, Mapping):
+    raise ValueError(f"mesh {shape!r}: give {{'data': 2, 'model': 4}}, how many devices along each axis.")
   size, found = {ROWS: 1, PARTS: 1} | dict(shape), jax.devices() if devices is None else devices
+  for axis, n in size.items():
+    if not isinstance(n, numbers.Integral) or isinstance(n, bool):
+      raise ValueError(f'mesh {dict(shape)}: {axis}={n!r} is not a whole number of devices.')
   count = math.prod(size.values())
   if set(size) != {ROWS, PARTS} or not 0 < min(size.values()) or count > len(found):
     raise ValueError(f'mesh {dict(shape)}: give data and model, at most {len(found)} devices in all.')

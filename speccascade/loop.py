@@ -108,22 +108,25 @@ def blank(program, method, params, rows: requests.Arrays) -> State:
   return program.pin(state)
 
 
-empty = jax.jit(blank, static_argnums=0)
-
-
-def _first(program, method, params, prefix: tuple, arrival: Arrival) -> State:
+def first_batch(program, method, params, prefix: tuple, arrival: Arrival) -> State:
   """Return a batch of the rows that arrive, row i in place i."""
+  if program.where is not None and arrival.source is not None:  # rows cross a mesh one by one
+    return put_rows(program, method, prefix, arrival, blank(program, method, params, arrival.rows))
   count = arrival.target.shape[0]
 
   def with_all_positions(shape, x):
     if arrival.source is not None:
       n = shape.shape[0] // count  # indices of axis 0 that are one row
-      x = x.reshape(-1, n, *x.shape[1:])[arrival.source].reshape(-1, *x.shape[1:])
+      by_row = x.reshape(x.shape[0] // n, n, *x.shape[1:])  # an n-gram's cache may be empty: -1 would say nothing
+      x = by_row[arrival.source].reshape(shape.shape[0], *x.shape[1:])
     tails = [(0, all_ - some, 0) for all_, some in zip(shape.shape, x.shape, strict=True)]
     return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)
 
   shapes = jax.eval_shape(lambda: caches_of(program, params, arrival.rows.prompt))
-  return first_state(program, method, jax.tree.map(with_all_positions, shapes, prefix), arrival.rows)
+  return program.pin(first_state(program, method, jax.tree.map(with_all_positions, shapes, prefix), arrival.rows))
+
+
+begin = jax.jit(first_batch, static_argnums=0)
 
 
 def put_rows(program, method, prefix: tuple, arrival: Arrival, state: State) -> State:
@@ -161,22 +164,16 @@ def _put_rows_on_mesh(program, prefix: tuple, arrival: Arrival, new: State, stat
   return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
 
 
-def _run(program, method, params, state, arriving, stop, until, processor=None) -> tuple[State, Array]:
-  """Insert and loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
-  if state is None and (program.where is None or arriving[1].source is None):
-    state = _first(program, method, params, *arriving)
-  else:
-    state = blank(program, method, params, arriving[1].rows) if state is None else state  # rows cross a mesh one by one
-    state = state.replace(done=state.done | stop)
-    state = state if arriving is None else put_rows(program, method, *arriving, state)
-  state = _rounds(program, method, params, state, until, processor)
+def _run(program, method, params, state, stop, until, processor=None) -> tuple[State, Array]:
+  """Loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
+  state = _rounds(program, method, params, state.replace(done=state.done | stop), until, processor)
   packed = jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(wanted(state))], 1)
   return state, packed if program.where is None else program.where.pin(packed)
 
 
 @functools.cache
 def compiled_with(options: tuple[tuple[str, str], ...]) -> Callable:
-  """Return the jitted `_run`, compiled with options of XLA."""
+  """Return the jitted `run(program, method, params, state, stop, until, processor)`, compiled with options of XLA."""
   return jax.jit(_run, static_argnums=0, donate_argnums=3, compiler_options=dict(options))
 
 
@@ -237,5 +234,6 @@ def decode_batch(
 @functools.partial(jax.jit, static_argnums=0)
 def _decode_batch(program, method, params, rows, noise, processor) -> State:
   state = first_state(program, method, caches_of(program, params, rows.prompt), rows, noise)
-  until = jnp.array([rows.real.shape[0], FOREVER], jnp.int32)
-  return _rounds(program, method, params, state, until, processor)
+  count = rows.real.shape[0]
+  most = jnp.minimum(rows.max_new.max(), FOREVER // method.turns(count)) * method.turns(count)
+  return _rounds(program, method, params, state, jnp.stack([jnp.int32(count), most]), processor)

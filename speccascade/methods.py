@@ -53,6 +53,10 @@ class Method:
     """The number of models that the method decodes with."""
     return max(self.slots) + 1
 
+  def turns(self, rows: int) -> int:
+    """Return in how many rounds one of so many rows commits a token at least."""
+    return rows * max((len(p.branches) for p in self.phases if isinstance(p, Elect)), default=0) or 1
+
   def at(self, rows: int) -> 'Method':
     """Return the method as a batch of so many rows runs it."""
     first = self.phases[0]
@@ -220,9 +224,9 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
   phases = (
     Propose(0, most, (2,)),
     Score(1, packing.thirds(most + 1), level=True),
-    Verify(rules.bind(rules.own), (1,), acceptance.Threshold(np.float32(rollback))),
+    Verify(rules.bind(rules.own), (1,), acceptance.Threshold(rollback)),
   )
-  return Method(phases, (0, 1), most, stopping.Fallback(np.float32(fallback)), kind='bild')
+  return Method(phases, (0, 1), most, stopping.Fallback(fallback), kind='bild')
 
 
 def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:

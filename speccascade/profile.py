@@ -119,8 +119,11 @@ def observe(
     some = order[i : i + size]
     place = list(range(len(some)))
     prefix = made.prefill([rows[n].tokens for n in some], size)
-    state, packed = made.run(None, (prefix, made.arrival([rows[n] for n in some], place, place)))
-    ended, noted = made.collect(packed, state), {name: np.asarray(x) for name, x in state.policy.items()}
+    state, ended = made.begin(prefix, made.arrival([rows[n] for n in some], None, place)), None
+    while ended is None or not ended['done'].all():
+      state, packed = made.run(state)
+      ended = made.collect(packed, state)
+    noted = {name: np.asarray(x) for name, x in state.policy.items()}
     parts += [_sample(models[-1], rows[n], n, p, ended, noted) for n, p in zip(some, place, strict=True)]
     progress.add(len(some))
   return {name: np.concatenate([part[name] for part in parts]) for name in profiles.FIELDS}

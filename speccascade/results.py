@@ -82,6 +82,8 @@ class Parts:
     start, cut = self._start(index), self._cut(row, tokens)
     if cut is not None:
       (tokens, text), reason, fault = cut, 'stop', None
+    if reason is None and text is not None:
+      text = _settled(text, row.stop)
     span = slice(start, start + len(tokens))
     logprobs = None if batch['logprobs'] is None else self._by_model(batch['logprobs'][place][:, span])
     return Row(
@@ -162,6 +164,13 @@ class Parts:
       return None
     ids, values = (x[place, span, : row.logprobs].tolist() for x in (batch['top'].ids, batch['top'].logprobs))
     return [dict(zip(some, those, strict=True)) for some, those in zip(ids, values, strict=True)]
+
+
+def _settled(text: str, stop: Sequence[str]) -> str:
+  """Return what stays of a text that goes on: not half a character, nor what a stop string may begin with."""
+  text = text.rstrip('\ufffd')
+  held = max((n for x in stop for n in range(1, len(x)) if text.endswith(x[:n])), default=0)
+  return text[: len(text) - held]
 
 
 def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:

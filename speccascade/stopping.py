@@ -11,17 +11,20 @@ from typing import Any
 from flax import struct
 from jax import tree_util
 import jax.numpy as jnp
+import numpy as np
 
 from speccascade import probs, rules
 from speccascade.types import Array, places, Rule, whole
 
 
 def _chance(policy: Any, *names: str):
-  """Refuse a number that is no probability; traced ones were checked when they were given."""
+  """Make numbers float32, so that they are one program; refuse what is no probability, traced ones were checked."""
   for name in names:
     value = getattr(policy, name)
     if isinstance(value, (str, bool, complex)) or isinstance(value, numbers.Real) and not 0 <= value <= 1:
       raise ValueError(f'{type(policy).__name__} needs 0 <= {name} <= 1, a probability, not {name}={value!s}.')
+    if isinstance(value, numbers.Real):
+      object.__setattr__(policy, name, np.float32(value))
 
 
 @struct.dataclass

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from speccascade import rules, stopping
 from speccascade.methods import Method, SequenceCascade
-from speccascade.phases import BySize, Elect, Verify
+from speccascade.phases import BySize, Elect, Propose, Score, Verify
 from speccascade.types import Combiner, Model, Phase, Prompt
 
 ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
@@ -44,9 +44,66 @@ def check_method(method: Any, models: int):
     name = getattr(rules.inside(method), '__name__', None)
     call = f'; call it, as in methods.{name}(…)' if callable(method) and name else ''
     raise ValueError(f'{name or repr(method)} is not a method{call or "; give one of speccascade.methods"}.')
+  if isinstance(method, Method):
+    _check_phases(method)
   if models < method.models or (models > method.models and not method.beside):
     which = ' Say which, as in methods.autoregressive(1).' if method.kind == 'autoregressive' else ''
     raise ValueError(f'{method.name} decodes with {_count(method.models)}, but {models} were given.{which}')
+
+
+def _check_phases(method: Method):
+  """Refuse phases that would go on for ever, or that their slots, window or widths do not hold."""
+  first = (*method.phases, None)[0]
+  for phases in first.branches if isinstance(first, BySize) else (method.phases,):
+    turns = [p for p in phases if isinstance(p, Elect)]
+    flat = [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
+    strange = any(not isinstance(p, Score | Propose | Verify) for p in flat)  # may feed a model
+    problem = _unknown(method, flat, strange) or (None if strange else _narrow(method, flat, bool(turns)))
+    if problem:
+      raise ValueError(f'{method.name}: {problem}.')
+
+
+def _unknown(method: Method, phases: list[Phase], strange: bool) -> str | None:
+  """Return what keeps phases from committing tokens, as a sentence."""
+  if plain := [leaf for leaf in jax.tree.leaves(method) if callable(leaf)]:
+    name = rules.name_of(plain[0])
+    return f'{name} is a plain function, which no program takes as an argument; give rules.bind({name})'
+  for phase in phases:
+    named = phase.models if isinstance(phase, Verify) else (getattr(phase, 'model', 0), getattr(phase, 'after', None))
+    if out := [s for s in named if s is not None and not 0 <= s < len(method.slots)]:
+      return f'{phase} names slot {out[0]}, and slots={method.slots} has 0 … {len(method.slots) - 1}'
+  tests = [p for p in phases if isinstance(p, Verify)]
+  if not tests and not strange:
+    return 'none of its phases is a Verify, so that no token is ever committed; end the round in one'
+  fed = {p.model for p in phases if isinstance(p, Score | Propose)}
+  for test in tests if not strange else ():
+    if missing := [m for m in test.models if m not in fed]:
+      return f'{test} waits for slot {missing[0]}, which no Score or Propose feeds'
+  return None
+
+
+def _narrow(method: Method, phases: list[Phase], in_turn: bool) -> str | None:
+  """Return which phase has more tokens to hold than it was made for, as a sentence.
+
+  With γ drafted, a model that scores k of them knows k + 1 laws, the drafter γ; a round emits what all of the test
+  know, and what a model has not read of it comes on top in the next one.
+  """
+  drafted = sum(p.n for p in phases if isinstance(p, Propose))
+  if method.window < max(drafted, 1):
+    return f'window={method.window} is less than the {drafted} tokens that a round drafts; make it as many'
+  most = lambda p: drafted if p.limit is None else getattr(p.limit, 'n', getattr(p.limit, 'most', None))
+  scores, drafts = ([p for p in phases if isinstance(p, kind)] for kind in (Score, Propose))
+  if any(most(p) is None for p in scores):  # a limit of one's own
+    return None
+  known = {p.model: p.n for p in drafts} | {p.model: min(most(p), drafted) + 1 for p in scores}
+  emitted = min(known[m] for p in phases if isinstance(p, Verify) for m in p.models)
+  needs = [(p, method.window + 1 if in_turn else max(known[p.model], emitted)) for p in scores]
+  if not in_turn:
+    needs += [(p, 1 + max(0, emitted - p.n)) for p in drafts if p.widths]
+  for phase, need in needs:
+    if phase.widths[-1] < need:
+      return f'{phase} may have to read {need} tokens at once, and widths={phase.widths}; let them end in {need}'
+  return None
 
 
 def _count(models: int) -> str:

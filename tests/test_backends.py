@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 from jax.experimental.pallas import tpu as pltpu
@@ -313,3 +316,10 @@ def test_a_backend_in_use_or_of_a_platform_is_the_one_that_decodes(monkeypatch):
   monkeypatch.setitem(backends._PLATFORMS, 'cpu', None)
   backends.register('cpu', Noting('registered'))
   assert one() == plain and set(asked) == {'used', 'registered'}
+
+
+def test_the_compiler_still_makes_one_kernel_of_a_sum_of_products():
+  program = 'from speccascade.backends import cpu; print(cpu._fuses_sums())'
+  as_users = os.environ | {'XLA_FLAGS': ''}
+  out = subprocess.run([sys.executable, '-c', program], env=as_users, capture_output=True, text=True)
+  assert out.stdout == 'True\n', f'decoding on a CPU takes plain products: {out.stderr}'

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import runpy
+import subprocess
 import sys
 from typing import Any
 from unittest import mock
@@ -48,6 +49,7 @@ from speccascade.decode import __main__ as decoding
 from speccascade.evaluate import Checkpoint, config
 from speccascade.models import ngram, toy
 from speccascade.models.t5 import T5, T5Config
+from speccascade.phases import Propose, Score, Verify
 from speccascade.train import __main__ as training
 from speccascade.train import vocabulary
 from speccascade.types import Model
@@ -137,6 +139,15 @@ def short(logits, tokens, count):
   return logits[:3]
 
 
+OWN = rules.bind(rules.own)
+VERIFIED = Score(1, (5,), level=True), Verify(OWN, (1,))
+
+
+def own_phases(*phases):
+  """Decode with phases of one's own over two models and a window of three."""
+  return decoded(methods.Method(phases, (0, 1), 3))
+
+
 PYTHON = {
   # rules and combiners
   'a rule of logits': (lambda _: decoded(methods.speculative(shouting)), 'shouting'),
@@ -158,6 +169,21 @@ PYTHON = {
   'lam of -1e30': (lambda _: methods.ensemble(partial(rules.realign, lam=-1e30)), 'realign needs lam of -1000'),
   # methods and policies
   'a method that was not called': (lambda _: decoded(methods.speculative), 'speculative'),
+  'phases without a Verify': (lambda _: own_phases(Score(0, (1,), level=True)), 'none of its phases is a Verify'),
+  'a model that nothing feeds': (
+    lambda _: own_phases(Score(0, (1,), level=True), Verify(OWN, (1,))), 'waits for slot 1, which no Score or Propose'
+  ),
+  'a slot out of range': (lambda _: own_phases(Score(2, (1,)), Verify(OWN, (0,))), 'names slot 2'),
+  'a window of less than the draft': (
+    lambda _: own_phases(Propose(0, 4, (2,)), *VERIFIED), 'window=3 is less than the 4'
+  ),
+  'a narrow verification': (
+    lambda _: own_phases(Propose(0, 3, (2,)), Score(1, (3,), level=True), VERIFIED[1]), 'let them end in 4'
+  ),
+  'a drafter that cannot catch up': (lambda _: own_phases(Propose(0, 3), *VERIFIED), 'let them end in 2'),
+  'a combiner that is not bound': (
+    lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'give rules.bind(own)'
+  ),
   'blocks=5': (lambda _: methods.cos(partial(rules.weighted, weights=(0.5, 0.5)), blocks=5), 'blocks=5'),
   'a policy that is a class': (lambda _: methods.speculative(policy=stopping.Heuristic), 'Heuristic'),
   'a policy that is a text': (lambda _: methods.speculative(policy='heuristic'), 'heuristic'),
@@ -213,6 +239,16 @@ PYTHON = {
   ),
   'a processor of two arguments': (lambda _: decoded(processor=lambda l, t: l), 'TypeError'),
   'a processor that is a text': (lambda _: decoded(processor='json'), "processor='json' is not a function"),
+  # streams and meshes
+  'skip beyond the rows': (
+    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[99]), 'skip has 99'
+  ),
+  'skip of a text': (
+    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[0, 'a']), "skip='a'"
+  ),
+  'mesh(5)': (lambda _: speccascade.mesh(5), "mesh 5: give {'data': 2, 'model': 4}"),
+  'mesh of a text': (lambda _: speccascade.mesh('data=2'), "mesh 'data=2'"),
+  'mesh of half a device': (lambda _: speccascade.mesh({'data': 0.5}), "data=0.5 is not a whole number"),
   # models and prompts
   'models by their paths': (
     lambda _: decoded(models=['PATH/small', 'PATH/large']), "models has 'PATH/small', not a loaded model: give what"
@@ -603,6 +639,25 @@ def test_a_command_says_it_in_one_sentence_and_exits_with_1(name, argv, part, tm
   assert not out and error.startswith('error: ') and error.endswith('\n'), error
   said = error.removeprefix('error: ').removesuffix('\n')
   assert part.replace('{tmp}', str(tmp_path)) in said and sentence(said), error
+
+
+INTERRUPTING = """
+import os, signal, sys
+class Finder:
+  def find_spec(self, name, path=None, target=None):
+    if name == 'jax':
+      os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize('name', MAIN)
+def test_a_command_that_is_interrupted_while_it_is_imported_says_so_in_a_line(name, tmp_path):
+  written(tmp_path, 'sitecustomize.py', INTERRUPTING)
+  path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get('PYTHONPATH')])])
+  command = [sys.executable, '-m', f'speccascade.{name}']
+  out = subprocess.run(command, env=os.environ | {'PYTHONPATH': path}, capture_output=True, text=True)
+  assert (out.returncode, out.stderr) == (130, 'interrupted\n')
 
 
 @pytest.mark.parametrize('name', MAIN)

@@ -5,11 +5,13 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import jax.numpy as jnp
 import pytest
 from test_laws import profile
 
+import speccascade
 from speccascade import acceptance, check, methods, rules, Sampler, stopping, targets
 
 MINE = """
@@ -155,6 +157,12 @@ def test_the_sentence_for_a_target_that_is_no_law_names_rule_position_and_sum():
   said = targets.not_a_law(method, 17, 0.5, 0.0)
   assert 'what half returns at position 17 sums to 0.5' in said
   assert 'has the entry -0.25' in targets.not_a_law(method, 17, 1.0, -0.25)
+
+
+def test_importing_the_command_leaves_the_function():
+  program = 'import speccascade, speccascade.check, speccascade.check.__main__; print(speccascade.check.__name__)'
+  out = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+  assert out.stdout == 'check\n' and isinstance(speccascade.check, types.FunctionType)
 
 
 # ---- what is enumerated ----

@@ -2,6 +2,7 @@
 
 import functools
 
+from flax import struct
 import jax.numpy as jnp
 from law import emitted_law, traces
 import numpy as np
@@ -12,7 +13,7 @@ from test_laws import ALPHA, bound, profile, rule_step, TABLE
 from tiers import quick
 
 import speccascade
-from speccascade import acceptance, decode, engine, methods, profiles, rules, Sampler, stopping
+from speccascade import acceptance, decode, engine, laws, methods, profiles, rules, Sampler, stopping
 from speccascade.models import ngram, toy
 from speccascade.types import BONUS, RESIDUAL
 
@@ -46,7 +47,7 @@ METHODS = {
   'heuristic lengths': (
     methods.speculative(diff, 4, policy=stopping.Heuristic(2)), PAIR, rule_step('diff', PAIR, temperature=0)),
   'moving average': (
-    methods.speculative(block=4, policy=stopping.MovingAverage(np.float32(0.5), np.float32(0.7))), PAIR,
+    methods.speculative(block=4, policy=stopping.MovingAverage(0.5, 0.7)), PAIR,
     rule_step('speculative', PAIR, temperature=0)),
   'token_cascade': (
     methods.token_cascade(chow, 4), PAIR, reference.token_cascade(PAIR, 'chow', 0.6, 4, temperature=0)),
@@ -64,7 +65,7 @@ METHODS = {
   'sv_exact': (
     methods.sv_exact(profile(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
   'prompt lookup': (
-    methods.speculative(block=4, policy=stopping.Fallback(np.float32(0.5))), [ngram.drafter(LARGE), LARGE],
+    methods.speculative(block=4, policy=stopping.Fallback(0.5)), [ngram.drafter(LARGE), LARGE],
     reference.lockstep([LARGE], lambda l, s: s(l[0]), temperature=0)),
 }  # fmt: skip
 for _name in ALPHA:
@@ -271,7 +272,7 @@ def test_deferrals_are_counted_where_the_rule_defers():
 
 def test_prompt_lookup_drafts_what_followed_before():
   out = decode(
-    methods.speculative(block=3, policy=stopping.Fallback(np.float32(0.5))), [ngram.drafter(LARGE), LARGE],
+    methods.speculative(block=3, policy=stopping.Fallback(0.5)), [ngram.drafter(LARGE), LARGE],
     [[1, 2, 3, 5, 1, 2]], max_new_tokens=1, sampler=Sampler(0.0),
   )  # fmt: skip
   drafter = ngram.drafter(LARGE)
@@ -292,7 +293,8 @@ SWEEPS = {
   'mu': lambda x: (methods.naive_cos(functools.partial(rules.contrastive, mu=x), 2), PAIR),
   'thresholds': lambda x: (methods.bild(x, 1 + x, 3), PAIR),
   'token cascade': lambda x: (methods.token_cascade(functools.partial(rules.chow, alpha=x), 3), PAIR),
-  'confidence': lambda x: (methods.speculative(block=3, policy=stopping.Confidence(np.float32(x))), PAIR),
+  'confidence': lambda x: (methods.speculative(block=3, policy=stopping.Confidence(x)), PAIR),
+  'moving average': lambda x: (methods.speculative(block=3, policy=stopping.MovingAverage(x, 1 - x)), PAIR),
 }
 
 
@@ -434,6 +436,26 @@ def test_logits_that_are_not_finite_are_reported_with_the_example(value, tempera
   with pytest.warns(UserWarning, match=what):
     out = run([[1, 2], [0, 3, 3]], example_ids=[10, 11])
   assert out.finish_reasons == ('length', 'fault') and out.tokens[0] == run([[1, 2]], example_ids=[10]).tokens[0]
+
+
+@struct.dataclass
+class Nothing:
+  """A phase that does nothing."""
+
+  def __call__(self, context, state):
+    return state
+
+
+def test_rounds_that_commit_nothing_end_in_an_error():
+  method = methods.Method((Nothing(),), (0, 1), 1, kind='mine')
+  with pytest.raises(ValueError, match=r'mine: \d+ rounds have committed no token of 2 rows'):
+    decode(method, PAIR, PROMPTS[:2], max_new_tokens=4)
+
+
+def test_rounds_that_commit_nothing_end_where_no_host_looks():
+  method = methods.Method((Nothing(),), (0,), 1, kind='mine')
+  with pytest.raises(ValueError, match='mine: .* committed no token'):
+    laws.emitted_law(method, [LARGE], [1, 0], 2, Sampler())
 
 
 def test_masked_logits_are_no_fault():

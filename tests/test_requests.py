@@ -10,8 +10,9 @@ import pytest
 from tiers import quick
 
 import speccascade
-from speccascade import embedded, engine, inputs, loop, methods, Request, requests, rules, Sampler, targets
-from speccascade.models import toy
+from speccascade import embedded, engine, inputs, loop, methods, Request, requests, results, rules, Sampler, targets
+from speccascade.backends import limits
+from speccascade.models import ngram, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
@@ -146,6 +147,12 @@ def test_samples_of_a_prompt_share_its_prefill_and_differ(monkeypatch):
   assert queued.tokens == out.tokens
 
 
+def test_samples_of_a_prompt_lookup_share_its_empty_cache():
+  models = [ngram.drafter(LARGE), LARGE]
+  both = run(METHODS['speculative'], models, Request([1, 2, 1], n=2), seed=1)
+  assert both.tokens[0] == run(METHODS['speculative'], models, Request([1, 2, 1]), seed=1).tokens[0]
+
+
 def test_likeliest_tokens_are_those_of_the_verifier():
   out = run(METHODS['speculative'], PAIR, [Request([1, 2], logprobs=3), Request([3], logprobs=1), [4]], trace=True)
   assert out.top_logprobs[2] is None and [len(x) for x in out.top_logprobs[1]] == [1] * 9
@@ -273,6 +280,51 @@ def test_a_stream_yields_rows_as_they_end_and_all_that_decode_returns():
     assert row.stats['calls'].tolist() == out.stats.calls[:, i].tolist()
 
 
+class Bytes(Letters):
+  """A tokenizer of bytes, two of which make a character."""
+
+  def decode(self, ids):
+    return b''.join((b'a', b'b', b'c', b'\xc3', b'\xa4', b'\xa4', b'd')[i] for i in ids).decode(errors='replace')
+
+
+def test_a_text_that_goes_on_holds_back_what_may_change():
+  models, settings = PAIR, dict(max_new_tokens=40, sampler=Sampler(1.0))
+  models = [*models[:-1], models[-1].replace(tokenizer=Bytes())]
+  whole = run(OPT, models, [[1, 2], [3]], seed=1, **settings).texts
+  assert any('ä' in text for text in whole)
+  stop = next(t[i : i + 3] for t in whole for i in range(9, 30) if t.find(t[i : i + 3]) == i)
+  asked = [Request(prompt, stop=stop) for prompt in ([1, 2], [3])]
+  seen, texts = {0: [''], 1: ['']}, run(OPT, models, asked, seed=1, **settings).texts
+  for i, row in speccascade.stream(OPT, models, asked, seed=1, every=1, **settings):
+    assert row.text.startswith(seen[i][-1]) and texts[i].startswith(row.text)
+    seen[i].append(row.text)
+  assert [seen[i][-1] for i in (0, 1)] == texts != whole
+
+
+@pytest.mark.parametrize(
+  ('text', 'kept'), [('a ST', 'a '), ('a STO', 'a '), ('a \ufffd\ufffd', 'a '), ('a S.', 'a S'), ('a END', 'a END')]
+)
+def test_the_beginning_of_a_stop_string_and_half_a_character_are_held_back(text, kept):
+  assert results._settled(text, ('STOP', '.END')) == kept
+
+
+@pytest.mark.parametrize('batch_size', [None, 3])
+def test_a_stream_and_stop_strings_compile_one_loop(batch_size):
+  from law import traces
+
+  models, prompts = lettered(PAIR), [Request([1, 2]), Request([3], stop='gg'), *[[i] for i in range(5)]]
+  settings = dict(max_new_tokens=40, batch_size=batch_size)
+  once = lambda: list(speccascade.stream(OPT, models, prompts, every=3, **settings))
+  assert traces(once, lambda: run(OPT, models, prompts, **settings)) == [1, 0]
+
+
+def test_a_stream_refuses_what_is_wrong_when_it_is_called():
+  with pytest.raises(ValueError, match='max_new_tokens=0'):
+    speccascade.stream(OPT, PAIR, [[1]], max_new_tokens=0)
+  with pytest.raises(ValueError, match='max_prompt_tokens=1'):
+    speccascade.stream(OPT, PAIR, [[1, 2]], max_new_tokens=2, max_prompt_tokens=1)
+
+
 def test_partial_texts_grow():
   models, seen = lettered(PAIR), {0: [], 1: []}
   for i, row in speccascade.stream(OPT, models, ['bc', 'd'], max_new_tokens=30, every=2):
@@ -306,7 +358,7 @@ def test_how_many_second_answers_a_sequence_cascade_gives_compiles_nothing(batch
   prompts = [Request([1, 2], max_new_tokens=40), Request([3], min_p=0.1), [4], [5, 4], [1] * 20]
   ask = lambda method, **more: run(method, PAIR, prompts, sampler=Sampler(1.0), batch_size=batch_size, **more)
   scores = sorted(x[0].mean() for x in ask(methods.autoregressive(0), trace=True).logprobs)
-  for program in (programs := (loop.prefill, loop.empty, loop.insert, loop.run)):
+  for program in (programs := (loop.prefill, loop.begin, loop.insert, loop.run)):
     program.clear_cache()  # another test may have compiled the same
   made = []
   for count, threshold in [(5, np.inf), *enumerate(scores)]:  # as a warm-up does, the most first
@@ -443,6 +495,56 @@ def test_a_batch_that_no_memory_holds_is_refused_with_its_bytes():
   model = Model(network.init(jax.random.key(0)), network)
   with pytest.raises(ValueError, match='32 rows of 16777216 prompt tokens and 16 positions ' + said):
     run(methods.autoregressive(), [model], [[1, 2]] * 32, max_new_tokens=2, max_prompt_tokens=1 << 24)
+
+
+def test_the_memory_of_a_cpu_is_what_its_limits_leave(tmp_path, monkeypatch):
+  cpu = jax.devices('cpu')[0]
+  machine = limits.memory(cpu)
+  (tmp_path / 'memory' / 'job').mkdir(parents=True)
+  (tmp_path / 'memory' / 'memory.limit_in_bytes').write_text('5000000\n')
+  (tmp_path / 'memory' / 'job' / 'memory.limit_in_bytes').write_text('max\n')
+  (tmp_path / 'own').write_text('4:memory:/job\n0::/elsewhere\n')
+  monkeypatch.setattr(limits, 'GROUPS', tmp_path)
+  monkeypatch.setattr(limits, 'OWN', tmp_path / 'own')
+  assert limits.memory(cpu) == 5_000_000 < machine
+  (tmp_path / 'memory.max').write_text('3000000\n')
+  assert limits.memory(cpu) == 3_000_000
+  (tmp_path / 'own').write_text('')
+  monkeypatch.setattr(limits.resource, 'getrlimit', lambda kind: (10**12, 10**12))
+  assert limits.memory(cpu) == machine
+  monkeypatch.setattr(limits.resource, 'getrlimit', lambda kind: (1 << 20, 1 << 20))
+  assert limits.memory(cpu) == 0
+  with pytest.raises(ValueError, match='more than the 0.0 GiB'):
+    run(OPT, PAIR, [[1, 2]] * 64, max_new_tokens=10**4)
+
+
+def test_a_batch_that_ends_out_of_memory_says_what_to_lower():
+  class Failed:
+    is_ready = lambda self: True
+
+    def block_until_ready(self):
+      raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
+
+  made = engine.Engine(
+    OPT, PAIR, needs=requests.Features(True, False, (), 0, False, False, 0, False), size=2, width=8, max_new=4
+  )
+  made.since = 0.0
+  with pytest.raises(MemoryError, match=r'2 rows of \d+ positions .* allocating 9 bytes.*: lower max_new_tokens'):
+    made.collect(Failed(), None)
+
+
+def test_runs_are_bounded_by_their_seconds_and_the_texts_are_the_same(monkeypatch):
+  prompts, settings = [[1, 2], [3], [4, 4]], dict(max_new_tokens=40, sampler=Sampler(1.0))
+  whole, real, bounds = run(OPT, PAIR, prompts, **settings), engine.Engine.collect, []
+
+  def noted(self, packed, state):
+    bounds.append(self.rounds)
+    return real(self, packed, state)
+
+  monkeypatch.setattr(engine.Engine, 'collect', noted)
+  monkeypatch.setattr(engine, '_FIRST', 1.0)
+  assert run(OPT, PAIR, prompts, **settings).tokens == whole.tokens
+  assert bounds[0] == 1 and len(bounds) > 2
 
 
 def test_a_rotary_model_warns_beyond_the_positions_it_was_made_for():

@@ -19,11 +19,12 @@ import numpy as np
 from speccascade.backends.base import Backend, Entry, entry_of, View
 from speccascade.backends.cpu import CPU
 from speccascade.backends.gpu import GPU
+from speccascade.backends.limits import memory
 from speccascade.backends.tpu import TPU
 from speccascade.traced import Setting
 
-__all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'current', 'entry_of', 'known', 'named', 'of',
-           'prepared', 'register', 'use']  # fmt: skip
+__all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'current', 'entry_of', 'known', 'memory', 'named',
+           'of', 'prepared', 'register', 'use']  # fmt: skip
 
 _PLATFORMS = {'cpu': CPU(), 'gpu': GPU(), 'cuda': GPU(), 'rocm': GPU(), 'tpu': TPU()}
 _BACKEND: Setting[Backend] = Setting('backend')

@@ -5,6 +5,7 @@ prompts take their places (continuous batching).
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+import itertools
 import sys
 
 import numpy as np
@@ -72,7 +73,8 @@ def stream(
 ) -> Iterator[tuple[int, results.Row]]:  # fmt: skip
   """Yield (index, row) as rows end, what `decode` would return of them; index counts the samples of all prompts.
 
-  With `every`, rows that go on are yielded as well after at most so many rounds, their `finish_reason` None. Rows whose
+  With `every`, rows that go on are yielded as well after at most so many rounds, their `finish_reason` None: each text
+  begins with the one before it, for half a character and what a stop string may begin with are held back. Rows whose
   index is in `skip`, as those of an earlier call that was stopped, are left out; the programs are as with them.
   """
   models = inputs.check_models(method, models)
@@ -82,9 +84,12 @@ def stream(
     models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
   )
   every = None if every is None else whole('every', every)
-  sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, skip=frozenset(skip))
-  for some in _serve(method, models, rows, trace=trace, processor=processor, every=every, patient=False, **sizes):
-    yield from some
+  skip = frozenset(whole('skip', i, 0) for i in skip)
+  if skip and max(skip) >= len(rows):
+    raise ValueError(f'skip has {max(skip)}, and the rows are 0 … {len(rows) - 1}; skip those of an earlier call.')
+  sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, skip=skip)
+  some = _serve(method, models, rows, trace=trace, processor=processor, every=every, patient=False, **sizes)
+  return itertools.chain.from_iterable(some)
 
 
 def _decode(
@@ -100,8 +105,8 @@ def _decode(
 
 def _serve(
   method, models, rows, *, batch_size, max_prompt_tokens, trace=False, processor=None, every, patient, skip=frozenset()
-):
-  """Yield lists of (index, row) that ended or, with `every`, are under way, while the device goes on."""
+) -> Iterator[list[tuple[int, results.Row]]]:
+  """Return lists of (index, row) that ended or, with `every`, are under way, while the device goes on."""
   needs = requests.features(rows)
   size = inputs.bucket(len(rows), 1)
   size = size if batch_size is None else min(size, whole('batch_size', batch_size))
@@ -115,20 +120,24 @@ def _serve(
   made = engine.Engine(
     method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor
   )
-  queue = _Queue(made, rows, skip, shares)
   rounds = min(every or loop.FOREVER, _LOOKS if needs.texts else loop.FOREVER)
-  parts, state, stop, seen = results.Parts(method, models, rows, processor), None, np.zeros(size, bool), ()
+  parts, queue = results.Parts(method, models, rows, processor), _Queue(made, rows, skip, shares)
+  return _run(queue, parts, every=every is not None, patient=patient, rounds=rounds)
+
+
+def _run(queue: '_Queue', parts: results.Parts, *, every: bool, patient: bool, rounds: int):
+  made, size = queue.engine, queue.engine.size
+  state, stop, seen = None, np.zeros(size, bool), ()
   while queue.busy:
-    state, insert = queue.fill(state)
+    state = queue.fill(state)
     enough = size - queue.in_use + max(1, size // 8) if queue.waiting or not patient else size
-    state, packed = made.run(state, insert, ended=min(size, enough), rounds=rounds, stop=stop & (queue.held < 0))
-    del insert  # its caches would take memory while others are read
+    state, packed = made.run(state, ended=min(size, enough), rounds=rounds, stop=stop & (queue.held < 0))
     if seen:
       yield [(index, parts.row(index, *where)) for index, *where in seen]
     batch = made.collect(packed, state)
     ended = [place for place in queue.places if batch['done'][place] or parts.stops(queue.held[place], batch, place)]
     stop = np.isin(np.arange(size), ended)
-    seen = [(int(queue.held[place]), batch, place) for place in (ended if every is None else queue.places)]
+    seen = [(int(queue.held[place]), batch, place) for place in (queue.places if every else ended)]
     queue.free(ended)
   yield [(index, parts.row(index, *where)) for index, *where in seen]
 
@@ -166,22 +175,23 @@ class _Queue:
     self.held[places] = -1
 
   def fill(self, state):
-    """Give all free places to rows that wait; return the state, and the last insertion for the next run to make."""
-    insert = None
+    """Give all free places to rows that wait; return the state."""
     while self.waiting and (self.held < 0).any():
-      if insert:  # and more are to come
-        state, insert = self.engine.insert(*insert, state), None
       if not self.read:
         self._prefill()
       free = np.flatnonzero(self.held < 0)[: len(self.read)]
       come, self.read = self.read[: len(free)], self.read[len(free) :]
       self.held[free] = [row for _, row in come]
-      insert = self.prefix, self.engine.arrival([self.rows[i] for _, i in come], [at for at, _ in come], free.tolist())
-      if self.engine.size == 1:
-        state = None  # a batch of one begins anew
-      elif state is None and self.queued:  # one program then runs the batch, first and last
-        state = self.engine.empty(insert[1])
-    return state, insert
+      source = [at for at, _ in come]
+      own = not self.queued and source == list(range(len(source)))
+      arrival = self.engine.arrival([self.rows[i] for _, i in come], None if own else source, free.tolist())
+      if state is None or self.engine.size == 1:  # a batch of one begins anew
+        state = self.engine.begin(self.prefix, arrival)
+      else:
+        state = self.engine.insert(self.prefix, arrival, state)
+    if not self.waiting:
+      self.prefix = None
+    return state
 
   def _prefill(self):
     """Read the next prompts, each once for all its samples."""

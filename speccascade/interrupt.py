@@ -1,0 +1,18 @@
+"""Ctrl-C while the modules of a command are imported, which takes a second or two: a line, not where Python was."""
+
+import os
+import signal
+import sys
+
+
+def leave(*_):
+  """End the process."""
+  os.write(2, b'interrupted\n')
+  os._exit(130)
+
+
+def while_importing():
+  """Let Ctrl-C end a command of this package until `commands.run` begins; what else imports it keeps its own ways."""
+  asked = sys.orig_argv[sys.orig_argv.index('-m') + 1 :] if sys.argv[:1] == ['-m'] else []  # as it is during imports
+  if asked and asked[0].split('.')[0] == __package__:
+    signal.signal(signal.SIGINT, leave)
