@@ -21,6 +21,8 @@ from speccascade.types import Array, Model, Prompt, State
 _FIRST = 5e10  # bytes of weights times tokens of a first run, until it is known how long a round takes
 _SECONDS = 1.0  # of a run
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
+_BYTES: dict[tuple, int] = {}  # of caches, by program and sizes, for to ask costs as much as some rounds
+_MOST = 256  # of them that are remembered, for each holds its program
 
 
 class Engine:
@@ -133,7 +135,12 @@ def _check_memory(engine: Engine, prompts: int) -> None:
   """Refuse a batch whose caches, those of a prefill of so many prompts and weights are more than the device has."""
   arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
   device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
-  caches, weights, limit = _cache_bytes(engine, prompts), _weight_bytes(engine.weights), backends.memory(device)
+  key = engine.program, engine.size, engine.width, prompts
+  if key not in _BYTES:
+    if len(_BYTES) >= _MOST:
+      _BYTES.clear()
+    _BYTES[key] = _cache_bytes(engine, prompts)
+  caches, weights, limit = _BYTES[key], _weight_bytes(engine.weights), backends.memory(device)
   if caches + weights > limit:
     raise ValueError(
       f'{engine.size} rows of {engine.width} prompt tokens and {engine.program.buffer} positions need '
