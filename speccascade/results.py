@@ -121,7 +121,7 @@ class Parts:
 
   def _fault(self, row: requests.Row, batch: dict, place: int, emitted: int) -> str | None:
     slots, fault, position = self.method.slots, batch['fault'][place], int(batch['length'][place])
-    prompt = '' if row.source == row.example_id else f'prompt {row.source}, '
+    prompt = f'prompt {row.source}, ' if row.source and not row.example_id else ''  # a seed of its own keys any as 0
     example = f'{prompt}example {row.example_id}'
     for slot in np.flatnonzero(fault[:-1] >= 0):
       asked = self._asked(row, emitted) if fault[slot] == ASKED else ''

@@ -114,10 +114,14 @@ def test_a_decode_holds_little_beside_weights_caches_and_window(name):
 
 
 def test_a_batch_is_counted_with_its_prompts_and_the_copies_of_its_weights(monkeypatch):
-  monkeypatch.setattr(engine, '_NEEDED', {})
+  monkeypatch.setattr(engine, '_BYTES', {})
+  counted = {name: [] for name in ('_cache_bytes', '_weight_bytes')}
+  for name, found in counted.items():
+    count = getattr(engine, name)
+    monkeypatch.setattr(engine, name, lambda *args, count=count, found=found: found.append(count(*args)) or found[-1])
   model = random_model(T5(T5Config(40, 256, 4, 64, 1024, 1, 4)), 'large')
   decode(methods.autoregressive(), [model], [[3] * 20] * 3, max_new_tokens=4, max_prompt_tokens=256, batch_size=2)
-  ((caches, weights, _),) = engine._NEEDED.values()
+  caches, weights = (found[0] for found in counted.values())
   source, target = (2 * 4 * n * 4 * 64 * 4 for n in (256, 16))  # of a row: keys and values of every layer
   assert caches == 3 * (source + target + 4)  # a batch of two, and a prompt that is read meanwhile
   _, (prepared,) = backends.prepared([model])

@@ -42,13 +42,13 @@ def decode(
   A prompt is a text, a token list, chat messages or a `Request`, which may say anything else about its row; a single
   one that is no token list needs no list around it. The EOS ids of the last model that the method runs end a text.
   `example_ids` key the randomness, the places of the prompts unless they are given: an example's output does not depend
-  on its batch mates. A request with a seed of its own is keyed by that alone.
-  Of more prompts than `batch_size` the rest is queued. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows, its prompts
-  to a length of such steps; `max_prompt_tokens` fixes the padded length, so that calls with other prompts compile
-  nothing. `processor(logits [V], tokens [T], count)` returns what every model's logits become after the first `count`
-  of these tokens; arrays that change are bound to it with `functools.partial`. `trace` records
-  each output token's log-probability under every model that scored it. `progress` shows a bar. Rows that end as
-  faults are warned of, and raise where there are no others; with `keep_faults` they are returned and no more is said.
+  on its batch mates. A request with a seed of its own is keyed by that alone. Of more prompts than `batch_size` the
+  rest is queued. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows, its prompts to a length of such steps;
+  `max_prompt_tokens` fixes the padded length, so that calls with other prompts compile nothing.
+  `processor(logits [V], tokens [T], count)` returns what every model's logits become after the first `count` of these
+  tokens; arrays that change are bound to it with `functools.partial`. `trace` records each output token's
+  log-probability under every model that scored it. `progress` shows a bar. Rows that end as faults are warned of, and
+  raise where there are no others; with `keep_faults` they are returned and no more is said.
   """
   models = inputs.check_models(method, models)
   rows = requests.rows(

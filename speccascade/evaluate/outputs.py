@@ -48,7 +48,7 @@ def _tensorboard(results: dict, folder: Path):
   folder.mkdir(exist_ok=True)
   for old in folder.glob('events.out.tfevents.*'):
     old.unlink()
-  with tensorboardX.SummaryWriter(str(folder.absolute())) as writer:  # which takes a name like gs: for an address
+  with tensorboardX.SummaryWriter(str(folder)) as writer:
     steps: dict[tuple, int] = {}
     for point in results['points']:
       key = point['curve'], point['temperature'], point['batch']

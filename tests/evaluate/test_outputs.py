@@ -8,14 +8,6 @@ from speccascade.errors import RunError
 from speccascade.evaluate import outputs, plots, rundir
 
 
-def test_results_are_written_where_the_folder_looks_like_an_address(tmp_path, monkeypatch, capsys):
-  monkeypatch.chdir(tmp_path)
-  folder = disk.place('gs:/bucket/run')  # with one slash: a folder of this machine
-  outputs.write(made.cascades((0.0,)), folder)
-  assert list((tmp_path / folder / 'tensorboard').glob('events.out.tfevents.*')) and (folder / 'report.html').exists()
-  assert not capsys.readouterr().err
-
-
 def test_a_plot_or_a_scalar_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsys):
   (tmp_path / 'tensorboard').write_text('in the way')
   monkeypatch.setattr(plots, 'write', lambda *_: (_ for _ in ()).throw(ValueError('no such font\nand more')))
