@@ -21,6 +21,7 @@ from speccascade.types import Array, Model, Prompt, State
 _FIRST = 5e10  # bytes of weights times tokens of a first run, until it is known how long a round takes
 _SECONDS = 1.0  # of a run
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
+_NO_MEMORY = 'RESOURCE_EXHAUSTED', 'Out of memory'  # in an error of XLA
 _BYTES: dict[tuple, int] = {}  # of caches, by program and sizes, for to ask costs as much as some rounds
 _MOST = 256  # of them that are remembered, for each holds its program
 
@@ -112,9 +113,10 @@ class Engine:
     try:
       packed.block_until_ready()  # raises what the program raised; to copy it to the host may then take for ever
     except jax.errors.JaxRuntimeError as error:
-      if 'RESOURCE_EXHAUSTED' not in str(error):
+      if not any(sign in str(error) for sign in _NO_MEMORY):
         raise
-      said = f'{self.size} rows of {self.program.buffer} positions do not fit into memory'
+      sizes = f'{self.width} prompt tokens and {self.program.buffer} positions'
+      said = f'{self.size} rows of {sizes} do not fit into memory'
       raise MemoryError(f'{said} ({str(error).splitlines()[0]}): {_LOWER}.') from None
     return end - self.since if late else None
 

@@ -108,7 +108,11 @@ def parameters(network) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _tell(what: str, parts: int, network: Any = None) -> None:
-  where = 'a batch' if network is None else type(network).__name__
+  if network is None:
+    where = 'a batch'
+  else:
+    count = sum(math.prod(x.shape) for x in jax.tree.leaves(parameters(network)[0]))
+    where = f'{type(network).__name__} of {count:,} parameters'
   warnings.warn(f'{where}: {what} does not divide over {parts} devices and stays whole on each.', stacklevel=2)
 
 

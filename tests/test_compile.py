@@ -97,7 +97,7 @@ def test_weights_are_cut_along_axes_that_divide_and_heads_as_a_whole():
   assert layer['self_attention']['query']['kernel'] == PartitionSpec(None, 'model')
   assert layer['mlp']['wo']['kernel'] == PartitionSpec('model', None)
   layout._tell.cache_clear()
-  with pytest.warns(UserWarning, match="T5: '.*' of 6 does not divide over 4 devices and stays whole"):
+  with pytest.warns(UserWarning, match="T5 of .* parameters: '.*' of 6 does not divide over 4 devices and stays whole"):
     uneven = layout.specs(small, MESH, layout.CUT)['decoder']['layers_0']  # six heads
   assert uneven['self_attention']['query']['kernel'] == PartitionSpec(None, None)
   assert uneven['mlp']['wi_0']['kernel'] == PartitionSpec(None, 'model')

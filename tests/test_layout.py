@@ -33,7 +33,9 @@ def test_what_does_not_divide_stays_whole_and_is_named_once_a_model():
     cut = [layout.specs(GROUPED, FOUR, 'cut') for _ in range(2)][0]
     layout.specs(dataclasses.replace(GROUPED, scan=True), FOUR, 'cut')
   names = ("'joined_kv_heads' of 2", "'vocab' of 97")
-  said = [f'Decoder: {x} does not divide over 4 devices and stays whole on each.' for x in names]
+  count = sum(x.size for x in jax.tree.leaves(GROUPED.param_shapes()))
+  where, remedy = f'Decoder of {count:,} parameters', 'does not divide over 4 devices and stays whole on each.'
+  said = [f'{where}: {x} {remedy}' for x in names]
   assert sorted(str(w.message) for w in told) == sorted(2 * said)
   assert cut['layers_0']['attention']['query']['kernel'] == PartitionSpec(None, 'model')
   assert cut['layers_0']['attention']['key']['kernel'] == PartitionSpec(None, None)

@@ -518,18 +518,19 @@ def test_the_memory_of_a_cpu_is_what_its_limits_leave(tmp_path, monkeypatch):
     run(OPT, PAIR, [[1, 2]] * 64, max_new_tokens=10**4)
 
 
-def test_a_batch_that_ends_out_of_memory_says_what_to_lower():
+@pytest.mark.parametrize('said', ['RESOURCE_EXHAUSTED: cannot take 9 bytes', 'INTERNAL: Out of memory, for 9 bytes'])
+def test_a_batch_that_ends_out_of_memory_says_what_to_lower(said):
   class Failed:
     is_ready = lambda self: True
 
     def block_until_ready(self):
-      raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
+      raise jax.errors.JaxRuntimeError(said)
 
   made = engine.Engine(
     OPT, PAIR, needs=requests.Features(True, False, (), 0, False, False, 0, False), size=2, width=8, max_new=4
   )
   made.since = 0.0
-  with pytest.raises(MemoryError, match=r'2 rows of \d+ positions .* allocating 9 bytes.*: lower max_new_tokens'):
+  with pytest.raises(MemoryError, match=r'2 rows of 8 prompt tokens and \d+ positions .* 9 bytes\): lower max'):
     made.collect(Failed(), None)
 
 
