@@ -54,7 +54,7 @@ def path(address: str):
     missing = f'universal-pathlib {missing}' if getattr(error, 'name', '') == 'upath' else missing
     raise ValueError(f'{address} cannot be opened: pip install {missing}') from error
   except (ValueError, TypeError, OSError) as error:  # whatever a file system wants to know first
-    said = str(error).strip().splitlines()[0]
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
     raise ValueError(f'{address} cannot be opened ({said}): fsspec has gs://, s3://, az:// and more') from error
   return found
 

@@ -1,6 +1,6 @@
 """Chat messages as the text that a checkpoint's own template makes of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import datetime
 import functools
 import json
@@ -58,8 +58,9 @@ def _check(messages: Sequence[Mapping[str, Any]], forbidden: Sequence[str]):
         f'message {i} is {message!r}; a message has a role and a content, both of them texts, or as content parts '
         "[{'type': 'text', 'text': 'Hello.'}]"
       )
+    said = ''.join(_strings(message))
     for token in forbidden:
-      if any(token in text for text in texts):
+      if token in said:
         raise ValueError(f'message {i} holds {token}, which the tokenizer would read as a special token; remove it')
 
 
@@ -71,6 +72,15 @@ def _texts(message: Mapping[str, Any]) -> list[str] | None:
   parts = content if isinstance(content, list) else [{'type': 'text', 'text': content}]
   right = [isinstance(x, Mapping) and x.get('type') == 'text' and isinstance(x.get('text'), str) for x in parts]
   return [x['text'] for x in parts] if all(right) else None
+
+
+def _strings(value: Any) -> Iterator[str]:
+  """Yield every text inside a message, with a break after each."""
+  if isinstance(value, str):
+    yield value + '\n'
+  elif isinstance(value, Mapping | list | tuple):
+    for part in value.values() if isinstance(value, Mapping) else value:
+      yield from _strings(part)
 
 
 def _template(folder: pathlib.Path, settings: Mapping[str, Any]) -> tuple[pathlib.Path, str]:

@@ -18,7 +18,7 @@ from speccascade import backends, inputs, layout, loop, requests, targets
 from speccascade.start import cache_owners
 from speccascade.types import Array, Model, Prompt, State
 
-_FIRST = 5e10  # bytes of weights times tokens of a first run, until it is known how long a round takes
+_FIRST = 5e10  # bytes of weights and caches times tokens of a first run
 _SECONDS = 1.0  # of a run
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 _NO_MEMORY = 'RESOURCE_EXHAUSTED', 'Out of memory'  # in an error of XLA
@@ -38,24 +38,31 @@ class Engine:
     self.vocab = inputs.vocabulary(models)
     where = layout.of(slots, size, method.window, self.vocab)
     backend, self.params = backends.prepared(slots, method.idle)
-    self.weights = [s.params for s in slots], self.params  # a backend's copies stand beside what they were made of
+    given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
+    self.weights = given, self.params  # a backend's copies stand beside what they were made of
     networks = tuple(s.network for s in slots)
     self.program = loop.Program(
       networks, cache_owners(slots, method.idle), buffer, self.vocab, backend, trace, needs.top, where
     )
     self.fits = set()  # how many prompts may be read at once
     self.processor = targets.check_processor(processor, self.vocab, buffer)
-    work = sum(x.nbytes for x in jax.tree.leaves(self.params)) * size * method.window
-    alone = jax.process_count() == 1  # several processes have to run the same rounds
-    self.pace = max(1, int(_FIRST / work)) if alone and work else loop.FOREVER  # rounds of a run
+    self.pace = None  # rounds of a run
     self.length, self.stuck = None, 0  # of the rows when they were collected, and rounds since one of them grew
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
     if size not in self.fits:
-      _check_memory(self, size)
+      caches = _check_memory(self, size)
       self.fits.add(size)
+      self.pace = self.pace or self._first_pace(caches)
     return self.read(self.params, inputs.pad(prompts, size, self.width))
+
+  def _first_pace(self, caches: int) -> int:
+    """Return how many rounds the first run may have, until it is known how long one takes."""
+    if jax.process_count() > 1:  # which have to run the same rounds, and whose clocks differ
+      return loop.FOREVER
+    weights = sum(x.nbytes for x in jax.tree.leaves(self.params))
+    return max(1, int(_FIRST / ((weights * self.size + caches) * self.method.window + 1)))
 
   def read(self, params: tuple, prompt: Prompt) -> tuple:
     """Return the caches of padded prompts, as long as these."""
@@ -70,10 +77,12 @@ class Engine:
 
   def begin(self, prefix: tuple, arrival: loop.Arrival) -> State:
     """Return a batch of rows, the first in place 0 and so on."""
+    self.length, self.stuck = None, 0
     return loop.begin(self.program, self.method, self.params, prefix, arrival)
 
   def insert(self, prefix: tuple, arrival: loop.Arrival, state: State) -> State:
     """Put rows into their places of the batch."""
+    self.length, self.stuck = None, 0
     return loop.insert(self.program, self.method, prefix, arrival, state)
 
   def run(
@@ -108,7 +117,7 @@ class Engine:
     """Wait for a run, so that Python answers signals; return its seconds, None where it ended while nobody looked."""
     start, late = time.monotonic(), not packed.is_ready()
     while not packed.is_ready():
-      time.sleep(min(0.01, max(1e-3, (time.monotonic() - start) / 100)))
+      time.sleep(min(0.01, max(1e-4, (time.monotonic() - start) / 20)))
     end = time.monotonic()
     try:
       packed.block_until_ready()  # raises what the program raised; to copy it to the host may then take for ever
@@ -133,11 +142,12 @@ class Engine:
       self.pace = int(min(max(1, self.rounds * _SECONDS / max(seconds, 1e-6)), 8 * self.rounds))
 
 
-def _check_memory(engine: Engine, prompts: int) -> None:
-  """Refuse a batch whose caches, those of a prefill of so many prompts and weights are more than the device has."""
+def _check_memory(engine: Engine, prompts: int) -> int:
+  """Return the bytes of a batch's caches and a prefill's; refuse what with the weights is more than the device has."""
   arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
   device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
-  key = engine.program, engine.size, engine.width, prompts
+  dtypes = tuple(x.dtype for x in jax.tree.leaves(engine.params))
+  key = engine.program, engine.size, engine.width, prompts, dtypes
   if key not in _BYTES:
     if len(_BYTES) >= _MOST:
       _BYTES.clear()
@@ -149,6 +159,7 @@ def _check_memory(engine: Engine, prompts: int) -> None:
       f'{caches / 2**30:.1f} GiB of caches, with {weights / 2**30:.1f} GiB of weights more than the '
       f'{limit / 2**30:.1f} GiB of {device}: {_LOWER}.'
     )
+  return caches
 
 
 def _cache_bytes(engine: Engine, prompts: int) -> int:

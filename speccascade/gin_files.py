@@ -4,10 +4,11 @@ A gin file is code: it imports modules and calls what it names, so reading one r
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import difflib
 import hashlib
+import importlib.util
 import inspect
 import os
 from pathlib import Path
@@ -187,12 +188,23 @@ def sources() -> dict[str, str]:
     file = getattr(sys.modules.get(name), '__file__', None)
     if name in found or not file or _installed(file):
       continue
-    found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
-    used = [
-      x.__name__ if inspect.ismodule(x) else getattr(x, '__module__', None) for x in vars(sys.modules[name]).values()
-    ]
-    waiting += [name.rpartition('.')[0], *(other for other in used if isinstance(other, str))]
+    source = Path(file).read_bytes()
+    found[name] = hashlib.sha256(source).hexdigest()[:16]
+    waiting.append(name.rpartition('.')[0])
+    if file.endswith('.py'):
+      waiting += _imports(source, sys.modules[name].__package__)
   return dict(sorted(found.items()))
+
+
+def _imports(source: bytes, package: str) -> Iterator[str]:
+  """Yield what may be a module in the import statements of a module's source."""
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      base = importlib.util.resolve_name('.' * node.level + (node.module or ''), package) if node.level else node.module
+      yield base
+      yield from (f'{base}.{alias.name}' for alias in node.names)
 
 
 def _installed(file: str) -> bool:

@@ -13,6 +13,7 @@ def leave(*_):
 
 def while_importing():
   """Let Ctrl-C end a command of this package until `commands.run` begins; what else imports it keeps its own ways."""
-  asked = sys.orig_argv[sys.orig_argv.index('-m') + 1 :] if sys.argv[:1] == ['-m'] else []  # as it is during imports
+  importing = sys.argv[:1] == ['-m'] and '-m' in sys.orig_argv  # as Python has it while it looks for a module
+  asked = sys.orig_argv[sys.orig_argv.index('-m') + 1 :] if importing else []
   if asked and asked[0].split('.')[0] == __package__:
     signal.signal(signal.SIGINT, leave)

@@ -335,7 +335,10 @@ class Verify:
     return jnp.where(rejected[:, None], probs.residual(scale * pi, q), pi)
 
   def _deferred(self, logits, sampler) -> Array | int:
-    return 0 if self.defer is None else self.defer(logits[0], logits[1], sampler=sampler).astype(jnp.int32)
+    if self.defer is None:
+      return 0
+    rest = {'rest': sampler(logits[1])} if rules.takes(self.defer, 'rest') else {}
+    return self.defer(logits[0], logits[1], sampler=sampler, **rest).astype(jnp.int32)
 
   def _commit(self, context, state, scored, tested, kept, more, rejected, token, deferred) -> State:
     """Append the kept tokens and the one more; end rows at EOS and at their limit; count."""

@@ -40,6 +40,7 @@ from speccascade import (
   requests,
   rules,
   scheduling,
+  traced,
 )
 from speccascade.data import files
 from speccascade.decode import decode
@@ -175,7 +176,7 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
     for n in packing.steps(width)[:-1]:
       made[rows * n] = of(2, n) if rows == 1 else of(2, width, total=rows * n)
   with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:  # they compile side by side
-    return dict(zip(made, pool.map(lambda make: make(), made.values()), strict=True))
+    return dict(zip(made, pool.map(traced.carried(lambda make: make()), made.values()), strict=True))
 
 
 def measure_ways(

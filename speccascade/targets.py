@@ -119,9 +119,13 @@ def check_laws(method: Method | SequenceCascade, vocab: int, sampler: Any):
     problem = untraced(function, models, vocab, sampler)
     if problem:
       raise ValueError(f'{method.name}: {name} {problem}.')
+  _remember(program)
+
+
+def _remember(checked: Any):
   if len(_CHECKED) >= _MOST:
     _CHECKED.clear()
-  _CHECKED.add(program)
+  _CHECKED.add(checked)
 
 
 def _asked(method: Method | SequenceCascade) -> Iterator[tuple[str, Combiner, int]]:
@@ -179,6 +183,12 @@ def bind_processor(processor: Callable | None) -> tree_util.Partial | None:
   if isinstance(processor, type) or not callable(processor):
     raise ValueError(f'processor={processor!r} is not a function of logits [V], tokens [T] and how many tokens.')
   given = processor if isinstance(processor, functools.partial) else functools.partial(processor)
+  for value in jax.tree.leaves((given.args, given.keywords)):
+    if isinstance(value, (str, bool, complex)):
+      raise ValueError(
+        f'processor {rules.name_of(processor)} is bound to {value!r}: only numbers and arrays can be bound; write '
+        'anything else into the function.'
+      )
   return tree_util.Partial(given.func, *given.args, **given.keywords)
 
 
@@ -231,7 +241,7 @@ def check_network(model: Model):
     raise ValueError(f'{name}.extend returns a cache of other shapes than it was given; write into that.')
   if any(y.shape[:1] != (2 * x.shape[0],) for x, y in zip(*map(jax.tree.leaves, (before, found[2 * ROWS][0])))):
     raise ValueError(f'{name}.prefill returns a cache that has not the sequences of the batch on axis 0.')
-  _CHECKED.add(network)
+  _remember(network)
 
 
 def _read(network: Any, params: Any, rows: int) -> tuple:

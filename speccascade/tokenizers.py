@@ -357,7 +357,10 @@ def _added(folder: pathlib.Path, settings: Mapping[str, Any], sentinels: Iterabl
   found = {str(i): {'content': f'<extra_id_{n}>', 'special': True} | switches for n, i in enumerate(sentinels)}
   beside = _json(folder / 'added_tokens.json').items()
   found |= {str(i): {'content': token, 'special': token in special} for token, i in beside}
-  found |= settings.get('added_tokens_decoder') or {}
+  decoder = settings.get('added_tokens_decoder') or {}
+  if not isinstance(decoder, dict):
+    raise ValueError(f'{folder}: added_tokens_decoder={decoder!r} is not tokens by id; correct {FILES[0]}')
+  found |= decoder
   for i, token in found.items():
     if not (i.isdecimal() and int(i) < _MOST and isinstance(token, dict) and token.get('content')):
       raise ValueError(f'{folder}: the added token {token!r} has the id {i!r}, which is none; correct {FILES[0]}')
@@ -365,7 +368,8 @@ def _added(folder: pathlib.Path, settings: Mapping[str, Any], sentinels: Iterabl
 
 
 def _sentinels(settings: Mapping[str, Any], default: int) -> int:
-  count = settings.get('extra_ids', default)
+  count = settings.get('extra_ids')
+  count = default if count is None else count
   if type(count) is not int or not 0 <= count < _MOST:
     raise ValueError(f'{FILES[0]}: extra_ids={count!r} is not a whole number of 0 or more; correct it')
   return count
@@ -404,7 +408,7 @@ class _Added:
   def decode(self, ids: Iterable[int], special: bool, text: Callable[[list[int], bool], str]) -> str:
     """Return the text of ids; `text` gives that of a run of the vocabulary's own, told whether it begins the text."""
     found = ''
-    wanted = (i for i in ids if special or not self.special.get(i))
+    wanted = (i for i in ids if (special or not self.special.get(i)) and self.pieces[i])  # an id may have no piece
     for added, run in itertools.groupby(wanted, self.special.__contains__):
       run = list(run)
       found += ''.join(self.pieces[i] for i in run) if added else text(run, not found)

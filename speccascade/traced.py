@@ -1,6 +1,6 @@
 """What a program is traced for, beside its arguments: one value of a kind at a time, in each thread its own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import contextvars
 from typing import Generic, TypeVar
@@ -26,3 +26,9 @@ class Setting(Generic[T]):
       yield
     finally:
       self._value.reset(token)
+
+
+def carried(call: Callable) -> Callable:
+  """Return a function that calls another with the settings of this thread, in whichever thread."""
+  context = contextvars.copy_context()
+  return lambda *args: context.copy().run(call, *args)

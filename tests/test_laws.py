@@ -258,7 +258,7 @@ def test_late_tokens_follow_the_lockstep_law(name):
 @pytest.mark.full
 def test_published_sv_is_biased_above_temperature_0_as_documented():
   rows = 20_000
-  table = AcceptanceTable(np.float32([2.0]), np.float32([[0.9], [2.0]]), np.float32([[0.05, 0.9], [0.5, 0.5]]))
+  table = AcceptanceTable(np.float32([1.0]), np.float32([[0.9], [1.0]]), np.float32([[0.05, 0.9], [0.5, 0.5]]))
   expected = reference.late_law(reference.lockstep(TRIO5[2:], lambda l, s: s(l[0])), PROMPT, 5, 2, 6, 3)
   run = functools.partial(chi_square, prompt=PROMPT, sampler=Sampler(), expected=expected, first=6, rows=rows)
   assert run(methods.sv(profile(rows, table), block=3), TRIO5)[0] < FALSE_ALARM

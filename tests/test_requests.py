@@ -548,6 +548,42 @@ def test_runs_are_bounded_by_their_seconds_and_the_texts_are_the_same(monkeypatc
   assert bounds[0] == 1 and len(bounds) > 2
 
 
+@pytest.mark.parametrize('kind', [dict(), dict(encoder=True)])
+def test_texts_of_one_length_after_each_other_are_progress(kind):
+  model = toy.model(1, 7, scale=1.5, **kind)
+  prompts = [[1, 2], [2, 3], [3, 4], [4, 5]]
+  ended = run(methods.autoregressive(), [model], prompts, max_new_tokens=4)
+  found = speccascade.stream(methods.autoregressive(), [model], prompts, max_new_tokens=4, every=2, batch_size=1)
+  assert {i: row.tokens for i, row in found} == dict(enumerate(ended.tokens))
+
+
+def test_the_clock_does_not_say_which_rows_are_decoded_together(monkeypatch):
+  prompts, counts = [[1 + i % 5, i % 3] for i in range(12)], []
+  for first in (1.0, engine._FIRST):
+    monkeypatch.setattr(engine, '_FIRST', first)
+    monkeypatch.setattr(engine, '_SECONDS', 1e-9)
+    out = run(OPT, PAIR, prompts, max_new_tokens=12, sampler=Sampler(1.0), batch_size=3)
+    counts.append((out.tokens, out.stats.computed.tolist()))
+  assert counts[0] == counts[1]
+
+
+def test_rows_that_ended_are_given_before_what_went_wrong(monkeypatch):
+  real, calls = engine.Engine.insert, []
+
+  def insert(self, *args):
+    calls.append(args)
+    if len(calls) == 3:
+      raise KeyboardInterrupt
+    return real(self, *args)
+
+  monkeypatch.setattr(engine.Engine, 'insert', insert)
+  found = []
+  with pytest.raises(KeyboardInterrupt):
+    for index, _ in speccascade.stream(OPT, PAIR, [[1, 2]] * 12, max_new_tokens=4, batch_size=2):
+      found.append(index)
+  assert len(found) >= 2
+
+
 def test_a_rotary_model_warns_beyond_the_positions_it_was_made_for():
   network = Decoder(DecoderConfig(7, 8, 2, 2, 4, 8, spans=(Span(),), context=12))
   model = Model(network.init(jax.random.key(0)), network, name='short')

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path, PurePosixPath
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +102,9 @@ def register(model_type: str, network: Callable[..., Network], names: str | Mapp
   if model_type in hf_config.DEFAULTS:
     raise ValueError(f"model_type '{model_type}' is one of the package's own: register another name.")
   hf_config.REGISTERED[model_type], hf_names.TABLES[model_type] = network, table
+  hf_names.LIKE.pop(model_type, None)
+  if isinstance(names, str):
+    hf_names.LIKE[model_type] = hf_names.LIKE.get(names, names)
 
 
 def whole(path) -> tuple[str, int | None]:
@@ -149,16 +153,17 @@ def read(
     network, params = t5x.read(folder, dtype=dtype, scan=scan, activation=activation, mesh=mesh, rules=rules)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   generation = hf.generation(folder) if family == 'hf' else None
-  model = Model(params, network, tokenizer, _name(folder), digest(folder), generation and json.dumps(generation))
+  made_of = digest(folder, tokenizer=tokenizer)
+  model = Model(params, network, tokenizer, _name(folder), made_of, generation and json.dumps(generation))
   model = part_of(model, layers)
   return model if name is None else model.replace(name=name)
 
 
-def digest(path, revision: str | None = None, tokenizer: str | None = None) -> str:
+def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   """Return 16 hex digits that tell the checkpoint at a path or hub id, with its tokenizer, from any other.
 
-  The tokenizer is the one that `load` finds there or beside it, else the one at the path `tokenizer`. Sizes and heads
-  of files, all of the small ones and samples of each tensor are read, so it is quick however large.
+  The tokenizer is the one that is given, as `load` takes it, else the one that `load` finds. Sizes and heads of files,
+  all of the small ones and samples of each tensor are read, so it is quick however large.
   """
   path, layers = whole(path)
   folder = _folder(path, revision)
@@ -170,9 +175,12 @@ def digest(path, revision: str | None = None, tokenizer: str | None = None) -> s
   else:
     folder = t5x.find(folder)
     found = t5x.model_files(folder)
-  read_with = tokenizers.find(tokenizer or folder)
-  found = {*found, *map(Path, read_with.files() if read_with else ())}
-  of_all = files.digest((p for p in found if p.is_file()), folder)
+  named = {os.path.relpath(p, folder): p for p in found if p.is_file()}
+  read_with = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
+  for file in map(Path, read_with.files() if isinstance(read_with, tokenizers.Tokenizer) else ()):
+    inside = file.is_relative_to(folder)  # of one elsewhere the place does not count
+    named[os.path.relpath(file, folder) if inside else f'tokenizer/{file.name}'] = file
+  of_all = files.digest(named)
   return of_all if layers is None else layerskip.called(of_all, layers)
 
 

@@ -1,6 +1,6 @@
 """What the formats share: checkpoints appear whole or not at all, and trees are checked tensor by tensor."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import hashlib
 import os
@@ -142,12 +142,12 @@ def file_checksum(file: Path) -> int:
   return value
 
 
-def digest(names: Iterable[Path], root: Path) -> str:
-  """Return 16 hex digits of some files: their names from `root`, sizes, heads, and bytes sampled throughout."""
+def digest(named: Mapping[str, Path]) -> str:
+  """Return 16 hex digits of files by name: their names, sizes, heads, and bytes sampled throughout."""
   value = hashlib.sha256()
-  for file in sorted(names):
+  for name, file in sorted(named.items(), key=lambda item: Path(item[0])):
     size = file.stat().st_size
-    value.update(f'{os.path.relpath(file, root)}\0{size}\0'.encode())
+    value.update(f'{name}\0{size}\0'.encode())
     with file.open('rb') as f:
       value.update(f.read(_WHOLE))
       for place in _places(file, size) if size > _WHOLE else ():

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from speccascade import layout
-from speccascade.checkpoints import shards
+from speccascade.checkpoints import hf_names, shards
 from speccascade.checkpoints.hf_config import network_from_config, settings
 from speccascade.checkpoints.hf_names import canonical, ignored, Source, source
 from speccascade.checkpoints.tensor_files import AGAIN, index, read_json, Stored
@@ -47,6 +47,7 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   folder = Path(path)
   config = read_json(folder / 'config.json')
   family = settings(config)['model_type']
+  family = hf_names.LIKE.get(family, family)
   stored = _tensors(folder, family)
   network = network_from_config(config, eos_ids=(generation(folder) or {}).get('eos_token_id'))
   plan = _plan(family, network)

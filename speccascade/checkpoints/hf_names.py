@@ -110,6 +110,8 @@ TABLES = {
   },
 }
 
+LIKE: dict[str, str] = {}  # {registered model_type: that of the package whose names it has}
+
 # What older or enclosing classes put before a name, and what we expect instead.
 _PREFIXES = {
   'opt': (('decoder.', 'model.decoder.'),),

@@ -232,7 +232,7 @@ def named(wanted: Sequence[str | Metric], *, allow_execution: bool | str = False
   found = {name_of(metric): METRICS.get(metric, metric) if isinstance(metric, str) else metric for metric in wanted}
   if len(found) < len(wanted):
     raise ValueError(f'two metrics of {", ".join(map(name_of, wanted))} have one name; drop or rename one.')
-  if 'pass_at_1' in found:
+  if found.get('pass_at_1') is pass_at_1:
     found['pass_at_1'] = dataclasses.replace(pass_at_1, allow_execution=allow_execution)
     if not allow_execution:
       found['pass_at_1'].statistics([], [])  # raises, and says how to allow it
@@ -273,9 +273,7 @@ def _try(name: str, metric: Metric, examples: Sequence[Example]):
   """Let a metric of one's own judge references, so that it does not fail when all is decoded."""
   texts = [next(iter(references(example)), '') for example in examples]
   try:
-    value = float(metric(list(examples), texts))
+    float(metric(list(examples), texts))
   except Exception as error:
     said = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
     raise ValueError(f'the metric {name} cannot judge the first references by themselves ({said}).') from error
-  if not np.isfinite(value):
-    raise ValueError(f'the metric {name} gives the first references {value}, not a finite number.')

@@ -6,12 +6,11 @@ becomes an unused user, or runs nothing. Its processes, processor time, memory a
 dropped. A program passes only if its last statement was left behind: an early exit is no pass.
 
 This guards against accidents, not against attacks: the program may read what you may read and write where you may write
-(as root: where anyone may). Without isolation it may also use the network and end your processes, this one included,
-whose memory and environment are closed to it. A program that looks through the frames above it could pretend to pass.
-Use a container or another machine for models that you do not trust.
+(as root: where anyone may). Without isolation it may also use the network, leave processes behind and end yours, this
+one included, whose memory and environment are closed to it from then on. A program that looks through the frames above
+it could pretend to pass. Use a container or another machine for models that you do not trust.
 """
 
-from collections.abc import Iterator
 import contextlib
 import ctypes
 import dataclasses
@@ -22,7 +21,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 
 PROCESSES = 16  # that a program may have, threads included
 FILE_BYTES = 1 << 24
@@ -35,8 +33,6 @@ _KEEPCAPS, _PDEATHSIG, _NO_NEW_PRIVS, _SET_DUMPABLE = 8, 1, 38, 4
 _CAP_DAC_READ_SEARCH = 2
 _UNUSED_USERS = range(61184, 65520)  # set aside for services without a user of their own
 _REPORT = 4096
-_closing = threading.Lock()
-_running = 0  # programs without isolation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +61,9 @@ def run(program: str, *, seconds: float = 5.0, memory: int = 1 << 30, isolated: 
       f.write(nonce + program)
     reader, writer = os.pipe()
     try:
-      with contextlib.nullcontext() if isolated else _closed():
-        code = _wait(_start(folder, writer, seconds, memory, isolated), 3 * seconds + 1)
+      if not isolated:
+        _close_to_others()
+      code = _wait(_start(folder, writer, seconds, memory, isolated), 3 * seconds + 1)
       os.set_blocking(reader, False)
       report = _read(reader)
     finally:
@@ -75,24 +72,10 @@ def run(program: str, *, seconds: float = 5.0, memory: int = 1 << 30, isolated: 
   return _result(code, report, nonce)
 
 
-@contextlib.contextmanager
-def _closed() -> Iterator[None]:
-  """Keep this process's memory and environment from programs of the same user while any of them runs."""
-  global _running
-  with _closing:
-    _running += 1
-    _dumpable(0)
-  try:
-    yield
-  finally:
-    with _closing:
-      _running -= 1
-      _dumpable(int(not _running))
-
-
-def _dumpable(value: int):
+def _close_to_others():
+  """Keep this process's memory and environment from other programs of its user, some of which may outlive their run."""
   if sys.platform.startswith('linux'):
-    _made(_libc().prctl(_SET_DUMPABLE, value, 0, 0, 0))
+    _made(_libc().prctl(_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def _start(folder: str, writer: int, seconds: float, memory: int, isolated: bool) -> subprocess.Popen:

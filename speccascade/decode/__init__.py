@@ -126,20 +126,37 @@ def _serve(
 
 
 def _run(queue: '_Queue', parts: results.Parts, *, every: bool, patient: bool, rounds: int):
+  """Yield rows as `_serve` returns them; those that ended before something went wrong are given before it is raised."""
   made, size = queue.engine, queue.engine.size
-  state, stop, seen = None, np.zeros(size, bool), ()
+  rows = lambda found: [(index, parts.row(index, *where)) for index, *where in found]
+  state, stop, seen, early, left = None, np.zeros(size, bool), [], [], 0
   while queue.busy:
-    state = queue.fill(state)
-    enough = size - queue.in_use + max(1, size // 8) if queue.waiting or not patient else size
-    state, packed = made.run(state, ended=min(size, enough), rounds=rounds, stop=stop & (queue.held < 0))
+    try:
+      if left <= 0:  # places change hands where the method says so, and never by the clock
+        state = queue.fill(None if size == 1 and not queue.in_use else state)
+        enough = size - queue.in_use + max(1, size // 8) if queue.waiting or not patient else size
+        left = rounds
+      state, packed = made.run(state, ended=min(size, enough), rounds=left, stop=stop & (queue.held < 0))
+    except BaseException:
+      yield rows(seen + early)
+      raise
     if seen:
-      yield [(index, parts.row(index, *where)) for index, *where in seen]
-    batch = made.collect(packed, state)
-    ended = [place for place in queue.places if batch['done'][place] or parts.stops(queue.held[place], batch, place)]
+      yield rows(seen)
+    try:
+      batch = made.collect(packed, state)
+    except BaseException:
+      yield rows(early)
+      raise
+    left = 0 if batch['done'].sum() >= made.ended else left - made.rounds
+    ended = [place for place in queue.places if batch['done'][place]]
+    if left > 0:
+      seen, early = [], [(int(queue.held[place]), batch, place) for place in ended]
+      continue
+    ended += [p for p in queue.places if p not in ended and parts.stops(queue.held[p], batch, p)]
     stop = np.isin(np.arange(size), ended)
-    seen = [(int(queue.held[place]), batch, place) for place in (queue.places if every else ended)]
+    seen, early = [(int(queue.held[place]), batch, place) for place in (queue.places if every else ended)], []
     queue.free(ended)
-  yield [(index, parts.row(index, *where)) for index, *where in seen]
+  yield rows(seen)
 
 
 class _Queue:
@@ -189,7 +206,7 @@ class _Queue:
         state = self.engine.begin(self.prefix, arrival)
       else:
         state = self.engine.insert(self.prefix, arrival, state)
-    if not self.waiting:
+    if not self.read:
       self.prefix = None
     return state
 

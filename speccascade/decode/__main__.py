@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
-import importlib.metadata
 import inspect
 from pathlib import Path
 import sys
@@ -26,6 +25,7 @@ import zlib
 import jax
 
 from speccascade import (
+  __version__,
   checkpoints,
   commands,
   disk,
@@ -203,16 +203,12 @@ def _check(path: Path, method, models, asked: Sequence[requests.Request], call: 
 
 def _header(args: argparse.Namespace, digests: list[str], text: str) -> dict[str, Any]:
   """Return what has to be the same for a run to go on."""
-  leave = {'input', 'output', 'overwrite', 'debug', 'models', 'rule', 'profile', 'mesh'}
+  leave = {'input', 'output', 'overwrite', 'debug', 'compilation_cache', 'models', 'rule', 'profile', 'mesh'}
   settings = {name: value for name, value in vars(args).items() if name not in leave}
   rule = args.rule and [rules.name_of(args.rule), getattr(args.rule, 'keywords', {})]
   profile = args.profile and hashlib.sha256(disk.local(args.profile).read_bytes()).hexdigest()[:16]
   settings |= {'profile': profile} if profile else {}
-  try:
-    version = importlib.metadata.version('speccascade')
-  except importlib.metadata.PackageNotFoundError:
-    version = 'unknown'
-  made = {lines.MARK: version, 'device': jax.devices()[0].device_kind}
+  made = {lines.MARK: __version__, 'device': jax.devices()[0].device_kind}
   return made | {'models': digests, 'input': hashlib.sha256(text.encode()).hexdigest()[:16], 'rule': rule, **settings}
 
 

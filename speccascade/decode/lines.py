@@ -141,7 +141,7 @@ class Journal:
 
   def finish(self, overwrite: bool):
     """Write all rows to the output in the order of the input, and end the journal."""
-    if self._output.exists() and not overwrite:
+    if os.path.lexists(self._output) and not overwrite:
       raise RunError(
         f'{self._output} was written meanwhile, and {self.path} keeps the rows: move {self._output.name} away, and the '
         'same command writes it.'
@@ -172,8 +172,8 @@ class Journal:
         raise RunError(
           f'{self.path} has rows of another run ({name} was {was!r}, now {now!r}): decode with that, or remove it.'
         )
-    if strange := [name for name in found if name not in names]:
-      raise RunError(f'{self.path} has a row {strange[0]}, of which the input has no request; move it away.')
+    if strange := found.keys() - set(names):
+      raise RunError(f'{self.path} has a row {min(strange)}, of which the input has no request; move it away.')
     self._file.truncate(len(whole))
     return found
 

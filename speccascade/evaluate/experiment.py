@@ -197,8 +197,9 @@ def _sources(curves: Sequence[Curve]) -> list[str]:
   own = [f for c in curves for f in (c.method, c.rule) if f and not str(f.__module__).startswith('speccascade.')]
   found = set()
   for function in own:
-    with contextlib.suppress(OSError, TypeError):  # one that was typed in, or is no function
-      digest = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+    with contextlib.suppress(OSError, TypeError):  # one that was typed in
+      code = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+      digest = hashlib.sha256(inspect.getsource(code).encode()).hexdigest()[:16]
       found.add(f'source of {rules.name_of(function)}: {digest}')
   return sorted(found)
 

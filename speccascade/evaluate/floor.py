@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, distributed, layout, packing, probs
+from speccascade import backends, distributed, layout, packing, probs, traced
 from speccascade.inputs import vocabulary
 from speccascade.loop import by_layout, positions, prefill
 from speccascade.types import Model, Network, Prompt
@@ -126,7 +126,8 @@ def measure(
   keys = [(m, w) for m in models for w in sorted({*widths})]
   with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:  # they compile side by side
     sizes = dict(source=source, tokens=tokens, window=max(widths))
-    made, timers = pool.map(lambda key: forward_seconds(key[0], batch, key[1], **sizes), keys), {}
+    measured = traced.carried(lambda key: forward_seconds(key[0], batch, key[1], **sizes))
+    made, timers = pool.map(measured, keys), {}
     for (m, w), timer in zip(keys, made, strict=True):
       timers[m.name, str(w)] = timer
       tell(m.name, w)

@@ -55,6 +55,8 @@ def _tensorboard(results: dict, folder: Path):
       step = steps[key] = steps.get(key, -1) + 1
       tag = re.sub(r'[^\w./-]+', '_', f'{point["curve"]}/T{point["temperature"]:g}/batch{point["batch"]}')
       for name, value in (point['quality'] or {}).items():
+        if value is None:  # no number was had of these outputs
+          continue
         writer.add_scalar(f'{tag}/{name}', value, step)
       if point['latency'] and point['latency']['ratio'] is not None:
         writer.add_scalar(f'{tag}/speed-up', point['latency']['ratio'], step)

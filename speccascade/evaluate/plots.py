@@ -119,7 +119,7 @@ def _tradeoff(results: dict, points: Sequence[dict], looks: dict, x: Callable, *
     size = 13 if marker == '*' else None
     axes.plot(xs, ys, color=colour, marker=marker, markersize=size, markeredgecolor='white', label=name, zorder=3)
   large = tables.at(points, results['reference'])
-  if large is not None:
+  if large is not None and tables.quality(large, metric) is not None:
     axes.axhline(tables.quality(large, metric), color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
   said = [f'{p["curve"]}: {tables.quality(p, metric):.2f} at {x(p)[0]:.2f}' for p in far]
   if said:

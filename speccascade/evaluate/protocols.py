@@ -15,7 +15,7 @@ import time
 import jax
 import numpy as np
 
-from speccascade import decode, Decoded, distributed, inputs, Model, targets
+from speccascade import decode, Decoded, distributed, inputs, Model, targets, traced
 from speccascade.data.examples import Example
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
@@ -285,6 +285,7 @@ def _warm_up(experiment: Experiment, loaded: Loaded, points: Sequence[Point], te
       future.result()
     run_method(experiment, loaded, method, temperature, some, batch)
 
+  carried = traced.carried(call)
   heads, labels = {}, {}  # the first program with its models compiles their prefill, so the others wait for it
   with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:
     rest = []
@@ -293,10 +294,10 @@ def _warm_up(experiment: Experiment, loaded: Loaded, points: Sequence[Point], te
       if slots is None or slots in heads:
         rest.append((slots, method, label))
       else:
-        heads[slots] = pool.submit(call, method)
+        heads[slots] = pool.submit(carried, method)
         labels[heads[slots]] = label
     for slots, method, label in rest:
-      labels[pool.submit(call, method, [heads[slots]] if slots else list(heads.values()))] = label
+      labels[pool.submit(carried, method, [heads[slots]] if slots else list(heads.values()))] = label
     try:
       for future in concurrent.futures.as_completed(labels):
         future.result()

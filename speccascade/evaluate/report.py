@@ -12,6 +12,7 @@ from pathlib import Path
 import string
 from typing import Any
 
+from speccascade import disk
 from speccascade.evaluate import formats, plots, tables, verdict
 
 HERE = Path(__file__).parent
@@ -33,7 +34,7 @@ _esc = functools.partial(html.escape, quote=True)
 
 def write(results: dict, path: Path | str):
   """Write the report."""
-  Path(path).write_text(page(results), encoding='utf-8')
+  disk.write(Path(path), page(results))
 
 
 def page(results: dict) -> str:

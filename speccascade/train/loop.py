@@ -109,7 +109,7 @@ def _identity(network: Network, settings: Settings, tokenizer, **models: Model |
   """Return what belongs to a run: with another of these it does not go on."""
   found = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
   found |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
-  found['tokenizer'] = tokenizer and files.digest(map(Path, tokenizer.files()), Path(tokenizer.path).parent)
+  found['tokenizer'] = tokenizer and files.digest({Path(p).name: Path(p) for p in tokenizer.files()})
   return found | {'model': f'{settings.format}, {settings.save_dtype}'}
 
 
@@ -241,7 +241,7 @@ class Log:
     values = ' '.join(f'{name} {value:.3f}' for name, value in means.items())
     self._say(f'step {step}/{self._settings.steps}  {values}  {rate:.2f} steps/s  '
               f'{self._tokens / seconds:.0f} tokens/s  {progress.duration(left)} left', flush=True)  # fmt: skip
-    with self._file.open('a', encoding='utf-8') as f:
+    with open(self._file, 'a', encoding='utf-8', opener=disk.unlinked) as f:
       f.write(json.dumps({'step': step, **means, 'seconds': seconds}) + '\n')
 
 

@@ -269,11 +269,16 @@ def test_a_digest_tells_weights_apart(folders, model, tmp_path):
 def test_a_digest_tells_tokenizers_apart_inside_a_folder_and_beside_it(folders, tmp_path):
   shutil.copytree(folders['hf'], tmp_path / 'models' / 'small')
   folder, seen = tmp_path / 'models' / 'small', set()
+  (tmp_path / 'mine.json').write_text('[ ]')
   for name, content in (('models/tokenizer.json', '{}'), ('models/tokenizer.json', '{ }'), ('mine.json', '[]')):
     (tmp_path / name).write_text(content)
     seen |= {checkpoints.digest(folder), checkpoints.digest(folder, tokenizer=tmp_path / 'mine.json')}
   (folder / 'tokenizer.json').write_text('{ }')
   assert len(seen) == 4 and checkpoints.digest(folder) not in seen
+  shutil.copytree(tmp_path / 'models', tmp_path / 'other' / 'place')
+  other = tmp_path / 'other' / 'place' / 'small'
+  for path in (tmp_path / 'models', None):
+    assert checkpoints.digest(folder, tokenizer=path) == checkpoints.digest(other, tokenizer=path)
 
 
 def test_a_digest_samples_every_tensor_of_a_huge_file(tmp_path):
