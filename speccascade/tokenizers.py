@@ -175,7 +175,7 @@ def _json(file: pathlib.Path) -> dict[str, Any]:
 def _named(settings: Mapping[str, Any]) -> list[str]:
   """Return the special tokens that settings name."""
   more = settings.get('additional_special_tokens') or settings.get('extra_special_tokens') or []
-  more = more.values() if isinstance(more, dict) else more
+  more = more.values() if isinstance(more, dict) else [more] if isinstance(more, str) else more
   return [token for x in (*map(settings.get, _SPECIAL), *more) if (token := _content(x))]
 
 

@@ -660,6 +660,11 @@ def test_a_command_that_is_interrupted_while_it_is_imported_says_so_in_a_line(na
   assert (out.returncode, out.stderr) == (130, 'interrupted\n')
 
 
+def test_a_command_starts_however_python_is_told_its_module():
+  out = subprocess.run([sys.executable, '-um', 'speccascade', '--version'], capture_output=True, text=True)
+  assert (out.returncode, out.stderr) == (0, '')
+
+
 @pytest.mark.parametrize('name', MAIN)
 def test_help_exits_with_0(name, capsys):
   with pytest.raises(SystemExit) as ended:

@@ -128,6 +128,7 @@ def test_sentinels_and_other_added_tokens_are_read_written_and_skipped(tmp_path)
   assert tokenizer.encode('A dog<|turn|>runs</s>', begins=False)[:-2] == [*before, 1004, *after[:-1]]
   assert tokenizer.decode([*before, 1005, *after]) == 'A dog<tool> runs'
   assert tokenizer.encode('A dog' + ' ' * 200_000 + '<extra_id_0> <extra_id_1>') == [*before, 1002, 1001, 1004]
+  assert tokenizer.decode([*before, 1003, *after]) == 'A dog runs'  # an id that is none
   assert 1005 in tokenizer.encode('a <tool>') and 1005 not in tokenizer.encode('a <tool>s')
   assert tokenizer.pieces()[1000:] == ['<extra_id_2>', '<extra_id_1>', '<extra_id_0>', '', '<|turn|>', '<tool>']
   assert str(tmp_path / 'added_tokens.json') in tokenizer.files()

@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from speccascade import checkpoints
-from speccascade.checkpoints import hf, hf_config, hf_names, tensor_files
+from speccascade.checkpoints import hf, hf_config, hf_names, hf_write, tensor_files
 from speccascade.models.layers import stack_layers
+from speccascade.types import Model
 
 LLAMA = {
   'model_type': 'llama',
@@ -319,3 +320,16 @@ def test_a_network_of_ones_own_is_read_by_the_names_that_are_registered(tmp_path
   model = checkpoints.load(tmp_path, scan=True)
   assert model.network == Bigram(5, (4,))
   _assert_equal(model.params, {'head': {'kernel': tensors['out.weight'].T, 'bias': tensors['out.bias']}})
+
+
+def test_a_family_of_other_sizes_has_the_names_and_the_orientation_of_the_one_it_is_like(tmp_path, monkeypatch):
+  for table in (hf_config.REGISTERED, hf_names.TABLES, hf_names.LIKE):
+    monkeypatch.setitem(table, 'gpt2_of_ours', None)
+  sizes = dict(n_embd=8, n_head=2, n_layer=1, n_inner=8, n_positions=16, vocab_size=11)
+  network = hf_config.network_from_config(dict(model_type='gpt2', **sizes))
+  folder = hf_write.write(tmp_path / 'model', Model(network.init(jax.random.key(0)), network))
+  expected = checkpoints.load(folder).params
+  checkpoints.register('gpt2_of_ours', lambda config, **_: network, 'gpt2')
+  config = json.loads((folder / 'config.json').read_text())
+  (folder / 'config.json').write_text(json.dumps(config | {'model_type': 'gpt2_of_ours'}))
+  _assert_equal(checkpoints.load(folder).params, expected)

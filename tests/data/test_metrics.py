@@ -202,6 +202,10 @@ def test_a_metric_of_ones_own_is_a_function_or_an_object_that_can_be_called():
   ):  # fmt: skip
     with pytest.raises(ValueError, match=part):
       metrics.named([wrong])
+  def pass_at_1(examples, predictions):
+    return 7.0
+
+  assert metrics.named([pass_at_1]) == {'pass_at_1': pass_at_1}
   with pytest.raises(ValueError, match='have one name'):
     metrics.named([shortness, functools.partial(shortness)])
   for metric, part in (

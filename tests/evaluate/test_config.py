@@ -140,7 +140,8 @@ def test_a_module_is_found_beside_the_gin_file(tmp_path):
 
 
 def test_the_source_of_modules_that_a_config_imports_is_a_part_of_it(tmp_path):
-  (tmp_path / 'rules_here.py').write_text('import gin, numpy, helper_here\n@gin.register\ndef name(): return "a"\n')
+  own = 'import gin, numpy\nfrom helper_here import x\n@gin.register\ndef name(): return "a"\n'
+  (tmp_path / 'rules_here.py').write_text(own)
   (tmp_path / 'helper_here.py').write_text('x = 1\n')
   whole = lambda: parse('import rules_here\n' + GOOD, tmp_path)
   first = whole()
