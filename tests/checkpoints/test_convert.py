@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import json
-import resource
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -131,15 +132,15 @@ def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize('form', ['orbax', 't5x', 'hf'])
-def test_a_full_disk_names_the_folder_and_what_to_do(source, tmp_path, capsys, form):
-  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
-  try:
-    assert convert.main([str(source), str(tmp_path / 'b'), '--format', form]) == 1
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-  said = capsys.readouterr().err
-  assert f'{tmp_path}/b' in said and 'cannot be written (File too large): free some space, then run' in said
+def test_a_full_disk_names_the_folder_and_what_to_do(source, tmp_path, form):
+  limited = (
+    'import resource, sys; from speccascade import convert; '
+    'resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); sys.exit(convert.main(sys.argv[1:]))'
+  )
+  command = [sys.executable, '-c', limited, str(source), str(tmp_path / 'b'), '--format', form]
+  out = subprocess.run(command, capture_output=True, text=True)
+  assert out.returncode == 1 and f'{tmp_path}/b' in out.stderr
+  assert 'cannot be written (File too large): free some space, then run' in out.stderr
 
 
 def test_nothing_is_destroyed(source, tmp_path):
