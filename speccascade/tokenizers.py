@@ -25,6 +25,7 @@ _NAMES = ('tokenizer.json', 'spiece.model', 'tokenizer.model')
 _SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
 _STRIPS = {'lstrip': True, 'rstrip': True}
 _SWITCHES = (*_STRIPS, 'single_word')  # of an added token: which spaces belong to it, and whether only as a word
+SENTINELS = 100  # that T5 has, where nothing says how many
 _MOST = 1 << 22  # no vocabulary has an id as large
 
 
@@ -185,6 +186,9 @@ def check_special(model: Model) -> None:
   known = set(pieces)
   lost = [f'EOS id {i}' for i in getattr(model.network, 'eos_ids', ()) if i >= len(pieces)]
   lost += [repr(token) for token in dict.fromkeys(_named(_settings(pathlib.Path(path).parent))) if token not in known]
+  is_t5 = path.endswith('.model') and getattr(model.network, 'start_id', None) is not None
+  if is_t5 and '<extra_id_0>' not in known and model.network.vocab_size - len(pieces) >= SENTINELS:
+    lost.append(f'the {SENTINELS} sentinels of T5 (if it has them: {{"extra_ids": {SENTINELS}}} in {FILES[0]})')
   if lost:
     warnings.warn(
       f'{path}: {", ".join(lost[:8])} of {model.name} lie outside its {len(pieces)} tokens and are neither read nor '
@@ -224,7 +228,7 @@ class _SentencePiece:
     pieces = [self._sp.id_to_piece(i) for i in range(self._sp.get_piece_size())]
     control = [piece for i, piece in enumerate(pieces) if self._sp.is_control(i) or self._sp.is_unknown(i)]
     is_t5 = settings.get('tokenizer_class') in ('T5Tokenizer', 'T5TokenizerFast')
-    count = _sentinels(settings, 100 if is_t5 else 0)
+    count = _sentinels(settings, SENTINELS if is_t5 else 0)
     sentinels = range(len(pieces) + count - 1, len(pieces) - 1, -1)
     self._added = _Added(pieces, [*control, *_named(settings)], _added(file.parent, settings, sentinels, **_STRIPS))
     self._added.special.pop(self._sp.unk_id(), None)  # which has a text of its own

@@ -149,6 +149,10 @@ def test_special_tokens_that_no_file_has_are_told_when_a_model_is_loaded(tmp_pat
   model.network.eos_ids = (1, 1004)
   with pytest.warns(UserWarning, match=r"EOS id 1004, '<\|turn\|>', '<x>' of mine lie outside its 1000 tokens"):
     tokenizers.check_special(model)
+  plain = _model(_t5(tmp_path), 1128, 't5')
+  plain.network.start_id = 0
+  with pytest.warns(UserWarning, match=r'the 100 sentinels of T5 .*"extra_ids": 100.* of t5 lie outside'):
+    tokenizers.check_special(plain)
   folder = tmp_path / 'model'
   shutil.copytree(SPIECE.parent, folder)
   (folder / 'special_tokens_map.json').write_text('{"eos_token": "<|turn|>"}')
