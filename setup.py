@@ -65,7 +65,7 @@ setuptools.setup(
   package_dir={'speccascade.gin_configs': 'gin_configs'},
   package_data={
     'speccascade.gin_configs': ['*/*.gin'],
-    'speccascade': ['configs/*.gin', 'py.typed'],
+    'speccascade': ['evaluate/default.gin', 'py.typed'],
     'speccascade.embedded': ['pretrained/*/*'],
     'speccascade.evaluate': ['report.html', 'report.css', 'report.js'],
   },

@@ -37,12 +37,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
 import reference  # noqa: E402
 
 from speccascade import acceptance, decode, methods, rules, Sampler  # noqa: E402
-from speccascade.evaluate import floor as floor_lib  # noqa: E402
-from speccascade.evaluate import synthetic  # noqa: E402
-from speccascade.loop import positions  # noqa: E402
+from speccascade.engine.loop import positions  # noqa: E402
 from speccascade.models import shapes, toy  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
+from speccascade.planning import floor as floor_lib  # noqa: E402
+from speccascade.planning import synthetic  # noqa: E402
 from speccascade.types import Model, Prompt  # noqa: E402
 
 FALSE_ALARM = 1e-6  # of a law check; the seeds are fixed

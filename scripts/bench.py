@@ -36,12 +36,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import speccascade
-from speccascade import backends, decode, inputs, methods, rules, Sampler
+from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.data import files
-from speccascade.evaluate import floor as floor_lib
-from speccascade.evaluate import synthetic
-from speccascade.loop import positions, prefill
+from speccascade.engine import inputs
+from speccascade.engine.loop import positions, prefill
 from speccascade.models import shapes
+from speccascade.planning import floor as floor_lib
+from speccascade.planning import synthetic
 from speccascade.types import Model
 
 PROMPT_TOKENS = 48  # to which prompts are padded

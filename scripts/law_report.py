@@ -17,7 +17,7 @@ import reference  # noqa: E402
 from test_laws import COINS, LATE, METHODS, PROMPT, ROWS, SAMPLERS  # noqa: E402
 
 from speccascade import decode, methods, rules, Sampler  # noqa: E402
-from speccascade.laws import distance  # noqa: E402
+from speccascade.check.enumeration import distance  # noqa: E402
 from speccascade.models import toy  # noqa: E402
 
 

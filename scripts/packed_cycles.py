@@ -15,11 +15,12 @@ import sys
 import jax
 import numpy as np
 
-from speccascade import ahead, backends, methods, packing, Sampler
+from speccascade import backends, methods, Sampler
 from speccascade.compile import report
-from speccascade.models import shapes
-from speccascade.profiles import Profile
-from speccascade.scheduling import AcceptanceTable
+from speccascade.engine.profiles import Profile
+from speccascade.engine.verification import AcceptanceTable
+from speccascade.models import packing, shapes
+from speccascade.planning import aot
 
 TABLE = AcceptanceTable(
   np.linspace(0.05, 0.95, 19, dtype=np.float32), np.full((20, 14), 0.5, np.float32), np.full((20, 15), 0.7, np.float32)
@@ -28,14 +29,14 @@ TABLE = AcceptanceTable(
 
 def compiled(widths: tuple[int, ...], args: argparse.Namespace) -> dict:
   """Return what a loop holds and does whose verifier is compiled for so many tokens a row."""
-  chip, networks = ahead.CHIPS[args.topology.partition(':')[0]], shapes.pair(args.pair)
-  place = ahead.Placement(ahead.describe(args.topology).devices, {})
-  sizes = ahead.Sizes(args.batch, args.source, args.tokens)
+  chip, networks = aot.CHIPS[args.topology.partition(':')[0]], shapes.pair(args.pair)
+  place = aot.Placement(aot.describe(args.topology).devices, {})
+  sizes = aot.Sizes(args.batch, args.source, args.tokens)
   method = methods.sv_exact(Profile(TABLE, np.ones(args.batch * (args.block + 1), np.float32)), args.block)
   *first, score, verify = method.phases
   phases = (*first, dataclasses.replace(score, widths=widths), verify)
   method = method.replace(phases=phases, slots=(0, 0, 1))  # the drafter is its own companion
-  return report(ahead.compiled(method, networks, sizes, Sampler(1.0), place, 'tpu'), method, networks, sizes, chip)
+  return report(aot.compiled(method, networks, sizes, Sampler(1.0), place, 'tpu'), method, networks, sizes, chip)
 
 
 def main():

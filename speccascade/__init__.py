@@ -1,19 +1,19 @@
 """Speculative decoding, cascades, collaborative decoding and speculative verification as one jitted loop."""
 
 # ruff: noqa: E402
-from speccascade import interrupt
+from speccascade.host import interrupt
 
 interrupt.while_importing()
 
 from speccascade import acceptance, methods, rules, stopping, theory
+from speccascade.backends.sharding import mesh, place
 from speccascade.check import check
 from speccascade.checkpoints import load
-from speccascade.commands import compilation_cache
 from speccascade.decode import decode, stream
-from speccascade.layout import mesh, place
-from speccascade.probs import Sampler
-from speccascade.requests import Request
-from speccascade.results import Decoded, Row
+from speccascade.engine.requests import Request
+from speccascade.engine.results import Decoded, Row
+from speccascade.host.commands import compilation_cache
+from speccascade.sampling import Sampler
 from speccascade.types import Model
 
 __version__ = '0.1.0'

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 import sys
 
-from speccascade import __version__, commands
+from speccascade import __version__
+from speccascade.host import commands
 
 COMMANDS = ('run', 'decode', 'plan', 'profile', 'check', 'compile', 'convert', 'train', 'train.vocabulary')
 

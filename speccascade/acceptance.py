@@ -16,7 +16,7 @@ from flax import struct
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import probs, rules
+from speccascade import rules, sampling
 from speccascade.types import Array, places, take1, Window
 
 
@@ -54,7 +54,7 @@ def in_test(trial: Trial) -> Array:
 def _at_tokens(trial: Trial) -> tuple[Array, Array]:
   """Return π_j(x_j) and q̃_j(x_j), [B, W]."""
   width = trial.tokens.shape[1]
-  return probs.at_token(trial.pi[:, :width], trial.tokens), probs.at_token(trial.window.probs, trial.tokens)
+  return sampling.at_token(trial.pi[:, :width], trial.tokens), sampling.at_token(trial.window.probs, trial.tokens)
 
 
 def token_wise(trial: Trial) -> tuple[Verdict, Any]:
@@ -110,7 +110,7 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
     scales.append(jnp.minimum(1, scales[-1] * ratio))
   s = jnp.stack(scales[1:], 1)  # [B, W] s_1..s_W
   after = jnp.pad(trial.window.probs[:, 1:], ((0, 0), (0, 1), (0, 0)))  # q̃_{i+1}
-  left = probs.tv(s[..., None] * trial.pi[:, 1:], after)
+  left = sampling.tv(s[..., None] * trial.pi[:, 1:], after)
   # s = 1 leaves nothing to reject, also where π = q̃ makes r vanish.
   inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, jnp.finfo(s.dtype).tiny))
   last = places(width) == trial.tested[:, None] - 1

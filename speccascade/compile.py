@@ -23,10 +23,13 @@ from typing import Any
 
 import jax
 
-from speccascade import ahead, commands, hlo, layout, methods, rules, Sampler
+from speccascade import methods, rules, Sampler
+from speccascade.backends import sharding
 from speccascade.checkpoints.hf_config import network_from_config
-from speccascade.errors import RunError
+from speccascade.host import commands
+from speccascade.host.errors import RunError
 from speccascade.models import shapes
+from speccascade.planning import aot, hlo
 from speccascade.types import Network
 
 METHODS = {
@@ -86,14 +89,14 @@ def rows_that_fit(weights: int, used: int, batch: int, memory: float) -> int:
 
 
 def report(
-  program, method, networks: Sequence[Network], sizes: ahead.Sizes, chip: ahead.Chip, chips: int = 1
+  program, method, networks: Sequence[Network], sizes: aot.Sizes, chip: aot.Chip, chips: int = 1
 ) -> dict[str, Any]:
   """Return what a compiled loop holds and does."""
   memory, module = program.memory_analysis(), hlo.Module(program.as_text())
   relayouts, moves = module.relayouts(), cache_moves(module)
   anew = [(path, array) for path, array in relayouts if path.startswith('params')]
-  cycles = module.cycles(part, ahead.turns(method), chip.bandwidth / chip.clock)
-  least = ahead.floor_bytes(method, networks, sizes) / chips
+  cycles = module.cycles(part, aot.turns(method), chip.bandwidth / chip.clock)
+  least = aot.floor_bytes(method, networks, sizes) / chips
   arguments, new = argument_bytes(module), memory.output_size_in_bytes - memory.alias_size_in_bytes
   copied = sum(array.bytes for _, array in anew)
   used = memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
@@ -111,8 +114,8 @@ def report(
     entry_relayouts=len(anew),
     entry_relayout_bytes=copied,
     entry_cache_relayouts=len(relayouts) - len(anew),
-    collectives=module.collectives(ahead.turns(method)),
-    kernels=module.kernels(ahead.turns(method)),
+    collectives=module.collectives(aot.turns(method)),
+    kernels=module.kernels(aot.turns(method)),
     estimated_cycles=round(sum(cycles.values())) or None,
     cycles_by_part={name: round(value) for name, value in cycles.items()},
     floor_bytes=round(least),
@@ -120,7 +123,7 @@ def report(
   )
 
 
-def show(found: dict[str, Any], chip: ahead.Chip) -> None:
+def show(found: dict[str, Any], chip: aot.Chip) -> None:
   """Print a report."""
   gib = lambda n: f'{n / 2**30:.3f} GiB'
   parts = ', '.join(f'{name} {gib(n)}' for name, n in found['arguments'].items())
@@ -157,7 +160,7 @@ def networks_of(pair: Sequence[str], dtype: str, scan: bool = False) -> list[Net
 
 def parse_rules(text: str) -> list[str]:
   """Return the rules of 'whole,cut', one for each model."""
-  if lost := [name for name in text.split(',') if name not in layout.NAMED]:
+  if lost := [name for name in text.split(',') if name not in sharding.NAMED]:
     raise argparse.ArgumentTypeError(f"'{lost[0]}' is neither whole nor cut; give one for each model, as whole,cut")
   return text.split(',')
 
@@ -206,19 +209,19 @@ def _report(args: argparse.Namespace):
   try:
     found = _run(args)
   except jax.errors.JaxRuntimeError as error:
-    raise RunError(ahead.first_line(error)) from error
+    raise RunError(aot.first_line(error)) from error
   if args.json:
     print(json.dumps(found))
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
-  start, chip = time.perf_counter(), ahead.CHIPS.get(args.topology.partition(':')[0])
-  devices = ahead.describe(args.topology).devices
-  place = ahead.Placement(devices, args.mesh, args.rules)
+  start, chip = time.perf_counter(), aot.CHIPS.get(args.topology.partition(':')[0])
+  devices = aot.describe(args.topology).devices
+  place = aot.Placement(devices, args.mesh, args.rules)
   method, networks = METHODS[args.method](args.block), networks_of(args.pair, args.dtype, args.scan)
-  sizes = ahead.Sizes(args.batch, args.source, args.tokens)
+  sizes = aot.Sizes(args.batch, args.source, args.tokens)
   platform = 'cuda' if args.topology.startswith('h100') else 'tpu'
-  done = ahead.compiled(method, networks, sizes, Sampler(args.temperature), place, platform, dict(args.xla))
+  done = aot.compiled(method, networks, sizes, Sampler(args.temperature), place, platform, dict(args.xla))
   if args.text:
     args.text.write_text(done.as_text())
   what = f'{" and ".join(args.pair)}, {method.name}, batch {args.batch}, γ {args.block}, {args.dtype}'

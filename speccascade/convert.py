@@ -18,8 +18,9 @@ import time
 import jax
 import numpy as np
 
-from speccascade import checkpoints, commands, disk
+from speccascade import checkpoints
 from speccascade.checkpoints import files, hf_write, orbax, t5x
+from speccascade.host import commands, disk
 from speccascade.types import Model
 
 

@@ -9,77 +9,16 @@ tokens, and the law at every position is π whatever the block size.
 from collections.abc import Callable, Sequence
 import functools
 import numbers
-from typing import Any
 
-from flax import struct
 from jax import tree_util
 import numpy as np
 
-from speccascade import acceptance, packing, profiles, rules, scheduling, stopping
-from speccascade.phases import BySize, Elect, Propose, Score, Verify
+from speccascade import acceptance, rules, stopping
+from speccascade.engine import profiles, verification
+from speccascade.engine.method import Method, reach, SequenceCascade
+from speccascade.engine.phases import BySize, Elect, Propose, Score, Verify
+from speccascade.models import packing
 from speccascade.types import Combiner, Phase, Rule, whole
-
-
-@struct.dataclass
-class Method:
-  """Phases over `slots`; slot s runs the model number `slots[s]`, each slot with a cache of its own.
-
-  `kind` is the function that made it, but that `speculative` with a rule that reads both models makes a 'cascade'.
-  """
-
-  phases: tuple[Phase, ...]
-  slots: tuple[int, ...] = struct.field(pytree_node=False)
-  window: int = struct.field(pytree_node=False)  # W, the most tokens ever pending
-  policy: stopping.Policy = stopping.Policy()
-  by_round: bool = struct.field(pytree_node=False, default=False)  # whether random numbers are keyed by round as well
-  kind: str = struct.field(pytree_node=False, default='method')
-  rule: str | None = struct.field(pytree_node=False, default=None)  # its name, for the name of the method
-  beside: bool = struct.field(pytree_node=False, default=False)  # whether more models may be given than it decodes with
-  origin: profiles.Origin | None = struct.field(pytree_node=False, default=None)  # of the profile that it decodes by
-  idle: tuple[int, ...] = struct.field(pytree_node=False, default=())  # slots that need not read the prompt
-
-  def __str__(self):
-    until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
-    return ' · '.join(map(str, self.phases)) + until
-
-  @property
-  def name(self) -> str:
-    """What the method is called where its settings do not matter."""
-    kind = 'speculative' if self.kind == 'cascade' else self.kind
-    return kind if self.rule is None else f'{kind}[{self.rule}]'
-
-  @property
-  def models(self) -> int:
-    """The number of models that the method decodes with."""
-    return max(self.slots) + 1
-
-  def turns(self, rows: int) -> int:
-    """Return in how many rounds one of so many rows commits a token at least."""
-    return rows * max((len(p.branches) for p in self.phases if isinstance(p, Elect)), default=0) or 1
-
-  def at(self, rows: int) -> 'Method':
-    """Return the method as a batch of so many rows runs it."""
-    first = self.phases[0]
-    return self.replace(**_reach(first.at(rows))) if isinstance(first, BySize) else self
-
-
-def _reach(phases: tuple[Phase, ...]) -> dict[str, Any]:
-  """Return phases over three slots, the window that they fill, and the slots that they leave idle."""
-  fed = {p.model for p in phases if isinstance(p, Score | Propose)}
-  window = max((p.n for p in phases if isinstance(p, Propose)), default=1)
-  return dict(phases=phases, window=window, idle=tuple(s for s in range(3) if s not in fed))
-
-
-@struct.dataclass
-class SequenceCascade:
-  """Model 0 writes the whole answer; model 1 writes it anew where the answer's score is under the threshold."""
-
-  score: Callable = struct.field(pytree_node=False)
-  threshold: float = struct.field(pytree_node=False)
-
-  models = 2
-  beside = False
-  name = kind = 'sequence_cascade'
 
 
 def _models(models: int, combiner: tree_util.Partial) -> int:
@@ -170,7 +109,7 @@ def speculative(
     window = gamma
   else:
     verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
-    phases = Propose(0, gamma + 1), Score(1, widths, scheduling.First(gamma), level=True), verify
+    phases = Propose(0, gamma + 1), Score(1, widths, verification.First(gamma), level=True), verify
     window = gamma + 1
   kind = 'speculative' if plain else 'cascade'
   return Method(phases, slots, window, policy, by_round, kind, rules.name_of(rule))
@@ -233,7 +172,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   """Speculate towards a combination: model 0 drafts γ tokens, the others score them; no bonus token."""
   bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, (gamma,), scheduling.First(gamma - 1), level=True) for m in everyone[1:])
+  scores = tuple(Score(m, (gamma,), verification.First(gamma - 1), level=True) for m in everyone[1:])
   return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, gamma, kind='naive_cos')
 
 
@@ -264,10 +203,10 @@ def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
   is and the next one is then drawn afresh; `sv_exact` is unbiased, for one drafter call more.
   """
   gamma, measured = whole('block', block), profiles.get(profile)
-  goodput = scheduling.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
+  goodput = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
   phases = (
     Propose(0, gamma, (2,)),
-    Score(1, (gamma + 1,), scheduling.First(gamma - 1)),
+    Score(1, (gamma + 1,), verification.First(gamma - 1)),
     Score(2, packing.steps(gamma + 1), goodput, drop=True, level=True),
     Verify(rules.bind(rules.own), (2,)),
   )
@@ -294,8 +233,8 @@ def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greed
   branches = tuple(_exact_phases(measured, ways[n], greedy) for n in rows)
   made = functools.partial(Method, slots=(0, 1, 2), kind='sv_exact', origin=measured.origin)
   if len(set(ways.values())) == 1:
-    return made(**_reach(branches[0]))
-  return made((BySize(branches, rows),), window=max(_reach(branch)['window'] for branch in branches))
+    return made(**reach(branches[0]))
+  return made((BySize(branches, rows),), window=max(reach(branch)['window'] for branch in branches))
 
 
 def _exact_phases(measured: profiles.Profile, way: profiles.Way, greedy: bool) -> tuple[Phase, ...]:
@@ -304,8 +243,8 @@ def _exact_phases(measured: profiles.Profile, way: profiles.Way, greedy: bool) -
     return Score(2, (1,), level=True), verify
   if way.kind == 'speculative':
     return _drafted(gamma, 2, (gamma + 1,), verify.accept)
-  goodput = scheduling.Goodput(
+  goodput = verification.Goodput(
     measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
   )
   score = Score(2, packing.steps(gamma + 1), goodput, level=True)
-  return Propose(0, gamma + 1), Score(1, (gamma + 1,), scheduling.First(gamma - 1)), score, verify
+  return Propose(0, gamma + 1), Score(1, (gamma + 1,), verification.First(gamma - 1)), score, verify

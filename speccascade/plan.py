@@ -14,12 +14,15 @@ import time
 
 import numpy as np
 
-from speccascade import checkpoints, commands, inputs, layout, methods, probs, rules
+from speccascade import checkpoints, methods, rules, sampling
+from speccascade.backends import sharding
 from speccascade.data import files
 from speccascade.decode import decode
-from speccascade.evaluate import floor
-from speccascade.prediction import at_width, by_place, by_width, ENSEMBLES, predict, window
-from speccascade.progress import Progress
+from speccascade.engine import inputs
+from speccascade.host import commands
+from speccascade.host.progress import Progress
+from speccascade.planning import floor
+from speccascade.planning.cost_model import at_width, by_place, by_width, ENSEMBLES, predict, window
 from speccascade.types import Combiner, Model, Rule
 
 PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
@@ -200,7 +203,7 @@ def plan(
   here = forward is None
   if here and batch_size > len(prompts):
     raise ValueError(f'{len(prompts)} prompts do not fill a batch of {batch_size}; give more, or a smaller batch.')
-  settings = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(temperature), seed=seed)
+  settings = dict(max_new_tokens=max_new_tokens, sampler=sampling.Sampler(temperature), seed=seed)
   widths = sorted({1, *blocks, *(b + 1 for b in blocks)})
   bar = Progress('plan', len(wanted) + (2 * len(widths) + 2 * (TRIALS + 1)) * here, unit='steps', shown=progress)
   candidates, sound, faults = _candidates(models, prompts, wanted, max(2, *blocks), settings, bar)
@@ -354,12 +357,12 @@ def _run(args: argparse.Namespace):
   if args.weights:
     combiners['weighted'] = functools.partial(rules.weighted, weights=tuple(args.weights))
     rules.bind_combiner(combiners['weighted'])
-  probs.Sampler(args.temperature)
+  sampling.Sampler(args.temperature)
   prompts = _prompts(args.prompts, args.count)
   paths = [args.small, args.large]
   for path in paths:
     checkpoints.digest(path)  # raises where there is no checkpoint, before the other one is read
-  mesh = None if args.mesh is None else layout.mesh(args.mesh)
+  mesh = None if args.mesh is None else sharding.mesh(args.mesh)
   models = checkpoints.load_all(paths, dtype=args.dtype, mesh=mesh)
   found = plan(
     models, prompts, blocks=args.blocks, temperature=args.temperature, cascades=dict(args.rule), combiners=combiners,

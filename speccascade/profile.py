@@ -26,32 +26,23 @@ from flax import struct
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import (
-  backends,
-  checkpoints,
-  commands,
-  disk,
-  distributed,
-  inputs,
-  layout,
-  packing,
-  probs,
-  profiles,
-  requests,
-  rules,
-  scheduling,
-  traced,
-)
+from speccascade import backends, checkpoints, rules, sampling
+from speccascade.backends import sharding, traced
 from speccascade.data import files
 from speccascade.decode import decode
-from speccascade.engine import Engine
-from speccascade.errors import RunError
-from speccascade.evaluate import floor, protocols, sv_studies
+from speccascade.engine import inputs, profiles, requests, verification
+from speccascade.engine.engine import Engine
+from speccascade.engine.loop import positions
+from speccascade.engine.method import Method
+from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.evaluate import protocols, sv_studies
 from speccascade.evaluate.formats import markdown
-from speccascade.loop import positions
-from speccascade.methods import Method, sv_exact
-from speccascade.phases import Propose, Score, Verify
-from speccascade.progress import Progress
+from speccascade.host import commands, disk, multihost
+from speccascade.host.errors import RunError
+from speccascade.host.progress import Progress
+from speccascade.methods import sv_exact
+from speccascade.models import packing
+from speccascade.planning import floor
 from speccascade.stopping import Policy
 from speccascade.types import Array, Context, Model, places, State, take
 
@@ -81,9 +72,9 @@ class Observe:
 
   def __call__(self, context: Context, state: State) -> State:
     width = state.window.source.shape[1]
-    s, a = scheduling.indicators(state, 1, width)
-    s_target, _ = scheduling.indicators(state, 2, width)
-    accept = scheduling.chance(state, 2, width)
+    s, a = verification.indicators(state, 1, width)
+    s_target, _ = verification.indicators(state, 2, width)
+    accept = verification.chance(state, 2, width)
     place = jnp.broadcast_to(places(s.shape[1]).astype(jnp.float32), s.shape)
     found = dict(zip(_NOTED, (s, a, s_target, accept, place), strict=True))
     return state.replace(policy={name: self._noted(state, x, found[name]) for name, x in state.policy.items()})
@@ -98,8 +89,8 @@ def observing(block: int, slots: int) -> Method:
   """Return speculative decoding that verifies all of a draft of γ + 1 tokens, the companion reading along."""
   phases = (
     Propose(0, block + 1),
-    Score(1, (block + 1,), scheduling.First(block)),
-    Score(2, (block + 1,), scheduling.First(block), level=True),
+    Score(1, (block + 1,), verification.First(block)),
+    Score(2, (block + 1,), verification.First(block), level=True),
     Observe(),
     Verify(rules.bind(rules.own), (2,)),
   )
@@ -110,7 +101,7 @@ def observe(
   models: Sequence[Model], rows: Sequence[requests.Row], block: int = 5, batch: int = 16
 ) -> dict[str, np.ndarray]:
   """Decode rows; return `profiles.FIELDS` of every token that was tested, which is every token of the output."""
-  size = layout.even(min(batch, len(rows)), layout.row_parts(models))
+  size = sharding.even(min(batch, len(rows)), sharding.row_parts(models))
   width, max_new = inputs.prompt_width(models, rows, None), max(r.max_new for r in rows)
   slots = positions(models[-1].network, width, max_new, block + 1)
   method, needs = observing(block, slots), requests.features(rows)
@@ -153,8 +144,8 @@ def measure_times(
   rows, or whole windows alone where the backend packs nothing.
   """
   times, steps = {}, {}
-  parts = layout.row_parts(models)
-  batches = sorted({layout.even(rows, parts) for rows in batches})
+  parts = sharding.row_parts(models)
+  batches = sorted({sharding.even(rows, parts) for rows in batches})
   progress = Progress('times', len(batches), unit='batches')
   for rows in batches:
     timers = _timers(models, block + 1, rows, source, tokens)
@@ -175,7 +166,7 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
   if rows * width >= backends.of(models[2].params).pack_from:
     for n in packing.steps(width)[:-1]:
       made[rows * n] = of(2, n) if rows == 1 else of(2, width, total=rows * n)
-  with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:  # they compile side by side
+  with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
     return dict(zip(made, pool.map(traced.carried(lambda make: make()), made.values()), strict=True))
 
 
@@ -190,7 +181,7 @@ def measure_ways(
   long as its longest: sampled texts would differ by more than the ways do. Where speculative decoding is fastest with
   the least or most γ that was tried, those beside it are tried too, in turn with it and plain decoding.
   """
-  call = dict(max_new_tokens=max_new_tokens, sampler=probs.Sampler(**dict(found.origin.sampler)))
+  call = dict(max_new_tokens=max_new_tokens, sampler=sampling.Sampler(**dict(found.origin.sampler)))
   width = inputs.prompt_width(models, requests.rows(models, prompts, seed=seed, **call), None)
   _, lengths = np.unique(found.samples['request'], return_counts=True)
   prompts = [_of_length(prompt, lengths[i % len(lengths)]) for i, prompt in enumerate(prompts)]
@@ -247,7 +238,7 @@ def profile(
   models: Sequence[Model],
   prompts: Sequence,
   *,
-  sampler: probs.Sampler = probs.Sampler(),
+  sampler: sampling.Sampler = sampling.Sampler(),
   block: int = 5,
   max_new_tokens: int = 128,
   batch_size: int = 16,
@@ -279,7 +270,7 @@ def profile(
   )  # fmt: skip
   times, steps = measure_times(models, block, batches, source=source, tokens=max_new_tokens)
   table = profiles.fit(samples['s'], samples['a'], samples['accept'], bins)
-  found = profiles.Profile(table, scheduling.Latency.of(times, steps), origin, samples, times, steps)
+  found = profiles.Profile(table, verification.Latency.of(times, steps), origin, samples, times, steps)
   return with_ways(found, models, prompts, trials, max_new_tokens=max_new_tokens, seed=seed)
 
 
@@ -302,11 +293,11 @@ def timed(
   profiles.check_digests(found.origin, models)
   source = found.origin.source
   if prompts:
-    rows = requests.rows(models, prompts, max_new_tokens=tokens, sampler=probs.Sampler(), seed=seed)
+    rows = requests.rows(models, prompts, max_new_tokens=tokens, sampler=sampling.Sampler(), seed=seed)
     source = _median([r.tokens for r in rows])
   times, steps = measure_times(models, found.origin.block, batches, source=source, tokens=tokens)
   origin = dataclasses.replace(found.origin, device=profiles.device_of(models), source=source)
-  latency = scheduling.Latency.of(times, steps)
+  latency = verification.Latency.of(times, steps)
   found = dataclasses.replace(found, latency=latency, origin=origin, times=times, steps=steps)
   return with_ways(found, models, prompts, trials, max_new_tokens=tokens, seed=seed)
 
@@ -362,7 +353,7 @@ def _check(args: argparse.Namespace):
   if len(args.bins) != 2:
     raise RunError(f'--bins takes two numbers, as in 20,15, not {len(args.bins)}.')
   if args.times:
-    own = [n for n in ('block', 'batch', 'bins', *probs.NEUTRAL) if getattr(args, n) != _parser().get_default(n)]
+    own = [n for n in ('block', 'batch', 'bins', *sampling.NEUTRAL) if getattr(args, n) != _parser().get_default(n)]
     if own:
       raise RunError(f'--{own[0].replace("_", "-")} is that of the profile with --times; leave it out.')
   elif args.tokens <= args.block:
@@ -379,7 +370,7 @@ def _run(args: argparse.Namespace):
   others = {path: profiles.load(path) for path in args.against}
   for path in args.models:
     checkpoints.digest(path)  # raises where there is no checkpoint, before the others are read
-  mesh = None if args.mesh is None else layout.mesh(args.mesh)
+  mesh = None if args.mesh is None else sharding.mesh(args.mesh)
   models = checkpoints.load_all(args.models, dtype=args.dtype, mesh=mesh)
   if old:
     found = timed(old, models, args.batches, args.tokens, prompts, trials=0)

@@ -24,7 +24,7 @@ from jax import tree_util
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import probs
+from speccascade import sampling
 from speccascade.types import Array, Combiner, Rule
 
 INF = math.inf
@@ -87,7 +87,7 @@ def _named_as(function: Callable, made: Callable) -> Callable:
   return made
 
 
-def _law_of(rest: Array | None, p_logits: Array, sampler: probs.Sampler) -> Array:
+def _law_of(rest: Array | None, p_logits: Array, sampler: sampling.Sampler) -> Array:
   """Return what a rule defers to: the law of the rest where it is given, else p̃."""
   return sampler(p_logits) if rest is None else rest
 
@@ -115,46 +115,46 @@ def speculative(q_logits, p_logits, *, sampler, rest=None):
 @mixture(0, 1, alone=True)
 def chow(q_logits, p_logits, *, alpha, sampler):
   """Defer where max q < 1 - α (Chow 1970)."""
-  return probs.confidence(q_logits) < 1 - alpha
+  return sampling.confidence(q_logits) < 1 - alpha
 
 
 @mixture(0, INF, alone=True)
 def chow_log(q_logits, p_logits, *, alpha, sampler):
   """Defer where H(q) > α."""
-  return probs.entropy(q_logits) > alpha
+  return sampling.entropy(q_logits) > alpha
 
 
 @mixture(-1, 1)
 def diff(q_logits, p_logits, *, alpha, sampler):
   """Defer where max q < max p - α."""
-  return probs.confidence(q_logits) < probs.confidence(p_logits) - alpha
+  return sampling.confidence(q_logits) < sampling.confidence(p_logits) - alpha
 
 
 @mixture(-INF, INF)
 def diff_log(q_logits, p_logits, *, alpha, sampler):
   """Defer where H(q) > H(p) + α."""
-  return probs.entropy(q_logits) > probs.entropy(p_logits) + alpha
+  return sampling.entropy(q_logits) > sampling.entropy(p_logits) + alpha
 
 
 @mixture(-INF, INF)
 def opt(q_logits, p_logits, *, alpha, sampler, rest=None):
   """Defer where max q < max p - α TV(q̃, p̃): a rejection is what deferring costs."""
-  cost = alpha * probs.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
-  return probs.confidence(q_logits) < probs.confidence(p_logits) - cost
+  cost = alpha * sampling.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
+  return sampling.confidence(q_logits) < sampling.confidence(p_logits) - cost
 
 
 @mixture(-INF, INF)
 def opt_log(q_logits, p_logits, *, alpha, sampler, rest=None):
   """Defer where H(q) > H(p) + α TV(q̃, p̃)."""
-  cost = alpha * probs.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
-  return probs.entropy(q_logits) > probs.entropy(p_logits) + cost
+  cost = alpha * sampling.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
+  return sampling.entropy(q_logits) > sampling.entropy(p_logits) + cost
 
 
 def discrepancy(q_logits, p_logits, *, sampler):
   """Return BiLD's D(q, p) (Kim et al. 2023): -log p(arg max q) when greedy, else the cross-entropy of q and p."""
-  logp = probs.log_softmax(p_logits)
-  cold = lambda: -probs.at_token(logp, probs.argmax(q_logits))
-  q = probs.softmax(q_logits)
+  logp = sampling.log_softmax(p_logits)
+  cold = lambda: -sampling.at_token(logp, sampling.argmax(q_logits))
+  q = sampling.softmax(q_logits)
   warm = lambda: -jnp.sum(jnp.where(q > 0, q * logp, 0), -1)
   return sampler.by_temperature(cold, warm)
 
@@ -168,20 +168,20 @@ def bild_star(q_logits, p_logits, *, alpha, sampler):
 @token_mixture(-1, 1)
 def token_v1(q_logits, p_logits, *, alpha):
   """S = {v: q(v) >= max p - α}."""
-  return probs.softmax(q_logits) >= probs.confidence(p_logits)[..., None] - alpha
+  return sampling.softmax(q_logits) >= sampling.confidence(p_logits)[..., None] - alpha
 
 
 @token_mixture(-1, 1)
 def token_v2(q_logits, p_logits, *, alpha):
   """S = {v: p(v) >= max p - α}."""
-  p = probs.softmax(p_logits)
+  p = sampling.softmax(p_logits)
   return p >= p.max(-1, keepdims=True) - alpha
 
 
 @token_mixture(0, 1)
 def token_v3(q_logits, p_logits, *, alpha):
   """S = {v: p(v) >= (1 - α) max p}."""
-  p = probs.softmax(p_logits)
+  p = sampling.softmax(p_logits)
   return p >= (1 - alpha) * p.max(-1, keepdims=True)
 
 
@@ -205,18 +205,18 @@ def lossy_star(q_logits, p_logits, *, alpha, sampler, rest=None):
   rejected mass, the residual is normalised to it.
   """
   q, p = sampler(q_logits), _law_of(rest, p_logits, sampler)
-  rejected = probs.tv(q, p / (1 - alpha))
+  rejected = sampling.tv(q, p / (1 - alpha))
   low, high = jnp.full_like(rejected, 1 - alpha), jnp.full_like(rejected, 10.0)
   for _ in range(24):
     beta = (low + high) / 2
-    heavy = probs.tv(p / beta[..., None], q) > rejected
+    heavy = sampling.tv(p / beta[..., None], q) > rejected
     low, high = jnp.where(heavy, beta, low), jnp.where(heavy, high, beta)
   return _lossy(q, p, alpha, beta=low[..., None])
 
 
 def _lossy(q, p, alpha, *, beta):
   kept = jnp.minimum(q, p / (1 - alpha))
-  return kept + _missing(kept) * probs.residual(p / beta, q)
+  return kept + _missing(kept) * sampling.residual(p / beta, q)
 
 
 lossy.alpha_range = lossy_star.alpha_range = (0, 0.9999)
@@ -327,7 +327,7 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
         f'{name_of(function)} needs a number for {name}, not {name}={value!s}: only numbers and arrays can be bound; '
         'write anything else into the function.'
       )
-  return tree_util.Partial(function, **tree_util.tree_map(probs.traced, numbers))
+  return tree_util.Partial(function, **tree_util.tree_map(sampling.traced, numbers))
 
 
 def inside(function: Any) -> Any:

@@ -20,9 +20,9 @@ from pathlib import Path
 import shlex
 import sys
 
-from speccascade import commands, disk, distributed
+from speccascade.host import commands, disk, multihost
 
-DEFAULT = Path(__file__).parent / 'configs' / 'default.gin'
+DEFAULT = Path(__file__).parent / 'evaluate' / 'default.gin'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   argv = list(sys.argv[1:] if argv is None else argv)
   said = shlex.join(['python', '-m', 'speccascade.run', *_whole(argv)])
   end = 'interrupted; the same command goes on from here'
-  return distributed.leave(commands.run(_parser(), lambda args: _run(args, said), argv, end))
+  return multihost.leave(commands.run(_parser(), lambda args: _run(args, said), argv, end))
 
 
 def _whole(argv: Sequence[str]) -> list[str]:
@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace, command: str):
     folders = runner.merge(made, folder, **about)
   else:
     folders = runner.run(made, folder, **about, shard=Shard(*args.shard) if args.shard else None)
-  if folders and distributed.is_writer():
+  if folders and multihost.is_writer():
     print(formats.closing(folders, shown=not args.gin_file))
 
 

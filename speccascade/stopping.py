@@ -13,7 +13,7 @@ from jax import tree_util
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import probs, rules
+from speccascade import rules, sampling
 from speccascade.types import Array, places, Rule, whole
 
 
@@ -38,7 +38,7 @@ class Policy:
     """Return how many tokens [B] to draft, n at the most."""
     return n
 
-  def before(self, logits: Array, sampler: probs.Sampler) -> Array:
+  def before(self, logits: Array, sampler: sampling.Sampler) -> Array:
     """Return for the drafter's logits [B, V] whether to stop before a token is drawn."""
     return jnp.zeros(logits.shape[:-1], bool)
 
@@ -78,7 +78,7 @@ class Fallback(Policy):
     _chance(self, 'threshold')
 
   def before(self, logits, sampler):
-    return probs.confidence(logits) < self.threshold
+    return sampling.confidence(logits) < self.threshold
 
 
 @struct.dataclass

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import reference
 
-from speccascade import laws, probs
-from speccascade.loop import decode_batch
-from speccascade.loop import run as run_engine
+from speccascade import sampling
+from speccascade.check import enumeration
+from speccascade.engine.loop import decode_batch
+from speccascade.engine.loop import run as run_engine
 from speccascade.types import Prompt
 
 AS_USERS = {'xla_backend_optimization_level': 3, 'xla_cpu_use_fusion_emitters': True}  # compile; tests do it quicker
@@ -26,7 +27,7 @@ def _decode(method, models, batch, *, max_new_tokens, sampler, noise, options=No
 def emitted_law(method, models, prompt, count, sampler, options=None):
   """Return {emitted tokens: probability} of the compiled loop, every decision enumerated."""
   decode = functools.partial(_decode, options=options)
-  return laws.emitted_law(method, models, prompt, count, sampler, decode)
+  return enumeration.emitted_law(method, models, prompt, count, sampler, decode)
 
 
 def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0):
@@ -34,7 +35,7 @@ def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0
   count = first + expected.ndim
   batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (rows, 1)), jnp.full(rows, len(prompt), jnp.int32))
   keys = jax.random.key_data(jax.random.split(jax.random.key(seed), rows))
-  noise = probs.Keyed.make(keys, len(prompt) + count + method.window, method.window + 1 if method.by_round else 1)
+  noise = sampling.Keyed.make(keys, len(prompt) + count + method.window, method.window + 1 if method.by_round else 1)
   state = _decode(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise)
   late = np.asarray(state.tokens)[:, len(prompt) + first : len(prompt) + count]
   return reference.goodness(late, expected)

@@ -19,24 +19,14 @@ os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_p
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
-from speccascade import (  # noqa: E402
-  acceptance,
-  backends,
-  decode,
-  layout,
-  methods,
-  plan,
-  profiles,
-  Request,
-  rules,
-  Sampler,
-  stopping,
-)
+from speccascade import acceptance, backends, decode, methods, plan, Request, rules, Sampler, stopping
+from speccascade.backends import sharding
+from speccascade.engine import profiles
+from speccascade.engine.verification import AcceptanceTable  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
-from speccascade.scheduling import AcceptanceTable  # noqa: E402
 from speccascade.types import Model  # noqa: E402
 
 VOCAB, BATCH = 512, 8
@@ -133,10 +123,10 @@ def same(case: str) -> dict:
   data, parts = map(int, shape.split('x'))
   if family.endswith('tpus'):  # their kernel, run without one
     backends.register('cpu', backends.TPU(interpret=True))
-  mesh = layout.mesh({'data': data, 'model': parts})
-  rule = lambda name: layout.WHOLE if name == 's' else layout.CUT
-  layout._LAWS = 0 if laws else 1 << 30
-  ours = run(family, name, float(temperature), kind == 'queue', lambda n, m: layout.place(m, mesh, rule(n)))
+  mesh = sharding.mesh({'data': data, 'model': parts})
+  rule = lambda name: sharding.WHOLE if name == 's' else sharding.CUT
+  sharding._LAWS = 0 if laws else 1 << 30
+  ours = run(family, name, float(temperature), kind == 'queue', lambda n, m: sharding.place(m, mesh, rule(n)))
   one = alone(family, name, float(temperature), kind == 'queue')
   flat = lambda x: np.concatenate([np.ravel(y) for y in jax.tree.leaves(x)])
   pairs = [(name, flat(x), flat(getattr(ours.stats, name))) for name, x in vars(one.stats).items()]
@@ -146,9 +136,9 @@ def same(case: str) -> dict:
 
 def apart() -> dict:
   """Return what is said of models of which one lies on a mesh and one does not."""
-  mesh = layout.mesh({'data': 8})
+  mesh = sharding.mesh({'data': 8})
   try:
-    run('t5', 'speculative', 0.0, False, lambda n, m: layout.place(m, mesh) if n == 'l' else m)
+    run('t5', 'speculative', 0.0, False, lambda n, m: sharding.place(m, mesh) if n == 'l' else m)
   except ValueError as error:
     return {'error': str(error)}
   return {'error': None}
@@ -164,8 +154,8 @@ def planned() -> dict:
     return extend(self, q, *args, **kwargs)
 
   type(tpu).extend = noted
-  mesh = layout.mesh({'data': 2, 'model': 4})
-  pair = [layout.place(m, mesh, 'cut') for m in chosen('t5 on tpus', 'sl', lambda _, m: m)]
+  mesh = sharding.mesh({'data': 2, 'model': 4})
+  pair = [sharding.place(m, mesh, 'cut') for m in chosen('t5 on tpus', 'sl', lambda _, m: m)]
   plan.plan(pair, [[5, 6, 7], [8, 9]], blocks=[2, 5], max_new_tokens=4, batch_size=2)
   return dict(kernel=sorted(widths[False]), plain=sorted(widths[True]))
 

@@ -15,7 +15,7 @@ os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_p
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
-from speccascade import layout  # noqa: E402
+from speccascade.backends import sharding  # noqa: E402
 from speccascade.checkpoints import files, load, shards, t5x, tensor_files  # noqa: E402
 
 TAKEN: dict[str, np.ndarray] = {}  # how often each element of each tensor was read
@@ -56,7 +56,7 @@ if __name__ == '__main__':
   if not REST:
     alone = files.named(load(PATH, scan=SCAN).params)
   watch()
-  mesh = layout.mesh(dict(zip(('data', 'model'), map(int, SHAPE.split('x')), strict=True)))
+  mesh = sharding.mesh(dict(zip(('data', 'model'), map(int, SHAPE.split('x')), strict=True)))
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   model = load(PATH, scan=SCAN, mesh=mesh, rules='cut')
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

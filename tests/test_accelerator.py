@@ -11,9 +11,9 @@ import pytest
 from tiers import quick
 
 from speccascade import decode, methods
-from speccascade.evaluate import synthetic
 from speccascade.models import shapes
 from speccascade.models.t5 import T5, T5Config
+from speccascade.planning import synthetic
 
 SCRIPT = pathlib.Path(__file__).parents[1] / 'scripts' / 'accelerator.py'
 NETWORK = T5(T5Config(97, 32, 4, 8, 64, 1, 2), dtype='bfloat16')

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade import acceptance, methods, probs
+from speccascade import acceptance, methods, sampling
 from speccascade.types import Window
 
 V = 3
@@ -62,13 +62,13 @@ def one_round(accept, q, pi, block, idle=0):
   window = Window(jnp.full(rows, block), jnp.asarray(laws), jnp.zeros((rows, width), jnp.int32), ())
   trial = acceptance.Trial(
     window, jnp.asarray(tokens), jnp.full(rows, block), jnp.asarray(targets), position, jnp.zeros(rows, jnp.int32),
-    Told(jnp.asarray(outcomes)), probs.Sampler(),
+    Told(jnp.asarray(outcomes)), sampling.Sampler(),
   )  # fmt: skip
   verdict, noise = jax.jit(accept)(trial)
   at = np.asarray(verdict.kept)
   here = np.arange(rows)
   after = jnp.asarray(np.concatenate([laws, laws[:, :1]], 1)[here, at])
-  rest = probs.residual(verdict.scale[:, None] * targets[here, at], verdict.subtract[:, None] * after)
+  rest = sampling.residual(verdict.scale[:, None] * targets[here, at], verdict.subtract[:, None] * after)
   final = np.where((at < block)[:, None], np.asarray(rest, np.float64), targets[here, at])
   chances = np.asarray(noise.chances, np.float64)[:, :block]
   assert np.isfinite(chances).all() and np.isfinite(verdict.scale).all()
@@ -169,7 +169,7 @@ def test_a_drafted_token_of_probability_0_divides_nothing():
     for accept in ACCEPTORS.values():
       noise = Told(jnp.ones((1, 2), bool))
       position = jnp.array([[0, 1]])
-      trial = acceptance.Trial(window, jnp.array([[1, 2]]), zero + 2, pi, position, zero, noise, probs.Sampler())
+      trial = acceptance.Trial(window, jnp.array([[1, 2]]), zero + 2, pi, position, zero, noise, sampling.Sampler())
       verdict, noise = accept(trial)
       assert np.isfinite(noise.chances).all() and np.isfinite(verdict.scale).all()
 

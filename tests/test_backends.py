@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from tiers import quick
 
-from speccascade import ahead, backends, decode, layout, methods, probs, rules
-from speccascade.backends import base, cpu, tpu_attention, View
-from speccascade.loop import decode_batch
+from speccascade import backends, decode, methods, rules, sampling
+from speccascade.backends import base, cpu, sharding, tpu_attention, View
+from speccascade.engine.loop import decode_batch
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
+from speccascade.planning import aot
 from speccascade.types import Model, Prompt, take
 
 BACKENDS = {'cpu': backends.CPU(), 'gpu': backends.GPU(), 'tpu': backends.TPU(interpret=True)}
@@ -239,8 +240,8 @@ def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monke
   for backend in (backends.Backend(), BACKENDS[name]):
     monkeypatch.setattr(backends, 'of', lambda *_, backend=backend: backend)
     for some in (method, weighted):
-      noise = probs.Keyed.make(keys, 48, 1, temperature == 0)
-      state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=probs.Sampler(temperature), noise=noise)
+      noise = sampling.Keyed.make(keys, 48, 1, temperature == 0)
+      state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=sampling.Sampler(temperature), noise=noise)
       found.append((np.asarray(state.tokens), state.stats.accepted.tolist(), state.stats.calls.tolist()))
   for plain, other in zip(found[:2], found[2:], strict=True):
     np.testing.assert_array_equal(plain[0], other[0])
@@ -254,8 +255,8 @@ def test_few_tokens_are_one_window_where_that_takes_no_longer(name, few, monkeyp
   monkeypatch.setattr(backends.Backend, 'choose', note)
   for rows, expected in ((8, few), (64, {3})):
     asked.clear()
-    method, sizes, place = methods.bild(max_draft=4), ahead.Sizes(rows, 8, 8), ahead.Placement(jax.devices(), {})
-    run, args = ahead.program(method, (OPT, OPT), sizes, probs.Sampler(0.0), place, BACKENDS[name])
+    method, sizes, place = methods.bild(max_draft=4), aot.Sizes(rows, 8, 8), aot.Placement(jax.devices(), {})
+    run, args = aot.program(method, (OPT, OPT), sizes, sampling.Sampler(0.0), place, BACKENDS[name])
     run.trace(*args)
     assert asked == expected
 
@@ -265,8 +266,8 @@ def test_heads_that_a_mesh_cuts_stay_whole_where_a_cache_has_them_in_one_group()
   q, k, v, keys, values = _random(7, (2, 3, 14, 64), *[(2, 3, 2, 64)] * 2, *[(2, 128, 2, 64)] * 2)
   entry, view = tpu.entry(keys, values), View(jnp.array([[4, 5, 6], [90, 91, 92]]))
   extend = functools.partial(tpu.extend, bias=None, kv_heads=2, scale=0.1, cap=None)
-  cut = layout.Layout(AbstractMesh((1, 2), ('data', 'model')), ((('joined_kv_heads', 'model'),),))
-  with layout.use(cut):
+  cut = sharding.Layout(AbstractMesh((1, 2), ('data', 'model')), ((('joined_kv_heads', 'model'),),))
+  with sharding.use(cut):
     y, (written,) = jax.eval_shape(lambda q, k, v, entry: extend(q, k, v, (entry,), 0, view), q, k, v, entry)
   assert y.shape == q.shape and written['key'].shape == (2, 1, 128, 128)
 

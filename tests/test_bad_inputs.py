@@ -29,12 +29,9 @@ from speccascade import (
   acceptance,
   backends,
   checkpoints,
-  commands,
   compile,
   convert,
   decode,
-  distributed,
-  gin_files,
   methods,
   plan,
   Request,
@@ -46,10 +43,11 @@ from speccascade import (
 from speccascade.checkpoints import hf_config, hf_names, orbax
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
+from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.evaluate import Checkpoint, config
+from speccascade.host import commands, gin_files, multihost
 from speccascade.models import ngram, toy
 from speccascade.models.t5 import T5, T5Config
-from speccascade.phases import Propose, Score, Verify
 from speccascade.train import __main__ as training
 from speccascade.train import vocabulary
 from speccascade.types import Model
@@ -431,7 +429,7 @@ def loaded_as_mine(folder: pathlib.Path, network) -> Model:
 def joining(**environment):
   """Join other processes as an environment says."""
   with mock.patch.dict(os.environ, environment):
-    distributed.start(1)
+    multihost.start(1)
 
 
 def sentence(said: str) -> bool:

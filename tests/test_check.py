@@ -12,7 +12,8 @@ import pytest
 from test_laws import profile
 
 import speccascade
-from speccascade import acceptance, check, methods, rules, Sampler, stopping, targets
+from speccascade import acceptance, check, methods, rules, Sampler, stopping
+from speccascade.engine import validate
 
 MINE = """
 from speccascade import methods
@@ -106,7 +107,7 @@ def answers(report):
 def test_a_rule_that_cannot_run_is_refused_by_name_before_it_does(rule, said):
   for method in (methods.speculative(rule), methods.oracle(rule), methods.cos(rules.lift(rule))):
     with pytest.raises(ValueError, match=said):
-      targets.check_laws(method, 11, Sampler(repetition_penalty=1.2))
+      validate.check_laws(method, 11, Sampler(repetition_penalty=1.2))
 
 
 def test_the_methods_of_the_package_pass():
@@ -119,7 +120,7 @@ def test_the_methods_of_the_package_pass():
   ]  # fmt: skip
   for method in every:
     for sampler in (Sampler(0.0), Sampler(0.7, top_k=3, top_p=0.9, repetition_penalty=1.2)):
-      targets.check_laws(method, 11, sampler)
+      validate.check_laws(method, 11, sampler)
 
 
 def test_a_token_cascade_asks_its_rule_without_the_verifier():
@@ -128,7 +129,7 @@ def test_a_token_cascade_asks_its_rule_without_the_verifier():
     return p_logits.max(-1) < alpha
 
   with pytest.raises(ValueError, match='reads_both fails at test_check.py'):
-    targets.check_laws(methods.token_cascade(functools.partial(reads_both, alpha=0.3)), 11, Sampler())
+    validate.check_laws(methods.token_cascade(functools.partial(reads_both, alpha=0.3)), 11, Sampler())
 
 
 @pytest.mark.parametrize(
@@ -143,20 +144,20 @@ def test_a_token_cascade_asks_its_rule_without_the_verifier():
 )
 def test_what_is_no_method_and_models_that_it_would_ignore_are_refused(method, models, said):
   with pytest.raises(ValueError, match=said):
-    targets.check_method(method, models)
+    validate.check_method(method, models)
 
 
 def test_one_model_of_several_is_decoded_where_it_is_named():
-  targets.check_method(methods.autoregressive(), 1)
+  validate.check_method(methods.autoregressive(), 1)
   for number in (0, 1):
-    targets.check_method(methods.autoregressive(number), 2)
+    validate.check_method(methods.autoregressive(number), 2)
 
 
 def test_the_sentence_for_a_target_that_is_no_law_names_rule_position_and_sum():
   method = methods.speculative(half)
-  said = targets.not_a_law(method, 17, 0.5, 0.0)
+  said = validate.not_a_law(method, 17, 0.5, 0.0)
   assert 'what half returns at position 17 sums to 0.5' in said
-  assert 'has the entry -0.25' in targets.not_a_law(method, 17, 1.0, -0.25)
+  assert 'has the entry -0.25' in validate.not_a_law(method, 17, 1.0, -0.25)
 
 
 def test_importing_the_command_leaves_the_function():

@@ -10,12 +10,14 @@ from jax.sharding import AbstractMesh, PartitionSpec
 import numpy as np
 import pytest
 
-from speccascade import ahead, backends, compile, hlo, layout, methods, rules, Sampler
+from speccascade import backends, compile, methods, rules, Sampler
+from speccascade.backends import sharding
 from speccascade.checkpoints import hf
-from speccascade.evaluate import floor, t5x_step
-from speccascade.evaluate.synthetic import random_params
+from speccascade.integrations import t5x
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.planning import aot, floor, hlo
+from speccascade.planning.synthetic import random_params
 from speccascade.types import Model
 
 T5 = {
@@ -93,15 +95,15 @@ def test_a_verifier_that_is_cut_over_chips_talks_and_holds_a_part(pair, capsys):
 
 def test_weights_are_cut_along_axes_that_divide_and_heads_as_a_whole():
   small, large = shapes.pair('t5_small_xl')
-  layer = layout.specs(large, MESH, layout.CUT)['decoder']['layers_0']
+  layer = sharding.specs(large, MESH, sharding.CUT)['decoder']['layers_0']
   assert layer['self_attention']['query']['kernel'] == PartitionSpec(None, 'model')
   assert layer['mlp']['wo']['kernel'] == PartitionSpec('model', None)
-  layout._tell.cache_clear()
+  sharding._tell.cache_clear()
   with pytest.warns(UserWarning, match="T5 of .* parameters: '.*' of 6 does not divide over 4 devices and stays whole"):
-    uneven = layout.specs(small, MESH, layout.CUT)['decoder']['layers_0']  # six heads
+    uneven = sharding.specs(small, MESH, sharding.CUT)['decoder']['layers_0']  # six heads
   assert uneven['self_attention']['query']['kernel'] == PartitionSpec(None, None)
   assert uneven['mlp']['wi_0']['kernel'] == PartitionSpec(None, 'model')
-  whole = jax.tree.leaves(layout.specs(small, MESH), is_leaf=lambda x: isinstance(x, PartitionSpec))
+  whole = jax.tree.leaves(sharding.specs(small, MESH), is_leaf=lambda x: isinstance(x, PartitionSpec))
   assert all(name is None for spec in whole for name in spec)
 
 
@@ -110,29 +112,29 @@ def tiny(layers: int) -> Decoder:
 
 
 def test_the_floor_is_the_weights_and_used_caches_of_every_call():
-  networks, sizes = (tiny(1), tiny(3)), ahead.Sizes(batch=2, source=100, tokens=60)
-  step = ahead.floor_bytes(methods.autoregressive(1), networks, sizes)
+  networks, sizes = (tiny(1), tiny(3)), aot.Sizes(batch=2, source=100, tokens=60)
+  step = aot.floor_bytes(methods.autoregressive(1), networks, sizes)
   weights = 3 * (32 * 64 * 2 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32 + 32 * 97  # not the embedding table
   assert step == 2 * (weights + 2 * 3 * 2 * 16 * 130)
-  small = ahead.floor_bytes(methods.autoregressive(0), networks, sizes)
-  assert ahead.floor_bytes(methods.speculative(block=5), networks, sizes) == step + 5 * small
-  assert ahead.floor_bytes(compile.METHODS['opt'](5), networks, sizes) == step + 6 * small
+  small = aot.floor_bytes(methods.autoregressive(0), networks, sizes)
+  assert aot.floor_bytes(methods.speculative(block=5), networks, sizes) == step + 5 * small
+  assert aot.floor_bytes(compile.METHODS['opt'](5), networks, sizes) == step + 6 * small
 
 
 @pytest.mark.full
 def test_a_t5_step_does_not_read_the_encoder_or_what_reads_the_encoded_source():
-  networks, sizes = shapes.pair('t5_small_xl'), ahead.Sizes(batch=1, source=256, tokens=128)
-  cycles = ahead.floor_bytes(methods.speculative(block=5), networks, sizes) / 819e9 * 0.94e9
+  networks, sizes = shapes.pair('t5_small_xl'), aot.Sizes(batch=1, source=256, tokens=128)
+  cycles = aot.floor_bytes(methods.speculative(block=5), networks, sizes) / 819e9 * 0.94e9
   assert cycles == pytest.approx(3.8e6, rel=0.02)
   weights = 24 * (6 * 2048**2 + 3 * 2048 * 5120 + 3 * 2048) + 2048 + 2048 * 32128 + 32 * 32
   caches = 2 * 24 * 2048 * (256 + 65)
-  assert ahead.floor_bytes(methods.autoregressive(1), networks, sizes) == 2 * (weights + caches) + 4
+  assert aot.floor_bytes(methods.autoregressive(1), networks, sizes) == 2 * (weights + caches) + 4
 
 
 def test_turns_of_the_drafts_are_those_after_the_window_that_catches_up():
-  assert ahead.turns(methods.speculative(block=5)) == 4
-  assert ahead.turns(compile.METHODS['opt'](5)) == 6
-  assert ahead.turns(methods.autoregressive(1)) == 1
+  assert aot.turns(methods.speculative(block=5)) == 4
+  assert aot.turns(compile.METHODS['opt'](5)) == 6
+  assert aot.turns(methods.autoregressive(1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_turns_of_the_drafts_are_those_after_the_window_that_catches_up():
 )
 def test_what_is_not_known_is_said_in_a_line(args, message, capsys, monkeypatch):
   if '--topology' not in args:
-    monkeypatch.setattr(ahead, 'describe', lambda name: type('Topology', (), {'devices': np.array(jax.devices())}))
+    monkeypatch.setattr(aot, 'describe', lambda name: type('Topology', (), {'devices': np.array(jax.devices())}))
   assert compile.main(args) == 1
   error = capsys.readouterr().err
   assert message in error and error.count('\n') == 1
@@ -153,7 +155,7 @@ def test_what_is_not_known_is_said_in_a_line(args, message, capsys, monkeypatch)
 def test_a_mesh_needs_its_chips_and_axes(capsys):
   for mesh in ({'data': 2, 'model': 4}, {'rows': 1}):
     with pytest.raises(ValueError, match='give data and model, at most 4 devices'):
-      ahead.Placement([None] * 4, mesh)
+      aot.Placement([None] * 4, mesh)
   assert compile.main(['--pair', 't5_small_xl', '--mesh', 'model']) == 1
   assert "'model' is not like data=1,model=4" in capsys.readouterr().err
 
@@ -169,9 +171,9 @@ GEMMA = {
 def loop_of(configs, topology: str, mesh: dict, rules, method, batch: int, scan: bool = False) -> hlo.Module:
   """Return the decode loop of two configs as it is compiled for a mesh of chips."""
   networks = [hf.network_from_config(c, dtype='bfloat16', scan=scan) for c in configs]
-  place = ahead.Placement(ahead.describe(topology).devices, mesh, rules)
-  sizes = ahead.Sizes(batch, source=128, tokens=64)
-  return hlo.Module(ahead.compiled(method, networks, sizes, Sampler(1.0), place, 'tpu').as_text())
+  place = aot.Placement(aot.describe(topology).devices, mesh, rules)
+  sizes = aot.Sizes(batch, source=128, tokens=64)
+  return hlo.Module(aot.compiled(method, networks, sizes, Sampler(1.0), place, 'tpu').as_text())
 
 
 def talks(module: hlo.Module) -> list[tuple[str, hlo.Instruction]]:
@@ -205,9 +207,9 @@ def attention(module: hlo.Module) -> Counter:
 def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attention_of_the_loop(mesh):
   pytest.importorskip('libtpu')
   method, (batch, source, tokens) = methods.speculative(block=3), (4, 128, 64)
-  place = ahead.Placement(ahead.describe('v5e:2x2').devices, mesh, ['whole', 'cut'])
+  place = aot.Placement(aot.describe('v5e:2x2').devices, mesh, ['whole', 'cut'])
   networks = [hf.network_from_config(c, dtype='bfloat16') for c in (SMALL, LARGE)]
-  run, args = ahead.program(method, networks, ahead.Sizes(batch, source, tokens), Sampler(0.0), place, backends.TPU())
+  run, args = aot.program(method, networks, aot.Sizes(batch, source, tokens), Sampler(0.0), place, backends.TPU())
   program, params, state = args[0], args[2], args[3]
   of_loop = attention(compiled_for_tpus(run, *args))
 
@@ -220,7 +222,7 @@ def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attent
 
   def step(params, batch):
     models = [drafter, Model(params, networks[1])]
-    return t5x_step.decode_batch(method, models, batch, sampler=Sampler(0.0), mesh=place.mesh)[0]
+    return t5x.decode_batch(method, models, batch, sampler=Sampler(0.0), mesh=place.mesh)[0]
 
   names = {'encoder_input_tokens': source, 'decoder_input_tokens': tokens}
   batch = place.put({name: np.zeros((batch, width), np.int32) for name, width in names.items()})
@@ -229,7 +231,7 @@ def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attent
 
 def compiled_for_tpus(run, *args) -> hlo.Module:
   """Return a jitted function as it is compiled for the chips that its arguments lie on."""
-  with ahead._without_cache():
+  with aot._without_cache():
     return hlo.Module(run.trace(*args).lower(lowering_platforms=('tpu',)).compile().as_text())
 
 

@@ -13,7 +13,9 @@ from test_laws import ALPHA, bound, profile, rule_step, TABLE
 from tiers import quick
 
 import speccascade
-from speccascade import acceptance, decode, engine, laws, methods, profiles, rules, Sampler, stopping
+from speccascade import acceptance, decode, methods, rules, Sampler, stopping
+from speccascade.check import enumeration
+from speccascade.engine import engine, profiles
 from speccascade.models import ngram, toy
 from speccascade.types import BONUS, RESIDUAL
 
@@ -455,7 +457,7 @@ def test_rounds_that_commit_nothing_end_in_an_error():
 def test_rounds_that_commit_nothing_end_where_no_host_looks():
   method = methods.Method((Nothing(),), (0,), 1, kind='mine')
   with pytest.raises(ValueError, match='mine: .* committed no token'):
-    laws.emitted_law(method, [LARGE], [1, 0], 2, Sampler())
+    enumeration.emitted_law(method, [LARGE], [1, 0], 2, Sampler())
 
 
 def test_masked_logits_are_no_fault():

@@ -15,9 +15,10 @@ import jax
 import pytest
 
 import speccascade
-from speccascade import commands, embedded, methods, Request
+from speccascade import embedded, methods, Request
 from speccascade.decode import __main__ as command
 from speccascade.decode import lines
+from speccascade.host import commands
 
 FOLDER = Path(embedded.__file__).parent / 'pretrained'
 MODELS = ['--models', str(FOLDER / 'small'), str(FOLDER / 'large'), '--seed', '0']

@@ -8,8 +8,8 @@ import runpy
 import pytest
 
 from speccascade import embedded, Request, run
+from speccascade.engine.method import Method, SequenceCascade
 from speccascade.evaluate import config
-from speccascade.methods import Method, SequenceCascade
 from speccascade.models import toy
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from speccascade import compile, hlo
+from speccascade import compile
+from speccascade.planning import hlo
 
 RECORDED = pathlib.Path(__file__).parent / 'recorded'
 # Laid out as XLA writes it: a weight copied to another layout through a faster memory in parts, a cache through a

@@ -10,12 +10,13 @@ import pytest
 import reference
 from tiers import quick
 
-from speccascade import acceptance, backends, laws, methods, rules, Sampler, stopping
-from speccascade.laws import distance
-from speccascade.loop import decode_batch
+from speccascade import acceptance, backends, methods, rules, Sampler, stopping
+from speccascade.check import enumeration
+from speccascade.check.enumeration import distance
+from speccascade.engine.loop import decode_batch
+from speccascade.engine.profiles import Profile
+from speccascade.engine.verification import AcceptanceTable
 from speccascade.models import toy
-from speccascade.profiles import Profile
-from speccascade.scheduling import AcceptanceTable
 from speccascade.types import ASKED
 
 V = 3
@@ -193,7 +194,7 @@ def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, back
     return states[0]
 
   sampler = SAMPLERS[setting]
-  law = laws.emitted_law(method, ending, prompt, 3, Sampler(**sampler), decode)
+  law = enumeration.emitted_law(method, ending, prompt, 3, Sampler(**sampler), decode)
   off, unnormalised = distance(law, reference.joint_law(step(**sampler), prompt, 3, eos_ids=range(1, vocab)))
   assert off < 1e-5 and unnormalised < 1e-5
   end = np.asarray(states[0].length)

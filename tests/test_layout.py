@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 import pytest
 
-from speccascade import layout, mesh, place
+from speccascade import mesh, place
+from speccascade.backends import sharding
 from speccascade.models import shapes, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 
@@ -23,15 +24,15 @@ def flat(tree) -> list:
 
 @pytest.mark.parametrize('size, rules', [('small', 'whole'), ('base', 'whole'), ('large', 'cut'), ('xxl', 'cut')])
 def test_a_model_is_cut_where_that_saves_more_than_its_collectives_cost(size, rules):
-  assert layout.default_rules(shapes.t5(size), FOUR) == layout.NAMED[rules]
-  assert layout.default_rules(shapes.t5(size), AbstractMesh((4,), ('data',))) == layout.WHOLE
+  assert sharding.default_rules(shapes.t5(size), FOUR) == sharding.NAMED[rules]
+  assert sharding.default_rules(shapes.t5(size), AbstractMesh((4,), ('data',))) == sharding.WHOLE
 
 
 def test_what_does_not_divide_stays_whole_and_is_named_once_a_model():
-  layout._tell.cache_clear()
+  sharding._tell.cache_clear()
   with pytest.warns(UserWarning) as told:
-    cut = [layout.specs(GROUPED, FOUR, 'cut') for _ in range(2)][0]
-    layout.specs(dataclasses.replace(GROUPED, scan=True), FOUR, 'cut')
+    cut = [sharding.specs(GROUPED, FOUR, 'cut') for _ in range(2)][0]
+    sharding.specs(dataclasses.replace(GROUPED, scan=True), FOUR, 'cut')
   names = ("'joined_kv_heads' of 2", "'vocab' of 97")
   count = sum(x.size for x in jax.tree.leaves(GROUPED.param_shapes()))
   where, remedy = f'Decoder of {count:,} parameters', 'does not divide over 4 devices and stays whole on each.'
@@ -44,14 +45,14 @@ def test_what_does_not_divide_stays_whole_and_is_named_once_a_model():
 
 def test_no_axis_of_a_mesh_cuts_a_parameter_twice_and_one_may_be_cut_over_two():
   large = shapes.t5('xl')
-  both = layout.specs(large, EIGHT, (('mlp', 'model'), ('embed', 'model')))['decoder']['layers_0']['mlp']
+  both = sharding.specs(large, EIGHT, (('mlp', 'model'), ('embed', 'model')))['decoder']['layers_0']['mlp']
   assert both['wo']['kernel'] == PartitionSpec('model', None)
-  whole = layout.specs(large, EIGHT, (('vocab', ('data', 'model')),))
+  whole = sharding.specs(large, EIGHT, (('vocab', ('data', 'model')),))
   assert whole['token_embedder']['embedding'] == PartitionSpec(('data', 'model'), None)
 
 
 def test_caches_are_cut_by_rows_and_by_the_heads_that_the_weights_are_cut_by():
-  cut = layout.Layout(EIGHT, ((('joined_kv_heads', 'model'), ('mlp', 'model')), ()))
+  cut = sharding.Layout(EIGHT, ((('joined_kv_heads', 'model'), ('mlp', 'model')), ()))
   entry = lambda *shape: {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name in ('key', 'value')}
   text = {'slots': jax.ShapeDtypeStruct((6, 9), jnp.int32)}
   first, second = cut.caches((entry(6, 3, 8, 16, 4), {'target': (entry(6, 8, 16, 4),), **text}))
@@ -61,7 +62,7 @@ def test_caches_are_cut_by_rows_and_by_the_heads_that_the_weights_are_cut_by():
 
 
 def test_laws_stay_cut_where_gathering_them_would_take_longer():
-  cut = layout.Layout(EIGHT, ((('vocab', 'model'),),))
+  cut = sharding.Layout(EIGHT, ((('vocab', 'model'),),))
   assert not cut.with_laws(rows=8, window=5, vocab=32128).laws
   assert cut.with_laws(rows=64, window=5, vocab=32128).laws
   assert cut.with_laws(rows=8, window=5, vocab=256000).laws
@@ -72,9 +73,9 @@ def test_what_is_no_mesh_and_no_rule_is_refused():
     with pytest.raises(ValueError, match='give data and model, at most 1 devices in all'):
       mesh(shape)
   with pytest.raises(ValueError, match="rules='halved' is neither 'cut' nor 'whole'"):
-    layout.specs(GROUPED, FOUR, 'halved')
+    sharding.specs(GROUPED, FOUR, 'halved')
   with pytest.raises(ValueError, match="the mesh has no axis 'rows', only 'data', 'model'"):
-    layout.specs(GROUPED, FOUR, (('mlp', 'rows'),))
+    sharding.specs(GROUPED, FOUR, (('mlp', 'rows'),))
 
 
 def test_a_mesh_leaves_no_process_out(monkeypatch):
@@ -86,4 +87,4 @@ def test_a_mesh_leaves_no_process_out(monkeypatch):
 
 def test_one_device_has_no_layout():
   model = place(toy.model(0), mesh({'data': 1}))
-  assert layout.of([model]) is None and layout.row_parts([model]) == 1
+  assert sharding.of([model]) is None and sharding.row_parts([model]) == 1

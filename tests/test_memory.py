@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from tiers import quick
 
-from speccascade import backends, decode, engine, loop, methods, requests, rules, Sampler
+from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.backends import cpu
-from speccascade.evaluate.synthetic import random_model, tree_bytes
+from speccascade.engine import engine, loop, requests
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
+from speccascade.planning.synthetic import random_model, tree_bytes
 from speccascade.types import Model
 
 SLOTS, HEADS, DIM = 48, 3, 7  # no other array has this shape

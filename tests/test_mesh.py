@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from speccascade.checkpoints import hf, orbax, t5x
-from speccascade.evaluate.synthetic import random_params
+from speccascade.planning.synthetic import random_params
 from speccascade.types import Model
 
 HERE = pathlib.Path(__file__).parent

@@ -12,8 +12,10 @@ import pytest
 import reference
 from test_laws import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 
-from speccascade import acceptance, laws, methods, phases, probs, rules, Sampler
-from speccascade.laws import distance
+from speccascade import acceptance, methods, rules, Sampler, sampling
+from speccascade.check import enumeration
+from speccascade.check.enumeration import distance
+from speccascade.engine import phases
 from speccascade.types import DRAFT, FINAL, places
 
 
@@ -71,15 +73,15 @@ def test_a_residual_that_is_not_normalised_is_caught(monkeypatch):
   method, models, step = LATE['speculative']
   expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
   run = functools.partial(chi_square, method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)
-  monkeypatch.setattr(probs, 'draw', absolute)
+  monkeypatch.setattr(sampling, 'draw', absolute)
   assert run()[0] > FALSE_ALARM  # harmless by itself
-  monkeypatch.setattr(probs, 'residual', lambda pi, q: jnp.maximum(pi - q, 0))
+  monkeypatch.setattr(sampling, 'residual', lambda pi, q: jnp.maximum(pi - q, 0))
   jax.clear_caches()
   assert run()[0] < FALSE_ALARM
 
 
 def test_a_residual_that_is_not_clipped_is_caught(monkeypatch):
-  monkeypatch.setattr(probs, 'residual', lambda pi, q: pi)
+  monkeypatch.setattr(sampling, 'residual', lambda pi, q: pi)
   assert off('speculative speculative') > 0.01
 
 
@@ -101,15 +103,15 @@ class Lowest:
   """Noise whose every uniform is 0, the least value that one can take."""
 
   def draw(self, weights, position, purpose, start):
-    return probs.draw(weights, jnp.zeros((*position.shape, 2))), self
+    return sampling.draw(weights, jnp.zeros((*position.shape, 2))), self
 
   def accept(self, numerator, denominator, position, start):
-    keyed = probs.Keyed(jnp.zeros((position.shape[0], 64, 1, 3, 2)))
+    keyed = sampling.Keyed(jnp.zeros((position.shape[0], 64, 1, 3, 2)))
     return keyed.accept(numerator, denominator, position, start)[0], self
 
 
 def test_an_accept_test_with_at_most_lets_impossible_tokens_through(monkeypatch):
-  from speccascade.loop import decode_batch
+  from speccascade.engine.loop import decode_batch
   from speccascade.types import Prompt
 
   def impossible():
@@ -141,8 +143,10 @@ def test_discarding_a_token_for_what_it_is_is_caught():
 
 
 def test_one_key_for_two_purposes_is_caught(monkeypatch):
-  uniform = probs.Keyed._uniform
-  monkeypatch.setattr(probs.Keyed, '_uniform', lambda self, position, purpose, start: uniform(self, position, 0, start))
+  uniform = sampling.Keyed._uniform
+  monkeypatch.setattr(
+    sampling.Keyed, '_uniform', lambda self, position, purpose, start: uniform(self, position, 0, start)
+  )
   method, models, step = LATE['speculative']
   expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
@@ -169,12 +173,12 @@ def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
 
 def test_a_residual_drawn_with_the_noise_of_the_draft_is_caught(monkeypatch):
   # The number that drew a rejected token is no longer uniform: it would draw the residual's token next to it.
-  uniform = probs.Keyed._uniform
+  uniform = sampling.Keyed._uniform
 
   def shared(self, position, purpose, start):
     return uniform(self, position, DRAFT if purpose == FINAL else purpose, start)
 
-  monkeypatch.setattr(probs.Keyed, '_uniform', shared)
+  monkeypatch.setattr(sampling.Keyed, '_uniform', shared)
   method, models, step = LATE['speculative']
   expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
@@ -183,10 +187,10 @@ def test_a_residual_drawn_with_the_noise_of_the_draft_is_caught(monkeypatch):
 def test_arg_max_drafts_tested_with_a_soft_law_are_caught(monkeypatch):
   # A drafter that proposes its likeliest token has a one-hot law, whatever its softmax says.
   def likeliest(self, weights, position, purpose, start):
-    return draw(self, probs.one_hot_max(weights) if purpose == DRAFT else weights, position, purpose, start)
+    return draw(self, sampling.one_hot_max(weights) if purpose == DRAFT else weights, position, purpose, start)
 
-  draw = laws.Enumerated.draw
-  monkeypatch.setattr(laws.Enumerated, 'draw', likeliest)
+  draw = enumeration.Enumerated.draw
+  monkeypatch.setattr(enumeration.Enumerated, 'draw', likeliest)
   assert off('speculative speculative') > 0.01
 
 
@@ -195,16 +199,16 @@ FILTERS = dict(temperature=0.4, top_p=0.9)
 
 def filtered_first(sampler, logits):
   """Filter the unscaled law, then apply the temperature."""
-  return probs.softmax(probs.keep_top_p(logits, sampler.top_p[:, None]) / sampler.temperature[:, None])
+  return sampling.softmax(sampling.keep_top_p(logits, sampler.top_p[:, None]) / sampler.temperature[:, None])
 
 
 def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(monkeypatch):
   # q may be any law that the draft was really drawn from; what is tested with another one is not.
-  knows, at_window = phases.Propose._draw, probs.at_window
+  knows, at_window = phases.Propose._draw, sampling.at_window
 
   def draft(self, *args):
     with monkeypatch.context() as patch:
-      patch.setattr(probs, 'at_window', lambda state: FilteredFirst(at_window(state)))
+      patch.setattr(sampling, 'at_window', lambda state: FilteredFirst(at_window(state)))
       return knows(self, *args)
 
   monkeypatch.setattr(phases.Propose, '_draw', draft)
@@ -239,13 +243,13 @@ class FilteredFirst:
 
 
 def test_a_draft_drawn_from_a_rounded_law_and_tested_with_the_exact_one_is_caught(monkeypatch):
-  draw = laws.Enumerated.draw
+  draw = enumeration.Enumerated.draw
 
   def rounded(self, weights, position, purpose, start):
     coarse = weights.astype(jnp.bfloat16).astype(jnp.float32) if purpose == DRAFT else weights
     return draw(self, coarse, position, purpose, start)
 
-  monkeypatch.setattr(laws.Enumerated, 'draw', rounded)
+  monkeypatch.setattr(enumeration.Enumerated, 'draw', rounded)
   assert off('speculative speculative') > 1e-4
 
 
@@ -261,7 +265,7 @@ def block_with(*, capped=True, from_left=True):
 
   def accept(trial):
     width = trial.tokens.shape[1]
-    pi, q = probs.at_token(trial.pi[:, :width], trial.tokens), probs.at_token(trial.window.probs, trial.tokens)
+    pi, q = sampling.at_token(trial.pi[:, :width], trial.tokens), sampling.at_token(trial.window.probs, trial.tokens)
     ratio = jnp.where(q > 0, pi / jnp.where(q > 0, q, 1), 0)
     scales = [jnp.ones_like(ratio[:, 0])]
     for i in range(width):
@@ -269,7 +273,7 @@ def block_with(*, capped=True, from_left=True):
       scales.append(jnp.minimum(1, s) if capped else s)
     s = jnp.stack(scales[1:], 1)
     after = jnp.pad(trial.window.probs[:, 1:], ((0, 0), (0, 1), (0, 0)))
-    left = probs.tv(s[..., None] * trial.pi[:, 1:], after)
+    left = sampling.tv(s[..., None] * trial.pi[:, 1:], after)
     inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, 1e-30)) if from_left else jnp.minimum(1, s)
     last = places(width) == trial.tested[:, None] - 1
     ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)

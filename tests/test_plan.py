@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from test_prediction import EVEN, OPT, pair, PROMPTS, seconds_of, times
 
-from speccascade import decode, methods, plan, prediction, Sampler
+from speccascade import decode, methods, plan, Sampler
+from speccascade.host.progress import Progress
 from speccascade.models import toy
-from speccascade.progress import Progress
+from speccascade.planning import cost_model
 
 # ---- plans ----
 
@@ -60,8 +61,8 @@ def test_the_reason_is_what_would_gain_most_if_it_were_ideal(rate, drafter, slop
   seconds = tuple(times(drafter, slope=slope))
   rows = []
   for block in (1, 2, 4):
-    verify = prediction.at_width(seconds[1], block + 1)
-    rows.append(plan.Row(candidate, block, verify, prediction.predict('speculative', rate, drafter, block, verify)))
+    verify = cost_model.at_width(seconds[1], block + 1)
+    rows.append(plan.Row(candidate, block, verify, cost_model.predict('speculative', rate, drafter, block, verify)))
   found = plan.Plan(('small', 'large'), 0.0, seconds, tuple(rows))
   assert not found.pays and reason in found.verdict
 
@@ -108,7 +109,7 @@ def test_what_was_measured_comes_first_and_has_the_last_word(measured, verdict, 
   assert (exact.measured, cascade.measured) == (measured, measured + 0.1)
   first, last = trials
   assert [m.kind for m in first] == ['speculative']
-  assert [(m.kind, prediction._block(m)) for m in last] == [('speculative', exact.block), ('cascade', cascade.block)]
+  assert [(m.kind, cost_model._block(m)) for m in last] == [('speculative', exact.block), ('cascade', cascade.block)]
   assert f'{exact.speedup:.2f}× predicted' in found.verdict
   assert '0.10 for a token of toy1 alone, 0.30 for a round' in str(found)
 

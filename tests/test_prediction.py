@@ -6,8 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from speccascade import decode, methods, prediction, rules, Sampler, stopping, theory
+from speccascade import decode, methods, rules, Sampler, stopping, theory
 from speccascade.models import toy
+from speccascade.planning import cost_model
 
 GRID = list(itertools.product((0.0, 0.3, 0.9, 1.0), (0.05, 0.5, 1.0), (1, 2, 5)))
 PROMPTS = [[i % 5, (3 * i + 1) % 5] for i in range(16)]
@@ -41,44 +42,44 @@ def times(drafter, verifier=1.0, slope=0.0):
 )
 def test_predictions_are_the_formulas_of_theory_when_windows_cost_one_token(kind, formula):
   for alpha, c, gamma in GRID:
-    assert prediction.predict(kind, alpha, c, gamma) == pytest.approx(float(formula(alpha, gamma, c)), rel=1e-12)
+    assert cost_model.predict(kind, alpha, c, gamma) == pytest.approx(float(formula(alpha, gamma, c)), rel=1e-12)
 
 
 def test_two_block_sizes_of_cos_are_both_counted():
   for alpha, c, (q, p) in itertools.product((0.0, 0.6, 1.0), (0.1, 1.0), ((5, 1), (2, 3))):
     expected = theory.speedup_cos_steady(alpha, alpha, q, p, c)
-    assert prediction.predict('cos', acceptance=alpha, cost_ratio=c, block=(q, p)) == pytest.approx(float(expected))
+    assert cost_model.predict('cos', acceptance=alpha, cost_ratio=c, block=(q, p)) == pytest.approx(float(expected))
 
 
 def test_rates_by_place_that_are_equal_are_one_rate():
   for kind in ('speculative', 'cascade', 'naive_cos', 'ensemble_sd', 'token_cascade', 'cos'):
     for alpha, c, gamma in GRID:
-      one = prediction.predict(kind, alpha, c, gamma)
-      assert prediction.predict(kind, [alpha, alpha], c, gamma) == pytest.approx(one)
+      one = cost_model.predict(kind, alpha, c, gamma)
+      assert cost_model.predict(kind, [alpha, alpha], c, gamma) == pytest.approx(one)
 
 
 def test_a_drafter_that_goes_astray_gains_less_from_a_long_block():
   rates = (0.9, 0.5, 0.1)
-  assert prediction.predict('speculative', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45 + 0.045) / 1.3)
-  assert prediction.predict('cascade', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45 + 0.045) / 1.4)
-  assert prediction.predict('naive_cos', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45) * 1.1 / 1.3)
+  assert cost_model.predict('speculative', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45 + 0.045) / 1.3)
+  assert cost_model.predict('cascade', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45 + 0.045) / 1.4)
+  assert cost_model.predict('naive_cos', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45) * 1.1 / 1.3)
 
 
 def test_a_dear_window_is_paid_each_round_and_overhead_by_the_reference_too():
-  assert prediction.predict('speculative', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(6 * 1.5 / (0.5 + 1.5 + 0.5))
-  assert prediction.predict('naive_cos', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(5 * 1.6 / (0.5 + 1.5 + 0.5))
-  assert prediction.predict('ensemble_sd', 1.0, 0.1, 5, 1.5) == pytest.approx(6 * 1.1 / (0.5 + 1.1 * 1.5))
+  assert cost_model.predict('speculative', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(6 * 1.5 / (0.5 + 1.5 + 0.5))
+  assert cost_model.predict('naive_cos', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(5 * 1.6 / (0.5 + 1.5 + 0.5))
+  assert cost_model.predict('ensemble_sd', 1.0, 0.1, 5, 1.5) == pytest.approx(6 * 1.1 / (0.5 + 1.1 * 1.5))
 
 
 def test_a_token_cascade_pays_the_drafter_for_what_it_reached_only():
-  assert prediction.predict('token_cascade', 0.0, 0.1, 10) == pytest.approx(1 / 1.1)
-  assert prediction.predict('token_cascade', 1.0, 0.1, 10) == pytest.approx(11 / 2)
-  assert prediction.predict('token_cascade', 0.5, 0.1, 2) == pytest.approx(1.75 / (1 + 0.1 * 1.5))
+  assert cost_model.predict('token_cascade', 0.0, 0.1, 10) == pytest.approx(1 / 1.1)
+  assert cost_model.predict('token_cascade', 1.0, 0.1, 10) == pytest.approx(11 / 2)
+  assert cost_model.predict('token_cascade', 0.5, 0.1, 2) == pytest.approx(1.75 / (1 + 0.1 * 1.5))
 
 
 def test_what_stands_for_itself_has_a_speed_of_one_and_what_has_no_formula_none():
-  assert prediction.predict('autoregressive', 0.5, 0.1, 1) == prediction.predict('ensemble', 0.5, 0.1, 1) == 1.0
-  assert prediction.predict('bild', 0.5, 0.1, 5) is None and prediction.predict('cos', 0.5, 0.1, (1, 1, 1)) is None
+  assert cost_model.predict('autoregressive', 0.5, 0.1, 1) == cost_model.predict('ensemble', 0.5, 0.1, 1) == 1.0
+  assert cost_model.predict('bild', 0.5, 0.1, 5) is None and cost_model.predict('cos', 0.5, 0.1, (1, 1, 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -88,15 +89,15 @@ def test_what_stands_for_itself_has_a_speed_of_one_and_what_has_no_formula_none(
 )  # fmt: skip
 def test_impossible_numbers_are_refused_by_name(wrong, said):
   with pytest.raises(ValueError, match=said):
-    prediction.predict('speculative', **dict(acceptance=0.5, cost_ratio=0.1, block=5) | wrong)
+    cost_model.predict('speculative', **dict(acceptance=0.5, cost_ratio=0.1, block=5) | wrong)
 
 
 def test_places_with_few_tests_share_a_rate():
-  assert prediction.by_place([100, 50, 10, 2], [50, 40, 6, 0]) == (0.5, 0.8, 0.5)
-  assert prediction.by_place([10, 5], [5, 4]) == (0.6,)
-  assert prediction.by_place([100, 0], [0, 0]) == (0.0,)
+  assert cost_model.by_place([100, 50, 10, 2], [50, 40, 6, 0]) == (0.5, 0.8, 0.5)
+  assert cost_model.by_place([10, 5], [5, 4]) == (0.6,)
+  assert cost_model.by_place([100, 0], [0, 0]) == (0.0,)
   with pytest.raises(ValueError, match='more prompts'):
-    prediction.by_place([0, 0], [0, 0])
+    cost_model.by_place([0, 0], [0, 0])
 
 
 # ---- against the loop ----
@@ -106,7 +107,7 @@ def seconds_of(out, forward):
   """Return what the calls of a decode would take at these forward times, each as wide as its positions are a call."""
   calls, positions = out.stats.calls.sum(1), out.stats.positions.sum(1)
   small, large = forward
-  return calls[0] * small[1] + calls[1] * prediction.at_width(large, positions[1] / calls[1])
+  return calls[0] * small[1] + calls[1] * cost_model.at_width(large, positions[1] / calls[1])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_prediction_from_counts_is_the_speed_of_the_calls_that_were_counted(me
   models, forward = pair(), times(0.1, slope=0.05)
   out = decode(method, models, PROMPTS, max_new_tokens=120, sampler=Sampler(1.0))
   counts = {k: getattr(out.stats, k).sum(0) for k in ('rounds', 'tested_at', 'accepted_at')}
-  said = prediction.predict_method(method, counts, forward)
+  said = cost_model.predict_method(method, counts, forward)
   standard = 1.1 if method.kind == 'naive_cos' else 1.0
   measured = out.stats.emitted.sum() * standard / seconds_of(out, forward)
   assert said['cost_ratio'] == 0.1 and said['ratio'] == pytest.approx(measured, rel=0.03)
@@ -133,8 +134,8 @@ def test_methods_of_other_kinds_have_no_prediction():
   counts = dict(rounds=10, tested_at=[10], accepted_at=[5])
   adaptive = methods.speculative(block=3, policy=stopping.Heuristic())
   for method in (methods.autoregressive(1), methods.sequence_cascade(), methods.bild(), adaptive):
-    assert prediction.predict_method(method, counts, times(0.1)) is None
-  assert prediction.predict_method(methods.cos(EVEN, (5, 1)), counts, times(0.1))['ratio'] == prediction.predict(
+    assert cost_model.predict_method(method, counts, times(0.1)) is None
+  assert cost_model.predict_method(methods.cos(EVEN, (5, 1)), counts, times(0.1))['ratio'] == cost_model.predict(
     'cos', [0.5], 0.1, (5, 1)
   )
-  assert prediction.predict_method(methods.speculative(), counts | {'tested_at': [0]}, times(0.1)) is None
+  assert cost_model.predict_method(methods.speculative(), counts | {'tested_at': [0]}, times(0.1)) is None

@@ -10,7 +10,7 @@ import reference
 import scipy.special
 import scipy.stats
 
-from speccascade import probs, Sampler
+from speccascade import Sampler, sampling
 from speccascade.types import ACCEPT, DRAFT, FINAL
 
 FALSE_ALARM = 1e-6  # per χ² or KS test; the seeds are fixed, so a test that passes once passes always
@@ -74,7 +74,7 @@ def test_the_sampler_is_its_definition(name, ties):
 def test_rows_may_have_samplers_of_their_own(window):
   rows = [SETTINGS[name] for name in ('T=0', 'T=2', 'top-k 4, T=.7', 'top-p', 'min-p', 'penalty')]
   numbers = {}
-  for name, neutral in probs.NEUTRAL.items():
+  for name, neutral in sampling.NEUTRAL.items():
     values = np.float32([row.get(name, neutral) for row in rows])
     numbers[name] = jnp.asarray(values[:, None] if window else values)
   logits = jnp.asarray(some_logits(4, False)[:18].reshape(6, 3, V))
@@ -100,7 +100,7 @@ def test_the_arg_max_is_the_lowest_of_the_highest(vocab):
   x = np.concatenate([rng.normal(size=(4, vocab)), rng.integers(0, 9, (4, vocab)), np.full((1, vocab), -np.inf)])
   x[1, : vocab // 2] = -np.inf
   x = x.astype(np.float32).reshape(3, 3, vocab)
-  np.testing.assert_array_equal(jax.jit(probs.argmax)(x), x.argmax(-1))
+  np.testing.assert_array_equal(jax.jit(sampling.argmax)(x), x.argmax(-1))
 
 
 @pytest.mark.parametrize('top_p', [0.3, 0.9, 0.999])
@@ -181,7 +181,7 @@ def draws(weights, count, seed=0):
   """Draw `count` tokens from one law."""
   u = jax.random.uniform(jax.random.key(seed), (count, 2))
   weights = jnp.asarray(weights, jnp.float32)
-  return np.asarray(jax.jit(jax.vmap(probs.draw, (None, 0)))(weights, u))
+  return np.asarray(jax.jit(jax.vmap(sampling.draw, (None, 0)))(weights, u))
 
 
 @pytest.mark.parametrize('vocab, count', [(3, 100_000), (200, 60_000), (3000, 20_000)])
@@ -223,7 +223,7 @@ def corners(vocab):
 def test_a_token_of_weight_0_is_never_drawn(vocab):
   edges = np.float32([0.0, 2.0**-24, 0.5, 1 - 2.0**-24, LARGEST])
   u = jnp.asarray(np.stack(np.meshgrid(edges, edges), -1).reshape(-1, 2))
-  draw = jax.jit(jax.vmap(probs.draw, (None, 0)))
+  draw = jax.jit(jax.vmap(sampling.draw, (None, 0)))
   for weights in corners(vocab):
     for scale in np.float32([1.0, 1e-20, 1e20]):
       drawn = np.asarray(draw(jnp.asarray(weights * scale), u))
@@ -232,7 +232,7 @@ def test_a_token_of_weight_0_is_never_drawn(vocab):
 
 @pytest.mark.parametrize('vocab', [2, 300, 3000])
 def test_u_reaches_both_ends(vocab):
-  ends = probs.draw(jnp.ones((2, vocab)), jnp.array([[0.0, 0.0], [LARGEST, LARGEST]]))
+  ends = sampling.draw(jnp.ones((2, vocab)), jnp.array([[0.0, 0.0], [LARGEST, LARGEST]]))
   assert ends.tolist() == [0, vocab - 1]
 
 
@@ -240,7 +240,7 @@ def test_a_flat_law_of_256_000_tokens_keeps_its_resolution():
   """Each token can be reached, and no more often than the others."""
   vocab, count = 256_000, 4000
   u = jax.random.uniform(jax.random.key(3), (count, 2))
-  drawn = np.asarray(jax.jit(lambda u: jax.lax.map(functools.partial(probs.draw, jnp.ones(vocab)), u))(u))
+  drawn = np.asarray(jax.jit(lambda u: jax.lax.map(functools.partial(sampling.draw, jnp.ones(vocab)), u))(u))
   assert scipy.stats.kstest((drawn + 0.5) / vocab, 'uniform').pvalue > FALSE_ALARM
   within = np.bincount(drawn % 128, minlength=128)
   assert scipy.stats.chisquare(within).pvalue > FALSE_ALARM
@@ -249,7 +249,7 @@ def test_a_flat_law_of_256_000_tokens_keeps_its_resolution():
   assert abs(collisions - expected) < 6 * np.sqrt(expected)
   # Neighbours within a block are told apart by the second number alone, each by its own 128th of it.
   u = jnp.stack([jnp.full(128, 0.7), (jnp.arange(128).astype(jnp.float32) + 0.5) / 128], -1)
-  some = np.asarray(jax.vmap(probs.draw, (None, 0))(jnp.ones(vocab), u))
+  some = np.asarray(jax.vmap(sampling.draw, (None, 0))(jnp.ones(vocab), u))
   assert (np.diff(some) == 1).all()
 
 
@@ -260,10 +260,10 @@ def test_residual_is_the_normalised_excess_and_falls_back_to_pi():
   rng = np.random.default_rng(4)
   pi, q = rng.dirichlet(np.ones(6), (2, 50)).astype(np.float32)
   excess = np.maximum(0, pi.astype(np.float64) - q)
-  np.testing.assert_allclose(probs.residual(pi, q), excess / excess.sum(-1, keepdims=True), rtol=1e-4, atol=1e-7)
-  np.testing.assert_array_equal(probs.residual(pi, pi), pi)
-  np.testing.assert_array_equal(probs.residual(pi * np.float32(0.9), q + pi), pi * np.float32(0.9))
-  tiny = probs.residual(jnp.float32([0.5 + 2**-24, 0.5]), jnp.float32([0.5, 0.5]))
+  np.testing.assert_allclose(sampling.residual(pi, q), excess / excess.sum(-1, keepdims=True), rtol=1e-4, atol=1e-7)
+  np.testing.assert_array_equal(sampling.residual(pi, pi), pi)
+  np.testing.assert_array_equal(sampling.residual(pi * np.float32(0.9), q + pi), pi * np.float32(0.9))
+  tiny = sampling.residual(jnp.float32([0.5 + 2**-24, 0.5]), jnp.float32([0.5, 0.5]))
   assert tiny.tolist() == [1, 0]
 
 
@@ -272,13 +272,13 @@ def test_tv_entropy_and_confidence_are_those_of_numpy():
   logits = rng.normal(scale=3, size=(50, 8)).astype(np.float32)
   logits[:10, 2] = -np.inf
   p = scipy.special.softmax(logits.astype(np.float64), -1)
-  np.testing.assert_allclose(probs.confidence(logits), p.max(-1), rtol=1e-5)
-  np.testing.assert_allclose(probs.entropy(logits), scipy.stats.entropy(p, axis=-1), rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(sampling.confidence(logits), p.max(-1), rtol=1e-5)
+  np.testing.assert_allclose(sampling.entropy(logits), scipy.stats.entropy(p, axis=-1), rtol=1e-4, atol=1e-6)
   a, b = rng.dirichlet(np.ones(8), (2, 50))
-  np.testing.assert_allclose(probs.tv(jnp.float32(a), jnp.float32(b)), 0.5 * abs(a - b).sum(-1), atol=1e-6)
+  np.testing.assert_allclose(sampling.tv(jnp.float32(a), jnp.float32(b)), 0.5 * abs(a - b).sum(-1), atol=1e-6)
   one_hot = jnp.array([-jnp.inf, 0.0, -jnp.inf])
-  assert probs.entropy(one_hot) == 0 and probs.confidence(one_hot) == 1
-  assert probs.entropy(jnp.zeros(1000)) == pytest.approx(np.log(1000), rel=1e-5)
+  assert sampling.entropy(one_hot) == 0 and sampling.confidence(one_hot) == 1
+  assert sampling.entropy(jnp.zeros(1000)) == pytest.approx(np.log(1000), rel=1e-5)
 
 
 # ---- keyed noise ----
@@ -290,16 +290,16 @@ def keys_of(ids):
 
 
 def test_keyed_numbers_do_not_depend_on_company_or_length():
-  whole = probs.Keyed.make(keys_of(range(6)), 20).uniforms
+  whole = sampling.Keyed.make(keys_of(range(6)), 20).uniforms
   assert whole.shape == (6, 20, 1, 3, 2)
-  np.testing.assert_array_equal(probs.Keyed.make(keys_of([4]), 20).uniforms[0], whole[4])
-  np.testing.assert_array_equal(probs.Keyed.make(keys_of([5, 2]), 9).uniforms, whole[np.array([5, 2]), :9])
-  by_round = probs.Keyed.make(keys_of(range(6)), 20, 4).uniforms
+  np.testing.assert_array_equal(sampling.Keyed.make(keys_of([4]), 20).uniforms[0], whole[4])
+  np.testing.assert_array_equal(sampling.Keyed.make(keys_of([5, 2]), 9).uniforms, whole[np.array([5, 2]), :9])
+  by_round = sampling.Keyed.make(keys_of(range(6)), 20, 4).uniforms
   np.testing.assert_array_equal(by_round[:, :, :1], whole)
 
 
 def test_keyed_numbers_are_all_different_and_uniform():
-  u = np.asarray(probs.Keyed.make(keys_of(range(100)), 40, 4).uniforms)
+  u = np.asarray(sampling.Keyed.make(keys_of(range(100)), 40, 4).uniforms)
   pairs = np.unique(u.reshape(-1, 2), axis=0)
   assert len(pairs) == u.size // 2  # the two words of 24 bits together
   assert u.min() >= 0 and u.max() < 1
@@ -310,7 +310,7 @@ def test_keyed_numbers_are_all_different_and_uniform():
 
 
 def test_keyed_decisions_read_their_own_number():
-  noise = probs.Keyed.make(keys_of(range(5)), 12)
+  noise = sampling.Keyed.make(keys_of(range(5)), 12)
   at, start = jnp.array([3, 4, 5, 6, 7]), jnp.array([3, 3, 3, 6, 6])
   weights = jnp.ones((5, 4))
   for purpose in (DRAFT, FINAL):
@@ -328,7 +328,7 @@ def test_keyed_decisions_read_their_own_number():
 
 
 def test_with_rounds_the_place_in_the_block_is_part_of_the_key():
-  noise = probs.Keyed.make(keys_of(range(40)), 12, 4)
+  noise = sampling.Keyed.make(keys_of(range(40)), 12, 4)
   at = jnp.full(40, 6)
   tokens = [noise.draw(jnp.ones((40, 100)), at, DRAFT, jnp.full(40, start))[0].tolist() for start in (6, 5, 4, 3)]
   for i in range(4):

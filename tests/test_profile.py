@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from test_decode import EOS
 
-from speccascade import decode, embedded, methods, profile, profiles, Request, requests, Sampler
+from speccascade import decode, embedded, methods, profile, Request, Sampler
 from speccascade.data.examples import Example, Task
 from speccascade.decode import __main__ as command
+from speccascade.engine import profiles, requests
 from speccascade.evaluate import summary, sv_studies
 from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment

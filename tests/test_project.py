@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import speccascade
-from speccascade import acceptance, methods, profiles, rules, scheduling, stopping
+from speccascade import acceptance, methods, rules, stopping
 from speccascade.__main__ import COMMANDS, main
+from speccascade.engine import profiles, verification
 from speccascade.models import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -95,7 +96,7 @@ def test_the_package_lists_every_command_with_its_purpose(capsys):
 
 def test_the_methods_page_lists_each_method_with_its_phases():
   edges, means = np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.5, 0.9]])
-  table = scheduling.AcceptanceTable(np.float32([0.5]), edges, means)
+  table = verification.AcceptanceTable(np.float32([0.5]), edges, means)
   names = dict(
     vars(methods), partial=functools.partial, rules=rules, acceptance=acceptance, stopping=stopping,
     profile=profiles.Profile(table, [1.0, 2.0]),

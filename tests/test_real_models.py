@@ -15,10 +15,10 @@ from trained import lines, NAMES, NEW, prompts
 
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler
+from speccascade.engine.state import cache_owners
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
-from speccascade.start import cache_owners
 from speccascade.types import Model
 
 WHOLE = DecoderConfig(97, 32, 4, 2, 8, 64, (Span(),) * 4, tied=True)

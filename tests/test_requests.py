@@ -10,8 +10,9 @@ import pytest
 from tiers import quick
 
 import speccascade
-from speccascade import embedded, engine, inputs, loop, methods, Request, requests, results, rules, Sampler, targets
+from speccascade import embedded, methods, Request, rules, Sampler
 from speccascade.backends import limits
+from speccascade.engine import engine, inputs, loop, requests, results, validate
 from speccascade.models import ngram, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
@@ -457,15 +458,15 @@ def test_a_bias_of_thousands_of_tokens_asks_for_the_vocabulary_once(monkeypatch)
 
 
 def test_a_rule_defined_anew_each_time_is_not_kept_for_ever(monkeypatch):
-  monkeypatch.setattr(targets, '_CHECKED', checked := set())
-  monkeypatch.setattr(targets, '_MOST', 3)
+  monkeypatch.setattr(validate, '_CHECKED', checked := set())
+  monkeypatch.setattr(validate, '_MOST', 3)
   for _ in range(8):
-    targets.check_laws(methods.speculative(lambda q_logits, p_logits, *, sampler: sampler(p_logits)), 3, Sampler(0.0))
+    validate.check_laws(methods.speculative(lambda q_logits, p_logits, *, sampler: sampler(p_logits)), 3, Sampler(0.0))
   assert 0 < len(checked) <= 3
 
 
 @pytest.mark.parametrize(
-  'call', [lambda: run(OPT, PAIR, [[1, 2]]), embedded.models, lambda: speccascade.laws.check(OPT)]
+  'call', [lambda: run(OPT, PAIR, [[1, 2]]), embedded.models, lambda: speccascade.check(OPT)]
 )
 def test_numbers_of_64_bits_are_refused(call):
   with jax.enable_x64(True), pytest.raises(ValueError, match='everything here has 32 bits: set jax_enable_x64'):

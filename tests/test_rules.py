@@ -15,7 +15,7 @@ import pytest
 import reference
 import scipy.optimize
 
-from speccascade import methods, probs, rules, Sampler
+from speccascade import methods, rules, Sampler, sampling
 
 INF, NO = math.inf, None
 ROWS, V = 40, 7
@@ -251,7 +251,7 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
     accepted = np.minimum(q, r).sum(-1)
     assert accepted.min() >= weight - 1e-5
     np.testing.assert_allclose(accepted, 1 - (1 - weight) * reference_tv(q, p), atol=1e-5)
-    np.testing.assert_allclose(probs.tv(jnp.float32(q), r), 1 - accepted, atol=1e-5)
+    np.testing.assert_allclose(sampling.tv(jnp.float32(q), r), 1 - accepted, atol=1e-5)
 
 
 # ---- n models ----
@@ -366,7 +366,7 @@ def test_masked_and_extreme_logits_give_laws(rule, temperature):
     assert masked.any() and (pi[masked] == 0).all()
     if not rules.name_of(rule).startswith('lossy'):
       assert (pi <= q + p + 1e-6).all()  # what one model masks, only the other's law can give
-    rest = np.asarray(probs.residual(jnp.asarray(pi), jnp.float32(q)))
+    rest = np.asarray(sampling.residual(jnp.asarray(pi), jnp.float32(q)))
     assert_law(rest)
 
 

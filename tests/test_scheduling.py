@@ -13,20 +13,22 @@ import reference
 from test_laws import own_step
 from tiers import quick
 
-from speccascade import backends, decode, laws, methods, packing, Sampler, scheduling
-from speccascade.laws import distance
-from speccascade.loop import decode_batch
-from speccascade.models import toy
+from speccascade import backends, decode, methods, Sampler
+from speccascade.check import enumeration
+from speccascade.check.enumeration import distance
+from speccascade.engine import verification
+from speccascade.engine.loop import decode_batch
+from speccascade.engine.profiles import Profile, Way
+from speccascade.models import packing, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
-from speccascade.profiles import Profile, Way
 from speccascade.types import Model, Prompt, take
 
 COIN = toy.model(4, 2, scale=1.2)
 COMPANION = toy.model(6, 2, scale=0.6, near=COIN)
 COINS = [toy.model(5, 2, scale=0.8, near=COIN), COMPANION, COIN]
-TABLE = scheduling.AcceptanceTable(
+TABLE = verification.AcceptanceTable(
   np.float32([0.8]), np.float32([[0.6, 0.95], [0.6, 0.95]]), np.float32([[0.05, 0.3, 0.6], [0.1, 0.6, 0.9]])
 )
 # Of one row: two tokens of a draft cost as much as one, so that the second decides on the first.
@@ -68,10 +70,10 @@ def test_the_choice_is_the_best_of_all_allocations(seed):
   gains = np.float32(np.cumprod(np.where(rng.random((3, 3)) < 0.2, 1.0, rng.random((3, 3))), 1))
   steps = rng.integers(1, 4, 10).cumsum()
   seconds = np.float32(1 + rng.random(12).cumsum()[np.searchsorted(steps, np.arange(10))])  # a staircase
-  chosen = np.asarray(scheduling.lengths(jnp.asarray(gains), jnp.asarray(seconds), jnp.int32(3)))
+  chosen = np.asarray(verification.lengths(jnp.asarray(gains), jnp.asarray(seconds), jnp.int32(3)))
   found = (3 + sum(gains[b, :n].sum() for b, n in enumerate(chosen))) / seconds[chosen.sum()]
   assert found == pytest.approx(by_brute_force(gains, seconds, 3), rel=1e-6)
-  greedy = np.asarray(scheduling.lengths(jnp.asarray(gains), jnp.asarray(seconds), jnp.int32(3), greedy=True))
+  greedy = np.asarray(verification.lengths(jnp.asarray(gains), jnp.asarray(seconds), jnp.int32(3), greedy=True))
   assert greedy.sum() <= chosen.sum() or seconds[greedy.sum()] >= seconds[chosen.sum()]
 
 
@@ -80,7 +82,7 @@ def test_stopping_at_the_first_fall_loses_behind_a_step():
   gains = jnp.asarray(0.8 ** np.tile(np.arange(1, 6), (8, 1)), jnp.float32)
   tokens = np.arange(8, 49)
   seconds = 1 + 0.15 * (tokens > 8) + 0.15 * ((tokens - 1) // 16)
-  choose = functools.partial(scheduling.lengths, gains, jnp.asarray(seconds, jnp.float32), jnp.int32(8))
+  choose = functools.partial(verification.lengths, gains, jnp.asarray(seconds, jnp.float32), jnp.int32(8))
   goodput = lambda v: float((8 + sum(gains[b, :n].sum() for b, n in enumerate(v))) / seconds[int(v.sum())])
   best, greedy = goodput(choose()), goodput(choose(greedy=True))
   assert int(choose(greedy=True).sum()) == 0 and greedy == 8
@@ -89,14 +91,14 @@ def test_stopping_at_the_first_fall_loses_behind_a_step():
 
 def test_rows_that_cannot_gain_get_nothing_and_equal_gains_go_to_the_first():
   gains = jnp.array([[0.5, 0.25], [0.5, 0.5], [0.0, 0.0]])
-  v = scheduling.lengths(gains, jnp.array([1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0]), jnp.int32(3))
+  v = verification.lengths(gains, jnp.array([1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0]), jnp.int32(3))
   assert v.tolist() == [1, 1, 0]
-  v = scheduling.lengths(gains, jnp.ones(7), jnp.int32(3))
+  v = verification.lengths(gains, jnp.ones(7), jnp.int32(3))
   assert v.tolist() == [2, 2, 0]
 
 
 def test_a_time_that_was_not_measured_is_that_of_the_next_size():
-  latency = scheduling.Latency.of({2: {2: 1.0, 4: 0.9, 8: 2.0}, 1: [1.0, 1.0, 3.0]}, {2: (0.5, 0.25)})
+  latency = verification.Latency.of({2: {2: 1.0, 4: 0.9, 8: 2.0}, 1: [1.0, 1.0, 3.0]}, {2: (0.5, 0.25)})
   seconds, steps = latency.at(2, jnp.int32(1), 10)
   assert seconds.tolist() == [1, 1, 1, 1, 2, 2, 2, 2, 2.125, 2.25] and steps.tolist() == [0.5, 0.25]
   assert latency.at(7, jnp.int32(4), 3)[0].tolist() == [1, 2, 2]
@@ -137,7 +139,7 @@ def mates(count, seed=0):
 
 def off_by(method, mate=None):
   """Return the distance of the law of three tokens, in that company, to the verifier's."""
-  law = laws.emitted_law(method, COINS, [1, 0], 3, Sampler(), in_company(mate))
+  law = enumeration.emitted_law(method, COINS, [1, 0], 3, Sampler(), in_company(mate))
   return max(distance(law, reference.joint_law(own_step(COIN), [1, 0], 3)))
 
 

@@ -18,11 +18,13 @@ with warnings.catch_warnings():
 
 from speccascade import decode, methods, Model, Sampler
 from speccascade.checkpoints import hf
-from speccascade.data import metrics, seqio_tasks
+from speccascade.data import metrics
 from speccascade.data.examples import Example, Task
-from speccascade.evaluate import config, seqio_eval
+from speccascade.data.seqio import tasks
+from speccascade.data.tokenizers import find
+from speccascade.evaluate import config
+from speccascade.integrations import seqio_evaluator
 from speccascade.models import toy
-from speccascade.tokenizers import find
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
 NEW = 6
@@ -55,7 +57,7 @@ def task(byt5):
   examples = [Example(i, prompt, 'abc') for i, prompt in enumerate(PROMPTS)]
   plain = Task('echo', examples, 20, NEW, {'seen': Seen(), 'exact_match': metrics.exact_match})
   Seen.calls.clear()
-  seqio_tasks.add_task(plain, tokenizer=byt5)
+  tasks.add_task(plain, tokenizer=byt5)
   yield plain
   seqio.TaskRegistry.remove('echo')
 
@@ -75,7 +77,7 @@ class Seen:
 def test_an_evaluator_sees_what_decode_gives(task, byt5, encoder, temperature):
   pair = models(byt5, encoder)
   method, settings = methods.speculative(block=2), dict(max_new_tokens=NEW, sampler=Sampler(temperature), seed=3)
-  found = seqio_eval.evaluate('echo', method, pair, **settings)
+  found = seqio_evaluator.evaluate('echo', method, pair, **settings)
   assert found == {'seen': len(PROMPTS), 'exact_match': 0}
   ((examples, predictions),) = Seen.calls
   assert examples == task.examples
@@ -84,7 +86,7 @@ def test_an_evaluator_sees_what_decode_gives(task, byt5, encoder, temperature):
 
 def test_a_part_of_a_split_is_its_beginning_and_the_log_holds_it(task, byt5, tmp_path):
   pair = models(byt5, True)
-  seqio_eval.evaluate(
+  seqio_evaluator.evaluate(
     'echo', methods.autoregressive(1), pair, max_new_tokens=2, count=2, log_dir=str(tmp_path / 'new' / 'log')
   )
   assert Seen.calls[0][0] == task.examples[:2]
@@ -94,7 +96,7 @@ def test_a_part_of_a_split_is_its_beginning_and_the_log_holds_it(task, byt5, tmp
 
 def test_prompts_are_cut_where_that_is_asked_for(task, byt5):
   pair = models(byt5, True)
-  seqio_eval.evaluate('echo', methods.autoregressive(1), pair, max_new_tokens=3, max_prompt_tokens=4)
+  seqio_evaluator.evaluate('echo', methods.autoregressive(1), pair, max_new_tokens=3, max_prompt_tokens=4)
   ids = [row if len(row) <= 4 else [*row[:3], 1] for row in map(pair[1].tokenizer.encode, PROMPTS)]
   assert Seen.calls[0][1] == decode(methods.autoregressive(1), pair, ids, max_new_tokens=3).texts
 
@@ -105,7 +107,7 @@ def test_predictions_are_in_order_and_rectangular(byt5):
   pair = models(byt5, True)
   rows = np.int32([[5, 6, 1, 0], [7, 1, 0, 0], [8, 0, 9, 1]])
   dataset = tf.data.Dataset.from_tensor_slices(dict(encoder_input_tokens=rows)).enumerate().shuffle(3, seed=1)
-  predict = seqio_eval.predict_fn(methods.autoregressive(1), pair, max_new_tokens=NEW, batch_size=2)
+  predict = seqio_evaluator.predict_fn(methods.autoregressive(1), pair, max_new_tokens=NEW, batch_size=2)
   found = dict(predict(dataset))
   direct = decode(methods.autoregressive(1), pair, [[5, 6, 1], [7, 1], [8, 0, 9, 1]], max_new_tokens=NEW)
   shortest, *_, longest = sorted(map(len, direct.tokens))
@@ -120,22 +122,22 @@ def test_t5xs_keywords_are_taken_and_its_parameters_used():
   own, trained = (Model(network.init(jax.random.key(seed)), network) for seed in (0, 1))
   dataset = tf.data.Dataset.from_tensor_slices(dict(encoder_input_tokens=np.int32([[5, 6, 1], [7, 1, 0]]))).enumerate()
   settings = dict(max_new_tokens=NEW, sampler=Sampler(0.0))
-  predict = seqio_eval.predict_fn(methods.autoregressive(0), [own], **settings)
+  predict = seqio_evaluator.predict_fn(methods.autoregressive(0), [own], **settings)
   state = types.SimpleNamespace(params=trained.params)
   found = predict(dataset, train_state=state, rng=jax.random.PRNGKey(0), model_feature_shapes=None)
-  direct = seqio_eval.predict_fn(methods.autoregressive(0), [trained], **settings)(dataset)
+  direct = seqio_evaluator.predict_fn(methods.autoregressive(0), [trained], **settings)(dataset)
   assert found == direct != predict(dataset)
 
 
 def test_a_mixture_is_judged_task_by_task(task, byt5):
   other = Task('echo2', [Example(0, 'b', 'abc')], 20, NEW, {'exact_match': metrics.exact_match})
-  seqio_tasks.add_task(other, tokenizer=byt5)
+  tasks.add_task(other, tokenizer=byt5)
   seqio.MixtureRegistry.add('echoes', ['echo', 'echo2'], default_rate=1.0)
   try:
-    found = seqio_eval.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2)
+    found = seqio_evaluator.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2)
     assert found == {'echo/seen': len(PROMPTS), 'echo/exact_match': 0, 'echo2/exact_match': 0}
     with pytest.raises(ValueError, match="echoes has no metrics or no split 'test'; its splits: validation"):
-      seqio_eval.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
+      seqio_evaluator.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
   finally:
     seqio.MixtureRegistry.remove('echoes')
     seqio.TaskRegistry.remove('echo2')
@@ -158,21 +160,21 @@ def test_t5xs_macros_make_an_experiment(task, byt5, tmp_path, monkeypatch):
   assert [e.prompt for e in experiment.task.examples] == [row if len(row) <= 6 else [*row[:5], 1] for row in ids]
   assert [e.target for e in experiment.task.examples] == ['abc'] * len(PROMPTS)
   with pytest.raises(ValueError, match="no seqio task or mixture 'none'"):
-    seqio_tasks.t5x_task('none', task_feature_lengths=dict(inputs=6, targets=9), metrics=['bleu'])
+    tasks.t5x_task('none', task_feature_lengths=dict(inputs=6, targets=9), metrics=['bleu'])
   with pytest.raises(ValueError, match="task_feature_lengths=None: give {'inputs': …, 'targets': …}"):
-    seqio_tasks.t5x_task('echo', task_feature_lengths=None, metrics=['bleu'])
+    tasks.t5x_task('echo', task_feature_lengths=None, metrics=['bleu'])
 
 
 def test_a_mixture_is_read_task_by_task(task, byt5):
   other = Task('echo2', [Example(0, 'b', 'xyz')], 20, NEW, {'exact_match': metrics.exact_match})
-  seqio_tasks.add_task(other, tokenizer=byt5)
+  tasks.add_task(other, tokenizer=byt5)
   seqio.MixtureRegistry.add('echoes', ['echo', 'echo2'], default_rate=1.0)
   try:
     lengths = dict(max_prompt_tokens=20, max_new_tokens=NEW, metrics=['exact_match'])
-    read = seqio_tasks.seqio_task('echoes', start=3, **lengths)
+    read = tasks.seqio_task('echoes', start=3, **lengths)
     assert [(e.index, e.prompt) for e in read.examples] == [*enumerate([*PROMPTS[3:], 'b'], 3)]
-    assert [e.prompt for e in seqio_tasks.seqio_task('echoes', count=2, **lengths).examples] == PROMPTS[:2]
-    by_tokens = seqio_tasks.t5x_task(
+    assert [e.prompt for e in tasks.seqio_task('echoes', count=2, **lengths).examples] == PROMPTS[:2]
+    by_tokens = tasks.t5x_task(
       'echoes', task_feature_lengths=dict(inputs=9, targets=9), metrics=['exact_match'], split='validation'
     )
     assert [e.index for e in by_tokens.examples] == list(range(len(PROMPTS) + 1))
@@ -183,7 +185,7 @@ def test_a_mixture_is_read_task_by_task(task, byt5):
 
 def test_other_features_are_refused():
   with pytest.raises(ValueError, match='no prompt in the features targets'):
-    seqio_eval.prompt_tokens(dict(targets=np.arange(3)))
+    seqio_evaluator.prompt_tokens(dict(targets=np.arange(3)))
 
 
 def test_a_task_of_other_tokens_is_refused(task, byt5, tmp_path):
@@ -194,12 +196,12 @@ def test_a_task_of_other_tokens_is_refused(task, byt5, tmp_path):
   (_, large) = models(byt5, True)
   other = large.replace(tokenizer=find(tmp_path))
   with pytest.raises(ValueError, match='echo is tokenised with .* toy0 with'):
-    seqio_eval.evaluate('echo', methods.autoregressive(0), [other], max_new_tokens=2)
+    seqio_evaluator.evaluate('echo', methods.autoregressive(0), [other], max_new_tokens=2)
 
 
 def test_a_split_that_is_not_there_is_named(task, byt5):
   with pytest.raises(ValueError, match="no split 'test'; its splits: validation"):
-    seqio_eval.evaluate('echo', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
+    seqio_evaluator.evaluate('echo', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
 
 
 def test_an_evaluation_goes_on_where_a_sequence_ends_as_a_fault():
@@ -207,6 +209,6 @@ def test_an_evaluation_goes_on_where_a_sequence_ends_as_a_fault():
   sick = large.replace(params={**large.params, 'source': large.params['source'].at[5].set(np.nan)})
   records = [(i, {'encoder_input_tokens': np.array(tokens)}) for i, tokens in enumerate([[2, 3], [4, 3]])]
   dataset = types.SimpleNamespace(as_numpy_iterator=lambda: iter(records))
-  predict = seqio_eval.predict_fn(methods.autoregressive(), [sick], max_new_tokens=3)
+  predict = seqio_evaluator.predict_fn(methods.autoregressive(), [sick], max_new_tokens=3)
   with pytest.warns(UserWarning, match='1 of 2 rows ended as faults. example 0'):
     assert [index for index, _ in predict(dataset)] == [0, 1]

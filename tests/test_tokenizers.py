@@ -10,7 +10,9 @@ import shutil
 import jax
 import pytest
 
-from speccascade import chat, checkpoints, decode, embedded, methods, Request, requests, Sampler, tokenizers
+from speccascade import checkpoints, decode, embedded, methods, Request, Sampler
+from speccascade.data import chat, tokenizers
+from speccascade.engine import requests
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 

@@ -21,7 +21,7 @@ from speccascade.backends.cpu import CPU
 from speccascade.backends.gpu import GPU
 from speccascade.backends.limits import memory
 from speccascade.backends.tpu import TPU
-from speccascade.traced import Setting
+from speccascade.backends.traced import Setting
 
 __all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'current', 'entry_of', 'known', 'memory', 'named',
            'of', 'prepared', 'register', 'use']  # fmt: skip

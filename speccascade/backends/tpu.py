@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import layout
-from speccascade.backends import tpu_attention
+from speccascade.backends import sharding, tpu_attention
 from speccascade.backends.base import Backend, kept, tokens_of
 
 Array = jax.Array
@@ -63,7 +62,7 @@ class TPU(Backend):
     return {'key': _pack(k), 'value': _pack(v)}
 
   def _plain(self, q: Array) -> bool:
-    return q.shape[1] > tpu_attention.MOST or (self.mesh and layout.current() is None)
+    return q.shape[1] > tpu_attention.MOST or (self.mesh and sharding.current() is None)
 
   def extend(self, q, k, v, cache, layer, view, bias, **scores):
     if self._plain(q):
@@ -95,7 +94,7 @@ class TPU(Backend):
       arrays['bias'] = bias, ('rows', 'heads', None, None)
     packed = _packing(settings.pop('kv_heads'), q.shape[-1])[0]
     kernel = functools.partial(self._kernel, packed=packed, **settings)
-    return layout.over_shards(kernel, arrays, [heads, slots, slots][: 3 if new else 1])
+    return sharding.over_shards(kernel, arrays, [heads, slots, slots][: 3 if new else 1])
 
   def _kernel(self, q, key, value, bias=None, k=None, v=None, *, packed, **settings):
     batch, width, heads, dim = q.shape  # [B, L, H, D]

@@ -1,5 +1,5 @@
 """`speccascade.check` and its command: a package, so that its import leaves the function in its place."""
 
-from speccascade.laws import check
+from speccascade.check.enumeration import check
 
 __all__ = ['check']

@@ -12,7 +12,8 @@ import os
 import sys
 from typing import Any
 
-from speccascade import commands, laws
+from speccascade.check import enumeration
+from speccascade.host import commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +29,7 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace) -> int:
-  report = laws.check(_found(args.what), args.alpha, progress=True)
+  report = enumeration.check(_found(args.what), args.alpha, progress=True)
   print(report)
   return 0 if report.ok else 1
 

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade import buckets, tokenizers
 from speccascade.checkpoints import files, hf, hf_config, hf_names, orbax, t5x
-from speccascade.errors import known_as
+from speccascade.data import tokenizers
+from speccascade.host import buckets
+from speccascade.host.errors import known_as
 from speccascade.models import layerskip
 from speccascade.types import check_bits, Model, Network
 

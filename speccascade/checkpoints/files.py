@@ -14,8 +14,8 @@ import zlib
 import jax
 import numpy as np
 
-from speccascade import disk
 from speccascade.checkpoints.tensor_files import AGAIN, header
+from speccascade.host import disk
 from speccascade.types import Network, Params
 
 _WHOLE = 1 << 20  # bytes of a file that `digest` reads in full; of a larger one, this much of its head and samples

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from speccascade import layout
+from speccascade.backends import sharding
 from speccascade.checkpoints import hf_names, shards
 from speccascade.checkpoints.hf_config import network_from_config, settings
 from speccascade.checkpoints.hf_names import canonical, ignored, Source, source
@@ -59,7 +59,7 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   _check(folder, plan, stored)
   network = _replaced(network, dtype=dtype or stored[embedding].dtype.name, scan=scan)
   scan = getattr(network, 'scan', False)
-  cut = None if mesh is None else layout.shardings(network, mesh, rules)
+  cut = None if mesh is None else sharding.shardings(network, mesh, rules)
   return network, _load(plan, stored, dtype, scan, cut)
 
 

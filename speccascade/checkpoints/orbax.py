@@ -20,9 +20,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from speccascade import distributed, layout
+from speccascade.backends import sharding
 from speccascade.checkpoints import files, hf, shards, t5x
 from speccascade.checkpoints.tensor_files import AGAIN, read_json
+from speccascade.host import multihost
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layers import stack_layers, unstack_layers
 from speccascade.models.rope import Rope
@@ -42,8 +43,8 @@ def is_checkpoint(path: Path) -> bool:
 def save(path, model: Model, *, overwrite: bool = False) -> Path:
   """Write a model, all of it or nothing; return the folder. Several processes all call this, and the first writes."""
   path = Path(os.path.abspath(path))  # a relative path fails in Orbax's background thread, unheard
-  model = model.replace(params=distributed.whole(model.params))
-  distributed.once(lambda: _save(path, model, overwrite))
+  model = model.replace(params=multihost.whole(model.params))
+  multihost.once(lambda: _save(path, model, overwrite))
   return path
 
 
@@ -77,10 +78,10 @@ def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | 
   shapes = {name: tuple(tensor['shape']) for name, tensor in sidecar['tensors'].items()}
   files.check_shapes(shapes, network, path / SIDECAR)
   _check_sizes(path, sidecar)
-  params = _read_all(path, sidecar, dtype, None if mesh is None else layout.shardings(network, mesh, rules))
+  params = _read_all(path, sidecar, dtype, None if mesh is None else sharding.shardings(network, mesh, rules))
   if scan is not None and scan != network.scan:
     params, network = (stack_layers if scan else unstack_layers)(params), dataclasses.replace(network, scan=scan)
-    params = params if mesh is None else jax.device_put(params, layout.shardings(network, mesh, rules))
+    params = params if mesh is None else jax.device_put(params, sharding.shardings(network, mesh, rules))
   return (network if dtype is None else dataclasses.replace(network, dtype=dtype)), params
 
 
@@ -170,7 +171,7 @@ def _checkpointer(*, alone: bool = False):
   logger.setLevel(logging.ERROR)
   try:
     options = {}
-    if alone and distributed.count() > 1:
+    if alone and multihost.count() > 1:
       index = jax.process_index()
       options['multiprocessing_options'] = ocp.options.MultiprocessingOptions(index, {index})
     with ocp.StandardCheckpointer(**options) as checkpointer:

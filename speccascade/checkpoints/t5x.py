@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import layout
+from speccascade.backends import sharding
 from speccascade.checkpoints import files, hf, hf_write, shards, t5x_names
 from speccascade.checkpoints.tensor_files import AGAIN
 from speccascade.models.layers import unstack_layers
@@ -80,7 +80,7 @@ def read(
   stored = leaves['token_embedder.embedding'].dtype.name
   network = hf.network_from_config(config, dtype=dtype or stored, scan=scan)
   files.check_shapes(shapes, dataclasses.replace(network, scan=False), folder)
-  cut = None if mesh is None else layout.shardings(network, mesh, rules)
+  cut = None if mesh is None else sharding.shardings(network, mesh, rules)
   return network, _load(parts, leaves, dtype, scan, cut)
 
 

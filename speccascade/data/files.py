@@ -13,10 +13,10 @@ import string
 from typing import Any
 import zlib
 
-from speccascade import buckets, disk
 from speccascade.data import metrics as metric_table
 from speccascade.data import prompts
 from speccascade.data.examples import Example, Metric, Task
+from speccascade.host import buckets, disk
 
 
 def parallel_text(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 
-from speccascade import tokenizers
+from speccascade.data import tokenizers
 from speccascade.data.examples import Example
 
 

@@ -11,23 +11,29 @@ import sys
 import numpy as np
 import tqdm
 
-from speccascade import cascade, engine, inputs, layout, loop, methods, probs, profiles, requests, results, targets
-from speccascade.errors import known_as
+from speccascade import sampling
+from speccascade.backends import sharding
+from speccascade.decode import sequence_cascade
+from speccascade.engine import engine, inputs, loop, profiles, requests, results, validate
+from speccascade.engine.method import Method, SequenceCascade
+from speccascade.host.errors import known_as
 from speccascade.types import Model, whole
 
 _LOOKS = 8  # rounds between two looks for stop strings
-_WORDS = {name: f'sampler=speccascade.Sampler({name}=…)' for name in probs.NEUTRAL} | {'max_tokens': 'max_new_tokens=…'}
+_WORDS = {name: f'sampler=speccascade.Sampler({name}=…)' for name in sampling.NEUTRAL} | {
+  'max_tokens': 'max_new_tokens=…'
+}
 _WORDS |= {name: f'speccascade.Request(prompt, {name}=…)' for name in ('stop', 'stop_tokens', 'logit_bias', 'n')}
 
 
 @known_as('decode', **_WORDS)
 def decode(
-  method: methods.Method | methods.SequenceCascade,
+  method: Method | SequenceCascade,
   models: Sequence[Model],
   prompts: str | requests.Request | Sequence,
   *,
   max_new_tokens: int | None = None,
-  sampler: probs.Sampler = probs.Sampler(),
+  sampler: sampling.Sampler = sampling.Sampler(),
   seed: int = 0,
   example_ids: Sequence[int] | None = None,
   batch_size: int | None = None,
@@ -55,10 +61,12 @@ def decode(
     models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
   )
   settings = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, processor=processor, progress=progress)
-  if isinstance(method, methods.SequenceCascade):
+  if isinstance(method, SequenceCascade):
     if trace:
       raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
-    ended = cascade.decode(method, rows, lambda one, some, **more: _decode(one, models, some, **settings, **more))
+    ended = sequence_cascade.decode(
+      method, rows, lambda one, some, **more: _decode(one, models, some, **settings, **more)
+    )
   else:
     ended = _decode(method, models, rows, trace=trace, **settings)
   return results.collect(ended, keep_faults=keep_faults)
@@ -66,8 +74,8 @@ def decode(
 
 @known_as('stream', **_WORDS)
 def stream(
-  method: methods.Method, models: Sequence[Model], prompts, *, max_new_tokens: int | None = None,
-  sampler: probs.Sampler = probs.Sampler(), seed: int = 0, example_ids: Sequence[int] | None = None,
+  method: Method, models: Sequence[Model], prompts, *, max_new_tokens: int | None = None,
+  sampler: sampling.Sampler = sampling.Sampler(), seed: int = 0, example_ids: Sequence[int] | None = None,
   batch_size: int | None = None, max_prompt_tokens: int | None = None, processor: Callable | None = None,
   trace: bool = False, every: int | None = None, skip: Collection[int] = (),
 ) -> Iterator[tuple[int, results.Row]]:  # fmt: skip
@@ -78,7 +86,7 @@ def stream(
   index is in `skip`, as those of an earlier call that was stopped, are left out; the programs are as with them.
   """
   models = inputs.check_models(method, models)
-  if isinstance(method, methods.SequenceCascade):
+  if isinstance(method, SequenceCascade):
     raise ValueError('a sequence cascade knows an answer only when both models are done: use decode.')
   rows = requests.rows(
     models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
@@ -110,11 +118,11 @@ def _serve(
   needs = requests.features(rows)
   size = inputs.bucket(len(rows), 1)
   size = size if batch_size is None else min(size, whole('batch_size', batch_size))
-  shares = layout.row_parts([models[m] for m in method.slots])
-  size = layout.even(size, shares)
+  shares = sharding.row_parts([models[m] for m in method.slots])
+  size = sharding.even(size, shares)
   width = inputs.prompt_width(models, rows, max_prompt_tokens)
   max_new = max(row.max_new for row in rows)
-  targets.check_laws(method, inputs.vocabulary(models), rows[0].sampler)
+  validate.check_laws(method, inputs.vocabulary(models), rows[0].sampler)
   for row in rows:
     profiles.check_sampler(method.origin, row.sampler)
   made = engine.Engine(

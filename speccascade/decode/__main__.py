@@ -24,22 +24,13 @@ import zlib
 
 import jax
 
-from speccascade import (
-  __version__,
-  checkpoints,
-  commands,
-  disk,
-  inputs,
-  layout,
-  methods,
-  profiles,
-  progress,
-  requests,
-  rules,
-  targets,
-)
+from speccascade import __version__, checkpoints, methods, rules
+from speccascade.backends import sharding
 from speccascade.decode import lines, stream
-from speccascade.errors import RunError
+from speccascade.engine import inputs, profiles, requests, validate
+from speccascade.engine.method import Method
+from speccascade.host import commands, disk, progress
+from speccascade.host.errors import RunError
 
 _FROM_PYTHON = {'sequence_cascade'}  # which needs a function
 METHODS = [
@@ -97,12 +88,12 @@ def _run(args: argparse.Namespace) -> int:
   output = STDOUT if args.output == '-' else disk.local(args.output)
   _check_output(source, output, args.overwrite)
   method = _method(args)
-  targets.check_method(method, len(args.models))
+  validate.check_method(method, len(args.models))
   sampler = commands.sampler(args)
   text = _text(source)
   asked = lines.parse(source, text)
   header = _header(args, [checkpoints.digest(path) for path in args.models], text)
-  mesh = None if args.mesh is None else layout.mesh(args.mesh)
+  mesh = None if args.mesh is None else sharding.mesh(args.mesh)
   models = checkpoints.load_all(args.models, dtype=args.dtype, mesh=mesh)
   if args.plain_chat and models[-1].tokenizer is not None:
     models[-1] = models[-1].replace(tokenizer=dataclasses.replace(models[-1].tokenizer, plain_chat=True))
@@ -158,7 +149,7 @@ def _decode(kept, names: Sequence[tuple[int, int]], method, models, asked: Seque
       bar.add(1)
 
 
-def _method(args: argparse.Namespace) -> methods.Method:
+def _method(args: argparse.Namespace) -> Method:
   make = getattr(methods, args.method)
   takes, given = inspect.signature(make).parameters, _given(args, _SETTINGS)
   if 'combiner' in takes and 'rule' in given:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from speccascade import disk
-from speccascade.errors import RunError
-from speccascade.requests import Request
-from speccascade.results import Row
+from speccascade.engine.requests import Request
+from speccascade.engine.results import Row
+from speccascade.host import disk
+from speccascade.host.errors import RunError
 from speccascade.types import whole
 
 _FIELDS = [field.name for field in dataclasses.fields(Request)]

@@ -13,11 +13,14 @@ import inspect
 
 import gin
 
-from speccascade import acceptance, disk, embedded, gin_files, layout, methods, rules, stopping
-from speccascade.data import files, seqio_tasks
-from speccascade.errors import RunError
+from speccascade import acceptance, embedded, methods, rules, stopping
+from speccascade.backends import sharding
+from speccascade.data import files
+from speccascade.data.seqio import tasks
 from speccascade.evaluate.curves import Checkpoint, Curve
 from speccascade.evaluate.experiment import Experiment
+from speccascade.host import disk, gin_files
+from speccascade.host.errors import RunError
 
 
 def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[Experiment]:
@@ -27,7 +30,7 @@ def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[E
 
 def _mesh(shape: Mapping[str, int] | None = None):
   """Return the mesh of a run, as in mesh.shape = {'data': 2, 'model': 4}; None is one device."""
-  return None if shape is None else layout.mesh(shape)
+  return None if shape is None else sharding.mesh(shape)
 
 
 def _path(root: str, name: str) -> str:
@@ -55,7 +58,7 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'speccascade.mesh', _mesh
   combiners = (rules.weighted, rules.contrastive, rules.realign)
   yield from ((f'rules.{rule.__name__}', rule) for rule in (*rules.RULES, *combiners))
-  for thing in (files.parallel_text, files.jsonl, seqio_tasks.seqio_task, seqio_tasks.t5x_task):
+  for thing in (files.parallel_text, files.jsonl, tasks.seqio_task, tasks.t5x_task):
     yield f'data.{thing.__name__}', thing
   for thing in (embedded.task, embedded.models):
     yield f'embedded.{thing.__name__}', thing

@@ -10,10 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from speccascade import disk, inputs, layout, probs, profiles, rules
+from speccascade import rules, sampling
+from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
+from speccascade.engine import inputs, profiles
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
+from speccascade.host import disk
 from speccascade.types import Model, whole
 
 TARGET = 'target only'
@@ -138,10 +141,10 @@ class Experiment:
     """The point that latency is relative to."""
     return next(p for p in self.points if p.curve.name == self.reference)
 
-  def sampler(self, temperature: float) -> probs.Sampler:
+  def sampler(self, temperature: float) -> sampling.Sampler:
     """Return the sampler of all models at a temperature."""
-    numbers = {name: getattr(self, name) for name in probs.NEUTRAL if name != 'temperature'}
-    return probs.Sampler(temperature, **numbers)
+    numbers = {name: getattr(self, name) for name in sampling.NEUTRAL if name != 'temperature'}
+    return sampling.Sampler(temperature, **numbers)
 
   def load(self) -> list[Model]:
     """Load the models; their names are made to differ."""
@@ -216,4 +219,4 @@ def _load(given: Any, mesh: Any, wholes: list[tuple[Checkpoint, Model]]) -> Mode
   model = given if isinstance(given, Model) else given.load() if hasattr(given, 'load') else given()
   if not isinstance(model, Model):
     raise ValueError(f'{given!r} gave {type(model).__name__}, not a Model.')
-  return model if mesh is None or layout.shared([model]) == mesh else layout.place(model, mesh)
+  return model if mesh is None or sharding.shared([model]) == mesh else sharding.place(model, mesh)

@@ -14,9 +14,9 @@ import os
 from pathlib import Path
 import re
 
-from speccascade import buckets, disk, distributed
-from speccascade.errors import RunError
 from speccascade.evaluate.rundir import told
+from speccascade.host import buckets, disk, multihost
+from speccascade.host.errors import RunError
 
 AGAIN = 'permit it, or choose another --run_dir'
 GO_ON = 'free some space, then run the same command to go on'
@@ -28,7 +28,7 @@ class Journal:
   def __init__(self, path: Path, fields: Iterable[str] = ()):
     self.path, self._fields = path, frozenset(fields)
     self._kept = (_Parts if buckets.inside(path) else _File)(path)
-    self.count = distributed.once(self._recover)
+    self.count = multihost.once(self._recover)
 
   def _recover(self) -> int:
     """Return how many lines are whole; cut off what follows them."""
@@ -60,14 +60,14 @@ class Journal:
     """Add lines, and return when the disk has them and every process has come here."""
     records = list(records)
     data = ''.join(json.dumps(r, ensure_ascii=False, allow_nan=False) + '\n' for r in records).encode()
-    distributed.barrier()
+    multihost.barrier()
     with told(f'{self.path} cannot be written', GO_ON):
-      distributed.once(lambda: self._kept.append(data, self.count, self.count + len(records)))
+      multihost.once(lambda: self._kept.append(data, self.count, self.count + len(records)))
     self.count += len(records)
 
   def agree(self, keys: Sequence[str], plan: Sequence[tuple]):
     """Check that the lines left by a killed run are the first ones of the plan."""
-    distributed.once(lambda: self._agree(keys, plan))
+    multihost.once(lambda: self._agree(keys, plan))
 
   def _agree(self, keys: Sequence[str], plan: Sequence[tuple]):
     same = all(tuple(line.get(k) for k in keys) == tuple(p) for line, p in zip(self.lines(), plan, strict=False))
@@ -77,7 +77,7 @@ class Journal:
   def seal(self):
     """Note that no line will follow."""
     with told(f'{self.path} cannot be written', GO_ON):
-      distributed.once(self._kept.seal)
+      multihost.once(self._kept.seal)
 
   def close(self):
     """Close the file."""

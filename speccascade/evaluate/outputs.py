@@ -5,8 +5,8 @@ from pathlib import Path
 import re
 import sys
 
-from speccascade import disk
 from speccascade.evaluate import formats, rundir, sv_studies
+from speccascade.host import disk
 
 
 def write(results: dict, folder: Path):

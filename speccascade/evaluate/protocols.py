@@ -15,16 +15,19 @@ import time
 import jax
 import numpy as np
 
-from speccascade import decode, Decoded, distributed, inputs, Model, targets, traced
+from speccascade import decode, Decoded, Model
+from speccascade.backends import traced
 from speccascade.data.examples import Example
+from speccascade.engine import inputs, validate
+from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.phases import Score
+from speccascade.engine.results import PER_MODEL
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.journals import Journal
 from speccascade.evaluate.shards import Shard, WHOLE
-from speccascade.methods import Method, SequenceCascade
-from speccascade.phases import Score
-from speccascade.progress import Progress
-from speccascade.results import PER_MODEL
+from speccascade.host import multihost
+from speccascade.host.progress import Progress
 from speccascade.types import Stats
 
 MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
@@ -178,7 +181,7 @@ def _line(out: Decoded, i: int, example: Example, temperature: float, point: Poi
 
 def _tell(out: Decoded, point: Point):
   """Say that sequences ended as faults; the run goes on, and its tables count them."""
-  if (faults := [fault for fault in out.faults if fault]) and distributed.is_writer():
+  if (faults := [fault for fault in out.faults if fault]) and multihost.is_writer():
     print(f'warning: {point.label}: {len(faults)} of {len(out.faults)} ended as faults. {faults[0]}', file=sys.stderr)
 
 
@@ -287,7 +290,7 @@ def _warm_up(experiment: Experiment, loaded: Loaded, points: Sequence[Point], te
 
   carried = traced.carried(call)
   heads, labels = {}, {}  # the first program with its models compiles their prefill, so the others wait for it
-  with concurrent.futures.ThreadPoolExecutor(distributed.threads()) as pool:
+  with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:
     rest = []
     for method, label in programs:
       slots = getattr(method, 'slots', None)  # None: a sequence cascade, which decodes as two other methods do
@@ -314,7 +317,7 @@ def batches(experiment: Experiment) -> list[int]:
 
 def widths(experiment: Experiment) -> list[int]:
   """Return the widths whose forward passes the curves use: one token, and the longest window of each method."""
-  scores = [s for p in experiment.points for s in targets.phases_of(p.build()) if isinstance(s, Score)]
+  scores = [s for p in experiment.points for s in validate.phases_of(p.build()) if isinstance(s, Score)]
   return sorted({1, *(max(s.widths) for s in scores)})
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import string
 from typing import Any
 
-from speccascade import disk
 from speccascade.evaluate import formats, plots, tables, verdict
+from speccascade.host import disk
 
 HERE = Path(__file__).parent
 # The class and what it means of each source of a token.

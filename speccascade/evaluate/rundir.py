@@ -15,8 +15,8 @@ import socket
 from typing import Any
 import uuid
 
-from speccascade import buckets, disk, distributed
-from speccascade.errors import RunError
+from speccascade.host import buckets, disk, multihost
+from speccascade.host.errors import RunError
 
 CONFIG = 'config.gin'
 OURS = {'environment.json', 'examples.jsonl', 'latency.jsonl', 'results.json'}
@@ -25,7 +25,7 @@ LOCK, SHARDS = 'lock', 'shards'
 
 def locked(folder: Path, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
   """Hold a run directory for this process, making it where there is none; `shared`, beside others that share it."""
-  return distributed.held(_locked(folder, shared))
+  return multihost.held(_locked(folder, shared))
 
 
 @contextlib.contextmanager
@@ -111,13 +111,13 @@ def told(what: str, remedy: str) -> Iterator[None]:
 def exists(path: Path) -> bool:
   """Tell whether a file of the run is there."""
   with told(f'{path} cannot be read', 'permit it, or choose another --run_dir'):
-    return distributed.once(path.exists)
+    return multihost.once(path.exists)
 
 
 def write(path: Path, content: str | bytes | Iterable[bytes]):
   """Write a file of the run so that it is there whole or not at all."""
   with told(f'{path} cannot be written', 'free some space or permit it, then run the same command to go on'):
-    distributed.once(lambda: disk.write(path, content))
+    multihost.once(lambda: disk.write(path, content))
 
 
 def as_json(value: Any) -> str:

@@ -17,13 +17,14 @@ from typing import Any
 
 import jax
 
-from speccascade import disk, distributed
-from speccascade.errors import RunError
-from speccascade.evaluate import floor, outputs, protocols, rundir, shards, summary, sv_studies, trace
+from speccascade.evaluate import outputs, protocols, rundir, shards, summary, sv_studies, trace
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.journals import Journal
 from speccascade.evaluate.shards import Shard
-from speccascade.progress import Progress
+from speccascade.host import disk, multihost
+from speccascade.host.errors import RunError
+from speccascade.host.progress import Progress
+from speccascade.planning import floor
 
 PACKAGES = ('speccascade', 'jax', 'jaxlib', 'flax', 'numpy')
 
@@ -47,8 +48,8 @@ def run(
   if shard is not None:
     return _run_shard(studies, folder, text, command, shard)
   with rundir.locked(folder):
-    distributed.once(lambda: shards.check_none(folder, [study.folder(folder) for study in studies]))
-    distributed.once(lambda: _prepare(folder, text))
+    multihost.once(lambda: shards.check_none(folder, [study.folder(folder) for study in studies]))
+    multihost.once(lambda: _prepare(folder, text))
     return [_run_whole(study, folder, command) for study in studies]
 
 
@@ -57,10 +58,10 @@ def merge(
 ) -> list[Path]:
   """Write the results of a run of shards, as one process would have, and return their folders."""
   studies, text = _studies(experiments, only), config_text(config, experiments)
-  if not (count := distributed.once(lambda: shards.count(folder))):
+  if not (count := multihost.once(lambda: shards.count(folder))):
     raise RunError(f'{folder} holds no shards; run them first, each with --shard=i/n, as in --shard=0/4.')
   with rundir.locked(folder, shared=True), shards.alone(folder):
-    distributed.once(lambda: rundir.keep_config(folder, text, begun=True))
+    multihost.once(lambda: rundir.keep_config(folder, text, begun=True))
     if missing := _missing(studies, folder, count):
       raise RunError(
         f'{folder} lacks {len(missing)} of {count} shards: {", ".join(missing)}; run each with --shard=i/{count}, and '
@@ -81,7 +82,7 @@ class Study:
     start = time.perf_counter()
     loaded = protocols.Loaded.of(self.experiment)
     names = ', '.join(m.name for m in loaded.models)
-    if distributed.is_writer():
+    if multihost.is_writer():
       print(f'models loaded in {time.perf_counter() - start:.1f} s: {names}', file=sys.stderr)
     return loaded
 
@@ -182,7 +183,7 @@ def _run_shard(studies: Sequence[Study], run: Path, config: str, command: str, s
         if shard.index == 0:
           _once_each(study, study.folder(own))
     if missing := _missing(studies, run, shard.count):
-      if distributed.is_writer():
+      if multihost.is_writer():
         print(f'shard {shard} is done; the results wait for {", ".join(missing)}', file=sys.stderr)
       return []
     with shards.alone(run):
@@ -197,7 +198,7 @@ def _missing(studies: Sequence[Study], run: Path, count: int) -> list[str]:
       plans[os.path.join(study.place, protocol.journal)] = [turn for turn, _ in protocol.lines(study.experiment)]
     files += [os.path.join(study.place, name) for name in study.files]
   with rundir.told(f'{run} cannot be read', 'permit it, or choose another --run_dir'):
-    return distributed.once(lambda: shards.missing(run, plans, files, shards.of(count)))
+    return multihost.once(lambda: shards.missing(run, plans, files, shards.of(count)))
 
 
 def _merge(study: Study, run: Path, command: str, count: int) -> Path:
@@ -233,7 +234,7 @@ def _journals(study: Study, run: Path) -> Iterator[dict[str, Journal]]:
 
 def _opened(stack: contextlib.ExitStack, protocol: protocols.Protocol, folder: Path) -> Journal:
   with rundir.told(f'{folder} cannot be made', 'choose another --run_dir'):
-    distributed.once(lambda: disk.make(folder))
+    multihost.once(lambda: disk.make(folder))
   return stack.enter_context(contextlib.closing(Journal(folder / protocol.journal, protocol.fields)))
 
 
@@ -248,7 +249,7 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
   experiment, folder = study.experiment, study.folder(run)
   quality, timings = opened.values()
   names, floors = _once_each(study, folder)
-  asked = lambda: distributed.once(lambda: list(trace.wanted(experiment, quality.lines())))
+  asked = lambda: multihost.once(lambda: list(trace.wanted(experiment, quality.lines())))
   made = lambda: trace.traces(experiment, study.load(), asked()) if quality.count else []
   traced = _once(
     folder / 'traces.jsonl', made, lambda lines: all(_is_object(x) and trace.FIELDS <= x.keys() for x in lines)
@@ -266,7 +267,7 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
 
   for journal in opened.values():
     journal.seal()
-  distributed.once(results)
+  multihost.once(results)
   return folder
 
 
@@ -287,7 +288,7 @@ def _once(path: Path, make: Callable[[], Any], valid: Callable[[Any], bool]):
     else:
       rundir.write_json(path, value)
   found = []
-  distributed.once(lambda: found.append(rundir.read_json(path, valid)))
+  multihost.once(lambda: found.append(rundir.read_json(path, valid)))
   return found[0] if found else None
 
 

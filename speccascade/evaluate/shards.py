@@ -14,9 +14,9 @@ import fcntl
 from pathlib import Path
 import re
 
-from speccascade import buckets, disk, distributed
-from speccascade.errors import RunError
 from speccascade.evaluate import journals, rundir
+from speccascade.host import buckets, disk, multihost
+from speccascade.host.errors import RunError
 
 FOLDER = rundir.SHARDS
 
@@ -69,7 +69,7 @@ def held(run: Path, shard: Shard, prepare: Callable[..., None]) -> contextlib.Ab
 
   `prepare` is told whether another has `begun` to use that.
   """
-  return distributed.held(_held(run, shard, prepare))
+  return multihost.held(_held(run, shard, prepare))
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def _held(run: Path, shard: Shard, prepare: Callable[..., None]) -> Iterator[Non
 
 def alone(run: Path) -> contextlib.AbstractContextManager[None]:
   """Wait until no other process is at what the shards share, and keep them from it; a bucket lets them."""
-  return distributed.held(_alone(run))
+  return multihost.held(_alone(run))
 
 
 @contextlib.contextmanager

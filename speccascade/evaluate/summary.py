@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from speccascade import prediction
 from speccascade.data.examples import Example
+from speccascade.engine.method import SequenceCascade
+from speccascade.engine.phases import Verify
+from speccascade.engine.results import PER_MODEL
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import BY_PLACE, PER_ROW
-from speccascade.methods import autoregressive, SequenceCascade
-from speccascade.phases import Verify
-from speccascade.results import PER_MODEL
+from speccascade.methods import autoregressive
+from speccascade.planning import cost_model
 
 RESAMPLES = 1000
 NOTHING = dict(examples=0, faults=0, fault=None, quality=None, quality_ci=None, counts=None)
@@ -211,11 +212,11 @@ def _predicted(
   method, reference = point.build(), experiment.reference_point.build()
   if counted is None or floor is None or isinstance(method, SequenceCascade):
     return None
-  ensemble = method.kind in prediction.ENSEMBLES
+  ensemble = method.kind in cost_model.ENSEMBLES
   over, models = ('ensemble', method.slots) if ensemble else ('autoregressive', method.slots[-1:])
   if reference.kind != over or {*reference.slots} != {*models}:
     return None
-  forward = [prediction.by_width(times) for times in floor['forward_s'].values()]
+  forward = [cost_model.by_width(times) for times in floor['forward_s'].values()]
   a_token = lambda some: sum(s for s, _, _ in some.values()) / sum(t for _, t, _ in some.values())
   calls, overhead = sum(forward[m][1] for m in reference.slots), 0.0
   if mine := timed.get(_named(experiment.reference_point)):
@@ -225,4 +226,4 @@ def _predicted(
   for other in alone if drafter != method.slots[-1] else ():
     if other.build().slots == (drafter,):
       forward[drafter][1] = max(forward[drafter][1], a_token(timed[_named(other)]))
-  return prediction.predict_method(method, counted, [forward[m] for m in method.slots], overhead)
+  return cost_model.predict_method(method, counted, [forward[m] for m in method.slots], overhead)

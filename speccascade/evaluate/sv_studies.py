@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import profiles, scheduling
+from speccascade.engine import profiles, verification
 
 Samples = Mapping[str, np.ndarray]
 
@@ -55,7 +55,7 @@ def gains(target: np.ndarray, s: np.ndarray, a: np.ndarray, both: np.ndarray) ->
 
 
 def information(
-  samples: Samples, table: scheduling.AcceptanceTable, resolutions: Sequence[int] = (5, 10, 20)
+  samples: Samples, table: verification.AcceptanceTable, resolutions: Sequence[int] = (5, 10, 20)
 ) -> dict:
   """Return the paper's table of uncertainty and information gain by resolution, the last that of the table."""
   target = equal_width(samples['accept'], TARGET_BINS)
@@ -78,7 +78,7 @@ def information(
   return dict(title='Information gain of the companion', columns=columns, rows=rows, note=note)
 
 
-def _adaptive(samples: Samples, table: scheduling.AcceptanceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _adaptive(samples: Samples, table: verification.AcceptanceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Return the bins of equal counts of S alone, of A alone, and of both as a table has them."""
   a, bins = samples['a'], np.shape(table.means)[1]
   row, column = profiles.cells(table, samples['s'], a)
@@ -94,7 +94,7 @@ def correlation(samples: Samples) -> float:
 # ---- prediction ----
 
 
-def reliability(table: scheduling.AcceptanceTable, samples: Samples, bins: int = 10) -> dict:
+def reliability(table: verification.AcceptanceTable, samples: Samples, bins: int = 10) -> dict:
   """Return mean acceptance by predicted acceptance, with intervals: what a reliability diagram shows."""
   said = profiles.predicted(table, samples['s'], samples['a'])
   label, rows = equal_width(said, bins), []
@@ -109,7 +109,7 @@ def reliability(table: scheduling.AcceptanceTable, samples: Samples, bins: int =
   return dict(title=RELIABILITY, columns=columns, rows=rows, note='')
 
 
-def log_loss(table: scheduling.AcceptanceTable, samples: Samples) -> float:
+def log_loss(table: verification.AcceptanceTable, samples: Samples) -> float:
   """Return the mean of -log₂ of what a table promised for what happened, in bits a token."""
   said = np.clip(profiles.predicted(table, samples['s'], samples['a']), 1e-4, 1 - 1e-4)
   accept = samples['accept']
@@ -125,7 +125,7 @@ def robustness(found: Mapping[str, profiles.Profile]) -> dict:
   return dict(title='Tables on the samples of others', columns=['table of', *names], rows=rows, note=note)
 
 
-def _constant(samples: Samples) -> scheduling.AcceptanceTable:
+def _constant(samples: Samples) -> verification.AcceptanceTable:
   """Return a table that promises the mean."""
   return profiles.table_of([], [[]], [[samples['accept'].mean()]])
 
@@ -179,7 +179,7 @@ def simulate(found: profiles.Profile, batch: int, block: int | None = None, *, g
 @functools.partial(jax.jit, static_argnums=3)
 def _lengths(gains: jax.Array, seconds: jax.Array, rows: int, greedy: bool) -> jax.Array:
   """Return the choice [rounds, B] in rounds of gains [rounds, B, W]."""
-  return jax.vmap(lambda g: scheduling.lengths(g, seconds, jnp.asarray(rows), greedy))(gains)
+  return jax.vmap(lambda g: verification.lengths(g, seconds, jnp.asarray(rows), greedy))(gains)
 
 
 def candidates(found: profiles.Profile, batch: int) -> dict[profiles.Way, float]:

@@ -11,11 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, distributed, inputs, methods, probs, targets
+from speccascade import backends, sampling
+from speccascade.engine import inputs, validate
+from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.phases import Elect, Propose
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import Loaded
-from speccascade.phases import Elect, Propose
+from speccascade.host import multihost
 from speccascade.types import Array, BONUS, Model, RESIDUAL
 
 FIELDS = {'curve', 'value', 'temperature', 'example', 'prompt', 'target', 'tokens'}  # of a trace
@@ -72,7 +75,7 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   method = point.build()
   outputs = [line['tokens'] for line in lines]
   models, prompts = loaded.models, [np.asarray(loaded.prompts[e.index], np.int32) for e in examples]
-  slots, combiner = targets.target_of(method)
+  slots, combiner = validate.target_of(method)
   used = method_models(method)
   sampler = experiment.sampler(temperature)
   logits = {m: _forced(models[m], prompts, outputs, experiment.task, inputs.vocabulary(models)) for m in used}
@@ -86,7 +89,7 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   laws['p'] = _chance(logits[used[-1]], tokens, sampler)
   if combiner is not None:
     laws['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
-  laws = jax.device_get(distributed.whole(laws))
+  laws = jax.device_get(multihost.whole(laws))
   names = _sources(method)
   pieces = models[-1].tokenizer.pieces() if models[-1].tokenizer is not None else None
   return [
@@ -107,9 +110,9 @@ def _rounded(chance: np.float32) -> float | None:
   return round(float(chance), 5) if np.isfinite(chance) else None
 
 
-def method_models(method: methods.Method | methods.SequenceCascade) -> tuple[int, ...]:
+def method_models(method: Method | SequenceCascade) -> tuple[int, ...]:
   """Return the numbers of the models that a method runs."""
-  return (0, 1) if isinstance(method, methods.SequenceCascade) else tuple(sorted({*method.slots}))
+  return (0, 1) if isinstance(method, SequenceCascade) else tuple(sorted({*method.slots}))
 
 
 def _sources(method) -> dict[int, str]:
@@ -117,10 +120,10 @@ def _sources(method) -> dict[int, str]:
   numbers = method_models(method)
   drafters = ('drafter', 'second drafter', 'third drafter', 'fourth drafter')
   names = {m: drafters[min(i, 3)] for i, m in enumerate(numbers)}
-  taking_turns = not isinstance(method, methods.SequenceCascade) and isinstance(method.phases[0], Elect)
+  taking_turns = not isinstance(method, SequenceCascade) and isinstance(method.phases[0], Elect)
   if not taking_turns and numbers[-1] > 0:
     names[numbers[-1]] = 'verifier'
-  drafts = any(isinstance(p, Propose) for p in targets.phases_of(method))
+  drafts = any(isinstance(p, Propose) for p in validate.phases_of(method))
   return names | {RESIDUAL: 'residual', BONUS: 'bonus' if drafts else 'combined'}
 
 
@@ -170,10 +173,10 @@ def _counts(outputs, shape) -> Array:
 
 
 @jax.jit
-def _chance(logits: Array, tokens: Array, sampler: probs.Sampler) -> Array:
-  return probs.at_token(sampler(logits), tokens)
+def _chance(logits: Array, tokens: Array, sampler: sampling.Sampler) -> Array:
+  return sampling.at_token(sampler(logits), tokens)
 
 
 @jax.jit
-def _combined(combiner, logits: tuple[Array, ...], tokens: Array, sampler: probs.Sampler) -> Array:
-  return probs.at_token(combiner(jnp.stack(logits), sampler=sampler), tokens)
+def _combined(combiner, logits: tuple[Array, ...], tokens: Array, sampler: sampling.Sampler) -> Array:
+  return sampling.at_token(combiner(jnp.stack(logits), sampler=sampler), tokens)

@@ -13,8 +13,9 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, packing
+from speccascade import backends
 from speccascade.models import cache as cache_lib
+from speccascade.models import packing
 from speccascade.models import rope as rope_lib
 from speccascade.types import Array, Params
 

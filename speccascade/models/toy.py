@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import packing
+from speccascade.models import packing
 from speccascade.types import Array, Model, Prompt, take
 
 

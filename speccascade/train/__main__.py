@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import functools
 import sys
 
-from speccascade import commands, disk, distributed
+from speccascade.host import commands, disk, multihost
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Run the jobs; return the exit code."""
   end = 'interrupted; the same command goes on from the last saved step'
-  return distributed.leave(commands.run(_parser(), _run, argv, end))
+  return multihost.leave(commands.run(_parser(), _run, argv, end))
 
 
 def _parser() -> commands.Parser:
@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace):
       raise ValueError(f'--job={name}: the config has {", ".join(names)}')
   for job in found:
     if not args.job or job.name in args.job:
-      say = functools.partial(print, f'[{job.name}]') if distributed.is_writer() else lambda *_, **__: None
+      say = functools.partial(print, f'[{job.name}]') if multihost.is_writer() else lambda *_, **__: None
       job.run(out, say)
       say(f'done: {out / job.name / "model"}')
 

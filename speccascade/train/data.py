@@ -13,12 +13,13 @@ import warnings
 
 import numpy as np
 
-from speccascade import disk, methods, tokenizers
+from speccascade import methods
 from speccascade.checkpoints import files as checkpoint_files
-from speccascade.data import files
+from speccascade.data import files, tokenizers
 from speccascade.decode import decode
 from speccascade.embedded import grammar
-from speccascade.probs import Sampler
+from speccascade.host import disk
+from speccascade.sampling import Sampler
 from speccascade.train.batches import Pair
 from speccascade.types import Model
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import gin
 
-from speccascade import checkpoints, embedded, gin_files
+from speccascade import checkpoints, embedded
+from speccascade.host import gin_files
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config

@@ -26,8 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from speccascade import disk, distributed, progress, tokenizers
 from speccascade.checkpoints import files, hf_write, orbax
+from speccascade.data import tokenizers
+from speccascade.host import disk, multihost, progress
 from speccascade.train.batches import Batch, batches, Pair
 from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
@@ -76,14 +77,14 @@ def train(
   out = Path(out).expanduser().absolute()
   _check(out.name, network, settings, start, teacher)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
-  distributed.once(lambda: disk.make(out))
+  multihost.once(lambda: disk.make(out))
   kept = _identity(network, settings, tokenizer, start=start, teacher=teacher)
-  distributed.once(lambda: _same_settings(out / 'train.json', kept, (out / 'model').exists()))
+  multihost.once(lambda: _same_settings(out / 'train.json', kept, (out / 'model').exists()))
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
   params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy: steps take their state's memory over
   transform = settings.optimizer.build(network, settings.steps)
   with _checkpoints(out / 'state') as manager:
-    state = _restored(manager, distributed.replicated({'params': params, 'optimizer': transform.init(params)}))
+    state = _restored(manager, multihost.replicated({'params': params, 'optimizer': transform.init(params)}))
     done = manager.latest_step() or 0
     networks = [network] if teacher is None else [network, teacher.network]
     found = batches(pairs, settings.batch_size, settings.widths, networks=networks, seed=settings.seed)
@@ -96,11 +97,11 @@ def train(
         say(f'each of {jax.device_count()} devices computes all of a batch: give a batch_size that they divide')
       log = Log(out / 'log.jsonl', settings, done, say)
       state = _steps(
-        network, transform, state, stream, done, settings, distributed.replicated(teacher), manager, log
+        network, transform, state, stream, done, settings, multihost.replicated(teacher), manager, log
       )
-  params = jax.device_put(distributed.whole(state['params']), jax.local_devices()[0])
+  params = jax.device_put(multihost.whole(state['params']), jax.local_devices()[0])
   model = Model(params, network, tokenizer, out.name)
-  if not distributed.once((out / 'model').exists):
+  if not multihost.once((out / 'model').exists):
     _write(out / 'model', model, settings)
   return model
 
@@ -123,7 +124,7 @@ def _steps(network, transform, state, stream, done: int, settings: Settings, tea
       if batch is None:
         raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
       with _undisturbed():
-        state, parts = step(state, distributed.by_rows(batch), teacher)
+        state, parts = step(state, multihost.by_rows(batch), teacher)
         jax.block_until_ready(before)  # no more than two steps are under way, so that a stop is soon answered
         before = parts
         log.add(number, parts, int(batch.target_length.sum()))
@@ -168,7 +169,7 @@ class _Stream:
 
   def keep_digest(self, step: int):
     """Note what was read up to a step, before its state is saved; the states before it stay known."""
-    distributed.once(lambda: self._keep(step))
+    multihost.once(lambda: self._keep(step))
 
   def _keep(self, step: int):
     known = list(_kept(self._file).items()) if self._file.is_file() else []
@@ -179,7 +180,7 @@ class _Stream:
 
     Of a run that is finished they are those up to its first saved step.
     """
-    known = distributed.once(lambda: _kept(self._file) if self._file.is_file() else {})
+    known = multihost.once(lambda: _kept(self._file) if self._file.is_file() else {})
     steps = int(next(iter(known), steps)) if finished else steps
     for _ in range(steps):
       next(self, None)
@@ -215,7 +216,7 @@ class Log:
     self._file, self._settings, self._say = file, settings, say
     self._first, self._start = done, time.monotonic()
     self._parts, self._tokens = [], 0
-    distributed.once(self._cut)
+    multihost.once(self._cut)
 
   def _cut(self):
     """Drop the lines of steps that are now done again."""
@@ -233,7 +234,7 @@ class Log:
     means = {name: float(np.mean([p[name] for p in kept])) for name in parts}
     if not np.isfinite(means['loss']):
       raise FloatingPointError(f'the loss is {means["loss"]} before step {step}: lower learning_rate, or raise warmup')
-    if not distributed.is_writer():
+    if not multihost.is_writer():
       return
     seconds = time.monotonic() - self._start
     rate = (step - self._first) / seconds
@@ -327,7 +328,7 @@ def _write(folder: Path, model: Model, settings: Settings) -> None:
   network = dataclasses.replace(model.network, dtype=settings.save_dtype)
   params = jax.tree.map(lambda x: x.astype(settings.save_dtype), model.params)
   model = Model(params, network, model.tokenizer, model.name)
-  distributed.once(lambda: _save_whole(folder, model, settings))
+  multihost.once(lambda: _save_whole(folder, model, settings))
 
 
 def _save_whole(folder: Path, model: Model, settings: Settings) -> None:

@@ -8,8 +8,8 @@ import itertools
 from pathlib import Path
 import sys
 
-from speccascade import commands, disk
 from speccascade.embedded import grammar
+from speccascade.host import commands, disk
 
 
 def make(file, texts: Iterable[str], *, size: int) -> Path:

@@ -16,9 +16,11 @@ import pytest
 from safetensors.numpy import save_file
 from tiers import quick
 
-from speccascade import checkpoints, decode, methods, probs, start, tokenizers
+from speccascade import checkpoints, decode, methods, sampling
 from speccascade.backends import cpu
 from speccascade.checkpoints import hf, hf_write, orbax, t5x
+from speccascade.data import tokenizers
+from speccascade.engine import state
 from speccascade.evaluate.curves import Checkpoint
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
@@ -44,16 +46,16 @@ def _save_hf(folder, model):
 def test_a_sampler_is_what_a_checkpoint_asks_for(tmp_path, model):
   folder = _save_hf(tmp_path / 'm', model)
 
-  def of(**said) -> probs.Sampler:
+  def of(**said) -> sampling.Sampler:
     (folder / 'generation_config.json').write_text(json.dumps(said))
-    return probs.Sampler.of(checkpoints.load(folder))
+    return sampling.Sampler.of(checkpoints.load(folder))
 
-  assert of(temperature=0.6, top_p=0.9) == probs.Sampler(0.0, top_p=0.9)
+  assert of(temperature=0.6, top_p=0.9) == sampling.Sampler(0.0, top_p=0.9)
   sampled = dict(do_sample=True, top_k=20, top_p=0.8, min_p=None, repetition_penalty=1.05, eos_token_id=[1, 2])
-  assert of(temperature=0.7, **sampled) == probs.Sampler(0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
-  assert of(do_sample=True, top_k=0, typical_p=1.0) == probs.Sampler()
+  assert of(temperature=0.7, **sampled) == sampling.Sampler(0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
+  assert of(do_sample=True, top_k=0, typical_p=1.0) == sampling.Sampler()
   with pytest.warns(UserWarning, match='also says num_beams=4, left out'):
-    assert of(num_beams=4) == probs.Sampler(0.0)
+    assert of(num_beams=4) == sampling.Sampler(0.0)
   with pytest.raises(ValueError, match="temperature='warm' is not a number"):
     of(do_sample=True, temperature='warm')
 
@@ -66,7 +68,7 @@ def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
   for part in (first, second):
     assert part.network.shares_cache(part.params, deep.network, deep.params)
   assert checkpoints.digest(f'{saved}@1') == first.digest == f'{deep.digest}-first1'
-  assert start.cache_owners([first, second, deep]) == (2, 2, 2)
+  assert state.cache_owners([first, second, deep]) == (2, 2, 2)
   wholes = []
   given = [Checkpoint(f'{saved}@1', name='part'), Checkpoint(str(saved))]
   part, deep = (c.load(None, wholes) for c in given)

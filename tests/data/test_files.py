@@ -7,7 +7,7 @@ import pytest
 
 from speccascade.data import files, prompts
 from speccascade.data.examples import Example
-from speccascade.tokenizers import find
+from speccascade.data.tokenizers import find
 
 ENGLISH = ['A dog runs.', 'Two children play.', 'A woman reads a book.']
 GERMAN = ['Ein Hund läuft.', 'Zwei Kinder spielen.', 'Eine Frau liest ein Buch.']

@@ -15,11 +15,11 @@ with warnings.catch_warnings():
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
-from speccascade.data import seqio_tasks
 from speccascade.data.examples import Example, Task
 from speccascade.data.metrics import exact_match, METRICS
-from speccascade.data.seqio_pipeline import token_features
-from speccascade.tokenizers import find
+from speccascade.data.seqio import tasks
+from speccascade.data.seqio.pipeline import token_features
+from speccascade.data.tokenizers import find
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
 TEXT = tfds.features.Text()
@@ -129,48 +129,48 @@ def read(name, split='validation'):
 
 
 def test_translation_keeps_order_places_and_the_papers_lengths(data_dir):
-  task = seqio_tasks.seqio_task('wmt14_ende', data_dir=data_dir)
+  task = tasks.seqio_task('wmt14_ende', data_dir=data_dir)
   assert task.examples == [Example(i, f'Sentence {i}.', f'Satz {i}.') for i in range(4)]
   assert (task.max_prompt_tokens, task.max_new_tokens, list(task.metrics)) == (80, 80, ['bleu'])
-  part = seqio_tasks.seqio_task('wmt14_ende', data_dir=data_dir, start=1, count=2, prefix='translate: ')
+  part = tasks.seqio_task('wmt14_ende', data_dir=data_dir, start=1, count=2, prefix='translate: ')
   assert part.examples == [Example(i, f'translate: Sentence {i}.', f'Satz {i}.') for i in (1, 2)]
-  assert seqio_tasks.seqio_task('wmt14_ende', data_dir=data_dir, split='test').examples[0].target == 'Das Ende.'
+  assert tasks.seqio_task('wmt14_ende', data_dir=data_dir, split='test').examples[0].target == 'Das Ende.'
 
 
 def test_examples_are_plain_python(data_dir):
-  example = seqio_tasks.seqio_task('mmlu', data_dir=data_dir, split='test').examples[0]
+  example = tasks.seqio_task('mmlu', data_dir=data_dir, split='test').examples[0]
   assert type(example.index) is int and type(example.prompt) is str and json.dumps(example.info)
 
 
 def test_articles_are_cut_to_the_prompt_length(data_dir, byt5):
-  task = seqio_tasks.seqio_task('xsum', data_dir=data_dir, tokenizer=byt5, max_prompt_tokens=100, prefix='summarize: ')
+  task = tasks.seqio_task('xsum', data_dir=data_dir, tokenizer=byt5, max_prompt_tokens=100, prefix='summarize: ')
   prompt = task.examples[0].prompt
   assert prompt.startswith('summarize: A long story') and len(find(byt5).encode(prompt)) == 100
-  news = seqio_tasks.seqio_task('cnn_dailymail', data_dir=data_dir)
+  news = tasks.seqio_task('cnn_dailymail', data_dir=data_dir)
   assert news.examples[0].target == 'Coast .\nNews .' and news.max_prompt_tokens == 2048
 
 
 def test_worked_examples_come_from_training_without_calculator_notes(data_dir):
-  task = seqio_tasks.seqio_task('gsm8k', data_dir=data_dir, split='test', shots=2)
+  task = tasks.seqio_task('gsm8k', data_dir=data_dir, split='test', shots=2)
   assert task.examples[0].prompt == (
     'Question: What is 1 + 1?\nAnswer: It is 2.\n#### 2\n\n'
     'Question: What is 2 + 2?\nAnswer: It is 4.\n#### 4\n\n'
     'Question: What is 9 + 9?\nAnswer:'
   )
-  five, none = (seqio_tasks.seqio_task('gsm8k', data_dir=data_dir, split='test', shots=n) for n in (None, 0))
+  five, none = (tasks.seqio_task('gsm8k', data_dir=data_dir, split='test', shots=n) for n in (None, 0))
   assert five.examples[0].prompt.count('####') == 5 and none.examples[0].prompt == 'Question: What is 9 + 9?\nAnswer:'
   said = none.postprocess(' 18\n#### 18\n\nQuestion: What is 7?', none.examples[0])
   assert said == ' 18\n#### 18\n' and none.metrics['final_number'](none.examples, [said]) == 100
 
 
 def test_a_question_is_no_worked_example_of_its_own(data_dir):
-  examples = seqio_tasks.seqio_task('gsm8k', data_dir=data_dir, split='train', shots=2).examples
+  examples = tasks.seqio_task('gsm8k', data_dir=data_dir, split='train', shots=2).examples
   assert examples[1].prompt == 'Question: What is 1 + 1?\nAnswer: It is 2.\n#### 2\n\nQuestion: What is 2 + 2?\nAnswer:'
   assert [e.prompt.count('####') for e in examples] == [1, 1, *6 * [2]]
 
 
 def test_a_choice_is_asked_with_examples_of_its_own_subject(data_dir):
-  task = seqio_tasks.seqio_task('mmlu', data_dir=data_dir, split='test', shots=2)
+  task = tasks.seqio_task('mmlu', data_dir=data_dir, split='test', shots=2)
   (example,) = task.examples
   assert example.target == 'C' and example.info == {'subject': 'world religions'} and 'law' not in example.prompt
   assert example.prompt.endswith('\nA. w\nB. x\nC. y\nD. z\nAnswer: B\n\nWhich?\nA. p\nB. q\nC. r\nD. s\nAnswer:')
@@ -181,26 +181,26 @@ def test_worked_examples_give_way_before_the_question_does(data_dir, byt5):
   settings = dict(data_dir=data_dir, split='test', tokenizer=byt5)
   ask = 'Question: What is 9 + 9?\nAnswer:'
   for limit, shots in ((999, 5), (150, 2), (40, 0)):
-    (example,) = seqio_tasks.seqio_task('gsm8k', max_prompt_tokens=limit, **settings).examples
+    (example,) = tasks.seqio_task('gsm8k', max_prompt_tokens=limit, **settings).examples
     assert example.prompt.count('####') == shots and example.prompt.endswith(ask)
-  (example,) = seqio_tasks.seqio_task('gsm8k', max_prompt_tokens=30, **settings).examples
+  (example,) = tasks.seqio_task('gsm8k', max_prompt_tokens=30, **settings).examples
   assert example.prompt == 'Question: What is 9 +\nAnswer:'
 
 
 def test_programs_are_tested_once_they_may_run(data_dir):
   with pytest.raises(PermissionError, match='allow_execution=True'):
-    seqio_tasks.seqio_task('humaneval', data_dir=data_dir, split='test')
-  task = seqio_tasks.seqio_task('humaneval', data_dir=data_dir, split='test', allow_execution='without isolation')
+    tasks.seqio_task('humaneval', data_dir=data_dir, split='test')
+  task = tasks.seqio_task('humaneval', data_dir=data_dir, split='test', allow_execution='without isolation')
   said = task.postprocess('    return 2 * x\n\ndef other():\n    broken', task.examples[0])
   assert task.metrics['pass_at_1'](task.examples, [said]) == 100
-  assert seqio_tasks.seqio_task('humaneval', data_dir=data_dir, split='test', metrics=('exact_match',)).examples
+  assert tasks.seqio_task('humaneval', data_dir=data_dir, split='test', metrics=('exact_match',)).examples
 
 
 @pytest.mark.parametrize('name', ['wmt14_ende', 'humaneval'])
 def test_missing_data_is_said_at_once_with_the_remedy(name, tmp_path):
-  dataset = seqio_tasks.BENCHMARKS[name].dataset
+  dataset = tasks.BENCHMARKS[name].dataset
   with pytest.raises(FileNotFoundError, match=f'{dataset} is not in {tmp_path}.*nothing is downloaded.*{dataset}'):
-    seqio_tasks.seqio_task(name, data_dir=str(tmp_path), allow_execution='without isolation')
+    tasks.seqio_task(name, data_dir=str(tmp_path), allow_execution='without isolation')
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_missing_data_is_said_at_once_with_the_remedy(name, tmp_path):
   ],
 )
 def test_wrong_settings_are_named(data_dir, name, settings, said):
-  where = dict(data_dir=data_dir) if name in seqio_tasks.BENCHMARKS else {}
+  where = dict(data_dir=data_dir) if name in tasks.BENCHMARKS else {}
   with pytest.raises(ValueError, match=said):
-    seqio_tasks.seqio_task(name, **where, **settings)
+    tasks.seqio_task(name, **where, **settings)
 
 
 # ---- the registry ----
@@ -227,7 +227,7 @@ def test_wrong_settings_are_named(data_dir, name, settings, said):
 @pytest.mark.parametrize('kind', ['byt5', 'bpe', 'opt'])
 def test_tokens_are_those_that_decoding_makes(kind, data_dir, request):
   folder = request.getfixturevalue(kind)
-  seqio_tasks.add_benchmark('wmt14_ende', tokenizer=folder, data_dir=data_dir)
+  tasks.add_benchmark('wmt14_ende', tokenizer=folder, data_dir=data_dir)
   tokenizer = find(folder)
   for record in read('wmt14_ende'):
     source, target = (record[f'{key}_pretokenized'].decode() for key in ('inputs', 'targets'))
@@ -249,12 +249,12 @@ def test_a_vocabulary_reads_back_what_it_wrote(bpe, byt5, opt):
 
 
 def test_benchmarks_are_changed_by_name(data_dir, byt5):
-  seqio_tasks.add_benchmark('short', 'wmt14_ende', tokenizer=byt5, data_dir=data_dir, prefix='> ', max_prompt_tokens=8)
+  tasks.add_benchmark('short', 'wmt14_ende', tokenizer=byt5, data_dir=data_dir, prefix='> ', max_prompt_tokens=8)
   assert [r['inputs_pretokenized'] for r in read('short')] == [b'> Sente'] * 4
   with pytest.raises(ValueError, match="already has a task 'short'"):
-    seqio_tasks.add_benchmark('short', 'wmt14_ende', data_dir=data_dir)
+    tasks.add_benchmark('short', 'wmt14_ende', data_dir=data_dir)
   with pytest.raises(ValueError, match="no benchmark 'none'; choose from wmt14_ende"):
-    seqio_tasks.add_benchmark('none', data_dir=data_dir)
+    tasks.add_benchmark('none', data_dir=data_dir)
 
 
 def test_files_are_read_as_without_seqio(tmp_path, byt5):
@@ -262,11 +262,11 @@ def test_files_are_read_as_without_seqio(tmp_path, byt5):
   (tmp_path / 'b').write_text('eins\nzwei\n')
   (tmp_path / 'c').write_text('{"q": "1 + 1", "a": ["2", "two"]}')
   a, b, c = (str(tmp_path / name) for name in 'abc')
-  seqio_tasks.add_parallel_text('lines', a, b, tokenizer=byt5, prefix='de: ', start=1)
+  tasks.add_parallel_text('lines', a, b, tokenizer=byt5, prefix='de: ', start=1)
   (record,) = read('lines')
   assert json.loads(record['example']) == dict(index=1, prompt='de: two', target='zwei', info={})
   assert record['inputs'].tolist() == find(byt5).encode('de: two')
-  seqio_tasks.add_jsonl('objects', c, tokenizer=byt5, prompt_field='{q} =', target_field='a', stop=['\n'])
+  tasks.add_jsonl('objects', c, tokenizer=byt5, prompt_field='{q} =', target_field='a', stop=['\n'])
   (record,) = read('objects')
   assert record['inputs_pretokenized'] == b'1 + 1 =' and record['targets_pretokenized'] == b'2'
   task = seqio.get_mixture_or_task('objects')
@@ -285,16 +285,16 @@ def test_a_seqio_task_of_anyones_becomes_plain_examples(byt5):
     output_features=token_features(byt5), metric_fns=[],
   )  # fmt: skip
   limits = dict(max_prompt_tokens=8, max_new_tokens=8, metrics=('bleu',))
-  task = seqio_tasks.seqio_task('anyones', split='test', start=1, **limits)
+  task = tasks.seqio_task('anyones', split='test', start=1, **limits)
   assert task.examples == [Example(1, 'b', 'y'), Example(2, 'c', 'z')]
   with pytest.raises(ValueError, match='vocabularies of its own'):
-    seqio_tasks.seqio_task('anyones', tokenizer=byt5, **limits)
+    tasks.seqio_task('anyones', tokenizer=byt5, **limits)
 
 
 def test_token_lists_cannot_be_registered(byt5):
   task = Task('tokens', [Example(0, [1, 2], 'x')], 4, 4, {'exact_match': exact_match})
   with pytest.raises(ValueError, match='prompts are token lists'):
-    seqio_tasks.add_task(task, tokenizer=byt5)
+    tasks.add_task(task, tokenizer=byt5)
 
 
 def test_the_modules_alone_import_no_tensorflow():
@@ -309,7 +309,7 @@ def test_the_modules_alone_import_no_tensorflow():
 def test_a_registered_task_keeps_extremes_of_text(byt5):
   texts = ['', 'ä\u2028\n', 'x' * 500]
   task = Task('odd', [Example(i, t, t) for i, t in enumerate(texts)], 999, 9, {'exact_match': exact_match})
-  seqio_tasks.add_task(task, tokenizer=byt5)
+  tasks.add_task(task, tokenizer=byt5)
   records = read('odd')
   assert [r['inputs_pretokenized'].decode() for r in records] == texts
   assert all(np.array_equal(r['inputs'], find(byt5).encode(t)) for r, t in zip(records, texts))
@@ -320,14 +320,14 @@ def test_a_registered_task_keeps_extremes_of_text(byt5):
 
 def test_the_page_lists_every_benchmark_with_its_lengths_and_metric():
   page = (ROOT / 'docs' / 'tasks.md').read_text()
-  for name, benchmark in seqio_tasks.BENCHMARKS.items():
+  for name, benchmark in tasks.BENCHMARKS.items():
     (row,) = [line.split(' | ') for line in page.splitlines() if line.startswith(f'| `{name}` |')]
     assert row[1] == f'`{benchmark.dataset}`' and row[4] == f'`{benchmark.metrics[0]}` |'
     assert row[3] == f'{benchmark.max_prompt_tokens} / {benchmark.max_new_tokens}'
   assert [m for m in METRICS if f'| `{m}` |' not in page] == []
 
 
-@pytest.mark.parametrize('name', seqio_tasks.BENCHMARKS)
+@pytest.mark.parametrize('name', tasks.BENCHMARKS)
 def test_a_config_of_each_benchmark_makes_its_task(name, data_dir):
   pytest.importorskip('gin')
   from speccascade.evaluate import config
@@ -340,7 +340,7 @@ def test_a_config_of_each_benchmark_makes_its_task(name, data_dir):
   allowed = ['ALLOW_EXECUTION = True'] if name == 'humaneval' else []
   config.parse([str(ROOT / 'gin_configs' / 'tasks' / f'{name}.gin')], bindings + allowed)
   (experiment,) = config.build()
-  benchmark = seqio_tasks.BENCHMARKS[name]
+  benchmark = tasks.BENCHMARKS[name]
   task = experiment.task
   assert task.name == name and task.examples and list(task.metrics) == list(benchmark.metrics)
   assert (task.max_prompt_tokens, task.max_new_tokens) == (benchmark.max_prompt_tokens, benchmark.max_new_tokens)

@@ -20,12 +20,13 @@ from test_run_cli import finish, given, start
 from test_shards import merge, QUICK, RUN, same_bytes, share
 
 import speccascade
-from speccascade import buckets, checkpoints, disk, run
+from speccascade import checkpoints, run
 from speccascade.checkpoints import orbax
 from speccascade.data import files
-from speccascade.errors import RunError
 from speccascade.evaluate import journals, runner
 from speccascade.evaluate.journals import Journal
+from speccascade.host import buckets, disk
+from speccascade.host.errors import RunError
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 

@@ -8,8 +8,8 @@ import pytest
 import toys
 
 from speccascade import methods, rules
-from speccascade.errors import RunError
 from speccascade.evaluate import config
+from speccascade.host.errors import RunError
 
 ROOT = pathlib.Path(__file__).parents[2]
 RUNS = sorted((ROOT / 'gin_configs' / 'runs').glob('*.gin'))

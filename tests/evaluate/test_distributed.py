@@ -17,10 +17,10 @@ from test_run_cli import finish, start
 from test_shards import RUN, same_bytes
 
 import speccascade
-from speccascade import distributed
 from speccascade.checkpoints import orbax
-from speccascade.errors import RunError
 from speccascade.evaluate import rundir
+from speccascade.host import multihost
+from speccascade.host.errors import RunError
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 
@@ -160,10 +160,10 @@ def test_two_processes_save_and_train_together_as_one_does_and_go_on(tmp_path):
 
 
 def test_one_process_waits_for_nobody():
-  assert distributed.is_writer() and distributed.count() == 1 and distributed.threads() == os.cpu_count()
-  assert distributed.once(lambda: (1, 2)) == (1, 2) and distributed.broadcast(None) is None
-  distributed.barrier()
-  assert distributed.leave(1) == 1
+  assert multihost.is_writer() and multihost.count() == 1 and multihost.threads() == os.cpu_count()
+  assert multihost.once(lambda: (1, 2)) == (1, 2) and multihost.broadcast(None) is None
+  multihost.barrier()
+  assert multihost.leave(1) == 1
 
 
 @pytest.mark.full
@@ -299,7 +299,7 @@ def test_a_process_that_is_told_to_end_does_and_one_that_is_killed_leaves_nothin
 
 def test_processes_that_nothing_tells_of_each_other_are_told_what_to_set(monkeypatch):
   with pytest.raises(RunError, match='did not find each other .*start one on each host.* JAX_COORDINATOR_ADDRESS'):
-    distributed.start(1)
+    multihost.start(1)
 
 
 @pytest.mark.parametrize('missing', ['its port', pytest.param('the other process', marks=pytest.mark.full)])

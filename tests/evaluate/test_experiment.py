@@ -7,7 +7,7 @@ import jax
 import pytest
 import toys
 
-from speccascade import methods, probs, rules, Sampler
+from speccascade import methods, rules, Sampler, sampling
 from speccascade.checkpoints import hf_write
 from speccascade.data import metrics
 from speccascade.data.examples import Task
@@ -68,7 +68,7 @@ def test_prompts_that_cannot_be_decoded_are_found_before_anything_is():
 
 def test_an_experiment_takes_all_numbers_of_a_sampler():
   numbers = dict(top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3)
-  assert make(**numbers).sampler(0.7) == Sampler(0.7, **numbers) and {'temperature', *numbers} == set(probs.NEUTRAL)
+  assert make(**numbers).sampler(0.7) == Sampler(0.7, **numbers) and {'temperature', *numbers} == set(sampling.NEUTRAL)
   assert 'min_p=1.0 is not' in error(min_p=1.0)
 
 

@@ -3,9 +3,9 @@
 import made
 import pytest
 
-from speccascade import buckets, disk
-from speccascade.errors import RunError
 from speccascade.evaluate import outputs, plots, rundir
+from speccascade.host import buckets, disk
+from speccascade.host.errors import RunError
 
 
 def test_a_plot_or_a_scalar_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsys):

@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 import toys
 
-from speccascade import decode, methods, probs, progress, rules, Sampler, targets
-from speccascade.errors import RunError
-from speccascade.evaluate import Curve, Experiment, floor, protocols, summary, trace
+from speccascade import decode, methods, rules, Sampler, sampling
+from speccascade.engine import validate
+from speccascade.evaluate import Curve, Experiment, protocols, summary, trace
 from speccascade.evaluate.journals import Journal
+from speccascade.host import progress
+from speccascade.host.errors import RunError
 from speccascade.models import toy
+from speccascade.planning import floor
 
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
 DRAFT = Curve('draft only', methods.autoregressive, settings={'model': 0})
@@ -344,7 +347,7 @@ def test_traced_laws_are_those_the_tokens_were_drawn_from(loaded, models, qualit
   assert [(x['curve'], x['value'], x['example']) for x in found] == [
     (c, v, i) for c, v in (('target only', None), ('draft only', None), ('opt', 0.3)) for i in range(2)
   ]
-  sampler = probs.Sampler(temperature)
+  sampler = sampling.Sampler(temperature)
   for x in found:
     tokens = EXPERIMENT.task.examples[x['example']].prompt[:]
     for t in x['tokens']:
@@ -384,10 +387,10 @@ def test_sources_are_named_by_the_part_that_a_model_plays():
   }
   for name, (method, expected) in names.items():
     assert trace._sources(method) == expected, name
-  assert targets.target_of(methods.bild()) == ((), None)
-  slots, combiner = targets.target_of(methods.token_cascade(functools.partial(rules.chow, alpha=0.3)))
+  assert validate.target_of(methods.bild()) == ((), None)
+  slots, combiner = validate.target_of(methods.token_cascade(functools.partial(rules.chow, alpha=0.3)))
   assert slots == (0, 1) and combiner.keywords['rule'].func is rules.chow
-  assert targets.target_of(methods.ensemble_sd(partial))[0] == (0, 1)
+  assert validate.target_of(methods.ensemble_sd(partial))[0] == (0, 1)
 
 
 # ---- progress ----

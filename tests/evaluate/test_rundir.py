@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from speccascade.errors import RunError
 from speccascade.evaluate import rundir
 from speccascade.evaluate.journals import Journal
+from speccascade.host.errors import RunError
 
 
 def test_a_journal_returns_what_was_appended(tmp_path):

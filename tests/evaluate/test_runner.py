@@ -9,8 +9,8 @@ import pytest
 import toys
 
 from speccascade import methods
-from speccascade.errors import RunError
 from speccascade.evaluate import Curve, Experiment, runner
+from speccascade.host.errors import RunError
 
 TASK = toys.task(3, 4)
 ODD = 'a\u2028b\x85c\x0bd\u2029'

@@ -13,9 +13,9 @@ from test_run_cli import finish, given, start
 import toys
 
 from speccascade import methods, rules, run
-from speccascade.errors import RunError
 from speccascade.evaluate import Curve, Experiment, protocols, rundir, runner, shards
 from speccascade.evaluate.shards import Shard
+from speccascade.host.errors import RunError
 
 ROOT = pathlib.Path(__file__).parents[2]
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})

@@ -5,8 +5,9 @@ import functools
 import pytest
 import toys
 
-from speccascade import methods, prediction, rules
+from speccascade import methods, rules
 from speccascade.evaluate import Curve, Experiment, summary
+from speccascade.planning import cost_model
 
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
 DRAFT = Curve('draft only', methods.autoregressive, settings={'model': 0})
@@ -28,21 +29,21 @@ def predicted(run, curve, floor=FLOOR, **seconds):
 
 def test_what_a_token_of_the_reference_costs_beside_its_call_is_paid_by_every_round():
   run = experiment(TARGET, SPED, CASCADE)
-  rates = prediction.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
+  rates = cost_model.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
   for curve, kind in ((SPED, 'speculative'), (CASCADE, 'cascade')):
-    assert predicted(run, curve)['ratio'] == pytest.approx(prediction.predict(kind, rates, 0.1, 3, 1.2))
+    assert predicted(run, curve)['ratio'] == pytest.approx(cost_model.predict(kind, rates, 0.1, 3, 1.2))
     said = predicted(run, curve, target_only=15.0)  # 1.5 s a token
     assert said['overhead'] == pytest.approx(0.5)
-    assert said['ratio'] == pytest.approx(prediction.predict(kind, rates, 0.1, 3, 1.2, 0.5))
+    assert said['ratio'] == pytest.approx(cost_model.predict(kind, rates, 0.1, 3, 1.2, 0.5))
   assert predicted(run, SPED, target_only=8.0)['overhead'] == 0  # no less than the calls
 
 
 def test_a_call_of_the_drafter_costs_what_its_token_costs_where_it_was_timed_alone():
-  rates = prediction.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
+  rates = cost_model.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
   run = experiment(TARGET, DRAFT, SPED)
   said = predicted(run, SPED, draft_only=4.0, target_only=15.0)
   assert said['cost_ratio'] == pytest.approx(0.4) and said['overhead'] == pytest.approx(0.5)
-  assert said['ratio'] == pytest.approx(prediction.predict('speculative', rates, 0.4, 3, 1.2, 0.5))
+  assert said['ratio'] == pytest.approx(cost_model.predict('speculative', rates, 0.4, 3, 1.2, 0.5))
   assert predicted(run, SPED, draft_only=0.5)['cost_ratio'] == pytest.approx(0.1)  # no less than its call
   assert FLOOR['forward_s']['small'] == {'1': 0.1}
 
@@ -56,9 +57,9 @@ def test_a_prediction_is_of_the_models_that_decode(pair, seconds):
   sped = Curve('SpecDecode', methods.speculative, rules.speculative, settings={'block': 3, 'pair': pair})
   said = predicted(experiment(alone, sped), sped, floor=floor)
   draft, one, window = seconds
-  rates = prediction.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
+  rates = cost_model.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
   assert said['cost_ratio'] == pytest.approx(draft / one)
-  assert said['ratio'] == pytest.approx(prediction.predict('speculative', rates, draft / one, 3, window / one))
+  assert said['ratio'] == pytest.approx(cost_model.predict('speculative', rates, draft / one, 3, window / one))
 
 
 def test_a_prediction_is_of_the_batch_whose_passes_were_timed_and_of_its_own_reference():

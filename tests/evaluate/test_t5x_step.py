@@ -13,7 +13,7 @@ import pytest
 
 from speccascade import decode, methods, Sampler
 from speccascade.checkpoints import hf, t5x_names
-from speccascade.evaluate import t5x_step
+from speccascade.integrations import t5x
 from speccascade.types import Model
 
 CONFIG = {'model_type': 't5', 'vocab_size': 13, 'd_model': 8, 'd_kv': 3, 'd_ff': 10, 'num_layers': 1, 'num_heads': 2}
@@ -36,8 +36,8 @@ def step(sampler=Sampler(0.0), method=methods.speculative(block=2)):
   drafter = small()
 
   def infer(params, batch, rng):
-    large = t5x_step.model(params, T5X)
-    return t5x_step.decode_batch(method, [drafter, large], batch, rng, sampler=sampler)
+    large = t5x.model(params, T5X)
+    return t5x.decode_batch(method, [drafter, large], batch, rng, sampler=sampler)
 
   return jax.jit(infer)
 
@@ -68,7 +68,7 @@ def test_scanned_parameters_are_those_they_were_made_of(large):
   scanned = t5x_names.scan(large.params, large.network.config)
   plain, found = (step()(params, BATCH, jax.random.PRNGKey(0))[0] for params in (large.params, scanned))
   assert plain.tolist() == found.tolist()
-  model = t5x_step.with_params(large, scanned)
+  model = t5x.with_params(large, scanned)
   assert not model.network.config.shared_bias and large.network.config.shared_bias
   assert model.params['decoder']['layers_0']['relpos_bias']['rel_embedding'].shape == (2, 32)
 
@@ -101,10 +101,10 @@ def test_nan_is_told(large):
 
 def test_what_a_step_cannot_do_is_said(large):
   with pytest.raises(ValueError, match='sampling needs a key'):
-    t5x_step.decode_batch(methods.autoregressive(0), [large], BATCH, sampler=Sampler(1.0))
+    t5x.decode_batch(methods.autoregressive(0), [large], BATCH, sampler=Sampler(1.0))
   T5X_other = SimpleNamespace(mlp_activations=('tanh',), dtype='float32')
   with pytest.raises(ValueError, match="mlp_activations = .'tanh',. is not supported"):
-    t5x_step.model(large.params, T5X_other)
+    t5x.model(large.params, T5X_other)
   wrong = {**large.params, 'extra': {'kernel': np.zeros(2)}}
   with pytest.raises(ValueError, match="T5X's parameters: tensor 'extra.kernel' .2. is unexpected"):
-    t5x_step.with_params(large, wrong)
+    t5x.with_params(large, wrong)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from speccascade import embedded, tokenizers
+from speccascade import embedded
+from speccascade.data import tokenizers
 
 SPIECE = Path(embedded.__file__).parent / 'pretrained' / 'large' / 'spiece.model'
 TURN = {'content': '<|turn|>', 'lstrip': False, 'rstrip': False, 'single_word': False, 'normalized': False}

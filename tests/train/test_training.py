@@ -24,11 +24,11 @@ from tokenizers.pre_tokenizers import Whitespace
 import speccascade
 from speccascade import checkpoints
 from speccascade.checkpoints import files, hf_write, orbax
-from speccascade.errors import RunError
+from speccascade.data.tokenizers import find
+from speccascade.host.errors import RunError
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
-from speccascade.tokenizers import find
 from speccascade.train import __main__, data, jobs, loop, losses
 from speccascade.train.batches import Batch, batches, collate
 from speccascade.train.loop import Settings, train

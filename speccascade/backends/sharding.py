@@ -1,0 +1,407 @@
+"""Where arrays lie on a mesh of devices: the rows of a batch over one of its axes, parts of a model over the other.
+
+A mesh has the axes 'data' and 'model', or one of them. Rows are cut over 'data'. A model's parameters are cut as its
+rules say, ((logical axis, axis of the mesh or None), …): `CUT` puts heads, inner widths and the vocabulary over
+'model', `WHOLE` nothing. What does not divide stays whole, and is named once; it is the heads that have to divide where
+an axis joins them with their dimensions. A program for several devices has a `Layout`, read off its models' parameters,
+as a static part; nothing else names an axis of a mesh.
+
+Axis letters: B batch, W window, V vocabulary, K key-value heads, T slots, D head dimension.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import functools
+import math
+import numbers
+from typing import Any
+import warnings
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from speccascade.backends.traced import Setting
+
+Array = jax.Array
+Rules = tuple[tuple[str, Any], ...]
+
+ROWS, PARTS = 'data', 'model'
+CUT: Rules = tuple((n, PARTS) for n in ('vocab', 'mlp', 'heads', 'joined_kv', 'joined_kv_heads', 'kv_heads'))
+WHOLE: Rules = ()
+NAMED = {'cut': CUT, 'whole': WHOLE}
+_COLLECTIVE = 8 << 20  # bytes of weights that a chip reads in the time of one small collective
+_LAWS = 8 << 20  # bytes of a window's logits whose gathering takes as long as reductions over a cut vocabulary
+
+
+# ---- meshes and models ----
+
+
+def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
+  """Return the mesh of {'data': 2, 'model': 4} over the first devices, 'model' over neighbours."""
+  if not isinstance(shape, Mapping):
+    raise ValueError(f"mesh {shape!r}: give {{'data': 2, 'model': 4}}, how many devices along each axis.")
+  size, found = {ROWS: 1, PARTS: 1} | dict(shape), jax.devices() if devices is None else devices
+  for axis, n in size.items():
+    if not isinstance(n, numbers.Integral) or isinstance(n, bool):
+      raise ValueError(f'mesh {dict(shape)}: {axis}={n!r} is not a whole number of devices.')
+  count = math.prod(size.values())
+  if set(size) != {ROWS, PARTS} or not 0 < min(size.values()) or count > len(found):
+    raise ValueError(f'mesh {dict(shape)}: give data and model, at most {len(found)} devices in all.')
+  used = found[:count]
+  if devices is None and (lost := {d.process_index for d in found} - {d.process_index for d in used}):
+    raise ValueError(
+      f'mesh {dict(shape)} has no device of process {min(lost)}: let it have some of each, {len(found)} devices in all.'
+    )
+  return Mesh(np.array(used).reshape(size[ROWS], size[PARTS]), (ROWS, PARTS))
+
+
+def place(model: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
+  """Return a model with its parameters on a mesh, as its rules cut them."""
+  return model.replace(params=jax.device_put(model.params, shardings(model.network, on, rules, model.params)))
+
+
+def shardings(network: Any, on: Mesh, rules: Rules | str | None = None, params: Any = None) -> Any:
+  """Return the sharding of each parameter; those of a network that names no axes are whole."""
+  if not hasattr(network, 'param_axes'):
+    return jax.tree.map(lambda _: NamedSharding(on, PartitionSpec()), params)
+  return jax.tree.map(lambda s: NamedSharding(on, s), specs(network, on, rules), is_leaf=_is_spec)
+
+
+def _is_spec(x: Any) -> bool:
+  return isinstance(x, PartitionSpec)
+
+
+def specs(network: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
+  """Return how each parameter is cut; no axis of the mesh cuts two axes of one."""
+  rules = default_rules(network, on) if rules is None else _checked(rules, on)
+  return jax.tree.map(lambda x, axes: _spec(network, x.shape, axes, rules, on, _tell), *parameters(network))
+
+
+def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, tell: Callable) -> PartitionSpec:
+  counts, to, used, spec = _heads(network), dict(rules), set(), []
+  for name, size in zip(axes, shape, strict=True):
+    over = to.get(name)
+    over = tuple(a for a in ((over,) if isinstance(over, str) else over or ()) if a not in used)
+    parts = math.prod(on.shape[a] for a in over)
+    if counts.get(name, size) % parts:
+      tell(f"'{name}' of {counts.get(name, size)}", parts, network)
+      over = ()
+    used |= set(over)
+    spec.append(over[0] if len(over) == 1 else over or None)
+  return PartitionSpec(*spec)
+
+
+def _heads(network) -> dict[str, int]:
+  """Return of how many heads the axes consist that join them with their dimensions."""
+  heads = getattr(network.config, 'heads', 1)
+  shared = getattr(network.config, 'kv_heads', heads)
+  return {'heads': heads, 'joined_kv': heads, 'kv_heads': shared, 'joined_kv_heads': shared}
+
+
+@functools.lru_cache(maxsize=64)
+def parameters(network) -> tuple[Any, Any]:
+  """Return the shapes and the logical axes of a network's parameters."""
+  return network.param_shapes(), network.param_axes()
+
+
+@functools.lru_cache(maxsize=256)
+def _tell(what: str, parts: int, network: Any = None) -> None:
+  if network is None:
+    where = 'a batch'
+  else:
+    count = sum(math.prod(x.shape) for x in jax.tree.leaves(parameters(network)[0]))
+    where = f'{type(network).__name__} of {count:,} parameters'
+  warnings.warn(f'{where}: {what} does not divide over {parts} devices and stays whole on each.', stacklevel=2)
+
+
+def _checked(rules: Rules | str, on: Mesh) -> Rules:
+  if isinstance(rules, str) and rules not in NAMED:
+    raise ValueError(f"rules={rules!r} is neither 'cut' nor 'whole' nor pairs (logical axis, axis of the mesh).")
+  rules = NAMED[rules] if isinstance(rules, str) else rules
+  for rule in rules:
+    over = rule[1] if isinstance(rule[1], tuple) else (rule[1],)
+    if lost := [axis for axis in over if axis is not None and axis not in on.shape]:
+      raise ValueError(f'rules {rules}: the mesh has no axis {lost[0]!r}, only {", ".join(map(repr, on.shape))}.')
+  return tuple(rules)
+
+
+def default_rules(network: Any, on: Mesh) -> Rules:
+  """Return `CUT` where that saves a step more time in reading weights than it adds in collectives, else `WHOLE`.
+
+  A collective follows each product over a cut axis. It takes as long as reading some megabytes, so that small drafters
+  stay whole on each device.
+  """
+  if on.shape.get(PARTS, 1) == 1 or not hasattr(network, 'param_axes'):
+    return WHOLE
+  parts, saved, collectives = on.shape[PARTS], 0.0, 0
+  for x, axes in zip(jax.tree.leaves(parameters(network)[0]), _axes(network), strict=True):
+    spec = _spec(network, x.shape, axes, CUT, on, lambda *_: None)
+    if PARTS in spec:
+      saved += math.prod(x.shape) * x.dtype.itemsize * (1 - 1 / parts)
+      inside = spec.index(PARTS) < len(spec) - 1  # what a product sums over
+      collectives += inside * (x.shape[0] if axes[0] == 'layers' else 1)
+  return CUT if saved > _COLLECTIVE * collectives else WHOLE
+
+
+def _axes(network) -> list:
+  return jax.tree.leaves(parameters(network)[1], is_leaf=_is_spec)
+
+
+# ---- a program's layout ----
+
+
+def of(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int = 0) -> 'Layout | None':
+  """Return the layout of models that run together, by slot, or None where they lie on one device."""
+  on = shared(models)
+  if on is None:
+    return None
+  spec_of = lambda m: jax.tree.map(lambda x: x.sharding.spec, m.params)
+  return planned([m.network for m in models], on, map(spec_of, models), rows, window, vocab)
+
+
+def of_step(models: Sequence[Any], on: Mesh | None, rows: int, window: int, vocab: int) -> 'Layout | None':
+  """Return the layout of models in a step that is partitioned over a mesh: traced ones are cut, the others whole."""
+  if on is None:
+    return of(models, rows, window, vocab)
+  if on.size == 1:
+    return None
+  rules = [CUT if isinstance(_a_leaf(m.params), jax.core.Tracer) else WHOLE for m in models]
+  networks = [m.network for m in models]
+  cuts = [specs(network, on, some) for network, some in zip(networks, rules, strict=True)]
+  return planned(networks, on, cuts, rows, window, vocab)
+
+
+def planned(networks: Sequence[Any], on: Mesh, cut: Iterable[Any], rows: int, window: int, vocab: int) -> 'Layout':
+  """Return the layout of networks whose parameters are cut so."""
+  cuts = tuple(_cuts(n, c) for n, c in zip(networks, cut, strict=True))
+  return Layout(on, cuts).with_laws(rows, window, vocab)
+
+
+def shared(models: Sequence[Any]) -> Mesh | None:
+  """Return the mesh on which all the models lie, None for one device; raise where they lie apart."""
+  on, first = None, None
+  for model in models:
+    if (leaf := _a_leaf(model.params)) is None:
+      continue
+    here = _mesh_of(leaf)
+    if first is not None and here != on:
+      one, other = (first, model) if on is None else (model, first)
+      raise ValueError(
+        f'{one.name} and {other.name} do not lie on the same mesh: load both with one mesh=…, or move a model with '
+        'speccascade.place(model, mesh).'
+      )
+    on, first = here, model
+  return on
+
+
+def _a_leaf(params: Any) -> Any:
+  """Return one of the parameters, None where there are none; to list all of them would take as long as a short call."""
+  while isinstance(params, Mapping):
+    params = next(iter(params.values()), None)
+  return params
+
+
+def _mesh_of(x: Any) -> Mesh | None:
+  if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or not isinstance(x.sharding, NamedSharding):
+    return None
+  return x.sharding.mesh if x.sharding.mesh.size > 1 else None
+
+
+def _cuts(network, cut: Any) -> tuple[tuple[str, Any], ...]:
+  """Return which logical axes of a model's parameters are cut, and over which axis of the mesh."""
+  if not hasattr(network, 'param_axes'):
+    return ()
+  found = {}
+  for axes, spec in zip(_axes(network), jax.tree.leaves(cut, is_leaf=_is_spec), strict=True):
+    found |= {name: over for name, over in zip(axes, spec) if over is not None}
+  return tuple(sorted(found.items()))
+
+
+def row_parts(models: Sequence[Any]) -> int:
+  """Return in how many parts the rows of a batch are cut."""
+  on = shared(models)
+  return 1 if on is None else on.shape.get(ROWS, 1)
+
+
+def even(rows: int, parts: int) -> int:
+  """Return the least number of rows, no smaller, of which each of `parts` has as many."""
+  return -(-rows // parts) * parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """A mesh and, by slot of a method, what of the model is cut; hashable, a static part of a program."""
+
+  mesh: Mesh
+  cuts: tuple[tuple[tuple[str, Any], ...], ...]
+  laws: bool = False  # whether a window's logits and laws stay cut along the vocabulary
+
+  def with_laws(self, rows: int, window: int, vocab: int) -> 'Layout':
+    """Return the layout that keeps the vocabulary cut where gathering a window's logits would take longer."""
+    own = -(-rows // self.mesh.shape.get(ROWS, 1))
+    return dataclasses.replace(self, laws=own * (window + 1) * vocab * 4 > _LAWS)
+
+  def only(self, slots: Sequence[int]) -> 'Layout':
+    """Return the layout of some of the models."""
+    return dataclasses.replace(self, cuts=tuple(self.cuts[s] for s in slots), laws=False)
+
+  def _over(self, size: int, axis: Any, what: str) -> Any:
+    """Return the mesh's axis that cuts so many, or None where they do not divide or it has no such axis."""
+    names = axis if isinstance(axis, tuple) else (axis,)
+    parts = math.prod(self.mesh.shape.get(name, 1) for name in names if name)
+    if axis is None or parts == 1:
+      return None
+    if size % parts:
+      _tell(f'{what} of {size}', parts)
+      return None
+    return axis
+
+  def rows(self, tree: Any) -> Any:
+    """Return how arrays with rows on axis 0 are cut."""
+    return jax.tree.map(lambda x: PartitionSpec(self._over(x.shape[0], ROWS, 'rows')), tree)
+
+  def caches(self, caches: Sequence[Any]) -> tuple:
+    """Return how the caches of all slots are cut: entries [B, …, K, T, D] by rows and heads, the rest by rows."""
+
+    def cut(over, path, x):
+      rows = self._over(x.shape[0], ROWS, 'rows')
+      if getattr(path[-1], 'key', None) not in ('key', 'value') or x.ndim < 4 or over in (None, ROWS):
+        return PartitionSpec(rows)
+      return PartitionSpec(rows, *[None] * (x.ndim - 4), self._over(x.shape[-3], over, 'groups of heads'))
+
+    by_heads = [dict(cuts).get('joined_kv_heads') for cuts in self.cuts]
+    return tuple(
+      jax.tree_util.tree_map_with_path(functools.partial(cut, over), cache)
+      for over, cache in zip(by_heads, caches, strict=True)
+    )
+
+  def _head(self, slot: int) -> Any:
+    """Return the axis that cuts a model's vocabulary where laws stay cut along it."""
+    return dict(self.cuts[slot]).get('vocab') if self.laws else None
+
+  def by_vocabulary(self, x: Array, slot: int) -> PartitionSpec:
+    """Return how logits or laws [B, …, V] of a model are cut."""
+    rows, between = self._over(x.shape[0], ROWS, 'rows'), [None] * (x.ndim - 2)
+    return PartitionSpec(rows, *between, self._over(x.shape[-1], self._head(slot), 'a vocabulary'))
+
+  def state(self, state: Any, kept: Sequence[int]) -> Any:
+    """Return how the loop's state is cut, `kept` being the slots that have caches."""
+    found = self.rows(state.replace(caches=()))
+    logits = tuple(self.by_vocabulary(x, slot) for slot, x in enumerate(state.window.logits))
+    any_cut = next((slot for slot in range(len(self.cuts)) if self._head(slot)), 0)
+    drafted = None if state.window.probs is None else self.by_vocabulary(state.window.probs, any_cut)
+    window = found.window.replace(logits=logits, probs=drafted)
+    return found.replace(window=window, caches=self.only(kept).caches(state.caches) if state.caches else ())
+
+  def pin(self, tree: Any, cut: Any = None) -> Any:
+    """Hold arrays of a traced program in their places, on every device where nothing else is said."""
+    cut = jax.tree.map(lambda _: PartitionSpec(), tree) if cut is None else cut
+    hold = lambda x, s: jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, s))
+    return jax.tree.map(hold, tree, cut)
+
+  def bytes(self, tree: Any, cut: Any) -> int:
+    """Return the bytes of arrays on one device."""
+    shape = lambda x, s: math.prod(NamedSharding(self.mesh, s).shard_shape(x.shape)) * x.dtype.itemsize
+    return sum(jax.tree.leaves(jax.tree.map(shape, tree, cut)))
+
+  def put_rows(self, old: Any, cut: Any, new: Any, new_cut: Any, source: Array, target: Array, count: Array) -> Any:
+    """Copy row source[i] of each new array to row target[i] of the old one, for i under `count`.
+
+    A row goes to all devices of 'data', and those that hold its place keep it: no more than a row is in flight.
+    """
+    trees = [jax.tree.leaves(x) for x in (old, new)]
+    cuts = [jax.tree.leaves(x, is_leaf=_is_spec) for x in (cut, new_cut)]
+
+    def put(old, new, source, target, count):
+      def one(i, old):
+        rows = [_row(n, source[i], s[0] == ROWS) for n, s in zip(new, cuts[1], strict=True)]
+        return [_with_row(o, r, target[i], s[0] == ROWS) for o, r, s in zip(old, rows, cuts[0], strict=True)]
+
+      return jax.lax.fori_loop(0, count, one, old)
+
+    everywhere = (PartitionSpec(),) * 3
+    mapped = jax.shard_map(
+      put, mesh=self.mesh, in_specs=(*cuts, *everywhere), out_specs=cuts[0], check_vma=False
+    )  # fmt: skip
+    return jax.tree.unflatten(jax.tree.structure(old), mapped(*trees, source, target, count))
+
+
+def _own(x: Array, at: Array, cut: bool) -> tuple[Array, Array]:
+  """Return which row of this device's is row `at` of the whole array, and whether it has it."""
+  place = at - jax.lax.axis_index(ROWS) * x.shape[0] if cut else at
+  return jnp.clip(place, 0, x.shape[0] - 1), (place >= 0) & (place < x.shape[0])
+
+
+def _row(x: Array, at: Array, cut: bool) -> Array:
+  """Return row `at` of an array of which each device has some."""
+  place, mine = _own(x, at, cut)
+  row = jax.lax.dynamic_slice_in_dim(x, place, 1, 0)
+  if not cut:
+    return row
+  number = row.astype(jnp.int32) if row.dtype == jnp.bool_ else row
+  return jax.lax.psum(jnp.where(mine, number, jnp.zeros_like(number)), ROWS).astype(row.dtype)
+
+
+def _with_row(x: Array, row: Array, at: Array, cut: bool) -> Array:
+  place, mine = _own(x, at, cut)
+  at = (place, *[0] * (x.ndim - 1))  # a row may have fewer slots than its place
+  row = jnp.where(mine, row, jax.lax.dynamic_slice(x, at, row.shape)) if cut else row
+  return jax.lax.dynamic_update_slice(x, row, at)
+
+
+# ---- in a traced program ----
+
+
+_LAYOUT: Setting[Layout] = Setting('layout')
+use, current = _LAYOUT.use, _LAYOUT.current  # the layout that is traced for
+
+
+def over_shards(function: Callable, arrays: Mapping[str, tuple[Array, tuple]], outs: Sequence[tuple]) -> Any:
+  """Call a function of named arrays for each device's part of them, the layout being that of one model.
+
+  Each axis is named 'rows', 'heads' or None, of the arrays and of what comes out. Where no layout is in use, it is
+  called with the arrays as they are.
+  """
+  layout, values = current(), {name: x for name, (x, _) in arrays.items()}
+  if layout is None:
+    return function(**values)
+  over = {'rows': ROWS if ROWS in layout.mesh.shape else None, 'heads': dict(layout.cuts[0]).get('joined_kv_heads')}
+  for kind, axis in over.items():
+    parts = layout.mesh.shape[axis] if isinstance(axis, str) else 1
+    sizes = {n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind}
+    sizes -= {1} if kind == 'rows' else set()  # a bias may have one for all
+    over[kind] = axis if parts > 1 and sizes and not any(n % parts for n in sizes) else None
+  spec = lambda x, names: PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
+  call = jax.shard_map(
+    lambda *xs: tuple(function(**dict(zip(values, xs, strict=True)))), mesh=layout.mesh,
+    in_specs=tuple(spec(*given) for given in arrays.values()),
+    out_specs=tuple(PartitionSpec(*map(over.get, names)) for names in outs), check_vma=False,
+  )  # fmt: skip
+  return call(*values.values())
+
+
+def gathered(x: Array) -> Array:
+  """Return x [B, …] cut along its rows only."""
+  layout = current()
+  return x if layout is None else layout.pin(x, layout.rows(x))
+
+
+def computed(x: Array, slot: int) -> Array:
+  """Return a model's logits [B, …, V] in the parts that its head makes, so that they move and not its weights."""
+  layout = current()
+  return x if layout is None else layout.pin(x, dataclasses.replace(layout, laws=True).by_vocabulary(x, slot))
+
+
+def as_head(x: Array, slot: int) -> Array:
+  """Return a model's logits or laws [B, …, V] in parts where its head is cut and laws are, else gathered here."""
+  layout = current()
+  return x if layout is None else layout.pin(x, layout.by_vocabulary(x, slot))
+
+
+def in_blocks(x: Array, size: int) -> Array:
+  """Return x [B, …, V], its last axis cut only where each part consists of whole blocks."""
+  layout = current()
+  parts = 1 if layout is None or not layout.laws else layout.mesh.shape.get(PARTS, 1)
+  return x if parts == 1 or x.shape[-1] % (size * parts) == 0 else gathered(x)

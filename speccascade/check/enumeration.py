@@ -1,0 +1,324 @@
+"""The exact law of what the compiled loop emits on toy models, by enumeration; and what a rule of one's own is.
+
+`check(rule)` says whether a rule or combiner is traced by JAX, gives laws, reads each position by itself, rejects less
+as α grows, and whether the loop emits its law; `check(method)` the same of a method. `python -m speccascade.check`
+is the command.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import methods, rules, sampling
+from speccascade.engine import validate
+from speccascade.engine.loop import decode_batch
+from speccascade.engine.method import Method, SequenceCascade
+from speccascade.host.progress import Progress
+from speccascade.models import toy
+from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
+
+Law = dict[tuple[int, ...], float]  # {emitted tokens: probability}
+COUNT = 3  # tokens whose joint law is enumerated
+CLOSE = 1e-5  # a distance of laws that float32 explains
+ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+SAMPLERS = {
+  'T = 0': sampling.Sampler(0.0),
+  'T = 0.7, top-k 5, top-p 0.9': sampling.Sampler(0.7, top_k=5, top_p=0.9),
+  'T = 1': sampling.Sampler(),
+}
+_EMITTED = ('T = 0', 'T = 1')  # the samplers at which the loop's law is enumerated
+
+
+# ---- the law of what is emitted ----
+
+
+@struct.dataclass
+class Enumerated:
+  """Noise that takes every decision from a row's digits and notes the probability that the decision had.
+
+  A decision has the key (position, purpose), as in `probs.Keyed`, and the last one made under a key counts: an
+  earlier one belonged to a drafted token that no test reached. With `by_round` the round's start is part of the key.
+  """
+
+  digits: Array  # [B, R, P, 3]
+  chances: Array  # [B, R, P, 3]
+  base: int = struct.field(pytree_node=False)
+  by_round: bool = struct.field(pytree_node=False, default=False)
+
+  def _place(self, position, start):
+    rows = jnp.arange(position.shape[0])
+    return rows, (start - self.base if self.by_round else jnp.zeros_like(start)), position - self.base
+
+  def _note(self, place, purpose, chance):
+    return self.replace(chances=self.chances.at[(*place, purpose)].set(chance, mode='drop'))
+
+  def draw(self, weights: Array, position: Array, purpose: int, start: Array) -> tuple[Array, 'Enumerated']:
+    """Return the tokens that the digits say."""
+    place = self._place(position, start)
+    token = self.digits[(*place, purpose)]
+    total = weights.sum(-1)  # of no law where nothing is drawn, so that any chance will do that sums to 1
+    chance = jnp.where(total > 0, sampling.at_token(weights, token) / total, 1 / weights.shape[-1])
+    return token, self._note(place, purpose, chance)
+
+  def accept(self, numerator: Array, denominator: Array, position: Array, start: Array) -> tuple[Array, 'Enumerated']:
+    """Return the outcomes that the digits say."""
+    noise, outcomes = self, []
+    for j in range(position.shape[1]):
+      place = self._place(position[:, j], start)
+      a, b = numerator[:, j], denominator[:, j]
+      sure = jnp.where(b > 0, jnp.minimum(1, a / jnp.where(b > 0, b, 1)), (a > 0).astype(jnp.float32))
+      sure = jnp.where(jnp.isnan(sure), 0, sure)  # a place without a law, which no test reaches
+      yes = self.digits[(*place, ACCEPT)] == 0
+      noise = noise._note(place, ACCEPT, jnp.where(yes, sure, 1 - sure))
+      outcomes.append(yes)
+    return jnp.stack(outcomes, 1), noise
+
+
+def emitted_law(
+  method: Method,
+  models: Sequence[Model],
+  prompt: Sequence[int],
+  count: int,
+  sampler: sampling.Sampler,
+  decode: Callable = decode_batch,
+) -> Law:
+  """Return the law of the first `count` tokens that the compiled loop emits."""
+  vocab = models[-1].network.vocab_size
+  rounds = count if method.by_round else 1
+  radix = np.array([vocab, 2, vocab])
+  # With rounds, a round that starts at token r decides about positions from r on.
+  cells = [(r, p) for r in range(rounds) for p in range(r, count)]
+  total = int(np.prod(radix)) ** len(cells)
+  digits = np.zeros((total, rounds, count, 3), np.int32)
+  rest = np.arange(total)
+  for r, p in cells:
+    for purpose in range(3):
+      rest, digits[:, r, p, purpose] = np.divmod(rest, radix[purpose])
+  chances = jnp.asarray(np.tile((1 / radix).astype(np.float32), (total, rounds, count, 1)))
+  noise = Enumerated(jnp.asarray(digits), chances, base=len(prompt), by_round=method.by_round)
+  batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (total, 1)), jnp.full(total, len(prompt), jnp.int32))
+  state = jax.device_get(decode(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise))
+  if not state.done.all():
+    raise ValueError(f'{method.name}: {count} rounds a row have committed no token; every round must end in a Verify.')
+  weight = _weights(state, len(prompt), count, radix, method.by_round, rounds)
+  emitted = state.tokens[:, len(prompt) : len(prompt) + count]
+  emitted = np.where(np.arange(count) < (state.length - len(prompt))[:, None], emitted, -1)
+  outcomes, which = np.unique(emitted, axis=0, return_inverse=True)
+  mass = np.bincount(which.ravel(), weight)
+  return {tuple(int(t) for t in o if t >= 0): m for o, m in zip(outcomes, mass, strict=True) if m > 0}
+
+
+def _weights(state, base, count, radix, by_round, rounds) -> np.ndarray:
+  """Return each row's probability: the chances of the decisions that its tokens came from, the others being free."""
+  chance = state.noise.chances.astype(np.float64)
+  if by_round:  # every decision ever made counts; those of cells that do not exist have chance 1
+    exists = np.arange(count)[None, :] >= np.arange(rounds)[:, None]
+    return np.where(exists[None, :, :, None], chance, 1).prod((1, 2, 3))
+  source = state.stats.source[:, base : base + count]
+  free = 1 / radix.astype(np.float64)
+  drafted = (source >= 0) | (source == RESIDUAL)
+  weight = np.where(drafted, chance[:, 0, :, DRAFT] * chance[:, 0, :, ACCEPT], free[DRAFT] * free[ACCEPT])
+  final = (source < 0) & (source != NOWHERE)
+  return (weight * np.where(final, chance[:, 0, :, FINAL], free[FINAL])).prod(1)
+
+
+def distance(law: Law, reference: Law) -> tuple[float, float]:
+  """Return the total variation distance of two laws, and how far the first is from summing to 1."""
+  keys = law.keys() | reference.keys()
+  return 0.5 * sum(abs(law.get(k, 0) - reference.get(k, 0)) for k in keys), abs(sum(law.values()) - 1)
+
+
+def lockstep_law(
+  combiner: Callable, models: Sequence[Model], prompt: Sequence[int], count: int, sampler: sampling.Sampler
+) -> Law:
+  """Return the law of `count` tokens, each drawn from the combiner's law after those before it."""
+  laws: Law = {(): 1.0}
+  for _ in range(count):
+    prefixes = list(laws)
+    tokens = jnp.asarray([[*prompt, *p] for p in prefixes], jnp.int32)
+    logits = jnp.stack([_next_logits(m, tokens) for m in models])
+    pi = np.asarray(_combined(combiner, logits, sampler), np.float64)
+    laws = {(*p, v): laws[p] * m for p, row in zip(prefixes, pi, strict=True) for v, m in enumerate(row) if m}
+  return laws
+
+
+def _next_logits(model: Model, tokens: Array) -> Array:
+  """Return the logits [N, V] after token lists [N, L], read from the start."""
+  length = jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32)
+  cache = model.network.prefill(model.params, Prompt(tokens, length), tokens.shape[1] + 1)
+  return model.network.extend(model.params, cache, tokens[:, -1:], length[:, None] - 1)[0][:, 0]
+
+
+# ---- what a rule, a combiner or a method is ----
+
+
+class Finding(NamedTuple):
+  """The answer to one question; `ok` is None where either answer will do."""
+
+  question: str
+  ok: bool | None
+  said: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What was found; `str` tells it all."""
+
+  name: str
+  findings: tuple[Finding, ...]
+
+  @property
+  def ok(self) -> bool:
+    """Whether nothing is wrong."""
+    return all(f.ok is not False for f in self.findings)
+
+  def __str__(self):
+    marks = {True: 'yes', False: 'NO', None: '–'}
+    wide = max(len(f.question) for f in self.findings)
+    lines = [f'  {f.question:<{wide}}  {marks[f.ok]:<3}  {f.said}'.rstrip() for f in self.findings]
+    return '\n'.join([f'{self.name}: {"all is well" if self.ok else "something is wrong"}', *lines])
+
+
+def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = False) -> Report:
+  """Say of a rule, a combiner or a method whether it gives laws, and whether the loop emits exactly its law.
+
+  A function that is not marked as a combiner is taken for a rule. `alphas` are the values that are tried of a rule
+  whose α is not bound. `progress` shows how far it is on standard error.
+  """
+  check_bits()
+  bar = Progress('check', len(SAMPLERS) + len(_EMITTED), unit='questions', shown=progress)
+  if isinstance(rule, Method | SequenceCascade):
+    found = _check_method(rule, bar)
+  elif getattr(rules.inside(rule), 'kind', 'rule') == 'combiner':
+    found = _check_combiner(rule, bar)
+  else:
+    found = _check_rule(rule, alphas, bar)
+  bar.end()
+  return found
+
+
+def _check_method(method: Method | SequenceCascade, bar: Progress) -> Report:
+  models, combiner = validate.target_of(method)
+  if combiner is None:
+    said = 'its tokens follow no law of one position: a verifier may rewrite what was written'
+    return Report(method.name, (Finding('emits one law', None, said),))
+  findings = _of_laws([('', combiner)], len(models), bar)
+  return Report(method.name, (*findings, *(_emitted(method, bar) if all(f.ok for f in findings) else ())))
+
+
+def _check_combiner(combiner: Callable, bar: Progress) -> Report:
+  bound = rules.bind_combiner(combiner)
+  count = len(bound.keywords.get('weights', (0, 0)))
+  findings = _of_laws([('', bound)], count, bar)
+  if all(f.ok for f in findings):
+    findings += _emitted(methods.cos(bound, (2, *[1] * (count - 1))), bar)
+  return Report(rules.name_of(combiner), tuple(findings))
+
+
+def _check_rule(rule: Callable, alphas: Sequence[float] | None, bar: Progress) -> Report:
+  name, bound = rules.name_of(rule), rules.bind(rule)
+  settings = [(f' at alpha = {a:g}', rules.lift(rules.bind(bound, alpha=a))) for a in _alphas(bound, alphas)]
+  settings = settings or [('', rules.lift(bound))]
+  findings = _of_laws(settings, 2, bar)
+  if all(f.ok for f in findings):
+    if len(settings) > 1:
+      findings.append(_monotone(settings))
+    middle = settings[len(settings) // 2][1].keywords['rule']
+    findings += _emitted(methods.speculative(middle, block=2), bar)
+  return Report(name, tuple(findings))
+
+
+def _alphas(bound: Any, given: Sequence[float] | None) -> Sequence[float]:
+  """Return the values to try of a rule: those given, else some of its range where it has an α that is not bound."""
+  if given is not None:
+    return sorted(given)
+  if 'alpha' in bound.keywords or not rules.takes(bound, 'alpha'):
+    return ()
+  low, high = getattr(bound.func, 'alpha_range', (-rules.INF, rules.INF))
+  return [a for a in ALPHAS if low <= a <= high]
+
+
+def _of_laws(settings: Iterable[tuple[str, Callable]], models: int, bar: Progress) -> list[Finding]:
+  """Return whether combiners are traced and, if so, give laws and read each position by itself."""
+  settings, logits = list(settings), _logits(models)
+  for sampler in SAMPLERS.values():
+    if problem := validate.untraced(settings[0][1], models, logits.shape[-1], sampler):
+      return [Finding('is traced', False, f'it {problem}')]
+  half = logits.shape[1] // 2
+  others = logits.at[:, half:].set(logits[:, :1])
+  law, alone = [], []
+  for setting, sampler in SAMPLERS.items():
+    for where, combiner in settings:
+      pi = _combined(combiner, logits, sampler)
+      law += _not_laws(pi, f'{where}, {setting}')
+      if not np.allclose(pi[:half], _combined(combiner, others, sampler)[:half], atol=CLOSE, equal_nan=True):
+        alone.append(f'other positions change its law{where}, {setting}; reduce over the last axis only')
+    bar.add(1, f'laws, {setting}')
+  return [
+    Finding('is traced', True, ''),
+    Finding('is a law', not law, law[0] if law else f'at {logits.shape[1]} positions under {len(SAMPLERS)} samplers'),
+    Finding('reads one position', not alone, alone[0] if alone else ''),
+  ]
+
+
+@jax.jit
+def _combined(combiner: Callable, logits: Array, sampler: sampling.Sampler) -> Array:
+  return combiner(logits, sampler=sampler)
+
+
+def _logits(models: int) -> Array:
+  """Return logits [M, N, V] of models that often agree: mild and extreme ones, and some with masked tokens."""
+  rng = np.random.default_rng(0)
+  last = rng.normal(size=(60, 7)) * np.repeat([1, 4, 20], 20)[:, None]
+  rows = [last + (0.7 * i) * rng.normal(size=last.shape) * abs(last).mean(1, keepdims=True) for i in range(models)]
+  logits = np.float32(rows[::-1])
+  logits[:, ::6, 2] = -np.inf
+  return jnp.asarray(logits)
+
+
+def _not_laws(pi: Array, where: str) -> list[str]:
+  """Return what is wrong with the first of the laws that is none."""
+  bad = np.flatnonzero(~np.asarray(rules.is_law(pi)))
+  if not bad.size:
+    return []
+  row = np.asarray(pi[bad[0]])
+  what = f'has the entry {row.min():.4g}' if row.min() < -rules.ROUNDING else f'sums to {row.sum():.4g}'
+  return [f'{bad.size} of {len(pi)} are none; the first {what}{where}']
+
+
+def _monotone(settings: Sequence[tuple[str, Callable]]) -> Finding:
+  """Return whether the chance that a draft is rejected, TV(q̃, π), falls at every position as α grows."""
+  logits, sampler = _logits(2), SAMPLERS['T = 1']
+  q = sampler(logits[0])
+  rejected = [np.asarray(sampling.tv(q, _combined(combiner, logits, sampler))) for _, combiner in settings]
+  for i in range(1, len(settings)):
+    worse = rejected[i] - rejected[i - 1]
+    if worse.max() > CLOSE:
+      said = f'{settings[i][0].strip()} a draft is rejected more often, by {worse.max():.3f}, than{settings[i - 1][0]}'
+      return Finding('rejects less as alpha grows', None, f'no: {said}')
+  first, last = rejected[0].mean(), rejected[-1].mean()
+  said = f'{first:.2f} of drafts rejected{settings[0][0]}, {last:.2f}{settings[-1][0]}'
+  return Finding('rejects less as alpha grows', True, said)
+
+
+def _emitted(method: Method, bar: Progress) -> list[Finding]:
+  """Return whether the compiled loop emits the target of a method, by its exact law on toy models."""
+  models, combiner = validate.target_of(method)
+  vocab = 2 if method.by_round else 3
+  large = toy.model(1, vocab, scale=1.2)
+  every = [*(toy.model(i + 2, vocab, scale=0.8, near=large) for i in range(method.models - 1)), large]
+  found = []
+  for name in _EMITTED:
+    sampler = SAMPLERS[name]
+    law = emitted_law(method, every, [1, 0], COUNT, sampler)
+    expected = lockstep_law(combiner, [every[m] for m in models], [1, 0], COUNT, sampler)
+    off, missing = distance(law, expected)
+    said = f'distance {off:.1e} of the joint law of {COUNT} tokens from its definition, by {method.name}'
+    found.append(Finding(f'is emitted at {name}', bool(max(off, missing) < CLOSE), said))
+    bar.add(1, f'the loop, {name}')
+  return found

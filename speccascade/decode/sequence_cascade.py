@@ -1,0 +1,39 @@
+"""The sequence cascade: model 0 answers, and model 1 answers anew where the score of that answer is low."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+
+import numpy as np
+
+from speccascade import methods
+from speccascade.engine import requests
+from speccascade.engine.method import SequenceCascade
+from speccascade.engine.results import Row
+from speccascade.engine.state import PER_MODEL
+
+_OF_THE_ANSWER = ('source', 'emitted')  # statistics that are not added up
+
+
+def decode(method: SequenceCascade, rows: Sequence[requests.Row], run: Callable) -> list[Row]:
+  """Decode with model 0 and, under the threshold, with model 1; what both cost is added up.
+
+  The second answer has a stream of random numbers of its own, for the first one's have chosen it. Its programs are
+  those of all rows, so that how many are answered anew compiles nothing.
+  """
+  first = run(methods.autoregressive(0), rows, trace=True)
+  sound = [i for i, row in enumerate(first) if row.fault is None]
+  anew = [i for i in sound if float(method.score(first[i].logprobs[0])) < method.threshold]
+  second = {}
+  if anew:
+    rows, kept = [dataclasses.replace(row, stream=1) for row in rows], frozenset(range(len(rows))).difference(anew)
+    second = dict(zip(anew, run(methods.autoregressive(1), rows, skip=kept), strict=True))
+  return [_joined(row, second.get(i)) for i, row in enumerate(first)]
+
+
+def _joined(first: Row, again: Row | None) -> Row:
+  """Return the answer that stands, with what both have cost by model."""
+  stats = {name: np.pad(value, (0, 1)) if name in PER_MODEL else value for name, value in first.stats.items()}
+  if again is None:
+    return dataclasses.replace(first, stats=stats, logprobs=None)
+  both = {name: new if name in _OF_THE_ANSWER else stats[name] + new for name, new in again.stats.items()}
+  return dataclasses.replace(again, stats=both)

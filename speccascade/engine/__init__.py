@@ -1,0 +1,5 @@
+"""The engine: requests in, prefill, insert, the jitted loop around the phases of a method, rows out."""
+
+from speccascade.engine.engine import Engine
+
+__all__ = ['Engine']

@@ -1,0 +1,186 @@
+"""What a user gave: models, prompts and numbers, checked before anything is computed, and padded to static shapes."""
+
+from collections.abc import Sequence
+import numbers
+import os
+from typing import Any
+import warnings
+
+import numpy as np
+
+from speccascade.data import tokenizers
+from speccascade.engine import profiles, validate
+from speccascade.types import check_bits, Model, Prompt, whole
+
+
+def check_models(method, models: Sequence[Model]) -> list[Model]:
+  """Return the models as a list, having checked that the method can decode with them."""
+  check_bits()
+  if isinstance(models, Model | str | os.PathLike):
+    raise ValueError(f'models={getattr(models, "name", models)} must be a list of models, as in [small, large].')
+  models = list(models)
+  for model in models:
+    if not isinstance(model, Model):
+      said = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
+      raise ValueError(f'models has {said}, not a loaded model: give what speccascade.load(PATH) returns.')
+  validate.check_method(method, len(models))
+  last = models[method.models - 1]
+  if getattr(last.network, 'drafts_only', False):
+    raise ValueError(f'{last.name} only proposes what the text repeats: give it as a drafter, not as the last model.')
+  first, *others = models
+  for other in others:
+    if (first.network.start_id is None) != (other.network.start_id is None):
+      raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
+  profiles.check_models(getattr(method, 'origin', None), [models[m] for m in getattr(method, 'slots', ())])
+  for model in models:
+    validate.check_network(model)
+  return models
+
+
+def vocabulary(models: Sequence[Model]) -> int:
+  """Return how many token ids the models share; logits beyond them are padding, cut off for all alike."""
+  if all(m.tokenizer is not None for m in models):
+    return tokenizers.check_vocabularies(models)
+  first = models[0]
+  for other in models[1:]:
+    if other.network.vocab_size != first.network.vocab_size:
+      raise ValueError(
+        f'The models differ in vocabulary: {first.name} has {first.network.vocab_size} tokens, {other.name} '
+        f'{other.network.vocab_size}. Models of one run must share it.'
+      )
+  return first.network.vocab_size
+
+
+def listed(prompts) -> list:
+  """Return the prompts of a call as a list."""
+  if prompts is None or isinstance(prompts, (bytes, dict, numbers.Number)):
+    raise ValueError(f'prompts={prompts!r} must be a text, chat messages, a speccascade.Request, or a list of prompts.')
+  found = list(prompts)
+  if not found:
+    raise ValueError('prompts must be a list of texts or of token lists, with one prompt at least.')
+  return found
+
+
+def encode(models: Sequence[Model], prompts, arguments: Sequence[dict | None] = ()) -> list[np.ndarray]:
+  """Return prompts as arrays of token ids, each checked; `arguments` are those of the chat template, by prompt."""
+  vocab = vocabulary(models)
+  rows = []
+  for i, prompt in enumerate(listed(prompts)):
+    more = arguments[i] if arguments else None
+    if more is not None and not (is_chat(prompt) and isinstance(more, dict)):
+      raise ValueError(f'prompt {i}: chat_template_kwargs={more!r} is for chat messages, and must be a dict.')
+    if is_chat(prompt):
+      prompt = _tokenizer(models, i, 'chat messages').chat(prompt, **more or {})
+    if isinstance(prompt, str):
+      prompt = _tokenizer(models, i, 'a text').encode(_checked(prompt, i))
+    try:
+      row = np.asarray(prompt)
+    except ValueError:  # uneven lists
+      row = np.empty((0, 0))
+    if row.ndim != 1:
+      raise ValueError(f'prompt {i} is {prompt!r}; a prompt is a text, a list of token ids or chat messages.')
+    if not row.size:
+      raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
+    if not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab:
+      raise ValueError(f'prompt {i} holds values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
+    rows.append(row.astype(np.int32))
+  return rows
+
+
+def _checked(text: str, i: int) -> str:
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    at = f'a lone surrogate at character {error.start}'
+    raise ValueError(f'prompt {i} has {at}, which is half a character; read its text as UTF-8.') from None
+  return text
+
+
+def is_chat(prompt) -> bool:
+  """Tell whether a prompt is chat messages."""
+  return isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(x, dict) for x in prompt)
+
+
+def _tokenizer(models: Sequence[Model], i: int, what: str):
+  tokenizer = models[-1].tokenizer
+  if tokenizer is None:
+    raise ValueError(f'prompt {i} is {what}, but {models[-1].name} has no tokenizer; give token lists.')
+  return tokenizer
+
+
+def check_ids(example_ids, count: int) -> np.ndarray:
+  """Return example ids as uint32, one for each prompt."""
+  ids = np.arange(count) if example_ids is None else np.asarray(example_ids)
+  if ids.shape != (count,):
+    raise ValueError(f'{count} prompts need as many example_ids, not {ids.shape[0] if ids.ndim else "a single one"}.')
+  if not np.issubdtype(ids.dtype, np.integer) or (ids < 0).any() or (ids >= 2**32).any():
+    raise ValueError('example_ids must be whole numbers of 0 … 2^32 - 1.')
+  return ids.astype(np.uint32)
+
+
+def check_seed(seed: int) -> np.uint32:
+  """Return the seed as uint32."""
+  if not isinstance(seed, numbers.Integral) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+    raise ValueError(f'seed={seed!r} is not a whole number of 0 … 2^32 - 1.')
+  return np.uint32(seed)
+
+
+def bucket(n: int, least: int = 8) -> int:
+  """Round up to 8, 12, 16, 24, 32, 48, … so that few shapes are compiled, and over 8 at most a third is padding."""
+  power = least
+  while power < n:
+    power *= 2
+  return power * 3 // 4 if power > least and n <= power * 3 // 4 else power
+
+
+def check_fits(models, rows, given: int | None):
+  """Raise where a prompt is longer than `given`, or a row longer than a model has positions."""
+  longest = max(rows, key=lambda row: row.tokens.size)
+  if given is not None and longest.tokens.size > whole('max_prompt_tokens', given):
+    raise ValueError(
+      f'prompt {longest.source} has {longest.tokens.size} tokens, more than max_prompt_tokens={given}; shorten it or '
+      'raise the limit.'
+    )
+  for model in models:
+    row, needed = _most_needed(model.network, rows)
+    most = model.network.max_positions
+    if most is not None and needed > most:
+      raise ValueError(
+        f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed} '
+        f'positions, but {model.name} has {most}; shorten one of them.'
+      )
+
+
+def prompt_width(models, rows, given: int | None) -> int:
+  """Return the padded prompt length, having checked that every row fits it and the models' positions."""
+  check_fits(models, rows, given)
+  for model in models:
+    row, needed = _most_needed(model.network, rows)
+    context = getattr(model.network, 'context', None)
+    if model.network.max_positions is None and context is not None and needed > context:
+      warnings.warn(
+        f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed} '
+        f'positions; {model.name} was made for {context} (max_position_embeddings), what it writes beyond may be poor.',
+        stacklevel=6,
+      )
+  return given or bucket(max(row.tokens.size for row in rows))
+
+
+def _most_needed(network, rows) -> tuple[Any, int]:
+  """Return the row that needs most positions, and how many."""
+  needed = lambda row: row.max_new + (1 if network.start_id is not None else row.tokens.size)
+  row = max(rows, key=needed)
+  return row, needed(row)
+
+
+def by_length(texts: Sequence) -> list[int]:
+  """Return the places of the texts or token lists, the longest first."""
+  return sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+
+
+def pad(prompts: Sequence[np.ndarray], size: int, width: int) -> Prompt:
+  """Return token lists as a batch of `size` rows; those beyond the real ones hold one token 0."""
+  tokens, length = np.zeros((size, width), np.int32), np.ones(size, np.int32)
+  for i, prompt in enumerate(prompts):
+    tokens[i, : prompt.size], length[i] = prompt, prompt.size
+  return Prompt(tokens, length)

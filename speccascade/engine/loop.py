@@ -1,0 +1,242 @@
+"""The loop and what stands beside it on the device: prefill, insert rows into a batch, run the phases in a loop.
+
+One jitted `lax.while_loop` around the phases, over static shapes. Rows end by mask; every array of the state has its
+rows on axis 0, so that a request takes its row by one `tree.map`.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+from typing import Any, NamedTuple
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import backends, sampling
+from speccascade.backends import sharding
+from speccascade.engine import inputs, requests, validate
+from speccascade.engine.method import Method
+from speccascade.engine.phases import run as run_phases
+from speccascade.engine.state import cache_owners, first_state
+from speccascade.types import Array, Context, Limits, Model, Network, Prompt, State
+
+FOREVER = np.iinfo(np.int32).max
+
+
+class Program(NamedTuple):
+  """What is compiled in, beside the method's structure and the shapes."""
+
+  networks: tuple[Network, ...]
+  owners: tuple[int | None, ...]  # the slot of the method in whose cache each slot works, None of one that is idle
+  buffer: int  # positions of a row
+  vocab: int
+  backend: backends.Backend = backends.Backend()
+  trace: bool = False  # whether log-probabilities are noted
+  top: int = 0  # how many of the likeliest tokens are noted
+  where: sharding.Layout | None = None  # of several devices
+
+  @property
+  def kept(self) -> list[int]:
+    """The slots that have a cache."""
+    return sorted({s for s in self.owners if s is not None})
+
+  @property
+  def readers(self) -> sharding.Layout | None:
+    """The layout of the slots that have a cache."""
+    return None if self.where is None else self.where.only(self.kept)
+
+  def cut(self, state: State) -> Any:
+    """Return how each array of a state is cut."""
+    return self.where.state(state, self.kept)
+
+  def pin(self, state: State) -> State:
+    """Hold the arrays of a state in their places."""
+    return state if self.where is None else self.where.pin(state, self.cut(state))
+
+
+@struct.dataclass
+class Arrival:
+  """Rows that take their places: row i of `rows` reads row source[i] of a prefix and goes to place target[i]."""
+
+  rows: requests.Arrays  # [B]
+  source: Array | None  # [B], None where each row reads its own
+  target: Array  # [B]
+  count: Array  # how many of them are meant
+
+
+def positions(network: Network, width: int, max_new_tokens: int, window: int) -> int:
+  """Return the positions of a row, with room for a padded window after the last token.
+
+  In steps of 16, so that methods of the same models share a compiled prefill.
+  """
+  start = width if network.start_id is None else 1
+  return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 4), static_argnames=('room', 'where'))
+def prefill(networks, backend, params, prompt: Prompt, room: int, where: sharding.Layout | None = None) -> tuple:
+  """Return caches of `room` positions that have seen the prompts."""
+  with backends.use(backend):
+    if where is None:
+      return tuple(n.prefill(p, prompt, room) for n, p in zip(networks, params, strict=True))
+    read, prompt = by_layout(where, [n.prefill for n in networks]), where.pin(prompt, where.rows(prompt))
+    caches = tuple(one(p, prompt, room) for one, p in zip(read, params, strict=True))
+    return where.pin(caches, where.caches(caches))
+
+
+def by_layout(where: sharding.Layout | None, functions: Sequence[Callable]) -> tuple[Callable, ...]:
+  """Return functions of the models, each traced for the layout of its own."""
+
+  def one(slot: int, function: Callable) -> Callable:
+    def call(*args):
+      with sharding.use(where.only([slot])):
+        return function(*args)
+
+    return call
+
+  return tuple(functions) if where is None else tuple(one(i, f) for i, f in enumerate(functions))
+
+
+def caches_of(program: Program, params: tuple, prompt: Prompt, room: int | None = None) -> tuple:
+  """Return caches of the prompts with `room` positions or all those of a row."""
+  networks, some = (tuple(x[s] for s in program.kept) for x in (program.networks, params))
+  return prefill(networks, program.backend, some, prompt, room or program.buffer, where=program.readers)
+
+
+def blank(program, method, params, rows: requests.Arrays) -> State:
+  """Return zeros for the rows, none of them in use."""
+  shapes = jax.eval_shape(lambda: first_state(program, method, caches_of(program, params, rows.prompt), rows))
+  state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes).replace(done=jnp.ones(rows.real.shape, bool))
+  return program.pin(state)
+
+
+def first_batch(program, method, params, prefix: tuple, arrival: Arrival) -> State:
+  """Return a batch of the rows that arrive, row i in place i."""
+  if program.where is not None and arrival.source is not None:  # rows cross a mesh one by one
+    return put_rows(program, method, prefix, arrival, blank(program, method, params, arrival.rows))
+  count = arrival.target.shape[0]
+
+  def with_all_positions(shape, x):
+    if arrival.source is not None:
+      n = shape.shape[0] // count  # indices of axis 0 that are one row
+      by_row = x.reshape(x.shape[0] // n, n, *x.shape[1:])  # an n-gram's cache may be empty: -1 would say nothing
+      x = by_row[arrival.source].reshape(shape.shape[0], *x.shape[1:])
+    tails = [(0, all_ - some, 0) for all_, some in zip(shape.shape, x.shape, strict=True)]
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)
+
+  shapes = jax.eval_shape(lambda: caches_of(program, params, arrival.rows.prompt))
+  return program.pin(first_state(program, method, jax.tree.map(with_all_positions, shapes, prefix), arrival.rows))
+
+
+begin = jax.jit(first_batch, static_argnums=0)
+
+
+def put_rows(program, method, prefix: tuple, arrival: Arrival, state: State) -> State:
+  """Put rows with the prefixes that they continue into their places of the batch."""
+  new = first_state(program, method, (), arrival.rows)
+  if program.where is not None:
+    return _put_rows_on_mesh(program, prefix, arrival, new, state)
+
+  def put(i, state):
+    def from_row(source):
+      def one(old, new):  # positions that a row of the batch has beyond the prefix are rewritten before they are seen
+        n = old.shape[0] // state.done.shape[0]  # indices of axis 0 that are one row
+        row = jax.lax.dynamic_slice_in_dim(new, source * n, n, 0)
+        return jax.lax.dynamic_update_slice(old, row, (arrival.target[i] * n, *[0] * (old.ndim - 1)))
+
+      return one
+
+    caches = jax.tree.map(from_row(arrival.source[i]), state.caches, prefix)
+    return jax.tree.map(from_row(i), state.replace(caches=()), new).replace(caches=caches)
+
+  return jax.lax.fori_loop(0, arrival.count, put, state)
+
+
+insert = jax.jit(put_rows, static_argnums=0, donate_argnums=4)
+
+
+def _put_rows_on_mesh(program, prefix: tuple, arrival: Arrival, new: State, state: State) -> State:
+  where, cut = program.where, program.cut(state)
+  put = lambda old, cut, new, new_cut, source: where.put_rows(
+    old, cut, where.pin(new, new_cut), new_cut, source, arrival.target, arrival.count
+  )
+  state = where.pin(state, cut)
+  caches = put(state.caches, cut.caches, prefix, program.readers.caches(prefix), arrival.source)
+  rest, new_cut = state.replace(caches=()), program.cut(new)
+  return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
+
+
+def _run(program, method, params, state, stop, until, processor=None) -> tuple[State, Array]:
+  """Loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
+  state = _rounds(program, method, params, state.replace(done=state.done | stop), until, processor)
+  packed = jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(wanted(state))], 1)
+  return state, packed if program.where is None else program.where.pin(packed)
+
+
+@functools.cache
+def compiled_with(options: tuple[tuple[str, str], ...]) -> Callable:
+  """Return the jitted `run(program, method, params, state, stop, until, processor)`, compiled with options of XLA."""
+  return jax.jit(_run, static_argnums=0, donate_argnums=3, compiler_options=dict(options))
+
+
+run = compiled_with(())
+
+
+def _rounds(program, method, params, state: State, until, processor) -> State:
+  extend = [functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)]
+  extend = by_layout(program.where, extend)
+  cache_of = tuple(None if s is None else program.kept.index(s) for s in program.owners)
+  context = Context(extend, cache_of, method.policy, program.networks[-1].eos_ids, processor)
+
+  def go_on(carry):
+    passed, state = carry
+    return (state.done.sum() < until[0]) & (passed < until[1])
+
+  def step(carry):
+    passed, state = carry
+    with backends.use(program.backend), sharding.use(program.where):
+      return passed + 1, program.pin(run_phases(method.phases, context, state.replace(active=~state.done)))
+
+  return jax.lax.while_loop(go_on, step, (jnp.int32(0), program.pin(state)))[1]
+
+
+def wanted(state: State) -> dict[str, Any]:
+  """Return what comes to the host."""
+  names = ('done', 'tokens', 'length', 'fault', 'no_law', 'stats', 'logprobs', 'top')
+  return {name: getattr(state, name) for name in names}
+
+
+def _as_numbers(x: Array) -> Array:
+  return jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
+
+
+def decode_batch(
+  method: Method, models: Sequence[Model], prompt: Prompt, *, max_new_tokens: int, sampler: sampling.Sampler,
+  noise: sampling.Noise, mesh: jax.sharding.Mesh | None = None, processor: Callable | None = None,
+) -> State:  # fmt: skip
+  """Decode one padded batch on the device with noise of one's own and return the loop's last state.
+
+  Inside a step that is partitioned over a mesh, where parameters are traced, the mesh has to be given.
+  """
+  rows, width = prompt.tokens.shape
+  method, slots = method.at(rows), [models[m] for m in method.slots]
+  buffer = positions(slots[-1].network, width, max_new_tokens, method.window)
+  owners, vocab = cache_owners(slots, method.idle), inputs.vocabulary(models)
+  backend, params = backends.prepared(slots, method.idle, mesh)
+  where = sharding.of_step(slots, mesh, rows, method.window, vocab)
+  program = Program(tuple(s.network for s in slots), owners, buffer, vocab, backend=backend, where=where)
+  full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)
+  by_row = jax.tree.map(lambda x: full(x), sampler)
+  limits = Limits(jnp.zeros((rows, 0), jnp.int32))
+  max_new, real = full(max_new_tokens, jnp.int32), full(True, bool)
+  arrays = requests.Arrays(prompt, jnp.zeros((rows, 4), jnp.uint32), max_new, by_row, limits, real)
+  return _decode_batch(program, method, params, arrays, noise, validate.bind_processor(processor))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decode_batch(program, method, params, rows, noise, processor) -> State:
+  state = first_state(program, method, caches_of(program, params, rows.prompt), rows, noise)
+  count = rows.real.shape[0]
+  most = jnp.minimum(rows.max_new.max(), FOREVER // method.turns(count)) * method.turns(count)
+  return _rounds(program, method, params, state, jnp.stack([jnp.int32(count), most]), processor)

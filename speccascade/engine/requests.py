@@ -1,0 +1,248 @@
+"""What a user asks for, one request a row: checked before anything is computed, then arrays by row.
+
+Axis letters: B batch, S prompt, K stop tokens, V vocabulary.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import numbers
+from typing import Any
+
+from flax import struct
+import numpy as np
+
+from speccascade import sampling
+from speccascade.engine import inputs
+from speccascade.host.errors import known_as
+from speccascade.types import Array, Limits, Prompt, whole
+
+_LIMIT = 256  # tokens that one request may stop at
+_SAMPLES = 1 << 20  # of one request
+_LARGEST = 1e30  # of a bias, which the lowest temperature then leaves a number
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A prompt and how to continue it; what is None is as the call says.
+
+  The prompt is a text, token ids, or chat messages [{'role': …, 'content': …}, …] for the tokenizer's template.
+  `stop` are texts before which the output is cut, `stop_tokens` ids that end it as EOS does; nothing ends it before
+  `min_new_tokens` tokens, and a stop string that begins before their end is none. `logit_bias` {token: number} is added
+  to the logits of every model. `n` samples share one prefill; each has random numbers of its own. `logprobs` also
+  returns the so many likeliest tokens at each position. Randomness is keyed by the seed and `example_id`, which is the
+  place in the list unless the request has a seed of its own: that alone then reproduces its output anywhere.
+  `chat_template_kwargs` are what else a chat template is given, as {'tools': […], 'enable_thinking': False}.
+  """
+
+  prompt: Any
+  max_new_tokens: int | None = None
+  min_new_tokens: int | None = None
+  seed: int | None = None
+  example_id: int | None = None
+  stop: Sequence[str] | str | None = None
+  stop_tokens: Sequence[int] | None = None
+  temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  min_p: float | None = None
+  repetition_penalty: float | None = None
+  presence_penalty: float | None = None
+  frequency_penalty: float | None = None
+  logit_bias: dict[int, float] | None = None
+  n: int = 1
+  logprobs: int | None = None
+  chat_template_kwargs: dict[str, Any] | None = None
+
+
+Request.__init__ = known_as('Request', max_tokens='max_new_tokens=…')(Request.__init__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A request with every number filled in: what one row of a batch decodes."""
+
+  tokens: np.ndarray  # the prompt
+  source: int  # the prompt's number
+  stream: int  # streams of one seed are independent
+  sample: int
+  max_new: int
+  min_new: int
+  seed: np.uint32
+  example_id: np.uint32
+  sampler: sampling.Sampler
+  stop: tuple[str, ...]
+  stop_tokens: tuple[int, ...]
+  bias: tuple[tuple[int, float], ...]
+  logprobs: int
+
+
+@struct.dataclass
+class Arrays:
+  """Rows as arrays, padded to a batch."""
+
+  prompt: Prompt
+  key: Array  # [B, 4] seed, stream, example, sample
+  max_new: Array  # [B]
+  sampler: sampling.Sampler  # its numbers [B]
+  limits: Limits
+  real: Array  # [B] rows that are not padding
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+  """What the requests of a call need of the program, beside shapes: the same for all its batches."""
+
+  greedy: bool
+  mixed: bool
+  numbers: tuple[str, ...]  # of the sampler
+  stops: int
+  least: bool
+  bias: bool
+  top: int
+  texts: bool  # whether the host looks for stop strings
+
+
+def rows(
+  models, prompts, *, max_new_tokens: int | None, sampler: sampling.Sampler, seed: int, example_ids=None
+) -> list[Row]:
+  """Return a row for every sample of every prompt or request, each checked."""
+  if isinstance(prompts, (str, Request)) or inputs.is_chat(prompts):
+    prompts = [prompts]
+  if not isinstance(sampler, sampling.Sampler):
+    raise ValueError(
+      f'sampler={sampler!r} is not a speccascade.Sampler, as in sampler=speccascade.Sampler(temperature=1.0).'
+    )
+  asked = inputs.listed(prompts)
+  given = [x if isinstance(x, Request) else Request(x) for x in asked]
+  ids = inputs.check_ids(example_ids, len(given))
+  ids[[x.seed is not None for x in given]] = 0
+  vocab = inputs.vocabulary(models)
+  tokens = inputs.encode(models, [x.prompt for x in given], [x.chat_template_kwargs for x in given])
+  found = []
+  for i, request in enumerate(given):
+    try:
+      found += _samples(models, vocab, request, i, tokens[i], ids[i], max_new_tokens, sampler, seed)
+    except ValueError as error:
+      raise ValueError(f'prompt {i}: {error}') if isinstance(asked[i], Request) else error from None
+  return found
+
+
+def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_new_tokens, sampler, seed) -> list[Row]:
+  pick = lambda value, default: default if value is None else value
+  changes = {name: getattr(request, name) for name in sampling.NEUTRAL if getattr(request, name) is not None}
+  max_new = whole('max_new_tokens', pick(request.max_new_tokens, max_new_tokens))
+  min_new = whole('min_new_tokens', pick(request.min_new_tokens, 0), 0)
+  if min_new > max_new:
+    raise ValueError(f'min_new_tokens={min_new} is more than max_new_tokens={max_new}.')
+  row = Row(
+    tokens=tokens,
+    source=i,
+    stream=0,
+    sample=0,
+    max_new=max_new,
+    min_new=min_new,
+    seed=inputs.check_seed(pick(request.seed, seed)),
+    example_id=example_id if request.example_id is None else inputs.check_ids([request.example_id], 1)[0],
+    sampler=_one_number(dataclasses.replace(sampler, **changes)),
+    stop=_stop(models, request.stop),
+    stop_tokens=_stop_tokens(vocab, request.stop_tokens),
+    bias=_bias(vocab, request.logit_bias),
+    logprobs=whole('logprobs', pick(request.logprobs, 0), 0),
+  )
+  if row.logprobs > vocab:
+    raise ValueError(f'logprobs={row.logprobs} is more than the {vocab} tokens of the vocabulary.')
+  if whole('n', request.n) > _SAMPLES:
+    raise ValueError(f'n={request.n} is more than {_SAMPLES} samples of one prompt; ask for more in further calls.')
+  return [dataclasses.replace(row, sample=sample) for sample in range(request.n)]
+
+
+def _one_number(sampler: sampling.Sampler) -> sampling.Sampler:
+  for name in sampling.NEUTRAL:
+    if np.ndim(value := getattr(sampler, name)):
+      raise ValueError(f'{name} has the shape {list(np.shape(value))}; give one number, or a Request for each prompt.')
+  return sampler
+
+
+def _stop(models, stop) -> tuple[str, ...]:
+  texts = tuple(stop or ()) if isinstance(stop, Iterable | None) and not isinstance(stop, str) else (stop,)
+  if not all(isinstance(x, str) and x for x in texts):
+    raise ValueError(f'stop={stop!r} must be texts, none of them empty; for token ids use stop_tokens.')
+  if texts and models[-1].tokenizer is None:
+    raise ValueError(f'stop={stop!r} needs a tokenizer, and {models[-1].name} has none; use stop_tokens.')
+  return texts
+
+
+def _stop_tokens(vocab: int, tokens) -> tuple[int, ...]:
+  if not isinstance(tokens, Iterable | None):
+    raise ValueError(f'stop_tokens={tokens!r} is not a list of token ids.')
+  tokens = () if tokens is None else tuple(tokens)
+  if len(tokens) > _LIMIT:
+    raise ValueError(f'stop_tokens has {len(tokens)} ids, more than {_LIMIT}.')
+  return tuple(_token('stop_tokens', vocab, x) for x in tokens)
+
+
+def _bias(vocab: int, bias) -> tuple[tuple[int, float], ...]:
+  if not isinstance(bias, Mapping | None):
+    raise ValueError(f'logit_bias={bias!r} is not numbers by token id, as in {{17: -1.5}}.')
+  for value in (bias or {}).values():
+    if not isinstance(value, numbers.Real) or not (value == -np.inf or abs(value) <= _LARGEST):
+      raise ValueError(
+        f'logit_bias has {value!r}, not a number of -{_LARGEST:g} … {_LARGEST:g}; use -inf to forbid a token.'
+      )
+  found = tuple((_token('logit_bias', vocab, token), float(value)) for token, value in (bias or {}).items())
+  if sum(value == -np.inf for _, value in found) == vocab:
+    raise ValueError(f'logit_bias forbids all {vocab} tokens; leave one.')
+  return found
+
+
+def _token(name: str, vocab: int, token) -> int:
+  if not isinstance(token, numbers.Integral) or isinstance(token, bool) or not 0 <= token < vocab:
+    raise ValueError(f'{name} has {token!r}, not a token id of 0 … {vocab - 1}.')
+  return int(token)
+
+
+def features(some: Sequence[Row]) -> Features:
+  """Return what the rows need of a program."""
+  cold = {row.sampler.greedy for row in some}
+  given = [name for name in sampling.NEUTRAL if name != 'temperature' and any(row.sampler.given(name) for row in some)]
+  return Features(
+    greedy=cold == {True},
+    mixed=len(cold) == 2,
+    numbers=tuple(given),
+    stops=inputs.bucket(n, 1) if (n := max(len(row.stop_tokens) for row in some)) else 0,
+    least=any(row.min_new for row in some),
+    bias=any(row.bias for row in some),
+    top=max(row.logprobs for row in some),
+    texts=any(row.stop for row in some),
+  )
+
+
+def arrays(some: Sequence[Row], needs: Features, size: int, width: int, vocab: int) -> Arrays:
+  """Return rows as a batch of `size`; those beyond the real ones hold one token 0."""
+  padded = [*some, *[some[0]] * (size - len(some))]
+  by_row = lambda values, dtype: np.asarray(list(values), dtype)
+  return Arrays(
+    prompt=inputs.pad([row.tokens for row in some], size, width),
+    key=np.stack([by_row(x, np.uint32) for x in zip(*((r.seed, r.stream, r.example_id, r.sample) for r in padded))], 1),
+    max_new=by_row((row.max_new for row in padded), np.int32),
+    sampler=_stack_samplers([row.sampler for row in padded], needs),
+    limits=_limits(padded, needs, vocab),
+    real=np.arange(size) < len(some),
+  )
+
+
+def _stack_samplers(samplers: list[sampling.Sampler], needs: Features) -> sampling.Sampler:
+  names = needs.numbers if needs.greedy else ('temperature', *needs.numbers)
+  value = lambda sampler, name: getattr(sampler, name) if sampler.given(name) else sampling.NEUTRAL[name]
+  stacked = {name: np.asarray([value(s, name) for s in samplers], np.float32) for name in names}
+  return sampling.Sampler(**({'temperature': 0.0} if needs.greedy else {}) | stacked, mixed=needs.mixed)
+
+
+def _limits(padded: Sequence[Row], needs: Features, vocab: int) -> Limits:
+  stop_ids = np.full((len(padded), needs.stops), -1, np.int32)
+  bias = np.zeros((len(padded), vocab), np.float32) if needs.bias else None
+  for i, row in enumerate(padded):
+    stop_ids[i, : len(row.stop_tokens)] = row.stop_tokens
+    for token, value in row.bias:
+      bias[i, token] = value
+  return Limits(stop_ids, None if not needs.least else np.asarray([row.min_new for row in padded], np.int32), bias)

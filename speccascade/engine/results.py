@@ -1,0 +1,200 @@
+"""What a user gets: texts, tokens, why they ended and statistics, by row and by model."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import os
+from typing import Any
+import warnings
+
+import numpy as np
+
+from speccascade import rules
+from speccascade.engine import requests, validate
+from speccascade.engine.state import PER_MODEL
+from speccascade.types import ASKED, BONUS, NOWHERE, RESIDUAL, Stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One row of a batch, ended or (finish_reason None) under way.
+
+  `tokens` ends with EOS or the stop token where one ended it; `text` has neither, and ends before a stop string.
+  `finish_reason` is 'eos', 'stop', 'length' or 'fault'. `stats` holds numbers and arrays by model: [M, …].
+  """
+
+  tokens: list[int]
+  text: str | None
+  finish_reason: str | None
+  stats: dict[str, Any]
+  fault: str | None = None
+  logprobs: np.ndarray | None = None  # [M, n]
+  top_logprobs: list[dict[int, float]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+  """What `decode` returns, in the order of the prompts, the samples of one prompt after each other.
+
+  `tokens[i]` ends with EOS where the model ended it, and `finish_reasons[i]` says why it ended: 'eos', 'stop',
+  'length', or 'fault', which `faults[i]` explains. `stats` holds numpy arrays, rows being examples, `source[i]` the
+  origin of each token of `tokens[i]`. `logprobs[i]` is [M, n] when `trace` was asked for, `top_logprobs[i]` has a dict
+  {token: log-probability} for each token when a request asked for it.
+  """
+
+  texts: list[str] | None
+  tokens: list[list[int]]
+  stats: Stats
+  logprobs: list[np.ndarray] | None = None
+  finish_reasons: tuple[str, ...] = ()
+  faults: tuple[str | None, ...] = ()
+  top_logprobs: list | None = None
+
+  def raise_for_fault(self) -> 'Decoded':
+    """Return self, or raise what the first faulty row says."""
+    for fault in self.faults:
+      if fault is not None:
+        raise ValueError(fault)
+    return self
+
+
+class Parts:
+  """Take rows out of what a batch gave."""
+
+  def __init__(self, method, models, rows: Sequence[requests.Row], processor: Callable | None = None):
+    self.method, self.models, self.rows, self.processor = method, models, rows, processor
+    last = models[method.slots[-1]].network
+    self.eos_ids, self.begins = last.eos_ids, last.start_id is not None
+    self.tokenizer = models[-1].tokenizer
+
+  def stops(self, index: int, batch: dict, place: int) -> bool:
+    """Tell whether a stop string stands in a row's text."""
+    row = self.rows[index]
+    return bool(row.stop) and self._cut(row, self._tokens(index, batch, place)) is not None
+
+  def row(self, index: int, batch: dict, place: int) -> Row:
+    """Return a row, its finish reason None where it goes on."""
+    row, tokens = self.rows[index], self._tokens(index, batch, place)
+    fault, reason = self._fault(row, batch, place, len(tokens)), None
+    if fault is not None:
+      reason = 'fault'
+    elif batch['done'][place]:
+      reason = 'eos' if tokens[-1] in self.eos_ids else 'stop' if tokens[-1] in row.stop_tokens else 'length'
+    text = None if self.tokenizer is None else self.tokenizer.decode(tokens[:-1] if reason == 'stop' else tokens)
+    start, cut = self._start(index), self._cut(row, tokens)
+    if cut is not None:
+      (tokens, text), reason, fault = cut, 'stop', None
+    if reason is None and text is not None:
+      text = _settled(text, row.stop)
+    span = slice(start, start + len(tokens))
+    logprobs = None if batch['logprobs'] is None else self._by_model(batch['logprobs'][place][:, span])
+    return Row(
+      tokens,
+      text,
+      reason,
+      self._stats(batch['stats'], place, span),
+      fault,
+      logprobs,
+      self._top(row, batch, place, span),
+    )
+
+  def _start(self, index: int) -> int:
+    return 1 if self.begins else self.rows[index].tokens.size
+
+  def _tokens(self, index: int, batch: dict, place: int) -> list[int]:
+    return batch['tokens'][place, self._start(index) : batch['length'][place]].tolist()
+
+  def _cut(self, row: requests.Row, tokens: list[int]) -> tuple[list[int], str] | None:
+    """Return the fewest tokens whose text holds a stop string behind the least length, and the text before it."""
+    if not row.stop:
+      return None
+    decode = self.tokenizer.decode
+    text = decode(tokens)
+    least = len(os.path.commonprefix([text, decode(tokens[: row.min_new])])) if row.min_new else 0
+    places = lambda text: [at for stop in row.stop if (at := text.find(stop, least)) >= 0]
+    if not places(text):
+      return None
+    low, high = 1, len(tokens)
+    while low < high:
+      middle = (low + high) // 2
+      low, high = (low, middle) if places(decode(tokens[:middle])) else (middle + 1, high)
+    text = decode(tokens[:low])
+    return tokens[:low], text[: min(places(text))]
+
+  def _fault(self, row: requests.Row, batch: dict, place: int, emitted: int) -> str | None:
+    slots, fault, position = self.method.slots, batch['fault'][place], int(batch['length'][place])
+    prompt = f'prompt {row.source}, ' if row.source and not row.example_id else ''  # a seed of its own keys any as 0
+    example = f'{prompt}example {row.example_id}'
+    for slot in np.flatnonzero(fault[:-1] >= 0):
+      asked = self._asked(row, emitted) if fault[slot] == ASKED else ''
+      made, number = f'what {asked} made of ' if asked else '', slots[slot]
+      remedy = 'Leave some token a finite logit, and none NaN or inf.'
+      return (
+        f'{example}: {made}the logits of model {number} ({self.models[number].name}) are not finite '
+        f'after position {position - 1}. '
+        + (remedy if asked else 'Check its weights for NaN, or decode in float32 if they overflow.')
+      )
+    if fault[-1] >= 0:
+      total, least = batch['no_law'][place].tolist()
+      return f'{example}: {validate.not_a_law(self.method, position, total, least)}'
+    return None
+
+  def _asked(self, row: requests.Row, emitted: int) -> str:
+    """Name what the logits of a row's next token went through."""
+    processor = '' if self.processor is None else f'the processor {rules.name_of(self.processor)}'
+    least = 'min_new_tokens' if emitted < row.min_new else ''
+    return ' and '.join(filter(None, ('logit_bias' if row.bias else '', least, processor)))
+
+  def _by_model(self, by_slot: np.ndarray) -> np.ndarray:
+    found = np.full((self.method.models, *by_slot.shape[1:]), np.nan, by_slot.dtype)
+    found[list(self.method.slots)] = by_slot
+    return found
+
+  def _stats(self, stats: Stats, place: int, span: slice) -> dict[str, Any]:
+    """Return a row's statistics; those of slots that run the same model are added up."""
+    found = {f.name: getattr(stats, f.name)[place].copy() for f in dataclasses.fields(Stats)}  # not its batch
+    for name in PER_MODEL:
+      by_model = np.zeros(self.method.models, np.int64)
+      np.add.at(by_model, list(self.method.slots), found[name])
+      found[name] = by_model
+    bonus = BONUS if len(self.method.slots) > 1 else self.method.slots[0]  # a model alone writes every token
+    number = np.array([*self.method.slots, NOWHERE, bonus, RESIDUAL])  # the codes -3, -2, -1 stand for themselves
+    return found | {'source': number[found['source'][span]]}
+
+  def _top(self, row: requests.Row, batch: dict, place: int, span: slice) -> list | None:
+    if not row.logprobs:
+      return None
+    ids, values = (x[place, span, : row.logprobs].tolist() for x in (batch['top'].ids, batch['top'].logprobs))
+    return [dict(zip(some, those, strict=True)) for some, those in zip(ids, values, strict=True)]
+
+
+def _settled(text: str, stop: Sequence[str]) -> str:
+  """Return what stays of a text that goes on: not half a character, nor what a stop string may begin with."""
+  text = text.rstrip('\ufffd')
+  held = max((n for x in stop for n in range(1, len(x)) if text.endswith(x[:n])), default=0)
+  return text[: len(text) - held]
+
+
+def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
+  """Join rows; raise where all of them are faulty, warn where some are, unless faults are kept."""
+  faults = tuple(row.fault for row in rows)
+  decoded = Decoded(
+    texts=None if rows[0].text is None else [row.text for row in rows],
+    tokens=[row.tokens for row in rows],
+    stats=_join([row.stats for row in rows]),
+    logprobs=None if rows[0].logprobs is None else [row.logprobs for row in rows],
+    finish_reasons=tuple(row.finish_reason for row in rows),
+    faults=faults,
+    top_logprobs=[row.top_logprobs for row in rows] if any(row.top_logprobs for row in rows) else None,
+  )
+  if keep_faults:
+    return decoded
+  if None not in faults:
+    decoded.raise_for_fault()
+  if some := [fault for fault in faults if fault]:
+    warnings.warn(f'{len(some)} of {len(rows)} rows ended as faults. {some[0]}', stacklevel=4)
+  return decoded
+
+
+def _join(stats: Sequence[dict]) -> Stats:
+  join = lambda name: np.stack([x[name] for x in stats], 1 if name in PER_MODEL else 0)
+  return Stats(**{name: [x[name] for x in stats] if name == 'source' else join(name) for name in stats[0]})

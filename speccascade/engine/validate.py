@@ -1,0 +1,263 @@
+"""The target of a method: whose law its output follows, and whether that is a law, asked before it is compiled."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+from pathlib import Path
+import traceback
+from typing import Any
+
+import jax
+from jax import tree_util
+import jax.numpy as jnp
+
+from speccascade import rules, stopping
+from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.phases import BySize, Elect, Propose, Score, Verify
+from speccascade.types import Combiner, Model, Phase, Prompt
+
+ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
+_PARTS = 'vocab_size', 'eos_ids', 'start_id', 'max_positions', 'prefill', 'extend'
+_CHECKED: set = set()  # programs that were asked already: numbers that are traced change nothing
+_MOST = 256  # of them that are remembered, for each holds its functions
+
+
+def phases_of(method: Method | SequenceCascade) -> list[Phase]:
+  """Return a method's phases, those of every branch where rows are parted."""
+  phases = () if isinstance(method, SequenceCascade) else method.phases
+  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect | BySize) else (phase,))]
+
+
+def target_of(method: Method | SequenceCascade) -> tuple[tuple[int, ...], tree_util.Partial | None]:
+  """Return the combiner whose law the output follows with the numbers of its models, None where it is no such law."""
+  if method.kind in ('sequence_cascade', 'bild'):
+    return (), None
+  if isinstance(method.policy, stopping.Deferral):
+    return (0, 1), rules.lift(method.policy.rule)
+  verify = next(p for p in phases_of(method) if isinstance(p, Verify))
+  return tuple(method.slots[s] for s in verify.models), verify.combiner
+
+
+def check_method(method: Any, models: int):
+  """Refuse what is no method, and a number of models that it does not decode with."""
+  if not isinstance(method, Method | SequenceCascade):
+    name = getattr(rules.inside(method), '__name__', None)
+    call = f'; call it, as in methods.{name}(…)' if callable(method) and name else ''
+    raise ValueError(f'{name or repr(method)} is not a method{call or "; give one of speccascade.methods"}.')
+  if isinstance(method, Method):
+    _check_phases(method)
+  if models < method.models or (models > method.models and not method.beside):
+    which = ' Say which, as in methods.autoregressive(1).' if method.kind == 'autoregressive' else ''
+    raise ValueError(f'{method.name} decodes with {_count(method.models)}, but {models} were given.{which}')
+
+
+def _check_phases(method: Method):
+  """Refuse phases that would go on for ever, or that their slots, window or widths do not hold."""
+  first = (*method.phases, None)[0]
+  for phases in first.branches if isinstance(first, BySize) else (method.phases,):
+    turns = [p for p in phases if isinstance(p, Elect)]
+    flat = [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
+    strange = any(not isinstance(p, Score | Propose | Verify) for p in flat)  # may feed a model
+    problem = _unknown(method, flat, strange) or (None if strange else _narrow(method, flat, bool(turns)))
+    if problem:
+      raise ValueError(f'{method.name}: {problem}.')
+
+
+def _unknown(method: Method, phases: list[Phase], strange: bool) -> str | None:
+  """Return what keeps phases from committing tokens, as a sentence."""
+  if plain := [leaf for leaf in jax.tree.leaves(method) if callable(leaf)]:
+    name = rules.name_of(plain[0])
+    return f'{name} is a plain function, which no program takes as an argument; give rules.bind({name})'
+  for phase in phases:
+    named = phase.models if isinstance(phase, Verify) else (getattr(phase, 'model', 0), getattr(phase, 'after', None))
+    if out := [s for s in named if s is not None and not 0 <= s < len(method.slots)]:
+      return f'{phase} names slot {out[0]}, and slots={method.slots} has 0 … {len(method.slots) - 1}'
+  tests = [p for p in phases if isinstance(p, Verify)]
+  if not tests and not strange:
+    return 'none of its phases is a Verify, so that no token is ever committed; end the round in one'
+  fed = {p.model for p in phases if isinstance(p, Score | Propose)}
+  for test in tests if not strange else ():
+    if missing := [m for m in test.models if m not in fed]:
+      return f'{test} waits for slot {missing[0]}, which no Score or Propose feeds'
+  return None
+
+
+def _narrow(method: Method, phases: list[Phase], in_turn: bool) -> str | None:
+  """Return which phase has more tokens to hold than it was made for, as a sentence.
+
+  With γ drafted, a model that scores k of them knows k + 1 laws, the drafter γ; a round emits what all of the test
+  know, and what a model has not read of it comes on top in the next one.
+  """
+  drafted = sum(p.n for p in phases if isinstance(p, Propose))
+  if method.window < max(drafted, 1):
+    return f'window={method.window} is less than the {drafted} tokens that a round drafts; make it as many'
+  most = lambda p: drafted if p.limit is None else getattr(p.limit, 'n', getattr(p.limit, 'most', None))
+  scores, drafts = ([p for p in phases if isinstance(p, kind)] for kind in (Score, Propose))
+  if any(most(p) is None for p in scores):  # a limit of one's own
+    return None
+  known = {p.model: p.n for p in drafts} | {p.model: min(most(p), drafted) + 1 for p in scores}
+  emitted = min(known[m] for p in phases if isinstance(p, Verify) for m in p.models)
+  needs = [(p, method.window + 1 if in_turn else max(known[p.model], emitted)) for p in scores]
+  if not in_turn:
+    needs += [(p, 1 + max(0, emitted - p.n)) for p in drafts if p.widths]
+  for phase, need in needs:
+    if phase.widths[-1] < need:
+      return f'{phase} may have to read {need} tokens at once, and widths={phase.widths}; let them end in {need}'
+  return None
+
+
+def _count(models: int) -> str:
+  return 'one model' if models == 1 else f'{models} models'
+
+
+def check_laws(method: Method | SequenceCascade, vocab: int, sampler: Any):
+  """Refuse a method whose rule or combiner JAX cannot trace, or whose result has not the shape of laws."""
+  program = jax.tree.structure((method, sampler)), vocab
+  if program in _CHECKED:
+    return
+  for name, function, models in _asked(method):
+    problem = untraced(function, models, vocab, sampler)
+    if problem:
+      raise ValueError(f'{method.name}: {name} {problem}.')
+  _remember(program)
+
+
+def _remember(checked: Any):
+  if len(_CHECKED) >= _MOST:
+    _CHECKED.clear()
+  _CHECKED.add(checked)
+
+
+def _asked(method: Method | SequenceCascade) -> Iterator[tuple[str, Combiner, int]]:
+  """Yield the combiners of a method, each with its name and its number of models."""
+  for phase in phases_of(method):
+    if isinstance(phase, Verify):
+      yield rules.name_of(phase.combiner.keywords.get('rule', phase.combiner)), phase.combiner, len(phase.models)
+  if not isinstance(method, SequenceCascade) and isinstance(method.policy, stopping.Deferral):
+    yield rules.name_of(method.policy.rule), tree_util.Partial(_alone, rule=method.policy.rule), 2
+
+
+def _alone(logits, *, rule, sampler):
+  """Ask a rule as a token cascade does, without the verifier."""
+  defers = rule.func.defer(logits[0], None, sampler=sampler, **rule.keywords)
+  return jnp.where(defers[..., None], logits[1], logits[0])
+
+
+def untraced(combiner: Combiner, models: int, vocab: int, sampler: Any) -> str | None:
+  """Return what keeps a combiner of so many models from giving laws, as the end of a sentence, or None."""
+  shape = (ROWS, PLACES, vocab)
+  logits = jax.ShapeDtypeStruct((models, *shape), jnp.float32)
+  if sampler.penalises:
+    sampler = dataclasses.replace(sampler, seen=jax.ShapeDtypeStruct(shape, jnp.bool_))
+  law, problem = _traced(lambda c, x, s: c(x, sampler=s), combiner, logits, sampler)
+  if problem:
+    return problem
+  if law is None:
+    return 'returns None; return probabilities [..., V]'
+  if not isinstance(law, jax.ShapeDtypeStruct):
+    return f'returns {type(law).__name__}; return one array of probabilities [..., V]'
+  if law.shape != shape:
+    return f'returns the shape {list(law.shape)} for logits {list(shape)}; return probabilities [..., V]'
+  if law.dtype not in (jnp.float32, jnp.float64):
+    return f'returns {law.dtype}; return probabilities as float32'
+  return None
+
+
+def _traced(function: Callable, *args) -> tuple[Any, str | None]:
+  """Return what a function of a user's gives, as shapes, or what keeps JAX from tracing it."""
+  try:
+    return jax.eval_shape(function, *args), None
+  except jax.errors.ConcretizationTypeError as error:
+    said = f'cannot be traced{_line_of(error)}: it asks in Python for a value of the device; use jnp.where'
+  except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError) as error:
+    said = f'cannot be traced{_line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
+  except Exception as error:  # whatever a function of a user's raises
+    said = f'fails{_line_of(error)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}'
+  return None, said
+
+
+def bind_processor(processor: Callable | None) -> tree_util.Partial | None:
+  """Return a logits processor as a pytree: what `functools.partial` binds to it are arguments of the program."""
+  if processor is None or isinstance(processor, tree_util.Partial):
+    return processor
+  if isinstance(processor, type) or not callable(processor):
+    raise ValueError(f'processor={processor!r} is not a function of logits [V], tokens [T] and how many tokens.')
+  given = processor if isinstance(processor, functools.partial) else functools.partial(processor)
+  for value in jax.tree.leaves((given.args, given.keywords)):
+    if isinstance(value, (str, bool, complex)):
+      raise ValueError(
+        f'processor {rules.name_of(processor)} is bound to {value!r}: only numbers and arrays can be bound; write '
+        'anything else into the function.'
+      )
+  return tree_util.Partial(given.func, *given.args, **given.keywords)
+
+
+def check_processor(processor: Callable | None, vocab: int, positions: int) -> tree_util.Partial | None:
+  """Return a logits processor as a pytree on the device, having refused one that does not give logits [V]."""
+  bound = bind_processor(processor)
+  if bound is None:
+    return None
+  logits = jax.ShapeDtypeStruct((vocab,), jnp.float32)
+  tokens, count = jax.ShapeDtypeStruct((positions,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+  found, problem = _traced(lambda f, *args: f(*args), bound, logits, tokens, count)
+  many = not isinstance(found, jax.ShapeDtypeStruct)
+  if problem is None and (many or found.shape != (vocab,) or not jnp.issubdtype(found.dtype, jnp.floating)):
+    said = type(found).__name__ if many else f'{found.dtype}{list(found.shape)}'
+    problem = f'returns {said}, not logits float32[{vocab}]'
+  if problem:
+    raise ValueError(f'processor {rules.name_of(processor)} {problem}.')
+  return jax.tree.map(jnp.array, bound)
+
+
+def _line_of(error: Exception) -> str:
+  """Return the last line of code outside this package and its libraries that led to an error, if there is one."""
+  elsewhere = str(Path(__file__).parents[1]), 'site-packages', 'dist-packages', '<'
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    if not any(part in frame.filename for part in elsewhere):
+      return f' at {Path(frame.filename).name}:{frame.lineno} ({frame.line})'
+  return ''
+
+
+def check_network(model: Model):
+  """Refuse a network of a user's that lacks what decoding calls, or whose logits or cache have not the shapes of it."""
+  network, name = model.network, type(model.network).__name__
+  if type(network).__module__.startswith('speccascade.'):
+    return
+  if lacking := [part for part in _PARTS if not hasattr(network, part)]:
+    raise ValueError(f'{name} has no {", ".join(lacking)}; a network has {", ".join(_PARTS)}.')
+  try:
+    if network in _CHECKED:
+      return
+    found = {rows: jax.eval_shape(lambda params, rows=rows: _read(network, params, rows), model.params)
+             for rows in (ROWS, 2 * ROWS)}  # fmt: skip
+  except Exception as error:  # whatever a user's network raises
+    said = f'{type(error).__name__}: {str(error).strip().splitlines()[0]}'
+    raise ValueError(f'{name} cannot decode{_line_of(error)}: {said}.') from error
+  before, logits, after = found[ROWS]
+  if logits.shape != (ROWS, PLACES, network.vocab_size):
+    raise ValueError(f'{name}.extend returns logits {list(logits.shape)}, not [B, L, V] = '
+                     f'{[ROWS, PLACES, network.vocab_size]}.')  # fmt: skip
+  if before != after:
+    raise ValueError(f'{name}.extend returns a cache of other shapes than it was given; write into that.')
+  if any(y.shape[:1] != (2 * x.shape[0],) for x, y in zip(*map(jax.tree.leaves, (before, found[2 * ROWS][0])))):
+    raise ValueError(f'{name}.prefill returns a cache that has not the sequences of the batch on axis 0.')
+  _remember(network)
+
+
+def _read(network: Any, params: Any, rows: int) -> tuple:
+  """Return a cache of prompts, and the logits and the cache after more tokens."""
+  prompt = Prompt(jnp.zeros((rows, PLACES), jnp.int32), jnp.full(rows, PLACES))
+  cache = network.prefill(params, prompt, 4 * PLACES)
+  positions = jnp.broadcast_to(PLACES + jnp.arange(PLACES)[None], (rows, PLACES))
+  logits, after = network.extend(params, cache, jnp.zeros((rows, PLACES), jnp.int32), positions)
+  return cache, logits, after
+
+
+def not_a_law(method: Method, position: int, total: float, least: float) -> str:
+  """Return the sentence for a row that ended because its target was no law: its sum, and its least entry."""
+  name = ', '.join(dict.fromkeys(n for n, *_ in _asked(method)))
+  what = f'sums to {total:.4g}' if least >= -rules.ROUNDING else f'has the entry {least:.4g}'
+  return (
+    f'{method.name}: what {name} returns at position {position} {what}, so it is no law; a rule must return '
+    f'probabilities that are not negative and sum to 1. speccascade.check({name}) says more.'
+  )

@@ -1,0 +1,207 @@
+"""How much of a draft the verifier scores: its first tokens, or those that speculative verification expects to pay.
+
+With S = Σ_v min(q̃, c̃) and A = min(1, c̃(x)/q̃(x)) of drafter and companion, at temperature 0 of their unscaled laws, a
+table gives a(S, A), the chance that the verifier accepts x; Π a over a row's first k tokens is the gain of its k-th. A
+row's gains fall, so the tokens of the batch in the order of their gains are, at every total, the best choice of so
+many: the total decides alone.
+
+Axis letters: B batch, W window of pending tokens, V vocabulary, N tokens of a batch, I bins of S, J bins of A.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+import warnings
+
+from flax import struct
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import sampling
+from speccascade.types import Array, Context, places, State, take, whole
+
+
+@struct.dataclass
+class First:
+  """Score the first n pending tokens, and so the laws of n + 1 positions."""
+
+  n: int = struct.field(pytree_node=False)
+
+  def __str__(self):
+    return f'first {self.n}'
+
+  def __call__(self, context: Context, state: State) -> Array:
+    return jnp.minimum(state.window.size, self.n)
+
+
+@struct.dataclass
+class AcceptanceTable:
+  """Mean acceptance by S and A: `means` [I, J] with inner edges `s_edges` [I-1] and, for each S, `a_edges` [I, J-1]."""
+
+  s_edges: Array
+  a_edges: Array
+  means: Array
+
+  def __call__(self, s: Array, a: Array) -> Array:
+    """Return the means for s and a of one shape; comparisons and sums, where a TPU would gather entry by entry."""
+    beside = lambda x: jnp.asarray(x).reshape((1,) * s.ndim + np.shape(x))
+    count, most = np.shape(self.means)
+    row = jnp.sum(beside(self.s_edges) <= s[..., None], -1)[..., None] == beside(jnp.arange(count))  # [..., I]
+    column = jnp.sum(beside(self.a_edges) <= a[..., None, None], -1)  # [..., I]
+    cell = row[..., None] & (column[..., None] == beside(jnp.arange(most)[None]))
+    return jnp.sum(jnp.where(cell, beside(self.means), 0), (-2, -1))
+
+
+@struct.dataclass
+class Latency:
+  """The verifier's seconds for n tokens of a batch, `seconds[i][n]` for batches of `rows[i]`.
+
+  A round costs more beside: `steps[i]` are the seconds of one token of the drafter, and of the companion's reading.
+  """
+
+  seconds: tuple[Array, ...]
+  steps: tuple[Array, ...]  # [2] each
+  rows: tuple[int, ...] = struct.field(pytree_node=False)
+
+  @classmethod
+  def of(cls, times: Any, steps: Mapping[int, Sequence[float]] | None = None) -> 'Latency':
+    """Take {rows: {tokens: seconds}} as measured, a staircase between, or a time for 0, 1, 2, … tokens of any batch."""
+    by_rows = times if isinstance(times, Mapping) else {1: times}
+    rows = tuple(sorted(whole('rows', n) for n in by_rows))
+    if not rows:
+      raise ValueError('latency has no times; give those of a batch of one row at least.')
+    seconds = tuple(_staircase(by_rows[n]) for n in rows)
+    return cls(seconds, tuple(np.float32((steps or {}).get(n, (0, 0))[:2]) for n in rows), rows)
+
+  def at(self, batch: int, first: Array, count: int) -> tuple[Array, Array]:
+    """Return the seconds [N] of first, first + 1, … tokens of a batch, and those of a drafter's and companion's step.
+
+    Beyond the measured tokens time goes on to grow as it does over all of them.
+    """
+    i = meant(self.rows, batch)
+    known = jnp.asarray(self.seconds[i])
+    missing = max(batch + count - known.size, 0)
+    slope = jnp.maximum(known[-1] - known[0], 0) / (known.size - 1)
+    known = jnp.concatenate([known, known[-1] + slope * jnp.arange(1, missing + 1).astype(known.dtype)])
+    return lax.dynamic_slice(known, (first,), (count,)), jnp.asarray(self.steps[i])
+
+
+def meant(rows: Sequence[int], batch: int) -> int:
+  """Return which of the numbers of rows, which ascend, is meant for a batch: the first no smaller, or the last."""
+  return min(sum(n < batch for n in rows), len(rows) - 1)
+
+
+def _staircase(times: Mapping[int, float] | Sequence[float]) -> np.ndarray:
+  """Return the time of every number of tokens; one that was not measured takes that of the next that was."""
+  if isinstance(times, Mapping):
+    totals = np.array([whole('tokens', n) for n in sorted(times)] or [0])
+    found = np.array([times.get(n, 0) for n in totals], np.float64)[np.searchsorted(totals, np.arange(totals[-1] + 1))]
+    found = np.maximum.accumulate(found)  # noise may have made more tokens look cheaper
+  else:
+    found = np.asarray(times)
+  if found.ndim != 1 or found.size < 2 or not ((found > 0) & np.isfinite(found)).all():
+    raise ValueError("latency needs the verifier's time, > 0, for 0, 1, 2, … tokens, two at least.")
+  return found.astype(np.float32)
+
+
+def best_total(gains: Array, seconds: Array, rows: Array, greedy: bool = False) -> Array:
+  """Return how many of the tokens with gains [N], which fall, to score for the best (rows + Σ gains) / seconds.
+
+  `seconds` [N + 1] are those of a round that scores 0, 1, … of them. Time is a staircase on most devices, so the best
+  total may lie behind a worse one; `greedy` stops before the first fall, as published.
+  """
+  kept = jnp.cumsum(jnp.concatenate([rows.astype(gains.dtype)[None], gains]))
+  goodput = kept / seconds
+  if greedy:
+    rises = (goodput[1:] >= goodput[:-1]) & (gains > 0)
+    return jnp.sum(jnp.cumprod(rises, dtype=jnp.int32))
+  worth = jnp.concatenate([jnp.ones(1, bool), gains > 0])
+  return jnp.argmax(jnp.where(worth, goodput, 0)).astype(jnp.int32)
+
+
+def lengths(gains: Array, seconds: Array, rows: Array, greedy: bool = False) -> Array:
+  """Return how many tokens of each row are among the best total, for gains [B, W] that fall along a row: [B]."""
+  flat = gains.reshape(-1)
+  place = lax.iota(jnp.int32, flat.size)
+  falling, order = lax.sort((-flat, place), num_keys=1, is_stable=True)
+  total = best_total(-falling, seconds, rows, greedy)
+  last = jnp.maximum(total - 1, 0)
+  least, at = (-falling)[last], order[last]
+  chosen = (total > 0) & ((flat > least) | ((flat == least) & (place <= at)))  # equal gains come in the order of places
+  return chosen.reshape(gains.shape).sum(1, dtype=jnp.int32)
+
+
+@struct.dataclass
+class Goodput:
+  """Choose how many tokens of each row to verify, for the best expected goodput of the batch.
+
+  Goodput is (B + Σ gains) / T(B + tokens): each row has a token in any case, so every row goes on. T is the verifier's
+  time for that many tokens and, unless the choice is `greedy`, for `drafts` of the drafter and the companion's reading.
+  `spare` of a row's last tokens are not scored: with 1 the last is only tested.
+  """
+
+  table: AcceptanceTable
+  latency: Latency
+  companion: int = struct.field(pytree_node=False)
+  most: int = struct.field(pytree_node=False)
+  drafts: int = struct.field(pytree_node=False, default=0)
+  spare: int = struct.field(pytree_node=False, default=0)
+  greedy: bool = struct.field(pytree_node=False, default=False)
+
+  def __str__(self):
+    return 'greedy goodput' if self.greedy else 'goodput'
+
+  def __call__(self, context: Context, state: State) -> Array:
+    gains = jnp.cumprod(self.acceptance(state), 1)  # [B, most]
+    if gains.shape[0] > self.latency.rows[-1] > 1:
+      warnings.warn(
+        f'the profile has times of up to {self.latency.rows[-1]} rows, and this batch has {gains.shape[0]}: what more '
+        'tokens cost is a guess; profile with --batches of this size.', stacklevel=2
+      )  # fmt: skip
+    rows = jnp.sum(state.active)
+    seconds, (draft, companion) = self.latency.at(gains.shape[0], rows, gains.size + 1)
+    beside = 0 if self.greedy else self.drafts * draft + companion
+    return lengths(gains, seconds + beside, rows, self.greedy)
+
+  def acceptance(self, state: State) -> Array:
+    """Return a(S, A) of the tokens that may be scored [B, most], 0 of the others."""
+    s, a = indicators(state, self.companion, self.most)
+    scored = (places(self.most) < (state.window.size - self.spare)[:, None]) & state.active[:, None]
+    return jnp.where(scored, self.table(s, a), 0)
+
+
+def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
+  """Return S and A of the first pending tokens [B, slots], which model 0 drew, against a model that has read them.
+
+  They are those of the sampled laws, at temperature 0 of the unscaled ones.
+  """
+  w, sampler = state.window, sampling.at_window(state, slots)
+  q = sampler.soft(w.logits[0][:, :slots], _drawn_from(state, slots))
+  law = sampler.soft(w.logits[companion][:, :slots])
+  return jnp.minimum(q, law).sum(-1), _ratio(state, q, law)
+
+
+def chance(state: State, model: int, slots: int) -> Array:
+  """Return how likely each of the first pending tokens [B, slots] is to be accepted by a model that has read them."""
+  law = sampling.at_window(state, slots)(state.window.logits[model][:, :slots])
+  return _ratio(state, _drawn_from(state, slots), law)
+
+
+def _drawn_from(state: State, slots: int) -> Array:
+  """Return the laws that the first pending tokens were drawn from [B, slots, V]."""
+  w = state.window
+  if w.probs is not None:
+    return w.probs[:, :slots]
+  return jax.nn.one_hot(_pending(state, slots), w.logits[0].shape[-1], dtype=jnp.float32)
+
+
+def _ratio(state: State, q: Array, law: Array) -> Array:
+  """Return min(1, law / q) at the first pending tokens."""
+  tokens = _pending(state, q.shape[1])
+  q_x, law_x = sampling.at_token(q, tokens), sampling.at_token(law, tokens)
+  return jnp.where(q_x > 0, jnp.minimum(1, law_x / jnp.where(q_x > 0, q_x, 1)), 0)
+
+
+def _pending(state: State, slots: int) -> Array:
+  return take(state.tokens, state.length[:, None] + places(slots))

@@ -1,0 +1,241 @@
+"""What all commands share: how arguments are read, one sentence for what is wrong, exit codes, and a stop that is said.
+
+Exit codes: 0 done, 1 something to put right, wrong arguments included, 130 interrupted, 143 told to end (SIGTERM).
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import functools
+import os
+from pathlib import Path
+import re
+import signal
+import sys
+import threading
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache as programs
+
+from speccascade import rules, sampling
+from speccascade.host import disk, interrupt, multihost, progress
+from speccascade.host.errors import RunError
+from speccascade.types import Combiner, Rule
+
+CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
+FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # of which a user can put the cause right
+
+
+class Parser(argparse.ArgumentParser):
+  """The arguments of `python -m PROG`; a wrong one is a RunError."""
+
+  def __init__(self, prog: str, doc: str, **kwargs):
+    super().__init__(
+      prog=f'python -m {prog}', description=doc.replace('%', '%%'), allow_abbrev=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs,
+    )  # fmt: skip
+    self.add_argument('--debug', action='store_true', help='show the traceback of an error')
+    self.add_argument(
+      '--compilation_cache', metavar='FOLDER',
+      help="keeps compiled programs between processes; '' for none (JAX_COMPILATION_CACHE_DIR, else "
+      '~/.cache/speccascade/jax)',
+    )  # fmt: skip
+
+  def error(self, message: str):
+    """Raise, where argparse would print its usage and exit."""
+    raise RunError(f'{message}; see --help.')
+
+
+def add_gin(parser: Parser, unbound: str):
+  """Let a command take gin files and bindings; `unbound` says what happens without a file."""
+  repeated = dict(action='append', default=[])
+  parser.add_argument('--gin_file', **repeated, help=f'a gin file; may be repeated. {unbound}')
+  parser.add_argument(
+    '--gin_bindings', **repeated,
+    help="a binding, as in 'Experiment.seed = 1'; may be repeated. --gin.NAME=VALUE is short for it",
+  )  # fmt: skip
+  parser.add_argument(
+    '--gin_search_paths', type=listed, default=[],
+    help="folders, by commas, in which gin files and their includes are looked up beside a file's own folder, the one "
+    'above it, and gin_configs',
+  )  # fmt: skip
+
+
+def add_sampler(parser: argparse._ActionsContainer):
+  """Let a command take the numbers of a sampler, which `sampler` makes of them."""
+  for name in sampling.NEUTRAL:
+    kind, said = int if name == 'top_k' else float, '0 is greedy (1)' if name == 'temperature' else None
+    parser.add_argument(f'--{name.replace("_", "-")}', type=kind, help=said)
+
+
+def sampler(args: argparse.Namespace) -> sampling.Sampler:
+  """Return the sampler of the numbers that were given."""
+  return sampling.Sampler(**{name: x for name in sampling.NEUTRAL if (x := getattr(args, name)) is not None})
+
+
+def add_distributed(parser: Parser):
+  """Let a command be one of several processes, which `join` makes of it."""
+  parser.add_argument(
+    '--distributed', action='store_true',
+    help='this is one of several processes of a slice, as TPU, Slurm, Open MPI or Kubernetes says, or '
+    'JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID; the first writes',
+  )  # fmt: skip
+  parser.add_argument(
+    '--host_timeout', type=_patience, default=int(multihost.LIMIT), metavar='SECONDS',
+    help='how long a process waits for another before all end (%(default)s)',
+  )  # fmt: skip
+
+
+def join(args: argparse.Namespace):
+  """Find the other processes, where there are to be some; only the first tells how far they are."""
+  if args.distributed:
+    multihost.start(args.host_timeout)
+    progress.silent = not multihost.is_writer()
+
+
+def listed(text: str) -> list[str]:
+  """Return what stands between commas."""
+  return [part for part in text.split(',') if part]
+
+
+def count(text: str) -> int:
+  """Return a whole number of at least 1."""
+  if not text.isdecimal() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least 1')
+  return int(text)
+
+
+def _patience(text: str) -> int:
+  """Return seconds that processes may wait for each other."""
+  if count(text) > multihost.LONGEST:
+    raise argparse.ArgumentTypeError(f'{text} seconds is more than {multihost.LONGEST}, which is 11 days')
+  return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+  """Return whole numbers of at least 1 that stand between commas."""
+  return tuple(map(count, text.split(',')))
+
+
+def share(text: str) -> tuple[int, int]:
+  """Return (i, n) of i/n, the i-th of n shards, which count from 0."""
+  index, _, count = text.partition('/')
+  if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+    raise argparse.ArgumentTypeError(f'{text!r} is no shard; write i/n with i from 0 to n - 1, as in 0/4')
+  return int(index), int(count)
+
+
+def rule(text: str) -> Rule | Combiner:
+  """Return the rule or combiner that NAME, NAME:NUMBER or NAME:NUMBER,NUMBER says, as in opt:0.1 or weighted:.5,.5."""
+  name, _, values = text.partition(':')
+  known = {r.__name__: (r, 'alpha') for r in rules.RULES}
+  known |= {'weighted': (rules.weighted, 'weights'), 'contrastive': (rules.contrastive, 'mu')}
+  known |= {'realign': (rules.realign, 'lam')}
+  if name not in known:
+    raise argparse.ArgumentTypeError(f'no rule is called {name}; there are {", ".join(known)}')
+  found, keyword = known[name]
+  try:
+    if values:
+      several = tuple(float(x) for x in values.split(','))
+      if several[1:] and keyword != 'weights':
+        raise ValueError(f'{name} takes one number, {keyword}')
+      found = functools.partial(found, **{keyword: several if keyword == 'weights' else several[0]})
+    rules.bind_combiner(found)
+  except (ValueError, TypeError) as error:
+    raise argparse.ArgumentTypeError(f'{text}: {error}') from None
+  return found
+
+
+def mesh(text: str) -> dict[str, int]:
+  """Return {axis: devices} of 'data=1,model=4'."""
+  try:
+    return {name: int(count) for name, count in (item.split('=') for item in text.split(','))}
+  except ValueError:
+    raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
+
+
+def compilation_cache(folder: str | os.PathLike | None = None):
+  """Keep compiled programs in a folder, for other processes too: ~/.cache/speccascade/jax unless told.
+
+  What JAX_COMPILATION_CACHE_DIR or jax.config says stays where no folder is given; '' is none.
+  """
+  if folder is None and jax.config.jax_compilation_cache_dir:
+    return
+  jax.config.update('jax_compilation_cache_dir', os.fspath(CACHE if folder is None else folder) or None)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+  programs.reset_cache()  # what was compiled before has settled whether there is one
+
+
+def run(
+  parser: Parser, command: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None, stopped: str
+) -> int:
+  """Run a command and return its exit code, 0 where it gives none; `stopped` is said where it was stopped."""
+  argv, args = list(sys.argv[1:] if argv is None else argv), argparse.Namespace()
+  try:
+    if signal.getsignal(signal.SIGINT) is interrupt.leave:
+      signal.signal(signal.SIGINT, signal.default_int_handler)
+    args = parser.parse_args([_binding(a) for a in argv])
+    if getattr(args, 'distributed', False) and multihost.WATCHED not in os.environ:
+      return multihost.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
+    compilation_cache(args.compilation_cache)
+    with _told_to_end():
+      return command(args) or 0
+  except KeyboardInterrupt as stop:
+    print(stopped, file=sys.stderr)
+    return 143 if isinstance(stop, _Ended) else 130
+  except FAILURES as error:
+    if '--debug' in argv:
+      raise
+    print(f'error: {_with_options(_said(error), parser, args)}', file=sys.stderr)
+    return 1
+
+
+def _with_options(text: str, parser: Parser, args: argparse.Namespace) -> str:
+  """Return what is said with an option's name where it has that of the Python argument that was given by it."""
+  for action in parser._actions:
+    value = getattr(args, action.dest, None)
+    if action.option_strings and value is not None:
+      option = action.option_strings[0] if value is True else f'{action.option_strings[0]}={value}'
+      given = '|'.join(re.escape(form(value)) for form in (repr, str))
+      text = re.sub(rf'\b(?<!-){action.dest}=(?:{given})(?![\w.])', lambda _, option=option: option, text)
+  return text
+
+
+def _binding(argument: str) -> str:
+  """Return --gin.NAME=VALUE in full."""
+  return f'--gin_bindings={argument.removeprefix("--gin.")}' if argument.startswith('--gin.') else argument
+
+
+def _said(error: Exception) -> str:
+  """Return what went wrong: our own errors whole, of any other the first line."""
+  text = str(error).strip() or type(error).__name__
+  if isinstance(error, RunError):
+    return text
+  if isinstance(error, OSError) and error.errno in disk.FULL:
+    where = error.filename or 'a file'
+    return f'{where} cannot be written ({error.strerror}): free some space, then run the same command again.'
+  first, *more = text.splitlines()
+  text = f'{first} … (--debug shows all of it)' if more else first
+  return f'{text}. Where another process died, that is why. {multihost.AGAIN}' if multihost.ended(error) else text
+
+
+class _Ended(KeyboardInterrupt):
+  """The process was told to end."""
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+  """Take SIGTERM, which schedulers send, as Ctrl-C is taken."""
+
+  def end(*_):
+    raise _Ended
+
+  if threading.current_thread() is not threading.main_thread():  # where Python allows no handler
+    yield
+    return
+  before = signal.signal(signal.SIGTERM, end)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,283 @@
+"""Gin files, read with every name in them checked; what is wrong with them is said in one line, with the name meant.
+
+A gin file is code: it imports modules and calls what it names, so reading one runs it. Read only files that you trust.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+import contextlib
+import difflib
+import hashlib
+import importlib.util
+import inspect
+import os
+from pathlib import Path
+import re
+import sys
+import sysconfig
+
+import gin
+
+from speccascade.host import disk
+from speccascade.host.errors import RunError
+
+# The files that come with the package: inside it where it is installed, beside it in a clone.
+PACKAGE = Path(__file__).parents[1]
+SHIPPED = next(
+  p for p in (PACKAGE / 'gin_configs', PACKAGE.parent / 'gin_configs') if p.is_dir()
+)
+UNREAD = 'a value is none that gin reads: numbers, texts, lists, dicts, @NAME and %NAME'
+
+
+def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()):
+  """Make gin files and bindings gin's config and check every name in them; nothing is built."""
+  files = [_found(file, search_paths) for file in files]
+  folders = [*map(str, search_paths), *_beside(files), str(SHIPPED)]
+  with gin.unlock_config(), _searching(folders), explained(), _recorded() as named:
+    gin.clear_config()
+    for file in files:
+      gin.parse_config_file(file)
+    for binding in bindings:
+      _bind(binding)
+    asked_for = [b.partition('=')[0].strip() for b in bindings]
+    _check_macros(named, asked_for)
+    _check_scopes(named)
+    _check_overridden(asked_for)
+    gin.finalize()
+
+
+def _found(file: str, search_paths: Sequence[str]) -> str:
+  """Return where a file is: as it is named, in a folder to search, or among those that come with the package."""
+  name = os.fspath(disk.local(file))
+  for folder in ('', *search_paths, SHIPPED.parent, SHIPPED):
+    if os.path.isfile(path := os.path.join(folder, name)):
+      return path
+  return name
+
+
+def _beside(files: Sequence[str]) -> list[str]:
+  """Return the folders that a file's includes are looked for in: its own, and the one above."""
+  folders = [os.path.dirname(os.path.abspath(f)) for f in files]
+  return list(dict.fromkeys(f for own in folders for f in (own, os.path.dirname(own))))
+
+
+@contextlib.contextmanager
+def _searching(folders: Sequence[str]):
+  """Let gin find files in folders, and forget them afterwards; modules beside the files stay importable.
+
+  Its reader of package data is left out: it takes `models/x.gin` for a file of whatever package is called models.
+  """
+  prefixes, readers = gin.config._LOCATION_PREFIXES, gin.config._FILE_READERS
+  before = list(prefixes), list(readers)
+  readers[:] = [r for r in readers if r[0].__module__ != 'gin.resource_reader']
+  for folder in folders:
+    gin.add_config_file_search_path(folder)
+    if folder not in sys.path and folder != str(SHIPPED):
+      sys.path.append(folder)
+  try:
+    yield
+  finally:
+    prefixes[:], readers[:] = before
+
+
+def _bind(binding: str):
+  """Read a binding of the command line; quotes that were forgotten are told."""
+  name, _, value = (part.strip() for part in binding.partition('='))
+  try:
+    gin.parse_config(binding)
+  except (SyntaxError, ValueError) as error:
+    if re.fullmatch(r'[\w./-]+', name) and re.fullmatch(r'[~/.\w][^\'"\n]*', value) and not _literal(value):
+      raise RunError(
+        f'--gin.{name}={value}: gin takes a text in quotes of its own: --gin.{name}="\'{value}\'"'
+      ) from error
+    if isinstance(error, SyntaxError):
+      said = str(error).strip().splitlines()[0]
+      said = f'{UNREAD}.' if 'malformed node' in said else said
+      raise RunError(f'--gin.{binding}: {said} Write --gin.NAME=VALUE.') from error
+    raise
+
+
+def _literal(value: str) -> bool:
+  try:
+    ast.literal_eval(value)
+  except (ValueError, SyntaxError):
+    return False
+  return True
+
+
+# ---- names ----
+
+
+@contextlib.contextmanager
+def _recorded():
+  """Yield a set that grows by the name, scopes included, of each reference that gin parses, be it overridden later."""
+  named: set[str] = set()
+  delegate = gin.config.ParserDelegate
+
+  class Recorder(delegate):
+    def configurable_reference(self, scoped_selector, evaluate):
+      named.add(scoped_selector)
+      return super().configurable_reference(scoped_selector, evaluate)
+
+    def macro(self, name):
+      named.add(f'{name}/gin.macro')
+      return super().macro(name)
+
+  gin.config.ParserDelegate = Recorder
+  try:
+    yield named
+  finally:
+    gin.config.ParserDelegate = delegate
+
+
+def _check_macros(named: set[str], asked_for: Sequence[str]):
+  """Refuse a %NAME that is bound nowhere, and a value under a name that nothing uses.
+
+  Lists of curves and models may be left unused in files, for those to include offer several.
+  """
+  bound = {
+    scope: values['value'] for (scope, selector), values in gin.config._CONFIG.items() if selector == 'gin.macro'
+  }
+  used = sorted(name.removesuffix('/gin.macro') for name in named if name.endswith('/gin.macro'))
+  for reference in gin.config.iterate_references(gin.config._CONFIG, to=gin.get_configurable(gin.config.macro)):
+    name = '/'.join(reference.scopes)
+    if name not in bound:
+      raise RunError(f'%{name} is used but bound nowhere{_meant(name, list(bound))}; bind it, as in {name} = …')
+  for name, value in bound.items():
+    if name not in used and (name in asked_for or not any(gin.config.iterate_references(value))):
+      raise RunError(f'{name} is bound, but nothing uses %{name}{_meant(name, used)}.')
+
+
+def _check_scopes(named: set[str]):
+  """Refuse a binding in a scope that nothing is made in: gin would drop it without a word."""
+  used = {scope for name in named if (scope := name.rpartition('/')[0]) and not name.endswith('/gin.macro')}
+  reached = {part for scope in used for part in scope.split('/')}
+  for scope, selector in gin.config._CONFIG:
+    if selector != 'gin.macro' and scope and not set(scope.split('/')) <= reached:
+      raise RunError(
+        f'{scope}/{selector.split(".")[-1]} is bound, but nothing is made in the scope {scope}'
+        f'{_meant(scope, sorted(used))}.'
+      )
+
+
+def _check_overridden(asked_for: Sequence[str]):
+  """Refuse a binding of the command line that a scope overrides wherever it would count."""
+  config = gin.config._CONFIG
+  for name in asked_for:
+    *scope, rest = name.split('/')
+    given, _, parameter = rest.rpartition('.')
+    for reached in {s for _, s in config if given and f'.{s}'.endswith(f'.{given}') and _binds(scope, s, parameter)}:
+      made = [r.scopes for r in gin.config.iterate_references(config) if r.config_key[1] == reached]
+      inner = [[s[:i] for i in range(len(scope) + 1, len(s) + 1) if _binds(s[:i], reached, parameter)] for s in made]
+      if made and all(inner):
+        others = sorted({f'{"/".join(some[-1])}/{rest}' for some in inner})
+        raise RunError(f'--gin.{name} has no effect, for the config binds {", ".join(others)}; bind those.')
+
+
+def _binds(scope: Sequence[str], selector: str, parameter: str) -> bool:
+  return parameter in gin.config._CONFIG.get(('/'.join(scope), selector), {})
+
+
+def sources() -> dict[str, str]:
+  """Return a digest of the source of each module that the config imports, or that one of these uses.
+
+  Modules that are installed are left out: their packages have versions.
+  """
+  waiting, found = [statement.module for statement in gin.config._IMPORTS], {}
+  while waiting:
+    name = waiting.pop()
+    file = getattr(sys.modules.get(name), '__file__', None)
+    if name in found or not file or _installed(file):
+      continue
+    source = Path(file).read_bytes()
+    found[name] = hashlib.sha256(source).hexdigest()[:16]
+    waiting.append(name.rpartition('.')[0])
+    if file.endswith('.py'):
+      waiting += _imports(source, sys.modules[name].__package__)
+  return dict(sorted(found.items()))
+
+
+def _imports(source: bytes, package: str) -> Iterator[str]:
+  """Yield what may be a module in the import statements of a module's source."""
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      base = importlib.util.resolve_name('.' * node.level + (node.module or ''), package) if node.level else node.module
+      yield base
+      yield from (f'{base}.{alias.name}' for alias in node.names)
+
+
+def _installed(file: str) -> bool:
+  """Tell whether a file is of Python, of an installed package, or of this one."""
+  roots = [PACKAGE, *map(sysconfig.get_path, ('stdlib', 'platstdlib'))]
+  return bool({'site-packages', 'dist-packages'} & {*Path(file).parts}) or any(
+    Path(file).is_relative_to(r) for r in roots
+  )
+
+
+def macro_of(configurable: str, parameter: str) -> str:
+  """Return the macro that a parameter is bound to, else the parameter's own name."""
+  value = gin.config._CONFIG.get(('', configurable), {}).get(parameter)
+  is_macro = getattr(value, 'selector', '') == 'gin.macro'
+  return '/'.join(value.scopes) if is_macro else f'{configurable.split(".")[-1]}.{parameter}'
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+  near = difflib.get_close_matches(name, known, 1, 0.5)
+  return f'; did you mean {near[0]}?' if near else ''
+
+
+def _known() -> list[str]:
+  registry = gin.config._REGISTRY
+  whole = [selector.removeprefix('speccascade.') for selector, _ in registry.items()]
+  short = [registry.minimal_selector(selector) for selector, _ in registry.items()]
+  return sorted({*whole, *short})
+
+
+@contextlib.contextmanager
+def explained():
+  """Turn gin's errors into one line that names what was probably meant."""
+  try:
+    yield
+  except RunError:
+    raise
+  except Exception as error:  # gin lets through whatever a configurable raises
+    raise RunError(_explain(error)) from error
+
+
+def _explain(error: Exception) -> str:
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  where = [line for line in lines if re.match(r'In (bindings|file)', line)]
+  said = lines[0] if lines else ''
+  if not isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError)) or not said:
+    said = f'{type(error).__name__}: {said}'
+  place = f' ({where[0].rstrip(":")})' if where else ''
+  if m := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", said):
+    name = m.group(1).split('/')[-1]
+    return f'config: there is no {name}{_meant(name, _known()) or "; is its module imported?"}{place}'
+  if m := re.search(r"Configurable '(.+?)' doesn't have a parameter named '(.+?)'", said):
+    selector, name = m.groups()
+    known = _parameters(selector)
+    near = _meant(name, known) or f'; it has {", ".join(known)}'
+    return f'config: {selector} has no parameter {name}{near}{place}'
+  if m := re.search(r'^(?:.*?)(\w+)(?:\.__init__|\.__new__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)$', said):
+    if 'logits' in m.group(2):
+      return f'config: {m.group(1)} was called; hand it over, as @rules.{m.group(1)} without (){place}'
+    called = [x for x in (re.match(r"In call to configurable '([\w.]+)'", line) for line in lines) if x]
+    name = called[0].group(1).split('.')[-1] if called else m.group(1)
+    return f'config: {name} lacks {m.group(2)}; bind it, as in {name}.{m.group(2).split(chr(39))[1]} = …'
+  if 'malformed node' in said:
+    return f'config: {UNREAD}{place}'
+  if m := re.search(r'Unable to open file: (.+?)\. Searched', said):
+    return f'config: no file {m.group(1)}{place}; give its path, or the folder with --gin_search_paths'
+  if isinstance(error, ImportError):
+    return f'config: cannot import: {said}{place}; modules are looked for beside the gin file, here and on PYTHONPATH'
+  scopes = [x for x in (re.search(r"in scope '(.+?)'", line) for line in lines) if x]
+  inside = f' (config scope {scopes[0].group(1)})' if scopes else ''
+  return f'{said.rstrip(".") if place or inside else said}{place}{inside}'
+
+
+def _parameters(selector: str) -> list[str]:
+  thing = gin.config._REGISTRY.get_match(selector).wrapped
+  return [n for n in inspect.signature(thing).parameters if n not in ('self', 'args', 'kwargs')]

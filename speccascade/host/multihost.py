@@ -1,0 +1,264 @@
+"""Several processes that run one program, a host each: the first writes, and the others know what it knows.
+
+Every process makes the same calls in the same order. A call that touches files goes through `once`: the writer makes
+it, and all have its value or its error. Nobody waits longer than `LIMIT` for another: a host that died ends the run.
+With one process all of this does nothing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, TypeVar
+
+import jax
+from jax._src import distributed as _jax_distributed  # its key-value store waits with a limit, collectives without
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from speccascade.host.errors import RunError
+
+T = TypeVar('T')
+WATCHED = 'SPECCASCADE_WATCHED'  # in the environment of a command that `watch` started: where it leaves its exit code
+GIVEN_UP = -signal.SIGABRT, -signal.SIGSEGV  # what becomes of a process where JAX finds no other, or its port taken
+JOINED = b'\0'  # what it leaves there when the processes have found each other
+AGAIN = 'The same command on all hosts goes on from the last lines written; --host_timeout is how long they wait.'
+NOT_FOUND = (
+  'The processes of this run did not find each other{why}: start one on each host, all within --host_timeout seconds, '
+  'and where none of TPU, Slurm, Open MPI and Kubernetes says how many there are, set JAX_NUM_PROCESSES, '
+  'JAX_PROCESS_ID and JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the first host.'
+)
+LIMIT, LONGEST = 600.0, 1_000_000  # seconds; JAX counts milliseconds in 32 bits
+BEFORE = 60.0  # that JAX waits longer for a heartbeat: it ends the process without our sentence
+PATIENCE = 5.0  # seconds that one which failed waits for the others to say why
+PIECE = 1 << 20  # characters that the store takes at once
+_turns = itertools.count()
+_writing = False  # inside a call that the writer makes for all
+
+
+def watch(command: Sequence[str]) -> int:
+  """Run a command that is to `start` and return its exit code; it dies with this process.
+
+  JAX aborts a process where another that it waits for is gone, whatever it is at. Then this one says so, unless the
+  process itself had said what is wrong and was about to leave.
+  """
+  heard, told = os.pipe()
+  child = subprocess.Popen(
+    command, env=os.environ | {WATCHED: str(told)}, preexec_fn=_die_with_parent, start_new_session=True, pass_fds=[told]
+  )  # fmt: skip
+  os.close(told)
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: child.send_signal(number))
+  code = child.wait()
+  os.set_blocking(heard, False)
+  with open(heard, 'rb', buffering=0) as pipe:
+    left = pipe.read() or b''
+  if code in GIVEN_UP and left.strip(JOINED):
+    return left[-1]
+  if code in GIVEN_UP:
+    ended = f'Another process died, and JAX ended this one. {AGAIN}'
+    print(f'error: {ended if left else NOT_FOUND.format(why="")}', file=sys.stderr)
+    return 1
+  return code if code >= 0 else 128 - code
+
+
+def _die_with_parent():
+  if sys.platform == 'linux':
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def start(limit: float = LIMIT, **given):
+  """Join the processes of this slice, found from the environment (TPU, Slurm, Open MPI, Kubernetes) or as `given`."""
+  global LIMIT
+  given = given or _from_environment()
+  LIMIT = limit
+  jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM, by which commands are ended
+  try:
+    with _silenced():
+      jax.distributed.initialize(
+        **given, initialization_timeout=int(limit), heartbeat_timeout_seconds=int(limit + BEFORE)
+      )
+    _leave_word(JOINED)
+    jax.devices()  # which all processes have to ask for together
+  except Exception as error:  # what JAX raises where the environment of a cluster is not as it expects
+    said = str(error).strip().split('\n')[0] or type(error).__name__
+    raise RunError(NOT_FOUND.format(why=f' ({said})')) from error
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+  """Keep from standard error what is not Python's: where JAX gives up, it prints a stack and aborts the process."""
+  sys.stderr.flush()
+  with os.fdopen(os.dup(2), 'w') as kept, open(os.devnull, 'w') as nowhere, contextlib.redirect_stderr(kept):
+    os.dup2(nowhere.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(kept.fileno(), 2)
+
+
+def _leave_word(word: bytes):
+  """Tell the process that watches this one."""
+  if WATCHED in os.environ:
+    os.write(int(os.environ[WATCHED]), word)
+
+
+def _from_environment() -> dict:
+  """Return what JAX does not itself read from the environment, having checked what it does."""
+  address = os.environ.get('JAX_COORDINATOR_ADDRESS')
+  host, _, port = (address or '').rpartition(':')
+  if address and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+    raise RunError(f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT, as in 10.0.0.1:1234.')
+  found = {}
+  for name, least in (('num_processes', 1), ('process_id', 0)):
+    variable = f'JAX_{name.upper()}'
+    text = os.environ.get(variable)
+    if text is not None and not (text.isdecimal() and int(text) >= least):
+      raise RunError(f'{variable}={text} is not a whole number of at least {least}.')
+    found |= {} if text is None else {name: int(text)}
+  return found
+
+
+def count() -> int:
+  """Return how many processes run this program."""
+  return _jax_distributed.global_state.num_processes
+
+
+def is_writer() -> bool:
+  """Tell whether this process is the one that writes."""
+  return _jax_distributed.global_state.process_id == 0
+
+
+def once(call: Callable[[], T]) -> T:
+  """Return in all processes what a call, made by the writer alone, gives: JSON, or an error that all raise."""
+  global _writing
+  if count() == 1 or _writing:
+    return call()
+  if not is_writer():
+    said = broadcast(None)
+    if 'error' in said:
+      raise RunError(said['error'])
+    return said['value']
+  _writing = True
+  try:
+    value = call()
+  except BaseException as error:  # a stop, too: the others wait for a word
+    broadcast({'error': str(error) or type(error).__name__})
+    raise
+  finally:
+    _writing = False
+  broadcast({'value': value})
+  return value
+
+
+@contextlib.contextmanager
+def held(manager: contextlib.AbstractContextManager) -> Iterator[None]:
+  """Enter a context in the writer alone; where it cannot be entered, the error is raised in all."""
+  with contextlib.ExitStack() as stack:
+
+    def enter():
+      stack.enter_context(manager)
+
+    once(enter)
+    yield
+
+
+def broadcast(value: Any) -> Any:
+  """Return the writer's value, which JSON can hold, in every process."""
+  if count() == 1:
+    return value
+  client, key = _jax_distributed.global_state.client, f'speccascade/{next(_turns)}'
+  if is_writer():
+    text = json.dumps(value)
+    pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+    for i, piece in enumerate([str(len(pieces)), *pieces]):
+      client.key_value_set(f'{key}/{i}', piece)
+    return value
+  with _waiting('The first process said nothing'):
+    get = lambda i: client.blocking_key_value_get(f'{key}/{i}', int(LIMIT * 1000))
+    return json.loads(''.join(get(i + 1) for i in range(int(get(0)))))
+
+
+def barrier():
+  """Wait until every process has come here."""
+  if count() > 1:
+    with _waiting('Another process did not come as far as this one'):
+      _jax_distributed.global_state.client.wait_at_barrier(f'speccascade/{next(_turns)}', int(LIMIT * 1000))
+
+
+@contextlib.contextmanager
+def _waiting(what: str):
+  """Turn a wait that came to nothing into one sentence."""
+  try:
+    yield
+  except RuntimeError as error:
+    reason = str(error).partition(':')[0]
+    raise RunError(
+      f'{what}: it died, hangs, or needs more than {LIMIT:g} s ({reason}). {AGAIN}'
+    ) from error
+
+
+def ended(error: Exception) -> bool:
+  """Tell whether an error may be that of a program of several processes, one of which is gone."""
+  memory = str(error).startswith('RESOURCE_EXHAUSTED')
+  return count() > 1 and isinstance(error, jax.errors.JaxRuntimeError) and not memory
+
+
+def threads() -> int:
+  """Return how many threads may call programs at once: one, where processes must call them in one order."""
+  return 1 if count() > 1 else os.cpu_count() or 1
+
+
+# ---- arrays of all processes ----
+
+
+def replicated(tree: Any) -> Any:
+  """Return a tree, which all processes have alike, with every array whole on each device of all of them."""
+  return tree if jax.device_count() == 1 else jax.tree.map(lambda x: _put(x, PartitionSpec()), tree)
+
+
+def by_rows(tree: Any) -> Any:
+  """Return a tree, which all processes have alike, with axis 0 cut over all devices where they divide it."""
+  if jax.device_count() == 1:
+    return tree
+  cut = lambda x: PartitionSpec('rows') if len(x) % jax.device_count() == 0 else PartitionSpec()
+  return jax.tree.map(lambda x: _put(x, cut(x)), tree)
+
+
+def _put(x: Any, spec: PartitionSpec) -> jax.Array:
+  x, mesh = np.asarray(x), Mesh(np.array(jax.devices()), ('rows',))
+  return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda part: x[part])
+
+
+def whole(tree: Any) -> Any:
+  """Return a tree with every array whole in this process, as numpy has it where it was spread over several."""
+  return tree if count() == 1 else jax.tree.map(_whole, tree)
+
+
+def _whole(x: Any) -> Any:
+  if not isinstance(x, jax.Array) or x.is_fully_addressable:
+    return np.asarray(x)
+  if x.is_fully_replicated:
+    return np.asarray(x.addressable_data(0))
+  return multihost_utils.process_allgather(x, tiled=True)
+
+
+def leave(code: int) -> int:
+  """Return an exit code; of several processes, end one that failed at once, for JAX would wait for the others."""
+  if code and count() > 1:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _leave_word(bytes([code]))
+    with contextlib.suppress(RuntimeError, AttributeError):  # AttributeError: it had not started yet
+      _jax_distributed.global_state.client.wait_at_barrier('speccascade/left', int(PATIENCE * 1000))
+    if is_writer():
+      time.sleep(PATIENCE / 10)  # JAX aborts those that still look for this one
+    os._exit(code)
+  return code

@@ -1,0 +1,137 @@
+"""seqio's Evaluator with our decoding behind it.
+
+`predict_fn` is what an Evaluator calls; `evaluate` builds the Evaluator for a registered task, with the feature
+converter that the models' architecture needs, and returns the task's own metrics.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import os
+from typing import Any
+
+import numpy as np
+
+from speccascade import decode, sampling
+from speccascade.integrations import t5x
+from speccascade.types import Model
+
+
+def evaluate(
+  task_name: str,
+  method,
+  models: Sequence[Model],
+  *,
+  max_new_tokens: int,
+  max_prompt_tokens: int | None = None,
+  split: str = 'validation',
+  count: int | None = None,
+  batch_size: int = 32,
+  sampler: sampling.Sampler = sampling.Sampler(),
+  seed: int = 0,
+  log_dir: str | None = None,
+) -> dict[str, float]:
+  """Decode a split of a registered seqio task and return its metrics by name, of a mixture as TASK/NAME.
+
+  Prompts are cut to `max_prompt_tokens` by seqio, from the right. With `log_dir`, seqio logs metrics and outputs there.
+  """
+  import seqio
+
+  tasks = seqio.get_subtasks(seqio.get_mixture_or_task(task_name))
+  for task in tasks:
+    _check_tokens(task, models[-1])
+  if log_dir is not None:
+    os.makedirs(log_dir, exist_ok=True)  # the logger does not
+  # A new Evaluator each time: one that has failed never answers again.
+  evaluator = seqio.Evaluator(
+    task_name,
+    converter(models[-1]),
+    eval_split=split,
+    sequence_length=None if max_prompt_tokens is None else {'inputs': max_prompt_tokens},
+    num_examples=count,
+    logger_cls=[] if log_dir is None else [seqio.JSONLogger],
+    log_dir=log_dir,
+    async_compute_metrics=False,
+  )
+  if not evaluator.eval_tasks:
+    splits = sorted(set().union(*(task.splits for task in tasks)))
+    raise ValueError(f'{task_name} has no metrics or no split {split!r}; its splits: {", ".join(splits)}.')
+  predict = predict_fn(method, models, max_new_tokens=max_new_tokens, batch_size=batch_size, sampler=sampler, seed=seed)
+  found, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=predict)
+  return {
+    name if task == task_name else f'{task}/{name}': float(getattr(value, 'value', value))
+    for task, values in found.result().items()
+    for name, value in values.items()
+  }
+
+
+def predict_fn(
+  method,
+  models: Sequence[Model],
+  *,
+  max_new_tokens: int,
+  batch_size: int = 32,
+  sampler: sampling.Sampler = sampling.Sampler(),
+  seed: int = 0,
+) -> Callable[..., list[tuple[int, list[int]]]]:
+  """Return the function from an Evaluator's enumerated data set to (index, tokens); the index keys the randomness.
+
+  T5X's keywords are taken: where a `train_state` is given, its parameters are those of the last model. `rng` is not
+  used, for `seed` and the index say all of the randomness.
+  """
+
+  def predict(dataset, model_feature_shapes=None, train_state=None, rng=None) -> list[tuple[int, list[int]]]:
+    last = models[-1] if train_state is None else t5x.with_params(models[-1], train_state.params)
+    indices, prompts = [], []
+    for index, features in dataset.as_numpy_iterator():
+      indices.append(int(index))
+      prompts.append(prompt_tokens(features))
+    out = decode(
+      method, [*models[:-1], last], prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
+      example_ids=indices, batch_size=min(batch_size, len(prompts)),
+    )  # fmt: skip
+    return list(zip(indices, _rectangular(out.tokens, models[-1]), strict=True))
+
+  return predict
+
+
+def converter(model: Model):
+  """Return seqio's feature converter for an encoder–decoder, or for a decoder that reads its prompt."""
+  import seqio
+
+  if model.network.start_id is not None:
+    return seqio.EncDecFeatureConverter(pack=False)
+  return seqio.PrefixLMFeatureConverter(pack=False)
+
+
+def prompt_tokens(features: Mapping[str, np.ndarray]) -> list[int]:
+  """Return the prompt of a converted record without its padding."""
+  if 'decoder_causal_attention' in features:
+    # The mask covers the prompt and one position more.
+    length = int(features['decoder_causal_attention'].sum()) - 1
+    return features['decoder_target_tokens'][:length].tolist()
+  if 'encoder_input_tokens' in features:
+    tokens = features['encoder_input_tokens']
+    return tokens[: np.flatnonzero(tokens).max(initial=-1) + 1].tolist()
+  raise ValueError(
+    f'no prompt in the features {", ".join(features)}; convert with seqio.EncDecFeatureConverter or '
+    'seqio.PrefixLMFeatureConverter.'
+  )
+
+
+def _rectangular(rows: Sequence[Sequence[int]], model: Model) -> list[list[int]]:
+  """Return rows of one length, as the Evaluator needs them; what follows an end of text is not read."""
+  end = model.network.eos_ids[0] if model.network.eos_ids else 0
+  longest = max(map(len, rows))
+  return [[*row, *[end] * (longest - len(row))] for row in rows]
+
+
+def _check_tokens(task: Any, model: Model):
+  """Raise where the task's tokens are not the model's."""
+  vocabulary = task.output_features['inputs'].vocabulary
+  theirs = getattr(vocabulary, 'tokenizer', None)
+  if not task.output_features['inputs'].dtype.is_integer:
+    raise ValueError(f'{task.name} was registered without a tokenizer; register it again with tokenizer=PATH.')
+  if hasattr(theirs, 'pieces') and model.tokenizer is not None:
+    mine, given = model.tokenizer.pieces(), theirs.pieces()
+    common = min(len(mine), len(given))
+    if mine[:common] != given[:common]:
+      raise ValueError(f'{task.name} is tokenised with {theirs.path}, {model.name} with {model.tokenizer.path}.')

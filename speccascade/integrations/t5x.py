@@ -1,0 +1,65 @@
+"""Decode a batch inside a step that T5X partitions and compiles; docs/t5x.md has the model that calls it.
+
+Nothing here imports T5X.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from speccascade import sampling
+from speccascade.checkpoints.t5x_params import model, with_params
+from speccascade.engine import inputs, loop, profiles
+from speccascade.engine.method import Method, SequenceCascade
+from speccascade.types import Array, Model, Prompt
+
+__all__ = ['decode_batch', 'model', 'with_params']
+
+
+def decode_batch(
+  method: Method,
+  models: Sequence[Model],
+  batch: Mapping[str, Array],
+  key: Array | None = None,
+  *,
+  max_new_tokens: int | None = None,
+  sampler: sampling.Sampler = sampling.Sampler(),
+  mesh: Mesh | None = None,
+) -> tuple[Array, dict[str, Any]]:
+  """Decode T5X's features; return tokens [B, L], 0 after each text's end, and statistics by row.
+
+  `key` is the step's; each row has noise of its own from it. L is that of `decoder_input_tokens` unless told. `mesh` is
+  the one that the step is partitioned over, with axes 'data' and 'model'; without it attention on several devices is
+  plain XLA. Where `fault` of the statistics is true, a model or the rule gave what is no law, and the row is not to be
+  used.
+  """
+  if isinstance(method, SequenceCascade):
+    raise ValueError('a sequence cascade decides on the host which texts are answered anew: use speccascade.decode')
+  if key is None and not sampler.greedy:
+    raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
+  models = inputs.check_models(method, models)
+  profiles.check_sampler(method.origin, sampler)
+  tokens = batch['encoder_input_tokens'].astype(jnp.int32)
+  method = method.at(tokens.shape[0])
+  places = jnp.arange(tokens.shape[1])[None]
+  length = jnp.max(jnp.where(tokens != 0, places + 1, 1), axis=1)  # [B]
+  most = batch['decoder_input_tokens'].shape[1] if max_new_tokens is None else max_new_tokens
+  positions = loop.positions(models[method.slots[-1]].network, tokens.shape[1], most, method.window)
+  noise = _noise(method, key, tokens.shape[0], positions, sampler)
+  sizes = dict(max_new_tokens=most, sampler=sampler, noise=noise)
+  state = loop.decode_batch(method, models, Prompt(tokens, length), mesh=mesh, **sizes)
+  places = jnp.arange(most)[None]
+  written = jnp.where(places < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)
+  stats = {name: getattr(state.stats, name) for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred')}
+  return written, {**stats, 'calls': state.stats.calls, 'fault': (state.fault >= 0).any(1)}
+
+
+def _noise(method, key, rows: int, positions: int, sampler: sampling.Sampler) -> sampling.Keyed:
+  """Return noise of which every row has a key of its own."""
+  key = jax.random.key(0) if key is None else key
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
+  words = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
+  return sampling.Keyed.make(words, positions, method.window + 1 if method.by_round else 1, sampler.greedy)

@@ -1,0 +1,74 @@
+"""Packed windows: the tokens of a batch that are meant, one after another, where rows need different numbers of them.
+
+A window [B, W] is padded to the longest row. Under `use`, a network's embedding, dense layers, norms and head run on
+the N packed tokens [1, N, …] instead, and attention, which reads a cache by row, on the window: `models.layers` packs
+ids and what an attention gives, and unpacks queries, keys and values. N is one of a few static totals.
+
+Axis letters: B batch, W window, N packed tokens.
+"""
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from speccascade import backends
+from speccascade.backends.traced import Setting
+
+Array = jax.Array
+
+MOST = 1024  # rows that are packed: their places are found by comparing every token with every row
+_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+@struct.dataclass
+class Packing:
+  """Where each token of a window is packed, and where each packed token comes from."""
+
+  place: Array  # [B, W]
+  source: Array  # [N] among the B·W of the window
+
+  @classmethod
+  def of(cls, need: Array, width: int, total: int) -> 'Packing':
+    """Pack the first `need` [B] tokens of each row, at most `total` in all."""
+    ends = jnp.cumsum(need)
+    starts, slot = ends - need, jnp.arange(width)[None]
+    place = starts[:, None] + jnp.minimum(slot, jnp.maximum(need[:, None] - 1, 0))  # padding repeats the last one
+    at = jnp.arange(total)[:, None]
+    mine = (starts[None] <= at) & (at < ends[None])  # [N, B]
+    source = jnp.where(mine, jnp.arange(need.shape[0])[None] * width + at - starts[None], 0).sum(1)
+    return cls(jnp.minimum(place, total - 1), source)
+
+  def pack(self, x: Array) -> Array:
+    """Return x [B, W, …] as [1, N, …]."""
+    return backends.current().pick(x.reshape(-1, *x.shape[2:]), self.source)[None]
+
+  def unpack(self, x: Array) -> Array:
+    """Return x [1, N, …] as [B, W, …]; what lies beyond a row's tokens means nothing."""
+    found = backends.current().pick(x[0], self.place.reshape(-1))
+    return found.reshape(*self.place.shape, *x.shape[2:])
+
+
+_PACKING: Setting[Packing] = Setting('packing')
+use = _PACKING.use  # trace networks with packed windows, or without where it is None
+
+
+def pack(x: Array) -> Array:
+  """Return x [B, W, …] packed, where that is in use."""
+  packing = _PACKING.current()
+  return x if packing is None else packing.pack(x)
+
+
+def unpack(x: Array) -> Array:
+  """Return x [1, N, …] by row, where packing is in use."""
+  packing = _PACKING.current()
+  return x if packing is None else packing.unpack(x)
+
+
+def thirds(most: int) -> tuple[int, ...]:
+  """Return how many tokens a row to compile for where the need varies: a third of the most, two thirds, and all."""
+  return tuple(sorted({-(-most * i // 3) for i in (1, 2, 3)}))
+
+
+def steps(most: int) -> tuple[int, ...]:
+  """Return the same in finer steps, for a choice that goes by what each costs."""
+  return (*(n for n in _STEPS if n < most), most)

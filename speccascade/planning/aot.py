@@ -1,0 +1,197 @@
+"""Compile a decode loop ahead of time: chips that need not be there, where arguments lie, and the program's floor."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import functools
+import os
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+import numpy as np
+
+from speccascade import backends, Sampler
+from speccascade.backends import sharding
+from speccascade.engine import loop, requests
+from speccascade.engine.method import Method
+from speccascade.engine.phases import Elect, Propose, Score
+from speccascade.planning.synthetic import tree_bytes, weight_bytes
+from speccascade.types import Network, Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What a floor is counted with."""
+
+  bandwidth: float  # bytes a second
+  clock: float  # cycles a second
+  memory: float  # GiB that a program may use
+
+
+CHIPS = {
+  'v4': Chip(1228e9, 1.05e9, 31),
+  'v5e': Chip(819e9, 0.94e9, 15.75),
+  'v5p': Chip(2765e9, 1.75e9, 95),
+  'v6e': Chip(1640e9, 1.75e9, 31.25),
+  'h100': Chip(3352e9, 1.98e9, 79),
+}
+# What XLA asks of a GPU that is not there.
+H100 = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
+  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448  shared_memory_per_core: 233472
+  registers_per_block_limit: 65536  registers_per_core_limit: 65536
+  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+  core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
+  memory_bandwidth: 3352320000000  l2_cache_size: 52428800  device_memory_size: 84942979072
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+def describe(topology: str):
+  """Return the topology of a name: 'v5e:2x2', 'v6e:8x8', 'h100', 'h100:1x1x4'."""
+  chip, _, grid = topology.partition(':')
+  if chip not in CHIPS:
+    raise ValueError(f"no chip '{chip}': choose from {', '.join(CHIPS)}")
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # else it looks for the TPU of a cloud
+  os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')  # for compilations side by side
+  try:
+    if chip == 'h100':
+      return topologies.get_topology_desc('h100', 'cuda', target_config=H100, topology=grid or '1x1x1')
+    return topologies.get_topology_desc(platform='tpu', topology_name=topology)
+  except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError) as error:  # a compiler missing, or too old
+    need = 'the CUDA plugin of JAX' if chip == 'h100' else "pip install 'speccascade[tpu]'"
+    raise ValueError(f'{topology} cannot be described ({first_line(error)}); it needs {need}.') from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """The static sizes of a decode."""
+
+  batch: int
+  source: int
+  tokens: int
+
+
+class Placement:
+  """Where arguments lie: on one chip, or on a mesh as `layout` cuts them, each model by its rules."""
+
+  def __init__(self, devices: Sequence, mesh: dict[str, int], rules: Sequence[sharding.Rules | str | None] = ()):
+    self.mesh = sharding.mesh(mesh, devices)
+    self.rules = tuple(rules)
+
+  def rules_of(self, number: int) -> sharding.Rules | str | None:
+    """Return the rules of a model, None where they follow its size."""
+    return self.rules[number] if self.rules else None
+
+  def put(self, tree: Any, cut: Any = None) -> Any:
+    """Return the shapes of a tree with a sharding: as it is cut, or whole on every chip."""
+    if self.mesh.size == 1:
+      return jax.tree.map(lambda x: _shape(x, SingleDeviceSharding(self.mesh.devices.item())), tree)
+    cut = jax.tree.map(lambda _: PartitionSpec(), tree) if cut is None else cut
+    return jax.tree.map(lambda x, s: _shape(x, NamedSharding(self.mesh, s)), tree, cut)
+
+
+def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
+  x = x if hasattr(x, 'dtype') else np.asarray(x, np.float32 if isinstance(x, float) else None)
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def program(method: Method, networks: Sequence[Network], sizes: Sizes, sampler: Sampler, place: Placement,
+            backend: backends.Backend):  # fmt: skip
+  """Return the jitted loop and the shapes that it is compiled for."""
+  slots = tuple(networks[m] for m in method.slots)
+  vocab, where = slots[-1].vocab_size, None
+  cut = [sharding.specs(networks[m], place.mesh, place.rules_of(m)) for m in method.slots]
+  if place.mesh.size > 1:
+    backend, where = backend.on_mesh(), sharding.planned(slots, place.mesh, cut, sizes.batch, method.window, vocab)
+  buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.window)
+  fixed = loop.Program(slots, tuple(range(len(slots))), buffer, vocab, backend, where=where)
+  prompt, zero = np.zeros(sizes.source, np.int32), np.uint32(0)
+  row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
+  rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
+  shapes = tuple(jax.eval_shape(backend.prepare, _params(n)) for n in slots)
+  params = tuple(map(place.put, shapes, cut))
+  state = jax.eval_shape(lambda p: loop.blank(fixed, method, p, rows), shapes)
+  state = place.put(state, None if where is None else fixed.cut(state))
+  stop = np.zeros(sizes.batch, bool)
+  stop = place.put(stop, None if where is None else where.rows(stop))
+  return loop.run, (fixed, place.put(method), params, state, stop, place.put(np.zeros(2, np.int32)))
+
+
+def _params(network: Network) -> Any:
+  return sharding.parameters(network)[0]
+
+
+def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
+  """Return the shapes of a network's caches, without a backend's padding."""
+  i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+  prompt = Prompt(i32((sizes.batch, sizes.source)), i32((sizes.batch,)))
+  return jax.eval_shape(lambda p, x: network.prefill(p, x, slots), _params(network), prompt)
+
+
+def compiled(method, networks, sizes: Sizes, sampler: Sampler, place: Placement, platform: str, options=None):
+  """Return the compiled loop; options are XLA's, beside those of the platform's backend."""
+  backend = backends.named(platform)
+  run, args = program(method, networks, sizes, sampler, place, backend)
+  options = dict(backend.xla) | (options or {})
+  with _without_cache():
+    return run.trace(*args).lower(lowering_platforms=(platform,)).compile(compiler_options=options)
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+  """Keep the compilation cache away: JAX cannot read a program back without its chips."""
+  folder = jax.config.jax_compilation_cache_dir
+  try:
+    jax.config.update('jax_compilation_cache_dir', None)
+    compilation_cache.reset_cache()
+    yield
+  finally:
+    jax.config.update('jax_compilation_cache_dir', folder)
+    compilation_cache.reset_cache()
+
+
+def calls(method: Method) -> dict[int, int]:
+  """Return {slot: model calls of a round}; of phases that take turns, all."""
+  found: dict[int, int] = {}
+
+  def add(phases):
+    for phase in phases:
+      if isinstance(phase, Elect):
+        for branch in phase.branches:
+          add(branch)
+      elif isinstance(phase, Propose | Score):
+        found[phase.model] = found.get(phase.model, 0) + (phase.n if isinstance(phase, Propose) else 1)
+
+  add(method.phases)
+  return found
+
+
+def turns(method: Method) -> int:
+  """Return the turns of a loop over drafts, whose number the program does not tell."""
+  drafts = [phase for phase in method.phases if isinstance(phase, Propose)]
+  return max([phase.n - (phase.widths != (1,)) for phase in drafts], default=1)
+
+
+def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes) -> int:
+  """Return the bytes that a round has to read: weights and used caches, half of the new tokens being there."""
+  total = 0
+  for slot, times in calls(method).items():
+    network = networks[method.slots[slot]]
+    used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
+    total += times * (weight_bytes(_params(network)) + tree_bytes(_cache(network, sizes, used)))
+  return total
+
+
+def first_line(error: Exception) -> str:
+  """Return the first line of what an error says."""
+  return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,101 @@
+"""Models with random weights and dialled acceptance: the work of real ones of the same shapes, without checkpoints."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import math
+import re
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import acceptance, decode
+from speccascade.engine.method import Method
+from speccascade.types import Model, Network, Params
+
+
+def random_model(network: Network, name: str, seed: int = 0) -> Model:
+  """Return the network with noise for weights, without EOS, so that every text is as long as it may be."""
+  return endless([Model(random_params(network, seed), network, name=name)])[0]
+
+
+def random_params(network: Network, seed: int = 0) -> Params:
+  """Return noise of the parameters' shapes and dtypes, made on the device: a host has no room for large ones."""
+  shapes = network.param_shapes()
+  leaves, tree = jax.tree.flatten(shapes)
+  scale = np.float32((3 / network.config.embed_dim) ** 0.5)  # of uniform numbers: a variance of 1/embed_dim
+  noise = [_noise(np.uint32(seed * len(leaves) + i), scale, x.shape, x.dtype.name) for i, x in enumerate(leaves)]
+  return tree.unflatten(noise)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _noise(seed, scale, shape: tuple[int, ...], dtype: str):
+  """Return numbers between -scale and scale by hashing their places."""
+  place = jnp.full((1,) * len(shape), seed * np.uint32(2654435761), jnp.uint32)
+  for axis, stride in enumerate(np.cumprod((1, *shape[:0:-1]), dtype=np.uint32)[::-1]):
+    place = place + stride * jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+  for factor in (0x7FEB352D, 0x846CA68B):
+    place = (place ^ (place >> 16)) * np.uint32(factor)
+  unit = (place >> 8).astype(jnp.float32) * np.float32(2.0**-23) - 1
+  return (unit * scale).astype(dtype)
+
+
+def dialled(rate: float) -> Callable:
+  """Return an acceptor that keeps each token with this chance, whatever the laws say."""
+
+  def accept(trial):
+    one = jnp.ones(trial.tokens.shape)
+    ok, noise = trial.noise.accept(rate * one, one, trial.position, trial.start)
+    return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one[:, 0], one[:, 0]), noise
+
+  return accept
+
+
+def endless(models: Sequence[Model]) -> list[Model]:
+  """Return the models without EOS."""
+  return [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
+
+
+def weight_bytes(params: Params) -> int:
+  """Return the bytes of the parameters, or their shapes, that a decoding step reads.
+
+  These are not the encoder, not what only reads the encoded source, and not an embedding table of which a step takes a
+  row a token.
+  """
+  tied = 'logits_dense' not in params and 'logits_dense' not in params.get('decoder', {})
+  table = params['token_embedder']
+  read = [x for path, x in jax.tree_util.tree_leaves_with_path(params) if not _unread(jax.tree_util.keystr(path))]
+  return tree_bytes([read, table.get('rows', table['embedding']) if tied else ()])
+
+
+def _unread(path: str) -> bool:
+  return bool(re.match(r"\['(encoder|token_embedder)'\]|.*encoder_decoder_attention'\]\['(key|value)'\]", path))
+
+
+def tree_bytes(tree: Any) -> int:
+  """Return the bytes of arrays, or of shapes that stand for them."""
+  return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def round_seconds(
+  method: Method, models: Sequence[Model], prompts: Sequence, *, tokens: int, least: int = 1, **kwargs
+) -> Callable[[], np.ndarray]:
+  """Return a function that times one batch of texts: seconds a round, seconds a token of one row, tokens a round.
+
+  What a batch costs once, prefill and the host's work, is left out: it is the difference of texts of `tokens` and of
+  `least` tokens. The rounds are those of the row that needs most.
+  """
+
+  def timed(tokens: int) -> np.ndarray:
+    start = time.perf_counter()
+    stats = decode(method, models, prompts, max_new_tokens=tokens, **kwargs).stats
+    return np.array([time.perf_counter() - start, stats.rounds.max(), stats.emitted.mean()])
+
+  def once() -> np.ndarray:
+    seconds, rounds, emitted = timed(tokens) - timed(least)
+    return np.array([seconds / rounds, seconds / emitted, emitted / rounds])
+
+  return once

@@ -1,0 +1,47 @@
+"""Distributions, the sampler that makes them of logits, and the noise that tokens are drawn by."""
+
+from speccascade.sampling.distributions import (
+  argmax,
+  at_token,
+  confidence,
+  entropy,
+  log_softmax,
+  one_hot_max,
+  residual,
+  softmax,
+  tv,
+)
+from speccascade.sampling.noise import draw, Keyed, Noise
+from speccascade.sampling.sampler import (
+  at_window,
+  keep_min_p,
+  keep_top_k,
+  keep_top_p,
+  NEUTRAL,
+  number,
+  Sampler,
+  traced,
+)
+
+__all__ = [
+  'argmax',
+  'at_token',
+  'at_window',
+  'confidence',
+  'draw',
+  'entropy',
+  'keep_min_p',
+  'keep_top_k',
+  'keep_top_p',
+  'Keyed',
+  'log_softmax',
+  'NEUTRAL',
+  'Noise',
+  'number',
+  'one_hot_max',
+  'residual',
+  'Sampler',
+  'softmax',
+  'traced',
+  'tv',
+]

@@ -1,0 +1,84 @@
+"""Where random choices come from: uniforms keyed by row, position and purpose, and the draw that they decide."""
+
+from typing import Protocol
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from speccascade.backends import sharding
+from speccascade.types import ACCEPT, Array, DRAFT, take1
+
+_BLOCK = 128  # vocabulary entries in one block of the two-level draw
+
+
+def draw(weights: Array, u: Array) -> Array:
+  """Draw a token from weights [..., V] >= 0, which need not be normalised, with two uniforms u [..., 2].
+
+  First a block of the vocabulary, then a token in it: no sum over V runs in sequence, no noise over V is made, and
+  laws with hundreds of thousands of entries keep their full resolution. A token of weight 0 is never drawn.
+  """
+  vocab = weights.shape[-1]
+  weights, blocks = sharding.in_blocks(weights, _BLOCK), -(-vocab // _BLOCK)
+  if blocks == 1:
+    return _pick(weights, u[..., 0])
+  padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, blocks * _BLOCK - vocab)])
+  padded = padded.reshape(*weights.shape[:-1], blocks, _BLOCK)
+  block = _pick(sharding.gathered(padded.sum(-1)), u[..., 0])
+  flat = padded.reshape(-1, blocks, _BLOCK)
+  inside = take1(flat, block.reshape(-1)).reshape(*weights.shape[:-1], _BLOCK)
+  return block * _BLOCK + _pick(inside, u[..., 1])
+
+
+def _pick(weights: Array, u: Array) -> Array:
+  """Invert the cumulative sum of weights [..., N] at u [...]."""
+  total = jnp.cumsum(weights, -1)
+  hit = (total > u[..., None] * total[..., -1:]) & (weights > 0)
+  return jnp.where(hit, jnp.inf, weights).argmax(-1).astype(jnp.int32)  # the first hit; rounding may leave none
+
+
+class Noise(Protocol):
+  """Where random choices come from. A method returns the noise as well, so that a test can record what was asked."""
+
+  def draw(self, weights: Array, position: Array, purpose: int, start: Array) -> tuple[Array, 'Noise']:
+    """Draw tokens [B] from weights [B, V] for position [B]; `start` [B] is where the round began."""
+
+  def accept(self, numerator: Array, denominator: Array, position: Array, start: Array) -> tuple[Array, 'Noise']:
+    """Return for [B, W] whether a test of probability min(1, numerator / denominator) succeeds."""
+
+
+@struct.dataclass
+class Keyed:
+  """Noise keyed by (example, absolute position, purpose), so that a row is the same in any company.
+
+  A drafted token that no test has looked at may be drawn anew with the same number. Block verification looks at the
+  whole block before it drops a part, so there the place in the block is part of the key as well (K > 1).
+  All numbers are made before the loop, which then only looks them up.
+  """
+
+  uniforms: Array  # [B, T, K, 3, 2]
+  greedy: bool = struct.field(pytree_node=False, default=False)  # the models' laws are one-hot; a target need not be
+
+  @classmethod
+  def make(cls, keys: Array, positions: int, in_block: int = 1, greedy: bool = False) -> 'Keyed':
+    """Hash key data [B, 2] with every position, place in the block (1: not part of the key) and purpose."""
+    shape = (keys.shape[0], positions, in_block, 3)
+    row, position, place, purpose = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4))
+    words = jax.extend.random.threefry2x32_p.bind(keys[row, 0], keys[row, 1], 3 * position + purpose, place)
+    return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1), greedy)
+
+  def _uniform(self, position: Array, purpose: int, start: Array) -> Array:
+    rows, _, blocks = self.uniforms.shape[:3]
+    place = position - start if blocks > 1 else jnp.zeros_like(position)
+    both = (self.uniforms[:, :, :, purpose, i].reshape(rows, -1) for i in range(2))
+    return jnp.stack([take1(x, position * blocks + place) for x in both], -1)
+
+  def draw(self, weights, position, purpose, start):
+    if self.greedy and purpose == DRAFT:
+      index = jax.lax.broadcasted_iota(jnp.float32, weights.shape, weights.ndim - 1)  # exact below 2²⁴
+      return (weights * index).sum(-1).astype(jnp.int32), self  # weights are one-hot
+    return draw(weights, self._uniform(position, purpose, start)), self
+
+  def accept(self, numerator, denominator, position, start):
+    u = jax.vmap(lambda p: self._uniform(p, ACCEPT, start), 1, 1)(position)[..., 0]
+    return u * denominator < numerator, self

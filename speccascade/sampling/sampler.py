@@ -1,0 +1,262 @@
+"""The sampler: penalties, temperature and filters, the same for every model of a run.
+
+Temperature 0 is the one-hot distribution of the arg max, and `Sampler` is the only place that knows it.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import json
+import numbers
+from typing import Any
+import warnings
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade.sampling.distributions import one_hot_max, softmax
+from speccascade.types import Array, Model, places, State, take, take1
+
+
+def _threshold(bits: Array, enough: Callable[[Array], Array], low: int, high: int) -> Array:
+  """Return the least number x, `low` < x <= `high`, for which the entries over x are not enough: [..., 1].
+
+  It is found by bisection: a float32's bits order as the numbers do, so one masked sum a bit finds what a sort of the
+  vocabulary would.
+  """
+
+  def halve(_, bounds):
+    low, high = bounds
+    middle = (low >> 1) + (high >> 1) + (low & high & 1)  # without overflow
+    found = enough(bits > middle)
+    return jnp.where(found, middle, low), jnp.where(found, high, middle)
+
+  shape = bits.shape[:-1] + (1,)
+  bounds = jnp.full(shape, low, jnp.int32), jnp.full(shape, high, jnp.int32)
+  steps = int(high - low).bit_length()
+  return jax.lax.fori_loop(0, steps, halve, bounds)[1]
+
+
+def keep_top_k(logits: Array, k: Array) -> Array:
+  """Mask all but the k largest logits; ties with the k-th stay."""
+  logits = jnp.where(logits == 0, 0, logits.astype(jnp.float32))  # -0 is a tie with 0
+  bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
+  bits = jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)  # negative numbers order the other way round
+  many = lambda above: above.sum(-1, keepdims=True).astype(jnp.float32) >= k
+  least = _threshold(bits, many, -(2**31), 2**31 - 1)
+  return jnp.where(bits >= least, logits, -jnp.inf)
+
+
+def keep_top_p(logits: Array, top_p: Array) -> Array:
+  """Mask every token whose strictly likelier ones already hold `top_p` of the mass; ties stay together."""
+  p = softmax(logits)
+  bits = jax.lax.bitcast_convert_type(p, jnp.int32)
+  holds = lambda above: jnp.where(above, p, 0).sum(-1, keepdims=True) >= top_p
+  least = _threshold(bits, holds, -1, int(np.float32(1).view(np.int32)) + 1)
+  return jnp.where((bits >= least) | (jnp.asarray(top_p) >= 1), logits, -jnp.inf)
+
+
+def keep_min_p(logits: Array, min_p: Array) -> Array:
+  """Mask every token less likely than `min_p` times the likeliest."""
+  far = jnp.log(jnp.maximum(min_p, jnp.finfo(jnp.float32).tiny))
+  return jnp.where(logits - logits.max(-1, keepdims=True) >= far, logits, -jnp.inf)
+
+
+def number(value: Any) -> Any:
+  """Return a concrete array without axes as a number; anything else as it is."""
+  concrete = isinstance(value, (np.generic, np.ndarray, jax.Array)) and not isinstance(value, jax.core.Tracer)
+  return value.item() if concrete and np.ndim(value) == 0 and value.dtype.kind in 'iufV' else value
+
+
+NEUTRAL = dict(
+  temperature=1.0, top_k=2.0**24, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
+  frequency_penalty=0.0,
+)  # fmt: skip
+# What transformers' generation may do beside; a value of its own each that does nothing.
+_NOT_OURS = dict(
+  num_beams=1, typical_p=1.0, no_repeat_ngram_size=0, epsilon_cutoff=0.0, eta_cutoff=0.0, penalty_alpha=0.0
+)  # fmt: skip
+_VALID = {
+  'temperature': (lambda x: x == 0 or 1e-4 <= x < np.inf, 'a number 0 (greedy) or at least 0.0001'),
+  'top_k': (lambda x: x >= 1 and float(x).is_integer(), 'a whole number of at least 1; use None for no filter'),
+  'top_p': (lambda x: 0 < x <= 1, 'a number over 0 and at most 1'),
+  'min_p': (lambda x: 0 <= x < 1, 'a number of at least 0 and under 1'),
+  'repetition_penalty': (lambda x: 0 < x < np.inf, 'a number over 0'),
+  'presence_penalty': (lambda x: abs(x) < np.inf, 'a finite number'),
+  'frequency_penalty': (lambda x: abs(x) < np.inf, 'a finite number'),
+}
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """Turn logits into the law that is sampled from: penalties → temperature → top-k → top-p → min-p.
+
+  One sampler serves all models of a run. Its numbers are traced, so changing them compiles nothing; which of them are
+  given at all, and whether the temperature is 0, is part of the program. In the loop a number is an array [B], one for
+  each row, and `mixed` says that only some temperatures are 0. `seen` and `counts` are bound by the loop: the tokens
+  before each position, and how often each of them was emitted.
+  """
+
+  temperature: float = 1.0
+  top_k: int | None = None
+  top_p: float | None = None
+  repetition_penalty: float | None = None
+  min_p: float | None = None
+  presence_penalty: float | None = None
+  frequency_penalty: float | None = None
+  seen: Array | None = None  # [..., V] of bool
+  counts: Array | None = None  # [..., V]
+  mixed: bool = False
+
+  def __post_init__(self):
+    for name, (valid, wanted) in _VALID.items():
+      value = number(getattr(self, name))
+      real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+      array = hasattr(value, 'dtype') and not np.iscomplexobj(value)  # by row, or traced
+      left_out = value is None and name != 'temperature'
+      if not (valid(value) if real else array or left_out):
+        raise ValueError(f'Sampler: {name}={value!r} is not {wanted}.')
+      if real:
+        object.__setattr__(self, name, float(value))
+
+  @classmethod
+  def of(cls, model: Model) -> 'Sampler':
+    """Return what a checkpoint's generation_config.json asks for; without `do_sample` that is greedy."""
+    if model.generation is None:
+      raise ValueError(f'{model.name} has no generation_config.json: give numbers, as in Sampler(temperature=0.7).')
+    said = json.loads(model.generation)
+    beside = [f'{name}={said[name]}' for name, neutral in _NOT_OURS.items() if said.get(name) not in (None, neutral)]
+    if beside:
+      warnings.warn(f'{model.name}: its generation_config.json also says {", ".join(beside)}, left out.', stacklevel=2)
+    given = {name: said[name] for name in NEUTRAL if said.get(name) is not None and (name, said[name]) != ('top_k', 0)}
+    return cls(**given | ({} if said.get('do_sample') else {'temperature': 0.0}))
+
+  @property
+  def greedy(self) -> bool:
+    return _is_number(self.temperature, 0)
+
+  @property
+  def penalises(self) -> bool:
+    """Whether the tokens so far matter."""
+    return self.repeats or self.counting
+
+  @property
+  def repeats(self) -> bool:
+    return self.given('repetition_penalty')
+
+  @property
+  def counting(self) -> bool:
+    return self.given('presence_penalty') or self.given('frequency_penalty')
+
+  def given(self, name: str) -> bool:
+    value = getattr(self, name)
+    return not (value is None or _is_number(value, NEUTRAL[name]))
+
+  def tree_flatten(self):
+    values = [traced(getattr(self, name)) if self.given(name) else None for name in NEUTRAL if name != 'temperature']
+    temperature = None if self.greedy else traced(self.temperature)
+    return (temperature, *values, self.seen, self.counts), (self.greedy, self.mixed)
+
+  @classmethod
+  def tree_unflatten(cls, static, values):
+    greedy, mixed = static
+    *numbers_, seen, counts = values
+    given = dict(zip(NEUTRAL, numbers_, strict=True), seen=seen, counts=counts, mixed=mixed)
+    made = object.__new__(cls)  # the numbers were checked when they were given
+    for name, value in (given | ({'temperature': 0.0} if greedy else {})).items():
+      object.__setattr__(made, name, value)
+    return made
+
+  def bind(self, seen: Array | None, counts: Array | None = None) -> 'Sampler':
+    """Return the sampler for positions before which the tokens `seen` [..., V] stand."""
+    return dataclasses.replace(self, seen=seen, counts=counts)
+
+  def at(self, slot: Array) -> 'Sampler':
+    """Return a sampler that is bound to a window, at one slot [B] of each row."""
+    sampler = self.by_number(lambda x: x[:, 0])
+    if not self.penalises:
+      return sampler
+    some = lambda x: None if x is None else take1(x, slot)
+    return sampler.bind(some(self.seen), some(self.counts))
+
+  def by_number(self, change: Callable) -> 'Sampler':
+    """Return the sampler with each number that is an array changed."""
+    arrays = {n: getattr(self, n) for n in NEUTRAL}
+    changed = {n: change(x) for n, x in arrays.items() if np.ndim(x) and isinstance(x, (jax.Array, np.ndarray))}
+    return dataclasses.replace(self, **changed)
+
+  def penalised(self, logits: Array) -> Array:
+    """Apply the penalties: seen tokens' logits move towards -∞ by a factor, emitted tokens' by amounts."""
+    logits = logits.astype(jnp.float32)
+    if self.repeats and self.seen is not None:
+      penalty = _beside(self.repetition_penalty, logits)
+      factor = jnp.where(logits > 0, 1 / penalty, penalty)
+      logits = jnp.where(self.seen, logits * factor, logits)
+    if self.counting and self.counts is not None:
+      for name, times in (('presence_penalty', self.counts > 0), ('frequency_penalty', self.counts)):
+        if self.given(name):
+          logits = logits - _beside(getattr(self, name), logits) * times.astype(jnp.float32)
+    return logits
+
+  def by_temperature(self, cold: Callable[[], Array], warm: Callable[[], Array], axes: int = 0) -> Array:
+    """Return what is computed at temperature 0, or above it, or either by row; `axes` follow those of positions."""
+    if self.greedy or not self.mixed:
+      return cold() if self.greedy else warm()
+    x = warm()
+    zero = self.temperature == 0
+    return jnp.where(zero.reshape((1,) * (x.ndim - axes - zero.ndim) + zero.shape + (1,) * axes), cold(), x)
+
+  def __call__(self, logits: Array) -> Array:
+    """Return the sampled law of logits [..., V]."""
+    logits = self.penalised(logits)
+    return self.by_temperature(lambda: one_hot_max(logits), lambda: self._warm(logits), 1)
+
+  def _warm(self, logits: Array) -> Array:
+    temperature = _beside(self.temperature, logits)
+    logits = logits / (jnp.where(temperature == 0, 1, temperature) if self.mixed else temperature)
+    for name, keep in (('top_k', keep_top_k), ('top_p', keep_top_p), ('min_p', keep_min_p)):
+      if self.given(name):
+        logits = keep(logits, _beside(getattr(self, name), logits))
+    return softmax(logits)
+
+  def soft(self, logits: Array, law: Array | None = None) -> Array:
+    """Return the law before any arg max: at temperature 0 the unscaled one, else `law`, which is the sampled one."""
+    warm = lambda: self(logits) if law is None else law
+    return self.by_temperature(lambda: softmax(self.penalised(logits)), warm, 1)
+
+  def harden(self, probs: Array) -> Array:
+    """Finish a combination of probabilities: at temperature 0 its arg max, else itself."""
+    return self.by_temperature(lambda: one_hot_max(probs), lambda: probs, 1)
+
+
+def _beside(value: Any, x: Array) -> Any:
+  """Return a number, or numbers by row [B] or [B, 1], with as many axes as x [..., V], to stand beside it."""
+  if not np.ndim(value):
+    return value
+  return value.reshape((1,) * (x.ndim - 1 - value.ndim) + value.shape + (1,))
+
+
+def at_window(state: State, slots: int | None = None) -> Sampler:
+  """Bind the sampler to the first slots of the window, or all: a penalty at slot j sees the pending tokens before j."""
+  sampler = state.sampler.by_number(lambda x: x[:, None])
+  if not sampler.penalises:
+    return sampler
+  width, vocab = state.window.source.shape[1], state.window.logits[0].shape[-1]
+  pending = take(state.tokens, state.length[:, None] + places(width))
+  real = places(width) < state.window.size[:, None]
+  drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
+  before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))[:, :slots]  # [B, W+1, V]
+  seen = None if state.seen is None else (before > 0) | state.seen[:, None]
+  return sampler.bind(seen, None if state.counts is None else before + state.counts[:, None])
+
+
+def _is_number(value: Any, number: float) -> bool:
+  return isinstance(value, numbers.Real) and value == number
+
+
+def traced(value: Any) -> Any:
+  """Return a number as float32, so that 1 and 1.0 and .7 are one program; anything else as it is."""
+  value = number(value)
+  return np.float32(value) if isinstance(value, numbers.Real) else value
