@@ -6,8 +6,7 @@ token is tested instead of being drawn as a bonus. The drafter makes the same γ
 tokens, and the law at every position is π whatever the block size.
 """
 
-from collections.abc import Callable, Sequence
-import functools
+from collections.abc import Callable, Mapping, Sequence
 import numbers
 
 from jax import tree_util
@@ -15,8 +14,8 @@ import numpy as np
 
 from speccascade import acceptance, rules, stopping
 from speccascade.engine import profiles, verification
-from speccascade.engine.method import Method, reach, SequenceCascade
-from speccascade.engine.phases import BySize, Elect, Propose, Score, Verify
+from speccascade.engine.method import ByBatch, Method, SequenceCascade
+from speccascade.engine.phases import Elect, Propose, Score, Verify
 from speccascade.models import packing
 from speccascade.types import Combiner, Phase, Rule, whole
 
@@ -56,7 +55,7 @@ def autoregressive(model: int | None = None) -> Method:
   """Decode with one model alone: the only one that is given, or of several the one of this number."""
   number = 0 if model is None else whole('model', model, 0)
   phases = (Score(0, (1,), level=True), Verify(rules.bind(rules.own), (0,)))
-  return Method(phases, (number,), 1, kind='autoregressive', beside=model is not None)
+  return Method(phases, (number,), 1, kind='autoregressive', extra_models=model is not None)
 
 
 def ensemble(combiner: Combiner | Rule, models: int = 2) -> Method:
@@ -213,38 +212,54 @@ def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
   return Method(phases, (0, 1, 2), gamma, kind='sv', origin=measured.origin)
 
 
-def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greedy: bool = False) -> Method:
-  """Speculative verification that follows the verifier's law: the first token not scored is tested, not redrawn.
+def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greedy: bool = False) -> Method | ByBatch:
+  """Speculative verification that follows the verifier's distribution: the first token not scored is tested, not redrawn.
 
-  γ + 1 tokens are drafted and at most γ of them scored, which gives the verifier's law at the position after the last
-  of those too: the drafted token there is tested where the published method draws another. So every token of the
-  output comes from a test, by random numbers of its position; which tokens are scored when changes neither law nor
-  text. The total is the best of all, with `greedy` the one before goodput first falls, as published.
+  γ + 1 tokens are drafted and at most γ of them scored, which gives the verifier's distribution at the position after
+  the last of those too: the drafted token there is tested where the published method draws another. So every token of
+  the output comes from a test, by random numbers of its position; which tokens are scored when changes neither
+  distribution nor text. The total is the best of all, with `greedy` the one before goodput first falls, as published.
 
-  `block` is γ. Without it a batch is decoded in the way that the profile found fastest for its size: in this one with a
-  γ of its own, by speculative decoding, which leaves the companion out, or plainly. The law is the same, the texts
-  that are drawn are others in each.
+  Without `block` a batch is decoded by the method that the profile found fastest for its size: this one with a γ of its
+  own, speculative decoding without the companion, or the verifier alone. The distribution is the same, the texts that
+  are drawn are others in each.
   """
   measured = profiles.get(profile)
-  if block is None and measured.ways is None:
+  if block is not None:
+    return _sv_exact(measured, whole('block', block), greedy)
+  if measured.ways is None:
     raise ValueError('sv_exact needs block, as in block=5: this profile does not say what is best for which batch.')
-  ways = measured.ways if block is None else {1: profiles.Way('sv', whole('block', block))}
-  rows = tuple(sorted(ways))
-  branches = tuple(_exact_phases(measured, ways[n], greedy) for n in rows)
-  made = functools.partial(Method, slots=(0, 1, 2), kind='sv_exact', origin=measured.origin)
-  if len(set(ways.values())) == 1:
-    return made(**reach(branches[0]))
-  return made((BySize(branches, rows),), window=max(reach(branch)['window'] for branch in branches))
+  make = {
+    'plain': lambda _: autoregressive(2),
+    'speculative': lambda gamma: speculative(block=gamma, pair=(0, 2)),
+    'sv': lambda gamma: _sv_exact(measured, gamma, greedy),
+  }
+  return by_batch({rows: make[way.kind](way.block) for rows, way in measured.ways.items()})
 
 
-def _exact_phases(measured: profiles.Profile, way: profiles.Way, greedy: bool) -> tuple[Phase, ...]:
-  verify, gamma = Verify(rules.bind(rules.own), (2,)), way.block
-  if way.kind == 'plain':
-    return Score(2, (1,), level=True), verify
-  if way.kind == 'speculative':
-    return _drafted(gamma, 2, (gamma + 1,), verify.accept)
+def _sv_exact(measured: profiles.Profile, gamma: int, greedy: bool) -> Method:
   goodput = verification.Goodput(
     measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
   )
-  score = Score(2, packing.steps(gamma + 1), goodput, level=True)
-  return Propose(0, gamma + 1), Score(1, (gamma + 1,), verification.First(gamma - 1)), score, verify
+  phases = (
+    Propose(0, gamma + 1),
+    Score(1, (gamma + 1,), verification.First(gamma - 1)),
+    Score(2, packing.steps(gamma + 1), goodput, level=True),
+    Verify(rules.bind(rules.own), (2,)),
+  )
+  return Method(phases, (0, 1, 2), gamma + 1, kind='sv_exact', origin=measured.origin)
+
+
+def by_batch(choices: Mapping[int, Method]) -> ByBatch:
+  """Choose the method by the size of the batch: `choices` are {rows: method}, each for batches of at most so many rows.
+
+  The largest number of rows serves larger batches too. All methods decode with the same list of models, so a method of
+  fewer says which: `autoregressive(2)`, `speculative(pair=(0, 2))`.
+  """
+  if not isinstance(choices, Mapping) or not choices:
+    raise ValueError(f'by_batch: choices={choices!r} is not {{rows: method}}, as in {{1: speculative(block=5), 8: …}}.')
+  for method in choices.values():
+    if not isinstance(method, Method):
+      raise ValueError(f'by_batch: {method!r} is not made of phases; give methods such as speculative(block=5).')
+  rows = sorted(whole('rows', n) for n in choices)
+  return ByBatch(tuple(choices[n] for n in rows), tuple(rows))

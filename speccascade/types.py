@@ -154,7 +154,7 @@ class Context(NamedTuple):
   """What is fixed while decoding: the models with their parameters bound, and the policy."""
 
   extend: tuple[Callable[[Cache, Array, Array], tuple[Array, Cache]], ...]
-  cache_of: tuple[int | None, ...]  # the cache that each model keeps its state in, None of one that is idle
+  cache_of: tuple[int, ...]  # the cache that each model keeps its state in
   policy: Any  # stopping.Policy
   eos_ids: tuple[int, ...]
   processor: Callable[[Array, Array, Array], Array] | None = None  # (logits [V], tokens [T], how many) -> logits [V]

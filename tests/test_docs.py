@@ -8,7 +8,7 @@ import runpy
 import pytest
 
 from speccascade import embedded, Request, run
-from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.method import Strategy
 from speccascade.evaluate import config
 from speccascade.models import toy
 
@@ -57,7 +57,7 @@ def test_the_gin_of_each_page_makes_methods(page, tmp_path, monkeypatch):
   file.write_text(f'{text}\nrun.experiments = [{", ".join(f"@{s}/Curve()" for s in scopes)}]\n')
   config.parse([str(file)])
   for curve in config.build():
-    assert all(isinstance(point.build(), Method | SequenceCascade) for point in curve.points())
+    assert all(isinstance(point.build(), Strategy) for point in curve.points())
 
 
 FILES = {code.split('\n')[0].removeprefix('# '): code for code in blocks(EXTENDING, 'python')}

@@ -44,7 +44,6 @@ def test_early_exits_work_in_the_whole_models_cache(whole, temperature):
   other = jax.tree.map(lambda x: x[::-1], models[0].params['token_embedder'])
   foreign = models[0].replace(params={**models[0].params, 'token_embedder': other})  # its keys and values are its own
   assert cache_owners([foreign, whole]) == (0, 1)
-  assert cache_owners([models[0], whole, foreign], idle=(1,)) == (0, None, 2)  # what is not used reads nothing
   run = functools.partial(
     decode, methods.cos(weighted, (3, 2, 1)), prompts=PROMPTS, max_new_tokens=14, sampler=Sampler(temperature)
   )

@@ -4,7 +4,7 @@ A program is traced for one backend: the one in `use` where it is made, else the
 parameters lie (`of`). What is traced outside, as in training, is plain XLA. `register` gives a platform another one.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 import contextlib
 import functools
 import inspect
@@ -86,14 +86,14 @@ def of(params, mesh: Mesh | None = None) -> Backend:
   return backend if len(devices) == 1 else backend.on_mesh()
 
 
-def prepared(models: Sequence, idle: Collection[int] = (), mesh: Mesh | None = None) -> tuple[Backend, tuple]:
-  """Return the backend of models that run together, and the parameters it computes with, of idle ones None.
+def prepared(models: Sequence, mesh: Mesh | None = None) -> tuple[Backend, tuple]:
+  """Return the backend of models that run together, and the parameters it computes with.
 
   Those in numpy are put on the device here, or each run would do so.
   """
   backend = of([m.params for m in models], mesh)
   put = lambda params: jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
-  return backend, tuple(None if i in idle else put(backend.prepare(m.params)) for i, m in enumerate(models))
+  return backend, tuple(put(backend.prepare(m.params)) for m in models)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import numpy as np
 from speccascade import methods, rules, sampling
 from speccascade.engine import validate
 from speccascade.engine.loop import decode_batch
-from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.method import Method, Strategy
 from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
@@ -192,7 +192,7 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
   """
   check_bits()
   bar = Progress('check', len(SAMPLERS) + len(_EMITTED), unit='questions', shown=progress)
-  if isinstance(rule, Method | SequenceCascade):
+  if isinstance(rule, Strategy):
     found = _check_method(rule, bar)
   elif getattr(rules.inside(rule), 'kind', 'rule') == 'combiner':
     found = _check_combiner(rule, bar)
@@ -202,8 +202,8 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
   return found
 
 
-def _check_method(method: Method | SequenceCascade, bar: Progress) -> Report:
-  models, combiner = validate.target_of(method)
+def _check_method(method: Strategy, bar: Progress) -> Report:
+  models, combiner = method.target
   if combiner is None:
     said = 'its tokens follow no law of one position: a verifier may rewrite what was written'
     return Report(method.name, (Finding('emits one law', None, said),))
@@ -308,7 +308,7 @@ def _monotone(settings: Sequence[tuple[str, Callable]]) -> Finding:
 
 def _emitted(method: Method, bar: Progress) -> list[Finding]:
   """Return whether the compiled loop emits the target of a method, by its exact law on toy models."""
-  models, combiner = validate.target_of(method)
+  models, combiner = method.target
   vocab = 2 if method.by_round else 3
   large = toy.model(1, vocab, scale=1.2)
   every = [*(toy.model(i + 2, vocab, scale=0.8, near=large) for i in range(method.models - 1)), large]

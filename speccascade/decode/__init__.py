@@ -15,7 +15,7 @@ from speccascade import sampling
 from speccascade.backends import sharding
 from speccascade.decode import sequence_cascade
 from speccascade.engine import engine, inputs, loop, profiles, requests, results, validate
-from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.method import SequenceCascade, Strategy
 from speccascade.host.errors import known_as
 from speccascade.types import Model, whole
 
@@ -28,7 +28,7 @@ _WORDS |= {name: f'speccascade.Request(prompt, {name}=…)' for name in ('stop',
 
 @known_as('decode', **_WORDS)
 def decode(
-  method: Method | SequenceCascade,
+  method: Strategy,
   models: Sequence[Model],
   prompts: str | requests.Request | Sequence,
   *,
@@ -74,7 +74,7 @@ def decode(
 
 @known_as('stream', **_WORDS)
 def stream(
-  method: Method, models: Sequence[Model], prompts, *, max_new_tokens: int | None = None,
+  method: Strategy, models: Sequence[Model], prompts, *, max_new_tokens: int | None = None,
   sampler: sampling.Sampler = sampling.Sampler(), seed: int = 0, example_ids: Sequence[int] | None = None,
   batch_size: int | None = None, max_prompt_tokens: int | None = None, processor: Callable | None = None,
   trace: bool = False, every: int | None = None, skip: Collection[int] = (),
@@ -125,6 +125,7 @@ def _serve(
   validate.check_laws(method, inputs.vocabulary(models), rows[0].sampler)
   for row in rows:
     profiles.check_sampler(method.origin, row.sampler)
+  method = method.at(size)
   made = engine.Engine(
     method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor
   )

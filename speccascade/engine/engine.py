@@ -33,18 +33,18 @@ class Engine:
 
   def __init__(self, method, models: Sequence[Model], *, needs: requests.Features, size: int, width: int, max_new: int,
                trace: bool = False, processor: Callable | None = None):  # fmt: skip
-    method, slots = method.at(size), [models[m] for m in method.slots]
+    slots = [models[m] for m in method.slots]
     last = slots[-1].network
     buffer = loop.positions(last, width, max_new, method.window)
     self.method, self.needs, self.size, self.width = method, needs, size, width
     self.vocab = inputs.vocabulary(models)
     where = sharding.of(slots, size, method.window, self.vocab)
-    backend, self.params = backends.prepared(slots, method.idle)
+    backend, self.params = backends.prepared(slots)
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
     self.weights = given, self.params  # a backend's copies stand beside what they were made of
     networks = tuple(s.network for s in slots)
     self.program = loop.Program(
-      networks, cache_owners(slots, method.idle), buffer, self.vocab, backend, trace, needs.top, where
+      networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top, where
     )
     self.fits = set()  # how many prompts may be read at once
     self.processor = validate.check_processor(processor, self.vocab, buffer)

@@ -28,7 +28,7 @@ class Program(NamedTuple):
   """What is compiled in, beside the method's structure and the shapes."""
 
   networks: tuple[Network, ...]
-  owners: tuple[int | None, ...]  # the slot of the method in whose cache each slot works, None of one that is idle
+  owners: tuple[int, ...]  # the slot of the method in whose cache each slot works
   buffer: int  # positions of a row
   vocab: int
   backend: backends.Backend = backends.Backend()
@@ -39,7 +39,7 @@ class Program(NamedTuple):
   @property
   def kept(self) -> list[int]:
     """The slots that have a cache."""
-    return sorted({s for s in self.owners if s is not None})
+    return sorted({*self.owners})
 
   @property
   def readers(self) -> sharding.Layout | None:
@@ -186,7 +186,7 @@ run = compiled_with(())
 def _rounds(program, method, params, state: State, until, processor) -> State:
   extend = [functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)]
   extend = by_layout(program.where, extend)
-  cache_of = tuple(None if s is None else program.kept.index(s) for s in program.owners)
+  cache_of = tuple(program.kept.index(s) for s in program.owners)
   context = Context(extend, cache_of, method.policy, program.networks[-1].eos_ids, processor)
 
   def go_on(carry):
@@ -220,10 +220,11 @@ def decode_batch(
   Inside a step that is partitioned over a mesh, where parameters are traced, the mesh has to be given.
   """
   rows, width = prompt.tokens.shape
-  method, slots = method.at(rows), [models[m] for m in method.slots]
+  method = method.at(rows)
+  slots = [models[m] for m in method.slots]
   buffer = positions(slots[-1].network, width, max_new_tokens, method.window)
-  owners, vocab = cache_owners(slots, method.idle), inputs.vocabulary(models)
-  backend, params = backends.prepared(slots, method.idle, mesh)
+  owners, vocab = cache_owners(slots), inputs.vocabulary(models)
+  backend, params = backends.prepared(slots, mesh)
   where = sharding.of_step(slots, mesh, rows, method.window, vocab)
   program = Program(tuple(s.network for s in slots), owners, buffer, vocab, backend=backend, where=where)
   full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)

@@ -1,33 +1,91 @@
-"""What a method is: its phases, the models that they run, and what the engine asks of it."""
+"""What `decode` takes as a method: phases over models, a choice of methods by batch size, or a cascade of whole texts.
 
-from collections.abc import Callable
+Whatever plans, times or reports a method asks it here (`calls`, `block`, `verifier_width`, `target`) and reads no phase.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax import struct
+from jax import tree_util
 
-from speccascade import stopping
-from speccascade.engine import profiles
-from speccascade.engine.phases import BySize, Elect, Propose, Score
+from speccascade import rules, stopping
+from speccascade.engine.phases import Elect, Propose, Score, Verify
+from speccascade.engine.verification import index_for
 from speccascade.types import Phase
+
+Target = tuple[tuple[int, ...], tree_util.Partial | None]
+
+
+def _static(**kwargs):
+  return struct.field(pytree_node=False, **kwargs)
+
+
+class Strategy:
+  """Base of all that `decode` takes as a method: it has a `kind`, `phases` and `slots`, the numbers of its models."""
+
+  extra_models = False  # whether more models may be given than it decodes with
+  origin = None  # of the profile that it decides by
+  block: int | tuple[int, ...] | None = None  # γ, or γ of each model; None where it has none
+  target: Target = (), None  # the models and the combiner whose distribution the output follows, None where it is no such
+
+  @property
+  def name(self) -> str:
+    """What the method is called where its settings do not matter."""
+    return self.kind
+
+  @property
+  def models(self) -> int:
+    """The number of models that the method decodes with."""
+    return max(self.slots) + 1
+
+  @property
+  def all_phases(self) -> list[Phase]:
+    """The phases, those of every branch where models take turns."""
+    return [p for phase in self.phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
+
+  @property
+  def takes_turns(self) -> bool:
+    """Whether the models take turns to propose."""
+    return any(isinstance(p, Elect) for p in self.phases)
+
+  @property
+  def drafts(self) -> bool:
+    """Whether a model proposes tokens that others test."""
+    return any(isinstance(p, Propose) for p in self.all_phases)
+
+  @property
+  def verifier_width(self) -> int:
+    """The most tokens that a model other than a drafter is fed at once; 1 where each call is of one token."""
+    return max((max(p.widths) for p in self.all_phases if isinstance(p, Score)), default=1)
+
+  @property
+  def keeps_distribution(self) -> bool:
+    """Whether the output has the distribution of its last model alone."""
+    models, combiner = self.target
+    return combiner is not None and combiner.func is rules.own and models == (self.slots[-1],)
+
+  def at(self, batch: int) -> 'Strategy':
+    """Return the method for a batch of this size."""
+    return self
 
 
 @struct.dataclass
-class Method:
+class Method(Strategy):
   """Phases over `slots`; slot s runs the model number `slots[s]`, each slot with a cache of its own.
 
-  `kind` is the function that made it, but that `speculative` with a rule that reads both models makes a 'cascade'.
+  `kind` is the function that made it, except that `speculative` with a rule that reads both models makes a 'cascade'.
   """
 
   phases: tuple[Phase, ...]
-  slots: tuple[int, ...] = struct.field(pytree_node=False)
-  window: int = struct.field(pytree_node=False)  # W, the most tokens ever pending
+  slots: tuple[int, ...] = _static()
+  window: int = _static()  # W, the most tokens ever pending
   policy: stopping.Policy = stopping.Policy()
-  by_round: bool = struct.field(pytree_node=False, default=False)  # whether random numbers are keyed by round as well
-  kind: str = struct.field(pytree_node=False, default='method')
-  rule: str | None = struct.field(pytree_node=False, default=None)  # its name, for the name of the method
-  beside: bool = struct.field(pytree_node=False, default=False)  # whether more models may be given than it decodes with
-  origin: profiles.Origin | None = struct.field(pytree_node=False, default=None)  # of the profile that it decodes by
-  idle: tuple[int, ...] = struct.field(pytree_node=False, default=())  # slots that need not read the prompt
+  by_round: bool = _static(default=False)  # whether random numbers are keyed by round as well
+  kind: str = _static(default='method')
+  rule: str | None = _static(default=None)  # its name, for the name of the method
+  extra_models: bool = _static(default=False)
+  origin: Any = _static(default=None)
 
   def __str__(self):
     until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
@@ -35,39 +93,84 @@ class Method:
 
   @property
   def name(self) -> str:
-    """What the method is called where its settings do not matter."""
     kind = 'speculative' if self.kind == 'cascade' else self.kind
     return kind if self.rule is None else f'{kind}[{self.rule}]'
 
   @property
-  def models(self) -> int:
-    """The number of models that the method decodes with."""
-    return max(self.slots) + 1
+  def block(self) -> int | tuple[int, ...] | None:
+    if self.takes_turns:
+      return tuple(p.n for p in self.all_phases if isinstance(p, Propose))
+    return self.window - (self.kind == 'cascade') if self.drafts else None
+
+  @property
+  def target(self) -> Target:
+    if self.kind == 'bild':
+      return (), None
+    if isinstance(self.policy, stopping.Deferral):
+      return (0, 1), rules.lift(self.policy.rule)
+    verify = next(p for p in self.all_phases if isinstance(p, Verify))
+    return tuple(self.slots[s] for s in verify.models), verify.combiner
 
   def turns(self, rows: int) -> int:
-    """Return in how many rounds one of so many rows commits a token at least."""
+    """Return in how many rounds at least one of so many rows commits a token."""
     return rows * max((len(p.branches) for p in self.phases if isinstance(p, Elect)), default=0) or 1
 
-  def at(self, rows: int) -> 'Method':
-    """Return the method as a batch of so many rows runs it."""
-    first = self.phases[0]
-    return self.replace(**reach(first.at(rows))) if isinstance(first, BySize) else self
-
-
-def reach(phases: tuple[Phase, ...]) -> dict[str, Any]:
-  """Return phases over three slots, the window that they fill, and the slots that they leave idle."""
-  fed = {p.model for p in phases if isinstance(p, Score | Propose)}
-  window = max((p.n for p in phases if isinstance(p, Propose)), default=1)
-  return dict(phases=phases, window=window, idle=tuple(s for s in range(3) if s not in fed))
+  def calls(self) -> dict[int, int]:
+    """Return {slot: model calls of a round}; where models take turns, those of every turn."""
+    found: dict[int, int] = {}
+    for phase in self.all_phases:
+      if isinstance(phase, Propose | Score):
+        found[phase.model] = found.get(phase.model, 0) + (phase.n if isinstance(phase, Propose) else 1)
+    return found
 
 
 @struct.dataclass
-class SequenceCascade:
+class ByBatch(Strategy):
+  """A method for each batch size: `choices[i]` decodes batches of at most `rows[i]` rows, the last larger ones too.
+
+  It is resolved on the host, before anything is made for the batch.
+  """
+
+  choices: tuple[Method, ...]
+  rows: tuple[int, ...] = _static()
+  kind: str = _static(default='by_batch')
+
+  def __str__(self):
+    return 'by batch[' + ' | '.join(f'{n}: {choice}' for n, choice in zip(self.rows, self.choices, strict=True)) + ']'
+
+  @property
+  def phases(self) -> tuple[Phase, ...]:
+    return tuple(phase for choice in self.choices for phase in choice.phases)
+
+  @property
+  def slots(self) -> tuple[int, ...]:
+    """The models of all choices, the verifier last."""
+    last = self.choices[-1].slots[-1]
+    return (*sorted({s for choice in self.choices for s in choice.slots} - {last}), last)
+
+  @property
+  def extra_models(self) -> bool:
+    return any(choice.extra_models for choice in self.choices)
+
+  @property
+  def origin(self) -> Any:
+    return next((choice.origin for choice in self.choices if choice.origin is not None), None)
+
+  @property
+  def target(self) -> Target:
+    return self.choices[-1].target
+
+  def at(self, batch: int) -> Method:
+    return self.choices[index_for(self.rows, batch)]
+
+
+@struct.dataclass
+class SequenceCascade(Strategy):
   """Model 0 writes the whole answer; model 1 writes it anew where the answer's score is under the threshold."""
 
-  score: Callable = struct.field(pytree_node=False)
-  threshold: float = struct.field(pytree_node=False)
+  score: Callable = _static()
+  threshold: float = _static()
 
-  models = 2
-  beside = False
-  name = kind = 'sequence_cascade'
+  kind = 'sequence_cascade'
+  phases = ()
+  slots = (0, 1)

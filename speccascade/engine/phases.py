@@ -1,4 +1,4 @@
-"""The phases that every method is made of: `Score`, `Propose`, `Verify`; `Elect` and `BySize` choose among phases.
+"""The phases that every method is made of: `Score`, `Propose`, `Verify`; `Elect` chooses among phases.
 
 A phase maps (context, state) to a state. Its numbers that may change without compiling are pytree leaves; what shapes
 the program is static. A row that is not `active` passes through unchanged, whatever its batch mates do.
@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from speccascade import acceptance, backends, rules, sampling
 from speccascade.backends import sharding
-from speccascade.engine import verification
 from speccascade.models import packing
 from speccascade.types import (
   Array,
@@ -458,29 +457,6 @@ class Elect:
     branches = [lambda s, b=branch: run(b, context, s) for branch in self.branches]
     state = backends.current().choose(turn, branches, state)
     return state.replace(active=rows & ~state.done)
-
-
-@struct.dataclass
-class BySize:
-  """Run the branch that is meant for batches of so many rows, which are known when the loop is traced.
-
-  `rows` ascend: a branch is for batches of at most its number, the last one for larger ones too. `Method.at` puts the
-  branch in its place before anything is made for it.
-  """
-
-  branches: tuple[tuple[Phase, ...], ...]
-  rows: tuple[int, ...] = _static()
-
-  def __str__(self):
-    of = zip(self.rows, self.branches, strict=True)
-    return 'by size[' + ' | '.join(f'{n}: ' + ' · '.join(map(str, branch)) for n, branch in of) + ']'
-
-  def __call__(self, context: Context, state: State) -> State:
-    return run(self.at(state.length.shape[0]), context, state)
-
-  def at(self, rows: int) -> tuple[Phase, ...]:
-    """Return the branch for a batch of so many rows."""
-    return self.branches[verification.meant(self.rows, rows)]
 
 
 def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:

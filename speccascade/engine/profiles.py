@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from speccascade import sampling
-from speccascade.engine.verification import AcceptanceTable, Latency, meant
+from speccascade.engine.verification import AcceptanceTable, index_for, Latency
 from speccascade.host import disk
 from speccascade.types import whole
 
@@ -81,7 +81,7 @@ class Profile:
   def way(self, batch: int) -> Way:
     """Return the way to decode a batch of so many rows."""
     rows = sorted(self.ways)
-    return self.ways[rows[meant(rows, batch)]]
+    return self.ways[rows[index_for(rows, batch)]]
 
   def save(self, path) -> None:
     """Write the profile to a file."""

@@ -3,7 +3,7 @@
 Axis letters: B batch, M models of a method, W window of pending tokens, V vocabulary, T token buffer.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -97,18 +97,14 @@ def _keyed(keys: Array, positions: int, in_block: int, greedy: bool) -> sampling
   return sampling.Keyed.make(jax.vmap(one)(*jnp.asarray(keys).T), positions, in_block, greedy)
 
 
-def cache_owners(slots: Sequence[Model], idle: Collection[int] = ()) -> tuple[int | None, ...]:
-  """Return for each slot the slot whose cache it works in: its own, or one of a network that it is a part of.
-
-  Idle slots work in none.
-  """
-  used = [i for i in range(len(slots)) if i not in idle]
-  wholes = [j for j in used if not shares_any(slots[j], [slots[i] for i in used])]
+def cache_owners(slots: Sequence[Model]) -> tuple[int, ...]:
+  """Return for each slot the slot whose cache it works in: its own, or that of a network that it is a part of."""
+  owning = [slot for slot in range(len(slots)) if not shares_any(slots[slot], slots)]
   owners = []
   for i, s in enumerate(slots):
     shares = getattr(s.network, 'shares_cache', None)
-    owners.append(next((j for j in wholes if shares and shares(s.params, slots[j].network, slots[j].params)), i))
-  return tuple(None if i in idle else owner for i, owner in enumerate(owners))
+    owners.append(next((j for j in owning if shares and shares(s.params, slots[j].network, slots[j].params)), i))
+  return tuple(owners)
 
 
 def shares_any(model: Model, slots: Sequence[Model]) -> bool:

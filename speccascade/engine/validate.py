@@ -12,8 +12,8 @@ from jax import tree_util
 import jax.numpy as jnp
 
 from speccascade import rules, stopping
-from speccascade.engine.method import Method, SequenceCascade
-from speccascade.engine.phases import BySize, Elect, Propose, Score, Verify
+from speccascade.engine.method import ByBatch, Method, Strategy
+from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.types import Combiner, Model, Phase, Prompt
 
 ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
@@ -22,45 +22,29 @@ _CHECKED: set = set()  # programs that were asked already: numbers that are trac
 _MOST = 256  # of them that are remembered, for each holds its functions
 
 
-def phases_of(method: Method | SequenceCascade) -> list[Phase]:
-  """Return a method's phases, those of every branch where rows are parted."""
-  phases = () if isinstance(method, SequenceCascade) else method.phases
-  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect | BySize) else (phase,))]
-
-
-def target_of(method: Method | SequenceCascade) -> tuple[tuple[int, ...], tree_util.Partial | None]:
-  """Return the combiner whose law the output follows with the numbers of its models, None where it is no such law."""
-  if method.kind in ('sequence_cascade', 'bild'):
-    return (), None
-  if isinstance(method.policy, stopping.Deferral):
-    return (0, 1), rules.lift(method.policy.rule)
-  verify = next(p for p in phases_of(method) if isinstance(p, Verify))
-  return tuple(method.slots[s] for s in verify.models), verify.combiner
-
-
 def check_method(method: Any, models: int):
   """Refuse what is no method, and a number of models that it does not decode with."""
-  if not isinstance(method, Method | SequenceCascade):
+  if not isinstance(method, Strategy):
     name = getattr(rules.inside(method), '__name__', None)
     call = f'; call it, as in methods.{name}(…)' if callable(method) and name else ''
     raise ValueError(f'{name or repr(method)} is not a method{call or "; give one of speccascade.methods"}.')
-  if isinstance(method, Method):
+  if isinstance(method, ByBatch):
+    for choice in method.choices:
+      check_method(choice, models)
+  elif isinstance(method, Method):
     _check_phases(method)
-  if models < method.models or (models > method.models and not method.beside):
+  if models < method.models or (models > method.models and not method.extra_models):
     which = ' Say which, as in methods.autoregressive(1).' if method.kind == 'autoregressive' else ''
     raise ValueError(f'{method.name} decodes with {_count(method.models)}, but {models} were given.{which}')
 
 
 def _check_phases(method: Method):
   """Refuse phases that would go on for ever, or that their slots, window or widths do not hold."""
-  first = (*method.phases, None)[0]
-  for phases in first.branches if isinstance(first, BySize) else (method.phases,):
-    turns = [p for p in phases if isinstance(p, Elect)]
-    flat = [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
-    strange = any(not isinstance(p, Score | Propose | Verify) for p in flat)  # may feed a model
-    problem = _unknown(method, flat, strange) or (None if strange else _narrow(method, flat, bool(turns)))
-    if problem:
-      raise ValueError(f'{method.name}: {problem}.')
+  flat = method.all_phases
+  strange = any(not isinstance(p, Score | Propose | Verify) for p in flat)  # may feed a model
+  problem = _unknown(method, flat, strange) or (None if strange else _narrow(method, flat, method.takes_turns))
+  if problem:
+    raise ValueError(f'{method.name}: {problem}.')
 
 
 def _unknown(method: Method, phases: list[Phase], strange: bool) -> str | None:
@@ -110,7 +94,7 @@ def _count(models: int) -> str:
   return 'one model' if models == 1 else f'{models} models'
 
 
-def check_laws(method: Method | SequenceCascade, vocab: int, sampler: Any):
+def check_laws(method: Strategy, vocab: int, sampler: Any):
   """Refuse a method whose rule or combiner JAX cannot trace, or whose result has not the shape of laws."""
   program = jax.tree.structure((method, sampler)), vocab
   if program in _CHECKED:
@@ -128,12 +112,12 @@ def _remember(checked: Any):
   _CHECKED.add(checked)
 
 
-def _asked(method: Method | SequenceCascade) -> Iterator[tuple[str, Combiner, int]]:
+def _asked(method: Strategy) -> Iterator[tuple[str, Combiner, int]]:
   """Yield the combiners of a method, each with its name and its number of models."""
-  for phase in phases_of(method):
+  for phase in method.all_phases:
     if isinstance(phase, Verify):
       yield rules.name_of(phase.combiner.keywords.get('rule', phase.combiner)), phase.combiner, len(phase.models)
-  if not isinstance(method, SequenceCascade) and isinstance(method.policy, stopping.Deferral):
+  if isinstance(getattr(method, 'policy', None), stopping.Deferral):
     yield rules.name_of(method.policy.rule), tree_util.Partial(_alone, rule=method.policy.rule), 2
 
 

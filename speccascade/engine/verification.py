@@ -79,7 +79,7 @@ class Latency:
 
     Beyond the measured tokens time goes on to grow as it does over all of them.
     """
-    i = meant(self.rows, batch)
+    i = index_for(self.rows, batch)
     known = jnp.asarray(self.seconds[i])
     missing = max(batch + count - known.size, 0)
     slope = jnp.maximum(known[-1] - known[0], 0) / (known.size - 1)
@@ -87,9 +87,9 @@ class Latency:
     return lax.dynamic_slice(known, (first,), (count,)), jnp.asarray(self.steps[i])
 
 
-def meant(rows: Sequence[int], batch: int) -> int:
-  """Return which of the numbers of rows, which ascend, is meant for a batch: the first no smaller, or the last."""
-  return min(sum(n < batch for n in rows), len(rows) - 1)
+def index_for(rows: Sequence[int], batch: int) -> int:
+  """Return the place, among ascending numbers of rows, of the first that is at least `batch`, else the last."""
+  return next((i for i, n in enumerate(rows) if n >= batch), len(rows) - 1)
 
 
 def _staircase(times: Mapping[int, float] | Sequence[float]) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from speccascade import checkpoints, methods, rules
-from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.method import Strategy
 from speccascade.evaluate import plugins
 from speccascade.host import disk
 from speccascade.types import Model
@@ -88,7 +88,7 @@ class Point:
     """The profile that the method decodes by, or the path of one; None where it needs none."""
     return {**self.curve.settings, self.curve.parameter: self.value}.get('profile')
 
-  def build(self) -> Method | SequenceCascade:
+  def build(self) -> Strategy:
     """Return the method of this point."""
     return self.curve.build(self.value)
 
@@ -179,7 +179,7 @@ class Curve:
     """Return one point for each value."""
     return [Point(self, value) for value in self.values]
 
-  def build(self, value: Any = None) -> Method | SequenceCascade:
+  def build(self, value: Any = None) -> Strategy:
     """Return the method with the parameter at this value; a value out of range raises."""
     varied = {} if self.parameter is None else {self.parameter: value}
     rule_settings = {**self.rule_settings, **varied} if self._of_rule else self.rule_settings

@@ -112,7 +112,7 @@ class Experiment:
     made = [(point, point.build()) for point in self.points]  # whose values are in range
     for (point, method), temperature in itertools.product(made, self.temperatures):
       try:
-        profiles.check_sampler(getattr(method, 'origin', None), self.sampler(temperature))
+        profiles.check_sampler(method.origin, self.sampler(temperature))
       except ValueError as error:
         raise ValueError(f'{self.name}: {point.label}, T = {temperature:g}: {error}') from None
     if not callable(self.models):
@@ -123,7 +123,7 @@ class Experiment:
     for point, method in made:
       if method.models > count:
         raise ValueError(f'{self.name}: {point.label} needs {method.models} models, but there are {count}.')
-      if method.kind == 'autoregressive' and count > 1 and not method.beside:
+      if method.kind == 'autoregressive' and count > 1 and not method.extra_models:
         raise ValueError(
           f"{self.name}: {point.label} decodes with one of {count} models; say which, as in settings = {{'model': 1}}."
         )

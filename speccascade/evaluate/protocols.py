@@ -18,9 +18,8 @@ import numpy as np
 from speccascade import decode, Decoded, Model
 from speccascade.backends import traced
 from speccascade.data.examples import Example
-from speccascade.engine import inputs, validate
-from speccascade.engine.method import Method, SequenceCascade
-from speccascade.engine.phases import Score
+from speccascade.engine import inputs
+from speccascade.engine.method import SequenceCascade, Strategy
 from speccascade.engine.results import PER_MODEL
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
@@ -57,7 +56,7 @@ class Loaded:
 def run_method(
   experiment: Experiment,
   loaded: Loaded,
-  method: Method | SequenceCascade,
+  method: Strategy,
   temperature: float,
   examples: Sequence[Example],
   batch: int | None = None,
@@ -260,7 +259,7 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
     progress.add(len(lines), f'batch {batch}, T = {temperature:g}, trial {trial + 1}')
 
 
-def _programs(points: Sequence[Point]) -> list[tuple[Method | SequenceCascade, str]]:
+def _programs(points: Sequence[Point]) -> list[tuple[Strategy, str]]:
   """Return a method and a label for each program that the points need."""
   programs = {}
   for point in points:
@@ -283,7 +282,7 @@ def _warm_up(experiment: Experiment, loaded: Loaded, points: Sequence[Point], te
   programs = _programs(points)
   progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
 
-  def call(method: Method | SequenceCascade, after: Iterable[concurrent.futures.Future] = ()):
+  def call(method: Strategy, after: Iterable[concurrent.futures.Future] = ()):
     for future in after:
       future.result()
     run_method(experiment, loaded, method, temperature, some, batch)
@@ -293,7 +292,7 @@ def _warm_up(experiment: Experiment, loaded: Loaded, points: Sequence[Point], te
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:
     rest = []
     for method, label in programs:
-      slots = getattr(method, 'slots', None)  # None: a sequence cascade, which decodes as two other methods do
+      slots = method.at(batch).slots if method.phases else None  # a sequence cascade decodes as two other methods do
       if slots is None or slots in heads:
         rest.append((slots, method, label))
       else:
@@ -317,8 +316,7 @@ def batches(experiment: Experiment) -> list[int]:
 
 def widths(experiment: Experiment) -> list[int]:
   """Return the widths whose forward passes the curves use: one token, and the longest window of each method."""
-  scores = [s for p in experiment.points for s in validate.phases_of(p.build()) if isinstance(s, Score)]
-  return sorted({1, *(max(s.widths) for s in scores)})
+  return sorted({1, *(point.build().verifier_width for point in experiment.points)})
 
 
 @dataclasses.dataclass(frozen=True)

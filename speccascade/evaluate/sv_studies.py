@@ -283,7 +283,7 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
 
 def _taken(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
   """Return the table of how the curves that leave this to their profile decode each batch, where there are any."""
-  by_size = [p for p in points if p.profile is not None and p.build().kind == 'sv_exact']
+  by_size = [p for p in points if p.profile is not None and p.build().kind == 'by_batch']
   by_size = [p for p in by_size if 'block' not in (*p.curve.settings, p.curve.parameter)]
   rows = [[p.label, batch, str(profiles.get(p.profile).way(batch))] for p in by_size for batch in batches]
   return [dict(title='Way taken by batch', columns=['curve', 'batch', 'way'], rows=rows, note='')] if rows else []

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, sampling
-from speccascade.engine import inputs, validate
-from speccascade.engine.method import Method, SequenceCascade
-from speccascade.engine.phases import Elect, Propose
+from speccascade.engine import inputs
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import Loaded
@@ -75,8 +73,8 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   method = point.build()
   outputs = [line['tokens'] for line in lines]
   models, prompts = loaded.models, [np.asarray(loaded.prompts[e.index], np.int32) for e in examples]
-  slots, combiner = validate.target_of(method)
-  used = method_models(method)
+  slots, combiner = method.target
+  used = tuple(sorted({*method.slots}))
   sampler = experiment.sampler(temperature)
   logits = {m: _forced(models[m], prompts, outputs, experiment.task, inputs.vocabulary(models)) for m in used}
   if sampler.penalises:
@@ -110,21 +108,14 @@ def _rounded(chance: np.float32) -> float | None:
   return round(float(chance), 5) if np.isfinite(chance) else None
 
 
-def method_models(method: Method | SequenceCascade) -> tuple[int, ...]:
-  """Return the numbers of the models that a method runs."""
-  return (0, 1) if isinstance(method, SequenceCascade) else tuple(sorted({*method.slots}))
-
-
 def _sources(method) -> dict[int, str]:
   """Return in words where a token came from, by the code of `stats.source`."""
-  numbers = method_models(method)
+  numbers = sorted({*method.slots})
   drafters = ('drafter', 'second drafter', 'third drafter', 'fourth drafter')
   names = {m: drafters[min(i, 3)] for i, m in enumerate(numbers)}
-  taking_turns = not isinstance(method, SequenceCascade) and isinstance(method.phases[0], Elect)
-  if not taking_turns and numbers[-1] > 0:
+  if not method.takes_turns and numbers[-1] > 0:
     names[numbers[-1]] = 'verifier'
-  drafts = any(isinstance(p, Propose) for p in validate.phases_of(method))
-  return names | {RESIDUAL: 'residual', BONUS: 'bonus' if drafts else 'combined'}
+  return names | {RESIDUAL: 'residual', BONUS: 'bonus' if method.drafts else 'combined'}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 4))

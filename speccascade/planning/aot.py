@@ -18,7 +18,7 @@ from speccascade import backends, Sampler
 from speccascade.backends import sharding
 from speccascade.engine import loop, requests
 from speccascade.engine.method import Method
-from speccascade.engine.phases import Elect, Propose, Score
+from speccascade.engine.phases import Propose
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
 from speccascade.types import Network, Prompt
 
@@ -160,22 +160,6 @@ def _without_cache() -> Iterator[None]:
     compilation_cache.reset_cache()
 
 
-def calls(method: Method) -> dict[int, int]:
-  """Return {slot: model calls of a round}; of phases that take turns, all."""
-  found: dict[int, int] = {}
-
-  def add(phases):
-    for phase in phases:
-      if isinstance(phase, Elect):
-        for branch in phase.branches:
-          add(branch)
-      elif isinstance(phase, Propose | Score):
-        found[phase.model] = found.get(phase.model, 0) + (phase.n if isinstance(phase, Propose) else 1)
-
-  add(method.phases)
-  return found
-
-
 def turns(method: Method) -> int:
   """Return the turns of a loop over drafts, whose number the program does not tell."""
   drafts = [phase for phase in method.phases if isinstance(phase, Propose)]
@@ -185,7 +169,7 @@ def turns(method: Method) -> int:
 def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes) -> int:
   """Return the bytes that a round has to read: weights and used caches, half of the new tokens being there."""
   total = 0
-  for slot, times in calls(method).items():
+  for slot, times in method.calls().items():
     network = networks[method.slots[slot]]
     used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
     total += times * (weight_bytes(_params(network)) + tree_bytes(_cache(network, sizes, used)))

@@ -13,7 +13,6 @@ import pytest
 import toys
 
 from speccascade import decode, methods, rules, Sampler, sampling
-from speccascade.engine import validate
 from speccascade.evaluate import Curve, Experiment, protocols, summary, trace
 from speccascade.evaluate.journals import Journal
 from speccascade.host import progress
@@ -387,10 +386,10 @@ def test_sources_are_named_by_the_part_that_a_model_plays():
   }
   for name, (method, expected) in names.items():
     assert trace._sources(method) == expected, name
-  assert validate.target_of(methods.bild()) == ((), None)
-  slots, combiner = validate.target_of(methods.token_cascade(functools.partial(rules.chow, alpha=0.3)))
+  assert methods.bild().target == ((), None)
+  slots, combiner = methods.token_cascade(functools.partial(rules.chow, alpha=0.3)).target
   assert slots == (0, 1) and combiner.keywords['rule'].func is rules.chow
-  assert validate.target_of(methods.ensemble_sd(partial))[0] == (0, 1)
+  assert methods.ensemble_sd(partial).target[0] == (0, 1)
 
 
 # ---- progress ----
