@@ -3,7 +3,8 @@
 An acceptor is `accept(trial) -> (Verdict, noise)`. It sees one round of every row: R tokens x_1..x_R with the laws q̃
 that they were drawn from and the targets π.
 
-Its attribute `by_round` says whether it looks at tokens that it then drops, so that random numbers are keyed by round
+Its attribute `reads` names the slots whose logits it reads; where it says nothing, the logits of all models are kept.
+`by_round` says whether it looks at tokens that it then drops, so that random numbers are keyed by round
 as well: a number that has decided which tokens to drop may not draw them again. Where it says nothing they are.
 """
 
@@ -17,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import rules, sampling
-from speccascade.types import Array, places, take1, Window
+from speccascade.backends.ops import take1
+from speccascade.types import Array, places
 
 
 class Trial(NamedTuple):
   """What an acceptor may read. Unused parts cost nothing: the compiler drops them."""
 
-  window: Window
+  window: Any  # engine.state.Window
   tokens: Array  # [B, W] the pending tokens
   tested: Array  # [B] R, how many of them are tested
   pi: Array  # [B, W+1, V]
@@ -81,6 +83,11 @@ class Threshold:
 
   by_round = False
 
+  @property
+  def reads(self) -> tuple[int, ...]:
+    """The slots whose logits it reads."""
+    return self.drafter, self.verifier
+
   def __post_init__(self):
     if isinstance(self.limit, numbers.Real):  # so that numbers are one program
       object.__setattr__(self, 'limit', np.float32(self.limit))
@@ -94,6 +101,7 @@ class Threshold:
 
 
 token_wise.by_round = everything.by_round = False
+token_wise.reads = everything.reads = ()
 
 
 def block(trial: Trial) -> tuple[Verdict, Any]:
@@ -122,6 +130,7 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
 
 
 block.by_round = True
+block.reads = ()
 
 
 def bind(accept: Callable) -> tuple[Callable, bool]:

@@ -16,8 +16,7 @@ from speccascade import acceptance, rules, stopping
 from speccascade.engine import profiles, verification
 from speccascade.engine.method import ByBatch, Method, SequenceCascade
 from speccascade.engine.phases import Elect, Propose, Score, Verify
-from speccascade.models import packing
-from speccascade.types import Combiner, Phase, Rule, whole
+from speccascade.types import Combiner, Rule, whole
 
 
 def _models(models: int, combiner: tree_util.Partial) -> int:
@@ -54,8 +53,8 @@ def _blocks(name: str, block: int | Sequence[int]) -> tuple[int, ...]:
 def autoregressive(model: int | None = None) -> Method:
   """Decode with one model alone: the only one that is given, or of several the one of this number."""
   number = 0 if model is None else whole('model', model, 0)
-  phases = (Score(0, (1,), level=True), Verify(rules.bind(rules.own), (0,)))
-  return Method(phases, (number,), 1, kind='autoregressive', extra_models=model is not None)
+  phases = Score(0), Verify(rules.bind(rules.own), (0,))
+  return Method.of_phases(phases, (number,), kind='autoregressive', extra_models=model is not None)
 
 
 def ensemble(combiner: Combiner | Rule, models: int = 2) -> Method:
@@ -79,10 +78,10 @@ def oracle(rule: Rule) -> Method:
 def _lockstep(combiner, models, kind, *, in_turn: bool) -> Method:
   bound = rules.bind_combiner(combiner)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, (1,), after=m - 1 if in_turn and m else None, level=True) for m in everyone)
+  scores = tuple(Score(m, after=m - 1 if in_turn and m else None) for m in everyone)
   rule = bound.keywords.get('rule') if len(everyone) == 2 else None
   defer = None if rule is None else _defer(rule)
-  return Method((*scores, Verify(bound, everyone, defer=defer)), everyone, 1, kind=kind)
+  return Method.of_phases((*scores, Verify(bound, everyone, defer=defer)), everyone, kind=kind)
 
 
 def speculative(
@@ -101,23 +100,14 @@ def speculative(
   """
   bound, gamma, slots = rules.bind_rule(rule), whole('block', block), _pair(pair)
   accept, by_round = acceptance.bind(accept)
-  plain, policy = bound.func is rules.speculative, stopping.check(policy)
-  widths = (gamma + 1,) if type(policy) is stopping.Policy else packing.thirds(gamma + 1)
-  if plain:
-    phases = _drafted(gamma, 1, widths, accept)
-    window = gamma
-  else:
-    verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
-    phases = Propose(0, gamma + 1), Score(1, widths, verification.First(gamma), level=True), verify
-    window = gamma + 1
-  kind = 'speculative' if plain else 'cascade'
-  return Method(phases, slots, window, policy, by_round, kind, rules.name_of(rule))
-
-
-def _drafted(gamma: int, verifier: int, widths: tuple[int, ...], accept: Callable) -> tuple[Phase, ...]:
-  """Return the phases of speculative decoding."""
-  verify = Verify(rules.bind(rules.own), (verifier,), accept)
-  return Propose(0, gamma, (2,)), Score(verifier, widths, level=True), verify
+  policy = stopping.check(policy)
+  settings = dict(policy=policy, by_round=by_round, rule=rules.name_of(rule))
+  if bound.func is rules.speculative:
+    phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
+    return Method.of_phases(phases, slots, kind='speculative', **settings)
+  verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
+  phases = Propose(0, gamma + 1), Score(1, verification.First(gamma)), verify
+  return Method.of_phases(phases, slots, kind='cascade', **settings)
 
 
 def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
@@ -129,12 +119,12 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
   if not getattr(bound.func, 'alone', False):
     raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
   phases = (
-    Propose(0, most, (2,)),
-    Score(1, packing.thirds(most + 1), level=True),
+    Propose(0, most),
+    Score(1),
     Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything)),
   )
-  policy, name = stopping.Deferral(bound), rules.name_of(rule)
-  return Method(phases, (0, 1), most, policy, kind='token_cascade', rule=name)
+  policy = stopping.Deferral(bound)
+  return Method.of_phases(phases, (0, 1), policy=policy, kind='token_cascade', rule=rules.name_of(rule))
 
 
 def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> SequenceCascade:
@@ -159,39 +149,34 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
   if not _real('rollback', rollback) >= 0:
     raise ValueError(f'bild needs rollback >= 0, a cross-entropy, not rollback={rollback}.')
   most = whole('max_draft', max_draft)
-  phases = (
-    Propose(0, most, (2,)),
-    Score(1, packing.thirds(most + 1), level=True),
-    Verify(rules.bind(rules.own), (1,), acceptance.Threshold(rollback)),
-  )
-  return Method(phases, (0, 1), most, stopping.Fallback(fallback), kind='bild')
+  phases = Propose(0, most), Score(1), Verify(rules.bind(rules.own), (1,), acceptance.Threshold(rollback))
+  return Method.of_phases(phases, (0, 1), policy=stopping.Fallback(fallback), kind='bild')
 
 
 def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
   """Speculate towards a combination: model 0 drafts γ tokens, the others score them; no bonus token."""
   bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, (gamma,), verification.First(gamma - 1), level=True) for m in everyone[1:])
-  return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, gamma, kind='naive_cos')
+  scores = tuple(Score(m, verification.First(gamma - 1)) for m in everyone[1:])
+  return Method.of_phases((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, kind='naive_cos')
 
 
 def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
   """Speculate towards an ensemble that is one opaque model: all n models score the block, the drafter anew."""
   bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
-  scores = tuple(Score(m, (gamma + 1,), after=m - 1, level=True) for m in slots)
-  phases = (Propose(0, gamma, (2,)), *scores, Verify(bound, slots))
-  return Method(phases, (0, *range(models)), gamma, kind='ensemble_sd')
+  scores = tuple(Score(m, after=m - 1 if m > 1 else None) for m in slots)
+  phases = Propose(0, gamma), *scores, Verify(bound, slots)
+  return Method.of_phases(phases, (0, *range(models)), kind='ensemble_sd')
 
 
 def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   """Collaborative decoding via speculation: the models take turns to propose; `blocks` are their γ_1 … γ_n."""
   bound, blocks = rules.bind_combiner(combiner), _blocks('blocks', blocks)
   everyone = tuple(range(_models(len(blocks), bound)))
-  window = sum(blocks)
   verify = Verify(bound, everyone, keep=True)
-  branches = tuple((Score(m, packing.thirds(window + 1)), verify, Propose(m, blocks[m], ())) for m in everyone)
-  return Method((Elect(branches),), everyone, window, kind='cos')
+  branches = tuple((Score(m), verify, Propose(m, blocks[m])) for m in everyone)
+  return Method.of_phases((Elect(branches),), everyone, kind='cos')
 
 
 def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
@@ -204,12 +189,12 @@ def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
   gamma, measured = whole('block', block), profiles.get(profile)
   goodput = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
   phases = (
-    Propose(0, gamma, (2,)),
-    Score(1, (gamma + 1,), verification.First(gamma - 1)),
-    Score(2, packing.steps(gamma + 1), goodput, drop=True, level=True),
+    Propose(0, gamma),
+    Score(1, verification.First(gamma - 1)),
+    Score(2, goodput, drop=True),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), gamma, kind='sv', origin=measured.origin)
+  return Method.of_phases(phases, (0, 1, 2), kind='sv', origin=measured.origin)
 
 
 def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greedy: bool = False) -> Method | ByBatch:
@@ -243,11 +228,11 @@ def _sv_exact(measured: profiles.Profile, gamma: int, greedy: bool) -> Method:
   )
   phases = (
     Propose(0, gamma + 1),
-    Score(1, (gamma + 1,), verification.First(gamma - 1)),
-    Score(2, packing.steps(gamma + 1), goodput, level=True),
+    Score(1, verification.First(gamma - 1)),
+    Score(2, goodput),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), gamma + 1, kind='sv_exact', origin=measured.origin)
+  return Method.of_phases(phases, (0, 1, 2), kind='sv_exact', origin=measured.origin)
 
 
 def by_batch(choices: Mapping[int, Method]) -> ByBatch:

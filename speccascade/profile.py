@@ -27,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, checkpoints, rules, sampling
-from speccascade.backends import sharding, traced
+from speccascade.backends import sharding
+from speccascade.backends.ops import take
 from speccascade.data import files
 from speccascade.decode import decode
 from speccascade.engine import inputs, profiles, requests, verification
@@ -35,6 +36,7 @@ from speccascade.engine.engine import Engine
 from speccascade.engine.loop import positions
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.engine.state import Context, State
 from speccascade.evaluate import protocols, sv_studies
 from speccascade.evaluate.formats import markdown
 from speccascade.host import commands, disk, multihost
@@ -44,7 +46,7 @@ from speccascade.methods import sv_exact
 from speccascade.models import packing
 from speccascade.planning import floor
 from speccascade.stopping import Policy
-from speccascade.types import Array, Context, Model, places, State, take
+from speccascade.types import Array, Model, places
 
 BATCHES = (1, 4, 8, 16, 32)
 _NOTED = ('s', 'a', 's_target', 'accept', 'place')
@@ -89,12 +91,12 @@ def observing(block: int, slots: int) -> Method:
   """Return speculative decoding that verifies all of a draft of γ + 1 tokens, the companion reading along."""
   phases = (
     Propose(0, block + 1),
-    Score(1, (block + 1,), verification.First(block)),
-    Score(2, (block + 1,), verification.First(block), level=True),
+    Score(1, verification.First(block)),
+    Score(2, verification.First(block)),
     Observe(),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), block + 1, Notes(slots), kind='profile')
+  return Method.of_phases(phases, (0, 1, 2), policy=Notes(slots), kind='profile')
 
 
 def observe(
@@ -164,10 +166,10 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
   of = lambda i, width, **how: functools.partial(timer, models[i], width=width, caches=caches[i], **how)
   made = {'draft': of(0, 1), 'companion': of(1, width), 'alone': of(2, 1), rows * width: of(2, width)}
   if rows * width >= backends.of(models[2].params).pack_from:
-    for n in packing.steps(width)[:-1]:
+    for n in packing.fine_widths(width)[:-1]:
       made[rows * n] = of(2, n) if rows == 1 else of(2, width, total=rows * n)
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
-    return dict(zip(made, pool.map(traced.carried(lambda make: make()), made.values()), strict=True))
+    return dict(zip(made, pool.map(lambda make: make(), made.values()), strict=True))
 
 
 def measure_ways(

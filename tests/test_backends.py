@@ -16,12 +16,13 @@ from tiers import quick
 
 from speccascade import backends, decode, methods, rules, sampling
 from speccascade.backends import base, cpu, sharding, tpu_attention, View
+from speccascade.backends.ops import take
 from speccascade.engine.loop import decode_batch
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning import aot
-from speccascade.types import Model, Prompt, take
+from speccascade.types import Model, Prompt
 
 BACKENDS = {'cpu': backends.CPU(), 'gpu': backends.GPU(), 'tpu': backends.TPU(interpret=True)}
 LLAMA = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, spans=(Span(3), Span(0, Rope(1e5)), Span(3), Span())))

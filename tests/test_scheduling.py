@@ -14,6 +14,7 @@ from test_laws import own_step
 from tiers import quick
 
 from speccascade import backends, decode, methods, Sampler
+from speccascade.backends.ops import take
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
 from speccascade.engine import verification
@@ -23,7 +24,7 @@ from speccascade.models import packing, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
-from speccascade.types import Model, Prompt, take
+from speccascade.types import Model, Prompt
 
 COIN = toy.model(4, 2, scale=1.2)
 COMPANION = toy.model(6, 2, scale=0.6, near=COIN)

@@ -22,8 +22,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
-from speccascade.backends.traced import Setting
-
 Array = jax.Array
 Rules = tuple[tuple[str, Any], ...]
 
@@ -354,17 +352,13 @@ def _with_row(x: Array, row: Array, at: Array, cut: bool) -> Array:
 # ---- in a traced program ----
 
 
-_LAYOUT: Setting[Layout] = Setting('layout')
-use, current = _LAYOUT.use, _LAYOUT.current  # the layout that is traced for
+def over_shards(layout: Layout | None, function: Callable, arrays: Mapping[str, tuple[Array, tuple]], outs: Sequence[tuple]) -> Any:
+  """Call a function of named arrays for each device's part of them, by the layout of one model.
 
-
-def over_shards(function: Callable, arrays: Mapping[str, tuple[Array, tuple]], outs: Sequence[tuple]) -> Any:
-  """Call a function of named arrays for each device's part of them, the layout being that of one model.
-
-  Each axis is named 'rows', 'heads' or None, of the arrays and of what comes out. Where no layout is in use, it is
+  Each axis is named 'rows', 'heads' or None, of the arrays and of what comes out. Without a layout it is
   called with the arrays as they are.
   """
-  layout, values = current(), {name: x for name, (x, _) in arrays.items()}
+  values = {name: x for name, (x, _) in arrays.items()}
   if layout is None:
     return function(**values)
   over = {'rows': ROWS if ROWS in layout.mesh.shape else None, 'heads': dict(layout.cuts[0]).get('joined_kv_heads')}
@@ -382,26 +376,22 @@ def over_shards(function: Callable, arrays: Mapping[str, tuple[Array, tuple]], o
   return call(*values.values())
 
 
-def gathered(x: Array) -> Array:
+def gathered(layout: Layout | None, x: Array) -> Array:
   """Return x [B, …] cut along its rows only."""
-  layout = current()
   return x if layout is None else layout.pin(x, layout.rows(x))
 
 
-def computed(x: Array, slot: int) -> Array:
+def computed(layout: Layout | None, x: Array, slot: int) -> Array:
   """Return a model's logits [B, …, V] in the parts that its head makes, so that they move and not its weights."""
-  layout = current()
   return x if layout is None else layout.pin(x, dataclasses.replace(layout, laws=True).by_vocabulary(x, slot))
 
 
-def as_head(x: Array, slot: int) -> Array:
+def as_head(layout: Layout | None, x: Array, slot: int) -> Array:
   """Return a model's logits or laws [B, …, V] in parts where its head is cut and laws are, else gathered here."""
-  layout = current()
   return x if layout is None else layout.pin(x, layout.by_vocabulary(x, slot))
 
 
-def in_blocks(x: Array, size: int) -> Array:
+def in_blocks(layout: Layout | None, x: Array, size: int) -> Array:
   """Return x [B, …, V], its last axis cut only where each part consists of whole blocks."""
-  layout = current()
   parts = 1 if layout is None or not layout.laws else layout.mesh.shape.get(PARTS, 1)
-  return x if parts == 1 or x.shape[-1] % (size * parts) == 0 else gathered(x)
+  return x if parts == 1 or x.shape[-1] % (size * parts) == 0 else gathered(layout, x)

@@ -17,8 +17,8 @@ import numpy as np
 from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
-from speccascade.engine.state import cache_owners
-from speccascade.types import Array, Model, Prompt, State
+from speccascade.engine.state import cache_owners, State
+from speccascade.types import Array, Model, Prompt
 
 _FIRST = 5e10  # bytes of weights and caches times tokens of a first run
 _SECONDS = 1.0  # of a run
@@ -38,14 +38,12 @@ class Engine:
     buffer = loop.positions(last, width, max_new, method.window)
     self.method, self.needs, self.size, self.width = method, needs, size, width
     self.vocab = inputs.vocabulary(models)
-    where = sharding.of(slots, size, method.window, self.vocab)
-    backend, self.params = backends.prepared(slots)
+    layout = sharding.of(slots, size, method.window, self.vocab)
+    backend, self.params = backends.prepared(slots, layout)
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
-    self.weights = given, self.params  # a backend's copies stand beside what they were made of
+    self.weights = given, self.params  # a backend's copies are held as well as what they were made of
     networks = tuple(s.network for s in slots)
-    self.program = loop.Program(
-      networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top, where
-    )
+    self.program = loop.Program(networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top)
     self.fits = set()  # how many prompts may be read at once
     self.processor = validate.check_processor(processor, self.vocab, buffer)
     self.pace = None  # rounds of a run
@@ -172,9 +170,9 @@ def _cache_bytes(engine: Engine, prompts: int) -> int:
     jax.eval_shape(make, params, Prompt(ints(rows, engine.width), ints(rows)))
     for make, rows in ((functools.partial(loop.caches_of, program), engine.size), (engine.read, prompts))
   ]
-  if program.where is None:
+  if program.layout is None:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-  return sum(program.where.bytes(x, program.readers.caches(x)) for x in shapes)
+  return sum(program.layout.bytes(x, program.cached_layout.caches(x)) for x in shapes)
 
 
 def _weight_bytes(weights: Any) -> int:

@@ -42,7 +42,7 @@ def _check_phases(method: Method):
   """Refuse phases that would go on for ever, or that their slots, window or widths do not hold."""
   flat = method.all_phases
   strange = any(not isinstance(p, Score | Propose | Verify) for p in flat)  # may feed a model
-  problem = _unknown(method, flat, strange) or (None if strange else _narrow(method, flat, method.takes_turns))
+  problem = _unknown(method, flat, strange) or _underived(method, flat)
   if problem:
     raise ValueError(f'{method.name}: {problem}.')
 
@@ -66,27 +66,13 @@ def _unknown(method: Method, phases: list[Phase], strange: bool) -> str | None:
   return None
 
 
-def _narrow(method: Method, phases: list[Phase], in_turn: bool) -> str | None:
-  """Return which phase has more tokens to hold than it was made for, as a sentence.
-
-  With γ drafted, a model that scores k of them knows k + 1 laws, the drafter γ; a round emits what all of the test
-  know, and what a model has not read of it comes on top in the next one.
-  """
+def _underived(method: Method, phases: list[Phase]) -> str | None:
+  """Return which phase lacks what `Method.of_phases` derives, as a sentence."""
   drafted = sum(p.n for p in phases if isinstance(p, Propose))
   if method.window < max(drafted, 1):
     return f'window={method.window} is less than the {drafted} tokens that a round drafts; make it as many'
-  most = lambda p: drafted if p.limit is None else getattr(p.limit, 'n', getattr(p.limit, 'most', None))
-  scores, drafts = ([p for p in phases if isinstance(p, kind)] for kind in (Score, Propose))
-  if any(most(p) is None for p in scores):  # a limit of one's own
-    return None
-  known = {p.model: p.n for p in drafts} | {p.model: min(most(p), drafted) + 1 for p in scores}
-  emitted = min(known[m] for p in phases if isinstance(p, Verify) for m in p.models)
-  needs = [(p, method.window + 1 if in_turn else max(known[p.model], emitted)) for p in scores]
-  if not in_turn:
-    needs += [(p, 1 + max(0, emitted - p.n)) for p in drafts if p.widths]
-  for phase, need in needs:
-    if phase.widths[-1] < need:
-      return f'{phase} may have to read {need} tokens at once, and widths={phase.widths}; let them end in {need}'
+  if bare := [p for p in phases if isinstance(p, Score) and not p.widths]:
+    return f'{bare[0]} has no widths; make the method with Method.of_phases(phases, slots), which derives them'
   return None
 
 

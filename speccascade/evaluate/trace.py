@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, sampling
+from speccascade.backends import sharding
 from speccascade.engine import inputs
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
@@ -118,10 +119,9 @@ def _sources(method) -> dict[int, str]:
   return names | {RESIDUAL: 'residual', BONUS: 'bonus' if method.drafts else 'combined'}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 4))
-def _pass(network, backend, params, prompt, slots, tokens, positions):
-  with backends.use(backend):
-    return network.extend(params, network.prefill(params, prompt, slots), tokens, positions)[0]
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _pass(network, params, prompt, slots, tokens, positions):
+  return network.extend(params, network.prefill(params, prompt, slots), tokens, positions)[0]
 
 
 def _forced(model: Model, prompts, outputs, task, vocab: int) -> Array:
@@ -133,7 +133,9 @@ def _forced(model: Model, prompts, outputs, task, vocab: int) -> Array:
   before = np.full(rows, start, np.int32) if start is not None else np.array([p[-1] for p in prompts], np.int32)
   tokens = np.concatenate([before[:, None], _padded(outputs, new)[:, :-1]], 1)
   positions = first[:, None] + np.arange(new, dtype=np.int32)[None]
-  logits = _pass(model.network, backends.of(model.params), model.params, prompt, width + new + 1, tokens, positions)
+  backend, (params,) = backends.prepared([model], sharding.of([model]))
+  network = backends.bind(model.network, backend.for_slot(0))
+  logits = _pass(network, params, prompt, width + new + 1, tokens, positions)
   return logits[..., :vocab].astype(jnp.float32)
 
 

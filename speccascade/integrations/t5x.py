@@ -4,6 +4,7 @@ Nothing here imports T5X.
 """
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from speccascade import sampling
 from speccascade.checkpoints.t5x_params import model, with_params
 from speccascade.engine import inputs, loop, profiles
 from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.stats import derive
 from speccascade.types import Array, Model, Prompt
 
 __all__ = ['decode_batch', 'model', 'with_params']
@@ -53,8 +55,9 @@ def decode_batch(
   state = loop.decode_batch(method, models, Prompt(tokens, length), mesh=mesh, **sizes)
   places = jnp.arange(most)[None]
   written = jnp.where(places < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)
-  stats = {name: getattr(state.stats, name) for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred')}
-  return written, {**stats, 'calls': state.stats.calls, 'fault': (state.fault >= 0).any(1)}
+  counts = derive({f.name: getattr(state.stats, f.name) for f in dataclasses.fields(state.stats)})
+  named = {name: counts[name] for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred', 'calls')}
+  return written, {**named, 'fault': (state.fault >= 0).any(1)}
 
 
 def _noise(method, key, rows: int, positions: int, sampler: sampling.Sampler) -> sampling.Keyed:

@@ -9,7 +9,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from speccascade.types import Array, Model, Prompt, take
+from speccascade.backends.ops import take
+from speccascade.types import Array, Model, Prompt
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from speccascade import backends
+from speccascade.backends import ops
 from speccascade.types import Array
 
 
@@ -37,7 +37,7 @@ def tv(a: Array, b: Array) -> Array:
 
 def argmax(x: Array) -> Array:
   """Return the arg max of x [..., V], the lowest index on ties."""
-  return backends.current().argmax(x)
+  return ops.argmax(x)
 
 
 def one_hot_max(x: Array) -> Array:
@@ -47,7 +47,7 @@ def one_hot_max(x: Array) -> Array:
 
 def at_token(x: Array, token: Array) -> Array:
   """Return x[..., token]."""
-  return backends.current().at_token(x, token)
+  return ops.at_token(x, token)
 
 
 def residual(pi: Array, q: Array) -> Array:

@@ -15,8 +15,9 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade.backends.ops import take1
 from speccascade.sampling.distributions import one_hot_max, softmax
-from speccascade.types import Array, Model, places, State, take, take1
+from speccascade.types import Array, Model
 
 
 def _threshold(bits: Array, enough: Callable[[Array], Array], low: int, high: int) -> Array:
@@ -236,20 +237,6 @@ def _beside(value: Any, x: Array) -> Any:
   if not np.ndim(value):
     return value
   return value.reshape((1,) * (x.ndim - 1 - value.ndim) + value.shape + (1,))
-
-
-def at_window(state: State, slots: int | None = None) -> Sampler:
-  """Bind the sampler to the first slots of the window, or all: a penalty at slot j sees the pending tokens before j."""
-  sampler = state.sampler.by_number(lambda x: x[:, None])
-  if not sampler.penalises:
-    return sampler
-  width, vocab = state.window.source.shape[1], state.window.logits[0].shape[-1]
-  pending = take(state.tokens, state.length[:, None] + places(width))
-  real = places(width) < state.window.size[:, None]
-  drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
-  before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))[:, :slots]  # [B, W+1, V]
-  seen = None if state.seen is None else (before > 0) | state.seen[:, None]
-  return sampler.bind(seen, None if state.counts is None else before + state.counts[:, None])
 
 
 def _is_number(value: Any, number: float) -> bool:
