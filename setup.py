@@ -66,7 +66,7 @@ setuptools.setup(
   package_data={
     'speccascade.gin_configs': ['*/*.gin'],
     'speccascade': ['evaluate/default.gin', 'py.typed'],
-    'speccascade.embedded': ['pretrained/*/*'],
+    'speccascade.embedded': ['pretrained/*/*', 'sentences/*'],
     'speccascade.evaluate': ['report.html', 'report.css', 'report.js'],
   },
   install_requires=[
