@@ -47,7 +47,7 @@ from speccascade.decode import decode
 from speccascade.engine import Engine
 from speccascade.errors import RunError
 from speccascade.evaluate import floor, protocols, sv_studies
-from speccascade.evaluate.formats import markdown
+from speccascade.evaluate.report.formats import markdown
 from speccascade.loop import positions
 from speccascade.methods import Method, sv_exact
 from speccascade.phases import Propose, Score, Verify

@@ -1,7 +1,6 @@
 """The report says what was found, in one file that loads nothing and lets no text of the data become markup."""
 
 from html.parser import HTMLParser
-import json
 import re
 import shutil
 import subprocess
@@ -10,7 +9,8 @@ import made
 from made import point
 import pytest
 
-from speccascade.evaluate import report, verdict
+from speccascade.evaluate.report import charts, drawing, verdict
+from speccascade.evaluate.report import page as pages
 
 EVIL = '</script><script>alert("x")</script><img src=http://example.org/x onerror=alert(1)> & \'"'
 
@@ -31,15 +31,14 @@ class Markup(HTMLParser):
   def handle_data(self, data):
     self.text.append(data)
 
-  def data(self):
-    start = next(i for i, (_, a) in enumerate(self.tags) if a.get('id') == 'data')
-    assert self.tags[start][1]['type'] == 'application/json'
-    return json.loads(next(t for t in self.text if t.startswith('{"curves"')))
+
+def written(results):
+  return pages.page(results, list(map(drawing.draw, charts.charts(results))))
 
 
 @pytest.fixture(scope='module')
 def page():
-  return report.page(made.cascades())
+  return written(made.cascades((0.0,)))
 
 
 def found(points, **more):
@@ -168,7 +167,7 @@ def test_every_section_and_number_is_there(page):
   for name in ('Quality and time', 'Quality by deferral', 'Acceptance', 'Prediction and measurement', 'How it was run'):
     assert name in text
   ids = [a['id'] for tag, a in markup.tags if tag == 'section']
-  assert [x[1:] for x in markup.loaded if x.startswith('#')] == ids
+  assert [a['href'][1:] for tag, a in markup.tags if tag == 'a'] == ids
   for said in ('28.60', '1.40', 'α = 0.3', 'python -m speccascade.run', 'jax 0.10.2'):
     assert said in text
 
@@ -180,17 +179,18 @@ def test_every_token_says_its_source_and_its_chances(page):
   assert tokens[0]['data-tip'] == 'drafter\nq 0.5, p 0.8' and tokens[1]['data-tip'] == 'drafter\nq 0.45, p 0.8, π 0.75'
 
 
-def test_settings_that_decoded_alike_are_drawn_once():
-  counts = made.counts(0.5, 0.2)
-  alike = [point('lossy', a, 28.0, r, counts=counts) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
-  page = report.page(made.results([point('target only', quality=28.0, ratio=1.0), *alike]))
-  drawn = {
-    c['title'].split(',')[0]: [s for s in c['series'] if s['curve'] == 'lossy'] for c in Markup(page).data()['charts']
-  }
-  for title in ('BLEU by time relative to target only', 'BLEU by share of tokens deferred to the large model'):
-    ((one,),) = (s['points'] for s in drawn[title])
-    assert one['tip'].startswith('lossy at α = 0.1, 0.3, 0.5\n') and '20.0 tokens long, 0% cut off' in one['tip']
-  assert len(drawn['speed-up by α'][0]['points']) == 3  # at each its own time
+def test_every_mark_of_a_chart_has_its_text(page):
+  shown = [a['data-tip'] for tag, a in Markup(page).tags if tag == 'use' and 'data-tip' in a]
+  described = [
+    m.text for c in charts.charts(made.cascades((0.0,))) for panel in c.panels for s in panel.series for m in s.marks
+  ]
+  assert sorted(shown) == sorted(described) and len(shown) > 100
+
+
+def test_every_id_is_there_once_and_every_reference_leads_to_one(page):
+  tags = Markup(page).tags
+  ids = [a['id'] for _, a in tags if 'id' in a]
+  assert len(ids) == len(set(ids)) and {a['href'][1:] for tag, a in tags if tag in ('use', 'a')} <= set(ids)
 
 
 def test_text_of_the_data_never_becomes_markup():
@@ -199,11 +199,12 @@ def test_text_of_the_data_never_becomes_markup():
   results = made.results(
     points, name=EVIL, task=EVIL, models=[EVIL, EVIL], command=EVIL, environment={EVIL: EVIL}, traces=[trace]
   )
-  page = report.page(results)
+  page = written(results)
   markup = Markup(page)
-  assert [a.get('type') for tag, a in markup.tags if tag == 'script'] == ['application/json', None]
+  assert [a.get('type') for tag, a in markup.tags if tag == 'script'] == [None]
   assert not markup.handlers and all(tag != 'img' for tag, _ in markup.tags)
-  assert EVIL in markup.data()['curves'] and page.count('alert(1)') > 10
+  assert any(a.get('data-curve') == EVIL for tag, a in markup.tags if tag == 'g')
+  assert page.count('alert(1)') > 10
   assert '<img' not in page
 
 
@@ -212,46 +213,46 @@ def test_a_sorted_table_has_its_values_as_they_are(page):
   assert '28.1' in cells and '' in cells
 
 
-def test_the_smallest_results_make_a_page(tmp_path):
+def test_the_smallest_results_make_a_page():
   results = made.results([point('target only')], environment=None, traces=None, command='', tables=None)
-  report.write(results, tmp_path / 'report.html')
-  text = ' '.join(Markup((tmp_path / 'report.html').read_text(encoding='utf-8')).text)
+  text = ' '.join(Markup(written(results)).text)
   assert 'nothing to compare' in text and 'Outputs, token' not in text and 'Quality and time' not in text
 
 
-TAP = """<script>
+ACTIONS = """<script>
 const chart = document.querySelector('.chart svg');
-const place = chart.querySelector('path[transform]').getBoundingClientRect();
-const [x, y] = [place.left + place.width / 2, place.top + place.height / 2];
-const where = {clientX: x, clientY: y, pointerType: 'touch', bubbles: true};
-for (const on of ['pointerdown', 'pointerup']) chart.dispatchEvent(new PointerEvent(on, where));
-chart.dispatchEvent(new PointerEvent('pointerleave', where));
-chart.dispatchEvent(new PointerEvent('click', where));
-document.body.dataset.tapped = tip.hidden ? '' : tip.textContent;
+const place = chart.querySelector('use[data-tip]').getBoundingClientRect();
+const where = {clientX: place.left + 9, clientY: place.top, pointerType: 'touch', bubbles: true};
+for (const on of ['pointerleave', 'click']) chart.dispatchEvent(new PointerEvent(on, where));
+document.body.dataset.tapped = tip.textContent;
+chart.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}));
+document.body.dataset.next = tip.textContent;
+const select = document.querySelector('select');
+select.selectedIndex = 1;
+select.dispatchEvent(new Event('change'));
+document.querySelector('.legend button').click();
+document.querySelector('th.n button').click();
 </script>"""
 
 
-def test_it_opens_in_a_browser_without_an_error(tmp_path):
+def test_it_answers_in_a_browser_without_an_error(tmp_path):
   browser = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
   if browser is None:
     pytest.skip('no chromium here')
   path = tmp_path / 'report.html'
-  results = made.cascades((0.0,))
-  points = [made.point('target only', None, 25.0, 1.0), *(made.point('fast', x, 25.0 - x, 2 + x) for x in (0.1, 0.3))]
-  report.write(results | {'points': results['points'] + [p | {'temperature': 1.0} for p in points]}, path)
-  path.write_text(path.read_text() + TAP)
+  path.write_text(written(made.cascades((0.0,))) + ACTIONS)
   command = [
     browser, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr', '--virtual-time-budget=2000',
     f'--user-data-dir={tmp_path / "profile"}', '--dump-dom', path.as_uri(),
   ]  # fmt: skip
   out = subprocess.run(command, capture_output=True, text=True, timeout=120)
   assert 'CONSOLE' not in out.stderr
-  drawn = Markup(out.stdout)
-  assert sum(tag == 'svg' and a.get('role') == 'img' for tag, a in drawn.tags) == len(drawn.data()['charts']) + 2
-  (body,) = [a for tag, a in drawn.tags if tag == 'body']
+  tags = Markup(out.stdout).tags
+  (body,) = [a for tag, a in tags if tag == 'body']
   assert body['data-tapped'].startswith('target only\nBLEU 28.10')
-  assert [a['class'] for tag, a in drawn.tags if tag == 'text' and a.get('class') == 'far'] == ['far'] * 2
-  assert 'target only: 25 at 1' in drawn.text  # at the edge of the second, whose axis is broken
-  assert 'draft only: 20.3 at 0.26' in drawn.text  # at the edge of the first chart, which the others share
-  assert sum(tag == 'rect' for tag, _ in drawn.tags) == 5 + 6
-  assert sum(tag == 'button' and 'data-curve' in a for tag, a in drawn.tags) > 8
+  assert body['data-next'].startswith('SpecDecode\nBLEU 28.10')
+  shown = [a['data-setting'] for tag, a in tags if 'data-setting' in a and 'hidden' not in a]
+  assert shown and set(shown) == {'SpecDecode'}
+  off = {a['data-curve'] for tag, a in tags if tag == 'g' and 'off' in a.get('class', '')}
+  assert off == {'target only'}
+  assert [a['aria-sort'] for tag, a in tags if 'aria-sort' in a] == ['descending']
