@@ -67,7 +67,7 @@ setuptools.setup(
     'speccascade.gin_configs': ['*/*.gin'],
     'speccascade': ['configs/*.gin', 'py.typed'],
     'speccascade.embedded': ['pretrained/*/*'],
-    'speccascade.evaluate.report': ['report.html', 'report.css', 'report.js'],
+    'speccascade.evaluate.report': ['report.*'],
   },
   install_requires=[
     'flax>=0.12.8,<0.13',

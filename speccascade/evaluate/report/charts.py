@@ -227,6 +227,10 @@ CHARTS: dict[str, tuple[str, Callable]] = {
 }
 
 
+STUDIES = 'Speculative verification'
+SECTIONS = (*CHARTS, STUDIES)
+
+
 def _speed(point: dict, x: float, more: str = '') -> Mark:
   """Return a mark of a speed-up."""
   text = f'{pts.ratio(point):.2f}× the speed{more}'
@@ -266,7 +270,7 @@ def _studies(studies: Sequence[dict]) -> list[Chart]:
     some = [t for t in studies if t['title'].startswith(start)]
     for i, table in enumerate(some, 1):
       panels = [describe(table)]
-      described.append(Chart('Speculative verification', f'{name}_{i}' if len(some) > 1 else name, panels))
+      described.append(Chart(STUDIES, f'{name}_{i}' if len(some) > 1 else name, panels))
   return described
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import io
+from pathlib import Path
 import re
 from typing import Any
 from xml.etree import ElementTree
@@ -20,34 +21,7 @@ VARIABLES |= {INK: 'var(--ink)', QUIET: 'var(--quiet)', GRID: 'var(--line)', EDG
 DASHED = dict(linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
 INTERVALS = '-intervals'  # ends the id of what shows the intervals of a series
 SIZE = (5.6, 4.0)  # of a panel in inches; the page shows one at about 500 pixels
-STYLE = {
-  'svg.hashsalt': 'speccascade',
-  'svg.fonttype': 'none',
-  'font.family': 'DejaVu Sans',
-  'font.size': 10,
-  'axes.spines.top': False,
-  'axes.spines.right': False,
-  'axes.edgecolor': QUIET,
-  'axes.labelcolor': INK,
-  'axes.titlelocation': 'left',
-  'axes.titlesize': 11,
-  'axes.titleweight': 'bold',
-  'axes.titlecolor': INK,
-  'axes.grid': True,
-  'axes.axisbelow': True,
-  'grid.color': GRID,
-  'grid.linewidth': 0.8,
-  'xtick.color': QUIET,
-  'ytick.color': QUIET,
-  'legend.frameon': False,
-  'legend.fontsize': 9,
-  'lines.linewidth': 1.6,
-  'lines.markersize': 6,
-  'lines.markeredgecolor': EDGE,
-  'text.color': INK,
-  'text.parse_math': False,
-  'savefig.dpi': 160,
-}
+STYLE = Path(__file__).parent / 'report.mplstyle'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +43,10 @@ def draw(chart: Chart) -> Drawing:
     The SVG element has every series, in the colours of the page, with the text of each mark as `data-tip`; the files
     have a legend and the selected series.
   """
-  import matplotlib  # lazily: nothing else here draws
+  from matplotlib import style  # lazily: nothing else here draws
   from matplotlib.figure import Figure  # without pyplot: no global state, and any thread may draw
 
-  with matplotlib.rc_context({'backend': 'Agg', **STYLE}):
+  with style.context(STYLE):
     figure = Figure(figsize=(SIZE[0] * len(chart.panels), SIZE[1]), layout='constrained')
     cells = figure.subplots(1, len(chart.panels), squeeze=False)[0]
     groups: dict[str, Series] = {}

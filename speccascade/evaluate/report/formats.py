@@ -24,27 +24,18 @@ COLUMNS = (*ABOUT, *QUALITY, *COUNTS, *TIMES)
 
 
 def as_csv(results: dict) -> str:
-  """Write the points as a CSV table.
-
-  Args:
-    results: the results of an experiment.
-
-  Returns:
-    A line of COLUMNS, then one for each point; what was not measured is empty.
-  """
+  """Return the points as CSV: a line of COLUMNS, then one for each point; what was not measured is empty."""
   out = io.StringIO()
   writer = csv.writer(out, lineterminator='\n')
   writer.writerow(COLUMNS)
   for p in results['points']:
     about = [p[k] for k in ABOUT]
     quality = [pts.quality(p, results['metric']), *(pts.quality_interval(p, results['metric']) or (None, None))]
-    times = [pts.ratio(p), *(pts.ratio_interval(p) or (None, None)), *_times(p['latency'] or {})]
+    latency = p['latency'] or {}
+    milliseconds = 1e3 * latency['median_s'] if latency else None
+    times = [pts.ratio(p), *(pts.ratio_interval(p) or (None, None)), milliseconds, latency.get('tokens_per_s')]
     writer.writerow([*about, *quality, *(pts.count(p, k) for k in COUNTS), *times])  # None is written as ''
   return out.getvalue()
-
-
-def _times(latency: dict) -> list[float | None]:
-  return [1e3 * latency['median_s'] if latency else None, latency.get('tokens_per_s')]
 
 
 def as_markdown(results: dict, *, every_table: bool) -> str:
@@ -55,7 +46,7 @@ def as_markdown(results: dict, *, every_table: bool) -> str:
     every_table: whether every table is written, or only the summaries.
 
   Returns:
-    The text.
+    Markdown.
   """
   parts = [f'# {results["name"]}: {results["task"]}']
   parts += [f'{title}: {text}' for title, _, text in verdict.findings(results)]
@@ -64,28 +55,14 @@ def as_markdown(results: dict, *, every_table: bool) -> str:
 
 
 def markdown(table: tables.Table) -> str:
-  """Write a table as Markdown with aligned columns, its title above and its note below.
-
-  Args:
-    table: a table.
-
-  Returns:
-    The text.
-  """
+  """Return a table as Markdown with aligned columns, its title above and its note below."""
   head, *body = [[c.replace('|', '\\|') for c in row] for row in (table['columns'], *cells(table))]
   parts = [f'### {table["title"]}', _aligned(head, body, numeric(table)), table['note']]
   return '\n\n'.join(filter(None, parts)) + '\n'
 
 
 def cells(table: tables.Table) -> list[list[str]]:
-  """Format the cells of a table.
-
-  Args:
-    table: a table.
-
-  Returns:
-    Its rows as text. Floats have two decimals; one in a column with a float of 100 or more.
-  """
+  """Return the rows of a table as text: floats with two decimals, one in a column that has a float of 100 or more."""
   columns = [[row[i] for row in table['rows']] for i in range(len(table['columns']))]
   digits = [2 - any(isinstance(x, float) and abs(x) >= 100 for x in column) for column in columns]
   return [

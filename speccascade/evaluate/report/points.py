@@ -15,14 +15,7 @@ Point = dict[str, Any]
 
 
 def groups(results: dict) -> list[tuple[str, list[Point]]]:
-  """Group the points by temperature and batch size.
-
-  Args:
-    results: the results of an experiment.
-
-  Returns:
-    The title and the points of each group, in the order of the points.
-  """
+  """Return the title and the points of each temperature and batch size."""
   batches = {p['batch'] for p in results['points']}
   grouped: dict[tuple, list] = {}
   for p in results['points']:
@@ -31,14 +24,7 @@ def groups(results: dict) -> list[tuple[str, list[Point]]]:
 
 
 def curves(points: Sequence[Point]) -> dict[str, list[Point]]:
-  """Group points by curve.
-
-  Args:
-    points: points of one temperature and batch size.
-
-  Returns:
-    The points of each curve, ordered by its parameter if that is a number and as listed if not.
-  """
+  """Return the points of each curve, ordered by its parameter if that is a number and as listed if not."""
   grouped: dict[str, list] = {}
   for p in points:
     grouped.setdefault(p['curve'], []).append(p)
@@ -49,13 +35,9 @@ def curves(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def distinct(points: Sequence[Point]) -> list[Point]:
-  """Merge settings that decoded alike, those with the same counts and qualities, as a lossy rule's at T = 0.
+  """Return points of any curves, one for all settings of a curve that decoded alike.
 
-  Args:
-    points: points of any curves.
-
-  Returns:
-    One point for each group of equal ones, the one of median speed, with all of their `values`.
+  Those have the same counts and qualities, as a lossy rule's at T = 0; the one of median speed gets all their `values`.
   """
   grouped: dict[str, list[Point]] = {}
   for index, p in enumerate(points):

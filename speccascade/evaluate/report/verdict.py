@@ -6,14 +6,7 @@ from speccascade.evaluate.report import points as pts
 
 
 def compared(results: dict) -> str:
-  """Describe what was compared.
-
-  Args:
-    results: the results of an experiment.
-
-  Returns:
-    One sentence; a second if outputs ended as faults.
-  """
+  """Return in a sentence what was compared; with a second one if outputs ended as faults."""
   points = results['points']
   names = {p['curve'] for p in points}
   settings = {(p['curve'], str(p['value'])) for p in points}
@@ -28,14 +21,7 @@ def compared(results: dict) -> str:
 
 
 def findings(results: dict) -> list[tuple[str, str, str]]:
-  """Return the finding of each temperature and batch size.
-
-  Args:
-    results: the results of an experiment.
-
-  Returns:
-    The title of each group, with the outcome and the sentence of `finding`.
-  """
+  """Return the title of each temperature and batch size, with the outcome and the sentence of its `finding`."""
   return [(title, *finding(results, points)) for title, points in pts.groups(results)]
 
 
