@@ -1,5 +1,7 @@
 """Charts say what was measured, are left out without the numbers, and are drawn the same every time."""
 
+from xml.etree import ElementTree
+
 import made
 from made import point
 import pytest
@@ -93,6 +95,15 @@ def test_a_file_names_every_curve_and_its_axes_as_they_are():
   text = drawing.draw(described(made.results(points), 'quality')).files['quality_latency_T0.svg'].decode()
   for name in ('target only', r'$\frac{$ of $x^2$', 'BLEU', 'time relative to target only'):
     assert name in text
+
+
+def test_marks_are_connected_only_where_a_chart_says_so():
+  marks = [charts.Mark(0, 0, 'one'), charts.Mark(1, 1, 'two')]
+  for lines in (True, False):
+    panel = charts.Panel('title', 'x', 'y', [charts.Series('a', 0, marks)], lines=lines)
+    root = ElementTree.fromstring(drawing.draw(charts.Chart('section', 'name', [panel])).svg)
+    (group,) = [g for g in root.iter('g') if g.get('data-curve') == 'a' and list(g.iter('use'))]
+    assert len(group.findall('path')) == lines
 
 
 def test_charts_have_the_same_bytes_again():

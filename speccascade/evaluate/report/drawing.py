@@ -101,7 +101,7 @@ def _draw_series(axes: Any, series: Series, name: str, line: str):
   axes.errorbar(xs, ys, **bars, fmt='none', ecolor=colour, elinewidth=0.8, alpha=0.35, zorder=2, gid=name + INTERVALS)
   size = 13 if marker == '*' else None
   label = series.label or series.curve
-  axes.plot(xs, ys, line, color=colour, marker=marker, markersize=size, label=label, zorder=3, gid=name)
+  axes.plot(xs, ys, ls=line, color=colour, marker=marker, markersize=size, label=label, zorder=3, gid=name)
 
 
 def _lengths(values: Sequence[float], intervals: Sequence) -> list[list[float]] | None:

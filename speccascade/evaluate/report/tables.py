@@ -24,14 +24,7 @@ COUNTS = {
 
 
 def tables(results: dict) -> list[Table]:
-  """Make every table that the results have the numbers for.
-
-  Args:
-    results: the results of an experiment.
-
-  Returns:
-    The tables of each temperature and batch size, then those of the studies.
-  """
+  """Return every table that the results have the numbers for, by temperature and batch size, then the studies'."""
   made = []
   for title, points in pts.groups(results):
     made.append(_summary(results, title, points))
