@@ -1,4 +1,4 @@
-"""The report says what was found, in one file that loads nothing and lets no text of the data become markup."""
+"""The report states the findings, in one file that loads nothing and lets no text of the data become markup."""
 
 from html.parser import HTMLParser
 import re
@@ -41,7 +41,7 @@ def page():
   return written(made.cascades((0.0,)))
 
 
-def found(points, **more):
+def outcome(points, **more):
   results = made.results(points, **more)
   return verdict.finding(results, points)
 
@@ -51,40 +51,41 @@ def found(points, **more):
 
 def test_the_finding_is_the_fastest_setting_with_the_large_models_quality():
   results = made.cascades()
-  said = verdict.findings(results)
-  assert [s[:2] for s in said] == [('T = 0', 'yes'), ('T = 1', 'yes')]
-  best, how = said[0][2].split(' reaches ')
+  findings = verdict.findings(results)
+  assert [f[:2] for f in findings] == [('T = 0', 'yes'), ('T = 1', 'yes')]
+  best, how = findings[0][2].split(' reaches ')
   assert best == 'SpecCascade [OPT] at α = 0.1'
   assert how == "the large model's BLEU (28.60 against 28.10) at 1.40× [1.36 … 1.44] its speed."
 
 
 def test_it_says_plainly_when_nothing_pays():
   points = [point('target only', quality=28.0, ratio=1.0), point('SpecDecode', quality=28.0, ratio=0.8)]
-  kind, text = found(points)
+  kind, text = outcome(points)
   assert kind == 'no' and text.startswith('Nothing pays: the best, SpecDecode reaches') and '0.80×' in text
 
 
 def test_a_gain_within_its_interval_is_no_gain():
   points = [point('target only', quality=28.0, ratio=1.0), point('SpecDecode', quality=28.0, ratio=1.02)]
-  kind, text = found(points)
+  kind, text = outcome(points)
   assert kind == 'no' and text.startswith('No gain that the measurement can tell')
 
 
 def test_a_gain_timed_on_one_example_is_left_open():
   fast = point('SpecDecode', quality=28.0, ratio=1.5)
   fast['latency']['ratio_ci'] = None
-  kind, text = found([point('target only', quality=28.0, ratio=1.0), fast])
+  kind, text = outcome([point('target only', quality=28.0, ratio=1.0), fast])
   assert kind == 'open' and 'at 1.50× its speed; timed on too little for an interval, it may be chance' in text
 
 
 @pytest.mark.parametrize(
-  ('interval', 'said'), [([-0.4, 1.3], ', too near to tell apart)'), ([0.1, 0.9], ', more than chance)'), (None, ')')]
+  ('interval', 'expected'),
+  [([-0.4, 1.3], ', too near to tell apart)'), ([0.1, 0.9], ', more than chance)'), (None, ')')],
 )
-def test_a_quality_is_better_only_by_the_interval_of_the_difference(interval, said):
+def test_a_quality_is_better_only_by_the_interval_of_the_difference(interval, expected):
   gain = {} if interval is None else {'bleu': interval}
   points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 28.5, 1.5, quality_gain_ci=gain)]
-  kind, text = found(points)
-  assert kind == 'yes' and f'(28.50 against 28.00{said} at 1.50×' in text
+  kind, text = outcome(points)
+  assert kind == 'yes' and f'(28.50 against 28.00{expected} at 1.50×' in text
 
 
 def test_a_quality_below_the_large_models_but_too_near_to_tell_apart_is_left_open():
@@ -92,7 +93,7 @@ def test_a_quality_below_the_large_models_but_too_near_to_tell_apart_is_left_ope
     point('target only', quality=28.0, ratio=1.0),
     point('a', 0.1, 27.9, 2.0, quality_gain_ci={'bleu': [-0.6, 0.4]}),
   ]
-  assert found(points) == (
+  assert outcome(points) == (
     'open',
     "Nothing reaches the large model's BLEU; nearest is a at α = 0.1 (27.90 against 28.00, too near to tell apart), "
     'at 2.00× its speed.',
@@ -102,23 +103,23 @@ def test_a_quality_below_the_large_models_but_too_near_to_tell_apart_is_left_ope
 def test_the_luckiest_of_settings_that_decoded_alike_is_not_the_finding():
   counts = made.counts(0.5)
   alike = [point('lossy', a, 28.0, r, counts=counts) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
-  kind, text = found([point('target only', quality=28.0, ratio=1.0), *alike])
+  kind, text = outcome([point('target only', quality=28.0, ratio=1.0), *alike])
   assert kind == 'yes' and text.startswith('lossy at α = 0.1, 0.3, 0.5 reaches') and '1.30×' in text
 
 
 def test_the_finding_says_where_outputs_are_of_another_length_or_cut_off():
   base = point('target only', quality=28.0, ratio=1.0, counts=made.counts(0.0, length=20.0))
   rambles = point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, length=26.0, cut_off=0.1))
-  assert found([base, rambles])[1].endswith('its speed, with outputs 30% longer, 10% of them cut off.')
+  assert outcome([base, rambles])[1].endswith('its speed, with outputs 30% longer, 10% of them cut off.')
   short = point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, length=15.0))
-  assert found([base, short])[1].endswith('its speed, with outputs 25% shorter.')
+  assert outcome([base, short])[1].endswith('its speed, with outputs 25% shorter.')
   same = point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, length=20.2))
-  assert found([base, same])[1].endswith('its speed.')
+  assert outcome([base, same])[1].endswith('its speed.')
 
 
 def test_it_says_what_is_nearest_when_nothing_reaches_the_quality():
   points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 27.0, 2.0), point('a', 0.2, 26.0, 3.0)]
-  kind, text = found([*points, point('draft only', quality=29.0, ratio=4.0)])
+  kind, text = outcome([*points, point('draft only', quality=29.0, ratio=4.0)])
   assert kind == 'no' and 'Nothing reaches' in text and 'a at α = 0.1 (27.00 against 28.00), at 2.00×' in text
 
 
@@ -127,13 +128,13 @@ def test_ensembles_are_compared_by_speed_alone():
     point('ensemble', quality=28.0, ratio=1.0), point('CoS', [5, 1], 27.9, 1.5, parameter='blocks'),
     point('target only', quality=27.0, ratio=3.0),
   ]  # fmt: skip
-  assert found(points, reference='ensemble') == (
+  assert outcome(points, reference='ensemble') == (
     'yes', 'CoS at γ = (5, 1) runs at 1.50× [1.46 … 1.54] the speed of ensemble.'
   )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-  'points, said',
+  'points, expected',
   [
     (
       [point('target only', quality=28.0), point('a', 0.1, 27.0, quality_gain_ci={'bleu': [-2.0, 1.0]})],
@@ -145,9 +146,9 @@ def test_ensembles_are_compared_by_speed_alone():
     ([point('target only', quality=28.0, ratio=1.0), point('a', 0.1, ratio=2.0)], 'of target only alone'),
   ],
 )
-def test_what_was_not_measured_is_left_open(points, said):
-  kind, text = found(points)
-  assert kind == 'open' and said in text
+def test_what_was_not_measured_is_left_open(points, expected):
+  kind, text = outcome(points)
+  assert kind == 'open' and expected in text
 
 
 # ---- the page ----
@@ -168,8 +169,8 @@ def test_every_section_and_number_is_there(page):
     assert name in text
   ids = [a['id'] for tag, a in markup.tags if tag == 'section']
   assert [a['href'][1:] for tag, a in markup.tags if tag == 'a'] == ids
-  for said in ('28.60', '1.40', 'α = 0.3', 'python -m speccascade.run', 'jax 0.10.2'):
-    assert said in text
+  for expected in ('28.60', '1.40', 'α = 0.3', 'python -m speccascade.run', 'jax 0.10.2'):
+    assert expected in text
 
 
 def test_every_token_says_its_source_and_its_chances(page):

@@ -74,11 +74,12 @@ def charts(results: dict) -> list[Chart]:
     for title, points in pts.groups(results):
       panels = describe(results, title, points)
       if panels:
-        described.append(Chart(section, f'{name}_{_slug(title)}', panels))
+        described.append(Chart(section, f'{name}_{slug(title)}', panels))
   return described + _studies(results.get('studies') or [])
 
 
-def _slug(title: str) -> str:
+def slug(title: str) -> str:
+  """Return a title as part of a file's name or of an address."""
   return re.sub(r'[^\w.]+', '_', title.replace(' = ', '')).strip('_')
 
 

@@ -48,7 +48,7 @@ def page(results: dict, drawings: Sequence[Drawing]) -> str:
   )
   environment.filters['token'] = _token
   functions = dict(legend=_legend, labels=_labels, numeric=formats.numeric, cells=formats.cells, as_text=pts.text)
-  environment.globals |= functions | dict(symbols=SYMBOLS, counts=_counts, kind=_kind, slug=_slug)
+  environment.globals |= functions | dict(symbols=SYMBOLS, counts=_counts, kind=_kind, slug=charts.slug)
   return environment.get_template('report.html').render(
     css=(folder / 'report.css').read_text(encoding='utf-8'),
     js=(folder / 'report.js').read_text(encoding='utf-8'),
@@ -69,10 +69,6 @@ def _sections(results: dict, drawings: Sequence[Drawing]) -> dict[str, Any]:
   first = {charts.SECTIONS[0]: drawn.pop(charts.SECTIONS[0]), 'Tables': results['tables'] or tables.tables(results)}
   last = {'Outputs, token by token': examples, 'How it was run': _environment(results)}
   return {name: content for name, content in (first | drawn | last).items() if content}
-
-
-def _slug(name: str) -> str:
-  return ''.join(c if c.isalnum() else '-' for c in name.lower())
 
 
 # ---- charts ----
@@ -108,13 +104,8 @@ def _token(token: dict) -> tuple[bool, str, str, str]:
   chances = [f'{name} {token[k]:.3g}' for name, k in (('q', 'q'), ('p', 'p'), ('π', 'pi')) if token.get(k) is not None]
   tip = '\n'.join(filter(None, (token['source'], ', '.join(chances))))
   text = token['text'].replace('▁', ' ').replace('Ġ', ' ').replace('Ċ', '⏎').replace('\n', '⏎')
-  shown = text.removeprefix(' ') or ('␣' if text else '∅')
-  return (
-    text.startswith(' '),
-    shown,
-    tip,
-    _kind(token['source']),
-  )  # a space stays uncoloured, or lines would end with it
+  spaced = text.startswith(' ')  # the space stays uncoloured, or lines would end with it
+  return spaced, text.removeprefix(' ') or ('␣' if text else '∅'), tip, _kind(token['source'])
 
 
 def _kind(source: str) -> str:

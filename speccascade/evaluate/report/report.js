@@ -87,7 +87,7 @@ for (const head of document.querySelectorAll('th button')) {
     const key = (row) => row.cells[column].dataset.value;
     const order = [...body.rows].sort((a, b) => {
       const [u, v] = [key(a), key(b)];
-      if (u === '' || v === '') return (u === '') - (v === '');  // nothing is last, either way
+      if (u === '' || v === '') return (u === '') - (v === '');  // empty cells are last in both orders
       const sign = numbers ? u - v : u.localeCompare(v, undefined, { numeric: true });
       return down ? -sign : sign;
     });

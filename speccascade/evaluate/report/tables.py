@@ -191,7 +191,7 @@ def _prediction(title: str, points: Sequence[dict]) -> Table | None:
   columns.append('measured / predicted')
   note = (
     'Predicted from acceptance, the times of forward passes and, where it was timed, of a token of the drafter alone '
-    '(the cost ratio). Overhead is what a token of the reference costs beside its calls, in forward passes of the '
+    '(the cost ratio). Overhead is what a token of the reference costs on top of its calls, in forward passes of the '
     'large model, and is charged to every round. Not counted are the test of a block and the last round, in which a '
     'short text ends inside its block: where they matter measured falls short of predicted.'
   )
