@@ -67,7 +67,7 @@ setuptools.setup(
     'speccascade.gin_configs': ['*/*.gin'],
     'speccascade': ['evaluate/default.gin', 'py.typed'],
     'speccascade.embedded': ['pretrained/*/*', 'sentences/*'],
-    'speccascade.evaluate': ['report.html', 'report.css', 'report.js'],
+    'speccascade.evaluate.report': ['report.*'],
   },
   install_requires=[
     'flax>=0.12.8,<0.13',

@@ -31,14 +31,13 @@ from speccascade.backends import sharding
 from speccascade.backends.ops import take
 from speccascade.data import files
 from speccascade.decode import decode
-from speccascade.engine import inputs, profiles, requests, verification
-from speccascade.engine.engine import Engine
+from speccascade.engine.engine import Engine, inputs, profiles, requests, verification
 from speccascade.engine.loop import positions
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.engine.state import Context, State
 from speccascade.evaluate import protocols, sv_studies
-from speccascade.evaluate.formats import markdown
+from speccascade.evaluate.report.formats import markdown
 from speccascade.host import commands, disk, multihost
 from speccascade.host.errors import RunError
 from speccascade.host.progress import Progress

@@ -19,6 +19,7 @@ from speccascade.engine import profiles, requests
 from speccascade.evaluate import summary, sv_studies
 from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
+from speccascade.evaluate.report import charts, drawing
 from speccascade.models import toy
 
 LARGE = toy.model(21, 7, scale=1.5, eos_ids=(EOS,))
@@ -323,9 +324,9 @@ def test_a_run_tells_what_was_verified_in_vain_and_for_whom(made, tmp_path):
   assert all(sum(n * x for n, x in enumerate(row[4:])) == pytest.approx(row[2] * row[3]) for row in rows[:10])
   assert {'Information gain of the companion', 'Break-even by batch'} < set(tables)
   assert sv_studies.of_run([], lines) == []
-  drawn = sv_studies.draw(list(tables.values()), tmp_path)
-  assert [path.name for path in drawn] == ['reliability.svg', 'verified_lengths.svg']
-  assert all('<svg' in path.read_text() for path in drawn) and 'verified fewest' in drawn[1].read_text()
+  drawn = [drawing.draw(chart) for chart in charts.charts({'points': [], 'studies': list(tables.values())})]
+  assert [d.chart.name for d in drawn] == ['reliability', 'verified_lengths']
+  assert 'verified fewest' in drawn[1].files['verified_lengths.svg'].decode()
 
 
 # ---- ways to decode ----
