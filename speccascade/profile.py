@@ -31,7 +31,8 @@ from speccascade.backends import sharding
 from speccascade.backends.ops import take
 from speccascade.data import files
 from speccascade.decode import decode
-from speccascade.engine.engine import Engine, inputs, profiles, requests, verification
+from speccascade.engine import inputs, profiles, requests, verification
+from speccascade.engine.engine import Engine
 from speccascade.engine.loop import positions
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
