@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+from cases import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,6 @@ from law import chi_square, emitted_law
 import numpy as np
 import pytest
 import reference
-from test_laws import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 
 from speccascade import acceptance, laws, methods, phases, probs, rules, Sampler
 from speccascade.laws import distance

@@ -107,13 +107,13 @@ def test_examples_differ_and_a_shorter_list_is_the_beginning_of_a_longer_one():
 
 
 def test_what_is_no_english_of_ours_is_named():
-  with pytest.raises(ValueError, match="expected a singular noun at 'qubit'"):
+  with pytest.raises(ValueError, match="'qubit'"):
     grammar.log_prob('A qubit is sleeping.', 'Ein Qubit schläft.')
-  with pytest.raises(ValueError, match="expected a full stop at 'dogs'"):
+  with pytest.raises(ValueError, match="'dogs'"):
     parse('A man is sleeping dogs.')
   with pytest.raises(ValueError, match='agrees'):
     parse('A man are sleeping.')
-  with pytest.raises(ValueError, match='choose from train, validation, test'):
+  with pytest.raises(ValueError, match='train, validation, test'):
     next(grammar.pairs('dev'))
 
 

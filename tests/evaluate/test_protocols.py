@@ -101,7 +101,7 @@ def test_a_finished_journal_needs_no_models(loaded, quality):
 def test_the_journal_of_another_experiment_is_refused(loaded, quality):
   journal = Journal(quality)
   other = dataclasses.replace(EXPERIMENT, temperatures=(1.0,))
-  with pytest.raises(RunError, match='lines of another run'):
+  with pytest.raises(RunError, match='another run'):
     protocols.quality(other, lambda: loaded, journal)
   journal.close()
 
@@ -401,20 +401,24 @@ class Stream(io.StringIO):
     self.isatty = lambda: terminal
 
 
-def test_progress_updates_a_line_on_a_terminal_and_writes_lines_now_and_then_elsewhere(monkeypatch):
-  clock = iter(range(0, 1000, 5))
-  monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
+def test_progress_updates_a_line_on_a_terminal_and_writes_lines_now_and_then_elsewhere():
+  now = [0]
+
+  def add(counter, note=''):
+    now[0] += 5
+    counter.add(1, note)
+
   log, screen = Stream(False), Stream(True)
-  counter = progress.Progress('quality', 10, 2, stream=log)
+  counter = progress.Progress('quality', 10, 2, stream=log, clock=lambda: now[0])
   for _ in range(8):
-    counter.add(1, 'opt')
+    add(counter, 'opt')
   assert log.getvalue().splitlines() == [
     'quality: 6/10 examples, 0.2/s, 20 s left · opt', 'quality: 10/10 examples, 0.2/s, in 40 s'
   ]  # fmt: skip
-  counter = progress.Progress('latency', 2, stream=screen, unit='calls')
+  counter = progress.Progress('latency', 2, stream=screen, unit='calls', clock=lambda: now[0])
   counter.leave_out(4)
-  counter.add(1)
-  counter.add(1)
+  add(counter)
+  add(counter)
   assert screen.getvalue() == '\rlatency: 1/2 calls, 1.0/s, 1 s left\rlatency: 2/2 calls, 0.3/s, in 6 s  \n'
 
 
