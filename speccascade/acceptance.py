@@ -9,12 +9,10 @@ as well: a number that has decided which tokens to drop may not draw them again.
 
 from collections.abc import Callable
 import inspect
-import numbers
 from typing import Any, NamedTuple
 
 from flax import struct
 import jax.numpy as jnp
-import numpy as np
 
 from speccascade import probs, rules
 from speccascade.types import Array, places, take1, Window
@@ -82,8 +80,7 @@ class Threshold:
   by_round = False
 
   def __post_init__(self):
-    if isinstance(self.limit, numbers.Real):  # so that numbers are one program
-      object.__setattr__(self, 'limit', np.float32(self.limit))
+    object.__setattr__(self, 'limit', probs.traced(self.limit))
 
   def __call__(self, trial: Trial) -> tuple[Verdict, Any]:
     width = trial.tokens.shape[1]
