@@ -158,7 +158,7 @@ PYTHON = {
   'a rule that branches': (lambda _: decoded(methods.speculative(partial(branching, alpha=0.3))), 'branching'),
   'a rule of another shape': (lambda _: decoded(methods.speculative(narrow)), 'narrow'),
   'a rule of nothing': (lambda _: decoded(methods.speculative(lambda q, p, *, sampler: None)), 'None'),
-  'a rule by its name': (lambda _: methods.speculative('opt'), "'opt'"),
+  'a rule by its name': (lambda _: methods.speculative('opt'), ("'opt'", 'functools')),
   'a rule without its alpha': (lambda _: methods.speculative(rules.opt), ('opt', 'alpha')),
   'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), ('chow', '0 <= alpha <= 1')),
   'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), ('opt', 'alpha')),
@@ -184,10 +184,10 @@ PYTHON = {
   'a combiner that is not bound': (
     lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'rules.bind(own)'
   ),
-  'blocks=5': (lambda _: methods.cos(partial(rules.weighted, weights=(0.5, 0.5)), blocks=5), 'blocks=5'),
+  'blocks=5': (lambda _: methods.cos(partial(rules.weighted, weights=(0.5, 0.5)), blocks=5), ('blocks=5', '(5, 1)')),
   'a policy that is a class': (lambda _: methods.speculative(policy=stopping.Heuristic), 'Heuristic'),
-  'a policy that is a text': (lambda _: methods.speculative(policy='heuristic'), 'heuristic'),
-  'an acceptor that is a text': (lambda _: methods.speculative(accept='block'), 'block'),
+  'a policy that is a text': (lambda _: methods.speculative(policy='heuristic'), "policy='heuristic'"),
+  'an acceptor that is a text': (lambda _: methods.speculative(accept='block'), "accept='block'"),
   'an acceptor that is a class': (lambda _: methods.speculative(accept=acceptance.Threshold), 'Threshold'),
   'Fallback(2.0)': (lambda _: stopping.Fallback(2.0), ('Fallback', '0 <= threshold <= 1')),
   'Fallback of float32': (lambda _: stopping.Fallback(np.float32(-1)), ('Fallback', '0 <= threshold <= 1')),
@@ -531,7 +531,7 @@ COMMANDS = {
   'run': [
     (['--gin_fil=x'], '--gin_fil=x'),
     (['config.gin'], 'config.gin'),
-    (['--gin_file=nope.gin'], 'nope.gin'),
+    (['--gin_file=nope.gin'], ('nope.gin', '--gin_search_paths')),
     (['--gin_file=gs://b/x.gin'], 'gs://b/x.gin'),
     (['--run_dir=file://scratch'], 'file://scratch'),
     (['--run_dir=gs:/b/r'], ('gs:/b/r', 'gs://BUCKET/PATH')),

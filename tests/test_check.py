@@ -261,13 +261,8 @@ def test_what_the_command_does_not_find_is_one_line(name, said, tmp_path, monkey
 @pytest.mark.parametrize(
   'make, said',
   [
-    (lambda: methods.speculative('opt'), having("'opt'", 'functools')),
     (lambda: methods.speculative(policy=stopping.Heuristic), having('policy', 'stopping.Heuristic')),
     (lambda: methods.speculative(policy=functools.partial(stopping.Heuristic, first=3)), 'policy'),
-    (lambda: methods.speculative(policy='Heuristic'), "policy='Heuristic'"),
-    (lambda: methods.speculative(accept=acceptance.Threshold), 'Threshold'),
-    (lambda: methods.speculative(accept='block'), "accept='block'"),
-    (lambda: methods.cos(geometric, 5), having('blocks=5', '(5, 1)')),
     (lambda: methods.cos(geometric, '51'), "blocks='51'"),
     (lambda: methods.speculative(geometric), having('geometric', 'combiner')),
     (lambda: methods.oracle(geometric), having('geometric', 'combiner')),

@@ -382,7 +382,6 @@ def test_a_wrong_set_of_models_is_refused():
 @pytest.mark.parametrize(
   'make, message',
   [
-    (lambda: methods.speculative(functools.partial(rules.chow, alpha=1.5)), having('chow', '<= 1', 'alpha=1.5')),
     (lambda: methods.speculative(functools.partial(rules.lossy, alpha=1)), having('lossy', '<= 0.9999', 'alpha=1')),
     (lambda: methods.speculative(functools.partial(rules.chow, alpha=np.int64(3))), 'alpha=3'),
     (lambda: methods.speculative(functools.partial(rules.opt, alpha='0.1')), 'alpha=0.1'),
@@ -392,11 +391,9 @@ def test_a_wrong_set_of_models_is_refused():
     (lambda: methods.cos(functools.partial(rules.weighted, weights=(float('nan'), 0.5))), 'weights'),
     (lambda: Sampler(np.float32(-1)), r'temperature=.*-1'),
     (lambda: Sampler(1e-9), 'temperature=1e-09'),
-    (lambda: methods.speculative(functools.partial(rules.opt, alpha=float('nan'))), 'alpha=nan'),
     (lambda: methods.speculative(rules.opt), having('opt', 'alpha', 'functools.partial')),
     (lambda: methods.speculative(block=0), 'block=0'),
     (lambda: methods.cos(functools.partial(rules.weighted, weights=(0.9, 0.3))), 'weights'),
-    (lambda: methods.cos(weighted3, (2, 1)), having('weighted', '3', '2')),
     (lambda: methods.token_cascade(opt), having('opt', 'chow, chow_log')),
     (lambda: methods.bild(fallback=2), r'0 <= fallback <= 1'),
     (lambda: methods.bild(rollback=-1), r'rollback >= 0'),
@@ -406,9 +403,6 @@ def test_a_wrong_set_of_models_is_refused():
     (lambda: methods.autoregressive(-1), r'model=-1'),
     (lambda: methods.sequence_cascade('mean'), "score='mean'"),
     (lambda: methods.sequence_cascade(threshold=float('nan')), 'threshold=nan'),
-    (lambda: Sampler(-1.0), r'temperature=-1.0'),
-    (lambda: Sampler(top_p=0.0), r'top_p=0.0'),
-    (lambda: Sampler(top_k=0), r'top_k=0'),
   ],
 )
 def test_bad_values_are_refused_when_a_method_is_made(make, message):

@@ -200,15 +200,6 @@ def test_the_command_prints_the_plan_of_a_pair(files_of, monkeypatch, capsys):
   assert [line.split()[0] for line in printed.splitlines() if line.strip()[:2] in ('1 ', '2 ', '5 ')] == ['1', '2', '5']
 
 
-@pytest.mark.parametrize(
-  'more, said', [([], '/nowhere/prompts'), (['--rule', 'op:1'], 'op;'), (['--rule', 'opt:x'], "'x'")]
-)
-def test_a_mistake_on_the_command_line_is_one_line(more, said, capsys):
-  assert plan.main(['SMALL', 'LARGE', '--prompts', '/nowhere/prompts', *more]) == 1
-  error = capsys.readouterr().err
-  assert said in error and error.count('\n') == 1
-
-
 def test_prompts_are_the_lines_with_text(files_of, monkeypatch, capsys):
   given = []
   monkeypatch.setattr(plan, 'plan', lambda models, prompts, **_: given.append(prompts))

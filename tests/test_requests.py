@@ -372,9 +372,7 @@ def test_a_bar_says_how_many_rows_have_ended(method, capsys):
     ([Request([1], logit_bias={9: 1.0})], having('logit_bias', '9')),
     ([Request([1], logit_bias={1: np.nan})], having('logit_bias', 'nan')),
     ([Request([1], logprobs=-1)], 'logprobs=-1'),
-    (None, 'prompts=None'),
     (3, 'prompts=3'),
-    ([[[1], [2, 3]]], 'prompt 0'),
     ([], 'prompts'),
     (['text'], 'tokenizer'),
   ],
@@ -462,11 +460,6 @@ def test_max_new_tokens_must_be_said_somewhere():
   with pytest.raises(ValueError, match='max_new_tokens=None'):
     speccascade.decode(OPT, PAIR, [[1]])
   assert len(speccascade.decode(OPT, PAIR, Request([1], max_new_tokens=2)).tokens[0]) == 2
-
-
-def test_a_sampler_is_a_sampler():
-  with pytest.raises(ValueError, match=r'sampler=1\.0'):
-    run(OPT, PAIR, [[1]], sampler=1.0)
 
 
 def test_a_batch_that_no_memory_holds_is_refused_with_its_bytes():

@@ -57,10 +57,6 @@ def test_a_config_makes_experiments_and_repeats_itself(tmp_path):
 
 def test_unknown_names_come_with_the_nearest(tmp_path):
   assert says(error(GOOD.replace('@rules.opt', '@rules.optt'), tmp_path), 'rules.optt', 'rules.opt?')
-  said = error(GOOD, tmp_path, bindings=['Experimnt.seed = 1'])
-  assert says(said, 'Experimnt', 'Experiment?')
-  said = error(GOOD, tmp_path, bindings=['Experiment.sed = 1'])
-  assert says(said, 'Experiment', 'sed', 'seed?')
   said = error(GOOD, tmp_path, bindings=['methods.speculative.gamma = 1'])
   assert says(said, 'methods.speculative', 'gamma', 'rule, block')
   said = error(GOOD.replace("{'block': 2}", '%BLOK\nBLOCK = 2'), tmp_path)
@@ -74,9 +70,6 @@ def test_bindings_that_gin_would_drop_are_refused(tmp_path):
 
 
 def test_a_value_under_a_name_that_nothing_uses_is_refused(tmp_path):
-  said = error(GOOD, tmp_path, bindings=["MIXTURE_OR_TASK_NAME = 'xsum'"])
-  assert '%MIXTURE_OR_TASK_NAME' in said
-  assert '%MODEL' in error(GOOD, tmp_path, bindings=['MODEL = @toys.models'])
   used = GOOD.replace("{'block': 2}", '%BLOCK\nBLOCK = 2')
   assert says(error(used, tmp_path, bindings=['BLOK = 3']), '%BLOK', 'BLOCK?')
   parse(GOOD + 'MODELS = [@toys.models]\n', tmp_path)  # a file may offer what another one takes
@@ -93,7 +86,6 @@ def test_a_text_without_quotes_is_told_with_them(tmp_path):
   for value in ('/data/x', 'large', '~/x', '../shared'):
     said = error(GOOD, tmp_path, bindings=[f'Experiment.name = {value}'])
     assert says(said, f'--gin.Experiment.name={value}', f'--gin.Experiment.name="\'{value}\'"')
-  assert '--gin.Experiment.seed: ' in error(GOOD, tmp_path, bindings=['Experiment.seed'])
 
 
 def test_a_folder_that_is_not_there_is_named_by_its_macro(tmp_path):
@@ -166,8 +158,6 @@ def test_a_config_hands_over_metrics_of_its_own(tmp_path):
 
 def test_files_and_modules_that_are_missing_are_named(tmp_path):
   assert says(error("include 'methods/nope.gin'\n" + GOOD, tmp_path), 'methods/nope.gin', 'test.gin')
-  with pytest.raises(RunError, match=having('nope.gin', '--gin_search_paths')):
-    config.parse(['nope.gin'])
   assert says(error('import my_rulez\n' + GOOD, tmp_path), "'my_rulez'", 'PYTHONPATH')
   assert 'run.experiments' in error(GOOD.replace('run.experiments = [@Experiment()]', ''), tmp_path)
   assert 'line 2' in error('\nExperiment.seed = = 1', tmp_path)
