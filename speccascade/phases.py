@@ -208,7 +208,7 @@ class Propose:
         state = before = Score(self.model, self.widths)(context, state, last=True)
       laws = state.window.logits[self.model]
       law = laws[:, 0] if self.widths else take1(laws, state.window.size)
-      going, state = self._draw(context, state, law, going & self._knows(state) & (budget > 0), 0)
+      going, state = self.draw(context, state, law, going & self._knows(state) & (budget > 0), 0)
       first, going = 1, going & (budget > 1)
 
     def turn(carry):
@@ -216,7 +216,7 @@ class Propose:
       need = state.length + state.window.size - state.fed[:, self.model]
       need = jnp.where(going, jnp.clip(need, 0, 1), 0)
       state, logits = _feed(context, state, self.model, 1, need, slot=i if self.widths else None)
-      going, state = self._draw(context, state, logits[:, 0], going & self._knows(state) & (i < budget), i)
+      going, state = self.draw(context, state, logits[:, 0], going & self._knows(state) & (i < budget), i)
       return i + 1, going & (i + 1 < budget), state
 
     carry = jnp.int32(first), going, state
@@ -231,7 +231,7 @@ class Propose:
     """Return which rows' next law the model has computed."""
     return state.fed[:, self.model] == state.length + state.window.size
 
-  def _draw(
+  def draw(
     self, context: Context, state: State, logits: Array, going: Array, turn: Array | int
   ) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
@@ -300,7 +300,7 @@ class Verify:
     kept = verdict.kept
     rejected = kept < tested
     more = rejected | (state.active & (kept == w.size) & (lawful > w.size))
-    final = self._final(logits, sampler, w, verdict, rejected)
+    final = self.final(logits, sampler, w, verdict, rejected)
     token, noise = noise.draw(final, length + kept, FINAL, length)
     state = state.replace(noise=noise)
     deferred = self._deferred(logits, sampler)
@@ -326,7 +326,7 @@ class Verify:
       no_law = jnp.where(by_target[:, None], found, no_law)
     return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, no_law=no_law)
 
-  def _final(self, logits, sampler, w, verdict, rejected) -> Array:
+  def final(self, logits, sampler, w, verdict, rejected) -> Array:
     """Return what the token after the accepted ones is drawn from. Only its position's target is computed again."""
     at = verdict.kept
     pi = self.combiner(jax.vmap(take1, (0, None))(logits, at), sampler=sampler.at(at))

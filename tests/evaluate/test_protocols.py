@@ -1,6 +1,7 @@
 """The protocols measure what they say, compile once a sweep, and end the same however often they were cut off."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import io
@@ -182,13 +183,20 @@ def test_each_program_is_warm_before_the_clock_runs_and_a_rest_is_completed(load
   ]
 
 
-def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, monkeypatch):
+def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, tmp_path, monkeypatch):
   thresholds = []
-  monkeypatch.setattr(protocols, 'run_method', lambda e, ms, method, t, ex, batch: thresholds.append(method.threshold))
+
+  def run(experiment, models, method, *_):
+    thresholds.append(method.threshold)
+    if method.threshold == -100:  # what is measured comes after the warm-up
+      raise KeyboardInterrupt
+
+  monkeypatch.setattr(protocols, 'run_method', run)
   curve = Curve('seq', methods.sequence_cascade, None, 'threshold', (-100.0,))
   experiment = dataclasses.replace(EXPERIMENT, curves=[curve], reference='seq')
-  protocols._warm_up(experiment, loaded, experiment.points, 0.0, 1)
-  assert thresholds == [np.inf]
+  with contextlib.closing(Journal(tmp_path / 'q')) as journal, pytest.raises(KeyboardInterrupt):
+    protocols.quality(experiment, lambda: loaded, journal)
+  assert thresholds == [np.inf, -100]
 
 
 def test_forward_passes_are_timed_at_every_width(models):

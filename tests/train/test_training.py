@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from matching import having, says
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from small import copies, DECODER, NETWORKS, quiet, settings, T5_NET
 from tiers import quick
@@ -193,17 +194,17 @@ def test_no_more_than_two_steps_are_under_way(tmp_path, monkeypatch):
 @pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize('where', ['step', 'save'])
 def test_a_stop_waits_for_the_step_says_its_sentence_and_goes_on(number, code, where, tmp_path, monkeypatch, capsys):
-  make, save = loop.make_step, loop._save
+  make, save = loop.make_step, ocp.CheckpointManager.save
   stops = {'step': 3, 'save': 1}  # the turn at which it comes
 
-  def then(name, call, *args):
+  def then(name, call, *args, **kwargs):
     stops[name] -= 1
     if name == where and not stops[name]:
       signal.raise_signal(number)
-    return call(*args)
+    return call(*args, **kwargs)
 
   monkeypatch.setattr(loop, 'make_step', lambda *given: functools.partial(then, 'step', make(*given)))
-  monkeypatch.setattr(loop, '_save', functools.partial(then, 'save', save))
+  monkeypatch.setattr(ocp.CheckpointManager, 'save', lambda *a, **k: then('save', save, *a, **k))
   args = '--job=large', '--gin.train.Settings.steps=4', '--gin.train.Settings.save_every=2'
   assert _command(tmp_path, *args) == code
   error = capsys.readouterr().err
