@@ -231,9 +231,7 @@ class Propose:
     """Return which rows' next law the model has computed."""
     return state.fed[:, self.model] == state.length + state.window.size
 
-  def draw(
-    self, context: Context, state: State, logits: Array, going: Array, turn: Array | int
-  ) -> tuple[Array, State]:
+  def draw(self, context: Context, state: State, logits: Array, going: Array, turn: Array | int) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
     w = state.window
     end = state.length + w.size

@@ -87,9 +87,6 @@ def test_places_with_few_tests_share_a_rate():
 # ---- against the loop ----
 
 
-
-
-
 @pytest.mark.parametrize(
   'method',
   [

@@ -173,9 +173,7 @@ def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
   assert says(message, f'{tmp_path}/nowhere', 'Hugging Face', 'org/name')
   assert says(_error(tmp_path, ValueError), 'empty', 'Hugging Face')
   (tmp_path / 'notes.txt').write_text('x')
-  assert f'{tmp_path}/notes.txt is a file' in _error(
-    tmp_path / 'notes.txt', NotADirectoryError
-  )
+  assert f'{tmp_path}/notes.txt is a file' in _error(tmp_path / 'notes.txt', NotADirectoryError)
   (tmp_path / 'small').mkdir()
   (tmp_path / 'small' / 'config.json').write_text('{}')
   message = _error(tmp_path, ValueError)

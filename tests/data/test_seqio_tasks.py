@@ -211,7 +211,7 @@ def test_missing_data_is_said_at_once_with_the_remedy(name, tmp_path):
     ('wmt14_ende', dict(start=9), 'no examples'),
     ('wmt14_ende', dict(count=0), 'count=0'),
     ('wmt14_ende', dict(shots=3), 'split'),
-    ('wmt15', dict(max_prompt_tokens=8, max_new_tokens=8, metrics=('bleu',)), "wmt15"),
+    ('wmt15', dict(max_prompt_tokens=8, max_new_tokens=8, metrics=('bleu',)), 'wmt15'),
     ('mine', dict(), 'max_prompt_tokens'),
     ('mine', dict(shots=3), 'shots'),
   ],

@@ -17,7 +17,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 RUNS = sorted((ROOT / 'gin_configs' / 'runs').glob('*.gin'))
 
 
-
 @pytest.fixture(autouse=True)
 def empty_config():
   yield

@@ -24,9 +24,6 @@ CHECKPOINTS = '[@small/Checkpoint(), @small/Checkpoint()]\nsmall/Checkpoint.path
 TIMES = ('latency', 'predicted')
 
 
-
-
-
 @pytest.fixture(scope='module')
 def config(tmp_path_factory):
   path = tmp_path_factory.mktemp('configs') / 'toy.gin'

@@ -23,10 +23,6 @@ EXPERIMENT = Experiment(toys.task, toys.models, [TARGET, OPT], quality_batch=1, 
 TIMED = dataclasses.replace(QUICK, latency_examples=3, latency_trials=2)
 
 
-
-
-
-
 # ---- what each has ----
 
 
@@ -71,9 +67,6 @@ def whole(config):
   code, _, err = finish(start(config, 'run', cwd=config.parent / 'one'))
   assert code == 0, err
   return config.parent / 'one' / 'run'
-
-
-
 
 
 def test_three_shards_of_which_one_was_killed_come_to_one_processs_bytes(config, whole, monkeypatch, capsys):
