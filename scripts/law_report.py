@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'tests'))
+from cases import COINS, LATE, METHODS, PROMPT, ROWS, SAMPLERS  # noqa: E402
 from law import chi_square, emitted_law  # noqa: E402
 import reference  # noqa: E402
-from test_laws import COINS, LATE, METHODS, PROMPT, ROWS, SAMPLERS  # noqa: E402
 
 from speccascade import decode, methods, rules, Sampler  # noqa: E402
 from speccascade.check.enumeration import distance  # noqa: E402

@@ -10,12 +10,10 @@ as well: a number that has decided which tokens to drop may not draw them again.
 
 from collections.abc import Callable
 import inspect
-import numbers
 from typing import Any, NamedTuple
 
 from flax import struct
 import jax.numpy as jnp
-import numpy as np
 
 from speccascade import rules, sampling
 from speccascade.backends.ops import take1
@@ -89,8 +87,7 @@ class Threshold:
     return self.drafter, self.verifier
 
   def __post_init__(self):
-    if isinstance(self.limit, numbers.Real):  # so that numbers are one program
-      object.__setattr__(self, 'limit', np.float32(self.limit))
+    object.__setattr__(self, 'limit', sampling.traced(self.limit))
 
   def __call__(self, trial: Trial) -> tuple[Verdict, Any]:
     width = trial.tokens.shape[1]

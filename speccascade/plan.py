@@ -185,6 +185,7 @@ def plan(
   temperature: float = 0.0, cascades: Mapping[str, Rule] | None = None,
   combiners: Mapping[str, Combiner] | None = None, max_new_tokens: int = 64, batch_size: int = 1, seed: int = 0,
   forward: Sequence[Mapping[int, float]] | None = None, progress: bool = False,
+  clock: Callable[[], float] = time.perf_counter,
 ) -> Plan:  # fmt: skip
   """Measure a drafter and a verifier on a sample of prompts and predict the speed-up of every method at every γ.
 
@@ -193,7 +194,8 @@ def plan(
   forward times are measured at `batch_size` rows unless `forward` gives {width: seconds} of both models. Where they
   are measured and anything should pay, plain speculative decoding is timed beside the verifier on some of the
   prompts, which tells what a token and a round cost beside their calls; then the fastest choice that keeps the
-  verifier's law is tried, and the fastest cascade. `progress` shows how far it is on standard error.
+  verifier's law is tried, and the fastest cascade. `progress` shows how far it is on standard error; decodes are timed
+  by `clock`.
   """
   blocks = _blocks(blocks)
   if len(models) != 2:
@@ -212,7 +214,7 @@ def plan(
   seconds = by_width(forward[0]), by_width(forward[1])
   found = Plan(tuple(m.name for m in models), temperature, seconds, _rows(candidates, blocks, seconds), faults=faults)
   if here and found.best('speculative', 'cascade').speedup > PAYS and len(sound) >= batch_size:
-    trial = functools.partial(_tried, models, sound, settings | dict(batch_size=batch_size), bar=bar)
+    trial = functools.partial(_tried, models, sound, settings | dict(batch_size=batch_size), bar=bar, clock=clock)
     found = _with_trials(found, blocks, wanted, trial)
   bar.end()
   return found
@@ -270,7 +272,9 @@ def _with_trials(found: Plan, blocks, wanted: Mapping, trial: Callable) -> Plan:
   return dataclasses.replace(found, rows=tuple(rows))
 
 
-def _tried(models, prompts, settings: dict, tried: Sequence, seconds, *, bar: Progress) -> tuple[list[float], Overhead]:
+def _tried(
+  models, prompts, settings: dict, tried: Sequence, seconds, *, bar: Progress, clock: Callable[[], float]
+) -> tuple[list[float], Overhead]:
   """Time methods on some of the prompts in turn with the verifier alone, after a warm-up.
 
   Return their speed-ups over it, and what one of its tokens and a round of the first of them cost beside their calls.
@@ -281,9 +285,9 @@ def _tried(models, prompts, settings: dict, tried: Sequence, seconds, *, bar: Pr
   bar.need(len(runs) * (TRIALS + 1))
 
   def seconds_of(i: int) -> float:
-    start = time.perf_counter()
+    start = clock()
     out = decode(runs[i], models, some, **settings)
-    spent = time.perf_counter() - start
+    spent = clock() - start
     counted[i] = out.stats
     bar.add(1, f'decoding, {runs[i].name}')
     return spent

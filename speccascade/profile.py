@@ -174,14 +174,15 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
 
 def measure_ways(
   found: profiles.Profile, models: Sequence[Model], prompts: Sequence, *, max_new_tokens: int = 128, seed: int = 0,
-  trials: int = 3,
+  trials: int = 3, clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, dict[profiles.Way, float]]:  # fmt: skip
   """Return `measured` of a profile: tokens a second of two batches of prompts, eight texts at least, medians of trials.
 
   The ways take turns, and each trial has prompts and a seed of its own, for few texts say little of a way. Too few
   prompts are repeated. A text is as long as one of those that were observed, the same in each way, for a batch takes as
   long as its longest: sampled texts would differ by more than the ways do. Where speculative decoding is fastest with
-  the least or most γ that was tried, those beside it are tried too, in turn with it and plain decoding.
+  the least or most γ that was tried, those beside it are tried too, in turn with it and plain decoding. `clock` times
+  the decodes.
   """
   call = dict(max_new_tokens=max_new_tokens, sampler=sampling.Sampler(**dict(found.origin.sampler)))
   width = inputs.prompt_width(models, requests.rows(models, prompts, seed=seed, **call), None)
@@ -196,7 +197,7 @@ def measure_ways(
     trial, count = next(trials), max(2 * batch, 8)
     texts = [prompts[(trial * count + i) % len(prompts)] for i in range(count)]
     own = dict(prompts=texts, seed=seed + trial)
-    speed = _speed(method, models=models, batch=batch, max_prompt_tokens=width, **own, **call)
+    speed = _speed(method, clock, models=models, batch=batch, max_prompt_tokens=width, **own, **call)
     progress.add(1, f'batch {batch}, {way}')
     return speed
 
@@ -224,13 +225,13 @@ def _beside(speeds: Mapping[profiles.Way, float], most: int) -> list[profiles.Wa
   return [profiles.Way('plain'), best, *new] if new else []
 
 
-def _speed(method: Method, *, prompts: Sequence, batch: int, **call) -> float:
+def _speed(method: Method, clock: Callable[[], float], *, prompts: Sequence, batch: int, **call) -> float:
   """Return the tokens a second of decoding batch after batch."""
-  start, tokens = time.perf_counter(), 0
+  start, tokens = clock(), 0
   for i in range(0, len(prompts), batch):
     out = decode(method, prompts=prompts[i : i + batch], batch_size=batch, **call)
     tokens += int(out.stats.emitted.sum())
-  return tokens / (time.perf_counter() - start)
+  return tokens / (clock() - start)
 
 
 # ---- a profile ----

@@ -20,7 +20,7 @@ from speccascade.types import Array, places, Rule, whole
 def _chance(policy: Any, *names: str):
   """Make numbers float32, so that they are one program; refuse what is no probability, traced ones were checked."""
   for name in names:
-    value = getattr(policy, name)
+    value = sampling.number(getattr(policy, name))
     if isinstance(value, (str, bool, complex)) or isinstance(value, numbers.Real) and not 0 <= value <= 1:
       raise ValueError(f'{type(policy).__name__} needs 0 <= {name} <= 1, a probability, not {name}={value!s}.')
     if isinstance(value, numbers.Real):

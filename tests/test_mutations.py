@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+from cases import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,6 @@ from law import chi_square, emitted_law
 import numpy as np
 import pytest
 import reference
-from test_laws import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 
 from speccascade import acceptance, methods, rules, Sampler, sampling
 from speccascade.check import enumeration
@@ -45,13 +45,13 @@ def test_the_unchanged_loop_passes():
 
 
 def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
-  final = phases.Verify._final
+  final = phases.Verify.final
 
   def bonus_from_p(self, logits, sampler, w, verdict, rejected):
     p = sampler.at(verdict.kept)(jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
     return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
 
-  monkeypatch.setattr(phases.Verify, '_final', bonus_from_p)
+  monkeypatch.setattr(phases.Verify, 'final', bonus_from_p)
   assert off('ensemble_sd') > 0.01
 
 
@@ -143,10 +143,8 @@ def test_discarding_a_token_for_what_it_is_is_caught():
 
 
 def test_one_key_for_two_purposes_is_caught(monkeypatch):
-  uniform = sampling.Keyed._uniform
-  monkeypatch.setattr(
-    sampling.Keyed, '_uniform', lambda self, position, purpose, start: uniform(self, position, 0, start)
-  )
+  uniform = sampling.Keyed.uniform
+  monkeypatch.setattr(sampling.Keyed, 'uniform', lambda self, position, purpose, start: uniform(self, position, 0, start))
   method, models, step = LATE['speculative']
   expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
@@ -173,12 +171,12 @@ def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
 
 def test_a_residual_drawn_with_the_noise_of_the_draft_is_caught(monkeypatch):
   # The number that drew a rejected token is no longer uniform: it would draw the residual's token next to it.
-  uniform = sampling.Keyed._uniform
+  uniform = sampling.Keyed.uniform
 
   def shared(self, position, purpose, start):
     return uniform(self, position, DRAFT if purpose == FINAL else purpose, start)
 
-  monkeypatch.setattr(sampling.Keyed, '_uniform', shared)
+  monkeypatch.setattr(sampling.Keyed, 'uniform', shared)
   method, models, step = LATE['speculative']
   expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
@@ -204,25 +202,25 @@ def filtered_first(sampler, logits):
 
 def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(monkeypatch):
   # q may be any law that the draft was really drawn from; what is tested with another one is not.
-  knows, at_window = phases.Propose._draw, sampling.at_window
+  knows, at_window = phases.Propose.draw, sampling.at_window
 
   def draft(self, *args):
     with monkeypatch.context() as patch:
       patch.setattr(sampling, 'at_window', lambda state: FilteredFirst(at_window(state)))
       return knows(self, *args)
 
-  monkeypatch.setattr(phases.Propose, '_draw', draft)
+  monkeypatch.setattr(phases.Propose, 'draw', draft)
   assert off('speculative speculative', setting=FILTERS) < 1e-5
 
 
 def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypatch):
-  final = phases.Verify._final
+  final = phases.Verify.final
 
   def bonus(self, logits, sampler, w, verdict, rejected):
     p = filtered_first(sampler.at(verdict.kept), jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
     return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
 
-  monkeypatch.setattr(phases.Verify, '_final', bonus)
+  monkeypatch.setattr(phases.Verify, 'final', bonus)
   assert off('speculative speculative', setting=FILTERS) > 0.003
 
 

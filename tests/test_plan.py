@@ -3,12 +3,13 @@
 import re
 from types import SimpleNamespace
 
+from cases import Letters
+from matching import having, says
 import numpy as np
+from planning import EVEN, OPT, pair, PROMPTS, seconds_of, times
 import pytest
-from test_prediction import EVEN, OPT, pair, PROMPTS, seconds_of, times
 
 from speccascade import decode, methods, plan, Sampler
-from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.planning import cost_model
 
@@ -27,7 +28,7 @@ def test_a_plan_predicts_the_speed_of_a_shorter_block_and_names_the_best():
   assert row.speedup == pytest.approx(out.stats.emitted.sum() / seconds_of(out, forward), rel=0.06)
   best = found.best('speculative', 'cascade')
   assert best.speedup == max(r.speedup for r in found.rows if r.candidate.kind in ('speculative', 'cascade'))
-  assert best in found._choices and str(best) in found.verdict and 'the standard ensemble' in found.verdict
+  assert says(found.verdict, str(best), 'the standard ensemble')
   assert all(f'{r.speedup:.2f}×' in str(found) for r in found.rows)
 
 
@@ -47,7 +48,7 @@ def test_prompts_that_end_as_faults_are_left_out_of_a_plan_and_said():
   found = plan.plan(models, PROMPTS[:3], blocks=(2,), max_new_tokens=1, forward=times(0.05))
   assert [fault.split(':')[0] for fault in found.faults] == ['example 1'] and found.rows[0].speedup > 0
   assert 'left out, for they ended as faults: 1 prompts. example 1: the logits of model 1' in str(found)
-  with pytest.raises(ValueError, match='example 0: the logits of model 1'):
+  with pytest.raises(ValueError, match=having('example 0', 'model 1')):
     plan.plan(models, PROMPTS[1:2], blocks=(2,), max_new_tokens=1, forward=times(0.05))
 
 
@@ -91,82 +92,78 @@ def test_forward_times_are_measured_where_none_are_given():
   assert set(found.seconds[1]) == {1, 5, 6} and 0 < found.seconds[1][1] <= found.seconds[1][6]
 
 
-@pytest.mark.parametrize(
-  'measured, verdict', [(0.9, 'Speculation will not pay here: 0.90×'), (1.5, 'Speculation pays: 1.50×')]
-)
-def test_what_was_measured_comes_first_and_has_the_last_word(measured, verdict, monkeypatch):
-  trials = []
+@pytest.fixture
+def timed(monkeypatch):
+  """Return a plan of a pair whose forward passes and decodes take given times, and what was tried with how many rows.
 
-  def tried(models, prompts, settings, methods, seconds, bar):
-    trials.append(methods)
-    return [measured + 0.1 * i for i in range(len(methods))], plan.Overhead(0.1, 0.3)
+  A decode of the verifier alone takes 4.4 s, any other 4.4 s over its speed-up; 40 calls of the verifier are of a text,
+  and a method makes 50 calls of the drafter and as many rounds as leave 0.3 of a token of the verifier beside them.
+  """
+  real, tried, now = plan.decode, [], [0.0]
 
-  monkeypatch.setattr(plan, '_measure', lambda *_: times(0.01))
-  monkeypatch.setattr(plan, '_tried', tried)
-  found = plan.plan(pair(), PROMPTS, blocks=(2, 5), max_new_tokens=100, cascades={'opt': OPT})
+  def planned(gain, forward, prompts=PROMPTS, **settings):
+    small, large = forward[0][1], forward[1][1]
+
+    def decode(method, models, prompts, keep_faults=False, **call):
+      if keep_faults:  # to measure acceptance
+        return real(method, models, prompts, keep_faults=True, **call)
+      alone = method.kind == 'autoregressive'
+      seconds = 4.4 if alone else 4.4 / gain(method.kind)
+      now[0] += seconds
+      tried.append((method, len(prompts)))
+      rounds = 40 if alone else (4.4 / gain('speculative') - 50 * small) / (1.3 * large)
+      calls = np.array([[0 if alone else 50], [rounds]])
+      return SimpleNamespace(stats=SimpleNamespace(calls=calls, rounds=np.array([rounds])))
+
+    monkeypatch.setattr(plan, 'decode', decode)
+    monkeypatch.setattr(plan.floor, 'measure', lambda *_, **__: dict(zip(('small', 'large'), forward, strict=True)))
+    found = plan.plan(pair(), prompts, max_new_tokens=100, clock=lambda: now[0], **settings)
+    return found, tried
+
+  return planned
+
+
+FORWARD = [{1: 0.001}, {w: 0.1 for w in range(1, 12)}]
+
+
+@pytest.mark.parametrize('measured, verdict', [(0.9, 'will not pay here: 0.90×'), (1.5, 'pays: 1.50×')])
+def test_what_was_measured_comes_first_and_has_the_last_word(measured, verdict, timed):
+  gain = lambda kind: measured + 0.1 * (kind == 'cascade')
+  found, tried = timed(gain, FORWARD, blocks=(2, 5), cascades={'opt': OPT})
   exact, cascade = (found.best(kind) for kind in ('speculative', 'cascade'))
-  assert found.verdict.startswith(verdict) and found.pays == (measured > plan.PAYS)
-  assert (exact.measured, cascade.measured) == (measured, measured + 0.1)
-  first, last = trials
-  assert [m.kind for m in first] == ['speculative']
-  assert [(m.kind, cost_model._block(m)) for m in last] == [('speculative', exact.block), ('cascade', cascade.block)]
-  assert f'{exact.speedup:.2f}× predicted' in found.verdict
-  assert '0.10 for a token of toy1 alone, 0.30 for a round' in str(found)
+  assert verdict in found.verdict.split('. ')[0] and found.pays == (measured > plan.PAYS)
+  assert (exact.measured, cascade.measured) == (pytest.approx(measured), pytest.approx(measured + 0.1))
+  first = [m.kind for m, _ in tried[: 2 * (plan.TRIALS + 1)]]
+  last = {(m.kind, m.window) for m, _ in tried[2 * (plan.TRIALS + 1) :]}
+  assert {*first} == {'autoregressive', 'speculative'}
+  expected = methods.speculative(block=exact.block), methods.speculative(OPT, block=cascade.block)
+  assert last == {(m.kind, m.window) for m in (methods.autoregressive(1), *expected)}
+  assert says(found.verdict, f'{exact.speedup:.2f}×') and says(str(found), '0.10', '0.30')
 
 
-def test_a_prediction_counts_what_a_round_and_a_token_cost_beside_their_calls():
-  rate = plan.Candidate('speculative', 'speculative', (0.8,))
-  (row,) = plan._rows([rate], [3], tuple(times(0.1)), plan.Overhead(0.2, 0.5))
-  tokens = 1 + 0.8 + 0.64 + 0.512
-  assert row.speedup == pytest.approx(tokens * 1.2 / (3 * 0.1 + 1 + 0.5))
-  even = plan.Candidate('even', 'naive_cos', (0.8,))
-  (row,) = plan._rows([even], [3], tuple(times(0.1)), plan.Overhead(0.2, 0.5))
-  assert row.speedup == pytest.approx((tokens - 0.512) * 1.3 / (3 * 0.1 + 1 + 0.5))
-
-
-def test_methods_are_tried_beside_the_verifier_and_tell_what_a_round_costs(monkeypatch):
-  spent = iter([5.0, 2.0, 4.0] * (plan.TRIALS + 1))  # the verifier alone, then the methods in turn
-  clock = iter([x for seconds in spent for x in (0.0, seconds)])
-  monkeypatch.setattr(plan.time, 'perf_counter', lambda: next(clock))
-  models = pair()
-
-  def counted(method, *_, **__):
-    calls = {'autoregressive': [0, 40], 'speculative': [50, 10]}[method.kind]
-    stats = SimpleNamespace(calls=np.array(calls)[:, None], rounds=np.array([calls[1]]))
-    return SimpleNamespace(stats=stats)
-
-  monkeypatch.setattr(plan, 'decode', counted)
-  settings = dict(max_new_tokens=4, sampler=Sampler(0.0), seed=0, batch_size=1)
-  seconds = tuple({w: 0.1 * s for w, s in by.items()} for by in times(0.1, slope=0.1))  # 0.1 s a token of the verifier
-  tried = [methods.speculative(), methods.speculative(block=2)]
-  gains, overhead = plan._tried(models, PROMPTS, settings, tried, seconds, bar=Progress('', 1, shown=False))
-  assert gains == [2.5, 1.25]
-  assert overhead.token == pytest.approx((5 / 0.1 - 40) / 40)
-  assert overhead.round == pytest.approx((2 / 0.1 - 50 * 0.1 - 10 * 1.5) / 10)
+def test_a_prediction_counts_what_a_round_and_a_token_cost_beside_their_calls(timed):
+  found, _ = timed(lambda kind: 1.5, FORWARD, blocks=(3,), combiners={'even': EVEN})
+  assert (found.overhead.token, found.overhead.round) == (pytest.approx(0.1), pytest.approx(0.3))
+  exact, even = (next(r for r in found.rows if r.candidate.kind == kind) for kind in ('speculative', 'naive_cos'))
+  for row, reference, most in ((exact, 1.0, 3), (even, 1.01, 2)):
+    rates = [*row.candidate.acceptance, *[row.candidate.acceptance[-1]] * 3]
+    tokens = 1 + np.cumprod(rates)[:most].sum()
+    assert row.speedup == pytest.approx(tokens * (reference + 0.1) / (3 * 0.01 + 1 + 0.3))
 
 
 @pytest.mark.parametrize('batch, rows', [(1, 4), (3, 3), (4, 4), (7, 7)])
-def test_methods_are_tried_on_whole_batches(batch, rows, monkeypatch):
-  decoded = []
-
-  def counted(method, models, prompts, **_):
-    decoded.append(len(prompts))
-    return SimpleNamespace(stats=SimpleNamespace(calls=np.ones((2, 1)), rounds=np.ones(1)))
-
-  monkeypatch.setattr(plan, 'decode', counted)
-  settings = dict(max_new_tokens=4, sampler=Sampler(0.0), seed=0, batch_size=batch)
-  made, bar = [methods.speculative(block=2)], Progress('', 1, shown=False)
-  plan._tried(pair(), PROMPTS[: max(4, batch)], settings, made, tuple(times(0.1)), bar=bar)
-  assert {*decoded} == {rows}
+def test_methods_are_tried_on_whole_batches(batch, rows, timed):
+  _, tried = timed(lambda kind: 1.5, FORWARD, PROMPTS[: max(4, batch)], blocks=(2,), batch_size=batch)
+  assert {n for _, n in tried} == {rows}
 
 
 def test_times_of_a_batch_that_the_prompts_do_not_fill_are_not_measured():
-  with pytest.raises(ValueError, match='3 prompts do not fill a batch of 4; give more, or a smaller batch'):
+  with pytest.raises(ValueError, match=having('3 prompts', '4')):
     plan.plan(pair(), PROMPTS[:3], batch_size=4)
   assert plan.plan(pair(), PROMPTS[:3], batch_size=4, blocks=(1,), max_new_tokens=9, forward=times(0.1)).rows
 
 
-@pytest.mark.parametrize('wrong, said', [(dict(blocks=[0]), 'blocks'), (dict(models=1), 'a drafter and a verifier')])
+@pytest.mark.parametrize('wrong, said', [(dict(blocks=[0]), 'blocks'), (dict(models=1), 'drafter')])
 def test_a_plan_of_nothing_is_refused(wrong, said):
   models = pair()[: wrong.pop('models', 2)]
   with pytest.raises(ValueError, match=said):
@@ -176,38 +173,38 @@ def test_a_plan_of_nothing_is_refused(wrong, said):
 # ---- the command ----
 
 
-def test_the_command_prints_the_plan_of_a_pair(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def files_of(tmp_path, monkeypatch):
+  """Return the arguments of a pair that loads, and of prompts that a file of such a text has."""
   models = dict(zip(('SMALL', 'LARGE'), pair(), strict=True))
+  models['LARGE'] = models['LARGE'].replace(tokenizer=Letters())
   monkeypatch.setattr(plan.checkpoints, 'load', lambda path, dtype, mesh: models[str(path)])
   monkeypatch.setattr(plan.checkpoints, 'digest', str)
-  monkeypatch.setattr(plan, '_prompts', lambda path, count: PROMPTS[:count])
-  monkeypatch.setattr(plan, '_measure', lambda *_: times(0.1))
-  arguments = ['SMALL', 'LARGE', '--prompts', 'x', '--blocks', '1-2,5', '--rule', 'opt:0.3', '--count', '16']
-  arguments += ['--tokens', '100', '--temperature', '1']
-  assert plan.main(arguments) == 0
+
+  def arguments(text: str) -> list[str]:
+    (tmp_path / 'prompts.txt').write_text(text, encoding='utf-8')
+    return ['SMALL', 'LARGE', '--prompts', str(tmp_path / 'prompts.txt')]
+
+  return arguments
+
+
+def test_the_command_prints_the_plan_of_a_pair(files_of, monkeypatch, capsys):
+  measured = dict(zip(('small', 'large'), times(0.1), strict=True))
+  monkeypatch.setattr(plan.floor, 'measure', lambda *_, tell, **__: [tell('any', 1) for _ in range(8)] and measured)
+  lines = '\n'.join('abcde'[a] + 'abcde'[b] for a, b in PROMPTS)
+  arguments = [*files_of(lines), '--blocks', '1-2,5', '--rule', 'opt:0.3', '--count', '16']
+  assert plan.main([*arguments, '--tokens', '100', '--temperature', '1']) == 0
   printed, said = capsys.readouterr()
   (progress,) = said.splitlines()
   assert re.fullmatch(r'plan: (\d+)/\1 steps, [0-9.]+/s, in .*', progress)
-  assert 'cost ratio 0.100' in printed and 'opt 0.3' in printed and 'Speculation' in printed
+  assert says(printed, '0.100', 'opt 0.3', 'Speculation')
   assert [line.split()[0] for line in printed.splitlines() if line.strip()[:2] in ('1 ', '2 ', '5 ')] == ['1', '2', '5']
 
 
-@pytest.mark.parametrize(
-  'more, said', [([], 'no such file'), (['--rule', 'op:1'], 'no rule is called op'), (['--rule', 'opt:x'], "'x'")]
-)
-def test_a_mistake_on_the_command_line_is_one_line(more, said, capsys):
-  assert plan.main(['SMALL', 'LARGE', '--prompts', '/nowhere/prompts', *more]) == 1
-  error = capsys.readouterr().err
-  assert said in error and error.count('\n') == 1
-
-
-def test_prompts_are_the_lines_with_text(tmp_path):
-  path = tmp_path / 'prompts.txt'
-  path.write_text('one\n\ntwo\nthree\n', encoding='utf-8')
-  assert plan._prompts(path, 2) == ['one', 'two']
-  path.write_text('\n')
-  with pytest.raises(ValueError, match='the file is empty'):
-    plan._prompts(path, 2)
-  path.write_text(' \n\t\n')
-  with pytest.raises(ValueError, match='the file is empty'):
-    plan._prompts(path, 2)
+def test_prompts_are_the_lines_with_text(files_of, monkeypatch, capsys):
+  given = []
+  monkeypatch.setattr(plan, 'plan', lambda models, prompts, **_: given.append(prompts))
+  assert plan.main([*files_of('one\n\ntwo\nthree\n'), '--count', '2']) == 0
+  assert given == [['one', 'two']]
+  for text in ('\n', ' \n\t\n'):
+    assert plan.main(files_of(text)) == 1 and 'prompts.txt' in capsys.readouterr().err

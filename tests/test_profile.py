@@ -1,5 +1,6 @@
 """A profile is what was observed, is kept whole, and is used for nothing that it is not of."""
 
+from collections import Counter
 import dataclasses
 import json
 import os
@@ -8,9 +9,9 @@ import subprocess
 import sys
 import warnings
 
+from matching import having, says
 import numpy as np
 import pytest
-from test_decode import EOS
 
 from speccascade import decode, embedded, methods, profile, Request, Sampler
 from speccascade.data.examples import Example, Task
@@ -22,6 +23,7 @@ from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.report import charts, drawing
 from speccascade.models import toy
 
+EOS = 6
 LARGE = toy.model(21, 7, scale=1.5, eos_ids=(EOS,))
 TRIO = [toy.model(22, 7, scale=0.7, near=LARGE, eos_ids=(EOS,)), toy.model(23, 7, scale=0.5, near=LARGE), LARGE]
 PROMPTS = [[1, 2], [3], [5, 4, 3, 2, 1, 0], [2, 2, 2], [0, 5]] * 8
@@ -89,12 +91,12 @@ def test_other_models_and_samplers_are_refused_and_another_device_is_told(made):
   with warnings.catch_warnings():
     warnings.simplefilter('error')
     run(found, models)
-  with pytest.raises(ValueError, match=r'measured with toy23 \(b\) as companion, not with toy23 \(x\)'):
+  with pytest.raises(ValueError, match=having('toy23 (b)', 'toy23 (x)')):
     run(found, [models[0], models[1].replace(digest='x'), models[2]])
-  with pytest.raises(ValueError, match='measured with temperature 1, not with temperature 0.5, top_p 0.9'):
+  with pytest.raises(ValueError, match=having('temperature 1', 'temperature 0.5', 'top_p 0.9')):
     run(found, models, sampler=Sampler(0.5, top_p=0.9))
   moved = dataclasses.replace(found, origin=dataclasses.replace(found.origin, device='TPU v9, bfloat16'))
-  with pytest.warns(UserWarning, match='measured on TPU v9, bfloat16, and this is cpu'):
+  with pytest.warns(UserWarning, match=having('TPU v9', 'bfloat16', 'cpu')):
     run(moved, models)
   run(dataclasses.replace(found, origin=None), models, sampler=Sampler(0.5))
 
@@ -113,24 +115,24 @@ def test_samplers_of_one_law_are_one(made):
   of = lambda **numbers: profiles.Origin((), (), tuple(numbers.items()), '', '', 3)
   profiles.check_sampler(of(temperature=0.0), Sampler(0, top_p=0.9, top_k=3))
   profiles.check_sampler(of(temperature=0.7, top_p=0.9), Sampler(np.float32(0.7), top_p=np.float32(0.9)))
-  with pytest.raises(ValueError, match='measured with temperature 0, not with temperature 0, repetition_penalty 2'):
+  with pytest.raises(ValueError, match='repetition_penalty 2'):
     profiles.check_sampler(of(temperature=0.0), Sampler(0, repetition_penalty=2.0))
-  with pytest.raises(ValueError, match='prompt 1 has a sampler of its own'):
+  with pytest.raises(ValueError, match=having('prompt 1', 'sampler')):
     profile.profile(models, [[1], Request([2], temperature=0.3)], block=3, max_new_tokens=5, trials=0)
 
 
 def test_a_batch_of_more_rows_than_were_measured_is_told(made):
   found, models = made
-  with pytest.warns(UserWarning, match='times of up to 2 rows, and this batch has 4'):
+  with pytest.warns(UserWarning, match=having('2 rows', '4')):
     decode(methods.sv_exact(found, 3), models, PROMPTS[:4], max_new_tokens=5, batch_size=4)
 
 
 def test_a_file_that_is_no_profile_is_named(tmp_path):
-  with pytest.raises(FileNotFoundError, match='no such profile; make one with python -m speccascade.profile'):
+  with pytest.raises(FileNotFoundError, match='python -m speccascade.profile'):
     methods.sv_exact(str(tmp_path / 'p.json'))
   for old in (0, 1):
     (tmp_path / 'p.json').write_text(f'{{"speccascade_profile": {old}}}')
-    with pytest.raises(ValueError, match=rf'is no profile of this version \(format {old}\); make one with'):
+    with pytest.raises(ValueError, match=f'format {old}'):
       methods.sv_exact(str(tmp_path / 'p.json'))
 
 
@@ -192,7 +194,7 @@ def test_a_part_that_cannot_have_been_measured_is_named_when_the_file_is_read(ma
   found = json.loads((tmp_path / 'p.json').read_text())
   _set(found, part, value)
   (tmp_path / 'p.json').write_text(json.dumps(found))
-  with pytest.raises(ValueError, match='p.json is no profile of this version') as error:
+  with pytest.raises(ValueError, match='p.json') as error:
     methods.sv_exact(str(tmp_path / 'p.json'))
   assert said in str(error.value) and '\n' not in str(error.value)
 
@@ -244,13 +246,13 @@ def test_an_experiment_refuses_a_profile_of_another_sampler_and_knows_its_file(m
   task = Task('t', [Example(0, [1, 2], 'x')], 4, 3, {'exact': lambda examples, texts: 0.0})
   target = Curve('target only', methods.autoregressive, settings={'model': 2})
   curves = [target, Curve('SV', methods.sv_exact, settings={'profile': str(tmp_path / 'p.json')})]
-  with pytest.raises(ValueError, match='SV, T = 0: the profile was measured with temperature 1, not'):
+  with pytest.raises(ValueError, match=having('SV, T = 0', 'temperature 1')):
     Experiment(task, models, curves, temperatures=[1.0, 0.0])
   experiment = Experiment(task, models, curves, temperatures=[1.0])
   before = experiment.describe()
   dataclasses.replace(found, ways={1: profiles.Way('plain')}).save(tmp_path / 'p.json')
   assert experiment.describe() != before
-  with pytest.raises(ValueError, match='as drafter, not with'):
+  with pytest.raises(ValueError, match='drafter'):
     Experiment(task, [models[1], *models[1:]], curves, temperatures=[1.0]).load()
 
 
@@ -346,15 +348,31 @@ def test_without_measuring_a_way_has_to_promise_more_than_a_simpler_one(made):
   assert chosen == {'cheap': drafted, 'companion': drafted, 'draft': plain}
 
 
-def test_the_fastest_way_is_taken_whatever_the_cost_model_says(made, monkeypatch):
+@pytest.fixture
+def spending(monkeypatch):
+  """Return a clock by which a decode in a way takes such a time, longer with each trial, and the ways as they came."""
+  real, made, now = profile.sv_exact, [], [0.0]
+
+  def clock_of(spent):
+    def decode(method, *, seed, **call):
+      now[0] += spent[made[-1]] * (1 + seed) / 4  # of eight texts, two at a time; a trial's seed is its number
+      return plain_decode(method, seed=seed, **call)
+
+    plain_decode = profile.decode
+    monkeypatch.setattr(profile, 'sv_exact', lambda found: made.append(found.ways[2]) or real(found))
+    monkeypatch.setattr(profile, 'decode', decode)
+    return lambda: now[0]
+
+  return clock_of, made
+
+
+def test_the_fastest_way_is_taken_whatever_the_cost_model_says(made, spending, monkeypatch):
   found, models = made
   spent = {profiles.Way('plain'): 3.0, profiles.Way('sv', 3): 4.0}
   spent |= {profiles.Way('speculative', n): x for n, x in ((1, 4.0), (2, 2.0), (3, 6.0))}
   monkeypatch.setattr(sv_studies, 'candidates', lambda found, batch: dict.fromkeys(spent, 1.0))
-  clock = iter(np.cumsum([x for trial in range(4) for way in spent for x in (1.0, spent[way] * (1 + trial))]).tolist())
-  monkeypatch.setattr(profile.time, 'perf_counter', lambda: next(clock))
   found = dataclasses.replace(found, times={2: found.times[2]})
-  measured = profile.measure_ways(found, models, PROMPTS[:3], max_new_tokens=5)
+  measured = profile.measure_ways(found, models, PROMPTS[:3], max_new_tokens=5, clock=spending[0](spent))
   lengths = np.bincount(found.samples['request'].astype(int))
   tokens = [sum(lengths[(8 * trial + i) % 3] for i in range(8)) for trial in range(4)]  # each goes on with the prompts
   assert len(set(tokens[1:])) > 1
@@ -370,12 +388,25 @@ def test_the_fastest_way_is_taken_whatever_the_cost_model_says(made, monkeypatch
   assert [row[2:4] for row in rows] == [[x, pytest.approx(x / rows[0][2])] for x in measured[2].values()]
 
 
-def test_the_drafts_beside_the_fastest_are_tried_until_both_were():
-  drafted, plain = lambda n: profiles.Way('speculative', n), profiles.Way('plain')
-  assert profile._beside({plain: 9.0, drafted(4): 3.0, drafted(5): 2.0}, 5) == [plain, drafted(4), drafted(3)]
-  assert profile._beside({plain: 9.0, drafted(2): 3.0, drafted(3): 4.0}, 4) == [plain, drafted(3), drafted(4)]
-  assert profile._beside({plain: 9.0, drafted(1): 3.0, drafted(2): 2.0}, 5) == []
-  assert profile._beside({plain: 9.0}, 5) == []
+PLAIN = profiles.Way('plain')
+TURNS = [
+  ({1: 4.0, 2: 2.0, 3: 3.0}, [[0, 1], [0, 1, 2], [0, 2, 3]]),  # up to the longest draft
+  ({1: 2.0, 2: 3.0}, [[0, 1], [0, 1, 2]]),
+  ({}, [[0]]),
+]
+
+
+@pytest.mark.parametrize('seconds, turns', TURNS)
+def test_the_drafts_beside_the_fastest_are_tried_until_both_were(seconds, turns, made, spending, monkeypatch):
+  found, models = made
+  way = lambda n: profiles.Way('speculative', n) if n else PLAIN
+  clock_of, tried = spending
+  monkeypatch.setattr(sv_studies, 'candidates', lambda found, batch: {way(n): 1.0 for n in turns[0]})
+  found = dataclasses.replace(found, times={2: found.times[2]})
+  clock = clock_of({PLAIN: 9.0} | {way(n): x for n, x in seconds.items()})
+  measured = profile.measure_ways(found, models, PROMPTS[:3], max_new_tokens=5, trials=1, clock=clock)
+  assert {*measured[2]} == {way(n) for turn in turns for n in turn}
+  assert Counter(tried) == Counter(2 * [way(n) for turn in turns for n in turn])
 
 
 # ---- the command ----
@@ -398,7 +429,7 @@ def test_two_commands_lead_from_weights_to_texts(tmp_path, capsys):
   paths = [str(tmp_path / name) for name in ('in.jsonl', 'out.jsonl')]
   options = ['--method=sv_exact', '--block=2', '--max-new-tokens=16', '--profile', str(tmp_path / 'p.json')]
   run = [*models, *options, *paths]
-  assert command.main(run) == 1 and 'measured with temperature 0.7, not with temperature 1' in capsys.readouterr().err
+  assert command.main(run) == 1 and says(capsys.readouterr().err, 'temperature 0.7', 'temperature 1')
   assert command.main([*run, '--temperature=0.7']) == 0
   assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 2
   options = ['--times', str(tmp_path / 'p.json'), '--batches=1', '--tokens=16', '--out', str(tmp_path / 'q.json')]
@@ -428,24 +459,24 @@ def test_on_a_mesh_batches_are_timed_of_which_every_device_has_rows(tmp_path):
 @pytest.mark.parametrize(
   'arguments, said',
   [
-    ([], 'give --data FILE to measure acceptance and times, or --times PROFILE'),
-    (['--data', 'no.txt'], 'no.txt: no such file'),
-    (['--times', 'no.json'], 'no.json: no such profile'),
-    (['--data', __file__, '--against', 'no.json'], 'no.json: no such profile'),
-    (['--data', 'no.txt', '--bins=3'], '--bins takes two numbers'),
-    (['--data', 'no.txt', '--trials=-1'], '--trials=-1 is not a number of trials; give 0 or more'),
-    (['--data', 'no.txt', '--temperature=-1'], 'temperature=-1.0'),
-    (['--data', 'no.txt', '--tokens=5'], '--tokens 5 is not more than --block 5'),
-    (['--times', 'no.json', '--top-p=0.5'], '--top-p is that of the profile with --times; leave it out'),
+    ([], ['--data', '--times']),
+    (['--data', 'no.txt'], ['no.txt']),
+    (['--times', 'no.json'], ['no.json']),
+    (['--data', __file__, '--against', 'no.json'], ['no.json']),
+    (['--data', 'no.txt', '--bins=3'], ['--bins', 'two']),
+    (['--data', 'no.txt', '--trials=-1'], ['--trials=-1']),
+    (['--data', 'no.txt', '--temperature=-1'], ['temperature=-1']),
+    (['--data', 'no.txt', '--tokens=5'], ['--tokens 5', '--block 5']),
+    (['--times', 'no.json', '--top-p=0.5'], ['--top-p', '--times']),
   ],
 )
 def test_the_command_refuses_in_a_sentence(arguments, said, tmp_path, capsys):
   models = ['--models', 'a', 'b', 'c', '--out', str(tmp_path / 'p.json')]
   assert profile.main([*models, *arguments]) == 1
-  assert said in capsys.readouterr().err
+  assert says(capsys.readouterr().err, *said)
 
 
 def test_what_is_there_is_not_replaced_unasked(tmp_path, capsys):
   (tmp_path / 'p.json').write_text('{}')
   assert profile.main(['--models', 'a', 'b', 'c', '--data', 'x', '--out', str(tmp_path / 'p.json')]) == 1
-  assert 'is there already: name another file, or give --overwrite' in capsys.readouterr().err
+  assert says(capsys.readouterr().err, 'p.json', '--overwrite')

@@ -20,8 +20,8 @@ from speccascade.engine import inputs, loop, requests, validate
 from speccascade.engine.state import cache_owners, State
 from speccascade.types import Array, Model, Prompt
 
-_FIRST = 5e10  # bytes of weights and caches times tokens of a first run
-_SECONDS = 1.0  # of a run
+FIRST = 5e10  # bytes of weights and caches times tokens of a first run
+SECONDS = 1.0  # of a run
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 _NO_MEMORY = 'RESOURCE_EXHAUSTED', 'Out of memory'  # in an error of XLA
 _BYTES: dict[tuple, int] = {}  # of caches, by program and sizes, for to ask costs as much as some rounds
@@ -62,7 +62,7 @@ class Engine:
     if jax.process_count() > 1:  # which have to run the same rounds, and whose clocks differ
       return loop.FOREVER
     weights = sum(x.nbytes for x in jax.tree.leaves(self.params))
-    return max(1, int(_FIRST / ((weights * self.size + caches) * self.method.window + 1)))
+    return max(1, int(FIRST / ((weights * self.size + caches) * self.method.window + 1)))
 
   def read(self, params: tuple, prompt: Prompt) -> tuple:
     """Return the caches of padded prompts, as long as these."""
@@ -139,7 +139,7 @@ class Engine:
         'a Verify whose models have scored what is pending, as those of speccascade.methods do.'
       )
     if seconds is not None and self.pace < loop.FOREVER:
-      self.pace = int(min(max(1, self.rounds * _SECONDS / max(seconds, 1e-6)), 8 * self.rounds))
+      self.pace = int(min(max(1, self.rounds * SECONDS / max(seconds, 1e-6)), 8 * self.rounds))
 
 
 def _check_memory(engine: Engine, prompts: int) -> int:

@@ -247,7 +247,7 @@ class Propose:
       logits = take1(state.window.logits[self.model], state.window.size)
     before = state
     if self.catch_up != 1:  # the first token needs no turn of the loop
-      going, state = self._draw(context, state, logits, going & self._knows(state) & (budget > 0), 0)
+      going, state = self.draw(context, state, logits, going & self._knows(state) & (budget > 0), 0)
       first, going = 1, going & (budget > 1)
 
     def turn(carry):
@@ -259,7 +259,7 @@ class Propose:
         state = _keep_from_slot(context, state, self.model, logits, i)
       else:
         state = _keep_by_row(context, state, self.model, logits, slot, need)
-      going, state = self._draw(context, state, logits[:, 0], going & self._knows(state) & (i < budget), i)
+      going, state = self.draw(context, state, logits[:, 0], going & self._knows(state) & (i < budget), i)
       return i + 1, going & (i + 1 < budget), state
 
     carry = jnp.int32(first), going, state
@@ -286,7 +286,7 @@ class Propose:
     """Return [B]: in which rows the model has computed the next distribution."""
     return state.fed[:, self.model] == state.length + state.window.size
 
-  def _draw(
+  def draw(
     self, context: Context, state: State, logits: Array, going: Array, turn: Array | int
   ) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
@@ -363,7 +363,7 @@ class Verify:
     rejected = kept < tested
     # The bonus token follows the target like every other token, so its slot has to be known as well.
     bonus = state.active & (kept == w.size) & (lawful > w.size)
-    final = self._final(w, sampler, verdict, rejected)
+    final = self.final(w, sampler, verdict, rejected)
     token, noise = noise.draw(final, length + kept, FINAL, length)
 
     no_target = state.active & (kept == lawful) & (lawful < known)
@@ -394,7 +394,7 @@ class Verify:
       done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target
     )
 
-  def _final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
+  def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
     """Return what the token after the accepted ones is drawn from [B, V]: the residual, or the target.
 
     The target is computed again for this one slot, so that no second array of the window's size is alive.

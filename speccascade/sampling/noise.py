@@ -69,7 +69,7 @@ class Keyed:
     words = jax.extend.random.threefry2x32_p.bind(keys[row, 0], keys[row, 1], 3 * position + purpose, place)
     return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1), greedy, layout)
 
-  def _uniform(self, position: Array, purpose: int, start: Array) -> Array:
+  def uniform(self, position: Array, purpose: int, start: Array) -> Array:
     rows, _, blocks = self.uniforms.shape[:3]
     place = position - start if blocks > 1 else jnp.zeros_like(position)
     both = (self.uniforms[:, :, :, purpose, i].reshape(rows, -1) for i in range(2))
@@ -79,8 +79,8 @@ class Keyed:
     if self.greedy and purpose == DRAFT:
       index = jax.lax.broadcasted_iota(jnp.float32, weights.shape, weights.ndim - 1)  # exact below 2²⁴
       return (weights * index).sum(-1).astype(jnp.int32), self  # weights are one-hot
-    return draw(weights, self._uniform(position, purpose, start), self.layout), self
+    return draw(weights, self.uniform(position, purpose, start), self.layout), self
 
   def accept(self, numerator, denominator, position, start):
-    u = jax.vmap(lambda p: self._uniform(p, ACCEPT, start), 1, 1)(position)[..., 0]
+    u = jax.vmap(lambda p: self.uniform(p, ACCEPT, start), 1, 1)(position)[..., 0]
     return u * denominator < numerator, self

@@ -1,0 +1,28 @@
+"""A pair of models and times of their forward passes, for what predicts and plans."""
+
+import functools
+
+from speccascade import rules
+from speccascade.models import toy
+from speccascade.planning import cost_model
+
+PROMPTS = [[i % 5, (3 * i + 1) % 5] for i in range(16)]
+OPT = functools.partial(rules.opt, alpha=0.3)
+EVEN = functools.partial(rules.weighted, weights=(0.5, 0.5))
+
+
+def pair(scale=0.6):
+  large = toy.model(1, scale=2.0)
+  return [toy.model(2, scale=scale, near=large), large]
+
+
+def times(drafter, verifier=1.0, slope=0.0):
+  """Return forward times of a drafter, and of a verifier whose windows cost more by a slope."""
+  return [{1: drafter}, {w: verifier * (1 + slope * (w - 1)) for w in range(1, 12)}]
+
+
+def seconds_of(out, forward):
+  """Return what the calls of a decode would take at these forward times, each as wide as its positions are a call."""
+  calls, positions = out.stats.calls.sum(1), out.stats.positions.sum(1)
+  small, large = forward
+  return calls[0] * small[1] + calls[1] * cost_model.at_width(large, positions[1] / calls[1])
