@@ -138,12 +138,12 @@ def short(logits, tokens, count):
 
 
 OWN = rules.bind(rules.own)
-VERIFIED = Score(1, (5,), level=True), Verify(OWN, (1,))
+VERIFIED = Score(1), Verify(OWN, (1,))
 
 
-def own_phases(*phases):
-  """Decode with phases of one's own over two models and a window of three."""
-  return decoded(methods.Method(phases, (0, 1), 3))
+def own_phases(*phases, **settings):
+  """Decode with phases of one's own over two models."""
+  return decoded(methods.Method.of_phases(phases, (0, 1), **settings))
 
 
 PYTHON = {
@@ -167,18 +167,17 @@ PYTHON = {
   'lam of -1e30': (lambda _: methods.ensemble(partial(rules.realign, lam=-1e30)), ('realign', 'lam', '-1000')),
   # methods and policies
   'a method that was not called': (lambda _: decoded(methods.speculative), 'speculative'),
-  'phases without a Verify': (lambda _: own_phases(Score(0, (1,), level=True)), 'Verify'),
+  'phases without a Verify': (lambda _: own_phases(Score(0)), 'Verify'),
   'a model that nothing feeds': (
-    lambda _: own_phases(Score(0, (1,), level=True), Verify(OWN, (1,))), 'slot 1'
+    lambda _: own_phases(Score(0), Verify(OWN, (1,))), 'slot 1'
   ),
-  'a slot out of range': (lambda _: own_phases(Score(2, (1,)), Verify(OWN, (0,))), 'slot 2'),
+  'a slot out of range': (lambda _: own_phases(Score(2), Verify(OWN, (0,))), 'slot 2'),
   'a window of less than the draft': (
-    lambda _: own_phases(Propose(0, 4, (2,)), *VERIFIED), ('window=3', '4')
+    lambda _: own_phases(Propose(0, 4), *VERIFIED, window=3), ('window=3', '4')
   ),
-  'a narrow verification': (
-    lambda _: own_phases(Propose(0, 3, (2,)), Score(1, (3,), level=True), VERIFIED[1]), ('widths=(3,)', '4')
+  'phases that nothing was derived for': (
+    lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)), ('score(1)', 'Method.of_phases')
   ),
-  'a drafter that cannot catch up': (lambda _: own_phases(Propose(0, 3), *VERIFIED), ('widths=(1,)', '2')),
   'a combiner that is not bound': (
     lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'rules.bind(own)'
   ),

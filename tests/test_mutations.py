@@ -47,9 +47,9 @@ def test_the_unchanged_loop_passes():
 def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
   final = phases.Verify.final
 
-  def bonus_from_p(self, logits, sampler, w, verdict, rejected):
-    p = sampler.at(verdict.kept)(jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
-    return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
+  def bonus_from_p(self, w, sampler, verdict, rejected):
+    p = sampler.at(verdict.kept)(phases.take1(w.logits[self.models[-1]], verdict.kept))
+    return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected), p)
 
   monkeypatch.setattr(phases.Verify, 'final', bonus_from_p)
   assert off('ensemble_sd') > 0.01
@@ -58,7 +58,7 @@ def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
 def test_a_cascade_that_forgets_that_its_target_reads_q_is_caught():
   # Drafting γ tokens, scoring all and drawing a bonus token needs q after the block; p is not the target there.
   method = methods.speculative(bound('opt'), block=2)
-  propose = dataclasses.replace(method.phases[0], n=2, widths=(1, 2))
+  propose = dataclasses.replace(method.phases[0], n=2, catch_up=2)
   score = dataclasses.replace(method.phases[1], limit=None)
   verify = dataclasses.replace(method.phases[2], models=(1,), combiner=rules.bind(rules.own))
   assert off('speculative opt', method.replace(phases=(propose, score, verify), window=2)) > 0.01
@@ -202,11 +202,11 @@ def filtered_first(sampler, logits):
 
 def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(monkeypatch):
   # q may be any law that the draft was really drawn from; what is tested with another one is not.
-  knows, at_window = phases.Propose.draw, sampling.at_window
+  knows, for_window = phases.Propose.draw, phases.sampler_for_window
 
   def draft(self, *args):
     with monkeypatch.context() as patch:
-      patch.setattr(sampling, 'at_window', lambda state: FilteredFirst(at_window(state)))
+      patch.setattr(phases, 'sampler_for_window', lambda state: FilteredFirst(for_window(state)))
       return knows(self, *args)
 
   monkeypatch.setattr(phases.Propose, 'draw', draft)
@@ -216,9 +216,9 @@ def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(mo
 def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypatch):
   final = phases.Verify.final
 
-  def bonus(self, logits, sampler, w, verdict, rejected):
-    p = filtered_first(sampler.at(verdict.kept), jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
-    return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
+  def bonus(self, w, sampler, verdict, rejected):
+    p = filtered_first(sampler.at(verdict.kept), phases.take1(w.logits[self.models[-1]], verdict.kept))
+    return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected), p)
 
   monkeypatch.setattr(phases.Verify, 'final', bonus)
   assert off('speculative speculative', setting=FILTERS) > 0.003

@@ -280,8 +280,7 @@ def test_a_transformer_packed_computes_what_it_computes_padded(name):
   cache = network.prefill(params, prompt, 24)
   padded, after = network.extend(params, cache, tokens, position)
   packed = packing.Packing.of(need, 4, 9)
-  with packing.use(packed):
-    logits, after_packed = network.extend(params, cache, tokens, position)
+  logits, after_packed = network.extend(params, cache, tokens, position, packed)
   assert logits.shape == (1, 9, 97)
   real = np.arange(4)[None] < np.asarray(need)[:, None]
   np.testing.assert_allclose(packed.unpack(logits)[real], padded[real], atol=2e-5)

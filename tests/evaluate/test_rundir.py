@@ -126,7 +126,7 @@ def test_not_a_number_is_not_written(tmp_path):
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from speccascade.errors import RunError
+from speccascade.host.errors import RunError
 from speccascade.evaluate.journals import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
