@@ -16,6 +16,7 @@ from tiers import quick
 
 from speccascade import backends, decode, methods, rules, sampling
 from speccascade.backends import base, cpu, ops, sharding, tpu_attention, View
+from speccascade.engine import loop
 from speccascade.engine.loop import decode_batch
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
