@@ -297,7 +297,7 @@ def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> Sequ
     threshold: Answers with a score under it are rewritten; a lower one defers less.
 
   Example:
-    >>> methods.sequence_cascade(np.sum, threshold=-20.0).threshold
+    >>> print(methods.sequence_cascade(np.sum, threshold=-20.0).threshold)
     -20.0
   """
   if not callable(score):

@@ -20,9 +20,9 @@ A method that takes both kinds takes a function without `@rule` for a combiner.
 
 Example:
   >>> q, p = jnp.log(jnp.array([0.6, 0.3, 0.1])), jnp.log(jnp.array([0.1, 0.1, 0.8]))
-  >>> print(np.round(rules.diff(q, p, alpha=0.1, sampler=Sampler()), 2))  # defers: 0.6 < 0.8 - 0.1
+  >>> print(np.asarray(rules.diff(q, p, alpha=0.1, sampler=Sampler())).round(2))  # defers: 0.6 < 0.8 - 0.1
   [0.1 0.1 0.8]
-  >>> print(np.round(rules.diff(q, p, alpha=0.3, sampler=Sampler()), 2))  # keeps the drafter
+  >>> print(np.asarray(rules.diff(q, p, alpha=0.3, sampler=Sampler())).round(2))  # keeps the drafter
   [0.6 0.3 0.1]
 """
 
@@ -373,7 +373,7 @@ def weighted(logits, *, weights, sampler):
 
   Example:
     >>> logits = jnp.log(jnp.array([[0.6, 0.3, 0.1], [0.1, 0.1, 0.8]]))
-    >>> print(np.round(rules.weighted(logits, weights=(0.5, 0.5), sampler=Sampler()), 2))
+    >>> print(np.asarray(rules.weighted(logits, weights=(0.5, 0.5), sampler=Sampler())).round(2))
     [0.35 0.2  0.45]
   """
   if len(logits) != len(weights):

@@ -1,33 +1,49 @@
 """The examples of the documents run, and their links lead somewhere."""
 
+import ast
+from collections.abc import Iterator
 import dataclasses
+import doctest
+import functools
+import importlib
+import inspect
+import json
 from pathlib import Path
 import re
 import runpy
+from types import ModuleType
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from speccascade import embedded, Request, run
+import speccascade
+from speccascade import acceptance, embedded, methods, Request, rules, run, Sampler, stopping, theory
 from speccascade.evaluate import config
 from speccascade.methods import Method, SequenceCascade
 from speccascade.models import toy
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / 'speccascade'
+DOCS = ROOT / 'docs'
 EXTENDING = ROOT / 'docs' / 'extending.md'
 PAGES = sorted((ROOT / 'docs' / 'methods').glob('*.md'))
 DOCUMENTS = [ROOT / 'README.md', ROOT / 'WORKSPACE.md', *sorted((ROOT / 'docs').rglob('*.md'))]
-MY_TABLES = """
-import gin
+A_PROFILE = """
 import numpy as np
 from speccascade import methods
 from speccascade.profiles import Profile
 from speccascade.scheduling import AcceptanceTable
 
 TABLE = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
-
+profile = Profile(TABLE, np.float32([1.0, 1.1]))
+"""
+MY_TABLES = f"""
+import gin
+{A_PROFILE}
 @gin.register
 def sv_measured(block=5):
-  return methods.sv_exact(Profile(TABLE, np.float32([1.0, 1.1])), block)
+  return methods.sv_exact(profile, block)
 """
 
 
@@ -81,6 +97,86 @@ def test_the_page_on_extending_lists_its_sections():
   text = EXTENDING.read_text()
   listed = re.findall(r'^\| \[.*?\]\(#(.*?)\) ', text, re.MULTILINE)
   assert listed == [h for h in re.findall(r'^## (.*)$', text, re.MULTILINE) for h in [h.lower().replace(' ', '-')]]
+
+
+# Every public function and class of these modules, and of `speccascade.__all__`, has its entry in the API reference.
+PUBLIC = [
+  'acceptance', 'embedded', 'engine', 'evaluate', 'methods', 'rules', 'stopping', 'theory', 'types',
+  *(f'models.{path.stem}' for path in sorted((PACKAGE / 'models').glob('[!_]*.py'))),
+]  # fmt: skip
+WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob('*.py')) if '>>> ' in path.read_text()]
+
+
+def public(module: ModuleType) -> set:
+  """Return the functions and classes that a module offers."""
+  names = getattr(module, '__all__', [n for n, x in vars(module).items() if inspect.getmodule(x) is module])
+  found = [getattr(module, name) for name in names if not name.startswith('_')]
+  return {x for x in found if inspect.isfunction(x) or inspect.isclass(x)}
+
+
+def documented() -> set:
+  """Return the functions and classes for which a page asks autodoc."""
+  found = set()
+  for page in DOCS.rglob('*.md'):
+    for kind, name, options in re.findall(r'^\.\. auto(\w+):: (\S+)\n((?:   :.*\n)*)', page.read_text(), re.MULTILINE):
+      if kind in ('function', 'class'):
+        module, _, name = name.rpartition('.')
+        found.add(getattr(importlib.import_module(module), name))
+      elif kind == 'module' and ':members:' in options:
+        left_out = re.findall(r'\w+', ''.join(re.findall(r':exclude-members: (.*)', options)))
+        found |= {x for x in public(importlib.import_module(name)) if x.__name__ not in left_out}
+  return found
+
+
+def names_in(code: str) -> Iterator:
+  """Yield each function and class of the package that a piece of code names."""
+  known = {'speccascade': speccascade}
+  for node in ast.walk(ast.parse(code)):
+    if isinstance(node, ast.ImportFrom) and node.module.startswith('speccascade'):
+      module = importlib.import_module(node.module)
+      for alias in node.names:
+        known[alias.name] = getattr(module, alias.name, None) or importlib.import_module(f'{node.module}.{alias.name}')
+  yield from known.values()
+  for node in ast.walk(ast.parse(code)):
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known:
+      yield getattr(known[node.value.id], node.attr, None)
+
+
+def code_of(document: Path) -> str:
+  """Return the Python of a page or a notebook."""
+  if document.suffix == '.md':
+    return '\n'.join(blocks(document, 'python'))
+  cells = [''.join(cell['source']) for cell in json.loads(document.read_text())['cells'] if cell['cell_type'] == 'code']
+  return re.sub(r'^( *)[%!].*$', r'\1pass', '\n'.join(cells), flags=re.MULTILINE)  # IPython's own commands
+
+
+def test_every_public_name_has_its_entry_in_the_api_reference():
+  wanted = {x for x in vars(speccascade).values() if getattr(x, '__name__', '') in speccascade.__all__}
+  for name in PUBLIC:
+    wanted |= public(importlib.import_module(f'speccascade.{name}'))
+  for document in [*DOCUMENTS, *DOCS.rglob('*.ipynb')]:
+    wanted |= {x for x in names_in(code_of(document)) if inspect.isfunction(x) or inspect.isclass(x)}
+  assert len(wanted) > 100
+  missing = wanted - documented()
+  assert not missing, sorted(f'{x.__module__}.{x.__qualname__}' for x in missing)
+
+
+@pytest.mark.parametrize('path', WITH_EXAMPLES, ids=lambda p: p.stem)
+def test_the_examples_of_docstrings_run(path):
+  imports = dict(
+    functools=functools, jnp=jnp, np=np, acceptance=acceptance, methods=methods, rules=rules, Sampler=Sampler,
+    stopping=stopping, theory=theory,
+  )  # fmt: skip
+  exec(A_PROFILE, imports)
+  module = importlib.import_module('.'.join(path.relative_to(ROOT).with_suffix('').parts))
+  ran = doctest.testmod(module, extraglobs=imports, optionflags=doctest.NORMALIZE_WHITESPACE)
+  assert ran.attempted and not ran.failed
+
+
+def test_the_docstring_of_each_method_shows_its_phases():
+  for maker in public(methods):
+    if inspect.isfunction(maker):
+      assert f'>>> print(methods.{maker.__name__}(' in maker.__doc__, maker
 
 
 def test_the_index_lists_every_page():
