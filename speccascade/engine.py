@@ -1,6 +1,6 @@
 """The engine: prefill prompts, insert them into free rows of a batch, run the method's phases, collect what has ended.
 
-`loop.py` has what runs on the device. Between two calls of `run` nothing crosses to the host; each is meant to take about
+`loop.py` runs on the device. Between two calls of `run` nothing crosses to the host; each is meant to take about
 a second, so that Ctrl-C and SIGTERM are answered.
 """
 
