@@ -1,8 +1,11 @@
 """The documentation site: `sphinx-build -W -b html docs OUT`. Nothing is executed and nothing is downloaded."""
 
+import ast
+import inspect
 import os
 from pathlib import Path
 import sys
+import textwrap
 
 from docutils import nodes
 from pygments.lexers import PythonLexer
@@ -33,12 +36,11 @@ nb_execution_mode = 'off'
 
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'signature'
-autodoc_type_aliases = {'Array': 'Array', 'ArrayLike': 'ArrayLike', 'Params': 'Params', 'Cache': 'Cache'}
-autodoc_default_options = {'exclude-members': 'replace'}  # what flax.struct adds to every dataclass
 autodoc_inherit_docstrings = False
 autodoc_preserve_defaults = True
 autosummary_generate = False
 napoleon_numpy_docstring = False
+napoleon_custom_sections = [('Attributes', 'params_style')]
 napoleon_use_rtype = False
 python_display_short_literal_types = True
 python_maximum_signature_line_length = 88
@@ -48,8 +50,24 @@ nitpick_ignore_regex = [('py:class', '.*')]
 
 
 def skip_member(app, what, name, member, skip, options):
-  """Leave out what has no docstring of its own: the fields of a NamedTuple."""
-  return True if (member.__doc__ or '').startswith('Alias for field number') else None
+  """Leave out what every dataclass of flax and every NamedTuple has."""
+  field = (member.__doc__ or '').startswith('Alias for field number')
+  return True if field or name == 'replace' else None
+
+
+def add_fields(app, what, name, obj, options, lines):
+  """Document the fields of a dataclass by the comments behind them."""
+  if what != 'class' or 'Attributes:' in lines:
+    return
+  try:
+    source = textwrap.dedent(inspect.getsource(obj))
+  except OSError:  # a class that was not made by a class statement
+    return
+  fields = [node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)]
+  behind = [source.split('\n')[node.end_lineno - 1].encode()[node.end_col_offset :].decode() for node in fields]
+  comments = [text.partition('# ')[2] for text in behind]
+  if any(comments):
+    lines += ['Attributes:', *(f'  {node.target.id}: {text}' for node, text in zip(fields, comments)), '']
 
 
 def link_names(app, doctree, docname):
@@ -65,7 +83,8 @@ def link_names(app, doctree, docname):
 
 
 def setup(app):
-  """Connect the two hooks above."""
+  """Connect the hooks above."""
   app.add_lexer('gin', PythonLexer)
   app.connect('autodoc-skip-member', skip_member)
+  app.connect('autodoc-process-docstring', add_fields, priority=400)  # before napoleon reads it
   app.connect('doctree-resolved', link_names)

@@ -21,18 +21,7 @@ from speccascade.types import Array, places, take1, Window
 
 
 class Trial(NamedTuple):
-  """What an acceptor may read; parts that it does not read cost nothing.
-
-  Attributes:
-    window: The pending tokens' distributions and logits.
-    tokens: [B, W], the pending tokens.
-    tested: [B], R, how many of them are tested.
-    pi: [B, W+1, V], the targets.
-    position: [B, W], the position of each token.
-    start: [B], the position of the first.
-    noise: The source of random numbers.
-    sampler: The sampler of the batch.
-  """
+  """What an acceptor may read; parts that it does not read cost nothing."""
 
   window: Window
   tokens: Array  # [B, W] the pending tokens
@@ -45,13 +34,7 @@ class Trial(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """The first `kept` tokens stay; if they are not all, the next comes from norm(max(0, scale · π - subtract · q̃)).
-
-  Attributes:
-    kept: [B].
-    scale: [B].
-    subtract: [B].
-  """
+  """The first `kept` tokens stay; if they are not all, the next comes from norm(max(0, scale · π - subtract · q̃))."""
 
   kept: Array  # [B]
   scale: Array  # [B]
