@@ -4,22 +4,24 @@ import ast
 from collections.abc import Iterator
 import dataclasses
 import doctest
-import functools
+import gzip
 import importlib
 import inspect
 import json
+import os
 from pathlib import Path
 import re
 import runpy
+import subprocess
+import sys
 from types import ModuleType
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import speccascade
-from speccascade import acceptance, embedded, methods, Request, rules, run, Sampler, stopping, theory
-from speccascade.evaluate import config
+from speccascade import embedded, methods, Request, run
+from speccascade.data import seqio_tasks
+from speccascade.evaluate import config, seqio_eval
 from speccascade.methods import Method, SequenceCascade
 from speccascade.models import toy
 
@@ -93,6 +95,63 @@ def test_a_gin_file_takes_the_task_of_the_page_on_extending(tmp_path, monkeypatc
   assert [e.target for e in experiment.task.examples] == ['s p e c u l a t i o n', 'c a s c a d e']
 
 
+@pytest.mark.full
+def test_the_python_of_the_page_on_several_devices_runs():
+  (code,) = blocks(DOCS / 'scaling.md', 'python')
+  code = code.replace('PATH', str(Path(embedded.vocabulary()).parents[1]))
+  flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8'
+  program = f"prompts = ['A dog runs.']\n{code}\nprint(out.finish_reasons)"
+  ran = subprocess.run(
+    [sys.executable, '-c', program], env=os.environ | {'XLA_FLAGS': flags}, capture_output=True, text=True
+  )
+  assert 'eos' in ran.stdout, ran.stderr
+
+
+def test_the_gin_of_the_page_on_experiments_makes_an_experiment(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ('val.en', 'val.de', 'page.gin'):
+    Path(name).write_text('One line.\n')
+  Path('page.gin').write_text('\n'.join(blocks(DOCS / 'experiments.md', 'gin')))
+  config.parse(['page.gin'])
+  (experiment,) = config.build()
+  assert len(experiment.task.examples) == 1 and [curve.name for curve in experiment.curves] == [
+    'target only', 'SpecCascade [OPT]',
+  ]  # fmt: skip
+
+
+def test_the_python_of_the_page_on_tasks_fits_the_functions(tmp_path, monkeypatch):
+  def accept(module, name):
+    signature = inspect.signature(getattr(module, name))
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: calls.append(signature.bind(*args, **kwargs)))
+
+  calls = []
+  monkeypatch.chdir(tmp_path)
+  for name in ('val.en.gz', 'val.de.gz'):
+    Path(name).write_bytes(gzip.compress(b'One line.\n'))
+  Path('gsm8k.jsonl').write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+  for name in ('seqio_task', 'add_benchmark', 'add_parallel_text'):
+    accept(seqio_tasks, name)
+  accept(seqio_eval, 'evaluate')
+  monkeypatch.setitem(sys.modules, 'seqio', ModuleType('seqio'))
+  exec('\n'.join(blocks(DOCS / 'tasks.md', 'python')), dict(method=None, small=None, large=None))
+  assert len(calls) == 4
+
+
+def test_a_test_runs_the_code_of_every_page():
+  pages = {str(page.relative_to(ROOT)) for page in DOCUMENTS if blocks(page, 'python') or blocks(page, 'gin')}
+  named = (
+    'decoding',
+    'experiments',
+    'extending',
+    'scaling',
+    't5x',
+    'tasks',
+    'api/index',
+  )  # t5x: tests/evaluate/test_t5x_step.py
+  families = {str(page.relative_to(ROOT)) for page in PAGES}
+  assert pages == {'README.md', *(f'docs/{name}.md' for name in named), *families}
+
+
 def test_the_page_on_extending_lists_its_sections():
   text = EXTENDING.read_text()
   listed = re.findall(r'^\| \[.*?\]\(#(.*?)\) ', text, re.MULTILINE)
@@ -163,11 +222,8 @@ def test_every_public_name_has_its_entry_in_the_api_reference():
 
 @pytest.mark.parametrize('path', WITH_EXAMPLES, ids=lambda p: p.stem)
 def test_the_examples_of_docstrings_run(path):
-  imports = dict(
-    functools=functools, jnp=jnp, np=np, acceptance=acceptance, methods=methods, rules=rules, Sampler=Sampler,
-    stopping=stopping, theory=theory,
-  )  # fmt: skip
-  exec(A_PROFILE, imports)
+  imports = {}
+  exec('\n'.join([*blocks(DOCS / 'api' / 'index.md', 'python'), A_PROFILE]), imports)
   module = importlib.import_module('.'.join(path.relative_to(ROOT).with_suffix('').parts))
   ran = doctest.testmod(module, extraglobs=imports, optionflags=doctest.NORMALIZE_WHITESPACE)
   assert ran.attempted and not ran.failed
