@@ -24,6 +24,7 @@ version = release = speccascade.__version__
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sphinx.ext.mathjax', 'sphinx.ext.napoleon']
 exclude_patterns = ['_build']
+highlight_language = 'text'  # blocks without a language are commands
 default_role = 'literal'  # `name` in a docstring is code, as it is in a page
 
 html_theme = 'sphinx_book_theme'
