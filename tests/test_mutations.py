@@ -144,7 +144,9 @@ def test_discarding_a_token_for_what_it_is_is_caught():
 
 def test_one_key_for_two_purposes_is_caught(monkeypatch):
   uniform = sampling.Keyed.uniform
-  monkeypatch.setattr(sampling.Keyed, 'uniform', lambda self, position, purpose, start: uniform(self, position, 0, start))
+  monkeypatch.setattr(
+    sampling.Keyed, 'uniform', lambda self, position, purpose, start: uniform(self, position, 0, start)
+  )
   method, models, step = LATE['speculative']
   expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM

@@ -8,13 +8,10 @@ import subprocess
 import sys
 
 import jax.numpy as jnp
-import numpy as np
-import pytest
 
 import speccascade
-from speccascade import acceptance, methods, rules, stopping
+from speccascade import methods
 from speccascade.__main__ import COMMANDS, main
-from speccascade.engine import profiles, verification
 from speccascade.models import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -95,27 +92,6 @@ def test_the_package_lists_every_command_with_its_purpose(capsys):
   assert main([]) == 0 and {*COMMANDS} == found
   lines = capsys.readouterr().out.splitlines()
   assert all(line.startswith(f'python -m speccascade.{n} ') and len(line) < 160 for n, line in zip(COMMANDS, lines))
-
-
-def test_the_methods_page_lists_each_method_with_its_phases():
-  edges, means = np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.5, 0.9]])
-  table = verification.AcceptanceTable(np.float32([0.5]), edges, means)
-  names = dict(
-    vars(methods), partial=functools.partial, rules=rules, acceptance=acceptance, stopping=stopping,
-    profile=profiles.Profile(table, [1.0, 2.0]),
-  )  # fmt: skip
-  page = (ROOT / 'docs' / 'methods.md').read_text()
-  rows = re.findall(r'^\| `(\w+\(.*\))` \| (.*) \|$', page, re.MULTILINE)
-  listed = set()
-  for expression, phases in rows:
-    if expression.split('(')[0] in vars(methods):
-      assert str(eval(expression, names)) == phases.replace('\\|', '|'), expression
-      listed.add(expression.split('(')[0])
-  makers = {n for n, f in vars(methods).items() if getattr(f, '__module__', '') == methods.__name__ and n.islower()}
-  makers = {n for n in makers if not n.startswith('_')}
-  assert listed | {'sequence_cascade'} == makers and '`sequence_cascade(' in page
-  for rule in rules.RULES:
-    assert f'| `{rule.__name__}` |' in page
 
 
 def test_the_rule_in_the_readme_runs_and_is_short():

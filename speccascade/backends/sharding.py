@@ -352,7 +352,9 @@ def _with_row(x: Array, row: Array, at: Array, cut: bool) -> Array:
 # ---- in a traced program ----
 
 
-def over_shards(layout: Layout | None, function: Callable, arrays: Mapping[str, tuple[Array, tuple]], outs: Sequence[tuple]) -> Any:
+def over_shards(
+  layout: Layout | None, function: Callable, arrays: Mapping[str, tuple[Array, tuple]], outs: Sequence[tuple]
+) -> Any:
   """Call a function of named arrays for each device's part of them, by the layout of one model.
 
   Each axis is named 'rows', 'heads' or None, of the arrays and of what comes out. Without a layout it is

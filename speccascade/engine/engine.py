@@ -1,7 +1,7 @@
 """The engine: prefill prompts, insert them into free rows of a batch, run the method's phases, collect what has ended.
 
-What it starts on the device stands in `loop.py`. Between two `run`s nothing crosses to the host; each is meant to take
-about a second, so that Ctrl-C and SIGTERM are answered.
+`loop.py` runs on the device. Between two calls of `run` nothing crosses to the host; each is meant to take about
+a second, so that Ctrl-C and SIGTERM are answered.
 """
 
 from collections.abc import Callable, Sequence

@@ -83,9 +83,7 @@ def _keep_by_row(context: Context, state: State, m: int, logits: Array, first: A
   """Keep the first `need` [B] of logits [B, L, V] from slot `first` [B] on, which may be before the window."""
   width = logits.shape[1]
   if width == 1:
-    return _keep_logits(
-      context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0))
-    )
+    return _keep_logits(context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0)))
 
   def write(old):
     j = places(old.shape[1]) - first[:, None]
@@ -142,11 +140,12 @@ def _is_end(context: Context, state: State, tokens: Array) -> Array:
 class Score:
   """Feed a model every pending token that it has not seen, so that it knows the distribution after each.
 
-  `limit` bounds how many pending tokens are fed; `drop` forgets the others. `after` is a slot whose call must end first.
+  `limit` bounds how many pending tokens are fed; `drop` forgets the others. `after` is a slot whose call must end
+  first.
 
-  The rest is derived when the method is made. `widths` are the tokens a row that are compiled for, ascending; where there
-  are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in every row, so
-  that its logits begin at slot 0.
+  The rest is derived when the method is made. `widths` are the tokens a row that are compiled for, ascending; where
+  there are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in every
+  row, so that its logits begin at slot 0.
   """
 
   model: int = _static()
@@ -286,9 +285,7 @@ class Propose:
     """Return [B]: in which rows the model has computed the next distribution."""
     return state.fed[:, self.model] == state.length + state.window.size
 
-  def draw(
-    self, context: Context, state: State, logits: Array, going: Array, turn: Array | int
-  ) -> tuple[Array, State]:
+  def draw(self, context: Context, state: State, logits: Array, going: Array, turn: Array | int) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
     w = state.window
     end = state.length + w.size
@@ -390,9 +387,7 @@ class Verify:
       fault = stats.with_column(fault, -1, jnp.where(by_target, OWN, fault[:, -1]))
       found = jnp.stack([take1(x, at) for x in (pi.sum(-1), pi.min(-1))], 1)
       fault_target = jnp.where(by_target[:, None], found, fault_target)
-    return state.replace(
-      done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target
-    )
+    return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target)
 
   def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
     """Return what the token after the accepted ones is drawn from [B, V]: the residual, or the target.
@@ -451,9 +446,7 @@ class Verify:
       logprobs=state.logprobs
       if state.logprobs is None
       else stats.record_logprobs(state.logprobs, state.window, state.fed, new=new, **record),
-      top=None
-      if state.top is None
-      else stats.record_top(state.top, state.window.logits[self.models[-1]], **record),
+      top=None if state.top is None else stats.record_top(state.top, state.window.logits[self.models[-1]], **record),
     )
 
 

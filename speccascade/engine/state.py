@@ -4,7 +4,7 @@ Axis letters: B batch, M models of a method, W window of pending tokens, V vocab
 
 Every array of the state has the rows of the batch on axis 0. Three facts hold between any two phases:
   * slot = absolute position, in the caches and in `State.tokens`; nothing stores an index;
-  * `fed[b, m]` tokens of row b are in the cache of model m, so it knows the distributions of positions up to `fed[b, m]`;
+  * `fed[b, m]` tokens of row b are in the cache of model m, so it knows the distributions up to position `fed[b, m]`;
   * the last committed token is fed to no model: `fed <= length - 1` when nothing is pending.
 """
 
@@ -50,7 +50,7 @@ class Window:
   size: Array  # [B] how many are pending
   probs: Array | None  # [B, W, V] the distribution that each was drawn from; None where all are greedy, so one-hot
   source: Array  # [B, W] the model that drew it
-  # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None for a model whose logits no phase reads.
+  # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None where no phase reads a model's.
   logits: tuple[Array | None, ...]
 
   @property

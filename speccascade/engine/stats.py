@@ -1,7 +1,7 @@
 """What decoding counts, and what it records of each token.
 
-The loop carries `Counts`, which hold no number that follows from the others; `derive` makes the statistics of a row from
-them on the host. Nothing after the end of a row is counted, except in `computed`.
+The loop carries `Counts`, which hold no number that follows from the others; `derive` makes the statistics of a row
+from them on the host. Nothing after the end of a row is counted, except in `computed`.
 
 Axis letters: B batch, M models of a method, W window of pending tokens, T token buffer, V vocabulary.
 """
@@ -60,7 +60,7 @@ class Counts:
 
 @struct.dataclass
 class Stats:
-  """What decoding cost and where its tokens came from, by example; `Counts` says more of those that the loop carries."""
+  """What decoding cost and where its tokens came from, by example; `Counts` explains those that the loop carries."""
 
   calls: Array  # [M, examples]
   positions: Array
