@@ -10,7 +10,7 @@ from tiers import quick
 
 from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.backends import cpu
-from speccascade.engine import engine, loop, requests
+from speccascade.engine import engine, loop, requests, validate
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning.synthetic import random_model, tree_bytes
@@ -115,7 +115,7 @@ def test_a_decode_holds_little_beside_weights_caches_and_window(name):
 
 
 def test_a_batch_is_counted_with_its_prompts_and_the_copies_of_its_weights(monkeypatch):
-  monkeypatch.setattr(engine, '_BYTES', {})
+  validate.remembered.cache_clear()
   counted = {name: [] for name in ('_cache_bytes', '_weight_bytes')}
   for name, found in counted.items():
     count = getattr(engine, name)

@@ -437,12 +437,12 @@ def test_a_bias_of_thousands_of_tokens_asks_for_the_vocabulary_once(monkeypatch)
   assert count({1: 1.0}) == count(dict.fromkeys(range(7), 1.0))
 
 
-def test_a_rule_defined_anew_each_time_is_not_kept_for_ever(monkeypatch):
-  monkeypatch.setattr(validate, '_CHECKED', checked := set())
-  monkeypatch.setattr(validate, '_MOST', 3)
+def test_a_rule_defined_anew_each_time_is_not_remembered_for_ever():
+  validate.remembered.cache_clear()
   for _ in range(8):
     validate.check_laws(methods.speculative(lambda q_logits, p_logits, *, sampler: sampler(p_logits)), 3, Sampler(0.0))
-  assert 0 < len(checked) <= 3
+  known = validate.remembered.cache_info()
+  assert known.currsize == 8 and known.maxsize == 256
 
 
 @pytest.mark.parametrize(

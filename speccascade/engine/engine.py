@@ -24,8 +24,6 @@ FIRST = 5e10  # bytes of weights and caches times tokens of a first run
 SECONDS = 1.0  # of a run
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 _NO_MEMORY = 'RESOURCE_EXHAUSTED', 'Out of memory'  # in an error of XLA
-_BYTES: dict[tuple, int] = {}  # of caches, by program and sizes, for to ask costs as much as some rounds
-_MOST = 256  # of them that are remembered, for each holds its program
 
 
 class Engine:
@@ -147,12 +145,10 @@ def _check_memory(engine: Engine, prompts: int) -> int:
   arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
   device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
   dtypes = tuple(x.dtype for x in jax.tree.leaves(engine.params))
-  key = engine.program, engine.size, engine.width, prompts, dtypes
-  if key not in _BYTES:
-    if len(_BYTES) >= _MOST:
-      _BYTES.clear()
-    _BYTES[key] = _cache_bytes(engine, prompts)
-  caches, weights, limit = _BYTES[key], _weight_bytes(engine.weights), backends.memory(device)
+  known = validate.remembered(engine.program, engine.size, engine.width, prompts, dtypes)
+  if 'bytes' not in known:  # to ask costs as much as some rounds
+    known['bytes'] = _cache_bytes(engine, prompts)
+  caches, weights, limit = known['bytes'], _weight_bytes(engine.weights), backends.memory(device)
   if caches + weights > limit:
     raise ValueError(
       f'{engine.size} rows of {engine.width} prompt tokens and {engine.program.buffer} positions need '

@@ -18,8 +18,6 @@ from speccascade.types import Combiner, Model, Phase, Prompt
 
 ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
 _PARTS = 'vocab_size', 'eos_ids', 'start_id', 'max_positions', 'prefill', 'extend'
-_CHECKED: set = set()  # programs that were asked already: numbers that are traced change nothing
-_MOST = 256  # of them that are remembered, for each holds its functions
 
 
 def check_method(method: Any, models: int):
@@ -82,20 +80,20 @@ def _count(models: int) -> str:
 
 def check_laws(method: Strategy, vocab: int, sampler: Any):
   """Refuse a method whose rule or combiner JAX cannot trace, or whose result has not the shape of laws."""
-  program = jax.tree.structure((method, sampler)), vocab
-  if program in _CHECKED:
+  checked = remembered(jax.tree.structure((method, sampler)), vocab)  # numbers that are traced change nothing
+  if checked:
     return
   for name, function, models in _asked(method):
     problem = untraced(function, models, vocab, sampler)
     if problem:
       raise ValueError(f'{method.name}: {name} {problem}.')
-  _remember(program)
+  checked['sound'] = True
 
 
-def _remember(checked: Any):
-  if len(_CHECKED) >= _MOST:
-    _CHECKED.clear()
-  _CHECKED.add(checked)
+@functools.lru_cache(maxsize=256)  # each key holds the functions of a program
+def remembered(*key: Any) -> dict:
+  """Return what is known of a program or a network: an empty dict at first, the same one while it is remembered."""
+  return {}
 
 
 def _asked(method: Strategy) -> Iterator[tuple[str, Combiner, int]]:
@@ -196,7 +194,8 @@ def check_network(model: Model):
   if lacking := [part for part in _PARTS if not hasattr(network, part)]:
     raise ValueError(f'{name} has no {", ".join(lacking)}; a network has {", ".join(_PARTS)}.')
   try:
-    if network in _CHECKED:
+    checked = remembered(network)
+    if checked:
       return
     found = {rows: jax.eval_shape(lambda params, rows=rows: _read(network, params, rows), model.params)
              for rows in (ROWS, 2 * ROWS)}  # fmt: skip
@@ -211,7 +210,7 @@ def check_network(model: Model):
     raise ValueError(f'{name}.extend returns a cache of other shapes than it was given; write into that.')
   if any(y.shape[:1] != (2 * x.shape[0],) for x, y in zip(*map(jax.tree.leaves, (before, found[2 * ROWS][0])))):
     raise ValueError(f'{name}.prefill returns a cache that has not the sequences of the batch on axis 0.')
-  _remember(network)
+  checked['sound'] = True
 
 
 def _read(network: Any, params: Any, rows: int) -> tuple:
