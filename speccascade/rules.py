@@ -41,7 +41,7 @@ from speccascade.types import Array, Combiner, Rule
 
 INF = math.inf
 BLEND = 1000.0  # the largest weight of logits: float32 still keeps four digits of the other model's
-TOLERANCE, ROUNDING = 1e-3, 1e-6  # how far a law may be from summing to 1, and an entry under 0
+TOLERANCE, ROUNDING = 1e-3, 1e-6  # how far a distribution may be from summing to 1, and an entry under 0
 EXAMPLE = 'functools.partial(rules.opt, alpha=0.1)'
 
 
@@ -57,9 +57,9 @@ def combiner(function: Combiner) -> Combiner:
   return function
 
 
-def always_law(function: Rule | Combiner) -> Rule | Combiner:
+def always_distribution(function: Rule | Combiner) -> Rule | Combiner:
   """Mark a function that returns distributions by construction, so that the loop does not check them."""
-  function.lawful = True
+  function.gives_distribution = True
   return function
 
 
@@ -87,12 +87,12 @@ def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule],
 
   def decorate(defer):
     def mixed(q_logits, p_logits, *, alpha, sampler, rest=None):
-      rest = _law_of(rest, p_logits, sampler)
+      rest = _distribution_of(rest, p_logits, sampler)
       delta = defer(q_logits, p_logits, alpha=alpha, sampler=sampler, **_if_taken(defer, rest))
       return jnp.where(delta[..., None], rest, sampler(q_logits))
 
     mixed.alpha_range, mixed.defer, mixed.alone = (low, high), defer, alone
-    return always_law(rule(_named_as(defer, mixed)))
+    return always_distribution(rule(_named_as(defer, mixed)))
 
   return decorate
 
@@ -115,10 +115,10 @@ def token_mixture(low: float, high: float) -> Callable[[Rule], Rule]:
   def decorate(accepted_set):
     def mixed(q_logits, p_logits, *, alpha, sampler, rest=None):
       kept = jnp.where(accepted_set(q_logits, p_logits, alpha=alpha), sampler(q_logits), 0)
-      return kept + _law_of(rest, p_logits, sampler) * _missing(kept)
+      return kept + _distribution_of(rest, p_logits, sampler) * _missing(kept)
 
     mixed.alpha_range = (low, high)
-    return always_law(rule(_named_as(accepted_set, mixed)))
+    return always_distribution(rule(_named_as(accepted_set, mixed)))
 
   return decorate
 
@@ -130,8 +130,8 @@ def _named_as(function: Callable, made: Callable) -> Callable:
   return made
 
 
-def _law_of(rest: Array | None, p_logits: Array, sampler: sampling.Sampler) -> Array:
-  """Return what a rule defers to: the law of the rest where it is given, else p̃."""
+def _distribution_of(rest: Array | None, p_logits: Array, sampler: sampling.Sampler) -> Array:
+  """Return what a rule defers to: the distribution of the rest where it is given, else p̃."""
   return sampler(p_logits) if rest is None else rest
 
 
@@ -147,7 +147,7 @@ def _missing(kept: Array) -> Array:
 # ---- rules of two models ----
 
 
-@always_law
+@always_distribution
 @rule
 def speculative(q_logits, p_logits, *, sampler, rest=None):
   r"""Follow the verifier: plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023).
@@ -155,7 +155,7 @@ def speculative(q_logits, p_logits, *, sampler, rest=None):
   .. math:: \pi = \tilde p
   """
   del q_logits
-  return _law_of(rest, p_logits, sampler)
+  return _distribution_of(rest, p_logits, sampler)
 
 
 @mixture(0, 1, alone=True)
@@ -203,7 +203,7 @@ def opt(q_logits, p_logits, *, alpha, sampler, rest=None):
   At temperature 0 it emits the text of `rules.diff` with the same α: TV is 1 where the two arg max differ, and where
   they agree the decision changes nothing (Lemma 8).
   """
-  cost = alpha * sampling.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
+  cost = alpha * sampling.tv(sampler(q_logits), _distribution_of(rest, p_logits, sampler))
   return sampling.confidence(q_logits) < sampling.confidence(p_logits) - cost
 
 
@@ -213,7 +213,7 @@ def opt_log(q_logits, p_logits, *, alpha, sampler, rest=None):
 
   .. math:: H(q) > H(p) + \alpha\,\mathrm{TV}(\tilde q, \tilde p), \qquad -\infty < \alpha < \infty
   """
-  cost = alpha * sampling.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
+  cost = alpha * sampling.tv(sampler(q_logits), _distribution_of(rest, p_logits, sampler))
   return sampling.entropy(q_logits) > sampling.entropy(p_logits) + cost
 
 
@@ -279,7 +279,7 @@ def token_v3(q_logits, p_logits, *, alpha):
   return p >= (1 - alpha) * p.max(-1, keepdims=True)
 
 
-@always_law
+@always_distribution
 @rule
 def lossy(q_logits, p_logits, *, alpha, sampler, rest=None):
   r"""Accept more than exactness allows (Tran-Thien 2023; Zhou et al. 2024).
@@ -293,10 +293,10 @@ def lossy(q_logits, p_logits, *, alpha, sampler, rest=None):
 
   with r the rejected mass. α = 0 is exact.
   """
-  return _lossy(sampler(q_logits), _law_of(rest, p_logits, sampler), alpha, beta=1.0)
+  return _lossy(sampler(q_logits), _distribution_of(rest, p_logits, sampler), alpha, beta=1.0)
 
 
-@always_law
+@always_distribution
 @rule
 def lossy_star(q_logits, p_logits, *, alpha, sampler, rest=None):
   r"""Accept as `rules.lossy` does, with a residual that holds just the rejected mass (Narasimhan et al. 2024, Lemma 2).
@@ -307,7 +307,7 @@ def lossy_star(q_logits, p_logits, *, alpha, sampler, rest=None):
   At each position β in [1 - α, 10] makes π sum to 1. Where even β = 10 leaves more than the rejected mass, the residual
   :math:`\max(0, \tilde p / \beta - \tilde q)` is normalised to it.
   """
-  q, p = sampler(q_logits), _law_of(rest, p_logits, sampler)
+  q, p = sampler(q_logits), _distribution_of(rest, p_logits, sampler)
   rejected = sampling.tv(q, p / (1 - alpha))
   low, high = jnp.full_like(rejected, 1 - alpha), jnp.full_like(rejected, 10.0)
   for _ in range(24):
@@ -344,7 +344,7 @@ RULES = (
 # ---- combiners of n models ----
 
 
-@always_law
+@always_distribution
 @combiner
 def own(logits, *, sampler):
   r"""Follow the only model.
@@ -354,7 +354,7 @@ def own(logits, *, sampler):
   return sampler(logits[0])
 
 
-@always_law
+@always_distribution
 @combiner
 def weighted(logits, *, weights, sampler):
   r"""Follow a weighted mean of the models (Fu et al. 2025).
@@ -444,7 +444,7 @@ def chain(logits, *, rule, sampler):
   """
   if len(logits) > 2 and not takes(rule, 'rest'):
     raise ValueError(
-      f'{name_of(rule)} must take rest, the law to defer to, to cascade three or more models: '
+      f'{name_of(rule)} must take rest, the distribution to defer to, to cascade three or more models: '
       'rule(q_logits, p_logits, *, sampler, rest).'
     )
   target = sampler(logits[-1])
@@ -453,15 +453,17 @@ def chain(logits, *, rule, sampler):
   return target
 
 
-def is_law(law: Array) -> Array:
+def is_distribution(distribution: Array) -> Array:
   """Return whether entries [..., V] are distributions: finite, not negative, with sum 1."""
-  total = law.sum(-1)  # NaN compares as False
-  return (abs(total - 1) <= TOLERANCE) & (law.min(-1) >= -ROUNDING)
+  total = distribution.sum(-1)  # NaN compares as False
+  return (abs(total - 1) <= TOLERANCE) & (distribution.min(-1) >= -ROUNDING)
 
 
-def lawful(bound: tree_util.Partial) -> bool:
+def gives_distribution(bound: tree_util.Partial) -> bool:
   """Return whether a bound rule or combiner gives distributions by construction."""
-  return lawful(bound.keywords['rule']) if bound.func is chain else getattr(bound.func, 'lawful', False)
+  if bound.func is chain:
+    return gives_distribution(bound.keywords['rule'])
+  return getattr(bound.func, 'gives_distribution', False)
 
 
 # ---- plug-ins with traced numbers ----

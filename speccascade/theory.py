@@ -66,9 +66,9 @@ def acceptance_rate(q: ArrayLike, pi: ArrayLike) -> np.ndarray:
     >>> print(theory.acceptance_rate([0.6, 0.4], [0.9, 0.1]).round(2))
     0.7
   """
-  q, pi = _laws('q', q), _laws('pi', pi)
+  q, pi = _probabilities('q', q), _probabilities('pi', pi)
   if q.shape[-1] != pi.shape[-1]:
-    raise ValueError(f'q has {q.shape[-1]} tokens and pi {pi.shape[-1]}; give laws over one vocabulary.')
+    raise ValueError(f'q has {q.shape[-1]} tokens and pi {pi.shape[-1]}; give distributions over one vocabulary.')
   return np.clip(np.minimum(q, pi).sum(-1), 0, 1)  # rounding may have left a sum just over 1
 
 
@@ -273,8 +273,8 @@ def _block(gamma: ArrayLike, name: str = 'gamma') -> np.ndarray:
   return _checked(name, gamma, lambda x: (x >= 1) & np.isfinite(x) & (x == np.floor(x)), 'a whole number of at least 1')
 
 
-def _laws(name: str, law: ArrayLike) -> np.ndarray:
-  law = np.asarray(law, np.float64)
-  if not law.ndim or not (law >= 0).all() or not (abs(law.sum(-1) - 1) < 1e-3).all():
-    raise ValueError(f'{name} is not a law: give probabilities that sum to 1 over the last axis, not {law.flat[:5]}.')
-  return law
+def _probabilities(name: str, values: ArrayLike) -> np.ndarray:
+  found = np.asarray(values, np.float64)
+  if not found.ndim or not (found >= 0).all() or not (abs(found.sum(-1) - 1) < 1e-3).all():
+    raise ValueError(f'{name}={found.flat[:5]}… must be probabilities that sum to 1 over the last axis.')
+  return found

@@ -22,7 +22,7 @@ DRAFT, ACCEPT, FINAL = 0, 1, 2
 # Where an output token came from: a model's number, or one of these.
 RESIDUAL, BONUS, NOWHERE = -1, -2, -3
 
-# Whose fault it is that a token has no law: the model's own logits, or what the request and the processor make of them.
+# Why a token has no distribution: the model's own logits, or what the request and the processor make of them.
 OWN, ASKED = 0, 1
 
 

@@ -351,19 +351,19 @@ class Verify:
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
     sampler = sampler_for_window(state)
     pi = self.combiner(logits, sampler=sampler)  # [B, W+1, V]
-    lawful = jnp.minimum(known, acceptance.leading(self._is_distribution(logits, pi)))
-    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, lawful), 0), 0)
+    gives_distribution = jnp.minimum(known, acceptance.leading(self._is_distribution(logits, pi)))
+    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, gives_distribution), 0), 0)
 
     trial = acceptance.Trial(w, pending, tested, pi, position, length, state.noise, sampler)
     verdict, noise = self.accept(trial)
     kept = verdict.kept
     rejected = kept < tested
     # The bonus token follows the target like every other token, so its slot has to be known as well.
-    bonus = state.active & (kept == w.size) & (lawful > w.size)
+    bonus = state.active & (kept == w.size) & (gives_distribution > w.size)
     final = self.final(w, sampler, verdict, rejected)
     token, noise = noise.draw(final, length + kept, FINAL, length)
 
-    no_target = state.active & (kept == lawful) & (lawful < known)
+    no_target = state.active & (kept == gives_distribution) & (gives_distribution < known)
     scored = jnp.clip(known - 1, 0, w.size)
     deferred = self._deferred(logits, sampler)
     round_ = _Round(scored, tested, kept, rejected, rejected | bonus, token, deferred)
@@ -373,7 +373,7 @@ class Verify:
   def _is_distribution(self, logits: Array, pi: Array) -> Array:
     """Return [B, W+1]: whether the logits [M, B, W+1, V] and the target are distributions."""
     sound = _finite(logits).all(0)
-    return sound if rules.lawful(self.combiner) else sound & rules.is_law(pi)
+    return sound if rules.gives_distribution(self.combiner) else sound & rules.is_distribution(pi)
 
   def _end_faulty(self, state: State, lost: Array, logits: Array, pi: Array, at: Array) -> State:
     """End rows whose next token, at a slot [B], has no distribution, and record why."""
@@ -382,7 +382,7 @@ class Verify:
     for m, x in zip(self.models, largest, strict=True):
       why = jnp.where(jnp.isnan(x), OWN, ASKED)
       fault = stats.with_column(fault, m, jnp.where(lost & ~jnp.isfinite(x), why, fault[:, m]))
-    if not rules.lawful(self.combiner):
+    if not rules.gives_distribution(self.combiner):
       by_target = lost & jnp.isfinite(largest).all(0)
       fault = stats.with_column(fault, -1, jnp.where(by_target, OWN, fault[:, -1]))
       found = jnp.stack([take1(x, at) for x in (pi.sum(-1), pi.min(-1))], 1)

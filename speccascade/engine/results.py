@@ -135,7 +135,7 @@ class Parts:
       )
     if fault[-1] >= 0:
       total, least = batch['fault_target'][place].tolist()
-      return f'{example}: {validate.not_a_law(self.method, position, total, least)}'
+      return f'{example}: {validate.not_a_distribution(self.method, position, total, least)}'
     return None
 
   def _asked(self, row: requests.Row, emitted: int) -> str:
