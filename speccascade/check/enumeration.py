@@ -1,8 +1,8 @@
 """The exact distribution of what the compiled loop emits on toy models, by enumeration; the check of a user's rule.
 
-`check(rule)` tells whether JAX traces a rule or combiner, whether it gives distributions, reads each position by itself and
-rejects less as α grows, and whether the loop emits its distribution; `check(method)` does the same for a method. The
-command is `python -m speccascade.check`.
+`check(rule)` tells whether JAX traces a rule or combiner, whether it gives distributions, reads each position by itself
+and rejects less as α grows, and whether the loop emits its distribution; `check(method)` does the same for a method.
+The command is `python -m speccascade.check`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -223,7 +223,7 @@ class Sampler:
     return softmax(logits)
 
   def soft(self, logits: Array, sampled: Array | None = None) -> Array:
-    """Return the distribution before any arg max: at temperature 0 the unscaled one, else `sampled`, the sampled one."""
+    """Return the distribution before any arg max: at temperature 0 the unscaled one, else `sampled`."""
     warm = lambda: self(logits) if sampled is None else sampled
     return self.by_temperature(lambda: softmax(self.penalised(logits)), warm, 1)
 
