@@ -187,7 +187,7 @@ def test_the_command_prints_the_plan_of_a_pair(tmp_path, monkeypatch, capsys):
   assert plan.main(arguments) == 0
   printed, said = capsys.readouterr()
   (progress,) = said.splitlines()
-  assert re.fullmatch(r'plan: (\d+)/\1 steps, [0-9.]+/s, in .*', progress)
+  assert re.fullmatch(r'plan: (\d+)/\1 steps .*', progress)
   assert 'cost ratio 0.100' in printed and 'opt 0.3' in printed and 'Speculation' in printed
   assert [line.split()[0] for line in printed.splitlines() if line.strip()[:2] in ('1 ', '2 ', '5 ')] == ['1', '2', '5']
 

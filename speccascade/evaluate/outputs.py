@@ -6,7 +6,8 @@ import re
 import sys
 
 from speccascade.evaluate import formats, rundir, sv_studies
-from speccascade.host import disk
+from speccascade.host import storage
+from speccascade.host.journal import GO_ON
 
 
 def write(results: dict, folder: Path):
@@ -24,12 +25,12 @@ def write(results: dict, folder: Path):
   rundir.write(folder / 'summary.csv', formats.as_csv(results))
   rundir.write(folder / 'summary.md', formats.as_markdown(results, whole=False))
   rundir.write(folder / 'tables.md', formats.as_markdown(results, whole=True))
-  with rundir.told(f'{folder} cannot be written', 'free some space, then run the same command to go on'):
-    with disk.drawn(folder, last='report.html') as place:
-      _tried('tensorboard/', lambda: _tensorboard(results, place / 'tensorboard'))
-      _tried('curves/', lambda: plots.write(results, place / 'curves'))
-      _tried('curves/', lambda: sv_studies.draw(results.get('studies', ()), place / 'curves'))
-      report.write(results, place / 'report.html')
+  with storage.one_sentence(f'{folder} cannot be written', GO_ON):
+    with storage.staged(folder, last='report.html') as scratch:
+      _tried('tensorboard/', lambda: _tensorboard(results, scratch / 'tensorboard'))
+      _tried('curves/', lambda: plots.write(results, scratch / 'curves'))
+      _tried('curves/', lambda: sv_studies.draw(results.get('studies', ()), scratch / 'curves'))
+      report.write(results, scratch / 'report.html')
 
 
 def _tried(name: str, write: Callable[[], object]):

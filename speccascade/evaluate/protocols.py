@@ -24,9 +24,9 @@ from speccascade.engine.phases import Score
 from speccascade.engine.results import PER_MODEL
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.journals import Journal
 from speccascade.evaluate.shards import Shard, WHOLE
 from speccascade.host import multihost
+from speccascade.host.journal import Journal
 from speccascade.host.progress import Progress
 from speccascade.types import Stats
 

@@ -13,7 +13,7 @@ import string
 from typing import Any
 
 from speccascade.evaluate import formats, plots, tables, verdict
-from speccascade.host import disk
+from speccascade.host import storage
 
 HERE = Path(__file__).parent
 # The class and what it means of each source of a token.
@@ -34,7 +34,7 @@ _esc = functools.partial(html.escape, quote=True)
 
 def write(results: dict, path: Path | str):
   """Write the report."""
-  disk.write(Path(path), page(results))
+  storage.write(Path(path), page(results))
 
 
 def page(results: dict) -> str:

@@ -89,7 +89,7 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   laws['p'] = _chance(logits[used[-1]], tokens, sampler)
   if combiner is not None:
     laws['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
-  laws = jax.device_get(multihost.whole(laws))
+  laws = jax.device_get(multihost.to_host(laws))
   names = _sources(method)
   pieces = models[-1].tokenizer.pieces() if models[-1].tokenizer is not None else None
   return [

@@ -45,9 +45,9 @@ def environment(where: str, process: int, devices: int = 2) -> dict[str, str]:
 
 PROGRAM = """
 import contextlib, sys
-from speccascade import distributed
-from speccascade.errors import RunError
-distributed.start(20)
+from speccascade.host import multihost
+from speccascade.host.errors import RunError
+multihost.start(20)
 
 @contextlib.contextmanager
 def noted():
@@ -58,24 +58,24 @@ def noted():
 def refuse():
   raise RunError('not so')
 
-found = [distributed.is_writer(), distributed.count(), distributed.threads()]
-found += [distributed.once(lambda: distributed.once(lambda: 'first') + f' {distributed.is_writer()}')]
-found += [len(distributed.broadcast('x' * 3_000_000 if distributed.is_writer() else None))]
-with distributed.held(noted()):
-  distributed.barrier()
+found = [multihost.is_writer(), multihost.count(), multihost.threads()]
+found += [multihost.once(lambda: multihost.once(lambda: 'first') + f' {multihost.is_writer()}')]
+found += [len(multihost.broadcast('x' * 3_000_000 if multihost.is_writer() else None))]
+with multihost.on_writer(noted()):
+  multihost.barrier()
 try:
-  distributed.once(refuse)
+  multihost.once(refuse)
 except RunError as error:
   found.append(str(error))
 print(found, flush=True)
-distributed.LIMIT = 2
-if not distributed.is_writer():
-  distributed.leave(3)
+multihost.LIMIT = 2
+if not multihost.is_writer():
+  multihost.leave(3)
 try:
-  distributed.barrier()
+  multihost.barrier()
 except RunError as error:
   print(error, flush=True)
-distributed.leave(4)
+multihost.leave(4)
 """
 
 
@@ -99,7 +99,7 @@ TRAINING = """
 import sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from speccascade import distributed
+from speccascade.host import multihost
 from speccascade.checkpoints import orbax
 from speccascade.models.t5 import T5, T5Config
 from speccascade.train.loop import Settings, train
@@ -108,7 +108,7 @@ from speccascade.types import Model
 
 out, several = sys.argv[1], sys.argv[2] == 'two'
 if several:
-  distributed.start(60)
+  multihost.start(60)
 network = T5(T5Config(12, 8, 2, 4, 8, 1, 1))
 params = jax.jit(network.init)(jax.random.key(0))
 if several:
@@ -213,7 +213,7 @@ Experiment.latency_trials = 1
 """
 UNLIKE = """
 import os
-from speccascade.evaluate import floor
+from speccascade.planning import floor
 floor.ENOUGH = 10.0 ** (9 if os.environ['JAX_PROCESS_ID'] == '0' else -9)  # as if one ran much faster
 """
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from speccascade.evaluate import rundir
-from speccascade.evaluate.journals import Journal
 from speccascade.host.errors import RunError
+from speccascade.host.journal import Journal
 
 
 def test_a_journal_returns_what_was_appended(tmp_path):
@@ -43,7 +43,7 @@ def test_a_last_line_of_rubbish_is_cut_off_and_one_in_the_middle_refused(tmp_pat
   Journal(path).close()
   assert path.read_bytes() == b'{"a": 1}\n'
   path.write_bytes(b'{"a": 1}\n{"a"\n{"a": 2}\n')
-  with pytest.raises(RunError, match='line 2 is damaged; delete the file to measure anew'):
+  with pytest.raises(RunError, match='/j: line 2 is damaged'):
     Journal(path)
 
 
@@ -51,7 +51,7 @@ def test_a_line_without_a_field_is_damaged(tmp_path):
   path = tmp_path / 'j'
   path.write_bytes(b'{"a": 1, "b": 1}\n{"a": 1}\n{"a": 2, "b": 1}\n')
   Journal(path).close()
-  with pytest.raises(RunError, match='j: line 2 is damaged; delete the file'):
+  with pytest.raises(RunError, match='/j: line 2 is damaged'):
     Journal(path, ('a', 'b'))
 
 
@@ -125,8 +125,8 @@ def test_not_a_number_is_not_written(tmp_path):
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from speccascade.errors import RunError
-from speccascade.evaluate.journals import Journal
+from speccascade.host.errors import RunError
+from speccascade.host.journal import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 journal = Journal(Path(sys.argv[1]))

@@ -160,7 +160,7 @@ def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
       train(tmp_path / 'run', T5_NET, copies(), s, teacher=teachers[0], say=quiet)
     (tmp_path / 'run' / name).write_text(content)
   with (tmp_path / 'run' / 'log.jsonl').open('a') as f:
-    f.write('{"step"}\n{"loss": 1}\n')
+    f.write('{"step": 3, "lo')  # as if it had been killed in the middle of a line
   train(tmp_path / 'run', T5_NET, copies(), s, teacher=teachers[0], say=quiet)
   steps = [json.loads(line)['step'] for line in (tmp_path / 'run' / 'log.jsonl').read_text().splitlines()]
   assert steps == list(range(2, 21, 2))
@@ -563,7 +563,7 @@ def _command(tmp_path, *more):
 def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path, capsys):
   assert _command(tmp_path, '--gin.train.Settings.log_every=3') == 0
   out = capsys.readouterr().out
-  assert '[large] step 3/3' in out and 'steps/s' in out and '0 s left' in out and '[large] step 1/3' not in out
+  assert '[large] step 3/3' in out and 'steps/s' in out and '00:00 left' in out and '[large] step 1/3' not in out
   assert 'forward_kl' in [line for line in out.splitlines() if '[small] step 3/3' in line][0]
   small = speccascade.load(tmp_path / 'out' / 'small' / 'model')
   assert small.network.config.embed_dim == 8 and small.tokenizer is not None
