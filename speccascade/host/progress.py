@@ -1,5 +1,6 @@
 """Progress on standard error: a line that updates on a terminal, else a line now and then."""
 
+import shutil
 import sys
 
 import tqdm
@@ -24,6 +25,7 @@ class Progress(tqdm.tqdm):
       bar_format='{desc}: {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]',
       file=stream if terminal else _Lines(stream),
       leave=terminal,
+      ncols=shutil.get_terminal_size().columns if terminal else None,
       mininterval=0.1 if terminal else EVERY,
       miniters=1,
       smoothing=0,  # the rate since the start

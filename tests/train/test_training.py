@@ -25,6 +25,7 @@ import speccascade
 from speccascade import checkpoints
 from speccascade.checkpoints import files, hf_write, orbax
 from speccascade.data.tokenizers import find
+from speccascade.host import storage
 from speccascade.host.errors import RunError
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -105,6 +106,13 @@ def test_teacher_forcing_sees_what_decoding_sees(network):
   tokens = [int(t) for t in out.tokens[0]]
   logits = jax.jit(losses.logits_of, static_argnums=0)(network, model.params, collate([([3, 4, 5], tokens)], (16,)))
   assert logits[0, : len(tokens)].argmax(-1).tolist() == tokens
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
+  with storage.lock(tmp_path / 'run' / 'lock', 'wait'):
+    with pytest.raises(RunError, match=f'run is in use by process {os.getpid()} on'):
+      train(tmp_path / 'run', T5_NET, copies(), settings(), say=quiet)
+  assert [p.name for p in (tmp_path / 'run').iterdir()] == ['lock']
 
 
 @pytest.mark.parametrize('optimizer', quick(['adamw', 'adafactor'], ['adamw']))
