@@ -160,14 +160,10 @@ class File:
         raise RunError(
           f'{path} has rows of another run ({name} was {was!r}, now {now!r}): decode with that, or remove it.'
         )
-    found = {_name(json.loads(row)): row for row in rows}
+    found = {tuple(map(json.loads(row).get, ('index', 'sample'))): row for row in rows}
     if strange := found.keys() - set(names):
       raise RunError(f'{path} has a row {min(strange, key=str)}, of which the input has no request; move it away.')
     return found
-
-
-def _name(row: Mapping[str, Any]) -> tuple:
-  return row.get('index'), row.get('sample')
 
 
 @contextlib.contextmanager

@@ -42,13 +42,19 @@ class Journal:
     self.path = path
     self._fields = frozenset(fields)
     self._remedy = f'permit it, or {elsewhere}'
-    self._store = _Objects(path) if storage.in_bucket(path) else _File(path, sync)
-    self.count = multihost.once(self._recover)
+    self._sync = sync
+    self._store = None  # where this process reads and writes
+    try:
+      self.count = multihost.once(self._recover)
+    except BaseException:
+      self.close()
+      raise
 
   def _recover(self) -> int:
     """Return how many lines are complete; cut off what follows them."""
     count = size = 0
     with storage.one_sentence(f'{self.path} cannot be read', self._remedy):
+      self._store = _Objects(self.path) if storage.in_bucket(self.path) else _File(self.path, self._sync)
       lines = self._store.lines()
       for line in lines:
         if not self._is_record(line):
@@ -58,8 +64,6 @@ class Journal:
           break
         count += 1
         size += len(line)
-    with storage.one_sentence(f'{self.path} cannot be opened', self._remedy):
-      self._store.open()
     return count
 
   def lines(self) -> Iterator[dict]:
@@ -102,11 +106,12 @@ class Journal:
   def seal(self):
     """Note that no line will follow."""
     with storage.one_sentence(f'{self.path} cannot be written', GO_ON):
-      multihost.once(self._store.seal)
+      multihost.once(lambda: self._store.seal())
 
   def close(self):
     """Close the file."""
-    self._store.close()
+    if self._store is not None:
+      self._store.close()
 
   def _is_record(self, line: bytes) -> bool:
     try:
@@ -123,31 +128,25 @@ def as_line(record: dict) -> str:
 
 def count(path: Path) -> int:
   """Return how many complete lines a journal has, which another process may be writing."""
-  return (_Objects(path) if storage.in_bucket(path) else _File(path)).count()
+  if storage.in_bucket(path):
+    return _Objects(path).count()
+  return path.read_bytes().count(b'\n') if path.exists() else 0
 
 
 class _File:
   """Lines on a disk: one file, appended to."""
 
-  def __init__(self, path: Path, sync: bool = True):
+  def __init__(self, path: Path, sync: bool):
     self._path = path
     self._sync = sync
-    self._file = None
+    self._file = open(path, 'ab', buffering=0, opener=storage.no_follow)
 
   def lines(self) -> Iterator[bytes]:
-    if self._path.exists():
-      with open(self._path, 'rb') as f:
-        yield from f
-
-  def count(self) -> int:
-    return sum(line.endswith(b'\n') for line in self.lines())
+    with open(self._path, 'rb') as f:
+      yield from f
 
   def cut(self, size: int):
-    with open(self._path, 'r+b', opener=storage.no_follow) as f:
-      f.truncate(size)
-
-  def open(self):
-    self._file = open(self._path, 'ab', buffering=0, opener=storage.no_follow)
+    self._file.truncate(size)
 
   def append(self, data: bytes, start: int, end: int):
     while data:
@@ -159,8 +158,7 @@ class _File:
     pass
 
   def close(self):
-    if self._file is not None:
-      self._file.close()
+    self._file.close()
 
 
 class _Objects:
@@ -193,9 +191,6 @@ class _Objects:
 
   def cut(self, size: int):
     raise RunError(f'{self._folder}: its last line is damaged; delete its last part, and the same command goes on.')
-
-  def open(self):
-    pass
 
   def append(self, data: bytes, start: int, end: int):
     part = self._folder / f'{start:08d}-{end:08d}.jsonl'

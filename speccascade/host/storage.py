@@ -262,33 +262,33 @@ def this_process() -> str:
 # ---- objects of a bucket ----
 
 
+@client_errors()
 def objects(folder) -> dict[str, dict]:
   """Return the objects below a folder by their names in it, with what the bucket reports of each."""
-  with client_errors():
-    try:
-      found = folder.fs.find(folder.path, detail=True)
-    except FileNotFoundError:
-      return {}
+  try:
+    found = folder.fs.find(folder.path, detail=True)
+  except FileNotFoundError:
+    return {}
   return {posixpath.relpath(name, folder.path): about for name, about in sorted(found.items())}
 
 
+@client_errors()
 def create(path, content: bytes):
   """Write an object where there is none; raise FileExistsError where there is one."""
-  with client_errors():
-    path.fs.pipe_file(path.path, content, mode='create')
+  path.fs.pipe_file(path.path, content, mode='create')
 
 
+@client_errors()
 def upload(file: Path, path):
   """Write an object with the content of a file."""
-  with client_errors():
-    path.fs.put_file(str(file), path.path)
+  path.fs.put_file(str(file), path.path)
 
 
+@client_errors()
 def remove(folder, names: list[str]):
   """Remove objects of a folder."""
-  with client_errors():
-    if names:
-      folder.fs.rm([posixpath.join(folder.path, name) for name in names])
+  if names:
+    folder.fs.rm([posixpath.join(folder.path, name) for name in names])
 
 
 def contents(folder, names: list[str]) -> Iterator[bytes]:
@@ -323,24 +323,26 @@ def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, beside: 
   copy = cache / _digest(versions)
   if not copy.exists():
     with lock(cache / '.lock', 'try again', wait=True):
-      _fetch(path.parent, {versions[name]: (name, about.get('size') or 0) for name, about in listed.items()}, cache)
+      missing = {name: listed[name].get('size') or 0 for name, v in versions.items() if not (cache / v).is_file()}
+      progress = Progress(f'fetching {path.parent}', sum(missing.values()), unit='bytes', shown=bool(missing))
+      for name, size in missing.items():
+        _fetch(path.parent / name, cache / versions[name], size, progress)
       _link(versions, cache, copy)
   return copy / path.name
 
 
-def _list(path, wanted: Callable[[str], bool], folders: Sequence[str]) -> dict[str, dict]:
+@client_errors()
+def _list(path, wanted: Callable[[str], bool], beside: Sequence[str]) -> dict[str, dict]:
   """Return the objects to copy by their names from the folder above."""
-  with client_errors():
-    is_file = path.fs.isfile(path.path)
-    found = {path.name: path.fs.info(path.path)} if is_file else {}
-    beside = path.fs.ls(path.parent.path, detail=True)
-  if not is_file:
-    found = {f'{path.name}/{name}': about for name, about in objects(path).items()}
-    if not found:
-      raise FileNotFoundError(f'{path} does not exist: the bucket has nothing of that name')
-    for folder in folders:
+  if path.fs.isfile(path.path):
+    found = {path.name: path.fs.info(path.path)}
+  elif not objects(path):
+    raise FileNotFoundError(f'{path} does not exist: the bucket has nothing of that name')
+  else:
+    next_to = path.fs.ls(path.parent.path, detail=True)
+    found = {posixpath.basename(about['name']): about for about in next_to if about['type'] == 'file'}
+    for folder in (path.name, *beside):
       found |= {f'{folder}/{name}': about for name, about in objects(path.parent / folder).items()}
-    found |= {posixpath.basename(about['name']): about for about in beside if about['type'] == 'file'}
   return {name: about for name, about in found.items() if wanted(name)}
 
 
@@ -348,31 +350,15 @@ def _digest(value: Any) -> str:
   return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _fetch(above, wanted: dict[str, tuple[str, int]], cache: Path):
-  """Fetch the versions that the cache lacks, given their names and sizes."""
-  missing = {version: about for version, about in wanted.items() if not (cache / version).is_file()}
-  if not missing:
-    return
-  progress = Progress(f'fetching {above}', sum(size for _, size in missing.values()), unit='bytes')
-  for version, (name, size) in missing.items():
-    _fetch_object(above / name, cache / version, size, progress)
-
-
-def _fetch_object(path, to: Path, size: int, progress: Progress):
+def _fetch(path, to: Path, size: int, progress: Progress):
   """Fetch an object and count its bytes while they come."""
   from fsspec.callbacks import Callback
 
-  counted = 0
-
-  def count(_, value: int):
-    nonlocal counted
-    if value != counted:
-      progress.add(value - counted, path.name)
-    counted = value
-
+  before = progress.n
+  report = lambda _, count, **__: progress.add(before + count - progress.n, path.name)
   with atomic(to) as part, client_errors():
-    path.fs.get_file(path.path, str(part), callback=Callback(hooks={'count': count}))
-  count(None, size)  # not every client reports them
+    path.fs.get_file(path.path, str(part), callback=Callback(hooks={'count': report}))
+  progress.add(before + size - progress.n)  # not every client reports them
 
 
 def _link(versions: dict[str, str], cache: Path, copy: Path):

@@ -108,7 +108,7 @@ def test_a_copy_is_fetched_once_and_what_changed_anew(folder, capsys):
 
 def test_a_copy_that_was_stopped_goes_on_with_the_files_that_are_missing(folder, capsys, monkeypatch):
   put(folder, {'m/a': 'one', 'm/b': 'four', 'm/c': 'three'})
-  fetch = storage._fetch_object
+  fetch = storage._fetch
 
   def stopped(path, *args):
     if path.name == 'b':
@@ -116,7 +116,7 @@ def test_a_copy_that_was_stopped_goes_on_with_the_files_that_are_missing(folder,
     fetch(path, *args)
 
   with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(storage, '_fetch_object', stopped)
+    patch.setattr(storage, '_fetch', stopped)
     storage.local_copy(str(folder / 'm'))
   capsys.readouterr()
   here = storage.local_copy(str(folder / 'm'))

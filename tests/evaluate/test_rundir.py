@@ -14,16 +14,6 @@ from speccascade.host.errors import RunError
 from speccascade.host.journal import Journal
 
 
-def test_a_journal_returns_what_was_appended(tmp_path):
-  journal = Journal(tmp_path / 'j')
-  journal.append([{'a': 1}, {'a': 'ä'}])
-  journal.append([{'a': 3.5}])
-  journal.close()
-  again = Journal(tmp_path / 'j')
-  assert list(again.lines()) == [{'a': 1}, {'a': 'ä'}, {'a': 3.5}]
-  again.close()
-
-
 def test_a_cut_anywhere_leaves_the_whole_lines(tmp_path):
   path = tmp_path / 'j'
   whole = b''.join(json.dumps({'line': i, 'text': 'x' * i}).encode() + b'\n' for i in range(3))
