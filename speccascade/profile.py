@@ -39,7 +39,7 @@ from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.engine.state import Context, State
 from speccascade.evaluate import protocols, sv_studies
 from speccascade.evaluate.report.formats import markdown
-from speccascade.host import commands, disk, multihost
+from speccascade.host import commands, multihost, storage
 from speccascade.host.errors import RunError
 from speccascade.host.progress import Progress
 from speccascade.methods import sv_exact
@@ -346,7 +346,7 @@ def _parser() -> commands.Parser:
 
 def _check(args: argparse.Namespace):
   """Refuse what can be told to be wrong before anything is read."""
-  out = disk.local(args.out)
+  out = storage.local(args.out)
   if out.exists() and not args.overwrite:
     raise RunError(f'{out} is there already: name another file, or give --overwrite.')
   if args.data is None and args.times is None:
@@ -365,8 +365,8 @@ def _check(args: argparse.Namespace):
 
 def _run(args: argparse.Namespace):
   _check(args)
-  out, sampler = disk.local(args.out), commands.sampler(args)
-  disk.sweep(out)
+  out, sampler = storage.local(args.out), commands.sampler(args)
+  storage.remove_parts(out)
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.data, field, args.count) if args.data else None
   old = profiles.load(args.times) if args.times else None
@@ -380,7 +380,7 @@ def _run(args: argparse.Namespace):
   else:
     found = profile(
       models, prompts, sampler=sampler, block=args.block, max_new_tokens=args.tokens, batch_size=args.batch,
-      batches=args.batches, bins=args.bins, data=disk.local(args.data).name, seed=args.seed, trials=0,
+      batches=args.batches, bins=args.bins, data=storage.local(args.data).name, seed=args.seed, trials=0,
     )  # fmt: skip
   found.save(out)  # whole but for the ways, which take longest
   found = with_ways(found, models, prompts, args.trials, max_new_tokens=args.tokens, seed=args.seed)

@@ -6,10 +6,8 @@ prompts take their places (continuous batching).
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 import itertools
-import sys
 
 import numpy as np
-import tqdm
 
 from speccascade import sampling
 from speccascade.backends import sharding
@@ -17,6 +15,7 @@ from speccascade.decode import sequence_cascade
 from speccascade.engine import engine, inputs, loop, profiles, requests, results, validate
 from speccascade.engine.method import SequenceCascade, Strategy
 from speccascade.host.errors import known_as
+from speccascade.host.progress import Progress
 from speccascade.types import Model, whole
 
 _LOOKS = 8  # rounds between two looks for stop strings
@@ -104,10 +103,10 @@ def _decode(
   method, models, rows, *, skip: frozenset[int] = frozenset(), progress: bool = False, **settings
 ) -> list[results.Row]:
   ended = {}
-  with tqdm.tqdm(total=len(rows) - len(skip), disable=not progress, file=sys.stderr, unit='text') as bar:
+  with Progress('decode', len(rows) - len(skip), unit='texts', shown=progress) as bar:
     for some in _serve(method, models, rows, every=None, patient=True, skip=skip, **settings):
       ended |= dict(some)
-      bar.update(len(some))
+      bar.add(len(some))
   return [ended[i] for i in sorted(ended)]
 
 
