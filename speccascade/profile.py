@@ -46,7 +46,7 @@ from speccascade.methods import sv_exact
 from speccascade.models import packing
 from speccascade.planning import floor
 from speccascade.stopping import Policy
-from speccascade.types import Array, Model, places
+from speccascade.types import Array, iota, Model
 
 BATCHES = (1, 4, 8, 16, 32)
 _NOTED = ('s', 'a', 's_target', 'accept', 'place')
@@ -77,12 +77,12 @@ class Observe:
     s, a = verification.indicators(state, 1, width)
     s_target, _ = verification.indicators(state, 2, width)
     accept = verification.chance(state, 2, width)
-    place = jnp.broadcast_to(places(s.shape[1]).astype(jnp.float32), s.shape)
+    place = jnp.broadcast_to(iota(s.shape[1]).astype(jnp.float32), s.shape)
     found = dict(zip(_NOTED, (s, a, s_target, accept, place), strict=True))
     return state.replace(policy={name: self._noted(state, x, found[name]) for name, x in state.policy.items()})
 
   def _noted(self, state: State, noted: Array, new: Array) -> Array:
-    slot = places(noted.shape[1]) - state.length[:, None]
+    slot = iota(noted.shape[1]) - state.length[:, None]
     fresh = (slot >= 0) & (slot < state.window.size[:, None]) & state.active[:, None]
     return jnp.where(fresh, take(new, jnp.clip(slot, 0, new.shape[1] - 1)), noted)
 

@@ -129,11 +129,11 @@ def _serve(
     method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor
   )
   rounds = min(every or loop.FOREVER, _LOOKS if needs.texts else loop.FOREVER)
-  parts, queue = results.Parts(method, models, rows, processor), _Queue(made, rows, skip, shares)
+  parts, queue = results.RowReader(method, models, rows, processor), _Queue(made, rows, skip, shares)
   return _run(queue, parts, every=every is not None, patient=patient, rounds=rounds)
 
 
-def _run(queue: '_Queue', parts: results.Parts, *, every: bool, patient: bool, rounds: int):
+def _run(queue: '_Queue', parts: results.RowReader, *, every: bool, patient: bool, rounds: int):
   """Yield rows as `_serve` returns them; those that ended before something went wrong are given before it is raised."""
   made, size = queue.engine, queue.engine.size
   rows = lambda found: [(index, parts.row(index, *where)) for index, *where in found]

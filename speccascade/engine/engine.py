@@ -17,7 +17,7 @@ import numpy as np
 from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
-from speccascade.engine.state import cache_owners, State
+from speccascade.engine.state import cache_slots, State
 from speccascade.types import Array, Model, Prompt
 
 FIRST = 5e10  # bytes of weights and caches times tokens of a first run
@@ -41,7 +41,7 @@ class Engine:
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
     self.weights = given, self.params  # a backend's copies are held as well as what they were made of
     networks = tuple(s.network for s in slots)
-    self.program = loop.Program(networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top)
+    self.program = loop.Program(networks, cache_slots(slots), buffer, self.vocab, backend, trace, needs.top)
     self.fits = set()  # how many prompts may be read at once
     self.processor = validate.check_processor(processor, self.vocab, buffer)
     self.pace = None  # rounds of a run
@@ -67,18 +67,18 @@ class Engine:
     room = min(self.width, self.program.buffer)  # an encoder–decoder's prompt may be longer than its output
     return loop.caches_of(self.program, params, prompt, room)
 
-  def arrival(self, rows: Sequence[requests.Row], source: Sequence[int] | None, target: Sequence[int]) -> loop.Arrival:
+  def arrival(self, rows: Sequence[requests.Row], source: Sequence[int] | None, target: Sequence[int]) -> loop.InsertBatch:
     """Return rows with the prompts of a prefix that they continue, None for each its own, and their places."""
     pad = lambda x: np.asarray([*x, *[0] * (self.size - len(x))], np.int32)
     arrays = requests.arrays(rows, self.needs, self.size, self.width, self.vocab)
-    return loop.Arrival(arrays, None if source is None else pad(source), pad(target), np.int32(len(rows)))
+    return loop.InsertBatch(arrays, None if source is None else pad(source), pad(target), np.int32(len(rows)))
 
-  def begin(self, prefix: tuple, arrival: loop.Arrival) -> State:
+  def begin(self, prefix: tuple, arrival: loop.InsertBatch) -> State:
     """Return a batch of rows, the first in place 0 and so on."""
     self.length, self.stuck = None, 0
     return loop.begin(self.program, self.method, self.params, prefix, arrival)
 
-  def insert(self, prefix: tuple, arrival: loop.Arrival, state: State) -> State:
+  def insert(self, prefix: tuple, arrival: loop.InsertBatch, state: State) -> State:
     """Put rows into their places of the batch."""
     self.length, self.stuck = None, 0
     return loop.insert(self.program, self.method, prefix, arrival, state)
