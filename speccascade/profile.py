@@ -113,10 +113,9 @@ def observe(
     some = order[i : i + size]
     place = list(range(len(some)))
     prefix = made.prefill([rows[n].tokens for n in some], size)
-    state, ended = made.begin(prefix, made.arrival([rows[n] for n in some], None, place)), None
+    state, ended = made.begin(prefix, made.insert_batch([rows[n] for n in some], None, place)), None
     while ended is None or not ended['done'].all():
-      state, packed = made.run(state)
-      ended = made.collect(packed, state)
+      state, ended = made.collect(made.run(state))
     noted = {name: np.asarray(x) for name, x in state.policy.items()}
     parts += [_sample(models[-1], rows[n], n, p, ended, noted) for n, p in zip(some, place, strict=True)]
     progress.add(len(some))
