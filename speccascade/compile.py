@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from speccascade import ahead, commands, hlo, layout, methods, rules, Sampler
-from speccascade.checkpoints.hf_config import network_from_config
+from speccascade.checkpoints.hf import network_from_config
 from speccascade.errors import RunError
 from speccascade.models import shapes
 from speccascade.types import Network

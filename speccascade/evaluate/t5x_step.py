@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from speccascade import inputs, loop, methods, probs, profiles
-from speccascade.checkpoints.t5x_params import model, with_params
+from speccascade.checkpoints.t5x import model, with_params
 from speccascade.types import Array, Model, Prompt
 
 __all__ = ['decode_batch', 'model', 'with_params']

@@ -14,7 +14,7 @@ import warnings
 import numpy as np
 
 from speccascade import disk, methods, tokenizers
-from speccascade.checkpoints import files as checkpoint_files
+from speccascade.checkpoints import digests
 from speccascade.data import files
 from speccascade.decode import decode
 from speccascade.embedded import grammar
@@ -77,7 +77,7 @@ def from_teacher(
   in `file`, what they were made with in its first line, so that a restart need not make them again.
   """
   file, teacher = disk.local(file), teacher() if callable(teacher) else teacher
-  made_with = {'teacher': checkpoint_files.digest_of_params(teacher.params), 'temperature': temperature}
+  made_with = {'teacher': digests.of_params(teacher.params), 'temperature': temperature}
   made_with |= {'max_new_tokens': max_new_tokens, 'seed': seed}
   if not file.is_file():
     _write_outputs(teacher, sources, file, made_with, batch_size)

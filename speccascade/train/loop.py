@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 from speccascade import disk, distributed, progress, tokenizers
-from speccascade.checkpoints import files, hf_write, orbax
+from speccascade.checkpoints import digests, hf, orbax
 from speccascade.train.batches import Batch, batches, Pair
 from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
@@ -108,8 +108,8 @@ def train(
 def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, str | None]:
   """Return what belongs to a run: with another of these it does not go on."""
   found = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
-  found |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
-  found['tokenizer'] = tokenizer and files.digest({Path(p).name: Path(p) for p in tokenizer.files()})
+  found |= {name: model and digests.of_params(model.params) for name, model in models.items()}
+  found['tokenizer'] = tokenizer and digests.of_files({Path(p).name: Path(p) for p in tokenizer.files()})
   return found | {'model': f'{settings.format}, {settings.save_dtype}'}
 
 
@@ -256,7 +256,7 @@ def _step(line: str) -> int:
 def _check(name: str, network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
   """Raise before any work for what cannot be trained, or not written."""
   if settings.format == 'hf':
-    hf_write.check(network, name)
+    hf.check(network, name)
   if start is not None and start.network.config != network.config:
     raise ValueError(f'start is a {start.network.config}, but network a {network.config}: give them the same sizes')
   if start is not None and start.network.scan != network.scan:
@@ -331,4 +331,4 @@ def _write(folder: Path, model: Model, settings: Settings) -> None:
 
 
 def _save_whole(folder: Path, model: Model, settings: Settings) -> None:
-  (orbax.save if settings.format == 'orbax' else hf_write.write)(folder, model, overwrite=True)
+  (orbax.save if settings.format == 'orbax' else hf.write)(folder, model, overwrite=True)

@@ -7,13 +7,14 @@ import shutil
 import subprocess
 import sys
 
+from flax.traverse_util import flatten_dict
 import jax
 import numpy as np
 import pytest
 from tiers import quick
 
 from speccascade import checkpoints, convert
-from speccascade.checkpoints import files, hf, hf_write, orbax, t5x
+from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model
 
@@ -118,17 +119,17 @@ def test_a_decoder_that_was_made_here_is_written_with_a_context(tmp_path):
   network = Decoder(DecoderConfig(11, 8, 2, 1, 4, 6, (Span(), Span())), (2,))
   source = orbax.save(tmp_path / 'mine', Model(network.init(jax.random.key(0)), network))
   back = checkpoints.read(convert.convert(source, tmp_path / 'hf', form='hf')).network
-  assert back == hf_write.settled(network) and back.config.context == 2048
+  assert back == hf.settled(network) and back.config.context == 2048
   odd = Decoder(dataclasses.replace(network.config, norms='post'), (2,))
   with pytest.raises(ValueError, match='no model_type of Hugging Face is a DecoderConfig.*: write orbax'):
-    hf_write.write(tmp_path / 'odd', Model({}, odd))
+    hf.write(tmp_path / 'odd', Model({}, odd))
   assert not (tmp_path / 'odd').exists()
 
 
 def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
   model = _model(T5 | {'model_type': 'umt5', 'tie_word_embeddings': False})
   with pytest.warns(UserWarning, match='whose logits transformers 5 divides by √d'):
-    hf_write.write(tmp_path / 'hf', model)
+    hf.write(tmp_path / 'hf', model)
 
 
 @pytest.mark.parametrize('form', ['orbax', 't5x', 'hf'])
@@ -172,12 +173,12 @@ def test_nothing_is_destroyed(source, tmp_path):
 def test_reading_back_notices_a_changed_tensor_and_network(source, tmp_path, monkeypatch):
   checksum = files.checksum
   seen = []
-  count = len(files.named(_model(T5).params))
+  count = len(flatten_dict(_model(T5).params, sep='.'))
   monkeypatch.setattr(files, 'checksum', lambda x: seen.append(1) or checksum(x) + (len(seen) == count + 3))
   with pytest.raises(ValueError, match="tensor '.*' was written as .* and read back as .* convert again"):
     convert.convert(t5x.write(tmp_path / 'a', _model(T5)), tmp_path / 'b', form='hf')
   monkeypatch.undo()
-  monkeypatch.setattr(hf_write, 'config_of', lambda network: T5 | {'relative_attention_max_distance': 7})
+  monkeypatch.setattr(hf.writer, 'config_of', lambda network: T5 | {'relative_attention_max_distance': 7})
   with pytest.raises(ValueError, match='the network was .* and was read back as .* write orbax instead'):
     convert.convert(source, tmp_path / 'c', form='hf')
 

@@ -22,6 +22,8 @@ ACTIVATIONS = {
   'gelu_pytorch_tanh': 'gelu_tanh',
 }
 
+T5_FAMILIES = ('t5', 'mt5', 'umt5')
+
 _LLAMA = {
   'num_key_value_heads': None,
   'head_dim': None,
@@ -208,7 +210,7 @@ def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', s
   family = c['model_type']
   if family in REGISTERED:
     return _registered(family, c, eos_ids=ids, dtype=dtype, scan=scan)
-  if family in ('t5', 'mt5', 'umt5'):
+  if family in T5_FAMILIES:
     start = c['pad_token_id'] if c['decoder_start_token_id'] is None else c['decoder_start_token_id']
     if type(start) is not int or not 0 <= start < c['vocab_size']:
       raise ValueError(

@@ -7,18 +7,20 @@ Unscanned names are ours already. Scanned layers lie on axis 1 (`param_scan_axis
 Axis letters: E embedding, L layers, H heads, D head dimension, F MLP, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
 from pathlib import Path
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from speccascade.checkpoints import t5x_gin
-from speccascade.checkpoints.shards import Box
-from speccascade.checkpoints.tensor_files import AGAIN, read_json
+from speccascade.checkpoints.assemble import Box, full_box, InMemory, Shape, Tensor
+from speccascade.checkpoints.files import AGAIN, read_json
+from speccascade.checkpoints.t5x import activations
 from speccascade.models.layers import stack_layers
 from speccascade.models.t5 import T5Config
 from speccascade.types import Array, Params
@@ -34,53 +36,94 @@ _SIZES = {  # what config.json may state: the tensor and axis that tell it too
   'relative_attention_num_buckets': (f'encoder.{_BIAS}', 1),
 }
 
-Shape = tuple[int, ...]
-
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-  """One of our parameters: the T5X tensor that holds it, its layer there (None: all of it), and its shape."""
+class _View:
+  """A tensor of T5X with the axes of ours: layers on axis 0, heads and their dimension joined."""
 
-  name: str
-  source: str
-  layer: int | None
-  axis: int  # of the layers
-  shape: Shape
+  tensor: Tensor
+  axis: int | None  # of the layers
+  heads: int | None  # axis of the heads, layers not counted
 
-  def take(self, x: Array, shape: Shape | None = None) -> Array:
-    """Return the parameter out of its tensor, or out of the part of it that has a part of this shape."""
-    return (x if self.layer is None else x.take(self.layer, self.axis)).reshape(shape or self.shape)
+  @property
+  def file(self) -> Path:
+    return self.tensor.file
 
-  def box(self, box: Box, shape: Shape) -> Box:
-    """Return where a part of the parameter lies in its tensor of that shape, for all layers; heads are not cut."""
-    inner = shape if self.layer is None else _without(shape, self.axis)
-    if len(inner) > len(self.shape):
-      joined = 0 if '.out.' in self.name else 1
-      dim = inner[joined + 1]
-      heads = slice(box[joined].start // dim, box[joined].stop // dim)
-      box = (*box[:joined], heads, slice(0, dim), *box[joined + 1 :])
-    if self.layer is None:
-      return box
-    return (*box[: self.axis], slice(0, shape[self.axis]), *box[self.axis :])
+  @property
+  def name(self) -> str:
+    return self.tensor.name
+
+  @property
+  def dtype(self) -> np.dtype:
+    return self.tensor.dtype
+
+  @property
+  def _inner(self) -> Shape:
+    """The shape of one layer."""
+    return self.tensor.shape if self.axis is None else _without(self.tensor.shape, self.axis)
+
+  @property
+  def shape(self) -> Shape:
+    shape = self._inner
+    if self.heads is not None:
+      heads, dim = shape[self.heads : self.heads + 2]
+      shape = (*shape[: self.heads], heads * dim, *shape[self.heads + 2 :])
+    return shape if self.axis is None else (self.tensor.shape[self.axis], *shape)
+
+  def read(self, box: Box | None = None) -> Array:
+    """Return the tensor, or the part of it in a box, which never cuts a head."""
+    box = list(full_box(self.shape) if box is None else box)
+    size = tuple(s.stop - s.start for s in box)
+    layers = [] if self.axis is None else [box.pop(0)]
+    if self.heads is not None:
+      joined, dim = box[self.heads], self._inner[self.heads + 1]
+      box[self.heads : self.heads + 1] = [slice(joined.start // dim, joined.stop // dim), slice(0, dim)]
+    if not layers:
+      return self.tensor.read(tuple(box)).reshape(size)
+    x = self.tensor.read((*box[: self.axis], *layers, *box[self.axis :]))
+    return x.transpose(self.axis, *_without(tuple(range(x.ndim)), self.axis)).reshape(size)
 
 
-def parts(shapes: Mapping[str, Shape], where: Path | str, own_bias: bool) -> list[Part]:
-  """Return our parameters for the tensors of a T5X checkpoint, scanned or not; scanned biases are one, or each own."""
+def with_our_axes(tensors: Mapping[str, Tensor], where: Any, compare_biases: bool = True) -> dict[str, Tensor]:
+  """Return the tensors of a T5X checkpoint under our names and with our axes, layers stacked where they are scanned.
+
+  Args:
+    tensors: the stored tensors by T5X's names.
+    where: what errors name.
+    compare_biases: read the relative biases of scanned layers, and keep one of them where all are equal.
+  """
+  shapes = {name: x.shape for name, x in tensors.items()}
   check_kind(shapes, where)
-  found = []
-  axis = scan_axis(shapes, where) if scanned(shapes) else 0
-  for source, shape in shapes.items():
-    match = _SCANNED.fullmatch(source)
-    if not match:
-      found.append(Part(source, source, None, 0, _join(source, shape)))
-      continue
-    stack, rest = match[1].split('.')[0], match[2]
-    inner = _join(rest, _without(shape, axis))
-    if rest == _BIAS and not own_bias:
-      found.append(Part(f'{stack}.{rest}', source, 0, axis, inner))
-      continue
-    found += [Part(f'{stack}.layers_{i}.{rest}', source, i, axis, inner) for i in range(shape[axis])]
-  return found
+  axis = scan_axis(shapes, where) if is_scanned(shapes) else None
+  ours, biases = {}, []
+  for name, tensor in tensors.items():
+    match = _SCANNED.fullmatch(name)
+    our_name = f'{match[1].split(".")[0]}.layers.{match[2]}' if match else name
+    view = _View(tensor, axis if match else None, None)
+    kernel = _ATTENTION.search(name)
+    if kernel and len(view.shape) - bool(match) == 3:
+      view = dataclasses.replace(view, heads=0 if kernel[1] == 'out' else 1)
+    if match and match[2] == _BIAS and compare_biases:
+      view = InMemory(tensor.file, tensor.name, view.read())
+      biases.append(our_name)
+    ours[our_name] = view
+  if all((ours[name].array == ours[name].array[:1]).all() for name in biases):
+    for name in biases:
+      stacked = ours.pop(name)
+      ours[name.replace('.layers', '')] = dataclasses.replace(stacked, array=stacked.array[0])
+  return ours
+
+
+def shapes_by_layer(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
+  """Return the shapes of tensors with our names, those of stacked layers for each layer."""
+  shapes = {}
+  for name, tensor in tensors.items():
+    if '.layers.' in name:
+      depth, *inner = tensor.shape
+      shapes |= {name.replace('.layers.', f'.layers_{i}.'): tuple(inner) for i in range(depth)}
+    else:
+      shapes[name] = tuple(tensor.shape)
+  return shapes
 
 
 def check_kind(shapes: Mapping[str, Shape], where: Path | str) -> None:
@@ -92,14 +135,9 @@ def check_kind(shapes: Mapping[str, Shape], where: Path | str) -> None:
     )
 
 
-def scanned(shapes: Mapping[str, Shape]) -> bool:
-  """Tell whether the tensors are those of T5X's scanned variant."""
-  return any(_SCANNED.fullmatch(name) for name in shapes)
-
-
-def scanned_biases(shapes: Mapping[str, Shape]) -> list[str]:
-  """Return the tensors that hold the relative biases of all layers of a stack."""
-  return [name for name in shapes if _SCANNED.fullmatch(name) and name.endswith(_BIAS)]
+def is_scanned(names: Iterable[str]) -> bool:
+  """Tell whether tensors are those of T5X's scanned variant."""
+  return any(_SCANNED.fullmatch(name) for name in names)
 
 
 def scan_axis(shapes: Mapping[str, Shape], where: Path | str) -> int:
@@ -141,15 +179,6 @@ def _apart(config: T5Config, path, x: Array) -> Array:
   if name:
     x = x.reshape(len(x), *heads, -1) if name[1] == 'out' else x.reshape(*x.shape[:2], *heads)
   return jnp.moveaxis(x, 0, 1)
-
-
-def _join(name: str, shape: Shape) -> Shape:
-  """Return a shape with the heads and their dimension as one axis."""
-  attention = _ATTENTION.search(name)
-  if not attention or len(shape) != 3:
-    return shape
-  a, b, c = shape
-  return (a * b, c) if attention[1] == 'out' else (a, b * c)
 
 
 def config_of(shapes: Mapping[str, Shape], where: Path) -> dict:
@@ -210,25 +239,25 @@ def _projection(folder: Path, gated: bool, activation: str | None) -> str:
   """Return `feed_forward_proj` for the activation that was given or that gin states."""
   if activation is not None:
     return projection((activation, 'linear')[: 1 + gated], gated, f'activation={activation!r}')
-  stated = t5x_gin.find(folder)
+  stated = activations.find(folder)
   if stated is None:
     raise ValueError(
       f"{folder} does not say which activation its MLPs have: put the model's config.gin beside it, or pass "
-      f'activation={_usual(gated)}; it is one of {", ".join(t5x_gin.ACTIVATIONS)}'
+      f'activation={_usual(gated)}; it is one of {", ".join(activations.ACTIVATIONS)}'
     )
   return projection(stated.value, gated, f'{stated.file}: mlp_activations = {stated.value}')
 
 
-def projection(activations, gated: bool, where: str) -> str:
+def projection(stated, gated: bool, where: str) -> str:
   """Return `feed_forward_proj` for T5X's `mlp_activations`."""
-  names = tuple(activations) if isinstance(activations, list | tuple) else (activations,)
-  if names[0] not in t5x_gin.ACTIVATIONS or names[1:] not in ((), ('linear',)):
+  names = tuple(stated) if isinstance(stated, list | tuple) else (stated,)
+  if names[0] not in activations.ACTIVATIONS or names[1:] not in ((), ('linear',)):
     raise ValueError(
-      f"{where} is not supported: it is one of {', '.join(t5x_gin.ACTIVATIONS)}, in gin alone or before 'linear'"
+      f"{where} is not supported: it is one of {', '.join(activations.ACTIVATIONS)}, in gin alone or before 'linear'"
     )
   if (len(names) == 2) != gated:
     raise ValueError(f'{where} has {len(names)} kernels wi, but the tensors have {1 + gated}: {AGAIN}')
-  return 'gated-' * gated + t5x_gin.ACTIVATIONS[names[0]]
+  return 'gated-' * gated + activations.ACTIVATIONS[names[0]]
 
 
 def _usual(gated: bool) -> str:

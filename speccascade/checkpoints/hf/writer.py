@@ -2,21 +2,25 @@
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import json
 import os
 from pathlib import Path
 from typing import Any
 import warnings
 
+from flax.traverse_util import flatten_dict
 import jax
+import numpy as np
 
-from speccascade.checkpoints import files, hf
-from speccascade.checkpoints.hf_config import DEFAULTS, network_from_config
+from speccascade.checkpoints import assemble, files
+from speccascade.checkpoints.hf import names
+from speccascade.checkpoints.hf.config import DEFAULTS, network_from_config, T5_FAMILIES
 from speccascade.models.decoder import Decoder, DecoderConfig
 from speccascade.models.layers import unstack_layers
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
-from speccascade.types import Model, Network
+from speccascade.types import Model, Network, Params
 
 _ACTIVATIONS = {'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu', 'gelu': 'gelu'}
 _CLASSES = {
@@ -32,7 +36,7 @@ def config_of(network: Network) -> dict[str, Any]:
   network = settled(network)
   written = _t5 if isinstance(network, T5) else _decoder
   for family in _CLASSES:
-    if isinstance(network, T5) == (family in hf.T5_FAMILIES):
+    if isinstance(network, T5) == (family in T5_FAMILIES):
       config = written(network.config, family) | _common(network, family)
       try:
         if network_from_config(config, dtype=network.dtype) == network:
@@ -75,12 +79,28 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
       'config.json says: there its greedy texts are those of this model, its probabilities are not',
       stacklevel=2,
     )
-  with files.whole(path, overwrite=overwrite) as scratch:
+  with files.atomic_dir(path, overwrite=overwrite) as scratch:
     files.copy_tokenizer(model.tokenizer, scratch)
     write_config(scratch, model.network)
-    tensors = hf.export(model.network, family, jax.device_get(params))
+    tensors = export(model.network, family, jax.device_get(params))
     save_file(tensors, scratch / 'model.safetensors', metadata={'format': 'pt'})
   return path
+
+
+def export(network: Network, family: str, params: Params) -> dict[str, np.ndarray]:
+  """Return parameters as the tensors of a Hugging Face checkpoint.
+
+  Args:
+    network: their network.
+    family: model_type of the checkpoint.
+    params: the parameters, layers not stacked.
+  """
+  leaves, parts = flatten_dict(params), {}
+  entries = assemble.plan(dataclasses.replace(network, scan=False), functools.partial(names.source, family))
+  for entry in sorted(entries, key=lambda entry: entry.offset):
+    value = np.asarray(leaves[entry.path])
+    parts.setdefault(entry.source, []).append(value.T if entry.transpose else value)
+  return {name: np.ascontiguousarray(np.concatenate(values, axis=-1)) for name, values in parts.items()}
 
 
 def _common(network: Network, family: str) -> dict[str, Any]:
