@@ -111,8 +111,9 @@ def plan_by_own_names(network: Network, stored: Mapping[str, Tensor]) -> list[En
   """Return the entries of a network whose parameters are stored under their own names, layers stacked or not."""
 
   def locate(path: tuple[str, ...], _: Shape) -> dict[str, Any]:
-    name, stacked, layer = '.'.join(path), *stacked_path(path)
-    return {'source': name} if layer is None or name in stored else {'source': '.'.join(stacked), 'layer': layer}
+    path_of_stack, layer = stacked_path(path)
+    stack = '.'.join(path_of_stack)
+    return {'source': stack, 'layer': layer} if stack in stored else {'source': '.'.join(path)}
 
   return plan(network, locate)
 

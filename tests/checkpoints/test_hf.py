@@ -210,17 +210,13 @@ def _error(folder, kind=ValueError) -> str:
   return str(info.value)
 
 
-def test_a_truncated_file_names_file_and_tensor(llama):
+def test_a_file_that_is_cut_off_is_named_with_its_size(llama):
   folder, _, _ = llama
   file = folder / 'model.safetensors'
   data = file.read_bytes()
-  file.write_bytes(data[:-40])
-  message = _error(folder)
-  assert str(file) in message and "tensor '" in message and 'cut off' in message
-  file.write_bytes(data[:100])
-  assert 'cut off in its header' in _error(folder)
-  file.write_bytes(b'')
-  assert 'cut off in its header, it has 0 bytes' in _error(folder)
+  for cut in (data[:-40], data[:100], b''):
+    file.write_bytes(cut)
+    assert f'{file} is cut off or corrupt, it has {len(cut)} bytes' in _error(folder)
 
 
 def test_a_corrupt_header_names_the_file(llama):
@@ -229,10 +225,10 @@ def test_a_corrupt_header_names_the_file(llama):
   data = bytearray(file.read_bytes())
   data[9:12] = b'\xff\xff\xff'
   file.write_bytes(data)
-  assert f'{file} has an unreadable header' in _error(folder)
+  assert f'{file} is cut off or corrupt' in _error(folder)
   header = json.dumps({'model.norm.weight': {'dtype': 'F32', 'shape': [8], 'data_offsets': [0, 12]}}).encode()
   file.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(64))
-  assert "tensor 'model.norm.weight' F32[8] does not fit its 12 bytes" in _error(folder)
+  assert f'{file} is cut off or corrupt' in _error(folder)
 
 
 def test_a_wrong_shape_names_both_shapes(llama):

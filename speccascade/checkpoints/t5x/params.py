@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from speccascade.checkpoints import assemble
 from speccascade.checkpoints.hf.config import network_from_config
-from speccascade.checkpoints.t5x import names
+from speccascade.checkpoints.t5x import axes
+from speccascade.checkpoints.t5x.config import config_of, projection
 from speccascade.models.layers import stack_layers
 from speccascade.models.t5 import T5
 from speccascade.types import Model
@@ -24,10 +25,10 @@ def model(params, config, *, eos_id: int = 1) -> Model:
     config: its `network.T5Config`.
     eos_id: id of the token that ends a text.
   """
-  shapes = names.shapes_by_layer(_tensors(params))
+  shapes = axes.shapes_by_layer(_tensors(params))
   gated = 'encoder.layers_0.mlp.wi_0.kernel' in shapes
-  projection = names.projection(config.mlp_activations, gated, f'mlp_activations = {config.mlp_activations!r}')
-  sizes = names.config_of(shapes, _WHERE) | {'feed_forward_proj': projection, 'eos_token_id': eos_id}
+  activation = projection(config.mlp_activations, gated, f'mlp_activations = {config.mlp_activations!r}')
+  sizes = config_of(shapes, _WHERE) | {'feed_forward_proj': activation, 'eos_token_id': eos_id}
   network = network_from_config(sizes, dtype=jnp.dtype(config.dtype).name)
   return with_params(Model({}, network, name='t5x'), params)
 
@@ -50,11 +51,10 @@ def with_params(model: Model, params) -> Model:
   network = dataclasses.replace(network, config=dataclasses.replace(network.config, shared_bias=not own_bias))
   entries = assemble.plan_by_own_names(dataclasses.replace(network, scan=False), tensors)
   assemble.check(entries, tensors, network, _WHERE)
-  arrays = {name: tensor.read() for name, tensor in tensors.items()}
   leaves = {}
   for entry in entries:
-    source = arrays[entry.source]
-    leaves[entry.path] = jnp.asarray(entry.take(source, assemble.full_box(source.shape)), network.dtype)
+    box = entry.stored_box()
+    leaves[entry.path] = jnp.asarray(entry.take(tensors[entry.source].read(box), box), network.dtype)
   tree = unflatten_dict(leaves)
   return model.replace(params=stack_layers(tree) if network.scan else tree, network=network)
 
@@ -62,4 +62,4 @@ def with_params(model: Model, params) -> Model:
 def _tensors(params) -> dict[str, assemble.Tensor]:
   leaves = flatten_dict(core.unfreeze(params), sep='.')
   tensors = {name: assemble.InMemory(_WHERE, name, x) for name, x in leaves.items()}
-  return names.with_our_axes(tensors, _WHERE, compare_biases=False)
+  return axes.with_our_axes(tensors, _WHERE, compare_biases=False)

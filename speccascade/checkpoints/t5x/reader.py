@@ -17,7 +17,7 @@ import numpy as np
 from speccascade.checkpoints import assemble, files, zarr_files
 from speccascade.checkpoints.files import AGAIN
 from speccascade.checkpoints.hf.config import network_from_config
-from speccascade.checkpoints.t5x import names
+from speccascade.checkpoints.t5x import axes, config
 from speccascade.types import Network, Params
 
 STEP = re.compile(r'checkpoint_(\d+)')
@@ -61,12 +61,12 @@ def read(
   """
   folder = find(Path(path))
   files.check_finished(folder)
-  stored = names.with_our_axes(_tensors(folder), folder)
-  shapes = names.shapes_by_layer(stored)
+  stored = axes.with_our_axes(_tensors(folder), folder)
+  shapes = axes.shapes_by_layer(stored)
   gated = 'encoder.layers_0.mlp.wi_0.kernel' in shapes
-  config = names.complete(names.config_of(shapes, folder), folder, gated, activation)
+  hf_config = config.complete(config.config_of(shapes, folder), folder, gated, activation)
   dtype_of_network = dtype or stored['token_embedder.embedding'].dtype.name
-  network = network_from_config(config, dtype=dtype_of_network, scan=scan)
+  network = network_from_config(hf_config, dtype=dtype_of_network, scan=scan)
   entries = assemble.plan_by_own_names(network, stored)
   assemble.check(entries, stored, network, folder)
   return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)

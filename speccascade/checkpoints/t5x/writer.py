@@ -10,7 +10,7 @@ import numpy as np
 
 from speccascade.checkpoints import files, zarr_files
 from speccascade.checkpoints.hf.writer import write_config
-from speccascade.checkpoints.t5x import names
+from speccascade.checkpoints.t5x import axes
 from speccascade.checkpoints.t5x.reader import STEP
 from speccascade.models.layers import unstack_layers
 from speccascade.models.t5 import T5
@@ -31,7 +31,7 @@ def write(path, model: Model, *, step: int | None = None, scan: bool = False, ov
   folder, step = _destination(path, step)
   params = unstack_layers(model.params) if model.network.scan else model.params
   if scan:
-    params = names.scan(params, model.network.config)
+    params = axes.scan(params, model.network.config)
   with files.atomic_dir(folder, overwrite=overwrite) as scratch:
     target = _write_tree(scratch, params, 'target.')
     tree = {'version': 3, 'optimizer': {'target': target, 'state': {'step': np.int32(step)}}}
