@@ -68,7 +68,7 @@ def test_training_and_experiments_do_not_know_each_other():
 
 
 def test_models_and_checkpoints_know_no_phase():
-  for path in [*(PACKAGE / 'models').glob('*.py'), *(PACKAGE / 'checkpoints').glob('*.py')]:
+  for path in [*(PACKAGE / 'models').glob('*.py'), *(PACKAGE / 'checkpoints').rglob('*.py')]:
     assert not {n.split('.')[0] for n in imports(path)} & set(ORDER[ORDER.index('probs') :]), path.name
 
 

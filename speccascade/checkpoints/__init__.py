@@ -24,7 +24,7 @@ __all__ = ['digest', 'kind', 'load', 'load_all', 'load_shared', 'parse_model_pat
 _EXIT = re.compile(r'(.+)@(\d+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
-_BESIDE = {'.gin', '.json', '.model', '.txt', '.jinja'}  # kinds of files beside a checkpoint that say what it is
+_DESCRIPTIONS = {'.gin', '.json', '.model', '.txt', '.jinja'}  # kinds of files next to a checkpoint that describe it
 _OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
 _FORMATS = {'hf': hf, 'orbax': orbax, 't5x': t5x}
 _DTYPES = ('float32', 'bfloat16', 'float16')
@@ -50,8 +50,8 @@ def load(
   """Return the model of a checkpoint, with its tokenizer where there is one, fit for this machine.
 
   Args:
-    path: folder, address in a bucket as gs://…, of which a copy is kept on this machine, or hub id. With @4 at its end
-      it means the first four layers of the model there; `load_all` lets those share the arrays of all of the model.
+    path: folder, address in a bucket as gs://…, of which a copy is cached on this machine, or hub id. With @4 at its
+      end it means the first four layers of the model there; `load_all` lets those share the arrays of all of the model.
     dtype: float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers.
     scan: stack the layers, which compile once then.
@@ -271,7 +271,7 @@ def _is_of_checkpoint(name: str) -> bool:
   """Tell whether a file is read, by its name from the folder that the checkpoint's lies in."""
   _, *inside = name.split('/')
   suffix = PurePosixPath(name).suffix
-  return suffix not in _OTHERS and not inside[0].startswith('state.') if inside else suffix in _BESIDE
+  return suffix not in _OTHERS and not inside[0].startswith('state.') if inside else suffix in _DESCRIPTIONS
 
 
 def _download(hub_id: str, revision: str | None) -> Path:

@@ -7,7 +7,7 @@ are made, which is free as long as the others are not there. On a mesh a process
 A box is a tuple of slices with both ends, one for each axis.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import math
@@ -181,23 +181,29 @@ def read(
   for entry in sorted(entries, key=lambda entry: -math.prod(stored[entry.source].shape)):
     by_source.setdefault(entry.source, []).append(entry)
   for source, group in by_source.items():
-    parts = [(entry, _row_sharding(entry, shardings.get(entry.path))) for entry in group]
-    box = _hull(entry.stored_box(_local_box(entry.shape, sharding)) for entry, sharding in parts)
-    tensor = stored[source]
-    data = tensor.read(box)
-    for entry, sharding in parts:
-      value = _value(entry, tensor, functools.partial(entry.take, data, box), sharding, dtype)
+    for entry, value in _read_source(stored[source], group, shardings, dtype):
       if entry.row is not None:
-        where = shardings.get(entry.path)
+        sharding = shardings.get(entry.path)
         stack = leaves.get(entry.path)
-        stack = jnp.zeros(shapes[entry.path].shape, value.dtype, device=where) if stack is None else stack
-        value = _set_row(stack, value, entry.row, where)
+        stack = jnp.zeros(shapes[entry.path].shape, value.dtype, device=sharding) if stack is None else stack
+        value = _set_row(stack, value, entry.row, sharding)
       leaves[entry.path] = value
   return unflatten_dict({path: leaves.pop(path) for path in shapes})
 
 
+def _read_source(
+  tensor: Tensor, entries: Iterable[Entry], shardings: Mapping, dtype: str | None
+) -> Iterator[tuple[Entry, jax.Array]]:
+  """Yield the parameters that lie in a stored tensor, having read what this process needs of it."""
+  parts = [(entry, _row_sharding(entry, shardings.get(entry.path))) for entry in entries]
+  box = _hull(entry.stored_box(_local_box(entry.shape, sharding)) for entry, sharding in parts)
+  data = tensor.read(box)
+  for entry, sharding in parts:
+    yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), sharding, dtype)
+
+
 def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], sharding, dtype: str | None) -> jax.Array:
-  """Return a parameter; each shard is converted by itself, so that no more than one is in memory beside the array."""
+  """Return a parameter; each shard is converted by itself, so that no more than one is in memory next to the array."""
 
   def converted(x: np.ndarray, xp=np) -> Array:
     x = xp.asarray(x)

@@ -36,7 +36,7 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
   """
   path = Path(os.path.abspath(path))
   _check_free(path, overwrite)
-  scratch, aside = _beside(path), _beside(path)
+  scratch, aside = _scratch_name(path), _scratch_name(path)
   scratch.mkdir(parents=True)
   try:
     with disk.writing(path):
@@ -61,8 +61,8 @@ def _check_free(path: Path, overwrite: bool):
     raise FileExistsError(f'{path} is no checkpoint of ours, it holds {found[0]}: choose another path, or remove it')
 
 
-def _beside(path: Path) -> Path:
-  """Return a name beside a path that no other writer has, and that tells whose it is."""
+def _scratch_name(path: Path) -> Path:
+  """Return a name next to a path that no other writer has, with the process and the machine in it."""
   return path.with_name(f'{path.name}.tmp-{uuid.uuid4().hex[:8]}.{os.getpid()}.{socket.gethostname()}')
 
 

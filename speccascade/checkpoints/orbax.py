@@ -33,7 +33,7 @@ _CLASSES = {cls.__name__: cls for cls in (T5, T5Config, Decoder, DecoderConfig, 
 
 
 def is_checkpoint(path: Path) -> bool:
-  """Tell whether a folder is a checkpoint of ours, whole or damaged."""
+  """Tell whether a folder is a checkpoint of ours, complete or damaged."""
   return (path / SIDECAR).is_file() or (path / 'params' / '_METADATA').is_file()
 
 

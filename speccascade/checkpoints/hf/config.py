@@ -272,8 +272,8 @@ def _registered(family: str, c: Settings, **given) -> Network:
   except ValueError:
     raise
   except Exception as error:  # whatever that function raises
-    said = f'{type(error).__name__}: {str(error).splitlines()[0]}'
-    raise ValueError(f"what model_type '{family}' is registered with makes no network ({said})") from error
+    reason = f'{type(error).__name__}: {str(error).splitlines()[0]}'
+    raise ValueError(f"what model_type '{family}' is registered with makes no network ({reason})") from error
   return network
 
 

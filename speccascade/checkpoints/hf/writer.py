@@ -66,7 +66,20 @@ def check(network: Network, name: str) -> None:
 
 
 def write(path, model: Model, *, overwrite: bool = False) -> Path:
-  """Write config.json, model.safetensors and the tokenizer's files; return the folder."""
+  """Write config.json, model.safetensors and the tokenizer's files.
+
+  Args:
+    path: folder to write.
+    model: the model, a T5 or a decoder.
+    overwrite: replace a checkpoint of ours that is there.
+
+  Returns:
+    The folder.
+
+  Raises:
+    ValueError: no model_type of Hugging Face describes the model.
+    FileExistsError: the folder exists and may not be replaced.
+  """
   from safetensors.numpy import save_file  # lazily: reading needs no safetensors library
 
   check(model.network, model.name)

@@ -37,7 +37,7 @@ def find(path: Path) -> Path:
 
 
 def model_files(folder: Path) -> list[Path]:
-  """Return the files that a checkpoint's model is read from, and those beside it that describe the model."""
+  """Return the files that a checkpoint's model is read from, and those next to it that describe the model."""
   tensors = [p for p in folder.rglob('*') if not p.relative_to(folder).parts[0].startswith('state.')]  # the optimizer's
   return tensors + [p for pattern in ('*.gin', 'config.json') for p in folder.parent.glob(pattern)]
 

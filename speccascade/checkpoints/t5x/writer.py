@@ -20,10 +20,21 @@ _CHUNK_BYTES = 1 << 26
 
 
 def write(path, model: Model, *, step: int | None = None, scan: bool = False, overwrite: bool = False) -> Path:
-  """Write a T5 as T5X does, and config.json and the tokenizer beside, which T5X ignores; return the folder.
+  """Write a T5 as T5X does, with config.json and the tokenizer, which T5X ignores; there are no `param_states`.
 
-  It is `path` where that is a `checkpoint_<step>`, else one in it. `scan` writes what T5X's scalable_t5 reads. The
-  optimizer's `param_states` are not written, for there are none.
+  Args:
+    path: folder `checkpoint_<step>`, or the one to write it into.
+    model: the model.
+    step: number of the checkpoint, by default the first that T5X restores without being asked for it: 1.
+    scan: stack the layers, as T5X's scalable_t5 reads them.
+    overwrite: replace a checkpoint that is there.
+
+  Returns:
+    The folder `checkpoint_<step>`.
+
+  Raises:
+    ValueError: the model is no T5, or `step` is negative or not that of `path`.
+    FileExistsError: the folder exists and may not be replaced.
   """
   path = Path(os.path.abspath(path))
   if not isinstance(model.network, T5):
@@ -42,17 +53,16 @@ def write(path, model: Model, *, step: int | None = None, scan: bool = False, ov
 
 
 def _destination(path: Path, step: int | None) -> tuple[Path, int]:
-  """Return a checkpoint's folder and its step, by default the first that T5X restores without being told: 1."""
+  """Return a checkpoint's folder and its step."""
   match = STEP.fullmatch(path.name)
   if match and step not in (None, int(match[1])):
     raise ValueError(f'{path} is not the folder of step {step}: leave one of the two out')
   if step is not None and step < 0:
     raise ValueError(f'step={step} is negative: T5X counts from 0')
-  return (
-    (path, int(match[1]))
-    if match
-    else (path / f'checkpoint_{1 if step is None else step}', 1 if step is None else step)
-  )
+  if match:
+    return path, int(match[1])
+  step = 1 if step is None else step
+  return path / f'checkpoint_{step}', step
 
 
 def _write_tree(folder: Path, params: Params, prefix: str) -> dict:
