@@ -68,18 +68,9 @@ def load(
     FileNotFoundError: there is no checkpoint at the path, or it lacks a file.
     ValueError: the checkpoint is damaged or not supported, or an argument does not fit it.
   """
-  cpu = jax.default_backend() == 'cpu'
-  model = read(
-    path,
-    dtype=dtype or ('float32' if cpu else None),
-    scan=scan,
-    tokenizer=tokenizer,
-    name=name,
-    revision=revision,
-    activation=activation,
-    mesh=mesh,
-    rules=rules,
-  )
+  dtype = dtype or ('float32' if jax.default_backend() == 'cpu' else None)
+  settings = dict(scan=scan, tokenizer=tokenizer, name=name, revision=revision, activation=activation)
+  model = read(path, dtype=dtype, mesh=mesh, rules=rules, **settings)
   if model.tokenizer is not None:
     tokenizers.check_special(model)
   return model
