@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from speccascade import sampling
-from speccascade.checkpoints.t5x_params import model, with_params
+from speccascade.checkpoints.t5x import model, with_params
 from speccascade.engine import inputs, loop, profiles
 from speccascade.engine.method import Method, SequenceCascade
 from speccascade.engine.stats import derive
