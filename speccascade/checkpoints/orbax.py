@@ -184,7 +184,8 @@ def _encode(x: Any) -> Any:
       raise ValueError(
         f'a {type(x).__name__} cannot be saved, only {", ".join(_CLASSES)}: save the model it is made of'
       )
-    return {'class': type(x).__name__} | {f.name: _encode(getattr(x, f.name)) for f in dataclasses.fields(x)}
+    names = [f.name for f in dataclasses.fields(x) if f.repr]  # a backend is no part of a checkpoint
+    return {'class': type(x).__name__} | {name: _encode(getattr(x, name)) for name in names}
   return [_encode(y) for y in x] if isinstance(x, tuple) else x
 
 
