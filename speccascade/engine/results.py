@@ -151,8 +151,8 @@ class RowReader:
 
   def _stats(self, stats: Counts, place: int, span: slice) -> dict[str, Any]:
     """Return a row's statistics; those of slots that run the same model are added up."""
-    counts = {f.name: getattr(stats, f.name)[place].copy() for f in dataclasses.fields(stats)}  # not its batch
-    found = derive(counts)
+    found = derive({f.name: getattr(stats, f.name)[place] for f in dataclasses.fields(stats)})
+    found = {name: x.copy() for name, x in found.items()}  # a row's own, not views of its batch
     for name in PER_MODEL:
       by_model = np.zeros(self.method.models, np.int64)
       np.add.at(by_model, list(self.method.slots), found[name])
