@@ -159,7 +159,7 @@ class Curve:
       raise ValueError(f'{self.name}: values={self.values} must be different from each other, and none of them None.')
 
   def _rule_takes(self) -> list[str]:
-    """Return the rule's own parameters, beside what the loop gives it."""
+    """Return the rule's own parameters, without those that the loop binds."""
     given = ('q_logits', 'p_logits', 'logits', 'sampler')
     return [] if self.rule is None else [n for n in plugins.keywords(self.rule) if n not in given]
 

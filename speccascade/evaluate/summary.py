@@ -49,7 +49,7 @@ def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict
 
 
 def _at_batch(experiment: Experiment, point: Point, batch: int, found: dict | None) -> dict | None:
-  """Return counts without the rates that a batch of this size need not have, being decoded in another way."""
+  """Return counts without rates that do not hold for a batch of this size, which another method decodes."""
   if point.profile is None or found is None:
     return found
   method = point.build()
@@ -206,7 +206,7 @@ def _predicted(
 ) -> dict | None:
   """Return what theory says of the measured acceptance and forward times, where it is about the same reference.
 
-  What a round costs beside its calls is taken from the times of the reference, whose round is one token; what a call of
+  What a round costs on top of its calls is taken from the times of the reference, whose round is one token; what a call of
   the drafter costs, from those of the drafter alone where it was timed, for a loop of small steps is more than they.
   """
   method, reference = point.build(), experiment.reference_point.build()

@@ -33,7 +33,7 @@ def decode_batch(
 ) -> tuple[Array, dict[str, Any]]:
   """Decode T5X's features; return tokens [B, L], 0 after each text's end, and statistics by row.
 
-  `key` is the step's; each row has noise of its own from it. L is that of `decoder_input_tokens` unless told. `mesh` is
+  `key` is the step's; each row has noise of its own from it. L is that of `decoder_input_tokens` unless given. `mesh` is
   the one that the step is partitioned over, with axes 'data' and 'model'; without it attention on several devices is
   plain XLA. Where `fault` of the statistics is true, a model or the rule gave no distribution: do not use the row.
   """
