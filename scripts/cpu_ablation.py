@@ -6,6 +6,8 @@ Prints the time without a piece over the time with all of them: the median of th
 """
 
 import argparse
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import functools
 import time
@@ -14,7 +16,7 @@ import numpy as np
 
 import speccascade
 from speccascade import backends, decode, methods, rules, Sampler
-from speccascade.backends import Backend, CPU
+from speccascade.backends import Backend, CPU, ops
 from speccascade.data import files
 
 PIECES = {  # what is plain XLA's instead
@@ -24,6 +26,7 @@ PIECES = {  # what is plain XLA's instead
   'a slot written row by row': ('put',),
   'arg max by two maxima': ('argmax',),
 }
+PLAIN = {'put': ops.masked_put, 'argmax': ops.plain_argmax}  # of indexed operations
 METHODS = {
   'autoregressive, T = 0': (methods.autoregressive(1), 0.0),
   'speculative, T = 0': (methods.speculative(block=3), 0.0),
@@ -32,10 +35,27 @@ METHODS = {
 
 
 def without(names: tuple[str, ...]) -> Backend:
-  """Return the CPU's backend with members of plain XLA's; with none, one that uses no tiles."""
+  """Return the CPU's backend with members of plain XLA's; with none, one that uses no tiles.
+
+  It is a class of its own, so that programs of different pieces are different programs.
+  """
   if not names:
     return CPU(tiles=False)
-  return dataclasses.dataclass(frozen=True)(type('CPU', (CPU,), {name: getattr(Backend, name) for name in names}))()
+  members = {name: getattr(Backend, name) for name in names if name not in PLAIN}
+  return dataclasses.dataclass(frozen=True)(type('CPU', (CPU,), members))()
+
+
+@contextlib.contextmanager
+def plain_operations(names: tuple[str, ...]) -> Iterator[None]:
+  """Trace with XLA's own form of indexed operations."""
+  own = {name: getattr(ops, name) for name in names if name in PLAIN}
+  try:
+    for name in own:
+      setattr(ops, name, PLAIN[name])
+    yield
+  finally:
+    for name, operation in own.items():
+      setattr(ops, name, operation)
 
 
 def main() -> None:
@@ -60,10 +80,12 @@ def main() -> None:
       for trial in range(args.trials + 1):  # the first compiles
         for name, backend in everything.items():
           backends.register('cpu', backend)
-          start = time.perf_counter()
-          decode(method, models, some, max_new_tokens=args.tokens, batch_size=batch, sampler=Sampler(temperature))
+          with plain_operations(PIECES.get(name, ())):
+            start = time.perf_counter()
+            decode(method, models, some, max_new_tokens=args.tokens, batch_size=batch, sampler=Sampler(temperature))
+            seconds = time.perf_counter() - start
           if trial:
-            found[name].append(time.perf_counter() - start)
+            found[name].append(seconds)
       for name in PIECES:
         low, middle, high = np.quantile(np.divide(found[name], found['']), (0.25, 0.5, 0.75))
         cells[name].append(f'{middle:.2f} ({low:.2f} … {high:.2f})')
