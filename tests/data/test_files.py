@@ -174,7 +174,7 @@ def test_a_long_prompt_is_cut_in_its_text_and_nowhere_else(problems, pair, byt5)
 def test_cutting_never_splits_a_character(byt5):
   tokenizer = find(byt5)
   for limit in range(4, 12):
-    cut = prompts.fit(lambda text: f'{text}!', 'ääää', tokenizer, limit)
+    cut = prompts.Fitter(byt5, limit)(lambda text: f'{text}!', 'ääää')
     assert cut.strip('ä') == '!' and len(tokenizer.encode(cut)) <= limit
 
 

@@ -196,7 +196,7 @@ class Longer:
 
 def test_a_metric_of_ones_own_is_a_function_or_an_object_that_can_be_called():
   found = metrics.named([shortness, 'bleu', functools.partial(metrics.final_number), Longer()])
-  assert list(found) == ['shortness', 'bleu', 'Mean', 'Longer'] and found['shortness'] is shortness
+  assert list(found) == ['shortness', 'bleu', 'Match', 'Longer'] and found['shortness'] is shortness
   metrics.check(found, examples(['4 cats']))
   for wrong, part in (
     (lambda e, p: 1, '<lambda>'), (Longer, 'Longer'), (3, 'metric 3'),

@@ -300,7 +300,7 @@ def test_token_lists_cannot_be_registered(byt5):
 
 def test_the_modules_alone_import_no_tensorflow():
   program = (
-    'import sys\nimport speccascade.data.seqio_tasks, speccascade.data.files, speccascade.evaluate.seqio_eval\n'
+    'import sys\nimport speccascade.data.seqio.tasks, speccascade.data.files, speccascade.integrations.seqio_evaluator\n'
     "print([m for m in ('tensorflow', 'seqio', 'sacrebleu', 'rouge_score') if m in sys.modules])"
   )
   out = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True, cwd=ROOT)
