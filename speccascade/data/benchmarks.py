@@ -1,8 +1,8 @@
 """The public benchmarks: data set, prompt, reference, lengths and metric of each.
 
 A prompt is the prefix, the header, `shots` worked examples and the question. If it is too long, worked examples are
-dropped from the last on, then the text inside the question is truncated. `fields` is a record of TensorFlow Datasets with
-its bytes decoded. This module needs no TensorFlow.
+dropped from the last on, then the text inside the question is truncated. `fields` is a record of TensorFlow Datasets
+with its bytes decoded. This module needs no TensorFlow.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,8 @@
   exact_match    the text equals a reference, up to surrounding white space
   pass_at_1      the program passes its tests
 
-Each is called as `metric(examples, predictions)`, and is a function of sums over examples (`Summed`), so that a bootstrap
-scores every text once.
+Each is called as `metric(examples, predictions)` and is a function of sums over examples (`Summed`), so that a
+bootstrap scores every text once.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
