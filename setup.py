@@ -1,4 +1,5 @@
-"""Package metadata. Extras: seqio, buckets (gs://), parity (reference implementations), tpu (its compiler), test, dev.
+"""Package metadata. Extras: seqio, buckets (gs://), parity (reference implementations), tpu (its compiler),
+test, docs, dev.
 
 The addresses of the project are those of the clone's remote `origin`, where that is on GitHub.
 """
@@ -108,6 +109,7 @@ setuptools.setup(
       'scipy',
       'setuptools>=77',
     ],
+    'docs': ['myst-nb>=1.4,<2', 'sphinx>=9,<10', 'sphinx-book-theme>=1.4,<2'],
     'dev': ['pre-commit', 'ruff>=0.15'],
   },
 )

@@ -39,14 +39,14 @@ from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.engine.state import Context, State
 from speccascade.evaluate import protocols, sv_studies
 from speccascade.evaluate.report.formats import markdown
-from speccascade.host import commands, disk, multihost
+from speccascade.host import commands, multihost, storage
 from speccascade.host.errors import RunError
 from speccascade.host.progress import Progress
 from speccascade.methods import sv_exact
 from speccascade.models import packing
 from speccascade.planning import floor
 from speccascade.stopping import Policy
-from speccascade.types import Array, Model, places
+from speccascade.types import Array, iota, Model
 
 BATCHES = (1, 4, 8, 16, 32)
 _NOTED = ('s', 'a', 's_target', 'accept', 'place')
@@ -77,12 +77,12 @@ class Observe:
     s, a = verification.indicators(state, 1, width)
     s_target, _ = verification.indicators(state, 2, width)
     accept = verification.chance(state, 2, width)
-    place = jnp.broadcast_to(places(s.shape[1]).astype(jnp.float32), s.shape)
+    place = jnp.broadcast_to(iota(s.shape[1]).astype(jnp.float32), s.shape)
     found = dict(zip(_NOTED, (s, a, s_target, accept, place), strict=True))
     return state.replace(policy={name: self._noted(state, x, found[name]) for name, x in state.policy.items()})
 
   def _noted(self, state: State, noted: Array, new: Array) -> Array:
-    slot = places(noted.shape[1]) - state.length[:, None]
+    slot = iota(noted.shape[1]) - state.length[:, None]
     fresh = (slot >= 0) & (slot < state.window.size[:, None]) & state.active[:, None]
     return jnp.where(fresh, take(new, jnp.clip(slot, 0, new.shape[1] - 1)), noted)
 
@@ -113,10 +113,9 @@ def observe(
     some = order[i : i + size]
     place = list(range(len(some)))
     prefix = made.prefill([rows[n].tokens for n in some], size)
-    state, ended = made.begin(prefix, made.arrival([rows[n] for n in some], None, place)), None
+    state, ended = made.begin(prefix, made.insert_batch([rows[n] for n in some], None, place)), None
     while ended is None or not ended['done'].all():
-      state, packed = made.run(state)
-      ended = made.collect(packed, state)
+      state, ended = made.collect(made.run(state))
     noted = {name: np.asarray(x) for name, x in state.policy.items()}
     parts += [_sample(models[-1], rows[n], n, p, ended, noted) for n, p in zip(some, place, strict=True)]
     progress.add(len(some))
@@ -346,7 +345,7 @@ def _parser() -> commands.Parser:
 
 def _check(args: argparse.Namespace):
   """Refuse what can be told to be wrong before anything is read."""
-  out = disk.local(args.out)
+  out = storage.local(args.out)
   if out.exists() and not args.overwrite:
     raise RunError(f'{out} is there already: name another file, or give --overwrite.')
   if args.data is None and args.times is None:
@@ -365,8 +364,8 @@ def _check(args: argparse.Namespace):
 
 def _run(args: argparse.Namespace):
   _check(args)
-  out, sampler = disk.local(args.out), commands.sampler(args)
-  disk.sweep(out)
+  out, sampler = storage.local(args.out), commands.sampler(args)
+  storage.remove_parts(out)
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.data, field, args.count) if args.data else None
   old = profiles.load(args.times) if args.times else None
@@ -380,7 +379,7 @@ def _run(args: argparse.Namespace):
   else:
     found = profile(
       models, prompts, sampler=sampler, block=args.block, max_new_tokens=args.tokens, batch_size=args.batch,
-      batches=args.batches, bins=args.bins, data=disk.local(args.data).name, seed=args.seed, trials=0,
+      batches=args.batches, bins=args.bins, data=storage.local(args.data).name, seed=args.seed, trials=0,
     )  # fmt: skip
   found.save(out)  # whole but for the ways, which take longest
   found = with_ways(found, models, prompts, args.trials, max_new_tokens=args.tokens, seed=args.seed)

@@ -108,7 +108,7 @@ def answers(report):
 def test_a_rule_that_cannot_run_is_refused_by_name_before_it_does(rule, said):
   for method in (methods.speculative(rule), methods.oracle(rule), methods.cos(rules.lift(rule))):
     with pytest.raises(ValueError, match=said):
-      validate.check_laws(method, 11, Sampler(repetition_penalty=1.2))
+      validate.check_targets(method, 11, Sampler(repetition_penalty=1.2))
 
 
 def test_the_methods_of_the_package_pass():
@@ -121,7 +121,7 @@ def test_the_methods_of_the_package_pass():
   ]  # fmt: skip
   for method in every:
     for sampler in (Sampler(0.0), Sampler(0.7, top_k=3, top_p=0.9, repetition_penalty=1.2)):
-      validate.check_laws(method, 11, sampler)
+      validate.check_targets(method, 11, sampler)
 
 
 def test_a_token_cascade_asks_its_rule_without_the_verifier():
@@ -130,7 +130,7 @@ def test_a_token_cascade_asks_its_rule_without_the_verifier():
     return p_logits.max(-1) < alpha
 
   with pytest.raises(ValueError, match=having('reads_both', 'test_check.py')):
-    validate.check_laws(methods.token_cascade(functools.partial(reads_both, alpha=0.3)), 11, Sampler())
+    validate.check_targets(methods.token_cascade(functools.partial(reads_both, alpha=0.3)), 11, Sampler())
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_one_model_of_several_is_decoded_where_it_is_named():
 
 def test_the_sentence_for_a_target_that_is_no_law_names_rule_position_and_sum():
   method = methods.speculative(half)
-  said = validate.not_a_law(method, 17, 0.5, 0.0)
+  said = validate.not_a_distribution(method, 17, 0.5, 0.0)
   assert 'what half returns at position 17 sums to 0.5' in said
-  assert 'has the entry -0.25' in validate.not_a_law(method, 17, 1.0, -0.25)
+  assert 'has the entry -0.25' in validate.not_a_distribution(method, 17, 1.0, -0.25)
 
 
 def test_importing_the_command_leaves_the_function():
@@ -182,12 +182,12 @@ def test_a_rule_of_ones_own_is_a_law_monotone_and_emitted_exactly():
 )
 def test_what_is_no_law_is_found(rule, said):
   report = check(rule)
-  assert not report.ok and answers(report)['is a law'] is False and said in str(report)
+  assert not report.ok and answers(report)['is a distribution'] is False and said in str(report)
 
 
 def test_a_rule_that_looks_at_other_positions_is_found():
   report = check(whole_batch)
-  assert answers(report) == {'is traced': True, 'is a law': True, 'reads one position': False}
+  assert answers(report) == {'is traced': True, 'is a distribution': True, 'reads one position': False}
   assert 'reduce over the last axis only' in str(report)
 
 
@@ -232,7 +232,7 @@ def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
   (tmp_path / 'mine.py').write_text(MINE)
   found = command(tmp_path, 'mine:average', '--alpha', '0.2', '0.6')
   assert found.returncode == 0 and 'average: all is well' in found.stdout
-  assert re.fullmatch(r'check: 5/5 questions, [0-9.]+/s, in \d+ s\n', found.stderr)
+  assert re.fullmatch(r'check: 5/5 questions .*\n', found.stderr)
   assert list((tmp_path / 'speccascade' / 'jax').iterdir())  # compiled programs, for the next command
   wrong = command(tmp_path, 'mine:half')
   assert wrong.returncode == 1 and 'half: something is wrong' in wrong.stdout and 'sums to 0.5' in wrong.stdout

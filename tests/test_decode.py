@@ -5,7 +5,7 @@ import functools
 from cases import ALPHA, bound, profile, rule_step, TABLE
 from flax import struct
 import jax.numpy as jnp
-from law import emitted_law, traces
+from law import emitted_distribution, traces
 from matching import having
 import numpy as np
 import pytest
@@ -447,7 +447,7 @@ def test_rounds_that_commit_nothing_end_in_an_error():
 def test_rounds_that_commit_nothing_end_where_no_host_looks():
   method = methods.Method((Nothing(),), (0,), 1, kind='mine')
   with pytest.raises(ValueError, match=having('mine', 'no token')):
-    enumeration.emitted_law(method, [LARGE], [1, 0], 2, Sampler())
+    enumeration.emitted_distribution(method, [LARGE], [1, 0], 2, Sampler())
 
 
 def test_masked_logits_are_no_fault():
@@ -463,9 +463,9 @@ def test_a_user_rule_may_be_any_function_of_the_logits():
     return sampler.harden(0.5 * sampler.soft(q_logits) + 0.5 * sampler.soft(p_logits))
 
   small = [toy.model(41, 3), toy.model(42, 3)]
-  law = emitted_law(methods.speculative(half, 2), small, [1], 2, Sampler())
+  law = emitted_distribution(methods.speculative(half, 2), small, [1], 2, Sampler())
   step = reference.lockstep(small, lambda l, s: (s(l[0]) + s(l[1])) / 2)
-  assert max(abs(law[k] - v) for k, v in reference.joint_law(step, [1], 2).items()) < 1e-5
+  assert max(abs(law[k] - v) for k, v in reference.joint_distribution(step, [1], 2).items()) < 1e-5
 
 
 @pytest.mark.parametrize('make', [lambda rule: methods.speculative(rule, 2), lambda f: methods.ensemble(rules.rule(f))])
@@ -477,7 +477,7 @@ def test_a_user_rule_that_leaves_a_choice_at_temperature_0_is_drawn_from(make):
   out = decode(make(half), pair, [[1]] * rows, max_new_tokens=3, sampler=Sampler(0.0), seed=3)
   found, counts = np.unique(out.tokens, axis=0, return_counts=True)
   step = reference.lockstep(pair, lambda l, s: (s(l[0]) + s(l[1])) / 2, temperature=0)
-  expected = reference.joint_law(step, [1], 3)
+  expected = reference.joint_distribution(step, [1], 3)
   assert len(expected) > 2 and {tuple(map(int, t)) for t in found} == {t for t, p in expected.items() if p > 0}
   wanted = np.array([expected[tuple(map(int, t))] for t in found]) * rows
   assert scipy.stats.chisquare(counts, wanted).pvalue > 1e-6  # the false-alarm rate; the seed is fixed

@@ -5,7 +5,7 @@ import functools
 
 from cases import ALPHA, COINS, FALSE_ALARM, LATE, METHODS, profile, PROMPT, ROWS, SAMPLERS, TRIO5
 import jax.numpy as jnp
-from law import AS_USERS, chi_square, emitted_law
+from law import AS_USERS, chi_square, emitted_distribution
 import numpy as np
 import pytest
 import reference
@@ -31,8 +31,8 @@ def off_by(name, setting, options=None):
   """Return the distance of a method's exact law to the lockstep law, and of its sum to 1."""
   method, models, step = METHODS[name]
   prompt = PROMPT if models is not COINS else [1, 0]
-  law = emitted_law(method, models, prompt, 3, Sampler(**SAMPLERS[setting]), options)
-  return distance(law, reference.joint_law(step(**SAMPLERS[setting]), prompt, 3))
+  law = emitted_distribution(method, models, prompt, 3, Sampler(**SAMPLERS[setting]), options)
+  return distance(law, reference.joint_distribution(step(**SAMPLERS[setting]), prompt, 3))
 
 
 @pytest.mark.parametrize('name, setting', quick(CASES, FIRST))
@@ -77,8 +77,8 @@ def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, back
     return states[0]
 
   sampler = SAMPLERS[setting]
-  law = enumeration.emitted_law(method, ending, prompt, 3, Sampler(**sampler), decode)
-  off, unnormalised = distance(law, reference.joint_law(step(**sampler), prompt, 3, eos_ids=range(1, vocab)))
+  law = enumeration.emitted_distribution(method, ending, prompt, 3, Sampler(**sampler), decode)
+  off, unnormalised = distance(law, reference.joint_distribution(step(**sampler), prompt, 3, eos_ids=range(1, vocab)))
   assert off < 1e-5 and unnormalised < 1e-5
   end = np.asarray(states[0].length)
   last = np.asarray(states[0].tokens)[np.arange(end.size), end - 1]
@@ -93,7 +93,7 @@ def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, back
 @pytest.mark.parametrize('name', quick(LATE, ['cascade']))
 def test_late_tokens_follow_the_lockstep_law(name):
   method, models, step = LATE[name]
-  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   p_value, _ = chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=ROWS)
   assert p_value > FALSE_ALARM
 
@@ -102,7 +102,7 @@ def test_late_tokens_follow_the_lockstep_law(name):
 def test_published_sv_is_biased_above_temperature_0_as_documented():
   rows = 20_000
   table = AcceptanceTable(np.float32([1.0]), np.float32([[0.9], [1.0]]), np.float32([[0.05, 0.9], [0.5, 0.5]]))
-  expected = reference.late_law(reference.lockstep(TRIO5[2:], lambda l, s: s(l[0])), PROMPT, 5, 2, 6, 3)
+  expected = reference.late_distribution(reference.lockstep(TRIO5[2:], lambda l, s: s(l[0])), PROMPT, 5, 2, 6, 3)
   run = functools.partial(chi_square, prompt=PROMPT, sampler=Sampler(), expected=expected, first=6, rows=rows)
   assert run(methods.sv(profile(rows, table), block=3), TRIO5)[0] < FALSE_ALARM
   assert run(methods.sv_exact(profile(rows, table), block=3), TRIO5)[0] > FALSE_ALARM

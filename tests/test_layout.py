@@ -64,9 +64,9 @@ def test_caches_are_cut_by_rows_and_by_the_heads_that_the_weights_are_cut_by():
 
 def test_laws_stay_cut_where_gathering_them_would_take_longer():
   cut = sharding.Layout(EIGHT, ((('vocab', 'model'),),))
-  assert not cut.with_laws(rows=8, window=5, vocab=32128).laws
-  assert cut.with_laws(rows=64, window=5, vocab=32128).laws
-  assert cut.with_laws(rows=8, window=5, vocab=256000).laws
+  assert not cut.for_window(rows=8, window=5, vocab=32128).shards_vocab
+  assert cut.for_window(rows=64, window=5, vocab=32128).shards_vocab
+  assert cut.for_window(rows=8, window=5, vocab=256000).shards_vocab
 
 
 def test_what_is_no_mesh_and_no_rule_is_refused():

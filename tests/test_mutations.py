@@ -7,7 +7,7 @@ from cases import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 from flax import struct
 import jax
 import jax.numpy as jnp
-from law import chi_square, emitted_law
+from law import chi_square, emitted_distribution
 import numpy as np
 import pytest
 import reference
@@ -16,7 +16,7 @@ from speccascade import acceptance, methods, rules, Sampler, sampling
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
 from speccascade.engine import phases
-from speccascade.types import DRAFT, FINAL, places
+from speccascade.types import DRAFT, FINAL, iota
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ def off(name, method=None, models=None, setting=None):
   """Return the distance of a method's exact law to the lockstep law, and of its sum to 1."""
   own, own_models, step = METHODS[name]
   setting = setting or {}
-  law = emitted_law(method or own, models or own_models, PROMPT, 3, Sampler(**setting))
-  return max(distance(law, reference.joint_law(step(**setting), PROMPT, 3)))
+  law = emitted_distribution(method or own, models or own_models, PROMPT, 3, Sampler(**setting))
+  return max(distance(law, reference.joint_distribution(step(**setting), PROMPT, 3)))
 
 
 def with_verify(method, **changes):
@@ -71,7 +71,7 @@ def test_a_residual_that_is_not_normalised_is_caught(monkeypatch):
     return jnp.where(hit.any(-1), hit.argmax(-1), weights.shape[-1] - 1).astype(jnp.int32)
 
   method, models, step = LATE['speculative']
-  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   run = functools.partial(chi_square, method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)
   monkeypatch.setattr(sampling, 'draw', absolute)
   assert run()[0] > FALSE_ALARM  # harmless by itself
@@ -144,16 +144,18 @@ def test_discarding_a_token_for_what_it_is_is_caught():
 
 def test_one_key_for_two_purposes_is_caught(monkeypatch):
   uniform = sampling.Keyed.uniform
-  monkeypatch.setattr(sampling.Keyed, 'uniform', lambda self, position, purpose, start: uniform(self, position, 0, start))
+  monkeypatch.setattr(
+    sampling.Keyed, 'uniform', lambda self, position, purpose, start: uniform(self, position, 0, start)
+  )
   method, models, step = LATE['speculative']
-  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
 
 
 def test_one_key_for_two_rounds_of_block_verification_is_caught():
   # It drops tokens that it has looked at, so they may not be drawn again with the same number.
   method, models, step = LATE['block verification']
-  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   method = method.replace(by_round=False)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=131_072)[0] < FALSE_ALARM
 
@@ -178,7 +180,7 @@ def test_a_residual_drawn_with_the_noise_of_the_draft_is_caught(monkeypatch):
 
   monkeypatch.setattr(sampling.Keyed, 'uniform', shared)
   method, models, step = LATE['speculative']
-  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
 
 
@@ -254,8 +256,8 @@ def test_a_draft_drawn_from_a_rounded_law_and_tested_with_the_exact_one_is_caugh
 def block_off(**changed):
   """Return how far block verification on two tokens is off with an acceptor in its place."""
   method = METHODS['speculative block verification'][0]
-  law = emitted_law(with_verify(method, **changed), COINS, [1, 0], 3, Sampler())
-  return max(distance(law, reference.joint_law(METHODS['speculative block verification'][2](), [1, 0], 3)))
+  law = emitted_distribution(with_verify(method, **changed), COINS, [1, 0], 3, Sampler())
+  return max(distance(law, reference.joint_distribution(METHODS['speculative block verification'][2](), [1, 0], 3)))
 
 
 def block_with(*, capped=True, from_left=True):
@@ -273,9 +275,9 @@ def block_with(*, capped=True, from_left=True):
     after = jnp.pad(trial.window.probs[:, 1:], ((0, 0), (0, 1), (0, 0)))
     left = sampling.tv(s[..., None] * trial.pi[:, 1:], after)
     inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, 1e-30)) if from_left else jnp.minimum(1, s)
-    last = places(width) == trial.tested[:, None] - 1
+    last = iota(width) == trial.tested[:, None] - 1
     ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)
-    kept = jnp.max(jnp.where(ok & acceptance.in_test(trial), places(width) + 1, 0), 1)
+    kept = jnp.max(jnp.where(ok & acceptance.in_test(trial), iota(width) + 1, 0), 1)
     scale = phases.take1(jnp.stack(scales, 1), kept)
     return acceptance.Verdict(kept, scale, jnp.ones_like(scale)), noise
 

@@ -437,12 +437,13 @@ def test_a_bias_of_thousands_of_tokens_asks_for_the_vocabulary_once(monkeypatch)
   assert count({1: 1.0}) == count(dict.fromkeys(range(7), 1.0))
 
 
-def test_a_rule_defined_anew_each_time_is_not_kept_for_ever(monkeypatch):
-  monkeypatch.setattr(validate, '_CHECKED', checked := set())
-  monkeypatch.setattr(validate, '_MOST', 3)
+def test_a_rule_defined_anew_each_time_is_not_remembered_for_ever():
+  validate.remembered.cache_clear()
   for _ in range(8):
-    validate.check_laws(methods.speculative(lambda q_logits, p_logits, *, sampler: sampler(p_logits)), 3, Sampler(0.0))
-  assert 0 < len(checked) <= 3
+    rule = lambda q_logits, p_logits, *, sampler: sampler(p_logits)
+    validate.check_targets(methods.speculative(rule), 3, Sampler(0.0))
+  known = validate.remembered.cache_info()
+  assert known.currsize == 8 and known.maxsize == 256
 
 
 @pytest.mark.parametrize(
@@ -505,20 +506,22 @@ def test_a_batch_that_ends_out_of_memory_says_what_to_lower(said):
   made = engine.Engine(
     OPT, PAIR, needs=requests.Features(True, False, (), 0, False, False, 0, False), size=2, width=8, max_new=4
   )
-  made.since = 0.0
   with pytest.raises(MemoryError, match=having('2 rows', '8', '9 bytes', 'lower max')):
-    made.collect(Failed(), None)
+    made.collect(engine.Running(None, Failed(), ended=2, part=1, left=0, since=0.0))
 
 
 def test_runs_are_bounded_by_their_seconds_and_the_texts_are_the_same(monkeypatch):
   prompts, settings = [[1, 2], [3], [4, 4]], dict(max_new_tokens=40, sampler=Sampler(1.0))
-  whole, real, bounds = run(OPT, PAIR, prompts, **settings), engine.Engine.collect, []
+  whole, compiled, bounds = run(OPT, PAIR, prompts, **settings), loop.compiled_with, []
 
-  def noted(self, packed, state):
-    bounds.append(self.rounds)
-    return real(self, packed, state)
+  def noting(options):
+    def started(*args):
+      bounds.append(int(args[5][1]))
+      return compiled(options)(*args)
 
-  monkeypatch.setattr(engine.Engine, 'collect', noted)
+    return started
+
+  monkeypatch.setattr(loop, 'compiled_with', noting)
   monkeypatch.setattr(engine, 'FIRST', 1.0)
   assert run(OPT, PAIR, prompts, **settings).tokens == whole.tokens
   assert bounds[0] == 1 and len(bounds) > 2

@@ -78,10 +78,10 @@ def test_the_table_covers_every_rule():
 
 
 def test_what_the_loop_does_not_check_is_in_the_table_of_laws():
-  unchecked = {x for x in vars(rules).values() if getattr(x, 'lawful', False)}
+  unchecked = {x for x in vars(rules).values() if getattr(x, 'gives_distribution', False)}
   assert unchecked == {*TABLE, rules.own, rules.weighted}  # a sampler's law, and a mean of such
-  assert rules.lawful(rules.lift(functools.partial(rules.opt, alpha=0.1)))
-  assert not rules.lawful(rules.lift(rules.rule(lambda q_logits, p_logits, *, sampler: q_logits)))
+  assert rules.gives_distribution(rules.lift(functools.partial(rules.opt, alpha=0.1)))
+  assert not rules.gives_distribution(rules.lift(rules.rule(lambda q_logits, p_logits, *, sampler: q_logits)))
 
 
 @settings(deadline=None, max_examples=6, derandomize=True, database=None)

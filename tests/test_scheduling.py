@@ -130,7 +130,7 @@ def test_the_table_is_looked_up_by_its_edges():
 
 
 def in_company(mate):
-  """Return a decode for `emitted_law` in which each row shares its batch with one that makes the decisions `mate`."""
+  """Return a decode for `emitted_distribution` in which each row shares its batch with one that decides as `mate`."""
 
   def run(method, models, batch, *, max_new_tokens, sampler, noise):
     def pair(digits, chances):
@@ -154,8 +154,8 @@ def mates(count, seed=0):
 
 def off_by(method, mate=None):
   """Return the distance of the law of three tokens, in that company, to the verifier's."""
-  law = enumeration.emitted_law(method, COINS, [1, 0], 3, Sampler(), in_company(mate))
-  return max(distance(law, reference.joint_law(own_step(COIN), [1, 0], 3)))
+  law = enumeration.emitted_distribution(method, COINS, [1, 0], 3, Sampler(), in_company(mate))
+  return max(distance(law, reference.joint_distribution(own_step(COIN), [1, 0], 3)))
 
 
 by_way = lambda *way: methods.sv_exact(dataclasses.replace(FALLING, ways={1: Way(*way)}))

@@ -1,8 +1,8 @@
 """What differs from device to device: one name and one signature for each, in `base`, `cpu`, `gpu` and `tpu`.
 
 A program is made for one backend: that of the platform on which its parameters lie (`of`), unless another is in `use`.
-It is a static part of the program and of the networks that are bound to it (`bind`); a network that is bound to none, as
-in training, is plain XLA. `register` gives a platform another backend.
+It is a static part of the program and of the networks that are bound to it (`bind`). A network that is bound to none,
+as in training, is plain XLA. `register` gives a platform another backend.
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,8 +80,8 @@ def named(platform: str) -> Backend:
 def of(params, mesh: Mesh | None = None, layout: Any = None) -> Backend:
   """Return the backend of the devices on which the first array of a tree lies; JAX's default for numpy's.
 
-  Where some are traced, the program is for the devices of the mesh, or all that there are. `layout` is that of a program
-  for several devices.
+  Where some are traced, the program is for the devices of the mesh, or all that there are. `layout` is that of a
+  program for several devices.
   """
   arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
   if any(isinstance(x, jax.core.Tracer) for x in arrays):

@@ -16,7 +16,7 @@ import zlib
 from speccascade.data import metrics as metric_table
 from speccascade.data import prompts
 from speccascade.data.examples import Example, Metric, Task
-from speccascade.host import buckets, disk
+from speccascade.host import storage
 
 
 def parallel_text(
@@ -172,8 +172,8 @@ def lines(path: str | os.PathLike) -> list[str]:
     FileNotFoundError: if there is no such file.
     ValueError: if the file is empty, damaged or not UTF-8.
   """
-  file = disk.place(path)
-  with buckets.reached():
+  file = storage.resolve(path)
+  with storage.client_errors():
     if not file.is_file():
       raise FileNotFoundError(f'{path}: no such file; give the path of a text file, plain or gzipped.')
     data = file.read_bytes()

@@ -1,4 +1,4 @@
-"""Metrics by name; higher is better, and each runs from 0 to 100.
+"""Metrics by name; higher is better, and each runs from 0 to 100::
 
   bleu           corpus BLEU of sacrebleu, tokenizer 13a
   rouge2         mean F1 of rouge-score's bigrams, no stemming

@@ -15,7 +15,7 @@ import warnings
 
 from speccascade.data import chat, tokenizer_formats
 from speccascade.data.tokenizer_formats import content, SENTINELS
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.types import Model
 
 # The files that decide how a tokenizer behaves, besides its vocabulary; saved with a checkpoint.
@@ -110,7 +110,7 @@ def find(path: str | os.PathLike) -> Tokenizer | None:
   Returns:
     The tokenizer, or None if there is none.
   """
-  path = disk.here(path, _is_tokenizer_file).expanduser().absolute()
+  path = storage.local_copy(path, _is_tokenizer_file).expanduser().absolute()
   if path.is_file():
     return Tokenizer(str(path))
   candidates = (file for folder in (path, path.parent, path.parent / 'hf_tokenizer') for file in _candidates(folder))

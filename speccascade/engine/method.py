@@ -1,6 +1,6 @@
 """What `decode` takes as a method: phases over models, a choice of methods by batch size, or a cascade of whole texts.
 
-Whatever plans, times or reports a method asks it here (`calls`, `block`, `verifier_width`, `target`) and reads no phase.
+What plans, times or reports a method asks it here (`calls`, `block`, `verifier_width`, `target`) and reads no phase.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Strategy:
   extra_models = False  # whether more models may be given than it decodes with
   origin = None  # of the profile that it decides by
   block: int | tuple[int, ...] | None = None  # γ, or γ of each model; None where it has none
-  target: Target = (), None  # the models and the combiner whose distribution the output follows, None where it is no such
+  target: Target = (), None  # the models and the combiner whose distribution the output follows, or None
 
   @property
   def name(self) -> str:

@@ -20,7 +20,7 @@ from speccascade.backends.ops import take, take1
 from speccascade.engine import stats
 from speccascade.engine.state import Context, sampler_for_window, State, Window
 from speccascade.models.packing import MOST, Packing
-from speccascade.types import Array, ASKED, BONUS, Combiner, DRAFT, FINAL, OWN, Phase, places, RESIDUAL
+from speccascade.types import Array, ASKED, BONUS, Combiner, DRAFT, FINAL, iota, OWN, Phase, RESIDUAL
 
 
 def _static(**kwargs):
@@ -46,7 +46,7 @@ def _feed(
   Returns:
     The state with the model's cache and `fed`, and the logits [B, width, V] after each token.
   """
-  position = state.fed[:, m][:, None] + places(width)
+  position = state.fed[:, m][:, None] + iota(width)
   tokens = take(state.tokens, position)
   c = context.cache_of[m]
   if total is None:
@@ -83,12 +83,10 @@ def _keep_by_row(context: Context, state: State, m: int, logits: Array, first: A
   """Keep the first `need` [B] of logits [B, L, V] from slot `first` [B] on, which may be before the window."""
   width = logits.shape[1]
   if width == 1:
-    return _keep_logits(
-      context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0))
-    )
+    return _keep_logits(context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0)))
 
   def write(old):
-    j = places(old.shape[1]) - first[:, None]
+    j = iota(old.shape[1]) - first[:, None]
     fresh = (j >= 0) & (j < need[:, None])
     return jnp.where(fresh[..., None], take(logits, jnp.clip(j, 0, width - 1)), old)
 
@@ -122,7 +120,7 @@ def _finite(logits: Array) -> Array:
 
 def _ends_a_row(context: Context, state: State, vocab: int) -> Array:
   """Return [B, V]: which tokens end a row."""
-  tokens = jnp.broadcast_to(places(vocab), (state.length.shape[0], vocab))
+  tokens = jnp.broadcast_to(iota(vocab), (state.length.shape[0], vocab))
   return _is_end(context, state, tokens)
 
 
@@ -142,11 +140,12 @@ def _is_end(context: Context, state: State, tokens: Array) -> Array:
 class Score:
   """Feed a model every pending token that it has not seen, so that it knows the distribution after each.
 
-  `limit` bounds how many pending tokens are fed; `drop` forgets the others. `after` is a slot whose call must end first.
+  `limit` bounds how many pending tokens are fed; `drop` forgets the others. `after` is a slot whose call must end
+  first.
 
-  The rest is derived when the method is made. `widths` are the tokens a row that are compiled for, ascending; where there
-  are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in every row, so
-  that its logits begin at slot 0.
+  The rest is derived when the method is made. `widths` are the tokens a row that are compiled for, ascending; where
+  there are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in every
+  row, so that its logits begin at slot 0.
   """
 
   model: int = _static()
@@ -286,9 +285,7 @@ class Propose:
     """Return [B]: in which rows the model has computed the next distribution."""
     return state.fed[:, self.model] == state.length + state.window.size
 
-  def draw(
-    self, context: Context, state: State, logits: Array, going: Array, turn: Array | int
-  ) -> tuple[Array, State]:
+  def draw(self, context: Context, state: State, logits: Array, going: Array, turn: Array | int) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
     w = state.window
     end = state.length + w.size
@@ -344,7 +341,7 @@ class Verify:
   def __call__(self, context: Context, state: State) -> State:
     w, length = state.window, state.length
     width = w.source.shape[1]
-    position = length[:, None] + places(width)
+    position = length[:, None] + iota(width)
     pending = take(state.tokens, position)
     if w.probs is None:
       w = w.replace(probs=jax.nn.one_hot(pending, w.vocab, dtype=jnp.float32))
@@ -354,19 +351,19 @@ class Verify:
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
     sampler = sampler_for_window(state)
     pi = self.combiner(logits, sampler=sampler)  # [B, W+1, V]
-    lawful = jnp.minimum(known, acceptance.leading(self._is_distribution(logits, pi)))
-    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, lawful), 0), 0)
+    gives_distribution = jnp.minimum(known, acceptance.leading(self._is_distribution(logits, pi)))
+    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, gives_distribution), 0), 0)
 
     trial = acceptance.Trial(w, pending, tested, pi, position, length, state.noise, sampler)
     verdict, noise = self.accept(trial)
     kept = verdict.kept
     rejected = kept < tested
     # The bonus token follows the target like every other token, so its slot has to be known as well.
-    bonus = state.active & (kept == w.size) & (lawful > w.size)
+    bonus = state.active & (kept == w.size) & (gives_distribution > w.size)
     final = self.final(w, sampler, verdict, rejected)
     token, noise = noise.draw(final, length + kept, FINAL, length)
 
-    no_target = state.active & (kept == lawful) & (lawful < known)
+    no_target = state.active & (kept == gives_distribution) & (gives_distribution < known)
     scored = jnp.clip(known - 1, 0, w.size)
     deferred = self._deferred(logits, sampler)
     round_ = _Round(scored, tested, kept, rejected, rejected | bonus, token, deferred)
@@ -376,7 +373,7 @@ class Verify:
   def _is_distribution(self, logits: Array, pi: Array) -> Array:
     """Return [B, W+1]: whether the logits [M, B, W+1, V] and the target are distributions."""
     sound = _finite(logits).all(0)
-    return sound if rules.lawful(self.combiner) else sound & rules.is_law(pi)
+    return sound if rules.gives_distribution(self.combiner) else sound & rules.is_distribution(pi)
 
   def _end_faulty(self, state: State, lost: Array, logits: Array, pi: Array, at: Array) -> State:
     """End rows whose next token, at a slot [B], has no distribution, and record why."""
@@ -385,14 +382,12 @@ class Verify:
     for m, x in zip(self.models, largest, strict=True):
       why = jnp.where(jnp.isnan(x), OWN, ASKED)
       fault = stats.with_column(fault, m, jnp.where(lost & ~jnp.isfinite(x), why, fault[:, m]))
-    if not rules.lawful(self.combiner):
+    if not rules.gives_distribution(self.combiner):
       by_target = lost & jnp.isfinite(largest).all(0)
       fault = stats.with_column(fault, -1, jnp.where(by_target, OWN, fault[:, -1]))
       found = jnp.stack([take1(x, at) for x in (pi.sum(-1), pi.min(-1))], 1)
       fault_target = jnp.where(by_target[:, None], found, fault_target)
-    return state.replace(
-      done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target
-    )
+    return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target)
 
   def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
     """Return what the token after the accepted ones is drawn from [B, V]: the residual, or the target.
@@ -416,7 +411,7 @@ class Verify:
     """Append the kept tokens and the one more; end rows at EOS and at their limit; count."""
     w, length = state.window, state.length
     width = w.source.shape[1]
-    slot = places(width + 1)
+    slot = iota(width + 1)
     tokens = ops.put(state.tokens, length + r.kept, r.token, r.more)
     new = take(tokens, length[:, None] + slot)  # [B, W+1]
 
@@ -451,9 +446,7 @@ class Verify:
       logprobs=state.logprobs
       if state.logprobs is None
       else stats.record_logprobs(state.logprobs, state.window, state.fed, new=new, **record),
-      top=None
-      if state.top is None
-      else stats.record_top(state.top, state.window.logits[self.models[-1]], **record),
+      top=None if state.top is None else stats.record_top(state.top, state.window.logits[self.models[-1]], **record),
     )
 
 
@@ -473,7 +466,7 @@ class _Round:
     """Return the counts with this round."""
     drawn = jnp.where(self.rejected, RESIDUAL, BONUS)[:, None]
     drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
-    origin = jnp.where(places(drafted.shape[1]) < self.kept[:, None], drafted, drawn)
+    origin = jnp.where(iota(drafted.shape[1]) < self.kept[:, None], drafted, drawn)
     return stats.count_round(
       state.stats, length=state.length, active=state.active, scored=self.scored, tested=self.tested, kept=self.kept,
       emitted=emitted, origin=origin, deferred=self.deferred,
@@ -495,7 +488,7 @@ class Elect:
 
   def __call__(self, context: Context, state: State) -> State:
     wanted = jnp.argmin(state.fed, 1)
-    votes = jnp.sum((wanted[:, None] == places(len(self.branches))) & state.active[:, None], 0)
+    votes = jnp.sum((wanted[:, None] == iota(len(self.branches))) & state.active[:, None], 0)
     turn = jnp.argmax(votes)
     rows = state.active
     state = state.replace(active=rows & (wanted == turn))

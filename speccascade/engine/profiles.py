@@ -20,7 +20,7 @@ import numpy as np
 
 from speccascade import sampling
 from speccascade.engine.verification import AcceptanceTable, index_for, Latency
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.types import whole
 
 FORMAT = 3
@@ -96,12 +96,12 @@ class Profile:
       measured={str(n): [[*way, x] for way, x in some.items()] for n, some in (self.measured or {}).items()},
       samples={name: np.round(np.asarray(x, np.float64), 5).tolist() for name, x in self.samples.items()},
     )
-    disk.write(disk.local(path), json.dumps(found))
+    storage.write(storage.local(path), json.dumps(found))
 
 
 def load(path) -> Profile:
   """Return the profile in a file, which is read once."""
-  file = disk.local(path)
+  file = storage.local(path)
   if not file.is_file():
     raise FileNotFoundError(f'{file}: no such profile; make one with python -m speccascade.profile.')
   return _read(file, file.stat().st_mtime_ns)

@@ -57,7 +57,7 @@ class Decoded:
     return self
 
 
-class Parts:
+class RowReader:
   """Take rows out of what a batch gave."""
 
   def __init__(self, method, models, rows: Sequence[requests.Row], processor: Callable | None = None):
@@ -135,7 +135,7 @@ class Parts:
       )
     if fault[-1] >= 0:
       total, least = batch['fault_target'][place].tolist()
-      return f'{example}: {validate.not_a_law(self.method, position, total, least)}'
+      return f'{example}: {validate.not_a_distribution(self.method, position, total, least)}'
     return None
 
   def _asked(self, row: requests.Row, emitted: int) -> str:

@@ -4,7 +4,7 @@ Axis letters: B batch, M models of a method, W window of pending tokens, V vocab
 
 Every array of the state has the rows of the batch on axis 0. Three facts hold between any two phases:
   * slot = absolute position, in the caches and in `State.tokens`; nothing stores an index;
-  * `fed[b, m]` tokens of row b are in the cache of model m, so it knows the distributions of positions up to `fed[b, m]`;
+  * `fed[b, m]` tokens of row b are in the cache of model m, so it knows the distributions up to position `fed[b, m]`;
   * the last committed token is fed to no model: `fed <= length - 1` when nothing is pending.
 """
 
@@ -19,7 +19,7 @@ from speccascade import sampling
 from speccascade.backends import Backend
 from speccascade.backends.ops import take
 from speccascade.engine.stats import Counts, Top
-from speccascade.types import Array, Cache, Model, places, Prompt
+from speccascade.types import Array, Cache, iota, Model, Prompt
 
 
 @struct.dataclass
@@ -50,7 +50,7 @@ class Window:
   size: Array  # [B] how many are pending
   probs: Array | None  # [B, W, V] the distribution that each was drawn from; None where all are greedy, so one-hot
   source: Array  # [B, W] the model that drew it
-  # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None for a model whose logits no phase reads.
+  # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None where no phase reads a model's.
   logits: tuple[Array | None, ...]
 
   @property
@@ -101,8 +101,8 @@ def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampl
   if not sampler.penalises:
     return sampler
   width, vocab = state.window.source.shape[1], state.window.vocab
-  pending = take(state.tokens, state.length[:, None] + places(width))
-  real = places(width) < state.window.size[:, None]
+  pending = take(state.tokens, state.length[:, None] + iota(width))
+  real = iota(width) < state.window.size[:, None]
   drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
   before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))[:, :slots]  # [B, W+1, V]
   seen = None if state.seen is None else (before > 0) | state.seen[:, None]
@@ -179,7 +179,7 @@ def _keyed(keys: Array, positions: int, in_block: int, greedy: bool) -> sampling
 # ---- models that share a cache ----
 
 
-def cache_owners(slots: Sequence[Model]) -> tuple[int, ...]:
+def cache_slots(slots: Sequence[Model]) -> tuple[int, ...]:
   """Return for each slot the slot whose cache it works in: its own, or that of a network that it is a part of."""
   owning = [slot for slot in range(len(slots)) if not shares_any(slots[slot], slots)]
   owners = []

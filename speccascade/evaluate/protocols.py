@@ -22,9 +22,9 @@ from speccascade.engine.method import SequenceCascade, Strategy
 from speccascade.engine.stats import PER_MODEL, Stats
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.journals import Journal
 from speccascade.evaluate.shards import Shard, WHOLE
 from speccascade.host import multihost
+from speccascade.host.journal import Journal
 from speccascade.host.progress import Progress
 
 MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530

@@ -82,13 +82,13 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
     shape = logits[used[-1]].shape
     sampler = sampler.bind(_seen(models[used[-1]], prompts, outputs, shape), _counts(outputs, shape))
   tokens = _padded(outputs, experiment.task.max_new_tokens)
-  laws = {}
+  distributions = {}
   if len(used) > 1:
-    laws['q'] = _chance(logits[used[0]], tokens, sampler)
-  laws['p'] = _chance(logits[used[-1]], tokens, sampler)
+    distributions['q'] = _chance(logits[used[0]], tokens, sampler)
+  distributions['p'] = _chance(logits[used[-1]], tokens, sampler)
   if combiner is not None:
-    laws['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
-  laws = jax.device_get(multihost.whole(laws))
+    distributions['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
+  distributions = jax.device_get(multihost.to_host(distributions))
   names = _sources(method)
   pieces = models[-1].tokenizer.pieces() if models[-1].tokenizer is not None else None
   return [
@@ -96,7 +96,7 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
       dict(
         text=pieces[token] if pieces else str(token),
         source=names.get(int(lines[i]['source'][j]), 'drafter'),
-        **{k: _rounded(laws[k][i, j]) if k in laws else None for k in ('q', 'p', 'pi')},
+        **{k: _rounded(distributions[k][i, j]) if k in distributions else None for k in ('q', 'p', 'pi')},
       )
       for j, token in enumerate(row)
     ]

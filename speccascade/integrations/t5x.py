@@ -35,8 +35,7 @@ def decode_batch(
 
   `key` is the step's; each row has noise of its own from it. L is that of `decoder_input_tokens` unless told. `mesh` is
   the one that the step is partitioned over, with axes 'data' and 'model'; without it attention on several devices is
-  plain XLA. Where `fault` of the statistics is true, a model or the rule gave what is no law, and the row is not to be
-  used.
+  plain XLA. Where `fault` of the statistics is true, a model or the rule gave no distribution: do not use the row.
   """
   if isinstance(method, SequenceCascade):
     raise ValueError('a sequence cascade decides on the host which texts are answered anew: use speccascade.decode')

@@ -1,7 +1,7 @@
 """Packed windows: the needed tokens of a batch one after another, where rows need different numbers of them.
 
-A window [B, W] is padded to the longest row. A network that is given a `Packing` runs its embedding, dense layers, norms
-and head on the N packed tokens [1, N, …] instead, and attention, which reads a cache by row, on the window:
+A window [B, W] is padded to the longest row. A network that is given a `Packing` runs its embedding, dense layers,
+norms and head on the N packed tokens [1, N, …] instead, and attention, which reads a cache by row, on the window:
 `models.layers` packs ids and what an attention gives, and unpacks queries, keys and values. N is one of a few static
 totals.
 

@@ -1,4 +1,4 @@
-"""Toy models with a known law: tables over the last `order` tokens, read back through a cache of tokens.
+"""Toy models with a known distribution: tables over the last `order` tokens, read back through a cache of tokens.
 
 They behave as real models do, stale slots and all, so the loop's mistakes show. An encoder–decoder toy also adds a
 row of `source` chosen by the sum of the prompt.

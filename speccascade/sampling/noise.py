@@ -17,7 +17,7 @@ def draw(weights: Array, u: Array, layout: sharding.Layout | None = None) -> Arr
   """Draw a token from weights [..., V] >= 0, which need not be normalised, with two uniforms u [..., 2].
 
   First a block of the vocabulary, then a token in it: no sum over V runs in sequence, no noise over V is made, and
-  laws with hundreds of thousands of entries keep their full resolution. A token of weight 0 is never drawn.
+  distributions with hundreds of thousands of entries keep their full resolution. A token of weight 0 is never drawn.
   """
   vocab = weights.shape[-1]
   weights, blocks = sharding.in_blocks(layout, weights, _BLOCK), -(-vocab // _BLOCK)
@@ -58,7 +58,7 @@ class Keyed:
   """
 
   uniforms: Array  # [B, T, K, 3, 2]
-  greedy: bool = struct.field(pytree_node=False, default=False)  # the models' laws are one-hot; a target need not be
+  greedy: bool = struct.field(pytree_node=False, default=False)  # the models' are one-hot; a target need not be
   layout: sharding.Layout | None = struct.field(pytree_node=False, default=None)  # of the program on a mesh
 
   @classmethod

@@ -92,7 +92,7 @@ _VALID = {
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Turn logits into the law that is sampled from: penalties → temperature → top-k → top-p → min-p.
+  """Turn logits into the distribution that is sampled from: penalties → temperature → top-k → top-p → min-p.
 
   One sampler serves all models of a run. Its numbers are traced, so changing them compiles nothing; which of them are
   given at all, and whether the temperature is 0, is part of the program. In the loop a number is an array [B], one for
@@ -210,7 +210,7 @@ class Sampler:
     return jnp.where(zero.reshape((1,) * (x.ndim - axes - zero.ndim) + zero.shape + (1,) * axes), cold(), x)
 
   def __call__(self, logits: Array) -> Array:
-    """Return the sampled law of logits [..., V]."""
+    """Return the sampled distribution of logits [..., V]."""
     logits = self.penalised(logits)
     return self.by_temperature(lambda: one_hot_max(logits), lambda: self._warm(logits), 1)
 
@@ -222,9 +222,9 @@ class Sampler:
         logits = keep(logits, _beside(getattr(self, name), logits))
     return softmax(logits)
 
-  def soft(self, logits: Array, law: Array | None = None) -> Array:
-    """Return the law before any arg max: at temperature 0 the unscaled one, else `law`, which is the sampled one."""
-    warm = lambda: self(logits) if law is None else law
+  def soft(self, logits: Array, sampled: Array | None = None) -> Array:
+    """Return the distribution before any arg max: at temperature 0 the unscaled one, else `sampled`."""
+    warm = lambda: self(logits) if sampled is None else sampled
     return self.by_temperature(lambda: softmax(self.penalised(logits)), warm, 1)
 
   def harden(self, probs: Array) -> Array:

@@ -16,7 +16,7 @@ from speccascade import embedded, methods
 from speccascade.checkpoints import files as checkpoint_files
 from speccascade.data import files, tokenizers
 from speccascade.decode import decode
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.sampling import Sampler
 from speccascade.train.batches import Pair
 from speccascade.types import Model
@@ -110,7 +110,7 @@ def from_teacher(
   Raises:
     ValueError: if the file has outputs for other sources or settings.
   """
-  file = disk.local(file)
+  file = storage.local(file)
   teacher = teacher() if callable(teacher) else teacher
   settings = {
     'teacher': checkpoint_files.digest_of_params(teacher.params),
@@ -158,4 +158,4 @@ def _write_outputs(teacher, sources, file: Path, settings: dict[str, Any], batch
   if faults:
     summary = f"{len(faults)} of the teacher's {len(sources)} outputs are faults, and are dropped. {faults[0]}"
     warnings.warn(summary, stacklevel=2)
-  disk.write(file, ''.join(lines))
+  storage.write(file, ''.join(lines))

@@ -3,6 +3,7 @@
   <out>/train.json    what identifies the run: settings, and digests of models and tokenizer; others cannot resume it
   <out>/state/        Orbax: parameters, optimizer state, step, and a digest of the data read so far
   <out>/log.jsonl     the log
+  <out>/lock          the process that trains
   <out>/model/        the result, for `speccascade.load`, written once
 
 A resumed run reads the data from the start and skips the steps it has done, so the data must be the same each time.
@@ -25,14 +26,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import tqdm
 
 from speccascade.checkpoints import files, hf_write, orbax
 from speccascade.data import tokenizers
-from speccascade.host import disk, multihost, progress
+from speccascade.host import multihost, storage
+from speccascade.host.journal import Journal
 from speccascade.train.batches import Batch, batches, Pair
 from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
-from speccascade.types import Model, Network, whole
+from speccascade.types import Model, Network, Params, whole
 
 # Settings that may change when a run is resumed: its steps are the same under all of them.
 _FREE = {'log_every': 1, 'save_every': 1, 'save_dtype': 'float32', 'format': 'orbax'}
@@ -113,17 +116,18 @@ def train(
   out = Path(out).expanduser().absolute()
   _check(out.name, network, settings, start, teacher)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
-  multihost.once(lambda: disk.make(out))
-  identity = _identity(network, settings, tokenizer, start=start, teacher=teacher)
-  multihost.once(lambda: _check_identity(out / 'train.json', identity, (out / 'model').exists()))
-  model = Model(_fit(out, network, pairs, settings, start, teacher, say), network, tokenizer, out.name)
-  if not multihost.once((out / 'model').exists):
-    _write(out / 'model', model, settings)
+  with multihost.on_writer(storage.lock(out / 'lock', 'choose another folder')):
+    identity = _identity(network, settings, tokenizer, start=start, teacher=teacher)
+    multihost.once(lambda: _check_identity(out / 'train.json', identity, (out / 'model').exists()))
+    params = _train(out, network, pairs, settings, start, teacher, say)
+    model = Model(params, network, tokenizer, out.name)
+    if not multihost.once((out / 'model').exists):
+      _write(out / 'model', model, settings)
   return model
 
 
-def _fit(out: Path, network, pairs, settings: Settings, start: Model | None, teacher: Model | None, say):
-  """Return the parameters after the last step."""
+def _train(out: Path, network: Network, pairs: Iterable[Pair], settings: Settings, start, teacher, say) -> Params:
+  """Return the parameters after the last step, resuming from the last checkpoint."""
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
   params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy, for steps donate their state
   transform = settings.optimizer.build(network, settings.steps)
@@ -141,9 +145,10 @@ def _fit(out: Path, network, pairs, settings: Settings, start: Model | None, tea
         say(f'going on after step {done} of {settings.steps} in {out}')
       if settings.batch_size % jax.device_count():
         say(f'each of {jax.device_count()} devices computes all of a batch: give a batch_size that they divide')
-      log = Log(out / 'log.jsonl', settings, done, say)
-      state = _steps(network, transform, state, stream, done, settings, multihost.replicated(teacher), manager, log)
-  return jax.device_put(multihost.whole(state['params']), jax.local_devices()[0])
+      teacher = multihost.replicated(teacher)
+      with contextlib.closing(Log(out / 'log.jsonl', settings, done, say)) as log:
+        state = _steps(network, transform, state, stream, done, settings, teacher, manager, log)
+  return jax.device_put(multihost.to_host(state['params']), jax.local_devices()[0])
 
 
 def _steps(network, transform, state, stream, done: int, settings: Settings, teacher, manager, log):
@@ -241,20 +246,14 @@ class Log:
   """Prints and records a line every `log_every` steps: the mean loss since the last one, the rate and the time left."""
 
   def __init__(self, file: Path, settings: Settings, done: int, say):
-    self._file = file
     self._settings = settings
     self._say = say
     self._done = done
     self._start = time.monotonic()
     self._parts = []
     self._tokens = 0
-    multihost.once(self._truncate)
-
-  def _truncate(self):
-    """Drop the lines of steps that will be done again, and damaged ones."""
-    if self._file.is_file():
-      lines = self._file.read_text(encoding='utf-8').splitlines(True)
-      disk.write(self._file, ''.join(line for line in lines if 0 < _step_of(line) <= self._done))
+    self._journal = Journal(file, ('step',), elsewhere='choose another folder')
+    self._journal.keep_while(lambda line: line['step'] <= done)  # later steps are done again
 
   def add(self, step: int, parts: dict[str, jax.Array], tokens: int) -> None:
     """Add a step; its numbers stay on the device until they are printed."""
@@ -267,30 +266,21 @@ class Log:
     means = {name: float(np.mean([value[name] for value in values])) for name in parts}
     if not np.isfinite(means['loss']):
       raise FloatingPointError(f'the loss is {means["loss"]} before step {step}: lower learning_rate, or raise warmup')
+    seconds = time.monotonic() - self._start
+    self._journal.append([{'step': step, **means, 'seconds': seconds}])
     if multihost.is_writer():
-      self._write(step, means, time.monotonic() - self._start)
+      self._print(step, means, seconds)
 
-  def _write(self, step: int, means: dict[str, float], seconds: float):
+  def _print(self, step: int, means: dict[str, float], seconds: float):
     rate = (step - self._done) / seconds
-    left = progress.duration((self._settings.steps - step) / rate)
-    columns = [
-      f'step {step}/{self._settings.steps}',
-      ' '.join(f'{name} {value:.3f}' for name, value in means.items()),
-      f'{rate:.2f} steps/s',
-      f'{self._tokens / seconds:.0f} tokens/s',
-      f'{left} left',
-    ]
-    self._say('  '.join(columns), flush=True)
-    with open(self._file, 'a', encoding='utf-8', opener=disk.unlinked) as f:
-      f.write(json.dumps({'step': step, **means, 'seconds': seconds}) + '\n')
+    left = tqdm.tqdm.format_interval((self._settings.steps - step) / rate)
+    losses = ' '.join(f'{name} {value:.3f}' for name, value in means.items())
+    speed = f'{rate:.2f} steps/s  {self._tokens / seconds:.0f} tokens/s'
+    self._say(f'step {step}/{self._settings.steps}  {losses}  {speed}  {left} left', flush=True)
 
-
-def _step_of(line: str) -> int:
-  """Return the step of a line of the log, 0 if it is damaged."""
-  try:
-    return json.loads(line)['step'] if line.endswith('\n') else 0
-  except (ValueError, KeyError, TypeError):
-    return 0
+  def close(self):
+    """Close the log."""
+    self._journal.close()
 
 
 # ---- before and after ----
@@ -337,7 +327,7 @@ def _check_identity(file: Path, identity: dict[str, str | None], finished: bool)
         raise ValueError(
           f'{file.parent} has a run with {name} {before.get(name)}, not {value}: choose another folder, or remove it'
         )
-  disk.write(file, json.dumps(identity, indent=1) + '\n')
+  storage.write(file, json.dumps(identity, indent=1) + '\n')
 
 
 def _write(folder: Path, model: Model, settings: Settings) -> None:
