@@ -187,7 +187,8 @@ def _encode(x: Any) -> Any:
       raise ValueError(
         f'a {type(x).__name__} cannot be saved, only {", ".join(_CLASSES)}: save the model it is made of'
       )
-    return {'class': type(x).__name__} | {f.name: _encode(getattr(x, f.name)) for f in dataclasses.fields(x)}
+    saved = [f.name for f in dataclasses.fields(x) if f.name != 'backend']  # which is chosen where it is loaded
+    return {'class': type(x).__name__} | {name: _encode(getattr(x, name)) for name in saved}
   return [_encode(y) for y in x] if isinstance(x, tuple) else x
 
 
