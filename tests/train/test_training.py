@@ -49,6 +49,20 @@ def init(network, seed=0):
   return jax.jit(network.init)(jax.random.key(seed))
 
 
+def log_of(run):
+  """Return the lines of a run's log."""
+  return [json.loads(line) for line in (run / 'log.jsonl').read_text().splitlines()]
+
+
+def first_pairs(count):
+  return list(itertools.islice(copies(), count))
+
+
+def same(a, b):
+  """Tell whether two trees have the same numbers."""
+  return jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
 @pytest.mark.parametrize('network', NETWORKS.values(), ids=NETWORKS)
 def test_padding_and_batch_mates_do_not_change_the_loss(network):
   params = init(network)
@@ -101,57 +115,53 @@ def test_training_lowers_the_loss(network, optimizer, tmp_path):
   rate = {'adamw': 1e-2, 'adafactor': 3e-2}[optimizer]
   s = settings(steps=120, batch_size=16, log_every=20, save_every=200, optimizer=Optimizer(optimizer, rate, warmup=5))
   train(tmp_path / 'run', network, copies(), s, say=quiet)
-  log = [json.loads(line) for line in (tmp_path / 'run' / 'log.jsonl').read_text().splitlines()]
+  log = log_of(tmp_path / 'run')
   assert log[-1]['cross_entropy'] < 0.7 * log[0]['cross_entropy'] and log[-1]['step'] == 120
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
-  def stopping():
-    for i, pair in enumerate(copies()):
-      if i >= 4 * 16:  # the first pool of batches is read, no more
-        raise KeyboardInterrupt
-      yield pair
+def interrupted():
+  """Yield the first pool of batches, then stop as Ctrl-C does."""
+  yield from itertools.islice(copies(), 4 * 16)
+  raise KeyboardInterrupt
 
+
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
   s = settings(steps=20, save_every=3)
   uninterrupted = train(tmp_path / 'uninterrupted', T5_NET, copies(), s, say=quiet)
   with pytest.raises(KeyboardInterrupt):
-    train(tmp_path / 'stopped', T5_NET, stopping(), s, say=quiet)
-  said = []
-  resumed = train(tmp_path / 'stopped', T5_NET, copies(), s, say=lambda text, **_: said.append(text))
-  assert 'going on after step 15 of 20' in said[0]
-  for x, y in zip(*map(jax.tree.leaves, (uninterrupted.params, resumed.params)), strict=True):
-    np.testing.assert_array_equal(x, y)
-  logs = [(tmp_path / name / 'log.jsonl').read_text().splitlines() for name in ('uninterrupted', 'stopped')]
-  steps = [[json.loads(line)['step'] for line in log] for log in logs]
-  assert steps[0] == steps[1] == list(range(2, 21, 2))
+    train(tmp_path / 'stopped', T5_NET, interrupted(), s, say=quiet)
+  printed = []
+  resumed = train(tmp_path / 'stopped', T5_NET, copies(), s, say=lambda text, **_: printed.append(text))
+  assert 'going on after step 15 of 20' in printed[0]
+  assert same(uninterrupted.params, resumed.params)
+  for name in ('uninterrupted', 'stopped'):
+    assert [line['step'] for line in log_of(tmp_path / name)] == list(range(2, 21, 2))
 
 
 @pytest.mark.full
 def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
-  def cut(data, count):
-    yield from itertools.islice(data, count)
-    raise KeyboardInterrupt
-
   s = settings(steps=20, save_every=3)
   teachers = [Model(init(T5_NET, seed), T5_NET, name='teacher') for seed in (0, 1)]
+  run = lambda pairs, teacher: train(tmp_path / 'run', T5_NET, pairs, s, teacher=teacher, say=quiet)
   with pytest.raises(KeyboardInterrupt):
-    train(tmp_path / 'run', T5_NET, cut(copies(), 4 * 16), s, teacher=teachers[0], say=quiet)
-  with pytest.raises(ValueError, match=having('other data', '15 steps')):
-    train(tmp_path / 'run', T5_NET, copies(1), s, teacher=teachers[0], say=quiet)
-  for other, said in ((teachers[1], 'teacher'), (None, having('teacher', 'None'))):
-    with pytest.raises(ValueError, match=said):
-      train(tmp_path / 'run', T5_NET, copies(), s, teacher=other, say=quiet)
-  for name in ('train.json',):
-    content = (tmp_path / 'run' / name).read_text()
-    (tmp_path / 'run' / name).write_text(content[:-2])
-    with pytest.raises(ValueError, match=f'{name} '):
-      train(tmp_path / 'run', T5_NET, copies(), s, teacher=teachers[0], say=quiet)
-    (tmp_path / 'run' / name).write_text(content)
+    run(interrupted(), teachers[0])
+  for pairs, teacher, parts in (
+    (copies(1), teachers[0], ('other data', '15 steps')),
+    (copies(), teachers[1], ('teacher',)),
+    (copies(), None, ('teacher', 'None')),
+  ):
+    with pytest.raises(ValueError, match=having(*parts)):
+      run(pairs, teacher)
+  file = tmp_path / 'run' / 'train.json'
+  content = file.read_text()
+  file.write_text(content[:-2])
+  with pytest.raises(ValueError, match='train.json '):
+    run(copies(), teachers[0])
+  file.write_text(content)
   with (tmp_path / 'run' / 'log.jsonl').open('a') as f:
     f.write('{"step": 3, "lo')  # as if it had been killed in the middle of a line
-  train(tmp_path / 'run', T5_NET, copies(), s, teacher=teachers[0], say=quiet)
-  steps = [json.loads(line)['step'] for line in (tmp_path / 'run' / 'log.jsonl').read_text().splitlines()]
-  assert steps == list(range(2, 21, 2))
+  run(copies(), teachers[0])
+  assert [line['step'] for line in log_of(tmp_path / 'run')] == list(range(2, 21, 2))
 
 
 def test_a_finished_run_is_not_trained_further_and_its_model_not_written_again(tmp_path):
@@ -163,7 +173,7 @@ def test_a_finished_run_is_not_trained_further_and_its_model_not_written_again(t
   first = run(copies(), settings(), tokenizer=tokenizer)
   before = content()
   again = run(copies(), settings(), tokenizer=tokenizer)
-  assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), first.params, again.params))
+  assert same(first.params, again.params)
   with pytest.raises(ValueError, match=having('other data', '6 steps')):
     run(copies(1), settings(), tokenizer=tokenizer)
   for wrong in (other, None):
@@ -256,10 +266,7 @@ def test_eight_devices_of_a_host_share_each_batch_and_learn_what_one_does(tmp_pa
   assert done.returncode == 0 and '8 [(1, 8), (6, 8)]' in done.stdout, done
   assert 'each of 8 devices computes all of a batch: give a batch_size that they divide' in done.stdout
   train(tmp_path / 'one', T5_NET, copies(), settings(batch_size=8), say=quiet)
-  one, eight = (
-    [json.loads(line)['loss'] for line in (tmp_path / name / 'log.jsonl').read_text().splitlines()]
-    for name in ('one', 'eight')
-  )
+  one, eight = ([line['loss'] for line in log_of(tmp_path / name)] for name in ('one', 'eight'))
   np.testing.assert_allclose(eight, one, rtol=1e-5)
 
 
@@ -269,16 +276,8 @@ def test_distillation_brings_the_drafter_closer_to_the_verifier(distance, tmp_pa
   s = settings(steps=60, batch_size=16, log_every=10, optimizer=Optimizer(learning_rate=1e-2, warmup=5),
                distillation=Distillation(distance), save_every=100)  # fmt: skip
   train(tmp_path / 'run', T5(T5Config(12, 8, 2, 4, 16, 1, 1)), copies(), s, teacher=teacher, say=quiet)
-  log = [json.loads(line) for line in (tmp_path / 'run' / 'log.jsonl').read_text().splitlines()]
+  log = log_of(tmp_path / 'run')
   assert log[-1][distance] < 0.85 * log[0][distance] and log[-1]['acceptance'] > log[0]['acceptance'] + 0.05
-
-
-def test_a_teacher_is_no_further_from_itself_than_zero():
-  params = init(T5_NET)
-  batch = collate(list(itertools.islice(copies(), 3)), (8,))
-  for distance in losses.DISTANCES:
-    value, parts = losses.loss(T5_NET, params, batch, Model(params, T5_NET), Distillation(distance))
-    assert float(value) == pytest.approx(0, abs=1e-6) and float(parts['acceptance']) == pytest.approx(1)
 
 
 def test_the_distances_are_their_definitions():
@@ -288,16 +287,19 @@ def test_the_distances_are_their_definitions():
   assert got == pytest.approx({'forward_kl': kl[0], 'reverse_kl': kl[1], 'tv': 1 - np.minimum(p, q).sum()}, rel=1e-5)
 
 
-def test_weight_mixes_distance_and_cross_entropy():
+def test_a_teacher_is_at_distance_zero_from_itself_and_weight_mixes_in_the_cross_entropy():
   params = init(T5_NET)
+  batch = collate(first_pairs(3), (8,))
+  for distance in losses.DISTANCES:
+    value, parts = losses.loss(T5_NET, params, batch, Model(params, T5_NET), Distillation(distance))
+    assert float(value) == pytest.approx(0, abs=1e-6) and float(parts['acceptance']) == pytest.approx(1)
   teacher = Model(init(T5_NET, 1), T5_NET)
-  batch = collate(list(itertools.islice(copies(), 3)), (8,))
   value, parts = losses.loss(T5_NET, params, batch, teacher, Distillation('forward_kl', weight=0.25))
   assert float(value) == pytest.approx(0.25 * float(parts['forward_kl']) + 0.75 * float(parts['cross_entropy']))
 
 
 def words(folder, **around):
-  """Return a tokenizer of numbers whose tokenizer_config.json says what stands around a text."""
+  """Return a tokenizer of numbers with settings for the tokens around a text."""
   vocabulary = {'<pad>': 0, '</s>': 1} | {str(i): i for i in range(2, 12)}
   backend = Tokenizer(WordLevel(vocabulary, unk_token='<pad>'))
   backend.pre_tokenizer = Whitespace()
@@ -306,17 +308,17 @@ def words(folder, **around):
   return find(folder)
 
 
-@pytest.mark.parametrize('begin', ['2', '</s>'])
-def test_a_target_begins_with_no_token_of_its_own_and_ends_with_the_end(begin, tmp_path):
-  tokenizer = words(tmp_path, bos_token=begin, add_bos_token=True, eos_token='</s>')  # OPT's are the same token
-  first = 1 if begin == '</s>' else 2
-  pairs = data.tokenised([('3 4', '5 6'), ('7', '')], tokenizer)
-  assert list(pairs) == [([first, 3, 4], [5, 6, 1]), ([first, 7], [1])]
-
-
-def test_a_target_that_its_tokenizer_ends_is_ended_once(tmp_path):
-  tokenizer = words(tmp_path, eos_token='</s>', add_eos_token=True)
-  assert list(data.tokenised([('3', '5 6'), ('7', '')], tokenizer)) == [([3, 1], [5, 6, 1]), ([7, 1], [1])]
+@pytest.mark.parametrize(
+  'around, pairs',
+  [
+    (dict(bos_token='2', add_bos_token=True), [([2, 3, 4], [5, 6, 1]), ([2, 7], [1])]),
+    (dict(bos_token='</s>', add_bos_token=True), [([1, 3, 4], [5, 6, 1]), ([1, 7], [1])]),  # as OPT
+    (dict(add_eos_token=True), [([3, 4, 1], [5, 6, 1]), ([7, 1], [1])]),
+  ],
+)
+def test_a_target_begins_with_no_token_and_ends_with_the_end_once(around, pairs, tmp_path):
+  tokenizer = words(tmp_path, eos_token='</s>', **around)
+  assert list(data.tokenised([('3 4', '5 6'), ('7', '')], tokenizer)) == pairs
 
 
 def test_a_tokenizer_without_an_end_of_sequence_is_named(tmp_path):
@@ -400,7 +402,7 @@ def test_the_rate_warms_up_and_decays(schedule, end):
 
 
 def test_batches_hold_every_pair_once_and_in_the_narrowest_width():
-  pairs = list(itertools.islice(copies(), 64))
+  pairs = first_pairs(64)
   found = list(batches(iter(pairs), 4, (4, 8), pool=4))
   assert {b.source.shape for b in found} == {(4, 4), (4, 8)}
   rows = [tuple(row[:n]) for b in found for row, n in zip(b.source, b.source_length, strict=True)]
@@ -425,8 +427,7 @@ def test_training_leaves_the_model_that_it_starts_from_alone(tmp_path):
   start = Model(init(T5_NET), T5_NET)
   before = jax.tree.map(np.asarray, start.params)
   after = train(tmp_path / 'run', T5_NET, copies(), settings(steps=3), start=start, say=quiet)
-  assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), before, start.params))
-  assert not jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), before, after.params))
+  assert same(before, start.params) and not same(before, after.params)
 
 
 def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeypatch):
@@ -487,7 +488,7 @@ def test_mistakes_are_named_before_any_work(tmp_path):
   with pytest.raises(ValueError, match=having('target of pair 0', '0 tokens')):
     run(pairs=[([2], [])])
   with pytest.raises(ValueError, match=having('1 steps', '6')):
-    run(pairs=itertools.islice(copies(), 4))
+    run(pairs=first_pairs(4))
   with pytest.raises(ValueError, match='settings'):
     run(steps=7)
   with pytest.raises(ValueError, match='teacher'):
