@@ -46,12 +46,6 @@ def repeated(pairs: Iterable[Pair], seed: int = 0) -> Iterator[Pair]:
       yield pairs[i]
 
 
-def features(examples: Iterable[dict], *, source: str = 'inputs', target: str = 'targets') -> Iterator[Pair]:
-  """Yield the pairs of feature dicts, such as a seqio dataset's `as_numpy_iterator()` gives."""
-  for example in examples:
-    yield [int(t) for t in example[source]], [int(t) for t in example[target]]
-
-
 def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed: int = 0) -> Iterator[Pair]:
   """Yield the sentence pairs of the package without end.
 

@@ -36,17 +36,16 @@ def make(file, texts: Iterable[str], *, size: int) -> Path:
   return file
 
 
-def make_embedded(file, *, size: int = 1000, count: int = 20000) -> Path:
-  """Write the vocabulary of both languages of the package's first `count` training pairs."""
-  pairs = embedded.sentences('train', count)
-  return make(file, itertools.chain.from_iterable(pairs), size=size)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
   """Write the vocabulary of the package's sentences; return the exit code."""
   parser = commands.Parser('speccascade.train.vocabulary', __doc__)
   parser.add_argument('file', help='the file to write')
-  return commands.run(parser, lambda args: print(make_embedded(storage.local(args.file))), argv, 'interrupted')
+
+  def write(args):
+    texts = itertools.chain.from_iterable(embedded.sentences('train', 20000))
+    print(make(storage.local(args.file), texts, size=1000))
+
+  return commands.run(parser, write, argv, 'interrupted')
 
 
 if __name__ == '__main__':

@@ -93,10 +93,8 @@ def test_what_lies_in_the_padding_moves_neither_loss_nor_gradient(network):
 @pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
 def test_teacher_forcing_sees_what_decoding_sees(network):
   model = Model(init(network), network)
-  out = speccascade.decode(
-    speccascade.methods.autoregressive(), [model], [[3, 4, 5]], max_new_tokens=6,
-    sampler=speccascade.Sampler(0.0),
-  )  # fmt: skip
+  greedy = dict(max_new_tokens=6, sampler=speccascade.Sampler(0.0))
+  out = speccascade.decode(speccascade.methods.autoregressive(), [model], [[3, 4, 5]], **greedy)
   tokens = [int(t) for t in out.tokens[0]]
   logits = jax.jit(losses.logits_of, static_argnums=0)(network, model.params, collate([([3, 4, 5], tokens)], (16,)))
   assert logits[0, : len(tokens)].argmax(-1).tolist() == tokens
@@ -273,8 +271,9 @@ def test_eight_devices_of_a_host_share_each_batch_and_learn_what_one_does(tmp_pa
 @pytest.mark.parametrize('distance', quick(losses.DISTANCES, list(losses.DISTANCES)[:1]))
 def test_distillation_brings_the_drafter_closer_to_the_verifier(distance, tmp_path):
   teacher = Model(jax.tree.map(lambda x: 1.5 * x, init(T5_NET, 7)), T5_NET, name='teacher')
-  s = settings(steps=60, batch_size=16, log_every=10, optimizer=Optimizer(learning_rate=1e-2, warmup=5),
-               distillation=Distillation(distance), save_every=100)  # fmt: skip
+  optimizer = Optimizer(learning_rate=1e-2, warmup=5)
+  s = settings(steps=60, batch_size=16, log_every=10, save_every=100, optimizer=optimizer)
+  s = dataclasses.replace(s, distillation=Distillation(distance))
   train(tmp_path / 'run', T5(T5Config(12, 8, 2, 4, 16, 1, 1)), copies(), s, teacher=teacher, say=quiet)
   log = log_of(tmp_path / 'run')
   assert log[-1][distance] < 0.85 * log[0][distance] and log[-1]['acceptance'] > log[0]['acceptance'] + 0.05
@@ -332,8 +331,8 @@ def test_the_teachers_outputs_are_made_once_and_cut_off_ones_left_out(tmp_path):
   kwargs = dict(file=file, temperature=1.0, max_new_tokens=8, batch_size=2)
   pairs = list(itertools.islice(data.from_teacher(teacher, sources, **kwargs), 20))
   rows = [json.loads(line) for line in file.read_text().splitlines()][1:]
-  kept = [row['target'] for row in rows if row['target'][-1] in (1, 2)]
-  assert {t[-1] for t in kept} == {1, 2} and {tuple(t) for _, t in pairs} == {tuple(t) for t in kept}
+  complete = [row['target'] for row in rows if row['target'][-1] in (1, 2)]
+  assert {t[-1] for t in complete} == {1, 2} and {tuple(t) for _, t in pairs} == {tuple(t) for t in complete}
   before = file.stat().st_mtime_ns
   again = list(itertools.islice(data.from_teacher(lambda: teacher, sources, **kwargs), 20))
   assert again == pairs and file.stat().st_mtime_ns == before
@@ -341,7 +340,7 @@ def test_the_teachers_outputs_are_made_once_and_cut_off_ones_left_out(tmp_path):
     next(data.from_teacher(teacher, sources[1:], **kwargs))
 
 
-def test_outputs_of_a_teacher_that_ended_as_faults_are_left_out_and_said(tmp_path):
+def test_faults_of_a_teacher_are_dropped_with_a_warning(tmp_path):
   teacher = toy.model(3, 12, eos_ids=(1, 2)).replace(tokenizer=words(tmp_path, eos_token='</s>'))
   tokens = teacher.tokenizer.encode('3 4')
   sick = teacher.params['table'].at[tokens[-2] * 12 + tokens[-1]].set(np.nan)
@@ -354,20 +353,20 @@ def test_outputs_of_a_teacher_that_ended_as_faults_are_left_out_and_said(tmp_pat
     next(data.from_teacher(teacher, ['3 4'], file=tmp_path / 'other', **kwargs))
 
 
-def test_kept_outputs_are_those_of_the_same_teacher_and_settings(tmp_path):
+def test_saved_outputs_are_of_the_same_teacher_and_settings(tmp_path):
   teachers = [toy.model(seed, 12, eos_ids=(1,)).replace(tokenizer=words(tmp_path, eos_token='</s>')) for seed in (3, 4)]
   digests = [files.digest_of_params(teacher.params) for teacher in teachers]
   file, row = tmp_path / 'outputs.jsonl', json.dumps({'source': '3', 'target': [4, 1]})
   first = lambda teacher, **changes: next(data.from_teacher(teacher, ['3'], file=file, **changes))
   file.write_text(json.dumps(dict(teacher=digests[0], temperature=0, max_new_tokens=64, seed=0)) + f'\n{row}\n')
   assert first(teachers[0]) == ([3], [4, 1])
-  for teacher, changes, said in (
+  for teacher, changes, parts in (
     (teachers[1], {}, [f'teacher={digests[0]}', digests[1]]),
     (teachers[0], {'temperature': 0.5}, ['temperature=0', '0.5']),
     (teachers[0], {'max_new_tokens': 8}, ['max_new_tokens=64', '8']),
     (teachers[0], {'seed': 1}, ['seed=0', '1']),
   ):
-    with pytest.raises(ValueError, match=having('outputs.jsonl', *said)):
+    with pytest.raises(ValueError, match=having('outputs.jsonl', *parts)):
       first(teacher, **changes)
   file.write_text(f'{row}\n')
   with pytest.raises(ValueError, match='teacher=None'):
@@ -376,10 +375,13 @@ def test_kept_outputs_are_those_of_the_same_teacher_and_settings(tmp_path):
 
 def test_a_config_may_name_a_teacher_that_an_earlier_job_is_to_train(tmp_path):
   bindings = [
-    'small/train.Job.pairs = @train.from_teacher()', 'train.from_teacher.teacher = @train.load',
-    'train.from_teacher.sources = @train.generated_sources()', 'train.generated_sources.count = 4',
-    f'train.from_teacher.file = {str(tmp_path / "outputs")!r}', f'train.load.path = {str(tmp_path / "later")!r}',
-  ]  # fmt: skip
+    'small/train.Job.pairs = @train.from_teacher()',
+    'train.from_teacher.teacher = @train.load',
+    'train.from_teacher.sources = @train.generated_sources()',
+    'train.generated_sources.count = 4',
+    f'train.from_teacher.file = {str(tmp_path / "outputs")!r}',
+    f'train.load.path = {str(tmp_path / "later")!r}',
+  ]
   (tmp_path / 'config.gin').write_text(CONFIG)
   _, small = jobs.read([str(tmp_path / 'config.gin')], bindings)
   with pytest.raises(FileNotFoundError, match='later'):
@@ -418,11 +420,6 @@ def test_repeated_data_come_in_a_new_order_each_time_through():
   assert drawn == list(itertools.islice(data.repeated(pairs), 38))
 
 
-def test_feature_dicts_are_pairs():
-  rows = [{'inputs': np.array([3, 4]), 'targets': np.array([5, 1]), 'idx': 0}]
-  assert list(data.features(rows)) == [([3, 4], [5, 1])]
-
-
 def test_training_leaves_the_model_that_it_starts_from_alone(tmp_path):
   start = Model(init(T5_NET), T5_NET)
   before = jax.tree.map(np.asarray, start.params)
@@ -459,11 +456,11 @@ def test_a_finished_run_is_written_in_another_format_and_dtype_where_its_model_w
 def test_tokens_and_positions_that_a_network_lacks_are_named():
   learned = Decoder(dataclasses.replace(DECODER.config, positions=8))
   first = lambda pair, *networks: next(batches([([3], [1]), pair], 2, (8,), networks=networks))
-  for pair, said in (
+  for pair, parts in (
     (([3, 12], [1]), having('source of pair 1', 'token 12', 'T5', 'vocab_size=12')),
     (([3], [-1, 1]), having('target of pair 1', 'token -1', 'T5')),
   ):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=parts):
       first(pair, T5_NET)
   with pytest.raises(ValueError, match=having('pair 1', '9 tokens', 'Decoder', '8 positions')):
     first(([3] * 5, [4] * 4), DECODER, learned)
@@ -570,13 +567,13 @@ def test_the_command_says_what_is_wrong_with_a_config(tmp_path, capsys):
 def test_unknown_names_of_a_config_come_with_the_nearest(tmp_path):
   (tmp_path / 'config.gin').write_text(CONFIG)
   before = list(gin.config._LOCATION_PREFIXES)
-  for binding, said in (
+  for binding, parts in (
     ('train.Setings.steps = 3', ['train.Setings', 'train.Settings?']),
     ('train.Settings.stepz = 3', ['train.Settings', 'stepz', 'steps?']),
     ('smal/train.Settings.steps = 3', ['smal', 'small?']),
     ('train.Settings.steps = %STEPS', ['%STEPS']),
   ):
-    with pytest.raises(RunError, match=having(*said)):
+    with pytest.raises(RunError, match=having(*parts)):
       jobs.read([str(tmp_path / 'config.gin')], [binding])
   assert gin.config._LOCATION_PREFIXES == before
 
