@@ -25,7 +25,7 @@ import jax
 
 from speccascade import methods, rules, Sampler
 from speccascade.backends import sharding
-from speccascade.checkpoints.hf_config import network_from_config
+from speccascade.checkpoints.hf import network_from_config
 from speccascade.host import commands
 from speccascade.host.errors import RunError
 from speccascade.models import shapes

@@ -404,7 +404,7 @@ def _sv_exact(measured: profiles.Profile, gamma: int, greedy: bool) -> Method:
   return Method.of_phases(phases, (0, 1, 2), kind='sv_exact', origin=measured.origin)
 
 
-def by_batch(choices: Mapping[int, Method]) -> ByBatch:
+def by_batch(choices: Mapping[int, Method]) -> Method | ByBatch:
   """Choose the method by the size of the batch.
 
   All methods decode with the same list of models, so a method of fewer models names them: `autoregressive(2)`,
@@ -414,7 +414,7 @@ def by_batch(choices: Mapping[int, Method]) -> ByBatch:
     choices: {rows: method}; each method is for batches of at most so many rows, the last one for larger batches too.
 
   Returns:
-    A method whose phases are those of the choice for the batch.
+    A method whose phases are those of the choice for the batch; of a single choice, that method.
 
   Raises:
     ValueError: If a number of rows is not positive, or a choice has no phases.
@@ -429,4 +429,6 @@ def by_batch(choices: Mapping[int, Method]) -> ByBatch:
     if not isinstance(method, Method):
       raise ValueError(f'by_batch: {method!r} is not made of phases; give methods such as speculative(block=5).')
   rows = sorted(whole('rows', n) for n in choices)
+  if len(rows) == 1:
+    return choices[rows[0]]
   return ByBatch(tuple(choices[n] for n in rows), tuple(rows))

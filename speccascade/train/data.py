@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 from speccascade import embedded, methods
-from speccascade.checkpoints import files as checkpoint_files
+from speccascade.checkpoints import digests
 from speccascade.data import files, tokenizers
 from speccascade.decode import decode
 from speccascade.host import storage
@@ -107,7 +107,7 @@ def from_teacher(
   file = storage.local(file)
   teacher = teacher() if callable(teacher) else teacher
   settings = {
-    'teacher': checkpoint_files.digest_of_params(teacher.params),
+    'teacher': digests.of_params(teacher.params),
     'temperature': temperature,
     'max_new_tokens': max_new_tokens,
     'seed': seed,

@@ -28,7 +28,7 @@ import optax
 import orbax.checkpoint as ocp
 import tqdm
 
-from speccascade.checkpoints import files, hf_write, orbax
+from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data import tokenizers
 from speccascade.host import multihost, storage
 from speccascade.host.journal import Journal
@@ -289,7 +289,7 @@ class Log:
 def _check(name: str, network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
   """Raise for what cannot be trained or saved."""
   if settings.format == 'hf':
-    hf_write.check(network, name)
+    hf.check(network, name)
   if start is not None and start.network.config != network.config:
     raise ValueError(f'start is a {start.network.config}, but network a {network.config}: give them the same sizes')
   if start is not None and start.network.scan != network.scan:
@@ -305,8 +305,8 @@ def _check(name: str, network: Network, settings: Settings, start: Model | None,
 def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, str | None]:
   """Return what identifies a run, and as 'model' how its result is saved."""
   identity = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
-  identity |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
-  identity['tokenizer'] = tokenizer and files.digest({Path(p).name: Path(p) for p in tokenizer.files()})
+  identity |= {name: model and digests.of_params(model.params) for name, model in models.items()}
+  identity['tokenizer'] = tokenizer and digests.of_files({Path(p).name: Path(p) for p in tokenizer.files()})
   return identity | {'model': f'{settings.format}, {settings.save_dtype}'}
 
 
@@ -334,7 +334,7 @@ def _write(folder: Path, model: Model, settings: Settings) -> None:
   """Write the result, rounded to the dtype to save."""
   network = dataclasses.replace(model.network, dtype=settings.save_dtype)
   params = jax.tree.map(lambda x: x.astype(settings.save_dtype), model.params)
-  write = orbax.save if settings.format == 'orbax' else hf_write.write
+  write = orbax.save if settings.format == 'orbax' else hf.write
 
   def save():
     write(folder, Model(params, network, model.tokenizer, model.name), overwrite=True)
