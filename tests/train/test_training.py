@@ -478,34 +478,27 @@ def test_training_refuses_tokens_that_the_network_or_the_teacher_lacks(missing, 
 
 
 def test_mistakes_are_named_before_any_work(tmp_path):
-  def run(network=T5_NET, pairs=None, **changes):
-    return train(tmp_path / 'bad', network, copies() if pairs is None else pairs, settings(**changes), say=quiet)
+  def run(network=T5_NET, pairs=None, start=None, **changes):
+    pairs = copies() if pairs is None else pairs
+    return train(tmp_path / 'bad', network, pairs, settings(**changes), start=start, say=quiet)
 
-  with pytest.raises(ValueError, match=having('source of pair 0', '9 tokens', '8')):
-    run(pairs=[([2] * 9, [1])])
-  with pytest.raises(ValueError, match=having('target of pair 0', '0 tokens')):
-    run(pairs=[([2], [])])
-  with pytest.raises(ValueError, match=having('1 steps', '6')):
-    run(pairs=first_pairs(4))
-  with pytest.raises(ValueError, match='settings'):
-    run(steps=7)
-  with pytest.raises(ValueError, match='teacher'):
-    run(distillation=Distillation())
-  with pytest.raises(ValueError, match='float32'):
-    run(T5(T5_NET.config, dtype='bfloat16'))
-  odd = Decoder(dataclasses.replace(DECODER.config, norms='post'))
-  with pytest.raises(ValueError, match=having('DecoderConfig', 'orbax')):
-    run(odd, pairs=iter(()), format='hf')
-  with pytest.raises(ValueError, match=having('start', 'scan=True', 'scan=False')):
-    train(tmp_path / 'bad', T5_NET, copies(), settings(), start=Model({}, NETWORKS['t5 scanned']), say=quiet)
-  with pytest.raises(ValueError, match='steps=0'):
-    settings(steps=0)
-  with pytest.raises(ValueError, match=having("distance='l2'", 'forward_kl')):
-    Distillation('l2')
-  with pytest.raises(ValueError, match=having("schedule='step'", 'constant')):
-    Optimizer(schedule='step')
-  with pytest.raises(ValueError, match='no pairs'):
-    next(data.repeated([]))
+  post_norm = Decoder(dataclasses.replace(DECODER.config, norms='post'))
+  for call, parts in (
+    (lambda: run(pairs=[([2] * 9, [1])]), ('source of pair 0', '9 tokens', '8')),
+    (lambda: run(pairs=[([2], [])]), ('target of pair 0', '0 tokens')),
+    (lambda: run(pairs=first_pairs(4)), ('1 steps', '6')),
+    (lambda: run(steps=7), ('settings',)),
+    (lambda: run(distillation=Distillation()), ('teacher',)),
+    (lambda: run(T5(T5_NET.config, dtype='bfloat16')), ('float32',)),
+    (lambda: run(post_norm, pairs=(), format='hf'), ('DecoderConfig', 'orbax')),
+    (lambda: run(start=Model({}, NETWORKS['t5 scanned'])), ('start', 'scan=True', 'scan=False')),
+    (lambda: settings(steps=0), ('steps=0',)),
+    (lambda: Distillation('l2'), ("distance='l2'", 'forward_kl')),
+    (lambda: Optimizer(schedule='step'), ("schedule='step'", 'constant')),
+    (lambda: next(data.repeated([])), ('no pairs',)),
+  ):
+    with pytest.raises(ValueError, match=having(*parts)):
+      call()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):

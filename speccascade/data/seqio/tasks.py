@@ -127,7 +127,7 @@ def add_benchmark(
   allow_execution: bool | str = False,
   **changes,
 ):
-  """Register a benchmark with seqio.
+  """Register a benchmark with seqio, for evaluation: its files are read in order, also where seqio shuffles.
 
   Args:
     name: name of the seqio task.
