@@ -1,4 +1,4 @@
-"""Tokenizers: the two formats agree, the families' conventions hold, differences are named."""
+"""Tokenizers: the formats agree, the families' conventions apply, differences are named."""
 
 import dataclasses
 import gzip
@@ -54,20 +54,16 @@ def test_both_formats_give_the_same_ids_and_texts(shared, family):
       assert model.decode(ids) == fast.decode(ids), text
 
 
-def test_each_family_keeps_its_convention(shared):
-  for t5 in _pair(shared, 't5_multi30k'):
-    assert t5.encode('a')[-1] == 1 and t5.encode('') == [1] and t5.eos_ids == (1,)
-  for llama in _pair(shared, 'llama_gsm8k'):
-    assert llama.encode('a')[0] == 1 and llama.encode('a')[-1] != 2 and llama.encode('') == [1]
-    assert llama.eos_ids == (2,)
-
-
 @pytest.mark.parametrize('family', list(FAMILIES))
-def test_control_tokens_and_padded_ids_decode_to_nothing(shared, family):
+def test_each_family_keeps_its_convention_and_writes_no_control_tokens(shared, family):
   for tokenizer in _pair(shared, family):
     ids = tokenizer.encode('the sum of 3 and 4')
-    padding = [i for i, piece in enumerate(tokenizer.pieces()) if piece in ('<s>', '</s>', '<pad>')]
-    assert tokenizer.decode([*ids, *padding, len(tokenizer.pieces()) + 5, -1]) == 'the sum of 3 and 4'
+    if family == 't5_multi30k':
+      assert ids[-1] == 1 and tokenizer.encode('') == [1] and tokenizer.eos_ids == (1,)
+    else:
+      assert ids[0] == 1 and ids[-1] != 2 and tokenizer.encode('') == [1] and tokenizer.eos_ids == (2,)
+    control = [i for i, piece in enumerate(tokenizer.pieces()) if piece in ('<s>', '</s>', '<pad>')]
+    assert tokenizer.decode([*ids, *control, len(tokenizer.pieces()) + 5, -1]) == 'the sum of 3 and 4'
     assert tokenizer.decode([]) == ''
 
 
@@ -90,8 +86,7 @@ def test_a_model_folder_finds_its_own_tokenizer_or_its_familys(shared, tmp_path)
 
 def test_a_tokenizer_is_its_path(shared):
   a, b = (_pair(shared, 't5_multi30k')[0] for _ in range(2))
-  assert a == b and hash(a) == hash(b) and pickle.loads(pickle.dumps(a)).encode('x') == a.encode('x')
-  assert {a: 1}[b] == 1
+  assert a == b and {a: 1}[b] == 1 and pickle.loads(pickle.dumps(a)).encode('x') == a.encode('x')
 
 
 def test_settings_overrule_what_the_files_say(shared, tmp_path):
@@ -107,7 +102,7 @@ def test_settings_overrule_what_the_files_say(shared, tmp_path):
     assert [p.rsplit('/', 1)[1] for p in tokenizers.find(target).files()] == [source.name, 'tokenizer_config.json']
 
 
-# ---- tokens beside a vocabulary ----
+# ---- tokens added to a vocabulary ----
 
 SPIECE = pathlib.Path(embedded.__file__).parent / 'pretrained' / 'large' / 'spiece.model'  # of 1000 pieces
 
@@ -146,7 +141,7 @@ def test_a_model_fills_spans_with_the_sentinels_of_its_tokenizer(tmp_path):
   assert out.tokens == [[1002, 1002]] and out.texts == ['']
 
 
-def test_special_tokens_that_no_file_has_are_told_when_a_model_is_loaded(tmp_path):
+def test_special_tokens_that_no_file_has_give_a_warning_when_a_model_is_loaded(tmp_path):
   tokenizer = _t5(tmp_path, eos_token='<|turn|>', additional_special_tokens=['</s>', {'content': '<x>'}])
   model = _model(tokenizer, 1024, 'mine')
   model.network.eos_ids = (1, 1004)
@@ -164,7 +159,7 @@ def test_special_tokens_that_no_file_has_are_told_when_a_model_is_loaded(tmp_pat
 
 
 @pytest.mark.parametrize(
-  ('name', 'content', 'said'),
+  ('name', 'content', 'match'),
   [
     ('added_tokens.json', '["<a>"]', having('added_tokens.json', 'JSON')),
     ('added_tokens.json', '{"<a>": "x"}', "'x'"),
@@ -173,10 +168,10 @@ def test_special_tokens_that_no_file_has_are_told_when_a_model_is_loaded(tmp_pat
     ('tokenizer_config.json', '{"extra_ids": "many"}', "extra_ids='many'"),
   ],
 )
-def test_added_tokens_that_are_none_are_named(tmp_path, name, content, said):
+def test_wrong_added_tokens_are_named(tmp_path, name, content, match):
   tokenizer = _t5(tmp_path)
   (tmp_path / name).write_text(content)
-  with pytest.raises(ValueError, match=said):
+  with pytest.raises(ValueError, match=match):
     tokenizer.encode('a')
 
 
@@ -215,7 +210,7 @@ def test_chat_is_the_checkpoints_template_and_no_token_comes_twice(tmp_path):
   assert tokenizer.encode('the')[0] == 0  # which `chat` leaves to the template
 
 
-def test_a_template_lies_in_a_list_or_in_a_file_of_its_own(tmp_path):
+def test_a_template_is_in_a_list_or_in_its_own_file(tmp_path):
   expected = _chatty(tmp_path).chat(HELLO)
   several = [{'name': 'tool_use', 'template': 'a'}, {'name': 'default', 'template': TEMPLATE}]
   assert _chatty(tmp_path, several).chat(HELLO) == expected
@@ -229,8 +224,8 @@ def test_a_template_is_laid_out_as_its_writer_saw_it(tmp_path):
   lines = '{% for m in messages %}\n  {% if m.role == "user" %}\n[{{ m | tojson }}]\n  {% endif %}\n{% endfor %}\n'
   _chatty(tmp_path, lines)
   settings = json.loads((tmp_path / 'tokenizer_config.json').read_text())
-  said = chat.render(tmp_path, [{'role': 'user', 'content': 'é<'}], settings, {})
-  assert said == '[{"role": "user", "content": "é<"}]\n'
+  text = chat.render(tmp_path, [{'role': 'user', 'content': 'é<'}], settings, {})
+  assert text == '[{"role": "user", "content": "é<"}]\n'
 
 
 def _text(folder, template, messages=HELLO, **arguments):
@@ -271,28 +266,22 @@ def test_a_content_comes_in_parts_where_the_template_takes_them(tmp_path):
   assert _text(tmp_path, '{{ messages[1].tool_calls[0].name }}', called) == 'a'
 
 
-def test_special_tokens_of_a_user_are_theirs_unless_chats_are_to_be_plain(tmp_path):
+def test_special_tokens_in_messages_become_ids_unless_chats_are_plain(tmp_path):
   tokenizer = _chatty(tmp_path)
-  told = [{'role': 'user', 'content': 'the </s> a'}]
-  assert tokenizer.chat(told).count(1) == 2
+  special = [{'role': 'user', 'content': 'the </s> a'}]
+  assert tokenizer.chat(special).count(1) == 2
   plain = dataclasses.replace(tokenizer, plain_chat=True)
   assert plain.chat(HELLO) == tokenizer.chat(HELLO)
   with pytest.raises(ValueError, match=having('message 0', '</s>')):
-    plain.chat(told)
+    plain.chat(special)
   (tmp_path / 'tokenizer.json').unlink()
   plain = dataclasses.replace(_t5(tmp_path, chat_template=TEMPLATE, extra_ids=1), plain_chat=True)
   with pytest.raises(ValueError, match=having('message 0', '<extra_id_0>')):
     plain.chat([{'role': 'user', 'content': [{'type': 'text', 'text': 'a<extra_id_0>'}]}])
 
 
-def test_a_template_reaches_nothing_but_its_variables(tmp_path):
-  for code in ("{{ ''.__class__.__mro__ }}", '{{ messages.append(1) }}'):
-    with pytest.raises(ValueError, match='refuses the messages'):
-      _chatty(tmp_path, code).chat(HELLO)
-
-
 @pytest.mark.parametrize(
-  'template, messages, said',
+  'template, messages, match',
   [
     (None, HELLO, having('tokenizer_config.json', 'chat_template', 'chat_template.jinja')),
     ([{'name': 'rag', 'template': 'a'}], HELLO, having("['rag']", "'default'")),
@@ -301,16 +290,19 @@ def test_a_template_reaches_nothing_but_its_variables(tmp_path):
     (TEMPLATE, [{'role': 'user'}], having('message 0', "{'role': 'user'}")),
     (TEMPLATE, [*HELLO, {'role': 'user', 'content': 3}], 'message 1'),
     (TEMPLATE, [], r'messages=\[\]'),
+    ("{{ ''.__class__.__mro__ }}", HELLO, 'refuses the messages'),  # it reaches its variables alone
+    ('{{ messages.append(1) }}', HELLO, 'refuses the messages'),
   ],
 )
-def test_chat_that_cannot_be_written_is_one_sentence(tmp_path, template, messages, said):
-  with pytest.raises(ValueError, match=said) as info:
+def test_errors_of_chats_are_one_sentence(tmp_path, template, messages, match):
+  with pytest.raises(ValueError, match=match) as info:
     _chatty(tmp_path, template).chat(messages)
   assert '\n' not in str(info.value)
 
 
 def test_both_formats_read_the_special_tokens_of_a_template(shared, tmp_path):
-  llama, found = shared / 'checkpoints' / 'llama_gsm8k', []
+  llama = shared / 'checkpoints' / 'llama_gsm8k'
+  found = []
   special = {'bos_token': '<s>', 'eos_token': '</s>'}
   for name, source in (('tokenizer.model', llama), ('tokenizer.json', llama / 'hf_tokenizer')):
     folder = tmp_path / name
@@ -356,24 +348,12 @@ def test_byt5_needs_no_vocabulary(tmp_path):
   assert tokenizer.decode([100, 198, 172, 1, 0, 383]) == 'aé' and len(tokenizer.pieces()) == 384
 
 
-@pytest.mark.parametrize(
-  ('name', 'message'),
-  [
-    ('tokenizer.json', 'tokenizer.json'),
-    ('spiece.model', 'sentencepiece'),
-    ('vocab.json', 'byte-level'),
-    ('tokenizer_config.json', 'JSON'),
-  ],
-)
-def test_a_broken_file_is_named(tmp_path, name, message):
+@pytest.mark.parametrize('name', ['tokenizer.json', 'spiece.model', 'vocab.json', 'tokenizer_config.json'])
+def test_a_broken_or_missing_file_is_named(tmp_path, name):
   (tmp_path / 'merges.txt').write_text('')
   (tmp_path / name).write_text('garbage')
-  with pytest.raises(ValueError, match=message) as info:
+  with pytest.raises(ValueError, match=having(str(tmp_path / name))):
     tokenizers.find(tmp_path).encode('a')
-  assert str(tmp_path / name) in str(info.value)
-
-
-def test_a_file_that_went_away_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='gone.model'):
     tokenizers.Tokenizer(str(tmp_path / 'gone.model')).encode('a')
 

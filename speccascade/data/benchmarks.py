@@ -1,7 +1,8 @@
-"""The public benchmarks: where each is found, its prompt, its reference, its lengths and its metric. No TensorFlow.
+"""The public benchmarks: data set, prompt, reference, lengths and metric of each.
 
-A prompt is the header, `shots` worked examples and the question. Where it is too long, worked examples are left out
-from the last on, then the text inside the question is cut. `fields` is a record of TensorFlow Datasets, bytes decoded.
+A prompt is the prefix, the header, `shots` worked examples and the question. If it is too long, worked examples are
+dropped from the last on, then the text inside the question is truncated. `fields` is a record of TensorFlow Datasets
+with its bytes decoded. This module needs no TensorFlow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,30 +15,55 @@ LETTERS = 'ABCDEFGHIJ'
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """One question: what stands before and after its text, the answer, and what metrics need besides."""
+  """One question.
+
+  Attributes:
+    before: the prompt before the text.
+    text: the text, which may be truncated.
+    after: the prompt after the text.
+    target: the answer.
+    info: further fields for metrics.
+    shot: the answer in a worked example; by default the target.
+  """
 
   before: str
   text: str
   after: str
   target: str
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  shot: str | None = None  # the answer as a worked example has it, where that differs
+  shot: str | None = None
 
   def render(self, text: str) -> str:
-    """Return the question with a text in its place."""
+    """Return the question about a text."""
     return f'{self.before}{text}{self.after}'
 
   def worked(self) -> str:
-    """Return the question with its answer, as an example for others."""
+    """Return the question with its answer, as a worked example."""
     return f'{self.render(self.text)} {self.target if self.shot is None else self.shot}\n\n'
 
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-  """A data set of TensorFlow Datasets as a task. `prefix` opens every prompt."""
+  """A data set of TensorFlow Datasets as a task.
+
+  Attributes:
+    dataset: name, and config, in TensorFlow Datasets.
+    splits: names of splits, and the splits of the data set that they stand for.
+    item: makes the question of a record.
+    max_prompt_tokens: the longest prompt.
+    max_new_tokens: tokens to generate at most.
+    metrics: names of metrics.
+    prefix: beginning of every prompt.
+    stop: strings that end a prediction before it is judged.
+    shots: number of worked examples.
+    shots_split: the split of the worked examples, taken in order.
+    group: the field in which a question and its worked examples agree.
+    header: makes the instruction before the worked examples.
+    prepare: the command that prepares the data, if `tfds build` cannot.
+  """
 
   dataset: str
-  splits: Mapping[str, str]  # split -> what it is called there
+  splits: Mapping[str, str]
   item: Callable[[Mapping[str, Any]], Item]
   max_prompt_tokens: int
   max_new_tokens: int
@@ -45,26 +71,19 @@ class Benchmark:
   prefix: str = ''
   stop: Sequence[str] = ()
   shots: int = 0
-  shots_split: str | None = None  # where worked examples are taken from, in order
-  group: str | None = None  # the field that a question shares with its worked examples
+  shots_split: str | None = None
+  group: str | None = None
   header: Callable[[Mapping[str, Any]], str] | None = None
-  prepare: str = ''  # how to get the data, where `tfds build` cannot
+  prepare: str = ''
 
 
-def _wmt14(fields: Mapping[str, Any]) -> Item:
-  return Item('', fields['en'], '', fields['de'])
-
-
-def _xsum(fields: Mapping[str, Any]) -> Item:
-  return Item('', fields['document'], '', fields['summary'])
-
-
-def _cnn_dailymail(fields: Mapping[str, Any]) -> Item:
-  return Item('', fields['article'], '', fields['highlights'])
+def _text(source: str, target: str) -> Callable[[Mapping[str, Any]], Item]:
+  """Return the maker of prompts that are one field alone."""
+  return lambda fields: Item('', fields[source], '', fields[target])
 
 
 def _gsm8k(fields: Mapping[str, Any]) -> Item:
-  answer = fields['answer']  # a worked example goes without the calculator's notes, as in 3 * 4 = <<3*4=12>>12
+  answer = fields['answer']  # worked examples drop the calculator's notes, as in 3 * 4 = <<3*4=12>>12
   return Item('Question: ', fields['question'], '\nAnswer:', answer, shot=re.sub(r'<<.*?>>', '', answer))
 
 
@@ -94,25 +113,45 @@ def _hugging_face(name: str) -> str:
   )
 
 
+_ALL_SPLITS = {'train': 'train', 'validation': 'validation', 'test': 'test'}
+
 BENCHMARKS = {
-  'wmt14_ende': Benchmark(
-    'wmt14_translate/de-en', {s: s for s in ('train', 'validation', 'test')}, _wmt14, 80, 80, ('bleu',)
-  ),
-  'xsum': Benchmark('xsum', {s: s for s in ('train', 'validation', 'test')}, _xsum, 1024, 64, ('rouge2',)),
-  'cnn_dailymail': Benchmark(
-    'cnn_dailymail', {s: s for s in ('train', 'validation', 'test')}, _cnn_dailymail, 2048, 128, ('rouge2',)
-  ),
+  'wmt14_ende': Benchmark('wmt14_translate/de-en', _ALL_SPLITS, _text('en', 'de'), 80, 80, ('bleu',)),
+  'xsum': Benchmark('xsum', _ALL_SPLITS, _text('document', 'summary'), 1024, 64, ('rouge2',)),
+  'cnn_dailymail': Benchmark('cnn_dailymail', _ALL_SPLITS, _text('article', 'highlights'), 2048, 128, ('rouge2',)),
   'gsm8k': Benchmark(
-    'gsm8k', {'train': 'train', 'test': 'test'}, _gsm8k, 1536, 256, ('final_number',),
-    stop=('\nQuestion:',), shots=5, shots_split='train',
+    'gsm8k',
+    {'train': 'train', 'test': 'test'},
+    _gsm8k,
+    max_prompt_tokens=1536,
+    max_new_tokens=256,
+    metrics=('final_number',),
+    stop=('\nQuestion:',),
+    shots=5,
+    shots_split='train',
   ),
   'humaneval': Benchmark(
-    'openai__openai_humaneval', {'test': 'test'}, _humaneval, 768, 384, ('pass_at_1',),
-    stop=('\nclass ', '\ndef ', '\n#', '\nif ', '\nprint('), prepare=_hugging_face('openai__openai_humaneval'),
+    'openai__openai_humaneval',
+    {'test': 'test'},
+    _humaneval,
+    max_prompt_tokens=768,
+    max_new_tokens=384,
+    metrics=('pass_at_1',),
+    stop=('\nclass ', '\ndef ', '\n#', '\nif ', '\nprint('),
+    prepare=_hugging_face('openai__openai_humaneval'),
   ),
   'mmlu': Benchmark(
-    'cais__mmlu/all', {'validation': 'validation', 'test': 'test'}, _mmlu, 2040, 8, ('accuracy',),
-    stop=('\n',), shots=5, shots_split='dev', group='subject', header=_mmlu_header,
+    'cais__mmlu/all',
+    {'validation': 'validation', 'test': 'test'},
+    _mmlu,
+    max_prompt_tokens=2040,
+    max_new_tokens=8,
+    metrics=('accuracy',),
+    stop=('\n',),
+    shots=5,
+    shots_split='dev',
+    group='subject',
+    header=_mmlu_header,
     prepare=_hugging_face('cais__mmlu/all'),
   ),
-}  # fmt: skip
+}

@@ -1,4 +1,4 @@
-"""Chat messages as the text that a checkpoint's own template makes of them."""
+"""Chat messages rendered by a checkpoint's own template."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import datetime
@@ -12,38 +12,57 @@ CONFIG = 'tokenizer_config.json'
 
 
 def render(
-  folder: pathlib.Path, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any],
-  arguments: Mapping[str, Any], *, forbidden: Sequence[str] = (), **tokens,
-) -> str:  # fmt: skip
-  """Return the text of the messages, up to where the model's answer begins.
+  folder: pathlib.Path,
+  messages: Sequence[Mapping[str, Any]],
+  settings: Mapping[str, Any],
+  arguments: Mapping[str, Any],
+  *,
+  forbidden: Sequence[str] = (),
+  **tokens: str,
+) -> str:
+  """Return the text of chat messages.
 
-  The template is chat_template.jinja of the folder, or else in `settings`; `tokens` are its bos_token, eos_token, …,
-  `arguments` what else it is given. Messages that hold one of the `forbidden` texts are refused.
+  Args:
+    folder: the model's folder, whose chat_template.jinja comes before a template of the settings.
+    messages: messages with a role and a content.
+    settings: tokenizer_config.json.
+    arguments: further arguments of the template.
+    forbidden: texts that no message may contain.
+    **tokens: the special tokens of the template: bos_token, eos_token, …
+
+  Returns:
+    The text up to where the model's answer begins.
+
+  Raises:
+    ValueError: if there is no template, it cannot be read, or it refuses the messages.
   """
   import jinja2  # lazily: only chat needs it
 
   _check(messages, forbidden)
-  if wrong := [name for name in arguments if name in ('messages', *tokens)]:
-    raise ValueError(f'chat_template_kwargs: {wrong[0]} is of the messages or the tokenizer; leave it out')
+  for name in ('messages', *tokens):
+    if name in arguments:
+      raise ValueError(f'chat_template_kwargs: {name} comes from the messages or the tokenizer; leave it out')
   file, source = _template(folder, settings)
   try:
     template = _compiled(source)
   except jinja2.TemplateError as e:
     raise ValueError(f'{file}: the chat template cannot be read ({e}); fetch the file again') from None
-  given = dict(add_generation_prompt=True, tools=None, documents=None) | dict(arguments)
-  in_parts = lambda message: {'content': _Parts(message['content'])} if isinstance(message.get('content'), list) else {}
-  messages = [{**message, **in_parts(message)} for message in messages]
+  arguments = dict(add_generation_prompt=True, tools=None, documents=None) | dict(arguments)
+  messages = [
+    {**message, 'content': _Parts(message['content'])} if isinstance(message.get('content'), list) else {**message}
+    for message in messages
+  ]
   try:
-    return template.render(messages=messages, **given, **tokens)
-  except Exception as e:  # a template is a program, and what it may raise is not known
+    return template.render(messages=messages, **arguments, **tokens)
+  except Exception as e:  # a template is a program, and may raise anything
     raise ValueError(f'{file}: the chat template refuses the messages ({e}); change their roles or contents') from None
 
 
 class _Parts(list):
-  """The parts of a content, for templates that look for them; one that writes it as a text would write Python's."""
+  """The parts of a content, for templates that iterate over them; one that writes them as text is an error."""
 
   def _refuse(self, *_):
-    raise TypeError('it takes a content as one text, not in parts')
+    raise TypeError('it takes a content as one text, not as parts')
 
   __str__ = __add__ = __radd__ = _refuse
 
@@ -52,30 +71,28 @@ def _check(messages: Sequence[Mapping[str, Any]], forbidden: Sequence[str]):
   if not isinstance(messages, (list, tuple)) or not messages:
     raise ValueError(f"messages={messages!r} must be a list such as [{{'role': 'user', 'content': 'Hello.'}}]")
   for i, message in enumerate(messages):
-    texts = _texts(message) if isinstance(message, Mapping) and isinstance(message.get('role'), str) else None
-    if texts is None:
+    if not (isinstance(message, Mapping) and isinstance(message.get('role'), str) and _has_text(message)):
       raise ValueError(
         f'message {i} is {message!r}; a message has a role and a content, both of them texts, or as content parts '
         "[{'type': 'text', 'text': 'Hello.'}]"
       )
-    said = ''.join(_strings(message))
+    text = ''.join(_strings(message))
     for token in forbidden:
-      if token in said:
-        raise ValueError(f'message {i} holds {token}, which the tokenizer would read as a special token; remove it')
+      if token in text:
+        raise ValueError(f'message {i} contains {token}, which the tokenizer reads as a special token; remove it')
 
 
-def _texts(message: Mapping[str, Any]) -> list[str] | None:
-  """Return the texts of a message's content, None where it is neither a text nor parts that are texts."""
+def _has_text(message: Mapping[str, Any]) -> bool:
+  """Tell whether a message has a text, parts that are texts, or calls of tools alone."""
   content = message.get('content')
-  if content is None and message.get('tool_calls'):
-    return []
+  if content is None:
+    return bool(message.get('tool_calls'))
   parts = content if isinstance(content, list) else [{'type': 'text', 'text': content}]
-  right = [isinstance(x, Mapping) and x.get('type') == 'text' and isinstance(x.get('text'), str) for x in parts]
-  return [x['text'] for x in parts] if all(right) else None
+  return all(isinstance(x, Mapping) and x.get('type') == 'text' and isinstance(x.get('text'), str) for x in parts)
 
 
 def _strings(value: Any) -> Iterator[str]:
-  """Yield every text inside a message, with a break after each."""
+  """Yield every text inside a message, with a line break after each."""
   if isinstance(value, str):
     yield value + '\n'
   elif isinstance(value, Mapping | list | tuple):
@@ -84,18 +101,19 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _template(folder: pathlib.Path, settings: Mapping[str, Any]) -> tuple[pathlib.Path, str]:
-  """Return a folder's template and the file that has it."""
+  """Return the file of a folder's template, and the template."""
   if (folder / FILE).is_file():
     return folder / FILE, (folder / FILE).read_text(encoding='utf-8')
-  file, found = folder / CONFIG, settings.get('chat_template')
-  if isinstance(found, list):
-    named = {x.get('name'): x.get('template') for x in found if isinstance(x, dict)}
-    if not isinstance(named.get('default'), str):
-      raise ValueError(f"{file}: of the chat templates {list(named)} none is called 'default'; put one into {FILE}")
-    found = named['default']
-  if not isinstance(found, str):
-    raise ValueError(f'{file} has no chat_template and there is no {FILE} beside it; add one, or give a text')
-  return file, found
+  file = folder / CONFIG
+  template = settings.get('chat_template')
+  if isinstance(template, list):
+    by_name = {x.get('name'): x.get('template') for x in template if isinstance(x, dict)}
+    template = by_name.get('default')
+    if not isinstance(template, str):
+      raise ValueError(f"{file}: none of the chat templates {list(by_name)} is called 'default'; put one into {FILE}")
+  if not isinstance(template, str):
+    raise ValueError(f'{file} has no chat_template, and there is no {FILE} next to it; add one, or give a text')
+  return file, template
 
 
 @functools.lru_cache(maxsize=8)
@@ -104,7 +122,7 @@ def _compiled(source: str) -> Any:
   import jinja2.sandbox
 
   class Generation(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %}, around what a model is trained on: here the text inside."""
+    """{% generation %} … {% endgeneration %}, which mark the trained text: rendered as that text."""
 
     tags = {'generation'}
 
@@ -123,7 +141,7 @@ def _compiled(source: str) -> Any:
 
 
 def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-  """Return JSON as it is, where jinja's own filter escapes it for HTML."""
+  """Return plain JSON; jinja's own filter escapes it for HTML."""
   return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

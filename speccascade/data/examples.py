@@ -1,4 +1,4 @@
-"""What every task gives: examples with references, and the metrics that judge predictions against them."""
+"""Examples with references, and tasks: examples with limits and the metrics that judge predictions."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -8,24 +8,46 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-  """A prompt and what a good answer to it is."""
+  """A prompt with its reference.
 
-  index: int  # place in the split; also the id of its random stream
+  Attributes:
+    index: position in the split; also the id of the example's random stream.
+    prompt: a text, or token ids.
+    target: the reference text, or a list of them.
+    info: further fields for metrics, JSON-serialisable.
+  """
+
+  index: int
   prompt: str | list[int]
-  target: str | list[str]  # reference text(s)
-  info: dict[str, Any] = field(default_factory=dict)  # JSON-serialisable extras for metrics
+  target: str | list[str]
+  info: dict[str, Any] = field(default_factory=dict)
+
+  @property
+  def references(self) -> list[str]:
+    """The reference texts."""
+    return [self.target] if isinstance(self.target, str) else list(self.target)
 
 
-Metric = Callable[[list[Example], list[str]], float]  # higher is better; 0…100 for BLEU, ROUGE and accuracy
+# (examples, predictions) -> value; higher is better; 0 to 100 for BLEU, ROUGE and accuracy
+Metric = Callable[[list[Example], list[str]], float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Examples with their limits and metrics, of which the first is the main one."""
+  """Examples with limits and metrics.
+
+  Attributes:
+    name: the task's name in results.
+    examples: the examples to decode, already read.
+    max_prompt_tokens: the longest prompt that decoding accepts.
+    max_new_tokens: tokens to generate at most.
+    metrics: metrics by name; the first is the main one.
+    postprocess: maps a prediction and its example to the text that metrics judge.
+  """
 
   name: str
-  examples: Sequence[Example]  # already read, already limited
+  examples: Sequence[Example]
   max_prompt_tokens: int
   max_new_tokens: int
   metrics: dict[str, Metric]
-  postprocess: Callable[[str, Example], str] | None = None  # prediction text -> what the metrics see
+  postprocess: Callable[[str, Example], str] | None = None

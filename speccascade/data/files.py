@@ -1,7 +1,7 @@
-"""Tasks from files of one's own: parallel text, line by line, and JSON lines. Plain or gzipped; UTF-8.
+"""Tasks from the user's files: parallel text and JSON lines, plain or gzipped, in UTF-8.
 
-A prompt that is too long for `max_prompt_tokens` is an error of decoding, unless the task is given the models'
-`tokenizer` (a path): then the text inside the prompt is cut, and what stands around it stays.
+Decoding refuses a prompt longer than `max_prompt_tokens`. With the models' `tokenizer` the text inside such a prompt is
+truncated instead, and the template around it stays.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,25 +33,44 @@ def parallel_text(
   tokenizer: str | None = None,
   name: str | None = None,
 ) -> Task:
-  """Return a task of lines to be turned into other lines: at most `count` pairs, after the first `start`.
+  """Return a task whose prompts and references are the lines of parallel files.
 
-  `target` is a file of references or several of them. A prompt is prefix + line + suffix.
+  Args:
+    source: file with one source text a line.
+    target: file of references with as many lines, or several such files.
+    count: number of examples; None for all.
+    start: number of lines to skip.
+    prefix: text before each line in the prompt.
+    suffix: text after each line in the prompt.
+    max_prompt_tokens: the longest prompt.
+    max_new_tokens: tokens to generate at most.
+    metrics: names of metrics, or functions.
+    tokenizer: path of the models' tokenizer, to truncate long prompts.
+    name: the task's name; by default the name of the source file.
+
+  Returns:
+    A task whose examples are indexed by their line, from 0.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+    ValueError: if a file cannot be read, the files differ in length, or the settings select no example.
   """
   targets = [target] if isinstance(target, str) else list(target)
   columns = [lines(path) for path in (source, *targets)]
   for path, column in zip(targets, columns[1:], strict=True):
     if len(column) != len(columns[0]):
       raise ValueError(
-        f'{source} has {len(columns[0])} lines but {path} has {len(column)}; parallel files pair line with line.'
+        f'{source} has {len(columns[0])} lines but {path} has {len(column)}; parallel files need as many lines.'
       )
-  fit = prompts.fitter(tokenizer, max_prompt_tokens)
+  fit = prompts.Fitter(tokenizer, max_prompt_tokens)
   examples = []
-  for i in _span(source, len(columns[0]), start, count):
+  for i in _selected(source, len(columns[0]), start, count):
     line, *references = (column[i] for column in columns)
     prompt = fit(lambda text: f'{prefix}{text}{suffix}', line)
     examples.append(Example(i, prompt, references[0] if len(references) == 1 else references))
-  where = lambda example: f'{source}, line {example.index + 1}: its target'
-  return _task(name or _stem(source), examples, max_prompt_tokens, max_new_tokens, metrics, where)
+  metrics = metric_table.named(metrics)
+  metric_table.check(metrics, examples, lambda example: f'{source}, line {example.index + 1}: its target')
+  return Task(name or _stem(source), examples, max_prompt_tokens, max_new_tokens, metrics)
 
 
 def jsonl(
@@ -72,55 +91,87 @@ def jsonl(
 ) -> Task:
   r"""Return a task of JSON objects, one a line.
 
-  `prompt_field` and `target_field` are names of fields or templates of them ('Question: {question}\nAnswer:'); a target
-  may be a list of references. `info_fields` are kept for the metrics. A prediction is judged up to its first `stop`.
+  Args:
+    path: the file.
+    prompt_field: name of a field, or a template as 'Question: {question}\nAnswer:'.
+    target_field: the same for the reference; a field may hold a list of references.
+    info_fields: fields that metrics need.
+    count: number of examples; None for all.
+    start: number of objects to skip.
+    max_prompt_tokens: the longest prompt.
+    max_new_tokens: tokens to generate at most.
+    metrics: names of metrics, or functions.
+    stop: strings that end a prediction before it is judged.
+    tokenizer: path of the models' tokenizer, to truncate long prompts.
+    allow_execution: True lets `pass_at_1` run generated programs; see `speccascade.data.sandbox`.
+    name: the task's name; by default the name of the file.
+
+  Returns:
+    A task whose examples are indexed by their object, from 0.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+    PermissionError: if a metric runs programs and `allow_execution` is False.
+    ValueError: if the file cannot be read, a field is missing, or the settings select no example.
   """
   records = _records(path)
-  fit = prompts.fitter(tokenizer, max_prompt_tokens)
+  fit = prompts.Fitter(tokenizer, max_prompt_tokens)
   examples = []
-  for i in _span(path, len(records), start, count):
-    line, record = records[i]
-    where = f'{path}, line {line}'
-    prompt = _prompt(prompt_field, record, where, fit)
+  for i in _selected(path, len(records), start, count):
+    where, record = records[i]
     info = {field: _field(record, field, where) for field in info_fields}
-    examples.append(Example(i, prompt, _target(target_field, record, where), info))
-  limits = max_prompt_tokens, max_new_tokens
-  where = lambda example: f'{path}, line {records[example.index][0]}'
-  return _task(name or _stem(path), examples, *limits, metrics, where, stop=stop, allow_execution=allow_execution)
-
-
-def _task(name, examples, max_prompt_tokens, max_new_tokens, metrics, where, *, stop=(), allow_execution=False) -> Task:
-  judged = metric_table.named(metrics, allow_execution=allow_execution)
-  metric_table.check(judged, examples, where)
-  return Task(name, examples, max_prompt_tokens, max_new_tokens, judged, prompts.cutter(stop))
+    examples.append(Example(i, _prompt(prompt_field, record, where, fit), _target(target_field, record, where), info))
+  metrics = metric_table.named(metrics, allow_execution=allow_execution)
+  metric_table.check(metrics, examples, lambda example: records[example.index][0])
+  postprocess = prompts.truncation(stop)
+  return Task(name or _stem(path), examples, max_prompt_tokens, max_new_tokens, metrics, postprocess)
 
 
 def _stem(path: str) -> str:
   return pathlib.Path(path).name.removesuffix('.gz').rsplit('.', 1)[0]
 
 
-def _span(path: str, total: int, start: int, count: int | None) -> range:
-  """Return the places of the examples that were asked for."""
-  if start < 0 or start >= total:
-    raise ValueError(f'start={start}: {path} has {total} examples, of which 0 … {total - 1} can be left out in front.')
+def _selected(path: str, total: int, start: int, count: int | None) -> range:
+  """Return the indices of the examples that `start` and `count` select."""
+  if not 0 <= start < total:
+    raise ValueError(f'start={start}: {path} has {total} examples; start must lie in 0 … {total - 1}.')
   if count is not None and count < 1:
-    raise ValueError(f'count={count}: ask for one example at least, or None for all.')
+    raise ValueError(f'count={count} must be at least 1, or None for all examples.')
   return range(start, total if count is None else min(total, start + count))
 
 
 def texts(path: str, prompt_field: str | None = None, count: int | None = None) -> list[str]:
-  """Return the prompts of a file: its lines or, with a field or a template of them, what its JSON lines say."""
+  """Return the prompts of a file.
+
+  Args:
+    path: a text file, or one of JSON lines.
+    prompt_field: field or template of the prompt in JSON lines; None takes the lines of a text file.
+    count: number of prompts; None for all.
+
+  Returns:
+    The prompts, without blank lines.
+  """
   if prompt_field is None:
     return [line for line in lines(path) if line.strip()][:count]
-  whole = lambda make, text: make(text)
-  return [_prompt(prompt_field, record, f'{path}, line {line}', whole) for line, record in _records(path)[:count]]
+  return [_prompt(prompt_field, record, where, prompts.Fitter(None, 0)) for where, record in _records(path)[:count]]
 
 
 # ---- reading ----
 
 
 def lines(path: str | os.PathLike) -> list[str]:
-  """Return the lines of a plain or gzipped file; only line feeds (with carriage returns before them) end a line."""
+  r"""Return the lines of a plain or gzipped file; they end with \n or \r\n only.
+
+  Args:
+    path: a local path or a bucket's address.
+
+  Returns:
+    The lines without their ends, blank ones included.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+    ValueError: if the file is empty, damaged or not UTF-8.
+  """
   file = storage.resolve(path)
   with storage.client_errors():
     if not file.is_file():
@@ -141,8 +192,8 @@ def lines(path: str | os.PathLike) -> list[str]:
   return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')]
 
 
-def _records(path: str) -> list[tuple[int, dict[str, Any]]]:
-  """Return the objects of a file, each with its line."""
+def _records(path: str) -> list[tuple[str, dict[str, Any]]]:
+  """Return the objects of a file, each with its file and line for errors."""
   records = []
   for number, line in enumerate(lines(path), 1):
     if not line.strip():
@@ -150,54 +201,50 @@ def _records(path: str) -> list[tuple[int, dict[str, Any]]]:
     try:
       record = json.loads(line)
     except (ValueError, RecursionError) as e:
-      raise ValueError(f'{path}: line {number} is not JSON ({e}); each line must hold one object.') from None
+      raise ValueError(f'{path}: line {number} is not JSON ({e}); each line must be one object.') from None
     if not isinstance(record, dict):
-      raise ValueError(f'{path}: line {number} holds {type(record).__name__}, not an object.')
-    records.append((number, record))
+      raise ValueError(f'{path}: line {number} is a {type(record).__name__}, not an object.')
+    records.append((f'{path}, line {number}', record))
   return records
 
 
 def _field(record: dict, name: str, where: str) -> Any:
   if name not in record:
-    raise ValueError(f'{where}: no field {name!r}; there are {", ".join(record)}.')
+    raise ValueError(f'{where}: no field {name!r}; the fields are {", ".join(record)}.')
   return record[name]
 
 
-def _text_field(record: dict, name: str, where: str) -> Any:
-  """Return a field that becomes text, which null does not."""
-  value = _field(record, name, where)
-  if value is None or (isinstance(value, list) and None in value):
-    raise ValueError(f'{where}: the field {name!r} is null; give it a text, or take the line out.')
-  try:
-    str(value).encode()
-  except UnicodeEncodeError:
-    raise ValueError(f'{where}: the field {name!r} holds half a character (a lone surrogate).') from None
-  return value
-
-
-def _fields_of(template: str, where: str) -> list[str]:
-  """Return the fields that a template names; a name alone is itself one."""
-  if '{' not in template:
-    return [template]
-  try:
-    return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-  except ValueError as e:
-    raise ValueError(f'{where}: the template {template!r} cannot be read ({e}); double braces that are text.') from None
+def _text_fields(template: str, record: dict, where: str) -> dict[str, Any]:
+  """Return the fields that a template names (a name alone is one), checked to be text, numbers or lists."""
+  names = [template]
+  if '{' in template:
+    try:
+      names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as e:
+      raise ValueError(f'{where}: the template {template!r} cannot be read ({e}); double literal braces.') from None
+  fields = {name: _field(record, name, where) for name in names}
+  for name, value in fields.items():
+    if value is None or (isinstance(value, list) and None in value):
+      raise ValueError(f'{where}: the field {name!r} is null; give it a text, or remove the line.')
+    try:
+      str(value).encode()
+    except UnicodeEncodeError:
+      raise ValueError(f'{where}: the field {name!r} contains half a character (a lone surrogate).') from None
+  return fields
 
 
 def _prompt(template: str, record: dict, where: str, fit: Callable) -> str:
-  """Return the prompt; where it has to be cut, its longest field is."""
-  values = {name: str(_text_field(record, name, where)) for name in _fields_of(template, where)}
+  """Return the prompt of a record; if it is too long, its longest field is truncated."""
+  values = {name: str(value) for name, value in _text_fields(template, record, where).items()}
   if not values:
     raise ValueError(f'{where}: the prompt {template!r} names no field; write {{field}} for one.')
   longest = max(values, key=lambda name: len(values[name]))
-  if '{' not in template:
-    return fit(lambda text: text, values[longest])
-  return fit(lambda text: template.format_map({**values, longest: text}), values[longest])
+  render = lambda text: template.format_map({**values, longest: text}) if '{' in template else text
+  return fit(render, values[longest])
 
 
 def _target(template: str, record: dict, where: str) -> str | list[str]:
-  values = {name: _text_field(record, name, where) for name in _fields_of(template, where)}
+  values = _text_fields(template, record, where)
   if '{' in template:
     return template.format_map(values)
   value = values[template]

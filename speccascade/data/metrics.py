@@ -1,17 +1,17 @@
-"""Metrics by name. Higher is better, and each runs from 0 to 100.
+"""Metrics by name; higher is better, and each runs from 0 to 100::
 
-Every metric here is called as `metric(examples, predictions) -> float`, and is a function of sums over examples::
+  bleu           corpus BLEU of sacrebleu, tokenizer 13a
+  rouge2         mean F1 of rouge-score's bigrams, no stemming
+  final_number   the number after '####', or else the last one, equals a reference's
+  accuracy       the letter of a multiple choice equals a reference's
+  exact_match    the text equals a reference, up to surrounding white space
+  pass_at_1      the program passes its tests
 
-  metric.statistics(examples, predictions) -> [N, K]   one row for each example
-  metric.combine(row, n) -> float                      the value of n examples whose rows add up to `row`
-
-so that calling it is `combine(statistics.sum(0), N)`, and a bootstrap draws rows anew without scoring a text twice.
-
-`bleu` is sacrebleu's corpus BLEU (13a); `rouge2` the mean F1 of rouge-score without stemming; `final_number` compares
-the last number, or the one after '####'; `accuracy` the letter of a multiple choice; `pass_at_1` runs programs.
+Each is called as `metric(examples, predictions)` and is a function of sums over examples (`Summed`), so that a
+bootstrap scores every text once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
 from fractions import Fraction
@@ -19,7 +19,6 @@ import functools
 import inspect
 import os
 import re
-from typing import Any
 
 import numpy as np
 
@@ -27,36 +26,33 @@ from speccascade.data import sandbox
 from speccascade.data.examples import Example, Metric
 
 ORDER = 4  # BLEU's longest n-gram
-_WHOLE = r'(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)'
-_NUMBER = re.compile(
-  rf'(?:(?<![\w).])-\$?)?(?:(?:{_WHOLE} +)?\d+/0*[1-9]\d*|(?:{_WHOLE}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?!\w))?)',
-  re.ASCII,
-)  # 1,234.5 · 5e3 · 1/2 · 1 1/2
+_INTEGER = r'(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)'
+_FRACTION = rf'(?:{_INTEGER} +)?\d+/0*[1-9]\d*'  # 1/2 · 1 1/2
+_DECIMAL = rf'(?:{_INTEGER}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?!\w))?'  # 1,234.5 · 5e3
+_NUMBER = re.compile(rf'(?:(?<![\w).])-\$?)?(?:{_FRACTION}|{_DECIMAL})', re.ASCII)
 _STATED = re.compile(r'\banswer(?: is|:)\s*\(?([A-D])\b', re.IGNORECASE)
 _LETTER = re.compile(r'\b([A-D])\b')
 _FENCE = re.compile(r'```(?:python)?\n(.*?)(?:```|\Z)', re.DOTALL)
 
 
-def references(example: Example) -> list[str]:
-  """Return the reference texts of an example."""
-  return [example.target] if isinstance(example.target, str) else list(example.target)
-
-
 @dataclasses.dataclass(frozen=True)
 class Summed:
-  """A metric that is a function of sums over examples."""
+  """A metric that is a function of sums over examples: `combine(statistics(…).sum(0), N)`."""
 
   def statistics(self, examples: Sequence[Example], predictions: Sequence[str]) -> np.ndarray:
+    """Return the statistics [N, K] of N predictions, a row for each."""
     raise NotImplementedError
 
   def combine(self, row: np.ndarray, n: int) -> float:
+    """Return the value of `n` examples whose statistics sum to `row` [K]."""
     raise NotImplementedError
 
   def lacks(self, example: Example) -> str | None:
-    """Return what an example lacks without which no prediction is right, None where it has all."""
-    return None if references(example) else 'a reference'
+    """Return what an example must have for any prediction to be right and has not, or None."""
+    return None if example.references else 'a reference'
 
   def __call__(self, examples: Sequence[Example], predictions: Sequence[str]) -> float:
+    """Return the value of predictions, one for each example."""
     if not len(examples):
       raise ValueError('a metric needs one example at least, but none was given.')
     return self.combine(self.statistics(examples, predictions).sum(0), len(examples))
@@ -64,41 +60,37 @@ class Summed:
 
 @dataclasses.dataclass(frozen=True)
 class Bleu(Summed):
-  """Corpus BLEU of sacrebleu, tokenizer 13a, exponential smoothing; rows are lengths, matches and n-gram counts."""
+  """Corpus BLEU with exponential smoothing; statistics are lengths, matches and n-gram counts."""
 
   def statistics(self, examples, predictions):
-    scorer = _bleu()
-    scores = [scorer.sentence_score(text, references(e)) for e, text in zip(examples, predictions, strict=True)]
+    scorer = _bleu_scorer()
+    scores = [scorer.sentence_score(text, e.references) for e, text in zip(examples, predictions, strict=True)]
     rows = [[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in scores]
     return np.array(rows, np.int64).reshape(len(rows), 2 + 2 * ORDER)
 
   def combine(self, row, n):
     sys_len, ref_len, *ngrams = (int(round(x)) for x in row)
-    score = type(_bleu()).compute_bleu(
+    score = _bleu_scorer().compute_bleu(
       ngrams[:ORDER], ngrams[ORDER:], sys_len, ref_len, smooth_method='exp', max_ngram_order=ORDER
     )
     return float(score.score)
 
 
 @functools.cache
-def _bleu():
+def _bleu_scorer():
   from sacrebleu.metrics import BLEU  # lazily: decoding needs no metric library
 
-  # The order concerns single sentences, whose score is not used, and silences a warning about it.
+  # effective_order changes scores of single sentences only, which are not used; it silences a warning about them.
   return BLEU(tokenize='13a', effective_order=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Summed):
-  """The mean over examples of a score of 0 … 1, in per cent."""
+  """The mean over examples of a score in 0 … 1, in per cent."""
 
-  score: Callable[[Example, str], float]
-  reads: Callable[[str], Any] | None = None  # what is compared of a reference, None where it has none
-  wanted: str = 'a reference'  # that, in words
-
-  def lacks(self, example):
-    given = references(example)
-    return self.wanted if not given or (self.reads and all(self.reads(r) is None for r in given)) else None
+  def score(self, example: Example, prediction: str) -> float:
+    """Return the score of one prediction."""
+    raise NotImplementedError
 
   def statistics(self, examples, predictions):
     scores = [self.score(e, text) for e, text in zip(examples, predictions, strict=True)]
@@ -108,83 +100,93 @@ class Mean(Summed):
     return float(100 * row[0] / n)
 
 
-def rouge2_f1(example: Example, prediction: str) -> float:
-  """Return the bigram F1 of a prediction against its nearest reference."""
-  return max(_rouge().score(reference, prediction)['rouge2'].fmeasure for reference in references(example))
+@dataclasses.dataclass(frozen=True)
+class Rouge2(Mean):
+  """Bigram F1 against the nearest reference."""
+
+  def score(self, example, prediction):
+    return max(_rouge_scorer().score(reference, prediction)['rouge2'].fmeasure for reference in example.references)
 
 
 @functools.cache
-def _rouge():
+def _rouge_scorer():
   from rouge_score import rouge_scorer  # lazily: decoding needs no metric library
 
-  return rouge_scorer.RougeScorer(['rouge2'], use_stemmer=False)  # T5's evaluation does not stem either
+  return rouge_scorer.RougeScorer(['rouge2'], use_stemmer=False)  # as in T5's evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Match(Mean):
+  """Whether the answer read from a prediction equals the answer of a reference.
+
+  Attributes:
+    answer: reads the answer of a text, None where it has none.
+    needed: what a text without an answer lacks, in words.
+  """
+
+  answer: Callable[[str], Hashable | None]
+  needed: str = 'a reference'
+
+  def lacks(self, example):
+    return self.needed if all(self.answer(reference) is None for reference in example.references) else None
+
+  def score(self, example, prediction):
+    answer = self.answer(prediction)
+    return float(answer is not None and answer in map(self.answer, example.references))
 
 
 def number(text: str) -> Fraction | None:
-  """Return the number that a worked answer ends with: the one after '####' if there is one, else the last."""
-  text = text.replace('\u2212', '-')  # the sign that typesetters use
+  """Return the number that a worked answer ends with: the one after '####', or else the last one."""
+  text = text.replace('\u2212', '-')  # the typographic minus
   _, mark, after = text.partition('####')
-  found = _NUMBER.findall(after)[:1] if mark else []
-  found = found or _NUMBER.findall(text)[-1:]
-  return _value(re.sub(r'[$,]', '', found[0])) if found else None
-
-
-def _value(written: str) -> Fraction:
-  """Return the value of a number, a mixed one (1 1/2) included."""
-  *whole, last = written.split()
-  sign = -1 if written.startswith('-') else 1
-  return sign * sum(abs(Fraction(part)) for part in (*whole, last))
-
-
-def same_number(example: Example, prediction: str) -> float:
-  """Return 1 where the prediction ends with a reference's number."""
-  given = number(prediction)
-  return float(given is not None and any(given == number(r) for r in references(example)))
+  numbers = (_NUMBER.findall(after)[:1] if mark else []) or _NUMBER.findall(text)[-1:]
+  if not numbers:
+    return None
+  written = re.sub(r'[$,]', '', numbers[0])
+  value = sum(abs(Fraction(part)) for part in written.split())  # 1 1/2 is a sum
+  return -value if written.startswith('-') else value
 
 
 def letter(text: str) -> str | None:
-  """Return the choice that a text makes: the one that it calls its answer, else the first letter that stands alone."""
-  found = _STATED.search(text) or _LETTER.search(text)
-  return found.group(1).upper() if found else None
-
-
-def same_letter(example: Example, prediction: str) -> float:
-  """Return 1 where the prediction chooses the reference's letter."""
-  given = letter(prediction)
-  return float(given is not None and any(given == letter(r) for r in references(example)))
-
-
-def same_text(example: Example, prediction: str) -> float:
-  """Return 1 where the prediction is a reference, white space around it aside."""
-  return float(prediction.strip() in [r.strip() for r in references(example)])
+  """Return the choice A–D of a text: the one stated as the answer, or else the first letter on its own."""
+  match = _STATED.search(text) or _LETTER.search(text)
+  return match.group(1).upper() if match else None
 
 
 @dataclasses.dataclass(frozen=True)
 class PassAt1(Mean):
-  """The share of programs that pass their tests; it runs what a model wrote, so it has to be allowed.
+  """The share of programs that pass their tests.
 
-  An example's `info` holds `test`, `entry_point` and, where the prompt is not the program's beginning, `prompt`.
+  An example's `info` has `test`, `entry_point` and, where the prompt is not the beginning of the program, `prompt`.
+
+  Attributes:
+    allow_execution: True runs programs where they can be isolated, `sandbox.WITHOUT_ISOLATION` anywhere.
+    seconds: processor time of each program.
+    memory: bytes of address space of each program.
   """
 
-  score: Callable[[Example, str], float] | None = None
-  allow_execution: bool | str = False  # sandbox.WITHOUT_ISOLATION: also where namespaces are forbidden
+  allow_execution: bool | str = False
   seconds: float = 5.0
-  memory: int = 1 << 30  # bytes of address space
+  memory: int = 1 << 30
 
   def lacks(self, example):
     missing = [key for key in ('test', 'entry_point') if key not in example.info]
     return f'{" and ".join(missing)} in its info' if missing else None
 
-  def statistics(self, examples, predictions):
+  def check_allowed(self):
+    """Raise PermissionError unless programs may run."""
     if not self.allow_execution:
       raise PermissionError(
-        'pass_at_1 runs programs that a model wrote, which is not allowed unless you say so: give the task '
-        "allow_execution=True (see speccascade.data.sandbox), or other metrics, as metrics=('exact_match',)."
+        'pass_at_1 runs programs that a model wrote, which must be allowed: give the task allow_execution=True '
+        "(see speccascade.data.sandbox), or other metrics, as metrics=('exact_match',)."
       )
+
+  def statistics(self, examples, predictions):
+    self.check_allowed()
     programs = [program(e, text) for e, text in zip(examples, predictions, strict=True)]
+    isolated = self.allow_execution != sandbox.WITHOUT_ISOLATION
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-      isolated = self.allow_execution != sandbox.WITHOUT_ISOLATION
-      passed = list(pool.map(lambda p: _passes(p, self.seconds, self.memory, isolated), programs))
+      passed = list(pool.map(lambda text: _passes(text, self.seconds, self.memory, isolated), programs))
     return np.array(passed, np.float64)[:, None]
 
 
@@ -194,27 +196,29 @@ def _passes(text: str, seconds: float, memory: int, isolated: bool) -> bool:
 
 
 def program(example: Example, prediction: str) -> str:
-  """Return the program that tests a completion: the prompt, the completion, the tests, and the call of them.
+  """Return the program that tests a completion: the prompt, the completion, the tests and their call.
 
-  Of an answer with a fenced block the block is taken; code that defines the function anew replaces the prompt's.
-  Sentencepiece drops a text's first space, so an odd indentation of the first line is one space short.
+  An answer with a fenced block stands for its block; a function that the completion defines anew replaces the prompt's.
+  Sentencepiece drops the first space of a text, so an odd indentation of the first line lacks one space.
   """
   if missing := pass_at_1.lacks(example):
     raise ValueError(f'example {example.index} lacks {missing}; pass_at_1 needs them.')
   fenced = _FENCE.search(prediction)
   code = fenced.group(1) if fenced else prediction
   indent = len(code) - len(code.lstrip(' '))
-  code = ' ' + code if indent % 2 else code
-  start, name = example.info.get('prompt', example.prompt), example.info['entry_point']
-  code = f'    pass\n\n{code}' if f'def {name}(' in code else code
-  return f'{start}{code}\n\n{example.info["test"]}\n\ncheck({name})\n'
+  if indent % 2:
+    code = ' ' + code
+  name = example.info['entry_point']
+  if f'def {name}(' in code:
+    code = f'    pass\n\n{code}'
+  return f'{example.info.get("prompt", example.prompt)}{code}\n\n{example.info["test"]}\n\ncheck({name})\n'
 
 
 bleu = Bleu()
-rouge2 = Mean(rouge2_f1)
-final_number = Mean(same_number, number, 'a reference with a number')
-accuracy = Mean(same_letter, letter, 'a reference with a letter A–D')
-exact_match = Mean(same_text)
+rouge2 = Rouge2()
+final_number = Match(number, 'a reference with a number')
+accuracy = Match(letter, 'a reference with a letter A–D')
+exact_match = Match(str.strip)
 pass_at_1 = PassAt1()
 
 METRICS: dict[str, Summed] = dict(
@@ -222,29 +226,36 @@ METRICS: dict[str, Summed] = dict(
 )
 
 
-def named(wanted: Sequence[str | Metric], *, allow_execution: bool | str = False) -> dict[str, Metric]:
-  """Return metrics by name, in order; one of one's own is a function, or an object that can be called.
+def named(metrics: Sequence[str | Metric], *, allow_execution: bool | str = False) -> dict[str, Metric]:
+  """Return metrics by name.
 
-  Whether programs may run is settled here, before anything is decoded.
+  Args:
+    metrics: names of `METRICS`, functions, or objects that can be called.
+    allow_execution: whether `pass_at_1` may run programs: False, True or `sandbox.WITHOUT_ISOLATION`.
+
+  Returns:
+    The metrics in order, each by its name in results.
+
+  Raises:
+    PermissionError: if `pass_at_1` is among them and may not run, or the system cannot isolate programs.
+    ValueError: if one is not a metric, or two have one name.
   """
-  if isinstance(wanted, str) or callable(wanted) or not wanted:
-    raise ValueError(f"metrics={wanted!r} is not a list of names and functions; write ('bleu',).")
+  if isinstance(metrics, str) or callable(metrics) or not metrics:
+    raise ValueError(f"metrics={metrics!r} is not a list of names and functions; write ('bleu',).")
   if allow_execution not in (False, True, sandbox.WITHOUT_ISOLATION):
     raise ValueError(f'allow_execution={allow_execution!r} is not False, True or {sandbox.WITHOUT_ISOLATION!r}.')
-  found = {name_of(metric): METRICS.get(metric, metric) if isinstance(metric, str) else metric for metric in wanted}
-  if len(found) < len(wanted):
-    raise ValueError(f'two metrics of {", ".join(map(name_of, wanted))} have one name; drop or rename one.')
-  if found.get('pass_at_1') is pass_at_1:
-    found['pass_at_1'] = dataclasses.replace(pass_at_1, allow_execution=allow_execution)
-    if not allow_execution:
-      found['pass_at_1'].statistics([], [])  # raises, and says how to allow it
-    isolated = allow_execution != sandbox.WITHOUT_ISOLATION
-    sandbox.run('', isolated=isolated)  # raises where the system cannot contain a program
-  return found
+  by_name = {_name(metric): METRICS.get(metric, metric) if isinstance(metric, str) else metric for metric in metrics}
+  if len(by_name) < len(metrics):
+    raise ValueError(f'two metrics of {", ".join(map(_name, metrics))} have one name; drop or rename one.')
+  if by_name.get('pass_at_1') is pass_at_1:
+    allowed = by_name['pass_at_1'] = dataclasses.replace(pass_at_1, allow_execution=allow_execution)
+    allowed.check_allowed()
+    sandbox.run('', isolated=allow_execution != sandbox.WITHOUT_ISOLATION)  # fails now rather than after decoding
+  return by_name
 
 
-def name_of(metric: str | Metric) -> str:
-  """Return what a metric is called in results, having checked that it is one."""
+def _name(metric: str | Metric) -> str:
+  """Return the name of a metric in results."""
   if isinstance(metric, str) and metric in METRICS:
     return metric
   if not callable(metric) or inspect.isclass(metric):
@@ -252,30 +263,36 @@ def name_of(metric: str | Metric) -> str:
   function = metric.func if isinstance(metric, functools.partial) else metric
   name = getattr(function, '__name__', type(function).__name__)
   if not name.isidentifier():
-    raise ValueError(f'a metric is {name}, which names none in results; define it with def.')
+    raise ValueError(f'a metric is a {name}, which has no name for results; define it with def.')
   return name
 
 
-def check(judged: Mapping[str, Metric], examples: Sequence[Example], where: Callable[[Example], str] | None = None):
-  """Raise for the first example whose references no prediction can match, and for a metric that gives no number.
+def check(
+  metrics: Mapping[str, Metric],
+  examples: Sequence[Example],
+  where: Callable[[Example], str] = lambda example: f'example {example.index}',
+):
+  """Raise ValueError if no prediction can be right for an example, or a user's metric fails on references.
 
-  `where` says where an example was read.
+  Args:
+    metrics: metrics by name.
+    examples: the examples of a task.
+    where: describes the origin of an example, for the error.
   """
-  where = where or (lambda example: f'example {example.index}')
-  for name, metric in judged.items():
+  for name, metric in metrics.items():
     if not isinstance(metric, Summed):
       _try(name, metric, examples[:2])
       continue
     for example in examples:
       if missing := metric.lacks(example):
-        raise ValueError(f'{where(example)} lacks {missing}, which {name} needs; correct it, or take it out.')
+        raise ValueError(f'{where(example)} lacks {missing}, which {name} needs; correct or remove it.')
 
 
 def _try(name: str, metric: Metric, examples: Sequence[Example]):
-  """Let a metric of one's own judge references, so that it does not fail when all is decoded."""
-  texts = [next(iter(references(example)), '') for example in examples]
+  """Let a user's metric judge references, so that it fails now rather than after decoding."""
+  texts = [next(iter(example.references), '') for example in examples]
   try:
     float(metric(list(examples), texts))
   except Exception as error:
-    said = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
-    raise ValueError(f'the metric {name} cannot judge the first references by themselves ({said}).') from error
+    reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
+    raise ValueError(f'the metric {name} cannot judge the first references by themselves ({reason}).') from error

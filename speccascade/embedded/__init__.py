@@ -1,7 +1,7 @@
 """A task and a pair of models that come with the package: translation of captions, English → German.
 
 The pair was trained by `python -m speccascade.train --gin_file=gin_configs/train/embedded.gin --out=OUT`. Its sentences
-were drawn once from a small grammar with weighted synonyms. No English sentence occurs twice, so `validation` and
+were sampled once from a small grammar with weighted synonyms. No English sentence occurs twice, so `validation` and
 `test` are held out from `train`.
 """
 
@@ -71,7 +71,14 @@ def _pairs(split: str) -> tuple[tuple[str, str], ...]:
 
 
 def models(dtype: str | None = None) -> list[Model]:
-  """Return the drafter 'small' and the verifier 'large', by default in the dtype that suits the machine."""
+  """Return the pair of models.
+
+  Args:
+    dtype: of the parameters; by default the one that suits the machine.
+
+  Returns:
+    The drafter 'small' and the verifier 'large'.
+  """
   return [load(_FOLDER / name, dtype=dtype, name=name) for name in ('small', 'large')]
 
 

@@ -1,7 +1,7 @@
 """Train models: `python -m speccascade.train --gin_file=FILE --out=FOLDER`.
 
-The same command goes on where it was stopped, with the same result as if it had not been.
-A gin file is code: it imports modules and calls what it names. Run none that you have not read.
+The same command resumes a stopped run, with the same result as an uninterrupted one.
+A gin file is code: it imports modules and calls functions. Run none that you have not read.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.train', __doc__)
   commands.add_gin(parser, 'It binds train.jobs')
-  parser.add_argument('--out', required=True, help='the folder of the run; each job has one of its own in it')
+  parser.add_argument('--out', required=True, help='the folder of the run, with a folder for each job')
   parser.add_argument(
     '--job', action='append', default=[], help='the name of a job to run; may be repeated. Default: all of them'
   )
@@ -34,12 +34,12 @@ def _run(args: argparse.Namespace):
   commands.join(args)
   from speccascade.train import jobs  # after the arguments are read, so that --help is quick
 
-  found = jobs.read(args.gin_file, args.gin_bindings, args.gin_search_paths)
-  names = [job.name for job in found]
+  configured = jobs.read(args.gin_file, args.gin_bindings, args.gin_search_paths)
+  names = [job.name for job in configured]
   for name in args.job:
     if name not in names:
       raise ValueError(f'--job={name}: the config has {", ".join(names)}')
-  for job in found:
+  for job in configured:
     if not args.job or job.name in args.job:
       say = functools.partial(print, f'[{job.name}]') if multihost.is_writer() else lambda *_, **__: None
       job.run(out, say)

@@ -1,7 +1,7 @@
-"""Padded batches out of any iterator of (source tokens, target tokens).
+"""Padded batches of (source tokens, target tokens).
 
-Pairs of like length share a batch: a pool of some batches is sorted by length, cut, and its batches shuffled. Source
-and target are padded to one of a few widths, since every width is a program to compile.
+Pairs of similar length share a batch: a pool of some batches is sorted by length, split, and its batches shuffled.
+Source and target are padded to one of a few widths, since each width compiles a program.
 
 Axis letters: B batch, S source, L target.
 """
@@ -19,76 +19,97 @@ Pair = tuple[Sequence[int], Sequence[int]]
 
 @struct.dataclass
 class Batch:
-  """Token lists, padded on the right with 0; what is padding is known by the lengths alone."""
+  """Token lists padded on the right with 0; the lengths alone tell what is padding.
 
-  source: np.ndarray  # [B, S]
-  source_length: np.ndarray  # [B]
-  target: np.ndarray  # [B, L]
-  target_length: np.ndarray  # [B]
+  Attributes:
+    source: [B, S] tokens.
+    source_length: [B].
+    target: [B, L] tokens.
+    target_length: [B].
+  """
+
+  source: np.ndarray
+  source_length: np.ndarray
+  target: np.ndarray
+  target_length: np.ndarray
 
 
 def batches(
-  pairs: Iterable[Pair], size: int, widths: Sequence[int], *, networks: Sequence[Network] = (), seed: int = 0,
+  pairs: Iterable[Pair],
+  size: int,
+  widths: Sequence[int],
+  *,
+  networks: Sequence[Network] = (),
+  seed: int = 0,
   pool: int = 16,
-) -> Iterator[Batch]:  # fmt: skip
-  """Yield batches of `size` pairs; a rest below `size` is left out.
+) -> Iterator[Batch]:
+  """Yield batches of pairs.
 
-  Pairs longer than the last width, or with tokens or positions that one of `networks` lacks, are an error.
+  Args:
+    pairs: (source tokens, target tokens), none longer than the last width.
+    size: pairs in a batch; a remainder is dropped.
+    widths: lengths to which batches are padded.
+    networks: networks that must have embeddings for all tokens and positions.
+    seed: of the order of batches.
+    pool: number of batches whose pairs are sorted together.
+
+  Raises:
+    ValueError: if a pair does not fit the widths or a network.
   """
-  rng, pairs = np.random.default_rng(seed), _checked(pairs, max(widths), networks)
+  rng = np.random.default_rng(seed)
+  pairs = _checked(pairs, max(widths), networks)
   while rows := list(itertools.islice(pairs, size * pool)):
-    rows.sort(key=_longer)
+    rows.sort(key=_length)
     groups = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
     for i in rng.permutation(len(groups)):
       yield collate(groups[i], widths)
 
 
 def collate(rows: Sequence[Pair], widths: Sequence[int]) -> Batch:
-  """Return one batch, as wide as the smallest of `widths` that holds it."""
-  longest = max(map(_longer, rows))
+  """Return one batch, padded to the smallest of `widths` that suffices."""
+  longest = max(map(_length, rows))
   width = min(width for width in widths if width >= longest)
   sources, targets = zip(*rows, strict=True)
   return Batch(*_padded(sources, width), *_padded(targets, width))
 
 
-def _longer(pair: Pair) -> int:
+def _length(pair: Pair) -> int:
   return max(len(pair[0]), len(pair[1]))
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
   lengths = np.array([len(row) for row in rows], np.int32)
   tokens = np.zeros((len(rows), width), np.int32)
-  for row, given in zip(tokens, rows, strict=True):
-    row[: len(given)] = given
+  for i, row in enumerate(rows):
+    tokens[i, : len(row)] = row
   return tokens, lengths
 
 
-def _checked(pairs: Iterable[Pair], widest: int, networks: Sequence[Network]) -> Iterator[Pair]:
+def _checked(pairs: Iterable[Pair], longest: int, networks: Sequence[Network]) -> Iterator[Pair]:
+  """Yield pairs, checked to fit the widths and the networks."""
   for i, (source, target) in enumerate(pairs):
-    for what, row in (('source', source), ('target', target)):
-      if not 0 < len(row) <= widest:
+    for side, row in (('source', source), ('target', target)):
+      if not 0 < len(row) <= longest:
         raise ValueError(
-          f'the {what} of pair {i} has {len(row)} tokens, not between 1 and {widest}: add a larger width to '
-          'Settings.widths, or leave such pairs out of the data'
+          f'the {side} of pair {i} has {len(row)} tokens, not between 1 and {longest}: add a larger width to '
+          'Settings.widths, or remove such pairs from the data'
         )
+      for network in networks:
+        _check_tokens(f'the {side} of pair {i}', row, network)
     for network in networks:
-      _check_fits(i, source, target, network)
+      length = len(source) + len(target)
+      if network.start_id is None and network.max_positions is not None and length > network.max_positions:
+        raise ValueError(
+          f'source and target of pair {i} have {length} tokens together, and the {type(network).__name__} has '
+          f'{network.max_positions} positions: remove such pairs, or train a network with more positions'
+        )
     yield source, target
 
 
-def _check_fits(i: int, source: Sequence[int], target: Sequence[int], network: Network) -> None:
-  """Raise where a pair has tokens or positions for which a network has no embedding."""
-  kind = type(network).__name__
-  for what, row in (('source', source), ('target', target)):
-    for token in (min(row), max(row)):
-      if not 0 <= token < network.vocab_size:
-        raise ValueError(
-          f'the {what} of pair {i} has token {token}, and the {kind} those below vocab_size={network.vocab_size}: '
-          'make the pairs with its own tokenizer, or raise vocab_size'
-        )
-  needed, most = len(source) + len(target), network.max_positions
-  if network.start_id is None and most is not None and needed > most:
-    raise ValueError(
-      f'source and target of pair {i} have {needed} tokens together, and the {kind} has {most} positions: leave such '
-      'pairs out of the data, or train a network with more positions'
-    )
+def _check_tokens(where: str, row: Sequence[int], network: Network) -> None:
+  for token in (min(row), max(row)):
+    if not 0 <= token < network.vocab_size:
+      raise ValueError(
+        f'{where} has token {token}, but the {type(network).__name__} has vocab_size={network.vocab_size}: make the '
+        'pairs with its own tokenizer, or raise vocab_size'
+      )

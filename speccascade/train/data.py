@@ -1,7 +1,7 @@
-"""Where pairs of (source tokens, target tokens) come from. Training takes any iterable of them; these are some.
+"""Sources of (source tokens, target tokens) for training, which takes any iterable of such pairs.
 
-A pair of texts becomes tokens by the tokenizer's convention; a target goes on after its source, so nothing begins it,
-and always ends with the end of sequence.
+Texts become tokens by the tokenizer's convention. A target continues its source: it gets no begin token, and always the
+end of sequence.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,8 +26,8 @@ def tokenised(texts: Iterable[tuple[str, str]], tokenizer: tokenizers.Tokenizer)
   """Yield pairs of texts as token lists."""
   if not tokenizer.eos_ids:
     raise ValueError(
-      f'{tokenizer.path} names no end of sequence, with which targets end: name its eos_token in '
-      'tokenizer_config.json beside it'
+      f'{tokenizer.path} has no end of sequence for the targets: name its eos_token in the tokenizer_config.json next '
+      'to it'
     )
   eos = tokenizer.eos_ids[0]
   for source, target in texts:
@@ -36,81 +36,113 @@ def tokenised(texts: Iterable[tuple[str, str]], tokenizer: tokenizers.Tokenizer)
 
 
 def repeated(pairs: Iterable[Pair], seed: int = 0) -> Iterator[Pair]:
-  """Yield pairs without end, in a new order each time through."""
-  pairs, rng = list(pairs), np.random.default_rng(seed)
+  """Yield pairs without end, in a new order in each epoch."""
+  pairs = list(pairs)
   if not pairs:
     raise ValueError('there are no pairs to train on: check the files and the limits on length')
+  rng = np.random.default_rng(seed)
   while True:
     for i in rng.permutation(len(pairs)):
       yield pairs[i]
 
 
-def features(examples: Iterable[dict], *, source: str = 'inputs', target: str = 'targets') -> Iterator[Pair]:
-  """Yield the pairs of feature dicts, such as a seqio dataset's `as_numpy_iterator()` gives."""
-  for example in examples:
-    yield [int(t) for t in example[source]], [int(t) for t in example[target]]
-
-
 def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed: int = 0) -> Iterator[Pair]:
-  """Yield the sentence pairs of the package, all or the first `count` of a split, again and again.
+  """Yield the sentence pairs of the package without end.
 
-  Each time through they come in a new order, which `seed` decides.
+  Args:
+    tokenizer: path of the tokenizer.
+    split: 'train', 'validation' or 'test'.
+    count: number of pairs, the first ones of the split; all by default.
+    seed: of the order in each epoch.
   """
   texts = embedded.sentences(split, count)
   yield from repeated(tokenised(texts, tokenizers.load(tokenizer)), seed)
 
 
+def generated_sources(*, count: int, split: str = 'train') -> list[str]:
+  """Return the first `count` English sentences of a split of the package, for a teacher to translate."""
+  return [source for source, _ in embedded.sentences(split, count)]
+
+
 def parallel_text(source, target, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
-  """Yield the pairs of two files of equally many lines, again and again."""
-  rows = [files.lines(path) for path in (source, target)]
-  if len(rows[0]) != len(rows[1]):
-    raise ValueError(f'{source} has {len(rows[0])} lines, {target} {len(rows[1])}: the files are not parallel')
-  yield from repeated(tokenised(zip(*rows, strict=True), tokenizers.load(tokenizer)), seed)
+  """Yield the pairs of two files with as many lines without end.
+
+  Args:
+    source: file of the sources.
+    target: file of the targets.
+    tokenizer: path of the tokenizer.
+    seed: of the order in each epoch.
+  """
+  sources = files.lines(source)
+  targets = files.lines(target)
+  if len(sources) != len(targets):
+    raise ValueError(f'{source} has {len(sources)} lines, {target} {len(targets)}: the files are not parallel')
+  yield from repeated(tokenised(zip(sources, targets, strict=True), tokenizers.load(tokenizer)), seed)
 
 
 def from_teacher(
-  teacher: Model | Callable[[], Model], sources: Sequence[str], *, file, temperature: float = 0.0,
-  max_new_tokens: int = 64, batch_size: int = 64, seed: int = 0,
-) -> Iterator[Pair]:  # fmt: skip
-  """Yield sources with the teacher's outputs, again and again (sequence-level distillation).
+  teacher: Model | Callable[[], Model],
+  sources: Sequence[str],
+  *,
+  file,
+  temperature: float = 0.0,
+  max_new_tokens: int = 64,
+  batch_size: int = 64,
+  seed: int = 0,
+) -> Iterator[Pair]:
+  """Yield sources with the teacher's outputs without end (sequence-level distillation).
 
-  A teacher may be a function that returns one, which is called when the first pair is asked for. The outputs are kept
-  in `file`, what they were made with in its first line, so that a restart need not make them again.
+  Args:
+    teacher: a model, or a function that returns one, which is called when the first pair is asked for.
+    sources: texts.
+    file: where the outputs are saved, so that a resumed run reads them; its first line has the settings.
+    temperature: of the teacher.
+    max_new_tokens: of the teacher; outputs that reach it are dropped.
+    batch_size: of the teacher's decoding.
+    seed: of the teacher's samples and the order in each epoch.
+
+  Raises:
+    ValueError: if the file has outputs for other sources or settings.
   """
-  file, teacher = storage.local(file), teacher() if callable(teacher) else teacher
-  made_with = {'teacher': digests.of_params(teacher.params), 'temperature': temperature}
-  made_with |= {'max_new_tokens': max_new_tokens, 'seed': seed}
+  file = storage.local(file)
+  teacher = teacher() if callable(teacher) else teacher
+  settings = {
+    'teacher': digests.of_params(teacher.params),
+    'temperature': temperature,
+    'max_new_tokens': max_new_tokens,
+    'seed': seed,
+  }
   if not file.is_file():
-    _write_outputs(teacher, sources, file, made_with, batch_size)
-  pairs = [(teacher.tokenizer.encode(row['source']), row['target']) for row in _outputs(file, sources, made_with)]
+    _write_outputs(teacher, sources, file, settings, batch_size)
+  pairs = [(teacher.tokenizer.encode(row['source']), row['target']) for row in _outputs(file, sources, settings)]
   ends = teacher.network.eos_ids
-  whole = [(source, target) for source, target in pairs if target and target[-1] in ends]  # not cut off, no fault
-  yield from repeated(whole, seed)
+  complete = [(source, target) for source, target in pairs if target and target[-1] in ends]
+  yield from repeated(complete, seed)
 
 
-def _outputs(file: Path, sources: Sequence[str], made_with: dict[str, Any]) -> list[dict]:
-  """Return the rows of a file of outputs, having checked that they are these sources' and made the same way."""
-  before, *rows = [json.loads(line) for line in files.lines(file)]
-  for name, value in made_with.items():
-    if before.get(name) != value:
-      raise ValueError(
-        f'{file} holds outputs made with {name}={before.get(name)}, not {value}: remove it, or name another file'
-      )
+def _outputs(file: Path, sources: Sequence[str], settings: dict[str, Any]) -> list[dict]:
+  """Return the rows of a file of outputs, checked to be for these sources and settings."""
+  header, *rows = [json.loads(line) for line in files.lines(file)]
+  for name, value in settings.items():
+    if header.get(name) != value:
+      raise ValueError(f'{file} has outputs for {name}={header.get(name)}, not {value}: remove it or name another file')
   if [row['source'] for row in rows] != list(sources):
-    raise ValueError(f'{file} holds the outputs for other sources: remove it, or name another file')
+    raise ValueError(f'{file} has outputs for other sources: remove it, or name another file')
   return rows
 
 
-def _write_outputs(teacher, sources, file: Path, made_with: dict[str, Any], batch_size: int) -> None:
-  lines, sampler = [json.dumps(made_with) + '\n'], Sampler(made_with['temperature'])
-  settings = dict(max_new_tokens=made_with['max_new_tokens'], seed=made_with['seed'], batch_size=batch_size)
+def _write_outputs(teacher, sources, file: Path, settings: dict[str, Any], batch_size: int) -> None:
+  """Decode the sources and write a line for each; the target of a fault is empty."""
+  sampler = Sampler(settings['temperature'])
+  options = dict(max_new_tokens=settings['max_new_tokens'], seed=settings['seed'], batch_size=batch_size)
+  lines = [json.dumps(settings) + '\n']
   faults = []
   for start in range(0, len(sources), 8 * batch_size):
     texts = list(sources[start : start + 8 * batch_size])
+    ids = range(start, start + len(texts))
     out = decode(
-      methods.autoregressive(), [teacher], texts, sampler=sampler, example_ids=range(start, start + len(texts)),
-      **settings, keep_faults=True,
-    )  # fmt: skip
+      methods.autoregressive(), [teacher], texts, sampler=sampler, example_ids=ids, keep_faults=True, **options
+    )
     faults += [fault for fault in out.faults if fault]
     for text, tokens, fault in zip(texts, out.tokens, out.faults, strict=True):
       target = [int(t) for t in tokens] if fault is None else []
@@ -118,11 +150,6 @@ def _write_outputs(teacher, sources, file: Path, made_with: dict[str, Any], batc
   if faults and len(faults) == len(sources):
     raise ValueError(faults[0])
   if faults:
-    said = f"{len(faults)} of the teacher's {len(sources)} outputs ended as faults, and are left out. {faults[0]}"
-    warnings.warn(said, stacklevel=2)
+    summary = f"{len(faults)} of the teacher's {len(sources)} outputs are faults, and are dropped. {faults[0]}"
+    warnings.warn(summary, stacklevel=2)
   storage.write(file, ''.join(lines))
-
-
-def generated_sources(*, count: int, split: str = 'train') -> list[str]:
-  """Return the first `count` English sentences of a split of the package, for a teacher to translate."""
-  return [source for source, _ in embedded.sentences(split, count)]

@@ -1,7 +1,7 @@
-"""Jobs from gin files: what a config may name, and running one job after the other.
+"""Training jobs from gin files.
 
-A config binds `train.jobs`, a list of `@train.Job()`. Job `large` of `--out=OUT` lives in OUT/large; a later job may
-have it for a teacher or start from it by its name.
+A config binds `train.jobs`, a list of `@train.Job()`. Job `large` of `--out=OUT` is in OUT/large; a later job can name
+it as its teacher or start.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,17 @@ from speccascade.types import Model, Network
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A network to train, on what and how; `teacher` and `start` are an earlier job's name or a checkpoint's path."""
+  """A network to train.
+
+  Attributes:
+    name: the job's name, and its folder.
+    network: the network.
+    pairs: (source tokens, target tokens).
+    settings: how to train.
+    tokenizer: path of the tokenizer to save with the model.
+    teacher: the model to distil: an earlier job's name, or a checkpoint's path.
+    start: the model with the initial parameters, named likewise.
+  """
 
   name: str
   network: Network
@@ -41,42 +51,38 @@ class Job:
       raise ValueError(f'job {self.name}: pairs={self.pairs!r} are no pairs; write @train.generated(), with ().')
 
   def run(self, out: Path, say=print) -> Model:
-    """Train, or go on with what a stopped run left in `out`/name."""
-    start, teacher = _model(out, self.start, scan=self.network.scan), _model(out, self.teacher)
-    return train(
-      out / self.name, self.network, self.pairs, self.settings, tokenizer=self.tokenizer, start=start,
-      teacher=teacher, say=say,
-    )  # fmt: skip
+    """Train, or resume a stopped run in `out`/name."""
+    start = _model(out, self.start, scan=self.network.scan)
+    models = dict(start=start, teacher=_model(out, self.teacher))
+    folder = out / self.name
+    return train(folder, self.network, self.pairs, self.settings, tokenizer=self.tokenizer, say=say, **models)
 
 
-def _model(out: Path, given: str | None, *, scan: bool = False) -> Model | None:
+def _model(out: Path, name: str | None, *, scan: bool = False) -> Model | None:
   """Return the model of an earlier job or of a path, in float32."""
-  if given is None:
+  if name is None:
     return None
-  here = out / given / 'model'
-  return checkpoints.read(here if here.is_dir() else given, dtype='float32', scan=scan, name=given)
+  trained = out / name / 'model'
+  return checkpoints.read(trained if trained.is_dir() else name, dtype='float32', scan=scan, name=name)
 
 
 def _jobs(jobs: Sequence[Job]) -> list[Job]:
-  """Return the jobs; it is what a config binds as train.jobs."""
+  """Return the jobs that a config binds as train.jobs."""
   return list(jobs)
 
 
 @functools.cache
 def register() -> None:
-  """Give gin the names that a config may use, once."""
-  networks = (T5, T5Config, Decoder, DecoderConfig, Span, Rope)
-  sources = (data.generated, data.generated_sources, data.parallel_text, data.from_teacher, checkpoints.load)
-  named = {'vocabulary': embedded.vocabulary} | {
-    x.__name__: x for x in (Job, Settings, Optimizer, Distillation, *networks, *sources)
-  }
-  for name, thing in named.items():
-    gin.external_configurable(thing, name=f'speccascade.train.{name}')
+  """Register the names of a config with gin, once."""
+  classes = (Job, Settings, Optimizer, Distillation, T5, T5Config, Decoder, DecoderConfig, Span, Rope)
+  sources = (data.generated, data.generated_sources, data.parallel_text, data.from_teacher)
+  for thing in (*classes, *sources, checkpoints.load, embedded.vocabulary):
+    gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
   gin.external_configurable(_jobs, name='speccascade.train')
 
 
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> list[Job]:
-  """Return the jobs of gin files and bindings; a file's includes are looked for beside it and in the folder above."""
+  """Return the jobs of gin files and bindings; a file's includes are searched next to it and in the folder above."""
   register()
   gin_files.read(files, bindings, search_paths)
   if 'jobs' not in gin.get_bindings('speccascade.train', resolve_references=False):

@@ -1,13 +1,12 @@
-"""The training loop: checkpoints from which the same command goes on, progress, and the model at the end.
+"""The training loop: a run that the same command resumes, its log, and the model at the end.
 
-  <out>/train.json    the settings, and digests of models and tokenizer: with these a run goes on and with no others
-  <out>/data.json     digests of the data up to the first and the last saved steps, which must be the same again
-  <out>/state/        Orbax: parameters, optimizer state and step
-  <out>/log.jsonl     the lines that were printed
+  <out>/train.json    what identifies the run: settings, and digests of models and tokenizer; others cannot resume it
+  <out>/state/        Orbax: parameters, optimizer state, step, and a digest of the data read so far
+  <out>/log.jsonl     the log
   <out>/lock          the process that trains
   <out>/model/        the result, for `speccascade.load`, written once
 
-The data are read from the start again after a restart and stepped over, so what they give must be the same each time.
+A resumed run reads the data from the start and skips the steps it has done, so the data must be the same each time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import tqdm
 
 from speccascade.checkpoints import digests, hf, orbax
@@ -37,24 +37,37 @@ from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
 from speccascade.types import Model, Network, Params, whole
 
-# Settings that may change while a run goes on: its steps are the same under all of them.
+# Settings that may change when a run is resumed: its steps are the same under all of them.
 _FREE = {'log_every': 1, 'save_every': 1, 'save_dtype': 'float32', 'format': 'orbax'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How to train, apart from what and on what."""
+  """How to train.
+
+  Attributes:
+    steps: number of optimizer steps.
+    batch_size: pairs of a step.
+    widths: lengths to which batches are padded; the last is the longest text allowed.
+    optimizer: the optimizer.
+    distillation: the loss against a teacher; None for forward KL if there is a teacher.
+    seed: of the initial parameters and the order of batches.
+    log_every: steps between lines of the log.
+    save_every: steps between checkpoints.
+    save_dtype: dtype of <out>/model, float32 or bfloat16.
+    format: format of <out>/model, orbax or hf.
+  """
 
   steps: int
   batch_size: int = 64
-  widths: tuple[int, ...] = (16, 32, 64)  # to one of which a batch is padded; the last is the limit
+  widths: tuple[int, ...] = (16, 32, 64)
   optimizer: Optimizer = Optimizer()
-  distillation: Distillation | None = None  # token-level, where there is a teacher
+  distillation: Distillation | None = None
   seed: int = 0
   log_every: int = 50
   save_every: int = 500
-  save_dtype: str = 'float32'  # of <out>/model
-  format: str = 'orbax'  # or hf
+  save_dtype: str = 'float32'
+  format: str = 'orbax'
 
   def __post_init__(self):
     for name in ('steps', 'batch_size', 'log_every', 'save_every'):
@@ -68,21 +81,44 @@ class Settings:
 
 
 def train(
-  out, network: Network, pairs: Iterable[Pair], settings: Settings, *, tokenizer=None, start: Model | None = None,
-  teacher: Model | None = None, say=print,
-) -> Model:  # fmt: skip
-  """Train a network on pairs of (source tokens, target tokens), or go on where a run in `out` was stopped.
+  out,
+  network: Network,
+  pairs: Iterable[Pair],
+  settings: Settings,
+  *,
+  tokenizer=None,
+  start: Model | None = None,
+  teacher: Model | None = None,
+  say=print,
+) -> Model:
+  """Train a network, or resume the run in `out`.
 
-  `start` gives the first parameters, random ones without it. With a teacher its distributions are learnt, as
-  `settings.distillation` says. Of several devices, also those of several processes, which share `out`, each has the
-  parameters and, where their number divides the batch, a share of it.
+  Every device, also of several processes that share `out`, has all parameters and, if their number divides the batch
+  size, a part of each batch.
+
+  Args:
+    out: folder of the run.
+    network: the network, in float32.
+    pairs: (source tokens, target tokens), the same each time the run is resumed.
+    settings: how to train.
+    tokenizer: path of the tokenizer to save with the model.
+    start: model with the initial parameters; random ones by default.
+    teacher: model whose distributions `settings.distillation` approximates.
+    say: prints a line of progress.
+
+  Returns:
+    The trained model, which is also in `out`/model.
+
+  Raises:
+    ValueError: if the network cannot be trained or saved so, the data do not fit it, or `out` has another run.
+    FloatingPointError: if the loss is not finite.
   """
   out = Path(out).expanduser().absolute()
   _check(out.name, network, settings, start, teacher)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   with multihost.on_writer(storage.lock(out / 'lock', 'choose another folder')):
     identity = _identity(network, settings, tokenizer, start=start, teacher=teacher)
-    multihost.once(lambda: _same_settings(out / 'train.json', identity, (out / 'model').exists()))
+    multihost.once(lambda: _check_identity(out / 'train.json', identity, (out / 'model').exists()))
     params = _train(out, network, pairs, settings, start, teacher, say)
     model = Model(params, network, tokenizer, out.name)
     if not multihost.once((out / 'model').exists):
@@ -91,17 +127,19 @@ def train(
 
 
 def _train(out: Path, network: Network, pairs: Iterable[Pair], settings: Settings, start, teacher, say) -> Params:
-  """Return the parameters after the last step, going on from the last one that is saved."""
+  """Return the parameters after the last step, resuming from the last checkpoint."""
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
-  params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy: steps take their state's memory over
+  params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy, for steps donate their state
   transform = settings.optimizer.build(network, settings.steps)
-  with _checkpoints(out / 'state') as manager:
-    state = _restored(manager, multihost.replicated({'params': params, 'optimizer': transform.init(params)}))
+  state = multihost.replicated({'params': params, 'optimizer': transform.init(params)})
+  networks = [network] if teacher is None else [network, teacher.network]
+  stream = _Stream(batches(pairs, settings.batch_size, settings.widths, networks=networks, seed=settings.seed))
+  logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax's hints for a single process
+  options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+  with ocp.CheckpointManager(out / 'state', options=options) as manager:
     done = manager.latest_step() or 0
-    networks = [network] if teacher is None else [network, teacher.network]
-    all_batches = batches(pairs, settings.batch_size, settings.widths, networks=networks, seed=settings.seed)
-    stream = _Stream(all_batches, out / 'data.json')
-    stream.step_over(done, finished=done >= settings.steps)
+    if done:
+      state = _restore(manager, done, state, stream, out)
     if done < settings.steps:
       if done:
         say(f'going on after step {done} of {settings.steps} in {out}')
@@ -113,91 +151,79 @@ def _train(out: Path, network: Network, pairs: Iterable[Pair], settings: Setting
   return jax.device_put(multihost.to_host(state['params']), jax.local_devices()[0])
 
 
-def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, str | None]:
-  """Return what belongs to a run: with another of these it does not go on."""
-  found = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
-  found |= {name: model and digests.of_params(model.params) for name, model in models.items()}
-  found['tokenizer'] = tokenizer and digests.of_files({Path(p).name: Path(p) for p in tokenizer.files()})
-  return found | {'model': f'{settings.format}, {settings.save_dtype}'}
-
-
 def _steps(network, transform, state, stream, done: int, settings: Settings, teacher, manager, log):
   """Return the state after the last step."""
-  step = make_step(network, transform, teacher is not None and (settings.distillation or Distillation()) or None)
-  before = ()
+  distillation = None if teacher is None else settings.distillation or Distillation()
+  step = make_step(network, transform, distillation)
+  previous = ()
   try:
     for number in range(done + 1, settings.steps + 1):
       batch = next(stream, None)
       if batch is None:
         raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
-      with _undisturbed():
+      with _signals_deferred():
         state, parts = step(state, multihost.by_rows(batch), teacher)
-        jax.block_until_ready(before)  # no more than two steps are under way, so that a stop is soon answered
-        before = parts
+        jax.block_until_ready(previous)  # at most two steps are under way, so that a stop is soon obeyed
+        previous = parts
         log.add(number, parts, int(batch.target_length.sum()))
         if number % settings.save_every == 0 or number == settings.steps:
-          stream.write_digest(number)
-          _save(manager, number, state)
+          items = ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(stream.digest()))
+          manager.save(number, args=items)
   except KeyboardInterrupt:
-    jax.block_until_ready(state)  # a process that leaves while its device computes may crash
+    jax.block_until_ready(state)  # a process that exits while its device computes may crash
     raise
   return state
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-  """Hold Ctrl-C and SIGTERM back to the end of the block: numpy and Orbax lose what is raised while they run."""
-  if threading.current_thread() is not threading.main_thread():  # no handler of Python's runs in it
-    yield
-    return
-  received, before = [], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-  for number in before:
-    signal.signal(number, lambda number, _: received.append(number))
-  try:
-    yield
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if received:
-      signal.raise_signal(received[0])
+def _restore(manager, step: int, state, stream: '_Stream', out: Path):
+  """Return the state saved at a step, and skip the batches up to it, checked to be those it was trained on."""
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+  items = ocp.args.Composite(state=ocp.args.StandardRestore(shapes), data=ocp.args.JsonRestore())
+  saved = manager.restore(step, args=items)
+  for _ in range(step):
+    next(stream, None)
+  if saved.data != stream.digest():
+    raise ValueError(
+      f'{out} has a run on other data, as its first {step} steps show: give it the same data, or choose another folder'
+    )
+  return saved.state
 
 
 class _Stream:
-  """Batches, with a digest of all that were read, by which a run that goes on knows its data again."""
+  """Batches, with a digest of all that were read."""
 
-  def __init__(self, stream: Iterator[Batch], file: Path):
-    self._stream, self._file, self._read = stream, file, hashlib.sha256()
+  def __init__(self, stream: Iterator[Batch]):
+    self._stream = stream
+    self._hash = hashlib.sha256()
 
   def __next__(self) -> Batch:
     batch = next(self._stream)
     for x in jax.tree.leaves(batch):
-      self._read.update(x.tobytes())
+      self._hash.update(x.tobytes())
     return batch
 
-  def write_digest(self, step: int):
-    """Store the digest of the data up to a step before its state is saved, next to those of earlier states."""
-    multihost.once(lambda: self._write(step))
+  def digest(self) -> dict[str, str]:
+    """Return the digest, for JSON."""
+    return {'sha256': self._hash.hexdigest()}
 
-  def _write(self, step: int):
-    known = list(_stored(self._file).items()) if self._file.is_file() else []
-    storage.write(self._file, json.dumps(dict(known[:1] + known[1:][-2:]) | {str(step): self._read.hexdigest()}))
 
-  def step_over(self, steps: int, finished: bool = False):
-    """Read the batches of the steps that are done, and raise where they are not the ones that these were made with.
-
-    Of a run that is finished they are those up to its first saved step.
-    """
-    known = multihost.once(lambda: _stored(self._file) if self._file.is_file() else {})
-    steps = int(next(iter(known), steps)) if finished else steps
-    for _ in range(steps):
-      next(self, None)
-    if not steps:
-      return
-    if known.get(str(steps)) != self._read.hexdigest():
-      raise ValueError(
-        f'{self._file.parent} holds a run on other data than these, in its first {steps} steps: give it the same '
-        'again, choose another folder, or remove it'
-      )
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+  """Defer Ctrl-C and SIGTERM to the end of the block: numpy and Orbax lose exceptions that handlers raise."""
+  if threading.current_thread() is not threading.main_thread():  # which alone runs handlers
+    yield
+    return
+  received = []
+  handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+  for number in handlers:
+    signal.signal(number, lambda number, _: received.append(number))
+  try:
+    yield
+  finally:
+    for number, handler in handlers.items():
+      signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if received:
+      signal.raise_signal(received[0])
 
 
 def make_step(network: Network, transform: optax.GradientTransformation, distillation: Distillation | None):
@@ -217,24 +243,27 @@ def make_step(network: Network, transform: optax.GradientTransformation, distill
 
 
 class Log:
-  """Prints and stores a line every `log_every` steps: the loss since the last one, the rate and the time left."""
+  """Prints and records a line every `log_every` steps: the mean loss since the last one, the rate and the time left."""
 
   def __init__(self, file: Path, settings: Settings, done: int, say):
-    self._settings, self._say = settings, say
-    self._first, self._start = done, time.monotonic()
-    self._parts, self._tokens = [], 0
+    self._settings = settings
+    self._say = say
+    self._done = done
+    self._start = time.monotonic()
+    self._parts = []
+    self._tokens = 0
     self._journal = Journal(file, ('step',), elsewhere='choose another folder')
-    self._journal.keep_while(lambda line: line['step'] <= done)  # later steps are now done again
+    self._journal.keep_while(lambda line: line['step'] <= done)  # later steps are done again
 
   def add(self, step: int, parts: dict[str, jax.Array], tokens: int) -> None:
-    """Count a step; its numbers stay on the device until they are printed."""
+    """Add a step; its numbers stay on the device until they are printed."""
     self._parts.append(parts)
     self._tokens += tokens
     if step % self._settings.log_every and step != self._settings.steps:
       return
     values = jax.device_get(self._parts)
     self._parts = []
-    means = {name: float(np.mean([p[name] for p in values])) for name in parts}
+    means = {name: float(np.mean([value[name] for value in values])) for name in parts}
     if not np.isfinite(means['loss']):
       raise FloatingPointError(f'the loss is {means["loss"]} before step {step}: lower learning_rate, or raise warmup')
     seconds = time.monotonic() - self._start
@@ -243,19 +272,22 @@ class Log:
       self._print(step, means, seconds)
 
   def _print(self, step: int, means: dict[str, float], seconds: float):
-    rate = (step - self._first) / seconds
+    rate = (step - self._done) / seconds
     left = tqdm.tqdm.format_interval((self._settings.steps - step) / rate)
-    values = ' '.join(f'{name} {value:.3f}' for name, value in means.items())
+    losses = ' '.join(f'{name} {value:.3f}' for name, value in means.items())
     speed = f'{rate:.2f} steps/s  {self._tokens / seconds:.0f} tokens/s'
-    self._say(f'step {step}/{self._settings.steps}  {values}  {speed}  {left} left', flush=True)
+    self._say(f'step {step}/{self._settings.steps}  {losses}  {speed}  {left} left', flush=True)
 
   def close(self):
-    """Close the file."""
+    """Close the log."""
     self._journal.close()
 
 
+# ---- before and after ----
+
+
 def _check(name: str, network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
-  """Raise before any work for what cannot be trained, or not written."""
+  """Raise for what cannot be trained or saved."""
   if settings.format == 'hf':
     hf.check(network, name)
   if start is not None and start.network.config != network.config:
@@ -270,66 +302,41 @@ def _check(name: str, network: Network, settings: Settings, start: Model | None,
     raise ValueError(f'network.dtype={network.dtype!r}: parameters are trained in float32; save_dtype sets the result')
 
 
-def _stored(file: Path) -> dict:
-  """Return the JSON object in a file of the run."""
-  try:
-    value = json.loads(file.read_bytes())
-  except ValueError:
-    value = None
-  if not isinstance(value, dict):
-    raise ValueError(f'{file} is damaged: remove {file.parent} to train anew, or choose another folder')
-  return value
+def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, str | None]:
+  """Return what identifies a run, and as 'model' how its result is saved."""
+  identity = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
+  identity |= {name: model and digests.of_params(model.params) for name, model in models.items()}
+  identity['tokenizer'] = tokenizer and digests.of_files({Path(p).name: Path(p) for p in tokenizer.files()})
+  return identity | {'model': f'{settings.format}, {settings.save_dtype}'}
 
 
-def _same_settings(file: Path, settings: dict[str, str | None], finished: bool) -> None:
-  """Write the settings of a new run, or raise where a run of others is there; how a model is written may change."""
+def _check_identity(file: Path, identity: dict[str, str | None], finished: bool) -> None:
+  """Write the identity of a run, or raise if the folder has another run; an unfinished model may be saved otherwise."""
   if file.is_file():
-    before = _stored(file)
-    if finished and before.get('model') != settings['model']:
+    try:
+      before = dict(json.loads(file.read_bytes()))
+    except (ValueError, TypeError):
+      raise ValueError(f'{file} is damaged: remove {file.parent} to train anew, or choose another folder') from None
+    if finished and before.get('model') != identity['model']:
       raise ValueError(
-        f'{file.parent}/model is there, written as {before.get("model")}, and is not written again as '
-        f'{settings["model"]}: python -m speccascade.convert gives another format, or remove it'
+        f'{file.parent}/model exists, saved as {before.get("model")}, not {identity["model"]}: python -m '
+        'speccascade.convert gives another format; or remove it'
       )
-    for name, value in settings.items():
+    for name, value in identity.items():
       if name != 'model' and before.get(name) != value:
         raise ValueError(
-          f'{file.parent} holds a run with {name} {before.get(name)}, not {value}: choose another folder, or remove it'
+          f'{file.parent} has a run with {name} {before.get(name)}, not {value}: choose another folder, or remove it'
         )
-  storage.write(file, json.dumps(settings, indent=1) + '\n')
-
-
-def _checkpoints(folder: Path):
-  import orbax.checkpoint as ocp  # lazily: a second of imports
-
-  logging.getLogger('absl').setLevel(logging.ERROR)  # its remarks on how one process should use it
-  options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-  return ocp.CheckpointManager(folder, options=options)
-
-
-def _save(manager, step: int, state) -> None:
-  import orbax.checkpoint as ocp  # lazily: a second of imports
-
-  manager.save(step, args=ocp.args.StandardSave(state))
-
-
-def _restored(manager, state):
-  """Return the newest state of a run, or the given one where there is none."""
-  import orbax.checkpoint as ocp  # lazily: a second of imports
-
-  step = manager.latest_step()
-  if step is None:
-    return state
-  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-  return manager.restore(step, args=ocp.args.StandardRestore(shapes))
+  storage.write(file, json.dumps(identity, indent=1) + '\n')
 
 
 def _write(folder: Path, model: Model, settings: Settings) -> None:
-  """Write the result, rounded to the dtype of the file."""
+  """Write the result, rounded to the dtype to save."""
   network = dataclasses.replace(model.network, dtype=settings.save_dtype)
   params = jax.tree.map(lambda x: x.astype(settings.save_dtype), model.params)
-  model = Model(params, network, model.tokenizer, model.name)
-  multihost.once(lambda: _save_model(folder, model, settings))
+  write = orbax.save if settings.format == 'orbax' else hf.write
 
+  def save():
+    write(folder, Model(params, network, model.tokenizer, model.name), overwrite=True)
 
-def _save_model(folder: Path, model: Model, settings: Settings) -> None:
-  (orbax.save if settings.format == 'orbax' else hf.write)(folder, model, overwrite=True)
+  multihost.once(save)

@@ -1,6 +1,6 @@
-"""Losses under teacher forcing: cross-entropy with the data, and distances from a teacher's law.
+"""Losses under teacher forcing: cross-entropy with the data, and distances from a teacher's distributions.
 
-Each loss is a mean over the target's tokens; padding has no part in it, nor has a decoder-only model's prompt.
+Each loss is a mean over the tokens of the targets, without padding and without the prompt of a decoder-only model.
 
 Axis letters: B batch, S source, L target, V vocabulary.
 """
@@ -29,18 +29,27 @@ def _tv(p: Array, q: Array) -> Array:
   return jnp.abs(jnp.exp(p) - jnp.exp(q)).sum(-1) / 2
 
 
+# name -> distance of the teacher's log-probabilities p from the student's q, [..., V] -> [...]
 DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
-  'forward_kl': _forward_kl, 'reverse_kl': _reverse_kl, 'tv': _tv,
-}  # fmt: skip
+  'forward_kl': _forward_kl,
+  'reverse_kl': _reverse_kl,
+  'tv': _tv,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-  """Token-level distillation: `weight` × distance(teacher, student) + (1 − weight) × cross-entropy."""
+  """Token-level distillation: `weight` × distance(teacher, student) + (1 − weight) × cross-entropy.
+
+  Attributes:
+    distance: 'forward_kl', 'reverse_kl' or 'tv'.
+    weight: of the distance, in 0 … 1.
+    temperature: of both distributions.
+  """
 
   distance: str = 'forward_kl'
   weight: float = 1.0
-  temperature: float = 1.0  # of both laws
+  temperature: float = 1.0
 
   def __post_init__(self):
     if self.distance not in DISTANCES:
@@ -56,19 +65,19 @@ def logits_of(network: Network, params: Params, batch: Batch) -> Array:
   rows, width = batch.target.shape
   cache = network.prefill(params, Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length)), width)
   start = jnp.full((rows, 1), network.start_id, jnp.int32)
-  fed = jnp.concatenate([start, jnp.asarray(batch.target)[:, :-1]], axis=1)
-  return network.extend(params, cache, fed, _positions(rows, width))[0]
+  inputs = jnp.concatenate([start, jnp.asarray(batch.target)[:, :-1]], axis=1)
+  return network.extend(params, cache, inputs, _positions(rows, width))[0]
 
 
 def _after_prompt(network: Network, params: Params, batch: Batch) -> Array:
-  """Return logits of the target's tokens by a decoder that reads each source and target as one text."""
+  """Return logits [B, L, V] of the target by a decoder that reads each source and target as one text."""
   rows, width = batch.target.shape
   total = batch.source.shape[1] + width
-  at = batch.source_length[:, None] + jnp.arange(width)[None]  # [B, L] where the target's tokens stand
+  slots = batch.source_length[:, None] + jnp.arange(width)[None]  # [B, L] of the target's tokens
   tokens = jnp.pad(jnp.asarray(batch.source), ((0, 0), (0, width)))
-  tokens = tokens.at[jnp.arange(rows)[:, None], at].set(jnp.asarray(batch.target))
+  tokens = tokens.at[jnp.arange(rows)[:, None], slots].set(jnp.asarray(batch.target))
   logits, _ = network.extend(params, network.empty_cache(params, rows, total), tokens, _positions(rows, total))
-  return jnp.take_along_axis(logits, at[:, :, None] - 1, axis=1)
+  return jnp.take_along_axis(logits, slots[:, :, None] - 1, axis=1)
 
 
 def _positions(rows: int, width: int) -> Array:
@@ -78,12 +87,23 @@ def _positions(rows: int, width: int) -> Array:
 def loss(
   network: Network, params: Params, batch: Batch, teacher: Model | None = None, distillation: Distillation | None = None
 ) -> tuple[Array, dict[str, Array]]:
-  """Return the loss, and by name what it is made of."""
+  """Return the loss of a batch.
+
+  Args:
+    network: the network to train.
+    params: its parameters.
+    batch: token lists [B, S] and [B, L].
+    teacher: model to distil; without one the loss is the cross-entropy.
+    distillation: how to distil; forward KL by default.
+
+  Returns:
+    The loss, and its parts by name: cross-entropy, accuracy and, with a teacher, the distance and the acceptance.
+  """
   logits = logits_of(network, params, batch)
-  inside = jnp.arange(batch.target.shape[1])[None] < batch.target_length[:, None]
+  is_target = jnp.arange(batch.target.shape[1])[None] < batch.target_length[:, None]  # [B, L]
 
   def mean(x):
-    return jnp.where(inside, x, 0.0).sum() / inside.sum().astype(jnp.float32)
+    return jnp.where(is_target, x, 0.0).sum() / is_target.sum().astype(jnp.float32)
 
   parts = {
     'cross_entropy': mean(optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(batch.target))),
@@ -92,9 +112,9 @@ def loss(
   if teacher is None:
     return parts['cross_entropy'], parts
   d = distillation or Distillation()
-  given = jax.lax.stop_gradient(logits_of(teacher.network, teacher.params, batch))
-  vocab = min(given.shape[-1], logits.shape[-1])  # logits beyond the shared vocabulary are padding
-  p, q = (jax.nn.log_softmax(x[..., :vocab] / d.temperature) for x in (given, logits))
+  teacher_logits = jax.lax.stop_gradient(logits_of(teacher.network, teacher.params, batch))
+  vocab = min(teacher_logits.shape[-1], logits.shape[-1])  # logits beyond the shared vocabulary are padding
+  p, q = (jax.nn.log_softmax(x[..., :vocab] / d.temperature) for x in (teacher_logits, logits))
   parts[d.distance] = mean(DISTANCES[d.distance](p, q))
   parts['acceptance'] = 1 - mean(_tv(p, q))
   return d.weight * parts[d.distance] + (1 - d.weight) * parts['cross_entropy'], parts

@@ -1,7 +1,7 @@
-"""AdamW and Adafactor with warm-up, decay and clipping, and the learning rate that T5's queries need.
+"""AdamW and Adafactor with warm-up, decay and clipping, and the learning rate of T5's queries.
 
-T5 does not scale scores by d_kv^-½ but starts with queries that are smaller by as much. A step of Adam has the same
-size whatever the scale, so queries would move d_kv^½ too fast: `scale_queries` slows them down.
+T5 does not scale attention scores by d_kv^-½; its initial queries are smaller by that factor instead. A step of Adam
+has the same size at any scale, so queries would move d_kv^½ too fast: `scale_queries` slows them down.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,28 @@ SCHEDULES = ('constant', 'linear', 'cosine', 'rsqrt')
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """What an optimizer is made of; `schedule` is how the rate goes down after `warmup` steps."""
+  """An optimizer and its schedule.
+
+  Attributes:
+    name: 'adamw' or 'adafactor'.
+    learning_rate: the highest rate, after `warmup` steps.
+    schedule: how the rate changes then: 'constant', 'linear', 'cosine' or 'rsqrt'.
+    warmup: steps in which the rate rises linearly from 0.
+    final: the last rate of a linear or cosine schedule, as a fraction of `learning_rate`.
+    b2: decay of AdamW's second moment.
+    weight_decay: weight decay.
+    clip: the largest norm of the gradient; 0 for none.
+    scale_queries: whether AdamW takes smaller steps of T5's queries.
+  """
 
   name: str = 'adamw'
   learning_rate: float = 1e-3
   schedule: str = 'cosine'
   warmup: int = 100
-  final: float = 0.0  # of the learning rate, where a linear or cosine schedule ends
+  final: float = 0.0
   b2: float = 0.99
   weight_decay: float = 0.0
-  clip: float = 1.0  # the gradient's norm; 0: not at all
+  clip: float = 1.0
   scale_queries: bool = True
 
   def __post_init__(self):
@@ -40,8 +52,9 @@ class Optimizer:
       raise ValueError(f'learning_rate={self.learning_rate} must be above 0')
 
   def rate(self, steps: int) -> Callable:
-    """Return the learning rate as a function of the step."""
-    left, warmup = max(1, steps - self.warmup), max(1, self.warmup)
+    """Return the learning rate as a function of the step, for a run of `steps`."""
+    warmup = max(1, self.warmup)
+    left = max(1, steps - self.warmup)
     after = {
       'constant': optax.constant_schedule(self.learning_rate),
       'linear': optax.linear_schedule(self.learning_rate, self.final * self.learning_rate, left),
@@ -51,15 +64,14 @@ class Optimizer:
     return optax.join_schedules([optax.linear_schedule(0.0, self.learning_rate, warmup), after], [self.warmup])
 
   def build(self, network: Network, steps: int) -> optax.GradientTransformation:
-    """Return the transformation for a network."""
+    """Return the gradient transformation for a network and a run of `steps`."""
     parts = [optax.clip_by_global_norm(self.clip)] if self.clip else []
-    if self.name == 'adamw':
-      parts += [optax.scale_by_adam(b2=self.b2), optax.add_decayed_weights(self.weight_decay)]
-      parts += [slow_queries(network.config.head_dim)] if self.scale_queries and isinstance(network, T5) else []
-      parts += [optax.scale_by_learning_rate(self.rate(steps))]
-    else:  # steps are relative to each tensor's size here, so queries need nothing
-      parts += [optax.adafactor(self.rate(steps), weight_decay_rate=self.weight_decay or None)]
-    return optax.chain(*parts)
+    if self.name == 'adafactor':  # its steps are relative to each tensor's size, so queries need no scale
+      return optax.chain(*parts, optax.adafactor(self.rate(steps), weight_decay_rate=self.weight_decay or None))
+    parts += [optax.scale_by_adam(b2=self.b2), optax.add_decayed_weights(self.weight_decay)]
+    if self.scale_queries and isinstance(network, T5):
+      parts.append(slow_queries(network.config.head_dim))
+    return optax.chain(*parts, optax.scale_by_learning_rate(self.rate(steps)))
 
 
 def slow_queries(head_dim: int) -> optax.GradientTransformation:

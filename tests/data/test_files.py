@@ -1,4 +1,4 @@
-"""Files of one's own become tasks, and what is wrong with a file is said."""
+"""The user's files become tasks, and errors name what is wrong with a file."""
 
 import gzip
 import json
@@ -33,21 +33,13 @@ def problems(tmp_path):
   return str(path)
 
 
-@pytest.fixture
-def byt5(tmp_path):
-  folder = tmp_path / 'byt5'
-  folder.mkdir()
-  (folder / 'tokenizer_config.json').write_text('{"tokenizer_class": "ByT5Tokenizer"}')
-  return str(folder)
-
-
 def test_lines_pair_up_plain_or_gzipped_with_any_line_end(pair):
   task = files.parallel_text(*pair)
   assert [(e.index, e.prompt, e.target) for e in task.examples] == list(zip(range(3), ENGLISH, GERMAN))
   assert (task.name, list(task.metrics), task.max_prompt_tokens, task.max_new_tokens) == ('val', ['bleu'], 80, 80)
 
 
-def test_a_part_keeps_the_places_of_the_whole(pair):
+def test_selected_lines_keep_their_index(pair):
   task = files.parallel_text(*pair, start=1, count=1, prefix='to German: ', suffix=' =>')
   assert task.examples == [Example(1, 'to German: Two children play. =>', GERMAN[1])]
   assert len(files.parallel_text(*pair, start=1, count=99).examples) == 2
@@ -63,39 +55,35 @@ def test_only_line_feeds_end_a_line(tmp_path):
   assert [e.prompt for e in files.parallel_text(str(path), str(path)).examples] == ['a\u2028b\x0bc', '', 'd']
 
 
-def test_damaged_files_are_named_with_the_place(tmp_path, pair):
+def test_damaged_files_are_named_with_the_line(tmp_path, pair):
   cases = {
     'empty': (b'', 'empty'),
     'latin': ('gut\nschön\n'.encode('latin-1'), 'line 2 .*UTF-8'),
     'cut.gz': (gzip.compress(b'x\n' * 999)[:-9], 'gzip'),
     'short': (b'one line\n', having('3 lines', 'short', '1')),
   }
-  for name, (data, said) in cases.items():
+  for name, (data, match) in cases.items():
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=match):
       files.parallel_text(pair[0], str(tmp_path / name))
   with pytest.raises(FileNotFoundError, match='nowhere'):
     files.parallel_text(pair[0], str(tmp_path / 'nowhere'))
 
 
-@pytest.mark.parametrize(
-  'wrong, said',
-  [
-    (dict(start=3), '0 … 2'),
-    (dict(start=-1), '0 … 2'),
-    (dict(count=0), 'count=0'),
-  ],
-)
-def test_an_empty_part_is_an_error(pair, wrong, said):
-  with pytest.raises(ValueError, match=said):
-    files.parallel_text(*pair, **wrong)
+def test_a_selection_without_examples_is_an_error(pair):
+  for wrong, match in ((dict(start=3), '0 … 2'), (dict(start=-1), '0 … 2'), (dict(count=0), 'count=0')):
+    with pytest.raises(ValueError, match=match):
+      files.parallel_text(*pair, **wrong)
 
 
 def test_json_lines_fill_a_template(problems):
   task = files.jsonl(
-    problems, prompt_field='Question: {question}\nAnswer:', target_field='answer', info_fields=['notes'],
+    problems,
+    prompt_field='Question: {question}\nAnswer:',
+    target_field='answer',
+    info_fields=['notes'],
     metrics=('final_number',),
-  )  # fmt: skip
+  )
   first, second = task.examples
   assert first == Example(0, 'Question: How much is 2 + 2?\nAnswer:', '#### 4', {'notes': {'hard': False}})
   assert '3 {plus} 3' in second.prompt and task.metrics['final_number'](task.examples, ['4', '7']) == 50
@@ -110,7 +98,7 @@ def test_a_field_alone_needs_no_template_and_lists_are_references(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'settings, said',
+  'settings, match',
   [
     (dict(prompt_field='nothing'), having("'nothing'", 'question, answer')),
     (dict(prompt_field='{question} {nothing}'), "'nothing'"),
@@ -120,23 +108,25 @@ def test_a_field_alone_needs_no_template_and_lists_are_references(tmp_path):
     (dict(prompt_field='question', metrics=('blue',)), "'blue'"),
   ],
 )
-def test_wrong_settings_are_named(problems, settings, said):
-  with pytest.raises(ValueError, match=said):
+def test_wrong_settings_are_named(problems, settings, match):
+  with pytest.raises(ValueError, match=match):
     files.jsonl(problems, target_field='answer', **settings)
 
 
-@pytest.mark.parametrize('line, said', [('{"a": ', 'line 2 .*JSON'), ('[1]', 'line 2 .*list')])
-def test_lines_that_are_no_objects_are_named(tmp_path, line, said):
-  (tmp_path / 'x').write_text(f'{{"prompt": "a", "target": "b"}}\n{line}')
-  with pytest.raises(ValueError, match=said):
-    files.jsonl(str(tmp_path / 'x'))
-
-
-def test_null_is_no_text_and_lines_count_from_1(tmp_path):
-  (tmp_path / 'x').write_text('{"prompt": "a", "target": "b"}\n\n{"prompt": null, "target": [null]}')
-  for settings in (dict(), dict(prompt_field='Say {prompt}'), dict(prompt_field='{target}')):
-    with pytest.raises(ValueError, match="x, line 3.*'(prompt|target)'"):
-      files.jsonl(str(tmp_path / 'x'), **settings)
+@pytest.mark.parametrize(
+  'line, settings, match',
+  [
+    ('{"a": ', {}, 'line 3 .*JSON'),
+    ('[1]', {}, 'line 3 .*list'),
+    ('{"prompt": null, "target": [null]}', {}, "x, line 3.*'prompt'"),
+    ('{"prompt": null, "target": [null]}', {'prompt_field': 'Say {prompt}'}, "x, line 3.*'prompt'"),
+    ('{"prompt": null, "target": [null]}', {'prompt_field': '{target}'}, "x, line 3.*'target'"),
+  ],
+)
+def test_lines_that_are_no_objects_or_have_null_for_a_text_are_named(tmp_path, line, settings, match):
+  (tmp_path / 'x').write_text(f'{{"prompt": "a", "target": "b"}}\n\n{line}')
+  with pytest.raises(ValueError, match=match):
+    files.jsonl(str(tmp_path / 'x'), **settings)
 
 
 def test_programs_are_not_run_unasked(problems):
@@ -155,9 +145,8 @@ def test_programs_are_not_run_unasked(problems):
 
 def test_a_prediction_ends_at_the_first_stop(problems):
   task = files.jsonl(problems, prompt_field='question', target_field='answer', stop=('\n\n', 'Question:'))
-  assert [task.postprocess(t, task.examples[0]) for t in ('a Question: b\n\nc', 'a\n\nQuestion:', 'all')] == [
-    'a ', 'a', 'all'
-  ]  # fmt: skip
+  for text, end in (('a Question: b\n\nc', 'a '), ('a\n\nQuestion:', 'a'), ('all', 'all')):
+    assert task.postprocess(text, task.examples[0]) == end
 
 
 def test_a_long_prompt_is_cut_in_its_text_and_nowhere_else(problems, pair, byt5):
@@ -174,7 +163,7 @@ def test_a_long_prompt_is_cut_in_its_text_and_nowhere_else(problems, pair, byt5)
 def test_cutting_never_splits_a_character(byt5):
   tokenizer = find(byt5)
   for limit in range(4, 12):
-    cut = prompts.fit(lambda text: f'{text}!', 'ääää', tokenizer, limit)
+    cut = prompts.Fitter(byt5, limit)(lambda text: f'{text}!', 'ääää')
     assert cut.strip('ä') == '!' and len(tokenizer.encode(cut)) <= limit
 
 

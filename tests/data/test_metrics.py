@@ -11,12 +11,8 @@ import pytest
 from speccascade.data import metrics
 from speccascade.data.examples import Example
 
-GERMAN = [
-  'Der Hund läuft am Strand entlang.', 'Zwei Kinder spielen im Schnee.', 'Eine Frau liest ein Buch &quot;X&quot;.',
-]  # fmt: skip
-GUESSES = [
-  'Der Hund läuft schnell am Strand.', 'Zwei Kinder spielen draußen im Schnee.', 'Eine Frau liest ein Buch "X".',
-]  # fmt: skip
+GERMAN = ['Der Hund läuft am Strand entlang.', 'Zwei Kinder spielen im Schnee.', 'Eine Frau liest &quot;X&quot;.']
+GUESSES = ['Der Hund läuft schnell am Strand.', 'Zwei Kinder spielen draußen im Schnee.', 'Eine Frau liest "X".']
 SUMS = dict(bleu=metrics.bleu, rouge2=metrics.rouge2, final_number=metrics.final_number)
 ANSWER = 'She has 3 bags of 4, so 3 * 4 = <<3*4=12>>12 and 12 + 6 = 18.\n#### 18'
 
@@ -30,6 +26,7 @@ def test_bleu_is_sacrebleus():
   expected = sacrebleu.corpus_bleu(GUESSES, [GERMAN], tokenize='13a').score
   assert 20 < expected < 100
   assert metrics.bleu(examples(GERMAN), GUESSES) == pytest.approx(expected)
+  assert metrics.bleu(examples(GERMAN), [''] * 3) == 0
 
 
 def test_bleu_takes_several_references_even_where_their_number_varies():
@@ -39,10 +36,6 @@ def test_bleu_takes_several_references_even_where_their_number_varies():
   assert both == pytest.approx(sacrebleu.corpus_bleu(GUESSES, [GERMAN, second]).score)
   uneven = metrics.bleu(examples([[GERMAN[0], second[0]], GERMAN[1], GERMAN[2]]), GUESSES)
   assert metrics.bleu(examples(GERMAN), GUESSES) < uneven < both
-
-
-def test_bleu_of_empty_predictions_is_zero():
-  assert metrics.bleu(examples(GERMAN), [''] * 3) == 0
 
 
 @pytest.mark.parametrize('metric', SUMS.values(), ids=SUMS)
@@ -55,14 +48,11 @@ def test_a_resampled_metric_is_the_metric_of_the_resample(metric):
   assert direct > 0
 
 
-def test_rouge2_counts_bigrams_without_stemming():
+def test_rouge2_counts_bigrams_without_stemming_against_the_nearest_reference():
   target = examples(['the dogs run home'])
   assert metrics.rouge2(target, ['the dogs run home']) == pytest.approx(100)
   assert metrics.rouge2(target, ['the dogs run']) == pytest.approx(100 * 2 * 1 * (2 / 3) / (1 + 2 / 3))
   assert metrics.rouge2(target, ['the dog runs home']) == 0
-
-
-def test_rouge2_judges_by_the_nearest_reference():
   assert metrics.rouge2(examples([['something else', 'the dogs run']]), ['the dogs run']) == pytest.approx(100)
 
 
@@ -91,6 +81,8 @@ def test_rouge2_judges_by_the_nearest_reference():
     ('2eggs', '2'),
     ('none', None),
     ('', None),
+    ('so \u22125', '-5'),  # the typographic minus
+    ('#### \u22125', '-5'),
   ],
 )
 def test_the_final_number_is_read_as_people_write_it(text, value):
@@ -117,21 +109,16 @@ def test_accuracy_and_exact_match_are_shares():
   assert metrics.exact_match(examples(['yes', ['no', 'never']]), ['yes ', 'never']) == 100
 
 
-def test_a_metric_of_nothing_is_an_error():
+def test_a_metric_needs_an_example_and_a_prediction_for_each():
   with pytest.raises(ValueError, match='example'):
     metrics.bleu([], [])
-
-
-def test_predictions_must_be_as_many_as_examples():
   with pytest.raises(ValueError):
     metrics.exact_match(examples(['a', 'b']), ['a'])
 
 
 # ---- programs ----
 
-CODE = dict(
-  prompt='def double(x):\n', test='def check(candidate):\n  assert candidate(4) == 8', entry_point='double'
-)  # fmt: skip
+CODE = dict(prompt='def double(x):\n', test='def check(f):\n  assert f(4) == 8', entry_point='double')
 
 
 def judged(*predictions):
@@ -156,7 +143,7 @@ def test_programs_run_only_where_that_is_allowed():
   assert metrics.named(['pass_at_1'], allow_execution='without isolation')['pass_at_1'].allow_execution
 
 
-def test_where_programs_cannot_be_contained_is_found_before_anything_is_decoded(monkeypatch):
+def test_a_system_that_cannot_isolate_programs_is_refused_before_decoding(monkeypatch):
   def refuse(_, isolated):
     if isolated:
       raise PermissionError('no program is run')
@@ -194,44 +181,46 @@ class Longer:
     return float(len(predictions[0])) if self.value is None else self.value
 
 
-def test_a_metric_of_ones_own_is_a_function_or_an_object_that_can_be_called():
-  found = metrics.named([shortness, 'bleu', functools.partial(metrics.final_number), Longer()])
-  assert list(found) == ['shortness', 'bleu', 'Mean', 'Longer'] and found['shortness'] is shortness
-  metrics.check(found, examples(['4 cats']))
-  for wrong, part in (
-    (lambda e, p: 1, '<lambda>'), (Longer, 'Longer'), (3, 'metric 3'),
-  ):  # fmt: skip
-    with pytest.raises(ValueError, match=part):
-      metrics.named([wrong])
-  def pass_at_1(examples, predictions):
-    return 7.0
+def pass_at_1(examples, predictions):
+  return 7.0
 
+
+def test_a_metric_of_the_users_is_a_function_or_an_object_that_can_be_called():
+  found = metrics.named([shortness, 'bleu', functools.partial(metrics.final_number), Longer()])
+  assert list(found) == ['shortness', 'bleu', 'Match', 'Longer'] and found['shortness'] is shortness
+  metrics.check(found, examples(['4 cats']))
   assert metrics.named([pass_at_1]) == {'pass_at_1': pass_at_1}
-  with pytest.raises(ValueError, match='shortness'):
-    metrics.named([shortness, functools.partial(shortness)])
-  for metric, part in (
-    (Longer('x'), r'\(ValueError: could not'),
+  lambda_ = lambda examples, predictions: 1
+  for wrong, part in (
+    ([lambda_], '<lambda>'),
+    ([Longer], 'Longer'),
+    ([3], 'metric 3'),
+    ([shortness, functools.partial(shortness)], 'shortness'),
   ):
     with pytest.raises(ValueError, match=part):
-      metrics.check({'mine': metric}, examples(['4']))
+      metrics.named(wrong)
+  with pytest.raises(ValueError, match=r'\(ValueError: could not'):
+    metrics.check({'mine': Longer('x')}, examples(['4']))
 
 
 @pytest.mark.parametrize(
   'name, target, part',
-  [('bleu', [], 'reference'), ('rouge2', [], 'reference'), ('final_number', 'none', 'number'),
-   ('final_number', ['none', 'no'], 'number'), ('accuracy', 'G', 'A–D'),
-   ('pass_at_1', '', 'entry_point')],
-)  # fmt: skip
+  [
+    ('bleu', [], 'reference'),
+    ('rouge2', [], 'reference'),
+    ('exact_match', [], 'reference'),
+    ('final_number', 'none', 'number'),
+    ('final_number', ['none', 'no'], 'number'),
+    ('accuracy', 'G', 'A–D'),
+    ('pass_at_1', '', 'entry_point'),
+  ],
+)
 def test_references_that_no_prediction_can_match_are_refused(name, target, part):
   judged = {name: metrics.METRICS[name]}
   with pytest.raises(ValueError, match=having(f'example {int(name != "pass_at_1")}', part, name)):
     metrics.check(judged, examples(['A 4', target]))
   if name != 'pass_at_1':
     metrics.check(judged, examples(['A 4', ['none', 'B 5']]))
-
-
-def test_the_sign_that_typesetters_use_is_a_minus():
-  assert metrics.number('so \u22125') == -5 == metrics.number('#### \u2212 5'.replace(' 5', '5'))
 
 
 def test_statistics_have_one_row_for_each_example():

@@ -21,7 +21,7 @@ def run(program, seconds=2.0):
 
 
 def processes(mark):
-  """Return the processes whose command line holds a text."""
+  """Return the processes whose command line contains a text."""
   found = []
   for entry in pathlib.Path('/proc').glob('[0-9]*'):
     try:
@@ -37,7 +37,7 @@ def test_a_program_that_reaches_its_end_passes():
 
 
 @pytest.mark.parametrize(
-  'program, said',
+  'program, detail',
   [
     ('assert 1 == 2, "no"', 'AssertionError: no'),
     ('def f(:', 'SyntaxError'),
@@ -50,24 +50,21 @@ def test_a_program_that_reaches_its_end_passes():
     ('raise ValueError("\\ud800" * 10_000)', 'ValueError'),
   ],
 )
-def test_a_program_that_stops_earlier_fails_and_says_why(program, said):
+def test_a_program_that_stops_earlier_fails_with_the_reason(program, detail):
   result = run(program)
-  assert result.verdict == 'failed' and said in result.detail
+  assert result.verdict == 'failed' and detail in result.detail
 
 
 def test_what_a_child_reports_does_not_count():
   assert run('import os\nif os.fork():\n  os.wait()\n  assert False, "parent"').detail.endswith('parent')
 
 
-def test_an_endless_loop_runs_out_of_time():
+def test_endless_loops_and_sleep_run_out_of_time():
   started = time.monotonic()
   assert run('while True:\n  pass', seconds=1).verdict == 'timed out'
   assert run('while True:\n  try:\n    sum(range(10**12))\n  except BaseException:\n    pass', 1).verdict == 'timed out'
-  assert time.monotonic() - started < 30
-
-
-def test_sleep_runs_out_of_time():
   assert run('import time\ntime.sleep(100)', seconds=0.2).verdict == 'timed out'
+  assert time.monotonic() - started < 30
 
 
 def test_a_memory_hog_runs_out_of_memory():
@@ -103,9 +100,10 @@ def test_files_are_limited_and_removed():
   assert not [folder for folder in mine if (folder / 'a').exists()]
 
 
-def test_the_environment_is_not_handed_on(monkeypatch):
+def test_a_program_sees_neither_environment_nor_job(monkeypatch):
   monkeypatch.setenv('SECRET', 'value')
   assert run('import os\nassert "SECRET" not in os.environ\nassert os.listdir(".") == []').verdict == 'passed'
+  assert 'FileNotFoundError' in run('open("job")').detail
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason='an ordinary user keeps its own rights')
@@ -116,8 +114,7 @@ def test_root_is_given_up():
 
 
 def test_a_program_gains_no_privileges():
-  held = "dict(line.split(':', 1) for line in open('/proc/self/status'))"
-  assert run(f"assert {held}['NoNewPrivs'].strip() == '1'").verdict == 'passed'
+  assert run("assert 'NoNewPrivs:\\t1' in open('/proc/self/status').read()").verdict == 'passed'
 
 
 ALONE = """
@@ -171,7 +168,7 @@ print(open('/proc/self/environ', 'rb').read().count(b'SECRET=value'))
 """
 
 
-def test_where_namespaces_are_forbidden_nothing_runs_unless_that_is_said_and_then_it_cannot_read_us():
+def test_where_namespaces_are_forbidden_a_program_runs_only_if_allowed_and_cannot_read_us():
   program = [sys.executable, '-c', WITHOUT_NAMESPACES, 'become an ordinary user']
   out = subprocess.run(program, capture_output=True, text=True, env=os.environ | {'SECRET': 'value'})
   if out.returncode == 77:
@@ -180,10 +177,6 @@ def test_where_namespaces_are_forbidden_nothing_runs_unless_that_is_said_and_the
   assert refused.startswith('no program is run, for the system does not let it leave the network'), out.stderr
   assert "allow_execution='without isolation'" in refused and 'passed' in passed and readable == '1'
   assert not pathlib.Path('/tmp/ran-without-isolation').exists()
-
-
-def test_a_program_reads_its_job_no_more():
-  assert 'FileNotFoundError' in run('open("job")').detail
 
 
 def test_limits_must_be_positive():

@@ -70,46 +70,37 @@ def data_dir(tmp_path_factory):
   return str(folder)
 
 
-@pytest.fixture(scope='session')
-def byt5(tmp_path_factory):
-  """Return a tokenizer that ends its texts and begins none."""
-  folder = tmp_path_factory.mktemp('byt5')
-  (folder / 'tokenizer_config.json').write_text('{"tokenizer_class": "ByT5Tokenizer"}')
-  return str(folder)
-
-
-@pytest.fixture(scope='session')
-def bpe(tmp_path_factory):
-  """Return a tokenizer.json that begins its prompts and ends none."""
+def byte_level(folder, prefix, **settings):
+  """Write a tokenizer.json that puts one token before a text, and return its folder."""
   import tokenizers
 
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
   trainer = tokenizers.trainers.BpeTrainer(
-    vocab_size=300, special_tokens=['<s>', '</s>'], show_progress=False,
+    vocab_size=300,
+    special_tokens=['<s>', '</s>'],
+    show_progress=False,
     initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-  )  # fmt: skip
+  )
   tokenizer.train_from_iterator(['Sentence one. Question: Answer:'], trainer)
-  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 0)])
-  folder = tmp_path_factory.mktemp('bpe')
+  special = [(prefix, tokenizer.token_to_id(prefix))]
+  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=f'{prefix} $A', special_tokens=special)
   tokenizer.save(str(folder / 'tokenizer.json'))
-  settings = dict(bos_token='<s>', eos_token='</s>', add_bos_token=True, add_eos_token=False)
-  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+  (folder / 'tokenizer_config.json').write_text(json.dumps(dict(bos_token=prefix, eos_token='</s>') | settings))
   return str(folder)
 
 
 @pytest.fixture(scope='session')
-def opt(bpe, tmp_path_factory):
-  """Return a tokenizer that begins its prompts with the token that ends an answer, and ends none."""
-  import tokenizers
+def bpe(tmp_path_factory):
+  """Return a tokenizer that begins its prompts and ends none."""
+  return byte_level(tmp_path_factory.mktemp('bpe'), '<s>', add_bos_token=True, add_eos_token=False)
 
-  tokenizer = tokenizers.Tokenizer.from_file(f'{bpe}/tokenizer.json')
-  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single='</s> $A', special_tokens=[('</s>', 1)])
-  folder = tmp_path_factory.mktemp('opt')
-  tokenizer.save(str(folder / 'tokenizer.json'))
-  (folder / 'tokenizer_config.json').write_text('{"bos_token": "</s>", "eos_token": "</s>"}')
-  return str(folder)
+
+@pytest.fixture(scope='session')
+def opt(tmp_path_factory):
+  """Return a tokenizer that begins its prompts with the token that ends an answer, and ends none."""
+  return byte_level(tmp_path_factory.mktemp('opt'), '</s>')
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +120,7 @@ def read(name, split='validation'):
 # ---- benchmarks ----
 
 
-def test_translation_keeps_order_places_and_the_papers_lengths(data_dir):
+def test_translation_keeps_order_indices_and_the_papers_lengths(data_dir):
   task = tasks.seqio_task('wmt14_ende', data_dir=data_dir)
   assert task.examples == [Example(i, f'Sentence {i}.', f'Satz {i}.') for i in range(4)]
   assert (task.max_prompt_tokens, task.max_new_tokens, list(task.metrics)) == (80, 80, ['bleu'])
@@ -160,8 +151,8 @@ def test_worked_examples_come_from_training_without_calculator_notes(data_dir):
   )
   five, none = (tasks.seqio_task('gsm8k', data_dir=data_dir, split='test', shots=n) for n in (None, 0))
   assert five.examples[0].prompt.count('####') == 5 and none.examples[0].prompt == 'Question: What is 9 + 9?\nAnswer:'
-  said = none.postprocess(' 18\n#### 18\n\nQuestion: What is 7?', none.examples[0])
-  assert said == ' 18\n#### 18\n' and none.metrics['final_number'](none.examples, [said]) == 100
+  text = none.postprocess(' 18\n#### 18\n\nQuestion: What is 7?', none.examples[0])
+  assert text == ' 18\n#### 18\n' and none.metrics['final_number'](none.examples, [text]) == 100
 
 
 def test_a_question_is_no_worked_example_of_its_own(data_dir):
@@ -192,20 +183,20 @@ def test_programs_are_tested_once_they_may_run(data_dir):
   with pytest.raises(PermissionError, match='allow_execution=True'):
     tasks.seqio_task('humaneval', data_dir=data_dir, split='test')
   task = tasks.seqio_task('humaneval', data_dir=data_dir, split='test', allow_execution='without isolation')
-  said = task.postprocess('    return 2 * x\n\ndef other():\n    broken', task.examples[0])
-  assert task.metrics['pass_at_1'](task.examples, [said]) == 100
+  text = task.postprocess('    return 2 * x\n\ndef other():\n    broken', task.examples[0])
+  assert task.metrics['pass_at_1'](task.examples, [text]) == 100
   assert tasks.seqio_task('humaneval', data_dir=data_dir, split='test', metrics=('exact_match',)).examples
 
 
 @pytest.mark.parametrize('name', ['wmt14_ende', 'humaneval'])
-def test_missing_data_is_said_at_once_with_the_remedy(name, tmp_path):
+def test_missing_data_is_named_with_the_remedy(name, tmp_path):
   dataset = tasks.BENCHMARKS[name].dataset
   with pytest.raises(FileNotFoundError, match=having(dataset, str(tmp_path))):
     tasks.seqio_task(name, data_dir=str(tmp_path), allow_execution='without isolation')
 
 
 @pytest.mark.parametrize(
-  'name, settings, said',
+  'name, settings, match',
   [
     ('wmt14_ende', dict(split='dev'), having("'dev'", 'test, train, validation')),
     ('wmt14_ende', dict(start=9), 'no examples'),
@@ -216,9 +207,9 @@ def test_missing_data_is_said_at_once_with_the_remedy(name, tmp_path):
     ('mine', dict(shots=3), 'shots'),
   ],
 )
-def test_wrong_settings_are_named(data_dir, name, settings, said):
+def test_wrong_settings_are_named(data_dir, name, settings, match):
   where = dict(data_dir=data_dir) if name in tasks.BENCHMARKS else {}
-  with pytest.raises(ValueError, match=said):
+  with pytest.raises(ValueError, match=match):
     tasks.seqio_task(name, **where, **settings)
 
 
@@ -272,11 +263,11 @@ def test_files_are_read_as_without_seqio(tmp_path, byt5):
   assert record['inputs_pretokenized'] == b'1 + 1 =' and record['targets_pretokenized'] == b'2'
   task = seqio.get_mixture_or_task('objects')
   target = task.postprocess_fn('2', example=record, is_target=True)
-  said = task.postprocess_fn('two\nthree', example=record, is_target=False)
-  assert task.metric_fns[0]([target], [said]) == {'exact_match': 100}
+  text = task.postprocess_fn('two\nthree', example=record, is_target=False)
+  assert task.metric_fns[0]([target], [text]) == {'exact_match': 100}
 
 
-def test_a_seqio_task_of_anyones_becomes_plain_examples(byt5):
+def test_any_seqio_task_becomes_plain_examples(byt5):
   def dataset(split, shuffle_files, seed=None):
     return tf.data.Dataset.from_tensor_slices(dict(inputs=['a', 'b', 'c'], targets=['x', 'y', 'z']))
 
@@ -300,7 +291,8 @@ def test_token_lists_cannot_be_registered(byt5):
 
 def test_the_modules_alone_import_no_tensorflow():
   program = (
-    'import sys\nimport speccascade.data.seqio_tasks, speccascade.data.files, speccascade.evaluate.seqio_eval\n'
+    'import sys\nfrom speccascade.data import files\nfrom speccascade.data.seqio import tasks\n'
+    'from speccascade.integrations import seqio_evaluator\n'
     "print([m for m in ('tensorflow', 'seqio', 'sacrebleu', 'rouge_score') if m in sys.modules])"
   )
   out = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -1,12 +1,13 @@
-"""The parts of a seqio task: its registration, and the preprocessing from records to prompts and tokens.
+"""Seqio tasks made of examples, and benchmarks read as examples.
 
-Every record becomes an example in JSON by plain Python, and from it the features. Only functions that seqio_tasks
-calls are here; like them they import seqio and TensorFlow when they are called.
+Like `tasks`, this imports seqio and TensorFlow only when a function is called.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
+import itertools
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from speccascade.data import prompts, tokenizers
 from speccascade.data.benchmarks import Benchmark, Item
 from speccascade.data.examples import Example
 
+DATA_DIR = '~/tensorflow_datasets'
+
 
 def library():
-  """Return seqio, or say how to get it."""
+  """Return seqio, or say how to install it."""
   try:
     import seqio
   except ModuleNotFoundError as e:
@@ -25,25 +28,42 @@ def library():
   return seqio
 
 
-def register(name, source, prepare: Callable, tokenizer, metrics: Mapping[str, Callable], postprocess):
-  """Add a seqio task whose targets, as the metrics see them, are examples."""
+# ---- registration ----
+
+
+def register(
+  name: str,
+  read: Callable[[str], Iterable[Example]],
+  splits: Iterable[str],
+  tokenizer: str | None,
+  metrics: Mapping[str, Callable],
+  postprocess: Callable | None,
+):
+  """Register a seqio task of the examples `read(split)`; its metrics see examples as targets."""
   seqio = library()
+  import tensorflow as tf
+
   if name in seqio.TaskRegistry.names():
     raise ValueError(f'seqio already has a task {name!r}; choose another name, or seqio.TaskRegistry.remove it.')
-  steps = [prepare]
+  steps = [lambda dataset: dataset.map(_features)]
   if tokenizer is None:
-    features = {key: _text_feature() for key in ('inputs', 'targets')}
+    text = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
+    features = {'inputs': text, 'targets': text}
   else:
     features = token_features(tokenizer)
     steps += [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim]
 
+  def dataset(split, shuffle_files, seed=None):  # the argument names are seqio's
+    lines = lambda: (json.dumps(dataclasses.asdict(example)) for example in read(split))
+    return tf.data.Dataset.from_generator(lines, output_signature=tf.TensorSpec((), tf.string))
+
   def judged(text, example, is_target=False):
-    found = opened_example(example['example'])
-    return found if is_target else postprocess(text, found) if postprocess else text
+    example = read_example(example['example'])
+    return example if is_target else postprocess(text, example) if postprocess else text
 
   return seqio.TaskRegistry.add(
     name,
-    source=source,
+    source=seqio.FunctionDataSource(dataset, splits=tuple(splits)),
     preprocessors=steps,
     output_features=features,
     postprocess_fn=judged,
@@ -52,7 +72,7 @@ def register(name, source, prepare: Callable, tokenizer, metrics: Mapping[str, C
 
 
 def _metric_fn(name: str, metric: Callable) -> Callable:
-  def compute(targets, predictions):  # seqio looks for these names
+  def compute(targets, predictions):  # the argument names are seqio's
     return {name: metric(targets, predictions)}
 
   compute.__name__ = name
@@ -60,58 +80,17 @@ def _metric_fn(name: str, metric: Callable) -> Callable:
 
 
 def token_features(tokenizer: str) -> dict[str, Any]:
-  """Return seqio's features for prompts and targets in the tokens, and with the conventions, of a tokenizer."""
+  """Return seqio's features for prompts and targets, with the tokens and conventions of a tokenizer."""
   seqio = library()
   from speccascade.data.seqio.vocabulary import TokenizerVocabulary
 
-  found = tokenizers.load(tokenizer)
-  inputs, targets = TokenizerVocabulary(found, begins=True), TokenizerVocabulary(found, begins=False)
+  loaded = tokenizers.load(tokenizer)
+  inputs = TokenizerVocabulary(loaded, begins=True)
+  targets = TokenizerVocabulary(loaded, begins=False)
   return {
     'inputs': seqio.Feature(inputs, add_eos=inputs.ends_texts, required=True),
     'targets': seqio.Feature(targets, add_eos=targets.eos_id is not None, required=True),
   }
-
-
-def _text_feature():
-  import tensorflow as tf
-
-  seqio = library()
-  return seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
-
-
-def forget(name: str):
-  """Remove a task from seqio's registry, where it is there."""
-  seqio = library()
-  if name in seqio.TaskRegistry.names():
-    seqio.TaskRegistry.remove(name)
-
-
-# ---- preprocessing ----
-
-
-def mapped(prompt: Callable[[int, Mapping[str, Any]], Example]) -> Callable:
-  """Return a preprocessor that turns records of TensorFlow Datasets into examples by a plain function."""
-  import tensorflow as tf
-
-  def records(dataset):
-    keys = [key for key, spec in dataset.element_spec.items() if isinstance(spec, tf.TensorSpec)]  # none is nested
-
-    def plain(index, *values):
-      fields = {key: to_plain(value) for key, value in zip(keys, values, strict=True)}
-      return json.dumps(dataclasses.asdict(prompt(int(index), fields))).encode()
-
-    def one(index, record):
-      line = tf.numpy_function(plain, [index, *(record[key] for key in keys)], tf.string)
-      return _features(tf.ensure_shape(line, []))
-
-    return dataset.enumerate().map(one)
-
-  return records
-
-
-def opened() -> Callable:
-  """Return a preprocessor of examples that are JSON already."""
-  return lambda dataset: dataset.map(_features)
 
 
 def _features(line):
@@ -119,12 +98,16 @@ def _features(line):
   import tensorflow as tf
 
   def texts(line):
-    example = opened_example(line)
-    target = example.target if isinstance(example.target, str) else example.target[0]
-    return example.prompt.encode(), target.encode()
+    example = read_example(line)
+    return example.prompt.encode(), example.references[0].encode()
 
   inputs, targets = tf.numpy_function(texts, [line], [tf.string, tf.string])
   return dict(inputs=tf.ensure_shape(inputs, []), targets=tf.ensure_shape(targets, []), example=line)
+
+
+def read_example(line: bytes) -> Example:
+  """Return an example from its JSON."""
+  return Example(**json.loads(line))
 
 
 def to_plain(value: Any) -> Any:
@@ -135,36 +118,69 @@ def to_plain(value: Any) -> Any:
   return [to_plain(v) for v in value.tolist()] if value.ndim else value.item()
 
 
-def opened_example(line: bytes) -> Example:
-  """Return an example of its JSON."""
-  return Example(**json.loads(line))
+# ---- benchmarks ----
 
 
-def prompted(
-  benchmark: Benchmark, shots: Callable, fit: prompts.Fitter, index: int, fields: Mapping[str, Any]
+def builder(benchmark: Benchmark, data_dir: str | None):
+  """Return the builder of a data set that has been prepared, or say how to prepare it."""
+  library()
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import read_only_builder
+
+  folder = os.path.expanduser(data_dir or os.environ.get('TFDS_DATA_DIR') or DATA_DIR)
+  try:
+    return read_only_builder.builder_from_files(benchmark.dataset, data_dir=folder)
+  except tfds.core.DatasetNotFoundError:
+    command = benchmark.prepare or 'tfds build {dataset} --data_dir={data_dir}'
+    raise FileNotFoundError(
+      f'{benchmark.dataset} is not in {folder}, and reading a task downloads nothing. Prepare it once with: '
+      f'{command.format(dataset=benchmark.dataset, data_dir=folder)} (or give its folder as data_dir).'
+    ) from None
+
+
+def benchmark_examples(
+  benchmark: Benchmark, dataset, fit: prompts.Fitter, split: str, start: int = 0, count: int | None = None
+) -> Iterator[Example]:
+  """Yield `count` examples of a split from `start` on, read from the builder of its data set."""
+  shots = _shots(benchmark, dataset)
+  records = enumerate(_records(dataset, benchmark.splits[split]))
+  for index, fields in itertools.islice(records, start, None if count is None else start + count):
+    yield _example(benchmark, shots.get(_group(benchmark, fields), ()), fit, index, fields)
+
+
+def _records(dataset, split: str) -> Iterator[dict[str, Any]]:
+  """Yield the records of a split in order, without nested features."""
+  import tensorflow_datasets as tfds
+
+  for record in tfds.as_numpy(dataset.as_dataset(split=split)):
+    yield {key: to_plain(value) for key, value in record.items() if isinstance(value, bytes | np.ndarray | np.generic)}
+
+
+def _group(benchmark: Benchmark, fields: Mapping[str, Any]) -> Any:
+  return fields[benchmark.group] if benchmark.group else None
+
+
+def _shots(benchmark: Benchmark, dataset) -> dict[Any, list[Item]]:
+  """Return the worked examples of each group, in the order of their split."""
+  groups: dict[Any, list[Item]] = {}
+  if benchmark.shots:
+    first = '' if benchmark.group else f'[:{benchmark.shots}]'
+    for fields in _records(dataset, benchmark.shots_split + first):
+      items = groups.setdefault(_group(benchmark, fields), [])
+      if len(items) < benchmark.shots:
+        items.append(benchmark.item(fields))
+  return groups
+
+
+def _example(
+  benchmark: Benchmark, shots: Iterable[Item], fit: prompts.Fitter, index: int, fields: Mapping[str, Any]
 ) -> Example:
   """Return the example of a record: prefix, header, the worked examples of other questions that fit, the question."""
   item = benchmark.item(fields)
   opening = benchmark.prefix + (benchmark.header(fields) if benchmark.header else '')
   question = item.render(item.text)
-  given = shots().get(fields[benchmark.group] if benchmark.group else None, ())
-  worked = [shot.worked() for shot in given if shot.render(shot.text) != question]
-  while worked and not fit.holds(opening + ''.join(worked) + question):
+  worked = [shot.worked() for shot in shots if shot.render(shot.text) != question]
+  while worked and fit.excess(opening + ''.join(worked) + question) > 0:
     worked.pop()
   before = opening + ''.join(worked)
   return Example(index, fit(lambda text: before + item.render(text), item.text), item.target, dict(item.info))
-
-
-def shots(benchmark: Benchmark, dataset: str, data_dir: str | None) -> dict[Any, list[Item]]:
-  """Return the worked examples of each group, in the order of their split."""
-  found: dict[Any, list[Item]] = {}
-  if not benchmark.shots:
-    return found
-  import tensorflow_datasets as tfds
-
-  split = benchmark.shots_split
-  split = split if benchmark.group else f'{split}[:{benchmark.shots}]'
-  for record in tfds.as_numpy(tfds.builder(dataset, data_dir=data_dir).as_dataset(split=split)):
-    fields = {key: to_plain(value) for key, value in record.items()}
-    found.setdefault(fields[benchmark.group] if benchmark.group else None, []).append(benchmark.item(fields))
-  return {group: items[: benchmark.shots] for group, items in found.items()}

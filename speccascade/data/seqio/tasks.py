@@ -1,10 +1,10 @@
-"""Tasks as entries of seqio's registry, and tasks of seqio's registry as plain examples.
+"""Examples as tasks of seqio's registry, and benchmarks and seqio tasks as plain examples.
 
-`add_benchmark`, `add_parallel_text`, `add_jsonl` and `add_task` register a seqio task; `seqio_task` reads one and hands
-out examples, so that decoding knows no TensorFlow. A registered task has the features `inputs` and `targets`, tokens
-of the given tokenizer (any that speccascade reads), and `example`, the example as JSON. Its metrics see examples.
+`add_benchmark`, `add_parallel_text`, `add_jsonl` and `add_task` register a seqio task. Its features are `inputs` and
+`targets`, tokens of the given tokenizer, and `example`, the example as JSON; its metrics see examples. `seqio_task` and
+`t5x_task` read examples, so that decoding needs no TensorFlow.
 
-Data must be there before: nothing is downloaded. seqio and TensorFlow are imported when a function is called.
+Data must be prepared before: nothing is downloaded. seqio and TensorFlow are imported when a function is called.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,17 +12,13 @@ import dataclasses
 import functools
 import importlib
 import itertools
-import json
-import os
 from typing import Any
 
 from speccascade.data import files, prompts
 from speccascade.data.benchmarks import Benchmark, BENCHMARKS
 from speccascade.data.examples import Example, Metric, Task
 from speccascade.data.metrics import check, named
-from speccascade.data.seqio import pipeline as pipeline
-
-DATA_DIR = '~/tensorflow_datasets'
+from speccascade.data.seqio import pipeline
 
 
 def seqio_task(
@@ -40,30 +36,47 @@ def seqio_task(
   metrics: Sequence[str | Metric] | None = None,
   allow_execution: bool | str = False,
 ) -> Task:
-  """Return at most `count` examples of a benchmark, or of any seqio task or mixture that is registered.
+  """Return a benchmark, or a registered seqio task or mixture, as a task of plain examples.
 
-  None stands for the benchmark's own: its prefix, worked examples, lengths and metrics. With `tokenizer`, a path,
-  texts are cut to `max_prompt_tokens`; without, a longer prompt is an error of decoding.
+  Args:
+    name: a benchmark of `BENCHMARKS`, or a name in seqio's registry.
+    split: the split to read.
+    count: number of examples; None for all.
+    start: number of examples to skip.
+    tokenizer: path of the models' tokenizer, to truncate long prompts (benchmarks only).
+    data_dir: folder of TensorFlow Datasets (benchmarks only).
+    prefix: beginning of every prompt (benchmarks only).
+    shots: number of worked examples (benchmarks only).
+    max_prompt_tokens: the longest prompt; None for the benchmark's.
+    max_new_tokens: tokens to generate at most; None for the benchmark's.
+    metrics: names of metrics, or functions; None for the benchmark's.
+    allow_execution: True lets `pass_at_1` run generated programs; see `speccascade.data.sandbox`.
+
+  Returns:
+    A task whose examples are indexed by their position in the split.
+
+  Raises:
+    FileNotFoundError: if the data set is not prepared; it names the command.
+    PermissionError: if a metric runs programs and `allow_execution` is False.
+    ValueError: if there is no such task or split, or a setting is wrong or missing.
   """
   if start < 0 or (count is not None and count < 1):
     raise ValueError(f'start={start}, count={count}: start must be at least 0, count at least 1 or None.')
+  limits = dict(max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
   if name not in BENCHMARKS:
-    only_benchmarks = dict(data_dir=data_dir, prefix=prefix, shots=shots)
-    if given := [key for key, value in only_benchmarks.items() if value is not None]:
-      raise ValueError(f'{given[0]} belongs to benchmarks ({", ".join(BENCHMARKS)}), and {name!r} is none of them.')
-    if tokenizer is not None:
-      raise ValueError(f'{name!r} is registered with vocabularies of its own; leave out tokenizer={tokenizer!r}.')
-    return _registered(name, split, count, start, max_prompt_tokens, max_new_tokens, metrics, allow_execution)
-  benchmark = _adapted(
-    BENCHMARKS[name],
-    prefix=prefix, shots=shots, max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens, metrics=metrics,
-  )  # fmt: skip
+    _check_registered_settings(name, limits, metrics, tokenizer, data_dir=data_dir, prefix=prefix, shots=shots)
+    judged = named(metrics, allow_execution=allow_execution)
+    records = _records(name, split, start, count)
+    examples = [_plain(index, record) for index, record in zip(itertools.count(start), records, strict=False)]
+    return _task(name, examples, *limits.values(), judged)
+  benchmark = _changed(BENCHMARKS[name], prefix=prefix, shots=shots, metrics=metrics, **limits)
   judged = named(benchmark.metrics, allow_execution=allow_execution)
-  registered = f'speccascade_{name}'
-  pipeline.forget(registered)
-  add_benchmark(registered, benchmark, tokenizer=tokenizer, data_dir=data_dir, allow_execution=allow_execution)
-  examples = [pipeline.opened_example(e['example']) for e in _records(registered, split, start, count)]
-  return _task(name, split, examples, benchmark, judged)
+  dataset = pipeline.builder(benchmark, data_dir)
+  _check_split(name, split, benchmark.splits)
+  fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
+  examples = list(pipeline.benchmark_examples(benchmark, dataset, fit, split, start, count))
+  stop = prompts.truncation(benchmark.stop)
+  return _task(name, examples, benchmark.max_prompt_tokens, benchmark.max_new_tokens, judged, stop)
 
 
 def t5x_task(
@@ -76,21 +89,33 @@ def t5x_task(
   module: str | None = None,
   allow_execution: bool | str = False,
 ) -> Task:
-  """Return a seqio task or mixture with what T5X gives a model: tokens, cut to the feature lengths.
+  """Return a seqio task or mixture with the prompts that T5X gives a model: tokens, cut to the feature lengths.
 
-  `module` is imported before, for it registers the task. Metrics are judged on texts.
+  Args:
+    mixture_or_task_name: name in seqio's registry.
+    task_feature_lengths: {'inputs': …, 'targets': …}, in tokens.
+    metrics: names of metrics, or functions; they judge texts.
+    split: the split to read.
+    count: number of examples; None for all.
+    module: a module to import first, which registers the task.
+    allow_execution: as in `seqio_task`.
+
+  Returns:
+    A task whose prompts are token ids.
+
+  Raises:
+    ValueError: if there is no such task or split, or a length is missing.
   """
   if module is not None:
     importlib.import_module(module)
   if not isinstance(task_feature_lengths, Mapping) or not {'inputs', 'targets'} <= set(task_feature_lengths):
     raise ValueError(f"task_feature_lengths={task_feature_lengths!r}: give {{'inputs': …, 'targets': …}}, in tokens.")
   lengths = {key: task_feature_lengths[key] for key in ('inputs', 'targets')}
+  judged = named(metrics, allow_execution=allow_execution)
   examples = []
   for index, record in enumerate(_records(mixture_or_task_name, split, 0, count, lengths)):
-    texts = pipeline.opened_example(record['example']).target if 'example' in record else _given(record, 'targets')
-    examples.append(Example(index, pipeline.to_plain(record['inputs']), texts))
-  judged = named(metrics, allow_execution=allow_execution)
-  return _judged(Task(mixture_or_task_name, _of_texts(mixture_or_task_name, examples), *lengths.values(), judged))
+    examples.append(Example(index, pipeline.to_plain(record['inputs']), _plain(index, record).target))
+  return _task(mixture_or_task_name, examples, *lengths.values(), judged)
 
 
 def add_benchmark(
@@ -102,59 +127,67 @@ def add_benchmark(
   allow_execution: bool | str = False,
   **changes,
 ):
-  """Register a benchmark with seqio and return its task; `changes` replace fields of the benchmark.
+  """Register a benchmark with seqio, for evaluation: its files are read in order, also where seqio shuffles.
 
-  The benchmark is the one of that name unless another, or its name, is given. Without a tokenizer the features are
-  texts, good for reading but not for a seqio Evaluator.
+  Args:
+    name: name of the seqio task.
+    benchmark: the benchmark or its name; by default the one called `name`.
+    tokenizer: path of the models' tokenizer. Without one the features are texts, which no seqio Evaluator takes.
+    data_dir: folder of TensorFlow Datasets.
+    allow_execution: as in `seqio_task`.
+    **changes: fields of the benchmark to replace.
+
+  Returns:
+    The seqio task.
   """
-  seqio = pipeline.library()
   benchmark = name if benchmark is None else benchmark
   if isinstance(benchmark, str):
     if benchmark not in BENCHMARKS:
       raise ValueError(f'there is no benchmark {benchmark!r}; choose from {", ".join(BENCHMARKS)}.')
     benchmark = BENCHMARKS[benchmark]
-  benchmark = _adapted(benchmark, **changes)
-  found = _local(benchmark, data_dir)
-  folder = None if data_dir is None else os.path.expanduser(data_dir)
-  source = seqio.TfdsDataSource(found, tfds_data_dir=folder, splits=dict(benchmark.splits), read_only=True)
-  fit = prompts.fitter(tokenizer, benchmark.max_prompt_tokens)
-  shots = functools.cache(functools.partial(pipeline.shots, benchmark, found, folder))
+  benchmark = _changed(benchmark, **changes)
+  dataset = pipeline.builder(benchmark, data_dir)
+  fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
+  read = functools.partial(pipeline.benchmark_examples, benchmark, dataset, fit)
   judged = named(benchmark.metrics, allow_execution=allow_execution)
-  post = prompts.cutter(benchmark.stop)
-  prompt = functools.partial(pipeline.prompted, benchmark, shots, fit)
-  return pipeline.register(name, source, pipeline.mapped(prompt), tokenizer, judged, post)
+  return pipeline.register(name, read, benchmark.splits, tokenizer, judged, prompts.truncation(benchmark.stop))
 
 
 def add_parallel_text(name: str, source: str, target: str | Sequence[str], *, tokenizer: str, **settings):
-  """Register parallel text, read as `files.parallel_text` reads it, with seqio; its only split is 'validation'."""
+  """Register the task of `files.parallel_text` with seqio, as its split 'validation', and return the seqio task."""
   return add_task(files.parallel_text(source, target, tokenizer=tokenizer, name=name, **settings), tokenizer=tokenizer)
 
 
 def add_jsonl(name: str, path: str, *, tokenizer: str, **settings):
-  """Register JSON lines, read as `files.jsonl` reads them, with seqio; the only split is 'validation'."""
+  """Register the task of `files.jsonl` with seqio, as its split 'validation', and return the seqio task."""
   return add_task(files.jsonl(path, tokenizer=tokenizer, name=name, **settings), tokenizer=tokenizer)
 
 
 def add_task(task: Task, *, tokenizer: str, split: str = 'validation', name: str | None = None):
-  """Register any task whose prompts are texts with seqio and return the seqio task."""
-  seqio = pipeline.library()
-  import tensorflow as tf
+  """Register a task with seqio.
 
+  Args:
+    task: any task whose prompts are texts.
+    tokenizer: path of the models' tokenizer.
+    split: name of its only split.
+    name: name of the seqio task; by default the task's.
+
+  Returns:
+    The seqio task.
+
+  Raises:
+    ValueError: if prompts are token lists, or seqio has a task of that name.
+  """
   if any(not isinstance(e.prompt, str) for e in task.examples):
-    raise ValueError(f'{task.name}: its prompts are token lists; seqio is given texts and a tokenizer.')
-  lines = [json.dumps(dataclasses.asdict(e)) for e in task.examples]
-
-  def read(split, shuffle_files, seed=None):  # seqio looks for these names
-    return tf.data.Dataset.from_tensor_slices(lines)
-
-  source = seqio.FunctionDataSource(read, splits=[split], num_input_examples={split: len(lines)})
-  return pipeline.register(name or task.name, source, pipeline.opened(), tokenizer, task.metrics, task.postprocess)
+    raise ValueError(f'{task.name}: its prompts are token lists; seqio takes texts and a tokenizer.')
+  read = lambda split: task.examples
+  return pipeline.register(name or task.name, read, [split], tokenizer, task.metrics, task.postprocess)
 
 
 # ---- reading ----
 
 
-def _adapted(benchmark: Benchmark, **changes) -> Benchmark:
+def _changed(benchmark: Benchmark, **changes) -> Benchmark:
   """Return a benchmark with the changes that are not None."""
   changed = dataclasses.replace(benchmark, **{key: value for key, value in changes.items() if value is not None})
   if changed.shots < 0 or (changed.shots and changed.shots_split is None):
@@ -162,30 +195,28 @@ def _adapted(benchmark: Benchmark, **changes) -> Benchmark:
   return changed
 
 
-def _local(benchmark: Benchmark, data_dir: str | None) -> str:
-  """Return the name and version of a data set that lies ready, or say how it is made ready."""
-  import tensorflow_datasets as tfds
-  from tensorflow_datasets.core import read_only_builder
+def _check_registered_settings(name, limits, metrics, tokenizer, **benchmark_settings):
+  """Raise for settings that a task of seqio's registry cannot have, or must have."""
+  for key, value in benchmark_settings.items():
+    if value is not None:
+      raise ValueError(f'{key} is a setting of benchmarks ({", ".join(BENCHMARKS)}), and {name!r} is none of them.')
+  if tokenizer is not None:
+    raise ValueError(f'{name!r} is registered with its own vocabularies; leave out tokenizer={tokenizer!r}.')
+  if None in limits.values():
+    raise ValueError(f'{name}: give max_prompt_tokens and max_new_tokens, which a seqio task does not define.')
+  if not metrics:
+    raise ValueError(f"{name}: give metrics, as ('bleu',); those of a seqio task judge tokens.")
 
-  folder = os.path.expanduser(data_dir or os.environ.get('TFDS_DATA_DIR') or DATA_DIR)
-  try:
-    builder = read_only_builder.builder_from_files(benchmark.dataset, data_dir=folder)
-  except tfds.core.DatasetNotFoundError:
-    how = benchmark.prepare or 'tfds build {dataset} --data_dir={data_dir}'
-    raise FileNotFoundError(
-      f'{benchmark.dataset} is not in {folder}, and nothing is downloaded while tasks are read. Prepare it once with: '
-      f'{how.format(dataset=benchmark.dataset, data_dir=folder)} (or give data_dir, the folder where it is).'
-    ) from None
-  return f'{benchmark.dataset}:{builder.version}'
+
+def _check_split(name: str, split: str, splits):
+  if split not in splits:
+    raise ValueError(f'{name} has no split {split!r}; choose from {", ".join(sorted(splits))}.')
 
 
 def _records(
   name: str, split: str, start: int, count: int | None, lengths: Mapping[str, int] | None = None
 ) -> Iterator[Mapping[str, Any]]:
-  """Yield the preprocessed records of a registered task in the order of its split, of a mixture task by task.
-
-  Tokens are cut to `lengths`, by feature.
-  """
+  """Yield the preprocessed records of a registered task in order, of a mixture task by task, cut to `lengths`."""
   seqio = pipeline.library()
   import tensorflow_datasets as tfds
 
@@ -196,50 +227,25 @@ def _records(
     )
   tasks = seqio.get_subtasks(seqio.get_mixture_or_task(name))
   for task in tasks:
-    if split not in task.splits:
-      raise ValueError(f'{task.name} has no split {split!r}; choose from {", ".join(sorted(task.splits))}.')
+    _check_split(task.name, split, task.splits)
   settings = dict(sequence_length=lengths, split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
   records = itertools.chain.from_iterable(tfds.as_numpy(task.get_dataset(**settings)) for task in tasks)
   yield from itertools.islice(records, start, None if count is None else start + count)
 
 
-def _task(name, split, examples, benchmark: Benchmark, metrics) -> Task:
-  if not examples:
-    raise ValueError(f'{name}: the split {split!r} has no examples from start on.')
-  post = prompts.cutter(benchmark.stop)
-  return _judged(Task(name, examples, benchmark.max_prompt_tokens, benchmark.max_new_tokens, metrics, post))
+def _plain(index: int, record: Mapping[str, Any]) -> Example:
+  """Return the example of a record: the one it carries, else its texts, else its tokens."""
+  if 'example' in record:
+    return dataclasses.replace(pipeline.read_example(record['example']), index=index)
+  prompt, target = (record.get(f'{key}_pretokenized', record.get(key)) for key in ('inputs', 'targets'))
+  return Example(index, pipeline.to_plain(prompt), pipeline.to_plain(target))
 
 
-def _judged(task: Task) -> Task:
-  check(task.metrics, task.examples, lambda example: f'{task.name}, example {example.index}')
-  return task
-
-
-def _registered(name, split, count, start, max_prompt_tokens, max_new_tokens, metrics, allow_execution) -> Task:
-  """Return a task of anyone's: its pretokenized texts, else its texts or tokens."""
-  if max_prompt_tokens is None or max_new_tokens is None:
-    raise ValueError(f'{name}: give max_prompt_tokens and max_new_tokens; a seqio task does not tell them.')
-  if not metrics:
-    raise ValueError(f"{name}: give metrics, as ('bleu',); a seqio task's own judge tokens.")
-  examples = []
-  for index, record in zip(itertools.count(start), _records(name, split, start, count), strict=False):
-    if 'example' in record:
-      examples.append(dataclasses.replace(pipeline.opened_example(record['example']), index=index))
-    else:
-      examples.append(Example(index, _given(record, 'inputs'), _given(record, 'targets')))
-  judged = named(metrics, allow_execution=allow_execution)
-  return _judged(Task(name, _of_texts(name, examples), max_prompt_tokens, max_new_tokens, judged))
-
-
-def _of_texts(name: str, examples: list[Example]) -> list[Example]:
-  """Return the examples, having checked that there are some and that their targets are texts."""
+def _task(name, examples, max_prompt_tokens, max_new_tokens, metrics, postprocess=None) -> Task:
+  """Return a task of examples, checked to be there, to have texts for targets, and to suit the metrics."""
   if not examples:
     raise ValueError(f'{name}: the split has no examples from start on.')
-  if any(not isinstance(e.target, (str, list)) or (e.target and not isinstance(e.target[0], str)) for e in examples):
+  if any(not isinstance(e.target, str | list) or not all(isinstance(x, str) for x in e.references) for e in examples):
     raise ValueError(f'{name}: its targets are tokens; keep targets_pretokenized in its preprocessing.')
-  return examples
-
-
-def _given(record: Mapping[str, Any], key: str) -> str | list:
-  value = record.get(f'{key}_pretokenized', record.get(key))
-  return pipeline.to_plain(value)
+  check(metrics, examples, lambda example: f'{name}, example {example.index}')
+  return Task(name, examples, max_prompt_tokens, max_new_tokens, metrics, postprocess)

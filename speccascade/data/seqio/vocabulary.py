@@ -1,4 +1,4 @@
-"""Any tokenizer that speccascade reads, as a vocabulary of seqio."""
+"""Any tokenizer that speccascade reads, as a seqio vocabulary."""
 
 import numpy as np
 import seqio
@@ -8,18 +8,21 @@ from speccascade.data.tokenizers import Tokenizer
 
 
 class TokenizerVocabulary(seqio.Vocabulary):
-  """A tokenizer behind seqio's interface: the very ids that `decode` would make of a text.
+  """A tokenizer with seqio's interface; it gives the ids that decoding makes of a text.
 
-  Texts get the tokens that the family puts before them where `begins`, as prompts do; seqio appends the end.
+  Args:
+    tokenizer: the tokenizer.
+    begins: whether texts get the tokens that the family puts before them, as prompts do. seqio appends the end.
   """
 
   def __init__(self, tokenizer: Tokenizer, *, begins: bool):
     super().__init__()
-    around, after = tokenizer.encode(''), tokenizer.encode('', begins=False)
-    self.ends_texts = bool(after) and after[-1] in tokenizer.eos_ids
-    self.tokenizer, self._begins = tokenizer, begins
-    self._bos_id = around[0] if len(around) > len(after) else None
-    self._size = len(tokenizer.pieces())
+    prefixed = tokenizer.encode('')
+    bare = tokenizer.encode('', begins=False)
+    self.ends_texts = bool(bare) and bare[-1] in tokenizer.eos_ids
+    self.tokenizer = tokenizer
+    self._begins = begins
+    self._bos_id = prefixed[0] if len(prefixed) > len(bare) else None
 
   @property
   def bos_id(self) -> int | None:
@@ -35,7 +38,7 @@ class TokenizerVocabulary(seqio.Vocabulary):
 
   @property
   def _base_vocab_size(self) -> int:
-    return self._size
+    return len(self.tokenizer.pieces())
 
   def _encode(self, s: str) -> list[int]:
     ids = self.tokenizer.encode(s, begins=self._begins)
@@ -57,10 +60,10 @@ class TokenizerVocabulary(seqio.Vocabulary):
     return tf.ensure_shape(decoded, [])
 
   def __eq__(self, other) -> bool:
-    return isinstance(other, TokenizerVocabulary) and (self.tokenizer, self._begins) == (
-      other.tokenizer,
-      other._begins,
-    )
+    return isinstance(other, TokenizerVocabulary) and self._key() == other._key()
 
   def __hash__(self) -> int:
-    return hash((self.tokenizer, self._begins))
+    return hash(self._key())
+
+  def _key(self) -> tuple[Tokenizer, bool]:
+    return self.tokenizer, self._begins

@@ -1,0 +1,289 @@
+"""The file formats of tokenizers: sentencepiece, `tokenizer.json`, `vocab.json` + `merges.txt`, and ByT5's bytes.
+
+A format knows the ids of a text, and which tokens its family puts around one. Special tokens, and tokens that the
+settings add to a vocabulary, are recognised in a text, as transformers does it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import functools
+import itertools
+import json
+import pathlib
+from typing import Any
+
+CONFIG = 'tokenizer_config.json'
+SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
+SENTINELS = 100  # of T5, where the settings do not say how many
+_MAX_ID = 1 << 22  # larger than any vocabulary
+_STRIPS = {'lstrip': True, 'rstrip': True}  # of sentinels and control tokens: they take the spaces around them
+_TEXT = '\0'  # stands for the text between added tokens
+_FLAGS = (*_STRIPS, 'single_word')  # of an added token: which spaces belong to it, and whether it must be a word
+
+
+class Format:
+  """What a file format knows of texts.
+
+  Attributes:
+    prefix: ids that the family puts before a text.
+    suffix: ids that the family puts after a text.
+    eos_ids: ids that end a sequence.
+    pieces: the piece of every id, '' for an id without one.
+    special: tokens that `decode` leaves out by default.
+  """
+
+  prefix: tuple[int, ...] = ()
+  suffix: tuple[int, ...] = ()
+  eos_ids: tuple[int, ...] = ()
+  pieces: list[str]
+  special: list[str]
+
+  def encode(self, text: str) -> list[int]:
+    """Return the ids of a text alone."""
+    raise NotImplementedError
+
+  def decode(self, ids: Sequence[int], special: bool) -> str:
+    """Return the text of ids, with or without special tokens."""
+    raise NotImplementedError
+
+
+@functools.lru_cache(maxsize=32)
+def read(path: str) -> Format:
+  """Return the format of a tokenizer file, read once."""
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise FileNotFoundError(f'{path}: the tokenizer file is gone; restore it, or load the model with tokenizer=')
+  settings = read_settings(file.parent)
+  if file.suffix == '.model':
+    return _SentencePiece(file, settings)
+  return _Bytes(file, settings) if file.name == CONFIG else _Fast(file, settings)
+
+
+# ---- settings ----
+
+
+def read_settings(folder: pathlib.Path) -> dict[str, Any]:
+  """Return tokenizer_config.json, completed by special_tokens_map.json."""
+  return _read_json(folder / 'special_tokens_map.json') | _read_json(folder / CONFIG)
+
+
+def _read_json(file: pathlib.Path) -> dict[str, Any]:
+  """Return a JSON object, an empty one if there is no file."""
+  try:
+    return dict(json.loads(file.read_text(encoding='utf-8'))) if file.is_file() else {}
+  except (ValueError, TypeError) as e:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    raise ValueError(f'{file}: not a JSON object ({e}); fetch the file again') from None
+
+
+def content(token: str | dict | None) -> str | None:
+  """Return a special token of the settings: a string, or an object with its content."""
+  return token.get('content') if isinstance(token, dict) else token
+
+
+def named_tokens(settings: Mapping[str, Any]) -> list[str]:
+  """Return the special tokens that the settings name."""
+  more = settings.get('additional_special_tokens') or settings.get('extra_special_tokens') or []
+  if isinstance(more, str):
+    more = [more]
+  tokens = [settings.get(name) for name in SPECIAL] + list(more.values() if isinstance(more, dict) else more)
+  return [content(token) for token in tokens if content(token)]
+
+
+def _added_tokens(
+  folder: pathlib.Path, settings: Mapping[str, Any], sentinels: Iterable[int] = (), **flags: bool
+) -> dict[int, dict]:
+  """Return the tokens that sentinels, added_tokens.json and the settings add to a vocabulary, by id."""
+  special = named_tokens(settings)
+  tokens = {str(i): {'content': f'<extra_id_{n}>', 'special': True} | flags for n, i in enumerate(sentinels)}
+  listed = _read_json(folder / 'added_tokens.json').items()
+  tokens |= {str(i): {'content': token, 'special': token in special} for token, i in listed}
+  decoder = settings.get('added_tokens_decoder') or {}
+  if not isinstance(decoder, dict):
+    raise ValueError(f'{folder}: added_tokens_decoder={decoder!r} is not tokens by id; correct {CONFIG}')
+  tokens |= decoder
+  for i, token in tokens.items():
+    if not (i.isdecimal() and int(i) < _MAX_ID and isinstance(token, dict) and token.get('content')):
+      raise ValueError(f'{folder}: {i!r} is not the id of a token, or {token!r} not a token; correct {CONFIG}')
+  return {int(i): token for i, token in tokens.items()}
+
+
+def _sentinel_count(settings: Mapping[str, Any], default: int) -> int:
+  count = settings.get('extra_ids')
+  count = default if count is None else count
+  if type(count) is not int or not 0 <= count < _MAX_ID:
+    raise ValueError(f'{CONFIG}: extra_ids={count!r} must be an integer of at least 0')
+  return count
+
+
+# ---- formats that know only their vocabulary ----
+
+
+class _WithAddedTokens(Format):
+  """A vocabulary with control and added tokens, which are recognised in a text before it is encoded."""
+
+  def _add(self, pieces: Sequence[str], control: Iterable[str], added: Mapping[int, dict], **flags: bool):
+    """Set the pieces, of which `control` are special, and the added tokens by id."""
+    import tokenizers  # lazily: token ids alone need no tokenizer library
+
+    control = set(control)
+    tokens = {i: {'content': piece, 'special': True} | flags for i, piece in enumerate(pieces) if piece in control}
+    tokens |= added
+    self.pieces = [*pieces, *[''] * (max(tokens, default=0) + 1 - len(pieces))]
+    for i, token in tokens.items():
+      self.pieces[i] = token['content']
+    self.special = [token['content'] for token in tokens.values() if token.get('special')]
+    self._ids = {token['content']: i for i, token in tokens.items()}
+    self._is_special = {i: bool(token.get('special')) for i, token in tokens.items()}
+    self._splitter = tokenizers.Tokenizer(tokenizers.models.WordLevel({_TEXT: 0}, unk_token=_TEXT))
+    self._splitter.add_tokens([_library_token(token) for token in tokens.values()])
+    self._id_of_split = {self._splitter.token_to_id(token): i for token, i in self._ids.items()}
+
+  def encode(self, text):
+    split = self._splitter.encode(text)
+    ids = []
+    for i, (start, end) in zip(split.ids, split.offsets, strict=True):
+      ids += [self._id_of_split[i]] if i else self._encode_plain(text[start:end])
+    return ids
+
+  def decode(self, ids, special):
+    text = ''
+    shown = (i for i in ids if (special or not self._is_special.get(i)) and self.pieces[i])  # an id may have no piece
+    for added, run in itertools.groupby(shown, self._is_special.__contains__):
+      run = list(run)
+      text += ''.join(self.pieces[i] for i in run) if added else self._decode_plain(run, begins=not text)
+    return text
+
+  def _encode_plain(self, text: str) -> list[int]:
+    raise NotImplementedError
+
+  def _decode_plain(self, ids: list[int], begins: bool) -> str:
+    """Return the text of ids without added tokens, which may begin the text."""
+    raise NotImplementedError
+
+
+def _library_token(token: Mapping[str, Any]) -> Any:
+  """Return an added token as the tokenizers library has it."""
+  import tokenizers  # lazily: token ids alone need no tokenizer library
+
+  flags = {name: bool(token.get(name)) for name in _FLAGS}
+  return tokenizers.AddedToken(token['content'], normalized=False, **flags)
+
+
+class _SentencePiece(_WithAddedTokens):
+  """A sentencepiece model; one without a begin token ends its texts instead, as T5's."""
+
+  def __init__(self, file: pathlib.Path, settings: dict[str, Any]):
+    import sentencepiece  # lazily: token ids alone need no tokenizer library
+
+    try:
+      self._model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    except (RuntimeError, OSError) as e:
+      raise ValueError(
+        f'{file}: not a sentencepiece model ({e}); fetch it again, or put tokenizer.json next to the weights'
+      ) from None
+    size = self._model.get_piece_size()
+    pieces = [self._model.id_to_piece(i) for i in range(size)]
+    control = [piece for i, piece in enumerate(pieces) if self._model.is_control(i) or self._model.is_unknown(i)]
+    is_t5 = settings.get('tokenizer_class') in ('T5Tokenizer', 'T5TokenizerFast')
+    sentinels = range(size + _sentinel_count(settings, SENTINELS if is_t5 else 0) - 1, size - 1, -1)
+    added = _added_tokens(file.parent, settings, sentinels, **_STRIPS)
+    self._add(pieces, [*control, *named_tokens(settings)], added)
+    self._is_special.pop(self._model.unk_id(), None)  # sentencepiece has a text for it
+    bos = self._model.bos_id()
+    eos = self._ids.get(content(settings.get('eos_token')), self._model.eos_id())
+    self.eos_ids = (eos,) if eos >= 0 else ()
+    self.prefix = (bos,) if bos >= 0 and settings.get('add_bos_token', True) else ()
+    self.suffix = self.eos_ids if settings.get('add_eos_token', bos < 0) else ()
+
+  def _encode_plain(self, text):
+    return self._model.encode(text)
+
+  def _decode_plain(self, ids, begins):
+    space = not begins and self._model.id_to_piece(ids[0]).startswith('▁')
+    return ' ' * space + self._model.decode(ids)
+
+
+class _Bytes(_WithAddedTokens):
+  """ByT5: three control tokens, the 256 bytes, then the sentinels."""
+
+  _CONTROL = ('<pad>', '</s>', '<unk>')
+
+  def __init__(self, file: pathlib.Path, settings: dict[str, Any]):
+    pieces = [*self._CONTROL, *(f'<0x{b:02X}>' for b in range(256))]
+    sentinels = range(len(pieces), len(pieces) + _sentinel_count(settings, 125))
+    added = _added_tokens(file.parent, settings, sentinels)
+    self._add(pieces, [*self._CONTROL, *named_tokens(settings)], added, **_STRIPS)
+    self.suffix = self.eos_ids = (1,)
+
+  def _encode_plain(self, text):
+    return [byte + len(self._CONTROL) for byte in text.encode('utf-8')]
+
+  def _decode_plain(self, ids, begins):
+    return bytes(i - len(self._CONTROL) for i in ids).decode('utf-8', errors='ignore')
+
+
+# ---- the tokenizers library ----
+
+
+class _Fast(Format):
+  """A `tokenizer.json`, or the older `vocab.json` + `merges.txt` of byte-level BPE (GPT-2, OPT)."""
+
+  def __init__(self, file: pathlib.Path, settings: dict[str, Any]):
+    self._tokenizer = _byte_level(file, settings) if file.name == 'vocab.json' else _tokenizer_json(file)
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+    by_id = {i: piece for piece, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+    self.pieces = [by_id.get(i, '') for i in range(max(by_id) + 1)]
+    added = self._tokenizer.get_added_tokens_decoder().values()
+    self.special = [token.content for token in added if token.special]
+    sample = self._tokenizer.encode('a')
+    text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [len(sample.ids)]
+    bos = self._ids(settings.get('bos_token'))
+    eos = self._ids(settings.get('eos_token'))
+    self.prefix = _around(sample.ids[: text[0]], bos, settings.get('add_bos_token'))
+    self.suffix = _around(sample.ids[text[-1] + 1 :], eos, settings.get('add_eos_token'))
+    self.eos_ids = eos or self.suffix
+
+  def _ids(self, token: str | dict | None) -> tuple[int, ...]:
+    i = None if content(token) is None else self._tokenizer.token_to_id(content(token))
+    return () if i is None else (i,)
+
+  def encode(self, text):
+    return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+  def decode(self, ids, special):
+    return self._tokenizer.decode(ids, skip_special_tokens=not special)
+
+
+def _around(processed: Sequence[int], token: tuple[int, ...], add: bool | None) -> tuple[int, ...]:
+  """Return the ids on one side of a text: those of the post-processor unless the settings decide otherwise."""
+  if add is None or not token:
+    return tuple(processed)
+  return token if add else ()
+
+
+def _tokenizer_json(file: pathlib.Path) -> Any:
+  import tokenizers  # lazily: token ids alone need no tokenizer library
+
+  try:
+    return tokenizers.Tokenizer.from_file(str(file))
+  except Exception as e:  # the library raises nothing narrower than Exception
+    raise ValueError(f'{file}: not a tokenizer.json ({e}); fetch the file again') from None
+
+
+def _byte_level(file: pathlib.Path, settings: dict[str, Any]) -> Any:
+  import tokenizers  # lazily: token ids alone need no tokenizer library
+
+  try:
+    vocab, merges = tokenizers.models.BPE.read_file(str(file), str(file.parent / 'merges.txt'))
+  except Exception as e:  # the library raises nothing narrower than Exception
+    raise ValueError(f'{file}: not a byte-level vocabulary with its merges.txt ({e}); fetch both again') from None
+  added = {vocab[token]: {'content': token, 'special': True} for token in named_tokens(settings) if token in vocab}
+  added |= _added_tokens(file.parent, settings)
+  vocab |= {token['content']: i for i, token in added.items()}  # otherwise the library chooses their ids
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  for token in added.values():
+    add = tokenizer.add_special_tokens if token.get('special') else tokenizer.add_tokens
+    add([_library_token(token)])
+  return tokenizer
