@@ -16,7 +16,7 @@ from speccascade.checkpoints import hf
 from speccascade.integrations import t5x
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.planning import aot, floor, hlo
+from speccascade.planning import aot, hlo, timing
 from speccascade.planning.synthetic import random_params
 from speccascade.types import Model
 
@@ -214,7 +214,7 @@ def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attent
   of_loop = attention(compiled_for_tpus(run, *args))
 
   where = program.where and dataclasses.replace(program.where, laws=False)
-  timed = floor.passes_loop(networks, program.backend, (1, 4), batch, source, program.buffer, (1, 1), where=where)
+  timed = timing.passes_loop(networks, program.backend, (1, 4), batch, source, program.buffer, (1, 1), where=where)
   of_passes = attention(compiled_for_tpus(timed, params, state.caches, np.int32(2)))
   assert len(of_passes) > 2 and of_passes.items() <= of_loop.items()
 
