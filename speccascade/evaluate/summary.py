@@ -218,12 +218,11 @@ def _predicted(
     return None
   forward = [cost_model.by_width(times) for times in floor['forward_s'].values()]
   a_token = lambda some: sum(s for s, _, _ in some.values()) / sum(t for _, t, _ in some.values())
-  calls, overhead = sum(forward[m][1] for m in reference.slots), 0.0
+  overhead, draft = 0.0, forward[method.slots[0]][1]
   if mine := timed.get(_named(experiment.reference_point)):
-    overhead = max(0.0, a_token(mine) - calls)
-  drafter = method.slots[0]
+    overhead = max(0.0, a_token(mine) - sum(forward[m][1] for m in reference.slots))
   alone = [p for p in experiment.points if p.curve.method is autoregressive and _named(p) in timed]
-  for other in alone if drafter != method.slots[-1] else ():
-    if other.build().slots == (drafter,):
-      forward[drafter][1] = max(forward[drafter][1], a_token(timed[_named(other)]))
-  return cost_model.predict_method(method, counted, [forward[m] for m in method.slots], overhead)
+  for other in alone if method.slots[0] != method.slots[-1] else ():
+    if other.build().slots == method.slots[:1]:
+      draft = max(draft, a_token(timed[_named(other)]))
+  return cost_model.predict_method(method, counted, cost_model.Costs(draft, forward[method.slots[-1]], overhead))

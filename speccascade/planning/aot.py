@@ -19,6 +19,7 @@ from speccascade.backends import sharding
 from speccascade.engine import loop, requests
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose
+from speccascade.planning.cost_model import calls_cost
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
 from speccascade.types import Network, Prompt
 
@@ -168,12 +169,13 @@ def turns(method: Method) -> int:
 
 def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes) -> int:
   """Return the bytes that a round has to read: weights and used caches, half of the new tokens being there."""
-  total = 0
-  for slot, times in method.calls().items():
+
+  def of_call(slot: int) -> int:
     network = networks[method.slots[slot]]
     used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
-    total += times * (weight_bytes(_params(network)) + tree_bytes(_cache(network, sizes, used)))
-  return total
+    return weight_bytes(_params(network)) + tree_bytes(_cache(network, sizes, used))
+
+  return calls_cost(method, of_call)
 
 
 def first_line(error: Exception) -> str:
