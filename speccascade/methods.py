@@ -13,7 +13,7 @@ from jax import tree_util
 import numpy as np
 
 from speccascade import acceptance, rules, stopping
-from speccascade.engine import profiles, verification
+from speccascade.engine import plans, verification
 from speccascade.engine.method import ByBatch, Method, SequenceCascade
 from speccascade.engine.phases import Elect, Propose, Score, Verify
 from speccascade.models import packing
@@ -194,14 +194,14 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   return Method((Elect(branches),), everyone, window, kind='cos')
 
 
-def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
-  """Speculative verification as published: models are drafter, companion, verifier; `profile` may be a file's path.
+def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:
+  """Speculative verification as published: models are drafter, companion, verifier; `plan` may be a file's path.
 
   The companion's agreement predicts which drafted tokens the verifier would accept, and only those worth it are
   verified, chosen while goodput rises. Above temperature 0 the output is biased, because a token is dropped for what it
   is and the next one is then drawn afresh; `sv_exact` is unbiased, for one drafter call more.
   """
-  gamma, measured = whole('block', block), profiles.get(profile)
+  gamma, measured = whole('block', block), plans.profile_of(plan)
   goodput = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
   phases = (
     Propose(0, gamma, (2,)),
@@ -212,32 +212,15 @@ def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
   return Method(phases, (0, 1, 2), gamma, kind='sv', origin=measured.origin)
 
 
-def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greedy: bool = False) -> Method | ByBatch:
-  """Speculative verification that follows the verifier's distribution: the first token not scored is tested, not redrawn.
+def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: bool = False) -> Method:
+  """Speculative verification with the verifier's distribution: the first token not scored is tested, not redrawn.
 
   γ + 1 tokens are drafted and at most γ of them scored, which gives the verifier's distribution at the position after
   the last of those too: the drafted token there is tested where the published method draws another. So every token of
   the output comes from a test, by random numbers of its position; which tokens are scored when changes neither
   distribution nor text. The total is the best of all, with `greedy` the one before goodput first falls, as published.
-
-  Without `block` a batch is decoded by the method that the profile found fastest for its size: this one with a γ of its
-  own, speculative decoding without the companion, or the verifier alone. The distribution is the same, the texts that
-  are drawn are others in each.
   """
-  measured = profiles.get(profile)
-  if block is not None:
-    return _sv_exact(measured, whole('block', block), greedy)
-  if measured.ways is None:
-    raise ValueError('sv_exact needs block, as in block=5: this profile does not say what is best for which batch.')
-  make = {
-    'plain': lambda _: autoregressive(2),
-    'speculative': lambda gamma: speculative(block=gamma, pair=(0, 2)),
-    'sv': lambda gamma: _sv_exact(measured, gamma, greedy),
-  }
-  return by_batch({rows: make[way.kind](way.block) for rows, way in measured.ways.items()})
-
-
-def _sv_exact(measured: profiles.Profile, gamma: int, greedy: bool) -> Method:
+  gamma, measured = whole('block', block), plans.profile_of(plan)
   goodput = verification.Goodput(
     measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
   )
@@ -248,6 +231,24 @@ def _sv_exact(measured: profiles.Profile, gamma: int, greedy: bool) -> Method:
     Verify(rules.bind(rules.own), (2,)),
   )
   return Method(phases, (0, 1, 2), gamma + 1, kind='sv_exact', origin=measured.origin)
+
+
+def planned(plan: plans.Plan | str) -> ByBatch:
+  """Decode each batch by the method that a plan found fastest for its size; `plan` may be a file's path.
+
+  All of them have the verifier's distribution: the verifier alone, speculative decoding and, of three models,
+  `sv_exact`. The texts that are drawn are others in each.
+  """
+  found = plans.get(plan)
+  last = len(found.origin.names) - 1
+  make = {
+    'autoregressive': lambda _: autoregressive(last),
+    'speculative': lambda gamma: speculative(block=gamma, pair=(0, last)),
+    'sv_exact': lambda gamma: sv_exact(found, gamma),
+  }
+  return by_batch(
+    {rows: make[choice.method](choice.block).replace(origin=found.origin) for rows, choice in found.choices.items()}
+  )
 
 
 def by_batch(choices: Mapping[int, Method]) -> ByBatch:

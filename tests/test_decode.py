@@ -15,7 +15,7 @@ from tiers import quick
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.check import enumeration
-from speccascade.engine import engine, profiles
+from speccascade.engine import engine, plans
 from speccascade.models import ngram, toy
 from speccascade.types import BONUS, RESIDUAL
 
@@ -406,9 +406,9 @@ def test_a_wrong_set_of_models_is_refused():
     (lambda: methods.token_cascade(opt), r'rule opt reads the verifier; use chow, chow_log or oracle'),
     (lambda: methods.bild(fallback=2), r'0 <= fallback <= 1'),
     (lambda: methods.bild(rollback=-1), r'rollback >= 0'),
-    (lambda: methods.sv(profiles.Profile(TABLE, [1.0, -1.0])), r'latency needs'),
+    (lambda: methods.sv(plans.Profile(TABLE, [1.0, -1.0])), r'latency needs'),
     (lambda: methods.speculative(pair=(1, 1)), r'pair=.1, 1. is not two models'),
-    (lambda: methods.sv_exact(TABLE, 3), r'is no profile; give the path'),
+    (lambda: methods.sv_exact(TABLE, 3), r'is no plan; give the path'),
     (lambda: methods.autoregressive(-1), r'model=-1'),
     (lambda: methods.sequence_cascade('mean'), r"score='mean' is not a function"),
     (lambda: methods.sequence_cascade(threshold=float('nan')), r'threshold=nan is not a number'),

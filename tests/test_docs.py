@@ -20,8 +20,8 @@ MY_TABLES = """
 import gin
 import numpy as np
 from speccascade import methods
-from speccascade.profiles import Profile
-from speccascade.scheduling import AcceptanceTable
+from speccascade.engine.plans import Profile
+from speccascade.engine.verification import AcceptanceTable
 
 TABLE = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
 

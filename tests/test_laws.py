@@ -14,7 +14,7 @@ from speccascade import acceptance, backends, methods, rules, Sampler, stopping
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
 from speccascade.engine.loop import decode_batch
-from speccascade.engine.profiles import Profile
+from speccascade.engine.plans import Profile
 from speccascade.engine.verification import AcceptanceTable
 from speccascade.models import toy
 from speccascade.types import ASKED

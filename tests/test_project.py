@@ -14,7 +14,7 @@ import pytest
 import speccascade
 from speccascade import acceptance, methods, rules, stopping
 from speccascade.__main__ import COMMANDS, main
-from speccascade.engine import profiles, verification
+from speccascade.engine import plans, verification
 from speccascade.models import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -28,7 +28,6 @@ BESIDE = {
   'checkpoints',
   'prediction',
   'plan',
-  'profile',
   'laws',
   'check',
   'ahead',
@@ -99,7 +98,7 @@ def test_the_methods_page_lists_each_method_with_its_phases():
   table = verification.AcceptanceTable(np.float32([0.5]), edges, means)
   names = dict(
     vars(methods), partial=functools.partial, rules=rules, acceptance=acceptance, stopping=stopping,
-    profile=profiles.Profile(table, [1.0, 2.0]),
+    plan=plans.Profile(table, [1.0, 2.0]),
   )  # fmt: skip
   page = (ROOT / 'docs' / 'methods.md').read_text()
   rows = re.findall(r'^\| `(\w+\(.*\))` \| (.*) \|$', page, re.MULTILINE)
@@ -110,7 +109,7 @@ def test_the_methods_page_lists_each_method_with_its_phases():
       listed.add(expression.split('(')[0])
   makers = {n for n, f in vars(methods).items() if getattr(f, '__module__', '') == methods.__name__ and n.islower()}
   makers = {n for n in makers if not n.startswith('_')}
-  assert listed | {'sequence_cascade'} == makers and '`sequence_cascade(' in page
+  assert listed | {'sequence_cascade', 'planned'} == makers and '`sequence_cascade(' in page
   for rule in rules.RULES:
     assert f'| `{rule.__name__}` |' in page
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import reference
 from test_laws import own_step
-from tiers import quick
 
 from speccascade import backends, decode, methods, Sampler
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
 from speccascade.engine import verification
 from speccascade.engine.loop import decode_batch
-from speccascade.engine.profiles import Profile, Way
+from speccascade.engine.plans import Profile
 from speccascade.models import packing, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
@@ -143,17 +142,15 @@ def off_by(method, mate=None):
   return max(distance(law, reference.joint_law(own_step(COIN), [1, 0], 3)))
 
 
-by_way = lambda *way: methods.sv_exact(dataclasses.replace(FALLING, ways={1: Way(*way)}))
 EXACT = {
   'best of a staircase': methods.sv_exact(STAIRCASE, block=2),
   'greedy': methods.sv_exact(FALLING, block=2, greedy=True),
   'by what was drafted': peeking(methods.sv_exact(STAIRCASE, block=2), Peek()),
-  'without the companion': by_way('speculative', 2),
-  'plain': by_way('plain'),
+  'without the companion': methods.by_batch({1: methods.speculative(block=2, pair=(0, 2))}),
 }
 
 
-@pytest.mark.parametrize('name', quick(EXACT, [n for n in EXACT if n != 'plain']))
+@pytest.mark.parametrize('name', EXACT)
 def test_a_row_alone_follows_the_law_whatever_is_scored(name):
   assert off_by(EXACT[name]) < 1e-5
 
@@ -186,11 +183,11 @@ def greedily(model, prompt, count):
   return tokens[len(prompt) :]
 
 
-def test_a_batch_decodes_in_the_way_for_its_size_and_feeds_no_other_model():
+def test_a_batch_is_decoded_by_the_method_for_its_size_and_feeds_no_other_model():
   large = toy.model(21, 7, scale=1.5)
   trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
-  ways = {1: Way('sv', 3), 2: Way('speculative', 2), 4: Way('plain')}
-  method = methods.sv_exact(dataclasses.replace(FALLING, ways=ways))
+  drafted = methods.speculative(block=2, pair=(0, 2))
+  method = methods.by_batch({1: methods.sv_exact(FALLING, 3), 2: drafted, 4: methods.autoregressive(2)})
   prompts = [[1, 2], [3], [4, 4, 1, 5], [0], [2, 2], [5]]
   for rows, fed, window in ((1, [0, 1, 2], 4), (2, [0, 2], 2), (4, [2], 1), (6, [2], 1)):
     out = decode(method, trio, prompts[:rows], max_new_tokens=9, sampler=Sampler(0.0))
@@ -203,13 +200,6 @@ def test_a_batch_decodes_in_the_way_for_its_size_and_feeds_no_other_model():
   sampled = decode(method, trio, prompts[:2], max_new_tokens=9)
   alone = decode(methods.speculative(block=2, pair=(0, 2)), trio, prompts[:2], max_new_tokens=9)
   assert sampled.tokens == alone.tokens and (sampled.stats.drafted == alone.stats.drafted).all()
-
-
-def test_a_choice_by_batch_needs_ways_that_there_are():
-  with pytest.raises(ValueError, match='sv_exact needs block'):
-    methods.sv_exact(FALLING)
-  with pytest.raises(ValueError, match=r"Way\(kind='plain', block=2\) is no way to decode; give one of plain, spec"):
-    dataclasses.replace(FALLING, ways={1: Way('plain', 2)})
 
 
 def test_texts_do_not_depend_on_what_is_scored():

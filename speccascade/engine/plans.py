@@ -1,9 +1,10 @@
-"""What was measured of a drafter, a companion and a verifier for speculative verification, kept in one file.
+"""What was measured of some models and how to decode with them at each batch size, in one file.
 
-A profile holds the acceptance table, the times it was chosen with, every sample that the table came from, and of which
-models, sampler, device and data all of that is. `python -m speccascade.profile` makes one.
+`python -m speccascade.plan MODEL … --out plan.json` makes one. It holds for each batch size the fastest method, the
+speed of each that was tried and, of three models, the profile that speculative verification decides by; and of which
+models, sampler, device and data all of that is.
 
-Axis letters: N samples, I bins of S, J bins of A.
+Axis letters: N samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,49 +20,60 @@ import jax
 import numpy as np
 
 from speccascade import sampling
-from speccascade.engine.verification import AcceptanceTable, index_for, Latency
+from speccascade.engine.verification import AcceptanceTable, Latency
 from speccascade.host import disk
-from speccascade.types import whole
 
-FORMAT = 3
+FORMAT = 1
 FIELDS = ('s', 'a', 's_target', 'accept', 'place', 'request')  # of a sample, see `Profile`
-KINDS = ('plain', 'speculative', 'sv')  # of a way to decode, each with more to it than the one before
-_PSEUDO = 8.0  # samples that a bin borrows from its row, and a row from all
-_Z = 1.96
+MAKE = 'make one with python -m speccascade.plan'
 
 
-class Way(NamedTuple):
-  """A way to decode by the verifier's law: plainly, by speculative decoding, or by speculative verification."""
+class Choice(NamedTuple):
+  """A method of `speccascade.methods` by its name, and its γ, 0 where it has none."""
 
-  kind: str  # of KINDS
-  block: int = 0  # γ
+  method: str
+  block: int = 0
 
   def __str__(self):
-    return f'{self.kind}, γ = {self.block}' if self.block else self.kind
+    return f'{self.method}, γ = {self.block}' if self.block else self.method
+
+
+class Speed(NamedTuple):
+  """Tokens a second of something that was tried, with the quartiles of the trials, and as predicted."""
+
+  name: str
+  block: int
+  median: float
+  low: float
+  high: float
+  predicted: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """Of what a profile is. Models are drafter, companion, verifier; a digest is None for one that is in no folder."""
+  """Of what a plan is. The verifier is the last model; a digest is None for one that is in no folder."""
 
   names: tuple[str, ...]
   digests: tuple[str | None, ...]
   sampler: tuple[tuple[str, float], ...]
   device: str
   data: str
-  block: int
+  block: int  # the longest γ that was measured
   source: int = 64  # the length of a prompt with which times were measured
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-  """An acceptance table and a verifier's times; `origin` None is checked against nothing.
+  """What speculative verification decides by; `origin` None is checked against nothing.
 
-  `samples` has an array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
-  (`accept` is the chance that the verifier keeps the token), the place in the block and the number of the prompt.
-  `times` is {rows: {tokens: seconds}} of the verifier, `steps` {rows: [3]} the seconds of a token of the drafter, of
-  the companion's reading and of a token of the verifier alone; `latency` is made of both. `ways` is {rows: Way}, the
-  fastest at that batch; `measured` has the tokens a second {rows: {Way: …}} of those that were tried, if any was.
+  Attributes:
+    table: the acceptance that S and A promise.
+    latency: the verifier's times, made of `times` and `steps`.
+    samples: an array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
+      (`accept` is the chance that the verifier keeps the token), the place in the block and the number of the prompt.
+    times: {rows: {tokens: seconds}} of the verifier.
+    steps: {rows: [4]} the seconds of a token of the drafter, of the companion's reading, of a token of the verifier
+      alone, and of a round beside its calls.
   """
 
   table: AcceptanceTable
@@ -70,218 +82,114 @@ class Profile:
   samples: Mapping[str, np.ndarray] | None = None
   times: Mapping[int, Mapping[int, float]] | None = None
   steps: Mapping[int, Sequence[float]] | None = None
-  ways: Mapping[int, Way] | None = None
-  measured: Mapping[int, Mapping[Way, float]] | None = None
 
   def __post_init__(self):
     if not isinstance(self.latency, Latency):
       object.__setattr__(self, 'latency', Latency.of(self.latency))
-    _check(self)
+    self.table.check()
 
-  def way(self, batch: int) -> Way:
-    """Return the way to decode a batch of so many rows."""
-    rows = sorted(self.ways)
-    return self.ways[rows[index_for(rows, batch)]]
+  @classmethod
+  def of(cls, table: AcceptanceTable, origin: Origin, samples, times, steps) -> 'Profile':
+    """Return a profile whose latency is made of its times."""
+    beside = {rows: (draft, companion + overhead) for rows, (draft, companion, _, overhead) in steps.items()}
+    return cls(table, Latency.of(times, beside), origin, samples, times, steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """The fastest method for each batch size, and what it was chosen by.
+
+  Attributes:
+    origin: of what the plan is.
+    choices: {rows: the fastest method that keeps the verifier's distribution}.
+    speeds: {rows: the speed of everything that was tried}.
+    profile: of three models, what speculative verification decides by.
+  """
+
+  origin: Origin
+  choices: Mapping[int, Choice]
+  speeds: Mapping[int, Sequence[Speed]]
+  profile: Profile | None = None
 
   def save(self, path) -> None:
-    """Write the profile to a file."""
-    bins = binned(self.table, self.samples['s'], self.samples['a'], self.samples['accept'])
-    found = dict(
-      speccascade_profile=FORMAT,
+    """Write the plan to a file."""
+    content = dict(
       origin=dataclasses.asdict(self.origin),
-      table=_plain_table(self.table) | {name: np.round(x, 5).tolist() for name, x in bins.items()},
-      times={str(n): {str(t): s for t, s in some.items()} for n, some in self.times.items()},
-      steps={str(n): list(s) for n, s in self.steps.items()},
-      ways={str(n): list(way) for n, way in self.ways.items()},
-      measured={str(n): [[*way, x] for way, x in some.items()] for n, some in (self.measured or {}).items()},
-      samples={name: np.round(np.asarray(x, np.float64), 5).tolist() for name, x in self.samples.items()},
+      choices={str(n): list(choice) for n, choice in self.choices.items()},
+      speeds={str(n): [list(speed) for speed in some] for n, some in self.speeds.items()},
+      profile=None if self.profile is None else _content(self.profile),
     )
-    disk.write(disk.local(path), json.dumps(found))
+    disk.write(disk.local(path), json.dumps(dict(speccascade_plan=FORMAT, digest=_digest(content), **content)))
 
 
-def load(path) -> Profile:
-  """Return the profile in a file, which is read once."""
+def _content(profile: Profile) -> dict[str, Any]:
+  """Return a profile as JSON has it."""
+  return dict(
+    table=profile.table.lists(),
+    times={str(n): {str(t): s for t, s in some.items()} for n, some in profile.times.items()},
+    steps={str(n): list(s) for n, s in profile.steps.items()},
+    samples={name: np.round(np.asarray(x, np.float64), 5).tolist() for name, x in profile.samples.items()},
+  )
+
+
+def load(path) -> Plan:
+  """Return the plan in a file, which is read once."""
   file = disk.local(path)
   if not file.is_file():
-    raise FileNotFoundError(f'{file}: no such profile; make one with python -m speccascade.profile.')
+    raise FileNotFoundError(f'{file}: no such plan; {MAKE}.')
   return _read(file, file.stat().st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=8)
-def _read(file: Path, _changed: int) -> Profile:
+def _read(file: Path, _changed: int) -> Plan:
   try:
-    found = json.loads(file.read_text())
-    if found['speccascade_profile'] != FORMAT:
-      raise ValueError(f'format {found["speccascade_profile"]}')
-    origin = {k: tuple(map(_tuple, v)) if isinstance(v, list) else v for k, v in found['origin'].items()}
-    origin = Origin(**origin)
-    table = table_of(found['table']['s_edges'], found['table']['a_edges'], found['table']['means'])
-    times = {int(n): {int(t): s for t, s in some.items()} for n, some in found['times'].items()}
-    steps = {int(n): tuple(s) for n, s in found['steps'].items()}
-    samples = {name: np.asarray(found['samples'][name]) for name in FIELDS}
-    ways = {int(n): Way(*way) for n, way in found['ways'].items()}
-    measured = {int(n): {Way(*way): x for *way, x in some} for n, some in found['measured'].items()}
-    return Profile(table, Latency.of(times, steps), origin, samples, times, steps, ways, measured or None)
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    said = f'{error} is missing' if isinstance(error, KeyError) else str(error).removesuffix('.')
-    raise ValueError(f'{file} is no profile of this version ({said}); make one with speccascade.profile.') from None
+    content = json.loads(file.read_text())
+    if not isinstance(content, dict) or content.pop('speccascade_plan', None) != FORMAT:
+      raise ValueError('another format')
+    if content.pop('digest', None) != _digest(content):
+      raise ValueError('its content was changed after it was written')
+  except ValueError as error:
+    raise ValueError(f'{file} is no plan of this version ({error}); {MAKE}.') from None
+  origin = Origin(**{k: tuple(map(_tuple, v)) if isinstance(v, list) else v for k, v in content['origin'].items()})
+  choices = {int(n): Choice(*choice) for n, choice in content['choices'].items()}
+  speeds = {int(n): tuple(Speed(*speed) for speed in some) for n, some in content['speeds'].items()}
+  profile = None if content['profile'] is None else _profile(content['profile'], origin)
+  return Plan(origin, choices, speeds, profile)
 
 
-def _check(found: Profile) -> None:
-  """Refuse a profile of which a part cannot have been measured, by the name of that part."""
-  if found.origin is not None:
-    _check_origin(found.origin)
-  _check_table(found.table)
-  _within('samples', list((found.samples or {}).values()), 1e9)
-  for name in ('s', 'a', 's_target', 'accept'):
-    _within(f'samples.{name}', (found.samples or {}).get(name, ()))
-  if len({len(x) for x in (found.samples or {}).values()}) > 1:
-    raise ValueError('samples do not have as many numbers of each kind')
-  _within('times', [list(some.values()) for some in (found.times or {}).values()], 1e9)
-  _within('steps', list((found.steps or {}).values()), 1e9)
-  if found.steps is not None and not all(len(found.steps.get(rows, ())) == 3 for rows in found.times):
-    raise ValueError('steps are not three times for each of the batches that times has')
-  if found.ways is not None and not found.ways:
-    raise ValueError('ways is empty: it needs a way to decode for a batch of one row at least')
-  measured = found.measured or {}
-  _within('measured', [list(some.values()) for some in measured.values()], 1e9)
-  for rows in (found.times, found.ways, found.measured):
-    for n in rows or ():
-      whole('a number of rows', n)
-  for way in [*(found.ways or {}).values(), *(way for some in measured.values() for way in some)]:
-    _check_way(way, found.origin.block if found.origin else np.inf)
+def _profile(content: Mapping[str, Any], origin: Origin) -> Profile:
+  times = {int(n): {int(t): s for t, s in some.items()} for n, some in content['times'].items()}
+  steps = {int(n): tuple(s) for n, s in content['steps'].items()}
+  samples = {name: np.asarray(x) for name, x in content['samples'].items()}
+  return Profile.of(AcceptanceTable.of(**content['table']), origin, samples, times, steps)
 
 
-def _check_origin(origin: Origin) -> None:
-  texts = [*origin.names, *(x for x in origin.digests if x is not None), origin.device, origin.data]
-  if (len(origin.names), len(origin.digests)) != (3, 3) or not all(isinstance(x, str) for x in texts):
-    raise ValueError('origin does not have names and digests of three models, a device and data')
-  sampling.Sampler(**dict(origin.sampler))
-  whole('origin.block', origin.block)
-  whole('origin.source', origin.source)
-
-
-def _check_table(table: AcceptanceTable) -> None:
-  rows = np.asarray(table.a_edges)
-  _within('table.s_edges', table.s_edges)
-  _within('table.a_edges', rows[~np.isposinf(rows)])  # rows of fewer bins are padded
-  _within('table.means', table.means)
-  if np.shape(table.means) != (len(table.s_edges) + 1, rows.shape[1] + 1) or len(rows) != len(table.s_edges) + 1:
-    raise ValueError('table.means does not have a row for each bin of S and a column for each bin of A')
-  for name, edges in [('s_edges', table.s_edges), *(('a_edges', row[np.isfinite(row)]) for row in rows)]:
-    if (np.diff(edges) <= 0).any() or not np.isfinite(edges).all():
-      raise ValueError(f'table.{name} do not ascend')
-
-
-def _check_way(way: Way, most: float) -> None:
-  number = isinstance(way.block, int) and not isinstance(way.block, bool)
-  if way.kind not in KINDS or not number or (way.kind == 'plain') != (way.block == 0) or not 0 <= way.block <= most:
-    of = '' if most == np.inf else f' of at most {most}'
-    raise ValueError(f'{way!r} is no way to decode; give one of {", ".join(KINDS)}, and γ{of} unless it is plain.')
-
-
-def _within(name: str, values: Any, most: float = 1.0) -> None:
-  """Refuse what are no numbers from 0 to `most`, but for rounding."""
-  values = values if isinstance(values, list) else [values]
-  for some in values:
-    try:
-      x = np.asarray(some, np.float64).ravel()
-    except (ValueError, TypeError):
-      raise ValueError(f'{name} are not numbers alone') from None
-    if bad := x[~((x >= 0) & (x <= most * (1 + 1e-4)))].tolist():
-      raise ValueError(f'{name} has {bad[0]:g}, not numbers from 0 to {most:g}')
+def _digest(content: Any) -> str:
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _tuple(value: Any) -> Any:
   return tuple(value) if isinstance(value, list) else value
 
 
-def get(profile: Any) -> Profile:
-  """Return a profile that is given, or the one in the file whose path is given."""
-  if isinstance(profile, (str, Path)):
-    return load(profile)
-  if isinstance(profile, Profile):
-    return profile
-  raise ValueError(
-    f'profile={profile!r} is no profile; give the path of one that python -m speccascade.profile made, or a '
-    'profiles.Profile(table, latency).'
-  )
+def get(plan: Any) -> Plan:
+  """Return a plan that is given, or the one in the file whose path is given."""
+  if isinstance(plan, (str, Path)):
+    return load(plan)
+  if isinstance(plan, Plan):
+    return plan
+  raise ValueError(f'plan={plan!r} is no plan; give the path of one, or {MAKE}.')
 
 
-# ---- the table ----
-
-
-def fit(s: np.ndarray, a: np.ndarray, accept: np.ndarray, bins: Sequence[int] = (20, 15)) -> AcceptanceTable:
-  """Return mean acceptance in bins of equal counts: `bins` of S and, within each of those, of A.
-
-  A bin with few samples is drawn towards the mean of its row, a row towards that of all.
-  """
-  s_edges = edges(s, bins[0])
-  row = np.searchsorted(s_edges, s, side='right')
-  a_edges = [edges(a[row == i], bins[1]) for i in range(len(s_edges) + 1)]
-  shape = len(a_edges), max(len(e) for e in a_edges) + 1
-  row, column = cells(table_of(s_edges, a_edges, np.zeros(shape)), s, a)
-  total, count = (_sums(row, column, shape, x) for x in (accept, np.ones_like(accept)))
-  of_all = accept.mean()
-  of_row = (total.sum(1, keepdims=True) + _PSEUDO * of_all) / (count.sum(1, keepdims=True) + _PSEUDO)
-  return table_of(s_edges, a_edges, (total + _PSEUDO * of_row) / (count + _PSEUDO))
-
-
-def edges(x: np.ndarray, bins: int) -> np.ndarray:
-  """Return the inner edges of at most `bins` bins with equal counts of x; equal values stay together."""
-  if not x.size:
-    return np.zeros(0)
-  found = np.unique(np.quantile(x, np.arange(1, bins) / bins, method='inverted_cdf')) if bins > 1 else np.zeros(0)
-  return found[found > x.min()]
-
-
-def table_of(s_edges, a_edges, means) -> AcceptanceTable:
-  """Return a table, the edges of A padded so that rows of fewer bins stand beside rows of more."""
-  padded = np.full((len(a_edges), max(map(len, a_edges), default=0)), np.inf, np.float32)
-  try:
-    for i, some in enumerate(a_edges):
-      padded[i, : len(some)] = some
-    return AcceptanceTable(np.asarray(s_edges, np.float32), padded, np.asarray(means, np.float32))
-  except (ValueError, TypeError):
-    raise ValueError('table has edges or means that are no numbers, or rows of different lengths') from None
-
-
-def cells(table: AcceptanceTable, s: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Return the row and the column of each sample in a table."""
-  row = np.searchsorted(table.s_edges, np.float32(s), side='right')
-  return row, (table.a_edges[row] <= np.float32(a)[:, None]).sum(1)
-
-
-def predicted(table: AcceptanceTable, s: np.ndarray, a: np.ndarray) -> np.ndarray:
-  """Return the acceptance that a table promises each sample."""
-  return np.asarray(table.means, np.float64)[cells(table, s, a)]
-
-
-def binned(table: AcceptanceTable, s: np.ndarray, a: np.ndarray, accept: np.ndarray) -> dict[str, np.ndarray]:
-  """Return {counts, low, high} [I, J]: how many samples each bin has, and Wilson's 95 % interval of their mean."""
-  shape = np.shape(table.means)
-  row, column = cells(table, s, a)
-  total, n = (_sums(row, column, shape, x) for x in (accept, np.ones_like(accept)))
-  low, high = wilson(total, n)
-  return dict(counts=n, low=low, high=high)
-
-
-def wilson(total: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Return Wilson's 95 % interval of a share; of a mean of numbers in [0, 1] it is no narrower than it should be."""
-  size = np.maximum(n, 1e-9)
-  middle = (total / size + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
-  share = np.clip(total / size, 0, 1)
-  half = _Z / (1 + _Z**2 / size) * np.sqrt(share * (1 - share) / size + (_Z / (2 * size)) ** 2)
-  return np.where(n > 0, np.maximum(middle - half, 0), 0), np.where(n > 0, np.minimum(middle + half, 1), 1)
-
-
-def _sums(row, column, shape, weight) -> np.ndarray:
-  return np.bincount(row * shape[1] + column, weight, shape[0] * shape[1]).reshape(shape)
-
-
-def _plain_table(table: AcceptanceTable) -> dict[str, list]:
-  rows = [row[np.isfinite(row)].tolist() for row in np.asarray(table.a_edges)]
-  return dict(s_edges=np.asarray(table.s_edges).tolist(), a_edges=rows, means=np.asarray(table.means).tolist())
+def profile_of(plan: Any) -> Profile:
+  """Return a profile that is given, or that of a plan or of the plan in a file."""
+  if isinstance(plan, Profile):
+    return plan
+  found = get(plan)
+  if found.profile is None:
+    names = ' and '.join(found.origin.names)
+    raise ValueError(f'this plan is of {names}, and speculative verification is of three models; {MAKE} of three.')
+  return found.profile
 
 
 # ---- what it is of ----
@@ -301,45 +209,39 @@ def device_of(models: Sequence) -> str:
   return f'{many}{next(iter(devices)).device_kind}, {leaf.dtype}'
 
 
-def check_models(origin: Origin | None, models: Sequence) -> None:
-  """Refuse models that a profile is not of; warn where they run on another device."""
+def check_models(origin: Origin | None, models: Sequence, slots: Sequence[int]) -> None:
+  """Refuse models that a plan is not of, of those that a method decodes with; warn where they run on another device."""
   if origin is None:
     return
-  check_digests(origin, models)
-  if (here := device_of(models)) != origin.device:
-    warnings.warn(
-      f'the profile was measured on {origin.device}, and this is {here}: acceptance is the same, times are not; '
-      'python -m speccascade.profile --times PROFILE --data FILE measures them anew.', stacklevel=5
-    )  # fmt: skip
-
-
-def check_digests(origin: Origin, models: Sequence) -> None:
-  """Refuse models that a profile is not of."""
-  roles = ('drafter', 'companion', 'verifier')
-  for role, name, digest, model in zip(roles, origin.names, origin.digests, models, strict=True):
+  for i in sorted(set(slots)):
+    name, digest, model = origin.names[i], origin.digests[i], models[i]
     if None not in (digest, model.digest) and digest != model.digest:
       raise ValueError(
-        f'the profile was measured with {name} ({digest}) as {role}, not with {model.name} ({model.digest}); make one '
-        'of these models with python -m speccascade.profile.'
+        f'the plan was made with {name} ({digest}) as model {i}, not with {model.name} ({model.digest}); '
+        f'{MAKE} of these models.'
       )
-
-
-def check_sampler(origin: Origin | None, sampler: sampling.Sampler) -> None:
-  """Refuse a sampler under which a profile was not measured."""
-  if origin is not None and _law(sampler_of(sampler)) != _law(origin.sampler):
-    said = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
-    raise ValueError(
-      f'the profile was measured with {said(origin.sampler)}, not with {said(sampler_of(sampler))}; make one with this '
-      'sampler with python -m speccascade.profile.'
+  if (here := device_of(models)) != origin.device:
+    warnings.warn(
+      f'the plan was made on {origin.device}, and this is {here}: acceptance is the same, times are not; {MAKE} here.',
+      stacklevel=5,
     )
 
 
-def _law(numbers: Sequence[tuple[str, float]]) -> dict[str, Any]:
-  """Return the numbers that decide the law, as the program has them; no filter changes what is likeliest."""
+def check_sampler(origin: Origin | None, sampler: sampling.Sampler) -> None:
+  """Refuse a sampler under which a plan was not made."""
+  if origin is not None and _deciding(sampler_of(sampler)) != _deciding(origin.sampler):
+    said = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
+    raise ValueError(
+      f'the plan was made with {said(origin.sampler)}, not with {said(sampler_of(sampler))}; {MAKE} with this sampler.'
+    )
+
+
+def _deciding(numbers: Sequence[tuple[str, float]]) -> dict[str, Any]:
+  """Return the numbers that decide the distribution, as the program has them; no filter changes what is likeliest."""
   greedy = dict(numbers)['temperature'] == 0
   return {name: np.float32(x) for name, x in numbers if not (greedy and name in ('top_k', 'top_p', 'min_p'))}
 
 
 def digest_of(rows: Sequence[Sequence[int]]) -> str:
   """Return 16 hex digits that tell prompts from any other."""
-  return hashlib.sha256(json.dumps([list(map(int, row)) for row in rows]).encode()).hexdigest()[:16]
+  return _digest([list(map(int, row)) for row in rows])

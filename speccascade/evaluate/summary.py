@@ -50,7 +50,7 @@ def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict
 
 def _at_batch(experiment: Experiment, point: Point, batch: int, found: dict | None) -> dict | None:
   """Return counts without the rates that a batch of this size need not have, being decoded in another way."""
-  if point.profile is None or found is None:
+  if point.plan is None or found is None:
     return found
   method = point.build()
   same = str(method.at(batch)) == str(method.at(min(experiment.quality_batch, len(experiment.task.examples))))

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from speccascade import sampling
 from speccascade.checkpoints.t5x_params import model, with_params
-from speccascade.engine import inputs, loop, profiles
+from speccascade.engine import inputs, loop, plans
 from speccascade.engine.method import Method, SequenceCascade
 from speccascade.types import Array, Model, Prompt
 
@@ -41,7 +41,7 @@ def decode_batch(
   if key is None and not sampler.greedy:
     raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
   models = inputs.check_models(method, models)
-  profiles.check_sampler(method.origin, sampler)
+  plans.check_sampler(method.origin, sampler)
   tokens = batch['encoder_input_tokens'].astype(jnp.int32)
   method = method.at(tokens.shape[0])
   places = jnp.arange(tokens.shape[1])[None]
