@@ -1,4 +1,5 @@
-"""Package metadata. Extras: seqio, buckets (gs://), parity (reference implementations), tpu (its compiler), test, dev.
+"""Package metadata. Extras: seqio, buckets (gs://), parity (reference implementations), tpu (its compiler),
+test, docs, dev.
 
 The addresses of the project are those of the clone's remote `origin`, where that is on GitHub.
 """
@@ -66,8 +67,8 @@ setuptools.setup(
   package_data={
     'speccascade.gin_configs': ['*/*.gin'],
     'speccascade': ['evaluate/default.gin', 'py.typed'],
-    'speccascade.embedded': ['pretrained/*/*'],
-    'speccascade.evaluate': ['report.html', 'report.css', 'report.js'],
+    'speccascade.embedded': ['pretrained/*/*', 'sentences/*'],
+    'speccascade.evaluate.report': ['report.*'],
   },
   install_requires=[
     'flax>=0.12.8,<0.13',
@@ -108,6 +109,7 @@ setuptools.setup(
       'scipy',
       'setuptools>=77',
     ],
+    'docs': ['myst-nb>=1.4,<2', 'sphinx>=9,<10', 'sphinx-book-theme>=1.4,<2'],
     'dev': ['pre-commit', 'ruff>=0.15'],
   },
 )

@@ -99,7 +99,7 @@ def law_checks(dtype: str, rows: int) -> dict[str, Callable[[], dict[str, dict]]
   }
 
   def check(name, method, step) -> dict:
-    law = reference.late_law(step, [2, 2], 5, 2, first=6, count=3)
+    law = reference.late_distribution(step, [2, 2], 5, 2, first=6, count=3)
     tokens = decode(method, models, [[2, 2]] * rows, max_new_tokens=9).tokens
     p, ratio = reference.goodness(np.array(tokens)[:, 6:], law)
     return {name: dict(p=float(p), chi_square_over_df=float(ratio), rows=rows, passed=bool(p > FALSE_ALARM))}

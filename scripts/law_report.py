@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'tests'))
-from law import chi_square, emitted_law  # noqa: E402
+from cases import COINS, LATE, METHODS, PROMPT, ROWS, SAMPLERS  # noqa: E402
+from law import chi_square, emitted_distribution  # noqa: E402
 import reference  # noqa: E402
-from test_laws import COINS, LATE, METHODS, PROMPT, ROWS, SAMPLERS  # noqa: E402
 
 from speccascade import decode, methods, rules, Sampler  # noqa: E402
 from speccascade.check.enumeration import distance  # noqa: E402
@@ -27,8 +27,8 @@ def exact():
   for name, (method, models, step) in METHODS.items():
     prompt, worst = PROMPT if models is not COINS else [1, 0], 0.0
     for setting in SAMPLERS.values():
-      law = emitted_law(method, models, prompt, 3, Sampler(**setting))
-      worst = max(worst, *distance(law, reference.joint_law(step(**setting), prompt, 3)))
+      law = emitted_distribution(method, models, prompt, 3, Sampler(**setting))
+      worst = max(worst, *distance(law, reference.joint_distribution(step(**setting), prompt, 3)))
     print(f'{name:<36}{worst:.1e}', flush=True)
     jax.clear_caches()
 
@@ -37,7 +37,7 @@ def late():
   """Print χ²/df and the p-value of tokens 7 to 9."""
   print(f'\nχ² of tokens 7–9, {ROWS} rows')
   for name, (method, models, step) in LATE.items():
-    expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+    expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
     p_value, ratio = chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=ROWS)
     print(f'{name:<40}χ²/df {ratio:.2f}  p {p_value:.3f}', flush=True)
 

@@ -52,7 +52,7 @@ def main():
   backends.TPU.pack_from = 0  # what packing costs where it does not pay, too
   whole = args.block + 1
   base = compiled((whole,), args)
-  for width in (whole, *packing.steps(whole)[:-1]):
+  for width in (whole, *packing.fine_widths(whole)[:-1]):
     found = compiled((width, whole), args)
     parts = {name: n - base['cycles_by_part'].get(name, 0) for name, n in found['cycles_by_part'].items()}
     how = 'padded' if width == whole else 'packed'

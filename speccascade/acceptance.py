@@ -1,29 +1,29 @@
-"""How many of the tested tokens are kept, and what the token after them is drawn from.
+r"""Acceptors: how many of the tested tokens are kept, and what the next token is drawn from.
 
-An acceptor is `accept(trial) -> (Verdict, noise)`. It sees one round of every row: R tokens x_1..x_R with the laws q̃
-that they were drawn from and the targets π.
+An acceptor is `accept(trial) -> (Verdict, noise)`. It sees one round of every sequence: R tokens :math:`x_1 … x_R`, the
+distributions :math:`\tilde q` that they were drawn from, and the targets π.
 
-Its attribute `by_round` says whether it looks at tokens that it then drops, so that random numbers are keyed by round
-as well: a number that has decided which tokens to drop may not draw them again. Where it says nothing they are.
+Its attribute `reads` names the slots whose logits it reads; without it the logits of all models are kept.
+Its attribute `by_round` says whether it reads tokens that it then drops. Random numbers are then keyed by round as
+well, because a number that has decided which tokens to drop may not draw them again. Without the attribute they are.
 """
 
 from collections.abc import Callable
 import inspect
-import numbers
 from typing import Any, NamedTuple
 
 from flax import struct
 import jax.numpy as jnp
-import numpy as np
 
 from speccascade import rules, sampling
-from speccascade.types import Array, places, take1, Window
+from speccascade.backends.ops import take1
+from speccascade.types import Array, places
 
 
 class Trial(NamedTuple):
-  """What an acceptor may read. Unused parts cost nothing: the compiler drops them."""
+  """What an acceptor may read; parts that it does not read cost nothing."""
 
-  window: Window
+  window: Any  # engine.state.Window
   tokens: Array  # [B, W] the pending tokens
   tested: Array  # [B] R, how many of them are tested
   pi: Array  # [B, W+1, V]
@@ -34,7 +34,7 @@ class Trial(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """The first `kept` tokens stay; if that is not all, the next comes from norm(max(0, scale · π - subtract · q̃))."""
+  """The first `kept` tokens stay; if they are not all, the next comes from norm(max(0, scale · π - subtract · q̃))."""
 
   kept: Array  # [B]
   scale: Array  # [B]
@@ -58,7 +58,10 @@ def _at_tokens(trial: Trial) -> tuple[Array, Array]:
 
 
 def token_wise(trial: Trial) -> tuple[Verdict, Any]:
-  """Accept each token in turn with min(1, π/q̃) (Leviathan et al. 2023, Algorithm 1)."""
+  r"""Accept each token in turn (Leviathan et al. 2023, Algorithm 1).
+
+  .. math:: \Pr(\text{accept } x_i) = \min\Bigl(1, \frac{\pi_i(x_i)}{\tilde q_i(x_i)}\Bigr)
+  """
   pi, q = _at_tokens(trial)
   ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
   one = jnp.ones_like(pi[:, 0])
@@ -66,14 +69,20 @@ def token_wise(trial: Trial) -> tuple[Verdict, Any]:
 
 
 def everything(trial: Trial) -> tuple[Verdict, Any]:
-  """Keep every token: the draft ended before a token that is not to be kept."""
+  """Keep every token, for drafts that end before a token that must not be kept."""
   one = jnp.ones(trial.tested.shape, jnp.float32)
   return Verdict(trial.tested, one, 0 * one), trial.noise
 
 
 @struct.dataclass
 class Threshold:
-  """Keep tokens while D(q, p) is at most `limit`, then take the verifier's: BiLD's roll-back (Kim et al. 2023)."""
+  """Keep tokens while D(q, p) is at most `limit`, then take the verifier's: BiLD's roll-back (Kim et al. 2023).
+
+  Attributes:
+    limit: The largest D (`rules.discrepancy`) of a token that is kept.
+    drafter: The slot of the drafter.
+    verifier: The slot of the verifier.
+  """
 
   limit: Array
   drafter: int = struct.field(pytree_node=False, default=0)
@@ -81,9 +90,13 @@ class Threshold:
 
   by_round = False
 
+  @property
+  def reads(self) -> tuple[int, ...]:
+    """The slots whose logits it reads."""
+    return self.drafter, self.verifier
+
   def __post_init__(self):
-    if isinstance(self.limit, numbers.Real):  # so that numbers are one program
-      object.__setattr__(self, 'limit', np.float32(self.limit))
+    object.__setattr__(self, 'limit', sampling.traced(self.limit))
 
   def __call__(self, trial: Trial) -> tuple[Verdict, Any]:
     width = trial.tokens.shape[1]
@@ -94,13 +107,21 @@ class Threshold:
 
 
 token_wise.by_round = everything.by_round = False
+token_wise.reads = everything.reads = ()
 
 
 def block(trial: Trial) -> tuple[Verdict, Any]:
-  """Accept the block jointly (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", Algorithm 2).
+  r"""Accept the block jointly (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", Algorithm 2).
 
-  With s_0 = 1 and s_i = min(1, s_{i-1} π_i(x_i)/q̃_i(x_i)), the longest prefix i whose own test succeeds is kept. The
-  test of i < R succeeds with r/(r + 1 - s_i), r = Σ_v max(0, s_i π_{i+1}(v) - q̃_{i+1}(v)); that of R with s_R.
+  .. math::
+
+     s_0 = 1, \qquad s_i = \min\Bigl(1, s_{i-1} \frac{\pi_i(x_i)}{\tilde q_i(x_i)}\Bigr), \qquad
+     r_i = \sum_v \max\bigl(0, s_i\,\pi_{i+1}(v) - \tilde q_{i+1}(v)\bigr)
+
+  The test of a prefix i < R succeeds with probability :math:`r_i / (r_i + 1 - s_i)`, that of R with :math:`s_R`. The
+  longest prefix whose test succeeds is kept. The next token comes from π after all R, else from
+  :math:`\mathrm{norm}(\max(0, s_i\,\pi_{i+1} - \tilde q_{i+1}))`. The distribution of the output is that of
+  `acceptance.token_wise`, and no fewer tokens are kept in expectation: later ratios make up for an early unlucky one.
   """
   pi, q = _at_tokens(trial)
   width = pi.shape[1]
@@ -122,6 +143,7 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
 
 
 block.by_round = True
+block.reads = ()
 
 
 def bind(accept: Callable) -> tuple[Callable, bool]:

@@ -42,8 +42,8 @@ def _parser() -> commands.Parser:
   )
   parser.add_argument('--dtype', choices=options.DTYPES, default='bfloat16', help='of weights and caches (bfloat16)')
   options.add_mesh(parser)
-  parser.add_argument('--rules', type=commands.listed, default=[],
-                      help='whole or cut for each model, as in whole,cut (cut where that saves more than it costs)')  # fmt: skip
+  said = 'whole or cut for each model, as in whole,cut (cut where that saves more than it costs)'
+  parser.add_argument('--rules', type=commands.listed, default=[], help=said)
   parser.add_argument('--xla', type=options.pair, default=[], action='append', help='an option of XLA, as NAME=VALUE')
   parser.add_argument('--scan', action='store_true', help='scan the layers: a program of one layer for all')
   parser.add_argument('--text', type=Path, help="write the program's text to this file")

@@ -1,9 +1,18 @@
-"""Every method as a short list of phases, repeated until each row has ended. docs/methods.md lists them.
+r"""Decoding methods, each a short list of phases that repeat until every sequence has ended.
 
-A target that reads q needs the drafter's law wherever it is used, also after the block. So a cascade drafts γ + 1
-tokens, the verifier scores γ of them, which gives its law at γ + 1 positions, and all γ + 1 are tested: the last
-token is tested instead of being drawn as a bonus. The drafter makes the same γ + 1 calls, a round gives as many
-tokens, and the law at every position is π whatever the block size.
+Models are numbered in the order of the list given to `decode`. The printed form of a method shows its phases:
+
+* `score(m)` feeds model m the pending tokens that it has not read; `first n` limits their number, `goodput` chooses
+  it, and `drop` forgets the others.
+* `propose(m, n)` drafts up to n tokens from model m's own distribution, and feeds it each but the last.
+* `verify(target of models)` tests the pending tokens in order, as far as their target is known. It commits the accepted
+  ones and one more: from the residual after a rejection; after all, from the target where that is known (the bonus
+  token). `keep` leaves untested tokens pending. `own` is the target that is a model's own distribution.
+* `elect[… | …]` runs the branch of the model that most sequences of the batch want; the others wait.
+
+With a target :math:`\pi`, a token x drafted from :math:`\tilde q` is accepted with probability :math:`\min(1, \pi(x) /
+\tilde q(x))`. At the first rejection a token is drawn from :math:`\mathrm{norm}(\max(0, \pi - \tilde q))`, and the rest
+of the draft is dropped. The output then follows π, for every :math:`\tilde q` (Leviathan et al. 2023).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +25,7 @@ from speccascade import acceptance, rules, stopping
 from speccascade.engine import plans, verification
 from speccascade.engine.method import ByBatch, Method, SequenceCascade
 from speccascade.engine.phases import Elect, Propose, Score, Verify
-from speccascade.models import packing
-from speccascade.types import Combiner, Phase, Rule, whole
+from speccascade.types import Combiner, Rule, whole
 
 
 def _models(models: int, combiner: tree_util.Partial) -> int:
@@ -52,26 +60,68 @@ def _blocks(name: str, block: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def autoregressive(model: int | None = None) -> Method:
-  """Decode with one model alone: the only one that is given, or of several the one of this number."""
+  r"""Decode with one model alone.
+
+  .. math:: \pi = \tilde p_m
+
+  Cost of a token: one call of one position.
+
+  Args:
+    model: The number of the model. None takes the only model of a list of one.
+
+  Example:
+    >>> print(methods.autoregressive(1))
+    score(0) · verify(own of (0,))
+  """
   number = 0 if model is None else whole('model', model, 0)
-  phases = (Score(0, (1,), level=True), Verify(rules.bind(rules.own), (0,)))
-  return Method(phases, (number,), 1, kind='autoregressive', extra_models=model is not None)
+  phases = Score(0), Verify(rules.bind(rules.own), (0,))
+  return Method.of_phases(phases, (number,), kind='autoregressive', extra_models=model is not None)
 
 
 def ensemble(combiner: Combiner | Rule, models: int = 2) -> Method:
-  """Combine n models in lockstep, one call of each per token: the standard ensemble, the baseline of `cos`."""
+  """Combine n models in lockstep: standard collaborative decoding, the baseline of `methods.cos` (Fu et al. 2025).
+
+  Cost of a token: one call of each model, one after the other.
+
+  Args:
+    combiner: A combiner, or a rule, which cascades the models.
+    models: n.
+
+  Example:
+    >>> print(methods.ensemble(functools.partial(rules.weighted, weights=(0.5, 0.5))))
+    score(0) · score(1) · verify(weighted of (0, 1))
+  """
   return _lockstep(combiner, models, 'ensemble', in_turn=True)
 
 
 def ensemble_parallel(combiner: Combiner | Rule, models: int = 2) -> Method:
-  """Combine n models in lockstep, no call waiting for another, so that the device may run them side by side."""
+  """Combine n models in lockstep, with calls that do not wait for each other.
+
+  The output is that of `methods.ensemble`; it takes less time where the device runs the calls side by side.
+
+  Args:
+    combiner: A combiner, or a rule, which cascades the models.
+    models: n.
+
+  Example:
+    >>> print(methods.ensemble_parallel(functools.partial(rules.contrastive, mu=0.1)))
+    score(0) · score(1) · verify(contrastive of (0, 1))
+  """
   return _lockstep(combiner, models, 'ensemble_parallel', in_turn=False)
 
 
 def oracle(rule: Rule) -> Method:
-  """Cascade token by token with a rule that reads both models at every position (diff: the paper's oracle).
+  """Cascade token by token with both models at every position (with `rules.diff` the oracle of Narasimhan et al. 2024).
 
-  Report it against `stats.deferred`, the number of tokens deferred, never against time.
+  Report it against `stats.deferred`, the number of deferred tokens. Its time means nothing: both models run for every
+  token.
+
+  Args:
+    rule: A rule of two models.
+
+  Example:
+    >>> print(methods.oracle(functools.partial(rules.diff, alpha=0.1)))
+    score(0) · score(1) · verify(diff of (0, 1))
   """
   return _lockstep(rules.lift(rule), 2, 'oracle', in_turn=True)
 
@@ -79,10 +129,10 @@ def oracle(rule: Rule) -> Method:
 def _lockstep(combiner, models, kind, *, in_turn: bool) -> Method:
   bound = rules.bind_combiner(combiner)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, (1,), after=m - 1 if in_turn and m else None, level=True) for m in everyone)
+  scores = tuple(Score(m, after=m - 1 if in_turn and m else None) for m in everyone)
   rule = bound.keywords.get('rule') if len(everyone) == 2 else None
   defer = None if rule is None else _defer(rule)
-  return Method((*scores, Verify(bound, everyone, defer=defer)), everyone, 1, kind=kind)
+  return Method.of_phases((*scores, Verify(bound, everyone, defer=defer)), everyone, kind=kind)
 
 
 def speculative(
@@ -93,54 +143,90 @@ def speculative(
   accept: Callable = acceptance.token_wise,
   pair: Sequence[int] = (0, 1),
 ) -> Method:
-  """Draft with one model, verify with another towards the rule's target; `block` is γ, the tokens scored per round.
+  r"""Draft with one model and verify with another, towards the target of a rule.
 
-  The rule makes the method: `rules.speculative` is plain speculative decoding, a deferral rule a speculative cascade,
-  `rules.lossy` lossy decoding. `policy` may end a draft early; `accept=acceptance.block` verifies the block jointly.
-  `pair` are the numbers of the two, of as many models as are given.
+  `rules.speculative` makes it plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023), a deferral rule a
+  speculative cascade (Narasimhan et al. 2024), `rules.lossy` lossy speculative decoding (Tran-Thien 2023).
+
+  Cost of a round, plain: γ calls of the drafter and one of the verifier with γ + 1 positions. With acceptance rate a at
+  every position it commits :math:`(1 - a^{\gamma+1}) / (1 - a)` tokens.
+
+  A rule that reads q needs the drafter's distribution after the block too, at one more call of the drafter. The method
+  uses that call to draft the (γ + 1)-th token. The verifier scores γ, which gives its distribution at γ + 1 positions,
+  and the last token is tested instead of a bonus token being drawn. A round commits as many tokens, and the text of a
+  seed is the same for every γ.
+
+  Args:
+    rule: The rule, with its numbers bound.
+    block: γ, the number of tokens that the verifier scores in a round.
+    policy: When a draft ends before γ tokens.
+    accept: How the block is tested; `acceptance.block` tests it jointly.
+    pair: The numbers of drafter and verifier among the given models.
+
+  Example:
+    >>> print(methods.speculative(block=5))
+    propose(0, 5) · score(1) · verify(own of (1,))
+    >>> print(methods.speculative(functools.partial(rules.opt, alpha=0.1), block=5))
+    propose(0, 6) · score(1, first 5) · verify(opt of (0, 1))
+    >>> print(methods.speculative(block=5, accept=acceptance.block))
+    propose(0, 5) · score(1) · verify(own of (1,), block)
+    >>> print(methods.speculative(block=5, policy=stopping.Heuristic()))
+    propose(0, 5) · score(1) · verify(own of (1,)) (drafts end by Heuristic)
   """
   bound, gamma, slots = rules.bind_rule(rule), whole('block', block), _pair(pair)
   accept, by_round = acceptance.bind(accept)
-  plain, policy = bound.func is rules.speculative, stopping.check(policy)
-  widths = (gamma + 1,) if type(policy) is stopping.Policy else packing.thirds(gamma + 1)
-  if plain:
-    phases = _drafted(gamma, 1, widths, accept)
-    window = gamma
-  else:
-    verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
-    phases = Propose(0, gamma + 1), Score(1, widths, verification.First(gamma), level=True), verify
-    window = gamma + 1
-  kind = 'speculative' if plain else 'cascade'
-  return Method(phases, slots, window, policy, by_round, kind, rules.name_of(rule))
-
-
-def _drafted(gamma: int, verifier: int, widths: tuple[int, ...], accept: Callable) -> tuple[Phase, ...]:
-  """Return the phases of speculative decoding."""
-  verify = Verify(rules.bind(rules.own), (verifier,), accept)
-  return Propose(0, gamma, (2,)), Score(verifier, widths, level=True), verify
+  policy = stopping.check(policy)
+  settings = dict(policy=policy, by_round=by_round, rule=rules.name_of(rule))
+  if bound.func is rules.speculative:
+    phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
+    return Method.of_phases(phases, slots, kind='speculative', **settings)
+  verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
+  phases = Propose(0, gamma + 1), Score(1, verification.First(gamma)), verify
+  return Method.of_phases(phases, slots, kind='cascade', **settings)
 
 
 def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
-  """Emit from model 0 until the rule defers or `max_draft` tokens stand; then model 1 emits one token.
+  r"""Emit from model 0 until the rule defers, then one token from model 1 (Narasimhan et al. 2024).
 
-  The rule decides from the drafter alone: `rules.chow` or `rules.chow_log`.
+  Model 1 also emits one after `max_draft` tokens of model 0. Every drafted token is kept. So the output follows
+  :math:`\tilde q` where the rule keeps the drafter and :math:`\tilde p` where it defers or the draft is full: it is the
+  lockstep cascade only if `max_draft` is at least its length.
+
+  Cost: one call of the drafter for each token that it looks at, one of the verifier for each token that it writes.
+
+  Args:
+    rule: A rule that reads the drafter alone: `rules.chow` or `rules.chow_log`.
+    max_draft: The most tokens between two of the verifier's.
+
+  Example:
+    >>> print(methods.token_cascade(functools.partial(rules.chow, alpha=0.3), max_draft=10))
+    propose(0, 10) · score(1) · verify(own of (1,), everything) (drafts end by Deferral)
   """
   bound, most = rules.bind_rule(rule), whole('max_draft', max_draft)
   if not getattr(bound.func, 'alone', False):
     raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
   phases = (
-    Propose(0, most, (2,)),
-    Score(1, packing.thirds(most + 1), level=True),
+    Propose(0, most),
+    Score(1),
     Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything)),
   )
-  policy, name = stopping.Deferral(bound), rules.name_of(rule)
-  return Method(phases, (0, 1), most, policy, kind='token_cascade', rule=name)
+  policy = stopping.Deferral(bound)
+  return Method.of_phases(phases, (0, 1), policy=policy, kind='token_cascade', rule=rules.name_of(rule))
 
 
 def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> SequenceCascade:
-  """Let model 0 answer, and model 1 where `score` of the answer's token log-probabilities is under the threshold.
+  """Let model 0 write the answer, and model 1 rewrite it where the answer's score is low (Gupta et al. 2024).
 
-  Scores in use: `numpy.sum`, `numpy.mean`, and quantiles (Gupta et al. 2024).
+  Cost: all of model 0, and all of model 1 for the answers that are rewritten, in batches of the same size however few.
+
+  Args:
+    score: A function of the answer's token log-probabilities [n]. `numpy.sum` is the probability of the whole answer
+      (Narasimhan et al. 2024, Equation 1); `numpy.mean` and quantiles do not defer an answer for its length.
+    threshold: Answers with a score under it are rewritten; a lower one defers less.
+
+  Example:
+    >>> print(methods.sequence_cascade(np.sum, threshold=-20.0).threshold)
+    -20.0
   """
   if not callable(score):
     raise ValueError(f'sequence_cascade: score={score!r} is not a function of an array of log-probabilities.')
@@ -150,75 +236,146 @@ def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> Sequ
 
 
 def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> Method:
-  """Big Little Decoder (Kim et al. 2023): draft until max q < `fallback`, roll back to the first D(q, p) > `rollback`.
+  r"""Draft until the drafter is unsure; roll back to the first token that the verifier doubts (Kim et al. 2023).
 
-  The verifier's token stands at the roll-back, and after a draft that stays.
+  A draft ends before a token with :math:`\max q <` `fallback`. The first drafted token with :math:`D(q, p) >`
+  `rollback` (`rules.discrepancy`) is replaced by the verifier's; a draft without one is followed by the verifier's
+  token. Nothing is resampled from a residual, so above temperature 0 no simple distribution describes the output;
+  `rules.bild_star` is the speculative cascade with the same D.
+
+  Args:
+    fallback: A probability; a higher one drafts less.
+    rollback: A cross-entropy; a higher one keeps more.
+    max_draft: The most tokens in a draft.
+
+  Example:
+    >>> print(methods.bild(fallback=0.5, rollback=2.0, max_draft=10))
+    propose(0, 10) · score(1) · verify(own of (1,), Threshold) (drafts end by Fallback)
   """
   if not 0 <= _real('fallback', fallback) <= 1:
     raise ValueError(f'bild needs 0 <= fallback <= 1, a probability, not fallback={fallback}.')
   if not _real('rollback', rollback) >= 0:
     raise ValueError(f'bild needs rollback >= 0, a cross-entropy, not rollback={rollback}.')
   most = whole('max_draft', max_draft)
-  phases = (
-    Propose(0, most, (2,)),
-    Score(1, packing.thirds(most + 1), level=True),
-    Verify(rules.bind(rules.own), (1,), acceptance.Threshold(rollback)),
-  )
-  return Method(phases, (0, 1), most, stopping.Fallback(fallback), kind='bild')
+  phases = Propose(0, most), Score(1), Verify(rules.bind(rules.own), (1,), acceptance.Threshold(rollback))
+  return Method.of_phases(phases, (0, 1), policy=stopping.Fallback(fallback), kind='bild')
 
 
 def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
-  """Speculate towards a combination: model 0 drafts γ tokens, the others score them; no bonus token."""
+  r"""Speculate towards a combination: model 0 drafts γ tokens, the others score them (Fu et al. 2025).
+
+  There is no bonus token: the combination at γ + 1 would need one more call of the drafter. The cost of a round is γ
+  calls of the drafter and one of each other model with γ positions. It commits :math:`(1 - a^\gamma) / (1 - a)` tokens,
+  with acceptance rate :math:`a = 1 - \mathrm{TV}(\tilde q, \pi)`.
+
+  Args:
+    combiner: A combiner, or a rule, which cascades the models.
+    block: γ.
+    models: The number of models.
+
+  Example:
+    >>> print(methods.naive_cos(functools.partial(rules.contrastive, mu=0.1), block=5))
+    propose(0, 5) · score(1, first 4) · verify(contrastive of (0, 1))
+  """
   bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, (gamma,), verification.First(gamma - 1), level=True) for m in everyone[1:])
-  return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, gamma, kind='naive_cos')
+  scores = tuple(Score(m, verification.First(gamma - 1)) for m in everyone[1:])
+  return Method.of_phases((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, kind='naive_cos')
 
 
 def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
-  """Speculate towards an ensemble that is one opaque model: all n models score the block, the drafter anew."""
+  """Speculate towards an ensemble as one opaque model: all n models score the block (Fu et al. 2025).
+
+  This is the papers' baseline of speculative decoding for an ensemble. The drafter scores its own block again with a
+  second cache, so the models of `verify` count from 1. Cost of a round: γ calls of the drafter and one of each model
+  with γ + 1 positions.
+
+  Args:
+    combiner: A combiner, or a rule, which cascades the models.
+    block: γ.
+    models: The number of models.
+
+  Example:
+    >>> print(methods.ensemble_sd(functools.partial(rules.weighted, weights=(0.5, 0.5)), block=5))
+    propose(0, 5) · score(1) · score(2) · verify(weighted of (1, 2))
+  """
   bound, gamma = rules.bind_combiner(combiner), whole('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
-  scores = tuple(Score(m, (gamma + 1,), after=m - 1, level=True) for m in slots)
-  phases = (Propose(0, gamma, (2,)), *scores, Verify(bound, slots))
-  return Method(phases, (0, *range(models)), gamma, kind='ensemble_sd')
+  scores = tuple(Score(m, after=m - 1 if m > 1 else None) for m in slots)
+  phases = Propose(0, gamma), *scores, Verify(bound, slots)
+  return Method.of_phases(phases, (0, *range(models)), kind='ensemble_sd')
 
 
 def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
-  """Collaborative decoding via speculation: the models take turns to propose; `blocks` are their γ_1 … γ_n."""
+  r"""Collaborative decoding via speculation: the models take turns to propose (Fu et al. 2025).
+
+  A model that scores a draft also gets its distribution at the position after it. A token drawn from that is the
+  model's own proposal, and opens its draft of :math:`\gamma_i` tokens. A pending token is tested against the
+  combination, with the distribution that it was drawn from, as soon as all models have scored it. After a rejection
+  everything pending is dropped, and model 0 proposes.
+
+  Args:
+    combiner: A combiner, or a rule, which cascades the models.
+    blocks: γ_1 … γ_n, one for each model.
+
+  Example:
+    >>> print(methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), blocks=(5, 1)))
+    elect[score(0) · verify(weighted of (0, 1), keep) · propose(0, 5) |
+      score(1) · verify(weighted of (0, 1), keep) · propose(1, 1)]
+  """
   bound, blocks = rules.bind_combiner(combiner), _blocks('blocks', blocks)
   everyone = tuple(range(_models(len(blocks), bound)))
-  window = sum(blocks)
   verify = Verify(bound, everyone, keep=True)
-  branches = tuple((Score(m, packing.thirds(window + 1)), verify, Propose(m, blocks[m], ())) for m in everyone)
-  return Method((Elect(branches),), everyone, window, kind='cos')
+  branches = tuple((Score(m), verify, Propose(m, blocks[m])) for m in everyone)
+  return Method.of_phases((Elect(branches),), everyone, kind='cos')
 
 
 def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:
-  """Speculative verification as published: models are drafter, companion, verifier; `plan` may be a file's path.
+  """Speculative verification as published ("Speculative Verification", 2025): biased above temperature 0.
 
-  The companion's agreement predicts which drafted tokens the verifier would accept, and only those worth it are
-  verified, chosen while goodput rises. Above temperature 0 the output is biased, because a token is dropped for what it
-  is and the next one is then drawn afresh; `sv_exact` is unbiased, for one drafter call more.
+  Models are drafter, companion and verifier. The companion's agreement predicts which drafted tokens the verifier would
+  accept, and only those are verified that raise goodput. A token is dropped for what it is, and the next is drawn
+  afresh: that is the bias, which `methods.sv_exact` does not have. At temperature 0 the output is the verifier's.
+
+  Cost of a round: γ calls of the drafter, one of the companion, one of the verifier with 1 to γ + 1 positions.
+
+  Args:
+    plan: A plan of three models, the path of its file, or a measured profile.
+    block: γ.
+
+  Example:
+    >>> print(methods.sv(plan, block=5))
+    propose(0, 5) · score(1, first 4) · score(2, greedy goodput, drop) · verify(own of (2,))
   """
   gamma, measured = whole('block', block), plans.profile_of(plan)
   goodput = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
   phases = (
-    Propose(0, gamma, (2,)),
-    Score(1, (gamma + 1,), verification.First(gamma - 1)),
-    Score(2, packing.steps(gamma + 1), goodput, drop=True, level=True),
+    Propose(0, gamma),
+    Score(1, verification.First(gamma - 1)),
+    Score(2, goodput, drop=True),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), gamma, kind='sv', origin=measured.origin)
+  return Method.of_phases(phases, (0, 1, 2), kind='sv', origin=measured.origin)
 
 
 def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: bool = False) -> Method:
-  """Speculative verification with the verifier's distribution: the first token not scored is tested, not redrawn.
+  """Speculative verification that follows the verifier's distribution exactly.
 
-  γ + 1 tokens are drafted and at most γ of them scored, which gives the verifier's distribution at the position after
-  the last of those too: the drafted token there is tested where the published method draws another. So every token of
-  the output comes from a test, by random numbers of its position; which tokens are scored when changes neither
-  distribution nor text. The total is the best of all, with `greedy` the one before goodput first falls, as published.
+  γ + 1 tokens are drafted and at most γ scored. Scoring k tokens gives the verifier's distribution at k + 1 positions,
+  and the last of them tests the drafted token there instead of drawing another. So every token of the output comes from
+  a test, by the random numbers of its position, and neither distribution nor text depends on which tokens are scored
+  when.
+
+  Cost of a round: γ + 1 calls of the drafter, one of the companion, one of the verifier with 1 to γ + 1 positions.
+
+  Args:
+    plan: A plan of three models, the path of its file, or a measured profile.
+    block: γ.
+    greedy: Whether to stop before goodput first falls, as published. Otherwise the best total of all is verified.
+
+  Example:
+    >>> print(methods.sv_exact(plan, block=5))
+    propose(0, 6) · score(1, first 4) · score(2, goodput) · verify(own of (2,))
   """
   gamma, measured = whole('block', block), plans.profile_of(plan)
   goodput = verification.Goodput(
@@ -226,18 +383,32 @@ def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: 
   )
   phases = (
     Propose(0, gamma + 1),
-    Score(1, (gamma + 1,), verification.First(gamma - 1)),
-    Score(2, packing.steps(gamma + 1), goodput, level=True),
+    Score(1, verification.First(gamma - 1)),
+    Score(2, goodput),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), gamma + 1, kind='sv_exact', origin=measured.origin)
+  return Method.of_phases(phases, (0, 1, 2), kind='sv_exact', origin=measured.origin)
 
 
 def planned(plan: plans.Plan | str) -> ByBatch:
-  """Decode each batch by the method that a plan found fastest for its size; `plan` may be a file's path.
+  """Decode each batch by the method that a plan found fastest for its size.
 
-  All of them have the verifier's distribution: the verifier alone, speculative decoding and, of three models,
-  `sv_exact`. The texts that are drawn are others in each.
+  All of them have the verifier's distribution: the verifier alone, speculative decoding and, with three models,
+  `methods.sv_exact`. Above temperature 0 their samples differ.
+
+  Args:
+    plan: A plan, or the path of its file, which `python -m speccascade.plan … --out` writes.
+
+  Returns:
+    The choice of the plan, by the size of the batch.
+
+  Raises:
+    ValueError: If the file is no plan.
+    FileNotFoundError: If there is no such file.
+
+  Example:
+    >>> print(methods.planned(plan))
+    by batch[1: propose(0, 3) · score(1) · verify(own of (2,)) | 8: score(0) · verify(own of (0,))]
   """
   found = plans.get(plan)
   last = len(found.origin.names) - 1
@@ -246,16 +417,28 @@ def planned(plan: plans.Plan | str) -> ByBatch:
     'speculative': lambda gamma: speculative(block=gamma, pair=(0, last)),
     'sv_exact': lambda gamma: sv_exact(found, gamma),
   }
-  return by_batch(
-    {rows: make[choice.method](choice.block).replace(origin=found.origin) for rows, choice in found.choices.items()}
-  )
+  chosen = {rows: make[choice.method](choice.block) for rows, choice in found.choices.items()}
+  return by_batch({rows: method.replace(origin=found.origin) for rows, method in chosen.items()})
 
 
 def by_batch(choices: Mapping[int, Method]) -> ByBatch:
-  """Choose the method by the size of the batch: `choices` are {rows: method}, each for batches of at most so many rows.
+  """Choose the method by the size of the batch.
 
-  The largest number of rows serves larger batches too. All methods decode with the same list of models, so a method of
-  fewer says which: `autoregressive(2)`, `speculative(pair=(0, 2))`.
+  All methods decode with the same list of models, so a method of fewer models names them: `autoregressive(2)`,
+  `speculative(pair=(0, 2))`. The choice is made on the host, before anything is compiled for the batch.
+
+  Args:
+    choices: {rows: method}; each method is for batches of at most so many rows, the last one for larger batches too.
+
+  Returns:
+    A method whose phases are those of the choice for the batch.
+
+  Raises:
+    ValueError: If a number of rows is not positive, or a choice has no phases.
+
+  Example:
+    >>> print(methods.by_batch({1: methods.speculative(block=3), 8: methods.autoregressive(1)}))
+    by batch[1: propose(0, 3) · score(1) · verify(own of (1,)) | 8: score(0) · verify(own of (0,))]
   """
   if not isinstance(choices, Mapping) or not choices:
     raise ValueError(f'by_batch: choices={choices!r} is not {{rows: method}}, as in {{1: speculative(block=5), 8: …}}.')

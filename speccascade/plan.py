@@ -15,7 +15,7 @@ from speccascade.data import files
 from speccascade.decode import options
 from speccascade.engine import plans
 from speccascade.evaluate import sv_studies
-from speccascade.evaluate.formats import markdown
+from speccascade.evaluate.report.formats import markdown
 from speccascade.host import commands, disk
 from speccascade.host.errors import RunError
 from speccascade.planning.planner import plan
@@ -29,21 +29,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.plan', __doc__)
   options.add_models(parser, positional=True)
-  parser.add_argument('--prompts', metavar='INPUT', required=True,
-                      help='a text file, one prompt a line, or JSON lines with --prompt_field; .gz or not')  # fmt: skip
+  said = 'a text file, one prompt a line, or JSON lines with --prompt_field; .gz or not'
+  parser.add_argument('--prompts', metavar='INPUT', required=True, help=said)
   parser.add_argument('--prompt_field', help="a field of JSON lines, or a template: 'Question: {question}\\nAnswer:'")
   parser.add_argument('--count', type=commands.count, default=32, help='how many of the prompts (32)')
   parser.add_argument('--blocks', type=options.spans, default=tuple(range(1, 9)), help='γ to plan, as in 1,3,5 (1-8)')
   parser.add_argument('--batches', type=commands.counts, default=(1,), help='rows decoded at once, as in 1,8,32 (1)')
-  parser.add_argument('--rule', type=_named_rule, action='append', default=[],
-                      help='a cascade or combiner to plan too, as in opt:0.1 or weighted:.5,.5; may repeat')  # fmt: skip
+  said = 'a cascade or combiner to plan too, as in opt:0.1 or weighted:.5,.5; may repeat'
+  parser.add_argument('--rule', type=_named_rule, action='append', default=[], help=said)
   options.add_max_new_tokens(parser, 64)
   options.add_sampler(parser)
   parser.add_argument('--trials', type=int, default=3, help='of what is timed; with 0 the prediction chooses (3)')
   parser.add_argument('--out', metavar='FILE', help='save the plan')
   parser.add_argument('--overwrite', action='store_true', help='replace FILE')
-  parser.add_argument('--against', nargs='+', default=[], metavar='PLAN',
-                      help='of three models: also say how well the tables of other plans predict these samples')  # fmt: skip
+  said = 'plans of three models: also say how well their tables predict these samples'
+  parser.add_argument('--against', nargs='+', default=[], metavar='PLAN', help=said)
   return parser
 
 

@@ -1,17 +1,29 @@
-"""Targets π: whose law the output follows, as a function of what the models say at one position.
+r"""Rules and combiners: the target distribution π of the output, from the models' logits at one position.
 
-A deferral rule is a `Rule`: `rule(q_logits, p_logits, *, alpha, sampler) -> probs [..., V]`, with q the drafter and p
-the verifier. Confidence terms read the unscaled laws (temperature 1, no filter); the mixture and TV read q̃ and p̃,
-which `sampler` makes (Narasimhan et al. 2024, "Faster Cascades via Speculative Decoding", §4 and Remark 3).
-In a cascade of three or more models what follows the drafter is a cascade itself. A rule that takes `rest` by keyword
-is given its law, p̃ where it is one model, and mixes that in; p_logits are those of the next model.
-A combiner is the same for any number of models: `combiner(logits [M, ..., V], *, sampler) -> probs [..., V]`
-(Fu et al. 2025, "Fast Large Language Model Collaborative Decoding via Speculation", §3).
+A *rule* reads a drafter q and a verifier p, a *combiner* any number of models::
 
-`@mixture` makes a rule of a decision δ: π = q̃ where the rule keeps the drafter, p̃ where it defers.
-`@token_mixture` makes one of a set S of acceptable tokens: π(v) = q̃(v) 1[v ∈ S] + p̃(v) (1 - Σ_S q̃).
-Both note the range of α, larger α deferring less. `@rule` and `@combiner` mark any other function as what it is: a
-method that takes both takes one that is not marked for a combiner.
+  rule(q_logits, p_logits, *, alpha, sampler) -> probabilities [..., V]  # logits [..., V] each
+  combiner(logits, *, sampler) -> probabilities [..., V]                 # logits [M, ..., V]
+
+:math:`q, p` are the models' distributions at temperature 1, without filters. :math:`\tilde q, \tilde p` are those that
+`sampler` makes: penalties, temperature, top-k, top-p, min-p; one-hot at temperature 0. Confidence, entropy H and D read
+q and p; the mixture and the total variation TV read :math:`\tilde q` and :math:`\tilde p` (Narasimhan et al. 2024,
+"Faster Cascades via Speculative Decoding", §4 and Remark 3).
+
+`alpha` is the cost of deferring: a larger α defers less and is faster. Bind it with `functools.partial`. It is traced,
+so another α compiles nothing.
+
+A rule that takes the keyword `rest` can cascade three or more models: `rest` [..., V] is the target of the models after
+the drafter, :math:`\tilde p` where that is one model, and `p_logits` are those of the next model.
+
+A method that takes both kinds takes a function without `@rule` for a combiner.
+
+Example:
+  >>> q, p = jnp.log(jnp.array([0.6, 0.3, 0.1])), jnp.log(jnp.array([0.1, 0.1, 0.8]))
+  >>> print(np.asarray(rules.diff(q, p, alpha=0.1, sampler=Sampler())).round(2))  # defers: 0.6 < 0.8 - 0.1
+  [0.1 0.1 0.8]
+  >>> print(np.asarray(rules.diff(q, p, alpha=0.3, sampler=Sampler())).round(2))  # keeps the drafter
+  [0.6 0.3 0.1]
 """
 
 from collections.abc import Callable
@@ -29,7 +41,7 @@ from speccascade.types import Array, Combiner, Rule
 
 INF = math.inf
 BLEND = 1000.0  # the largest weight of logits: float32 still keeps four digits of the other model's
-TOLERANCE, ROUNDING = 1e-3, 1e-6  # how far a law may be from summing to 1, and an entry under 0
+TOLERANCE, ROUNDING = 1e-3, 1e-6  # how far a distribution may be from summing to 1, and an entry under 0
 EXAMPLE = 'functools.partial(rules.opt, alpha=0.1)'
 
 
@@ -45,37 +57,68 @@ def combiner(function: Combiner) -> Combiner:
   return function
 
 
-def always_law(function: Rule | Combiner) -> Rule | Combiner:
-  """Mark a function whose result is a law by how it is made, which the loop then need not check."""
-  function.lawful = True
+def always_distribution(function: Rule | Combiner) -> Rule | Combiner:
+  """Mark a function that returns distributions by construction, so that the loop does not check them."""
+  function.gives_distribution = True
   return function
 
 
 def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule], Rule]:
-  """Make a rule of δ(q_logits, p_logits, *, alpha, sampler) -> bool [...]; `alone`: δ does not read the verifier."""
+  r"""Make a rule of a deferral decision δ.
+
+  .. math:: \pi = (1 - \delta)\,\tilde q + \delta\,\tilde p
+
+  A drafted token is rejected with probability :math:`\delta\,\mathrm{TV}(\tilde p, \tilde q)` (Lemma 3).
+
+  Args:
+    low: The least α.
+    high: The largest α.
+    alone: Whether δ reads the drafter alone, as `token_cascade` needs; its `p_logits` may then be None.
+
+  Returns:
+    A decorator of `defer(q_logits, p_logits, *, alpha, sampler) -> bool [...]`.
+
+  Example:
+    >>> @rules.mixture(0, 1)
+    ... def unlikely(q_logits, p_logits, *, alpha, sampler):
+    ...   first = jnp.argmax(q_logits, -1, keepdims=True)
+    ...   return jnp.take_along_axis(sampler(p_logits), first, -1)[..., 0] < 1 - alpha
+  """
 
   def decorate(defer):
     def mixed(q_logits, p_logits, *, alpha, sampler, rest=None):
-      rest = _law_of(rest, p_logits, sampler)
+      rest = _distribution_of(rest, p_logits, sampler)
       delta = defer(q_logits, p_logits, alpha=alpha, sampler=sampler, **_if_taken(defer, rest))
       return jnp.where(delta[..., None], rest, sampler(q_logits))
 
     mixed.alpha_range, mixed.defer, mixed.alone = (low, high), defer, alone
-    return always_law(rule(_named_as(defer, mixed)))
+    return always_distribution(rule(_named_as(defer, mixed)))
 
   return decorate
 
 
 def token_mixture(low: float, high: float) -> Callable[[Rule], Rule]:
-  """Make a rule of S(q_logits, p_logits, *, alpha) -> bool [..., V]."""
+  r"""Make a rule of a set S of tokens that the drafter may emit.
+
+  .. math:: \pi(v) = \tilde q(v)\,[v \in S] + \tilde p(v)\,\Bigl(1 - \sum_{u \in S} \tilde q(u)\Bigr)
+
+  A drafted token of S is always accepted.
+
+  Args:
+    low: The least α.
+    high: The largest α.
+
+  Returns:
+    A decorator of `accepted_set(q_logits, p_logits, *, alpha) -> bool [..., V]`.
+  """
 
   def decorate(accepted_set):
     def mixed(q_logits, p_logits, *, alpha, sampler, rest=None):
       kept = jnp.where(accepted_set(q_logits, p_logits, alpha=alpha), sampler(q_logits), 0)
-      return kept + _law_of(rest, p_logits, sampler) * _missing(kept)
+      return kept + _distribution_of(rest, p_logits, sampler) * _missing(kept)
 
     mixed.alpha_range = (low, high)
-    return always_law(rule(_named_as(accepted_set, mixed)))
+    return always_distribution(rule(_named_as(accepted_set, mixed)))
 
   return decorate
 
@@ -87,8 +130,8 @@ def _named_as(function: Callable, made: Callable) -> Callable:
   return made
 
 
-def _law_of(rest: Array | None, p_logits: Array, sampler: sampling.Sampler) -> Array:
-  """Return what a rule defers to: the law of the rest where it is given, else p̃."""
+def _distribution_of(rest: Array | None, p_logits: Array, sampler: sampling.Sampler) -> Array:
+  """Return what a rule defers to: the distribution of the rest where it is given, else p̃."""
   return sampler(p_logits) if rest is None else rest
 
 
@@ -104,54 +147,89 @@ def _missing(kept: Array) -> Array:
 # ---- rules of two models ----
 
 
-@always_law
+@always_distribution
 @rule
 def speculative(q_logits, p_logits, *, sampler, rest=None):
-  """π = p̃: plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023)."""
+  r"""Follow the verifier: plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023).
+
+  .. math:: \pi = \tilde p
+  """
   del q_logits
-  return _law_of(rest, p_logits, sampler)
+  return _distribution_of(rest, p_logits, sampler)
 
 
 @mixture(0, 1, alone=True)
 def chow(q_logits, p_logits, *, alpha, sampler):
-  """Defer where max q < 1 - α (Chow 1970)."""
+  r"""Defer where the drafter is unsure (Chow 1970; Narasimhan et al. 2024).
+
+  .. math:: \max q < 1 - \alpha, \qquad 0 \le \alpha \le 1
+  """
   return sampling.confidence(q_logits) < 1 - alpha
 
 
 @mixture(0, INF, alone=True)
 def chow_log(q_logits, p_logits, *, alpha, sampler):
-  """Defer where H(q) > α."""
+  r"""Defer where the drafter's entropy is high (Narasimhan et al. 2024).
+
+  .. math:: H(q) > \alpha, \qquad 0 \le \alpha \le \log V
+  """
   return sampling.entropy(q_logits) > alpha
 
 
 @mixture(-1, 1)
 def diff(q_logits, p_logits, *, alpha, sampler):
-  """Defer where max q < max p - α."""
+  r"""Defer where the verifier is surer by α (Narasimhan et al. 2024).
+
+  .. math:: \max q < \max p - \alpha, \qquad -1 \le \alpha \le 1
+  """
   return sampling.confidence(q_logits) < sampling.confidence(p_logits) - alpha
 
 
 @mixture(-INF, INF)
 def diff_log(q_logits, p_logits, *, alpha, sampler):
-  """Defer where H(q) > H(p) + α."""
+  r"""Defer where the verifier's entropy is lower by α (Narasimhan et al. 2024).
+
+  .. math:: H(q) > H(p) + \alpha, \qquad -\log V \le \alpha \le \log V
+  """
   return sampling.entropy(q_logits) > sampling.entropy(p_logits) + alpha
 
 
 @mixture(-INF, INF)
 def opt(q_logits, p_logits, *, alpha, sampler, rest=None):
-  """Defer where max q < max p - α TV(q̃, p̃): a rejection is what deferring costs."""
-  cost = alpha * sampling.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
+  r"""Defer where the verifier is surer by the cost of a rejection (Narasimhan et al. 2024).
+
+  .. math:: \max q < \max p - \alpha\,\mathrm{TV}(\tilde q, \tilde p), \qquad -\infty < \alpha < \infty
+
+  At temperature 0 it emits the text of `rules.diff` with the same α: TV is 1 where the two arg max differ, and where
+  they agree the decision changes nothing (Lemma 8).
+  """
+  cost = alpha * sampling.tv(sampler(q_logits), _distribution_of(rest, p_logits, sampler))
   return sampling.confidence(q_logits) < sampling.confidence(p_logits) - cost
 
 
 @mixture(-INF, INF)
 def opt_log(q_logits, p_logits, *, alpha, sampler, rest=None):
-  """Defer where H(q) > H(p) + α TV(q̃, p̃)."""
-  cost = alpha * sampling.tv(sampler(q_logits), _law_of(rest, p_logits, sampler))
+  r"""Defer where the verifier's entropy is lower by the cost of a rejection (Narasimhan et al. 2024).
+
+  .. math:: H(q) > H(p) + \alpha\,\mathrm{TV}(\tilde q, \tilde p), \qquad -\infty < \alpha < \infty
+  """
+  cost = alpha * sampling.tv(sampler(q_logits), _distribution_of(rest, p_logits, sampler))
   return sampling.entropy(q_logits) > sampling.entropy(p_logits) + cost
 
 
 def discrepancy(q_logits, p_logits, *, sampler):
-  """Return BiLD's D(q, p) (Kim et al. 2023): -log p(arg max q) when greedy, else the cross-entropy of q and p."""
+  r"""Return BiLD's discrepancy D(q, p) (Kim et al. 2023).
+
+  .. math:: D(q, p) = \begin{cases} -\log p(\arg\max q) & \text{greedy} \\ -\sum_v q(v) \log p(v) & T > 0 \end{cases}
+
+  Args:
+    q_logits: The drafter's logits [..., V].
+    p_logits: The verifier's logits [..., V].
+    sampler: The sampler, which chooses between the two forms.
+
+  Returns:
+    D [...].
+  """
   logp = sampling.log_softmax(p_logits)
   cold = lambda: -sampling.at_token(logp, sampling.argmax(q_logits))
   q = sampling.softmax(q_logits)
@@ -161,50 +239,75 @@ def discrepancy(q_logits, p_logits, *, sampler):
 
 @mixture(0, INF)
 def bild_star(q_logits, p_logits, *, alpha, sampler):
-  """Defer where D(q, p) > α."""
+  r"""Defer where the verifier finds the draft unlikely, in BiLD's sense (Kim et al. 2023; Narasimhan et al. 2024).
+
+  .. math:: D(q, p) > \alpha, \qquad 0 \le \alpha < \infty
+
+  `rules.discrepancy` is D.
+  """
   return discrepancy(q_logits, p_logits, sampler=sampler) > alpha
 
 
 @token_mixture(-1, 1)
 def token_v1(q_logits, p_logits, *, alpha):
-  """S = {v: q(v) >= max p - α}."""
+  r"""Keep drafted tokens that are likely under the drafter (Narasimhan et al. 2024).
+
+  .. math:: S = \{v : q(v) \ge \max p - \alpha\}, \qquad -1 \le \alpha \le 1
+  """
   return sampling.softmax(q_logits) >= sampling.confidence(p_logits)[..., None] - alpha
 
 
 @token_mixture(-1, 1)
 def token_v2(q_logits, p_logits, *, alpha):
-  """S = {v: p(v) >= max p - α}."""
+  r"""Keep drafted tokens that are likely under the verifier (Narasimhan et al. 2024).
+
+  .. math:: S = \{v : p(v) \ge \max p - \alpha\}, \qquad -1 \le \alpha \le 1
+  """
   p = sampling.softmax(p_logits)
   return p >= p.max(-1, keepdims=True) - alpha
 
 
 @token_mixture(0, 1)
 def token_v3(q_logits, p_logits, *, alpha):
-  """S = {v: p(v) >= (1 - α) max p}."""
+  r"""Keep drafted tokens that are likely under the verifier, relative to its best (Narasimhan et al. 2024).
+
+  .. math:: S = \{v : p(v) \ge (1 - \alpha) \max p\}, \qquad 0 \le \alpha \le 1
+
+  At α = 0 the verifier's arg max is still in S, so above temperature 0 it is not plain speculative decoding.
+  """
   p = sampling.softmax(p_logits)
   return p >= (1 - alpha) * p.max(-1, keepdims=True)
 
 
-@always_law
+@always_distribution
 @rule
 def lossy(q_logits, p_logits, *, alpha, sampler, rest=None):
-  """Accept with min(1, p̃ / ((1-α) q̃)), else draw from norm(max(0, p̃ - q̃)) (Tran-Thien 2023; Zhou et al. 2024).
+  r"""Accept more than exactness allows (Tran-Thien 2023; Zhou et al. 2024).
 
-  As a target: π = min(q̃, p̃/(1-α)) + (rejected mass) · norm(max(0, p̃ - q̃)). A token with p̃ > q̃ is always accepted,
-  so §2 with this π has that very acceptance and that very residual, and one loop serves lossy decoding too.
+  Accept a token x with probability :math:`\min(1, \tilde p(x) / ((1 - \alpha)\,\tilde q(x)))`, else draw from
+  :math:`\mathrm{norm}(\max(0, \tilde p - \tilde q))`. A token with :math:`\tilde p > \tilde q` is always accepted. So
+  the ordinary test has that acceptance and that residual for the target
+
+  .. math:: \pi = \min\Bigl(\tilde q, \frac{\tilde p}{1 - \alpha}\Bigr)
+            + r\,\mathrm{norm}(\max(0, \tilde p - \tilde q)), \qquad 0 \le \alpha < 1,
+
+  with r the rejected mass. α = 0 is exact.
   """
-  return _lossy(sampler(q_logits), _law_of(rest, p_logits, sampler), alpha, beta=1.0)
+  return _lossy(sampler(q_logits), _distribution_of(rest, p_logits, sampler), alpha, beta=1.0)
 
 
-@always_law
+@always_distribution
 @rule
 def lossy_star(q_logits, p_logits, *, alpha, sampler, rest=None):
-  """Scale the residual to max(0, p̃/β - q̃), with β in [1-α, 10] such that it holds just the rejected mass.
+  r"""Accept as `rules.lossy` does, with a residual that holds just the rejected mass (Narasimhan et al. 2024, Lemma 2).
 
-  Then π = max(min(q̃, p̃/(1-α)), p̃/β) (Narasimhan et al. 2024, Lemma 2); where even β = 10 leaves more than the
-  rejected mass, the residual is normalised to it.
+  .. math:: \pi = \max\Bigl(\min\Bigl(\tilde q, \frac{\tilde p}{1 - \alpha}\Bigr), \frac{\tilde p}{\beta}\Bigr),
+            \qquad 0 \le \alpha < 1
+
+  At each position β in [1 - α, 10] makes π sum to 1. Where even β = 10 leaves more than the rejected mass, the residual
+  :math:`\max(0, \tilde p / \beta - \tilde q)` is normalised to it.
   """
-  q, p = sampler(q_logits), _law_of(rest, p_logits, sampler)
+  q, p = sampler(q_logits), _distribution_of(rest, p_logits, sampler)
   rejected = sampling.tv(q, p / (1 - alpha))
   low, high = jnp.full_like(rejected, 1 - alpha), jnp.full_like(rejected, 10.0)
   for _ in range(24):
@@ -241,17 +344,38 @@ RULES = (
 # ---- combiners of n models ----
 
 
-@always_law
+@always_distribution
 @combiner
 def own(logits, *, sampler):
-  """Return the only model's own law."""
+  r"""Follow the only model.
+
+  .. math:: \pi = \tilde p
+  """
   return sampler(logits[0])
 
 
-@always_law
+@always_distribution
 @combiner
 def weighted(logits, *, weights, sampler):
-  """π = Σ λ_i p̃_i, λ on the simplex. At temperature 0: the arg max of Σ λ_i p_i."""
+  r"""Follow a weighted mean of the models (Fu et al. 2025).
+
+  .. math:: \pi = \sum_i \lambda_i\,\tilde p_i, \qquad \lambda_i \ge 0,\ \sum_i \lambda_i = 1
+
+  At temperature 0 it is the arg max of :math:`\sum_i \lambda_i\,p_i`.
+
+  Args:
+    logits: The models' logits [M, ..., V].
+    weights: λ [M].
+    sampler: Applied to each model.
+
+  Returns:
+    Probabilities [..., V].
+
+  Example:
+    >>> logits = jnp.log(jnp.array([[0.6, 0.3, 0.1], [0.1, 0.1, 0.8]]))
+    >>> print(np.asarray(rules.weighted(logits, weights=(0.5, 0.5), sampler=Sampler())).round(2))
+    [0.35 0.2  0.45]
+  """
   if len(logits) != len(weights):
     raise ValueError(f'weighted has {len(weights)} weights for {len(logits)} models; give one for each.')
   return sampler.harden(sum(w * sampler.soft(x) for w, x in zip(weights, logits)))
@@ -259,13 +383,35 @@ def weighted(logits, *, weights, sampler):
 
 @combiner
 def contrastive(logits, *, mu, sampler):
-  """π = softmax(ℓ_p - μ ℓ_q), the first model being the amateur q, the last the expert p (Li et al. 2023)."""
+  r"""Follow an expert away from an amateur: contrastive decoding (Li et al. 2023; Fu et al. 2025).
+
+  .. math:: \pi = \mathrm{sampler}(\ell_p - \mu\,\ell_q)
+
+  Args:
+    logits: The logits [2, ..., V] of the amateur q and of the expert p.
+    mu: μ; 0 is the expert alone.
+    sampler: Applied once, to the combined logits.
+
+  Returns:
+    Probabilities [..., V].
+  """
   return sampler(_blend(logits, (-mu, 1.0)))
 
 
 @combiner
 def realign(logits, *, lam, sampler):
-  """π = softmax((1-λ) ℓ_ref + λ ℓ_aligned), reference first (DeRa, Liu et al. 2024)."""
+  r"""Follow a model between a reference and its aligned version: DeRa (Liu et al. 2024).
+
+  .. math:: \pi = \mathrm{sampler}((1 - \lambda)\,\ell_\mathrm{ref} + \lambda\,\ell_\mathrm{aligned})
+
+  Args:
+    logits: The logits [2, ..., V] of the reference and of the aligned model.
+    lam: λ; 0 is the reference, 1 the aligned model, more exaggerates the alignment.
+    sampler: Applied once, to the combined logits.
+
+  Returns:
+    Probabilities [..., V].
+  """
   return sampler(_blend(logits, (1.0 - lam, lam)))
 
 
@@ -283,14 +429,22 @@ def _blend(logits, weights):
 
 @combiner
 def chain(logits, *, rule, sampler):
-  """Lift a rule to n models: keep model i or defer to the cascade of the models after it.
+  """Cascade n models by a rule: keep model i, or defer to the cascade of the models after it.
 
-  With n = 2 it is the rule. For more, the rule compares model i with model i+1, and what it mixes in (and measures
-  TV to) is `rest`, the target of the models from i+1 on.
+  With two models it is the rule. With more, the rule compares model i with model i + 1, and `rest` is the target of the
+  models from i + 1 on.
+
+  Args:
+    logits: The models' logits [M, ..., V].
+    rule: A rule of two models; it takes `rest` where M > 2.
+    sampler: Applied to each model.
+
+  Returns:
+    Probabilities [..., V].
   """
   if len(logits) > 2 and not takes(rule, 'rest'):
     raise ValueError(
-      f'{name_of(rule)} must take rest, the law to defer to, to cascade three or more models: '
+      f'{name_of(rule)} must take rest, the distribution to defer to, to cascade three or more models: '
       'rule(q_logits, p_logits, *, sampler, rest).'
     )
   target = sampler(logits[-1])
@@ -299,15 +453,17 @@ def chain(logits, *, rule, sampler):
   return target
 
 
-def is_law(law: Array) -> Array:
-  """Return [...]: whether entries [..., V] are finite, not negative, and sum to 1."""
-  total = law.sum(-1)  # NaN compares as False
-  return (abs(total - 1) <= TOLERANCE) & (law.min(-1) >= -ROUNDING)
+def is_distribution(distribution: Array) -> Array:
+  """Return whether entries [..., V] are distributions: finite, not negative, with sum 1."""
+  total = distribution.sum(-1)  # NaN compares as False
+  return (abs(total - 1) <= TOLERANCE) & (distribution.min(-1) >= -ROUNDING)
 
 
-def lawful(bound: tree_util.Partial) -> bool:
-  """Tell whether a bound rule or combiner always gives laws."""
-  return lawful(bound.keywords['rule']) if bound.func is chain else getattr(bound.func, 'lawful', False)
+def gives_distribution(bound: tree_util.Partial) -> bool:
+  """Return whether a bound rule or combiner gives distributions by construction."""
+  if bound.func is chain:
+    return gives_distribution(bound.keywords['rule'])
+  return getattr(bound.func, 'gives_distribution', False)
 
 
 # ---- plug-ins with traced numbers ----

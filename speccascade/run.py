@@ -69,7 +69,8 @@ def _parser() -> commands.Parser:
 def _run(args: argparse.Namespace, command: str):
   run_dir = disk.place(args.run_dir) if args.run_dir else None
   commands.join(args)
-  from speccascade.evaluate import config, formats, runner  # lazily: --help needs none of this
+  from speccascade.evaluate import config, runner  # lazily: --help needs none of this
+  from speccascade.evaluate.report import formats
   from speccascade.evaluate.shards import Shard
 
   files = args.gin_file or [str(DEFAULT)]
@@ -82,7 +83,7 @@ def _run(args: argparse.Namespace, command: str):
   else:
     folders = runner.run(made, folder, **about, shard=Shard(*args.shard) if args.shard else None)
   if folders and multihost.is_writer():
-    print(formats.closing(folders, shown=not args.gin_file))
+    print(formats.closing(folders, next_steps=not args.gin_file))
 
 
 def _folder(file: str, text: str) -> Path:

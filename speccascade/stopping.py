@@ -1,8 +1,8 @@
-"""When a draft stops.
+"""Draft-length policies: when a draft ends before the block is full.
 
-A policy decides for each row how far `propose` goes: `length` before the draft, `before` a token is drawn (from the
-drafter's logits alone), `after` it. Its carry is updated from what the test showed, never from tokens that no test
-reached, or the choice of the next draft would depend on randomness that is still to be used.
+A policy decides for each sequence of the batch: `length` before the draft, `before` a token is drawn (from the
+drafter's logits alone), `after` it. Its carry is updated from tested tokens only. Otherwise the length of a draft would
+depend on random numbers that are still to be used, and the output would be biased.
 """
 
 import numbers
@@ -20,7 +20,7 @@ from speccascade.types import Array, places, Rule, whole
 def _chance(policy: Any, *names: str):
   """Make numbers float32, so that they are one program; refuse what is no probability, traced ones were checked."""
   for name in names:
-    value = getattr(policy, name)
+    value = sampling.number(getattr(policy, name))
     if isinstance(value, (str, bool, complex)) or isinstance(value, numbers.Real) and not 0 <= value <= 1:
       raise ValueError(f'{type(policy).__name__} needs 0 <= {name} <= 1, a probability, not {name}={value!s}.')
     if isinstance(value, numbers.Real):
@@ -29,21 +29,45 @@ def _chance(policy: Any, *names: str):
 
 @struct.dataclass
 class Policy:
-  """Draft as many tokens as the phase allows. The base of every policy."""
+  """Draft as many tokens as the block allows. The base of every policy."""
 
   def init(self, rows: int) -> Any:
+    """Return the carry before the first round of so many sequences."""
     return ()
 
   def length(self, carry: Any, n: int) -> Array | int:
-    """Return how many tokens [B] to draft, n at the most."""
+    """Return the number of tokens to draft.
+
+    Args:
+      carry: What the policy remembers.
+      n: The most tokens.
+
+    Returns:
+      [B], or one number.
+    """
     return n
 
   def before(self, logits: Array, sampler: sampling.Sampler) -> Array:
-    """Return for the drafter's logits [B, V] whether to stop before a token is drawn."""
+    """Return which drafts end before a token is drawn.
+
+    Args:
+      logits: The drafter's logits [B, V].
+      sampler: The sampler of the batch.
+
+    Returns:
+      bool [B].
+    """
     return jnp.zeros(logits.shape[:-1], bool)
 
   def after(self, q: Array) -> Array:
-    """Return for q̃(x) [B] of the token just drawn, at temperature 0 its unscaled q(x), whether to stop after it."""
+    r"""Return which drafts end after the token just drawn.
+
+    Args:
+      q: The token's probability :math:`\tilde q(x)` [B]; at temperature 0 the unscaled :math:`q(x)`.
+
+    Returns:
+      bool [B].
+    """
     return jnp.zeros(q.shape, bool)
 
   def stops_early(self) -> bool:
@@ -51,16 +75,24 @@ class Policy:
     return type(self).before is not Policy.before or type(self).after is not Policy.after
 
   def update(self, carry: Any, tested: Array, accepted: Array, live: Array, most: int) -> Any:
-    """Return the carry after a round that tested (up to the first failure) and accepted so many tokens.
+    """Return the carry after a round.
 
-    Only `live` rows had a test; `most` is the longest draft.
+    Args:
+      carry: The carry before it.
+      tested: How many tokens were tested [B], up to the first rejection.
+      accepted: How many were accepted [B].
+      live: Which sequences had a test [B].
+      most: The length of the longest draft.
+
+    Returns:
+      The new carry.
     """
     return carry
 
 
 @struct.dataclass
 class Deferral(Policy):
-  """Stop where a deferral rule that reads the drafter alone (chow, chow_log) calls the verifier."""
+  """End a draft where a rule that reads the drafter alone defers (`rules.chow`, `rules.chow_log`)."""
 
   rule: Rule
 
@@ -70,7 +102,7 @@ class Deferral(Policy):
 
 @struct.dataclass
 class Fallback(Policy):
-  """Stop before a token where max q is under the threshold (BiLD; Kim et al. 2023)."""
+  """End a draft before a token where the drafter is unsure: max q < `threshold` (BiLD; Kim et al. 2023)."""
 
   threshold: Array
 
@@ -83,7 +115,10 @@ class Fallback(Policy):
 
 @struct.dataclass
 class Confidence(Policy):
-  """Stop after a token whose q̃, at temperature 0 unscaled q, is under the threshold."""
+  r"""End a draft after an unlikely token.
+
+  That is one with :math:`\tilde q(x) <` `threshold`; at temperature 0, with unscaled :math:`q(x) <` `threshold`.
+  """
 
   threshold: Array
 
@@ -96,7 +131,10 @@ class Confidence(Policy):
 
 @struct.dataclass
 class Heuristic(Policy):
-  """Draft 2 tokens more after a round that kept every tested token, 1 fewer after any other."""
+  """Draft 2 tokens more after a round that kept every tested token, and 1 fewer after any other.
+
+  The first draft has `first` tokens.
+  """
 
   first: int = struct.field(pytree_node=False, default=5)
 
@@ -116,7 +154,15 @@ class Heuristic(Policy):
 
 @struct.dataclass
 class MovingAverage(Policy):
-  """Draft while the chance that all tokens so far are kept, rate^k by a moving average, is over the threshold."""
+  r"""Draft k tokens while :math:`a^k >` `threshold`, with a the moving average of the acceptance rate.
+
+  .. math:: a \leftarrow \mathrm{decay} \cdot a + (1 - \mathrm{decay})\,\frac{\text{accepted}}{\text{tested}}
+
+  Attributes:
+    threshold: The least probability that all drafted tokens are kept.
+    decay: The weight of the past.
+    first: The acceptance rate before the first round.
+  """
 
   threshold: Array
   decay: Array

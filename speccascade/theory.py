@@ -1,14 +1,20 @@
-"""What acceptance is worth: tokens per round, speed-ups and the best block size, as functions of the acceptance rate α.
+"""Theory: tokens per round, speed-ups and the best block size, as functions of the acceptance rate α.
 
-Each drafted token is taken to be accepted with the same chance α, whatever came before it, or with the chances
-`ByPlace` in the block: drafts go astray the further they go, and one rate for all places promises too much of a long
-block. Times are in units of one token of the verifier. c is the time of a call of the drafter; v that of the
-verifier's call for a block, in the papers no dearer than one token; `overhead` what a round costs beside its calls,
-one of the reference's rounds (a token each) as well as one of the method's. Numbers or arrays go in, and broadcast.
-α = 1 is the limit of the formula, not a division by zero.
+Each drafted token is accepted with the same probability α whatever came before it, or with the probabilities `ByPlace`
+in the block: drafts go astray the further they go, and one rate for all places promises too much of a long block.
 
-Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", §3;
-Fu et al. 2025, "Fast Large Language Model Collaborative Decoding via Speculation", §3 and Appendix A.
+Times are in units of one token of the verifier. c is the time of a call of the drafter; v that of the verifier's call
+for a block, which the papers take as 1; `overhead` is the time of a round beside its calls, the same for a round of the
+reference, which is one token. Numbers and arrays are accepted, and broadcast. At α = 1 a formula is its limit.
+
+Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", §3; Fu et al. 2025, "Fast Large
+Language Model Collaborative Decoding via Speculation", §3 and Appendix A.
+
+Example:
+  >>> print(theory.tokens_per_round(0.7, 4).round(2))
+  2.77
+  >>> theory.best_block(theory.speedup_speculative, alpha=0.8, c=0.1)
+  6
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +26,11 @@ from numpy.typing import ArrayLike
 
 @dataclasses.dataclass(frozen=True)
 class ByPlace:
-  """Acceptance rates by place in the block, each given that all before were accepted; the last one goes on."""
+  """Acceptance rates by place in the block, each given that all tokens before it were accepted.
+
+  Attributes:
+    rates: The rates; the last one holds for all further places.
+  """
 
   rates: Sequence[float]
 
@@ -30,7 +40,7 @@ class ByPlace:
       raise ValueError(f'acceptance={self.rates} is not a list of rates between 0 and 1.')
 
   def kept(self, n: ArrayLike) -> np.ndarray:
-    """Return the chance that the first n drafted tokens are accepted."""
+    """Return the probability that the first n drafted tokens are accepted."""
     n = np.asarray(n, np.int64)
     most = max(int(n.max()), 1)
     rates = np.append(self.rates, np.full(max(most - len(self.rates), 0), self.rates[-1]))[:most]
@@ -41,30 +51,62 @@ Rate = ArrayLike | ByPlace
 
 
 def acceptance_rate(q: ArrayLike, pi: ArrayLike) -> np.ndarray:
-  """Return α = Σ_v min(q̃(v), π(v)) = 1 - TV(q̃, π) of laws [..., V] (Leviathan et al. 2023, Theorem 3.5)."""
-  q, pi = _laws('q', q), _laws('pi', pi)
+  r"""Return the acceptance rate of a drafter for a target (Leviathan et al. 2023, Theorem 3.5).
+
+  .. math:: \alpha = \sum_v \min(\tilde q(v), \pi(v)) = 1 - \mathrm{TV}(\tilde q, \pi)
+
+  Args:
+    q: The drafter's probabilities [..., V].
+    pi: The target's probabilities [..., V].
+
+  Returns:
+    α [...].
+
+  Example:
+    >>> print(theory.acceptance_rate([0.6, 0.4], [0.9, 0.1]).round(2))
+    0.7
+  """
+  q, pi = _probabilities('q', q), _probabilities('pi', pi)
   if q.shape[-1] != pi.shape[-1]:
-    raise ValueError(f'q has {q.shape[-1]} tokens and pi {pi.shape[-1]}; give laws over one vocabulary.')
+    raise ValueError(f'q has {q.shape[-1]} tokens and pi {pi.shape[-1]}; give distributions over one vocabulary.')
   return np.clip(np.minimum(q, pi).sum(-1), 0, 1)  # rounding may have left a sum just over 1
 
 
 def tokens_per_round(alpha: Rate, gamma: ArrayLike) -> np.ndarray:
-  """Return (1 - α^{γ+1}) / (1 - α): γ tokens drafted and a bonus token (Leviathan et al. 2023, Equation 1).
+  r"""Return the expected tokens of a round: γ drafted and a bonus token (Leviathan et al. 2023, Equation 1).
 
-  A cascade of this package gives as many: it drafts and tests γ + 1 tokens and has no bonus token.
+  .. math:: \frac{1 - \alpha^{\gamma+1}}{1 - \alpha}
+
+  A cascade of this package gives as many: it drafts and tests γ + 1 tokens, without a bonus token.
   """
   return _tokens(_rate(alpha), _block(gamma) + 1)
 
 
 def tokens_per_round_without_bonus(alpha: Rate, gamma: ArrayLike) -> np.ndarray:
-  """Return (1 - α^γ) / (1 - α): γ tokens drafted, no bonus token (Fu et al. 2025, Equation 12)."""
+  r"""Return the expected tokens of a round of γ drafted tokens and no bonus token (Fu et al. 2025, Equation 12).
+
+  .. math:: \frac{1 - \alpha^\gamma}{1 - \alpha}
+  """
   return _tokens(_rate(alpha), _block(gamma))
 
 
 def speedup_speculative(
   alpha: Rate, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
 ) -> np.ndarray:
-  """Return (1 - α^{γ+1}) / ((1 - α)(γc + v)), over the verifier alone (Leviathan et al. 2023, Theorem 3.8)."""
+  r"""Return the speed-up of speculative decoding over the verifier alone (Leviathan et al. 2023, Theorem 3.8).
+
+  .. math:: \frac{1 - \alpha^{\gamma+1}}{(1 - \alpha)(\gamma c + v)}
+
+  Args:
+    alpha: α, or the rates by place.
+    gamma: γ.
+    c: The time of a call of the drafter.
+    v: The time of the verifier's call for a block.
+    overhead: The time of a round beside its calls.
+
+  Returns:
+    The ratio of times per token, of the broadcast shape.
+  """
   time = _block(gamma) * _cost(c) + _cost(v, 'v')
   return _over(tokens_per_round(alpha, gamma), time, 1.0, overhead)
 
@@ -72,9 +114,11 @@ def speedup_speculative(
 def speedup_cascade(
   alpha: Rate, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
 ) -> np.ndarray:
-  """Return (1 - α^{γ+1}) / ((1 - α)((γ+1)c + v)), over the verifier alone.
+  r"""Return the speed-up of a speculative cascade over the verifier alone.
 
-  The verifier scores γ tokens as in speculative decoding, but the drafter's law is needed after them too: γ + 1 calls.
+  .. math:: \frac{1 - \alpha^{\gamma+1}}{(1 - \alpha)((\gamma + 1) c + v)}
+
+  The verifier scores γ tokens as in speculative decoding; the drafter's distribution is needed after them too.
   """
   time = (_block(gamma) + 1) * _cost(c) + _cost(v, 'v')
   return _over(tokens_per_round(alpha, gamma), time, 1.0, overhead)
@@ -83,9 +127,12 @@ def speedup_cascade(
 def speedup_token_cascade(
   alpha: Rate, most: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
 ) -> np.ndarray:
-  """Return (1 - α^{n+1}) / ((1 - α)(c(1 - α^n)/(1 - α) + v)) of drafts of at most n tokens, over the verifier alone.
+  r"""Return the speed-up of a token cascade over the verifier alone.
 
-  α is the share of tokens that are not deferred; the drafter runs once more for a token that it then defers.
+  .. math:: \frac{1 - \alpha^{n+1}}{(1 - \alpha)\bigl(c\,\frac{1 - \alpha^n}{1 - \alpha} + v\bigr)}
+
+  α is the share of tokens that are not deferred and n, `most`, the longest draft. The drafter also runs for a token
+  that it then defers.
   """
   time = _cost(c) * tokens_per_round_without_bonus(alpha, most) + _cost(v, 'v')
   return _over(tokens_per_round(alpha, most), time, 1.0, overhead)
@@ -94,7 +141,10 @@ def speedup_token_cascade(
 def speedup_naive_cos(
   alpha: Rate, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
 ) -> np.ndarray:
-  """Return (1 - α^γ)(1 + c) / ((1 - α)(cγ + v)), over the ensemble (Fu et al. 2025, Theorem 3.1)."""
+  r"""Return the speed-up of `methods.naive_cos` over the ensemble (Fu et al. 2025, Theorem 3.1).
+
+  .. math:: \frac{(1 - \alpha^\gamma)(1 + c)}{(1 - \alpha)(c \gamma + v)}
+  """
   c = _cost(c)
   time = c * _block(gamma) + _cost(v, 'v')
   return _over(tokens_per_round_without_bonus(alpha, gamma), time, 1 + c, overhead)
@@ -103,9 +153,11 @@ def speedup_naive_cos(
 def speedup_ensemble_sd(
   alpha: Rate, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, overhead: ArrayLike = 0.0
 ) -> np.ndarray:
-  """Return (1 - α^{γ+1})(1 + c) / ((1 - α)(cγ + (1 + c)v)), over the ensemble.
+  r"""Return the speed-up of `methods.ensemble_sd` over the ensemble.
 
-  The drafter scores the block anew, its window as dear beside its token as the verifier's.
+  .. math:: \frac{(1 - \alpha^{\gamma+1})(1 + c)}{(1 - \alpha)(c \gamma + (1 + c) v)}
+
+  The drafter scores the block again; its block costs as many of its tokens as the verifier's block of the verifier's.
   """
   c = _cost(c)
   time = c * _block(gamma) + (1 + c) * _cost(v, 'v')
@@ -113,10 +165,12 @@ def speedup_ensemble_sd(
 
 
 def speedup_cos(alpha: ArrayLike, gamma_q: ArrayLike, gamma_p: ArrayLike, c: ArrayLike) -> np.ndarray:
-  """Return (1 - α^{γ_q})(1 + c) / ((1 - α)(1 + cγ_q - α^{γ_p}c)), over the ensemble (Fu et al. 2025, Theorem 3.6).
+  r"""Return the speed-up of one cycle of `methods.cos` over the ensemble (Fu et al. 2025, Theorem 3.6).
 
-  This is the paper's account of one cycle: q proposes, one token fewer where the cycle before, of p's proposals, was
-  accepted whole. It leaves out p's own tokens and their cost; `speedup_cos_steady` counts all.
+  .. math:: \frac{(1 - \alpha^{\gamma_q})(1 + c)}{(1 - \alpha)(1 + c \gamma_q - \alpha^{\gamma_p} c)}
+
+  In the paper's cycle q proposes, one token fewer where p's proposals of the cycle before were all accepted. It leaves
+  out p's own tokens and their cost; `theory.speedup_cos_steady` counts all.
   """
   alpha, c = _rate(alpha), _cost(c)
   gamma_q, gamma_p = _block(gamma_q, 'gamma_q'), _block(gamma_p, 'gamma_p')
@@ -132,12 +186,16 @@ def speedup_cos_steady(
   v: ArrayLike = 1.0,
   overhead: ArrayLike = 0.0,
 ) -> np.ndarray:
-  """Return the long-run speed-up over the ensemble of the alternate proposals of two models.
+  r"""Return the long-run speed-up of `methods.cos` over the ensemble, for two models.
 
-  q's tokens are accepted with chance α_q, p's with α_p. With E_i = (1 - α_i^{γ_i}) / (1 - α_i), a = α_q^{γ_q} and
-  b = α_p^{γ_p}, it is (E_q + a E_p)(1 + c) / (v + cγ_q + a(γ_p - 1 + c(1 - b))): after a proposal of q that is
-  accepted whole, with chance a, p's bonus token opens p's proposal, of γ_p - 1 more calls; q scores it in one call,
-  and that call is the first of q's next proposal where p's was accepted whole.
+  .. math::
+
+     \frac{(E_q + a E_p)(1 + c)}{v + c \gamma_q + a (\gamma_p - 1 + c (1 - b))}, \qquad
+     E_i = \frac{1 - \alpha_i^{\gamma_i}}{1 - \alpha_i}, \quad a = \alpha_q^{\gamma_q}, \quad b = \alpha_p^{\gamma_p}
+
+  q's tokens are accepted with probability :math:`\alpha_q`, p's with :math:`\alpha_p`. After a proposal of q that is
+  accepted whole, with probability a, p's bonus token opens p's proposal, of :math:`\gamma_p - 1` more calls. q scores
+  it in one call, which is the first of q's next proposal where p's was accepted whole.
   """
   alpha_q, alpha_p, c = _rate(alpha_q, 'alpha_q'), _rate(alpha_p, 'alpha_p'), _cost(c)
   gamma_q, gamma_p = _block(gamma_q, 'gamma_q'), _block(gamma_p, 'gamma_p')
@@ -153,9 +211,20 @@ def _over(tokens: np.ndarray, time: np.ndarray, reference: ArrayLike, overhead: 
 
 
 def best_block(speedup: Callable, alpha: Rate, c: ArrayLike, most: int = 64) -> int | np.ndarray:
-  """Return the γ of 1 … `most` that maximises speedup(α, γ, c), the smallest on ties; an int for numbers.
+  """Return the γ of 1 … `most` that maximises `speedup(alpha, gamma, c)`, the smallest on ties.
 
-  For CoS fix γ_p: `best_block(lambda alpha, gamma, c: speedup_cos(alpha, gamma, 1, c), alpha, c)`.
+  Args:
+    speedup: A function of (alpha, gamma, c), as `theory.speedup_speculative`.
+    alpha: α, or the rates by place.
+    c: The time of a call of the drafter.
+    most: The largest γ.
+
+  Returns:
+    An int for numbers, else an array of the broadcast shape.
+
+  Example:
+    >>> theory.best_block(lambda alpha, gamma, c: theory.speedup_cos(alpha, gamma, 1, c), alpha=0.8, c=0.1)
+    7
   """
   gammas = np.arange(1, int(_block(most, 'most')) + 1)
   rate = alpha if isinstance(alpha, ByPlace) else _rate(alpha)[..., None]
@@ -204,8 +273,8 @@ def _block(gamma: ArrayLike, name: str = 'gamma') -> np.ndarray:
   return _checked(name, gamma, lambda x: (x >= 1) & np.isfinite(x) & (x == np.floor(x)), 'a whole number of at least 1')
 
 
-def _laws(name: str, law: ArrayLike) -> np.ndarray:
-  law = np.asarray(law, np.float64)
-  if not law.ndim or not (law >= 0).all() or not (abs(law.sum(-1) - 1) < 1e-3).all():
-    raise ValueError(f'{name} is not a law: give probabilities that sum to 1 over the last axis, not {law.flat[:5]}.')
-  return law
+def _probabilities(name: str, values: ArrayLike) -> np.ndarray:
+  found = np.asarray(values, np.float64)
+  if not found.ndim or not (found >= 0).all() or not (abs(found.sum(-1) - 1) < 1e-3).all():
+    raise ValueError(f'{name}={found.flat[:5]}… must be probabilities that sum to 1 over the last axis.')
+  return found

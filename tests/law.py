@@ -24,10 +24,10 @@ def _decode(method, models, batch, *, max_new_tokens, sampler, noise, options=No
   return run(batch, noise=noise)
 
 
-def emitted_law(method, models, prompt, count, sampler, options=None):
+def emitted_distribution(method, models, prompt, count, sampler, options=None):
   """Return {emitted tokens: probability} of the compiled loop, every decision enumerated."""
   decode = functools.partial(_decode, options=options)
-  return enumeration.emitted_law(method, models, prompt, count, sampler, decode)
+  return enumeration.emitted_distribution(method, models, prompt, count, sampler, decode)
 
 
 def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0):

@@ -125,7 +125,7 @@ def same(case: str) -> dict:
     backends.register('cpu', backends.TPU(interpret=True))
   mesh = sharding.mesh({'data': data, 'model': parts})
   rule = lambda name: sharding.WHOLE if name == 's' else sharding.CUT
-  sharding._LAWS = 0 if laws else 1 << 30
+  sharding._GATHERED = 0 if laws else 1 << 30
   ours = run(family, name, float(temperature), kind == 'queue', lambda n, m: sharding.place(m, mesh, rule(n)))
   one = alone(family, name, float(temperature), kind == 'queue')
   flat = lambda x: np.concatenate([np.ravel(y) for y in jax.tree.leaves(x)])

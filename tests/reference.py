@@ -191,7 +191,7 @@ def bild(models, fallback, rollback, max_draft, **sampler):
   return step
 
 
-def joint_law(step, prompt, count, eos_ids=()):
+def joint_distribution(step, prompt, count, eos_ids=()):
   """Return {emitted tokens: probability} of `count` tokens, or fewer where EOS ends them."""
   law = {}
 
@@ -208,7 +208,7 @@ def joint_law(step, prompt, count, eos_ids=()):
   return law
 
 
-def late_law(step, prompt, vocab, order, first, count):
+def late_distribution(step, prompt, vocab, order, first, count):
   """Return the joint law [V]*count of the tokens from number `first` on, for models of that Markov order."""
   states = {(tuple(prompt), None): 1.0}  # (last tokens, carry): probability
   for _ in range(first):
@@ -221,7 +221,7 @@ def late_law(step, prompt, vocab, order, first, count):
     states = following
   law = np.zeros((vocab,) * count)
   for (tokens, carry), prob in states.items():
-    for emitted, mass in joint_law(_resumed(step, carry), tokens, count).items():
+    for emitted, mass in joint_distribution(_resumed(step, carry), tokens, count).items():
       law[emitted] += prob * mass
   return law
 

@@ -78,7 +78,7 @@ def one_round(accept, q, pi, block, idle=0):
     yield draft, int(at[b]), final[b], drafted * met[b]
 
 
-def emitted_law(accept, q, pi, block, idle=0):
+def emitted_distribution(accept, q, pi, block, idle=0):
   """Return the law [V]*(block+1) of the tokens kept, the one after them, and what π goes on with."""
   law = np.zeros((V,) * (block + 1))
   for draft, kept, final, chance in one_round(accept, q, pi, block, idle):
@@ -110,7 +110,7 @@ ACCEPTORS = {'token_wise': acceptance.token_wise, 'block': acceptance.block}
 def test_a_round_emits_the_target_law(name, block, idle, zeros):
   for seed in range(6):
     q, pi = random_laws(seed, block, zeros)
-    law = emitted_law(ACCEPTORS[name], q, pi, block, idle)
+    law = emitted_distribution(ACCEPTORS[name], q, pi, block, idle)
     np.testing.assert_allclose(law, target_law(pi, block), atol=2e-6)
 
 
@@ -121,7 +121,7 @@ def test_the_enumeration_sees_a_wrong_acceptor():
 
   worst = 0
   for q, pi in (random_laws(seed, 2) for seed in range(6)):
-    worst = max(worst, abs(emitted_law(careless, q, pi, 2) - target_law(pi, 2)).max())
+    worst = max(worst, abs(emitted_distribution(careless, q, pi, 2) - target_law(pi, 2)).max())
   assert worst > 1e-3
 
 

@@ -15,13 +15,14 @@ import pytest
 from tiers import quick
 
 from speccascade import backends, decode, methods, rules, sampling
-from speccascade.backends import base, cpu, sharding, tpu_attention, View
+from speccascade.backends import base, cpu, ops, sharding, tpu_attention, View
+from speccascade.engine import loop
 from speccascade.engine.loop import decode_batch
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning import aot
-from speccascade.types import Model, Prompt, take
+from speccascade.types import Model, Prompt
 
 BACKENDS = {'cpu': backends.CPU(), 'gpu': backends.GPU(), 'tpu': backends.TPU(interpret=True)}
 LLAMA = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, spans=(Span(3), Span(0, Rope(1e5)), Span(3), Span())))
@@ -125,10 +126,10 @@ def test_many_queries_go_in_chunks(name, monkeypatch):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _logits(backend, network, params, prompt, tokens, positions):
-  with backends.use(backend):
-    cache = network.prefill(params, prompt, 40)
-    first, cache = network.extend(params, cache, tokens[:, :3], positions[:, :3])
-    return first, network.extend(params, cache, tokens[:, 3:], positions[:, 3:])[0]
+  network = backends.bind(network, backend)
+  cache = network.prefill(params, prompt, 40)
+  first, cache = network.extend(params, cache, tokens[:, :3], positions[:, :3])
+  return first, network.extend(params, cache, tokens[:, 3:], positions[:, 3:])[0]
 
 
 @pytest.mark.parametrize('scan', quick([False, True], [False]))
@@ -208,23 +209,29 @@ def test_products_by_rows_are_the_products(name, tokens, dtype):
   )
 
 
-@pytest.mark.parametrize('name', BACKENDS)
-def test_rows_of_the_state_are_taken_and_put_alike(name):
-  backend, plain = BACKENDS[name], backends.Backend()
+def test_every_form_of_an_indexed_operation_gives_the_same():
   x = _random(5, (3, 6, 4))[0].at[0, 0, 0].set(-jnp.inf)
   index = jnp.array([[0, 5], [2, 2], [1, 9]])
-  np.testing.assert_array_equal(backend.take(x, index), plain.take(x, index))
-  whole, flags = jnp.arange(18).reshape(3, 6), _random(6, (3, 6))[0] > 0
-  np.testing.assert_array_equal(backend.take(whole, index), plain.take(whole, index))
-  np.testing.assert_array_equal(backend.take(flags, index), plain.take(flags, index))
+  numbers, flags = jnp.arange(18).reshape(3, 6), _random(6, (3, 6))[0] > 0
+  for values in (x, numbers, flags):
+    np.testing.assert_array_equal(ops.masked_take(values, index), ops.gathered_take(values, index))
+    np.testing.assert_array_equal(ops.take(values, index), ops.gathered_take(values, index))
   token = jnp.array([[0, 1, 2, 3, 0, 1]] * 3)
-  np.testing.assert_array_equal(backend.at_token(x, token), plain.at_token(x, token))
+  np.testing.assert_array_equal(ops.masked_at_token(x, token), ops.gathered_at_token(x, token))
   ties = jnp.array([[1.0, 3.0, 3.0], [-jnp.inf, -jnp.inf, 0.0], [2.0, 2.0, 2.0]])
-  assert backend.argmax(ties).tolist() == [1, 2, 0]
+  for argmax in (ops.argmax, ops.plain_argmax, ops.argmax_of_maxima):
+    assert argmax(ties).tolist() == [1, 2, 0]
   slot, mask = jnp.array([0, 5, 3]), jnp.array([True, True, False])
   for rows in (slice(0, 3), slice(1, 2)):
     given = x[rows], slot[rows], 2 * x[rows, 1], mask[rows]
-    np.testing.assert_array_equal(backend.put(*given), plain.put(*given))
+    np.testing.assert_array_equal(ops.written_put(*given), ops.masked_put(*given))
+
+
+def test_an_operation_has_the_form_of_the_platform_that_it_is_lowered_for():
+  text = lambda platform: ops.take.trace(jnp.ones((2, 3)), jnp.zeros((2, 1), int)).lower(
+    lowering_platforms=(platform,)
+  ).as_text()
+  assert 'stablehlo.gather' in text('cpu') and 'stablehlo.gather' not in text('tpu')
 
 
 @pytest.mark.parametrize('temperature', quick([0.0, 1.0], [1.0]))
@@ -262,23 +269,22 @@ def test_few_tokens_are_one_window_where_that_takes_no_longer(name, few, monkeyp
 
 
 def test_heads_that_a_mesh_cuts_stay_whole_where_a_cache_has_them_in_one_group():
-  tpu = dataclasses.replace(BACKENDS['tpu'], mesh=True)
+  cut = sharding.Layout(AbstractMesh((1, 2), ('data', 'model')), ((('joined_kv_heads', 'model'),),))
+  tpu = BACKENDS['tpu'].on_mesh(cut)
   q, k, v, keys, values = _random(7, (2, 3, 14, 64), *[(2, 3, 2, 64)] * 2, *[(2, 128, 2, 64)] * 2)
   entry, view = tpu.entry(keys, values), View(jnp.array([[4, 5, 6], [90, 91, 92]]))
   extend = functools.partial(tpu.extend, bias=None, kv_heads=2, scale=0.1, cap=None)
-  cut = sharding.Layout(AbstractMesh((1, 2), ('data', 'model')), ((('joined_kv_heads', 'model'),),))
-  with sharding.use(cut):
-    y, (written,) = jax.eval_shape(lambda q, k, v, entry: extend(q, k, v, (entry,), 0, view), q, k, v, entry)
+  y, (written,) = jax.eval_shape(lambda q, k, v, entry: extend(q, k, v, (entry,), 0, view), q, k, v, entry)
   assert y.shape == q.shape and written['key'].shape == (2, 1, 128, 128)
 
 
-def test_code_outside_a_program_is_plain_and_a_program_has_its_own():
-  assert backends.current() == backends.Backend()
-  with backends.use(BACKENDS['tpu']):
-    assert backends.current() == BACKENDS['tpu']
-    np.testing.assert_array_equal(take(jnp.arange(6).reshape(2, 3), jnp.array([[1], [2]])), [[1], [5]])
-  assert backends.current() == backends.Backend()
+def test_a_network_is_plain_until_it_is_bound_to_a_backend():
+  assert OPT.backend == backends.Backend() and backends.bind(OPT, BACKENDS['tpu']).backend == BACKENDS['tpu']
   assert backends.of({'x': jnp.ones(2)}) == backends.CPU()
+  with backends.use(BACKENDS['tpu']):
+    assert backends.of({'x': jnp.ones(2)}) == BACKENDS['tpu']
+  program = loop.Program((OPT, OPT), (0, 1), 16, 40, BACKENDS['tpu'])
+  assert {network.backend for network in program.networks} == {BACKENDS['tpu']}
   assert tpu_attention.BLOCK % 128 == 0
 
 

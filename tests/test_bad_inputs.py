@@ -1,7 +1,7 @@
 """Every bad input ends in one sentence that says what is wrong: through Python, through gin, and as a command.
 
-A row has what is given and a part of what must be said. A command exits with 1 for all of them, wrong arguments
-included, and prints that sentence alone.
+A row has what is given and the values, names and remedies that the error must contain. A command exits with 1 for all
+of them, wrong arguments included, and prints that sentence alone.
 """
 
 import dataclasses
@@ -138,12 +138,12 @@ def short(logits, tokens, count):
 
 
 OWN = rules.bind(rules.own)
-VERIFIED = Score(1, (5,), level=True), Verify(OWN, (1,))
+VERIFIED = Score(1), Verify(OWN, (1,))
 
 
-def own_phases(*phases):
-  """Decode with phases of one's own over two models and a window of three."""
-  return decoded(methods.Method(phases, (0, 1), 3))
+def own_phases(*phases, **settings):
+  """Decode with phases of one's own over two models."""
+  return decoded(methods.Method.of_phases(phases, (0, 1), **settings))
 
 
 PYTHON = {
@@ -156,102 +156,101 @@ PYTHON = {
   'a rule that branches': (lambda _: decoded(methods.speculative(partial(branching, alpha=0.3))), 'branching'),
   'a rule of another shape': (lambda _: decoded(methods.speculative(narrow)), 'narrow'),
   'a rule of nothing': (lambda _: decoded(methods.speculative(lambda q, p, *, sampler: None)), 'None'),
-  'a rule by its name': (lambda _: methods.speculative('opt'), "'opt' is not a function"),
-  'a rule without its alpha': (lambda _: methods.speculative(rules.opt), 'opt needs a value for alpha'),
-  'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), 'needs 0 <= alpha <= 1'),
-  'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), 'opt needs a number for alpha'),
+  'a rule by its name': (lambda _: methods.speculative('opt'), ("'opt'", 'functools')),
+  'a rule without its alpha': (lambda _: methods.speculative(rules.opt), ('opt', 'alpha')),
+  'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), ('chow', '0 <= alpha <= 1')),
+  'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), ('opt', 'alpha')),
   'complex weights': (
-    lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), 'weighted needs a number for weights'
+    lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), ('weighted', 'weights')
   ),
-  'mu of 1e30': (lambda _: methods.ensemble(partial(rules.contrastive, mu=1e30)), 'contrastive needs mu of -1000'),
-  'lam of -1e30': (lambda _: methods.ensemble(partial(rules.realign, lam=-1e30)), 'realign needs lam of -1000'),
+  'mu of 1e30': (lambda _: methods.ensemble(partial(rules.contrastive, mu=1e30)), ('contrastive', 'mu', '-1000')),
+  'lam of -1e30': (lambda _: methods.ensemble(partial(rules.realign, lam=-1e30)), ('realign', 'lam', '-1000')),
   # methods and policies
   'a method that was not called': (lambda _: decoded(methods.speculative), 'speculative'),
-  'phases without a Verify': (lambda _: own_phases(Score(0, (1,), level=True)), 'none of its phases is a Verify'),
+  'phases without a Verify': (lambda _: own_phases(Score(0)), 'Verify'),
   'a model that nothing feeds': (
-    lambda _: own_phases(Score(0, (1,), level=True), Verify(OWN, (1,))), 'waits for slot 1, which no Score or Propose'
+    lambda _: own_phases(Score(0), Verify(OWN, (1,))), 'slot 1'
   ),
-  'a slot out of range': (lambda _: own_phases(Score(2, (1,)), Verify(OWN, (0,))), 'names slot 2'),
+  'a slot out of range': (lambda _: own_phases(Score(2), Verify(OWN, (0,))), 'slot 2'),
   'a window of less than the draft': (
-    lambda _: own_phases(Propose(0, 4, (2,)), *VERIFIED), 'window=3 is less than the 4'
+    lambda _: own_phases(Propose(0, 4), *VERIFIED, window=3), ('window=3', '4')
   ),
-  'a narrow verification': (
-    lambda _: own_phases(Propose(0, 3, (2,)), Score(1, (3,), level=True), VERIFIED[1]), 'let them end in 4'
+  'phases that nothing was derived for': (
+    lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)), ('score(1)', 'Method.of_phases')
   ),
-  'a drafter that cannot catch up': (lambda _: own_phases(Propose(0, 3), *VERIFIED), 'let them end in 2'),
   'a combiner that is not bound': (
-    lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'give rules.bind(own)'
+    lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'rules.bind(own)'
   ),
-  'blocks=5': (lambda _: methods.cos(partial(rules.weighted, weights=(0.5, 0.5)), blocks=5), 'blocks=5'),
+  'blocks=5': (lambda _: methods.cos(partial(rules.weighted, weights=(0.5, 0.5)), blocks=5), ('blocks=5', '(5, 1)')),
   'a policy that is a class': (lambda _: methods.speculative(policy=stopping.Heuristic), 'Heuristic'),
-  'a policy that is a text': (lambda _: methods.speculative(policy='heuristic'), 'heuristic'),
-  'an acceptor that is a text': (lambda _: methods.speculative(accept='block'), 'block'),
+  'a policy that is a text': (lambda _: methods.speculative(policy='heuristic'), "policy='heuristic'"),
+  'an acceptor that is a text': (lambda _: methods.speculative(accept='block'), "accept='block'"),
   'an acceptor that is a class': (lambda _: methods.speculative(accept=acceptance.Threshold), 'Threshold'),
-  'Fallback(2.0)': (lambda _: stopping.Fallback(2.0), 'Fallback needs 0 <= threshold <= 1, a probability'),
-  'Fallback of float32': (lambda _: stopping.Fallback(np.float32(-1)), 'Fallback needs 0 <= threshold'),
+  'Fallback(2.0)': (lambda _: stopping.Fallback(2.0), ('Fallback', '0 <= threshold <= 1')),
+  'Fallback of float32': (lambda _: stopping.Fallback(np.float32(-1)), ('Fallback', '0 <= threshold <= 1')),
   'a policy that is no dataclass': (
-    lambda _: methods.speculative(policy=Patient()), 'Patient must be decorated by @flax.struct.dataclass'
+    lambda _: methods.speculative(policy=Patient()), ('Patient', '@flax.struct.dataclass')
   ),
-  "Confidence('0.5')": (lambda _: stopping.Confidence('0.5'), 'Confidence needs 0 <= threshold'),
-  'MovingAverage(.5, 2.)': (lambda _: stopping.MovingAverage(0.5, 2.0), 'MovingAverage needs 0 <= decay <= 1'),
-  'Confidence(1j)': (lambda _: stopping.Confidence(1j), 'Confidence needs 0 <= threshold <= 1, a probability'),
-  'bild(1j)': (lambda _: methods.bild(1j), 'fallback=1j is not a number'),
-  'bild of a list': (lambda _: methods.bild(rollback=[2.0]), 'rollback=[2.0] is not a number'),
-  'a complex threshold': (lambda _: methods.sequence_cascade(threshold=1j), 'threshold=1j is not a number'),
-  'Heuristic(0)': (lambda _: stopping.Heuristic(0), 'Heuristic: first=0 is not a whole number of at least 1'),
+  "Confidence('0.5')": (lambda _: stopping.Confidence('0.5'), ('Confidence', '0 <= threshold <= 1')),
+  'MovingAverage(.5, 2.)': (lambda _: stopping.MovingAverage(0.5, 2.0), ('MovingAverage', '0 <= decay <= 1')),
+  'Confidence(1j)': (lambda _: stopping.Confidence(1j), ('Confidence', '0 <= threshold <= 1')),
+  'bild(1j)': (lambda _: methods.bild(1j), 'fallback=1j'),
+  'bild of a list': (lambda _: methods.bild(rollback=[2.0]), 'rollback=[2.0]'),
+  'a complex threshold': (lambda _: methods.sequence_cascade(threshold=1j), 'threshold=1j'),
+  'Heuristic(0)': (lambda _: stopping.Heuristic(0), ('Heuristic', 'first=0')),
   # requests and samplers
   'decode(temperature=…)': (
-    lambda _: decoded(temperature=0.5), 'decode has no argument temperature: write sampler=speccascade.Sampler(temp'
+    lambda _: decoded(temperature=0.5), ('temperature', 'sampler=speccascade.Sampler(temperature=')
   ),
-  'Request(max_tokens=…)': (lambda _: Request([1], max_tokens=4), 'no argument max_tokens: write max_new_tokens'),
-  'temperature=[1.0]': (lambda _: Sampler(temperature=[1.0]), 'temperature=[1.0] is not a number 0 (greedy) or'),
-  'a complex temperature': (lambda _: Sampler(temperature=1j), 'temperature=1j is not a number 0 (greedy) or'),
-  'a complex array': (lambda _: Sampler(top_p=np.array([1j])), 'top_p=array([0.+1.j]) is not a number over 0'),
+  'Request(max_tokens=…)': (lambda _: Request([1], max_tokens=4), ('max_tokens', 'max_new_tokens')),
+  'temperature=[1.0]': (lambda _: Sampler(temperature=[1.0]), 'temperature=[1.0]'),
+  'a complex temperature': (lambda _: Sampler(temperature=1j), 'temperature=1j'),
+  'a complex array': (lambda _: Sampler(top_p=np.array([1j])), 'top_p=array([0.+1.j])'),
   'temperatures by prompt': (
-    lambda _: decoded(sampler=Sampler(np.array([0.5, 1.0]))), 'temperature has the shape [2]; give one number, or a'
+    lambda _: decoded(sampler=Sampler(np.array([0.5, 1.0]))), ('temperature', '[2]')
   ),
-  'stop=5': (lambda _: decoded(prompts=[Request([1], stop=5)]), 'stop=5 must be texts'),
-  'stop_tokens=5': (lambda _: decoded(prompts=[Request([1], stop_tokens=5)]), 'stop_tokens=5 is not a list of token'),
-  'logit_bias=[5]': (lambda _: decoded(prompts=[Request([1], logit_bias=[5])]), 'logit_bias=[5] is not numbers by'),
+  'stop=5': (lambda _: decoded(prompts=[Request([1], stop=5)]), 'stop=5'),
+  'stop_tokens=5': (lambda _: decoded(prompts=[Request([1], stop_tokens=5)]), 'stop_tokens=5'),
+  'logit_bias=[5]': (lambda _: decoded(prompts=[Request([1], logit_bias=[5])]), 'logit_bias=[5]'),
   'a bias of 1e39': (
-    lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e39})]), 'logit_bias has 1e+39, not a number of -1e+30'
+    lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e39})]), ('logit_bias', '1e+39', '1e+30')
   ),
   'a bias of all': (
-    lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]), 'forbids all 5 tokens'
+    lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]), ('logit_bias', '5')
   ),
   'logprobs of more than there are': (
-    lambda _: decoded(prompts=[Request([1], logprobs=6)]), 'logprobs=6 is more than the 5 tokens of the vocabulary'
+    lambda _: decoded(prompts=[Request([1], logprobs=6)]), ('logprobs=6', '5')
   ),
-  'n=10**12': (lambda _: decoded(prompts=[Request([1], n=10**12)]), 'n=1000000000000 is more than 1048576 samples'),
-  'seed=True': (lambda _: decoded(seed=True), 'seed=True is not a whole number'),
+  'n=10**12': (lambda _: decoded(prompts=[Request([1], n=10**12)]), ('n=1000000000000', '1048576')),
+  'seed=True': (lambda _: decoded(seed=True), 'seed=True'),
   # logits processors
   'a processor of fewer logits': (
-    lambda _: decoded(processor=short), 'processor short returns float32[3], not logits float32[5]'
+    lambda _: decoded(processor=short), ('short', 'float32[3]', 'float32[5]')
   ),
   'a processor of whole numbers': (
-    lambda _: decoded(processor=lambda l, t, n: l > 0), 'returns bool[5], not logits float32[5]'
+    lambda _: decoded(processor=lambda l, t, n: l > 0), ('processor', 'bool[5]', 'float32[5]')
   ),
-  'a processor of nothing': (lambda _: decoded(processor=lambda l, t, n: None), 'returns NoneType, not logits'),
+  'a processor of nothing': (lambda _: decoded(processor=lambda l, t, n: None), ('processor', 'NoneType')),
   'a processor that asks for a value': (
-    lambda _: decoded(processor=lambda l, t, n: l if t[0] else -l), 'it asks in Python for a value of the device'
+    lambda _: decoded(processor=lambda l, t, n: l if t[0] else -l), 'processor'
   ),
-  'a processor of two arguments': (lambda _: decoded(processor=lambda l, t: l), 'TypeError'),
-  'a processor that is a text': (lambda _: decoded(processor='json'), "processor='json' is not a function"),
+  'a processor of two arguments': (lambda _: decoded(processor=lambda l, t: l), ('processor', 'TypeError')),
+  'a processor that is a text': (lambda _: decoded(processor='json'), "processor='json'"),
   # streams and meshes
   'skip beyond the rows': (
-    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[99]), 'skip has 99'
+    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[99]), ('skip', '99')
   ),
   'skip of a text': (
     lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[0, 'a']), "skip='a'"
   ),
-  'mesh(5)': (lambda _: speccascade.mesh(5), "mesh 5: give {'data': 2, 'model': 4}"),
+  'mesh(5)': (lambda _: speccascade.mesh(5), ("mesh 5", "'data'", "'model'")),
   'mesh of a text': (lambda _: speccascade.mesh('data=2'), "mesh 'data=2'"),
-  'mesh of half a device': (lambda _: speccascade.mesh({'data': 0.5}), "data=0.5 is not a whole number"),
+  'mesh of half a device': (lambda _: speccascade.mesh({'data': 0.5}), "data=0.5"),
   # models and prompts
   'models by their paths': (
-    lambda _: decoded(models=['PATH/small', 'PATH/large']), "models has 'PATH/small', not a loaded model: give what"
+    lambda _: decoded(models=['PATH/small', 'PATH/large']), ("models", "'PATH/small'")
   ),
-  'models=PATH': (lambda _: decoded(models='PATH/small'), 'models=PATH/small must be a list of models'),
+  'models=PATH': (lambda _: decoded(models='PATH/small'), 'models=PATH/small'),
   'two models for one': (lambda _: decoded(methods.autoregressive()), 'autoregressive'),
   'an n-gram as verifier': (lambda _: decoded(models=[LARGE, ngram.drafter(LARGE)]), 'ngram'),
   'models=large': (lambda _: decoded(methods.autoregressive(), models=LARGE), 'models'),
@@ -262,124 +261,125 @@ PYTHON = {
   ),
   'sampler=1.0': (lambda _: decoded(sampler=1.0), 'sampler=1.0'),
   # checkpoints
-  'load(torch_dtype=…)': (lambda _: speccascade.load('x', torch_dtype=1), 'no argument torch_dtype: write dtype=…'),
+  'load(torch_dtype=…)': (lambda _: speccascade.load('x', torch_dtype=1), ('torch_dtype', 'dtype=')),
   'a text for a number': (lambda d: speccascade.load(checkpoint(d, d_model='512')), 'd_model'),
   'a start token of 1e9': (
-    lambda d: speccascade.load(checkpoint(d, decoder_start_token_id=10**9)), "'decoder_start_token_id' is 1000000000"
+    lambda d: speccascade.load(checkpoint(d, decoder_start_token_id=10**9)), ("'decoder_start_token_id'", '1000000000')
   ),
-  'a negative EOS': (lambda d: speccascade.load(checkpoint(d, eos_token_id=-1)), "'eos_token_id' has -1"),
-  'an EOS that is a text': (lambda d: speccascade.load(checkpoint(d, eos_token_id='a')), "'eos_token_id' has 'a'"),
+  'a negative EOS': (lambda d: speccascade.load(checkpoint(d, eos_token_id=-1)), ("'eos_token_id'", '-1')),
+  'an EOS that is a text': (lambda d: speccascade.load(checkpoint(d, eos_token_id='a')), ("'eos_token_id'", "'a'")),
   'an EOS of the generation config': (
     lambda d: written(d, 'generation_config.json', '{"eos_token_id": [1, "x"]}') and speccascade.load(checkpoint(d)),
-    "'eos_token_id' has 'x'",
+    ("'eos_token_id'", "'x'"),
   ),
   'an adapter alone': (
-    lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(d), 'is an adapter and no model: merge it'
+    lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(d), 'adapter'
   ),
   'a pointer of Git LFS': (
-    lambda d: speccascade.load(stored(d, b'version https://git-lfs.github.com/spec/v1\n')), 'by git lfs pull in'
+    lambda d: speccascade.load(stored(d, b'version https://git-lfs.github.com/spec/v1\n')),
+    ('model.safetensors', 'git lfs pull'),
   ),
   'a tensor from a negative byte': (
-    lambda d: speccascade.load(stored(d, {'a': [-4, 0]})), "tensor 'a' lies from byte -4 to 0"
+    lambda d: speccascade.load(stored(d, {'a': [-4, 0]})), ("'a'", '-4')
   ),
   'tensors that overlap': (
-    lambda d: speccascade.load(stored(d, {'a': [0, 4], 'b': [2, 6]})), "tensors 'a' and 'b' overlap"
+    lambda d: speccascade.load(stored(d, {'a': [0, 4], 'b': [2, 6]})), ("'a'", "'b'")
   ),
-  'a bucket whose package is not there': (lambda _: Checkpoint('abfs://b/x'), 'abfs://b/x cannot be opened: pip'),
-  'an address of no kind': (lambda _: speccascade.load('nope://b/model'), 'nope://b/model cannot be opened'),
-  'an address of a file here': (lambda _: speccascade.load('file:///tmp/model'), 'without file://'),
+  'a bucket whose package is not there': (lambda _: Checkpoint('abfs://b/x'), ('abfs://b/x', 'pip install')),
+  'an address of no kind': (lambda _: speccascade.load('nope://b/model'), 'nope://b/model'),
+  'an address of a file here': (lambda _: speccascade.load('file:///tmp/model'), 'file://'),
   'an address that is a path': (
-    lambda _: speccascade.load(pathlib.Path('gs://b/model')), 'gs:/b/model is neither a path nor an address'
+    lambda _: speccascade.load(pathlib.Path('gs://b/model')), 'gs:/b/model'
   ),
-  'an address that is content': (lambda _: speccascade.load('data://x'), 'data://x would be content'),
-  'an address that names no bucket': (lambda _: Checkpoint('gs://'), 'write gs://BUCKET/PATH'),
+  'an address that is content': (lambda _: speccascade.load('data://x'), 'data://x'),
+  'an address that names no bucket': (lambda _: Checkpoint('gs://'), ('gs://', 'gs://BUCKET/PATH')),
   'a file that weights point out to': (
-    lambda d: speccascade.load(pointing_out(d)), 'model.safetensors.index.json'
+    lambda d: speccascade.load(pointing_out(d)), ('model.safetensors.index.json', '../../x.safetensors')
   ),
-  'a folder that is not ours': (lambda d: overwritten(d), 'it holds thesis.tex'),
+  'a folder that is not ours': (lambda d: overwritten(d), 'thesis.tex'),
   'a family whose maker takes other arguments': (
-    lambda _: checkpoints.register('mine', lambda config: None, 'llama'), 'is no function of (config, *, eos_ids'
+    lambda _: checkpoints.register('mine', lambda config: None, 'llama'), '(config, *, eos_ids'
   ),
   'a family whose names are unknown': (
-    lambda _: checkpoints.register('mine', made, 'lama'), "names='lama' is neither a table of tensors nor"
+    lambda _: checkpoints.register('mine', made, 'lama'), "names='lama'"
   ),
-  'a family that is there': (lambda _: checkpoints.register('t5', made, 't5'), "model_type 't5' is one of the package"),
+  'a family that is there': (lambda _: checkpoints.register('t5', made, 't5'), ("model_type", "'t5'")),
   'a family that makes no network': (
-    lambda d: loaded_as_mine(d, made), "what model_type 'mine' is registered with makes no network"
+    lambda d: loaded_as_mine(d, made), ("model_type 'mine'", 'network')
   ),
   'a family that cannot read its config': (
-    lambda d: loaded_as_mine(d, lambda config, **_: config['d_model'] // '2'), 'TypeError: unsupported operand'
+    lambda d: loaded_as_mine(d, lambda config, **_: config['d_model'] // '2'), ('TypeError', '//')
   ),
   'a family that needs what config.json has not': (
-    lambda d: loaded_as_mine(d, lambda config, **_: config['width']), "config.json of a mine model has no 'width'"
+    lambda d: loaded_as_mine(d, lambda config, **_: config['width']), ('config.json', "'width'")
   ),
   'a family whose network holds a list': (
     lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1), [0])), "unhashable type: 'list'"
   ),
   'a family with a number for a name': (
-    lambda _: checkpoints.register('mine', made, {'head': 3}), "names['head']=3 is no prefix of tensors"
+    lambda _: checkpoints.register('mine', made, {'head': 3}), "names['head']=3"
   ),
   'a family with a field in a name': (
-    lambda _: checkpoints.register('mine', made, {'layers.mlp.wi': 'block.{n}.up'}), 'with {} for the number of a layer'
+    lambda _: checkpoints.register('mine', made, {'layers.mlp.wi': 'block.{n}.up'}), ('block.{n}.up', '{}')
   ),
   'a family without the name of a tensor': (
     lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1))), "is no module of the names of"
   ),
-  'no generation_config.json': (lambda _: speccascade.Sampler.of(LARGE), 'toy0 has no generation_config.json'),
+  'no generation_config.json': (lambda _: speccascade.Sampler.of(LARGE), ('toy0', 'generation_config.json')),
   # networks
   'a network without what it must have': (
-    lambda _: decoded(methods.autoregressive(), [Model({}, object())]), 'object has no vocab_size, eos_ids, start_id'
+    lambda _: decoded(methods.autoregressive(), [Model({}, object())]), ('vocab_size', 'eos_ids', 'start_id')
   ),
   'a network that cannot be hashed': (lambda _: decoded_by(some_logits, __hash__=None), "unhashable type: 'Mine'"),
-  'a network that fails': (lambda _: decoded_by(lambda *_: 1 // 0), 'ZeroDivisionError: integer division or modulo'),
+  'a network that fails': (lambda _: decoded_by(lambda *_: 1 // 0), 'ZeroDivisionError'),
   'a network of few logits': (
-    lambda _: decoded_by(some_logits, vocab_size=7), 'Mine.extend returns logits [2, 3, 5], not [B, L, V] = [2, 3, 7]'
+    lambda _: decoded_by(some_logits, vocab_size=7), ('Mine.extend', '[2, 3, 5]', '[2, 3, 7]')
   ),
   'a network that returns another cache': (
     lambda _: decoded_by(lambda self, p, cache, tokens, at: (jnp.zeros((*tokens.shape, 5)), cache[:, :1])),
-    'Mine.extend returns a cache of other shapes',
+    ('Mine.extend', 'cache'),
   ),
   'a network whose cache has no rows': (
-    lambda _: decoded_by(some_logits, lambda self, params, prompt, most: jnp.zeros(most)), 'of the batch on axis 0'
+    lambda _: decoded_by(some_logits, lambda self, params, prompt, most: jnp.zeros(most)), 'axis 0'
   ),
   # backends
-  'a backend that is a class': (lambda _: backends.register('tpu', backends.CPU), 'give an instance of a subclass'),
-  'a backend that is a text': (lambda _: backends.use('cpu').__enter__(), "'cpu' is not a backend"),
+  'a backend that is a class': (lambda _: backends.register('tpu', backends.CPU), 'CPU'),
+  'a backend that is a text': (lambda _: backends.use('cpu').__enter__(), "'cpu'"),
   'a backend that holds an array': (
-    lambda _: backends.register('tpu', Doubling(np.ones(3))), 'Doubling is a static part of a program and cannot'
+    lambda _: backends.register('tpu', Doubling(np.ones(3))), 'Doubling'
   ),
   'a backend whose matmul lacks an argument': (
-    lambda _: backends.register('tpu', Doubling(2.0)), 'Doubling.matmul takes (self, x, kernel), but it is'
+    lambda _: backends.register('tpu', Doubling(2.0)), ('Doubling.matmul', '(self, x, kernel)')
   ),
   # several processes
-  'a first host without a port': (lambda _: joining(JAX_COORDINATOR_ADDRESS='localhost'), 'localhost is not HOST:PORT'),
-  'a port that is no number': (lambda _: joining(JAX_COORDINATOR_ADDRESS='a:b'), 'JAX_COORDINATOR_ADDRESS=a:b is not'),
-  'a text for a number of processes': (lambda _: joining(JAX_NUM_PROCESSES='two'), 'JAX_NUM_PROCESSES=two is not'),
+  'a first host without a port': (lambda _: joining(JAX_COORDINATOR_ADDRESS='localhost'), ('localhost', 'HOST:PORT')),
+  'a port that is no number': (lambda _: joining(JAX_COORDINATOR_ADDRESS='a:b'), 'JAX_COORDINATOR_ADDRESS=a:b'),
+  'a text for a number of processes': (lambda _: joining(JAX_NUM_PROCESSES='two'), 'JAX_NUM_PROCESSES=two'),
   # data
   'data in a bucket whose package is not there': (lambda _: files.lines('abfs://b/x.txt'), 'adlfs'),
-  'a prompt of null': (lambda d: files.jsonl(records(d, '{"prompt": null, "target": ""}')), "line 3: the field"),
+  'a prompt of null': (lambda d: files.jsonl(records(d, '{"prompt": null, "target": ""}')), ("line 3", "'prompt'")),
   'a reference of null': (
-    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": [null]}')), "line 3: the field 'target' is null"
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": [null]}')), ("line 3", "'target'")
   ),
   'a reference list of none': (
-    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": []}'), metrics=['bleu']), 'line 3 lacks a reference',
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": []}'), metrics=['bleu']), ('line 3', 'bleu'),
   ),
   'a reference without a number': (
     lambda d: files.jsonl(written(d, 'y', '\n{"prompt": "a", "target": "b"}'), metrics=['final_number']),
-    'y, line 2 lacks a reference with a number, which final_number needs',
+    ('y, line 2', 'final_number'),
   ),
   'a metric that fails': (
-    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": ""}'), metrics=[failing]), 'failing cannot judge',
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": ""}'), metrics=[failing]), ('failing', 'KeyError: 0'),
   ),
   'a lone surrogate in data': (
-    lambda d: files.jsonl(records(d, r'{"prompt": "\ud800", "target": ""}')), 'line 3: the field'
+    lambda d: files.jsonl(records(d, r'{"prompt": "\ud800", "target": ""}')), ("line 3", "'prompt'")
   ),
   'programs allowed by another word': (
-    lambda d: files.jsonl(records(d, ''), metrics=('pass_at_1',), allow_execution='yes'), "allow_execution='yes' is not"
+    lambda d: files.jsonl(records(d, ''), metrics=('pass_at_1',), allow_execution='yes'), "allow_execution='yes'"
   ),
-  'a line of brackets': (lambda d: files.jsonl(records(d, '[' * 100_000)), 'line 3 is not JSON'),
-  'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), 'line 3 is not JSON'),
-  'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), "line 3: no field 'target'"),
+  'a line of brackets': (lambda d: files.jsonl(records(d, '[' * 100_000)), ('line 3', 'JSON')),
+  'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), ('line 3', 'JSON')),
+  'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), ("line 3", "'target'")),
 }  # fmt: skip
 
 
@@ -437,12 +437,19 @@ def sentence(said: str) -> bool:
   return '\n' not in said and 10 < len(said) < 600 and 'Traceback' not in said and 'object at 0x' not in said
 
 
+def assert_says(said: str, parts: str | tuple[str, ...], folder: pathlib.Path | str = ''):
+  """Check that an error is a sentence that has every one of the values and names that it must."""
+  parts = (parts,) if isinstance(parts, str) else parts
+  missing = [part for part in parts if part.replace('{tmp}', str(folder)) not in said]
+  assert not missing and sentence(said), (missing, said)
+
+
 @pytest.mark.parametrize('name', PYTHON)
 def test_python_says_it_in_one_sentence(name, tmp_path):
   call, part = PYTHON[name]
   with pytest.raises(commands.FAILURES) as caught:
     call(tmp_path)
-  assert part in str(caught.value) and sentence(str(caught.value)), str(caught.value)
+  assert_says(str(caught.value), part)
 
 
 # ---- through gin ----
@@ -450,32 +457,32 @@ def test_python_says_it_in_one_sentence(name, tmp_path):
 GIN = {
   'quotes forgotten': (['SHARED = /data'], """--gin.SHARED="'/data'\""""),
   'quotes forgotten around a word': (["Experiment.models = large"], """--gin.Experiment.models="'large'\""""),
-  'no value': (['Experiment.seed'], 'Write --gin.NAME=VALUE'),
-  'a macro that nothing uses': (["MIXTURE_OR_TASK_NAME = 'xsum'"], 'nothing uses %MIXTURE_OR_TASK_NAME'),
-  'a model that nothing uses': (['MODEL = @embedded.models'], 'nothing uses %MODEL'),
-  'a macro that is not bound': (['Experiment.curves = %CURVES'], '%CURVES is used but bound nowhere'),
-  'a name that is none': (['Experimnt.seed = 1'], 'did you mean Experiment?'),
-  'a parameter that is none': (['Experiment.sed = 1'], 'did you mean seed?'),
-  'a scope that is none': (["optt/Curve.values = [0.1]"], 'did you mean opt?'),
-  'a value that is a call': (["opt/Curve.values = [float('nan')]"], 'a value is none that gin reads: numbers, texts'),
-  'a value that is infinite': (['opt/Curve.values = [0.1, 1e999]'], 'SpecCascade [OPT]: values has inf; give finite'),
+  'no value': (['Experiment.seed'], ('Experiment.seed', '--gin.NAME=VALUE')),
+  'a macro that nothing uses': (["MIXTURE_OR_TASK_NAME = 'xsum'"], '%MIXTURE_OR_TASK_NAME'),
+  'a model that nothing uses': (['MODEL = @embedded.models'], '%MODEL'),
+  'a macro that is not bound': (['Experiment.curves = %CURVES'], '%CURVES'),
+  'a name that is none': (['Experimnt.seed = 1'], ('Experimnt', 'Experiment?')),
+  'a parameter that is none': (['Experiment.sed = 1'], ('sed', 'seed?')),
+  'a scope that is none': (["optt/Curve.values = [0.1]"], ('optt', 'opt?')),
+  'a value that is a call': (["opt/Curve.values = [float('nan')]"], 'opt/Curve.values'),
+  'a value that is infinite': (['opt/Curve.values = [0.1, 1e999]'], ('SpecCascade [OPT]', 'values', 'inf')),
   'a value that every scope overrides': (
     ['Experiment.seed = 1', 'run.experiments = [@opt/Experiment()]', 'opt/Experiment.seed = 2'],
-    '--gin.Experiment.seed has no effect, for the config binds opt/Experiment.seed',
+    ('--gin.Experiment.seed', 'opt/Experiment.seed'),
   ),
-  'a module that is none': (['import my_rules_of_nowhere'], 'looked for beside the gin file, here and on PYTHONPATH'),
-  'a file that is none': (["include 'nope.gin'"], 'no file nope.gin'),
-  'a number for a list': (['Experiment.temperatures = 0.0'], 'temperatures=0.0 is not a list'),
-  'a function for what it makes': (['Experiment.curves = [@opt/Curve]'], 'write @scope/Curve(), with ()'),
-  'a rule that was called': (['opt/Curve.rule = @rules.opt()'], 'hand it over, as @rules.opt without ()'),
+  'a module that is none': (['import my_rules_of_nowhere'], ('my_rules_of_nowhere', 'PYTHONPATH')),
+  'a file that is none': (["include 'nope.gin'"], 'nope.gin'),
+  'a number for a list': (['Experiment.temperatures = 0.0'], 'temperatures=0.0'),
+  'a function for what it makes': (['Experiment.curves = [@opt/Curve]'], '@scope/Curve()'),
+  'a rule that was called': (['opt/Curve.rule = @rules.opt()'], '@rules.opt'),
   'a policy that was not called': (['methods.speculative.policy = @stopping.Heuristic'], 'Heuristic'),
   'an acceptor that is a text': (["methods.speculative.accept = 'block'"], 'block'),
   'a chance over 1': (['methods.speculative.policy = @stopping.Fallback()', 'stopping.Fallback.threshold = 2.0'],
-                      'Fallback needs 0 <= threshold <= 1'),
-  'alpha out of range': (['chow/Curve.values = [2.0]'], 'rule chow needs 0 <= alpha <= 1'),
+                      ('Fallback', '0 <= threshold <= 1')),
+  'alpha out of range': (['chow/Curve.values = [2.0]'], ('chow', '0 <= alpha <= 1')),
   'a folder that is none': (
     ["SHARED = '../nowhere'", 'path.root = %SHARED', "Experiment.name = @path()", "path.name = 'x'"],
-    """SHARED = '../nowhere' is no folder here; bind another: --gin.SHARED="'PATH'\"""",
+    ("'../nowhere'", '--gin.SHARED='),
   ),
   'a checkpoint in a bucket whose package is not there': (
     ['Experiment.models = [@Checkpoint(), @Checkpoint()]', "Checkpoint.path = 'abfs://b/x'"], 'adlfs',
@@ -496,7 +503,7 @@ def test_gin_says_it_in_one_sentence(name):
   with pytest.raises(commands.FAILURES) as caught:
     config.parse([str(run.DEFAULT)], bindings)
     config.build()
-  assert part in str(caught.value) and sentence(str(caught.value)), str(caught.value)
+  assert_says(str(caught.value), part)
 
 
 # ---- as commands ----
@@ -519,105 +526,105 @@ MAIN = {
 }  # fmt: skip
 COMMANDS = {
   'run': [
-    (['--gin_fil=x'], 'unrecognized arguments: --gin_fil=x'),
-    (['config.gin'], 'unrecognized arguments: config.gin'),
-    (['--gin_file=nope.gin'], 'no file nope.gin'),
-    (['--gin_file=gs://b/x.gin'], 'gs://b/x.gin is an address'),
-    (['--run_dir=file://scratch'], 'file://scratch lies on this machine: give its path'),
-    (['--run_dir=gs:/b/r'], 'gs:/b/r is neither a path nor an address: write gs://BUCKET/PATH'),
-    (['--run_dir=data://x'], 'data://x would be content'),
-    (['--run_dir=http://127.0.0.1:9/x'], 'cannot be'),
-    (['--run_dir=abfs://b/run'], 'abfs://b/run cannot be opened: pip install'),
-    (['--distributed', '--host_timeout=10000000'], 'argument --host_timeout: 10000000 seconds is more than 1000000'),
-    (['--shard=3/3'], "argument --shard: '3/3' is no shard; write i/n with i from 0 to n - 1"),
-    (['--shard=0/2', '--merge'], 'not allowed with argument'),
-    (['--run_dir={tmp}/none', '--merge'], 'none holds no shards'),
-    (['--only=nothing', '--run_dir={tmp}/run'], 'only=nothing: the experiments here are default'),
-    (['--run_dir={tmp}/file'], 'cannot be a run directory'),
-    (['--run_dir={tmp}/thesis'], 'is not empty and no run directory (it has thesis.tex)'),
-    (['--run_dir={tmp}/lost'], 'holds a run whose config.gin is gone'),
+    (['--gin_fil=x'], '--gin_fil=x'),
+    (['config.gin'], 'config.gin'),
+    (['--gin_file=nope.gin'], ('nope.gin', '--gin_search_paths')),
+    (['--gin_file=gs://b/x.gin'], 'gs://b/x.gin'),
+    (['--run_dir=file://scratch'], 'file://scratch'),
+    (['--run_dir=gs:/b/r'], ('gs:/b/r', 'gs://BUCKET/PATH')),
+    (['--run_dir=data://x'], 'data://x'),
+    (['--run_dir=http://127.0.0.1:9/x'], 'http://127.0.0.1:9/x'),
+    (['--run_dir=abfs://b/run'], ('abfs://b/run', 'pip install')),
+    (['--distributed', '--host_timeout=10000000'], ('--host_timeout', '10000000', '1000000')),
+    (['--shard=3/3'], ("--shard", "'3/3'")),
+    (['--shard=0/2', '--merge'], ('--shard', '--merge')),
+    (['--run_dir={tmp}/none', '--merge'], ('{tmp}/none', 'shards')),
+    (['--only=nothing', '--run_dir={tmp}/run'], ('only=nothing', 'default')),
+    (['--run_dir={tmp}/file'], '{tmp}/file'),
+    (['--run_dir={tmp}/thesis'], ('{tmp}/thesis', 'thesis.tex')),
+    (['--run_dir={tmp}/lost'], ('{tmp}/lost', 'config.gin')),
     *((['--run_dir={tmp}/run', *(f'--gin.{b.replace(" = ", "=")}' for b in bindings)], part)
       for bindings, part in GIN.values() if not bindings[0].startswith(('import', 'include'))),
   ],
   'train': [
-    ([], 'the following arguments are required: --out'),
-    (['--out={tmp}/out'], 'the config has no train.jobs'),
-    (['--out=gs://b/out'], 'gs://b/out is an address'),
-    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.T5.config=abc'], 'gin takes a text in quotes'),
-    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.Job.pairs=3'], 'are no pairs'),
-    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--job=medium'], '--job=medium: the config has large, small'),
+    ([], '--out'),
+    (['--out={tmp}/out'], 'train.jobs'),
+    (['--out=gs://b/out'], 'gs://b/out'),
+    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.T5.config=abc'], ('train.T5.config', 'abc')),
+    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.Job.pairs=3'], ('pairs', '3')),
+    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--job=medium'], ('--job=medium', 'large, small')),
     (['--out={tmp}/file', '--gin_file=train/embedded.gin'], '{tmp}/file'),
   ],
   'plan': [
-    (['a'], 'the following arguments are required: --prompts'),
+    (['a'], '--prompts'),
     *(([*'ab', '--prompts={tmp}/file', *more], part) for more, part in [
-      (['--rule=opt:abc'], 'argument --rule: opt:abc: could not convert'),
-      (['--rule=op:1'], 'no rule is called op; there are speculative'),
-      (['--rule=chow:2'], 'chow:2: rule chow needs 0 <= alpha <= 1'),
-      (['--rule=opt'], 'opt: opt needs a value for alpha'),
-      (['--blocks=a-b'], "argument --blocks: 'a-b' is no list of whole numbers"),
-      (['--blocks=0'], "'0' is no list of whole numbers"),
-      (['--blocks=5-1'], "'5-1' is no list of whole numbers"),
-      (['--batches=0'], "argument --batches: '0' is not a whole number of at least 1"),
-      (['--count=-1'], "argument --count: '-1' is not a whole number"),
-      (['--max_new_tokens=x'], "argument --max_new_tokens: 'x' is not a whole number"),
+      (['--rule=opt:abc'], ('--rule', 'opt:abc')),
+      (['--rule=op:1'], ('--rule', 'op;', 'speculative')),
+      (['--rule=chow:2'], ('chow:2', '0 <= alpha <= 1')),
+      (['--rule=opt'], ('opt', 'alpha')),
+      (['--blocks=a-b'], ("--blocks", "'a-b'")),
+      (['--blocks=0'], ("--blocks", "'0'")),
+      (['--blocks=5-1'], ("--blocks", "'5-1'")),
+      (['--batches=0'], ("--batches", "'0'")),
+      (['--count=-1'], ("--count", "'-1'")),
+      (['--max_new_tokens=x'], ("--max_new_tokens", "'x'")),
       (['--temperature=-1'], 'temperature=-1'),
-      (['--rule=weighted:1,1'], 'weighted needs weights >= 0 that sum to 1'),
-      (['--dtype=int8'], "invalid choice: 'int8'"),
-      ([], 'a does not exist'),
+      (['--rule=weighted:1,1'], 'weighted'),
+      (['--dtype=int8'], ("--dtype", "'int8'")),
+      ([], 'a '),
     ]),
-    ([*'ab', '--prompts={tmp}/none'], 'none: no such file'),
-    (['abfs://b/x', 'b', '--prompts={tmp}/file'], 'abfs://b/x cannot be opened: pip install'),
+    ([*'ab', '--prompts={tmp}/none'], '{tmp}/none'),
+    (['abfs://b/x', 'b', '--prompts={tmp}/file'], ('abfs://b/x', 'pip install')),
   ],
   'convert': [
-    (['{tmp}/none', '{tmp}/out'], 'none does not exist'),
-    (['{tmp}/none', '{tmp}/file/out'], 'file may not be written to'),
-    (['{tmp}/none', 's3://b/x'], 's3://b/x is an address'),
-    (['{tmp}/none', '{tmp}/out', '--format=gguf'], "invalid choice: 'gguf'"),
-    (['{tmp}/none', '{tmp}/thesis', '--overwrite'], 'is no checkpoint: found thesis.tex'),
+    (['{tmp}/none', '{tmp}/out'], '{tmp}/none'),
+    (['{tmp}/none', '{tmp}/file/out'], '{tmp}/file'),
+    (['{tmp}/none', 's3://b/x'], 's3://b/x'),
+    (['{tmp}/none', '{tmp}/out', '--format=gguf'], ("--format", "'gguf'")),
+    (['{tmp}/none', '{tmp}/thesis', '--overwrite'], ('{tmp}/thesis', 'thesis.tex')),
   ],
   'check': [
-    ([], 'the following arguments are required: MODULE:NAME'),
-    (['rules'], "'rules' names nothing; write MODULE:NAME"),
-    (['speccascade.rules:otp'], 'has no otp'),
-    (['my_rules_of_nowhere:mine'], 'cannot be imported'),
-    (['speccascade.rules:opt', '--alpha=x'], "invalid float value: 'x'"),
+    ([], 'MODULE:NAME'),
+    (['rules'], ("'rules'", 'MODULE:NAME')),
+    (['speccascade.rules:otp'], 'otp'),
+    (['my_rules_of_nowhere:mine'], 'my_rules_of_nowhere'),
+    (['speccascade.rules:opt', '--alpha=x'], ("--alpha", "'x'")),
   ],
   'compile': [
-    ([], 'the following arguments are required: --models'),
-    (['--models', 'a', 'b', 'c'], 'give the name of one pair, or two config.json'),
-    (['--models=a'], "no pair 'a'"),
-    (['--models=a', '--mesh=model'], "'model' is not like data=1,model=4"),
-    (['--models=a', '--batch_size=x'], "'x' is not a whole number of at least 1"),
+    ([], '--models'),
+    (['--models', 'a', 'b', 'c'], 'models=a b c'),
+    (['--models=a'], "'a'"),
+    (['--models=a', '--mesh=model'], ("'model'", 'data=1,model=4')),
+    (['--models=a', '--batch-size=x'], ("--batch_size", "'x'")),
   ],
   'decode': [
-    (['--models', 'a', 'b'], 'the following arguments are required: INPUT, OUTPUT'),
+    (['--models', 'a', 'b'], ('INPUT', 'OUTPUT')),
     *(([*more, '--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/out'], part) for more, part in [
-      (['--method=autoregressive', '--block=3'], 'autoregressive takes no --block; it takes --model.'),
-      (['--method=autoregressive'], 'decodes with one model, but 2 were given'),
-      (['--method=cos'], 'cos needs --rule; see --help'),
-      (['--method=sv'], 'sv needs --plan; see --help'),
-      (['--method=sv_exact', '--plan=no.json'], 'no.json: no such plan; make one with python -m'),
-      (['--plan=no.json'], 'no.json: no such plan; make one with python -m'),
-      (['--rule=op:1'], 'no rule is called op'),
-      (['--rule=weighted:1'], 'weighted is a combiner, not a rule'),
-      (['--rule=opt:1,2'], 'opt:1,2: opt takes one number, alpha'),
+      (['--method=autoregressive', '--block=3'], ('autoregressive', '--block', '--model')),
+      (['--method=autoregressive'], ('autoregressive', '2')),
+      (['--method=cos'], ('cos', '--rule')),
+      (['--method=sv'], ('sv', '--plan')),
+      (['--method=sv_exact', '--plan=no.json'], ('no.json', 'python -m speccascade.')),
+      (['--plan=no.json'], ('no.json', 'python -m speccascade.')),
+      (['--rule=op:1'], ('--rule', 'op;')),
+      (['--rule=weighted:1'], ('weighted', 'combiner')),
+      (['--rule=opt:1,2'], ('opt:1,2', 'alpha')),
       (['--temperature=-1'], '--temperature=-1.0'),
-      (['--batch-size=0'], "'0' is not a whole number of at least 1"),
-      (['--blocks=5,x'], "'x' is not a whole number of at least 1"),
-      ([], '{tmp}/file, line 1: not JSON'),
+      (['--batch-size=0'], ('--batch-size', "'0'")),
+      (['--blocks=5,x'], ("--blocks", "'x'")),
+      ([], ('{tmp}/file, line 1', 'JSON')),
     ]),
-    (['--models', 'a', '--', '{tmp}/file', '{tmp}/out'], 'decodes with 2 models, but 1'),
-    (['--models', 'a', 'b', '--', '{tmp}/none', '{tmp}/out'], 'none: no such file'),
-    (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x is an address'),
-    (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/file', '{tmp}/file'], 'file is the input: name another output'),
-    (['--models', 'a', 'b', '--', '{tmp}/damaged.gz', '{tmp}/out'], 'damaged.gz: a damaged gzip file'),
-    (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/prompts', '{tmp}/thesis'], 'thesis is a folder: name a file'),
-    (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/thesis/thesis.tex'], 'thesis.tex is there already'),
-    (['--models', '{tmp}/none', 'b', '--', '{tmp}/prompts', '{tmp}/out'], 'none does not exist'),
+    (['--models', 'a', '--', '{tmp}/file', '{tmp}/out'], ('2', '1')),
+    (['--models', 'a', 'b', '--', '{tmp}/none', '{tmp}/out'], '{tmp}/none'),
+    (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x'),
+    (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/file', '{tmp}/file'], ('{tmp}/file', 'input')),
+    (['--models', 'a', 'b', '--', '{tmp}/damaged.gz', '{tmp}/out'], ('damaged.gz', 'gzip')),
+    (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/prompts', '{tmp}/thesis'], ('{tmp}/thesis', 'folder')),
+    (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/thesis/thesis.tex'], ('thesis.tex', '--overwrite')),
+    (['--models', '{tmp}/none', 'b', '--', '{tmp}/prompts', '{tmp}/out'], '{tmp}/none'),
   ],
-  'speccascade': [(['run'], 'unrecognized arguments: run')],
-  'vocabulary': [([], 'the following arguments are required: file'), (['gs://b/x'], 'gs://b/x is an address')],
+  'speccascade': [(['run'], 'run')],
+  'vocabulary': [([], 'file'), (['gs://b/x'], 'gs://b/x')],
 }  # fmt: skip
 ROWS = [(name, argv, part) for name, rows in COMMANDS.items() for argv, part in rows]
 
@@ -636,7 +643,7 @@ def test_a_command_says_it_in_one_sentence_and_exits_with_1(name, argv, part, tm
   out, error = capsys.readouterr()
   assert not out and error.startswith('error: ') and error.endswith('\n'), error
   said = error.removeprefix('error: ').removesuffix('\n')
-  assert part.replace('{tmp}', str(tmp_path)) in said and sentence(said), error
+  assert_says(said, part, tmp_path)
 
 
 INTERRUPTING = """

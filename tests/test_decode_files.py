@@ -12,6 +12,7 @@ import sys
 import time
 
 import jax
+from matching import having, says
 import pytest
 
 import speccascade
@@ -152,12 +153,12 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
   assert header['speccascade'] and header['device'] == jax.devices()[0].device_kind
   capsys.readouterr()
   assert command.main([*arguments, '--temperature', '0.5']) == 1
-  assert 'temperature was None, now 0.5' in capsys.readouterr().err
+  assert says(capsys.readouterr().err, 'temperature', 'None', '0.5')
   assert command.main([*arguments, '--rule', 'opt:0.2']) == 1
-  assert "(rule was ['opt', {'alpha': 0.1}], now ['opt', {'alpha': 0.2}])" in capsys.readouterr().err
+  assert says(capsys.readouterr().err, 'rule', "['opt', {'alpha': 0.1}]", "['opt', {'alpha': 0.2}]")
   write(source, ['A cat runs.'])
   assert command.main(arguments) == 1
-  assert 'out.jsonl.part has rows of another run (input was' in capsys.readouterr().err
+  assert says(capsys.readouterr().err, 'out.jsonl.part', 'another run', 'input')
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
 def test_a_file_that_is_no_journal_of_ours_is_left_alone(tmp_path, content):
   part = tmp_path / 'x.part'
   part.write_text(content)
-  with pytest.raises(RuntimeError, match='x.part is no journal of this command; move it away'):
+  with pytest.raises(RuntimeError, match='x.part'):
     with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
       pass
   assert part.read_text() == content
@@ -177,7 +178,7 @@ def test_a_file_that_is_no_journal_of_ours_is_left_alone(tmp_path, content):
 )
 def test_a_row_that_nothing_asked_for_is_refused(tmp_path, row):
   (tmp_path / 'x.part').write_text(f'{{"{lines.MARK}": "1"}}\n{row}\n')
-  with pytest.raises(RuntimeError, match='x.part has a row .*, of which the input has no request; move it away'):
+  with pytest.raises(RuntimeError, match='x.part has a row'):
     with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
       pass
 
@@ -186,7 +187,7 @@ def test_no_row_is_written_through_a_link(tmp_path):
   target, part = tmp_path / 'thesis', tmp_path / 'x.part'
   target.write_text(f'{{"{lines.MARK}": "1"}}\nunfinished')
   part.symlink_to(target)
-  with pytest.raises(OSError, match='it is a symbolic link, which is not followed; remove it'):
+  with pytest.raises(OSError, match='symbolic link'):
     with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, []):
       pass
   assert target.read_text().endswith('unfinished')
@@ -223,7 +224,7 @@ def test_a_journal_without_rows_is_begun_anew_and_one_with_rows_goes_on(tmp_path
       assert list(journal.had) == [(0, sample) for sample in range(had)]
       journal.add(kept[had])
   assert rows(path) == [header, *kept]
-  with pytest.raises(RuntimeError, match='has rows of another run .seed was 1, now 2.'):
+  with pytest.raises(RuntimeError, match=having('another run', 'seed', '1', '2')):
     with lines.journal(tmp_path / 'x', {'seed': 2}, names):
       pass
 
@@ -316,7 +317,7 @@ def test_pipes_and_gzipped_files_are_read_and_pipes_are_written(tmp_path, capsys
 
 def test_two_processes_do_not_write_one_file(tmp_path):
   with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, []):
-    with pytest.raises(RuntimeError, match='is being written by another process'):
+    with pytest.raises(RuntimeError, match='another process'):
       with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, []):
         pass
 

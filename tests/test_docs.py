@@ -1,33 +1,52 @@
 """The examples of the documents run, and their links lead somewhere."""
 
+import ast
+from collections.abc import Iterator
 import dataclasses
+import doctest
+import gzip
+import importlib
+import inspect
+import json
+import os
 from pathlib import Path
 import re
 import runpy
+import subprocess
+import sys
+from types import ModuleType
 
 import pytest
 
-from speccascade import embedded, Request, run
+import speccascade
+from speccascade import embedded, methods, Request, run
+from speccascade.data.seqio import tasks
 from speccascade.engine.method import Strategy
 from speccascade.evaluate import config
+from speccascade.integrations import seqio_evaluator
 from speccascade.models import toy
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / 'speccascade'
+DOCS = ROOT / 'docs'
 EXTENDING = ROOT / 'docs' / 'extending.md'
 PAGES = sorted((ROOT / 'docs' / 'methods').glob('*.md'))
 DOCUMENTS = [ROOT / 'README.md', ROOT / 'WORKSPACE.md', *sorted((ROOT / 'docs').rglob('*.md'))]
-MY_TABLES = """
-import gin
+A_PROFILE = """
 import numpy as np
 from speccascade import methods
 from speccascade.engine.plans import Profile
 from speccascade.engine.verification import AcceptanceTable
 
 TABLE = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
-
+profile = Profile(TABLE, np.float32([1.0, 1.1]))
+"""
+MY_TABLES = f"""
+import gin
+{A_PROFILE}
 @gin.register
 def sv_measured(block=5):
-  return methods.sv_exact(Profile(TABLE, np.float32([1.0, 1.1])), block)
+  return methods.sv_exact(profile, block)
 """
 
 
@@ -77,10 +96,137 @@ def test_a_gin_file_takes_the_task_of_the_page_on_extending(tmp_path, monkeypatc
   assert [e.target for e in experiment.task.examples] == ['s p e c u l a t i o n', 'c a s c a d e']
 
 
+@pytest.mark.full
+def test_the_python_of_the_page_on_several_devices_runs():
+  (code,) = blocks(DOCS / 'scaling.md', 'python')
+  code = code.replace('PATH', str(Path(embedded.vocabulary()).parents[1]))
+  flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8'
+  program = f"prompts = ['A dog runs.']\n{code}\nprint(out.finish_reasons)"
+  ran = subprocess.run(
+    [sys.executable, '-c', program], env=os.environ | {'XLA_FLAGS': flags}, capture_output=True, text=True
+  )
+  assert 'eos' in ran.stdout, ran.stderr
+
+
+def test_the_gin_of_the_page_on_experiments_makes_an_experiment(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ('val.en', 'val.de', 'page.gin'):
+    Path(name).write_text('One line.\n')
+  Path('page.gin').write_text('\n'.join(blocks(DOCS / 'experiments.md', 'gin')))
+  config.parse(['page.gin'])
+  (experiment,) = config.build()
+  assert len(experiment.task.examples) == 1 and [curve.name for curve in experiment.curves] == [
+    'target only', 'SpecCascade [OPT]',
+  ]  # fmt: skip
+
+
+def test_the_python_of_the_page_on_tasks_fits_the_functions(tmp_path, monkeypatch):
+  def accept(module, name):
+    signature = inspect.signature(getattr(module, name))
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: calls.append(signature.bind(*args, **kwargs)))
+
+  calls = []
+  monkeypatch.chdir(tmp_path)
+  for name in ('val.en.gz', 'val.de.gz'):
+    Path(name).write_bytes(gzip.compress(b'One line.\n'))
+  Path('gsm8k.jsonl').write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+  for name in ('seqio_task', 'add_benchmark', 'add_parallel_text'):
+    accept(tasks, name)
+  accept(seqio_evaluator, 'evaluate')
+  monkeypatch.setitem(sys.modules, 'seqio', ModuleType('seqio'))
+  exec('\n'.join(blocks(DOCS / 'tasks.md', 'python')), dict(method=None, small=None, large=None))
+  assert len(calls) == 4
+
+
+def test_a_test_runs_the_code_of_every_page():
+  pages = {str(page.relative_to(ROOT)) for page in DOCUMENTS if blocks(page, 'python') or blocks(page, 'gin')}
+  here = {f'docs/{name}.md' for name in ('decoding', 'experiments', 'extending', 'scaling', 'tasks', 'api/index')}
+  elsewhere = {'docs/t5x.md'}  # tests/evaluate/test_t5x_step.py
+  families = {str(page.relative_to(ROOT)) for page in PAGES}
+  assert pages == {'README.md'} | here | elsewhere | families
+
+
 def test_the_page_on_extending_lists_its_sections():
   text = EXTENDING.read_text()
   listed = re.findall(r'^\| \[.*?\]\(#(.*?)\) ', text, re.MULTILINE)
   assert listed == [h for h in re.findall(r'^## (.*)$', text, re.MULTILINE) for h in [h.lower().replace(' ', '-')]]
+
+
+# Every public function and class of these modules, and of `speccascade.__all__`, has its entry in the API reference.
+PUBLIC = [
+  'acceptance', 'embedded', 'engine', 'evaluate', 'methods', 'rules', 'stopping', 'theory', 'types',
+  *(f'models.{path.stem}' for path in sorted((PACKAGE / 'models').glob('[!_]*.py'))),
+]  # fmt: skip
+WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob('*.py')) if '>>> ' in path.read_text()]
+
+
+def public(module: ModuleType) -> set:
+  """Return the functions and classes that a module offers."""
+  names = getattr(module, '__all__', [n for n, x in vars(module).items() if inspect.getmodule(x) is module])
+  found = [getattr(module, name) for name in names if not name.startswith('_')]
+  return {x for x in found if inspect.isfunction(x) or inspect.isclass(x)}
+
+
+def documented() -> set:
+  """Return the functions and classes for which a page asks autodoc."""
+  found = set()
+  for page in DOCS.rglob('*.md'):
+    for kind, name, options in re.findall(r'^\.\. auto(\w+):: (\S+)\n((?:   :.*\n)*)', page.read_text(), re.MULTILINE):
+      if kind in ('function', 'class'):
+        module, _, name = name.rpartition('.')
+        found.add(getattr(importlib.import_module(module), name))
+      elif kind == 'module' and ':members:' in options:
+        left_out = re.findall(r'\w+', ''.join(re.findall(r':exclude-members: (.*)', options)))
+        found |= {x for x in public(importlib.import_module(name)) if x.__name__ not in left_out}
+  return found
+
+
+def names_in(code: str) -> Iterator:
+  """Yield each function and class of the package that a piece of code names."""
+  known = {'speccascade': speccascade}
+  for node in ast.walk(ast.parse(code)):
+    if isinstance(node, ast.ImportFrom) and node.module.startswith('speccascade'):
+      module = importlib.import_module(node.module)
+      for alias in node.names:
+        known[alias.name] = getattr(module, alias.name, None) or importlib.import_module(f'{node.module}.{alias.name}')
+  yield from known.values()
+  for node in ast.walk(ast.parse(code)):
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known:
+      yield getattr(known[node.value.id], node.attr, None)
+
+
+def code_of(document: Path) -> str:
+  """Return the Python of a page or a notebook."""
+  if document.suffix == '.md':
+    return '\n'.join(blocks(document, 'python'))
+  cells = [''.join(cell['source']) for cell in json.loads(document.read_text())['cells'] if cell['cell_type'] == 'code']
+  return re.sub(r'^( *)[%!].*$', r'\1pass', '\n'.join(cells), flags=re.MULTILINE)  # IPython's own commands
+
+
+def test_every_public_name_has_its_entry_in_the_api_reference():
+  wanted = {x for x in vars(speccascade).values() if getattr(x, '__name__', '') in speccascade.__all__}
+  for name in PUBLIC:
+    wanted |= public(importlib.import_module(f'speccascade.{name}'))
+  for document in [*DOCUMENTS, *DOCS.rglob('*.ipynb')]:
+    wanted |= {x for x in names_in(code_of(document)) if inspect.isfunction(x) or inspect.isclass(x)}
+  assert len(wanted) > 100
+  missing = wanted - documented()
+  assert not missing, sorted(f'{x.__module__}.{x.__qualname__}' for x in missing)
+
+
+@pytest.mark.parametrize('path', WITH_EXAMPLES, ids=lambda p: p.stem)
+def test_the_examples_of_docstrings_run(path):
+  imports = {}
+  exec('\n'.join([*blocks(DOCS / 'api' / 'index.md', 'python'), A_PROFILE]), imports)
+  module = importlib.import_module('.'.join(path.relative_to(ROOT).with_suffix('').parts))
+  ran = doctest.testmod(module, extraglobs=imports, optionflags=doctest.NORMALIZE_WHITESPACE)
+  assert ran.attempted and not ran.failed
+
+
+def test_the_docstring_of_each_method_shows_its_phases():
+  for maker in public(methods):
+    if inspect.isfunction(maker):
+      assert f'>>> print(methods.{maker.__name__}(' in maker.__doc__, maker
 
 
 def test_the_index_lists_every_page():

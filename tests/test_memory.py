@@ -10,7 +10,7 @@ from tiers import quick
 
 from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.backends import cpu
-from speccascade.engine import engine, loop, requests
+from speccascade.engine import engine, loop, requests, validate
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning.synthetic import random_model, tree_bytes
@@ -50,7 +50,7 @@ def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
   arrays = requests.arrays([row] * rows, requests.features([row]), rows, width, 40)
   params = tuple(n.param_shapes() for n in chosen)
   state = jax.eval_shape(functools.partial(loop.blank, program, method), params, arrays)
-  prefix = jax.eval_shape(lambda p: loop.prefill(chosen, program.backend, p, arrays.prompt, width), params)
+  prefix = jax.eval_shape(lambda p: loop.prefill(program.networks, p, arrays.prompt, width), params)
   arrival = loop.Arrival(arrays, np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.int32(1))
   return program, params, state, (prefix, arrival)
 
@@ -115,7 +115,7 @@ def test_a_decode_holds_little_beside_weights_caches_and_window(name):
 
 
 def test_a_batch_is_counted_with_its_prompts_and_the_copies_of_its_weights(monkeypatch):
-  monkeypatch.setattr(engine, '_BYTES', {})
+  validate.remembered.cache_clear()
   counted = {name: [] for name in ('_cache_bytes', '_weight_bytes')}
   for name, found in counted.items():
     count = getattr(engine, name)

@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 
+from cases import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 from flax import struct
 import jax
 import jax.numpy as jnp
-from law import chi_square, emitted_law
+from law import chi_square, emitted_distribution
 import numpy as np
 import pytest
 import reference
-from test_laws import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 
 from speccascade import acceptance, methods, rules, Sampler, sampling
 from speccascade.check import enumeration
@@ -31,8 +31,8 @@ def off(name, method=None, models=None, setting=None):
   """Return the distance of a method's exact law to the lockstep law, and of its sum to 1."""
   own, own_models, step = METHODS[name]
   setting = setting or {}
-  law = emitted_law(method or own, models or own_models, PROMPT, 3, Sampler(**setting))
-  return max(distance(law, reference.joint_law(step(**setting), PROMPT, 3)))
+  law = emitted_distribution(method or own, models or own_models, PROMPT, 3, Sampler(**setting))
+  return max(distance(law, reference.joint_distribution(step(**setting), PROMPT, 3)))
 
 
 def with_verify(method, **changes):
@@ -45,20 +45,20 @@ def test_the_unchanged_loop_passes():
 
 
 def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
-  final = phases.Verify._final
+  final = phases.Verify.final
 
-  def bonus_from_p(self, logits, sampler, w, verdict, rejected):
-    p = sampler.at(verdict.kept)(jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
-    return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
+  def bonus_from_p(self, w, sampler, verdict, rejected):
+    p = sampler.at(verdict.kept)(phases.take1(w.logits[self.models[-1]], verdict.kept))
+    return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected), p)
 
-  monkeypatch.setattr(phases.Verify, '_final', bonus_from_p)
+  monkeypatch.setattr(phases.Verify, 'final', bonus_from_p)
   assert off('ensemble_sd') > 0.01
 
 
 def test_a_cascade_that_forgets_that_its_target_reads_q_is_caught():
   # Drafting γ tokens, scoring all and drawing a bonus token needs q after the block; p is not the target there.
   method = methods.speculative(bound('opt'), block=2)
-  propose = dataclasses.replace(method.phases[0], n=2, widths=(1, 2))
+  propose = dataclasses.replace(method.phases[0], n=2, catch_up=2)
   score = dataclasses.replace(method.phases[1], limit=None)
   verify = dataclasses.replace(method.phases[2], models=(1,), combiner=rules.bind(rules.own))
   assert off('speculative opt', method.replace(phases=(propose, score, verify), window=2)) > 0.01
@@ -71,7 +71,7 @@ def test_a_residual_that_is_not_normalised_is_caught(monkeypatch):
     return jnp.where(hit.any(-1), hit.argmax(-1), weights.shape[-1] - 1).astype(jnp.int32)
 
   method, models, step = LATE['speculative']
-  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   run = functools.partial(chi_square, method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)
   monkeypatch.setattr(sampling, 'draw', absolute)
   assert run()[0] > FALSE_ALARM  # harmless by itself
@@ -143,19 +143,19 @@ def test_discarding_a_token_for_what_it_is_is_caught():
 
 
 def test_one_key_for_two_purposes_is_caught(monkeypatch):
-  uniform = sampling.Keyed._uniform
+  uniform = sampling.Keyed.uniform
   monkeypatch.setattr(
-    sampling.Keyed, '_uniform', lambda self, position, purpose, start: uniform(self, position, 0, start)
+    sampling.Keyed, 'uniform', lambda self, position, purpose, start: uniform(self, position, 0, start)
   )
   method, models, step = LATE['speculative']
-  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
 
 
 def test_one_key_for_two_rounds_of_block_verification_is_caught():
   # It drops tokens that it has looked at, so they may not be drawn again with the same number.
   method, models, step = LATE['block verification']
-  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   method = method.replace(by_round=False)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=131_072)[0] < FALSE_ALARM
 
@@ -173,14 +173,14 @@ def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
 
 def test_a_residual_drawn_with_the_noise_of_the_draft_is_caught(monkeypatch):
   # The number that drew a rejected token is no longer uniform: it would draw the residual's token next to it.
-  uniform = sampling.Keyed._uniform
+  uniform = sampling.Keyed.uniform
 
   def shared(self, position, purpose, start):
     return uniform(self, position, DRAFT if purpose == FINAL else purpose, start)
 
-  monkeypatch.setattr(sampling.Keyed, '_uniform', shared)
+  monkeypatch.setattr(sampling.Keyed, 'uniform', shared)
   method, models, step = LATE['speculative']
-  expected = reference.late_law(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
 
 
@@ -204,25 +204,25 @@ def filtered_first(sampler, logits):
 
 def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(monkeypatch):
   # q may be any law that the draft was really drawn from; what is tested with another one is not.
-  knows, at_window = phases.Propose._draw, sampling.at_window
+  knows, for_window = phases.Propose.draw, phases.sampler_for_window
 
   def draft(self, *args):
     with monkeypatch.context() as patch:
-      patch.setattr(sampling, 'at_window', lambda state: FilteredFirst(at_window(state)))
+      patch.setattr(phases, 'sampler_for_window', lambda state: FilteredFirst(for_window(state)))
       return knows(self, *args)
 
-  monkeypatch.setattr(phases.Propose, '_draw', draft)
+  monkeypatch.setattr(phases.Propose, 'draw', draft)
   assert off('speculative speculative', setting=FILTERS) < 1e-5
 
 
 def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypatch):
-  final = phases.Verify._final
+  final = phases.Verify.final
 
-  def bonus(self, logits, sampler, w, verdict, rejected):
-    p = filtered_first(sampler.at(verdict.kept), jax.vmap(phases.take1, (0, None))(logits, verdict.kept)[-1])
-    return jnp.where(rejected[:, None], final(self, logits, sampler, w, verdict, rejected), p)
+  def bonus(self, w, sampler, verdict, rejected):
+    p = filtered_first(sampler.at(verdict.kept), phases.take1(w.logits[self.models[-1]], verdict.kept))
+    return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected), p)
 
-  monkeypatch.setattr(phases.Verify, '_final', bonus)
+  monkeypatch.setattr(phases.Verify, 'final', bonus)
   assert off('speculative speculative', setting=FILTERS) > 0.003
 
 
@@ -256,8 +256,8 @@ def test_a_draft_drawn_from_a_rounded_law_and_tested_with_the_exact_one_is_caugh
 def block_off(**changed):
   """Return how far block verification on two tokens is off with an acceptor in its place."""
   method = METHODS['speculative block verification'][0]
-  law = emitted_law(with_verify(method, **changed), COINS, [1, 0], 3, Sampler())
-  return max(distance(law, reference.joint_law(METHODS['speculative block verification'][2](), [1, 0], 3)))
+  law = emitted_distribution(with_verify(method, **changed), COINS, [1, 0], 3, Sampler())
+  return max(distance(law, reference.joint_distribution(METHODS['speculative block verification'][2](), [1, 0], 3)))
 
 
 def block_with(*, capped=True, from_left=True):

@@ -8,8 +8,8 @@ import re
 import warnings
 
 import numpy as np
+from planning import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 import pytest
-from test_prediction import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 
 from speccascade import decode, embedded, methods, plan, Request, Sampler
 from speccascade.decode import __main__ as command

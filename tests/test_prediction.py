@@ -4,26 +4,13 @@ import functools
 import itertools
 
 import numpy as np
+from planning import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 import pytest
 
 from speccascade import decode, methods, rules, Sampler, stopping, theory
-from speccascade.models import toy
 from speccascade.planning import cost_model
 
 GRID = list(itertools.product((0.0, 0.3, 0.9, 1.0), (0.05, 0.5, 1.0), (1, 2, 5)))
-PROMPTS = [[i % 5, (3 * i + 1) % 5] for i in range(16)]
-OPT = functools.partial(rules.opt, alpha=0.3)
-EVEN = functools.partial(rules.weighted, weights=(0.5, 0.5))
-
-
-def pair(scale=0.6):
-  large = toy.model(1, scale=2.0)
-  return [toy.model(2, scale=scale, near=large), large]
-
-
-def costs(drafter, slope=0.0, **more):
-  """Return costs in tokens of the verifier, whose windows cost more by a slope."""
-  return cost_model.Costs(drafter, {w: 1 + slope * (w - 1) for w in range(1, 12)}, **more)
 
 
 # ---- predictions ----
@@ -84,8 +71,8 @@ def test_what_stands_for_itself_has_a_speed_of_one_and_what_has_no_formula_none(
 
 @pytest.mark.parametrize(
   'wrong, said',
-  [(dict(cost_ratio=0.0), 'c=0 is'), (dict(verify_cost=np.inf), 'v=inf is'), (dict(acceptance=[1.2]), 'acceptance'),
-   (dict(overhead=-1.0), 'overhead=-1 is')],
+  [(dict(cost_ratio=0.0), 'c=0 '), (dict(verify_cost=np.inf), 'v=inf '), (dict(acceptance=[1.2]), 'acceptance'),
+   (dict(overhead=-1.0), 'overhead=-1 ')],
 )  # fmt: skip
 def test_impossible_numbers_are_refused_by_name(wrong, said):
   with pytest.raises(ValueError, match=said):
@@ -96,7 +83,7 @@ def test_places_with_few_tests_share_a_rate():
   assert cost_model.by_place([100, 50, 10, 2], [50, 40, 6, 0]) == (0.5, 0.8, 0.5)
   assert cost_model.by_place([10, 5], [5, 4]) == (0.6,)
   assert cost_model.by_place([100, 0], [0, 0]) == (0.0,)
-  with pytest.raises(ValueError, match='more prompts'):
+  with pytest.raises(ValueError, match='prompts'):
     cost_model.by_place([0, 0], [0, 0])
 
 
@@ -137,12 +124,6 @@ def test_a_round_costs_its_calls_of_each_slot():
 
 
 # ---- against the loop ----
-
-
-def seconds_of(out, costs):
-  """Return what the calls of a decode would take at these costs, each as wide as its positions are a call."""
-  calls, positions = out.stats.calls.sum(1), out.stats.positions.sum(1)
-  return calls[0] * costs.draft + calls[1] * costs.window(positions[1] / calls[1])
 
 
 @pytest.mark.parametrize(

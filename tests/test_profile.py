@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_decode import EOS
 
 from speccascade import decode, embedded, methods, plan, Request, Sampler
 from speccascade.data.examples import Example, Task
@@ -12,9 +11,11 @@ from speccascade.engine import plans, requests
 from speccascade.evaluate import summary, sv_studies
 from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
+from speccascade.evaluate.report import charts, drawing
 from speccascade.models import toy
 from speccascade.planning import planner, profiling, sv_model
 
+EOS = 6
 LARGE = toy.model(21, 7, scale=1.5, eos_ids=(EOS,))
 TRIO = [toy.model(22, 7, scale=0.7, near=LARGE, eos_ids=(EOS,)), toy.model(23, 7, scale=0.5, near=LARGE), LARGE]
 PROMPTS = [[1, 2], [3], [5, 4, 3, 2, 1, 0], [2, 2, 2], [0, 5]] * 8
@@ -248,9 +249,9 @@ def test_a_run_counts_wasted_verification_and_whose(made, tmp_path):
   assert all(sum(n * x for n, x in enumerate(row[4:])) == pytest.approx(row[2] * row[3]) for row in rows[:10])
   assert {'Information gain of the companion', 'Break-even by batch'} < set(tables)
   assert sv_studies.of_run([], lines) == []
-  drawn = sv_studies.draw(list(tables.values()), tmp_path)
-  assert [path.name for path in drawn] == ['reliability.svg', 'verified_lengths.svg']
-  assert all('<svg' in path.read_text() for path in drawn) and 'verified fewest' in drawn[1].read_text()
+  drawn = [drawing.draw(chart) for chart in charts.charts({'points': [], 'studies': list(tables.values())})]
+  assert [d.chart.name for d in drawn] == ['reliability', 'verified_lengths']
+  assert 'verified fewest' in drawn[1].files['verified_lengths.svg'].decode()
 
 
 # ---- of three models ----

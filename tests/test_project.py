@@ -8,68 +8,69 @@ import subprocess
 import sys
 
 import jax.numpy as jnp
-import numpy as np
-import pytest
 
 import speccascade
-from speccascade import acceptance, methods, rules, stopping
+from speccascade import methods
 from speccascade.__main__ import COMMANDS, main
-from speccascade.engine import plans, verification
 from speccascade.models import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'speccascade'
-ORDER = ['traced', 'layout', 'backends', 'packing', 'types', 'probs', 'rules', 'acceptance', 'stopping', 'scheduling',
-         'profiles', 'phases', 'methods', 'targets', 'inputs', 'requests', 'start', 'loop', 'engine', 'results',
-         'cascade', 'decode', 'data', 'embedded', 'train', 'evaluate', 'run']  # fmt: skip
-# What stands beside that order, and which of it may know it.
-BESIDE = {
-  'models',
-  'checkpoints',
-  'prediction',
-  'plan',
-  'laws',
-  'check',
-  'ahead',
-  'hlo',
-  'compile',
-}
-KNOWN = {
-  'decode': {'checkpoints'},
-  'embedded': {'checkpoints'},
-  'train': {'models', 'checkpoints'},
-  'evaluate': {'checkpoints', 'prediction'},
-}
+# Folders, and files at the top level, by floor: none imports a higher floor, and within a floor there is no circle.
+FLOORS = (
+  {'types', 'theory', 'host'},
+  {'backends', 'data'},
+  {'models', 'sampling'},
+  {'rules', 'acceptance', 'stopping', 'checkpoints'},
+  {'engine', 'embedded'},
+  {'methods'},
+  {'decode', 'check'},
+  {'planning', 'train', 'integrations'},
+  {'evaluate'},
+  {'run', 'plan', 'compile', 'convert', '__init__', '__main__'},
+)
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras')
 
 
 def imports(path: pathlib.Path) -> set[str]:
-  """Return the modules of the package that a file imports, as paths below it."""
+  """Return the folders and top-level files of the package that a file imports."""
   found = set()
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.Import):
       found |= {n.name for n in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module == 'speccascade':
+      found |= {f'speccascade.{n.name}' for n in node.names}
     elif isinstance(node, ast.ImportFrom):
-      found |= {f'{node.module}.{n.name}' for n in node.names} | {node.module}
-  return {n.removeprefix('speccascade.') for n in found if n.startswith('speccascade.')}
+      found.add(node.module)
+  return {n.split('.')[1] for n in found if n.startswith('speccascade.')}
 
 
-@pytest.mark.parametrize('name', ORDER)
-def test_imports_go_one_way(name):
-  paths = [*PACKAGE.glob(f'{name}.py'), *PACKAGE.glob(f'{name}/*.py')]
-  assert paths
-  seen = {n.split('.')[0] for path in paths for n in imports(path)}
-  assert not seen & {*ORDER[ORDER.index(name) + 1 :], *(BESIDE - KNOWN.get(name, set()))}
+@functools.cache
+def graph() -> dict[str, set[str]]:
+  """Return what each folder and each file at the top level imports of the others."""
+  found = {}
+  for path in PACKAGE.rglob('*.py'):
+    name = path.relative_to(PACKAGE).with_suffix('').parts[0]
+    found.setdefault(name, set()).update(imports(path))
+  return {name: (others & set(found)) - {name} for name, others in found.items()}
 
 
-def test_training_and_experiments_do_not_know_each_other():
-  for name, other in (('train', 'evaluate'), ('evaluate', 'train')):
-    assert not any(n.split('.')[0] == other for path in (PACKAGE / name).glob('*.py') for n in imports(path)), name
+def test_folders_stand_on_lower_floors():
+  floor = {name: n for n, names in enumerate(FLOORS) for name in names}
+  assert set(graph()) == set(floor)
+  assert not {(a, b) for a, others in graph().items() for b in others if floor[b] > floor[a]}
 
 
-def test_models_and_checkpoints_know_no_phase():
-  for path in [*(PACKAGE / 'models').glob('*.py'), *(PACKAGE / 'checkpoints').glob('*.py')]:
-    assert not {n.split('.')[0] for n in imports(path)} & set(ORDER[ORDER.index('probs') :]), path.name
+def test_no_two_folders_import_each_other():
+  above = {name: set(others) for name, others in graph().items()}
+  for _ in FLOORS:
+    above = {name: others.union(*(above[b] for b in others)) for name, others in above.items()}
+  assert not [name for name, others in above.items() if name in others]
+
+
+def test_the_house_stays_small():
+  folders = [p for p in PACKAGE.iterdir() if p.is_dir() and p.name != '__pycache__']
+  assert len(folders) <= 14 and len(list(PACKAGE.glob('*.py'))) <= 12 and len(FLOORS) <= 10
 
 
 def test_importing_and_decoding_needs_no_heavy_package():
@@ -91,27 +92,6 @@ def test_the_package_lists_every_command_with_its_purpose(capsys):
   assert main([]) == 0 and {*COMMANDS} == found
   lines = capsys.readouterr().out.splitlines()
   assert all(line.startswith(f'python -m speccascade.{n} ') and len(line) < 160 for n, line in zip(COMMANDS, lines))
-
-
-def test_the_methods_page_lists_each_method_with_its_phases():
-  edges, means = np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.5, 0.9]])
-  table = verification.AcceptanceTable(np.float32([0.5]), edges, means)
-  names = dict(
-    vars(methods), partial=functools.partial, rules=rules, acceptance=acceptance, stopping=stopping,
-    plan=plans.Profile(table, [1.0, 2.0]),
-  )  # fmt: skip
-  page = (ROOT / 'docs' / 'methods.md').read_text()
-  rows = re.findall(r'^\| `(\w+\(.*\))` \| (.*) \|$', page, re.MULTILINE)
-  listed = set()
-  for expression, phases in rows:
-    if expression.split('(')[0] in vars(methods):
-      assert str(eval(expression, names)) == phases.replace('\\|', '|'), expression
-      listed.add(expression.split('(')[0])
-  makers = {n for n, f in vars(methods).items() if getattr(f, '__module__', '') == methods.__name__ and n.islower()}
-  makers = {n for n in makers if not n.startswith('_')}
-  assert listed | {'sequence_cascade', 'planned'} == makers and '`sequence_cascade(' in page
-  for rule in rules.RULES:
-    assert f'| `{rule.__name__}` |' in page
 
 
 def test_the_rule_in_the_readme_runs_and_is_short():

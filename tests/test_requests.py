@@ -3,8 +3,11 @@
 import functools
 import warnings
 
+from cases import Letters
 import jax
 import jax.numpy as jnp
+from law import traces
+from matching import having
 import numpy as np
 import pytest
 from tiers import quick
@@ -41,21 +44,6 @@ DIFFERENT = [
   Request([1], logit_bias={0: -np.inf, 4: 1.5}, temperature=0.7),
 ]
 run = functools.partial(speccascade.decode, max_new_tokens=9)
-
-
-class Letters:
-  """A tokenizer of letters."""
-
-  vocab_size = 7
-
-  def encode(self, text):
-    return ['abcdefg'.index(x) for x in text]
-
-  def decode(self, ids):
-    return ''.join('abcdefg'[i] for i in ids if i != 6)
-
-  def chat(self, messages):
-    return self.encode(''.join(m['content'] for m in messages))
 
 
 def lettered(models):
@@ -128,7 +116,7 @@ def test_a_stop_string_before_a_fault_ends_a_row_and_one_behind_it_does_not():
   broken = lambda logits, tokens, count: jnp.where((count > 12) & (jnp.arange(7) == 0), jnp.inf, logits)
   sound = text[:11]  # the prompt has two tokens, so this is what the models' laws up to position 12 give
   prompts = [Request('bc', stop=stop) for stop in (text[4:6], sound, f'{sound}a')]
-  with pytest.warns(UserWarning, match='1 of 3 rows ended as faults'):
+  with pytest.warns(UserWarning, match='1 of 3'):
     out = run(method, models, prompts, processor=broken, **settings)
   assert out.finish_reasons == ('stop', 'stop', 'fault') and out.faults[:2] == (None, None)
   assert out.texts == [text[: text.index(text[4:6])], '', sound]  # what a fault gave is not in the text
@@ -208,7 +196,7 @@ def test_a_row_without_a_law_ends_as_a_fault_and_the_others_go_on():
 
   method = methods.speculative(half, 3)
   prompts = [Request([1, 2]), Request([3], logit_bias={0: 200.0}), Request([4])]
-  with pytest.warns(UserWarning, match=r'1 of 3 rows ended as faults. example 1: .* position 1 sums to 0.5'):
+  with pytest.warns(UserWarning, match=having('1 of 3', 'example 1', 'position 1', '0.5')):
     out = run(method, PAIR, prompts, sampler=Sampler(0.0))
   assert out.finish_reasons == ('length', 'fault', 'length') and out.faults[0] is None
   plain = run(methods.speculative(block=3), PAIR, [[1, 2], [3], [4]], sampler=Sampler(0.0))
@@ -228,15 +216,15 @@ def broken(logits, tokens, count):
 
 
 SICK = WITH_EOS[1].replace(params=jax.tree.map(lambda x: x * jnp.nan, LARGE.params))
-WEIGHTS, REMEDY = r'1 \(toy1\) are not finite after position 0. Check its weights', 'Leave some token a finite logit'
+WEIGHTS, REMEDY = having('1 (toy1)', 'position 0', 'weights'), 'finite logit'
 
 
 @pytest.mark.parametrize(
   'large, processor, settings, said',
   [
-    (WITH_EOS[1], broken, {}, 'what the processor broken made of the logits of model 1'),
-    (WITH_EOS[1], only_end, dict(min_new_tokens=3), 'what min_new_tokens and the processor only_end made of'),
-    (WITH_EOS[1], only_end, dict(logit_bias={6: -np.inf}), 'what logit_bias and the processor only_end made of'),
+    (WITH_EOS[1], broken, {}, having('processor broken', 'model 1')),
+    (WITH_EOS[1], only_end, dict(min_new_tokens=3), having('min_new_tokens', 'processor only_end')),
+    (WITH_EOS[1], only_end, dict(logit_bias={6: -np.inf}), having('logit_bias', 'processor only_end')),
     (SICK, None, {}, WEIGHTS),
     (SICK, only_end, dict(min_new_tokens=3, logit_bias={6: 1.0}), WEIGHTS),
   ],
@@ -261,9 +249,9 @@ def test_a_drafter_without_a_law_drafts_nothing_there(temperature):
 @pytest.mark.parametrize(
   'rule, what',
   [
-    (lambda q_logits, p_logits, *, sampler: 0.5 * sampler(p_logits), 'sums to 0.5'),
-    (lambda q_logits, p_logits, *, sampler: p_logits, 'has the entry -'),
-    (lambda q_logits, p_logits, *, sampler: 2 * sampler(p_logits) - sampler(q_logits), 'has the entry -0'),
+    (lambda q_logits, p_logits, *, sampler: 0.5 * sampler(p_logits), '0.5'),
+    (lambda q_logits, p_logits, *, sampler: p_logits, 'entry -'),
+    (lambda q_logits, p_logits, *, sampler: 2 * sampler(p_logits) - sampler(q_logits), 'entry -0'),
   ],
 )
 def test_a_rule_that_is_never_a_law_raises(rule, what):
@@ -311,8 +299,6 @@ def test_the_beginning_of_a_stop_string_and_half_a_character_are_held_back(text,
 
 @pytest.mark.parametrize('batch_size', [None, 3])
 def test_a_stream_and_stop_strings_compile_one_loop(batch_size):
-  from law import traces
-
   models, prompts = lettered(PAIR), [Request([1, 2]), Request([3], stop='gg'), *[[i] for i in range(5)]]
   settings = dict(max_new_tokens=40, batch_size=batch_size)
   once = lambda: list(speccascade.stream(OPT, models, prompts, every=3, **settings))
@@ -344,8 +330,6 @@ def test_one_prompt_may_be_a_text_or_chat():
 
 
 def test_requests_of_other_numbers_compile_nothing():
-  from law import traces
-
   some = lambda **numbers: lambda: run(OPT, PAIR, [Request([1, 2], **numbers), Request([3])], sampler=Sampler(1.0))
   assert traces(
     some(top_k=3, stop_tokens=[1]),
@@ -378,22 +362,20 @@ def test_a_bar_says_how_many_rows_have_ended(method, capsys):
 @pytest.mark.parametrize(
   'prompts, message',
   [
-    ([Request([1], max_new_tokens=0)], r'prompt 0: max_new_tokens=0'),
-    ([Request([1], min_new_tokens=12)], 'min_new_tokens=12 is more than max_new_tokens=9'),
+    ([Request([1], max_new_tokens=0)], having('prompt 0', 'max_new_tokens=0')),
+    ([Request([1], min_new_tokens=12)], having('min_new_tokens=12', 'max_new_tokens=9')),
     ([Request([1], temperature=-1.0)], r'temperature=-1\.0'),
     ([Request([1], top_k=0)], 'top_k=0'),
     ([Request([1], n=0)], 'n=0'),
     ([Request([1], seed=-1)], 'seed=-1'),
-    ([Request([1], stop='x')], 'needs a tokenizer'),
-    ([Request([1], stop_tokens=[7])], 'stop_tokens has 7, not a token id of 0 … 6'),
-    ([Request([1], logit_bias={9: 1.0})], 'logit_bias has 9'),
-    ([Request([1], logit_bias={1: np.nan})], 'logit_bias has nan'),
+    ([Request([1], stop='x')], 'tokenizer'),
+    ([Request([1], stop_tokens=[7])], having('stop_tokens', '7', '6')),
+    ([Request([1], logit_bias={9: 1.0})], having('logit_bias', '9')),
+    ([Request([1], logit_bias={1: np.nan})], having('logit_bias', 'nan')),
     ([Request([1], logprobs=-1)], 'logprobs=-1'),
-    (None, 'prompts=None'),
     (3, 'prompts=3'),
-    ([[[1], [2, 3]]], 'prompt 0'),
-    ([], 'one prompt at least'),
-    (['text'], 'no tokenizer'),
+    ([], 'prompts'),
+    (['text'], 'tokenizer'),
   ],
 )
 def test_errors_name_the_prompt_and_the_value(prompts, message):
@@ -424,8 +406,6 @@ def test_a_row_holds_its_own_bytes_alone():
 
 
 def test_a_table_that_is_bound_to_a_processor_is_an_argument():
-  from law import traces
-
   def allow(logits, tokens, count, table):
     return jnp.where(table[tokens[count - 1]], logits, -jnp.inf)
 
@@ -457,19 +437,20 @@ def test_a_bias_of_thousands_of_tokens_asks_for_the_vocabulary_once(monkeypatch)
   assert count({1: 1.0}) == count(dict.fromkeys(range(7), 1.0))
 
 
-def test_a_rule_defined_anew_each_time_is_not_kept_for_ever(monkeypatch):
-  monkeypatch.setattr(validate, '_CHECKED', checked := set())
-  monkeypatch.setattr(validate, '_MOST', 3)
+def test_a_rule_defined_anew_each_time_is_not_remembered_for_ever():
+  validate.remembered.cache_clear()
   for _ in range(8):
-    validate.check_laws(methods.speculative(lambda q_logits, p_logits, *, sampler: sampler(p_logits)), 3, Sampler(0.0))
-  assert 0 < len(checked) <= 3
+    rule = lambda q_logits, p_logits, *, sampler: sampler(p_logits)
+    validate.check_targets(methods.speculative(rule), 3, Sampler(0.0))
+  known = validate.remembered.cache_info()
+  assert known.currsize == 8 and known.maxsize == 256
 
 
 @pytest.mark.parametrize(
   'call', [lambda: run(OPT, PAIR, [[1, 2]]), embedded.models, lambda: speccascade.check(OPT)]
 )
 def test_numbers_of_64_bits_are_refused(call):
-  with jax.enable_x64(True), pytest.raises(ValueError, match='everything here has 32 bits: set jax_enable_x64'):
+  with jax.enable_x64(True), pytest.raises(ValueError, match='jax_enable_x64'):
     call()
 
 
@@ -483,18 +464,13 @@ def test_max_new_tokens_must_be_said_somewhere():
   assert len(speccascade.decode(OPT, PAIR, Request([1], max_new_tokens=2)).tokens[0]) == 2
 
 
-def test_a_sampler_is_a_sampler():
-  with pytest.raises(ValueError, match=r'sampler=1\.0'):
-    run(OPT, PAIR, [[1]], sampler=1.0)
-
-
 def test_a_batch_that_no_memory_holds_is_refused_with_its_bytes():
-  said = r'need [0-9.]+ GiB of caches, with [0-9.]+ GiB of weights more than the .* lower max_new_tokens'
+  said = r'[0-9.]+ GiB of caches.* [0-9.]+ GiB of weights.* lower max_new_tokens'
   with pytest.raises(ValueError, match=said):
     run(OPT, PAIR, [[1, 2]] * 64, max_new_tokens=10**9)
   network = T5(T5Config(7, 8, 2, 4, 8, 1, 2))
   model = Model(network.init(jax.random.key(0)), network)
-  with pytest.raises(ValueError, match='32 rows of 16777216 prompt tokens and 16 positions ' + said):
+  with pytest.raises(ValueError, match='32 rows of 16777216 .* 16 .*' + said):
     run(methods.autoregressive(), [model], [[1, 2]] * 32, max_new_tokens=2, max_prompt_tokens=1 << 24)
 
 
@@ -515,7 +491,7 @@ def test_the_memory_of_a_cpu_is_what_its_limits_leave(tmp_path, monkeypatch):
   assert limits.memory(cpu) == machine
   monkeypatch.setattr(limits.resource, 'getrlimit', lambda kind: (1 << 20, 1 << 20))
   assert limits.memory(cpu) == 0
-  with pytest.raises(ValueError, match='more than the 0.0 GiB'):
+  with pytest.raises(ValueError, match='0.0 GiB'):
     run(OPT, PAIR, [[1, 2]] * 64, max_new_tokens=10**4)
 
 
@@ -531,7 +507,7 @@ def test_a_batch_that_ends_out_of_memory_says_what_to_lower(said):
     OPT, PAIR, needs=requests.Features(True, False, (), 0, False, False, 0, False), size=2, width=8, max_new=4
   )
   made.since = 0.0
-  with pytest.raises(MemoryError, match=r'2 rows of 8 prompt tokens and \d+ positions .* 9 bytes\): lower max'):
+  with pytest.raises(MemoryError, match=having('2 rows', '8', '9 bytes', 'lower max')):
     made.collect(Failed(), None)
 
 
@@ -544,7 +520,7 @@ def test_runs_are_bounded_by_their_seconds_and_the_texts_are_the_same(monkeypatc
     return real(self, packed, state)
 
   monkeypatch.setattr(engine.Engine, 'collect', noted)
-  monkeypatch.setattr(engine, '_FIRST', 1.0)
+  monkeypatch.setattr(engine, 'FIRST', 1.0)
   assert run(OPT, PAIR, prompts, **settings).tokens == whole.tokens
   assert bounds[0] == 1 and len(bounds) > 2
 
@@ -560,9 +536,9 @@ def test_texts_of_one_length_after_each_other_are_progress(kind):
 
 def test_the_clock_does_not_say_which_rows_are_decoded_together(monkeypatch):
   prompts, counts = [[1 + i % 5, i % 3] for i in range(12)], []
-  for first in (1.0, engine._FIRST):
-    monkeypatch.setattr(engine, '_FIRST', first)
-    monkeypatch.setattr(engine, '_SECONDS', 1e-9)
+  for first in (1.0, engine.FIRST):
+    monkeypatch.setattr(engine, 'FIRST', first)
+    monkeypatch.setattr(engine, 'SECONDS', 1e-9)
     out = run(OPT, PAIR, prompts, max_new_tokens=12, sampler=Sampler(1.0), batch_size=3)
     counts.append((out.tokens, out.stats.computed.tolist()))
   assert counts[0] == counts[1]
@@ -588,7 +564,7 @@ def test_rows_that_ended_are_given_before_what_went_wrong(monkeypatch):
 def test_a_rotary_model_warns_beyond_the_positions_it_was_made_for():
   network = Decoder(DecoderConfig(7, 8, 2, 2, 4, 8, spans=(Span(),), context=12))
   model = Model(network.init(jax.random.key(0)), network, name='short')
-  with pytest.warns(UserWarning, match=r'need 13 positions; short was made for 12'):
+  with pytest.warns(UserWarning, match=having('13', 'short', '12')):
     run(methods.autoregressive(), [model], [[1, 2, 3, 4]])
   with warnings.catch_warnings():
     warnings.simplefilter('error')

@@ -8,6 +8,7 @@ import types
 import warnings
 
 import jax
+from matching import having
 import numpy as np
 import pytest
 from tiers import quick
@@ -136,7 +137,7 @@ def test_a_mixture_is_judged_task_by_task(task, byt5):
   try:
     found = seqio_evaluator.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2)
     assert found == {'echo/seen': len(PROMPTS), 'echo/exact_match': 0, 'echo2/exact_match': 0}
-    with pytest.raises(ValueError, match="echoes has no metrics or no split 'test'; its splits: validation"):
+    with pytest.raises(ValueError, match=having('echoes', "'test'", 'validation')):
       seqio_evaluator.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
   finally:
     seqio.MixtureRegistry.remove('echoes')
@@ -159,9 +160,9 @@ def test_t5xs_macros_make_an_experiment(task, byt5, tmp_path, monkeypatch):
   ids = list(map(find(byt5).encode, PROMPTS))  # cut before the end of text is put behind
   assert [e.prompt for e in experiment.task.examples] == [row if len(row) <= 6 else [*row[:5], 1] for row in ids]
   assert [e.target for e in experiment.task.examples] == ['abc'] * len(PROMPTS)
-  with pytest.raises(ValueError, match="no seqio task or mixture 'none'"):
+  with pytest.raises(ValueError, match="'none'"):
     tasks.t5x_task('none', task_feature_lengths=dict(inputs=6, targets=9), metrics=['bleu'])
-  with pytest.raises(ValueError, match="task_feature_lengths=None: give {'inputs': …, 'targets': …}"):
+  with pytest.raises(ValueError, match='task_feature_lengths=None'):
     tasks.t5x_task('echo', task_feature_lengths=None, metrics=['bleu'])
 
 
@@ -184,7 +185,7 @@ def test_a_mixture_is_read_task_by_task(task, byt5):
 
 
 def test_other_features_are_refused():
-  with pytest.raises(ValueError, match='no prompt in the features targets'):
+  with pytest.raises(ValueError, match=having('prompt', 'targets')):
     seqio_evaluator.prompt_tokens(dict(targets=np.arange(3)))
 
 
@@ -195,12 +196,12 @@ def test_a_task_of_other_tokens_is_refused(task, byt5, tmp_path):
   Tokenizer(kinds.WordLevel({'a': 0, 'b': 1}, unk_token='a')).save(str(tmp_path / 'tokenizer.json'))
   (_, large) = models(byt5, True)
   other = large.replace(tokenizer=find(tmp_path))
-  with pytest.raises(ValueError, match='echo is tokenised with .* toy0 with'):
+  with pytest.raises(ValueError, match=having('echo', 'toy0')):
     seqio_evaluator.evaluate('echo', methods.autoregressive(0), [other], max_new_tokens=2)
 
 
 def test_a_split_that_is_not_there_is_named(task, byt5):
-  with pytest.raises(ValueError, match="no split 'test'; its splits: validation"):
+  with pytest.raises(ValueError, match=having("'test'", 'validation')):
     seqio_evaluator.evaluate('echo', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
 
 
@@ -210,5 +211,5 @@ def test_an_evaluation_goes_on_where_a_sequence_ends_as_a_fault():
   records = [(i, {'encoder_input_tokens': np.array(tokens)}) for i, tokens in enumerate([[2, 3], [4, 3]])]
   dataset = types.SimpleNamespace(as_numpy_iterator=lambda: iter(records))
   predict = seqio_evaluator.predict_fn(methods.autoregressive(), [sick], max_new_tokens=3)
-  with pytest.warns(UserWarning, match='1 of 2 rows ended as faults. example 0'):
+  with pytest.warns(UserWarning, match=having('1 of 2', 'example 0')):
     assert [index for index, _ in predict(dataset)] == [0, 1]

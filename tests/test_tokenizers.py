@@ -8,6 +8,7 @@ import pickle
 import shutil
 
 import jax
+from matching import having
 import pytest
 
 from speccascade import checkpoints, decode, embedded, methods, Request, Sampler
@@ -149,27 +150,27 @@ def test_special_tokens_that_no_file_has_are_told_when_a_model_is_loaded(tmp_pat
   tokenizer = _t5(tmp_path, eos_token='<|turn|>', additional_special_tokens=['</s>', {'content': '<x>'}])
   model = _model(tokenizer, 1024, 'mine')
   model.network.eos_ids = (1, 1004)
-  with pytest.warns(UserWarning, match=r"EOS id 1004, '<\|turn\|>', '<x>' of mine lie outside its 1000 tokens"):
+  with pytest.warns(UserWarning, match=having('1004', "'<|turn|>'", "'<x>'", 'mine', '1000 tokens')):
     tokenizers.check_special(model)
   plain = _model(_t5(tmp_path), 1128, 't5')
   plain.network.start_id = 0
-  with pytest.warns(UserWarning, match=r'the 100 sentinels of T5 .*"extra_ids": 100.* of t5 lie outside'):
+  with pytest.warns(UserWarning, match=having('100 sentinels', '"extra_ids": 100', 't5')):
     tokenizers.check_special(plain)
   folder = tmp_path / 'model'
   shutil.copytree(SPIECE.parent, folder)
   (folder / 'special_tokens_map.json').write_text('{"eos_token": "<|turn|>"}')
-  with pytest.warns(UserWarning, match=r"'<\|turn\|>' of model lie outside"):
+  with pytest.warns(UserWarning, match=having("'<|turn|>'", 'model')):
     checkpoints.load(folder)
 
 
 @pytest.mark.parametrize(
   ('name', 'content', 'said'),
   [
-    ('added_tokens.json', '["<a>"]', 'added_tokens.json: not a JSON object'),
-    ('added_tokens.json', '{"<a>": "x"}', r"the added token .* has the id 'x', which is none"),
-    ('added_tokens.json', '{"<a>": 1000000000}', "has the id '1000000000', which is none"),
-    ('tokenizer_config.json', '{"added_tokens_decoder": {"7": {}}}', "the added token {} has the id '7'"),
-    ('tokenizer_config.json', '{"extra_ids": "many"}', "extra_ids='many' is not a whole number of 0 or more"),
+    ('added_tokens.json', '["<a>"]', having('added_tokens.json', 'JSON')),
+    ('added_tokens.json', '{"<a>": "x"}', "'x'"),
+    ('added_tokens.json', '{"<a>": 1000000000}', "'1000000000'"),
+    ('tokenizer_config.json', '{"added_tokens_decoder": {"7": {}}}', having('{}', "'7'")),
+    ('tokenizer_config.json', '{"extra_ids": "many"}', "extra_ids='many'"),
   ],
 )
 def test_added_tokens_that_are_none_are_named(tmp_path, name, content, said):
@@ -246,7 +247,7 @@ def test_a_template_has_arguments_the_date_and_marks_of_what_was_trained_on(tmp_
   assert _text(tmp_path, marked) == 'the a'
   dated = "{% if strftime_now('%Y') | int >= 2024 and '%' not in strftime_now('%d %b') %}the{% endif %}"
   assert _text(tmp_path, dated) == 'the'
-  with pytest.raises(ValueError, match='chat_template_kwargs: bos_token is of the messages or the tokenizer'):
+  with pytest.raises(ValueError, match=having('chat_template_kwargs', 'bos_token')):
     _text(tmp_path, 'a', bos_token='x')
 
 
@@ -256,7 +257,7 @@ def test_arguments_of_a_template_belong_to_a_request(tmp_path):
   rows = requests.rows([model], given, max_new_tokens=1, sampler=Sampler(), seed=0)
   assert [row.tokens.tolist() for row in rows] == [[5, 8], [9, 8]]
   for wrong in (Request('the', chat_template_kwargs={}), Request(HELLO, chat_template_kwargs=[1])):
-    with pytest.raises(ValueError, match='chat_template_kwargs=.* is for chat messages, and must be a dict'):
+    with pytest.raises(ValueError, match='chat_template_kwargs='):
       requests.rows([model], [wrong], max_new_tokens=1, sampler=Sampler(), seed=0)
 
 
@@ -264,7 +265,7 @@ def test_a_content_comes_in_parts_where_the_template_takes_them(tmp_path):
   messages = [{'role': 'user', 'content': [{'type': 'text', 'text': 'the'}, {'type': 'text', 'text': 'a'}]}]
   assert _text(tmp_path, '{% for part in messages[0].content %}{{ part.text }} {% endfor %}', messages) == 'the a'
   for template in (TEMPLATE, '{{ messages[0].content }}', "{{ messages[0].content + 'a' }}"):
-    with pytest.raises(ValueError, match='refuses the messages .it takes a content as one text, not in parts.'):
+    with pytest.raises(ValueError, match=having('messages', 'parts')):
       _text(tmp_path, template, messages)
   called = [*HELLO, {'role': 'assistant', 'content': None, 'tool_calls': [{'name': 'a'}]}]
   assert _text(tmp_path, '{{ messages[1].tool_calls[0].name }}', called) == 'a'
@@ -276,11 +277,11 @@ def test_special_tokens_of_a_user_are_theirs_unless_chats_are_to_be_plain(tmp_pa
   assert tokenizer.chat(told).count(1) == 2
   plain = dataclasses.replace(tokenizer, plain_chat=True)
   assert plain.chat(HELLO) == tokenizer.chat(HELLO)
-  with pytest.raises(ValueError, match='message 0 holds </s>, which the tokenizer would read as a special token'):
+  with pytest.raises(ValueError, match=having('message 0', '</s>')):
     plain.chat(told)
   (tmp_path / 'tokenizer.json').unlink()
   plain = dataclasses.replace(_t5(tmp_path, chat_template=TEMPLATE, extra_ids=1), plain_chat=True)
-  with pytest.raises(ValueError, match='message 0 holds <extra_id_0>'):
+  with pytest.raises(ValueError, match=having('message 0', '<extra_id_0>')):
     plain.chat([{'role': 'user', 'content': [{'type': 'text', 'text': 'a<extra_id_0>'}]}])
 
 
@@ -293,13 +294,13 @@ def test_a_template_reaches_nothing_but_its_variables(tmp_path):
 @pytest.mark.parametrize(
   'template, messages, said',
   [
-    (None, HELLO, 'tokenizer_config.json has no chat_template and there is no chat_template.jinja beside it; add one'),
-    ([{'name': 'rag', 'template': 'a'}], HELLO, r"of the chat templates \['rag'\] none is called 'default'"),
-    ('{% if %}', HELLO, 'tokenizer_config.json: the chat template cannot be read'),
-    (TEMPLATE, [*HELLO, {'role': 'system', 'content': 'a'}], r'refuses the messages \(the system speaks first\)'),
-    (TEMPLATE, [{'role': 'user'}], r"message 0 is \{'role': 'user'\}; a message has a role and"),
-    (TEMPLATE, [*HELLO, {'role': 'user', 'content': 3}], 'message 1 is'),
-    (TEMPLATE, [], r'messages=\[\] must be a list such as'),
+    (None, HELLO, having('tokenizer_config.json', 'chat_template', 'chat_template.jinja')),
+    ([{'name': 'rag', 'template': 'a'}], HELLO, having("['rag']", "'default'")),
+    ('{% if %}', HELLO, having('tokenizer_config.json', 'chat template')),
+    (TEMPLATE, [*HELLO, {'role': 'system', 'content': 'a'}], r'\(the system speaks first\)'),
+    (TEMPLATE, [{'role': 'user'}], having('message 0', "{'role': 'user'}")),
+    (TEMPLATE, [*HELLO, {'role': 'user', 'content': 3}], 'message 1'),
+    (TEMPLATE, [], r'messages=\[\]'),
   ],
 )
 def test_chat_that_cannot_be_written_is_one_sentence(tmp_path, template, messages, said):
@@ -322,7 +323,7 @@ def test_both_formats_read_the_special_tokens_of_a_template(shared, tmp_path):
 
 def test_a_token_that_the_vocabulary_lacks_is_named(tmp_path):
   added = {'9999': {'content': '<|turn|>'}}
-  with pytest.raises(ValueError, match=r'writes <\|turn\|>, which is no piece of it; correct the files'):
+  with pytest.raises(ValueError, match=r'<\|turn\|>'):
     _chatty(tmp_path, '<|turn|>a', added_tokens_decoder=added).chat(HELLO)
 
 
@@ -358,10 +359,10 @@ def test_byt5_needs_no_vocabulary(tmp_path):
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
-    ('tokenizer.json', 'not a tokenizer.json'),
-    ('spiece.model', 'not a sentencepiece model'),
-    ('vocab.json', 'not a byte-level vocabulary'),
-    ('tokenizer_config.json', 'not a JSON object'),
+    ('tokenizer.json', 'tokenizer.json'),
+    ('spiece.model', 'sentencepiece'),
+    ('vocab.json', 'byte-level'),
+    ('tokenizer_config.json', 'JSON'),
   ],
 )
 def test_a_broken_file_is_named(tmp_path, name, message):
@@ -373,7 +374,7 @@ def test_a_broken_file_is_named(tmp_path, name, message):
 
 
 def test_a_file_that_went_away_is_named(tmp_path):
-  with pytest.raises(FileNotFoundError, match='gone.model: the tokenizer file is gone'):
+  with pytest.raises(FileNotFoundError, match='gone.model'):
     tokenizers.Tokenizer(str(tmp_path / 'gone.model')).encode('a')
 
 
@@ -395,7 +396,7 @@ def test_equal_vocabularies_pass_whatever_their_format_and_padding(shared):
 
 def test_the_first_difference_is_named(shared, tmp_path):
   t5, llama = _pair(shared, 't5_multi30k')[0], _pair(shared, 'llama_gsm8k')[0]
-  with pytest.raises(ValueError, match=r"id 0 is '<pad>' in small \(.*spiece.model\) but '<unk>' in draft \(.*\)"):
+  with pytest.raises(ValueError, match=having('id 0', "'<pad>' in small", 'spiece.model', "'<unk>' in draft")):
     tokenizers.check_vocabularies([_model(t5, 6000, 'small'), _model(llama, 4096, 'draft')])
   (tmp_path / 'a').mkdir()
   (tmp_path / 'b').mkdir()

@@ -1,10 +1,11 @@
 """What differs from device to device: one name and one signature for each, in `base`, `cpu`, `gpu` and `tpu`.
 
-A program is traced for one backend: the one in `use` where it is made, else the one of the platform on which its
-parameters lie (`of`). What is traced outside, as in training, is plain XLA. `register` gives a platform another one.
+A program is made for one backend: that of the platform on which its parameters lie (`of`), unless another is in `use`.
+It is a static part of the program and of the networks that are bound to it (`bind`). A network that is bound to none,
+as in training, is plain XLA. `register` gives a platform another backend.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import functools
 import inspect
@@ -21,18 +22,22 @@ from speccascade.backends.cpu import CPU
 from speccascade.backends.gpu import GPU
 from speccascade.backends.limits import memory
 from speccascade.backends.tpu import TPU
-from speccascade.backends.traced import Setting
 
-__all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'current', 'entry_of', 'known', 'memory', 'named',
+__all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'bind', 'entry_of', 'known', 'memory', 'named',
            'of', 'prepared', 'register', 'use']  # fmt: skip
 
 _PLATFORMS = {'cpu': CPU(), 'gpu': GPU(), 'cuda': GPU(), 'rocm': GPU(), 'tpu': TPU()}
-_BACKEND: Setting[Backend] = Setting('backend')
+_USED: list[Backend] = []  # those of `use`, the last in use
 
 
-def use(backend: Backend) -> contextlib.AbstractContextManager[None]:
-  """Decode and trace with this backend, whatever the device."""
-  return _BACKEND.use(_checked(backend))
+@contextlib.contextmanager
+def use(backend: Backend) -> Iterator[None]:
+  """Make the programs of this process for this backend, whatever the device."""
+  _USED.append(_checked(backend))
+  try:
+    yield
+  finally:
+    _USED.pop()
 
 
 def register(platform: str, backend: Backend):
@@ -69,13 +74,14 @@ def _check_methods(kind: type[Backend]):
 
 def named(platform: str) -> Backend:
   """Return the backend in use or that of a platform as JAX names it, plain XLA for one without its own."""
-  return _BACKEND.current() or _PLATFORMS.get(platform, Backend())
+  return _USED[-1] if _USED else _PLATFORMS.get(platform, Backend())
 
 
-def of(params, mesh: Mesh | None = None) -> Backend:
+def of(params, mesh: Mesh | None = None, layout: Any = None) -> Backend:
   """Return the backend of the devices on which the first array of a tree lies; JAX's default for numpy's.
 
-  Where some are traced, the program is for the devices of the mesh, or all that there are.
+  Where some are traced, the program is for the devices of the mesh, or all that there are. `layout` is that of a
+  program for several devices.
   """
   arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
   if any(isinstance(x, jax.core.Tracer) for x in arrays):
@@ -83,15 +89,20 @@ def of(params, mesh: Mesh | None = None) -> Backend:
   else:
     devices = list(arrays[0].devices()) if arrays else jax.devices()[:1]
   backend = named(devices[0].platform)
-  return backend if len(devices) == 1 else backend.on_mesh()
+  return backend if len(devices) == 1 else backend.on_mesh(layout)
 
 
-def prepared(models: Sequence, mesh: Mesh | None = None) -> tuple[Backend, tuple]:
+def bind(network: Any, backend: Backend) -> Any:
+  """Return a network that computes on a backend; one that names none computes as it is."""
+  return network.on(backend) if hasattr(network, 'on') else network
+
+
+def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> tuple[Backend, tuple]:
   """Return the backend of models that run together, and the parameters it computes with.
 
   Those in numpy are put on the device here, or each run would do so.
   """
-  backend = of([m.params for m in models], mesh)
+  backend = of([m.params for m in models], mesh, layout)
   put = lambda params: jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
   return backend, tuple(put(backend.prepare(m.params)) for m in models)
 
@@ -105,8 +116,3 @@ def known(options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     warnings.warn(f'decoding is compiled without {dict(options)}: {str(error).splitlines()[0]}', stacklevel=2)
     return ()
   return options
-
-
-def current() -> Backend:
-  """Return the backend that is traced for, plain XLA where none is in use."""
-  return _BACKEND.current() or Backend()

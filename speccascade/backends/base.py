@@ -27,6 +27,7 @@ class View(NamedTuple):
 
   positions: Array  # [B, L] consecutive in each row
   window: Array | int = 0
+  packing: Any = None  # models.packing.Packing of what is computed by token
 
   def mask(self, slots: int) -> Array:
     """Return [B, L, T]."""
@@ -38,16 +39,25 @@ class View(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-  """The operations that a backend may do in its own way; hashable, a static part of a program."""
+  """The operations that a backend may do in its own way; hashable, a static part of a program.
+
+  A program for several devices has the `layout` of its arrays on the mesh; that of a network has its own model's alone.
+  """
+
+  layout: Any = dataclasses.field(default=None, kw_only=True, repr=False)  # sharding.Layout
 
   short_products = False  # whether short numbers have a batched product into float32; a CPU has none
   slot_multiple = 1  # the slots of a cache come in such steps
   slot_axis = {'key': -2, 'value': -2}
   pack_from = 0  # tokens of a batch's windows from which fewer take less time; below, every window is the widest
 
-  def on_mesh(self) -> 'Backend':
-    """Return the backend for a mesh of such devices."""
-    return self
+  def on_mesh(self, layout: Any = None) -> 'Backend':
+    """Return the backend for a mesh of such devices, with the layout of a program where there is one."""
+    return dataclasses.replace(self, layout=layout)
+
+  def for_slot(self, slot: int) -> 'Backend':
+    """Return the backend for the network in a slot of the program's method."""
+    return self if self.layout is None else dataclasses.replace(self, layout=self.layout.only([slot]))
 
   # ---- parameters ----
 
@@ -145,28 +155,6 @@ class Backend:
     return y.transpose(0, 3, 1, 2, 4).reshape(batch, width, h, d)
 
   # ---- the loop ----
-
-  def put(self, buffer: Array, slot: Array, value: Array, mask: Array) -> Array:
-    """Write value [B, ...] into slot [B] of buffer [B, N, ...] in the rows of the mask."""
-    at = (jnp.arange(buffer.shape[1])[None] == slot[:, None]) & mask[:, None]
-    return jnp.where(at.reshape(at.shape + (1,) * (buffer.ndim - 2)), value[:, None], buffer)
-
-  def take(self, x: Array, index: Array) -> Array:
-    """Gather along axis 1: x [B, N, ...] at index [B, K] gives [B, K, ...]."""
-    index = index.reshape(index.shape + (1,) * (x.ndim - 2))
-    return jnp.take_along_axis(x, index, axis=1, mode='clip')
-
-  def pick(self, x: Array, index: Array) -> Array:
-    """Return the entries of x [M, ...] at index [K]: [K, ...]."""
-    return jnp.take(x, index, axis=0, mode='clip')
-
-  def at_token(self, x: Array, token: Array) -> Array:
-    """Return x[..., token] for x [..., V]."""
-    return jnp.take_along_axis(x, token[..., None], axis=-1, mode='clip')[..., 0]
-
-  def argmax(self, x: Array) -> Array:
-    """Return the arg max of x [..., V], the lowest index on ties."""
-    return jnp.argmax(x, -1).astype(jnp.int32)
 
   def choose(self, which: Array, branches: list, state: Any) -> Any:
     """Apply one of the branches: as `lax.switch`, which copies caches, while a loop of at most one turn does not."""

@@ -42,8 +42,8 @@ class CPU(Backend):
   slot_axis = {'key': -1, 'value': -2}
   tiles: bool = True  # use them where the CPU has them
 
-  def on_mesh(self):
-    return CPUs()
+  def on_mesh(self, layout=None):
+    return CPUs(layout=layout)
 
   def prepare(self, params: dict) -> dict:
     """Keep every kernel [in, out] as its transpose `rows` [out, in] where the weights are more than the cache holds.
@@ -95,22 +95,6 @@ class CPU(Backend):
     weights = attention_weights(scores, mask, bias, width, scale, cap).astype(v.dtype)
     y = jnp.einsum('nxt,ntd->nxd', weights.reshape(k.shape[0], *weights.shape[2:]), v)
     return y.reshape(batch, kv, h // kv, width, d).transpose(0, 3, 1, 2, 4).reshape(q.shape)
-
-  def put(self, buffer, slot, value, mask):
-    def row(buffer, slot, value, mask):
-      slot = jnp.clip(slot, 0, buffer.shape[0] - 1)
-      return lax.dynamic_update_index_in_dim(buffer, jnp.where(mask, value, buffer[slot]), slot, 0)
-
-    if buffer.shape[0] == 1:  # a scatter over rows takes several kernels, this takes one
-      return row(buffer[0], slot[0], value[0], mask[0])[None]
-    return jax.vmap(row)(buffer, slot, value, mask)
-
-  def argmax(self, x):
-    """Take two maxima of floats, which run as vectors."""
-    x = lax.optimization_barrier(x)  # computed twice, x and its maximum might round differently
-    last = x.shape[-1] - 1
-    after = last - lax.broadcasted_iota(jnp.float32, x.shape, x.ndim - 1)  # exact below 2²⁴
-    return last - jnp.where(x == x.max(-1, keepdims=True), after, 0).max(-1).astype(jnp.int32)
 
 
 def _in_parts(x: Array, rows: Array) -> Array:

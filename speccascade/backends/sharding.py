@@ -22,8 +22,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
-from speccascade.backends.traced import Setting
-
 Array = jax.Array
 Rules = tuple[tuple[str, Any], ...]
 
@@ -32,7 +30,7 @@ CUT: Rules = tuple((n, PARTS) for n in ('vocab', 'mlp', 'heads', 'joined_kv', 'j
 WHOLE: Rules = ()
 NAMED = {'cut': CUT, 'whole': WHOLE}
 _COLLECTIVE = 8 << 20  # bytes of weights that a chip reads in the time of one small collective
-_LAWS = 8 << 20  # bytes of a window's logits whose gathering takes as long as reductions over a cut vocabulary
+_GATHERED = 8 << 20  # bytes of a window's logits whose gathering takes as long as reductions over a cut vocabulary
 
 
 # ---- meshes and models ----
@@ -176,7 +174,7 @@ def of_step(models: Sequence[Any], on: Mesh | None, rows: int, window: int, voca
 def planned(networks: Sequence[Any], on: Mesh, cut: Iterable[Any], rows: int, window: int, vocab: int) -> 'Layout':
   """Return the layout of networks whose parameters are cut so."""
   cuts = tuple(_cuts(n, c) for n, c in zip(networks, cut, strict=True))
-  return Layout(on, cuts).with_laws(rows, window, vocab)
+  return Layout(on, cuts).for_window(rows, window, vocab)
 
 
 def shared(models: Sequence[Any]) -> Mesh | None:
@@ -236,16 +234,16 @@ class Layout:
 
   mesh: Mesh
   cuts: tuple[tuple[tuple[str, Any], ...], ...]
-  laws: bool = False  # whether a window's logits and laws stay cut along the vocabulary
+  shards_vocab: bool = False  # whether a window's logits and distributions stay sharded along the vocabulary
 
-  def with_laws(self, rows: int, window: int, vocab: int) -> 'Layout':
+  def for_window(self, rows: int, window: int, vocab: int) -> 'Layout':
     """Return the layout that keeps the vocabulary cut where gathering a window's logits would take longer."""
     own = -(-rows // self.mesh.shape.get(ROWS, 1))
-    return dataclasses.replace(self, laws=own * (window + 1) * vocab * 4 > _LAWS)
+    return dataclasses.replace(self, shards_vocab=own * (window + 1) * vocab * 4 > _GATHERED)
 
   def only(self, slots: Sequence[int]) -> 'Layout':
     """Return the layout of some of the models."""
-    return dataclasses.replace(self, cuts=tuple(self.cuts[s] for s in slots), laws=False)
+    return dataclasses.replace(self, cuts=tuple(self.cuts[s] for s in slots), shards_vocab=False)
 
   def _over(self, size: int, axis: Any, what: str) -> Any:
     """Return the mesh's axis that cuts so many, or None where they do not divide or it has no such axis."""
@@ -278,11 +276,11 @@ class Layout:
     )
 
   def _head(self, slot: int) -> Any:
-    """Return the axis that cuts a model's vocabulary where laws stay cut along it."""
-    return dict(self.cuts[slot]).get('vocab') if self.laws else None
+    """Return the axis that cuts a model's vocabulary where distributions stay cut along it."""
+    return dict(self.cuts[slot]).get('vocab') if self.shards_vocab else None
 
   def by_vocabulary(self, x: Array, slot: int) -> PartitionSpec:
-    """Return how logits or laws [B, …, V] of a model are cut."""
+    """Return how logits or distributions [B, …, V] of a model are cut."""
     rows, between = self._over(x.shape[0], ROWS, 'rows'), [None] * (x.ndim - 2)
     return PartitionSpec(rows, *between, self._over(x.shape[-1], self._head(slot), 'a vocabulary'))
 
@@ -354,17 +352,15 @@ def _with_row(x: Array, row: Array, at: Array, cut: bool) -> Array:
 # ---- in a traced program ----
 
 
-_LAYOUT: Setting[Layout] = Setting('layout')
-use, current = _LAYOUT.use, _LAYOUT.current  # the layout that is traced for
+def over_shards(
+  layout: Layout | None, function: Callable, arrays: Mapping[str, tuple[Array, tuple]], outs: Sequence[tuple]
+) -> Any:
+  """Call a function of named arrays for each device's part of them, by the layout of one model.
 
-
-def over_shards(function: Callable, arrays: Mapping[str, tuple[Array, tuple]], outs: Sequence[tuple]) -> Any:
-  """Call a function of named arrays for each device's part of them, the layout being that of one model.
-
-  Each axis is named 'rows', 'heads' or None, of the arrays and of what comes out. Where no layout is in use, it is
+  Each axis is named 'rows', 'heads' or None, of the arrays and of what comes out. Without a layout it is
   called with the arrays as they are.
   """
-  layout, values = current(), {name: x for name, (x, _) in arrays.items()}
+  values = {name: x for name, (x, _) in arrays.items()}
   if layout is None:
     return function(**values)
   over = {'rows': ROWS if ROWS in layout.mesh.shape else None, 'heads': dict(layout.cuts[0]).get('joined_kv_heads')}
@@ -382,26 +378,22 @@ def over_shards(function: Callable, arrays: Mapping[str, tuple[Array, tuple]], o
   return call(*values.values())
 
 
-def gathered(x: Array) -> Array:
+def gathered(layout: Layout | None, x: Array) -> Array:
   """Return x [B, …] cut along its rows only."""
-  layout = current()
   return x if layout is None else layout.pin(x, layout.rows(x))
 
 
-def computed(x: Array, slot: int) -> Array:
+def computed(layout: Layout | None, x: Array, slot: int) -> Array:
   """Return a model's logits [B, …, V] in the parts that its head makes, so that they move and not its weights."""
-  layout = current()
-  return x if layout is None else layout.pin(x, dataclasses.replace(layout, laws=True).by_vocabulary(x, slot))
+  return x if layout is None else layout.pin(x, dataclasses.replace(layout, shards_vocab=True).by_vocabulary(x, slot))
 
 
-def as_head(x: Array, slot: int) -> Array:
-  """Return a model's logits or laws [B, …, V] in parts where its head is cut and laws are, else gathered here."""
-  layout = current()
+def as_head(layout: Layout | None, x: Array, slot: int) -> Array:
+  """Return a model's logits or distributions [B, …, V], sharded where its head and the window are, else gathered."""
   return x if layout is None else layout.pin(x, layout.by_vocabulary(x, slot))
 
 
-def in_blocks(x: Array, size: int) -> Array:
+def in_blocks(layout: Layout | None, x: Array, size: int) -> Array:
   """Return x [B, …, V], its last axis cut only where each part consists of whole blocks."""
-  layout = current()
-  parts = 1 if layout is None or not layout.laws else layout.mesh.shape.get(PARTS, 1)
-  return x if parts == 1 or x.shape[-1] % (size * parts) == 0 else gathered(x)
+  parts = 1 if layout is None or not layout.shards_vocab else layout.mesh.shape.get(PARTS, 1)
+  return x if parts == 1 or x.shape[-1] % (size * parts) == 0 else gathered(layout, x)

@@ -1,4 +1,4 @@
-"""TPUs: caches in tiles of 128 lanes, attention as a kernel of our own, no gather or scatter that goes row by row."""
+"""TPUs: caches in tiles of 128 lanes, attention as a kernel of our own."""
 
 import dataclasses
 import functools
@@ -29,8 +29,8 @@ class TPU(Backend):
   mesh: bool = False  # XLA does not cut our kernel: where no layout does, attention on a mesh is plain
   interpret: bool = False  # run the kernel without a TPU, in tests
 
-  def on_mesh(self):
-    return dataclasses.replace(self, mesh=True)
+  def on_mesh(self, layout=None):
+    return dataclasses.replace(self, mesh=True, layout=layout)
 
   @property
   def xla(self):
@@ -62,7 +62,7 @@ class TPU(Backend):
     return {'key': _pack(k), 'value': _pack(v)}
 
   def _plain(self, q: Array) -> bool:
-    return q.shape[1] > tpu_attention.MOST or (self.mesh and sharding.current() is None)
+    return q.shape[1] > tpu_attention.MOST or (self.mesh and self.layout is None)
 
   def extend(self, q, k, v, cache, layer, view, bias, **scores):
     if self._plain(q):
@@ -94,7 +94,7 @@ class TPU(Backend):
       arrays['bias'] = bias, ('rows', 'heads', None, None)
     packed = _packing(settings.pop('kv_heads'), q.shape[-1])[0]
     kernel = functools.partial(self._kernel, packed=packed, **settings)
-    return sharding.over_shards(kernel, arrays, [heads, slots, slots][: 3 if new else 1])
+    return sharding.over_shards(self.layout, kernel, arrays, [heads, slots, slots][: 3 if new else 1])
 
   def _kernel(self, q, key, value, bias=None, k=None, v=None, *, packed, **settings):
     batch, width, heads, dim = q.shape  # [B, L, H, D]
@@ -116,25 +116,9 @@ class TPU(Backend):
     plain = {name: _unpack(x, kv_heads, q.shape[-1]) for name, x in entry.items()}
     return super()._attend(q, plain, mask, bias, kv_heads, scale, cap)
 
-  def take(self, x, index):
-    place = jnp.arange(x.shape[1])[None, None] == jnp.clip(index, 0, x.shape[1] - 1)[:, :, None]  # [B, K, N]
-    place = place.reshape(place.shape + (1,) * (x.ndim - 2))
-    return _one_of(place, x[:, None], 2)
-
-  def at_token(self, x, token):
-    place = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1) == token[..., None]
-    return _one_of(place, x, -1)
-
 
 def _widened(x: Array) -> Array:
   return x.astype(jnp.float32)
-
-
-def _one_of(place: Array, x: Array, axis: int) -> Array:
-  """Return the entry of x that `place` shows, of each slice along an axis."""
-  if x.dtype == jnp.bool_:
-    return (place & x).any(axis)
-  return jnp.where(place, x, jnp.zeros((), x.dtype)).sum(axis, dtype=x.dtype)
 
 
 def _packing(kv_heads: int, dim: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Is a rule, a combiner or a method of one's own a law, and does the loop emit it exactly? On toy models, in seconds.
+"""Check a rule, a combiner or a method of one's own on toy models, in seconds.
 
   python -m speccascade.check my_rules:mine --alpha 0 0.3 0.7
 

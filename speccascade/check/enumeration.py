@@ -1,8 +1,8 @@
-"""The exact law of what the compiled loop emits on toy models, by enumeration; and what a rule of one's own is.
+"""The exact distribution of what the compiled loop emits on toy models, by enumeration; the check of a user's rule.
 
-`check(rule)` says whether a rule or combiner is traced by JAX, gives laws, reads each position by itself, rejects less
-as α grows, and whether the loop emits its law; `check(method)` the same of a method. `python -m speccascade.check`
-is the command.
+`check(rule)` tells whether JAX traces a rule or combiner, whether it gives distributions, reads each position by itself
+and rejects less as α grows, and whether the loop emits its distribution; `check(method)` does the same for a method.
+The command is `python -m speccascade.check`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,19 +22,19 @@ from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
 
-Law = dict[tuple[int, ...], float]  # {emitted tokens: probability}
-COUNT = 3  # tokens whose joint law is enumerated
-CLOSE = 1e-5  # a distance of laws that float32 explains
+Distribution = dict[tuple[int, ...], float]  # {emitted tokens: probability}
+COUNT = 3  # tokens whose joint distribution is enumerated
+CLOSE = 1e-5  # a distance of distributions that float32 explains
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 SAMPLERS = {
   'T = 0': sampling.Sampler(0.0),
   'T = 0.7, top-k 5, top-p 0.9': sampling.Sampler(0.7, top_k=5, top_p=0.9),
   'T = 1': sampling.Sampler(),
 }
-_EMITTED = ('T = 0', 'T = 1')  # the samplers at which the loop's law is enumerated
+_EMITTED = ('T = 0', 'T = 1')  # the samplers at which the loop's distribution is enumerated
 
 
-# ---- the law of what is emitted ----
+# ---- the distribution of what is emitted ----
 
 
 @struct.dataclass
@@ -61,7 +61,7 @@ class Enumerated:
     """Return the tokens that the digits say."""
     place = self._place(position, start)
     token = self.digits[(*place, purpose)]
-    total = weights.sum(-1)  # of no law where nothing is drawn, so that any chance will do that sums to 1
+    total = weights.sum(-1)  # of no distribution where nothing is drawn, so that any chance will do that sums to 1
     chance = jnp.where(total > 0, sampling.at_token(weights, token) / total, 1 / weights.shape[-1])
     return token, self._note(place, purpose, chance)
 
@@ -72,22 +72,22 @@ class Enumerated:
       place = self._place(position[:, j], start)
       a, b = numerator[:, j], denominator[:, j]
       sure = jnp.where(b > 0, jnp.minimum(1, a / jnp.where(b > 0, b, 1)), (a > 0).astype(jnp.float32))
-      sure = jnp.where(jnp.isnan(sure), 0, sure)  # a place without a law, which no test reaches
+      sure = jnp.where(jnp.isnan(sure), 0, sure)  # a place without a distribution, which no test reaches
       yes = self.digits[(*place, ACCEPT)] == 0
       noise = noise._note(place, ACCEPT, jnp.where(yes, sure, 1 - sure))
       outcomes.append(yes)
     return jnp.stack(outcomes, 1), noise
 
 
-def emitted_law(
+def emitted_distribution(
   method: Method,
   models: Sequence[Model],
   prompt: Sequence[int],
   count: int,
   sampler: sampling.Sampler,
   decode: Callable = decode_batch,
-) -> Law:
-  """Return the law of the first `count` tokens that the compiled loop emits."""
+) -> Distribution:
+  """Return the distribution of the first `count` tokens that the compiled loop emits."""
   vocab = models[-1].network.vocab_size
   rounds = count if method.by_round else 1
   radix = np.array([vocab, 2, vocab])
@@ -127,24 +127,25 @@ def _weights(state, base, count, radix, by_round, rounds) -> np.ndarray:
   return (weight * np.where(final, chance[:, 0, :, FINAL], free[FINAL])).prod(1)
 
 
-def distance(law: Law, reference: Law) -> tuple[float, float]:
-  """Return the total variation distance of two laws, and how far the first is from summing to 1."""
-  keys = law.keys() | reference.keys()
-  return 0.5 * sum(abs(law.get(k, 0) - reference.get(k, 0)) for k in keys), abs(sum(law.values()) - 1)
+def distance(distribution: Distribution, reference: Distribution) -> tuple[float, float]:
+  """Return the total variation distance of two distributions, and how far the first is from summing to 1."""
+  keys = distribution.keys() | reference.keys()
+  return 0.5 * sum(abs(distribution.get(k, 0) - reference.get(k, 0)) for k in keys), abs(sum(distribution.values()) - 1)
 
 
 def lockstep_law(
   combiner: Callable, models: Sequence[Model], prompt: Sequence[int], count: int, sampler: sampling.Sampler
-) -> Law:
-  """Return the law of `count` tokens, each drawn from the combiner's law after those before it."""
-  laws: Law = {(): 1.0}
+) -> Distribution:
+  """Return the distribution of `count` tokens, each drawn from the combiner's distribution after those before it."""
+  distributions: Distribution = {(): 1.0}
   for _ in range(count):
-    prefixes = list(laws)
+    prefixes = list(distributions)
     tokens = jnp.asarray([[*prompt, *p] for p in prefixes], jnp.int32)
     logits = jnp.stack([_next_logits(m, tokens) for m in models])
     pi = np.asarray(_combined(combiner, logits, sampler), np.float64)
-    laws = {(*p, v): laws[p] * m for p, row in zip(prefixes, pi, strict=True) for v, m in enumerate(row) if m}
-  return laws
+    rows = zip(prefixes, pi, strict=True)
+    distributions = {(*p, v): distributions[p] * m for p, row in rows for v, m in enumerate(row) if m}
+  return distributions
 
 
 def _next_logits(model: Model, tokens: Array) -> Array:
@@ -185,7 +186,7 @@ class Report:
 
 
 def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = False) -> Report:
-  """Say of a rule, a combiner or a method whether it gives laws, and whether the loop emits exactly its law.
+  """Check that a rule, a combiner or a method gives distributions, and that the loop emits exactly them.
 
   A function that is not marked as a combiner is taken for a rule. `alphas` are the values that are tried of a rule
   whose α is not bound. `progress` shows how far it is on standard error.
@@ -205,8 +206,8 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
 def _check_method(method: Strategy, bar: Progress) -> Report:
   models, combiner = method.target
   if combiner is None:
-    said = 'its tokens follow no law of one position: a verifier may rewrite what was written'
-    return Report(method.name, (Finding('emits one law', None, said),))
+    said = 'its tokens follow no distribution of one position: a verifier may rewrite what was written'
+    return Report(method.name, (Finding('emits one distribution', None, said),))
   findings = _of_laws([('', combiner)], len(models), bar)
   return Report(method.name, (*findings, *(_emitted(method, bar) if all(f.ok for f in findings) else ())))
 
@@ -244,24 +245,25 @@ def _alphas(bound: Any, given: Sequence[float] | None) -> Sequence[float]:
 
 
 def _of_laws(settings: Iterable[tuple[str, Callable]], models: int, bar: Progress) -> list[Finding]:
-  """Return whether combiners are traced and, if so, give laws and read each position by itself."""
+  """Return whether combiners are traced and, if so, give distributions and read each position by itself."""
   settings, logits = list(settings), _logits(models)
   for sampler in SAMPLERS.values():
     if problem := validate.untraced(settings[0][1], models, logits.shape[-1], sampler):
       return [Finding('is traced', False, f'it {problem}')]
   half = logits.shape[1] // 2
   others = logits.at[:, half:].set(logits[:, :1])
-  law, alone = [], []
+  wrong, alone = [], []
   for setting, sampler in SAMPLERS.items():
     for where, combiner in settings:
       pi = _combined(combiner, logits, sampler)
-      law += _not_laws(pi, f'{where}, {setting}')
+      wrong += _not_distributions(pi, f'{where}, {setting}')
       if not np.allclose(pi[:half], _combined(combiner, others, sampler)[:half], atol=CLOSE, equal_nan=True):
-        alone.append(f'other positions change its law{where}, {setting}; reduce over the last axis only')
-    bar.add(1, f'laws, {setting}')
+        alone.append(f'other positions change its distribution{where}, {setting}; reduce over the last axis only')
+    bar.add(1, f'distributions, {setting}')
+  tried = f'at {logits.shape[1]} positions under {len(SAMPLERS)} samplers'
   return [
     Finding('is traced', True, ''),
-    Finding('is a law', not law, law[0] if law else f'at {logits.shape[1]} positions under {len(SAMPLERS)} samplers'),
+    Finding('is a distribution', not wrong, wrong[0] if wrong else tried),
     Finding('reads one position', not alone, alone[0] if alone else ''),
   ]
 
@@ -281,9 +283,9 @@ def _logits(models: int) -> Array:
   return jnp.asarray(logits)
 
 
-def _not_laws(pi: Array, where: str) -> list[str]:
-  """Return what is wrong with the first of the laws that is none."""
-  bad = np.flatnonzero(~np.asarray(rules.is_law(pi)))
+def _not_distributions(pi: Array, where: str) -> list[str]:
+  """Return what is wrong with the first of the distributions that is none."""
+  bad = np.flatnonzero(~np.asarray(rules.is_distribution(pi)))
   if not bad.size:
     return []
   row = np.asarray(pi[bad[0]])
@@ -307,7 +309,7 @@ def _monotone(settings: Sequence[tuple[str, Callable]]) -> Finding:
 
 
 def _emitted(method: Method, bar: Progress) -> list[Finding]:
-  """Return whether the compiled loop emits the target of a method, by its exact law on toy models."""
+  """Return whether the compiled loop emits the target of a method, by its exact distribution on toy models."""
   models, combiner = method.target
   vocab = 2 if method.by_round else 3
   large = toy.model(1, vocab, scale=1.2)
@@ -315,10 +317,10 @@ def _emitted(method: Method, bar: Progress) -> list[Finding]:
   found = []
   for name in _EMITTED:
     sampler = SAMPLERS[name]
-    law = emitted_law(method, every, [1, 0], COUNT, sampler)
+    distribution = emitted_distribution(method, every, [1, 0], COUNT, sampler)
     expected = lockstep_law(combiner, [every[m] for m in models], [1, 0], COUNT, sampler)
-    off, missing = distance(law, expected)
-    said = f'distance {off:.1e} of the joint law of {COUNT} tokens from its definition, by {method.name}'
+    off, missing = distance(distribution, expected)
+    said = f'distance {off:.1e} of the joint distribution of {COUNT} tokens from its definition, by {method.name}'
     found.append(Finding(f'is emitted at {name}', bool(max(off, missing) < CLOSE), said))
     bar.add(1, f'the loop, {name}')
   return found

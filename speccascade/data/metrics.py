@@ -1,8 +1,10 @@
 """Metrics by name. Higher is better, and each runs from 0 to 100.
 
-Every metric here is called as `metric(examples, predictions) -> float`, and is a function of sums over examples:
+Every metric here is called as `metric(examples, predictions) -> float`, and is a function of sums over examples::
+
   metric.statistics(examples, predictions) -> [N, K]   one row for each example
   metric.combine(row, n) -> float                      the value of n examples whose rows add up to `row`
+
 so that calling it is `combine(statistics.sum(0), N)`, and a bootstrap draws rows anew without scoring a text twice.
 
 `bleu` is sacrebleu's corpus BLEU (13a); `rouge2` the mean F1 of rouge-score without stemming; `final_number` compares

@@ -122,7 +122,7 @@ def _serve(
   size = sharding.even(size, shares)
   width = inputs.prompt_width(models, rows, max_prompt_tokens)
   max_new = max(row.max_new for row in rows)
-  validate.check_laws(method, inputs.vocabulary(models), rows[0].sampler)
+  validate.check_targets(method, inputs.vocabulary(models), rows[0].sampler)
   for row in rows:
     plans.check_sampler(method.origin, row.sampler)
   method = method.at(size)

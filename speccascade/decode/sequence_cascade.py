@@ -9,7 +9,7 @@ from speccascade import methods
 from speccascade.engine import requests
 from speccascade.engine.method import SequenceCascade
 from speccascade.engine.results import Row
-from speccascade.engine.state import PER_MODEL
+from speccascade.engine.stats import PER_MODEL
 
 _OF_THE_ANSWER = ('source', 'emitted')  # statistics that are not added up
 

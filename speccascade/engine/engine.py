@@ -1,7 +1,7 @@
 """The engine: prefill prompts, insert them into free rows of a batch, run the method's phases, collect what has ended.
 
-What it starts on the device stands in `loop.py`. Between two `run`s nothing crosses to the host; each is meant to take
-about a second, so that Ctrl-C and SIGTERM are answered.
+`loop.py` runs on the device. Between two calls of `run` nothing crosses to the host; each is meant to take about
+a second, so that Ctrl-C and SIGTERM are answered.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +17,13 @@ import numpy as np
 from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
-from speccascade.engine.state import cache_owners
-from speccascade.types import Array, Model, Prompt, State
+from speccascade.engine.state import cache_owners, State
+from speccascade.types import Array, Model, Prompt
 
-_FIRST = 5e10  # bytes of weights and caches times tokens of a first run
-_SECONDS = 1.0  # of a run
+FIRST = 5e10  # bytes of weights and caches times tokens of a first run
+SECONDS = 1.0  # of a run
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 _NO_MEMORY = 'RESOURCE_EXHAUSTED', 'Out of memory'  # in an error of XLA
-_BYTES: dict[tuple, int] = {}  # of caches, by program and sizes, for to ask costs as much as some rounds
-_MOST = 256  # of them that are remembered, for each holds its program
 
 
 class Engine:
@@ -38,14 +36,12 @@ class Engine:
     buffer = loop.positions(last, width, max_new, method.window)
     self.method, self.needs, self.size, self.width = method, needs, size, width
     self.vocab = inputs.vocabulary(models)
-    where = sharding.of(slots, size, method.window, self.vocab)
-    backend, self.params = backends.prepared(slots)
+    layout = sharding.of(slots, size, method.window, self.vocab)
+    backend, self.params = backends.prepared(slots, layout)
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
-    self.weights = given, self.params  # a backend's copies stand beside what they were made of
+    self.weights = given, self.params  # a backend's copies are held as well as what they were made of
     networks = tuple(s.network for s in slots)
-    self.program = loop.Program(
-      networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top, where
-    )
+    self.program = loop.Program(networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top)
     self.fits = set()  # how many prompts may be read at once
     self.processor = validate.check_processor(processor, self.vocab, buffer)
     self.pace = None  # rounds of a run
@@ -64,7 +60,7 @@ class Engine:
     if jax.process_count() > 1:  # which have to run the same rounds, and whose clocks differ
       return loop.FOREVER
     weights = sum(x.nbytes for x in jax.tree.leaves(self.params))
-    return max(1, int(_FIRST / ((weights * self.size + caches) * self.method.window + 1)))
+    return max(1, int(FIRST / ((weights * self.size + caches) * self.method.window + 1)))
 
   def read(self, params: tuple, prompt: Prompt) -> tuple:
     """Return the caches of padded prompts, as long as these."""
@@ -141,7 +137,7 @@ class Engine:
         'a Verify whose models have scored what is pending, as those of speccascade.methods do.'
       )
     if seconds is not None and self.pace < loop.FOREVER:
-      self.pace = int(min(max(1, self.rounds * _SECONDS / max(seconds, 1e-6)), 8 * self.rounds))
+      self.pace = int(min(max(1, self.rounds * SECONDS / max(seconds, 1e-6)), 8 * self.rounds))
 
 
 def _check_memory(engine: Engine, prompts: int) -> int:
@@ -149,12 +145,10 @@ def _check_memory(engine: Engine, prompts: int) -> int:
   arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
   device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
   dtypes = tuple(x.dtype for x in jax.tree.leaves(engine.params))
-  key = engine.program, engine.size, engine.width, prompts, dtypes
-  if key not in _BYTES:
-    if len(_BYTES) >= _MOST:
-      _BYTES.clear()
-    _BYTES[key] = _cache_bytes(engine, prompts)
-  caches, weights, limit = _BYTES[key], _weight_bytes(engine.weights), backends.memory(device)
+  known = validate.remembered(engine.program, engine.size, engine.width, prompts, dtypes)
+  if 'bytes' not in known:  # to ask costs as much as some rounds
+    known['bytes'] = _cache_bytes(engine, prompts)
+  caches, weights, limit = known['bytes'], _weight_bytes(engine.weights), backends.memory(device)
   if caches + weights > limit:
     raise ValueError(
       f'{engine.size} rows of {engine.width} prompt tokens and {engine.program.buffer} positions need '
@@ -172,9 +166,9 @@ def _cache_bytes(engine: Engine, prompts: int) -> int:
     jax.eval_shape(make, params, Prompt(ints(rows, engine.width), ints(rows)))
     for make, rows in ((functools.partial(loop.caches_of, program), engine.size), (engine.read, prompts))
   ]
-  if program.where is None:
+  if program.layout is None:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-  return sum(program.where.bytes(x, program.readers.caches(x)) for x in shapes)
+  return sum(program.layout.bytes(x, program.cached_layout.caches(x)) for x in shapes)
 
 
 def _weight_bytes(weights: Any) -> int:

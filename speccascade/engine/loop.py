@@ -5,8 +5,9 @@ rows on axis 0, so that a request takes its row by one `tree.map`.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import struct
 import jax
@@ -14,52 +15,61 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, sampling
-from speccascade.backends import sharding
-from speccascade.engine import inputs, requests, validate
+from speccascade.backends import Backend, sharding
+from speccascade.engine import inputs, validate
 from speccascade.engine.method import Method
 from speccascade.engine.phases import run as run_phases
-from speccascade.engine.state import cache_owners, first_state
-from speccascade.types import Array, Context, Limits, Model, Network, Prompt, State
+from speccascade.engine.state import Arrays, cache_owners, Context, first_state, Limits, State
+from speccascade.types import Array, Model, Network, Prompt
 
 FOREVER = np.iinfo(np.int32).max
 
 
-class Program(NamedTuple):
-  """What is compiled in, beside the method's structure and the shapes."""
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """What is compiled in, beside the structure of the method and the shapes; its networks are bound to its backend."""
 
-  networks: tuple[Network, ...]
-  owners: tuple[int, ...]  # the slot of the method in whose cache each slot works
+  networks: tuple[Network, ...]  # by slot of the method
+  owners: tuple[int, ...]  # the slot in whose cache each slot works
   buffer: int  # positions of a row
   vocab: int
-  backend: backends.Backend = backends.Backend()
-  trace: bool = False  # whether log-probabilities are noted
-  top: int = 0  # how many of the likeliest tokens are noted
-  where: sharding.Layout | None = None  # of several devices
+  backend: Backend = Backend()  # with the layout of a program for several devices
+  trace: bool = False  # whether log-probabilities are recorded
+  top: int = 0  # how many of the likeliest tokens are recorded
+
+  def __post_init__(self):
+    bound = tuple(backends.bind(n, self.backend.for_slot(slot)) for slot, n in enumerate(self.networks))
+    object.__setattr__(self, 'networks', bound)
 
   @property
-  def kept(self) -> list[int]:
+  def layout(self) -> sharding.Layout | None:
+    """Where arrays lie on several devices."""
+    return self.backend.layout
+
+  @property
+  def cached(self) -> list[int]:
     """The slots that have a cache."""
     return sorted({*self.owners})
 
   @property
-  def readers(self) -> sharding.Layout | None:
+  def cached_layout(self) -> sharding.Layout | None:
     """The layout of the slots that have a cache."""
-    return None if self.where is None else self.where.only(self.kept)
+    return None if self.layout is None else self.layout.only(self.cached)
 
-  def cut(self, state: State) -> Any:
-    """Return how each array of a state is cut."""
-    return self.where.state(state, self.kept)
+  def specs(self, state: State) -> Any:
+    """Return how each array of a state is sharded."""
+    return self.layout.state(state, self.cached)
 
   def pin(self, state: State) -> State:
     """Hold the arrays of a state in their places."""
-    return state if self.where is None else self.where.pin(state, self.cut(state))
+    return state if self.layout is None else self.layout.pin(state, self.specs(state))
 
 
 @struct.dataclass
 class Arrival:
   """Rows that take their places: row i of `rows` reads row source[i] of a prefix and goes to place target[i]."""
 
-  rows: requests.Arrays  # [B]
+  rows: Arrays  # [B]
   source: Array | None  # [B], None where each row reads its own
   target: Array  # [B]
   count: Array  # how many of them are meant
@@ -74,37 +84,23 @@ def positions(network: Network, width: int, max_new_tokens: int, window: int) ->
   return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 4), static_argnames=('room', 'where'))
-def prefill(networks, backend, params, prompt: Prompt, room: int, where: sharding.Layout | None = None) -> tuple:
-  """Return caches of `room` positions that have seen the prompts."""
-  with backends.use(backend):
-    if where is None:
-      return tuple(n.prefill(p, prompt, room) for n, p in zip(networks, params, strict=True))
-    read, prompt = by_layout(where, [n.prefill for n in networks]), where.pin(prompt, where.rows(prompt))
-    caches = tuple(one(p, prompt, room) for one, p in zip(read, params, strict=True))
-    return where.pin(caches, where.caches(caches))
+@functools.partial(jax.jit, static_argnums=(0, 3), static_argnames=('cache_len', 'layout'))
+def prefill(
+  networks: tuple[Network, ...], params: tuple, prompt: Prompt, cache_len: int, layout: sharding.Layout | None = None
+) -> tuple:
+  """Return caches of `cache_len` positions that have seen the prompts; the networks are bound to a backend."""
+  prompt = prompt if layout is None else layout.pin(prompt, layout.rows(prompt))
+  caches = tuple(n.prefill(p, prompt, cache_len) for n, p in zip(networks, params, strict=True))
+  return caches if layout is None else layout.pin(caches, layout.caches(caches))
 
 
-def by_layout(where: sharding.Layout | None, functions: Sequence[Callable]) -> tuple[Callable, ...]:
-  """Return functions of the models, each traced for the layout of its own."""
-
-  def one(slot: int, function: Callable) -> Callable:
-    def call(*args):
-      with sharding.use(where.only([slot])):
-        return function(*args)
-
-    return call
-
-  return tuple(functions) if where is None else tuple(one(i, f) for i, f in enumerate(functions))
+def caches_of(program: Program, params: tuple, prompt: Prompt, cache_len: int | None = None) -> tuple:
+  """Return caches of the prompts with `cache_len` positions, or all those of a row."""
+  networks, owned = (tuple(x[slot] for slot in program.cached) for x in (program.networks, params))
+  return prefill(networks, owned, prompt, cache_len or program.buffer, layout=program.cached_layout)
 
 
-def caches_of(program: Program, params: tuple, prompt: Prompt, room: int | None = None) -> tuple:
-  """Return caches of the prompts with `room` positions or all those of a row."""
-  networks, some = (tuple(x[s] for s in program.kept) for x in (program.networks, params))
-  return prefill(networks, program.backend, some, prompt, room or program.buffer, where=program.readers)
-
-
-def blank(program, method, params, rows: requests.Arrays) -> State:
+def blank(program, method, params, rows: Arrays) -> State:
   """Return zeros for the rows, none of them in use."""
   shapes = jax.eval_shape(lambda: first_state(program, method, caches_of(program, params, rows.prompt), rows))
   state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes).replace(done=jnp.ones(rows.real.shape, bool))
@@ -113,7 +109,7 @@ def blank(program, method, params, rows: requests.Arrays) -> State:
 
 def first_batch(program, method, params, prefix: tuple, arrival: Arrival) -> State:
   """Return a batch of the rows that arrive, row i in place i."""
-  if program.where is not None and arrival.source is not None:  # rows cross a mesh one by one
+  if program.layout is not None and arrival.source is not None:  # rows cross a mesh one by one
     return put_rows(program, method, prefix, arrival, blank(program, method, params, arrival.rows))
   count = arrival.target.shape[0]
 
@@ -135,7 +131,7 @@ begin = jax.jit(first_batch, static_argnums=0)
 def put_rows(program, method, prefix: tuple, arrival: Arrival, state: State) -> State:
   """Put rows with the prefixes that they continue into their places of the batch."""
   new = first_state(program, method, (), arrival.rows)
-  if program.where is not None:
+  if program.layout is not None:
     return _put_rows_on_mesh(program, prefix, arrival, new, state)
 
   def put(i, state):
@@ -157,13 +153,13 @@ insert = jax.jit(put_rows, static_argnums=0, donate_argnums=4)
 
 
 def _put_rows_on_mesh(program, prefix: tuple, arrival: Arrival, new: State, state: State) -> State:
-  where, cut = program.where, program.cut(state)
+  where, cut = program.layout, program.specs(state)
   put = lambda old, cut, new, new_cut, source: where.put_rows(
     old, cut, where.pin(new, new_cut), new_cut, source, arrival.target, arrival.count
   )
   state = where.pin(state, cut)
-  caches = put(state.caches, cut.caches, prefix, program.readers.caches(prefix), arrival.source)
-  rest, new_cut = state.replace(caches=()), program.cut(new)
+  caches = put(state.caches, cut.caches, prefix, program.cached_layout.caches(prefix), arrival.source)
+  rest, new_cut = state.replace(caches=()), program.specs(new)
   return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
 
 
@@ -171,7 +167,7 @@ def _run(program, method, params, state, stop, until, processor=None) -> tuple[S
   """Loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
   state = _rounds(program, method, params, state.replace(done=state.done | stop), until, processor)
   packed = jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(wanted(state))], 1)
-  return state, packed if program.where is None else program.where.pin(packed)
+  return state, packed if program.layout is None else program.layout.pin(packed)
 
 
 @functools.cache
@@ -184,10 +180,16 @@ run = compiled_with(())
 
 
 def _rounds(program, method, params, state: State, until, processor) -> State:
-  extend = [functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)]
-  extend = by_layout(program.where, extend)
-  cache_of = tuple(program.kept.index(s) for s in program.owners)
-  context = Context(extend, cache_of, method.policy, program.networks[-1].eos_ids, processor)
+  """Run rounds until `until[0]` rows are done, or `until[1]` rounds have passed."""
+  context = Context(
+    extend=tuple(functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)),
+    packs=tuple(getattr(n, 'packs', False) for n in program.networks),
+    cache_of=tuple(program.cached.index(slot) for slot in program.owners),
+    policy=method.policy,
+    eos_ids=program.networks[-1].eos_ids,
+    processor=processor,
+    backend=program.backend,
+  )
 
   def go_on(carry):
     passed, state = carry
@@ -195,15 +197,14 @@ def _rounds(program, method, params, state: State, until, processor) -> State:
 
   def step(carry):
     passed, state = carry
-    with backends.use(program.backend), sharding.use(program.where):
-      return passed + 1, program.pin(run_phases(method.phases, context, state.replace(active=~state.done)))
+    return passed + 1, program.pin(run_phases(method.phases, context, state.replace(active=~state.done)))
 
   return jax.lax.while_loop(go_on, step, (jnp.int32(0), program.pin(state)))[1]
 
 
 def wanted(state: State) -> dict[str, Any]:
   """Return what comes to the host."""
-  names = ('done', 'tokens', 'length', 'fault', 'no_law', 'stats', 'logprobs', 'top')
+  names = ('done', 'tokens', 'length', 'fault', 'fault_target', 'stats', 'logprobs', 'top')
   return {name: getattr(state, name) for name in names}
 
 
@@ -223,15 +224,15 @@ def decode_batch(
   method = method.at(rows)
   slots = [models[m] for m in method.slots]
   buffer = positions(slots[-1].network, width, max_new_tokens, method.window)
-  owners, vocab = cache_owners(slots), inputs.vocabulary(models)
-  backend, params = backends.prepared(slots, mesh)
-  where = sharding.of_step(slots, mesh, rows, method.window, vocab)
-  program = Program(tuple(s.network for s in slots), owners, buffer, vocab, backend=backend, where=where)
+  vocab = inputs.vocabulary(models)
+  layout = sharding.of_step(slots, mesh, rows, method.window, vocab)
+  backend, params = backends.prepared(slots, layout, mesh)
+  program = Program(tuple(s.network for s in slots), cache_owners(slots), buffer, vocab, backend)
   full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)
   by_row = jax.tree.map(lambda x: full(x), sampler)
   limits = Limits(jnp.zeros((rows, 0), jnp.int32))
   max_new, real = full(max_new_tokens, jnp.int32), full(True, bool)
-  arrays = requests.Arrays(prompt, jnp.zeros((rows, 4), jnp.uint32), max_new, by_row, limits, real)
+  arrays = Arrays(prompt, jnp.zeros((rows, 4), jnp.uint32), max_new, by_row, limits, real)
   return _decode_batch(program, method, params, arrays, noise, validate.bind_processor(processor))
 
 

@@ -1,6 +1,6 @@
 """What `decode` takes as a method: phases over models, a choice of methods by batch size, or a cascade of whole texts.
 
-Whatever plans, times or reports a method asks it here (`calls`, `block`, `verifier_width`, `target`) and reads no phase.
+What plans, times or reports a method asks it here (`calls`, `block`, `verifier_width`, `target`) and reads no phase.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from jax import tree_util
 from speccascade import acceptance, rules, stopping
 from speccascade.engine.phases import Elect, Propose, Score, Verify
 from speccascade.engine.verification import index_for
+from speccascade.models.packing import coarse_widths, fine_widths
 from speccascade.types import Phase
 
 Target = tuple[tuple[int, ...], tree_util.Partial | None]
@@ -27,7 +28,7 @@ class Strategy:
   extra_models = False  # whether more models may be given than it decodes with
   origin = None  # of the profile that it decides by
   block: int | tuple[int, ...] | None = None  # γ, or γ of each model; None where it has none
-  target: Target = (), None  # the models and the combiner whose distribution the output follows, None where it is no such
+  target: Target = (), None  # the models and the combiner whose distribution the output follows, or None
 
   @property
   def name(self) -> str:
@@ -42,7 +43,7 @@ class Strategy:
   @property
   def all_phases(self) -> list[Phase]:
     """The phases, those of every branch where models take turns."""
-    return [p for phase in self.phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
+    return _flat(self.phases)
 
   @property
   def takes_turns(self) -> bool:
@@ -87,6 +88,27 @@ class Method(Strategy):
   extra_models: bool = _static(default=False)
   origin: Any = _static(default=None)
 
+  @classmethod
+  def of_phases(cls, phases: Sequence[Phase], slots: Sequence[int], *, policy: stopping.Policy = stopping.Policy(),
+                window: int | None = None, **settings) -> 'Method':  # fmt: skip
+    """Make a method of phases, having derived what they have to hold.
+
+    Args:
+      phases: what a round does, in order; it commits tokens by a `Verify`.
+      slots: the number of the model that each slot runs.
+      policy: how long drafts are.
+      window: the most tokens ever pending, where phases of one's own add some; None: those that `Propose` draws.
+      **settings: the other fields.
+
+    Returns:
+      The method, its phases with their `widths`, `aligned` and `catch_up`.
+    """
+    drafted = sum(p.n for p in _flat(phases) if isinstance(p, Propose))
+    window = max(drafted, 1) if window is None else window
+    varies = type(policy) is not stopping.Policy
+    derived = _derived(tuple(phases), drafted, window, varies)
+    return cls(derived, tuple(slots), window, policy, **settings)
+
   def __str__(self):
     until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
     return ' · '.join(map(str, self.phases)) + until
@@ -117,6 +139,12 @@ class Method(Strategy):
     phases = tuple(p.replace(accept=bound) if isinstance(p, Verify) else p for p in self.phases)
     return self.replace(phases=phases, by_round=by_round)
 
+  def logits_read(self) -> set[int]:
+    """Return the slots whose logits a later phase reads."""
+    every = set(range(len(self.slots)))
+    reads = [getattr(phase, 'reads', None) for phase in self.all_phases]
+    return every if None in reads else {slot for some in reads for slot in some}
+
   def turns(self, rows: int) -> int:
     """Return in how many rounds at least one of so many rows commits a token."""
     return rows * max((len(p.branches) for p in self.phases if isinstance(p, Elect)), default=0) or 1
@@ -128,6 +156,40 @@ class Method(Strategy):
       if isinstance(phase, Propose | Score):
         found[phase.model] = found.get(phase.model, 0) + (phase.n if isinstance(phase, Propose) else 1)
     return found
+
+
+def _flat(phases: Sequence[Phase]) -> list[Phase]:
+  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
+
+
+def _derived(phases: tuple[Phase, ...], drafted: int, window: int, varies: bool) -> tuple[Phase, ...]:
+  """Return phases with what follows from the round that they make.
+
+  A model that scores k of the drafted tokens knows k + 1 distributions, a drafter as many as it draws. A round emits at
+  most what all models of its `Verify` know. What a model has not read of that comes on top in the next round.
+  """
+  flat = _flat(phases)
+  in_turn = len(flat) > len(phases)
+  scored = {p.model: min(getattr(p.limit, 'most', drafted), drafted) + 1 for p in flat if isinstance(p, Score)}
+  known = {p.model: p.n for p in flat if isinstance(p, Propose)} | scored
+  tests = [m for p in flat if isinstance(p, Verify) for m in p.models]
+  emitted = min((known.get(m, 1) for m in tests), default=1)
+
+  def derive(phase):
+    if isinstance(phase, Elect):
+      return phase.replace(branches=tuple(tuple(map(derive, branch)) for branch in phase.branches))
+    if isinstance(phase, Propose):
+      return phase.replace(catch_up=0 if in_turn else 1 + max(0, emitted - phase.n))
+    if not isinstance(phase, Score):
+      return phase
+    most = window + 1 if in_turn else max(known[phase.model], emitted)
+    if getattr(phase.limit, 'fine', False):
+      widths = fine_widths(most)
+    else:
+      widths = coarse_widths(most) if varies or in_turn else (most,)
+    return phase.replace(widths=widths, aligned=not in_turn and known[phase.model] >= emitted)
+
+  return tuple(map(derive, phases))
 
 
 @struct.dataclass

@@ -1,7 +1,9 @@
-"""The phases that every method is made of: `Score`, `Propose`, `Verify`; `Elect` chooses among phases.
+"""The phases that every method is made of: `Propose`, `Score`, `Verify`; `Elect` chooses among phases.
 
 A phase maps (context, state) to a state. Its numbers that may change without compiling are pytree leaves; what shapes
-the program is static. A row that is not `active` passes through unchanged, whatever its batch mates do.
+the program is static. A row that is not `active` passes through unchanged, whatever the other rows of its batch do.
+
+Axis letters: B batch, M models of a method, L new tokens, W window of pending tokens, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -12,73 +14,89 @@ import jax
 from jax import lax, tree_util
 import jax.numpy as jnp
 
-from speccascade import acceptance, backends, rules, sampling
-from speccascade.backends import sharding
-from speccascade.models import packing
-from speccascade.types import (
-  Array,
-  ASKED,
-  BONUS,
-  Combiner,
-  Context,
-  DRAFT,
-  FINAL,
-  OWN,
-  Phase,
-  places,
-  RESIDUAL,
-  State,
-  take,
-  take1,
-  Top,
-)
+from speccascade import acceptance, rules, sampling
+from speccascade.backends import ops, sharding
+from speccascade.backends.ops import take, take1
+from speccascade.engine import stats
+from speccascade.engine.state import Context, sampler_for_window, State, Window
+from speccascade.models.packing import MOST, Packing
+from speccascade.types import Array, ASKED, BONUS, Combiner, DRAFT, FINAL, OWN, Phase, places, RESIDUAL
 
 
 def _static(**kwargs):
   return struct.field(pytree_node=False, **kwargs)
 
 
-def _feed(context: Context, state: State, m: int, width: int, need: Array, total: int | None = None,
-          slot: Array | int | None = None, last: bool = False) -> tuple[State, Array]:  # fmt: skip
-  """Feed model m the `need` [B] next tokens of each row and note the logits after them, which are returned as well.
+# ---- feeding a model ----
 
-  Windows are padded to `width` or, where a total is given, packed to so many tokens of the batch. Where a slot is
-  given, the logits of every row are noted from that slot on, what lies beyond its tokens too; or those after its `last`
-  token alone.
+
+def _feed(
+  context: Context, state: State, m: int, width: int, need: Array, total: int | None = None
+) -> tuple[State, Array]:
+  """Feed model m the next `need` [B] tokens of each row, at most `width`.
+
+  Args:
+    context: the models.
+    state: the state before.
+    m: the slot of the model.
+    width: the tokens a row that are compiled for; what lies beyond a row's need is padding.
+    need: [B] how many tokens of each row are fed; 0 leaves a row as it is.
+    total: how many tokens of the batch the windows are packed to; None: they are padded.
+
+  Returns:
+    The state with the model's cache and `fed`, and the logits [B, width, V] after each token.
   """
-  w = state.window
   position = state.fed[:, m][:, None] + places(width)
+  tokens = take(state.tokens, position)
   c = context.cache_of[m]
-  packed = None if total is None else packing.Packing.of(need, width, total)
-  with packing.use(packed):
-    logits, cache = context.extend[m](state.caches[c], take(state.tokens, position), position)
-  if logits.shape[:2] != position.shape:  # a network may leave its windows as they are
-    logits = packed.unpack(logits)
-  logits = sharding.computed(logits, m)[..., : w.logits[m].shape[-1]]
+  if total is None:
+    logits, cache = context.extend[m](state.caches[c], tokens, position)
+  else:
+    packing = Packing.of(need, width, total)
+    logits, cache = context.extend[m](state.caches[c], tokens, position, packing)
+    logits = packing.unpack(logits)
+  layout = context.backend.layout
+  logits = sharding.computed(layout, logits, m)[..., : state.window.vocab]
   logits = _process(context, state, logits.astype(jnp.float32), position)
   state = state.replace(
-    fed=_column(state.fed, m, state.fed[:, m] + need),
+    fed=stats.with_column(state.fed, m, state.fed[:, m] + need),
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
   )
-  logits = sharding.as_head(logits, m)
-  # The first output is the law of position fed + 1, whose slot is fed + 1 - length.
-  first = position[:, 0] + 1 - state.length
-  if slot is not None:
-    window = lax.dynamic_update_slice_in_dim(w.logits[m], take1(logits, need - 1)[:, None] if last else logits, slot, 1)
-  elif width == 1:
-    window = backends.current().put(w.logits[m], first, logits[:, 0], (need > 0) & (first >= 0))
-  else:
-    j = places(w.logits[m].shape[1]) - first[:, None]
-    new = (j >= 0) & (j < need[:, None])
-    window = jnp.where(new[..., None], take(logits, jnp.clip(j, 0, width - 1)), w.logits[m])
-  window = sharding.as_head(window, m)
-  return state.replace(window=w.replace(logits=w.logits[:m] + (window,) + w.logits[m + 1 :])), logits
+  return state, sharding.as_head(layout, logits, m)
+
+
+def _keep_logits(context: Context, state: State, m: int, write: Callable[[Array], Array]) -> State:
+  """Write into the window's logits of model m, where a later phase reads them."""
+  w = state.window
+  if w.logits[m] is None:
+    return state
+  logits = sharding.as_head(context.backend.layout, write(w.logits[m]), m)
+  return state.replace(window=w.replace(logits=w.logits[:m] + (logits,) + w.logits[m + 1 :]))
+
+
+def _keep_from_slot(context: Context, state: State, m: int, logits: Array, slot: Array | int) -> State:
+  """Keep logits [B, L, V] from a slot on that is the same in every row; slots beyond a row's tokens mean nothing."""
+  return _keep_logits(context, state, m, lambda old: lax.dynamic_update_slice_in_dim(old, logits, slot, 1))
+
+
+def _keep_by_row(context: Context, state: State, m: int, logits: Array, first: Array, need: Array) -> State:
+  """Keep the first `need` [B] of logits [B, L, V] from slot `first` [B] on, which may be before the window."""
+  width = logits.shape[1]
+  if width == 1:
+    return _keep_logits(context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0)))
+
+  def write(old):
+    j = places(old.shape[1]) - first[:, None]
+    fresh = (j >= 0) & (j < need[:, None])
+    return jnp.where(fresh[..., None], take(logits, jnp.clip(j, 0, width - 1)), old)
+
+  return _keep_logits(context, state, m, write)
 
 
 def _process(context: Context, state: State, logits: Array, position: Array) -> Array:
   """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's.
 
-  Where these are no law the number says why: it is NaN if the model's own were none, else an infinity.
+  Where these make no distribution the number says why: NaN if the model's own made none, else an infinity.
   """
   limits = state.limits
   if limits.bias is None and limits.least is None and context.processor is None:
@@ -115,110 +133,132 @@ def _is_end(context: Context, state: State, tokens: Array) -> Array:
   return ends
 
 
-def _charge(state: State, m: int, **counts: Array | int) -> State:
-  """Add to the statistics of model m, each count [B] or one for all rows."""
-  s = state.stats
-  return state.replace(stats=s.replace(**{k: _column(x := getattr(s, k), m, x[:, m] + n) for k, n in counts.items()}))
-
-
-def _column(x: Array, m: int, value: Array) -> Array:
-  """Return x [B, M] with its column m set to value [B]."""
-  return jnp.where(places(x.shape[1]) == m % x.shape[1], value[:, None], x)
+# ---- phases ----
 
 
 @struct.dataclass
 class Score:
-  """Feed a model every pending token that it has not seen, so that it knows the law after each.
+  """Feed a model every pending token that it has not seen, so that it knows the distribution after each.
 
-  `widths` are the tokens a row to compile for, ascending. Where there are several, rows differ in their need: one row's
-  window has the smallest width that holds it, those of a batch are packed to so many tokens a row on average; where the
-  backend gains nothing by either, for so few tokens, all have the widest. `limit` bounds how many pending tokens are
-  fed; `drop` forgets the others. `after` is a model whose call must end first.
-  A `level` model has seen every committed token but the last in each row, so that its logits begin at slot 0. Such are
-  the models of a `Verify` without `keep`.
+  `limit` bounds how many pending tokens are fed; `drop` forgets the others. `after` is a slot whose call must end
+  first.
+
+  The rest is derived when the method is made. `widths` are the tokens a row that are compiled for, ascending; where
+  there are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in every
+  row, so that its logits begin at slot 0.
   """
 
   model: int = _static()
-  widths: tuple[int, ...] = _static()
   limit: Callable[[Context, State], Array] | None = None
   drop: bool = _static(default=False)
   after: int | None = _static(default=None)
-  level: bool = _static(default=False)
+  widths: tuple[int, ...] = _static(default=())
+  aligned: bool = _static(default=False)
 
   def __str__(self):
     return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit}{", drop" * self.drop})'
 
-  def __call__(self, context: Context, state: State, last: bool = False) -> State:
-    """Feed, and note the logits after each token; with `last`, where nothing is pending, those after the last alone."""
+  @property
+  def reads(self) -> tuple[int, ...] | None:
+    """The slots whose logits it reads, None for any: a limit of one's own may read all."""
+    if self.limit is not None and not hasattr(self.limit, 'reads'):
+      return None
+    return (*getattr(self.limit, 'reads', ()), *(() if self.after is None else (self.after,)))
+
+  def __call__(self, context: Context, state: State) -> State:
     size = state.window.size
     if self.limit is not None:
       size = jnp.where(state.active, self.limit(context, state), size)
     if self.drop:
       state = state.replace(window=state.window.replace(size=size))
     if self.after is not None:
+      # Without the barrier the compiler may run both calls at once, or this one first.
       tokens, _ = lax.optimization_barrier((state.tokens, state.window.logits[self.after][0, 0, 0]))
       state = state.replace(tokens=tokens)
     need = jnp.where(state.active, state.length + size - state.fed[:, self.model], 0)
     need = jnp.clip(need, 0, self.widths[-1])
-    rows = need.shape[0]
-    many = rows * self.widths[-1] >= backends.current().pack_from
-    sizes = self.widths if many else self.widths[-1:]
-    packs = 1 < rows <= packing.MOST and len(sizes) > 1
+    return self._feed(context, state, need)
+
+  def _feed(self, context: Context, state: State, need: Array) -> State:
+    """Feed windows of the least width that holds the need [B], or, of several rows, packed to the least total."""
+    rows, m = need.shape[0], self.model
+    widest = self.widths[-1]
+    # Where the backend gains nothing by fewer tokens, all windows are the widest.
+    sizes = self.widths if rows * widest >= context.backend.pack_from else (widest,)
+    packs = len(sizes) > 1 and 1 < rows <= MOST and context.packs[m]
     widths = jnp.array(sizes, jnp.int32)
     over = need.sum() > widths[:-1] * rows if packs else need.max() > widths[:-1]
     which = jnp.sum(over.astype(jnp.int32))
     computed = need + _shared(widths[which] * rows - need.sum(), rows) if packs else widths[which]
-    state = _charge(state, self.model, calls=(need > 0).astype(jnp.int32), positions=need, computed=computed)
-
-    noted = dict(slot=0 if self.level or last else None, last=last)
+    called = (need > 0).astype(jnp.int32)
+    state = state.replace(stats=state.stats.charge(m, calls=called, positions=need, computed=computed))
 
     def feed(state, width):
-      if packs and width < sizes[-1]:
-        return _feed(context, state, self.model, self.widths[-1], need, width * rows, **noted)[0]
-      return _feed(context, state, self.model, width, need, **noted)[0]
+      packed = packs and width < widest
+      first = state.fed[:, m] + 1 - state.length  # the slot of the first output
+      if packed:
+        state, logits = _feed(context, state, m, widest, need, width * rows)
+      else:
+        state, logits = _feed(context, state, m, width, need)
+      if self.aligned:
+        return _keep_from_slot(context, state, m, logits, 0)
+      return _keep_by_row(context, state, m, logits, first, need)
 
     branches = [functools.partial(feed, width=n) for n in sizes]
-    return branches[0](state) if len(branches) == 1 else backends.current().choose(which, branches, state)
+    return branches[0](state) if len(branches) == 1 else context.backend.choose(which, branches, state)
 
 
 def _shared(n: Array, rows: int) -> Array:
-  """Return n in as equal parts as can be: [B]."""
+  """Return n in parts that are as equal as can be: [B]."""
   return (n + jnp.arange(rows)) // rows
 
 
 @struct.dataclass
 class Propose:
-  """Draw up to n tokens from the model's own law, each fed before the next is drawn; they become pending.
+  """Draw up to n tokens from the model's own distribution, each fed before the next is drawn; they become pending.
 
-  The model first catches up, in a window of one of `widths`, and nothing is pending yet; with no widths it has seen
-  every token, and some may be. The last token drawn is not fed: its law is known, and its test needs no more.
+  The last token drawn is not fed: its distribution is known, and its test needs no more.
+
+  `catch_up` is derived when the method is made: the most committed tokens that the model has to read before it draws.
+  With 1 that is the last committed token, which the loop's first turn feeds. After a round whose last token came from
+  another model there are 2. With 0 the model has read everything, and other models' tokens may be pending.
   """
 
   model: int = _static()
   n: int = _static()
-  widths: tuple[int, ...] = _static(default=(1,))
+  catch_up: int = _static(default=1)
 
   def __str__(self):
     return f'propose({self.model}, {self.n})'
 
+  @property
+  def reads(self) -> tuple[int, ...]:
+    """The slots whose logits it reads."""
+    return () if self.catch_up else (self.model,)
+
   def __call__(self, context: Context, state: State) -> State:
-    before, budget = state, context.policy.length(state.policy, self.n)
+    budget = context.policy.length(state.policy, self.n)
     budget = min(budget, self.n) if isinstance(budget, int) else jnp.minimum(budget, self.n)
     first, going = 0, state.active
-    if self.widths != (1,):  # a window of one is the loop's first turn
-      if self.widths:
-        state = before = Score(self.model, self.widths)(context, state, last=True)
-      laws = state.window.logits[self.model]
-      law = laws[:, 0] if self.widths else take1(laws, state.window.size)
-      going, state = self._draw(context, state, law, going & self._knows(state) & (budget > 0), 0)
+    if self.catch_up > 1:
+      state, logits = self._catch_up(context, state)
+    elif not self.catch_up:
+      logits = take1(state.window.logits[self.model], state.window.size)
+    before = state
+    if self.catch_up != 1:  # the first token needs no turn of the loop
+      going, state = self.draw(context, state, logits, going & self._knows(state) & (budget > 0), 0)
       first, going = 1, going & (budget > 1)
 
     def turn(carry):
       i, going, state = carry
-      need = state.length + state.window.size - state.fed[:, self.model]
-      need = jnp.where(going, jnp.clip(need, 0, 1), 0)
-      state, logits = _feed(context, state, self.model, 1, need, slot=i if self.widths else None)
-      going, state = self._draw(context, state, logits[:, 0], going & self._knows(state) & (i < budget), i)
+      need = jnp.where(going, jnp.clip(state.length + state.window.size - state.fed[:, self.model], 0, 1), 0)
+      slot = state.fed[:, self.model] + 1 - state.length
+      state, logits = _feed(context, state, self.model, 1, need)
+      if self.catch_up:  # nothing was pending, so the slot is the same in all rows that are going
+        state = _keep_from_slot(context, state, self.model, logits, i)
+      else:
+        state = _keep_by_row(context, state, self.model, logits, slot, need)
+      going, state = self.draw(context, state, logits[:, 0], going & self._knows(state) & (i < budget), i)
       return i + 1, going & (i + 1 < budget), state
 
     carry = jnp.int32(first), going, state
@@ -226,34 +266,43 @@ class Propose:
       last, _, state = lax.fori_loop(first, budget, lambda _, carry: turn(carry), carry)
     else:
       last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, carry)
-    drafted, fed = state.window.size - before.window.size, state.fed[:, self.model] - before.fed[:, self.model]
-    return _charge(state, self.model, drafted=drafted, calls=fed, positions=fed, computed=last - first)
+    drafted = state.window.size - before.window.size
+    fed = state.fed[:, self.model] - before.fed[:, self.model]
+    counts = state.stats.charge(self.model, drafted=drafted, calls=fed, positions=fed, computed=last - first)
+    return state.replace(stats=counts)
+
+  def _catch_up(self, context: Context, state: State) -> tuple[State, Array]:
+    """Read the committed tokens that the model has not seen; return the logits [B, V] after the last."""
+    m = self.model
+    need = jnp.where(state.active, jnp.clip(state.length - state.fed[:, m], 0, self.catch_up), 0)
+    called = (need > 0).astype(jnp.int32)
+    state = state.replace(stats=state.stats.charge(m, calls=called, positions=need, computed=self.catch_up))
+    state, logits = _feed(context, state, m, self.catch_up, need)
+    last = take1(logits, need - 1)
+    return _keep_from_slot(context, state, m, last[:, None], 0), last
 
   def _knows(self, state: State) -> Array:
-    """Return which rows' next law the model has computed."""
+    """Return [B]: in which rows the model has computed the next distribution."""
     return state.fed[:, self.model] == state.length + state.window.size
 
-  def _draw(
-    self, context: Context, state: State, logits: Array, going: Array, turn: Array | int
-  ) -> tuple[Array, State]:
+  def draw(self, context: Context, state: State, logits: Array, going: Array, turn: Array | int) -> tuple[Array, State]:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
     w = state.window
     end = state.length + w.size
-    sampler = sampling.at_window(state).at(w.size)
+    sampler = sampler_for_window(state).at(w.size)
     going = going & (end < state.limit) & _finite(logits) & ~context.policy.before(logits, sampler)
-    q = sharding.as_head(sampler(logits), self.model)
+    q = sharding.as_head(context.backend.layout, sampler(logits), self.model)
     token, noise = state.noise.draw(q, end, DRAFT, state.length)
-    put = backends.current().put
-    if self.widths:  # the slot is the same in all rows that are going, and what the others have there means nothing
-      note = lambda x, new: lax.dynamic_update_slice_in_dim(x, new[:, None], turn, 1)
+    if self.catch_up:  # the slot is the same in all rows that are going, and what the others have there means nothing
+      write = lambda x, new: lax.dynamic_update_slice_in_dim(x, new[:, None], turn, 1)
     else:
-      note = lambda x, new: put(x, w.size, new, going)
+      write = lambda x, new: ops.put(x, w.size, new, going)
     state = state.replace(
-      tokens=put(state.tokens, end, token, going),
+      tokens=ops.put(state.tokens, end, token, going),
       window=w.replace(
         size=w.size + going.astype(jnp.int32),
-        probs=None if w.probs is None else note(w.probs, q),
-        source=note(w.source, jnp.full_like(end, self.model)),
+        probs=None if w.probs is None else write(w.probs, q),
+        source=write(w.source, jnp.full_like(end, self.model)),
       ),
       noise=noise,
     )
@@ -266,9 +315,9 @@ class Verify:
   """Test, in order, the pending tokens whose target is known; commit the accepted and at most one token more.
 
   The target is `combiner(logits of models)`. It is known as far as all of `models` have scored, and up to the first
-  place at which it is no law; a row that needs a token there ends as a fault. After a rejection one
-  token follows from the residual; if all pending tokens were accepted and the target after them is known, one from it
-  (the bonus token); else none. The other pending tokens are dropped, or, with `keep`, stay where none was rejected.
+  place at which it is no distribution; a row that needs a token there ends as a fault. After a rejection one token
+  follows from the residual; if all pending tokens were accepted and the target after them is known, one from it (the
+  bonus token); else none. The other pending tokens are dropped, or, with `keep`, stay where none was rejected.
   """
 
   combiner: Combiner
@@ -283,161 +332,150 @@ class Verify:
     rule = self.combiner.keywords.get('rule', self.combiner)
     return f'verify({rules.name_of(rule)} of {self.models}{how}{", keep" * self.keep})'
 
+  @property
+  def reads(self) -> tuple[int, ...] | None:
+    """The slots whose logits it reads, None for any: an acceptor of one's own may read all."""
+    more = getattr(rules.inside(self.accept), 'reads', None)
+    return None if more is None else (*self.models, *more)
+
   def __call__(self, context: Context, state: State) -> State:
     w, length = state.window, state.length
     width = w.source.shape[1]
-    known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - length + 1
-    scored = jnp.clip(known - 1, 0, w.size)
     position = length[:, None] + places(width)
     pending = take(state.tokens, position)
     if w.probs is None:
-      w = w.replace(probs=jax.nn.one_hot(pending, w.logits[0].shape[-1], dtype=jnp.float32))
+      w = w.replace(probs=jax.nn.one_hot(pending, w.vocab, dtype=jnp.float32))
+
+    # A model that has read n tokens beyond the last committed one knows the distributions of n + 1 slots.
+    known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - length + 1
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
-    sampler = sampling.at_window(state)
-    pi = self.combiner(logits, sampler=sampler)
-    lawful = jnp.minimum(known, acceptance.leading(self._laws(logits, pi)))
-    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, lawful), 0), 0)
+    sampler = sampler_for_window(state)
+    pi = self.combiner(logits, sampler=sampler)  # [B, W+1, V]
+    gives_distribution = jnp.minimum(known, acceptance.leading(self._is_distribution(logits, pi)))
+    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, gives_distribution), 0), 0)
+
     trial = acceptance.Trial(w, pending, tested, pi, position, length, state.noise, sampler)
     verdict, noise = self.accept(trial)
     kept = verdict.kept
     rejected = kept < tested
-    more = rejected | (state.active & (kept == w.size) & (lawful > w.size))
-    final = self._final(logits, sampler, w, verdict, rejected)
+    # The bonus token follows the target like every other token, so its slot has to be known as well.
+    bonus = state.active & (kept == w.size) & (gives_distribution > w.size)
+    final = self.final(w, sampler, verdict, rejected)
     token, noise = noise.draw(final, length + kept, FINAL, length)
-    state = state.replace(noise=noise)
+
+    no_target = state.active & (kept == gives_distribution) & (gives_distribution < known)
+    scored = jnp.clip(known - 1, 0, w.size)
     deferred = self._deferred(logits, sampler)
-    lost = state.active & (kept == lawful) & (lawful < known)
-    state = self._commit(context, state, scored, tested, kept, more, rejected, token, deferred)
-    return self._lose(state, lost & ~state.done, logits, pi, kept)
+    round_ = _Round(scored, tested, kept, rejected, rejected | bonus, token, deferred)
+    state = self._commit(context, state.replace(noise=noise), round_)
+    return self._end_faulty(state, no_target & ~state.done, logits, pi, kept)
 
-  def _laws(self, logits: Array, pi: Array) -> Array:
-    """Return [B, W+1]: whether the logits [M, B, W+1, V] and the target are laws."""
+  def _is_distribution(self, logits: Array, pi: Array) -> Array:
+    """Return [B, W+1]: whether the logits [M, B, W+1, V] and the target are distributions."""
     sound = _finite(logits).all(0)
-    return sound if rules.lawful(self.combiner) else sound & rules.is_law(pi)
+    return sound if rules.gives_distribution(self.combiner) else sound & rules.is_distribution(pi)
 
-  def _lose(self, state: State, lost: Array, logits: Array, pi: Array, at: Array) -> State:
-    """End rows whose next token, at a slot [B], has no law, and note why."""
-    largest, fault, no_law = jax.vmap(take1, (0, None))(logits.max(-1), at), state.fault, state.no_law
+  def _end_faulty(self, state: State, lost: Array, logits: Array, pi: Array, at: Array) -> State:
+    """End rows whose next token, at a slot [B], has no distribution, and record why."""
+    largest = jax.vmap(take1, (0, None))(logits.max(-1), at)  # [M, B]
+    fault, fault_target = state.fault, state.fault_target
     for m, x in zip(self.models, largest, strict=True):
       why = jnp.where(jnp.isnan(x), OWN, ASKED)
-      fault = _column(fault, m, jnp.where(lost & ~jnp.isfinite(x), why, fault[:, m]))
-    if not rules.lawful(self.combiner):
+      fault = stats.with_column(fault, m, jnp.where(lost & ~jnp.isfinite(x), why, fault[:, m]))
+    if not rules.gives_distribution(self.combiner):
       by_target = lost & jnp.isfinite(largest).all(0)
-      fault = _column(fault, -1, jnp.where(by_target, OWN, fault[:, -1]))
+      fault = stats.with_column(fault, -1, jnp.where(by_target, OWN, fault[:, -1]))
       found = jnp.stack([take1(x, at) for x in (pi.sum(-1), pi.min(-1))], 1)
-      no_law = jnp.where(by_target[:, None], found, no_law)
-    return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, no_law=no_law)
+      fault_target = jnp.where(by_target[:, None], found, fault_target)
+    return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target)
 
-  def _final(self, logits, sampler, w, verdict, rejected) -> Array:
-    """Return what the token after the accepted ones is drawn from. Only its position's target is computed again."""
+  def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
+    """Return what the token after the accepted ones is drawn from [B, V]: the residual, or the target.
+
+    The target is computed again for this one slot, so that no second array of the window's size is alive.
+    """
     at = verdict.kept
-    pi = self.combiner(jax.vmap(take1, (0, None))(logits, at), sampler=sampler.at(at))
+    logits = jnp.stack([take1(w.logits[m], at) for m in self.models])  # [M, B, V]
+    pi = self.combiner(logits, sampler=sampler.at(at))
     q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
     scale = jnp.where(rejected, verdict.scale, 1)[:, None]
     return jnp.where(rejected[:, None], sampling.residual(scale * pi, q), pi)
 
-  def _deferred(self, logits, sampler) -> Array | int:
+  def _deferred(self, logits: Array, sampler) -> Array | int:
     if self.defer is None:
       return 0
     rest = {'rest': sampler(logits[1])} if rules.takes(self.defer, 'rest') else {}
     return self.defer(logits[0], logits[1], sampler=sampler, **rest).astype(jnp.int32)
 
-  def _commit(self, context, state, scored, tested, kept, more, rejected, token, deferred) -> State:
+  def _commit(self, context: Context, state: State, r: '_Round') -> State:
     """Append the kept tokens and the one more; end rows at EOS and at their limit; count."""
     w, length = state.window, state.length
     width = w.source.shape[1]
     slot = places(width + 1)
-    tokens = backends.current().put(state.tokens, length + kept, token, more)
-    emitted = kept + more.astype(jnp.int32)
-    new = take(tokens, length[:, None] + slot)
+    tokens = ops.put(state.tokens, length + r.kept, r.token, r.more)
+    new = take(tokens, length[:, None] + slot)  # [B, W+1]
+
+    # An EOS inside the block ends the row there; so does its limit.
+    emitted = r.kept + r.more.astype(jnp.int32)
     ends = _is_end(context, state, new) & (slot < emitted[:, None])
     emitted = jnp.where(ends.any(1), ends.argmax(1) + 1, emitted)
     emitted = jnp.minimum(emitted, state.limit - length)
     after = length + emitted
-    origin = jnp.where(rejected, RESIDUAL, BONUS)[:, None]
-    origin = jnp.where(slot < kept[:, None], jnp.pad(w.source, ((0, 0), (0, 1))), origin)
-    stats = _count(state, scored, tested, kept, emitted, origin, deferred)
-    stay = self.keep & ~more
-    valid = jnp.minimum(state.fed, jnp.minimum(length + kept, after - 1)[:, None])
+
+    # Rolling back is lowering `fed`: a slot beyond it is written again before it is seen.
+    stay = self.keep & ~r.more
+    valid = jnp.minimum(state.fed, jnp.minimum(length + r.kept, after - 1)[:, None])
     valid = jnp.where(stay[:, None], state.fed, valid)
     if self.keep:
-      w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + kept[:, None]) if x.ndim > 1 else x, w)
-    live = state.active & (tested > 0)
+      w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + r.kept[:, None]) if x.ndim > 1 else x, w)
+    left = jnp.where(stay, w.size - r.kept, 0)
+
+    live = state.active & (r.tested > 0)
     fresh = slot < emitted[:, None]
+    record = dict(length=length, emitted=emitted)
     return state.replace(
       tokens=tokens,
       length=after,
       done=state.done | ends.any(1) | (after >= state.limit),
       fed=jnp.where(state.active[:, None], valid, state.fed),
-      window=w.replace(size=jnp.where(state.active, jnp.where(stay, w.size - kept, 0), w.size)),
-      policy=context.policy.update(state.policy, jnp.minimum(tested, kept + 1), kept, live, width),
-      seen=None if state.seen is None else state.seen | (_tally(new, fresh, state.seen.shape[1]) > 0),
-      counts=None if state.counts is None else state.counts + _tally(new, fresh, state.counts.shape[1]),
-      stats=stats,
-      logprobs=None if state.logprobs is None else _note(state, new, emitted),
-      top=None if state.top is None else _note_top(state, self.models[-1], emitted),
+      window=w.replace(size=jnp.where(state.active, left, w.size)),
+      policy=context.policy.update(state.policy, jnp.minimum(r.tested, r.kept + 1), r.kept, live, width),
+      seen=None if state.seen is None else state.seen | (stats.tally(new, fresh, state.seen.shape[1]) > 0),
+      counts=None if state.counts is None else state.counts + stats.tally(new, fresh, state.counts.shape[1]),
+      stats=r.count(state, emitted),
+      logprobs=state.logprobs
+      if state.logprobs is None
+      else stats.record_logprobs(state.logprobs, state.window, state.fed, new=new, **record),
+      top=None if state.top is None else stats.record_top(state.top, state.window.logits[self.models[-1]], **record),
     )
 
 
-def _count(state: State, scored, tested, kept, emitted, origin, deferred):
-  """Add a verification to the statistics, leaving out what lies after a row's end."""
-  s = state.stats
-  width = state.window.source.shape[1]
-  place = places(width)
-  reached = jnp.minimum(jnp.minimum(tested, kept + 1), emitted)[:, None]  # tests up to the first failure
-  accepted = jnp.minimum(kept, emitted)[:, None]
-  slot, fresh = _fresh(state, s.source.shape[1], emitted)
-  round_ = state.active & (emitted > 0)
-  lengths, verified = places(width + 1) == accepted, places(width + 1) == scored[:, None]
-  return s.replace(
-    rounds=s.rounds + round_.astype(jnp.int32),
-    tested=s.tested + reached[:, 0],
-    accepted=s.accepted + accepted[:, 0],
-    emitted=s.emitted + emitted,
-    deferred=s.deferred + jnp.sum(jnp.where(places(width + 1) < emitted[:, None], deferred, 0), 1),
-    accepted_lengths=s.accepted_lengths + (lengths & (round_ & (tested > 0))[:, None]).astype(jnp.int32),
-    verified_lengths=s.verified_lengths + (verified & round_[:, None]).astype(jnp.int32),
-    tested_at=s.tested_at + (place < reached).astype(jnp.int32),
-    accepted_at=s.accepted_at + (place < accepted).astype(jnp.int32),
-    source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), s.source),
-  )
+@struct.dataclass
+class _Round:
+  """What a verification found, by row."""
 
+  scored: Array  # [B] pending tokens that all models of the test have scored
+  tested: Array  # [B]
+  kept: Array  # [B]
+  rejected: Array  # [B] whether a tested token was not accepted
+  more: Array  # [B] whether a token follows the kept ones
+  token: Array  # [B] that token
+  deferred: Array | int  # [B, W+1]
 
-def _tally(new: Array, fresh: Array, vocab: int) -> Array:
-  """Count each token among the fresh ones of new [B, W+1]: [B, V]."""
-  return jnp.where(fresh[..., None], jax.nn.one_hot(new, vocab, dtype=jnp.int32), 0).sum(1)
-
-
-def _fresh(state: State, buffer: int, emitted: Array) -> tuple[Array, Array]:
-  """Return for every place of a buffer [B, T] the window slot that it has, and whether that was just emitted."""
-  slot = places(buffer) - state.length[:, None]
-  return jnp.maximum(slot, 0), (slot >= 0) & (slot < emitted[:, None])
-
-
-def _note(state: State, new: Array, emitted: Array) -> Array:
-  """Note the unscaled log-probability of each new token under each model that has scored it (else NaN)."""
-  width = new.shape[1]
-  slot, fresh = _fresh(state, state.logprobs.shape[2], emitted)
-  models = []
-  for m, logits in enumerate(state.window.logits):
-    logp = sampling.at_token(sampling.log_softmax(logits), new)
-    logp = jnp.where(places(width) <= (state.fed[:, m] - state.length)[:, None], logp, jnp.nan)
-    models.append(jnp.where(fresh, take(logp, jnp.minimum(slot, width - 1)), state.logprobs[:, m]))
-  return jnp.stack(models, 1)
-
-
-def _note_top(state: State, model: int, emitted: Array) -> Top:
-  """Note the likeliest tokens at each new position."""
-  count = state.top.ids.shape[2]
-  values, ids = lax.top_k(sampling.log_softmax(state.window.logits[model]), count)  # [B, W+1, K]
-  slot, fresh = _fresh(state, state.top.ids.shape[1], emitted)
-  slot, fresh = jnp.minimum(slot, ids.shape[1] - 1), fresh[..., None]
-  return Top(jnp.where(fresh, take(ids, slot), state.top.ids), jnp.where(fresh, take(values, slot), state.top.logprobs))
+  def count(self, state: State, emitted: Array) -> stats.Counts:
+    """Return the counts with this round."""
+    drawn = jnp.where(self.rejected, RESIDUAL, BONUS)[:, None]
+    drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
+    origin = jnp.where(places(drafted.shape[1]) < self.kept[:, None], drafted, drawn)
+    return stats.count_round(
+      state.stats, length=state.length, active=state.active, scored=self.scored, tested=self.tested, kept=self.kept,
+      emitted=emitted, origin=origin, deferred=self.deferred,
+    )  # fmt: skip
 
 
 @struct.dataclass
 class Elect:
-  """Run the branch of the model that most rows want, the others idle: collaborative decoding's alternation.
+  """Run the branch of the model that most rows want, the other rows idle: collaborative decoding's alternation.
 
   A row wants the model that has seen the fewest of its tokens, the lowest number on ties (Fu et al. 2025,
   Algorithm 2).
@@ -455,7 +493,7 @@ class Elect:
     rows = state.active
     state = state.replace(active=rows & (wanted == turn))
     branches = [lambda s, b=branch: run(b, context, s) for branch in self.branches]
-    state = backends.current().choose(turn, branches, state)
+    state = context.backend.choose(turn, branches, state)
     return state.replace(active=rows & ~state.done)
 
 

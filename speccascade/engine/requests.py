@@ -8,13 +8,13 @@ import dataclasses
 import numbers
 from typing import Any
 
-from flax import struct
 import numpy as np
 
 from speccascade import sampling
 from speccascade.engine import inputs
+from speccascade.engine.state import Arrays, Limits
 from speccascade.host.errors import known_as
-from speccascade.types import Array, Limits, Prompt, whole
+from speccascade.types import whole
 
 _LIMIT = 256  # tokens that one request may stop at
 _SAMPLES = 1 << 20  # of one request
@@ -74,18 +74,6 @@ class Row:
   stop_tokens: tuple[int, ...]
   bias: tuple[tuple[int, float], ...]
   logprobs: int
-
-
-@struct.dataclass
-class Arrays:
-  """Rows as arrays, padded to a batch."""
-
-  prompt: Prompt
-  key: Array  # [B, 4] seed, stream, example, sample
-  max_new: Array  # [B]
-  sampler: sampling.Sampler  # its numbers [B]
-  limits: Limits
-  real: Array  # [B] rows that are not padding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ import numpy as np
 
 from speccascade import rules
 from speccascade.engine import requests, validate
-from speccascade.engine.state import PER_MODEL
-from speccascade.types import ASKED, BONUS, NOWHERE, RESIDUAL, Stats
+from speccascade.engine.stats import Counts, derive, PER_MODEL, Stats
+from speccascade.types import ASKED, BONUS, NOWHERE, RESIDUAL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Parts:
         + (remedy if asked else 'Check its weights for NaN, or decode in float32 if they overflow.')
       )
     if fault[-1] >= 0:
-      total, least = batch['no_law'][place].tolist()
-      return f'{example}: {validate.not_a_law(self.method, position, total, least)}'
+      total, least = batch['fault_target'][place].tolist()
+      return f'{example}: {validate.not_a_distribution(self.method, position, total, least)}'
     return None
 
   def _asked(self, row: requests.Row, emitted: int) -> str:
@@ -149,9 +149,10 @@ class Parts:
     found[list(self.method.slots)] = by_slot
     return found
 
-  def _stats(self, stats: Stats, place: int, span: slice) -> dict[str, Any]:
+  def _stats(self, stats: Counts, place: int, span: slice) -> dict[str, Any]:
     """Return a row's statistics; those of slots that run the same model are added up."""
-    found = {f.name: getattr(stats, f.name)[place].copy() for f in dataclasses.fields(Stats)}  # not its batch
+    counts = {f.name: getattr(stats, f.name)[place].copy() for f in dataclasses.fields(stats)}  # not its batch
+    found = derive(counts)
     for name in PER_MODEL:
       by_model = np.zeros(self.method.models, np.int64)
       np.add.at(by_model, list(self.method.slots), found[name])

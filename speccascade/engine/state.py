@@ -1,82 +1,161 @@
-"""The state of rows before their first round, and which models share a cache.
+"""The state that every phase reads and writes, and how it is before the first round.
 
-Axis letters: B batch, M models of a method, W window of pending tokens, V vocabulary, T token buffer.
+Axis letters: B batch, M models of a method, W window of pending tokens, V vocabulary, T token buffer, K stop tokens.
+
+Every array of the state has the rows of the batch on axis 0. Three facts hold between any two phases:
+  * slot = absolute position, in the caches and in `State.tokens`; nothing stores an index;
+  * `fed[b, m]` tokens of row b are in the cache of model m, so it knows the distributions up to position `fed[b, m]`;
+  * the last committed token is fed to no model: `fed <= length - 1` when nothing is pending.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 
-from speccascade import backends, sampling
-from speccascade.engine import requests
-from speccascade.types import Array, Limits, Model, NOWHERE, Prompt, State, Stats, Top, Window
+from speccascade import sampling
+from speccascade.backends import Backend
+from speccascade.backends.ops import take
+from speccascade.engine.stats import Counts, Top
+from speccascade.types import Array, Cache, Model, places, Prompt
 
-PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
+
+@struct.dataclass
+class Limits:
+  """What a row's request says of its logits and of its end, where a request of the batch says so at all."""
+
+  stop_ids: Array  # [B, K] tokens that end the row, as EOS does; -1 is none
+  least: Array | None = None  # [B] the position before which the row must not end
+  bias: Array | None = None  # [B, V] added to every model's logits
 
 
-def first_state(program, method, caches: tuple, rows: requests.Arrays, noise: sampling.Noise | None = None) -> State:
+@struct.dataclass
+class Arrays:
+  """Rows as arrays, padded to a batch."""
+
+  prompt: Prompt
+  key: Array  # [B, 4] seed, stream, example, sample
+  max_new: Array  # [B]
+  sampler: sampling.Sampler  # its numbers [B]
+  limits: Limits
+  real: Array  # [B] rows that are not padding
+
+
+@struct.dataclass
+class Window:
+  """The pending tokens: drafted, in `State.tokens`, not yet tested. Slot j belongs to position `length + j`."""
+
+  size: Array  # [B] how many are pending
+  probs: Array | None  # [B, W, V] the distribution that each was drawn from; None where all are greedy, so one-hot
+  source: Array  # [B, W] the model that drew it
+  # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None where no phase reads a model's.
+  logits: tuple[Array | None, ...]
+
+  @property
+  def vocab(self) -> int:
+    return next(x.shape[-1] for x in self.logits if x is not None)
+
+
+@struct.dataclass
+class State:
+  """All that the decode loop carries."""
+
+  tokens: Array  # [B, T]
+  length: Array  # [B] committed tokens
+  limit: Array  # [B] the length at which a row ends
+  done: Array  # [B]
+  active: Array  # [B] rows that the phases work on now
+  fed: Array  # [B, M]
+  caches: tuple[Cache, ...]
+  window: Window
+  sampler: sampling.Sampler  # its numbers [B]
+  limits: Limits
+  noise: sampling.Noise
+  policy: Any  # carry of the draft-length policy
+  seen: Array | None  # [B, V] committed tokens, where the sampler has a repetition penalty
+  counts: Array | None  # [B, V] how often each token was emitted, where the sampler has a presence or frequency penalty
+  fault: Array  # [B, M+1] why the next token has no distribution: OWN or ASKED by model, last OWN for the target; or -1
+  fault_target: Array  # [B, 2] the sum of the target there, and its least entry
+  stats: Counts
+  logprobs: Array | None  # [B, M, T] log-probability of each output token under each model, when asked for
+  top: Top | None
+
+
+class Context(NamedTuple):
+  """What is fixed while decoding: the models with their parameters bound, and what the program is compiled for."""
+
+  extend: tuple[Callable[..., tuple[Array, Cache]], ...]  # (cache, tokens, positions[, packing]) -> logits, cache
+  packs: tuple[bool, ...]  # whether each model takes a packed window
+  cache_of: tuple[int, ...]  # the cache that each model keeps its state in
+  policy: Any  # stopping.Policy
+  eos_ids: tuple[int, ...]
+  processor: Callable[[Array, Array, Array], Array] | None = None  # (logits [V], tokens [T], how many) -> logits [V]
+  backend: Backend = Backend()
+
+
+def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampler:
+  """Bind the sampler to the first slots of the window, or all: a penalty at slot j sees the pending tokens before j."""
+  sampler = state.sampler.by_number(lambda x: x[:, None])
+  if not sampler.penalises:
+    return sampler
+  width, vocab = state.window.source.shape[1], state.window.vocab
+  pending = take(state.tokens, state.length[:, None] + places(width))
+  real = places(width) < state.window.size[:, None]
+  drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
+  before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))[:, :slots]  # [B, W+1, V]
+  seen = None if state.seen is None else (before > 0) | state.seen[:, None]
+  return sampler.bind(seen, None if state.counts is None else before + state.counts[:, None])
+
+
+# ---- before the first round ----
+
+
+def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.Noise | None = None) -> State:
   """Return the state of rows whose prompts are in the caches; noise is keyed unless given."""
-  with backends.use(program.backend):
-    tokens, length = _opening(program.networks[-1].start_id, rows.prompt, program.buffer)
-    if noise is None:
-      noise = _keyed(rows.key, program.buffer, method.window + 1 if method.by_round else 1, rows.sampler.greedy)
-  count, slots = length.shape[0], len(method.slots)
-  numbers = lambda *shape: jnp.zeros(shape, jnp.int32)
+  layout = program.backend.layout
+  tokens, length = _opening(program.networks[-1].start_id, rows.prompt, program.buffer)
+  if noise is None:
+    noise = _keyed(rows.key, program.buffer, method.window + 1 if method.by_round else 1, rows.sampler.greedy)
+  if isinstance(noise, sampling.Keyed):
+    noise = noise.replace(layout=layout)
+  batch, models = length.shape[0], len(method.slots)
   committed = jnp.arange(program.buffer)[None] < length[:, None]
-  tally = jnp.zeros((count, program.vocab), bool)
-  seen = tally.at[jnp.arange(count)[:, None], tokens].max(committed) if rows.sampler.repeats else None
+  tally = jnp.zeros((batch, program.vocab), bool)
   least = None if rows.limits.least is None else length + rows.limits.least
-  shape = (count, slots, program.buffer)
   return State(
     tokens=tokens,
     length=length,
     limit=length + rows.max_new,
     done=~rows.real,
     active=rows.real,
-    fed=jnp.tile(length[:, None] - 1, (1, slots)),
+    fed=jnp.tile(length[:, None] - 1, (1, models)),
     caches=caches,
-    window=_window(program, method, count, rows.sampler.greedy),
+    window=_window(program, method, batch, rows.sampler.greedy),
     sampler=jax.tree.map(jnp.asarray, rows.sampler),
     limits=jax.tree.map(jnp.asarray, Limits(rows.limits.stop_ids, least, rows.limits.bias)),
     noise=noise,
-    policy=method.policy.init(count),
-    seen=seen,
-    counts=numbers(count, program.vocab) if rows.sampler.counting else None,
-    fault=jnp.full((count, slots + 1), -1, jnp.int32),
-    no_law=jnp.zeros((count, 2)),
-    stats=_no_stats(count, slots, method.window, program.buffer),
-    logprobs=jnp.full(shape, jnp.nan) if program.trace else None,
-    top=_no_top(count, program.buffer, program.top),
+    policy=method.policy.init(batch),
+    seen=tally.at[jnp.arange(batch)[:, None], tokens].max(committed) if rows.sampler.repeats else None,
+    counts=jnp.zeros((batch, program.vocab), jnp.int32) if rows.sampler.counting else None,
+    fault=jnp.full((batch, models + 1), -1, jnp.int32),
+    fault_target=jnp.zeros((batch, 2)),
+    stats=Counts.zeros(batch, models, method.window, program.buffer),
+    logprobs=jnp.full((batch, models, program.buffer), jnp.nan) if program.trace else None,
+    top=Top.empty(batch, program.buffer, program.top),
   )
 
 
-def _window(program, method, count: int, greedy: bool) -> Window:
-  width, vocab = method.window, program.vocab
+def _window(program, method, batch: int, greedy: bool) -> Window:
+  shape = (batch, method.window + 1, program.vocab)
+  read = range(len(method.slots)) if program.trace else method.logits_read()
   return Window(
-    size=jnp.zeros(count, jnp.int32),
-    probs=None if greedy else jnp.zeros((count, width, vocab)),
-    source=jnp.zeros((count, width), jnp.int32),
-    logits=tuple(jnp.zeros((count, width + 1, vocab)) for _ in method.slots),
+    size=jnp.zeros(batch, jnp.int32),
+    probs=None if greedy else jnp.zeros((batch, method.window, program.vocab)),
+    source=jnp.zeros((batch, method.window), jnp.int32),
+    logits=tuple(jnp.zeros(shape) if slot in read else None for slot in range(len(method.slots))),
   )
-
-
-def _no_stats(count: int, slots: int, width: int, buffer: int) -> Stats:
-  zeros = lambda *shape: jnp.zeros((count, *shape), jnp.int32)
-  return Stats(
-    **dict.fromkeys(PER_MODEL, zeros(slots)),
-    **dict.fromkeys(('rounds', 'tested', 'accepted', 'emitted', 'deferred'), zeros()),
-    accepted_lengths=zeros(width + 1),
-    verified_lengths=zeros(width + 1),
-    tested_at=zeros(width),
-    accepted_at=zeros(width),
-    source=jnp.full((count, buffer), NOWHERE, jnp.int32),
-  )
-
-
-def _no_top(count: int, buffer: int, top: int) -> Top | None:
-  shape = (count, buffer, top)
-  return Top(jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan)) if top else None
 
 
 def _opening(start_id: int | None, prompt: Prompt, buffer: int) -> tuple[Array, Array]:
@@ -95,6 +174,9 @@ def _keyed(keys: Array, positions: int, in_block: int, greedy: bool) -> sampling
     return jnp.where(sample > 0, jax.random.key_data(jax.random.fold_in(key, sample)), jax.random.key_data(key))
 
   return sampling.Keyed.make(jax.vmap(one)(*jnp.asarray(keys).T), positions, in_block, greedy)
+
+
+# ---- models that share a cache ----
 
 
 def cache_owners(slots: Sequence[Model]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The target of a method: whose law its output follows, and whether that is a law, asked before it is compiled."""
+"""Methods, rules, processors and networks of a user, checked before anything is compiled."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -18,8 +18,6 @@ from speccascade.types import Combiner, Model, Phase, Prompt
 
 ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
 _PARTS = 'vocab_size', 'eos_ids', 'start_id', 'max_positions', 'prefill', 'extend'
-_CHECKED: set = set()  # programs that were asked already: numbers that are traced change nothing
-_MOST = 256  # of them that are remembered, for each holds its functions
 
 
 def check_method(method: Any, models: int):
@@ -42,7 +40,7 @@ def _check_phases(method: Method):
   """Refuse phases that would go on for ever, or that their slots, window or widths do not hold."""
   flat = method.all_phases
   strange = any(not isinstance(p, Score | Propose | Verify) for p in flat)  # may feed a model
-  problem = _unknown(method, flat, strange) or (None if strange else _narrow(method, flat, method.takes_turns))
+  problem = _unknown(method, flat, strange) or _underived(method, flat)
   if problem:
     raise ValueError(f'{method.name}: {problem}.')
 
@@ -66,27 +64,13 @@ def _unknown(method: Method, phases: list[Phase], strange: bool) -> str | None:
   return None
 
 
-def _narrow(method: Method, phases: list[Phase], in_turn: bool) -> str | None:
-  """Return which phase has more tokens to hold than it was made for, as a sentence.
-
-  With γ drafted, a model that scores k of them knows k + 1 laws, the drafter γ; a round emits what all of the test
-  know, and what a model has not read of it comes on top in the next one.
-  """
+def _underived(method: Method, phases: list[Phase]) -> str | None:
+  """Return which phase lacks what `Method.of_phases` derives, as a sentence."""
   drafted = sum(p.n for p in phases if isinstance(p, Propose))
   if method.window < max(drafted, 1):
     return f'window={method.window} is less than the {drafted} tokens that a round drafts; make it as many'
-  most = lambda p: drafted if p.limit is None else getattr(p.limit, 'n', getattr(p.limit, 'most', None))
-  scores, drafts = ([p for p in phases if isinstance(p, kind)] for kind in (Score, Propose))
-  if any(most(p) is None for p in scores):  # a limit of one's own
-    return None
-  known = {p.model: p.n for p in drafts} | {p.model: min(most(p), drafted) + 1 for p in scores}
-  emitted = min(known[m] for p in phases if isinstance(p, Verify) for m in p.models)
-  needs = [(p, method.window + 1 if in_turn else max(known[p.model], emitted)) for p in scores]
-  if not in_turn:
-    needs += [(p, 1 + max(0, emitted - p.n)) for p in drafts if p.widths]
-  for phase, need in needs:
-    if phase.widths[-1] < need:
-      return f'{phase} may have to read {need} tokens at once, and widths={phase.widths}; let them end in {need}'
+  if bare := [p for p in phases if isinstance(p, Score) and not p.widths]:
+    return f'{bare[0]} has no widths; make the method with Method.of_phases(phases, slots), which derives them'
   return None
 
 
@@ -94,22 +78,22 @@ def _count(models: int) -> str:
   return 'one model' if models == 1 else f'{models} models'
 
 
-def check_laws(method: Strategy, vocab: int, sampler: Any):
-  """Refuse a method whose rule or combiner JAX cannot trace, or whose result has not the shape of laws."""
-  program = jax.tree.structure((method, sampler)), vocab
-  if program in _CHECKED:
+def check_targets(method: Strategy, vocab: int, sampler: Any):
+  """Refuse a method whose rule or combiner JAX cannot trace, or whose result has not the shape of distributions."""
+  checked = remembered(jax.tree.structure((method, sampler)), vocab)  # numbers that are traced change nothing
+  if checked:
     return
   for name, function, models in _asked(method):
     problem = untraced(function, models, vocab, sampler)
     if problem:
       raise ValueError(f'{method.name}: {name} {problem}.')
-  _remember(program)
+  checked['sound'] = True
 
 
-def _remember(checked: Any):
-  if len(_CHECKED) >= _MOST:
-    _CHECKED.clear()
-  _CHECKED.add(checked)
+@functools.lru_cache(maxsize=256)  # each key holds the functions of a program
+def remembered(*key: Any) -> dict:
+  """Return what is known of a program or a network: an empty dict at first, the same one while it is remembered."""
+  return {}
 
 
 def _asked(method: Strategy) -> Iterator[tuple[str, Combiner, int]]:
@@ -128,22 +112,22 @@ def _alone(logits, *, rule, sampler):
 
 
 def untraced(combiner: Combiner, models: int, vocab: int, sampler: Any) -> str | None:
-  """Return what keeps a combiner of so many models from giving laws, as the end of a sentence, or None."""
+  """Return what keeps a combiner of so many models from giving distributions, as the end of a sentence, or None."""
   shape = (ROWS, PLACES, vocab)
   logits = jax.ShapeDtypeStruct((models, *shape), jnp.float32)
   if sampler.penalises:
     sampler = dataclasses.replace(sampler, seen=jax.ShapeDtypeStruct(shape, jnp.bool_))
-  law, problem = _traced(lambda c, x, s: c(x, sampler=s), combiner, logits, sampler)
+  distribution, problem = _traced(lambda c, x, s: c(x, sampler=s), combiner, logits, sampler)
   if problem:
     return problem
-  if law is None:
+  if distribution is None:
     return 'returns None; return probabilities [..., V]'
-  if not isinstance(law, jax.ShapeDtypeStruct):
-    return f'returns {type(law).__name__}; return one array of probabilities [..., V]'
-  if law.shape != shape:
-    return f'returns the shape {list(law.shape)} for logits {list(shape)}; return probabilities [..., V]'
-  if law.dtype not in (jnp.float32, jnp.float64):
-    return f'returns {law.dtype}; return probabilities as float32'
+  if not isinstance(distribution, jax.ShapeDtypeStruct):
+    return f'returns {type(distribution).__name__}; return one array of probabilities [..., V]'
+  if distribution.shape != shape:
+    return f'returns the shape {list(distribution.shape)} for logits {list(shape)}; return probabilities [..., V]'
+  if distribution.dtype not in (jnp.float32, jnp.float64):
+    return f'returns {distribution.dtype}; return probabilities as float32'
   return None
 
 
@@ -210,7 +194,8 @@ def check_network(model: Model):
   if lacking := [part for part in _PARTS if not hasattr(network, part)]:
     raise ValueError(f'{name} has no {", ".join(lacking)}; a network has {", ".join(_PARTS)}.')
   try:
-    if network in _CHECKED:
+    checked = remembered(network)
+    if checked:
       return
     found = {rows: jax.eval_shape(lambda params, rows=rows: _read(network, params, rows), model.params)
              for rows in (ROWS, 2 * ROWS)}  # fmt: skip
@@ -225,7 +210,7 @@ def check_network(model: Model):
     raise ValueError(f'{name}.extend returns a cache of other shapes than it was given; write into that.')
   if any(y.shape[:1] != (2 * x.shape[0],) for x, y in zip(*map(jax.tree.leaves, (before, found[2 * ROWS][0])))):
     raise ValueError(f'{name}.prefill returns a cache that has not the sequences of the batch on axis 0.')
-  _remember(network)
+  checked['sound'] = True
 
 
 def _read(network: Any, params: Any, rows: int) -> tuple:
@@ -237,11 +222,11 @@ def _read(network: Any, params: Any, rows: int) -> tuple:
   return cache, logits, after
 
 
-def not_a_law(method: Method, position: int, total: float, least: float) -> str:
-  """Return the sentence for a row that ended because its target was no law: its sum, and its least entry."""
+def not_a_distribution(method: Method, position: int, total: float, least: float) -> str:
+  """Return the sentence for a row that ended because its target was no distribution: its sum, and its least entry."""
   name = ', '.join(dict.fromkeys(n for n, *_ in _asked(method)))
   what = f'sums to {total:.4g}' if least >= -rules.ROUNDING else f'has the entry {least:.4g}'
   return (
-    f'{method.name}: what {name} returns at position {position} {what}, so it is no law; a rule must return '
+    f'{method.name}: what {name} returns at position {position} {what}, so it is no distribution; a rule must return '
     f'probabilities that are not negative and sum to 1. speccascade.check({name}) says more.'
   )

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import sampling
-from speccascade.types import Array, Context, places, State, take, whole
+from speccascade.backends.ops import take
+from speccascade.engine.state import Context, sampler_for_window, State
+from speccascade.types import Array, places, whole
 
 
 @struct.dataclass
@@ -28,8 +30,14 @@ class First:
 
   n: int = struct.field(pytree_node=False)
 
+  reads = ()  # the slots whose logits it reads
+
   def __str__(self):
     return f'first {self.n}'
+
+  @property
+  def most(self) -> int:
+    return self.n
 
   def __call__(self, context: Context, state: State) -> Array:
     return jnp.minimum(state.window.size, self.n)
@@ -184,8 +192,15 @@ class Goodput:
   spare: int = struct.field(pytree_node=False, default=0)
   greedy: bool = struct.field(pytree_node=False, default=False)
 
+  fine = True  # its choice goes by what each number of tokens costs
+
   def __str__(self):
     return 'greedy goodput' if self.greedy else 'goodput'
+
+  @property
+  def reads(self) -> tuple[int, ...]:
+    """The slots whose logits it reads."""
+    return 0, self.companion
 
   def __call__(self, context: Context, state: State) -> Array:
     gains = jnp.cumprod(self.acceptance(state), 1)  # [B, most]
@@ -211,7 +226,7 @@ def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
 
   They are those of the sampled laws, at temperature 0 of the unscaled ones.
   """
-  w, sampler = state.window, sampling.at_window(state, slots)
+  w, sampler = state.window, sampler_for_window(state, slots)
   q = sampler.soft(w.logits[0][:, :slots], _drawn_from(state, slots))
   law = sampler.soft(w.logits[companion][:, :slots])
   return jnp.minimum(q, law).sum(-1), _ratio(state, q, law)
@@ -219,7 +234,7 @@ def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
 
 def chance(state: State, model: int, slots: int) -> Array:
   """Return how likely each of the first pending tokens [B, slots] is to be accepted by a model that has read them."""
-  law = sampling.at_window(state, slots)(state.window.logits[model][:, :slots])
+  law = sampler_for_window(state, slots)(state.window.logits[model][:, :slots])
   return _ratio(state, _drawn_from(state, slots), law)
 
 
@@ -228,7 +243,7 @@ def _drawn_from(state: State, slots: int) -> Array:
   w = state.window
   if w.probs is not None:
     return w.probs[:, :slots]
-  return jax.nn.one_hot(_pending(state, slots), w.logits[0].shape[-1], dtype=jnp.float32)
+  return jax.nn.one_hot(_pending(state, slots), w.vocab, dtype=jnp.float32)
 
 
 def _ratio(state: State, q: Array, law: Array) -> Array:

@@ -17,11 +17,10 @@ import jax
 import numpy as np
 
 from speccascade import decode, Decoded, Model
-from speccascade.backends import traced
 from speccascade.data.examples import Example
 from speccascade.engine import inputs
 from speccascade.engine.method import SequenceCascade, Strategy
-from speccascade.engine.results import PER_MODEL
+from speccascade.engine.stats import PER_MODEL, Stats
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.journals import Journal
@@ -29,7 +28,6 @@ from speccascade.evaluate.shards import Shard, WHOLE
 from speccascade.host import multihost
 from speccascade.host.progress import Progress
 from speccascade.planning.timing import timed
-from speccascade.types import Stats
 
 MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
 BATCHES = 8  # in a part of the quality protocol, so that its end, where the queue is empty, is a small share
@@ -287,7 +285,6 @@ def _warm_up(experiment: Experiment, loaded: Loaded, points: Sequence[Point], te
       future.result()
     run_method(experiment, loaded, method, temperature, some, batch)
 
-  carried = traced.carried(call)
   heads, labels = {}, {}  # the first program with its models compiles their prefill, so the others wait for it
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:
     rest = []
@@ -296,10 +293,10 @@ def _warm_up(experiment: Experiment, loaded: Loaded, points: Sequence[Point], te
       if slots is None or slots in heads:
         rest.append((slots, method, label))
       else:
-        heads[slots] = pool.submit(carried, method)
+        heads[slots] = pool.submit(call, method)
         labels[heads[slots]] = label
     for slots, method, label in rest:
-      labels[pool.submit(carried, method, [heads[slots]] if slots else list(heads.values()))] = label
+      labels[pool.submit(call, method, [heads[slots]] if slots else list(heads.values()))] = label
     try:
       for future in concurrent.futures.as_completed(labels):
         future.result()

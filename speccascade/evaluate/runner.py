@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from speccascade.evaluate import outputs, protocols, rundir, shards, summary, sv_studies, trace
+from speccascade.evaluate import protocols, report, rundir, shards, summary, sv_studies, trace
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.journals import Journal
 from speccascade.evaluate.shards import Shard
@@ -263,7 +263,7 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
       traces=traced, studies=sv_studies.of_run(experiment.points, quality.lines(), protocols.batches(experiment)),
       environment=rundir.read_json(run / 'environment.json', _is_object), command=command,
     )  # fmt: skip
-    outputs.write(found, folder)
+    report.write(found, folder)
 
   for journal in opened.values():
     journal.seal()

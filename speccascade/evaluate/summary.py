@@ -9,7 +9,7 @@ import numpy as np
 from speccascade.data.examples import Example
 from speccascade.engine.method import SequenceCascade
 from speccascade.engine.phases import Verify
-from speccascade.engine.results import PER_MODEL
+from speccascade.engine.stats import PER_MODEL
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import BY_PLACE, PER_ROW

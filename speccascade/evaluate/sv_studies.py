@@ -1,14 +1,12 @@
-"""Studies of speculative verification: what a companion tells of acceptance, and from which batch on that pays.
+"""Studies of speculative verification: what a companion tells of acceptance, and from which batch that pays.
 
-Everything is computed from the samples and times of a plan's profile, as tables of `tables.Table`'s form. Entropies are in
-bits; acceptance is cut in ten equal bins for them.
+Everything is computed from the samples and times of a plan's profile, as tables of `tables.Table`'s form. Entropies
+are in bits; acceptance is cut in ten equal bins for them.
 
 Axis letters: N samples, B rows, W drafted tokens of a row.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-import contextlib
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -255,60 +253,3 @@ def fairness(name: str, lines: Sequence[Mapping], count: int = 5) -> dict:
   columns = ['verified', 'request', 'mean length', 'rounds', *(f'of {n}' for n in range(most))]
   note = 'Rounds in which so many drafted tokens were verified, of the requests where they were fewest and most.'
   return dict(title=f'{FAIRNESS}: {name}', columns=columns, rows=rows, note=note)
-
-
-def draw(studies: Sequence[Mapping], folder: Path) -> list[Path]:
-  """Draw the reliability diagrams and the histograms of verified lengths among the tables; return the files."""
-  paths = []
-  kinds = (RELIABILITY, 'reliability', _reliability), (FAIRNESS, 'verified_lengths', _lengths_by_request)
-  for title, name, put in kinds:
-    drawn = [t for t in studies if t['title'].startswith(title)]
-    some = [folder / f'{name}{f"_{i + 1}" if len(drawn) > 1 else ""}.svg' for i in range(len(drawn))]
-    for table, path in zip(drawn, some, strict=True):
-      put(table, path)
-    paths += some
-  return paths
-
-
-def _reliability(table: Mapping, path: Path) -> None:
-  from speccascade.evaluate.plots import COLOURS, QUIET  # lazily: it draws
-
-  said, mean, low, high = (np.array([row[i] for row in table['rows']]) for i in (1, 2, 3, 4))
-  with _figure(path, (4.4, 4.4)) as axes:
-    axes.plot([0, 1], [0, 1], color=QUIET, linewidth=1)
-    axes.errorbar(said, mean, np.stack([mean - low, high - mean]).clip(0), fmt='o', color=COLOURS[0])
-    axes.set(xlabel='predicted acceptance', ylabel='accepted by the verifier', xlim=(0, 1), ylim=(0, 1))
-
-
-def _lengths_by_request(table: Mapping, path: Path) -> None:
-  """Draw the share of rounds by verified length, a thin line a request, over that of all."""
-  from speccascade.evaluate.plots import COLOURS, GRID  # lazily: it draws
-
-  first = table['columns'].index('of 0')
-  looks = dict(fewest=COLOURS[1], most=COLOURS[0])
-  with _figure(path, (5.2, 3.6)) as axes:
-    for kind, _, _, rounds, *counts in reversed(table['rows']):
-      share, places = np.array(counts) / max(rounds, 1), np.arange(len(table['columns']) - first)
-      if kind == 'all':
-        axes.bar(places, share, color=GRID, label='all requests')
-      else:
-        axes.plot(places, share, marker='o', color=looks[kind], linewidth=1, alpha=0.7, label=f'verified {kind}')
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(handles.values(), handles.keys())
-    axes.set(xlabel='drafted tokens verified in a round', ylabel='share of rounds')
-    axes.set_title(table['title'].removeprefix(f'{FAIRNESS}: '))
-
-
-@contextlib.contextmanager
-def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
-  """Give axes to draw on; write them to the file."""
-  import matplotlib  # lazily: nothing else here draws
-  from matplotlib import figure
-
-  from speccascade.evaluate.plots import STYLE
-
-  with matplotlib.rc_context({'backend': 'Agg', **STYLE}):
-    drawn = figure.Figure(figsize=size)
-    axes = drawn.subplots()
-    yield axes
-    drawn.savefig(path, metadata={'Date': None, 'Creator': None}, bbox_inches='tight')

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, sampling
+from speccascade.backends import sharding
 from speccascade.engine import inputs
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
@@ -81,13 +82,13 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
     shape = logits[used[-1]].shape
     sampler = sampler.bind(_seen(models[used[-1]], prompts, outputs, shape), _counts(outputs, shape))
   tokens = _padded(outputs, experiment.task.max_new_tokens)
-  laws = {}
+  distributions = {}
   if len(used) > 1:
-    laws['q'] = _chance(logits[used[0]], tokens, sampler)
-  laws['p'] = _chance(logits[used[-1]], tokens, sampler)
+    distributions['q'] = _chance(logits[used[0]], tokens, sampler)
+  distributions['p'] = _chance(logits[used[-1]], tokens, sampler)
   if combiner is not None:
-    laws['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
-  laws = jax.device_get(multihost.whole(laws))
+    distributions['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
+  distributions = jax.device_get(multihost.whole(distributions))
   names = _sources(method)
   pieces = models[-1].tokenizer.pieces() if models[-1].tokenizer is not None else None
   return [
@@ -95,7 +96,7 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
       dict(
         text=pieces[token] if pieces else str(token),
         source=names.get(int(lines[i]['source'][j]), 'drafter'),
-        **{k: _rounded(laws[k][i, j]) if k in laws else None for k in ('q', 'p', 'pi')},
+        **{k: _rounded(distributions[k][i, j]) if k in distributions else None for k in ('q', 'p', 'pi')},
       )
       for j, token in enumerate(row)
     ]
@@ -118,10 +119,9 @@ def _sources(method) -> dict[int, str]:
   return names | {RESIDUAL: 'residual', BONUS: 'bonus' if method.drafts else 'combined'}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 4))
-def _pass(network, backend, params, prompt, slots, tokens, positions):
-  with backends.use(backend):
-    return network.extend(params, network.prefill(params, prompt, slots), tokens, positions)[0]
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _pass(network, params, prompt, slots, tokens, positions):
+  return network.extend(params, network.prefill(params, prompt, slots), tokens, positions)[0]
 
 
 def _forced(model: Model, prompts, outputs, task, vocab: int) -> Array:
@@ -133,7 +133,9 @@ def _forced(model: Model, prompts, outputs, task, vocab: int) -> Array:
   before = np.full(rows, start, np.int32) if start is not None else np.array([p[-1] for p in prompts], np.int32)
   tokens = np.concatenate([before[:, None], _padded(outputs, new)[:, :-1]], 1)
   positions = first[:, None] + np.arange(new, dtype=np.int32)[None]
-  logits = _pass(model.network, backends.of(model.params), model.params, prompt, width + new + 1, tokens, positions)
+  backend, (params,) = backends.prepared([model], sharding.of([model]))
+  network = backends.bind(model.network, backend.for_slot(0))
+  logits = _pass(network, params, prompt, width + new + 1, tokens, positions)
   return logits[..., :vocab].astype(jnp.float32)
 
 

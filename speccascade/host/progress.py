@@ -1,5 +1,6 @@
 """Progress on standard error: one line that updates on a terminal, else a line now and then."""
 
+from collections.abc import Callable
 import sys
 import time
 
@@ -10,18 +11,22 @@ silent = False  # where another process says the same
 class Progress:
   """Count the work of a phase, what is left of it and how long it takes."""
 
-  def __init__(self, label: str, total: int, done: int = 0, *, unit: str = 'examples', stream=None, shown: bool = True):
+  def __init__(
+    self, label: str, total: int, done: int = 0, *, unit: str = 'examples', stream=None, shown: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+  ):  # fmt: skip
     self._shown = shown
+    self._clock = clock
     self._label, self._total, self._first, self._done, self._unit = label, total, done, done, unit
     self._stream = stream or sys.stderr
-    self._start = self._said = time.monotonic()
+    self._start = self._said = clock()
     self._terminal = self._stream.isatty()
     self._width = 0
 
   def add(self, count: int, note: str = ''):
     """Note finished work."""
     self._done += count
-    now = time.monotonic()
+    now = self._clock()
     every = 0.1 if self._terminal else EVERY
     if now - self._said >= every or self._done >= self._total:
       self._said = now

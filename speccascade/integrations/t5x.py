@@ -4,6 +4,7 @@ Nothing here imports T5X.
 """
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from speccascade import sampling
 from speccascade.checkpoints.t5x_params import model, with_params
 from speccascade.engine import inputs, loop, plans
 from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.stats import derive
 from speccascade.types import Array, Model, Prompt
 
 __all__ = ['decode_batch', 'model', 'with_params']
@@ -33,8 +35,7 @@ def decode_batch(
 
   `key` is the step's; each row has noise of its own from it. L is that of `decoder_input_tokens` unless told. `mesh` is
   the one that the step is partitioned over, with axes 'data' and 'model'; without it attention on several devices is
-  plain XLA. Where `fault` of the statistics is true, a model or the rule gave what is no law, and the row is not to be
-  used.
+  plain XLA. Where `fault` of the statistics is true, a model or the rule gave no distribution: do not use the row.
   """
   if isinstance(method, SequenceCascade):
     raise ValueError('a sequence cascade decides on the host which texts are answered anew: use speccascade.decode')
@@ -53,8 +54,9 @@ def decode_batch(
   state = loop.decode_batch(method, models, Prompt(tokens, length), mesh=mesh, **sizes)
   places = jnp.arange(most)[None]
   written = jnp.where(places < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)
-  stats = {name: getattr(state.stats, name) for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred')}
-  return written, {**stats, 'calls': state.stats.calls, 'fault': (state.fault >= 0).any(1)}
+  counts = derive({f.name: getattr(state.stats, f.name) for f in dataclasses.fields(state.stats)})
+  named = {name: counts[name] for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred', 'calls')}
+  return written, {**named, 'fault': (state.fault >= 0).any(1)}
 
 
 def _noise(method, key, rows: int, positions: int, sampler: sampling.Sampler) -> sampling.Keyed:

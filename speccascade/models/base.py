@@ -1,11 +1,13 @@
 """What the networks have in common: parameters from a key, their shapes and their logical axes."""
 
 from collections.abc import Callable
+import dataclasses
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from speccascade.backends import Backend
 from speccascade.types import Array, Cache, Params
 
 
@@ -25,8 +27,20 @@ def without_layers(stack: Params, layers: int) -> Params:
   return {name: x for name, x in stack.items() if not (name.startswith('layers_') and int(name[7:]) >= layers)}
 
 
+@dataclasses.dataclass(frozen=True)
 class Base:
-  """Derive the protocol's small print from a network's `config`, `_init`, `depth`, `first_layers` and `_cached`."""
+  """Derive the protocol's small print from a network's `config`, `_init`, `depth`, `first_layers` and `_cached`.
+
+  `backend` is what a network computes on; it is part of no checkpoint.
+  """
+
+  backend: Backend = dataclasses.field(default=Backend(), kw_only=True, repr=False)
+
+  packs = True  # whether `extend` takes a packed window
+
+  def on(self, backend: Backend) -> 'Base':
+    """Return the network for a backend."""
+    return dataclasses.replace(self, backend=backend)
 
   @property
   def vocab_size(self) -> int:

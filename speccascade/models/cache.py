@@ -13,10 +13,10 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from speccascade import backends
+from speccascade.backends import Backend, Entry, entry_of
 
 Dtype = Any
-Entry, entry_of = backends.Entry, backends.entry_of
+__all__ = ['Entry', 'empty', 'entry_of', 'resize', 'slots_of', 'stack']
 
 
 def stack(entries):
@@ -24,24 +24,23 @@ def stack(entries):
   return entries if isinstance(entries, tuple) else {name: jnp.moveaxis(x, 0, 1) for name, x in entries.items()}
 
 
-def empty(layers: int, batch: int, heads: int, slots: int, dim: int, dtype: Dtype, scan: bool):
+def empty(backend: Backend, layers: int, batch: int, heads: int, slots: int, dim: int, dtype: Dtype, scan: bool):
   """Return zeros for every layer."""
-  zeros = jax.ShapeDtypeStruct((batch, backends.current().slots(slots), heads, dim), dtype)
-  shapes = jax.eval_shape(backends.current().entry, zeros, zeros)
+  zeros = jax.ShapeDtypeStruct((batch, backend.slots(slots), heads, dim), dtype)
+  shapes = jax.eval_shape(backend.entry, zeros, zeros)
   make = lambda *n: {name: jnp.zeros((x.shape[0], *n, *x.shape[1:]), dtype) for name, x in shapes.items()}
   return make(layers) if scan else tuple(make() for _ in range(layers))
 
 
-def slots_of(cache) -> int:
+def slots_of(backend: Backend, cache) -> int:
   """Return T."""
-  return backends.current().slots_of(cache[0] if isinstance(cache, tuple) else cache)
+  return backend.slots_of(cache[0] if isinstance(cache, tuple) else cache)
 
 
-def resize(cache, slots: int):
+def resize(backend: Backend, cache, slots: int):
   """Append empty slots, or drop the last, so that there are as many as a backend has for `slots`."""
   if isinstance(cache, tuple):
-    return tuple(resize(entry, slots) for entry in cache)
-  backend = backends.current()
+    return tuple(resize(backend, entry, slots) for entry in cache)
 
   def pad(x, axis):
     tails = [(0, 0, 0)] * x.ndim

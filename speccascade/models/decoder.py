@@ -12,7 +12,7 @@ import functools
 from flax import linen as nn
 import jax.numpy as jnp
 
-from speccascade.backends import View
+from speccascade.backends import Backend, View
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
@@ -84,6 +84,7 @@ class Layer(nn.Module):
 
   config: DecoderConfig
   dtype: str
+  backend: Backend
 
   def setup(self):
     c = self.config
@@ -95,9 +96,9 @@ class Layer(nn.Module):
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
     self.attention = blocks.Attention(
       c.embed_dim, c.heads, c.kv_heads, c.head_dim, scale, c.attention_cap, c.qkv_bias, c.out_bias,
-      norm if c.qk_norm else None, self.dtype,
+      norm if c.qk_norm else None, self.dtype, self.backend,
     )  # fmt: skip
-    self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype)
+    self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype, self.backend)
 
   def __call__(self, x: Array, cache: Cache, number: Array | int, view: View, angles) -> tuple[Array, Cache]:
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
@@ -130,37 +131,36 @@ class DecoderModule(nn.Module):
   config: DecoderConfig
   dtype: str
   scan: bool
+  backend: Backend
 
   def setup(self):
-    c, dtype = self.config, self.dtype
-    self.token_embedder = blocks.Embed(c.vocab_size, c.projected_dim or c.embed_dim, dtype=dtype)
+    c = self.config
+    on = dict(dtype=self.dtype, backend=self.backend)
+    self.token_embedder = blocks.Embed(c.vocab_size, c.projected_dim or c.embed_dim, **on)
     if c.positions:
       rows = c.positions + c.position_offset
-      self.position_embedder = blocks.Embed(rows, c.embed_dim, ('positions', 'embed'), dtype)
+      self.position_embedder = blocks.Embed(rows, c.embed_dim, ('positions', 'embed'), **on)
     if c.projected_dim:
-      self.input_projection = blocks.Dense(c.embed_dim, ('table', 'embed'), dtype=dtype)
-      self.output_projection = blocks.Dense(c.projected_dim, ('embed', 'table'), dtype=dtype)
-    self.layers = Layer(c, dtype) if self.scan else [Layer(c, dtype) for _ in c.spans]
+      self.input_projection = blocks.Dense(c.embed_dim, ('table', 'embed'), **on)
+      self.output_projection = blocks.Dense(c.projected_dim, ('embed', 'table'), **on)
+    layer = functools.partial(Layer, c, self.dtype, self.backend)
+    self.layers = layer() if self.scan else [layer() for _ in c.spans]
     if c.final_norm:
-      self.final_norm = _norm(c, dtype)()
+      self.final_norm = _norm(c, self.dtype)()
     if not c.tied:
-      self.logits_dense = blocks.Dense(c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, dtype=dtype)
+      self.logits_dense = blocks.Dense(c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, **on)
 
-  def __call__(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+  def __call__(self, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
-    x, cache = self.extend(cache, tokens, positions)
-    return self.head(x), cache
-
-  def extend(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
-    """Feed tokens [B, L]; return the last layer's output [B, L, E] and the cache."""
-
     sights = self._sights(positions)
 
     def body(layer, carry, at):
       window, angles = blocks.choose(sights, at[1])
-      return layer(*carry, at[0], View(positions, window), angles), None
+      return layer(*carry, at[0], View(positions, window, packing), angles), None
 
-    return blocks.over_layers(self.layers, body, (self.embed(tokens, positions), cache), self._kinds)[0]
+    x = self.embed(tokens, positions, packing)
+    x, cache = blocks.over_layers(self.layers, body, (x, cache), self._kinds)[0]
+    return self.head(x), cache
 
   def read(self, tokens: Array) -> Cache:
     """Return the cache of texts [B, L] from their beginning."""
@@ -182,16 +182,16 @@ class DecoderModule(nn.Module):
     dim = self.config.head_dim
     return [(s.window, rope_lib.angles(s.rope, dim, positions) if s.rope else None) for s in self.config.kinds]
 
-  def embed(self, tokens: Array, positions: Array) -> Array:
+  def embed(self, tokens: Array, positions: Array, packing=None) -> Array:
     """Return the first layer's input [B, L, E]."""
     c = self.config
-    x = self.token_embedder(tokens)
+    x = self.token_embedder(tokens, packing)
     if c.embed_scale:
       x = x * jnp.asarray(c.embed_scale, x.dtype)
     if c.projected_dim:
       x = self.input_projection(x)
     if c.positions:
-      x = x + self.position_embedder(positions + c.position_offset).astype(x.dtype)
+      x = x + self.position_embedder(positions + c.position_offset, packing).astype(x.dtype)
     return x
 
   def head(self, x: Array) -> Array:
@@ -225,20 +225,21 @@ class Decoder(Base):
 
   @property
   def module(self) -> DecoderModule:
-    return DecoderModule(self.config, self.dtype, self.scan)
+    return DecoderModule(self.config, self.dtype, self.scan, self.backend)
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Return a cache that has seen the prompt [B, S]; what the padding left in it is invisible later on."""
     width = prompt.tokens.shape[1]
 
     def read(w):
-      return cache_lib.resize(self.module.apply({'params': params}, prompt.tokens[:, :w], method='read'), max_len)
+      entries = self.module.apply({'params': params}, prompt.tokens[:, :w], method='read')
+      return cache_lib.resize(self.backend, entries, max_len)
 
     return at_width(prompt.length.max() - 1, width, read)  # the last token is fed by the loop
 
-  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
-    return self.module.apply({'params': params}, cache, tokens, positions)
+    return self.module.apply({'params': params}, cache, tokens, positions, packing)
 
   @property
   def depth(self) -> int:
@@ -257,10 +258,10 @@ class Decoder(Base):
     """Return a cache that has seen nothing, in the dtype of the embeddings."""
     c = self.config
     dtype = params['token_embedder']['embedding'].dtype
-    return cache_lib.empty(len(c.spans), batch, c.kv_heads, slots, c.head_dim, dtype, self.scan)
+    return cache_lib.empty(self.backend, len(c.spans), batch, c.kv_heads, slots, c.head_dim, dtype, self.scan)
 
   def _init(self, key: Array) -> Params:
     zeros = jnp.zeros((1, 1), jnp.int32)
     c = self.config
-    cache = cache_lib.empty(len(c.spans), 1, c.kv_heads, 1, c.head_dim, self.dtype, self.scan)
+    cache = cache_lib.empty(self.backend, len(c.spans), 1, c.kv_heads, 1, c.head_dim, self.dtype, self.scan)
     return self.module.init(key, cache, zeros, zeros)['params']

@@ -5,6 +5,7 @@ K key-value heads, G queries for each of them (H = K·G), D head dimension.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -13,9 +14,9 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends
+from speccascade.backends import Backend, View
 from speccascade.models import cache as cache_lib
-from speccascade.models import packing
+from speccascade.models import packing as packing_lib
 from speccascade.models import rope as rope_lib
 from speccascade.types import Array, Params
 
@@ -87,17 +88,18 @@ class Dense(nn.Module):
   init_scale: float = 1.0
   out_dtype: Dtype | None = None  # None: the input's
   dtype: Dtype = jnp.float32
+  backend: Backend = Backend()
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     out_dtype = self.out_dtype or x.dtype
     if self.has_variable('params', 'rows'):
-      y = backends.current().matmul_rows(x, self.get_variable('params', 'rows'), out_dtype)
+      y = self.backend.matmul_rows(x, self.get_variable('params', 'rows'), out_dtype)
     else:
       init = nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal')
       init = nn.with_logical_partitioning(init, self.axes)
       kernel = self.param('kernel', init, (x.shape[-1], self.features), self.dtype)
-      y = backends.current().matmul(x, kernel, self.out_dtype)
+      y = self.backend.matmul(x, kernel, self.out_dtype)
     if self.use_bias:
       zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
       bias = self.param('bias', zeros, (self.features,), self.dtype)
@@ -112,18 +114,19 @@ class Embed(nn.Module):
   features: int
   axes: tuple[str, str] = ('vocab', 'embed')
   dtype: Dtype = jnp.float32
+  backend: Backend = Backend()
 
   def setup(self):
     init = nn.with_logical_partitioning(nn.initializers.normal(1.0), self.axes)
     self.embedding = self.param('embedding', init, (self.rows, self.features), self.dtype)
 
-  def __call__(self, index: Array) -> Array:
-    return jnp.take(self.embedding, packing.pack(index), axis=0, mode='clip')
+  def __call__(self, index: Array, packing: packing_lib.Packing | None = None) -> Array:
+    return jnp.take(self.embedding, packing_lib.pack(packing, index), axis=0, mode='clip')
 
   def attend(self, x: Array) -> Array:
     """Return x · embeddingᵀ [B, L, rows] in float32, without a transpose of the table."""
     rows = self.get_variable('params', 'rows') if self.has_variable('params', 'rows') else self.embedding
-    return backends.current().matmul_rows(x.astype(self.embedding.dtype), rows, jnp.float32)
+    return self.backend.matmul_rows(x.astype(self.embedding.dtype), rows, jnp.float32)
 
 
 class Mlp(nn.Module):
@@ -134,11 +137,12 @@ class Mlp(nn.Module):
   gated: bool
   use_bias: bool = False
   dtype: Dtype = jnp.float32
+  backend: Backend = Backend()
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     def dense(features, axes, name):
-      return Dense(features, axes, self.use_bias, dtype=self.dtype, name=name)
+      return Dense(features, axes, self.use_bias, dtype=self.dtype, backend=self.backend, name=name)
 
     h = dense(self.inner, ('embed', 'mlp'), 'wi_0' if self.gated else 'wi')(x)
     h = ACTIVATIONS[self.activation](h)
@@ -161,54 +165,61 @@ class Attention(nn.Module):
   out_bias: bool = False
   qk_norm: Callable[..., nn.Module] | None = None
   dtype: Dtype = jnp.float32
+  backend: Backend = Backend()
 
   def setup(self):
     shared = self.kv_heads * self.head_dim
     every = self.heads * self.head_dim
     # Without 1/√D in the scores, small initial queries make up for it (T5).
     init_scale = 1 / self.head_dim if self.scale == 1 else 1.0
-    self.query = Dense(every, ('embed', 'joined_kv'), self.qkv_bias, init_scale, dtype=self.dtype)
-    self.key = Dense(shared, ('embed', 'joined_kv_heads'), self.qkv_bias, dtype=self.dtype)
-    self.value = Dense(shared, ('embed', 'joined_kv_heads'), self.qkv_bias, dtype=self.dtype)
-    self.out = Dense(self.features, ('joined_kv', 'embed'), self.out_bias, dtype=self.dtype)
+    dense = functools.partial(Dense, dtype=self.dtype, backend=self.backend)
+    self.query = dense(every, ('embed', 'joined_kv'), self.qkv_bias, init_scale)
+    self.key = dense(shared, ('embed', 'joined_kv_heads'), self.qkv_bias)
+    self.value = dense(shared, ('embed', 'joined_kv_heads'), self.qkv_bias)
+    self.out = dense(self.features, ('joined_kv', 'embed'), self.out_bias)
     if self.qk_norm:
       self.query_norm, self.key_norm = self.qk_norm(axis='kv'), self.qk_norm(axis='kv')
 
-  def queries(self, x: Array, rope: tuple[Array, Array] | None = None) -> Array:
+  def queries(self, x: Array, rope: tuple[Array, Array] | None = None, packing=None) -> Array:
     """Return queries [B, L, H, D] of x [B, L, E]."""
-    q = self._by_head(self.query(x), self.heads, rope)
+    q = self._by_head(self.query(x), self.heads, rope, packing)
     q = self.query_norm(q) if self.qk_norm else q
     return rope_lib.rotate(q, rope) if rope else q
 
-  def _keys_values(self, x: Array, rope: tuple[Array, Array] | None) -> tuple[Array, Array]:
-    k, v = self._by_head(self.key(x), self.kv_heads, rope), self._by_head(self.value(x), self.kv_heads, None)
+  def _keys_values(self, x: Array, rope: tuple[Array, Array] | None, packing=None) -> tuple[Array, Array]:
+    k = self._by_head(self.key(x), self.kv_heads, rope, packing)
+    v = self._by_head(self.value(x), self.kv_heads, None, packing)
     k = self.key_norm(k) if self.qk_norm else k
     return (rope_lib.rotate(k, rope) if rope else k), v
 
   def entry(self, x: Array, rope: tuple[Array, Array] | None = None) -> cache_lib.Entry:
     """Return the cache entry of x [B, T, E]."""
-    return backends.current().entry(*self._keys_values(x, rope))
+    return self.backend.entry(*self._keys_values(x, rope))
 
-  def attend(self, x: Array, entry: cache_lib.Entry, visible: Array, bias: Array | None = None, rope=None) -> Array:
+  def attend(
+    self, x: Array, entry: cache_lib.Entry, visible: Array, bias: Array | None = None, rope=None, packing=None
+  ) -> Array:
     """Attend from x [B, L, E] to an entry's first slots [B], or those of a mask [B, 1 or L, T]; return [B, L, E]."""
-    return self._project(backends.current().attend(self.queries(x, rope), entry, visible, bias, **self._scores))
+    y = self.backend.attend(self.queries(x, rope, packing), entry, visible, bias, **self._scores)
+    return self._project(y, packing)
 
-  def extend(self, x: Array, cache, layer: Array | int, view: backends.View, bias: Array | None = None, rope=None):
+  def extend(self, x: Array, cache, layer: Array | int, view: View, bias: Array | None = None, rope=None):
     """Write x [B, L, E] into the cache of a layer and attend to what `view` shows; return [B, L, E] and the cache."""
-    k, v = self._keys_values(x, rope)
-    y, cache = backends.current().extend(self.queries(x, rope), k, v, cache, layer, view, bias, **self._scores)
-    return self._project(y), cache
+    k, v = self._keys_values(x, rope, view.packing)
+    q = self.queries(x, rope, view.packing)
+    y, cache = self.backend.extend(q, k, v, cache, layer, view, bias, **self._scores)
+    return self._project(y, view.packing), cache
 
   @property
   def _scores(self) -> dict:
     return dict(kv_heads=self.kv_heads, scale=self.scale, cap=self.cap)
 
-  def _by_head(self, y: Array, heads: int, rope) -> Array:
-    y = packing.unpack(y if rope is None else backends.current().product(y))
+  def _by_head(self, y: Array, heads: int, rope, packing) -> Array:
+    y = packing_lib.unpack(packing, y if rope is None else self.backend.product(y))
     return y.reshape(*y.shape[:2], heads, self.head_dim)
 
-  def _project(self, y: Array) -> Array:
-    return self.out(packing.pack(y.reshape(*y.shape[:2], -1)))
+  def _project(self, y: Array, packing) -> Array:
+    return self.out(packing_lib.pack(packing, y.reshape(*y.shape[:2], -1)))
 
 
 def relative_bucket(offset: np.ndarray, *, bidirectional: bool, buckets: int, max_distance: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Prompt lookup: a drafter without weights that repeats what followed the latest earlier occurrence of the last tokens.
 
-Its proposals are certain, q̃ one-hot. Where the last token has not occurred before, its law is uniform: drafting with
+Its proposals are certain, q̃ one-hot. Where the last token has not occurred before, it is uniform: drafting with
 `policy=stopping.Fallback(0.5)` then proposes nothing.
 """
 
@@ -9,7 +9,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from speccascade.types import Array, Model, Prompt, take
+from speccascade.backends.ops import take
+from speccascade.types import Array, Model, Prompt
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Packed windows: the tokens of a batch that are meant, one after another, where rows need different numbers of them.
+"""Packed windows: the needed tokens of a batch one after another, where rows need different numbers of them.
 
-A window [B, W] is padded to the longest row. Under `use`, a network's embedding, dense layers, norms and head run on
-the N packed tokens [1, N, …] instead, and attention, which reads a cache by row, on the window: `models.layers` packs
-ids and what an attention gives, and unpacks queries, keys and values. N is one of a few static totals.
+A window [B, W] is padded to the longest row. A network that is given a `Packing` runs its embedding, dense layers,
+norms and head on the N packed tokens [1, N, …] instead, and attention, which reads a cache by row, on the window:
+`models.layers` packs ids and what an attention gives, and unpacks queries, keys and values. N is one of a few static
+totals.
 
 Axis letters: B batch, W window, N packed tokens.
 """
@@ -11,8 +12,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from speccascade import backends
-from speccascade.backends.traced import Setting
+from speccascade.backends import ops
 
 Array = jax.Array
 
@@ -40,35 +40,29 @@ class Packing:
 
   def pack(self, x: Array) -> Array:
     """Return x [B, W, …] as [1, N, …]."""
-    return backends.current().pick(x.reshape(-1, *x.shape[2:]), self.source)[None]
+    return ops.pick(x.reshape(-1, *x.shape[2:]), self.source)[None]
 
   def unpack(self, x: Array) -> Array:
     """Return x [1, N, …] as [B, W, …]; what lies beyond a row's tokens means nothing."""
-    found = backends.current().pick(x[0], self.place.reshape(-1))
+    found = ops.pick(x[0], self.place.reshape(-1))
     return found.reshape(*self.place.shape, *x.shape[2:])
 
 
-_PACKING: Setting[Packing] = Setting('packing')
-use = _PACKING.use  # trace networks with packed windows, or without where it is None
-
-
-def pack(x: Array) -> Array:
-  """Return x [B, W, …] packed, where that is in use."""
-  packing = _PACKING.current()
+def pack(packing: Packing | None, x: Array) -> Array:
+  """Return x [B, W, …] packed, where there is a packing."""
   return x if packing is None else packing.pack(x)
 
 
-def unpack(x: Array) -> Array:
-  """Return x [1, N, …] by row, where packing is in use."""
-  packing = _PACKING.current()
+def unpack(packing: Packing | None, x: Array) -> Array:
+  """Return x [1, N, …] by row, where there is a packing."""
   return x if packing is None else packing.unpack(x)
 
 
-def thirds(most: int) -> tuple[int, ...]:
+def coarse_widths(most: int) -> tuple[int, ...]:
   """Return how many tokens a row to compile for where the need varies: a third of the most, two thirds, and all."""
   return tuple(sorted({-(-most * i // 3) for i in (1, 2, 3)}))
 
 
-def steps(most: int) -> tuple[int, ...]:
+def fine_widths(most: int) -> tuple[int, ...]:
   """Return the same in finer steps, for a choice that goes by what each costs."""
   return (*(n for n in _STEPS if n < most), most)

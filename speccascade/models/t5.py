@@ -13,7 +13,7 @@ import functools
 from flax import linen as nn
 import jax.numpy as jnp
 
-from speccascade.backends import View
+from speccascade.backends import Backend, View
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models.base import at_width, Base, without_layers
@@ -45,13 +45,13 @@ def _norm(config: T5Config, dtype: str) -> blocks.RMSNorm:
   return blocks.RMSNorm(config.norm_eps, dtype=dtype)
 
 
-def _attention(config: T5Config, dtype: str) -> blocks.Attention:
+def _attention(config: T5Config, dtype: str, backend: Backend) -> blocks.Attention:
   c = config
-  return blocks.Attention(c.embed_dim, c.heads, c.heads, c.head_dim, scale=1.0, dtype=dtype)
+  return blocks.Attention(c.embed_dim, c.heads, c.heads, c.head_dim, scale=1.0, dtype=dtype, backend=backend)
 
 
-def _mlp(config: T5Config, dtype: str) -> blocks.Mlp:
-  return blocks.Mlp(config.mlp_dim, config.activation, config.gated, dtype=dtype)
+def _mlp(config: T5Config, dtype: str, backend: Backend) -> blocks.Mlp:
+  return blocks.Mlp(config.mlp_dim, config.activation, config.gated, dtype=dtype, backend=backend)
 
 
 def _relative_bias(config: T5Config, dtype: str, bidirectional: bool) -> blocks.RelativeBias:
@@ -64,10 +64,12 @@ class EncoderLayer(nn.Module):
 
   config: T5Config
   dtype: str
+  backend: Backend
 
   def setup(self):
-    make = functools.partial
-    norm, attention, mlp = (make(f, self.config, self.dtype) for f in (_norm, _attention, _mlp))
+    norm = functools.partial(_norm, self.config, self.dtype)
+    attention = functools.partial(_attention, self.config, self.dtype, self.backend)
+    mlp = functools.partial(_mlp, self.config, self.dtype, self.backend)
     self.pre_attention_layer_norm, self.attention = norm(), attention()
     self.pre_mlp_layer_norm, self.mlp = norm(), mlp()
     if not self.config.shared_bias:
@@ -86,10 +88,12 @@ class DecoderLayer(nn.Module):
 
   config: T5Config
   dtype: str
+  backend: Backend
 
   def setup(self):
-    make = functools.partial
-    norm, attention, mlp = (make(f, self.config, self.dtype) for f in (_norm, _attention, _mlp))
+    norm = functools.partial(_norm, self.config, self.dtype)
+    attention = functools.partial(_attention, self.config, self.dtype, self.backend)
+    mlp = functools.partial(_mlp, self.config, self.dtype, self.backend)
     self.pre_self_attention_layer_norm, self.self_attention = norm(), attention()
     self.pre_cross_attention_layer_norm, self.encoder_decoder_attention = norm(), attention()
     self.pre_mlp_layer_norm, self.mlp = norm(), mlp()
@@ -98,11 +102,12 @@ class DecoderLayer(nn.Module):
 
   def __call__(self, x, cache, number, view, bias, source, source_length):
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
-    bias = self.relpos_bias(view.positions, cache_lib.slots_of(cache)) if bias is None else bias
+    bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, cache)) if bias is None else bias
     y, cache = self.self_attention.extend(self.pre_self_attention_layer_norm(x), cache, number, view, bias)
     x = x + y
     y = self.pre_cross_attention_layer_norm(x)
-    x = x + self.encoder_decoder_attention.attend(y, cache_lib.entry_of(source, number), source_length)
+    entry = cache_lib.entry_of(source, number)
+    x = x + self.encoder_decoder_attention.attend(y, entry, source_length, packing=view.packing)
     return x + self.mlp(self.pre_mlp_layer_norm(x)), cache
 
   def read_source(self, encoded: Array) -> cache_lib.Entry:
@@ -116,12 +121,14 @@ class Encoder(nn.Module):
   config: T5Config
   dtype: str
   scan: bool
+  backend: Backend
 
   def setup(self):
     c, n = self.config, self.config.encoder_layers
     if c.shared_bias:
       self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=True)
-    self.layers = EncoderLayer(c, self.dtype) if self.scan else [EncoderLayer(c, self.dtype) for _ in range(n)]
+    layer = functools.partial(EncoderLayer, c, self.dtype, self.backend)
+    self.layers = layer() if self.scan else [layer() for _ in range(n)]
     self.encoder_norm = _norm(c, self.dtype)
 
   def __call__(self, x: Array, length: Array) -> Array:
@@ -142,23 +149,27 @@ class DecoderStack(nn.Module):
   config: T5Config
   dtype: str
   scan: bool
+  backend: Backend
 
   def setup(self):
     c, n = self.config, self.config.decoder_layers
     if c.shared_bias:
       self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=False)
-    self.layers = DecoderLayer(c, self.dtype) if self.scan else [DecoderLayer(c, self.dtype) for _ in range(n)]
+    layer = functools.partial(DecoderLayer, c, self.dtype, self.backend)
+    self.layers = layer() if self.scan else [layer() for _ in range(n)]
     self.decoder_norm = _norm(c, self.dtype)
     if not c.tied:
-      self.logits_dense = blocks.Dense(c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, dtype=self.dtype)
+      self.logits_dense = blocks.Dense(
+        c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, dtype=self.dtype, backend=self.backend
+      )
 
-  def __call__(self, x: Array, cache: Cache, positions: Array) -> tuple[Array, Cache]:
+  def __call__(self, x: Array, cache: Cache, view: View) -> tuple[Array, Cache]:
     """Return the normalised output [B, L, E] for x [B, L, E], and the cache with its keys and values."""
     own, source = cache['target'], cache['source']
-    bias = self.relpos_bias(positions, cache_lib.slots_of(own)) if self.config.shared_bias else None
+    bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, own)) if self.config.shared_bias else None
 
     def body(layer, carry, at):
-      return layer(*carry, at[0], View(positions), bias, source, cache['source_length']), None
+      return layer(*carry, at[0], view, bias, source, cache['source_length']), None
 
     (x, own), _ = blocks.over_layers(self.layers, body, (x, own), (0,) * self.config.decoder_layers)
     return self.decoder_norm(x), {**cache, 'target': own}
@@ -178,20 +189,22 @@ class T5Module(nn.Module):
   config: T5Config
   dtype: str
   scan: bool
+  backend: Backend
 
   def setup(self):
-    self.token_embedder = blocks.Embed(self.config.vocab_size, self.config.embed_dim, dtype=self.dtype)
-    self.encoder = Encoder(self.config, self.dtype, self.scan)
-    self.decoder = DecoderStack(self.config, self.dtype, self.scan)
+    c = self.config
+    self.token_embedder = blocks.Embed(c.vocab_size, c.embed_dim, dtype=self.dtype, backend=self.backend)
+    self.encoder = Encoder(c, self.dtype, self.scan, self.backend)
+    self.decoder = DecoderStack(c, self.dtype, self.scan, self.backend)
 
   def read_source(self, tokens: Array, length: Array) -> Cache:
     """Return the decoder's keys and values of the source [B, S]."""
     return self.decoder.read_source(self.encoder(self.token_embedder(tokens), length))
 
-  def __call__(self, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+  def __call__(self, cache: Cache, tokens: Array, view: View) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
     c = self.config
-    x, cache = self.decoder(self.token_embedder(tokens), cache, positions)
+    x, cache = self.decoder(self.token_embedder(tokens, view.packing), cache, view)
     x = x * c.embed_dim**-0.5 if c.scale_outputs else x
     logits = self.token_embedder.attend(x) if c.tied else self.decoder.logits_dense(x)
     return nn.with_logical_constraint(logits, ('batch', 'length', 'vocab')), cache
@@ -199,7 +212,7 @@ class T5Module(nn.Module):
   def visit(self, cache: Cache, tokens: Array) -> None:
     """Use every parameter once."""
     source = self.read_source(tokens, jnp.ones((1,), jnp.int32))
-    self({**cache, 'source': source}, tokens, jnp.zeros((1, 1), jnp.int32))
+    self({**cache, 'source': source}, tokens, View(jnp.zeros((1, 1), jnp.int32)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +229,7 @@ class T5(Base):
 
   @property
   def module(self) -> T5Module:
-    return T5Module(self.config, self.dtype, self.scan)
+    return T5Module(self.config, self.dtype, self.scan, self.backend)
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Encode the prompt [B, S]; return its keys and values for every layer, and empty slots for the target."""
@@ -224,15 +237,15 @@ class T5(Base):
 
     def read(w):
       args = {'params': params}, prompt.tokens[:, :w], prompt.length
-      return cache_lib.resize(self.module.apply(*args, method='read_source'), width)
+      return cache_lib.resize(self.backend, self.module.apply(*args, method='read_source'), width)
 
     source = at_width(prompt.length.max(), width, read)
     target = self._empty_target(batch, max_len, params['token_embedder']['embedding'].dtype)
     return {'source': source, 'source_length': prompt.length, 'target': target}
 
-  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
-    return self.module.apply({'params': params}, cache, tokens, positions)
+    return self.module.apply({'params': params}, cache, tokens, View(positions, packing=packing))
 
   @property
   def depth(self) -> int:
@@ -251,7 +264,7 @@ class T5(Base):
 
   def _empty_target(self, batch: int, slots: int, dtype) -> Cache:
     c = self.config
-    return cache_lib.empty(c.decoder_layers, batch, c.heads, slots, c.head_dim, dtype, self.scan)
+    return cache_lib.empty(self.backend, c.decoder_layers, batch, c.heads, slots, c.head_dim, dtype, self.scan)
 
   def _init(self, key: Array) -> Params:
     cache = {'target': self._empty_target(1, 1, self.dtype), 'source_length': jnp.ones((1,), jnp.int32)}

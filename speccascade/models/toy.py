@@ -1,4 +1,4 @@
-"""Toy models with a known law: tables over the last `order` tokens, read back through a cache of tokens.
+"""Toy models with a known distribution: tables over the last `order` tokens, read back through a cache of tokens.
 
 They behave as real models do, stale slots and all, so the loop's mistakes show. An encoder–decoder toy also adds a
 row of `source` chosen by the sum of the prompt.
@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.models import packing
-from speccascade.types import Array, Model, Prompt, take
+from speccascade.backends.ops import take
+from speccascade.models.packing import pack, Packing
+from speccascade.types import Array, Model, Prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Table:
   start_id: int | None = None
   max_positions: int | None = None
 
+  packs = True
+
   def prefill(self, params, prompt: Prompt, max_len: int):
     rows, width = prompt.tokens.shape
     slots = jnp.full((rows, max_len), self.vocab_size - 1, jnp.int32)  # a stale slot must never matter
@@ -33,7 +36,7 @@ class Table:
     source = jnp.sum(jnp.where(real, prompt.tokens, 0), 1) % self.vocab_size
     return {'slots': slots, 'source': source}
 
-  def extend(self, params, cache, tokens: Array, positions: Array):
+  def extend(self, params, cache, tokens: Array, positions: Array, packing: Packing | None = None):
     def write(row, new, start):
       return jax.lax.dynamic_update_slice(row, new, (start,))
 
@@ -45,7 +48,7 @@ class Table:
     logits = params['table'][index]
     if self.start_id is not None:
       logits = logits + params['source'][cache['source']][:, None]
-    return packing.pack(logits), {**cache, 'slots': slots}
+    return pack(packing, logits), {**cache, 'slots': slots}
 
 
 def model(

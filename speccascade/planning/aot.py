@@ -132,21 +132,22 @@ def program(method: Method, networks: Sequence[Network], sizes: Sizes, sampler: 
   if place.rules and len(place.rules) != len(networks):
     raise ValueError(f'rules={list(place.rules)} for {len(networks)} models: give one for each, as in whole,cut.')
   slots = tuple(networks[m] for m in method.slots)
-  vocab, where = slots[-1].vocab_size, None
+  vocab, layout = slots[-1].vocab_size, None
   cut = [sharding.specs(networks[m], place.mesh, place.rules_of(m)) for m in method.slots]
   if place.mesh.size > 1:
-    backend, where = backend.on_mesh(), sharding.planned(slots, place.mesh, cut, sizes.batch, method.window, vocab)
+    layout = sharding.planned(slots, place.mesh, cut, sizes.batch, method.window, vocab)
+    backend = backend.on_mesh(layout)
   buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.window)
-  fixed = loop.Program(slots, tuple(range(len(slots))), buffer, vocab, backend, where=where)
+  fixed = loop.Program(slots, tuple(range(len(slots))), buffer, vocab, backend)
   prompt, zero = np.zeros(sizes.source, np.int32), np.uint32(0)
   row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
   shapes = tuple(jax.eval_shape(backend.prepare, _params(n)) for n in slots)
   params = tuple(map(place.put, shapes, cut))
   state = jax.eval_shape(lambda p: loop.blank(fixed, method, p, rows), shapes)
-  state = place.put(state, None if where is None else fixed.cut(state))
+  state = place.put(state, None if layout is None else fixed.specs(state))
   stop = np.zeros(sizes.batch, bool)
-  stop = place.put(stop, None if where is None else where.rows(stop))
+  stop = place.put(stop, None if layout is None else layout.rows(stop))
   return loop.run, (fixed, place.put(method), params, state, stop, place.put(np.zeros(2, np.int32)))
 
 
@@ -186,7 +187,7 @@ def _without_cache() -> Iterator[None]:
 def turns(method: Method) -> int:
   """Return the turns of a loop over drafts, whose number the program does not tell."""
   drafts = [phase for phase in method.phases if isinstance(phase, Propose)]
-  return max([phase.n - (phase.widths != (1,)) for phase in drafts], default=1)
+  return max([phase.n - (phase.catch_up != 1) for phase in drafts], default=1)
 
 
 def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes) -> int:

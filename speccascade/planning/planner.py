@@ -129,21 +129,17 @@ class BatchPlan:
     best = lambda rates=rates, **ideal: max(
       cost_model.speedup(kind, rates, r.block, replace(r.costs, **ideal)) for r in rows
     )
-    widest = max(rows, key=lambda r: r.block)
-    token, wide = widest.costs.token, cost_model.window(kind, widest.block)
+    if best() > PAYS:  # in long texts
+      return 'the start of a text costs more than its calls; larger models or longer texts gain'
+    costs, wide = rows[-1].costs, cost_model.window(kind, rows[-1].block)
+    drafter = f'a call costs {costs.ratio:.2f} of one of the verifier'
+    window = f'that of {wide} costs {costs.window(wide) / costs.token:.2f} of its tokens'
     reasons = {
       f'acceptance is too low ({rates[0]:.2f} at the first drafted token)': best(rates=(1.0,)),
-      f'the drafter is too dear (a call costs {widest.costs.ratio:.2f} of one of the verifier)': best(
-        draft=_FREE * token
-      ),
-      f"the verifier's window is too dear (that of {wide} costs {widest.costs.window(wide) / token:.2f} of its tokens)": best(
-        verify={1: token}
-      ),
+      f'the drafter is too dear ({drafter})': best(draft=_FREE * costs.token),
+      f"the verifier's window is too dear ({window})": best(verify={1: costs.token}),
     }
-    reason = max(reasons, key=reasons.get)
-    if best() > PAYS:
-      return 'the start of a text costs more than its calls; larger models or longer texts gain'
-    return reason
+    return max(reasons, key=reasons.get)
 
   def __str__(self):
     small, large, cost = self.names[0], self.names[-1], self.costs

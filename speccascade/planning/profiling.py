@@ -16,19 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, rules
-from speccascade.backends import sharding, traced
+from speccascade.backends import sharding
+from speccascade.backends.ops import take
 from speccascade.engine import inputs, plans, requests, verification
 from speccascade.engine.engine import Engine
 from speccascade.engine.loop import positions
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.engine.state import Context, State
 from speccascade.engine.verification import AcceptanceTable
 from speccascade.host import multihost
 from speccascade.host.progress import Progress
 from speccascade.models import packing
 from speccascade.planning import timing
 from speccascade.stopping import Policy
-from speccascade.types import Array, Context, Model, places, State, take
+from speccascade.types import Array, Model, places
 
 BINS = 20, 15  # of S, and of A in each
 _NOTED = ('s', 'a', 's_target', 'accept', 'place')
@@ -74,12 +76,12 @@ def observing(block: int, slots: int) -> Method:
   """Return speculative decoding that verifies all of a draft of γ + 1 tokens, the companion reading along."""
   phases = (
     Propose(0, block + 1),
-    Score(1, (block + 1,), verification.First(block)),
-    Score(2, (block + 1,), verification.First(block), level=True),
+    Score(1, verification.First(block)),
+    Score(2, verification.First(block)),
     Observe(),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), block + 1, Notes(slots), kind='observing')
+  return Method.of_phases(phases, (0, 1, 2), policy=Notes(slots), kind='observing')
 
 
 def observe(
@@ -150,10 +152,10 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
   of = lambda i, width, **how: functools.partial(timer, models[i], width=width, caches=caches[i], **how)
   made = {'draft': of(0, 1), 'companion': of(1, width), 'alone': of(2, 1), rows * width: of(2, width)}
   if rows * width >= backends.of(models[2].params).pack_from:
-    for n in packing.steps(width)[:-1]:
+    for n in packing.fine_widths(width)[:-1]:
       made[rows * n] = of(2, n) if rows == 1 else of(2, width, total=rows * n)
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
-    return dict(zip(made, pool.map(traced.carried(lambda make: make()), made.values()), strict=True))
+    return dict(zip(made, pool.map(lambda make: make(), made.values()), strict=True))
 
 
 # ---- the table ----

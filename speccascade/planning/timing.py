@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import acceptance, backends, decode, sampling
-from speccascade.backends import sharding, traced
+from speccascade.backends import sharding
 from speccascade.engine.inputs import vocabulary
-from speccascade.engine.loop import by_layout, positions, prefill
+from speccascade.engine.loop import positions, prefill
 from speccascade.engine.method import Strategy
 from speccascade.host import multihost
-from speccascade.models import packing
+from speccascade.models.packing import Packing
 from speccascade.types import Model, Network, Prompt
 
 STEPS = 32  # the most passes in one loop on the device, unless said
@@ -132,12 +132,13 @@ def passes_seconds(
   them. With `total`, windows are packed to so many tokens, a multiple of the batch.
   """
   models, widths, times = zip(*passes, strict=True)
-  networks, (backend, params) = tuple(m.network for m in models), backends.prepared(models)
   window = window or max(widths)
-  slots, where = positions(networks[-1], source, tokens, window), sharding.of(models, batch, window, vocabulary(models))
+  backend, params = backends.prepared(models, sharding.of(models, batch, window, vocabulary(models)))
+  networks = tuple(m.network for m in models)
+  slots = positions(networks[-1], source, tokens, window)
   caches = filled(models, batch, source, slots) if caches is None else caches
-  how = dict(where=where, options=backends.known(backend.xla))
-  loop = passes_loop(networks, backend, widths, batch, source, slots, times, total, **how)
+  options = backends.known(backend.xla)
+  loop = passes_loop(networks, backend, widths, batch, source, slots, times, total, options=options)
 
   def seconds(rounds: int) -> float:
     return timed(lambda: loop(params, caches, rounds).block_until_ready())[0] / rounds
@@ -152,14 +153,16 @@ def passes_seconds(
 
 def filled(models: Sequence[Model], batch: int, source: int, slots: int) -> tuple:
   """Return the models' caches after prompts of `source` tokens."""
-  backend, params = backends.prepared(models)
+  layout = sharding.of(models)
+  backend, params = backends.prepared(models, layout)
+  networks = tuple(backends.bind(m.network, backend.for_slot(n)) for n, m in enumerate(models))
   prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
-  return prefill(tuple(m.network for m in models), backend, params, prompt, slots, where=sharding.of(models))
+  return prefill(networks, params, prompt, slots, layout=layout)
 
 
 def passes_loop(
   networks: Sequence[Network], backend: backends.Backend, widths: Sequence[int], batch: int, source: int, slots: int,
-  times: Sequence[int] | None = None, total: int | None = None, where: sharding.Layout | None = None,
+  times: Sequence[int] | None = None, total: int | None = None,
   options: Sequence[tuple[str, str]] = (),
 ) -> Callable:  # fmt: skip
   """Return a jitted function of (params, caches, rounds, totals) that feeds each pass's output on.
@@ -169,8 +172,9 @@ def passes_loop(
   """
   first = source if networks[-1].start_id is None else 1
   start, room = jnp.ones((batch, max(widths)), jnp.int32), slots - first - max(widths)
-  extend = by_layout(where, [network.extend for network in networks])
-  pinned = (lambda caches: caches) if where is None else lambda caches: where.pin(caches, where.caches(caches))
+  layout = backend.layout
+  networks = [backends.bind(network, backend.for_slot(n)) for n, network in enumerate(networks)]
+  pinned = (lambda caches: caches) if layout is None else lambda caches: layout.pin(caches, layout.caches(caches))
 
   @functools.partial(jax.jit, compiler_options=dict(options))
   def loop(params, caches, rounds, totals=None):
@@ -178,12 +182,15 @@ def passes_loop(
       def feed(n, carry):
         tokens, cache = carry
         position = jnp.broadcast_to(first + i % room + jnp.arange(widths[n])[None], (batch, widths[n]))
-        with backends.use(backend), sharding.use(where):
-          packed = total and packing.Packing.of(jnp.full(batch, total // batch), widths[n], total)
-          with packing.use(packed or None):
-            logits, cache = extend[n](params[n], cache, tokens[:, : widths[n]], position)
-          logits = sharding.as_head(sharding.computed(packed.unpack(logits) if packed else logits, n), n)
-          return tokens.at[:, : widths[n]].set(jnp.minimum(sampling.argmax(logits), 5)), cache
+        args = params[n], cache, tokens[:, : widths[n]], position
+        if total:
+          packing = Packing.of(jnp.full(batch, total // batch), widths[n], total)
+          logits, cache = networks[n].extend(*args, packing)
+          logits = packing.unpack(logits)
+        else:
+          logits, cache = networks[n].extend(*args)
+        logits = sharding.as_head(layout, sharding.computed(layout, logits, n), n)
+        return tokens.at[:, : widths[n]].set(jnp.minimum(sampling.argmax(logits), 5)), cache
 
       tokens, caches = carry[0], list(carry[1])
       for n in range(len(networks)):
@@ -213,7 +220,7 @@ def measure(
   keys = [(m, w) for m in models for w in sorted({*widths})]
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
     sizes = dict(source=source, tokens=tokens, window=max(widths))
-    measured = traced.carried(lambda key: forward_seconds(key[0], batch, key[1], **sizes))
+    measured = lambda key: forward_seconds(key[0], batch, key[1], **sizes)
     made, timers = pool.map(measured, keys), {}
     for (m, w), timer in zip(keys, made, strict=True):
       timers[m.name, str(w)] = timer

@@ -13,7 +13,6 @@ from speccascade.sampling.distributions import (
 )
 from speccascade.sampling.noise import draw, Keyed, Noise
 from speccascade.sampling.sampler import (
-  at_window,
   keep_min_p,
   keep_top_k,
   keep_top_p,
@@ -26,7 +25,6 @@ from speccascade.sampling.sampler import (
 __all__ = [
   'argmax',
   'at_token',
-  'at_window',
   'confidence',
   'draw',
   'entropy',

@@ -3,28 +3,28 @@
 import jax
 import jax.numpy as jnp
 
-from speccascade import backends
+from speccascade.backends import ops
 from speccascade.types import Array
 
 
 def softmax(logits: Array) -> Array:
-  """Return the unscaled law of logits [..., V]."""
+  """Return the unscaled distribution of logits [..., V]."""
   return jax.nn.softmax(logits.astype(jnp.float32))
 
 
 def log_softmax(logits: Array) -> Array:
-  """Return the unscaled log-law of logits [..., V]."""
+  """Return the unscaled log-distribution of logits [..., V]."""
   return jax.nn.log_softmax(logits.astype(jnp.float32))
 
 
 def confidence(logits: Array) -> Array:
-  """Return max_v of the unscaled law, without computing the law: 1 / Σ exp(ℓ - max ℓ)."""
+  """Return max_v of the unscaled distribution, without computing the distribution: 1 / Σ exp(ℓ - max ℓ)."""
   logits = logits.astype(jnp.float32)
   return 1 / jnp.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
 
 
 def entropy(logits: Array) -> Array:
-  """Return H of the unscaled law; 0 log 0 = 0."""
+  """Return H of the unscaled distribution; 0 log 0 = 0."""
   logp = log_softmax(logits)
   p = jnp.exp(logp)
   return -jnp.sum(jnp.where(p > 0, p * logp, 0), -1)
@@ -37,17 +37,17 @@ def tv(a: Array, b: Array) -> Array:
 
 def argmax(x: Array) -> Array:
   """Return the arg max of x [..., V], the lowest index on ties."""
-  return backends.current().argmax(x)
+  return ops.argmax(x)
 
 
 def one_hot_max(x: Array) -> Array:
-  """Return the one-hot law of the arg max, the lowest index on ties."""
+  """Return the one-hot distribution of the arg max, the lowest index on ties."""
   return jax.nn.one_hot(argmax(x), x.shape[-1], dtype=jnp.float32)
 
 
 def at_token(x: Array, token: Array) -> Array:
   """Return x[..., token]."""
-  return backends.current().at_token(x, token)
+  return ops.at_token(x, token)
 
 
 def residual(pi: Array, q: Array) -> Array:

@@ -15,8 +15,9 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade.backends.ops import take1
 from speccascade.sampling.distributions import one_hot_max, softmax
-from speccascade.types import Array, Model, places, State, take, take1
+from speccascade.types import Array, Model
 
 
 def _threshold(bits: Array, enough: Callable[[Array], Array], low: int, high: int) -> Array:
@@ -91,7 +92,7 @@ _VALID = {
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Turn logits into the law that is sampled from: penalties → temperature → top-k → top-p → min-p.
+  """Turn logits into the distribution that is sampled from: penalties → temperature → top-k → top-p → min-p.
 
   One sampler serves all models of a run. Its numbers are traced, so changing them compiles nothing; which of them are
   given at all, and whether the temperature is 0, is part of the program. In the loop a number is an array [B], one for
@@ -209,7 +210,7 @@ class Sampler:
     return jnp.where(zero.reshape((1,) * (x.ndim - axes - zero.ndim) + zero.shape + (1,) * axes), cold(), x)
 
   def __call__(self, logits: Array) -> Array:
-    """Return the sampled law of logits [..., V]."""
+    """Return the sampled distribution of logits [..., V]."""
     logits = self.penalised(logits)
     return self.by_temperature(lambda: one_hot_max(logits), lambda: self._warm(logits), 1)
 
@@ -221,9 +222,9 @@ class Sampler:
         logits = keep(logits, _beside(getattr(self, name), logits))
     return softmax(logits)
 
-  def soft(self, logits: Array, law: Array | None = None) -> Array:
-    """Return the law before any arg max: at temperature 0 the unscaled one, else `law`, which is the sampled one."""
-    warm = lambda: self(logits) if law is None else law
+  def soft(self, logits: Array, sampled: Array | None = None) -> Array:
+    """Return the distribution before any arg max: at temperature 0 the unscaled one, else `sampled`."""
+    warm = lambda: self(logits) if sampled is None else sampled
     return self.by_temperature(lambda: softmax(self.penalised(logits)), warm, 1)
 
   def harden(self, probs: Array) -> Array:
@@ -236,20 +237,6 @@ def _beside(value: Any, x: Array) -> Any:
   if not np.ndim(value):
     return value
   return value.reshape((1,) * (x.ndim - 1 - value.ndim) + value.shape + (1,))
-
-
-def at_window(state: State, slots: int | None = None) -> Sampler:
-  """Bind the sampler to the first slots of the window, or all: a penalty at slot j sees the pending tokens before j."""
-  sampler = state.sampler.by_number(lambda x: x[:, None])
-  if not sampler.penalises:
-    return sampler
-  width, vocab = state.window.source.shape[1], state.window.logits[0].shape[-1]
-  pending = take(state.tokens, state.length[:, None] + places(width))
-  real = places(width) < state.window.size[:, None]
-  drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
-  before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))[:, :slots]  # [B, W+1, V]
-  seen = None if state.seen is None else (before > 0) | state.seen[:, None]
-  return sampler.bind(seen, None if state.counts is None else before + state.counts[:, None])
 
 
 def _is_number(value: Any, number: float) -> bool:

@@ -5,7 +5,6 @@ and always ends with the end of sequence.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ import warnings
 
 import numpy as np
 
-from speccascade import methods
+from speccascade import embedded, methods
 from speccascade.checkpoints import files as checkpoint_files
 from speccascade.data import files, tokenizers
 from speccascade.decode import decode
-from speccascade.embedded import grammar
 from speccascade.host import disk
 from speccascade.sampling import Sampler
 from speccascade.train.batches import Pair
@@ -54,10 +52,12 @@ def features(examples: Iterable[dict], *, source: str = 'inputs', target: str = 
 
 
 def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed: int = 0) -> Iterator[Pair]:
-  """Yield pairs of the generated language: `count` of them again and again, or without it ever new ones."""
-  tokenizer, texts = tokenizers.load(tokenizer), grammar.pairs(split, seed)
-  pairs = tokenised(texts if count is None else itertools.islice(texts, count), tokenizer)
-  yield from pairs if count is None else repeated(pairs, seed)
+  """Yield the sentence pairs of the package, all or the first `count` of a split, again and again.
+
+  Each time through they come in a new order, which `seed` decides.
+  """
+  texts = embedded.sentences(split, count)
+  yield from repeated(tokenised(texts, tokenizers.load(tokenizer)), seed)
 
 
 def parallel_text(source, target, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
@@ -123,6 +123,6 @@ def _write_outputs(teacher, sources, file: Path, made_with: dict[str, Any], batc
   disk.write(file, ''.join(lines))
 
 
-def generated_sources(*, count: int, split: str = 'train', seed: int = 0) -> list[str]:
-  """Return English sentences of the generated language, for a teacher to translate."""
-  return [text for text, _ in itertools.islice(grammar.sentences(split, seed), count)]
+def generated_sources(*, count: int, split: str = 'train') -> list[str]:
+  """Return the first `count` English sentences of a split of the package, for a teacher to translate."""
+  return [source for source, _ in embedded.sentences(split, count)]

@@ -1,6 +1,6 @@
 """A small sentencepiece vocabulary for a corpus, of T5's kind: pad 0, end of sequence 1, unknown 2.
 
-`python -m speccascade.train.vocabulary FILE` writes that of the generated language.
+`python -m speccascade.train.vocabulary FILE` writes that of the package's sentences.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ import itertools
 from pathlib import Path
 import sys
 
-from speccascade.embedded import grammar
+from speccascade import embedded
 from speccascade.host import commands, disk
 
 
@@ -27,13 +27,13 @@ def make(file, texts: Iterable[str], *, size: int) -> Path:
 
 
 def of_generated(file, *, size: int = 1000, count: int = 20000) -> Path:
-  """Write the vocabulary of the generated language, both sides."""
-  pairs = itertools.islice(grammar.pairs('train'), count)
+  """Write the vocabulary of the package's first `count` training pairs, both languages."""
+  pairs = embedded.sentences('train', count)
   return make(file, itertools.chain.from_iterable(pairs), size=size)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Write the vocabulary of the generated language; return the exit code."""
+  """Write the vocabulary of the package's sentences; return the exit code."""
   parser = commands.Parser('speccascade.train.vocabulary', __doc__)
   parser.add_argument('file', help='the file to write')
   return commands.run(parser, lambda args: print(of_generated(disk.local(args.file))), argv, 'interrupted')

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import jax
+from matching import having
 import numpy as np
 import pytest
 from tiers import quick
@@ -51,7 +52,7 @@ def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
   folder = orbax.save(tmp_path / 'start', model)
   for form in ('hf', 't5x', 'orbax', 't5x', 'hf'):
     unscaled = form == 'hf' and not (model.network.config.shared_bias or model.network.config.scale_outputs)
-    with pytest.warns(UserWarning, match='divides by √d') if unscaled else contextlib.nullcontext():
+    with pytest.warns(UserWarning, match='√d') if unscaled else contextlib.nullcontext():
       folder = convert.convert(folder, tmp_path / f'{folder.name}-{form}', form=form)
     loaded = checkpoints.read(folder)
     assert loaded.network == model.network
@@ -70,11 +71,11 @@ def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
   captured = capsys.readouterr()
   assert captured.err.startswith('error: ') and captured.err.count('\n') == 1 and not captured.out
   for wrong, said in (
-    (['--format', 'gguf'], 'invalid choice'),
-    (['--step', '3'], '--step=3 is for the format t5x, not orbax'),
-    (['--format', 'hf', '--scan'], '--scan is for the format t5x, not hf'),
-    (['--format', 't5x', '--step', '-1'], '--step=-1 is negative'),
-    (['--activation', 'relu'], 'says itself which activation it has'),
+    (['--format', 'gguf'], "'gguf'"),
+    (['--step', '3'], '--step=3'),
+    (['--format', 'hf', '--scan'], '--scan'),
+    (['--format', 't5x', '--step', '-1'], '--step=-1'),
+    (['--activation', 'relu'], 'relu'),
   ):
     assert convert.main([str(source), str(tmp_path / 'b'), *wrong]) == 1
     err = capsys.readouterr().err
@@ -87,7 +88,7 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(tmp_path, capsys
   (tmp_path / 'file').write_text('x')
   assert convert.main([str(tmp_path / 'nowhere'), str(tmp_path / place)]) == 1
   err = capsys.readouterr().err
-  assert 'cannot be written, for' in err and 'may not be written to' in err and err.count('\n') == 1
+  assert place.split('/')[0 if place.startswith('file') else 1] in err and err.count('\n') == 1
 
 
 @pytest.mark.parametrize('config', [T5, T5 | {'model_type': 'umt5', 'num_decoder_layers': 2}], ids=['t5', 'umt5'])
@@ -101,7 +102,7 @@ def test_t5x_gets_a_step_and_scanned_layers(tmp_path, config):
   loaded = checkpoints.read(tmp_path / 'b')
   assert loaded.network == model.network
   _assert_equal(loaded.params, model.params)
-  with pytest.raises(ValueError, match='checkpoint_3 is not the folder of step 4'):
+  with pytest.raises(ValueError, match=having('checkpoint_3', '4')):
     convert.convert(source, tmp_path / 'checkpoint_3', form='t5x', step=4)
 
 
@@ -109,7 +110,7 @@ def test_other_families_are_kept_by_orbax_and_hugging_face(tmp_path):
   source = orbax.save(tmp_path / 'llama', _model(LLAMA))
   for form in ('orbax', 'hf'):
     _assert_equal(checkpoints.read(convert.convert(source, tmp_path / form, form=form)).params, _model(LLAMA).params)
-  with pytest.raises(ValueError, match='llama is a Decoder: write orbax'):
+  with pytest.raises(ValueError, match=having('Decoder', 'orbax')):
     convert.convert(source, tmp_path / 't5x', form='t5x')
   assert not (tmp_path / 't5x').exists()
 
@@ -120,14 +121,14 @@ def test_a_decoder_that_was_made_here_is_written_with_a_context(tmp_path):
   back = checkpoints.read(convert.convert(source, tmp_path / 'hf', form='hf')).network
   assert back == hf_write.settled(network) and back.config.context == 2048
   odd = Decoder(dataclasses.replace(network.config, norms='post'), (2,))
-  with pytest.raises(ValueError, match='no model_type of Hugging Face is a DecoderConfig.*: write orbax'):
+  with pytest.raises(ValueError, match=having('DecoderConfig', 'orbax')):
     hf_write.write(tmp_path / 'odd', Model({}, odd))
   assert not (tmp_path / 'odd').exists()
 
 
 def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
   model = _model(T5 | {'model_type': 'umt5', 'tie_word_embeddings': False})
-  with pytest.warns(UserWarning, match='whose logits transformers 5 divides by √d'):
+  with pytest.warns(UserWarning, match=having('transformers 5', '√d')):
     hf_write.write(tmp_path / 'hf', model)
 
 
@@ -144,14 +145,14 @@ def test_a_full_disk_names_the_folder_and_what_to_do(source, tmp_path, form):
 
 
 def test_nothing_is_destroyed(source, tmp_path):
-  with pytest.raises(ValueError, match='is or holds the source'):
+  with pytest.raises(ValueError, match='source'):
     convert.convert(source, source, overwrite=True)
-  with pytest.raises(ValueError, match='is or holds the source'):
+  with pytest.raises(ValueError, match='source'):
     convert.convert(source, tmp_path, overwrite=True)
-  with pytest.raises(ValueError, match='is or holds the source'):
+  with pytest.raises(ValueError, match='source'):
     convert.convert(f'{source}@1', source, overwrite=True)
   step = convert.convert(source, tmp_path / 't5x', form='t5x')
-  with pytest.raises(ValueError, match='is or holds the source'):
+  with pytest.raises(ValueError, match='source'):
     convert.convert(step.parent, step.parent, form='t5x', dtype='bfloat16', overwrite=True)
   target = convert.convert(source, tmp_path / 'b')
   with pytest.raises(FileExistsError, match='pass --overwrite'):
@@ -160,10 +161,10 @@ def test_nothing_is_destroyed(source, tmp_path):
   assert checkpoints.kind(target) == 'hf'
   (tmp_path / 'thesis').mkdir()
   (tmp_path / 'thesis' / 'chapter1.tex').write_text('x')
-  with pytest.raises(ValueError, match='thesis is no checkpoint: found chapter1.tex'):
+  with pytest.raises(ValueError, match=having('thesis', 'chapter1.tex')):
     convert.convert(source, tmp_path / 'thesis', overwrite=True)
   (tmp_path / 'file').write_text('x')
-  with pytest.raises(NotADirectoryError, match='file is a file'):
+  with pytest.raises(NotADirectoryError, match='/file'):
     convert.convert(source, tmp_path / 'file', overwrite=True)
   (tmp_path / 'empty').mkdir()
   assert convert.convert(source, tmp_path / 'empty') == tmp_path / 'empty'
@@ -174,11 +175,11 @@ def test_reading_back_notices_a_changed_tensor_and_network(source, tmp_path, mon
   seen = []
   count = len(files.named(_model(T5).params))
   monkeypatch.setattr(files, 'checksum', lambda x: seen.append(1) or checksum(x) + (len(seen) == count + 3))
-  with pytest.raises(ValueError, match="tensor '.*' was written as .* and read back as .* convert again"):
+  with pytest.raises(ValueError, match="tensor '.*' .* read back"):
     convert.convert(t5x.write(tmp_path / 'a', _model(T5)), tmp_path / 'b', form='hf')
   monkeypatch.undo()
   monkeypatch.setattr(hf_write, 'config_of', lambda network: T5 | {'relative_attention_max_distance': 7})
-  with pytest.raises(ValueError, match='the network was .* and was read back as .* write orbax instead'):
+  with pytest.raises(ValueError, match=having('network', 'read back', 'orbax')):
     convert.convert(source, tmp_path / 'c', form='hf')
 
 

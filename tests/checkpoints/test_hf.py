@@ -5,6 +5,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+from matching import having, says
 import ml_dtypes
 import numpy as np
 import pytest
@@ -88,12 +89,10 @@ def test_shards_are_found_through_their_index(tmp_path):
   _assert_equal(hf.read(tmp_path)[1], params)
 
   (tmp_path / 'model-00002-of-00002.safetensors').unlink()
-  with pytest.raises(
-    FileNotFoundError, match=r"model-00002-of-00002.safetensors does not exist.*puts '.*weight' there"
-  ):
+  with pytest.raises(FileNotFoundError, match=having('model-00002-of-00002.safetensors', "weight'")):
     hf.read(tmp_path)
   (tmp_path / 'model.safetensors.index.json').unlink()
-  with pytest.raises(FileNotFoundError, match='the index is missing'):
+  with pytest.raises(FileNotFoundError, match='index'):
     hf.read(tmp_path)
 
 
@@ -101,26 +100,26 @@ def test_shards_are_found_through_their_index(tmp_path):
 def test_an_index_names_files_of_its_folder_only(tmp_path, file):
   (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': {'a': file}}))
-  with pytest.raises(ValueError, match="index.json: 'weight_map' puts 'a' into .*, not a file of this folder"):
+  with pytest.raises(ValueError, match=having('index.json', "'a'", str(file))):
     hf.read(tmp_path)
 
 
 @pytest.mark.parametrize(
   ('config', 'message'),
   [
-    (LLAMA | {'hidden_size': '8'}, "'hidden_size' is '8', expected a whole number of 1 or more"),
-    (LLAMA | {'num_hidden_layers': 2.5}, "'num_hidden_layers' is 2.5, expected a whole number"),
-    (LLAMA | {'num_attention_heads': True}, "'num_attention_heads' is True, expected a whole number"),
-    (LLAMA | {'num_hidden_layers': -1}, "'num_hidden_layers' is -1, expected a whole number"),
-    (LLAMA | {'rms_norm_eps': '1e-6'}, "'rms_norm_eps' is '1e-6', expected a number"),
-    (LLAMA | {'tie_word_embeddings': 'false'}, "'tie_word_embeddings' is 'false', expected true or false"),
-    (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 'two'}}, "'factor' is 'two', expected a number"),
-    (T5 | {'d_ff': None}, "'d_ff' is None, expected a whole number"),
-    (T5 | {'num_decoder_layers': [2]}, "'num_decoder_layers' is .2., expected a whole number"),
+    (LLAMA | {'hidden_size': '8'}, having("'hidden_size'", "'8'")),
+    (LLAMA | {'num_hidden_layers': 2.5}, having("'num_hidden_layers'", '2.5')),
+    (LLAMA | {'num_attention_heads': True}, having("'num_attention_heads'", 'True')),
+    (LLAMA | {'num_hidden_layers': -1}, having("'num_hidden_layers'", '-1')),
+    (LLAMA | {'rms_norm_eps': '1e-6'}, having("'rms_norm_eps'", "'1e-6'")),
+    (LLAMA | {'tie_word_embeddings': 'false'}, having("'tie_word_embeddings'", "'false'")),
+    (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 'two'}}, having("'factor'", "'two'")),
+    (T5 | {'d_ff': None}, having("'d_ff'", 'None')),
+    (T5 | {'num_decoder_layers': [2]}, having("'num_decoder_layers'", '[2]')),
   ],
 )
 def test_numbers_of_another_type_are_named(config, message):
-  with pytest.raises(ValueError, match=f'config.json: {message}'):
+  with pytest.raises(ValueError, match=having('config.json') + message):
     hf.network_from_config(config)
 
 
@@ -218,9 +217,9 @@ def test_a_truncated_file_names_file_and_tensor(llama):
   message = _error(folder)
   assert str(file) in message and "tensor '" in message and 'cut off' in message
   file.write_bytes(data[:100])
-  assert 'cut off in its header' in _error(folder)
+  assert says(_error(folder), 'cut off', 'header')
   file.write_bytes(b'')
-  assert 'cut off in its header, it has 0 bytes' in _error(folder)
+  assert says(_error(folder), 'cut off', '0 bytes')
 
 
 def test_a_corrupt_header_names_the_file(llama):
@@ -229,30 +228,30 @@ def test_a_corrupt_header_names_the_file(llama):
   data = bytearray(file.read_bytes())
   data[9:12] = b'\xff\xff\xff'
   file.write_bytes(data)
-  assert f'{file} has an unreadable header' in _error(folder)
+  assert says(_error(folder), str(file), 'header')
   header = json.dumps({'model.norm.weight': {'dtype': 'F32', 'shape': [8], 'data_offsets': [0, 12]}}).encode()
   file.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(64))
-  assert "tensor 'model.norm.weight' F32[8] does not fit its 12 bytes" in _error(folder)
+  assert says(_error(folder), "'model.norm.weight'", 'F32[8]', '12 bytes')
 
 
 def test_a_wrong_shape_names_both_shapes(llama):
   folder, _, tensors = llama
   tensors['model.layers.1.mlp.up_proj.weight'] = np.zeros((8, 6), np.float32)
   message = _error(_save(folder, LLAMA, tensors))
-  assert "tensor 'model.layers.1.mlp.up_proj.weight' has shape [8, 6]" in message and 'should have [6, 8]' in message
+  assert says(message, "'model.layers.1.mlp.up_proj.weight'", '[8, 6]', '[6, 8]')
 
 
 def test_a_missing_tensor_is_named(llama):
   folder, _, tensors = llama
   del tensors['model.layers.0.mlp.up_proj.weight'], tensors['lm_head.weight']
   message = _error(_save(folder, LLAMA, tensors))
-  assert "tensor 'model.layers.0.mlp.up_proj.weight' [6, 8] is missing (and 1 more)" in message
+  assert says(message, "'model.layers.0.mlp.up_proj.weight'", '[6, 8]', '1 more')
 
 
 def test_an_unexpected_tensor_is_named(llama):
   folder, _, tensors = llama
   tensors['model.layers.0.self_attn.q_proj.lora_A.weight'] = np.zeros((2, 8), np.float32)
-  assert "'model.layers.0.self_attn.q_proj.lora_A.weight' [2, 8] is unexpected" in _error(_save(folder, LLAMA, tensors))
+  assert says(_error(_save(folder, LLAMA, tensors)), "'model.layers.0.self_attn.q_proj.lora_A.weight'", '[2, 8]')
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf])
@@ -260,7 +259,7 @@ def test_weights_that_are_not_finite_are_named(llama, value):
   folder, _, tensors = llama
   tensors['model.layers.1.self_attn.o_proj.weight'][3, 2] = value
   message = _error(_save(folder, LLAMA, tensors))
-  assert "tensor 'model.layers.1.self_attn.o_proj.weight' holds NaN or Inf" in message
+  assert says(message, "'model.layers.1.self_attn.o_proj.weight'", 'NaN or Inf')
 
 
 def test_other_weights_than_safetensors_come_with_a_remedy(llama):
@@ -268,23 +267,23 @@ def test_other_weights_than_safetensors_come_with_a_remedy(llama):
   (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
   assert 'safe_serialization=True' in _error(folder, FileNotFoundError)
   _save(folder, LLAMA, tensors | {'model.norm.weight': np.zeros(8, np.int8)})
-  assert "tensor 'model.norm.weight' has dtype I8" in _error(folder)
+  assert says(_error(folder), "'model.norm.weight'", 'I8')
 
 
 def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
-  assert 'config.json does not exist' in _error(tmp_path / 'nowhere', FileNotFoundError)
+  assert 'config.json' in _error(tmp_path / 'nowhere', FileNotFoundError)
   (tmp_path / 'config.json').write_text('{"model_type": ')
-  assert 'config.json is not valid JSON' in _error(tmp_path)
+  assert says(_error(tmp_path), 'config.json', 'JSON')
 
 
 @pytest.mark.parametrize(
   ('config', 'message'),
   [
-    ({'model_type': 'bert'}, "'bert' is not supported: choose from llama, mistral"),
-    ({}, "no 'model_type'"),
-    ({'model_type': 'llama'}, "no 'vocab_size'"),
-    (LLAMA | {'rope_scaling': {'type': 'dynamic', 'factor': 2.0}}, "rope scaling 'dynamic' is not supported"),
-    (LLAMA | {'hidden_act': 'tanh'}, "activation 'tanh' is not supported"),
+    ({'model_type': 'bert'}, having("'bert'", 'llama, mistral')),
+    ({}, "'model_type'"),
+    ({'model_type': 'llama'}, "'vocab_size'"),
+    (LLAMA | {'rope_scaling': {'type': 'dynamic', 'factor': 2.0}}, "'dynamic'"),
+    (LLAMA | {'hidden_act': 'tanh'}, "'tanh'"),
     (LLAMA | {'quantization_config': {'bits': 4}}, 'unquantised'),
   ],
 )

@@ -11,6 +11,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+from matching import having, says
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -54,9 +55,9 @@ def test_a_sampler_is_what_a_checkpoint_asks_for(tmp_path, model):
   sampled = dict(do_sample=True, top_k=20, top_p=0.8, min_p=None, repetition_penalty=1.05, eos_token_id=[1, 2])
   assert of(temperature=0.7, **sampled) == sampling.Sampler(0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
   assert of(do_sample=True, top_k=0, typical_p=1.0) == sampling.Sampler()
-  with pytest.warns(UserWarning, match='also says num_beams=4, left out'):
+  with pytest.warns(UserWarning, match='num_beams=4'):
     assert of(num_beams=4) == sampling.Sampler(0.0)
-  with pytest.raises(ValueError, match="temperature='warm' is not a number"):
+  with pytest.raises(ValueError, match="temperature='warm'"):
     of(do_sample=True, temperature='warm')
 
 
@@ -73,11 +74,11 @@ def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
   given = [Checkpoint(f'{saved}@1', name='part'), Checkpoint(str(saved))]
   part, deep = (c.load(None, wholes) for c in given)
   assert part.name == 'part' and part.network.shares_cache(part.params, deep.network, deep.params)
-  with pytest.raises(ValueError, match='layers=3: choose from 1 to 2, deep has 3'):
+  with pytest.raises(ValueError, match=having('layers=3', '1 to 2', 'deep')):
     checkpoints.load(f'{saved}@3')
   shutil.move(saved, tmp_path / 'deep@1')  # a folder of that name is that folder
   assert checkpoints.load(tmp_path / 'deep@1').name == 'deep@1'
-  with pytest.raises(FileNotFoundError, match='deep does not exist'):
+  with pytest.raises(FileNotFoundError, match='deep'):
     checkpoints.load(f'{saved}@2')
 
 
@@ -134,9 +135,9 @@ def test_dtype_scan_and_name_are_as_asked_for(folders, model):
     loaded = checkpoints.read(str(folder), dtype=jnp.bfloat16, scan=True, name='large')
     assert loaded.name == 'large' and loaded.network.scan and loaded.network.dtype == 'bfloat16'
     _assert_equal(loaded.params, expected)
-  with pytest.raises(ValueError, match='dtype int8: choose from float32'):
+  with pytest.raises(ValueError, match=having('int8', 'float32')):
     checkpoints.read(folders['hf'], dtype='int8')
-  with pytest.raises(ValueError, match='dtype half-ish: choose from float32'):
+  with pytest.raises(ValueError, match=having('half-ish', 'float32')):
     checkpoints.read(folders['hf'], dtype='half-ish')
 
 
@@ -145,7 +146,7 @@ def test_a_tokenizer_may_be_given(folders, shared, tmp_path):
   loaded = checkpoints.read(folders['hf'], tokenizer=family / 'small')
   assert loaded.tokenizer == tokenizers.Tokenizer(str(family / 'spiece.model'))
   assert checkpoints.read(folders['hf'], tokenizer=loaded.tokenizer).tokenizer is loaded.tokenizer
-  with pytest.raises(FileNotFoundError, match='no tokenizer there, expected tokenizer.json'):
+  with pytest.raises(FileNotFoundError, match='tokenizer.json'):
     checkpoints.read(folders['hf'], tokenizer=tmp_path / 'orbax')
 
 
@@ -159,7 +160,7 @@ def test_the_shared_checkpoints_load_with_their_tokenizer(shared, family, size):
 
 def test_an_activation_is_given_to_t5x_alone(folders):
   for kind in ('hf', 'orbax'):
-    with pytest.raises(ValueError, match="says itself which activation it has: leave out activation='relu'"):
+    with pytest.raises(ValueError, match="activation='relu'"):
       checkpoints.load(folders[kind], activation='relu')
 
 
@@ -171,16 +172,14 @@ def _error(path, kind) -> str:
 
 def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
   message = _error(tmp_path / 'nowhere', FileNotFoundError)
-  assert f'{tmp_path}/nowhere does not exist: expected a Hugging Face folder' in message and 'org/name' in message
-  assert 'found an empty folder, expected a Hugging Face folder' in _error(tmp_path, ValueError)
+  assert says(message, f'{tmp_path}/nowhere', 'Hugging Face', 'org/name')
+  assert says(_error(tmp_path, ValueError), 'empty', 'Hugging Face')
   (tmp_path / 'notes.txt').write_text('x')
-  assert f'{tmp_path}/notes.txt is a file: pass the folder that holds it' in _error(
-    tmp_path / 'notes.txt', NotADirectoryError
-  )
+  assert f'{tmp_path}/notes.txt is a file' in _error(tmp_path / 'notes.txt', NotADirectoryError)
   (tmp_path / 'small').mkdir()
   (tmp_path / 'small' / 'config.json').write_text('{}')
   message = _error(tmp_path, ValueError)
-  assert 'found notes.txt, small/, expected' in message and f'did you mean {tmp_path}/small?' in message
+  assert says(message, 'notes.txt, small/', f'{tmp_path}/small?')
   for i in range(20):
     (tmp_path / f'a{i:02}').write_text('')
   assert 'a07 and 14 more' in _error(tmp_path, ValueError)
@@ -191,16 +190,16 @@ def test_a_folder_that_may_not_be_read_says_so(tmp_path, monkeypatch):
     raise PermissionError(13, 'Permission denied')
 
   monkeypatch.setattr(pathlib.Path, 'iterdir', refuse)
-  assert f'{tmp_path} cannot be read: change its permissions' in _error(tmp_path, PermissionError)
+  assert f'{tmp_path}' in _error(tmp_path, PermissionError)
 
 
 def test_half_of_a_folder_is_told_from_nothing(folders, tmp_path):
   (folders['hf'] / 'model.safetensors').unlink()
   assert 'model.safetensors' in _error(folders['hf'], FileNotFoundError)
   folders['orbax'].rename(tmp_path / 'other.tmp-write')
-  assert 'other.tmp-write is half-written' in _error(tmp_path / 'other', ValueError)
+  assert 'other.tmp-write' in _error(tmp_path / 'other', ValueError)
   (folders['t5x'] / 'checkpoint').unlink()
-  assert "has a file 'checkpoint' or a folder 'state'" in _error(folders['t5x'], FileNotFoundError)
+  assert says(_error(folders['t5x'], FileNotFoundError), "'checkpoint'", "'state'")
 
 
 def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
@@ -223,13 +222,13 @@ def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', unreachable)
   message = _error('org/name', FileNotFoundError)
-  assert 'org/name is no folder here and could not be fetched (Name or service not known)' in message
-  assert 'download it by hand' in message and '\n' not in message
-  with pytest.raises(FileNotFoundError, match="at revision 'v9' .*.hf download org/name --revision v9 --local-dir"):
+  assert says(message, 'org/name', '(Name or service not known)')
+  assert 'download' in message and '\n' not in message
+  with pytest.raises(FileNotFoundError, match=having("'v9'", 'hf download org/name --revision v9 --local-dir')):
     checkpoints.load('org/name', revision='v9')
-  with pytest.raises(ValueError, match="hf is a folder, and revision='v9' is one of a hub model"):
+  with pytest.raises(ValueError, match=having('hf', "revision='v9'")):
     checkpoints.load(folders['hf'], revision='v9')
-  assert 'hf/missing does not exist' in _error('hf/missing', FileNotFoundError)  # hf/ is a folder here
+  assert 'hf/missing' in _error('hf/missing', FileNotFoundError)  # hf/ is a folder here
 
 
 def test_loading_imports_no_other_framework(folders):

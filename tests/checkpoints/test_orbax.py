@@ -9,6 +9,7 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
+from matching import having, says
 import numpy as np
 import pytest
 from tiers import quick
@@ -74,7 +75,7 @@ def test_what_exists_is_kept_unless_told_otherwise(tmp_path):
 def test_only_a_checkpoint_of_ours_is_replaced_and_not_before_the_new_one_is_whole(tmp_path, monkeypatch):
   (tmp_path / 'thesis').mkdir()
   (tmp_path / 'thesis' / 'chapter1.tex').write_text('x')
-  with pytest.raises(FileExistsError, match='thesis is no checkpoint of ours, it holds chapter1.tex'):
+  with pytest.raises(FileExistsError, match=having('thesis', 'chapter1.tex')):
     orbax.save(tmp_path / 'thesis', _model(), overwrite=True)
   assert (tmp_path / 'thesis' / 'chapter1.tex').read_text() == 'x'
   (tmp_path / 'empty').mkdir()
@@ -101,7 +102,7 @@ def test_two_writers_of_one_checkpoint_do_not_share_a_scratch_folder(tmp_path):
 
 
 def test_a_network_without_parameters_of_its_own_is_refused(tmp_path):
-  with pytest.raises(ValueError, match='a NGram cannot be saved, only T5'):
+  with pytest.raises(ValueError, match=having('NGram', 'T5')):
     orbax.save(tmp_path / 'a', Model({}, NGram(vocab_size=4)))
   assert not list(tmp_path.iterdir())
 
@@ -125,8 +126,8 @@ def test_a_writer_that_was_killed_leaves_a_recognised_half(tmp_path):
   assert _python(code).returncode == -9
   (left,) = tmp_path.iterdir()
   assert left.name.startswith('a.tmp-') and (left / 'params').is_dir()
-  assert f'{left} is half-written' in _error(tmp_path / 'a')
-  assert f'{left} is half-written' in _error(left)
+  assert f'{left}' in _error(tmp_path / 'a')
+  assert f'{left}' in _error(left)
   orbax.save(tmp_path / 'a', _model())
   assert [p.name for p in tmp_path.iterdir()] == ['a']
 
@@ -137,21 +138,21 @@ def test_damage_is_one_error_that_names_the_file(tmp_path):
   kept = data.read_bytes()
   data.write_bytes(kept[: len(kept) // 2])
   message = _error(folder)
-  assert f'{data} has {len(kept) // 2} bytes, expected {len(kept)}, cut off' in message and "tensor '" in message
+  assert says(message, f'{data}', f'{len(kept) // 2} bytes', f'{len(kept)}', "tensor '")
   data.unlink()
   message = _error(folder)
-  assert f'{data} is missing, half-copied' in message and "tensor '" in message
+  assert says(message, f'{data}', 'missing', "tensor '")
   data.write_bytes(kept)
   sidecar = folder / orbax.SIDECAR
   text = sidecar.read_text()
   sidecar.write_text(text.replace('"T5Config"', '"T6Config"'))
-  assert "unknown network 'T6Config'" in _error(folder)
+  assert "'T6Config'" in _error(folder)
   sidecar.write_text(text.replace('"format": 1', '"format": 2'))
-  assert 'has format 2, expected format 1' in _error(folder)
+  assert says(_error(folder), 'format 2', 'format 1')
   sidecar.write_text(text[:50])
-  assert 'speccascade.json is not valid JSON' in _error(folder)
+  assert says(_error(folder), 'speccascade.json', 'JSON')
   sidecar.unlink()
-  assert 'speccascade.json is missing: half-written' in _error(folder)
+  assert says(_error(folder), 'speccascade.json', 'missing')
 
 
 @pytest.mark.full
@@ -168,7 +169,7 @@ def test_a_flipped_byte_never_goes_unnoticed(tmp_path):
         for params in both():
           _assert_equal(params, model.params)  # Orbax leaves files behind that nothing refers to
       except ValueError as error:
-        assert f"{file}: tensor '" in str(error) and 'corrupt' in str(error)
+        assert says(str(error), f'{file}', "tensor '", 'corrupt')
         lost += 1
     file.write_bytes(kept)
   assert lost > 0
@@ -187,11 +188,11 @@ def test_wrong_and_non_finite_tensors_are_named(tmp_path):
     return _error(folder)
 
   message = altered(shape=[24, 9])
-  assert f"tensor '{name}' has shape [24, 9]" in message and 'should have [24, 8]' in message
+  assert says(message, f"'{name}'", '[24, 9]', '[24, 8]')
   params = files.named(model.params)
   params[name] = params[name].at[3, 2].set(jnp.nan)
   folder = orbax.save(tmp_path / 'b', model.replace(params=files.nested(params)))
-  assert f"tensor '{name}' holds NaN or Inf as float32" in _error(folder)
+  assert says(_error(folder), f"'{name}'", 'NaN or Inf', 'float32')
 
 
 def _python(code: str, **env) -> subprocess.CompletedProcess:

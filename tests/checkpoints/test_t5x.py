@@ -4,6 +4,7 @@ import json
 
 from flax import serialization
 import jax
+from matching import having, says
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
@@ -130,7 +131,7 @@ def test_the_orbax_managers_state_is_read(tmp_path, ocdbt):
   _assert_equal(t5x.read(tmp_path, activation='gelu')[1], params)
   if ocdbt:
     (tmp_path / 'checkpoint_5' / 'state' / 'manifest.ocdbt').write_bytes(b'x')
-    assert 'checkpoint_5/state: the store cannot be read' in _error(tmp_path)
+    assert 'checkpoint_5/state' in _error(tmp_path)
 
 
 def test_the_latest_finished_step_is_read(tmp_path):
@@ -154,9 +155,9 @@ def test_config_json_and_gin_say_what_shapes_do_not(tmp_path):
   assert t5x.read(folder)[0].config.activation == 'relu'  # config.json has the last word
   assert t5x.read(folder, activation='gelu')[0].config.activation == 'gelu_tanh'
   (tmp_path / 'config.json').write_text(json.dumps({'d_kv': 8}))
-  assert 'config.json: d_kv is 8, but the tensors have 4' in _error(folder)
+  assert says(_error(folder), 'config.json', 'd_kv', '8', '4')
   (tmp_path / 'config.json').write_text(json.dumps({'model_type': 'llama'}))
-  assert "config.json: model_type 'llama'" in _error(folder)
+  assert says(_error(folder), 'config.json', "'llama'")
 
 
 def _error(folder, kind=ValueError) -> str:
@@ -177,42 +178,42 @@ def test_truncated_msgpack_names_the_file(folder):
   data = file.read_bytes()
   for cut in (data[: len(data) // 2], b'', data + b'x', b'\xc1' + data):
     file.write_bytes(cut)
-    assert f'{file}: cut off or corrupt msgpack, {len(cut)} bytes' in _error(folder)
+    assert says(_error(folder), f'{file}', f'{len(cut)} bytes')
   file.write_bytes(serialization.msgpack_serialize({'weights': np.ones(2)}))
-  assert 'no tensor under optimizer/target' in _error(folder)
+  assert 'optimizer/target' in _error(folder)
   file.write_bytes(serialization.msgpack_serialize(np.ones(2)))
-  assert 'msgpack of a ndarray' in _error(folder)
+  assert 'ndarray' in _error(folder)
 
 
 def test_missing_pieces_name_file_and_tensor(folder):
   (folder / EMBEDDING / '1.0').unlink()
   message = _error(folder)
-  assert f"{folder / EMBEDDING}: tensor 'token_embedder.embedding' [11, 8] cannot be read" in message
+  assert says(message, f'{folder / EMBEDDING}', "'token_embedder.embedding'", '[11, 8]')
   assert '1.0' in message and 'missing' in message and len(message.replace(str(folder), '')) < 230
   (folder / EMBEDDING / '.zarray').unlink()
-  assert f"{folder / EMBEDDING}/.zarray: missing, it belongs to tensor 'token" in _error(folder, FileNotFoundError)
+  assert says(_error(folder, FileNotFoundError), f'{folder / EMBEDDING}/.zarray', "tensor 'token")
   for file in (folder / EMBEDDING).iterdir():
     file.unlink()
   (folder / EMBEDDING).rmdir()
-  assert f"{folder / EMBEDDING}: missing, it belongs to tensor 'token" in _error(folder, FileNotFoundError)
+  assert says(_error(folder, FileNotFoundError), f'{folder / EMBEDDING}', "tensor 'token")
   (folder / 'checkpoint').unlink()
-  assert "has a file 'checkpoint' or a folder 'state'" in _error(folder, FileNotFoundError)
+  assert says(_error(folder, FileNotFoundError), "'checkpoint'", "'state'")
 
 
 def test_damaged_chunks_name_file_and_tensor(folder):
   chunk = folder / EMBEDDING / '0.0'
   chunk.write_bytes(chunk.read_bytes()[:12])
   message = _error(folder)
-  assert f"{folder / EMBEDDING}: tensor 'token_embedder.embedding' [11, 8] cannot be read" in message
+  assert says(message, f'{folder / EMBEDDING}', "'token_embedder.embedding'", '[11, 8]')
   (folder / EMBEDDING / '.zarray').write_text('{')
-  assert f"{folder / EMBEDDING}: tensor 'token_embedder.embedding' cannot be read" in _error(folder)
+  assert says(_error(folder), f'{folder / EMBEDDING}', "'token_embedder.embedding'")
 
 
 def test_a_half_written_checkpoint_is_recognised(tmp_path, folder):
   folder.rename(tmp_path / 'checkpoint_5.tmp-1700000000')
-  assert 'checkpoint_5.tmp-1700000000 is half-written' in _error(folder)
-  assert 'checkpoint_5.tmp-1700000000 is half-written' in _error(tmp_path / 'checkpoint_5.tmp-1700000000')
-  assert 'found checkpoint_5.tmp-1700000000' in _error(tmp_path, FileNotFoundError)
+  assert 'checkpoint_5.tmp-1700000000' in _error(folder)
+  assert 'checkpoint_5.tmp-1700000000' in _error(tmp_path / 'checkpoint_5.tmp-1700000000')
+  assert 'checkpoint_5.tmp-1700000000' in _error(tmp_path, FileNotFoundError)
 
 
 def test_wrong_shapes_and_names_are_named(tmp_path):
@@ -226,7 +227,7 @@ def test_wrong_shapes_and_names_are_named(tmp_path):
     return _error(_write_msgpack(tmp_path / 'checkpoint_5', target))
 
   message = broken('decoder.layers_1.mlp.wi_0.kernel', np.zeros((8, 7), np.float32))
-  assert "'decoder.layers_1.mlp.wi_0.kernel' has shape [8, 7]" in message and 'should have [8, 6]' in message
+  assert says(message, "'decoder.layers_1.mlp.wi_0.kernel'", '[8, 7]', '[8, 6]')
   assert "'decoder.layers_1.mlp.wo.kernel' [6, 8] is missing" in broken('decoder.layers_1.mlp.wo.kernel', None)
   assert "'token_embedder.embedding' is missing" in broken('token_embedder.embedding', None)
   assert 'expected two axes' in broken('token_embedder.embedding', np.zeros((8,), np.float32))
@@ -241,10 +242,10 @@ def test_wrong_shapes_and_names_are_named(tmp_path):
 def test_writing_refuses_other_families_and_what_exists(tmp_path):
   llama = {'model_type': 'llama', 'vocab_size': 11, 'hidden_size': 8, 'intermediate_size': 6, 'num_hidden_layers': 1}
   network = hf.network_from_config(llama | {'num_attention_heads': 2})
-  with pytest.raises(ValueError, match='drafter is a Decoder: write orbax'):
+  with pytest.raises(ValueError, match=having('Decoder', 'orbax')):
     t5x.write(tmp_path, Model({}, network, name='drafter'))
   t5x.write(tmp_path, _model())
-  with pytest.raises(FileExistsError, match='checkpoint_1 exists'):
+  with pytest.raises(FileExistsError, match='checkpoint_1'):
     t5x.write(tmp_path, _model())
   assert t5x.write(tmp_path, _model(), overwrite=True).name == 'checkpoint_1'
 

@@ -7,6 +7,7 @@ import tarfile
 
 import jax
 import jax.numpy as jnp
+from matching import having
 import numpy as np
 import pytest
 
@@ -76,16 +77,16 @@ def test_a_bias_that_all_layers_have_is_one(written):
 
 
 def test_decoder_only_is_refused_by_name(written):
-  with pytest.raises(ValueError, match='decoder_only/checkpoint_7: a decoder_only model of T5X.* not supported'):
+  with pytest.raises(ValueError, match='decoder_only/checkpoint_7: .*decoder_only'):
     checkpoints.read(written / 'decoder_only', activation='gelu')
 
 
 def test_the_activation_is_said_or_the_checkpoint_refused(written, tmp_path):
   folder = tmp_path / 'model'
   shutil.copytree(written / 'silu_linear-untied', folder)
-  with pytest.raises(ValueError, match="does not say which activation .* config.gin .* activation='gelu' .T5 v1.1"):
+  with pytest.raises(ValueError, match=having('config.gin', "activation='gelu'")):
     checkpoints.read(folder)
-  with pytest.raises(ValueError, match="activation='tanh' is not supported: it is one of relu, gelu, silu, swish"):
+  with pytest.raises(ValueError, match=having("activation='tanh'", 'relu, gelu, silu')):
     checkpoints.read(folder, activation='tanh')
 
   def activation_with(**files):
@@ -105,12 +106,12 @@ def test_the_activation_is_said_or_the_checkpoint_refused(written, tmp_path):
   assert activation_with(a='x = 3', b=f'{macro}network.T5Config:\n  emb_dim = 8\n  mlp_activations = %ACTS') == 'silu'
   assert activation_with(config='network.T5Config.emb_dim = 8', b=right) == 'silu'
   for files, message in (
-    (dict(a=right, b=wrong), "a.gin has mlp_activations = .'silu', 'linear'., but .*b.gin"),
-    (dict(config='network.T5Config.mlp_activations = %ACTS'), 'mlp_activations = ACTS is not supported'),
-    (dict(config="T5Config.mlp_activations = ('linear', 'silu')"), "mlp_activations = .'linear', 'silu'. is not supp"),
-    (dict(config="T5Config.mlp_activations = ('silu',)"), 'has 1 kernels wi, but the tensors have 2'),
-    (dict(config='# ' + right), 'does not say which activation'),
-    (dict(config=right + '\n)'), 'config.gin is no gin file that can be read'),
+    (dict(a=right, b=wrong), having('a.gin', "('silu', 'linear')", 'b.gin')),
+    (dict(config='network.T5Config.mlp_activations = %ACTS'), having('mlp_activations', 'ACTS')),
+    (dict(config="T5Config.mlp_activations = ('linear', 'silu')"), having('mlp_activations', "('linear', 'silu')")),
+    (dict(config="T5Config.mlp_activations = ('silu',)"), having('1', 'wi', '2')),
+    (dict(config='# ' + right), "activation='gelu'"),
+    (dict(config=right + '\n)'), 'config.gin'),
   ):
     with pytest.raises(ValueError, match=message):
       activation_with(**files)

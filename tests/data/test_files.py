@@ -3,6 +3,7 @@
 import gzip
 import json
 
+from matching import having
 import pytest
 
 from speccascade.data import files, prompts
@@ -65,24 +66,24 @@ def test_only_line_feeds_end_a_line(tmp_path):
 def test_damaged_files_are_named_with_the_place(tmp_path, pair):
   cases = {
     'empty': (b'', 'empty'),
-    'latin': ('gut\nschön\n'.encode('latin-1'), 'line 2 is not UTF-8'),
-    'cut.gz': (gzip.compress(b'x\n' * 999)[:-9], 'damaged gzip'),
-    'short': (b'one line\n', 'has 3 lines but .*short has 1'),
+    'latin': ('gut\nschön\n'.encode('latin-1'), 'line 2 .*UTF-8'),
+    'cut.gz': (gzip.compress(b'x\n' * 999)[:-9], 'gzip'),
+    'short': (b'one line\n', having('3 lines', 'short', '1')),
   }
   for name, (data, said) in cases.items():
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=said):
       files.parallel_text(pair[0], str(tmp_path / name))
-  with pytest.raises(FileNotFoundError, match='nowhere: no such file'):
+  with pytest.raises(FileNotFoundError, match='nowhere'):
     files.parallel_text(pair[0], str(tmp_path / 'nowhere'))
 
 
 @pytest.mark.parametrize(
   'wrong, said',
   [
-    (dict(start=3), 'of which 0 … 2'),
-    (dict(start=-1), 'of which 0 … 2'),
-    (dict(count=0), 'one'),
+    (dict(start=3), '0 … 2'),
+    (dict(start=-1), '0 … 2'),
+    (dict(count=0), 'count=0'),
   ],
 )
 def test_an_empty_part_is_an_error(pair, wrong, said):
@@ -111,12 +112,12 @@ def test_a_field_alone_needs_no_template_and_lists_are_references(tmp_path):
 @pytest.mark.parametrize(
   'settings, said',
   [
-    (dict(prompt_field='nothing'), "no field 'nothing'; there are question, answer"),
-    (dict(prompt_field='{question} {nothing}'), "no field 'nothing'"),
-    (dict(prompt_field='{question'), 'cannot be read'),
-    (dict(prompt_field='{{question}}'), 'names no field'),
+    (dict(prompt_field='nothing'), having("'nothing'", 'question, answer')),
+    (dict(prompt_field='{question} {nothing}'), "'nothing'"),
+    (dict(prompt_field='{question'), '{question'),
+    (dict(prompt_field='{{question}}'), 'no field'),
     (dict(prompt_field='question', stop='x'), 'stop='),
-    (dict(prompt_field='question', metrics=('blue',)), "no metric 'blue'"),
+    (dict(prompt_field='question', metrics=('blue',)), "'blue'"),
   ],
 )
 def test_wrong_settings_are_named(problems, settings, said):
@@ -124,7 +125,7 @@ def test_wrong_settings_are_named(problems, settings, said):
     files.jsonl(problems, target_field='answer', **settings)
 
 
-@pytest.mark.parametrize('line, said', [('{"a": ', 'line 2 is not JSON'), ('[1]', 'line 2 holds list')])
+@pytest.mark.parametrize('line, said', [('{"a": ', 'line 2 .*JSON'), ('[1]', 'line 2 .*list')])
 def test_lines_that_are_no_objects_are_named(tmp_path, line, said):
   (tmp_path / 'x').write_text(f'{{"prompt": "a", "target": "b"}}\n{line}')
   with pytest.raises(ValueError, match=said):
@@ -134,7 +135,7 @@ def test_lines_that_are_no_objects_are_named(tmp_path, line, said):
 def test_null_is_no_text_and_lines_count_from_1(tmp_path):
   (tmp_path / 'x').write_text('{"prompt": "a", "target": "b"}\n\n{"prompt": null, "target": [null]}')
   for settings in (dict(), dict(prompt_field='Say {prompt}'), dict(prompt_field='{target}')):
-    with pytest.raises(ValueError, match="x, line 3: the field '(prompt|target)' is null; give it a text"):
+    with pytest.raises(ValueError, match="x, line 3.*'(prompt|target)'"):
       files.jsonl(str(tmp_path / 'x'), **settings)
 
 
@@ -142,7 +143,7 @@ def test_programs_are_not_run_unasked(problems):
   settings = dict(prompt_field='question', target_field='answer', metrics=('pass_at_1',))
   with pytest.raises(PermissionError, match='allow_execution'):
     files.jsonl(problems, **settings)
-  with pytest.raises(ValueError, match='problems.jsonl, line 1 lacks test and entry_point in its info'):
+  with pytest.raises(ValueError, match=having('problems.jsonl, line 1', 'test', 'entry_point')):
     files.jsonl(problems, **settings, allow_execution='without isolation')
   tested = [p | {'test': 'def check(f): pass', 'entry_point': 'f'} for p in PROBLEMS]
   with open(problems, 'w') as f:
@@ -178,7 +179,7 @@ def test_cutting_never_splits_a_character(byt5):
 
 
 def test_a_prompt_without_room_for_a_text_and_a_missing_tokenizer_are_errors(pair, byt5, tmp_path):
-  with pytest.raises(ValueError, match='leaves no room .* max_prompt_tokens=5'):
+  with pytest.raises(ValueError, match='max_prompt_tokens=5'):
     files.parallel_text(*pair, prefix='to German: ', tokenizer=byt5, max_prompt_tokens=5)
-  with pytest.raises(FileNotFoundError, match='no tokenizer there'):
+  with pytest.raises(FileNotFoundError, match='nowhere/x'):
     files.parallel_text(*pair, tokenizer=str(tmp_path / 'nowhere' / 'x'))

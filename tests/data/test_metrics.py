@@ -4,6 +4,7 @@ import dataclasses
 from fractions import Fraction
 import functools
 
+from matching import having
 import numpy as np
 import pytest
 
@@ -117,7 +118,7 @@ def test_accuracy_and_exact_match_are_shares():
 
 
 def test_a_metric_of_nothing_is_an_error():
-  with pytest.raises(ValueError, match='one example at least'):
+  with pytest.raises(ValueError, match='example'):
     metrics.bleu([], [])
 
 
@@ -168,16 +169,16 @@ def test_where_programs_cannot_be_contained_is_found_before_anything_is_decoded(
 
 def test_an_example_without_tests_is_named():
   metric = dataclasses.replace(metrics.pass_at_1, allow_execution=True)
-  with pytest.raises(ValueError, match='example 0 lacks test and entry_point in its info'):
+  with pytest.raises(ValueError, match=having('example 0', 'test', 'entry_point')):
     metric(examples(['']), ['1'])
 
 
 def test_metrics_are_found_by_name_and_keep_their_order():
   assert list(metrics.named(['rouge2', 'bleu'])) == ['rouge2', 'bleu']
-  with pytest.raises(ValueError, match="no metric 'blue'; choose from bleu"):
+  with pytest.raises(ValueError, match=having("'blue'", 'bleu')):
     metrics.named(['blue'])
   for wrong in ('bleu', [], metrics.bleu):
-    with pytest.raises(ValueError, match='not a list of names'):
+    with pytest.raises(ValueError, match='list'):
       metrics.named(wrong)
 
 
@@ -198,7 +199,7 @@ def test_a_metric_of_ones_own_is_a_function_or_an_object_that_can_be_called():
   assert list(found) == ['shortness', 'bleu', 'Mean', 'Longer'] and found['shortness'] is shortness
   metrics.check(found, examples(['4 cats']))
   for wrong, part in (
-    (lambda e, p: 1, '<lambda>, which names none'), (Longer, 'no metric .*Longer'), (3, 'no metric 3'),
+    (lambda e, p: 1, '<lambda>'), (Longer, 'Longer'), (3, 'metric 3'),
   ):  # fmt: skip
     with pytest.raises(ValueError, match=part):
       metrics.named([wrong])
@@ -206,7 +207,7 @@ def test_a_metric_of_ones_own_is_a_function_or_an_object_that_can_be_called():
     return 7.0
 
   assert metrics.named([pass_at_1]) == {'pass_at_1': pass_at_1}
-  with pytest.raises(ValueError, match='have one name'):
+  with pytest.raises(ValueError, match='shortness'):
     metrics.named([shortness, functools.partial(shortness)])
   for metric, part in (
     (Longer('x'), r'\(ValueError: could not'),
@@ -217,15 +218,13 @@ def test_a_metric_of_ones_own_is_a_function_or_an_object_that_can_be_called():
 
 @pytest.mark.parametrize(
   'name, target, part',
-  [('bleu', [], 'a reference'), ('rouge2', [], 'a reference'), ('final_number', 'none', 'a reference with a number'),
-   ('final_number', ['none', 'no'], 'a reference with a number'), ('accuracy', 'G', 'a reference with a letter A–D'),
-   ('pass_at_1', '', 'test and entry_point in its info')],
+  [('bleu', [], 'reference'), ('rouge2', [], 'reference'), ('final_number', 'none', 'number'),
+   ('final_number', ['none', 'no'], 'number'), ('accuracy', 'G', 'A–D'),
+   ('pass_at_1', '', 'entry_point')],
 )  # fmt: skip
 def test_references_that_no_prediction_can_match_are_refused(name, target, part):
   judged = {name: metrics.METRICS[name]}
-  with pytest.raises(
-    ValueError, match=f'example {int(name != "pass_at_1")} lacks {part}, which {name} needs; correct it, or take it out'
-  ):
+  with pytest.raises(ValueError, match=having(f'example {int(name != "pass_at_1")}', part, name)):
     metrics.check(judged, examples(['A 4', target]))
   if name != 'pass_at_1':
     metrics.check(judged, examples(['A 4', ['none', 'B 5']]))

@@ -1,5 +1,7 @@
-"""The pair and the task that come with the package."""
+"""The pair, its sentences and the task that come with the package."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import jax
@@ -59,11 +61,51 @@ def test_the_drafter_is_accepted_often_but_not_always(pair):
   assert 0.6 < np.minimum(p, q).sum(-1)[inside].mean() < 0.92
 
 
-def test_no_sentence_of_the_task_is_longer_than_it_says(pair):
-  task = embedded.task('test', 100)
+@pytest.mark.parametrize('split', ['validation', 'test'])
+def test_every_sentence_fits_the_limits_of_the_task(pair, split):
+  task = embedded.task(split, 2000)
   assert max(len(pair[0].tokenizer.encode(e.prompt)) for e in task.examples) <= task.max_prompt_tokens
   assert max(len(pair[0].tokenizer.encode(e.target)) for e in task.examples) < task.max_new_tokens
   assert list(task.metrics) == ['bleu']
+
+
+# Published figures are of these sentences in this order. Data drawn anew need new figures and a new pair.
+DIGESTS = {
+  'train': 'dd1023c26bf9a182766bbdc838ea535298dada75c1f1b469e94d79a3a6ce17f4',
+  'validation': 'e6200d483164a2f2bc510e70d32b719072791bf2d3109ad2cbed93793140fcf9',
+  'test': '82f6fb070fe41965e8f3dfe518c960fbf64b663f23ada64df963459ec5f499ae',
+}
+
+
+@pytest.mark.parametrize('split', embedded.SPLITS)
+def test_the_sentences_are_those_of_the_published_figures(split):
+  text = json.dumps(embedded.sentences(split), ensure_ascii=False)
+  assert hashlib.sha256(text.encode()).hexdigest() == DIGESTS[split]
+
+
+def test_no_english_sentence_occurs_twice_within_or_across_splits():
+  sizes = {split: len(embedded.sentences(split)) for split in embedded.SPLITS}
+  assert sizes == {'train': 40000, 'validation': 2000, 'test': 2000}
+  assert len({source for split in sizes for source, _ in embedded.sentences(split)}) == sum(sizes.values())
+
+
+def test_fewer_examples_are_the_first_of_more():
+  default, fewer = embedded.task().examples, embedded.task(count=20).examples
+  assert len(default) == 500 and fewer == default[:20]
+  assert [(e.index, e.prompt, e.target) for e in fewer] == [
+    (i, *pair) for i, pair in enumerate(embedded.sentences('validation', 20))
+  ]
+
+
+@pytest.mark.parametrize('count', [0, -1, 2001, 2.5, '5'])
+def test_a_count_that_the_split_does_not_have_is_an_error(count):
+  with pytest.raises(ValueError, match=f'count={count!r}: .* ask for 1 to 2000'):
+    embedded.task(count=count)
+
+
+def test_an_unknown_split_is_an_error():
+  with pytest.raises(ValueError, match="split='dev': .*train, validation, test"):
+    embedded.task('dev')
 
 
 def test_a_prompt_may_be_longer_than_its_answer_while_others_are_queued(pair):

@@ -6,6 +6,7 @@ import signal
 import time
 
 import jax
+from matching import having
 import numpy as np
 import pytest
 
@@ -15,9 +16,7 @@ pytest.importorskip('upath')
 pytest.importorskip('gcsfs')
 pytest.importorskip('gcp_storage_emulator')
 
-from test_config import GOOD
-from test_run_cli import finish, given, start
-from test_shards import merge, QUICK, RUN, same_bytes, share
+from runs import finish, given, GOOD, merge, QUICK, RUN, same_bytes, share, start
 
 import speccascade
 from speccascade import checkpoints, run
@@ -102,7 +101,7 @@ def test_a_copy_is_fetched_once_and_what_changed_anew(folder, capsys):
   disk.here(str(folder / 'm'))
   assert (here / 'a').read_text() == 'new' and not (here / 'b').exists()
   assert '3/3 bytes' in capsys.readouterr().err
-  with pytest.raises(FileNotFoundError, match='nothing does not exist: the bucket has nothing of that name'):
+  with pytest.raises(FileNotFoundError, match='nothing'):
     disk.here(str(folder / 'nothing'))
 
 
@@ -137,7 +136,7 @@ def test_a_journal_in_a_bucket_goes_on_and_becomes_one_object(folder):
   again = Journal(path, ['a'])
   assert again.count == 3 and [line['a'] for line in again.lines()] == [1, 'ä\u2028', 3]
   again.append([{'a': 4}])
-  with pytest.raises(RunError, match='00000003-00000004.jsonl was written meanwhile: another process runs the same'):
+  with pytest.raises(RunError, match='00000003-00000004.jsonl'):
     journal.append([{'a': 4}])
   again.seal()
   assert list(buckets.files(folder)) == ['examples.jsonl'] and path.read_bytes().count(b'\n') == 4
@@ -150,10 +149,10 @@ def test_a_journal_in_a_bucket_goes_on_and_becomes_one_object(folder):
 
 def test_a_part_that_is_missing_or_damaged_is_named(folder):
   put(folder, {'a/00000000-00000001.jsonl': '{}\n', 'a/00000002-00000003.jsonl': '{}\n'})
-  with pytest.raises(RunError, match='a/00000002-00000003.jsonl does not follow line 1; delete .*/a to measure anew'):
+  with pytest.raises(RunError, match=having('a/00000002-00000003.jsonl', 'line 1')):
     Journal(folder / 'a.jsonl')
   put(folder, {'b/00000000-00000002.jsonl': '{}\n{"x"\n'})
-  with pytest.raises(RunError, match='/b: its last line is damaged; delete its last part'):
+  with pytest.raises(RunError, match='/b'):
     Journal(folder / 'b.jsonl')
 
 
@@ -167,18 +166,18 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(folder, tmp_path):
     same_bytes(tmp_path / 'disk', fetched(folder, tmp_path / 'fetched'))
   names = {p.name for p in (tmp_path / 'disk').iterdir()}
   assert set(disk.names(folder)) == names - {'curves'}  # which is empty
-  with pytest.raises(RunError, match=r'another config(.|\n)*\+a = 2'):
+  with pytest.raises(RunError, match='\\+a = 2'):
     runner.run([QUICK], folder, config='a = 2\n')
 
 
 def test_shards_in_a_bucket_are_merged_to_one_processs_bytes(folder, tmp_path):
   runner.run([QUICK], tmp_path / 'disk', config='a = 1\n')
   assert share(QUICK, folder, 1) == share(QUICK, folder, 0) == []
-  with pytest.raises(RunError, match=r'lacks 1 of 3 shards: 2/3 \(not begun\)'):
+  with pytest.raises(RunError, match='2/3'):
     merge(QUICK, folder)
-  with pytest.raises(RunError, match=r'^shard 2/3: (.|\n)*\+a = 2'):
+  with pytest.raises(RunError, match=having('shard 2/3', '+a = 2')):
     share(QUICK, folder, 2, config='a = 2\n')
-  with pytest.raises(RunError, match='holds a run of 3 shards: go on with'):
+  with pytest.raises(RunError, match='3 shards'):
     runner.run([QUICK], folder, config='a = 1\n')
   assert share(QUICK, folder, 2) == [folder] == merge(QUICK, folder)
   same_bytes(tmp_path / 'disk', fetched(folder, tmp_path / 'fetched'))
@@ -218,7 +217,7 @@ def test_data_is_read_from_a_bucket(folder):
   put(folder, {'x.txt': 'a\nb\n', 'y.txt': 'c\nd\n'})
   task = files.parallel_text(str(folder / 'x.txt'), str(folder / 'y.txt'))
   assert [(e.prompt, e.target) for e in task.examples] == [('a', 'c'), ('b', 'd')]
-  with pytest.raises(FileNotFoundError, match='z.txt: no such file'):
+  with pytest.raises(FileNotFoundError, match='z.txt'):
     files.lines(str(folder / 'z.txt'))
 
 
@@ -235,7 +234,7 @@ def test_a_checkpoint_is_loaded_from_a_bucket(folder, tmp_path, capsys):
   capsys.readouterr()
   speccascade.load(address)
   assert 'fetching' not in capsys.readouterr().err
-  with pytest.raises(FileNotFoundError, match='none does not exist: the bucket has nothing of that name'):
+  with pytest.raises(FileNotFoundError, match='/none'):
     speccascade.load(str(folder / 'none'))
 
 

@@ -4,7 +4,9 @@ import pathlib
 import re
 
 import gin
+from matching import having, says
 import pytest
+from runs import GOOD
 import toys
 
 from speccascade import methods, rules
@@ -13,22 +15,6 @@ from speccascade.host.errors import RunError
 
 ROOT = pathlib.Path(__file__).parents[2]
 RUNS = sorted((ROOT / 'gin_configs' / 'runs').glob('*.gin'))
-GOOD = """
-import toys
-target/Curve.name = 'target only'
-target/Curve.method = @methods.autoregressive
-target/Curve.settings = {'model': 1}
-opt/Curve.name = 'opt'
-opt/Curve.method = @methods.speculative
-opt/Curve.rule = @rules.opt
-opt/Curve.parameter = 'alpha'
-opt/Curve.values = [0.0, 0.5]
-opt/Curve.settings = {'block': 2}
-Experiment.task = @toys.task()
-Experiment.models = @toys.models
-Experiment.curves = [@target/Curve(), @opt/Curve()]
-run.experiments = [@Experiment()]
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -69,29 +55,22 @@ def test_a_config_makes_experiments_and_repeats_itself(tmp_path):
 
 
 def test_unknown_names_come_with_the_nearest(tmp_path):
-  assert 'there is no rules.optt; did you mean rules.opt?' in error(GOOD.replace('@rules.opt', '@rules.optt'), tmp_path)
-  said = error(GOOD, tmp_path, bindings=['Experimnt.seed = 1'])
-  assert 'there is no Experimnt; did you mean Experiment?' in said
-  said = error(GOOD, tmp_path, bindings=['Experiment.sed = 1'])
-  assert 'Experiment has no parameter sed; did you mean seed?' in said
+  assert says(error(GOOD.replace('@rules.opt', '@rules.optt'), tmp_path), 'rules.optt', 'rules.opt?')
   said = error(GOOD, tmp_path, bindings=['methods.speculative.gamma = 1'])
-  assert 'methods.speculative has no parameter gamma; it has rule, block' in said
+  assert says(said, 'methods.speculative', 'gamma', 'rule, block')
   said = error(GOOD.replace("{'block': 2}", '%BLOK\nBLOCK = 2'), tmp_path)
-  assert '%BLOK is used but bound nowhere; did you mean BLOCK?' in said
-  assert 'there is no zzz' in error(GOOD, tmp_path, bindings=['zzz.seed = 1'])
+  assert says(said, '%BLOK', 'BLOCK?')
+  assert 'zzz' in error(GOOD, tmp_path, bindings=['zzz.seed = 1'])
 
 
 def test_bindings_that_gin_would_drop_are_refused(tmp_path):
   said = error(GOOD.replace('opt/Curve.settings', 'optt/Curve.settings'), tmp_path)
-  assert 'optt/Curve is bound, but nothing is made in the scope optt; did you mean opt?' in said
+  assert says(said, 'optt/Curve', 'opt?')
 
 
 def test_a_value_under_a_name_that_nothing_uses_is_refused(tmp_path):
-  said = error(GOOD, tmp_path, bindings=["MIXTURE_OR_TASK_NAME = 'xsum'"])
-  assert 'MIXTURE_OR_TASK_NAME is bound, but nothing uses %MIXTURE_OR_TASK_NAME' in said
-  assert 'MODEL is bound, but nothing uses' in error(GOOD, tmp_path, bindings=['MODEL = @toys.models'])
   used = GOOD.replace("{'block': 2}", '%BLOCK\nBLOCK = 2')
-  assert 'BLOK is bound, but nothing uses %BLOK; did you mean BLOCK?' in error(used, tmp_path, bindings=['BLOK = 3'])
+  assert says(error(used, tmp_path, bindings=['BLOK = 3']), '%BLOK', 'BLOCK?')
   parse(GOOD + 'MODELS = [@toys.models]\n', tmp_path)  # a file may offer what another one takes
   parse(used.replace('%BLOCK', "{'block': %BLOCK}"), tmp_path, bindings=["opt/Curve.settings = {'block': 4}"])
 
@@ -105,20 +84,14 @@ def test_what_a_binding_replaces_leaves_no_scope_without_use(tmp_path):
 def test_a_text_without_quotes_is_told_with_them(tmp_path):
   for value in ('/data/x', 'large', '~/x', '../shared'):
     said = error(GOOD, tmp_path, bindings=[f'Experiment.name = {value}'])
-    assert (
-      said
-      == f'--gin.Experiment.name={value}: gin takes a text in quotes of its own: --gin.Experiment.name="\'{value}\'"'
-    )
-  assert '--gin.Experiment.seed: ' in error(GOOD, tmp_path, bindings=['Experiment.seed'])
+    assert says(said, f'--gin.Experiment.name={value}', f'--gin.Experiment.name="\'{value}\'"')
 
 
 def test_a_folder_that_is_not_there_is_named_by_its_macro(tmp_path):
   shared = "SHARED = '../nowhere'\npath.root = %SHARED\nx/path.name = 'x'\nExperiment.name = @x/path()\n"
-  assert """SHARED = '../nowhere' is no folder here; bind another: --gin.SHARED="'PATH'\"""" in built_error(
-    GOOD + shared, tmp_path
-  )
+  assert says(built_error(GOOD + shared, tmp_path), "'../nowhere'", '--gin.SHARED=')
   bucket = shared.replace('../nowhere', 'memory://b/x')
-  assert "SHARED = 'memory://b/x' is no folder" in built_error(GOOD + bucket, tmp_path)
+  assert says(built_error(GOOD + bucket, tmp_path), 'SHARED', "'memory://b/x'")
 
 
 def test_a_mesh_is_given_to_every_experiment(tmp_path):
@@ -128,7 +101,7 @@ def test_a_mesh_is_given_to_every_experiment(tmp_path):
   (one,) = config.build()
   assert without.mesh is None and dict(one.mesh.shape) == {'data': 1, 'model': 1}
   assert "mesh: {'data': 1, 'model': 1}" in one.describe() and 'mesh' not in without.describe()
-  with pytest.raises(RunError, match='give data and model, at most 1 devices in all'):
+  with pytest.raises(RunError, match=having('data', 'model', '1 device')):
     parse(GOOD + "mesh.shape = {'data': 2}\n", tmp_path)
     config.build()
 
@@ -158,7 +131,7 @@ def test_a_binding_that_every_scope_overrides_is_refused_and_names_what_to_bind(
   scoped = 'a/Experiment.temperatures = [0.0]\nb/Experiment.temperatures = [1.0]\n'
   text = GOOD.replace('[@Experiment()]', '[@a/Experiment(), @b/Experiment()]') + scoped
   said = error(text, tmp_path, bindings=[f'{binding} = [0.3]'])
-  assert said == (f'--gin.{binding} has no effect, for the config binds a/{binding}, b/{binding}; bind those.')
+  assert says(said, f'--gin.{binding}', f'a/{binding}', f'b/{binding}')
   for taken in ('Experiment.seed = 1', f'a/{binding} = [0.3]', 'opt/Curve.values = [0.2]'):
     parse(text, tmp_path, bindings=[taken])
   parse(text.replace('b/Experiment.temp', '# '), tmp_path, bindings=[f'{binding} = [0.3]'])
@@ -183,20 +156,15 @@ def test_a_config_hands_over_metrics_of_its_own(tmp_path):
 
 
 def test_files_and_modules_that_are_missing_are_named(tmp_path):
-  assert 'no file methods/nope.gin (In file' in error("include 'methods/nope.gin'\n" + GOOD, tmp_path)
-  with pytest.raises(RunError, match='no file nope.gin; give its path, or the folder with --gin_search_paths'):
-    config.parse(['nope.gin'])
-  assert "cannot import: No module named 'my_rulez'" in error('import my_rulez\n' + GOOD, tmp_path)
-  assert 'looked for beside the gin file, here and on PYTHONPATH' in error('import my_rulez\n' + GOOD, tmp_path)
-  assert 'no run.experiments' in error(GOOD.replace('run.experiments = [@Experiment()]', ''), tmp_path)
+  assert says(error("include 'methods/nope.gin'\n" + GOOD, tmp_path), 'methods/nope.gin', 'test.gin')
+  assert says(error('import my_rulez\n' + GOOD, tmp_path), "'my_rulez'", 'PYTHONPATH')
+  assert 'run.experiments' in error(GOOD.replace('run.experiments = [@Experiment()]', ''), tmp_path)
   assert 'line 2' in error('\nExperiment.seed = = 1', tmp_path)
 
 
 def test_what_is_not_bound_is_asked_for(tmp_path):
-  assert "config: Experiment lacks 'models'; bind it, as in Experiment.models" in built_error(
-    GOOD.replace('Experiment.models = @toys.models', ''), tmp_path
-  )
-  assert "config: Curve lacks 'method'" in built_error(GOOD.replace('opt/Curve.method', '#'), tmp_path)
+  assert says(built_error(GOOD.replace('Experiment.models = @toys.models', ''), tmp_path), "'models'", 'Experiment')
+  assert says(built_error(GOOD.replace('opt/Curve.method', '#'), tmp_path), "'method'", 'Curve')
 
 
 def test_a_mistake_inside_names_the_scope(tmp_path):

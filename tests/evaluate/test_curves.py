@@ -3,6 +3,7 @@
 import functools
 
 import gin
+from matching import having, says
 import numpy as np
 import pytest
 import toys
@@ -75,32 +76,30 @@ def test_a_sequence_cascade_names_its_score(score, expected):
 
 
 def test_an_unknown_score_is_refused():
-  with pytest.raises(ValueError, match="score='median' is none of mean, sum and no quantile"):
+  with pytest.raises(ValueError, match="score='median'"):
     Curve('seq', methods.sequence_cascade, settings={'score': 'median'}).build()
 
 
 def test_what_would_be_ignored_is_refused():
   spec, opt = methods.speculative, rules.opt
-  assert 'rule_settings has alhpa, but opt takes alpha' in error('a', spec, opt, rule_settings={'alhpa': 1})
-  assert 'settings has blok, but speculative takes rule, block' in error('a', spec, opt, settings={'blok': 1})
-  assert "rule_settings={'alpha': 1} without a rule" in error('a', methods.bild, rule_settings={'alpha': 1})
-  assert 'values=(0.1,) but no parameter' in error('a', spec, opt, values=(0.1,))
-  assert 'nothing has the parameter beta' in error('a', spec, opt, 'beta', (0.1,))
-  assert 'both the parameter that varies and a setting' in error(
-    'a', spec, opt, 'alpha', (0.1,), rule_settings={'alpha': 0.2}
-  )
-  assert 'must be different' in error('a', spec, opt, 'alpha', (0.1, 0.1))
-  assert 'none of them None' in error('a', spec, opt, 'alpha')
-  assert 'has no values' in error('a', spec, opt, 'alpha', ())
-  assert 'write [0.1]' in error('a', spec, opt, 'alpha', 0.1)
-  assert 'is not a function; write @rules.NAME, without ()' in error('a', spec, 'opt')
-  assert 'is not a dict' in error('a', spec, opt, settings=[1])
+  assert says(error('a', spec, opt, rule_settings={'alhpa': 1}), 'rule_settings', 'alhpa', 'opt', 'alpha')
+  assert says(error('a', spec, opt, settings={'blok': 1}), 'settings', 'blok', 'speculative', 'block')
+  assert "rule_settings={'alpha': 1}" in error('a', methods.bild, rule_settings={'alpha': 1})
+  assert 'values=(0.1,)' in error('a', spec, opt, values=(0.1,))
+  assert 'beta' in error('a', spec, opt, 'beta', (0.1,))
+  assert says(error('a', spec, opt, 'alpha', (0.1,), rule_settings={'alpha': 0.2}), 'alpha', 'setting')
+  assert 'different' in error('a', spec, opt, 'alpha', (0.1, 0.1))
+  assert 'None' in error('a', spec, opt, 'alpha')
+  assert says(error('a', spec, opt, 'alpha', ()), 'no', 'values')
+  assert '[0.1]' in error('a', spec, opt, 'alpha', 0.1)
+  assert says(error('a', spec, 'opt'), 'opt', '@rules.NAME')
+  assert says(error('a', spec, opt, settings=[1]), '[1]', 'dict')
 
 
 def test_a_value_out_of_range_names_the_curve():
-  with pytest.raises(ValueError, match=r'mine, alpha=2.0: rule chow needs 0 <= alpha <= 1'):
+  with pytest.raises(ValueError, match=having('mine, alpha=2.0', 'chow', '0 <= alpha <= 1')):
     Curve('mine', methods.speculative, rules.chow, 'alpha', (2.0,)).build(2.0)
-  with pytest.raises(ValueError, match=r'mine: rule opt needs a value|mine: opt needs a value for alpha'):
+  with pytest.raises(ValueError, match=having('mine', 'opt', 'alpha')):
     Curve('mine', methods.speculative, rules.opt).build()
 
 
@@ -138,7 +137,7 @@ def test_scoped_bindings_on_rules_work():
 
 
 def test_a_value_given_twice_is_refused():
-  with pytest.raises(ValueError, match='block is bound on the function and in settings; drop one'):
+  with pytest.raises(ValueError, match=having('block', 'settings')):
     curve_of("""
       Curve.name = 'sd'
       Curve.method = @methods.speculative
@@ -187,9 +186,9 @@ def test_dynamic_registration_finds_the_functions_too():
 
 def test_making_a_checkpoint_reads_nothing_and_loading_says_what_is_wrong(tmp_path):
   missing = Checkpoint(str(tmp_path / 'nowhere'), name='large')
-  with pytest.raises(FileNotFoundError, match='nowhere does not exist'):
+  with pytest.raises(FileNotFoundError, match='nowhere'):
     missing.load()
-  with pytest.raises(ValueError, match='path=None is not a path'):
+  with pytest.raises(ValueError, match='path=None'):
     Checkpoint(None)
 
 
@@ -198,5 +197,5 @@ def test_any_failure_to_load_names_the_checkpoint(monkeypatch):
     raise KeyError('decoder.final_norm\nand more')
 
   monkeypatch.setattr(checkpoints, 'load', fail)
-  with pytest.raises(ValueError, match=r"weights/large cannot be loaded \('decoder.final_norm.*\); fetch"):
+  with pytest.raises(ValueError, match=having('weights/large', "'decoder.final_norm")):
     Checkpoint('weights/large').load()

@@ -6,7 +6,7 @@ import io
 import made
 from made import point
 
-from speccascade.evaluate import formats, tables
+from speccascade.evaluate.report import formats, tables
 
 TABLE = dict(title='Numbers', columns=['a|b', 'x', 'y'], rows=[['one', 1.234, 123.456], ['two', None, 2.0]], note='So.')
 
@@ -33,6 +33,6 @@ def test_csv_keeps_numbers_whole_and_quotes_texts():
 def test_the_summary_opens_with_the_finding_and_the_whole_has_every_table():
   results = made.cascades((0.0,))
   results['tables'] = tables.tables(results)
-  short, whole = (formats.as_markdown(results, whole=whole) for whole in (False, True))
+  short, whole = (formats.as_markdown(results, every_table=every) for every in (False, True))
   assert 'T = 0: SpecCascade [OPT] at α = 0.1 reaches' in short.splitlines()[2]
   assert short.count('### ') == 1 and [t['title'] in whole for t in results['tables']] == [True] * 4

@@ -1,7 +1,6 @@
-"""The report says what was found, in one file that loads nothing and lets no text of the data become markup."""
+"""The report states the findings, in one file that loads nothing and lets no text of the data become markup."""
 
 from html.parser import HTMLParser
-import json
 import re
 import shutil
 import subprocess
@@ -10,7 +9,8 @@ import made
 from made import point
 import pytest
 
-from speccascade.evaluate import report, verdict
+from speccascade.evaluate.report import charts, drawing, verdict
+from speccascade.evaluate.report import page as pages
 
 EVIL = '</script><script>alert("x")</script><img src=http://example.org/x onerror=alert(1)> & \'"'
 
@@ -31,18 +31,17 @@ class Markup(HTMLParser):
   def handle_data(self, data):
     self.text.append(data)
 
-  def data(self):
-    start = next(i for i, (_, a) in enumerate(self.tags) if a.get('id') == 'data')
-    assert self.tags[start][1]['type'] == 'application/json'
-    return json.loads(next(t for t in self.text if t.startswith('{"curves"')))
+
+def written(results):
+  return pages.page(results, list(map(drawing.draw, charts.charts(results))))
 
 
 @pytest.fixture(scope='module')
 def page():
-  return report.page(made.cascades())
+  return written(made.cascades((0.0,)))
 
 
-def found(points, **more):
+def outcome(points, **more):
   results = made.results(points, **more)
   return verdict.finding(results, points)
 
@@ -52,40 +51,41 @@ def found(points, **more):
 
 def test_the_finding_is_the_fastest_setting_with_the_large_models_quality():
   results = made.cascades()
-  said = verdict.findings(results)
-  assert [s[:2] for s in said] == [('T = 0', 'yes'), ('T = 1', 'yes')]
-  best, how = said[0][2].split(' reaches ')
+  findings = verdict.findings(results)
+  assert [f[:2] for f in findings] == [('T = 0', 'yes'), ('T = 1', 'yes')]
+  best, how = findings[0][2].split(' reaches ')
   assert best == 'SpecCascade [OPT] at α = 0.1'
   assert how == "the large model's BLEU (28.60 against 28.10) at 1.40× [1.36 … 1.44] its speed."
 
 
 def test_it_says_plainly_when_nothing_pays():
   points = [point('target only', quality=28.0, ratio=1.0), point('SpecDecode', quality=28.0, ratio=0.8)]
-  kind, text = found(points)
+  kind, text = outcome(points)
   assert kind == 'no' and text.startswith('Nothing pays: the best, SpecDecode reaches') and '0.80×' in text
 
 
 def test_a_gain_within_its_interval_is_no_gain():
   points = [point('target only', quality=28.0, ratio=1.0), point('SpecDecode', quality=28.0, ratio=1.02)]
-  kind, text = found(points)
+  kind, text = outcome(points)
   assert kind == 'no' and text.startswith('No gain that the measurement can tell')
 
 
 def test_a_gain_timed_on_one_example_is_left_open():
   fast = point('SpecDecode', quality=28.0, ratio=1.5)
   fast['latency']['ratio_ci'] = None
-  kind, text = found([point('target only', quality=28.0, ratio=1.0), fast])
+  kind, text = outcome([point('target only', quality=28.0, ratio=1.0), fast])
   assert kind == 'open' and 'at 1.50× its speed; timed on too little for an interval, it may be chance' in text
 
 
 @pytest.mark.parametrize(
-  ('interval', 'said'), [([-0.4, 1.3], ', too near to tell apart)'), ([0.1, 0.9], ', more than chance)'), (None, ')')]
+  ('interval', 'expected'),
+  [([-0.4, 1.3], ', too near to tell apart)'), ([0.1, 0.9], ', more than chance)'), (None, ')')],
 )
-def test_a_quality_is_better_only_by_the_interval_of_the_difference(interval, said):
+def test_a_quality_is_better_only_by_the_interval_of_the_difference(interval, expected):
   gain = {} if interval is None else {'bleu': interval}
   points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 28.5, 1.5, quality_gain_ci=gain)]
-  kind, text = found(points)
-  assert kind == 'yes' and f'(28.50 against 28.00{said} at 1.50×' in text
+  kind, text = outcome(points)
+  assert kind == 'yes' and f'(28.50 against 28.00{expected} at 1.50×' in text
 
 
 def test_a_quality_below_the_large_models_but_too_near_to_tell_apart_is_left_open():
@@ -93,7 +93,7 @@ def test_a_quality_below_the_large_models_but_too_near_to_tell_apart_is_left_ope
     point('target only', quality=28.0, ratio=1.0),
     point('a', 0.1, 27.9, 2.0, quality_gain_ci={'bleu': [-0.6, 0.4]}),
   ]
-  assert found(points) == (
+  assert outcome(points) == (
     'open',
     "Nothing reaches the large model's BLEU; nearest is a at α = 0.1 (27.90 against 28.00, too near to tell apart), "
     'at 2.00× its speed.',
@@ -103,23 +103,23 @@ def test_a_quality_below_the_large_models_but_too_near_to_tell_apart_is_left_ope
 def test_the_luckiest_of_settings_that_decoded_alike_is_not_the_finding():
   counts = made.counts(0.5)
   alike = [point('lossy', a, 28.0, r, counts=counts) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
-  kind, text = found([point('target only', quality=28.0, ratio=1.0), *alike])
+  kind, text = outcome([point('target only', quality=28.0, ratio=1.0), *alike])
   assert kind == 'yes' and text.startswith('lossy at α = 0.1, 0.3, 0.5 reaches') and '1.30×' in text
 
 
 def test_the_finding_says_where_outputs_are_of_another_length_or_cut_off():
   base = point('target only', quality=28.0, ratio=1.0, counts=made.counts(0.0, length=20.0))
   rambles = point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, length=26.0, cut_off=0.1))
-  assert found([base, rambles])[1].endswith('its speed, with outputs 30% longer, 10% of them cut off.')
+  assert outcome([base, rambles])[1].endswith('its speed, with outputs 30% longer, 10% of them cut off.')
   short = point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, length=15.0))
-  assert found([base, short])[1].endswith('its speed, with outputs 25% shorter.')
+  assert outcome([base, short])[1].endswith('its speed, with outputs 25% shorter.')
   same = point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, length=20.2))
-  assert found([base, same])[1].endswith('its speed.')
+  assert outcome([base, same])[1].endswith('its speed.')
 
 
 def test_it_says_what_is_nearest_when_nothing_reaches_the_quality():
   points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 27.0, 2.0), point('a', 0.2, 26.0, 3.0)]
-  kind, text = found([*points, point('draft only', quality=29.0, ratio=4.0)])
+  kind, text = outcome([*points, point('draft only', quality=29.0, ratio=4.0)])
   assert kind == 'no' and 'Nothing reaches' in text and 'a at α = 0.1 (27.00 against 28.00), at 2.00×' in text
 
 
@@ -128,13 +128,13 @@ def test_ensembles_are_compared_by_speed_alone():
     point('ensemble', quality=28.0, ratio=1.0), point('CoS', [5, 1], 27.9, 1.5, parameter='blocks'),
     point('target only', quality=27.0, ratio=3.0),
   ]  # fmt: skip
-  assert found(points, reference='ensemble') == (
+  assert outcome(points, reference='ensemble') == (
     'yes', 'CoS at γ = (5, 1) runs at 1.50× [1.46 … 1.54] the speed of ensemble.'
   )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-  'points, said',
+  'points, expected',
   [
     (
       [point('target only', quality=28.0), point('a', 0.1, 27.0, quality_gain_ci={'bleu': [-2.0, 1.0]})],
@@ -146,9 +146,9 @@ def test_ensembles_are_compared_by_speed_alone():
     ([point('target only', quality=28.0, ratio=1.0), point('a', 0.1, ratio=2.0)], 'of target only alone'),
   ],
 )
-def test_what_was_not_measured_is_left_open(points, said):
-  kind, text = found(points)
-  assert kind == 'open' and said in text
+def test_what_was_not_measured_is_left_open(points, expected):
+  kind, text = outcome(points)
+  assert kind == 'open' and expected in text
 
 
 # ---- the page ----
@@ -168,9 +168,9 @@ def test_every_section_and_number_is_there(page):
   for name in ('Quality and time', 'Quality by deferral', 'Acceptance', 'Prediction and measurement', 'How it was run'):
     assert name in text
   ids = [a['id'] for tag, a in markup.tags if tag == 'section']
-  assert [x[1:] for x in markup.loaded if x.startswith('#')] == ids
-  for said in ('28.60', '1.40', 'α = 0.3', 'python -m speccascade.run', 'jax 0.10.2'):
-    assert said in text
+  assert [a['href'][1:] for tag, a in markup.tags if tag == 'a'] == ids
+  for expected in ('28.60', '1.40', 'α = 0.3', 'python -m speccascade.run', 'jax 0.10.2'):
+    assert expected in text
 
 
 def test_every_token_says_its_source_and_its_chances(page):
@@ -180,17 +180,18 @@ def test_every_token_says_its_source_and_its_chances(page):
   assert tokens[0]['data-tip'] == 'drafter\nq 0.5, p 0.8' and tokens[1]['data-tip'] == 'drafter\nq 0.45, p 0.8, π 0.75'
 
 
-def test_settings_that_decoded_alike_are_drawn_once():
-  counts = made.counts(0.5, 0.2)
-  alike = [point('lossy', a, 28.0, r, counts=counts) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
-  page = report.page(made.results([point('target only', quality=28.0, ratio=1.0), *alike]))
-  drawn = {
-    c['title'].split(',')[0]: [s for s in c['series'] if s['curve'] == 'lossy'] for c in Markup(page).data()['charts']
-  }
-  for title in ('BLEU by time relative to target only', 'BLEU by share of tokens deferred to the large model'):
-    ((one,),) = (s['points'] for s in drawn[title])
-    assert one['tip'].startswith('lossy at α = 0.1, 0.3, 0.5\n') and '20.0 tokens long, 0% cut off' in one['tip']
-  assert len(drawn['speed-up by α'][0]['points']) == 3  # at each its own time
+def test_every_mark_of_a_chart_has_its_text(page):
+  shown = [a['data-tip'] for tag, a in Markup(page).tags if tag == 'use' and 'data-tip' in a]
+  described = [
+    m.text for c in charts.charts(made.cascades((0.0,))) for panel in c.panels for s in panel.series for m in s.marks
+  ]
+  assert sorted(shown) == sorted(described) and len(shown) > 100
+
+
+def test_every_id_is_there_once_and_every_reference_leads_to_one(page):
+  tags = Markup(page).tags
+  ids = [a['id'] for _, a in tags if 'id' in a]
+  assert len(ids) == len(set(ids)) and {a['href'][1:] for tag, a in tags if tag in ('use', 'a')} <= set(ids)
 
 
 def test_text_of_the_data_never_becomes_markup():
@@ -199,11 +200,12 @@ def test_text_of_the_data_never_becomes_markup():
   results = made.results(
     points, name=EVIL, task=EVIL, models=[EVIL, EVIL], command=EVIL, environment={EVIL: EVIL}, traces=[trace]
   )
-  page = report.page(results)
+  page = written(results)
   markup = Markup(page)
-  assert [a.get('type') for tag, a in markup.tags if tag == 'script'] == ['application/json', None]
+  assert [a.get('type') for tag, a in markup.tags if tag == 'script'] == [None]
   assert not markup.handlers and all(tag != 'img' for tag, _ in markup.tags)
-  assert EVIL in markup.data()['curves'] and page.count('alert(1)') > 10
+  assert any(a.get('data-curve') == EVIL for tag, a in markup.tags if tag == 'g')
+  assert page.count('alert(1)') > 10
   assert '<img' not in page
 
 
@@ -212,46 +214,46 @@ def test_a_sorted_table_has_its_values_as_they_are(page):
   assert '28.1' in cells and '' in cells
 
 
-def test_the_smallest_results_make_a_page(tmp_path):
+def test_the_smallest_results_make_a_page():
   results = made.results([point('target only')], environment=None, traces=None, command='', tables=None)
-  report.write(results, tmp_path / 'report.html')
-  text = ' '.join(Markup((tmp_path / 'report.html').read_text(encoding='utf-8')).text)
+  text = ' '.join(Markup(written(results)).text)
   assert 'nothing to compare' in text and 'Outputs, token' not in text and 'Quality and time' not in text
 
 
-TAP = """<script>
+ACTIONS = """<script>
 const chart = document.querySelector('.chart svg');
-const place = chart.querySelector('path[transform]').getBoundingClientRect();
-const [x, y] = [place.left + place.width / 2, place.top + place.height / 2];
-const where = {clientX: x, clientY: y, pointerType: 'touch', bubbles: true};
-for (const on of ['pointerdown', 'pointerup']) chart.dispatchEvent(new PointerEvent(on, where));
-chart.dispatchEvent(new PointerEvent('pointerleave', where));
-chart.dispatchEvent(new PointerEvent('click', where));
-document.body.dataset.tapped = tip.hidden ? '' : tip.textContent;
+const place = chart.querySelector('use[data-tip]').getBoundingClientRect();
+const where = {clientX: place.left + 9, clientY: place.top, pointerType: 'touch', bubbles: true};
+for (const on of ['pointerleave', 'click']) chart.dispatchEvent(new PointerEvent(on, where));
+document.body.dataset.tapped = tip.textContent;
+chart.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}));
+document.body.dataset.next = tip.textContent;
+const select = document.querySelector('select');
+select.selectedIndex = 1;
+select.dispatchEvent(new Event('change'));
+document.querySelector('.legend button').click();
+document.querySelector('th.n button').click();
 </script>"""
 
 
-def test_it_opens_in_a_browser_without_an_error(tmp_path):
+def test_it_answers_in_a_browser_without_an_error(tmp_path):
   browser = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
   if browser is None:
     pytest.skip('no chromium here')
   path = tmp_path / 'report.html'
-  results = made.cascades((0.0,))
-  points = [made.point('target only', None, 25.0, 1.0), *(made.point('fast', x, 25.0 - x, 2 + x) for x in (0.1, 0.3))]
-  report.write(results | {'points': results['points'] + [p | {'temperature': 1.0} for p in points]}, path)
-  path.write_text(path.read_text() + TAP)
+  path.write_text(written(made.cascades((0.0,))) + ACTIONS)
   command = [
     browser, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr', '--virtual-time-budget=2000',
     f'--user-data-dir={tmp_path / "profile"}', '--dump-dom', path.as_uri(),
   ]  # fmt: skip
   out = subprocess.run(command, capture_output=True, text=True, timeout=120)
   assert 'CONSOLE' not in out.stderr
-  drawn = Markup(out.stdout)
-  assert sum(tag == 'svg' and a.get('role') == 'img' for tag, a in drawn.tags) == len(drawn.data()['charts']) + 2
-  (body,) = [a for tag, a in drawn.tags if tag == 'body']
+  tags = Markup(out.stdout).tags
+  (body,) = [a for tag, a in tags if tag == 'body']
   assert body['data-tapped'].startswith('target only\nBLEU 28.10')
-  assert [a['class'] for tag, a in drawn.tags if tag == 'text' and a.get('class') == 'far'] == ['far'] * 2
-  assert 'target only: 25 at 1' in drawn.text  # at the edge of the second, whose axis is broken
-  assert 'draft only: 20.3 at 0.26' in drawn.text  # at the edge of the first chart, which the others share
-  assert sum(tag == 'rect' for tag, _ in drawn.tags) == 5 + 6
-  assert sum(tag == 'button' and 'data-curve' in a for tag, a in drawn.tags) > 8
+  assert body['data-next'].startswith('SpecDecode\nBLEU 28.10')
+  shown = [a['data-setting'] for tag, a in tags if 'data-setting' in a and 'hidden' not in a]
+  assert shown and set(shown) == {'SpecDecode'}
+  off = {a['data-curve'] for tag, a in tags if tag == 'g' and 'off' in a.get('class', '')}
+  assert off == {'target only'}
+  assert [a['aria-sort'] for tag, a in tags if 'aria-sort' in a] == ['descending']

@@ -1,17 +1,14 @@
 """The command line end to end: a run, its files, a killed run, two at once, and errors of one line."""
 
 import json
-import os
 import pathlib
 import random
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 
+from matching import says
 import pytest
-from test_config import GOOD
+from runs import finish, GOOD, start
 
 from speccascade import run
 from speccascade.evaluate import runner
@@ -25,28 +22,6 @@ Experiment.trace_examples = 2
 """
 CHECKPOINTS = '[@small/Checkpoint(), @small/Checkpoint()]\nsmall/Checkpoint.path = '
 TIMES = ('latency', 'predicted')
-
-
-def given(config: pathlib.Path, folder) -> list[str]:
-  """Return the arguments of every run."""
-  cache = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
-  return [f'--gin_file={config}', f'--run_dir={folder}', f'--compilation_cache={cache}']
-
-
-def start(config: pathlib.Path, folder, *flags, before: str = '', cwd=None, **env) -> subprocess.Popen:
-  """Start a run in a process of its own, in the folder `cwd`, `before` being code that it runs first."""
-  paths = [str(ROOT), str(ROOT / 'tests' / 'evaluate')]
-  env = os.environ | env | {'PYTHONPATH': os.pathsep.join(paths), 'JAX_PLATFORMS': 'cpu'}
-  code = f"{before}\nimport runpy; runpy.run_module('speccascade.run', run_name='__main__', alter_sys=True)"
-  command = [sys.executable, '-c', code, *given(config, folder), *flags]
-  return subprocess.Popen(
-    command, env=env, cwd=cwd or config.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-  )
-
-
-def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-  out, err = process.communicate(timeout=300)
-  return process.returncode, out, err
 
 
 @pytest.fixture(scope='module')
@@ -170,7 +145,7 @@ def test_two_runs_at_once_in_one_directory_are_refused(config):
       assert first.poll() is None and time.monotonic() < deadline
       time.sleep(0.02)
     code, _, err = finish(start(config, folder))
-    assert code == 1 and f'error: {folder} is in use by process {first.pid} on' in err and 'Traceback' not in err
+    assert code == 1 and says(err, 'error: ', str(folder), f'process {first.pid} ') and 'Traceback' not in err
   finally:
     first.kill()
     finish(first)
@@ -178,7 +153,7 @@ def test_two_runs_at_once_in_one_directory_are_refused(config):
 
 def test_another_config_in_the_same_directory_is_refused_with_what_changed(config, whole):
   code, _, err = finish(start(config, whole[0], '--gin.Experiment.seed=7'))
-  assert code == 1 and '+Experiment.seed = 7' in err and 'choose another --run_dir' in err and 'Traceback' not in err
+  assert code == 1 and says(err, '+Experiment.seed = 7', '--run_dir') and 'Traceback' not in err
 
 
 @pytest.mark.full
@@ -189,7 +164,7 @@ def test_a_disk_that_fills_up_is_one_error_and_the_run_goes_on_later(config, who
   code, _, err = finish(start(config, folder, before=limit))
   assert code == 1 and 'Traceback' not in err, err
   (line,) = [x for x in err.splitlines() if x.startswith('error:')]
-  assert line.startswith(f'error: {folder}/examples.jsonl cannot be written: File too large; free some space')
+  assert says(line, f'{folder}/examples.jsonl', 'File too large')
   code, _, err = finish(start(config, folder))
   assert code == 0, err
   assert (folder / 'examples.jsonl').read_bytes() == (whole[0] / 'examples.jsonl').read_bytes()
@@ -205,7 +180,7 @@ def test_several_experiments_have_a_folder_each(config):
   )
   folder = config.parent / 'two'
   code, _, err = finish(start(path, folder, '--only=three'))
-  assert code == 1 and err.splitlines()[-1] == 'error: only=three: the experiments here are one, two.'
+  assert code == 1 and says(err.splitlines()[-1], 'only=three', 'one, two')
   code, out, err = finish(start(path, folder, '--only=two'))
   assert code == 0 and '# two: toys' in out and '# one: toys' not in out and not (folder / 'one').exists(), err
   before = (folder / 'two' / 'examples.jsonl').stat().st_mtime_ns
@@ -219,8 +194,8 @@ def test_several_experiments_have_a_folder_each(config):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    (('@rules.opt', '@rules.otp'), 'there is no rules.otp; did you mean rules.opt?'),
-    (('@toys.models', CHECKPOINTS + '"nowhere"'), 'nowhere does not exist'),
+    (('@rules.opt', '@rules.otp'), 'rules.opt?'),
+    (('@toys.models', CHECKPOINTS + '"nowhere"'), 'nowhere'),
     (('@toys.models', CHECKPOINTS + '"broken"'), 'broken'),
   ],
   ids=['unknown name', 'no checkpoint', 'corrupt checkpoint'],
@@ -241,7 +216,7 @@ def test_a_mistake_is_one_line_and_exit_code_1(config, change, message):
 
 def test_a_file_in_the_place_of_the_run_directory_is_one_error(config):
   code, _, err = finish(start(config, config))
-  assert code == 1 and f'error: {config} cannot be a run directory' in err and 'Traceback' not in err
+  assert code == 1 and f'error: {config} ' in err and 'Traceback' not in err
 
 
 def test_help_lists_the_flags(capsys):
@@ -258,4 +233,4 @@ def test_going_on_in_another_environment_is_said(capsys):
   runner._compare(now, now)
   assert capsys.readouterr().err == ''
   runner._compare(now | {'device': 'abacus'}, now)
-  assert f'began in another environment (device: abacus → {now["device"]})' in capsys.readouterr().err
+  assert f'device: abacus → {now["device"]}' in capsys.readouterr().err

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+from matching import having
 import pytest
 
 from speccascade.evaluate import rundir
@@ -43,7 +44,7 @@ def test_a_last_line_of_rubbish_is_cut_off_and_one_in_the_middle_refused(tmp_pat
   Journal(path).close()
   assert path.read_bytes() == b'{"a": 1}\n'
   path.write_bytes(b'{"a": 1}\n{"a"\n{"a": 2}\n')
-  with pytest.raises(RunError, match='line 2 is damaged; delete the file to measure anew'):
+  with pytest.raises(RunError, match='line 2'):
     Journal(path)
 
 
@@ -51,7 +52,7 @@ def test_a_line_without_a_field_is_damaged(tmp_path):
   path = tmp_path / 'j'
   path.write_bytes(b'{"a": 1, "b": 1}\n{"a": 1}\n{"a": 2, "b": 1}\n')
   Journal(path).close()
-  with pytest.raises(RunError, match='j: line 2 is damaged; delete the file'):
+  with pytest.raises(RunError, match='j: line 2'):
     Journal(path, ('a', 'b'))
 
 
@@ -60,7 +61,7 @@ def test_lines_of_another_plan_are_refused(tmp_path):
   journal.append([{'t': 0.0, 'v': [1, 2]}, {'t': 1.0, 'v': None}])
   journal.agree(('t', 'v'), [(0.0, [1, 2]), (1.0, None), (2.0, None)])
   for plan in ([(0.0, [1, 2]), (2.0, None)], [(0.0, [1, 2])]):
-    with pytest.raises(RunError, match='lines of another run'):
+    with pytest.raises(RunError, match='another run'):
       journal.agree(('t', 'v'), plan)
   journal.close()
 
@@ -73,7 +74,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr(os, 'fsync', full)
-  with pytest.raises(RunError, match=r'/f cannot be written: No space left on device; free some'):
+  with pytest.raises(RunError, match=having('/f', 'No space left on device')):
     rundir.write(path, 'new')
   assert path.read_text() == 'old'
 
@@ -96,17 +97,17 @@ def test_nothing_of_a_run_is_written_through_a_link(tmp_path):
   (tmp_path / 'run' / 'config.gin').write_text('a = 1')
   for name in ('lock', 'examples.jsonl'):
     (tmp_path / 'run' / name).symlink_to(tmp_path / 'thesis')
-  with pytest.raises(RunError, match='cannot be written: it is a symbolic link, which is not followed; remove it'):
+  with pytest.raises(RunError, match='symbolic link'):
     with rundir.locked(tmp_path / 'run'):
       pass
-  with pytest.raises(RunError, match='examples.jsonl cannot be read: it is a symbolic link'):
+  with pytest.raises(RunError, match=having('examples.jsonl', 'symbolic link')):
     Journal(tmp_path / 'run' / 'examples.jsonl')
   assert (tmp_path / 'thesis').read_text() == '{}\nunfinished'
 
 
 def test_a_run_directory_without_its_config_says_so(tmp_path):
   (tmp_path / 'examples.jsonl').write_text('{}\n')
-  with pytest.raises(RunError, match='holds a run whose config.gin is gone: put it back, or choose another --run_dir'):
+  with pytest.raises(RunError, match=having('config.gin', '--run_dir')):
     with rundir.locked(tmp_path):
       pass
 
@@ -125,7 +126,7 @@ def test_not_a_number_is_not_written(tmp_path):
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from speccascade.errors import RunError
+from speccascade.host.errors import RunError
 from speccascade.evaluate.journals import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
@@ -165,7 +166,7 @@ def test_a_directory_is_one_processs_until_that_is_killed(tmp_path):
   holder = subprocess.Popen([sys.executable, '-c', HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
   try:
     assert holder.stdout.readline() == 'held\n'
-    with pytest.raises(RunError, match=f'is in use by process {holder.pid} on .*; wait for it, stop it, or choose'):
+    with pytest.raises(RunError, match=f'process {holder.pid} '):
       with rundir.locked(tmp_path):
         pass
   finally:
@@ -178,10 +179,10 @@ def test_a_directory_is_one_processs_until_that_is_killed(tmp_path):
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path):
   (tmp_path / 'thesis.tex').write_text('x')
-  with pytest.raises(RunError, match='is not empty and no run directory .it has thesis.tex.; choose another'):
+  with pytest.raises(RunError, match=having('thesis.tex', '--run_dir')):
     with rundir.locked(tmp_path):
       pass
-  with pytest.raises(RunError, match='cannot be a run directory: (File exists|Not a directory); choose another'):
+  with pytest.raises(RunError, match='(File exists|Not a directory).*--run_dir'):
     with rundir.locked(tmp_path / 'thesis.tex'):
       pass
   assert [p.name for p in tmp_path.iterdir()] == ['thesis.tex']
@@ -192,7 +193,7 @@ def test_a_directory_that_may_not_be_read_says_so(tmp_path, monkeypatch):
     raise PermissionError(13, 'Permission denied')
 
   monkeypatch.setattr(pathlib.Path, 'iterdir', refuse)
-  with pytest.raises(RunError, match='cannot be a run directory: Permission denied; choose another --run_dir'):
+  with pytest.raises(RunError, match=having('Permission denied', '--run_dir')):
     with rundir.locked(tmp_path):
       pass
 
@@ -207,5 +208,5 @@ def test_another_config_is_refused_with_what_changed(tmp_path):
     rundir.keep_config(tmp_path, 'a = 1\nb = 3\nc = 4\n')
   message = str(caught.value)
   assert message.endswith('\n  -b = 2\n  +b = 3\n  +c = 4')
-  assert 'choose another --run_dir, or repeat the first command' in message
+  assert '--run_dir' in message
   assert (tmp_path / 'config.gin').read_text() == 'a = 1\nb = 2\n'

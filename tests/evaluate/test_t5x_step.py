@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from flax import core
 import jax
 import jax.numpy as jnp
+from matching import having
 import numpy as np
 import pytest
 
@@ -100,11 +101,11 @@ def test_nan_is_told(large):
 
 
 def test_what_a_step_cannot_do_is_said(large):
-  with pytest.raises(ValueError, match='sampling needs a key'):
+  with pytest.raises(ValueError, match='key'):
     t5x.decode_batch(methods.autoregressive(0), [large], BATCH, sampler=Sampler(1.0))
   T5X_other = SimpleNamespace(mlp_activations=('tanh',), dtype='float32')
-  with pytest.raises(ValueError, match="mlp_activations = .'tanh',. is not supported"):
+  with pytest.raises(ValueError, match=having('mlp_activations', "('tanh',)")):
     t5x.model(large.params, T5X_other)
   wrong = {**large.params, 'extra': {'kernel': np.zeros(2)}}
-  with pytest.raises(ValueError, match="T5X's parameters: tensor 'extra.kernel' .2. is unexpected"):
+  with pytest.raises(ValueError, match=having("'extra.kernel'", '[2]')):
     t5x.with_params(large, wrong)

@@ -4,7 +4,8 @@ import made
 from made import point
 import pytest
 
-from speccascade.evaluate import tables
+from speccascade.evaluate.report import points as pts
+from speccascade.evaluate.report import tables
 
 
 def curve(*pairs, **more):
@@ -64,11 +65,11 @@ def test_the_best_quality_is_that_of_points_no_slower_and_the_faster_of_equals()
 
 def test_curves_stand_in_the_order_of_their_numbers_and_of_the_list_without():
   points = [point('a', 0.5), point('b', [5, 1], parameter='blocks'), point('a', 0.1), point('b', [1, 1]), point('c')]
-  found = tables.curves(points)
-  assert [p['value'] for p in found['a']] == [0.1, 0.5]
-  assert [p['value'] for p in found['b']] == [[1, 1], [5, 1]]
+  grouped = pts.curves(points)
+  assert [p['value'] for p in grouped['a']] == [0.1, 0.5]
+  assert [p['value'] for p in grouped['b']] == [[1, 1], [5, 1]]
   named = [point('s', 'sum'), point('s', 'mean')]
-  assert [p['value'] for p in tables.curves(named)['s']] == ['sum', 'mean']
+  assert [p['value'] for p in pts.curves(named)['s']] == ['sum', 'mean']
 
 
 # ---- settings that decoded alike ----
@@ -79,11 +80,11 @@ def test_settings_that_decoded_alike_are_one_of_median_speed():
   alike = [point('lossy', a, 28.0, r, counts=counts) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
   other = point('lossy', 0.9, 28.0, 1.1, counts=made.counts(0.6))
   again = point('SpecDecode', None, 28.0, 1.4, counts=counts)
-  found = tables.distinct([*alike, other, again])
-  assert [(tables.label(p), tables.ratio(p)) for p in found] == [
+  grouped = pts.distinct([*alike, other, again])
+  assert [(pts.setting(p), pts.ratio(p)) for p in grouped] == [
     ('α = 0.1, 0.3, 0.5', 1.3), ('α = 0.9', 1.1), ('', 1.4)
   ]  # fmt: skip
-  assert tables.distinct([point('a', 0.1, ratio=1.0), point('a', 0.2, ratio=1.0)])[1]['value'] == 0.2
+  assert pts.distinct([point('a', 0.1, ratio=1.0), point('a', 0.2, ratio=1.0)])[1]['value'] == 0.2
 
 
 # ---- tables ----
@@ -148,10 +149,10 @@ def test_collaborative_decoding_is_relative_to_the_standard_ensemble_at_each_met
     ['CoS', 'γ = (1, 1)', 160.0, 1.6],
     ['naive CoS', 'γ = 5', 120.0, 1.2],
   ]
-  beside = [point('target only', quality=28.0, ratio=1.0), *points]
-  for p in beside[1:]:
+  both = [point('target only', quality=28.0, ratio=1.0), *points]
+  for p in both[1:]:
     p['latency']['ratio'] *= 0.5
-  (again,) = by_title(made.results(beside), 'Collaborative')
+  (again,) = by_title(made.results(both), 'Collaborative')
   assert [row[3] for row in again['rows']] == [row[3] for row in table['rows']]
 
 
@@ -168,8 +169,8 @@ def test_the_deferral_table_goes_from_the_small_model_to_the_large():
 
 
 def test_the_prediction_table_divides_what_was_measured_by_what_was_said():
-  said = dict(ratio=2.0, cost_ratio=0.1, acceptance=0.7, overhead=0.2)
-  results = made.results([point('target only', ratio=1.0), point('a', 0.3, ratio=1.5, predicted=said)])
+  predicted = dict(ratio=2.0, cost_ratio=0.1, acceptance=0.7, overhead=0.2)
+  results = made.results([point('target only', ratio=1.0), point('a', 0.3, ratio=1.5, predicted=predicted)])
   (table,) = by_title(results, 'Prediction')
   assert table['rows'] == [['a', 'α = 0.3', 0.7, 0.1, 0.2, 2.0, 1.5, 0.75]]
   assert 'falls short of predicted' in table['note']
@@ -184,6 +185,6 @@ def test_results_without_any_measurement_still_have_a_summary():
 
 
 def test_values_are_written_as_they_were_given():
-  assert [tables.text(x) for x in (None, 0.1, 3, [0.5, 0.5], 'mean')] == ['–', '0.1', '3', '(0.5, 0.5)', 'mean']
-  assert tables.label(point('a', [0.5, 0.5], parameter='weights')) == 'λ = (0.5, 0.5)'
-  assert tables.label(point('a')) == ''
+  assert [pts.text(x) for x in (None, 0.1, 3, [0.5, 0.5], 'mean')] == ['–', '0.1', '3', '(0.5, 0.5)', 'mean']
+  assert pts.setting(point('a', [0.5, 0.5], parameter='weights')) == 'λ = (0.5, 0.5)'
+  assert pts.setting(point('a')) == ''

@@ -1,0 +1,91 @@
+"""The documentation site: `sphinx-build -W -b html docs OUT`. Nothing is executed and nothing is downloaded."""
+
+import ast
+import inspect
+import os
+from pathlib import Path
+import sys
+import textwrap
+
+from docutils import nodes
+from pygments.lexers import PythonLexer
+from sphinx.util.nodes import make_refnode
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+import speccascade  # noqa: E402
+
+project = 'speccascade'
+author = 'the authors of speccascade'
+copyright = author
+version = release = speccascade.__version__
+
+extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sphinx.ext.mathjax', 'sphinx.ext.napoleon']
+exclude_patterns = ['_build']
+highlight_language = 'text'  # blocks without a language are commands
+default_role = 'literal'  # `name` in a docstring is code, as it is in a page
+
+html_theme = 'sphinx_book_theme'
+html_title = 'speccascade'
+html_theme_options = {'show_toc_level': 2, 'use_download_button': False}
+
+myst_enable_extensions = ['dollarmath']
+myst_heading_anchors = 3
+nb_execution_mode = 'off'
+
+autodoc_member_order = 'bysource'
+autodoc_typehints = 'signature'
+autodoc_inherit_docstrings = False
+autodoc_preserve_defaults = True
+autosummary_generate = False
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [('Attributes', 'params_style')]
+napoleon_use_rtype = False
+python_display_short_literal_types = True
+python_maximum_signature_line_length = 88
+
+nitpicky = True  # a role that names nothing is an error; annotations may name types of other libraries
+nitpick_ignore_regex = [('py:class', '.*')]
+
+
+def skip_member(app, what, name, member, skip, options):
+  """Leave out what every dataclass of flax and every NamedTuple has."""
+  field = (member.__doc__ or '').startswith('Alias for field number')
+  return True if field or name == 'replace' else None
+
+
+def add_fields(app, what, name, obj, options, lines):
+  """Document the fields of a dataclass by the comments behind them."""
+  if what != 'class' or 'Attributes:' in lines:
+    return
+  try:
+    source = textwrap.dedent(inspect.getsource(obj))
+  except OSError:  # a class that was not made by a class statement
+    return
+  fields = [node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)]
+  behind = [source.split('\n')[node.end_lineno - 1].encode()[node.end_col_offset :].decode() for node in fields]
+  comments = [text.partition('# ')[2] for text in behind]
+  if any(comments):
+    lines += ['Attributes:', *(f'  {node.target.id}: {text}' for node, text in zip(fields, comments)), '']
+
+
+def link_names(app, doctree, docname):
+  """Link each code span that names a documented object, as `methods.cos` or `speccascade.load(path)`."""
+  objects = app.env.domains['py'].objects
+  for node in list(doctree.findall(nodes.literal)):
+    name = node.astext().split('(')[0].removeprefix('speccascade.')
+    found = objects.get(f'speccascade.{name}')
+    inside = isinstance(node.parent, (nodes.reference, nodes.title))
+    if found and not inside:
+      link = make_refnode(app.builder, docname, found.docname, found.node_id, node.deepcopy())
+      node.replace_self(link)
+
+
+def setup(app):
+  """Connect the hooks above."""
+  app.add_lexer('gin', PythonLexer)
+  app.connect('autodoc-skip-member', skip_member)
+  app.connect('autodoc-process-docstring', add_fields, priority=400)  # before napoleon reads it
+  app.connect('doctree-resolved', link_names)

@@ -1,0 +1,104 @@
+"""Results as text: the tables in Markdown for people, a flat table in CSV for programs."""
+
+from collections.abc import Sequence
+import csv
+import io
+from pathlib import Path
+
+from speccascade.evaluate.report import points as pts
+from speccascade.evaluate.report import tables, verdict
+
+NEXT = """
+Next:
+  one temperature of your own   python -m speccascade.run --gin.Experiment.temperatures=[0.7]
+  another seed, longer timing   python -m speccascade.run --gin.Experiment.seed=1 --gin.Experiment.latency_trials=5
+  your models and sentences     gin_configs/runs/ has experiments to start from; each file opens with its command
+  a rule of your own            "Add a rule" in README.md; a config takes it with `import my_rules`
+  every flag                    python -m speccascade.run --help"""
+
+ABOUT = ('curve', 'parameter', 'value', 'temperature', 'batch', 'examples')
+QUALITY = ('quality', 'quality_low', 'quality_high')
+COUNTS = ('length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round')
+TIMES = ('speedup', 'speedup_low', 'speedup_high', 'median_ms', 'tokens_per_s')
+COLUMNS = (*ABOUT, *QUALITY, *COUNTS, *TIMES)
+
+
+def as_csv(results: dict) -> str:
+  """Return the points as CSV: a line of COLUMNS, then one for each point; what was not measured is empty."""
+  out = io.StringIO()
+  writer = csv.writer(out, lineterminator='\n')
+  writer.writerow(COLUMNS)
+  for p in results['points']:
+    about = [p[k] for k in ABOUT]
+    quality = [pts.quality(p, results['metric']), *(pts.quality_interval(p, results['metric']) or (None, None))]
+    latency = p['latency'] or {}
+    milliseconds = 1e3 * latency['median_s'] if latency else None
+    times = [pts.ratio(p), *(pts.ratio_interval(p) or (None, None)), milliseconds, latency.get('tokens_per_s')]
+    writer.writerow([*about, *quality, *(pts.count(p, k) for k in COUNTS), *times])  # None is written as ''
+  return out.getvalue()
+
+
+def as_markdown(results: dict, *, every_table: bool) -> str:
+  """Write the findings and tables as Markdown.
+
+  Args:
+    results: the results of an experiment, with its tables.
+    every_table: whether every table is written, or only the summaries.
+
+  Returns:
+    Markdown.
+  """
+  parts = [f'# {results["name"]}: {results["task"]}']
+  parts += [f'{title}: {text}' for title, _, text in verdict.findings(results)]
+  parts += [markdown(t) for t in results['tables'] if every_table or t['title'].startswith('Summary')]
+  return '\n\n'.join(parts)
+
+
+def markdown(table: tables.Table) -> str:
+  """Return a table as Markdown with aligned columns, its title above and its note below."""
+  head, *body = [[c.replace('|', '\\|') for c in row] for row in (table['columns'], *cells(table))]
+  parts = [f'### {table["title"]}', _aligned(head, body, numeric(table)), table['note']]
+  return '\n\n'.join(filter(None, parts)) + '\n'
+
+
+def cells(table: tables.Table) -> list[list[str]]:
+  """Return the rows of a table as text: floats with two decimals, one in a column that has a float of 100 or more."""
+  columns = [[row[i] for row in table['rows']] for i in range(len(table['columns']))]
+  digits = [2 - any(isinstance(x, float) and abs(x) >= 100 for x in column) for column in columns]
+  return [
+    [f'{c:.{d}f}' if isinstance(c, float) else pts.text(c) for c, d in zip(row, digits, strict=True)]
+    for row in table['rows']
+  ]
+
+
+def numeric(table: tables.Table) -> list[bool]:
+  """Return for each column of a table whether it has numbers."""
+  return [any(isinstance(row[i], (int, float)) for row in table['rows']) for i in range(len(table['columns']))]
+
+
+def _aligned(head: Sequence[str], body: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+  """Return a Markdown table with columns of equal width, those of numbers aligned to the `right`."""
+  widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+
+  def line(row):
+    return f'| {" | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))} |'
+
+  rule = '|'.join('-' * (w + 1) + (':' if r else '-') for w, r in zip(widths, right, strict=True))
+  return '\n'.join([line(head), f'|{rule}|', *map(line, body)])
+
+
+def closing(folders: Sequence[Path], *, next_steps: bool) -> str:
+  """Write what a run prints at its end.
+
+  Args:
+    folders: the folders of its results.
+    next_steps: whether to list commands to try next.
+
+  Returns:
+    The summary of each folder, the paths of its files, and the commands.
+  """
+  parts = []
+  for folder in folders:
+    parts += [(folder / 'summary.md').read_text(encoding='utf-8'), f'Report: {folder / "report.html"}']
+  parts.append(f'Data: results.json, summary.csv and examples.jsonl in {", ".join(map(str, folders))}')
+  return '\n'.join(parts + ([NEXT] if next_steps else []))

@@ -1,0 +1,128 @@
+"""One HTML page with the findings of an experiment; it loads nothing, and opens from any folder.
+
+report.html is its Jinja template, which escapes all texts of the data: prompts may hold any text. Charts are SVG;
+report.js shows texts at the pointer, selects curves and sorts tables.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from speccascade.evaluate.report import charts, formats, tables, verdict
+from speccascade.evaluate.report import points as pts
+from speccascade.evaluate.report.drawing import Drawing
+
+# The class and the meaning of each source of a token.
+SOURCES = {
+  'drafter': ('drafter', 'drafted, and accepted'),
+  'second drafter': ('drafter2', 'drafted by the second model, and accepted'),
+  'third drafter': ('drafter3', 'drafted by the third model, and accepted'),
+  'residual': ('residual', 'drawn anew after a rejection'),
+  'bonus': ('bonus', 'drawn after a block that was accepted whole'),
+  'verifier': ('verifier', 'written by the large model alone'),
+  'combined': ('bonus', 'drawn from the combination of the models'),
+}
+OTHER = ('other', 'another source')
+SYMBOLS = '●■▲◆▼✚✕◄►⬟★★'  # of the looks of curves, as drawing.MARKERS
+
+
+def page(results: dict, drawings: Sequence[Drawing]) -> str:
+  """Write the page.
+
+  Args:
+    results: the results of an experiment.
+    drawings: its drawn charts.
+
+  Returns:
+    HTML.
+  """
+  folder = Path(__file__).parent
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(folder),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  environment.filters['token'] = _token
+  functions = dict(legend=_legend, labels=_labels, numeric=formats.numeric, cells=formats.cells, as_text=pts.text)
+  environment.globals |= functions | dict(symbols=SYMBOLS, counts=_counts, kind=_kind, slug=charts.slug)
+  return environment.get_template('report.html').render(
+    css=(folder / 'report.css').read_text(encoding='utf-8'),
+    js=(folder / 'report.js').read_text(encoding='utf-8'),
+    results=results,
+    findings=verdict.findings(results),
+    compared=verdict.compared(results),
+    sections=_sections(results, drawings),
+    sources=_sources(results['traces'] or []),
+  )
+
+
+def _sections(results: dict, drawings: Sequence[Drawing]) -> dict[str, Any]:
+  """Return what each section shows, those without anything left out."""
+  drawn = {section: [d for d in drawings if d.chart.section == section] for section in charts.SECTIONS}
+  examples: dict[tuple, list] = {}
+  for trace in results['traces'] or []:
+    examples.setdefault((trace['temperature'], trace['example']), []).append(trace)
+  first = {charts.SECTIONS[0]: drawn.pop(charts.SECTIONS[0]), 'Tables': results['tables'] or tables.tables(results)}
+  last = {'Outputs, token by token': examples, 'How it was run': _environment(results)}
+  return {name: content for name, content in (first | drawn | last).items() if content}
+
+
+# ---- charts ----
+
+
+def _legend(drawings: Iterable[Drawing]) -> dict[str, int]:
+  """Return the look of each curve of some charts."""
+  return {s.curve: s.look for d in drawings for panel in d.chart.panels for s in panel.series}
+
+
+def _labels(drawing: Drawing) -> list[str]:
+  """Return the settings of a chart that a reader selects from."""
+  return list(dict.fromkeys(s.label for s in drawing.chart.panels[0].series if s.label))
+
+
+# ---- outputs ----
+
+
+def _sources(traces: Sequence[dict]) -> list[tuple[str, str, str]]:
+  """Return the name, class and meaning of each source of some tokens."""
+  used = {t['source'] for trace in traces for t in trace['tokens']}
+  return [(s, *SOURCES[s]) for s in SOURCES if s in used] + [(s, *OTHER) for s in sorted(used - SOURCES.keys())]
+
+
+def _counts(trace: dict) -> dict[str, int]:
+  """Return the number of tokens of each source."""
+  sources = [t['source'] for t in trace['tokens']]
+  return {s: sources.count(s) for s in dict.fromkeys(sources)}
+
+
+def _token(token: dict) -> tuple[bool, str, str, str]:
+  """Return whether a space is before a token, its text, the text at the pointer, and its class."""
+  chances = [f'{name} {token[k]:.3g}' for name, k in (('q', 'q'), ('p', 'p'), ('π', 'pi')) if token.get(k) is not None]
+  tip = '\n'.join(filter(None, (token['source'], ', '.join(chances))))
+  text = token['text'].replace('▁', ' ').replace('Ġ', ' ').replace('Ċ', '⏎').replace('\n', '⏎')
+  spaced = text.startswith(' ')  # the space stays uncoloured, or lines would end with it
+  return spaced, text.removeprefix(' ') or ('␣' if text else '∅'), tip, _kind(token['source'])
+
+
+def _kind(source: str) -> str:
+  return SOURCES.get(source, OTHER)[0]
+
+
+# ---- how it was run ----
+
+
+def _environment(results: dict) -> list[tuple[str, str]]:
+  rows = [('models', ', '.join(results['models']))]
+  for name, value in (results['environment'] or {}).items():
+    if isinstance(value, dict):
+      value = ', '.join(f'{k} {v}' for k, v in value.items() if v is not None)
+    if value is not None:
+      rows.append((name, value))
+  for name, forward in ((results['floor'] or {}).get('forward_s') or {}).items():
+    times = ', '.join(f'{1e3 * s:.3g} ms for {w}' for w, s in forward.items())
+    rows.append((f'forward pass of {name}', f'{times} token(s) at once'))
+  return rows

@@ -1,0 +1,124 @@
+"""The points of `results.json`, a record for each setting of a curve, temperature and batch size: how to read them."""
+
+from collections.abc import Sequence
+import json
+from typing import Any
+
+LARGE, SMALL = 'target only', 'draft only'
+DISCRETE = ('block', 'blocks', 'max_draft')  # between two of these values there is no method
+LETTERS = {'alpha': 'α', 'block': 'γ', 'blocks': 'γ', 'mu': 'μ', 'weights': 'λ', 'lam': 'λ'}
+
+Point = dict[str, Any]
+
+
+# ---- groups of points ----
+
+
+def groups(results: dict) -> list[tuple[str, list[Point]]]:
+  """Return the title and the points of each temperature and batch size."""
+  batches = {p['batch'] for p in results['points']}
+  grouped: dict[tuple, list] = {}
+  for p in results['points']:
+    grouped.setdefault((p['temperature'], p['batch']), []).append(p)
+  return [(f'T = {t:g}' + (f', batch {b}' if len(batches) > 1 else ''), points) for (t, b), points in grouped.items()]
+
+
+def curves(points: Sequence[Point]) -> dict[str, list[Point]]:
+  """Return the points of each curve, ordered by its parameter if that is a number and as listed if not."""
+  grouped: dict[str, list] = {}
+  for p in points:
+    grouped.setdefault(p['curve'], []).append(p)
+  for name, some in grouped.items():
+    if all(number(p) is not None for p in some):
+      grouped[name] = sorted(some, key=number)
+  return grouped
+
+
+def distinct(points: Sequence[Point]) -> list[Point]:
+  """Return points of any curves, one for all settings of a curve that decoded alike.
+
+  Those have the same counts and qualities, as a lossy rule's at T = 0; the one of median speed gets all their `values`.
+  """
+  grouped: dict[str, list[Point]] = {}
+  for index, p in enumerate(points):
+    decoded = [p['curve'], p['quality'], p['counts']] if p.get('counts') else index
+    grouped.setdefault(json.dumps(decoded), []).append(p)
+  return [_median(some) if len(some) > 1 else some[0] for some in grouped.values()]
+
+
+def _median(points: list[Point]) -> Point:
+  by_speed = sorted(points, key=lambda p: ratio(p) or 0.0)
+  return by_speed[(len(points) - 1) // 2] | {'values': [p['value'] for p in points]}
+
+
+def first(points: Sequence[Point], curve: str) -> Point | None:
+  """Return the first point of a curve, None if there is no such curve."""
+  return next((p for p in points if p['curve'] == curve), None)
+
+
+# ---- what was measured of a point ----
+
+
+def quality(point: Point, metric: str) -> float | None:
+  """Return the value of a metric, None if it was not measured."""
+  return (point.get('quality') or {}).get(metric)
+
+
+def quality_interval(point: Point, metric: str) -> list[float] | None:
+  """Return the 95 % interval of a metric, None without one."""
+  return (point.get('quality_ci') or {}).get(metric)
+
+
+def ratio(point: Point) -> float | None:
+  """Return the speed-up over the reference, None if it was not timed."""
+  return (point.get('latency') or {}).get('ratio')
+
+
+def ratio_interval(point: Point) -> list[float] | None:
+  """Return the 95 % interval of the speed-up, None without one."""
+  return (point.get('latency') or {}).get('ratio_ci')
+
+
+def count(point: Point, name: str) -> Any:
+  """Return one of the counts and rates, None if nothing was counted."""
+  return (point.get('counts') or {}).get(name)
+
+
+def number(point: Point) -> float | None:
+  """Return the value of the parameter as one number, the first of several; None if it is no number."""
+  value = point['value']
+  value = value[0] if isinstance(value, (list, tuple)) and value else value
+  return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+# ---- as text ----
+
+
+def text(value: Any) -> str:
+  """Return a value, a list of them, or a dash for None, to be read."""
+  if value is None:
+    return '–'
+  if isinstance(value, (list, tuple)):
+    return f'({", ".join(map(text, value))})'
+  return f'{value:g}' if isinstance(value, float) else str(value)
+
+
+def letter(parameter: str | None) -> str:
+  """Return a parameter as the papers write it."""
+  return LETTERS.get(parameter, str(parameter))
+
+
+def setting(point: Point) -> str:
+  """Return the parameter and value, or all values of merged points; '' for a curve of one point."""
+  values = ', '.join(map(text, point.get('values', [point['value']])))
+  return '' if point['value'] is None else f'{letter(point["parameter"])} = {values}'
+
+
+def named(point: Point) -> str:
+  """Return the curve and the setting."""
+  return f'{point["curve"]} at {setting(point)}' if setting(point) else point['curve']
+
+
+def metric_name(metric: str) -> str:
+  """Return a metric as the papers write it."""
+  return {'bleu': 'BLEU', 'rouge2': 'ROUGE-2'}.get(metric, metric.replace('_', ' '))

@@ -1,0 +1,131 @@
+"""The findings of an experiment, in sentences: what was compared, and whether anything pays."""
+
+from collections.abc import Sequence
+
+from speccascade.evaluate.report import points as pts
+
+
+def compared(results: dict) -> str:
+  """Return in a sentence what was compared; with a second one if outputs ended as faults."""
+  points = results['points']
+  names = {p['curve'] for p in points}
+  settings = {(p['curve'], str(p['value'])) for p in points}
+  examples = max((p['examples'] for p in points), default=0)
+  timed = max(((p['latency'] or {}).get('examples', 0) for p in points), default=0)
+  text = f'{len(names)} methods in {len(settings)} settings, {" → ".join(results["models"])}, compared on '
+  text += f'{examples} examples, {timed} of them timed.' if timed else f'{examples} examples; no times were measured.'
+  faulty = [p for p in points if p.get('faults') and p['batch'] == points[0]['batch']]
+  if not faulty:
+    return text
+  return f'{text} {sum(p["faults"] for p in faulty)} outputs ended as faults and are not timed. {faulty[0]["fault"]}'
+
+
+def findings(results: dict) -> list[tuple[str, str, str]]:
+  """Return the title of each temperature and batch size, with the outcome and the sentence of its `finding`."""
+  return [(title, *finding(results, points)) for title, points in pts.groups(results)]
+
+
+def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
+  """Find the fastest measured setting that has the reference's quality, and whether it pays.
+
+  Over an ensemble, and if no quality was measured, it is the fastest setting.
+
+  Args:
+    results: the results of an experiment.
+    points: the points of one temperature and batch size.
+
+  Returns:
+    'yes', 'no', or 'open' if that was not measured or not well enough to tell; and a sentence.
+  """
+  reference, metric = results['reference'], results['metric']
+  base = pts.first(points, reference)
+  others = _others(results, points)
+  timed = [p for p in others if pts.ratio(p) is not None]
+  if not others:
+    return 'open', f'Only {reference} was measured; there is nothing to compare it with.'
+  if base is None or not timed:
+    return 'open', _untimed(results, others, base)
+  if reference != pts.LARGE or pts.quality(base, metric) is None:
+    return _speed(max(timed, key=pts.ratio), base, f'runs at {{ratio}} the speed of {reference}')
+  wanted = pts.quality(base, metric)
+  rated = [p for p in timed if pts.quality(p, metric) is not None]
+  best = max((p for p in rated if pts.quality(p, metric) >= wanted), key=pts.ratio, default=None)
+  if best is None:
+    return _nearest(results, rated, base)
+  shown = f"the large model's {pts.metric_name(metric)} ({_against(best, base, metric)})"
+  return _speed(best, base, f'reaches {shown} at {{ratio}} its speed')
+
+
+def _others(results: dict, points: Sequence[dict]) -> list[dict]:
+  """Return what is compared with the reference; of settings that decoded alike not the luckiest."""
+  alone = (results['reference'], pts.LARGE, pts.SMALL)
+  return [p for p in pts.distinct(points) if p['curve'] not in alone]
+
+
+def _untimed(results: dict, others: Sequence[dict], base: dict | None) -> str:
+  """Return the finding about quality alone."""
+  metric = results['metric']
+  rated = [p for p in others if pts.quality(p, metric) is not None]
+  if not rated:
+    return 'Neither quality nor time was measured.'
+  best = max(rated, key=lambda p: pts.quality(p, metric))
+  value = f'{pts.quality(best, metric):.2f}'
+  if base is not None and pts.quality(base, metric) is not None:
+    value = _against(best, base, metric, of=f' of {results["reference"]}')
+  return f'{pts.named(best)} has the best {pts.metric_name(metric)}, {value}. No times were measured.'
+
+
+def _nearest(results: dict, rated: Sequence[dict], base: dict) -> tuple[str, str]:
+  """Return the finding about the setting that comes nearest to the reference's quality."""
+  metric = results['metric']
+  shown = pts.metric_name(metric)
+  if not rated:
+    return 'open', f'{shown} was measured of {results["reference"]} alone.'
+  near = max(rated, key=lambda p: (pts.quality(p, metric), pts.ratio(p)))
+  return 'open' if _apart(near, metric) is False else 'no', (
+    f"Nothing reaches the large model's {shown}; nearest is {pts.named(near)} ({_against(near, base, metric)}), "
+    f'at {pts.ratio(near):.2f}× its speed.'
+  )
+
+
+def _against(point: dict, base: dict, metric: str, of: str = '') -> str:
+  """Return a quality next to the reference's, and whether the interval of their difference excludes chance."""
+  mine = pts.quality(point, metric)
+  wanted = pts.quality(base, metric)
+  if mine == wanted:
+    return f'{mine:.2f}'
+  apart = _apart(point, metric)
+  judged = {None: '', True: ', more than chance', False: ', too near to tell apart'}[apart]
+  return f'{mine:.2f} against {wanted:.2f}{of}{judged}'
+
+
+def _apart(point: dict, metric: str) -> bool | None:
+  """Tell whether a quality differs from the reference's by more than the interval, None without one."""
+  interval = (point.get('quality_gain_ci') or {}).get(metric)
+  return None if interval is None else interval[0] > 0 or interval[1] < 0
+
+
+def _speed(point: dict, base: dict, does: str) -> tuple[str, str]:
+  """Return whether a setting is faster, by its interval, and the sentence."""
+  ratio = pts.ratio(point)
+  interval = pts.ratio_interval(point)
+  bounds = '' if interval is None else f' [{interval[0]:.2f} … {interval[1]:.2f}]'
+  text = f'{pts.named(point)} {does.format(ratio=f"{ratio:.2f}×{bounds}")}{_outputs(point, base)}'
+  if ratio <= 1:
+    return 'no', f'Nothing pays: the best, {text}.'
+  if interval is None:
+    return 'open', f'{text}; timed on too little for an interval, it may be chance.'
+  if interval[0] <= 1:
+    return 'no', f'No gain that the measurement can tell: the best, {text}.'
+  return 'yes', f'{text}.'
+
+
+def _outputs(point: dict, base: dict) -> str:
+  """Return what a time hides: outputs of another length than the reference's, or cut off more often."""
+  mine, reference = pts.count(point, 'length'), pts.count(base, 'length')
+  if not (mine and reference):
+    return ''
+  longer = mine / reference - 1
+  cut_off = pts.count(point, 'cut_off')
+  text = f', with outputs {abs(longer):.0%} {"longer" if longer > 0 else "shorter"}' if abs(longer) > 0.05 else ''
+  return text + (f', {cut_off:.0%} of them cut off' if cut_off - pts.count(base, 'cut_off') > 0.02 else '')

@@ -1,0 +1,111 @@
+"""Charts say what was measured, are left out without the numbers, and are drawn the same every time."""
+
+from xml.etree import ElementTree
+
+import made
+from made import point
+import pytest
+
+from speccascade.evaluate.report import charts, drawing
+
+
+def described(results, start):
+  """Return the one chart whose name starts so."""
+  (chart,) = [c for c in charts.charts(results) if c.name.startswith(start)]
+  return chart
+
+
+def marks(panel):
+  """Return the coordinates of the marks of each curve."""
+  return {s.curve: [(m.x, m.y) for m in s.marks] for s in panel.series}
+
+
+def test_quality_is_drawn_against_time_with_both_intervals():
+  points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 27.0, 1.25)]
+  chart = described(made.results(points), 'quality_latency')
+  (panel,) = chart.panels
+  assert (chart.section, chart.name) == ('Quality and time', 'quality_latency_T0')
+  assert marks(panel) == {'target only': [(1.0, 28.0)], 'a': [(0.8, 27.0)]} and panel.level == 28.0
+  (mark,) = panel.series[1].marks
+  assert mark.x_interval == pytest.approx([1 / 1.29, 1 / 1.21]) and mark.y_interval == [25.5, 28.5]
+  assert mark.text.startswith('a at α = 0.1\nBLEU 27.00\n1.25× the speed, 0.80 of the time')
+
+
+@pytest.mark.parametrize(('quality', 'far'), [(20.0, True), (27.4, False)])
+def test_a_model_alone_far_from_the_rest_is_noted_and_not_drawn(quality, far):
+  points = [point('target only', quality=28.0, ratio=1.0), *(point('a', x, 28.0 - x, 1.0 + x) for x in (0.1, 0.2, 0.5))]
+  results = made.results([*points, point('draft only', quality=quality, ratio=1.6)])
+  (panel,) = described(results, 'quality_latency').panels
+  assert (f'draft only: {quality:.2f} at 0.62' in panel.note) == far == ('draft only' not in marks(panel))
+
+
+def test_the_reference_takes_no_more_of_the_time_axis_than_others_may():
+  fast = [point('a', x, 28.0 - x, 1.8 + x, counts=made.counts(0.5, x)) for x in (0.1, 0.2, 0.4)]
+  results = made.results([point('target only', quality=28.0, ratio=1.0), *fast])
+  assert described(results, 'quality_latency').panels[0].note == 'target only: 28.00 at 1.00'
+  assert 'target only' in marks(described(results, 'quality_deferral').panels[0])
+
+
+def test_settings_that_decoded_alike_are_drawn_once():
+  counts = made.counts(0.5, 0.2)
+  alike = [point('lossy', a, 28.0, r, counts=counts) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
+  results = made.results([point('target only', quality=28.0, ratio=1.0), *alike])
+  for name in ('quality_latency', 'quality_deferral'):
+    (one,) = next(s.marks for s in described(results, name).panels[0].series if s.curve == 'lossy')
+    assert one.text.startswith('lossy at α = 0.1, 0.3, 0.5\n') and '20.0 tokens long, 0% cut off' in one.text
+  assert len(marks(described(results, 'speed_by_parameter').panels[0])['lossy']) == 3  # at each its own time
+
+
+def test_acceptance_by_place_stops_where_nothing_was_tested_and_lengths_lose_their_empty_end_only():
+  counts = made.counts(0.5) | dict(tested_at=[4, 2, 0], accepted_at=[3, 1, 0], accepted_lengths=[2, 0, 2, 0])
+  chart = described(made.results([point('a', counts=counts)]), 'acceptance')
+  assert list(map(marks, chart.panels)) == [{'a': [(1, 0.75), (2, 0.5)]}, {'a': [(0, 0.5), (1, 0.0), (2, 0.5)]}]
+
+
+def test_one_setting_of_each_curve_is_selected():
+  points = [point('a', x, counts=made.counts(x)) for x in (0.1, 0.2, 0.3)]
+  chart = described(made.results(points), 'acceptance')
+  assert [[s.selected for s in panel.series] for panel in chart.panels] == [[False, True, False]] * 2
+  drawn = drawing.draw(chart)
+  assert 'a at α = 0.1' in drawn.svg and 'a at α = 0.1' not in drawn.files['acceptance_T0.svg'].decode()
+
+
+def test_only_parameters_that_vary_are_drawn():
+  points = [point('one', 0.1, ratio=1.0), *(point('cos', [g, 1], ratio=1.0 + g, parameter='blocks') for g in (1, 5))]
+  (panel,) = described(made.results(points), 'speed_by_parameter').panels
+  assert marks(panel) == {'cos': [(1, 2.0), (5, 6.0)]} and panel.whole_x
+
+
+def test_charts_without_numbers_are_left_out():
+  assert charts.charts(made.results([point('target only', quality=28.0), point('a', 0.1, 27.0)])) == []
+  ordinary = made.results([point('target only', quality=28.0, ratio=1.0), point('a', 0.1, 27.0, 1.2)])
+  assert [c.name for c in charts.charts(ordinary)] == ['quality_latency_T0']
+
+
+def test_ten_curves_have_ten_looks_and_the_models_alone_their_own():
+  names = ['target only', *map(str, range(10)), 'draft only']
+  results = made.results([point(name, 0.0, 28.0 + i, 1.0 + i / 10) for i, name in enumerate(names)])
+  looks = {s.curve: s.look for s in described(results, 'quality_latency').panels[0].series}
+  assert len(set(looks.values())) == len(looks) == 12
+  assert len(drawing.LOOKS) == len(drawing.MARKERS) == 12
+
+
+def test_a_file_names_every_curve_and_its_axes_as_they_are():
+  points = [point('target only', quality=28.0, ratio=1.0), point(r'$\frac{$ of $x^2$', 0.1, 27.0, 1.2)]
+  text = drawing.draw(described(made.results(points), 'quality')).files['quality_latency_T0.svg'].decode()
+  for name in ('target only', r'$\frac{$ of $x^2$', 'BLEU', 'time relative to target only'):
+    assert name in text
+
+
+def test_marks_are_connected_only_where_a_chart_says_so():
+  marks = [charts.Mark(0, 0, 'one'), charts.Mark(1, 1, 'two')]
+  for lines in (True, False):
+    panel = charts.Panel('title', 'x', 'y', [charts.Series('a', 0, marks)], lines=lines)
+    root = ElementTree.fromstring(drawing.draw(charts.Chart('section', 'name', [panel])).svg)
+    (group,) = [g for g in root.iter('g') if g.get('data-curve') == 'a' and list(g.iter('use'))]
+    assert len(group.findall('path')) == lines
+
+
+def test_charts_have_the_same_bytes_again():
+  chart = described(made.cascades((0.0,)), 'acceptance')
+  assert drawing.draw(chart) == drawing.draw(chart)
