@@ -344,7 +344,7 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:
     block: γ.
 
   Example:
-    >>> print(methods.sv(plan, block=5))
+    >>> print(methods.sv(profile, block=5))
     propose(0, 5) · score(1, first 4) · score(2, greedy goodput, drop) · verify(own of (2,))
   """
   gamma, measured = whole('block', block), plans.profile_of(plan)
@@ -374,7 +374,7 @@ def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: 
     greedy: Whether to stop before goodput first falls, as published. Otherwise the best total of all is verified.
 
   Example:
-    >>> print(methods.sv_exact(plan, block=5))
+    >>> print(methods.sv_exact(profile, block=5))
     propose(0, 6) · score(1, first 4) · score(2, goodput) · verify(own of (2,))
   """
   gamma, measured = whole('block', block), plans.profile_of(plan)
@@ -408,7 +408,7 @@ def planned(plan: plans.Plan | str) -> ByBatch:
 
   Example:
     >>> print(methods.planned(plan))
-    by batch[1: propose(0, 3) · score(1) · verify(own of (2,)) | 8: score(0) · verify(own of (0,))]
+    by batch[1: propose(0, 3) · score(1) · verify(own of (1,)) | 8: score(0) · verify(own of (0,))]
   """
   found = plans.get(plan)
   last = len(found.origin.names) - 1

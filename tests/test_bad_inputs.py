@@ -610,7 +610,7 @@ COMMANDS = {
       (['--rule=weighted:1'], ('weighted', 'combiner')),
       (['--rule=opt:1,2'], ('opt:1,2', 'alpha')),
       (['--temperature=-1'], '--temperature=-1.0'),
-      (['--batch-size=0'], ('--batch-size', "'0'")),
+      (['--batch-size=0'], ('--batch_size', "'0'")),
       (['--blocks=5,x'], ("--blocks", "'x'")),
       ([], ('{tmp}/file, line 1', 'JSON')),
     ]),
