@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from speccascade import rules, sampling
 from speccascade.backends.ops import take1
-from speccascade.types import Array, places
+from speccascade.types import Array, iota
 
 
 class Trial(NamedTuple):
@@ -48,7 +48,7 @@ def leading(ok: Array) -> Array:
 
 def in_test(trial: Trial) -> Array:
   """Return [B, W]: whether a pending token is tested."""
-  return places(trial.tokens.shape[1]) < trial.tested[:, None]
+  return iota(trial.tokens.shape[1]) < trial.tested[:, None]
 
 
 def _at_tokens(trial: Trial) -> tuple[Array, Array]:
@@ -134,10 +134,10 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
   left = sampling.tv(s[..., None] * trial.pi[:, 1:], after)
   # s = 1 leaves nothing to reject, also where π = q̃ makes r vanish.
   inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, jnp.finfo(s.dtype).tiny))
-  last = places(width) == trial.tested[:, None] - 1
+  last = iota(width) == trial.tested[:, None] - 1
   ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)
   ok = ok & in_test(trial)
-  kept = jnp.max(jnp.where(ok, places(width) + 1, 0), 1)
+  kept = jnp.max(jnp.where(ok, iota(width) + 1, 0), 1)
   scale = take1(jnp.stack(scales, 1), kept)
   return Verdict(kept, scale, jnp.ones_like(scale)), noise
 

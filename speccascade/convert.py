@@ -20,7 +20,7 @@ import numpy as np
 
 from speccascade import checkpoints
 from speccascade.checkpoints import files, hf_write, orbax, t5x
-from speccascade.host import commands, disk
+from speccascade.host import commands, storage
 from speccascade.types import Model
 
 
@@ -55,7 +55,7 @@ def convert(
   """
   if form != 't5x' and (scan or step is not None):
     raise ValueError(f'{"scan=True" if scan else f"step={step}"} is for the format t5x, not {form}: leave it out')
-  src, dst = disk.local(src), disk.local(dst).absolute()
+  src, dst = storage.local(src), storage.local(dst).absolute()
   _check_destination(src, dst, overwrite)
   start = time.perf_counter()
   model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)

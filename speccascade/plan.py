@@ -16,7 +16,7 @@ from speccascade.decode import options
 from speccascade.engine import plans
 from speccascade.evaluate import sv_studies
 from speccascade.evaluate.report.formats import markdown
-from speccascade.host import commands, disk
+from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
 from speccascade.planning.planner import plan
 
@@ -52,7 +52,7 @@ def _named_rule(text: str):
 
 
 def _run(args: argparse.Namespace):
-  out = disk.local(args.out) if args.out else None
+  out = storage.local(args.out) if args.out else None
   if out is not None and out.exists() and not args.overwrite:
     raise RunError(f'{out} exists; pass --overwrite to replace it.')
   sampler, others = options.sampler(args), {path: plans.load(path) for path in args.against}
@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace):
   found = plan(
     options.load_models(args), prompts, blocks=args.blocks, batches=args.batches, sampler=sampler,
     rules=dict(args.rule), max_new_tokens=args.max_new_tokens, seed=args.seed, trials=args.trials,
-    data=disk.local(args.prompts).name, progress=True,
+    data=storage.local(args.prompts).name, progress=True,
   )  # fmt: skip
   print(found)
   if found.profile is not None:
@@ -71,7 +71,7 @@ def _run(args: argparse.Namespace):
     tables += [sv_studies.robustness(profiles)] if others else []
     print('', *map(markdown, tables), sep='\n\n')
   if out is not None:
-    disk.sweep(out)
+    storage.remove_parts(out)
     found.save(out)
 
 

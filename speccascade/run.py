@@ -20,7 +20,7 @@ from pathlib import Path
 import shlex
 import sys
 
-from speccascade.host import commands, disk, multihost
+from speccascade.host import commands, multihost, storage
 
 DEFAULT = Path(__file__).parent / 'evaluate' / 'default.gin'
 
@@ -67,7 +67,7 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace, command: str):
-  run_dir = disk.place(args.run_dir) if args.run_dir else None
+  run_dir = storage.resolve(args.run_dir) if args.run_dir else None
   commands.join(args)
   from speccascade.evaluate import config, runner  # lazily: --help needs none of this
   from speccascade.evaluate.report import formats
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace, command: str):
   files = args.gin_file or [str(DEFAULT)]
   text = config.parse(files, args.gin_bindings, args.gin_search_paths)
   said = config.folder()
-  folder = run_dir or (disk.place(said) if said else _folder(files[-1], text))
+  folder = run_dir or (storage.resolve(said) if said else _folder(files[-1], text))
   made, about = config.build(), dict(config=text, command=command, only=args.only)
   if args.merge:
     folders = runner.merge(made, folder, **about)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import rules, sampling
-from speccascade.types import Array, places, Rule, whole
+from speccascade.types import Array, iota, Rule, whole
 
 
 def _chance(policy: Any, *names: str):
@@ -175,7 +175,7 @@ class MovingAverage(Policy):
     return jnp.full(rows, self.first, jnp.float32)
 
   def length(self, carry, n):
-    return 1 + jnp.sum(carry[:, None] ** (places(n - 1) + 1).astype(jnp.float32) > self.threshold, 1, dtype=jnp.int32)
+    return 1 + jnp.sum(carry[:, None] ** (iota(n - 1) + 1).astype(jnp.float32) > self.threshold, 1, dtype=jnp.int32)
 
   def update(self, carry, tested, accepted, live, most):
     seen = self.decay * carry + (1 - self.decay) * (accepted / jnp.maximum(tested, 1))

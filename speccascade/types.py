@@ -85,6 +85,6 @@ def check_bits():
     raise ValueError('everything here has 32 bits: set jax_enable_x64 to False, or JAX_ENABLE_X64=0, around it.')
 
 
-def places(n: int) -> Array:
-  """Return 0 … n-1 as a row [1, n], to stand beside [B, 1]."""
+def iota(n: int) -> Array:
+  """Return 0 … n-1 as a row [1, n], which broadcasts against [B, 1]."""
   return jnp.arange(n)[None]

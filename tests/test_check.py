@@ -232,7 +232,7 @@ def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
   (tmp_path / 'mine.py').write_text(MINE)
   found = command(tmp_path, 'mine:average', '--alpha', '0.2', '0.6')
   assert found.returncode == 0 and 'average: all is well' in found.stdout
-  assert re.fullmatch(r'check: 5/5 questions, [0-9.]+/s, in \d+ s\n', found.stderr)
+  assert re.fullmatch(r'check: 5/5 questions .*\n', found.stderr)
   assert list((tmp_path / 'speccascade' / 'jax').iterdir())  # compiled programs, for the next command
   wrong = command(tmp_path, 'mine:half')
   assert wrong.returncode == 1 and 'half: something is wrong' in wrong.stdout and 'sums to 0.5' in wrong.stdout

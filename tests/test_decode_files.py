@@ -162,13 +162,13 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
 
 
 @pytest.mark.parametrize(
-  'content', ['notes', 'notes\n', '"a speccascade"\n', '{"a": 1}\n', '{"a": 1}', '{"speccascade": 1}\n[]\n']
+  'content', ['notes', 'notes\n', '"a speccascade"\n', '{"a": 1}\n', '{"a": 1}']
 )
 def test_a_file_that_is_no_journal_of_ours_is_left_alone(tmp_path, content):
   part = tmp_path / 'x.part'
   part.write_text(content)
   with pytest.raises(RuntimeError, match='x.part'):
-    with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
+    with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
       pass
   assert part.read_text() == content
 
@@ -179,7 +179,7 @@ def test_a_file_that_is_no_journal_of_ours_is_left_alone(tmp_path, content):
 def test_a_row_that_nothing_asked_for_is_refused(tmp_path, row):
   (tmp_path / 'x.part').write_text(f'{{"{lines.MARK}": "1"}}\n{row}\n')
   with pytest.raises(RuntimeError, match='x.part has a row'):
-    with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
+    with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
       pass
 
 
@@ -188,7 +188,7 @@ def test_no_row_is_written_through_a_link(tmp_path):
   target.write_text(f'{{"{lines.MARK}": "1"}}\nunfinished')
   part.symlink_to(target)
   with pytest.raises(OSError, match='symbolic link'):
-    with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, []):
+    with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, []):
       pass
   assert target.read_text().endswith('unfinished')
 
@@ -208,7 +208,7 @@ def test_a_full_disk_names_the_file_and_what_to_do_and_keeps_the_rows(tmp_path, 
       assert command.main([*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]) == 1
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-  assert f'{part} cannot be written (File too large): free some space, then run' in capsys.readouterr().err
+  assert f'{part} cannot be written: File too large' in capsys.readouterr().err
   assert command.main([*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]) == 0
   assert [row['index'] for row in rows(tmp_path / 'out.jsonl')] == [0, 1, 2]
 
@@ -217,15 +217,15 @@ def test_a_journal_without_rows_is_begun_anew_and_one_with_rows_goes_on(tmp_path
   path, kept = tmp_path / 'x.part', [{'index': 0, 'sample': sample} for sample in range(2)]
   names = [(0, 0), (0, 1)]
   for header in ({lines.MARK: '1', 'seed': 'a longer one'}, {lines.MARK: '1', 'seed': 1}):
-    with lines.journal(tmp_path / 'x', header, names) as journal:
-      assert not journal.had and rows(path) == [header]
+    with lines.opened(tmp_path / 'x', header, names) as journal:
+      assert not journal.done and rows(path) == [header]
   for had in range(2):
-    with lines.journal(tmp_path / 'x', header, names) as journal:
-      assert list(journal.had) == [(0, sample) for sample in range(had)]
+    with lines.opened(tmp_path / 'x', header, names) as journal:
+      assert list(journal.done) == [(0, sample) for sample in range(had)]
       journal.add(kept[had])
   assert rows(path) == [header, *kept]
   with pytest.raises(RuntimeError, match=having('another run', 'seed', '1', '2')):
-    with lines.journal(tmp_path / 'x', {'seed': 2}, names):
+    with lines.opened(tmp_path / 'x', {'seed': 2}, names):
       pass
 
 
@@ -316,9 +316,9 @@ def test_pipes_and_gzipped_files_are_read_and_pipes_are_written(tmp_path, capsys
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):
-  with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, []):
+  with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, []):
     with pytest.raises(RuntimeError, match='another process'):
-      with lines.journal(tmp_path / 'x', {lines.MARK: '1'}, []):
+      with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, []):
         pass
 
 

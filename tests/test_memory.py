@@ -51,7 +51,7 @@ def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
   params = tuple(n.param_shapes() for n in chosen)
   state = jax.eval_shape(functools.partial(loop.blank, program, method), params, arrays)
   prefix = jax.eval_shape(lambda p: loop.prefill(program.networks, p, arrays.prompt, width), params)
-  arrival = loop.Arrival(arrays, np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.int32(1))
+  arrival = loop.InsertBatch(arrays, np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.int32(1))
   return program, params, state, (prefix, arrival)
 
 

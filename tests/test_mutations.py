@@ -16,7 +16,7 @@ from speccascade import acceptance, methods, rules, Sampler, sampling
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
 from speccascade.engine import phases
-from speccascade.types import DRAFT, FINAL, places
+from speccascade.types import DRAFT, FINAL, iota
 
 
 @pytest.fixture(autouse=True)
@@ -275,9 +275,9 @@ def block_with(*, capped=True, from_left=True):
     after = jnp.pad(trial.window.probs[:, 1:], ((0, 0), (0, 1), (0, 0)))
     left = sampling.tv(s[..., None] * trial.pi[:, 1:], after)
     inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, 1e-30)) if from_left else jnp.minimum(1, s)
-    last = places(width) == trial.tested[:, None] - 1
+    last = iota(width) == trial.tested[:, None] - 1
     ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)
-    kept = jnp.max(jnp.where(ok & acceptance.in_test(trial), places(width) + 1, 0), 1)
+    kept = jnp.max(jnp.where(ok & acceptance.in_test(trial), iota(width) + 1, 0), 1)
     scale = phases.take1(jnp.stack(scales, 1), kept)
     return acceptance.Verdict(kept, scale, jnp.ones_like(scale)), noise
 

@@ -15,7 +15,7 @@ from trained import lines, NAMES, NEW, prompts
 
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler
-from speccascade.engine.state import cache_owners
+from speccascade.engine.state import cache_slots
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
@@ -37,13 +37,13 @@ def whole() -> Model:
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 def test_early_exits_work_in_the_whole_models_cache(whole, temperature):
   models = [layerskip(whole, 1), layerskip(whole, 2), whole]
-  assert cache_owners(models) == (2, 2, 2)
+  assert cache_slots(models) == (2, 2, 2)
   copies = [m.replace(params=jax.tree.map(jnp.array, m.params)) for m in models[:2]] + [whole]
-  assert cache_owners(copies) == (0, 1, 2)
-  assert cache_owners([whole, whole]) == (0, 1)
+  assert cache_slots(copies) == (0, 1, 2)
+  assert cache_slots([whole, whole]) == (0, 1)
   other = jax.tree.map(lambda x: x[::-1], models[0].params['token_embedder'])
   foreign = models[0].replace(params={**models[0].params, 'token_embedder': other})  # its keys and values are its own
-  assert cache_owners([foreign, whole]) == (0, 1)
+  assert cache_slots([foreign, whole]) == (0, 1)
   run = functools.partial(
     decode, methods.cos(weighted, (3, 2, 1)), prompts=PROMPTS, max_new_tokens=14, sampler=Sampler(temperature)
   )

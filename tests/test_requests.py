@@ -506,20 +506,22 @@ def test_a_batch_that_ends_out_of_memory_says_what_to_lower(said):
   made = engine.Engine(
     OPT, PAIR, needs=requests.Features(True, False, (), 0, False, False, 0, False), size=2, width=8, max_new=4
   )
-  made.since = 0.0
   with pytest.raises(MemoryError, match=having('2 rows', '8', '9 bytes', 'lower max')):
-    made.collect(Failed(), None)
+    made.collect(engine.Running(None, Failed(), ended=2, part=1, left=0, since=0.0))
 
 
 def test_runs_are_bounded_by_their_seconds_and_the_texts_are_the_same(monkeypatch):
   prompts, settings = [[1, 2], [3], [4, 4]], dict(max_new_tokens=40, sampler=Sampler(1.0))
-  whole, real, bounds = run(OPT, PAIR, prompts, **settings), engine.Engine.collect, []
+  whole, compiled, bounds = run(OPT, PAIR, prompts, **settings), loop.compiled_with, []
 
-  def noted(self, packed, state):
-    bounds.append(self.rounds)
-    return real(self, packed, state)
+  def noting(options):
+    def started(*args):
+      bounds.append(int(args[5][1]))
+      return compiled(options)(*args)
 
-  monkeypatch.setattr(engine.Engine, 'collect', noted)
+    return started
+
+  monkeypatch.setattr(loop, 'compiled_with', noting)
   monkeypatch.setattr(engine, 'FIRST', 1.0)
   assert run(OPT, PAIR, prompts, **settings).tokens == whole.tokens
   assert bounds[0] == 1 and len(bounds) > 2

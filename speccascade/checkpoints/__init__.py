@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from speccascade.checkpoints import files, hf, hf_config, hf_names, orbax, t5x
 from speccascade.data import tokenizers
-from speccascade.host import buckets
+from speccascade.host import storage
 from speccascade.host.errors import known_as
 from speccascade.models import layerskip
 from speccascade.types import check_bits, Model, Network
@@ -114,7 +114,7 @@ def whole(path) -> tuple[str, int | None]:
   A folder of this machine whose name ends so is that folder.
   """
   text = os.fspath(path)
-  here = not buckets.is_address(text)
+  here = not storage.is_address(text)
   text = os.path.normpath(os.path.expanduser(text)) if here else text
   found = None if here and os.path.exists(text) else _EXIT.fullmatch(text)
   return (text, None) if found is None else (os.path.normpath(found[1]) if here else found[1], int(found[2]))
@@ -212,7 +212,7 @@ def kind(folder: Path) -> str:
 
 def _folder(path, revision: str | None = None) -> Path:
   """Return an existing folder for a path, an address or a hub id."""
-  if buckets.is_address(path):
+  if storage.is_address(path):
     return _fetched(path)
   folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
   if folder.is_file():
@@ -230,8 +230,8 @@ def _folder(path, revision: str | None = None) -> Path:
 
 def _fetched(address: str) -> Path:
   """Return the local copy of a checkpoint in a bucket, of T5X's the latest step, fetching what it lacks."""
-  with buckets.reached():
-    return buckets.copied(t5x.find(buckets.path(address)), _is_of_checkpoint, ['hf_tokenizer'])
+  with storage.client_errors():
+    return storage.local_copy(t5x.find(storage.resolve(address)), _is_of_checkpoint, ['hf_tokenizer'])
 
 
 def _is_of_checkpoint(name: str) -> bool:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from speccascade.checkpoints.tensor_files import AGAIN, header
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.types import Network, Params
 
 _WHOLE = 1 << 20  # bytes of a file that `digest` reads in full; of a larger one, this much of its head and samples
@@ -36,7 +36,7 @@ def whole(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
   scratch, aside = _beside(path), _beside(path)
   scratch.mkdir(parents=True)
   try:
-    with disk.writing(path):
+    with storage.full_disk(path):
       yield scratch
     _check_free(path, overwrite)  # once more, for another process may have written there
     if path.exists():

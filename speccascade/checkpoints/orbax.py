@@ -43,7 +43,7 @@ def is_checkpoint(path: Path) -> bool:
 def save(path, model: Model, *, overwrite: bool = False) -> Path:
   """Write a model, all of it or nothing; return the folder. Several processes all call this, and the first writes."""
   path = Path(os.path.abspath(path))  # a relative path fails in Orbax's background thread, unheard
-  model = model.replace(params=multihost.whole(model.params))
+  model = model.replace(params=multihost.to_host(model.params))
   multihost.once(lambda: _save(path, model, overwrite))
   return path
 

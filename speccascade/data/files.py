@@ -16,7 +16,7 @@ import zlib
 from speccascade.data import metrics as metric_table
 from speccascade.data import prompts
 from speccascade.data.examples import Example, Metric, Task
-from speccascade.host import buckets, disk
+from speccascade.host import storage
 
 
 def parallel_text(
@@ -121,8 +121,8 @@ def texts(path: str, prompt_field: str | None = None, count: int | None = None) 
 
 def lines(path: str | os.PathLike) -> list[str]:
   """Return the lines of a plain or gzipped file; only line feeds (with carriage returns before them) end a line."""
-  file = disk.place(path)
-  with buckets.reached():
+  file = storage.resolve(path)
+  with storage.client_errors():
     if not file.is_file():
       raise FileNotFoundError(f'{path}: no such file; give the path of a text file, plain or gzipped.')
     data = file.read_bytes()

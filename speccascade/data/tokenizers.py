@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import warnings
 
 from speccascade.data import chat
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.types import Model
 
 # The files that a checkpoint in our own format keeps, so that its tokenizer behaves the same.
@@ -100,7 +100,7 @@ class Tokenizer:
 
 def find(path: str | os.PathLike) -> Tokenizer | None:
   """Return the tokenizer at a file, or of a model folder: inside it, else beside it, where sizes share one."""
-  path = disk.here(path, _is_of_tokenizer).expanduser().absolute()
+  path = storage.local_copy(path, _is_of_tokenizer).expanduser().absolute()
   if path.is_file():
     return Tokenizer(str(path))
   for folder in (path, path.parent, path.parent / 'hf_tokenizer'):

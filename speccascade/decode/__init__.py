@@ -1,22 +1,15 @@
-"""Decode prompts with a method, all at once (`decode`) or row by row as they end (`stream`).
-
-More prompts than a batch holds form a queue: the loop is left when an eighth of its rows has ended, and the next
-prompts take their places (continuous batching).
-"""
+"""Decode prompts with a method, all at once (`decode`) or row by row as they end (`stream`)."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 import itertools
-import sys
-
-import numpy as np
-import tqdm
 
 from speccascade import sampling
 from speccascade.backends import sharding
 from speccascade.decode import sequence_cascade
-from speccascade.engine import engine, inputs, loop, plans, requests, results, validate
+from speccascade.engine import engine, inputs, loop, plans, requests, results, scheduler, validate
 from speccascade.engine.method import SequenceCascade, Strategy
 from speccascade.host.errors import known_as
+from speccascade.host.progress import Progress
 from speccascade.types import Model, whole
 
 _LOOKS = 8  # rounds between two looks for stop strings
@@ -96,7 +89,7 @@ def stream(
   if skip and max(skip) >= len(rows):
     raise ValueError(f'skip has {max(skip)}, and the rows are 0 … {len(rows) - 1}; skip those of an earlier call.')
   sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, skip=skip)
-  some = _serve(method, models, rows, trace=trace, processor=processor, every=every, patient=False, **sizes)
+  some = _serve(method, models, rows, trace=trace, processor=processor, every=every, drain=False, **sizes)
   return itertools.chain.from_iterable(some)
 
 
@@ -104,15 +97,15 @@ def _decode(
   method, models, rows, *, skip: frozenset[int] = frozenset(), progress: bool = False, **settings
 ) -> list[results.Row]:
   ended = {}
-  with tqdm.tqdm(total=len(rows) - len(skip), disable=not progress, file=sys.stderr, unit='text') as bar:
-    for some in _serve(method, models, rows, every=None, patient=True, skip=skip, **settings):
+  with Progress('decode', len(rows) - len(skip), unit='texts', shown=progress) as bar:
+    for some in _serve(method, models, rows, every=None, drain=True, skip=skip, **settings):
       ended |= dict(some)
-      bar.update(len(some))
+      bar.add(len(some))
   return [ended[i] for i in sorted(ended)]
 
 
 def _serve(
-  method, models, rows, *, batch_size, max_prompt_tokens, trace=False, processor=None, every, patient, skip=frozenset()
+  method, models, rows, *, batch_size, max_prompt_tokens, trace=False, processor=None, every, drain, skip=frozenset()
 ) -> Iterator[list[tuple[int, results.Row]]]:
   """Return lists of (index, row) that ended or, with `every`, are under way, while the device goes on."""
   needs = requests.features(rows)
@@ -130,101 +123,6 @@ def _serve(
     method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor
   )
   rounds = min(every or loop.FOREVER, _LOOKS if needs.texts else loop.FOREVER)
-  parts, queue = results.Parts(method, models, rows, processor), _Queue(made, rows, skip, shares)
-  return _run(queue, parts, every=every is not None, patient=patient, rounds=rounds)
-
-
-def _run(queue: '_Queue', parts: results.Parts, *, every: bool, patient: bool, rounds: int):
-  """Yield rows as `_serve` returns them; those that ended before something went wrong are given before it is raised."""
-  made, size = queue.engine, queue.engine.size
-  rows = lambda found: [(index, parts.row(index, *where)) for index, *where in found]
-  state, stop, seen, early, left = None, np.zeros(size, bool), [], [], 0
-  while queue.busy:
-    try:
-      if left <= 0:  # places change hands where the method says so, and never by the clock
-        state = queue.fill(None if size == 1 and not queue.in_use else state)
-        enough = size - queue.in_use + max(1, size // 8) if queue.waiting or not patient else size
-        left = rounds
-      state, packed = made.run(state, ended=min(size, enough), rounds=left, stop=stop & (queue.held < 0))
-    except BaseException:
-      yield rows(seen + early)
-      raise
-    if seen:
-      yield rows(seen)
-    try:
-      batch = made.collect(packed, state)
-    except BaseException:
-      yield rows(early)
-      raise
-    left = 0 if batch['done'].sum() >= made.ended else left - made.rounds
-    ended = [place for place in queue.places if batch['done'][place]]
-    if left > 0:
-      seen, early = [], [(int(queue.held[place]), batch, place) for place in ended]
-      continue
-    ended += [p for p in queue.places if p not in ended and parts.stops(queue.held[p], batch, p)]
-    stop = np.isin(np.arange(size), ended)
-    seen, early = [(int(queue.held[place]), batch, place) for place in (queue.places if every else ended)], []
-    queue.free(ended)
-  yield rows(seen)
-
-
-class _Queue:
-  """The rows that wait, those whose prompts have been read, and which row each place of the batch holds."""
-
-  def __init__(self, made: engine.Engine, rows: Sequence[requests.Row], skip: frozenset[int], shares: int):
-    self.engine, self.rows = made, rows
-    self.held = np.full(made.size, -1)
-    order = inputs.by_length([row.tokens for row in rows])  # samples of a prompt stay together
-    self.order = [row for row in order if row not in skip]
-    self.prefix, self.read = None, []  # (row of the prefix, row)
-    self.queued = len(rows) > made.size
-    self.chunk = max(shares, made.size // 2 // shares * shares) if self.queued else made.size  # prompts of one prefill
-
-  @property
-  def waiting(self) -> bool:
-    return bool(self.order or self.read)
-
-  @property
-  def places(self) -> np.ndarray:
-    """The places in use."""
-    return np.flatnonzero(self.held >= 0)
-
-  @property
-  def in_use(self) -> int:
-    return len(self.places)
-
-  @property
-  def busy(self) -> bool:
-    return self.waiting or self.in_use > 0
-
-  def free(self, places: Sequence[int]):
-    self.held[places] = -1
-
-  def fill(self, state):
-    """Give all free places to rows that wait; return the state."""
-    while self.waiting and (self.held < 0).any():
-      if not self.read:
-        self._prefill()
-      free = np.flatnonzero(self.held < 0)[: len(self.read)]
-      come, self.read = self.read[: len(free)], self.read[len(free) :]
-      self.held[free] = [row for _, row in come]
-      source = [at for at, _ in come]
-      own = not self.queued and source == list(range(len(source)))
-      arrival = self.engine.arrival([self.rows[i] for _, i in come], None if own else source, free.tolist())
-      if state is None or self.engine.size == 1:  # a batch of one begins anew
-        state = self.engine.begin(self.prefix, arrival)
-      else:
-        state = self.engine.insert(self.prefix, arrival, state)
-    if not self.read:
-      self.prefix = None
-    return state
-
-  def _prefill(self):
-    """Read the next prompts, each once for all its samples."""
-    self.prefix, prompts = None, {}
-    while self.order and (len(prompts) < self.chunk or self.rows[self.order[0]].source in prompts):
-      row = self.order.pop(0)
-      source = self.rows[row].source
-      self.read.append((prompts.setdefault(source, len(prompts)), row))
-    tokens = {self.rows[row].source: self.rows[row].tokens for _, row in self.read}
-    self.prefix = self.engine.prefill([tokens[source] for source in prompts], self.chunk)
+  reader = results.RowReader(method, models, rows, processor)
+  queue = scheduler.Queue(made, rows, skip, shares)
+  return scheduler.serve(queue, reader, unfinished=every is not None, drain=drain, rounds=rounds)

@@ -27,7 +27,7 @@ import jax
 from speccascade import __version__, rules
 from speccascade.decode import lines, options, stream
 from speccascade.engine import inputs, plans, requests, validate
-from speccascade.host import commands, disk, progress
+from speccascade.host import commands, progress, storage
 from speccascade.host.errors import RunError
 
 STDOUT = Path('/dev/stdout')
@@ -56,8 +56,8 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace) -> int:
-  source = Path('/dev/stdin') if args.input == '-' else disk.local(args.input)
-  output = STDOUT if args.output == '-' else disk.local(args.output)
+  source = Path('/dev/stdin') if args.input == '-' else storage.local(args.input)
+  output = STDOUT if args.output == '-' else storage.local(args.output)
   _check_output(source, output, args.overwrite)
   method = options.method(args, len(args.models))
   validate.check_method(method, len(args.models))
@@ -72,13 +72,13 @@ def _run(args: argparse.Namespace) -> int:
   inputs.check_models(method, models)
   _check(source, method, models, asked, call, args.max_prompt_tokens)
   names = [(index, sample) for index, request in enumerate(asked) for sample in range(request.n)]
-  with _opened(output, header, names) as kept:
+  with _opened(output, header, names) as rows:
     sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
-    _decode(kept, names, method, models, asked, **call, **sizes)
-    kept.finish(args.overwrite)
-  if kept.faults:
-    print(f'{len(kept.faults)} of {len(names)} rows ended as faults. {kept.faults[0]}', file=sys.stderr)
-  return 1 if kept.faults else 0
+    _decode(rows, names, method, models, asked, **call, **sizes)
+    rows.finish(args.overwrite)
+  if rows.faults:
+    print(f'{len(rows.faults)} of {len(names)} rows ended as faults. {rows.faults[0]}', file=sys.stderr)
+  return 1 if rows.faults else 0
 
 
 def _check_output(source: Path, output: Path, overwrite: bool):
@@ -93,12 +93,12 @@ def _check_output(source: Path, output: Path, overwrite: bool):
 
 
 def _is_stream(path: Path) -> bool:
-  """Tell whether a path is standard output, a pipe or a device, of which nothing can be kept."""
+  """Tell whether a path is standard output, a pipe or a device, of which nothing can be read again."""
   return path == STDOUT or path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextlib.contextmanager
-def _opened(output: Path, header: dict[str, Any], names: Sequence) -> Iterator[lines.Journal | lines.Stream]:
+def _opened(output: Path, header: dict[str, Any], names: Sequence) -> Iterator[lines.File | lines.Stream]:
   """Yield what rows are written to."""
   if output == STDOUT:
     yield lines.Stream(sys.stdout.buffer)
@@ -106,17 +106,17 @@ def _opened(output: Path, header: dict[str, Any], names: Sequence) -> Iterator[l
     with open(output, 'wb') as file:
       yield lines.Stream(file)
   else:
-    with lines.journal(output, header, names) as journal:
-      yield journal
+    with lines.opened(output, header, names) as rows:
+      yield rows
 
 
-def _decode(kept, names: Sequence[tuple[int, int]], method, models, asked: Sequence[requests.Request], **settings):
+def _decode(output, names: Sequence[tuple[int, int]], method, models, asked: Sequence[requests.Request], **settings):
   """Decode the rows that are not there yet."""
-  had = {i for i, name in enumerate(names) if name in kept.had}
-  bar = progress.Progress('decode', len(names), len(had), unit='texts')
-  if len(had) < len(names):
-    for i, row in stream(method, models, asked, skip=had, **settings):
-      kept.add(lines.record(row, *names[i]))
+  done = {i for i, name in enumerate(names) if name in output.done}
+  bar = progress.Progress('decode', len(names), len(done), unit='texts')
+  if len(done) < len(names):
+    for i, row in stream(method, models, asked, skip=done, **settings):
+      output.add(lines.record(row, *names[i]))
       bar.add(1)
 
 
@@ -149,7 +149,7 @@ def _header(args: argparse.Namespace, digests: list[str], text: str) -> dict[str
   leave = {'input', 'output', 'overwrite', 'debug', 'compilation_cache', 'models', 'rule', 'plan', 'mesh'}
   settings = {name: value for name, value in vars(args).items() if name not in leave}
   rule = args.rule and [rules.name_of(args.rule), getattr(args.rule, 'keywords', {})]
-  settings |= {'plan': hashlib.sha256(disk.local(args.plan).read_bytes()).hexdigest()[:16]} if args.plan else {}
+  settings |= {'plan': hashlib.sha256(storage.local(args.plan).read_bytes()).hexdigest()[:16]} if args.plan else {}
   made = {lines.MARK: __version__, 'device': jax.devices()[0].device_kind}
   return made | {'models': digests, 'input': hashlib.sha256(text.encode()).hexdigest()[:16], 'rule': rule, **settings}
 

@@ -1,9 +1,8 @@
-"""Requests read from JSON lines, and rows kept as JSON lines while they come, so that a killed command can go on."""
+"""Requests from JSON lines, and rows written as JSON lines while they come, so that a killed command goes on."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -13,8 +12,9 @@ import numpy as np
 
 from speccascade.engine.requests import Request
 from speccascade.engine.results import Row
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.host.errors import RunError
+from speccascade.host.journal import as_line, Journal
 from speccascade.types import whole
 
 _FIELDS = [field.name for field in dataclasses.fields(Request)]
@@ -25,7 +25,7 @@ _KINDS = {
   'logit_bias': (dict, 'an object {"TOKEN": NUMBER}'),
   'chat_template_kwargs': (dict, 'an object {"NAME": VALUE} for the chat template'),
 }
-MARK = 'speccascade'  # what the header of a journal of ours has, with the package's version
+MARK = 'speccascade'  # in the header of each journal of ours, with the package's version
 _NUMBER = (int, float), 'a number'
 
 
@@ -98,98 +98,106 @@ def record(row: Row, index: int, sample: int) -> dict[str, Any]:
 
 
 class Stream:
-  """The rows that have ended, written to a file that is not kept, as a pipe, when they end."""
+  """Writes the rows that have ended to a stream, as a pipe, of which nothing can be read again."""
 
   def __init__(self, file):
     self._file = file
-    self.had, self.faults = set(), []
+    self.done, self.faults = set(), []
 
   def add(self, record: Mapping[str, Any]):
     """Write a row."""
     self.faults += [record['fault']] if 'fault' in record else []
-    self._file.write(_line(record).encode())
+    self._file.write(as_line(record).encode())
     self._file.flush()
 
   def finish(self, overwrite: bool):
-    """Say that no row follows."""
+    """Note that no row follows."""
 
 
-class Journal:
-  """The rows that have ended, a line each in the order in which they did, after a header that says of what.
+class File:
+  """Writes the rows to a journal, OUTPUT.part, as they end, and at last to the output in the order of the input.
 
-  `names` are the (index, sample) that rows may have. A file that does not begin with a header of ours is left alone.
+  The first line of the journal is a header with the settings of the run.
   """
 
-  def __init__(self, file, output: Path, header: Mapping[str, Any], names: Collection[tuple[int, int]]):
-    self._file, self.path, self._output = file, Path(file.name), output
+  def __init__(self, journal: Journal, output: Path, header: Mapping[str, Any], names: Collection[tuple[int, int]]):
+    self._journal, self._output = journal, output
     self._rows = self._read(header, names)
     self.faults = [fault for row in self._rows.values() if (fault := json.loads(row).get('fault'))]
     if not self._rows:
-      file.truncate(0)
-      self._write(header)
+      journal.keep_while(lambda _: False)
+      journal.append([header])
 
   @property
-  def had(self) -> Collection[tuple[int, int]]:
+  def done(self) -> Collection[tuple[int, int]]:
     """Return the (index, sample) of the rows that are there."""
     return self._rows.keys()
 
   def add(self, record: Mapping[str, Any]):
     """Write a row, so that it stays when the process is killed."""
-    self._write(record)
-    self._rows[record['index'], record['sample']] = _line(record)
+    self._journal.append([record])
+    self._rows[record['index'], record['sample']] = as_line(record)
     self.faults += [record['fault']] if 'fault' in record else []
 
   def finish(self, overwrite: bool):
-    """Write all rows to the output in the order of the input, and end the journal."""
+    """Write all rows to the output, and remove the journal."""
+    path = self._journal.path
     if os.path.lexists(self._output) and not overwrite:
       raise RunError(
-        f'{self._output} was written meanwhile, and {self.path} keeps the rows: move {self._output.name} away, and the '
-        'same command writes it.'
+        f'{self._output} was written meanwhile, and {path} keeps the rows: move {self._output.name} away, and the same '
+        'command writes it.'
       )
-    disk.write(self._output, ''.join(line for _, line in sorted(self._rows.items())))
-    self.path.unlink()
-
-  def _write(self, record: Mapping[str, Any]):
-    with disk.writing(self.path):
-      disk.append(self._file, _line(record).encode())
+    storage.write(self._output, ''.join(line for _, line in sorted(self._rows.items())))
+    path.unlink()
 
   def _read(self, header: Mapping[str, Any], names: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
-    """Return the rows of an earlier run of the same, leaving out a line that it did not end."""
-    self._file.seek(0)
-    data = self._file.read()
-    whole = data[: data.rfind(b'\n') + 1]
-    try:
-      lines = [line + '\n' for line in whole.decode().split('\n')[:-1]]
-      before, *records = map(json.loads, lines) if lines else [header]
-      ours = isinstance(before, dict) and MARK in before if lines else _line(header).encode().startswith(data)
-      found = {(r['index'], r['sample']): line for r, line in zip(records, lines[1:], strict=True)}
-    except (ValueError, TypeError, KeyError):
-      ours = False
-    if not ours:
-      raise RunError(f'{self.path} is no journal of this command; move it away.')
-    for name, now in header.items() if found else ():
+    """Return the rows of an earlier run of the same settings."""
+    path = self._journal.path
+    before, *rows = [line.decode() for line in self._journal.raw()] or ['{}']
+    before = json.loads(before)
+    for name, now in header.items() if rows else ():
       if (was := before.get(name)) != now:
         raise RunError(
-          f'{self.path} has rows of another run ({name} was {was!r}, now {now!r}): decode with that, or remove it.'
+          f'{path} has rows of another run ({name} was {was!r}, now {now!r}): decode with that, or remove it.'
         )
+    found = {tuple(map(json.loads(row).get, ('index', 'sample'))): row for row in rows}
     if strange := found.keys() - set(names):
-      raise RunError(f'{self.path} has a row {min(strange)}, of which the input has no request; move it away.')
-    self._file.truncate(len(whole))
+      raise RunError(f'{path} has a row {min(strange, key=str)}, of which the input has no request; move it away.')
     return found
 
 
 @contextlib.contextmanager
-def journal(output: Path, header: Mapping[str, Any], names: Collection[tuple[int, int]]) -> Iterator[Journal]:
-  """Open the journal of a run for this process alone, OUTPUT.part, making it where there is none."""
+def opened(output: Path, header: Mapping[str, Any], names: Collection[tuple[int, int]]) -> Iterator[File]:
+  """Open the journal of an output for this process alone, making it where there is none.
+
+  Args:
+    output: the file that gets all rows in the end.
+    header: the settings of the run; rows of other settings are refused.
+    names: the (index, sample) that rows may have.
+
+  Raises:
+    RunError: where another process writes the journal, or the file is not ours, or is of another run.
+  """
   path = output.with_name(f'{output.name}.part')
   path.parent.mkdir(parents=True, exist_ok=True)
-  with open(path, 'a+b', buffering=0, opener=disk.unlinked) as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise RunError(f'{path} is being written by another process; wait for it, or name another output.') from None
-    yield Journal(file, output, json.loads(_line(header)), names)
+  with open(path, 'ab', opener=storage.no_follow) as file:
+    if not storage.try_lock(file):
+      raise RunError(f'{path} is being written by another process; wait for it, or name another output.')
+    header = json.loads(json.dumps(header), parse_constant=str)  # as it is read again; JSON has no infinity
+    if not _is_ours(path, header):
+      raise RunError(f'{path} is no journal of this command; move it away.')
+    with contextlib.closing(Journal(path, elsewhere='name another output', sync=False)) as journal:
+      yield File(journal, output, header, names)
 
 
-def _line(value: Mapping[str, Any]) -> str:
-  return json.dumps(value, ensure_ascii=False) + '\n'
+def _is_ours(path: Path, header: Mapping[str, Any]) -> bool:
+  """Tell whether a file is empty or begins with a header of ours, be it one that was not finished."""
+  with open(path, 'rb') as file:
+    first = file.readline()
+  if not first.endswith(b'\n'):
+    return as_line(header).encode().startswith(first)
+  try:
+    before = json.loads(first)
+  except ValueError:
+    return False
+  return isinstance(before, dict) and MARK in before

@@ -1,14 +1,13 @@
-"""The engine: prefill prompts, insert them into free rows of a batch, run the method's phases, collect what has ended.
+"""The host side of decoding: prefill prompts, insert them into rows of a batch, run rounds, collect what has ended.
 
-`loop.py` runs on the device. Between two calls of `run` nothing crosses to the host; each is meant to take about
-a second, so that Ctrl-C and SIGTERM are answered.
+`loop.py` has what runs on the device, `scheduler.py` the queue.
 """
 
 from collections.abc import Callable, Sequence
 import functools
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import numpy as np
 from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
-from speccascade.engine.state import cache_owners, State
+from speccascade.engine.state import cache_slots, State
 from speccascade.types import Array, Model, Prompt
 
 FIRST = 5e10  # bytes of weights and caches times tokens of a first run
@@ -26,11 +25,35 @@ _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 _NO_MEMORY = 'RESOURCE_EXHAUSTED', 'Out of memory'  # in an error of XLA
 
 
-class Engine:
-  """A method with its models, for requests of given sizes: the words of `prefill → insert → run → collect`."""
+class Running(NamedTuple):
+  """Rounds that were started on the device."""
 
-  def __init__(self, method, models: Sequence[Model], *, needs: requests.Features, size: int, width: int, max_new: int,
-               trace: bool = False, processor: Callable | None = None):  # fmt: skip
+  state: State
+  packed: Array  # what comes to the host
+  ended: int  # the run is over when so many rows are free or have ended
+  part: int  # rounds of this part
+  left: int  # rounds of the run after it
+  since: float  # when the part was started
+
+
+class Engine:
+  """A method with its models, for requests of given sizes: `prefill`, `insert`, `run`, `collect`.
+
+  Args:
+    method: the method, for a batch of this size.
+    models: the models.
+    needs: what the requests need of the program.
+    size: the rows of a batch.
+    width: the tokens of a padded prompt.
+    max_new: the most new tokens of a request.
+    trace: whether log-probabilities are recorded.
+    processor: changes the logits of every model.
+  """
+
+  def __init__(
+    self, method, models: Sequence[Model], *, needs: requests.Features, size: int, width: int, max_new: int,
+    trace: bool = False, processor: Callable | None = None,
+  ):  # fmt: skip
     slots = [models[m] for m in method.slots]
     last = slots[-1].network
     buffer = loop.positions(last, width, max_new, method.window)
@@ -41,22 +64,24 @@ class Engine:
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
     self.weights = given, self.params  # a backend's copies are held as well as what they were made of
     networks = tuple(s.network for s in slots)
-    self.program = loop.Program(networks, cache_owners(slots), buffer, self.vocab, backend, trace, needs.top)
+    self.program = loop.Program(networks, cache_slots(slots), buffer, self.vocab, backend, trace, needs.top)
     self.fits = set()  # how many prompts may be read at once
     self.processor = validate.check_processor(processor, self.vocab, buffer)
-    self.pace = None  # rounds of a run
-    self.length, self.stuck = None, 0  # of the rows when they were collected, and rounds since one of them grew
+    self.rounds_at_once = None  # the rounds that are started together
+    self.length = None  # of the rows when they were last looked at
+    self.rounds_without = 0  # rounds since one of them grew
+    self.latest = None  # what the last part of a run gave
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
     if size not in self.fits:
       caches = _check_memory(self, size)
       self.fits.add(size)
-      self.pace = self.pace or self._first_pace(caches)
+      self.rounds_at_once = self.rounds_at_once or self._first_rounds(caches)
     return self.read(self.params, inputs.pad(prompts, size, self.width))
 
-  def _first_pace(self, caches: int) -> int:
-    """Return how many rounds the first run may have, until it is known how long one takes."""
+  def _first_rounds(self, caches: int) -> int:
+    """Return how many rounds are started first, until it is known how long one takes."""
     if jax.process_count() > 1:  # which have to run the same rounds, and whose clocks differ
       return loop.FOREVER
     weights = sum(x.nbytes for x in jax.tree.leaves(self.params))
@@ -67,52 +92,89 @@ class Engine:
     room = min(self.width, self.program.buffer)  # an encoder–decoder's prompt may be longer than its output
     return loop.caches_of(self.program, params, prompt, room)
 
-  def arrival(self, rows: Sequence[requests.Row], source: Sequence[int] | None, target: Sequence[int]) -> loop.Arrival:
-    """Return rows with the prompts of a prefix that they continue, None for each its own, and their places."""
+  def insert_batch(
+    self, rows: Sequence[requests.Row], source: Sequence[int] | None, target: Sequence[int]
+  ) -> loop.InsertBatch:
+    """Return requests as arrays, for `begin` and `insert`.
+
+    Args:
+      rows: the requests, at most `size`.
+      source: the row of the prefix that each continues; None: each its own.
+      target: the row of the batch that each gets.
+    """
     pad = lambda x: np.asarray([*x, *[0] * (self.size - len(x))], np.int32)
     arrays = requests.arrays(rows, self.needs, self.size, self.width, self.vocab)
-    return loop.Arrival(arrays, None if source is None else pad(source), pad(target), np.int32(len(rows)))
+    return loop.InsertBatch(arrays, None if source is None else pad(source), pad(target), np.int32(len(rows)))
 
-  def begin(self, prefix: tuple, arrival: loop.Arrival) -> State:
-    """Return a batch of rows, the first in place 0 and so on."""
-    self.length, self.stuck = None, 0
-    return loop.begin(self.program, self.method, self.params, prefix, arrival)
+  def begin(self, prefix: tuple, batch: loop.InsertBatch) -> State:
+    """Return the state of a first batch, request i in row i."""
+    self.length = None
+    self.rounds_without = 0
+    return loop.begin(self.program, self.method, self.params, prefix, batch)
 
-  def insert(self, prefix: tuple, arrival: loop.Arrival, state: State) -> State:
-    """Put rows into their places of the batch."""
-    self.length, self.stuck = None, 0
-    return loop.insert(self.program, self.method, prefix, arrival, state)
+  def insert(self, prefix: tuple, batch: loop.InsertBatch, state: State) -> State:
+    """Put requests into their rows of a running batch."""
+    self.length = None
+    self.rounds_without = 0
+    return loop.insert(self.program, self.method, prefix, batch, state)
 
   def run(
     self, state: State, *, ended: int | None = None, rounds: int = loop.FOREVER, stop: np.ndarray | None = None
-  ) -> tuple[State, Array]:
-    """Run until `ended` rows are not in use, or for at most so many rounds; return the state and what `collect` takes.
+  ) -> Running:
+    """Start rounds on the device.
 
-    Before that, end the rows of the mask `stop`.
+    Args:
+      state: the state, which is donated.
+      ended: the loop is left when so many rows are free or have ended; None: when all have.
+      rounds: the most rounds.
+      stop: [size] rows that are ended before the first round.
+
+    Returns:
+      The handle that `collect` waits for.
     """
+    self.latest = None
+    return self._start(state, self.size if ended is None else ended, rounds, stop)
+
+  def _start(self, state: State, ended: int, rounds: int, stop: np.ndarray | None = None) -> Running:
+    """Start as many rounds as take about a second."""
     stop = np.zeros(self.size, bool) if stop is None else stop
-    self.ended, self.rounds = self.size if ended is None else ended, min(rounds, self.pace)
-    until = np.array([self.ended, self.rounds], np.int32)
+    part = min(rounds, self.rounds_at_once)
     run = loop.compiled_with(backends.known(self.program.backend.xla))
-    found = run(self.program, self.method, self.params, state, stop, until, self.processor)
-    self.since = time.monotonic()
-    return found
+    stop_at = np.array([ended, part], np.int32)
+    state, packed = run(self.program, self.method, self.params, state, stop, stop_at, self.processor)
+    return Running(state, packed, ended, part, rounds - part, time.monotonic())
 
-  def collect(self, packed: Array, state: State) -> dict[str, Any]:
-    """Wait for the device and return what came to the host, arrays with rows in front."""
-    late = self._wait(packed)
-    whole = np.asarray(packed)
-    leaves, structure = jax.tree.flatten(loop.wanted(state))
+  def collect(self, running: Running) -> tuple[State, dict[str, Any]]:
+    """Wait for the device, between parts of about a second so that Ctrl-C and SIGTERM are answered.
+
+    Args:
+      running: what `run` returned.
+
+    Returns:
+      The state, and what came to the host: arrays with the rows of the batch in front. Where it raises, `latest` is
+      what the last part before that gave.
+    """
+    while True:
+      seconds = self._wait(running)
+      self.latest = self._to_host(running)
+      if self.latest['done'].sum() >= running.ended:
+        return running.state, self.latest
+      self._check_progress(self.latest['length'], running.part, seconds)
+      if not running.left:
+        return running.state, self.latest
+      running = self._start(running.state, running.ended, running.left)
+
+  def _to_host(self, running: Running) -> dict[str, Any]:
+    """Return what comes to the host, one array, as the arrays that were packed into it."""
+    leaves, structure = jax.tree.flatten(loop.wanted(running.state))
     ends = np.cumsum([math.prod(x.shape[1:]) for x in leaves])
-    parts = np.split(whole, ends[:-1], axis=1)
+    parts = np.split(np.asarray(running.packed), ends[:-1], axis=1)
     typed = [part.view(x.dtype) if x.dtype == np.float32 else part for part, x in zip(parts, leaves, strict=True)]
-    found = structure.unflatten([part.reshape(x.shape) for part, x in zip(typed, leaves, strict=True)])
-    if found['done'].sum() < self.ended:  # all rounds have passed
-      self._look(found['length'], late)
-    return found
+    return structure.unflatten([part.reshape(x.shape) for part, x in zip(typed, leaves, strict=True)])
 
-  def _wait(self, packed: Array) -> float | None:
-    """Wait for a run, so that Python answers signals; return its seconds, None where it ended while nobody looked."""
+  def _wait(self, running: Running) -> float | None:
+    """Wait so that Python answers signals; return the seconds, None where the run had ended before."""
+    packed = running.packed
     start, late = time.monotonic(), not packed.is_ready()
     while not packed.is_ready():
       time.sleep(min(0.01, max(1e-4, (time.monotonic() - start) / 20)))
@@ -125,19 +187,19 @@ class Engine:
       sizes = f'{self.width} prompt tokens and {self.program.buffer} positions'
       said = f'{self.size} rows of {sizes} do not fit into memory'
       raise MemoryError(f'{said} ({str(error).splitlines()[0]}): {_LOWER}.') from None
-    return end - self.since if late else None
+    return end - running.since if late else None
 
-  def _look(self, length: np.ndarray, seconds: float | None):
-    """Note how many rounds the next run may have, and refuse to go on where none commits a token."""
-    self.stuck = self.stuck + self.rounds if np.array_equal(length, self.length) else 0
+  def _check_progress(self, length: np.ndarray, rounds: int, seconds: float | None):
+    """Choose how many rounds the next part has, and raise where rounds commit no token."""
+    self.rounds_without = self.rounds_without + rounds if np.array_equal(length, self.length) else 0
     self.length = length
-    if self.stuck > self.method.turns(self.size):
+    if self.rounds_without > self.method.turns(self.size):
       raise ValueError(
-        f'{self.method.name}: {self.stuck} rounds have committed no token of {self.size} rows; every round must end in '
-        'a Verify whose models have scored what is pending, as those of speccascade.methods do.'
+        f'{self.method.name}: {self.rounds_without} rounds have committed no token of {self.size} rows; every round '
+        'must end in a Verify whose models have scored what is pending, as those of speccascade.methods do.'
       )
-    if seconds is not None and self.pace < loop.FOREVER:
-      self.pace = int(min(max(1, self.rounds * SECONDS / max(seconds, 1e-6)), 8 * self.rounds))
+    if seconds is not None and self.rounds_at_once < loop.FOREVER:
+      self.rounds_at_once = int(min(max(1, rounds * SECONDS / max(seconds, 1e-6)), 8 * rounds))
 
 
 def _check_memory(engine: Engine, prompts: int) -> int:

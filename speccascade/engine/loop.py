@@ -19,7 +19,7 @@ from speccascade.backends import Backend, sharding
 from speccascade.engine import inputs, validate
 from speccascade.engine.method import Method
 from speccascade.engine.phases import run as run_phases
-from speccascade.engine.state import Arrays, cache_owners, Context, first_state, Limits, State
+from speccascade.engine.state import Arrays, cache_slots, Context, first_state, Limits, State
 from speccascade.types import Array, Model, Network, Prompt
 
 FOREVER = np.iinfo(np.int32).max
@@ -30,7 +30,7 @@ class Program:
   """What is compiled in, beside the structure of the method and the shapes; its networks are bound to its backend."""
 
   networks: tuple[Network, ...]  # by slot of the method
-  owners: tuple[int, ...]  # the slot in whose cache each slot works
+  cache_of: tuple[int, ...]  # the slot in whose cache each slot works
   buffer: int  # positions of a row
   vocab: int
   backend: Backend = Backend()  # with the layout of a program for several devices
@@ -49,7 +49,7 @@ class Program:
   @property
   def cached(self) -> list[int]:
     """The slots that have a cache."""
-    return sorted({*self.owners})
+    return sorted({*self.cache_of})
 
   @property
   def cached_layout(self) -> sharding.Layout | None:
@@ -66,7 +66,7 @@ class Program:
 
 
 @struct.dataclass
-class Arrival:
+class InsertBatch:
   """Rows that take their places: row i of `rows` reads row source[i] of a prefix and goes to place target[i]."""
 
   rows: Arrays  # [B]
@@ -107,7 +107,7 @@ def blank(program, method, params, rows: Arrays) -> State:
   return program.pin(state)
 
 
-def first_batch(program, method, params, prefix: tuple, arrival: Arrival) -> State:
+def first_batch(program, method, params, prefix: tuple, arrival: InsertBatch) -> State:
   """Return a batch of the rows that arrive, row i in place i."""
   if program.layout is not None and arrival.source is not None:  # rows cross a mesh one by one
     return put_rows(program, method, prefix, arrival, blank(program, method, params, arrival.rows))
@@ -128,7 +128,7 @@ def first_batch(program, method, params, prefix: tuple, arrival: Arrival) -> Sta
 begin = jax.jit(first_batch, static_argnums=0)
 
 
-def put_rows(program, method, prefix: tuple, arrival: Arrival, state: State) -> State:
+def put_rows(program, method, prefix: tuple, arrival: InsertBatch, state: State) -> State:
   """Put rows with the prefixes that they continue into their places of the batch."""
   new = first_state(program, method, (), arrival.rows)
   if program.layout is not None:
@@ -152,7 +152,7 @@ def put_rows(program, method, prefix: tuple, arrival: Arrival, state: State) -> 
 insert = jax.jit(put_rows, static_argnums=0, donate_argnums=4)
 
 
-def _put_rows_on_mesh(program, prefix: tuple, arrival: Arrival, new: State, state: State) -> State:
+def _put_rows_on_mesh(program, prefix: tuple, arrival: InsertBatch, new: State, state: State) -> State:
   where, cut = program.layout, program.specs(state)
   put = lambda old, cut, new, new_cut, source: where.put_rows(
     old, cut, where.pin(new, new_cut), new_cut, source, arrival.target, arrival.count
@@ -163,28 +163,28 @@ def _put_rows_on_mesh(program, prefix: tuple, arrival: Arrival, new: State, stat
   return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
 
 
-def _run(program, method, params, state, stop, until, processor=None) -> tuple[State, Array]:
+def _run(program, method, params, state, stop, stop_at, processor=None) -> tuple[State, Array]:
   """Loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
-  state = _rounds(program, method, params, state.replace(done=state.done | stop), until, processor)
+  state = _rounds(program, method, params, state.replace(done=state.done | stop), stop_at, processor)
   packed = jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(wanted(state))], 1)
   return state, packed if program.layout is None else program.layout.pin(packed)
 
 
 @functools.cache
 def compiled_with(options: tuple[tuple[str, str], ...]) -> Callable:
-  """Return the jitted `run(program, method, params, state, stop, until, processor)`, compiled with options of XLA."""
+  """Return the jitted `run(program, method, params, state, stop, stop_at, processor)`, compiled with options of XLA."""
   return jax.jit(_run, static_argnums=0, donate_argnums=3, compiler_options=dict(options))
 
 
 run = compiled_with(())
 
 
-def _rounds(program, method, params, state: State, until, processor) -> State:
-  """Run rounds until `until[0]` rows are done, or `until[1]` rounds have passed."""
+def _rounds(program, method, params, state: State, stop_at, processor) -> State:
+  """Run rounds stop_at `stop_at[0]` rows are done, or `stop_at[1]` rounds have passed."""
   context = Context(
     extend=tuple(functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)),
     packs=tuple(getattr(n, 'packs', False) for n in program.networks),
-    cache_of=tuple(program.cached.index(slot) for slot in program.owners),
+    cache_of=tuple(program.cached.index(slot) for slot in program.cache_of),
     policy=method.policy,
     eos_ids=program.networks[-1].eos_ids,
     processor=processor,
@@ -193,7 +193,7 @@ def _rounds(program, method, params, state: State, until, processor) -> State:
 
   def go_on(carry):
     passed, state = carry
-    return (state.done.sum() < until[0]) & (passed < until[1])
+    return (state.done.sum() < stop_at[0]) & (passed < stop_at[1])
 
   def step(carry):
     passed, state = carry
@@ -227,7 +227,7 @@ def decode_batch(
   vocab = inputs.vocabulary(models)
   layout = sharding.of_step(slots, mesh, rows, method.window, vocab)
   backend, params = backends.prepared(slots, layout, mesh)
-  program = Program(tuple(s.network for s in slots), cache_owners(slots), buffer, vocab, backend)
+  program = Program(tuple(s.network for s in slots), cache_slots(slots), buffer, vocab, backend)
   full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)
   by_row = jax.tree.map(lambda x: full(x), sampler)
   limits = Limits(jnp.zeros((rows, 0), jnp.int32))

@@ -20,7 +20,7 @@ from speccascade.backends.ops import take, take1
 from speccascade.engine import stats
 from speccascade.engine.state import Context, sampler_for_window, State, Window
 from speccascade.models.packing import MOST, Packing
-from speccascade.types import Array, ASKED, BONUS, Combiner, DRAFT, FINAL, OWN, Phase, places, RESIDUAL
+from speccascade.types import Array, ASKED, BONUS, Combiner, DRAFT, FINAL, iota, OWN, Phase, RESIDUAL
 
 
 def _static(**kwargs):
@@ -46,7 +46,7 @@ def _feed(
   Returns:
     The state with the model's cache and `fed`, and the logits [B, width, V] after each token.
   """
-  position = state.fed[:, m][:, None] + places(width)
+  position = state.fed[:, m][:, None] + iota(width)
   tokens = take(state.tokens, position)
   c = context.cache_of[m]
   if total is None:
@@ -86,7 +86,7 @@ def _keep_by_row(context: Context, state: State, m: int, logits: Array, first: A
     return _keep_logits(context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0)))
 
   def write(old):
-    j = places(old.shape[1]) - first[:, None]
+    j = iota(old.shape[1]) - first[:, None]
     fresh = (j >= 0) & (j < need[:, None])
     return jnp.where(fresh[..., None], take(logits, jnp.clip(j, 0, width - 1)), old)
 
@@ -120,7 +120,7 @@ def _finite(logits: Array) -> Array:
 
 def _ends_a_row(context: Context, state: State, vocab: int) -> Array:
   """Return [B, V]: which tokens end a row."""
-  tokens = jnp.broadcast_to(places(vocab), (state.length.shape[0], vocab))
+  tokens = jnp.broadcast_to(iota(vocab), (state.length.shape[0], vocab))
   return _is_end(context, state, tokens)
 
 
@@ -341,7 +341,7 @@ class Verify:
   def __call__(self, context: Context, state: State) -> State:
     w, length = state.window, state.length
     width = w.source.shape[1]
-    position = length[:, None] + places(width)
+    position = length[:, None] + iota(width)
     pending = take(state.tokens, position)
     if w.probs is None:
       w = w.replace(probs=jax.nn.one_hot(pending, w.vocab, dtype=jnp.float32))
@@ -411,7 +411,7 @@ class Verify:
     """Append the kept tokens and the one more; end rows at EOS and at their limit; count."""
     w, length = state.window, state.length
     width = w.source.shape[1]
-    slot = places(width + 1)
+    slot = iota(width + 1)
     tokens = ops.put(state.tokens, length + r.kept, r.token, r.more)
     new = take(tokens, length[:, None] + slot)  # [B, W+1]
 
@@ -466,7 +466,7 @@ class _Round:
     """Return the counts with this round."""
     drawn = jnp.where(self.rejected, RESIDUAL, BONUS)[:, None]
     drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
-    origin = jnp.where(places(drafted.shape[1]) < self.kept[:, None], drafted, drawn)
+    origin = jnp.where(iota(drafted.shape[1]) < self.kept[:, None], drafted, drawn)
     return stats.count_round(
       state.stats, length=state.length, active=state.active, scored=self.scored, tested=self.tested, kept=self.kept,
       emitted=emitted, origin=origin, deferred=self.deferred,
@@ -488,7 +488,7 @@ class Elect:
 
   def __call__(self, context: Context, state: State) -> State:
     wanted = jnp.argmin(state.fed, 1)
-    votes = jnp.sum((wanted[:, None] == places(len(self.branches))) & state.active[:, None], 0)
+    votes = jnp.sum((wanted[:, None] == iota(len(self.branches))) & state.active[:, None], 0)
     turn = jnp.argmax(votes)
     rows = state.active
     state = state.replace(active=rows & (wanted == turn))

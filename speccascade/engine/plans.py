@@ -21,7 +21,7 @@ import numpy as np
 
 from speccascade import sampling
 from speccascade.engine.verification import AcceptanceTable, Latency
-from speccascade.host import disk
+from speccascade.host import storage
 
 FORMAT = 1
 FIELDS = ('s', 'a', 's_target', 'accept', 'place', 'request')  # of a sample, see `Profile`
@@ -119,7 +119,7 @@ class Plan:
       speeds={str(n): [list(speed) for speed in some] for n, some in self.speeds.items()},
       profile=None if self.profile is None else _content(self.profile),
     )
-    disk.write(disk.local(path), json.dumps(dict(speccascade_plan=FORMAT, digest=_digest(content), **content)))
+    storage.write(storage.local(path), json.dumps(dict(speccascade_plan=FORMAT, digest=_digest(content), **content)))
 
 
 def _content(profile: Profile) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _content(profile: Profile) -> dict[str, Any]:
 
 def load(path) -> Plan:
   """Return the plan in a file, which is read once."""
-  file = disk.local(path)
+  file = storage.local(path)
   if not file.is_file():
     raise FileNotFoundError(f'{file}: no such plan; {MAKE}.')
   return _read(file, file.stat().st_mtime_ns)

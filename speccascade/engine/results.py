@@ -57,7 +57,7 @@ class Decoded:
     return self
 
 
-class Parts:
+class RowReader:
   """Take rows out of what a batch gave."""
 
   def __init__(self, method, models, rows: Sequence[requests.Row], processor: Callable | None = None):

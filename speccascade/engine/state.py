@@ -19,7 +19,7 @@ from speccascade import sampling
 from speccascade.backends import Backend
 from speccascade.backends.ops import take
 from speccascade.engine.stats import Counts, Top
-from speccascade.types import Array, Cache, Model, places, Prompt
+from speccascade.types import Array, Cache, iota, Model, Prompt
 
 
 @struct.dataclass
@@ -101,8 +101,8 @@ def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampl
   if not sampler.penalises:
     return sampler
   width, vocab = state.window.source.shape[1], state.window.vocab
-  pending = take(state.tokens, state.length[:, None] + places(width))
-  real = places(width) < state.window.size[:, None]
+  pending = take(state.tokens, state.length[:, None] + iota(width))
+  real = iota(width) < state.window.size[:, None]
   drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
   before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))[:, :slots]  # [B, W+1, V]
   seen = None if state.seen is None else (before > 0) | state.seen[:, None]
@@ -179,7 +179,7 @@ def _keyed(keys: Array, positions: int, in_block: int, greedy: bool) -> sampling
 # ---- models that share a cache ----
 
 
-def cache_owners(slots: Sequence[Model]) -> tuple[int, ...]:
+def cache_slots(slots: Sequence[Model]) -> tuple[int, ...]:
   """Return for each slot the slot whose cache it works in: its own, or that of a network that it is a part of."""
   owning = [slot for slot in range(len(slots)) if not shares_any(slots[slot], slots)]
   owners = []

@@ -16,7 +16,7 @@ import numpy as np
 
 from speccascade import sampling
 from speccascade.backends.ops import take
-from speccascade.types import Array, NOWHERE, places
+from speccascade.types import Array, iota, NOWHERE
 
 PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
 
@@ -109,7 +109,7 @@ def count_round(counts: Counts, *, length, active, scored, tested, kept, emitted
     The counts with the round.
   """
   width = counts.tested_at.shape[1]
-  slots = places(width + 1)
+  slots = iota(width + 1)
   reached = jnp.minimum(jnp.minimum(tested, kept + 1), emitted)  # tests up to the first failure
   accepted = jnp.minimum(kept, emitted)
   counted = active & (emitted > 0)
@@ -119,7 +119,7 @@ def count_round(counts: Counts, *, length, active, scored, tested, kept, emitted
     deferred=counts.deferred + jnp.sum(jnp.where(slots < emitted[:, None], deferred, 0), 1),
     accepted_lengths=histogram(counts.accepted_lengths, accepted, counted & (tested > 0)),
     verified_lengths=histogram(counts.verified_lengths, scored, counted),
-    tested_at=counts.tested_at + (places(width) < reached[:, None]).astype(jnp.int32),
+    tested_at=counts.tested_at + (iota(width) < reached[:, None]).astype(jnp.int32),
     source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), counts.source),
   )
 
@@ -148,7 +148,7 @@ def record_logprobs(logprobs: Array, window, fed: Array, length: Array, new: Arr
   models = []
   for m, logits in enumerate(window.logits):
     logp = sampling.at_token(sampling.log_softmax(logits), new)
-    logp = jnp.where(places(width) <= (fed[:, m] - length)[:, None], logp, jnp.nan)
+    logp = jnp.where(iota(width) <= (fed[:, m] - length)[:, None], logp, jnp.nan)
     models.append(jnp.where(fresh, take(logp, jnp.minimum(slot, width - 1)), logprobs[:, m]))
   return jnp.stack(models, 1)
 
@@ -169,10 +169,10 @@ def tally(new: Array, fresh: Array, vocab: int) -> Array:
 
 def _fresh_slots(length: Array, buffer: int, emitted: Array) -> tuple[Array, Array]:
   """Return for every place of a buffer [B, T] its slot in the window, and whether it was just emitted."""
-  slot = places(buffer) - length[:, None]
+  slot = iota(buffer) - length[:, None]
   return jnp.maximum(slot, 0), (slot >= 0) & (slot < emitted[:, None])
 
 
 def with_column(x: Array, m: int, value: Array) -> Array:
   """Return x [B, M] with its column m set to value [B]."""
-  return jnp.where(places(x.shape[1]) == m % x.shape[1], value[:, None], x)
+  return jnp.where(iota(x.shape[1]) == m % x.shape[1], value[:, None], x)

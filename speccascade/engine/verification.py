@@ -21,7 +21,7 @@ import numpy as np
 from speccascade import sampling
 from speccascade.backends.ops import take
 from speccascade.engine.state import Context, sampler_for_window, State
-from speccascade.types import Array, places, whole
+from speccascade.types import Array, iota, whole
 
 
 @struct.dataclass
@@ -217,7 +217,7 @@ class Goodput:
   def acceptance(self, state: State) -> Array:
     """Return a(S, A) of the tokens that may be scored [B, most], 0 of the others."""
     s, a = indicators(state, self.companion, self.most)
-    scored = (places(self.most) < (state.window.size - self.spare)[:, None]) & state.active[:, None]
+    scored = (iota(self.most) < (state.window.size - self.spare)[:, None]) & state.active[:, None]
     return jnp.where(scored, self.table(s, a), 0)
 
 
@@ -254,4 +254,4 @@ def _ratio(state: State, q: Array, law: Array) -> Array:
 
 
 def _pending(state: State, slots: int) -> Array:
-  return take(state.tokens, state.length[:, None] + places(slots))
+  return take(state.tokens, state.length[:, None] + iota(slots))

@@ -19,7 +19,7 @@ from speccascade.data import files
 from speccascade.data.seqio import tasks
 from speccascade.evaluate.curves import Checkpoint, Curve
 from speccascade.evaluate.experiment import Experiment
-from speccascade.host import disk, gin_files
+from speccascade.host import gin_files, storage
 from speccascade.host.errors import RunError
 
 
@@ -35,7 +35,7 @@ def _mesh(shape: Mapping[str, int] | None = None):
 
 def _path(root: str, name: str) -> str:
   """Return a path below a folder, so that a config names the folder once."""
-  folder = disk.place(root)
+  folder = storage.resolve(root)
   if not folder.is_dir():
     macro = gin_files.macro_of('speccascade.path', 'root')
     raise ValueError(f'{macro} = {str(root)!r} is no folder here; bind another: --gin.{macro}="\'PATH\'"')

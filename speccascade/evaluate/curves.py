@@ -10,7 +10,7 @@ import numpy as np
 from speccascade import checkpoints, methods, rules
 from speccascade.engine.method import Strategy
 from speccascade.evaluate import plugins
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.types import Model
 
 SCORES = {'mean': np.mean, 'sum': np.sum}  # of a sequence cascade; a number is a quantile
@@ -32,7 +32,7 @@ class Checkpoint:
   def __post_init__(self):
     if not isinstance(self.path, str) or not self.path:
       raise ValueError(f'Checkpoint: path={self.path!r} is not a path; give the folder of a checkpoint.')
-    disk.place(self.path)
+    storage.resolve(self.path)
 
   def digest(self) -> str:
     """Return what tells the files at the path from any others."""

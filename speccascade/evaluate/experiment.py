@@ -16,7 +16,7 @@ from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.engine import inputs, plans
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.types import Model, whole
 
 TARGET = 'target only'
@@ -190,7 +190,7 @@ class Experiment:
     given = () if callable(self.models) else self.models
     lines += [f'weights of {m.path}: {m.digest()}' for m in given if isinstance(m, Checkpoint)]
     paths = sorted({str(p.plan) for p in self.points if isinstance(p.plan, (str, Path))})
-    lines += [f'plan {path}: {hashlib.sha256(disk.local(path).read_bytes()).hexdigest()[:16]}' for path in paths]
+    lines += [f'plan {path}: {hashlib.sha256(storage.local(path).read_bytes()).hexdigest()[:16]}' for path in paths]
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
     return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
 

@@ -23,9 +23,9 @@ from speccascade.engine.method import SequenceCascade, Strategy
 from speccascade.engine.stats import PER_MODEL, Stats
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.journals import Journal
 from speccascade.evaluate.shards import Shard, WHOLE
 from speccascade.host import multihost
+from speccascade.host.journal import Journal
 from speccascade.host.progress import Progress
 from speccascade.planning.timing import timed
 

@@ -1,38 +1,36 @@
 """A run's directory, on a disk or in a bucket: one process at a time, one config for life.
 
-Every file is written beside its place and renamed into it, or is an object of a bucket, which is whole or not there.
-A bucket cannot be locked: there two processes of one run are found out by their journals.
+A bucket cannot be locked: there the journals tell that two processes write one run.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import difflib
-import fcntl
 import json
-import os
 from pathlib import Path
-import socket
 from typing import Any
 import uuid
 
-from speccascade.host import buckets, disk, multihost
+from speccascade.host import multihost, storage
 from speccascade.host.errors import RunError
+from speccascade.host.journal import GO_ON
 
 CONFIG = 'config.gin'
 OURS = {'environment.json', 'examples.jsonl', 'latency.jsonl', 'results.json'}
 LOCK, SHARDS = 'lock', 'shards'
+READ = 'permit it, or choose another --run_dir'  # the remedy where something cannot be read
 
 
 def locked(folder: Path, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
-  """Hold a run directory for this process, making it where there is none; `shared`, beside others that share it."""
-  return multihost.held(_locked(folder, shared))
+  """Lock a run directory, made where there is none; `shared`, next to other processes that share it."""
+  return multihost.on_writer(_locked(folder, shared))
 
 
 @contextlib.contextmanager
 def _locked(folder: Path, shared: bool) -> Iterator[None]:
-  with told(f'{folder} cannot be a run directory', 'choose another --run_dir'):
-    disk.make(folder)
-    strangers = {name for name in disk.names(folder) if name not in (LOCK, SHARDS) and not disk.is_part(Path(name))}
+  with storage.one_sentence(f'{folder} cannot be a run directory', 'choose another --run_dir'):
+    storage.make_folder(folder)
+    strangers = {name for name in storage.names(folder) if not storage.is_part(Path(name))} - {LOCK, SHARDS}
     if strangers and not (folder / CONFIG).exists():
       raise RunError(
         f'{folder} holds a run whose {CONFIG} is gone: put it back, or choose another --run_dir.'
@@ -45,79 +43,52 @@ def _locked(folder: Path, shared: bool) -> Iterator[None]:
     yield
 
 
-@contextlib.contextmanager
-def owned(folder: Path, remedy: str, *, shared: bool = False) -> Iterator[None]:
-  """Hold a folder for this process by its lock, which the system releases with the process; in a bucket only say so."""
-  owner = f'process {os.getpid()} on {socket.gethostname()}\n'
-  if buckets.inside(folder):
-    _check_bucket(folder)
-    write(folder / LOCK, owner)
-    yield
-    return
-  with told(f'{folder} cannot be written', remedy):
-    disk.make(folder)
-    handle = open(folder / LOCK, 'a+', opener=disk.unlinked)
-  with handle:
-    try:
-      fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-      handle.seek(0)
-      other = handle.read().strip() or 'another process'
-      raise RunError(f'{folder} is in use by {other}; wait for it, stop it, or {remedy}.') from None
-    with told(f'{handle.name} cannot be written', 'free some space'):
-      handle.truncate(0)
-      handle.write(owner)
-      handle.flush()
-    yield
+def owned(folder: Path, remedy: str, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
+  """Lock a folder; in a bucket, which cannot be locked, only check that it can be written and name this process."""
+  if not storage.in_bucket(folder):
+    return storage.lock(folder / LOCK, remedy, shared=shared)
+  _check_bucket(folder)
+  write(folder / LOCK, storage.this_process())
+  return contextlib.nullcontext()
 
 
 def _check_bucket(folder):
   """Write, find, read and remove an object, all of which a run comes to do."""
   name = f'{LOCK}.{uuid.uuid4().hex[:8]}.part'
-  with told(f'{folder} cannot be written, read and cleared', 'permit all three, or choose another --run_dir'):
-    buckets.create(folder / name, name.encode())
-    if list(buckets.contents(folder, [n for n in buckets.files(folder) if n == name])) != [name.encode()]:
+  remedy = 'permit all three, or choose another --run_dir'
+  with storage.one_sentence(f'{folder} cannot be written, read and cleared', remedy):
+    storage.create(folder / name, name.encode())
+    if list(storage.contents(folder, [n for n in storage.objects(folder) if n == name])) != [name.encode()]:
       raise OSError(f'{name} was written, but is not found as it was')
-    buckets.remove(folder, [name])
+    storage.remove(folder, [name])
 
 
 def clean(folder: Path):
   """Remove what processes that were killed had not written to its end, but not what shards may be writing."""
-  if buckets.inside(folder):
+  if storage.in_bucket(folder):
     return
-  for part in filter(disk.is_part, folder.rglob('*.part')):
+  for part in filter(storage.is_part, folder.rglob('*.part')):
     if SHARDS not in part.relative_to(folder).parts:
       part.unlink(missing_ok=True)
 
 
 def measured(folder: Path) -> bool:
   """Tell whether a run has a line yet."""
-  if buckets.inside(folder):
-    return any(name.endswith('.jsonl') and about['size'] for name, about in buckets.files(folder).items())
+  if storage.in_bucket(folder):
+    return any(name.endswith('.jsonl') and about['size'] for name, about in storage.objects(folder).items())
   return any(journal.stat().st_size for journal in folder.rglob('*.jsonl'))
-
-
-@contextlib.contextmanager
-def told(what: str, remedy: str) -> Iterator[None]:
-  """Turn a failure of the file system into one line with its remedy."""
-  try:
-    with buckets.reached():
-      yield
-  except OSError as error:
-    reason = ' '.join(str(error.strerror or error).split())  # a bucket's may have lines
-    raise RunError(f'{what}: {reason}; {remedy}.') from error
 
 
 def exists(path: Path) -> bool:
   """Tell whether a file of the run is there."""
-  with told(f'{path} cannot be read', 'permit it, or choose another --run_dir'):
+  with storage.one_sentence(f'{path} cannot be read', READ):
     return multihost.once(path.exists)
 
 
 def write(path: Path, content: str | bytes | Iterable[bytes]):
   """Write a file of the run so that it is there whole or not at all."""
-  with told(f'{path} cannot be written', 'free some space or permit it, then run the same command to go on'):
-    multihost.once(lambda: disk.write(path, content))
+  with storage.one_sentence(f'{path} cannot be written', GO_ON):
+    multihost.once(lambda: storage.write(path, content))
 
 
 def as_json(value: Any) -> str:
@@ -132,7 +103,7 @@ def write_json(path: Path, value: Any):
 
 def read(path: Path) -> str:
   """Return a text file of the run."""
-  with told(f'{path} cannot be read', 'permit it, or choose another --run_dir'):
+  with storage.one_sentence(f'{path} cannot be read', READ):
     return path.read_bytes().decode('utf-8', 'replace')
 
 
@@ -152,9 +123,9 @@ def keep_config(folder: Path, config: str, *, begun: bool = False):
   """Write the config of a new run; refuse to go on with one that had another or has `begun`, and say what changed."""
   path = folder / CONFIG
   there = path.exists()
-  if buckets.inside(folder) and not there:
+  if storage.in_bucket(folder) and not there:
     with contextlib.suppress(FileExistsError):  # another shard has begun meanwhile
-      buckets.create(path, config.encode())
+      storage.create(path, config.encode())
   elif not there or not (begun or measured(folder)):
     write(path, config)  # there is nothing yet that another config could have made
   old, new = read(path).splitlines(), config.splitlines()

@@ -19,10 +19,10 @@ import jax
 
 from speccascade.evaluate import protocols, report, rundir, shards, summary, sv_studies, trace
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.journals import Journal
 from speccascade.evaluate.shards import Shard
-from speccascade.host import disk, multihost
+from speccascade.host import multihost, storage
 from speccascade.host.errors import RunError
+from speccascade.host.journal import Journal
 from speccascade.host.progress import Progress
 from speccascade.planning import timing
 
@@ -176,7 +176,7 @@ def _run_whole(study: Study, run: Path, command: str) -> Path:
 def _run_shard(studies: Sequence[Study], run: Path, config: str, command: str, shard: Shard) -> list[Path]:
   """Measure a share, then, where it was the last, write the results."""
   own = shard.folder(run)
-  with shards.held(run, shard, functools.partial(_prepare, run, config)):
+  with shards.locked(run, shard, functools.partial(_prepare, run, config)):
     for study in studies:
       with _journals(study, own) as opened:
         _measure(study, opened, shard)
@@ -197,8 +197,8 @@ def _missing(studies: Sequence[Study], run: Path, count: int) -> list[str]:
     for protocol in protocols.PROTOCOLS:
       plans[os.path.join(study.place, protocol.journal)] = [turn for turn, _ in protocol.lines(study.experiment)]
     files += [os.path.join(study.place, name) for name in study.files]
-  with rundir.told(f'{run} cannot be read', 'permit it, or choose another --run_dir'):
-    return multihost.once(lambda: shards.missing(run, plans, files, shards.of(count)))
+  with storage.one_sentence(f'{run} cannot be read', rundir.READ):
+    return multihost.once(lambda: shards.missing(run, plans, files, shards.all_of(count)))
 
 
 def _merge(study: Study, run: Path, command: str, count: int) -> Path:
@@ -219,7 +219,7 @@ def _merge_journal(protocol: protocols.Protocol, study: Study, run: Path, count:
   plan = protocol.lines(study.experiment)
   with contextlib.ExitStack() as stack:
     parts = []
-    for shard in shards.of(count):
+    for shard in shards.all_of(count):
       parts.append(_opened(stack, protocol, study.folder(shard.folder(run))))
       parts[-1].agree(protocol.keys, [key for turn, key in plan if shard.has(turn)])
     rundir.write(study.folder(run) / protocol.journal, shards.merged(parts, (turn for turn, _ in plan)))
@@ -233,8 +233,8 @@ def _journals(study: Study, run: Path) -> Iterator[dict[str, Journal]]:
 
 
 def _opened(stack: contextlib.ExitStack, protocol: protocols.Protocol, folder: Path) -> Journal:
-  with rundir.told(f'{folder} cannot be made', 'choose another --run_dir'):
-    multihost.once(lambda: disk.make(folder))
+  with storage.one_sentence(f'{folder} cannot be made', 'choose another --run_dir'):
+    multihost.once(lambda: storage.make_folder(folder))
   return stack.enter_context(contextlib.closing(Journal(folder / protocol.journal, protocol.fields)))
 
 

@@ -10,12 +10,11 @@ No shard waits for another. What they share in the run directory is written by o
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
-import fcntl
 from pathlib import Path
 import re
 
-from speccascade.evaluate import journals, rundir
-from speccascade.host import buckets, disk, multihost
+from speccascade.evaluate import rundir
+from speccascade.host import journal, multihost, storage
 from speccascade.host.errors import RunError
 
 FOLDER = rundir.SHARDS
@@ -43,15 +42,15 @@ class Shard:
 WHOLE = Shard(0, 1)
 
 
-def of(count: int) -> list[Shard]:
+def all_of(count: int) -> list[Shard]:
   """Return all shards of a run."""
   return [Shard(i, count) for i in range(count)]
 
 
 def count(run: Path) -> int | None:
   """Return how many shards a run has been cut in, if it has been."""
-  with rundir.told(f'{run} cannot be read', 'permit it, or choose another --run_dir'):
-    names = disk.names(run / FOLDER)
+  with storage.one_sentence(f'{run} cannot be read', rundir.READ):
+    names = storage.names(run / FOLDER)
   found = {int(m.group(1)) for m in (re.fullmatch(r'\d+-of-(\d+)', name) for name in names) if m}
   if len(found) > 1:
     raise RunError(f'{run / FOLDER} has shards of {min(found)} and of {max(found)}; remove those of one kind.')
@@ -64,22 +63,22 @@ def check_none(run: Path, folders: Iterable[Path]):
     raise RunError(f'{run} holds a run of {n} shards: go on with --shard=i/{n}, or write its results with --merge.')
 
 
-def held(run: Path, shard: Shard, prepare: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
-  """Hold a shard for this process, beside those that hold others, having prepared what they share.
+def locked(run: Path, shard: Shard, prepare: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
+  """Lock a shard, next to processes that have locked others, having prepared what they share.
 
-  `prepare` is told whether another has `begun` to use that.
+  `prepare(begun=…)` learns whether another has begun to use that.
   """
-  return multihost.held(_held(run, shard, prepare))
+  return multihost.on_writer(_locked(run, shard, prepare))
 
 
 @contextlib.contextmanager
-def _held(run: Path, shard: Shard, prepare: Callable[..., None]) -> Iterator[None]:
+def _locked(run: Path, shard: Shard, prepare: Callable[..., None]) -> Iterator[None]:
   with rundir.locked(run, shared=True), contextlib.ExitStack() as stack:
     with alone(run):
       _check(run, shard)
-      others = {other.folder(run).name for other in of(shard.count) if other != shard}
+      others = {other.folder(run).name for other in all_of(shard.count) if other != shard}
       try:
-        prepare(begun=not others.isdisjoint(disk.names(run / FOLDER)))
+        prepare(begun=not others.isdisjoint(storage.names(run / FOLDER)))
       except RunError as error:
         raise RunError(f'shard {shard}: {error}') from None
       stack.enter_context(rundir.owned(shard.folder(run), 'give another --shard'))
@@ -88,21 +87,16 @@ def _held(run: Path, shard: Shard, prepare: Callable[..., None]) -> Iterator[Non
 
 
 def alone(run: Path) -> contextlib.AbstractContextManager[None]:
-  """Wait until no other process is at what the shards share, and keep them from it; a bucket lets them."""
-  return multihost.held(_alone(run))
+  """Lock what the shards share, waiting until it is free; in a bucket it cannot be locked."""
+  return multihost.on_writer(_alone(run))
 
 
 @contextlib.contextmanager
 def _alone(run: Path) -> Iterator[None]:
-  folder = run / FOLDER
-  if buckets.inside(run):
+  if storage.in_bucket(run):
     yield
     return
-  with rundir.told(f'{folder} cannot be made', 'choose another --run_dir'):
-    disk.make(folder)
-    handle = open(folder / rundir.LOCK, 'a', opener=disk.unlinked)
-  with handle:
-    fcntl.flock(handle, fcntl.LOCK_EX)
+  with storage.lock(run / FOLDER / rundir.LOCK, 'choose another --run_dir', wait=True):
     rundir.clean(run)
     yield
 
@@ -121,24 +115,25 @@ def _check(run: Path, shard: Shard):
 
 def missing(run: Path, plans: dict[str, Sequence[int]], files: Sequence[str], shards: Sequence[Shard]) -> list[str]:
   """Return in words which shards lack what; plans give each journal the turns of its lines, files are shard 0's."""
-  said, begun = [], disk.names(run / FOLDER)
+  lacking = []
+  begun = storage.names(run / FOLDER)
   for shard in shards:
     folder, total, there = shard.folder(run), 0, 0
-    for journal, turns in plans.items():
+    for name, turns in plans.items():
       wanted = sum(map(shard.has, turns))
-      total, there = total + wanted, there + min(wanted, journals.count(folder / journal))
+      total, there = total + wanted, there + min(wanted, journal.count(folder / name))
     lacks = [name for name in files if shard.index == 0 and not (folder / name).exists()]
     if folder.name not in begun and total:
-      said.append(f'{shard} (not begun)')
+      lacking.append(f'{shard} (not begun)')
     elif there < total:
-      said.append(f'{shard} ({there} of {total} lines)')
+      lacking.append(f'{shard} ({there} of {total} lines)')
     elif lacks:
-      said.append(f'{shard} (without {", ".join(lacks)})')
-  return said
+      lacking.append(f'{shard} (without {", ".join(lacks)})')
+  return lacking
 
 
-def merged(parts: Sequence[journals.Journal], turns: Iterable[int]) -> Iterator[bytes]:
+def merged(parts: Sequence[journal.Journal], turns: Iterable[int]) -> Iterator[bytes]:
   """Yield the lines of all shards' journals in the order of the plan."""
-  lines = [journal.raw() for journal in parts]
+  lines = [part.raw() for part in parts]
   for turn in turns:
     yield next(lines[turn % len(lines)])

@@ -88,7 +88,7 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   distributions['p'] = _chance(logits[used[-1]], tokens, sampler)
   if combiner is not None:
     distributions['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
-  distributions = jax.device_get(multihost.whole(distributions))
+  distributions = jax.device_get(multihost.to_host(distributions))
   names = _sources(method)
   pieces = models[-1].tokenizer.pieces() if models[-1].tokenizer is not None else None
   return [

@@ -16,7 +16,7 @@ import threading
 import jax
 from jax.experimental.compilation_cache import compilation_cache as programs
 
-from speccascade.host import disk, interrupt, multihost, progress
+from speccascade.host import interrupt, multihost, progress, storage
 from speccascade.host.errors import RunError
 
 CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
@@ -174,7 +174,7 @@ def _said(error: Exception) -> str:
   text = str(error).strip() or type(error).__name__
   if isinstance(error, RunError):
     return text
-  if isinstance(error, OSError) and error.errno in disk.FULL:
+  if isinstance(error, OSError) and error.errno in storage.FULL:
     where = error.filename or 'a file'
     return f'{where} cannot be written ({error.strerror}): free some space, then run the same command again.'
   first, *more = text.splitlines()

@@ -1,4 +1,4 @@
-"""Gin files, read with every name in them checked; what is wrong with them is said in one line, with the name meant.
+"""Gin files, read with every name checked; an error is one line, with the name that was probably intended.
 
 A gin file is code: it imports modules and calls what it names, so reading one runs it. Read only files that you trust.
 """
@@ -18,14 +18,12 @@ import sysconfig
 
 import gin
 
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.host.errors import RunError
 
 # The files that come with the package: inside it where it is installed, beside it in a clone.
 PACKAGE = Path(__file__).parents[1]
-SHIPPED = next(
-  p for p in (PACKAGE / 'gin_configs', PACKAGE.parent / 'gin_configs') if p.is_dir()
-)
+SHIPPED = next(p for p in (PACKAGE / 'gin_configs', PACKAGE.parent / 'gin_configs') if p.is_dir())
 UNREAD = 'a value is none that gin reads: numbers, texts, lists, dicts, @NAME and %NAME'
 
 
@@ -48,7 +46,7 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Seque
 
 def _found(file: str, search_paths: Sequence[str]) -> str:
   """Return where a file is: as it is named, in a folder to search, or among those that come with the package."""
-  name = os.fspath(disk.local(file))
+  name = os.fspath(storage.local(file))
   for folder in ('', *search_paths, SHIPPED.parent, SHIPPED):
     if os.path.isfile(path := os.path.join(folder, name)):
       return path
@@ -81,7 +79,7 @@ def _searching(folders: Sequence[str]):
 
 
 def _bind(binding: str):
-  """Read a binding of the command line; quotes that were forgotten are told."""
+  """Read a binding of the command line; forgotten quotes are named."""
   name, _, value = (part.strip() for part in binding.partition('='))
   try:
     gin.parse_config(binding)
@@ -91,9 +89,9 @@ def _bind(binding: str):
         f'--gin.{name}={value}: gin takes a text in quotes of its own: --gin.{name}="\'{value}\'"'
       ) from error
     if isinstance(error, SyntaxError):
-      said = str(error).strip().splitlines()[0]
-      said = f'{UNREAD}.' if 'malformed node' in said else said
-      raise RunError(f'--gin.{binding}: {said} Write --gin.NAME=VALUE.') from error
+      message = str(error).strip().splitlines()[0]
+      message = f'{UNREAD}.' if 'malformed node' in message else message
+      raise RunError(f'--gin.{binding}: {message} Write --gin.NAME=VALUE.') from error
     raise
 
 
@@ -142,10 +140,10 @@ def _check_macros(named: set[str], asked_for: Sequence[str]):
   for reference in gin.config.iterate_references(gin.config._CONFIG, to=gin.get_configurable(gin.config.macro)):
     name = '/'.join(reference.scopes)
     if name not in bound:
-      raise RunError(f'%{name} is used but bound nowhere{_meant(name, list(bound))}; bind it, as in {name} = …')
+      raise RunError(f'%{name} is used but bound nowhere{_suggestion(name, list(bound))}; bind it, as in {name} = …')
   for name, value in bound.items():
     if name not in used and (name in asked_for or not any(gin.config.iterate_references(value))):
-      raise RunError(f'{name} is bound, but nothing uses %{name}{_meant(name, used)}.')
+      raise RunError(f'{name} is bound, but nothing uses %{name}{_suggestion(name, used)}.')
 
 
 def _check_scopes(named: set[str]):
@@ -156,7 +154,7 @@ def _check_scopes(named: set[str]):
     if selector != 'gin.macro' and scope and not set(scope.split('/')) <= reached:
       raise RunError(
         f'{scope}/{selector.split(".")[-1]} is bound, but nothing is made in the scope {scope}'
-        f'{_meant(scope, sorted(used))}.'
+        f'{_suggestion(scope, sorted(used))}.'
       )
 
 
@@ -223,7 +221,7 @@ def macro_of(configurable: str, parameter: str) -> str:
   return '/'.join(value.scopes) if is_macro else f'{configurable.split(".")[-1]}.{parameter}'
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
+def _suggestion(name: str, known: Sequence[str]) -> str:
   near = difflib.get_close_matches(name, known, 1, 0.5)
   return f'; did you mean {near[0]}?' if near else ''
 
@@ -237,7 +235,7 @@ def _known() -> list[str]:
 
 @contextlib.contextmanager
 def explained():
-  """Turn gin's errors into one line that names what was probably meant."""
+  """Turn gin's errors into one line that names what was probably intended."""
   try:
     yield
   except RunError:
@@ -249,33 +247,37 @@ def explained():
 def _explain(error: Exception) -> str:
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   where = [line for line in lines if re.match(r'In (bindings|file)', line)]
-  said = lines[0] if lines else ''
-  if not isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError)) or not said:
-    said = f'{type(error).__name__}: {said}'
-  place = f' ({where[0].rstrip(":")})' if where else ''
-  if m := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", said):
+  message = lines[0] if lines else ''
+  if not isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError)) or not message:
+    message = f'{type(error).__name__}: {message}'
+  location = f' ({where[0].rstrip(":")})' if where else ''
+  if m := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", message):
     name = m.group(1).split('/')[-1]
-    return f'config: there is no {name}{_meant(name, _known()) or "; is its module imported?"}{place}'
-  if m := re.search(r"Configurable '(.+?)' doesn't have a parameter named '(.+?)'", said):
+    return f'config: there is no {name}{_suggestion(name, _known()) or "; is its module imported?"}{location}'
+  if m := re.search(r"Configurable '(.+?)' doesn't have a parameter named '(.+?)'", message):
     selector, name = m.groups()
     known = _parameters(selector)
-    near = _meant(name, known) or f'; it has {", ".join(known)}'
-    return f'config: {selector} has no parameter {name}{near}{place}'
-  if m := re.search(r'^(?:.*?)(\w+)(?:\.__init__|\.__new__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)$', said):
+    near = _suggestion(name, known) or f'; it has {", ".join(known)}'
+    return f'config: {selector} has no parameter {name}{near}{location}'
+  if m := re.search(
+    r'^(?:.*?)(\w+)(?:\.__init__|\.__new__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)$', message
+  ):
     if 'logits' in m.group(2):
-      return f'config: {m.group(1)} was called; hand it over, as @rules.{m.group(1)} without (){place}'
+      return f'config: {m.group(1)} was called; hand it over, as @rules.{m.group(1)} without (){location}'
     called = [x for x in (re.match(r"In call to configurable '([\w.]+)'", line) for line in lines) if x]
     name = called[0].group(1).split('.')[-1] if called else m.group(1)
     return f'config: {name} lacks {m.group(2)}; bind it, as in {name}.{m.group(2).split(chr(39))[1]} = …'
-  if 'malformed node' in said:
-    return f'config: {UNREAD}{place}'
-  if m := re.search(r'Unable to open file: (.+?)\. Searched', said):
-    return f'config: no file {m.group(1)}{place}; give its path, or the folder with --gin_search_paths'
+  if 'malformed node' in message:
+    return f'config: {UNREAD}{location}'
+  if m := re.search(r'Unable to open file: (.+?)\. Searched', message):
+    return f'config: no file {m.group(1)}{location}; give its path, or the folder with --gin_search_paths'
   if isinstance(error, ImportError):
-    return f'config: cannot import: {said}{place}; modules are looked for beside the gin file, here and on PYTHONPATH'
+    return (
+      f'config: cannot import: {message}{location}; modules are looked for next to the gin file, here and on PYTHONPATH'
+    )
   scopes = [x for x in (re.search(r"in scope '(.+?)'", line) for line in lines) if x]
   inside = f' (config scope {scopes[0].group(1)})' if scopes else ''
-  return f'{said.rstrip(".") if place or inside else said}{place}{inside}'
+  return f'{message.rstrip(".") if location or inside else message}{location}{inside}'
 
 
 def _parameters(selector: str) -> list[str]:

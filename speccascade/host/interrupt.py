@@ -12,7 +12,7 @@ def leave(*_):
 
 
 def while_importing():
-  """Let Ctrl-C end a command of this package until `commands.run` begins; what else imports it keeps its own ways."""
+  """Let Ctrl-C end a command of this package until `commands.run` begins; other programs keep their handler."""
   importing = sys.argv[:1] == ['-m'] and '-m' in sys.orig_argv  # as Python has it while it looks for a module
   asked = sys.orig_argv[sys.orig_argv.index('-m') + 1 :] if importing else []
   if asked and asked[0].split('.')[0] == __package__.split('.')[0]:

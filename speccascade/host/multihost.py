@@ -46,25 +46,29 @@ _writing = False  # inside a call that the writer makes for all
 def watch(command: Sequence[str]) -> int:
   """Run a command that is to `start` and return its exit code; it dies with this process.
 
-  JAX aborts a process where another that it waits for is gone, whatever it is at. Then this one says so, unless the
-  process itself had said what is wrong and was about to leave.
+  JAX aborts a process that waits for another one which is gone. Then this one prints so, unless the process had itself
+  reported an error and was about to leave.
   """
-  heard, told = os.pipe()
+  read_end, write_end = os.pipe()
   child = subprocess.Popen(
-    command, env=os.environ | {WATCHED: str(told)}, preexec_fn=_die_with_parent, start_new_session=True, pass_fds=[told]
-  )  # fmt: skip
-  os.close(told)
+    command,
+    env=os.environ | {WATCHED: str(write_end)},
+    preexec_fn=_die_with_parent,
+    start_new_session=True,
+    pass_fds=[write_end],
+  )
+  os.close(write_end)
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, _: child.send_signal(number))
   code = child.wait()
-  os.set_blocking(heard, False)
-  with open(heard, 'rb', buffering=0) as pipe:
+  os.set_blocking(read_end, False)
+  with open(read_end, 'rb', buffering=0) as pipe:
     left = pipe.read() or b''
   if code in GIVEN_UP and left.strip(JOINED):
     return left[-1]
   if code in GIVEN_UP:
-    ended = f'Another process died, and JAX ended this one. {AGAIN}'
-    print(f'error: {ended if left else NOT_FOUND.format(why="")}', file=sys.stderr)
+    died = f'Another process died, and JAX ended this one. {AGAIN}'
+    print(f'error: {died if left else NOT_FOUND.format(why="")}', file=sys.stderr)
     return 1
   return code if code >= 0 else 128 - code
 
@@ -88,20 +92,20 @@ def start(limit: float = LIMIT, **given):
     _leave_word(JOINED)
     jax.devices()  # which all processes have to ask for together
   except Exception as error:  # what JAX raises where the environment of a cluster is not as it expects
-    said = str(error).strip().split('\n')[0] or type(error).__name__
-    raise RunError(NOT_FOUND.format(why=f' ({said})')) from error
+    reason = str(error).strip().split('\n')[0] or type(error).__name__
+    raise RunError(NOT_FOUND.format(why=f' ({reason})')) from error
 
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
   """Keep from standard error what is not Python's: where JAX gives up, it prints a stack and aborts the process."""
   sys.stderr.flush()
-  with os.fdopen(os.dup(2), 'w') as kept, open(os.devnull, 'w') as nowhere, contextlib.redirect_stderr(kept):
-    os.dup2(nowhere.fileno(), 2)
+  with os.fdopen(os.dup(2), 'w') as stderr, open(os.devnull, 'w') as devnull, contextlib.redirect_stderr(stderr):
+    os.dup2(devnull.fileno(), 2)
     try:
       yield
     finally:
-      os.dup2(kept.fileno(), 2)
+      os.dup2(stderr.fileno(), 2)
 
 
 def _leave_word(word: bytes):
@@ -116,14 +120,14 @@ def _from_environment() -> dict:
   host, _, port = (address or '').rpartition(':')
   if address and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
     raise RunError(f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT, as in 10.0.0.1:1234.')
-  found = {}
+  settings = {}
   for name, least in (('num_processes', 1), ('process_id', 0)):
     variable = f'JAX_{name.upper()}'
     text = os.environ.get(variable)
     if text is not None and not (text.isdecimal() and int(text) >= least):
       raise RunError(f'{variable}={text} is not a whole number of at least {least}.')
-    found |= {} if text is None else {name: int(text)}
-  return found
+    settings |= {} if text is None else {name: int(text)}
+  return settings
 
 
 def count() -> int:
@@ -142,10 +146,10 @@ def once(call: Callable[[], T]) -> T:
   if count() == 1 or _writing:
     return call()
   if not is_writer():
-    said = broadcast(None)
-    if 'error' in said:
-      raise RunError(said['error'])
-    return said['value']
+    result = broadcast(None)
+    if 'error' in result:
+      raise RunError(result['error'])
+    return result['value']
   _writing = True
   try:
     value = call()
@@ -159,7 +163,7 @@ def once(call: Callable[[], T]) -> T:
 
 
 @contextlib.contextmanager
-def held(manager: contextlib.AbstractContextManager) -> Iterator[None]:
+def on_writer(manager: contextlib.AbstractContextManager) -> Iterator[None]:
   """Enter a context in the writer alone; where it cannot be entered, the error is raised in all."""
   with contextlib.ExitStack() as stack:
 
@@ -195,14 +199,12 @@ def barrier():
 
 @contextlib.contextmanager
 def _waiting(what: str):
-  """Turn a wait that came to nothing into one sentence."""
+  """Turn a wait that ended without a result into one sentence."""
   try:
     yield
   except RuntimeError as error:
     reason = str(error).partition(':')[0]
-    raise RunError(
-      f'{what}: it died, hangs, or needs more than {LIMIT:g} s ({reason}). {AGAIN}'
-    ) from error
+    raise RunError(f'{what}: it died, hangs, or needs more than {LIMIT:g} s ({reason}). {AGAIN}') from error
 
 
 def ended(error: Exception) -> bool:
@@ -220,29 +222,29 @@ def threads() -> int:
 
 
 def replicated(tree: Any) -> Any:
-  """Return a tree, which all processes have alike, with every array whole on each device of all of them."""
+  """Return a tree, which all processes have alike, with every array replicated on all devices."""
   return tree if jax.device_count() == 1 else jax.tree.map(lambda x: _put(x, PartitionSpec()), tree)
 
 
 def by_rows(tree: Any) -> Any:
-  """Return a tree, which all processes have alike, with axis 0 cut over all devices where they divide it."""
+  """Return a tree, which all processes have alike, with axis 0 sharded over all devices where they divide it."""
   if jax.device_count() == 1:
     return tree
-  cut = lambda x: PartitionSpec('rows') if len(x) % jax.device_count() == 0 else PartitionSpec()
-  return jax.tree.map(lambda x: _put(x, cut(x)), tree)
+  spec = lambda x: PartitionSpec('rows') if len(x) % jax.device_count() == 0 else PartitionSpec()
+  return jax.tree.map(lambda x: _put(x, spec(x)), tree)
 
 
 def _put(x: Any, spec: PartitionSpec) -> jax.Array:
   x, mesh = np.asarray(x), Mesh(np.array(jax.devices()), ('rows',))
-  return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda part: x[part])
+  return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
 
 
-def whole(tree: Any) -> Any:
-  """Return a tree with every array whole in this process, as numpy has it where it was spread over several."""
-  return tree if count() == 1 else jax.tree.map(_whole, tree)
+def to_host(tree: Any) -> Any:
+  """Return a tree whose arrays are complete in this process; those sharded over several become numpy arrays."""
+  return tree if count() == 1 else jax.tree.map(_to_host, tree)
 
 
-def _whole(x: Any) -> Any:
+def _to_host(x: Any) -> Any:
   if not isinstance(x, jax.Array) or x.is_fully_addressable:
     return np.asarray(x)
   if x.is_fully_replicated:

@@ -262,7 +262,7 @@ def plan(
   blocks, trials = _blocks(blocks), whole('trials', trials, 0)
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
-  bar = Progress('plan', 1, unit='steps', shown=progress)
+  bar = Progress('plan', 2 + len(rules or {}), unit='steps', shown=progress)
   measured = _Acceptance(models, prompts, blocks, call, rules or {}, bar)
   origin = _origin(models, measured.prompts, blocks, call, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
@@ -325,7 +325,6 @@ class _Acceptance:
       rates = cost_model.by_place(out.stats.tested_at[sound].sum(0), out.stats.accepted_at[sound].sum(0))
       self.candidates += [replace(kind, acceptance=rates) for kind in kinds]
       lengths = out.stats.emitted if lengths is None else lengths
-      bar.need(1)
       bar.add(1, f'acceptance, {name}')
     self.prompts = [prompt for i, prompt in enumerate(prompts) if i not in faults]
     self.lengths = [int(n) for i, n in enumerate(lengths) if i not in faults]

@@ -30,7 +30,7 @@ from speccascade.host.progress import Progress
 from speccascade.models import packing
 from speccascade.planning import timing
 from speccascade.stopping import Policy
-from speccascade.types import Array, Model, places
+from speccascade.types import Array, iota, Model
 
 BINS = 20, 15  # of S, and of A in each
 _NOTED = ('s', 'a', 's_target', 'accept', 'place')
@@ -62,12 +62,12 @@ class Observe:
     s, a = verification.indicators(state, 1, width)
     s_target, _ = verification.indicators(state, 2, width)
     accept = verification.chance(state, 2, width)
-    place = jnp.broadcast_to(places(s.shape[1]).astype(jnp.float32), s.shape)
+    place = jnp.broadcast_to(iota(s.shape[1]).astype(jnp.float32), s.shape)
     found = dict(zip(_NOTED, (s, a, s_target, accept, place), strict=True))
     return state.replace(policy={name: self._noted(state, x, found[name]) for name, x in state.policy.items()})
 
   def _noted(self, state: State, noted: Array, new: Array) -> Array:
-    slot = places(noted.shape[1]) - state.length[:, None]
+    slot = iota(noted.shape[1]) - state.length[:, None]
     fresh = (slot >= 0) & (slot < state.window.size[:, None]) & state.active[:, None]
     return jnp.where(fresh, take(new, jnp.clip(slot, 0, new.shape[1] - 1)), noted)
 
@@ -102,10 +102,9 @@ def observe(
     some = order[i : i + size]
     place = list(range(len(some)))
     prefix = made.prefill([rows[n].tokens for n in some], size)
-    state, ended = made.begin(prefix, made.arrival([rows[n] for n in some], None, place)), None
+    state, ended = made.begin(prefix, made.insert_batch([rows[n] for n in some], None, place)), None
     while ended is None or not ended['done'].all():
-      state, packed = made.run(state)
-      ended = made.collect(packed, state)
+      state, ended = made.collect(made.run(state))
     noted = {name: np.asarray(x) for name, x in state.policy.items()}
     parts += [_sample(models[-1], rows[n], n, p, ended, noted) for n, p in zip(some, place, strict=True)]
     progress.add(len(some))

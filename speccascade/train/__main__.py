@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import functools
 import sys
 
-from speccascade.host import commands, disk, multihost
+from speccascade.host import commands, multihost, storage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace):
-  out = disk.local(args.out).absolute()
+  out = storage.local(args.out).absolute()
   commands.join(args)
   from speccascade.train import jobs  # after the arguments are read, so that --help is quick
 

@@ -16,7 +16,7 @@ from speccascade import embedded, methods
 from speccascade.checkpoints import files as checkpoint_files
 from speccascade.data import files, tokenizers
 from speccascade.decode import decode
-from speccascade.host import disk
+from speccascade.host import storage
 from speccascade.sampling import Sampler
 from speccascade.train.batches import Pair
 from speccascade.types import Model
@@ -77,7 +77,7 @@ def from_teacher(
   A teacher may be a function that returns one, which is called when the first pair is asked for. The outputs are kept
   in `file`, what they were made with in its first line, so that a restart need not make them again.
   """
-  file, teacher = disk.local(file), teacher() if callable(teacher) else teacher
+  file, teacher = storage.local(file), teacher() if callable(teacher) else teacher
   made_with = {'teacher': checkpoint_files.digest_of_params(teacher.params), 'temperature': temperature}
   made_with |= {'max_new_tokens': max_new_tokens, 'seed': seed}
   if not file.is_file():
@@ -120,7 +120,7 @@ def _write_outputs(teacher, sources, file: Path, made_with: dict[str, Any], batc
   if faults:
     said = f"{len(faults)} of the teacher's {len(sources)} outputs ended as faults, and are left out. {faults[0]}"
     warnings.warn(said, stacklevel=2)
-  disk.write(file, ''.join(lines))
+  storage.write(file, ''.join(lines))
 
 
 def generated_sources(*, count: int, split: str = 'train') -> list[str]:

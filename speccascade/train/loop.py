@@ -3,7 +3,8 @@
   <out>/train.json    the settings, and digests of models and tokenizer: with these a run goes on and with no others
   <out>/data.json     digests of the data up to the first and the last saved steps, which must be the same again
   <out>/state/        Orbax: parameters, optimizer state and step
-  <out>/log.jsonl     what was printed
+  <out>/log.jsonl     the lines that were printed
+  <out>/lock          the process that trains
   <out>/model/        the result, for `speccascade.load`, written once
 
 The data are read from the start again after a restart and stepped over, so what they give must be the same each time.
@@ -25,14 +26,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tqdm
 
 from speccascade.checkpoints import files, hf_write, orbax
 from speccascade.data import tokenizers
-from speccascade.host import disk, multihost, progress
+from speccascade.host import multihost, storage
+from speccascade.host.journal import Journal
 from speccascade.train.batches import Batch, batches, Pair
 from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
-from speccascade.types import Model, Network, whole
+from speccascade.types import Model, Network, Params, whole
 
 # Settings that may change while a run goes on: its steps are the same under all of them.
 _FREE = {'log_every': 1, 'save_every': 1, 'save_dtype': 'float32', 'format': 'orbax'}
@@ -70,16 +73,25 @@ def train(
 ) -> Model:  # fmt: skip
   """Train a network on pairs of (source tokens, target tokens), or go on where a run in `out` was stopped.
 
-  `start` gives the first parameters, random ones without it. With a teacher its laws are learnt, as
+  `start` gives the first parameters, random ones without it. With a teacher its distributions are learnt, as
   `settings.distillation` says. Of several devices, also those of several processes, which share `out`, each has the
   parameters and, where their number divides the batch, a share of it.
   """
   out = Path(out).expanduser().absolute()
   _check(out.name, network, settings, start, teacher)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
-  multihost.once(lambda: disk.make(out))
-  kept = _identity(network, settings, tokenizer, start=start, teacher=teacher)
-  multihost.once(lambda: _same_settings(out / 'train.json', kept, (out / 'model').exists()))
+  with multihost.on_writer(storage.lock(out / 'lock', 'choose another folder')):
+    identity = _identity(network, settings, tokenizer, start=start, teacher=teacher)
+    multihost.once(lambda: _same_settings(out / 'train.json', identity, (out / 'model').exists()))
+    params = _train(out, network, pairs, settings, start, teacher, say)
+    model = Model(params, network, tokenizer, out.name)
+    if not multihost.once((out / 'model').exists):
+      _write(out / 'model', model, settings)
+  return model
+
+
+def _train(out: Path, network: Network, pairs: Iterable[Pair], settings: Settings, start, teacher, say) -> Params:
+  """Return the parameters after the last step, going on from the last one that is saved."""
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
   params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy: steps take their state's memory over
   transform = settings.optimizer.build(network, settings.steps)
@@ -87,31 +99,26 @@ def train(
     state = _restored(manager, multihost.replicated({'params': params, 'optimizer': transform.init(params)}))
     done = manager.latest_step() or 0
     networks = [network] if teacher is None else [network, teacher.network]
-    found = batches(pairs, settings.batch_size, settings.widths, networks=networks, seed=settings.seed)
-    stream = _Stream(found, out / 'data.json')
+    all_batches = batches(pairs, settings.batch_size, settings.widths, networks=networks, seed=settings.seed)
+    stream = _Stream(all_batches, out / 'data.json')
     stream.step_over(done, finished=done >= settings.steps)
     if done < settings.steps:
       if done:
         say(f'going on after step {done} of {settings.steps} in {out}')
       if settings.batch_size % jax.device_count():
         say(f'each of {jax.device_count()} devices computes all of a batch: give a batch_size that they divide')
-      log = Log(out / 'log.jsonl', settings, done, say)
-      state = _steps(
-        network, transform, state, stream, done, settings, multihost.replicated(teacher), manager, log
-      )
-  params = jax.device_put(multihost.whole(state['params']), jax.local_devices()[0])
-  model = Model(params, network, tokenizer, out.name)
-  if not multihost.once((out / 'model').exists):
-    _write(out / 'model', model, settings)
-  return model
+      teacher = multihost.replicated(teacher)
+      with contextlib.closing(Log(out / 'log.jsonl', settings, done, say)) as log:
+        state = _steps(network, transform, state, stream, done, settings, teacher, manager, log)
+  return jax.device_put(multihost.to_host(state['params']), jax.local_devices()[0])
 
 
 def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, str | None]:
   """Return what belongs to a run: with another of these it does not go on."""
-  found = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
-  found |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
-  found['tokenizer'] = tokenizer and files.digest({Path(p).name: Path(p) for p in tokenizer.files()})
-  return found | {'model': f'{settings.format}, {settings.save_dtype}'}
+  identity = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
+  identity |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
+  identity['tokenizer'] = tokenizer and files.digest({Path(p).name: Path(p) for p in tokenizer.files()})
+  return identity | {'model': f'{settings.format}, {settings.save_dtype}'}
 
 
 def _steps(network, transform, state, stream, done: int, settings: Settings, teacher, manager, log):
@@ -129,7 +136,7 @@ def _steps(network, transform, state, stream, done: int, settings: Settings, tea
         before = parts
         log.add(number, parts, int(batch.target_length.sum()))
         if number % settings.save_every == 0 or number == settings.steps:
-          stream.keep_digest(number)
+          stream.write_digest(number)
           _save(manager, number, state)
   except KeyboardInterrupt:
     jax.block_until_ready(state)  # a process that leaves while its device computes may crash
@@ -143,16 +150,16 @@ def _undisturbed() -> Iterator[None]:
   if threading.current_thread() is not threading.main_thread():  # no handler of Python's runs in it
     yield
     return
-  came, before = [], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+  received, before = [], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
   for number in before:
-    signal.signal(number, lambda number, _: came.append(number))
+    signal.signal(number, lambda number, _: received.append(number))
   try:
     yield
   finally:
     for number, handler in before.items():
       signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if came:
-      signal.raise_signal(came[0])
+    if received:
+      signal.raise_signal(received[0])
 
 
 class _Stream:
@@ -167,20 +174,20 @@ class _Stream:
       self._read.update(x.tobytes())
     return batch
 
-  def keep_digest(self, step: int):
-    """Note what was read up to a step, before its state is saved; the states before it stay known."""
-    multihost.once(lambda: self._keep(step))
+  def write_digest(self, step: int):
+    """Store the digest of the data up to a step before its state is saved, next to those of earlier states."""
+    multihost.once(lambda: self._write(step))
 
-  def _keep(self, step: int):
-    known = list(_kept(self._file).items()) if self._file.is_file() else []
-    disk.write(self._file, json.dumps(dict(known[:1] + known[1:][-2:]) | {str(step): self._read.hexdigest()}))
+  def _write(self, step: int):
+    known = list(_stored(self._file).items()) if self._file.is_file() else []
+    storage.write(self._file, json.dumps(dict(known[:1] + known[1:][-2:]) | {str(step): self._read.hexdigest()}))
 
   def step_over(self, steps: int, finished: bool = False):
     """Read the batches of the steps that are done, and raise where they are not the ones that these were made with.
 
     Of a run that is finished they are those up to its first saved step.
     """
-    known = multihost.once(lambda: _kept(self._file) if self._file.is_file() else {})
+    known = multihost.once(lambda: _stored(self._file) if self._file.is_file() else {})
     steps = int(next(iter(known), steps)) if finished else steps
     for _ in range(steps):
       next(self, None)
@@ -210,19 +217,14 @@ def make_step(network: Network, transform: optax.GradientTransformation, distill
 
 
 class Log:
-  """Prints a line, and keeps it, every `log_every` steps: the loss since the last one, the rate and the time left."""
+  """Prints and stores a line every `log_every` steps: the loss since the last one, the rate and the time left."""
 
   def __init__(self, file: Path, settings: Settings, done: int, say):
-    self._file, self._settings, self._say = file, settings, say
+    self._settings, self._say = settings, say
     self._first, self._start = done, time.monotonic()
     self._parts, self._tokens = [], 0
-    multihost.once(self._cut)
-
-  def _cut(self):
-    """Drop the lines of steps that are now done again."""
-    if self._file.is_file():
-      lines = self._file.read_text(encoding='utf-8').splitlines(True)
-      disk.write(self._file, ''.join(line for line in lines if 0 < _step(line) <= self._first))
+    self._journal = Journal(file, ('step',), elsewhere='choose another folder')
+    self._journal.keep_while(lambda line: line['step'] <= done)  # later steps are now done again
 
   def add(self, step: int, parts: dict[str, jax.Array], tokens: int) -> None:
     """Count a step; its numbers stay on the device until they are printed."""
@@ -230,28 +232,26 @@ class Log:
     self._tokens += tokens
     if step % self._settings.log_every and step != self._settings.steps:
       return
-    kept, self._parts = jax.device_get(self._parts), []
-    means = {name: float(np.mean([p[name] for p in kept])) for name in parts}
+    values = jax.device_get(self._parts)
+    self._parts = []
+    means = {name: float(np.mean([p[name] for p in values])) for name in parts}
     if not np.isfinite(means['loss']):
       raise FloatingPointError(f'the loss is {means["loss"]} before step {step}: lower learning_rate, or raise warmup')
-    if not multihost.is_writer():
-      return
     seconds = time.monotonic() - self._start
+    self._journal.append([{'step': step, **means, 'seconds': seconds}])
+    if multihost.is_writer():
+      self._print(step, means, seconds)
+
+  def _print(self, step: int, means: dict[str, float], seconds: float):
     rate = (step - self._first) / seconds
-    left = (self._settings.steps - step) / rate
+    left = tqdm.tqdm.format_interval((self._settings.steps - step) / rate)
     values = ' '.join(f'{name} {value:.3f}' for name, value in means.items())
-    self._say(f'step {step}/{self._settings.steps}  {values}  {rate:.2f} steps/s  '
-              f'{self._tokens / seconds:.0f} tokens/s  {progress.duration(left)} left', flush=True)  # fmt: skip
-    with open(self._file, 'a', encoding='utf-8', opener=disk.unlinked) as f:
-      f.write(json.dumps({'step': step, **means, 'seconds': seconds}) + '\n')
+    speed = f'{rate:.2f} steps/s  {self._tokens / seconds:.0f} tokens/s'
+    self._say(f'step {step}/{self._settings.steps}  {values}  {speed}  {left} left', flush=True)
 
-
-def _step(line: str) -> int:
-  """Return the step of a line of the log, 0 where it is damaged."""
-  try:
-    return json.loads(line)['step'] if line.endswith('\n') else 0
-  except (ValueError, KeyError, TypeError):
-    return 0
+  def close(self):
+    """Close the file."""
+    self._journal.close()
 
 
 def _check(name: str, network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
@@ -270,21 +270,21 @@ def _check(name: str, network: Network, settings: Settings, start: Model | None,
     raise ValueError(f'network.dtype={network.dtype!r}: parameters are trained in float32; save_dtype sets the result')
 
 
-def _kept(file: Path) -> dict:
-  """Return what a run has kept in a file of its own."""
+def _stored(file: Path) -> dict:
+  """Return the JSON object in a file of the run."""
   try:
-    kept = json.loads(file.read_bytes())
+    value = json.loads(file.read_bytes())
   except ValueError:
-    kept = None
-  if not isinstance(kept, dict):
+    value = None
+  if not isinstance(value, dict):
     raise ValueError(f'{file} is damaged: remove {file.parent} to train anew, or choose another folder')
-  return kept
+  return value
 
 
 def _same_settings(file: Path, settings: dict[str, str | None], finished: bool) -> None:
   """Write the settings of a new run, or raise where a run of others is there; how a model is written may change."""
   if file.is_file():
-    before = _kept(file)
+    before = _stored(file)
     if finished and before.get('model') != settings['model']:
       raise ValueError(
         f'{file.parent}/model is there, written as {before.get("model")}, and is not written again as '
@@ -295,7 +295,7 @@ def _same_settings(file: Path, settings: dict[str, str | None], finished: bool) 
         raise ValueError(
           f'{file.parent} holds a run with {name} {before.get(name)}, not {value}: choose another folder, or remove it'
         )
-  disk.write(file, json.dumps(settings, indent=1) + '\n')
+  storage.write(file, json.dumps(settings, indent=1) + '\n')
 
 
 def _checkpoints(folder: Path):
@@ -324,12 +324,12 @@ def _restored(manager, state):
 
 
 def _write(folder: Path, model: Model, settings: Settings) -> None:
-  """Write the result, rounded to the dtype it is to be kept in."""
+  """Write the result, rounded to the dtype of the file."""
   network = dataclasses.replace(model.network, dtype=settings.save_dtype)
   params = jax.tree.map(lambda x: x.astype(settings.save_dtype), model.params)
   model = Model(params, network, model.tokenizer, model.name)
-  multihost.once(lambda: _save_whole(folder, model, settings))
+  multihost.once(lambda: _save_model(folder, model, settings))
 
 
-def _save_whole(folder: Path, model: Model, settings: Settings) -> None:
+def _save_model(folder: Path, model: Model, settings: Settings) -> None:
   (orbax.save if settings.format == 'orbax' else hf_write.write)(folder, model, overwrite=True)

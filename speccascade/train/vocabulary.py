@@ -9,7 +9,7 @@ from pathlib import Path
 import sys
 
 from speccascade import embedded
-from speccascade.host import commands, disk
+from speccascade.host import commands, storage
 
 
 def make(file, texts: Iterable[str], *, size: int) -> Path:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Write the vocabulary of the package's sentences; return the exit code."""
   parser = commands.Parser('speccascade.train.vocabulary', __doc__)
   parser.add_argument('file', help='the file to write')
-  return commands.run(parser, lambda args: print(of_generated(disk.local(args.file))), argv, 'interrupted')
+  return commands.run(parser, lambda args: print(of_generated(storage.local(args.file))), argv, 'interrupted')
 
 
 if __name__ == '__main__':

@@ -69,7 +69,7 @@ def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
   for part in (first, second):
     assert part.network.shares_cache(part.params, deep.network, deep.params)
   assert checkpoints.digest(f'{saved}@1') == first.digest == f'{deep.digest}-first1'
-  assert state.cache_owners([first, second, deep]) == (2, 2, 2)
+  assert state.cache_slots([first, second, deep]) == (2, 2, 2)
   wholes = []
   given = [Checkpoint(f'{saved}@1', name='part'), Checkpoint(str(saved))]
   part, deep = (c.load(None, wholes) for c in given)

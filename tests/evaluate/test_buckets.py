@@ -22,10 +22,10 @@ import speccascade
 from speccascade import checkpoints, run
 from speccascade.checkpoints import orbax
 from speccascade.data import files
-from speccascade.evaluate import journals, runner
-from speccascade.evaluate.journals import Journal
-from speccascade.host import buckets, disk
+from speccascade.evaluate import runner
+from speccascade.host import journal, storage
 from speccascade.host.errors import RunError
+from speccascade.host.journal import Journal
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 
@@ -36,19 +36,19 @@ NETWORK = T5(T5Config(11, 8, 2, 4, 8, 1, 1))
 def bucket(tmp_path_factory):
   cache = tmp_path_factory.mktemp('cache')
   with fake_bucket.served(cache) as address:
-    before, buckets.CACHE = buckets.CACHE, cache / 'speccascade' / 'buckets'
+    before, storage.CACHE = storage.CACHE, cache / 'speccascade' / 'buckets'
     yield address
-    buckets.CACHE = before
+    storage.CACHE = before
 
 
 @pytest.fixture
 def folder(bucket, request):
-  return buckets.path(f'{bucket}/{request.node.name}')
+  return storage.resolve(f'{bucket}/{request.node.name}')
 
 
 def fetched(folder, into: pathlib.Path) -> pathlib.Path:
   """Copy all objects of a folder, and return where."""
-  for name in buckets.files(folder):
+  for name in storage.objects(folder):
     (into / name).parent.mkdir(parents=True, exist_ok=True)
     (into / name).write_bytes((folder / name).read_bytes())
   return into
@@ -56,7 +56,7 @@ def fetched(folder, into: pathlib.Path) -> pathlib.Path:
 
 def put(folder, content: dict[str, str | bytes]):
   for name, data in content.items():
-    disk.write(folder / name, data)
+    storage.write(folder / name, data)
 
 
 # ---- objects ----
@@ -64,50 +64,50 @@ def put(folder, content: dict[str, str | bytes]):
 
 def test_what_is_written_is_read_and_is_an_object_each(folder, tmp_path):
   odd = bytes(range(256)) * 300 + b'\r\n\n'
-  assert disk.names(folder) == [] and not folder.exists()
+  assert storage.names(folder) == [] and not folder.exists()
   put(folder, {'a': 'ä', 'b/c': odd})
-  disk.write(folder / 'b' / 'd', iter([odd, odd]))
-  assert disk.names(folder) == ['a', 'b'] and list(buckets.files(folder)) == ['a', 'b/c', 'b/d']
+  storage.write(folder / 'b' / 'd', iter([odd, odd]))
+  assert storage.names(folder) == ['a', 'b'] and list(storage.objects(folder)) == ['a', 'b/c', 'b/d']
   assert (folder / 'a').read_bytes() == 'ä'.encode() and (folder / 'b' / 'c').read_bytes() == odd
-  assert list(buckets.contents(folder, ['b/d', 'a'])) == [odd + odd, 'ä'.encode()]
+  assert list(storage.contents(folder, ['b/d', 'a'])) == [odd + odd, 'ä'.encode()]
   with pytest.raises(FileExistsError):
-    buckets.create(folder / 'a', b'again')
-  buckets.create(folder / 'e', b'once')
-  buckets.remove(folder, ['a', 'b/d'])
-  assert list(buckets.files(folder)) == ['b/c', 'e']
+    storage.create(folder / 'a', b'again')
+  storage.create(folder / 'e', b'once')
+  storage.remove(folder, ['a', 'b/d'])
+  assert list(storage.objects(folder)) == ['b/c', 'e']
 
 
 def test_drawings_are_there_when_all_are_made_and_old_ones_are_not(folder):
   put(folder, {'curves/old.svg': 'old', 'report.html': 'old', 'examples.jsonl': 'kept'})
-  with disk.drawn(folder, last='report.html') as place:
+  with storage.staged(folder, last='report.html') as place:
     (place / 'curves').mkdir()
     (place / 'curves' / 'new.svg').write_text('new')
     (place / 'report.html').write_text('new')
     assert (folder / 'report.html').read_bytes() == b'old'
-  assert list(buckets.files(folder)) == ['curves/new.svg', 'examples.jsonl', 'report.html']
+  assert list(storage.objects(folder)) == ['curves/new.svg', 'examples.jsonl', 'report.html']
   assert (folder / 'report.html').read_bytes() == b'new'
 
 
 def test_a_copy_is_fetched_once_and_what_changed_anew(folder, capsys):
   put(folder, {'m/a': 'one', 'm/b': 'two', 'beside': 'three', 'other/x': 'four'})
-  here = disk.here(str(folder / 'm'))
+  here = storage.local_copy(str(folder / 'm'))
   assert sorted(str(p.relative_to(here.parent)) for p in here.parent.rglob('[a-z]*') if p.is_file()) == [
     'beside', 'm/a', 'm/b',
   ]  # fmt: skip
   assert '11/11 bytes' in capsys.readouterr().err
-  assert disk.here(str(folder / 'm')) == here and 'fetching' not in capsys.readouterr().err
+  assert storage.local_copy(str(folder / 'm')) == here and 'fetching' not in capsys.readouterr().err
   put(folder, {'m/a': 'new'})
-  buckets.remove(folder, ['m/b'])
-  disk.here(str(folder / 'm'))
+  storage.remove(folder, ['m/b'])
+  here = storage.local_copy(str(folder / 'm'))
   assert (here / 'a').read_text() == 'new' and not (here / 'b').exists()
   assert '3/3 bytes' in capsys.readouterr().err
   with pytest.raises(FileNotFoundError, match='nothing'):
-    disk.here(str(folder / 'nothing'))
+    storage.local_copy(str(folder / 'nothing'))
 
 
 def test_a_copy_that_was_stopped_goes_on_with_the_files_that_are_missing(folder, capsys, monkeypatch):
   put(folder, {'m/a': 'one', 'm/b': 'four', 'm/c': 'three'})
-  fetch = buckets._fetch
+  fetch = storage._fetch
 
   def stopped(path, *args):
     if path.name == 'b':
@@ -115,10 +115,10 @@ def test_a_copy_that_was_stopped_goes_on_with_the_files_that_are_missing(folder,
     fetch(path, *args)
 
   with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(buckets, '_fetch', stopped)
-    disk.here(str(folder / 'm'))
+    patch.setattr(storage, '_fetch', stopped)
+    storage.local_copy(str(folder / 'm'))
   capsys.readouterr()
-  here = disk.here(str(folder / 'm'))
+  here = storage.local_copy(str(folder / 'm'))
   assert '9/9 bytes' in capsys.readouterr().err
   assert [(here / name).read_text() for name in 'abc'] == ['one', 'four', 'three']
 
@@ -128,23 +128,23 @@ def test_a_copy_that_was_stopped_goes_on_with_the_files_that_are_missing(folder,
 
 def test_a_journal_in_a_bucket_goes_on_and_becomes_one_object(folder):
   path = folder / 'examples.jsonl'
-  journal = Journal(path, ['a'])
-  journal.append([{'a': 1}, {'a': 'ä\u2028'}])
-  journal.append([{'a': 3}])
+  first = Journal(path, ['a'])
+  first.append([{'a': 1}, {'a': 'ä\u2028'}])
+  first.append([{'a': 3}])
   names = ['00000000-00000002.jsonl', '00000002-00000003.jsonl']
-  assert list(buckets.files(folder / 'examples')) == names and journals.count(path) == 3
+  assert list(storage.objects(folder / 'examples')) == names and journal.count(path) == 3
   again = Journal(path, ['a'])
   assert again.count == 3 and [line['a'] for line in again.lines()] == [1, 'ä\u2028', 3]
   again.append([{'a': 4}])
   with pytest.raises(RunError, match='00000003-00000004.jsonl'):
-    journal.append([{'a': 4}])
+    first.append([{'a': 4}])
   again.seal()
-  assert list(buckets.files(folder)) == ['examples.jsonl'] and path.read_bytes().count(b'\n') == 4
+  assert list(storage.objects(folder)) == ['examples.jsonl'] and path.read_bytes().count(b'\n') == 4
   put(folder, {f'examples/{names[0]}': '{"a": 1}\n'})  # as if killed before all parts were removed
   last = Journal(path, ['a'])
-  assert last.count == 4 == journals.count(path)
+  assert last.count == 4 == journal.count(path)
   last.seal()
-  assert list(buckets.files(folder)) == ['examples.jsonl']
+  assert list(storage.objects(folder)) == ['examples.jsonl']
 
 
 def test_a_part_that_is_missing_or_damaged_is_named(folder):
@@ -165,7 +165,7 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(folder, tmp_path):
     assert runner.run([QUICK], folder, config='a = 1\n') == [folder]
     same_bytes(tmp_path / 'disk', fetched(folder, tmp_path / 'fetched'))
   names = {p.name for p in (tmp_path / 'disk').iterdir()}
-  assert set(disk.names(folder)) == names - {'curves'}  # which is empty
+  assert set(storage.names(folder)) == names - {'curves'}  # which is empty
   with pytest.raises(RunError, match='\\+a = 2'):
     runner.run([QUICK], folder, config='a = 2\n')
 
@@ -185,7 +185,7 @@ def test_shards_in_a_bucket_are_merged_to_one_processs_bytes(folder, tmp_path):
 
 def test_shards_in_another_kind_of_bucket_are_merged_alike(tmp_path):
   runner.run([QUICK], tmp_path / 'disk', config='a = 1\n')
-  memory = buckets.path(f'memory://{tmp_path.name}')
+  memory = storage.resolve(f'memory://{tmp_path.name}')
   assert [share(QUICK, memory, i, 2) for i in range(2)] == [[], [memory]]
   same_bytes(tmp_path / 'disk', fetched(memory, tmp_path / 'fetched'))
 
@@ -195,12 +195,12 @@ def test_a_run_in_a_bucket_that_was_killed_goes_on_to_the_same_bytes(bucket, fol
   config = tmp_path / 'toy.gin'
   config.write_text(GOOD + RUN)
   killed, deadline = start(config, str(folder), '--debug'), time.monotonic() + 120
-  while not buckets.files(folder / 'examples'):
+  while not storage.objects(folder / 'examples'):
     assert killed.poll() is None and time.monotonic() < deadline, finish(killed)
     time.sleep(0.01)
   killed.kill()
   assert finish(killed)[0] == -signal.SIGKILL
-  left = journals.count(folder / 'examples.jsonl')
+  left = journal.count(folder / 'examples.jsonl')
   assert 0 < left < 60
   assert run.main([*given(config, folder), '--debug']) == 0
   assert f'Report: {folder}/report.html' in capsys.readouterr().out
@@ -225,7 +225,7 @@ def test_a_checkpoint_is_loaded_from_a_bucket(folder, tmp_path, capsys):
   model = Model(NETWORK.init(jax.random.key(0)), NETWORK)
   saved = orbax.save(tmp_path / 'small', model)
   for file in (p for p in saved.rglob('*') if p.is_file()):
-    buckets.upload(file, folder / 'small' / file.relative_to(saved).as_posix())
+    storage.upload(file, folder / 'small' / file.relative_to(saved).as_posix())
   address = str(folder / 'small')
   loaded = speccascade.load(address)
   assert loaded.name == 'small' and checkpoints.digest(address) == checkpoints.digest(saved)
@@ -247,6 +247,6 @@ def test_of_t5x_the_latest_step_is_fetched_without_its_optimizer(folder):
   })  # fmt: skip
   here = checkpoints._fetched(str(folder / 'small'))
   found = {str(p.relative_to(here.parent)) for p in here.parent.rglob('*') if p.is_file()}
-  assert here.name == 'checkpoint_100' and found - {'.lock', '.known.json'} == {
+  assert here.name == 'checkpoint_100' and found == {
     'checkpoint_100/checkpoint', 'checkpoint_100/target.a/.zarray', 'config.gin', 'hf_tokenizer/tokenizer.json',
   }  # fmt: skip

@@ -60,7 +60,7 @@ def refuse():
 found = [multihost.is_writer(), multihost.count(), multihost.threads()]
 found += [multihost.once(lambda: multihost.once(lambda: 'first') + f' {multihost.is_writer()}')]
 found += [len(multihost.broadcast('x' * 3_000_000 if multihost.is_writer() else None))]
-with multihost.held(noted()):
+with multihost.on_writer(noted()):
   multihost.barrier()
 try:
   multihost.once(refuse)

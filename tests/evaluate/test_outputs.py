@@ -6,7 +6,7 @@ import pytest
 
 from speccascade.evaluate import report, rundir
 from speccascade.evaluate.report import drawing
-from speccascade.host import buckets, disk
+from speccascade.host import storage
 from speccascade.host.errors import RunError
 
 
@@ -26,15 +26,15 @@ def test_a_chart_or_a_scalar_that_cannot_be_written_is_a_warning(tmp_path, monke
 
 def test_what_a_bucket_does_not_permit_is_found_before_anything_is_measured(monkeypatch):
   pytest.importorskip('upath')
-  folder = buckets.path('memory://outputs/run')
+  folder = storage.resolve('memory://outputs/run')
   with rundir.locked(folder):
     pass
-  assert disk.names(folder) == ['lock']
+  assert storage.names(folder) == ['lock']
 
   def forbid(*_):
     raise PermissionError('403: storage.objects.delete is denied')
 
-  monkeypatch.setattr(buckets, 'remove', forbid)
+  monkeypatch.setattr(storage, 'remove', forbid)
   with pytest.raises(RunError, match=having('outputs/run', '403')):
     with rundir.locked(folder):
       pass

@@ -15,9 +15,9 @@ import toys
 
 from speccascade import decode, methods, rules, Sampler, sampling
 from speccascade.evaluate import Curve, Experiment, protocols, summary, trace
-from speccascade.evaluate.journals import Journal
 from speccascade.host import progress
 from speccascade.host.errors import RunError
+from speccascade.host.journal import Journal
 from speccascade.models import toy
 from speccascade.planning import timing
 
@@ -411,32 +411,46 @@ class Stream(io.StringIO):
     self.isatty = lambda: terminal
 
 
-def test_progress_updates_a_line_on_a_terminal_and_writes_lines_now_and_then_elsewhere():
-  now = [0]
+def test_progress_updates_a_line_on_a_terminal(monkeypatch):
+  screen = Stream(True)
+  with progress.Progress('latency', 2, stream=screen, unit='calls') as bar:
+    bar.mininterval = 0
+    bar.add(1, 'T = 0')
+    bar.add(1)
+  first, *lines = screen.getvalue().split('\r')[1:]
+  assert first.startswith('latency: 0/2 calls') and lines[0].startswith('latency: 1/2 calls')
+  assert lines[0].rstrip().endswith(', T = 0]') and lines[-1].startswith('latency: 2/2 calls')
+  assert screen.getvalue().count('\n') == 1
 
-  def add(counter, note=''):
-    now[0] += 5
-    counter.add(1, note)
 
-  log, screen = Stream(False), Stream(True)
-  counter = progress.Progress('quality', 10, 2, stream=log, clock=lambda: now[0])
+def test_progress_writes_lines_now_and_then_where_there_is_no_terminal():
+  log, clock = Stream(False), iter(range(5, 1000, 5))
+  bar = progress.Progress('quality', 10, 2, stream=log)
+  bar.start_t = bar.last_print_t = 0
+  bar._time = lambda: next(clock)
   for _ in range(8):
-    add(counter, 'opt')
-  assert log.getvalue().splitlines() == [
-    'quality: 6/10 examples, 0.2/s, 20 s left · opt', 'quality: 10/10 examples, 0.2/s, in 40 s'
-  ]  # fmt: skip
-  counter = progress.Progress('latency', 2, stream=screen, unit='calls', clock=lambda: now[0])
-  counter.leave_out(4)
-  add(counter)
-  add(counter)
-  assert screen.getvalue() == '\rlatency: 1/2 calls, 1.0/s, 1 s left\rlatency: 2/2 calls, 0.3/s, in 6 s  \n'
+    bar.add(1, 'opt')
+  bar.end()
+  lines = log.getvalue().splitlines()
+  assert [line.split(' [')[0] for line in lines] == [f'quality: {n}/10 examples' for n in (6, 9, 10)], lines
+  assert lines[0].endswith('[00:30<00:30,  0.13 examples/s, opt]')
 
 
-def test_durations_are_read_at_a_glance():
-  assert [progress.duration(s) for s in (0.2, 59, 61, 3600, 7325)] == [
-    '0 s',
-    '59 s',
-    '1 min 1 s',
-    '1 h 0 min',
-    '2 h 2 min',
-  ]
+def test_progress_leaves_out_time_and_counts_what_is_added_to_it(monkeypatch):
+  log = Stream(False)
+  bar = progress.Progress('plan', 1, stream=log)
+  before = bar.start_t
+  bar.leave_out(100)
+  assert bar.start_t == before + 100
+  bar.add(1)
+  bar.expect(1)
+  bar.need(3)
+  bar.add(1)
+  bar.end()
+  assert [line.split(' ')[1] for line in log.getvalue().splitlines()] == ['1/1', '2/2']
+  monkeypatch.setattr(progress, 'silent', True)
+  bar = progress.Progress('plan', 1, stream=log)
+  bar.leave_out(1)
+  bar.add(1)
+  bar.end()
+  assert log.getvalue().count('plan') == 2

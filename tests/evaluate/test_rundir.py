@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 
@@ -10,18 +11,8 @@ from matching import having
 import pytest
 
 from speccascade.evaluate import rundir
-from speccascade.evaluate.journals import Journal
 from speccascade.host.errors import RunError
-
-
-def test_a_journal_returns_what_was_appended(tmp_path):
-  journal = Journal(tmp_path / 'j')
-  journal.append([{'a': 1}, {'a': 'ä'}])
-  journal.append([{'a': 3.5}])
-  journal.close()
-  again = Journal(tmp_path / 'j')
-  assert list(again.lines()) == [{'a': 1}, {'a': 'ä'}, {'a': 3.5}]
-  again.close()
+from speccascade.host.journal import Journal
 
 
 def test_a_cut_anywhere_leaves_the_whole_lines(tmp_path):
@@ -123,33 +114,33 @@ def test_not_a_number_is_not_written(tmp_path):
     rundir.write_json(tmp_path / 'f', {'x': float('nan')})
 
 
-LIMITED = """
-import resource, signal, sys
-from pathlib import Path
-from speccascade.host.errors import RunError
-from speccascade.evaluate.journals import Journal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-journal = Journal(Path(sys.argv[1]))
-try:
-  for i in range(100):
-    journal.append([{'line': i}])
-except RunError as error:
-  print(error)
-"""
-
-
-def test_a_full_disk_is_one_error_and_what_was_there_can_be_gone_on_with(tmp_path):
-  path = tmp_path / 'j'
-  out = subprocess.run([sys.executable, '-c', LIMITED, str(path)], capture_output=True, text=True, check=True)
-  assert (
-    out.stdout.strip()
-    == f'{path} cannot be written: File too large; free some space, then run the same command to go on.'
-  )
+def test_a_full_disk_is_one_error_and_the_run_goes_on_from_what_is_written(tmp_path):
+  path, limit = tmp_path / 'j', resource.getrlimit(resource.RLIMIT_FSIZE)
+  journal = Journal(path)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+  try:
+    with pytest.raises(RunError, match='/j cannot be written: File too large; free some space'):
+      for i in range(100):
+        journal.append([{'line': i}])
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+  journal.close()
   assert path.stat().st_size == 100
   journal = Journal(path)
   assert [r['line'] for r in journal.lines()] == list(range(8)) and journal.count == 8
+  journal.append([{'line': 8}])
   journal.close()
+  assert [json.loads(line)['line'] for line in path.read_text().splitlines()] == list(range(9))
+
+
+def test_a_journal_drops_what_follows_the_first_line_that_is_not_wanted(tmp_path):
+  journal = Journal(tmp_path / 'j', ('step',))
+  journal.append([{'step': i} for i in (1, 2, 5, 3)])
+  journal.keep_while(lambda line: line['step'] < 4)
+  assert journal.count == 2 and [line['step'] for line in journal.lines()] == [1, 2]
+  journal.append([{'step': 3}])
+  journal.close()
+  assert (tmp_path / 'j').read_bytes() == b'{"step": 1}\n{"step": 2}\n{"step": 3}\n'
 
 
 HOLD = """

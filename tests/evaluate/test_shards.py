@@ -30,7 +30,7 @@ TIMED = dataclasses.replace(QUICK, latency_examples=3, latency_trials=2)
 @pytest.mark.parametrize('protocol', protocols.PROTOCOLS, ids=lambda p: p.journal)
 def test_every_line_is_one_shards(protocol, count):
   lines = protocol.lines(EXPERIMENT)
-  owners = [[s for s in shards.of(count) if s.has(turn)] for turn, _ in lines]
+  owners = [[s for s in shards.all_of(count) if s.has(turn)] for turn, _ in lines]
   assert len(lines) > 40 and all(len(o) == 1 for o in owners)
 
 
@@ -39,7 +39,7 @@ def test_shards_have_as_much_and_no_point_the_longest_prompts_alone():
   experiment = dataclasses.replace(EXPERIMENT, task=dataclasses.replace(toys.task(30), examples=examples))
   lengths = {e.index: len(e.prompt) for e in examples}
   parts = protocols.quality_plan(experiment)
-  work = [sum(lengths[e.index] for p in parts if s.has(p.turn) for e in p.examples) for s in shards.of(3)]
+  work = [sum(lengths[e.index] for p in parts if s.has(p.turn) for e in p.examples) for s in shards.all_of(3)]
   assert max(work) < 1.05 * min(work)
 
 
@@ -179,7 +179,7 @@ def test_a_shard_of_a_run_that_one_process_began_is_refused(tmp_path):
 
 
 def test_a_shard_is_one_processs_and_others_may_run_beside_it(begun):
-  with shards.held(begun, Shard(1, 3), lambda begun: None):
+  with shards.locked(begun, Shard(1, 3), lambda begun: None):
     with pytest.raises(RunError, match=r'1-of-3.* process \d+ '):
       share(QUICK, begun, 1)
     with pytest.raises(RunError, match=r'run .*process \d+ '), rundir.locked(begun):

@@ -27,6 +27,7 @@ import speccascade
 from speccascade import checkpoints
 from speccascade.checkpoints import files, hf_write, orbax
 from speccascade.data.tokenizers import find
+from speccascade.host import storage
 from speccascade.host.errors import RunError
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder
@@ -87,6 +88,13 @@ def test_teacher_forcing_sees_what_decoding_sees(network):
   assert logits[0, : len(tokens)].argmax(-1).tolist() == tokens
 
 
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
+  with storage.lock(tmp_path / 'run' / 'lock', 'wait'):
+    with pytest.raises(RunError, match=f'run is in use by process {os.getpid()} on'):
+      train(tmp_path / 'run', T5_NET, copies(), settings(), say=quiet)
+  assert [p.name for p in (tmp_path / 'run').iterdir()] == ['lock']
+
+
 @pytest.mark.parametrize('optimizer', quick(['adamw', 'adafactor'], ['adamw']))
 @pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
 def test_training_lowers_the_loss(network, optimizer, tmp_path):
@@ -140,7 +148,7 @@ def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
       train(tmp_path / 'run', T5_NET, copies(), s, teacher=teachers[0], say=quiet)
     (tmp_path / 'run' / name).write_text(content)
   with (tmp_path / 'run' / 'log.jsonl').open('a') as f:
-    f.write('{"step"}\n{"loss": 1}\n')
+    f.write('{"step": 3, "lo')  # as if it had been killed in the middle of a line
   train(tmp_path / 'run', T5_NET, copies(), s, teacher=teachers[0], say=quiet)
   steps = [json.loads(line)['step'] for line in (tmp_path / 'run' / 'log.jsonl').read_text().splitlines()]
   assert steps == list(range(2, 21, 2))
@@ -543,7 +551,7 @@ def _command(tmp_path, *more):
 def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path, capsys):
   assert _command(tmp_path, '--gin.train.Settings.log_every=3') == 0
   out = capsys.readouterr().out
-  assert '[large] step 3/3' in out and 'steps/s' in out and '0 s left' in out and '[large] step 1/3' not in out
+  assert '[large] step 3/3' in out and 'steps/s' in out and '00:00 left' in out and '[large] step 1/3' not in out
   assert 'forward_kl' in [line for line in out.splitlines() if '[small] step 3/3' in line][0]
   small = speccascade.load(tmp_path / 'out' / 'small' / 'model')
   assert small.network.config.embed_dim == 8 and small.tokenizer is not None

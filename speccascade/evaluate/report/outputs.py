@@ -8,7 +8,8 @@ from typing import Any
 
 from speccascade.evaluate import rundir
 from speccascade.evaluate.report import charts, drawing, formats, page, points, tables
-from speccascade.host import disk
+from speccascade.host import storage
+from speccascade.host.journal import GO_ON
 
 
 def write(results: dict, folder: Path):
@@ -31,12 +32,12 @@ def write(results: dict, folder: Path):
   rundir.write(folder / 'summary.csv', formats.as_csv(results))
   rundir.write(folder / 'summary.md', formats.as_markdown(results, every_table=False))
   rundir.write(folder / 'tables.md', formats.as_markdown(results, every_table=True))
-  with rundir.told(f'{folder} cannot be written', 'free some space, then run the same command to go on'):
-    with disk.drawn(folder, last='report.html') as place:
-      _warned('tensorboard/', lambda: _tensorboard(results, place / 'tensorboard'))
+  with storage.one_sentence(f'{folder} cannot be written', GO_ON):
+    with storage.staged(folder, last='report.html') as scratch:
+      _warned('tensorboard/', lambda: _tensorboard(results, scratch / 'tensorboard'))
       drawings = _warned('curves/', lambda: list(map(drawing.draw, charts.charts(results)))) or []
-      _warned('curves/', lambda: _curves(drawings, place / 'curves'))
-      disk.write(place / 'report.html', page.page(results, drawings))
+      _warned('curves/', lambda: _curves(drawings, scratch / 'curves'))
+      storage.write(scratch / 'report.html', page.page(results, drawings))
 
 
 def _warned(name: str, write: Callable[[], Any]) -> Any:

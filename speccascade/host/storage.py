@@ -1,0 +1,372 @@
+"""Files on a disk or in a bucket, whole or not at all; paths, locks and local copies.
+
+A bucket (gs://…, s3://… and whatever else fsspec has a package for) holds whole objects: none is appended to or
+renamed, and none can be locked. `create` writes an object only where there is none, so of two writers one fails.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+import errno
+import fcntl
+import glob
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+import posixpath
+import re
+import socket
+import tempfile
+from typing import Any
+import uuid
+
+from speccascade.host.errors import RunError
+from speccascade.host.progress import Progress
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PACKAGES = {'gs': 'gcsfs', 'gcs': 'gcsfs', 's3': 's3fs', 'az': 'adlfs', 'abfs': 'adlfs', 'abfss': 'adlfs'}
+CLIENTS = ('gcsfs', 'google', 'aiohttp', 'aiobotocore', 'botocore', 's3fs', 'adlfs', 'azure', 'requests', 'fsspec')
+CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'buckets'
+BATCH = 64  # objects read side by side
+_ADDRESS = re.compile(r'([A-Za-z][\w+.-]*)://')
+_MISWRITTEN = re.compile(rf'({"|".join(PACKAGES)}):(?!//[^/])')
+_PART = re.compile(r'\.[0-9a-f]{8}\.part')
+
+
+# ---- paths ----
+
+
+def is_address(path: Any) -> bool:
+  """Tell whether a text is an address, SCHEME://…, and no path of this machine.
+
+  Raises:
+    ValueError: for an address that lacks a part, or that is of this machine.
+  """
+  text = str(path) if isinstance(path, str | Path) else ''
+  if scheme := _MISWRITTEN.match(text):
+    raise ValueError(f'{text} is neither a path nor an address: write {scheme[1]}://BUCKET/PATH, a text.')
+  if text.startswith(('file:/', 'local:/')):
+    raise ValueError(f'{text} lies on this machine: give its path, without {text.partition(":")[0]}://.')
+  return isinstance(path, str) and bool(_ADDRESS.match(path))
+
+
+def in_bucket(path: Any) -> bool:
+  """Tell whether a path lies in a bucket."""
+  return not isinstance(path, str | Path)
+
+
+def local(path: str | os.PathLike) -> Path:
+  """Return a path of this machine with `~` expanded; raise ValueError for an address, as gs://…."""
+  if is_address(path):
+    raise ValueError(f'{path} is an address, and this is opened on a disk alone: copy or mount it, and give that.')
+  return Path(path).expanduser()
+
+
+def resolve(path: str | os.PathLike):
+  """Return a path of this machine with `~` expanded, or the path of an address, whose package must be installed."""
+  return _open_address(path) if is_address(path) else Path(path).expanduser()
+
+
+def _open_address(address: str):
+  scheme = _ADDRESS.match(address)[1]
+  if scheme == 'data':
+    raise ValueError(f'{address} would be content and no file: give a path, or an address as gs://BUCKET/PATH.')
+  try:
+    import upath
+
+    for name in ('gcsfs', 'google.auth'):  # they log the traceback of each attempt that fails
+      logging.getLogger(name).setLevel(logging.CRITICAL)
+    path = upath.UPath(address, use_listings_cache=False)
+    _ = path.fs
+  except ImportError as error:
+    missing = PACKAGES.get(scheme) or getattr(error, 'name', None) or 'its fsspec package'
+    missing = f'universal-pathlib {missing}' if getattr(error, 'name', '') == 'upath' else missing
+    raise ValueError(f'{address} cannot be opened: pip install {missing}') from error
+  except (ValueError, TypeError, OSError) as error:  # whatever a file system asks for first
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise ValueError(f'{address} cannot be opened ({reason}): fsspec has gs://, s3://, az:// and more') from error
+  return path
+
+
+def make_folder(folder: Path):
+  """Make a folder; a bucket has none to make."""
+  if not in_bucket(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def names(folder: Path) -> list[str]:
+  """Return the names in a folder, none where it does not exist."""
+  if in_bucket(folder):
+    return sorted({name.split('/')[0] for name in objects(folder)})
+  return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+
+
+# ---- errors ----
+
+
+@contextlib.contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+  """Raise an OSError that names the path where a disk is full, which libraries report in errors of their own."""
+  try:
+    yield
+  except Exception as error:
+    for number in FULL:
+      if getattr(error, 'errno', None) == number or os.strerror(number) in str(error):
+        raise OSError(number, os.strerror(number), str(path)) from error
+    raise
+
+
+@contextlib.contextmanager
+def client_errors() -> Iterator[None]:
+  """Turn errors of the clients of buckets into those of a file system."""
+  try:
+    yield
+  except OSError:
+    raise
+  except Exception as error:  # the address decides which client it is, and each has errors of its own
+    if type(error).__module__.split('.')[0] not in CLIENTS:
+      raise
+    raise OSError(f'{type(error).__name__}: {str(error).strip().splitlines()[0]}') from error
+
+
+@contextlib.contextmanager
+def one_sentence(what: str, remedy: str) -> Iterator[None]:
+  """Turn a failure of a file system or a bucket into a RunError: what failed, why, and the remedy."""
+  try:
+    with client_errors():
+      yield
+  except OSError as error:
+    reason = ' '.join(str(error.strerror or error).split())  # a bucket's may have lines
+    raise RunError(f'{what}: {reason}; {remedy}.') from error
+
+
+# ---- whole files ----
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+  """Yield the path of a file to write next to `path`, which replaces it when the block ends without an error."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  part = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.part')
+  try:
+    with full_disk(path):
+      yield part
+    os.replace(part, path)
+  finally:
+    part.unlink(missing_ok=True)
+
+
+def write(path: Path, content: str | bytes | Iterable[bytes]):
+  """Write a file or an object, whole or not at all; its content may come in pieces."""
+  content = content.encode() if isinstance(content, str) else content
+  pieces = [content] if isinstance(content, bytes) else content
+  if not in_bucket(path):
+    with atomic(path) as part, open(part, 'xb') as f:
+      f.writelines(pieces)
+      f.flush()
+      os.fsync(f.fileno())
+    return
+  with tempfile.NamedTemporaryFile() as f:
+    f.writelines(pieces)
+    f.flush()
+    upload(Path(f.name), path)
+
+
+def is_part(path: Path) -> bool:
+  """Tell whether a file is one that `atomic` has not finished."""
+  return bool(_PART.fullmatch(''.join(path.suffixes[-2:])))
+
+
+def remove_parts(path: Path):
+  """Remove what killed writers of a file have left next to it."""
+  for part in path.parent.glob(f'{glob.escape(path.name)}.*.part'):
+    if is_part(part):
+      part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def staged(folder: Path, last: str) -> Iterator[Path]:
+  """Yield a local folder to write into; a bucket gets its files at the end of the block, the file `last` after others.
+
+  Older objects in the sub-folders that are written are removed.
+  """
+  if not in_bucket(folder):
+    yield folder
+    return
+  with tempfile.TemporaryDirectory() as scratch:
+    yield Path(scratch)
+    files = sorted((p for p in Path(scratch).rglob('*') if p.is_file()), key=lambda p: (p.name == last, p))
+    written = [p.relative_to(scratch).as_posix() for p in files]
+    folders = {name.split('/')[0] for name in written if '/' in name}
+    remove(folder, [n for n in objects(folder) if n.split('/')[0] in folders and n not in written])
+    for name in written:
+      upload(Path(scratch) / name, folder / name)
+
+
+def no_follow(path: str, flags: int) -> int:
+  """Open a file as an `opener` of `open`, but not through a symbolic link."""
+  try:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+  except OSError as error:
+    if error.errno != errno.ELOOP:
+      raise
+    raise OSError(errno.ELOOP, 'it is a symbolic link, which is not followed; remove it', path) from None
+
+
+# ---- locks ----
+
+
+def try_lock(file, *, shared: bool = False, wait: bool = False) -> bool:
+  """Lock an open file and tell whether that was possible; the lock ends with the file or with the process."""
+  try:
+    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+  except BlockingIOError:
+    return False
+  return True
+
+
+@contextlib.contextmanager
+def lock(path: Path, remedy: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+  """Lock a folder by a file in it, which names the process that has the lock.
+
+  Args:
+    path: the lock file; its folder is made where there is none.
+    remedy: ends the error, as in 'choose another folder'.
+    shared: next to other processes that share it.
+    wait: until the lock is free.
+
+  Raises:
+    RunError: where another process has the lock, or the file cannot be written.
+  """
+  with one_sentence(f'{path.parent} cannot be written', remedy):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, 'a+', opener=no_follow)
+  with file:
+    if not try_lock(file, shared=shared, wait=wait):
+      file.seek(0)
+      owner = file.read().strip() or 'another process'
+      raise RunError(f'{path.parent} is in use by {owner}; wait for it, stop it, or {remedy}.')
+    with one_sentence(f'{path} cannot be written', 'free some space'):
+      file.truncate(0)
+      file.write(this_process())
+      file.flush()
+    yield
+
+
+def this_process() -> str:
+  """Return the line by which a lock names this process."""
+  return f'process {os.getpid()} on {socket.gethostname()}\n'
+
+
+# ---- objects of a bucket ----
+
+
+@client_errors()
+def objects(folder) -> dict[str, dict]:
+  """Return the objects below a folder by their names in it, with what the bucket reports of each."""
+  try:
+    found = folder.fs.find(folder.path, detail=True)
+  except FileNotFoundError:
+    return {}
+  return {posixpath.relpath(name, folder.path): about for name, about in sorted(found.items())}
+
+
+@client_errors()
+def create(path, content: bytes):
+  """Write an object where there is none; raise FileExistsError where there is one."""
+  path.fs.pipe_file(path.path, content, mode='create')
+
+
+@client_errors()
+def upload(file: Path, path):
+  """Write an object with the content of a file."""
+  path.fs.put_file(str(file), path.path)
+
+
+@client_errors()
+def remove(folder, names: list[str]):
+  """Remove objects of a folder."""
+  if names:
+    folder.fs.rm([posixpath.join(folder.path, name) for name in names])
+
+
+def contents(folder, names: list[str]) -> Iterator[bytes]:
+  """Yield the contents of objects of a folder in order, some of them fetched side by side."""
+  for start in range(0, len(names), BATCH):
+    paths = [posixpath.join(folder.path, name) for name in names[start : start + BATCH]]
+    with client_errors():
+      found = folder.fs.cat(paths) if len(paths) > 1 else {paths[0]: folder.fs.cat_file(paths[0])}
+    yield from (found[path] for path in paths)
+
+
+# ---- local copies ----
+
+
+def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, beside: Sequence[str] = ()) -> Path:
+  """Return a file or folder on this machine, of a bucket a copy with what lies next to it.
+
+  Each version of an object is fetched once, to `CACHE`, from which a folder of links is made for each version of the
+  whole; a fetch that was stopped goes on with what is missing.
+
+  Args:
+    path: a path of this machine, an address, or a path in a bucket.
+    wanted: tells by its name from the folder above which object is copied.
+    beside: folders next to `path` that are copied too; files next to a folder always are.
+  """
+  path = resolve(path) if isinstance(path, str) else path
+  if not in_bucket(path):
+    return path.expanduser()
+  listed = _list(path, wanted, beside)
+  versions = {name: _digest([name, about]) for name, about in listed.items()}
+  cache = CACHE / _digest(str(path.parent))
+  copy = cache / _digest(versions)
+  if not copy.exists():
+    with lock(cache / '.lock', 'try again', wait=True):
+      missing = {name: listed[name].get('size') or 0 for name, v in versions.items() if not (cache / v).is_file()}
+      progress = Progress(f'fetching {path.parent}', sum(missing.values()), unit='bytes', shown=bool(missing))
+      for name, size in missing.items():
+        _fetch(path.parent / name, cache / versions[name], size, progress)
+      _link(versions, cache, copy)
+  return copy / path.name
+
+
+@client_errors()
+def _list(path, wanted: Callable[[str], bool], beside: Sequence[str]) -> dict[str, dict]:
+  """Return the objects to copy by their names from the folder above."""
+  if path.fs.isfile(path.path):
+    found = {path.name: path.fs.info(path.path)}
+  elif not objects(path):
+    raise FileNotFoundError(f'{path} does not exist: the bucket has nothing of that name')
+  else:
+    next_to = path.fs.ls(path.parent.path, detail=True)
+    found = {posixpath.basename(about['name']): about for about in next_to if about['type'] == 'file'}
+    for folder in (path.name, *beside):
+      found |= {f'{folder}/{name}': about for name, about in objects(path.parent / folder).items()}
+  return {name: about for name, about in found.items() if wanted(name)}
+
+
+def _digest(value: Any) -> str:
+  return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _fetch(path, to: Path, size: int, progress: Progress):
+  """Fetch an object and count its bytes while they come."""
+  from fsspec.callbacks import Callback
+
+  before = progress.n
+  report = lambda _, count, **__: progress.add(before + count - progress.n, path.name)
+  with atomic(to) as part, client_errors():
+    path.fs.get_file(path.path, str(part), callback=Callback(hooks={'count': report}))
+  progress.add(before + size - progress.n)  # not every client reports them
+
+
+def _link(versions: dict[str, str], cache: Path, copy: Path):
+  """Make the folder of a copy from its objects, whole or not at all."""
+  with tempfile.TemporaryDirectory(dir=cache) as scratch:
+    made = Path(scratch) / 'copy'
+    for name, version in versions.items():
+      (made / name).parent.mkdir(parents=True, exist_ok=True)
+      os.link(cache / version, made / name)
+    if not copy.exists():  # made by another process while this one waited
+      made.rename(copy)
