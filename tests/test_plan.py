@@ -33,7 +33,7 @@ def test_a_plan_predicts_the_speed_of_a_shorter_block_and_names_the_best():
   models, found = pair(), costs(0.05, slope=0.02)
   made = planned(models, PROMPTS, found, (1, 3, 5), sampler=Sampler(1.0), rules=RULES)
   (batch,) = made.batches
-  assert made.pays and len(batch.rows) == 4 * 3
+  assert batch.pays and len(batch.rows) == 4 * 3
   out = decode(methods.speculative(block=3), models, PROMPTS, max_new_tokens=100, sampler=Sampler(1.0))
   row = next(r for r in batch.rows if str(r) == 'speculative at γ = 3')
   assert row.speedup == pytest.approx(out.stats.emitted.sum() / seconds_of(out, found), rel=0.06)
@@ -49,7 +49,7 @@ def test_a_model_that_drafts_for_itself_does_not_pay_and_the_plan_says_why():
   made = planned([large, large], PROMPTS, costs(1.0), (1, 5))
   (batch,) = made.batches
   assert batch.best().candidate.acceptance[0] == 1.0 and batch.best().speedup == pytest.approx(1.0)
-  assert not made.pays and batch.choice == ('autoregressive', 0)
+  assert not batch.pays and batch.choice == ('autoregressive', 0)
   assert batch.verdict.startswith('Speculation will not pay here: the drafter is too dear (a call costs 1.00')
 
 

@@ -39,11 +39,6 @@ class Candidate:
   make: Callable[[int], Method] = dataclasses.field(compare=False, repr=False)
   acceptance: tuple[float, ...] = ()
 
-  @property
-  def exact(self) -> bool:
-    """Whether the output has the verifier's distribution."""
-    return self.kind in _SIMPLER
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
@@ -173,11 +168,6 @@ class Plan:
   profile: plans.Profile | None = None
   faults: tuple[str, ...] = ()  # of prompts, which are left out
 
-  @property
-  def pays(self) -> bool:
-    """Whether any method is faster than its reference at any batch size."""
-    return any(batch.pays for batch in self.batches)
-
   def saved(self) -> plans.Plan:
     """Return what `methods.planned` decodes by."""
     choices = {b.batch: b.choice for b in self.batches}
@@ -259,14 +249,16 @@ def plan(
     raise ValueError(
       f'plan takes a drafter and a verifier, a companion between them or none, not {len(models)} models.'
     )
-  blocks, trials = _blocks(blocks), whole('trials', trials, 0)
+  blocks, trials = sorted({whole('blocks', n) for n in blocks}), whole('trials', trials, 0)
+  if not blocks:
+    raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
   bar = Progress('plan', 2 + len(rules or {}), unit='steps', shown=progress)
   measured = _Acceptance(models, prompts, blocks, call, rules or {}, bar)
   origin = _origin(models, measured.prompts, blocks, call, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
-  by_name = {n: timers[n].costs() if timers else _given(costs[n]) for n in batches}
+  by_name = {n: timers[n].costs() if timers else lambda name, n=n: costs[n] for n in batches}
   profile = _profile(models, measured, origin, call, by_name) if len(models) == 3 and timers else None
   found = []
   for n in batches:
@@ -286,17 +278,6 @@ def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], c
     plans.device_of(models), f'{data}, {len(rows)} prompts {plans.digest_of(rows)}', max(blocks),
     int(np.median([row.size for row in rows])),
   )  # fmt: skip
-
-
-def _given(costs: Costs) -> Callable[[str], Costs]:
-  return lambda name: costs
-
-
-def _blocks(blocks: Sequence[int]) -> tuple[int, ...]:
-  blocks = tuple(blocks)
-  if not blocks:
-    raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
-  return tuple(sorted({whole('blocks', b) for b in blocks}))
 
 
 def _batches(models: Sequence[Model], batches: Sequence[int], prompts: int) -> tuple[int, ...]:
