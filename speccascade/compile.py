@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace):
   networks = aot.networks_of(args.models, args.dtype, args.scan)
   if args.method == 'autoregressive' and args.model is None:
     args.model = len(networks) - 1
-  method = options.method(args, len(networks))
+  method = options.method(args, len(networks)).at(args.batch_size)
   sizes = aot.Sizes(args.batch_size, args.max_prompt_tokens, args.max_new_tokens)
   try:
     found = program_report.of_topology(
