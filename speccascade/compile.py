@@ -2,7 +2,6 @@
 
   python -m speccascade.compile --topology v5e:2x2 --models t5_small_xl --method speculative --batch_size 8 --block 5
   python -m speccascade.compile --topology v5e:2x2 --models llama_7b_70b --mesh data=1,model=4 --json
-  python -m speccascade.compile --topology v6e:2x2 --models SMALL/config.json LARGE/config.json --rule opt:0.1
 
 TPUs need the extra `tpu`, h100 the CUDA plugin of JAX. On a mesh, arguments and memory are those of one chip, and
 collectives those of a round. What the figures are: `speccascade.planning.program_report`.
@@ -42,8 +41,7 @@ def _parser() -> commands.Parser:
   )
   parser.add_argument('--dtype', choices=options.DTYPES, default='bfloat16', help='of weights and caches (bfloat16)')
   options.add_mesh(parser)
-  said = 'whole or cut for each model, as in whole,cut (cut where that saves more than it costs)'
-  parser.add_argument('--rules', type=commands.listed, default=[], help=said)
+  parser.add_argument('--rules', type=commands.listed, default=[], help='whole or cut for each model (what is faster)')
   parser.add_argument('--xla', type=options.pair, default=[], action='append', help='an option of XLA, as NAME=VALUE')
   parser.add_argument('--scan', action='store_true', help='scan the layers: a program of one layer for all')
   parser.add_argument('--text', type=Path, help="write the program's text to this file")

@@ -52,6 +52,8 @@ def _named_rule(text: str):
 
 
 def _run(args: argparse.Namespace):
+  if (count := len(options.models(args))) not in (2, 3):
+    raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
   out = storage.local(args.out) if args.out else None
   if out is not None and out.exists() and not args.overwrite:
     raise RunError(f'{out} exists; pass --overwrite to replace it.')

@@ -557,6 +557,8 @@ COMMANDS = {
   ],
   'plan': [
     (['a'], '--prompts'),
+    (['a', '--prompts={tmp}/file'], 'not 1'),
+    (['--models', 'a', '--prompts={tmp}/file'], 'not 1'),
     *(([*'ab', '--prompts={tmp}/file', *more], part) for more, part in [
       (['--rule=opt:abc'], ('--rule', 'opt:abc')),
       (['--rule=op:1'], ('--rule', 'op;', 'speculative')),

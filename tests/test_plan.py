@@ -158,6 +158,13 @@ def test_a_round_and_a_start_follow_from_two_runs():
   assert planner._split((10.0, 40), (4.0, 10), batches=2) == pytest.approx((0.2, 1.0))
 
 
+def test_acceptance_that_is_not_forced_is_that_of_the_method():
+  method = methods.speculative(block=3)
+  call = dict(models=pair(), prompts=PROMPTS[:3], max_new_tokens=12, sampler=Sampler(1.0))
+  free, own = (decode(m, **call) for m in (method.accepting(timing.forced(None)), method))
+  assert free.tokens == own.tokens and (free.stats.accepted == own.stats.accepted).all()
+
+
 @pytest.mark.parametrize('rate, rounds', [(0.0, 12), (1.0, 3)])
 def test_forced_acceptance_keeps_all_or_none_whatever_the_models_say(rate, rounds):
   models = [toy.model(1, scale=2.0), toy.model(2, scale=2.0)]

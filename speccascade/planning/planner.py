@@ -26,7 +26,9 @@ from speccascade.types import Combiner, Model, Rule, whole
 
 PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
 TEXTS = 16  # that each trial decodes, and two batches at the least
+KNOTS = 8  # γ at which rounds of plain speculative decoding are timed, at the most
 _FREE = 1e-6  # the cost of a drafter without cost
+_FORCED = ('speculative', 'cascade', 'naive_cos')  # the kinds whose rounds are timed with forced acceptance
 _SIMPLER = ('autoregressive', 'speculative', 'sv_exact')  # one with more to it has to be faster by PAYS
 
 
@@ -383,10 +385,10 @@ class _Timer:
 
   def costs(self) -> Callable[[str], Costs]:
     """Return the costs of each candidate by its name, of rounds inside the decode loop with forced acceptance."""
-    least, most = self.blocks[0], self.blocks[-1]
     made = [c for c in self.measured.candidates if c.kind != 'cos']
-    knots = {c.name: sorted({least, most}) for c in made}
-    knots['speculative'] = sorted({*knots['speculative'], self.blocks[len(self.blocks) // 2]})
+    ends = {self.blocks[0], self.blocks[len(self.blocks) // 2], self.blocks[-1]}
+    spread = {self.blocks[i] for i in np.linspace(0, len(self.blocks) - 1, KNOTS).round().astype(int)}
+    knots = {c.name: sorted(spread if c.kind == 'speculative' else ends) for c in made}
     batches = self._enough()
     runs = {(c.name, n): self._forced(c.make(n), batches) for c in made for n in knots[c.name]}
     alone = {'draft': methods.autoregressive(0), 'token': self.alone}
@@ -437,6 +439,8 @@ class _Timer:
     return self._interleave({name: self._speed(method) for name, method in made.items()}, 'decoding')
 
   def _speed(self, method: Method) -> Callable[[], float]:
+    if method.kind in _FORCED:
+      method = method.accepting(timing.forced(None))  # the program whose rounds were timed
     asked = [_of_length(p, n) for p, n in zip(self.prompts, self.lengths, strict=True)]
     run = lambda: decode(method, self.models, asked, **self.call)
 

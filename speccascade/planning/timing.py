@@ -63,15 +63,20 @@ def interleave(runs: Mapping[Any, Callable[[], Any]], trials: int) -> dict[Any, 
 # ---- rounds of a decode ----
 
 
-def forced(rate: float) -> Callable:
-  """Return an acceptor that keeps each drafted token with this chance, whatever the models say."""
-  return functools.partial(_forced, rate=rate)
+def forced(rate: float | None) -> Callable:
+  """Return an acceptor that keeps each drafted token with this chance, whatever the models say.
+
+  With None it is `acceptance.token_wise`, in the same compiled program.
+  """
+  return functools.partial(_forced, rate=-1.0 if rate is None else rate)
 
 
 def _forced(trial, *, rate):
-  one = jnp.ones(trial.tokens.shape)
-  ok, noise = trial.noise.accept(rate * one, one, trial.position, trial.start)
-  return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one[:, 0], one[:, 0]), noise
+  pi, q = acceptance.at_tokens(trial)
+  pi, q = jnp.where(rate < 0, pi, rate), jnp.where(rate < 0, q, 1.0)
+  ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
+  one = jnp.ones_like(pi[:, 0])
+  return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one, one), noise
 
 
 _forced.by_round = False
