@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from speccascade.checkpoints.hf_config import network_from_config
+from speccascade.checkpoints.hf import network_from_config
 from speccascade.types import Prompt
 
 LOAD = """

@@ -390,7 +390,7 @@ def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: 
   return Method.of_phases(phases, (0, 1, 2), kind='sv_exact', origin=measured.origin)
 
 
-def planned(plan: plans.Plan | str) -> ByBatch:
+def planned(plan: plans.Plan | str) -> Method | ByBatch:
   """Decode each batch by the method that a plan found fastest for its size.
 
   All of them have the verifier's distribution: the verifier alone, speculative decoding and, with three models,
@@ -421,7 +421,7 @@ def planned(plan: plans.Plan | str) -> ByBatch:
   return by_batch({rows: method.replace(origin=found.origin) for rows, method in chosen.items()})
 
 
-def by_batch(choices: Mapping[int, Method]) -> ByBatch:
+def by_batch(choices: Mapping[int, Method]) -> Method | ByBatch:
   """Choose the method by the size of the batch.
 
   All methods decode with the same list of models, so a method of fewer models names them: `autoregressive(2)`,
@@ -431,7 +431,7 @@ def by_batch(choices: Mapping[int, Method]) -> ByBatch:
     choices: {rows: method}; each method is for batches of at most so many rows, the last one for larger batches too.
 
   Returns:
-    A method whose phases are those of the choice for the batch.
+    A method whose phases are those of the choice for the batch; of a single choice, that method.
 
   Raises:
     ValueError: If a number of rows is not positive, or a choice has no phases.
@@ -446,4 +446,6 @@ def by_batch(choices: Mapping[int, Method]) -> ByBatch:
     if not isinstance(method, Method):
       raise ValueError(f'by_batch: {method!r} is not made of phases; give methods such as speculative(block=5).')
   rows = sorted(whole('rows', n) for n in choices)
+  if len(rows) == 1:
+    return choices[rows[0]]
   return ByBatch(tuple(choices[n] for n in rows), tuple(rows))

@@ -4,8 +4,8 @@ Each drafted token is accepted with the same probability α whatever came before
 in the block: drafts go astray the further they go, and one rate for all places promises too much of a long block.
 
 Times are in units of one token of the verifier. c is the time of a call of the drafter; v that of the verifier's call
-for a block, which the papers take as 1; `overhead` is the time of a round beside its calls, the same for a round of the
-reference, which is one token. Numbers and arrays are accepted, and broadcast. At α = 1 a formula is its limit.
+for a block, which the papers take as 1; `overhead` is the time of a round on top of its calls, the same for a round
+of the reference, which is one token. Numbers and arrays are accepted, and broadcast. At α = 1 a formula is its limit.
 
 Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", §3; Fu et al. 2025, "Fast Large
 Language Model Collaborative Decoding via Speculation", §3 and Appendix A.
@@ -102,7 +102,7 @@ def speedup_speculative(
     gamma: γ.
     c: The time of a call of the drafter.
     v: The time of the verifier's call for a block.
-    overhead: The time of a round beside its calls.
+    overhead: The time of a round on top of its calls.
 
   Returns:
     The ratio of times per token, of the broadcast shape.

@@ -12,11 +12,12 @@ PATH, SHAPE, SCAN, REST = *sys.argv[1:3], 'scan' in sys.argv, [a for a in sys.ar
 COUNT = 4 if REST else 8
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={COUNT}'
 
+from flax.traverse_util import flatten_dict  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from speccascade.backends import sharding  # noqa: E402
-from speccascade.checkpoints import files, load, shards, t5x, tensor_files  # noqa: E402
+from speccascade.checkpoints import load, safetensors_files, zarr_files  # noqa: E402  # noqa: E402
 
 TAKEN: dict[str, np.ndarray] = {}  # how often each element of each tensor was read
 
@@ -28,22 +29,21 @@ def counted(name: str, shape, box) -> None:
 
 def watch() -> None:
   """Count what is read of safetensors and of zarr arrays."""
-  stored, zarr = tensor_files.Stored.read, t5x.open_zarr
+  for tensor in (safetensors_files.Tensor, zarr_files.Tensor):
 
-  def read(self, box=None):
-    counted(self.name, self.shape, box)
-    return stored(self, box)
+    def read(self, box=None, read=tensor.read):
+      counted(self.name, self.shape, box)
+      return read(self, box)
 
-  def opened(name, where, kvstore):
-    leaf = zarr(name, where, kvstore)
+    tensor.read = read
 
-    def leaf_read(box=None):
-      counted(name, leaf.shape, box)
-      return leaf.read(box)
 
-    return t5x.dataclasses.replace(leaf, read=leaf_read)
-
-  tensor_files.Stored.read, t5x.open_zarr = read, opened
+def own_size(x: jax.Array) -> int:
+  """Return how many elements this process holds, of each once."""
+  own = np.zeros(x.shape, bool)
+  for index in x.sharding.addressable_devices_indices_map(x.shape).values():
+    own[index] = True
+  return int(own.sum())
 
 
 def own_bytes(x: jax.Array) -> int:
@@ -54,21 +54,20 @@ if __name__ == '__main__':
   if REST:
     jax.distributed.initialize(f'localhost:{REST[1]}', 2, int(REST[0]))
   if not REST:
-    alone = files.named(load(PATH, scan=SCAN).params)
+    alone = flatten_dict(load(PATH, scan=SCAN).params, sep='.')
   watch()
   mesh = sharding.mesh(dict(zip(('data', 'model'), map(int, SHAPE.split('x')), strict=True)))
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   model = load(PATH, scan=SCAN, mesh=mesh, rules='cut')
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-  leaves = files.named(model.params)
-  boxes = {name: shards.box(x.sharding, x.shape) for name, x in leaves.items()}
+  leaves = flatten_dict(model.params, sep='.')
   print(json.dumps({
     'equal': None if REST else all(np.array_equal(x, alone[name]) for name, x in leaves.items()),
     'cut': sum(not x.is_fully_replicated for x in leaves.values()),
     'most': max(int(seen.max()) for seen in TAKEN.values()),
     'read': sum(int(seen.sum()) for seen in TAKEN.values()),
     'tensors': len(TAKEN),
-    'held': sum(int(np.prod(shards.size(box))) for box in boxes.values()),
+    'held': sum(map(own_size, leaves.values())),
     'all': sum(x.size for x in leaves.values()),
     'shard_bytes': sum(map(own_bytes, leaves.values())),
     'peak_bytes': 1024 * peak,

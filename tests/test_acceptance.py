@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speccascade import acceptance, methods, sampling
-from speccascade.types import Window
+from speccascade.engine.state import Window
 
 V = 3
 

@@ -249,7 +249,7 @@ def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monke
     for some in (method, weighted):
       noise = sampling.Keyed.make(keys, 48, 1, temperature == 0)
       state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=sampling.Sampler(temperature), noise=noise)
-      found.append((np.asarray(state.tokens), state.stats.accepted.tolist(), state.stats.calls.tolist()))
+      found.append((np.asarray(state.tokens), state.stats.accepted_lengths.tolist(), state.stats.calls.tolist()))
   for plain, other in zip(found[:2], found[2:], strict=True):
     np.testing.assert_array_equal(plain[0], other[0])
     assert plain[1:] == other[1:]

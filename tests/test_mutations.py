@@ -66,14 +66,14 @@ def test_a_cascade_that_forgets_that_its_target_reads_q_is_caught():
 
 def test_a_residual_that_is_not_normalised_is_caught(monkeypatch):
   # A draw that takes its weights for probabilities gives what is missing to the last token.
-  def absolute(weights, u):
+  def absolute(weights, u, layout):
     hit = jnp.cumsum(weights, -1) > u[..., :1]
     return jnp.where(hit.any(-1), hit.argmax(-1), weights.shape[-1] - 1).astype(jnp.int32)
 
   method, models, step = LATE['speculative']
   expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   run = functools.partial(chi_square, method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)
-  monkeypatch.setattr(sampling, 'draw', absolute)
+  monkeypatch.setattr(sampling.noise, 'draw', absolute)
   assert run()[0] > FALSE_ALARM  # harmless by itself
   monkeypatch.setattr(sampling, 'residual', lambda pi, q: jnp.maximum(pi - q, 0))
   jax.clear_caches()

@@ -39,7 +39,7 @@ class View(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-  """The operations that a backend may do in its own way; hashable, a static part of a program.
+  """The operations that a backend may override; hashable, a static part of a program.
 
   A program for several devices has the `layout` of its arrays on the mesh; that of a network has its own model's alone.
   """

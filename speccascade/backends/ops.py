@@ -1,6 +1,6 @@
 """Reading and writing entries by index, in the form that each platform compiles well.
 
-The platform is that which the program is lowered for, so that nothing has to be told. A TPU runs a gather or a scatter
+The platform is the one that the program is lowered for. A TPU runs a gather or a scatter
 row by row, and a masked sum at full width; a CPU writes a row in place and takes maxima of floats as vectors.
 
 Axis letters: B batch, N entries, K indices, V vocabulary.

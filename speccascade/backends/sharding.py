@@ -295,7 +295,7 @@ class Layout:
     return found.replace(window=window, caches=self.only(kept).caches(state.caches) if state.caches else ())
 
   def pin(self, tree: Any, cut: Any = None) -> Any:
-    """Hold arrays of a traced program in their places, on every device where nothing else is said."""
+    """Constrain arrays of a traced program to their shardings, replicated unless `cut` is given."""
     cut = jax.tree.map(lambda _: PartitionSpec(), tree) if cut is None else cut
     hold = lambda x, s: jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, s))
     return jax.tree.map(hold, tree, cut)

@@ -203,12 +203,12 @@ def _gather(total, y, heads: int):
   """Undo `_spread`: put the heads of a tile side by side."""
   groups, _, tile = total.shape
   width = y.shape[1]
-  lane, beside = lax.broadcasted_iota(jnp.int32, (width, tile), 1), None
+  lane, side_by_side = lax.broadcasted_iota(jnp.int32, (width, tile), 1), None
   for group, row, lanes, m in _tiles(y.shape, groups, tile, heads):
     x = total[group, pl.ds(row, width), :]
-    beside = jnp.where(lane >= m * (tile // heads), x, beside) if m else x
+    side_by_side = jnp.where(lane >= m * (tile // heads), x, side_by_side) if m else x
     if m == heads - 1:
-      y[0, :, lanes] = beside.astype(y.dtype)
+      y[0, :, lanes] = side_by_side.astype(y.dtype)
 
 
 def _merge(slots: Array, new: Array, at: Array) -> Array:

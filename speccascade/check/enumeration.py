@@ -163,7 +163,7 @@ class Finding(NamedTuple):
 
   question: str
   ok: bool | None
-  said: str
+  message: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Report:
   def __str__(self):
     marks = {True: 'yes', False: 'NO', None: '–'}
     wide = max(len(f.question) for f in self.findings)
-    lines = [f'  {f.question:<{wide}}  {marks[f.ok]:<3}  {f.said}'.rstrip() for f in self.findings]
+    lines = [f'  {f.question:<{wide}}  {marks[f.ok]:<3}  {f.message}'.rstrip() for f in self.findings]
     return '\n'.join([f'{self.name}: {"all is well" if self.ok else "something is wrong"}', *lines])
 
 
@@ -206,8 +206,8 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
 def _check_method(method: Strategy, bar: Progress) -> Report:
   models, combiner = method.target
   if combiner is None:
-    said = 'its tokens follow no distribution of one position: a verifier may rewrite what was written'
-    return Report(method.name, (Finding('emits one distribution', None, said),))
+    message = 'its tokens follow no distribution of one position: a verifier may rewrite what was written'
+    return Report(method.name, (Finding('emits one distribution', None, message),))
   findings = _of_laws([('', combiner)], len(models), bar)
   return Report(method.name, (*findings, *(_emitted(method, bar) if all(f.ok for f in findings) else ())))
 
@@ -301,11 +301,13 @@ def _monotone(settings: Sequence[tuple[str, Callable]]) -> Finding:
   for i in range(1, len(settings)):
     worse = rejected[i] - rejected[i - 1]
     if worse.max() > CLOSE:
-      said = f'{settings[i][0].strip()} a draft is rejected more often, by {worse.max():.3f}, than{settings[i - 1][0]}'
-      return Finding('rejects less as alpha grows', None, f'no: {said}')
+      message = (
+        f'{settings[i][0].strip()} a draft is rejected more often, by {worse.max():.3f}, than{settings[i - 1][0]}'
+      )
+      return Finding('rejects less as alpha grows', None, f'no: {message}')
   first, last = rejected[0].mean(), rejected[-1].mean()
-  said = f'{first:.2f} of drafts rejected{settings[0][0]}, {last:.2f}{settings[-1][0]}'
-  return Finding('rejects less as alpha grows', True, said)
+  message = f'{first:.2f} of drafts rejected{settings[0][0]}, {last:.2f}{settings[-1][0]}'
+  return Finding('rejects less as alpha grows', True, message)
 
 
 def _emitted(method: Method, bar: Progress) -> list[Finding]:
@@ -320,7 +322,7 @@ def _emitted(method: Method, bar: Progress) -> list[Finding]:
     distribution = emitted_distribution(method, every, [1, 0], COUNT, sampler)
     expected = lockstep_law(combiner, [every[m] for m in models], [1, 0], COUNT, sampler)
     off, missing = distance(distribution, expected)
-    said = f'distance {off:.1e} of the joint distribution of {COUNT} tokens from its definition, by {method.name}'
-    found.append(Finding(f'is emitted at {name}', bool(max(off, missing) < CLOSE), said))
+    message = f'distance {off:.1e} of the joint distribution of {COUNT} tokens from its definition, by {method.name}'
+    found.append(Finding(f'is emitted at {name}', bool(max(off, missing) < CLOSE), message))
     bar.add(1, f'the loop, {name}')
   return found

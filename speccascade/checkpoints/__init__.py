@@ -11,20 +11,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade.checkpoints import files, hf, hf_config, hf_names, orbax, t5x
+from speccascade.checkpoints import digests, files, hf, orbax, t5x
+from speccascade.checkpoints.hf import config as hf_config
+from speccascade.checkpoints.hf import names as hf_names
 from speccascade.data import tokenizers
 from speccascade.host import storage
 from speccascade.host.errors import known_as
 from speccascade.models import layerskip
 from speccascade.types import check_bits, Model, Network
 
-__all__ = ['digest', 'kind', 'load', 'load_all', 'part_of', 'read', 'register', 'whole']
+__all__ = ['digest', 'kind', 'load', 'load_all', 'load_shared', 'parse_model_path', 'read', 'register']
 
 _EXIT = re.compile(r'(.+)@(\d+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
-_BESIDE = {'.gin', '.json', '.model', '.txt', '.jinja'}  # kinds of files beside a checkpoint that say what it is
+_DESCRIPTIONS = {'.gin', '.json', '.model', '.txt', '.jinja'}  # kinds of files next to a checkpoint that describe it
 _OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
+_FORMATS = {'hf': hf, 'orbax': orbax, 't5x': t5x}
 _DTYPES = ('float32', 'bfloat16', 'float16')
 _EXPECTED = (
   "expected a Hugging Face folder (config.json and *.safetensors), T5X's checkpoint_<step> or a folder of them, or a "
@@ -45,48 +48,69 @@ def load(
   mesh=None,
   rules=None,
 ) -> Model:
-  """Return the model at a path or hub id, with its tokenizer where one is found, fit for this machine.
+  """Return the model of a checkpoint, with its tokenizer where there is one, fit for this machine.
 
-  A path may be an address in a bucket, as gs://…, of which a copy is kept on this machine. With @4 behind it, it means
-  the first four layers of the model there; `load_all` lets those share the whole model's arrays and cache.
-  `dtype` is float32, bfloat16 or float16; None is as stored, but float32 on a CPU, which computes many times slower
-  with shorter numbers. `scan` stacks the layers, which compile once then.
-  `tokenizer` is one, or the path of one, that is used in place of the checkpoint's own. `revision` is a hub model's
-  branch, tag or commit. `activation` is that of a T5X checkpoint's MLPs where no gin file beside it says it.
+  Args:
+    path: folder, address in a bucket as gs://…, of which a copy is cached on this machine, or hub id. With @4 at its
+      end it means the first four layers of the model there; `load_all` lets those share the arrays of all of the model.
+    dtype: float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
+      shorter numbers.
+    scan: stack the layers, which compile once then.
+    tokenizer: tokenizer, or the path of one, in place of the checkpoint's own.
+    name: name of the model, by default that of its folder.
+    revision: branch, tag or commit of a hub model.
+    activation: activation of the MLPs of a T5X checkpoint, where no gin file next to it has it.
+    mesh: mesh, as `speccascade.mesh` makes it. Each tensor is read straight into its shards, by each process what its
+      devices hold.
+    rules: `layout.WHOLE`, `layout.CUT` or ((logical axis, axis of the mesh or None), …). None shards a model where that
+      saves a step more time than its collectives take.
 
-  On a `mesh`, as `speccascade.mesh` makes it, each tensor is read straight into its shards, by each process what its
-  devices hold. `rules` are `layout.WHOLE`, `layout.CUT` or ((logical axis, axis of the mesh or None), …); None cuts a
-  model where that saves a step more time than its collectives take.
+  Raises:
+    FileNotFoundError: there is no checkpoint at the path, or it lacks a file.
+    ValueError: the checkpoint is damaged or not supported, or an argument does not fit it.
   """
-  cpu = jax.default_backend() == 'cpu'
-  model = read(
-    path,
-    dtype=dtype or ('float32' if cpu else None),
-    scan=scan,
-    tokenizer=tokenizer,
-    name=name,
-    revision=revision,
-    activation=activation,
-    mesh=mesh,
-    rules=rules,
-  )
+  dtype = dtype or ('float32' if jax.default_backend() == 'cpu' else None)
+  settings = dict(scan=scan, tokenizer=tokenizer, name=name, revision=revision, activation=activation)
+  model = read(path, dtype=dtype, mesh=mesh, rules=rules, **settings)
   if model.tokenizer is not None:
     tokenizers.check_special(model)
   return model
 
 
 def load_all(paths: Sequence, **settings) -> list[Model]:
-  """Return the models at paths, with the settings of `load`; those of one checkpoint share its arrays."""
-  parts = [whole(path) for path in paths]
-  wholes = {base: load(base, **settings) for base in dict.fromkeys(base for base, _ in parts)}
-  return [part_of(wholes[base], layers) for base, layers in parts]
+  """Return the models at paths, those of one checkpoint with the same arrays; `settings` are those of `load`."""
+  loaded: list = []
+  return [load_shared(path, loaded, **settings) for path in paths]
+
+
+def load_shared(path, loaded: list, **settings) -> Model:
+  """Return the model at a path, with the arrays of the same checkpoint where that was loaded before.
+
+  Args:
+    path: path, as `load` takes it.
+    loaded: the checkpoints that were loaded so far, with their settings; this one is added.
+    **settings: settings of `load`.
+  """
+  base, layers = parse_model_path(path)
+  key = (base, settings)
+  model = next((model for known, model in loaded if known == key), None)
+  if model is None:
+    model = load(base, **settings)
+    loaded.append((key, model))
+  return first_layers(model, layers)
 
 
 def register(model_type: str, network: Callable[..., Network], names: str | Mapping[str, str]):
   """Let `load` read Hugging Face folders whose config.json has a model_type of one's own.
 
-  `network(config, *, eos_ids, dtype, scan)` returns the network, a dataclass with `param_shapes()`. `names` says where
-  its tensors are, {module: prefix}, with `layers` for every layers_N and {} for N, or is a model_type with the same.
+  Args:
+    model_type: the new model_type.
+    network: function (config, *, eos_ids, dtype, scan) that returns the network, a dataclass with `param_shapes()`.
+    names: where its tensors are, {module: prefix}, with `layers` for every layers_N and {} for N; or a model_type whose
+      tensors have the same names.
+
+  Raises:
+    ValueError: an argument is none of these, or the package has that model_type itself.
   """
   try:
     inspect.signature(network).bind({}, eos_ids=(), dtype='', scan=False)
@@ -108,20 +132,22 @@ def register(model_type: str, network: Callable[..., Network], names: str | Mapp
     hf_names.LIKE[model_type] = hf_names.LIKE.get(names, names)
 
 
-def whole(path) -> tuple[str, int | None]:
+def parse_model_path(path) -> tuple[str, int | None]:
   """Return the path of a checkpoint and, where MODEL@4 means the first four layers of the one at MODEL, how many.
 
   A folder of this machine whose name ends so is that folder.
   """
   text = os.fspath(path)
-  here = not storage.is_address(text)
-  text = os.path.normpath(os.path.expanduser(text)) if here else text
-  found = None if here and os.path.exists(text) else _EXIT.fullmatch(text)
-  return (text, None) if found is None else (os.path.normpath(found[1]) if here else found[1], int(found[2]))
+  local = not storage.is_address(text)
+  text = os.path.normpath(os.path.expanduser(text)) if local else text
+  match = None if local and os.path.exists(text) else _EXIT.fullmatch(text)
+  if match is None:
+    return text, None
+  return os.path.normpath(match[1]) if local else match[1], int(match[2])
 
 
-def part_of(model: Model, layers: int | None) -> Model:
-  """Return the first layers of a model, whose arrays they share, or with None all of it."""
+def first_layers(model: Model, layers: int | None) -> Model:
+  """Return the first layers of a model, which share its arrays, or with None all of it."""
   return model if layers is None else layerskip.layerskip(model, layers)
 
 
@@ -137,52 +163,51 @@ def read(
   mesh=None,
   rules=None,
 ) -> Model:
-  """Return the model at a path or hub id as it is stored; see `load`, which decodes faster."""
+  """Return the model of a checkpoint as it is stored, with the arguments of `load`, which decodes faster."""
   check_bits()
   dtype = None if dtype is None else _dtype(dtype)
-  path, layers = whole(path)
+  path, layers = parse_model_path(path)
   folder = _folder(path, revision)
   family = kind(folder)
-  if activation is not None and family != 't5x':
-    raise ValueError(f'{folder} says itself which activation it has: leave out activation={activation!r}')
-  if family == 'hf':
-    network, params = hf.read(folder, dtype=dtype, scan=scan, mesh=mesh, rules=rules)
-  elif family == 'orbax':
-    network, params = orbax.read(folder, dtype=dtype, scan=scan, mesh=mesh, rules=rules)
-  else:
+  settings = {'dtype': dtype, 'scan': scan, 'mesh': mesh, 'rules': rules}
+  if family == 't5x':
     folder = t5x.find(folder)
-    network, params = t5x.read(folder, dtype=dtype, scan=scan, activation=activation, mesh=mesh, rules=rules)
+    settings['activation'] = activation
+  elif activation is not None:
+    raise ValueError(f'{folder} says itself which activation it has: leave out activation={activation!r}')
+  network, params = _FORMATS[family].read(folder, **settings)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
-  generation = hf.generation(folder) if family == 'hf' else None
-  made_of = digest(folder, tokenizer=tokenizer)
-  model = Model(params, network, tokenizer, _name(folder), made_of, generation and json.dumps(generation))
-  model = part_of(model, layers)
+  generation = hf.generation_config(folder) if family == 'hf' else None
+  digest_of_files = digest(folder, tokenizer=tokenizer)
+  model = Model(params, network, tokenizer, _name(folder), digest_of_files, generation and json.dumps(generation))
+  model = first_layers(model, layers)
   return model if name is None else model.replace(name=name)
 
 
 def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
-  """Return 16 hex digits that tell the checkpoint at a path or hub id, with its tokenizer, from any other.
+  """Return 16 hex digits that tell a checkpoint with its tokenizer from any other, quickly however large it is.
 
-  The tokenizer is the one that is given, as `load` takes it, else the one that `load` finds. Sizes and heads of files,
-  all of the small ones and samples of each tensor are read, so it is quick however large.
+  Sizes and heads of files, all of the small ones and samples of each tensor are read.
+
+  Args:
+    path: path, as `load` takes it.
+    revision: branch, tag or commit of a hub model.
+    tokenizer: tokenizer, or the path of one, in place of the checkpoint's own.
   """
-  path, layers = whole(path)
+  path, layers = parse_model_path(path)
   folder = _folder(path, revision)
   family = kind(folder)
-  if family == 'hf':
-    found = [p for pattern in _HUB_FILES for p in folder.glob(pattern)]
-  elif family == 'orbax':
-    found = list(folder.rglob('*'))
-  else:
-    folder = t5x.find(folder)
-    found = t5x.model_files(folder)
-  named = {os.path.relpath(p, folder): p for p in found if p.is_file()}
-  read_with = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
-  for file in map(Path, read_with.files() if isinstance(read_with, tokenizers.Tokenizer) else ()):
+  folder = t5x.find(folder) if family == 't5x' else folder
+  patterns = {'hf': _HUB_FILES, 'orbax': ['**/*']}
+  files_of_model = [p for pattern in patterns.get(family, ()) for p in folder.glob(pattern)]
+  files_of_model = t5x.model_files(folder) if family == 't5x' else files_of_model
+  by_name = {os.path.relpath(p, folder): p for p in files_of_model if p.is_file()}
+  tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
+  for file in map(Path, tokenizer.files() if isinstance(tokenizer, tokenizers.Tokenizer) else ()):
     inside = file.is_relative_to(folder)  # of one elsewhere the place does not count
-    named[os.path.relpath(file, folder) if inside else f'tokenizer/{file.name}'] = file
-  of_all = files.digest(named)
-  return of_all if layers is None else layerskip.called(of_all, layers)
+    by_name[os.path.relpath(file, folder) if inside else f'tokenizer/{file.name}'] = file
+  digest_of_all = digests.of_files(by_name)
+  return digest_of_all if layers is None else layerskip.called(digest_of_all, layers)
 
 
 def kind(folder: Path) -> str:
@@ -238,7 +263,7 @@ def _is_of_checkpoint(name: str) -> bool:
   """Tell whether a file is read, by its name from the folder that the checkpoint's lies in."""
   _, *inside = name.split('/')
   suffix = PurePosixPath(name).suffix
-  return suffix not in _OTHERS and not inside[0].startswith('state.') if inside else suffix in _BESIDE
+  return suffix not in _OTHERS and not inside[0].startswith('state.') if inside else suffix in _DESCRIPTIONS
 
 
 def _download(hub_id: str, revision: str | None) -> Path:

@@ -1,8 +1,8 @@
-"""What the formats share: checkpoints appear whole or not at all, and trees are checked tensor by tensor."""
+"""What the formats share of files: folders that appear complete or not at all, JSON, checksums."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 import contextlib
-import hashlib
+import json
 import os
 from pathlib import Path
 import re
@@ -14,26 +14,29 @@ import zlib
 import jax
 import numpy as np
 
-from speccascade.checkpoints.tensor_files import AGAIN, header
 from speccascade.host import storage
-from speccascade.types import Network, Params
 
-_WHOLE = 1 << 20  # bytes of a file that `digest` reads in full; of a larger one, this much of its head and samples
-_SAMPLES, _SAMPLE = 1024, 64
+AGAIN = 'copy or download the checkpoint again'
 _OURS = {'speccascade.json', 'model.safetensors', 'checkpoint'}  # of which every checkpoint that we write has one
 _UNFINISHED = re.compile(r'\.tmp-[^/]*$|\.orbax-checkpoint-tmp[^/]*$')
 
 
 @contextlib.contextmanager
-def whole(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
   """Yield a folder to write into, which gets the name `path` when all of it is written.
 
-  With `overwrite` it replaces a checkpoint of ours or an empty folder, and nothing else. That stays until the new one
-  is whole, and is moved aside for it, so that a process that is killed between the two renames loses neither.
+  Args:
+    path: folder of a checkpoint. What is there stays until the new one is complete, and is moved aside for it, so that
+      a process that is killed between the two renames loses neither.
+    overwrite: replace a checkpoint of ours or an empty folder; anything else is never replaced.
+
+  Raises:
+    FileExistsError: `path` exists and may not be replaced.
+    NotADirectoryError: `path` is a file.
   """
   path = Path(os.path.abspath(path))
   _check_free(path, overwrite)
-  scratch, aside = _beside(path), _beside(path)
+  scratch, aside = _scratch_name(path), _scratch_name(path)
   scratch.mkdir(parents=True)
   try:
     with storage.full_disk(path):
@@ -58,8 +61,8 @@ def _check_free(path: Path, overwrite: bool):
     raise FileExistsError(f'{path} is no checkpoint of ours, it holds {found[0]}: choose another path, or remove it')
 
 
-def _beside(path: Path) -> Path:
-  """Return a name beside a path that no other writer has, and that tells whose it is."""
+def _scratch_name(path: Path) -> Path:
+  """Return a name next to a path that no other writer has, with the process and the machine in it."""
   return path.with_name(f'{path.name}.tmp-{uuid.uuid4().hex[:8]}.{os.getpid()}.{socket.gethostname()}')
 
 
@@ -90,42 +93,17 @@ def check_finished(path: Path) -> None:
     raise ValueError(f'{left[0]} is half-written, its writer was stopped: remove it and write the checkpoint again')
 
 
-def named(params: Params, prefix: str = '') -> dict[str, jax.Array]:
-  """Return the leaves of a tree by dotted name."""
-  if not isinstance(params, dict):
-    return {prefix[:-1]: params}
-  return {name: x for key, tree in params.items() for name, x in named(tree, f'{prefix}{key}.').items()}
-
-
-def nested(leaves: dict[str, jax.Array]) -> Params:
-  """Undo `named`, taking the leaves out of the dict that is given."""
-  tree: Params = {}
-  for name in list(leaves):
-    *modules, leaf = name.split('.')
-    at = tree
-    for module in modules:
-      at = at.setdefault(module, {})
-    at[leaf] = leaves.pop(name)
-  return tree
-
-
-def check_shapes(found: dict[str, tuple[int, ...]], network: Network, where: Path) -> None:
-  """Raise one error for the first tensor that is missing, of another shape, or unexpected."""
-  expected = {name: x.shape for name, x in named(network.param_shapes()).items()}
-  for name, shape in expected.items():
-    if name not in found:
-      raise ValueError(f"{where}: tensor '{name}' {list(shape)} is missing: {AGAIN}")
-    if tuple(found[name]) != shape:
-      raise ValueError(
-        f"{where}: tensor '{name}' has shape {list(found[name])}, but with the sizes of the other tensors and of "
-        f'config.json or gin, where there is one, it should have {list(shape)}: correct that file, or {AGAIN}'
-      )
-  for name in found:
-    if name not in expected:
-      raise ValueError(
-        f"{where}: tensor '{name}' {list(found[name])} is unexpected in a {type(network).__name__} of these sizes: "
-        f'is it another architecture? Else {AGAIN}'
-      )
+def read_json(path: Path) -> dict:
+  """Return a JSON object."""
+  try:
+    value = json.loads(path.read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    raise FileNotFoundError(f'{path} does not exist: is {path.parent} a Hugging Face model folder?') from None
+  except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    raise ValueError(f'{path} is not valid JSON ({error}): {AGAIN}') from error
+  if type(value) is not dict:
+    raise ValueError(f'{path} is not a JSON object: {AGAIN}')
+  return value
 
 
 def checksum(x: jax.Array | np.ndarray) -> int:
@@ -140,37 +118,6 @@ def file_checksum(file: Path) -> int:
     while piece := f.read(1 << 24):
       value = zlib.crc32(piece, value)
   return value
-
-
-def digest(named: Mapping[str, Path]) -> str:
-  """Return 16 hex digits of files by name: their names, sizes, heads, and bytes sampled throughout."""
-  value = hashlib.sha256()
-  for name, file in sorted(named.items(), key=lambda item: Path(item[0])):
-    size = file.stat().st_size
-    value.update(f'{name}\0{size}\0'.encode())
-    with file.open('rb') as f:
-      value.update(f.read(_WHOLE))
-      for place in _places(file, size) if size > _WHOLE else ():
-        f.seek(place)
-        value.update(f.read(_SAMPLE))
-  return value.hexdigest()[:16]
-
-
-def digest_of_params(params: Params) -> str:
-  """Return 16 hex digits of parameters: names, dtypes, shapes, and values sampled of each."""
-  value = hashlib.sha256()
-  for name, x in named(params).items():
-    value.update(f'{name} {x.dtype} {x.shape}'.encode())
-    value.update(np.asarray(x).reshape(-1)[:: max(1, x.size // 1024)].tobytes())
-  return value.hexdigest()[:16]
-
-
-def _places(file: Path, size: int) -> list[int]:
-  """Return where a large file is sampled: evenly, its end included, and in the midst of each of its tensors."""
-  places = [(size - _SAMPLE) * i // _SAMPLES for i in range(1, _SAMPLES + 1)]
-  if file.suffix == '.safetensors':
-    places += [tensor.start + max(0, tensor.nbytes - _SAMPLE) // 2 for tensor in header(file).values()]
-  return places
 
 
 def copy_tokenizer(tokenizer, folder: Path) -> list[str]:

@@ -47,7 +47,7 @@ def decode(
   `processor(logits [V], tokens [T], count)` returns what every model's logits become after the first `count` of these
   tokens; arrays that change are bound to it with `functools.partial`. `trace` records each output token's
   log-probability under every model that scored it. `progress` shows a bar. Rows that end as faults are warned of, and
-  raise where there are no others; with `keep_faults` they are returned and no more is said.
+  raise where there are no others; with `keep_faults` they are returned without a warning.
   """
   models = inputs.check_models(method, models)
   rows = requests.rows(

@@ -72,7 +72,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   found = dict(pairs)
   if len(found) < len(pairs):
     names = [name for name, _ in pairs]
-    raise ValueError(f'the key {next(n for n in names if names.count(n) > 1)!r} stands twice; keep one of them')
+    raise ValueError(f'the key {next(n for n in names if names.count(n) > 1)!r} is there twice; keep one of them')
   return found
 
 

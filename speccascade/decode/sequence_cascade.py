@@ -31,7 +31,7 @@ def decode(method: SequenceCascade, rows: Sequence[requests.Row], run: Callable)
 
 
 def _joined(first: Row, again: Row | None) -> Row:
-  """Return the answer that stands, with what both have cost by model."""
+  """Return the last answer, with what both cost by model."""
   stats = {name: np.pad(value, (0, 1)) if name in PER_MODEL else value for name, value in first.stats.items()}
   if again is None:
     return dataclasses.replace(first, stats=stats, logprobs=None)

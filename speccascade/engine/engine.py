@@ -62,7 +62,7 @@ class Engine:
     layout = sharding.of(slots, size, method.window, self.vocab)
     backend, self.params = backends.prepared(slots, layout)
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
-    self.weights = given, self.params  # a backend's copies are held as well as what they were made of
+    self.weights = given, self.params  # a backend's copies, and what they were made of
     networks = tuple(s.network for s in slots)
     self.program = loop.Program(networks, cache_slots(slots), buffer, self.vocab, backend, trace, needs.top)
     self.fits = set()  # how many prompts may be read at once
@@ -185,8 +185,8 @@ class Engine:
       if not any(sign in str(error) for sign in _NO_MEMORY):
         raise
       sizes = f'{self.width} prompt tokens and {self.program.buffer} positions'
-      said = f'{self.size} rows of {sizes} do not fit into memory'
-      raise MemoryError(f'{said} ({str(error).splitlines()[0]}): {_LOWER}.') from None
+      problem = f'{self.size} rows of {sizes} do not fit into memory'
+      raise MemoryError(f'{problem} ({str(error).splitlines()[0]}): {_LOWER}.') from None
     return end - running.since if late else None
 
   def _check_progress(self, length: np.ndarray, rounds: int, seconds: float | None):

@@ -21,8 +21,8 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
   models = list(models)
   for model in models:
     if not isinstance(model, Model):
-      said = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
-      raise ValueError(f'models has {said}, not a loaded model: give what speccascade.load(PATH) returns.')
+      given_as = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
+      raise ValueError(f'models has {given_as}, not a loaded model: give what speccascade.load(PATH) returns.')
   validate.check_method(method, len(models))
   last = models[method.models - 1]
   if getattr(last.network, 'drafts_only', False):

@@ -1,4 +1,4 @@
-"""The loop and what stands beside it on the device: prefill, insert rows into a batch, run the phases in a loop.
+"""What runs on the device: prefill, insert rows into a batch, run the phases in a loop.
 
 One jitted `lax.while_loop` around the phases, over static shapes. Rows end by mask; every array of the state has its
 rows on axis 0, so that a request takes its row by one `tree.map`.
@@ -27,7 +27,7 @@ FOREVER = np.iinfo(np.int32).max
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What is compiled in, beside the structure of the method and the shapes; its networks are bound to its backend."""
+  """What is compiled in, with the structure of the method and the shapes; its networks are bound to its backend."""
 
   networks: tuple[Network, ...]  # by slot of the method
   cache_of: tuple[int, ...]  # the slot in whose cache each slot works
@@ -61,18 +61,18 @@ class Program:
     return self.layout.state(state, self.cached)
 
   def pin(self, state: State) -> State:
-    """Hold the arrays of a state in their places."""
+    """Constrain the arrays of a state to their shardings."""
     return state if self.layout is None else self.layout.pin(state, self.specs(state))
 
 
 @struct.dataclass
 class InsertBatch:
-  """Rows that take their places: row i of `rows` reads row source[i] of a prefix and goes to place target[i]."""
+  """Requests for rows of a batch: request i continues row source[i] of a prefix and gets row target[i]."""
 
   rows: Arrays  # [B]
   source: Array | None  # [B], None where each row reads its own
   target: Array  # [B]
-  count: Array  # how many of them are meant
+  count: Array  # how many of them are real
 
 
 def positions(network: Network, width: int, max_new_tokens: int, window: int) -> int:
@@ -129,7 +129,7 @@ begin = jax.jit(first_batch, static_argnums=0)
 
 
 def put_rows(program, method, prefix: tuple, arrival: InsertBatch, state: State) -> State:
-  """Put rows with the prefixes that they continue into their places of the batch."""
+  """Put requests, with the prefixes that they continue, into their rows of the batch."""
   new = first_state(program, method, (), arrival.rows)
   if program.layout is not None:
     return _put_rows_on_mesh(program, prefix, arrival, new, state)

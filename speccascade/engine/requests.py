@@ -78,7 +78,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """What the requests of a call need of the program, beside shapes: the same for all its batches."""
+  """What the requests of a call need of the program other than shapes: the same for all its batches."""
 
   greedy: bool
   mixed: bool

@@ -67,7 +67,7 @@ class RowReader:
     self.tokenizer = models[-1].tokenizer
 
   def stops(self, index: int, batch: dict, place: int) -> bool:
-    """Tell whether a stop string stands in a row's text."""
+    """Return whether a row's text contains a stop string."""
     row = self.rows[index]
     return bool(row.stop) and self._cut(row, self._tokens(index, batch, place)) is not None
 
@@ -151,14 +151,14 @@ class RowReader:
 
   def _stats(self, stats: Counts, place: int, span: slice) -> dict[str, Any]:
     """Return a row's statistics; those of slots that run the same model are added up."""
-    counts = {f.name: getattr(stats, f.name)[place].copy() for f in dataclasses.fields(stats)}  # not its batch
-    found = derive(counts)
+    found = derive({f.name: getattr(stats, f.name)[place] for f in dataclasses.fields(stats)})
+    found = {name: x.copy() for name, x in found.items()}  # a row's own, not views of its batch
     for name in PER_MODEL:
       by_model = np.zeros(self.method.models, np.int64)
       np.add.at(by_model, list(self.method.slots), found[name])
       found[name] = by_model
     bonus = BONUS if len(self.method.slots) > 1 else self.method.slots[0]  # a model alone writes every token
-    number = np.array([*self.method.slots, NOWHERE, bonus, RESIDUAL])  # the codes -3, -2, -1 stand for themselves
+    number = np.array([*self.method.slots, NOWHERE, bonus, RESIDUAL])  # the codes -3, -2, -1 stay as they are
     return found | {'source': number[found['source'][span]]}
 
   def _top(self, row: requests.Row, batch: dict, place: int, span: slice) -> list | None:
@@ -171,8 +171,8 @@ class RowReader:
 def _settled(text: str, stop: Sequence[str]) -> str:
   """Return what stays of a text that goes on: not half a character, nor what a stop string may begin with."""
   text = text.rstrip('\ufffd')
-  held = max((n for x in stop for n in range(1, len(x)) if text.endswith(x[:n])), default=0)
-  return text[: len(text) - held]
+  pending = max((n for x in stop for n in range(1, len(x)) if text.endswith(x[:n])), default=0)
+  return text[: len(text) - pending]
 
 
 def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:

@@ -136,12 +136,12 @@ def _traced(function: Callable, *args) -> tuple[Any, str | None]:
   try:
     return jax.eval_shape(function, *args), None
   except jax.errors.ConcretizationTypeError as error:
-    said = f'cannot be traced{_line_of(error)}: it asks in Python for a value of the device; use jnp.where'
+    message = f'cannot be traced{_line_of(error)}: it asks in Python for a value of the device; use jnp.where'
   except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError) as error:
-    said = f'cannot be traced{_line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
+    message = f'cannot be traced{_line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
   except Exception as error:  # whatever a function of a user's raises
-    said = f'fails{_line_of(error)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}'
-  return None, said
+    message = f'fails{_line_of(error)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}'
+  return None, message
 
 
 def bind_processor(processor: Callable | None) -> tree_util.Partial | None:
@@ -170,8 +170,8 @@ def check_processor(processor: Callable | None, vocab: int, positions: int) -> t
   found, problem = _traced(lambda f, *args: f(*args), bound, logits, tokens, count)
   many = not isinstance(found, jax.ShapeDtypeStruct)
   if problem is None and (many or found.shape != (vocab,) or not jnp.issubdtype(found.dtype, jnp.floating)):
-    said = type(found).__name__ if many else f'{found.dtype}{list(found.shape)}'
-    problem = f'returns {said}, not logits float32[{vocab}]'
+    message = type(found).__name__ if many else f'{found.dtype}{list(found.shape)}'
+    problem = f'returns {message}, not logits float32[{vocab}]'
   if problem:
     raise ValueError(f'processor {rules.name_of(processor)} {problem}.')
   return jax.tree.map(jnp.array, bound)
@@ -200,8 +200,8 @@ def check_network(model: Model):
     found = {rows: jax.eval_shape(lambda params, rows=rows: _read(network, params, rows), model.params)
              for rows in (ROWS, 2 * ROWS)}  # fmt: skip
   except Exception as error:  # whatever a user's network raises
-    said = f'{type(error).__name__}: {str(error).strip().splitlines()[0]}'
-    raise ValueError(f'{name} cannot decode{_line_of(error)}: {said}.') from error
+    message = f'{type(error).__name__}: {str(error).strip().splitlines()[0]}'
+    raise ValueError(f'{name} cannot decode{_line_of(error)}: {message}.') from error
   before, logits, after = found[ROWS]
   if logits.shape != (ROWS, PLACES, network.vocab_size):
     raise ValueError(f'{name}.extend returns logits {list(logits.shape)}, not [B, L, V] = '

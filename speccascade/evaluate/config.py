@@ -1,4 +1,4 @@
-"""Experiments from gin files: the names that a config may use, and errors that say which name was meant.
+"""Experiments from gin files: the names that a config may use, and errors that name the closest known one.
 
 A config binds `run.experiments`. Rules, combiners, methods, policies and acceptance tests go by `rules.NAME`,
 `methods.NAME`, `stopping.NAME` and `acceptance.NAME`, tasks by `data.NAME` and `embedded.task`. Functions of one's own
@@ -50,7 +50,7 @@ def register():
 
 
 def names() -> Iterator[tuple[str, Callable]]:
-  """Yield each name with what it stands for."""
+  """Yield each name with its value."""
   for thing in (Experiment, Curve, Checkpoint):
     yield f'speccascade.{thing.__name__}', thing
   yield 'speccascade.run', _run

@@ -38,22 +38,14 @@ class Checkpoint:
     """Return what tells the files at the path from any others."""
     return self._read(checkpoints.digest, revision=self.revision, tokenizer=self.tokenizer)
 
-  def load(self, mesh: Any = None, wholes: list[tuple['Checkpoint', Model]] | None = None) -> Model:
+  def load(self, mesh: Any = None, loaded: list | None = None) -> Model:
     """Return the model at the path; whatever is wrong with the files is an error that names it.
 
-    `wholes` are the checkpoints that were loaded so far, to which this one's is added; models of one share its arrays.
+    `loaded` are the checkpoints that were loaded so far, to which this one is added; models of one share its arrays.
     """
-    wholes = [] if wholes is None else wholes
-    path, layers = checkpoints.whole(self.path)
-    whole = dataclasses.replace(self, path=path, name=None)
-    model = next((model for known, model in wholes if known == whole), None)
-    if model is None:
-      model = whole._read(
-        checkpoints.load, dtype=self.dtype, tokenizer=self.tokenizer, scan=self.scan, revision=self.revision,
-        activation=self.activation, mesh=mesh, rules=self.rules,
-      )  # fmt: skip
-      wholes.append((whole, model))
-    model = checkpoints.part_of(model, layers)
+    names = ('dtype', 'tokenizer', 'scan', 'revision', 'activation', 'rules')
+    settings = {name: getattr(self, name) for name in names}
+    model = self._read(checkpoints.load_shared, loaded=[] if loaded is None else loaded, mesh=mesh, **settings)
     return model if self.name is None else model.replace(name=self.name)
 
   def _read(self, read: Callable, **settings) -> Any:
@@ -167,7 +159,7 @@ class Curve:
       raise ValueError(f'{self.name}: values={self.values} must be different from each other, and none of them None.')
 
   def _rule_takes(self) -> list[str]:
-    """Return the rule's own parameters, beside what the loop gives it."""
+    """Return the rule's own parameters, without those that the loop binds."""
     given = ('q_logits', 'p_logits', 'logits', 'sampler')
     return [] if self.rule is None else [n for n in plugins.keywords(self.rule) if n not in given]
 

@@ -149,8 +149,8 @@ class Experiment:
   def load(self) -> list[Model]:
     """Load the models; their names are made to differ."""
     given = self.models() if callable(self.models) else self.models
-    wholes: list[tuple[Checkpoint, Model]] = []
-    models = [_load(m, self.mesh, wholes) for m in given]
+    loaded: list = []
+    models = [_load(m, self.mesh, loaded) for m in given]
     made = [(point, point.build()) for point in self.points]
     self._check_models(made, len(models))
     for _, method in made:
@@ -213,9 +213,9 @@ def _described(models: Any) -> str:
   return ', '.join(m.name if isinstance(m, Model) else _described(m) if callable(m) else str(m) for m in models)
 
 
-def _load(given: Any, mesh: Any, wholes: list[tuple[Checkpoint, Model]]) -> Model:
+def _load(given: Any, mesh: Any, loaded: list) -> Model:
   if isinstance(given, Checkpoint):
-    return given.load(mesh, wholes)
+    return given.load(mesh, loaded)
   model = given if isinstance(given, Model) else given.load() if hasattr(given, 'load') else given()
   if not isinstance(model, Model):
     raise ValueError(f'{given!r} gave {type(model).__name__}, not a Model.')

@@ -1,7 +1,7 @@
 """Functions that a config hands over by name: `@rules.opt` gives gin's wrapper, and the loop wants the function.
 
 A rule's identity decides the program (plain speculative decoding has a bonus token), so the wrapper is taken off. What
-the config binds on the function is returned beside it, never dropped.
+the config binds on the function is returned with it, never dropped.
 """
 
 from collections.abc import Callable

@@ -4,8 +4,7 @@ Both know their whole plan beforehand and write a journal in its order, so that 
 that is missing. A part is decoded the same whether its run was interrupted or not.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-import concurrent.futures
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -19,10 +18,11 @@ import numpy as np
 from speccascade import decode, Decoded, Model
 from speccascade.data.examples import Example
 from speccascade.engine import inputs
-from speccascade.engine.method import SequenceCascade, Strategy
+from speccascade.engine.method import Strategy
 from speccascade.engine.stats import PER_MODEL, Stats
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
+from speccascade.evaluate.programs import Programs
 from speccascade.evaluate.shards import Shard, WHOLE
 from speccascade.host import multihost
 from speccascade.host.journal import Journal
@@ -117,26 +117,53 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
   journal.agree(QUALITY_KEYS, plan)
   if journal.count >= len(plan):
     return
-  loaded, examples = load(), _quality_examples(experiment)
+  loaded = load()
+  examples = _quality_examples(experiment)
   batch = _batch(experiment, examples)
   progress = Progress('quality', len(plan), journal.count)
-  place, warm = 0, None
-  for part in parts:
-    missing = place + len(part.examples) - journal.count
-    place += len(part.examples)
-    if missing <= 0:
-      continue
-    few_executables()
-    if warm != part.temperature:
-      warm, start = part.temperature, time.monotonic()
-      points = [p.point for p in parts if p.temperature == warm]
-      _warm_up(experiment, loaded, points, warm, batch, queued=len(examples) > batch > 1)
+  with _programs(experiment, loaded, _unfinished(parts, journal.count), batch, len(examples) > batch > 1) as programs:
+    for part, missing in _unfinished(parts, journal.count):
+      if programs.idle:
+        few_executables()
+      start = time.monotonic()
+      label = f'{part.point.label}, T = {part.temperature:g}'
+      if not programs.ready(part.temperature, part.point):
+        progress.add(0, f'compiling {label}')
+      programs.wait(part.temperature, part.point)
       progress.leave_out(time.monotonic() - start)
-    out = run_method(experiment, loaded, part.point.build(), part.temperature, part.examples, batch)
-    _tell(out, part.point)
-    lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
-    journal.append(lines[len(lines) - missing :])
-    progress.add(missing, f'{part.point.label}, T = {part.temperature:g}')
+      out = run_method(experiment, loaded, part.point.build(), part.temperature, part.examples, batch)
+      _warn_of_faults(out, part.point)
+      lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
+      journal.append(lines[len(lines) - missing :])
+      progress.add(missing, label)
+
+
+def _unfinished(parts: Sequence[Part], written: int) -> list[tuple[Part, int]]:
+  """Return the parts that the journal lacks, each with the number of its lines that are missing."""
+  found = []
+  end = 0
+  for part in parts:
+    end += len(part.examples)
+    if end > written:
+      found.append((part, min(end - written, len(part.examples))))
+  return found
+
+
+def _programs(
+  experiment: Experiment, loaded: Loaded, parts: Sequence[tuple[Part, int]], batch: int, queued: bool
+) -> Programs:
+  """Compile the programs of some parts in the background."""
+  runs = [(part.temperature, part.point) for part, _ in parts]
+  return Programs(_caller(experiment, loaded, batch, queued), runs, batch)
+
+
+def _caller(
+  experiment: Experiment, loaded: Loaded, batch: int, queued: bool = False
+) -> Callable[[Strategy, float], Decoded]:
+  """Return a function that decodes some examples with a method at a temperature."""
+  examples = experiment.task.examples
+  some = [examples[min(i, len(examples) - 1)] for i in range(batch + queued)]
+  return lambda method, temperature: run_method(experiment, loaded, method, temperature, some, batch)
 
 
 def _batch(experiment: Experiment, examples: Sequence[Example]) -> int:
@@ -178,8 +205,8 @@ def _line(out: Decoded, i: int, example: Example, temperature: float, point: Poi
   return line if out.faults[i] is None else line | {'fault': out.faults[i]}
 
 
-def _tell(out: Decoded, point: Point):
-  """Say that sequences ended as faults; the run goes on, and its tables count them."""
+def _warn_of_faults(out: Decoded, point: Point):
+  """Warn of sequences that ended as faults; the run goes on, and its tables count them."""
   if (faults := [fault for fault in out.faults if fault]) and multihost.is_writer():
     print(f'warning: {point.label}: {len(faults)} of {len(out.faults)} ended as faults. {faults[0]}', file=sys.stderr)
 
@@ -243,7 +270,7 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       few_executables()
       warm = temperature, batch
       start = time.monotonic()
-      _warm_up(experiment, loaded, experiment.points, *warm)
+      _warm_up(experiment, loaded, *warm)
       run_method(experiment, loaded, experiment.reference_point.build(), temperature, examples)  # this thread's first
       progress.leave_out(time.monotonic() - start)
     for timing in timings:
@@ -257,53 +284,12 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
     progress.add(len(lines), f'batch {batch}, T = {temperature:g}, trial {trial + 1}')
 
 
-def _programs(points: Sequence[Point]) -> list[tuple[Strategy, str]]:
-  """Return a method and a label for each program that the points need."""
-  programs = {}
-  for point in points:
-    method = point.build()
-    if isinstance(method, SequenceCascade):
-      method = method.replace(threshold=np.inf)  # both of its decodes
-    leaves, structure = jax.tree.flatten(method)
-    programs.setdefault((structure, *map(np.shape, leaves)), (method, point.label))
-  return list(programs.values())
-
-
-def _warm_up(experiment: Experiment, loaded: Loaded, points: Sequence[Point], temperature: float, batch: int,
-             queued: bool = False):  # fmt: skip
-  """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs.
-
-  Points that differ in numbers only share a program. Programs are compiled side by side.
-  """
-  examples = experiment.task.examples
-  some = [examples[min(i, len(examples) - 1)] for i in range(batch + queued)]
-  programs = _programs(points)
-  progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
-
-  def call(method: Strategy, after: Iterable[concurrent.futures.Future] = ()):
-    for future in after:
-      future.result()
-    run_method(experiment, loaded, method, temperature, some, batch)
-
-  heads, labels = {}, {}  # the first program with its models compiles their prefill, so the others wait for it
-  with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:
-    rest = []
-    for method, label in programs:
-      slots = method.at(batch).slots if method.phases else None  # a sequence cascade decodes as two other methods do
-      if slots is None or slots in heads:
-        rest.append((slots, method, label))
-      else:
-        heads[slots] = pool.submit(call, method)
-        labels[heads[slots]] = label
-    for slots, method, label in rest:
-      labels[pool.submit(call, method, [heads[slots]] if slots else list(heads.values()))] = label
-    try:
-      for future in concurrent.futures.as_completed(labels):
-        future.result()
-        progress.add(1, labels[future])
-    except BaseException:  # a stop, above all: what has not begun need not be compiled
-      pool.shutdown(wait=False, cancel_futures=True)
-      raise
+def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int):
+  """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs."""
+  runs = [(temperature, point) for point in experiment.points]
+  with Programs(_caller(experiment, loaded, batch), runs, batch) as programs:
+    progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
+    programs.wait_for_all(lambda label: progress.add(1, label))
 
 
 def batches(experiment: Experiment) -> list[int]:

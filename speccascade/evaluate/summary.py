@@ -49,7 +49,7 @@ def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict
 
 
 def _at_batch(experiment: Experiment, point: Point, batch: int, found: dict | None) -> dict | None:
-  """Return counts without the rates that a batch of this size need not have, being decoded in another way."""
+  """Return counts without rates that do not hold for a batch of this size, which another method decodes."""
   if point.plan is None or found is None:
     return found
   method = point.build()
@@ -206,8 +206,8 @@ def _predicted(
 ) -> dict | None:
   """Return what theory says of the measured acceptance and forward times, where it is about the same reference.
 
-  What a round costs beside its calls is taken from the times of the reference, whose round is one token; what a call of
-  the drafter costs, from those of the drafter alone where it was timed, for a loop of small steps is more than they.
+  The cost of a round on top of its calls is taken from the times of the reference, whose round is one token. The cost of
+  a call of the drafter is taken from the times of the drafter alone, if it was timed: a loop of small steps costs more.
   """
   method, reference = point.build(), experiment.reference_point.build()
   if counted is None or floor is None or isinstance(method, SequenceCascade):

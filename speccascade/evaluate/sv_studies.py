@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from speccascade import methods
 from speccascade.engine import plans, verification
 from speccascade.planning import profiling, sv_model
 
@@ -214,11 +215,9 @@ def _loaded(plan: Any) -> plans.Plan | plans.Profile:
 
 
 def _chosen(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
-  """Return the table of the methods that the curves of a plan choose for each batch size, where there are any."""
-  made = [(point.label, point.build()) for point in points]
-  rows = [
-    [label, batch, method.at(batch).name] for label, method in made if method.kind == 'by_batch' for batch in batches
-  ]
+  """Return the table of the methods that `methods.planned` chooses for each batch size, where a curve has it."""
+  made = [(point.label, point.build()) for point in points if point.curve.method is methods.planned]
+  rows = [[label, batch, method.at(batch).name] for label, method in made for batch in batches]
   return [dict(title='Method by batch', columns=['curve', 'batch', 'method'], rows=rows, note='')] if rows else []
 
 

@@ -1,4 +1,4 @@
-"""What the models and the target said of each token of an output, and which of them the token came from.
+"""The probability of each token of an output under the models and the target, and where the token came from.
 
 Outputs are fed to every model in one pass behind their prompts (teacher forcing), and the method's own combiner is
 applied at each position.
@@ -147,7 +147,7 @@ def _padded(outputs: Sequence[Sequence[int]], width: int) -> np.ndarray:
 
 
 def _seen(model: Model, prompts, outputs, shape) -> Array:
-  """Return [B, L, V] of bool: the tokens that stand before each output token, for the repetition penalty."""
+  """Return [B, L, V] of bool: the tokens before each output token, for the repetition penalty."""
   seen = np.zeros(shape, bool)
   for row, prompt, output in zip(seen, prompts, outputs, strict=True):
     row[:, prompt if model.network.start_id is None else model.network.start_id] = True

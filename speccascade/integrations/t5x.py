@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from speccascade import sampling
-from speccascade.checkpoints.t5x_params import model, with_params
+from speccascade.checkpoints.t5x import model, with_params
 from speccascade.engine import inputs, loop, plans
 from speccascade.engine.method import Method, SequenceCascade
 from speccascade.engine.stats import derive
@@ -33,9 +33,18 @@ def decode_batch(
 ) -> tuple[Array, dict[str, Any]]:
   """Decode T5X's features; return tokens [B, L], 0 after each text's end, and statistics by row.
 
-  `key` is the step's; each row has noise of its own from it. L is that of `decoder_input_tokens` unless told. `mesh` is
-  the one that the step is partitioned over, with axes 'data' and 'model'; without it attention on several devices is
-  plain XLA. Where `fault` of the statistics is true, a model or the rule gave no distribution: do not use the row.
+  Args:
+    method: the method.
+    models: the models, drafter first.
+    batch: T5X's features.
+    key: the key of the step; each row has noise of its own from it. None at temperature 0.
+    max_new_tokens: L; None: that of `decoder_input_tokens`.
+    sampler: the sampler.
+    mesh: the mesh that the step is partitioned over, with axes 'data' and 'model'. Without it attention on several
+      devices is plain XLA.
+
+  Returns:
+    The tokens, and the statistics. Where `fault` is true, a model or the rule gave no distribution: do not use the row.
   """
   if isinstance(method, SequenceCascade):
     raise ValueError('a sequence cascade decides on the host which texts are answered anew: use speccascade.decode')

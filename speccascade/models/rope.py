@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021) and the static ways to stretch them over longer contexts.
+"""Rotary position embeddings (Su et al. 2021) and the static methods to stretch them over longer contexts.
 
 Axis letters: B batch, L new tokens, D head dimension, and X for any axes between L and D.
 """

@@ -18,7 +18,7 @@ import numpy as np
 
 from speccascade import backends, Sampler
 from speccascade.backends import sharding
-from speccascade.checkpoints.hf_config import network_from_config
+from speccascade.checkpoints.hf import network_from_config
 from speccascade.engine import loop, requests
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose

@@ -43,7 +43,7 @@ def keep_top_k(logits: Array, k: Array) -> Array:
   """Mask all but the k largest logits; ties with the k-th stay."""
   logits = jnp.where(logits == 0, 0, logits.astype(jnp.float32))  # -0 is a tie with 0
   bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
-  bits = jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)  # negative numbers order the other way round
+  bits = jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)  # negative numbers order in reverse
   many = lambda above: above.sum(-1, keepdims=True).astype(jnp.float32) >= k
   least = _threshold(bits, many, -(2**31), 2**31 - 1)
   return jnp.where(bits >= least, logits, -jnp.inf)
@@ -74,7 +74,7 @@ NEUTRAL = dict(
   temperature=1.0, top_k=2.0**24, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
   frequency_penalty=0.0,
 )  # fmt: skip
-# What transformers' generation may do beside; a value of its own each that does nothing.
+# What else transformers' generation may do, each with the value that does nothing.
 _NOT_OURS = dict(
   num_beams=1, typical_p=1.0, no_repeat_ngram_size=0, epsilon_cutoff=0.0, eta_cutoff=0.0, penalty_alpha=0.0
 )  # fmt: skip
@@ -127,12 +127,12 @@ class Sampler:
     """Return what a checkpoint's generation_config.json asks for; without `do_sample` that is greedy."""
     if model.generation is None:
       raise ValueError(f'{model.name} has no generation_config.json: give numbers, as in Sampler(temperature=0.7).')
-    said = json.loads(model.generation)
-    beside = [f'{name}={said[name]}' for name, neutral in _NOT_OURS.items() if said.get(name) not in (None, neutral)]
-    if beside:
-      warnings.warn(f'{model.name}: its generation_config.json also says {", ".join(beside)}, left out.', stacklevel=2)
-    given = {name: said[name] for name in NEUTRAL if said.get(name) is not None and (name, said[name]) != ('top_k', 0)}
-    return cls(**given | ({} if said.get('do_sample') else {'temperature': 0.0}))
+    config = json.loads(model.generation)
+    others = [f'{n}={config[n]}' for n, neutral in _NOT_OURS.items() if config.get(n) not in (None, neutral)]
+    if others:
+      warnings.warn(f'{model.name}: its generation_config.json also says {", ".join(others)}, left out.', stacklevel=2)
+    given = {n: config[n] for n in NEUTRAL if config.get(n) is not None and (n, config[n]) != ('top_k', 0)}
+    return cls(**given | ({} if config.get('do_sample') else {'temperature': 0.0}))
 
   @property
   def greedy(self) -> bool:
@@ -171,7 +171,7 @@ class Sampler:
     return made
 
   def bind(self, seen: Array | None, counts: Array | None = None) -> 'Sampler':
-    """Return the sampler for positions before which the tokens `seen` [..., V] stand."""
+    """Return the sampler for positions after the tokens `seen` [..., V]."""
     return dataclasses.replace(self, seen=seen, counts=counts)
 
   def at(self, slot: Array) -> 'Sampler':
@@ -192,13 +192,13 @@ class Sampler:
     """Apply the penalties: seen tokens' logits move towards -∞ by a factor, emitted tokens' by amounts."""
     logits = logits.astype(jnp.float32)
     if self.repeats and self.seen is not None:
-      penalty = _beside(self.repetition_penalty, logits)
+      penalty = _broadcast(self.repetition_penalty, logits)
       factor = jnp.where(logits > 0, 1 / penalty, penalty)
       logits = jnp.where(self.seen, logits * factor, logits)
     if self.counting and self.counts is not None:
       for name, times in (('presence_penalty', self.counts > 0), ('frequency_penalty', self.counts)):
         if self.given(name):
-          logits = logits - _beside(getattr(self, name), logits) * times.astype(jnp.float32)
+          logits = logits - _broadcast(getattr(self, name), logits) * times.astype(jnp.float32)
     return logits
 
   def by_temperature(self, cold: Callable[[], Array], warm: Callable[[], Array], axes: int = 0) -> Array:
@@ -215,11 +215,11 @@ class Sampler:
     return self.by_temperature(lambda: one_hot_max(logits), lambda: self._warm(logits), 1)
 
   def _warm(self, logits: Array) -> Array:
-    temperature = _beside(self.temperature, logits)
+    temperature = _broadcast(self.temperature, logits)
     logits = logits / (jnp.where(temperature == 0, 1, temperature) if self.mixed else temperature)
     for name, keep in (('top_k', keep_top_k), ('top_p', keep_top_p), ('min_p', keep_min_p)):
       if self.given(name):
-        logits = keep(logits, _beside(getattr(self, name), logits))
+        logits = keep(logits, _broadcast(getattr(self, name), logits))
     return softmax(logits)
 
   def soft(self, logits: Array, sampled: Array | None = None) -> Array:
@@ -232,8 +232,8 @@ class Sampler:
     return self.by_temperature(lambda: one_hot_max(probs), lambda: probs, 1)
 
 
-def _beside(value: Any, x: Array) -> Any:
-  """Return a number, or numbers by row [B] or [B, 1], with as many axes as x [..., V], to stand beside it."""
+def _broadcast(value: Any, x: Array) -> Any:
+  """Return a number, or numbers by row [B] or [B, 1], with as many axes as x [..., V], to broadcast against it."""
   if not np.ndim(value):
     return value
   return value.reshape((1,) * (x.ndim - 1 - value.ndim) + value.shape + (1,))

@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 from speccascade import embedded, methods
-from speccascade.checkpoints import files as checkpoint_files
+from speccascade.checkpoints import digests
 from speccascade.data import files, tokenizers
 from speccascade.decode import decode
 from speccascade.host import storage
@@ -78,7 +78,7 @@ def from_teacher(
   in `file`, what they were made with in its first line, so that a restart need not make them again.
   """
   file, teacher = storage.local(file), teacher() if callable(teacher) else teacher
-  made_with = {'teacher': checkpoint_files.digest_of_params(teacher.params), 'temperature': temperature}
+  made_with = {'teacher': digests.of_params(teacher.params), 'temperature': temperature}
   made_with |= {'max_new_tokens': max_new_tokens, 'seed': seed}
   if not file.is_file():
     _write_outputs(teacher, sources, file, made_with, batch_size)

@@ -28,7 +28,7 @@ import numpy as np
 import optax
 import tqdm
 
-from speccascade.checkpoints import files, hf_write, orbax
+from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data import tokenizers
 from speccascade.host import multihost, storage
 from speccascade.host.journal import Journal
@@ -115,10 +115,10 @@ def _train(out: Path, network: Network, pairs: Iterable[Pair], settings: Setting
 
 def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, str | None]:
   """Return what belongs to a run: with another of these it does not go on."""
-  identity = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
-  identity |= {name: model and files.digest_of_params(model.params) for name, model in models.items()}
-  identity['tokenizer'] = tokenizer and files.digest({Path(p).name: Path(p) for p in tokenizer.files()})
-  return identity | {'model': f'{settings.format}, {settings.save_dtype}'}
+  found = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
+  found |= {name: model and digests.of_params(model.params) for name, model in models.items()}
+  found['tokenizer'] = tokenizer and digests.of_files({Path(p).name: Path(p) for p in tokenizer.files()})
+  return found | {'model': f'{settings.format}, {settings.save_dtype}'}
 
 
 def _steps(network, transform, state, stream, done: int, settings: Settings, teacher, manager, log):
@@ -257,7 +257,7 @@ class Log:
 def _check(name: str, network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
   """Raise before any work for what cannot be trained, or not written."""
   if settings.format == 'hf':
-    hf_write.check(network, name)
+    hf.check(network, name)
   if start is not None and start.network.config != network.config:
     raise ValueError(f'start is a {start.network.config}, but network a {network.config}: give them the same sizes')
   if start is not None and start.network.scan != network.scan:
@@ -332,4 +332,4 @@ def _write(folder: Path, model: Model, settings: Settings) -> None:
 
 
 def _save_model(folder: Path, model: Model, settings: Settings) -> None:
-  (orbax.save if settings.format == 'orbax' else hf_write.write)(folder, model, overwrite=True)
+  (orbax.save if settings.format == 'orbax' else hf.write)(folder, model, overwrite=True)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+from flax.traverse_util import flatten_dict
 import jax
 from matching import having
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from tiers import quick
 
 from speccascade import checkpoints, convert
-from speccascade.checkpoints import files, hf, hf_write, orbax, t5x
+from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model
 
@@ -119,17 +120,17 @@ def test_a_decoder_that_was_made_here_is_written_with_a_context(tmp_path):
   network = Decoder(DecoderConfig(11, 8, 2, 1, 4, 6, (Span(), Span())), (2,))
   source = orbax.save(tmp_path / 'mine', Model(network.init(jax.random.key(0)), network))
   back = checkpoints.read(convert.convert(source, tmp_path / 'hf', form='hf')).network
-  assert back == hf_write.settled(network) and back.config.context == 2048
+  assert back == hf.settled(network) and back.config.context == 2048
   odd = Decoder(dataclasses.replace(network.config, norms='post'), (2,))
   with pytest.raises(ValueError, match=having('DecoderConfig', 'orbax')):
-    hf_write.write(tmp_path / 'odd', Model({}, odd))
+    hf.write(tmp_path / 'odd', Model({}, odd))
   assert not (tmp_path / 'odd').exists()
 
 
 def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
   model = _model(T5 | {'model_type': 'umt5', 'tie_word_embeddings': False})
   with pytest.warns(UserWarning, match=having('transformers 5', '√d')):
-    hf_write.write(tmp_path / 'hf', model)
+    hf.write(tmp_path / 'hf', model)
 
 
 @pytest.mark.parametrize('form', ['orbax', 't5x', 'hf'])
@@ -173,12 +174,12 @@ def test_nothing_is_destroyed(source, tmp_path):
 def test_reading_back_notices_a_changed_tensor_and_network(source, tmp_path, monkeypatch):
   checksum = files.checksum
   seen = []
-  count = len(files.named(_model(T5).params))
+  count = len(flatten_dict(_model(T5).params, sep='.'))
   monkeypatch.setattr(files, 'checksum', lambda x: seen.append(1) or checksum(x) + (len(seen) == count + 3))
   with pytest.raises(ValueError, match="tensor '.*' .* read back"):
     convert.convert(t5x.write(tmp_path / 'a', _model(T5)), tmp_path / 'b', form='hf')
   monkeypatch.undo()
-  monkeypatch.setattr(hf_write, 'config_of', lambda network: T5 | {'relative_attention_max_distance': 7})
+  monkeypatch.setattr(hf.writer, 'config_of', lambda network: T5 | {'relative_attention_max_distance': 7})
   with pytest.raises(ValueError, match=having('network', 'read back', 'orbax')):
     convert.convert(source, tmp_path / 'c', form='hf')
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from speccascade import checkpoints
-from speccascade.checkpoints import hf, hf_config, hf_names, hf_write, tensor_files
+from speccascade.checkpoints import hf, safetensors_files
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 
@@ -140,8 +140,8 @@ def test_a_fused_tensor_is_read_once(tmp_path, monkeypatch):
   _, tensors = _model(GPT2)
   folder = _save(tmp_path, GPT2, tensors)
   reads = []
-  read = tensor_files.Stored.read
-  monkeypatch.setattr(tensor_files.Stored, 'read', lambda self: reads.append(self.name) or read(self))
+  read = safetensors_files.Tensor.read
+  monkeypatch.setattr(safetensors_files.Tensor, 'read', lambda self, box: reads.append(self.name) or read(self, box))
   hf.read(folder)
   assert sorted(reads) == sorted(tensors)
 
@@ -209,17 +209,13 @@ def _error(folder, kind=ValueError) -> str:
   return str(info.value)
 
 
-def test_a_truncated_file_names_file_and_tensor(llama):
+def test_a_file_that_is_cut_off_is_named_with_its_size(llama):
   folder, _, _ = llama
   file = folder / 'model.safetensors'
   data = file.read_bytes()
-  file.write_bytes(data[:-40])
-  message = _error(folder)
-  assert str(file) in message and "tensor '" in message and 'cut off' in message
-  file.write_bytes(data[:100])
-  assert says(_error(folder), 'cut off', 'header')
-  file.write_bytes(b'')
-  assert says(_error(folder), 'cut off', '0 bytes')
+  for cut in (data[:-40], data[:100], b''):
+    file.write_bytes(cut)
+    assert f'{file} is cut off or corrupt, it has {len(cut)} bytes' in _error(folder)
 
 
 def test_a_corrupt_header_names_the_file(llama):
@@ -228,10 +224,10 @@ def test_a_corrupt_header_names_the_file(llama):
   data = bytearray(file.read_bytes())
   data[9:12] = b'\xff\xff\xff'
   file.write_bytes(data)
-  assert says(_error(folder), str(file), 'header')
+  assert f'{file} is cut off or corrupt' in _error(folder)
   header = json.dumps({'model.norm.weight': {'dtype': 'F32', 'shape': [8], 'data_offsets': [0, 12]}}).encode()
   file.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(64))
-  assert says(_error(folder), "'model.norm.weight'", 'F32[8]', '12 bytes')
+  assert f'{file} is cut off or corrupt' in _error(folder)
 
 
 def test_a_wrong_shape_names_both_shapes(llama):
@@ -310,8 +306,8 @@ class Bigram:
 
 
 def test_a_network_of_ones_own_is_read_by_the_names_that_are_registered(tmp_path, monkeypatch):
-  monkeypatch.setitem(hf_config.REGISTERED, 'bigram', None)
-  monkeypatch.setitem(hf_names.TABLES, 'bigram', None)
+  monkeypatch.setitem(hf.config.REGISTERED, 'bigram', None)
+  monkeypatch.setitem(hf.names.TABLES, 'bigram', None)
   make = lambda config, *, eos_ids, **_: Bigram(config['vocab_size'], eos_ids)
   checkpoints.register('bigram', make, {'head': 'out'})
   tensors = {'out.weight': np.arange(15, dtype=np.float32).reshape(5, 3), 'out.bias': np.ones(5, np.float32)}
@@ -322,11 +318,11 @@ def test_a_network_of_ones_own_is_read_by_the_names_that_are_registered(tmp_path
 
 
 def test_a_family_of_other_sizes_has_the_names_and_the_orientation_of_the_one_it_is_like(tmp_path, monkeypatch):
-  for table in (hf_config.REGISTERED, hf_names.TABLES, hf_names.LIKE):
+  for table in (hf.config.REGISTERED, hf.names.TABLES, hf.names.LIKE):
     monkeypatch.setitem(table, 'gpt2_of_ours', None)
   sizes = dict(n_embd=8, n_head=2, n_layer=1, n_inner=8, n_positions=16, vocab_size=11)
-  network = hf_config.network_from_config(dict(model_type='gpt2', **sizes))
-  folder = hf_write.write(tmp_path / 'model', Model(network.init(jax.random.key(0)), network))
+  network = hf.config.network_from_config(dict(model_type='gpt2', **sizes))
+  folder = hf.write(tmp_path / 'model', Model(network.init(jax.random.key(0)), network))
   expected = checkpoints.load(folder).params
   checkpoints.register('gpt2_of_ours', lambda config, **_: network, 'gpt2')
   config = json.loads((folder / 'config.json').read_text())

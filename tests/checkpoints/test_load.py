@@ -19,7 +19,7 @@ from tiers import quick
 
 from speccascade import checkpoints, decode, methods, sampling
 from speccascade.backends import cpu
-from speccascade.checkpoints import hf, hf_write, orbax, t5x
+from speccascade.checkpoints import hf, orbax, t5x
 from speccascade.data import tokenizers
 from speccascade.engine import state
 from speccascade.evaluate.curves import Checkpoint
@@ -120,7 +120,7 @@ def test_what_was_loaded_and_decoded_with_is_saved_and_read_back_equal(tmp_path,
   network = hf.network_from_config(config)
   loaded = checkpoints.load(_folder(tmp_path / 'hf', config, network.init(jax.random.key(0)), network))
   decode(methods.autoregressive(), [loaded], [[3, 4]], max_new_tokens=2)
-  writers = {'orbax': orbax.save, 'hf': hf_write.write}
+  writers = {'orbax': orbax.save, 'hf': hf.write}
   if config['model_type'] in ('t5', 'mt5', 'umt5'):
     writers |= {'t5x': functools.partial(t5x.write, step=1)}
   for kind, write in writers.items():

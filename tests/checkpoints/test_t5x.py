@@ -86,7 +86,7 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, config, dtype):
 
 
 def test_arrays_are_chunked_and_compressed_as_t5x_expects(tmp_path, monkeypatch):
-  monkeypatch.setattr(t5x, '_CHUNK_BYTES', 100)
+  monkeypatch.setattr(t5x.writer, '_CHUNK_BYTES', 100)
   model = _model()
   folder = t5x.write(tmp_path / 'checkpoint_3', model)
   zarray = json.loads((folder / EMBEDDING / '.zarray').read_text())
@@ -255,7 +255,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path):
     pass
 
   with pytest.raises(Stop):
-    with files.whole(tmp_path / 'checkpoint_1') as scratch:
+    with files.atomic_dir(tmp_path / 'checkpoint_1') as scratch:
       (scratch / 'checkpoint').write_bytes(b'x')
       raise Stop
   assert not list(tmp_path.iterdir())

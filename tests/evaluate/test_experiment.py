@@ -9,7 +9,7 @@ import pytest
 import toys
 
 from speccascade import methods, rules, Sampler, sampling
-from speccascade.checkpoints import hf_write
+from speccascade.checkpoints import hf
 from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.evaluate import Checkpoint, Curve, Experiment
@@ -132,7 +132,7 @@ def test_the_description_changes_with_the_source_of_a_rule_of_ones_own(tmp_path,
 def test_the_description_changes_with_the_weights(tmp_path):
   def describe(seed):
     network = T5(T5Config(12, 16, 2, 8, 32, 1, 1))
-    hf_write.write(tmp_path / 'small', Model(network.init(jax.random.key(seed)), network), overwrite=True)
+    hf.write(tmp_path / 'small', Model(network.init(jax.random.key(seed)), network), overwrite=True)
     path = str(tmp_path / 'small')
     return make(models=[Checkpoint(path), Checkpoint(path)]).describe()
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from speccascade import decode, methods, Sampler
-from speccascade.checkpoints import hf, t5x_names
+from speccascade.checkpoints import hf
+from speccascade.checkpoints.t5x import axes
 from speccascade.integrations import t5x
 from speccascade.types import Model
 
@@ -66,7 +67,7 @@ def test_noise_comes_from_the_key_and_differs_between_rows(large, make):
 
 
 def test_scanned_parameters_are_those_they_were_made_of(large):
-  scanned = t5x_names.scan(large.params, large.network.config)
+  scanned = axes.scan(large.params, large.network.config)
   plain, found = (step()(params, BATCH, jax.random.PRNGKey(0))[0] for params in (large.params, scanned))
   assert plain.tolist() == found.tolist()
   model = t5x.with_params(large, scanned)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade.checkpoints import hf, hf_write
+from speccascade.checkpoints import hf
 from speccascade.models.layers import relative_bucket, stack_layers
 from speccascade.types import Model, Prompt
 
@@ -267,7 +267,7 @@ def test_greedy_tokens_equal_generate(case):
 
 
 def test_what_is_written_is_the_reference_again(case, tmp_path):
-  folder = hf_write.write(tmp_path / 'hf', Model(case.params, case.network))
+  folder = hf.write(tmp_path / 'hf', Model(case.params, case.network))
   written = type(case.reference).from_pretrained(folder, attn_implementation='eager').eval()
   with torch.no_grad():
     theirs = dataclasses.replace(case, reference=written)

@@ -25,7 +25,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 import speccascade
 from speccascade import checkpoints
-from speccascade.checkpoints import files, hf_write, orbax
+from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data.tokenizers import find
 from speccascade.host import storage
 from speccascade.host.errors import RunError
@@ -354,7 +354,7 @@ def test_outputs_of_a_teacher_that_ended_as_faults_are_left_out_and_said(tmp_pat
 
 def test_kept_outputs_are_those_of_the_same_teacher_and_settings(tmp_path):
   teachers = [toy.model(seed, 12, eos_ids=(1,)).replace(tokenizer=words(tmp_path, eos_token='</s>')) for seed in (3, 4)]
-  digests = [files.digest_of_params(teacher.params) for teacher in teachers]
+  digests = [digests.of_params(teacher.params) for teacher in teachers]
   file, row = tmp_path / 'outputs.jsonl', json.dumps({'source': '3', 'target': [4, 1]})
   first = lambda teacher, **changes: next(data.from_teacher(teacher, ['3'], file=file, **changes))
   file.write_text(json.dumps(dict(teacher=digests[0], temperature=0, max_new_tokens=64, seed=0)) + f'\n{row}\n')
@@ -441,7 +441,7 @@ def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeyp
 def test_the_result_loads_as_it_was_written(tmp_path, network):
   model = train(tmp_path / 'run', network, copies(), settings(format='hf', save_dtype='bfloat16'), say=quiet)
   back = checkpoints.read(tmp_path / 'run' / 'model')
-  assert back.network.dtype == 'bfloat16' and back.network.config == hf_write.settled(network).config
+  assert back.network.dtype == 'bfloat16' and back.network.config == hf.settled(network).config
   for x, y in zip(*map(jax.tree.leaves, (model.params, back.params)), strict=True):
     np.testing.assert_array_equal(x.astype(jnp.bfloat16), y)
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from speccascade.evaluate.report.charts import Chart, Panel, Series
 
-# Paul Tol's "bright" and "muted" hues, told apart with any kind of colour vision; markers tell them apart in grey.
+# Paul Tol's "bright" and "muted" hues, distinct for any kind of colour vision; markers distinguish them in grey.
 COLOURS = ('#4477aa', '#cc3311', '#228833', '#aa3377', '#ee7733', '#009988', '#332288', '#999933', '#882255', '#66a5d9')
 INK, QUIET, GRID, EDGE = '#1f2430', '#6b7280', '#e5e7eb', '#ffffff'
 LOOKS = (*COLOURS, INK, QUIET)

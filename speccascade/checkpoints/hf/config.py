@@ -22,6 +22,8 @@ ACTIVATIONS = {
   'gelu_pytorch_tanh': 'gelu_tanh',
 }
 
+T5_FAMILIES = ('t5', 'mt5', 'umt5')
+
 _LLAMA = {
   'num_key_value_heads': None,
   'head_dim': None,
@@ -136,6 +138,44 @@ DEFAULTS = {
     'scale_decoder_outputs': False,
   },
 }
+_ROTARY = {
+  'embed_dim': 'hidden_size',
+  'heads': 'num_attention_heads',
+  'kv_heads': 'num_key_value_heads',
+  'head_dim': 'head_dim',
+  'mlp_dim': 'intermediate_size',
+  'norm_eps': 'rms_norm_eps',
+  'context': 'max_position_embeddings',
+}
+_FIELDS = {
+  'opt': {
+    'embed_dim': 'hidden_size',
+    'heads': 'num_attention_heads',
+    'mlp_dim': 'ffn_dim',
+    'positions': 'max_position_embeddings',
+  },
+  'gpt2': {
+    'embed_dim': 'n_embd',
+    'heads': 'n_head',
+    'mlp_dim': 'n_inner',
+    'positions': 'n_positions',
+    'norm_eps': 'layer_norm_epsilon',
+  },
+} | dict.fromkeys(
+  T5_FAMILIES,
+  {
+    'embed_dim': 'd_model',
+    'heads': 'num_heads',
+    'head_dim': 'd_kv',
+    'mlp_dim': 'd_ff',
+    'encoder_layers': 'num_layers',
+    'decoder_layers': 'num_decoder_layers',
+    'buckets': 'relative_attention_num_buckets',
+    'max_distance': 'relative_attention_max_distance',
+    'norm_eps': 'layer_norm_epsilon',
+    'scale_outputs': 'scale_decoder_outputs',
+  },
+)
 REGISTERED: dict[str, Callable[..., Network]] = {}  # model_type: the function that makes its network
 DEFAULTS['umt5'] = DEFAULTS['mt5'] | {'scale_decoder_outputs': None}
 _SIZES = frozenset(
@@ -147,6 +187,11 @@ _ROPE_NUMBERS = frozenset(
   'rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow '
   'attention_factor mscale mscale_all_dim partial_rotary_factor'.split()
 )
+
+
+def fields(family: str) -> dict[str, str]:
+  """Return the names in a family's config.json of the fields of our configurations, for reading and writing alike."""
+  return {'vocab_size': 'vocab_size', 'tied': 'tie_word_embeddings'} | _FIELDS.get(family, _ROTARY)
 
 
 class Settings(dict):
@@ -208,7 +253,7 @@ def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', s
   family = c['model_type']
   if family in REGISTERED:
     return _registered(family, c, eos_ids=ids, dtype=dtype, scan=scan)
-  if family in ('t5', 'mt5', 'umt5'):
+  if family in T5_FAMILIES:
     start = c['pad_token_id'] if c['decoder_start_token_id'] is None else c['decoder_start_token_id']
     if type(start) is not int or not 0 <= start < c['vocab_size']:
       raise ValueError(
@@ -227,8 +272,8 @@ def _registered(family: str, c: Settings, **given) -> Network:
   except ValueError:
     raise
   except Exception as error:  # whatever that function raises
-    said = f'{type(error).__name__}: {str(error).splitlines()[0]}'
-    raise ValueError(f"what model_type '{family}' is registered with makes no network ({said})") from error
+    reason = f'{type(error).__name__}: {str(error).splitlines()[0]}'
+    raise ValueError(f"what model_type '{family}' is registered with makes no network ({reason})") from error
   return network
 
 
@@ -238,49 +283,37 @@ def _activation(name: str) -> str:
   return ACTIVATIONS[name]
 
 
+def _values(c: Settings) -> dict:
+  """Return the fields of our configuration that a family's has under other names."""
+  return {ours: c[theirs] for ours, theirs in fields(c['model_type']).items()}
+
+
 def _t5(c: Settings) -> T5Config:
+  values = _values(c)
   gated, _, name = c['feed_forward_proj'].rpartition('-')
-  # `tie_word_embeddings: false` used to say "v1.1", which neither ties nor scales. Newer configs say both apart.
-  scale = c['scale_decoder_outputs']
+  if values['scale_outputs'] is None:
+    values['scale_outputs'] = values['tied']  # older configs mean v1.1, which neither ties nor scales, by one of them
+  values['decoder_layers'] = values['decoder_layers'] or values['encoder_layers']
   return T5Config(
-    vocab_size=c['vocab_size'],
-    embed_dim=c['d_model'],
-    heads=c['num_heads'],
-    head_dim=c['d_kv'],
-    mlp_dim=c['d_ff'],
-    encoder_layers=c['num_layers'],
-    decoder_layers=c['num_decoder_layers'] or c['num_layers'],
+    **values,
     activation=_activation('gelu_new' if (gated, name) == ('gated', 'gelu') else name),
     gated=gated == 'gated',
-    tied=c['tie_word_embeddings'],
-    scale_outputs=c['tie_word_embeddings'] if scale is None else scale,
-    buckets=c['relative_attention_num_buckets'],
-    max_distance=c['relative_attention_max_distance'],
-    norm_eps=c['layer_norm_epsilon'],
     shared_bias=c['model_type'] != 'umt5',
   )
 
 
-def _sizes(c: Settings) -> dict:
-  """Return the sizes that Llama and its kin have in common."""
-  return {
-    'vocab_size': c['vocab_size'],
-    'embed_dim': c['hidden_size'],
-    'heads': c['num_attention_heads'],
-    'kv_heads': c['num_key_value_heads'] or c['num_attention_heads'],
-    'head_dim': c['head_dim'] or c['hidden_size'] // c['num_attention_heads'],
-    'mlp_dim': c['intermediate_size'],
-    'norm_eps': c['rms_norm_eps'],
-    'tied': c['tie_word_embeddings'],
-    'context': c['max_position_embeddings'],
-  }
+def _rotary(c: Settings) -> dict:
+  """Return the fields that Llama and its kin have in common."""
+  values = _values(c)
+  values['kv_heads'] = values['kv_heads'] or values['heads']
+  values['head_dim'] = values['head_dim'] or values['embed_dim'] // values['heads']
+  return values | {'spans': _spans(c)}
 
 
 def _llama(c: Settings) -> DecoderConfig:
   biased = c['model_type'] == 'qwen2'
   return DecoderConfig(
-    **_sizes(c),
-    spans=_spans(c),
+    **_rotary(c),
     activation=_activation(c['hidden_act']),
     qk_norm=c['model_type'] == 'qwen3',
     qkv_bias=biased or c['attention_bias'],
@@ -293,8 +326,7 @@ def _gemma(c: Settings) -> DecoderConfig:
   if c.get('use_bidirectional_attention'):
     raise ValueError('use_bidirectional_attention is not supported: an encoder cannot decode')
   return DecoderConfig(
-    **_sizes(c),
-    spans=_spans(c),
+    **_rotary(c),
     activation=_activation(c['hidden_activation']),
     norm_offset=1.0,
     norms='sandwich',
@@ -314,14 +346,12 @@ def _opt(c: Settings) -> DecoderConfig:
   table = c['word_embed_proj_dim'] or c['hidden_size']
   before = c['do_layer_norm_before']
   return DecoderConfig(
-    **_learned(c, c['num_attention_heads'], c['hidden_size'], c['num_hidden_layers']),
+    **_learned(c, c['num_hidden_layers']),
     **dict.fromkeys(('qkv_bias', 'out_bias', 'mlp_bias'), c['enable_bias']),
-    mlp_dim=c['ffn_dim'],
     norm_eps=1e-5,
     norms='pre' if before else 'post',
     final_norm=before and not c['_remove_final_layer_norm'],
     projected_dim=table if table != c['hidden_size'] else None,
-    positions=c['max_position_embeddings'],
     position_offset=2,
   )
 
@@ -329,29 +359,25 @@ def _opt(c: Settings) -> DecoderConfig:
 def _gpt2(c: Settings) -> DecoderConfig:
   if c['scale_attn_by_inverse_layer_idx']:
     raise ValueError('scale_attn_by_inverse_layer_idx=true is not supported')
+  values = _learned(c, c['n_layer'])
+  values['mlp_dim'] = values['mlp_dim'] or 4 * c['n_embd']
   return DecoderConfig(
-    **_learned(c, c['n_head'], c['n_embd'], c['n_layer']),
+    **values,
     **dict.fromkeys(('qkv_bias', 'out_bias', 'mlp_bias'), True),
-    mlp_dim=c['n_inner'] or 4 * c['n_embd'],
-    norm_eps=c['layer_norm_epsilon'],
-    positions=c['n_positions'],
     attention_scale=None if c['scale_attn_weights'] else 1.0,
   )
 
 
-def _learned(c: Settings, heads: int, embed_dim: int, layers: int) -> dict:
-  """Return what OPT and GPT-2 have in common."""
-  return {
-    'vocab_size': c['vocab_size'],
-    'embed_dim': embed_dim,
-    'heads': heads,
-    'kv_heads': heads,
-    'head_dim': embed_dim // heads,
+def _learned(c: Settings, layers: int) -> dict:
+  """Return the fields that OPT and GPT-2, with their learned positions, have in common."""
+  values = _values(c)
+  return values | {
+    'kv_heads': values['heads'],
+    'head_dim': values['embed_dim'] // values['heads'],
     'spans': (Span(0, None),) * layers,
     'activation': _activation(c['activation_function']),
     'gated': False,
     'layer_norm': True,
-    'tied': c['tie_word_embeddings'],
   }
 
 

@@ -2,21 +2,25 @@
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import json
 import os
 from pathlib import Path
 from typing import Any
 import warnings
 
+from flax.traverse_util import flatten_dict
 import jax
+import numpy as np
 
-from speccascade.checkpoints import files, hf
-from speccascade.checkpoints.hf_config import DEFAULTS, network_from_config
+from speccascade.checkpoints import assemble, files
+from speccascade.checkpoints.hf import names
+from speccascade.checkpoints.hf.config import DEFAULTS, fields, network_from_config, T5_FAMILIES
 from speccascade.models.decoder import Decoder, DecoderConfig
 from speccascade.models.layers import unstack_layers
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
-from speccascade.types import Model, Network
+from speccascade.types import Model, Network, Params
 
 _ACTIVATIONS = {'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu', 'gelu': 'gelu'}
 _CLASSES = {
@@ -30,10 +34,10 @@ _CONTEXT = 2048  # written where it is not known for how many positions a model 
 def config_of(network: Network) -> dict[str, Any]:
   """Return the config.json of a network: that of the first family which gives it back."""
   network = settled(network)
-  written = _t5 if isinstance(network, T5) else _decoder
   for family in _CLASSES:
-    if isinstance(network, T5) == (family in hf.T5_FAMILIES):
-      config = written(network.config, family) | _common(network, family)
+    if isinstance(network, T5) == (family in T5_FAMILIES):
+      own = {theirs: getattr(network.config, ours) for ours, theirs in fields(family).items()}
+      config = own | _OF_FAMILY.get(family, _rotary)(network.config, family) | _common(network, family)
       try:
         if network_from_config(config, dtype=network.dtype) == network:
           return config
@@ -62,7 +66,20 @@ def check(network: Network, name: str) -> None:
 
 
 def write(path, model: Model, *, overwrite: bool = False) -> Path:
-  """Write config.json, model.safetensors and the tokenizer's files; return the folder."""
+  """Write config.json, model.safetensors and the tokenizer's files.
+
+  Args:
+    path: folder to write.
+    model: the model, a T5 or a decoder.
+    overwrite: replace a checkpoint of ours that is there.
+
+  Returns:
+    The folder.
+
+  Raises:
+    ValueError: no model_type of Hugging Face describes the model.
+    FileExistsError: the folder exists and may not be replaced.
+  """
   from safetensors.numpy import save_file  # lazily: reading needs no safetensors library
 
   check(model.network, model.name)
@@ -75,12 +92,28 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
       'config.json says: there its greedy texts are those of this model, its probabilities are not',
       stacklevel=2,
     )
-  with files.whole(path, overwrite=overwrite) as scratch:
+  with files.atomic_dir(path, overwrite=overwrite) as scratch:
     files.copy_tokenizer(model.tokenizer, scratch)
     write_config(scratch, model.network)
-    tensors = hf.export(model.network, family, jax.device_get(params))
+    tensors = export(model.network, family, jax.device_get(params))
     save_file(tensors, scratch / 'model.safetensors', metadata={'format': 'pt'})
   return path
+
+
+def export(network: Network, family: str, params: Params) -> dict[str, np.ndarray]:
+  """Return parameters as the tensors of a Hugging Face checkpoint.
+
+  Args:
+    network: their network.
+    family: model_type of the checkpoint.
+    params: the parameters, layers not stacked.
+  """
+  leaves, parts = flatten_dict(params), {}
+  entries = assemble.plan(dataclasses.replace(network, scan=False), functools.partial(names.source, family))
+  for entry in sorted(entries, key=lambda entry: entry.offset):
+    value = np.asarray(leaves[entry.path])
+    parts.setdefault(entry.source, []).append(value.T if entry.transpose else value)
+  return {name: np.ascontiguousarray(np.concatenate(values, axis=-1)) for name, values in parts.items()}
 
 
 def _common(network: Network, family: str) -> dict[str, Any]:
@@ -89,8 +122,6 @@ def _common(network: Network, family: str) -> dict[str, Any]:
   return {
     'architectures': [_CLASSES[family]],
     'model_type': family,
-    'vocab_size': network.config.vocab_size,
-    'tie_word_embeddings': network.config.tied,
     'bos_token_id': None,
     'pad_token_id': network.start_id,
     'decoder_start_token_id': network.start_id,
@@ -99,52 +130,25 @@ def _common(network: Network, family: str) -> dict[str, Any]:
   }
 
 
-def _t5(c: T5Config, family: str) -> dict[str, Any]:
+def _t5(c: T5Config, _: str) -> dict[str, Any]:
   activation = 'gelu' if c.gated and c.activation == 'gelu_tanh' else _ACTIVATIONS[c.activation]
+  return {'is_encoder_decoder': True, 'feed_forward_proj': f'gated-{activation}' if c.gated else activation}
+
+
+def _gpt2(c: DecoderConfig, _: str) -> dict[str, Any]:
   return {
-    'is_encoder_decoder': True,
-    'd_model': c.embed_dim,
-    'd_kv': c.head_dim,
-    'd_ff': c.mlp_dim,
-    'num_heads': c.heads,
-    'num_layers': c.encoder_layers,
-    'num_decoder_layers': c.decoder_layers,
-    'feed_forward_proj': f'gated-{activation}' if c.gated else activation,
-    'scale_decoder_outputs': c.scale_outputs,
-    'relative_attention_num_buckets': c.buckets,
-    'relative_attention_max_distance': c.max_distance,
-    'layer_norm_epsilon': c.norm_eps,
-  }
-
-
-def _decoder(c: DecoderConfig, family: str) -> dict[str, Any]:
-  learned = {'opt': _opt, 'gpt2': _gpt2}
-  return learned[family](c) if family in learned else _rotary(c, family)
-
-
-def _gpt2(c: DecoderConfig) -> dict[str, Any]:
-  return {
-    'n_positions': c.positions,
-    'n_embd': c.embed_dim,
     'n_layer': len(c.spans),
-    'n_head': c.heads,
-    'n_inner': c.mlp_dim,
     'activation_function': _ACTIVATIONS[c.activation],
-    'layer_norm_epsilon': c.norm_eps,
     'scale_attn_weights': c.attention_scale is None,
   }
 
 
-def _opt(c: DecoderConfig) -> dict[str, Any]:
+def _opt(c: DecoderConfig, _: str) -> dict[str, Any]:
   return {
-    'hidden_size': c.embed_dim,
     'num_hidden_layers': len(c.spans),
-    'ffn_dim': c.mlp_dim,
-    'max_position_embeddings': c.positions,
     'do_layer_norm_before': c.norms == 'pre',
     '_remove_final_layer_norm': c.norms == 'pre' and not c.final_norm,
     'word_embed_proj_dim': c.projected_dim or c.embed_dim,
-    'num_attention_heads': c.heads,
     'activation_function': _ACTIVATIONS[c.activation],
     'enable_bias': c.qkv_bias,
   }
@@ -156,12 +160,8 @@ def _rotary(c: DecoderConfig, family: str) -> dict[str, Any]:
   local = next((span.rope for span in c.spans if span.window), full) or full
   windows = [span.window for span in c.spans]
   of_some = {
-    'num_key_value_heads': c.kv_heads,
-    'head_dim': c.head_dim,
     'hidden_act': _ACTIVATIONS[c.activation],
     'hidden_activation': 'gelu_pytorch_tanh' if c.activation == 'gelu_tanh' else c.activation,
-    'rms_norm_eps': c.norm_eps,
-    'max_position_embeddings': c.context,
     'rope_theta': full.theta,
     'rope_local_base_freq': local.theta,
     'attention_bias': c.out_bias,
@@ -174,10 +174,7 @@ def _rotary(c: DecoderConfig, family: str) -> dict[str, Any]:
     'attn_logit_softcapping': c.attention_cap,
   }
   return {name: x for name, x in of_some.items() if name in DEFAULTS[family]} | {
-    'hidden_size': c.embed_dim,
-    'intermediate_size': c.mlp_dim,
     'num_hidden_layers': len(c.spans),
-    'num_attention_heads': c.heads,
     'layer_types': ['sliding_attention' if window else 'full_attention' for window in windows],
     'rope_scaling': _scaling(full),
   }
@@ -202,3 +199,6 @@ def _scaling(rope: Rope) -> Mapping[str, Any] | None:
   }  # fmt: skip
   original = {'original_max_position_embeddings': rope.original} if rope.original else {}
   return None if rope.kind == 'default' else {'rope_type': rope.kind, **of_kind[rope.kind], **original}
+
+
+_OF_FAMILY = {'opt': _opt, 'gpt2': _gpt2} | dict.fromkeys(T5_FAMILIES, _t5)

@@ -4,10 +4,10 @@ The tables name modules; the last part of a path says what its tensor is called 
 PyTorch keeps a dense kernel as (out, in), GPT-2's Conv1D as (in, out).
 """
 
-import dataclasses
 import re
+from typing import Any
 
-from speccascade.checkpoints.shards import Box
+from speccascade.checkpoints import assemble
 
 _LLAMA = {
   'token_embedder': 'model.embed_tokens',
@@ -110,6 +110,7 @@ TABLES = {
   },
 }
 
+_FUSED = ('query', 'key', 'value')  # one after the other on the last axis of GPT-2's c_attn
 LIKE: dict[str, str] = {}  # {registered model_type: that of the package whose names it has}
 
 # What older or enclosing classes put before a name, and what we expect instead.
@@ -125,38 +126,17 @@ _IGNORED = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """The tensor that holds a parameter; `part` is its number among the `parts` on the last axis."""
-
-  name: str
-  transpose: bool = False
-  part: int = 0
-  parts: int = 1
-
-  def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tensor's shape for a parameter's."""
-    shape = shape[::-1] if self.transpose else shape
-    return (*shape[:-1], shape[-1] * self.parts)
-
-  def box(self, box: Box, shape: tuple[int, ...]) -> Box:
-    """Return where a part of a parameter of that shape lies in the tensor."""
-    box, last = (box[::-1], shape[0]) if self.transpose else (box, shape[-1])
-    return (*box[:-1], slice(box[-1].start + self.part * last, box[-1].stop + self.part * last))
-
-
-def source(family: str, path: tuple[str, ...]) -> Source:
-  """Return where a parameter of the unrolled tree lies."""
+def source(family: str, path: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, Any]:
+  """Return where a parameter of the unstacked tree lies, as fields of its `assemble.Entry`."""
   *modules, leaf = path
-  number = next((name[7:] for name in modules if name.startswith('layers_')), '')
-  module = '.'.join('layers' if name.startswith('layers_') else name for name in modules)
+  layers, number = assemble.stacked_path(tuple(modules))
+  module = '.'.join(layers)
   if module not in TABLES[family]:
     raise ValueError(f"'{module}' is no module of the names of model_type '{family}': add where its tensors lie")
   name = TABLES[family][module].format(number) + ('.bias' if leaf == 'bias' else '.weight')
   transpose = leaf == 'rel_embedding' or (leaf == 'kernel' and (family != 'gpt2' or module == 'logits_dense'))
-  if '.c_attn.' in name:
-    return Source(name, transpose, ('query', 'key', 'value').index(modules[-1]), 3)
-  return Source(name, transpose)
+  part = _FUSED.index(modules[-1]) if '.c_attn.' in name else 0
+  return {'source': name, 'transpose': transpose, 'offset': part * shape[-1]}
 
 
 def canonical(family: str, name: str) -> str:

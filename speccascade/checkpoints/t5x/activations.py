@@ -1,9 +1,8 @@
-"""What the gin files beside a T5X checkpoint say that its tensors do not: the activation of the MLPs.
+"""The activation of the MLPs, which T5X's tensors do not tell, from the gin files next to a checkpoint.
 
 T5X writes `config.gin` into the folder of the checkpoints. Files are parsed, not run: nothing they name is imported.
 """
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +11,31 @@ _FIRST = ('config.gin', 'operative_config.gin')
 _KEY = 'mlp_activations'
 
 
-@dataclasses.dataclass(frozen=True)
-class _Name:
-  """A %macro or a @reference, as it is written."""
-
-  text: str
+class _Macro(str):
+  """The name of a %macro."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Stated:
-  """The `mlp_activations` of a file."""
+def find(folder: Path) -> tuple[Path, Any] | None:
+  """Return the file next to a checkpoint or one folder up that binds `mlp_activations`, and the value.
 
-  file: Path
-  value: Any
-
-
-def find(folder: Path) -> Stated | None:
-  """Return what is said beside a checkpoint or in the folder above: by T5X's own files, else by all that say it."""
+  T5X's own files count first; without one, all other gin files of the folder, which must agree.
+  """
   for place in (folder, folder.parent):
     first = [[place / name] for name in _FIRST if (place / name).is_file()]
     for group in (*first, sorted(place.glob('*.gin'))):
-      stated = [found for file in group for found in _stated(file)]
-      other = next((x for x in stated if x.value != stated[0].value), None)
-      if other:
+      bound = [(file, value) for file in group for value in _bound(file)]
+      if other := [x for x in bound if x[1] != bound[0][1]]:
         raise ValueError(
-          f'{stated[0].file} has {_KEY} = {stated[0].value}, but {other.file} {other.value}: pass activation=, or '
+          f'{bound[0][0]} has {_KEY} = {bound[0][1]}, but {other[0][0]} {other[0][1]}: pass activation=, or '
           'leave only the config.gin of this checkpoint there'
         )
-      if stated:
-        return stated[0]
+      if bound:
+        return bound[0]
   return None
 
 
-def _stated(file: Path) -> list[Stated]:
-  """Return what a file binds, its macros resolved; of equal names the last counts."""
+def _bound(file: Path) -> list[Any]:
+  """Return the values that a file binds, macros resolved; of bindings of the same name the last counts."""
   macros, values = {}, {}
   for statement in _statements(file):
     key = getattr(statement, 'arg_name', None)
@@ -53,19 +43,18 @@ def _stated(file: Path) -> list[Stated]:
       macros[statement.selector] = statement.value
     elif key == _KEY:
       values[statement.scope, statement.selector] = statement.value
-  return [Stated(file, _resolved(value, macros)) for value in values.values()]
+  return [_resolved(value, macros) for value in values.values()]
 
 
 def _statements(file: Path) -> list:
-  """Return the statements of a gin file."""
   from gin import config_parser  # lazily: only these files need it
 
   class Delegate(config_parser.ParserDelegate):
     def configurable_reference(self, name, evaluate):
-      return _Name(f'@{name}')
+      return f'@{name}'
 
     def macro(self, name):
-      return _Name(name)
+      return _Macro(name)
 
   try:
     return list(config_parser.ConfigParser(file.read_text(encoding='utf-8'), Delegate()))
@@ -75,11 +64,10 @@ def _statements(file: Path) -> list:
 
 
 def _resolved(value: Any, macros: dict[str, Any]) -> Any:
-  """Return a value with its macros replaced, and as text what is bound nowhere here."""
-  for _ in range(len(macros) + 1):
-    if not isinstance(value, _Name):
-      break
-    value = macros.get(value.text, value.text)
+  """Return a value with its macros replaced, a macro that is bound nowhere by its name."""
   if isinstance(value, list | tuple):
     return tuple(_resolved(x, macros) for x in value)
-  return value.text if isinstance(value, _Name) else value
+  if not isinstance(value, _Macro):
+    return value
+  rest = {name: x for name, x in macros.items() if name != value}  # so that a circle ends
+  return _resolved(macros[value], rest) if value in macros else str(value)

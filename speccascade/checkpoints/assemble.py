@@ -1,0 +1,257 @@
+"""From the stored tensors of any format to a network's parameters: plan, check, read, convert, place.
+
+A format gives its stored tensors by name and says where each parameter lies in them. The rest is the same for all. The
+tensors are read one by one, the largest first: each needs room for itself two or three times over while its parameters
+are made, which is free as long as the others are not there. On a mesh a process reads the part that its devices hold.
+
+A box is a tuple of slices with both ends, one for each axis.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import dataclasses
+import functools
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+
+from speccascade.backends import sharding
+from speccascade.checkpoints.files import AGAIN
+from speccascade.types import Array, Network, Params
+
+Box = tuple[slice, ...]
+Shape = tuple[int, ...]
+
+
+class Tensor(Protocol):
+  """A stored tensor, not read yet."""
+
+  file: Path
+  name: str
+  shape: Shape
+  dtype: np.dtype
+
+  def read(self, box: Box | None = None) -> np.ndarray:
+    """Return the tensor, or the part of it in a box."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InMemory:
+  """A tensor that is an array already, traced or not."""
+
+  file: Path
+  name: str
+  array: Array
+
+  @property
+  def shape(self) -> Shape:
+    return self.array.shape
+
+  @property
+  def dtype(self) -> np.dtype:
+    return self.array.dtype
+
+  def read(self, box: Box | None = None) -> Array:
+    return self.array if box is None else self.array[box]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A parameter, or the row of one layer in a stacked parameter, and the part of a stored tensor that holds it."""
+
+  path: tuple[str, ...]
+  shape: Shape
+  row: int | None  # None: not stacked
+  source: str  # name of the stored tensor
+  transpose: bool = False
+  offset: int = 0  # on the last axis of the stored tensor, where several parameters lie in one
+  layer: int | None = None  # on axis 0 of the stored tensor, where it stacks layers
+
+  def stored_box(self, box: Box | None = None) -> Box:
+    """Return where the parameter, or a box of it, lies in the stored tensor."""
+    box = full_box(self.shape) if box is None else box
+    box = box[::-1] if self.transpose else box
+    if self.offset:
+      box = (*box[:-1], slice(box[-1].start + self.offset, box[-1].stop + self.offset))
+    return box if self.layer is None else (slice(self.layer, self.layer + 1), *box)
+
+  def take(self, stored: Array, origin: Box, box: Box | None = None) -> Array:
+    """Return the parameter, or a box of it, still as stored, out of the part of the tensor that begins at `origin`."""
+    inside = zip(self.stored_box(box), origin, strict=True)
+    part = stored[tuple(slice(s.start - o.start, s.stop - o.start) for s, o in inside)]
+    return part if self.layer is None else part[0]
+
+
+def plan(network: Network, locate: Callable[[tuple[str, ...], Shape], Mapping[str, Any]]) -> list[Entry]:
+  """Return the entries of a network.
+
+  Args:
+    network: the network. Where it scans its layers, each layer's row in a stacked parameter has an entry.
+    locate: function from the path of a parameter in the tree of unstacked layers, and its shape, to the fields of its
+      `Entry` that say where it is stored.
+  """
+  entries = []
+  for path, x in flatten_dict(network.param_shapes()).items():
+    if not getattr(network, 'scan', False) or 'layers' not in path:
+      entries.append(Entry(path, x.shape, None, **locate(path, x.shape)))
+      continue
+    for row in range(x.shape[0]):
+      layer_path = tuple(f'layers_{row}' if name == 'layers' else name for name in path)
+      entries.append(Entry(path, x.shape[1:], row, **locate(layer_path, x.shape[1:])))
+  return entries
+
+
+def plan_by_own_names(network: Network, stored: Mapping[str, Tensor]) -> list[Entry]:
+  """Return the entries of a network whose parameters are stored under their own names, layers stacked or not."""
+
+  def locate(path: tuple[str, ...], _: Shape) -> dict[str, Any]:
+    path_of_stack, layer = stacked_path(path)
+    stack = '.'.join(path_of_stack)
+    return {'source': stack, 'layer': layer} if stack in stored else {'source': '.'.join(path)}
+
+  return plan(network, locate)
+
+
+def stacked_path(path: tuple[str, ...]) -> tuple[tuple[str, ...], int | None]:
+  """Return a parameter's path in the tree of stacked layers, and the number of its layer."""
+  layer = next((int(name[7:]) for name in path if name.startswith('layers_')), None)
+  return tuple('layers' if name.startswith('layers_') else name for name in path), layer
+
+
+def check(entries: Iterable[Entry], stored: Mapping[str, Tensor], network: Network, where: Any) -> None:
+  """Raise one error for the first stored tensor that is missing, of another shape, or unexpected."""
+  expected: dict[str, Shape] = {}
+  for entry in entries:
+    ends = tuple(s.stop for s in entry.stored_box())
+    expected[entry.source] = tuple(map(max, ends, expected.get(entry.source, ends)))
+  if missing := [name for name in expected if name not in stored]:
+    name = missing[0]
+    raise ValueError(f"{where}: tensor '{name}' {list(expected[name])} is missing{_more(missing)}: {AGAIN}")
+  for name, shape in expected.items():
+    if tuple(stored[name].shape) != shape:
+      raise ValueError(
+        f"{stored[name].file}: tensor '{name}' has shape {list(stored[name].shape)}, but by the other tensors and "
+        f'config.json or gin, where there is one, it should have {list(shape)}: correct that file, or {AGAIN}'
+      )
+  if extra := [name for name in stored if name not in expected]:
+    tensor = stored[extra[0]]
+    raise ValueError(
+      f"{tensor.file}: tensor '{tensor.name}' {list(tensor.shape)} is unexpected{_more(extra)} in a "
+      f'{type(network).__name__} of these sizes: if it is an adapter, merge it first; is it another architecture? '
+      f'Else {AGAIN}'
+    )
+
+
+def _more(names: list[str]) -> str:
+  return f' (and {len(names) - 1} more)' if len(names) > 1 else ''
+
+
+def read(
+  network: Network,
+  entries: Iterable[Entry],
+  stored: Mapping[str, Tensor],
+  *,
+  dtype: str | None = None,
+  mesh=None,
+  rules=None,
+) -> Params:
+  """Return the parameters of a network, each stored tensor read once.
+
+  Args:
+    network: the network, with its layers scanned or not as the parameters are to be.
+    entries: the plan for it, checked.
+    stored: the stored tensors by name.
+    dtype: dtype of the parameters; None for that of each stored tensor.
+    mesh: mesh to shard them over; None for the default device.
+    rules: sharding rules, as `load` takes them.
+
+  Raises:
+    ValueError: a tensor cannot be read, or is not finite in `dtype`.
+  """
+  shapes = network.param_shapes()
+  shardings = {} if mesh is None else flatten_dict(sharding.shardings(network, mesh, rules, shapes))
+  shapes, leaves = flatten_dict(shapes), {}
+  by_source: dict[str, list[Entry]] = {}
+  for entry in sorted(entries, key=lambda entry: -math.prod(stored[entry.source].shape)):
+    by_source.setdefault(entry.source, []).append(entry)
+  for source, group in by_source.items():
+    for entry, value in _read_source(stored[source], group, shardings, dtype):
+      if entry.row is not None:
+        placed = shardings.get(entry.path)
+        stack = leaves.get(entry.path)
+        stack = jnp.zeros(shapes[entry.path].shape, value.dtype, device=placed) if stack is None else stack
+        value = _set_row(stack, value, entry.row, placed)
+      leaves[entry.path] = value
+  return unflatten_dict({path: leaves.pop(path) for path in shapes})
+
+
+def _read_source(
+  tensor: Tensor, entries: Iterable[Entry], shardings: Mapping, dtype: str | None
+) -> Iterator[tuple[Entry, jax.Array]]:
+  """Yield the parameters that lie in a stored tensor, having read what this process needs of it."""
+  parts = [(entry, _row_sharding(entry, shardings.get(entry.path))) for entry in entries]
+  box = _hull(entry.stored_box(_local_box(entry.shape, placed)) for entry, placed in parts)
+  data = tensor.read(box)
+  for entry, placed in parts:
+    yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), placed, dtype)
+
+
+def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], sharding, dtype: str | None) -> jax.Array:
+  """Return a parameter; each shard is converted by itself, so that no more than one is in memory next to the array."""
+
+  def converted(x: np.ndarray, xp=np) -> Array:
+    x = xp.asarray(x)
+    x = x.T if entry.transpose else x
+    with np.errstate(over='ignore'):
+      x = x.astype(dtype or x.dtype, copy=False)
+    if not xp.isfinite(x).all():
+      raise ValueError(
+        f"{tensor.file}: tensor '{entry.source}' holds NaN or Inf as {x.dtype}: {AGAIN}, or try another dtype"
+      )
+    return x
+
+  if sharding is None:
+    on_host = jax.default_backend() == 'cpu'  # XLA would compile for each shape, which takes longer there
+    return jnp.asarray(converted(take(), np if on_host else jnp))
+  shard = lambda index: np.ascontiguousarray(converted(take(_both_ends(index, entry.shape))))
+  return jax.make_array_from_callback(entry.shape, sharding, shard)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _set_row(stack: jax.Array, row: jax.Array, number: int, sharding: NamedSharding | None) -> jax.Array:
+  stack = lax.dynamic_update_index_in_dim(stack, row, number, axis=0)
+  return stack if sharding is None else lax.with_sharding_constraint(stack, sharding)
+
+
+def _row_sharding(entry: Entry, sharding: NamedSharding | None) -> NamedSharding | None:
+  """Return the sharding of an entry's own array, that of one layer where it is a row."""
+  if sharding is None or entry.row is None:
+    return sharding
+  return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
+def full_box(shape: Shape) -> Box:
+  """Return the box of all of an array."""
+  return tuple(slice(0, n) for n in shape)
+
+
+def _local_box(shape: Shape, sharding: NamedSharding | None) -> Box:
+  """Return the least box with all shards of this process."""
+  if sharding is None:
+    return full_box(shape)
+  return _hull(_both_ends(index, shape) for index in sharding.addressable_devices_indices_map(shape).values())
+
+
+def _hull(boxes: Iterable[Box]) -> Box:
+  """Return the least box around some."""
+  return tuple(slice(min(s.start for s in axis), max(s.stop for s in axis)) for axis in zip(*boxes, strict=True))
+
+
+def _both_ends(index: tuple[slice, ...], shape: Shape) -> Box:
+  return tuple(slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True))

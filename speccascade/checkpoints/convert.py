@@ -1,0 +1,126 @@
+"""Convert a checkpoint from any format that is read to one that is written, and prove it by reading it back."""
+
+import math
+import os
+from pathlib import Path
+import tempfile
+import time
+
+from flax.traverse_util import flatten_dict
+import numpy as np
+
+from speccascade import checkpoints
+from speccascade.checkpoints import files, hf, orbax, t5x
+from speccascade.host import storage
+from speccascade.types import Model
+
+FORMATS = ('orbax', 't5x', 'hf')
+
+
+def convert(
+  src,
+  dst,
+  *,
+  form: str = 'orbax',
+  dtype: str | None = None,
+  overwrite: bool = False,
+  step: int | None = None,
+  scan: bool = False,
+  activation: str | None = None,
+  revision: str | None = None,
+) -> Path:
+  """Write a checkpoint in another format or dtype, check it by reading it back, and print what was done.
+
+  Args:
+    src: path of the checkpoint to read, as `load` takes it, on this machine or a hub id.
+    dst: folder to write.
+    form: 'orbax', 't5x' or 'hf'.
+    dtype: dtype to write; None for that of each stored tensor.
+    overwrite: replace a checkpoint that is at `dst`.
+    step: number of the checkpoint; t5x only.
+    scan: stack the layers, as T5X's scalable_t5 has them; t5x only.
+    activation: activation of the source's MLPs, as `load` takes it.
+    revision: branch, tag or commit of a hub model.
+
+  Returns:
+    The folder of the checkpoint that was written.
+
+  Raises:
+    ValueError: the source cannot be read, or written in that format, or was read back otherwise than it was written.
+    OSError: `dst` exists or cannot be written.
+  """
+  if form != 't5x' and (scan or step is not None):
+    raise ValueError(f'{"scan=True" if scan else f"step={step}"} is for the format t5x, not {form}: leave it out')
+  src, dst = storage.local(src), storage.local(dst).absolute()
+  _check_destination(src, dst, overwrite)
+  start = time.perf_counter()
+  model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)
+  read = time.perf_counter()
+  expected, network = _facts(model), model.network
+  count = sum(math.prod(shape) for shape, _, _ in expected.values())
+  folder = _write(form, dst, model, overwrite, step, scan)
+  written = time.perf_counter()
+  del model
+  back = checkpoints.read(folder)
+  _verify(folder, expected, hf.settled(network) if form == 'hf' else network, back)
+  size = sum(p.stat().st_size for p in folder.rglob('*') if p.is_file())
+  print(f'read      {src}: {count / 1e6:.2f} M parameters, {read - start:.1f} s')
+  print(f'written   {folder}: {size / 1e6:.2f} MB as {form}, {written - read:.1f} s')
+  print(f'verified  {len(expected)} tensors equal in shape, dtype and CRC-32, {time.perf_counter() - written:.1f} s')
+  print(f'tokenizer {"none found" if back.tokenizer is None else back.tokenizer.path}')
+  return folder
+
+
+def _check_destination(src, dst: Path, overwrite: bool) -> None:
+  """Raise before any work where writing would fail, or would destroy the source or what is no checkpoint."""
+  source = Path(os.path.abspath(checkpoints.parse_model_path(src)[0]))
+  source = t5x.find(source) if source.is_dir() else source
+  if source.exists() and (dst == source or dst in source.parents):
+    raise ValueError(f'{dst} is or holds the source {source}: choose another destination')
+  parent = next(p for p in dst.parents if p.exists())
+  try:
+    with tempfile.TemporaryDirectory(dir=parent):
+      pass
+  except OSError as error:
+    raise PermissionError(
+      f'{dst} cannot be written, for {parent} may not be written to ({error.strerror}): choose another'
+    ) from None
+  if not dst.exists() or _is_empty(dst):
+    return
+  if not overwrite:
+    raise FileExistsError(f'{dst} exists: choose another folder, or pass --overwrite')
+  if dst.is_file():
+    raise NotADirectoryError(f'{dst} is a file: choose a folder')
+  checkpoints.kind(dst)  # raises for a folder of anything else, which is not ours to replace
+
+
+def _is_empty(dst: Path) -> bool:
+  return dst.is_dir() and not any(dst.iterdir())
+
+
+def _write(form: str, dst: Path, model: Model, overwrite: bool, step: int | None, scan: bool) -> Path:
+  overwrite = overwrite or _is_empty(dst)
+  if form == 'orbax':
+    return orbax.save(dst, model, overwrite=overwrite)
+  if form == 't5x':
+    return t5x.write(dst, model, step=step, scan=scan, overwrite=overwrite)
+  return hf.write(dst, model, overwrite=overwrite)
+
+
+def _facts(model: Model) -> dict[str, tuple]:
+  """Return shape, dtype and checksum of every tensor."""
+  tensors = flatten_dict(model.params, sep='.')
+  return {name: (list(x.shape), x.dtype.name, f'{files.checksum(np.asarray(x)):08x}') for name, x in tensors.items()}
+
+
+def _verify(folder: Path, expected: dict[str, tuple], network, back: Model) -> None:
+  """Raise for the first tensor, or the network, that was not read back as it was written."""
+  result = _facts(back)
+  for name in sorted(expected.keys() | result.keys()):
+    if expected.get(name) != result.get(name):
+      raise ValueError(
+        f"{folder}: tensor '{name}' was written as {expected.get(name)} and read back as {result.get(name)}: "
+        'remove the folder, check the disk, and convert again'
+      )
+  if back.network != network:
+    raise ValueError(f'{folder}: the network was {network} and was read back as {back.network}: write orbax instead')

@@ -1,0 +1,16 @@
+"""Hugging Face folders, read and written without torch or transformers."""
+
+from speccascade.checkpoints.hf.config import network_from_config
+from speccascade.checkpoints.hf.reader import generation_config, read
+from speccascade.checkpoints.hf.writer import check, export, settled, write, write_config
+
+__all__ = [
+  'check',
+  'export',
+  'generation_config',
+  'network_from_config',
+  'read',
+  'settled',
+  'write',
+  'write_config',
+]

@@ -1,0 +1,90 @@
+"""Read a Hugging Face folder."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from speccascade.checkpoints import assemble, safetensors_files
+from speccascade.checkpoints.files import read_json
+from speccascade.checkpoints.hf import names
+from speccascade.checkpoints.hf.config import network_from_config, settings, T5_FAMILIES
+from speccascade.types import Network, Params
+
+HEAD = 'lm_head.weight'
+
+
+def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules=None) -> tuple[Network, Params]:
+  """Return the network of a folder and its parameters.
+
+  Args:
+    path: folder with config.json and safetensors.
+    dtype: dtype of the parameters; None for that of each stored tensor.
+    scan: stack the layers.
+    mesh: mesh to shard the parameters over, each process reading its own part of them.
+    rules: sharding rules, as `load` takes them.
+
+  Raises:
+    ValueError: the configuration or a tensor is damaged, not supported, or does not belong to the other.
+    FileNotFoundError: a file is missing.
+  """
+  folder = Path(path)
+  config = read_json(folder / 'config.json')
+  family = settings(config)['model_type']
+  family = names.LIKE.get(family, family)
+  stored = _tensors(folder, family)
+  network = network_from_config(config, eos_ids=(generation_config(folder) or {}).get('eos_token_id'))
+  locate = functools.partial(names.source, family)
+  entries = assemble.plan(network, locate)
+  embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
+  embedding = next(embeddings, entries[0].source)
+  tied = _is_tied(network, family, stored, embedding)
+  if tied != _config_is_tied(network):
+    network = dataclasses.replace(network, config=dataclasses.replace(network.config, tied=tied))
+    entries = assemble.plan(network, locate)
+  expected = {entry.source for entry in entries}
+  optional = {HEAD} if HEAD not in expected else set()
+  stored = {name: x for name, x in stored.items() if name in expected or not (names.ignored(name) or name in optional)}
+  where = ', '.join(sorted({str(tensor.file) for tensor in stored.values()})) or folder
+  assemble.check(entries, stored, network, where)
+  network = _replaced(network, dtype=dtype or stored[embedding].dtype.name, scan=scan)
+  entries = assemble.plan(network, locate)
+  return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
+
+
+def generation_config(folder: Path) -> dict | None:
+  """Return the content of `generation_config.json`, None where there is none."""
+  file = folder / 'generation_config.json'
+  return read_json(file) if file.exists() else None
+
+
+def _tensors(folder: Path, family: str) -> dict[str, assemble.Tensor]:
+  """Return the folder's tensors under their usual names."""
+  stored = safetensors_files.tensors_of_folder(folder)
+  stored = {names.canonical(family, name): tensor for name, tensor in stored.items()}
+  for name in ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'):
+    if family in T5_FAMILIES and name in stored:
+      stored.setdefault('shared.weight', stored[name])  # of several equal tensors any one may have been saved
+  return stored
+
+
+def _replaced(network: Network, **changes) -> Network:
+  """Return a network with those of the changes that it has fields for."""
+  fields = {field.name for field in dataclasses.fields(network)}
+  return dataclasses.replace(network, **{name: x for name, x in changes.items() if name in fields})
+
+
+def _config_is_tied(network: Network) -> bool:
+  return getattr(getattr(network, 'config', None), 'tied', False)
+
+
+def _is_tied(network: Network, family: str, stored: dict[str, assemble.Tensor], embedding: str) -> bool:
+  """Tell whether the head is the embedding: the stored tensors decide before the config does."""
+  by_config = _config_is_tied(network)
+  if HEAD not in stored:
+    return by_config or family in T5_FAMILIES
+  if not by_config or embedding not in stored:
+    return by_config
+  head, table = stored[HEAD], stored[embedding]
+  return head.shape == table.shape and np.array_equal(head.read(), table.read())

@@ -1,0 +1,109 @@
+"""The tensors of safetensors files, of one file or of the shards that an index lists.
+
+A file is opened anew for each tensor: the library maps it into memory, and its pages are to leave the process with it.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from speccascade.checkpoints.assemble import Box, full_box, Shape
+from speccascade.checkpoints.files import AGAIN, read_json
+
+DTYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """A tensor of a file, not read yet."""
+
+  file: Path
+  name: str
+  code: str  # safetensors' name of the dtype
+  shape: Shape
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Return the dtype in numpy's terms."""
+    if self.code not in DTYPES:
+      raise ValueError(
+        f"{self.file}: tensor '{self.name}' has dtype {self.code}, not one of {', '.join(DTYPES)}: "
+        'save the model unquantised'
+      )
+    return np.dtype(DTYPES[self.code])
+
+  def read(self, box: Box | None = None) -> np.ndarray:
+    """Return the tensor, or the part of it in a box, in memory of its own."""
+    with _opened(self.file) as file:
+      x = file.get_tensor(self.name) if box in (None, full_box(self.shape)) else file.get_slice(self.name)[box]
+    return x.astype(self.dtype, copy=False)
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator:
+  """Yield an open file; the library's errors come with the file and a remedy."""
+  from safetensors import safe_open, SafetensorError  # lazily: other formats do not need it
+
+  try:
+    with safe_open(file, 'numpy') as tensors:
+      yield tensors
+  except SafetensorError as error:
+    with file.open('rb') as f:
+      if f.read(8) == b'version ':
+        raise ValueError(
+          f'{file} is the pointer of Git LFS, not the weights: fetch them, by git lfs pull in {file.parent}'
+        ) from None
+    raise ValueError(f'{file} is cut off or corrupt, it has {file.stat().st_size} bytes ({error}): {AGAIN}') from None
+
+
+def tensors(file: Path) -> dict[str, Tensor]:
+  """Return the tensors of a file."""
+  with _opened(file) as opened:
+    slices = {name: opened.get_slice(name) for name in opened.keys()}
+    return {name: Tensor(file, name, x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
+
+
+def places(file: Path) -> list[tuple[int, int]]:
+  """Return from which byte of a file to which each tensor lies."""
+  with _opened(file), file.open('rb') as f:
+    start = 8 + int.from_bytes(f.read(8), 'little')
+    header = json.loads(f.read(start - 8))
+  offsets = [entry['data_offsets'] for name, entry in header.items() if name != '__metadata__']
+  return [(start + first, start + last) for first, last in offsets]
+
+
+def tensors_of_folder(folder: Path) -> dict[str, Tensor]:
+  """Return every tensor of a folder, from `model.safetensors` or from the shards that its index lists."""
+  single, index = folder / 'model.safetensors', folder / 'model.safetensors.index.json'
+  if single.exists():
+    return tensors(single)
+  if index.exists():
+    return _sharded(index)
+  found = sorted(p.name for p in folder.glob('*.safetensors')) or sorted(p.name for p in folder.glob('*.bin'))
+  remedy = 'save it with model.save_pretrained(path, safe_serialization=True)' if found else 'is this the right folder?'
+  if found and found[0].endswith('.safetensors'):
+    remedy = 'the index is missing, so perhaps shards are too: ' + AGAIN
+  raise FileNotFoundError(
+    f'{single} and {index.name} do not exist (found: {", ".join(found) or "no weights"}): {remedy}'
+  )
+
+
+def _sharded(path: Path) -> dict[str, Tensor]:
+  """Return the tensors of an index, each looked up in its shard."""
+  weight_map = read_json(path).get('weight_map')
+  if not weight_map:
+    raise ValueError(f"{path} has no 'weight_map': {AGAIN}")
+  found = {}
+  for name in sorted(set(weight_map.values()), key=str):
+    first = next(tensor for tensor, file in weight_map.items() if file == name)
+    if not isinstance(name, str) or name != Path(name).name or not name.endswith('.safetensors'):
+      raise ValueError(f"{path}: 'weight_map' puts '{first}' into {name!r}, not a file of this folder: {AGAIN}")
+    if not (path.parent / name).exists():
+      raise FileNotFoundError(f"{path.parent / name} does not exist, and {path.name} puts '{first}' there: {AGAIN}")
+    found |= tensors(path.parent / name)
+  return found

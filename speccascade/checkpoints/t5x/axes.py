@@ -1,0 +1,172 @@
+"""From the axes of T5X's parameters to those of ours, and back.
+
+Unscanned names are ours already. Scanned layers lie on axis 1 (`param_scan_axis`; 0 is read too) under
+`encoder.encoder` and `decoder.decoder`, with heads apart: queries (E, L, H, D), outputs (H, L, D, E), relative biases
+(H, L, buckets). There each layer has a relative bias of its own; where all are equal, they are T5's one.
+
+Axis letters: E embedding, L layers, H heads, D head dimension, F MLP, V vocabulary.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+from pathlib import Path
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade.checkpoints.assemble import Box, full_box, InMemory, Shape, Tensor
+from speccascade.models.layers import stack_layers
+from speccascade.models.t5 import T5Config
+from speccascade.types import Array, Params
+
+_SCANNED = re.compile(r'(encoder\.encoder|decoder\.decoder)\.(.+)')
+_ATTENTION = re.compile(r'attention\.(query|key|value|out)\.kernel$')
+BIAS = 'relpos_bias.rel_embedding'
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+  """A tensor of T5X with the axes of ours: layers on axis 0, heads and their dimension joined."""
+
+  tensor: Tensor
+  axis: int | None  # of the layers
+  heads: int | None  # axis of the heads, layers not counted
+
+  @property
+  def file(self) -> Path:
+    return self.tensor.file
+
+  @property
+  def name(self) -> str:
+    return self.tensor.name
+
+  @property
+  def dtype(self) -> np.dtype:
+    return self.tensor.dtype
+
+  @property
+  def _inner(self) -> Shape:
+    """The shape of one layer."""
+    return self.tensor.shape if self.axis is None else _without(self.tensor.shape, self.axis)
+
+  @property
+  def shape(self) -> Shape:
+    shape = self._inner
+    if self.heads is not None:
+      heads, dim = shape[self.heads : self.heads + 2]
+      shape = (*shape[: self.heads], heads * dim, *shape[self.heads + 2 :])
+    return shape if self.axis is None else (self.tensor.shape[self.axis], *shape)
+
+  def read(self, box: Box | None = None) -> Array:
+    """Return the tensor, or the part of it in a box, which never cuts a head."""
+    box = list(full_box(self.shape) if box is None else box)
+    size = tuple(s.stop - s.start for s in box)
+    layers = [] if self.axis is None else [box.pop(0)]
+    if self.heads is not None:
+      joined, dim = box[self.heads], self._inner[self.heads + 1]
+      box[self.heads : self.heads + 1] = [slice(joined.start // dim, joined.stop // dim), slice(0, dim)]
+    if not layers:
+      return self.tensor.read(tuple(box)).reshape(size)
+    x = self.tensor.read((*box[: self.axis], *layers, *box[self.axis :]))
+    return x.transpose(self.axis, *_without(tuple(range(x.ndim)), self.axis)).reshape(size)
+
+
+def with_our_axes(tensors: Mapping[str, Tensor], where: Any, compare_biases: bool = True) -> dict[str, Tensor]:
+  """Return the tensors of a T5X checkpoint under our names and with our axes, layers stacked where they are scanned.
+
+  Args:
+    tensors: the stored tensors by T5X's names.
+    where: what errors name.
+    compare_biases: read the relative biases of scanned layers, and keep one of them where all are equal.
+  """
+  shapes = {name: x.shape for name, x in tensors.items()}
+  check_kind(shapes, where)
+  axis = scan_axis(shapes, where) if is_scanned(shapes) else None
+  ours, biases = {}, []
+  for name, tensor in tensors.items():
+    match = _SCANNED.fullmatch(name)
+    our_name = f'{match[1].split(".")[0]}.layers.{match[2]}' if match else name
+    view = _View(tensor, axis if match else None, None)
+    kernel = _ATTENTION.search(name)
+    if kernel and len(view.shape) - bool(match) == 3:
+      view = dataclasses.replace(view, heads=0 if kernel[1] == 'out' else 1)
+    if match and match[2] == BIAS and compare_biases:
+      view = InMemory(tensor.file, tensor.name, view.read())
+      biases.append(our_name)
+    ours[our_name] = view
+  if all((ours[name].array == ours[name].array[:1]).all() for name in biases):
+    for name in biases:
+      stacked = ours.pop(name)
+      ours[name.replace('.layers', '')] = dataclasses.replace(stacked, array=stacked.array[0])
+  return ours
+
+
+def shapes_by_layer(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
+  """Return the shapes of tensors with our names, those of stacked layers for each layer."""
+  shapes = {}
+  for name, tensor in tensors.items():
+    if '.layers.' in name:
+      depth, *inner = tensor.shape
+      shapes |= {name.replace('.layers.', f'.layers_{i}.'): tuple(inner) for i in range(depth)}
+    else:
+      shapes[name] = tuple(tensor.shape)
+  return shapes
+
+
+def check_kind(shapes: Mapping[str, Shape], where: Path | str) -> None:
+  """Raise where the tensors are those of T5X's decoder_only."""
+  if not any(name.startswith('encoder.') for name in shapes) and any('decoder.layers_' in name for name in shapes):
+    raise ValueError(
+      f"{where}: a decoder_only model of T5X, without an encoder's tensors, is not supported: of T5X's, only "
+      'encoder–decoders are'
+    )
+
+
+def is_scanned(names: Iterable[str]) -> bool:
+  """Tell whether tensors are those of T5X's scanned variant."""
+  return any(_SCANNED.fullmatch(name) for name in names)
+
+
+def scan_axis(shapes: Mapping[str, Shape], where: Path | str) -> int:
+  """Return the axis of the layers in scanned tensors, which T5X calls `param_scan_axis`."""
+  names = ('pre_mlp_layer_norm.scale', 'mlp.wo.kernel')
+  scale, kernel = (shapes.get(f'encoder.encoder.{name}', ()) for name in names)
+  inner = next((shape[-1] for name, shape in shapes.items() if re.fullmatch(r'encoder\.encoder\.mlp\.wi.*', name)), 0)
+  width = shapes.get('token_embedder.embedding', (0, 0))[-1]
+  fits = [axis for axis in (1, 0) if _without(scale, axis) == (width,) and _without(kernel, axis) == (inner, width)]
+  if len(fits) == 2:
+    raise ValueError(
+      f'{where}: {width} layers of width {width} and {inner} are scanned, so that the axis of the layers cannot be '
+      'told from the others: save the model with scan_layers=False'
+    )
+  return fits[0] if fits else 1  # where nothing fits, the tensor that is wrong will be named
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+  return shape[:axis] + shape[axis + 1 :]
+
+
+def scan(params: Params, config: T5Config) -> Params:
+  """Return unrolled parameters as T5X's scalable_t5 has them: layers on axis 1, heads apart, a bias for each layer."""
+  tree = dict(params)
+  for stack in ('encoder', 'decoder'):
+    own = {name: x for name, x in params[stack].items() if not name.startswith('layers_')}
+    layers = stack_layers(params[stack])['layers']
+    if config.shared_bias:
+      bias, depth = own.pop('relpos_bias'), len(params[stack]) - len(own) - 1
+      layers = {**layers, 'relpos_bias': jax.tree.map(lambda x, n=depth: jnp.repeat(x[None], n, axis=0), bias)}
+    tree[stack] = {**own, stack: jax.tree_util.tree_map_with_path(functools.partial(_apart, config), layers)}
+  return tree
+
+
+def _apart(config: T5Config, path, x: Array) -> Array:
+  """Return a stacked parameter [L, …] with its heads apart and its layers on axis 1."""
+  heads = (config.heads, config.head_dim)
+  name = _ATTENTION.search('.'.join(key.key for key in path))
+  if name:
+    x = x.reshape(len(x), *heads, -1) if name[1] == 'out' else x.reshape(*x.shape[:2], *heads)
+  return jnp.moveaxis(x, 0, 1)

@@ -1,0 +1,115 @@
+"""The configuration of a T5X checkpoint, as Hugging Face has it: from shapes, config.json and gin files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+import re
+
+from speccascade.checkpoints.assemble import Shape
+from speccascade.checkpoints.files import AGAIN, read_json
+from speccascade.checkpoints.hf.config import T5_FAMILIES
+from speccascade.checkpoints.t5x import activations
+from speccascade.checkpoints.t5x.axes import BIAS
+
+_SIZES = {  # what config.json may state: the tensor and axis that tell it too
+  'vocab_size': ('token_embedder.embedding', 0),
+  'd_model': ('token_embedder.embedding', 1),
+  'd_ff': ('encoder.layers_0.mlp.wo.kernel', 0),
+  'num_heads': (f'encoder.{BIAS}', 0),
+  'relative_attention_num_buckets': (f'encoder.{BIAS}', 1),
+}
+
+
+def config_of(shapes: Mapping[str, Shape], where: Path) -> dict:
+  """Return the Hugging Face config that our parameters' shapes tell, as far as they tell it."""
+  own = f'encoder.layers_0.{BIAS}' in shapes
+  sizes = _SIZES
+  if own:
+    sizes = {key: (name.replace('encoder.rel', 'encoder.layers_0.rel'), axis) for key, (name, axis) in _SIZES.items()}
+  config = {key: _axis(shapes, name, axis, where) for key, (name, axis) in sizes.items()}
+  kernel = 'encoder.layers_0.attention.query.kernel'
+  joined = _axis(shapes, kernel, 1, where)
+  if joined % config['num_heads']:
+    raise ValueError(
+      f"{where}: tensor '{kernel}' {list(shapes[kernel])} does not divide into the {config['num_heads']} heads of "
+      f"'{sizes['num_heads'][0]}': {AGAIN}"
+    )
+  tied = 'decoder.logits_dense.kernel' not in shapes
+  return config | {
+    'model_type': 'umt5' if own else 't5',
+    'd_kv': joined // config['num_heads'],
+    'num_layers': _depth(shapes, 'encoder'),
+    'num_decoder_layers': _depth(shapes, 'decoder'),
+    'tie_word_embeddings': tied,
+    'scale_decoder_outputs': tied,
+  }
+
+
+def _axis(shapes: Mapping[str, Shape], name: str, axis: int, where: Path) -> int:
+  if name not in shapes:
+    raise ValueError(f"{where}: tensor '{name}' is missing, and the model's size with it: is this a T5? Else {AGAIN}")
+  if len(shapes[name]) != 2:
+    raise ValueError(f"{where}: tensor '{name}' has shape {list(shapes[name])}, expected two axes: {AGAIN}")
+  return shapes[name][axis]
+
+
+def _depth(shapes: Mapping[str, Shape], stack: str) -> int:
+  numbers = (re.match(rf'{stack}\.layers_(\d+)\.', name) for name in shapes)
+  return 1 + max((int(match[1]) for match in numbers if match), default=-1)
+
+
+def complete(config: dict, folder: Path, gated: bool, activation: str | None) -> dict:
+  """Return a config with what shapes do not tell: from `activation`, else config.json, else gin, here or one above.
+
+  Whether the head is tied is seen in the tensors, so config.json decides the scaling only.
+  """
+  file = next((p / 'config.json' for p in (folder, folder.parent) if (p / 'config.json').is_file()), None)
+  stated = {} if file is None else read_json(file)
+  if file is not None:
+    _check_stated(file, stated, config)
+    if stated.get('scale_decoder_outputs') is None:
+      stated['scale_decoder_outputs'] = stated.get('tie_word_embeddings', config['tie_word_embeddings'])
+  known = {'tie_word_embeddings': config['tie_word_embeddings'], 'model_type': config['model_type']}
+  if activation is not None or not stated.get('feed_forward_proj'):
+    known['feed_forward_proj'] = _projection(folder, gated, activation)
+  return config | stated | known
+
+
+def _projection(folder: Path, gated: bool, activation: str | None) -> str:
+  """Return `feed_forward_proj` for the activation that was given or that gin states."""
+  if activation is not None:
+    return projection((activation, 'linear')[: 1 + gated], gated, f'activation={activation!r}')
+  if bound := activations.find(folder):
+    file, value = bound
+    return projection(value, gated, f'{file}: mlp_activations = {value}')
+  usual = "'gelu' (T5 v1.1, Flan, mT5)" if gated else "'relu' (T5 v1.0)"
+  raise ValueError(
+    f"{folder} does not say which activation its MLPs have: put the model's config.gin next to it, or pass "
+    f'activation={usual}; it is one of {", ".join(activations.ACTIVATIONS)}'
+  )
+
+
+def projection(stated, gated: bool, where: str) -> str:
+  """Return `feed_forward_proj` for T5X's `mlp_activations`."""
+  names = tuple(stated) if isinstance(stated, list | tuple) else (stated,)
+  if names[0] not in activations.ACTIVATIONS or names[1:] not in ((), ('linear',)):
+    raise ValueError(
+      f"{where} is not supported: it is one of {', '.join(activations.ACTIVATIONS)}, in gin alone or before 'linear'"
+    )
+  if (len(names) == 2) != gated:
+    raise ValueError(f'{where} has {len(names)} kernels wi, but the tensors have {1 + gated}: {AGAIN}')
+  return 'gated-' * gated + activations.ACTIVATIONS[names[0]]
+
+
+def _check_stated(file: Path, stated: dict, config: dict) -> None:
+  """Raise where config.json is another family's or states another size than the tensors have."""
+  if stated.get('model_type', 't5') not in T5_FAMILIES:
+    raise ValueError(
+      f"{file}: model_type '{stated['model_type']}' beside a T5X checkpoint, which holds a T5: remove it"
+    )
+  for key in (*_SIZES, 'd_kv', 'num_layers', 'num_decoder_layers'):
+    if stated.get(key) is not None and stated[key] != config[key]:
+      tensor = _SIZES.get(key, ('',))[0]
+      raise ValueError(
+        f'{file}: {key} is {stated[key]}, but the tensors{f" ({tensor!r})" if tensor else ""} have {config[key]}: '
+        'weights and config.json do not belong together, correct or remove config.json'
+      )

@@ -1,0 +1,102 @@
+"""The programs that points need, compiled before they are needed."""
+
+from collections.abc import Callable, Iterable, Sequence
+import concurrent.futures
+from typing import Any
+
+import jax
+import numpy as np
+
+from speccascade.engine.method import SequenceCascade, Strategy
+from speccascade.evaluate.curves import Point
+from speccascade.host import multihost
+
+Call = Callable[[Strategy, float], Any]  # (method, temperature): decode something with the program, untimed
+
+
+class Programs:
+  """Compile programs in the background, in the order in which they are needed.
+
+  Points that differ in numbers only share a program. Where several processes have to call programs in one order,
+  nothing is compiled in the background, and a program is called when it is waited for.
+
+  Args:
+    call: calls a program once.
+    runs: (temperature, point) in the order in which they are needed.
+    batch: the size of the batches.
+  """
+
+  def __init__(self, call: Call, runs: Iterable[tuple[float, Point]], batch: int):
+    self._call = call
+    self.labels: dict[tuple, str] = {}
+    needed: dict[tuple, tuple[Strategy, float]] = {}
+    for temperature, point in runs:
+      method = _of_every_decode(point.build())
+      key = _key(method, temperature)
+      needed.setdefault(key, (method, temperature))
+      self.labels.setdefault(key, f'{point.label}, T = {temperature:g}')
+    self._in_order = multihost.threads() == 1
+    self._pool = concurrent.futures.ThreadPoolExecutor(multihost.threads())
+    self._futures: dict[tuple, concurrent.futures.Future] = {}
+    heads: dict[tuple[int, ...], concurrent.futures.Future] = {}  # by slots: it compiles the prefill of these models
+    for key, (method, temperature) in needed.items():
+      slots = method.at(batch).slots if method.phases else None  # a sequence cascade decodes as two other methods do
+      if self._in_order:
+        after = ()
+      elif slots is None:
+        after = tuple(heads.values())
+      else:
+        after = (heads[slots],) if slots in heads else ()
+      self._futures[key] = self._submit(after, method, temperature)
+      if slots is not None:
+        heads.setdefault(slots, self._futures[key])
+
+  def __enter__(self) -> 'Programs':
+    return self
+
+  def __exit__(self, *error: Any):
+    self._pool.shutdown(wait=error[0] is None, cancel_futures=True)  # after a stop what has not begun need not compile
+
+  def __len__(self) -> int:
+    return len(self._futures)
+
+  def _submit(self, after: Sequence[concurrent.futures.Future], *args) -> concurrent.futures.Future:
+    def call():
+      for future in after:
+        future.result()
+      self._call(*args)
+
+    return self._pool.submit(call)
+
+  @property
+  def idle(self) -> bool:
+    """Whether nothing is being compiled."""
+    return all(future.done() for future in self._futures.values())
+
+  def ready(self, temperature: float, point: Point) -> bool:
+    """Return whether a program need not be waited for."""
+    return self._futures[_key(_of_every_decode(point.build()), temperature)].done()
+
+  def wait(self, temperature: float, point: Point):
+    """Wait for a program; raise what it raised."""
+    if self._in_order:
+      concurrent.futures.wait(self._futures.values())  # so that this thread calls nothing meanwhile
+    self._futures[_key(_of_every_decode(point.build()), temperature)].result()
+
+  def wait_for_all(self, ended: Callable[[str], None]):
+    """Wait for all programs; `ended` gets the label of each."""
+    label_of = {future: self.labels[key] for key, future in self._futures.items()}
+    for future in concurrent.futures.as_completed(label_of):
+      future.result()
+      ended(label_of[future])
+
+
+def _of_every_decode(method: Strategy) -> Strategy:
+  """Return a method that runs all its decodes: a sequence cascade then answers everything anew."""
+  return method.replace(threshold=np.inf) if isinstance(method, SequenceCascade) else method
+
+
+def _key(method: Strategy, temperature: float) -> tuple:
+  """Return what tells a program from others: the structure of its method and the shapes of its numbers."""
+  leaves, structure = jax.tree.flatten(method)
+  return temperature, structure, *map(np.shape, leaves)
