@@ -18,6 +18,21 @@ from speccascade.types import Model
 
 __version__ = '0.1.0'
 __all__ = [
-  'Decoded', 'Model', 'Request', 'Row', 'Sampler', 'acceptance', 'check', 'compilation_cache', 'decode', 'load', 'mesh',
-  'methods', 'place', 'rules', 'stopping', 'stream', 'theory',
-]  # fmt: skip
+  'Decoded',
+  'Model',
+  'Request',
+  'Row',
+  'Sampler',
+  'acceptance',
+  'check',
+  'compilation_cache',
+  'decode',
+  'load',
+  'mesh',
+  'methods',
+  'place',
+  'rules',
+  'stopping',
+  'stream',
+  'theory',
+]

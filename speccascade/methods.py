@@ -173,7 +173,9 @@ def speculative(
     >>> print(methods.speculative(block=5, policy=stopping.Heuristic()))
     propose(0, 5) · score(1) · verify(own of (1,)) (drafts end by Heuristic)
   """
-  bound, gamma, slots = rules.bind_rule(rule), whole('block', block), _pair(pair)
+  bound = rules.bind_rule(rule)
+  gamma = whole('block', block)
+  slots = _pair(pair)
   accept, by_round = acceptance.bind(accept)
   policy = stopping.check(policy)
   settings = dict(policy=policy, by_round=by_round, rule=rules.name_of(rule))
@@ -202,7 +204,8 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
     >>> print(methods.token_cascade(functools.partial(rules.chow, alpha=0.3), max_draft=10))
     propose(0, 10) · score(1) · verify(own of (1,), everything) (drafts end by Deferral)
   """
-  bound, most = rules.bind_rule(rule), whole('max_draft', max_draft)
+  bound = rules.bind_rule(rule)
+  most = whole('max_draft', max_draft)
   if not getattr(bound.func, 'alone', False):
     raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
   phases = (
@@ -277,7 +280,8 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
     >>> print(methods.naive_cos(functools.partial(rules.contrastive, mu=0.1), block=5))
     propose(0, 5) · score(1, first 4) · verify(contrastive of (0, 1))
   """
-  bound, gamma = rules.bind_combiner(combiner), whole('block', block)
+  bound = rules.bind_combiner(combiner)
+  gamma = whole('block', block)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, verification.First(gamma - 1)) for m in everyone[1:])
   return Method.of_phases((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, kind='naive_cos')
@@ -299,7 +303,8 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
     >>> print(methods.ensemble_sd(functools.partial(rules.weighted, weights=(0.5, 0.5)), block=5))
     propose(0, 5) · score(1) · score(2) · verify(weighted of (1, 2))
   """
-  bound, gamma = rules.bind_combiner(combiner), whole('block', block)
+  bound = rules.bind_combiner(combiner)
+  gamma = whole('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
   scores = tuple(Score(m, after=m - 1 if m > 1 else None) for m in slots)
   phases = Propose(0, gamma), *scores, Verify(bound, slots)
@@ -323,7 +328,8 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
     elect[score(0) · verify(weighted of (0, 1), keep) · propose(0, 5) |
       score(1) · verify(weighted of (0, 1), keep) · propose(1, 1)]
   """
-  bound, blocks = rules.bind_combiner(combiner), _blocks('blocks', blocks)
+  bound = rules.bind_combiner(combiner)
+  blocks = _blocks('blocks', blocks)
   everyone = tuple(range(_models(len(blocks), bound)))
   verify = Verify(bound, everyone, keep=True)
   branches = tuple((Score(m), verify, Propose(m, blocks[m])) for m in everyone)
@@ -347,7 +353,8 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:
     >>> print(methods.sv(profile, block=5))
     propose(0, 5) · score(1, first 4) · score(2, greedy goodput, drop) · verify(own of (2,))
   """
-  gamma, measured = whole('block', block), plans.profile_of(plan)
+  gamma = whole('block', block)
+  measured = plans.profile_of(plan)
   goodput = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
   phases = (
     Propose(0, gamma),
@@ -377,7 +384,8 @@ def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: 
     >>> print(methods.sv_exact(profile, block=5))
     propose(0, 6) · score(1, first 4) · score(2, goodput) · verify(own of (2,))
   """
-  gamma, measured = whole('block', block), plans.profile_of(plan)
+  gamma = whole('block', block)
+  measured = plans.profile_of(plan)
   goodput = verification.Goodput(
     measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
   )

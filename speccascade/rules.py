@@ -41,7 +41,9 @@ from speccascade.types import Array, Combiner, Rule
 
 INF = math.inf
 BLEND = 1000.0  # the largest weight of logits: float32 still keeps four digits of the other model's
-TOLERANCE, ROUNDING = 1e-3, 1e-6  # how far a distribution may be from summing to 1, and an entry under 0
+# how far a distribution may be from summing to 1, and an entry under 0
+TOLERANCE = 1e-3
+ROUNDING = 1e-6
 EXAMPLE = 'functools.partial(rules.opt, alpha=0.1)'
 
 
@@ -91,7 +93,9 @@ def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule],
       delta = defer(q_logits, p_logits, alpha=alpha, sampler=sampler, **_if_taken(defer, rest))
       return jnp.where(delta[..., None], rest, sampler(q_logits))
 
-    mixed.alpha_range, mixed.defer, mixed.alone = (low, high), defer, alone
+    mixed.alpha_range = (low, high)
+    mixed.defer = defer
+    mixed.alone = alone
     return always_distribution(rule(_named_as(defer, mixed)))
 
   return decorate
@@ -307,13 +311,16 @@ def lossy_star(q_logits, p_logits, *, alpha, sampler, rest=None):
   At each position β in [1 - α, 10] makes π sum to 1. Where even β = 10 leaves more than the rejected mass, the residual
   :math:`\max(0, \tilde p / \beta - \tilde q)` is normalised to it.
   """
-  q, p = sampler(q_logits), _distribution_of(rest, p_logits, sampler)
+  q = sampler(q_logits)
+  p = _distribution_of(rest, p_logits, sampler)
   rejected = sampling.tv(q, p / (1 - alpha))
-  low, high = jnp.full_like(rejected, 1 - alpha), jnp.full_like(rejected, 10.0)
+  low = jnp.full_like(rejected, 1 - alpha)
+  high = jnp.full_like(rejected, 10.0)
   for _ in range(24):
     beta = (low + high) / 2
     heavy = sampling.tv(p / beta[..., None], q) > rejected
-    low, high = jnp.where(heavy, beta, low), jnp.where(heavy, high, beta)
+    low = jnp.where(heavy, beta, low)
+    high = jnp.where(heavy, high, beta)
   return _lossy(q, p, alpha, beta=low[..., None])
 
 

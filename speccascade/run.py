@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _whole(argv: Sequence[str]) -> list[str]:
   """Return the arguments with which one process comes to the same results."""
-  kept, given = [], iter(argv)
+  kept = []
+  given = iter(argv)
   for argument in given:
     if argument in ('--shard', '--host_timeout'):
       next(given, None)
@@ -48,9 +49,11 @@ def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.run', __doc__)
   commands.add_gin(parser, 'Without one the embedded default runs')
   parser.add_argument(
-    '--only', type=commands.listed, default=[],
+    '--only',
+    type=commands.listed,
+    default=[],
     help='names of experiments, by commas, to measure now. Default: all that the config has',
-  )  # fmt: skip
+  )
   parser.add_argument(
     '--run_dir',
     help='where results go, a folder or an address, as gs://BUCKET/RUN. Default: run.folder of the config, else '
@@ -58,9 +61,11 @@ def _parser() -> commands.Parser:
   )
   parts = parser.add_mutually_exclusive_group()
   parts.add_argument(
-    '--shard', type=commands.share, metavar='i/n',
+    '--shard',
+    type=commands.share,
+    metavar='i/n',
     help='measure the i-th of n shares, i from 0; the same command goes on with it, and the last to end writes results',
-  )  # fmt: skip
+  )
   parts.add_argument('--merge', action='store_true', help='write the results of shards, or say which are not done')
   commands.add_distributed(parser)
   return parser
@@ -77,7 +82,8 @@ def _run(args: argparse.Namespace, command: str):
   text = config.parse(files, args.gin_bindings, args.gin_search_paths)
   said = config.folder()
   folder = run_dir or (storage.resolve(said) if said else _folder(files[-1], text))
-  made, about = config.build(), dict(config=text, command=command, only=args.only)
+  made = config.build()
+  about = dict(config=text, command=command, only=args.only)
   if args.merge:
     folders = runner.merge(made, folder, **about)
   else:

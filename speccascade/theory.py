@@ -66,7 +66,8 @@ def acceptance_rate(q: ArrayLike, pi: ArrayLike) -> np.ndarray:
     >>> print(theory.acceptance_rate([0.6, 0.4], [0.9, 0.1]).round(2))
     0.7
   """
-  q, pi = _probabilities('q', q), _probabilities('pi', pi)
+  q = _probabilities('q', q)
+  pi = _probabilities('pi', pi)
   if q.shape[-1] != pi.shape[-1]:
     raise ValueError(f'q has {q.shape[-1]} tokens and pi {pi.shape[-1]}; give distributions over one vocabulary.')
   return np.clip(np.minimum(q, pi).sum(-1), 0, 1)  # rounding may have left a sum just over 1
@@ -172,8 +173,10 @@ def speedup_cos(alpha: ArrayLike, gamma_q: ArrayLike, gamma_p: ArrayLike, c: Arr
   In the paper's cycle q proposes, one token fewer where p's proposals of the cycle before were all accepted. It leaves
   out p's own tokens and their cost; `theory.speedup_cos_steady` counts all.
   """
-  alpha, c = _rate(alpha), _cost(c)
-  gamma_q, gamma_p = _block(gamma_q, 'gamma_q'), _block(gamma_p, 'gamma_p')
+  alpha = _rate(alpha)
+  c = _cost(c)
+  gamma_q = _block(gamma_q, 'gamma_q')
+  gamma_p = _block(gamma_p, 'gamma_p')
   return _tokens(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - _kept(alpha, gamma_p) * c)
 
 
@@ -197,9 +200,13 @@ def speedup_cos_steady(
   accepted whole, with probability a, p's bonus token opens p's proposal, of :math:`\gamma_p - 1` more calls. q scores
   it in one call, which is the first of q's next proposal where p's was accepted whole.
   """
-  alpha_q, alpha_p, c = _rate(alpha_q, 'alpha_q'), _rate(alpha_p, 'alpha_p'), _cost(c)
-  gamma_q, gamma_p = _block(gamma_q, 'gamma_q'), _block(gamma_p, 'gamma_p')
-  a, b = _kept(alpha_q, gamma_q), _kept(alpha_p, gamma_p)
+  alpha_q = _rate(alpha_q, 'alpha_q')
+  alpha_p = _rate(alpha_p, 'alpha_p')
+  c = _cost(c)
+  gamma_q = _block(gamma_q, 'gamma_q')
+  gamma_p = _block(gamma_p, 'gamma_p')
+  a = _kept(alpha_q, gamma_q)
+  b = _kept(alpha_p, gamma_p)
   tokens = _tokens(alpha_q, gamma_q) + a * _tokens(alpha_p, gamma_p)
   return _over(tokens, _cost(v, 'v') + c * gamma_q + a * (gamma_p - 1 + c * (1 - b)), 1 + c, overhead)
 

@@ -17,13 +17,18 @@ Cache = Any
 Params = Any
 
 # Why a random number is drawn. One (example, position, purpose) is used for one decision only.
-DRAFT, ACCEPT, FINAL = 0, 1, 2
+DRAFT = 0
+ACCEPT = 1
+FINAL = 2
 
 # Where an output token came from: a model's number, or one of these.
-RESIDUAL, BONUS, NOWHERE = -1, -2, -3
+RESIDUAL = -1
+BONUS = -2
+NOWHERE = -3
 
 # Why a token has no distribution: the model's own logits, or what the request and the processor make of them.
-OWN, ASKED = 0, 1
+OWN = 0
+ASKED = 1
 
 
 @struct.dataclass

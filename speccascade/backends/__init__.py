@@ -23,8 +23,23 @@ from speccascade.backends.gpu import GPU
 from speccascade.backends.limits import memory
 from speccascade.backends.tpu import TPU
 
-__all__ = ['Backend', 'CPU', 'Entry', 'GPU', 'TPU', 'View', 'bind', 'entry_of', 'known', 'memory', 'named',
-           'of', 'prepared', 'register', 'use']  # fmt: skip
+__all__ = [
+  'Backend',
+  'CPU',
+  'Entry',
+  'GPU',
+  'TPU',
+  'View',
+  'bind',
+  'entry_of',
+  'known',
+  'memory',
+  'named',
+  'of',
+  'prepared',
+  'register',
+  'use',
+]
 
 _PLATFORMS = {'cpu': CPU(), 'gpu': GPU(), 'cuda': GPU(), 'rocm': GPU(), 'tpu': TPU()}
 _USED: list[Backend] = []  # those of `use`, the last in use
@@ -62,7 +77,8 @@ def _checked(backend: Any) -> Backend:
 @functools.cache
 def _check_methods(kind: type[Backend]):
   for name, of_base in inspect.getmembers(Backend, inspect.isfunction):
-    wanted, found = inspect.signature(of_base), inspect.signature(getattr(kind, name))
+    wanted = inspect.signature(of_base)
+    found = inspect.signature(getattr(kind, name))
     by_name = {p.name: None for p in wanted.parameters.values() if p.kind is p.KEYWORD_ONLY}
     by_place = [p for p in wanted.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     try:

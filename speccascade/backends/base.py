@@ -121,7 +121,9 @@ class Backend:
     mask = visible
     if visible.ndim == 1:
       mask = (jnp.arange(self.slots_of(entry))[None] < visible[:, None])[:, None]
-    length, heads, slots = q.shape[1], q.shape[2], mask.shape[-1]
+    length = q.shape[1]
+    heads = q.shape[2]
+    slots = mask.shape[-1]
     if length * heads * slots <= _SCORES or length <= _CHUNK:
       return self._attend(q, entry, mask, bias, kv_heads, scale, cap)
     chunks = -(-length // _CHUNK)
@@ -143,11 +145,13 @@ class Backend:
     return jnp.moveaxis(y, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])[:, :length]
 
   def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):
-    k, v = entry['key'], entry['value']
+    k = entry['key']
+    v = entry['value']
     batch, width, h, d = q.shape
     kv = kv_heads
     if not self.short_products:
-      q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+      q = q.astype(jnp.float32)
+      k = k.astype(jnp.float32)
     rows = q.reshape(batch, width, kv, -1, d).transpose(0, 2, 3, 1, 4).reshape(batch, kv, -1, d)  # [B, K, G·L, D]
     scores = jnp.einsum('bkxd,bktd->bkxt', rows, k, preferred_element_type=jnp.float32)
     weights = attention_weights(scores, mask, bias, width, scale, cap).astype(v.dtype)

@@ -62,7 +62,8 @@ class CPU(Backend):
     return params
 
   def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
-    n, lead = tokens_of(x), x.shape[:-1]
+    n = tokens_of(x)
+    lead = x.shape[:-1]
     if n >= _SPLIT and rows.dtype == jnp.bfloat16 and self.tiles and _has_tiles():
       return _in_parts(x.reshape(n, -1), rows).reshape(*lead, -1).astype(out_dtype)
     if n > _SUMMED or (n == 1 and rows.dtype == jnp.float32):
@@ -70,7 +71,8 @@ class CPU(Backend):
     padded = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # columns that fill registers
     columns = jnp.pad(x.reshape(n, -1), ((0, padded - n), (0, 0))).T
     columns, rows = lax.optimization_barrier((columns, rows))  # shared with a sibling, the product would be stored
-    columns, rows = columns.astype(jnp.float32), rows.astype(jnp.float32)
+    columns = columns.astype(jnp.float32)
+    rows = rows.astype(jnp.float32)
     if n == 1:
       y = jnp.sum(rows * columns.T, axis=1)[:, None]
     else:
@@ -85,7 +87,8 @@ class CPU(Backend):
     return {name: _write(entry[name], new[name].astype(entry[name].dtype), start, self.slot_axis[name]) for name in new}
 
   def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):
-    k, v = entry['key'], entry['value']
+    k = entry['key']
+    v = entry['value']
     batch, width, h, d = q.shape
     kv = kv_heads
     rows = q.reshape(batch, width, kv, -1, d).transpose(0, 2, 3, 1, 4).reshape(k.shape[0], -1, d)  # [B·K, G·L, D]
@@ -102,7 +105,8 @@ def _in_parts(x: Array, rows: Array) -> Array:
 
   The 24 bits of a float32 are those of three bfloat16s, so that no product is rounded before it is summed.
   """
-  parts, rest = [], x.astype(jnp.float32)
+  parts = []
+  rest = x.astype(jnp.float32)
   for _ in range(3):
     first = lax.bitcast_convert_type(rest, jnp.uint32) >> 16  # cut off, which is faster than rounded
     parts.append(lax.bitcast_convert_type(first.astype(jnp.uint16), jnp.bfloat16))

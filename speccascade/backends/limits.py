@@ -6,7 +6,8 @@ import resource
 
 import jax
 
-GROUPS, OWN = Path('/sys/fs/cgroup'), Path('/proc/self/cgroup')
+GROUPS = Path('/sys/fs/cgroup')
+OWN = Path('/proc/self/cgroup')
 
 
 def memory(device: jax.Device) -> int:
@@ -17,7 +18,8 @@ def memory(device: jax.Device) -> int:
 
 def _addresses() -> list[int]:
   """Return the limit of `ulimit -v`, less the addresses that are in use without memory behind them."""
-  limit, statm = resource.getrlimit(resource.RLIMIT_AS)[0], Path('/proc/self/statm')
+  limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+  statm = Path('/proc/self/statm')
   if limit == resource.RLIM_INFINITY or not statm.exists():
     return []
   mapped, resident, *_ = map(int, statm.read_text().split())

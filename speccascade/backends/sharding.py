@@ -25,7 +25,8 @@ import numpy as np
 Array = jax.Array
 Rules = tuple[tuple[str, Any], ...]
 
-ROWS, PARTS = 'data', 'model'
+ROWS = 'data'
+PARTS = 'model'
 CUT: Rules = tuple((n, PARTS) for n in ('vocab', 'mlp', 'heads', 'joined_kv', 'joined_kv_heads', 'kv_heads'))
 WHOLE: Rules = ()
 NAMED = {'cut': CUT, 'whole': WHOLE}
@@ -40,7 +41,8 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   """Return the mesh of {'data': 2, 'model': 4} over the first devices, 'model' over neighbours."""
   if not isinstance(shape, Mapping):
     raise ValueError(f"mesh {shape!r}: give {{'data': 2, 'model': 4}}, how many devices along each axis.")
-  size, found = {ROWS: 1, PARTS: 1} | dict(shape), jax.devices() if devices is None else devices
+  size = {ROWS: 1, PARTS: 1} | dict(shape)
+  found = jax.devices() if devices is None else devices
   for axis, n in size.items():
     if not isinstance(n, numbers.Integral) or isinstance(n, bool):
       raise ValueError(f'mesh {dict(shape)}: {axis}={n!r} is not a whole number of devices.')
@@ -78,7 +80,10 @@ def specs(network: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
 
 
 def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, tell: Callable) -> PartitionSpec:
-  counts, to, used, spec = _heads(network), dict(rules), set(), []
+  counts = _heads(network)
+  to = dict(rules)
+  used = set()
+  spec = []
   for name, size in zip(axes, shape, strict=True):
     over = to.get(name)
     over = tuple(a for a in ((over,) if isinstance(over, str) else over or ()) if a not in used)
@@ -133,7 +138,9 @@ def default_rules(network: Any, on: Mesh) -> Rules:
   """
   if on.shape.get(PARTS, 1) == 1 or not hasattr(network, 'param_axes'):
     return WHOLE
-  parts, saved, collectives = on.shape[PARTS], 0.0, 0
+  parts = on.shape[PARTS]
+  saved = 0.0
+  collectives = 0
   for x, axes in zip(jax.tree.leaves(parameters(network)[0]), _axes(network), strict=True):
     spec = _spec(network, x.shape, axes, CUT, on, lambda *_: None)
     if PARTS in spec:
@@ -179,7 +186,8 @@ def planned(networks: Sequence[Any], on: Mesh, cut: Iterable[Any], rows: int, wi
 
 def shared(models: Sequence[Any]) -> Mesh | None:
   """Return the mesh on which all the models lie, None for one device; raise where they lie apart."""
-  on, first = None, None
+  on = None
+  first = None
   for model in models:
     if (leaf := _a_leaf(model.params)) is None:
       continue
@@ -190,7 +198,8 @@ def shared(models: Sequence[Any]) -> Mesh | None:
         f'{one.name} and {other.name} do not lie on the same mesh: load both with one mesh=…, or move a model with '
         'speccascade.place(model, mesh).'
       )
-    on, first = here, model
+    on = here
+    first = model
   return on
 
 
@@ -281,7 +290,8 @@ class Layout:
 
   def by_vocabulary(self, x: Array, slot: int) -> PartitionSpec:
     """Return how logits or distributions [B, …, V] of a model are cut."""
-    rows, between = self._over(x.shape[0], ROWS, 'rows'), [None] * (x.ndim - 2)
+    rows = self._over(x.shape[0], ROWS, 'rows')
+    between = [None] * (x.ndim - 2)
     return PartitionSpec(rows, *between, self._over(x.shape[-1], self._head(slot), 'a vocabulary'))
 
   def state(self, state: Any, kept: Sequence[int]) -> Any:
@@ -321,9 +331,7 @@ class Layout:
       return jax.lax.fori_loop(0, count, one, old)
 
     everywhere = (PartitionSpec(),) * 3
-    mapped = jax.shard_map(
-      put, mesh=self.mesh, in_specs=(*cuts, *everywhere), out_specs=cuts[0], check_vma=False
-    )  # fmt: skip
+    mapped = jax.shard_map(put, mesh=self.mesh, in_specs=(*cuts, *everywhere), out_specs=cuts[0], check_vma=False)
     return jax.tree.unflatten(jax.tree.structure(old), mapped(*trees, source, target, count))
 
 
@@ -372,10 +380,12 @@ def over_shards(
     over[kind] = axis if parts > 1 and sizes and not any(n % parts for n in sizes) else None
   spec = lambda x, names: PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
   call = jax.shard_map(
-    lambda *xs: tuple(function(**dict(zip(values, xs, strict=True)))), mesh=layout.mesh,
+    lambda *xs: tuple(function(**dict(zip(values, xs, strict=True)))),
+    mesh=layout.mesh,
     in_specs=tuple(spec(*given) for given in arrays.values()),
-    out_specs=tuple(PartitionSpec(*map(over.get, names)) for names in outs), check_vma=False,
-  )  # fmt: skip
+    out_specs=tuple(PartitionSpec(*map(over.get, names)) for names in outs),
+    check_vma=False,
+  )
   return call(*values.values())
 
 

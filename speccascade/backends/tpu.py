@@ -80,13 +80,15 @@ class TPU(Backend):
   def attend(self, q, entry, visible, bias, **scores):
     if self._plain(q) or visible.ndim > 1 or self.slots_of(entry) % tpu_attention.BLOCK:
       return super().attend(q, entry, visible, bias, **scores)
-    stacked, length = {name: x[:, None] for name, x in entry.items()}, visible.astype(jnp.int32)
+    stacked = {name: x[:, None] for name, x in entry.items()}
+    length = visible.astype(jnp.int32)
     at = dict(first=jnp.zeros_like(length), length=length, window=0, layer=0)
     return self._call(q, stacked, bias, {}, at, causal=False, **scores)[0]
 
   def _call(self, q, entry, bias, new, at, **settings):
     """Run the kernel, on a mesh for the rows and groups of heads of each device."""
-    heads, slots = ('rows', None, 'heads', None), ('rows', None, 'heads', None, None)
+    heads = ('rows', None, 'heads', None)
+    slots = ('rows', None, 'heads', None, None)
     arrays = {'q': (q, heads), **{name: (x, slots) for name, x in entry.items()}}
     arrays |= {name: (x, heads) for name, x in new.items()}
     arrays |= {name: (jnp.asarray(x, jnp.int32), ('rows',) * np.ndim(x)) for name, x in at.items()}
@@ -98,7 +100,8 @@ class TPU(Backend):
 
   def _kernel(self, q, key, value, bias=None, k=None, v=None, *, packed, **settings):
     batch, width, heads, dim = q.shape  # [B, L, H, D]
-    groups, lanes = key.shape[2], key.shape[4]
+    groups = key.shape[2]
+    lanes = key.shape[4]
     share = heads // (groups * packed)
     x = q.reshape(batch, width, groups, packed, share, dim).swapaxes(3, 4)  # the heads of a tile side by side
     x = _pad_last(x, lanes // packed).reshape(batch, width, -1)
@@ -106,9 +109,7 @@ class TPU(Backend):
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, -width % tpu_attention.STEP), (0, 0)))
       bias = bias.reshape(bias.shape[0], groups, -1, bias.shape[3])
     new = None if k is None else (_lanes(k), _lanes(v))
-    y, *caches = tpu_attention.attend(
-      x, key, value, bias, heads=packed, new=new, interpret=self.interpret, **settings
-    )  # fmt: skip
+    y, *caches = tpu_attention.attend(x, key, value, bias, heads=packed, new=new, interpret=self.interpret, **settings)
     y = y.reshape(batch, width, groups, share, packed, lanes // packed)[..., :dim]
     return y.swapaxes(3, 4).reshape(q.shape), *caches
 

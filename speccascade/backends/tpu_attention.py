@@ -27,8 +27,23 @@ _LOWEST = -1e30
 
 
 @functools.partial(jax.jit, static_argnames=('heads', 'causal', 'scale', 'cap', 'interpret'))
-def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, first: Array, length: Array, window,
-           heads: int, causal: bool, scale: float, cap: float | None, new=None, interpret: bool = False):  # fmt: skip
+def attend(
+  q: Array,
+  key: Array,
+  value: Array,
+  bias: Array | None,
+  *,
+  layer,
+  first: Array,
+  length: Array,
+  window,
+  heads: int,
+  causal: bool,
+  scale: float,
+  cap: float | None,
+  new=None,
+  interpret: bool = False,
+):
   """Return the attention [B, L, G·g·P] of q over slots up to `length` [B], and the caches; a tile holds `heads` heads.
 
   With `causal` a query sees slots up to its position, the first one's being `first`, of these the last `window` unless
@@ -46,28 +61,39 @@ def attend(q: Array, key: Array, value: Array, bias: Array | None, *, layer, fir
   at = functools.partial(_place, causal=causal)
   windows = lambda x: pl.BlockSpec((1, *x.shape[1:]), at('b', 0, 0)) if x.ndim == 3 else pl.BlockSpec(x.shape, at(0, 0))
   by_block = pl.BlockSpec((1, 1, groups, BLOCK, tile), at('b', 'l', 0, 'j', 0))
-  inputs, specs = [q, key, value], [windows(q), by_block, by_block]
+  inputs = [q, key, value]
+  specs = [windows(q), by_block, by_block]
   if bias is not None:
     inputs.append(bias)
     specs.append(pl.BlockSpec((1, groups, rows, BLOCK), at('b' if bias.shape[0] > 1 else 0, 0, 0, 'j')))
-  outputs, out_specs, aliases = [result], [windows(result)], {}
+  outputs = [result]
+  out_specs = [windows(result)]
+  aliases = {}
   scratch = [pltpu.VMEM((groups, rows, tile), jnp.float32)] * 2 + [pltpu.VMEM((groups, rows, 128), jnp.float32)] * 2
   if new is not None:
-    inputs, specs = [*inputs, *new], [*specs, *map(windows, new)]
+    inputs = [*inputs, *new]
+    specs = [*specs, *map(windows, new)]
     outputs += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)]
     out_specs += [pl.BlockSpec(memory_space=pltpu.HBM)] * 2
     scratch += [pltpu.VMEM((groups, BLOCK, tile), key.dtype)] * 2 + [pltpu.SemaphoreType.DMA] * 2
     aliases = {len(scalars) + 1: 1, len(scalars) + 2: 2}
   sizes = dict(
-    num_scalar_prefetch=len(scalars), grid=(batch, slots // BLOCK), in_specs=specs, out_specs=out_specs,
+    num_scalar_prefetch=len(scalars),
+    grid=(batch, slots // BLOCK),
+    in_specs=specs,
+    out_specs=out_specs,
     scratch_shapes=scratch,
-  )  # fmt: skip
+  )
   return pl.pallas_call(
     functools.partial(_kernel, _Settings(heads, causal, scale, cap, bias is not None, new is not None)),
-    out_shape=outputs, input_output_aliases=aliases, interpret=interpret, name='cached_attention',
+    out_shape=outputs,
+    input_output_aliases=aliases,
+    interpret=interpret,
+    name='cached_attention',
     compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
-    grid_spec=pltpu.PrefetchScalarGridSpec(**sizes), cost_estimate=_cost(batch * groups * rows, key, causal),
-  )(*scalars, *inputs)  # fmt: skip
+    grid_spec=pltpu.PrefetchScalarGridSpec(**sizes),
+    cost_estimate=_cost(batch * groups * rows, key, causal),
+  )(*scalars, *inputs)
 
 
 def _without_axis(q: Array, new) -> tuple:
@@ -117,8 +143,12 @@ def _kernel(settings: _Settings, layer, first, length, window, q, key, value, *r
   y, *rest = rest
   caches, rest = (rest[:2], rest[2:]) if settings.writes else ((), rest)
   queries, *sums = rest[:4]
-  b, j = pl.program_id(0), pl.program_id(1)
-  width, start, end, back = y.shape[1], first[b], length[b], window[0]
+  b = pl.program_id(0)
+  j = pl.program_id(1)
+  width = y.shape[1]
+  start = first[b]
+  end = length[b]
+  back = window[0]
   of_row = lambda x: x[0] if len(x.shape) == 3 else x[pl.ds(b, 1), :]  # [L, …]
 
   @pl.when(j == 0)
@@ -133,7 +163,8 @@ def _kernel(settings: _Settings, layer, first, length, window, q, key, value, *r
 
   @pl.when(in_sight)
   def _():
-    k, v = key[0, 0], value[0, 0]  # [G, BLOCK, P]
+    k = key[0, 0]
+    v = value[0, 0]  # [G, BLOCK, P]
     if settings.writes:
       k, v = (_merge(x, of_row(n), start - j * BLOCK) for x, n in zip((k, v), new, strict=True))
       pl.when((start < (j + 1) * BLOCK) & (start + width > j * BLOCK))(
@@ -168,7 +199,8 @@ def _add(settings: _Settings, x: Array, k: Array, v: Array, bias: Array | None, 
   s = jnp.where(seen, s, _LOWEST)
   old = best[:, :, :1]
   now = jnp.maximum(old, s.max(2, keepdims=True))
-  weights, shrink = jnp.where(seen, jnp.exp(s - now), 0), jnp.exp(old - now)
+  weights = jnp.where(seen, jnp.exp(s - now), 0)
+  shrink = jnp.exp(old - now)
   y = lax.dot_general(weights.astype(v.dtype), v, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
   total[...] = shrink * total[...] + y
   best[...] = jnp.broadcast_to(now, best.shape)
@@ -203,7 +235,8 @@ def _gather(total, y, heads: int):
   """Undo `_spread`: put the heads of a tile side by side."""
   groups, _, tile = total.shape
   width = y.shape[1]
-  lane, side_by_side = lax.broadcasted_iota(jnp.int32, (width, tile), 1), None
+  lane = lax.broadcasted_iota(jnp.int32, (width, tile), 1)
+  side_by_side = None
   for group, row, lanes, m in _tiles(y.shape, groups, tile, heads):
     x = total[group, pl.ds(row, width), :]
     side_by_side = jnp.where(lane >= m * (tile // heads), x, side_by_side) if m else x

@@ -67,10 +67,12 @@ class Enumerated:
 
   def accept(self, numerator: Array, denominator: Array, position: Array, start: Array) -> tuple[Array, 'Enumerated']:
     """Return the outcomes that the digits say."""
-    noise, outcomes = self, []
+    noise = self
+    outcomes = []
     for j in range(position.shape[1]):
       place = self._place(position[:, j], start)
-      a, b = numerator[:, j], denominator[:, j]
+      a = numerator[:, j]
+      b = denominator[:, j]
       sure = jnp.where(b > 0, jnp.minimum(1, a / jnp.where(b > 0, b, 1)), (a > 0).astype(jnp.float32))
       sure = jnp.where(jnp.isnan(sure), 0, sure)  # a place without a distribution, which no test reaches
       yes = self.digits[(*place, ACCEPT)] == 0
@@ -222,7 +224,8 @@ def _check_combiner(combiner: Callable, bar: Progress) -> Report:
 
 
 def _check_rule(rule: Callable, alphas: Sequence[float] | None, bar: Progress) -> Report:
-  name, bound = rules.name_of(rule), rules.bind(rule)
+  name = rules.name_of(rule)
+  bound = rules.bind(rule)
   settings = [(f' at alpha = {a:g}', rules.lift(rules.bind(bound, alpha=a))) for a in _alphas(bound, alphas)]
   settings = settings or [('', rules.lift(bound))]
   findings = _of_laws(settings, 2, bar)
@@ -246,13 +249,15 @@ def _alphas(bound: Any, given: Sequence[float] | None) -> Sequence[float]:
 
 def _of_laws(settings: Iterable[tuple[str, Callable]], models: int, bar: Progress) -> list[Finding]:
   """Return whether combiners are traced and, if so, give distributions and read each position by itself."""
-  settings, logits = list(settings), _logits(models)
+  settings = list(settings)
+  logits = _logits(models)
   for sampler in SAMPLERS.values():
     if problem := validate.untraced(settings[0][1], models, logits.shape[-1], sampler):
       return [Finding('is traced', False, f'it {problem}')]
   half = logits.shape[1] // 2
   others = logits.at[:, half:].set(logits[:, :1])
-  wrong, alone = [], []
+  wrong = []
+  alone = []
   for setting, sampler in SAMPLERS.items():
     for where, combiner in settings:
       pi = _combined(combiner, logits, sampler)
@@ -295,7 +300,8 @@ def _not_distributions(pi: Array, where: str) -> list[str]:
 
 def _monotone(settings: Sequence[tuple[str, Callable]]) -> Finding:
   """Return whether the chance that a draft is rejected, TV(q̃, π), falls at every position as α grows."""
-  logits, sampler = _logits(2), SAMPLERS['T = 1']
+  logits = _logits(2)
+  sampler = SAMPLERS['T = 1']
   q = sampler(logits[0])
   rejected = [np.asarray(sampling.tv(q, _combined(combiner, logits, sampler))) for _, combiner in settings]
   for i in range(1, len(settings)):
@@ -305,7 +311,8 @@ def _monotone(settings: Sequence[tuple[str, Callable]]) -> Finding:
         f'{settings[i][0].strip()} a draft is rejected more often, by {worse.max():.3f}, than{settings[i - 1][0]}'
       )
       return Finding('rejects less as alpha grows', None, f'no: {message}')
-  first, last = rejected[0].mean(), rejected[-1].mean()
+  first = rejected[0].mean()
+  last = rejected[-1].mean()
   message = f'{first:.2f} of drafts rejected{settings[0][0]}, {last:.2f}{settings[-1][0]}'
   return Finding('rejects less as alpha grows', True, message)
 

@@ -105,9 +105,9 @@ def register(model_type: str, network: Callable[..., Network], names: str | Mapp
 
   Args:
     model_type: the new model_type.
-    network: function (config, *, eos_ids, dtype, scan) that returns the network, a dataclass with `param_shapes()`.
-    names: where its tensors are, {module: prefix}, with `layers` for every layers_N and {} for N; or a model_type whose
-      tensors have the same names.
+    network: function `(config, *, eos_ids, dtype, scan)` that returns the network, a dataclass with `param_shapes()`.
+    names: where its tensors are, `{module: prefix}`, with `layers` for every `layers_N` and `{}` for N; or a
+      model_type whose tensors have the same names.
 
   Raises:
     ValueError: an argument is none of these, or the package has that model_type itself.

@@ -176,7 +176,8 @@ def read(
   """
   shapes = network.param_shapes()
   shardings = {} if mesh is None else flatten_dict(sharding.shardings(network, mesh, rules, shapes))
-  shapes, leaves = flatten_dict(shapes), {}
+  shapes = flatten_dict(shapes)
+  leaves = {}
   by_source: dict[str, list[Entry]] = {}
   for entry in sorted(entries, key=lambda entry: -math.prod(stored[entry.source].shape)):
     by_source.setdefault(entry.source, []).append(entry)

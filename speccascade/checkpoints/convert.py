@@ -51,12 +51,14 @@ def convert(
   """
   if form != 't5x' and (scan or step is not None):
     raise ValueError(f'{"scan=True" if scan else f"step={step}"} is for the format t5x, not {form}: leave it out')
-  src, dst = storage.local(src), storage.local(dst).absolute()
+  src = storage.local(src)
+  dst = storage.local(dst).absolute()
   _check_destination(src, dst, overwrite)
   start = time.perf_counter()
   model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)
   read = time.perf_counter()
-  expected, network = _facts(model), model.network
+  expected = _facts(model)
+  network = model.network
   count = sum(math.prod(shape) for shape, _, _ in expected.values())
   folder = _write(form, dst, model, overwrite, step, scan)
   written = time.perf_counter()

@@ -11,7 +11,8 @@ from speccascade.checkpoints import safetensors_files
 from speccascade.types import Params
 
 _HEAD = 1 << 20  # bytes of a file that are read in full; of a larger one, this much of its head and samples
-_SAMPLES, _SAMPLE = 1024, 64
+_SAMPLES = 1024
+_SAMPLE = 64
 
 
 def of_files(files: Mapping[str, Path]) -> str:

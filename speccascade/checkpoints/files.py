@@ -36,7 +36,8 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
   """
   path = Path(os.path.abspath(path))
   _check_free(path, overwrite)
-  scratch, aside = _scratch_name(path), _scratch_name(path)
+  scratch = _scratch_name(path)
+  aside = _scratch_name(path)
   scratch.mkdir(parents=True)
   try:
     with storage.full_disk(path):

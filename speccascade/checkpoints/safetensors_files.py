@@ -79,7 +79,8 @@ def places(file: Path) -> list[tuple[int, int]]:
 
 def tensors_of_folder(folder: Path) -> dict[str, Tensor]:
   """Return every tensor of a folder, from `model.safetensors` or from the shards that its index lists."""
-  single, index = folder / 'model.safetensors', folder / 'model.safetensors.index.json'
+  single = folder / 'model.safetensors'
+  index = folder / 'model.safetensors.index.json'
   if single.exists():
     return tensors(single)
   if index.exists():

@@ -67,11 +67,21 @@ def decode(
 
 @known_as('stream', **_WORDS)
 def stream(
-  method: Strategy, models: Sequence[Model], prompts, *, max_new_tokens: int | None = None,
-  sampler: sampling.Sampler = sampling.Sampler(), seed: int = 0, example_ids: Sequence[int] | None = None,
-  batch_size: int | None = None, max_prompt_tokens: int | None = None, processor: Callable | None = None,
-  trace: bool = False, every: int | None = None, skip: Collection[int] = (),
-) -> Iterator[tuple[int, results.Row]]:  # fmt: skip
+  method: Strategy,
+  models: Sequence[Model],
+  prompts,
+  *,
+  max_new_tokens: int | None = None,
+  sampler: sampling.Sampler = sampling.Sampler(),
+  seed: int = 0,
+  example_ids: Sequence[int] | None = None,
+  batch_size: int | None = None,
+  max_prompt_tokens: int | None = None,
+  processor: Callable | None = None,
+  trace: bool = False,
+  every: int | None = None,
+  skip: Collection[int] = (),
+) -> Iterator[tuple[int, results.Row]]:
   """Yield (index, row) as rows end, what `decode` would return of them; index counts the samples of all prompts.
 
   With `every`, rows that go on are yielded as well after at most so many rounds, their `finish_reason` None: each text

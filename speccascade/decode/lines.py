@@ -102,7 +102,8 @@ class Stream:
 
   def __init__(self, file):
     self._file = file
-    self.done, self.faults = set(), []
+    self.done = set()
+    self.faults = []
 
   def add(self, record: Mapping[str, Any]):
     """Write a row."""
@@ -121,7 +122,8 @@ class File:
   """
 
   def __init__(self, journal: Journal, output: Path, header: Mapping[str, Any], names: Collection[tuple[int, int]]):
-    self._journal, self._output = journal, output
+    self._journal = journal
+    self._output = output
     self._rows = self._read(header, names)
     self.faults = [fault for row in self._rows.values() if (fault := json.loads(row).get('fault'))]
     if not self._rows:

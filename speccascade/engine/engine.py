@@ -51,13 +51,24 @@ class Engine:
   """
 
   def __init__(
-    self, method, models: Sequence[Model], *, needs: requests.Features, size: int, width: int, max_new: int,
-    trace: bool = False, processor: Callable | None = None,
-  ):  # fmt: skip
+    self,
+    method,
+    models: Sequence[Model],
+    *,
+    needs: requests.Features,
+    size: int,
+    width: int,
+    max_new: int,
+    trace: bool = False,
+    processor: Callable | None = None,
+  ):
     slots = [models[m] for m in method.slots]
     last = slots[-1].network
     buffer = loop.positions(last, width, max_new, method.window)
-    self.method, self.needs, self.size, self.width = method, needs, size, width
+    self.method = method
+    self.needs = needs
+    self.size = size
+    self.width = width
     self.vocab = inputs.vocabulary(models)
     layout = sharding.of(slots, size, method.window, self.vocab)
     backend, self.params = backends.prepared(slots, layout)
@@ -175,7 +186,8 @@ class Engine:
   def _wait(self, running: Running) -> float | None:
     """Wait so that Python answers signals; return the seconds, None where the run had ended before."""
     packed = running.packed
-    start, late = time.monotonic(), not packed.is_ready()
+    start = time.monotonic()
+    late = not packed.is_ready()
     while not packed.is_ready():
       time.sleep(min(0.01, max(1e-4, (time.monotonic() - start) / 20)))
     end = time.monotonic()
@@ -210,7 +222,9 @@ def _check_memory(engine: Engine, prompts: int) -> int:
   known = validate.remembered(engine.program, engine.size, engine.width, prompts, dtypes)
   if 'bytes' not in known:  # to ask costs as much as some rounds
     known['bytes'] = _cache_bytes(engine, prompts)
-  caches, weights, limit = known['bytes'], _weight_bytes(engine.weights), backends.memory(device)
+  caches = known['bytes']
+  weights = _weight_bytes(engine.weights)
+  limit = backends.memory(device)
   if caches + weights > limit:
     raise ValueError(
       f'{engine.size} rows of {engine.width} prompt tokens and {engine.program.buffer} positions need '
@@ -222,7 +236,8 @@ def _check_memory(engine: Engine, prompts: int) -> int:
 
 def _cache_bytes(engine: Engine, prompts: int) -> int:
   """Return the bytes on a device of the caches of a batch and of the prompts that are read for it."""
-  program, params = engine.program, engine.params
+  program = engine.program
+  params = engine.params
   ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
   shapes = [
     jax.eval_shape(make, params, Prompt(ints(rows, engine.width), ints(rows)))

@@ -180,7 +180,8 @@ def by_length(texts: Sequence) -> list[int]:
 
 def pad(prompts: Sequence[np.ndarray], size: int, width: int) -> Prompt:
   """Return token lists as a batch of `size` rows; those beyond the real ones hold one token 0."""
-  tokens, length = np.zeros((size, width), np.int32), np.ones(size, np.int32)
+  tokens = np.zeros((size, width), np.int32)
+  length = np.ones(size, np.int32)
   for i, prompt in enumerate(prompts):
     tokens[i, : prompt.size], length[i] = prompt, prompt.size
   return Prompt(tokens, length)

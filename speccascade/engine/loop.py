@@ -153,13 +153,15 @@ insert = jax.jit(put_rows, static_argnums=0, donate_argnums=4)
 
 
 def _put_rows_on_mesh(program, prefix: tuple, arrival: InsertBatch, new: State, state: State) -> State:
-  where, cut = program.layout, program.specs(state)
+  where = program.layout
+  cut = program.specs(state)
   put = lambda old, cut, new, new_cut, source: where.put_rows(
     old, cut, where.pin(new, new_cut), new_cut, source, arrival.target, arrival.count
   )
   state = where.pin(state, cut)
   caches = put(state.caches, cut.caches, prefix, program.cached_layout.caches(prefix), arrival.source)
-  rest, new_cut = state.replace(caches=()), program.specs(new)
+  rest = state.replace(caches=())
+  new_cut = program.specs(new)
   return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
 
 
@@ -213,9 +215,16 @@ def _as_numbers(x: Array) -> Array:
 
 
 def decode_batch(
-  method: Method, models: Sequence[Model], prompt: Prompt, *, max_new_tokens: int, sampler: sampling.Sampler,
-  noise: sampling.Noise, mesh: jax.sharding.Mesh | None = None, processor: Callable | None = None,
-) -> State:  # fmt: skip
+  method: Method,
+  models: Sequence[Model],
+  prompt: Prompt,
+  *,
+  max_new_tokens: int,
+  sampler: sampling.Sampler,
+  noise: sampling.Noise,
+  mesh: jax.sharding.Mesh | None = None,
+  processor: Callable | None = None,
+) -> State:
   """Decode one padded batch on the device with noise of one's own and return the loop's last state.
 
   Inside a step that is partitioned over a mesh, where parameters are traced, the mesh has to be given.
@@ -231,7 +240,8 @@ def decode_batch(
   full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)
   by_row = jax.tree.map(lambda x: full(x), sampler)
   limits = Limits(jnp.zeros((rows, 0), jnp.int32))
-  max_new, real = full(max_new_tokens, jnp.int32), full(True, bool)
+  max_new = full(max_new_tokens, jnp.int32)
+  real = full(True, bool)
   arrays = Arrays(prompt, jnp.zeros((rows, 4), jnp.uint32), max_new, by_row, limits, real)
   return _decode_batch(program, method, params, arrays, noise, validate.bind_processor(processor))
 

@@ -89,8 +89,15 @@ class Method(Strategy):
   origin: Any = _static(default=None)
 
   @classmethod
-  def of_phases(cls, phases: Sequence[Phase], slots: Sequence[int], *, policy: stopping.Policy = stopping.Policy(),
-                window: int | None = None, **settings) -> 'Method':  # fmt: skip
+  def of_phases(
+    cls,
+    phases: Sequence[Phase],
+    slots: Sequence[int],
+    *,
+    policy: stopping.Policy = stopping.Policy(),
+    window: int | None = None,
+    **settings,
+  ) -> 'Method':
     """Make a method of phases, having derived what they have to hold.
 
     Args:

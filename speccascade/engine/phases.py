@@ -181,7 +181,8 @@ class Score:
 
   def _feed(self, context: Context, state: State, need: Array) -> State:
     """Feed windows of the least width that holds the need [B], or, of several rows, packed to the least total."""
-    rows, m = need.shape[0], self.model
+    rows = need.shape[0]
+    m = self.model
     widest = self.widths[-1]
     # Where the backend gains nothing by fewer tokens, all windows are the widest.
     sizes = self.widths if rows * widest >= context.backend.pack_from else (widest,)
@@ -239,7 +240,8 @@ class Propose:
   def __call__(self, context: Context, state: State) -> State:
     budget = context.policy.length(state.policy, self.n)
     budget = min(budget, self.n) if isinstance(budget, int) else jnp.minimum(budget, self.n)
-    first, going = 0, state.active
+    first = 0
+    going = state.active
     if self.catch_up > 1:
       state, logits = self._catch_up(context, state)
     elif not self.catch_up:
@@ -247,7 +249,8 @@ class Propose:
     before = state
     if self.catch_up != 1:  # the first token needs no turn of the loop
       going, state = self.draw(context, state, logits, going & self._knows(state) & (budget > 0), 0)
-      first, going = 1, going & (budget > 1)
+      first = 1
+      going = going & (budget > 1)
 
     def turn(carry):
       i, going, state = carry
@@ -339,7 +342,8 @@ class Verify:
     return None if more is None else (*self.models, *more)
 
   def __call__(self, context: Context, state: State) -> State:
-    w, length = state.window, state.length
+    w = state.window
+    length = state.length
     width = w.source.shape[1]
     position = length[:, None] + iota(width)
     pending = take(state.tokens, position)
@@ -378,7 +382,8 @@ class Verify:
   def _end_faulty(self, state: State, lost: Array, logits: Array, pi: Array, at: Array) -> State:
     """End rows whose next token, at a slot [B], has no distribution, and record why."""
     largest = jax.vmap(take1, (0, None))(logits.max(-1), at)  # [M, B]
-    fault, fault_target = state.fault, state.fault_target
+    fault = state.fault
+    fault_target = state.fault_target
     for m, x in zip(self.models, largest, strict=True):
       why = jnp.where(jnp.isnan(x), OWN, ASKED)
       fault = stats.with_column(fault, m, jnp.where(lost & ~jnp.isfinite(x), why, fault[:, m]))
@@ -409,7 +414,8 @@ class Verify:
 
   def _commit(self, context: Context, state: State, r: '_Round') -> State:
     """Append the kept tokens and the one more; end rows at EOS and at their limit; count."""
-    w, length = state.window, state.length
+    w = state.window
+    length = state.length
     width = w.source.shape[1]
     slot = iota(width + 1)
     tokens = ops.put(state.tokens, length + r.kept, r.token, r.more)
@@ -468,9 +474,16 @@ class _Round:
     drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
     origin = jnp.where(iota(drafted.shape[1]) < self.kept[:, None], drafted, drawn)
     return stats.count_round(
-      state.stats, length=state.length, active=state.active, scored=self.scored, tested=self.tested, kept=self.kept,
-      emitted=emitted, origin=origin, deferred=self.deferred,
-    )  # fmt: skip
+      state.stats,
+      length=state.length,
+      active=state.active,
+      scored=self.scored,
+      tested=self.tested,
+      kept=self.kept,
+      emitted=emitted,
+      origin=origin,
+      deferred=self.deferred,
+    )
 
 
 @struct.dataclass

@@ -61,9 +61,13 @@ class RowReader:
   """Take rows out of what a batch gave."""
 
   def __init__(self, method, models, rows: Sequence[requests.Row], processor: Callable | None = None):
-    self.method, self.models, self.rows, self.processor = method, models, rows, processor
+    self.method = method
+    self.models = models
+    self.rows = rows
+    self.processor = processor
     last = models[method.slots[-1]].network
-    self.eos_ids, self.begins = last.eos_ids, last.start_id is not None
+    self.eos_ids = last.eos_ids
+    self.begins = last.start_id is not None
     self.tokenizer = models[-1].tokenizer
 
   def stops(self, index: int, batch: dict, place: int) -> bool:
@@ -73,16 +77,21 @@ class RowReader:
 
   def row(self, index: int, batch: dict, place: int) -> Row:
     """Return a row, its finish reason None where it goes on."""
-    row, tokens = self.rows[index], self._tokens(index, batch, place)
-    fault, reason = self._fault(row, batch, place, len(tokens)), None
+    row = self.rows[index]
+    tokens = self._tokens(index, batch, place)
+    fault = self._fault(row, batch, place, len(tokens))
+    reason = None
     if fault is not None:
       reason = 'fault'
     elif batch['done'][place]:
       reason = 'eos' if tokens[-1] in self.eos_ids else 'stop' if tokens[-1] in row.stop_tokens else 'length'
     text = None if self.tokenizer is None else self.tokenizer.decode(tokens[:-1] if reason == 'stop' else tokens)
-    start, cut = self._start(index), self._cut(row, tokens)
+    start = self._start(index)
+    cut = self._cut(row, tokens)
     if cut is not None:
-      (tokens, text), reason, fault = cut, 'stop', None
+      (tokens, text) = cut
+      reason = 'stop'
+      fault = None
     if reason is None and text is not None:
       text = _settled(text, row.stop)
     span = slice(start, start + len(tokens))
@@ -113,7 +122,8 @@ class RowReader:
     places = lambda text: [at for stop in row.stop if (at := text.find(stop, least)) >= 0]
     if not places(text):
       return None
-    low, high = 1, len(tokens)
+    low = 1
+    high = len(tokens)
     while low < high:
       middle = (low + high) // 2
       low, high = (low, middle) if places(decode(tokens[:middle])) else (middle + 1, high)
@@ -121,12 +131,15 @@ class RowReader:
     return tokens[:low], text[: min(places(text))]
 
   def _fault(self, row: requests.Row, batch: dict, place: int, emitted: int) -> str | None:
-    slots, fault, position = self.method.slots, batch['fault'][place], int(batch['length'][place])
+    slots = self.method.slots
+    fault = batch['fault'][place]
+    position = int(batch['length'][place])
     prompt = f'prompt {row.source}, ' if row.source and not row.example_id else ''  # a seed of its own keys any as 0
     example = f'{prompt}example {row.example_id}'
     for slot in np.flatnonzero(fault[:-1] >= 0):
       asked = self._asked(row, emitted) if fault[slot] == ASKED else ''
-      made, number = f'what {asked} made of ' if asked else '', slots[slot]
+      made = f'what {asked} made of ' if asked else ''
+      number = slots[slot]
       remedy = 'Leave some token a finite logit, and none NaN or inf.'
       return (
         f'{example}: {made}the logits of model {number} ({self.models[number].name}) are not finite '

@@ -100,7 +100,8 @@ def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampl
   sampler = state.sampler.by_number(lambda x: x[:, None])
   if not sampler.penalises:
     return sampler
-  width, vocab = state.window.source.shape[1], state.window.vocab
+  width = state.window.source.shape[1]
+  vocab = state.window.vocab
   pending = take(state.tokens, state.length[:, None] + iota(width))
   real = iota(width) < state.window.size[:, None]
   drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
@@ -120,7 +121,8 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
     noise = _keyed(rows.key, program.buffer, method.window + 1 if method.by_round else 1, rows.sampler.greedy)
   if isinstance(noise, sampling.Keyed):
     noise = noise.replace(layout=layout)
-  batch, models = length.shape[0], len(method.slots)
+  batch = length.shape[0]
+  models = len(method.slots)
   committed = jnp.arange(program.buffer)[None] < length[:, None]
   tally = jnp.zeros((batch, program.vocab), bool)
   least = None if rows.limits.least is None else length + rows.limits.least

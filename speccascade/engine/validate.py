@@ -16,7 +16,9 @@ from speccascade.engine.method import ByBatch, Method, Strategy
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.types import Combiner, Model, Phase, Prompt
 
-ROWS, PLACES = 2, 3  # of the logits that a rule is asked with
+# of the logits that a rule is asked with
+ROWS = 2
+PLACES = 3
 _PARTS = 'vocab_size', 'eos_ids', 'start_id', 'max_positions', 'prefill', 'extend'
 
 
@@ -166,7 +168,8 @@ def check_processor(processor: Callable | None, vocab: int, positions: int) -> t
   if bound is None:
     return None
   logits = jax.ShapeDtypeStruct((vocab,), jnp.float32)
-  tokens, count = jax.ShapeDtypeStruct((positions,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+  tokens = jax.ShapeDtypeStruct((positions,), jnp.int32)
+  count = jax.ShapeDtypeStruct((), jnp.int32)
   found, problem = _traced(lambda f, *args: f(*args), bound, logits, tokens, count)
   many = not isinstance(found, jax.ShapeDtypeStruct)
   if problem is None and (many or found.shape != (vocab,) or not jnp.issubdtype(found.dtype, jnp.floating)):
@@ -188,7 +191,8 @@ def _line_of(error: Exception) -> str:
 
 def check_network(model: Model):
   """Refuse a network of a user's that lacks what decoding calls, or whose logits or cache have not the shapes of it."""
-  network, name = model.network, type(model.network).__name__
+  network = model.network
+  name = type(model.network).__name__
   if type(network).__module__.startswith('speccascade.'):
     return
   if lacking := [part for part in _PARTS if not hasattr(network, part)]:
@@ -197,15 +201,18 @@ def check_network(model: Model):
     checked = remembered(network)
     if checked:
       return
-    found = {rows: jax.eval_shape(lambda params, rows=rows: _read(network, params, rows), model.params)
-             for rows in (ROWS, 2 * ROWS)}  # fmt: skip
+    found = {
+      rows: jax.eval_shape(lambda params, rows=rows: _read(network, params, rows), model.params)
+      for rows in (ROWS, 2 * ROWS)
+    }
   except Exception as error:  # whatever a user's network raises
     message = f'{type(error).__name__}: {str(error).strip().splitlines()[0]}'
     raise ValueError(f'{name} cannot decode{_line_of(error)}: {message}.') from error
   before, logits, after = found[ROWS]
   if logits.shape != (ROWS, PLACES, network.vocab_size):
-    raise ValueError(f'{name}.extend returns logits {list(logits.shape)}, not [B, L, V] = '
-                     f'{[ROWS, PLACES, network.vocab_size]}.')  # fmt: skip
+    raise ValueError(
+      f'{name}.extend returns logits {list(logits.shape)}, not [B, L, V] = {[ROWS, PLACES, network.vocab_size]}.'
+    )
   if before != after:
     raise ValueError(f'{name}.extend returns a cache of other shapes than it was given; write into that.')
   if any(y.shape[:1] != (2 * x.shape[0],) for x, y in zip(*map(jax.tree.leaves, (before, found[2 * ROWS][0])))):

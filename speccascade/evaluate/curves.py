@@ -106,7 +106,8 @@ class Curve:
       raise ValueError(f'Curve: name={self.name!r} is not a text.')
     method, bound = self._plug('method', self.method)
     settings = _merged(self, 'settings', bound, self.settings)
-    rule, rule_settings = None, {}
+    rule = None
+    rule_settings = {}
     if self.rule is not None:
       rule, bound = self._plug('rule', self.rule)
       rule_settings = _merged(self, 'rule_settings', bound, self.rule_settings)

@@ -74,9 +74,13 @@ class Experiment:
 
   def _check_counts(self):
     least = {
-      'quality_examples': 0, 'quality_batch': 1, 'latency_examples': 0, 'latency_trials': 1, 'trace_examples': 0,
+      'quality_examples': 0,
+      'quality_batch': 1,
+      'latency_examples': 0,
+      'latency_trials': 1,
+      'trace_examples': 0,
       'seed': 0,
-    }  # fmt: skip
+    }
     for name, low in least.items():
       value = getattr(self, name)
       if (name, value) != ('quality_examples', None):
@@ -157,15 +161,18 @@ class Experiment:
       inputs.check_models(method, models)
     names: list[str] = []
     for model in models:
-      name, count = model.name, 2
+      name = model.name
+      count = 2
       while name in names:
-        name, count = f'{model.name} {count}', count + 1
+        name = f'{model.name} {count}'
+        count = count + 1
       names.append(name)
     return [m.replace(name=n) for m, n in zip(models, names, strict=True)]
 
   def encode(self, models: Sequence[Model]) -> dict[int, list[int]]:
     """Return the prompts as token ids by example, each checked against the task's limit."""
-    examples, most = self.task.examples, self.task.max_prompt_tokens
+    examples = self.task.examples
+    most = self.task.max_prompt_tokens
     rows = inputs.encode(models, [e.prompt for e in examples])
     prompts = {e.index: row.tolist() for e, row in zip(examples, rows, strict=True)}
     if len(prompts) < len(examples):
@@ -182,7 +189,8 @@ class Experiment:
     """Return all that decides the results, defaults, data and digests of checkpoints included, as lines."""
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     fields |= {'task': self.task.name, 'models': _described(self.models)}
-    curves, mesh = fields.pop('curves'), fields.pop('mesh')
+    curves = fields.pop('curves')
+    mesh = fields.pop('mesh')
     fields |= {} if mesh is None else {'mesh': dict(mesh.shape)}
     data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
     digest = hashlib.sha256(json.dumps(data, default=str).encode()).hexdigest()[:16]

@@ -189,12 +189,18 @@ def _parts(examples: list[Example], batch: int) -> list[list[Example]]:
 def _line(out: Decoded, i: int, example: Example, temperature: float, point: Point, models: Sequence[Model]) -> dict:
   """Return what is kept of one decoded example."""
   name, value = point.key
-  tokens, stats = out.tokens[i], out.stats
+  tokens = out.tokens[i]
+  stats = out.stats
   text = out.texts[i] if out.texts is not None else ' '.join(map(str, tokens))
   line = dict(
-    temperature=temperature, curve=name, value=value, example=example.index, prediction=text, tokens=tokens,
+    temperature=temperature,
+    curve=name,
+    value=value,
+    example=example.index,
+    prediction=text,
+    tokens=tokens,
     cut_off=out.finish_reasons[i] == 'length',
-  )  # fmt: skip
+  )
   for field in dataclasses.fields(Stats):
     array = getattr(stats, field.name)
     if field.name in PER_MODEL:
@@ -244,7 +250,8 @@ def latency_plan(experiment: Experiment) -> list[Timing]:
   count = len(experiment.task.examples)
   rng = np.random.default_rng(experiment.seed)
   chosen = rng.choice(count, min(experiment.latency_examples, count), replace=False).tolist()
-  points, plan = experiment.points, []
+  points = experiment.points
+  plan = []
   for temperature in experiment.temperatures:
     for batch in experiment.latency_batches:
       groups = [tuple(chosen[i : i + batch]) for i in range(0, len(chosen) - batch + 1, batch)]
@@ -265,7 +272,8 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
   progress = Progress('latency', len(plan), journal.count, unit='calls')
   warm = None
   for (temperature, batch, trial, group), timings in itertools.groupby(plan[journal.count :], Timing.group):
-    examples, lines = [experiment.task.examples[i] for i in group], []
+    examples = [experiment.task.examples[i] for i in group]
+    lines = []
     if (temperature, batch) != warm:
       few_executables()
       warm = temperature, batch

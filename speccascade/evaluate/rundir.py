@@ -17,7 +17,8 @@ from speccascade.host.journal import GO_ON
 
 CONFIG = 'config.gin'
 OURS = {'environment.json', 'examples.jsonl', 'latency.jsonl', 'results.json'}
-LOCK, SHARDS = 'lock', 'shards'
+LOCK = 'lock'
+SHARDS = 'shards'
 READ = 'permit it, or choose another --run_dir'  # the remedy where something cannot be read
 
 
@@ -128,7 +129,8 @@ def keep_config(folder: Path, config: str, *, begun: bool = False):
       storage.create(path, config.encode())
   elif not there or not (begun or measured(folder)):
     write(path, config)  # there is nothing yet that another config could have made
-  old, new = read(path).splitlines(), config.splitlines()
+  old = read(path).splitlines()
+  new = config.splitlines()
   if old == new:
     return
   changes = [x for x in difflib.unified_diff(old, new, lineterm='', n=0) if x[:3] not in ('---', '+++', '@@ ')]

@@ -44,7 +44,8 @@ def run(
   and the same run goes on with the others later. With a shard only its share is measured, and results are written by
   the last to end.
   """
-  studies, text = _studies(experiments, only), config_text(config, experiments)
+  studies = _studies(experiments, only)
+  text = config_text(config, experiments)
   if shard is not None:
     return _run_shard(studies, folder, text, command, shard)
   with rundir.locked(folder):
@@ -57,7 +58,8 @@ def merge(
   experiments: Sequence[Experiment], folder: Path, *, config: str, command: str = '', only: Sequence[str] = ()
 ) -> list[Path]:
   """Write the results of a run of shards, as one process would have, and return their folders."""
-  studies, text = _studies(experiments, only), config_text(config, experiments)
+  studies = _studies(experiments, only)
+  text = config_text(config, experiments)
   if not (count := multihost.once(lambda: shards.count(folder))):
     raise RunError(f'{folder} holds no shards; run them first, each with --shard=i/n, as in --shard=0/4.')
   with rundir.locked(folder, shared=True), shards.alone(folder):
@@ -116,7 +118,8 @@ def _studies(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Stu
 def _prepare(folder: Path, config: str, *, begun: bool = False):
   """Keep the config and the environment of a new run; refuse another config, and say that the environment differs."""
   rundir.keep_config(folder, config, begun=begun)
-  known, here = folder / 'environment.json', environment()
+  known = folder / 'environment.json'
+  here = environment()
   if known.exists():
     _compare(rundir.read_json(known, _is_object), here)
   else:
@@ -139,9 +142,15 @@ def environment() -> dict:
       versions[name] = None
   device = jax.devices()[0]
   return dict(
-    versions=versions, python=platform.python_version(), platform=platform.platform(), device=device.device_kind,
-    backend=device.platform, devices=jax.device_count(), cpus=os.cpu_count(), commit=_commit(),
-  )  # fmt: skip
+    versions=versions,
+    python=platform.python_version(),
+    platform=platform.platform(),
+    device=device.device_kind,
+    backend=device.platform,
+    devices=jax.device_count(),
+    cpus=os.cpu_count(),
+    commit=_commit(),
+  )
 
 
 def _commit() -> str | None:
@@ -192,7 +201,8 @@ def _run_shard(studies: Sequence[Study], run: Path, config: str, command: str, s
 
 def _missing(studies: Sequence[Study], run: Path, count: int) -> list[str]:
   """Return in words which shards are not done."""
-  plans, files = {}, []
+  plans = {}
+  files = []
   for study in studies:
     for protocol in protocols.PROTOCOLS:
       plans[os.path.join(study.place, protocol.journal)] = [turn for turn, _ in protocol.lines(study.experiment)]
@@ -203,7 +213,8 @@ def _missing(studies: Sequence[Study], run: Path, count: int) -> list[str]:
 
 def _merge(study: Study, run: Path, command: str, count: int) -> Path:
   """Write the journals and results that one process would have written."""
-  folder, first = study.folder(run), study.folder(shards.Shard(0, count).folder(run))
+  folder = study.folder(run)
+  first = study.folder(shards.Shard(0, count).folder(run))
   for protocol in protocols.PROTOCOLS:
     if not rundir.exists(folder / protocol.journal):
       _merge_journal(protocol, study, run, count)
@@ -246,7 +257,8 @@ def _measure(study: Study, opened: dict[str, Journal], shard: Shard):
 
 def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -> Path:
   """Write the results that whole journals come to; return their folder."""
-  experiment, folder = study.experiment, study.folder(run)
+  experiment = study.experiment
+  folder = study.folder(run)
   quality, timings = opened.values()
   names, floors = _once_each(study, folder)
   asked = lambda: multihost.once(lambda: list(trace.wanted(experiment, quality.lines())))
@@ -257,12 +269,20 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
 
   def results():
     found = dict(
-      name=experiment.name, task=experiment.task.name, metric=next(iter(experiment.task.metrics)),
-      metrics=list(experiment.task.metrics), models=names, reference=experiment.reference,
-      points=summary.points(experiment, quality.lines(), list(timings.lines()), floors), floor=floors, tables=[],
-      traces=traced, studies=sv_studies.of_run(experiment.points, quality.lines(), protocols.batches(experiment)),
-      environment=rundir.read_json(run / 'environment.json', _is_object), command=command,
-    )  # fmt: skip
+      name=experiment.name,
+      task=experiment.task.name,
+      metric=next(iter(experiment.task.metrics)),
+      metrics=list(experiment.task.metrics),
+      models=names,
+      reference=experiment.reference,
+      points=summary.points(experiment, quality.lines(), list(timings.lines()), floors),
+      floor=floors,
+      tables=[],
+      traces=traced,
+      studies=sv_studies.of_run(experiment.points, quality.lines(), protocols.batches(experiment)),
+      environment=rundir.read_json(run / 'environment.json', _is_object),
+      command=command,
+    )
     report.write(found, folder)
 
   for journal in opened.values():

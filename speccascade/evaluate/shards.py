@@ -118,10 +118,13 @@ def missing(run: Path, plans: dict[str, Sequence[int]], files: Sequence[str], sh
   lacking = []
   begun = storage.names(run / FOLDER)
   for shard in shards:
-    folder, total, there = shard.folder(run), 0, 0
+    folder = shard.folder(run)
+    total = 0
+    there = 0
     for name, turns in plans.items():
       wanted = sum(map(shard.has, turns))
-      total, there = total + wanted, there + min(wanted, journal.count(folder / name))
+      total = total + wanted
+      there = there + min(wanted, journal.count(folder / name))
     lacks = [name for name in files if shard.index == 0 and not (folder / name).exists()]
     if folder.name not in begun and total:
       lacking.append(f'{shard} (not begun)')

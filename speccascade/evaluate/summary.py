@@ -24,7 +24,8 @@ LEVEL = (2.5, 97.5)  # per cent: the bounds of every interval
 
 def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict], floor: dict | None) -> list[dict]:
   """Return one record for each temperature, latency batch size and point."""
-  by_point, resampled = {}, {}
+  by_point = {}
+  resampled = {}
   points_by_name = {_named(p): p for p in experiment.points}
   for key, some in itertools.groupby(lines, _key):  # the lines of a point follow each other
     by_point[key], resampled[key] = _quality(experiment, points_by_name[key[1:]], list(some))
@@ -93,7 +94,8 @@ def _judge(
   """
   if not hasattr(metric, 'statistics'):
     return _finite(float(metric(examples, texts))), None
-  statistics, n = np.asarray(metric.statistics(examples, texts), np.float64), len(texts)  # [N, K]
+  statistics = np.asarray(metric.statistics(examples, texts), np.float64)
+  n = len(texts)  # [N, K]
   value = _finite(float(metric.combine(statistics.sum(0), n)))
   if n < 2 or value is None:
     return value, None
@@ -184,9 +186,14 @@ def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | Non
   tokens = sum(t for _, t, _ in mine.values())
   low, middle, high = np.percentile(seconds, (25, 50, 75))
   record = dict(
-    median_s=float(middle), iqr_s=[float(low), float(high)], tokens_per_s=float(tokens / seconds.sum()),
-    trials=max(n for *_, n in mine.values()), examples=sum(len(g) for g in mine), ratio=None, ratio_ci=None,
-  )  # fmt: skip
+    median_s=float(middle),
+    iqr_s=[float(low), float(high)],
+    tokens_per_s=float(tokens / seconds.sum()),
+    trials=max(n for *_, n in mine.values()),
+    examples=sum(len(g) for g in mine),
+    ratio=None,
+    ratio_ci=None,
+  )
   if not reference:
     return record
   both = [g for g in mine if g in reference]
@@ -206,10 +213,11 @@ def _predicted(
 ) -> dict | None:
   """Return what theory says of the measured acceptance and forward times, where it is about the same reference.
 
-  The cost of a round on top of its calls is taken from the times of the reference, whose round is one token. The cost of
-  a call of the drafter is taken from the times of the drafter alone, if it was timed: a loop of small steps costs more.
+  The cost of a round on top of its calls is taken from the times of the reference, whose round is one token. That of a
+  call of the drafter is taken from the times of the drafter alone, if it was timed: a loop of small steps costs more.
   """
-  method, reference = point.build(), experiment.reference_point.build()
+  method = point.build()
+  reference = experiment.reference_point.build()
   if counted is None or floor is None or isinstance(method, SequenceCascade):
     return None
   ensemble = method.kind in cost_model.ENSEMBLES
@@ -218,7 +226,8 @@ def _predicted(
     return None
   forward = [cost_model.by_width(times) for times in floor['forward_s'].values()]
   a_token = lambda some: sum(s for s, _, _ in some.values()) / sum(t for _, t, _ in some.values())
-  overhead, draft = 0.0, forward[method.slots[0]][1]
+  overhead = 0.0
+  draft = forward[method.slots[0]][1]
   if mine := timed.get(_named(experiment.reference_point)):
     overhead = max(0.0, a_token(mine) - sum(forward[m][1] for m in reference.slots))
   alone = [p for p in experiment.points if p.curve.method is autoregressive and _named(p) in timed]

@@ -50,7 +50,7 @@ def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> lis
             prompt=_text(example.prompt),
             target=example.target,
             tokens=trace,
-          )  # fmt: skip
+          )
         )
   return found
 
@@ -73,7 +73,8 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   """Return for each example its tokens with q̃, p̃ and π."""
   method = point.build()
   outputs = [line['tokens'] for line in lines]
-  models, prompts = loaded.models, [np.asarray(loaded.prompts[e.index], np.int32) for e in examples]
+  models = loaded.models
+  prompts = [np.asarray(loaded.prompts[e.index], np.int32) for e in examples]
   slots, combiner = method.target
   used = tuple(sorted({*method.slots}))
   sampler = experiment.sampler(temperature)
@@ -126,7 +127,9 @@ def _pass(network, params, prompt, slots, tokens, positions):
 
 def _forced(model: Model, prompts, outputs, task, vocab: int) -> Array:
   """Return the logits [B, L, V] from which each output token was drawn."""
-  rows, new, width = len(prompts), task.max_new_tokens, max(task.max_prompt_tokens, 1)
+  rows = len(prompts)
+  new = task.max_new_tokens
+  width = max(task.max_prompt_tokens, 1)
   prompt = inputs.pad(prompts, rows, width)
   start = model.network.start_id
   first = np.zeros(rows, np.int32) if start is not None else prompt.length - 1

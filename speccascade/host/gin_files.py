@@ -65,7 +65,8 @@ def _searching(folders: Sequence[str]):
 
   Its reader of package data is left out: it takes `models/x.gin` for a file of whatever package is called models.
   """
-  prefixes, readers = gin.config._LOCATION_PREFIXES, gin.config._FILE_READERS
+  prefixes = gin.config._LOCATION_PREFIXES
+  readers = gin.config._FILE_READERS
   before = list(prefixes), list(readers)
   readers[:] = [r for r in readers if r[0].__module__ != 'gin.resource_reader']
   for folder in folders:
@@ -181,7 +182,8 @@ def sources() -> dict[str, str]:
 
   Modules that are installed are left out: their packages have versions.
   """
-  waiting, found = [statement.module for statement in gin.config._IMPORTS], {}
+  waiting = [statement.module for statement in gin.config._IMPORTS]
+  found = {}
   while waiting:
     name = waiting.pop()
     file = getattr(sys.modules.get(name), '__file__', None)

@@ -170,7 +170,8 @@ class _Objects:
 
   def _parts(self) -> list[str]:
     """Return the names of the parts in order; each tells which lines it has."""
-    end, found = 0, []
+    end = 0
+    found = []
     for name in storage.objects(self._folder):
       bounds = re.fullmatch(r'(\d+)-(\d+)\.jsonl', name)
       if bounds is None or int(bounds.group(1)) != end:

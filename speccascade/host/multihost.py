@@ -35,7 +35,9 @@ NOT_FOUND = (
   'and where none of TPU, Slurm, Open MPI and Kubernetes says how many there are, set JAX_NUM_PROCESSES, '
   'JAX_PROCESS_ID and JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the first host.'
 )
-LIMIT, LONGEST = 600.0, 1_000_000  # seconds; JAX counts milliseconds in 32 bits
+# seconds; JAX counts milliseconds in 32 bits
+LIMIT = 600.0
+LONGEST = 1_000_000
 BEFORE = 60.0  # that JAX waits longer for a heartbeat: it ends the process without our sentence
 PATIENCE = 5.0  # seconds that one which failed waits for the others to say why
 PIECE = 1 << 20  # characters that the store takes at once
@@ -178,7 +180,8 @@ def broadcast(value: Any) -> Any:
   """Return the writer's value, which JSON can hold, in every process."""
   if count() == 1:
     return value
-  client, key = _jax_distributed.global_state.client, f'speccascade/{next(_turns)}'
+  client = _jax_distributed.global_state.client
+  key = f'speccascade/{next(_turns)}'
   if is_writer():
     text = json.dumps(value)
     pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
@@ -235,7 +238,8 @@ def by_rows(tree: Any) -> Any:
 
 
 def _put(x: Any, spec: PartitionSpec) -> jax.Array:
-  x, mesh = np.asarray(x), Mesh(np.array(jax.devices()), ('rows',))
+  x = np.asarray(x)
+  mesh = Mesh(np.array(jax.devices()), ('rows',))
   return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
 
 

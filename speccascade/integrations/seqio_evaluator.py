@@ -80,14 +80,21 @@ def predict_fn(
 
   def predict(dataset, model_feature_shapes=None, train_state=None, rng=None) -> list[tuple[int, list[int]]]:
     last = models[-1] if train_state is None else t5x.with_params(models[-1], train_state.params)
-    indices, prompts = [], []
+    indices = []
+    prompts = []
     for index, features in dataset.as_numpy_iterator():
       indices.append(int(index))
       prompts.append(prompt_tokens(features))
     out = decode(
-      method, [*models[:-1], last], prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed,
-      example_ids=indices, batch_size=min(batch_size, len(prompts)),
-    )  # fmt: skip
+      method,
+      [*models[:-1], last],
+      prompts,
+      max_new_tokens=max_new_tokens,
+      sampler=sampler,
+      seed=seed,
+      example_ids=indices,
+      batch_size=min(batch_size, len(prompts)),
+    )
     return list(zip(indices, _rectangular(out.tokens, models[-1]), strict=True))
 
   return predict
@@ -131,7 +138,8 @@ def _check_tokens(task: Any, model: Model):
   if not task.output_features['inputs'].dtype.is_integer:
     raise ValueError(f'{task.name} was registered without a tokenizer; register it again with tokenizer=PATH.')
   if hasattr(theirs, 'pieces') and model.tokenizer is not None:
-    mine, given = model.tokenizer.pieces(), theirs.pieces()
+    mine = model.tokenizer.pieces()
+    given = theirs.pieces()
     common = min(len(mine), len(given))
     if mine[:common] != given[:common]:
       raise ValueError(f'{task.name} is tokenised with {theirs.path}, {model.name} with {model.tokenizer.path}.')

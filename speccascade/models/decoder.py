@@ -95,9 +95,18 @@ class Layer(nn.Module):
       self.post_attention_layer_norm, self.post_mlp_layer_norm = norm(), norm()
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
     self.attention = blocks.Attention(
-      c.embed_dim, c.heads, c.kv_heads, c.head_dim, scale, c.attention_cap, c.qkv_bias, c.out_bias,
-      norm if c.qk_norm else None, self.dtype, self.backend,
-    )  # fmt: skip
+      c.embed_dim,
+      c.heads,
+      c.kv_heads,
+      c.head_dim,
+      scale,
+      c.attention_cap,
+      c.qkv_bias,
+      c.out_bias,
+      norm if c.qk_norm else None,
+      self.dtype,
+      self.backend,
+    )
     self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype, self.backend)
 
   def __call__(self, x: Array, cache: Cache, number: Array | int, view: View, angles) -> tuple[Array, Cache]:

@@ -31,7 +31,8 @@ class Packing:
   def of(cls, need: Array, width: int, total: int) -> 'Packing':
     """Pack the first `need` [B] tokens of each row, at most `total` in all."""
     ends = jnp.cumsum(need)
-    starts, slot = ends - need, jnp.arange(width)[None]
+    starts = ends - need
+    slot = jnp.arange(width)[None]
     place = starts[:, None] + jnp.minimum(slot, jnp.maximum(need[:, None] - 1, 0))  # padding repeats the last one
     at = jnp.arange(total)[:, None]
     mine = (starts[None] <= at) & (at < ends[None])  # [N, B]

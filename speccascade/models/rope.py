@@ -60,10 +60,13 @@ def _yarn_share(rope: Rope, head_dim: int) -> np.ndarray:
   def dimension(rotations):
     return head_dim * math.log(rope.original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-  low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+  low = dimension(rope.beta_fast)
+  high = dimension(rope.beta_slow)
   if rope.truncate:
-    low, high = math.floor(low), math.ceil(high)
-  low, high = max(low, 0), min(high, head_dim - 1)
+    low = math.floor(low)
+    high = math.ceil(high)
+  low = max(low, 0)
+  high = min(high, head_dim - 1)
   high += 0.001 * (low == high)  # a step, where the two bounds meet
   return 1 - np.clip((np.arange(head_dim // 2) - low) / (high - low), 0, 1)
 

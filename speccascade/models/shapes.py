@@ -41,9 +41,22 @@ def gemma2(size: str, dtype: str = 'bfloat16') -> Decoder:
   embed, heads, kv_heads, dim, mlp, layers, scale = GEMMA2[size]
   spans = tuple(Span(0 if i % 2 else 4096) for i in range(layers))
   config = DecoderConfig(
-    256000, embed, heads, kv_heads, dim, mlp, spans, activation='gelu_tanh', norm_offset=1.0, norms='sandwich',
-    tied=True, embed_scale=embed**0.5, attention_scale=scale**-0.5, attention_cap=50.0, final_cap=30.0,
-  )  # fmt: skip
+    256000,
+    embed,
+    heads,
+    kv_heads,
+    dim,
+    mlp,
+    spans,
+    activation='gelu_tanh',
+    norm_offset=1.0,
+    norms='sandwich',
+    tied=True,
+    embed_scale=embed**0.5,
+    attention_scale=scale**-0.5,
+    attention_cap=50.0,
+    final_cap=30.0,
+  )
   return Decoder(config, (1,), dtype)
 
 

@@ -124,7 +124,8 @@ class Encoder(nn.Module):
   backend: Backend
 
   def setup(self):
-    c, n = self.config, self.config.encoder_layers
+    c = self.config
+    n = self.config.encoder_layers
     if c.shared_bias:
       self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=True)
     layer = functools.partial(EncoderLayer, c, self.dtype, self.backend)
@@ -152,7 +153,8 @@ class DecoderStack(nn.Module):
   backend: Backend
 
   def setup(self):
-    c, n = self.config, self.config.decoder_layers
+    c = self.config
+    n = self.config.decoder_layers
     if c.shared_bias:
       self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=False)
     layer = functools.partial(DecoderLayer, c, self.dtype, self.backend)
@@ -165,7 +167,8 @@ class DecoderStack(nn.Module):
 
   def __call__(self, x: Array, cache: Cache, view: View) -> tuple[Array, Cache]:
     """Return the normalised output [B, L, E] for x [B, L, E], and the cache with its keys and values."""
-    own, source = cache['target'], cache['source']
+    own = cache['target']
+    source = cache['source']
     bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, own)) if self.config.shared_bias else None
 
     def body(layer, carry, at):

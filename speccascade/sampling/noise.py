@@ -20,7 +20,8 @@ def draw(weights: Array, u: Array, layout: sharding.Layout | None = None) -> Arr
   distributions with hundreds of thousands of entries keep their full resolution. A token of weight 0 is never drawn.
   """
   vocab = weights.shape[-1]
-  weights, blocks = sharding.in_blocks(layout, weights, _BLOCK), -(-vocab // _BLOCK)
+  weights = sharding.in_blocks(layout, weights, _BLOCK)
+  blocks = -(-vocab // _BLOCK)
   if blocks == 1:
     return _pick(weights, u[..., 0])
   padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, blocks * _BLOCK - vocab)])

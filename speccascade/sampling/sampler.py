@@ -71,13 +71,18 @@ def number(value: Any) -> Any:
 
 
 NEUTRAL = dict(
-  temperature=1.0, top_k=2.0**24, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
+  temperature=1.0,
+  top_k=2.0**24,
+  top_p=1.0,
+  min_p=0.0,
+  repetition_penalty=1.0,
+  presence_penalty=0.0,
   frequency_penalty=0.0,
-)  # fmt: skip
+)
 # What else transformers' generation may do, each with the value that does nothing.
 _NOT_OURS = dict(
   num_beams=1, typical_p=1.0, no_repeat_ngram_size=0, epsilon_cutoff=0.0, eta_cutoff=0.0, penalty_alpha=0.0
-)  # fmt: skip
+)
 _VALID = {
   'temperature': (lambda x: x == 0 or 1e-4 <= x < np.inf, 'a number 0 (greedy) or at least 0.0001'),
   'top_k': (lambda x: x >= 1 and float(x).is_integer(), 'a whole number of at least 1; use None for no filter'),

@@ -232,11 +232,14 @@ def _check_number(key: str, value, default) -> None:
   if value is None and (default is None or not size):
     return
   if isinstance(default, bool):
-    right, expected = isinstance(value, bool), 'true or false'
+    right = isinstance(value, bool)
+    expected = 'true or false'
   elif size:
-    right, expected = type(value) is int and value > 0, 'a whole number of 1 or more'
+    right = type(value) is int and value > 0
+    expected = 'a whole number of 1 or more'
   elif isinstance(default, int | float) and key != 'eos_token_id':
-    right, expected = type(value) in (int, float), 'a number'
+    right = type(value) in (int, float)
+    expected = 'a number'
   else:
     return
   if not right:
@@ -392,7 +395,8 @@ def _spans(c: Settings) -> tuple[Span, ...]:
 
 def _local(c: Settings) -> list[bool]:
   """Return which layers look through the sliding window."""
-  layers, family = range(c['num_hidden_layers']), c['model_type']
+  layers = range(c['num_hidden_layers'])
+  family = c['model_type']
   if family == 'llama' or not c['sliding_window']:
     return [False for _ in layers]
   if family == 'mistral':

@@ -86,5 +86,6 @@ def _is_tied(network: Network, family: str, stored: dict[str, assemble.Tensor], 
     return by_config or family in T5_FAMILIES
   if not by_config or embedding not in stored:
     return by_config
-  head, table = stored[HEAD], stored[embedding]
+  head = stored[HEAD]
+  table = stored[embedding]
   return head.shape == table.shape and np.array_equal(head.read(), table.read())

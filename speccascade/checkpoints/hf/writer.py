@@ -24,10 +24,17 @@ from speccascade.types import Model, Network, Params
 
 _ACTIVATIONS = {'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu', 'gelu': 'gelu'}
 _CLASSES = {
-  't5': 'T5ForConditionalGeneration', 'umt5': 'UMT5ForConditionalGeneration', 'gpt2': 'GPT2LMHeadModel',
-  'opt': 'OPTForCausalLM', 'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM', 'qwen2': 'Qwen2ForCausalLM',
-  'qwen3': 'Qwen3ForCausalLM', 'gemma2': 'Gemma2ForCausalLM', 'gemma3_text': 'Gemma3ForCausalLM',
-}  # fmt: skip
+  't5': 'T5ForConditionalGeneration',
+  'umt5': 'UMT5ForConditionalGeneration',
+  'gpt2': 'GPT2LMHeadModel',
+  'opt': 'OPTForCausalLM',
+  'llama': 'LlamaForCausalLM',
+  'mistral': 'MistralForCausalLM',
+  'qwen2': 'Qwen2ForCausalLM',
+  'qwen3': 'Qwen3ForCausalLM',
+  'gemma2': 'Gemma2ForCausalLM',
+  'gemma3_text': 'Gemma3ForCausalLM',
+}
 _CONTEXT = 2048  # written where it is not known for how many positions a model was made
 
 
@@ -108,7 +115,8 @@ def export(network: Network, family: str, params: Params) -> dict[str, np.ndarra
     family: model_type of the checkpoint.
     params: the parameters, layers not stacked.
   """
-  leaves, parts = flatten_dict(params), {}
+  leaves = flatten_dict(params)
+  parts = {}
   entries = assemble.plan(dataclasses.replace(network, scan=False), functools.partial(names.source, family))
   for entry in sorted(entries, key=lambda entry: entry.offset):
     value = np.asarray(leaves[entry.path])
@@ -193,10 +201,13 @@ def _scaling(rope: Rope) -> Mapping[str, Any] | None:
     'linear': {'factor': rope.factor},
     'llama3': {'factor': rope.factor, 'low_freq_factor': rope.low, 'high_freq_factor': rope.high},
     'yarn': {
-      'factor': rope.factor, 'beta_fast': rope.beta_fast, 'beta_slow': rope.beta_slow, 'truncate': rope.truncate,
+      'factor': rope.factor,
+      'beta_fast': rope.beta_fast,
+      'beta_slow': rope.beta_slow,
+      'truncate': rope.truncate,
       'attention_factor': rope.magnitude,
     },
-  }  # fmt: skip
+  }
   original = {'original_max_position_embeddings': rope.original} if rope.original else {}
   return None if rope.kind == 'default' else {'rope_type': rope.kind, **of_kind[rope.kind], **original}
 

@@ -36,7 +36,8 @@ def find(folder: Path) -> tuple[Path, Any] | None:
 
 def _bound(file: Path) -> list[Any]:
   """Return the values that a file binds, macros resolved; of bindings of the same name the last counts."""
-  macros, values = {}, {}
+  macros = {}
+  values = {}
   for statement in _statements(file):
     key = getattr(statement, 'arg_name', None)
     if key == '':

@@ -67,7 +67,8 @@ class _View:
     size = tuple(s.stop - s.start for s in box)
     layers = [] if self.axis is None else [box.pop(0)]
     if self.heads is not None:
-      joined, dim = box[self.heads], self._inner[self.heads + 1]
+      joined = box[self.heads]
+      dim = self._inner[self.heads + 1]
       box[self.heads : self.heads + 1] = [slice(joined.start // dim, joined.stop // dim), slice(0, dim)]
     if not layers:
       return self.tensor.read(tuple(box)).reshape(size)
@@ -86,7 +87,8 @@ def with_our_axes(tensors: Mapping[str, Tensor], where: Any, compare_biases: boo
   shapes = {name: x.shape for name, x in tensors.items()}
   check_kind(shapes, where)
   axis = scan_axis(shapes, where) if is_scanned(shapes) else None
-  ours, biases = {}, []
+  ours = {}
+  biases = []
   for name, tensor in tensors.items():
     match = _SCANNED.fullmatch(name)
     our_name = f'{match[1].split(".")[0]}.layers.{match[2]}' if match else name
@@ -157,7 +159,8 @@ def scan(params: Params, config: T5Config) -> Params:
     own = {name: x for name, x in params[stack].items() if not name.startswith('layers_')}
     layers = stack_layers(params[stack])['layers']
     if config.shared_bias:
-      bias, depth = own.pop('relpos_bias'), len(params[stack]) - len(own) - 1
+      bias = own.pop('relpos_bias')
+      depth = len(params[stack]) - len(own) - 1
       layers = {**layers, 'relpos_bias': jax.tree.map(lambda x, n=depth: jnp.repeat(x[None], n, axis=0), bias)}
     tree[stack] = {**own, stack: jax.tree_util.tree_map_with_path(functools.partial(_apart, config), layers)}
   return tree

@@ -8,7 +8,9 @@ import re
 from speccascade.evaluate import sv_studies
 from speccascade.evaluate.report import points as pts
 
-INK, QUIET = 10, 11  # looks of the models alone, after those of ten curves
+# looks of the models alone, after those of ten curves
+INK = 10
+QUIET = 11
 
 Interval = Sequence[float] | None
 
@@ -92,7 +94,8 @@ def _quality_by_time(results: dict, title: str, points: Sequence[dict]) -> list[
   name = pts.metric_name(metric)
 
   def mark(p):
-    speed, interval = pts.ratio(p), pts.ratio_interval(p)
+    speed = pts.ratio(p)
+    interval = pts.ratio_interval(p)
     times = interval and [1 / r for r in reversed(interval)]
     text = f'{name} {pts.quality(p, metric):.2f}\n{speed:.2f}× the speed, {1 / speed:.2f} of the time'
     return Mark(1 / speed, pts.quality(p, metric), _text(p, text), times, pts.quality_interval(p, metric))
@@ -157,7 +160,8 @@ def _far(points: Sequence[dict], mark: Callable, always: str | None) -> list[dic
 def _acceptance(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
   """Describe acceptance by place in the block and the accepted lengths; one setting of each curve is selected."""
   looks = _looks(results)
-  rates, lengths = [], []
+  rates = []
+  lengths = []
   for curve, some in pts.curves(points).items():
     drafted = [p for p in pts.distinct(some) if sum(pts.count(p, 'tested_at') or [0])]
     for i, p in enumerate(drafted):
@@ -167,10 +171,16 @@ def _acceptance(results: dict, title: str, points: Sequence[dict]) -> list[Panel
   if not rates:
     return []
   return [
-    Panel(f'acceptance, given all before, {title}', 'place in the block', 'acceptance', rates,
-          whole_x=True, y_limits=(0, 1.03)),
+    Panel(
+      f'acceptance, given all before, {title}',
+      'place in the block',
+      'acceptance',
+      rates,
+      whole_x=True,
+      y_limits=(0, 1.03),
+    ),
     Panel(f'accepted lengths, {title}', 'tokens accepted in a round', 'share of rounds', lengths, whole_x=True),
-  ]  # fmt: skip
+  ]
 
 
 def _rates(point: dict) -> list[Mark]:
@@ -201,10 +211,16 @@ def _speed_by_parameter(results: dict, title: str, points: Sequence[dict]) -> li
       varied.setdefault(timed[0]['parameter'], []).append(Series(curve, looks[curve], marks))
   axis = f'speed-up over {results["reference"]}'
   return [
-    Panel(f'speed-up by {pts.letter(parameter)}, {title}', pts.letter(parameter), axis, series,
-          level=1.0, whole_x=parameter in pts.DISCRETE)
+    Panel(
+      f'speed-up by {pts.letter(parameter)}, {title}',
+      pts.letter(parameter),
+      axis,
+      series,
+      level=1.0,
+      whole_x=parameter in pts.DISCRETE,
+    )
     for parameter, series in varied.items()
-  ]  # fmt: skip
+  ]
 
 
 def _prediction(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
@@ -240,7 +256,8 @@ def _speed(point: dict, x: float, more: str = '') -> Mark:
 
 def _text(point: dict, text: str) -> str:
   """Return what the page shows at a point."""
-  length, cut_off = pts.count(point, 'length'), pts.count(point, 'cut_off')
+  length = pts.count(point, 'length')
+  cut_off = pts.count(point, 'cut_off')
   outputs = '' if length is None else f'\n{length:.1f} tokens long, {cut_off:.0%} cut off'
   return f'{pts.named(point)}\n{text}{outputs}'
 

@@ -12,7 +12,10 @@ from speccascade.evaluate.report.charts import Chart, Panel, Series
 
 # Paul Tol's "bright" and "muted" hues, distinct for any kind of colour vision; markers distinguish them in grey.
 COLOURS = ('#4477aa', '#cc3311', '#228833', '#aa3377', '#ee7733', '#009988', '#332288', '#999933', '#882255', '#66a5d9')
-INK, QUIET, GRID, EDGE = '#1f2430', '#6b7280', '#e5e7eb', '#ffffff'
+INK = '#1f2430'
+QUIET = '#6b7280'
+GRID = '#e5e7eb'
+EDGE = '#ffffff'
 LOOKS = (*COLOURS, INK, QUIET)
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', 'p', '*', '*')
 # The page's colours, which differ by light and dark.
@@ -93,7 +96,8 @@ def _draw_panel(axes: Any, panel: Panel, prefix: str) -> dict[str, Series]:
 def _draw_series(axes: Any, series: Series, name: str, line: str):
   xs = [m.x for m in series.marks]
   ys = [m.y for m in series.marks]
-  colour, marker = LOOKS[series.look], MARKERS[series.look]
+  colour = LOOKS[series.look]
+  marker = MARKERS[series.look]
   bars = dict(
     xerr=_lengths(xs, [m.x_interval for m in series.marks]),
     yerr=_lengths(ys, [m.y_interval for m in series.marks]),

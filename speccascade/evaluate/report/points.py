@@ -4,7 +4,8 @@ from collections.abc import Sequence
 import json
 from typing import Any
 
-LARGE, SMALL = 'target only', 'draft only'
+LARGE = 'target only'
+SMALL = 'draft only'
 DISCRETE = ('block', 'blocks', 'max_draft')  # between two of these values there is no method
 LETTERS = {'alpha': 'α', 'block': 'γ', 'blocks': 'γ', 'mu': 'μ', 'weights': 'λ', 'lam': 'λ'}
 

@@ -37,7 +37,8 @@ def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
   Returns:
     'yes', 'no', or 'open' if that was not measured or not well enough to tell; and a sentence.
   """
-  reference, metric = results['reference'], results['metric']
+  reference = results['reference']
+  metric = results['metric']
   base = pts.first(points, reference)
   others = _others(results, points)
   timed = [p for p in others if pts.ratio(p) is not None]
@@ -122,7 +123,8 @@ def _speed(point: dict, base: dict, does: str) -> tuple[str, str]:
 
 def _outputs(point: dict, base: dict) -> str:
   """Return what a time hides: outputs of another length than the reference's, or cut off more often."""
-  mine, reference = pts.count(point, 'length'), pts.count(base, 'length')
+  mine = pts.count(point, 'length')
+  reference = pts.count(base, 'length')
   if not (mine and reference):
     return ''
   longer = mine / reference - 1
