@@ -41,8 +41,7 @@ from speccascade.engine.loop import positions  # noqa: E402
 from speccascade.models import shapes, toy  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
-from speccascade.planning import floor as floor_lib  # noqa: E402
-from speccascade.planning import synthetic  # noqa: E402
+from speccascade.planning import synthetic, timing  # noqa: E402
 from speccascade.types import Model, Prompt  # noqa: E402
 
 FALSE_ALARM = 1e-6  # of a law check; the seeds are fixed
@@ -209,10 +208,10 @@ def make_runs(models: list[Model], batch: int, args) -> tuple[dict, dict]:
   kwargs = dict(
     tokens=args.tokens, least=args.least, sampler=Sampler(args.temperature), max_prompt_tokens=args.prompt_tokens
   )  # fmt: skip
-  spec = methods.speculative(block=args.block, accept=synthetic.dialled(args.acceptance))
+  spec = methods.speculative(block=args.block, accept=timing.forced(args.acceptance))
   ours = {
-    'speculative': synthetic.round_seconds(spec, models, prompts, **kwargs),
-    'autoregressive': synthetic.round_seconds(methods.autoregressive(1), models, prompts, **kwargs),
+    'speculative': timing.round_seconds(spec, models, prompts, **kwargs),
+    'autoregressive': timing.round_seconds(methods.autoregressive(1), models, prompts, **kwargs),
   }
   small, large = models
   sizes = dict(source=args.prompt_tokens, tokens=args.tokens, window=args.block)
@@ -220,7 +219,7 @@ def make_runs(models: list[Model], batch: int, args) -> tuple[dict, dict]:
     'draft': [(small, 1, 1)], 'plain': [(large, 1, 1)], 'verify': [(large, args.block + 1, 1)],
     'turn': [(small, 1, args.block), (large, args.block + 1, 1)],
   }  # fmt: skip
-  make = lambda some: functools.cache(lambda: floor_lib.passes_seconds(some, batch, **sizes))  # made while it warms up
+  make = lambda some: functools.cache(lambda: timing.passes_seconds(some, batch, **sizes))  # made while it warms up
   return ours, {name: lambda timer=make(some): timer()() for name, some in passes.items()}
 
 
@@ -233,7 +232,7 @@ def time_cell(models: list[Model], batch: int, bandwidth: float, args) -> dict:
   with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
     list(pool.map(lambda run: run(), [ours['autoregressive'], *calls.values()]))
   compiled = time.perf_counter() - start
-  done = floor_lib.interleave(ours | calls, args.trials)
+  done = timing.interleave(ours | calls, args.trials)
   draft, plain, verify, turn = (float(np.median(done[name])) for name in calls)
   (step, step_token, _), (round_, token, gain) = (
     np.median(done[n], 0).tolist() for n in ('autoregressive', 'speculative')

@@ -41,8 +41,7 @@ from speccascade.data import files
 from speccascade.engine import inputs
 from speccascade.engine.loop import positions, prefill
 from speccascade.models import shapes
-from speccascade.planning import floor as floor_lib
-from speccascade.planning import synthetic
+from speccascade.planning import synthetic, timing
 from speccascade.types import Model
 
 PROMPT_TOKENS = 48  # to which prompts are padded
@@ -86,10 +85,8 @@ def our_methods(block: int, rate: float | None = None) -> dict[str, methods.Meth
   if rate is not None:
     return {
       'autoregressive': methods.autoregressive(1),
-      'speculative': methods.speculative(block=block, accept=synthetic.dialled(rate)),
-      'cascade opt': methods.speculative(
-        functools.partial(rules.opt, alpha=0.1), block, accept=synthetic.dialled(rate)
-      ),
+      'speculative': methods.speculative(block=block, accept=timing.forced(rate)),
+      'cascade opt': methods.speculative(functools.partial(rules.opt, alpha=0.1), block, accept=timing.forced(rate)),
     }
   return {
     'autoregressive': methods.autoregressive(1),
@@ -105,12 +102,8 @@ def our_runs(models, prompts, our, temperature, batch, tokens):
   """Return {name: function that decodes all prompts once and returns (seconds, Decoded)}."""
 
   def once(method):
-    start = time.perf_counter()
-    out = decode(
-      method, models, prompts, max_new_tokens=tokens, sampler=Sampler(temperature), batch_size=batch,
-      max_prompt_tokens=PROMPT_TOKENS,
-    )  # fmt: skip
-    return time.perf_counter() - start, out
+    sizes = dict(max_new_tokens=tokens, batch_size=batch, max_prompt_tokens=PROMPT_TOKENS)
+    return timing.timed(lambda: decode(method, models, prompts, sampler=Sampler(temperature), **sizes))
 
   return {name: functools.partial(once, method) for name, method in our.items()}
 
@@ -181,26 +174,26 @@ TIMED = ('autoregressive', 'speculative', 'cascade opt')  # whose rounds and cal
 def in_turn(models, drafts: int, block: int, **sizes) -> Callable[[], float]:
   """Return a function that times so many drafter steps and a verifier window, in a loop that does nothing else."""
   small, large = models
-  return floor_lib.passes_seconds([(small, 1, drafts), (large, block + 1, 1)], **sizes)
+  return timing.passes_seconds([(small, 1, drafts), (large, block + 1, 1)], **sizes)
 
 
 def passes_alone(models, block: int, **sizes) -> dict[str, Callable[[], float]]:
   """Return functions that time a drafter step, a verifier step and a verifier window, in this order."""
   small, large = models
   passes = ((small, 1), (large, 1), (large, block + 1))
-  return {f'{m.name} {w}': floor_lib.forward_seconds(m, 1, w, **sizes) for m, w in passes}
+  return {f'{m.name} {w}': timing.forward_seconds(m, 1, w, **sizes) for m, w in passes}
 
 
 def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]]:
   """Return how near a round is to its calls, and a speed-up to what they predict, in one interleaved run."""
-  models = synthetic.endless(models)
-  long = functools.partial(synthetic.round_seconds, tokens=args.long, sampler=Sampler(temperature))
+  models = timing.endless(models)
+  long = functools.partial(timing.round_seconds, tokens=args.long, sampler=Sampler(temperature))
   some = {n: long(our[n], models, [prompt]) for n in TIMED}
   drafts = {'speculative': args.block, 'cascade opt': args.block + 1}
   sizes = dict(tokens=args.long, most=args.long)  # as long as the text: the first passes of a loop are dearer
   floor = passes_alone(models, args.block, **sizes)
   turns = {f'calls of {name}': in_turn(models, n, args.block, **sizes) for name, n in drafts.items()}
-  done = floor_lib.interleave(some | floor | turns, max(args.trials, 5))
+  done = timing.interleave(some | floor | turns, max(args.trials, 5))
   draft, plain, verify = (float(np.median(done[n])) for n in floor)
   found = {n: [float(np.median(x)) for x in zip(*done[n], strict=True)] for n in TIMED}
   result = {'autoregressive': {'round_over_calls': found['autoregressive'][0] / plain}}
@@ -229,7 +222,7 @@ def possible(models, prompts, runs, calls, args) -> dict[str, dict[str, float]]:
   backend, _ = backends.prepared(models)
 
   def loop_of(some, widths) -> Callable:
-    return floor_lib.passes_loop([m.network for m in some], backend, widths, 1, PROMPT_TOKENS, slots)
+    return timing.passes_loop([m.network for m in some], backend, widths, 1, PROMPT_TOKENS, slots)
 
   def texts(some, loop=None, calls=None) -> Callable[[], float]:
     networks, (_, params) = tuple(m.network for m in some), backends.prepared(some)
@@ -249,7 +242,7 @@ def possible(models, prompts, runs, calls, args) -> dict[str, dict[str, float]]:
   bare = {f'calls of {n}': texts(models, by_turns, calls[n]) for n in TIMED[1:]}
   bare |= {'calls of autoregressive': texts(large, loop_of(large, (1,)), calls['autoregressive'][-1:])}
   timed = {n: lambda run=runs[n]: run()[0] for n in TIMED}
-  took = {n: float(np.median(x)) for n, x in floor_lib.interleave(timed | alone | bare, max(args.trials, 9)).items()}
+  took = {n: float(np.median(x)) for n, x in timing.interleave(timed | alone | bare, max(args.trials, 9)).items()}
   by_one, by_two, draft, plain, window = (took[n] for n in alone)
   least, found = by_one + plain * calls['autoregressive'][-1].sum(), {}
   for name in TIMED[1:]:
@@ -271,9 +264,9 @@ def cold_start(path: str) -> dict[str, float]:
 def floors(models, batch: int, block: int, trials: int) -> dict:
   """Return the median seconds of forward passes, and the bandwidth that they reach beside a plain product's."""
   source = dict(source=PROMPT_TOKENS)
-  seconds = floor_lib.measure(models, (2, block + 1), batch=batch, trials=trials, **source)
-  one = {m.name: floor_lib.forward_seconds(m, batch, window=block + 1, **source) for m in models}
-  done = floor_lib.interleave(one | {'product': bandwidth()}, max(trials, 5))
+  seconds = timing.measure(models, (2, block + 1), batch=batch, trials=trials, **source)
+  one = {m.name: timing.forward_seconds(m, batch, window=block + 1, **source) for m in models}
+  done = timing.interleave(one | {'product': bandwidth()}, max(trials, 5))
   speed = {'product': float(np.median(done['product']))}
   for m in models:
     seconds[m.name] = {'1': float(np.median(done[m.name])), **seconds[m.name]}
@@ -292,7 +285,7 @@ def measure(args, models, prompts) -> Iterator[dict]:
       if args.reference and temperature == 0:
         runs |= reference_runs((args.small, args.large), models, prompts, batch, args.tokens)
       stage(f'batch {batch}, T = {temperature:g}: {", ".join(runs)}')
-      done = floor_lib.interleave(runs, args.trials)
+      done = timing.interleave(runs, args.trials)
       rates = {}
       for name, trials in done.items():
         counts = [x if isinstance(x, int) else int(x.stats.emitted.sum()) for _, x in trials]
@@ -402,7 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   else:
     prompts = files.lines(args.prompts)[: args.count]
     models = [speccascade.load(p) for p in (args.small, args.large)]
-    models = synthetic.endless(models) if args.ignore_eos else models
+    models = timing.endless(models) if args.ignore_eos else models
   machine = dict(device=jax.devices()[0].device_kind, cpu=cpu(), cores=os.cpu_count(), jax=jax.__version__)
   cold = cold_start(args.large) if args.large else None
   print(f'{machine}\ncold start, s: {cold}')

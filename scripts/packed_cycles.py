@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from speccascade import backends, methods, Sampler
-from speccascade.compile import report
-from speccascade.engine.profiles import Profile
+from speccascade.engine.plans import Profile
 from speccascade.engine.verification import AcceptanceTable
 from speccascade.models import packing, shapes
 from speccascade.planning import aot
+from speccascade.planning.program_report import report
 
 TABLE = AcceptanceTable(
   np.linspace(0.05, 0.95, 19, dtype=np.float32), np.full((20, 14), 0.5, np.float32), np.full((20, 15), 0.7, np.float32)

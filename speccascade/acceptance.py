@@ -51,7 +51,7 @@ def in_test(trial: Trial) -> Array:
   return iota(trial.tokens.shape[1]) < trial.tested[:, None]
 
 
-def _at_tokens(trial: Trial) -> tuple[Array, Array]:
+def at_tokens(trial: Trial) -> tuple[Array, Array]:
   """Return π_j(x_j) and q̃_j(x_j), [B, W]."""
   width = trial.tokens.shape[1]
   return sampling.at_token(trial.pi[:, :width], trial.tokens), sampling.at_token(trial.window.probs, trial.tokens)
@@ -62,7 +62,7 @@ def token_wise(trial: Trial) -> tuple[Verdict, Any]:
 
   .. math:: \Pr(\text{accept } x_i) = \min\Bigl(1, \frac{\pi_i(x_i)}{\tilde q_i(x_i)}\Bigr)
   """
-  pi, q = _at_tokens(trial)
+  pi, q = at_tokens(trial)
   ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
   one = jnp.ones_like(pi[:, 0])
   return Verdict(leading(ok & in_test(trial)), one, one), noise
@@ -123,7 +123,7 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
   :math:`\mathrm{norm}(\max(0, s_i\,\pi_{i+1} - \tilde q_{i+1}))`. The distribution of the output is that of
   `acceptance.token_wise`, and no fewer tokens are kept in expectation: later ratios make up for an early unlucky one.
   """
-  pi, q = _at_tokens(trial)
+  pi, q = at_tokens(trial)
   width = pi.shape[1]
   scales = [jnp.ones_like(pi[:, 0])]
   for i in range(width):

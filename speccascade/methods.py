@@ -22,7 +22,7 @@ from jax import tree_util
 import numpy as np
 
 from speccascade import acceptance, rules, stopping
-from speccascade.engine import profiles, verification
+from speccascade.engine import plans, verification
 from speccascade.engine.method import ByBatch, Method, SequenceCascade
 from speccascade.engine.phases import Elect, Propose, Score, Verify
 from speccascade.types import Combiner, Rule, whole
@@ -336,7 +336,7 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   return Method.of_phases((Elect(branches),), everyone, kind='cos')
 
 
-def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
+def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:
   """Speculative verification as published ("Speculative Verification", 2025): biased above temperature 0.
 
   Models are drafter, companion and verifier. The companion's agreement predicts which drafted tokens the verifier would
@@ -346,7 +346,7 @@ def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
   Cost of a round: γ calls of the drafter, one of the companion, one of the verifier with 1 to γ + 1 positions.
 
   Args:
-    profile: A measured profile, or the path of its file.
+    plan: A plan of three models, the path of its file, or a measured profile.
     block: γ.
 
   Example:
@@ -354,7 +354,7 @@ def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
     propose(0, 5) · score(1, first 4) · score(2, greedy goodput, drop) · verify(own of (2,))
   """
   gamma = whole('block', block)
-  measured = profiles.get(profile)
+  measured = plans.profile_of(plan)
   goodput = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
   phases = (
     Propose(0, gamma),
@@ -365,7 +365,7 @@ def sv(profile: profiles.Profile | str, block: int = 5) -> Method:
   return Method.of_phases(phases, (0, 1, 2), kind='sv', origin=measured.origin)
 
 
-def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greedy: bool = False) -> Method | ByBatch:
+def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: bool = False) -> Method:
   """Speculative verification that follows the verifier's distribution exactly.
 
   γ + 1 tokens are drafted and at most γ scored. Scoring k tokens gives the verifier's distribution at k + 1 positions,
@@ -376,29 +376,16 @@ def sv_exact(profile: profiles.Profile | str, block: int | None = None, *, greed
   Cost of a round: γ + 1 calls of the drafter, one of the companion, one of the verifier with 1 to γ + 1 positions.
 
   Args:
-    profile: A measured profile, or the path of its file.
-    block: γ. None decodes a batch of each size as the profile found fastest: by speculative verification with a γ of
-      its own, by speculative decoding without the companion, or plainly. All follow the verifier; their samples differ.
+    plan: A plan of three models, the path of its file, or a measured profile.
+    block: γ.
     greedy: Whether to stop before goodput first falls, as published. Otherwise the best total of all is verified.
 
   Example:
     >>> print(methods.sv_exact(profile, block=5))
     propose(0, 6) · score(1, first 4) · score(2, goodput) · verify(own of (2,))
   """
-  measured = profiles.get(profile)
-  if block is not None:
-    return _sv_exact(measured, whole('block', block), greedy)
-  if measured.ways is None:
-    raise ValueError('sv_exact needs block, as in block=5: this profile does not say what is best for which batch.')
-  make = {
-    'plain': lambda _: autoregressive(2),
-    'speculative': lambda gamma: speculative(block=gamma, pair=(0, 2)),
-    'sv': lambda gamma: _sv_exact(measured, gamma, greedy),
-  }
-  return by_batch({rows: make[way.kind](way.block) for rows, way in measured.ways.items()})
-
-
-def _sv_exact(measured: profiles.Profile, gamma: int, greedy: bool) -> Method:
+  gamma = whole('block', block)
+  measured = plans.profile_of(plan)
   goodput = verification.Goodput(
     measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
   )
@@ -409,6 +396,37 @@ def _sv_exact(measured: profiles.Profile, gamma: int, greedy: bool) -> Method:
     Verify(rules.bind(rules.own), (2,)),
   )
   return Method.of_phases(phases, (0, 1, 2), kind='sv_exact', origin=measured.origin)
+
+
+def planned(plan: plans.Plan | str) -> Method | ByBatch:
+  """Decode each batch by the method that a plan found fastest for its size.
+
+  All of them have the verifier's distribution: the verifier alone, speculative decoding and, with three models,
+  `methods.sv_exact`. Above temperature 0 their samples differ.
+
+  Args:
+    plan: A plan, or the path of its file, which `python -m speccascade.plan … --out` writes.
+
+  Returns:
+    The choice of the plan, by the size of the batch.
+
+  Raises:
+    ValueError: If the file is no plan.
+    FileNotFoundError: If there is no such file.
+
+  Example:
+    >>> print(methods.planned(plan))
+    by batch[1: propose(0, 3) · score(1) · verify(own of (1,)) | 8: score(0) · verify(own of (0,))]
+  """
+  found = plans.get(plan)
+  last = len(found.origin.names) - 1
+  make = {
+    'autoregressive': lambda _: autoregressive(last),
+    'speculative': lambda gamma: speculative(block=gamma, pair=(0, last)),
+    'sv_exact': lambda gamma: sv_exact(found, gamma),
+  }
+  chosen = {rows: make[choice.method](choice.block) for rows, choice in found.choices.items()}
+  return by_batch({rows: method.replace(origin=found.origin) for rows, method in chosen.items()})
 
 
 def by_batch(choices: Mapping[int, Method]) -> Method | ByBatch:

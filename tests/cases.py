@@ -6,7 +6,7 @@ import numpy as np
 import reference
 
 from speccascade import acceptance, methods, rules, stopping
-from speccascade.engine.profiles import Profile
+from speccascade.engine.plans import Profile
 from speccascade.engine.verification import AcceptanceTable
 from speccascade.models import toy
 

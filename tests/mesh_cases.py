@@ -7,7 +7,6 @@ cut; with `laws` a window's laws stay cut along the vocabulary, which small ones
 come last: all after them run on that backend.
 """
 
-import dataclasses
 import functools
 import json
 import os
@@ -21,7 +20,7 @@ import numpy as np  # noqa: E402
 
 from speccascade import acceptance, backends, decode, methods, plan, Request, rules, Sampler, stopping
 from speccascade.backends import sharding
-from speccascade.engine import profiles
+from speccascade.engine import plans
 from speccascade.engine.verification import AcceptanceTable  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.layerskip import layerskip  # noqa: E402
@@ -42,9 +41,7 @@ NETWORKS = {
   'decoder on tpus': Decoder(DecoderConfig(VOCAB, 32, 4, 2, 64, 64, (Span(), Span(6)), tied=True), (1,)),
 }
 TABLE = AcceptanceTable(np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]]))
-PROFILE = profiles.Profile(TABLE, np.float32(3 * BATCH + np.arange(5 * BATCH)))
-
-WAYS = {2: profiles.Way('plain'), BATCH: profiles.Way('speculative', 3)}  # the companion is left out
+PROFILE = plans.Profile(TABLE, np.float32(3 * BATCH + np.arange(5 * BATCH)))
 
 
 def weighted(*weights):
@@ -64,7 +61,10 @@ METHODS = {  # the method, and which of the models it runs
   'cos of three': (methods.cos(weighted(0.4, 0.3, 0.3), (2, 1, 1)), 'sml'),
   'sv': (methods.sv(PROFILE, 4), 'sml'),
   'sv exact': (methods.sv_exact(PROFILE, 4), 'sml'),
-  'sv by batch': (methods.sv_exact(dataclasses.replace(PROFILE, ways=WAYS)), 'sml'),
+  'by batch': (
+    methods.by_batch({2: methods.autoregressive(2), BATCH: methods.speculative(block=3, pair=(0, 2))}),
+    'sml',
+  ),
   'sequence cascade': (methods.sequence_cascade(threshold=-3.0), 'sl'),
   'bild': (methods.bild(0.02, 6.0, 4), 'sl'),
   'token cascade': (methods.token_cascade(functools.partial(rules.chow, alpha=0.97), 4), 'sl'),

@@ -1,4 +1,4 @@
-"""A pair of models and times of their forward passes, for what predicts and plans."""
+"""A pair of models and costs of their calls, for what predicts and plans."""
 
 import functools
 
@@ -16,13 +16,12 @@ def pair(scale=0.6):
   return [toy.model(2, scale=scale, near=large), large]
 
 
-def times(drafter, verifier=1.0, slope=0.0):
-  """Return forward times of a drafter, and of a verifier whose windows cost more by a slope."""
-  return [{1: drafter}, {w: verifier * (1 + slope * (w - 1)) for w in range(1, 12)}]
+def costs(drafter, slope=0.0, **more):
+  """Return costs in tokens of the verifier, whose windows cost more by a slope."""
+  return cost_model.Costs(drafter, {w: 1 + slope * (w - 1) for w in range(1, 12)}, **more)
 
 
-def seconds_of(out, forward):
-  """Return what the calls of a decode would take at these forward times, each as wide as its positions are a call."""
+def seconds_of(out, costs):
+  """Return what the calls of a decode would take at these costs, each as wide as its positions are a call."""
   calls, positions = out.stats.calls.sum(1), out.stats.positions.sum(1)
-  small, large = forward
-  return calls[0] * small[1] + calls[1] * cost_model.at_width(large, positions[1] / calls[1])
+  return calls[0] * costs.draft + calls[1] * costs.window(positions[1] / calls[1])

@@ -14,7 +14,7 @@ from tiers import quick
 from speccascade import decode, methods
 from speccascade.models import shapes
 from speccascade.models.t5 import T5, T5Config
-from speccascade.planning import synthetic
+from speccascade.planning import synthetic, timing
 
 SCRIPT = pathlib.Path(__file__).parents[1] / 'scripts' / 'accelerator.py'
 NETWORK = T5(T5Config(97, 32, 4, 8, 64, 1, 2), dtype='bfloat16')
@@ -80,7 +80,7 @@ def test_random_weights_are_noise_that_differs_by_place_parameter_and_seed():
 
 def test_dialled_acceptance_keeps_that_share_of_tokens_whatever_the_models_say():
   models = [synthetic.random_model(NETWORK, str(i), i) for i in range(2)]
-  method = methods.speculative(block=2, accept=synthetic.dialled(0.75))
+  method = methods.speculative(block=2, accept=timing.forced(0.75))
   stats = decode(method, models, [[5, 6]] * 32, max_new_tokens=32).stats
   assert (stats.emitted == 32).all()  # no text ends by itself
   assert stats.accepted.sum() / stats.tested.sum() == pytest.approx(0.75, abs=0.04)

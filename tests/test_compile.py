@@ -17,7 +17,7 @@ from speccascade.checkpoints import hf
 from speccascade.integrations import t5x
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.planning import aot, floor, hlo
+from speccascade.planning import aot, hlo, timing
 from speccascade.planning.synthetic import random_params
 from speccascade.types import Model
 
@@ -28,6 +28,11 @@ T5 = {
   'feed_forward_proj': 'gated-gelu',
   'tie_word_embeddings': False,
 }
+ASKED = {
+  'autoregressive': ['--method', 'autoregressive'], 'speculative': ['--block', '5'],
+  'opt': ['--rule', 'opt:0.1', '--block', '5'],
+}  # fmt: skip
+OPT = methods.speculative(functools.partial(rules.opt, alpha=0.1), 5)
 MESH = AbstractMesh((1, 4), ('data', 'model'))
 SMALL = T5 | {'d_kv': 64, 'd_model': 128, 'd_ff': 256, 'num_layers': 1, 'num_heads': 2}
 LARGE = T5 | {'d_kv': 64, 'd_model': 256, 'd_ff': 512, 'num_layers': 2, 'num_heads': 8}
@@ -51,7 +56,7 @@ def run(capsys, *args) -> dict:
 )
 def test_a_round_for_a_tpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_out_anew(pair, capsys, method, batch):
   pytest.importorskip('libtpu')
-  found = run(capsys, '--topology', 'v5e:2x2', '--pair', *pair, '--method', method, '--batch', batch)
+  found = run(capsys, '--topology', 'v5e:2x2', '--models', *pair, *ASKED[method], '--batch_size', batch)
   assert (found['row_loops'], found['cache_copies'], found['entry_relayouts']) == (0, 0, 0)
   assert found['collectives'] == {} and found['estimated_cycles'] > found['floor_cycles'] > 0
   assert found['argument_bytes'] >= sum(found['arguments'].values()) > 0
@@ -61,7 +66,7 @@ def test_a_round_for_a_tpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_
 @pytest.mark.parametrize('method', ['autoregressive', 'opt'])
 def test_a_round_for_a_gpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_out_anew(pair, capsys, method):
   pytest.importorskip('jax_cuda12_plugin')
-  found = run(capsys, '--topology', 'h100', '--pair', *pair, '--method', method, '--batch', '4')
+  found = run(capsys, '--topology', 'h100', '--models', *pair, *ASKED[method], '--batch_size', '4')
   assert (found['row_loops'], found['cache_copies'], found['entry_relayouts']) == (0, 0, 0)
   assert found['kernels'] > 20 and found['estimated_cycles'] is None and found['floor_cycles'] > 0
 
@@ -72,13 +77,13 @@ def test_kernels_before_a_rotation_are_not_laid_out_anew(tmp_path, capsys):
   config |= {'num_hidden_layers': 2, 'num_attention_heads': 8}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   path = str(tmp_path / 'config.json')
-  args = ['--pair', path, path, '--method', 'autoregressive', '--batch', '4', '--source', '64']
+  args = ['--models', path, path, '--method', 'autoregressive', '--batch_size', '4', '--max_prompt_tokens', '64']
   assert run(capsys, *args)['entry_relayouts'] == 0
 
 
 def test_an_option_of_xla_reaches_the_compiler(pair, capsys):
   pytest.importorskip('libtpu')
-  args = ['--pair', *pair, '--method', 'autoregressive']
+  args = ['--models', *pair, '--method', 'autoregressive']
   assert compile.main([*args, '--xla', 'xla_no_such_option=1']) == 1
   assert 'xla_no_such_option' in capsys.readouterr().err
   assert compile.main([*args, '--xla', 'one']) == 1
@@ -87,7 +92,7 @@ def test_an_option_of_xla_reaches_the_compiler(pair, capsys):
 
 def test_a_verifier_that_is_cut_over_chips_talks_and_holds_a_part(pair, capsys):
   pytest.importorskip('libtpu')
-  args = ('--topology', 'v5e:2x2', '--pair', *pair, '--method', 'autoregressive', '--batch', '2')
+  args = ('--topology', 'v5e:2x2', '--models', *pair, '--method', 'autoregressive', '--batch_size', '2')
   one, four = run(capsys, *args), run(capsys, *args, '--mesh', 'data=1,model=4', '--rules', 'whole,cut')
   assert four['collectives']['all-reduce'][0] >= 6  # two layers: attention twice, MLP once
   assert four['arguments']['weights'] < 0.3 * one['arguments']['weights']
@@ -119,7 +124,7 @@ def test_the_floor_is_the_weights_and_used_caches_of_every_call():
   assert step == 2 * (weights + 2 * 3 * 2 * 16 * 130)
   small = aot.floor_bytes(methods.autoregressive(0), networks, sizes)
   assert aot.floor_bytes(methods.speculative(block=5), networks, sizes) == step + 5 * small
-  assert aot.floor_bytes(compile.METHODS['opt'](5), networks, sizes) == step + 6 * small
+  assert aot.floor_bytes(OPT, networks, sizes) == step + 6 * small
 
 
 @pytest.mark.full
@@ -134,15 +139,15 @@ def test_a_t5_step_does_not_read_the_encoder_or_what_reads_the_encoded_source():
 
 def test_turns_of_the_drafts_are_those_after_the_window_that_catches_up():
   assert aot.turns(methods.speculative(block=5)) == 4
-  assert aot.turns(compile.METHODS['opt'](5)) == 6
+  assert aot.turns(OPT) == 6
   assert aot.turns(methods.autoregressive(1)) == 1
 
 
 @pytest.mark.parametrize(
   'args, message',
   [
-    (['--topology', 'v3:2x2', '--pair', 't5_small_xl'], ["'v3'", 'v4, v5e']),
-    (['--pair', 't5_huge'], ["'t5_huge'", 't5_small_xl']),
+    (['--topology', 'v3:2x2', '--models', 't5_small_xl'], ["'v3'", 'v4, v5e']),
+    (['--models', 't5_huge'], ["'t5_huge'", 't5_small_xl']),
   ],
 )
 def test_what_is_not_known_is_said_in_a_line(args, message, capsys, monkeypatch):
@@ -157,7 +162,9 @@ def test_a_mesh_needs_its_chips_and_axes(capsys):
   for mesh in ({'data': 2, 'model': 4}, {'rows': 1}):
     with pytest.raises(ValueError, match=having('data', 'model', '4 devices')):
       aot.Placement([None] * 4, mesh)
-  assert compile.main(['--pair', 't5_small_xl', '--mesh', 'model']) == 1
+  with pytest.raises(ValueError, match="'half'"):
+    aot.Placement(jax.devices(), {}, ['whole', 'half'])
+  assert compile.main(['--models', 't5_small_xl', '--mesh', 'model']) == 1
   assert says(capsys.readouterr().err, "'model'", 'data=1,model=4')
 
 
@@ -214,8 +221,9 @@ def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attent
   program, params, state = args[0], args[2], args[3]
   of_loop = attention(compiled_for_tpus(run, *args))
 
-  where = program.layout and dataclasses.replace(program.layout, shards_vocab=False)
-  timed = floor.passes_loop(networks, program.backend, (1, 4), batch, source, program.buffer, (1, 1), where=where)
+  layout = program.layout and dataclasses.replace(program.layout, shards_vocab=False)
+  backend = dataclasses.replace(program.backend, layout=layout)
+  timed = timing.passes_loop(networks, backend, (1, 4), batch, source, program.buffer, (1, 1))
   of_passes = attention(compiled_for_tpus(timed, params, state.caches, np.int32(2)))
   assert len(of_passes) > 2 and of_passes.items() <= of_loop.items()
 

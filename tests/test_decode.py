@@ -16,7 +16,7 @@ from tiers import quick
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.check import enumeration
-from speccascade.engine import engine, profiles
+from speccascade.engine import engine, plans
 from speccascade.models import ngram, toy
 from speccascade.types import BONUS, RESIDUAL
 
@@ -399,9 +399,9 @@ def test_a_wrong_set_of_models_is_refused():
     (lambda: methods.token_cascade(opt), having('opt', 'chow, chow_log')),
     (lambda: methods.bild(fallback=2), r'0 <= fallback <= 1'),
     (lambda: methods.bild(rollback=-1), r'rollback >= 0'),
-    (lambda: methods.sv(profiles.Profile(TABLE, [1.0, -1.0])), 'latency'),
+    (lambda: methods.sv(plans.Profile(TABLE, [1.0, -1.0])), 'latency'),
     (lambda: methods.speculative(pair=(1, 1)), 'pair=.1, 1.'),
-    (lambda: methods.sv_exact(TABLE, 3), 'profile'),
+    (lambda: methods.sv_exact(TABLE, 3), 'plan'),
     (lambda: methods.autoregressive(-1), r'model=-1'),
     (lambda: methods.sequence_cascade('mean'), "score='mean'"),
     (lambda: methods.sequence_cascade(threshold=float('nan')), 'threshold=nan'),

@@ -18,8 +18,7 @@ import pytest
 import speccascade
 from speccascade import embedded, methods, Request
 from speccascade.decode import __main__ as command
-from speccascade.decode import lines
-from speccascade.host import commands
+from speccascade.decode import lines, options
 
 FOLDER = Path(embedded.__file__).parent / 'pretrained'
 MODELS = ['--models', str(FOLDER / 'small'), str(FOLDER / 'large'), '--seed', '0']
@@ -53,7 +52,7 @@ def test_a_line_of_the_output_is_what_decode_returns(whole):
   found = rows(whole[1])
   asked = [Request(**r) if isinstance(r, dict) else Request(r) for r in REQUESTS]
   settings = dict(max_new_tokens=24, batch_size=4)
-  rule = commands.rule('opt:0.1')
+  rule = options.rule('opt:0.1')
   out = speccascade.decode(methods.speculative(rule, 3), embedded.models(), asked, **settings)
   assert [row['text'] for row in found] == out.texts and [row['tokens'] for row in found] == out.tokens
   assert tuple(row['finish_reason'] for row in found) == out.finish_reasons
@@ -233,7 +232,7 @@ def test_a_journal_without_rows_is_begun_anew_and_one_with_rows_goes_on(tmp_path
 def test_a_prompt_that_is_too_long_is_named_with_its_line(tmp_path, capsys):
   source = write(tmp_path / 'in.jsonl', [[4, 5], [4, 5, 6, 1]])
   assert command.main([*MODELS, '--max-prompt-tokens', '3', str(source), str(tmp_path / 'out.jsonl')]) == 1
-  said = 'line 2: the prompt has 4 tokens, more than --max-prompt-tokens=3; shorten it or raise the limit'
+  said = 'line 2: the prompt has 4 tokens, more than --max_prompt_tokens=3; shorten it or raise the limit'
   assert said in capsys.readouterr().err and not (tmp_path / 'out.jsonl.part').exists()
 
 
@@ -357,10 +356,10 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, capsys, line, said):
 
 
 def test_settings_make_the_method_that_they_name():
-  make = lambda *more: command._method(command._parser().parse_args([*MODELS, *more, 'in', 'out']))
+  make = lambda *more: options.method(command._parser().parse_args([*MODELS, *more, 'in', 'out']), 2)
   assert str(make('--block', '4')) == str(methods.speculative(block=4))
   assert str(make('--method', 'cos', '--rule', 'weighted:.5,.5', '--blocks', '5,1')) == str(
-    methods.cos(commands.rule('weighted:.5,.5'), (5, 1))
+    methods.cos(options.rule('weighted:.5,.5'), (5, 1))
   )
   assert str(make('--method', 'ensemble', '--rule', 'contrastive:0.1')).count('score') == 2
   assert make('--method', 'autoregressive', '--model', '1').slots == (1,)

@@ -35,11 +35,13 @@ DOCUMENTS = [ROOT / 'README.md', ROOT / 'WORKSPACE.md', *sorted((ROOT / 'docs').
 A_PROFILE = """
 import numpy as np
 from speccascade import methods
-from speccascade.engine.profiles import Profile
+from speccascade.engine.plans import Choice, Origin, Plan, Profile
 from speccascade.engine.verification import AcceptanceTable
 
 TABLE = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
 profile = Profile(TABLE, np.float32([1.0, 1.1]))
+origin = Origin(('s', 'c', 'l'), (None, None, None), (('temperature', 1.0),), 'cpu, float32', 'prompts', 5)
+plan = Plan(origin, {1: Choice('speculative', 3), 8: Choice('autoregressive')}, {})
 """
 MY_TABLES = f"""
 import gin

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from speccascade import compile
-from speccascade.planning import hlo
+from speccascade.planning import hlo, program_report
 
 RECORDED = pathlib.Path(__file__).parent / 'recorded'
 # Laid out as XLA writes it: a weight copied to another layout through a faster memory in parts, a cache through a
@@ -180,7 +179,7 @@ def test_what_is_no_program_is_said():
 
 
 def test_copies_of_whole_caches_in_a_round_are_those_as_large_as_one():
-  assert compile.cache_moves(hlo.Module(ENTRY)) == ['bf16[8, 4]'] * 2
+  assert program_report.cache_moves(hlo.Module(ENTRY)) == ['bf16[8, 4]'] * 2
   smaller = ENTRY.replace('%c = bf16[8,4]', '%c = bf16[8,2]')
-  assert compile.cache_moves(hlo.Module(smaller)) == []
-  assert compile.argument_bytes(hlo.Module(ENTRY)) == {'weights': 3 * 64, 'caches': 64, 'window': 0, 'rest': 0}
+  assert program_report.cache_moves(hlo.Module(smaller)) == []
+  assert program_report.argument_bytes(hlo.Module(ENTRY)) == {'weights': 3 * 64, 'caches': 64, 'window': 0, 'rest': 0}

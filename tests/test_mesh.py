@@ -22,7 +22,7 @@ KINDS = ['gpt2', 't5x', 't5x scanned', 'orbax']
 MESHES = ['8x1', '4x2', '2x4', '1x8']
 DRAFTED = [
   'speculative', 'block verification', 'naive cos', 'opaque ensemble', 'cos of two', 'cos of three', 'sv', 'sv exact',
-  'sv by batch', 'bild', 'token cascade', 'ngram',
+  'by batch', 'bild', 'token cascade', 'ngram',
 ]  # fmt: skip
 LOCKSTEP = ['autoregressive', 'ensemble', 'ensemble in parallel', 'oracle', 'sequence cascade']
 RULES = [

@@ -1,55 +1,68 @@
-"""A plan names the best method or says why none pays, tries what it recommends, and prints it from the command line."""
+"""A plan names the fastest method or says why none pays, is the same from its file, and decodes by it."""
 
+import dataclasses
+import functools
+import json
+from pathlib import Path
 import re
-from types import SimpleNamespace
+import warnings
 
-from cases import Letters
-from matching import having, says
 import numpy as np
-from planning import EVEN, OPT, pair, PROMPTS, seconds_of, times
+from planning import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 import pytest
 
-from speccascade import decode, methods, plan, Sampler
+from speccascade import decode, embedded, methods, plan, Request, Sampler
+from speccascade.decode import __main__ as command
+from speccascade.engine import plans
 from speccascade.models import toy
-from speccascade.planning import cost_model
+from speccascade.planning import cost_model, planner, timing
 
-# ---- plans ----
+RULES = {'opt': OPT, 'even': EVEN}
+
+
+def planned(models, prompts, found, blocks, **more):
+  """Return the plan of a batch of one at known costs."""
+  call = dict(sampler=Sampler(0.0), max_new_tokens=100) | more
+  return planner.plan(models, prompts, blocks=blocks, costs={1: found}, **call)
+
+
+# ---- what a plan says ----
 
 
 def test_a_plan_predicts_the_speed_of_a_shorter_block_and_names_the_best():
-  models, forward = pair(), times(0.05, slope=0.02)
-  found = plan.plan(
-    models, PROMPTS, blocks=(1, 3, 5), temperature=1.0, max_new_tokens=100, forward=forward, cascades={'opt': OPT},
-    combiners={'even': EVEN},
-  )  # fmt: skip
-  assert found.pays and len(found.rows) == 4 * 3
-  out = decode(methods.speculative(block=3), models, PROMPTS, max_new_tokens=120, sampler=Sampler(1.0))
-  row = next(r for r in found.rows if r.candidate.name == 'speculative' and r.block == 3)
-  assert row.speedup == pytest.approx(out.stats.emitted.sum() / seconds_of(out, forward), rel=0.06)
-  best = found.best('speculative', 'cascade')
-  assert best.speedup == max(r.speedup for r in found.rows if r.candidate.kind in ('speculative', 'cascade'))
-  assert says(found.verdict, str(best), 'the standard ensemble')
-  assert all(f'{r.speedup:.2f}×' in str(found) for r in found.rows)
+  models, found = pair(), costs(0.05, slope=0.02)
+  made = planned(models, PROMPTS, found, (1, 3, 5), sampler=Sampler(1.0), rules=RULES)
+  (batch,) = made.batches
+  assert batch.pays and len(batch.rows) == 4 * 3
+  out = decode(methods.speculative(block=3), models, PROMPTS, max_new_tokens=100, sampler=Sampler(1.0))
+  row = next(r for r in batch.rows if str(r) == 'speculative at γ = 3')
+  assert row.speedup == pytest.approx(out.stats.emitted.sum() / seconds_of(out, found), rel=0.06)
+  best = batch.best('speculative')
+  assert best.speedup == max(r.speedup for r in batch.rows if r.candidate.kind == 'speculative')
+  assert batch.choice == ('speculative', best.block)
+  assert str(best) in batch.verdict and 'the standard ensemble' in batch.verdict
+  assert all(f'{r.speedup:.2f}×' in str(made) for r in batch.rows)
 
 
-def test_a_model_that_drafts_for_itself_does_not_pay_and_is_told_why():
+def test_a_model_that_drafts_for_itself_does_not_pay_and_the_plan_says_why():
   large = toy.model(1, scale=2.0)
-  found = plan.plan([large, large], PROMPTS, blocks=(1, 5), max_new_tokens=100, forward=times(1.0))
-  assert found.best().candidate.acceptance[0] == 1.0 and found.best().speedup == pytest.approx(1.0)
-  assert not found.pays
-  assert found.verdict.startswith('Speculation will not pay here: the drafter is too dear (a call costs 1.00')
+  made = planned([large, large], PROMPTS, costs(1.0), (1, 5))
+  (batch,) = made.batches
+  assert batch.best().candidate.acceptance[0] == 1.0 and batch.best().speedup == pytest.approx(1.0)
+  assert not batch.pays and batch.choice == ('autoregressive', 0)
+  assert batch.verdict.startswith('Speculation will not pay here: the drafter is too dear (a call costs 1.00')
 
 
-def test_prompts_that_end_as_faults_are_left_out_of_a_plan_and_said():
+def test_prompts_that_end_as_faults_are_left_out_of_a_plan_and_named():
   models = pair()
   vocab, (first, last) = models[1].network.vocab_size, PROMPTS[1][-2:]
   sick = models[1].params['table'].at[first * vocab + last].set(np.nan)
   models[1] = models[1].replace(params=models[1].params | {'table': sick})
-  found = plan.plan(models, PROMPTS[:3], blocks=(2,), max_new_tokens=1, forward=times(0.05))
-  assert [fault.split(':')[0] for fault in found.faults] == ['example 1'] and found.rows[0].speedup > 0
-  assert 'left out, for they ended as faults: 1 prompts. example 1: the logits of model 1' in str(found)
-  with pytest.raises(ValueError, match=having('example 0', 'model 1')):
-    plan.plan(models, PROMPTS[1:2], blocks=(2,), max_new_tokens=1, forward=times(0.05))
+  made = planned(models, PROMPTS[:3], costs(0.05), (2,), max_new_tokens=1)
+  assert [fault.split(':')[0] for fault in made.faults] == ['example 1'] and made.batches[0].rows[0].speedup > 0
+  assert '1 prompts. example 1: the logits of model 1' in str(made)
+  with pytest.raises(ValueError, match='example 0: the logits of model 1'):
+    planned(models, PROMPTS[1:2], costs(0.05), (2,), max_new_tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -58,153 +71,230 @@ def test_prompts_that_end_as_faults_are_left_out_of_a_plan_and_said():
    (0.7, 0.01, 1.0, "the verifier's window is too dear")],
 )  # fmt: skip
 def test_the_reason_is_what_would_gain_most_if_it_were_ideal(rate, drafter, slope, reason):
-  candidate = plan.Candidate('speculative', 'speculative', (rate,))
-  seconds = tuple(times(drafter, slope=slope))
-  rows = []
-  for block in (1, 2, 4):
-    verify = cost_model.at_width(seconds[1], block + 1)
-    rows.append(plan.Row(candidate, block, verify, cost_model.predict('speculative', rate, drafter, block, verify)))
-  found = plan.Plan(('small', 'large'), 0.0, seconds, tuple(rows))
-  assert not found.pays and reason in found.verdict
+  batch = of_rate(rate, costs(drafter, slope=slope))
+  assert not batch.pays and reason in batch.verdict
 
 
-def test_a_plan_says_which_choices_keep_the_law():
-  found = plan.plan(
-    pair(),
-    PROMPTS,
-    blocks=(2,),
-    max_new_tokens=100,
-    forward=times(0.01),
-    cascades={'opt': OPT},
-    combiners={'even': EVEN},
-  )
-  text = str(found)
-  assert 'keep the law of toy1 or of the ensemble: speculative, naive_cos even, cos even\n' in text
-  assert "follow a law of their own, so that the output is not toy1's: opt\n" in text
-  exact, cascade, ensemble = found.verdict.split('. ')
-  assert 'speculative at γ = 2' in exact and exact.endswith('it keeps the law')
+def of_rate(rate, found, blocks=(1, 2, 4), alone=None):
+  """Return the plan of plain speculative decoding where each token is accepted with this chance."""
+  candidate = planner.Candidate('speculative', 'speculative', lambda n: methods.speculative(block=n), (rate,))
+  rows = [planner.Row(candidate, n, cost_model.speedup('speculative', (rate,), n, found), found) for n in blocks]
+  return planner.BatchPlan(1, ('small', 'large'), found, tuple(rows), alone)
+
+
+def test_a_plan_says_which_choices_keep_the_distribution():
+  made = planned(pair(), PROMPTS, costs(0.01), (2,), rules=RULES)
+  assert 'keep the distribution of toy1 or of the ensemble: speculative, naive_cos even, cos even\n' in str(made)
+  assert "so that the output is not toy1's: opt\n" in str(made)
+  exact, cascade, ensemble = made.batches[0].verdict.split('. ')
+  assert 'speculative at γ = 2' in exact and exact.endswith('it keeps the distribution')
   assert 'opt at γ = 2' in cascade and cascade.endswith("its output is the rule's, not toy1's")
-  assert ensemble.endswith('it keeps the law.')
+  assert ensemble.endswith('it keeps the distribution.')
 
 
-def test_forward_times_are_measured_where_none_are_given():
-  found = plan.plan(pair(), PROMPTS, blocks=(5,), max_new_tokens=100)
-  assert set(found.seconds[1]) == {1, 5, 6} and 0 < found.seconds[1][1] <= found.seconds[1][6]
+# ---- what is tried ----
 
 
-@pytest.fixture
-def timed(monkeypatch):
-  """Return a plan of a pair whose forward passes and decodes take given times, and what was tried with how many rows.
+def clocked(seconds):
+  """Return the tokens a second of methods that take so long by their names and γ, and the order they were asked in."""
+  asked = []
 
-  A decode of the verifier alone takes 4.4 s, any other 4.4 s over its speed-up; 40 calls of the verifier are of a text,
-  and a method makes 50 calls of the drafter and as many rounds as leave 0.3 of a token of the verifier beside them.
-  """
-  real, tried, now = plan.decode, [], [0.0]
+  def speeds(made):
+    asked.append(list(made))
+    return {name: [x / seconds(method) for x in (2.0, 1.0, 3.0)] for name, method in made.items()}
 
-  def planned(gain, forward, prompts=PROMPTS, **settings):
-    small, large = forward[0][1], forward[1][1]
-
-    def decode(method, models, prompts, keep_faults=False, **call):
-      if keep_faults:  # to measure acceptance
-        return real(method, models, prompts, keep_faults=True, **call)
-      alone = method.kind == 'autoregressive'
-      seconds = 4.4 if alone else 4.4 / gain(method.kind)
-      now[0] += seconds
-      tried.append((method, len(prompts)))
-      rounds = 40 if alone else (4.4 / gain('speculative') - 50 * small) / (1.3 * large)
-      calls = np.array([[0 if alone else 50], [rounds]])
-      return SimpleNamespace(stats=SimpleNamespace(calls=calls, rounds=np.array([rounds])))
-
-    monkeypatch.setattr(plan, 'decode', decode)
-    monkeypatch.setattr(plan.floor, 'measure', lambda *_, **__: dict(zip(('small', 'large'), forward, strict=True)))
-    found = plan.plan(pair(), prompts, max_new_tokens=100, clock=lambda: now[0], **settings)
-    return found, tried
-
-  return planned
+  return speeds, asked
 
 
-FORWARD = [{1: 0.001}, {w: 0.1 for w in range(1, 12)}]
+@pytest.mark.parametrize('fastest', [1, 3, 6])
+def test_blocks_beside_the_fastest_are_tried_until_both_are_slower(fastest):
+  found = of_rate(0.8, costs(0.1), range(1, 7))
+  start = found.best().block
+  speeds, asked = clocked(lambda m: 2.0 if m.kind == 'autoregressive' else 1 + abs(m.block - fastest) / 9)
+  made = planner.try_best(found, {'alone': methods.autoregressive(1)}, speeds)
+  tried = {row.block: row.measured.median for row in made.rows if row.measured is not None}
+  assert {n for n in (fastest - 1, fastest, fastest + 1) if 1 <= n <= 6} <= tried.keys()
+  assert set(tried) == set(range(min(tried), max(tried) + 1)) and start in tried
+  assert tried[fastest] == pytest.approx(2.0) and made.choice == ('speculative', fastest)
+  assert all(runs[0] == 'alone' for runs in asked)
+  (row,) = (r for r in made.rows if r.block == fastest)
+  assert row.measured == pytest.approx((2, 2, 2)) and row.speed == pytest.approx((2, 1.5, 2.5))
 
 
-@pytest.mark.parametrize('measured, verdict', [(0.9, 'will not pay here: 0.90×'), (1.5, 'pays: 1.50×')])
-def test_what_was_measured_comes_first_and_has_the_last_word(measured, verdict, timed):
-  gain = lambda kind: measured + 0.1 * (kind == 'cascade')
-  found, tried = timed(gain, FORWARD, blocks=(2, 5), cascades={'opt': OPT})
-  exact, cascade = (found.best(kind) for kind in ('speculative', 'cascade'))
-  assert verdict in found.verdict.split('. ')[0] and found.pays == (measured > plan.PAYS)
-  assert (exact.measured, cascade.measured) == (pytest.approx(measured), pytest.approx(measured + 0.1))
-  first = [m.kind for m, _ in tried[: 2 * (plan.TRIALS + 1)]]
-  last = {(m.kind, m.window) for m, _ in tried[2 * (plan.TRIALS + 1) :]}
-  assert {*first} == {'autoregressive', 'speculative'}
-  expected = methods.speculative(block=exact.block), methods.speculative(OPT, block=cascade.block)
-  assert last == {(m.kind, m.window) for m in (methods.autoregressive(1), *expected)}
-  assert says(found.verdict, f'{exact.speedup:.2f}×') and says(str(found), '0.10', '0.30')
+@pytest.mark.parametrize(
+  'seconds, verdict', [(1.1, 'Speculation will not pay here: '), (0.5, 'Speculation pays: 2.00×')]
+)
+def test_what_was_measured_has_the_last_word(seconds, verdict):
+  speeds, _ = clocked(lambda m: 1.0 if m.kind == 'autoregressive' else seconds)
+  made = planner.try_best(of_rate(0.8, costs(0.01)), {'alone': methods.autoregressive(1)}, speeds)
+  assert made.verdict.startswith(verdict) and made.pays == (seconds < 1)
+  assert f'{1 / seconds:.2f}× the speed of large alone was measured' in made.verdict
+  assert made.choice.method == ('speculative' if seconds < 1 else 'autoregressive')
 
 
-def test_a_prediction_counts_what_a_round_and_a_token_cost_beside_their_calls(timed):
-  found, _ = timed(lambda kind: 1.5, FORWARD, blocks=(3,), combiners={'even': EVEN})
-  assert (found.overhead.token, found.overhead.round) == (pytest.approx(0.1), pytest.approx(0.3))
-  exact, even = (next(r for r in found.rows if r.candidate.kind == kind) for kind in ('speculative', 'naive_cos'))
-  for row, reference, most in ((exact, 1.0, 3), (even, 1.01, 2)):
-    rates = [*row.candidate.acceptance, *[row.candidate.acceptance[-1]] * 3]
-    tokens = 1 + np.cumprod(rates)[:most].sum()
-    assert row.speedup == pytest.approx(tokens * (reference + 0.1) / (3 * 0.01 + 1 + 0.3))
+def test_an_ensemble_is_compared_to_the_standard_one():
+  made = planned(pair(), PROMPTS, costs(0.01), (2,), rules={'even': EVEN})
+  speeds, _ = clocked(lambda m: {'autoregressive': 1.0, 'ensemble': 4.0}.get(m.kind, 2.0))
+  references = {'alone': methods.autoregressive(1), 'even': methods.ensemble(EVEN)}
+  tried = planner.try_best(made.batches[0], references, speeds)
+  assert {r.candidate.name: r.measured.median for r in tried.rows} == {
+    'speculative': 0.5, 'naive_cos even': 2.0, 'cos even': 2.0
+  }  # fmt: skip
 
 
-@pytest.mark.parametrize('batch, rows', [(1, 4), (3, 3), (4, 4), (7, 7)])
-def test_methods_are_tried_on_whole_batches(batch, rows, timed):
-  _, tried = timed(lambda kind: 1.5, FORWARD, PROMPTS[: max(4, batch)], blocks=(2,), batch_size=batch)
-  assert {n for _, n in tried} == {rows}
+def test_a_method_with_more_to_it_has_to_be_faster_by_five_per_cent():
+  exact = planner.Candidate('sv_exact', 'sv_exact', lambda n: None)
+  batch = of_rate(0.8, costs(0.1))
+  best = batch.best()
+  for gain, chosen in ((1.04, 'speculative'), (1.06, 'sv_exact')):
+    row = planner.Row(exact, 2, best.speedup * gain)
+    assert dataclasses.replace(batch, rows=(*batch.rows, row)).choice.method == chosen
 
 
-def test_times_of_a_batch_that_the_prompts_do_not_fill_are_not_measured():
-  with pytest.raises(ValueError, match=having('3 prompts', '4')):
-    plan.plan(pair(), PROMPTS[:3], batch_size=4)
-  assert plan.plan(pair(), PROMPTS[:3], batch_size=4, blocks=(1,), max_new_tokens=9, forward=times(0.1)).rows
+# ---- times ----
 
 
-@pytest.mark.parametrize('wrong, said', [(dict(blocks=[0]), 'blocks'), (dict(models=1), 'drafter')])
-def test_a_plan_of_nothing_is_refused(wrong, said):
+def test_a_round_and_a_start_follow_from_two_runs():
+  assert planner._split((10.0, 40), (4.0, 10), batches=2) == pytest.approx((0.2, 1.0))
+
+
+def test_acceptance_that_is_not_forced_is_that_of_the_method():
+  method = methods.speculative(block=3)
+  call = dict(models=pair(), prompts=PROMPTS[:3], max_new_tokens=12, sampler=Sampler(1.0))
+  free, own = (decode(m, **call) for m in (method.accepting(timing.forced(None)), method))
+  assert free.tokens == own.tokens and (free.stats.accepted == own.stats.accepted).all()
+
+
+@pytest.mark.parametrize('rate, rounds', [(0.0, 12), (1.0, 3)])
+def test_forced_acceptance_keeps_all_or_none_whatever_the_models_say(rate, rounds):
+  models = [toy.model(1, scale=2.0), toy.model(2, scale=2.0)]
+  for method in (methods.speculative(block=3), methods.speculative(OPT, block=3), methods.naive_cos(EVEN, 4)):
+    out = decode(method.accepting(timing.forced(rate)), models, PROMPTS[:3], max_new_tokens=12)
+    assert out.stats.rounds.tolist() == [rounds] * 3
+
+
+def test_costs_and_speeds_are_measured_where_none_are_given():
+  models = [m.replace(digest=d) for m, d in zip(pair(), 'ab')]
+  made = planner.plan(models, PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT})
+  (batch,) = made.batches
+  assert set(batch.costs.verify) == {1, 3} and min(batch.costs.verify.values()) > 0 and batch.costs.start > 0
+  assert batch.alone.median > 0 and {r.candidate.name for r in batch.rows if r.measured} == {'speculative', 'opt'}
+  saved = made.saved()
+  assert set(saved.choices) == {2} and saved.origin.digests == ('a', 'b')
+  assert {s.name for s in saved.speeds[2]} == {'autoregressive', 'speculative', 'opt'}
+
+
+@pytest.mark.parametrize(
+  'wrong, part', [(dict(blocks=[0]), 'blocks'), (dict(models=1), 'not 1'), (dict(batches=(99,)), '16 prompts'),
+                  (dict(trials=-1), 'trials=-1'), (dict(batches=(0,)), 'batches=0')],
+)  # fmt: skip
+def test_a_plan_of_nothing_is_refused(wrong, part):
   models = pair()[: wrong.pop('models', 2)]
-  with pytest.raises(ValueError, match=said):
-    plan.plan(models, PROMPTS, forward=times(0.1), **wrong)
+  with pytest.raises(ValueError, match=part):
+    planner.plan(models, PROMPTS, **wrong)
+
+
+# ---- the file ----
+
+
+ORIGIN = plans.Origin(('s', 'l'), ('a', 'b'), (('temperature', 0.0),), 'cpu, float32', 'prompts', 5)
+CHOICES = {1: plans.Choice('speculative', 3), 8: plans.Choice('autoregressive')}
+SAVED = plans.Plan(ORIGIN, CHOICES, {1: (plans.Speed('speculative', 3, 2.0, 1.5, 2.5, 1.9),), 8: ()})
+
+
+def test_a_plan_is_the_same_from_its_file_and_decodes_by_its_choices(tmp_path):
+  SAVED.save(tmp_path / 'plan.json')
+  assert plans.load(tmp_path / 'plan.json') == SAVED
+  models = [m.replace(digest=d) for m, d in zip(pair(), 'ab')]
+  method = methods.planned(str(tmp_path / 'plan.json'))
+  greedy = dict(max_new_tokens=9, sampler=Sampler(0.0))
+  for rows, kind in ((1, 'speculative'), (4, 'autoregressive'), (9, 'autoregressive')):
+    out = decode(method, models, PROMPTS[:rows], **greedy)
+    assert out.tokens == decode(methods.autoregressive(1), models, PROMPTS[:rows], **greedy).tokens
+    assert method.at(rows).kind == kind and (out.stats.drafted.sum() > 0) == (kind == 'speculative')
+
+
+def test_a_plan_refuses_other_models_and_samplers_and_warns_on_another_device():
+  models = [m.replace(digest=d) for m, d in zip(pair(), 'ab')]
+  run = lambda found, models, **more: decode(methods.planned(found), models, [[1, 2]], max_new_tokens=3, **more)
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    run(SAVED, models, sampler=Sampler(0.0))
+  with pytest.raises(ValueError, match=r'plan was made with s \(a\) as model 0, not with toy2 \(x\)'):
+    run(SAVED, [models[0].replace(digest='x'), models[1]], sampler=Sampler(0.0))
+  with pytest.raises(ValueError, match='with temperature 0, not with temperature 1'):
+    run(SAVED, models)
+  moved = dataclasses.replace(SAVED, origin=dataclasses.replace(ORIGIN, device='TPU v9, bfloat16'))
+  with pytest.warns(UserWarning, match='made on TPU v9, bfloat16, and this is cpu'):
+    run(moved, models, sampler=Sampler(0.0))
+  with pytest.raises(ValueError, match='s and l, and speculative verification is of three'):
+    methods.sv_exact(SAVED, 3)
+
+
+def test_samplers_of_one_distribution_are_one():
+  of = lambda **numbers: dataclasses.replace(ORIGIN, sampler=tuple(numbers.items()))
+  plans.check_sampler(of(temperature=0.0), Sampler(0, top_p=0.9, top_k=3))
+  plans.check_sampler(of(temperature=0.7, top_p=0.9), Sampler(np.float32(0.7), top_p=np.float32(0.9)))
+  with pytest.raises(ValueError, match='temperature 0, not with temperature 0, repetition_penalty 2'):
+    plans.check_sampler(of(temperature=0.0), Sampler(0, repetition_penalty=2.0))
+
+
+@pytest.mark.parametrize('path, value', [
+  (['origin', 'block'], 0), (['choices', '1', 1], 99), (['choices'], {}), (['speeds', '1', 0, 2], float('nan')),
+  (['digest'], '-'), (['speccascade_plan'], 0), (['profile'], {}),
+])  # fmt: skip
+def test_a_file_that_was_changed_is_refused_by_its_name(path, value, tmp_path):
+  file = tmp_path / 'plan.json'
+  SAVED.save(file)
+  found = json.loads(file.read_text())
+  part = functools.reduce(lambda x, name: x[name], path[:-1], found)
+  part[path[-1]] = value
+  file.write_text(json.dumps(found))
+  with pytest.raises(ValueError, match=r'plan\.json is no plan of this version .*speccascade\.plan'):
+    methods.planned(str(file))
+
+
+@pytest.mark.parametrize('text', ['', '[]', '3', '{"speccascade_plan": 1}', '{"speccascade_profile": 3}'])
+def test_a_file_that_is_no_plan_is_refused_by_its_name(text, tmp_path):
+  with pytest.raises(FileNotFoundError, match='no such plan; make one'):
+    methods.planned(str(tmp_path / 'plan.json'))
+  (tmp_path / 'plan.json').write_text(text)
+  with pytest.raises(ValueError, match=r'plan\.json is no plan of this version'):
+    methods.planned(str(tmp_path / 'plan.json'))
 
 
 # ---- the command ----
 
 
-@pytest.fixture
-def files_of(tmp_path, monkeypatch):
-  """Return the arguments of a pair that loads, and of prompts that a file of such a text has."""
-  models = dict(zip(('SMALL', 'LARGE'), pair(), strict=True))
-  models['LARGE'] = models['LARGE'].replace(tokenizer=Letters())
-  monkeypatch.setattr(plan.checkpoints, 'load', lambda path, dtype, mesh: models[str(path)])
-  monkeypatch.setattr(plan.checkpoints, 'digest', str)
-
-  def arguments(text: str) -> list[str]:
-    (tmp_path / 'prompts.txt').write_text(text, encoding='utf-8')
-    return ['SMALL', 'LARGE', '--prompts', str(tmp_path / 'prompts.txt')]
-
-  return arguments
-
-
-def test_the_command_prints_the_plan_of_a_pair(files_of, monkeypatch, capsys):
-  measured = dict(zip(('small', 'large'), times(0.1), strict=True))
-  monkeypatch.setattr(plan.floor, 'measure', lambda *_, tell, **__: [tell('any', 1) for _ in range(8)] and measured)
-  lines = '\n'.join('abcde'[a] + 'abcde'[b] for a, b in PROMPTS)
-  arguments = [*files_of(lines), '--blocks', '1-2,5', '--rule', 'opt:0.3', '--count', '16']
-  assert plan.main([*arguments, '--tokens', '100', '--temperature', '1']) == 0
-  printed, said = capsys.readouterr()
-  (progress,) = said.splitlines()
-  assert re.fullmatch(r'plan: (\d+)/\1 steps .*', progress)
-  assert says(printed, '0.100', 'opt 0.3', 'Speculation')
-  assert [line.split()[0] for line in printed.splitlines() if line.strip()[:2] in ('1 ', '2 ', '5 ')] == ['1', '2', '5']
+@pytest.mark.full
+def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
+  folder = Path(embedded.__file__).parent / 'pretrained'
+  models, out = [str(folder / name) for name in ('small', 'large')], tmp_path / 'plan.json'
+  (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=16).examples))
+  asked = [*models, f'--prompts={tmp_path / "lines.txt"}', '--blocks=2,4', '--temperature=0', '--trials=1']
+  asked += ['--max-new-tokens=24', '--rule=opt:0.3', f'--out={out}']
+  assert plan.main(asked) == 0
+  printed, bar = capsys.readouterr()
+  assert 'cost ratio' in printed and 'opt 0.3' in printed and 'Speculation' in printed
+  assert re.fullmatch(r'plan: (\d+)/\1 steps .*', bar.splitlines()[-1])
+  assert plan.main(asked) == 1 and 'plan.json exists; pass --overwrite' in capsys.readouterr().err
+  (tmp_path / 'in.jsonl').write_text('"A dog runs."\n"Two men sit."\n')
+  paths = [str(tmp_path / name) for name in ('in.jsonl', 'out.jsonl')]
+  run = ['--models', *models, f'--plan={out}', '--max_new_tokens=16', *paths]
+  assert command.main(run) == 1 and 'with temperature 0, not with temperature 1' in capsys.readouterr().err
+  assert command.main([*run, '--temperature=0']) == 0
+  assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 2
 
 
-def test_prompts_are_the_lines_with_text(files_of, monkeypatch, capsys):
-  given = []
-  monkeypatch.setattr(plan, 'plan', lambda models, prompts, **_: given.append(prompts))
-  assert plan.main([*files_of('one\n\ntwo\nthree\n'), '--count', '2']) == 0
-  assert given == [['one', 'two']]
-  for text in ('\n', ' \n\t\n'):
-    assert plan.main(files_of(text)) == 1 and 'prompts.txt' in capsys.readouterr().err
+@pytest.mark.parametrize(
+  'more, part', [([], 'no such file'), (['--rule', 'op:1'], 'no rule is called op'), (['--rule', 'opt:x'], "'x'")]
+)
+def test_a_mistake_on_the_command_line_is_one_line(more, part, capsys):
+  assert plan.main(['SMALL', 'LARGE', '--prompts', '/nowhere/prompts', *more]) == 1
+  error = capsys.readouterr().err
+  assert part in error and error.count('\n') == 1
+
+
+def test_prompts_may_be_requests():
+  made = planned(pair(), [Request(p) for p in PROMPTS], costs(0.1), (2,))
+  assert made.batches[0].rows[0].speedup == planned(pair(), PROMPTS, costs(0.1), (2,)).batches[0].rows[0].speedup

@@ -4,13 +4,15 @@ import functools
 import itertools
 
 import numpy as np
-from planning import EVEN, OPT, pair, PROMPTS, seconds_of, times
+from planning import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 import pytest
 
 from speccascade import decode, methods, rules, Sampler, stopping, theory
 from speccascade.planning import cost_model
 
 GRID = list(itertools.product((0.0, 0.3, 0.9, 1.0), (0.05, 0.5, 1.0), (1, 2, 5)))
+
+
 # ---- predictions ----
 
 
@@ -85,6 +87,42 @@ def test_places_with_few_tests_share_a_rate():
     cost_model.by_place([0, 0], [0, 0])
 
 
+def test_texts_take_as_many_rounds_as_drafts_that_are_kept_by_chance_take():
+  rates, block, rng = (0.8, 0.5, 0.9), 3, np.random.default_rng(0)
+  expected = cost_model.rounds(rates, block, 11)
+  assert expected[:2].tolist() == [0, 1]
+
+  def once():
+    left, count = 11, 0
+    while left > 0:
+      kept = next((i for i, rate in enumerate(rates) if rng.random() > rate), block)
+      left, count = left - kept - 1, count + 1
+    return count
+
+  assert expected[11] == pytest.approx(np.mean([once() for _ in range(4000)]), rel=0.02)
+  assert cost_model.rounds(rates, block, 4000)[-1] / 4000 == pytest.approx(
+    1 / theory.tokens_per_round(theory.ByPlace(rates), block), rel=1e-3
+  )
+
+
+def test_what_starts_a_text_and_its_end_count_for_short_ones():
+  found = costs(0.1, slope=0.1, start=3.0, start_alone=2.0)
+  long = cost_model.speedup('speculative', (0.8,), 3, found, [5000])
+  assert long == pytest.approx(cost_model.speedup('speculative', (0.8,), 3, found), rel=2e-3)
+  assert cost_model.speedup('speculative', (1.0,), 3, found, [4, 5]) == pytest.approx(
+    (2 + 4 + 2 + 5) / (3 + 3 + 3 * found.round(3, 4))
+  )
+  one = cost_model.speedup('cascade', (0.8,), 3, found, [1])
+  assert one == pytest.approx(3 / (3 + found.round(4, 4)))
+
+
+def test_a_round_costs_its_calls_of_each_slot():
+  cost = lambda slot: (1.0, 10.0, 100.0)[slot]
+  assert cost_model.calls_cost(methods.autoregressive(1), cost) == 1
+  assert cost_model.calls_cost(methods.speculative(block=5), cost) == 5 + 10
+  assert cost_model.calls_cost(methods.ensemble_sd(EVEN, block=5), cost) == 5 + 10 + 100
+
+
 # ---- against the loop ----
 
 
@@ -99,12 +137,12 @@ def test_places_with_few_tests_share_a_rate():
   ids=lambda m: m.name,
 )
 def test_a_prediction_from_counts_is_the_speed_of_the_calls_that_were_counted(method):
-  models, forward = pair(), times(0.1, slope=0.05)
+  models, found = pair(), costs(0.1, slope=0.05)
   out = decode(method, models, PROMPTS, max_new_tokens=120, sampler=Sampler(1.0))
   counts = {k: getattr(out.stats, k).sum(0) for k in ('rounds', 'tested_at', 'accepted_at')}
-  said = cost_model.predict_method(method, counts, forward)
+  said = cost_model.predict_method(method, counts, found)
   standard = 1.1 if method.kind == 'naive_cos' else 1.0
-  measured = out.stats.emitted.sum() * standard / seconds_of(out, forward)
+  measured = out.stats.emitted.sum() * standard / seconds_of(out, found)
   assert said['cost_ratio'] == 0.1 and said['ratio'] == pytest.approx(measured, rel=0.03)
 
 
@@ -112,8 +150,8 @@ def test_methods_of_other_kinds_have_no_prediction():
   counts = dict(rounds=10, tested_at=[10], accepted_at=[5])
   adaptive = methods.speculative(block=3, policy=stopping.Heuristic())
   for method in (methods.autoregressive(1), methods.sequence_cascade(), methods.bild(), adaptive):
-    assert cost_model.predict_method(method, counts, times(0.1)) is None
-  assert cost_model.predict_method(methods.cos(EVEN, (5, 1)), counts, times(0.1))['ratio'] == cost_model.predict(
+    assert cost_model.predict_method(method, counts, costs(0.1)) is None
+  assert cost_model.predict_method(methods.cos(EVEN, (5, 1)), counts, costs(0.1))['ratio'] == cost_model.predict(
     'cos', [0.5], 0.1, (5, 1)
   )
-  assert cost_model.predict_method(methods.speculative(), counts | {'tested_at': [0]}, times(0.1)) is None
+  assert cost_model.predict_method(methods.speculative(), counts | {'tested_at': [0]}, costs(0.1)) is None

@@ -8,11 +8,9 @@ from cases import own_step
 from flax import struct
 import jax
 import jax.numpy as jnp
-from matching import having
 import numpy as np
 import pytest
 import reference
-from tiers import quick
 
 from speccascade import backends, decode, methods, Sampler
 from speccascade.backends.ops import take
@@ -20,7 +18,7 @@ from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
 from speccascade.engine import verification
 from speccascade.engine.loop import decode_batch
-from speccascade.engine.profiles import Profile, Way
+from speccascade.engine.plans import Profile
 from speccascade.models import packing, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
@@ -158,17 +156,15 @@ def off_by(method, mate=None):
   return max(distance(law, reference.joint_distribution(own_step(COIN), [1, 0], 3)))
 
 
-by_way = lambda *way: methods.sv_exact(dataclasses.replace(FALLING, ways={1: Way(*way)}))
 EXACT = {
   'best of a staircase': methods.sv_exact(STAIRCASE, block=2),
   'greedy': methods.sv_exact(FALLING, block=2, greedy=True),
   'by what was drafted': peeking(methods.sv_exact(STAIRCASE, block=2), Peek()),
-  'without the companion': by_way('speculative', 2),
-  'plain': by_way('plain'),
+  'without the companion': methods.by_batch({1: methods.speculative(block=2, pair=(0, 2))}),
 }
 
 
-@pytest.mark.parametrize('name', quick(EXACT, [n for n in EXACT if n != 'plain']))
+@pytest.mark.parametrize('name', EXACT)
 def test_a_row_alone_follows_the_law_whatever_is_scored(name):
   assert off_by(EXACT[name]) < 1e-5
 
@@ -201,11 +197,11 @@ def greedily(model, prompt, count):
   return tokens[len(prompt) :]
 
 
-def test_a_batch_decodes_in_the_way_for_its_size_and_feeds_no_other_model():
+def test_a_batch_is_decoded_by_the_method_for_its_size_and_feeds_no_other_model():
   large = toy.model(21, 7, scale=1.5)
   trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
-  ways = {1: Way('sv', 3), 2: Way('speculative', 2), 4: Way('plain')}
-  method = methods.sv_exact(dataclasses.replace(FALLING, ways=ways))
+  drafted = methods.speculative(block=2, pair=(0, 2))
+  method = methods.by_batch({1: methods.sv_exact(FALLING, 3), 2: drafted, 4: methods.autoregressive(2)})
   prompts = [[1, 2], [3], [4, 4, 1, 5], [0], [2, 2], [5]]
   for rows, fed, window in ((1, [0, 1, 2], 4), (2, [0, 2], 2), (4, [2], 1), (6, [2], 1)):
     out = decode(method, trio, prompts[:rows], max_new_tokens=9, sampler=Sampler(0.0))
@@ -218,13 +214,6 @@ def test_a_batch_decodes_in_the_way_for_its_size_and_feeds_no_other_model():
   sampled = decode(method, trio, prompts[:2], max_new_tokens=9)
   alone = decode(methods.speculative(block=2, pair=(0, 2)), trio, prompts[:2], max_new_tokens=9)
   assert sampled.tokens == alone.tokens and (sampled.stats.drafted == alone.stats.drafted).all()
-
-
-def test_a_choice_by_batch_needs_ways_that_there_are():
-  with pytest.raises(ValueError, match=having('sv_exact', 'block')):
-    methods.sv_exact(FALLING)
-  with pytest.raises(ValueError, match=having("'plain'", 'block=2')):
-    dataclasses.replace(FALLING, ways={1: Way('plain', 2)})
 
 
 def test_texts_do_not_depend_on_what_is_scored():
@@ -257,7 +246,17 @@ def test_packed_windows_decode_the_same_with_less_work(method, monkeypatch):
 
 LLAMA = DecoderConfig(97, 32, 4, 2, 8, 64, (Span(),) * 3, tied=True)
 LEARNED = DecoderConfig(
-  97, 32, 4, 4, 8, 64, (Span(0, None),) * 3, gated=False, layer_norm=True, qkv_bias=True, positions=64,
+  97,
+  32,
+  4,
+  4,
+  8,
+  64,
+  (Span(0, None),) * 3,
+  gated=False,
+  layer_norm=True,
+  qkv_bias=True,
+  positions=64,
   position_offset=2,
 )
 FAMILIES = {

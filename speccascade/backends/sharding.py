@@ -297,7 +297,8 @@ class Layout:
   def state(self, state: Any, kept: Sequence[int]) -> Any:
     """Return how the loop's state is cut, `kept` being the slots that have caches."""
     found = self.rows(state.replace(caches=()))
-    logits = tuple(self.by_vocabulary(x, slot) for slot, x in enumerate(state.window.logits))
+    by_slot = enumerate(state.window.logits)
+    logits = tuple(None if x is None else self.by_vocabulary(x, slot) for slot, x in by_slot)
     any_cut = next((slot for slot in range(len(self.cuts)) if self._head(slot)), 0)
     drafted = None if state.window.probs is None else self.by_vocabulary(state.window.probs, any_cut)
     window = found.window.replace(logits=logits, probs=drafted)

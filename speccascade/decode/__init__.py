@@ -6,7 +6,7 @@ import itertools
 from speccascade import sampling
 from speccascade.backends import sharding
 from speccascade.decode import sequence_cascade
-from speccascade.engine import engine, inputs, loop, profiles, requests, results, scheduler, validate
+from speccascade.engine import engine, inputs, loop, plans, requests, results, scheduler, validate
 from speccascade.engine.method import SequenceCascade, Strategy
 from speccascade.host.errors import known_as
 from speccascade.host.progress import Progress
@@ -127,7 +127,7 @@ def _serve(
   max_new = max(row.max_new for row in rows)
   validate.check_targets(method, inputs.vocabulary(models), rows[0].sampler)
   for row in rows:
-    profiles.check_sampler(method.origin, row.sampler)
+    plans.check_sampler(method.origin, row.sampler)
   method = method.at(size)
   made = engine.Engine(
     method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor

@@ -1,6 +1,7 @@
 """Decode prompts from a file of JSON lines into another: a line a prompt, a line an answer.
 
   python -m speccascade.decode --models SMALL LARGE --method speculative --rule opt:0.1 --block 5 in.jsonl out.jsonl
+  python -m speccascade.decode --models SMALL LARGE --plan plan.json in.jsonl out.jsonl
 
 A line of the input is a text in quotes, a list of token ids or of chat messages, or an object with the fields of
 speccascade.Request: {"prompt": "Hello.", "stop": ["\\n"], "temperature": 0.7, "n": 2}. What it leaves out is as the
@@ -16,7 +17,6 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
-import inspect
 from pathlib import Path
 import sys
 from typing import Any
@@ -24,21 +24,13 @@ import zlib
 
 import jax
 
-from speccascade import __version__, checkpoints, methods, rules
-from speccascade.backends import sharding
-from speccascade.decode import lines, stream
-from speccascade.engine import inputs, profiles, requests, validate
-from speccascade.engine.method import Method
+from speccascade import __version__, rules
+from speccascade.decode import lines, options, stream
+from speccascade.engine import inputs, plans, requests, validate
 from speccascade.host import commands, progress, storage
 from speccascade.host.errors import RunError
 
-_FROM_PYTHON = {'sequence_cascade'}  # which needs a function
-METHODS = [
-  name for name, made in vars(methods).items()
-  if inspect.isfunction(made) and made.__module__ == methods.__name__ and name[0] != '_' and name not in _FROM_PYTHON
-]  # fmt: skip
 STDOUT = Path('/dev/stdout')
-_SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'profile')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,36 +42,16 @@ def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.decode', __doc__)
   parser.add_argument('input', metavar='INPUT', help='JSON lines, also as .gz; - is standard input')
   parser.add_argument('output', metavar='OUTPUT', help='the file to write; - is standard output')
-  parser.add_argument(
-    '--models',
-    nargs='+',
-    required=True,
-    metavar='MODEL',
-    help='checkpoints, the drafter first, FOLDER@4 for the first four layers of FOLDER; another option or -- ends them',
-  )
-  parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], help='of the models (as stored)')
+  options.add_models(parser)
   parser.add_argument('--overwrite', action='store_true', help='replace OUTPUT')
-  of = parser.add_argument_group('the method, of speccascade.methods')
-  of.add_argument('--method', choices=METHODS, default='speculative', help=', '.join(METHODS), metavar='NAME')
-  of.add_argument('--rule', type=commands.rule, help='a rule or combiner, as in opt:0.1 or weighted:.5,.5')
-  of.add_argument('--block', type=commands.count, help='γ, the tokens drafted in a round')
-  of.add_argument('--blocks', type=commands.counts, help='of cos: γ of each model, as in 5,1')
-  of.add_argument('--model', type=int, help='of autoregressive: the number of the model, from 0')
-  of.add_argument('--max-draft', type=commands.count, help='of token_cascade and bild: the longest draft')
-  of.add_argument('--fallback', type=float, help='of bild')
-  of.add_argument('--rollback', type=float, help='of bild')
-  of.add_argument('--profile', metavar='FILE', help='of sv and sv_exact: what python -m speccascade.profile measured')
+  options.add_method(parser.add_argument_group('the method, of speccascade.methods'))
   call = parser.add_argument_group('what requests leave out')
-  call.add_argument('--max-new-tokens', type=commands.count, default=128, help='(128)')
-  call.add_argument('--seed', type=int, default=0, help='keys a line with its number; a seed in the line alone (0)')
-  commands.add_sampler(call)
-  call.add_argument('--plain-chat', action='store_true', help='refuse chat messages that hold special tokens, as </s>')
-  size = parser.add_argument_group('sizes')
-  size.add_argument(
-    '--batch-size', type=commands.count, default=16, help='rows decoded at once; the rest is queued (16)'
-  )
-  size.add_argument('--max-prompt-tokens', type=commands.count, help='the padded length of prompts (the longest one)')
-  size.add_argument('--mesh', type=commands.mesh, help='devices by axis, as in data=1,model=4 (one device)')
+  options.add_max_new_tokens(call)
+  options.add_sampler(call)
+  call.add_argument('--plain_chat', action='store_true', help='refuse chat messages that hold special tokens, as </s>')
+  size = parser.add_argument_group('sizes; more rows than a batch has are queued')
+  options.add_batch_size(size)
+  size.add_argument('--max_prompt_tokens', type=commands.count, help='the padded length of prompts (the longest one)')
   return parser
 
 
@@ -87,14 +59,13 @@ def _run(args: argparse.Namespace) -> int:
   source = Path('/dev/stdin') if args.input == '-' else storage.local(args.input)
   output = STDOUT if args.output == '-' else storage.local(args.output)
   _check_output(source, output, args.overwrite)
-  method = _method(args)
+  method = options.method(args, len(args.models))
   validate.check_method(method, len(args.models))
-  sampler = commands.sampler(args)
+  sampler = options.sampler(args)
   text = _text(source)
   asked = lines.parse(source, text)
-  header = _header(args, [checkpoints.digest(path) for path in args.models], text)
-  mesh = None if args.mesh is None else sharding.mesh(args.mesh)
-  models = checkpoints.load_all(args.models, dtype=args.dtype, mesh=mesh)
+  header = _header(args, options.digests(args), text)
+  models = options.load_models(args)
   if args.plain_chat and models[-1].tokenizer is not None:
     models[-1] = models[-1].replace(tokenizer=dataclasses.replace(models[-1].tokenizer, plain_chat=True))
   call = dict(max_new_tokens=args.max_new_tokens, sampler=sampler, seed=args.seed)
@@ -149,25 +120,6 @@ def _decode(output, names: Sequence[tuple[int, int]], method, models, asked: Seq
       bar.add(1)
 
 
-def _method(args: argparse.Namespace) -> Method:
-  make = getattr(methods, args.method)
-  takes, given = inspect.signature(make).parameters, _given(args, _SETTINGS)
-  if 'combiner' in takes and 'rule' in given:
-    given['combiner'] = given.pop('rule')
-  option = lambda name: '--rule' if name == 'combiner' else f'--{name.replace("_", "-")}'
-  for name in given.keys() - takes.keys():
-    known = [option(n) for n in takes if n in _SETTINGS or n == 'combiner']
-    raise RunError(f'{args.method} takes no {option(name)}; it takes {" and ".join(known)}.')
-  for name, parameter in takes.items():
-    if parameter.default is parameter.empty and name not in given:
-      raise RunError(f'{args.method} needs {option(name)}; see --help.')
-  return make(**given, **({'models': len(args.models)} if 'models' in takes else {}))
-
-
-def _given(args: argparse.Namespace, names) -> dict[str, Any]:
-  return {name: value for name in names if (value := getattr(args, name)) is not None}
-
-
 def _text(path: Path) -> str:
   if path.is_dir() or not path.exists():
     raise FileNotFoundError(f'{path}: no such file; give the path of JSON lines.')
@@ -187,18 +139,17 @@ def _check(path: Path, method, models, asked: Sequence[requests.Request], call: 
       found = requests.rows(models, request, **call)
       inputs.check_fits(models, found, longest)
       for row in found:
-        profiles.check_sampler(method.origin, row.sampler)
+        plans.check_sampler(method.origin, row.sampler)
     except ValueError as e:
       raise ValueError(f'{path}, line {number}: {str(e).replace("prompt 0", "the prompt", 1)}') from None
 
 
 def _header(args: argparse.Namespace, digests: list[str], text: str) -> dict[str, Any]:
   """Return what has to be the same for a run to go on."""
-  leave = {'input', 'output', 'overwrite', 'debug', 'compilation_cache', 'models', 'rule', 'profile', 'mesh'}
+  leave = {'input', 'output', 'overwrite', 'debug', 'compilation_cache', 'models', 'rule', 'plan', 'mesh'}
   settings = {name: value for name, value in vars(args).items() if name not in leave}
   rule = args.rule and [rules.name_of(args.rule), getattr(args.rule, 'keywords', {})]
-  profile = args.profile and hashlib.sha256(storage.local(args.profile).read_bytes()).hexdigest()[:16]
-  settings |= {'profile': profile} if profile else {}
+  settings |= {'plan': hashlib.sha256(storage.local(args.plan).read_bytes()).hexdigest()[:16]} if args.plan else {}
   made = {lines.MARK: __version__, 'device': jax.devices()[0].device_kind}
   return made | {'models': digests, 'input': hashlib.sha256(text.encode()).hexdigest()[:16], 'rule': rule, **settings}
 

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 
 from speccascade.data import tokenizers
-from speccascade.engine import profiles, validate
+from speccascade.engine import plans, validate
 from speccascade.types import check_bits, Model, Prompt, whole
 
 
@@ -31,7 +31,7 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):
       raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
-  profiles.check_models(getattr(method, 'origin', None), [models[m] for m in getattr(method, 'slots', ())])
+  plans.check_models(method.origin, models, method.slots)
   for model in models:
     validate.check_network(model)
   return models

@@ -9,7 +9,7 @@ from typing import Any
 from flax import struct
 from jax import tree_util
 
-from speccascade import rules, stopping
+from speccascade import acceptance, rules, stopping
 from speccascade.engine.phases import Elect, Propose, Score, Verify
 from speccascade.engine.verification import index_for
 from speccascade.models.packing import coarse_widths, fine_widths
@@ -139,6 +139,12 @@ class Method(Strategy):
       return (0, 1), rules.lift(self.policy.rule)
     verify = next(p for p in self.all_phases if isinstance(p, Verify))
     return tuple(self.slots[s] for s in verify.models), verify.combiner
+
+  def accepting(self, accept: Callable) -> 'Method':
+    """Return the method with another acceptor, as one whose acceptance is forced while a round is timed."""
+    bound, by_round = acceptance.bind(accept)
+    phases = tuple(p.replace(accept=bound) if isinstance(p, Verify) else p for p in self.phases)
+    return self.replace(phases=phases, by_round=by_round)
 
   def logits_read(self) -> set[int]:
     """Return the slots whose logits a later phase reads."""

@@ -60,6 +60,41 @@ class AcceptanceTable:
     cell = row[..., None] & (column[..., None] == beside(jnp.arange(most)[None]))
     return jnp.sum(jnp.where(cell, beside(self.means), 0), (-2, -1))
 
+  @classmethod
+  def of(cls, s_edges: Sequence, a_edges: Sequence[Sequence], means: Sequence) -> 'AcceptanceTable':
+    """Return a table from rows of edges, which may differ in length: the edges of A are padded with infinity."""
+    padded = np.full((len(a_edges), max(map(len, a_edges), default=0)), np.inf, np.float32)
+    for i, edges in enumerate(a_edges):
+      padded[i, : len(edges)] = edges
+    return cls(np.asarray(s_edges, np.float32), padded, np.asarray(means, np.float32))
+
+  def lists(self) -> dict[str, list]:
+    """Return what `of` takes, as lists."""
+    rows = [row[np.isfinite(row)].tolist() for row in np.asarray(self.a_edges)]
+    return dict(s_edges=np.asarray(self.s_edges).tolist(), a_edges=rows, means=np.asarray(self.means).tolist())
+
+  def check(self) -> None:
+    """Refuse a table whose shapes do not fit, whose edges do not ascend or whose means are no shares."""
+    means, a_edges = np.asarray(self.means), np.asarray(self.a_edges)
+    if means.shape != (len(self.s_edges) + 1, a_edges.shape[1] + 1) or len(a_edges) != len(means):
+      raise ValueError(
+        'table: means need a row for each bin of S and a column for each bin of A, a_edges a row for each'
+      )
+    if bad := means[~((means >= 0) & (means <= 1 + 1e-4))].tolist():
+      raise ValueError(f'table: means has {bad[0]:g}, which is no share of accepted tokens, 0 … 1.')
+    for name, edges in [('s_edges', np.asarray(self.s_edges)), *(('a_edges', row[row < np.inf]) for row in a_edges)]:
+      if not (np.diff(edges) > 0).all() or not np.isfinite(edges).all():
+        raise ValueError(f'table: {name}={edges.tolist()} do not ascend.')
+
+  def cells(self, s: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the column of each sample [N], on the host."""
+    row = np.searchsorted(self.s_edges, np.float32(s), side='right')
+    return row, (np.asarray(self.a_edges)[row] <= np.float32(a)[:, None]).sum(1)
+
+  def predict(self, s: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """Return the means for samples [N], on the host."""
+    return np.asarray(self.means, np.float64)[self.cells(s, a)]
+
 
 @struct.dataclass
 class Latency:
@@ -171,8 +206,8 @@ class Goodput:
     gains = jnp.cumprod(self.acceptance(state), 1)  # [B, most]
     if gains.shape[0] > self.latency.rows[-1] > 1:
       warnings.warn(
-        f'the profile has times of up to {self.latency.rows[-1]} rows, and this batch has {gains.shape[0]}: what more '
-        'tokens cost is a guess; profile with --batches of this size.', stacklevel=2
+        f'the plan has times of up to {self.latency.rows[-1]} rows, and this batch has {gains.shape[0]}: what more '
+        'tokens cost is a guess; plan with --batches of this size.', stacklevel=2
       )  # fmt: skip
     rows = jnp.sum(state.active)
     seconds, (draft, companion) = self.latency.at(gains.shape[0], rows, gains.size + 1)

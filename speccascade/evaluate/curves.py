@@ -76,9 +76,9 @@ class Point:
     return self.curve.name if self.value is None else f'{self.curve.name} {self.curve.parameter}={self.value}'
 
   @property
-  def profile(self) -> Any:
-    """The profile that the method decodes by, or the path of one; None where it needs none."""
-    return {**self.curve.settings, self.curve.parameter: self.value}.get('profile')
+  def plan(self) -> Any:
+    """The plan that the method decodes by, or the path of one; None where it needs none."""
+    return {**self.curve.settings, self.curve.parameter: self.value}.get('plan')
 
   def build(self) -> Strategy:
     """Return the method of this point."""

@@ -14,7 +14,7 @@ from speccascade import rules, sampling
 from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
-from speccascade.engine import inputs, profiles
+from speccascade.engine import inputs, plans
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import storage
 from speccascade.types import Model, whole
@@ -116,7 +116,7 @@ class Experiment:
     made = [(point, point.build()) for point in self.points]  # whose values are in range
     for (point, method), temperature in itertools.product(made, self.temperatures):
       try:
-        profiles.check_sampler(method.origin, self.sampler(temperature))
+        plans.check_sampler(method.origin, self.sampler(temperature))
       except ValueError as error:
         raise ValueError(f'{self.name}: {point.label}, T = {temperature:g}: {error}') from None
     if not callable(self.models):
@@ -197,8 +197,8 @@ class Experiment:
     lines = [f'{name}: {value}' for name, value in fields.items()] + _sources(curves)
     given = () if callable(self.models) else self.models
     lines += [f'weights of {m.path}: {m.digest()}' for m in given if isinstance(m, Checkpoint)]
-    paths = sorted({str(p.profile) for p in self.points if isinstance(p.profile, (str, Path))})
-    lines += [f'profile {path}: {hashlib.sha256(storage.local(path).read_bytes()).hexdigest()[:16]}' for path in paths]
+    paths = sorted({str(p.plan) for p in self.points if isinstance(p.plan, (str, Path))})
+    lines += [f'plan {path}: {hashlib.sha256(storage.local(path).read_bytes()).hexdigest()[:16]}' for path in paths]
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
     return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
 

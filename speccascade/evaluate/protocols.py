@@ -6,6 +6,7 @@ that is missing. A part is decoded the same whether its run was interrupted or n
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import itertools
 from pathlib import Path
 import sys
@@ -26,6 +27,7 @@ from speccascade.evaluate.shards import Shard, WHOLE
 from speccascade.host import multihost
 from speccascade.host.journal import Journal
 from speccascade.host.progress import Progress
+from speccascade.planning.timing import timed
 
 MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
 BATCHES = 8  # in a part of the quality protocol, so that its end, where the queue is empty, is a small share
@@ -281,9 +283,7 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       progress.leave_out(time.monotonic() - start)
     for timing in timings:
       method = timing.point.build()
-      start = time.perf_counter()
-      out = run_method(experiment, loaded, method, temperature, examples)
-      seconds = time.perf_counter() - start
+      seconds, out = timed(functools.partial(run_method, experiment, loaded, method, temperature, examples))
       line = dict(zip(LATENCY_KEYS, timing.key, strict=True))
       line |= {'seconds': seconds, 'tokens': int(out.stats.emitted.sum())}
       faults = sum(fault is not None for fault in out.faults)

@@ -24,7 +24,7 @@ from speccascade.host import multihost, storage
 from speccascade.host.errors import RunError
 from speccascade.host.journal import Journal
 from speccascade.host.progress import Progress
-from speccascade.planning import floor
+from speccascade.planning import timing
 
 PACKAGES = ('speccascade', 'jax', 'jaxlib', 'flax', 'numpy')
 
@@ -332,6 +332,6 @@ def _floor(experiment: Experiment, models) -> dict:
   found = {}
   for model in models:
     wanted = widths if model is models[-1] else [1]  # only the last one's windows enter the prediction
-    found |= floor.measure([model], wanted, source=task.max_prompt_tokens, tokens=task.max_new_tokens)
+    found |= timing.measure([model], wanted, source=task.max_prompt_tokens, tokens=task.max_new_tokens)
     progress.add(1, model.name)
   return {'forward_s': found}

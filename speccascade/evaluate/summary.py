@@ -51,7 +51,7 @@ def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict
 
 def _at_batch(experiment: Experiment, point: Point, batch: int, found: dict | None) -> dict | None:
   """Return counts without rates that do not hold for a batch of this size, which another method decodes."""
-  if point.profile is None or found is None:
+  if point.plan is None or found is None:
     return found
   method = point.build()
   same = str(method.at(batch)) == str(method.at(min(experiment.quality_batch, len(experiment.task.examples))))
@@ -226,13 +226,12 @@ def _predicted(
     return None
   forward = [cost_model.by_width(times) for times in floor['forward_s'].values()]
   a_token = lambda some: sum(s for s, _, _ in some.values()) / sum(t for _, t, _ in some.values())
-  calls = sum(forward[m][1] for m in reference.slots)
   overhead = 0.0
+  draft = forward[method.slots[0]][1]
   if mine := timed.get(_named(experiment.reference_point)):
-    overhead = max(0.0, a_token(mine) - calls)
-  drafter = method.slots[0]
+    overhead = max(0.0, a_token(mine) - sum(forward[m][1] for m in reference.slots))
   alone = [p for p in experiment.points if p.curve.method is autoregressive and _named(p) in timed]
-  for other in alone if drafter != method.slots[-1] else ():
-    if other.build().slots == (drafter,):
-      forward[drafter][1] = max(forward[drafter][1], a_token(timed[_named(other)]))
-  return cost_model.predict_method(method, counted, [forward[m] for m in method.slots], overhead)
+  for other in alone if method.slots[0] != method.slots[-1] else ():
+    if other.build().slots == method.slots[:1]:
+      draft = max(draft, a_token(timed[_named(other)]))
+  return cost_model.predict_method(method, counted, cost_model.Costs(draft, forward[method.slots[-1]], overhead))

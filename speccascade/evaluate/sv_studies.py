@@ -1,28 +1,26 @@
-"""Studies of speculative verification: what a companion tells of acceptance, and from which batch on that pays.
+"""Studies of speculative verification: what a companion tells of acceptance, and from which batch that pays.
 
-Everything is computed from the samples and times of a profile, as tables of `tables.Table`'s form. Entropies are in
-bits; acceptance is cut in ten equal bins for them.
+Everything is computed from the samples and times of a plan's profile, as tables of `tables.Table`'s form. Entropies
+are in bits; acceptance is cut in ten equal bins for them.
 
 Axis letters: N samples, B rows, W drafted tokens of a row.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-import functools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from speccascade.engine import profiles, verification
+from speccascade import methods
+from speccascade.engine import plans, verification
+from speccascade.planning import profiling, sv_model
 
 Samples = Mapping[str, np.ndarray]
 
 TARGET_BINS = 10
 RELIABILITY = 'Reliability of the predicted acceptance'
 FAIRNESS = 'Verified lengths by request'
-PAYS = 1.05  # a gain up to this is lost in the noise of a measurement, and in what the cost model leaves out
-_ROUNDS = 400  # simulated rounds of a batch
+_Z = 1.96
 
 
 # ---- information ----
@@ -79,8 +77,8 @@ def information(
 def _adaptive(samples: Samples, table: verification.AcceptanceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Return the bins of equal counts of S alone, of A alone, and of both as a table has them."""
   a, bins = samples['a'], np.shape(table.means)[1]
-  row, column = profiles.cells(table, samples['s'], a)
-  return row, np.searchsorted(profiles.edges(a, bins), a, side='right'), row * bins + column
+  row, column = table.cells(samples['s'], a)
+  return row, np.searchsorted(profiling.edges(a, bins), a, side='right'), row * bins + column
 
 
 def correlation(samples: Samples) -> float:
@@ -94,27 +92,36 @@ def correlation(samples: Samples) -> float:
 
 def reliability(table: verification.AcceptanceTable, samples: Samples, bins: int = 10) -> dict:
   """Return mean acceptance by predicted acceptance, with intervals: what a reliability diagram shows."""
-  said = profiles.predicted(table, samples['s'], samples['a'])
+  said = table.predict(samples['s'], samples['a'])
   label, rows = equal_width(said, bins), []
   for i in range(bins):
     here = label == i
     if here.any():
       total, n = samples['accept'][here].sum(), float(here.sum())
-      low, high = profiles.wilson(np.array(total), np.array(n))
+      low, high = wilson(np.array(total), np.array(n))
       name = f'{i / bins:.1f} … {(i + 1) / bins:.1f}'
       rows.append([name, said[here].mean(), total / n, float(low), float(high), int(n)])
   columns = ['predicted', 'mean predicted', 'mean accepted', 'low', 'high', 'tokens']
   return dict(title=RELIABILITY, columns=columns, rows=rows, note='')
 
 
+def wilson(total: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Return Wilson's 95 % interval of a share; of a mean of numbers in [0, 1] it is no narrower than it should be."""
+  size = np.maximum(n, 1e-9)
+  middle = (total / size + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
+  share = np.clip(total / size, 0, 1)
+  half = _Z / (1 + _Z**2 / size) * np.sqrt(share * (1 - share) / size + (_Z / (2 * size)) ** 2)
+  return np.where(n > 0, np.maximum(middle - half, 0), 0), np.where(n > 0, np.minimum(middle + half, 1), 1)
+
+
 def log_loss(table: verification.AcceptanceTable, samples: Samples) -> float:
   """Return the mean of -log₂ of what a table promised for what happened, in bits a token."""
-  said = np.clip(profiles.predicted(table, samples['s'], samples['a']), 1e-4, 1 - 1e-4)
+  said = np.clip(table.predict(samples['s'], samples['a']), 1e-4, 1 - 1e-4)
   accept = samples['accept']
   return float(-(accept * np.log2(said) + (1 - accept) * np.log2(1 - said)).mean())
 
 
-def robustness(found: Mapping[str, profiles.Profile]) -> dict:
+def robustness(found: Mapping[str, plans.Profile]) -> dict:
   """Return how well each profile's table predicts the samples of each: other data, another temperature, another γ."""
   names = list(found)
   rows = [[name, *(log_loss(found[name].table, found[other].samples) for other in names)] for name in names]
@@ -125,110 +132,32 @@ def robustness(found: Mapping[str, profiles.Profile]) -> dict:
 
 def _constant(samples: Samples) -> verification.AcceptanceTable:
   """Return a table that promises the mean."""
-  return profiles.table_of([], [[]], [[samples['accept'].mean()]])
+  return verification.AcceptanceTable.of([], [[]], [[samples['accept'].mean()]])
 
 
 # ---- what pays ----
 
 
-def windows(samples: Samples, block: int) -> dict[str, np.ndarray]:
-  """Return {s, a, accept} [N, W] of what a draft from each position would show, its tokens being those of the text.
-
-  The W-th token is tested in the end whatever was scored; a text's last positions begin no window.
-  """
-  request = samples['request']
-  starts = np.flatnonzero(request[:-block] == request[block:])
-  at = starts[:, None] + np.arange(block + 1)[None]
-  return {name: samples[name][at] for name in ('s', 'a', 'accept')}
-
-
-def simulate(found: profiles.Profile, batch: int, block: int | None = None, *, greedy: bool = False) -> dict:
-  """Return tokens a second of plain, speculative and speculative verification at a batch, by the cost model.
-
-  Rounds are made of windows that were observed and times that were measured; what a round costs beside its model calls
-  is left out. `speculative` has the best γ up to `block`, `verified` is how many tokens of a row are scored on average.
-  """
-  most = found.origin.block
-  block, seen = block or most, windows(found.samples, most)
-  if not len(seen['s']):
-    raise ValueError(f'no text of the profile is longer than γ = {most}: profile with more tokens.')
-  pick = np.random.default_rng(batch).integers(0, len(seen['s']), (_ROUNDS, batch))
-  kept = np.cumprod(seen['accept'][:, :block], 1)[pick]  # [rounds, B, γ] the chance that all tokens so far are kept
-  said = profiles.predicted(found.table, seen['s'].reshape(-1), seen['a'].reshape(-1)).reshape(seen['s'].shape)
-  gains = np.cumprod(np.where(np.arange(most + 1) < block, said, 0), 1)[pick]
-  seconds, steps = found.latency.at(batch, jnp.int32(batch), gains[0].size + 1)
-  seconds, (draft, companion) = np.asarray(seconds, np.float64), np.asarray(steps, np.float64)
-  expected = lambda n: batch + kept[:, :, :n].sum((1, 2)).mean()
-  sizes = sorted(found.times[batch])
-  window = lambda n: np.interp(batch * (n + 1), sizes, [found.times[batch][size] for size in sizes])
-  by_block = {n: expected(n) / (n * draft + window(n)) for n in range(1, block + 1)}
-  beside = (block + 1) * draft + companion
-  chosen = np.asarray(_lengths(np.float32(gains), np.float32(seconds + beside * (not greedy)), batch, greedy))
-  scored = np.arange(block) < chosen[:, :, None]
-  emitted = batch + np.where(scored, kept, 0).sum((1, 2))  # the token after those scored comes out in any case
-  spent = beside + seconds[chosen.sum(1)]
-  best = max(by_block, key=by_block.get)
-  return dict(
-    plain=batch / found.steps[batch][2], speculative=by_block[best], block=best, fixed=by_block[block],
-    sv=emitted.sum() / spent.sum(), verified=chosen.mean(), wasted=1 - emitted.sum() / (chosen + 1).sum(),
-  )  # fmt: skip
+def speeds(plan: plans.Plan) -> dict:
+  """Return what was measured of each method at each batch size beside what was predicted."""
+  rows = []
+  for batch, tried in plan.speeds.items():
+    chosen = plan.choices[batch]
+    for x in tried:
+      taken = 'yes' if (x.name, x.block) == tuple(chosen) else ''
+      rows.append([batch, str(plans.Choice(x.name, x.block)), x.median, x.median / tried[0].median, x.predicted, taken])
+  columns = ['batch', 'method', 'measured', 'over the verifier alone', 'predicted', 'chosen']
+  note = (
+    'Tokens a second. methods.planned decodes with the one that is chosen, which has the distribution of the verifier.'
+  )
+  return dict(title='Methods by batch', columns=columns, rows=rows, note=note)
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def _lengths(gains: jax.Array, seconds: jax.Array, rows: int, greedy: bool) -> jax.Array:
-  """Return the choice [rounds, B] in rounds of gains [rounds, B, W]."""
-  return jax.vmap(lambda g: verification.lengths(g, seconds, jnp.asarray(rows), greedy))(gains)
-
-
-def candidates(found: profiles.Profile, batch: int) -> dict[profiles.Way, float]:
-  """Return the ways of decoding a batch that may be the fastest, each with tokens a second by the cost model.
-
-  These are plain decoding, speculative decoding with the best γ, those beside it and the profile's, and speculative
-  verification with its best γ and the profile's.
-  """
-  most = found.origin.block
-  speed = {n: simulate(found, batch, n) for n in range(1, most + 1)}
-  best, verified = (max(speed, key=lambda n: speed[n][kind]) for kind in ('fixed', 'sv'))
-  drafted = [n for n in speed if abs(n - best) <= 1 or n == most]
-  said = {profiles.Way('plain'): speed[most]['plain']}
-  said |= {profiles.Way('speculative', n): speed[n]['fixed'] for n in drafted}
-  return said | {profiles.Way('sv', n): speed[n]['sv'] for n in sorted({verified, most})}
-
-
-def best_ways(found: profiles.Profile) -> dict[int, profiles.Way]:
-  """Return the fastest way at each batch as measured or, where nothing was, by the cost model.
-
-  A way with more to it has to be faster by `PAYS`.
-  """
-  best = {}
-  for batch in found.times:
-    speed = (found.measured or {}).get(batch) or candidates(found, batch)
-    chosen = profiles.Way('plain')
-    for kind in profiles.KINDS[1:]:
-      way = max((w for w in speed if w.kind == kind), key=speed.get)
-      chosen = way if speed[way] > PAYS * speed[chosen] else chosen
-    best[batch] = chosen
-  return best
-
-
-def ways(found: profiles.Profile) -> dict:
-  """Return what was measured of each way of decoding at each batch beside what the cost model says of it."""
-  plain, rows = profiles.Way('plain'), []
-  for batch, chosen in (found.ways or {}).items():
-    said, measured = candidates(found, batch), (found.measured or {}).get(batch, {})
-    for way in measured or said:
-      speeds = [(some[way], some[way] / some[plain]) if way in some else (None, None) for some in (measured, said)]
-      rows.append([batch, str(way), *speeds[0], *speeds[1], 'yes' if way == chosen else ''])
-  columns = ['batch', 'way', 'measured', 'over plain', 'by the cost model', 'over plain', 'taken']
-  note = 'Tokens a second. sv_exact without a block decodes in the way that is taken; they all have the same law.'
-  return dict(title='Ways to decode by batch', columns=columns, rows=rows, note=note)
-
-
-def break_even(found: profiles.Profile) -> dict:
-  """Return at each measured batch what the cost model says of every way to decode, and what a companion may cost."""
+def break_even(found: plans.Profile) -> dict:
+  """Return at each measured batch size what the cost model says of each method, and what a companion may cost."""
   rows = []
   for batch in found.times:
-    x = simulate(found, batch)
+    x = sv_model.simulate(found, batch)
     others = max(x['plain'], x['speculative'])
     slack = _slack(found, batch, x, others)
     rows.append([
@@ -241,13 +170,13 @@ def break_even(found: profiles.Profile) -> dict:
     'over the best', 'verified', 'wasted', 'companion ms', 'may cost ms',
   ]  # fmt: skip
   note = (
-    'Tokens a second by the cost model, from measured forward passes and observed acceptance; '
-    'rounds cost nothing beside. A companion that costs more than the last column does not pay.'
+    'Tokens a second by the cost model, from measured calls and observed acceptance. '
+    'A companion that costs more than the last column does not pay.'
   )
   return dict(title='Break-even by batch', columns=columns, rows=rows, note=note)
 
 
-def _slack(found: profiles.Profile, batch: int, x: Mapping[str, float], others: float) -> float:
+def _slack(found: plans.Profile, batch: int, x: Mapping[str, float], others: float) -> float:
   """Return the seconds a companion may take for speculative verification to equal the better of the others."""
   emitted = batch * (1 - x['wasted']) * (1 + x['verified'])
   return max(0.0, emitted / others - (emitted / x['sv'] - found.steps[batch][1]))
@@ -257,34 +186,39 @@ def _slack(found: profiles.Profile, batch: int, x: Mapping[str, float], others: 
 
 
 def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[int] = ()) -> list[dict]:
-  """Return the tables of a run: of each profile that its points decode by, and of what was verified in vain.
+  """Return the tables of a run: of each plan that its points decode by, and of what was verified and wasted.
 
   `batches` are the sizes that it decodes.
   """
-  used = {id(profile): profile for profile in (profiles.get(p.profile) for p in points if p.profile is not None)}
+  used = [point for point in points if point.plan is not None]
   if not used:
     return []
   found = []
-  for profile in used.values():
-    if profile.samples is not None:
+  for plan in {id(plan): plan for plan in (_loaded(point.plan) for point in used)}.values():
+    profile = getattr(plan, 'profile', plan)
+    if profile is not None and profile.samples is not None:
       found += [information(profile.samples, profile.table), reliability(profile.table, profile.samples)]
-      found += [break_even(profile), ways(profile)]
-  found += _taken(points, batches)
+      found.append(break_even(profile))
+    found += [speeds(plan)] if isinstance(plan, plans.Plan) else []
+  found += _chosen(used, batches)
   groups: dict[tuple, list] = {}
   for line in lines:
     groups.setdefault((line['curve'], str(line['value']), line['temperature']), []).append(line)
   found.append(_waste({key: some for key, some in groups.items() if sum(map(bool, some[0]['calls'])) > 1}))
-  of_profile = {p.curve.name for p in points if p.profile is not None}
+  of_profile = {point.curve.name for point in used}
   chosen = {key: some for key, some in groups.items() if key[0] in of_profile}
   return found + [fairness(' '.join(str(x) for x in key if x != 'None'), some) for key, some in chosen.items()]
 
 
-def _taken(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
-  """Return the table of how the curves that leave this to their profile decode each batch, where there are any."""
-  by_size = [p for p in points if p.profile is not None and p.build().kind == 'by_batch']
-  by_size = [p for p in by_size if 'block' not in (*p.curve.settings, p.curve.parameter)]
-  rows = [[p.label, batch, str(profiles.get(p.profile).way(batch))] for p in by_size for batch in batches]
-  return [dict(title='Way taken by batch', columns=['curve', 'batch', 'way'], rows=rows, note='')] if rows else []
+def _loaded(plan: Any) -> plans.Plan | plans.Profile:
+  return plan if isinstance(plan, plans.Profile) else plans.get(plan)
+
+
+def _chosen(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
+  """Return the table of the methods that `methods.planned` chooses for each batch size, where a curve has it."""
+  made = [(point.label, point.build()) for point in points if point.curve.method is methods.planned]
+  rows = [[label, batch, method.at(batch).name] for label, method in made for batch in batches]
+  return [dict(title='Method by batch', columns=['curve', 'batch', 'method'], rows=rows, note='')] if rows else []
 
 
 def _waste(groups: Mapping[tuple, list[Mapping]]) -> dict:
@@ -294,7 +228,7 @@ def _waste(groups: Mapping[tuple, list[Mapping]]) -> dict:
     scored, emitted, rounds = sum(map(_scored, lines)), *(sum(x[name] for x in lines) for name in ('emitted', 'rounds'))
     rows.append([curve, value, temperature, emitted / rounds, scored / rounds, 1 - emitted / scored])
   columns = ['curve', 'value', 'T', 'tokens a round', 'positions scored a round', 'wasted']
-  return dict(title='Verification in vain', columns=columns, rows=rows, note='')
+  return dict(title='Wasted verification', columns=columns, rows=rows, note='')
 
 
 def _scored(line: Mapping) -> int:

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 something to put right, wrong arguments included, 130 inte
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
-import functools
 import os
 from pathlib import Path
 import re
@@ -17,10 +16,8 @@ import threading
 import jax
 from jax.experimental.compilation_cache import compilation_cache as programs
 
-from speccascade import rules, sampling
 from speccascade.host import interrupt, multihost, progress, storage
 from speccascade.host.errors import RunError
-from speccascade.types import Combiner, Rule
 
 CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # of which a user can put the cause right
@@ -41,6 +38,12 @@ class Parser(argparse.ArgumentParser):
       '~/.cache/speccascade/jax)',
     )  # fmt: skip
 
+  def spelled(self, argument: str) -> str:
+    """Return an option, which may be written with dashes, with the underscores that it has."""
+    name, equals, value = argument.partition('=')
+    known = f'--{name[2:].replace("-", "_")}'
+    return f'{known}{equals}{value}' if name[:2] == '--' and known in self._option_string_actions else argument
+
   def error(self, message: str):
     """Raise, where argparse would print its usage and exit."""
     raise RunError(f'{message}; see --help.')
@@ -59,18 +62,6 @@ def add_gin(parser: Parser, unbound: str):
     help="folders, by commas, in which gin files and their includes are looked up beside a file's own folder, the one "
     'above it, and gin_configs',
   )  # fmt: skip
-
-
-def add_sampler(parser: argparse._ActionsContainer):
-  """Let a command take the numbers of a sampler, which `sampler` makes of them."""
-  for name in sampling.NEUTRAL:
-    kind, said = int if name == 'top_k' else float, '0 is greedy (1)' if name == 'temperature' else None
-    parser.add_argument(f'--{name.replace("_", "-")}', type=kind, help=said)
-
-
-def sampler(args: argparse.Namespace) -> sampling.Sampler:
-  """Return the sampler of the numbers that were given."""
-  return sampling.Sampler(**{name: x for name in sampling.NEUTRAL if (x := getattr(args, name)) is not None})
 
 
 def add_distributed(parser: Parser):
@@ -125,35 +116,6 @@ def share(text: str) -> tuple[int, int]:
   return int(index), int(count)
 
 
-def rule(text: str) -> Rule | Combiner:
-  """Return the rule or combiner that NAME, NAME:NUMBER or NAME:NUMBER,NUMBER says, as in opt:0.1 or weighted:.5,.5."""
-  name, _, values = text.partition(':')
-  known = {r.__name__: (r, 'alpha') for r in rules.RULES}
-  known |= {'weighted': (rules.weighted, 'weights'), 'contrastive': (rules.contrastive, 'mu')}
-  known |= {'realign': (rules.realign, 'lam')}
-  if name not in known:
-    raise argparse.ArgumentTypeError(f'no rule is called {name}; there are {", ".join(known)}')
-  found, keyword = known[name]
-  try:
-    if values:
-      several = tuple(float(x) for x in values.split(','))
-      if several[1:] and keyword != 'weights':
-        raise ValueError(f'{name} takes one number, {keyword}')
-      found = functools.partial(found, **{keyword: several if keyword == 'weights' else several[0]})
-    rules.bind_combiner(found)
-  except (ValueError, TypeError) as error:
-    raise argparse.ArgumentTypeError(f'{text}: {error}') from None
-  return found
-
-
-def mesh(text: str) -> dict[str, int]:
-  """Return {axis: devices} of 'data=1,model=4'."""
-  try:
-    return {name: int(count) for name, count in (item.split('=') for item in text.split(','))}
-  except ValueError:
-    raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
-
-
 def compilation_cache(folder: str | os.PathLike | None = None):
   """Keep compiled programs in a folder, for other processes too: ~/.cache/speccascade/jax unless told.
 
@@ -175,7 +137,7 @@ def run(
   try:
     if signal.getsignal(signal.SIGINT) is interrupt.leave:
       signal.signal(signal.SIGINT, signal.default_int_handler)
-    args = parser.parse_args([_binding(a) for a in argv])
+    args = parser.parse_args([parser.spelled(_binding(a)) for a in argv])
     if getattr(args, 'distributed', False) and multihost.WATCHED not in os.environ:
       return multihost.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
     compilation_cache(args.compilation_cache)

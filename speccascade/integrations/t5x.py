@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from speccascade import sampling
 from speccascade.checkpoints.t5x import model, with_params
-from speccascade.engine import inputs, loop, profiles
+from speccascade.engine import inputs, loop, plans
 from speccascade.engine.method import Method, SequenceCascade
 from speccascade.engine.stats import derive
 from speccascade.types import Array, Model, Prompt
@@ -51,7 +51,7 @@ def decode_batch(
   if key is None and not sampler.greedy:
     raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
   models = inputs.check_models(method, models)
-  profiles.check_sampler(method.origin, sampler)
+  plans.check_sampler(method.origin, sampler)
   tokens = batch['encoder_input_tokens'].astype(jnp.int32)
   method = method.at(tokens.shape[0])
   places = jnp.arange(tokens.shape[1])[None]

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,9 +18,12 @@ import numpy as np
 
 from speccascade import backends, Sampler
 from speccascade.backends import sharding
+from speccascade.checkpoints.hf import network_from_config
 from speccascade.engine import loop, requests
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose
+from speccascade.models import shapes
+from speccascade.planning.cost_model import calls_cost
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
 from speccascade.types import Network, Prompt
 
@@ -56,6 +61,20 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
+def chip_of(topology: str) -> Chip | None:
+  """Return the chip of a topology."""
+  return CHIPS.get(topology.partition(':')[0])
+
+
+def networks_of(models: Sequence[str], dtype: str, scan: bool = False) -> list[Network]:
+  """Return the networks of a named pair, or of two config.json."""
+  if len(models) == 1:
+    return [dataclasses.replace(network, scan=scan) for network in shapes.pair(models[0], dtype)]
+  if len(models) > 2:
+    raise ValueError(f'models={" ".join(models)}: give the name of one pair, or two config.json.')
+  return [network_from_config(json.loads(Path(path).read_text()), dtype=dtype, scan=scan) for path in models]
+
+
 def describe(topology: str):
   """Return the topology of a name: 'v5e:2x2', 'v6e:8x8', 'h100', 'h100:1x1x4'."""
   chip, _, grid = topology.partition(':')
@@ -87,6 +106,8 @@ class Placement:
   def __init__(self, devices: Sequence, mesh: dict[str, int], rules: Sequence[sharding.Rules | str | None] = ()):
     self.mesh = sharding.mesh(mesh, devices)
     self.rules = tuple(rules)
+    if lost := [rule for rule in self.rules if isinstance(rule, str) and rule not in sharding.NAMED]:
+      raise ValueError(f'rules: {lost[0]!r} is neither whole nor cut; give one for each model, as in whole,cut.')
 
   def rules_of(self, number: int) -> sharding.Rules | str | None:
     """Return the rules of a model, None where they follow its size."""
@@ -108,6 +129,8 @@ def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
 def program(method: Method, networks: Sequence[Network], sizes: Sizes, sampler: Sampler, place: Placement,
             backend: backends.Backend):  # fmt: skip
   """Return the jitted loop and the shapes that it is compiled for."""
+  if place.rules and len(place.rules) != len(networks):
+    raise ValueError(f'rules={list(place.rules)} for {len(networks)} models: give one for each, as in whole,cut.')
   slots = tuple(networks[m] for m in method.slots)
   vocab, layout = slots[-1].vocab_size, None
   cut = [sharding.specs(networks[m], place.mesh, place.rules_of(m)) for m in method.slots]
@@ -169,12 +192,13 @@ def turns(method: Method) -> int:
 
 def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes) -> int:
   """Return the bytes that a round has to read: weights and used caches, half of the new tokens being there."""
-  total = 0
-  for slot, times in method.calls().items():
+
+  def of_call(slot: int) -> int:
     network = networks[method.slots[slot]]
     used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
-    total += times * (weight_bytes(_params(network)) + tree_bytes(_cache(network, sizes, used)))
-  return total
+    return weight_bytes(_params(network)) + tree_bytes(_cache(network, sizes, used))
+
+  return calls_cost(method, of_call)
 
 
 def first_line(error: Exception) -> str:

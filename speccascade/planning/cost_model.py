@@ -1,6 +1,11 @@
-"""The speed-up of a method by the formulas of `theory`, from its counts on some data and times of forward passes."""
+"""The one cost model: a round costs its calls, each as it was measured, and an overhead.
 
-from collections.abc import Mapping, Sequence
+Plans, reports and the studies of speculative verification predict with it by the formulas of `theory`; the floor of a
+compiled program is the same sum, of bytes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,79 @@ FORMULAS = {
   'ensemble_sd': theory.speedup_ensemble_sd,
 }
 ENSEMBLES = ('ensemble', 'naive_cos', 'cos', 'ensemble_sd')  # their speed-up is over the standard ensemble
+
+
+def calls_cost(method: Any, cost: Callable[[int], float]) -> float:
+  """Return what the calls of a round cost, where a call of a slot costs `cost(slot)`."""
+  return sum(count * cost(slot) for slot, count in method.calls().items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+  """Seconds at one batch size.
+
+  Attributes:
+    draft: a call of the drafter.
+    verify: {tokens of each row: a call of the verifier}; those of one token are in it.
+    overhead: a round, beside its calls.
+    start: a batch, once: its prefill and the host's work.
+    start_alone: the same where the verifier decodes alone.
+  """
+
+  draft: float
+  verify: Mapping[int, float]
+  overhead: float = 0.0
+  start: float = 0.0
+  start_alone: float = 0.0
+
+  @property
+  def token(self) -> float:
+    """A token of the verifier alone."""
+    return self.verify[1]
+
+  @property
+  def ratio(self) -> float:
+    """A call of the drafter over one of the verifier."""
+    return self.draft / self.token
+
+  def window(self, width: float) -> float:
+    """Return the seconds of a call of the verifier with so many tokens of each row."""
+    return at_width(self.verify, width)
+
+  def round(self, drafts: float, width: float) -> float:
+    """Return the seconds of a round of so many calls of the drafter and one of the verifier."""
+    return drafts * self.draft + self.window(width) + self.overhead
+
+
+def speedup(
+  kind: str, acceptance: Sequence[float], block: int | Sequence[int], costs: Costs, lengths: Sequence[int] = ()
+) -> float | None:
+  """Return the predicted speed-up of a kind of method at these costs, None where there is no formula.
+
+  It is that of long texts or, over the verifier alone, of texts of the given lengths: what starts a batch counts, and
+  so does the end of a text, which cuts its last round short.
+  """
+  gamma = block[0] if isinstance(block, Sequence) else block
+  width = costs.window(window(kind, gamma)) / costs.token
+  steady = predict(kind, acceptance, costs.ratio, block, width, costs.overhead / costs.token)
+  if not len(lengths) or kind not in ('speculative', 'cascade'):
+    return steady
+  lengths, counts = np.unique(lengths, return_counts=True)
+  spent = costs.round(gamma + (kind == 'cascade'), gamma + 1)
+  alone = costs.start_alone + lengths * (costs.token + costs.overhead)
+  sped = costs.start + rounds(acceptance, gamma, lengths[-1])[lengths] * spent
+  return float((counts * alone).sum() / (counts * sped).sum())
+
+
+def rounds(acceptance: Sequence[float], block: int, longest: int) -> np.ndarray:
+  """Return how many rounds texts of 0, 1, … `longest` tokens are expected to take: [longest + 1]."""
+  kept = theory.ByPlace(acceptance).kept(np.arange(block + 1))
+  chances = kept - np.append(kept[1:], 0)  # that a round gives 1, 2, … block + 1 tokens
+  expected = np.zeros(longest + 1)
+  for n in range(1, longest + 1):
+    before = np.maximum(n - 1 - np.arange(block + 1), 0)
+    expected[n] = 1 + chances @ expected[before]
+  return expected
 
 
 def predict(
@@ -44,33 +122,30 @@ def predict(
   return None if formula is None else float(formula(rate, blocks[0], cost_ratio, verify_cost, overhead))
 
 
-def predict_method(
-  method: Any, counts: Mapping[str, Any], forward: Sequence[Mapping], overhead: float = 0.0
-) -> dict[str, float] | None:
+def predict_method(method: Any, counts: Mapping[str, Any], costs: Costs) -> dict[str, float] | None:
   """Return {'ratio', 'cost_ratio', 'acceptance', 'overhead'} of a method, None where there is no formula.
 
-  `counts` has rounds, tested_at and accepted_at as in `types.Stats`, summed over rows; `forward` has {width: seconds}
-  for each of its slots, the drafter first and the verifier last, for width 1 and others; `overhead` is the seconds that
-  a round costs beside its calls.
+  `counts` has rounds, tested_at and accepted_at as in `types.Stats`, summed over rows.
   """
-  block = _block(method)
-  if block is None:
+  if not _has_formula(method) or not sum(counts['tested_at']):
     return None
   tested, accepted = counts['tested_at'], counts['accepted_at']
-  if method.kind == 'token_cascade':  # whatever is drafted is kept; the question at each place was whether to draft
-    tested, accepted = [counts['rounds'], *tested[:-1]], tested
-  if not sum(tested):
-    return None
-  rates, (small, large) = by_place(tested, accepted), (by_width(forward[0]), by_width(forward[-1]))
-  gamma = block[0] if isinstance(block, tuple) else block
-  if method.kind == 'token_cascade':
-    width = theory.tokens_per_round(theory.ByPlace(rates), gamma)
-  else:
-    width = window(method.kind, gamma)
-  one, cost = large[1], small[1] / large[1]
-  ratio = predict(method.kind, rates, cost, block, at_width(large, width) / one, overhead / one)
   acceptance = float(sum(accepted) / sum(tested))
-  return dict(ratio=ratio, cost_ratio=float(cost), acceptance=acceptance, overhead=float(overhead / one))
+  if method.kind == 'token_cascade':  # all that is drafted is kept; the question at each place was whether to draft
+    rates = by_place([counts['rounds'], *tested[:-1]], tested)
+    width = theory.tokens_per_round(theory.ByPlace(rates), method.block)
+    ratio = predict(method.kind, rates, costs.ratio, method.block, costs.window(width) / costs.token,
+                    costs.overhead / costs.token)  # fmt: skip
+  else:
+    ratio = speedup(method.kind, by_place(tested, accepted), method.block, costs)
+  return dict(ratio=ratio, cost_ratio=costs.ratio, acceptance=acceptance, overhead=costs.overhead / costs.token)
+
+
+def _has_formula(method: Any) -> bool:
+  """Tell whether there is a formula of two models whose drafts are as long as the method says."""
+  if method.kind not in (*FORMULAS, 'cos') or (method.models != 2 and len(method.slots) != 2):
+    return False
+  return method.kind in ('token_cascade', 'cos') or type(method.policy) is stopping.Policy
 
 
 def by_place(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
@@ -99,15 +174,3 @@ def at_width(forward: Mapping[int, float], width: float) -> float:
 def by_width(forward: Mapping) -> dict[int, float]:
   """Return {width: seconds} with numbers for keys, which JSON has as text."""
   return {int(w): float(s) for w, s in forward.items()}
-
-
-def _block(method: Any) -> int | tuple[int, ...] | None:
-  """Return a method's γ, or its γ of each model; None where there is no formula for it."""
-  kind = method.kind
-  if kind not in (*FORMULAS, 'cos') or (method.models != 2 and len(method.slots) != 2):
-    return None
-  if kind == 'cos':
-    return tuple(branch[-1].n for branch in method.phases[0].branches)
-  if kind != 'token_cascade' and type(method.policy) is not stopping.Policy:
-    return None  # how long its drafts are is not known beforehand
-  return method.window - 1 if kind == 'cascade' else method.window

@@ -1,19 +1,15 @@
-"""Models with random weights and dialled acceptance: the work of real ones of the same shapes, without checkpoints."""
+"""Models with random weights, which do the work of real ones of the same shapes, and the bytes that a step reads."""
 
-from collections.abc import Callable, Sequence
-import dataclasses
 import functools
 import math
 import re
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import acceptance, decode
-from speccascade.engine.method import Method
+from speccascade.planning.timing import endless
 from speccascade.types import Model, Network, Params
 
 
@@ -43,22 +39,6 @@ def _noise(seed, scale, shape: tuple[int, ...], dtype: str):
   return (unit * scale).astype(dtype)
 
 
-def dialled(rate: float) -> Callable:
-  """Return an acceptor that keeps each token with this chance, whatever the laws say."""
-
-  def accept(trial):
-    one = jnp.ones(trial.tokens.shape)
-    ok, noise = trial.noise.accept(rate * one, one, trial.position, trial.start)
-    return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one[:, 0], one[:, 0]), noise
-
-  return accept
-
-
-def endless(models: Sequence[Model]) -> list[Model]:
-  """Return the models without EOS."""
-  return [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
-
-
 def weight_bytes(params: Params) -> int:
   """Return the bytes of the parameters, or their shapes, that a decoding step reads.
 
@@ -78,24 +58,3 @@ def _unread(path: str) -> bool:
 def tree_bytes(tree: Any) -> int:
   """Return the bytes of arrays, or of shapes that stand for them."""
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def round_seconds(
-  method: Method, models: Sequence[Model], prompts: Sequence, *, tokens: int, least: int = 1, **kwargs
-) -> Callable[[], np.ndarray]:
-  """Return a function that times one batch of texts: seconds a round, seconds a token of one row, tokens a round.
-
-  What a batch costs once, prefill and the host's work, is left out: it is the difference of texts of `tokens` and of
-  `least` tokens. The rounds are those of the row that needs most.
-  """
-
-  def timed(tokens: int) -> np.ndarray:
-    start = time.perf_counter()
-    stats = decode(method, models, prompts, max_new_tokens=tokens, **kwargs).stats
-    return np.array([time.perf_counter() - start, stats.rounds.max(), stats.emitted.mean()])
-
-  def once() -> np.ndarray:
-    seconds, rounds, emitted = timed(tokens) - timed(least)
-    return np.array([seconds / rounds, seconds / emitted, emitted / rounds])
-
-  return once

@@ -212,8 +212,8 @@ Experiment.latency_trials = 1
 """
 UNLIKE = """
 import os
-from speccascade.planning import floor
-floor.ENOUGH = 10.0 ** (9 if os.environ['JAX_PROCESS_ID'] == '0' else -9)  # as if one ran much faster
+from speccascade.planning import timing
+timing.ENOUGH = 10.0 ** (9 if os.environ['JAX_PROCESS_ID'] == '0' else -9)  # as if one ran much faster
 """
 
 

@@ -19,7 +19,7 @@ from speccascade.host import progress
 from speccascade.host.errors import RunError
 from speccascade.host.journal import Journal
 from speccascade.models import toy
-from speccascade.planning import floor
+from speccascade.planning import timing
 
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
 DRAFT = Curve('draft only', methods.autoregressive, settings={'model': 0})
@@ -202,7 +202,7 @@ def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, tmp_path, monkeypat
 
 
 def test_forward_passes_are_timed_at_every_width(models):
-  found = floor.measure(models, [1, 4], source=4, tokens=6, trials=2)
+  found = timing.measure(models, [1, 4], source=4, tokens=6, trials=2)
   assert list(found) == ['toy2', 'toy1'] and all(set(v) == {'1', '4'} for v in found.values())
   assert all(s > 0 for v in found.values() for s in v.values())
   by_block = Curve('sd', methods.speculative, rules.speculative, 'block', (2, 7))
@@ -218,7 +218,7 @@ def test_passes_that_are_timed_in_turn_are_those_asked_for():
       return super().extend(params, cache, tokens, positions)
 
   small, large = (toy.model(order, order=order).replace(network=Noted(5, order)) for order in (1, 2))
-  seconds = floor.passes_seconds([(small, 1, 3), (large, 4, 1)], tokens=8)
+  seconds = timing.passes_seconds([(small, 1, 3), (large, 4, 1)], tokens=8)
   jax.effects_barrier()
   made.clear()
   assert seconds() > 0

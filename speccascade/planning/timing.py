@@ -1,25 +1,116 @@
-"""The time of one forward pass of each model: what any decoding method pays for a call at the least."""
+"""The one timer: calls that are compared take turns, the first turn is not counted, and medians are reported.
+
+It times whatever is callable: a decode, a round inside the decode loop (`round_seconds`), a forward pass alone
+(`forward_seconds`). With `forced` acceptance a method does the work of a round whatever its models say.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
+import dataclasses
 import functools
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, sampling
+from speccascade import acceptance, backends, decode, sampling
 from speccascade.backends import sharding
 from speccascade.engine.inputs import vocabulary
 from speccascade.engine.loop import positions, prefill
+from speccascade.engine.method import Strategy
 from speccascade.host import multihost
 from speccascade.models.packing import Packing
 from speccascade.types import Model, Network, Prompt
 
 STEPS = 32  # the most passes in one loop on the device, unless said
 ENOUGH = 0.2  # seconds that a loop should take, where fewer passes do
+
+
+class Interval(NamedTuple):
+  """The median of some measurements, and their quartiles."""
+
+  median: float
+  low: float
+  high: float
+
+  @classmethod
+  def of(cls, values: Sequence[float]) -> 'Interval':
+    """Summarise measurements."""
+    low, median, high = np.percentile(values, (25, 50, 75))
+    return cls(float(median), float(low), float(high))
+
+
+def timed(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> tuple[float, Any]:
+  """Return the seconds that a call takes and what it returns."""
+  start = clock()
+  result = call()
+  return clock() - start, result
+
+
+def interleave(runs: Mapping[Any, Callable[[], Any]], trials: int) -> dict[Any, list]:
+  """Return what each run gives: everything once uncounted, then `trials` times in turn."""
+  results = {name: [] for name in runs}
+  for trial in range(trials + 1):
+    for name, run in runs.items():
+      value = run()
+      if trial:
+        results[name].append(value)
+  return results
+
+
+# ---- rounds of a decode ----
+
+
+def forced(rate: float | None) -> Callable:
+  """Return an acceptor that keeps each drafted token with this chance, whatever the models say.
+
+  With None it is `acceptance.token_wise`, in the same compiled program.
+  """
+  return functools.partial(_forced, rate=-1.0 if rate is None else rate)
+
+
+def _forced(trial, *, rate):
+  pi, q = acceptance.at_tokens(trial)
+  pi, q = jnp.where(rate < 0, pi, rate), jnp.where(rate < 0, q, 1.0)
+  ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
+  one = jnp.ones_like(pi[:, 0])
+  return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one, one), noise
+
+
+_forced.by_round = False
+
+
+def endless(models: Sequence[Model]) -> list[Model]:
+  """Return the models without EOS, so that every text is as long as it may be."""
+  return [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
+
+
+def round_seconds(
+  method: Strategy, models: Sequence[Model], prompts: Sequence, *, tokens: int, least: int = 1, **kwargs
+) -> Callable[[], np.ndarray]:
+  """Return a function that times one batch of texts: seconds a round, seconds a token of one row, tokens a round.
+
+  The prefill and the host's work, which a batch costs once, are left out: the times are differences between texts of
+  `tokens` and of `least` tokens. The rounds are those of the row that needs most.
+  """
+
+  def once() -> np.ndarray:
+    long, short = (_totals(method, models, prompts, max_new_tokens=n, **kwargs) for n in (tokens, least))
+    seconds, rounds, emitted = long - short
+    return np.array([seconds / rounds, seconds / emitted, emitted / rounds])
+
+  return once
+
+
+def _totals(method: Strategy, models: Sequence[Model], prompts: Sequence, **kwargs) -> np.ndarray:
+  """Return the seconds of a decode, its rounds, and the mean number of tokens of a row."""
+  seconds, out = timed(lambda: decode(method, models, prompts, **kwargs))
+  return np.array([seconds, out.stats.rounds.max(), out.stats.emitted.mean()])
+
+
+# ---- forward passes alone ----
 
 
 def forward_seconds(model: Model, batch: int = 1, width: int = 1, **sizes) -> Callable[[], float]:
@@ -55,9 +146,7 @@ def passes_seconds(
   loop = passes_loop(networks, backend, widths, batch, source, slots, times, total, options=options)
 
   def seconds(rounds: int) -> float:
-    start = time.perf_counter()
-    loop(params, caches, rounds).block_until_ready()
-    return (time.perf_counter() - start) / rounds
+    return timed(lambda: loop(params, caches, rounds).block_until_ready())[0] / rounds
 
   @functools.cache
   def rounds() -> int:  # at the first call, not while other loops compile beside this one; of all processes as many
@@ -145,14 +234,3 @@ def measure(
   for (name, width), values in interleave(timers, trials).items():
     found[name][width] = float(np.median(values))
   return found
-
-
-def interleave(runs: Mapping[Any, Callable[[], Any]], trials: int) -> dict[Any, list]:
-  """Return what each run gives: everything once unrecorded, then `trials` times in turn."""
-  results = {name: [] for name in runs}
-  for trial in range(trials + 1):
-    for name, run in runs.items():
-      value = run()
-      if trial:
-        results[name].append(value)
-  return results

@@ -1,0 +1,247 @@
+"""What was measured of some models and how to decode with them at each batch size, in one file.
+
+`python -m speccascade.plan MODEL … --out plan.json` makes one. It holds for each batch size the fastest method, the
+speed of each that was tried and, of three models, the profile that speculative verification decides by; and of which
+models, sampler, device and data all of that is.
+
+Axis letters: N samples.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+import numpy as np
+
+from speccascade import sampling
+from speccascade.engine.verification import AcceptanceTable, Latency
+from speccascade.host import storage
+
+FORMAT = 1
+FIELDS = ('s', 'a', 's_target', 'accept', 'place', 'request')  # of a sample, see `Profile`
+MAKE = 'make one with python -m speccascade.plan'
+
+
+class Choice(NamedTuple):
+  """A method of `speccascade.methods` by its name, and its γ, 0 where it has none."""
+
+  method: str
+  block: int = 0
+
+  def __str__(self):
+    return f'{self.method}, γ = {self.block}' if self.block else self.method
+
+
+class Speed(NamedTuple):
+  """Tokens a second of something that was tried, with the quartiles of the trials, and as predicted."""
+
+  name: str
+  block: int
+  median: float
+  low: float
+  high: float
+  predicted: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """Of what a plan is. The verifier is the last model; a digest is None for one that is in no folder."""
+
+  names: tuple[str, ...]
+  digests: tuple[str | None, ...]
+  sampler: tuple[tuple[str, float], ...]
+  device: str
+  data: str
+  block: int  # the longest γ that was measured
+  source: int = 64  # the length of a prompt with which times were measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+  """What speculative verification decides by; `origin` None is checked against nothing.
+
+  Attributes:
+    table: the acceptance that S and A promise.
+    latency: the verifier's times, made of `times` and `steps`.
+    samples: an array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
+      (`accept` is the chance that the verifier keeps the token), the place in the block and the number of the prompt.
+    times: {rows: {tokens: seconds}} of the verifier.
+    steps: {rows: [4]} the seconds of a token of the drafter, of the companion's reading, of a token of the verifier
+      alone, and of a round beside its calls.
+  """
+
+  table: AcceptanceTable
+  latency: Latency
+  origin: Origin | None = None
+  samples: Mapping[str, np.ndarray] | None = None
+  times: Mapping[int, Mapping[int, float]] | None = None
+  steps: Mapping[int, Sequence[float]] | None = None
+
+  def __post_init__(self):
+    if not isinstance(self.latency, Latency):
+      object.__setattr__(self, 'latency', Latency.of(self.latency))
+    self.table.check()
+
+  @classmethod
+  def of(cls, table: AcceptanceTable, origin: Origin, samples, times, steps) -> 'Profile':
+    """Return a profile whose latency is made of its times."""
+    beside = {rows: (draft, companion + overhead) for rows, (draft, companion, _, overhead) in steps.items()}
+    return cls(table, Latency.of(times, beside), origin, samples, times, steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """The fastest method for each batch size, and what it was chosen by.
+
+  Attributes:
+    origin: of what the plan is.
+    choices: {rows: the fastest method that keeps the verifier's distribution}.
+    speeds: {rows: the speed of everything that was tried}.
+    profile: of three models, what speculative verification decides by.
+  """
+
+  origin: Origin
+  choices: Mapping[int, Choice]
+  speeds: Mapping[int, Sequence[Speed]]
+  profile: Profile | None = None
+
+  def save(self, path) -> None:
+    """Write the plan to a file."""
+    content = dict(
+      origin=dataclasses.asdict(self.origin),
+      choices={str(n): list(choice) for n, choice in self.choices.items()},
+      speeds={str(n): [list(speed) for speed in some] for n, some in self.speeds.items()},
+      profile=None if self.profile is None else _content(self.profile),
+    )
+    storage.write(storage.local(path), json.dumps(dict(speccascade_plan=FORMAT, digest=_digest(content), **content)))
+
+
+def _content(profile: Profile) -> dict[str, Any]:
+  """Return a profile as JSON has it."""
+  return dict(
+    table=profile.table.lists(),
+    times={str(n): {str(t): s for t, s in some.items()} for n, some in profile.times.items()},
+    steps={str(n): list(s) for n, s in profile.steps.items()},
+    samples={name: np.round(np.asarray(x, np.float64), 5).tolist() for name, x in profile.samples.items()},
+  )
+
+
+def load(path) -> Plan:
+  """Return the plan in a file, which is read once."""
+  file = storage.local(path)
+  if not file.is_file():
+    raise FileNotFoundError(f'{file}: no such plan; {MAKE}.')
+  return _read(file, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(file: Path, _changed: int) -> Plan:
+  try:
+    content = json.loads(file.read_text())
+    if not isinstance(content, dict) or content.pop('speccascade_plan', None) != FORMAT:
+      raise ValueError('another format')
+    if content.pop('digest', None) != _digest(content):
+      raise ValueError('its content was changed after it was written')
+  except ValueError as error:
+    raise ValueError(f'{file} is no plan of this version ({error}); {MAKE}.') from None
+  origin = Origin(**{k: tuple(map(_tuple, v)) if isinstance(v, list) else v for k, v in content['origin'].items()})
+  choices = {int(n): Choice(*choice) for n, choice in content['choices'].items()}
+  speeds = {int(n): tuple(Speed(*speed) for speed in some) for n, some in content['speeds'].items()}
+  profile = None if content['profile'] is None else _profile(content['profile'], origin)
+  return Plan(origin, choices, speeds, profile)
+
+
+def _profile(content: Mapping[str, Any], origin: Origin) -> Profile:
+  times = {int(n): {int(t): s for t, s in some.items()} for n, some in content['times'].items()}
+  steps = {int(n): tuple(s) for n, s in content['steps'].items()}
+  samples = {name: np.asarray(x) for name, x in content['samples'].items()}
+  return Profile.of(AcceptanceTable.of(**content['table']), origin, samples, times, steps)
+
+
+def _digest(content: Any) -> str:
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _tuple(value: Any) -> Any:
+  return tuple(value) if isinstance(value, list) else value
+
+
+def get(plan: Any) -> Plan:
+  """Return a plan that is given, or the one in the file whose path is given."""
+  if isinstance(plan, (str, Path)):
+    return load(plan)
+  if isinstance(plan, Plan):
+    return plan
+  raise ValueError(f'plan={plan!r} is no plan; give the path of one, or {MAKE}.')
+
+
+def profile_of(plan: Any) -> Profile:
+  """Return a profile that is given, or that of a plan or of the plan in a file."""
+  if isinstance(plan, Profile):
+    return plan
+  found = get(plan)
+  if found.profile is None:
+    names = ' and '.join(found.origin.names)
+    raise ValueError(f'this plan is of {names}, and speculative verification is of three models; {MAKE} of three.')
+  return found.profile
+
+
+# ---- what it is of ----
+
+
+def sampler_of(sampler: sampling.Sampler) -> tuple[tuple[str, float], ...]:
+  """Return the numbers of a sampler that are given."""
+  given = [name for name in sampling.NEUTRAL if name == 'temperature' or sampler.given(name)]
+  return tuple((name, float(getattr(sampler, name))) for name in given)
+
+
+def device_of(models: Sequence) -> str:
+  """Return the device and the dtype that the last of the models computes with."""
+  leaf = max(jax.tree.leaves(models[-1].params), key=np.size)
+  devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()[:1]
+  many = f'{len(devices)} × ' if len(devices) > 1 else ''
+  return f'{many}{next(iter(devices)).device_kind}, {leaf.dtype}'
+
+
+def check_models(origin: Origin | None, models: Sequence, slots: Sequence[int]) -> None:
+  """Refuse models that a plan is not of, of those that a method decodes with; warn where they run on another device."""
+  if origin is None:
+    return
+  for i in sorted(set(slots)):
+    name, digest, model = origin.names[i], origin.digests[i], models[i]
+    if None not in (digest, model.digest) and digest != model.digest:
+      raise ValueError(
+        f'the plan was made with {name} ({digest}) as model {i}, not with {model.name} ({model.digest}); '
+        f'{MAKE} of these models.'
+      )
+  if (here := device_of(models)) != origin.device:
+    warnings.warn(
+      f'the plan was made on {origin.device}, and this is {here}: acceptance is the same, times are not; {MAKE} here.',
+      stacklevel=5,
+    )
+
+
+def check_sampler(origin: Origin | None, sampler: sampling.Sampler) -> None:
+  """Refuse a sampler under which a plan was not made."""
+  if origin is not None and _deciding(sampler_of(sampler)) != _deciding(origin.sampler):
+    said = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
+    raise ValueError(
+      f'the plan was made with {said(origin.sampler)}, not with {said(sampler_of(sampler))}; {MAKE} with this sampler.'
+    )
+
+
+def _deciding(numbers: Sequence[tuple[str, float]]) -> dict[str, Any]:
+  """Return the numbers that decide the distribution, as the program has them; no filter changes what is likeliest."""
+  greedy = dict(numbers)['temperature'] == 0
+  return {name: np.float32(x) for name, x in numbers if not (greedy and name in ('top_k', 'top_p', 'min_p'))}
+
+
+def digest_of(rows: Sequence[Sequence[int]]) -> str:
+  """Return 16 hex digits that tell prompts from any other."""
+  return _digest([list(map(int, row)) for row in rows])

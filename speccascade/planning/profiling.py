@@ -1,0 +1,208 @@
+"""Measure what speculative verification decides by: how often drafts are kept, by S and A, and what verifying costs.
+
+The prompts are decoded with every draft verified, while the companion reads it too; then forward passes are timed.
+`planner.plan` calls this for three models and adds what a round costs beside its calls.
+
+Axis letters: N samples, I bins of S, J bins of A.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import concurrent.futures
+import functools
+from typing import Any
+
+from flax import struct
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import backends, rules
+from speccascade.backends import sharding
+from speccascade.backends.ops import take
+from speccascade.engine import inputs, plans, requests, verification
+from speccascade.engine.engine import Engine
+from speccascade.engine.loop import positions
+from speccascade.engine.method import Method
+from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.engine.state import Context, State
+from speccascade.engine.verification import AcceptanceTable
+from speccascade.host import multihost
+from speccascade.host.progress import Progress
+from speccascade.models import packing
+from speccascade.planning import timing
+from speccascade.stopping import Policy
+from speccascade.types import Array, iota, Model
+
+BINS = 20, 15  # of S, and of A in each
+_NOTED = ('s', 'a', 's_target', 'accept', 'place')
+_PSEUDO = 8.0  # samples that a bin borrows from its row, and a row from all
+
+
+# ---- acceptance ----
+
+
+@struct.dataclass
+class Notes(Policy):
+  """No limit to a draft; the carry is what `Observe` notes of every position."""
+
+  positions: int = struct.field(pytree_node=False)
+
+  def init(self, rows):
+    return {name: jnp.zeros((rows, self.positions)) for name in _NOTED}
+
+
+@struct.dataclass
+class Observe:
+  """Note at the position of each drafted token what companion and verifier say of it; its last test counts."""
+
+  def __str__(self):
+    return 'observe'
+
+  def __call__(self, context: Context, state: State) -> State:
+    width = state.window.source.shape[1]
+    s, a = verification.indicators(state, 1, width)
+    s_target, _ = verification.indicators(state, 2, width)
+    accept = verification.chance(state, 2, width)
+    place = jnp.broadcast_to(iota(s.shape[1]).astype(jnp.float32), s.shape)
+    found = dict(zip(_NOTED, (s, a, s_target, accept, place), strict=True))
+    return state.replace(policy={name: self._noted(state, x, found[name]) for name, x in state.policy.items()})
+
+  def _noted(self, state: State, noted: Array, new: Array) -> Array:
+    slot = iota(noted.shape[1]) - state.length[:, None]
+    fresh = (slot >= 0) & (slot < state.window.size[:, None]) & state.active[:, None]
+    return jnp.where(fresh, take(new, jnp.clip(slot, 0, new.shape[1] - 1)), noted)
+
+
+def observing(block: int, slots: int) -> Method:
+  """Return speculative decoding that verifies all of a draft of γ + 1 tokens, the companion reading along."""
+  phases = (
+    Propose(0, block + 1),
+    Score(1, verification.First(block)),
+    Score(2, verification.First(block)),
+    Observe(),
+    Verify(rules.bind(rules.own), (2,)),
+  )
+  return Method.of_phases(phases, (0, 1, 2), policy=Notes(slots), kind='observing')
+
+
+def observe(
+  models: Sequence[Model], rows: Sequence[requests.Row], block: int = 5, batch: int = 16
+) -> dict[str, np.ndarray]:
+  """Decode rows; return `plans.FIELDS` of every token that was tested, which is every token of the output."""
+  size = sharding.even(min(batch, len(rows)), sharding.row_parts(models))
+  width, max_new = inputs.prompt_width(models, rows, None), max(r.max_new for r in rows)
+  slots = positions(models[-1].network, width, max_new, block + 1)
+  method, needs = observing(block, slots), requests.features(rows)
+  made = Engine(method, models, needs=needs, size=size, width=width, max_new=max_new)
+  order, parts, progress = (
+    inputs.by_length([r.tokens for r in rows]),
+    [],
+    Progress('acceptance by S and A', len(rows), unit='texts'),
+  )
+  for i in range(0, len(rows), size):
+    some = order[i : i + size]
+    place = list(range(len(some)))
+    prefix = made.prefill([rows[n].tokens for n in some], size)
+    state, ended = made.begin(prefix, made.insert_batch([rows[n] for n in some], None, place)), None
+    while ended is None or not ended['done'].all():
+      state, ended = made.collect(made.run(state))
+    noted = {name: np.asarray(x) for name, x in state.policy.items()}
+    parts += [_sample(models[-1], rows[n], n, p, ended, noted) for n, p in zip(some, place, strict=True)]
+    progress.add(len(some))
+  return {name: np.concatenate([part[name] for part in parts]) for name in plans.FIELDS}
+
+
+def _sample(verifier: Model, row: requests.Row, number: int, place: int, ended, noted) -> dict[str, np.ndarray]:
+  """Return what was noted of one row's output."""
+  if (ended['fault'][place] >= 0).any():
+    raise ValueError(f'prompt {number}: logits are not finite; check the weights for NaN, or decode in float32.')
+  start = row.tokens.size if verifier.network.start_id is None else 1
+  span = slice(start, ended['length'][place])
+  found = {name: np.float64(x[place, span]) for name, x in noted.items()}
+  return found | {'request': np.full(len(found['s']), float(number))}
+
+
+# ---- times ----
+
+
+def measure_times(
+  models: Sequence[Model], block: int, batches: Sequence[int], *, source: int = 64, tokens: int = 128, trials: int = 5
+) -> tuple[dict[int, dict[int, float]], dict[int, tuple[float, ...]]]:
+  """Return `times` of a profile, and its `steps` without the last of each.
+
+  The numbers of tokens are those that `sv_exact` computes: the widths of one row's window, packed totals of several
+  rows, or whole windows alone where the backend packs nothing.
+  """
+  times, steps = {}, {}
+  progress = Progress('times', len(batches), unit='batches')
+  for rows in batches:
+    timers = _timers(models, block + 1, rows, source, tokens)
+    found = {name: float(np.median(x)) for name, x in timing.interleave(timers, trials).items()}
+    del timers  # and with them the caches, before the next are made
+    steps[rows] = tuple(found.pop(name) for name in ('draft', 'companion', 'alone'))
+    times[rows] = dict(sorted(found.items()))
+    progress.add(1, f'batch {rows}')
+  return times, steps
+
+
+def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens: int) -> dict[Any, Callable]:
+  """Return timers of the drafter's, companion's and verifier's steps, and by size of the verifier's windows."""
+  caches = [timing.filled([m], rows, source, positions(m.network, source, tokens, width)) for m in models]
+  timer = functools.partial(timing.forward_seconds, batch=rows, source=source, tokens=tokens, window=width)
+  of = lambda i, width, **how: functools.partial(timer, models[i], width=width, caches=caches[i], **how)
+  made = {'draft': of(0, 1), 'companion': of(1, width), 'alone': of(2, 1), rows * width: of(2, width)}
+  if rows * width >= backends.of(models[2].params).pack_from:
+    for n in packing.fine_widths(width)[:-1]:
+      made[rows * n] = of(2, n) if rows == 1 else of(2, width, total=rows * n)
+  with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
+    return dict(zip(made, pool.map(lambda make: make(), made.values()), strict=True))
+
+
+# ---- the table ----
+
+
+def fit(s: np.ndarray, a: np.ndarray, accept: np.ndarray, bins: Sequence[int] = BINS) -> AcceptanceTable:
+  """Return mean acceptance in bins of equal counts: `bins` of S and, within each of those, of A.
+
+  A bin with few samples is drawn towards the mean of its row, a row towards that of all.
+  """
+  s_edges = edges(s, bins[0])
+  row = np.searchsorted(s_edges, s, side='right')
+  a_edges = [edges(a[row == i], bins[1]) for i in range(len(s_edges) + 1)]
+  shape = len(a_edges), max(len(e) for e in a_edges) + 1
+  row, column = AcceptanceTable.of(s_edges, a_edges, np.zeros(shape)).cells(s, a)
+  total, count = (np.zeros(shape) for _ in range(2))
+  np.add.at(total, (row, column), accept)
+  np.add.at(count, (row, column), 1)
+  of_row = (total.sum(1, keepdims=True) + _PSEUDO * accept.mean()) / (count.sum(1, keepdims=True) + _PSEUDO)
+  return AcceptanceTable.of(s_edges, a_edges, (total + _PSEUDO * of_row) / (count + _PSEUDO))
+
+
+def edges(x: np.ndarray, bins: int) -> np.ndarray:
+  """Return the inner edges of at most `bins` bins with equal counts of x; equal values stay together."""
+  if not x.size or bins == 1:
+    return np.zeros(0)
+  inner = np.unique(np.quantile(x, np.arange(1, bins) / bins, method='inverted_cdf'))
+  return inner[inner > x.min()]
+
+
+# ---- a profile ----
+
+
+def samples_of(
+  models: Sequence[Model], prompts: Sequence, *, block: int, batch_size: int, **call
+) -> dict[str, np.ndarray]:
+  """Return the samples of a profile, of all prompts decoded by one sampler."""
+  rows = requests.rows(models, prompts, **call)
+  for i, row in enumerate(rows):
+    if plans.sampler_of(row.sampler) != plans.sampler_of(call['sampler']):
+      raise ValueError(f'prompt {i} has a sampler of its own; a plan is of one sampler.')
+  return observe(models, rows, block, batch_size)
+
+
+def profile(
+  origin: plans.Origin, samples: Mapping[str, np.ndarray], times: Mapping[int, Mapping[int, float]],
+  steps: Mapping[int, Sequence[float]], bins: Sequence[int] = BINS,
+) -> plans.Profile:  # fmt: skip
+  """Return a profile of samples and times; the table has at most `bins` of S and, in each, of A."""
+  table = fit(samples['s'], samples['a'], samples['accept'], bins)
+  return plans.Profile.of(table, origin, samples, times, steps)

@@ -1,0 +1,150 @@
+"""What a compiled decode loop holds and does: memory by kind, copies, collectives, estimated cycles, and its floor.
+
+Estimated cycles are those of XLA's own cost model: they rank programs and do not time them. For a GPU it has none, and
+the kernels of a round are counted. The floor is the time that the memory of the chips takes to read, in a round, the
+weights and used caches of each model call.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+import re
+from typing import Any
+
+from speccascade import Sampler
+from speccascade.planning import aot, hlo
+from speccascade.types import Network
+
+PARTS = {  # by the names of modules in an instruction's path
+  'attention': r'attention',
+  'MLP': r'/mlp',
+  'head': r'logits_dense|\.attend',
+  'embedding': r'embedder',
+  'position bias': r'relpos_bias',
+  'norms': r'norm',
+}
+
+
+def part(x: hlo.Instruction) -> str:
+  """Return what an instruction belongs to."""
+  if x.op.removesuffix('-start') in hlo.COLLECTIVES:
+    return 'collectives'
+  if x.op in ('copy', 'transpose'):
+    return 'copies'
+  return next((name for name, pattern in PARTS.items() if re.search(pattern, x.path)), 'sampling, tests, bookkeeping')
+
+
+KINDS = {'params': 'weights', 'caches': 'caches', 'window': 'window'}  # by what stands in the path of an argument
+
+
+def argument_bytes(module: hlo.Module) -> dict[str, int]:
+  """Return the bytes of the arguments by kind, on one chip, without padding."""
+  found = dict.fromkeys(('weights', 'caches', 'window', 'rest'), 0)
+  for x in module.computations[module.entry]:
+    if x.op == 'parameter':
+      kind = next((kind for name, kind in KINDS.items() if name in x.path), 'rest')
+      found[kind] += hlo.shape_bytes(x.shape)
+  return found
+
+
+def cache_moves(module: hlo.Module) -> list[str]:
+  """Return the copies of whole caches in a round: to another layout, or back from a faster memory."""
+  leaves = {
+    (a.dtype, a.elements)
+    for x in module.computations[module.entry] if x.op == 'parameter' and 'caches' in x.path
+    for a in hlo.arrays(x.shape) if len(a.dims) > 1
+  }  # fmt: skip
+  copies = [(x, new) for c in module.closure(module.body) for x, _, new in module.copies(c)]
+  return [f'{new.dtype}{list(new.dims)}' for _, new in copies if (new.dtype, new.elements) in leaves]
+
+
+def rows_that_fit(weights: int, used: int, batch: int, memory: float) -> int:
+  """Return about how many rows fit, all growing with them but the weights and their copies in other layouts."""
+  return max(0, int((memory - weights) * batch / max(1, used - weights)))
+
+
+def report(
+  program, method, networks: Sequence[Network], sizes: aot.Sizes, chip: aot.Chip, chips: int = 1
+) -> dict[str, Any]:
+  """Return what a compiled loop holds and does."""
+  memory, module = program.memory_analysis(), hlo.Module(program.as_text())
+  relayouts, moves = module.relayouts(), cache_moves(module)
+  anew = [(path, array) for path, array in relayouts if path.startswith('params')]
+  cycles = module.cycles(part, aot.turns(method), chip.bandwidth / chip.clock)
+  least = aot.floor_bytes(method, networks, sizes) / chips
+  arguments, new = argument_bytes(module), memory.output_size_in_bytes - memory.alias_size_in_bytes
+  copied = sum(array.bytes for _, array in anew)
+  used = memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
+  return dict(
+    argument_bytes=memory.argument_size_in_bytes,
+    arguments=arguments,
+    temp_bytes=memory.temp_size_in_bytes,
+    output_bytes=new,
+    used_bytes=used,
+    memory_bytes=round(chip.memory * 2**30),
+    rows_that_fit=rows_that_fit(arguments['weights'] + copied, used, sizes.batch, chip.memory * 2**30),
+    row_loops=len(module.row_loops()),
+    cache_copies=len(moves),
+    cache_copies_of={shape: moves.count(shape) for shape in sorted(set(moves))},
+    entry_relayouts=len(anew),
+    entry_relayout_bytes=copied,
+    entry_cache_relayouts=len(relayouts) - len(anew),
+    collectives=module.collectives(aot.turns(method)),
+    kernels=module.kernels(aot.turns(method)),
+    estimated_cycles=round(sum(cycles.values())) or None,
+    cycles_by_part={name: round(value) for name, value in cycles.items()},
+    floor_bytes=round(least),
+    floor_cycles=round(least / chip.bandwidth * chip.clock),
+  )
+
+
+def show(found: dict[str, Any], chip: aot.Chip) -> None:
+  """Print a report."""
+  gib = lambda n: f'{n / 2**30:.3f} GiB'
+  parts = ', '.join(f'{name} {gib(n)}' for name, n in found['arguments'].items())
+  print(f'arguments       {gib(found["argument_bytes"])} with padding; {parts}')
+  print(f'temporaries     {gib(found["temp_bytes"])}; results in new memory {gib(found["output_bytes"])}')
+  of = f'{gib(found["used_bytes"])} of {gib(found["memory_bytes"])}'
+  print(f'a chip          {of}; by this about {found["rows_that_fit"]} rows fit')
+  anew = f'{found["entry_relayouts"]} weights ({gib(found["entry_relayout_bytes"])})'
+  print(f'laid out anew   {anew} and {found["entry_cache_relayouts"]} other arguments, before the loop')
+  print(f'in a round      {found["row_loops"]} loops over rows, {found["cache_copies"]} copies of whole caches')
+  for shape, count in found['cache_copies_of'].items():
+    print(f'                  {count} × {shape}')
+  for name, (count, times, size) in found['collectives'].items():
+    print(f'                {times} {name} of {size / 2**20:.2f} MiB in all; {count} in the text')
+  floor = f'floor by bytes {found["floor_cycles"]:,} ({1e3 * found["floor_cycles"] / chip.clock:.2f} ms)'
+  if not found['estimated_cycles']:  # as for GPUs
+    print(f'kernels         {found["kernels"]:,} in a round; {floor}')
+    return
+  print(f'cycles          {found["estimated_cycles"]:,} estimated; {floor}')
+  for name, cycles in found['cycles_by_part'].items():
+    print(f'                  {cycles:>12,} {100 * cycles / found["estimated_cycles"]:5.1f} %  {name}')
+  print("The estimate is of XLA's cost model: it ranks programs and does not time them.")
+
+
+def of_topology(
+  topology: str, method, networks: Sequence[Network], sizes: aot.Sizes, sampler: Sampler, mesh: Mapping[str, int] = {},
+  rules: Sequence[str] = (), options: Mapping[str, str] = {}, text: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
+  """Compile a method's loop for the chips of a topology and return its report.
+
+  Args:
+    topology: chips and their layout, as 'v5e:2x2', or 'h100'.
+    method: to compile.
+    networks: of its models.
+    sizes: of the decode.
+    sampler: whose filters are compiled in.
+    mesh: {axis: chips}.
+    rules: 'whole' or 'cut' for each model.
+    options: of XLA.
+    text: a file that the program's text is written to.
+
+  Returns:
+    What `report` returns.
+  """
+  place = aot.Placement(aot.describe(topology).devices, dict(mesh), rules)
+  platform = 'cuda' if topology.startswith('h100') else 'tpu'
+  program = aot.compiled(method, networks, sizes, sampler, place, platform, dict(options))
+  if text is not None:
+    text.write_text(program.as_text())
+  return report(program, method, networks, sizes, aot.chip_of(topology), place.mesh.size)
