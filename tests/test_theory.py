@@ -249,8 +249,8 @@ def test_acceptance_rate_is_one_minus_tv_and_never_over_1():
     (lambda: theory.speedup_cos_steady(0.5, 1.5, 1, 1, 0.5), 'alpha_p=1.5 '),
     (lambda: theory.best_block(theory.speedup_cascade, 0.5, -0.5), 'c=-0.5 '),
     (lambda: theory.best_block(theory.speedup_cascade, 0.5, 0.5, most=0), 'most=0 '),
-    (lambda: theory.acceptance_rate([0.5, 0.6], [0.5, 0.5]), 'q '),
-    (lambda: theory.acceptance_rate([0.5, 0.5], [-1, 2]), 'pi '),
+    (lambda: theory.acceptance_rate([0.5, 0.6], [0.5, 0.5]), 'q='),
+    (lambda: theory.acceptance_rate([0.5, 0.5], [-1, 2]), 'pi='),
     (lambda: theory.acceptance_rate([1.0], [0.5, 0.5]), 'vocabular'),
   ],
 )

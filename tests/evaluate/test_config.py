@@ -204,7 +204,7 @@ def test_every_config_of_the_project_parses_and_opens_with_its_command(path):
 
 
 def test_the_default_config_is_in_the_package_and_builds():
-  config.parse([str(ROOT / 'speccascade' / 'configs' / 'default.gin')])
+  config.parse([str(ROOT / 'speccascade' / 'evaluate' / 'default.gin')])
   (experiment,) = config.build()
   assert {c.name for c in experiment.curves} >= {'target only', 'draft only', 'SpecCascade [OPT]'}
   assert experiment.latency_examples > 0 and 0.0 in experiment.temperatures

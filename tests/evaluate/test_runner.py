@@ -71,7 +71,7 @@ def test_a_journal_line_without_a_field_is_named(whole, tmp_path, name):
   (folder / name).write_text(''.join([json.dumps(record) + '\n', *lines]))
   with pytest.raises(RunError) as caught:
     run(folder)
-  assert str(caught.value) == f'{folder / name}: line 1 is damaged; delete the file to measure anew.'
+  assert str(caught.value) == f'{folder / name}: line 1 is damaged; delete the file to start anew.'
   (folder / name).unlink()
   run(folder)
   assert len((folder / name).read_text().splitlines()) == len(lines)
