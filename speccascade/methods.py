@@ -25,14 +25,14 @@ from speccascade import acceptance, rules, stopping
 from speccascade.engine import plans, verification
 from speccascade.engine.method import ByBatch, Method, SequenceCascade
 from speccascade.engine.phases import Elect, Propose, Score, Verify
-from speccascade.types import Combiner, Rule, whole
+from speccascade.types import checked_int, Combiner, Rule
 
 
 def _models(models: int, combiner: tree_util.Partial) -> int:
   weights = combiner.keywords.get('weights')
   if weights is not None and len(weights) != models:
     raise ValueError(f'{rules.name_of(combiner)} has {len(weights)} weights for {models} models; give one for each.')
-  return whole('models', models, 2)
+  return checked_int('models', models, 2)
 
 
 def _defer(rule: tree_util.Partial) -> tree_util.Partial | None:
@@ -44,7 +44,7 @@ def _defer(rule: tree_util.Partial) -> tree_util.Partial | None:
 def _pair(pair: Sequence[int]) -> tuple[int, int]:
   if not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
     raise ValueError(f'pair={pair!r} is not two models; give the numbers of drafter and verifier, as in (0, 1).')
-  return whole('pair', pair[0], 0), whole('pair', pair[1], 0)
+  return checked_int('pair', pair[0], 0), checked_int('pair', pair[1], 0)
 
 
 def _real(name: str, value: float) -> float:
@@ -56,7 +56,7 @@ def _real(name: str, value: float) -> float:
 def _blocks(name: str, block: int | Sequence[int]) -> tuple[int, ...]:
   if isinstance(block, (str, numbers.Number)) or not isinstance(block, Sequence):
     raise ValueError(f'{name}={block!r} is not a list of the γ of each model; give one for each, as in (5, 1).')
-  return tuple(whole(name, n) for n in block)
+  return tuple(checked_int(name, n) for n in block)
 
 
 def autoregressive(model: int | None = None) -> Method:
@@ -73,7 +73,7 @@ def autoregressive(model: int | None = None) -> Method:
     >>> print(methods.autoregressive(1))
     score(0) · verify(own of (0,))
   """
-  number = 0 if model is None else whole('model', model, 0)
+  number = 0 if model is None else checked_int('model', model, 0)
   phases = Score(0), Verify(rules.bind(rules.own), (0,))
   return Method.of_phases(phases, (number,), kind='autoregressive', extra_models=model is not None)
 
@@ -174,7 +174,7 @@ def speculative(
     propose(0, 5) · score(1) · verify(own of (1,)) (drafts end by Heuristic)
   """
   bound = rules.bind_rule(rule)
-  gamma = whole('block', block)
+  gamma = checked_int('block', block)
   slots = _pair(pair)
   accept, by_round = acceptance.bind(accept)
   policy = stopping.check(policy)
@@ -205,7 +205,7 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
     propose(0, 10) · score(1) · verify(own of (1,), everything) (drafts end by Deferral)
   """
   bound = rules.bind_rule(rule)
-  most = whole('max_draft', max_draft)
+  most = checked_int('max_draft', max_draft)
   if not getattr(bound.func, 'alone', False):
     raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
   phases = (
@@ -259,7 +259,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
     raise ValueError(f'bild needs 0 <= fallback <= 1, a probability, not fallback={fallback}.')
   if not _real('rollback', rollback) >= 0:
     raise ValueError(f'bild needs rollback >= 0, a cross-entropy, not rollback={rollback}.')
-  most = whole('max_draft', max_draft)
+  most = checked_int('max_draft', max_draft)
   phases = Propose(0, most), Score(1), Verify(rules.bind(rules.own), (1,), acceptance.Threshold(rollback))
   return Method.of_phases(phases, (0, 1), policy=stopping.Fallback(fallback), kind='bild')
 
@@ -281,7 +281,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
     propose(0, 5) · score(1, first 4) · verify(contrastive of (0, 1))
   """
   bound = rules.bind_combiner(combiner)
-  gamma = whole('block', block)
+  gamma = checked_int('block', block)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, verification.First(gamma - 1)) for m in everyone[1:])
   return Method.of_phases((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, kind='naive_cos')
@@ -304,7 +304,7 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
     propose(0, 5) · score(1) · score(2) · verify(weighted of (1, 2))
   """
   bound = rules.bind_combiner(combiner)
-  gamma = whole('block', block)
+  gamma = checked_int('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
   scores = tuple(Score(m, after=m - 1 if m > 1 else None) for m in slots)
   phases = Propose(0, gamma), *scores, Verify(bound, slots)
@@ -353,7 +353,7 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:
     >>> print(methods.sv(profile, block=5))
     propose(0, 5) · score(1, first 4) · score(2, greedy goodput, drop) · verify(own of (2,))
   """
-  gamma = whole('block', block)
+  gamma = checked_int('block', block)
   measured = plans.profile_of(plan)
   goodput = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
   phases = (
@@ -384,7 +384,7 @@ def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: 
     >>> print(methods.sv_exact(profile, block=5))
     propose(0, 6) · score(1, first 4) · score(2, goodput) · verify(own of (2,))
   """
-  gamma = whole('block', block)
+  gamma = checked_int('block', block)
   measured = plans.profile_of(plan)
   goodput = verification.Goodput(
     measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
@@ -453,7 +453,7 @@ def by_batch(choices: Mapping[int, Method]) -> Method | ByBatch:
   for method in choices.values():
     if not isinstance(method, Method):
       raise ValueError(f'by_batch: {method!r} is not made of phases; give methods such as speculative(block=5).')
-  rows = sorted(whole('rows', n) for n in choices)
+  rows = sorted(checked_int('rows', n) for n in choices)
   if len(rows) == 1:
     return choices[rows[0]]
   return ByBatch(tuple(choices[n] for n in rows), tuple(rows))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import rules, sampling
-from speccascade.types import Array, iota, Rule, whole
+from speccascade.types import Array, checked_int, iota, Rule
 
 
 def _chance(policy: Any, *names: str):
@@ -139,7 +139,7 @@ class Heuristic(Policy):
   first: int = struct.field(pytree_node=False, default=5)
 
   def __post_init__(self):
-    whole('Heuristic: first', self.first)
+    checked_int('Heuristic: first', self.first)
 
   def init(self, rows):
     return jnp.full(rows, self.first, jnp.int32)

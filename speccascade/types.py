@@ -77,8 +77,17 @@ Rule = Callable[..., Array]  # (q_logits, p_logits, *, alpha, sampler) -> probs 
 Combiner = Callable[..., Array]  # (logits [M, ..., V], *, sampler) -> probs [..., V]
 
 
-def whole(name: str, value: Any, least: int = 1) -> int:
-  """Return a number that the user gave as `name`, having checked that it is whole and at least `least`."""
+def checked_int(name: str, value: Any, least: int = 1) -> int:
+  """Return a user's number as an int.
+
+  Args:
+    name: the name of the number in the error.
+    value: the number.
+    least: the least that it may be.
+
+  Raises:
+    ValueError: it is not whole, or less.
+  """
   if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
     raise ValueError(f'{name}={value!r} is not a whole number of at least {least}.')
   return int(value)

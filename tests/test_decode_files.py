@@ -40,7 +40,7 @@ def rows(path: Path) -> list[dict]:
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory) -> tuple[Path, Path]:
+def checked_int(tmp_path_factory) -> tuple[Path, Path]:
   """Return a file of requests and what one run makes of it."""
   folder = tmp_path_factory.mktemp('whole')
   source, output = write(folder / 'in.jsonl'), folder / 'out.jsonl'
@@ -161,9 +161,7 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
   assert says(capsys.readouterr().err, 'out.jsonl.part', 'another run', 'input')
 
 
-@pytest.mark.parametrize(
-  'content', ['notes', 'notes\n', '"a speccascade"\n', '{"a": 1}\n', '{"a": 1}']
-)
+@pytest.mark.parametrize('content', ['notes', 'notes\n', '"a speccascade"\n', '{"a": 1}\n', '{"a": 1}'])
 def test_a_file_that_is_no_journal_of_ours_is_left_alone(tmp_path, content):
   part = tmp_path / 'x.part'
   part.write_text(content)

@@ -10,7 +10,7 @@ from speccascade.engine import engine, inputs, loop, plans, requests, results, s
 from speccascade.engine.method import SequenceCascade, Strategy
 from speccascade.host.errors import known_as
 from speccascade.host.progress import Progress
-from speccascade.types import Model, whole
+from speccascade.types import checked_int, Model
 
 _LOOKS = 8  # rounds between two looks for stop strings
 _WORDS = {name: f'sampler=speccascade.Sampler({name}=…)' for name in sampling.NEUTRAL} | {
@@ -94,8 +94,8 @@ def stream(
   rows = requests.rows(
     models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
   )
-  every = None if every is None else whole('every', every)
-  skip = frozenset(whole('skip', i, 0) for i in skip)
+  every = None if every is None else checked_int('every', every)
+  skip = frozenset(checked_int('skip', i, 0) for i in skip)
   if skip and max(skip) >= len(rows):
     raise ValueError(f'skip has {max(skip)}, and the rows are 0 … {len(rows) - 1}; skip those of an earlier call.')
   sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, skip=skip)
@@ -120,7 +120,7 @@ def _serve(
   """Return lists of (index, row) that ended or, with `every`, are under way, while the device goes on."""
   needs = requests.features(rows)
   size = inputs.bucket(len(rows), 1)
-  size = size if batch_size is None else min(size, whole('batch_size', batch_size))
+  size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
   shares = sharding.row_parts([models[m] for m in method.slots])
   size = sharding.even(size, shares)
   width = inputs.prompt_width(models, rows, max_prompt_tokens)

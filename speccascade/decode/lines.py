@@ -15,7 +15,7 @@ from speccascade.engine.results import Row
 from speccascade.host import storage
 from speccascade.host.errors import RunError
 from speccascade.host.journal import as_line, Journal
-from speccascade.types import whole
+from speccascade.types import checked_int
 
 _FIELDS = [field.name for field in dataclasses.fields(Request)]
 _KINDS = {
@@ -64,7 +64,7 @@ def _request(line: str) -> Request:
       raise ValueError(f'{name}={value!r} is not {expected}')
   if fields.get('logit_bias'):
     fields = fields | {'logit_bias': {_token(token): number for token, number in fields['logit_bias'].items()}}
-  whole('n', fields.get('n', 1))
+  checked_int('n', fields.get('n', 1))
   return Request(**fields)
 
 

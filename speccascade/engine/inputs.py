@@ -10,7 +10,7 @@ import numpy as np
 
 from speccascade.data import tokenizers
 from speccascade.engine import plans, validate
-from speccascade.types import check_bits, Model, Prompt, whole
+from speccascade.types import check_bits, checked_int, Model, Prompt
 
 
 def check_models(method, models: Sequence[Model]) -> list[Model]:
@@ -136,7 +136,7 @@ def bucket(n: int, least: int = 8) -> int:
 def check_fits(models, rows, given: int | None):
   """Raise where a prompt is longer than `given`, or a row longer than a model has positions."""
   longest = max(rows, key=lambda row: row.tokens.size)
-  if given is not None and longest.tokens.size > whole('max_prompt_tokens', given):
+  if given is not None and longest.tokens.size > checked_int('max_prompt_tokens', given):
     raise ValueError(
       f'prompt {longest.source} has {longest.tokens.size} tokens, more than max_prompt_tokens={given}; shorten it or '
       'raise the limit.'

@@ -14,7 +14,7 @@ from speccascade import sampling
 from speccascade.engine import inputs
 from speccascade.engine.state import Arrays, Limits
 from speccascade.host.errors import known_as
-from speccascade.types import whole
+from speccascade.types import checked_int
 
 _LIMIT = 256  # tokens that one request may stop at
 _SAMPLES = 1 << 20  # of one request
@@ -118,8 +118,8 @@ def rows(
 def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_new_tokens, sampler, seed) -> list[Row]:
   pick = lambda value, default: default if value is None else value
   changes = {name: getattr(request, name) for name in sampling.NEUTRAL if getattr(request, name) is not None}
-  max_new = whole('max_new_tokens', pick(request.max_new_tokens, max_new_tokens))
-  min_new = whole('min_new_tokens', pick(request.min_new_tokens, 0), 0)
+  max_new = checked_int('max_new_tokens', pick(request.max_new_tokens, max_new_tokens))
+  min_new = checked_int('min_new_tokens', pick(request.min_new_tokens, 0), 0)
   if min_new > max_new:
     raise ValueError(f'min_new_tokens={min_new} is more than max_new_tokens={max_new}.')
   row = Row(
@@ -135,11 +135,11 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
     stop=_stop(models, request.stop),
     stop_tokens=_stop_tokens(vocab, request.stop_tokens),
     bias=_bias(vocab, request.logit_bias),
-    logprobs=whole('logprobs', pick(request.logprobs, 0), 0),
+    logprobs=checked_int('logprobs', pick(request.logprobs, 0), 0),
   )
   if row.logprobs > vocab:
     raise ValueError(f'logprobs={row.logprobs} is more than the {vocab} tokens of the vocabulary.')
-  if whole('n', request.n) > _SAMPLES:
+  if checked_int('n', request.n) > _SAMPLES:
     raise ValueError(f'n={request.n} is more than {_SAMPLES} samples of one prompt; ask for more in further calls.')
   return [dataclasses.replace(row, sample=sample) for sample in range(request.n)]
 

@@ -21,7 +21,7 @@ import numpy as np
 from speccascade import sampling
 from speccascade.backends.ops import take
 from speccascade.engine.state import Context, sampler_for_window, State
-from speccascade.types import Array, iota, whole
+from speccascade.types import Array, checked_int, iota
 
 
 @struct.dataclass
@@ -111,7 +111,7 @@ class Latency:
   def of(cls, times: Any, steps: Mapping[int, Sequence[float]] | None = None) -> 'Latency':
     """Take {rows: {tokens: seconds}} as measured, a staircase between, or a time for 0, 1, 2, … tokens of any batch."""
     by_rows = times if isinstance(times, Mapping) else {1: times}
-    rows = tuple(sorted(whole('rows', n) for n in by_rows))
+    rows = tuple(sorted(checked_int('rows', n) for n in by_rows))
     if not rows:
       raise ValueError('latency has no times; give those of a batch of one row at least.')
     seconds = tuple(_staircase(by_rows[n]) for n in rows)
@@ -138,7 +138,7 @@ def index_for(rows: Sequence[int], batch: int) -> int:
 def _staircase(times: Mapping[int, float] | Sequence[float]) -> np.ndarray:
   """Return the time of every number of tokens; one that was not measured takes that of the next that was."""
   if isinstance(times, Mapping):
-    totals = np.array([whole('tokens', n) for n in sorted(times)] or [0])
+    totals = np.array([checked_int('tokens', n) for n in sorted(times)] or [0])
     found = np.array([times.get(n, 0) for n in totals], np.float64)[np.searchsorted(totals, np.arange(totals[-1] + 1))]
     found = np.maximum.accumulate(found)  # noise may have made more tokens look cheaper
   else:

@@ -17,7 +17,7 @@ from speccascade.data.examples import Task
 from speccascade.engine import inputs, plans
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import storage
-from speccascade.types import Model, whole
+from speccascade.types import checked_int, Model
 
 TARGET = 'target only'
 
@@ -84,9 +84,9 @@ class Experiment:
     for name, low in least.items():
       value = getattr(self, name)
       if (name, value) != ('quality_examples', None):
-        whole(f'{self.name}: {name}', value, low)
+        checked_int(f'{self.name}: {name}', value, low)
     for batch in self.latency_batches:
-      if whole(f'{self.name}: a latency batch', batch) > self._most_latency_examples() and self.latency_examples:
+      if checked_int(f'{self.name}: a latency batch', batch) > self._most_latency_examples() and self.latency_examples:
         raise ValueError(
           f'{self.name}: a latency batch of {batch} needs at least as many latency_examples, not '
           f'{self._most_latency_examples()}.'

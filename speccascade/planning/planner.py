@@ -22,7 +22,7 @@ from speccascade.engine.plans import Choice, Origin, Speed
 from speccascade.host.progress import Progress
 from speccascade.planning import cost_model, profiling, sv_model, timing
 from speccascade.planning.cost_model import Costs, ENSEMBLES
-from speccascade.types import Combiner, Model, Rule, whole
+from speccascade.types import checked_int, Combiner, Model, Rule
 
 PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
 TEXTS = 16  # that each trial decodes, and two batches at the least
@@ -251,7 +251,7 @@ def plan(
     raise ValueError(
       f'plan takes a drafter and a verifier, a companion between them or none, not {len(models)} models.'
     )
-  blocks, trials = sorted({whole('blocks', n) for n in blocks}), whole('trials', trials, 0)
+  blocks, trials = sorted({checked_int('blocks', n) for n in blocks}), checked_int('trials', trials, 0)
   if not blocks:
     raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
@@ -285,7 +285,7 @@ def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], c
 def _batches(models: Sequence[Model], batches: Sequence[int], prompts: int) -> tuple[int, ...]:
   """Return the batch sizes, of a mesh those that its devices share evenly."""
   parts = sharding.row_parts(models)
-  batches = tuple(sorted({sharding.even(whole('batches', n), parts) for n in batches}))
+  batches = tuple(sorted({sharding.even(checked_int('batches', n), parts) for n in batches}))
   if max(batches) > prompts:
     raise ValueError(f'{prompts} prompts do not fill a batch of {max(batches)}; give more, or a smaller batch.')
   return batches

@@ -35,7 +35,7 @@ from speccascade.host.journal import Journal
 from speccascade.train.batches import Batch, batches, Pair
 from speccascade.train.losses import Distillation, loss
 from speccascade.train.optimizers import Optimizer
-from speccascade.types import Model, Network, Params, whole
+from speccascade.types import checked_int, Model, Network, Params
 
 # Settings that may change when a run is resumed: its steps are the same under all of them.
 _FREE = {'log_every': 1, 'save_every': 1, 'save_dtype': 'float32', 'format': 'orbax'}
@@ -71,7 +71,7 @@ class Settings:
 
   def __post_init__(self):
     for name in ('steps', 'batch_size', 'log_every', 'save_every'):
-      whole(name, getattr(self, name))
+      checked_int(name, getattr(self, name))
     if not self.widths or min(self.widths) < 1:
       raise ValueError(f'widths={self.widths} must be token counts of at least 1')
     if self.format not in ('orbax', 'hf') or self.save_dtype not in ('float32', 'bfloat16'):
