@@ -15,9 +15,7 @@ Exit codes: 0 done, 1 something to put right (one sentence says what), 130 inter
 
 import argparse
 from collections.abc import Sequence
-import hashlib
 from pathlib import Path
-import shlex
 import sys
 
 from speccascade.host import commands, multihost, storage
@@ -28,21 +26,9 @@ DEFAULT = Path(__file__).parent / 'evaluate' / 'default.gin'
 def main(argv: Sequence[str] | None = None) -> int:
   """Parse, build, run, report."""
   argv = list(sys.argv[1:] if argv is None else argv)
-  said = shlex.join(['python', '-m', 'speccascade.run', *_whole(argv)])
+  command = multihost.command_of_one_process('speccascade.run', argv)
   end = 'interrupted; the same command goes on from here'
-  return multihost.leave(commands.run(_parser(), lambda args: _run(args, said), argv, end))
-
-
-def _whole(argv: Sequence[str]) -> list[str]:
-  """Return the arguments with which one process comes to the same results."""
-  kept = []
-  given = iter(argv)
-  for argument in given:
-    if argument in ('--shard', '--host_timeout'):
-      next(given, None)
-    elif argument not in ('--merge', '--distributed') and not argument.startswith(('--shard=', '--host_timeout=')):
-      kept.append(argument)
-  return kept
+  return multihost.leave(commands.run(_parser(), lambda args: _run(args, command), argv, end))
 
 
 def _parser() -> commands.Parser:
@@ -52,7 +38,7 @@ def _parser() -> commands.Parser:
     '--only',
     type=commands.listed,
     default=[],
-    help='names of experiments, by commas, to measure now. Default: all that the config has',
+    help='experiments to measure now, by commas. Default: all',
   )
   parser.add_argument(
     '--run_dir',
@@ -80,8 +66,7 @@ def _run(args: argparse.Namespace, command: str):
 
   files = args.gin_file or [str(DEFAULT)]
   text = config.parse(files, args.gin_bindings, args.gin_search_paths)
-  said = config.folder()
-  folder = run_dir or (storage.resolve(said) if said else _folder(files[-1], text))
+  folder = run_dir or config.folder(files[-1], text)
   made = config.build()
   about = dict(config=text, command=command, only=args.only)
   if args.merge:
@@ -90,11 +75,6 @@ def _run(args: argparse.Namespace, command: str):
     folders = runner.run(made, folder, **about, shard=Shard(*args.shard) if args.shard else None)
   if folders and multihost.is_writer():
     print(formats.closing(folders, next_steps=not args.gin_file))
-
-
-def _folder(file: str, text: str) -> Path:
-  """Return a run directory that is the same for the same config."""
-  return Path('runs') / f'{Path(file).stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}'
 
 
 if __name__ == '__main__':

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import functools
+import hashlib
 import inspect
+from pathlib import Path
 
 import gin
 
@@ -83,10 +85,17 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
   return ''.join([gin.config_str(max_line_length=120), *sources])
 
 
-def folder() -> str | None:
-  """Return where the config says that results go, if it does."""
+def folder(file: str, text: str) -> Path:
+  """Return the run directory of the config that was read: its own, else one that is the same for the same config.
+
+  Args:
+    file: the last gin file.
+    text: the whole config.
+  """
   bound = gin.get_bindings('speccascade.run', resolve_references=False).get('folder')
-  return copy.deepcopy(bound)  # which resolves a macro
+  if own := copy.deepcopy(bound):  # which resolves a macro
+    return storage.resolve(own)
+  return Path('runs') / f'{Path(file).stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}'
 
 
 def build() -> list[Experiment]:

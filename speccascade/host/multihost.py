@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -214,6 +215,18 @@ def ended(error: Exception) -> bool:
   """Tell whether an error may be that of a program of several processes, one of which is gone."""
   memory = str(error).startswith('RESOURCE_EXHAUSTED')
   return count() > 1 and isinstance(error, jax.errors.JaxRuntimeError) and not memory
+
+
+def command_of_one_process(module: str, argv: Sequence[str]) -> str:
+  """Return the command with which one process comes to the same results as shards or several processes."""
+  arguments = []
+  given = iter(argv)
+  for argument in given:
+    if argument in ('--shard', '--host_timeout'):
+      next(given, None)
+    elif argument not in ('--merge', '--distributed') and not argument.startswith(('--shard=', '--host_timeout=')):
+      arguments.append(argument)
+  return shlex.join(['python', '-m', module, *arguments])
 
 
 def threads() -> int:
