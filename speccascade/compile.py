@@ -30,8 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.compile', __doc__)
   parser.add_argument('--topology', default='v5e:2x2', help="chips and their layout, as in v5e:2x2, or 'h100'")
-  parser.add_argument('--models', nargs='+', required=True, metavar='MODEL',
-                      help=f'{", ".join(shapes.PAIRS)}, or two config.json')  # fmt: skip
+  parser.add_argument(
+    '--models', nargs='+', required=True, metavar='MODEL', help=f'{", ".join(shapes.PAIRS)}, or two config.json'
+  )
   options.add_method(parser)
   options.add_batch_size(parser, 1)
   options.add_max_new_tokens(parser)
@@ -56,17 +57,8 @@ def _run(args: argparse.Namespace):
   method = options.method(args, len(networks)).at(args.batch_size)
   sizes = aot.Sizes(args.batch_size, args.max_prompt_tokens, args.max_new_tokens)
   try:
-    found = program_report.of_topology(
-      args.topology,
-      method,
-      networks,
-      sizes,
-      options.sampler(args),
-      args.mesh or {},
-      args.rules,
-      dict(args.xla),
-      args.text,
-    )
+    given = options.sampler(args), args.mesh or {}, args.rules, dict(args.xla), args.text
+    found = program_report.of_topology(args.topology, method, networks, sizes, *given)
   except jax.errors.JaxRuntimeError as error:
     raise RunError(aot.first_line(error)) from error
   print(f'{" and ".join(args.models)}, {method.name}, batch {sizes.batch}, γ {method.block}, {args.dtype}')

@@ -57,21 +57,16 @@ def _run(args: argparse.Namespace):
   out = storage.local(args.out) if args.out else None
   if out is not None and out.exists() and not args.overwrite:
     raise RunError(f'{out} exists; pass --overwrite to replace it.')
-  sampler, others = options.sampler(args), {path: plans.load(path) for path in args.against}
+  others = {path: plans.load(path) for path in args.against}
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.prompts, field, args.count)
   options.digests(args)
-  found = plan(
-    options.load_models(args), prompts, blocks=args.blocks, batches=args.batches, sampler=sampler,
-    rules=dict(args.rule), max_new_tokens=args.max_new_tokens, seed=args.seed, trials=args.trials,
-    data=storage.local(args.prompts).name, progress=True,
-  )  # fmt: skip
+  settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials')}
+  settings |= dict(sampler=options.sampler(args), rules=dict(args.rule), data=storage.local(args.prompts).name)
+  found = plan(options.load_models(args), prompts, progress=True, **settings)
   print(found)
   if found.profile is not None:
-    tables = [sv_studies.information(found.profile.samples, found.profile.table), sv_studies.break_even(found.profile)]
-    profiles = {'this plan': found.profile} | {path: plans.profile_of(other) for path, other in others.items()}
-    tables += [sv_studies.robustness(profiles)] if others else []
-    print('', *map(markdown, tables), sep='\n\n')
+    print('', *map(markdown, sv_studies.of_plan(found.profile, others)), sep='\n\n')
   if out is not None:
     storage.remove_parts(out)
     found.save(out)

@@ -34,12 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.run', __doc__)
   commands.add_gin(parser, 'Without one the embedded default runs')
-  parser.add_argument(
-    '--only',
-    type=commands.listed,
-    default=[],
-    help='experiments to measure now, by commas. Default: all',
-  )
+  parser.add_argument('--only', type=commands.listed, default=[], help='experiments to measure, by commas (all)')
   parser.add_argument(
     '--run_dir',
     help='where results go, a folder or an address, as gs://BUCKET/RUN. Default: run.folder of the config, else '

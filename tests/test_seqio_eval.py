@@ -154,7 +154,7 @@ def test_t5xs_macros_make_an_experiment(task, byt5, tmp_path, monkeypatch):
   file = Path(__file__).parents[1] / 'gin_configs' / 'runs' / 't5x_eval.gin'
   config.parse([str(file)], bindings)
   (experiment,) = config.build()
-  assert config.folder() == 'out' and sys.modules['my_tasks'].IMPORTED
+  assert config.folder('x.gin', '') == Path('out') and sys.modules['my_tasks'].IMPORTED
   assert [m.path for m in experiment.models] == ['small/checkpoint_9', 'large/checkpoint_9']
   assert (experiment.task.max_prompt_tokens, experiment.task.max_new_tokens) == (6, 9)
   ids = list(map(find(byt5).encode, PROMPTS))  # cut before the end of text is put behind

@@ -25,11 +25,19 @@ import tempfile
 PROCESSES = 16  # that a program may have, threads included
 FILE_BYTES = 1 << 24
 WITHOUT_ISOLATION = 'without isolation'  # the value of allow_execution that permits to run without namespaces
-PASSED, FAILED, TIMED_OUT, MEMORY = 'passed', 'failed', 'timed out', 'memory'
+PASSED = 'passed'
+FAILED = 'failed'
+TIMED_OUT = 'timed out'
+MEMORY = 'memory'
 _REFUSED = 'refused'
 
-_NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
-_KEEPCAPS, _PDEATHSIG, _NO_NEW_PRIVS, _SET_DUMPABLE = 8, 1, 38, 4
+_NEWUSER = 0x10000000
+_NEWPID = 0x20000000
+_NEWNET = 0x40000000
+_KEEPCAPS = 8
+_PDEATHSIG = 1
+_NO_NEW_PRIVS = 38
+_SET_DUMPABLE = 4
 _CAP_DAC_READ_SEARCH = 2
 _UNUSED_USERS = range(61184, 65520)  # reserved for services without a user of their own
 _REPORT = 4096

@@ -15,9 +15,10 @@ from speccascade.types import Combiner, Model, Rule
 DTYPES = ('float32', 'bfloat16', 'float16')
 _FROM_PYTHON = {'sequence_cascade', 'by_batch'}  # which need a function or other methods
 METHODS = [
-  name for name, made in vars(methods).items()
+  name
+  for name, made in vars(methods).items()
   if inspect.isfunction(made) and made.__module__ == methods.__name__ and name[0] != '_' and name not in _FROM_PYTHON
-]  # fmt: skip
+]
 SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'plan')
 
 
@@ -82,8 +83,9 @@ def add_models(parser: commands.Parser, *, positional: bool = False):
     parser.add_argument('models', nargs='*', metavar='MODEL', help=said)
     parser.add_argument('--models', nargs='+', dest='models_option', metavar='MODEL', help='the same as an option')
   else:
-    parser.add_argument('--models', nargs='+', required=True, metavar='MODEL',
-                        help=f'{said}; another option or -- ends them')  # fmt: skip
+    parser.add_argument(
+      '--models', nargs='+', required=True, metavar='MODEL', help=f'{said}; another option or -- ends them'
+    )
   parser.add_argument('--dtype', choices=DTYPES, help='of the models (as stored)')
   add_mesh(parser)
 
@@ -115,7 +117,8 @@ def load_models(args: argparse.Namespace) -> list[Model]:
 def add_sampler(parser: argparse._ActionsContainer):
   """Let a command take the numbers of a sampler, which `sampler` makes of them, and a seed."""
   for name in sampling.NEUTRAL:
-    kind, said = int if name == 'top_k' else float, '0 is greedy (1)' if name == 'temperature' else None
+    kind = int if name == 'top_k' else float
+    said = '0 is greedy (1)' if name == 'temperature' else None
     parser.add_argument(f'--{name}', type=kind, help=said)
   parser.add_argument('--seed', type=int, default=0, help='keys prompts with their number (0)')
 

@@ -214,7 +214,9 @@ def check_models(origin: Origin | None, models: Sequence, slots: Sequence[int]) 
   if origin is None:
     return
   for i in sorted(set(slots)):
-    name, digest, model = origin.names[i], origin.digests[i], models[i]
+    name = origin.names[i]
+    digest = origin.digests[i]
+    model = models[i]
     if None not in (digest, model.digest) and digest != model.digest:
       raise ValueError(
         f'the plan was made with {name} ({digest}) as model {i}, not with {model.name} ({model.digest}); '

@@ -75,7 +75,8 @@ class AcceptanceTable:
 
   def check(self) -> None:
     """Refuse a table whose shapes do not fit, whose edges do not ascend or whose means are no shares."""
-    means, a_edges = np.asarray(self.means), np.asarray(self.a_edges)
+    means = np.asarray(self.means)
+    a_edges = np.asarray(self.a_edges)
     if means.shape != (len(self.s_edges) + 1, a_edges.shape[1] + 1) or len(a_edges) != len(means):
       raise ValueError(
         'table: means need a row for each bin of S and a column for each bin of A, a_edges a row for each'
@@ -170,7 +171,8 @@ def lengths(gains: Array, seconds: Array, rows: Array, greedy: bool = False) -> 
   falling, order = lax.sort((-flat, place), num_keys=1, is_stable=True)
   total = best_total(-falling, seconds, rows, greedy)
   last = jnp.maximum(total - 1, 0)
-  least, at = (-falling)[last], order[last]
+  least = (-falling)[last]
+  at = order[last]
   chosen = (total > 0) & ((flat > least) | ((flat == least) & (place <= at)))  # equal gains come in the order of places
   return chosen.reshape(gains.shape).sum(1, dtype=jnp.int32)
 
@@ -207,8 +209,9 @@ class Goodput:
     if gains.shape[0] > self.latency.rows[-1] > 1:
       warnings.warn(
         f'the plan has times of up to {self.latency.rows[-1]} rows, and this batch has {gains.shape[0]}: what more '
-        'tokens cost is a guess; plan with --batches of this size.', stacklevel=2
-      )  # fmt: skip
+        'tokens cost is a guess; plan with --batches of this size.',
+        stacklevel=2,
+      )
     rows = jnp.sum(state.active)
     seconds, (draft, companion) = self.latency.at(gains.shape[0], rows, gains.size + 1)
     beside = 0 if self.greedy else self.drafts * draft + companion
@@ -226,7 +229,8 @@ def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
 
   They are those of the sampled laws, at temperature 0 of the unscaled ones.
   """
-  w, sampler = state.window, sampler_for_window(state, slots)
+  w = state.window
+  sampler = sampler_for_window(state, slots)
   q = sampler.soft(w.logits[0][:, :slots], _drawn_from(state, slots))
   law = sampler.soft(w.logits[companion][:, :slots])
   return jnp.minimum(q, law).sum(-1), _ratio(state, q, law)
@@ -249,7 +253,8 @@ def _drawn_from(state: State, slots: int) -> Array:
 def _ratio(state: State, q: Array, law: Array) -> Array:
   """Return min(1, law / q) at the first pending tokens."""
   tokens = _pending(state, q.shape[1])
-  q_x, law_x = sampling.at_token(q, tokens), sampling.at_token(law, tokens)
+  q_x = sampling.at_token(q, tokens)
+  law_x = sampling.at_token(law, tokens)
   return jnp.where(q_x > 0, jnp.minimum(1, law_x / jnp.where(q_x > 0, q_x, 1)), 0)
 
 

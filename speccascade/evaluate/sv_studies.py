@@ -57,7 +57,8 @@ def information(
   target = equal_width(samples['accept'], TARGET_BINS)
   found = {}
   for n in resolutions:
-    s, a = equal_width(samples['s'], n), equal_width(samples['a'], n)
+    s = equal_width(samples['s'], n)
+    a = equal_width(samples['a'], n)
     found[f'{n} ({n}×{n} for both)'] = s, a, s * n + a
   adaptive = _adaptive(samples, table)
   found[f'adaptive ({len(np.unique(adaptive[2]))} bins)'] = adaptive
@@ -76,14 +77,16 @@ def information(
 
 def _adaptive(samples: Samples, table: verification.AcceptanceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Return the bins of equal counts of S alone, of A alone, and of both as a table has them."""
-  a, bins = samples['a'], np.shape(table.means)[1]
+  a = samples['a']
+  bins = np.shape(table.means)[1]
   row, column = table.cells(samples['s'], a)
   return row, np.searchsorted(profiling.edges(a, bins), a, side='right'), row * bins + column
 
 
 def correlation(samples: Samples) -> float:
   """Return the correlation of S(q, c) and S(q, p); NaN where either never changes."""
-  s, target = samples['s'], samples['s_target']
+  s = samples['s']
+  target = samples['s_target']
   return float(np.corrcoef(s, target)[0, 1]) if s.std() and target.std() else float('nan')
 
 
@@ -93,11 +96,13 @@ def correlation(samples: Samples) -> float:
 def reliability(table: verification.AcceptanceTable, samples: Samples, bins: int = 10) -> dict:
   """Return mean acceptance by predicted acceptance, with intervals: what a reliability diagram shows."""
   said = table.predict(samples['s'], samples['a'])
-  label, rows = equal_width(said, bins), []
+  label = equal_width(said, bins)
+  rows = []
   for i in range(bins):
     here = label == i
     if here.any():
-      total, n = samples['accept'][here].sum(), float(here.sum())
+      total = samples['accept'][here].sum()
+      n = float(here.sum())
       low, high = wilson(np.array(total), np.array(n))
       name = f'{i / bins:.1f} … {(i + 1) / bins:.1f}'
       rows.append([name, said[here].mean(), total / n, float(low), float(high), int(n)])
@@ -160,15 +165,37 @@ def break_even(found: plans.Profile) -> dict:
     x = sv_model.simulate(found, batch)
     others = max(x['plain'], x['speculative'])
     slack = _slack(found, batch, x, others)
-    rows.append([
-      batch, x['plain'], x['fixed'], x['speculative'], x['block'], x['sv'], x['sv'] / x['fixed'], x['sv'] / others,
-      x['verified'], x['wasted'], 1e3 * found.steps[batch][1], 1e3 * slack,
-    ])  # fmt: skip
+    rows.append(
+      [
+        batch,
+        x['plain'],
+        x['fixed'],
+        x['speculative'],
+        x['block'],
+        x['sv'],
+        x['sv'] / x['fixed'],
+        x['sv'] / others,
+        x['verified'],
+        x['wasted'],
+        1e3 * found.steps[batch][1],
+        1e3 * slack,
+      ]
+    )
   gamma = f'γ = {found.origin.block}'
   columns = [
-    'batch', 'plain', f'speculative, {gamma}', 'with the best γ', 'γ', f'sv_exact, {gamma}', f'over {gamma}',
-    'over the best', 'verified', 'wasted', 'companion ms', 'may cost ms',
-  ]  # fmt: skip
+    'batch',
+    'plain',
+    f'speculative, {gamma}',
+    'with the best γ',
+    'γ',
+    f'sv_exact, {gamma}',
+    f'over {gamma}',
+    'over the best',
+    'verified',
+    'wasted',
+    'companion ms',
+    'may cost ms',
+  ]
   note = (
     'Tokens a second by the cost model, from measured calls and observed acceptance. '
     'A companion that costs more than the last column does not pay.'
@@ -183,6 +210,15 @@ def _slack(found: plans.Profile, batch: int, x: Mapping[str, float], others: flo
 
 
 # ---- of a run ----
+
+
+def of_plan(found: plans.Profile, others: Mapping[str, plans.Plan]) -> list[dict]:
+  """Return the tables of a plan of three models, with how well the tables of other plans predict its samples."""
+  tables = [information(found.samples, found.table), break_even(found)]
+  if others:
+    profiles = {path: plans.profile_of(other) for path, other in others.items()}
+    tables.append(robustness({'this plan': found} | profiles))
+  return tables
 
 
 def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[int] = ()) -> list[dict]:
@@ -240,13 +276,15 @@ def fairness(name: str, lines: Sequence[Mapping], count: int = 5) -> dict:
   mean = [(_scored(x) - x['rounds']) / max(x['rounds'], 1) for x in lines]
   order = sorted(range(len(lines)), key=mean.__getitem__)
   count = min(count, len(order) // 2)
-  few, many = order[:count], order[len(order) - count :][::-1]
+  few = order[:count]
+  many = order[len(order) - count :][::-1]
   most = max(len(x['verified_lengths']) for x in lines)
   of = lambda x: [*x['verified_lengths'], *[0] * (most - len(x['verified_lengths']))]
   rows = [
     [kind, lines[i]['example'], mean[i], lines[i]['rounds'], *of(lines[i])]
-    for kind, some in (('fewest', few), ('most', many)) for i in some
-  ]  # fmt: skip
+    for kind, some in (('fewest', few), ('most', many))
+    for i in some
+  ]
   total = [sum(column) for column in zip(*map(of, lines), strict=True)]
   rows.append(['all', len(lines), sum(mean) / len(mean), sum(x['rounds'] for x in lines), *total])
   columns = ['verified', 'request', 'mean length', 'rounds', *(f'of {n}' for n in range(most))]

@@ -28,15 +28,19 @@ class Parser(argparse.ArgumentParser):
 
   def __init__(self, prog: str, doc: str, **kwargs):
     super().__init__(
-      prog=f'python -m {prog}', description=doc.replace('%', '%%'), allow_abbrev=False,
-      formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs,
-    )  # fmt: skip
+      prog=f'python -m {prog}',
+      description=doc.replace('%', '%%'),
+      allow_abbrev=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      **kwargs,
+    )
     self.add_argument('--debug', action='store_true', help='show the traceback of an error')
     self.add_argument(
-      '--compilation_cache', metavar='FOLDER',
+      '--compilation_cache',
+      metavar='FOLDER',
       help="keeps compiled programs between processes; '' for none (JAX_COMPILATION_CACHE_DIR, else "
       '~/.cache/speccascade/jax)',
-    )  # fmt: skip
+    )
 
   def spelled(self, argument: str) -> str:
     """Return an option, which may be written with dashes, with the underscores that it has."""
@@ -54,27 +58,34 @@ def add_gin(parser: Parser, unbound: str):
   repeated = dict(action='append', default=[])
   parser.add_argument('--gin_file', **repeated, help=f'a gin file; may be repeated. {unbound}')
   parser.add_argument(
-    '--gin_bindings', **repeated,
+    '--gin_bindings',
+    **repeated,
     help="a binding, as in 'Experiment.seed = 1'; may be repeated. --gin.NAME=VALUE is short for it",
-  )  # fmt: skip
+  )
   parser.add_argument(
-    '--gin_search_paths', type=listed, default=[],
+    '--gin_search_paths',
+    type=listed,
+    default=[],
     help="folders, by commas, in which gin files and their includes are looked up beside a file's own folder, the one "
     'above it, and gin_configs',
-  )  # fmt: skip
+  )
 
 
 def add_distributed(parser: Parser):
   """Let a command be one of several processes, which `join` makes of it."""
   parser.add_argument(
-    '--distributed', action='store_true',
+    '--distributed',
+    action='store_true',
     help='this is one of several processes of a slice, as TPU, Slurm, Open MPI or Kubernetes says, or '
     'JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID; the first writes',
-  )  # fmt: skip
+  )
   parser.add_argument(
-    '--host_timeout', type=_patience, default=int(multihost.LIMIT), metavar='SECONDS',
+    '--host_timeout',
+    type=_patience,
+    default=int(multihost.LIMIT),
+    metavar='SECONDS',
     help='how long a process waits for another before all end (%(default)s)',
-  )  # fmt: skip
+  )
 
 
 def join(args: argparse.Namespace):
@@ -133,7 +144,8 @@ def run(
   parser: Parser, command: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None, stopped: str
 ) -> int:
   """Run a command and return its exit code, 0 where it gives none; `stopped` is said where it was stopped."""
-  argv, args = list(sys.argv[1:] if argv is None else argv), argparse.Namespace()
+  argv = list(sys.argv[1:] if argv is None else argv)
+  args = argparse.Namespace()
   try:
     if signal.getsignal(signal.SIGINT) is interrupt.leave:
       signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -126,20 +126,28 @@ def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def program(method: Method, networks: Sequence[Network], sizes: Sizes, sampler: Sampler, place: Placement,
-            backend: backends.Backend):  # fmt: skip
+def program(
+  method: Method,
+  networks: Sequence[Network],
+  sizes: Sizes,
+  sampler: Sampler,
+  place: Placement,
+  backend: backends.Backend,
+):
   """Return the jitted loop and the shapes that it is compiled for."""
   if place.rules and len(place.rules) != len(networks):
     raise ValueError(f'rules={list(place.rules)} for {len(networks)} models: give one for each, as in whole,cut.')
   slots = tuple(networks[m] for m in method.slots)
-  vocab, layout = slots[-1].vocab_size, None
+  vocab = slots[-1].vocab_size
+  layout = None
   cut = [sharding.specs(networks[m], place.mesh, place.rules_of(m)) for m in method.slots]
   if place.mesh.size > 1:
     layout = sharding.planned(slots, place.mesh, cut, sizes.batch, method.window, vocab)
     backend = backend.on_mesh(layout)
   buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.window)
   fixed = loop.Program(slots, tuple(range(len(slots))), buffer, vocab, backend)
-  prompt, zero = np.zeros(sizes.source, np.int32), np.uint32(0)
+  prompt = np.zeros(sizes.source, np.int32)
+  zero = np.uint32(0)
   row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
   shapes = tuple(jax.eval_shape(backend.prepare, _params(n)) for n in slots)

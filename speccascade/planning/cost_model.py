@@ -129,13 +129,15 @@ def predict_method(method: Any, counts: Mapping[str, Any], costs: Costs) -> dict
   """
   if not _has_formula(method) or not sum(counts['tested_at']):
     return None
-  tested, accepted = counts['tested_at'], counts['accepted_at']
+  tested = counts['tested_at']
+  accepted = counts['accepted_at']
   acceptance = float(sum(accepted) / sum(tested))
   if method.kind == 'token_cascade':  # all that is drafted is kept; the question at each place was whether to draft
     rates = by_place([counts['rounds'], *tested[:-1]], tested)
     width = theory.tokens_per_round(theory.ByPlace(rates), method.block)
-    ratio = predict(method.kind, rates, costs.ratio, method.block, costs.window(width) / costs.token,
-                    costs.overhead / costs.token)  # fmt: skip
+    ratio = predict(
+      method.kind, rates, costs.ratio, method.block, costs.window(width) / costs.token, costs.overhead / costs.token
+    )
   else:
     ratio = speedup(method.kind, by_place(tested, accepted), method.block, costs)
   return dict(ratio=ratio, cost_ratio=costs.ratio, acceptance=acceptance, overhead=costs.overhead / costs.token)
@@ -150,7 +152,8 @@ def _has_formula(method: Any) -> bool:
 
 def by_place(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
   """Return the acceptance rate at each place in the block, one rate for the places from where tests are few."""
-  tested, accepted = np.asarray(tested), np.asarray(accepted)
+  tested = np.asarray(tested)
+  accepted = np.asarray(accepted)
   few = tested < LEAST
   first = int(np.argmax(few)) if few.any() else tested.size
   rates = list(accepted[:first] / tested[:first])

@@ -12,9 +12,14 @@ import re
 
 BITS = {'pred': 8, 'c64': 64, 'c128': 128}  # the others have them in their names
 COLLECTIVES = (
-  'all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all', 'collective-permute',
+  'all-gather',
+  'all-reduce',
+  'reduce-scatter',
+  'all-to-all',
+  'ragged-all-to-all',
+  'collective-permute',
   'collective-broadcast',
-)  # fmt: skip
+)
 KERNELS = ('tpu_custom_call', '__gpu$xla.gpu.triton', 'triton_kernel_call')  # targets of Pallas
 MOVES = {'parameter', 'bitcast', 'reshape', 'copy', 'transpose', 'convert', 'get-tuple-element', 'tuple'}
 CONTROL = {'parameter', 'constant', 'bitcast', 'tuple', 'get-tuple-element', 'while', 'conditional', 'call'}
@@ -84,7 +89,8 @@ class Instruction:
   @property
   def operands(self) -> list[str]:
     """The names of the operands."""
-    depth, end = 1, len(self.rest)
+    depth = 1
+    end = len(self.rest)
     for i, c in enumerate(self.rest):
       depth += (c == '(') - (c == ')')
       if not depth:
@@ -128,7 +134,8 @@ class Module:
 
   def closure(self, start: str, fusions: bool = False) -> list[str]:
     """Return the computations that run when this one does: bodies, branches, calls and, on wish, fusions."""
-    seen, todo = [], [start]
+    seen = []
+    todo = [start]
     while todo:
       name = todo.pop()
       if name in seen or name not in self.computations:
@@ -174,7 +181,8 @@ class Module:
       if x.op == 'copy-start':
         new, old = arrays(x.shape)[:2]
       elif self.is_copy(x) and x.operands and x.operands[0] in here:
-        new, old = arrays(x.shape)[0], (*arrays(here[x.operands[0]].shape), None)[0]
+        new = arrays(x.shape)[0]
+        old = (*arrays(here[x.operands[0]].shape), None)[0]
       else:
         continue
       if old and not (new.memory > old.memory == 0 and (new.order, new.dtype) == (old.order, old.dtype)):
@@ -291,7 +299,9 @@ def _constant(x: Instruction) -> re.Match | None:
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
   """Return the computations of a program's text, and the name of the one that it starts with."""
-  computations, current, entry = {}, None, None
+  computations = {}
+  current = None
+  entry = None
   for line in text.splitlines():
     if not line.startswith((' ', '}')) and (found := _COMPUTATION.match(line)):
       current = computations.setdefault(found[2], [])

@@ -92,11 +92,13 @@ class BatchPlan:
   @property
   def choice(self) -> Choice:
     """The fastest method with the verifier's distribution; one with more to it has to be faster by 5 %."""
-    chosen, gain = Choice('autoregressive'), 1.0
+    chosen = Choice('autoregressive')
+    gain = 1.0
     for kind in _SIMPLER[1:]:
       row = self.best(kind)
       if row is not None and row.gain > PAYS * gain:
-        chosen, gain = Choice(kind, row.block), row.gain
+        chosen = Choice(kind, row.block)
+        gain = row.gain
     return chosen
 
   @property
@@ -105,7 +107,8 @@ class BatchPlan:
     return ' '.join(map(self._sentence, self.choices))
 
   def _sentence(self, row: Row) -> str:
-    kind, large = row.candidate.kind, self.names[-1]
+    kind = row.candidate.kind
+    large = self.names[-1]
     what = 'A cascade' if kind == 'cascade' else 'Collaboration' if kind in ENSEMBLES else 'Speculation'
     speed = f'the speed of {"the standard ensemble" if kind in ENSEMBLES else f"{large} alone"}'
     output = f"its output is the rule's, not {large}'s" if kind == 'cascade' else 'it keeps the distribution'
@@ -122,13 +125,15 @@ class BatchPlan:
     rows = [r for r in self.rows if r.candidate == row.candidate and r.costs is not None]
     if not rows:
       return 'the companion tells too little, or costs too much'
-    kind, rates = row.candidate.kind, row.candidate.acceptance
+    kind = row.candidate.kind
+    rates = row.candidate.acceptance
     best = lambda rates=rates, **ideal: max(
       cost_model.speedup(kind, rates, r.block, replace(r.costs, **ideal)) for r in rows
     )
     if best() > PAYS:  # in long texts
       return 'the start of a text costs more than its calls; larger models or longer texts gain'
-    costs, wide = rows[-1].costs, cost_model.window(kind, rows[-1].block)
+    costs = rows[-1].costs
+    wide = cost_model.window(kind, rows[-1].block)
     drafter = f'a call costs {costs.ratio:.2f} of one of the verifier'
     window = f'that of {wide} costs {costs.window(wide) / costs.token:.2f} of its tokens'
     reasons = {
@@ -139,12 +144,16 @@ class BatchPlan:
     return max(reasons, key=reasons.get)
 
   def __str__(self):
-    small, large, cost = self.names[0], self.names[-1], self.costs
+    small = self.names[0]
+    large = self.names[-1]
+    cost = self.costs
     candidates = list(dict.fromkeys(row.candidate for row in self.rows))
     lines = [
       f'batch {self.batch}: {small} {1e3 * cost.draft:.3g} ms a token, {large} {1e3 * cost.token:.3g} ms: '
-      f'cost ratio {cost.ratio:.3f}', '', 'speed-up as predicted, and measured where it was tried',
-    ]  # fmt: skip
+      f'cost ratio {cost.ratio:.3f}',
+      '',
+      'speed-up as predicted, and measured where it was tried',
+    ]
     heads = [f'{c.name:>{max(13, len(c.name))}}' for c in candidates]
     lines.append(f'  {"γ":>3}  {"window":>7}  ' + '  '.join(heads))
     for block in sorted({row.block for row in self.rows}):
@@ -187,8 +196,11 @@ class Plan:
     lines.append('acceptance by place in the block, given all before')
     lines += [f'  {c.name:<{wide}}  ' + '  '.join(f'{a:.2f}' for a in c.acceptance) for c in candidates]
     own = [c.name for c in candidates if c.kind == 'cascade']
-    lines += ['', f'keep the distribution of {large} or of the ensemble: '
-              + ', '.join(c.name for c in candidates if c.kind != 'cascade')]  # fmt: skip
+    lines += [
+      '',
+      f'keep the distribution of {large} or of the ensemble: '
+      + ', '.join(c.name for c in candidates if c.kind != 'cascade'),
+    ]
     if own:
       lines.append(f"have a distribution of their own, so that the output is not {large}'s: {', '.join(own)}")
     if self.faults:
@@ -251,7 +263,8 @@ def plan(
     raise ValueError(
       f'plan takes a drafter and a verifier, a companion between them or none, not {len(models)} models.'
     )
-  blocks, trials = sorted({checked_int('blocks', n) for n in blocks}), checked_int('trials', trials, 0)
+  blocks = sorted({checked_int('blocks', n) for n in blocks})
+  trials = checked_int('trials', trials, 0)
   if not blocks:
     raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
@@ -276,10 +289,14 @@ def plan(
 def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], call: dict, data: str) -> Origin:
   rows = [row.tokens for row in requests.rows(models, prompts, **call)]
   return Origin(
-    tuple(m.name for m in models), tuple(m.digest for m in models), plans.sampler_of(call['sampler']),
-    plans.device_of(models), f'{data}, {len(rows)} prompts {plans.digest_of(rows)}', max(blocks),
+    tuple(m.name for m in models),
+    tuple(m.digest for m in models),
+    plans.sampler_of(call['sampler']),
+    plans.device_of(models),
+    f'{data}, {len(rows)} prompts {plans.digest_of(rows)}',
+    max(blocks),
     int(np.median([row.size for row in rows])),
-  )  # fmt: skip
+  )
 
 
 def _batches(models: Sequence[Model], batches: Sequence[int], prompts: int) -> tuple[int, ...]:
@@ -296,8 +313,11 @@ class _Acceptance:
 
   def __init__(self, models, prompts, blocks, call, given: Mapping[str, Rule | Combiner], bar: Progress):
     self.models, self.pair, self.faults = models, (0, len(models) - 1), ()
-    self.candidates, self.ensembles, faults = [], {}, {}
-    most, lengths = max(2, *blocks), None
+    self.candidates = []
+    self.ensembles = {}
+    faults = {}
+    most = max(2, *blocks)
+    lengths = None
     for name, rule in {'speculative': rules.speculative, **given}.items():
       kinds = self._kinds(name, rule)
       out = decode(kinds[0].make(most), models, prompts, **call, batch_size=min(8, len(prompts)), keep_faults=True)
@@ -365,10 +385,14 @@ class _Timer:
   """The clock of one batch size: what rounds cost inside the loop, and how fast decoding is."""
 
   def __init__(self, models, measured: _Acceptance, blocks, call: dict, batch: int, trials: int, bar: Progress):
-    self.models, self.measured, self.blocks, self.batch = timing.endless(models), measured, blocks, batch
+    self.models = timing.endless(models)
+    self.measured = measured
+    self.blocks = blocks
+    self.batch = batch
     self.trials, self.bar, self.alone = trials, bar, methods.autoregressive(len(models) - 1)
     count = min(len(measured.prompts), max(TEXTS, 2 * batch)) // batch * batch
-    self.prompts, self.lengths = measured.prompts[:count], measured.lengths[:count]
+    self.prompts = measured.prompts[:count]
+    self.lengths = measured.lengths[:count]
     width = inputs.prompt_width(models, requests.rows(models, measured.prompts, **call), None)
     self.call = call | dict(batch_size=batch, max_prompt_tokens=width)
 
@@ -394,7 +418,8 @@ class _Timer:
     alone = {'draft': methods.autoregressive(0), 'token': self.alone}
     runs |= {name: self._of_two_lengths(method, batches) for name, method in alone.items()}
     found = {name: np.median(x, 0).clip(1e-9).tolist() for name, x in self._interleave(runs, 'rounds').items()}
-    (draft, _), (token, start_alone) = found['draft'], found['token']
+    (draft, _) = found['draft']
+    (token, start_alone) = found['token']
     start = float(np.median([found['speculative', n][1] for n in knots['speculative']]))
 
     def of(name: str) -> Costs:
@@ -479,7 +504,8 @@ def try_best(
     speeds: returns tokens a second in each trial of methods that take turns.
   """
   measured: dict[Row, tuple[timing.Interval, timing.Interval]] = {}
-  alone, some = [], _best_rows(found.rows)
+  alone = []
+  some = _best_rows(found.rows)
   while some:
     tokens = speeds({**references, **{row: row.candidate.make(row.block) for row in some}})
     alone += tokens['alone']

@@ -89,20 +89,21 @@ def observe(
 ) -> dict[str, np.ndarray]:
   """Decode rows; return `plans.FIELDS` of every token that was tested, which is every token of the output."""
   size = sharding.even(min(batch, len(rows)), sharding.row_parts(models))
-  width, max_new = inputs.prompt_width(models, rows, None), max(r.max_new for r in rows)
+  width = inputs.prompt_width(models, rows, None)
+  max_new = max(r.max_new for r in rows)
   slots = positions(models[-1].network, width, max_new, block + 1)
-  method, needs = observing(block, slots), requests.features(rows)
+  method = observing(block, slots)
+  needs = requests.features(rows)
   made = Engine(method, models, needs=needs, size=size, width=width, max_new=max_new)
-  order, parts, progress = (
-    inputs.by_length([r.tokens for r in rows]),
-    [],
-    Progress('acceptance by S and A', len(rows), unit='texts'),
-  )
+  order = inputs.by_length([r.tokens for r in rows])
+  parts = []
+  progress = Progress('acceptance by S and A', len(rows), unit='texts')
   for i in range(0, len(rows), size):
     some = order[i : i + size]
     place = list(range(len(some)))
     prefix = made.prefill([rows[n].tokens for n in some], size)
-    state, ended = made.begin(prefix, made.insert_batch([rows[n] for n in some], None, place)), None
+    state = made.begin(prefix, made.insert_batch([rows[n] for n in some], None, place))
+    ended = None
     while ended is None or not ended['done'].all():
       state, ended = made.collect(made.run(state))
     noted = {name: np.asarray(x) for name, x in state.policy.items()}
@@ -132,7 +133,8 @@ def measure_times(
   The numbers of tokens are those that `sv_exact` computes: the widths of one row's window, packed totals of several
   rows, or whole windows alone where the backend packs nothing.
   """
-  times, steps = {}, {}
+  times = {}
+  steps = {}
   progress = Progress('times', len(batches), unit='batches')
   for rows in batches:
     timers = _timers(models, block + 1, rows, source, tokens)
@@ -200,9 +202,12 @@ def samples_of(
 
 
 def profile(
-  origin: plans.Origin, samples: Mapping[str, np.ndarray], times: Mapping[int, Mapping[int, float]],
-  steps: Mapping[int, Sequence[float]], bins: Sequence[int] = BINS,
-) -> plans.Profile:  # fmt: skip
+  origin: plans.Origin,
+  samples: Mapping[str, np.ndarray],
+  times: Mapping[int, Mapping[int, float]],
+  steps: Mapping[int, Sequence[float]],
+  bins: Sequence[int] = BINS,
+) -> plans.Profile:
   """Return a profile of samples and times; the table has at most `bins` of S and, in each, of A."""
   table = fit(samples['s'], samples['a'], samples['accept'], bins)
   return plans.Profile.of(table, origin, samples, times, steps)

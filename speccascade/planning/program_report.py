@@ -50,9 +50,11 @@ def cache_moves(module: hlo.Module) -> list[str]:
   """Return the copies of whole caches in a round: to another layout, or back from a faster memory."""
   leaves = {
     (a.dtype, a.elements)
-    for x in module.computations[module.entry] if x.op == 'parameter' and 'caches' in x.path
-    for a in hlo.arrays(x.shape) if len(a.dims) > 1
-  }  # fmt: skip
+    for x in module.computations[module.entry]
+    if x.op == 'parameter' and 'caches' in x.path
+    for a in hlo.arrays(x.shape)
+    if len(a.dims) > 1
+  }
   copies = [(x, new) for c in module.closure(module.body) for x, _, new in module.copies(c)]
   return [f'{new.dtype}{list(new.dims)}' for _, new in copies if (new.dtype, new.elements) in leaves]
 
@@ -66,12 +68,15 @@ def report(
   program, method, networks: Sequence[Network], sizes: aot.Sizes, chip: aot.Chip, chips: int = 1
 ) -> dict[str, Any]:
   """Return what a compiled loop holds and does."""
-  memory, module = program.memory_analysis(), hlo.Module(program.as_text())
-  relayouts, moves = module.relayouts(), cache_moves(module)
+  memory = program.memory_analysis()
+  module = hlo.Module(program.as_text())
+  relayouts = module.relayouts()
+  moves = cache_moves(module)
   anew = [(path, array) for path, array in relayouts if path.startswith('params')]
   cycles = module.cycles(part, aot.turns(method), chip.bandwidth / chip.clock)
   least = aot.floor_bytes(method, networks, sizes) / chips
-  arguments, new = argument_bytes(module), memory.output_size_in_bytes - memory.alias_size_in_bytes
+  arguments = argument_bytes(module)
+  new = memory.output_size_in_bytes - memory.alias_size_in_bytes
   copied = sum(array.bytes for _, array in anew)
   used = memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
   return dict(
@@ -123,9 +128,16 @@ def show(found: dict[str, Any], chip: aot.Chip) -> None:
 
 
 def of_topology(
-  topology: str, method, networks: Sequence[Network], sizes: aot.Sizes, sampler: Sampler, mesh: Mapping[str, int] = {},
-  rules: Sequence[str] = (), options: Mapping[str, str] = {}, text: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+  topology: str,
+  method,
+  networks: Sequence[Network],
+  sizes: aot.Sizes,
+  sampler: Sampler,
+  mesh: Mapping[str, int] = {},
+  rules: Sequence[str] = (),
+  options: Mapping[str, str] = {},
+  text: Path | None = None,
+) -> dict[str, Any]:
   """Compile a method's loop for the chips of a topology and return its report.
 
   Args:

@@ -41,7 +41,9 @@ def simulate(profile: plans.Profile, batch: int, block: int | None = None, *, gr
   average, `wasted` the share of those scored from which no token comes.
   """
   most = profile.origin.block
-  block, seen, cost = block or most, windows(profile.samples, most), costs(profile, batch)
+  block = block or most
+  seen = windows(profile.samples, most)
+  cost = costs(profile, batch)
   if not len(seen['s']):
     raise ValueError(f'no text of the plan is longer than γ = {most}: plan with more tokens, or with a smaller γ.')
   pick = np.random.default_rng(batch).integers(0, len(seen['s']), (_ROUNDS, batch))
@@ -54,15 +56,21 @@ def simulate(profile: plans.Profile, batch: int, block: int | None = None, *, gr
   by_block = {n: (batch + kept[:, :, :n].sum((1, 2)).mean()) / cost.round(n, n + 1) for n in range(1, block + 1)}
   best = max(by_block, key=by_block.get)
   return dict(
-    plain=batch / cost.token, speculative=by_block[best], block=best, fixed=by_block[block],
-    sv=emitted.sum() / spent.sum(), verified=chosen.mean(), wasted=1 - emitted.sum() / (chosen + 1).sum(),
-  )  # fmt: skip
+    plain=batch / cost.token,
+    speculative=by_block[best],
+    block=best,
+    fixed=by_block[block],
+    sv=emitted.sum() / spent.sum(),
+    verified=chosen.mean(),
+    wasted=1 - emitted.sum() / (chosen + 1).sum(),
+  )
 
 
 def _chosen(profile: plans.Profile, batch: int, block: int, gains: np.ndarray, greedy: bool) -> tuple:
   """Return how many tokens of each row are scored in rounds of gains [rounds, B, W], and the seconds of the rounds."""
   seconds, steps = profile.latency.at(batch, jnp.int32(batch), gains[0].size + 1)
-  seconds, (draft, companion) = np.asarray(seconds, np.float64), np.asarray(steps, np.float64)
+  seconds = np.asarray(seconds, np.float64)
+  (draft, companion) = np.asarray(steps, np.float64)
   beside = (block + 1) * draft + companion
   choice = np.asarray(_lengths(np.float32(gains), np.float32(seconds + beside * (not greedy)), batch, greedy))
   return choice, beside + seconds[choice.sum(1)]

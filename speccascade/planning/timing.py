@@ -73,7 +73,8 @@ def forced(rate: float | None) -> Callable:
 
 def _forced(trial, *, rate):
   pi, q = acceptance.at_tokens(trial)
-  pi, q = jnp.where(rate < 0, pi, rate), jnp.where(rate < 0, q, 1.0)
+  pi = jnp.where(rate < 0, pi, rate)
+  q = jnp.where(rate < 0, q, 1.0)
   ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
   one = jnp.ones_like(pi[:, 0])
   return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one, one), noise
@@ -166,17 +167,24 @@ def filled(models: Sequence[Model], batch: int, source: int, slots: int) -> tupl
 
 
 def passes_loop(
-  networks: Sequence[Network], backend: backends.Backend, widths: Sequence[int], batch: int, source: int, slots: int,
-  times: Sequence[int] | None = None, total: int | None = None,
+  networks: Sequence[Network],
+  backend: backends.Backend,
+  widths: Sequence[int],
+  batch: int,
+  source: int,
+  slots: int,
+  times: Sequence[int] | None = None,
+  total: int | None = None,
   options: Sequence[tuple[str, str]] = (),
-) -> Callable:  # fmt: skip
+) -> Callable:
   """Return a jitted function of (params, caches, rounds, totals) that feeds each pass's output on.
 
   The networks take turns: in a round the n-th makes `times[n]` passes of `widths[n]` tokens or, where that is not
   given, as many as make `totals[n]` over all rounds. Layout, and options of XLA, are those of a decode.
   """
   first = source if networks[-1].start_id is None else 1
-  start, room = jnp.ones((batch, max(widths)), jnp.int32), slots - first - max(widths)
+  start = jnp.ones((batch, max(widths)), jnp.int32)
+  room = slots - first - max(widths)
   layout = backend.layout
   networks = [backends.bind(network, backend.for_slot(n)) for n, network in enumerate(networks)]
   pinned = (lambda caches: caches) if layout is None else lambda caches: layout.pin(caches, layout.caches(caches))
@@ -197,7 +205,8 @@ def passes_loop(
         logits = sharding.as_head(layout, sharding.computed(layout, logits, n), n)
         return tokens.at[:, : widths[n]].set(jnp.minimum(sampling.argmax(logits), 5)), cache
 
-      tokens, caches = carry[0], list(carry[1])
+      tokens = carry[0]
+      caches = list(carry[1])
       for n in range(len(networks)):
         count = times[n] if times else totals[n] * (i + 1) // rounds - totals[n] * i // rounds  # as even as can be
         tokens, caches[n] = jax.lax.fori_loop(0, count, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
@@ -226,7 +235,8 @@ def measure(
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
     sizes = dict(source=source, tokens=tokens, window=max(widths))
     measured = lambda key: forward_seconds(key[0], batch, key[1], **sizes)
-    made, timers = pool.map(measured, keys), {}
+    made = pool.map(measured, keys)
+    timers = {}
     for (m, w), timer in zip(keys, made, strict=True):
       timers[m.name, str(w)] = timer
       tell(m.name, w)
