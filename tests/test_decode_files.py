@@ -40,7 +40,7 @@ def rows(path: Path) -> list[dict]:
 
 
 @pytest.fixture(scope='module')
-def checked_int(tmp_path_factory) -> tuple[Path, Path]:
+def whole(tmp_path_factory) -> tuple[Path, Path]:
   """Return a file of requests and what one run makes of it."""
   folder = tmp_path_factory.mktemp('whole')
   source, output = write(folder / 'in.jsonl'), folder / 'out.jsonl'

@@ -27,7 +27,7 @@ weighted = functools.partial(rules.weighted, weights=(0.3, 0.3, 0.4))
 
 
 @pytest.fixture(scope='module')
-def checked_int() -> Model:
+def whole() -> Model:
   network = Decoder(WHOLE, eos_ids=(96,))
   params = jax.tree.map(lambda x: 3 * x, network.init(jax.random.key(1)))
   return Model(params, network, name='whole')

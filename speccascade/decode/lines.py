@@ -3,13 +3,17 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import gzip
 import json
 import os
 from pathlib import Path
+import sys
 from typing import Any
+import zlib
 
 import numpy as np
 
+from speccascade.engine import inputs, plans, requests
 from speccascade.engine.requests import Request
 from speccascade.engine.results import Row
 from speccascade.host import storage
@@ -17,6 +21,7 @@ from speccascade.host.errors import RunError
 from speccascade.host.journal import as_line, Journal
 from speccascade.types import checked_int
 
+STDOUT = Path('/dev/stdout')
 _FIELDS = [field.name for field in dataclasses.fields(Request)]
 _KINDS = {
   'prompt': ((str, list), 'a text, token ids or chat messages'),
@@ -203,3 +208,62 @@ def _is_ours(path: Path, header: Mapping[str, Any]) -> bool:
   except ValueError:
     return False
   return isinstance(before, dict) and MARK in before
+
+
+# ---- of the command ----
+
+
+def read_text(path: Path) -> str:
+  """Return the text of a file, which may be compressed."""
+  if path.is_dir() or not path.exists():
+    raise FileNotFoundError(f'{path}: no such file; give the path of JSON lines.')
+  data = path.read_bytes()
+  try:
+    return (gzip.decompress(data) if data[:2] == b'\x1f\x8b' else data).decode('utf-8-sig')
+  except (OSError, EOFError, zlib.error) as e:
+    raise ValueError(f'{path}: a damaged gzip file ({e}); compress it again.') from None
+  except UnicodeDecodeError as e:
+    raise ValueError(f'{path}: not UTF-8 ({e}); convert the file, as with iconv.') from None
+
+
+def check_requests(
+  path: Path, method, models, asked: Sequence[requests.Request], call: dict[str, Any], longest: int | None
+):
+  """Raise for the first line whose request cannot be decoded."""
+  for number, request in enumerate(asked, 1):
+    try:
+      found = requests.rows(models, request, **call)
+      inputs.check_fits(models, found, longest)
+      for row in found:
+        plans.check_sampler(method.origin, row.sampler)
+    except ValueError as e:
+      raise ValueError(f'{path}, line {number}: {str(e).replace("prompt 0", "the prompt", 1)}') from None
+
+
+def check_output(source: Path, output: Path, overwrite: bool):
+  """Raise where the output would take the place of a file that is to stay."""
+  if output.is_dir():
+    raise RunError(f'{output} is a folder: name a file in it.')
+  for path in (output, output.with_name(f'{output.name}.part')):
+    if path.is_file() and source.exists() and path.samefile(source):
+      raise RunError(f'{path} is the input: name another output.')
+  if output.exists() and not overwrite and not _is_stream(output):
+    raise RunError(f'{output} exists; pass --overwrite to replace it.')
+
+
+def _is_stream(path: Path) -> bool:
+  """Tell whether a path is standard output, a pipe or a device, of which nothing can be read again."""
+  return path == STDOUT or path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextlib.contextmanager
+def opened_output(output: Path, header: dict[str, Any], names: Sequence) -> Iterator['File | Stream']:
+  """Yield what rows are written to."""
+  if output == STDOUT:
+    yield Stream(sys.stdout.buffer)
+  elif _is_stream(output):
+    with open(output, 'wb') as file:
+      yield Stream(file)
+  else:
+    with opened(output, header, names) as rows:
+      yield rows

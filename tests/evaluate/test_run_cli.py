@@ -32,7 +32,7 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def checked_int(config):
+def whole(config):
   """Return the folder of a run that nothing interrupted, and what it printed."""
   folder = config.parent / 'whole'
   code, out, err = finish(start(config, folder))

@@ -27,7 +27,7 @@ def run(folder):
 
 
 @pytest.fixture(scope='module')
-def checked_int(tmp_path_factory):
+def whole(tmp_path_factory):
   folder = tmp_path_factory.mktemp('runs') / 'whole'
   run(folder)
   return folder

@@ -61,7 +61,7 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def checked_int(config):
+def whole(config):
   """Return the folder of one process's run."""
   (config.parent / 'one').mkdir()
   code, _, err = finish(start(config, 'run', cwd=config.parent / 'one'))
