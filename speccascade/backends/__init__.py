@@ -42,17 +42,20 @@ __all__ = [
 ]
 
 _PLATFORMS = {'cpu': CPU(), 'gpu': GPU(), 'cuda': GPU(), 'rocm': GPU(), 'tpu': TPU()}
+_OPERATIONS = ('take', 'pick', 'put', 'at_token', 'argmax')  # of `backends.ops`
 _USED: list[Backend] = []  # those of `use`, the last in use
 
 
 @contextlib.contextmanager
 def use(backend: Backend) -> Iterator[None]:
   """Make the programs of this process for this backend, whatever the device."""
-  _USED.append(_checked(backend))
+  used = _checked(backend)
+  _USED.append(used)
   try:
     yield
   finally:
-    _USED.pop()
+    last = max(i for i, other in enumerate(_USED) if other is used)  # another thread may use one, too
+    del _USED[last]
 
 
 def register(platform: str, backend: Backend):
@@ -71,6 +74,8 @@ def _checked(backend: Any) -> Backend:
     name = type(backend).__name__
     raise ValueError(f'{name} is a static part of a program and cannot be hashed ({error}): hold no arrays.') from None
   _check_methods(type(backend))
+  if fixed := [name for name in _OPERATIONS if hasattr(backend, name)]:
+    raise ValueError(f'{type(backend).__name__}.{fixed[0]} is never called: indexed operations go by the platform.')
   return backend
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from speccascade import methods, rules, sampling
 from speccascade.engine import validate
 from speccascade.engine.loop import decode_batch
-from speccascade.engine.method import Method, Strategy
+from speccascade.engine.method import ByBatch, Method, Strategy
 from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
@@ -41,7 +41,7 @@ _EMITTED = ('T = 0', 'T = 1')  # the samplers at which the loop's distribution i
 class Enumerated:
   """Noise that takes every decision from a row's digits and notes the probability that the decision had.
 
-  A decision has the key (position, purpose), as in `probs.Keyed`, and the last one made under a key counts: an
+  A decision has the key (position, purpose), as in `sampling.Keyed`, and the last one made under a key counts: an
   earlier one belonged to a drafted token that no test reached. With `by_round` the round's start is part of the key.
   """
 
@@ -135,7 +135,7 @@ def distance(distribution: Distribution, reference: Distribution) -> tuple[float
   return 0.5 * sum(abs(distribution.get(k, 0) - reference.get(k, 0)) for k in keys), abs(sum(distribution.values()) - 1)
 
 
-def lockstep_law(
+def lockstep_distribution(
   combiner: Callable, models: Sequence[Model], prompt: Sequence[int], count: int, sampler: sampling.Sampler
 ) -> Distribution:
   """Return the distribution of `count` tokens, each drawn from the combiner's distribution after those before it."""
@@ -195,7 +195,9 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
   """
   check_bits()
   bar = Progress('check', len(SAMPLERS) + len(_EMITTED), unit='questions', shown=progress)
-  if isinstance(rule, Strategy):
+  if isinstance(rule, ByBatch):
+    found = _check_choices(rule, bar)
+  elif isinstance(rule, Strategy):
     found = _check_method(rule, bar)
   elif getattr(rules.inside(rule), 'kind', 'rule') == 'combiner':
     found = _check_combiner(rule, bar)
@@ -205,19 +207,28 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
   return found
 
 
+def _check_choices(method: ByBatch, bar: Progress) -> Report:
+  findings = []
+  for rows, choice in zip(method.rows, method.choices, strict=True):
+    findings += [
+      dataclasses.replace(f, question=f'batch {rows}: {f.question}') for f in _check_method(choice, bar).findings
+    ]
+  return Report(method.name, tuple(findings))
+
+
 def _check_method(method: Strategy, bar: Progress) -> Report:
   models, combiner = method.target
   if combiner is None:
     message = 'its tokens follow no distribution of one position: a verifier may rewrite what was written'
     return Report(method.name, (Finding('emits one distribution', None, message),))
-  findings = _of_laws([('', combiner)], len(models), bar)
+  findings = _of_distributions([('', combiner)], len(models), bar)
   return Report(method.name, (*findings, *(_emitted(method, bar) if all(f.ok for f in findings) else ())))
 
 
 def _check_combiner(combiner: Callable, bar: Progress) -> Report:
   bound = rules.bind_combiner(combiner)
   count = len(bound.keywords.get('weights', (0, 0)))
-  findings = _of_laws([('', bound)], count, bar)
+  findings = _of_distributions([('', bound)], count, bar)
   if all(f.ok for f in findings):
     findings += _emitted(methods.cos(bound, (2, *[1] * (count - 1))), bar)
   return Report(rules.name_of(combiner), tuple(findings))
@@ -228,7 +239,7 @@ def _check_rule(rule: Callable, alphas: Sequence[float] | None, bar: Progress) -
   bound = rules.bind(rule)
   settings = [(f' at alpha = {a:g}', rules.lift(rules.bind(bound, alpha=a))) for a in _alphas(bound, alphas)]
   settings = settings or [('', rules.lift(bound))]
-  findings = _of_laws(settings, 2, bar)
+  findings = _of_distributions(settings, 2, bar)
   if all(f.ok for f in findings):
     if len(settings) > 1:
       findings.append(_monotone(settings))
@@ -247,7 +258,7 @@ def _alphas(bound: Any, given: Sequence[float] | None) -> Sequence[float]:
   return [a for a in ALPHAS if low <= a <= high]
 
 
-def _of_laws(settings: Iterable[tuple[str, Callable]], models: int, bar: Progress) -> list[Finding]:
+def _of_distributions(settings: Iterable[tuple[str, Callable]], models: int, bar: Progress) -> list[Finding]:
   """Return whether combiners are traced and, if so, give distributions and read each position by itself."""
   settings = list(settings)
   logits = _logits(models)
@@ -327,7 +338,7 @@ def _emitted(method: Method, bar: Progress) -> list[Finding]:
   for name in _EMITTED:
     sampler = SAMPLERS[name]
     distribution = emitted_distribution(method, every, [1, 0], COUNT, sampler)
-    expected = lockstep_law(combiner, [every[m] for m in models], [1, 0], COUNT, sampler)
+    expected = lockstep_distribution(combiner, [every[m] for m in models], [1, 0], COUNT, sampler)
     off, missing = distance(distribution, expected)
     message = f'distance {off:.1e} of the joint distribution of {COUNT} tokens from its definition, by {method.name}'
     found.append(Finding(f'is emitted at {name}', bool(max(off, missing) < CLOSE), message))

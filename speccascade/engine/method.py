@@ -11,7 +11,7 @@ from jax import tree_util
 
 from speccascade import acceptance, rules, stopping
 from speccascade.engine.phases import Elect, Propose, Score, Verify
-from speccascade.engine.verification import index_for
+from speccascade.engine.verification import First, index_for
 from speccascade.models.packing import coarse_widths, fine_widths
 from speccascade.types import Phase
 
@@ -43,7 +43,7 @@ class Strategy:
   @property
   def all_phases(self) -> list[Phase]:
     """The phases, those of every branch where models take turns."""
-    return _flat(self.phases)
+    return flat(self.phases)
 
   @property
   def takes_turns(self) -> bool:
@@ -59,12 +59,6 @@ class Strategy:
   def verifier_width(self) -> int:
     """The most tokens that a model other than a drafter is fed at once; 1 where each call is of one token."""
     return max((max(p.widths) for p in self.all_phases if isinstance(p, Score)), default=1)
-
-  @property
-  def keeps_distribution(self) -> bool:
-    """Whether the output has the distribution of its last model alone."""
-    models, combiner = self.target
-    return combiner is not None and combiner.func is rules.own and models == (self.slots[-1],)
 
   def at(self, batch: int) -> 'Strategy':
     """Return the method for a batch of this size."""
@@ -110,11 +104,9 @@ class Method(Strategy):
     Returns:
       The method, its phases with their `widths`, `aligned` and `catch_up`.
     """
-    drafted = sum(p.n for p in _flat(phases) if isinstance(p, Propose))
+    drafted = _drafted(phases)
     window = max(drafted, 1) if window is None else window
-    varies = type(policy) is not stopping.Policy
-    derived = _derived(tuple(phases), drafted, window, varies)
-    return cls(derived, tuple(slots), window, policy, **settings)
+    return cls(derived(phases, window, policy), tuple(slots), window, policy, **settings)
 
   def __str__(self):
     until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
@@ -165,36 +157,54 @@ class Method(Strategy):
     return found
 
 
-def _flat(phases: Sequence[Phase]) -> list[Phase]:
+def flat(phases: Sequence[Phase]) -> list[Phase]:
+  """Return phases, those of every branch where models take turns."""
   return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
 
 
-def _derived(phases: tuple[Phase, ...], drafted: int, window: int, varies: bool) -> tuple[Phase, ...]:
+def _drafted(phases: Sequence[Phase]) -> int:
+  return sum(p.n for p in flat(phases) if isinstance(p, Propose))
+
+
+def derived(phases: Sequence[Phase], window: int, policy: stopping.Policy) -> tuple[Phase, ...]:
   """Return phases with what follows from the round that they make.
 
   A model that scores k of the drafted tokens knows k + 1 distributions, a drafter as many as it draws. A round emits at
   most what all models of its `Verify` know. What a model has not read of that comes on top in the next round.
   """
-  flat = _flat(phases)
-  in_turn = len(flat) > len(phases)
-  scored = {p.model: min(getattr(p.limit, 'most', drafted), drafted) + 1 for p in flat if isinstance(p, Score)}
-  known = {p.model: p.n for p in flat if isinstance(p, Propose)} | scored
-  tests = [m for p in flat if isinstance(p, Verify) for m in p.models]
-  emitted = min((known.get(m, 1) for m in tests), default=1)
+  every = flat(phases)
+  in_turn = len(every) > len(phases)
+  varies = in_turn or type(policy) is not stopping.Policy
+  own = any(not isinstance(p, Propose | Score | Verify) for p in every)  # may add pending tokens
+  drafted = max(_drafted(phases), window) if own else _drafted(phases)
+  tested = {m for p in every if isinstance(p, Verify) for m in p.models}
+  most = {p.model: getattr(p.limit, 'most', drafted) for p in every if isinstance(p, Score)}
+  drafters = {p.model for p in every if isinstance(p, Propose)} - set(most)
 
-  def derive(phase):
+  def known(model: int, drafted: int) -> int:
+    """Return how many distributions a model knows at most after a draft."""
+    return min(most.get(model, 0), drafted) + 1 if model not in drafters else drafted
+
+  def emitted(drafted: int) -> int:
+    return min((known(m, drafted) for m in tested), default=1)
+
+  def derive(phase: Phase) -> Phase:
     if isinstance(phase, Elect):
       return phase.replace(branches=tuple(tuple(map(derive, branch)) for branch in phase.branches))
     if isinstance(phase, Propose):
-      return phase.replace(catch_up=0 if in_turn else 1 + max(0, emitted - phase.n))
+      drafts = range(phase.n + 1) if varies else [phase.n]
+      return phase.replace(catch_up=0 if in_turn else 1 + max(0, *(emitted(n) - n for n in drafts)))
     if not isinstance(phase, Score):
       return phase
-    most = window + 1 if in_turn else max(known[phase.model], emitted)
+    widest = window + 1 if in_turn else max(known(phase.model, drafted), emitted(drafted))
     if getattr(phase.limit, 'fine', False):
-      widths = fine_widths(most)
+      widths = fine_widths(widest)
     else:
-      widths = coarse_widths(most) if varies or in_turn else (most,)
-    return phase.replace(widths=widths, aligned=not in_turn and known[phase.model] >= emitted)
+      widths = coarse_widths(widest) if varies else (widest,)
+    # A model of the test has read what was emitted, since no more is. Of any other a limit may leave tokens unread.
+    exact = phase.limit is None or isinstance(phase.limit, First)
+    reads_all = phase.model in tested or (exact and known(phase.model, drafted) >= emitted(drafted))
+    return phase.replace(widths=widths, aligned=not in_turn and reads_all)
 
   return tuple(map(derive, phases))
 

@@ -55,6 +55,7 @@ class Window:
 
   @property
   def vocab(self) -> int:
+    """The number of tokens."""
     return next(x.shape[-1] for x in self.logits if x is not None)
 
 

@@ -12,6 +12,7 @@ from jax import tree_util
 import jax.numpy as jnp
 
 from speccascade import rules, stopping
+from speccascade.engine import method as method_lib
 from speccascade.engine.method import ByBatch, Method, Strategy
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.types import Combiner, Model, Phase, Prompt
@@ -71,9 +72,20 @@ def _underived(method: Method, phases: list[Phase]) -> str | None:
   drafted = sum(p.n for p in phases if isinstance(p, Propose))
   if method.window < max(drafted, 1):
     return f'window={method.window} is less than the {drafted} tokens that a round drafts; make it as many'
-  if bare := [p for p in phases if isinstance(p, Score) and not p.widths]:
-    return f'{bare[0]} has no widths; make the method with Method.of_phases(phases, slots), which derives them'
+  wanted = method_lib.flat(method_lib.derived(method.phases, method.window, method.policy))
+  for phase, right in zip(phases, wanted, strict=True):
+    if _narrower(phase, right):
+      return f'{phase} has other widths than its round needs; make the method with Method.of_phases(phases, slots)'
   return None
+
+
+def _narrower(phase: Phase, right: Phase) -> bool:
+  """Return whether a phase holds less than what is derived of its round, or promises more."""
+  if isinstance(phase, Propose):
+    return phase.catch_up < right.catch_up
+  if isinstance(phase, Score):
+    return not phase.widths or phase.widths[-1] < right.widths[-1] or (phase.aligned and not right.aligned)
+  return False
 
 
 def _count(models: int) -> str:

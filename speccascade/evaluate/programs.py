@@ -17,8 +17,8 @@ Call = Callable[[Strategy, float], Any]  # (method, temperature): decode somethi
 class Programs:
   """Compile programs in the background, in the order in which they are needed.
 
-  Points that differ in numbers only share a program. Where several processes have to call programs in one order,
-  nothing is compiled in the background, and a program is called when it is waited for.
+  Points that differ in numbers only share a program. Where several processes have to call programs in one order, one
+  thread calls them, and the first wait is for all.
 
   Args:
     call: calls a program once.
@@ -28,11 +28,15 @@ class Programs:
 
   def __init__(self, call: Call, runs: Iterable[tuple[float, Point]], batch: int):
     self._call = call
+    self._program_of: dict[tuple, tuple] = {}  # by point
     self.labels: dict[tuple, str] = {}
     needed: dict[tuple, tuple[Strategy, float]] = {}
     for temperature, point in runs:
+      if _name(temperature, point) in self._program_of:
+        continue
       method = _of_every_decode(point.build())
       key = _key(method, temperature)
+      self._program_of[_name(temperature, point)] = key
       needed.setdefault(key, (method, temperature))
       self.labels.setdefault(key, f'{point.label}, T = {temperature:g}')
     self._in_order = multihost.threads() == 1
@@ -68,20 +72,18 @@ class Programs:
 
     return self._pool.submit(call)
 
-  @property
-  def idle(self) -> bool:
-    """Whether nothing is being compiled."""
-    return all(future.done() for future in self._futures.values())
-
   def ready(self, temperature: float, point: Point) -> bool:
     """Return whether a program need not be waited for."""
-    return self._futures[_key(_of_every_decode(point.build()), temperature)].done()
+    return self._future(temperature, point).done()
 
   def wait(self, temperature: float, point: Point):
     """Wait for a program; raise what it raised."""
     if self._in_order:
       concurrent.futures.wait(self._futures.values())  # so that this thread calls nothing meanwhile
-    self._futures[_key(_of_every_decode(point.build()), temperature)].result()
+    self._future(temperature, point).result()
+
+  def _future(self, temperature: float, point: Point) -> concurrent.futures.Future:
+    return self._futures[self._program_of[_name(temperature, point)]]
 
   def wait_for_all(self, ended: Callable[[str], None]):
     """Wait for all programs; `ended` gets the label of each."""
@@ -94,6 +96,11 @@ class Programs:
 def _of_every_decode(method: Strategy) -> Strategy:
   """Return a method that runs all its decodes: a sequence cascade then answers everything anew."""
   return method.replace(threshold=np.inf) if isinstance(method, SequenceCascade) else method
+
+
+def _name(temperature: float, point: Point) -> tuple[float, str, str]:
+  name, value = point.key
+  return temperature, name, str(value)
 
 
 def _key(method: Strategy, temperature: float) -> tuple:

@@ -30,6 +30,7 @@ from speccascade.host.progress import Progress
 from speccascade.planning.timing import timed
 
 MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
+TOGETHER = 40  # curves at a temperature whose programs are compiled together, at most
 BATCHES = 8  # in a part of the quality protocol, so that its end, where the queue is empty, is a small share
 PER_ROW = ('rounds', 'tested', 'accepted', 'emitted', 'deferred')
 BY_PLACE = ('accepted_lengths', 'verified_lengths', 'tested_at', 'accepted_at')
@@ -121,21 +122,29 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
   examples = _quality_examples(experiment)
   batch = _batch(experiment, examples)
   progress = Progress('quality', len(plan), journal.count)
-  with _programs(experiment, loaded, _unfinished(parts, journal.count), batch, len(examples) > batch > 1) as programs:
-    for part, missing in _unfinished(parts, journal.count):
-      if programs.idle:
-        few_executables()
-      start = time.monotonic()
-      label = f'{part.point.label}, T = {part.temperature:g}'
-      if not programs.ready(part.temperature, part.point):
-        progress.add(0, f'compiling {label}')
-      programs.wait(part.temperature, part.point)
-      progress.leave_out(time.monotonic() - start)
-      out = run_method(experiment, loaded, part.point.build(), part.temperature, part.examples, batch)
-      _warn_of_faults(out, part.point)
-      lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
-      journal.append(lines[len(lines) - missing :])
-      progress.add(missing, label)
+  for group in _groups(_unfinished(parts, journal.count)):
+    few_executables()
+    with _programs(experiment, loaded, group, batch, len(examples) > batch > 1) as programs:
+      for part, missing in group:
+        start = time.monotonic()
+        label = f'{part.point.label}, T = {part.temperature:g}'
+        if not programs.ready(part.temperature, part.point):
+          progress.add(0, f'compiling {label}')
+        programs.wait(part.temperature, part.point)
+        progress.leave_out(time.monotonic() - start)
+        out = run_method(experiment, loaded, part.point.build(), part.temperature, part.examples, batch)
+        _warn_of_faults(out, part.point)
+        lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
+        journal.append(lines[len(lines) - missing :])
+        progress.add(missing, label)
+
+
+def _groups(parts: list[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
+  """Return parts in groups whose programs are compiled together: all, or, where they are many, by temperature."""
+  programs = {(part.temperature, part.point.key[0]) for part, _ in parts}
+  if len(programs) <= TOGETHER:
+    return [parts]
+  return [list(group) for _, group in itertools.groupby(parts, lambda x: x[0].temperature)]
 
 
 def _unfinished(parts: Sequence[Part], written: int) -> list[tuple[Part, int]]:

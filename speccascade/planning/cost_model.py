@@ -125,7 +125,7 @@ def predict(
 def predict_method(method: Any, counts: Mapping[str, Any], costs: Costs) -> dict[str, float] | None:
   """Return {'ratio', 'cost_ratio', 'acceptance', 'overhead'} of a method, None where there is no formula.
 
-  `counts` has rounds, tested_at and accepted_at as in `types.Stats`, summed over rows.
+  `counts` has rounds, tested_at and accepted_at as in `engine.stats.Stats`, summed over rows.
   """
   if not _has_formula(method) or not sum(counts['tested_at']):
     return None
