@@ -210,9 +210,7 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
 def _check_choices(method: ByBatch, bar: Progress) -> Report:
   findings = []
   for rows, choice in zip(method.rows, method.choices, strict=True):
-    findings += [
-      dataclasses.replace(f, question=f'batch {rows}: {f.question}') for f in _check_method(choice, bar).findings
-    ]
+    findings += [f._replace(question=f'batch {rows}: {f.question}') for f in _check_method(choice, bar).findings]
   return Report(method.name, tuple(findings))
 
 

@@ -1,0 +1,129 @@
+"""What is derived of a method's phases holds for phases, limits and policies of one's own."""
+
+from flax import struct
+import jax.numpy as jnp
+from matching import having
+import numpy as np
+import pytest
+
+import speccascade
+from speccascade import decode, methods, rules, Sampler, stopping
+from speccascade.engine.method import Method
+from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.engine.verification import First
+from speccascade.models import toy
+from speccascade.planning import timing
+
+LARGE = toy.model(0, 7, scale=1.5)
+MIDDLE, SMALL = (toy.model(i, 7, near=LARGE) for i in (1, 2))
+
+
+def own(model):
+  return Verify(rules.bind(rules.own), (model,))
+
+
+def at_most_one(context, state):
+  """A limit of one's own."""
+  return jnp.minimum(state.window.size, 1)
+
+
+@struct.dataclass
+class Two(stopping.Policy):
+  """Drafts of two tokens."""
+
+  def length(self, carry, n):
+    return min(2, n)
+
+
+@struct.dataclass
+class Guess:
+  """A phase of one's own that proposes the last token over and over."""
+
+  n: int = struct.field(pytree_node=False)
+
+  def __call__(self, context, state):
+    rows = jnp.arange(state.length.shape[0])
+    last = state.tokens[rows, state.length - 1]
+    tokens = state.tokens
+    for i in range(self.n):
+      tokens = tokens.at[rows, state.length + i].set(jnp.where(state.active, last, tokens[rows, state.length + i]))
+    size = jnp.where(state.active, self.n, 0)
+    source = jnp.zeros_like(state.window.source)
+    return state.replace(tokens=tokens, window=state.window.replace(size=size, source=source))
+
+
+def test_a_limit_of_ones_own_may_leave_tokens_unread():
+  phases = Propose(0, 3), Score(1, rules.bind(at_most_one)), Score(2), own(2)
+  method = Method.of_phases(phases, (0, 1, 2))
+  assert not method.phases[1].aligned and method.phases[2].aligned
+  out = decode(method, [LARGE, MIDDLE, LARGE], [[1, 2]], max_new_tokens=8, sampler=Sampler(0.0), trace=True)
+  known = out.logprobs[0][1][np.isfinite(out.logprobs[0][1])]
+  table = np.asarray(MIDDLE.params['table'])
+  text = [1, 2, *out.tokens[0]]
+  expected = []
+  for i, token in enumerate(out.tokens[0]):
+    logits = table[text[i] * 7 + text[i + 1]]
+    expected.append(logits[token] - np.log(np.exp(logits).sum()))
+  at = np.flatnonzero(np.isfinite(out.logprobs[0][1]))
+  np.testing.assert_allclose(known, np.array(expected)[at], rtol=1e-5)
+
+
+def test_tokens_that_a_phase_of_ones_own_adds_are_verified_together():
+  method = Method.of_phases((Guess(4), Score(1), own(1)), (0, 1), window=4)
+  assert method.phases[1].widths == (5,)
+  out = decode(method, [SMALL, LARGE], [[1, 2]], max_new_tokens=12, sampler=Sampler(0.0))
+  assert out.tokens == decode(methods.autoregressive(1), [SMALL, LARGE], [[1, 2]], max_new_tokens=12,
+                              sampler=Sampler(0.0)).tokens  # fmt: skip
+
+
+def test_a_drafter_catches_up_after_drafts_that_a_policy_cut():
+  method = Method.of_phases((Propose(0, 4), Score(1, First(3)), own(1)), (0, 1), policy=Two())
+  assert method.phases[0].catch_up == 2
+  out = decode(method, [LARGE, LARGE], [[1, 2]], max_new_tokens=15, sampler=Sampler(0.0))
+  assert out.stats.rounds[0] == 5
+
+
+@pytest.mark.parametrize(
+  'phases',
+  [(Propose(0, 3), Score(1, widths=(4,), aligned=True), own(1)), (Propose(0, 3, 2), Score(1, widths=(3,)), own(1))],
+)
+def test_phases_that_hold_too_little_are_refused(phases):
+  with pytest.raises(ValueError, match=having('Method.of_phases')):
+    decode(Method(phases, (0, 1), 3), [SMALL, LARGE], [[1, 2]], max_new_tokens=4)
+
+
+def test_each_choice_by_batch_is_checked():
+  report = speccascade.check(methods.by_batch({1: methods.speculative(block=2), 8: methods.autoregressive(1)}))
+  assert report.ok and {'batch 1', 'batch 8'} == {f.question.split(':')[0] for f in report.findings}
+
+
+def test_what_is_timed_keeps_no_logits_that_decoding_does_not():
+  method = methods.speculative(block=3)
+  assert method.accepting(timing.forced(0.5)).logits_read() == method.logits_read() == {1}
+
+
+def test_a_backend_with_an_operation_that_goes_by_the_platform_is_refused():
+  class Gathering(speccascade.backends.Backend):
+    def take(self, x, index):
+      return x
+
+  with pytest.raises(ValueError, match=having('Gathering.take')):
+    speccascade.backends.register('cpu', Gathering())
+
+
+def test_a_methods_numbers_are_one_program_for_functions_made_anew():
+  """A method whose function is made at each call compiles again and is found again."""
+  from speccascade.evaluate.curves import Curve
+  from speccascade.evaluate.programs import Programs
+
+  def mine(block):
+    def pooled(logits, *, sampler):
+      return sampler(logits[1])
+
+    return methods.naive_cos(rules.combiner(pooled), block)
+
+  [point] = Curve('mine', mine, settings={'block': 2}).points()
+  called = []
+  with Programs(lambda method, temperature: called.append(temperature), [(1.0, point)], 1) as programs:
+    programs.wait(1.0, point)
+  assert called == [1.0]
