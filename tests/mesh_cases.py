@@ -18,7 +18,7 @@ os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_p
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
-from speccascade import acceptance, backends, decode, methods, plan, Request, rules, Sampler, stopping
+from speccascade import acceptance, backends, decode, methods, Request, rules, Sampler, stopping
 from speccascade.backends import sharding
 from speccascade.engine import plans
 from speccascade.engine.verification import AcceptanceTable  # noqa: E402
@@ -26,6 +26,7 @@ from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E40
 from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
+from speccascade.planning import planner
 from speccascade.types import Model  # noqa: E402
 
 VOCAB, BATCH = 512, 8
@@ -156,7 +157,7 @@ def planned() -> dict:
   type(tpu).extend = noted
   mesh = sharding.mesh({'data': 2, 'model': 4})
   pair = [sharding.place(m, mesh, 'cut') for m in chosen('t5 on tpus', 'sl', lambda _, m: m)]
-  plan.plan(pair, [[5, 6, 7], [8, 9]], blocks=[2, 5], max_new_tokens=4, batch_size=2)
+  planner.plan(pair, [[5, 6, 7], [8, 9]], blocks=[2, 5], batches=[2], max_new_tokens=4, sampler=Sampler(0.0))
   return dict(kernel=sorted(widths[False]), plain=sorted(widths[True]))
 
 

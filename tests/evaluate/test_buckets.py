@@ -23,7 +23,7 @@ from speccascade import checkpoints, run
 from speccascade.checkpoints import orbax
 from speccascade.data import files
 from speccascade.evaluate import runner
-from speccascade.host import journal, storage
+from speccascade.host import journal, multihost, storage
 from speccascade.host.errors import RunError
 from speccascade.host.journal import Journal
 from speccascade.models.t5 import T5, T5Config
@@ -204,7 +204,8 @@ def test_a_run_in_a_bucket_that_was_killed_goes_on_to_the_same_bytes(bucket, fol
   assert 0 < left < 60
   assert run.main([*given(config, folder), '--debug']) == 0
   assert f'Report: {folder}/report.html' in capsys.readouterr().out
-  monkeypatch.setattr(run, '_whole', lambda argv: [*given(config, folder), '--debug'])  # the same command is kept
+  same = multihost.command_of_one_process('speccascade.run', [*given(config, folder), '--debug'])
+  monkeypatch.setattr(multihost, 'command_of_one_process', lambda *_: same)  # results name the command
   assert run.main([*given(config, tmp_path / 'disk'), '--debug']) == 0
   same_bytes(tmp_path / 'disk', fetched(folder, tmp_path / 'fetched'))
   assert json.loads((folder / 'results.json').read_bytes())['points']
