@@ -57,12 +57,13 @@ def _run(args: argparse.Namespace):
   out = storage.local(args.out) if args.out else None
   if out is not None and out.exists() and not args.overwrite:
     raise RunError(f'{out} exists; pass --overwrite to replace it.')
+  sampler = options.sampler(args)
   others = {path: plans.load(path) for path in args.against}
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.prompts, field, args.count)
   options.digests(args)
   settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials')}
-  settings |= dict(sampler=options.sampler(args), rules=dict(args.rule), data=storage.local(args.prompts).name)
+  settings |= dict(sampler=sampler, rules=dict(args.rule), data=storage.local(args.prompts).name)
   found = plan(options.load_models(args), prompts, progress=True, **settings)
   print(found)
   if found.profile is not None:

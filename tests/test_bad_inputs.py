@@ -178,7 +178,7 @@ PYTHON = {
     lambda _: own_phases(Propose(0, 4), *VERIFIED, window=3), ('window=3', '4')
   ),
   'phases that nothing was derived for': (
-    lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)), ('score(1)', 'Method.of_phases')
+    lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)), 'Method.of_phases'
   ),
   'a combiner that is not bound': (
     lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'rules.bind(own)'
@@ -481,7 +481,7 @@ GIN = {
   'an acceptor that is a text': (["methods.speculative.accept = 'block'"], 'block'),
   'a chance over 1': (['methods.speculative.policy = @stopping.Fallback()', 'stopping.Fallback.threshold = 2.0'],
                       ('Fallback', '0 <= threshold <= 1')),
-  'alpha out of range': (['chow/Curve.values = [2.0]'], ('chow', '0 <= alpha <= 1')),
+  'alpha out of range': (['token/Curve.values = [2.0]'], ('token', '0 <= alpha <= 1')),
   'a folder that is none': (
     ["SHARED = '../nowhere'", 'path.root = %SHARED', "Experiment.name = @path()", "path.name = 'x'"],
     ("'../nowhere'", '--gin.SHARED='),

@@ -72,6 +72,9 @@ def _underived(method: Method, phases: list[Phase]) -> str | None:
   drafted = sum(p.n for p in phases if isinstance(p, Propose))
   if method.window < max(drafted, 1):
     return f'window={method.window} is less than the {drafted} tokens that a round drafts; make it as many'
+  scores = [p for p in phases if isinstance(p, Score)]
+  if all(p.widths for p in scores) and any(p.limit is not None and not hasattr(p.limit, 'most') for p in scores):
+    return None  # how much a limit of one's own lets through is not known
   wanted = method_lib.flat(method_lib.derived(method.phases, method.window, method.policy))
   for phase, right in zip(phases, wanted, strict=True):
     if _narrower(phase, right):
