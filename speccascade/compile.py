@@ -15,6 +15,7 @@ import sys
 
 import jax
 
+from speccascade import checkpoints
 from speccascade.decode import options
 from speccascade.host import commands
 from speccascade.host.errors import RunError
@@ -40,7 +41,9 @@ def _parser() -> commands.Parser:
   parser.add_argument(
     '--max_prompt_tokens', type=commands.count, default=256, help='the padded length of prompts (256)'
   )
-  parser.add_argument('--dtype', choices=options.DTYPES, default='bfloat16', help='of weights and caches (bfloat16)')
+  parser.add_argument(
+    '--dtype', choices=checkpoints.DTYPES, default='bfloat16', help='of weights and caches (bfloat16)'
+  )
   options.add_mesh(parser)
   parser.add_argument('--rules', type=commands.listed, default=[], help='whole or cut for each model (what is faster)')
   parser.add_argument('--xla', type=options.pair, default=[], action='append', help='an option of XLA, as NAME=VALUE')

@@ -28,7 +28,7 @@ _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
 _DESCRIPTIONS = {'.gin', '.json', '.model', '.txt', '.jinja'}  # kinds of files next to a checkpoint that describe it
 _OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
 _FORMATS = {'hf': hf, 'orbax': orbax, 't5x': t5x}
-_DTYPES = ('float32', 'bfloat16', 'float16')
+DTYPES = ('float32', 'bfloat16', 'float16')
 _EXPECTED = (
   "expected a Hugging Face folder (config.json and *.safetensors), T5X's checkpoint_<step> or a folder of them, or a "
   'folder that speccascade.convert wrote (speccascade.json)'
@@ -286,8 +286,8 @@ def _dtype(dtype) -> str:
     name = jnp.dtype(dtype).name
   except TypeError:
     name = str(dtype)
-  if name not in _DTYPES:
-    raise ValueError(f'dtype {name}: choose from {", ".join(_DTYPES)}')
+  if name not in DTYPES:
+    raise ValueError(f'dtype {name}: choose from {", ".join(DTYPES)}')
   return name
 
 

@@ -14,7 +14,6 @@ come as they end and are not kept. The exit code is 1 where a row has a fault, w
 import argparse
 from collections.abc import Sequence
 import dataclasses
-import hashlib
 from pathlib import Path
 import sys
 from typing import Any
@@ -90,9 +89,9 @@ def _header(args: argparse.Namespace, digests: list[str], text: str) -> dict[str
   leave = {'input', 'output', 'overwrite', 'debug', 'compilation_cache', 'models', 'rule', 'plan', 'mesh'}
   settings = {name: value for name, value in vars(args).items() if name not in leave}
   rule = args.rule and [rules.name_of(args.rule), getattr(args.rule, 'keywords', {})]
-  settings |= {'plan': hashlib.sha256(storage.local(args.plan).read_bytes()).hexdigest()[:16]} if args.plan else {}
+  settings |= {'plan': storage.digest(storage.local(args.plan).read_bytes())} if args.plan else {}
   made = {lines.MARK: __version__, 'device': jax.devices()[0].device_kind}
-  return made | {'models': digests, 'input': hashlib.sha256(text.encode()).hexdigest()[:16], 'rule': rule, **settings}
+  return made | {'models': digests, 'input': storage.digest(text.encode()), 'rule': rule, **settings}
 
 
 if __name__ == '__main__':

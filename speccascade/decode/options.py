@@ -12,7 +12,6 @@ from speccascade.host import commands
 from speccascade.host.errors import RunError
 from speccascade.types import Combiner, Model, Rule
 
-DTYPES = ('float32', 'bfloat16', 'float16')
 _FROM_PYTHON = {'sequence_cascade', 'by_batch'}  # which need a function or other methods
 METHODS = [
   name
@@ -86,7 +85,7 @@ def add_models(parser: commands.Parser, *, positional: bool = False):
     parser.add_argument(
       '--models', nargs='+', required=True, metavar='MODEL', help=f'{said}; another option or -- ends them'
     )
-  parser.add_argument('--dtype', choices=DTYPES, help='of the models (as stored)')
+  parser.add_argument('--dtype', choices=checkpoints.DTYPES, help='of the models (as stored)')
   add_mesh(parser)
 
 

@@ -182,7 +182,7 @@ run = compiled_with(())
 
 
 def _rounds(program, method, params, state: State, stop_at, processor) -> State:
-  """Run rounds stop_at `stop_at[0]` rows are done, or `stop_at[1]` rounds have passed."""
+  """Run rounds until `stop_at[0]` rows are done, or `stop_at[1]` rounds have passed."""
   context = Context(
     extend=tuple(functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)),
     packs=tuple(getattr(n, 'packs', False) for n in program.networks),

@@ -10,7 +10,6 @@ Axis letters: N samples.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,7 +118,8 @@ class Plan:
       speeds={str(n): [list(speed) for speed in some] for n, some in self.speeds.items()},
       profile=None if self.profile is None else _content(self.profile),
     )
-    storage.write(storage.local(path), json.dumps(dict(speccascade_plan=FORMAT, digest=_digest(content), **content)))
+    saved = dict(speccascade_plan=FORMAT, digest=storage.digest_of_json(content), **content)
+    storage.write(storage.local(path), json.dumps(saved))
 
 
 def _content(profile: Profile) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _read(file: Path, _changed: int) -> Plan:
     content = json.loads(file.read_text())
     if not isinstance(content, dict) or content.pop('speccascade_plan', None) != FORMAT:
       raise ValueError('another format')
-    if content.pop('digest', None) != _digest(content):
+    if content.pop('digest', None) != storage.digest_of_json(content):
       raise ValueError('its content was changed after it was written')
   except ValueError as error:
     raise ValueError(f'{file} is no plan of this version ({error}); {MAKE}.') from None
@@ -162,10 +162,6 @@ def _profile(content: Mapping[str, Any], origin: Origin) -> Profile:
   steps = {int(n): tuple(s) for n, s in content['steps'].items()}
   samples = {name: np.asarray(x) for name, x in content['samples'].items()}
   return Profile.of(AcceptanceTable.of(**content['table']), origin, samples, times, steps)
-
-
-def _digest(content: Any) -> str:
-  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _tuple(value: Any) -> Any:
@@ -246,4 +242,4 @@ def _deciding(numbers: Sequence[tuple[str, float]]) -> dict[str, Any]:
 
 def digest_of(rows: Sequence[Sequence[int]]) -> str:
   """Return 16 hex digits that tell prompts from any other."""
-  return _digest([list(map(int, row)) for row in rows])
+  return storage.digest_of_json([list(map(int, row)) for row in rows])

@@ -113,7 +113,7 @@ def count_round(counts: Counts, *, length, active, scored, tested, kept, emitted
   reached = jnp.minimum(jnp.minimum(tested, kept + 1), emitted)  # tests up to the first failure
   accepted = jnp.minimum(kept, emitted)
   counted = active & (emitted > 0)
-  slot, fresh = _fresh_slots(length, counts.source.shape[1], emitted)
+  slot, fresh = fresh_slots(length, counts.source.shape[1], emitted)
   histogram = lambda which, value, rows: which + ((slots == value[:, None]) & rows[:, None]).astype(jnp.int32)
   return counts.replace(
     deferred=counts.deferred + jnp.sum(jnp.where(slots < emitted[:, None], deferred, 0), 1),
@@ -144,7 +144,7 @@ class Top:
 def record_logprobs(logprobs: Array, window, fed: Array, length: Array, new: Array, emitted: Array) -> Array:
   """Record the unscaled log-probability of each new token [B, W+1] under each model that has scored it, else NaN."""
   width = new.shape[1]
-  slot, fresh = _fresh_slots(length, logprobs.shape[2], emitted)
+  slot, fresh = fresh_slots(length, logprobs.shape[2], emitted)
   models = []
   for m, logits in enumerate(window.logits):
     logp = sampling.at_token(sampling.log_softmax(logits), new)
@@ -156,7 +156,7 @@ def record_logprobs(logprobs: Array, window, fed: Array, length: Array, new: Arr
 def record_top(top: Top, logits: Array, length: Array, emitted: Array) -> Top:
   """Record the likeliest tokens of logits [B, W+1, V] at each new position."""
   values, ids = lax.top_k(sampling.log_softmax(logits), top.ids.shape[2])  # [B, W+1, K]
-  slot, fresh = _fresh_slots(length, top.ids.shape[1], emitted)
+  slot, fresh = fresh_slots(length, top.ids.shape[1], emitted)
   slot = jnp.minimum(slot, ids.shape[1] - 1)
   fresh = fresh[..., None]
   return Top(jnp.where(fresh, take(ids, slot), top.ids), jnp.where(fresh, take(values, slot), top.logprobs))
@@ -167,10 +167,10 @@ def tally(new: Array, fresh: Array, vocab: int) -> Array:
   return jnp.where(fresh[..., None], jax.nn.one_hot(new, vocab, dtype=jnp.int32), 0).sum(1)
 
 
-def _fresh_slots(length: Array, buffer: int, emitted: Array) -> tuple[Array, Array]:
-  """Return for every place of a buffer [B, T] its slot in the window, and whether it was just emitted."""
+def fresh_slots(length: Array, buffer: int, count: Array) -> tuple[Array, Array]:
+  """Return for every place of a buffer [B, T] its slot in the window, and whether it is one of the first `count`."""
   slot = iota(buffer) - length[:, None]
-  return jnp.maximum(slot, 0), (slot >= 0) & (slot < emitted[:, None])
+  return jnp.maximum(slot, 0), (slot >= 0) & (slot < count[:, None])
 
 
 def with_column(x: Array, m: int, value: Array) -> Array:

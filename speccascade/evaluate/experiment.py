@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
-import hashlib
 import inspect
 import itertools
 import json
@@ -193,12 +192,12 @@ class Experiment:
     mesh = fields.pop('mesh')
     fields |= {} if mesh is None else {'mesh': dict(mesh.shape)}
     data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
-    digest = hashlib.sha256(json.dumps(data, default=str).encode()).hexdigest()[:16]
+    digest = storage.digest(json.dumps(data, default=str).encode())
     lines = [f'{name}: {value}' for name, value in fields.items()] + _sources(curves)
     given = () if callable(self.models) else self.models
     lines += [f'weights of {m.path}: {m.digest()}' for m in given if isinstance(m, Checkpoint)]
     paths = sorted({str(p.plan) for p in self.points if isinstance(p.plan, (str, Path))})
-    lines += [f'plan {path}: {hashlib.sha256(storage.local(path).read_bytes()).hexdigest()[:16]}' for path in paths]
+    lines += [f'plan {path}: {storage.digest(storage.local(path).read_bytes())}' for path in paths]
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
     return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
 
@@ -210,7 +209,7 @@ def _sources(curves: Sequence[Curve]) -> list[str]:
   for function in own:
     with contextlib.suppress(OSError, TypeError):  # one that was typed in
       code = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
-      digest = hashlib.sha256(inspect.getsource(code).encode()).hexdigest()[:16]
+      digest = storage.digest(inspect.getsource(code).encode())
       found.add(f'source of {rules.name_of(function)}: {digest}')
   return sorted(found)
 

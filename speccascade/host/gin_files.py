@@ -7,7 +7,6 @@ import ast
 from collections.abc import Iterator, Sequence
 import contextlib
 import difflib
-import hashlib
 import importlib.util
 import inspect
 import os
@@ -190,7 +189,7 @@ def sources() -> dict[str, str]:
     if name in found or not file or _installed(file):
       continue
     source = Path(file).read_bytes()
-    found[name] = hashlib.sha256(source).hexdigest()[:16]
+    found[name] = storage.digest(source)
     waiting.append(name.rpartition('.')[0])
     if file.endswith('.py'):
       waiting += _imports(source, sys.modules[name].__package__)

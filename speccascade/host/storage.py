@@ -214,6 +214,19 @@ def no_follow(path: str, flags: int) -> int:
     raise OSError(errno.ELOOP, 'it is a symbolic link, which is not followed; remove it', path) from None
 
 
+# ---- digests ----
+
+
+def digest(data: bytes) -> str:
+  """Return 16 hex digits that tell bytes from any other."""
+  return hashlib.sha256(data).hexdigest()[:16]
+
+
+def digest_of_json(value: Any) -> str:
+  """Return the digest of a value as JSON has it, whatever the order of its keys; what JSON lacks counts as text."""
+  return digest(json.dumps(value, sort_keys=True, default=str).encode())
+
+
 # ---- locks ----
 
 
@@ -318,9 +331,9 @@ def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, beside: 
   if not in_bucket(path):
     return path.expanduser()
   listed = _list(path, wanted, beside)
-  versions = {name: _digest([name, about]) for name, about in listed.items()}
-  cache = CACHE / _digest(str(path.parent))
-  copy = cache / _digest(versions)
+  versions = {name: digest_of_json([name, about]) for name, about in listed.items()}
+  cache = CACHE / digest_of_json(str(path.parent))
+  copy = cache / digest_of_json(versions)
   if not copy.exists():
     with lock(cache / '.lock', 'try again', wait=True):
       missing = {name: listed[name].get('size') or 0 for name, v in versions.items() if not (cache / v).is_file()}
@@ -344,10 +357,6 @@ def _list(path, wanted: Callable[[str], bool], beside: Sequence[str]) -> dict[st
     for folder in (path.name, *beside):
       found |= {f'{folder}/{name}': about for name, about in objects(path.parent / folder).items()}
   return {name: about for name, about in found.items() if wanted(name)}
-
-
-def _digest(value: Any) -> str:
-  return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _fetch(path, to: Path, size: int, progress: Progress):

@@ -26,7 +26,7 @@ from speccascade.types import checked_int, Combiner, Model, Rule
 
 PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
 TEXTS = 16  # that each trial decodes, and two batches at the least
-KNOTS = 8  # γ at which rounds of plain speculative decoding are timed, at the most
+KNOTS = 8  # of the γ to plan, at most so many are timed for plain speculative decoding
 _FREE = 1e-6  # the cost of a drafter without cost
 _FORCED = ('speculative', 'cascade', 'naive_cos')  # the kinds whose rounds are timed with forced acceptance
 _SIMPLER = ('autoregressive', 'speculative', 'sv_exact')  # one with more to it has to be faster by PAYS

@@ -18,7 +18,7 @@ import numpy as np
 from speccascade import backends, rules
 from speccascade.backends import sharding
 from speccascade.backends.ops import take
-from speccascade.engine import inputs, plans, requests, verification
+from speccascade.engine import inputs, plans, requests, stats, verification
 from speccascade.engine.engine import Engine
 from speccascade.engine.loop import positions
 from speccascade.engine.method import Method
@@ -67,9 +67,8 @@ class Observe:
     return state.replace(policy={name: self._noted(state, x, found[name]) for name, x in state.policy.items()})
 
   def _noted(self, state: State, noted: Array, new: Array) -> Array:
-    slot = iota(noted.shape[1]) - state.length[:, None]
-    fresh = (slot >= 0) & (slot < state.window.size[:, None]) & state.active[:, None]
-    return jnp.where(fresh, take(new, jnp.clip(slot, 0, new.shape[1] - 1)), noted)
+    slot, fresh = stats.fresh_slots(state.length, noted.shape[1], state.window.size)
+    return jnp.where(fresh & state.active[:, None], take(new, jnp.minimum(slot, new.shape[1] - 1)), noted)
 
 
 def observing(block: int, slots: int) -> Method:

@@ -133,8 +133,8 @@ def passes_seconds(
 ) -> Callable[[], float]:
   """Return a function that times passes in turn, (model, width, how many) each, as a loop that does nothing else.
 
-  After another model's pass, caches and threads are not as a model's own loop leaves them; so the first of the rounds,
-  of which there are `most` at the most, are dearer. The models' caches have the slots of a decode of at most `tokens`
+  After another model's pass, caches and threads are not as a model's own loop leaves them; so the first rounds are
+  dearer. There are at most `most` rounds. The models' caches have the slots of a decode of at most `tokens`
   new tokens with windows of `window`, or of the widest pass; `caches` are those of `filled` where many timers share
   them. With `total`, windows are packed to so many tokens, a multiple of the batch.
   """
