@@ -1,10 +1,10 @@
-"""Check laws and time decoding on the accelerator that JAX finds, in order of worth, within a budget of seconds.
+"""Check distributions and time decoding on the accelerator that JAX finds, within a budget of seconds.
 
 python scripts/accelerator.py --out DIR [--budget 570] [--only checks t5_small_xl …] [--batches 1 8 32]
 python scripts/accelerator.py --out DIR --tiny   # all of it on a small scale, for a CPU
 
 Each figure is a line of DIR/figures.jsonl as soon as it is there; a table ends the run; a failed check makes it fail.
-  laws      tokens 7 to 9 of toy models at T = 1 by χ² against their exact law; a check fails where p < 1e-6
+  chi²      tokens 7 to 9 of toy models at T = 1 by χ² against their exact distribution; a check fails where p < 1e-6
   equality  random T5 and decoder models. At T = 0 speculative decoding gives the tokens of the verifier alone, a
             cascade those of both models in lockstep; rows of a batch are those of a batch of one. In float32, with
             products of the highest precision, all of it is exact; in bfloat16 the first token that differs must be a
@@ -44,7 +44,7 @@ from speccascade.models.t5 import T5, T5Config  # noqa: E402
 from speccascade.planning import synthetic, timing  # noqa: E402
 from speccascade.types import Model, Prompt  # noqa: E402
 
-FALSE_ALARM = 1e-6  # of a law check; the seeds are fixed
+FALSE_ALARM = 1e-6  # of a distribution check; the seeds are fixed
 TIE = {'float32': 1e-4, 'bfloat16': 0.25}  # log-probabilities so near each other may change places by rounding
 OPT = functools.partial(rules.opt, alpha=0.1)
 WEIGHTED = functools.partial(rules.weighted, weights=(0.4, 0.6))
@@ -83,7 +83,7 @@ class Figures:
 # ---- checks ----
 
 
-def law_checks(dtype: str, rows: int) -> dict[str, Callable[[], dict[str, dict]]]:
+def distribution_checks(dtype: str, rows: int) -> dict[str, Callable[[], dict[str, dict]]]:
   """Return {name: check of late tokens} of toy models whose tables have this dtype."""
   large = toy.model(11, 5, scale=1.2)
   models = [toy.model(12, 5, scale=0.8, near=large), large]
@@ -99,12 +99,12 @@ def law_checks(dtype: str, rows: int) -> dict[str, Callable[[], dict[str, dict]]
   }
 
   def check(name, method, step) -> dict:
-    law = reference.late_distribution(step, [2, 2], 5, 2, first=6, count=3)
+    distribution = reference.late_distribution(step, [2, 2], 5, 2, first=6, count=3)
     tokens = decode(method, models, [[2, 2]] * rows, max_new_tokens=9).tokens
-    p, ratio = reference.goodness(np.array(tokens)[:, 6:], law)
+    p, ratio = reference.goodness(np.array(tokens)[:, 6:], distribution)
     return {name: dict(p=float(p), chi_square_over_df=float(ratio), rows=rows, passed=bool(p > FALSE_ALARM))}
 
-  return {name: functools.partial(check, f'law of {name}', *case) for name, case in cases.items()}
+  return {name: functools.partial(check, f'distribution of {name}', *case) for name, case in cases.items()}
 
 
 def small_pair(kind: str, dtype: str) -> list[Model]:
@@ -156,7 +156,7 @@ def equality_checks(kind: str, dtype: str, tokens: int) -> dict[str, dict]:
 
 def check(figures: Figures, dtype: str, args) -> None:
   """Run the checks of a dtype side by side: nothing of them is timed."""
-  checks = law_checks(dtype, args.rows)
+  checks = distribution_checks(dtype, args.rows)
   for kind in args.kinds[dtype]:
     checks[kind] = functools.partial(equality_checks, kind, dtype, args.check_tokens)
   precision = 'highest' if dtype == 'float32' else None

@@ -1,4 +1,4 @@
-"""Models and methods that several tests decode with, each method beside the reference of the law that it must have."""
+"""Models and methods that several tests decode with, each method with the reference of its distribution."""
 
 import functools
 

@@ -1,6 +1,6 @@
 """The definitions once more, in float64 numpy and in the plainest form, for tests to compare with.
 
-Nothing here is shared with the package: each rule is written from its equation, each law is a recursion over prefixes.
+Nothing here is shared with the package: each rule is written from its equation, distributions recurse over prefixes.
 """
 
 import itertools
@@ -71,7 +71,7 @@ class Sampler:
     return one_hot(p.argmax(), len(p)) if self.greedy else p
 
 
-BEGIN = 2  # tokens of the prompt in every test of a law
+BEGIN = 2  # tokens of the prompt in every test of a distribution
 
 
 def at_prefix(tokens, **sampler):
@@ -150,7 +150,7 @@ def table_logits(model, tokens, source=None):
   return logits
 
 
-# ---- steps: (tokens, carry) -> [(sub-law [V], next carry)] ----
+# ---- steps: (tokens, carry) -> [(sub-distribution [V], next carry)] ----
 
 
 def lockstep(models, pi, **sampler):
@@ -193,11 +193,11 @@ def bild(models, fallback, rollback, max_draft, **sampler):
 
 def joint_distribution(step, prompt, count, eos_ids=()):
   """Return {emitted tokens: probability} of `count` tokens, or fewer where EOS ends them."""
-  law = {}
+  distribution = {}
 
   def go(tokens, carry, prob, emitted):
     if len(emitted) == count or (emitted and emitted[-1] in eos_ids):
-      law[emitted] = law.get(emitted, 0) + prob
+      distribution[emitted] = distribution.get(emitted, 0) + prob
       return
     for part, after in step(list(prompt) + list(emitted), carry):
       for v, mass in enumerate(part):
@@ -205,11 +205,11 @@ def joint_distribution(step, prompt, count, eos_ids=()):
           go(tokens + (v,), after, prob * mass, (*emitted, v))
 
   go((), None, 1.0, ())
-  return law
+  return distribution
 
 
 def late_distribution(step, prompt, vocab, order, first, count):
-  """Return the joint law [V]*count of the tokens from number `first` on, for models of that Markov order."""
+  """Return the joint distribution [V]*count of the tokens from number `first` on, for models of that Markov order."""
   states = {(tuple(prompt), None): 1.0}  # (last tokens, carry): probability
   for _ in range(first):
     following = {}
@@ -219,11 +219,11 @@ def late_distribution(step, prompt, vocab, order, first, count):
           key = ((*tokens, v)[-order:], after)
           following[key] = following.get(key, 0) + prob * mass
     states = following
-  law = np.zeros((vocab,) * count)
+  distribution = np.zeros((vocab,) * count)
   for (tokens, carry), prob in states.items():
     for emitted, mass in joint_distribution(_resumed(step, carry), tokens, count).items():
-      law[emitted] += prob * mass
-  return law
+      distribution[emitted] += prob * mass
+  return distribution
 
 
 def _resumed(step, carry):
@@ -234,14 +234,14 @@ def sequences(vocab, count):
   return itertools.product(range(vocab), repeat=count)
 
 
-def goodness(observed, law):
-  """Return the p-value of rows of tokens [N, k] against their joint law [V]*k, and χ²/df."""
-  rows, counts = len(observed), np.zeros_like(law)
+def goodness(observed, distribution):
+  """Return the p-value of rows of tokens [N, k] against their joint distribution [V]*k, and χ²/df."""
+  rows, counts = len(observed), np.zeros_like(distribution)
   np.add.at(counts, tuple(np.asarray(observed).T), 1)
-  likely = law * rows >= 5
-  impossible = counts[law <= 0].sum()
+  likely = distribution * rows >= 5
+  impossible = counts[distribution <= 0].sum()
   seen = np.append(counts[likely], counts[~likely].sum())
-  wanted = np.append(law[likely], law[~likely].sum()) * rows
+  wanted = np.append(distribution[likely], distribution[~likely].sum()) * rows
   if wanted[-1] < 5:
     seen, wanted = seen[:-1], wanted[:-1]
   statistic, df = ((seen - wanted) ** 2 / wanted).sum(), len(wanted) - 1

@@ -59,8 +59,8 @@ def test_what_no_longer_fits_the_budget_is_left_out_and_said(accelerator, tmp_pa
 
 
 def test_a_failed_check_fails_the_command(accelerator, tmp_path, monkeypatch):
-  wrong = lambda *_: {'law': lambda: {'law of x': dict(p=0.0, passed=False)}}
-  monkeypatch.setattr(accelerator, 'law_checks', wrong)
+  wrong = lambda *_: {'distribution': lambda: {'distribution of x': dict(p=0.0, passed=False)}}
+  monkeypatch.setattr(accelerator, 'distribution_checks', wrong)
   monkeypatch.setattr(accelerator, 'equality_checks', lambda *_: {})
   assert accelerator.main(['--tiny', '--only', 'checks', '--out', str(tmp_path)]) == 1
 

@@ -29,37 +29,37 @@ class Told:
     return self.outcomes, self.replace(chances=jnp.minimum(1, ratio))
 
 
-def random_laws(seed, block, zeros=False):
-  """Return q̃ and π after every prefix of at most `block` tokens: {prefix: law}."""
+def random_distributions(seed, block, zeros=False):
+  """Return q̃ and π after every prefix of at most `block` tokens: {prefix: distribution}."""
   rng = np.random.default_rng(seed)
   q, pi = {}, {}
   for n in range(block + 1):
     for prefix in itertools.product(range(V), repeat=n):
-      for laws in (q, pi):
-        law = rng.dirichlet(np.full(V, 2.0))
+      for distributions in (q, pi):
+        distribution = rng.dirichlet(np.full(V, 2.0))
         if zeros and rng.random() < 0.7:
-          law = law * (np.arange(V) != rng.integers(V))
-        laws[prefix] = law / law.sum()
+          distribution = distribution * (np.arange(V) != rng.integers(V))
+        distributions[prefix] = distribution / distribution.sum()
   return q, pi
 
 
 def one_round(accept, q, pi, block, idle=0):
-  """Yield (draft, kept, law of the next token, probability) for every draft and outcome; `idle` slots are unused."""
+  """Yield (draft, kept, next distribution, probability) for every draft and outcome; `idle` slots are unused."""
   width = block + idle
   cases = list(itertools.product(itertools.product(range(V), repeat=block), itertools.product([0, 1], repeat=block)))
   rows = len(cases)
   tokens = np.zeros((rows, width), np.int32)
   outcomes = np.ones((rows, width), bool)
-  laws = np.full((rows, width, V), 1 / V, np.float32)
+  distributions = np.full((rows, width, V), 1 / V, np.float32)
   targets = np.full((rows, width + 1, V), 1 / V, np.float32)
   for b, (draft, outcome) in enumerate(cases):
     tokens[b, :block], outcomes[b, :block] = draft, outcome
     for j in range(block + 1):
       targets[b, j] = pi[draft[:j]]
       if j < block:
-        laws[b, j] = q[draft[:j]]
+        distributions[b, j] = q[draft[:j]]
   position = jnp.tile(jnp.arange(width), (rows, 1))
-  window = Window(jnp.full(rows, block), jnp.asarray(laws), jnp.zeros((rows, width), jnp.int32), ())
+  window = Window(jnp.full(rows, block), jnp.asarray(distributions), jnp.zeros((rows, width), jnp.int32), ())
   trial = acceptance.Trial(
     window, jnp.asarray(tokens), jnp.full(rows, block), jnp.asarray(targets), position, jnp.zeros(rows, jnp.int32),
     Told(jnp.asarray(outcomes)), sampling.Sampler(),
@@ -67,7 +67,7 @@ def one_round(accept, q, pi, block, idle=0):
   verdict, noise = jax.jit(accept)(trial)
   at = np.asarray(verdict.kept)
   here = np.arange(rows)
-  after = jnp.asarray(np.concatenate([laws, laws[:, :1]], 1)[here, at])
+  after = jnp.asarray(np.concatenate([distributions, distributions[:, :1]], 1)[here, at])
   rest = sampling.residual(verdict.scale[:, None] * targets[here, at], verdict.subtract[:, None] * after)
   final = np.where((at < block)[:, None], np.asarray(rest, np.float64), targets[here, at])
   chances = np.asarray(noise.chances, np.float64)[:, :block]
@@ -79,22 +79,24 @@ def one_round(accept, q, pi, block, idle=0):
 
 
 def emitted_distribution(accept, q, pi, block, idle=0):
-  """Return the law [V]*(block+1) of the tokens kept, the one after them, and what π goes on with."""
-  law = np.zeros((V,) * (block + 1))
+  """Return the distribution [V]*(block+1) of the tokens kept, the one after them, and what π goes on with."""
+  distribution = np.zeros((V,) * (block + 1))
   for draft, kept, final, chance in one_round(accept, q, pi, block, idle):
     for x in range(V):
       start = (*draft[:kept], x)
       for end in itertools.product(range(V), repeat=block + 1 - len(start)):
         whole = start + end
-        law[whole] += chance * final[x] * np.prod([pi[whole[:j]][whole[j]] for j in range(len(start), block + 1)])
-  return law
+        distribution[whole] += (
+          chance * final[x] * np.prod([pi[whole[:j]][whole[j]] for j in range(len(start), block + 1)])
+        )
+  return distribution
 
 
-def target_law(pi, block):
-  law = np.zeros((V,) * (block + 1))
+def target_distribution(pi, block):
+  distribution = np.zeros((V,) * (block + 1))
   for whole in itertools.product(range(V), repeat=block + 1):
-    law[whole] = np.prod([pi[whole[:j]][whole[j]] for j in range(block + 1)])
-  return law
+    distribution[whole] = np.prod([pi[whole[:j]][whole[j]] for j in range(block + 1)])
+  return distribution
 
 
 def mean_kept(accept, q, pi, block):
@@ -107,11 +109,11 @@ ACCEPTORS = {'token_wise': acceptance.token_wise, 'block': acceptance.block}
 @pytest.mark.parametrize('zeros', [False, True])
 @pytest.mark.parametrize('block, idle', [(1, 0), (2, 0), (3, 0), (2, 1)])
 @pytest.mark.parametrize('name', ACCEPTORS)
-def test_a_round_emits_the_target_law(name, block, idle, zeros):
+def test_a_round_emits_the_target_distribution(name, block, idle, zeros):
   for seed in range(6):
-    q, pi = random_laws(seed, block, zeros)
-    law = emitted_distribution(ACCEPTORS[name], q, pi, block, idle)
-    np.testing.assert_allclose(law, target_law(pi, block), atol=2e-6)
+    q, pi = random_distributions(seed, block, zeros)
+    distribution = emitted_distribution(ACCEPTORS[name], q, pi, block, idle)
+    np.testing.assert_allclose(distribution, target_distribution(pi, block), atol=2e-6)
 
 
 def test_the_enumeration_sees_a_wrong_acceptor():
@@ -120,8 +122,8 @@ def test_the_enumeration_sees_a_wrong_acceptor():
     return verdict._replace(scale=jnp.ones_like(verdict.scale)), noise
 
   worst = 0
-  for q, pi in (random_laws(seed, 2) for seed in range(6)):
-    worst = max(worst, abs(emitted_distribution(careless, q, pi, 2) - target_law(pi, 2)).max())
+  for q, pi in (random_distributions(seed, 2) for seed in range(6)):
+    worst = max(worst, abs(emitted_distribution(careless, q, pi, 2) - target_distribution(pi, 2)).max())
   assert worst > 1e-3
 
 
@@ -129,7 +131,7 @@ def test_the_enumeration_sees_a_wrong_acceptor():
 def test_block_verification_keeps_no_fewer_tokens_than_token_wise(block):
   gains = []
   for seed in range(30):
-    q, pi = random_laws(100 + seed, block, zeros=seed % 2 == 1)
+    q, pi = random_distributions(100 + seed, block, zeros=seed % 2 == 1)
     joint, single = mean_kept(acceptance.block, q, pi, block), mean_kept(acceptance.token_wise, q, pi, block)
     gains.append(joint - single)
   assert min(gains) >= -1e-6
@@ -137,7 +139,7 @@ def test_block_verification_keeps_no_fewer_tokens_than_token_wise(block):
 
 
 def test_a_block_of_one_token_is_tested_as_token_wise():
-  q, pi = random_laws(5, 1)
+  q, pi = random_distributions(5, 1)
   rounds = [list(one_round(accept, q, pi, 1)) for accept in ACCEPTORS.values()]
   for (draft, kept, final, chance), (_, kept2, final2, chance2) in zip(*rounds, strict=True):
     assert kept == kept2 and chance == pytest.approx(chance2, abs=1e-7), draft
@@ -147,14 +149,14 @@ def test_a_block_of_one_token_is_tested_as_token_wise():
 @pytest.mark.parametrize('name', ACCEPTORS)
 def test_identical_laws_are_always_accepted_whole(name):
   for seed in range(5):
-    q, _ = random_laws(seed, 3, zeros=seed > 2)
+    q, _ = random_distributions(seed, 3, zeros=seed > 2)
     for _, kept, _, chance in one_round(ACCEPTORS[name], q, q, 3):
       assert kept == 3 or chance == 0
 
 
 @pytest.mark.parametrize('name', ACCEPTORS)
 def test_a_token_that_the_target_forbids_is_never_kept(name):
-  q, pi = random_laws(9, 2, zeros=True)
+  q, pi = random_distributions(9, 2, zeros=True)
   for draft, kept, _, chance in one_round(ACCEPTORS[name], q, pi, 2):
     assert chance == 0 or all(pi[draft[:j]][draft[j]] > 0 for j in range(kept))
 

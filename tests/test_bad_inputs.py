@@ -101,7 +101,7 @@ def records(folder: pathlib.Path, line: str) -> str:
 
 
 def shouting(q_logits, p_logits, *, sampler):
-  """A rule that gives logits, no law."""
+  """A rule that gives logits, no distribution."""
   return p_logits
 
 
@@ -151,7 +151,7 @@ def own_phases(*phases, **settings):
 PYTHON = {
   # rules and combiners
   'a rule of logits': (lambda _: decoded(methods.speculative(shouting)), 'shouting'),
-  'half a law': (lambda _: decoded(methods.speculative(lambda q, p, *, sampler: 0.5 * sampler(p))), 'sum'),
+  'half a distribution': (lambda _: decoded(methods.speculative(lambda q, p, *, sampler: 0.5 * sampler(p))), 'sum'),
   'a rule of whole numbers': (
     lambda _: decoded(methods.speculative(lambda q, p, *, sampler: jnp.zeros(p.shape, jnp.int32))), 'int32'
   ),

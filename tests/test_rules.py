@@ -1,4 +1,4 @@
-"""Rules and combiners: laws, limits in α, the papers' lemmas, float32 extremes, errors.
+"""Rules and combiners: distributions, limits in α, the papers' lemmas, float32 extremes, errors.
 
 A new rule costs one row in `TABLE`; the row inherits every test that is parametrised over it.
 """
@@ -62,13 +62,13 @@ def definition(rule, lq, lp, alpha, sampler):
   return np.array([reference.target(rules.name_of(rule), q, p, alpha or 0.0, sampler) for q, p in zip(lq, lp)])
 
 
-def laws(lq, lp, temperature):
+def distributions(lq, lp, temperature):
   """Return q̃, p̃ in float64 by the reference."""
   s = reference.Sampler(temperature)
   return tuple(np.array([s(row) for row in x]) for x in (lq, lp))
 
 
-def assert_law(pi, tolerance=1e-5):
+def assert_distribution(pi, tolerance=1e-5):
   assert np.isfinite(pi).all() and (pi >= -1e-7).all()
   assert abs(pi.astype(np.float64).sum(-1) - 1).max() < tolerance
 
@@ -77,9 +77,9 @@ def test_the_table_covers_every_rule():
   assert set(TABLE) == set(rules.RULES)
 
 
-def test_what_the_loop_does_not_check_is_in_the_table_of_laws():
+def test_what_the_loop_does_not_check_is_in_the_table_of_distributions():
   unchecked = {x for x in vars(rules).values() if getattr(x, 'gives_distribution', False)}
-  assert unchecked == {*TABLE, rules.own, rules.weighted}  # a sampler's law, and a mean of such
+  assert unchecked == {*TABLE, rules.own, rules.weighted}  # a sampler's distribution, and a mean of such
   assert rules.gives_distribution(rules.lift(functools.partial(rules.opt, alpha=0.1)))
   assert not rules.gives_distribution(rules.lift(rules.rule(lambda q_logits, p_logits, *, sampler: q_logits)))
 
@@ -88,10 +88,10 @@ def test_what_the_loop_does_not_check_is_in_the_table_of_laws():
 @given(st.data())
 @over_temperatures
 @over_cases
-def test_a_target_is_a_law(rule, alpha, temperature, data):
+def test_a_target_is_a_distribution(rule, alpha, temperature, data):
   logits = hnp.arrays(np.float32, (ROWS, V), elements=st.floats(-60, 60, width=32))
   lq, lp = data.draw(logits), data.draw(logits)
-  assert_law(target(rule, lq, lp, alpha, Sampler(temperature)))
+  assert_distribution(target(rule, lq, lp, alpha, Sampler(temperature)))
 
 
 @over_temperatures
@@ -127,7 +127,7 @@ def test_leading_axes_are_rows(rule, alpha):
 def test_the_ends_of_alpha_are_plain_speculation_and_the_drafter(rule, temperature):
   _, plain, alone = TABLE[rule]
   lq, lp = pairs(3)
-  q, p = laws(lq, lp, temperature)
+  q, p = distributions(lq, lp, temperature)
   low, high = getattr(rule, 'alpha_range', (-INF, INF))
   if plain is not None:
     assert plain >= low
@@ -141,7 +141,7 @@ def test_the_ends_of_alpha_are_plain_speculation_and_the_drafter(rule, temperatu
 def test_larger_alpha_rejects_less(rule):
   alphas, plain, alone = TABLE[rule]
   lq, lp = pairs(4)
-  q, _ = laws(lq, lp, 1.0)
+  q, _ = distributions(lq, lp, 1.0)
   ends = [a for a in (plain, *alphas, alone) if a is not None]
   rejected = [reference_tv(q, target(rule, lq, lp, a, Sampler())) for a in ends]
   for less, more in zip(rejected, rejected[1:]):
@@ -161,8 +161,8 @@ def test_a_target_at_temperature_0_is_one_hot(rule, alpha):
 
 def test_token_v3_at_alpha_0_keeps_the_arg_max_of_the_verifier():
   lq, lp = pairs(3)
-  q, p = laws(lq, lp, 1.0)
-  np.testing.assert_allclose(target(rules.token_v3, lq, lp, 0.0, Sampler(0.0)), laws(lq, lp, 0.0)[1])
+  q, p = distributions(lq, lp, 1.0)
+  np.testing.assert_allclose(target(rules.token_v3, lq, lp, 0.0, Sampler(0.0)), distributions(lq, lp, 0.0)[1])
   best = p.argmax(-1)
   kept = q[np.arange(ROWS), best][:, None]
   expected = np.eye(V)[best] * kept + p * (1 - kept)
@@ -172,7 +172,7 @@ def test_token_v3_at_alpha_0_keeps_the_arg_max_of_the_verifier():
 @pytest.mark.parametrize('rule', [rules.lossy, rules.lossy_star], ids=rules.name_of)
 def test_lossy_near_alpha_1_keeps_every_token_that_the_verifier_allows(rule):
   lq, lp = pairs(3)
-  np.testing.assert_allclose(target(rule, lq, lp, 0.9999, Sampler()), laws(lq, lp, 1.0)[0], atol=1e-3)
+  np.testing.assert_allclose(target(rule, lq, lp, 0.9999, Sampler()), distributions(lq, lp, 1.0)[0], atol=1e-3)
 
 
 # ---- lemmas ----
@@ -183,7 +183,7 @@ def test_lossy_near_alpha_1_keeps_every_token_that_the_verifier_allows(rule):
 def test_a_rejection_has_probability_delta_times_tv(rule, temperature):
   """Lemma 3 of the cascades paper."""
   lq, lp = pairs(6)
-  q, p = laws(lq, lp, temperature)
+  q, p = distributions(lq, lp, temperature)
   for alpha in TABLE[rule][0]:
     pi = target(rule, lq, lp, alpha, Sampler(temperature))
     sampler = reference.Sampler(temperature)
@@ -203,10 +203,10 @@ def test_opt_and_diff_emit_the_same_at_temperature_0(one, other, alpha):
 
 
 @pytest.mark.parametrize('alpha', [0.1, 0.5, 0.8])
-def test_lossy_star_is_the_max_of_two_scaled_laws(alpha):
+def test_lossy_star_is_the_max_of_two_scaled_distributions(alpha):
   """Lemma 2, with β found by another method."""
   lq, lp = pairs(8)
-  q, p = laws(lq, lp, 1.0)
+  q, p = distributions(lq, lp, 1.0)
   pi = target(rules.lossy_star, lq, lp, alpha, Sampler())
   checked = 0
   for a, b, got in zip(q, p, pi):
@@ -229,7 +229,7 @@ def test_lossy_star_is_the_max_of_two_scaled_laws(alpha):
 @pytest.mark.parametrize('alpha', [0.0, 0.3, 0.8])
 def test_lossy_accepts_and_resamples_as_it_is_defined(alpha, temperature):
   lq, lp = pairs(9)
-  q, p = laws(lq, lp, temperature)
+  q, p = distributions(lq, lp, temperature)
   pi = target(rules.lossy, lq, lp, alpha, Sampler(temperature)).astype(np.float64)
   drafted = q > 0
   accept = np.minimum(1, p / ((1 - alpha) * np.where(drafted, q, 1)))
@@ -247,7 +247,7 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
   """Theorem 3.2 of the CoS paper, and acceptance = 1 - TV(q, r)."""
   lq, lp = pairs(10, (400, V), scale=3.0)
   for temperature in (0.7, 1.0):
-    q, p = laws(lq, lp, temperature)
+    q, p = distributions(lq, lp, temperature)
     r = rules.weighted(jnp.stack([lq, lp]), weights=(weight, 1 - weight), sampler=Sampler(temperature))
     accepted = np.minimum(q, r).sum(-1)
     assert accepted.min() >= weight - 1e-5
@@ -357,18 +357,18 @@ def extremes():
 
 @over_temperatures
 @over_rules
-def test_masked_and_extreme_logits_give_laws(rule, temperature):
+def test_masked_and_extreme_logits_give_distributions(rule, temperature):
   alphas, plain, alone = TABLE[rule]
   lq, lp, masked = extremes()
-  q, p = laws(lq, lp, temperature)
+  q, p = distributions(lq, lp, temperature)
   for alpha in {*alphas, plain, alone} - {None} if rule is not rules.speculative else [None]:
     pi = target(rule, lq, lp, alpha, Sampler(temperature))
-    assert_law(pi)
+    assert_distribution(pi)
     assert masked.any() and (pi[masked] == 0).all()
     if not rules.name_of(rule).startswith('lossy'):
-      assert (pi <= q + p + 1e-6).all()  # what one model masks, only the other's law can give
+      assert (pi <= q + p + 1e-6).all()  # what one model masks, only the other's distribution can give
     rest = np.asarray(sampling.residual(jnp.asarray(pi), jnp.float32(q)))
-    assert_law(rest)
+    assert_distribution(rest)
 
 
 @over_temperatures
@@ -395,16 +395,16 @@ def test_combiners_mask_what_is_masked(name, temperature):
   elif name.startswith('contrastive'):
     masked = np.isneginf(lp)
   possible = ~masked.all(-1)
-  assert_law(pi[possible])
+  assert_distribution(pi[possible])
   assert (pi[possible][masked[possible]] == 0).all()
 
 
 @over_rules
-def test_a_large_vocabulary_keeps_its_law(rule):
+def test_a_large_vocabulary_keeps_its_distribution(rule):
   lq, lp = pairs(14, (2, 256_000), scale=3.0)
   alpha = TABLE[rule][0][-1]
   pi = target(rule, lq, lp, alpha, Sampler())
-  assert_law(pi, 1e-4)
+  assert_distribution(pi, 1e-4)
   expected = definition(rule, lq.astype(np.float64), lp.astype(np.float64), alpha, reference.Sampler())
   np.testing.assert_allclose(pi, expected, rtol=1e-3, atol=1e-9)
 

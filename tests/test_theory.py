@@ -98,11 +98,11 @@ V, ROWS = 4, 2000
 
 
 def constant(name, logits):
-  """Return a toy model whose law is the same after every prefix, and that law."""
+  """Return a toy model whose distribution is the same after every prefix, and that distribution."""
   model = toy.model(0, V, order=1)
-  law = np.exp(logits.astype(np.float64))
+  distribution = np.exp(logits.astype(np.float64))
   table = jnp.tile(logits.astype(np.float32), (V, 1))
-  return Model({**model.params, 'table': table}, model.network, name=name), law / law.sum()
+  return Model({**model.params, 'table': table}, model.network, name=name), distribution / distribution.sum()
 
 
 SMALL, Q = constant('small', np.array([0.9, 0.2, -0.4, 0.1]))

@@ -1,6 +1,6 @@
 """How much of a draft the verifier scores: its first tokens, or those that speculative verification expects to pay.
 
-With S = Σ_v min(q̃, c̃) and A = min(1, c̃(x)/q̃(x)) of drafter and companion, at temperature 0 of their unscaled laws, a
+With S = Σ_v min(q̃, c̃) and A = min(1, c̃(x)/q̃(x)) of drafter and companion (the unscaled ones at temperature 0), a
 table gives a(S, A), the chance that the verifier accepts x; Π a over a row's first k tokens is the gain of its k-th. A
 row's gains fall, so the tokens of the batch in the order of their gains are, at every total, the best choice of so
 many: the total decides alone.
@@ -26,7 +26,7 @@ from speccascade.types import Array, checked_int, iota
 
 @struct.dataclass
 class First:
-  """Score the first n pending tokens, and so the laws of n + 1 positions."""
+  """Score the first n pending tokens, and so the distributions of n + 1 positions."""
 
   n: int = struct.field(pytree_node=False)
 
@@ -227,35 +227,35 @@ class Goodput:
 def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
   """Return S and A of the first pending tokens [B, slots], which model 0 drew, against a model that has read them.
 
-  They are those of the sampled laws, at temperature 0 of the unscaled ones.
+  They are those of the sampled distributions, at temperature 0 of the unscaled ones.
   """
   w = state.window
   sampler = sampler_for_window(state, slots)
   q = sampler.soft(w.logits[0][:, :slots], _drawn_from(state, slots))
-  law = sampler.soft(w.logits[companion][:, :slots])
-  return jnp.minimum(q, law).sum(-1), _ratio(state, q, law)
+  distribution = sampler.soft(w.logits[companion][:, :slots])
+  return jnp.minimum(q, distribution).sum(-1), _ratio(state, q, distribution)
 
 
 def chance(state: State, model: int, slots: int) -> Array:
   """Return how likely each of the first pending tokens [B, slots] is to be accepted by a model that has read them."""
-  law = sampler_for_window(state, slots)(state.window.logits[model][:, :slots])
-  return _ratio(state, _drawn_from(state, slots), law)
+  distribution = sampler_for_window(state, slots)(state.window.logits[model][:, :slots])
+  return _ratio(state, _drawn_from(state, slots), distribution)
 
 
 def _drawn_from(state: State, slots: int) -> Array:
-  """Return the laws that the first pending tokens were drawn from [B, slots, V]."""
+  """Return the distributions that the first pending tokens were drawn from [B, slots, V]."""
   w = state.window
   if w.probs is not None:
     return w.probs[:, :slots]
   return jax.nn.one_hot(_pending(state, slots), w.vocab, dtype=jnp.float32)
 
 
-def _ratio(state: State, q: Array, law: Array) -> Array:
-  """Return min(1, law / q) at the first pending tokens."""
+def _ratio(state: State, q: Array, distribution: Array) -> Array:
+  """Return min(1, distribution / q) at the first pending tokens."""
   tokens = _pending(state, q.shape[1])
   q_x = sampling.at_token(q, tokens)
-  law_x = sampling.at_token(law, tokens)
-  return jnp.where(q_x > 0, jnp.minimum(1, law_x / jnp.where(q_x > 0, q_x, 1)), 0)
+  at_x = sampling.at_token(distribution, tokens)
+  return jnp.where(q_x > 0, jnp.minimum(1, at_x / jnp.where(q_x > 0, q_x, 1)), 0)
 
 
 def _pending(state: State, slots: int) -> Array:

@@ -258,7 +258,7 @@ def _chosen(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
 
 
 def _waste(groups: Mapping[tuple, list[Mapping]]) -> dict:
-  """Return the share of the positions the verifier scored whose law no token of the output came from."""
+  """Return the share of the positions the verifier scored whose distribution no token of the output came from."""
   rows = []
   for (curve, value, temperature), lines in groups.items():
     scored, emitted, rounds = sum(map(_scored, lines)), *(sum(x[name] for x in lines) for name in ('emitted', 'rounds'))

@@ -44,7 +44,7 @@ TABLES = {
   },
   ('cais__mmlu', 'all'): {
     'dev': [dict(question=f'{s} {i}?', subject=s, choices=['w', 'x', 'y', 'z'], answer=i % 4)
-            for i in range(6) for s in ('world_religions', 'law')],
+            for i in range(6) for s in ('world_religions', 'distribution')],
     'test': [dict(question='Which?', subject='world_religions', choices=['p', 'q', 'r', 's'], answer=2)],
   },
 }  # fmt: skip
@@ -164,7 +164,9 @@ def test_a_question_is_no_worked_example_of_its_own(data_dir):
 def test_a_choice_is_asked_with_examples_of_its_own_subject(data_dir):
   task = tasks.seqio_task('mmlu', data_dir=data_dir, split='test', shots=2)
   (example,) = task.examples
-  assert example.target == 'C' and example.info == {'subject': 'world religions'} and 'law' not in example.prompt
+  assert (
+    example.target == 'C' and example.info == {'subject': 'world religions'} and 'distribution' not in example.prompt
+  )
   assert example.prompt.endswith('\nA. w\nB. x\nC. y\nD. z\nAnswer: B\n\nWhich?\nA. p\nB. q\nC. r\nD. s\nAnswer:')
   assert task.metrics['accuracy'](task.examples, [' C']) == 100
 

@@ -7,8 +7,8 @@ import functools
 import io
 import json
 
+from emitted import traces
 import jax
-from law import traces
 import numpy as np
 import pytest
 import toys
@@ -343,7 +343,7 @@ def test_a_token_cascade_counts_the_verifiers_tokens_as_deferred(loaded, tmp_pat
 # ---- traces ----
 
 
-def _table_law(model, tokens):
+def _table_distribution(model, tokens):
   before = ([0, 0] + tokens)[-2:]
   return model.params['table'][before[0] * toys.VOCAB + before[1]]
 
@@ -358,7 +358,7 @@ def test_traced_laws_are_those_the_tokens_were_drawn_from(loaded, models, qualit
   for x in found:
     tokens = EXPERIMENT.task.examples[x['example']].prompt[:]
     for t in x['tokens']:
-      q_logits, p_logits = (_table_law(m, tokens) for m in models)
+      q_logits, p_logits = (_table_distribution(m, tokens) for m in models)
       token = int(t['text'])
       q, p = (float(sampler(l)[token]) for l in (q_logits, p_logits))
       if x['curve'] == 'opt':
@@ -379,8 +379,8 @@ def test_traces_know_the_penalties(loaded, models, tmp_path):
   sampler, begins = experiment.sampler(1.0), len(tokens)
   for t in found['tokens']:
     seen, counts = np.isin(np.arange(toys.VOCAB), tokens), np.bincount(tokens[begins:], minlength=toys.VOCAB)
-    law = sampler.bind(seen, counts)(_table_law(models[1], tokens))
-    assert t['p'] == pytest.approx(float(law[int(t['text'])]), abs=1e-4)
+    distribution = sampler.bind(seen, counts)(_table_distribution(models[1], tokens))
+    assert t['p'] == pytest.approx(float(distribution[int(t['text'])]), abs=1e-4)
     tokens.append(int(t['text']))
 
 

@@ -1,10 +1,10 @@
 """Decode on meshes of 8 virtual devices and on one, and say of each case whether tokens and statistics are the same.
 
-  python tests/mesh_cases.py FAMILY:METHOD:TEMPERATURE:DATAxMODEL:batch|queue[:laws] …
+  python tests/backends/mesh_cases.py FAMILY:METHOD:TEMPERATURE:DATAxMODEL:batch|queue[:distributions] …
 
-It runs in a process of its own, for JAX counts its devices when it starts. The drafter is whole, the other models are
-cut; with `laws` a window's laws stay cut along the vocabulary, which small ones do not by themselves. Cases of TPUs
-come last: all after them run on that backend.
+It runs in a process of its own, for JAX counts its devices when it starts. The drafter is replicated, the other models
+are sharded; with `distributions` those of a window stay sharded along the vocabulary, as small ones do not by
+themselves. Cases of TPUs come last: all after them run on that backend.
 """
 
 import functools
@@ -84,7 +84,9 @@ def models(family: str) -> dict[str, Model]:
   """Return a verifier and models near it."""
   network = NETWORKS[family]
   large = network.init(jax.random.key(0))
-  if 'final_norm' in large:  # a tied head's laws would be all but certain, and ties of their confidence rounding
+  if (
+    'final_norm' in large
+  ):  # a tied head's distributions would be all but certain, and ties of their confidence rounding
     large['final_norm']['scale'] *= 0.2
 
   def near(seed: int, scale: float):
@@ -120,13 +122,13 @@ def alone(*case):
 
 def same(case: str) -> dict:
   """Return whether a case gives what one device gives."""
-  family, name, temperature, shape, kind, *laws = case.split(':')
+  family, name, temperature, shape, kind, *distributions = case.split(':')
   data, parts = map(int, shape.split('x'))
   if family.endswith('tpus'):  # their kernel, run without one
     backends.register('cpu', backends.TPU(interpret=True))
   mesh = sharding.mesh({'data': data, 'model': parts})
   rule = lambda name: sharding.WHOLE if name == 's' else sharding.CUT
-  sharding._GATHERED = 0 if laws else 1 << 30
+  sharding._GATHERED = 0 if distributions else 1 << 30
   ours = run(family, name, float(temperature), kind == 'queue', lambda n, m: sharding.place(m, mesh, rule(n)))
   one = alone(family, name, float(temperature), kind == 'queue')
   flat = lambda x: np.concatenate([np.ravel(y) for y in jax.tree.leaves(x)])

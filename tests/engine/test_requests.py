@@ -4,9 +4,9 @@ import functools
 import warnings
 
 from cases import Letters
+from emitted import traces
 import jax
 import jax.numpy as jnp
-from law import traces
 from matching import having
 import numpy as np
 import pytest
@@ -114,7 +114,7 @@ def test_a_stop_string_before_a_fault_ends_a_row_and_one_behind_it_does_not():
   method = METHODS['speculative']
   text = run(method, models, 'bc', **settings).texts[0]
   broken = lambda logits, tokens, count: jnp.where((count > 12) & (jnp.arange(7) == 0), jnp.inf, logits)
-  sound = text[:11]  # the prompt has two tokens, so this is what the models' laws up to position 12 give
+  sound = text[:11]  # the prompt has two tokens, so this is what the models' distributions up to position 12 give
   prompts = [Request('bc', stop=stop) for stop in (text[4:6], sound, f'{sound}a')]
   with pytest.warns(UserWarning, match='1 of 3'):
     out = run(method, models, prompts, processor=broken, **settings)
@@ -167,7 +167,7 @@ def test_a_sequence_cascade_gives_the_likeliest_tokens_of_the_model_that_answere
 
 
 @pytest.mark.parametrize('name', quick([*METHODS, *SEQUENCE], ['opt', *SEQUENCE]))
-def test_a_processor_shapes_every_models_law(name):
+def test_a_processor_shapes_every_models_distribution(name):
   def alternate(logits, tokens, count):  # after an even token an odd one, and the other way round
     return jnp.where((jnp.arange(7) + tokens[count - 1]) % 2 == 1, logits, -jnp.inf)
 
@@ -177,7 +177,7 @@ def test_a_processor_shapes_every_models_law(name):
     assert set(np.diff([prompt[-1], *tokens]) % 2) == {1}
 
 
-def test_a_processor_keeps_the_law_of_what_it_leaves():
+def test_a_processor_keeps_the_distribution_of_what_it_leaves():
   forbid = lambda logits, tokens, count: jnp.where(jnp.arange(7) == 2, -jnp.inf, logits)
   rows = 4000
   count = lambda method: np.bincount(
@@ -446,9 +446,7 @@ def test_a_rule_defined_anew_each_time_is_not_remembered_for_ever():
   assert known.currsize == 8 and known.maxsize == 256
 
 
-@pytest.mark.parametrize(
-  'call', [lambda: run(OPT, PAIR, [[1, 2]]), embedded.models, lambda: speccascade.check(OPT)]
-)
+@pytest.mark.parametrize('call', [lambda: run(OPT, PAIR, [[1, 2]]), embedded.models, lambda: speccascade.check(OPT)])
 def test_numbers_of_64_bits_are_refused(call):
   with jax.enable_x64(True), pytest.raises(ValueError, match='jax_enable_x64'):
     call()

@@ -151,7 +151,7 @@ def test_t5xs_macros_make_an_experiment(task, byt5, tmp_path, monkeypatch):
                 DRAFTER_PATH='small/checkpoint_9', EVAL_OUTPUT_DIR='out')  # fmt: skip
   bindings = [f'{name} = {value!r}' for name, value in macros.items()]
   bindings += ["TASK_FEATURE_LENGTHS = {'inputs': 6, 'targets': 9}", "data.t5x_task.split = 'validation'"]
-  file = Path(__file__).parents[1] / 'gin_configs' / 'runs' / 't5x_eval.gin'
+  file = Path(__file__).parents[2] / 'gin_configs' / 'runs' / 't5x_eval.gin'
   config.parse([str(file)], bindings)
   (experiment,) = config.build()
   assert config.folder('x.gin', '') == Path('out') and sys.modules['my_tasks'].IMPORTED

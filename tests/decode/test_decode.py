@@ -3,9 +3,9 @@
 import functools
 
 from cases import ALPHA, bound, profile, rule_step, TABLE
+from emitted import emitted_distribution, traces
 from flax import struct
 import jax.numpy as jnp
-from law import emitted_distribution, traces
 from matching import having
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ weighted3 = functools.partial(rules.weighted, weights=(0.5, 0.3, 0.2))
 opt, diff, chow = bound('opt'), bound('diff'), functools.partial(rules.chow, alpha=0.6)
 
 
-def weighted_law(weights):
+def weighted(weights):
   return lambda l, s: reference.weighted(l, weights, s)
 
 
@@ -40,10 +40,10 @@ METHODS = {
   'autoregressive': (
     methods.autoregressive(0), PAIR, reference.lockstep(PAIR[:1], lambda l, s: s(l[0]), temperature=0)),
   'ensemble': (
-    methods.ensemble(weighted2), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
+    methods.ensemble(weighted2), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
   'ensemble_parallel': (
     methods.ensemble_parallel(weighted3, models=3), TRIO,
-    reference.lockstep(TRIO, weighted_law((0.5, 0.3, 0.2)), temperature=0)),
+    reference.lockstep(TRIO, weighted((0.5, 0.3, 0.2)), temperature=0)),
   'oracle': (methods.oracle(diff), PAIR, rule_step('diff', PAIR, temperature=0)),
   'block verification': (
     methods.speculative(opt, 3, accept=acceptance.block), PAIR, rule_step('opt', PAIR, temperature=0)),
@@ -56,13 +56,13 @@ METHODS = {
     methods.token_cascade(chow, 4), PAIR, reference.token_cascade(PAIR, 'chow', 0.6, 4, temperature=0)),
   'bild': (methods.bild(0.4, 1.2, 4), PAIR, reference.bild(PAIR, 0.4, 1.2, 4, temperature=0)),
   'naive_cos': (
-    methods.naive_cos(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
+    methods.naive_cos(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
   'ensemble_sd': (
-    methods.ensemble_sd(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
+    methods.ensemble_sd(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
   'cos of 2': (
-    methods.cos(weighted2, (4, 1)), PAIR, reference.lockstep(PAIR, weighted_law((0.5, 0.5)), temperature=0)),
+    methods.cos(weighted2, (4, 1)), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
   'cos of 3': (
-    methods.cos(weighted3, (3, 2, 1)), TRIO, reference.lockstep(TRIO, weighted_law((0.5, 0.3, 0.2)), temperature=0)),
+    methods.cos(weighted3, (3, 2, 1)), TRIO, reference.lockstep(TRIO, weighted((0.5, 0.3, 0.2)), temperature=0)),
   'sv': (
     methods.sv(profile(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
   'sv_exact': (
@@ -83,8 +83,8 @@ def follow(step, prompt, count):
   """Return the only sequence that a deterministic step emits."""
   tokens, carry = list(prompt), None
   for _ in range(count):
-    ((law, carry),) = step(tokens, carry)
-    tokens.append(int(law.argmax()))
+    ((distribution, carry),) = step(tokens, carry)
+    tokens.append(int(distribution.argmax()))
     if tokens[-1] == EOS:
       break
   return tokens[len(prompt) :]
@@ -136,15 +136,15 @@ def test_traced_log_probabilities_are_the_models_own():
 
 
 def test_the_second_answer_of_a_sequence_cascade_does_not_depend_on_why_it_was_asked_for():
-  # With one random stream for both answers the rewritten ones would follow another law than the large model's.
+  # With one random stream for both answers the rewritten ones would follow another distribution than the large model's.
   rows, step = 20_000, reference.lockstep([LARGE], lambda l, s: s(l[0]))
   cascade = methods.sequence_cascade(np.mean, -1.5)
   out = decode(cascade, PAIR, [[1, 2]] * rows, max_new_tokens=1)
   anew = out.stats.calls[1] > 0
   observed = np.bincount([t[0] for t, a in zip(out.tokens, anew) if a], minlength=7)
-  ((law, _),) = step([1, 2], None)
+  ((distribution, _),) = step([1, 2], None)
   assert 1000 < anew.sum() < rows - 1000
-  statistic = ((observed - law * anew.sum()) ** 2 / (law * anew.sum())).sum()
+  statistic = ((observed - distribution * anew.sum()) ** 2 / (distribution * anew.sum())).sum()
   assert statistic < 40  # χ² of 6 degrees of freedom: false alarms 5e-7
 
 
@@ -415,7 +415,7 @@ def test_bad_values_are_refused_when_a_method_is_made(make, message):
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 @pytest.mark.parametrize('value', [float('nan'), float('inf')])
 def test_logits_that_are_not_finite_are_reported_with_the_example(value, temperature):
-  # Token 3 after token 3 has no law; only the second example gets there.
+  # Token 3 after token 3 has no distribution; only the second example gets there.
   table = np.asarray(LARGE.params['table']).copy()
   table[3 * 7 + 3] = value
   sick = LARGE.replace(params={**LARGE.params, 'table': jnp.asarray(table)})
@@ -463,9 +463,9 @@ def test_a_user_rule_may_be_any_function_of_the_logits():
     return sampler.harden(0.5 * sampler.soft(q_logits) + 0.5 * sampler.soft(p_logits))
 
   small = [toy.model(41, 3), toy.model(42, 3)]
-  law = emitted_distribution(methods.speculative(half, 2), small, [1], 2, Sampler())
+  distribution = emitted_distribution(methods.speculative(half, 2), small, [1], 2, Sampler())
   step = reference.lockstep(small, lambda l, s: (s(l[0]) + s(l[1])) / 2)
-  assert max(abs(law[k] - v) for k, v in reference.joint_distribution(step, [1], 2).items()) < 1e-5
+  assert max(abs(distribution[k] - v) for k, v in reference.joint_distribution(step, [1], 2).items()) < 1e-5
 
 
 @pytest.mark.parametrize('make', [lambda rule: methods.speculative(rule, 2), lambda f: methods.ensemble(rules.rule(f))])

@@ -1,4 +1,4 @@
-"""How much is verified: the best choice of all, and a law that no choice can change."""
+"""How much is verified: the best choice of all, and a distribution that no choice can change."""
 
 import dataclasses
 import functools
@@ -124,7 +124,7 @@ def test_the_table_is_looked_up_by_its_edges():
   np.testing.assert_allclose(TABLE(s, a), [[0.3, 0.1, 0.9]], rtol=1e-6)
 
 
-# ---- the law ----
+# ---- the distribution ----
 
 
 def in_company(mate):
@@ -151,9 +151,9 @@ def mates(count, seed=0):
 
 
 def off_by(method, mate=None):
-  """Return the distance of the law of three tokens, in that company, to the verifier's."""
-  law = enumeration.emitted_distribution(method, COINS, [1, 0], 3, Sampler(), in_company(mate))
-  return max(distance(law, reference.joint_distribution(own_step(COIN), [1, 0], 3)))
+  """Return the distance of the distribution of three tokens, in that company, to the verifier's."""
+  distribution = enumeration.emitted_distribution(method, COINS, [1, 0], 3, Sampler(), in_company(mate))
+  return max(distance(distribution, reference.joint_distribution(own_step(COIN), [1, 0], 3)))
 
 
 EXACT = {
@@ -171,7 +171,7 @@ def test_a_row_alone_follows_the_law_whatever_is_scored(name):
 
 @pytest.mark.parametrize('mate', range(4))
 @pytest.mark.parametrize('name', [n if n[:2] == 'by' else pytest.param(n, marks=pytest.mark.full) for n in EXACT])
-def test_packed_with_any_other_row_it_follows_the_law(name, mate):
+def test_packed_with_any_other_row_it_follows_the_distribution(name, mate):
   assert off_by(EXACT[name], mates(4)[mate]) < 1e-5
 
 

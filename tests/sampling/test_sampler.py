@@ -1,4 +1,4 @@
-"""The sampler against its definition, draws against their law, and the keyed numbers behind them."""
+"""The sampler against its definition, draws against their distribution, and the keyed numbers behind them."""
 
 import functools
 
@@ -63,11 +63,11 @@ def test_the_sampler_is_its_definition(name, ties):
   seen = np.random.default_rng(2).random((ROWS, V)) < 0.3
   counts = np.random.default_rng(3).integers(0, 3, (ROWS, V)) * seen
   got = np.asarray(sampled(Sampler(**SETTINGS[name]).bind(jnp.asarray(seen), jnp.asarray(counts)), logits))
-  for row, tokens, times, law in zip(logits, seen, counts, got):
+  for row, tokens, times, distribution in zip(logits, seen, counts, got):
     emitted = np.repeat(np.arange(V), times)
     expected = reference.Sampler(**SETTINGS[name], seen=np.flatnonzero(tokens), emitted=emitted.tolist())(row)
-    assert set(np.flatnonzero(law)) == set(np.flatnonzero(expected))
-    np.testing.assert_allclose(law, expected, atol=3e-6)
+    assert set(np.flatnonzero(distribution)) == set(np.flatnonzero(expected))
+    np.testing.assert_allclose(distribution, expected, atol=3e-6)
 
 
 @pytest.mark.parametrize('window', [False, True])
@@ -106,13 +106,13 @@ def test_the_arg_max_is_the_lowest_of_the_highest(vocab):
 @pytest.mark.parametrize('top_p', [0.3, 0.9, 0.999])
 def test_top_p_of_a_large_vocabulary_is_exact(top_p):
   logits = np.random.default_rng(3).normal(scale=3, size=50_000).astype(np.float32)
-  law = np.asarray(sampled(Sampler(top_p=top_p), logits))
+  distribution = np.asarray(sampled(Sampler(top_p=top_p), logits))
   p = scipy.special.softmax(logits.astype(np.float64))
   order = np.argsort(-p)
   before = np.cumsum(p[order]) - p[order]
   # float32 sums may put a token that stands within 1e-5 of the edge on either side
   surely, never = order[before < top_p - 1e-5], order[before > top_p + 1e-5]
-  assert (law[surely] > 0).all() and (law[never] == 0).all()
+  assert (distribution[surely] > 0).all() and (distribution[never] == 0).all()
   assert len(never) > 100 and len(p) - len(surely) - len(never) < 200
 
 
@@ -120,8 +120,12 @@ def test_masked_tokens_stay_masked():
   logits = jnp.array([-jnp.inf, 1.0, -jnp.inf, 0.5, 0.2])
   seen = jnp.array([True, True, False, False, False])
   for name, setting in SETTINGS.items():
-    law = np.asarray(sampled(Sampler(**setting).bind(seen), logits))
-    assert np.isfinite(law).all() and law[0] == law[2] == 0 and law.sum() == pytest.approx(1), name
+    distribution = np.asarray(sampled(Sampler(**setting).bind(seen), logits))
+    assert (
+      np.isfinite(distribution).all()
+      and distribution[0] == distribution[2] == 0
+      and distribution.sum() == pytest.approx(1)
+    ), name
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_numbers_of_the_sampler_are_not_part_of_the_program():
 
 
 def draws(weights, count, seed=0):
-  """Draw `count` tokens from one law."""
+  """Draw `count` tokens from one distribution."""
   u = jax.random.uniform(jax.random.key(seed), (count, 2))
   weights = jnp.asarray(weights, jnp.float32)
   return np.asarray(jax.jit(jax.vmap(sampling.draw, (None, 0)))(weights, u))
@@ -209,14 +213,14 @@ def test_draws_do_not_depend_on_the_scale(vocab):
 
 def corners(vocab):
   """Return weights with zeros in every awkward place."""
-  law = np.random.default_rng(2).random(vocab).astype(np.float32) + 0.01
+  distribution = np.random.default_rng(2).random(vocab).astype(np.float32) + 0.01
   place = np.arange(vocab)
   block = place // 128
   cases = [place == 0, place == vocab - 1, place < vocab // 2, place >= vocab // 2, place % 2 == 1]
   if vocab > 256:
     cases += [block == 1, block != 0, block != block.max(), (place == 127) | (place == 128), place % 7 == 3]
   tiny = np.where(place == vocab // 2, 1, np.where(place > vocab // 2, 0, np.float32(1e-30)))
-  return [*(np.where(keep, law, 0).astype(np.float32) for keep in cases), tiny.astype(np.float32)]
+  return [*(np.where(keep, distribution, 0).astype(np.float32) for keep in cases), tiny.astype(np.float32)]
 
 
 @pytest.mark.parametrize('vocab', [2, 3, 128, 129, 300, 3000])
@@ -236,7 +240,7 @@ def test_u_reaches_both_ends(vocab):
   assert ends.tolist() == [0, vocab - 1]
 
 
-def test_a_flat_law_of_256_000_tokens_keeps_its_resolution():
+def test_a_flat_distribution_of_256_000_tokens_keeps_its_resolution():
   """Each token can be reached, and no more often than the others."""
   vocab, count = 256_000, 4000
   u = jax.random.uniform(jax.random.key(3), (count, 2))

@@ -7,8 +7,8 @@ from pathlib import Path
 import re
 import warnings
 
+from known_costs import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 import numpy as np
-from planning import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 import pytest
 
 from speccascade import decode, embedded, methods, plan, Request, Sampler

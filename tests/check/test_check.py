@@ -1,4 +1,4 @@
-"""A rule that is no law, that cannot be traced or that sees other positions is told so before it decodes anything."""
+"""A rule that gives no distribution, cannot be traced or sees other positions fails before it decodes anything."""
 
 import functools
 import os
@@ -37,7 +37,7 @@ def branches(q_logits, p_logits, *, alpha, sampler):
 """
 
 
-def law(q_logits, p_logits, *, alpha, sampler):
+def distribution(q_logits, p_logits, *, alpha, sampler):
   q, p = sampler(q_logits), sampler(p_logits)
   return jnp.where(q.max(-1, keepdims=True) >= 1 - alpha, q, (q + p) / 2)
 
@@ -171,7 +171,7 @@ def test_importing_the_command_leaves_the_function():
 
 
 def test_a_rule_of_ones_own_is_a_law_monotone_and_emitted_exactly():
-  report = check(law, (0.1, 0.5, 0.9))
+  report = check(distribution, (0.1, 0.5, 0.9))
   assert report.ok and answers(report) == dict.fromkeys(answers(report), True)
   assert len(report.findings) == 6 and 'all is well' in str(report)
   assert 'distance' in str(report) and 'rejected at alpha = 0.1' in str(report)

@@ -71,7 +71,6 @@ def shapes_of(caches) -> set[str]:
   return {f'f32[{",".join(map(str, x.shape))}]' for x in jax.tree.leaves(caches) if SLOTS in x.shape}
 
 
-
 @pytest.mark.parametrize('batch', quick([1, 2], [1]))
 @pytest.mark.parametrize('name', quick(METHODS, ['cascade']))
 @pytest.mark.parametrize('family', [t5, decoder])

@@ -228,9 +228,9 @@ def test_every_form_of_an_indexed_operation_gives_the_same():
 
 
 def test_an_operation_has_the_form_of_the_platform_that_it_is_lowered_for():
-  text = lambda platform: ops.take.trace(jnp.ones((2, 3)), jnp.zeros((2, 1), int)).lower(
-    lowering_platforms=(platform,)
-  ).as_text()
+  text = lambda platform: (
+    ops.take.trace(jnp.ones((2, 3)), jnp.zeros((2, 1), int)).lower(lowering_platforms=(platform,)).as_text()
+  )
   assert 'stablehlo.gather' in text('cpu') and 'stablehlo.gather' not in text('tpu')
 
 

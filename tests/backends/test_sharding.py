@@ -62,7 +62,7 @@ def test_caches_are_cut_by_rows_and_by_the_heads_that_the_weights_are_cut_by():
   assert cut.bytes(entry(6, 3, 8, 16, 4), first) == 2 * 4 * 3 * 3 * 2 * 16 * 4
 
 
-def test_laws_stay_cut_where_gathering_them_would_take_longer():
+def test_distributions_stay_cut_where_gathering_them_would_take_longer():
   cut = sharding.Layout(EIGHT, ((('vocab', 'model'),),))
   assert not cut.for_window(rows=8, window=5, vocab=32128).shards_vocab
   assert cut.for_window(rows=64, window=5, vocab=32128).shards_vocab

@@ -1,6 +1,6 @@
-"""Print the figures behind the law tests: distances of exact laws, χ² of late tokens, compile and round times.
+"""Print the figures behind the tests of distributions: exact distances, χ² of late tokens, compile and round times.
 
-python scripts/law_report.py
+python scripts/distribution_report.py
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'tests'))
 from cases import COINS, LATE, METHODS, PROMPT, ROWS, SAMPLERS  # noqa: E402
-from law import chi_square, emitted_distribution  # noqa: E402
+from emitted import chi_square, emitted_distribution  # noqa: E402
 import reference  # noqa: E402
 
 from speccascade import decode, methods, rules, Sampler  # noqa: E402
@@ -23,12 +23,14 @@ from speccascade.models import toy  # noqa: E402
 
 def exact():
   """Print, for each method, the largest distance over the samplers."""
-  print('Total variation distance of the enumerated joint law of 3 tokens to the definition, largest of the samplers')
+  print(
+    'Total variation distance of the enumerated distribution of 3 tokens to its definition, largest of the samplers'
+  )
   for name, (method, models, step) in METHODS.items():
     prompt, worst = PROMPT if models is not COINS else [1, 0], 0.0
     for setting in SAMPLERS.values():
-      law = emitted_distribution(method, models, prompt, 3, Sampler(**setting))
-      worst = max(worst, *distance(law, reference.joint_distribution(step(**setting), prompt, 3)))
+      distribution = emitted_distribution(method, models, prompt, 3, Sampler(**setting))
+      worst = max(worst, *distance(distribution, reference.joint_distribution(step(**setting), prompt, 3)))
     print(f'{name:<36}{worst:.1e}', flush=True)
     jax.clear_caches()
 

@@ -1,11 +1,11 @@
-"""Every method emits exactly the law of its lockstep definition."""
+"""Every method emits exactly the distribution of its lockstep definition."""
 
 import dataclasses
 import functools
 
 from cases import ALPHA, COINS, FALSE_ALARM, LATE, METHODS, profile, PROMPT, ROWS, SAMPLERS, TRIO5
+from emitted import AS_USERS, chi_square, emitted_distribution
 import jax.numpy as jnp
-from law import AS_USERS, chi_square, emitted_distribution
 import numpy as np
 import pytest
 import reference
@@ -28,15 +28,15 @@ FIRST = [(n, s) for n, s in CASES if n == 'speculative opt' or s == 'T=1' and n 
 
 
 def off_by(name, setting, options=None):
-  """Return the distance of a method's exact law to the lockstep law, and of its sum to 1."""
+  """Return the distance of a method's exact distribution to the lockstep distribution, and of its sum to 1."""
   method, models, step = METHODS[name]
   prompt = PROMPT if models is not COINS else [1, 0]
-  law = emitted_distribution(method, models, prompt, 3, Sampler(**SAMPLERS[setting]), options)
-  return distance(law, reference.joint_distribution(step(**SAMPLERS[setting]), prompt, 3))
+  distribution = emitted_distribution(method, models, prompt, 3, Sampler(**SAMPLERS[setting]), options)
+  return distance(distribution, reference.joint_distribution(step(**SAMPLERS[setting]), prompt, 3))
 
 
 @pytest.mark.parametrize('name, setting', quick(CASES, FIRST))
-def test_joint_law_of_three_tokens_is_the_lockstep_law(name, setting):
+def test_joint_distribution_of_three_tokens_is_the_lockstep_distribution(name, setting):
   off, unnormalised = off_by(name, setting)
   assert off < 1e-5 and unnormalised < 1e-5
 
@@ -77,8 +77,10 @@ def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, back
     return states[0]
 
   sampler = SAMPLERS[setting]
-  law = enumeration.emitted_distribution(method, ending, prompt, 3, Sampler(**sampler), decode)
-  off, unnormalised = distance(law, reference.joint_distribution(step(**sampler), prompt, 3, eos_ids=range(1, vocab)))
+  distribution = enumeration.emitted_distribution(method, ending, prompt, 3, Sampler(**sampler), decode)
+  off, unnormalised = distance(
+    distribution, reference.joint_distribution(step(**sampler), prompt, 3, eos_ids=range(1, vocab))
+  )
   assert off < 1e-5 and unnormalised < 1e-5
   end = np.asarray(states[0].length)
   last = np.asarray(states[0].tokens)[np.arange(end.size), end - 1]
@@ -91,7 +93,7 @@ def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, back
 
 
 @pytest.mark.parametrize('name', quick(LATE, ['cascade']))
-def test_late_tokens_follow_the_lockstep_law(name):
+def test_late_tokens_follow_the_lockstep_distribution(name):
   method, models, step = LATE[name]
   expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
   p_value, _ = chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=ROWS)

@@ -3,8 +3,8 @@
 import functools
 import itertools
 
+from known_costs import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 import numpy as np
-from planning import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 import pytest
 
 from speccascade import decode, methods, rules, Sampler, stopping, theory

@@ -17,7 +17,7 @@ from speccascade.checkpoints import hf, orbax, t5x
 from speccascade.planning.synthetic import random_params
 from speccascade.types import Model
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parent  # of the scripts that run in processes of their own
 KINDS = ['gpt2', 't5x', 't5x scanned', 'orbax']
 MESHES = ['8x1', '4x2', '2x4', '1x8']
 DRAFTED = [
@@ -35,7 +35,8 @@ def run(script: str, *args: str) -> list[dict]:
   """Return the lines of a script that runs in a process of its own."""
   cache = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
   env = os.environ | {
-    'PYTHONPATH': os.pathsep.join([str(HERE.parent), os.environ.get('PYTHONPATH', '')]), 'JAX_PLATFORMS': 'cpu',
+    'PYTHONPATH': os.pathsep.join([str(HERE.parent), str(HERE.parents[1]), os.environ.get('PYTHONPATH', '')]),
+    'JAX_PLATFORMS': 'cpu',
     'JAX_COMPILATION_CACHE_DIR': cache, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
   }  # fmt: skip
   done = subprocess.run([sys.executable, str(HERE / script), *args], env=env, capture_output=True, text=True)
@@ -51,7 +52,7 @@ def check(cases: list[str], accepts: bool = True) -> None:
 
 
 def test_a_mesh_decodes_what_one_device_decodes():
-  check(['t5:speculative:1:2x4:batch', 'decoder:opt:0:4x2:queue:laws'])
+  check(['t5:speculative:1:2x4:batch', 'decoder:opt:0:4x2:queue:distributions'])
 
 
 @pytest.mark.full
@@ -70,7 +71,7 @@ def test_phases_of_each_kind_are_the_same_on_a_mesh():
 @pytest.mark.parametrize('name', DRAFTED + LOCKSTEP)
 @pytest.mark.parametrize('family', ['t5', 'decoder'])
 def test_every_method_is_the_same_on_every_mesh(family, name):
-  kinds = ['batch', 'queue', 'batch:laws', 'queue:laws']
+  kinds = ['batch', 'queue', 'batch:distributions', 'queue:distributions']
   of = lambda i, t: f'{family}:{name}:{t}:{MESHES[i]}:{kinds[(i + t) % 4]}'
   check([of(i, t) for t in (0, 1) for i in range(4)], accepts=name in DRAFTED)
 
@@ -78,7 +79,7 @@ def test_every_method_is_the_same_on_every_mesh(family, name):
 @pytest.mark.long
 @pytest.mark.parametrize('family', ['t5', 'decoder'])
 def test_every_rule_is_the_same_on_a_mesh(family):
-  kinds = ['batch', 'queue:laws', 'queue', 'batch:laws']
+  kinds = ['batch', 'queue:distributions', 'queue', 'batch:distributions']
   check([f'{family}:{r}:{t}:{MESHES[(i + 2 * t) % 4]}:{kinds[i % 4]}' for i, r in enumerate(RULES) for t in (0, 1)])
 
 

@@ -1,4 +1,4 @@
-"""The law of what the compiled loop emits: exactly, by enumerating its decisions, and by χ² on many rows."""
+"""The distribution of what the compiled loop emits: exactly, by enumerating its decisions, and by χ² on many rows."""
 
 import functools
 
@@ -31,7 +31,7 @@ def emitted_distribution(method, models, prompt, count, sampler, options=None):
 
 
 def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0):
-  """Return the p-value of tokens first…first+k-1 of that many rows against their joint law, and χ²/df."""
+  """Return the p-value of tokens first…first+k-1 of that many rows against their joint distribution, and χ²/df."""
   count = first + expected.ndim
   batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (rows, 1)), jnp.full(rows, len(prompt), jnp.int32))
   keys = jax.random.key_data(jax.random.split(jax.random.key(seed), rows))

@@ -1,6 +1,6 @@
 """Load a checkpoint onto a mesh of 8 devices, in one process or one of two, and say what was read and what it took.
 
-python tests/mesh_load.py PATH DATAxMODEL [scan] [PROCESS PORT]
+python tests/backends/mesh_load.py PATH DATAxMODEL [scan] [PROCESS PORT]
 """
 
 import json

@@ -1,13 +1,13 @@
-"""Each known mistake, planted in the loop, makes the law tests fail."""
+"""Each known mistake, planted in the loop, makes the distribution tests fail."""
 
 import dataclasses
 import functools
 
 from cases import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
+from emitted import chi_square, emitted_distribution
 from flax import struct
 import jax
 import jax.numpy as jnp
-from law import chi_square, emitted_distribution
 import numpy as np
 import pytest
 import reference
@@ -28,11 +28,11 @@ def nothing_compiled():
 
 
 def off(name, method=None, models=None, setting=None):
-  """Return the distance of a method's exact law to the lockstep law, and of its sum to 1."""
+  """Return the distance of a method's exact distribution to the lockstep distribution, and of its sum to 1."""
   own, own_models, step = METHODS[name]
   setting = setting or {}
-  law = emitted_distribution(method or own, models or own_models, PROMPT, 3, Sampler(**setting))
-  return max(distance(law, reference.joint_distribution(step(**setting), PROMPT, 3)))
+  distribution = emitted_distribution(method or own, models or own_models, PROMPT, 3, Sampler(**setting))
+  return max(distance(distribution, reference.joint_distribution(step(**setting), PROMPT, 3)))
 
 
 def with_verify(method, **changes):
@@ -185,7 +185,7 @@ def test_a_residual_drawn_with_the_noise_of_the_draft_is_caught(monkeypatch):
 
 
 def test_arg_max_drafts_tested_with_a_soft_law_are_caught(monkeypatch):
-  # A drafter that proposes its likeliest token has a one-hot law, whatever its softmax says.
+  # A drafter that proposes its likeliest token has a one-hot distribution, whatever its softmax says.
   def likeliest(self, weights, position, purpose, start):
     return draw(self, sampling.one_hot_max(weights) if purpose == DRAFT else weights, position, purpose, start)
 
@@ -198,12 +198,12 @@ FILTERS = dict(temperature=0.4, top_p=0.9)
 
 
 def filtered_first(sampler, logits):
-  """Filter the unscaled law, then apply the temperature."""
+  """Filter the unscaled distribution, then apply the temperature."""
   return sampling.softmax(sampling.keep_top_p(logits, sampler.top_p[:, None]) / sampler.temperature[:, None])
 
 
 def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(monkeypatch):
-  # q may be any law that the draft was really drawn from; what is tested with another one is not.
+  # q may be any distribution that the draft was really drawn from; what is tested with another one is not.
   knows, for_window = phases.Propose.draw, phases.sampler_for_window
 
   def draft(self, *args):
@@ -256,8 +256,10 @@ def test_a_draft_drawn_from_a_rounded_law_and_tested_with_the_exact_one_is_caugh
 def block_off(**changed):
   """Return how far block verification on two tokens is off with an acceptor in its place."""
   method = METHODS['speculative block verification'][0]
-  law = emitted_distribution(with_verify(method, **changed), COINS, [1, 0], 3, Sampler())
-  return max(distance(law, reference.joint_distribution(METHODS['speculative block verification'][2](), [1, 0], 3)))
+  distribution = emitted_distribution(with_verify(method, **changed), COINS, [1, 0], 3, Sampler())
+  return max(
+    distance(distribution, reference.joint_distribution(METHODS['speculative block verification'][2](), [1, 0], 3))
+  )
 
 
 def block_with(*, capped=True, from_left=True):
