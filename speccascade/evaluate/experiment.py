@@ -27,13 +27,15 @@ class Experiment:
 
   Quality is measured on the first `quality_examples` (all: None) at every temperature, in batches fixed by the split.
   Latency is measured on `latency_examples` chosen by the seed, every point in turn on each of them, `latency_trials`
-  times, and is given relative to the curve `reference`. 0 examples measure nothing.
+  times, and is given relative to the curve `reference`. 0 examples measure nothing. `cell` names the cell of a paper's
+  table or figure that this reproduces, as in 'cascades/table2/wmt14/small-large'.
   """
 
   task: Task
   models: Sequence[Checkpoint | Model | Callable[[], Any]] | Callable[[], Sequence[Model]]
   curves: Sequence[Curve]
   name: str = 'experiment'
+  cell: str = ''
   reference: str = TARGET
   temperatures: Sequence[float] = (0.0, 1.0)
   top_k: int | None = None
