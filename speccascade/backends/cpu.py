@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade.backends.base import attention_weights, Backend, Entry, kept, tokens_of
+from speccascade.backends.registry import register
 
 Array = jax.Array
 
@@ -165,3 +166,6 @@ def _fuses_sums() -> bool:
   with jax.default_device(jax.devices('cpu')[0]):
     text = jax.jit(CPU().matmul_rows, static_argnums=2).lower(x, rows, jnp.float32).compile().as_text()
   return 'ynn_fusion' in text
+
+
+register('cpu', CPU())

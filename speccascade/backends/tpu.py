@@ -10,6 +10,7 @@ import numpy as np
 
 from speccascade.backends import sharding, tpu_attention
 from speccascade.backends.base import Backend, kept, tokens_of
+from speccascade.backends.registry import register
 
 Array = jax.Array
 
@@ -149,3 +150,6 @@ def _unpack(x: Array, kv_heads: int, dim: int) -> Array:
   packed, lanes = _packing(kv_heads, dim)
   x = x.reshape(*x.shape[:3], packed, lanes // packed)[..., :dim]
   return x.transpose(0, 1, 3, 2, 4).reshape(x.shape[0], kv_heads, x.shape[2], dim)
+
+
+register('tpu', TPU())

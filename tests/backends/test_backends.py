@@ -15,7 +15,7 @@ import pytest
 from tiers import quick
 
 from speccascade import backends, decode, methods, rules, sampling
-from speccascade.backends import base, cpu, ops, sharding, tpu_attention, View
+from speccascade.backends import base, cpu, ops, registry, sharding, tpu_attention, View
 from speccascade.engine import loop
 from speccascade.engine.loop import decode_batch
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -320,7 +320,7 @@ def test_a_backend_in_use_or_of_a_platform_is_the_one_that_decodes(monkeypatch):
   assert not asked
   with backends.use(Noting('used')):
     assert one() == plain and set(asked) == {'used'}
-  monkeypatch.setitem(backends._PLATFORMS, 'cpu', None)
+  monkeypatch.setitem(registry._OF_PLATFORM, 'cpu', None)
   backends.register('cpu', Noting('registered'))
   assert one() == plain and set(asked) == {'used', 'registered'}
 
