@@ -1,8 +1,8 @@
 """What differs from device to device: one name and one signature for each, in `base`, `cpu`, `gpu` and `tpu`.
 
-A program is made for one backend: that of the platform on which its parameters lie (`of`), unless another is in `use`.
-It is a static part of the program and of the networks that are bound to it (`bind`). A network that is bound to none,
-as in training, is plain XLA. Each file here registers its backend; `register` gives a platform another one.
+A program is made for one backend: that of the platform on which its parameters lie (`backend_for`), unless another is
+in `use`. It is a static part of the program and of the networks that are bound to it (`bind`). A network that is bound
+to none, as in training, is plain XLA. Each file here registers its backend; `register` gives a platform another one.
 """
 
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ __all__ = [
   'GPU',
   'TPU',
   'View',
+  'backend_for',
   'bind',
   'entry_of',
   'known',
   'memory',
   'named',
-  'of',
   'prepared',
   'register',
   'use',
 ]
 
 
-def of(params, mesh: Mesh | None = None, layout: Any = None) -> Backend:
+def backend_for(params, mesh: Mesh | None = None, layout: Any = None) -> Backend:
   """Return the backend of the devices on which the first array of a tree lies; JAX's default for numpy's.
 
   Where some are traced, the program is for the devices of the mesh, or all that there are. `layout` is that of a
@@ -66,7 +66,7 @@ def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> 
 
   Those in numpy are put on the device here, or each run would do so.
   """
-  backend = of([m.params for m in models], mesh, layout)
+  backend = backend_for([m.params for m in models], mesh, layout)
   put = lambda params: jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
   return backend, tuple(put(backend.prepare(m.params)) for m in models)
 

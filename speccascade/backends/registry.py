@@ -59,7 +59,9 @@ def _checked(backend: Any) -> Backend:
     hash(backend)
   except TypeError as error:
     name = type(backend).__name__
-    raise ValueError(f'{name} is a static part of a program and cannot be hashed ({error}): hold no arrays.') from None
+    raise ValueError(
+      f'{name} is a static part of a program and cannot be hashed ({error}): give it no arrays.'
+    ) from None
   _check_methods(type(backend))
   if fixed := [name for name in _OPERATIONS if hasattr(backend, name)]:
     raise ValueError(f'{type(backend).__name__}.{fixed[0]} is never called: indexed operations go by the platform.')

@@ -1,6 +1,6 @@
 """Attention over a cache on a TPU, as one Pallas kernel: it writes a window's slots in place and reads used slots only.
 
-A cache is [B, N, G, T, P]: N layers, P lanes (a multiple of 128) that hold n key-value heads side by side, G groups of
+A cache is [B, N, G, T, P]: N layers, P lanes (a multiple of 128) with n key-value heads next to each other, G groups of
 them. Queries come as the projection leaves them, [B, L, G·g·P], g tiles for each group. In the kernel each is masked to
 the lanes of its head, so that one matmul over P lanes scores it. Blocks of slots are visited in turn with a running
 softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
@@ -23,7 +23,7 @@ Array = jax.Array
 BLOCK = 128  # slots of a block
 STEP = 8  # rows of a tile
 _TILE = 32  # slots that are written at once: two tiles of bfloat16
-MOST = 17  # tokens of a window, so that wherever it begins two tiles hold it
+MOST = 17  # tokens of a window, so that wherever it begins it lies in two tiles
 _LOWEST = -1e30
 
 
@@ -45,7 +45,7 @@ def attend(
   new=None,
   interpret: bool = False,
 ):
-  """Return the attention [B, L, G·g·P] of q over slots up to `length` [B], and the caches; a tile holds `heads` heads.
+  """Return the attention [B, L, G·g·P] of q over slots up to `length` [B], and the caches; a tile has `heads` heads.
 
   With `causal` a query sees slots up to its position, the first one's being `first`, of these the last `window` unless
   that is 0, and `new`, keys and values [B, L, G·P], is written from slot `first` on; else it sees every slot before
@@ -248,7 +248,7 @@ def _add(settings: _Settings, x: Array, k: Array, v: Array, bias: Array | None, 
 
 
 def _tiles(shape: tuple[int, ...], groups: int, tile: int, heads: int):
-  """Yield for every head of windows [..., L, G·g·P] its group, its first row, its tile, and its place in that tile."""
+  """Yield for every head of windows [..., L, G·g·P] its group, its first row, its tile, and its number in that tile."""
   width, lanes = shape[-2:]
   share = lanes // (groups * tile)
   step = -(-width // STEP) * STEP
@@ -272,24 +272,24 @@ def _spread(q: Array, queries, heads: int):
 
 
 def _gather(total, y, heads: int):
-  """Undo `_spread`: put the heads of a tile side by side."""
+  """Undo `_spread`: put the heads of a tile next to each other."""
   groups, _, tile = total.shape
   width = y.shape[1]
   lane = lax.broadcasted_iota(jnp.int32, (width, tile), 1)
-  side_by_side = None
+  joined = None
   for group, row, lanes, m in _tiles(y.shape, groups, tile, heads):
     x = total[group, pl.ds(row, width), :]
-    side_by_side = jnp.where(lane >= m * (tile // heads), x, side_by_side) if m else x
+    joined = jnp.where(lane >= m * (tile // heads), x, joined) if m else x
     if m == heads - 1:
-      y[0, :, lanes] = side_by_side.astype(y.dtype)
+      y[0, :, lanes] = joined.astype(y.dtype)
 
 
 def _merge(slots: Array, new: Array, at: Array) -> Array:
   """Return slots [G, BLOCK, P] with the window new [L, G·P] put in from slot `at` on, as far as they reach."""
   groups, _, tile = slots.shape
   width = new.shape[0]
-  place = lax.broadcasted_iota(jnp.int32, (BLOCK, width), 0) - at
-  hit = (place == lax.broadcasted_iota(jnp.int32, (BLOCK, width), 1)).astype(slots.dtype)
+  index = lax.broadcasted_iota(jnp.int32, (BLOCK, width), 0) - at
+  hit = (index == lax.broadcasted_iota(jnp.int32, (BLOCK, width), 1)).astype(slots.dtype)
   put = jnp.dot(hit, new.astype(slots.dtype), preferred_element_type=jnp.float32)  # [BLOCK, G·P]
   put = jnp.stack([put[:, g * tile : (g + 1) * tile] for g in range(groups)])
   inside = lax.broadcasted_iota(jnp.int32, slots.shape, 1) - at
@@ -297,7 +297,7 @@ def _merge(slots: Array, new: Array, at: Array) -> Array:
 
 
 def _store(merged, caches, staging, b, layer, j, start):
-  """Copy the tiles that hold the window from a block of slots to the cache."""
+  """Copy the tiles with the window from a block of slots to the cache."""
   tile = jnp.clip(lax.div(jnp.maximum(start - j * BLOCK, 0), 16) * 16, 0, BLOCK - _TILE)
   tile = pl.multiple_of(tile, 16)
   copies = []
