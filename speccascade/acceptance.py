@@ -1,9 +1,9 @@
-r"""Acceptors: how many of the tested tokens are kept, and what the next token is drawn from.
+r"""Acceptors: how many of the tested tokens are accepted, and what the next token is drawn from.
 
 An acceptor is `accept(trial) -> (Verdict, noise)`. It sees one round of every sequence: R tokens :math:`x_1 … x_R`, the
 distributions :math:`\tilde q` that they were drawn from, and the targets π.
 
-Its attribute `reads` names the slots whose logits it reads; without it the logits of all models are kept.
+Its attribute `reads` names the slots whose logits it reads; without it the logits of all models are stored.
 Its attribute `by_round` says whether it reads tokens that it then drops. Random numbers are then keyed by round as
 well, because a number that has decided which tokens to drop may not draw them again. Without the attribute they are.
 """
@@ -34,9 +34,9 @@ class Trial(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """The first `kept` tokens stay; if they are not all, the next comes from norm(max(0, scale · π - subtract · q̃))."""
+  """Accept the first tokens; if they are not all, the next comes from norm(max(0, scale · π - subtract · q̃))."""
 
-  kept: Array  # [B]
+  accepted: Array  # [B] how many
   scale: Array  # [B]
   subtract: Array  # [B]
 
@@ -63,23 +63,25 @@ def token_wise(trial: Trial) -> tuple[Verdict, Any]:
   .. math:: \Pr(\text{accept } x_i) = \min\Bigl(1, \frac{\pi_i(x_i)}{\tilde q_i(x_i)}\Bigr)
   """
   pi, q = at_tokens(trial)
+  # All tests of a round are made at once. Those after the first failure decide nothing, so that the next round may use
+  # their random numbers again.
   ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
   one = jnp.ones_like(pi[:, 0])
   return Verdict(leading(ok & in_test(trial)), one, one), noise
 
 
 def everything(trial: Trial) -> tuple[Verdict, Any]:
-  """Keep every token, for drafts that end before a token that must not be kept."""
+  """Accept every token, for drafts that end before a token that must not be accepted."""
   one = jnp.ones(trial.tested.shape, jnp.float32)
   return Verdict(trial.tested, one, 0 * one), trial.noise
 
 
 @struct.dataclass
 class Threshold:
-  """Keep tokens while D(q, p) is at most `limit`, then take the verifier's: BiLD's roll-back (Kim et al. 2023).
+  """Accept tokens while D(q, p) is at most `limit`, then take the verifier's: BiLD's roll-back (Kim et al. 2023).
 
   Attributes:
-    limit: The largest D (`rules.discrepancy`) of a token that is kept.
+    limit: The largest D (`rules.discrepancy`) of a token that is accepted.
     drafter: The slot of the drafter.
     verifier: The slot of the verifier.
   """
@@ -119,12 +121,13 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
      r_i = \sum_v \max\bigl(0, s_i\,\pi_{i+1}(v) - \tilde q_{i+1}(v)\bigr)
 
   The test of a prefix i < R succeeds with probability :math:`r_i / (r_i + 1 - s_i)`, that of R with :math:`s_R`. The
-  longest prefix whose test succeeds is kept. The next token comes from π after all R, else from
+  longest prefix whose test succeeds is accepted. The next token comes from π after all R, else from
   :math:`\mathrm{norm}(\max(0, s_i\,\pi_{i+1} - \tilde q_{i+1}))`. The distribution of the output is that of
-  `acceptance.token_wise`, and no fewer tokens are kept in expectation: later ratios make up for an early unlucky one.
+  `acceptance.token_wise`, and no fewer tokens are accepted in expectation: later ratios make up for an early unlucky one.
   """
   pi, q = at_tokens(trial)
   width = pi.shape[1]
+  # A ratio over 1 makes up for earlier ones under 1, up to s = 1.
   scales = [jnp.ones_like(pi[:, 0])]
   for i in range(width):
     ratio = jnp.where(q[:, i] > 0, pi[:, i] / jnp.where(q[:, i] > 0, q[:, i], 1), 0)
@@ -132,14 +135,15 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
   s = jnp.stack(scales[1:], 1)  # [B, W] s_1..s_W
   after = jnp.pad(trial.window.probs[:, 1:], ((0, 0), (0, 1), (0, 0)))  # q̃_{i+1}
   left = sampling.tv(s[..., None] * trial.pi[:, 1:], after)
-  # s = 1 leaves nothing to reject, also where π = q̃ makes r vanish.
+  # s = 1 leaves nothing to reject, also where π = q̃ makes r vanish. The denominator is 0 only there.
   inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, jnp.finfo(s.dtype).tiny))
-  last = iota(width) == trial.tested[:, None] - 1
+  last = iota(width) == trial.tested[:, None] - 1  # the target after it may not be known, which r would read
   ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)
   ok = ok & in_test(trial)
-  kept = jnp.max(jnp.where(ok, iota(width) + 1, 0), 1)
-  scale = take1(jnp.stack(scales, 1), kept)
-  return Verdict(kept, scale, jnp.ones_like(scale)), noise
+  # The longest prefix, not the first failure: this is why a number may have read tokens that are then dropped.
+  accepted = jnp.max(jnp.where(ok, iota(width) + 1, 0), 1)
+  scale = take1(jnp.stack(scales, 1), accepted)
+  return Verdict(accepted, scale, jnp.ones_like(scale)), noise
 
 
 block.by_round = True

@@ -45,7 +45,9 @@ def _parser() -> commands.Parser:
     '--dtype', choices=checkpoints.DTYPES, default='bfloat16', help='of weights and caches (bfloat16)'
   )
   options.add_mesh(parser)
-  parser.add_argument('--rules', type=commands.listed, default=[], help='whole or cut for each model (what is faster)')
+  parser.add_argument(
+    '--rules', type=commands.listed, default=[], help='replicated or sharded for each model (what is faster)'
+  )
   parser.add_argument('--xla', type=options.pair, default=[], action='append', help='an option of XLA, as NAME=VALUE')
   parser.add_argument('--scan', action='store_true', help='scan the layers: a program of one layer for all')
   parser.add_argument('--text', type=Path, help="write the program's text to this file")

@@ -8,7 +8,7 @@ Models are numbered in the order of the list given to `decode`. The printed form
 * `verify(target of models)` tests the pending tokens in order, as far as their target is known. It commits the accepted
   ones and one more: from the residual after a rejection; after all, from the target where that is known (the bonus
   token). `keep` leaves untested tokens pending. `own` is the target that is a model's own distribution.
-* `elect[… | …]` runs the branch of the model that most sequences of the batch want; the others wait.
+* `alternate[… | …]` runs the branch of the model that most sequences of the batch want; the others wait.
 
 With a target :math:`\pi`, a token x drafted from :math:`\tilde q` is accepted with probability :math:`\min(1, \pi(x) /
 \tilde q(x))`. At the first rejection a token is drawn from :math:`\mathrm{norm}(\max(0, \pi - \tilde q))`, and the rest
@@ -24,7 +24,7 @@ import numpy as np
 from speccascade import acceptance, rules, stopping
 from speccascade.engine import plans, verification
 from speccascade.engine.method import ByBatch, Method, SequenceCascade
-from speccascade.engine.phases import Elect, Propose, Score, Verify
+from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.types import checked_int, Combiner, Rule
 
 
@@ -325,7 +325,7 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
 
   Example:
     >>> print(methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), blocks=(5, 1)))
-    elect[score(0) · verify(weighted of (0, 1), keep) · propose(0, 5) |
+    alternate[score(0) · verify(weighted of (0, 1), keep) · propose(0, 5) |
       score(1) · verify(weighted of (0, 1), keep) · propose(1, 1)]
   """
   bound = rules.bind_combiner(combiner)
@@ -333,7 +333,7 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   everyone = tuple(range(_models(len(blocks), bound)))
   verify = Verify(bound, everyone, keep=True)
   branches = tuple((Score(m), verify, Propose(m, blocks[m])) for m in everyone)
-  return Method.of_phases((Elect(branches),), everyone, kind='cos')
+  return Method.of_phases((Alternate(branches),), everyone, kind='cos')
 
 
 def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:

@@ -1,7 +1,8 @@
 """Theory: tokens per round, speed-ups and the best block size, as functions of the acceptance rate α.
 
-Each drafted token is accepted with the same probability α whatever came before it, or with the probabilities `ByPlace`
-in the block: drafts go astray the further they go, and one rate for all places promises too much of a long block.
+Each drafted token is accepted with the same probability α whatever came before it, or with the probabilities
+`ByPosition` in the block: drafts go astray the further they go, and one rate for all positions promises too much of a
+long block.
 
 Times are in units of one token of the verifier. c is the time of a call of the drafter; v that of the verifier's call
 for a block, which the papers take as 1; `overhead` is the time of a round on top of its calls, the same for a round
@@ -25,11 +26,11 @@ from numpy.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True)
-class ByPlace:
-  """Acceptance rates by place in the block, each given that all tokens before it were accepted.
+class ByPosition:
+  """Acceptance rates by position in the block, each given that all tokens before it were accepted.
 
   Attributes:
-    rates: The rates; the last one holds for all further places.
+    rates: The rates; the last one is that of all further positions.
   """
 
   rates: Sequence[float]
@@ -39,7 +40,7 @@ class ByPlace:
     if rates.ndim != 1 or not rates.size or not ((rates >= 0) & (rates <= 1)).all():
       raise ValueError(f'acceptance={self.rates} is not a list of rates between 0 and 1.')
 
-  def kept(self, n: ArrayLike) -> np.ndarray:
+  def all_accepted(self, n: ArrayLike) -> np.ndarray:
     """Return the probability that the first n drafted tokens are accepted."""
     n = np.asarray(n, np.int64)
     most = max(int(n.max()), 1)
@@ -47,7 +48,7 @@ class ByPlace:
     return np.append(1.0, np.cumprod(rates))[n]
 
 
-Rate = ArrayLike | ByPlace
+Rate = ArrayLike | ByPosition
 
 
 def acceptance_rate(q: ArrayLike, pi: ArrayLike) -> np.ndarray:
@@ -99,7 +100,7 @@ def speedup_speculative(
   .. math:: \frac{1 - \alpha^{\gamma+1}}{(1 - \alpha)(\gamma c + v)}
 
   Args:
-    alpha: α, or the rates by place.
+    alpha: α, or the rates by position.
     gamma: γ.
     c: The time of a call of the drafter.
     v: The time of the verifier's call for a block.
@@ -177,7 +178,7 @@ def speedup_cos(alpha: ArrayLike, gamma_q: ArrayLike, gamma_p: ArrayLike, c: Arr
   c = _cost(c)
   gamma_q = _block(gamma_q, 'gamma_q')
   gamma_p = _block(gamma_p, 'gamma_p')
-  return _tokens(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - _kept(alpha, gamma_p) * c)
+  return _tokens(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - _all_accepted(alpha, gamma_p) * c)
 
 
 def speedup_cos_steady(
@@ -196,17 +197,17 @@ def speedup_cos_steady(
      \frac{(E_q + a E_p)(1 + c)}{v + c \gamma_q + a (\gamma_p - 1 + c (1 - b))}, \qquad
      E_i = \frac{1 - \alpha_i^{\gamma_i}}{1 - \alpha_i}, \quad a = \alpha_q^{\gamma_q}, \quad b = \alpha_p^{\gamma_p}
 
-  q's tokens are accepted with probability :math:`\alpha_q`, p's with :math:`\alpha_p`. After a proposal of q that is
-  accepted whole, with probability a, p's bonus token opens p's proposal, of :math:`\gamma_p - 1` more calls. q scores
-  it in one call, which is the first of q's next proposal where p's was accepted whole.
+  q's tokens are accepted with probability :math:`\alpha_q`, p's with :math:`\alpha_p`. After a proposal of q of which
+  all tokens are accepted, with probability a, p's bonus token opens p's proposal, of :math:`\gamma_p - 1` more calls. q
+  scores it in one call, which is the first of q's next proposal where all tokens of p's were accepted.
   """
   alpha_q = _rate(alpha_q, 'alpha_q')
   alpha_p = _rate(alpha_p, 'alpha_p')
   c = _cost(c)
   gamma_q = _block(gamma_q, 'gamma_q')
   gamma_p = _block(gamma_p, 'gamma_p')
-  a = _kept(alpha_q, gamma_q)
-  b = _kept(alpha_p, gamma_p)
+  a = _all_accepted(alpha_q, gamma_q)
+  b = _all_accepted(alpha_p, gamma_p)
   tokens = _tokens(alpha_q, gamma_q) + a * _tokens(alpha_p, gamma_p)
   return _over(tokens, _cost(v, 'v') + c * gamma_q + a * (gamma_p - 1 + c * (1 - b)), 1 + c, overhead)
 
@@ -222,7 +223,7 @@ def best_block(speedup: Callable, alpha: Rate, c: ArrayLike, most: int = 64) -> 
 
   Args:
     speedup: A function of (alpha, gamma, c), as `theory.speedup_speculative`.
-    alpha: α, or the rates by place.
+    alpha: α, or the rates by position.
     c: The time of a call of the drafter.
     most: The largest γ.
 
@@ -234,21 +235,21 @@ def best_block(speedup: Callable, alpha: Rate, c: ArrayLike, most: int = 64) -> 
     7
   """
   gammas = np.arange(1, int(_block(most, 'most')) + 1)
-  rate = alpha if isinstance(alpha, ByPlace) else _rate(alpha)[..., None]
+  rate = alpha if isinstance(alpha, ByPosition) else _rate(alpha)[..., None]
   values = speedup(rate, gammas, _cost(c)[..., None])
   best = gammas[np.argmax(values, -1)]
   return best if best.ndim else int(best)
 
 
-def _kept(alpha: np.ndarray | ByPlace, n: np.ndarray) -> np.ndarray:
+def _all_accepted(alpha: np.ndarray | ByPosition, n: np.ndarray) -> np.ndarray:
   """Return the chance α^n that n tokens are accepted."""
-  return alpha.kept(n) if isinstance(alpha, ByPlace) else alpha**n
+  return alpha.all_accepted(n) if isinstance(alpha, ByPosition) else alpha**n
 
 
-def _tokens(alpha: np.ndarray | ByPlace, n: np.ndarray) -> np.ndarray:
+def _tokens(alpha: np.ndarray | ByPosition, n: np.ndarray) -> np.ndarray:
   """Return Σ_{i<n} α^i = (1 - α^n) / (1 - α), exact at α = 1 and stable next to it."""
-  if isinstance(alpha, ByPlace):
-    return np.cumsum(alpha.kept(np.arange(int(np.max(n)))))[np.asarray(n, np.int64) - 1]
+  if isinstance(alpha, ByPosition):
+    return np.cumsum(alpha.all_accepted(np.arange(int(np.max(n)))))[np.asarray(n, np.int64) - 1]
   loss = np.where(alpha < 1, 1 - alpha, 1)
   with np.errstate(divide='ignore'):  # α = 0: log 0 = -∞ and 0^n = 0
     total = -np.expm1(n * np.log1p(-loss)) / loss
@@ -263,10 +264,10 @@ def _checked(name: str, value: ArrayLike, ok: Callable, need: str) -> np.ndarray
   return value
 
 
-def _rate(alpha: Rate, name: str = 'alpha') -> np.ndarray | ByPlace:
+def _rate(alpha: Rate, name: str = 'alpha') -> np.ndarray | ByPosition:
   return (
     alpha
-    if isinstance(alpha, ByPlace)
+    if isinstance(alpha, ByPosition)
     else _checked(name, alpha, lambda x: (x >= 0) & (x <= 1), 'an acceptance rate between 0 and 1')
   )
 

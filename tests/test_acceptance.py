@@ -65,7 +65,7 @@ def one_round(accept, q, pi, block, idle=0):
     Told(jnp.asarray(outcomes)), sampling.Sampler(),
   )  # fmt: skip
   verdict, noise = jax.jit(accept)(trial)
-  at = np.asarray(verdict.kept)
+  at = np.asarray(verdict.accepted)
   here = np.arange(rows)
   after = jnp.asarray(np.concatenate([distributions, distributions[:, :1]], 1)[here, at])
   rest = sampling.residual(verdict.scale[:, None] * targets[here, at], verdict.subtract[:, None] * after)

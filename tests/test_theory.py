@@ -219,9 +219,10 @@ def test_best_block_is_the_arg_max_by_brute_force(name):
 def test_rates_by_place_that_are_equal_are_one_rate_in_every_formula(name):
   formula, gammas = getattr(theory, f'speedup_{name}'), np.arange(1, 9)
   one = formula(0.7, gammas, 0.1, 1.2, 0.3)
-  np.testing.assert_allclose(formula(theory.ByPlace((0.7, 0.7)), gammas, 0.1, 1.2, 0.3), one, rtol=1e-12)
-  assert theory.best_block(formula, theory.ByPlace((0.7,)), 0.1, most=8) == theory.best_block(formula, 0.7, 0.1, most=8)
-  assert theory.best_block(formula, theory.ByPlace((0.9, 0.8, 0.0)), 0.1, most=8) <= 3  # a wall after two tokens
+  np.testing.assert_allclose(formula(theory.ByPosition((0.7, 0.7)), gammas, 0.1, 1.2, 0.3), one, rtol=1e-12)
+  by_position = theory.best_block(formula, theory.ByPosition((0.7,)), 0.1, most=8)
+  assert by_position == theory.best_block(formula, 0.7, 0.1, most=8)
+  assert theory.best_block(formula, theory.ByPosition((0.9, 0.8, 0.0)), 0.1, most=8) <= 3  # a wall after two tokens
 
 
 def test_acceptance_rate_is_one_minus_tv_and_never_over_1():

@@ -19,7 +19,7 @@ Entry = dict[str, Array]  # the slots of one layer, {'key', 'value'}, in the bac
 
 _SCORES = 1 << 27  # scores of one row that are computed at once; queries beyond go in chunks
 _CHUNK = 128  # queries of a chunk
-_KEPT: dict[tuple, tuple] = {}  # (id of an array, what is made of it): (weak reference to it, what was made)
+_CACHE: dict[tuple, tuple] = {}  # (id of an array, what is made of it): (weak reference to it, what was made)
 
 
 class View(NamedTuple):
@@ -47,7 +47,7 @@ class Backend:
   layout: Any = dataclasses.field(default=None, kw_only=True, repr=False)  # sharding.Layout
 
   short_products = False  # whether short numbers have a batched product into float32; a CPU has none
-  slot_multiple = 1  # the slots of a cache come in such steps
+  slot_multiple = 1  # the number of slots of a cache is a multiple of it
   slot_axis = {'key': -2, 'value': -2}
   pack_from = 0  # tokens of a batch's windows from which fewer take less time; below, every window is the widest
 
@@ -79,7 +79,7 @@ class Backend:
     return jnp.einsum('...i,oi->...o', x, rows.astype(x.dtype), preferred_element_type=out_dtype)
 
   def product(self, y: Array) -> Array:
-    """Keep the result of a matmul as it is, whatever is made of it next."""
+    """Return the result of a matmul y, which a backend may keep apart from what is computed of it next."""
     return y
 
   # ---- the key-value cache ----
@@ -136,10 +136,11 @@ class Backend:
       x = jnp.pad(x, pad)
       return jnp.moveaxis(x.reshape(*x.shape[:axis], chunks, _CHUNK, *x.shape[axis + 1 :]), axis, 0)
 
-    def one(parts):
-      some, masks, biases = parts
-      masks, biases = (whole if x is None else x for x, whole in ((masks, mask), (biases, bias)))
-      return self._attend(some, entry, masks, biases, kv_heads, scale, cap)
+    def one(chunk):
+      queries, masks, biases = chunk
+      masks = mask if masks is None else masks
+      biases = bias if biases is None else biases
+      return self._attend(queries, entry, masks, biases, kv_heads, scale, cap)
 
     y = lax.map(one, (split(q, 1), split(mask, 1), split(bias, 2)))  # [chunks, B, _CHUNK, H, D]
     return jnp.moveaxis(y, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])[:, :length]
@@ -188,15 +189,15 @@ def attention_weights(scores: Array, mask: Array, bias: Array | None, width: int
 
 
 def tokens_of(x: Array) -> int:
-  """Return how many vectors x [..., E] holds."""
+  """Return how many vectors x [..., E] has."""
   return math.prod(x.shape[:-1])
 
 
-def kept(x: Array, make: Callable[[Array], Array]) -> Array:
-  """Return what is made of an array; it is made once for each array, and kept as long as that lives."""
+def cached(x: Array, make: Callable[[Array], Array]) -> Array:
+  """Return what is made of an array; it is made once for each array, and lives as long as that."""
   if isinstance(x, jax.core.Tracer):
     return make(x)
   key = id(x), make
-  if key not in _KEPT:
-    _KEPT[key] = weakref.ref(x, lambda _: _KEPT.pop(key, None)), make(x)
-  return _KEPT[key][1]
+  if key not in _CACHE:
+    _CACHE[key] = weakref.ref(x, lambda _: _CACHE.pop(key, None)), make(x)
+  return _CACHE[key][1]

@@ -1,4 +1,4 @@
-"""CPUs: large kernels are kept transposed, a window of tokens is multiplied as a sum of products.
+"""CPUs: large kernels are stored transposed, a window of tokens is multiplied as a sum of products.
 
 XLA's matrix product on a CPU packs the weights anew at each call, which for a few tokens costs as much again as reading
 them, and widens short ones in memory. A sum of products reads them once, as they are stored. A CPU with tiles for
@@ -15,7 +15,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.backends.base import attention_weights, Backend, Entry, kept, tokens_of
+from speccascade.backends.base import attention_weights, Backend, cached, Entry, tokens_of
+from speccascade.backends.registry import register
 
 Array = jax.Array
 
@@ -26,7 +27,7 @@ _CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to toke
 
 @dataclasses.dataclass(frozen=True)
 class CPUs(Backend):
-  """Plain XLA: no mesh cuts heads that share an axis with the rows."""
+  """Plain XLA: no mesh shards heads that share an axis with the rows."""
 
   slot_multiple = 16
 
@@ -46,9 +47,9 @@ class CPU(Backend):
     return CPUs(layout=layout)
 
   def prepare(self, params: dict) -> dict:
-    """Keep every kernel [in, out] as its transpose `rows` [out, in] where the weights are more than the cache holds.
+    """Store every kernel [in, out] as its transpose `rows` [out, in] where the weights exceed the cache.
 
-    Rows that bfloat16 holds exactly, as most checkpoints' are, are stored in it: half the bytes and the same sums. A
+    Rows that are exact in bfloat16, as those of most checkpoints, are stored in it: half the bytes and the same sums. A
     head that is tied to the embedding gets rows of its own, for activations have the embedding's dtype.
     """
     decoder = params.get('decoder', params)
@@ -58,7 +59,7 @@ class CPU(Backend):
     params = _with_rows(params)
     if 'logits_dense' not in decoder and 'token_embedder' in params:
       table = params['token_embedder']
-      params['token_embedder'] = table | {'rows': kept(table['embedding'], _copied)}
+      params['token_embedder'] = table | {'rows': cached(table['embedding'], _copied)}
     return params
 
   def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
@@ -108,7 +109,7 @@ def _in_parts(x: Array, rows: Array) -> Array:
   parts = []
   rest = x.astype(jnp.float32)
   for _ in range(3):
-    first = lax.bitcast_convert_type(rest, jnp.uint32) >> 16  # cut off, which is faster than rounded
+    first = lax.bitcast_convert_type(rest, jnp.uint32) >> 16  # truncated, which is faster than rounded
     parts.append(lax.bitcast_convert_type(first.astype(jnp.uint16), jnp.bfloat16))
     rest = rest - parts[-1].astype(jnp.float32)
   y = jnp.einsum('ni,oi->no', jnp.concatenate(parts), rows, preferred_element_type=jnp.float32)
@@ -132,7 +133,7 @@ def _write(slots: Array, new: Array, start: Array, axis: int) -> Array:
 def _with_rows(params: dict) -> dict:
   tree = {name: _with_rows(x) if isinstance(x, dict) else x for name, x in params.items()}
   if 'kernel' in tree and tree['kernel'].ndim == 2:
-    tree['rows'] = kept(tree.pop('kernel'), _transposed)
+    tree['rows'] = cached(tree.pop('kernel'), _transposed)
   return tree
 
 
@@ -165,3 +166,6 @@ def _fuses_sums() -> bool:
   with jax.default_device(jax.devices('cpu')[0]):
     text = jax.jit(CPU().matmul_rows, static_argnums=2).lower(x, rows, jnp.float32).compile().as_text()
   return 'ynn_fusion' in text
+
+
+register('cpu', CPU())

@@ -3,6 +3,7 @@
 import dataclasses
 
 from speccascade.backends.base import Backend
+from speccascade.backends.registry import register
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,3 +13,7 @@ class GPU(Backend):
   short_products = True
   slot_multiple = 16
   pack_from = 256  # in bfloat16 an H100 computes with some 300 tokens in the time that it takes to read the weights
+
+
+for platform in ('gpu', 'cuda', 'rocm'):
+  register(platform, GPU())

@@ -1,4 +1,4 @@
-"""How many bytes a device may hold: its own, or for a CPU what the machine, its control groups and ulimit allow."""
+"""How many bytes fit on a device: its own, or for a CPU what the machine, its control groups and ulimit allow."""
 
 import os
 from pathlib import Path
@@ -30,13 +30,13 @@ def _groups() -> list[int]:
   """Return the limits of the control groups that this process is in, of both versions."""
   if not OWN.exists():
     return []
-  found = []
+  limits = []
   for line in OWN.read_text().splitlines():
     _, kinds, path = line.split(':', 2)
     if kinds not in ('', 'memory'):
       continue
     root, name = (GROUPS / 'memory', 'memory.limit_in_bytes') if kinds else (GROUPS, 'memory.max')
     group = root / path.lstrip('/')
-    limits = [folder / name for folder in (group, *group.parents) if folder.is_relative_to(root)]
-    found += [int(text) for x in limits if x.is_file() and (text := x.read_text().strip()).isdecimal()]
-  return found
+    paths = [folder / name for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    limits += [int(text) for x in paths if x.is_file() and (text := x.read_text().strip()).isdecimal()]
+  return limits

@@ -1,10 +1,10 @@
-"""Where arrays lie on a mesh of devices: the rows of a batch over one of its axes, parts of a model over the other.
+"""Where arrays lie on a mesh of devices: the rows of a batch over one of its axes, shards of a model over the other.
 
-A mesh has the axes 'data' and 'model', or one of them. Rows are cut over 'data'. A model's parameters are cut as its
-rules say, ((logical axis, axis of the mesh or None), …): `CUT` puts heads, inner widths and the vocabulary over
-'model', `WHOLE` nothing. What does not divide stays whole, and is named once; it is the heads that have to divide where
-an axis joins them with their dimensions. A program for several devices has a `Layout`, read off its models' parameters,
-as a static part; nothing else names an axis of a mesh.
+A mesh has the axes 'data' and 'model', or one of them. Rows are sharded over 'data', a model's parameters by its rules,
+((logical axis, axis of the mesh or None), …): `SHARDED` divides heads, inner widths and the vocabulary over 'model',
+`REPLICATED` nothing. What does not divide is replicated, with one warning; it is the heads that have to divide where an
+axis joins them with their dimensions. A program for several devices has a `Layout` as a static part, made of the
+shardings of its models' parameters; nothing else names an axis of a mesh.
 
 Axis letters: B batch, W window, V vocabulary, K key-value heads, T slots, D head dimension.
 """
@@ -25,13 +25,13 @@ import numpy as np
 Array = jax.Array
 Rules = tuple[tuple[str, Any], ...]
 
-ROWS = 'data'
-PARTS = 'model'
-CUT: Rules = tuple((n, PARTS) for n in ('vocab', 'mlp', 'heads', 'joined_kv', 'joined_kv_heads', 'kv_heads'))
-WHOLE: Rules = ()
-NAMED = {'cut': CUT, 'whole': WHOLE}
+DATA = 'data'
+MODEL = 'model'
+SHARDED: Rules = tuple((n, MODEL) for n in ('vocab', 'mlp', 'heads', 'joined_kv', 'joined_kv_heads', 'kv_heads'))
+REPLICATED: Rules = ()
+NAMED_RULES = {'sharded': SHARDED, 'replicated': REPLICATED}
 _COLLECTIVE = 8 << 20  # bytes of weights that a chip reads in the time of one small collective
-_GATHERED = 8 << 20  # bytes of a window's logits whose gathering takes as long as reductions over a cut vocabulary
+_GATHERED = 8 << 20  # bytes of a window's logits whose gathering takes as long as reductions over a sharded vocabulary
 
 
 # ---- meshes and models ----
@@ -41,29 +41,29 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   """Return the mesh of {'data': 2, 'model': 4} over the first devices, 'model' over neighbours."""
   if not isinstance(shape, Mapping):
     raise ValueError(f"mesh {shape!r}: give {{'data': 2, 'model': 4}}, how many devices along each axis.")
-  size = {ROWS: 1, PARTS: 1} | dict(shape)
-  found = jax.devices() if devices is None else devices
+  size = {DATA: 1, MODEL: 1} | dict(shape)
+  available = jax.devices() if devices is None else devices
   for axis, n in size.items():
     if not isinstance(n, numbers.Integral) or isinstance(n, bool):
       raise ValueError(f'mesh {dict(shape)}: {axis}={n!r} is not a whole number of devices.')
   count = math.prod(size.values())
-  if set(size) != {ROWS, PARTS} or not 0 < min(size.values()) or count > len(found):
-    raise ValueError(f'mesh {dict(shape)}: give data and model, at most {len(found)} devices in all.')
-  used = found[:count]
-  if devices is None and (lost := {d.process_index for d in found} - {d.process_index for d in used}):
+  if set(size) != {DATA, MODEL} or not 0 < min(size.values()) or count > len(available):
+    raise ValueError(f'mesh {dict(shape)}: give data and model, at most {len(available)} devices in all.')
+  used = available[:count]
+  if devices is None and (lost := {d.process_index for d in available} - {d.process_index for d in used}):
     raise ValueError(
-      f'mesh {dict(shape)} has no device of process {min(lost)}: let it have some of each, {len(found)} devices in all.'
+      f'mesh {dict(shape)} has no device of process {min(lost)}: give it some of each, {len(available)} devices in all.'
     )
-  return Mesh(np.array(used).reshape(size[ROWS], size[PARTS]), (ROWS, PARTS))
+  return Mesh(np.array(used).reshape(size[DATA], size[MODEL]), (DATA, MODEL))
 
 
 def place(model: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
-  """Return a model with its parameters on a mesh, as its rules cut them."""
+  """Return a model with its parameters on a mesh, sharded by its rules."""
   return model.replace(params=jax.device_put(model.params, shardings(model.network, on, rules, model.params)))
 
 
 def shardings(network: Any, on: Mesh, rules: Rules | str | None = None, params: Any = None) -> Any:
-  """Return the sharding of each parameter; those of a network that names no axes are whole."""
+  """Return the sharding of each parameter; those of a network that names no axes are replicated."""
   if not hasattr(network, 'param_axes'):
     return jax.tree.map(lambda _: NamedSharding(on, PartitionSpec()), params)
   return jax.tree.map(lambda s: NamedSharding(on, s), specs(network, on, rules), is_leaf=_is_spec)
@@ -74,12 +74,12 @@ def _is_spec(x: Any) -> bool:
 
 
 def specs(network: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
-  """Return how each parameter is cut; no axis of the mesh cuts two axes of one."""
+  """Return the spec of each parameter; no axis of the mesh shards two axes of one."""
   rules = default_rules(network, on) if rules is None else _checked(rules, on)
-  return jax.tree.map(lambda x, axes: _spec(network, x.shape, axes, rules, on, _tell), *parameters(network))
+  return jax.tree.map(lambda x, axes: _spec(network, x.shape, axes, rules, on, _warn), *parameters(network))
 
 
-def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, tell: Callable) -> PartitionSpec:
+def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, warn: Callable) -> PartitionSpec:
   counts = _heads(network)
   to = dict(rules)
   used = set()
@@ -87,9 +87,9 @@ def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, tell: Cal
   for name, size in zip(axes, shape, strict=True):
     over = to.get(name)
     over = tuple(a for a in ((over,) if isinstance(over, str) else over or ()) if a not in used)
-    parts = math.prod(on.shape[a] for a in over)
-    if counts.get(name, size) % parts:
-      tell(f"'{name}' of {counts.get(name, size)}", parts, network)
+    shards = math.prod(on.shape[a] for a in over)
+    if counts.get(name, size) % shards:
+      warn(f"'{name}' of {counts.get(name, size)}", shards, network)
       over = ()
     used |= set(over)
     spec.append(over[0] if len(over) == 1 else over or None)
@@ -110,19 +110,21 @@ def parameters(network) -> tuple[Any, Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _tell(what: str, parts: int, network: Any = None) -> None:
+def _warn(what: str, shards: int, network: Any = None) -> None:
   if network is None:
     where = 'a batch'
   else:
     count = sum(math.prod(x.shape) for x in jax.tree.leaves(parameters(network)[0]))
     where = f'{type(network).__name__} of {count:,} parameters'
-  warnings.warn(f'{where}: {what} does not divide over {parts} devices and stays whole on each.', stacklevel=2)
+  warnings.warn(f'{where}: {what} does not divide over {shards} devices and is replicated.', stacklevel=2)
 
 
 def _checked(rules: Rules | str, on: Mesh) -> Rules:
-  if isinstance(rules, str) and rules not in NAMED:
-    raise ValueError(f"rules={rules!r} is neither 'cut' nor 'whole' nor pairs (logical axis, axis of the mesh).")
-  rules = NAMED[rules] if isinstance(rules, str) else rules
+  if isinstance(rules, str) and rules not in NAMED_RULES:
+    raise ValueError(
+      f"rules={rules!r} is neither 'sharded' nor 'replicated' nor pairs (logical axis, axis of the mesh)."
+    )
+  rules = NAMED_RULES[rules] if isinstance(rules, str) else rules
   for rule in rules:
     over = rule[1] if isinstance(rule[1], tuple) else (rule[1],)
     if lost := [axis for axis in over if axis is not None and axis not in on.shape]:
@@ -131,23 +133,23 @@ def _checked(rules: Rules | str, on: Mesh) -> Rules:
 
 
 def default_rules(network: Any, on: Mesh) -> Rules:
-  """Return `CUT` where that saves a step more time in reading weights than it adds in collectives, else `WHOLE`.
+  """Return `SHARDED` where a step saves more time in reading weights than collectives add, else `REPLICATED`.
 
-  A collective follows each product over a cut axis. It takes as long as reading some megabytes, so that small drafters
-  stay whole on each device.
+  A collective follows each product over a sharded axis. It takes as long as reading some megabytes, so that small
+  drafters are replicated.
   """
-  if on.shape.get(PARTS, 1) == 1 or not hasattr(network, 'param_axes'):
-    return WHOLE
-  parts = on.shape[PARTS]
+  if on.shape.get(MODEL, 1) == 1 or not hasattr(network, 'param_axes'):
+    return REPLICATED
+  shards = on.shape[MODEL]
   saved = 0.0
   collectives = 0
   for x, axes in zip(jax.tree.leaves(parameters(network)[0]), _axes(network), strict=True):
-    spec = _spec(network, x.shape, axes, CUT, on, lambda *_: None)
-    if PARTS in spec:
-      saved += math.prod(x.shape) * x.dtype.itemsize * (1 - 1 / parts)
-      inside = spec.index(PARTS) < len(spec) - 1  # what a product sums over
+    spec = _spec(network, x.shape, axes, SHARDED, on, lambda *_: None)
+    if MODEL in spec:
+      saved += math.prod(x.shape) * x.dtype.itemsize * (1 - 1 / shards)
+      inside = spec.index(MODEL) < len(spec) - 1  # what a product sums over
       collectives += inside * (x.shape[0] if axes[0] == 'layers' else 1)
-  return CUT if saved > _COLLECTIVE * collectives else WHOLE
+  return SHARDED if saved > _COLLECTIVE * collectives else REPLICATED
 
 
 def _axes(network) -> list:
@@ -157,7 +159,7 @@ def _axes(network) -> list:
 # ---- a program's layout ----
 
 
-def of(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int = 0) -> 'Layout | None':
+def layout_for(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int = 0) -> 'Layout | None':
   """Return the layout of models that run together, by slot, or None where they lie on one device."""
   on = shared(models)
   if on is None:
@@ -166,22 +168,22 @@ def of(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int = 0) ->
   return planned([m.network for m in models], on, map(spec_of, models), rows, window, vocab)
 
 
-def of_step(models: Sequence[Any], on: Mesh | None, rows: int, window: int, vocab: int) -> 'Layout | None':
-  """Return the layout of models in a step that is partitioned over a mesh: traced ones are cut, the others whole."""
+def layout_for_step(models: Sequence[Any], on: Mesh | None, rows: int, window: int, vocab: int) -> 'Layout | None':
+  """Return the layout of models in a step that is partitioned over a mesh: traced ones are sharded, others not."""
   if on is None:
-    return of(models, rows, window, vocab)
+    return layout_for(models, rows, window, vocab)
   if on.size == 1:
     return None
-  rules = [CUT if isinstance(_a_leaf(m.params), jax.core.Tracer) else WHOLE for m in models]
+  rules = [SHARDED if isinstance(_a_leaf(m.params), jax.core.Tracer) else REPLICATED for m in models]
   networks = [m.network for m in models]
-  cuts = [specs(network, on, some) for network, some in zip(networks, rules, strict=True)]
-  return planned(networks, on, cuts, rows, window, vocab)
+  by_model = [specs(network, on, some) for network, some in zip(networks, rules, strict=True)]
+  return planned(networks, on, by_model, rows, window, vocab)
 
 
-def planned(networks: Sequence[Any], on: Mesh, cut: Iterable[Any], rows: int, window: int, vocab: int) -> 'Layout':
-  """Return the layout of networks whose parameters are cut so."""
-  cuts = tuple(_cuts(n, c) for n, c in zip(networks, cut, strict=True))
-  return Layout(on, cuts).for_window(rows, window, vocab)
+def planned(networks: Sequence[Any], on: Mesh, by_model: Iterable[Any], rows: int, window: int, vocab: int) -> 'Layout':
+  """Return the layout of networks whose parameters have these specs."""
+  axes = tuple(_sharded_axes(n, some) for n, some in zip(networks, by_model, strict=True))
+  return Layout(on, axes).for_window(rows, window, vocab)
 
 
 def shared(models: Sequence[Any]) -> Mesh | None:
@@ -216,145 +218,147 @@ def _mesh_of(x: Any) -> Mesh | None:
   return x.sharding.mesh if x.sharding.mesh.size > 1 else None
 
 
-def _cuts(network, cut: Any) -> tuple[tuple[str, Any], ...]:
-  """Return which logical axes of a model's parameters are cut, and over which axis of the mesh."""
+def _sharded_axes(network, by_parameter: Any) -> tuple[tuple[str, Any], ...]:
+  """Return which logical axes of a model's parameters are sharded, and over which axis of the mesh."""
   if not hasattr(network, 'param_axes'):
     return ()
-  found = {}
-  for axes, spec in zip(_axes(network), jax.tree.leaves(cut, is_leaf=_is_spec), strict=True):
-    found |= {name: over for name, over in zip(axes, spec) if over is not None}
-  return tuple(sorted(found.items()))
+  sharded = {}
+  for axes, spec in zip(_axes(network), jax.tree.leaves(by_parameter, is_leaf=_is_spec), strict=True):
+    sharded |= {name: over for name, over in zip(axes, spec) if over is not None}
+  return tuple(sorted(sharded.items()))
 
 
-def row_parts(models: Sequence[Any]) -> int:
-  """Return in how many parts the rows of a batch are cut."""
+def row_shards(models: Sequence[Any]) -> int:
+  """Return over how many devices the rows of a batch are sharded."""
   on = shared(models)
-  return 1 if on is None else on.shape.get(ROWS, 1)
+  return 1 if on is None else on.shape.get(DATA, 1)
 
 
-def even(rows: int, parts: int) -> int:
-  """Return the least number of rows, no smaller, of which each of `parts` has as many."""
-  return -(-rows // parts) * parts
+def even(rows: int, shards: int) -> int:
+  """Return the least number of rows, no smaller, of which each of `shards` has as many."""
+  return -(-rows // shards) * shards
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """A mesh and, by slot of a method, what of the model is cut; hashable, a static part of a program."""
+  """A mesh and, by slot of a method, which axes of the model are sharded; hashable, a static part of a program."""
 
   mesh: Mesh
-  cuts: tuple[tuple[tuple[str, Any], ...], ...]
+  axes: tuple[tuple[tuple[str, Any], ...], ...]
   shards_vocab: bool = False  # whether a window's logits and distributions stay sharded along the vocabulary
 
   def for_window(self, rows: int, window: int, vocab: int) -> 'Layout':
-    """Return the layout that keeps the vocabulary cut where gathering a window's logits would take longer."""
-    own = -(-rows // self.mesh.shape.get(ROWS, 1))
+    """Return the layout that keeps the vocabulary sharded where gathering a window's logits would take longer."""
+    own = -(-rows // self.mesh.shape.get(DATA, 1))
     return dataclasses.replace(self, shards_vocab=own * (window + 1) * vocab * 4 > _GATHERED)
 
   def only(self, slots: Sequence[int]) -> 'Layout':
     """Return the layout of some of the models."""
-    return dataclasses.replace(self, cuts=tuple(self.cuts[s] for s in slots), shards_vocab=False)
+    return dataclasses.replace(self, axes=tuple(self.axes[s] for s in slots), shards_vocab=False)
 
   def _over(self, size: int, axis: Any, what: str) -> Any:
-    """Return the mesh's axis that cuts so many, or None where they do not divide or it has no such axis."""
+    """Return the mesh's axis that shards so many, or None where they do not divide or it has no such axis."""
     names = axis if isinstance(axis, tuple) else (axis,)
-    parts = math.prod(self.mesh.shape.get(name, 1) for name in names if name)
-    if axis is None or parts == 1:
+    shards = math.prod(self.mesh.shape.get(name, 1) for name in names if name)
+    if axis is None or shards == 1:
       return None
-    if size % parts:
-      _tell(f'{what} of {size}', parts)
+    if size % shards:
+      _warn(f'{what} of {size}', shards)
       return None
     return axis
 
   def rows(self, tree: Any) -> Any:
-    """Return how arrays with rows on axis 0 are cut."""
-    return jax.tree.map(lambda x: PartitionSpec(self._over(x.shape[0], ROWS, 'rows')), tree)
+    """Return the specs of arrays with rows on axis 0."""
+    return jax.tree.map(lambda x: PartitionSpec(self._over(x.shape[0], DATA, 'rows')), tree)
 
   def caches(self, caches: Sequence[Any]) -> tuple:
-    """Return how the caches of all slots are cut: entries [B, …, K, T, D] by rows and heads, the rest by rows."""
+    """Return the specs of the caches of all slots: entries [B, …, K, T, D] by rows and heads, the rest by rows."""
 
-    def cut(over, path, x):
-      rows = self._over(x.shape[0], ROWS, 'rows')
-      if getattr(path[-1], 'key', None) not in ('key', 'value') or x.ndim < 4 or over in (None, ROWS):
+    def spec(over, path, x):
+      rows = self._over(x.shape[0], DATA, 'rows')
+      if getattr(path[-1], 'key', None) not in ('key', 'value') or x.ndim < 4 or over in (None, DATA):
         return PartitionSpec(rows)
       return PartitionSpec(rows, *[None] * (x.ndim - 4), self._over(x.shape[-3], over, 'groups of heads'))
 
-    by_heads = [dict(cuts).get('joined_kv_heads') for cuts in self.cuts]
+    by_heads = [dict(axes).get('joined_kv_heads') for axes in self.axes]
     return tuple(
-      jax.tree_util.tree_map_with_path(functools.partial(cut, over), cache)
+      jax.tree_util.tree_map_with_path(functools.partial(spec, over), cache)
       for over, cache in zip(by_heads, caches, strict=True)
     )
 
   def _head(self, slot: int) -> Any:
-    """Return the axis that cuts a model's vocabulary where distributions stay cut along it."""
-    return dict(self.cuts[slot]).get('vocab') if self.shards_vocab else None
+    """Return the axis that shards a model's vocabulary where distributions stay sharded along it."""
+    return dict(self.axes[slot]).get('vocab') if self.shards_vocab else None
 
   def by_vocabulary(self, x: Array, slot: int) -> PartitionSpec:
-    """Return how logits or distributions [B, …, V] of a model are cut."""
-    rows = self._over(x.shape[0], ROWS, 'rows')
+    """Return the spec of logits or distributions [B, …, V] of a model."""
+    rows = self._over(x.shape[0], DATA, 'rows')
     between = [None] * (x.ndim - 2)
     return PartitionSpec(rows, *between, self._over(x.shape[-1], self._head(slot), 'a vocabulary'))
 
-  def state(self, state: Any, kept: Sequence[int]) -> Any:
-    """Return how the loop's state is cut, `kept` being the slots that have caches."""
-    found = self.rows(state.replace(caches=()))
+  def state(self, state: Any, cached: Sequence[int]) -> Any:
+    """Return the specs of the loop's state; the slots in `cached` have caches."""
+    specs = self.rows(state.replace(caches=()))
     by_slot = enumerate(state.window.logits)
     logits = tuple(None if x is None else self.by_vocabulary(x, slot) for slot, x in by_slot)
-    any_cut = next((slot for slot in range(len(self.cuts)) if self._head(slot)), 0)
-    drafted = None if state.window.probs is None else self.by_vocabulary(state.window.probs, any_cut)
-    window = found.window.replace(logits=logits, probs=drafted)
-    return found.replace(window=window, caches=self.only(kept).caches(state.caches) if state.caches else ())
+    sharded = next((slot for slot in range(len(self.axes)) if self._head(slot)), 0)
+    drafted = None if state.window.probs is None else self.by_vocabulary(state.window.probs, sharded)
+    window = specs.window.replace(logits=logits, probs=drafted)
+    return specs.replace(window=window, caches=self.only(cached).caches(state.caches) if state.caches else ())
 
-  def pin(self, tree: Any, cut: Any = None) -> Any:
-    """Constrain arrays of a traced program to their shardings, replicated unless `cut` is given."""
-    cut = jax.tree.map(lambda _: PartitionSpec(), tree) if cut is None else cut
-    hold = lambda x, s: jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, s))
-    return jax.tree.map(hold, tree, cut)
+  def pin(self, tree: Any, specs: Any = None) -> Any:
+    """Constrain arrays of a traced program to their shardings, replicated unless specs are given."""
+    specs = jax.tree.map(lambda _: PartitionSpec(), tree) if specs is None else specs
+    constrain = lambda x, s: jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, s))
+    return jax.tree.map(constrain, tree, specs)
 
-  def bytes(self, tree: Any, cut: Any) -> int:
+  def bytes(self, tree: Any, specs: Any) -> int:
     """Return the bytes of arrays on one device."""
     shape = lambda x, s: math.prod(NamedSharding(self.mesh, s).shard_shape(x.shape)) * x.dtype.itemsize
-    return sum(jax.tree.leaves(jax.tree.map(shape, tree, cut)))
+    return sum(jax.tree.leaves(jax.tree.map(shape, tree, specs)))
 
-  def put_rows(self, old: Any, cut: Any, new: Any, new_cut: Any, source: Array, target: Array, count: Array) -> Any:
+  def put_rows(self, old: Any, specs: Any, new: Any, new_specs: Any, source: Array, target: Array, count: Array) -> Any:
     """Copy row source[i] of each new array to row target[i] of the old one, for i under `count`.
 
-    A row goes to all devices of 'data', and those that hold its place keep it: no more than a row is in flight.
+    A row goes to all devices of 'data', and those that have row target[i] write it: one row is in flight at a time.
     """
     trees = [jax.tree.leaves(x) for x in (old, new)]
-    cuts = [jax.tree.leaves(x, is_leaf=_is_spec) for x in (cut, new_cut)]
+    by_array, new_by_array = (jax.tree.leaves(x, is_leaf=_is_spec) for x in (specs, new_specs))
 
     def put(old, new, source, target, count):
       def one(i, old):
-        rows = [_row(n, source[i], s[0] == ROWS) for n, s in zip(new, cuts[1], strict=True)]
-        return [_with_row(o, r, target[i], s[0] == ROWS) for o, r, s in zip(old, rows, cuts[0], strict=True)]
+        rows = [_row(n, source[i], s[0] == DATA) for n, s in zip(new, new_by_array, strict=True)]
+        return [_with_row(o, r, target[i], s[0] == DATA) for o, r, s in zip(old, rows, by_array, strict=True)]
 
       return jax.lax.fori_loop(0, count, one, old)
 
     everywhere = (PartitionSpec(),) * 3
-    mapped = jax.shard_map(put, mesh=self.mesh, in_specs=(*cuts, *everywhere), out_specs=cuts[0], check_vma=False)
+    mapped = jax.shard_map(
+      put, mesh=self.mesh, in_specs=(by_array, new_by_array, *everywhere), out_specs=by_array, check_vma=False
+    )
     return jax.tree.unflatten(jax.tree.structure(old), mapped(*trees, source, target, count))
 
 
-def _own(x: Array, at: Array, cut: bool) -> tuple[Array, Array]:
-  """Return which row of this device's is row `at` of the whole array, and whether it has it."""
-  place = at - jax.lax.axis_index(ROWS) * x.shape[0] if cut else at
-  return jnp.clip(place, 0, x.shape[0] - 1), (place >= 0) & (place < x.shape[0])
+def _own(x: Array, at: Array, sharded: bool) -> tuple[Array, Array]:
+  """Return the index on this device of row `at` of a global array, and whether the device has it."""
+  index = at - jax.lax.axis_index(DATA) * x.shape[0] if sharded else at
+  return jnp.clip(index, 0, x.shape[0] - 1), (index >= 0) & (index < x.shape[0])
 
 
-def _row(x: Array, at: Array, cut: bool) -> Array:
+def _row(x: Array, at: Array, sharded: bool) -> Array:
   """Return row `at` of an array of which each device has some."""
-  place, mine = _own(x, at, cut)
-  row = jax.lax.dynamic_slice_in_dim(x, place, 1, 0)
-  if not cut:
+  index, mine = _own(x, at, sharded)
+  row = jax.lax.dynamic_slice_in_dim(x, index, 1, 0)
+  if not sharded:
     return row
   number = row.astype(jnp.int32) if row.dtype == jnp.bool_ else row
-  return jax.lax.psum(jnp.where(mine, number, jnp.zeros_like(number)), ROWS).astype(row.dtype)
+  return jax.lax.psum(jnp.where(mine, number, jnp.zeros_like(number)), DATA).astype(row.dtype)
 
 
-def _with_row(x: Array, row: Array, at: Array, cut: bool) -> Array:
-  place, mine = _own(x, at, cut)
-  at = (place, *[0] * (x.ndim - 1))  # a row may have fewer slots than its place
-  row = jnp.where(mine, row, jax.lax.dynamic_slice(x, at, row.shape)) if cut else row
+def _with_row(x: Array, row: Array, at: Array, sharded: bool) -> Array:
+  index, mine = _own(x, at, sharded)
+  at = (index, *[0] * (x.ndim - 1))  # a new row may have fewer slots than the old one
+  row = jnp.where(mine, row, jax.lax.dynamic_slice(x, at, row.shape)) if sharded else row
   return jax.lax.dynamic_update_slice(x, row, at)
 
 
@@ -364,7 +368,7 @@ def _with_row(x: Array, row: Array, at: Array, cut: bool) -> Array:
 def over_shards(
   layout: Layout | None, function: Callable, arrays: Mapping[str, tuple[Array, tuple]], outs: Sequence[tuple]
 ) -> Any:
-  """Call a function of named arrays for each device's part of them, by the layout of one model.
+  """Call a function of named arrays for each device's shards of them, by the layout of one model.
 
   Each axis is named 'rows', 'heads' or None, of the arrays and of what comes out. Without a layout it is
   called with the arrays as they are.
@@ -372,12 +376,12 @@ def over_shards(
   values = {name: x for name, (x, _) in arrays.items()}
   if layout is None:
     return function(**values)
-  over = {'rows': ROWS if ROWS in layout.mesh.shape else None, 'heads': dict(layout.cuts[0]).get('joined_kv_heads')}
+  over = {'rows': DATA if DATA in layout.mesh.shape else None, 'heads': dict(layout.axes[0]).get('joined_kv_heads')}
   for kind, axis in over.items():
-    parts = layout.mesh.shape[axis] if isinstance(axis, str) else 1
+    shards = layout.mesh.shape[axis] if isinstance(axis, str) else 1
     sizes = {n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind}
     sizes -= {1} if kind == 'rows' else set()  # a bias may have one for all
-    over[kind] = axis if parts > 1 and sizes and not any(n % parts for n in sizes) else None
+    over[kind] = axis if shards > 1 and sizes and not any(n % shards for n in sizes) else None
   spec = lambda x, names: PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
   call = jax.shard_map(
     lambda *xs: tuple(function(**dict(zip(values, xs, strict=True)))),
@@ -390,12 +394,12 @@ def over_shards(
 
 
 def gathered(layout: Layout | None, x: Array) -> Array:
-  """Return x [B, …] cut along its rows only."""
+  """Return x [B, …] sharded along its rows only."""
   return x if layout is None else layout.pin(x, layout.rows(x))
 
 
 def computed(layout: Layout | None, x: Array, slot: int) -> Array:
-  """Return a model's logits [B, …, V] in the parts that its head makes, so that they move and not its weights."""
+  """Return a model's logits [B, …, V] in the shards that its head makes, so that they move and not its weights."""
   return x if layout is None else layout.pin(x, dataclasses.replace(layout, shards_vocab=True).by_vocabulary(x, slot))
 
 
@@ -405,6 +409,6 @@ def as_head(layout: Layout | None, x: Array, slot: int) -> Array:
 
 
 def in_blocks(layout: Layout | None, x: Array, size: int) -> Array:
-  """Return x [B, …, V], its last axis cut only where each part consists of whole blocks."""
-  parts = 1 if layout is None or not layout.shards_vocab else layout.mesh.shape.get(PARTS, 1)
-  return x if parts == 1 or x.shape[-1] % (size * parts) == 0 else gathered(layout, x)
+  """Return x [B, …, V], its last axis sharded only where each shard consists of complete blocks."""
+  shards = 1 if layout is None or not layout.shards_vocab else layout.mesh.shape.get(MODEL, 1)
+  return x if shards == 1 or x.shape[-1] % (size * shards) == 0 else gathered(layout, x)

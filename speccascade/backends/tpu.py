@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade.backends import sharding, tpu_attention
-from speccascade.backends.base import Backend, kept, tokens_of
+from speccascade.backends.base import Backend, cached, tokens_of
+from speccascade.backends.registry import register
 
 Array = jax.Array
 
@@ -26,7 +27,7 @@ class TPU(Backend):
   short_products = True
   slot_multiple = tpu_attention.BLOCK
   pack_from = 256  # fewer tokens take no longer than reading the weights
-  mesh: bool = False  # XLA does not cut our kernel: where no layout does, attention on a mesh is plain
+  mesh: bool = False  # XLA does not shard our kernel: where no layout does, attention on a mesh is plain
   interpret: bool = False  # run the kernel without a TPU, in tests
 
   def on_mesh(self, layout=None):
@@ -39,7 +40,7 @@ class TPU(Backend):
   def prepare(self, params):
     """Widen scales and biases, which the loop would do at each use."""
     small = lambda path, x: path[-1].key in ('scale', 'bias') and x.dtype == jnp.bfloat16
-    return jax.tree.map_with_path(lambda path, x: kept(x, _widened) if small(path, x) else x, params)
+    return jax.tree.map_with_path(lambda path, x: cached(x, _widened) if small(path, x) else x, params)
 
   def matmul(self, x, kernel, out_dtype):
     return self._flat(super().matmul, x, kernel, out_dtype)
@@ -48,7 +49,7 @@ class TPU(Backend):
     return self._flat(super().matmul_rows, x, rows, out_dtype)
 
   def product(self, y):
-    """Keep a matmul from its rotation by position, for which XLA would lay out the kernel anew at each call."""
+    """Separate a matmul from the rotation by position, for which XLA would lay out the kernel anew at each call."""
     return jax.lax.optimization_barrier(y)
 
   def _flat(self, multiply, x: Array, kernel: Array, out_dtype):
@@ -103,7 +104,7 @@ class TPU(Backend):
     groups = key.shape[2]
     lanes = key.shape[4]
     share = heads // (groups * packed)
-    x = q.reshape(batch, width, groups, packed, share, dim).swapaxes(3, 4)  # the heads of a tile side by side
+    x = q.reshape(batch, width, groups, packed, share, dim).swapaxes(3, 4)  # the heads of a tile next to each other
     x = _pad_last(x, lanes // packed).reshape(batch, width, -1)
     if bias is not None:  # [1 or B, H, L, T]
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, -width % tpu_attention.STEP), (0, 0)))
@@ -149,3 +150,6 @@ def _unpack(x: Array, kv_heads: int, dim: int) -> Array:
   packed, lanes = _packing(kv_heads, dim)
   x = x.reshape(*x.shape[:3], packed, lanes // packed)[..., :dim]
   return x.transpose(0, 1, 3, 2, 4).reshape(x.shape[0], kv_heads, x.shape[2], dim)
+
+
+register('tpu', TPU())

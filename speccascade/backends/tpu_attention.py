@@ -1,6 +1,6 @@
 """Attention over a cache on a TPU, as one Pallas kernel: it writes a window's slots in place and reads used slots only.
 
-A cache is [B, N, G, T, P]: N layers, P lanes (a multiple of 128) that hold n key-value heads side by side, G groups of
+A cache is [B, N, G, T, P]: N layers, P lanes (a multiple of 128) with n key-value heads next to each other, G groups of
 them. Queries come as the projection leaves them, [B, L, G·g·P], g tiles for each group. In the kernel each is masked to
 the lanes of its head, so that one matmul over P lanes scores it. Blocks of slots are visited in turn with a running
 softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
@@ -8,8 +8,9 @@ softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
 Axis letters: B batch, L window, R rows of queries of a group (g · n heads × the window, in steps of 8), T slots.
 """
 
+from collections.abc import Callable, Sequence
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -22,7 +23,7 @@ Array = jax.Array
 BLOCK = 128  # slots of a block
 STEP = 8  # rows of a tile
 _TILE = 32  # slots that are written at once: two tiles of bfloat16
-MOST = 17  # tokens of a window, so that wherever it begins two tiles hold it
+MOST = 17  # tokens of a window, so that wherever it begins it lies in two tiles
 _LOWEST = -1e30
 
 
@@ -44,7 +45,7 @@ def attend(
   new=None,
   interpret: bool = False,
 ):
-  """Return the attention [B, L, G·g·P] of q over slots up to `length` [B], and the caches; a tile holds `heads` heads.
+  """Return the attention [B, L, G·g·P] of q over slots up to `length` [B], and the caches; a tile has `heads` heads.
 
   With `causal` a query sees slots up to its position, the first one's being `first`, of these the last `window` unless
   that is 0, and `new`, keys and values [B, L, G·P], is written from slot `first` on; else it sees every slot before
@@ -52,48 +53,57 @@ def attend(
   """
   if new is not None and not interpret:  # else XLA moves what fits to VMEM, and back
     key, value = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (key, value))
-  batch, width, lanes = q.shape
+  settings = _Settings(heads, causal, scale, cap, bias is not None, new is not None)
   result = jax.ShapeDtypeStruct(q.shape, q.dtype)
+  batch, width, lanes = q.shape
   q, new = _without_axis(q, new)
-  groups, slots, tile = key.shape[2:]
+  groups, _, tile = key.shape[2:]
   rows = lanes // (groups * tile) * heads * -(-width // STEP) * STEP
   scalars = jnp.asarray(layer, jnp.int32).reshape(1), first, length, jnp.asarray(window, jnp.int32).reshape(1)
-  at = functools.partial(_place, causal=causal)
-  windows = lambda x: pl.BlockSpec((1, *x.shape[1:]), at('b', 0, 0)) if x.ndim == 3 else pl.BlockSpec(x.shape, at(0, 0))
-  by_block = pl.BlockSpec((1, 1, groups, BLOCK, tile), at('b', 'l', 0, 'j', 0))
-  inputs = [q, key, value]
-  specs = [windows(q), by_block, by_block]
-  if bias is not None:
-    inputs.append(bias)
-    specs.append(pl.BlockSpec((1, groups, rows, BLOCK), at('b' if bias.shape[0] > 1 else 0, 0, 0, 'j')))
-  outputs = [result]
-  out_specs = [windows(result)]
-  aliases = {}
-  scratch = [pltpu.VMEM((groups, rows, tile), jnp.float32)] * 2 + [pltpu.VMEM((groups, rows, 128), jnp.float32)] * 2
-  if new is not None:
-    inputs = [*inputs, *new]
-    specs = [*specs, *map(windows, new)]
-    outputs += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)]
-    out_specs += [pl.BlockSpec(memory_space=pltpu.HBM)] * 2
-    scratch += [pltpu.VMEM((groups, BLOCK, tile), key.dtype)] * 2 + [pltpu.SemaphoreType.DMA] * 2
-    aliases = {len(scalars) + 1: 1, len(scalars) + 2: 2}
-  sizes = dict(
-    num_scalar_prefetch=len(scalars),
-    grid=(batch, slots // BLOCK),
-    in_specs=specs,
-    out_specs=out_specs,
-    scratch_shapes=scratch,
-  )
+  inputs = [q, key, value, *([] if bias is None else [bias]), *(new or ())]
+  outputs = [result, *((jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)) if settings.writes else ())]
   return pl.pallas_call(
-    functools.partial(_kernel, _Settings(heads, causal, scale, cap, bias is not None, new is not None)),
+    functools.partial(_kernel, settings),
     out_shape=outputs,
-    input_output_aliases=aliases,
+    input_output_aliases={len(scalars) + 1: 1, len(scalars) + 2: 2} if settings.writes else {},
     interpret=interpret,
     name='cached_attention',
     compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
-    grid_spec=pltpu.PrefetchScalarGridSpec(**sizes),
+    grid_spec=_grid_spec(settings, len(scalars), rows, batch, inputs, result),
     cost_estimate=_cost(batch * groups * rows, key, causal),
   )(*scalars, *inputs)
+
+
+def _grid_spec(settings: '_Settings', scalars: int, rows: int, batch: int, inputs: Sequence[Array], result: Any):
+  """Return the grid over the rows of the batch and the blocks of slots, with what of each array a step sees."""
+  q, key, _, *more = inputs
+  groups, slots, tile = key.shape[2:]
+  at = functools.partial(_index_map, causal=settings.causal)
+  cache = pl.BlockSpec((1, 1, groups, BLOCK, tile), at('b', 'l', 0, 'j', 0))
+  in_specs = [_window_spec(at, q), cache, cache]
+  if settings.biased:
+    bias = more.pop(0)
+    in_specs.append(pl.BlockSpec((1, groups, rows, BLOCK), at('b' if bias.shape[0] > 1 else 0, 0, 0, 'j')))
+  return pltpu.PrefetchScalarGridSpec(
+    num_scalar_prefetch=scalars,
+    grid=(batch, slots // BLOCK),
+    in_specs=in_specs + [_window_spec(at, x) for x in more],
+    out_specs=[_window_spec(at, result), *[pl.BlockSpec(memory_space=pltpu.HBM)] * (2 * settings.writes)],
+    scratch_shapes=_scratch(settings, key, rows),
+  )
+
+
+def _window_spec(at: Callable, x: Any) -> pl.BlockSpec:
+  """Return the block of a window: that of a row, or where it has no axis of tokens, those of all rows."""
+  return pl.BlockSpec((1, *x.shape[1:]), at('b', 0, 0)) if x.ndim == 3 else pl.BlockSpec(x.shape, at(0, 0))
+
+
+def _scratch(settings: '_Settings', key: Array, rows: int) -> list:
+  """Return the memory of the kernel: queries and the sums of the running softmax, and what slots are written from."""
+  groups, _, tile = key.shape[2:]
+  sums = [pltpu.VMEM((groups, rows, tile), jnp.float32)] * 2 + [pltpu.VMEM((groups, rows, 128), jnp.float32)] * 2
+  staging = [pltpu.VMEM((groups, BLOCK, tile), key.dtype)] * 2 + [pltpu.SemaphoreType.DMA] * 2
+  return sums + staging * settings.writes
 
 
 def _without_axis(q: Array, new) -> tuple:
@@ -104,7 +114,7 @@ def _without_axis(q: Array, new) -> tuple:
   return flat(q), None if new is None else tuple(map(flat, new))
 
 
-def _place(*index, causal: bool):
+def _index_map(*index, causal: bool):
   """Return the index map of a block: 'b' is the row of the batch, 'j' the block of slots, 'l' the layer.
 
   Blocks that nothing sees are those at the ends of what is seen, which are there already.
@@ -136,25 +146,43 @@ class _Settings(NamedTuple):
   writes: bool
 
 
-def _kernel(settings: _Settings, layer, first, length, window, q, key, value, *rest):
-  rest = list(rest)
-  bias = rest.pop(0) if settings.biased else None
-  new = [rest.pop(0), rest.pop(0)] if settings.writes else None
-  y, *rest = rest
-  caches, rest = (rest[:2], rest[2:]) if settings.writes else ((), rest)
-  queries, *sums = rest[:4]
+class _Refs(NamedTuple):
+  """The references of the kernel by name; what it was not given is None."""
+
+  q: Any
+  key: Any
+  value: Any
+  bias: Any
+  new: Any  # keys and values of the window
+  y: Any
+  caches: Any  # where they are written
+  queries: Any
+  sums: Any  # of the running softmax: values, the largest score, the mass
+  staging: Any  # two buffers and their semaphores
+
+  @classmethod
+  def of(cls, settings: _Settings, q, key, value, *rest) -> '_Refs':
+    """Name references in the order of inputs, outputs and scratch."""
+    rest = iter(rest)
+    take = lambda n: [next(rest) for _ in range(n)]
+    writes = 2 * settings.writes
+    bias = next(rest) if settings.biased else None
+    return cls(q, key, value, bias, take(writes), next(rest), take(writes), next(rest), take(3), take(2 * writes))
+
+
+def _kernel(settings: _Settings, layer, first, length, window, *refs):
+  """Visit block j of the slots of row b; the grid visits the blocks of a row in turn."""
+  refs = _Refs.of(settings, *refs)
   b = pl.program_id(0)
   j = pl.program_id(1)
-  width = y.shape[1]
   start = first[b]
   end = length[b]
   back = window[0]
-  of_row = lambda x: x[0] if len(x.shape) == 3 else x[pl.ds(b, 1), :]  # [L, …]
 
   @pl.when(j == 0)
   def _():
-    _spread(of_row(q), queries, settings.heads)
-    for x, least in zip(sums, (0, _LOWEST, 0), strict=True):
+    _spread(_of_row(refs.q, b), refs.queries, settings.heads)
+    for x, least in zip(refs.sums, (0, _LOWEST, 0), strict=True):
       x[...] = jnp.full_like(x, least)
 
   in_sight = j * BLOCK < end
@@ -163,21 +191,33 @@ def _kernel(settings: _Settings, layer, first, length, window, q, key, value, *r
 
   @pl.when(in_sight)
   def _():
-    k = key[0, 0]
-    v = value[0, 0]  # [G, BLOCK, P]
-    if settings.writes:
-      k, v = (_merge(x, of_row(n), start - j * BLOCK) for x, n in zip((k, v), new, strict=True))
-      pl.when((start < (j + 1) * BLOCK) & (start + width > j * BLOCK))(
-        lambda: _store((k, v), caches, rest[4:], b, layer[0], j, start)
-      )
-    visible = functools.partial(_visible, settings.causal, j, width, start, end, back)
-    _add(settings, queries[...].astype(k.dtype), k, v, None if bias is None else bias[0], visible, sums)
+    _visit(settings, refs, b, j, layer, start, end, back)
 
   @pl.when(j == pl.num_programs(1) - 1)
   def _():
-    total, _, mass = sums
+    total, _, mass = refs.sums
     total[...] = total[...] / jnp.maximum(mass[:, :, :1], 1e-30)
-    _gather(total, y, settings.heads)
+    _gather(total, refs.y, settings.heads)
+
+
+def _of_row(x, b) -> Array:
+  """Return the window [L, …] of row b: the block has one row, or, where it has no axis of tokens, all of them."""
+  return x[0] if len(x.shape) == 3 else x[pl.ds(b, 1), :]
+
+
+def _visit(settings: _Settings, refs: _Refs, b, j, layer, start, end, back):
+  """Add a block of slots to the running softmax, with the window merged into it and stored where it lies there."""
+  k = refs.key[0, 0]
+  v = refs.value[0, 0]  # [G, BLOCK, P]
+  width = refs.y.shape[1]
+  if settings.writes:
+    k, v = (_merge(x, _of_row(n, b), start - j * BLOCK) for x, n in zip((k, v), refs.new, strict=True))
+    pl.when((start < (j + 1) * BLOCK) & (start + width > j * BLOCK))(
+      lambda: _store((k, v), refs.caches, refs.staging, b, layer[0], j, start)
+    )
+  visible = functools.partial(_visible, settings.causal, j, width, start, end, back)
+  queries = refs.queries[...].astype(k.dtype)
+  _add(settings, queries, k, v, None if refs.bias is None else refs.bias[0], visible, refs.sums)
 
 
 def _visible(causal: bool, j, width: int, start, end, back, shape) -> Array:
@@ -208,7 +248,7 @@ def _add(settings: _Settings, x: Array, k: Array, v: Array, bias: Array | None, 
 
 
 def _tiles(shape: tuple[int, ...], groups: int, tile: int, heads: int):
-  """Yield for every head of windows [..., L, G·g·P] its group, its first row, its tile, and its place in that tile."""
+  """Yield for every head of windows [..., L, G·g·P] its group, its first row, its tile, and its number in that tile."""
   width, lanes = shape[-2:]
   share = lanes // (groups * tile)
   step = -(-width // STEP) * STEP
@@ -232,24 +272,24 @@ def _spread(q: Array, queries, heads: int):
 
 
 def _gather(total, y, heads: int):
-  """Undo `_spread`: put the heads of a tile side by side."""
+  """Undo `_spread`: put the heads of a tile next to each other."""
   groups, _, tile = total.shape
   width = y.shape[1]
   lane = lax.broadcasted_iota(jnp.int32, (width, tile), 1)
-  side_by_side = None
+  joined = None
   for group, row, lanes, m in _tiles(y.shape, groups, tile, heads):
     x = total[group, pl.ds(row, width), :]
-    side_by_side = jnp.where(lane >= m * (tile // heads), x, side_by_side) if m else x
+    joined = jnp.where(lane >= m * (tile // heads), x, joined) if m else x
     if m == heads - 1:
-      y[0, :, lanes] = side_by_side.astype(y.dtype)
+      y[0, :, lanes] = joined.astype(y.dtype)
 
 
 def _merge(slots: Array, new: Array, at: Array) -> Array:
   """Return slots [G, BLOCK, P] with the window new [L, G·P] put in from slot `at` on, as far as they reach."""
   groups, _, tile = slots.shape
   width = new.shape[0]
-  place = lax.broadcasted_iota(jnp.int32, (BLOCK, width), 0) - at
-  hit = (place == lax.broadcasted_iota(jnp.int32, (BLOCK, width), 1)).astype(slots.dtype)
+  index = lax.broadcasted_iota(jnp.int32, (BLOCK, width), 0) - at
+  hit = (index == lax.broadcasted_iota(jnp.int32, (BLOCK, width), 1)).astype(slots.dtype)
   put = jnp.dot(hit, new.astype(slots.dtype), preferred_element_type=jnp.float32)  # [BLOCK, G·P]
   put = jnp.stack([put[:, g * tile : (g + 1) * tile] for g in range(groups)])
   inside = lax.broadcasted_iota(jnp.int32, slots.shape, 1) - at
@@ -257,7 +297,7 @@ def _merge(slots: Array, new: Array, at: Array) -> Array:
 
 
 def _store(merged, caches, staging, b, layer, j, start):
-  """Copy the tiles that hold the window from a block of slots to the cache."""
+  """Copy the tiles with the window from a block of slots to the cache."""
   tile = jnp.clip(lax.div(jnp.maximum(start - j * BLOCK, 0), 16) * 16, 0, BLOCK - _TILE)
   tile = pl.multiple_of(tile, 16)
   copies = []

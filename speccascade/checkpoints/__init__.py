@@ -62,8 +62,8 @@ def load(
     activation: activation of the MLPs of a T5X checkpoint, where no gin file next to it has it.
     mesh: mesh, as `speccascade.mesh` makes it. Each tensor is read straight into its shards, by each process what its
       devices hold.
-    rules: `'whole'`, `'cut'` or ((logical axis, axis of the mesh or None), …). None shards a model where that saves a
-      step more time than its collectives take.
+    rules: `'replicated'`, `'sharded'` or ((logical axis, axis of the mesh or None), …). None shards a model where
+      that saves a step more time than its collectives take.
 
   Raises:
     FileNotFoundError: there is no checkpoint at the path, or it lacks a file.

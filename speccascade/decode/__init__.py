@@ -121,7 +121,7 @@ def _serve(
   needs = requests.features(rows)
   size = inputs.bucket(len(rows), 1)
   size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
-  shares = sharding.row_parts([models[m] for m in method.slots])
+  shares = sharding.row_shards([models[m] for m in method.slots])
   size = sharding.even(size, shares)
   width = inputs.prompt_width(models, rows, max_prompt_tokens)
   max_new = max(row.max_new for row in rows)

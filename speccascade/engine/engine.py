@@ -70,7 +70,7 @@ class Engine:
     self.size = size
     self.width = width
     self.vocab = inputs.vocabulary(models)
-    layout = sharding.of(slots, size, method.window, self.vocab)
+    layout = sharding.layout_for(slots, size, method.window, self.vocab)
     backend, self.params = backends.prepared(slots, layout)
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
     self.weights = given, self.params  # a backend's copies, and what they were made of

@@ -234,7 +234,7 @@ def decode_batch(
   slots = [models[m] for m in method.slots]
   buffer = positions(slots[-1].network, width, max_new_tokens, method.window)
   vocab = inputs.vocabulary(models)
-  layout = sharding.of_step(slots, mesh, rows, method.window, vocab)
+  layout = sharding.layout_for_step(slots, mesh, rows, method.window, vocab)
   backend, params = backends.prepared(slots, layout, mesh)
   program = Program(tuple(s.network for s in slots), cache_slots(slots), buffer, vocab, backend)
   full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)

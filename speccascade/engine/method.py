@@ -10,7 +10,7 @@ from flax import struct
 from jax import tree_util
 
 from speccascade import acceptance, rules, stopping
-from speccascade.engine.phases import Elect, Propose, Score, Verify
+from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.engine.verification import First, index_for
 from speccascade.models.packing import coarse_widths, fine_widths
 from speccascade.types import Phase
@@ -48,7 +48,7 @@ class Strategy:
   @property
   def takes_turns(self) -> bool:
     """Whether the models take turns to propose."""
-    return any(isinstance(p, Elect) for p in self.phases)
+    return any(isinstance(p, Alternate) for p in self.phases)
 
   @property
   def drafts(self) -> bool:
@@ -146,7 +146,7 @@ class Method(Strategy):
 
   def turns(self, rows: int) -> int:
     """Return in how many rounds at least one of so many rows commits a token."""
-    return rows * max((len(p.branches) for p in self.phases if isinstance(p, Elect)), default=0) or 1
+    return rows * max((len(p.branches) for p in self.phases if isinstance(p, Alternate)), default=0) or 1
 
   def calls(self) -> dict[int, int]:
     """Return {slot: model calls of a round}; where models take turns, those of every turn."""
@@ -159,7 +159,7 @@ class Method(Strategy):
 
 def flat(phases: Sequence[Phase]) -> list[Phase]:
   """Return phases, those of every branch where models take turns."""
-  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Elect) else (phase,))]
+  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Alternate) else (phase,))]
 
 
 def _drafted(phases: Sequence[Phase]) -> int:
@@ -189,7 +189,7 @@ def derived(phases: Sequence[Phase], window: int, policy: stopping.Policy) -> tu
     return min((known(m, drafted) for m in tested), default=1)
 
   def derive(phase: Phase) -> Phase:
-    if isinstance(phase, Elect):
+    if isinstance(phase, Alternate):
       return phase.replace(branches=tuple(tuple(map(derive, branch)) for branch in phase.branches))
     if isinstance(phase, Propose):
       drafts = range(phase.n + 1) if varies else [phase.n]

@@ -1,4 +1,4 @@
-"""The phases that every method is made of: `Propose`, `Score`, `Verify`; `Elect` chooses among phases.
+"""The phases that every method is made of: `Propose`, `Score`, `Verify`, and `Alternate` among lists of phases.
 
 A phase maps (context, state) to a state. Its numbers that may change without compiling are pytree leaves; what shapes
 the program is static. A row that is not `active` passes through unchanged, whatever the other rows of its batch do.
@@ -8,6 +8,7 @@ Axis letters: B batch, M models of a method, L new tokens, W window of pending t
 
 from collections.abc import Callable
 import functools
+from typing import Any
 
 from flax import struct
 import jax
@@ -28,6 +29,9 @@ def _static(**kwargs):
 
 
 # ---- feeding a model ----
+#
+# To feed a model is to write tokens into its cache and to compute the logits after each. Where a phase stores those
+# logits is its own choice: the slot of the window is either the same in all rows, or differs by row.
 
 
 def _feed(
@@ -41,11 +45,13 @@ def _feed(
     m: the slot of the model.
     width: the tokens a row that are compiled for; what lies beyond a row's need is padding.
     need: [B] how many tokens of each row are fed; 0 leaves a row as it is.
-    total: how many tokens of the batch the windows are packed to; None: they are padded.
+    total: the number of tokens of the batch that the windows are packed to; None pads them.
 
   Returns:
     The state with the model's cache and `fed`, and the logits [B, width, V] after each token.
   """
+  # Slot = absolute position, so a model goes on where it stopped. What padding writes beyond a row's need lies beyond
+  # `fed`, and is written again before any query sees it.
   position = state.fed[:, m][:, None] + iota(width)
   tokens = take(state.tokens, position)
   c = context.cache_of[m]
@@ -56,6 +62,7 @@ def _feed(
     logits, cache = context.extend[m](state.caches[c], tokens, position, packing)
     logits = packing.unpack(logits)
   layout = context.backend.layout
+  # Embeddings may be padded beyond the vocabulary that the models share.
   logits = sharding.computed(layout, logits, m)[..., : state.window.vocab]
   logits = _process(context, state, logits.astype(jnp.float32), position)
   state = state.replace(
@@ -65,7 +72,7 @@ def _feed(
   return state, sharding.as_head(layout, logits, m)
 
 
-def _keep_logits(context: Context, state: State, m: int, write: Callable[[Array], Array]) -> State:
+def _store_logits(context: Context, state: State, m: int, write: Callable[[Array], Array]) -> State:
   """Write into the window's logits of model m, where a later phase reads them."""
   w = state.window
   if w.logits[m] is None:
@@ -74,29 +81,29 @@ def _keep_logits(context: Context, state: State, m: int, write: Callable[[Array]
   return state.replace(window=w.replace(logits=w.logits[:m] + (logits,) + w.logits[m + 1 :]))
 
 
-def _keep_from_slot(context: Context, state: State, m: int, logits: Array, slot: Array | int) -> State:
-  """Keep logits [B, L, V] from a slot on that is the same in every row; slots beyond a row's tokens mean nothing."""
-  return _keep_logits(context, state, m, lambda old: lax.dynamic_update_slice_in_dim(old, logits, slot, 1))
+def _store_from_slot(context: Context, state: State, m: int, logits: Array, slot: Array | int) -> State:
+  """Store logits [B, L, V] from a slot on that is the same in every row; slots beyond a row's tokens are undefined."""
+  return _store_logits(context, state, m, lambda old: lax.dynamic_update_slice_in_dim(old, logits, slot, 1))
 
 
-def _keep_by_row(context: Context, state: State, m: int, logits: Array, first: Array, need: Array) -> State:
-  """Keep the first `need` [B] of logits [B, L, V] from slot `first` [B] on, which may be before the window."""
+def _store_by_row(context: Context, state: State, m: int, logits: Array, first: Array, need: Array) -> State:
+  """Store the first `need` [B] of logits [B, L, V] from slot `first` [B] on, which may be before the window."""
   width = logits.shape[1]
   if width == 1:
-    return _keep_logits(context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0)))
+    return _store_logits(context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0)))
 
   def write(old):
     j = iota(old.shape[1]) - first[:, None]
     fresh = (j >= 0) & (j < need[:, None])
     return jnp.where(fresh[..., None], take(logits, jnp.clip(j, 0, width - 1)), old)
 
-  return _keep_logits(context, state, m, write)
+  return _store_logits(context, state, m, write)
 
 
 def _process(context: Context, state: State, logits: Array, position: Array) -> Array:
   """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's.
 
-  Where these make no distribution the number says why: NaN if the model's own made none, else an infinity.
+  Where these make no distribution, NaN marks logits that made none before, and an infinity what the request made.
   """
   limits = state.limits
   if limits.bias is None and limits.least is None and context.processor is None:
@@ -167,6 +174,7 @@ class Score:
 
   def __call__(self, context: Context, state: State) -> State:
     size = state.window.size
+    # Rows that are not active need nothing, and a need of 0 leaves a row as it is.
     if self.limit is not None:
       size = jnp.where(state.active, self.limit(context, state), size)
     if self.drop:
@@ -180,14 +188,15 @@ class Score:
     return self._feed(context, state, need)
 
   def _feed(self, context: Context, state: State, need: Array) -> State:
-    """Feed windows of the least width that holds the need [B], or, of several rows, packed to the least total."""
+    """Feed windows of the least width that covers the need [B], or, of several rows, packed to the least total."""
     rows = need.shape[0]
     m = self.model
     widest = self.widths[-1]
-    # Where the backend gains nothing by fewer tokens, all windows are the widest.
+    # Each width is a branch of the program. Where a backend gains nothing by fewer tokens, the widest is the only one.
     sizes = self.widths if rows * widest >= context.backend.pack_from else (widest,)
     packs = len(sizes) > 1 and 1 < rows <= MOST and context.packs[m]
     widths = jnp.array(sizes, jnp.int32)
+    # A window is as wide as the row that needs most; packed tokens are as many as the rows need together.
     over = need.sum() > widths[:-1] * rows if packs else need.max() > widths[:-1]
     which = jnp.sum(over.astype(jnp.int32))
     computed = need + _shared(widths[which] * rows - need.sum(), rows) if packs else widths[which]
@@ -202,8 +211,8 @@ class Score:
       else:
         state, logits = _feed(context, state, m, width, need)
       if self.aligned:
-        return _keep_from_slot(context, state, m, logits, 0)
-      return _keep_by_row(context, state, m, logits, first, need)
+        return _store_from_slot(context, state, m, logits, 0)
+      return _store_by_row(context, state, m, logits, first, need)
 
     branches = [functools.partial(feed, width=n) for n in sizes]
     return branches[0](state) if len(branches) == 1 else context.backend.choose(which, branches, state)
@@ -241,30 +250,31 @@ class Propose:
     budget = context.policy.length(state.policy, self.n)
     budget = min(budget, self.n) if isinstance(budget, int) else jnp.minimum(budget, self.n)
     first = 0
-    going = state.active
+    going = state.active  # rows whose draft goes on
     if self.catch_up > 1:
       state, logits = self._catch_up(context, state)
-    elif not self.catch_up:
+    elif not self.catch_up:  # an earlier phase has computed the distribution after the last pending token
       logits = take1(state.window.logits[self.model], state.window.size)
     before = state
-    if self.catch_up != 1:  # the first token needs no turn of the loop
+    if self.catch_up != 1:  # the logits of the first token are there, so it needs no turn of the loop
       going, state = self.draw(context, state, logits, going & self._knows(state) & (budget > 0), 0)
       first = 1
       going = going & (budget > 1)
 
-    def turn(carry):
+    def turn(carry):  # feed the last token, draw the next
       i, going, state = carry
       need = jnp.where(going, jnp.clip(state.length + state.window.size - state.fed[:, self.model], 0, 1), 0)
       slot = state.fed[:, self.model] + 1 - state.length
       state, logits = _feed(context, state, self.model, 1, need)
       if self.catch_up:  # nothing was pending, so the slot is the same in all rows that are going
-        state = _keep_from_slot(context, state, self.model, logits, i)
+        state = _store_from_slot(context, state, self.model, logits, i)
       else:
-        state = _keep_by_row(context, state, self.model, logits, slot, need)
+        state = _store_by_row(context, state, self.model, logits, slot, need)
       going, state = self.draw(context, state, logits[:, 0], going & self._knows(state) & (i < budget), i)
       return i + 1, going & (i + 1 < budget), state
 
     carry = jnp.int32(first), going, state
+    # The compiler knows the length of the first loop, so that on a GPU the host reads no predicate.
     if isinstance(budget, int) and not context.policy.stops_early():
       last, _, state = lax.fori_loop(first, budget, lambda _, carry: turn(carry), carry)
     else:
@@ -282,7 +292,7 @@ class Propose:
     state = state.replace(stats=state.stats.charge(m, calls=called, positions=need, computed=self.catch_up))
     state, logits = _feed(context, state, m, self.catch_up, need)
     last = take1(logits, need - 1)
-    return _keep_from_slot(context, state, m, last[:, None], 0), last
+    return _store_from_slot(context, state, m, last[:, None], 0), last
 
   def _knows(self, state: State) -> Array:
     """Return [B]: in which rows the model has computed the next distribution."""
@@ -296,7 +306,7 @@ class Propose:
     going = going & (end < state.limit) & _finite(logits) & ~context.policy.before(logits, sampler)
     q = sharding.as_head(context.backend.layout, sampler(logits), self.model)
     token, noise = state.noise.draw(q, end, DRAFT, state.length)
-    if self.catch_up:  # the slot is the same in all rows that are going, and what the others have there means nothing
+    if self.catch_up:  # the slot is the same in all rows that are going; in the others it is undefined
       write = lambda x, new: lax.dynamic_update_slice_in_dim(x, new[:, None], turn, 1)
     else:
       write = lambda x, new: ops.put(x, w.size, new, going)
@@ -318,9 +328,9 @@ class Verify:
   """Test, in order, the pending tokens whose target is known; commit the accepted and at most one token more.
 
   The target is `combiner(logits of models)`. It is known as far as all of `models` have scored, and up to the first
-  place at which it is no distribution; a row that needs a token there ends as a fault. After a rejection one token
+  slot at which it is no distribution; a row that needs a token there ends as a fault. After a rejection one token
   follows from the residual; if all pending tokens were accepted and the target after them is known, one from it (the
-  bonus token); else none. The other pending tokens are dropped, or, with `keep`, stay where none was rejected.
+  bonus token); else none. The other pending tokens are dropped, or, with `keep`, stay pending where none was rejected.
   """
 
   combiner: Combiner
@@ -331,9 +341,9 @@ class Verify:
 
   def __str__(self):
     name = rules.name_of(self.accept)
-    how = '' if name == 'token_wise' else f', {name}'
+    acceptor = '' if name == 'token_wise' else f', {name}'
     rule = self.combiner.keywords.get('rule', self.combiner)
-    return f'verify({rules.name_of(rule)} of {self.models}{how}{", keep" * self.keep})'
+    return f'verify({rules.name_of(rule)} of {self.models}{acceptor}{", keep" * self.keep})'
 
   @property
   def reads(self) -> tuple[int, ...] | None:
@@ -347,10 +357,10 @@ class Verify:
     width = w.source.shape[1]
     position = length[:, None] + iota(width)
     pending = take(state.tokens, position)
-    if w.probs is None:
+    if w.probs is None:  # all rows are greedy: each token was drawn from its own one-hot distribution
       w = w.replace(probs=jax.nn.one_hot(pending, w.vocab, dtype=jnp.float32))
 
-    # A model that has read n tokens beyond the last committed one knows the distributions of n + 1 slots.
+    # 1. Targets. A model that has read n tokens beyond the last committed one knows the distributions of n + 1 slots.
     known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - length + 1
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
     sampler = sampler_for_window(state)
@@ -358,21 +368,24 @@ class Verify:
     gives_distribution = jnp.minimum(known, acceptance.leading(self._is_distribution(logits, pi)))
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, gives_distribution), 0), 0)
 
+    # 2. Tests, in order, up to the first rejection.
     trial = acceptance.Trial(w, pending, tested, pi, position, length, state.noise, sampler)
     verdict, noise = self.accept(trial)
-    kept = verdict.kept
-    rejected = kept < tested
-    # The bonus token follows the target like every other token, so its slot has to be known as well.
-    bonus = state.active & (kept == w.size) & (gives_distribution > w.size)
-    final = self.final(w, sampler, verdict, rejected)
-    token, noise = noise.draw(final, length + kept, FINAL, length)
+    accepted = verdict.accepted
+    rejected = accepted < tested
 
-    no_target = state.active & (kept == gives_distribution) & (gives_distribution < known)
+    # 3. One token more. The bonus token follows the target like every other token, so its slot has to be known as well.
+    bonus = state.active & (accepted == w.size) & (gives_distribution > w.size)
+    final = self.final(w, sampler, verdict, rejected)
+    token, noise = noise.draw(final, length + accepted, FINAL, length)
+
+    # 4. Commit. A row that needs a token where its target is no distribution ends as a fault.
+    no_target = state.active & (accepted == gives_distribution) & (gives_distribution < known)
     scored = jnp.clip(known - 1, 0, w.size)
     deferred = self._deferred(logits, sampler)
-    round_ = _Round(scored, tested, kept, rejected, rejected | bonus, token, deferred)
+    round_ = _Round(scored, tested, accepted, rejected, rejected | bonus, token, deferred)
     state = self._commit(context, state.replace(noise=noise), round_)
-    return self._end_faulty(state, no_target & ~state.done, logits, pi, kept)
+    return self._end_faulty(state, no_target & ~state.done, logits, pi, accepted)
 
   def _is_distribution(self, logits: Array, pi: Array) -> Array:
     """Return [B, W+1]: whether the logits [M, B, W+1, V] and the target are distributions."""
@@ -390,8 +403,8 @@ class Verify:
     if not rules.gives_distribution(self.combiner):
       by_target = lost & jnp.isfinite(largest).all(0)
       fault = stats.with_column(fault, -1, jnp.where(by_target, OWN, fault[:, -1]))
-      found = jnp.stack([take1(x, at) for x in (pi.sum(-1), pi.min(-1))], 1)
-      fault_target = jnp.where(by_target[:, None], found, fault_target)
+      sum_and_least = jnp.stack([take1(x, at) for x in (pi.sum(-1), pi.min(-1))], 1)
+      fault_target = jnp.where(by_target[:, None], sum_and_least, fault_target)
     return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target)
 
   def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
@@ -399,7 +412,7 @@ class Verify:
 
     The target is computed again for this one slot, so that no second array of the window's size is alive.
     """
-    at = verdict.kept
+    at = verdict.accepted
     logits = jnp.stack([take1(w.logits[m], at) for m in self.models])  # [M, B, V]
     pi = self.combiner(logits, sampler=sampler.at(at))
     q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
@@ -413,16 +426,16 @@ class Verify:
     return self.defer(logits[0], logits[1], sampler=sampler, **rest).astype(jnp.int32)
 
   def _commit(self, context: Context, state: State, r: '_Round') -> State:
-    """Append the kept tokens and the one more; end rows at EOS and at their limit; count."""
+    """Append the accepted tokens and the one more; end rows at EOS and at their limit; count."""
     w = state.window
     length = state.length
     width = w.source.shape[1]
     slot = iota(width + 1)
-    tokens = ops.put(state.tokens, length + r.kept, r.token, r.more)
+    tokens = ops.put(state.tokens, length + r.accepted, r.token, r.more)
     new = take(tokens, length[:, None] + slot)  # [B, W+1]
 
     # An EOS inside the block ends the row there; so does its limit.
-    emitted = r.kept + r.more.astype(jnp.int32)
+    emitted = r.accepted + r.more.astype(jnp.int32)
     ends = _is_end(context, state, new) & (slot < emitted[:, None])
     emitted = jnp.where(ends.any(1), ends.argmax(1) + 1, emitted)
     emitted = jnp.minimum(emitted, state.limit - length)
@@ -430,41 +443,49 @@ class Verify:
 
     # Rolling back is lowering `fed`: a slot beyond it is written again before it is seen.
     stay = self.keep & ~r.more
-    valid = jnp.minimum(state.fed, jnp.minimum(length + r.kept, after - 1)[:, None])
+    valid = jnp.minimum(state.fed, jnp.minimum(length + r.accepted, after - 1)[:, None])
     valid = jnp.where(stay[:, None], state.fed, valid)
     if self.keep:
-      w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + r.kept[:, None]) if x.ndim > 1 else x, w)
-    left = jnp.where(stay, w.size - r.kept, 0)
+      w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + r.accepted[:, None]) if x.ndim > 1 else x, w)
+    left = jnp.where(stay, w.size - r.accepted, 0)
 
     live = state.active & (r.tested > 0)
-    fresh = slot < emitted[:, None]
-    record = dict(length=length, emitted=emitted)
+    recorded = self._recorded(state, r, new, emitted)
     return state.replace(
       tokens=tokens,
       length=after,
       done=state.done | ends.any(1) | (after >= state.limit),
       fed=jnp.where(state.active[:, None], valid, state.fed),
       window=w.replace(size=jnp.where(state.active, left, w.size)),
-      policy=context.policy.update(state.policy, jnp.minimum(r.tested, r.kept + 1), r.kept, live, width),
-      seen=None if state.seen is None else state.seen | (stats.tally(new, fresh, state.seen.shape[1]) > 0),
-      counts=None if state.counts is None else state.counts + stats.tally(new, fresh, state.counts.shape[1]),
-      stats=r.count(state, emitted),
-      logprobs=state.logprobs
-      if state.logprobs is None
-      else stats.record_logprobs(state.logprobs, state.window, state.fed, new=new, **record),
-      top=None if state.top is None else stats.record_top(state.top, state.window.logits[self.models[-1]], **record),
+      policy=context.policy.update(state.policy, jnp.minimum(r.tested, r.accepted + 1), r.accepted, live, width),
+      **recorded,
     )
+
+  def _recorded(self, state: State, r: '_Round', new: Array, emitted: Array) -> dict[str, Any]:
+    """Return what is recorded of the first `emitted` [B] of the new tokens [B, W+1], where it is asked for."""
+    fresh = iota(new.shape[1]) < emitted[:, None]
+    span = dict(length=state.length, emitted=emitted)
+    recorded = {'stats': r.count(state, emitted)}
+    if state.seen is not None:
+      recorded['seen'] = state.seen | (stats.tally(new, fresh, state.seen.shape[1]) > 0)
+    if state.counts is not None:
+      recorded['counts'] = state.counts + stats.tally(new, fresh, state.counts.shape[1])
+    if state.logprobs is not None:
+      recorded['logprobs'] = stats.record_logprobs(state.logprobs, state.window, state.fed, new=new, **span)
+    if state.top is not None:
+      recorded['top'] = stats.record_top(state.top, state.window.logits[self.models[-1]], **span)
+    return recorded
 
 
 @struct.dataclass
 class _Round:
-  """What a verification found, by row."""
+  """The outcome of a verification, by row."""
 
   scored: Array  # [B] pending tokens that all models of the test have scored
   tested: Array  # [B]
-  kept: Array  # [B]
+  accepted: Array  # [B]
   rejected: Array  # [B] whether a tested token was not accepted
-  more: Array  # [B] whether a token follows the kept ones
+  more: Array  # [B] whether a token follows the accepted ones
   token: Array  # [B] that token
   deferred: Array | int  # [B, W+1]
 
@@ -472,14 +493,14 @@ class _Round:
     """Return the counts with this round."""
     drawn = jnp.where(self.rejected, RESIDUAL, BONUS)[:, None]
     drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
-    origin = jnp.where(iota(drafted.shape[1]) < self.kept[:, None], drafted, drawn)
+    origin = jnp.where(iota(drafted.shape[1]) < self.accepted[:, None], drafted, drawn)
     return stats.count_round(
       state.stats,
       length=state.length,
       active=state.active,
       scored=self.scored,
       tested=self.tested,
-      kept=self.kept,
+      accepted=self.accepted,
       emitted=emitted,
       origin=origin,
       deferred=self.deferred,
@@ -487,7 +508,7 @@ class _Round:
 
 
 @struct.dataclass
-class Elect:
+class Alternate:
   """Run the branch of the model that most rows want, the other rows idle: collaborative decoding's alternation.
 
   A row wants the model that has seen the fewest of its tokens, the lowest number on ties (Fu et al. 2025,
@@ -497,10 +518,10 @@ class Elect:
   branches: tuple[tuple[Phase, ...], ...]
 
   def __str__(self):
-    return 'elect[' + ' | '.join(' · '.join(map(str, branch)) for branch in self.branches) + ']'
+    return 'alternate[' + ' | '.join(' · '.join(map(str, branch)) for branch in self.branches) + ']'
 
   def __call__(self, context: Context, state: State) -> State:
-    wanted = jnp.argmin(state.fed, 1)
+    wanted = jnp.argmin(state.fed, 1)  # a model that proposes has read its own tokens, so the others come next
     votes = jnp.sum((wanted[:, None] == iota(len(self.branches))) & state.active[:, None], 0)
     turn = jnp.argmax(votes)
     rows = state.active

@@ -1,7 +1,7 @@
 """What decoding counts, and what it records of each token.
 
-The loop carries `Counts`, which hold no number that follows from the others; `derive` makes the statistics of a row
-from them on the host. Nothing after the end of a row is counted, except in `computed`.
+The loop carries `Counts`, none of which follows from the others; `derive` makes the statistics of a row from them on
+the host. Nothing after the end of a row is counted, except in `computed`.
 
 Axis letters: B batch, M models of a method, W window of pending tokens, T token buffer, V vocabulary.
 """
@@ -36,7 +36,7 @@ class Counts:
   deferred: Array  # [B] emitted tokens at which the deferral rule chose the verifier
   accepted_lengths: Array  # [B, W+1] histogram over rounds of the accepted length
   verified_lengths: Array  # [B, W+1] histogram over rounds of how many pending tokens all models of the test scored
-  tested_at: Array  # [B, W] by place in the block
+  tested_at: Array  # [B, W] by position in the block
   source: Array  # [B, T] for each output token: the model that drafted it (or wrote it alone), RESIDUAL or BONUS
 
   @classmethod
@@ -91,7 +91,7 @@ def derive(counts: dict[str, np.ndarray]) -> dict[str, Any]:
   )
 
 
-def count_round(counts: Counts, *, length, active, scored, tested, kept, emitted, origin, deferred) -> Counts:
+def count_round(counts: Counts, *, length, active, scored, tested, accepted, emitted, origin, deferred) -> Counts:
   """Add a verification to the counts, leaving out what lies after the end of a row.
 
   Args:
@@ -100,7 +100,7 @@ def count_round(counts: Counts, *, length, active, scored, tested, kept, emitted
     active: [B] rows that take part.
     scored: [B] pending tokens that all models of the test have scored.
     tested: [B] pending tokens that were tested.
-    kept: [B] tested tokens that were accepted.
+    accepted: [B] tested tokens that were accepted.
     emitted: [B] tokens that were committed.
     origin: [B, W+1] where each committed token came from.
     deferred: [B, W+1] whether the rule deferred there, or 0.
@@ -110,14 +110,13 @@ def count_round(counts: Counts, *, length, active, scored, tested, kept, emitted
   """
   width = counts.tested_at.shape[1]
   slots = iota(width + 1)
-  reached = jnp.minimum(jnp.minimum(tested, kept + 1), emitted)  # tests up to the first failure
-  accepted = jnp.minimum(kept, emitted)
+  reached = jnp.minimum(jnp.minimum(tested, accepted + 1), emitted)  # tests up to the first failure
   counted = active & (emitted > 0)
   slot, fresh = fresh_slots(length, counts.source.shape[1], emitted)
   histogram = lambda which, value, rows: which + ((slots == value[:, None]) & rows[:, None]).astype(jnp.int32)
   return counts.replace(
     deferred=counts.deferred + jnp.sum(jnp.where(slots < emitted[:, None], deferred, 0), 1),
-    accepted_lengths=histogram(counts.accepted_lengths, accepted, counted & (tested > 0)),
+    accepted_lengths=histogram(counts.accepted_lengths, jnp.minimum(accepted, emitted), counted & (tested > 0)),
     verified_lengths=histogram(counts.verified_lengths, scored, counted),
     tested_at=counts.tested_at + (iota(width) < reached[:, None]).astype(jnp.int32),
     source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), counts.source),
@@ -136,7 +135,7 @@ class Top:
 
   @classmethod
   def empty(cls, batch: int, buffer: int, count: int) -> 'Top | None':
-    """Return room for so many tokens at each position, None for none."""
+    """Return an array for so many tokens at each position, None for none."""
     shape = (batch, buffer, count)
     return cls(jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan)) if count else None
 
@@ -168,7 +167,7 @@ def tally(new: Array, fresh: Array, vocab: int) -> Array:
 
 
 def fresh_slots(length: Array, buffer: int, count: Array) -> tuple[Array, Array]:
-  """Return for every place of a buffer [B, T] its slot in the window, and whether it is one of the first `count`."""
+  """Return for every position of a buffer [B, T] its slot in the window, and whether it is one of the first `count`."""
   slot = iota(buffer) - length[:, None]
   return jnp.maximum(slot, 0), (slot >= 0) & (slot < count[:, None])
 

@@ -27,7 +27,7 @@ class Checkpoint:
   scan: bool = False
   revision: str | None = None  # of a hub model
   activation: str | None = None  # of a T5X checkpoint without its gin
-  rules: Any = dataclasses.field(default=None, repr=False)  # 'whole', 'cut' or pairs, on a mesh
+  rules: Any = dataclasses.field(default=None, repr=False)  # 'replicated', 'sharded' or pairs, on a mesh
 
   def __post_init__(self):
     if not isinstance(self.path, str) or not self.path:

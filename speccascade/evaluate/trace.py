@@ -136,7 +136,7 @@ def _forced(model: Model, prompts, outputs, task, vocab: int) -> Array:
   before = np.full(rows, start, np.int32) if start is not None else np.array([p[-1] for p in prompts], np.int32)
   tokens = np.concatenate([before[:, None], _padded(outputs, new)[:, :-1]], 1)
   positions = first[:, None] + np.arange(new, dtype=np.int32)[None]
-  backend, (params,) = backends.prepared([model], sharding.of([model]))
+  backend, (params,) = backends.prepared([model], sharding.layout_for([model]))
   network = backends.bind(model.network, backend.for_slot(0))
   logits = _pass(network, params, prompt, width + new + 1, tokens, positions)
   return logits[..., :vocab].astype(jnp.float32)

@@ -106,8 +106,10 @@ class Placement:
   def __init__(self, devices: Sequence, mesh: dict[str, int], rules: Sequence[sharding.Rules | str | None] = ()):
     self.mesh = sharding.mesh(mesh, devices)
     self.rules = tuple(rules)
-    if lost := [rule for rule in self.rules if isinstance(rule, str) and rule not in sharding.NAMED]:
-      raise ValueError(f'rules: {lost[0]!r} is neither whole nor cut; give one for each model, as in whole,cut.')
+    if lost := [rule for rule in self.rules if isinstance(rule, str) and rule not in sharding.NAMED_RULES]:
+      raise ValueError(
+        f'rules: {lost[0]!r} is neither replicated nor sharded; give one for each model, as in replicated,sharded.'
+      )
 
   def rules_of(self, number: int) -> sharding.Rules | str | None:
     """Return the rules of a model, None where they follow its size."""
@@ -136,7 +138,9 @@ def program(
 ):
   """Return the jitted loop and the shapes that it is compiled for."""
   if place.rules and len(place.rules) != len(networks):
-    raise ValueError(f'rules={list(place.rules)} for {len(networks)} models: give one for each, as in whole,cut.')
+    raise ValueError(
+      f'rules={list(place.rules)} for {len(networks)} models: give one for each, as in replicated,sharded.'
+    )
   slots = tuple(networks[m] for m in method.slots)
   vocab = slots[-1].vocab_size
   layout = None

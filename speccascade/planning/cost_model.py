@@ -87,7 +87,7 @@ def speedup(
 
 def rounds(acceptance: Sequence[float], block: int, longest: int) -> np.ndarray:
   """Return how many rounds texts of 0, 1, … `longest` tokens are expected to take: [longest + 1]."""
-  kept = theory.ByPlace(acceptance).kept(np.arange(block + 1))
+  kept = theory.ByPosition(acceptance).all_accepted(np.arange(block + 1))
   chances = kept - np.append(kept[1:], 0)  # that a round gives 1, 2, … block + 1 tokens
   expected = np.zeros(longest + 1)
   for n in range(1, longest + 1):
@@ -114,7 +114,7 @@ def predict(
   """
   if kind in ('autoregressive', 'ensemble'):
     return 1.0
-  rate = acceptance if np.ndim(acceptance) == 0 else theory.ByPlace(acceptance)
+  rate = acceptance if np.ndim(acceptance) == 0 else theory.ByPosition(acceptance)
   blocks = tuple(block) if isinstance(block, Sequence) else (block, 1)
   if kind == 'cos' and len(blocks) == 2:
     return float(theory.speedup_cos_steady(rate, rate, *blocks, cost_ratio, verify_cost, overhead))
@@ -134,7 +134,7 @@ def predict_method(method: Any, counts: Mapping[str, Any], costs: Costs) -> dict
   acceptance = float(sum(accepted) / sum(tested))
   if method.kind == 'token_cascade':  # all that is drafted is kept; the question at each place was whether to draft
     rates = by_place([counts['rounds'], *tested[:-1]], tested)
-    width = theory.tokens_per_round(theory.ByPlace(rates), method.block)
+    width = theory.tokens_per_round(theory.ByPosition(rates), method.block)
     ratio = predict(
       method.kind, rates, costs.ratio, method.block, costs.window(width) / costs.token, costs.overhead / costs.token
     )

@@ -301,7 +301,7 @@ def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], c
 
 def _batches(models: Sequence[Model], batches: Sequence[int], prompts: int) -> tuple[int, ...]:
   """Return the batch sizes, of a mesh those that its devices share evenly."""
-  parts = sharding.row_parts(models)
+  parts = sharding.row_shards(models)
   batches = tuple(sorted({sharding.even(checked_int('batches', n), parts) for n in batches}))
   if max(batches) > prompts:
     raise ValueError(f'{prompts} prompts do not fill a batch of {max(batches)}; give more, or a smaller batch.')

@@ -87,7 +87,7 @@ def observe(
   models: Sequence[Model], rows: Sequence[requests.Row], block: int = 5, batch: int = 16
 ) -> dict[str, np.ndarray]:
   """Decode rows; return `plans.FIELDS` of every token that was tested, which is every token of the output."""
-  size = sharding.even(min(batch, len(rows)), sharding.row_parts(models))
+  size = sharding.even(min(batch, len(rows)), sharding.row_shards(models))
   width = inputs.prompt_width(models, rows, None)
   max_new = max(r.max_new for r in rows)
   slots = positions(models[-1].network, width, max_new, block + 1)
@@ -151,7 +151,7 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
   timer = functools.partial(timing.forward_seconds, batch=rows, source=source, tokens=tokens, window=width)
   of = lambda i, width, **how: functools.partial(timer, models[i], width=width, caches=caches[i], **how)
   made = {'draft': of(0, 1), 'companion': of(1, width), 'alone': of(2, 1), rows * width: of(2, width)}
-  if rows * width >= backends.of(models[2].params).pack_from:
+  if rows * width >= backends.backend_for(models[2].params).pack_from:
     for n in packing.fine_widths(width)[:-1]:
       made[rows * n] = of(2, n) if rows == 1 else of(2, width, total=rows * n)
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side

@@ -147,7 +147,7 @@ def of_topology(
     sizes: of the decode.
     sampler: whose filters are compiled in.
     mesh: {axis: chips}.
-    rules: 'whole' or 'cut' for each model.
+    rules: 'replicated' or 'sharded' for each model.
     options: of XLA.
     text: a file that the program's text is written to.
 

@@ -140,7 +140,7 @@ def passes_seconds(
   """
   models, widths, times = zip(*passes, strict=True)
   window = window or max(widths)
-  backend, params = backends.prepared(models, sharding.of(models, batch, window, vocabulary(models)))
+  backend, params = backends.prepared(models, sharding.layout_for(models, batch, window, vocabulary(models)))
   networks = tuple(m.network for m in models)
   slots = positions(networks[-1], source, tokens, window)
   caches = filled(models, batch, source, slots) if caches is None else caches
@@ -160,7 +160,7 @@ def passes_seconds(
 
 def filled(models: Sequence[Model], batch: int, source: int, slots: int) -> tuple:
   """Return the models' caches after prompts of `source` tokens."""
-  layout = sharding.of(models)
+  layout = sharding.layout_for(models)
   backend, params = backends.prepared(models, layout)
   networks = tuple(backends.bind(m.network, backend.for_slot(n)) for n, m in enumerate(models))
   prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))

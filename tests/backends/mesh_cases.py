@@ -127,7 +127,7 @@ def same(case: str) -> dict:
   if family.endswith('tpus'):  # their kernel, run without one
     backends.register('cpu', backends.TPU(interpret=True))
   mesh = sharding.mesh({'data': data, 'model': parts})
-  rule = lambda name: sharding.WHOLE if name == 's' else sharding.CUT
+  rule = lambda name: sharding.REPLICATED if name == 's' else sharding.SHARDED
   sharding._GATHERED = 0 if distributions else 1 << 30
   ours = run(family, name, float(temperature), kind == 'queue', lambda n, m: sharding.place(m, mesh, rule(n)))
   one = alone(family, name, float(temperature), kind == 'queue')
@@ -149,7 +149,8 @@ def apart() -> dict:
 
 def planned() -> dict:
   """Return the widths of the windows that a plan decodes and times on a mesh of TPUs: by their kernel, by plain XLA."""
-  backends._PLATFORMS['cpu'] = tpu = backends.TPU(interpret=True)
+  tpu = backends.TPU(interpret=True)
+  backends.register('cpu', tpu)
   extend, widths = type(tpu).extend, {False: set(), True: set()}
 
   def noted(self, q, *args, **kwargs):
@@ -158,7 +159,7 @@ def planned() -> dict:
 
   type(tpu).extend = noted
   mesh = sharding.mesh({'data': 2, 'model': 4})
-  pair = [sharding.place(m, mesh, 'cut') for m in chosen('t5 on tpus', 'sl', lambda _, m: m)]
+  pair = [sharding.place(m, mesh, 'sharded') for m in chosen('t5 on tpus', 'sl', lambda _, m: m)]
   planner.plan(pair, [[5, 6, 7], [8, 9]], blocks=[2, 5], batches=[2], max_new_tokens=4, sampler=Sampler(0.0))
   return dict(kernel=sorted(widths[False]), plain=sorted(widths[True]))
 

@@ -58,12 +58,12 @@ if __name__ == '__main__':
   watch()
   mesh = sharding.mesh(dict(zip(('data', 'model'), map(int, SHAPE.split('x')), strict=True)))
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  model = load(PATH, scan=SCAN, mesh=mesh, rules='cut')
+  model = load(PATH, scan=SCAN, mesh=mesh, rules='sharded')
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
   leaves = flatten_dict(model.params, sep='.')
   print(json.dumps({
     'equal': None if REST else all(np.array_equal(x, alone[name]) for name, x in leaves.items()),
-    'cut': sum(not x.is_fully_replicated for x in leaves.values()),
+    'sharded': sum(not x.is_fully_replicated for x in leaves.values()),
     'most': max(int(seen.max()) for seen in TAKEN.values()),
     'read': sum(int(seen.sum()) for seen in TAKEN.values()),
     'tensors': len(TAKEN),

@@ -15,7 +15,7 @@ import pytest
 from tiers import quick
 
 from speccascade import backends, decode, methods, rules, sampling
-from speccascade.backends import base, cpu, ops, sharding, tpu_attention, View
+from speccascade.backends import base, cpu, ops, registry, sharding, tpu_attention, View
 from speccascade.engine import loop
 from speccascade.engine.loop import decode_batch
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -174,25 +174,25 @@ def test_parameters_are_changed_for_a_cpu_only_where_it_computes(monkeypatch):
 def test_prepared_kernels_go_with_the_parameters_they_come_from(monkeypatch):
   monkeypatch.setattr(cpu, '_CACHED', 0)
   monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
-  before = len(base._KEPT)
+  before = len(base._CACHE)
   params = LLAMA.init(jax.random.key(7))
   backends.CPU().prepare(params)
-  assert len(base._KEPT) > before
+  assert len(base._CACHE) > before
   del params
-  assert len(base._KEPT) == before
+  assert len(base._CACHE) == before
 
 
 def test_scales_and_biases_are_widened_for_a_tpu_once():
   params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), ENCDEC.init(jax.random.key(8)))
-  before, tpu = len(base._KEPT), BACKENDS['tpu']
+  before, tpu = len(base._CACHE), BACKENDS['tpu']
   jax.eval_shape(tpu.prepare, params)
-  assert len(base._KEPT) == before  # what is traced is not kept
+  assert len(base._CACHE) == before  # what is traced is not kept
   ready, again = tpu.prepare(params), tpu.prepare(params)
   wide = {path[-1].key for path, x in jax.tree_util.tree_leaves_with_path(ready) if x.dtype == jnp.float32}
-  assert wide == {'scale'} and len(base._KEPT) > before
+  assert wide == {'scale'} and len(base._CACHE) > before
   assert all(a is b for a, b in zip(jax.tree.leaves(ready), jax.tree.leaves(again), strict=True))
   del params, ready, again
-  assert len(base._KEPT) == before
+  assert len(base._CACHE) == before
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
@@ -280,9 +280,9 @@ def test_heads_that_a_mesh_cuts_stay_whole_where_a_cache_has_them_in_one_group()
 
 def test_a_network_is_plain_until_it_is_bound_to_a_backend():
   assert OPT.backend == backends.Backend() and backends.bind(OPT, BACKENDS['tpu']).backend == BACKENDS['tpu']
-  assert backends.of({'x': jnp.ones(2)}) == backends.CPU()
+  assert backends.backend_for({'x': jnp.ones(2)}) == backends.CPU()
   with backends.use(BACKENDS['tpu']):
-    assert backends.of({'x': jnp.ones(2)}) == BACKENDS['tpu']
+    assert backends.backend_for({'x': jnp.ones(2)}) == BACKENDS['tpu']
   program = loop.Program((OPT, OPT), (0, 1), 16, 40, BACKENDS['tpu'])
   assert {network.backend for network in program.networks} == {BACKENDS['tpu']}
   assert tpu_attention.BLOCK % 128 == 0
@@ -320,7 +320,7 @@ def test_a_backend_in_use_or_of_a_platform_is_the_one_that_decodes(monkeypatch):
   assert not asked
   with backends.use(Noting('used')):
     assert one() == plain and set(asked) == {'used'}
-  monkeypatch.setitem(backends._PLATFORMS, 'cpu', None)
+  monkeypatch.setitem(registry._OF_PLATFORM, 'cpu', None)
   backends.register('cpu', Noting('registered'))
   assert one() == plain and set(asked) == {'used', 'registered'}
 

@@ -125,7 +125,7 @@ def test_a_checkpoint_is_read_into_its_shards_no_byte_twice(tmp_path, kind):
   path = written(tmp_path, kind)
   for args in ([], ['scan']):
     (found,) = run('mesh_load.py', path, '2x4', *args)
-    assert found['equal'] and found['most'] == 1 and found['cut'] > 10
+    assert found['equal'] and found['most'] == 1 and found['sharded'] > 10
     assert found['read'] >= found['all']
 
 

@@ -23,20 +23,22 @@ def flat(tree) -> list:
   return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
-@pytest.mark.parametrize('size, rules', [('small', 'whole'), ('base', 'whole'), ('large', 'cut'), ('xxl', 'cut')])
+@pytest.mark.parametrize(
+  'size, rules', [('small', 'replicated'), ('base', 'replicated'), ('large', 'sharded'), ('xxl', 'sharded')]
+)
 def test_a_model_is_cut_where_that_saves_more_than_its_collectives_cost(size, rules):
-  assert sharding.default_rules(shapes.t5(size), FOUR) == sharding.NAMED[rules]
-  assert sharding.default_rules(shapes.t5(size), AbstractMesh((4,), ('data',))) == sharding.WHOLE
+  assert sharding.default_rules(shapes.t5(size), FOUR) == sharding.NAMED_RULES[rules]
+  assert sharding.default_rules(shapes.t5(size), AbstractMesh((4,), ('data',))) == sharding.REPLICATED
 
 
 def test_what_does_not_divide_stays_whole_and_is_named_once_a_model():
-  sharding._tell.cache_clear()
+  sharding._warn.cache_clear()
   with pytest.warns(UserWarning) as told:
-    cut = [sharding.specs(GROUPED, FOUR, 'cut') for _ in range(2)][0]
-    sharding.specs(dataclasses.replace(GROUPED, scan=True), FOUR, 'cut')
+    cut = [sharding.specs(GROUPED, FOUR, 'sharded') for _ in range(2)][0]
+    sharding.specs(dataclasses.replace(GROUPED, scan=True), FOUR, 'sharded')
   names = ("'joined_kv_heads' of 2", "'vocab' of 97")
   count = sum(x.size for x in jax.tree.leaves(GROUPED.param_shapes()))
-  where, remedy = f'Decoder of {count:,} parameters', 'does not divide over 4 devices and stays whole on each.'
+  where, remedy = f'Decoder of {count:,} parameters', 'does not divide over 4 devices and is replicated.'
   said = [f'{where}: {x} {remedy}' for x in names]
   assert sorted(str(w.message) for w in told) == sorted(2 * said)
   assert cut['layers_0']['attention']['query']['kernel'] == PartitionSpec(None, 'model')
@@ -88,4 +90,4 @@ def test_a_mesh_leaves_no_process_out(monkeypatch):
 
 def test_one_device_has_no_layout():
   model = place(toy.model(0), mesh({'data': 1}))
-  assert sharding.of([model]) is None and sharding.row_parts([model]) == 1
+  assert sharding.layout_for([model]) is None and sharding.row_shards([model]) == 1

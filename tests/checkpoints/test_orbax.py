@@ -229,9 +229,10 @@ def test_parameters_are_restored_onto_a_mesh_of_eight_devices(tmp_path, scan):
     with warnings.catch_warnings(record=True) as told:
       for _ in range(2):
         orbax.read(folder / 't5', mesh=mesh, rules=(('heads', ('x', 'y')),))
-    said = " parameters: 'heads' of 4 does not divide over 8 devices and stays whole on each."
+    said = " parameters: 'heads' of 4 does not divide over 8 devices and is replicated."
     assert [str(w.message).endswith(said) for w in told] == [True]
-    for bad, message in ((('heads', 'z'),), "the mesh has no axis 'z'"), ('halved', "neither 'cut' nor 'whole'"):
+    named = "neither 'sharded' nor 'replicated'"
+    for bad, message in ((('heads', 'z'),), "the mesh has no axis 'z'"), ('halved', named):
       try:
         orbax.read(folder / 't5', mesh=mesh, rules=bad)
       except ValueError as error:

@@ -48,7 +48,7 @@ def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
   final = phases.Verify.final
 
   def bonus_from_p(self, w, sampler, verdict, rejected):
-    p = sampler.at(verdict.kept)(phases.take1(w.logits[self.models[-1]], verdict.kept))
+    p = sampler.at(verdict.accepted)(phases.take1(w.logits[self.models[-1]], verdict.accepted))
     return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected), p)
 
   monkeypatch.setattr(phases.Verify, 'final', bonus_from_p)
@@ -219,7 +219,7 @@ def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypat
   final = phases.Verify.final
 
   def bonus(self, w, sampler, verdict, rejected):
-    p = filtered_first(sampler.at(verdict.kept), phases.take1(w.logits[self.models[-1]], verdict.kept))
+    p = filtered_first(sampler.at(verdict.accepted), phases.take1(w.logits[self.models[-1]], verdict.accepted))
     return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected), p)
 
   monkeypatch.setattr(phases.Verify, 'final', bonus)

@@ -202,9 +202,9 @@ def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(
 
 PAIR = """
 small/Checkpoint.path = 'small'
-small/Checkpoint.rules = 'whole'
+small/Checkpoint.rules = 'replicated'
 large/Checkpoint.path = 'large'
-large/Checkpoint.rules = 'cut'
+large/Checkpoint.rules = 'sharded'
 Experiment.quality_batch = 4
 Experiment.trace_examples = 2
 Experiment.latency_examples = 2

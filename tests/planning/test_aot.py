@@ -93,7 +93,7 @@ def test_an_option_of_xla_reaches_the_compiler(pair, capsys):
 def test_a_verifier_that_is_cut_over_chips_talks_and_holds_a_part(pair, capsys):
   pytest.importorskip('libtpu')
   args = ('--topology', 'v5e:2x2', '--models', *pair, '--method', 'autoregressive', '--batch_size', '2')
-  one, four = run(capsys, *args), run(capsys, *args, '--mesh', 'data=1,model=4', '--rules', 'whole,cut')
+  one, four = run(capsys, *args), run(capsys, *args, '--mesh', 'data=1,model=4', '--rules', 'replicated,sharded')
   assert four['collectives']['all-reduce'][0] >= 6  # two layers: attention twice, MLP once
   assert four['arguments']['weights'] < 0.3 * one['arguments']['weights']
   assert four['floor_cycles'] == pytest.approx(one['floor_cycles'] / 4, abs=1)
@@ -101,12 +101,12 @@ def test_a_verifier_that_is_cut_over_chips_talks_and_holds_a_part(pair, capsys):
 
 def test_weights_are_cut_along_axes_that_divide_and_heads_as_a_whole():
   small, large = shapes.pair('t5_small_xl')
-  layer = sharding.specs(large, MESH, sharding.CUT)['decoder']['layers_0']
+  layer = sharding.specs(large, MESH, sharding.SHARDED)['decoder']['layers_0']
   assert layer['self_attention']['query']['kernel'] == PartitionSpec(None, 'model')
   assert layer['mlp']['wo']['kernel'] == PartitionSpec('model', None)
-  sharding._tell.cache_clear()
+  sharding._warn.cache_clear()
   with pytest.warns(UserWarning, match=having('T5', 'of 6', '4 devices')):
-    uneven = sharding.specs(small, MESH, sharding.CUT)['decoder']['layers_0']  # six heads
+    uneven = sharding.specs(small, MESH, sharding.SHARDED)['decoder']['layers_0']  # six heads
   assert uneven['self_attention']['query']['kernel'] == PartitionSpec(None, None)
   assert uneven['mlp']['wi_0']['kernel'] == PartitionSpec(None, 'model')
   whole = jax.tree.leaves(sharding.specs(small, MESH), is_leaf=lambda x: isinstance(x, PartitionSpec))
@@ -163,7 +163,7 @@ def test_a_mesh_needs_its_chips_and_axes(capsys):
     with pytest.raises(ValueError, match=having('data', 'model', '4 devices')):
       aot.Placement([None] * 4, mesh)
   with pytest.raises(ValueError, match="'half'"):
-    aot.Placement(jax.devices(), {}, ['whole', 'half'])
+    aot.Placement(jax.devices(), {}, ['replicated', 'half'])
   assert compile.main(['--models', 't5_small_xl', '--mesh', 'model']) == 1
   assert says(capsys.readouterr().err, "'model'", 'data=1,model=4')
 
@@ -198,7 +198,7 @@ def gathered(module: hlo.Module) -> int:
 def test_a_small_drafter_stays_whole_and_a_cut_verifier_gathers_its_logits_once():
   pytest.importorskip('libtpu')
   pair, method = (SMALL_OF_XL, XL), methods.speculative(block=5)
-  module = loop_of(pair, 'v5e:2x2', {'model': 4}, ['whole', 'cut'], method, 8, scan=True)
+  module = loop_of(pair, 'v5e:2x2', {'model': 4}, ['replicated', 'sharded'], method, 8, scan=True)
   of = Counter(x.op.removesuffix('-start') for _, x in talks(module))
   assert of == {'all-gather': 1, 'all-reduce': 4}
   where = Counter(c for c, x in talks(module) if 'all-reduce' in x.op)
@@ -215,7 +215,7 @@ def attention(module: hlo.Module) -> Counter:
 def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attention_of_the_loop(mesh):
   pytest.importorskip('libtpu')
   method, (batch, source, tokens) = methods.speculative(block=3), (4, 128, 64)
-  place = aot.Placement(aot.describe('v5e:2x2').devices, mesh, ['whole', 'cut'])
+  place = aot.Placement(aot.describe('v5e:2x2').devices, mesh, ['replicated', 'sharded'])
   networks = [hf.network_from_config(c, dtype='bfloat16') for c in (SMALL, LARGE)]
   run, args = aot.program(method, networks, aot.Sizes(batch, source, tokens), Sampler(0.0), place, backends.TPU())
   program, params, state = args[0], args[2], args[3]
@@ -250,6 +250,6 @@ def test_no_cache_and_no_law_is_gathered_in_a_round(topology, mesh):
   pytest.importorskip('libtpu')
   method = methods.speculative(functools.partial(rules.opt, alpha=0.1), 5)
   mesh = dict(zip(('data', 'model'), mesh, strict=True))
-  module = loop_of((GEMMA, GEMMA), topology, mesh, ['whole', 'cut'], method, 8 * mesh['data'])
+  module = loop_of((GEMMA, GEMMA), topology, mesh, ['replicated', 'sharded'], method, 8 * mesh['data'])
   own_cache = 8 * 4 // mesh['model'] * 128 * 256 * 2
   assert gathered(module) < min(own_cache, 8 * 256000 * 4 // mesh['model'])

@@ -101,7 +101,7 @@ def test_texts_take_as_many_rounds_as_drafts_that_are_kept_by_chance_take():
 
   assert expected[11] == pytest.approx(np.mean([once() for _ in range(4000)]), rel=0.02)
   assert cost_model.rounds(rates, block, 4000)[-1] / 4000 == pytest.approx(
-    1 / theory.tokens_per_round(theory.ByPlace(rates), block), rel=1e-3
+    1 / theory.tokens_per_round(theory.ByPosition(rates), block), rel=1e-3
   )
 
 
