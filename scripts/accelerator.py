@@ -234,7 +234,7 @@ def time_cell(models: list[Model], batch: int, bandwidth: float, args) -> dict:
   compiled = time.perf_counter() - start
   done = timing.interleave(ours | calls, args.trials)
   draft, plain, verify, turn = (float(np.median(done[name])) for name in calls)
-  (step, step_token, _), (round_, token, gain) = (
+  (step, step_token, *_), (round_, token, gain, _) = (
     np.median(done[n], 0).tolist() for n in ('autoregressive', 'speculative')
   )
   caches = [cache_bytes(m, batch, args) for m in models]

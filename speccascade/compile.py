@@ -63,13 +63,13 @@ def _run(args: argparse.Namespace):
   sizes = aot.Sizes(args.batch_size, args.max_prompt_tokens, args.max_new_tokens)
   try:
     given = options.sampler(args), args.mesh or {}, args.rules, dict(args.xla), args.text
-    found = program_report.of_topology(args.topology, method, networks, sizes, *given)
+    report = program_report.of_topology(args.topology, method, networks, sizes, *given)
   except jax.errors.JaxRuntimeError as error:
     raise RunError(aot.first_line(error)) from error
   print(f'{" and ".join(args.models)}, {method.name}, batch {sizes.batch}, γ {method.block}, {args.dtype}')
-  program_report.show(found, aot.chip_of(args.topology))
+  program_report.show(report, aot.chip_of(args.topology))
   if args.json:
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == '__main__':

@@ -29,21 +29,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.plan', __doc__)
   options.add_models(parser, positional=True)
-  said = 'a text file, one prompt a line, or JSON lines with --prompt_field; .gz or not'
-  parser.add_argument('--prompts', metavar='INPUT', required=True, help=said)
+  about = 'a text file, one prompt a line, or JSON lines with --prompt_field; .gz or not'
+  parser.add_argument('--prompts', metavar='INPUT', required=True, help=about)
   parser.add_argument('--prompt_field', help="a field of JSON lines, or a template: 'Question: {question}\\nAnswer:'")
   parser.add_argument('--count', type=commands.count, default=32, help='how many of the prompts (32)')
   parser.add_argument('--blocks', type=options.spans, default=tuple(range(1, 9)), help='γ to plan, as in 1,3,5 (1-8)')
   parser.add_argument('--batches', type=commands.counts, default=(1,), help='rows decoded at once, as in 1,8,32 (1)')
-  said = 'a cascade or combiner to plan too, as in opt:0.1 or weighted:.5,.5; may repeat'
-  parser.add_argument('--rule', type=_named_rule, action='append', default=[], help=said)
+  about = 'a cascade or combiner to plan too, as in opt:0.1 or weighted:.5,.5; may repeat'
+  parser.add_argument('--rule', type=_named_rule, action='append', default=[], help=about)
   options.add_max_new_tokens(parser, 64)
   options.add_sampler(parser)
   parser.add_argument('--trials', type=int, default=3, help='of what is timed; with 0 the prediction chooses (3)')
   parser.add_argument('--out', metavar='FILE', help='save the plan')
   parser.add_argument('--overwrite', action='store_true', help='replace FILE')
-  said = 'plans of three models: also say how well their tables predict these samples'
-  parser.add_argument('--against', nargs='+', default=[], metavar='PLAN', help=said)
+  about = 'plans of three models: also say how well their tables predict these samples'
+  parser.add_argument('--against', nargs='+', default=[], metavar='PLAN', help=about)
   return parser
 
 
@@ -64,13 +64,13 @@ def _run(args: argparse.Namespace):
   options.digests(args)
   settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials')}
   settings |= dict(sampler=sampler, rules=dict(args.rule), data=storage.local(args.prompts).name)
-  found = plan(options.load_models(args), prompts, progress=True, **settings)
-  print(found)
-  if found.profile is not None:
-    print('', *map(markdown, sv_studies.of_plan(found.profile, others)), sep='\n\n')
+  report = plan(options.load_models(args), prompts, progress=True, **settings)
+  print(report)
+  if report.profile is not None:
+    print('', *map(markdown, sv_studies.of_plan(report.profile, others)), sep='\n\n')
   if out is not None:
     storage.remove_parts(out)
-    found.save(out)
+    report.save(out)
 
 
 if __name__ == '__main__':

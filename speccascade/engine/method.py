@@ -148,6 +148,11 @@ class Method(Strategy):
     """Return in how many rounds at least one of so many rows commits a token."""
     return rows * max((len(p.branches) for p in self.phases if isinstance(p, Alternate)), default=0) or 1
 
+  @property
+  def draft_turns(self) -> int:
+    """The most turns of a loop over drafts, a number that a compiled program need not have; 1 without such a loop."""
+    return max((p.n - (p.catch_up != 1) for p in self.phases if isinstance(p, Propose)), default=1)
+
   def calls(self) -> dict[int, int]:
     """Return {slot: model calls of a round}; where models take turns, those of every turn."""
     found: dict[int, int] = {}

@@ -1,8 +1,8 @@
 """What was measured of some models and how to decode with them at each batch size, in one file.
 
 `python -m speccascade.plan MODEL … --out plan.json` makes one. It holds for each batch size the fastest method, the
-speed of each that was tried and, of three models, the profile that speculative verification decides by; and of which
-models, sampler, device and data all of that is.
+speed of each that was tried and, of three models, the profile that speculative verification decides by; and the models,
+sampler, device and data that it was made of.
 
 Axis letters: N samples.
 """
@@ -22,8 +22,8 @@ from speccascade import sampling
 from speccascade.engine.verification import AcceptanceTable, Latency
 from speccascade.host import storage
 
-FORMAT = 1
-FIELDS = ('s', 'a', 's_target', 'accept', 'place', 'request')  # of a sample, see `Profile`
+FORMAT = 2
+FIELDS = ('s', 'a', 's_target', 'accept', 'position', 'request')  # of a sample, see `Profile`
 MAKE = 'make one with python -m speccascade.plan'
 
 
@@ -50,7 +50,7 @@ class Speed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """Of what a plan is. The verifier is the last model; a digest is None for one that is in no folder."""
+  """What a plan was made of. The verifier is the last model; a digest is None for one that is in no folder."""
 
   names: tuple[str, ...]
   digests: tuple[str | None, ...]
@@ -69,10 +69,10 @@ class Profile:
     table: the acceptance that S and A promise.
     latency: the verifier's times, made of `times` and `steps`.
     samples: an array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
-      (`accept` is the chance that the verifier keeps the token), the place in the block and the number of the prompt.
+      (`accept` is the chance that the verifier accepts the token), the position in the block and the prompt's number.
     times: {rows: {tokens: seconds}} of the verifier.
     steps: {rows: [4]} the seconds of a token of the drafter, of the companion's reading, of a token of the verifier
-      alone, and of a round beside its calls.
+      alone, and of a round apart from its calls.
   """
 
   table: AcceptanceTable
@@ -90,8 +90,8 @@ class Profile:
   @classmethod
   def of(cls, table: AcceptanceTable, origin: Origin, samples, times, steps) -> 'Profile':
     """Return a profile whose latency is made of its times."""
-    beside = {rows: (draft, companion + overhead) for rows, (draft, companion, _, overhead) in steps.items()}
-    return cls(table, Latency.of(times, beside), origin, samples, times, steps)
+    others = {rows: (draft, companion + overhead) for rows, (draft, companion, _, overhead) in steps.items()}
+    return cls(table, Latency.of(times, others), origin, samples, times, steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,11 +181,11 @@ def profile_of(plan: Any) -> Profile:
   """Return a profile that is given, or that of a plan or of the plan in a file."""
   if isinstance(plan, Profile):
     return plan
-  found = get(plan)
-  if found.profile is None:
-    names = ' and '.join(found.origin.names)
+  made = get(plan)
+  if made.profile is None:
+    names = ' and '.join(made.origin.names)
     raise ValueError(f'this plan is of {names}, and speculative verification is of three models; {MAKE} of three.')
-  return found.profile
+  return made.profile
 
 
 # ---- what it is of ----
@@ -228,9 +228,9 @@ def check_models(origin: Origin | None, models: Sequence, slots: Sequence[int]) 
 def check_sampler(origin: Origin | None, sampler: sampling.Sampler) -> None:
   """Refuse a sampler under which a plan was not made."""
   if origin is not None and _deciding(sampler_of(sampler)) != _deciding(origin.sampler):
-    said = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
+    text = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
     raise ValueError(
-      f'the plan was made with {said(origin.sampler)}, not with {said(sampler_of(sampler))}; {MAKE} with this sampler.'
+      f'the plan was made with {text(origin.sampler)}, not with {text(sampler_of(sampler))}; {MAKE} with this sampler.'
     )
 
 

@@ -53,12 +53,12 @@ class AcceptanceTable:
 
   def __call__(self, s: Array, a: Array) -> Array:
     """Return the means for s and a of one shape; comparisons and sums, where a TPU would gather entry by entry."""
-    beside = lambda x: jnp.asarray(x).reshape((1,) * s.ndim + np.shape(x))
+    trailing = lambda x: jnp.asarray(x).reshape((1,) * s.ndim + np.shape(x))
     count, most = np.shape(self.means)
-    row = jnp.sum(beside(self.s_edges) <= s[..., None], -1)[..., None] == beside(jnp.arange(count))  # [..., I]
-    column = jnp.sum(beside(self.a_edges) <= a[..., None, None], -1)  # [..., I]
-    cell = row[..., None] & (column[..., None] == beside(jnp.arange(most)[None]))
-    return jnp.sum(jnp.where(cell, beside(self.means), 0), (-2, -1))
+    row = jnp.sum(trailing(self.s_edges) <= s[..., None], -1)[..., None] == trailing(jnp.arange(count))  # [..., I]
+    column = jnp.sum(trailing(self.a_edges) <= a[..., None, None], -1)  # [..., I]
+    cell = row[..., None] & (column[..., None] == trailing(jnp.arange(most)[None]))
+    return jnp.sum(jnp.where(cell, trailing(self.means), 0), (-2, -1))
 
   @classmethod
   def of(cls, s_edges: Sequence, a_edges: Sequence[Sequence], means: Sequence) -> 'AcceptanceTable':
@@ -101,7 +101,7 @@ class AcceptanceTable:
 class Latency:
   """The verifier's seconds for n tokens of a batch, `seconds[i][n]` for batches of `rows[i]`.
 
-  A round costs more beside: `steps[i]` are the seconds of one token of the drafter, and of the companion's reading.
+  A round costs more than this: `steps[i]` are the seconds of one token of the drafter, and of the companion's reading.
   """
 
   seconds: tuple[Array, ...]
@@ -132,7 +132,7 @@ class Latency:
 
 
 def index_for(rows: Sequence[int], batch: int) -> int:
-  """Return the place, among ascending numbers of rows, of the first that is at least `batch`, else the last."""
+  """Return the index, among ascending numbers of rows, of the first that is at least `batch`, else the last."""
   return next((i for i, n in enumerate(rows) if n >= batch), len(rows) - 1)
 
 
@@ -140,13 +140,15 @@ def _staircase(times: Mapping[int, float] | Sequence[float]) -> np.ndarray:
   """Return the time of every number of tokens; one that was not measured takes that of the next that was."""
   if isinstance(times, Mapping):
     totals = np.array([checked_int('tokens', n) for n in sorted(times)] or [0])
-    found = np.array([times.get(n, 0) for n in totals], np.float64)[np.searchsorted(totals, np.arange(totals[-1] + 1))]
-    found = np.maximum.accumulate(found)  # noise may have made more tokens look cheaper
+    seconds = np.array([times.get(n, 0) for n in totals], np.float64)[
+      np.searchsorted(totals, np.arange(totals[-1] + 1))
+    ]
+    seconds = np.maximum.accumulate(seconds)  # noise may have made more tokens look cheaper
   else:
-    found = np.asarray(times)
-  if found.ndim != 1 or found.size < 2 or not ((found > 0) & np.isfinite(found)).all():
+    seconds = np.asarray(times)
+  if seconds.ndim != 1 or seconds.size < 2 or not ((seconds > 0) & np.isfinite(seconds)).all():
     raise ValueError("latency needs the verifier's time, > 0, for 0, 1, 2, … tokens, two at least.")
-  return found.astype(np.float32)
+  return seconds.astype(np.float32)
 
 
 def best_total(gains: Array, seconds: Array, rows: Array, greedy: bool = False) -> Array:
@@ -155,8 +157,8 @@ def best_total(gains: Array, seconds: Array, rows: Array, greedy: bool = False) 
   `seconds` [N + 1] are those of a round that scores 0, 1, … of them. Time is a staircase on most devices, so the best
   total may lie behind a worse one; `greedy` stops before the first fall, as published.
   """
-  kept = jnp.cumsum(jnp.concatenate([rows.astype(gains.dtype)[None], gains]))
-  goodput = kept / seconds
+  emitted = jnp.cumsum(jnp.concatenate([rows.astype(gains.dtype)[None], gains]))
+  goodput = emitted / seconds
   if greedy:
     rises = (goodput[1:] >= goodput[:-1]) & (gains > 0)
     return jnp.sum(jnp.cumprod(rises, dtype=jnp.int32))
@@ -167,13 +169,13 @@ def best_total(gains: Array, seconds: Array, rows: Array, greedy: bool = False) 
 def lengths(gains: Array, seconds: Array, rows: Array, greedy: bool = False) -> Array:
   """Return how many tokens of each row are among the best total, for gains [B, W] that fall along a row: [B]."""
   flat = gains.reshape(-1)
-  place = lax.iota(jnp.int32, flat.size)
-  falling, order = lax.sort((-flat, place), num_keys=1, is_stable=True)
+  index = lax.iota(jnp.int32, flat.size)
+  falling, order = lax.sort((-flat, index), num_keys=1, is_stable=True)
   total = best_total(-falling, seconds, rows, greedy)
   last = jnp.maximum(total - 1, 0)
   least = (-falling)[last]
   at = order[last]
-  chosen = (total > 0) & ((flat > least) | ((flat == least) & (place <= at)))  # equal gains come in the order of places
+  chosen = (total > 0) & ((flat > least) | ((flat == least) & (index <= at)))  # equal gains come in the order of rows
   return chosen.reshape(gains.shape).sum(1, dtype=jnp.int32)
 
 
@@ -214,8 +216,8 @@ class Goodput:
       )
     rows = jnp.sum(state.active)
     seconds, (draft, companion) = self.latency.at(gains.shape[0], rows, gains.size + 1)
-    beside = 0 if self.greedy else self.drafts * draft + companion
-    return lengths(gains, seconds + beside, rows, self.greedy)
+    others = 0 if self.greedy else self.drafts * draft + companion
+    return lengths(gains, seconds + others, rows, self.greedy)
 
   def acceptance(self, state: State) -> Array:
     """Return a(S, A) of the tokens that may be scored [B, most], 0 of the others."""

@@ -1,7 +1,7 @@
-"""Studies of speculative verification: what a companion tells of acceptance, and from which batch that pays.
+"""Studies of speculative verification: what a companion predicts of acceptance, and from which batch that pays.
 
 Everything is computed from the samples and times of a plan's profile, as tables of `tables.Table`'s form. Entropies
-are in bits; acceptance is cut in ten equal bins for them.
+are in bits; acceptance is counted in ten equal bins for them.
 
 Axis letters: N samples, B rows, W drafted tokens of a row.
 """
@@ -55,15 +55,15 @@ def information(
 ) -> dict:
   """Return the paper's table of uncertainty and information gain by resolution, the last that of the table."""
   target = equal_width(samples['accept'], TARGET_BINS)
-  found = {}
+  labelled = {}
   for n in resolutions:
     s = equal_width(samples['s'], n)
     a = equal_width(samples['a'], n)
-    found[f'{n} ({n}×{n} for both)'] = s, a, s * n + a
+    labelled[f'{n} ({n}×{n} for both)'] = s, a, s * n + a
   adaptive = _adaptive(samples, table)
-  found[f'adaptive ({len(np.unique(adaptive[2]))} bins)'] = adaptive
+  labelled[f'adaptive ({len(np.unique(adaptive[2]))} bins)'] = adaptive
   rows = []
-  for name, labels in found.items():
+  for name, labels in labelled.items():
     g = gains(target, *labels)
     share = g['gain'] / max(g['alone'], 1e-9)
     rows.append([name, g['alone'], g['s'], g['a'], g['both'], g['gain'], share, g['chance']])
@@ -95,8 +95,8 @@ def correlation(samples: Samples) -> float:
 
 def reliability(table: verification.AcceptanceTable, samples: Samples, bins: int = 10) -> dict:
   """Return mean acceptance by predicted acceptance, with intervals: what a reliability diagram shows."""
-  said = table.predict(samples['s'], samples['a'])
-  label = equal_width(said, bins)
+  predicted = table.predict(samples['s'], samples['a'])
+  label = equal_width(predicted, bins)
   rows = []
   for i in range(bins):
     here = label == i
@@ -105,7 +105,7 @@ def reliability(table: verification.AcceptanceTable, samples: Samples, bins: int
       n = float(here.sum())
       low, high = wilson(np.array(total), np.array(n))
       name = f'{i / bins:.1f} … {(i + 1) / bins:.1f}'
-      rows.append([name, said[here].mean(), total / n, float(low), float(high), int(n)])
+      rows.append([name, predicted[here].mean(), total / n, float(low), float(high), int(n)])
   columns = ['predicted', 'mean predicted', 'mean accepted', 'low', 'high', 'tokens']
   return dict(title=RELIABILITY, columns=columns, rows=rows, note='')
 
@@ -121,16 +121,18 @@ def wilson(total: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def log_loss(table: verification.AcceptanceTable, samples: Samples) -> float:
   """Return the mean of -log₂ of what a table promised for what happened, in bits a token."""
-  said = np.clip(table.predict(samples['s'], samples['a']), 1e-4, 1 - 1e-4)
+  predicted = np.clip(table.predict(samples['s'], samples['a']), 1e-4, 1 - 1e-4)
   accept = samples['accept']
-  return float(-(accept * np.log2(said) + (1 - accept) * np.log2(1 - said)).mean())
+  return float(-(accept * np.log2(predicted) + (1 - accept) * np.log2(1 - predicted)).mean())
 
 
-def robustness(found: Mapping[str, plans.Profile]) -> dict:
+def robustness(profiles: Mapping[str, plans.Profile]) -> dict:
   """Return how well each profile's table predicts the samples of each: other data, another temperature, another γ."""
-  names = list(found)
-  rows = [[name, *(log_loss(found[name].table, found[other].samples) for other in names)] for name in names]
-  rows.append(['no companion', *(log_loss(_constant(found[other].samples), found[other].samples) for other in names)])
+  names = list(profiles)
+  rows = [[name, *(log_loss(profiles[name].table, profiles[other].samples) for other in names)] for name in names]
+  rows.append(
+    ['no companion', *(log_loss(_constant(profiles[other].samples), profiles[other].samples) for other in names)]
+  )
   note = 'Bits a token; a table was fitted to the samples of its own column, so that one is at an advantage.'
   return dict(title='Tables on the samples of others', columns=['table of', *names], rows=rows, note=note)
 
@@ -144,7 +146,7 @@ def _constant(samples: Samples) -> verification.AcceptanceTable:
 
 
 def speeds(plan: plans.Plan) -> dict:
-  """Return what was measured of each method at each batch size beside what was predicted."""
+  """Return what was measured of each method at each batch size next to what was predicted."""
   rows = []
   for batch, tried in plan.speeds.items():
     chosen = plan.choices[batch]
@@ -158,30 +160,9 @@ def speeds(plan: plans.Plan) -> dict:
   return dict(title='Methods by batch', columns=columns, rows=rows, note=note)
 
 
-def break_even(found: plans.Profile) -> dict:
+def break_even(profile: plans.Profile) -> dict:
   """Return at each measured batch size what the cost model says of each method, and what a companion may cost."""
-  rows = []
-  for batch in found.times:
-    x = sv_model.simulate(found, batch)
-    others = max(x['plain'], x['speculative'])
-    slack = _slack(found, batch, x, others)
-    rows.append(
-      [
-        batch,
-        x['plain'],
-        x['fixed'],
-        x['speculative'],
-        x['block'],
-        x['sv'],
-        x['sv'] / x['fixed'],
-        x['sv'] / others,
-        x['verified'],
-        x['wasted'],
-        1e3 * found.steps[batch][1],
-        1e3 * slack,
-      ]
-    )
-  gamma = f'γ = {found.origin.block}'
+  gamma = f'γ = {profile.origin.block}'
   columns = [
     'batch',
     'plain',
@@ -200,24 +181,30 @@ def break_even(found: plans.Profile) -> dict:
     'Tokens a second by the cost model, from measured calls and observed acceptance. '
     'A companion that costs more than the last column does not pay.'
   )
+  rows = [_break_even_at(profile, batch) for batch in profile.times]
   return dict(title='Break-even by batch', columns=columns, rows=rows, note=note)
 
 
-def _slack(found: plans.Profile, batch: int, x: Mapping[str, float], others: float) -> float:
-  """Return the seconds a companion may take for speculative verification to equal the better of the others."""
+def _break_even_at(profile: plans.Profile, batch: int) -> list:
+  """Return the row of a batch size; a companion may cost what makes `sv_exact` equal the better of the others."""
+  x = sv_model.simulate(profile, batch)
+  others = max(x['plain'], x['speculative'])
   emitted = batch * (1 - x['wasted']) * (1 + x['verified'])
-  return max(0.0, emitted / others - (emitted / x['sv'] - found.steps[batch][1]))
+  companion = profile.steps[batch][1]
+  slack = max(0.0, emitted / others - (emitted / x['sv'] - companion))
+  speeds = x['plain'], x['fixed'], x['speculative'], x['block'], x['sv'], x['sv'] / x['fixed'], x['sv'] / others
+  return [batch, *speeds, x['verified'], x['wasted'], 1e3 * companion, 1e3 * slack]
 
 
 # ---- of a run ----
 
 
-def of_plan(found: plans.Profile, others: Mapping[str, plans.Plan]) -> list[dict]:
+def of_plan(profile: plans.Profile, others: Mapping[str, plans.Plan]) -> list[dict]:
   """Return the tables of a plan of three models, with how well the tables of other plans predict its samples."""
-  tables = [information(found.samples, found.table), break_even(found)]
+  tables = [information(profile.samples, profile.table), break_even(profile)]
   if others:
     profiles = {path: plans.profile_of(other) for path, other in others.items()}
-    tables.append(robustness({'this plan': found} | profiles))
+    tables.append(robustness({'this plan': profile} | profiles))
   return tables
 
 
@@ -229,21 +216,21 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
   used = [point for point in points if point.plan is not None]
   if not used:
     return []
-  found = []
+  tables = []
   for plan in {id(plan): plan for plan in (_loaded(point.plan) for point in used)}.values():
     profile = getattr(plan, 'profile', plan)
     if profile is not None and profile.samples is not None:
-      found += [information(profile.samples, profile.table), reliability(profile.table, profile.samples)]
-      found.append(break_even(profile))
-    found += [speeds(plan)] if isinstance(plan, plans.Plan) else []
-  found += _chosen(used, batches)
+      tables += [information(profile.samples, profile.table), reliability(profile.table, profile.samples)]
+      tables.append(break_even(profile))
+    tables += [speeds(plan)] if isinstance(plan, plans.Plan) else []
+  tables += _chosen(used, batches)
   groups: dict[tuple, list] = {}
   for line in lines:
     groups.setdefault((line['curve'], str(line['value']), line['temperature']), []).append(line)
-  found.append(_waste({key: some for key, some in groups.items() if sum(map(bool, some[0]['calls'])) > 1}))
+  tables.append(_waste({key: some for key, some in groups.items() if sum(map(bool, some[0]['calls'])) > 1}))
   of_profile = {point.curve.name for point in used}
   chosen = {key: some for key, some in groups.items() if key[0] in of_profile}
-  return found + [fairness(' '.join(str(x) for x in key if x != 'None'), some) for key, some in chosen.items()]
+  return tables + [fairness(' '.join(str(x) for x in key if x != 'None'), some) for key, some in chosen.items()]
 
 
 def _loaded(plan: Any) -> plans.Plan | plans.Profile:

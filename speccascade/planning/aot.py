@@ -21,7 +21,6 @@ from speccascade.backends import sharding
 from speccascade.checkpoints.hf import network_from_config
 from speccascade.engine import loop, requests
 from speccascade.engine.method import Method
-from speccascade.engine.phases import Propose
 from speccascade.models import shapes
 from speccascade.planning.cost_model import calls_cost
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
@@ -101,26 +100,27 @@ class Sizes:
 
 
 class Placement:
-  """Where arguments lie: on one chip, or on a mesh as `layout` cuts them, each model by its rules."""
+  """Where arguments lie: on one chip, or on a mesh as `sharding` shards them, each model by its rules."""
 
   def __init__(self, devices: Sequence, mesh: dict[str, int], rules: Sequence[sharding.Rules | str | None] = ()):
     self.mesh = sharding.mesh(mesh, devices)
     self.rules = tuple(rules)
-    if lost := [rule for rule in self.rules if isinstance(rule, str) and rule not in sharding.NAMED_RULES]:
+    unknown = [rule for rule in self.rules if isinstance(rule, str) and rule not in sharding.NAMED_RULES]
+    if unknown:
       raise ValueError(
-        f'rules: {lost[0]!r} is neither replicated nor sharded; give one for each model, as in replicated,sharded.'
+        f'rules: {unknown[0]!r} is neither replicated nor sharded; give one for each model, as in replicated,sharded.'
       )
 
   def rules_of(self, number: int) -> sharding.Rules | str | None:
     """Return the rules of a model, None where they follow its size."""
     return self.rules[number] if self.rules else None
 
-  def put(self, tree: Any, cut: Any = None) -> Any:
-    """Return the shapes of a tree with a sharding: as it is cut, or whole on every chip."""
+  def put(self, tree: Any, specs: Any = None) -> Any:
+    """Return the shapes of a tree with a sharding: that of the specs, or replicated on every chip."""
     if self.mesh.size == 1:
       return jax.tree.map(lambda x: _shape(x, SingleDeviceSharding(self.mesh.devices.item())), tree)
-    cut = jax.tree.map(lambda _: PartitionSpec(), tree) if cut is None else cut
-    return jax.tree.map(lambda x, s: _shape(x, NamedSharding(self.mesh, s)), tree, cut)
+    specs = jax.tree.map(lambda _: PartitionSpec(), tree) if specs is None else specs
+    return jax.tree.map(lambda x, s: _shape(x, NamedSharding(self.mesh, s)), tree, specs)
 
 
 def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
@@ -133,20 +133,20 @@ def program(
   networks: Sequence[Network],
   sizes: Sizes,
   sampler: Sampler,
-  place: Placement,
+  placement: Placement,
   backend: backends.Backend,
 ):
   """Return the jitted loop and the shapes that it is compiled for."""
-  if place.rules and len(place.rules) != len(networks):
+  if placement.rules and len(placement.rules) != len(networks):
     raise ValueError(
-      f'rules={list(place.rules)} for {len(networks)} models: give one for each, as in replicated,sharded.'
+      f'rules={list(placement.rules)} for {len(networks)} models: give one for each, as in replicated,sharded.'
     )
   slots = tuple(networks[m] for m in method.slots)
   vocab = slots[-1].vocab_size
   layout = None
-  cut = [sharding.specs(networks[m], place.mesh, place.rules_of(m)) for m in method.slots]
-  if place.mesh.size > 1:
-    layout = sharding.planned(slots, place.mesh, cut, sizes.batch, method.window, vocab)
+  specs = [sharding.specs(networks[m], placement.mesh, placement.rules_of(m)) for m in method.slots]
+  if placement.mesh.size > 1:
+    layout = sharding.planned(slots, placement.mesh, specs, sizes.batch, method.window, vocab)
     backend = backend.on_mesh(layout)
   buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.window)
   fixed = loop.Program(slots, tuple(range(len(slots))), buffer, vocab, backend)
@@ -155,12 +155,12 @@ def program(
   row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
   shapes = tuple(jax.eval_shape(backend.prepare, _params(n)) for n in slots)
-  params = tuple(map(place.put, shapes, cut))
+  params = tuple(map(placement.put, shapes, specs))
   state = jax.eval_shape(lambda p: loop.blank(fixed, method, p, rows), shapes)
-  state = place.put(state, None if layout is None else fixed.specs(state))
+  state = placement.put(state, None if layout is None else fixed.specs(state))
   stop = np.zeros(sizes.batch, bool)
-  stop = place.put(stop, None if layout is None else layout.rows(stop))
-  return loop.run, (fixed, place.put(method), params, state, stop, place.put(np.zeros(2, np.int32)))
+  stop = placement.put(stop, None if layout is None else layout.rows(stop))
+  return loop.run, (fixed, placement.put(method), params, state, stop, placement.put(np.zeros(2, np.int32)))
 
 
 def _params(network: Network) -> Any:
@@ -174,10 +174,10 @@ def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
   return jax.eval_shape(lambda p, x: network.prefill(p, x, slots), _params(network), prompt)
 
 
-def compiled(method, networks, sizes: Sizes, sampler: Sampler, place: Placement, platform: str, options=None):
-  """Return the compiled loop; options are XLA's, beside those of the platform's backend."""
+def compiled(method, networks, sizes: Sizes, sampler: Sampler, placement: Placement, platform: str, options=None):
+  """Return the compiled loop; options are XLA's, added to those of the platform's backend."""
   backend = backends.named(platform)
-  run, args = program(method, networks, sizes, sampler, place, backend)
+  run, args = program(method, networks, sizes, sampler, placement, backend)
   options = dict(backend.xla) | (options or {})
   with _without_cache():
     return run.trace(*args).lower(lowering_platforms=(platform,)).compile(compiler_options=options)
@@ -196,12 +196,6 @@ def _without_cache() -> Iterator[None]:
     compilation_cache.reset_cache()
 
 
-def turns(method: Method) -> int:
-  """Return the turns of a loop over drafts, whose number the program does not tell."""
-  drafts = [phase for phase in method.phases if isinstance(phase, Propose)]
-  return max([phase.n - (phase.catch_up != 1) for phase in drafts], default=1)
-
-
 def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes) -> int:
   """Return the bytes that a round has to read: weights and used caches, half of the new tokens being there."""
 
@@ -214,5 +208,5 @@ def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes) -> in
 
 
 def first_line(error: Exception) -> str:
-  """Return the first line of what an error says."""
+  """Return the first line of an error's text."""
   return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -12,7 +12,7 @@ import numpy as np
 
 from speccascade import stopping, theory
 
-LEAST = 20  # tests of a place in the block that make a rate of their own
+LEAST = 20  # tests of a position in the block that make a rate of their own
 FORMULAS = {
   'speculative': theory.speedup_speculative,
   'cascade': theory.speedup_cascade,
@@ -35,7 +35,7 @@ class Costs:
   Attributes:
     draft: a call of the drafter.
     verify: {tokens of each row: a call of the verifier}; those of one token are in it.
-    overhead: a round, beside its calls.
+    overhead: a round, apart from its calls.
     start: a batch, once: its prefill and the host's work.
     start_alone: the same where the verifier decodes alone.
   """
@@ -87,8 +87,8 @@ def speedup(
 
 def rounds(acceptance: Sequence[float], block: int, longest: int) -> np.ndarray:
   """Return how many rounds texts of 0, 1, … `longest` tokens are expected to take: [longest + 1]."""
-  kept = theory.ByPosition(acceptance).all_accepted(np.arange(block + 1))
-  chances = kept - np.append(kept[1:], 0)  # that a round gives 1, 2, … block + 1 tokens
+  accepted = theory.ByPosition(acceptance).all_accepted(np.arange(block + 1))
+  chances = accepted - np.append(accepted[1:], 0)  # that a round gives 1, 2, … block + 1 tokens
   expected = np.zeros(longest + 1)
   for n in range(1, longest + 1):
     before = np.maximum(n - 1 - np.arange(block + 1), 0)
@@ -108,9 +108,9 @@ def predict(
 
   Kinds are those of `Method`: for autoregressive and ensemble it is 1; for token_cascade acceptance is the share of
   tokens not deferred and `block` its `max_draft`; for cos `block` is (γ_q, γ_p), or γ_q for (γ_q, 1), and its two
-  drafters are taken to be accepted alike. Acceptance is one rate, or those by place in the block. Times, of the
-  drafter's call, of the verifier's window and of what a round costs beside its calls, are in units of the verifier's
-  time for one token. For any other kind there is no formula: None.
+  drafters are taken to be accepted alike. Acceptance is one rate, or those by position in the block. Times, of the
+  drafter's call, of the verifier's window and of what a round costs apart from its calls, are in units of the
+  verifier's time for one token. For any other kind there is no formula: None.
   """
   if kind in ('autoregressive', 'ensemble'):
     return 1.0
@@ -132,14 +132,15 @@ def predict_method(method: Any, counts: Mapping[str, Any], costs: Costs) -> dict
   tested = counts['tested_at']
   accepted = counts['accepted_at']
   acceptance = float(sum(accepted) / sum(tested))
-  if method.kind == 'token_cascade':  # all that is drafted is kept; the question at each place was whether to draft
-    rates = by_place([counts['rounds'], *tested[:-1]], tested)
+  if method.kind == 'token_cascade':
+    # Every drafted token is accepted; the question at each position was whether to draft.
+    rates = by_position([counts['rounds'], *tested[:-1]], tested)
     width = theory.tokens_per_round(theory.ByPosition(rates), method.block)
     ratio = predict(
       method.kind, rates, costs.ratio, method.block, costs.window(width) / costs.token, costs.overhead / costs.token
     )
   else:
-    ratio = speedup(method.kind, by_place(tested, accepted), method.block, costs)
+    ratio = speedup(method.kind, by_position(tested, accepted), method.block, costs)
   return dict(ratio=ratio, cost_ratio=costs.ratio, acceptance=acceptance, overhead=costs.overhead / costs.token)
 
 
@@ -150,8 +151,8 @@ def _has_formula(method: Any) -> bool:
   return method.kind in ('token_cascade', 'cos') or type(method.policy) is stopping.Policy
 
 
-def by_place(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
-  """Return the acceptance rate at each place in the block, one rate for the places from where tests are few."""
+def by_position(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
+  """Return the acceptance rate at each position in the block, one rate for the positions from where tests are few."""
   tested = np.asarray(tested)
   accepted = np.asarray(accepted)
   few = tested < LEAST

@@ -63,12 +63,12 @@ class Array:
 @functools.cache
 def arrays(shape: str) -> tuple[Array, ...]:
   """Return the arrays of a shape, which may be a tuple."""
-  found = []
+  result = []
   for dtype, dims, layout in _ARRAY.findall(shape):
     memory = re.search(r'S\((\d+)\)', layout)
     order = re.sub(r'S\(\d+\)', '', layout).replace(':}', '}')
-    found.append(Array(dtype, tuple(map(int, filter(None, dims.split(',')))), order, int(memory[1]) if memory else 0))
-  return tuple(found)
+    result.append(Array(dtype, tuple(map(int, filter(None, dims.split(',')))), order, int(memory[1]) if memory else 0))
+  return tuple(result)
 
 
 def shape_bytes(shape: str) -> int:
@@ -101,8 +101,8 @@ class Instruction:
   @property
   def path(self) -> str:
     """The names of the functions that it comes from, 'jit(f)/while/body/…'."""
-    found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.rest)
-    return found[1].replace("\\'", "'") if found else ''
+    match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.rest)
+    return match[1].replace("\\'", "'") if match else ''
 
   @property
   def called(self) -> dict[str, list[str]]:
@@ -112,14 +112,14 @@ class Instruction:
   @property
   def target(self) -> str:
     """The kernel of a custom call."""
-    found = re.search(r'custom_call_target="([^"]*)"', self.rest)
-    return found[1] if found else ''
+    match = re.search(r'custom_call_target="([^"]*)"', self.rest)
+    return match[1] if match else ''
 
   @property
   def cycles(self) -> int:
-    """What XLA's cost model says that it takes, 0 where it says nothing."""
-    found = re.search(r'"estimated_cycles":"(\d+)"', self.rest)
-    return int(found[1]) if found else 0
+    """The estimate of XLA's cost model, 0 where it has none."""
+    match = re.search(r'"estimated_cycles":"(\d+)"', self.rest)
+    return int(match[1]) if match else 0
 
 
 class Module:
@@ -168,7 +168,7 @@ class Module:
     return [x for x in self.loops(self.body) if _ROWS.search(x.path)]
 
   def is_copy(self, x: Instruction) -> bool:
-    """Tell whether an instruction moves its operand to another place, layout or dtype and does nothing else."""
+    """Tell whether an instruction moves its operand to another memory, layout or dtype and does nothing else."""
     if x.op in ('copy', 'copy-start', 'transpose'):
       return True
     inside = [y.op for c in x.called.get('calls', []) for y in self.computations[c]] if x.op == 'fusion' else []
@@ -203,23 +203,23 @@ class Module:
 
   def relayouts(self, least: int = 1 << 16) -> list[tuple[str, Array]]:
     """Return (path of the argument, what it becomes) for arguments of so many bytes laid out anew before the loop."""
-    found = []
+    result = []
     for x, _, new in self.copies(self.entry):
       source = self.origin(self.entry, x.operands[0])
       if source is not None and new.bytes >= least and new.order != arrays(source.shape)[0].order:
-        found.append((source.path, new))
-    return found
+        result.append((source.path, new))
+    return result
 
   def collectives(self, unknown: int = 1) -> dict[str, list[int]]:
     """Return {operation: [how many in the text, how many in a round, bytes of their results]} of a round."""
-    found = {}
+    counts = {}
     for _, x, times, _ in self.runs(unknown):
       op = x.op.removesuffix('-start')
       if op in COLLECTIVES:
-        count = found.setdefault(op, [0, 0, 0])
+        count = counts.setdefault(op, [0, 0, 0])
         for i, n in enumerate((1, times, times * self.result_bytes(x))):
           count[i] += n
-    return found
+    return counts
 
   def result_bytes(self, x: Instruction) -> int:
     """Return the bytes of what a collective gives, its operands left out."""
@@ -256,7 +256,7 @@ class Module:
   def runs(self, unknown: int) -> Iterator[tuple[str, Instruction, int, Instruction | None]]:
     """Yield (computation, instruction, how often it runs in a round, the row loop that it is in) of a round.
 
-    Loops count with their turns, `unknown` where nothing tells them.
+    Loops count with their turns, `unknown` where the program does not have their number.
     """
     todo = [(self.body, 1, None)]
     while todo:
@@ -271,24 +271,24 @@ class Module:
 
   def cycles(self, part: Callable[[Instruction], str], unknown: int, bytes_per_cycle: float) -> dict[str, float]:
     """Return {part: estimated cycles} of a round. A kernel of our own counts with its bytes."""
-    found = {}
+    total = {}
     for computation, x, times, within in self.runs(unknown):
       own = x.op == 'custom-call' and x.target in KERNELS
       cycles = self._kernel_bytes(computation, x) / bytes_per_cycle if own else x.cycles
       if cycles:
         name = 'row loops' if within else 'kernels of our own' if own else part(x)
-        found[name] = found.get(name, 0) + cycles * times
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        total[name] = total.get(name, 0) + cycles * times
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
 
   def kernels(self, unknown: int) -> int:
     """Return how many kernels a round runs."""
     return sum(times for _, x, times, _ in self.runs(unknown) if x.op not in CONTROL)
 
   def _kernel_bytes(self, computation: str, x: Instruction) -> int:
-    """Return what a kernel says that it reads and writes; else its operands and results."""
-    told = re.search(r'"bytes_accessed":"(\d+)"', x.rest)
-    if told:
-      return int(told[1])
+    """Return the bytes that a kernel declares; else those of its operands and results."""
+    match = re.search(r'"bytes_accessed":"(\d+)"', x.rest)
+    if match:
+      return int(match[1])
     here = self.by_name(computation)
     return shape_bytes(x.shape) + sum(shape_bytes(here[name].shape) for name in x.operands if name in here)
 
@@ -303,13 +303,13 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
   current = None
   entry = None
   for line in text.splitlines():
-    if not line.startswith((' ', '}')) and (found := _COMPUTATION.match(line)):
-      current = computations.setdefault(found[2], [])
-      entry = found[2] if found[1] else entry
+    if not line.startswith((' ', '}')) and (match := _COMPUTATION.match(line)):
+      current = computations.setdefault(match[2], [])
+      entry = match[2] if match[1] else entry
     elif line.startswith('}'):
       current = None
-    elif current is not None and (found := _INSTRUCTION.match(line)):
-      current.append(Instruction(found[2], found[3], found[4], found[5], bool(found[1])))
+    elif current is not None and (match := _INSTRUCTION.match(line)):
+      current.append(Instruction(match[2], match[3], match[4], match[5], bool(match[1])))
   if entry is None:
     raise ValueError('this is not the text of a compiled program: it has no ENTRY computation')
   return computations, entry

@@ -6,7 +6,6 @@ was measured a prediction for every γ. What may be the fastest is then tried on
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
 from dataclasses import replace
 import functools
 import itertools
@@ -18,206 +17,16 @@ from speccascade import decode, methods, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, plans, requests
 from speccascade.engine.method import Method
-from speccascade.engine.plans import Choice, Origin, Speed
+from speccascade.engine.plans import Origin
 from speccascade.host.progress import Progress
 from speccascade.planning import cost_model, profiling, sv_model, timing
-from speccascade.planning.cost_model import Costs, ENSEMBLES
+from speccascade.planning.cost_model import Costs
+from speccascade.planning.plan_report import BatchReport, Candidate, PlanReport, Row
 from speccascade.types import checked_int, Combiner, Model, Rule
 
-PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
 TEXTS = 16  # that each trial decodes, and two batches at the least
 KNOTS = 8  # of the γ to plan, at most so many are timed for plain speculative decoding
-_FREE = 1e-6  # the cost of a drafter without cost
 _FORCED = ('speculative', 'cascade', 'naive_cos')  # the kinds whose rounds are timed with forced acceptance
-_SIMPLER = ('autoregressive', 'speculative', 'sv_exact')  # one with more to it has to be faster by PAYS
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-  """A method for any γ, and the acceptance that was measured for it by place in the block."""
-
-  name: str
-  kind: str  # as that of `Method`
-  make: Callable[[int], Method] = dataclasses.field(compare=False, repr=False)
-  acceptance: tuple[float, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Row:
-  """One candidate at one γ: its speed-up as predicted and, where it was tried, as measured."""
-
-  candidate: Candidate
-  block: int
-  speedup: float
-  costs: Costs | None = None
-  measured: timing.Interval | None = None
-  speed: timing.Interval | None = None  # tokens a second
-
-  @property
-  def gain(self) -> float:
-    """The speed-up as measured, or else as predicted."""
-    return self.speedup if self.measured is None else self.measured.median
-
-  def __str__(self):
-    return f'{self.candidate.name} at γ = {self.block}'
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchPlan:
-  """What was measured at one batch size, and what follows for every candidate and γ."""
-
-  batch: int
-  names: tuple[str, ...]
-  costs: Costs  # of plain speculative decoding
-  rows: tuple[Row, ...]
-  alone: timing.Interval | None = None  # tokens a second of the verifier alone
-
-  def best(self, *kinds: str) -> Row | None:
-    """Return the fastest row of these kinds, of those that were tried if any was; of all without kinds."""
-    rows = [row for row in self.rows if not kinds or row.candidate.kind in kinds]
-    tried = [row for row in rows if row.measured is not None]
-    return max(tried or rows, key=lambda row: row.gain, default=None)
-
-  @property
-  def choices(self) -> list[Row]:
-    """The best row of those that keep the verifier's distribution, of cascades, and of ensembles."""
-    best = (self.best(*kinds) for kinds in (_SIMPLER, ('cascade',), ENSEMBLES))
-    return [row for row in best if row is not None]
-
-  @property
-  def pays(self) -> bool:
-    """Whether any method is faster than its reference."""
-    return any(row.gain > PAYS for row in self.choices)
-
-  @property
-  def choice(self) -> Choice:
-    """The fastest method with the verifier's distribution; one with more to it has to be faster by 5 %."""
-    chosen = Choice('autoregressive')
-    gain = 1.0
-    for kind in _SIMPLER[1:]:
-      row = self.best(kind)
-      if row is not None and row.gain > PAYS * gain:
-        chosen = Choice(kind, row.block)
-        gain = row.gain
-    return chosen
-
-  @property
-  def verdict(self) -> str:
-    """The recommendation: a sentence for each of `choices`."""
-    return ' '.join(map(self._sentence, self.choices))
-
-  def _sentence(self, row: Row) -> str:
-    kind = row.candidate.kind
-    large = self.names[-1]
-    what = 'A cascade' if kind == 'cascade' else 'Collaboration' if kind in ENSEMBLES else 'Speculation'
-    speed = f'the speed of {"the standard ensemble" if kind in ENSEMBLES else f"{large} alone"}'
-    output = f"its output is the rule's, not {large}'s" if kind == 'cascade' else 'it keeps the distribution'
-    if row.measured is None:
-      result = f'{row.speedup:.2f}× {speed} is predicted with {row}'
-    else:
-      result = f'{row.measured.median:.2f}× {speed} was measured with {row}, {row.speedup:.2f}× predicted'
-    if row.gain > PAYS:
-      return f'{what} {"should pay" if row.measured is None else "pays"}: {result}; {output}.'
-    return f'{what} will not pay here: {self._reason(row)}; {result}.'
-
-  def _reason(self, row: Row) -> str:
-    """Return which of acceptance, drafter, window and start of a text would gain the most if it were ideal."""
-    rows = [r for r in self.rows if r.candidate == row.candidate and r.costs is not None]
-    if not rows:
-      return 'the companion tells too little, or costs too much'
-    kind = row.candidate.kind
-    rates = row.candidate.acceptance
-    best = lambda rates=rates, **ideal: max(
-      cost_model.speedup(kind, rates, r.block, replace(r.costs, **ideal)) for r in rows
-    )
-    if best() > PAYS:  # in long texts
-      return 'the start of a text costs more than its calls; larger models or longer texts gain'
-    costs = rows[-1].costs
-    wide = cost_model.window(kind, rows[-1].block)
-    drafter = f'a call costs {costs.ratio:.2f} of one of the verifier'
-    window = f'that of {wide} costs {costs.window(wide) / costs.token:.2f} of its tokens'
-    reasons = {
-      f'acceptance is too low ({rates[0]:.2f} at the first drafted token)': best(rates=(1.0,)),
-      f'the drafter is too dear ({drafter})': best(draft=_FREE * costs.token),
-      f"the verifier's window is too dear ({window})": best(verify={1: costs.token}),
-    }
-    return max(reasons, key=reasons.get)
-
-  def __str__(self):
-    small = self.names[0]
-    large = self.names[-1]
-    cost = self.costs
-    candidates = list(dict.fromkeys(row.candidate for row in self.rows))
-    lines = [
-      f'batch {self.batch}: {small} {1e3 * cost.draft:.3g} ms a token, {large} {1e3 * cost.token:.3g} ms: '
-      f'cost ratio {cost.ratio:.3f}',
-      '',
-      'speed-up as predicted, and measured where it was tried',
-    ]
-    heads = [f'{c.name:>{max(13, len(c.name))}}' for c in candidates]
-    lines.append(f'  {"γ":>3}  {"window":>7}  ' + '  '.join(heads))
-    for block in sorted({row.block for row in self.rows}):
-      some = {row.candidate: row for row in self.rows if row.block == block}
-      cells = [f'{_cell(some.get(c)):>{len(h)}}' for c, h in zip(candidates, heads, strict=True)]
-      lines.append(f'  {block:>3}  {cost.window(block + 1) / cost.token:6.2f}   ' + '  '.join(cells))
-    lines.append("window: a round but for its drafter's calls, over the verifier's time for one token")
-    return '\n'.join([*lines, '', self.verdict, f'Fastest with the distribution of {large}: {self.choice}.'])
-
-
-def _cell(row: Row | None) -> str:
-  if row is None:
-    return ''
-  return f'{row.speedup:.2f}×' + ('' if row.measured is None else f' {row.measured.median:.2f}×')
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """What was measured of some models at each batch size; `str` tells all of it, `save` writes it to a file."""
-
-  origin: Origin
-  batches: tuple[BatchPlan, ...]
-  profile: plans.Profile | None = None
-  faults: tuple[str, ...] = ()  # of prompts, which are left out
-
-  def saved(self) -> plans.Plan:
-    """Return what `methods.planned` decodes by."""
-    choices = {b.batch: b.choice for b in self.batches}
-    return plans.Plan(self.origin, choices, {b.batch: _speeds(b) for b in self.batches}, self.profile)
-
-  def save(self, path) -> None:
-    """Write the plan to a file."""
-    self.saved().save(path)
-
-  def __str__(self):
-    large = self.origin.names[-1]
-    candidates = list(dict.fromkeys(row.candidate for b in self.batches for row in b.rows if row.candidate.acceptance))
-    wide = max(len(c.name) for c in candidates)
-    lines = [', '.join(f'{name} {x:g}' for name, x in self.origin.sampler), '']
-    lines.append('acceptance by place in the block, given all before')
-    lines += [f'  {c.name:<{wide}}  ' + '  '.join(f'{a:.2f}' for a in c.acceptance) for c in candidates]
-    own = [c.name for c in candidates if c.kind == 'cascade']
-    lines += [
-      '',
-      f'keep the distribution of {large} or of the ensemble: '
-      + ', '.join(c.name for c in candidates if c.kind != 'cascade'),
-    ]
-    if own:
-      lines.append(f"have a distribution of their own, so that the output is not {large}'s: {', '.join(own)}")
-    if self.faults:
-      lines.append(f'left out, for they ended as faults: {len(self.faults)} prompts. {self.faults[0]}')
-    return '\n\n'.join(['\n'.join(lines), *map(str, self.batches)])
-
-
-def _speeds(found: BatchPlan) -> tuple[Speed, ...]:
-  """Return the speed of the verifier alone and of everything that was tried."""
-  if found.alone is None:
-    return ()
-  tried = [Speed('autoregressive', 0, *found.alone, found.alone.median)]
-  rows = [row for row in found.rows if row.speed is not None]
-  return (*tried, *(Speed(r.candidate.name, r.block, *r.speed, r.speedup * found.alone.median) for r in rows))
-
-
-# ---- the plan ----
 
 
 def plan(
@@ -234,7 +43,7 @@ def plan(
   data: str = 'prompts',
   costs: Mapping[int, Costs] | None = None,
   progress: bool = False,
-) -> Plan:
+) -> PlanReport:
   """Find the fastest method at each batch size.
 
   Plain speculative decoding is always planned, with three models also `sv_exact`, whose companion is the second;
@@ -254,7 +63,7 @@ def plan(
     progress: whether to show on standard error how far it is.
 
   Returns:
-    The plan.
+    The report, whose `saved` is the plan.
 
   Raises:
     ValueError: of what cannot be planned, by name.
@@ -275,15 +84,14 @@ def plan(
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
   by_name = {n: timers[n].costs() if timers else lambda name, n=n: costs[n] for n in batches}
   profile = _profile(models, measured, origin, call, by_name) if len(models) == 3 and timers else None
-  found = []
+  reports = []
   for n in batches:
-    rows = _rows(measured, blocks, by_name[n], profile, n)
-    planned = BatchPlan(n, origin.names, by_name[n]('speculative'), rows)
+    report = BatchReport(n, origin.names, by_name[n]('speculative'), _rows(measured, blocks, by_name[n], profile, n))
     if timers and trials:
-      planned = try_best(planned, {'alone': timers[n].alone} | measured.ensembles, timers[n].speeds)
-    found.append(planned)
+      report = try_best(report, {'alone': timers[n].alone} | measured.ensembles, timers[n].speeds)
+    reports.append(report)
   bar.end()
-  return Plan(origin, tuple(found), profile, measured.faults)
+  return PlanReport(origin, tuple(reports), profile, measured.faults)
 
 
 def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], call: dict, data: str) -> Origin:
@@ -325,7 +133,7 @@ class _Acceptance:
       sound = [i for i in range(len(prompts)) if out.faults[i] is None]
       if not sound:
         out.raise_for_fault()
-      rates = cost_model.by_place(out.stats.tested_at[sound].sum(0), out.stats.accepted_at[sound].sum(0))
+      rates = cost_model.by_position(out.stats.tested_at[sound].sum(0), out.stats.accepted_at[sound].sum(0))
       self.candidates += [replace(kind, acceptance=rates) for kind in kinds]
       lengths = out.stats.emitted if lengths is None else lengths
       bar.add(1, f'acceptance, {name}')
@@ -367,7 +175,7 @@ def _profile(models, measured: _Acceptance, origin: Origin, call: dict, costs: M
   block = origin.block
   if call['max_new_tokens'] <= block:
     raise ValueError(
-      f'max_new_tokens={call["max_new_tokens"]} is not more than γ = {block}: no text holds a whole draft.'
+      f'max_new_tokens={call["max_new_tokens"]} is not more than γ = {block}: no text is long enough for a draft.'
     )
   samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, **call)
   sizes = dict(source=origin.source, tokens=call['max_new_tokens'])
@@ -417,47 +225,43 @@ class _Timer:
     runs = {(c.name, n): self._forced(c.make(n), batches) for c in made for n in knots[c.name]}
     alone = {'draft': methods.autoregressive(0), 'token': self.alone}
     runs |= {name: self._of_two_lengths(method, batches) for name, method in alone.items()}
-    found = {name: np.median(x, 0).clip(1e-9).tolist() for name, x in self._interleave(runs, 'rounds').items()}
-    (draft, _) = found['draft']
-    (token, start_alone) = found['token']
-    start = float(np.median([found['speculative', n][1] for n in knots['speculative']]))
+    paces = {name: timing.Pace(*np.median(x, 0).clip(1e-9)) for name, x in self._interleave(runs, 'rounds').items()}
+    draft, token = (float(paces[name].round) for name in alone)
+    start_alone = float(paces['token'].start)
+    start = float(np.median([paces['speculative', n].start for n in knots['speculative']]))
 
-    def of(name: str) -> Costs:
+    def costs_of(name: str) -> Costs:
       candidate = next(c for c in made if c.name in (name, f'naive_{name}'))
       calls = {n: candidate.make(n).calls()[0] for n in knots[candidate.name]}
       windows = {
-        cost_model.window(candidate.kind, n): max(found[candidate.name, n][0] - calls[n] * draft, 1e-9) for n in calls
+        cost_model.window(candidate.kind, n): max(float(paces[candidate.name, n].round) - calls[n] * draft, 1e-9)
+        for n in calls
       }
       return Costs(draft, {**windows, 1: token}, start=start, start_alone=start_alone)
 
-    return of
+    return costs_of
 
   def _enough(self) -> int:
-    """Return how many batches to decode at once, so that a run is long beside the noise of the clock."""
-    run = self._decode(self.alone, 1)
+    """Return how many batches to decode at once, so that a run is long against the noise of the clock."""
+    run = self._run(self.alone, 1)
     run()  # compiles
     return int(np.clip(timing.ENOUGH / run()[0], 1, max(1, TEXTS // self.batch)))
 
-  def _decode(self, method: Method, batches: int, tokens: int | None = None) -> Callable[[], tuple[float, int]]:
-    """Return a function that decodes texts of one length: seconds, and rounds of all batches."""
+  def _run(self, method: Method, batches: int) -> Callable[..., np.ndarray]:
+    """Return a function that decodes texts of one length: `timing.batch_totals`."""
     prompts = list(itertools.islice(itertools.cycle(self.prompts), batches * self.batch))
-    call = self.call | dict(max_new_tokens=tokens or max(8, *self.lengths))
+    call = self.call | dict(max_new_tokens=max(8, *self.lengths))
+    return functools.partial(timing.batch_totals, method, self.models, prompts, **call)
 
-    def run() -> tuple[float, int]:
-      seconds, out = timing.timed(lambda: decode(method, self.models, prompts, **call))
-      return seconds, batches * int(out.stats.rounds.max())  # rows that are all as long end together
+  def _forced(self, method: Method, batches: int) -> Callable[[], timing.Pace]:
+    """Return a function that times rounds; all drafts are rejected, then all accepted."""
+    slow, fast = (self._run(method.accepting(timing.forced(rate)), batches) for rate in (0.0, 1.0))
+    return lambda: timing.pace(slow(), fast())
 
-    return run
-
-  def _forced(self, method: Method, batches: int) -> Callable[[], tuple[float, float]]:
-    """Return a function that times a round and the start of a batch; all drafts are rejected, then all accepted."""
-    slow, fast = (self._decode(method.accepting(timing.forced(rate)), batches) for rate in (0.0, 1.0))
-    return lambda: _split(slow(), fast(), batches)
-
-  def _of_two_lengths(self, method: Method, batches: int) -> Callable[[], tuple[float, float]]:
+  def _of_two_lengths(self, method: Method, batches: int) -> Callable[[], timing.Pace]:
     """Return the same of a method that drafts nothing."""
-    long, short = (self._decode(method, batches, tokens) for tokens in (None, 1))
-    return lambda: _split(long(), short(), batches)
+    run = self._run(method, batches)
+    return lambda: timing.pace(run(), run(max_new_tokens=1))
 
   def speeds(self, made: Mapping[Any, Method]) -> dict[Any, list[float]]:
     """Return the tokens a second of methods in each trial, of texts as long as those that were observed."""
@@ -476,12 +280,6 @@ class _Timer:
     return speed
 
 
-def _split(long: tuple[float, int], short: tuple[float, int], batches: int) -> tuple[float, float]:
-  """Return the seconds of a round and of the start of a batch, from two runs of (seconds, rounds)."""
-  round_ = (long[0] - short[0]) / (long[1] - short[1])
-  return round_, (long[0] - long[1] * round_) / batches
-
-
 def _of_length(prompt: Any, tokens: int) -> requests.Request:
   request = prompt if isinstance(prompt, requests.Request) else requests.Request(prompt)
   return replace(request, max_new_tokens=tokens)
@@ -491,21 +289,23 @@ def _of_length(prompt: Any, tokens: int) -> requests.Request:
 
 
 def try_best(
-  found: BatchPlan, references: Mapping[str, Method], speeds: Callable[[Mapping[Any, Method]], Mapping[Any, Sequence]]
-) -> BatchPlan:
-  """Return a plan with what may be the fastest tried, in turn with what it is compared to.
+  report: BatchReport,
+  references: Mapping[str, Method],
+  speeds: Callable[[Mapping[Any, Method]], Mapping[Any, Sequence]],
+) -> BatchReport:
+  """Return a report with what may be the fastest tried, in turn with what it is compared to.
 
-  Each candidate is tried at its best γ; plain speculative decoding also at those beside its fastest, until both are
+  Each candidate is tried at its best γ; plain speculative decoding also at those next to its fastest, until both are
   slower.
 
   Args:
-    found: the plan as predicted.
+    report: the predictions.
     references: the verifier alone by the name 'alone', and ensembles by the names of their rules.
     speeds: returns tokens a second in each trial of methods that take turns.
   """
   measured: dict[Row, tuple[timing.Interval, timing.Interval]] = {}
   alone = []
-  some = _best_rows(found.rows)
+  some = _best_rows(report.rows)
   while some:
     tokens = speeds({**references, **{row: row.candidate.make(row.block) for row in some}})
     alone += tokens['alone']
@@ -515,19 +315,19 @@ def try_best(
       measured[row] = timing.Interval.of(gains), timing.Interval.of(tokens[row])
     drafted = [row for row in measured if row.candidate.kind == 'speculative']
     fastest = max(drafted, key=lambda row: measured[row][0].median)
-    some = [row for row in _beside(found.rows, fastest) if row not in measured]
-  rows = [replace(r, measured=measured[r][0], speed=measured[r][1]) if r in measured else r for r in found.rows]
-  return replace(found, rows=tuple(rows), alone=timing.Interval.of(alone))
+    some = [row for row in _neighbours(report.rows, fastest) if row not in measured]
+  rows = [replace(r, measured=measured[r][0], speed=measured[r][1]) if r in measured else r for r in report.rows]
+  return replace(report, rows=tuple(rows), alone=timing.Interval.of(alone))
 
 
 def _best_rows(rows: Sequence[Row]) -> list[Row]:
-  """Return the best row of each candidate as predicted, and those beside that of plain speculative decoding."""
+  """Return the best row of each candidate as predicted, and those next to that of plain speculative decoding."""
   groups = itertools.groupby(rows, key=lambda row: row.candidate)
   best = [max(some, key=lambda row: row.speedup) for _, some in groups]
-  return best + _beside(rows, best[0])
+  return best + _neighbours(rows, best[0])
 
 
-def _beside(rows: Sequence[Row], row: Row) -> list[Row]:
+def _neighbours(rows: Sequence[Row], row: Row) -> list[Row]:
   """Return the rows with the next smaller and the next larger γ."""
   same = [r for r in rows if r.candidate == row.candidate]
   at = same.index(row)

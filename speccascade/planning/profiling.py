@@ -1,7 +1,7 @@
-"""Measure what speculative verification decides by: how often drafts are kept, by S and A, and what verifying costs.
+"""Measure what speculative verification decides by: acceptance by S and A, and what verifying costs.
 
 The prompts are decoded with every draft verified, while the companion reads it too; then forward passes are timed.
-`planner.plan` calls this for three models and adds what a round costs beside its calls.
+`planner.plan` calls this for three models and adds what a round costs apart from its calls.
 
 Axis letters: N samples, I bins of S, J bins of A.
 """
@@ -33,7 +33,7 @@ from speccascade.stopping import Policy
 from speccascade.types import Array, iota, Model
 
 BINS = 20, 15  # of S, and of A in each
-_NOTED = ('s', 'a', 's_target', 'accept', 'place')
+_NOTED = ('s', 'a', 's_target', 'accept', 'position')
 _PSEUDO = 8.0  # samples that a bin borrows from its row, and a row from all
 
 
@@ -52,7 +52,7 @@ class Notes(Policy):
 
 @struct.dataclass
 class Observe:
-  """Note at the position of each drafted token what companion and verifier say of it; its last test counts."""
+  """Note at the position of each drafted token what companion and verifier make of it; its last test counts."""
 
   def __str__(self):
     return 'observe'
@@ -62,9 +62,9 @@ class Observe:
     s, a = verification.indicators(state, 1, width)
     s_target, _ = verification.indicators(state, 2, width)
     accept = verification.chance(state, 2, width)
-    place = jnp.broadcast_to(iota(s.shape[1]).astype(jnp.float32), s.shape)
-    found = dict(zip(_NOTED, (s, a, s_target, accept, place), strict=True))
-    return state.replace(policy={name: self._noted(state, x, found[name]) for name, x in state.policy.items()})
+    position = jnp.broadcast_to(iota(s.shape[1]).astype(jnp.float32), s.shape)
+    new = dict(zip(_NOTED, (s, a, s_target, accept, position), strict=True))
+    return state.replace(policy={name: self._noted(state, x, new[name]) for name, x in state.policy.items()})
 
   def _noted(self, state: State, noted: Array, new: Array) -> Array:
     slot, fresh = stats.fresh_slots(state.length, noted.shape[1], state.window.size)
@@ -99,26 +99,26 @@ def observe(
   progress = Progress('acceptance by S and A', len(rows), unit='texts')
   for i in range(0, len(rows), size):
     some = order[i : i + size]
-    place = list(range(len(some)))
+    index = list(range(len(some)))
     prefix = made.prefill([rows[n].tokens for n in some], size)
-    state = made.begin(prefix, made.insert_batch([rows[n] for n in some], None, place))
+    state = made.begin(prefix, made.insert_batch([rows[n] for n in some], None, index))
     ended = None
     while ended is None or not ended['done'].all():
       state, ended = made.collect(made.run(state))
     noted = {name: np.asarray(x) for name, x in state.policy.items()}
-    parts += [_sample(models[-1], rows[n], n, p, ended, noted) for n, p in zip(some, place, strict=True)]
+    parts += [_sample(models[-1], rows[n], n, p, ended, noted) for n, p in zip(some, index, strict=True)]
     progress.add(len(some))
   return {name: np.concatenate([part[name] for part in parts]) for name in plans.FIELDS}
 
 
-def _sample(verifier: Model, row: requests.Row, number: int, place: int, ended, noted) -> dict[str, np.ndarray]:
+def _sample(verifier: Model, row: requests.Row, number: int, index: int, ended, noted) -> dict[str, np.ndarray]:
   """Return what was noted of one row's output."""
-  if (ended['fault'][place] >= 0).any():
+  if (ended['fault'][index] >= 0).any():
     raise ValueError(f'prompt {number}: logits are not finite; check the weights for NaN, or decode in float32.')
   start = row.tokens.size if verifier.network.start_id is None else 1
-  span = slice(start, ended['length'][place])
-  found = {name: np.float64(x[place, span]) for name, x in noted.items()}
-  return found | {'request': np.full(len(found['s']), float(number))}
+  span = slice(start, ended['length'][index])
+  sample = {name: np.float64(x[index, span]) for name, x in noted.items()}
+  return sample | {'request': np.full(len(sample['s']), float(number))}
 
 
 # ---- times ----
@@ -130,17 +130,17 @@ def measure_times(
   """Return `times` of a profile, and its `steps` without the last of each.
 
   The numbers of tokens are those that `sv_exact` computes: the widths of one row's window, packed totals of several
-  rows, or whole windows alone where the backend packs nothing.
+  rows, or padded windows alone where the backend packs nothing.
   """
   times = {}
   steps = {}
   progress = Progress('times', len(batches), unit='batches')
   for rows in batches:
     timers = _timers(models, block + 1, rows, source, tokens)
-    found = {name: float(np.median(x)) for name, x in timing.interleave(timers, trials).items()}
+    seconds = {name: float(np.median(x)) for name, x in timing.interleave(timers, trials).items()}
     del timers  # and with them the caches, before the next are made
-    steps[rows] = tuple(found.pop(name) for name in ('draft', 'companion', 'alone'))
-    times[rows] = dict(sorted(found.items()))
+    steps[rows] = tuple(seconds.pop(name) for name in ('draft', 'companion', 'alone'))
+    times[rows] = dict(sorted(seconds.items()))
     progress.add(1, f'batch {rows}')
   return times, steps
 

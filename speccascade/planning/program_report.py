@@ -33,21 +33,21 @@ def part(x: hlo.Instruction) -> str:
   return next((name for name, pattern in PARTS.items() if re.search(pattern, x.path)), 'sampling, tests, bookkeeping')
 
 
-KINDS = {'params': 'weights', 'caches': 'caches', 'window': 'window'}  # by what stands in the path of an argument
+KINDS = {'params': 'weights', 'caches': 'caches', 'window': 'window'}  # by a name in the path of an argument
 
 
 def argument_bytes(module: hlo.Module) -> dict[str, int]:
   """Return the bytes of the arguments by kind, on one chip, without padding."""
-  found = dict.fromkeys(('weights', 'caches', 'window', 'rest'), 0)
+  total = dict.fromkeys(('weights', 'caches', 'window', 'rest'), 0)
   for x in module.computations[module.entry]:
     if x.op == 'parameter':
       kind = next((kind for name, kind in KINDS.items() if name in x.path), 'rest')
-      found[kind] += hlo.shape_bytes(x.shape)
-  return found
+      total[kind] += hlo.shape_bytes(x.shape)
+  return total
 
 
 def cache_moves(module: hlo.Module) -> list[str]:
-  """Return the copies of whole caches in a round: to another layout, or back from a faster memory."""
+  """Return the copies of complete caches in a round: to another layout, or back from a faster memory."""
   leaves = {
     (a.dtype, a.elements)
     for x in module.computations[module.entry]
@@ -73,7 +73,7 @@ def report(
   relayouts = module.relayouts()
   moves = cache_moves(module)
   anew = [(path, array) for path, array in relayouts if path.startswith('params')]
-  cycles = module.cycles(part, aot.turns(method), chip.bandwidth / chip.clock)
+  cycles = module.cycles(part, method.draft_turns, chip.bandwidth / chip.clock)
   least = aot.floor_bytes(method, networks, sizes) / chips
   arguments = argument_bytes(module)
   new = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -93,8 +93,8 @@ def report(
     entry_relayouts=len(anew),
     entry_relayout_bytes=copied,
     entry_cache_relayouts=len(relayouts) - len(anew),
-    collectives=module.collectives(aot.turns(method)),
-    kernels=module.kernels(aot.turns(method)),
+    collectives=module.collectives(method.draft_turns),
+    kernels=module.kernels(method.draft_turns),
     estimated_cycles=round(sum(cycles.values())) or None,
     cycles_by_part={name: round(value) for name, value in cycles.items()},
     floor_bytes=round(least),
@@ -102,28 +102,28 @@ def report(
   )
 
 
-def show(found: dict[str, Any], chip: aot.Chip) -> None:
-  """Print a report."""
+def show(figures: dict[str, Any], chip: aot.Chip) -> None:
+  """Print what `report` returns."""
   gib = lambda n: f'{n / 2**30:.3f} GiB'
-  parts = ', '.join(f'{name} {gib(n)}' for name, n in found['arguments'].items())
-  print(f'arguments       {gib(found["argument_bytes"])} with padding; {parts}')
-  print(f'temporaries     {gib(found["temp_bytes"])}; results in new memory {gib(found["output_bytes"])}')
-  of = f'{gib(found["used_bytes"])} of {gib(found["memory_bytes"])}'
-  print(f'a chip          {of}; by this about {found["rows_that_fit"]} rows fit')
-  anew = f'{found["entry_relayouts"]} weights ({gib(found["entry_relayout_bytes"])})'
-  print(f'laid out anew   {anew} and {found["entry_cache_relayouts"]} other arguments, before the loop')
-  print(f'in a round      {found["row_loops"]} loops over rows, {found["cache_copies"]} copies of whole caches')
-  for shape, count in found['cache_copies_of'].items():
+  parts = ', '.join(f'{name} {gib(n)}' for name, n in figures['arguments'].items())
+  print(f'arguments       {gib(figures["argument_bytes"])} with padding; {parts}')
+  print(f'temporaries     {gib(figures["temp_bytes"])}; results in new memory {gib(figures["output_bytes"])}')
+  of = f'{gib(figures["used_bytes"])} of {gib(figures["memory_bytes"])}'
+  print(f'a chip          {of}; by this about {figures["rows_that_fit"]} rows fit')
+  anew = f'{figures["entry_relayouts"]} weights ({gib(figures["entry_relayout_bytes"])})'
+  print(f'laid out anew   {anew} and {figures["entry_cache_relayouts"]} other arguments, before the loop')
+  print(f'in a round      {figures["row_loops"]} loops over rows, {figures["cache_copies"]} copies of complete caches')
+  for shape, count in figures['cache_copies_of'].items():
     print(f'                  {count} × {shape}')
-  for name, (count, times, size) in found['collectives'].items():
+  for name, (count, times, size) in figures['collectives'].items():
     print(f'                {times} {name} of {size / 2**20:.2f} MiB in all; {count} in the text')
-  floor = f'floor by bytes {found["floor_cycles"]:,} ({1e3 * found["floor_cycles"] / chip.clock:.2f} ms)'
-  if not found['estimated_cycles']:  # as for GPUs
-    print(f'kernels         {found["kernels"]:,} in a round; {floor}')
+  floor = f'floor by bytes {figures["floor_cycles"]:,} ({1e3 * figures["floor_cycles"] / chip.clock:.2f} ms)'
+  if not figures['estimated_cycles']:  # as for GPUs
+    print(f'kernels         {figures["kernels"]:,} in a round; {floor}')
     return
-  print(f'cycles          {found["estimated_cycles"]:,} estimated; {floor}')
-  for name, cycles in found['cycles_by_part'].items():
-    print(f'                  {cycles:>12,} {100 * cycles / found["estimated_cycles"]:5.1f} %  {name}')
+  print(f'cycles          {figures["estimated_cycles"]:,} estimated; {floor}')
+  for name, cycles in figures['cycles_by_part'].items():
+    print(f'                  {cycles:>12,} {100 * cycles / figures["estimated_cycles"]:5.1f} %  {name}')
   print("The estimate is of XLA's cost model: it ranks programs and does not time them.")
 
 
@@ -154,9 +154,9 @@ def of_topology(
   Returns:
     What `report` returns.
   """
-  place = aot.Placement(aot.describe(topology).devices, dict(mesh), rules)
+  placement = aot.Placement(aot.describe(topology).devices, dict(mesh), rules)
   platform = 'cuda' if topology.startswith('h100') else 'tpu'
-  program = aot.compiled(method, networks, sizes, sampler, place, platform, dict(options))
+  program = aot.compiled(method, networks, sizes, sampler, placement, platform, dict(options))
   if text is not None:
     text.write_text(program.as_text())
-  return report(program, method, networks, sizes, aot.chip_of(topology), place.mesh.size)
+  return report(program, method, networks, sizes, aot.chip_of(topology), placement.mesh.size)

@@ -19,7 +19,7 @@ def random_model(network: Network, name: str, seed: int = 0) -> Model:
 
 
 def random_params(network: Network, seed: int = 0) -> Params:
-  """Return noise of the parameters' shapes and dtypes, made on the device: a host has no room for large ones."""
+  """Return noise of the parameters' shapes and dtypes, made on the device: a host has no memory for large ones."""
   shapes = network.param_shapes()
   leaves, tree = jax.tree.flatten(shapes)
   scale = np.float32((3 / network.config.embed_dim) ** 0.5)  # of uniform numbers: a variance of 1/embed_dim
@@ -29,13 +29,13 @@ def random_params(network: Network, seed: int = 0) -> Params:
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _noise(seed, scale, shape: tuple[int, ...], dtype: str):
-  """Return numbers between -scale and scale by hashing their places."""
-  place = jnp.full((1,) * len(shape), seed * np.uint32(2654435761), jnp.uint32)
+  """Return numbers between -scale and scale by hashing their indices."""
+  index = jnp.full((1,) * len(shape), seed * np.uint32(2654435761), jnp.uint32)
   for axis, stride in enumerate(np.cumprod((1, *shape[:0:-1]), dtype=np.uint32)[::-1]):
-    place = place + stride * jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    index = index + stride * jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
   for factor in (0x7FEB352D, 0x846CA68B):
-    place = (place ^ (place >> 16)) * np.uint32(factor)
-  unit = (place >> 8).astype(jnp.float32) * np.float32(2.0**-23) - 1
+    index = (index ^ (index >> 16)) * np.uint32(factor)
+  unit = (index >> 8).astype(jnp.float32) * np.float32(2.0**-23) - 1
   return (unit * scale).astype(dtype)
 
 

@@ -1,7 +1,7 @@
 """The one timer: calls that are compared take turns, the first turn is not counted, and medians are reported.
 
 It times whatever is callable: a decode, a round inside the decode loop (`round_seconds`), a forward pass alone
-(`forward_seconds`). With `forced` acceptance a method does the work of a round whatever its models say.
+(`forward_seconds`). With `forced` acceptance a method does the work of a round whatever its models compute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +22,9 @@ from speccascade.engine.loop import positions, prefill
 from speccascade.engine.method import Strategy
 from speccascade.host import multihost
 from speccascade.models.packing import Packing
-from speccascade.types import Model, Network, Prompt
+from speccascade.types import Array, Model, Network, Prompt
 
-STEPS = 32  # the most passes in one loop on the device, unless said
+STEPS = 32  # the most passes in one loop on the device, where nothing else is given
 ENOUGH = 0.2  # seconds that a loop should take, where fewer passes do
 
 
@@ -64,7 +64,7 @@ def interleave(runs: Mapping[Any, Callable[[], Any]], trials: int) -> dict[Any, 
 
 
 def forced(rate: float | None) -> Callable:
-  """Return an acceptor that keeps each drafted token with this chance, whatever the models say.
+  """Return an acceptor that accepts each drafted token with this chance, whatever the models compute.
 
   With None it is `acceptance.token_wise`, in the same compiled program.
   """
@@ -89,27 +89,41 @@ def endless(models: Sequence[Model]) -> list[Model]:
   return [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
 
 
+class Pace(NamedTuple):
+  """Seconds a round, seconds a token of one row, tokens a round of one row, and seconds before the first round."""
+
+  round: float
+  token: float
+  tokens: float
+  start: float
+
+
 def round_seconds(
   method: Strategy, models: Sequence[Model], prompts: Sequence, *, tokens: int, least: int = 1, **kwargs
-) -> Callable[[], np.ndarray]:
-  """Return a function that times one batch of texts: seconds a round, seconds a token of one row, tokens a round.
+) -> Callable[[], Pace]:
+  """Return a function that times batches of texts of `tokens` and of `least` tokens: their `pace`."""
+  run = functools.partial(batch_totals, method, models, prompts, **kwargs)
+  return lambda: pace(run(max_new_tokens=tokens), run(max_new_tokens=least))
 
-  The prefill and the host's work, which a batch costs once, are left out: the times are differences between texts of
-  `tokens` and of `least` tokens. The rounds are those of the row that needs most.
+
+def pace(long: np.ndarray, short: np.ndarray) -> Pace:
+  """Return what rounds cost by the difference of two runs, totals of `batch_totals`, which differ in their rounds.
+
+  The prefill and the host's work, which a batch costs once, make the start.
   """
-
-  def once() -> np.ndarray:
-    long, short = (_totals(method, models, prompts, max_new_tokens=n, **kwargs) for n in (tokens, least))
-    seconds, rounds, emitted = long - short
-    return np.array([seconds / rounds, seconds / emitted, emitted / rounds])
-
-  return once
+  seconds, rounds, tokens = np.subtract(long, short)
+  return Pace(
+    seconds / rounds, seconds / tokens if tokens else np.nan, tokens / rounds, long[0] - long[1] * seconds / rounds
+  )
 
 
-def _totals(method: Strategy, models: Sequence[Model], prompts: Sequence, **kwargs) -> np.ndarray:
-  """Return the seconds of a decode, its rounds, and the mean number of tokens of a row."""
-  seconds, out = timed(lambda: decode(method, models, prompts, **kwargs))
-  return np.array([seconds, out.stats.rounds.max(), out.stats.emitted.mean()])
+def batch_totals(
+  method: Strategy, models: Sequence[Model], prompts: Sequence, *, batch_size: int | None = None, **kwargs
+) -> np.ndarray:
+  """Decode; return the mean seconds of a batch, the rounds of the row that needs most, and the mean tokens of a row."""
+  seconds, out = timed(lambda: decode(method, models, prompts, batch_size=batch_size, **kwargs))
+  batches = -(-len(prompts) // (batch_size or len(prompts)))
+  return np.array([seconds / batches, out.stats.rounds.max(), out.stats.emitted.mean()])
 
 
 # ---- forward passes alone ----
@@ -151,7 +165,7 @@ def passes_seconds(
     return timed(lambda: loop(params, caches, rounds).block_until_ready())[0] / rounds
 
   @functools.cache
-  def rounds() -> int:  # at the first call, not while other loops compile beside this one; of all processes as many
+  def rounds() -> int:  # at the first call, not while other loops compile at the same time; of all processes as many
     return multihost.broadcast(int(np.clip(ENOUGH / seconds(2), 2, most)))
 
   seconds(1)  # compiles
@@ -185,7 +199,7 @@ def passes_loop(
   """
   first = source if networks[-1].start_id is None else 1
   start = jnp.ones((batch, max(widths)), jnp.int32)
-  room = slots - first - max(widths)
+  span = slots - first - max(widths)
   layout = backend.layout
   networks = [backends.bind(network, backend.for_slot(n)) for n, network in enumerate(networks)]
   pinned = (lambda caches: caches) if layout is None else lambda caches: layout.pin(caches, layout.caches(caches))
@@ -195,14 +209,8 @@ def passes_loop(
     def turn(i, carry):
       def feed(n, carry):
         tokens, cache = carry
-        position = jnp.broadcast_to(first + i % room + jnp.arange(widths[n])[None], (batch, widths[n]))
-        args = params[n], cache, tokens[:, : widths[n]], position
-        if total:
-          packing = Packing.of(jnp.full(batch, total // batch), widths[n], total)
-          logits, cache = networks[n].extend(*args, packing)
-          logits = packing.unpack(logits)
-        else:
-          logits, cache = networks[n].extend(*args)
+        position = jnp.broadcast_to(first + i % span + jnp.arange(widths[n])[None], (batch, widths[n]))
+        logits, cache = _extended(networks[n], params[n], cache, tokens[:, : widths[n]], position, total)
         logits = sharding.as_head(layout, sharding.computed(layout, logits, n), n)
         return tokens.at[:, : widths[n]].set(jnp.minimum(sampling.argmax(logits), 5)), cache
 
@@ -216,6 +224,16 @@ def passes_loop(
     return jax.lax.fori_loop(0, rounds, turn, (start, tuple(caches)))[0]
 
   return loop
+
+
+def _extended(network: Network, params, cache, tokens: Array, position: Array, total: int | None) -> tuple[Array, Any]:
+  """Return the logits of a forward pass and the cache; with `total`, windows are packed to so many tokens."""
+  if not total:
+    return network.extend(params, cache, tokens, position)
+  batch, width = tokens.shape
+  packing = Packing.of(jnp.full(batch, total // batch), width, total)
+  logits, cache = network.extend(params, cache, tokens, position, packing)
+  return packing.unpack(logits), cache
 
 
 def measure(
@@ -241,7 +259,7 @@ def measure(
     for (m, w), timer in zip(keys, made, strict=True):
       timers[m.name, str(w)] = timer
       tell(m.name, w)
-  found = {m.name: {} for m in models}
+  seconds = {m.name: {} for m in models}
   for (name, width), values in interleave(timers, trials).items():
-    found[name][width] = float(np.median(values))
-  return found
+    seconds[name][width] = float(np.median(values))
+  return seconds

@@ -29,7 +29,7 @@ def predicted(run, curve, floor=FLOOR, **seconds):
 
 def test_what_a_token_of_the_reference_costs_beside_its_call_is_paid_by_every_round():
   run = experiment(TARGET, SPED, CASCADE)
-  rates = cost_model.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
+  rates = cost_model.by_position(COUNTS['tested_at'], COUNTS['accepted_at'])
   for curve, kind in ((SPED, 'speculative'), (CASCADE, 'cascade')):
     assert predicted(run, curve)['ratio'] == pytest.approx(cost_model.predict(kind, rates, 0.1, 3, 1.2))
     said = predicted(run, curve, target_only=15.0)  # 1.5 s a token
@@ -39,7 +39,7 @@ def test_what_a_token_of_the_reference_costs_beside_its_call_is_paid_by_every_ro
 
 
 def test_a_call_of_the_drafter_costs_what_its_token_costs_where_it_was_timed_alone():
-  rates = cost_model.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
+  rates = cost_model.by_position(COUNTS['tested_at'], COUNTS['accepted_at'])
   run = experiment(TARGET, DRAFT, SPED)
   said = predicted(run, SPED, draft_only=4.0, target_only=15.0)
   assert said['cost_ratio'] == pytest.approx(0.4) and said['overhead'] == pytest.approx(0.5)
@@ -57,7 +57,7 @@ def test_a_prediction_is_of_the_models_that_decode(pair, seconds):
   sped = Curve('SpecDecode', methods.speculative, rules.speculative, settings={'block': 3, 'pair': pair})
   said = predicted(experiment(alone, sped), sped, floor=floor)
   draft, one, window = seconds
-  rates = cost_model.by_place(COUNTS['tested_at'], COUNTS['accepted_at'])
+  rates = cost_model.by_position(COUNTS['tested_at'], COUNTS['accepted_at'])
   assert said['cost_ratio'] == pytest.approx(draft / one)
   assert said['ratio'] == pytest.approx(cost_model.predict('speculative', rates, draft / one, 3, window / one))
 

@@ -138,9 +138,9 @@ def test_a_t5_step_does_not_read_the_encoder_or_what_reads_the_encoded_source():
 
 
 def test_turns_of_the_drafts_are_those_after_the_window_that_catches_up():
-  assert aot.turns(methods.speculative(block=5)) == 4
-  assert aot.turns(OPT) == 6
-  assert aot.turns(methods.autoregressive(1)) == 1
+  assert methods.speculative(block=5).draft_turns == 4
+  assert OPT.draft_turns == 6
+  assert methods.autoregressive(1).draft_turns == 1
 
 
 @pytest.mark.parametrize(

@@ -80,11 +80,11 @@ def test_impossible_numbers_are_refused_by_name(wrong, said):
 
 
 def test_places_with_few_tests_share_a_rate():
-  assert cost_model.by_place([100, 50, 10, 2], [50, 40, 6, 0]) == (0.5, 0.8, 0.5)
-  assert cost_model.by_place([10, 5], [5, 4]) == (0.6,)
-  assert cost_model.by_place([100, 0], [0, 0]) == (0.0,)
+  assert cost_model.by_position([100, 50, 10, 2], [50, 40, 6, 0]) == (0.5, 0.8, 0.5)
+  assert cost_model.by_position([10, 5], [5, 4]) == (0.6,)
+  assert cost_model.by_position([100, 0], [0, 0]) == (0.0,)
   with pytest.raises(ValueError, match='prompts'):
-    cost_model.by_place([0, 0], [0, 0])
+    cost_model.by_position([0, 0], [0, 0])
 
 
 def test_texts_take_as_many_rounds_as_drafts_that_are_kept_by_chance_take():

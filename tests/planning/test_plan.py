@@ -15,7 +15,7 @@ from speccascade import decode, embedded, methods, plan, Request, Sampler
 from speccascade.decode import __main__ as command
 from speccascade.engine import plans
 from speccascade.models import toy
-from speccascade.planning import cost_model, planner, timing
+from speccascade.planning import cost_model, plan_report, planner, timing
 
 RULES = {'opt': OPT, 'even': EVEN}
 
@@ -77,9 +77,9 @@ def test_the_reason_is_what_would_gain_most_if_it_were_ideal(rate, drafter, slop
 
 def of_rate(rate, found, blocks=(1, 2, 4), alone=None):
   """Return the plan of plain speculative decoding where each token is accepted with this chance."""
-  candidate = planner.Candidate('speculative', 'speculative', lambda n: methods.speculative(block=n), (rate,))
-  rows = [planner.Row(candidate, n, cost_model.speedup('speculative', (rate,), n, found), found) for n in blocks]
-  return planner.BatchPlan(1, ('small', 'large'), found, tuple(rows), alone)
+  candidate = plan_report.Candidate('speculative', 'speculative', lambda n: methods.speculative(block=n), (rate,))
+  rows = [plan_report.Row(candidate, n, cost_model.speedup('speculative', (rate,), n, found), found) for n in blocks]
+  return plan_report.BatchReport(1, ('small', 'large'), found, tuple(rows), alone)
 
 
 def test_a_plan_says_which_choices_keep_the_distribution():
@@ -143,11 +143,11 @@ def test_an_ensemble_is_compared_to_the_standard_one():
 
 
 def test_a_method_with_more_to_it_has_to_be_faster_by_five_per_cent():
-  exact = planner.Candidate('sv_exact', 'sv_exact', lambda n: None)
+  exact = plan_report.Candidate('sv_exact', 'sv_exact', lambda n: None)
   batch = of_rate(0.8, costs(0.1))
   best = batch.best()
   for gain, chosen in ((1.04, 'speculative'), (1.06, 'sv_exact')):
-    row = planner.Row(exact, 2, best.speedup * gain)
+    row = plan_report.Row(exact, 2, best.speedup * gain)
     assert dataclasses.replace(batch, rows=(*batch.rows, row)).choice.method == chosen
 
 
@@ -155,7 +155,7 @@ def test_a_method_with_more_to_it_has_to_be_faster_by_five_per_cent():
 
 
 def test_a_round_and_a_start_follow_from_two_runs():
-  assert planner._split((10.0, 40), (4.0, 10), batches=2) == pytest.approx((0.2, 1.0))
+  assert timing.pace(np.array([5.0, 20, 40]), np.array([2.0, 5, 10])) == pytest.approx((0.2, 0.1, 2.0, 1.0))
 
 
 def test_acceptance_that_is_not_forced_is_that_of_the_method():

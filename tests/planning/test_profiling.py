@@ -1,4 +1,4 @@
-"""A profile is what was observed, is saved whole in a plan, and says what pays; its studies are true of it."""
+"""A profile is what was observed, is saved in a plan, and predicts what pays; its studies are true of it."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def test_every_token_of_the_output_is_observed_once(made):
   assert count.tolist() == [len(t) for t in texts]
   q, c, p = (distribution(m, [0, *PROMPTS[1]]) for m in TRIO)
   first = np.flatnonzero(found.samples['request'] == 1)[0]
-  assert found.samples['place'][first] == 0
+  assert found.samples['position'][first] == 0
   assert found.samples['s'][first] == pytest.approx(np.minimum(q, c).sum(), abs=1e-5)
   assert found.samples['s_target'][first] == pytest.approx(np.minimum(q, p).sum(), abs=1e-5)
   assert min(abs(found.samples['a'][first] - np.minimum(1, c / q))) < 1e-5
@@ -70,7 +70,7 @@ def test_greedy_drafts_are_judged_by_what_the_models_are_sure_of():
   rows = requests.rows(TRIO, PROMPTS, max_new_tokens=13, sampler=Sampler(0.0), seed=0)
   found = profiling.observe(TRIO, rows, 3)
   texts = decode(methods.autoregressive(), [LARGE], PROMPTS[:5], max_new_tokens=13, sampler=Sampler(0.0)).tokens
-  assert max(found['place'][found['request'] < 5]) > 0 and set(found['accept']) == {0, 1}
+  assert max(found['position'][found['request'] < 5]) > 0 and set(found['accept']) == {0, 1}
   for number, (prompt, text) in enumerate(zip(PROMPTS[:5], texts, strict=True)):
     for i, sample in enumerate(np.flatnonzero(found['request'] == number)):
       q, c, p = (distribution(m, [0, *prompt, *text[:i]]) for m in TRIO)
@@ -196,7 +196,7 @@ def test_rates_of_another_batch_s_method_are_left_out(made):
 def test_information_is_all_none_and_what_chance_makes_up():
   rng = np.random.default_rng(0)
   s, a = rng.random(4000), rng.random(4000)
-  samples = dict(s=s, a=a, accept=s, s_target=s, request=np.zeros(4000), place=np.zeros(4000))
+  samples = dict(s=s, a=a, accept=s, s_target=s, request=np.zeros(4000), position=np.zeros(4000))
   table = profiling.fit(s, a, s, (10, 2))
   known = sv_studies.information(samples, table, (10,))['rows'][0]
   assert known[1] == pytest.approx(np.log2(10), abs=0.01) and known[2] == known[4] == pytest.approx(0)
@@ -278,5 +278,5 @@ def test_a_plan_of_three_models_tries_speculative_verification_too(tmp_path, cap
 
 
 def test_three_models_need_texts_that_hold_a_whole_draft():
-  with pytest.raises(ValueError, match='no text holds a whole draft'):
+  with pytest.raises(ValueError, match='long enough for a draft'):
     planner.plan(TRIO, PROMPTS[:2], blocks=(2,), max_new_tokens=2, sampler=Sampler(0.0), trials=0)

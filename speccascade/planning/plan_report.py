@@ -1,0 +1,203 @@
+"""What a plan is chosen by: a table of candidates and γ at each batch size, a verdict in words, and what is saved.
+
+`planner.plan` makes it of what it measures; `str` of a report is the text that the command prints.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from dataclasses import replace
+
+from speccascade.engine import plans
+from speccascade.engine.method import Method
+from speccascade.engine.plans import Choice, Origin, Speed
+from speccascade.planning import cost_model, timing
+from speccascade.planning.cost_model import Costs, ENSEMBLES
+
+PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
+_FREE = 1e-6  # the cost of a drafter without cost
+_SIMPLER = ('autoregressive', 'speculative', 'sv_exact')  # one with more to it has to be faster by PAYS
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """A method for any γ, and the acceptance that was measured for it at each position in the block."""
+
+  name: str
+  kind: str  # as that of `Method`
+  make: Callable[[int], Method] = dataclasses.field(compare=False, repr=False)
+  acceptance: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+  """One candidate at one γ: its speed-up as predicted and, where it was tried, as measured."""
+
+  candidate: Candidate
+  block: int
+  speedup: float
+  costs: Costs | None = None
+  measured: timing.Interval | None = None
+  speed: timing.Interval | None = None  # tokens a second
+
+  @property
+  def gain(self) -> float:
+    """The speed-up as measured, or else as predicted."""
+    return self.speedup if self.measured is None else self.measured.median
+
+  def __str__(self):
+    return f'{self.candidate.name} at γ = {self.block}'
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchReport:
+  """What was measured at one batch size, and what follows for every candidate and γ."""
+
+  batch: int
+  names: tuple[str, ...]
+  costs: Costs  # of plain speculative decoding
+  rows: tuple[Row, ...]
+  alone: timing.Interval | None = None  # tokens a second of the verifier alone
+
+  def best(self, *kinds: str) -> Row | None:
+    """Return the fastest row of these kinds, of those that were tried if any was; of all without kinds."""
+    rows = [row for row in self.rows if not kinds or row.candidate.kind in kinds]
+    tried = [row for row in rows if row.measured is not None]
+    return max(tried or rows, key=lambda row: row.gain, default=None)
+
+  @property
+  def choices(self) -> list[Row]:
+    """The best row of those that keep the verifier's distribution, of cascades, and of ensembles."""
+    best = (self.best(*kinds) for kinds in (_SIMPLER, ('cascade',), ENSEMBLES))
+    return [row for row in best if row is not None]
+
+  @property
+  def pays(self) -> bool:
+    """Whether any method is faster than its reference."""
+    return any(row.gain > PAYS for row in self.choices)
+
+  @property
+  def choice(self) -> Choice:
+    """The fastest method with the verifier's distribution; one with more to it has to be faster by 5 %."""
+    chosen = Choice('autoregressive')
+    gain = 1.0
+    for kind in _SIMPLER[1:]:
+      row = self.best(kind)
+      if row is not None and row.gain > PAYS * gain:
+        chosen = Choice(kind, row.block)
+        gain = row.gain
+    return chosen
+
+  @property
+  def speeds(self) -> tuple[Speed, ...]:
+    """The speed of the verifier alone and of everything that was tried."""
+    if self.alone is None:
+      return ()
+    rows = [row for row in self.rows if row.speed is not None]
+    tried = [Speed(r.candidate.name, r.block, *r.speed, r.speedup * self.alone.median) for r in rows]
+    return Speed('autoregressive', 0, *self.alone, self.alone.median), *tried
+
+  @property
+  def verdict(self) -> str:
+    """The recommendation: a sentence for each of `choices`."""
+    return ' '.join(map(self._sentence, self.choices))
+
+  def _sentence(self, row: Row) -> str:
+    kind = row.candidate.kind
+    large = self.names[-1]
+    what = 'A cascade' if kind == 'cascade' else 'Collaboration' if kind in ENSEMBLES else 'Speculation'
+    speed = f'the speed of {"the standard ensemble" if kind in ENSEMBLES else f"{large} alone"}'
+    output = f"its output is the rule's, not {large}'s" if kind == 'cascade' else 'it keeps the distribution'
+    if row.measured is None:
+      result = f'{row.speedup:.2f}× {speed} is predicted with {row}'
+    else:
+      result = f'{row.measured.median:.2f}× {speed} was measured with {row}, {row.speedup:.2f}× predicted'
+    if row.gain > PAYS:
+      return f'{what} {"should pay" if row.measured is None else "pays"}: {result}; {output}.'
+    return f'{what} will not pay here: {self._reason(row)}; {result}.'
+
+  def _reason(self, row: Row) -> str:
+    """Return which of acceptance, drafter, window and start of a text would gain the most if it were ideal."""
+    rows = [r for r in self.rows if r.candidate == row.candidate and r.costs is not None]
+    if not rows:
+      return 'the companion tells too little, or costs too much'
+    kind = row.candidate.kind
+    rates = row.candidate.acceptance
+    best = lambda rates=rates, **ideal: max(
+      cost_model.speedup(kind, rates, r.block, replace(r.costs, **ideal)) for r in rows
+    )
+    if best() > PAYS:  # in long texts
+      return 'the start of a text costs more than its calls; larger models or longer texts gain'
+    costs = rows[-1].costs
+    wide = cost_model.window(kind, rows[-1].block)
+    drafter = f'a call costs {costs.ratio:.2f} of one of the verifier'
+    window = f'that of {wide} costs {costs.window(wide) / costs.token:.2f} of its tokens'
+    reasons = {
+      f'acceptance is too low ({rates[0]:.2f} at the first drafted token)': best(rates=(1.0,)),
+      f'the drafter is too dear ({drafter})': best(draft=_FREE * costs.token),
+      f"the verifier's window is too dear ({window})": best(verify={1: costs.token}),
+    }
+    return max(reasons, key=reasons.get)
+
+  def __str__(self):
+    small = self.names[0]
+    large = self.names[-1]
+    cost = self.costs
+    candidates = list(dict.fromkeys(row.candidate for row in self.rows))
+    lines = [
+      f'batch {self.batch}: {small} {1e3 * cost.draft:.3g} ms a token, {large} {1e3 * cost.token:.3g} ms: '
+      f'cost ratio {cost.ratio:.3f}',
+      '',
+      'speed-up as predicted, and measured where it was tried',
+    ]
+    heads = [f'{c.name:>{max(13, len(c.name))}}' for c in candidates]
+    lines.append(f'  {"γ":>3}  {"window":>7}  ' + '  '.join(heads))
+    for block in sorted({row.block for row in self.rows}):
+      some = {row.candidate: row for row in self.rows if row.block == block}
+      cells = [f'{_cell(some.get(c)):>{len(h)}}' for c, h in zip(candidates, heads, strict=True)]
+      lines.append(f'  {block:>3}  {cost.window(block + 1) / cost.token:6.2f}   ' + '  '.join(cells))
+    lines.append("window: a round but for its drafter's calls, over the verifier's time for one token")
+    return '\n'.join([*lines, '', self.verdict, f'Fastest with the distribution of {large}: {self.choice}.'])
+
+
+def _cell(row: Row | None) -> str:
+  if row is None:
+    return ''
+  return f'{row.speedup:.2f}×' + ('' if row.measured is None else f' {row.measured.median:.2f}×')
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanReport:
+  """What was measured of some models at each batch size; `str` has all of it, `save` writes its plan to a file."""
+
+  origin: Origin
+  batches: tuple[BatchReport, ...]
+  profile: plans.Profile | None = None
+  faults: tuple[str, ...] = ()  # of prompts, which are left out
+
+  def saved(self) -> plans.Plan:
+    """Return what `methods.planned` decodes by."""
+    choices = {b.batch: b.choice for b in self.batches}
+    return plans.Plan(self.origin, choices, {b.batch: b.speeds for b in self.batches}, self.profile)
+
+  def save(self, path) -> None:
+    """Write the plan to a file."""
+    self.saved().save(path)
+
+  def __str__(self):
+    large = self.origin.names[-1]
+    candidates = list(dict.fromkeys(row.candidate for b in self.batches for row in b.rows if row.candidate.acceptance))
+    wide = max(len(c.name) for c in candidates)
+    lines = [', '.join(f'{name} {x:g}' for name, x in self.origin.sampler), '']
+    lines.append('acceptance by position in the block, given all before')
+    lines += [f'  {c.name:<{wide}}  ' + '  '.join(f'{a:.2f}' for a in c.acceptance) for c in candidates]
+    own = [c.name for c in candidates if c.kind == 'cascade']
+    lines += [
+      '',
+      f'keep the distribution of {large} or of the ensemble: '
+      + ', '.join(c.name for c in candidates if c.kind != 'cascade'),
+    ]
+    if own:
+      lines.append(f"have a distribution of their own, so that the output is not {large}'s: {', '.join(own)}")
+    if self.faults:
+      lines.append(f'left out, for they ended as faults: {len(self.faults)} prompts. {self.faults[0]}')
+    return '\n\n'.join(['\n'.join(lines), *map(str, self.batches)])
