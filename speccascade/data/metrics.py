@@ -8,7 +8,7 @@
   pass_at_1      the program passes its tests
 
 Each is called as `metric(examples, predictions)` and is a function of sums over examples (`Summed`), so that a
-bootstrap scores every text once.
+bootstrap scores every text once. `mean` makes such a metric of a function that scores one prediction.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -98,6 +98,37 @@ class Mean(Summed):
 
   def combine(self, row, n):
     return float(100 * row[0] / n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored(Mean):
+  """The mean of what a function scores.
+
+  Attributes:
+    function: (example, prediction) -> score in 0 … 1.
+  """
+
+  function: Callable[[Example, str], float]
+
+  @property
+  def __name__(self) -> str:
+    """The name of the metric in results."""
+    return self.function.__name__
+
+  def score(self, example, prediction):
+    return self.function(example, prediction)
+
+  def lacks(self, example):
+    return None  # `check` tries the function
+
+
+def mean(function: Callable[[Example, str], float]) -> Scored:
+  """Return the metric that is the mean of a function's scores, as a decorator: it has bootstrap intervals.
+
+  Args:
+    function: (example, prediction) -> score in 0 … 1.
+  """
+  return Scored(function)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +229,7 @@ def _passes(text: str, seconds: float, memory: int, isolated: bool) -> bool:
 def program(example: Example, prediction: str) -> str:
   """Return the program that tests a completion: the prompt, the completion, the tests and their call.
 
-  An answer with a fenced block stands for its block; a function that the completion defines anew replaces the prompt's.
+  If the answer has a fenced block, only the block counts. A function that it defines anew replaces the prompt's.
   Sentencepiece drops the first space of a text, so an odd indentation of the first line lacks one space.
   """
   if missing := pass_at_1.lacks(example):
@@ -244,14 +275,14 @@ def named(metrics: Sequence[str | Metric], *, allow_execution: bool | str = Fals
     raise ValueError(f"metrics={metrics!r} is not a list of names and functions; write ('bleu',).")
   if allow_execution not in (False, True, sandbox.WITHOUT_ISOLATION):
     raise ValueError(f'allow_execution={allow_execution!r} is not False, True or {sandbox.WITHOUT_ISOLATION!r}.')
-  by_name = {_name(metric): METRICS.get(metric, metric) if isinstance(metric, str) else metric for metric in metrics}
-  if len(by_name) < len(metrics):
+  judged = {_name(metric): _metric(metric) for metric in metrics}
+  if len(judged) < len(metrics):
     raise ValueError(f'two metrics of {", ".join(map(_name, metrics))} have one name; drop or rename one.')
-  if by_name.get('pass_at_1') is pass_at_1:
-    allowed = by_name['pass_at_1'] = dataclasses.replace(pass_at_1, allow_execution=allow_execution)
+  if judged.get('pass_at_1') is pass_at_1:
+    allowed = judged['pass_at_1'] = dataclasses.replace(pass_at_1, allow_execution=allow_execution)
     allowed.check_allowed()
     sandbox.run('', isolated=allow_execution != sandbox.WITHOUT_ISOLATION)  # fails now rather than after decoding
-  return by_name
+  return judged
 
 
 def _name(metric: str | Metric) -> str:
@@ -267,6 +298,14 @@ def _name(metric: str | Metric) -> str:
   return name
 
 
+def _metric(metric: str | Metric) -> Metric:
+  """Return the metric of a name; gin hands over a wrapper of a metric, which hides its statistics."""
+  if isinstance(metric, str):
+    return METRICS[metric]
+  inner = inspect.unwrap(metric)
+  return inner if isinstance(inner, Summed) else metric
+
+
 def check(
   metrics: Mapping[str, Metric],
   examples: Sequence[Example],
@@ -280,7 +319,7 @@ def check(
     where: describes the origin of an example, for the error.
   """
   for name, metric in metrics.items():
-    if not isinstance(metric, Summed):
+    if isinstance(metric, Scored) or not isinstance(metric, Summed):
       _try(name, metric, examples[:2])
       continue
     for example in examples:

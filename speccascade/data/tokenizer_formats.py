@@ -13,10 +13,10 @@ from typing import Any
 
 CONFIG = 'tokenizer_config.json'
 SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
-SENTINELS = 100  # of T5, where the settings do not say how many
+SENTINELS = 100  # of T5, where the settings have no number
 _MAX_ID = 1 << 22  # larger than any vocabulary
 _STRIPS = {'lstrip': True, 'rstrip': True}  # of sentinels and control tokens: they take the spaces around them
-_TEXT = '\0'  # stands for the text between added tokens
+_TEXT = '\0'  # marks the text between added tokens
 _FLAGS = (*_STRIPS, 'single_word')  # of an added token: which spaces belong to it, and whether it must be a word
 
 

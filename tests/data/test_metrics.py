@@ -173,6 +173,11 @@ def shortness(examples, predictions):
   return -sum(map(len, predictions)) / len(predictions)
 
 
+@metrics.mean
+def same_length(example, prediction):
+  return len(prediction) == len(example.target)
+
+
 class Longer:
   def __init__(self, value=None):
     self.value = value
@@ -201,6 +206,32 @@ def test_a_metric_of_the_users_is_a_function_or_an_object_that_can_be_called():
       metrics.named(wrong)
   with pytest.raises(ValueError, match=r'\(ValueError: could not'):
     metrics.check({'mine': Longer('x')}, examples(['4']))
+
+
+def test_a_score_of_one_example_becomes_a_mean_that_can_be_resampled():
+  judged = metrics.named([same_length, 'exact_match'])
+  assert list(judged) == ['same_length', 'exact_match'] and judged['same_length'] is same_length
+  three = examples(['yes', 'no', 'yes'])
+  assert same_length(three, ['may', 'never', 'yes']) == pytest.approx(200 / 3)
+  assert same_length.statistics(three, ['may', 'never', 'yes']).tolist() == [[1], [0], [1]]
+  metrics.check(judged, three)
+  broken = metrics.mean(lambda example, prediction: example.info['missing'])
+  with pytest.raises(ValueError, match=having('broken', 'missing')):
+    metrics.check({'broken': broken}, three)
+
+
+def test_a_gin_file_hands_over_a_metric_with_its_statistics(tmp_path):
+  gin = pytest.importorskip('gin')
+  from speccascade.evaluate import config
+
+  (tmp_path / 'lines.jsonl').write_text('{"prompt": "a", "target": "b"}\n')
+  gin.register('same_length', module='user')(same_length)
+  with gin.unlock_config():
+    config.register()
+    gin.parse_config(f'data.jsonl.path = {str(tmp_path / "lines.jsonl")!r}\ndata.jsonl.metrics = [@user.same_length]')
+  task = gin.get_configurable('data.jsonl')()
+  gin.clear_config()
+  assert task.metrics == {'same_length': same_length}
 
 
 @pytest.mark.parametrize(

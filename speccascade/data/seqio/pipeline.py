@@ -20,7 +20,7 @@ DATA_DIR = '~/tensorflow_datasets'
 
 
 def library():
-  """Return seqio, or say how to install it."""
+  """Return seqio, or raise an error that names the extra."""
   try:
     import seqio
   except ModuleNotFoundError as e:
@@ -122,7 +122,7 @@ def to_plain(value: Any) -> Any:
 
 
 def builder(benchmark: Benchmark, data_dir: str | None):
-  """Return the builder of a data set that has been prepared, or say how to prepare it."""
+  """Return the builder of a data set that has been prepared, or raise an error with the command."""
   library()
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core import read_only_builder

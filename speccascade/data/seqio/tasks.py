@@ -89,7 +89,7 @@ def t5x_task(
   module: str | None = None,
   allow_execution: bool | str = False,
 ) -> Task:
-  """Return a seqio task or mixture with the prompts that T5X gives a model: tokens, cut to the feature lengths.
+  """Return a seqio task or mixture with the prompts that T5X gives a model: tokens, truncated to the feature lengths.
 
   Args:
     mixture_or_task_name: name in seqio's registry.
@@ -216,7 +216,7 @@ def _check_split(name: str, split: str, splits):
 def _records(
   name: str, split: str, start: int, count: int | None, lengths: Mapping[str, int] | None = None
 ) -> Iterator[Mapping[str, Any]]:
-  """Yield the preprocessed records of a registered task in order, of a mixture task by task, cut to `lengths`."""
+  """Yield the preprocessed records of a registered task in order, of a mixture task by task, truncated to `lengths`."""
   seqio = pipeline.library()
   import tensorflow_datasets as tfds
 
