@@ -73,7 +73,7 @@ def names() -> Iterator[tuple[str, Callable]]:
 
 
 def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> str:
-  """Read gin files and bindings, check every name in them, and return the whole config; nothing is built.
+  """Read gin files and bindings, check every name in them, and return the complete config; nothing is built.
 
   It ends with digests of the modules that it imports, for their code is a part of it.
   """
@@ -90,7 +90,7 @@ def folder(file: str, text: str) -> Path:
 
   Args:
     file: the last gin file.
-    text: the whole config.
+    text: the complete config.
   """
   bound = gin.get_bindings('speccascade.run', resolve_references=False).get('folder')
   if own := copy.deepcopy(bound):  # which resolves a macro

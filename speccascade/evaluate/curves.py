@@ -35,7 +35,7 @@ class Checkpoint:
     storage.resolve(self.path)
 
   def digest(self) -> str:
-    """Return what tells the files at the path from any others."""
+    """Return a digest of the files at the path."""
     return self._read(checkpoints.digest, revision=self.revision, tokenizer=self.tokenizer)
 
   def load(self, mesh: Any = None, loaded: list | None = None) -> Model:
@@ -60,7 +60,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """One method with one value, and its place in the plots."""
+  """One method with one value of its parameter."""
 
   curve: 'Curve'
   value: Any
@@ -72,7 +72,7 @@ class Point:
 
   @property
   def label(self) -> str:
-    """The point in words."""
+    """The curve's name and the setting, for people."""
     return self.curve.name if self.value is None else f'{self.curve.name} {self.curve.parameter}={self.value}'
 
   @property

@@ -19,6 +19,7 @@ from speccascade.host import storage
 from speccascade.types import checked_int, Model
 
 TARGET = 'target only'
+EXTRA_OUTPUTS = ('png', 'tensorboard')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Experiment:
   Quality is measured on the first `quality_examples` (all: None) at every temperature, in batches fixed by the split.
   Latency is measured on `latency_examples` chosen by the seed, every point in turn on each of them, `latency_trials`
   times, and is given relative to the curve `reference`. 0 examples measure nothing. `cell` names the cell of a paper's
-  table or figure that this reproduces, as in 'cascades/table2/wmt14/small-large'.
+  table or figure that this reproduces, as in 'cascades/table2/wmt14/small-large'. `extra_outputs` are files that a run
+  writes on request: 'png', the charts as PNG too, and 'tensorboard', quality and speed-up as scalars.
   """
 
   task: Task
@@ -51,6 +53,7 @@ class Experiment:
   latency_trials: int = 3
   latency_batches: Sequence[int] = (1,)
   trace_examples: int = 4
+  extra_outputs: Sequence[str] = ()
   mesh: Any = None  # jax.sharding.Mesh on which the models are loaded; None: one device
 
   def __post_init__(self):
@@ -63,13 +66,15 @@ class Experiment:
       raise ValueError(f'{self.name}: the task {self.task.name} has no metrics.')
     ours = {name: metric for name, metric in self.task.metrics.items() if isinstance(metric, metrics.Summed)}
     metrics.check(ours, self.task.examples, lambda example: f'{self.task.name}: example {example.index}')
-    for name in ('curves', 'temperatures', 'latency_batches'):
+    for name in ('curves', 'temperatures', 'latency_batches', 'extra_outputs'):
       value = getattr(self, name)
       if isinstance(value, (str, float, int, Curve)):
         raise ValueError(f'{self.name}: {name}={value!r} is not a list.')
       object.__setattr__(self, name, tuple(value))
     if not callable(self.models):
       object.__setattr__(self, 'models', tuple(self.models))
+    if unknown := [name for name in self.extra_outputs if name not in EXTRA_OUTPUTS]:
+      raise ValueError(f'{self.name}: extra_outputs has {unknown[0]!r}; it may have {", ".join(EXTRA_OUTPUTS)}.')
     self._check_counts()
     self._check_curves()
 
@@ -182,7 +187,7 @@ class Experiment:
       if len(row) > most:
         raise ValueError(
           f'{self.task.name}: example {index} has {len(row)} tokens, more than max_prompt_tokens={most}; raise the '
-          "limit, or give the task the models' tokenizer, to cut texts to it."
+          "limit, or give the task the models' tokenizer, which shortens texts to it."
         )
     return prompts
 
@@ -207,13 +212,13 @@ class Experiment:
 def _sources(curves: Sequence[Curve]) -> list[str]:
   """Return a line with a digest of the source of each method and rule that is not of this package."""
   own = [f for c in curves for f in (c.method, c.rule) if f and not str(f.__module__).startswith('speccascade.')]
-  found = set()
+  lines = set()
   for function in own:
     with contextlib.suppress(OSError, TypeError):  # one that was typed in
       code = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
       digest = storage.digest(inspect.getsource(code).encode())
-      found.add(f'source of {rules.name_of(function)}: {digest}')
-  return sorted(found)
+      lines.add(f'source of {rules.name_of(function)}: {digest}')
+  return sorted(lines)
 
 
 def _described(models: Any) -> str:

@@ -104,6 +104,6 @@ def _name(temperature: float, point: Point) -> tuple[float, str, str]:
 
 
 def _key(method: Strategy, temperature: float) -> tuple:
-  """Return what tells a program from others: the structure of its method and the shapes of its numbers."""
+  """Return what identifies a program: the structure of its method and the shapes of its numbers."""
   leaves, structure = jax.tree.flatten(method)
   return temperature, structure, *map(np.shape, leaves)

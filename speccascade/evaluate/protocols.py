@@ -1,7 +1,7 @@
-"""The two measurements: quality, on whole splits in fixed batches, and latency, every point in turn on each example.
+"""The two measurements: quality, on splits in fixed batches, and latency, every point in turn on each example.
 
-Both know their whole plan beforehand and write a journal in its order, so that a killed run goes on at the first line
-that is missing. A part is decoded the same whether its run was interrupted or not.
+Both make their plan beforehand and write a journal in its order, so that a killed run resumes at the first line that
+is missing. A part is decoded the same whether its run was interrupted or not.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ from speccascade.engine.stats import PER_MODEL, Stats
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.programs import Programs
-from speccascade.evaluate.shards import Shard, WHOLE
+from speccascade.evaluate.shards import ALL, Shard
 from speccascade.host import multihost
 from speccascade.host.journal import Journal
 from speccascade.host.progress import Progress
 from speccascade.planning.timing import timed
 
-MAPS = 40_000  # a decode loop holds some 400 memory mappings, and the kernel allows a process 65 530
+MAPS = 40_000  # a decode loop has some 400 memory mappings, and the kernel allows a process 65 530
 TOGETHER = 40  # curves at a temperature whose programs are compiled together, at most
 BATCHES = 8  # in a part of the quality protocol, so that its end, where the queue is empty, is a small share
 PER_ROW = ('rounds', 'tested', 'accepted', 'emitted', 'deferred')
-BY_PLACE = ('accepted_lengths', 'verified_lengths', 'tested_at', 'accepted_at')
+BY_POSITION = ('accepted_lengths', 'verified_lengths', 'tested_at', 'accepted_at')
 QUALITY_KEYS = ('temperature', 'curve', 'value', 'example')
 LATENCY_KEYS = ('temperature', 'batch', 'trial', 'examples', 'curve', 'value')
 QUALITY_FIELDS = (*QUALITY_KEYS, 'prediction', 'tokens', *(f.name for f in dataclasses.fields(Stats)))
@@ -111,8 +111,23 @@ def quality_plan(experiment: Experiment) -> list[Part]:
   return [Part(i + j, *run, part) for i, run in enumerate(runs) for j, part in enumerate(parts)]
 
 
-def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal, shard: Shard = WHOLE):
-  """Decode the split with every point at every temperature, one line an example."""
+def quality(
+  experiment: Experiment,
+  load: Callable[[], Loaded],
+  journal: Journal,
+  shard: Shard = ALL,
+  row: Callable[[float, Point, list[dict]], str] | None = None,
+):
+  """Decode the split with every point at every temperature, one line an example.
+
+  Args:
+    experiment: what is measured.
+    load: loads the models and prompts, if anything is left to decode.
+    journal: where the lines go.
+    shard: the share that this process decodes.
+    row: makes a text of all lines of a point at a temperature, which is printed as soon as this process has decoded
+      them; without it nothing is printed.
+  """
   parts = [part for part in quality_plan(experiment) if shard.has(part.turn)]
   plan = [key for part in parts for key in part.keys()]
   journal.agree(QUALITY_KEYS, plan)
@@ -122,6 +137,7 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
   examples = _quality_examples(experiment)
   batch = _batch(experiment, examples)
   progress = Progress('quality', len(plan), journal.count)
+  decoded: dict[tuple, list[dict]] = {}
   for group in _groups(_unfinished(parts, journal.count)):
     few_executables()
     with _programs(experiment, loaded, group, batch, len(examples) > batch > 1) as programs:
@@ -137,6 +153,10 @@ def quality(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
         lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
         journal.append(lines[len(lines) - missing :])
         progress.add(missing, label)
+        done = decoded.setdefault((part.temperature, part.point.label), [])
+        done += lines
+        if row is not None and len(done) == len(examples) and multihost.is_writer():
+          progress.write(row(part.temperature, part.point, done), file=sys.stderr)
 
 
 def _groups(parts: list[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
@@ -149,13 +169,13 @@ def _groups(parts: list[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
 
 def _unfinished(parts: Sequence[Part], written: int) -> list[tuple[Part, int]]:
   """Return the parts that the journal lacks, each with the number of its lines that are missing."""
-  found = []
+  unfinished = []
   end = 0
   for part in parts:
     end += len(part.examples)
     if end > written:
-      found.append((part, min(end - written, len(part.examples))))
-  return found
+      unfinished.append((part, min(end - written, len(part.examples))))
+  return unfinished
 
 
 def _programs(
@@ -186,7 +206,7 @@ def _quality_examples(experiment: Experiment) -> list[Example]:
 
 
 def _parts(examples: list[Example], batch: int) -> list[list[Example]]:
-  """Cut examples in parts that one call decodes: a killed run begins its part anew, with the same company.
+  """Divide examples into parts that one call decodes; a killed run repeats its part with the same examples.
 
   All parts are longer than the batch, or none is, so that they share their programs.
   """
@@ -196,7 +216,7 @@ def _parts(examples: list[Example], batch: int) -> list[list[Example]]:
 
 
 def _line(out: Decoded, i: int, example: Example, temperature: float, point: Point, models: Sequence[Model]) -> dict:
-  """Return what is kept of one decoded example."""
+  """Return the line of one decoded example."""
   name, value = point.key
   tokens = out.tokens[i]
   stats = out.stats
@@ -221,7 +241,7 @@ def _line(out: Decoded, i: int, example: Example, temperature: float, point: Poi
 
 
 def _warn_of_faults(out: Decoded, point: Point):
-  """Warn of sequences that ended as faults; the run goes on, and its tables count them."""
+  """Warn of sequences that ended as faults; the run continues, and its tables count them."""
   if (faults := [fault for fault in out.faults if fault]) and multihost.is_writer():
     print(f'warning: {point.label}: {len(faults)} of {len(out.faults)} ended as faults. {faults[0]}', file=sys.stderr)
 
@@ -255,7 +275,7 @@ class Timing:
 
 
 def latency_plan(experiment: Experiment) -> list[Timing]:
-  """Return every timed call in order: each group of examples goes through all points, in an order of its own."""
+  """Return every timed call in order: all points decode each group of examples in turn, in a new random order."""
   count = len(experiment.task.examples)
   rng = np.random.default_rng(experiment.seed)
   chosen = rng.choice(count, min(experiment.latency_examples, count), replace=False).tolist()
@@ -271,7 +291,7 @@ def latency_plan(experiment: Experiment) -> list[Timing]:
   return plan
 
 
-def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal, shard: Shard = WHOLE):
+def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal, shard: Shard = ALL):
   """Time the plan, each program warmed up with one call before the first that counts."""
   plan = [timing for timing in latency_plan(experiment) if shard.has(timing.turn)]
   journal.agree(LATENCY_KEYS, [t.key for t in plan])
@@ -321,20 +341,19 @@ def widths(experiment: Experiment) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-  """A measurement: its journal, whose lines have a key and fields, its plan, and what carries that out."""
+  """A measurement: its journal, whose lines have a key and fields, and its plan."""
 
   journal: str
   keys: Sequence[str]
   fields: Sequence[str]
   plan: Callable[[Experiment], list[Part] | list[Timing]]
-  measure: Callable[[Experiment, Callable[[], Loaded], Journal, Shard], None]
 
   def lines(self, experiment: Experiment) -> list[tuple[int, tuple]]:
-    """Return the plan as (turn, key) of each line of a whole journal."""
+    """Return the plan as (turn, key) of each line of a complete journal."""
     return [(call.turn, key) for call in self.plan(experiment) for key in call.keys()]
 
 
 PROTOCOLS = (
-  Protocol('examples.jsonl', QUALITY_KEYS, QUALITY_FIELDS, quality_plan, quality),
-  Protocol('latency.jsonl', LATENCY_KEYS, LATENCY_FIELDS, latency_plan, latency),
+  Protocol('examples.jsonl', QUALITY_KEYS, QUALITY_FIELDS, quality_plan),
+  Protocol('latency.jsonl', LATENCY_KEYS, LATENCY_FIELDS, latency_plan),
 )

@@ -1,6 +1,6 @@
 """A run's directory, on a disk or in a bucket: one process at a time, one config for life.
 
-A bucket cannot be locked: there the journals tell that two processes write one run.
+A bucket cannot be locked: there the journals show that two processes write one run.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +34,7 @@ def _locked(folder: Path, shared: bool) -> Iterator[None]:
     strangers = {name for name in storage.names(folder) if not storage.is_part(Path(name))} - {LOCK, SHARDS}
     if strangers and not (folder / CONFIG).exists():
       raise RunError(
-        f'{folder} holds a run whose {CONFIG} is gone: put it back, or choose another --run_dir.'
+        f'{folder} has a run whose {CONFIG} is gone: put it back, or choose another --run_dir.'
         if strangers & OURS
         else f'{folder} is not empty and no run directory (it has {min(strangers)}); choose another --run_dir.'
       )
@@ -54,13 +54,13 @@ def owned(folder: Path, remedy: str, *, shared: bool = False) -> contextlib.Abst
 
 
 def _check_bucket(folder):
-  """Write, find, read and remove an object, all of which a run comes to do."""
+  """Write, list, read and remove an object, as a run will do."""
   name = f'{LOCK}.{uuid.uuid4().hex[:8]}.part'
   remedy = 'permit all three, or choose another --run_dir'
   with storage.one_sentence(f'{folder} cannot be written, read and cleared', remedy):
     storage.create(folder / name, name.encode())
     if list(storage.contents(folder, [n for n in storage.objects(folder) if n == name])) != [name.encode()]:
-      raise OSError(f'{name} was written, but is not found as it was')
+      raise OSError(f'{name} was written, but reads differently')
     storage.remove(folder, [name])
 
 
@@ -74,20 +74,20 @@ def clean(folder: Path):
 
 
 def measured(folder: Path) -> bool:
-  """Tell whether a run has a line yet."""
+  """Return whether a run has a line yet."""
   if storage.in_bucket(folder):
     return any(name.endswith('.jsonl') and about['size'] for name, about in storage.objects(folder).items())
   return any(journal.stat().st_size for journal in folder.rglob('*.jsonl'))
 
 
 def exists(path: Path) -> bool:
-  """Tell whether a file of the run is there."""
+  """Return whether a file of the run exists."""
   with storage.one_sentence(f'{path} cannot be read', READ):
     return multihost.once(path.exists)
 
 
 def write(path: Path, content: str | bytes | Iterable[bytes]):
-  """Write a file of the run so that it is there whole or not at all."""
+  """Write a file of the run atomically."""
   with storage.one_sentence(f'{path} cannot be written', GO_ON):
     multihost.once(lambda: storage.write(path, content))
 
@@ -109,7 +109,7 @@ def read(path: Path) -> str:
 
 
 def read_json(path: Path, valid: Callable[[Any], bool]) -> Any:
-  """Return what a JSON file of the run holds, or the list of what a .jsonl file does, having checked it."""
+  """Return the checked value of a JSON file of the run, the list of lines of a .jsonl file."""
   text = read(path)
   try:  # only line feeds end a line: a text may hold other characters that end one elsewhere
     value = [json.loads(line) for line in text.split('\n') if line] if path.suffix == '.jsonl' else json.loads(text)
@@ -117,10 +117,10 @@ def read_json(path: Path, valid: Callable[[Any], bool]) -> Any:
       return value
   except ValueError:
     pass
-  raise RunError(f'{path} is damaged; delete it, and the same command makes it anew.')
+  raise RunError(f'{path} is damaged; delete it, and the same command makes it again.')
 
 
-def keep_config(folder: Path, config: str, *, begun: bool = False):
+def write_config(folder: Path, config: str, *, begun: bool = False):
   """Write the config of a new run; refuse to go on with one that had another or has `begun`, and say what changed."""
   path = folder / CONFIG
   there = path.exists()
@@ -136,6 +136,6 @@ def keep_config(folder: Path, config: str, *, begun: bool = False):
   changes = [x for x in difflib.unified_diff(old, new, lineterm='', n=0) if x[:3] not in ('---', '+++', '@@ ')]
   shown = '\n'.join(f'  {x}' for x in changes[:20])
   raise RunError(
-    f'{folder} holds a run with another config; choose another --run_dir, or repeat the first command to go on. '
+    f'{folder} has a run with another config; choose another --run_dir, or repeat the first command to resume it. '
     f'What changed (- then, + now):\n{shown}'
   )

@@ -1,4 +1,4 @@
-"""One run: take the directory, measure each experiment into it, write what was found in every form."""
+"""One run: take the directory, measure each experiment into it, write the results in every form."""
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from speccascade.evaluate import protocols, report, rundir, shards, summary, sv_studies, trace
+from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.shards import Shard
 from speccascade.host import multihost, storage
@@ -41,7 +42,7 @@ def run(
   """Measure all experiments, or what is left of them, and return the folders of the results that are written.
 
   One experiment has the run directory for itself; several have a folder in it each. `only` names those to measure now,
-  and the same run goes on with the others later. With a shard only its share is measured, and results are written by
+  and the same run may measure the others later. With a shard only its share is measured, and results are written by
   the last to end.
   """
   studies = _studies(experiments, only)
@@ -51,7 +52,7 @@ def run(
   with rundir.locked(folder):
     multihost.once(lambda: shards.check_none(folder, [study.folder(folder) for study in studies]))
     multihost.once(lambda: _prepare(folder, text))
-    return [_run_whole(study, folder, command) for study in studies]
+    return [_run_one(study, folder, command) for study in studies]
 
 
 def merge(
@@ -61,9 +62,9 @@ def merge(
   studies = _studies(experiments, only)
   text = config_text(config, experiments)
   if not (count := multihost.once(lambda: shards.count(folder))):
-    raise RunError(f'{folder} holds no shards; run them first, each with --shard=i/n, as in --shard=0/4.')
+    raise RunError(f'{folder} has no shards; run them first, each with --shard=i/n, as in --shard=0/4.')
   with rundir.locked(folder, shared=True), shards.alone(folder):
-    multihost.once(lambda: rundir.keep_config(folder, text, begun=True))
+    multihost.once(lambda: rundir.write_config(folder, text, begun=True))
     if missing := _missing(studies, folder, count):
       raise RunError(
         f'{folder} lacks {len(missing)} of {count} shards: {", ".join(missing)}; run each with --shard=i/{count}, and '
@@ -77,7 +78,8 @@ class Study:
   """An experiment in its run: the folder that it has in the run directory, and its models, loaded when asked for."""
 
   experiment: Experiment
-  place: str
+  subfolder: str
+  judged: dict[tuple, tuple] = dataclasses.field(default_factory=dict)  # the quality of points that have it already
 
   @functools.cached_property
   def _loaded(self) -> protocols.Loaded:
@@ -94,7 +96,14 @@ class Study:
 
   def folder(self, run: Path) -> Path:
     """Return its folder in a run directory, or in a shard's."""
-    return run / self.place if self.place else run
+    return run / self.subfolder if self.subfolder else run
+
+  def row(self, temperature: float, point: Point, lines: list[dict]) -> str:
+    """Judge a point and return its row of the summary, in which no time is known yet."""
+    record, resampled = summary.judge(self.experiment, point, lines)
+    self.judged[temperature, point.label] = record, resampled
+    about = dict(curve=point.curve.name, parameter=point.curve.parameter, value=point.value)
+    return f'T = {temperature:g}: {report.formats.row(_metrics(self.experiment), about | record)}'
 
   @property
   def files(self) -> list[str]:
@@ -111,13 +120,13 @@ def _studies(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Stu
     )
   if unknown := [name for name in only if name not in (e.name for e in experiments)]:
     raise RunError(f'only={unknown[0]}: the experiments here are {", ".join(e.name for e in experiments)}.')
-  places = names if len(names) > 1 else ['']
-  return [Study(e, place) for e, place in zip(experiments, places, strict=True) if not only or e.name in only]
+  subfolders = names if len(names) > 1 else ['']
+  return [Study(e, folder) for e, folder in zip(experiments, subfolders, strict=True) if not only or e.name in only]
 
 
 def _prepare(folder: Path, config: str, *, begun: bool = False):
-  """Keep the config and the environment of a new run; refuse another config, and say that the environment differs."""
-  rundir.keep_config(folder, config, begun=begun)
+  """Write the config and the environment of a new run; refuse another config, and warn of another environment."""
+  rundir.write_config(folder, config, begun=begun)
   known = folder / 'environment.json'
   here = environment()
   if known.exists():
@@ -168,17 +177,17 @@ def _commit() -> str | None:
 
 
 def _compare(then: dict, now: dict):
-  """Say where a run goes on in another environment than it began in: its numbers may not be comparable."""
+  """Warn of a run that continues in another environment than it began in."""
   changed = [k for k in now if then.get(k) != now[k]]
   if changed:
     was = ', '.join(f'{k}: {then.get(k)} → {now[k]}' for k in changed)
     print(f'warning: this run began in another environment ({was}); its timings may not compare', file=sys.stderr)
 
 
-def _run_whole(study: Study, run: Path, command: str) -> Path:
+def _run_one(study: Study, run: Path, command: str) -> Path:
   """Measure what the journals lack, then write the results."""
   with _journals(study, run) as opened:
-    _measure(study, opened, shards.WHOLE)
+    _measure(study, opened, shards.ALL)
     return _finish(study, run, command, opened)
 
 
@@ -205,8 +214,8 @@ def _missing(studies: Sequence[Study], run: Path, count: int) -> list[str]:
   files = []
   for study in studies:
     for protocol in protocols.PROTOCOLS:
-      plans[os.path.join(study.place, protocol.journal)] = [turn for turn, _ in protocol.lines(study.experiment)]
-    files += [os.path.join(study.place, name) for name in study.files]
+      plans[os.path.join(study.subfolder, protocol.journal)] = [turn for turn, _ in protocol.lines(study.experiment)]
+    files += [os.path.join(study.subfolder, name) for name in study.files]
   with storage.one_sentence(f'{run} cannot be read', rundir.READ):
     return multihost.once(lambda: shards.missing(run, plans, files, shards.all_of(count)))
 
@@ -251,12 +260,13 @@ def _opened(stack: contextlib.ExitStack, protocol: protocols.Protocol, folder: P
 
 def _measure(study: Study, opened: dict[str, Journal], shard: Shard):
   """Run what the journals lack of a share."""
-  for protocol in protocols.PROTOCOLS:
-    protocol.measure(study.experiment, study.load, opened[protocol.journal], shard)
+  quality, timings = opened.values()
+  protocols.quality(study.experiment, study.load, quality, shard, study.row)
+  protocols.latency(study.experiment, study.load, timings, shard)
 
 
 def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -> Path:
-  """Write the results that whole journals come to; return their folder."""
+  """Write the results of complete journals; return their folder."""
   experiment = study.experiment
   folder = study.folder(run)
   quality, timings = opened.values()
@@ -268,14 +278,11 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
   )
 
   def results():
-    found = dict(
+    record = _metrics(experiment) | dict(
       name=experiment.name,
       task=experiment.task.name,
-      metric=next(iter(experiment.task.metrics)),
-      metrics=list(experiment.task.metrics),
       models=names,
-      reference=experiment.reference,
-      points=summary.points(experiment, quality.lines(), list(timings.lines()), floors),
+      points=summary.points(experiment, quality.lines(), list(timings.lines()), floors, study.judged),
       floor=floors,
       tables=[],
       traces=traced,
@@ -283,7 +290,7 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
       environment=rundir.read_json(run / 'environment.json', _is_object),
       command=command,
     )
-    report.write(found, folder)
+    report.write(record, folder, experiment.extra_outputs)
 
   for journal in opened.values():
     journal.seal()
@@ -291,8 +298,13 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
   return folder
 
 
+def _metrics(experiment: Experiment) -> dict:
+  names = list(experiment.task.metrics)
+  return dict(metric=names[0], metrics=names, reference=experiment.reference)
+
+
 def _once_each(study: Study, folder: Path) -> tuple[list[str] | None, dict | None]:
-  """Return the names of the models and the times of their forward passes, which are found once a run."""
+  """Return the names of the models and the times of their forward passes, which are measured once a run."""
   names = _once(folder / 'models.json', lambda: [m.name for m in study.load().models], _is_names)
   if not study.experiment.latency_examples:
     return names, None
@@ -300,16 +312,14 @@ def _once_each(study: Study, folder: Path) -> tuple[list[str] | None, dict | Non
 
 
 def _once(path: Path, make: Callable[[], Any], valid: Callable[[Any], bool]):
-  """Return, where this process writes, what a file of the run holds, making it first where it is missing."""
+  """Return the value of a file of the run, which is made where it is missing."""
   if not rundir.exists(path):
     value = make()
     if path.suffix == '.jsonl':
       rundir.write(path, ''.join(json.dumps(v, ensure_ascii=False) + '\n' for v in value))
     else:
       rundir.write_json(path, value)
-  found = []
-  multihost.once(lambda: found.append(rundir.read_json(path, valid)))
-  return found[0] if found else None
+  return multihost.once(lambda: rundir.read_json(path, valid))
 
 
 def _is_object(value: Any) -> bool:
@@ -329,9 +339,9 @@ def _floor(experiment: Experiment, models) -> dict:
   widths = protocols.widths(experiment)
   progress = Progress('forward passes', len(models), unit='models')
   task = experiment.task
-  found = {}
+  seconds = {}
   for model in models:
     wanted = widths if model is models[-1] else [1]  # only the last one's windows enter the prediction
-    found |= timing.measure([model], wanted, source=task.max_prompt_tokens, tokens=task.max_new_tokens)
+    seconds |= timing.measure([model], wanted, source=task.max_prompt_tokens, tokens=task.max_new_tokens)
     progress.add(1, model.name)
-  return {'forward_s': found}
+  return {'forward_s': seconds}

@@ -2,7 +2,7 @@
 
   RUN/shards/1-of-3/        the journals of shard 1, and its lock
   RUN/shards/0-of-3/        of shard 0 also what one process measures for all: models.json, floor.json
-  RUN/…                     what one process would leave, made from these when all are whole
+  RUN/…                     what one process would leave, made from these when all are complete
 
 No shard waits for another. What they share in the run directory is written by one of them at a time.
 """
@@ -31,7 +31,7 @@ class Shard:
     return f'{self.index}/{self.count}'
 
   def has(self, turn: int) -> bool:
-    """Tell whether a call is this shard's."""
+    """Return whether a call is this shard's."""
     return turn % self.count == self.index
 
   def folder(self, run: Path) -> Path:
@@ -39,7 +39,7 @@ class Shard:
     return run / FOLDER / f'{self.index}-of-{self.count}'
 
 
-WHOLE = Shard(0, 1)
+ALL = Shard(0, 1)  # of a run in one process
 
 
 def all_of(count: int) -> list[Shard]:
@@ -48,19 +48,19 @@ def all_of(count: int) -> list[Shard]:
 
 
 def count(run: Path) -> int | None:
-  """Return how many shards a run has been cut in, if it has been."""
+  """Return how many shards a run has, None for a run of one process."""
   with storage.one_sentence(f'{run} cannot be read', rundir.READ):
     names = storage.names(run / FOLDER)
-  found = {int(m.group(1)) for m in (re.fullmatch(r'\d+-of-(\d+)', name) for name in names) if m}
-  if len(found) > 1:
-    raise RunError(f'{run / FOLDER} has shards of {min(found)} and of {max(found)}; remove those of one kind.')
-  return min(found, default=None)
+  counts = {int(m.group(1)) for m in (re.fullmatch(r'\d+-of-(\d+)', name) for name in names) if m}
+  if len(counts) > 1:
+    raise RunError(f'{run / FOLDER} has shards of {min(counts)} and of {max(counts)}; remove those of one kind.')
+  return min(counts, default=None)
 
 
 def check_none(run: Path, folders: Iterable[Path]):
   """Refuse to go on as one process with a run of shards of which not all results are written."""
   if (n := count(run)) and not all(rundir.exists(folder / 'results.json') for folder in folders):
-    raise RunError(f'{run} holds a run of {n} shards: go on with --shard=i/{n}, or write its results with --merge.')
+    raise RunError(f'{run} has a run of {n} shards: resume it with --shard=i/{n}, or write its results with --merge.')
 
 
 def locked(run: Path, shard: Shard, prepare: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
@@ -105,11 +105,11 @@ def _check(run: Path, shard: Shard):
   """Refuse a shard of another number of them, and of a run that one process began."""
   n = count(run)
   if n is None and rundir.measured(run):
-    raise RunError(f'{run} holds a run of one process; go on without --shard, or choose another --run_dir.')
+    raise RunError(f'{run} has a run of one process; resume it without --shard, or choose another --run_dir.')
   if n is not None and n != shard.count:
     raise RunError(
-      f'--shard={shard}: {run} holds a run of {n} shards; give --shard=i/{n}, choose another --run_dir, or remove '
-      f'{run / FOLDER} to measure anew.'
+      f'--shard={shard}: {run} has a run of {n} shards; give --shard=i/{n}, choose another --run_dir, or remove '
+      f'{run / FOLDER} to measure again.'
     )
 
 

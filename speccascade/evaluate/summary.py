@@ -1,6 +1,6 @@
 """From the lines of the protocols to results: quality, latency and counts of every point, with confidence intervals."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
 from typing import Any
 
@@ -12,25 +12,41 @@ from speccascade.engine.phases import Verify
 from speccascade.engine.stats import PER_MODEL
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.protocols import BY_PLACE, PER_ROW
+from speccascade.evaluate.protocols import BY_POSITION, PER_ROW
 from speccascade.methods import autoregressive
 from speccascade.planning import cost_model
 
 RESAMPLES = 1000
 NOTHING = dict(examples=0, faults=0, fault=None, quality=None, quality_ci=None, counts=None)
 Resampled = dict[str, np.ndarray | None]  # a metric on each resample of the examples, None where it has no sums
-LEVEL = (2.5, 97.5)  # per cent: the bounds of every interval
+BOUNDS = (2.5, 97.5)  # per cent: the bounds of every interval
 
 
-def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict], floor: dict | None) -> list[dict]:
-  """Return one record for each temperature, latency batch size and point."""
+def points(
+  experiment: Experiment,
+  lines: Iterable[dict],
+  timings: Sequence[dict],
+  floor: dict | None,
+  judged: Mapping[tuple, tuple[dict, Resampled]] | None = None,
+) -> list[dict]:
+  """Return one record for each temperature, latency batch size and point.
+
+  Args:
+    experiment: what was measured.
+    lines: those of the quality protocol.
+    timings: the lines of the latency protocol.
+    floor: the times of bare forward passes, None where none were measured.
+    judged: what `judge` has returned before, by temperature and label.
+  """
   by_point = {}
   resampled = {}
   points_by_name = {_named(p): p for p in experiment.points}
   for key, some in itertools.groupby(lines, _key):  # the lines of a point follow each other
-    by_point[key], resampled[key] = _quality(experiment, points_by_name[key[1:]], list(some))
+    point = points_by_name[key[1:]]
+    known = (judged or {}).get((key[0], point.label))
+    by_point[key], resampled[key] = known or judge(experiment, point, list(some))
   times = _seconds(timings)
-  found = []
+  records = []
   for temperature in experiment.temperatures:
     base = resampled.get((temperature, *_named(experiment.reference_point)), {})
     for batch in experiment.latency_batches if timings else (experiment.quality_batch,):
@@ -45,17 +61,17 @@ def points(experiment: Experiment, lines: Iterable[dict], timings: Sequence[dict
         record['latency'] = _latency(times.get((temperature, batch, *_named(point))), reference, experiment.seed)
         timed = {key[2:]: some for key, some in times.items() if key[:2] == (temperature, batch)}
         record['predicted'] = _predicted(experiment, point, record['counts'], floor, timed) if batch == 1 else None
-        found.append(record)
-  return found
+        records.append(record)
+  return records
 
 
-def _at_batch(experiment: Experiment, point: Point, batch: int, found: dict | None) -> dict | None:
+def _at_batch(experiment: Experiment, point: Point, batch: int, counted: dict | None) -> dict | None:
   """Return counts without rates that do not hold for a batch of this size, which another method decodes."""
-  if point.plan is None or found is None:
-    return found
+  if point.plan is None or counted is None:
+    return counted
   method = point.build()
   same = str(method.at(batch)) == str(method.at(min(experiment.quality_batch, len(experiment.task.examples))))
-  return found if same else found | dict(acceptance=None, tokens_per_round=None)
+  return counted if same else counted | dict(acceptance=None, tokens_per_round=None)
 
 
 def _named(point: Point) -> tuple[str, str]:
@@ -70,22 +86,23 @@ def _key(line: dict) -> tuple:
 # ---- quality and counts ----
 
 
-def _quality(experiment: Experiment, point: Point, lines: list[dict]) -> tuple[dict, Resampled]:
+def judge(experiment: Experiment, point: Point, lines: list[dict]) -> tuple[dict, Resampled]:
+  """Return the quality and counts of a point, from its lines, and its metrics on resamples of the examples."""
   task = experiment.task
   by_index = {e.index: e for e in task.examples}
   examples = [by_index[line['example']] for line in lines]
   texts = [line['prediction'] for line in lines]
   if task.postprocess is not None:
     texts = [task.postprocess(text, example) for text, example in zip(texts, examples, strict=True)]
-  judged = {name: _judge(metric, examples, texts, experiment.seed) for name, metric in task.metrics.items()}
-  quality, resampled = ({name: found[i] for name, found in judged.items()} for i in range(2))
+  judged = {name: _resampled(metric, examples, texts, experiment.seed) for name, metric in task.metrics.items()}
+  quality, resampled = ({name: pair[i] for name, pair in judged.items()} for i in range(2))
   interval = {name: None if values is None else _interval(values) for name, values in resampled.items()}
   faults = [line['fault'] for line in lines if 'fault' in line]
   about = dict(examples=len(lines), faults=len(faults), fault=next(iter(faults), None))
   return about | dict(quality=quality, quality_ci=interval, counts=counts(point, lines)), resampled
 
 
-def _judge(
+def _resampled(
   metric: Callable, examples: list[Example], texts: list[str], seed: int
 ) -> tuple[float | None, np.ndarray | None]:
   """Return a metric and, where it is a function of sums of statistics, its values on resamples of the examples.
@@ -115,12 +132,12 @@ def _gains(mine: Resampled, base: Resampled) -> dict[str, list[float]]:
 
 
 def _interval(values: np.ndarray) -> list[float]:
-  return [float(x) for x in np.percentile(values, LEVEL)]
+  return [float(x) for x in np.percentile(values, BOUNDS)]
 
 
 def counts(point: Point, lines: list[dict]) -> dict:
   """Return what decoding cost, summed over examples, and the rates that follow from it."""
-  total: dict[str, Any] = {name: _sum(lines, name) for name in (*PER_MODEL, *PER_ROW, *BY_PLACE)}
+  total: dict[str, Any] = {name: _sum(lines, name) for name in (*PER_MODEL, *PER_ROW, *BY_POSITION)}
   total['deferral_rate'] = _deferral_rate(point, lines, total)
   total['acceptance'] = total['accepted'] / total['tested'] if total['tested'] else None
   total['tokens_per_round'] = total['emitted'] / total['rounds'] if total['rounds'] else None

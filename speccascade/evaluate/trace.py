@@ -32,7 +32,7 @@ def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> lis
   """Return the traces of the first examples at every temperature, from the lines of the quality protocol."""
   examples = list(experiment.task.examples[: experiment.trace_examples])
   by_key = {_key(line): line for line in wanted(experiment, lines)}
-  found = []
+  made = []
   for temperature in experiment.temperatures:
     for point in selected(experiment):
       name, value = point.key
@@ -41,7 +41,7 @@ def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> lis
         continue
       tokens = _trace(experiment, loaded, point, temperature, examples, lines)
       for example, trace in zip(examples, tokens, strict=True):
-        found.append(
+        made.append(
           dict(
             curve=name,
             value=value,
@@ -52,7 +52,7 @@ def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> lis
             tokens=trace,
           )
         )
-  return found
+  return made
 
 
 def wanted(experiment: Experiment, lines: Iterable[dict]) -> Iterator[dict]:

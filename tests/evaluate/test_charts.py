@@ -25,7 +25,7 @@ def test_quality_is_drawn_against_time_with_both_intervals():
   chart = described(made.results(points), 'quality_latency')
   (panel,) = chart.panels
   assert (chart.section, chart.name) == ('Quality and time', 'quality_latency_T0')
-  assert marks(panel) == {'target only': [(1.0, 28.0)], 'a': [(0.8, 27.0)]} and panel.level == 28.0
+  assert marks(panel) == {'target only': [(1.0, 28.0)], 'a': [(0.8, 27.0)]} and panel.line_at == 28.0
   (mark,) = panel.series[1].marks
   assert mark.x_interval == pytest.approx([1 / 1.29, 1 / 1.21]) and mark.y_interval == [25.5, 28.5]
   assert mark.text.startswith('a at α = 0.1\nBLEU 27.00\n1.25× the speed, 0.80 of the time')
@@ -73,7 +73,7 @@ def test_one_setting_of_each_curve_is_selected():
 def test_only_parameters_that_vary_are_drawn():
   points = [point('one', 0.1, ratio=1.0), *(point('cos', [g, 1], ratio=1.0 + g, parameter='blocks') for g in (1, 5))]
   (panel,) = described(made.results(points), 'speed_by_parameter').panels
-  assert marks(panel) == {'cos': [(1, 2.0), (5, 6.0)]} and panel.whole_x
+  assert marks(panel) == {'cos': [(1, 2.0), (5, 6.0)]} and panel.integer_x
 
 
 def test_charts_without_numbers_are_left_out():

@@ -301,7 +301,7 @@ def test_the_interval_of_a_difference_pairs_the_examples(quality):
   ]
   gains = np.ravel(scores[1] - scores[0])
   drawn = np.random.default_rng(5).choice(gains, (4000, 10)).mean(1)
-  assert other['quality_gain_ci']['overlap'] == pytest.approx(np.percentile(drawn, summary.LEVEL), abs=2.5)
+  assert other['quality_gain_ci']['overlap'] == pytest.approx(np.percentile(drawn, summary.BOUNDS), abs=2.5)
 
 
 def test_what_the_metrics_see_is_post_processed(quality):

@@ -64,7 +64,7 @@ def test_a_run_leaves_every_file_and_prints_the_table(whole):
   names = {p.name for p in folder.iterdir()}
   assert names >= {
     'config.gin', 'environment.json', 'examples.jsonl', 'latency.jsonl', 'traces.jsonl', 'results.json', 'summary.csv',
-    'summary.md', 'tables.md', 'tensorboard', 'lock', 'curves', 'report.html',
+    'summary.md', 'tables.md', 'lock', 'curves', 'report.html',
   }  # fmt: skip
   results = json.loads((folder / 'results.json').read_text())
   assert len(results['points']) == 2 * 3 and results['metric'] == 'overlap' and results['models'] == ['toy2', 'toy1']
@@ -74,8 +74,11 @@ def test_a_run_leaves_every_file_and_prints_the_table(whole):
   assert results['environment']['backend'] == 'cpu' and results['environment']['versions']['jax']
   assert (folder / 'summary.md').read_text() in out and str(folder / 'report.html') in out
   assert 'quality: 60/60 examples' in err and 'latency: 24/24 calls' in err
+  rows = [line for line in err.splitlines() if line.startswith('T = ')]
+  assert len(rows) == 6 and rows[0].startswith('T = 0: target only, overlap ')
+  assert f'overlap {results["points"][0]["quality"]["overlap"]:.2f}, ' in rows[0] and 'speed-up' not in ''.join(rows)
+  assert err.index(rows[0]) < err.index('latency: ')
   assert len((folder / 'summary.csv').read_text().splitlines()) == 7
-  assert list((folder / 'tensorboard').glob('events.out.tfevents.*'))
 
 
 def test_the_same_command_again_only_shows_the_results(config, whole):

@@ -190,13 +190,13 @@ def test_a_directory_that_may_not_be_read_says_so(tmp_path, monkeypatch):
 
 
 def test_another_config_is_refused_with_what_changed(tmp_path):
-  rundir.keep_config(tmp_path, 'a = 0\n')
-  rundir.keep_config(tmp_path, 'a = 1\nb = 2\n')  # nothing was measured yet
+  rundir.write_config(tmp_path, 'a = 0\n')
+  rundir.write_config(tmp_path, 'a = 1\nb = 2\n')  # nothing was measured yet
   (tmp_path / 'part').mkdir()
   (tmp_path / 'part' / 'examples.jsonl').write_text('{}\n')
-  rundir.keep_config(tmp_path, 'a = 1\nb = 2\n')
+  rundir.write_config(tmp_path, 'a = 1\nb = 2\n')
   with pytest.raises(RunError) as caught:
-    rundir.keep_config(tmp_path, 'a = 1\nb = 3\nc = 4\n')
+    rundir.write_config(tmp_path, 'a = 1\nb = 3\nc = 4\n')
   message = str(caught.value)
   assert message.endswith('\n  -b = 2\n  +b = 3\n  +c = 4')
   assert '--run_dir' in message

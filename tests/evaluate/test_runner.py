@@ -54,7 +54,7 @@ def test_a_damaged_file_is_named_and_deleting_it_is_enough(whole, tmp_path, name
   (folder / name).write_text(content, encoding='latin-1')
   with pytest.raises(RunError) as caught:
     run(folder)
-  assert str(caught.value) == f'{folder / name} is damaged; delete it, and the same command makes it anew.'
+  assert str(caught.value) == f'{folder / name} is damaged; delete it, and the same command makes it again.'
   (folder / name).unlink()
   run(folder)
   if name != 'floor.json':  # which is times

@@ -4,4 +4,5 @@
 once and `drawing` draws it for page and files; `formats` and `page` write text and HTML, `outputs` all files.
 """
 
+from speccascade.evaluate.report import formats as formats
 from speccascade.evaluate.report.outputs import write as write

@@ -46,9 +46,9 @@ class Panel:
   y: str
   series: Sequence[Series]
   lines: bool = True  # whether the marks of a series are connected
-  level: float | None = None  # a dashed horizontal line
+  line_at: float | None = None  # a dashed horizontal line
   diagonal: bool = False  # whether the line of equal x and y is drawn
-  whole_x: bool = False  # whether x is a whole number
+  integer_x: bool = False  # whether x has integers alone
   y_limits: tuple[float, float] | None = None
   note: str = ''  # text in a corner
 
@@ -135,9 +135,9 @@ def _tradeoff(
   far = _far(points, mark, always)
   series = _series(results, [p for p in points if p not in far], mark)
   reference = pts.first(points, results['reference'])
-  level = None if reference is None else pts.quality(reference, metric)
+  line_at = None if reference is None else pts.quality(reference, metric)
   note = '\n'.join(f'{p["curve"]}: {mark(p).y:.2f} at {mark(p).x:.2f}' for p in far)
-  return Panel(title, axis, pts.metric_name(metric), series, level=level, note=note)
+  return Panel(title, axis, pts.metric_name(metric), series, line_at=line_at, note=note)
 
 
 def _far(points: Sequence[dict], mark: Callable, always: str | None) -> list[dict]:
@@ -158,7 +158,7 @@ def _far(points: Sequence[dict], mark: Callable, always: str | None) -> list[dic
 
 
 def _acceptance(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
-  """Describe acceptance by place in the block and the accepted lengths; one setting of each curve is selected."""
+  """Describe acceptance by position in the block and the accepted lengths; one setting of each curve is selected."""
   looks = _looks(results)
   rates = []
   lengths = []
@@ -173,22 +173,22 @@ def _acceptance(results: dict, title: str, points: Sequence[dict]) -> list[Panel
   return [
     Panel(
       f'acceptance, given all before, {title}',
-      'place in the block',
+      'position in the block',
       'acceptance',
       rates,
-      whole_x=True,
+      integer_x=True,
       y_limits=(0, 1.03),
     ),
-    Panel(f'accepted lengths, {title}', 'tokens accepted in a round', 'share of rounds', lengths, whole_x=True),
+    Panel(f'accepted lengths, {title}', 'tokens accepted in a round', 'share of rounds', lengths, integer_x=True),
   ]
 
 
 def _rates(point: dict) -> list[Mark]:
-  """Return acceptance at each place in the block, as far as any token was tested."""
+  """Return acceptance at each position in the block, as far as any token was tested."""
   pairs = zip(point['counts']['accepted_at'], point['counts']['tested_at'], strict=True)
   tested = itertools.takewhile(lambda pair: pair[1], pairs)
   name = pts.named(point)
-  return [Mark(i, a / t, f'{name}\nplace {i}: {a / t:.3f}\n{t} tested') for i, (a, t) in enumerate(tested, 1)]
+  return [Mark(i, a / t, f'{name}\nposition {i}: {a / t:.3f}\n{t} tested') for i, (a, t) in enumerate(tested, 1)]
 
 
 def _lengths(point: dict) -> list[Mark]:
@@ -216,8 +216,8 @@ def _speed_by_parameter(results: dict, title: str, points: Sequence[dict]) -> li
       pts.letter(parameter),
       axis,
       series,
-      level=1.0,
-      whole_x=parameter in pts.DISCRETE,
+      line_at=1.0,
+      integer_x=parameter in pts.DISCRETE,
     )
     for parameter, series in varied.items()
   ]
@@ -311,4 +311,4 @@ def _verified_lengths(table: dict) -> Panel:
     shares = [n / max(rounds, 1) for n in counts]
     marks = [Mark(i, share, f'{about}\n{i} tokens: {share:.1%} of rounds') for i, share in enumerate(shares)]
     series.append(Series(curve, look, marks))
-  return Panel(table['title'], 'drafted tokens verified in a round', 'share of rounds', series, whole_x=True)
+  return Panel(table['title'], 'drafted tokens verified in a round', 'share of rounds', series, integer_x=True)

@@ -1,6 +1,7 @@
 """Draws charts with matplotlib, as SVG and PNG files and as SVG inside a page; bytes depend on the chart alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+import copy
 import dataclasses
 import io
 from pathlib import Path
@@ -23,8 +24,13 @@ VARIABLES = {c: f'var(--c{i})' for i, c in enumerate(COLOURS)}
 VARIABLES |= {INK: 'var(--ink)', QUIET: 'var(--quiet)', GRID: 'var(--line)', EDGE: 'var(--card)'}
 DASHED = dict(linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
 INTERVALS = '-intervals'  # ends the id of what shows the intervals of a series
+BACKGROUND = 'background'  # starts the ids of what a page has a colour of its own for
+LEGEND = 'legend'
 SIZE = (5.6, 4.0)  # of a panel in inches; the page shows one at about 500 pixels
 STYLE = Path(__file__).parent / 'report.mplstyle'
+POINTS = 72  # of an inch, the unit of an SVG file
+ElementTree.register_namespace('', 'http://www.w3.org/2000/svg')
+ElementTree.register_namespace('xlink', 'http://www.w3.org/1999/xlink')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +42,12 @@ class Drawing:
   files: Mapping[str, bytes]
 
 
-def draw(chart: Chart) -> Drawing:
-  """Draw a chart.
+def draw(chart: Chart, *, png: bool = False) -> Drawing:
+  """Draw a chart once, for a page and for files.
 
   Args:
     chart: what is drawn.
+    png: whether the files have a PNG next to the SVG, which takes as long as all the rest.
 
   Returns:
     The SVG element has every series, in the colours of the page, with the text of each mark as `data-tip`; the files
@@ -49,26 +56,38 @@ def draw(chart: Chart) -> Drawing:
   from matplotlib import style  # lazily: nothing else here draws
   from matplotlib.figure import Figure  # without pyplot: no global state, and any thread may draw
 
+  width = SIZE[0] * len(chart.panels)
   with style.context(STYLE):
-    figure = Figure(figsize=(SIZE[0] * len(chart.panels), SIZE[1]), layout='constrained')
+    figure = Figure(figsize=(width, SIZE[1]), layout='constrained')
     cells = figure.subplots(1, len(chart.panels), squeeze=False)[0]
     groups: dict[str, Series] = {}
     for axes, panel in zip(cells, chart.panels, strict=True):
       groups |= _draw_panel(axes, panel, prefix=f'series{len(groups)}')
+    hidden = {f'{name}{end}' for name, series in groups.items() if not series.selected for end in ('', INTERVALS)}
+    _add_legend(figure, cells, hidden)
+    for i, patch in enumerate([figure.patch, *(axes.patch for axes in cells)]):
+      patch.set_gid(f'{BACKGROUND}{i}')
     figure.draw_without_rendering()
-    figure.set_layout_engine('none')  # or every file would be laid out again
-    svg = _element(_saved(figure, 'svg', transparent=True), chart, groups)
-    _keep_selected(figure, groups)
-    _add_legend(figure, cells)
+    figure.set_layout_engine('none')  # or saving would lay it out again
     bounds = figure.get_tightbbox().padded(0.1)
-    files = {f'{chart.name}.{kind}': _saved(figure, kind, bbox_inches=bounds) for kind in ('svg', 'png')}
-    return Drawing(chart, svg, files)
+    svg = ElementTree.fromstring(_saved(figure, 'svg', bounds))
+    files = {}
+    if png:
+      for artist in figure.findobj(lambda a: a.get_gid() in hidden):
+        artist.remove()
+      files[f'{chart.name}.png'] = _saved(figure, 'png', bounds)
+  element = _element(copy.deepcopy(svg), chart, groups)
+  corner = (-POINTS * bounds.x0, POINTS * (bounds.y1 - SIZE[1]))  # of the panels in the file, which has a legend too
+  element.set('viewBox', ' '.join(f'{x:.2f}' for x in (*corner, POINTS * width, POINTS * SIZE[1])))
+  _remove(svg, lambda node: node.tag.endswith('metadata') or node.get('id') in hidden)
+  files[f'{chart.name}.svg'] = ElementTree.tostring(svg, encoding='utf-8', xml_declaration=True)
+  return Drawing(chart, ElementTree.tostring(element, encoding='unicode'), files)
 
 
-def _saved(figure: Any, kind: str, **more: Any) -> bytes:
+def _saved(figure: Any, kind: str, bounds: Any) -> bytes:
   undated = {'svg': {'Date': None, 'Creator': None}, 'png': {'Software': None}}[kind]
   content = io.BytesIO()
-  figure.savefig(content, format=kind, metadata=undated, **more)
+  figure.savefig(content, format=kind, metadata=undated, bbox_inches=bounds)
   return content.getvalue()
 
 
@@ -77,13 +96,13 @@ def _draw_panel(axes: Any, panel: Panel, prefix: str) -> dict[str, Series]:
   groups = {f'{prefix}-{i}': series for i, series in enumerate(panel.series)}
   for name, series in groups.items():
     _draw_series(axes, series, name, '-' if panel.lines else 'none')
-  if panel.level is not None:
-    axes.axhline(panel.level, color=INK, **DASHED)
+  if panel.line_at is not None:
+    axes.axhline(panel.line_at, color=INK, **DASHED)
   if panel.diagonal:
     _draw_diagonal(axes, panel)
   if panel.note:
     axes.text(0.01, 0.02, panel.note, transform=axes.transAxes, color=QUIET, fontsize=9)
-  if panel.whole_x:
+  if panel.integer_x:
     axes.xaxis.get_major_locator().set_params(integer=True)
   if panel.y_limits:
     axes.set_ylim(*panel.y_limits)
@@ -123,30 +142,30 @@ def _draw_diagonal(axes: Any, panel: Panel):
   axes.plot(ends, ends, color=QUIET, **DASHED)
 
 
-def _keep_selected(figure: Any, groups: Mapping[str, Series]):
-  others = {name for name, series in groups.items() if not series.selected}
-  for artist in figure.findobj(lambda a: (a.get_gid() or '').removesuffix(INTERVALS) in others):
-    artist.remove()
-
-
-def _add_legend(figure: Any, cells: Sequence[Any]):
-  """Add a legend with each name once."""
+def _add_legend(figure: Any, cells: Sequence[Any], hidden: Collection[str]):
+  """Add a legend with each name once, next to the panels."""
   handles: dict[str, Any] = {}
   for axes in cells:
-    handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-  figure.legend(handles.values(), handles.keys(), loc='upper left', bbox_to_anchor=(1, 1))
+    pairs = zip(*axes.get_legend_handles_labels(), strict=True)
+    handles |= {label: handle for handle, label in pairs if handle.get_gid() not in hidden}
+  legend = figure.legend(handles.values(), handles.keys(), loc='upper left', bbox_to_anchor=(1, 1))
+  legend.set_gid(LEGEND)
+
+
+def _remove(root: ElementTree.Element, unwanted: Callable[[ElementTree.Element], bool]):
+  """Remove elements with all that is in them."""
+  for parent in list(root.iter()):
+    for child in filter(unwanted, list(parent)):
+      parent.remove(child)
 
 
 # ---- inside a page ----
 
 
-def _element(svg: bytes, chart: Chart, groups: Mapping[str, Series]) -> str:
-  """Return the element of an SVG file, in the page's colours, with the names and texts of its series."""
-  root = ElementTree.fromstring(svg)
-  for parent in list(root.iter()):
-    for child in list(parent):
-      if child.tag.endswith(('metadata', 'style', 'clipPath')):
-        parent.remove(child)
+def _element(root: ElementTree.Element, chart: Chart, groups: Mapping[str, Series]) -> ElementTree.Element:
+  """Make a drawing the element of a page: in its colours, without a legend, with the names and texts of series."""
+  unused = ('metadata', 'style', 'clipPath')
+  _remove(root, lambda node: node.tag.endswith(unused) or node.get('id', '').startswith((BACKGROUND, LEGEND)))
   for node in root.iter():
     node.tag = node.tag.split('}')[-1]
     node.tail = None
@@ -154,15 +173,16 @@ def _element(svg: bytes, chart: Chart, groups: Mapping[str, Series]) -> str:
   for group in root.iter('g'):
     name = group.attrib.pop('id', '')
     if name in groups:
-      _describe_series(group, groups[name])
+      for node, mark in zip(group.iter('use'), groups[name].marks, strict=True):
+        node.set('data-tip', mark.text)
     if name.removesuffix(INTERVALS) in groups:
       _name_series(group, groups[name.removesuffix(INTERVALS)])
   for node in root.iter():
     node.attrib = {k.split('}')[-1]: _value(k, v, chart.name) for k, v in node.attrib.items() if k != 'clip-path'}
   label = '; '.join(f'{p.title}: {p.y} by {p.x}' for p in chart.panels)
-  about = {'role': 'group', 'tabindex': '0', 'aria-label': label, 'class': 'wide' if len(chart.panels) > 1 else 'one'}
-  root.attrib = {'viewBox': root.get('viewBox')} | about
-  return ElementTree.tostring(root, encoding='unicode')
+  kind = 'wide' if len(chart.panels) > 1 else 'one'
+  root.attrib = {'role': 'group', 'tabindex': '0', 'aria-label': label, 'class': kind}
+  return root
 
 
 def _value(name: str, value: str, prefix: str) -> str:
@@ -174,12 +194,6 @@ def _value(name: str, value: str, prefix: str) -> str:
   if name == 'style':
     return re.sub('|'.join(VARIABLES), lambda match: VARIABLES[match[0]], value)
   return re.sub(r'(\d\.\d\d)\d+', r'\1', value) if name in ('d', 'x', 'y', 'transform') else value
-
-
-def _describe_series(group: ElementTree.Element, series: Series):
-  """Add the text of each mark."""
-  for node, mark in zip(group.iter('use'), series.marks, strict=True):
-    node.set('data-tip', mark.text)
 
 
 def _name_series(group: ElementTree.Element, series: Series):

@@ -54,6 +54,15 @@ def as_markdown(results: dict, *, every_table: bool) -> str:
   return '\n\n'.join(parts)
 
 
+def row(results: dict, point: dict) -> str:
+  """Return a point as a line: the cells of its row in the summary that are known, each with its column."""
+  table = tables.summary(results, '', [point])
+  (texts,) = cells(table)
+  method, setting, *rest = zip(table['columns'], texts, table['rows'][0], strict=True)
+  named = ' at '.join(filter(None, (method[1], setting[1])))
+  return ', '.join([named, *(f'{column} {text}' for column, text, value in rest if value is not None)])
+
+
 def markdown(table: tables.Table) -> str:
   """Return a table as Markdown with aligned columns, its title above and its note below."""
   head, *body = [[c.replace('|', '\\|') for c in row] for row in (table['columns'], *cells(table))]

@@ -1,6 +1,7 @@
 """Results in every form that a run leaves: JSON, CSV, Markdown, TensorBoard, charts and the page."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+import functools
 from pathlib import Path
 import re
 import sys
@@ -12,14 +13,15 @@ from speccascade.host import storage
 from speccascade.host.journal import GO_ON
 
 
-def write(results: dict, folder: Path):
-  """Write the results in every form: JSON, CSV, Markdown, TensorBoard, charts and, last, the page.
+def write(results: dict, folder: Path, extra: Collection[str] = ()):
+  """Write the results in every form: JSON, CSV, Markdown, charts and, last, the page.
 
   Scalars and charts that cannot be written are warned of.
 
   Args:
     results: the results of an experiment; its tables are added.
     folder: where the files go, on a disk or in a bucket. Nothing is written if it has these results already.
+    extra: what is written too: 'png', the charts as PNG; 'tensorboard', quality and speed-up as scalars.
 
   Raises:
     RunError: the folder cannot be written.
@@ -34,8 +36,10 @@ def write(results: dict, folder: Path):
   rundir.write(folder / 'tables.md', formats.as_markdown(results, every_table=True))
   with storage.one_sentence(f'{folder} cannot be written', GO_ON):
     with storage.staged(folder, last='report.html') as scratch:
-      _warned('tensorboard/', lambda: _tensorboard(results, scratch / 'tensorboard'))
-      drawings = _warned('curves/', lambda: list(map(drawing.draw, charts.charts(results)))) or []
+      if 'tensorboard' in extra:
+        _warned('tensorboard/', lambda: _tensorboard(results, scratch / 'tensorboard'))
+      draw = functools.partial(drawing.draw, png='png' in extra)
+      drawings = _warned('curves/', lambda: list(map(draw, charts.charts(results)))) or []
       _warned('curves/', lambda: _curves(drawings, scratch / 'curves'))
       storage.write(scratch / 'report.html', page.page(results, drawings))
 
@@ -57,7 +61,7 @@ def _curves(drawings: list[drawing.Drawing], folder: Path):
 
 
 def _tensorboard(results: dict, folder: Path):
-  """Write quality and speed-up of every curve as scalars, the step being the value's place in the curve."""
+  """Write quality and speed-up of every curve as scalars, the step being the number of the value in the curve."""
   import tensorboardX  # lazily: a third of a second
 
   folder.mkdir(exist_ok=True)

@@ -27,7 +27,7 @@ def tables(results: dict) -> list[Table]:
   """Return every table that the results have the numbers for, by temperature and batch size, then the studies'."""
   made = []
   for title, points in pts.groups(results):
-    made.append(_summary(results, title, points))
+    made.append(summary(results, title, points))
     if results['reference'] == pts.LARGE:
       made.append(_cascades(results, title, points))
     made.append(_collaborative(results, title, points))
@@ -89,7 +89,7 @@ def _measured(points: Sequence[dict], metric: str) -> list[tuple[float, float]]:
 # ---- the tables, None without their numbers ----
 
 
-def _summary(results: dict, title: str, points: Sequence[dict]) -> Table:
+def summary(results: dict, title: str, points: Sequence[dict]) -> Table:
   """Make one row for each point."""
   timed = any(pts.ratio(p) is not None for p in points)
   faulty = any(p.get('faults') for p in points)
