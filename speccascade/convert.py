@@ -1,8 +1,8 @@
-"""Convert a checkpoint from any format that is read to one that is written, and prove it by reading it back.
+"""Convert a checkpoint from any format that is read to one that is written, and verify it by reading it back.
 
 python -m speccascade.convert SRC DST [--format orbax|t5x|hf] [--dtype float32|bfloat16] [--step N] [--scan]
 
-Orbax keeps every family and restores onto a mesh, hf every family for transformers and vLLM; t5x is for T5 only. T5X is
+orbax is for every family and restores onto a mesh, hf for every family, transformers and vLLM; t5x is for T5. It is
 written without `param_states`, an optimizer's: T5X evaluates and infers with it, and trains on from it with
 `RestoreCheckpointConfig.fallback_to_scratch = True` and `assignment_map = (('state/param_states.*', None),)`.
 """

@@ -52,16 +52,16 @@ def load(
 
   Args:
     path: folder, address in a bucket as gs://…, of which a copy is cached on this machine, or hub id. With @4 at its
-      end it means the first four layers of the model there; `load_all` lets those share the arrays of all of the model.
+      end it is the first four layers of that model; `load_all` lets them share the arrays of the complete model.
     dtype: float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers.
     scan: stack the layers, which compile once then.
-    tokenizer: tokenizer, or the path of one, in place of the checkpoint's own.
+    tokenizer: tokenizer, or the path of one, instead of the checkpoint's own.
     name: name of the model, by default that of its folder.
     revision: branch, tag or commit of a hub model.
     activation: activation of the MLPs of a T5X checkpoint, where no gin file next to it has it.
-    mesh: mesh, as `speccascade.mesh` makes it. Each tensor is read straight into its shards, by each process what its
-      devices hold.
+    mesh: mesh, as `speccascade.mesh` makes it. Each tensor is read straight into its shards; a process reads those of
+      its devices.
     rules: `'replicated'`, `'sharded'` or ((logical axis, axis of the mesh or None), …). None shards a model where
       that saves a step more time than its collectives take.
 
@@ -133,9 +133,9 @@ def register(model_type: str, network: Callable[..., Network], names: str | Mapp
 
 
 def parse_model_path(path) -> tuple[str, int | None]:
-  """Return the path of a checkpoint and, where MODEL@4 means the first four layers of the one at MODEL, how many.
+  """Return the path of a checkpoint and, for MODEL@4, its number of layers: 4.
 
-  A folder of this machine whose name ends so is that folder.
+  A folder on this machine whose name ends in @4 is that folder.
   """
   text = os.fspath(path)
   local = not storage.is_address(text)
@@ -174,25 +174,27 @@ def read(
     folder = t5x.find(folder)
     settings['activation'] = activation
   elif activation is not None:
-    raise ValueError(f'{folder} says itself which activation it has: leave out activation={activation!r}')
+    raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {family}: leave it out')
   network, params = _FORMATS[family].read(folder, **settings)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   generation = hf.generation_config(folder) if family == 'hf' else None
   digest_of_files = digest(folder, tokenizer=tokenizer)
-  model = Model(params, network, tokenizer, _name(folder), digest_of_files, generation and json.dumps(generation))
+  step = folder.name.startswith('checkpoint_')  # of T5X, whose model has the name of the folder above
+  default = folder.parent.name if step else folder.name
+  model = Model(params, network, tokenizer, default, digest_of_files, generation and json.dumps(generation))
   model = first_layers(model, layers)
   return model if name is None else model.replace(name=name)
 
 
 def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
-  """Return 16 hex digits that tell a checkpoint with its tokenizer from any other, quickly however large it is.
+  """Return 16 hex digits that identify a checkpoint and its tokenizer, quickly however large it is.
 
-  Sizes and heads of files, all of the small ones and samples of each tensor are read.
+  It reads sizes and heads of files, small files completely, and samples of each tensor.
 
   Args:
     path: path, as `load` takes it.
     revision: branch, tag or commit of a hub model.
-    tokenizer: tokenizer, or the path of one, in place of the checkpoint's own.
+    tokenizer: tokenizer, or the path of one, instead of the checkpoint's own.
   """
   path, layers = parse_model_path(path)
   folder = _folder(path, revision)
@@ -204,44 +206,45 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   by_name = {os.path.relpath(p, folder): p for p in files_of_model if p.is_file()}
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   for file in map(Path, tokenizer.files() if isinstance(tokenizer, tokenizers.Tokenizer) else ()):
-    inside = file.is_relative_to(folder)  # of one elsewhere the place does not count
+    inside = file.is_relative_to(folder)  # the folder of one elsewhere does not count
     by_name[os.path.relpath(file, folder) if inside else f'tokenizer/{file.name}'] = file
-  digest_of_all = digests.of_files(by_name)
-  return digest_of_all if layers is None else layerskip.called(digest_of_all, layers)
+  complete = digests.of_files(by_name)
+  return complete if layers is None else layerskip.called(complete, layers)
 
 
 def kind(folder: Path) -> str:
-  """Return 'hf', 't5x' or 'orbax' for what a folder holds, or raise, listing what was found."""
+  """Return the format of a folder, 'hf', 't5x' or 'orbax', or raise with a list of what is in it."""
   files.check_finished(folder)
   try:
-    found = sorted(p.name + '/' * p.is_dir() for p in folder.iterdir())
+    names = sorted(p.name + '/' * p.is_dir() for p in folder.iterdir())
   except PermissionError:
     raise PermissionError(f'{folder} cannot be read: change its permissions, or copy it') from None
   if orbax.is_checkpoint(folder):
     return 'orbax'
-  if 'adapter_config.json' in found and 'config.json' not in found:
+  if 'adapter_config.json' in names and 'config.json' not in names:
     raise ValueError(
       f"{folder} is an adapter and no model: merge it, by peft's model.merge_and_unload().save_pretrained(PATH), and "
       'give PATH'
     )
-  weights = any(name.endswith('.safetensors') for name in found)
+  weights = any(name.endswith('.safetensors') for name in names)
   if t5x.is_checkpoint(folder) and not weights:
     return 't5x'
-  if 'config.json' in found or weights:
+  if 'config.json' in names or weights:
     return 'hf'
-  some = ', '.join(found[:8]) + (f' and {len(found) - 8} more' if len(found) > 8 else '')
+  some = ', '.join(names[:8]) + (f' and {len(names) - 8} more' if len(names) > 8 else '')
   inside = [p.name for p in sorted(folder.iterdir()) if p.is_dir() and (p / 'config.json').is_file()]
   hint = f'; did you mean {folder / inside[0]}?' if inside else ''
-  raise ValueError(f'{folder} is no checkpoint: found {some or "an empty folder"}, {_EXPECTED}{hint}')
+  raise ValueError(f'{folder} is no checkpoint: it has {some or "an empty folder"}, {_EXPECTED}{hint}')
 
 
 def _folder(path, revision: str | None = None) -> Path:
   """Return an existing folder for a path, an address or a hub id."""
   if storage.is_address(path):
-    return _fetched(path)
+    with storage.client_errors():  # of a bucket, the latest step is copied here
+      return storage.local_copy(t5x.find(storage.resolve(path)), _is_of_checkpoint, ['hf_tokenizer'])
   folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
   if folder.is_file():
-    raise NotADirectoryError(f'{folder} is a file: pass the folder that holds it, {folder.parent}')
+    raise NotADirectoryError(f'{folder} is a file: pass its folder, {folder.parent}')
   if folder.is_dir() and revision is not None:
     raise ValueError(f'{folder} is a folder, and revision={revision!r} is one of a hub model: leave it out')
   if folder.is_dir():
@@ -253,14 +256,8 @@ def _folder(path, revision: str | None = None) -> Path:
   raise FileNotFoundError(f'{folder} does not exist: {_EXPECTED}, or a hub id as org/name')
 
 
-def _fetched(address: str) -> Path:
-  """Return the local copy of a checkpoint in a bucket, of T5X's the latest step, fetching what it lacks."""
-  with storage.client_errors():
-    return storage.local_copy(t5x.find(storage.resolve(address)), _is_of_checkpoint, ['hf_tokenizer'])
-
-
 def _is_of_checkpoint(name: str) -> bool:
-  """Tell whether a file is read, by its name from the folder that the checkpoint's lies in."""
+  """Return whether `load` reads a file, by its path from the folder above the checkpoint's."""
   _, *inside = name.split('/')
   suffix = PurePosixPath(name).suffix
   return suffix not in _OTHERS and not inside[0].startswith('state.') if inside else suffix in _DESCRIPTIONS
@@ -289,7 +286,3 @@ def _dtype(dtype) -> str:
   if name not in DTYPES:
     raise ValueError(f'dtype {name}: choose from {", ".join(DTYPES)}')
   return name
-
-
-def _name(folder: Path) -> str:
-  return folder.parent.name if folder.name.startswith('checkpoint_') else folder.name

@@ -1,8 +1,8 @@
-"""From the stored tensors of any format to a network's parameters: plan, check, read, convert, place.
+"""From the stored tensors of any format to a network's parameters: plan, check, read, convert, shard.
 
-A format gives its stored tensors by name and says where each parameter lies in them. The rest is the same for all. The
-tensors are read one by one, the largest first: each needs room for itself two or three times over while its parameters
-are made, which is free as long as the others are not there. On a mesh a process reads the part that its devices hold.
+A format gives its stored tensors by name, and for each parameter the tensor and box that it is stored in. The rest is
+the same for all. Tensors are read one by one, the largest first: while its parameters are made, each needs two or three
+times its size, which is free as long as the others are not loaded. On a mesh a process reads the shards of its devices.
 
 A box is a tuple of slices with both ends, one for each axis.
 """
@@ -63,7 +63,7 @@ class InMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A parameter, or the row of one layer in a stacked parameter, and the part of a stored tensor that holds it."""
+  """A parameter, or the row of one layer in a stacked parameter, and where it is stored."""
 
   path: tuple[str, ...]
   shape: Shape
@@ -82,7 +82,7 @@ class Entry:
     return box if self.layer is None else (slice(self.layer, self.layer + 1), *box)
 
   def take(self, stored: Array, origin: Box, box: Box | None = None) -> Array:
-    """Return the parameter, or a box of it, still as stored, out of the part of the tensor that begins at `origin`."""
+    """Return the parameter, or a box of it, as stored; `stored` is the box `origin` of the tensor."""
     inside = zip(self.stored_box(box), origin, strict=True)
     part = stored[tuple(slice(s.start - o.start, s.stop - o.start) for s, o in inside)]
     return part if self.layer is None else part[0]
@@ -184,10 +184,10 @@ def read(
   for source, group in by_source.items():
     for entry, value in _read_source(stored[source], group, shardings, dtype):
       if entry.row is not None:
-        placed = shardings.get(entry.path)
+        stacked = shardings.get(entry.path)
         stack = leaves.get(entry.path)
-        stack = jnp.zeros(shapes[entry.path].shape, value.dtype, device=placed) if stack is None else stack
-        value = _set_row(stack, value, entry.row, placed)
+        stack = jnp.zeros(shapes[entry.path].shape, value.dtype, device=stacked) if stack is None else stack
+        value = _set_row(stack, value, entry.row, stacked)
       leaves[entry.path] = value
   return unflatten_dict({path: leaves.pop(path) for path in shapes})
 
@@ -195,12 +195,12 @@ def read(
 def _read_source(
   tensor: Tensor, entries: Iterable[Entry], shardings: Mapping, dtype: str | None
 ) -> Iterator[tuple[Entry, jax.Array]]:
-  """Yield the parameters that lie in a stored tensor, having read what this process needs of it."""
+  """Yield the parameters in a stored tensor, of which this process reads what it needs."""
   parts = [(entry, _row_sharding(entry, shardings.get(entry.path))) for entry in entries]
-  box = _hull(entry.stored_box(_local_box(entry.shape, placed)) for entry, placed in parts)
+  box = _hull(entry.stored_box(_local_box(entry.shape, own)) for entry, own in parts)
   data = tensor.read(box)
-  for entry, placed in parts:
-    yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), placed, dtype)
+  for entry, own in parts:
+    yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), own, dtype)
 
 
 def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], sharding, dtype: str | None) -> jax.Array:
@@ -213,7 +213,7 @@ def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], shardi
       x = x.astype(dtype or x.dtype, copy=False)
     if not xp.isfinite(x).all():
       raise ValueError(
-        f"{tensor.file}: tensor '{entry.source}' holds NaN or Inf as {x.dtype}: {AGAIN}, or try another dtype"
+        f"{tensor.file}: tensor '{entry.source}' has NaN or Inf as {x.dtype}: {AGAIN}, or try another dtype"
       )
     return x
 

@@ -1,4 +1,4 @@
-"""Convert a checkpoint from any format that is read to one that is written, and prove it by reading it back."""
+"""Convert a checkpoint from any format that is read to one that is written, and verify it by reading it back."""
 
 import math
 import os
@@ -14,7 +14,8 @@ from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.host import storage
 from speccascade.types import Model
 
-FORMATS = ('orbax', 't5x', 'hf')
+_WRITERS = {'orbax': orbax.save, 't5x': t5x.write, 'hf': hf.write}
+FORMATS = tuple(_WRITERS)
 
 
 def convert(
@@ -29,7 +30,7 @@ def convert(
   activation: str | None = None,
   revision: str | None = None,
 ) -> Path:
-  """Write a checkpoint in another format or dtype, check it by reading it back, and print what was done.
+  """Write a checkpoint in another format or dtype, check it by reading it back, and print a summary.
 
   Args:
     src: path of the checkpoint to read, as `load` takes it, on this machine or a hub id.
@@ -46,21 +47,22 @@ def convert(
     The folder of the checkpoint that was written.
 
   Raises:
-    ValueError: the source cannot be read, or written in that format, or was read back otherwise than it was written.
+    ValueError: the source cannot be read, or written in that format, or what is read back differs.
     OSError: `dst` exists or cannot be written.
   """
   if form != 't5x' and (scan or step is not None):
     raise ValueError(f'{"scan=True" if scan else f"step={step}"} is for the format t5x, not {form}: leave it out')
   src = storage.local(src)
   dst = storage.local(dst).absolute()
-  _check_destination(src, dst, overwrite)
+  overwrite = _check_destination(src, dst, overwrite)
   start = time.perf_counter()
   model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)
   read = time.perf_counter()
   expected = _facts(model)
   network = model.network
   count = sum(math.prod(shape) for shape, _, _ in expected.values())
-  folder = _write(form, dst, model, overwrite, step, scan)
+  options = {'step': step, 'scan': scan} if form == 't5x' else {}
+  folder = _WRITERS[form](dst, model, overwrite=overwrite, **options)
   written = time.perf_counter()
   del model
   back = checkpoints.read(folder)
@@ -69,16 +71,16 @@ def convert(
   print(f'read      {src}: {count / 1e6:.2f} M parameters, {read - start:.1f} s')
   print(f'written   {folder}: {size / 1e6:.2f} MB as {form}, {written - read:.1f} s')
   print(f'verified  {len(expected)} tensors equal in shape, dtype and CRC-32, {time.perf_counter() - written:.1f} s')
-  print(f'tokenizer {"none found" if back.tokenizer is None else back.tokenizer.path}')
+  print(f'tokenizer {"none" if back.tokenizer is None else back.tokenizer.path}')
   return folder
 
 
-def _check_destination(src, dst: Path, overwrite: bool) -> None:
-  """Raise before any work where writing would fail, or would destroy the source or what is no checkpoint."""
+def _check_destination(src, dst: Path, overwrite: bool) -> bool:
+  """Return whether `dst` may be replaced; raise where writing fails, or would replace the source or no checkpoint."""
   source = Path(os.path.abspath(checkpoints.parse_model_path(src)[0]))
   source = t5x.find(source) if source.is_dir() else source
   if source.exists() and (dst == source or dst in source.parents):
-    raise ValueError(f'{dst} is or holds the source {source}: choose another destination')
+    raise ValueError(f'{dst} is or contains the source {source}: choose another destination')
   parent = next(p for p in dst.parents if p.exists())
   try:
     with tempfile.TemporaryDirectory(dir=parent):
@@ -87,26 +89,16 @@ def _check_destination(src, dst: Path, overwrite: bool) -> None:
     raise PermissionError(
       f'{dst} cannot be written, for {parent} may not be written to ({error.strerror}): choose another'
     ) from None
-  if not dst.exists() or _is_empty(dst):
-    return
+  if not dst.exists():
+    return overwrite
+  if dst.is_dir() and not any(dst.iterdir()):
+    return True
   if not overwrite:
     raise FileExistsError(f'{dst} exists: choose another folder, or pass --overwrite')
   if dst.is_file():
     raise NotADirectoryError(f'{dst} is a file: choose a folder')
-  checkpoints.kind(dst)  # raises for a folder of anything else, which is not ours to replace
-
-
-def _is_empty(dst: Path) -> bool:
-  return dst.is_dir() and not any(dst.iterdir())
-
-
-def _write(form: str, dst: Path, model: Model, overwrite: bool, step: int | None, scan: bool) -> Path:
-  overwrite = overwrite or _is_empty(dst)
-  if form == 'orbax':
-    return orbax.save(dst, model, overwrite=overwrite)
-  if form == 't5x':
-    return t5x.write(dst, model, step=step, scan=scan, overwrite=overwrite)
-  return hf.write(dst, model, overwrite=overwrite)
+  checkpoints.kind(dst)  # raises for a folder of anything else, which is never replaced
+  return True
 
 
 def _facts(model: Model) -> dict[str, tuple]:
@@ -116,7 +108,7 @@ def _facts(model: Model) -> dict[str, tuple]:
 
 
 def _verify(folder: Path, expected: dict[str, tuple], network, back: Model) -> None:
-  """Raise for the first tensor, or the network, that was not read back as it was written."""
+  """Raise for the first tensor, or the network, that differs from what was written."""
   result = _facts(back)
   for name in sorted(expected.keys() | result.keys()):
     if expected.get(name) != result.get(name):

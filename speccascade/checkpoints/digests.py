@@ -1,4 +1,4 @@
-"""Digests that tell checkpoints apart without reading all of them."""
+"""Digests that identify checkpoints without reading all of them."""
 
 from collections.abc import Mapping
 import hashlib
@@ -23,8 +23,8 @@ def of_files(files: Mapping[str, Path]) -> str:
     value.update(f'{name}\0{size}\0'.encode())
     with file.open('rb') as f:
       value.update(f.read(_HEAD))
-      for place in _places(file, size) if size > _HEAD else ():
-        f.seek(place)
+      for offset in _sampled(file, size) if size > _HEAD else ():
+        f.seek(offset)
         value.update(f.read(_SAMPLE))
   return value.hexdigest()[:16]
 
@@ -38,9 +38,9 @@ def of_params(params: Params) -> str:
   return value.hexdigest()[:16]
 
 
-def _places(file: Path, size: int) -> list[int]:
-  """Return where a large file is sampled: evenly, its end included, and in the midst of each of its tensors."""
-  places = [(size - _SAMPLE) * i // _SAMPLES for i in range(1, _SAMPLES + 1)]
+def _sampled(file: Path, size: int) -> list[int]:
+  """Return the offsets at which a large file is sampled: evenly, to its end, and in the middle of each tensor."""
+  offsets = [(size - _SAMPLE) * i // _SAMPLES for i in range(1, _SAMPLES + 1)]
   if file.suffix == '.safetensors':
-    places += [first + max(0, last - first - _SAMPLE) // 2 for first, last in safetensors_files.places(file)]
-  return places
+    offsets += [first + max(0, last - first - _SAMPLE) // 2 for first, last in safetensors_files.offsets(file)]
+  return offsets

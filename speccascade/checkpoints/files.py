@@ -1,4 +1,4 @@
-"""What the formats share of files: folders that appear complete or not at all, JSON, checksums."""
+"""Files of all formats: folders that are written completely or not at all, JSON, checksums."""
 
 from collections.abc import Iterator
 import contextlib
@@ -26,8 +26,8 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
   """Yield a folder to write into, which gets the name `path` when all of it is written.
 
   Args:
-    path: folder of a checkpoint. What is there stays until the new one is complete, and is moved aside for it, so that
-      a process that is killed between the two renames loses neither.
+    path: folder of a checkpoint. An old one is renamed when the new one is complete, so that a process that is killed
+      between the two renames loses neither.
     overwrite: replace a checkpoint of ours or an empty folder; anything else is never replaced.
 
   Raises:
@@ -57,9 +57,9 @@ def _check_free(path: Path, overwrite: bool):
     raise FileExistsError(f'{path} exists: choose another path, remove it, or ask for overwriting')
   if path.exists() and not path.is_dir():
     raise NotADirectoryError(f'{path} is a file: choose a folder')
-  found = sorted(p.name for p in path.iterdir()) if path.exists() else []
-  if found and not {*found} & _OURS:
-    raise FileExistsError(f'{path} is no checkpoint of ours, it holds {found[0]}: choose another path, or remove it')
+  names = sorted(p.name for p in path.iterdir()) if path.exists() else []
+  if names and not {*names} & _OURS:
+    raise FileExistsError(f'{path} is no checkpoint of ours, it has {names[0]}: choose another path, or remove it')
 
 
 def _scratch_name(path: Path) -> Path:
@@ -68,25 +68,25 @@ def _scratch_name(path: Path) -> Path:
 
 
 def _left_behind(path: Path) -> Iterator[Path]:
-  """Yield what writers of `path` on this machine left that were killed."""
-  for found in path.parent.iterdir():
-    name = found.name.removeprefix(f'{path.name}.tmp-')
+  """Yield what killed writers of `path` on this machine left."""
+  for file in path.parent.iterdir():
+    name = file.name.removeprefix(f'{path.name}.tmp-')
     if mine := re.fullmatch(rf'[0-9a-f]{{8}}\.(\d+)\.{re.escape(socket.gethostname())}', name):
       try:
         os.kill(int(mine.group(1)), 0)
       except ProcessLookupError:
-        yield found
+        yield file
       except PermissionError:  # another user's, and alive
         pass
 
 
 def unfinished(path: Path) -> bool:
-  """Tell whether a name is one that a writer gives to what it has not finished."""
+  """Return whether a name is that of an unfinished checkpoint."""
   return bool(_UNFINISHED.search(path.name))
 
 
 def check_finished(path: Path) -> None:
-  """Raise where a writer of `path` was stopped half-way."""
+  """Raise where a writer of `path` was stopped."""
   left = [path] if unfinished(path) else []
   if not path.exists() and path.parent.is_dir():
     left = [p for p in sorted(path.parent.glob(path.name + '.*')) if unfinished(p)]

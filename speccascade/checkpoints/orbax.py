@@ -1,10 +1,10 @@
-"""Our own checkpoints: parameters as Orbax keeps them, what they are parameters of, and the tokenizer.
+"""Our own checkpoints: parameters as Orbax writes them, their network, and the tokenizer.
 
   <path>/speccascade.json   the network; shape, dtype and CRC-32 of every tensor; size and CRC-32 of every file
   <path>/params/            Orbax
   <path>/…                  the tokenizer's files
 
-Of each tensor a process reads what its devices hold, so a model that fits on no single device is read onto a mesh.
+A process reads the shards of its devices, so a mesh can load a model that fits on no single device.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def save(path, model: Model, *, overwrite: bool = False) -> Path:
     FileExistsError: the folder exists and may not be replaced.
     ValueError: the model's network has no parameters of its own.
   """
-  path = Path(os.path.abspath(path))  # a relative path fails in Orbax's background thread, unheard
+  path = Path(os.path.abspath(path))  # a relative path fails in Orbax's background thread, without an error
   model = model.replace(params=multihost.to_host(model.params))
   multihost.once(lambda: _save(path, model, overwrite))
   return path
@@ -105,7 +105,7 @@ def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | 
 
 @dataclasses.dataclass(frozen=True)
 class _Checked:
-  """A tensor that is compared with the checksum of its writing where all of it is read."""
+  """A tensor that is compared with its checksum where all of it is read."""
 
   path: Path
   name: str
@@ -138,14 +138,14 @@ def _damage(path: Path, sidecar: dict, *, checksums: bool) -> str | None:
     if not file.is_file():
       return f'{file} is missing, half-copied'
     if file.stat().st_size != size:
-      return f'{file} has {file.stat().st_size} bytes, expected {size}, cut off'
+      return f'{file} has {file.stat().st_size} bytes, expected {size}, truncated'
     if checksums and files.file_checksum(file) != crc:
       return str(file)
   return None
 
 
 def _sidecar(path: Path) -> dict:
-  """Return what a checkpoint says of itself, or raise where it is half-written or of another version."""
+  """Return the content of speccascade.json, or raise where the checkpoint is half-written or of another version."""
   files.check_finished(path)
   file = path / SIDECAR
   if not file.is_file():
@@ -160,7 +160,7 @@ def _sidecar(path: Path) -> dict:
 
 @contextlib.contextmanager
 def _checkpointer():
-  """Yield Orbax's checkpointer for this process alone, without its remarks on how a single process should use it."""
+  """Yield Orbax's checkpointer for this process alone, without its hints for a single process."""
   import orbax.checkpoint as ocp  # lazily: a second of imports that other formats do not need
 
   logger = logging.getLogger('absl')

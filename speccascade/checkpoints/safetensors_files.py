@@ -58,7 +58,7 @@ def _opened(file: Path) -> Iterator:
         raise ValueError(
           f'{file} is the pointer of Git LFS, not the weights: fetch them, by git lfs pull in {file.parent}'
         ) from None
-    raise ValueError(f'{file} is cut off or corrupt, it has {file.stat().st_size} bytes ({error}): {AGAIN}') from None
+    raise ValueError(f'{file} is truncated or corrupt, it has {file.stat().st_size} bytes ({error}): {AGAIN}') from None
 
 
 def tensors(file: Path) -> dict[str, Tensor]:
@@ -68,13 +68,13 @@ def tensors(file: Path) -> dict[str, Tensor]:
     return {name: Tensor(file, name, x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
 
 
-def places(file: Path) -> list[tuple[int, int]]:
-  """Return from which byte of a file to which each tensor lies."""
+def offsets(file: Path) -> list[tuple[int, int]]:
+  """Return the first byte of each tensor of a file, and the one after its last."""
   with _opened(file), file.open('rb') as f:
     start = 8 + int.from_bytes(f.read(8), 'little')
     header = json.loads(f.read(start - 8))
-  offsets = [entry['data_offsets'] for name, entry in header.items() if name != '__metadata__']
-  return [(start + first, start + last) for first, last in offsets]
+  from_start = [entry['data_offsets'] for name, entry in header.items() if name != '__metadata__']
+  return [(start + first, start + last) for first, last in from_start]
 
 
 def tensors_of_folder(folder: Path) -> dict[str, Tensor]:
@@ -85,12 +85,14 @@ def tensors_of_folder(folder: Path) -> dict[str, Tensor]:
     return tensors(single)
   if index.exists():
     return _sharded(index)
-  found = sorted(p.name for p in folder.glob('*.safetensors')) or sorted(p.name for p in folder.glob('*.bin'))
-  remedy = 'save it with model.save_pretrained(path, safe_serialization=True)' if found else 'is this the right folder?'
-  if found and found[0].endswith('.safetensors'):
+  others = sorted(p.name for p in folder.glob('*.safetensors')) or sorted(p.name for p in folder.glob('*.bin'))
+  remedy = 'is this the right folder?'
+  if others:
+    remedy = 'save it with model.save_pretrained(path, safe_serialization=True)'
+  if others and others[0].endswith('.safetensors'):
     remedy = 'the index is missing, so perhaps shards are too: ' + AGAIN
   raise FileNotFoundError(
-    f'{single} and {index.name} do not exist (found: {", ".join(found) or "no weights"}): {remedy}'
+    f'{single} and {index.name} do not exist (it has {", ".join(others) or "no weights"}): {remedy}'
   )
 
 
@@ -99,12 +101,12 @@ def _sharded(path: Path) -> dict[str, Tensor]:
   weight_map = read_json(path).get('weight_map')
   if not weight_map:
     raise ValueError(f"{path} has no 'weight_map': {AGAIN}")
-  found = {}
+  result = {}
   for name in sorted(set(weight_map.values()), key=str):
     first = next(tensor for tensor, file in weight_map.items() if file == name)
     if not isinstance(name, str) or name != Path(name).name or not name.endswith('.safetensors'):
       raise ValueError(f"{path}: 'weight_map' puts '{first}' into {name!r}, not a file of this folder: {AGAIN}")
     if not (path.parent / name).exists():
       raise FileNotFoundError(f"{path.parent / name} does not exist, and {path.name} puts '{first}' there: {AGAIN}")
-    found |= tensors(path.parent / name)
-  return found
+    result |= tensors(path.parent / name)
+  return result

@@ -28,7 +28,7 @@ class Tensor:
 
   @property
   def dtype(self) -> np.dtype:
-    """Return the array's dtype; version 2 of T5X's format stored the bits of bfloat16 as whole numbers."""
+    """Return the array's dtype; version 2 of T5X's format stored the bits of bfloat16 as integers."""
     dtype = self.store.dtype.numpy_dtype
     return np.dtype(ml_dtypes.bfloat16) if dtype == np.uint16 else dtype
 

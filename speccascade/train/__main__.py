@@ -41,9 +41,9 @@ def _run(args: argparse.Namespace):
       raise ValueError(f'--job={name}: the config has {", ".join(names)}')
   for job in configured:
     if not args.job or job.name in args.job:
-      say = functools.partial(print, f'[{job.name}]') if multihost.is_writer() else lambda *_, **__: None
-      job.run(out, say)
-      say(f'done: {out / job.name / "model"}')
+      echo = functools.partial(print, f'[{job.name}]') if multihost.is_writer() else lambda *_, **__: None
+      job.run(out, echo)
+      echo(f'done: {out / job.name / "model"}')
 
 
 if __name__ == '__main__':

@@ -19,7 +19,7 @@ Pair = tuple[Sequence[int], Sequence[int]]
 
 @struct.dataclass
 class Batch:
-  """Token lists padded on the right with 0; the lengths alone tell what is padding.
+  """Token lists padded on the right with 0; what lies beyond the lengths is padding.
 
   Attributes:
     source: [B, S] tokens.

@@ -132,7 +132,7 @@ def _outputs(file: Path, sources: Sequence[str], settings: dict[str, Any]) -> li
 
 
 def _write_outputs(teacher, sources, file: Path, settings: dict[str, Any], batch_size: int) -> None:
-  """Decode the sources and write a line for each; the target of a fault is empty."""
+  """Decode the sources and write a line for each, without a target where logits were not finite."""
   sampler = Sampler(settings['temperature'])
   options = dict(max_new_tokens=settings['max_new_tokens'], seed=settings['seed'], batch_size=batch_size)
   lines = [json.dumps(settings) + '\n']

@@ -50,12 +50,12 @@ class Job:
     if not isinstance(self.pairs, Iterable):
       raise ValueError(f'job {self.name}: pairs={self.pairs!r} are no pairs; write @train.generated(), with ().')
 
-  def run(self, out: Path, say=print) -> Model:
+  def run(self, out: Path, echo=print) -> Model:
     """Train, or resume a stopped run in `out`/name."""
     start = _model(out, self.start, scan=self.network.scan)
     models = dict(start=start, teacher=_model(out, self.teacher))
     folder = out / self.name
-    return train(folder, self.network, self.pairs, self.settings, tokenizer=self.tokenizer, say=say, **models)
+    return train(folder, self.network, self.pairs, self.settings, tokenizer=self.tokenizer, echo=echo, **models)
 
 
 def _model(out: Path, name: str | None, *, scan: bool = False) -> Model | None:

@@ -89,7 +89,7 @@ def train(
   tokenizer=None,
   start: Model | None = None,
   teacher: Model | None = None,
-  say=print,
+  echo=print,
 ) -> Model:
   """Train a network, or resume the run in `out`.
 
@@ -104,7 +104,7 @@ def train(
     tokenizer: path of the tokenizer to save with the model.
     start: model with the initial parameters; random ones by default.
     teacher: model whose distributions `settings.distillation` approximates.
-    say: prints a line of progress.
+    echo: prints a line of progress.
 
   Returns:
     The trained model, which is also in `out`/model.
@@ -119,14 +119,14 @@ def train(
   with multihost.on_writer(storage.lock(out / 'lock', 'choose another folder')):
     identity = _identity(network, settings, tokenizer, start=start, teacher=teacher)
     multihost.once(lambda: _check_identity(out / 'train.json', identity, (out / 'model').exists()))
-    params = _train(out, network, pairs, settings, start, teacher, say)
+    params = _train(out, network, pairs, settings, start, teacher, echo)
     model = Model(params, network, tokenizer, out.name)
     if not multihost.once((out / 'model').exists):
       _write(out / 'model', model, settings)
   return model
 
 
-def _train(out: Path, network: Network, pairs: Iterable[Pair], settings: Settings, start, teacher, say) -> Params:
+def _train(out: Path, network: Network, pairs: Iterable[Pair], settings: Settings, start, teacher, echo) -> Params:
   """Return the parameters after the last step, resuming from the last checkpoint."""
   params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
   params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy, for steps donate their state
@@ -142,11 +142,11 @@ def _train(out: Path, network: Network, pairs: Iterable[Pair], settings: Setting
       state = _restore(manager, done, state, stream, out)
     if done < settings.steps:
       if done:
-        say(f'going on after step {done} of {settings.steps} in {out}')
+        echo(f'going on after step {done} of {settings.steps} in {out}')
       if settings.batch_size % jax.device_count():
-        say(f'each of {jax.device_count()} devices computes all of a batch: give a batch_size that they divide')
+        echo(f'each of {jax.device_count()} devices computes all of a batch: give a batch_size that they divide')
       teacher = multihost.replicated(teacher)
-      with contextlib.closing(Log(out / 'log.jsonl', settings, done, say)) as log:
+      with contextlib.closing(Log(out / 'log.jsonl', settings, done, echo)) as log:
         state = _steps(network, transform, state, stream, done, settings, teacher, manager, log)
   return jax.device_put(multihost.to_host(state['params']), jax.local_devices()[0])
 
@@ -163,7 +163,7 @@ def _steps(network, transform, state, stream, done: int, settings: Settings, tea
         raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
       with _signals_deferred():
         state, parts = step(state, multihost.by_rows(batch), teacher)
-        jax.block_until_ready(previous)  # at most two steps are under way, so that a stop is soon obeyed
+        jax.block_until_ready(previous)  # no more than two steps run at once, so that a stop waits for no others
         previous = parts
         log.add(number, parts, int(batch.target_length.sum()))
         if number % settings.save_every == 0 or number == settings.steps:
@@ -177,6 +177,11 @@ def _steps(network, transform, state, stream, done: int, settings: Settings, tea
 
 def _restore(manager, step: int, state, stream: '_Stream', out: Path):
   """Return the state saved at a step, and skip the batches up to it, checked to be those it was trained on."""
+  if not (out / 'state' / str(step) / 'data').is_dir():
+    raise ValueError(
+      f'{out} has a run of an older version, whose state/{step} has no digest of its data: finish it with that '
+      'version, or choose another folder'
+    )
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
   items = ocp.args.Composite(state=ocp.args.StandardRestore(shapes), data=ocp.args.JsonRestore())
   saved = manager.restore(step, args=items)
@@ -245,9 +250,9 @@ def make_step(network: Network, transform: optax.GradientTransformation, distill
 class Log:
   """Prints and records a line every `log_every` steps: the mean loss since the last one, the rate and the time left."""
 
-  def __init__(self, file: Path, settings: Settings, done: int, say):
+  def __init__(self, file: Path, settings: Settings, done: int, echo):
     self._settings = settings
-    self._say = say
+    self._echo = echo
     self._done = done
     self._start = time.monotonic()
     self._parts = []
@@ -276,7 +281,7 @@ class Log:
     left = tqdm.tqdm.format_interval((self._settings.steps - step) / rate)
     losses = ' '.join(f'{name} {value:.3f}' for name, value in means.items())
     speed = f'{rate:.2f} steps/s  {self._tokens / seconds:.0f} tokens/s'
-    self._say(f'step {step}/{self._settings.steps}  {losses}  {speed}  {left} left', flush=True)
+    self._echo(f'step {step}/{self._settings.steps}  {losses}  {speed}  {left} left', flush=True)
 
   def close(self):
     """Close the log."""

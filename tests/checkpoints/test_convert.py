@@ -1,4 +1,4 @@
-"""The converter keeps every bit, proves it, and destroys nothing."""
+"""The converter preserves every bit, verifies it, and destroys nothing."""
 
 import contextlib
 import dataclasses
@@ -10,18 +10,15 @@ import sys
 from flax.traverse_util import flatten_dict
 import jax
 from matching import having
-import numpy as np
 import pytest
 from tiers import quick
+from tiny import assert_equal, LLAMA, model_of, T5
 
 from speccascade import checkpoints, convert
 from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model
 
-LLAMA = {'model_type': 'llama', 'vocab_size': 11, 'hidden_size': 8, 'intermediate_size': 6, 'num_hidden_layers': 1}
-LLAMA |= {'num_attention_heads': 2}
-T5 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 1, 'num_heads': 3}
 SWITCHES = [
   {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False},
   {'feed_forward_proj': 'relu', 'tie_word_embeddings': True},
@@ -32,24 +29,14 @@ SWITCHES = [
 ]
 
 
-def _model(config, dtype='float32'):
-  network = hf.network_from_config(config, dtype=dtype)
-  return Model(network.init(jax.random.key(0)), network)
-
-
-def _assert_equal(a, b):
-  assert jax.tree.structure(a) == jax.tree.structure(b)
-  jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 @pytest.fixture
 def source(tmp_path):
-  return orbax.save(tmp_path / 'source', _model(T5))
+  return orbax.save(tmp_path / 'source', model_of(T5))
 
 
 @pytest.mark.parametrize('switches', quick(SWITCHES, SWITCHES[:2]))
 def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
-  model = _model(T5 | switches, 'bfloat16')
+  model = model_of(T5 | switches, 'bfloat16')
   folder = orbax.save(tmp_path / 'start', model)
   for form in ('hf', 't5x', 'orbax', 't5x', 'hf'):
     unscaled = form == 'hf' and not (model.network.config.shared_bias or model.network.config.scale_outputs)
@@ -57,7 +44,7 @@ def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
       folder = convert.convert(folder, tmp_path / f'{folder.name}-{form}', form=form)
     loaded = checkpoints.read(folder)
     assert loaded.network == model.network
-    _assert_equal(loaded.params, model.params)
+    assert_equal(loaded.params, model.params)
 
 
 def test_the_command_prints_what_it_did(source, tmp_path, capsys):
@@ -71,7 +58,7 @@ def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
   assert convert.main([str(tmp_path / 'nowhere'), str(tmp_path / 'b')]) == 1
   captured = capsys.readouterr()
   assert captured.err.startswith('error: ') and captured.err.count('\n') == 1 and not captured.out
-  for wrong, said in (
+  for wrong, part in (
     (['--format', 'gguf'], "'gguf'"),
     (['--step', '3'], '--step=3'),
     (['--format', 'hf', '--scan'], '--scan'),
@@ -80,21 +67,21 @@ def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
   ):
     assert convert.main([str(source), str(tmp_path / 'b'), *wrong]) == 1
     err = capsys.readouterr().err
-    assert said in err and err.count('\n') == 1
+    assert part in err and err.count('\n') == 1
     assert not (tmp_path / 'b').exists()
 
 
-@pytest.mark.parametrize('place', ['/proc/b', '/proc/a/b', 'file/b'])
-def test_a_place_that_cannot_be_written_is_said_before_any_work(tmp_path, capsys, place):
+@pytest.mark.parametrize('path', ['/proc/b', '/proc/a/b', 'file/b'])
+def test_a_destination_that_cannot_be_written_is_an_error_before_any_work(tmp_path, capsys, path):
   (tmp_path / 'file').write_text('x')
-  assert convert.main([str(tmp_path / 'nowhere'), str(tmp_path / place)]) == 1
+  assert convert.main([str(tmp_path / 'nowhere'), str(tmp_path / path)]) == 1
   err = capsys.readouterr().err
-  assert place.split('/')[0 if place.startswith('file') else 1] in err and err.count('\n') == 1
+  assert path.split('/')[0 if path.startswith('file') else 1] in err and err.count('\n') == 1
 
 
 @pytest.mark.parametrize('config', [T5, T5 | {'model_type': 'umt5', 'num_decoder_layers': 2}], ids=['t5', 'umt5'])
 def test_t5x_gets_a_step_and_scanned_layers(tmp_path, config):
-  model = _model(config)
+  model = model_of(config)
   source = orbax.save(tmp_path / 'source', model)
   folder = convert.convert(source, tmp_path / 'b', form='t5x', step=12, scan=True)
   assert folder == tmp_path / 'b' / 'checkpoint_12'
@@ -102,15 +89,15 @@ def test_t5x_gets_a_step_and_scanned_layers(tmp_path, config):
   assert not (folder / 'target.decoder.layers_0.self_attention.query.kernel').exists()
   loaded = checkpoints.read(tmp_path / 'b')
   assert loaded.network == model.network
-  _assert_equal(loaded.params, model.params)
+  assert_equal(loaded.params, model.params)
   with pytest.raises(ValueError, match=having('checkpoint_3', '4')):
     convert.convert(source, tmp_path / 'checkpoint_3', form='t5x', step=4)
 
 
 def test_other_families_are_kept_by_orbax_and_hugging_face(tmp_path):
-  source = orbax.save(tmp_path / 'llama', _model(LLAMA))
+  source = orbax.save(tmp_path / 'llama', model_of(LLAMA))
   for form in ('orbax', 'hf'):
-    _assert_equal(checkpoints.read(convert.convert(source, tmp_path / form, form=form)).params, _model(LLAMA).params)
+    assert_equal(checkpoints.read(convert.convert(source, tmp_path / form, form=form)).params, model_of(LLAMA).params)
   with pytest.raises(ValueError, match=having('Decoder', 'orbax')):
     convert.convert(source, tmp_path / 't5x', form='t5x')
   assert not (tmp_path / 't5x').exists()
@@ -128,7 +115,7 @@ def test_a_decoder_that_was_made_here_is_written_with_a_context(tmp_path):
 
 
 def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
-  model = _model(T5 | {'model_type': 'umt5', 'tie_word_embeddings': False})
+  model = model_of(T5 | {'model_type': 'umt5', 'tie_word_embeddings': False})
   with pytest.warns(UserWarning, match=having('transformers 5', '√d')):
     hf.write(tmp_path / 'hf', model)
 
@@ -174,10 +161,10 @@ def test_nothing_is_destroyed(source, tmp_path):
 def test_reading_back_notices_a_changed_tensor_and_network(source, tmp_path, monkeypatch):
   checksum = files.checksum
   seen = []
-  count = len(flatten_dict(_model(T5).params, sep='.'))
+  count = len(flatten_dict(model_of(T5).params, sep='.'))
   monkeypatch.setattr(files, 'checksum', lambda x: seen.append(1) or checksum(x) + (len(seen) == count + 3))
   with pytest.raises(ValueError, match="tensor '.*' .* read back"):
-    convert.convert(t5x.write(tmp_path / 'a', _model(T5)), tmp_path / 'b', form='hf')
+    convert.convert(t5x.write(tmp_path / 'a', model_of(T5)), tmp_path / 'b', form='hf')
   monkeypatch.undo()
   monkeypatch.setattr(hf.writer, 'config_of', lambda network: T5 | {'relative_attention_max_distance': 7})
   with pytest.raises(ValueError, match=having('network', 'read back', 'orbax')):

@@ -1,4 +1,4 @@
-"""Reading Hugging Face folders, and the one clear error for each way in which they break."""
+"""Reading Hugging Face folders, and one clear error for each damage."""
 
 import dataclasses
 import json
@@ -10,28 +10,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+import tiny
+from tiny import assert_equal
 
 from speccascade import checkpoints
 from speccascade.checkpoints import hf, safetensors_files
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 
-LLAMA = {
-  'model_type': 'llama',
-  'vocab_size': 11,
-  'hidden_size': 8,
-  'intermediate_size': 6,
-  'num_hidden_layers': 2,
-  'num_attention_heads': 2,
-  'num_key_value_heads': 1,
-  'tie_word_embeddings': False,
-}
+LLAMA = tiny.LLAMA | {'num_hidden_layers': 2, 'num_key_value_heads': 1, 'tie_word_embeddings': False}
 GPT2 = {'model_type': 'gpt2', 'vocab_size': 11, 'n_embd': 8, 'n_head': 2, 'n_layer': 2, 'n_positions': 16}
 OPT = {'model_type': 'opt', 'vocab_size': 11, 'hidden_size': 8, 'ffn_dim': 6, 'num_hidden_layers': 1}
 OPT |= {'num_attention_heads': 2, 'max_position_embeddings': 16}
 GEMMA3 = LLAMA | {'model_type': 'gemma3_text', 'head_dim': 4, 'tie_word_embeddings': True, 'query_pre_attn_scalar': 4}
-T5 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 2, 'num_heads': 3}
-T5 |= {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}
+T5 = tiny.T5_V1_1 | {'num_layers': 2}
 CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 't5': T5}
 
 
@@ -47,11 +39,6 @@ def _save(folder, config, tensors):
   return folder
 
 
-def _assert_equal(a, b):
-  assert jax.tree.structure(a) == jax.tree.structure(b)
-  jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 @pytest.fixture
 def llama(tmp_path):
   params, tensors = _model(LLAMA)
@@ -59,11 +46,11 @@ def llama(tmp_path):
 
 
 @pytest.mark.parametrize('name', list(CONFIGS))
-def test_every_tensor_is_read_into_its_place(tmp_path, name):
+def test_every_tensor_becomes_its_parameter(tmp_path, name):
   params, tensors = _model(CONFIGS[name])
-  network, found = hf.read(_save(tmp_path, CONFIGS[name], tensors))
-  _assert_equal(found, params)
-  assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(
+  network, read = hf.read(_save(tmp_path, CONFIGS[name], tensors))
+  assert_equal(read, params)
+  assert jax.tree.map(lambda x: (x.shape, x.dtype), read) == jax.tree.map(
     lambda x: (x.shape, x.dtype), network.param_shapes()
   )
 
@@ -71,9 +58,9 @@ def test_every_tensor_is_read_into_its_place(tmp_path, name):
 @pytest.mark.parametrize('name', list(CONFIGS))
 def test_scanned_reading_stacks_the_layers(tmp_path, name):
   params, tensors = _model(CONFIGS[name])
-  network, found = hf.read(_save(tmp_path, CONFIGS[name], tensors), scan=True)
+  network, read = hf.read(_save(tmp_path, CONFIGS[name], tensors), scan=True)
   assert network.scan
-  _assert_equal(found, stack_layers(params))
+  assert_equal(read, stack_layers(params))
 
 
 def test_shards_are_found_through_their_index(tmp_path):
@@ -86,7 +73,7 @@ def test_shards_are_found_through_their_index(tmp_path):
     weight_map |= dict.fromkeys(part, file)
   (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
-  _assert_equal(hf.read(tmp_path)[1], params)
+  assert_equal(hf.read(tmp_path)[1], params)
 
   (tmp_path / 'model-00002-of-00002.safetensors').unlink()
   with pytest.raises(FileNotFoundError, match=having('model-00002-of-00002.safetensors', "weight'")):
@@ -128,12 +115,12 @@ def test_dtype_is_as_stored_unless_asked_for(tmp_path):
   stored = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}
   stored['model.norm.weight'] = tensors['model.norm.weight']
   folder = _save(tmp_path, LLAMA, stored)
-  network, found = hf.read(folder)
-  assert network.dtype == 'bfloat16' and found['token_embedder']['embedding'].dtype == jnp.bfloat16
-  assert found['final_norm']['scale'].dtype == jnp.float32
-  network, found = hf.read(folder, dtype='float32')
+  network, read = hf.read(folder)
+  assert network.dtype == 'bfloat16' and read['token_embedder']['embedding'].dtype == jnp.bfloat16
+  assert read['final_norm']['scale'].dtype == jnp.float32
+  network, read = hf.read(folder, dtype='float32')
   assert network.dtype == 'float32'
-  _assert_equal(found, jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params))
+  assert_equal(read, jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params))
 
 
 def test_a_fused_tensor_is_read_once(tmp_path, monkeypatch):
@@ -151,12 +138,12 @@ def test_names_of_older_and_enclosing_classes_are_understood(tmp_path):
   tensors = {name.removeprefix('transformer.'): x for name, x in tensors.items()}
   tensors['h.0.attn.bias'] = np.ones((1, 1, 4, 4), np.float32)
   (tmp_path / 'gpt2').mkdir()
-  _assert_equal(hf.read(_save(tmp_path / 'gpt2', GPT2, tensors))[1], gpt2)
+  assert_equal(hf.read(_save(tmp_path / 'gpt2', GPT2, tensors))[1], gpt2)
 
   opt, tensors = _model(OPT)
   (tmp_path / 'opt').mkdir()
   tensors = {name.removeprefix('model.'): x for name, x in tensors.items()}
-  _assert_equal(hf.read(_save(tmp_path / 'opt', OPT, tensors))[1], opt)
+  assert_equal(hf.read(_save(tmp_path / 'opt', OPT, tensors))[1], opt)
 
 
 @pytest.mark.parametrize('prefix', ['language_model.model.', 'model.language_model.'])
@@ -165,9 +152,9 @@ def test_the_text_model_of_a_multi_modal_checkpoint_is_read(tmp_path, prefix):
   tensors = {prefix + name.removeprefix('model.'): x for name, x in tensors.items()}
   tensors['model.vision_tower.x.weight'] = np.ones((2, 2), np.float32)
   config = {'model_type': 'gemma3', 'text_config': GEMMA3, 'eos_token_id': [1, 106]}
-  network, found = hf.read(_save(tmp_path, config, tensors))
+  network, read = hf.read(_save(tmp_path, config, tensors))
   assert network.eos_ids == (1, 106)
-  _assert_equal(found, params)
+  assert_equal(read, params)
 
 
 def test_tying_follows_the_tensors_and_scaling_the_config(tmp_path):
@@ -186,7 +173,7 @@ def test_tying_follows_the_tensors_and_scaling_the_config(tmp_path):
 def test_the_shared_embedding_may_be_saved_under_another_name(tmp_path):
   params, tensors = _model(T5)
   tensors['decoder.embed_tokens.weight'] = tensors.pop('shared.weight')
-  _assert_equal(hf.read(_save(tmp_path, T5, tensors))[1], params)
+  assert_equal(hf.read(_save(tmp_path, T5, tensors))[1], params)
 
 
 def test_end_of_sequence_comes_from_the_generation_config_first(llama):
@@ -213,9 +200,9 @@ def test_a_file_that_is_cut_off_is_named_with_its_size(llama):
   folder, _, _ = llama
   file = folder / 'model.safetensors'
   data = file.read_bytes()
-  for cut in (data[:-40], data[:100], b''):
-    file.write_bytes(cut)
-    assert f'{file} is cut off or corrupt, it has {len(cut)} bytes' in _error(folder)
+  for short in (data[:-40], data[:100], b''):
+    file.write_bytes(short)
+    assert f'{file} is truncated or corrupt, it has {len(short)} bytes' in _error(folder)
 
 
 def test_a_corrupt_header_names_the_file(llama):
@@ -224,10 +211,10 @@ def test_a_corrupt_header_names_the_file(llama):
   data = bytearray(file.read_bytes())
   data[9:12] = b'\xff\xff\xff'
   file.write_bytes(data)
-  assert f'{file} is cut off or corrupt' in _error(folder)
+  assert f'{file} is truncated or corrupt' in _error(folder)
   header = json.dumps({'model.norm.weight': {'dtype': 'F32', 'shape': [8], 'data_offsets': [0, 12]}}).encode()
   file.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(64))
-  assert f'{file} is cut off or corrupt' in _error(folder)
+  assert f'{file} is truncated or corrupt' in _error(folder)
 
 
 def test_a_wrong_shape_names_both_shapes(llama):
@@ -314,7 +301,7 @@ def test_a_network_of_ones_own_is_read_by_the_names_that_are_registered(tmp_path
   _save(tmp_path, {'model_type': 'bigram', 'vocab_size': 5, 'eos_token_id': 4}, tensors)
   model = checkpoints.load(tmp_path, scan=True)
   assert model.network == Bigram(5, (4,))
-  _assert_equal(model.params, {'head': {'kernel': tensors['out.weight'].T, 'bias': tensors['out.bias']}})
+  assert_equal(model.params, {'head': {'kernel': tensors['out.weight'].T, 'bias': tensors['out.bias']}})
 
 
 def test_a_family_of_other_sizes_has_the_names_and_the_orientation_of_the_one_it_is_like(tmp_path, monkeypatch):
@@ -327,4 +314,4 @@ def test_a_family_of_other_sizes_has_the_names_and_the_orientation_of_the_one_it
   checkpoints.register('gpt2_of_ours', lambda config, **_: network, 'gpt2')
   config = json.loads((folder / 'config.json').read_text())
   (folder / 'config.json').write_text(json.dumps(config | {'model_type': 'gpt2_of_ours'}))
-  _assert_equal(checkpoints.load(folder).params, expected)
+  assert_equal(checkpoints.load(folder).params, expected)

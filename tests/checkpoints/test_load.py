@@ -1,4 +1,4 @@
-"""`load` sees what a path is, and says what is wrong with one that is nothing."""
+"""`load` recognises the format of a path, and raises one clear error for anything else."""
 
 import dataclasses
 import functools
@@ -12,10 +12,11 @@ import sys
 import jax
 import jax.numpy as jnp
 from matching import having, says
-import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tiers import quick
+from tiny import assert_equal, model_of
+from tiny import T5_V1_1 as T5
 
 from speccascade import checkpoints, decode, methods, sampling
 from speccascade.backends import cpu
@@ -26,15 +27,12 @@ from speccascade.evaluate.curves import Checkpoint
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 
-T5 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 1, 'num_heads': 3}
-T5 |= {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / 'models' / 'golden' / 'golden.json').read_text())
 
 
 @pytest.fixture(scope='module')
 def model():
-  network = hf.network_from_config(T5)
-  return Model(network.init(jax.random.key(0)), network)
+  return model_of(T5)
 
 
 def _save_hf(folder, model):
@@ -47,8 +45,8 @@ def _save_hf(folder, model):
 def test_a_sampler_is_what_a_checkpoint_asks_for(tmp_path, model):
   folder = _save_hf(tmp_path / 'm', model)
 
-  def of(**said) -> sampling.Sampler:
-    (folder / 'generation_config.json').write_text(json.dumps(said))
+  def of(**settings) -> sampling.Sampler:
+    (folder / 'generation_config.json').write_text(json.dumps(settings))
     return sampling.Sampler.of(checkpoints.load(folder))
 
   assert of(temperature=0.6, top_p=0.9) == sampling.Sampler(0.0, top_p=0.9)
@@ -92,17 +90,12 @@ def folders(tmp_path, model):
   }
 
 
-def _assert_equal(a, b):
-  assert jax.tree.structure(a) == jax.tree.structure(b)
-  jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 def test_every_format_gives_the_same_model(folders, model):
   names = {'hf': 'hf', 't5x': 't5x', 'steps': 't5x', 'orbax': 'orbax'}
   for kind, folder in folders.items():
     loaded = checkpoints.read(folder)
     assert loaded.network == model.network and loaded.tokenizer is None and loaded.name == names[kind]
-    _assert_equal(loaded.params, model.params)
+    assert_equal(loaded.params, model.params)
 
 
 def _folder(path, config, params, network):
@@ -126,7 +119,7 @@ def test_what_was_loaded_and_decoded_with_is_saved_and_read_back_equal(tmp_path,
   for kind, write in writers.items():
     back = checkpoints.load(write(tmp_path / f'{kind} again', loaded))
     assert back.network == loaded.network
-    _assert_equal(back.params, loaded.params)
+    assert_equal(back.params, loaded.params)
 
 
 def test_dtype_scan_and_name_are_as_asked_for(folders, model):
@@ -134,7 +127,7 @@ def test_dtype_scan_and_name_are_as_asked_for(folders, model):
   for folder in folders.values():
     loaded = checkpoints.read(str(folder), dtype=jnp.bfloat16, scan=True, name='large')
     assert loaded.name == 'large' and loaded.network.scan and loaded.network.dtype == 'bfloat16'
-    _assert_equal(loaded.params, expected)
+    assert_equal(loaded.params, expected)
   with pytest.raises(ValueError, match=having('int8', 'float32')):
     checkpoints.read(folders['hf'], dtype='int8')
   with pytest.raises(ValueError, match=having('half-ish', 'float32')):
@@ -276,8 +269,8 @@ def test_a_digest_tells_tokenizers_apart_inside_a_folder_and_beside_it(folders, 
     seen |= {checkpoints.digest(folder), checkpoints.digest(folder, tokenizer=tmp_path / 'mine.json')}
   (folder / 'tokenizer.json').write_text('{ }')
   assert len(seen) == 4 and checkpoints.digest(folder) not in seen
-  shutil.copytree(tmp_path / 'models', tmp_path / 'other' / 'place')
-  other = tmp_path / 'other' / 'place' / 'small'
+  shutil.copytree(tmp_path / 'models', tmp_path / 'other' / 'folder')
+  other = tmp_path / 'other' / 'folder' / 'small'
   for path in (tmp_path / 'models', None):
     assert checkpoints.digest(folder, tokenizer=path) == checkpoints.digest(other, tokenizer=path)
 
@@ -294,9 +287,9 @@ def test_a_digest_samples_every_tensor_of_a_huge_file(tmp_path):
   file.write_bytes(len(header).to_bytes(8, 'little') + header)
   os.truncate(file, 8 + len(header) + 104 * giga + 32)  # a hole: to read all of it would take minutes
   seen = {checkpoints.digest(tmp_path)}
-  for place in (8 + len(header) + 50 * giga, 8 + len(header) + 100 * giga + 31):
+  for offset in (8 + len(header) + 50 * giga, 8 + len(header) + 100 * giga + 31):
     with file.open('r+b') as f:
-      f.seek(place)
+      f.seek(offset)
       f.write(b'x')
     seen.add(checkpoints.digest(tmp_path))
   assert len(seen) == 3

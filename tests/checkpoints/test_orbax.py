@@ -1,4 +1,4 @@
-"""Our own checkpoints: whole or recognised as not, bit for bit, and onto a mesh."""
+"""Our own checkpoints: complete, or recognised as damaged, bit for bit, and onto a mesh."""
 
 import json
 import os
@@ -14,62 +14,52 @@ from matching import having, says
 import numpy as np
 import pytest
 from tiers import quick
+from tiny import assert_equal, model_of, T5
 
-from speccascade.checkpoints import files, hf, orbax
+from speccascade.checkpoints import files, orbax
 from speccascade.models.layers import stack_layers
 from speccascade.models.ngram import NGram
 from speccascade.types import Model
 
-T5 = {'model_type': 't5', 'vocab_size': 16, 'd_model': 8, 'd_kv': 4, 'd_ff': 24, 'num_layers': 2, 'num_heads': 4}
+SMALL = T5 | {'vocab_size': 16, 'd_ff': 24, 'num_layers': 2, 'num_heads': 4}
 GEMMA = {'model_type': 'gemma3_text', 'vocab_size': 16, 'hidden_size': 8, 'intermediate_size': 24, 'head_dim': 4}
 GEMMA |= {'num_hidden_layers': 2, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'query_pre_attn_scalar': 4}
 GEMMA |= {'sliding_window_pattern': 2, 'eos_token_id': [1, 5]}
 
 
-def _model(config=T5, dtype='float32', scan=False):
-  network = hf.network_from_config(config, dtype=dtype, scan=scan)
-  return Model(network.init(jax.random.key(0)), network, name='tiny')
-
-
-def _assert_equal(a, b):
-  assert jax.tree.structure(a) == jax.tree.structure(b)
-  jax.tree.map(np.testing.assert_array_equal, a, b)
-  assert jax.tree.map(lambda x: x.dtype, a) == jax.tree.map(lambda x: x.dtype, b)
-
-
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('config', [T5, GEMMA])
+@pytest.mark.parametrize('config', [SMALL, GEMMA])
 def test_what_is_saved_is_read_bit_for_bit(tmp_path, config, dtype, scan):
-  model = _model(config, dtype, scan)
+  model = model_of(config, dtype, scan)
   network, params = orbax.read(orbax.save(tmp_path / 'a', model))
   assert network == model.network and hash(network) == hash(model.network)
-  _assert_equal(params, model.params)
+  assert_equal(params, model.params)
 
 
 def test_reading_casts_and_stacks_when_asked(tmp_path):
-  model = _model()
+  model = model_of(SMALL)
   orbax.save(tmp_path / 'a', model)
   network, params = orbax.read(tmp_path / 'a', dtype='bfloat16', scan=True)
   assert network.scan and network.dtype == 'bfloat16'
   stacked = stack_layers(jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
-  _assert_equal(params, stacked)
+  assert_equal(params, stacked)
   orbax.save(tmp_path / 'b', Model(params, network))
-  _assert_equal(orbax.read(tmp_path / 'b', scan=False)[1], jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
+  assert_equal(orbax.read(tmp_path / 'b', scan=False)[1], jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
 
 
 def test_a_relative_path_is_understood(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  orbax.save('a', _model())
-  _assert_equal(orbax.read('a')[1], _model().params)
+  orbax.save('a', model_of(SMALL))
+  assert_equal(orbax.read('a')[1], model_of(SMALL).params)
 
 
-def test_what_exists_is_kept_unless_told_otherwise(tmp_path):
-  orbax.save(tmp_path / 'a', _model())
+def test_what_exists_is_replaced_only_on_request(tmp_path):
+  orbax.save(tmp_path / 'a', model_of(SMALL))
   with pytest.raises(FileExistsError, match='a exists'):
-    orbax.save(tmp_path / 'a', _model(GEMMA))
-  orbax.save(tmp_path / 'a', _model(GEMMA), overwrite=True)
-  assert orbax.read(tmp_path / 'a')[0] == _model(GEMMA).network
+    orbax.save(tmp_path / 'a', model_of(GEMMA))
+  orbax.save(tmp_path / 'a', model_of(GEMMA), overwrite=True)
+  assert orbax.read(tmp_path / 'a')[0] == model_of(GEMMA).network
   assert [p.name for p in tmp_path.iterdir()] == ['a']
 
 
@@ -77,15 +67,15 @@ def test_only_a_checkpoint_of_ours_is_replaced_and_not_before_the_new_one_is_who
   (tmp_path / 'thesis').mkdir()
   (tmp_path / 'thesis' / 'chapter1.tex').write_text('x')
   with pytest.raises(FileExistsError, match=having('thesis', 'chapter1.tex')):
-    orbax.save(tmp_path / 'thesis', _model(), overwrite=True)
+    orbax.save(tmp_path / 'thesis', model_of(SMALL), overwrite=True)
   assert (tmp_path / 'thesis' / 'chapter1.tex').read_text() == 'x'
   (tmp_path / 'empty').mkdir()
-  orbax.save(tmp_path / 'empty', _model(), overwrite=True)
-  folder = orbax.save(tmp_path / 'a', _model())
+  orbax.save(tmp_path / 'empty', model_of(SMALL), overwrite=True)
+  folder = orbax.save(tmp_path / 'a', model_of(SMALL))
   monkeypatch.setattr(files, 'copy_tokenizer', lambda *_: 1 / 0)
   with pytest.raises(ZeroDivisionError):
-    orbax.save(folder, _model(GEMMA), overwrite=True)
-  assert orbax.read(folder)[0] == _model().network
+    orbax.save(folder, model_of(GEMMA), overwrite=True)
+  assert orbax.read(folder)[0] == model_of(SMALL).network
   assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'empty', 'thesis']
 
 
@@ -120,7 +110,7 @@ def test_a_writer_that_was_killed_leaves_a_recognised_half(tmp_path):
     import jax
     from speccascade.checkpoints import files, hf, orbax
     from speccascade.types import Model
-    network = hf.network_from_config({T5!r})
+    network = hf.network_from_config({SMALL!r})
     files.copy_tokenizer = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # half-way: parameters, but no sidecar
     orbax.save({str(tmp_path / 'a')!r}, Model(network.init(jax.random.key(0)), network))
   """
@@ -129,21 +119,21 @@ def test_a_writer_that_was_killed_leaves_a_recognised_half(tmp_path):
   assert left.name.startswith('a.tmp-') and (left / 'params').is_dir()
   assert f'{left}' in _error(tmp_path / 'a')
   assert f'{left}' in _error(left)
-  orbax.save(tmp_path / 'a', _model())
+  orbax.save(tmp_path / 'a', model_of(SMALL))
   assert [p.name for p in tmp_path.iterdir()] == ['a']
 
 
 def test_damage_is_one_error_that_names_the_file(tmp_path):
-  folder = orbax.save(tmp_path / 'a', _model())
-  data = max((folder / 'params' / 'd').iterdir(), key=lambda p: p.stat().st_size)  # holds all of so small a model
-  kept = data.read_bytes()
-  data.write_bytes(kept[: len(kept) // 2])
+  folder = orbax.save(tmp_path / 'a', model_of(SMALL))
+  data = max((folder / 'params' / 'd').iterdir(), key=lambda p: p.stat().st_size)  # has all of so small a model
+  content = data.read_bytes()
+  data.write_bytes(content[: len(content) // 2])
   message = _error(folder)
-  assert says(message, f'{data}', f'{len(kept) // 2} bytes', f'{len(kept)}', "tensor '")
+  assert says(message, f'{data}', f'{len(content) // 2} bytes', f'{len(content)}', "tensor '")
   data.unlink()
   message = _error(folder)
   assert says(message, f'{data}', 'missing', "tensor '")
-  data.write_bytes(kept)
+  data.write_bytes(content)
   sidecar = folder / orbax.SIDECAR
   text = sidecar.read_text()
   sidecar.write_text(text.replace('"T5Config"', '"T6Config"'))
@@ -158,26 +148,26 @@ def test_damage_is_one_error_that_names_the_file(tmp_path):
 
 @pytest.mark.full
 def test_a_flipped_byte_never_goes_unnoticed(tmp_path):
-  model = _model()
+  model = model_of(SMALL)
   folder = orbax.save(tmp_path / 'a', model)
   mesh, lost = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('x',)), 0
   both = lambda: [orbax.read(folder, **more)[1] for more in ({}, dict(mesh=mesh, rules=()))]
   for file in sorted(p for p in (folder / 'params').rglob('*') if p.is_file()):
-    kept = file.read_bytes()
-    for at in range(len(kept) // 7, len(kept), max(1, len(kept) // 2)):
-      file.write_bytes(kept[:at] + bytes([kept[at] ^ 255]) + kept[at + 1 :])
+    content = file.read_bytes()
+    for at in range(len(content) // 7, len(content), max(1, len(content) // 2)):
+      file.write_bytes(content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :])
       try:
         for params in both():
-          _assert_equal(params, model.params)  # Orbax leaves files behind that nothing refers to
+          assert_equal(params, model.params)  # Orbax leaves files behind that nothing refers to
       except ValueError as error:
         assert says(str(error), f'{file}', "tensor '", 'corrupt')
         lost += 1
-    file.write_bytes(kept)
+    file.write_bytes(content)
   assert lost > 0
 
 
 def test_wrong_and_non_finite_tensors_are_named(tmp_path):
-  model = _model()
+  model = model_of(SMALL)
   folder = orbax.save(tmp_path / 'a', model)
   sidecar = json.loads((folder / orbax.SIDECAR).read_text())
   name = 'decoder.layers_1.mlp.wo.kernel'
@@ -193,7 +183,7 @@ def test_wrong_and_non_finite_tensors_are_named(tmp_path):
   params = flatten_dict(model.params, sep='.')
   params[name] = params[name].at[3, 2].set(jnp.nan)
   folder = orbax.save(tmp_path / 'b', model.replace(params=unflatten_dict(params, sep='.')))
-  assert f"tensor '{name}' holds NaN or Inf as float32" in _error(folder)
+  assert f"tensor '{name}' has NaN or Inf as float32" in _error(folder)
 
 
 def _python(code: str, **env) -> subprocess.CompletedProcess:
@@ -204,8 +194,8 @@ def _python(code: str, **env) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize('scan', quick([False, True], [True]))
 def test_parameters_are_restored_onto_a_mesh_of_eight_devices(tmp_path, scan):
-  for name, config in (('t5', T5), ('gemma', GEMMA)):
-    orbax.save(tmp_path / name, _model(config, scan=scan))
+  for name, config in (('t5', SMALL), ('gemma', GEMMA)):
+    orbax.save(tmp_path / name, model_of(config, scan=scan))
   code = f"""
     import jax, jax.numpy as jnp, numpy as np, pathlib, warnings
     from speccascade.checkpoints import orbax
@@ -226,11 +216,11 @@ def test_parameters_are_restored_onto_a_mesh_of_eight_devices(tmp_path, scan):
       assert cast.dtype == jnp.bfloat16 and cast.sharding == table.sharding
       other = orbax.save(folder / (name + '-sharded'), __import__('speccascade').Model(params, network))
       np.testing.assert_array_equal(orbax.read(other)[1]['token_embedder']['embedding'], table)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
       for _ in range(2):
         orbax.read(folder / 't5', mesh=mesh, rules=(('heads', ('x', 'y')),))
-    said = " parameters: 'heads' of 4 does not divide over 8 devices and is replicated."
-    assert [str(w.message).endswith(said) for w in told] == [True]
+    end = " parameters: 'heads' of 4 does not divide over 8 devices and is replicated."
+    assert [str(w.message).endswith(end) for w in caught] == [True]
     named = "neither 'sharded' nor 'replicated'"
     for bad, message in ((('heads', 'z'),), "the mesh has no axis 'z'"), ('halved', named):
       try:

@@ -1,4 +1,4 @@
-"""T5X checkpoints of every layout, and the one clear error for each way in which they break."""
+"""T5X checkpoints of every layout, and one clear error for each damage."""
 
 import json
 
@@ -10,20 +10,20 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
+from tiny import assert_equal, model_of, T5_V1_1
 
 from speccascade.checkpoints import files, hf, t5x
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 
-V1_1 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 2, 'num_heads': 3}
-V1_1 |= {'num_decoder_layers': 3, 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}
+V1_1 = T5_V1_1 | {'num_layers': 2, 'num_decoder_layers': 3}
 V1_0 = V1_1 | {'feed_forward_proj': 'relu', 'tie_word_embeddings': True}
 EMBEDDING = 'target.token_embedder.embedding'
 
 
 def _model(config=V1_1, dtype='float32'):
-  network = hf.network_from_config(config, dtype=dtype)
-  return Model(jax.device_get(network.init(jax.random.key(0))), network)
+  model = model_of(config, dtype)
+  return model.replace(params=jax.device_get(model.params))
 
 
 def _write_msgpack(folder, target, root='optimizer'):
@@ -68,12 +68,6 @@ def _scan_leaf(path, x, config):
   return np.moveaxis(x, 0, 1)
 
 
-def _assert_equal(a, b):
-  assert jax.tree.structure(a) == jax.tree.structure(b)
-  jax.tree.map(np.testing.assert_array_equal, a, b)
-  assert jax.tree.map(lambda x: x.dtype, a) == jax.tree.map(lambda x: x.dtype, b)
-
-
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('config', [V1_1, V1_0])
 def test_what_is_written_is_read_bit_for_bit(tmp_path, config, dtype):
@@ -82,7 +76,7 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, config, dtype):
   assert folder == tmp_path / 'checkpoint_7'
   network, params = t5x.read(folder)
   assert network == model.network
-  _assert_equal(params, model.params)
+  assert_equal(params, model.params)
 
 
 def test_arrays_are_chunked_and_compressed_as_t5x_expects(tmp_path, monkeypatch):
@@ -94,7 +88,7 @@ def test_arrays_are_chunked_and_compressed_as_t5x_expects(tmp_path, monkeypatch)
   tree = serialization.msgpack_restore((folder / 'checkpoint').read_bytes())
   spec = tree['optimizer']['target']['token_embedder']['embedding']
   assert spec['kvstore'] == {'driver': 'file', 'path': f'{EMBEDDING}/'} and tree['optimizer']['state'] == {'step': 3}
-  _assert_equal(t5x.read(folder)[1], model.params)
+  assert_equal(t5x.read(folder)[1], model.params)
 
 
 @pytest.mark.parametrize('dtype', [np.float32, ml_dtypes.bfloat16])
@@ -104,12 +98,12 @@ def test_checkpoints_of_other_origin_are_read(tmp_path, layout, dtype):
   folder = tmp_path / 'checkpoint_5'
   target = params if layout == 'inline' else _write_zarr(folder, params)
   _write_msgpack(folder, target, root=None if layout == 'old' else 'optimizer')
-  network, found = t5x.read(folder, activation='gelu')
+  network, read = t5x.read(folder, activation='gelu')
   assert network == _model(dtype=np.dtype(dtype).name).network  # sizes, gating and tying are in the shapes
-  _assert_equal(found, params)
-  network, found = t5x.read(folder, dtype='bfloat16', scan=True, activation='gelu')
+  assert_equal(read, params)
+  network, read = t5x.read(folder, dtype='bfloat16', scan=True, activation='gelu')
   assert network.scan and network.dtype == 'bfloat16'
-  _assert_equal(found, stack_layers(jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16), params)))
+  assert_equal(read, stack_layers(jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16), params)))
 
 
 @pytest.mark.parametrize('config', [V1_1, V1_0])
@@ -118,7 +112,7 @@ def test_the_scanned_variant_becomes_our_tree(tmp_path, config):
   folder = _write_msgpack(tmp_path / 'checkpoint_5', _scanned(model.params, config))
   network, params = t5x.read(folder, activation='gelu' if config is V1_1 else 'relu')
   assert network == model.network
-  _assert_equal(params, model.params)
+  assert_equal(params, model.params)
 
 
 @pytest.mark.parametrize('ocdbt', [True, False])
@@ -128,7 +122,7 @@ def test_the_orbax_managers_state_is_read(tmp_path, ocdbt):
   handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(tmp_path / 'checkpoint_5' / 'state', tree)
-  _assert_equal(t5x.read(tmp_path, activation='gelu')[1], params)
+  assert_equal(t5x.read(tmp_path, activation='gelu')[1], params)
   if ocdbt:
     (tmp_path / 'checkpoint_5' / 'state' / 'manifest.ocdbt').write_bytes(b'x')
     assert 'checkpoint_5/state' in _error(tmp_path)
@@ -140,7 +134,7 @@ def test_the_latest_finished_step_is_read(tmp_path):
   t5x.write(tmp_path, latest, step=10)
   (tmp_path / 'checkpoint_11.tmp-1').mkdir()
   assert t5x.find(tmp_path).name == 'checkpoint_10'
-  _assert_equal(t5x.read(tmp_path)[1], latest.params)
+  assert_equal(t5x.read(tmp_path)[1], latest.params)
 
 
 def test_config_json_and_gin_say_what_shapes_do_not(tmp_path):
@@ -176,9 +170,9 @@ def folder(tmp_path):
 def test_truncated_msgpack_names_the_file(folder):
   file = folder / 'checkpoint'
   data = file.read_bytes()
-  for cut in (data[: len(data) // 2], b'', data + b'x', b'\xc1' + data):
-    file.write_bytes(cut)
-    assert says(_error(folder), f'{file}', f'{len(cut)} bytes')
+  for other in (data[: len(data) // 2], b'', data + b'x', b'\xc1' + data):
+    file.write_bytes(other)
+    assert says(_error(folder), f'{file}', f'{len(other)} bytes')
   file.write_bytes(serialization.msgpack_serialize({'weights': np.ones(2)}))
   assert 'optimizer/target' in _error(folder)
   file.write_bytes(serialization.msgpack_serialize(np.ones(2)))
@@ -236,7 +230,7 @@ def test_wrong_shapes_and_names_are_named(tmp_path):
   )
   assert "'encoder.extra' [2] is unexpected" in broken('encoder.extra', np.zeros((2,), np.float32))
   bad = np.full((6, 8), np.nan, np.float32)
-  assert "'decoder.layers_0.mlp.wo.kernel' holds NaN or Inf" in broken('decoder.layers_0.mlp.wo.kernel', bad)
+  assert "'decoder.layers_0.mlp.wo.kernel' has NaN or Inf" in broken('decoder.layers_0.mlp.wo.kernel', bad)
 
 
 def test_writing_refuses_other_families_and_what_exists(tmp_path):

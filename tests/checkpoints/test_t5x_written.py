@@ -42,9 +42,9 @@ def error(written, name, scan=False) -> float:
   """Return the greatest difference from T5X's logits."""
   expected = np.load(written / name / 'expected.npz')
   model = checkpoints.load(written / name, dtype='float32', activation=activation(name), scan=scan)
-  found = logits(model.network, model.params, expected['source'], expected['inputs'])
+  ours = logits(model.network, model.params, expected['source'], expected['inputs'])
   assert np.ptp(expected['logits']) > 1
-  return float(np.abs(found - expected['logits']).max())
+  return float(np.abs(ours - expected['logits']).max())
 
 
 @pytest.mark.parametrize('name', NAMES)

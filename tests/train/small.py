@@ -27,4 +27,4 @@ def settings(**changes):
 
 
 def quiet(*_, **__):
-  """Say nothing."""
+  """Print nothing."""

@@ -103,7 +103,7 @@ def test_teacher_forcing_sees_what_decoding_sees(network):
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
   with storage.lock(tmp_path / 'run' / 'lock', 'wait'):
     with pytest.raises(RunError, match=f'run is in use by process {os.getpid()} on'):
-      train(tmp_path / 'run', T5_NET, copies(), settings(), say=quiet)
+      train(tmp_path / 'run', T5_NET, copies(), settings(), echo=quiet)
   assert [p.name for p in (tmp_path / 'run').iterdir()] == ['lock']
 
 
@@ -112,7 +112,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
 def test_training_lowers_the_loss(network, optimizer, tmp_path):
   rate = {'adamw': 1e-2, 'adafactor': 3e-2}[optimizer]
   s = settings(steps=120, batch_size=16, log_every=20, save_every=200, optimizer=Optimizer(optimizer, rate, warmup=5))
-  train(tmp_path / 'run', network, copies(), s, say=quiet)
+  train(tmp_path / 'run', network, copies(), s, echo=quiet)
   log = log_of(tmp_path / 'run')
   assert log[-1]['cross_entropy'] < 0.7 * log[0]['cross_entropy'] and log[-1]['step'] == 120
 
@@ -125,11 +125,11 @@ def interrupted():
 
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
   s = settings(steps=20, save_every=3)
-  uninterrupted = train(tmp_path / 'uninterrupted', T5_NET, copies(), s, say=quiet)
+  uninterrupted = train(tmp_path / 'uninterrupted', T5_NET, copies(), s, echo=quiet)
   with pytest.raises(KeyboardInterrupt):
-    train(tmp_path / 'stopped', T5_NET, interrupted(), s, say=quiet)
+    train(tmp_path / 'stopped', T5_NET, interrupted(), s, echo=quiet)
   printed = []
-  resumed = train(tmp_path / 'stopped', T5_NET, copies(), s, say=lambda text, **_: printed.append(text))
+  resumed = train(tmp_path / 'stopped', T5_NET, copies(), s, echo=lambda text, **_: printed.append(text))
   assert 'going on after step 15 of 20' in printed[0]
   assert same(uninterrupted.params, resumed.params)
   for name in ('uninterrupted', 'stopped'):
@@ -140,7 +140,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
 def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
   s = settings(steps=20, save_every=3)
   teachers = [Model(init(T5_NET, seed), T5_NET, name='teacher') for seed in (0, 1)]
-  run = lambda pairs, teacher: train(tmp_path / 'run', T5_NET, pairs, s, teacher=teacher, say=quiet)
+  run = lambda pairs, teacher: train(tmp_path / 'run', T5_NET, pairs, s, teacher=teacher, echo=quiet)
   with pytest.raises(KeyboardInterrupt):
     run(interrupted(), teachers[0])
   for pairs, teacher, parts in (
@@ -166,7 +166,7 @@ def test_a_finished_run_is_not_trained_further_and_its_model_not_written_again(t
   for name in ('one', 'other'):
     (tmp_path / name).mkdir()
   tokenizer, other = words(tmp_path / 'one'), words(tmp_path / 'other', eos_token='</s>')
-  run = functools.partial(train, tmp_path / 'run', T5_NET, say=quiet)
+  run = functools.partial(train, tmp_path / 'run', T5_NET, echo=quiet)
   content = lambda: {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in tmp_path.glob('run/model/**/*') if p.is_file()}
   first = run(copies(), settings(), tokenizer=tokenizer)
   before = content()
@@ -180,6 +180,13 @@ def test_a_finished_run_is_not_trained_further_and_its_model_not_written_again(t
   with pytest.raises(ValueError, match=having('model', 'orbax', 'float32', 'hf', 'bfloat16')):
     run(copies(), settings(format='hf', save_dtype='bfloat16'), tokenizer=tokenizer)
   assert before and content() == before
+
+
+def test_a_run_without_a_digest_of_its_data_is_an_error_of_one_sentence(tmp_path):
+  train(tmp_path / 'run', T5_NET, copies(), settings(steps=2), echo=quiet)
+  shutil.rmtree(tmp_path / 'run' / 'state' / '2' / 'data')
+  with pytest.raises(ValueError, match=having('run', 'state/2', 'older version', 'another folder')):
+    train(tmp_path / 'run', T5_NET, copies(), settings(steps=2), echo=quiet)
 
 
 class Waited:
@@ -203,7 +210,7 @@ def test_no_more_than_two_steps_are_under_way(tmp_path, monkeypatch):
     return state, {'loss': Waited(len(calls), waited)}
 
   monkeypatch.setattr(loop, 'make_step', lambda *_: step)
-  train(tmp_path / 'run', T5_NET, copies(), settings(save_every=6, log_every=6), say=quiet)
+  train(tmp_path / 'run', T5_NET, copies(), settings(save_every=6, log_every=6), echo=quiet)
   assert calls == [[], [], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
 
 
@@ -249,8 +256,9 @@ def noted(*given):
   return call
 
 loop.make_step = noted
+echo = lambda text, **_: print(text)
 for name, size in (('eight', 8), ('uneven', 6)):
-  model = train(f'{sys.argv[1]}/{name}', T5_NET, copies(), settings(batch_size=size), say=lambda text, **_: print(text))
+  model = train(f'{sys.argv[1]}/{name}', T5_NET, copies(), settings(batch_size=size), echo=echo)
   assert len(jax.tree.leaves(model.params)[0].devices()) == 1
 print(jax.device_count(), sorted(shares))
 """
@@ -263,7 +271,7 @@ def test_eight_devices_of_a_host_share_each_batch_and_learn_what_one_does(tmp_pa
   done = subprocess.run(script, env=env, capture_output=True, text=True, check=False)
   assert done.returncode == 0 and '8 [(1, 8), (6, 8)]' in done.stdout, done
   assert 'each of 8 devices computes all of a batch: give a batch_size that they divide' in done.stdout
-  train(tmp_path / 'one', T5_NET, copies(), settings(batch_size=8), say=quiet)
+  train(tmp_path / 'one', T5_NET, copies(), settings(batch_size=8), echo=quiet)
   one, eight = ([line['loss'] for line in log_of(tmp_path / name)] for name in ('one', 'eight'))
   np.testing.assert_allclose(eight, one, rtol=1e-5)
 
@@ -274,7 +282,7 @@ def test_distillation_brings_the_drafter_closer_to_the_verifier(distance, tmp_pa
   optimizer = Optimizer(learning_rate=1e-2, warmup=5)
   s = settings(steps=60, batch_size=16, log_every=10, save_every=100, optimizer=optimizer)
   s = dataclasses.replace(s, distillation=Distillation(distance))
-  train(tmp_path / 'run', T5(T5Config(12, 8, 2, 4, 16, 1, 1)), copies(), s, teacher=teacher, say=quiet)
+  train(tmp_path / 'run', T5(T5Config(12, 8, 2, 4, 16, 1, 1)), copies(), s, teacher=teacher, echo=quiet)
   log = log_of(tmp_path / 'run')
   assert log[-1][distance] < 0.85 * log[0][distance] and log[-1]['acceptance'] > log[0]['acceptance'] + 0.05
 
@@ -424,7 +432,7 @@ def test_repeated_data_come_in_a_new_order_each_time_through():
 def test_training_leaves_the_model_that_it_starts_from_alone(tmp_path):
   start = Model(init(T5_NET), T5_NET)
   before = jax.tree.map(np.asarray, start.params)
-  after = train(tmp_path / 'run', T5_NET, copies(), settings(steps=3), start=start, say=quiet)
+  after = train(tmp_path / 'run', T5_NET, copies(), settings(steps=3), start=start, echo=quiet)
   assert same(before, start.params) and not same(before, after.params)
 
 
@@ -438,7 +446,7 @@ def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeyp
 
 @pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
 def test_the_result_loads_as_it_was_written(tmp_path, network):
-  model = train(tmp_path / 'run', network, copies(), settings(format='hf', save_dtype='bfloat16'), say=quiet)
+  model = train(tmp_path / 'run', network, copies(), settings(format='hf', save_dtype='bfloat16'), echo=quiet)
   back = checkpoints.read(tmp_path / 'run' / 'model')
   assert back.network.dtype == 'bfloat16' and back.network.config == hf.settled(network).config
   for x, y in zip(*map(jax.tree.leaves, (model.params, back.params)), strict=True):
@@ -446,9 +454,9 @@ def test_the_result_loads_as_it_was_written(tmp_path, network):
 
 
 def test_a_finished_run_is_written_in_another_format_and_dtype_where_its_model_was_removed(tmp_path):
-  train(tmp_path / 'run', T5_NET, copies(), settings(steps=1), say=quiet)
+  train(tmp_path / 'run', T5_NET, copies(), settings(steps=1), echo=quiet)
   shutil.rmtree(tmp_path / 'run' / 'model')
-  model = train(tmp_path / 'run', T5_NET, copies(), settings(steps=1, format='hf', save_dtype='bfloat16'), say=quiet)
+  model = train(tmp_path / 'run', T5_NET, copies(), settings(steps=1, format='hf', save_dtype='bfloat16'), echo=quiet)
   back = checkpoints.read(tmp_path / 'run' / 'model')
   assert checkpoints.kind(tmp_path / 'run' / 'model') == 'hf' and back.network.dtype == 'bfloat16'
   np.testing.assert_array_equal(*(m.params['token_embedder']['embedding'].astype('bfloat16') for m in (model, back)))
@@ -474,13 +482,13 @@ def test_training_refuses_tokens_that_the_network_or_the_teacher_lacks(missing, 
   wide, narrow = T5(dataclasses.replace(T5_NET.config, vocab_size=20)), T5_NET
   network, taught = (narrow, wide) if missing == 'network' else (wide, narrow)
   with pytest.raises(ValueError, match=having('target of pair 0', 'token 15', 'T5', 'vocab_size=12')):
-    train(tmp_path, network, [([3], [15, 1])], settings(), teacher=Model(init(taught), taught), say=quiet)
+    train(tmp_path, network, [([3], [15, 1])], settings(), teacher=Model(init(taught), taught), echo=quiet)
 
 
 def test_mistakes_are_named_before_any_work(tmp_path):
   def run(network=T5_NET, pairs=None, start=None, **changes):
     pairs = copies() if pairs is None else pairs
-    return train(tmp_path / 'bad', network, pairs, settings(**changes), start=start, say=quiet)
+    return train(tmp_path / 'bad', network, pairs, settings(**changes), start=start, echo=quiet)
 
   post_norm = Decoder(dataclasses.replace(DECODER.config, norms='post'))
   for call, parts in (
@@ -504,7 +512,7 @@ def test_mistakes_are_named_before_any_work(tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
   params = jax.tree.map(lambda x: x * jnp.nan, init(T5_NET))
   with pytest.raises(FloatingPointError, match='learning_rate'):
-    train(tmp_path / 'nan', T5_NET, copies(), settings(), start=Model(params, T5_NET), say=quiet)
+    train(tmp_path / 'nan', T5_NET, copies(), settings(), start=Model(params, T5_NET), echo=quiet)
 
 
 CONFIG = """

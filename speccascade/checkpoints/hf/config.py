@@ -204,7 +204,7 @@ class Settings(dict):
 
 
 def settings(config: dict) -> Settings:
-  """Return the text model's settings; a multi-modal config holds them in `text_config`."""
+  """Return the text model's settings; a multi-modal config has them in `text_config`."""
   if 'model_type' not in config:
     raise ValueError("config.json has no 'model_type': is this a Hugging Face model folder?")
   if config['model_type'] == 'gemma3':
@@ -227,7 +227,7 @@ def settings(config: dict) -> Settings:
 
 
 def _check_number(key: str, value, default) -> None:
-  """Raise where a size is not a whole number of 1 or more, or another number or switch is something else."""
+  """Raise where a size is not an integer of at least 1, or another number or switch has another type."""
   size = key in _SIZES
   if value is None and (default is None or not size):
     return
@@ -236,7 +236,7 @@ def _check_number(key: str, value, default) -> None:
     expected = 'true or false'
   elif size:
     right = type(value) is int and value > 0
-    expected = 'a whole number of 1 or more'
+    expected = 'an integer of at least 1'
   elif isinstance(default, int | float) and key != 'eos_token_id':
     right = type(value) in (int, float)
     expected = 'a number'
@@ -268,7 +268,7 @@ def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', s
 
 
 def _registered(family: str, c: Settings, **given) -> Network:
-  """Return what a function of a user's makes of a config, having tried what loading needs of it."""
+  """Return the network that a registered function makes of a config, with all that loading needs of it tried."""
   try:
     network = REGISTERED[family](c, **given)
     network.param_shapes(), dataclasses.fields(network), hash(network)
@@ -276,7 +276,7 @@ def _registered(family: str, c: Settings, **given) -> Network:
     raise
   except Exception as error:  # whatever that function raises
     reason = f'{type(error).__name__}: {str(error).splitlines()[0]}'
-    raise ValueError(f"what model_type '{family}' is registered with makes no network ({reason})") from error
+    raise ValueError(f"the function of model_type '{family}' makes no network ({reason}): correct it") from error
   return network
 
 
@@ -306,7 +306,7 @@ def _t5(c: Settings) -> T5Config:
 
 
 def _rotary(c: Settings) -> dict:
-  """Return the fields that Llama and its kin have in common."""
+  """Return the fields that Llama and families like it have in common."""
   values = _values(c)
   values['kv_heads'] = values['kv_heads'] or values['heads']
   values['head_dim'] = values['head_dim'] or values['embed_dim'] // values['heads']

@@ -1,7 +1,7 @@
-"""Where each of our parameters lies in a Hugging Face checkpoint.
+"""The tensor of a Hugging Face checkpoint in which each of our parameters is stored.
 
-The tables name modules; the last part of a path says what its tensor is called and whether it is transposed:
-PyTorch keeps a dense kernel as (out, in), GPT-2's Conv1D as (in, out).
+The tables name modules; the last part of a path gives the tensor's name and whether it is transposed:
+PyTorch stores a dense kernel as (out, in), GPT-2's Conv1D as (in, out).
 """
 
 import re
@@ -78,8 +78,8 @@ _T5 = {
   'decoder.layers.pre_cross_attention_layer_norm': _BLOCK['decoder'] + '1.layer_norm',
   'decoder.layers.pre_mlp_layer_norm': _BLOCK['decoder'] + '2.layer_norm',
   **{
-    f'{stack}.layers.{ours}.{name}': f'{_BLOCK[stack]}{place}.{theirs}.{letter}'
-    for stack, ours, place, theirs in (
+    f'{stack}.layers.{ours}.{name}': f'{_BLOCK[stack]}{number}.{theirs}.{letter}'
+    for stack, ours, number, theirs in (
       ('encoder', 'attention', 0, 'SelfAttention'),
       ('decoder', 'self_attention', 0, 'SelfAttention'),
       ('decoder', 'encoder_decoder_attention', 1, 'EncDecAttention'),
@@ -87,8 +87,8 @@ _T5 = {
     for name, letter in _LETTERS.items()
   },
   **{
-    f'{stack}.layers.mlp.{name}': f'{_BLOCK[stack]}{place}.DenseReluDense.{name}'
-    for stack, place in (('encoder', 1), ('decoder', 2))
+    f'{stack}.layers.mlp.{name}': f'{_BLOCK[stack]}{number}.DenseReluDense.{name}'
+    for stack, number in (('encoder', 1), ('decoder', 2))
     for name in ('wi', 'wi_0', 'wi_1', 'wo')
   },
 }
@@ -127,12 +127,12 @@ _IGNORED = re.compile(
 
 
 def source(family: str, path: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, Any]:
-  """Return where a parameter of the unstacked tree lies, as fields of its `assemble.Entry`."""
+  """Return where a parameter of the unstacked tree is stored, as fields of its `assemble.Entry`."""
   *modules, leaf = path
   layers, number = assemble.stacked_path(tuple(modules))
   module = '.'.join(layers)
   if module not in TABLES[family]:
-    raise ValueError(f"'{module}' is no module of the names of model_type '{family}': add where its tensors lie")
+    raise ValueError(f"'{module}' is no module of the names of model_type '{family}': add the names of its tensors")
   name = TABLES[family][module].format(number) + ('.bias' if leaf == 'bias' else '.weight')
   transpose = leaf == 'rel_embedding' or (leaf == 'kernel' and (family != 'gpt2' or module == 'logits_dense'))
   part = _FUSED.index(modules[-1]) if '.c_attn.' in name else 0

@@ -95,8 +95,8 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
   family = config_of(model.network)['model_type']
   if family == 'umt5' and not model.network.config.scale_outputs:
     warnings.warn(
-      f'{model.name} has a bias for each layer, as umt5, whose logits transformers 5 divides by √d whatever its '
-      'config.json says: there its greedy texts are those of this model, its probabilities are not',
+      f'{model.name} has a bias for each layer, as umt5, whose logits transformers 5 always divides by √d: '
+      'there its greedy texts are those of this model, its probabilities are not',
       stacklevel=2,
     )
   with files.atomic_dir(path, overwrite=overwrite) as scratch:
@@ -163,7 +163,7 @@ def _opt(c: DecoderConfig, _: str) -> dict[str, Any]:
 
 
 def _rotary(c: DecoderConfig, family: str) -> dict[str, Any]:
-  """Return the config of Llama or one of its kin, which read the parts that their defaults have."""
+  """Return the config of Llama or a family like it, with the keys that the family reads."""
   full = next((span.rope for span in c.spans if not span.window), c.spans[0].rope) or Rope()
   local = next((span.rope for span in c.spans if span.window), full) or full
   windows = [span.window for span in c.spans]
@@ -189,9 +189,11 @@ def _rotary(c: DecoderConfig, family: str) -> dict[str, Any]:
 
 
 def _power(scale: float | None) -> float | None:
-  """Return the number of which a scale is the power -½."""
-  found = None if scale is None else scale**-2
-  return found if found is None or round(found) ** -0.5 != scale else round(found)
+  """Return the number whose power -½ is a scale, as an integer where it is one."""
+  if scale is None:
+    return None
+  number = scale**-2
+  return round(number) if round(number) ** -0.5 == scale else number
 
 
 def _scaling(rope: Rope) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The activation of the MLPs, which T5X's tensors do not tell, from the gin files next to a checkpoint.
+"""The activation of the MLPs, which T5X's tensors do not show, from the gin files next to a checkpoint.
 
 T5X writes `config.gin` into the folder of the checkpoints. Files are parsed, not run: nothing they name is imported.
 """
@@ -20,9 +20,9 @@ def find(folder: Path) -> tuple[Path, Any] | None:
 
   T5X's own files count first; without one, all other gin files of the folder, which must agree.
   """
-  for place in (folder, folder.parent):
-    first = [[place / name] for name in _FIRST if (place / name).is_file()]
-    for group in (*first, sorted(place.glob('*.gin'))):
+  for parent in (folder, folder.parent):
+    first = [[parent / name] for name in _FIRST if (parent / name).is_file()]
+    for group in (*first, sorted(parent.glob('*.gin'))):
       bound = [(file, value) for file in group for value in _bound(file)]
       if other := [x for x in bound if x[1] != bound[0][1]]:
         raise ValueError(

@@ -62,7 +62,7 @@ class _View:
     return shape if self.axis is None else (self.tensor.shape[self.axis], *shape)
 
   def read(self, box: Box | None = None) -> Array:
-    """Return the tensor, or the part of it in a box, which never cuts a head."""
+    """Return the tensor, or the part of it in a box of complete heads."""
     box = list(full_box(self.shape) if box is None else box)
     size = tuple(s.stop - s.start for s in box)
     layers = [] if self.axis is None else [box.pop(0)]
@@ -82,7 +82,7 @@ def with_our_axes(tensors: Mapping[str, Tensor], where: Any, compare_biases: boo
   Args:
     tensors: the stored tensors by T5X's names.
     where: what errors name.
-    compare_biases: read the relative biases of scanned layers, and keep one of them where all are equal.
+    compare_biases: read the relative biases of scanned layers, and return a single one where all are equal.
   """
   shapes = {name: x.shape for name, x in tensors.items()}
   check_kind(shapes, where)
@@ -142,8 +142,8 @@ def scan_axis(shapes: Mapping[str, Shape], where: Path | str) -> int:
   fits = [axis for axis in (1, 0) if _without(scale, axis) == (width,) and _without(kernel, axis) == (inner, width)]
   if len(fits) == 2:
     raise ValueError(
-      f'{where}: {width} layers of width {width} and {inner} are scanned, so that the axis of the layers cannot be '
-      'told from the others: save the model with scan_layers=False'
+      f'{where}: {width} layers of width {width} and {inner} are scanned, so that the axis of the layers is '
+      'ambiguous: save the model with scan_layers=False'
     )
   return fits[0] if fits else 1  # where nothing fits, the tensor that is wrong will be named
 

@@ -10,7 +10,7 @@ from speccascade.checkpoints.hf.config import T5_FAMILIES
 from speccascade.checkpoints.t5x import activations
 from speccascade.checkpoints.t5x.axes import BIAS
 
-_SIZES = {  # what config.json may state: the tensor and axis that tell it too
+_SIZES = {  # sizes that config.json may state, and the tensor and axis that have them
   'vocab_size': ('token_embedder.embedding', 0),
   'd_model': ('token_embedder.embedding', 1),
   'd_ff': ('encoder.layers_0.mlp.wo.kernel', 0),
@@ -20,7 +20,7 @@ _SIZES = {  # what config.json may state: the tensor and axis that tell it too
 
 
 def config_of(shapes: Mapping[str, Shape], where: Path) -> dict:
-  """Return the Hugging Face config that our parameters' shapes tell, as far as they tell it."""
+  """Return the Hugging Face config of our parameters' shapes, as far as they determine it."""
   own = f'encoder.layers_0.{BIAS}' in shapes
   sizes = _SIZES
   if own:
@@ -58,7 +58,7 @@ def _depth(shapes: Mapping[str, Shape], stack: str) -> int:
 
 
 def complete(config: dict, folder: Path, gated: bool, activation: str | None) -> dict:
-  """Return a config with what shapes do not tell: from `activation`, else config.json, else gin, here or one above.
+  """Return a config completed from `activation`, else config.json, else gin files, here or one folder up.
 
   Whether the head is tied is seen in the tensors, so config.json decides the scaling only.
   """
@@ -83,7 +83,7 @@ def _projection(folder: Path, gated: bool, activation: str | None) -> str:
     return projection(value, gated, f'{file}: mlp_activations = {value}')
   usual = "'gelu' (T5 v1.1, Flan, mT5)" if gated else "'relu' (T5 v1.0)"
   raise ValueError(
-    f"{folder} does not say which activation its MLPs have: put the model's config.gin next to it, or pass "
+    f"{folder} does not record the activation of its MLPs: put the model's config.gin next to it, or pass "
     f'activation={usual}; it is one of {", ".join(activations.ACTIVATIONS)}'
   )
 
@@ -103,13 +103,11 @@ def projection(stated, gated: bool, where: str) -> str:
 def _check_stated(file: Path, stated: dict, config: dict) -> None:
   """Raise where config.json is another family's or states another size than the tensors have."""
   if stated.get('model_type', 't5') not in T5_FAMILIES:
-    raise ValueError(
-      f"{file}: model_type '{stated['model_type']}' beside a T5X checkpoint, which holds a T5: remove it"
-    )
+    raise ValueError(f"{file}: model_type '{stated['model_type']}' next to a T5X checkpoint, which is a T5: remove it")
   for key in (*_SIZES, 'd_kv', 'num_layers', 'num_decoder_layers'):
     if stated.get(key) is not None and stated[key] != config[key]:
       tensor = _SIZES.get(key, ('',))[0]
       raise ValueError(
         f'{file}: {key} is {stated[key]}, but the tensors{f" ({tensor!r})" if tensor else ""} have {config[key]}: '
-        'weights and config.json do not belong together, correct or remove config.json'
+        'correct or remove config.json'
       )

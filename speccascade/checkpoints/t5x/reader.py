@@ -1,8 +1,8 @@
 """Read T5X checkpoints: `checkpoint_<step>` of any origin.
 
 `checkpoint_<step>/checkpoint` is flax msgpack, whose leaves are arrays or the specs of zarr arrays next to it, in
-`target.<name>/`; T5X's Orbax manager writes `checkpoint_<step>/state/` instead. The kvstore of a spec says where the
-array was once written, perhaps on another file system: only its last name counts here.
+`target.<name>/`; T5X's Orbax manager writes `checkpoint_<step>/state/` instead. The kvstore of a spec is the path
+at which the array was once written, perhaps on another file system: only its last name counts here.
 """
 
 import mmap
@@ -24,7 +24,7 @@ STEP = re.compile(r'checkpoint_(\d+)')
 
 
 def is_checkpoint(path: Path) -> bool:
-  """Tell whether a folder looks like a T5X checkpoint, or holds some."""
+  """Tell whether a folder looks like a T5X checkpoint, or has some in it."""
   return bool(STEP.fullmatch(path.name) or _steps(path) or _content(path))
 
 
@@ -56,7 +56,7 @@ def read(
     rules: sharding rules, as `load` takes them.
 
   Raises:
-    ValueError: the checkpoint is damaged, not supported, or does not say which activation it has.
+    ValueError: the checkpoint is damaged, not supported, or does not record its activation.
     FileNotFoundError: a file is missing.
   """
   folder = find(Path(path))
@@ -74,12 +74,12 @@ def read(
 
 def _steps(path: Path) -> list[int]:
   """Return the steps of the finished checkpoints in a folder."""
-  found = (STEP.fullmatch(p.name) for p in path.iterdir()) if path.is_dir() else ()
-  return [int(match[1]) for match in found if match]
+  matches = (STEP.fullmatch(p.name) for p in path.iterdir()) if path.is_dir() else ()
+  return [int(match[1]) for match in matches if match]
 
 
 def _content(path: Path) -> Path | None:
-  """Return what holds a checkpoint's tensors, or None."""
+  """Return the file or folder with a checkpoint's tensors, or None."""
   if (path / 'checkpoint').is_file():
     return path / 'checkpoint'
   state = path / 'state'
@@ -91,9 +91,9 @@ def _tensors(folder: Path) -> dict[str, assemble.Tensor]:
   content = _content(folder)
   if content is None:
     unfinished = [p.name for p in folder.glob('*.tmp-*')] if folder.is_dir() else []
-    found = ', '.join(unfinished or sorted(p.name for p in folder.glob('*'))[:5]) or 'nothing'
+    names = ', '.join(unfinished or sorted(p.name for p in folder.glob('*'))[:5]) or 'nothing'
     raise FileNotFoundError(
-      f"{folder}: a T5X checkpoint has a file 'checkpoint' or a folder 'state', found {found}: {AGAIN}"
+      f"{folder}: a T5X checkpoint has a file 'checkpoint' or a folder 'state', and this has {names}: {AGAIN}"
     )
   tensors = _of_msgpack(content) if content.is_file() else _of_state(content)
   if not tensors:
@@ -123,13 +123,13 @@ def _of_leaf(name: str, leaf: Any, file: Path) -> assemble.Tensor:
 
 
 def _unpack(file: Path) -> dict:
-  """Return what a msgpack file holds; its pages are mapped, so that arrays are not in memory twice."""
+  """Return the tree of a msgpack file; its pages are mapped, so that arrays are not in memory twice."""
   try:
     with file.open('rb') as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
       tree = serialization.msgpack_restore(data)
   except (ValueError, TypeError, KeyError) as error:  # msgpack's own errors are ValueErrors
     size = file.stat().st_size
-    raise ValueError(f'{file}: cut off or corrupt msgpack, {size} bytes ({error}): {AGAIN}') from None
+    raise ValueError(f'{file}: truncated or corrupt msgpack, {size} bytes ({error}): {AGAIN}') from None
   if not isinstance(tree, dict):
     raise ValueError(f'{file}: msgpack of a {type(tree).__name__}, not of a dict: is this a T5X checkpoint?')
   return tree

@@ -25,7 +25,7 @@ def write(path, model: Model, *, step: int | None = None, scan: bool = False, ov
   Args:
     path: folder `checkpoint_<step>`, or the one to write it into.
     model: the model.
-    step: number of the checkpoint, by default the first that T5X restores without being asked for it: 1.
+    step: number of the checkpoint, by default 1, the first that T5X restores by itself.
     scan: stack the layers, as T5X's scalable_t5 reads them.
     overwrite: replace a checkpoint that is there.
 
@@ -38,7 +38,7 @@ def write(path, model: Model, *, step: int | None = None, scan: bool = False, ov
   """
   path = Path(os.path.abspath(path))
   if not isinstance(model.network, T5):
-    raise ValueError(f'T5X checkpoints hold a T5, and {model.name} is a {type(model.network).__name__}: write orbax')
+    raise ValueError(f'T5X checkpoints are for T5, and {model.name} is a {type(model.network).__name__}: write orbax')
   folder, step = _destination(path, step)
   params = unstack_layers(model.params) if model.network.scan else model.params
   if scan:

@@ -1,0 +1,25 @@
+"""Small checkpoints: configurations of Hugging Face, and models of them."""
+
+import jax
+import numpy as np
+
+from speccascade.checkpoints import hf
+from speccascade.types import Model
+
+T5 = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 1, 'num_heads': 3}
+T5_V1_1 = T5 | {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}
+LLAMA = {'model_type': 'llama', 'vocab_size': 11, 'hidden_size': 8, 'intermediate_size': 6, 'num_hidden_layers': 1}
+LLAMA |= {'num_attention_heads': 2}
+
+
+def model_of(config, dtype='float32', scan=False):
+  """Return a model with random parameters."""
+  network = hf.network_from_config(config, dtype=dtype, scan=scan)
+  return Model(network.init(jax.random.key(0)), network, name='tiny')
+
+
+def assert_equal(a, b):
+  """Compare two trees of parameters: structure, dtypes and every number."""
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+  assert jax.tree.map(lambda x: x.dtype, a) == jax.tree.map(lambda x: x.dtype, b)
