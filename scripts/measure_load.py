@@ -3,7 +3,7 @@
 python scripts/measure_load.py [--billions 3]
 
 A Llama-like checkpoint of random bfloat16 weights is written to the temporary directory and removed again. It is
-loaded in a process of its own, whose peak resident memory is reported over the checkpoint's size.
+loaded in a new process, whose peak resident memory is reported over the checkpoint's size.
 """
 
 import argparse

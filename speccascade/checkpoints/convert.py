@@ -89,8 +89,7 @@ def _check_destination(src, dst: Path, overwrite: bool) -> None:
     ) from None
   if not dst.exists() or _is_empty(dst):
     return
-  if not overwrite:
-    raise FileExistsError(f'{dst} exists: choose another folder, or pass --overwrite')
+  storage.check_free(dst, overwrite)
   if dst.is_file():
     raise NotADirectoryError(f'{dst} is a file: choose a folder')
   checkpoints.kind(dst)  # raises for a folder of anything else, which is not ours to replace
