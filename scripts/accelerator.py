@@ -207,7 +207,7 @@ def make_runs(models: list[Model], batch: int, args) -> tuple[dict, dict]:
   prompts = [[5 + (i + j) % 80 for j in range(args.prompt_tokens)] for i in range(batch)]
   kwargs = dict(
     tokens=args.tokens, least=args.least, sampler=Sampler(args.temperature), max_prompt_tokens=args.prompt_tokens
-  )  # fmt: skip
+  )
   spec = methods.speculative(block=args.block, accept=timing.forced(args.acceptance))
   ours = {
     'speculative': timing.round_seconds(spec, models, prompts, **kwargs),
@@ -216,9 +216,11 @@ def make_runs(models: list[Model], batch: int, args) -> tuple[dict, dict]:
   small, large = models
   sizes = dict(source=args.prompt_tokens, tokens=args.tokens, window=args.block)
   passes = {
-    'draft': [(small, 1, 1)], 'plain': [(large, 1, 1)], 'verify': [(large, args.block + 1, 1)],
+    'draft': [(small, 1, 1)],
+    'plain': [(large, 1, 1)],
+    'verify': [(large, args.block + 1, 1)],
     'turn': [(small, 1, args.block), (large, args.block + 1, 1)],
-  }  # fmt: skip
+  }
   make = lambda some: functools.cache(lambda: timing.passes_seconds(some, batch, **sizes))  # made while it warms up
   return ours, {name: lambda timer=make(some): timer()() for name, some in passes.items()}
 
@@ -242,13 +244,28 @@ def time_cell(models: list[Model], batch: int, bandwidth: float, args) -> dict:
   needed = synthetic.tree_bytes([m.params for m in models]) + sum(caches)
   alone = args.block * draft + verify
   return dict(
-    step_ms=1e3 * step, step_over_floor=step / least, step_over_call=step / plain, call_over_floor=plain / least,
-    round_ms=1e3 * round_, round_over_calls=round_ / alone, round_over_turn=round_ / turn, tokens_per_round=gain,
-    speedup=step_token / token, predicted=gain * plain / alone, tokens_per_second=batch / token,
-    draft_ms=1e3 * draft, plain_ms=1e3 * plain, verify_ms=1e3 * verify, turn_ms=1e3 * turn, floor_ms=1e3 * least,
-    weights_and_caches_bytes=needed, peak_bytes=peak, memory=peak / needed if peak and peak > before else None,
-    compile_seconds=compiled, spread_ms={n: 1e3 * float(np.ptp([np.ravel(v)[0] for v in x])) for n, x in done.items()},
-  )  # fmt: skip
+    step_ms=1e3 * step,
+    step_over_floor=step / least,
+    step_over_call=step / plain,
+    call_over_floor=plain / least,
+    round_ms=1e3 * round_,
+    round_over_calls=round_ / alone,
+    round_over_turn=round_ / turn,
+    tokens_per_round=gain,
+    speedup=step_token / token,
+    predicted=gain * plain / alone,
+    tokens_per_second=batch / token,
+    draft_ms=1e3 * draft,
+    plain_ms=1e3 * plain,
+    verify_ms=1e3 * verify,
+    turn_ms=1e3 * turn,
+    floor_ms=1e3 * least,
+    weights_and_caches_bytes=needed,
+    peak_bytes=peak,
+    memory=peak / needed if peak and peak > before else None,
+    compile_seconds=compiled,
+    spread_ms={n: 1e3 * float(np.ptp([np.ravel(v)[0] for v in x])) for n, x in done.items()},
+  )
 
 
 def time_pair(figures: Figures, name: str, bandwidth: float, args) -> None:
@@ -270,10 +287,17 @@ def time_pair(figures: Figures, name: str, bandwidth: float, args) -> None:
 
 
 SHOWN = {
-  'step_ms': 'step ms', 'step_over_floor': 'over floor', 'step_over_call': 'over call', 'round_ms': 'round ms',
-  'round_over_calls': 'over calls', 'round_over_turn': 'in turn', 'tokens_per_round': 'tokens', 'speedup': 'speed-up',
-  'predicted': 'predicted', 'memory': 'memory',
-}  # fmt: skip
+  'step_ms': 'step ms',
+  'step_over_floor': 'over floor',
+  'step_over_call': 'over call',
+  'round_ms': 'round ms',
+  'round_over_calls': 'over calls',
+  'round_over_turn': 'in turn',
+  'tokens_per_round': 'tokens',
+  'speedup': 'speed-up',
+  'predicted': 'predicted',
+  'memory': 'memory',
+}
 
 
 def show(figures: Figures) -> None:

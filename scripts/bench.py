@@ -117,9 +117,16 @@ def reference_models(paths, models):
     if path is None:
       c = model.network.config
       config = transformers.T5Config(
-        vocab_size=c.vocab_size, d_model=c.embed_dim, d_kv=c.head_dim, d_ff=c.mlp_dim, num_layers=c.encoder_layers,
-        num_heads=c.heads, feed_forward_proj='gated-gelu', decoder_start_token_id=0, eos_token_id=None,
-      )  # fmt: skip
+        vocab_size=c.vocab_size,
+        d_model=c.embed_dim,
+        d_kv=c.head_dim,
+        d_ff=c.mlp_dim,
+        num_layers=c.encoder_layers,
+        num_heads=c.heads,
+        feed_forward_proj='gated-gelu',
+        decoder_start_token_id=0,
+        eos_token_id=None,
+      )
       yield transformers.T5ForConditionalGeneration(config).eval()
     else:
       kind = 'AutoModelForCausalLM' if model.network.start_id is None else 'AutoModelForSeq2SeqLM'
@@ -202,10 +209,13 @@ def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]
     speedup = found['autoregressive'][1] / found[name][1]
     predicted = found[name][2] * plain / calls
     result[name] = dict(
-      round_over_calls=found[name][0] / calls, over_calls_in_turn=found[name][0] / np.median(done[f'calls of {name}']),
-      tokens_per_round=found[name][2], long_speedup=speedup, predicted=predicted,
+      round_over_calls=found[name][0] / calls,
+      over_calls_in_turn=found[name][0] / np.median(done[f'calls of {name}']),
+      tokens_per_round=found[name][2],
+      long_speedup=speedup,
+      predicted=predicted,
       measured_over_predicted=speedup / predicted,
-    )  # fmt: skip
+    )
   return result
 
 
@@ -329,9 +339,18 @@ def stage(text: str):
 
 
 SHOWN = (
-  'over_generate', 'possible', 'of_possible', 'of_possible_in_turn', 'round_over_calls', 'over_calls_in_turn',
-  'acceptance', 'tokens_per_round', 'long_speedup', 'predicted', 'measured_over_predicted',
-)  # fmt: skip
+  'over_generate',
+  'possible',
+  'of_possible',
+  'of_possible_in_turn',
+  'round_over_calls',
+  'over_calls_in_turn',
+  'acceptance',
+  'tokens_per_round',
+  'long_speedup',
+  'predicted',
+  'measured_over_predicted',
+)
 
 
 def show(record: dict):
