@@ -31,25 +31,25 @@ start = time.perf_counter()
 checkpoints.read(sys.argv[1])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter() - start)
 """
+CONFIG = dict(
+  model_type='llama',
+  hidden_size=3072,
+  intermediate_size=8192,
+  vocab_size=128256,
+  num_attention_heads=24,
+  num_key_value_heads=8,
+  tie_word_embeddings=True,
+  rms_norm_eps=1e-5,
+  eos_token_id=2,
+)
 
 
 def write(folder: Path, billions: float) -> int:
   """Write a random checkpoint in two shards; return its bytes."""
-  layers, width, inner, vocab, heads = round(28 * billions / 3.2), 3072, 8192, 128256, 24
-  kv = 8 * (width // heads)
-  config = dict(
-    model_type='llama',
-    hidden_size=width,
-    intermediate_size=inner,
-    num_hidden_layers=layers,
-    vocab_size=vocab,
-    num_attention_heads=heads,
-    num_key_value_heads=8,
-    tie_word_embeddings=True,
-    rms_norm_eps=1e-5,
-    eos_token_id=2,
-  )
-  (folder / 'config.json').write_text(json.dumps(config))
+  layers = round(28 * billions / 3.2)
+  width, inner, vocab = (CONFIG[name] for name in ('hidden_size', 'intermediate_size', 'vocab_size'))
+  kv = CONFIG['num_key_value_heads'] * (width // CONFIG['num_attention_heads'])
+  (folder / 'config.json').write_text(json.dumps(CONFIG | {'num_hidden_layers': layers}))
   rng = np.random.default_rng(0)
 
   def tensor(*shape):
