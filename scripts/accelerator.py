@@ -9,13 +9,13 @@ Each figure is a line of DIR/figures.jsonl as soon as it is there; a table ends 
             cascade those of both models in lockstep; rows of a batch are those of a batch of one. In float32, with
             products of the highest precision, all of it is exact; in bfloat16 the first token that differs must be a
             tie of the verifier's
-  timings   published sizes, random bfloat16 weights, endless texts, a given chance to keep a drafted token.
+  timings   published sizes, random bfloat16 weights, endless texts, a given chance to accept a drafted token.
             `over floor`: an autoregressive step over the time to read the decoder's weights and the caches at the speed
             of a copy on the device; `over call`: over one forward pass in a loop of nothing else; `over calls`: a
-            speculative round over γ drafter steps and a verifier window, each in a loop of its own, `in turn` in one
+            speculative round over γ drafter steps and a verifier window, each in its own loop, `in turn` in one
             loop; `speed-up` over autoregressive, and the one that the tokens of a round and the calls predict;
-            `memory`: the peak over weights and caches, empty where an earlier peak hides it. What a text costs once is
-            left out: long texts less short ones, medians of --trials
+            `memory`: the peak over weights and caches, empty where an earlier peak hides it. The cost of a text
+            that does not grow with it is subtracted: long texts less short ones, medians of --trials
 """
 
 import argparse
@@ -45,7 +45,7 @@ from speccascade.planning import synthetic, timing  # noqa: E402
 from speccascade.types import Model, Prompt  # noqa: E402
 
 FALSE_ALARM = 1e-6  # of a distribution check; the seeds are fixed
-TIE = {'float32': 1e-4, 'bfloat16': 0.25}  # log-probabilities so near each other may change places by rounding
+TIE = {'float32': 1e-4, 'bfloat16': 0.25}  # log-probabilities so near each other may swap by rounding
 OPT = functools.partial(rules.opt, alpha=0.1)
 WEIGHTED = functools.partial(rules.weighted, weights=(0.4, 0.6))
 TINY = DecoderConfig(97, 32, 4, 2, 8, 64, (Span(), Span(4)), tied=True)
@@ -138,8 +138,8 @@ def equality_checks(kind: str, dtype: str, tokens: int) -> dict[str, dict]:
     same = np.mean([a == b for a, b in zip(one.tokens, other.tokens, strict=True)])
     gap = first_gap(one, other)
     passed = bool(same == 1) if dtype == 'float32' else None if tie is None else gap <= tie
-    kept = float(other.stats.accepted.sum() / other.stats.tested.sum())
-    return dict(rows_equal=float(same), gap=gap, acceptance=kept, passed=passed)
+    rate = float(other.stats.accepted.sum() / other.stats.tested.sum())
+    return dict(rows_equal=float(same), gap=gap, acceptance=rate, passed=passed)
 
   def apart(method) -> dict:
     outs = [run(method, prompts=[p], example_ids=[i]) for i, p in enumerate(PROMPTS)]
@@ -155,7 +155,7 @@ def equality_checks(kind: str, dtype: str, tokens: int) -> dict[str, dict]:
 
 
 def check(figures: Figures, dtype: str, args) -> None:
-  """Run the checks of a dtype side by side: nothing of them is timed."""
+  """Run the checks of a dtype at once: none is timed."""
   checks = distribution_checks(dtype, args.rows)
   for kind in args.kinds[dtype]:
     checks[kind] = functools.partial(equality_checks, kind, dtype, args.check_tokens)
@@ -170,8 +170,8 @@ def check(figures: Figures, dtype: str, args) -> None:
       if done.exception():
         figures.add('error', name=f'{dtype} checks', error=repr(done.exception())[:500])
       else:
-        for name, found in done.result().items():
-          figures.add('check', name=f'{dtype} {name}', **found)
+        for name, result in done.result().items():
+          figures.add('check', name=f'{dtype} {name}', **result)
 
 
 # ---- timings ----
@@ -207,7 +207,7 @@ def make_runs(models: list[Model], batch: int, args) -> tuple[dict, dict]:
   prompts = [[5 + (i + j) % 80 for j in range(args.prompt_tokens)] for i in range(batch)]
   kwargs = dict(
     tokens=args.tokens, least=args.least, sampler=Sampler(args.temperature), max_prompt_tokens=args.prompt_tokens
-  )  # fmt: skip
+  )
   spec = methods.speculative(block=args.block, accept=timing.forced(args.acceptance))
   ours = {
     'speculative': timing.round_seconds(spec, models, prompts, **kwargs),
@@ -216,9 +216,11 @@ def make_runs(models: list[Model], batch: int, args) -> tuple[dict, dict]:
   small, large = models
   sizes = dict(source=args.prompt_tokens, tokens=args.tokens, window=args.block)
   passes = {
-    'draft': [(small, 1, 1)], 'plain': [(large, 1, 1)], 'verify': [(large, args.block + 1, 1)],
+    'draft': [(small, 1, 1)],
+    'plain': [(large, 1, 1)],
+    'verify': [(large, args.block + 1, 1)],
     'turn': [(small, 1, args.block), (large, args.block + 1, 1)],
-  }  # fmt: skip
+  }
   make = lambda some: functools.cache(lambda: timing.passes_seconds(some, batch, **sizes))  # made while it warms up
   return ours, {name: lambda timer=make(some): timer()() for name, some in passes.items()}
 
@@ -239,16 +241,31 @@ def time_cell(models: list[Model], batch: int, bandwidth: float, args) -> dict:
   )
   caches = [cache_bytes(m, batch, args) for m in models]
   least = (synthetic.weight_bytes(models[1].params) + caches[1]) / bandwidth
-  held = synthetic.tree_bytes([m.params for m in models]) + sum(caches)
+  needed = synthetic.tree_bytes([m.params for m in models]) + sum(caches)
   alone = args.block * draft + verify
   return dict(
-    step_ms=1e3 * step, step_over_floor=step / least, step_over_call=step / plain, call_over_floor=plain / least,
-    round_ms=1e3 * round_, round_over_calls=round_ / alone, round_over_turn=round_ / turn, tokens_per_round=gain,
-    speedup=step_token / token, predicted=gain * plain / alone, tokens_per_second=batch / token,
-    draft_ms=1e3 * draft, plain_ms=1e3 * plain, verify_ms=1e3 * verify, turn_ms=1e3 * turn, floor_ms=1e3 * least,
-    weights_and_caches_bytes=held, peak_bytes=peak, memory=peak / held if peak and peak > before else None,
-    compile_seconds=compiled, spread_ms={n: 1e3 * float(np.ptp([np.ravel(v)[0] for v in x])) for n, x in done.items()},
-  )  # fmt: skip
+    step_ms=1e3 * step,
+    step_over_floor=step / least,
+    step_over_call=step / plain,
+    call_over_floor=plain / least,
+    round_ms=1e3 * round_,
+    round_over_calls=round_ / alone,
+    round_over_turn=round_ / turn,
+    tokens_per_round=gain,
+    speedup=step_token / token,
+    predicted=gain * plain / alone,
+    tokens_per_second=batch / token,
+    draft_ms=1e3 * draft,
+    plain_ms=1e3 * plain,
+    verify_ms=1e3 * verify,
+    turn_ms=1e3 * turn,
+    floor_ms=1e3 * least,
+    weights_and_caches_bytes=needed,
+    peak_bytes=peak,
+    memory=peak / needed if peak and peak > before else None,
+    compile_seconds=compiled,
+    spread_ms={n: 1e3 * float(np.ptp([np.ravel(v)[0] for v in x])) for n, x in done.items()},
+  )
 
 
 def time_pair(figures: Figures, name: str, bandwidth: float, args) -> None:
@@ -263,17 +280,24 @@ def time_pair(figures: Figures, name: str, bandwidth: float, args) -> None:
     start = time.perf_counter()
     try:
       figures.add('timing', pair=name, batch=batch, **time_cell(models, batch, bandwidth, args))
-    except Exception as e:  # out of memory, say: the other cells are still worth having
+    except Exception as e:  # as out of memory: the other cells are still worth having
       figures.add('error', pair=name, batch=batch, error=repr(e)[:500])
     took = time.perf_counter() - start
   jax.clear_caches()
 
 
 SHOWN = {
-  'step_ms': 'step ms', 'step_over_floor': 'over floor', 'step_over_call': 'over call', 'round_ms': 'round ms',
-  'round_over_calls': 'over calls', 'round_over_turn': 'in turn', 'tokens_per_round': 'tokens', 'speedup': 'speed-up',
-  'predicted': 'predicted', 'memory': 'memory',
-}  # fmt: skip
+  'step_ms': 'step ms',
+  'step_over_floor': 'over floor',
+  'step_over_call': 'over call',
+  'round_ms': 'round ms',
+  'round_over_calls': 'over calls',
+  'round_over_turn': 'in turn',
+  'tokens_per_round': 'tokens',
+  'speedup': 'speed-up',
+  'predicted': 'predicted',
+  'memory': 'memory',
+}
 
 
 def show(figures: Figures) -> None:
@@ -296,7 +320,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
   """Return the options; `--tiny` makes everything small."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--out', type=Path, required=True, help='folder of the figures')
-  parser.add_argument('--budget', type=float, default=570, help='seconds; what no longer fits is left out')
+  parser.add_argument('--budget', type=float, default=570, help='seconds; what no longer fits is skipped')
   parser.add_argument('--tiny', action='store_true', help='small models and few rows, for a CPU')
   parser.add_argument('--only', nargs='+', choices=['checks', *shapes.PAIRS], help='checks, names of pairs')
   parser.add_argument('--batches', type=int, nargs='+', default=[1, 8, 32])
@@ -304,7 +328,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument('--tokens', type=int, default=192, help='of the long texts')
   parser.add_argument('--least', type=int, default=129, help='of the short texts, long enough to share programs')
   parser.add_argument('--block', type=int, default=5, help='γ')
-  parser.add_argument('--acceptance', type=float, default=0.8, help='the chance to keep a drafted token')
+  parser.add_argument('--acceptance', type=float, default=0.8, help='the chance to accept a drafted token')
   parser.add_argument('--temperature', type=float, default=1.0)
   parser.add_argument('--trials', type=int, default=3)
   parser.add_argument('--jobs', type=int, default=4, help='programs that are compiled side by side')

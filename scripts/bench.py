@@ -1,10 +1,10 @@
-"""Measure decoding beside its floor and beside transformers, interleaved in one run.
+"""Measure decoding next to its floor and next to transformers, interleaved in one run.
 
 python scripts/bench.py FOLDER/small FOLDER/large --prompts FILE [--reference] [--out result.json]
 python scripts/bench.py --shapes small large [--acceptance 0.8] [--reference]   # T5 v1.1's sizes, random weights
 python scripts/bench.py … --against result.json      # fail where a ratio got worse by more than its noise
 
-With random weights the drafted tokens are kept with a chance that is given, whatever the models say; the work is that
+With random weights the drafted tokens are accepted with a given chance, whatever the models predict; the work is that
 of real ones. What is timed, each with compilation excluded and the other measurements in between:
   floor      one forward pass of each model alone at widths 1, 2 and γ + 1, in a loop on the device
   ours       each method at each batch size: tokens per second, prefill and host included; at batch 1 also the
@@ -117,9 +117,16 @@ def reference_models(paths, models):
     if path is None:
       c = model.network.config
       config = transformers.T5Config(
-        vocab_size=c.vocab_size, d_model=c.embed_dim, d_kv=c.head_dim, d_ff=c.mlp_dim, num_layers=c.encoder_layers,
-        num_heads=c.heads, feed_forward_proj='gated-gelu', decoder_start_token_id=0, eos_token_id=None,
-      )  # fmt: skip
+        vocab_size=c.vocab_size,
+        d_model=c.embed_dim,
+        d_kv=c.head_dim,
+        d_ff=c.mlp_dim,
+        num_layers=c.encoder_layers,
+        num_heads=c.heads,
+        feed_forward_proj='gated-gelu',
+        decoder_start_token_id=0,
+        eos_token_id=None,
+      )
       yield transformers.T5ForConditionalGeneration(config).eval()
     else:
       kind = 'AutoModelForCausalLM' if model.network.start_id is None else 'AutoModelForSeq2SeqLM'
@@ -168,7 +175,7 @@ def reference_runs(paths, models, prompts, batch, tokens):
   return runs
 
 
-TIMED = ('autoregressive', 'speculative', 'cascade opt')  # whose rounds and calls are set beside the floor
+TIMED = ('autoregressive', 'speculative', 'cascade opt')  # whose rounds and calls are compared with the floor
 
 
 def in_turn(models, drafts: int, block: int, **sizes) -> Callable[[], float]:
@@ -202,10 +209,13 @@ def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]
     speedup = found['autoregressive'][1] / found[name][1]
     predicted = found[name][2] * plain / calls
     result[name] = dict(
-      round_over_calls=found[name][0] / calls, over_calls_in_turn=found[name][0] / np.median(done[f'calls of {name}']),
-      tokens_per_round=found[name][2], long_speedup=speedup, predicted=predicted,
+      round_over_calls=found[name][0] / calls,
+      over_calls_in_turn=found[name][0] / np.median(done[f'calls of {name}']),
+      tokens_per_round=found[name][2],
+      long_speedup=speedup,
+      predicted=predicted,
       measured_over_predicted=speedup / predicted,
-    )  # fmt: skip
+    )
   return result
 
 
@@ -213,7 +223,7 @@ def possible(models, prompts, runs, calls, args) -> dict[str, dict[str, float]]:
   """Return the speed-up on the prompts that prefill and model calls alone would give, and how much of it there is.
 
   Calls are those that were made, {method: [M, texts]}; a prompt is read as in `decode`, by one program for all models
-  of the method. A call costs what it costs alone or, for `of_possible_in_turn`, where it stands: in texts of calls and
+  of the method. A call costs what it costs alone or, for `of_possible_in_turn`, in its sequence: in texts of calls and
   nothing else.
   """
   rows = inputs.encode(models, prompts)
@@ -255,14 +265,14 @@ def possible(models, prompts, runs, calls, args) -> dict[str, dict[str, float]]:
 
 
 def cold_start(path: str) -> dict[str, float]:
-  """Return the seconds of import, load, and the first answer, in a process of its own without a compilation cache."""
+  """Return the seconds of import, load, and the first answer, in a new process without a compilation cache."""
   env = {k: v for k, v in os.environ.items() if k != 'JAX_COMPILATION_CACHE_DIR'}
   out = subprocess.run([sys.executable, '-c', COLD, path], capture_output=True, text=True, check=True, env=env)
   return dict(zip(('import', 'load', 'compile and first answer'), map(float, out.stdout.split()), strict=True))
 
 
 def floors(models, batch: int, block: int, trials: int) -> dict:
-  """Return the median seconds of forward passes, and the bandwidth that they reach beside a plain product's."""
+  """Return the median seconds of forward passes, and the bandwidth that they reach next to a plain product's."""
   source = dict(source=PROMPT_TOKENS)
   seconds = timing.measure(models, (2, block + 1), batch=batch, trials=trials, **source)
   one = {m.name: timing.forward_seconds(m, batch, window=block + 1, **source) for m in models}
@@ -329,9 +339,18 @@ def stage(text: str):
 
 
 SHOWN = (
-  'over_generate', 'possible', 'of_possible', 'of_possible_in_turn', 'round_over_calls', 'over_calls_in_turn',
-  'acceptance', 'tokens_per_round', 'long_speedup', 'predicted', 'measured_over_predicted',
-)  # fmt: skip
+  'over_generate',
+  'possible',
+  'of_possible',
+  'of_possible_in_turn',
+  'round_over_calls',
+  'over_calls_in_turn',
+  'acceptance',
+  'tokens_per_round',
+  'long_speedup',
+  'predicted',
+  'measured_over_predicted',
+)
 
 
 def show(record: dict):
@@ -365,7 +384,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('small', nargs='?', help='checkpoint of the drafter')
   parser.add_argument('large', nargs='?', help='checkpoint of the verifier')
   parser.add_argument('--shapes', nargs=2, choices=shapes.T5_V1_1, help='instead of checkpoints: sizes of T5 v1.1')
-  parser.add_argument('--acceptance', type=float, default=0.8, help='with --shapes: the chance to keep a drafted token')
+  parser.add_argument('--acceptance', type=float, default=0.8, help='with --shapes: the chance to accept a draft')
   parser.add_argument('--prompts', type=Path, help='with checkpoints: a text file, one prompt a line, .gz or not')
   parser.add_argument('--count', type=int, default=32, help='prompts to decode')
   parser.add_argument('--tokens', type=int, default=64, help='the most new tokens')
@@ -386,7 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = _parser()
   args = parser.parse_args(argv)
   if args.reference and None in map(importlib.util.find_spec, ('torch', 'transformers')):
-    parser.error("--reference needs torch and transformers: pip install -e '.[parity]', or leave it out")
+    parser.error("--reference needs torch and transformers: pip install -e '.[parity]', or omit it")
   if args.shapes:
     prompts = [[5 + i % 90 for i in range(16)]] * args.count
     models = [random_model(shape) for shape in args.shapes]

@@ -37,7 +37,7 @@ METHODS = {
 def without(names: tuple[str, ...]) -> Backend:
   """Return the CPU's backend with members of plain XLA's; with none, one that uses no tiles.
 
-  It is a class of its own, so that programs of different pieces are different programs.
+  It is its own class, so that programs of different pieces are different programs.
   """
   if not names:
     return CPU(tiles=False)

@@ -3,7 +3,7 @@
 python scripts/measure_load.py [--billions 3]
 
 A Llama-like checkpoint of random bfloat16 weights is written to the temporary directory and removed again. It is
-loaded in a process of its own, whose peak resident memory is reported over the checkpoint's size.
+loaded in a new process, whose peak resident memory is reported over the checkpoint's size.
 """
 
 import argparse
@@ -31,17 +31,25 @@ start = time.perf_counter()
 checkpoints.read(sys.argv[1])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter() - start)
 """
+CONFIG = dict(
+  model_type='llama',
+  hidden_size=3072,
+  intermediate_size=8192,
+  vocab_size=128256,
+  num_attention_heads=24,
+  num_key_value_heads=8,
+  tie_word_embeddings=True,
+  rms_norm_eps=1e-5,
+  eos_token_id=2,
+)
 
 
 def write(folder: Path, billions: float) -> int:
   """Write a random checkpoint in two shards; return its bytes."""
-  layers, width, inner, vocab, heads = round(28 * billions / 3.2), 3072, 8192, 128256, 24
-  kv = 8 * (width // heads)
-  config = dict(
-    model_type='llama', hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, vocab_size=vocab,
-    num_attention_heads=heads, num_key_value_heads=8, tie_word_embeddings=True, rms_norm_eps=1e-5, eos_token_id=2,
-  )  # fmt: skip
-  (folder / 'config.json').write_text(json.dumps(config))
+  layers = round(28 * billions / 3.2)
+  width, inner, vocab = (CONFIG[name] for name in ('hidden_size', 'intermediate_size', 'vocab_size'))
+  kv = CONFIG['num_key_value_heads'] * (width // CONFIG['num_attention_heads'])
+  (folder / 'config.json').write_text(json.dumps(CONFIG | {'num_hidden_layers': layers}))
   rng = np.random.default_rng(0)
 
   def tensor(*shape):
@@ -77,9 +85,18 @@ def compile_times():
   sizes = {'T5-large': (1024, 16, 2816, 24), 'T5-XL': (2048, 32, 5120, 24)}
   for name, (width, heads, inner, layers) in sizes.items():
     config = dict(
-      model_type='t5', d_model=width, num_heads=heads, d_kv=64, d_ff=inner, num_layers=layers, vocab_size=32128,
-      feed_forward_proj='gated-gelu', tie_word_embeddings=False, decoder_start_token_id=0, eos_token_id=1,
-    )  # fmt: skip
+      model_type='t5',
+      d_model=width,
+      num_heads=heads,
+      d_kv=64,
+      d_ff=inner,
+      num_layers=layers,
+      vocab_size=32128,
+      feed_forward_proj='gated-gelu',
+      tie_word_embeddings=False,
+      decoder_start_token_id=0,
+      eos_token_id=1,
+    )
     for scan in (False, True):
       network = network_from_config(config, dtype='bfloat16', scan=scan)
       params, tokens = network.param_shapes(), jnp.zeros((1, 1), jnp.int32)

@@ -40,8 +40,9 @@ def variants():
   for name, dtype, version, inlined in itertools.product(NETWORKS, ('float32', 'bfloat16'), (2, 3), (False, True)):
     label = f'{name}-{dtype}-v{version}' + '-inlined' * inlined
     yield label, name, GELU, False, dtype, version, inlined
-  for acts, tied in itertools.product((('gelu',), ('silu',), ('swish',), RELU, ('relu', 'linear'), ('silu', 'linear')),
-                                      (False, True)):  # fmt: skip
+  for acts, tied in itertools.product(
+    (('gelu',), ('silu',), ('swish',), RELU, ('relu', 'linear'), ('silu', 'linear')), (False, True)
+  ):
     yield f'{"_".join(acts)}-{"tied" if tied else "untied"}', 't5', acts, tied, 'float32', 3, True
   yield 'scanned-tied', 'scanned', GELU, True, 'float32', 3, True
 

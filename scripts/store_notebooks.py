@@ -1,4 +1,4 @@
-"""Run the notebooks and store them with what they showed, and with a badge that opens them in Colab.
+"""Run the notebooks and store them with their outputs, and with a badge that opens them in Colab.
 
 python scripts/store_notebooks.py [--repository OWNER/NAME] [NOTEBOOK …]
 
@@ -32,9 +32,9 @@ def digest(notebook) -> str:
 
 def execute(notebook, folder: Path):
   """Return the notebook with the outputs of a run in a folder, of this package and a new kernel."""
-  kept = [str(ROOT), *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
+  paths = [str(ROOT), *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
   environment = {
-    'PYTHONPATH': os.pathsep.join(filter(None, kept)),
+    'PYTHONPATH': os.pathsep.join(filter(None, paths)),
     'IPYTHONDIR': str(folder / 'ipython'),  # a new profile: no settings or history of whoever runs it
     'TMPDIR': str(folder),
   }
@@ -55,7 +55,7 @@ def _environment(values: dict[str, str]):
 
 
 def clean(notebook):
-  """Leave out what a reader has no use for: progress, clocks and the kernel's version; note whose outputs these are."""
+  """Remove progress, clocks and the kernel's version; record the digest of the code that made the outputs."""
   notebook.metadata = {
     'kernelspec': {'display_name': 'Python 3', 'language': 'python', 'name': 'python3'},
     'language_info': {'name': 'python'},
@@ -73,8 +73,8 @@ def opened_in_colab(notebook, path: Path, repository: str | None):
   title = notebook.cells[0]
   lines = [line for line in title.source.splitlines() if not line.startswith(BADGE)]
   address = 'https://colab.research.google.com/github'
-  place = path.resolve().relative_to(ROOT).as_posix()
-  badge = [f'{BADGE}({address}/{repository}/blob/main/{place})'] if repository else []
+  name = path.resolve().relative_to(ROOT).as_posix()
+  badge = [f'{BADGE}({address}/{repository}/blob/main/{name})'] if repository else []
   title.source = '\n'.join([lines[0], *badge, *lines[1:]])
   source = f'git+https://github.com/{repository}' if repository else '../..'
   for cell in notebook.cells:

@@ -1,4 +1,4 @@
-"""The commands of this package; each has a --help of its own."""
+"""The commands of this package; each has its own --help."""
 
 import argparse
 import ast
@@ -26,9 +26,9 @@ def _list(args: argparse.Namespace):
 
 
 def _purpose(name: str) -> str:
-  """Return the first line that a command says of itself, without importing it."""
-  place = Path(__file__).parent.joinpath(*name.split('.'))
-  file = place / '__main__.py' if place.is_dir() else place.with_suffix('.py')
+  """Return the first line of a command's docstring without importing it."""
+  path = Path(__file__).parent.joinpath(*name.split('.'))
+  file = path / '__main__.py' if path.is_dir() else path.with_suffix('.py')
   return ast.get_docstring(ast.parse(file.read_text(encoding='utf-8'))).splitlines()[0]
 
 

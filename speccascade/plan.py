@@ -55,8 +55,8 @@ def _run(args: argparse.Namespace):
   if (count := len(options.models(args))) not in (2, 3):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
   out = storage.local(args.out) if args.out else None
-  if out is not None and out.exists() and not args.overwrite:
-    raise RunError(f'{out} exists; pass --overwrite to replace it.')
+  if out is not None:
+    storage.check_free(out, args.overwrite)
   sampler = options.sampler(args)
   others = {path: plans.load(path) for path in args.against}
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')

@@ -5,12 +5,12 @@
   python -m speccascade.run --gin_file=gin_configs/runs/multi30k_table2.gin --run_dir=runs/table2
       runs an experiment; the same command goes on with a run that was killed
   python -m speccascade.run --gin.Experiment.latency_examples=100
-      changes one value; text is in quotes of its own: --gin.SHARED="'PATH'"
+      changes one value; a text needs quotes inside the shell's: --gin.SHARED="'PATH'"
   python -m speccascade.run --gin_file=FILE --run_dir=RUN --shard=0/4
-      measures one of four shares, each in a process of its own, on machines that share RUN; the last writes the results
+      measures one of four shares, each in its own process, on machines that share RUN; the last writes the results
 
 A gin file is code: it imports modules and calls what it names. Run none that you have not read.
-Exit codes: 0 done, 1 something to put right (one sentence says what), 130 interrupted, 143 told to end.
+Exit codes: 0 done, 1 an error that you can fix, printed in one sentence, 130 interrupted, 143 ended by SIGTERM.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def _parser() -> commands.Parser:
     metavar='i/n',
     help='measure the i-th of n shares, i from 0; the same command goes on with it, and the last to end writes results',
   )
-  parts.add_argument('--merge', action='store_true', help='write the results of shards, or say which are not done')
+  parts.add_argument('--merge', action='store_true', help='write the results of shards, or print which are not done')
   commands.add_distributed(parser)
   return parser
 

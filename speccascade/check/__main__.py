@@ -1,4 +1,4 @@
-"""Check a rule, a combiner or a method of one's own on toy models, in seconds.
+"""Check your own rule, combiner or method on toy models, in seconds.
 
   python -m speccascade.check my_rules:mine --alpha 0 0.3 0.7
 
@@ -8,16 +8,18 @@
 import argparse
 from collections.abc import Sequence
 import importlib
+import inspect
 import os
 import sys
 from typing import Any
 
+from speccascade import rules
 from speccascade.check import enumeration
 from speccascade.host import commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Check and print what was found; return the exit code, 1 where something is wrong."""
+  """Check and print the report; return the exit code, 1 where something is wrong."""
   return commands.run(_parser(), _run, argv, 'interrupted')
 
 
@@ -29,27 +31,37 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace) -> int:
-  report = enumeration.check(_found(args.what), args.alpha, progress=True)
+  report = enumeration.check(_value(args.what), args.alpha, progress=True)
   print(report)
   return 0 if report.ok else 1
 
 
-def _found(what: str) -> Any:
-  """Return what a module calls by a name."""
+def _value(what: str) -> Any:
+  """Return the value of MODULE:NAME."""
   module, _, name = what.partition(':')
   if not module or not name:
     raise ValueError(f'{what!r} names nothing; write MODULE:NAME, as in my_rules:mine.')
   if os.getcwd() not in sys.path:
     sys.path.insert(0, os.getcwd())
   try:
-    found = importlib.import_module(module)
+    imported = importlib.import_module(module)
   except ImportError as error:
     raise ValueError(
       f'{module} cannot be imported ({error}); its folder must be {os.getcwd()} or on sys.path.'
     ) from error
-  if not hasattr(found, name):
-    raise ValueError(f'{module} ({found.__file__}) has no {name}.')
-  return getattr(found, name)
+  except Exception as error:  # the module runs, and may raise anything
+    raise ValueError(
+      f'{module} cannot be imported: {type(error).__name__}: {error}; run it by itself to see where.'
+    ) from error
+  if not hasattr(imported, name):
+    raise ValueError(f'{module} ({imported.__file__}) has no {name}.')
+  value = getattr(imported, name)
+  if inspect.isfunction(value) and not rules.takes(value, 'sampler'):
+    raise ValueError(
+      f'{what} takes no sampler, so it is neither a rule nor a combiner. If {name} returns a method, assign its result '
+      f'in a module, as in mine = {name}(…), and check MODULE:mine.'
+    )
+  return value
 
 
 if __name__ == '__main__':

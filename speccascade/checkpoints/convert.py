@@ -93,8 +93,7 @@ def _check_destination(src, dst: Path, overwrite: bool) -> bool:
     return overwrite
   if dst.is_dir() and not any(dst.iterdir()):
     return True
-  if not overwrite:
-    raise FileExistsError(f'{dst} exists: choose another folder, or pass --overwrite')
+  storage.check_free(dst, overwrite)
   if dst.is_file():
     raise NotADirectoryError(f'{dst} is a file: choose a folder')
   checkpoints.kind(dst)  # raises for a folder of anything else, which is never replaced

@@ -247,8 +247,8 @@ def check_output(source: Path, output: Path, overwrite: bool):
   for path in (output, output.with_name(f'{output.name}.part')):
     if path.is_file() and source.exists() and path.samefile(source):
       raise RunError(f'{path} is the input: name another output.')
-  if output.exists() and not overwrite and not _is_stream(output):
-    raise RunError(f'{output} exists; pass --overwrite to replace it.')
+  if not _is_stream(output):
+    storage.check_free(output, overwrite)
 
 
 def _is_stream(path: Path) -> bool:

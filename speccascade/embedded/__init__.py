@@ -2,7 +2,7 @@
 
 The pair was trained by `python -m speccascade.train --gin_file=gin_configs/train/embedded.gin --out=OUT`. Its sentences
 were sampled once from a small grammar with weighted synonyms. No English sentence occurs twice, so `validation` and
-`test` are held out from `train`.
+`test` share none with `train`.
 """
 
 import bz2

@@ -1,6 +1,6 @@
-"""What all commands share: how arguments are read, one sentence for what is wrong, exit codes, and a stop that is said.
+"""The part that all commands share: arguments, errors of one sentence, exit codes, and interruption.
 
-Exit codes: 0 done, 1 something to put right, wrong arguments included, 130 interrupted, 143 told to end (SIGTERM).
+Exit codes: 0 done, 1 an error that a user can fix, wrong arguments included, 130 interrupted, 143 ended by SIGTERM.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from speccascade.host import interrupt, multihost, progress, storage
 from speccascade.host.errors import RunError
 
 CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
-FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # of which a user can put the cause right
+FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # errors whose cause a user can fix
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
     self.add_argument(
       '--compilation_cache',
       metavar='FOLDER',
-      help="keeps compiled programs between processes; '' for none (JAX_COMPILATION_CACHE_DIR, else "
+      help="folder of compiled programs, shared by processes; '' for none (JAX_COMPILATION_CACHE_DIR, else "
       '~/.cache/speccascade/jax)',
     )
 
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_gin(parser: Parser, unbound: str):
-  """Let a command take gin files and bindings; `unbound` says what happens without a file."""
+  """Let a command take gin files and bindings; `unbound` describes what happens without a file."""
   repeated = dict(action='append', default=[])
   parser.add_argument('--gin_file', **repeated, help=f'a gin file; may be repeated. {unbound}')
   parser.add_argument(
@@ -66,7 +66,7 @@ def add_gin(parser: Parser, unbound: str):
     '--gin_search_paths',
     type=listed,
     default=[],
-    help="folders, by commas, in which gin files and their includes are looked up beside a file's own folder, the one "
+    help="folders, by commas, in which gin files and their includes are looked up after a file's own folder, the one "
     'above it, and gin_configs',
   )
 
@@ -76,7 +76,7 @@ def add_distributed(parser: Parser):
   parser.add_argument(
     '--distributed',
     action='store_true',
-    help='this is one of several processes of a slice, as TPU, Slurm, Open MPI or Kubernetes says, or '
+    help='this is one of several processes of a slice, as TPU, Slurm, Open MPI or Kubernetes describe it, or '
     'JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID; the first writes',
   )
   parser.add_argument(
@@ -89,14 +89,14 @@ def add_distributed(parser: Parser):
 
 
 def join(args: argparse.Namespace):
-  """Find the other processes, where there are to be some; only the first tells how far they are."""
+  """Connect to the other processes with --distributed; only the first shows progress."""
   if args.distributed:
     multihost.start(args.host_timeout)
     progress.silent = not multihost.is_writer()
 
 
 def listed(text: str) -> list[str]:
-  """Return what stands between commas."""
+  """Return the parts of a text that commas separate."""
   return [part for part in text.split(',') if part]
 
 
@@ -115,7 +115,7 @@ def _patience(text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-  """Return whole numbers of at least 1 that stand between commas."""
+  """Return whole numbers of at least 1 that commas separate."""
   return tuple(map(count, text.split(',')))
 
 
@@ -128,22 +128,24 @@ def share(text: str) -> tuple[int, int]:
 
 
 def compilation_cache(folder: str | os.PathLike | None = None):
-  """Keep compiled programs in a folder, for other processes too: ~/.cache/speccascade/jax unless told.
+  """Cache compiled programs in a folder, for other processes too.
 
-  What JAX_COMPILATION_CACHE_DIR or jax.config says stays where no folder is given; '' is none.
+  Args:
+    folder: The folder; '' for none. None keeps the one of JAX_COMPILATION_CACHE_DIR or jax.config, else takes
+      ~/.cache/speccascade/jax.
   """
   if folder is None and jax.config.jax_compilation_cache_dir:
     return
   jax.config.update('jax_compilation_cache_dir', os.fspath(CACHE if folder is None else folder) or None)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
-  programs.reset_cache()  # what was compiled before has settled whether there is one
+  programs.reset_cache()  # JAX decides at the first compilation whether there is a cache, which may have been
 
 
 def run(
   parser: Parser, command: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None, stopped: str
 ) -> int:
-  """Run a command and return its exit code, 0 where it gives none; `stopped` is said where it was stopped."""
+  """Run a command and return its exit code, 0 for None; print `stopped` where a signal ends it."""
   argv = list(sys.argv[1:] if argv is None else argv)
   args = argparse.Namespace()
   try:
@@ -153,7 +155,7 @@ def run(
     if getattr(args, 'distributed', False) and multihost.WATCHED not in os.environ:
       return multihost.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
     compilation_cache(args.compilation_cache)
-    with _told_to_end():
+    with _sigterm_as_interrupt():
       return command(args) or 0
   except KeyboardInterrupt as stop:
     print(stopped, file=sys.stderr)
@@ -161,12 +163,12 @@ def run(
   except FAILURES as error:
     if '--debug' in argv:
       raise
-    print(f'error: {_with_options(_said(error), parser, args)}', file=sys.stderr)
+    print(f'error: {_with_options(_message(error), parser, args)}', file=sys.stderr)
     return 1
 
 
 def _with_options(text: str, parser: Parser, args: argparse.Namespace) -> str:
-  """Return what is said with an option's name where it has that of the Python argument that was given by it."""
+  """Return a message in which an option's name replaces that of the Python argument which it sets."""
   for action in parser._actions:
     value = getattr(args, action.dest, None)
     if action.option_strings and value is not None:
@@ -181,31 +183,31 @@ def _binding(argument: str) -> str:
   return f'--gin_bindings={argument.removeprefix("--gin.")}' if argument.startswith('--gin.') else argument
 
 
-def _said(error: Exception) -> str:
-  """Return what went wrong: our own errors whole, of any other the first line."""
+def _message(error: Exception) -> str:
+  """Return the message of an error, complete for a RunError, else its first line."""
   text = str(error).strip() or type(error).__name__
   if isinstance(error, RunError):
     return text
   if isinstance(error, OSError) and error.errno in storage.FULL:
-    where = error.filename or 'a file'
-    return f'{where} cannot be written ({error.strerror}): free some space, then run the same command again.'
+    path = error.filename or 'a file'
+    return f'{path} cannot be written ({error.strerror}): free some space, then run the same command again.'
   first, *more = text.splitlines()
   text = f'{first} … (--debug shows all of it)' if more else first
   return f'{text}. Where another process died, that is why. {multihost.AGAIN}' if multihost.ended(error) else text
 
 
 class _Ended(KeyboardInterrupt):
-  """The process was told to end."""
+  """The process got SIGTERM."""
 
 
 @contextlib.contextmanager
-def _told_to_end() -> Iterator[None]:
-  """Take SIGTERM, which schedulers send, as Ctrl-C is taken."""
+def _sigterm_as_interrupt() -> Iterator[None]:
+  """Handle SIGTERM, which schedulers send, as Ctrl-C."""
 
   def end(*_):
     raise _Ended
 
-  if threading.current_thread() is not threading.main_thread():  # where Python allows no handler
+  if threading.current_thread() is not threading.main_thread():  # Python allows no handler here
     yield
     return
   before = signal.signal(signal.SIGTERM, end)

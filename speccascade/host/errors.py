@@ -1,4 +1,4 @@
-"""The error of the commands, and arguments by the name that they have elsewhere."""
+"""The error of the commands, and hints for arguments by the names that other packages give them."""
 
 from collections.abc import Callable
 import functools
@@ -6,11 +6,16 @@ import inspect
 
 
 class RunError(RuntimeError):
-  """What a user has to put right, said in one line."""
+  """An error that a user can fix; its message is one line."""
 
 
 def known_as(name: str, **words: str) -> Callable:
-  """Let a function, `name` to its users, say how it is asked for what other packages have arguments for."""
+  """Return a decorator that answers arguments of other packages with the remedy in `words`.
+
+  Args:
+    name: The public name of the decorated function.
+    **words: The remedy by the argument's name.
+  """
 
   def decorate(function: Callable) -> Callable:
     @functools.wraps(function)

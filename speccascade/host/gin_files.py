@@ -20,16 +20,16 @@ import gin
 from speccascade.host import storage
 from speccascade.host.errors import RunError
 
-# The files that come with the package: inside it where it is installed, beside it in a clone.
+# The files that come with the package: inside it where it is installed, next to it in a clone.
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = next(p for p in (PACKAGE / 'gin_configs', PACKAGE.parent / 'gin_configs') if p.is_dir())
-UNREAD = 'a value is none that gin reads: numbers, texts, lists, dicts, @NAME and %NAME'
+UNREAD = 'gin cannot read a value; it reads numbers, texts, lists, dicts, @NAME and %NAME'
 
 
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()):
   """Make gin files and bindings gin's config and check every name in them; nothing is built."""
-  files = [_found(file, search_paths) for file in files]
-  folders = [*map(str, search_paths), *_beside(files), str(SHIPPED)]
+  files = [_path_of(file, search_paths) for file in files]
+  folders = [*map(str, search_paths), *_include_folders(files), str(SHIPPED)]
   with gin.unlock_config(), _searching(folders), explained(), _recorded() as named:
     gin.clear_config()
     for file in files:
@@ -43,8 +43,8 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Seque
     gin.finalize()
 
 
-def _found(file: str, search_paths: Sequence[str]) -> str:
-  """Return where a file is: as it is named, in a folder to search, or among those that come with the package."""
+def _path_of(file: str, search_paths: Sequence[str]) -> str:
+  """Return the path of a file: as it is named, in a folder to search, or among the files of the package."""
   name = os.fspath(storage.local(file))
   for folder in ('', *search_paths, SHIPPED.parent, SHIPPED):
     if os.path.isfile(path := os.path.join(folder, name)):
@@ -52,17 +52,17 @@ def _found(file: str, search_paths: Sequence[str]) -> str:
   return name
 
 
-def _beside(files: Sequence[str]) -> list[str]:
-  """Return the folders that a file's includes are looked for in: its own, and the one above."""
+def _include_folders(files: Sequence[str]) -> list[str]:
+  """Return the folders in which a file's includes are looked up: its own, and the one above."""
   folders = [os.path.dirname(os.path.abspath(f)) for f in files]
   return list(dict.fromkeys(f for own in folders for f in (own, os.path.dirname(own))))
 
 
 @contextlib.contextmanager
 def _searching(folders: Sequence[str]):
-  """Let gin find files in folders, and forget them afterwards; modules beside the files stay importable.
+  """Let gin find files in folders, and forget them afterwards; modules next to the files stay importable.
 
-  Its reader of package data is left out: it takes `models/x.gin` for a file of whatever package is called models.
+  Gin's reader of package data is removed meanwhile: it takes `models/x.gin` for a file of any package called models.
   """
   prefixes = gin.config._LOCATION_PREFIXES
   readers = gin.config._FILE_READERS
@@ -86,7 +86,7 @@ def _bind(binding: str):
   except (SyntaxError, ValueError) as error:
     if re.fullmatch(r'[\w./-]+', name) and re.fullmatch(r'[~/.\w][^\'"\n]*', value) and not _literal(value):
       raise RunError(
-        f'--gin.{name}={value}: gin takes a text in quotes of its own: --gin.{name}="\'{value}\'"'
+        f'--gin.{name}={value}: gin needs quotes around a text, inside those of the shell: --gin.{name}="\'{value}\'"'
       ) from error
     if isinstance(error, SyntaxError):
       message = str(error).strip().splitlines()[0]
@@ -131,7 +131,7 @@ def _recorded():
 def _check_macros(named: set[str], asked_for: Sequence[str]):
   """Refuse a %NAME that is bound nowhere, and a value under a name that nothing uses.
 
-  Lists of curves and models may be left unused in files, for those to include offer several.
+  A file may bind lists of curves and models that nothing uses, for a file to include offers several.
   """
   bound = {
     scope: values['value'] for (scope, selector), values in gin.config._CONFIG.items() if selector == 'gin.macro'
@@ -179,21 +179,21 @@ def _binds(scope: Sequence[str], selector: str, parameter: str) -> bool:
 def sources() -> dict[str, str]:
   """Return a digest of the source of each module that the config imports, or that one of these uses.
 
-  Modules that are installed are left out: their packages have versions.
+  Installed modules are skipped: their packages have versions.
   """
   waiting = [statement.module for statement in gin.config._IMPORTS]
-  found = {}
+  digests = {}
   while waiting:
     name = waiting.pop()
     file = getattr(sys.modules.get(name), '__file__', None)
-    if name in found or not file or _installed(file):
+    if name in digests or not file or _installed(file):
       continue
     source = Path(file).read_bytes()
-    found[name] = storage.digest(source)
+    digests[name] = storage.digest(source)
     waiting.append(name.rpartition('.')[0])
     if file.endswith('.py'):
       waiting += _imports(source, sys.modules[name].__package__)
-  return dict(sorted(found.items()))
+  return dict(sorted(digests.items()))
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
@@ -208,7 +208,7 @@ def _imports(source: bytes, package: str) -> Iterator[str]:
 
 
 def _installed(file: str) -> bool:
-  """Tell whether a file is of Python, of an installed package, or of this one."""
+  """Tell whether a file belongs to Python, to an installed package, or to this one."""
   roots = [PACKAGE, *map(sysconfig.get_path, ('stdlib', 'platstdlib'))]
   return bool({'site-packages', 'dist-packages'} & {*Path(file).parts}) or any(
     Path(file).is_relative_to(r) for r in roots
@@ -229,9 +229,9 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
 
 def _known() -> list[str]:
   registry = gin.config._REGISTRY
-  whole = [selector.removeprefix('speccascade.') for selector, _ in registry.items()]
+  full = [selector.removeprefix('speccascade.') for selector, _ in registry.items()]
   short = [registry.minimal_selector(selector) for selector, _ in registry.items()]
-  return sorted({*whole, *short})
+  return sorted({*full, *short})
 
 
 @contextlib.contextmanager
@@ -247,11 +247,11 @@ def explained():
 
 def _explain(error: Exception) -> str:
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-  where = [line for line in lines if re.match(r'In (bindings|file)', line)]
+  sources = [line for line in lines if re.match(r'In (bindings|file)', line)]
   message = lines[0] if lines else ''
   if not isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError)) or not message:
     message = f'{type(error).__name__}: {message}'
-  location = f' ({where[0].rstrip(":")})' if where else ''
+  location = f' ({sources[0].rstrip(":")})' if sources else ''
   if m := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", message):
     name = m.group(1).split('/')[-1]
     return f'config: there is no {name}{_suggestion(name, _known()) or "; is its module imported?"}{location}'

@@ -1,4 +1,4 @@
-"""Ctrl-C while the modules of a command are imported, which takes a second or two: a line, not where Python was."""
+"""Ctrl-C while a command imports its modules, which takes a second or two, prints a line and no traceback."""
 
 import os
 import signal

@@ -1,11 +1,11 @@
 """Journals: JSON lines in a fixed order, from which a killed run goes on.
 
-A journal is only ever appended to, whole batches at a time. Whoever opens it again cuts off a last line that was not
-finished. In a bucket, where nothing is appended to, each batch is an object of its own:
+A journal only grows, one batch at a time. Opening it again truncates a last line that was not finished. In a bucket,
+whose objects cannot grow, each batch is an object:
 
   examples/00000000-00000032.jsonl    the first 32 lines
   examples/00000032-00000064.jsonl    the next ones
-  examples.jsonl                      all of them, put together when the journal is complete
+  examples.jsonl                      all of them, joined when the journal is complete
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,7 +51,7 @@ class Journal:
       raise
 
   def _recover(self) -> int:
-    """Return how many lines are complete; cut off what follows them."""
+    """Return how many lines are complete; truncate what follows them."""
     count = size = 0
     with storage.one_sentence(f'{self.path} cannot be read', self._remedy):
       self._store = _Objects(self.path) if storage.in_bucket(self.path) else _File(self.path, self._sync)
@@ -60,7 +60,7 @@ class Journal:
         if not self._is_record(line):
           if any(True for _ in lines):
             raise RunError(f'{self.path}: line {count + 1} is damaged; delete the file to start anew.')
-          self._store.cut(size)
+          self._store.truncate(size)
           break
         count += 1
         size += len(line)
@@ -89,13 +89,13 @@ class Journal:
     self.count = multihost.once(lambda: self._keep_while(wanted))
 
   def _keep_while(self, wanted: Callable[[dict], bool]) -> int:
-    kept = list(itertools.takewhile(lambda line: wanted(json.loads(line)), self.raw()))
+    lines = list(itertools.takewhile(lambda line: wanted(json.loads(line)), self.raw()))
     with storage.one_sentence(f'{self.path} cannot be written', GO_ON):
-      self._store.cut(sum(map(len, kept)))
-    return len(kept)
+      self._store.truncate(sum(map(len, lines)))
+    return len(lines)
 
   def agree(self, keys: Sequence[str], plan: Sequence[tuple]):
-    """Check that the lines left by a killed run are the first ones of the plan."""
+    """Check that the lines of a killed run are the first ones of the plan."""
     multihost.once(lambda: self._agree(keys, plan))
 
   def _agree(self, keys: Sequence[str], plan: Sequence[tuple]):
@@ -145,7 +145,7 @@ class _File:
     with open(self._path, 'rb') as f:
       yield from f
 
-  def cut(self, size: int):
+  def truncate(self, size: int):
     self._file.truncate(size)
 
   def append(self, data: bytes, start: int, end: int):
@@ -169,20 +169,20 @@ class _Objects:
     self._folder = path.parent / path.stem
 
   def _parts(self) -> list[str]:
-    """Return the names of the parts in order; each tells which lines it has."""
+    """Return the names of the parts in order; each name has the numbers of its lines."""
     end = 0
-    found = []
+    parts = []
     for name in storage.objects(self._folder):
       bounds = re.fullmatch(r'(\d+)-(\d+)\.jsonl', name)
       if bounds is None or int(bounds.group(1)) != end:
         raise RunError(f'{self._folder / name} does not follow line {end}; delete {self._folder} to start anew.')
       end = int(bounds.group(2))
-      found.append(name)
-    return found
+      parts.append(name)
+    return parts
 
   def lines(self) -> Iterator[bytes]:
-    whole = self._path.exists()
-    for content in [self._path.read_bytes()] if whole else storage.contents(self._folder, self._parts()):
+    sealed = self._path.exists()
+    for content in [self._path.read_bytes()] if sealed else storage.contents(self._folder, self._parts()):
       yield from content.splitlines(True)
 
   def count(self) -> int:
@@ -190,7 +190,7 @@ class _Objects:
       return sum(1 for _ in self.lines())
     return int(re.findall(r'\d+', parts[-1])[1]) if (parts := self._parts()) else 0
 
-  def cut(self, size: int):
+  def truncate(self, size: int):
     raise RunError(f'{self._folder}: its last line is damaged; delete its last part, and the same command goes on.')
 
   def append(self, data: bytes, start: int, end: int):

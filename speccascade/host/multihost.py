@@ -1,7 +1,7 @@
 """Several processes that run one program, a host each: the first writes, and the others know what it knows.
 
 Every process makes the same calls in the same order. A call that touches files goes through `once`: the writer makes
-it, and all have its value or its error. Nobody waits longer than `LIMIT` for another: a host that died ends the run.
+it, and all get its value or its error. Nobody waits longer than `LIMIT` for another: a host that died ends the run.
 With one process all of this does nothing.
 """
 
@@ -27,20 +27,20 @@ import numpy as np
 from speccascade.host.errors import RunError
 
 T = TypeVar('T')
-WATCHED = 'SPECCASCADE_WATCHED'  # in the environment of a command that `watch` started: where it leaves its exit code
-GIVEN_UP = -signal.SIGABRT, -signal.SIGSEGV  # what becomes of a process where JAX finds no other, or its port taken
-JOINED = b'\0'  # what it leaves there when the processes have found each other
+WATCHED = 'SPECCASCADE_WATCHED'  # environment variable of a command that `watch` started: the pipe for its exit code
+GIVEN_UP = -signal.SIGABRT, -signal.SIGSEGV  # exit codes of a process where JAX finds no other, or its port taken
+JOINED = b'\0'  # what it writes there when the processes are connected
 AGAIN = 'The same command on all hosts goes on from the last lines written; --host_timeout is how long they wait.'
 NOT_FOUND = (
   'The processes of this run did not find each other{why}: start one on each host, all within --host_timeout seconds, '
-  'and where none of TPU, Slurm, Open MPI and Kubernetes says how many there are, set JAX_NUM_PROCESSES, '
+  'and outside TPU slices, Slurm, Open MPI and Kubernetes set JAX_NUM_PROCESSES, '
   'JAX_PROCESS_ID and JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the first host.'
 )
 # seconds; JAX counts milliseconds in 32 bits
 LIMIT = 600.0
 LONGEST = 1_000_000
-BEFORE = 60.0  # that JAX waits longer for a heartbeat: it ends the process without our sentence
-PATIENCE = 5.0  # seconds that one which failed waits for the others to say why
+BEFORE = 60.0  # that JAX waits longer for a heartbeat, for it ends the process without our error
+PATIENCE = 5.0  # seconds that a failed process waits for the others to print why
 PIECE = 1 << 20  # characters that the store takes at once
 _turns = itertools.count()
 _writing = False  # inside a call that the writer makes for all
@@ -66,12 +66,12 @@ def watch(command: Sequence[str]) -> int:
   code = child.wait()
   os.set_blocking(read_end, False)
   with open(read_end, 'rb', buffering=0) as pipe:
-    left = pipe.read() or b''
-  if code in GIVEN_UP and left.strip(JOINED):
-    return left[-1]
+    word = pipe.read() or b''
+  if code in GIVEN_UP and word.strip(JOINED):
+    return word[-1]
   if code in GIVEN_UP:
     died = f'Another process died, and JAX ended this one. {AGAIN}'
-    print(f'error: {died if left else NOT_FOUND.format(why="")}', file=sys.stderr)
+    print(f'error: {died if word else NOT_FOUND.format(why="")}', file=sys.stderr)
     return 1
   return code if code >= 0 else 128 - code
 
@@ -82,7 +82,7 @@ def _die_with_parent():
 
 
 def start(limit: float = LIMIT, **given):
-  """Join the processes of this slice, found from the environment (TPU, Slurm, Open MPI, Kubernetes) or as `given`."""
+  """Connect the processes of this slice, which the environment (TPU, Slurm, Open MPI, Kubernetes) or `given` names."""
   global LIMIT
   given = given or _from_environment()
   LIMIT = limit
@@ -92,7 +92,7 @@ def start(limit: float = LIMIT, **given):
       jax.distributed.initialize(
         **given, initialization_timeout=int(limit), heartbeat_timeout_seconds=int(limit + BEFORE)
       )
-    _leave_word(JOINED)
+    _report(JOINED)
     jax.devices()  # which all processes have to ask for together
   except Exception as error:  # what JAX raises where the environment of a cluster is not as it expects
     reason = str(error).strip().split('\n')[0] or type(error).__name__
@@ -101,7 +101,7 @@ def start(limit: float = LIMIT, **given):
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-  """Keep from standard error what is not Python's: where JAX gives up, it prints a stack and aborts the process."""
+  """Discard what C++ code prints on standard error: where JAX gives up, it prints a stack and aborts the process."""
   sys.stderr.flush()
   with os.fdopen(os.dup(2), 'w') as stderr, open(os.devnull, 'w') as devnull, contextlib.redirect_stderr(stderr):
     os.dup2(devnull.fileno(), 2)
@@ -111,8 +111,8 @@ def _silenced() -> Iterator[None]:
       os.dup2(stderr.fileno(), 2)
 
 
-def _leave_word(word: bytes):
-  """Tell the process that watches this one."""
+def _report(word: bytes):
+  """Write to the process that watches this one."""
   if WATCHED in os.environ:
     os.write(int(os.environ[WATCHED]), word)
 
@@ -156,7 +156,7 @@ def once(call: Callable[[], T]) -> T:
   _writing = True
   try:
     value = call()
-  except BaseException as error:  # a stop, too: the others wait for a word
+  except BaseException as error:  # KeyboardInterrupt too: the others wait for a result
     broadcast({'error': str(error) or type(error).__name__})
     raise
   finally:
@@ -167,7 +167,7 @@ def once(call: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def on_writer(manager: contextlib.AbstractContextManager) -> Iterator[None]:
-  """Enter a context in the writer alone; where it cannot be entered, the error is raised in all."""
+  """Enter a context in the writer alone; its error on entering is raised in all."""
   with contextlib.ExitStack() as stack:
 
     def enter():
@@ -189,7 +189,7 @@ def broadcast(value: Any) -> Any:
     for i, piece in enumerate([str(len(pieces)), *pieces]):
       client.key_value_set(f'{key}/{i}', piece)
     return value
-  with _waiting('The first process said nothing'):
+  with _waiting('The first process sent nothing'):
     get = lambda i: client.blocking_key_value_get(f'{key}/{i}', int(LIMIT * 1000))
     return json.loads(''.join(get(i + 1) for i in range(int(get(0)))))
 
@@ -274,9 +274,9 @@ def leave(code: int) -> int:
   if code and count() > 1:
     sys.stdout.flush()
     sys.stderr.flush()
-    _leave_word(bytes([code]))
+    _report(bytes([code]))
     with contextlib.suppress(RuntimeError, AttributeError):  # AttributeError: it had not started yet
-      _jax_distributed.global_state.client.wait_at_barrier('speccascade/left', int(PATIENCE * 1000))
+      _jax_distributed.global_state.client.wait_at_barrier('speccascade/leave', int(PATIENCE * 1000))
     if is_writer():
       time.sleep(PATIENCE / 10)  # JAX aborts those that still look for this one
     os._exit(code)

@@ -1,7 +1,7 @@
-"""Files on a disk or in a bucket, whole or not at all; paths, locks and local copies.
+"""Files on a disk or in a bucket, written atomically; paths, locks and local copies.
 
-A bucket (gs://…, s3://… and whatever else fsspec has a package for) holds whole objects: none is appended to or
-renamed, and none can be locked. `create` writes an object only where there is none, so of two writers one fails.
+A bucket (gs://…, s3://… and whatever else fsspec has a package for) has objects that cannot grow, be renamed or be
+locked. `create` writes an object only where there is none, so of two writers one fails.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PACKAGES = {'gs': 'gcsfs', 'gcs': 'gcsfs', 's3': 's3fs', 'az': 'adlfs', 'abfs': 'adlfs', 'abfss': 'adlfs'}
 CLIENTS = ('gcsfs', 'google', 'aiohttp', 'aiobotocore', 'botocore', 's3fs', 'adlfs', 'azure', 'requests', 'fsspec')
 CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'buckets'
-BATCH = 64  # objects read side by side
+BATCH = 64  # objects read at once
 _ADDRESS = re.compile(r'([A-Za-z][\w+.-]*)://')
 _MISWRITTEN = re.compile(rf'({"|".join(PACKAGES)}):(?!//[^/])')
 _PART = re.compile(r'\.[0-9a-f]{8}\.part')
@@ -47,19 +47,19 @@ def is_address(path: Any) -> bool:
   if scheme := _MISWRITTEN.match(text):
     raise ValueError(f'{text} is neither a path nor an address: write {scheme[1]}://BUCKET/PATH, a text.')
   if text.startswith(('file:/', 'local:/')):
-    raise ValueError(f'{text} lies on this machine: give its path, without {text.partition(":")[0]}://.')
+    raise ValueError(f'{text} is on this machine: give its path, without {text.partition(":")[0]}://.')
   return isinstance(path, str) and bool(_ADDRESS.match(path))
 
 
 def in_bucket(path: Any) -> bool:
-  """Tell whether a path lies in a bucket."""
+  """Tell whether a path is in a bucket."""
   return not isinstance(path, str | Path)
 
 
 def local(path: str | os.PathLike) -> Path:
   """Return a path of this machine with `~` expanded; raise ValueError for an address, as gs://…."""
   if is_address(path):
-    raise ValueError(f'{path} is an address, and this is opened on a disk alone: copy or mount it, and give that.')
+    raise ValueError(f'{path} is an address, which cannot be opened here: copy or mount it, and give that path.')
   return Path(path).expanduser()
 
 
@@ -141,7 +141,7 @@ def one_sentence(what: str, remedy: str) -> Iterator[None]:
     raise RunError(f'{what}: {reason}; {remedy}.') from error
 
 
-# ---- whole files ----
+# ---- atomic writes ----
 
 
 @contextlib.contextmanager
@@ -158,7 +158,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, content: str | bytes | Iterable[bytes]):
-  """Write a file or an object, whole or not at all; its content may come in pieces."""
+  """Write a file or an object atomically; its content may come in pieces."""
   content = content.encode() if isinstance(content, str) else content
   pieces = [content] if isinstance(content, bytes) else content
   if not in_bucket(path):
@@ -179,7 +179,7 @@ def is_part(path: Path) -> bool:
 
 
 def remove_parts(path: Path):
-  """Remove what killed writers of a file have left next to it."""
+  """Remove the unfinished files of killed writers of a file."""
   for part in path.parent.glob(f'{glob.escape(path.name)}.*.part'):
     if is_part(part):
       part.unlink(missing_ok=True)
@@ -212,6 +212,12 @@ def no_follow(path: str, flags: int) -> int:
     if error.errno != errno.ELOOP:
       raise
     raise OSError(errno.ELOOP, 'it is a symbolic link, which is not followed; remove it', path) from None
+
+
+def check_free(path: Path, overwrite: bool):
+  """Raise FileExistsError where a path exists and is not to be replaced."""
+  if path.exists() and not overwrite:
+    raise FileExistsError(f'{path} exists; pass --overwrite to replace it.')
 
 
 # ---- digests ----
@@ -279,10 +285,10 @@ def this_process() -> str:
 def objects(folder) -> dict[str, dict]:
   """Return the objects below a folder by their names in it, with what the bucket reports of each."""
   try:
-    found = folder.fs.find(folder.path, detail=True)
+    entries = folder.fs.find(folder.path, detail=True)
   except FileNotFoundError:
     return {}
-  return {posixpath.relpath(name, folder.path): about for name, about in sorted(found.items())}
+  return {posixpath.relpath(name, folder.path): about for name, about in sorted(entries.items())}
 
 
 @client_errors()
@@ -305,32 +311,32 @@ def remove(folder, names: list[str]):
 
 
 def contents(folder, names: list[str]) -> Iterator[bytes]:
-  """Yield the contents of objects of a folder in order, some of them fetched side by side."""
+  """Yield the contents of objects of a folder in order, several fetched at once."""
   for start in range(0, len(names), BATCH):
     paths = [posixpath.join(folder.path, name) for name in names[start : start + BATCH]]
     with client_errors():
-      found = folder.fs.cat(paths) if len(paths) > 1 else {paths[0]: folder.fs.cat_file(paths[0])}
-    yield from (found[path] for path in paths)
+      content = folder.fs.cat(paths) if len(paths) > 1 else {paths[0]: folder.fs.cat_file(paths[0])}
+    yield from (content[path] for path in paths)
 
 
 # ---- local copies ----
 
 
-def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, beside: Sequence[str] = ()) -> Path:
-  """Return a file or folder on this machine, of a bucket a copy with what lies next to it.
+def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, siblings: Sequence[str] = ()) -> Path:
+  """Return a file or folder on this machine; of a bucket, a copy of it and of the files next to it.
 
-  Each version of an object is fetched once, to `CACHE`, from which a folder of links is made for each version of the
-  whole; a fetch that was stopped goes on with what is missing.
+  Each version of an object is fetched once, to `CACHE`. Each version of a folder has a folder of links to them. A fetch
+  that was stopped goes on with what is missing.
 
   Args:
     path: a path of this machine, an address, or a path in a bucket.
     wanted: tells by its name from the folder above which object is copied.
-    beside: folders next to `path` that are copied too; files next to a folder always are.
+    siblings: folders next to `path` that are copied too; files next to a folder always are.
   """
   path = resolve(path) if isinstance(path, str) else path
   if not in_bucket(path):
     return path.expanduser()
-  listed = _list(path, wanted, beside)
+  listed = _list(path, wanted, siblings)
   versions = {name: digest_of_json([name, about]) for name, about in listed.items()}
   cache = CACHE / digest_of_json(str(path.parent))
   copy = cache / digest_of_json(versions)
@@ -345,18 +351,18 @@ def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, beside: 
 
 
 @client_errors()
-def _list(path, wanted: Callable[[str], bool], beside: Sequence[str]) -> dict[str, dict]:
+def _list(path, wanted: Callable[[str], bool], siblings: Sequence[str]) -> dict[str, dict]:
   """Return the objects to copy by their names from the folder above."""
   if path.fs.isfile(path.path):
-    found = {path.name: path.fs.info(path.path)}
+    entries = {path.name: path.fs.info(path.path)}
   elif not objects(path):
     raise FileNotFoundError(f'{path} does not exist: the bucket has nothing of that name')
   else:
     next_to = path.fs.ls(path.parent.path, detail=True)
-    found = {posixpath.basename(about['name']): about for about in next_to if about['type'] == 'file'}
-    for folder in (path.name, *beside):
-      found |= {f'{folder}/{name}': about for name, about in objects(path.parent / folder).items()}
-  return {name: about for name, about in found.items() if wanted(name)}
+    entries = {posixpath.basename(about['name']): about for about in next_to if about['type'] == 'file'}
+    for folder in (path.name, *siblings):
+      entries |= {f'{folder}/{name}': about for name, about in objects(path.parent / folder).items()}
+  return {name: about for name, about in entries.items() if wanted(name)}
 
 
 def _fetch(path, to: Path, size: int, progress: Progress):
@@ -371,7 +377,7 @@ def _fetch(path, to: Path, size: int, progress: Progress):
 
 
 def _link(versions: dict[str, str], cache: Path, copy: Path):
-  """Make the folder of a copy from its objects, whole or not at all."""
+  """Make the folder of a copy from its objects, atomically."""
   with tempfile.TemporaryDirectory(dir=cache) as scratch:
     made = Path(scratch) / 'copy'
     for name, version in versions.items():

@@ -29,21 +29,49 @@ def evaluate(
   seed: int = 0,
   log_dir: str | None = None,
 ) -> dict[str, float]:
-  """Decode a split of a registered seqio task and return its metrics by name, of a mixture as TASK/NAME.
+  """Decode a split of a registered seqio task with seqio's own prompts and metrics.
 
-  Prompts are cut to `max_prompt_tokens` by seqio, from the right. With `log_dir`, seqio logs metrics and outputs there.
+  Args:
+    task_name: The name of a registered task or mixture.
+    method: The method.
+    models: The models, drafter first.
+    max_new_tokens: The most new tokens of a text.
+    max_prompt_tokens: The length to which seqio truncates prompts, from the right; by default none.
+    split: The split.
+    count: The number of examples, the first ones; by default all.
+    batch_size: Rows decoded at once.
+    sampler: The sampler.
+    seed: The seed of the randomness, which each example's index keys.
+    log_dir: A folder in which seqio logs metrics and outputs.
+
+  Returns:
+    The metrics by name, of a mixture by TASK/NAME.
+
+  Raises:
+    ValueError: The task has other tokens than the models, no metrics, or no such split.
   """
+  evaluator = _evaluator(task_name, models[-1], split, max_prompt_tokens, count, log_dir)
+  predict = predict_fn(method, models, max_new_tokens=max_new_tokens, batch_size=batch_size, sampler=sampler, seed=seed)
+  metrics, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=predict)
+  return {
+    name if task == task_name else f'{task}/{name}': float(getattr(value, 'value', value))
+    for task, values in metrics.result().items()
+    for name, value in values.items()
+  }
+
+
+def _evaluator(task_name, model, split, max_prompt_tokens, count, log_dir):
+  """Return a new Evaluator, for one that has failed never answers again."""
   import seqio
 
   tasks = seqio.get_subtasks(seqio.get_mixture_or_task(task_name))
   for task in tasks:
-    _check_tokens(task, models[-1])
+    _check_tokens(task, model)
   if log_dir is not None:
     os.makedirs(log_dir, exist_ok=True)  # the logger does not
-  # A new Evaluator each time: one that has failed never answers again.
   evaluator = seqio.Evaluator(
     task_name,
-    converter(models[-1]),
+    converter(model),
     eval_split=split,
     sequence_length=None if max_prompt_tokens is None else {'inputs': max_prompt_tokens},
     num_examples=count,
@@ -54,13 +82,7 @@ def evaluate(
   if not evaluator.eval_tasks:
     splits = sorted(set().union(*(task.splits for task in tasks)))
     raise ValueError(f'{task_name} has no metrics or no split {split!r}; its splits: {", ".join(splits)}.')
-  predict = predict_fn(method, models, max_new_tokens=max_new_tokens, batch_size=batch_size, sampler=sampler, seed=seed)
-  found, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=predict)
-  return {
-    name if task == task_name else f'{task}/{name}': float(getattr(value, 'value', value))
-    for task, values in found.result().items()
-    for name, value in values.items()
-  }
+  return evaluator
 
 
 def predict_fn(
@@ -72,10 +94,10 @@ def predict_fn(
   sampler: sampling.Sampler = sampling.Sampler(),
   seed: int = 0,
 ) -> Callable[..., list[tuple[int, list[int]]]]:
-  """Return the function from an Evaluator's enumerated data set to (index, tokens); the index keys the randomness.
+  """Return the `predict_fn` of an Evaluator, from its enumerated data set to pairs (index, tokens).
 
-  T5X's keywords are taken: where a `train_state` is given, its parameters are those of the last model. `rng` is not
-  used, for `seed` and the index say all of the randomness.
+  It takes the keywords of T5X: a `train_state` replaces the parameters of the last model. `rng` is ignored, for `seed`
+  and the index of an example determine its randomness. The arguments are those of `evaluate`.
   """
 
   def predict(dataset, model_feature_shapes=None, train_state=None, rng=None) -> list[tuple[int, list[int]]]:

@@ -16,7 +16,7 @@ from speccascade.checkpoints.t5x import model, with_params
 from speccascade.engine import inputs, loop, plans
 from speccascade.engine.method import Method, SequenceCascade
 from speccascade.engine.stats import derive
-from speccascade.types import Array, Model, Prompt
+from speccascade.types import Array, iota, Model, Prompt
 
 __all__ = ['decode_batch', 'model', 'with_params']
 
@@ -37,7 +37,7 @@ def decode_batch(
     method: the method.
     models: the models, drafter first.
     batch: T5X's features.
-    key: the key of the step; each row has noise of its own from it. None at temperature 0.
+    key: the key of the step, from which each row derives its noise. None at temperature 0.
     max_new_tokens: L; None: that of `decoder_input_tokens`.
     sampler: the sampler.
     mesh: the mesh that the step is partitioned over, with axes 'data' and 'model'. Without it attention on several
@@ -54,22 +54,20 @@ def decode_batch(
   plans.check_sampler(method.origin, sampler)
   tokens = batch['encoder_input_tokens'].astype(jnp.int32)
   method = method.at(tokens.shape[0])
-  places = jnp.arange(tokens.shape[1])[None]
-  length = jnp.max(jnp.where(tokens != 0, places + 1, 1), axis=1)  # [B]
+  length = jnp.max(jnp.where(tokens != 0, iota(tokens.shape[1]) + 1, 1), axis=1)  # [B]
   most = batch['decoder_input_tokens'].shape[1] if max_new_tokens is None else max_new_tokens
   positions = loop.positions(models[method.slots[-1]].network, tokens.shape[1], most, method.window)
   noise = _noise(method, key, tokens.shape[0], positions, sampler)
   sizes = dict(max_new_tokens=most, sampler=sampler, noise=noise)
   state = loop.decode_batch(method, models, Prompt(tokens, length), mesh=mesh, **sizes)
-  places = jnp.arange(most)[None]
-  written = jnp.where(places < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)
+  written = jnp.where(iota(most) < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)
   counts = derive({f.name: getattr(state.stats, f.name) for f in dataclasses.fields(state.stats)})
   named = {name: counts[name] for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred', 'calls')}
   return written, {**named, 'fault': (state.fault >= 0).any(1)}
 
 
 def _noise(method, key, rows: int, positions: int, sampler: sampling.Sampler) -> sampling.Keyed:
-  """Return noise of which every row has a key of its own."""
+  """Return noise with a key for every row."""
   key = jax.random.key(0) if key is None else key
   keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
   words = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys

@@ -9,7 +9,7 @@ import types
 
 from cases import profile
 import jax.numpy as jnp
-from matching import having
+from matching import having, says
 import pytest
 
 import speccascade
@@ -241,19 +241,27 @@ def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'name, said', [('mine', 'write MODULE:NAME'), ('nowhere:rule', 'cannot be imported'), ('mine:rule', 'has no rule')]
+  'name, parts',
+  [
+    ('mine', ["'mine'", 'MODULE:NAME']),
+    ('nowhere:rule', ['nowhere', 'import']),
+    ('mine:rule', ['mine.py', 'rule']),
+    ('pasted:method', ['pasted', 'NameError', 'methods']),
+    ('speccascade.methods:speculative', ['speccascade.methods:speculative', 'sampler', 'speculative(…)']),
+  ],
 )
-def test_what_the_command_does_not_find_is_one_line(name, said, tmp_path, monkeypatch, capsys):
+def test_an_error_of_the_command_is_one_line(name, parts, tmp_path, monkeypatch, capsys):
   import runpy
 
   (tmp_path / 'mine.py').write_text(MINE)
+  (tmp_path / 'pasted.py').write_text('method = methods.speculative(block=5)\n')
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, 'path', [*sys.path])
   monkeypatch.setattr(sys, 'argv', ['check', name])
   with pytest.raises(SystemExit, match='1'):
     runpy.run_module('speccascade.check', run_name='__main__')
   error = capsys.readouterr().err
-  assert said in error and error.count('\n') == 1
+  assert says(error, *parts) and error.count('\n') == 1
 
 
 # ---- what is handed to a method ----
