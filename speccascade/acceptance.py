@@ -123,7 +123,7 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
   The test of a prefix i < R succeeds with probability :math:`r_i / (r_i + 1 - s_i)`, that of R with :math:`s_R`. The
   longest prefix whose test succeeds is accepted. The next token comes from π after all R, else from
   :math:`\mathrm{norm}(\max(0, s_i\,\pi_{i+1} - \tilde q_{i+1}))`. The distribution of the output is that of
-  `acceptance.token_wise`, and no fewer tokens are accepted in expectation: later ratios make up for an early unlucky one.
+  `acceptance.token_wise`, and no fewer tokens are accepted in expectation: later ratios make up for an unlucky one.
   """
   pi, q = at_tokens(trial)
   width = pi.shape[1]

@@ -17,7 +17,7 @@ from speccascade.host import commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Check and print what was found; return the exit code, 1 where something is wrong."""
+  """Check and print the findings; return the exit code, 1 where something is wrong."""
   return commands.run(_parser(), _run, argv, 'interrupted')
 
 
@@ -29,12 +29,12 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace) -> int:
-  report = enumeration.check(_found(args.what), args.alpha, progress=True)
+  report = enumeration.check(_result(args.what), args.alpha, progress=True)
   print(report)
   return 0 if report.ok else 1
 
 
-def _found(what: str) -> Any:
+def _result(what: str) -> Any:
   """Return what a module calls by a name."""
   module, _, name = what.partition(':')
   if not module or not name:
@@ -42,14 +42,14 @@ def _found(what: str) -> Any:
   if os.getcwd() not in sys.path:
     sys.path.insert(0, os.getcwd())
   try:
-    found = importlib.import_module(module)
+    result = importlib.import_module(module)
   except ImportError as error:
     raise ValueError(
       f'{module} cannot be imported ({error}); its folder must be {os.getcwd()} or on sys.path.'
     ) from error
-  if not hasattr(found, name):
-    raise ValueError(f'{module} ({found.__file__}) has no {name}.')
-  return getattr(found, name)
+  if not hasattr(result, name):
+    raise ValueError(f'{module} ({result.__file__}) has no {name}.')
+  return getattr(result, name)
 
 
 if __name__ == '__main__':

@@ -1,8 +1,8 @@
 """What was measured of some models and how to decode with them at each batch size, in one file.
 
-`python -m speccascade.plan MODEL … --out plan.json` makes one. It holds for each batch size the fastest method, the
-speed of each that was tried and, of three models, the profile that speculative verification decides by; and of which
-models, sampler, device and data all of that is.
+`python -m speccascade.plan MODEL … --out plan.json` makes one. It has for each batch size the fastest method, the
+speed of each that was tried and, of three models, the profile that speculative verification decides by; and the models,
+sampler, device and data of all of that.
 
 Axis letters: N samples.
 """
@@ -69,10 +69,10 @@ class Profile:
     table: the acceptance that S and A promise.
     latency: the verifier's times, made of `times` and `steps`.
     samples: an array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
-      (`accept` is the chance that the verifier keeps the token), the place in the block and the number of the prompt.
+      (`accept` is the chance that the verifier accepts the token), the position in the block, the number of the prompt.
     times: {rows: {tokens: seconds}} of the verifier.
     steps: {rows: [4]} the seconds of a token of the drafter, of the companion's reading, of a token of the verifier
-      alone, and of a round beside its calls.
+      alone, and of a round in addition to its calls.
   """
 
   table: AcceptanceTable
@@ -90,8 +90,8 @@ class Profile:
   @classmethod
   def of(cls, table: AcceptanceTable, origin: Origin, samples, times, steps) -> 'Profile':
     """Return a profile whose latency is made of its times."""
-    beside = {rows: (draft, companion + overhead) for rows, (draft, companion, _, overhead) in steps.items()}
-    return cls(table, Latency.of(times, beside), origin, samples, times, steps)
+    per_round = {rows: (draft, companion + overhead) for rows, (draft, companion, _, overhead) in steps.items()}
+    return cls(table, Latency.of(times, per_round), origin, samples, times, steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Plan:
 
   Attributes:
     origin: of what the plan is.
-    choices: {rows: the fastest method that keeps the verifier's distribution}.
+    choices: {rows: the fastest method with the verifier's distribution}.
     speeds: {rows: the speed of everything that was tried}.
     profile: of three models, what speculative verification decides by.
   """
@@ -181,14 +181,14 @@ def profile_of(plan: Any) -> Profile:
   """Return a profile that is given, or that of a plan or of the plan in a file."""
   if isinstance(plan, Profile):
     return plan
-  found = get(plan)
-  if found.profile is None:
-    names = ' and '.join(found.origin.names)
+  plan = get(plan)
+  if plan.profile is None:
+    names = ' and '.join(plan.origin.names)
     raise ValueError(f'this plan is of {names}, and speculative verification is of three models; {MAKE} of three.')
-  return found.profile
+  return plan.profile
 
 
-# ---- what it is of ----
+# ---- what a plan was made of ----
 
 
 def sampler_of(sampler: sampling.Sampler) -> tuple[tuple[str, float], ...]:
@@ -228,9 +228,9 @@ def check_models(origin: Origin | None, models: Sequence, slots: Sequence[int]) 
 def check_sampler(origin: Origin | None, sampler: sampling.Sampler) -> None:
   """Refuse a sampler under which a plan was not made."""
   if origin is not None and _deciding(sampler_of(sampler)) != _deciding(origin.sampler):
-    said = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
+    text = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
     raise ValueError(
-      f'the plan was made with {said(origin.sampler)}, not with {said(sampler_of(sampler))}; {MAKE} with this sampler.'
+      f'the plan was made with {text(origin.sampler)}, not with {text(sampler_of(sampler))}; {MAKE} with this sampler.'
     )
 
 

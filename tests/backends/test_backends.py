@@ -245,7 +245,7 @@ def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monke
   weighted = methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (3, 1))
   found = []
   for backend in (backends.Backend(), BACKENDS[name]):
-    monkeypatch.setattr(backends, 'of', lambda *_, backend=backend: backend)
+    monkeypatch.setattr(backends, 'backend_for', lambda *_, backend=backend: backend)
     for some in (method, weighted):
       noise = sampling.Keyed.make(keys, 48, 1, temperature == 0)
       state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=sampling.Sampler(temperature), noise=noise)
