@@ -38,6 +38,7 @@ class Program:
   top: int = 0  # how many of the likeliest tokens are recorded
 
   def __post_init__(self):
+    # A network is static in the program too, so that one for another backend is another program.
     bound = tuple(backends.bind(n, self.backend.for_slot(slot)) for slot, n in enumerate(self.networks))
     object.__setattr__(self, 'networks', bound)
 
@@ -98,6 +99,7 @@ def prefill(
   networks: tuple[Network, ...], params: tuple, prompt: Prompt, cache_len: int, layout: sharding.Layout | None = None
 ) -> tuple:
   """Return caches of `cache_len` positions that have seen the prompts; the networks are bound to a backend."""
+  # Constrained before and after, or the compiler might gather the prompts or replicate the caches.
   prompt = prompt if layout is None else layout.pin(prompt, layout.rows(prompt))
   caches = tuple(n.prefill(p, prompt, cache_len) for n, p in zip(networks, params, strict=True))
   return caches if layout is None else layout.pin(caches, layout.caches(caches))
@@ -122,6 +124,8 @@ def first_batch(program, method, params, prefix: tuple, batch: InsertBatch) -> S
     return put_rows(program, method, prefix, batch, blank(program, method, params, batch.rows))
   rows = batch.target.shape[0]
 
+  # A prefill computes caches as long as the prompts. The zeros that make them as long as a row are added here, once, so
+  # that the prefill of one length serves every max_new_tokens.
   def with_all_positions(shape, x):
     if batch.source is not None:
       n = shape.shape[0] // rows  # indices of axis 0 that are one row
@@ -145,6 +149,7 @@ def put_rows(program, method, prefix: tuple, batch: InsertBatch, state: State) -
   if program.layout is not None:
     return _put_rows_on_mesh(program, prefix, batch, new, state)
 
+  # A loop over rows, not a scatter: each turn writes one row in place, and the state is donated.
   def put(i, state):
     def from_row(source):
       def one(old, new):  # positions that a row of the batch has beyond the prefix are rewritten before they are seen
@@ -205,13 +210,15 @@ def _rounds(program, method, params, state: State, stop_at, processor) -> State:
     backend=program.backend,
   )
 
+  # The state is constrained in every round, or its sharding would be what the compiler infers from the first one.
   def go_on(carry):
     passed, state = carry
     return (state.done.sum() < stop_at[0]) & (passed < stop_at[1])
 
   def step(carry):
     passed, state = carry
-    return passed + 1, program.pin(run_phases(method.phases, context, state.replace(active=~state.done)))
+    state = state.replace(active=~state.done)  # a row that has ended passes through every phase unchanged
+    return passed + 1, program.pin(run_phases(method.phases, context, state))
 
   return jax.lax.while_loop(go_on, step, (jnp.int32(0), program.pin(state)))[1]
 
@@ -269,5 +276,6 @@ def decode_batch(
 def _decode_batch(program, method, params, rows, noise, processor) -> State:
   state = first_state(program, method, caches_of(program, params, rows.prompt), rows, noise)
   count = rows.real.shape[0]
+  # In `turns` rounds at least one row commits a token: a loop that goes on beyond so many would never end.
   most = jnp.minimum(rows.max_new.max(), FOREVER // method.turns(count)) * method.turns(count)
   return _rounds(program, method, params, state, jnp.stack([jnp.int32(count), most]), processor)
