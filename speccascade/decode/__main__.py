@@ -61,10 +61,10 @@ def _run(args: argparse.Namespace) -> int:
   models = options.load_models(args)
   if args.plain_chat and models[-1].tokenizer is not None:
     models[-1] = models[-1].replace(tokenizer=dataclasses.replace(models[-1].tokenizer, plain_chat=True))
-  call |= dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
-  lines.check_requests(source, method, models, requests, **call)
+  lines.check_requests(source, method, models, requests, call, args.max_prompt_tokens)
+  sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
   with lines.opened_output(output, header, requests) as rows:
-    lines.decode_to(rows, method, models, requests, **call)
+    lines.decode_to(rows, method, models, requests, **call, **sizes)
     rows.finish(args.overwrite)
   if rows.faults:
     count = len(lines.names(requests))

@@ -262,10 +262,9 @@ def read_text(path: Path) -> str:
 
 
 def check_requests(
-  path: Path, method, models, asked: Sequence[Request], *, batch_size: int, max_prompt_tokens: int | None, **call
+  path: Path, method, models, asked: Sequence[Request], call: dict[str, Any], max_prompt_tokens: int | None
 ):
-  """Raise for the first line whose request cannot be decoded by such a call of `stream`."""
-  del batch_size
+  """Raise for the first line whose request cannot be decoded; `call` has the arguments of `requests.rows`."""
   inputs.check_models(method, models)
   for number, request in enumerate(asked, 1):
     try:

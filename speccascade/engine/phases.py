@@ -169,7 +169,6 @@ class Score:
 
   def __call__(self, context: Context, state: State) -> State:
     size = state.window.size
-    # Rows that are not active need nothing, and a need of 0 leaves a row as it is.
     if self.limit is not None:
       size = jnp.where(state.active, self.limit(context, state), size)
     if self.drop:
@@ -178,6 +177,7 @@ class Score:
       # Without the barrier the compiler may run both calls at once, or this one first.
       tokens, _ = lax.optimization_barrier((state.tokens, state.window.logits[self.after][0, 0, 0]))
       state = state.replace(tokens=tokens)
+    # A need of 0 leaves a row as it is: one that is not active, or all of whose pending tokens the model has read.
     need = jnp.where(state.active, state.length + size - state.fed[:, self.model], 0)
     need = jnp.clip(need, 0, self.widths[-1])
     return self._feed(context, state, need)
