@@ -340,7 +340,7 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     ('{"prompt": "a", "logit_bias": {"5000": 1}}', 'line 2: the prompt: logit_bias has 5000'),
     ('{"prompt": "a", "n": 0}', 'line 2: n=0'),
     ('[]', 'line 2: the prompt is empty'),
-    ('[7000]', 'line 2: the prompt holds values that are not token ids'),
+    ('[7000]', 'line 2: the prompt has values that are not token ids'),
     ('[{"role": "user", "content": "a"}]', 'chat_template.jinja'),
   ],
 )
