@@ -194,9 +194,10 @@ class Score:
     # A window is as wide as the row that needs most; packed tokens are as many as the rows need together.
     over = need.sum() > widths[:-1] * rows if packs else need.max() > widths[:-1]
     which = jnp.sum(over.astype(jnp.int32))
-    computed = widths[which]
-    if packs:  # the padding of the batch is shared equally
+    if packs:  # the rows share the padding of the batch equally
       computed = need + (widths[which] * rows - need.sum() + jnp.arange(rows)) // rows
+    else:
+      computed = widths[which]
     called = (need > 0).astype(jnp.int32)
     state = state.replace(stats=state.stats.charge(m, calls=called, positions=need, computed=computed))
 
