@@ -113,7 +113,7 @@ def ensemble_parallel(combiner: Combiner | Rule, models: int = 2) -> Method:
 def oracle(rule: Rule) -> Method:
   """Cascade token by token with both models at every position (with `rules.diff` the oracle of Narasimhan et al. 2024).
 
-  Report it against `stats.deferred`, the number of deferred tokens. Its time means nothing: both models run for every
+  Report it against `stats.deferred`, the number of deferred tokens. Its time is no measure: both models run for every
   token.
 
   Args:
@@ -190,9 +190,9 @@ def speculative(
 def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
   r"""Emit from model 0 until the rule defers, then one token from model 1 (Narasimhan et al. 2024).
 
-  Model 1 also emits one after `max_draft` tokens of model 0. Every drafted token is kept. So the output follows
-  :math:`\tilde q` where the rule keeps the drafter and :math:`\tilde p` where it defers or the draft is full: it is the
-  lockstep cascade only if `max_draft` is at least its length.
+  Model 1 also emits one after `max_draft` tokens of model 0. Every drafted token is accepted. So the output follows
+  :math:`\tilde q` where the rule follows the drafter, and :math:`\tilde p` where it defers or the draft is full: it is
+  the lockstep cascade only if `max_draft` is at least its length.
 
   Cost: one call of the drafter for each token that it looks at, one of the verifier for each token that it writes.
 
@@ -223,7 +223,7 @@ def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> Sequ
   Cost: all of model 0, and all of model 1 for the answers that are rewritten, in batches of the same size however few.
 
   Args:
-    score: A function of the answer's token log-probabilities [n]. `numpy.sum` is the probability of the whole answer
+    score: A function of the answer's token log-probabilities [n]. `numpy.sum` is the probability of the answer
       (Narasimhan et al. 2024, Equation 1); `numpy.mean` and quantiles do not defer an answer for its length.
     threshold: Answers with a score under it are rewritten; a lower one defers less.
 
@@ -248,7 +248,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
 
   Args:
     fallback: A probability; a higher one drafts less.
-    rollback: A cross-entropy; a higher one keeps more.
+    rollback: A cross-entropy; a higher one accepts more.
     max_draft: The most tokens in a draft.
 
   Example:
@@ -418,15 +418,15 @@ def planned(plan: plans.Plan | str) -> Method | ByBatch:
     >>> print(methods.planned(plan))
     by batch[1: propose(0, 3) · score(1) · verify(own of (1,)) | 8: score(0) · verify(own of (0,))]
   """
-  found = plans.get(plan)
-  last = len(found.origin.names) - 1
+  plan = plans.get(plan)
+  last = len(plan.origin.names) - 1
   make = {
     'autoregressive': lambda _: autoregressive(last),
     'speculative': lambda gamma: speculative(block=gamma, pair=(0, last)),
-    'sv_exact': lambda gamma: sv_exact(found, gamma),
+    'sv_exact': lambda gamma: sv_exact(plan, gamma),
   }
-  chosen = {rows: make[choice.method](choice.block) for rows, choice in found.choices.items()}
-  return by_batch({rows: method.replace(origin=found.origin) for rows, method in chosen.items()})
+  chosen = {rows: make[choice.method](choice.block) for rows, choice in plan.choices.items()}
+  return by_batch({rows: method.replace(origin=plan.origin) for rows, method in chosen.items()})
 
 
 def by_batch(choices: Mapping[int, Method]) -> Method | ByBatch:

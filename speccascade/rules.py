@@ -22,7 +22,7 @@ Example:
   >>> q, p = jnp.log(jnp.array([0.6, 0.3, 0.1])), jnp.log(jnp.array([0.1, 0.1, 0.8]))
   >>> print(np.asarray(rules.diff(q, p, alpha=0.1, sampler=Sampler())).round(2))  # defers: 0.6 < 0.8 - 0.1
   [0.1 0.1 0.8]
-  >>> print(np.asarray(rules.diff(q, p, alpha=0.3, sampler=Sampler())).round(2))  # keeps the drafter
+  >>> print(np.asarray(rules.diff(q, p, alpha=0.3, sampler=Sampler())).round(2))  # follows the drafter
   [0.6 0.3 0.1]
 """
 
@@ -40,7 +40,7 @@ from speccascade import sampling
 from speccascade.types import Array, Combiner, Rule
 
 INF = math.inf
-BLEND = 1000.0  # the largest weight of logits: float32 still keeps four digits of the other model's
+BLEND = 1000.0  # the largest weight of logits: float32 still has four digits of the other model's
 # how far a distribution may be from summing to 1, and an entry under 0
 TOLERANCE = 1e-3
 ROUNDING = 1e-6
@@ -118,8 +118,8 @@ def token_mixture(low: float, high: float) -> Callable[[Rule], Rule]:
 
   def decorate(accepted_set):
     def mixed(q_logits, p_logits, *, alpha, sampler, rest=None):
-      kept = jnp.where(accepted_set(q_logits, p_logits, alpha=alpha), sampler(q_logits), 0)
-      return kept + _distribution_of(rest, p_logits, sampler) * _missing(kept)
+      accepted = jnp.where(accepted_set(q_logits, p_logits, alpha=alpha), sampler(q_logits), 0)
+      return accepted + _distribution_of(rest, p_logits, sampler) * _missing(accepted)
 
     mixed.alpha_range = (low, high)
     return always_distribution(rule(_named_as(accepted_set, mixed)))
@@ -143,9 +143,9 @@ def _if_taken(function: Callable, rest: Array) -> dict[str, Array]:
   return {'rest': rest} if takes(function, 'rest') else {}
 
 
-def _missing(kept: Array) -> Array:
+def _missing(accepted: Array) -> Array:
   """Return the mass that is left to give; rounding must not make it negative."""
-  return jnp.maximum(1 - kept.sum(-1, keepdims=True), 0)
+  return jnp.maximum(1 - accepted.sum(-1, keepdims=True), 0)
 
 
 # ---- rules of two models ----
@@ -303,7 +303,7 @@ def lossy(q_logits, p_logits, *, alpha, sampler, rest=None):
 @always_distribution
 @rule
 def lossy_star(q_logits, p_logits, *, alpha, sampler, rest=None):
-  r"""Accept as `rules.lossy` does, with a residual that holds just the rejected mass (Narasimhan et al. 2024, Lemma 2).
+  r"""Accept as `rules.lossy` does, with a residual of just the rejected mass (Narasimhan et al. 2024, Lemma 2).
 
   .. math:: \pi = \max\Bigl(\min\Bigl(\tilde q, \frac{\tilde p}{1 - \alpha}\Bigr), \frac{\tilde p}{\beta}\Bigr),
             \qquad 0 \le \alpha < 1
@@ -325,8 +325,8 @@ def lossy_star(q_logits, p_logits, *, alpha, sampler, rest=None):
 
 
 def _lossy(q, p, alpha, *, beta):
-  kept = jnp.minimum(q, p / (1 - alpha))
-  return kept + _missing(kept) * sampling.residual(p / beta, q)
+  accepted = jnp.minimum(q, p / (1 - alpha))
+  return accepted + _missing(accepted) * sampling.residual(p / beta, q)
 
 
 lossy.alpha_range = lossy_star.alpha_range = (0, 0.9999)
@@ -530,7 +530,7 @@ def lift(rule: Rule) -> tree_util.Partial:
 
 
 def bind_combiner(combiner: Combiner | Rule) -> tree_util.Partial:
-  """Bind a combiner, lifting a function that says it is a rule; check its values."""
+  """Bind a combiner, lifting a function that is marked as a rule; check its values."""
   if getattr(inside(combiner), 'kind', 'combiner') == 'rule':
     return lift(combiner)
   bound = bind(combiner)

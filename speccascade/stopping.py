@@ -131,7 +131,7 @@ class Confidence(Policy):
 
 @struct.dataclass
 class Heuristic(Policy):
-  """Draft 2 tokens more after a round that kept every tested token, and 1 fewer after any other.
+  """Draft 2 tokens more after a round that accepted every tested token, and 1 fewer after any other.
 
   The first draft has `first` tokens.
   """
@@ -159,7 +159,7 @@ class MovingAverage(Policy):
   .. math:: a \leftarrow \mathrm{decay} \cdot a + (1 - \mathrm{decay})\,\frac{\text{accepted}}{\text{tested}}
 
   Attributes:
-    threshold: The least probability that all drafted tokens are kept.
+    threshold: The least probability that all drafted tokens are accepted.
     decay: The weight of the past.
     first: The acceptance rate before the first round.
   """

@@ -121,6 +121,8 @@ def speedup_cascade(
   .. math:: \frac{1 - \alpha^{\gamma+1}}{(1 - \alpha)((\gamma + 1) c + v)}
 
   The verifier scores γ tokens as in speculative decoding; the drafter's distribution is needed after them too.
+
+  The arguments are those of `theory.speedup_speculative`.
   """
   time = (_block(gamma) + 1) * _cost(c) + _cost(v, 'v')
   return _over(tokens_per_round(alpha, gamma), time, 1.0, overhead)
@@ -135,6 +137,8 @@ def speedup_token_cascade(
 
   α is the share of tokens that are not deferred and n, `most`, the longest draft. The drafter also runs for a token
   that it then defers.
+
+  The arguments are those of `theory.speedup_speculative`.
   """
   time = _cost(c) * tokens_per_round_without_bonus(alpha, most) + _cost(v, 'v')
   return _over(tokens_per_round(alpha, most), time, 1.0, overhead)
@@ -146,6 +150,8 @@ def speedup_naive_cos(
   r"""Return the speed-up of `methods.naive_cos` over the ensemble (Fu et al. 2025, Theorem 3.1).
 
   .. math:: \frac{(1 - \alpha^\gamma)(1 + c)}{(1 - \alpha)(c \gamma + v)}
+
+  The arguments are those of `theory.speedup_speculative`.
   """
   c = _cost(c)
   time = c * _block(gamma) + _cost(v, 'v')
@@ -160,6 +166,8 @@ def speedup_ensemble_sd(
   .. math:: \frac{(1 - \alpha^{\gamma+1})(1 + c)}{(1 - \alpha)(c \gamma + (1 + c) v)}
 
   The drafter scores the block again; its block costs as many of its tokens as the verifier's block of the verifier's.
+
+  The arguments are those of `theory.speedup_speculative`.
   """
   c = _cost(c)
   time = c * _block(gamma) + (1 + c) * _cost(v, 'v')
@@ -173,6 +181,15 @@ def speedup_cos(alpha: ArrayLike, gamma_q: ArrayLike, gamma_p: ArrayLike, c: Arr
 
   In the paper's cycle q proposes, one token fewer where p's proposals of the cycle before were all accepted. It leaves
   out p's own tokens and their cost; `theory.speedup_cos_steady` counts all.
+
+  Args:
+    alpha: α, of either model's proposals.
+    gamma_q: The tokens of a proposal of q.
+    gamma_p: The tokens of a proposal of p.
+    c: The time of a call of q.
+
+  Returns:
+    The ratio of times per token, of the broadcast shape.
   """
   alpha = _rate(alpha)
   c = _cost(c)
@@ -197,9 +214,21 @@ def speedup_cos_steady(
      \frac{(E_q + a E_p)(1 + c)}{v + c \gamma_q + a (\gamma_p - 1 + c (1 - b))}, \qquad
      E_i = \frac{1 - \alpha_i^{\gamma_i}}{1 - \alpha_i}, \quad a = \alpha_q^{\gamma_q}, \quad b = \alpha_p^{\gamma_p}
 
-  q's tokens are accepted with probability :math:`\alpha_q`, p's with :math:`\alpha_p`. After a proposal of q of which
-  all tokens are accepted, with probability a, p's bonus token opens p's proposal, of :math:`\gamma_p - 1` more calls. q
-  scores it in one call, which is the first of q's next proposal where all tokens of p's were accepted.
+  After a proposal of q of which all tokens are accepted, with probability a, p's bonus token opens p's proposal, of
+  :math:`\gamma_p - 1` more calls. q scores it in one call, which is the first of q's next proposal where all tokens of
+  p's were accepted.
+
+  Args:
+    alpha_q: The acceptance rate of q's tokens.
+    alpha_p: The acceptance rate of p's tokens.
+    gamma_q: The tokens of a proposal of q.
+    gamma_p: The tokens of a proposal of p.
+    c: The time of a call of q.
+    v: The time of p's call for a block.
+    overhead: The time of a round on top of its calls.
+
+  Returns:
+    The ratio of times per token, of the broadcast shape.
   """
   alpha_q = _rate(alpha_q, 'alpha_q')
   alpha_p = _rate(alpha_p, 'alpha_p')
@@ -282,7 +311,7 @@ def _block(gamma: ArrayLike, name: str = 'gamma') -> np.ndarray:
 
 
 def _probabilities(name: str, values: ArrayLike) -> np.ndarray:
-  found = np.asarray(values, np.float64)
-  if not found.ndim or not (found >= 0).all() or not (abs(found.sum(-1) - 1) < 1e-3).all():
-    raise ValueError(f'{name}={found.flat[:5]}… must be probabilities that sum to 1 over the last axis.')
-  return found
+  values = np.asarray(values, np.float64)
+  if not values.ndim or not (values >= 0).all() or not (abs(values.sum(-1) - 1) < 1e-3).all():
+    raise ValueError(f'{name}={values.flat[:5]}… must be probabilities that sum to 1 over the last axis.')
+  return values

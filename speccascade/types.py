@@ -54,10 +54,29 @@ class Network(Protocol):
   max_positions: int | None
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
-    """Return a cache of `max_len` slots that has seen the prompt (decoder-only: all but its last token)."""
+    """Read prompts.
+
+    Args:
+      params: The parameters.
+      prompt: A batch of prompts.
+      max_len: The number of slots of the cache.
+
+    Returns:
+      A cache, rows on axis 0, that has seen the prompts; of a decoder-only network all tokens but the last.
+    """
 
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
-    """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
+    """Feed tokens.
+
+    Args:
+      params: The parameters.
+      cache: The cache.
+      tokens: [B, L].
+      positions: [B, L], consecutive in each row.
+
+    Returns:
+      The logits [B, L, V] of the tokens after them, and the cache.
+    """
 
 
 @struct.dataclass

@@ -99,7 +99,7 @@ def target_distribution(pi, block):
   return distribution
 
 
-def mean_kept(accept, q, pi, block):
+def mean_accepted(accept, q, pi, block):
   return sum(chance * kept for _, kept, _, chance in one_round(accept, q, pi, block))
 
 
@@ -132,7 +132,7 @@ def test_block_verification_keeps_no_fewer_tokens_than_token_wise(block):
   gains = []
   for seed in range(30):
     q, pi = random_distributions(100 + seed, block, zeros=seed % 2 == 1)
-    joint, single = mean_kept(acceptance.block, q, pi, block), mean_kept(acceptance.token_wise, q, pi, block)
+    joint, single = mean_accepted(acceptance.block, q, pi, block), mean_accepted(acceptance.token_wise, q, pi, block)
     gains.append(joint - single)
   assert min(gains) >= -1e-6
   assert np.mean(np.array(gains) > 0.01) > 0.5
@@ -147,7 +147,7 @@ def test_a_block_of_one_token_is_tested_as_token_wise():
 
 
 @pytest.mark.parametrize('name', ACCEPTORS)
-def test_identical_laws_are_always_accepted_whole(name):
+def test_identical_distributions_are_always_accepted_completely(name):
   for seed in range(5):
     q, _ = random_distributions(seed, 3, zeros=seed > 2)
     for _, kept, _, chance in one_round(ACCEPTORS[name], q, q, 3):
@@ -155,7 +155,7 @@ def test_identical_laws_are_always_accepted_whole(name):
 
 
 @pytest.mark.parametrize('name', ACCEPTORS)
-def test_a_token_that_the_target_forbids_is_never_kept(name):
+def test_a_token_that_the_target_forbids_is_never_accepted(name):
   q, pi = random_distributions(9, 2, zeros=True)
   for draft, kept, _, chance in one_round(ACCEPTORS[name], q, pi, 2):
     assert chance == 0 or all(pi[draft[:j]][draft[j]] > 0 for j in range(kept))

@@ -42,10 +42,15 @@ __all__ = [
 
 
 def backend_for(params, mesh: Mesh | None = None, layout: Any = None) -> Backend:
-  """Return the backend of the devices on which the first array of a tree lies; JAX's default for numpy's.
+  """Return the backend of the devices of some parameters.
 
-  Where some are traced, the program is for the devices of the mesh, or all that there are. `layout` is that of a
-  program for several devices.
+  Args:
+    params: A tree of parameters, whose first array decides; JAX's default device for numpy's.
+    mesh: Where some are traced, the mesh that the program is for; None for all devices.
+    layout: The layout of a program for several devices.
+
+  Returns:
+    The backend.
   """
   arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
   if any(isinstance(x, jax.core.Tracer) for x in arrays):
@@ -62,9 +67,15 @@ def bind(network: Any, backend: Backend) -> Any:
 
 
 def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> tuple[Backend, tuple]:
-  """Return the backend of models that run together, and the parameters it computes with.
+  """Return the backend of models that run together, and the parameters that it computes with.
 
-  Those in numpy are put on the device here, or each run would do so.
+  Args:
+    models: The models.
+    layout: The layout of a program for several devices.
+    mesh: The mesh of a step in which parameters are traced.
+
+  Returns:
+    The backend, and the parameters of each model; those in numpy are put on the device here, or each run would do so.
   """
   backend = backend_for([m.params for m in models], mesh, layout)
   put = lambda params: jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)

@@ -71,11 +71,29 @@ class Backend:
     return params
 
   def matmul(self, x: Array, kernel: Array, out_dtype: Any) -> Array:
-    """Return x [..., in] · kernel [in, out] in the kernel's dtype."""
+    """Return x · kernel in the kernel's dtype.
+
+    Args:
+      x: [..., in].
+      kernel: [in, out].
+      out_dtype: The dtype of the sums.
+
+    Returns:
+      [..., out].
+    """
     return jnp.matmul(x.astype(kernel.dtype), kernel, preferred_element_type=out_dtype)
 
   def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
-    """Return x [..., in] · rowsᵀ for rows [out, in], an embedding or a prepared kernel."""
+    """Return x · rowsᵀ in the dtype of x.
+
+    Args:
+      x: [..., in].
+      rows: [out, in], an embedding or a prepared kernel.
+      out_dtype: The dtype of the sums.
+
+    Returns:
+      [..., out].
+    """
     return jnp.einsum('...i,oi->...o', x, rows.astype(x.dtype), preferred_element_type=out_dtype)
 
   def product(self, y: Array) -> Array:
@@ -97,14 +115,34 @@ class Backend:
     return entry['key'].shape[self.slot_axis['key']]
 
   def write(self, entry: Entry, new: Entry, start: Array) -> Entry:
-    """Put a window's slots into an entry, row b's from slot start[b] on."""
+    """Write a window's slots into an entry.
+
+    Args:
+      entry: The slots of a layer.
+      new: The slots of the window.
+      start: [B] the slot of each row at which the window begins.
+
+    Returns:
+      The entry with the window.
+    """
     put = jax.vmap(lambda slots, new, at: lax.dynamic_update_slice(slots, new, (0, at, 0)))
     return {name: put(entry[name], new[name].astype(entry[name].dtype), start) for name in new}
 
   def extend(self, q: Array, k: Array, v: Array, cache, layer, view: View, bias: Array | None, **scores):
-    """Write a window's keys and values [B, L, K, D] of a layer; return its attention [B, L, H, D] and the cache.
+    """Write a window's keys and values into a layer's slots, and attend to them.
 
-    A cache is a tuple of entries, or one entry with the layers on axis 1.
+    Args:
+      q: Queries [B, L, H, D].
+      k: Keys [B, L, K, D].
+      v: Values [B, L, K, D].
+      cache: A tuple of entries, or one entry with the layers on axis 1.
+      layer: The number of the layer.
+      view: Which slots each query sees.
+      bias: [1 or B, H, L, T], added to the scores; None for none.
+      **scores: `kv_heads`, `scale` and `cap`, as of `attend`.
+
+    Returns:
+      The attention [B, L, H, D], and the cache.
     """
     entry = self.write(entry_of(cache, layer), self.entry(k, v), view.positions[:, 0])
     y = self.attend(q, entry, view.mask(self.slots_of(entry)), bias, **scores)
@@ -113,10 +151,22 @@ class Backend:
     return y, {name: lax.dynamic_update_index_in_dim(cache[name], entry[name], layer, 1) for name in entry}
 
   def attend(self, q: Array, entry: Entry, visible: Array, bias: Array | None, *, kv_heads: int, scale: float, cap):
-    """Return softmax(scale · q·k + bias) · v for q [B, L, H, D]: [B, L, H, D], the softmax in float32.
+    """Return softmax(scale · q·k + bias) · v, the softmax in float32.
 
-    `visible` is how many of the first slots each query of a row sees [B], or a mask [B, 1 or L, T] that is true where a
-    slot is seen; bias is [1 or B, H, L, T]. Memory grows with T, not with L · T: many queries go in chunks.
+    Memory grows with T, not with L · T: many queries go in chunks.
+
+    Args:
+      q: Queries [B, L, H, D].
+      entry: The slots of a layer.
+      visible: How many of the first slots each query of a row sees [B], or a mask [B, 1 or L, T] that is true where a
+        slot is seen.
+      bias: [1 or B, H, L, T], added to the scores; None for none.
+      kv_heads: K.
+      scale: Multiplied with q·k.
+      cap: Scores become cap · tanh(score / cap); None for none.
+
+    Returns:
+      [B, L, H, D].
     """
     mask = visible
     if visible.ndim == 1:
@@ -162,7 +212,18 @@ class Backend:
   # ---- the loop ----
 
   def choose(self, which: Array, branches: list, state: Any) -> Any:
-    """Apply one of the branches: as `lax.switch`, which copies caches, while a loop of at most one turn does not."""
+    """Apply one of several branches, so that XLA updates caches in place.
+
+    `lax.switch` copies what its branches change; a loop of at most one turn does not.
+
+    Args:
+      which: The number of the branch.
+      branches: Functions of the state.
+      state: A pytree.
+
+    Returns:
+      The state after the branch.
+    """
     for i, branch in enumerate(branches):
       once = lambda carry, branch=branch: (jnp.bool_(False), branch(carry[1]))
       state = lax.while_loop(lambda carry: carry[0], once, (which == i, state))[1]

@@ -66,7 +66,17 @@ def _masked(here: Array, x: Array, axis: int) -> Array:
 
 @jax.jit
 def put(buffer: Array, slot: Array, value: Array, mask: Array) -> Array:
-  """Write value [B, ...] into slot [B] of buffer [B, N, ...] in the rows of the mask [B]."""
+  """Write one entry into each row of a buffer.
+
+  Args:
+    buffer: [B, N, ...].
+    slot: [B].
+    value: [B, ...].
+    mask: [B] the rows that are written.
+
+  Returns:
+    The buffer.
+  """
   return lax.platform_dependent(buffer, slot, value, mask, cpu=written_put, default=masked_put)
 
 

@@ -38,7 +38,18 @@ _GATHERED = 8 << 20  # bytes of a window's logits whose gathering takes as long 
 
 
 def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
-  """Return the mesh of {'data': 2, 'model': 4} over the first devices, 'model' over neighbours."""
+  """Make a mesh of devices, 'model' over neighbours.
+
+  Args:
+    shape: How many devices along each axis, as {'data': 2, 'model': 4}; an axis that is left out has one.
+    devices: The devices; None for all, of which the first are used.
+
+  Returns:
+    The mesh with the axes 'data' and 'model'.
+
+  Raises:
+    ValueError: If the shape does not fit the devices, or leaves a process without one.
+  """
   if not isinstance(shape, Mapping):
     raise ValueError(f"mesh {shape!r}: give {{'data': 2, 'model': 4}}, how many devices along each axis.")
   size = {DATA: 1, MODEL: 1} | dict(shape)
@@ -58,12 +69,31 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
 
 
 def place(model: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
-  """Return a model with its parameters on a mesh, sharded by its rules."""
+  """Move a model to a mesh.
+
+  Args:
+    model: A model.
+    on: The mesh, as `mesh` makes it.
+    rules: 'sharded', 'replicated', or pairs (logical axis, axis of the mesh or None). None chooses what is faster.
+
+  Returns:
+    The model with its parameters on the mesh.
+  """
   return model.replace(params=jax.device_put(model.params, shardings(model.network, on, rules, model.params)))
 
 
 def shardings(network: Any, on: Mesh, rules: Rules | str | None = None, params: Any = None) -> Any:
-  """Return the sharding of each parameter; those of a network that names no axes are replicated."""
+  """Return the sharding of each parameter; those of a network that names no axes are replicated.
+
+  Args:
+    network: The network.
+    on: The mesh.
+    rules: As of `place`.
+    params: The parameters, of which a network without named axes needs the structure.
+
+  Returns:
+    A tree of the parameters' structure.
+  """
   if not hasattr(network, 'param_axes'):
     return jax.tree.map(lambda _: NamedSharding(on, PartitionSpec()), params)
   return jax.tree.map(lambda s: NamedSharding(on, s), specs(network, on, rules), is_leaf=_is_spec)
@@ -74,13 +104,25 @@ def _is_spec(x: Any) -> bool:
 
 
 def specs(network: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
-  """Return the spec of each parameter; no axis of the mesh shards two axes of one."""
+  """Return the `PartitionSpec` of each parameter; no axis of the mesh shards two axes of one.
+
+  Args:
+    network: The network, whose parameters have logical axes.
+    on: The mesh.
+    rules: As of `place`.
+
+  Returns:
+    A tree of the parameters' structure.
+  """
   rules = default_rules(network, on) if rules is None else _checked(rules, on)
   return jax.tree.map(lambda x, axes: _spec(network, x.shape, axes, rules, on, _warn), *parameters(network))
 
 
 def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, warn: Callable) -> PartitionSpec:
-  counts = _heads(network)
+  heads = getattr(network.config, 'heads', 1)
+  shared = getattr(network.config, 'kv_heads', heads)
+  # Axes that join heads with their dimensions have to divide by heads.
+  counts = {'heads': heads, 'joined_kv': heads, 'kv_heads': shared, 'joined_kv_heads': shared}
   to = dict(rules)
   used = set()
   spec = []
@@ -94,13 +136,6 @@ def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, warn: Cal
     used |= set(over)
     spec.append(over[0] if len(over) == 1 else over or None)
   return PartitionSpec(*spec)
-
-
-def _heads(network) -> dict[str, int]:
-  """Return of how many heads the axes consist that join them with their dimensions."""
-  heads = getattr(network.config, 'heads', 1)
-  shared = getattr(network.config, 'kv_heads', heads)
-  return {'heads': heads, 'joined_kv': heads, 'kv_heads': shared, 'joined_kv_heads': shared}
 
 
 @functools.lru_cache(maxsize=64)
@@ -160,7 +195,20 @@ def _axes(network) -> list:
 
 
 def layout_for(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int = 0) -> 'Layout | None':
-  """Return the layout of models that run together, by slot, or None where they lie on one device."""
+  """Return the layout of models that run together.
+
+  Args:
+    models: The models, by slot.
+    rows: The rows of a batch.
+    window: W.
+    vocab: V.
+
+  Returns:
+    The layout, or None where they are on one device.
+
+  Raises:
+    ValueError: If they are not on the same mesh.
+  """
   on = shared(models)
   if on is None:
     return None
@@ -169,7 +217,18 @@ def layout_for(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int
 
 
 def layout_for_step(models: Sequence[Any], on: Mesh | None, rows: int, window: int, vocab: int) -> 'Layout | None':
-  """Return the layout of models in a step that is partitioned over a mesh: traced ones are sharded, others not."""
+  """Return the layout of models in a step that is partitioned over a mesh.
+
+  Args:
+    models: The models, by slot: those whose parameters are traced are sharded, the others replicated.
+    on: The mesh; None for that of the parameters.
+    rows: The rows of a batch.
+    window: W.
+    vocab: V.
+
+  Returns:
+    The layout, or None for one device.
+  """
   if on is None:
     return layout_for(models, rows, window, vocab)
   if on.size == 1:
@@ -321,6 +380,18 @@ class Layout:
     """Copy row source[i] of each new array to row target[i] of the old one, for i under `count`.
 
     A row goes to all devices of 'data', and those that have row target[i] write it: one row is in flight at a time.
+
+    Args:
+      old: Arrays with rows on axis 0.
+      specs: Their specs.
+      new: Arrays of the same structure.
+      new_specs: Their specs.
+      source: [B] rows of the new arrays.
+      target: [B] rows of the old ones.
+      count: How many rows are copied.
+
+    Returns:
+      The old arrays with the new rows.
     """
     trees = [jax.tree.leaves(x) for x in (old, new)]
     by_array, new_by_array = (jax.tree.leaves(x, is_leaf=_is_spec) for x in (specs, new_specs))
@@ -370,8 +441,14 @@ def over_shards(
 ) -> Any:
   """Call a function of named arrays for each device's shards of them, by the layout of one model.
 
-  Each axis is named 'rows', 'heads' or None, of the arrays and of what comes out. Without a layout it is
-  called with the arrays as they are.
+  Args:
+    layout: The layout; None calls the function with the arrays as they are.
+    function: A function of arrays by name, which returns a sequence of arrays.
+    arrays: {name: (array, the names of its axes)}; an axis is 'rows', 'heads' or None.
+    outs: The names of the axes of each array that the function returns.
+
+  Returns:
+    What the function returns, as global arrays.
   """
   values = {name: x for name, (x, _) in arrays.items()}
   if layout is None:

@@ -45,11 +45,26 @@ def attend(
   new=None,
   interpret: bool = False,
 ):
-  """Return the attention [B, L, G·g·P] of q over slots up to `length` [B], and the caches; a tile has `heads` heads.
+  """Return the attention of queries over a layer's slots, having written a window into them.
 
-  With `causal` a query sees slots up to its position, the first one's being `first`, of these the last `window` unless
-  that is 0, and `new`, keys and values [B, L, G·P], is written from slot `first` on; else it sees every slot before
-  `length`. bias is [1 or B, G, R, T].
+  Args:
+    q: Queries [B, L, G·g·P].
+    key: Keys [B, N, G, T, P].
+    value: Values [B, N, G, T, P].
+    bias: [1 or B, G, R, T], added to the scores; None for none.
+    layer: The number of the layer.
+    first: [B] the position of the first query.
+    length: [B] how many slots are seen at most.
+    window: The last positions that a causal query sees; 0 for all.
+    heads: How many heads share a tile.
+    causal: Whether a query sees slots up to its position only, else every slot before `length`.
+    scale: Multiplied with q·k.
+    cap: Scores become cap · tanh(score / cap); None for none.
+    new: Keys and values [B, L, G·P] that are written from slot `first` on; None for none.
+    interpret: Whether the kernel runs without a TPU.
+
+  Returns:
+    The attention [B, L, G·g·P] and, where keys and values were written, the caches of both.
   """
   if new is not None and not interpret:  # else XLA moves what fits to VMEM, and back
     key, value = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (key, value))

@@ -50,33 +50,33 @@ class Enumerated:
   base: int = struct.field(pytree_node=False)
   by_round: bool = struct.field(pytree_node=False, default=False)
 
-  def _place(self, position, start):
+  def _cell(self, position, start):
     rows = jnp.arange(position.shape[0])
     return rows, (start - self.base if self.by_round else jnp.zeros_like(start)), position - self.base
 
-  def _note(self, place, purpose, chance):
-    return self.replace(chances=self.chances.at[(*place, purpose)].set(chance, mode='drop'))
+  def _note(self, cell, purpose, chance):
+    return self.replace(chances=self.chances.at[(*cell, purpose)].set(chance, mode='drop'))
 
   def draw(self, weights: Array, position: Array, purpose: int, start: Array) -> tuple[Array, 'Enumerated']:
-    """Return the tokens that the digits say."""
-    place = self._place(position, start)
-    token = self.digits[(*place, purpose)]
+    """Return the tokens that the digits name."""
+    cell = self._cell(position, start)
+    token = self.digits[(*cell, purpose)]
     total = weights.sum(-1)  # of no distribution where nothing is drawn, so that any chance will do that sums to 1
     chance = jnp.where(total > 0, sampling.at_token(weights, token) / total, 1 / weights.shape[-1])
-    return token, self._note(place, purpose, chance)
+    return token, self._note(cell, purpose, chance)
 
   def accept(self, numerator: Array, denominator: Array, position: Array, start: Array) -> tuple[Array, 'Enumerated']:
-    """Return the outcomes that the digits say."""
+    """Return the outcomes that the digits name."""
     noise = self
     outcomes = []
     for j in range(position.shape[1]):
-      place = self._place(position[:, j], start)
+      cell = self._cell(position[:, j], start)
       a = numerator[:, j]
       b = denominator[:, j]
       sure = jnp.where(b > 0, jnp.minimum(1, a / jnp.where(b > 0, b, 1)), (a > 0).astype(jnp.float32))
-      sure = jnp.where(jnp.isnan(sure), 0, sure)  # a place without a distribution, which no test reaches
-      yes = self.digits[(*place, ACCEPT)] == 0
-      noise = noise._note(place, ACCEPT, jnp.where(yes, sure, 1 - sure))
+      sure = jnp.where(jnp.isnan(sure), 0, sure)  # a position without a distribution, which no test reaches
+      yes = self.digits[(*cell, ACCEPT)] == 0
+      noise = noise._note(cell, ACCEPT, jnp.where(yes, sure, 1 - sure))
       outcomes.append(yes)
     return jnp.stack(outcomes, 1), noise
 
@@ -89,7 +89,19 @@ def emitted_distribution(
   sampler: sampling.Sampler,
   decode: Callable = decode_batch,
 ) -> Distribution:
-  """Return the distribution of the first `count` tokens that the compiled loop emits."""
+  """Return the distribution of the first tokens that the compiled loop emits.
+
+  Args:
+    method: The method.
+    models: The models.
+    prompt: Token ids.
+    count: How many tokens.
+    sampler: The sampler.
+    decode: Decodes a batch with noise of one's own, as `engine.loop.decode_batch` does.
+
+  Returns:
+    {tokens: probability}, a text that ends early with fewer tokens.
+  """
   vocab = models[-1].network.vocab_size
   rounds = count if method.by_round else 1
   radix = np.array([vocab, 2, vocab])
@@ -138,7 +150,18 @@ def distance(distribution: Distribution, reference: Distribution) -> tuple[float
 def lockstep_distribution(
   combiner: Callable, models: Sequence[Model], prompt: Sequence[int], count: int, sampler: sampling.Sampler
 ) -> Distribution:
-  """Return the distribution of `count` tokens, each drawn from the combiner's distribution after those before it."""
+  """Return the distribution of tokens that are each drawn from a combiner's distribution after those before it.
+
+  Args:
+    combiner: The combiner.
+    models: Its models.
+    prompt: Token ids.
+    count: How many tokens.
+    sampler: The sampler.
+
+  Returns:
+    {tokens: probability}.
+  """
   distributions: Distribution = {(): 1.0}
   for _ in range(count):
     prefixes = list(distributions)
@@ -170,7 +193,7 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What was found; `str` tells it all."""
+  """The findings of a check; `str` prints them."""
 
   name: str
   findings: tuple[Finding, ...]
@@ -190,8 +213,13 @@ class Report:
 def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = False) -> Report:
   """Check that a rule, a combiner or a method gives distributions, and that the loop emits exactly them.
 
-  A function that is not marked as a combiner is taken for a rule. `alphas` are the values that are tried of a rule
-  whose α is not bound. `progress` shows how far it is on standard error.
+  Args:
+    rule: A rule, a combiner or a method; a function that is not marked as a combiner is taken for a rule.
+    alphas: The values that are tried of a rule whose α is not bound; None for some of its range.
+    progress: Whether to show a bar on standard error.
+
+  Returns:
+    A report; `report.ok` is whether nothing is wrong, and `print(report)` shows every finding.
   """
   check_bits()
   bar = Progress('check', len(SAMPLERS) + len(_EMITTED), unit='questions', shown=progress)

@@ -38,16 +38,34 @@ def decode(
 ) -> results.Decoded:
   """Continue each prompt by at most `max_new_tokens` tokens.
 
-  A prompt is a text, a token list, chat messages or a `Request`, which may say anything else about its row; a single
-  one that is no token list needs no list around it. The EOS ids of the last model that the method runs end a text.
-  `example_ids` key the randomness, the places of the prompts unless they are given: an example's output does not depend
-  on its batch mates. A request with a seed of its own is keyed by that alone. Of more prompts than `batch_size` the
-  rest is queued. A batch is padded to 1, 2, 3, 4, 6, 8, 12, … rows, its prompts to a length of such steps;
-  `max_prompt_tokens` fixes the padded length, so that calls with other prompts compile nothing.
-  `processor(logits [V], tokens [T], count)` returns what every model's logits become after the first `count` of these
-  tokens; arrays that change are bound to it with `functools.partial`. `trace` records each output token's
-  log-probability under every model that scored it. `progress` shows a bar. Rows that end as faults are warned of, and
-  raise where there are no others; with `keep_faults` they are returned without a warning.
+  The EOS ids of the last model that the method runs end a text.
+
+  Args:
+    method: A method of `speccascade.methods`.
+    models: The models, in the order of the method's numbers.
+    prompts: A text, a token list, chat messages or a `Request`, or a list of these. A token list alone needs a list
+      around it.
+    max_new_tokens: The most new tokens of a text, for requests without a number of their own.
+    sampler: The sampler of requests that leave its numbers out.
+    seed: Keys the randomness, together with `example_ids`; a request with a seed of its own is keyed by that alone.
+    example_ids: A number for each prompt, by default its index. So an example's output does not depend on its batch
+      mates.
+    batch_size: The most rows that are decoded at once; the other prompts are queued. A batch is padded to 1, 2, 3, 4,
+      6, 8, 12, … rows.
+    max_prompt_tokens: The padded length of prompts, so that calls with other prompts compile nothing. By default
+      prompts are padded to a length of such steps.
+    processor: `processor(logits [V], tokens [T], count)` returns what the logits of every model become after the first
+      `count` of these tokens. Arrays that change are bound to it with `functools.partial`.
+    trace: Whether to record each output token's log-probability under every model that scored it.
+    progress: Whether to show a bar.
+    keep_faults: Whether rows that end as faults are returned without a warning. Otherwise they are warned of, and the
+      first is raised if there are no other rows.
+
+  Returns:
+    Texts, tokens, reasons why they ended and statistics, in the order of the prompts.
+
+  Raises:
+    ValueError: If an argument is invalid, or all rows end as faults.
   """
   models = inputs.check_models(method, models)
   rows = requests.rows(
@@ -82,11 +100,35 @@ def stream(
   every: int | None = None,
   skip: Collection[int] = (),
 ) -> Iterator[tuple[int, results.Row]]:
-  """Yield (index, row) as rows end, what `decode` would return of them; index counts the samples of all prompts.
+  """Yield rows as they end, each what `decode` would return of it.
 
-  With `every`, rows that go on are yielded as well after at most so many rounds, their `finish_reason` None: each text
-  begins with the one before it, for half a character and what a stop string may begin with are held back. Rows whose
-  index is in `skip`, as those of an earlier call that was stopped, are left out; the programs are as with them.
+  Args:
+    method: A method of `speccascade.methods`.
+    models: The models, in the order of the method's numbers.
+    prompts: A text, a token list, chat messages or a `Request`, or a list of these. A token list alone needs a list
+      around it.
+    max_new_tokens: The most new tokens of a text, for requests without a number of their own.
+    sampler: The sampler of requests that leave its numbers out.
+    seed: Keys the randomness, together with `example_ids`; a request with a seed of its own is keyed by that alone.
+    example_ids: A number for each prompt, by default its index. So an example's output does not depend on its batch
+      mates.
+    batch_size: The most rows that are decoded at once; the other prompts are queued. A batch is padded to 1, 2, 3, 4,
+      6, 8, 12, … rows.
+    max_prompt_tokens: The padded length of prompts, so that calls with other prompts compile nothing. By default
+      prompts are padded to a length of such steps.
+    processor: `processor(logits [V], tokens [T], count)` returns what the logits of every model become after the first
+      `count` of these tokens. Arrays that change are bound to it with `functools.partial`.
+    trace: Whether to record each output token's log-probability under every model that scored it.
+    every: Yield rows that go on as well, after at most so many rounds, with `finish_reason` None. Each text begins with
+      the one before it, for half a character and a possible beginning of a stop string are held back.
+    skip: The indices of rows that are left out, such as those of an earlier call that was stopped. The programs are
+      those of all rows.
+
+  Yields:
+    (index, row); the index counts the samples of all prompts.
+
+  Raises:
+    ValueError: If an argument is invalid.
   """
   models = inputs.check_models(method, models)
   if isinstance(method, SequenceCascade):
@@ -121,8 +163,8 @@ def _serve(
   needs = requests.features(rows)
   size = inputs.bucket(len(rows), 1)
   size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
-  shares = sharding.row_shards([models[m] for m in method.slots])
-  size = sharding.even(size, shares)
+  shards = sharding.row_shards([models[m] for m in method.slots])
+  size = sharding.even(size, shards)
   width = inputs.prompt_width(models, rows, max_prompt_tokens)
   max_new = max(row.max_new for row in rows)
   validate.check_targets(method, inputs.vocabulary(models), rows[0].sampler)
@@ -134,5 +176,5 @@ def _serve(
   )
   rounds = min(every or loop.FOREVER, _LOOKS if needs.texts else loop.FOREVER)
   reader = results.RowReader(method, models, rows, processor)
-  queue = scheduler.Queue(made, rows, skip, shares)
+  queue = scheduler.Queue(made, rows, skip, shards)
   return scheduler.serve(queue, reader, unfinished=every is not None, drain=drain, rounds=rounds)

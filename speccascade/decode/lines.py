@@ -11,15 +11,19 @@ import sys
 from typing import Any
 import zlib
 
+import jax
 import numpy as np
 
+from speccascade import __version__
+from speccascade.decode import stream
 from speccascade.engine import inputs, plans, requests
 from speccascade.engine.requests import Request
 from speccascade.engine.results import Row
 from speccascade.host import storage
 from speccascade.host.errors import RunError
 from speccascade.host.journal import as_line, Journal
-from speccascade.types import checked_int
+from speccascade.host.progress import Progress
+from speccascade.types import checked_int, Model
 
 STDOUT = Path('/dev/stdout')
 _FIELDS = [field.name for field in dataclasses.fields(Request)]
@@ -42,13 +46,13 @@ def parse(path: str | os.PathLike, text: str) -> list[Request]:
   text = text.rstrip()
   if not text:
     raise ValueError(f'{path}: the file is empty; write a prompt or a request a line, as JSON')
-  found = []
+  asked = []
   for number, line in enumerate(text.split('\n'), 1):
     try:
-      found.append(_request(line))
+      asked.append(_request(line))
     except ValueError as e:
       raise ValueError(f'{path}, line {number}: {e}') from None
-  return found
+  return asked
 
 
 def _request(line: str) -> Request:
@@ -74,15 +78,15 @@ def _request(line: str) -> Request:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-  found = dict(pairs)
-  if len(found) < len(pairs):
+  fields = dict(pairs)
+  if len(fields) < len(pairs):
     names = [name for name, _ in pairs]
-    raise ValueError(f'the key {next(n for n in names if names.count(n) > 1)!r} is there twice; keep one of them')
-  return found
+    raise ValueError(f'the key {next(n for n in names if names.count(n) > 1)!r} is given twice; leave one of them')
+  return fields
 
 
 def _token(text: str) -> int:
-  """Return the token id that a key says, for keys of JSON are texts."""
+  """Return the token id of a key, for keys of JSON are texts."""
   if not text.isdecimal():
     raise ValueError(f'logit_bias has {text!r}, not a token id')
   return int(text)
@@ -94,12 +98,12 @@ def _token(text: str) -> int:
 def record(row: Row, index: int, sample: int) -> dict[str, Any]:
   """Return a row as JSON, with the number of its line and of its sample."""
   counts = {name: np.asarray(row.stats[name]).tolist() for name in ('calls', 'rounds', 'emitted')}
-  found = dict(index=index, sample=sample, text=row.text, tokens=row.tokens, finish_reason=row.finish_reason, **counts)
+  line = dict(index=index, sample=sample, text=row.text, tokens=row.tokens, finish_reason=row.finish_reason, **counts)
   if row.fault is not None:
-    found['fault'] = row.fault
+    line['fault'] = row.fault
   if row.top_logprobs is not None:  # JSON has no infinity
-    found['top_logprobs'] = [{t: x if np.isfinite(x) else None for t, x in at.items()} for at in row.top_logprobs]
-  return found
+    line['top_logprobs'] = [{t: x if np.isfinite(x) else None for t, x in at.items()} for at in row.top_logprobs]
+  return line
 
 
 class Stream:
@@ -151,7 +155,7 @@ class File:
     path = self._journal.path
     if os.path.lexists(self._output) and not overwrite:
       raise RunError(
-        f'{self._output} was written meanwhile, and {path} keeps the rows: move {self._output.name} away, and the same '
+        f'{self._output} was written meanwhile, and {path} has the rows: move {self._output.name} away, and the same '
         'command writes it.'
       )
     storage.write(self._output, ''.join(line for _, line in sorted(self._rows.items())))
@@ -167,10 +171,10 @@ class File:
         raise RunError(
           f'{path} has rows of another run ({name} was {was!r}, now {now!r}): decode with that, or remove it.'
         )
-    found = {tuple(map(json.loads(row).get, ('index', 'sample'))): row for row in rows}
-    if strange := found.keys() - set(names):
+    by_name = {tuple(map(json.loads(row).get, ('index', 'sample'))): row for row in rows}
+    if strange := by_name.keys() - set(names):
       raise RunError(f'{path} has a row {min(strange, key=str)}, of which the input has no request; move it away.')
-    return found
+    return by_name
 
 
 @contextlib.contextmanager
@@ -210,7 +214,38 @@ def _is_ours(path: Path, header: Mapping[str, Any]) -> bool:
   return isinstance(before, dict) and MARK in before
 
 
-# ---- of the command ----
+# ---- from a file to a file ----
+
+
+def header(digests: Sequence[str], text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Return what has to be the same for a run to go on: package, device, models, input and settings."""
+  device = jax.devices()[0].device_kind
+  input_digest = storage.digest(text.encode())
+  return {MARK: __version__, 'device': device, 'models': list(digests), 'input': input_digest, **settings}
+
+
+def names(asked: Sequence[Request]) -> list[tuple[int, int]]:
+  """Return the (index, sample) of every row of some requests."""
+  return [(index, sample) for index, request in enumerate(asked) for sample in range(request.n)]
+
+
+def decode_to(rows: 'File | Stream', method, models: Sequence[Model], asked: Sequence[Request], **call):
+  """Decode the requests whose rows are not there yet, each row written as it ends.
+
+  Args:
+    rows: where rows are written, as `opened_output` gives it.
+    method: the method.
+    models: the models.
+    asked: the requests.
+    **call: the other arguments of `speccascade.stream`.
+  """
+  every = names(asked)
+  done = {i for i, name in enumerate(every) if name in rows.done}
+  bar = Progress('decode', len(every), len(done), unit='texts')
+  if len(done) < len(every):
+    for i, row in stream(method, models, asked, skip=done, **call):
+      rows.add(record(row, *every[i]))
+      bar.add(1)
 
 
 def read_text(path: Path) -> str:
@@ -227,21 +262,22 @@ def read_text(path: Path) -> str:
 
 
 def check_requests(
-  path: Path, method, models, asked: Sequence[requests.Request], call: dict[str, Any], longest: int | None
+  path: Path, method, models, asked: Sequence[Request], call: dict[str, Any], max_prompt_tokens: int | None
 ):
-  """Raise for the first line whose request cannot be decoded."""
+  """Raise for the first line whose request cannot be decoded; `call` has the arguments of `requests.rows`."""
+  inputs.check_models(method, models)
   for number, request in enumerate(asked, 1):
     try:
-      found = requests.rows(models, request, **call)
-      inputs.check_fits(models, found, longest)
-      for row in found:
+      rows = requests.rows(models, request, **call)
+      inputs.check_fits(models, rows, max_prompt_tokens)
+      for row in rows:
         plans.check_sampler(method.origin, row.sampler)
     except ValueError as e:
       raise ValueError(f'{path}, line {number}: {str(e).replace("prompt 0", "the prompt", 1)}') from None
 
 
 def check_output(source: Path, output: Path, overwrite: bool):
-  """Raise where the output would take the place of a file that is to stay."""
+  """Raise where the output would replace a file that is to stay."""
   if output.is_dir():
     raise RunError(f'{output} is a folder: name a file in it.')
   for path in (output, output.with_name(f'{output.name}.part')):
@@ -257,13 +293,13 @@ def _is_stream(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def opened_output(output: Path, header: dict[str, Any], names: Sequence) -> Iterator['File | Stream']:
-  """Yield what rows are written to."""
+def opened_output(output: Path, header: dict[str, Any], asked: Sequence[Request]) -> Iterator['File | Stream']:
+  """Yield what the rows of the requests are written to."""
   if output == STDOUT:
     yield Stream(sys.stdout.buffer)
   elif _is_stream(output):
     with open(output, 'wb') as file:
       yield Stream(file)
   else:
-    with opened(output, header, names) as rows:
+    with opened(output, header, names(asked)) as rows:
       yield rows

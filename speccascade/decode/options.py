@@ -4,11 +4,12 @@ import argparse
 from collections.abc import Sequence
 import functools
 import inspect
+from typing import Any
 
 from speccascade import checkpoints, methods, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine.method import Strategy
-from speccascade.host import commands
+from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
 from speccascade.types import Combiner, Model, Rule
 
@@ -64,8 +65,8 @@ def pair(text: str) -> tuple[str, str]:
 def spans(text: str) -> tuple[int, ...]:
   """Return the whole numbers of '1-8' or '1,3,5', ascending."""
   numbers: set[int] = set()
-  for part in text.split(','):
-    low, _, high = part.partition('-')
+  for item in text.split(','):
+    low, _, high = item.partition('-')
     if not (low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low)):
       raise argparse.ArgumentTypeError(f'{text!r} is no list of whole numbers from 1 on, as in 1-8 or 1,3,5')
     numbers |= set(range(int(low), int(high or low) + 1))
@@ -76,14 +77,14 @@ def spans(text: str) -> tuple[int, ...]:
 
 
 def add_models(parser: commands.Parser, *, positional: bool = False):
-  """Let a command take checkpoints, after `--models` or in their place; `load_models` loads them."""
-  said = 'checkpoints, the drafter first and the verifier last; FOLDER@4 is the first four layers of FOLDER'
+  """Let a command take checkpoints, after `--models` or as positional arguments; `load_models` loads them."""
+  text = 'checkpoints, the drafter first and the verifier last; FOLDER@4 is the first four layers of FOLDER'
   if positional:
-    parser.add_argument('models', nargs='*', metavar='MODEL', help=said)
+    parser.add_argument('models', nargs='*', metavar='MODEL', help=text)
     parser.add_argument('--models', nargs='+', dest='models_option', metavar='MODEL', help='the same as an option')
   else:
     parser.add_argument(
-      '--models', nargs='+', required=True, metavar='MODEL', help=f'{said}; another option or -- ends them'
+      '--models', nargs='+', required=True, metavar='MODEL', help=f'{text}; another option or -- ends them'
     )
   parser.add_argument('--dtype', choices=checkpoints.DTYPES, help='of the models (as stored)')
   add_mesh(parser)
@@ -95,13 +96,23 @@ def add_mesh(parser: argparse._ActionsContainer):
 
 
 def models(args: argparse.Namespace) -> list[str]:
-  """Return the paths of the models, whichever way they were given."""
+  """Return the paths of the models, positional or after `--models`."""
   return args.models or getattr(args, 'models_option', None) or []
 
 
 def digests(args: argparse.Namespace) -> list[str]:
   """Return the digests of the checkpoints; a path without one is an error, before anything is loaded."""
   return [checkpoints.digest(path) for path in models(args)]
+
+
+def settings(args: argparse.Namespace, but: Sequence[str]) -> dict[str, Any]:
+  """Return the options other than `but` as JSON, a rule by its name and numbers, a plan by its content."""
+  given = {name: value for name, value in vars(args).items() if name not in but}
+  if args.rule:
+    given['rule'] = [rules.name_of(args.rule), getattr(args.rule, 'keywords', {})]
+  if args.plan:
+    given['plan'] = storage.digest(storage.local(args.plan).read_bytes())
+  return given
 
 
 def load_models(args: argparse.Namespace) -> list[Model]:
@@ -117,8 +128,8 @@ def add_sampler(parser: argparse._ActionsContainer):
   """Let a command take the numbers of a sampler, which `sampler` makes of them, and a seed."""
   for name in sampling.NEUTRAL:
     kind = int if name == 'top_k' else float
-    said = '0 is greedy (1)' if name == 'temperature' else None
-    parser.add_argument(f'--{name}', type=kind, help=said)
+    text = '0 is greedy (1)' if name == 'temperature' else None
+    parser.add_argument(f'--{name}', type=kind, help=text)
   parser.add_argument('--seed', type=int, default=0, help='keys prompts with their number (0)')
 
 
@@ -142,8 +153,8 @@ def add_batch_size(parser: argparse._ActionsContainer, default: int = 16):
 
 def add_method(parser: argparse._ActionsContainer):
   """Let a command take a method of `speccascade.methods` with its settings, which `method` makes of them."""
-  said = f'{", ".join(METHODS)} (speculative, or planned with --plan)'
-  parser.add_argument('--method', choices=METHODS, help=said, metavar='NAME')
+  text = f'{", ".join(METHODS)} (speculative, or planned with --plan)'
+  parser.add_argument('--method', choices=METHODS, help=text, metavar='NAME')
   parser.add_argument('--rule', type=rule, help='a rule or combiner, as in opt:0.1 or weighted:.5,.5')
   parser.add_argument('--block', type=commands.count, help='γ, the tokens drafted in a round')
   parser.add_argument('--blocks', type=commands.counts, help='of cos: γ of each model, as in 5,1')

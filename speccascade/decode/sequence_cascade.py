@@ -25,8 +25,9 @@ def decode(method: SequenceCascade, rows: Sequence[requests.Row], run: Callable)
   anew = [i for i in sound if float(method.score(first[i].logprobs[0])) < method.threshold]
   second = {}
   if anew:
-    rows, kept = [dataclasses.replace(row, stream=1) for row in rows], frozenset(range(len(rows))).difference(anew)
-    second = dict(zip(anew, run(methods.autoregressive(1), rows, skip=kept), strict=True))
+    rows = [dataclasses.replace(row, stream=1) for row in rows]
+    others = frozenset(range(len(rows))).difference(anew)
+    second = dict(zip(anew, run(methods.autoregressive(1), rows, skip=others), strict=True))
   return [_joined(row, second.get(i)) for i, row in enumerate(first)]
 
 

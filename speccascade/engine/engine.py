@@ -29,11 +29,11 @@ class Running(NamedTuple):
   """Rounds that were started on the device."""
 
   state: State
-  packed: Array  # what comes to the host
+  packed: Array  # what is copied to the host
   ended: int  # the run is over when so many rows are free or have ended
-  part: int  # rounds of this part
-  left: int  # rounds of the run after it
-  since: float  # when the part was started
+  rounds: int  # that were started
+  left: int  # rounds of the run after them
+  since: float  # when they were started
 
 
 class Engine:
@@ -81,7 +81,7 @@ class Engine:
     self.rounds_at_once = None  # the rounds that are started together
     self.length = None  # of the rows when they were last looked at
     self.rounds_without = 0  # rounds since one of them grew
-    self.latest = None  # what the last part of a run gave
+    self.latest = None  # what was last copied to the host
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
@@ -100,8 +100,8 @@ class Engine:
 
   def read(self, params: tuple, prompt: Prompt) -> tuple:
     """Return the caches of padded prompts, as long as these."""
-    room = min(self.width, self.program.buffer)  # an encoder–decoder's prompt may be longer than its output
-    return loop.caches_of(self.program, params, prompt, room)
+    cache_len = min(self.width, self.program.buffer)  # an encoder–decoder's prompt may be longer than its output
+    return loop.caches_of(self.program, params, prompt, cache_len)
 
   def insert_batch(
     self, rows: Sequence[requests.Row], source: Sequence[int] | None, target: Sequence[int]
@@ -149,39 +149,39 @@ class Engine:
   def _start(self, state: State, ended: int, rounds: int, stop: np.ndarray | None = None) -> Running:
     """Start as many rounds as take about a second."""
     stop = np.zeros(self.size, bool) if stop is None else stop
-    part = min(rounds, self.rounds_at_once)
+    now = min(rounds, self.rounds_at_once)
     run = loop.compiled_with(backends.known(self.program.backend.xla))
-    stop_at = np.array([ended, part], np.int32)
+    stop_at = np.array([ended, now], np.int32)
     state, packed = run(self.program, self.method, self.params, state, stop, stop_at, self.processor)
-    return Running(state, packed, ended, part, rounds - part, time.monotonic())
+    return Running(state, packed, ended, now, rounds - now, time.monotonic())
 
   def collect(self, running: Running) -> tuple[State, dict[str, Any]]:
-    """Wait for the device, between parts of about a second so that Ctrl-C and SIGTERM are answered.
+    """Wait for the device, about a second at a time so that Ctrl-C and SIGTERM are answered.
 
     Args:
       running: what `run` returned.
 
     Returns:
-      The state, and what came to the host: arrays with the rows of the batch in front. Where it raises, `latest` is
-      what the last part before that gave.
+      The state, and arrays on the host with the rows of the batch in front. Where it raises, `latest` has those that
+      were copied before.
     """
     while True:
       seconds = self._wait(running)
       self.latest = self._to_host(running)
       if self.latest['done'].sum() >= running.ended:
         return running.state, self.latest
-      self._check_progress(self.latest['length'], running.part, seconds)
+      self._check_progress(self.latest['length'], running.rounds, seconds)
       if not running.left:
         return running.state, self.latest
       running = self._start(running.state, running.ended, running.left)
 
   def _to_host(self, running: Running) -> dict[str, Any]:
-    """Return what comes to the host, one array, as the arrays that were packed into it."""
+    """Copy the packed array to the host, and return the arrays that were packed into it."""
     leaves, structure = jax.tree.flatten(loop.wanted(running.state))
     ends = np.cumsum([math.prod(x.shape[1:]) for x in leaves])
-    parts = np.split(np.asarray(running.packed), ends[:-1], axis=1)
-    typed = [part.view(x.dtype) if x.dtype == np.float32 else part for part, x in zip(parts, leaves, strict=True)]
-    return structure.unflatten([part.reshape(x.shape) for part, x in zip(typed, leaves, strict=True)])
+    pieces = np.split(np.asarray(running.packed), ends[:-1], axis=1)
+    typed = [y.view(x.dtype) if x.dtype == np.float32 else y for y, x in zip(pieces, leaves, strict=True)]
+    return structure.unflatten([y.reshape(x.shape) for y, x in zip(typed, leaves, strict=True)])
 
   def _wait(self, running: Running) -> float | None:
     """Wait so that Python answers signals; return the seconds, None where the run had ended before."""
@@ -202,7 +202,7 @@ class Engine:
     return end - running.since if late else None
 
   def _check_progress(self, length: np.ndarray, rounds: int, seconds: float | None):
-    """Choose how many rounds the next part has, and raise where rounds commit no token."""
+    """Choose how many rounds are started next, and raise where rounds commit no token."""
     self.rounds_without = self.rounds_without + rounds if np.array_equal(length, self.length) else 0
     self.length = length
     if self.rounds_without > self.method.turns(self.size):

@@ -38,7 +38,7 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
 
 
 def vocabulary(models: Sequence[Model]) -> int:
-  """Return how many token ids the models share; logits beyond them are padding, cut off for all alike."""
+  """Return how many token ids the models share; logits beyond them are padding, removed for all alike."""
   if all(m.tokenizer is not None for m in models):
     return tokenizers.check_vocabularies(models)
   first = models[0]
@@ -55,10 +55,10 @@ def listed(prompts) -> list:
   """Return the prompts of a call as a list."""
   if prompts is None or isinstance(prompts, (bytes, dict, numbers.Number)):
     raise ValueError(f'prompts={prompts!r} must be a text, chat messages, a speccascade.Request, or a list of prompts.')
-  found = list(prompts)
-  if not found:
+  some = list(prompts)
+  if not some:
     raise ValueError('prompts must be a list of texts or of token lists, with one prompt at least.')
-  return found
+  return some
 
 
 def encode(models: Sequence[Model], prompts, arguments: Sequence[dict | None] = ()) -> list[np.ndarray]:
@@ -82,7 +82,7 @@ def encode(models: Sequence[Model], prompts, arguments: Sequence[dict | None] = 
     if not row.size:
       raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
     if not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab:
-      raise ValueError(f'prompt {i} holds values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
+      raise ValueError(f'prompt {i} has values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
     rows.append(row.astype(np.int32))
   return rows
 
@@ -174,12 +174,12 @@ def _most_needed(network, rows) -> tuple[Any, int]:
 
 
 def by_length(texts: Sequence) -> list[int]:
-  """Return the places of the texts or token lists, the longest first."""
+  """Return the indices of the texts or token lists, the longest first."""
   return sorted(range(len(texts)), key=lambda i: -len(texts[i]))
 
 
 def pad(prompts: Sequence[np.ndarray], size: int, width: int) -> Prompt:
-  """Return token lists as a batch of `size` rows; those beyond the real ones hold one token 0."""
+  """Return token lists as a batch of `size` rows; those beyond the real ones have one token 0."""
   tokens = np.zeros((size, width), np.int32)
   length = np.ones(size, np.int32)
   for i, prompt in enumerate(prompts):

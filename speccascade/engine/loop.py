@@ -38,12 +38,13 @@ class Program:
   top: int = 0  # how many of the likeliest tokens are recorded
 
   def __post_init__(self):
+    # A network is static in the program too, so that one for another backend is another program.
     bound = tuple(backends.bind(n, self.backend.for_slot(slot)) for slot, n in enumerate(self.networks))
     object.__setattr__(self, 'networks', bound)
 
   @property
   def layout(self) -> sharding.Layout | None:
-    """Where arrays lie on several devices."""
+    """The layout of arrays on several devices."""
     return self.backend.layout
 
   @property
@@ -76,9 +77,18 @@ class InsertBatch:
 
 
 def positions(network: Network, width: int, max_new_tokens: int, window: int) -> int:
-  """Return the positions of a row, with room for a padded window after the last token.
+  """Return the positions of a row, with those of a padded window after the last token.
 
   In steps of 16, so that methods of the same models share a compiled prefill.
+
+  Args:
+    network: The last model's.
+    width: The padded length of a prompt.
+    max_new_tokens: The most new tokens of a row.
+    window: W.
+
+  Returns:
+    T.
   """
   start = width if network.start_id is None else 1
   return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16
@@ -89,6 +99,7 @@ def prefill(
   networks: tuple[Network, ...], params: tuple, prompt: Prompt, cache_len: int, layout: sharding.Layout | None = None
 ) -> tuple:
   """Return caches of `cache_len` positions that have seen the prompts; the networks are bound to a backend."""
+  # Constrained before and after, or the compiler might gather the prompts or replicate the caches.
   prompt = prompt if layout is None else layout.pin(prompt, layout.rows(prompt))
   caches = tuple(n.prefill(p, prompt, cache_len) for n, p in zip(networks, params, strict=True))
   return caches if layout is None else layout.pin(caches, layout.caches(caches))
@@ -107,68 +118,74 @@ def blank(program, method, params, rows: Arrays) -> State:
   return program.pin(state)
 
 
-def first_batch(program, method, params, prefix: tuple, arrival: InsertBatch) -> State:
-  """Return a batch of the rows that arrive, row i in place i."""
-  if program.layout is not None and arrival.source is not None:  # rows cross a mesh one by one
-    return put_rows(program, method, prefix, arrival, blank(program, method, params, arrival.rows))
-  count = arrival.target.shape[0]
+def first_batch(program, method, params, prefix: tuple, batch: InsertBatch) -> State:
+  """Return the state of a batch of requests, request i in row i."""
+  if program.layout is not None and batch.source is not None:  # rows cross a mesh one by one
+    return put_rows(program, method, prefix, batch, blank(program, method, params, batch.rows))
+  rows = batch.target.shape[0]
 
+  # A prefill computes caches as long as the prompts. The zeros that make them as long as a row are added here, once, so
+  # that the prefill of one length serves every max_new_tokens.
   def with_all_positions(shape, x):
-    if arrival.source is not None:
-      n = shape.shape[0] // count  # indices of axis 0 that are one row
-      by_row = x.reshape(x.shape[0] // n, n, *x.shape[1:])  # an n-gram's cache may be empty: -1 would say nothing
-      x = by_row[arrival.source].reshape(shape.shape[0], *x.shape[1:])
+    if batch.source is not None:
+      n = shape.shape[0] // rows  # indices of axis 0 that are one row
+      by_row = x.reshape(
+        x.shape[0] // n, n, *x.shape[1:]
+      )  # an n-gram's cache may be empty, so that -1 would be ambiguous
+      x = by_row[batch.source].reshape(shape.shape[0], *x.shape[1:])
     tails = [(0, all_ - some, 0) for all_, some in zip(shape.shape, x.shape, strict=True)]
     return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)
 
-  shapes = jax.eval_shape(lambda: caches_of(program, params, arrival.rows.prompt))
-  return program.pin(first_state(program, method, jax.tree.map(with_all_positions, shapes, prefix), arrival.rows))
+  shapes = jax.eval_shape(lambda: caches_of(program, params, batch.rows.prompt))
+  return program.pin(first_state(program, method, jax.tree.map(with_all_positions, shapes, prefix), batch.rows))
 
 
 begin = jax.jit(first_batch, static_argnums=0)
 
 
-def put_rows(program, method, prefix: tuple, arrival: InsertBatch, state: State) -> State:
+def put_rows(program, method, prefix: tuple, batch: InsertBatch, state: State) -> State:
   """Put requests, with the prefixes that they continue, into their rows of the batch."""
-  new = first_state(program, method, (), arrival.rows)
+  new = first_state(program, method, (), batch.rows)
   if program.layout is not None:
-    return _put_rows_on_mesh(program, prefix, arrival, new, state)
+    return _put_rows_on_mesh(program, prefix, batch, new, state)
 
+  # A loop over rows, not a scatter: each turn writes one row in place, and the state is donated.
   def put(i, state):
     def from_row(source):
       def one(old, new):  # positions that a row of the batch has beyond the prefix are rewritten before they are seen
         n = old.shape[0] // state.done.shape[0]  # indices of axis 0 that are one row
         row = jax.lax.dynamic_slice_in_dim(new, source * n, n, 0)
-        return jax.lax.dynamic_update_slice(old, row, (arrival.target[i] * n, *[0] * (old.ndim - 1)))
+        return jax.lax.dynamic_update_slice(old, row, (batch.target[i] * n, *[0] * (old.ndim - 1)))
 
       return one
 
-    caches = jax.tree.map(from_row(arrival.source[i]), state.caches, prefix)
+    caches = jax.tree.map(from_row(batch.source[i]), state.caches, prefix)
     return jax.tree.map(from_row(i), state.replace(caches=()), new).replace(caches=caches)
 
-  return jax.lax.fori_loop(0, arrival.count, put, state)
+  return jax.lax.fori_loop(0, batch.count, put, state)
 
 
 insert = jax.jit(put_rows, static_argnums=0, donate_argnums=4)
 
 
-def _put_rows_on_mesh(program, prefix: tuple, arrival: InsertBatch, new: State, state: State) -> State:
-  where = program.layout
-  cut = program.specs(state)
-  put = lambda old, cut, new, new_cut, source: where.put_rows(
-    old, cut, where.pin(new, new_cut), new_cut, source, arrival.target, arrival.count
+def _put_rows_on_mesh(program, prefix: tuple, batch: InsertBatch, new: State, state: State) -> State:
+  layout = program.layout
+  specs = program.specs(state)
+  put = lambda old, specs, new, new_specs, source: layout.put_rows(
+    old, specs, layout.pin(new, new_specs), new_specs, source, batch.target, batch.count
   )
-  state = where.pin(state, cut)
-  caches = put(state.caches, cut.caches, prefix, program.cached_layout.caches(prefix), arrival.source)
-  rest = state.replace(caches=())
-  new_cut = program.specs(new)
-  return put(rest, cut.replace(caches=()), new, new_cut, jnp.arange(len(arrival.target))).replace(caches=caches)
+  state = layout.pin(state, specs)
+  caches = put(state.caches, specs.caches, prefix, program.cached_layout.caches(prefix), batch.source)
+  own = jnp.arange(len(batch.target))
+  rest = put(state.replace(caches=()), specs.replace(caches=()), new, program.specs(new), own)
+  return rest.replace(caches=caches)
 
 
 def _run(program, method, params, state, stop, stop_at, processor=None) -> tuple[State, Array]:
-  """Loop; return the state and what the host wants of it in one array, since each that is fetched costs."""
+  """Loop; return the state, and what the host reads of it as one array, since each copy has a cost."""
   state = _rounds(program, method, params, state.replace(done=state.done | stop), stop_at, processor)
-  packed = jnp.concatenate([_as_numbers(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(wanted(state))], 1)
+  as_int32 = lambda x: jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
+  packed = jnp.concatenate([as_int32(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(wanted(state))], 1)
   return state, packed if program.layout is None else program.layout.pin(packed)
 
 
@@ -193,25 +210,23 @@ def _rounds(program, method, params, state: State, stop_at, processor) -> State:
     backend=program.backend,
   )
 
+  # The state is constrained in every round, or its sharding would be what the compiler infers from the first one.
   def go_on(carry):
     passed, state = carry
     return (state.done.sum() < stop_at[0]) & (passed < stop_at[1])
 
   def step(carry):
     passed, state = carry
-    return passed + 1, program.pin(run_phases(method.phases, context, state.replace(active=~state.done)))
+    state = state.replace(active=~state.done)  # a row that has ended passes through every phase unchanged
+    return passed + 1, program.pin(run_phases(method.phases, context, state))
 
   return jax.lax.while_loop(go_on, step, (jnp.int32(0), program.pin(state)))[1]
 
 
 def wanted(state: State) -> dict[str, Any]:
-  """Return what comes to the host."""
+  """Return the arrays that are copied to the host."""
   names = ('done', 'tokens', 'length', 'fault', 'fault_target', 'stats', 'logprobs', 'top')
   return {name: getattr(state, name) for name in names}
-
-
-def _as_numbers(x: Array) -> Array:
-  return jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
 
 
 def decode_batch(
@@ -225,9 +240,20 @@ def decode_batch(
   mesh: jax.sharding.Mesh | None = None,
   processor: Callable | None = None,
 ) -> State:
-  """Decode one padded batch on the device with noise of one's own and return the loop's last state.
+  """Decode one padded batch on the device, with noise of one's own.
 
-  Inside a step that is partitioned over a mesh, where parameters are traced, the mesh has to be given.
+  Args:
+    method: The method.
+    models: The models.
+    prompt: The prompts of the batch.
+    max_new_tokens: The most new tokens of a row.
+    sampler: The sampler.
+    noise: Where random choices come from.
+    mesh: The mesh of a step that is partitioned over one, in which parameters are traced.
+    processor: As of `speccascade.decode`.
+
+  Returns:
+    The loop's last state.
   """
   rows, width = prompt.tokens.shape
   method = method.at(rows)
@@ -250,5 +276,6 @@ def decode_batch(
 def _decode_batch(program, method, params, rows, noise, processor) -> State:
   state = first_state(program, method, caches_of(program, params, rows.prompt), rows, noise)
   count = rows.real.shape[0]
+  # In `turns` rounds at least one row commits a token: a loop that goes on beyond so many would never end.
   most = jnp.minimum(rows.max_new.max(), FOREVER // method.turns(count)) * method.turns(count)
   return _rounds(program, method, params, state, jnp.stack([jnp.int32(count), most]), processor)

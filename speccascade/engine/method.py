@@ -1,4 +1,4 @@
-"""What `decode` takes as a method: phases over models, a choice of methods by batch size, or a cascade of whole texts.
+"""What `decode` takes as a method: phases over models, a choice of methods by batch size, or a cascade of texts.
 
 What plans, times or reports a method asks it here (`calls`, `block`, `verifier_width`, `target`) and reads no phase.
 """
@@ -92,7 +92,7 @@ class Method(Strategy):
     window: int | None = None,
     **settings,
   ) -> 'Method':
-    """Make a method of phases, having derived what they have to hold.
+    """Make a method of phases, having derived what they must provide.
 
     Args:
       phases: what a round does, in order; it commits tokens by a `Verify`.
@@ -109,8 +109,8 @@ class Method(Strategy):
     return cls(derived(phases, window, policy), tuple(slots), window, policy, **settings)
 
   def __str__(self):
-    until = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
-    return ' · '.join(map(str, self.phases)) + until
+    policy = '' if type(self.policy) is stopping.Policy else f' (drafts end by {type(self.policy).__name__})'
+    return ' · '.join(map(str, self.phases)) + policy
 
   @property
   def name(self) -> str:
@@ -155,11 +155,11 @@ class Method(Strategy):
 
   def calls(self) -> dict[int, int]:
     """Return {slot: model calls of a round}; where models take turns, those of every turn."""
-    found: dict[int, int] = {}
+    calls: dict[int, int] = {}
     for phase in self.all_phases:
       if isinstance(phase, Propose | Score):
-        found[phase.model] = found.get(phase.model, 0) + (phase.n if isinstance(phase, Propose) else 1)
-    return found
+        calls[phase.model] = calls.get(phase.model, 0) + (phase.n if isinstance(phase, Propose) else 1)
+    return calls
 
 
 def flat(phases: Sequence[Phase]) -> list[Phase]:
@@ -256,7 +256,7 @@ class ByBatch(Strategy):
 
 @struct.dataclass
 class SequenceCascade(Strategy):
-  """Model 0 writes the whole answer; model 1 writes it anew where the answer's score is under the threshold."""
+  """Model 0 writes the complete answer; model 1 writes it anew where the answer's score is under the threshold."""
 
   score: Callable = _static()
   threshold: float = _static()

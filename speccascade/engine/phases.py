@@ -113,7 +113,8 @@ def _process(context: Context, state: State, logits: Array, position: Array) -> 
     logits = logits + limits.bias[:, None]
   if limits.least is not None:
     early = (position + 1 < limits.least[:, None])[..., None]
-    logits = jnp.where(early & _ends_a_row(context, state, logits.shape[-1])[:, None], -jnp.inf, logits)
+    vocab = jnp.broadcast_to(iota(logits.shape[-1]), (logits.shape[0], logits.shape[-1]))
+    logits = jnp.where(early & _is_end(context, state, vocab)[:, None], -jnp.inf, logits)
   if context.processor is not None:
     by_slot = jax.vmap(context.processor, (0, None, 0))
     logits = jax.vmap(by_slot)(logits, state.tokens, position + 1).astype(jnp.float32)
@@ -123,12 +124,6 @@ def _process(context: Context, state: State, logits: Array, position: Array) -> 
 def _finite(logits: Array) -> Array:
   """Return [...]: whether the largest of logits [..., V] is finite: none is NaN or +inf, nor all -inf."""
   return jnp.isfinite(logits.max(-1))
-
-
-def _ends_a_row(context: Context, state: State, vocab: int) -> Array:
-  """Return [B, V]: which tokens end a row."""
-  tokens = jnp.broadcast_to(iota(vocab), (state.length.shape[0], vocab))
-  return _is_end(context, state, tokens)
 
 
 def _is_end(context: Context, state: State, tokens: Array) -> Array:
@@ -174,7 +169,6 @@ class Score:
 
   def __call__(self, context: Context, state: State) -> State:
     size = state.window.size
-    # Rows that are not active need nothing, and a need of 0 leaves a row as it is.
     if self.limit is not None:
       size = jnp.where(state.active, self.limit(context, state), size)
     if self.drop:
@@ -183,6 +177,7 @@ class Score:
       # Without the barrier the compiler may run both calls at once, or this one first.
       tokens, _ = lax.optimization_barrier((state.tokens, state.window.logits[self.after][0, 0, 0]))
       state = state.replace(tokens=tokens)
+    # A need of 0 leaves a row as it is: one that is not active, or all of whose pending tokens the model has read.
     need = jnp.where(state.active, state.length + size - state.fed[:, self.model], 0)
     need = jnp.clip(need, 0, self.widths[-1])
     return self._feed(context, state, need)
@@ -199,7 +194,10 @@ class Score:
     # A window is as wide as the row that needs most; packed tokens are as many as the rows need together.
     over = need.sum() > widths[:-1] * rows if packs else need.max() > widths[:-1]
     which = jnp.sum(over.astype(jnp.int32))
-    computed = need + _shared(widths[which] * rows - need.sum(), rows) if packs else widths[which]
+    if packs:  # the rows share the padding of the batch equally
+      computed = need + (widths[which] * rows - need.sum() + jnp.arange(rows)) // rows
+    else:
+      computed = widths[which]
     called = (need > 0).astype(jnp.int32)
     state = state.replace(stats=state.stats.charge(m, calls=called, positions=need, computed=computed))
 
@@ -216,11 +214,6 @@ class Score:
 
     branches = [functools.partial(feed, width=n) for n in sizes]
     return branches[0](state) if len(branches) == 1 else context.backend.choose(which, branches, state)
-
-
-def _shared(n: Array, rows: int) -> Array:
-  """Return n in parts that are as equal as can be: [B]."""
-  return (n + jnp.arange(rows)) // rows
 
 
 @struct.dataclass
@@ -365,7 +358,10 @@ class Verify:
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
     sampler = sampler_for_window(state)
     pi = self.combiner(logits, sampler=sampler)  # [B, W+1, V]
-    gives_distribution = jnp.minimum(known, acceptance.leading(self._is_distribution(logits, pi)))
+    sound = _finite(logits).all(0)  # [B, W+1]
+    if not rules.gives_distribution(self.combiner):
+      sound = sound & rules.is_distribution(pi)
+    gives_distribution = jnp.minimum(known, acceptance.leading(sound))
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, gives_distribution), 0), 0)
 
     # 2. Tests, in order, up to the first rejection.
@@ -386,11 +382,6 @@ class Verify:
     round_ = _Round(scored, tested, accepted, rejected, rejected | bonus, token, deferred)
     state = self._commit(context, state.replace(noise=noise), round_)
     return self._end_faulty(state, no_target & ~state.done, logits, pi, accepted)
-
-  def _is_distribution(self, logits: Array, pi: Array) -> Array:
-    """Return [B, W+1]: whether the logits [M, B, W+1, V] and the target are distributions."""
-    sound = _finite(logits).all(0)
-    return sound if rules.gives_distribution(self.combiner) else sound & rules.is_distribution(pi)
 
   def _end_faulty(self, state: State, lost: Array, logits: Array, pi: Array, at: Array) -> State:
     """End rows whose next token, at a slot [B], has no distribution, and record why."""

@@ -100,7 +100,7 @@ class Plan:
 
   Attributes:
     origin: of what the plan is.
-    choices: {rows: the fastest method that keeps the verifier's distribution}.
+    choices: {rows: the fastest method with the verifier's distribution}.
     speeds: {rows: the speed of everything that was tried}.
     profile: of three models, what speculative verification decides by.
   """
@@ -188,7 +188,7 @@ def profile_of(plan: Any) -> Profile:
   return made.profile
 
 
-# ---- what it is of ----
+# ---- what a plan was made of ----
 
 
 def sampler_of(sampler: sampling.Sampler) -> tuple[tuple[str, float], ...]:

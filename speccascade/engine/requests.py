@@ -23,14 +23,14 @@ _LARGEST = 1e30  # of a bias, which the lowest temperature then leaves a number
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A prompt and how to continue it; what is None is as the call says.
+  """A prompt and how to continue it; what is None is that of the call.
 
   The prompt is a text, token ids, or chat messages [{'role': …, 'content': …}, …] for the tokenizer's template.
-  `stop` are texts before which the output is cut, `stop_tokens` ids that end it as EOS does; nothing ends it before
+  `stop` are texts before which the output ends, `stop_tokens` ids that end it as EOS does; nothing ends it before
   `min_new_tokens` tokens, and a stop string that begins before their end is none. `logit_bias` {token: number} is added
   to the logits of every model. `n` samples share one prefill; each has random numbers of its own. `logprobs` also
   returns the so many likeliest tokens at each position. Randomness is keyed by the seed and `example_id`, which is the
-  place in the list unless the request has a seed of its own: that alone then reproduces its output anywhere.
+  index in the list unless the request has a seed of its own: that alone then reproduces its output anywhere.
   `chat_template_kwargs` are what else a chat template is given, as {'tools': […], 'enable_thinking': False}.
   """
 
@@ -93,7 +93,22 @@ class Features:
 def rows(
   models, prompts, *, max_new_tokens: int | None, sampler: sampling.Sampler, seed: int, example_ids=None
 ) -> list[Row]:
-  """Return a row for every sample of every prompt or request, each checked."""
+  """Return a row for every sample of every prompt or request, each checked.
+
+  Args:
+    models: The models.
+    prompts: As of `speccascade.decode`.
+    max_new_tokens: The most new tokens, for requests without a number of their own.
+    sampler: The sampler of requests that leave its numbers out.
+    seed: The seed of requests without one.
+    example_ids: A number for each prompt; None for its index.
+
+  Returns:
+    The rows, the samples of a prompt next to each other.
+
+  Raises:
+    ValueError: If a request is invalid.
+  """
   if isinstance(prompts, (str, Request)) or inputs.is_chat(prompts):
     prompts = [prompts]
   if not isinstance(sampler, sampling.Sampler):
@@ -106,13 +121,13 @@ def rows(
   ids[[x.seed is not None for x in given]] = 0
   vocab = inputs.vocabulary(models)
   tokens = inputs.encode(models, [x.prompt for x in given], [x.chat_template_kwargs for x in given])
-  found = []
+  made = []
   for i, request in enumerate(given):
     try:
-      found += _samples(models, vocab, request, i, tokens[i], ids[i], max_new_tokens, sampler, seed)
+      made += _samples(models, vocab, request, i, tokens[i], ids[i], max_new_tokens, sampler, seed)
     except ValueError as error:
       raise ValueError(f'prompt {i}: {error}') if isinstance(asked[i], Request) else error from None
-  return found
+  return made
 
 
 def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_new_tokens, sampler, seed) -> list[Row]:
@@ -122,6 +137,10 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
   min_new = checked_int('min_new_tokens', pick(request.min_new_tokens, 0), 0)
   if min_new > max_new:
     raise ValueError(f'min_new_tokens={min_new} is more than max_new_tokens={max_new}.')
+  sampler = dataclasses.replace(sampler, **changes)
+  for name in sampling.NEUTRAL:
+    if np.ndim(value := getattr(sampler, name)):
+      raise ValueError(f'{name} has the shape {list(np.shape(value))}; give one number, or a Request for each prompt.')
   row = Row(
     tokens=tokens,
     source=i,
@@ -131,7 +150,7 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
     min_new=min_new,
     seed=inputs.check_seed(pick(request.seed, seed)),
     example_id=example_id if request.example_id is None else inputs.check_ids([request.example_id], 1)[0],
-    sampler=_one_number(dataclasses.replace(sampler, **changes)),
+    sampler=sampler,
     stop=_stop(models, request.stop),
     stop_tokens=_stop_tokens(vocab, request.stop_tokens),
     bias=_bias(vocab, request.logit_bias),
@@ -142,13 +161,6 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
   if checked_int('n', request.n) > _SAMPLES:
     raise ValueError(f'n={request.n} is more than {_SAMPLES} samples of one prompt; ask for more in further calls.')
   return [dataclasses.replace(row, sample=sample) for sample in range(request.n)]
-
-
-def _one_number(sampler: sampling.Sampler) -> sampling.Sampler:
-  for name in sampling.NEUTRAL:
-    if np.ndim(value := getattr(sampler, name)):
-      raise ValueError(f'{name} has the shape {list(np.shape(value))}; give one number, or a Request for each prompt.')
-  return sampler
 
 
 def _stop(models, stop) -> tuple[str, ...]:
@@ -177,10 +189,10 @@ def _bias(vocab: int, bias) -> tuple[tuple[int, float], ...]:
       raise ValueError(
         f'logit_bias has {value!r}, not a number of -{_LARGEST:g} … {_LARGEST:g}; use -inf to forbid a token.'
       )
-  found = tuple((_token('logit_bias', vocab, token), float(value)) for token, value in (bias or {}).items())
-  if sum(value == -np.inf for _, value in found) == vocab:
+  by_token = tuple((_token('logit_bias', vocab, token), float(value)) for token, value in (bias or {}).items())
+  if sum(value == -np.inf for _, value in by_token) == vocab:
     raise ValueError(f'logit_bias forbids all {vocab} tokens; leave one.')
-  return found
+  return by_token
 
 
 def _token(name: str, vocab: int, token) -> int:
@@ -206,7 +218,7 @@ def features(some: Sequence[Row]) -> Features:
 
 
 def arrays(some: Sequence[Row], needs: Features, size: int, width: int, vocab: int) -> Arrays:
-  """Return rows as a batch of `size`; those beyond the real ones hold one token 0."""
+  """Return rows as a batch of `size`; those beyond the real ones have one token 0."""
   padded = [*some, *[some[0]] * (size - len(some))]
   by_row = lambda values, dtype: np.asarray(list(values), dtype)
   return Arrays(

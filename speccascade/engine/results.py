@@ -19,7 +19,7 @@ class Row:
   """One row of a batch, ended or (finish_reason None) under way.
 
   `tokens` ends with EOS or the stop token where one ended it; `text` has neither, and ends before a stop string.
-  `finish_reason` is 'eos', 'stop', 'length' or 'fault'. `stats` holds numbers and arrays by model: [M, …].
+  `finish_reason` is 'eos', 'stop', 'length' or 'fault'. `stats` has numbers and arrays by model: [M, …].
   """
 
   tokens: list[int]
@@ -35,8 +35,8 @@ class Row:
 class Decoded:
   """What `decode` returns, in the order of the prompts, the samples of one prompt after each other.
 
-  `tokens[i]` ends with EOS where the model ended it, and `finish_reasons[i]` says why it ended: 'eos', 'stop',
-  'length', or 'fault', which `faults[i]` explains. `stats` holds numpy arrays, rows being examples, `source[i]` the
+  `tokens[i]` ends with EOS where the model ended it, and `finish_reasons[i]` is why it ended: 'eos', 'stop',
+  'length', or 'fault', which `faults[i]` explains. `stats` has numpy arrays, rows being examples, `source[i]` the
   origin of each token of `tokens[i]`. `logprobs[i]` is [M, n] when `trace` was asked for, `top_logprobs[i]` has a dict
   {token: log-probability} for each token when a request asked for it.
   """
@@ -50,7 +50,7 @@ class Decoded:
   top_logprobs: list | None = None
 
   def raise_for_fault(self) -> 'Decoded':
-    """Return self, or raise what the first faulty row says."""
+    """Return self, or raise the fault of the first faulty row."""
     for fault in self.faults:
       if fault is not None:
         raise ValueError(fault)
@@ -70,70 +70,70 @@ class RowReader:
     self.begins = last.start_id is not None
     self.tokenizer = models[-1].tokenizer
 
-  def stops(self, index: int, batch: dict, place: int) -> bool:
+  def stops(self, index: int, batch: dict, at: int) -> bool:
     """Return whether a row's text contains a stop string."""
     row = self.rows[index]
-    return bool(row.stop) and self._cut(row, self._tokens(index, batch, place)) is not None
+    return bool(row.stop) and self._at_stop(row, self._tokens(index, batch, at)) is not None
 
-  def row(self, index: int, batch: dict, place: int) -> Row:
+  def row(self, index: int, batch: dict, at: int) -> Row:
     """Return a row, its finish reason None where it goes on."""
     row = self.rows[index]
-    tokens = self._tokens(index, batch, place)
-    fault = self._fault(row, batch, place, len(tokens))
+    tokens = self._tokens(index, batch, at)
+    fault = self._fault(row, batch, at, len(tokens))
     reason = None
     if fault is not None:
       reason = 'fault'
-    elif batch['done'][place]:
+    elif batch['done'][at]:
       reason = 'eos' if tokens[-1] in self.eos_ids else 'stop' if tokens[-1] in row.stop_tokens else 'length'
     text = None if self.tokenizer is None else self.tokenizer.decode(tokens[:-1] if reason == 'stop' else tokens)
     start = self._start(index)
-    cut = self._cut(row, tokens)
-    if cut is not None:
-      (tokens, text) = cut
+    stopped = self._at_stop(row, tokens)
+    if stopped is not None:
+      (tokens, text) = stopped
       reason = 'stop'
       fault = None
     if reason is None and text is not None:
       text = _settled(text, row.stop)
     span = slice(start, start + len(tokens))
-    logprobs = None if batch['logprobs'] is None else self._by_model(batch['logprobs'][place][:, span])
+    logprobs = None if batch['logprobs'] is None else self._by_model(batch['logprobs'][at][:, span])
     return Row(
       tokens,
       text,
       reason,
-      self._stats(batch['stats'], place, span),
+      self._stats(batch['stats'], at, span),
       fault,
       logprobs,
-      self._top(row, batch, place, span),
+      self._top(row, batch, at, span),
     )
 
   def _start(self, index: int) -> int:
     return 1 if self.begins else self.rows[index].tokens.size
 
-  def _tokens(self, index: int, batch: dict, place: int) -> list[int]:
-    return batch['tokens'][place, self._start(index) : batch['length'][place]].tolist()
+  def _tokens(self, index: int, batch: dict, at: int) -> list[int]:
+    return batch['tokens'][at, self._start(index) : batch['length'][at]].tolist()
 
-  def _cut(self, row: requests.Row, tokens: list[int]) -> tuple[list[int], str] | None:
-    """Return the fewest tokens whose text holds a stop string behind the least length, and the text before it."""
+  def _at_stop(self, row: requests.Row, tokens: list[int]) -> tuple[list[int], str] | None:
+    """Return the fewest tokens whose text has a stop string after the least length, and the text before it."""
     if not row.stop:
       return None
     decode = self.tokenizer.decode
     text = decode(tokens)
     least = len(os.path.commonprefix([text, decode(tokens[: row.min_new])])) if row.min_new else 0
-    places = lambda text: [at for stop in row.stop if (at := text.find(stop, least)) >= 0]
-    if not places(text):
+    matches = lambda text: [at for stop in row.stop if (at := text.find(stop, least)) >= 0]
+    if not matches(text):
       return None
     low = 1
     high = len(tokens)
     while low < high:
       middle = (low + high) // 2
-      low, high = (low, middle) if places(decode(tokens[:middle])) else (middle + 1, high)
+      low, high = (low, middle) if matches(decode(tokens[:middle])) else (middle + 1, high)
     text = decode(tokens[:low])
-    return tokens[:low], text[: min(places(text))]
+    return tokens[:low], text[: min(matches(text))]
 
-  def _fault(self, row: requests.Row, batch: dict, place: int, emitted: int) -> str | None:
+  def _fault(self, row: requests.Row, batch: dict, at: int, emitted: int) -> str | None:
     slots = self.method.slots
-    fault = batch['fault'][place]
-    position = int(batch['length'][place])
+    fault = batch['fault'][at]
+    position = int(batch['length'][at])
     prompt = f'prompt {row.source}, ' if row.source and not row.example_id else ''  # a seed of its own keys any as 0
     example = f'{prompt}example {row.example_id}'
     for slot in np.flatnonzero(fault[:-1] >= 0):
@@ -147,7 +147,7 @@ class RowReader:
         + (remedy if asked else 'Check its weights for NaN, or decode in float32 if they overflow.')
       )
     if fault[-1] >= 0:
-      total, least = batch['fault_target'][place].tolist()
+      total, least = batch['fault_target'][at].tolist()
       return f'{example}: {validate.not_a_distribution(self.method, position, total, least)}'
     return None
 
@@ -158,26 +158,26 @@ class RowReader:
     return ' and '.join(filter(None, ('logit_bias' if row.bias else '', least, processor)))
 
   def _by_model(self, by_slot: np.ndarray) -> np.ndarray:
-    found = np.full((self.method.models, *by_slot.shape[1:]), np.nan, by_slot.dtype)
-    found[list(self.method.slots)] = by_slot
-    return found
+    by_model = np.full((self.method.models, *by_slot.shape[1:]), np.nan, by_slot.dtype)
+    by_model[list(self.method.slots)] = by_slot
+    return by_model
 
-  def _stats(self, stats: Counts, place: int, span: slice) -> dict[str, Any]:
+  def _stats(self, stats: Counts, at: int, span: slice) -> dict[str, Any]:
     """Return a row's statistics; those of slots that run the same model are added up."""
-    found = derive({f.name: getattr(stats, f.name)[place] for f in dataclasses.fields(stats)})
-    found = {name: x.copy() for name, x in found.items()}  # a row's own, not views of its batch
+    derived = derive({f.name: getattr(stats, f.name)[at] for f in dataclasses.fields(stats)})
+    derived = {name: x.copy() for name, x in derived.items()}  # a row's own, not views of its batch
     for name in PER_MODEL:
       by_model = np.zeros(self.method.models, np.int64)
-      np.add.at(by_model, list(self.method.slots), found[name])
-      found[name] = by_model
+      np.add.at(by_model, list(self.method.slots), derived[name])
+      derived[name] = by_model
     bonus = BONUS if len(self.method.slots) > 1 else self.method.slots[0]  # a model alone writes every token
     number = np.array([*self.method.slots, NOWHERE, bonus, RESIDUAL])  # the codes -3, -2, -1 stay as they are
-    return found | {'source': number[found['source'][span]]}
+    return derived | {'source': number[derived['source'][span]]}
 
-  def _top(self, row: requests.Row, batch: dict, place: int, span: slice) -> list | None:
+  def _top(self, row: requests.Row, batch: dict, at: int, span: slice) -> list | None:
     if not row.logprobs:
       return None
-    ids, values = (x[place, span, : row.logprobs].tolist() for x in (batch['top'].ids, batch['top'].logprobs))
+    ids, values = (x[at, span, : row.logprobs].tolist() for x in (batch['top'].ids, batch['top'].logprobs))
     return [dict(zip(some, those, strict=True)) for some, those in zip(ids, values, strict=True)]
 
 
@@ -189,7 +189,7 @@ def _settled(text: str, stop: Sequence[str]) -> str:
 
 
 def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
-  """Join rows; raise where all of them are faulty, warn where some are, unless faults are kept."""
+  """Join rows; raise where all of them are faulty, warn where some are, unless `keep_faults`."""
   faults = tuple(row.fault for row in rows)
   decoded = Decoded(
     texts=None if rows[0].text is None else [row.text for row in rows],

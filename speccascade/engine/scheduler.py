@@ -1,4 +1,4 @@
-"""Continuous batching: a queue of requests, and which of them each row of the batch holds.
+"""Continuous batching: a queue of requests, and which of them each row of the batch decodes.
 
 The loop is left when an eighth of the rows in use has ended. The rows that ended are given to the next prompts, whose
 caches are computed some prompts at a time. When rows change hands is decided by what the loop did, never by the clock,
@@ -13,20 +13,20 @@ from speccascade.engine import inputs, requests, results
 from speccascade.engine.engine import Engine
 from speccascade.engine.state import State
 
-Found = tuple[int, dict, int]  # (request, what came to the host, its row of the batch)
+Outcome = tuple[int, dict, int]  # (request, what was copied to the host, its row of the batch)
 
 
 class Queue:
-  """The requests that wait, those whose prompts have been read, and the request that each row of the batch holds.
+  """The requests that wait, those whose prompts have been read, and the request of each row of the batch.
 
   Args:
-    engine: the engine, which says how many rows the batch has.
+    engine: the engine, which has the number of rows of the batch.
     rows: the requests.
     skip: the numbers of requests that are left out.
-    shares: into how many parts a mesh divides the rows.
+    shards: over how many devices a mesh shards the rows.
   """
 
-  def __init__(self, engine: Engine, rows: Sequence[requests.Row], skip: frozenset[int], shares: int):
+  def __init__(self, engine: Engine, rows: Sequence[requests.Row], skip: frozenset[int], shards: int):
     self.engine = engine
     self.rows = rows
     self.request_of = np.full(engine.size, -1)  # -1: the row is free
@@ -35,7 +35,7 @@ class Queue:
     self.read: list[tuple[int, int]] = []  # (row of the prefix, request) of prompts that have been read
     self.prefix = None
     self.more_than_a_batch = len(rows) > engine.size
-    half = max(shares, engine.size // 2 // shares * shares)
+    half = max(shards, engine.size // 2 // shards * shards)
     self.prompts_at_once = half if self.more_than_a_batch else engine.size
 
   @property
@@ -93,7 +93,7 @@ class Queue:
 def serve(
   queue: Queue, reader: results.RowReader, *, unfinished: bool, drain: bool, rounds: int
 ) -> Iterator[list[tuple[int, results.Row]]]:
-  """Decode a queue, and cut rows out of the batch while the device goes on.
+  """Decode a queue, and take rows out of the batch while the device goes on.
 
   Args:
     queue: the queue.
@@ -107,20 +107,20 @@ def serve(
   """
   engine = queue.engine
   size = engine.size
-  read = lambda found: [(request, reader.row(request, *where)) for request, *where in found]
+  read = lambda outcomes: [(request, reader.row(request, *where)) for request, *where in outcomes]
   state = None
   stop = np.zeros(size, bool)
-  found: list[Found] = []
+  outcomes: list[Outcome] = []
   while queue.busy:
     try:
       state = queue.fill(None if size == 1 and not len(queue.used) else state)
       enough = size if drain and not queue.has_next else size - len(queue.used) + max(1, size // 8)
       running = engine.run(state, ended=min(size, enough), rounds=rounds, stop=stop & (queue.request_of < 0))
     except BaseException:
-      yield read(found)
+      yield read(outcomes)
       raise
-    if found:
-      yield read(found)
+    if outcomes:
+      yield read(outcomes)
     try:
       state, batch = engine.collect(running)
     except BaseException:
@@ -131,10 +131,10 @@ def serve(
     ended += [r for r in queue.used if r not in ended and reader.stops(queue.request_of[r], batch, r)]
     stop = np.isin(np.arange(size), ended)
     shown = queue.used if unfinished else ended
-    found = [(int(queue.request_of[row]), batch, row) for row in shown]
+    outcomes = [(int(queue.request_of[row]), batch, row) for row in shown]
     queue.free(ended)
-  yield read(found)
+  yield read(outcomes)
 
 
-def _ended(queue: Queue, batch: dict) -> list[Found]:
+def _ended(queue: Queue, batch: dict) -> list[Outcome]:
   return [(int(queue.request_of[row]), batch, row) for row in queue.used if batch['done'][row]]

@@ -2,7 +2,7 @@
 
 Axis letters: B batch, M models of a method, W window of pending tokens, V vocabulary, T token buffer, K stop tokens.
 
-Every array of the state has the rows of the batch on axis 0. Three facts hold between any two phases:
+Every array of the state has the rows of the batch on axis 0. Three facts are true between any two phases:
   * slot = absolute position, in the caches and in `State.tokens`; nothing stores an index;
   * `fed[b, m]` tokens of row b are in the cache of model m, so it knows the distributions up to position `fed[b, m]`;
   * the last committed token is fed to no model: `fed <= length - 1` when nothing is pending.
@@ -24,7 +24,7 @@ from speccascade.types import Array, Cache, iota, Model, Prompt
 
 @struct.dataclass
 class Limits:
-  """What a row's request says of its logits and of its end, where a request of the batch says so at all."""
+  """What a row's request changes of its logits and of its end, where any request of the batch does so."""
 
   stop_ids: Array  # [B, K] tokens that end the row, as EOS does; -1 is none
   least: Array | None = None  # [B] the position before which the row must not end
@@ -89,7 +89,7 @@ class Context(NamedTuple):
 
   extend: tuple[Callable[..., tuple[Array, Cache]], ...]  # (cache, tokens, positions[, packing]) -> logits, cache
   packs: tuple[bool, ...]  # whether each model takes a packed window
-  cache_of: tuple[int, ...]  # the cache that each model keeps its state in
+  cache_of: tuple[int, ...]  # the cache that each model reads and writes
   policy: Any  # stopping.Policy
   eos_ids: tuple[int, ...]
   processor: Callable[[Array, Array, Array], Array] | None = None  # (logits [V], tokens [T], how many) -> logits [V]
@@ -115,7 +115,18 @@ def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampl
 
 
 def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.Noise | None = None) -> State:
-  """Return the state of rows whose prompts are in the caches; noise is keyed unless given."""
+  """Return the state of rows whose prompts are in the caches.
+
+  Args:
+    program: `loop.Program`.
+    method: The method.
+    caches: The caches; () where they are inserted later.
+    rows: The rows as arrays.
+    noise: Where random choices come from; None for numbers that are keyed by row.
+
+  Returns:
+    The state before the first round.
+  """
   layout = program.backend.layout
   tokens, length = _opening(program.networks[-1].start_id, rows.prompt, program.buffer)
   if noise is None:
@@ -183,13 +194,13 @@ def _keyed(keys: Array, positions: int, in_block: int, greedy: bool) -> sampling
 
 
 def cache_slots(slots: Sequence[Model]) -> tuple[int, ...]:
-  """Return for each slot the slot whose cache it works in: its own, or that of a network that it is a part of."""
-  owning = [slot for slot in range(len(slots)) if not shares_any(slots[slot], slots)]
-  owners = []
+  """Return for each slot the slot whose cache it uses: its own, or that of a network that it is a part of."""
+  own = [slot for slot in range(len(slots)) if not shares_any(slots[slot], slots)]
+  cache_of = []
   for i, s in enumerate(slots):
     shares = getattr(s.network, 'shares_cache', None)
-    owners.append(next((j for j in owning if shares and shares(s.params, slots[j].network, slots[j].params)), i))
-  return tuple(owners)
+    cache_of.append(next((j for j in own if shares and shares(s.params, slots[j].network, slots[j].params)), i))
+  return tuple(cache_of)
 
 
 def shares_any(model: Model, slots: Sequence[Model]) -> bool:

@@ -19,7 +19,7 @@ from speccascade.types import Combiner, Model, Phase, Prompt
 
 # of the logits that a rule is asked with
 ROWS = 2
-PLACES = 3
+POSITIONS = 3
 _PARTS = 'vocab_size', 'eos_ids', 'start_id', 'max_positions', 'prefill', 'extend'
 
 
@@ -36,11 +36,12 @@ def check_method(method: Any, models: int):
     _check_phases(method)
   if models < method.models or (models > method.models and not method.extra_models):
     which = ' Say which, as in methods.autoregressive(1).' if method.kind == 'autoregressive' else ''
-    raise ValueError(f'{method.name} decodes with {_count(method.models)}, but {models} were given.{which}')
+    count = 'one model' if method.models == 1 else f'{method.models} models'
+    raise ValueError(f'{method.name} decodes with {count}, but {models} were given.{which}')
 
 
 def _check_phases(method: Method):
-  """Refuse phases that would go on for ever, or that their slots, window or widths do not hold."""
+  """Refuse phases that would go on for ever, or for which their slots, window or widths are too few."""
   flat = method.all_phases
   strange = any(not isinstance(p, Score | Propose | Verify) for p in flat)  # may feed a model
   problem = _unknown(method, flat, strange) or _underived(method, flat)
@@ -83,16 +84,12 @@ def _underived(method: Method, phases: list[Phase]) -> str | None:
 
 
 def _narrower(phase: Phase, right: Phase) -> bool:
-  """Return whether a phase holds less than what is derived of its round, or promises more."""
+  """Return whether a phase provides less than is derived of its round, or promises more."""
   if isinstance(phase, Propose):
     return phase.catch_up < right.catch_up
   if isinstance(phase, Score):
     return not phase.widths or phase.widths[-1] < right.widths[-1] or (phase.aligned and not right.aligned)
   return False
-
-
-def _count(models: int) -> str:
-  return 'one model' if models == 1 else f'{models} models'
 
 
 def check_targets(method: Strategy, vocab: int, sampler: Any):
@@ -107,7 +104,7 @@ def check_targets(method: Strategy, vocab: int, sampler: Any):
   checked['sound'] = True
 
 
-@functools.lru_cache(maxsize=256)  # each key holds the functions of a program
+@functools.lru_cache(maxsize=256)  # each key refers to the functions of a program
 def remembered(*key: Any) -> dict:
   """Return what is known of a program or a network: an empty dict at first, the same one while it is remembered."""
   return {}
@@ -130,7 +127,7 @@ def _alone(logits, *, rule, sampler):
 
 def untraced(combiner: Combiner, models: int, vocab: int, sampler: Any) -> str | None:
   """Return what keeps a combiner of so many models from giving distributions, as the end of a sentence, or None."""
-  shape = (ROWS, PLACES, vocab)
+  shape = (ROWS, POSITIONS, vocab)
   logits = jax.ShapeDtypeStruct((models, *shape), jnp.float32)
   if sampler.penalises:
     sampler = dataclasses.replace(sampler, seen=jax.ShapeDtypeStruct(shape, jnp.bool_))
@@ -185,10 +182,10 @@ def check_processor(processor: Callable | None, vocab: int, positions: int) -> t
   logits = jax.ShapeDtypeStruct((vocab,), jnp.float32)
   tokens = jax.ShapeDtypeStruct((positions,), jnp.int32)
   count = jax.ShapeDtypeStruct((), jnp.int32)
-  found, problem = _traced(lambda f, *args: f(*args), bound, logits, tokens, count)
-  many = not isinstance(found, jax.ShapeDtypeStruct)
-  if problem is None and (many or found.shape != (vocab,) or not jnp.issubdtype(found.dtype, jnp.floating)):
-    message = type(found).__name__ if many else f'{found.dtype}{list(found.shape)}'
+  result, problem = _traced(lambda f, *args: f(*args), bound, logits, tokens, count)
+  many = not isinstance(result, jax.ShapeDtypeStruct)
+  if problem is None and (many or result.shape != (vocab,) or not jnp.issubdtype(result.dtype, jnp.floating)):
+    message = type(result).__name__ if many else f'{result.dtype}{list(result.shape)}'
     problem = f'returns {message}, not logits float32[{vocab}]'
   if problem:
     raise ValueError(f'processor {rules.name_of(processor)} {problem}.')
@@ -216,31 +213,31 @@ def check_network(model: Model):
     checked = remembered(network)
     if checked:
       return
-    found = {
+    traced = {
       rows: jax.eval_shape(lambda params, rows=rows: _read(network, params, rows), model.params)
       for rows in (ROWS, 2 * ROWS)
     }
   except Exception as error:  # whatever a user's network raises
     message = f'{type(error).__name__}: {str(error).strip().splitlines()[0]}'
     raise ValueError(f'{name} cannot decode{_line_of(error)}: {message}.') from error
-  before, logits, after = found[ROWS]
-  if logits.shape != (ROWS, PLACES, network.vocab_size):
+  before, logits, after = traced[ROWS]
+  if logits.shape != (ROWS, POSITIONS, network.vocab_size):
     raise ValueError(
-      f'{name}.extend returns logits {list(logits.shape)}, not [B, L, V] = {[ROWS, PLACES, network.vocab_size]}.'
+      f'{name}.extend returns logits {list(logits.shape)}, not [B, L, V] = {[ROWS, POSITIONS, network.vocab_size]}.'
     )
   if before != after:
     raise ValueError(f'{name}.extend returns a cache of other shapes than it was given; write into that.')
-  if any(y.shape[:1] != (2 * x.shape[0],) for x, y in zip(*map(jax.tree.leaves, (before, found[2 * ROWS][0])))):
+  if any(y.shape[:1] != (2 * x.shape[0],) for x, y in zip(*map(jax.tree.leaves, (before, traced[2 * ROWS][0])))):
     raise ValueError(f'{name}.prefill returns a cache that has not the sequences of the batch on axis 0.')
   checked['sound'] = True
 
 
 def _read(network: Any, params: Any, rows: int) -> tuple:
   """Return a cache of prompts, and the logits and the cache after more tokens."""
-  prompt = Prompt(jnp.zeros((rows, PLACES), jnp.int32), jnp.full(rows, PLACES))
-  cache = network.prefill(params, prompt, 4 * PLACES)
-  positions = jnp.broadcast_to(PLACES + jnp.arange(PLACES)[None], (rows, PLACES))
-  logits, after = network.extend(params, cache, jnp.zeros((rows, PLACES), jnp.int32), positions)
+  prompt = Prompt(jnp.zeros((rows, POSITIONS), jnp.int32), jnp.full(rows, POSITIONS))
+  cache = network.prefill(params, prompt, 4 * POSITIONS)
+  positions = jnp.broadcast_to(POSITIONS + jnp.arange(POSITIONS)[None], (rows, POSITIONS))
+  logits, after = network.extend(params, cache, jnp.zeros((rows, POSITIONS), jnp.int32), positions)
   return cache, logits, after
 
 

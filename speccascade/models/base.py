@@ -12,9 +12,9 @@ from speccascade.types import Array, Cache, Params
 
 
 def at_width(longest: Array, width: int, read: Callable[[int], Cache]) -> Cache:
-  """Return read(w) for a w that holds the longest prompt: a quarter of the padded width, half of it, or all.
+  """Return read(w) for a w of at least the longest prompt: a quarter of the padded width, half of it, or all.
 
-  One program then serves every prompt, and a short one doesn't pay for the padding. The parts are rounded up to eights,
+  One program then serves every prompt, and a short one doesn't pay for the padding. Widths are rounded up to eights,
   which the product of a single row takes anyway.
   """
   widths = [-(-width // n // 8) * 8 for n in (4, 2) if width // n >= 8]

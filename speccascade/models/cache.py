@@ -1,8 +1,8 @@
 """The key-value cache: slot = absolute position, and no index.
 
-An entry holds the slots of one layer, {'key', 'value'}, in the layout of the backend, the rows on axis 0: one index
-each, or several that follow each other. A network whose layers are unrolled
-keeps a tuple of entries; one that scans a single entry, with the layers on axis 1.
+An entry has the slots of one layer, {'key', 'value'}, in the layout of the backend, the rows on axis 0: one index
+each, or several that follow each other. The cache of a network whose layers are unrolled is a tuple of entries; that of
+one that scans is a single entry, with the layers on axis 1.
 
 Axis letters: B batch, N layers, K key-value heads, T slots, D head dimension.
 """

@@ -79,7 +79,7 @@ class LayerNorm(nn.Module):
 class Dense(nn.Module):
   """Multiply by a kernel (in, out) in the kernel's dtype; `axes` names its two axes for sharding.
 
-  Parameters that a backend has prepared hold the kernel's transpose, `rows`, whose dtype may be shorter.
+  Parameters that a backend has prepared have the kernel's transpose, `rows`, whose dtype may be shorter.
   """
 
   features: int

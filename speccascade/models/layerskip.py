@@ -15,6 +15,6 @@ def layerskip(model: Model, layers: int) -> Model:
   return model.replace(params=params, network=first, name=called(model.name, layers), digest=digest)
 
 
-def called(whole: str, layers: int) -> str:
-  """Return the name or digest of an early exit by that of the whole model."""
-  return f'{whole}-first{layers}'
+def called(name: str, layers: int) -> str:
+  """Return the name or digest of an early exit by that of the model."""
+  return f'{name}-first{layers}'

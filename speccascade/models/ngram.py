@@ -42,26 +42,26 @@ class NGram:
     text = jnp.concatenate([cache['source'], slots], 1)  # [B, N]
     end = positions + cache['source'].shape[1]
     length = self._matches(text, end)  # [B, L, N]
-    place = jnp.arange(text.shape[1])[None, None]
-    best = jnp.argmax(length * text.shape[1] + jnp.where(length > 0, place, 0), -1)
-    found = length.max(-1) > 0
+    slot = jnp.arange(text.shape[1])[None, None]
+    best = jnp.argmax(length * text.shape[1] + jnp.where(length > 0, slot, 0), -1)
+    matched = length.max(-1) > 0
     follows = take(text, best + 1)
     certain = jnp.where(jax.nn.one_hot(follows, self.vocab_size, dtype=bool), 0.0, -jnp.inf)
-    return jnp.where(found[..., None], certain, 0.0), {**cache, 'slots': slots}
+    return jnp.where(matched[..., None], certain, 0.0), {**cache, 'slots': slots}
 
   def _matches(self, text: Array, end: Array) -> Array:
-    """Return how many tokens up to each earlier place [B, L, N] equal those up to `end` [B, L]."""
-    place = jnp.arange(text.shape[1])[None, None]
-    running = place < end[..., None]
+    """Return how many tokens up to each earlier slot [B, L, N] equal those up to `end` [B, L]."""
+    slot = jnp.arange(text.shape[1])[None, None]
+    running = slot < end[..., None]
     length = jnp.zeros(running.shape, jnp.int32)
     for back in range(self.longest):
       last = take(text, jnp.maximum(end - back, 0))[..., None]
-      there = jnp.roll(text, back, axis=1)[:, None]  # the token `back` places before each place
-      running = running & (there == last) & (there >= 0) & (place >= back) & (end[..., None] >= back)
+      there = jnp.roll(text, back, axis=1)[:, None]  # the token `back` slots before each
+      running = running & (there == last) & (there >= 0) & (slot >= back) & (end[..., None] >= back)
       length = length + running.astype(jnp.int32)
     # The token after the match must be one of the text, not padding.
     after = jnp.roll(text, -1, axis=1)[:, None]
-    return jnp.where((after >= 0) & (place < end[..., None]), length, 0)
+    return jnp.where((after >= 0) & (slot < end[..., None]), length, 0)
 
 
 def drafter(model: Model, longest: int = 3) -> Model:

@@ -16,7 +16,7 @@ from speccascade.backends import ops
 
 Array = jax.Array
 
-MOST = 1024  # rows that are packed: their places are found by comparing every token with every row
+MOST = 1024  # rows that are packed: packing compares every token with every row
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -24,7 +24,7 @@ _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 class Packing:
   """Where each token of a window is packed, and where each packed token comes from."""
 
-  place: Array  # [B, W]
+  slot: Array  # [B, W] the packed token of each
   source: Array  # [N] among the B·W of the window
 
   @classmethod
@@ -32,21 +32,22 @@ class Packing:
     """Pack the first `need` [B] tokens of each row, at most `total` in all."""
     ends = jnp.cumsum(need)
     starts = ends - need
-    slot = jnp.arange(width)[None]
-    place = starts[:, None] + jnp.minimum(slot, jnp.maximum(need[:, None] - 1, 0))  # padding repeats the last one
+    slot = starts[:, None] + jnp.minimum(
+      jnp.arange(width)[None], jnp.maximum(need[:, None] - 1, 0)
+    )  # padding repeats the last one
     at = jnp.arange(total)[:, None]
     mine = (starts[None] <= at) & (at < ends[None])  # [N, B]
     source = jnp.where(mine, jnp.arange(need.shape[0])[None] * width + at - starts[None], 0).sum(1)
-    return cls(jnp.minimum(place, total - 1), source)
+    return cls(jnp.minimum(slot, total - 1), source)
 
   def pack(self, x: Array) -> Array:
     """Return x [B, W, …] as [1, N, …]."""
     return ops.pick(x.reshape(-1, *x.shape[2:]), self.source)[None]
 
   def unpack(self, x: Array) -> Array:
-    """Return x [1, N, …] as [B, W, …]; what lies beyond a row's tokens means nothing."""
-    found = ops.pick(x[0], self.place.reshape(-1))
-    return found.reshape(*self.place.shape, *x.shape[2:])
+    """Return x [1, N, …] as [B, W, …]; what lies beyond a row's tokens is undefined."""
+    found = ops.pick(x[0], self.slot.reshape(-1))
+    return found.reshape(*self.slot.shape, *x.shape[2:])
 
 
 def pack(packing: Packing | None, x: Array) -> Array:

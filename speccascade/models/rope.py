@@ -23,7 +23,7 @@ class Rope:
   factor: float = 1.0
   original: int = 0
   low: float = 1.0  # llama3: rotations in the original context below which a frequency is divided by `factor`
-  high: float = 4.0  # llama3: and above which it is kept
+  high: float = 4.0  # llama3: and above which it is not changed
   beta_fast: float = 32.0  # yarn: the same two bounds, in rotations
   beta_slow: float = 1.0
   truncate: bool = True
@@ -33,29 +33,29 @@ class Rope:
 def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
   """Return the angle that one position adds, for each pair of dimensions: [D/2], float32."""
   exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-  kept = np.float32(1) / np.float32(rope.theta) ** exponents
+  plain = np.float32(1) / np.float32(rope.theta) ** exponents
   if rope.kind == 'linear':
-    return kept / np.float32(rope.factor)
+    return plain / np.float32(rope.factor)
   if rope.kind == 'llama3':
-    return _mix(kept, rope.factor, _llama3_share(kept, rope))
+    return _mix(plain, rope.factor, _llama3_share(plain, rope))
   if rope.kind == 'yarn':
-    return _mix(kept, rope.factor, _yarn_share(rope, head_dim))
-  return kept
+    return _mix(plain, rope.factor, _yarn_share(rope, head_dim))
+  return plain
 
 
-def _mix(kept: np.ndarray, factor: float, share: np.ndarray) -> np.ndarray:
-  """Return share · kept + (1 - share) · kept / factor."""
-  return (share * kept + (1 - share) * kept / factor).astype(np.float32)
+def _mix(plain: np.ndarray, factor: float, share: np.ndarray) -> np.ndarray:
+  """Return share · plain + (1 - share) · plain / factor."""
+  return (share * plain + (1 - share) * plain / factor).astype(np.float32)
 
 
-def _llama3_share(kept: np.ndarray, rope: Rope) -> np.ndarray:
-  """Return how much of each frequency is kept, linear in its rotations within the original context."""
-  rotations = rope.original * kept / (2 * math.pi)
+def _llama3_share(plain: np.ndarray, rope: Rope) -> np.ndarray:
+  """Return how much of each frequency is unchanged, linear in its rotations within the original context."""
+  rotations = rope.original * plain / (2 * math.pi)
   return np.clip((rotations - rope.low) / (rope.high - rope.low), 0, 1)
 
 
 def _yarn_share(rope: Rope, head_dim: int) -> np.ndarray:
-  """Return how much of each frequency is kept, linear in the dimension (YaRN, Peng et al. 2023, equation 23)."""
+  """Return how much of each frequency is unchanged, linear in the dimension (YaRN, Peng et al. 2023, equation 23)."""
 
   def dimension(rotations):
     return head_dim * math.log(rope.original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))

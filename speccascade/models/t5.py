@@ -41,39 +41,45 @@ class T5Config:
   shared_bias: bool = True  # one relative bias for all layers of a stack, or one for each
 
 
-def _norm(config: T5Config, dtype: str) -> blocks.RMSNorm:
-  return blocks.RMSNorm(config.norm_eps, dtype=dtype)
-
-
-def _attention(config: T5Config, dtype: str, backend: Backend) -> blocks.Attention:
-  c = config
-  return blocks.Attention(c.embed_dim, c.heads, c.heads, c.head_dim, scale=1.0, dtype=dtype, backend=backend)
-
-
-def _mlp(config: T5Config, dtype: str, backend: Backend) -> blocks.Mlp:
-  return blocks.Mlp(config.mlp_dim, config.activation, config.gated, dtype=dtype, backend=backend)
-
-
-def _relative_bias(config: T5Config, dtype: str, bidirectional: bool) -> blocks.RelativeBias:
-  c = config
-  return blocks.RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional, dtype)
-
-
-class EncoderLayer(nn.Module):
-  """Self-attention and MLP."""
+class _Part(nn.Module):
+  """What the layers and stacks have in common: the constructors of their modules."""
 
   config: T5Config
   dtype: str
   backend: Backend
 
+  def norm(self) -> blocks.RMSNorm:
+    """Return a norm."""
+    return blocks.RMSNorm(self.config.norm_eps, dtype=self.dtype)
+
+  def attention_block(self) -> blocks.Attention:
+    """Return an attention, whose scores are not scaled."""
+    c = self.config
+    return blocks.Attention(
+      c.embed_dim, c.heads, c.heads, c.head_dim, scale=1.0, dtype=self.dtype, backend=self.backend
+    )
+
+  def mlp_block(self) -> blocks.Mlp:
+    """Return an MLP."""
+    c = self.config
+    return blocks.Mlp(c.mlp_dim, c.activation, c.gated, dtype=self.dtype, backend=self.backend)
+
+  def relative_bias(self, bidirectional: bool) -> blocks.RelativeBias:
+    """Return a relative bias."""
+    c = self.config
+    return blocks.RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional, self.dtype)
+
+
+class EncoderLayer(_Part):
+  """Self-attention and MLP."""
+
   def setup(self):
-    norm = functools.partial(_norm, self.config, self.dtype)
-    attention = functools.partial(_attention, self.config, self.dtype, self.backend)
-    mlp = functools.partial(_mlp, self.config, self.dtype, self.backend)
-    self.pre_attention_layer_norm, self.attention = norm(), attention()
-    self.pre_mlp_layer_norm, self.mlp = norm(), mlp()
+    self.pre_attention_layer_norm = self.norm()
+    self.attention = self.attention_block()
+    self.pre_mlp_layer_norm = self.norm()
+    self.mlp = self.mlp_block()
     if not self.config.shared_bias:
-      self.relpos_bias = _relative_bias(self.config, self.dtype, bidirectional=True)
+      self.relpos_bias = self.relative_bias(bidirectional=True)
 
   def __call__(self, x: Array, length: Array, bias: Array | None) -> Array:
     if bias is None:
@@ -83,22 +89,18 @@ class EncoderLayer(nn.Module):
     return x + self.mlp(self.pre_mlp_layer_norm(x))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(_Part):
   """Self-attention over the cache, cross-attention over the source, MLP."""
 
-  config: T5Config
-  dtype: str
-  backend: Backend
-
   def setup(self):
-    norm = functools.partial(_norm, self.config, self.dtype)
-    attention = functools.partial(_attention, self.config, self.dtype, self.backend)
-    mlp = functools.partial(_mlp, self.config, self.dtype, self.backend)
-    self.pre_self_attention_layer_norm, self.self_attention = norm(), attention()
-    self.pre_cross_attention_layer_norm, self.encoder_decoder_attention = norm(), attention()
-    self.pre_mlp_layer_norm, self.mlp = norm(), mlp()
+    self.pre_self_attention_layer_norm = self.norm()
+    self.self_attention = self.attention_block()
+    self.pre_cross_attention_layer_norm = self.norm()
+    self.encoder_decoder_attention = self.attention_block()
+    self.pre_mlp_layer_norm = self.norm()
+    self.mlp = self.mlp_block()
     if not self.config.shared_bias:
-      self.relpos_bias = _relative_bias(self.config, self.dtype, bidirectional=False)
+      self.relpos_bias = self.relative_bias(bidirectional=False)
 
   def __call__(self, x, cache, number, view, bias, source, source_length):
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
@@ -115,22 +117,18 @@ class DecoderLayer(nn.Module):
     return self.encoder_decoder_attention.entry(encoded)
 
 
-class Encoder(nn.Module):
+class Encoder(_Part):
   """The stack that reads the source."""
 
-  config: T5Config
-  dtype: str
   scan: bool
-  backend: Backend
 
   def setup(self):
     c = self.config
-    n = self.config.encoder_layers
     if c.shared_bias:
-      self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=True)
+      self.relpos_bias = self.relative_bias(bidirectional=True)
     layer = functools.partial(EncoderLayer, c, self.dtype, self.backend)
-    self.layers = layer() if self.scan else [layer() for _ in range(n)]
-    self.encoder_norm = _norm(c, self.dtype)
+    self.layers = layer() if self.scan else [layer() for _ in range(c.encoder_layers)]
+    self.encoder_norm = self.norm()
 
   def __call__(self, x: Array, length: Array) -> Array:
     """Return the encoded source [B, S, E]; what lies beyond `length` [B] is padding."""
@@ -144,22 +142,18 @@ class Encoder(nn.Module):
     return self.encoder_norm(x)
 
 
-class DecoderStack(nn.Module):
+class DecoderStack(_Part):
   """The stack that writes the target."""
 
-  config: T5Config
-  dtype: str
   scan: bool
-  backend: Backend
 
   def setup(self):
     c = self.config
-    n = self.config.decoder_layers
     if c.shared_bias:
-      self.relpos_bias = _relative_bias(c, self.dtype, bidirectional=False)
+      self.relpos_bias = self.relative_bias(bidirectional=False)
     layer = functools.partial(DecoderLayer, c, self.dtype, self.backend)
-    self.layers = layer() if self.scan else [layer() for _ in range(n)]
-    self.decoder_norm = _norm(c, self.dtype)
+    self.layers = layer() if self.scan else [layer() for _ in range(c.decoder_layers)]
+    self.decoder_norm = self.norm()
     if not c.tied:
       self.logits_dense = blocks.Dense(
         c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, dtype=self.dtype, backend=self.backend
@@ -197,8 +191,8 @@ class T5Module(nn.Module):
   def setup(self):
     c = self.config
     self.token_embedder = blocks.Embed(c.vocab_size, c.embed_dim, dtype=self.dtype, backend=self.backend)
-    self.encoder = Encoder(c, self.dtype, self.scan, self.backend)
-    self.decoder = DecoderStack(c, self.dtype, self.scan, self.backend)
+    self.encoder = Encoder(c, self.dtype, self.backend, self.scan)
+    self.decoder = DecoderStack(c, self.dtype, self.backend, self.scan)
 
   def read_source(self, tokens: Array, length: Array) -> Cache:
     """Return the decoder's keys and values of the source [B, S]."""

@@ -61,7 +61,20 @@ def model(
   eos_ids: tuple[int, ...] = (),
   encoder: bool = False,
 ) -> Model:
-  """Make a toy model with normal logits of the given scale, or with those of the model `near` it plus such noise."""
+  """Make a toy model.
+
+  Args:
+    seed: Of its table.
+    vocab: V.
+    order: How many tokens it looks back.
+    scale: The standard deviation of its logits or, with `near`, of their difference.
+    near: A model whose logits it resembles.
+    eos_ids: The tokens that end a text.
+    encoder: Whether it is an encoder–decoder.
+
+  Returns:
+    The model.
+  """
   rng = np.random.default_rng(seed)
   params = {'table': rng.normal(scale=scale, size=(vocab**order, vocab)), 'source': rng.normal(size=(vocab, vocab))}
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)

@@ -14,10 +14,18 @@ _BLOCK = 128  # vocabulary entries in one block of the two-level draw
 
 
 def draw(weights: Array, u: Array, layout: sharding.Layout | None = None) -> Array:
-  """Draw a token from weights [..., V] >= 0, which need not be normalised, with two uniforms u [..., 2].
+  """Draw a token from weights, which need not be normalised.
 
   First a block of the vocabulary, then a token in it: no sum over V runs in sequence, no noise over V is made, and
-  distributions with hundreds of thousands of entries keep their full resolution. A token of weight 0 is never drawn.
+  distributions with hundreds of thousands of entries have their full resolution. A token of weight 0 is never drawn.
+
+  Args:
+    weights: [..., V], at least 0.
+    u: [..., 2] two uniform numbers.
+    layout: The layout of a program for several devices.
+
+  Returns:
+    [...].
   """
   vocab = weights.shape[-1]
   weights = sharding.in_blocks(layout, weights, _BLOCK)
@@ -43,10 +51,30 @@ class Noise(Protocol):
   """Where random choices come from. A method returns the noise as well, so that a test can record what was asked."""
 
   def draw(self, weights: Array, position: Array, purpose: int, start: Array) -> tuple[Array, 'Noise']:
-    """Draw tokens [B] from weights [B, V] for position [B]; `start` [B] is where the round began."""
+    """Draw a token in each row.
+
+    Args:
+      weights: [B, V].
+      position: [B] the position of the token.
+      purpose: DRAFT or FINAL.
+      start: [B] the position at which the round began.
+
+    Returns:
+      The tokens [B], and the noise.
+    """
 
   def accept(self, numerator: Array, denominator: Array, position: Array, start: Array) -> tuple[Array, 'Noise']:
-    """Return for [B, W] whether a test of probability min(1, numerator / denominator) succeeds."""
+    """Test each pending token.
+
+    Args:
+      numerator: [B, W].
+      denominator: [B, W].
+      position: [B, W] the positions of the tokens.
+      start: [B] the position at which the round began.
+
+    Returns:
+      [B, W], true with probability min(1, numerator / denominator), and the noise.
+    """
 
 
 @struct.dataclass
@@ -54,7 +82,7 @@ class Keyed:
   """Noise keyed by (example, absolute position, purpose), so that a row is the same in any company.
 
   A drafted token that no test has looked at may be drawn anew with the same number. Block verification looks at the
-  whole block before it drops a part, so there the place in the block is part of the key as well (K > 1).
+  whole block before it drops a part, so there the position in the block is part of the key as well (K > 1).
   All numbers are made before the loop, which then only looks them up.
   """
 
@@ -64,17 +92,17 @@ class Keyed:
 
   @classmethod
   def make(cls, keys: Array, positions: int, in_block: int = 1, greedy: bool = False, layout=None) -> 'Keyed':
-    """Hash key data [B, 2] with every position, place in the block (1: not part of the key) and purpose."""
+    """Hash key data [B, 2] with every position, position in the block (1: not part of the key) and purpose."""
     shape = (keys.shape[0], positions, in_block, 3)
-    row, position, place, purpose = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4))
-    words = jax.extend.random.threefry2x32_p.bind(keys[row, 0], keys[row, 1], 3 * position + purpose, place)
+    row, position, offset, purpose = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4))
+    words = jax.extend.random.threefry2x32_p.bind(keys[row, 0], keys[row, 1], 3 * position + purpose, offset)
     return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1), greedy, layout)
 
   def uniform(self, position: Array, purpose: int, start: Array) -> Array:
     rows, _, blocks = self.uniforms.shape[:3]
-    place = position - start if blocks > 1 else jnp.zeros_like(position)
+    offset = position - start if blocks > 1 else jnp.zeros_like(position)
     both = (self.uniforms[:, :, :, purpose, i].reshape(rows, -1) for i in range(2))
-    return jnp.stack([take1(x, position * blocks + place) for x in both], -1)
+    return jnp.stack([take1(x, position * blocks + offset) for x in both], -1)
 
   def draw(self, weights, position, purpose, start):
     if self.greedy and purpose == DRAFT:

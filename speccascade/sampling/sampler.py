@@ -23,15 +23,15 @@ from speccascade.types import Array, Model
 def _threshold(bits: Array, enough: Callable[[Array], Array], low: int, high: int) -> Array:
   """Return the least number x, `low` < x <= `high`, for which the entries over x are not enough: [..., 1].
 
-  It is found by bisection: a float32's bits order as the numbers do, so one masked sum a bit finds what a sort of the
+  This is a bisection: a float32's bits order as the numbers do, so that one masked sum a bit gives what a sort of the
   vocabulary would.
   """
 
   def halve(_, bounds):
     low, high = bounds
     middle = (low >> 1) + (high >> 1) + (low & high & 1)  # without overflow
-    found = enough(bits > middle)
-    return jnp.where(found, middle, low), jnp.where(found, high, middle)
+    above = enough(bits > middle)
+    return jnp.where(above, middle, low), jnp.where(above, high, middle)
 
   shape = bits.shape[:-1] + (1,)
   bounds = jnp.full(shape, low, jnp.int32), jnp.full(shape, high, jnp.int32)
@@ -50,11 +50,11 @@ def keep_top_k(logits: Array, k: Array) -> Array:
 
 
 def keep_top_p(logits: Array, top_p: Array) -> Array:
-  """Mask every token whose strictly likelier ones already hold `top_p` of the mass; ties stay together."""
+  """Mask every token whose strictly likelier ones already have `top_p` of the mass; ties stay together."""
   p = softmax(logits)
   bits = jax.lax.bitcast_convert_type(p, jnp.int32)
-  holds = lambda above: jnp.where(above, p, 0).sum(-1, keepdims=True) >= top_p
-  least = _threshold(bits, holds, -1, int(np.float32(1).view(np.int32)) + 1)
+  reaches = lambda above: jnp.where(above, p, 0).sum(-1, keepdims=True) >= top_p
+  least = _threshold(bits, reaches, -1, int(np.float32(1).view(np.int32)) + 1)
   return jnp.where((bits >= least) | (jnp.asarray(top_p) >= 1), logits, -jnp.inf)
 
 
@@ -101,7 +101,7 @@ class Sampler:
 
   One sampler serves all models of a run. Its numbers are traced, so changing them compiles nothing; which of them are
   given at all, and whether the temperature is 0, is part of the program. In the loop a number is an array [B], one for
-  each row, and `mixed` says that only some temperatures are 0. `seen` and `counts` are bound by the loop: the tokens
+  each row, and `mixed` is set where only some temperatures are 0. `seen` and `counts` are bound by the loop: the tokens
   before each position, and how often each of them was emitted.
   """
 
@@ -135,7 +135,7 @@ class Sampler:
     config = json.loads(model.generation)
     others = [f'{n}={config[n]}' for n, neutral in _NOT_OURS.items() if config.get(n) not in (None, neutral)]
     if others:
-      warnings.warn(f'{model.name}: its generation_config.json also says {", ".join(others)}, left out.', stacklevel=2)
+      warnings.warn(f'{model.name}: its generation_config.json also has {", ".join(others)}, left out.', stacklevel=2)
     given = {n: config[n] for n in NEUTRAL if config.get(n) is not None and (n, config[n]) != ('top_k', 0)}
     return cls(**given | ({} if config.get('do_sample') else {'temperature': 0.0}))
 

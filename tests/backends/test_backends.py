@@ -186,7 +186,7 @@ def test_scales_and_biases_are_widened_for_a_tpu_once():
   params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), ENCDEC.init(jax.random.key(8)))
   before, tpu = len(base._CACHE), BACKENDS['tpu']
   jax.eval_shape(tpu.prepare, params)
-  assert len(base._CACHE) == before  # what is traced is not kept
+  assert len(base._CACHE) == before  # what is traced is not cached
   ready, again = tpu.prepare(params), tpu.prepare(params)
   wide = {path[-1].key for path, x in jax.tree_util.tree_leaves_with_path(ready) if x.dtype == jnp.float32}
   assert wide == {'scale'} and len(base._CACHE) > before
@@ -236,7 +236,7 @@ def test_an_operation_has_the_form_of_the_platform_that_it_is_lowered_for():
 
 @pytest.mark.parametrize('temperature', quick([0.0, 1.0], [1.0]))
 @pytest.mark.parametrize('name', quick(['gpu', 'tpu'], ['tpu']))
-def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monkeypatch):
+def test_methods_decode_the_same_on_every_backend(name, temperature, monkeypatch):
   networks = [T5(T5Config(40, 16, 2, 64, 24, 1, n)) for n in (1, 2)]
   models = [Model(n.init(jax.random.key(i)), n, name=str(i)) for i, n in enumerate(networks)]
   prompt = Prompt(jnp.array([[5, 6, 7], [8, 1, 1]]), jnp.array([3, 1]))
@@ -245,7 +245,7 @@ def test_whole_methods_decode_the_same_on_every_backend(name, temperature, monke
   weighted = methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (3, 1))
   found = []
   for backend in (backends.Backend(), BACKENDS[name]):
-    monkeypatch.setattr(backends, 'of', lambda *_, backend=backend: backend)
+    monkeypatch.setattr(backends, 'backend_for', lambda *_, backend=backend: backend)
     for some in (method, weighted):
       noise = sampling.Keyed.make(keys, 48, 1, temperature == 0)
       state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=sampling.Sampler(temperature), noise=noise)
@@ -268,9 +268,9 @@ def test_few_tokens_are_one_window_where_that_takes_no_longer(name, few, monkeyp
     assert asked == expected
 
 
-def test_heads_that_a_mesh_cuts_stay_whole_where_a_cache_has_them_in_one_group():
-  cut = sharding.Layout(AbstractMesh((1, 2), ('data', 'model')), ((('joined_kv_heads', 'model'),),))
-  tpu = BACKENDS['tpu'].on_mesh(cut)
+def test_heads_that_a_mesh_shards_are_replicated_where_a_cache_has_them_in_one_group():
+  layout = sharding.Layout(AbstractMesh((1, 2), ('data', 'model')), ((('joined_kv_heads', 'model'),),))
+  tpu = BACKENDS['tpu'].on_mesh(layout)
   q, k, v, keys, values = _random(7, (2, 3, 14, 64), *[(2, 3, 2, 64)] * 2, *[(2, 128, 2, 64)] * 2)
   entry, view = tpu.entry(keys, values), View(jnp.array([[4, 5, 6], [90, 91, 92]]))
   extend = functools.partial(tpu.extend, bias=None, kv_heads=2, scale=0.1, cap=None)

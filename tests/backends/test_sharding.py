@@ -1,4 +1,4 @@
-"""Which models are cut over a mesh, where the arrays of a program lie, and what is refused."""
+"""Which models are sharded over a mesh, the layout of a program's arrays, and what is refused."""
 
 import dataclasses
 import types
@@ -26,49 +26,49 @@ def flat(tree) -> list:
 @pytest.mark.parametrize(
   'size, rules', [('small', 'replicated'), ('base', 'replicated'), ('large', 'sharded'), ('xxl', 'sharded')]
 )
-def test_a_model_is_cut_where_that_saves_more_than_its_collectives_cost(size, rules):
+def test_a_model_is_sharded_where_that_saves_more_than_its_collectives_cost(size, rules):
   assert sharding.default_rules(shapes.t5(size), FOUR) == sharding.NAMED_RULES[rules]
   assert sharding.default_rules(shapes.t5(size), AbstractMesh((4,), ('data',))) == sharding.REPLICATED
 
 
-def test_what_does_not_divide_stays_whole_and_is_named_once_a_model():
+def test_what_does_not_divide_is_replicated_with_one_warning_a_model():
   sharding._warn.cache_clear()
-  with pytest.warns(UserWarning) as told:
-    cut = [sharding.specs(GROUPED, FOUR, 'sharded') for _ in range(2)][0]
+  with pytest.warns(UserWarning) as warned:
+    sharded = [sharding.specs(GROUPED, FOUR, 'sharded') for _ in range(2)][0]
     sharding.specs(dataclasses.replace(GROUPED, scan=True), FOUR, 'sharded')
   names = ("'joined_kv_heads' of 2", "'vocab' of 97")
   count = sum(x.size for x in jax.tree.leaves(GROUPED.param_shapes()))
   where, remedy = f'Decoder of {count:,} parameters', 'does not divide over 4 devices and is replicated.'
-  said = [f'{where}: {x} {remedy}' for x in names]
-  assert sorted(str(w.message) for w in told) == sorted(2 * said)
-  assert cut['layers_0']['attention']['query']['kernel'] == PartitionSpec(None, 'model')
-  assert cut['layers_0']['attention']['key']['kernel'] == PartitionSpec(None, None)
-  assert cut['token_embedder']['embedding'] == PartitionSpec(None, None)
+  expected = [f'{where}: {x} {remedy}' for x in names]
+  assert sorted(str(w.message) for w in warned) == sorted(2 * expected)
+  assert sharded['layers_0']['attention']['query']['kernel'] == PartitionSpec(None, 'model')
+  assert sharded['layers_0']['attention']['key']['kernel'] == PartitionSpec(None, None)
+  assert sharded['token_embedder']['embedding'] == PartitionSpec(None, None)
 
 
-def test_no_axis_of_a_mesh_cuts_a_parameter_twice_and_one_may_be_cut_over_two():
+def test_no_axis_of_a_mesh_shards_a_parameter_twice_and_one_may_be_sharded_over_two():
   large = shapes.t5('xl')
   both = sharding.specs(large, EIGHT, (('mlp', 'model'), ('embed', 'model')))['decoder']['layers_0']['mlp']
   assert both['wo']['kernel'] == PartitionSpec('model', None)
-  whole = sharding.specs(large, EIGHT, (('vocab', ('data', 'model')),))
-  assert whole['token_embedder']['embedding'] == PartitionSpec(('data', 'model'), None)
+  both = sharding.specs(large, EIGHT, (('vocab', ('data', 'model')),))
+  assert both['token_embedder']['embedding'] == PartitionSpec(('data', 'model'), None)
 
 
-def test_caches_are_cut_by_rows_and_by_the_heads_that_the_weights_are_cut_by():
-  cut = sharding.Layout(EIGHT, ((('joined_kv_heads', 'model'), ('mlp', 'model')), ()))
+def test_caches_are_sharded_by_rows_and_by_the_heads_that_the_weights_are_sharded_by():
+  sharded = sharding.Layout(EIGHT, ((('joined_kv_heads', 'model'), ('mlp', 'model')), ()))
   entry = lambda *shape: {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name in ('key', 'value')}
   text = {'slots': jax.ShapeDtypeStruct((6, 9), jnp.int32)}
-  first, second = cut.caches((entry(6, 3, 8, 16, 4), {'target': (entry(6, 8, 16, 4),), **text}))
+  first, second = sharded.caches((entry(6, 3, 8, 16, 4), {'target': (entry(6, 8, 16, 4),), **text}))
   assert first['key'] == PartitionSpec('data', None, 'model')
   assert flat(second) == [PartitionSpec('data')] * 3
-  assert cut.bytes(entry(6, 3, 8, 16, 4), first) == 2 * 4 * 3 * 3 * 2 * 16 * 4
+  assert sharded.bytes(entry(6, 3, 8, 16, 4), first) == 2 * 4 * 3 * 3 * 2 * 16 * 4
 
 
-def test_distributions_stay_cut_where_gathering_them_would_take_longer():
-  cut = sharding.Layout(EIGHT, ((('vocab', 'model'),),))
-  assert not cut.for_window(rows=8, window=5, vocab=32128).shards_vocab
-  assert cut.for_window(rows=64, window=5, vocab=32128).shards_vocab
-  assert cut.for_window(rows=8, window=5, vocab=256000).shards_vocab
+def test_distributions_stay_sharded_where_gathering_them_would_take_longer():
+  sharded = sharding.Layout(EIGHT, ((('vocab', 'model'),),))
+  assert not sharded.for_window(rows=8, window=5, vocab=32128).shards_vocab
+  assert sharded.for_window(rows=64, window=5, vocab=32128).shards_vocab
+  assert sharded.for_window(rows=8, window=5, vocab=256000).shards_vocab
 
 
 def test_what_is_no_mesh_and_no_rule_is_refused():

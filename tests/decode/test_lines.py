@@ -83,7 +83,7 @@ def test_a_run_goes_on_from_any_line_and_writes_the_same_file(whole, tmp_path, h
       yield i, row
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(command, 'stream', stopping)
+    patch.setattr(lines, 'stream', stopping)
     assert command.main([*MODELS, *OPT, str(source), str(output)]) == 130
   part = tmp_path / 'out.jsonl.part'
   assert len(rows(part)) == had + 1 and not output.exists()
@@ -96,7 +96,7 @@ def test_a_run_goes_on_from_any_line_and_writes_the_same_file(whole, tmp_path, h
     return speccascade.stream(*args, skip=skip, **kwargs)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(command, 'stream', counting)
+    patch.setattr(lines, 'stream', counting)
     assert command.main([*MODELS, *OPT, str(source), str(output)]) == 0
   assert again == sorted(decoded)
   expected, found = rows(whole[1]), rows(output)
@@ -145,7 +145,7 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
   assert command.main(arguments) == 0
   (tmp_path / 'out.jsonl').unlink()
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(command, 'stream', lambda *_, **__: 1 / 0)
+    patch.setattr(lines, 'stream', lambda *_, **__: 1 / 0)
     assert command.main(arguments) == 1 and part.exists()
   with open(part, 'a') as file:
     file.write('{"index": 0, "sample": 0}\n')
@@ -201,7 +201,7 @@ def test_a_full_disk_names_the_file_and_what_to_do_and_keeps_the_rows(tmp_path, 
       yield i, row
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(command, 'stream', full)
+    patch.setattr(lines, 'stream', full)
     try:
       assert command.main([*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]) == 1
     finally:
@@ -262,7 +262,7 @@ def test_an_output_that_appears_meanwhile_is_kept_and_so_are_the_rows(tmp_path, 
     output.write_text('mine')
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(command, 'stream', slow)
+    patch.setattr(lines, 'stream', slow)
     assert command.main([*MODELS, *OPT, str(source), str(output)]) == 1 and output.read_text() == 'mine'
   assert 'out.jsonl was written meanwhile, and' in capsys.readouterr().err
   output.unlink()
@@ -282,7 +282,7 @@ def test_faults_make_the_exit_code_and_those_of_before_are_counted(tmp_path, cap
       raise KeyboardInterrupt
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(command, 'stream', faulty)
+    patch.setattr(lines, 'stream', faulty)
     assert command.main([*MODELS, *OPT, str(source), str(output)]) == 130
     assert command.main([*MODELS, *OPT, str(source), str(output)]) == 1
   assert '1 of 3 rows ended as faults. example 0: broken' in capsys.readouterr().err
@@ -340,7 +340,7 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     ('{"prompt": "a", "logit_bias": {"5000": 1}}', 'line 2: the prompt: logit_bias has 5000'),
     ('{"prompt": "a", "n": 0}', 'line 2: n=0'),
     ('[]', 'line 2: the prompt is empty'),
-    ('[7000]', 'line 2: the prompt holds values that are not token ids'),
+    ('[7000]', 'line 2: the prompt has values that are not token ids'),
     ('[{"role": "user", "content": "a"}]', 'chat_template.jinja'),
   ],
 )

@@ -67,7 +67,7 @@ def automaton(logits, tokens, count):
 
 @pytest.mark.parametrize('name, setting, backend', quick(ENDINGS, [(n, 'T=1', 'plain') for n in KINDS]))
 def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, backend, monkeypatch):
-  monkeypatch.setattr(backends, 'of', lambda *_: BACKENDS[backend])
+  monkeypatch.setattr(backends, 'backend_for', lambda *_: BACKENDS[backend])
   (method, models, step), states = METHODS[name], []
   vocab, prompt = models[0].network.vocab_size, PROMPT if models is not COINS else [1, 0]
   ending = [m.replace(network=dataclasses.replace(m.network, eos_ids=(vocab - 1,))) for m in models]

@@ -1,4 +1,4 @@
-"""What the compiled loop keeps in memory: caches updated in place, and little beside weights, caches and window."""
+"""The memory of the compiled loop: caches updated in place, and little besides weights, caches and window."""
 
 import functools
 import re

@@ -161,7 +161,7 @@ def test_one_key_for_two_rounds_of_block_verification_is_caught():
 
 
 def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
-  # Where a draft ends by its length, the next token is the verifier's, not a token kept by a rule that was not asked.
+  # Where a draft ends by its length, the next token is the verifier's, not a token of a rule that was not asked.
   method, models, _ = METHODS['token_cascade chow']
   verify = dataclasses.replace(method.phases[2], combiner=rules.bind_combiner(bound('chow')), models=(0, 1))
   propose = dataclasses.replace(method.phases[0], n=3)
@@ -279,9 +279,9 @@ def block_with(*, capped=True, from_left=True):
     inner = jnp.where(s >= 1, 1, left / jnp.maximum(left + 1 - s, 1e-30)) if from_left else jnp.minimum(1, s)
     last = iota(width) == trial.tested[:, None] - 1
     ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)
-    kept = jnp.max(jnp.where(ok & acceptance.in_test(trial), iota(width) + 1, 0), 1)
-    scale = phases.take1(jnp.stack(scales, 1), kept)
-    return acceptance.Verdict(kept, scale, jnp.ones_like(scale)), noise
+    accepted = jnp.max(jnp.where(ok & acceptance.in_test(trial), iota(width) + 1, 0), 1)
+    scale = phases.take1(jnp.stack(scales, 1), accepted)
+    return acceptance.Verdict(accepted, scale, jnp.ones_like(scale)), noise
 
   return rules.bind(accept)
 
