@@ -1,12 +1,14 @@
 """Simulate speculative verification for models and chips that are not here: where it pays, and by how much.
 
   python scripts/sv_simulated.py compile --topology v5e:2x2 --out v5e.json
+  python scripts/sv_simulated.py roofline --topology v5e:2x2 --out v5e_roofline.json
   python scripts/sv_simulated.py tables v5e.json v6e.json --llama gsm8k.json --t5 multi30k.json
   python scripts/sv_simulated.py check plan.json
 
-`compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; hours on a busy machine) and
-goes on where it was interrupted. `tables` simulates rounds from the samples of two plans of three models and prints
-Markdown. `check` compares what a plan's cost model predicted with what was measured.
+`compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; an hour on a busy machine)
+and goes on where it was interrupted. `roofline` writes the least times instead, by bytes and operations. `tables`
+simulates rounds from the samples of plans of three models and prints Markdown. `check` compares what a plan's cost model
+predicted with what was measured.
 """
 
 import argparse
@@ -50,6 +52,13 @@ def compile_times(args: argparse.Namespace):
       print(f'{args.topology}: {family} {size}', flush=True)
 
 
+def roofline_times(args: argparse.Namespace):
+  """Write the least times of every network to a file."""
+  sizes = {(family, size) for family, *trio in TRIOS for size in trio}
+  made = {f'{f} {size}': compiled_times.roofline(SIZES[f][0](size), args.topology) for f, size in sorted(sizes)}
+  args.out.write_text(json.dumps(compiled_times.to_json(made), indent=1) + '\n')
+
+
 def print_tables(args: argparse.Namespace):
   """Print a table for each chip, verifier and plan, with the totals of the decode loop and with any total."""
   observed = {family: [plans.profile_of(path) for path in getattr(args, family)] for family in SIZES}
@@ -88,10 +97,11 @@ def main():
   """Run a subcommand."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   commands = parser.add_subparsers(required=True)
-  one = commands.add_parser('compile')
-  one.add_argument('--topology', default='v5e:2x2')
-  one.add_argument('--out', type=Path, required=True)
-  one.set_defaults(run=compile_times)
+  for name, run in (('compile', compile_times), ('roofline', roofline_times)):
+    one = commands.add_parser(name)
+    one.add_argument('--topology', default='v5e:2x2')
+    one.add_argument('--out', type=Path, required=True)
+    one.set_defaults(run=run)
   one = commands.add_parser('tables')
   one.add_argument('times', nargs='+', type=Path)
   one.add_argument('--llama', nargs='*', default=[], help='plans whose samples Llama has')
