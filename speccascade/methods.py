@@ -336,7 +336,7 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   return Method.of_phases((Alternate(branches),), everyone, kind='cos')
 
 
-def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:
+def sv(plan: plans.Profile | plans.Plan | str, block: int = 5, *, goodput: str = 'tokens') -> Method:
   """Speculative verification as published ("Speculative Verification", 2025): biased above temperature 0.
 
   Models are drafter, companion and verifier. The companion's agreement predicts which drafted tokens the verifier would
@@ -348,6 +348,8 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:
   Args:
     plan: A plan of three models, the path of its file, or a measured profile.
     block: γ.
+    goodput: What it counts over the verifier's time: all `'tokens'` that come out, one a sequence whatever is verified,
+      or the drafted ones that are `'accepted'`. The paper can be read as either.
 
   Example:
     >>> print(methods.sv(profile, block=5))
@@ -355,17 +357,21 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5) -> Method:
   """
   gamma = checked_int('block', block)
   measured = plans.profile_of(plan)
-  goodput = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True)
+  choice = verification.Goodput(
+    measured.table, measured.latency, companion=1, most=gamma, greedy=True, counts=goodput
+  )
   phases = (
     Propose(0, gamma),
     Score(1, verification.First(gamma - 1)),
-    Score(2, goodput, drop=True),
+    Score(2, choice, drop=True),
     Verify(rules.bind(rules.own), (2,)),
   )
   return Method.of_phases(phases, (0, 1, 2), kind='sv', origin=measured.origin)
 
 
-def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: bool = False) -> Method:
+def sv_exact(
+  plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: bool = False, goodput: str = 'tokens'
+) -> Method:
   """Speculative verification that follows the verifier's distribution exactly.
 
   γ + 1 tokens are drafted and at most γ scored. Scoring k tokens gives the verifier's distribution at k + 1 positions,
@@ -379,6 +385,8 @@ def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: 
     plan: A plan of three models, the path of its file, or a measured profile.
     block: γ.
     greedy: Whether to stop before goodput first falls, as published. Otherwise the best total of all is verified.
+    goodput: What it counts: all `'tokens'` that come out, or the drafted ones that are `'accepted'`. With `'tokens'` it
+      is the speed of a round.
 
   Example:
     >>> print(methods.sv_exact(profile, block=5))
@@ -386,13 +394,13 @@ def sv_exact(plan: plans.Profile | plans.Plan | str, block: int = 5, *, greedy: 
   """
   gamma = checked_int('block', block)
   measured = plans.profile_of(plan)
-  goodput = verification.Goodput(
-    measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy
+  choice = verification.Goodput(
+    measured.table, measured.latency, 1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy, counts=goodput
   )
   phases = (
     Propose(0, gamma + 1),
     Score(1, verification.First(gamma - 1)),
-    Score(2, goodput),
+    Score(2, choice),
     Verify(rules.bind(rules.own), (2,)),
   )
   return Method.of_phases(phases, (0, 1, 2), kind='sv_exact', origin=measured.origin)

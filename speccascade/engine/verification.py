@@ -23,6 +23,8 @@ from speccascade.backends.ops import take
 from speccascade.engine.state import Context, sampler_for_window, State
 from speccascade.types import Array, checked_int, iota
 
+COUNTS = ('tokens', 'accepted')  # what goodput counts: all that come out, or the drafted ones that are accepted
+
 
 @struct.dataclass
 class First:
@@ -151,14 +153,15 @@ def _staircase(times: Mapping[int, float] | Sequence[float]) -> np.ndarray:
   return seconds.astype(np.float32)
 
 
-def best_total(gains: Array, seconds: Array, rows: Array, greedy: bool = False) -> Array:
-  """Return how many of the tokens with gains [N], which fall, to score for the best (rows + Σ gains) / seconds.
+def best_total(gains: Array, seconds: Array, certain: Array | int, greedy: bool = False) -> Array:
+  """Return how many of the tokens with gains [N], which fall, to score for the best (certain + Σ gains) / seconds.
 
-  `seconds` [N + 1] are those of a round that scores 0, 1, … of them. Time is a staircase on most devices, so the best
-  total may lie behind a worse one; `greedy` stops before the first fall, as published.
+  `certain` tokens count whatever is scored: the rows, or 0 where only accepted tokens count. `seconds` [N + 1] are
+  those of a round that scores 0, 1, … of them. Time is a staircase on most devices, so the best total may lie behind a
+  worse one; `greedy` stops before the first fall, as published.
   """
-  emitted = jnp.cumsum(jnp.concatenate([rows.astype(gains.dtype)[None], gains]))
-  goodput = emitted / seconds
+  counted = jnp.cumsum(jnp.concatenate([jnp.asarray(certain, gains.dtype)[None], gains]))
+  goodput = counted / seconds
   if greedy:
     rises = (goodput[1:] >= goodput[:-1]) & (gains > 0)
     return jnp.sum(jnp.cumprod(rises, dtype=jnp.int32))
@@ -166,12 +169,12 @@ def best_total(gains: Array, seconds: Array, rows: Array, greedy: bool = False) 
   return jnp.argmax(jnp.where(worth, goodput, 0)).astype(jnp.int32)
 
 
-def lengths(gains: Array, seconds: Array, rows: Array, greedy: bool = False) -> Array:
+def lengths(gains: Array, seconds: Array, certain: Array | int, greedy: bool = False) -> Array:
   """Return how many tokens of each row are among the best total, for gains [B, W] that fall along a row: [B]."""
   flat = gains.reshape(-1)
   index = lax.iota(jnp.int32, flat.size)
   falling, order = lax.sort((-flat, index), num_keys=1, is_stable=True)
-  total = best_total(-falling, seconds, rows, greedy)
+  total = best_total(-falling, seconds, certain, greedy)
   last = jnp.maximum(total - 1, 0)
   least = (-falling)[last]
   at = order[last]
@@ -179,13 +182,19 @@ def lengths(gains: Array, seconds: Array, rows: Array, greedy: bool = False) -> 
   return chosen.reshape(gains.shape).sum(1, dtype=jnp.int32)
 
 
+def certain(counts: str, rows: Array | int) -> Array | int:
+  """Return how many tokens count whatever is scored: one a row, none where only accepted ones count."""
+  return rows if counts == 'tokens' else 0
+
+
 @struct.dataclass
 class Goodput:
   """Choose how many tokens of each row to verify, for the best expected goodput of the batch.
 
-  Goodput is (B + Σ gains) / T(B + tokens): each row has a token in any case, so every row goes on. T is the verifier's
-  time for that many tokens and, unless the choice is `greedy`, for `drafts` of the drafter and the companion's reading.
-  `spare` of a row's last tokens are not scored: with 1 the last is only tested.
+  Each row has a token in any case, so that every row goes on. Goodput counts, over T(B + tokens), either the 'tokens'
+  that come out, B + Σ gains, or the drafted tokens that are 'accepted', Σ gains. T is the verifier's time for that many
+  tokens and, unless the choice is `greedy`, for `drafts` of the drafter and the companion's reading. `spare` of a row's
+  last tokens are not scored: with 1 the last is only tested.
   """
 
   table: AcceptanceTable
@@ -195,11 +204,16 @@ class Goodput:
   drafts: int = struct.field(pytree_node=False, default=0)
   spare: int = struct.field(pytree_node=False, default=0)
   greedy: bool = struct.field(pytree_node=False, default=False)
+  counts: str = struct.field(pytree_node=False, default='tokens')
 
   fine = True  # its choice goes by what each number of tokens costs
 
+  def __post_init__(self):
+    if self.counts not in COUNTS:
+      raise ValueError(f"goodput={self.counts!r} is neither 'tokens' nor 'accepted'; give what goodput counts.")
+
   def __str__(self):
-    return 'greedy goodput' if self.greedy else 'goodput'
+    return 'greedy ' * self.greedy + 'goodput' + ' of accepted tokens' * (self.counts == 'accepted')
 
   @property
   def reads(self) -> tuple[int, ...]:
@@ -217,7 +231,7 @@ class Goodput:
     rows = jnp.sum(state.active)
     seconds, (draft, companion) = self.latency.at(gains.shape[0], rows, gains.size + 1)
     others = 0 if self.greedy else self.drafts * draft + companion
-    return lengths(gains, seconds + others, rows, self.greedy)
+    return lengths(gains, seconds + others, certain(self.counts, rows), self.greedy)
 
   def acceptance(self, state: State) -> Array:
     """Return a(S, A) of the tokens that may be scored [B, most], 0 of the others."""

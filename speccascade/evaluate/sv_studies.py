@@ -189,9 +189,8 @@ def _break_even_at(profile: plans.Profile, batch: int) -> list:
   """Return the row of a batch size; a companion may cost what makes `sv_exact` equal the better of the others."""
   x = sv_model.simulate(profile, batch)
   others = max(x['plain'], x['speculative'])
-  emitted = batch * (1 - x['wasted']) * (1 + x['verified'])
   companion = profile.steps[batch][1]
-  slack = max(0.0, emitted / others - (emitted / x['sv'] - companion))
+  slack = max(0.0, companion + sv_model.slack(batch, x, others))
   speeds = x['plain'], x['fixed'], x['speculative'], x['block'], x['sv'], x['sv'] / x['fixed'], x['sv'] / others
   return [batch, *speeds, x['verified'], x['wasted'], 1e3 * companion, 1e3 * slack]
 

@@ -13,7 +13,9 @@ T5_V1_1 = {  # embedding, heads, MLP, layers
 }
 LLAMA = {  # embedding, heads, key-value heads, MLP, layers
   '68m': (768, 12, 12, 3072, 2),
+  '160m': (768, 12, 12, 3072, 12),
   '7b': (4096, 32, 32, 11008, 32),
+  '13b': (5120, 40, 40, 13824, 40),
   '70b': (8192, 64, 8, 28672, 80),
 }
 GEMMA2 = {  # embedding, heads, key-value heads, head dimension, MLP, layers, 1/(scale of the scores)²
@@ -23,16 +25,17 @@ GEMMA2 = {  # embedding, heads, key-value heads, head dimension, MLP, layers, 1/
 }
 
 
-def t5(size: str, dtype: str = 'bfloat16') -> T5:
-  """Return T5 v1.1 of a published size."""
-  embed, heads, mlp, layers = T5_V1_1[size]
+def t5(size: str, dtype: str = 'bfloat16', layers: int | None = None) -> T5:
+  """Return T5 v1.1 of a published size, or with another number of layers."""
+  embed, heads, mlp, published = T5_V1_1[size]
+  layers = layers or published
   return T5(T5Config(32128, embed, heads, 64, mlp, layers, layers), dtype=dtype)
 
 
-def llama(size: str, dtype: str = 'bfloat16') -> Decoder:
-  """Return Llama of a published size, or the drafter of 68 M parameters that goes with it."""
-  embed, heads, kv_heads, mlp, layers = LLAMA[size]
-  config = DecoderConfig(32000, embed, heads, kv_heads, embed // heads, mlp, (Span(),) * layers)
+def llama(size: str, dtype: str = 'bfloat16', layers: int | None = None) -> Decoder:
+  """Return Llama of a published size, or with another number of layers; of 68 M and 160 M those that draft for it."""
+  embed, heads, kv_heads, mlp, published = LLAMA[size]
+  config = DecoderConfig(32000, embed, heads, kv_heads, embed // heads, mlp, (Span(),) * (layers or published))
   return Decoder(config, (2,), dtype)
 
 

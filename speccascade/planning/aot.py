@@ -1,6 +1,6 @@
 """Compile a decode loop ahead of time: chips that need not be there, where arguments lie, and the program's floor."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -34,14 +34,15 @@ class Chip:
   bandwidth: float  # bytes a second
   clock: float  # cycles a second
   memory: float  # GiB that a program may use
+  flops: float  # multiplications and additions a second, in bfloat16
 
 
 CHIPS = {
-  'v4': Chip(1228e9, 1.05e9, 31),
-  'v5e': Chip(819e9, 0.94e9, 15.75),
-  'v5p': Chip(2765e9, 1.75e9, 95),
-  'v6e': Chip(1640e9, 1.75e9, 31.25),
-  'h100': Chip(3352e9, 1.98e9, 79),
+  'v4': Chip(1228e9, 1.05e9, 31, 275e12),
+  'v5e': Chip(819e9, 0.94e9, 15.75, 197e12),
+  'v5p': Chip(2765e9, 1.75e9, 95, 459e12),
+  'v6e': Chip(1640e9, 1.75e9, 31.25, 918e12),
+  'h100': Chip(3352e9, 1.98e9, 79, 989e12),
 }
 # What XLA asks of a GPU that is not there.
 H100 = """
@@ -154,7 +155,7 @@ def program(
   zero = np.uint32(0)
   row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
-  shapes = tuple(jax.eval_shape(backend.prepare, _params(n)) for n in slots)
+  shapes = tuple(jax.eval_shape(backend.prepare, parameters(n)) for n in slots)
   params = tuple(map(placement.put, shapes, specs))
   state = jax.eval_shape(lambda p: loop.blank(fixed, method, p, rows), shapes)
   state = placement.put(state, None if layout is None else fixed.specs(state))
@@ -163,24 +164,29 @@ def program(
   return loop.run, (fixed, placement.put(method), params, state, stop, placement.put(np.zeros(2, np.int32)))
 
 
-def _params(network: Network) -> Any:
+def parameters(network: Network) -> Any:
+  """Return the shapes of a network's parameters."""
   return sharding.parameters(network)[0]
 
 
-def _cache(network: Network, sizes: Sizes, slots: int) -> Any:
+def caches(network: Network, sizes: Sizes, slots: int) -> Any:
   """Return the shapes of a network's caches, without a backend's padding."""
   i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
   prompt = Prompt(i32((sizes.batch, sizes.source)), i32((sizes.batch,)))
-  return jax.eval_shape(lambda p, x: network.prefill(p, x, slots), _params(network), prompt)
+  return jax.eval_shape(lambda p, x: network.prefill(p, x, slots), parameters(network), prompt)
 
 
 def compiled(method, networks, sizes: Sizes, sampler: Sampler, placement: Placement, platform: str, options=None):
   """Return the compiled loop; options are XLA's, added to those of the platform's backend."""
   backend = backends.named(platform)
   run, args = program(method, networks, sizes, sampler, placement, backend)
-  options = dict(backend.xla) | (options or {})
+  return compile_for(platform, run, args, dict(backend.xla) | (options or {}))
+
+
+def compile_for(platform: str, run: Any, args: Sequence, options: Mapping[str, Any] = {}):
+  """Return a jitted function, compiled for the chips that its arguments lie on."""
   with _without_cache():
-    return run.trace(*args).lower(lowering_platforms=(platform,)).compile(compiler_options=options)
+    return run.trace(*args).lower(lowering_platforms=(platform,)).compile(compiler_options=dict(options))
 
 
 @contextlib.contextmanager
@@ -202,7 +208,7 @@ def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes) -> in
   def of_call(slot: int) -> int:
     network = networks[method.slots[slot]]
     used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
-    return weight_bytes(_params(network)) + tree_bytes(_cache(network, sizes, used))
+    return weight_bytes(parameters(network)) + tree_bytes(caches(network, sizes, used))
 
   return calls_cost(method, of_call)
 

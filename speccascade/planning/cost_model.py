@@ -85,6 +85,12 @@ def speedup(
   return float((counts * alone).sum() / (counts * sped).sum())
 
 
+def speedup_of_texts(costs: Costs, seconds: float, lengths: Sequence[int]) -> float:
+  """Return the speed-up over the verifier alone of texts whose tokens take so long, with what starts a batch."""
+  alone = costs.start_alone + np.asarray(lengths) * (costs.token + costs.overhead)
+  return float(alone.sum() / (costs.start + np.asarray(lengths) * seconds).sum())
+
+
 def rounds(acceptance: Sequence[float], block: int, longest: int) -> np.ndarray:
   """Return how many rounds texts of 0, 1, … `longest` tokens are expected to take: [longest + 1]."""
   accepted = theory.ByPosition(acceptance).all_accepted(np.arange(block + 1))

@@ -165,8 +165,8 @@ def _rows(measured: _Acceptance, blocks, costs: Callable[[str], Costs], profile,
   if profile is not None:
     candidate = Candidate('sv_exact', 'sv_exact', functools.partial(methods.sv_exact, profile))
     for n in blocks:
-      x = sv_model.simulate(profile, batch, n)
-      rows.append(Row(candidate, n, x['sv'] / x['plain']))
+      seconds = batch / sv_model.simulate(profile, batch, n)['sv']  # of a token of each row
+      rows.append(Row(candidate, n, cost_model.speedup_of_texts(costs('speculative'), seconds, measured.lengths)))
   return tuple(rows)
 
 

@@ -8,6 +8,7 @@ from cases import own_step
 from flax import struct
 import jax
 import jax.numpy as jnp
+from matching import having
 import numpy as np
 import pytest
 import reference
@@ -57,16 +58,20 @@ def peeking(method, limit):
 # ---- the choice ----
 
 
-def by_brute_force(gains, seconds, rows):
+def goodput_of(gains, seconds, certain, lengths):
+  """Return the goodput of rows that are verified so far."""
+  return (certain + sum(gains[b, :n].sum() for b, n in enumerate(lengths))) / seconds[sum(lengths)]
+
+
+def by_brute_force(gains, seconds, certain):
   """Return the best goodput over all lengths of all rows."""
   options = itertools.product(range(gains.shape[1] + 1), repeat=gains.shape[0])
-  score = lambda v: (rows + sum(gains[b, :n].sum() for b, n in enumerate(v))) / seconds[sum(v)]
-  return max(map(score, options))
+  return max(goodput_of(gains, seconds, certain, v) for v in options)
 
 
-def before_the_first_fall(gains, seconds, rows):
+def before_the_first_fall(gains, seconds, certain):
   """Return the lengths of all rows when the best token left is added for as long as the goodput does not fall."""
-  lengths, kept = [0] * len(gains), np.float64(rows)
+  lengths, kept = [0] * len(gains), np.float64(certain)
   while left := [(gains[b, n], -b) for b, n in enumerate(lengths) if n < gains.shape[1]]:
     gain, row = max(left)
     total = sum(lengths)
@@ -77,17 +82,37 @@ def before_the_first_fall(gains, seconds, rows):
   return lengths
 
 
+@pytest.mark.parametrize('counts', verification.COUNTS)
 @pytest.mark.parametrize('seed', range(20))
-def test_the_choice_is_the_best_of_all_allocations(seed):
+def test_the_choice_is_the_best_of_all_allocations(seed, counts):
   rng = np.random.default_rng(seed)
   gains = np.float32(np.cumprod(np.where(rng.random((3, 3)) < 0.2, 1.0, rng.random((3, 3))), 1))
   steps = rng.integers(1, 4, 10).cumsum()
   seconds = np.float32(1 + rng.random(12).cumsum()[np.searchsorted(steps, np.arange(10))])  # a staircase
-  chosen = np.asarray(verification.lengths(jnp.asarray(gains), jnp.asarray(seconds), jnp.int32(3)))
-  found = (3 + sum(gains[b, :n].sum() for b, n in enumerate(chosen))) / seconds[chosen.sum()]
-  assert found == pytest.approx(by_brute_force(gains, seconds, 3), rel=1e-6)
-  greedy = np.asarray(verification.lengths(jnp.asarray(gains), jnp.asarray(seconds), jnp.int32(3), greedy=True))
-  assert greedy.tolist() == before_the_first_fall(gains, seconds, 3)
+  certain = 3 if counts == 'tokens' else 0
+  choose = functools.partial(
+    verification.lengths, jnp.asarray(gains), jnp.asarray(seconds), verification.certain(counts, jnp.int32(3))
+  )
+  found = goodput_of(gains, seconds, certain, choose().tolist())
+  assert found == pytest.approx(by_brute_force(gains, seconds, certain), rel=1e-6)
+  assert choose(greedy=True).tolist() == before_the_first_fall(gains, seconds, certain)
+
+
+@pytest.mark.parametrize('greedy', [False, True])
+def test_where_only_accepted_tokens_count_more_are_verified(greedy):
+  # A token of .3 costs 40 % more time: less speed, but without it nothing drafted is accepted at all.
+  gains, seconds = jnp.array([[0.3, 0.1], [0.2, 0.1]]), jnp.array([1.0, 1.4, 1.8, 2.2, 2.6])
+  choose = lambda counts: verification.lengths(gains, seconds, verification.certain(counts, jnp.int32(2)), greedy)
+  assert choose('tokens').tolist() == [0, 0] and choose('accepted').tolist() == [1, 1]
+  nothing = verification.lengths(jnp.zeros((2, 2)), seconds, 0, greedy)
+  assert nothing.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize('make', [methods.sv, methods.sv_exact])
+def test_goodput_that_counts_something_else_is_refused(make):
+  with pytest.raises(ValueError, match=having("goodput='accept'", "'tokens'", "'accepted'")):
+    make(FALLING, 2, goodput='accept')
+  assert 'goodput of accepted tokens' in str(make(FALLING, 2, goodput='accepted'))
 
 
 def test_stopping_at_the_first_fall_loses_behind_a_step():
@@ -159,6 +184,8 @@ def off_by(method, mate=None):
 EXACT = {
   'best of a staircase': methods.sv_exact(STAIRCASE, block=2),
   'greedy': methods.sv_exact(FALLING, block=2, greedy=True),
+  'best of accepted tokens': methods.sv_exact(STAIRCASE, block=2, goodput='accepted'),
+  'greedy, accepted tokens': methods.sv_exact(FALLING, block=2, greedy=True, goodput='accepted'),
   'by what was drafted': peeking(methods.sv_exact(STAIRCASE, block=2), Peek()),
   'without the companion': methods.by_batch({1: methods.speculative(block=2, pair=(0, 2))}),
 }
@@ -175,8 +202,9 @@ def test_packed_with_any_other_row_it_follows_the_distribution(name, mate):
   assert off_by(EXACT[name], mates(4)[mate]) < 1e-5
 
 
-def test_the_published_method_is_biased_and_by_how_much():
-  sv = methods.sv(FALLING, block=2).replace(by_round=True)  # every decision of every round counts
+@pytest.mark.parametrize('counts', verification.COUNTS)
+def test_the_published_method_is_biased_and_by_how_much(counts):
+  sv = methods.sv(FALLING, block=2, goodput=counts).replace(by_round=True)  # every decision of every round counts
   bias = off_by(sv)
   assert 0.01 < bias < 0.2
 
@@ -221,6 +249,7 @@ def test_texts_do_not_depend_on_what_is_scored():
   trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
   run = functools.partial(decode, models=trio, prompts=[[1, 2], [3], [4, 4, 1, 5]], max_new_tokens=15)
   texts = [run(m).tokens for m in (*(methods.sv_exact(p, b) for p in (STAIRCASE, LINEAR) for b in (2, 5)),
+                                   methods.sv_exact(LINEAR, 5, goodput='accepted'),
                                    peeking(methods.sv_exact(STAIRCASE, 4), Peek()))]  # fmt: skip
   assert all(t == texts[0] for t in texts)
 

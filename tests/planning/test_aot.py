@@ -240,8 +240,7 @@ def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attent
 
 def compiled_for_tpus(run, *args) -> hlo.Module:
   """Return a jitted function as it is compiled for the chips that its arguments lie on."""
-  with aot._without_cache():
-    return hlo.Module(run.trace(*args).lower(lowering_platforms=('tpu',)).compile().as_text())
+  return hlo.Module(aot.compile_for('tpu', run, args).as_text())
 
 
 @pytest.mark.full

@@ -1,0 +1,121 @@
+"""Simulate speculative verification for models and chips that are not here: where it pays, and by how much.
+
+  python scripts/sv_simulated.py compile --topology v5e:2x2 --out v5e.json
+  python scripts/sv_simulated.py roofline --topology v5e:2x2 --out v5e_roofline.json
+  python scripts/sv_simulated.py tables v5e.json v6e.json --llama gsm8k.json --t5 multi30k.json
+  python scripts/sv_simulated.py check plan.json
+
+`compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; an hour on a busy machine)
+and goes on where it was interrupted. `roofline` writes the least times instead, by bytes and operations. `tables`
+simulates rounds from the samples of plans of three models and prints Markdown. `check` compares what a plan's cost model
+predicted with what was measured.
+"""
+
+import argparse
+import functools
+import json
+from pathlib import Path
+import sys
+
+import jax
+
+from speccascade.engine import plans
+from speccascade.evaluate import sv_simulation
+from speccascade.evaluate.report.formats import markdown
+from speccascade.evaluate.sv_simulation import Trio
+from speccascade.models import shapes
+from speccascade.planning import compiled_times
+
+SIZES = {'llama': (shapes.llama, shapes.LLAMA), 't5': (shapes.t5, shapes.T5_V1_1)}
+TRIOS = [('llama', '68m', '160m', '7b'), ('llama', '68m', '160m', '13b'), ('t5', 'small', 'base', 'xxl')]
+GRIDS = [  # (rows, tokens of each) of what a drafter, a companion and a verifier is fed
+  ((8, 1), (64, 1), (256, 1)),
+  ((8, 1), (64, 1), (256, 1), (256, 4)),
+  ((8, 1), (64, 1), (256, 1), (256, 2), (256, 4)),
+]
+BATCHES = (8, 32, 64, 128, 256)
+SLOPES = (0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+
+
+def compile_times(args: argparse.Namespace):
+  """Write the times of every network to a file, which is written anew after each."""
+  times = json.loads(args.out.read_text()) if args.out.exists() else {}
+  for family, *sizes in TRIOS:
+    make, table = SIZES[family]
+    for size, grid in zip(sizes, GRIDS, strict=True):
+      if f'{family} {size}' in times:
+        continue
+      build = functools.partial(lambda layers, make, size: make(size, layers=layers), make=make, size=size)
+      found = compiled_times.compiled(build, table[size][-1], args.topology, grid)
+      times |= compiled_times.to_json({f'{family} {size}': found})
+      args.out.write_text(json.dumps(times, indent=1) + '\n')
+      print(f'{args.topology}: {family} {size}', flush=True)
+
+
+def roofline_times(args: argparse.Namespace):
+  """Write the least times of every network to a file."""
+  sizes = {(family, size) for family, *trio in TRIOS for size in trio}
+  made = {f'{f} {size}': compiled_times.roofline(SIZES[f][0](size), args.topology) for f, size in sorted(sizes)}
+  args.out.write_text(json.dumps(compiled_times.to_json(made), indent=1) + '\n')
+
+
+def print_tables(args: argparse.Namespace):
+  """Print a table for each chip, verifier and plan, with the totals of the decode loop and with any total."""
+  observed = {family: [plans.profile_of(path) for path in getattr(args, family)] for family in SIZES}
+  for family, profiles in observed.items():
+    for profile in profiles:
+      print(markdown(sv_simulation.by_slope(profile, SLOPES, args.drafter) | {'title': _name(family, profile)}))
+  for path in args.times:
+    times = compiled_times.from_json(json.loads(path.read_text()))
+    for family, *sizes in TRIOS:
+      if not all(f'{family} {size}' in times for size in sizes):
+        continue
+      for profile in observed[family]:
+        for any_total in (False, True):
+          trio = Trio(*(times[f'{family} {size}'] for size in sizes), any_total)
+          totals = 'any total' if any_total else 'totals of the loop'
+          title = f'{path.stem}, {family} {", ".join(sizes)}, {_name(family, profile)}, {totals}'
+          print(markdown(sv_simulation.table(title, profile, trio, args.batches)), flush=True)
+
+
+def _name(family: str, profile: plans.Profile) -> str:
+  return f'samples of {family}, ' + ', '.join(f'{name} {x:g}' for name, x in profile.origin.sampler)
+
+
+def check(args: argparse.Namespace):
+  """Print, of a plan, the predicted and the measured speed over the verifier alone, and their ratio."""
+  for batch, tried in plans.load(args.plan).speeds.items():
+    alone = tried[0]
+    for x in tried[1:]:
+      predicted = x.predicted / alone.predicted
+      measured = x.median / alone.median
+      name = f'batch {batch}, {plans.Choice(x.name, x.block)}'
+      print(f'{name}: predicted {predicted:.2f}, measured {measured:.2f}, ratio {predicted / measured:.2f}')
+
+
+def main():
+  """Run a subcommand."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  commands = parser.add_subparsers(required=True)
+  for name, run in (('compile', compile_times), ('roofline', roofline_times)):
+    one = commands.add_parser(name)
+    one.add_argument('--topology', default='v5e:2x2')
+    one.add_argument('--out', type=Path, required=True)
+    one.set_defaults(run=run)
+  one = commands.add_parser('tables')
+  one.add_argument('times', nargs='+', type=Path)
+  one.add_argument('--llama', nargs='*', default=[], help='plans whose samples Llama has')
+  one.add_argument('--t5', nargs='*', default=[], help='plans whose samples T5 has')
+  one.add_argument('--batches', type=int, nargs='+', default=BATCHES)
+  one.add_argument('--drafter', type=float, default=0.02, help='a step of the drafter over one of the verifier')
+  one.set_defaults(run=print_tables)
+  one = commands.add_parser('check')
+  one.add_argument('plan')
+  one.set_defaults(run=check)
+  args = parser.parse_args()
+  args.run(args)
+
+
+if __name__ == '__main__':
+  jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
+  sys.exit(main())

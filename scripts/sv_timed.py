@@ -1,0 +1,148 @@
+"""Time speculative verification with random weights of any shapes, and compare the ratios with the cost model's.
+
+  python scripts/sv_timed.py plan.json --verifier 1024x16 --companion 192x3 --draft 128x2 --batch 32 --block 5
+
+Tokens are accepted, and the companion promises acceptance, as in a draft that the plan's models were observed with; the
+models only do the work. So the verifier may be as large as memory allows. Run it on a quiet machine: each line is the
+median of trials that take turns, over plain decoding, and what `planning.sv_model` predicts from the times of calls.
+"""
+
+import argparse
+import functools
+import sys
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import acceptance, methods, Sampler
+from speccascade.engine import plans
+from speccascade.engine.verification import Goodput
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.planning import profiling, sv_model, timing
+from speccascade.planning.synthetic import random_model
+
+HEAD = 64
+
+
+def pick(start: jax.Array, count: int) -> jax.Array:
+  """Return the number of the recorded draft of each row [B], by its position in the text."""
+  row = jnp.arange(start.shape[0], dtype=jnp.uint32)
+  mixed = (start.astype(jnp.uint32) * np.uint32(2654435761)) ^ (row * np.uint32(2246822519))
+  return ((mixed ^ (mixed >> 15)) % np.uint32(count)).astype(jnp.int32)
+
+
+@struct.dataclass
+class Recorded(Goodput):
+  """A choice that does the work of `Goodput` and goes by what the table promised of recorded drafts [N, W]."""
+
+  promised: jax.Array = None
+
+  def acceptance(self, state):
+    """Return the recorded promises of the tokens that may be scored [B, most]."""
+    own = super().acceptance(state)
+    recorded = self.promised[pick(state.length, len(self.promised)), : own.shape[1]]
+    return jnp.where(own >= 0, jnp.where(own > 0, recorded, 0), own)
+
+
+def accept_recorded(trial, *, chances):
+  """Accept each token with the chance [N, W] of the recorded draft, whatever the models compute."""
+  pi, q = acceptance.at_tokens(trial)
+  recorded = chances[pick(trial.start, len(chances)), : pi.shape[1]]
+  recorded = jnp.pad(recorded, ((0, 0), (0, pi.shape[1] - recorded.shape[1])))
+  ok, noise = trial.noise.accept(recorded + 0 * pi, jnp.ones_like(q), trial.position, trial.start)
+  one = jnp.ones_like(pi[:, 0])
+  return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one, one), noise
+
+
+accept_recorded.by_round = False
+accept_recorded.reads = ()
+
+
+def model_of(shape: str, vocab: int, name: str):
+  """Return a decoder of random weights, EMBEDxLAYERS."""
+  embed, layers = map(int, shape.split('x'))
+  heads = max(1, embed // HEAD)
+  config = DecoderConfig(vocab, embed, heads, heads, HEAD, 4 * embed, (Span(),) * layers)
+  return random_model(Decoder(config, (), 'float32'), name)
+
+
+def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
+  """Return the profile of these models with the plan's samples, and the methods to time."""
+  seen = sv_model.windows(observed.samples, args.block)
+  chances = jnp.asarray(seen['accept'], jnp.float32)
+  promised = observed.table.predict(seen['s'].reshape(-1), seen['a'].reshape(-1)).reshape(seen['s'].shape)
+  accept = jax.tree_util.Partial(accept_recorded, chances=chances)
+  sizes = dict(source=args.source, tokens=args.tokens)
+  times, steps = profiling.measure_times(models, args.block, [args.batch], trials=args.trials, **sizes)
+  prompts = [list(range(args.source))] * args.batch
+  pace = functools.partial(timing.round_seconds, models=models, prompts=prompts, tokens=args.tokens, sampler=Sampler())
+  spec = {n: methods.speculative(block=n, pair=(0, 2)).accepting(accept) for n in sorted({1, 3, args.block})}
+  draft, companion, alone = steps[args.batch]
+  run = pace(spec[args.block])
+  run()
+  spent = np.median([run().round for _ in range(args.trials)])
+  overhead = max(0.0, spent - args.block * draft - times[args.batch][args.batch * (args.block + 1)])
+  steps = {args.batch: (draft, companion, alone, float(overhead))}
+  profile = plans.Profile.of(observed.table, observed.origin, observed.samples, times, steps)
+
+  def recorded(method):
+    first, second, score, verify = method.phases
+    choice = score.limit
+    fields = {name: getattr(choice, name) for name in Goodput.__dataclass_fields__}
+    score = score.replace(limit=Recorded(**fields, promised=jnp.asarray(promised, jnp.float32)))
+    return method.replace(phases=(first, second, score, verify), origin=None).accepting(accept)
+
+  profile_alone = plans.Profile(profile.table, profile.latency)
+  runs = {'plain': methods.autoregressive(2)} | {f'speculative, γ = {n}': method for n, method in spec.items()}
+  runs |= {
+    'SV, all tokens': recorded(methods.sv(profile_alone, args.block)),
+    'SV, accepted tokens': recorded(methods.sv(profile_alone, args.block, goodput='accepted')),
+    'SV exact': recorded(methods.sv_exact(profile_alone, args.block)),
+  }
+  return profile, {name: pace(method) for name, method in runs.items()}
+
+
+def predicted(profile: plans.Profile, name: str, args) -> float:
+  """Return the speed-up over plain decoding that the cost model predicts."""
+  if name.startswith('speculative'):
+    x = sv_model.simulate(profile, args.batch, int(name.split()[-1]))
+    return x['fixed'] / x['plain']
+  x = sv_model.simulate(profile, args.batch, args.block, sv_model.VARIANTS[name])
+  return x['sv'] / x['plain']
+
+
+def main():
+  """Time and print."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('plan', help='a plan of three models, for its samples; its γ is at least --block')
+  parser.add_argument('--draft', default='128x2')
+  parser.add_argument('--companion', default='192x3')
+  parser.add_argument('--verifier', default='1024x16')
+  parser.add_argument('--vocab', type=int, default=4096)
+  parser.add_argument('--batch', type=int, default=32)
+  parser.add_argument('--block', type=int, default=5)
+  parser.add_argument('--source', type=int, default=32)
+  parser.add_argument('--tokens', type=int, default=64)
+  parser.add_argument('--trials', type=int, default=5)
+  args = parser.parse_args()
+  shapes = zip((args.draft, args.companion, args.verifier), ('draft', 'companion', 'verifier'), strict=True)
+  models = timing.endless([model_of(shape, args.vocab, name) for shape, name in shapes])
+  profile, runs = made(plans.profile_of(args.plan), models, args)
+  draft, companion, alone, overhead = profile.steps[args.batch]
+  widths = {n // args.batch: seconds / alone for n, seconds in profile.times[args.batch].items()}
+  calls = ', '.join(f'{n} {x:.2f}' for n, x in widths.items())
+  print(f'verifier {1e3 * alone:.2f} ms a step; over it: draft {draft / alone:.3f}, companion {companion / alone:.3f}')
+  print(f'overhead of a round {overhead / alone:.3f}; verifier by tokens of each row: {calls}')
+  done = timing.interleave(runs, args.trials)
+  for name in list(runs)[1:]:
+    gains = [plain.token / pace.token for plain, pace in zip(done['plain'], done[name], strict=True)]
+    median, low, high = timing.Interval.of(gains)
+    model = predicted(profile, name, args)
+    measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}], tokens a round {done[name][0].tokens:.2f}'
+    print(f'{name:<22} {measured}; predicted {model:.2f}, ratio {model / median:.2f}', flush=True)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,114 @@
+"""Whether speculative verification pays for models and chips that are not here, by simulated rounds.
+
+Drafts, S, A and acceptance are those that a plan of three small models observed; the times of calls are those that
+`planning.compiled_times` has of large ones.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+
+from speccascade import backends
+from speccascade.engine import plans
+from speccascade.models import packing
+from speccascade.planning import sv_model
+from speccascade.planning.compiled_times import PassTimes
+
+BLOCKS = (1, 2, 3, 5, 7)  # γ; of each method the best
+SAMPLES = 12800  # rows that are simulated, in at least 64 rounds
+MAY_READ = ('may read, all', 'may read, accepted', 'may read, exact')  # in the order of the variants
+
+
+@dataclasses.dataclass(frozen=True)
+class Trio:
+  """The times of a drafter, a companion and a verifier, which takes any total of tokens or those of the decode loop.
+
+  The loop packs to a few totals, from as many tokens on as the TPU backend packs.
+  """
+
+  draft: PassTimes
+  companion: PassTimes
+  verifier: PassTimes
+  any_total: bool = False
+
+  def profile(self, observed: plans.Profile, batch: int, block: int) -> plans.Profile:
+    """Return a profile with the samples of another and the times of these models at a batch size."""
+    most = batch * (block + 1)
+    if self.any_total:
+      totals = range(batch, most + 1)
+    elif most >= backends.TPU.pack_from:
+      totals = [batch * n for n in packing.fine_widths(block + 1)]
+    else:
+      totals = [most]
+    times = {batch: {n: self.verifier.seconds(batch, n / batch) for n in totals}}
+    steps = self.draft.seconds(batch, 1), self.companion.seconds(batch, block), self.verifier.seconds(batch, 1), 0.0
+    return plans.Profile.of(observed.table, observed.origin, observed.samples, times, {batch: steps})
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """A method with its best γ: its speed over plain decoding; what a companion reads and may read, over a step."""
+
+  speed: float
+  block: int
+  reads: float = 0.0
+  may_read: float = 0.0
+
+  def __str__(self):
+    return f'{self.speed:.2f} ({self.block})'
+
+
+def compare(observed: plans.Profile, trio: Trio, batch: int, blocks: Sequence[int] | None = None) -> dict[str, Result]:
+  """Return the result of speculative decoding and of each variant of speculative verification at a batch size.
+
+  What a companion may read is what makes a variant as fast as the faster of plain and speculative decoding. `blocks`
+  are the γ to choose from, those of `BLOCKS` that were observed if not given.
+  """
+  blocks = blocks or [n for n in BLOCKS if n <= observed.origin.block]
+  rounds = max(64, SAMPLES // batch)
+  profiles = {n: trio.profile(observed, batch, n) for n in blocks}
+  simulated = functools.partial(sv_model.simulate, rounds=rounds)
+  others = {n: simulated(profile, batch, n) for n, profile in profiles.items()}
+  speeds = {n: x['fixed'] / x['plain'] for n, x in others.items()}
+  best = max(speeds, key=speeds.get)
+  results = {'speculative': Result(speeds[best], best)}
+  bar = max(1.0, speeds[best])
+  for name, variant in sv_model.VARIANTS.items():
+    speeds = {n: simulated(profile, batch, n, variant) for n, profile in profiles.items()}
+    best = max(speeds, key=lambda n: speeds[n]['sv'])
+    draft, companion, alone, _ = profiles[best].steps[batch]
+    may_read = sv_model.break_even(profiles[best], batch, bar, best, variant, rounds=rounds)
+    results[name] = Result(speeds[best]['sv'] / speeds[best]['plain'], best, companion / alone, may_read / alone)
+  return results
+
+
+def table(title: str, observed: plans.Profile, trio: Trio, batches: Sequence[int]) -> dict:
+  """Return the table of a trio: speeds over plain decoding, each with its best γ, and what a companion may read."""
+  rows = []
+  for batch in batches:
+    x = compare(observed, trio, batch)
+    some = [x[name] for name in sv_model.VARIANTS]
+    plain = 1e3 * trio.verifier.seconds(batch, 1)
+    cells = [f'{plain:.1f}', str(x['speculative']), *map(str, some), f'{some[-1].reads:.3f}']
+    rows.append([batch, *cells, *(f'{r.may_read:.3f}' for r in some)])
+  note = "Speed over plain decoding (best γ); a companion's reading of a draft over a step of the verifier."
+  columns = ['batch', 'plain ms', 'speculative', *sv_model.VARIANTS, 'companion reads', *MAY_READ]
+  return dict(title=title, columns=columns, rows=rows, note=note)
+
+
+def by_slope(observed: plans.Profile, slopes: Sequence[float], drafter: float, batch: int = 64) -> dict:
+  """Return the same by what a token more of each row costs the verifier, in its steps; the companion reads for nothing.
+
+  This is the ratio of costs that decides: 0 where reading the weights bounds a call, near 1 where its tokens do.
+  """
+  free = PassTimes((1, 2), (0.0, 0.0), 0.0)
+  draft = PassTimes((1, 2), (drafter, drafter), 0.0)
+  rows = []
+  for slope in slopes:
+    verifier = PassTimes((batch, 2 * batch), (1.0, 1.0 + slope), 0.0)
+    x = compare(observed, Trio(draft, free, verifier, any_total=True), batch)
+    some = [x[name] for name in sv_model.VARIANTS]
+    rows.append([slope, str(x['speculative']), *map(str, some), *(f'{r.may_read:.3f}' for r in some)])
+  columns = ['a token more costs', 'speculative', *sv_model.VARIANTS, *MAY_READ]
+  note = f'In steps of the verifier; a step of the drafter costs {drafter:g}, the companion nothing.'
+  return dict(title='By the cost of a token more', columns=columns, rows=rows, note=note)

@@ -1,0 +1,68 @@
+"""Simulated rounds: what a companion may read makes speeds equal, and it may read nothing where it cannot pay."""
+
+import numpy as np
+import pytest
+
+from speccascade.engine import plans
+from speccascade.evaluate import sv_simulation
+from speccascade.evaluate.report.formats import markdown
+from speccascade.evaluate.sv_simulation import Trio
+from speccascade.planning import profiling, sv_model
+from speccascade.planning.compiled_times import PassTimes
+
+
+def observed(informed=True):
+  """Return a profile of texts whose tokens are accepted or not, as S and A predict it or independently of them."""
+  rng = np.random.default_rng(0)
+  accept = (rng.random(4000) < 0.7).astype(float)
+  seen = accept if informed else rng.permutation(accept)
+  noise = lambda: 0.1 * rng.random(4000)
+  samples = dict(s=0.2 + 0.6 * seen + noise(), a=0.2 + 0.6 * seen + noise(), s_target=seen, accept=accept)
+  samples |= dict(position=np.zeros(4000), request=np.zeros(4000))
+  origin = plans.Origin(('d', 'c', 'v'), (None,) * 3, (('temperature', 1.0),), 'cpu', 'made', 5)
+  return profiling.profile(origin, samples, {1: {1: 1.0, 6: 1.0}}, {1: (0.1, 0.1, 1.0, 0.0)}, bins=(4, 4))
+
+
+def trio(slope, reads=0.0, any_total=True):
+  """Return models at a batch of 8 whose verifier takes 1, and a token more of each row so much more."""
+  flat = lambda seconds: PassTimes((1, 2), (seconds, seconds), 0.0)
+  return Trio(flat(0.02), flat(reads), PassTimes((8, 16), (1.0, 1.0 + slope), 0.0), any_total)
+
+
+def test_a_companion_pays_where_tokens_cost_and_it_knows_which():
+  known = sv_simulation.compare(observed(), trio(0.3), 8, (1, 3, 5))
+  unknown = sv_simulation.compare(observed(informed=False), trio(0.3), 8, (1, 3, 5))
+  for name in sv_model.VARIANTS:
+    assert known[name].speed > 1.2 * known['speculative'].speed and known[name].may_read > 0.3
+    assert unknown[name].speed < 1.05 * unknown['speculative'].speed and unknown[name].may_read < 0.1
+
+
+def test_a_companion_never_pays_where_more_tokens_cost_nothing():
+  results = sv_simulation.compare(observed(), trio(0.0), 8, (1, 3, 5))
+  assert max(results[name].may_read for name in sv_model.VARIANTS) < 1e-6
+  assert results['speculative'].block == 5 and results['speculative'].speed > 2
+
+
+@pytest.mark.parametrize('name', sv_model.VARIANTS)
+def test_a_companion_that_reads_for_what_it_may_makes_the_speeds_equal(name):
+  free = sv_simulation.compare(observed(), trio(0.3), 8, (5,))
+  full = sv_simulation.compare(observed(), trio(0.3, reads=free[name].may_read), 8, (5,))
+  assert full[name].speed == pytest.approx(max(1, full['speculative'].speed), rel=0.01)
+  assert full[name].reads == pytest.approx(free[name].may_read)
+
+
+def test_the_reading_of_all_tokens_stops_at_a_step_that_the_other_passes():
+  loop = trio(0.6, any_total=False)
+  made = loop.profile(observed(), 64, 5)
+  assert sorted(made.times[64]) == [64, 128, 192, 256, 384]
+  few, some = (sv_model.simulate(made, 64, 5, sv_model.VARIANTS[f'SV, {x} tokens']) for x in ('all', 'accepted'))
+  assert few['verified'] == 0 < some['verified']
+  assert sorted(loop.profile(observed(), 8, 5).times[8]) == [48]  # too few to be packed
+
+
+def test_tables_have_a_row_for_each_batch_and_each_slope():
+  table = sv_simulation.table('t', observed(), trio(0.3, 0.05), (8, 16))
+  assert [row[0] for row in table['rows']] == [8, 16]
+  assert all(len(row) == len(table['columns']) for row in table['rows'])
+  slopes = sv_simulation.by_slope(observed(), (0, 0.5), drafter=0.02, batch=8)
+  assert [row[0] for row in slopes['rows']] == [0, 0.5] and 'SV exact' in markdown(slopes)
