@@ -1,8 +1,6 @@
-"""The public benchmarks: data set, prompt, reference, lengths and metric of each.
+r"""The public benchmarks: data set, prompt, reference, lengths and metrics of each.
 
-A prompt is the prefix, the header, `shots` worked examples and the question. If it is too long, worked examples are
-dropped from the last on, then the text inside the question is truncated. `fields` is a record of TensorFlow Datasets
-with its bytes decoded. This module needs no TensorFlow.
+A record is one of TensorFlow Datasets with its bytes decoded. This module needs no TensorFlow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,119 +8,152 @@ import dataclasses
 import re
 from typing import Any
 
+from speccascade.data import programs
+from speccascade.data.metrics import NO_ANSWER
+from speccascade.data.prompts import Record, Template
+
 LETTERS = 'ABCDEFGHIJ'
 
 
-@dataclasses.dataclass(frozen=True)
-class Item:
-  """One question.
-
-  Attributes:
-    before: the prompt before the text.
-    text: the text, which may be truncated.
-    after: the prompt after the text.
-    target: the answer.
-    info: further fields for metrics.
-    shot: the answer in a worked example; by default the target.
-  """
-
-  before: str
-  text: str
-  after: str
-  target: str
-  info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  shot: str | None = None
-
-  def render(self, text: str) -> str:
-    """Return the question about a text."""
-    return f'{self.before}{text}{self.after}'
-
-  def worked(self) -> str:
-    """Return the question with its answer, as a worked example."""
-    return f'{self.render(self.text)} {self.target if self.shot is None else self.shot}\n\n'
-
-
-@dataclasses.dataclass(frozen=True)
-class Benchmark:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Benchmark(Template):
   """A data set of TensorFlow Datasets as a task.
 
   Attributes:
     dataset: name, and config, in TensorFlow Datasets.
-    splits: names of splits, and the splits of the data set that they stand for.
-    item: makes the question of a record.
+    splits: names of splits, and the splits of the data set that they are.
     max_prompt_tokens: the longest prompt.
     max_new_tokens: tokens to generate at most.
     metrics: names of metrics.
-    prefix: beginning of every prompt.
-    stop: strings that end a prediction before it is judged.
+    fields: makes the fields of the templates of a record; by default the record has them.
+    stop: strings that end decoding.
     shots: number of worked examples.
     shots_split: the split of the worked examples, taken in order.
     group: the field in which a question and its worked examples agree.
-    header: makes the instruction before the worked examples.
     prepare: the command that prepares the data, if `tfds build` cannot.
+    languages: the benchmark in each programming language, if it has several.
   """
 
   dataset: str
   splits: Mapping[str, str]
-  item: Callable[[Mapping[str, Any]], Item]
   max_prompt_tokens: int
   max_new_tokens: int
   metrics: Sequence[str]
-  prefix: str = ''
+  fields: Callable[[Record], Record] | None = None
   stop: Sequence[str] = ()
   shots: int = 0
   shots_split: str | None = None
   group: str | None = None
-  header: Callable[[Mapping[str, Any]], str] | None = None
   prepare: str = ''
-
-
-def _text(source: str, target: str) -> Callable[[Mapping[str, Any]], Item]:
-  """Return the maker of prompts that are one field alone."""
-  return lambda fields: Item('', fields[source], '', fields[target])
-
-
-def _gsm8k(fields: Mapping[str, Any]) -> Item:
-  answer = fields['answer']  # worked examples drop the calculator's notes, as in 3 * 4 = <<3*4=12>>12
-  return Item('Question: ', fields['question'], '\nAnswer:', answer, shot=re.sub(r'<<.*?>>', '', answer))
-
-
-def _humaneval(fields: Mapping[str, Any]) -> Item:
-  info = {key: fields[key] for key in ('prompt', 'test', 'entry_point')}
-  return Item('', fields['prompt'], '', fields['canonical_solution'], info)
-
-
-def _mmlu(fields: Mapping[str, Any]) -> Item:
-  choices = ''.join(f'\n{letter}. {choice}' for letter, choice in zip(LETTERS, fields['choices'], strict=False))
-  answer = LETTERS[int(fields['answer'])]
-  return Item('', fields['question'], f'{choices}\nAnswer:', answer, {'subject': _subject(fields)})
-
-
-def _mmlu_header(fields: Mapping[str, Any]) -> str:
-  return f'Multiple choice: {_subject(fields)}. Each question is followed by its answer.\n\n'
-
-
-def _subject(fields: Mapping[str, Any]) -> str:
-  return fields['subject'].replace('_', ' ')
+  languages: Mapping[str, 'Benchmark'] = dataclasses.field(default_factory=dict, repr=False)
 
 
 def _hugging_face(name: str) -> str:
+  """Return the command that prepares a data set of Hugging Face."""
   return (
     f'pip install datasets && python -c "import tensorflow_datasets as tfds; '
     f"tfds.builder('huggingface:{name}', data_dir='{{data_dir}}').download_and_prepare()\""
   )
 
 
-_ALL_SPLITS = {'train': 'train', 'validation': 'validation', 'test': 'test'}
+def _splits(*names: str) -> dict[str, str]:
+  return {name: name for name in names}
+
+
+# ---- texts ----
+
+
+def _from_text(dataset: str, source: str, target: str, tokens: int, new: int, metric: str) -> Benchmark:
+  """Return a benchmark whose prompt is a field alone."""
+  return Benchmark(
+    dataset=dataset,
+    splits=_splits('train', 'validation', 'test'),
+    prompt_field=source,
+    target_field=target,
+    max_prompt_tokens=tokens,
+    max_new_tokens=new,
+    metrics=(metric,),
+  )
+
+
+def _gsm8k(record: Record) -> Record:
+  """Add the answer without the calculator's notes, as in 3 * 4 = <<3*4=12>>12."""
+  return {**record, 'worked': re.sub(r'<<.*?>>', '', record['answer'])}
+
+
+def _mmlu(record: Record) -> Record:
+  choices = '\n'.join(f'{letter}. {choice}' for letter, choice in zip(LETTERS, record['choices'], strict=False))
+  answer = LETTERS[int(record['answer'])]
+  return {**record, 'subject': record['subject'].replace('_', ' '), 'choices': choices, 'answer': answer}
+
+
+# ---- questions with short answers ----
+
+
+def _questions(
+  dataset: str, splits: Sequence[str], answers: Callable[[Record], Sequence[str]], metric: str, **more: Any
+) -> Benchmark:
+  """Return a benchmark of questions, each with one or more gold answers, after one worked example."""
+  settings = dict(
+    prompt_field='Question: {question}\nAnswer:',
+    target_field='answers',
+    max_prompt_tokens=256,
+    max_new_tokens=32,
+    fields=lambda record: {**record, 'answers': list(dict.fromkeys(answers(record)))},
+    stop=('\n',),
+    shots=1,
+    shots_split='train',
+  )
+  return Benchmark(
+    dataset=dataset,
+    splits=_splits(*splits),
+    metrics=(f'{metric}_exact_match', f'{metric}_f1'),
+    **{**settings, **more},
+  )
+
+
+# ---- programs ----
+
+
+def _mbpp(record: Record) -> Record:
+  tests = '\n'.join(record['test_list'])
+  setup = record.get('test_setup_code', '')
+  return {**record, 'tests': tests, 'prompt': '', 'test': f'{setup}\n{tests}', 'entry_point': ''}
+
+
+_PYTHON_STOP = ('\nclass ', '\ndef ', '\n#', '\nif ', '\nprint(')
+
+
+def _humanevalpack(language: str) -> Benchmark:
+  """Return HumanEvalPack in a language; a function in braces ends with the first one that is not indented."""
+  return Benchmark(
+    dataset=f'bigcode__humanevalpack/{language}',
+    splits=_splits('test'),
+    prompt_field='prompt',
+    target_field='canonical_solution',
+    info_fields=('language', 'prompt', 'test', 'entry_point', 'declaration', 'import', 'test_setup'),
+    fields=lambda record: {**record, 'language': language},
+    max_prompt_tokens=1024,
+    max_new_tokens=512,
+    metrics=('pass_at_1',),
+    stop=_PYTHON_STOP if language == 'python' else ('\n}',),
+    prepare=_hugging_face(f'bigcode__humanevalpack/{language}'),
+  )
+
+
+_PACK = {language: _humanevalpack(language) for language in programs.NAMES}
 
 BENCHMARKS = {
-  'wmt14_ende': Benchmark('wmt14_translate/de-en', _ALL_SPLITS, _text('en', 'de'), 80, 80, ('bleu',)),
-  'xsum': Benchmark('xsum', _ALL_SPLITS, _text('document', 'summary'), 1024, 64, ('rouge2',)),
-  'cnn_dailymail': Benchmark('cnn_dailymail', _ALL_SPLITS, _text('article', 'highlights'), 2048, 128, ('rouge2',)),
+  'wmt14_ende': _from_text('wmt14_translate/de-en', 'en', 'de', 80, 80, 'bleu'),
+  'xsum': _from_text('xsum', 'document', 'summary', 1024, 64, 'rouge2'),
+  'cnn_dailymail': _from_text('cnn_dailymail', 'article', 'highlights', 2048, 128, 'rouge2'),
   'gsm8k': Benchmark(
-    'gsm8k',
-    {'train': 'train', 'test': 'test'},
-    _gsm8k,
+    dataset='gsm8k',
+    splits=_splits('train', 'test'),
+    prompt_field='Question: {question}\nAnswer:',
+    target_field='answer',
+    worked_field='worked',
+    fields=_gsm8k,
     max_prompt_tokens=1536,
     max_new_tokens=256,
     metrics=('final_number',),
@@ -130,20 +161,15 @@ BENCHMARKS = {
     shots=5,
     shots_split='train',
   ),
-  'humaneval': Benchmark(
-    'openai__openai_humaneval',
-    {'test': 'test'},
-    _humaneval,
-    max_prompt_tokens=768,
-    max_new_tokens=384,
-    metrics=('pass_at_1',),
-    stop=('\nclass ', '\ndef ', '\n#', '\nif ', '\nprint('),
-    prepare=_hugging_face('openai__openai_humaneval'),
-  ),
   'mmlu': Benchmark(
-    'cais__mmlu/all',
-    {'validation': 'validation', 'test': 'test'},
-    _mmlu,
+    dataset='cais__mmlu/all',
+    splits=_splits('validation', 'test'),
+    header='Multiple choice: {subject}. Each question is followed by its answer.\n\n',
+    prompt_field='{question}\n{choices}\nAnswer:',
+    target_field='answer',
+    text_field='question',
+    info_fields=('subject',),
+    fields=_mmlu,
     max_prompt_tokens=2040,
     max_new_tokens=8,
     metrics=('accuracy',),
@@ -151,7 +177,55 @@ BENCHMARKS = {
     shots=5,
     shots_split='dev',
     group='subject',
-    header=_mmlu_header,
     prepare=_hugging_face('cais__mmlu/all'),
+  ),
+  'humaneval': Benchmark(
+    dataset='openai__openai_humaneval',
+    splits=_splits('test'),
+    prompt_field='prompt',
+    target_field='canonical_solution',
+    info_fields=('prompt', 'test', 'entry_point'),
+    max_prompt_tokens=768,
+    max_new_tokens=384,
+    metrics=('pass_at_1',),
+    stop=_PYTHON_STOP,
+    prepare=_hugging_face('openai__openai_humaneval'),
+  ),
+  'humanevalpack': dataclasses.replace(_PACK['python'], languages=_PACK),
+  'mbpp': Benchmark(
+    dataset='google_research_datasets__mbpp/full',
+    splits=_splits('train', 'validation', 'test'),
+    prompt_field='"""\n{text}\nThese tests pass:\n{tests}\n"""\n',
+    target_field='code',
+    text_field='text',
+    info_fields=('prompt', 'test', 'entry_point'),
+    fields=_mbpp,
+    max_prompt_tokens=1024,
+    max_new_tokens=256,
+    metrics=('pass_at_1',),
+    stop=('\n"""', '\nassert ', '\nprint('),
+    shots=3,
+    shots_split='prompt',
+    prepare=_hugging_face('google_research_datasets__mbpp/full'),
+  ),
+  'squad': _questions(
+    'squad/v2.0',
+    ('train', 'validation'),
+    lambda record: record['answers']['text'] or [NO_ANSWER],
+    'squad',
+    header=f'Answer each question with words of its passage. If the passage has no answer, write: {NO_ANSWER}.\n\n',
+    prompt_field='Passage: {context}\nQuestion: {question}\nAnswer:',
+    text_field='context',
+    max_prompt_tokens=1024,
+  ),
+  'web_questions': _questions('web_questions', ('train', 'test'), lambda record: record['answers'], 'squad'),
+  'natural_questions': _questions(
+    'natural_questions_open', ('train', 'validation'), lambda record: record['answer'], 'squad'
+  ),
+  'trivia_qa': _questions(
+    'trivia_qa/unfiltered.nocontext',
+    ('train', 'validation'),
+    lambda record: [record['answer']['value'], *record['answer']['aliases']],
+    'trivia',
   ),
 }

@@ -5,6 +5,8 @@ import dataclasses
 from dataclasses import field
 from typing import Any
 
+Prompt = str | list[int] | list[dict[str, Any]]  # a text, token ids or chat messages
+
 
 @dataclasses.dataclass(frozen=True)
 class Example:
@@ -12,13 +14,13 @@ class Example:
 
   Attributes:
     index: position in the split; also the id of the example's random stream.
-    prompt: a text, or token ids.
-    target: the reference text, or a list of them.
+    prompt: a text, token ids, or chat messages for the template of the models' tokenizer.
+    target: the reference text, or a list of them; an empty list is no reference.
     info: further fields for metrics, JSON-serialisable.
   """
 
   index: int
-  prompt: str | list[int]
+  prompt: Prompt
   target: str | list[str]
   info: dict[str, Any] = field(default_factory=dict)
 
@@ -43,6 +45,7 @@ class Task:
     max_new_tokens: tokens to generate at most.
     metrics: metrics by name; the first is the main one.
     postprocess: maps a prediction and its example to the text that metrics judge.
+    stop: strings that end decoding; a prediction ends before the first of them.
   """
 
   name: str
@@ -51,3 +54,4 @@ class Task:
   max_new_tokens: int
   metrics: dict[str, Metric]
   postprocess: Callable[[str, Example], str] | None = None
+  stop: Sequence[str] = ()

@@ -1,21 +1,20 @@
-"""Tasks from the user's files: parallel text and JSON lines, plain or gzipped, in UTF-8.
+"""Tasks from the user's files: parallel text, JSON lines and conversations, plain or gzipped, in UTF-8.
 
 Decoding refuses a prompt longer than `max_prompt_tokens`. With the models' `tokenizer` the text inside such a prompt is
 truncated instead, and the template around it stays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import gzip
 import json
 import os
 import pathlib
-import string
 from typing import Any
 import zlib
 
 from speccascade.data import metrics as metric_table
 from speccascade.data import prompts
-from speccascade.data.examples import Example, Metric, Task
+from speccascade.data.examples import Example, Metric, Prompt, Task
 from speccascade.host import storage
 
 
@@ -25,8 +24,10 @@ def parallel_text(
   *,
   count: int | None = None,
   start: int = 0,
+  seed: int | None = None,
   prefix: str = '',
   suffix: str = '',
+  chat: bool | str = False,
   max_prompt_tokens: int = 80,
   max_new_tokens: int = 80,
   metrics: Sequence[str | Metric] = ('bleu',),
@@ -40,8 +41,10 @@ def parallel_text(
     target: file of references with as many lines, or several such files.
     count: number of examples; None for all.
     start: number of lines to skip.
+    seed: of a random subset of `count` lines; None takes the first ones.
     prefix: text before each line in the prompt.
     suffix: text after each line in the prompt.
+    chat: whether the prompt is a user's message for the models' chat template; a text is the system's message.
     max_prompt_tokens: the longest prompt.
     max_new_tokens: tokens to generate at most.
     metrics: names of metrics, or functions.
@@ -62,14 +65,16 @@ def parallel_text(
       raise ValueError(
         f'{source} has {len(columns[0])} lines but {path} has {len(column)}; parallel files need as many lines.'
       )
+  template = prompts.Template(prompt_field='source', prefix=prefix, suffix=suffix, chat=chat)
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
+  where = lambda i: f'{source}, line {i + 1}'
   examples = []
-  for i in _selected(source, len(columns[0]), start, count):
+  for i in _selected(source, len(columns[0]), start, count, seed):
     line, *references = (column[i] for column in columns)
-    prompt = fit(lambda text: f'{prefix}{text}{suffix}', line)
-    examples.append(Example(i, prompt, references[0] if len(references) == 1 else references))
+    record = {'source': line, 'target': references[0] if len(references) == 1 else references}
+    examples.append(template.example(i, record, where(i), fit))
   metrics = metric_table.named(metrics)
-  metric_table.check(metrics, examples, lambda example: f'{source}, line {example.index + 1}: its target')
+  metric_table.check(metrics, examples, lambda example: f'{where(example.index)}: its target')
   return Task(name or _stem(source), examples, max_prompt_tokens, max_new_tokens, metrics)
 
 
@@ -79,8 +84,14 @@ def jsonl(
   prompt_field: str = 'prompt',
   target_field: str = 'target',
   info_fields: Sequence[str] = (),
+  prefix: str = '',
+  suffix: str = '',
+  shots: int = 0,
+  shots_path: str | None = None,
+  chat: bool | str = False,
   count: int | None = None,
   start: int = 0,
+  seed: int | None = None,
   max_prompt_tokens: int = 512,
   max_new_tokens: int = 256,
   metrics: Sequence[str | Metric] = ('exact_match',),
@@ -89,19 +100,25 @@ def jsonl(
   allow_execution: bool | str = False,
   name: str | None = None,
 ) -> Task:
-  r"""Return a task of JSON objects, one a line.
+  r"""Return a task of JSON objects, one a line or in one array.
 
   Args:
     path: the file.
-    prompt_field: name of a field, or a template as 'Question: {question}\nAnswer:'.
-    target_field: the same for the reference; a field may hold a list of references.
+    prompt_field: name of a field, or a template as 'Question: {question}\nAnswer:'. A field may have chat messages.
+    target_field: the same for the reference; a field may be a list of references, and None is no reference.
     info_fields: fields that metrics need.
+    prefix: text at the beginning of the prompt.
+    suffix: text at the end of the prompt.
+    shots: number of worked examples before the question, of which none is the question itself.
+    shots_path: the file of the worked examples; by default the first objects of `path`.
+    chat: whether the prompt is a user's message for the models' chat template; a text is the system's message.
     count: number of examples; None for all.
     start: number of objects to skip.
+    seed: of a random subset of `count` objects; None takes the first ones.
     max_prompt_tokens: the longest prompt.
     max_new_tokens: tokens to generate at most.
     metrics: names of metrics, or functions.
-    stop: strings that end a prediction before it is judged.
+    stop: strings that end decoding; what follows them is neither decoded nor judged.
     tokenizer: path of the models' tokenizer, to truncate long prompts.
     allow_execution: True lets `pass_at_1` run generated programs; see `speccascade.data.sandbox`.
     name: the task's name; by default the name of the file.
@@ -114,46 +131,141 @@ def jsonl(
     PermissionError: if a metric runs programs and `allow_execution` is False.
     ValueError: if the file cannot be read, a field is missing, or the settings select no example.
   """
+  template = prompts.Template(
+    prompt_field=prompt_field,
+    target_field=target_field,
+    info_fields=info_fields,
+    prefix=prefix,
+    suffix=suffix,
+    chat=chat,
+  )
   records = _records(path)
+  worked = [
+    template.worked(record, where) for where, record in (_records(shots_path) if shots_path else records)[:shots]
+  ]
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
   examples = []
-  for i in _selected(path, len(records), start, count):
+  for i in _selected(path, len(records), start, count, seed):
     where, record = records[i]
-    info = {field: _field(record, field, where) for field in info_fields}
-    examples.append(Example(i, _prompt(prompt_field, record, where, fit), _target(target_field, record, where), info))
+    examples.append(template.example(i, record, where, fit, worked))
   metrics = metric_table.named(metrics, allow_execution=allow_execution)
   metric_table.check(metrics, examples, lambda example: records[example.index][0])
   postprocess = prompts.truncation(stop)
-  return Task(name or _stem(path), examples, max_prompt_tokens, max_new_tokens, metrics, postprocess)
+  return Task(name or _stem(path), examples, max_prompt_tokens, max_new_tokens, metrics, postprocess, stop)
+
+
+def conversations(
+  path: str,
+  *,
+  turns: int = 1,
+  chat: bool | str = False,
+  count: int | None = None,
+  start: int = 0,
+  seed: int | None = None,
+  max_prompt_tokens: int = 1024,
+  max_new_tokens: int = 256,
+  metrics: Sequence[str | Metric] = ('words',),
+  stop: Sequence[str] = (),
+  tokenizer: str | None = None,
+  name: str | None = None,
+) -> Task:
+  """Return a task of recorded conversations, whose prompts are what people asked first; there are no references.
+
+  Args:
+    path: a file of JSON objects, one a line or in one array, either as ShareGPT has them,
+      {'conversations': [{'from': 'human', 'value': 'Hello.'}, …]}, or as chat messages,
+      {'messages': [{'role': 'user', 'content': 'Hello.'}, …]}. Those with fewer turns of the user are left out.
+    turns: number of turns of the user; those before the last one come with the recorded answers, and need `chat`.
+    chat: whether the prompt is messages for the models' chat template; a text is the system's message.
+    count: number of examples; None for all.
+    start: number of objects to skip.
+    seed: of a random subset of `count` conversations; None takes the first ones.
+    max_prompt_tokens: the longest prompt.
+    max_new_tokens: tokens to generate at most.
+    metrics: names of metrics, or functions.
+    stop: strings that end decoding.
+    tokenizer: path of the models' tokenizer, to truncate the last turn of long prompts.
+    name: the task's name; by default the name of the file.
+
+  Returns:
+    A task whose examples are indexed by their object, from 0.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+    ValueError: if the file cannot be read, or the settings select no example.
+  """
+  if turns < 1 or (turns > 1 and not chat):
+    raise ValueError(f'turns={turns}: give at least 1, and chat=True for more than 1.')
+  records = _records(path)
+  openings = [(i, _opening(record, where, turns)) for i, (where, record) in enumerate(records)]
+  chosen = prompts.select([x for x in openings[start:] if x[1] is not None], 0, count, seed)
+  if not chosen:
+    raise ValueError(f'{path}: no conversation from start={start} on has {turns} turns of a user; give another start.')
+  fit = prompts.Fitter(tokenizer, max_prompt_tokens)
+  system = [{'role': 'system', 'content': chat}] if isinstance(chat, str) else []
+
+  def prompt(messages: list[dict[str, str]]) -> Prompt:
+    *before, last = messages
+    render = lambda text: [*system, *before, last | {'content': text}] if chat else text
+    return fit(render, last['content'])
+
+  examples = [Example(i, prompt(messages), []) for _, (i, messages) in chosen]
+  judged = metric_table.named(metrics)
+  metric_table.check(judged, examples, lambda example: records[example.index][0])
+  postprocess = prompts.truncation(stop)
+  return Task(name or _stem(path), examples, max_prompt_tokens, max_new_tokens, judged, postprocess, stop)
+
+
+_ROLES = {'human': 'user', 'user': 'user', 'system': 'system'}  # of other speakers: assistant
+
+
+def _opening(record: dict[str, Any], where: str, turns: int) -> list[dict[str, str]] | None:
+  """Return the messages of a conversation up to a turn of the user, None if it has fewer turns."""
+  listed = record.get('conversations', record.get('messages'))
+  if not isinstance(listed, list):
+    raise ValueError(f'{where}: no list of conversations or messages; the fields are {", ".join(record)}.')
+  messages = []
+  for message in listed:
+    if not isinstance(message, dict):
+      raise ValueError(f'{where}: {message!r} is no message; write {{"from": "human", "value": "Hello."}}.')
+    role = _ROLES.get(message.get('from', message.get('role')), 'assistant')
+    text = message.get('value', message.get('content'))
+    if not isinstance(text, str) or not text.strip() or (role == 'assistant' and not messages):
+      continue  # parts of longer conversations begin with an answer
+    messages.append({'role': role, 'content': text})
+    if [m['role'] for m in messages].count('user') == turns:
+      return messages
+  return None
 
 
 def _stem(path: str) -> str:
   return pathlib.Path(path).name.removesuffix('.gz').rsplit('.', 1)[0]
 
 
-def _selected(path: str, total: int, start: int, count: int | None) -> range:
-  """Return the indices of the examples that `start` and `count` select."""
+def _selected(path: str, total: int, start: int, count: int | None, seed: int | None) -> list[int]:
+  """Return the indices of the examples that the settings select."""
   if not 0 <= start < total:
     raise ValueError(f'start={start}: {path} has {total} examples; start must lie in 0 … {total - 1}.')
   if count is not None and count < 1:
     raise ValueError(f'count={count} must be at least 1, or None for all examples.')
-  return range(start, total if count is None else min(total, start + count))
+  return [i for i, _ in prompts.select(range(total), start, count, seed)]
 
 
-def texts(path: str, prompt_field: str | None = None, count: int | None = None) -> list[str]:
+def texts(path: str, prompt_field: str | None = None, count: int | None = None) -> list[Prompt]:
   """Return the prompts of a file.
 
   Args:
-    path: a text file, or one of JSON lines.
-    prompt_field: field or template of the prompt in JSON lines; None takes the lines of a text file.
+    path: a text file, or one of JSON objects.
+    prompt_field: field or template of the prompt in JSON objects; None takes the lines of a text file.
     count: number of prompts; None for all.
 
   Returns:
-    The prompts, without blank lines.
+    The prompts, without blank lines: texts, or the chat messages or token ids of the field.
   """
   if prompt_field is None:
     return [line for line in lines(path) if line.strip()][:count]
-  return [_prompt(prompt_field, record, where, prompts.Fitter(None, 0)) for where, record in _records(path)[:count]]
+  template = prompts.Template(prompt_field=prompt_field)
+  return [template.prompt(record, where) for where, record in _records(path)[:count]]
 
 
 # ---- reading ----
@@ -193,59 +305,21 @@ def lines(path: str | os.PathLike) -> list[str]:
 
 
 def _records(path: str) -> list[tuple[str, dict[str, Any]]]:
-  """Return the objects of a file, each with its file and line for errors."""
-  records = []
-  for number, line in enumerate(lines(path), 1):
-    if not line.strip():
-      continue
-    try:
-      record = json.loads(line)
-    except (ValueError, RecursionError) as e:
-      raise ValueError(f'{path}: line {number} is not JSON ({e}); each line must be one object.') from None
+  """Return the objects of a file, one a line or in one array, each with its origin for errors."""
+  numbered = [(f'{path}, line {number}', line) for number, line in enumerate(lines(path), 1) if line.strip()]
+  if len(numbered) and numbered[0][1].lstrip().startswith('['):
+    array = _json(path, '\n'.join(line for _, line in numbered))
+    records = [(f'{path}, object {number}', record) for number, record in enumerate(array, 1)]
+  else:
+    records = [(where, _json(where, line)) for where, line in numbered]
+  for where, record in records:
     if not isinstance(record, dict):
-      raise ValueError(f'{path}: line {number} is a {type(record).__name__}, not an object.')
-    records.append((f'{path}, line {number}', record))
+      raise ValueError(f'{where} is a {type(record).__name__}, not an object.')
   return records
 
 
-def _field(record: dict, name: str, where: str) -> Any:
-  if name not in record:
-    raise ValueError(f'{where}: no field {name!r}; the fields are {", ".join(record)}.')
-  return record[name]
-
-
-def _text_fields(template: str, record: dict, where: str) -> dict[str, Any]:
-  """Return the fields that a template names (a name alone is one), checked to be text, numbers or lists."""
-  names = [template]
-  if '{' in template:
-    try:
-      names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as e:
-      raise ValueError(f'{where}: the template {template!r} cannot be read ({e}); double literal braces.') from None
-  fields = {name: _field(record, name, where) for name in names}
-  for name, value in fields.items():
-    if value is None or (isinstance(value, list) and None in value):
-      raise ValueError(f'{where}: the field {name!r} is null; give it a text, or remove the line.')
-    try:
-      str(value).encode()
-    except UnicodeEncodeError:
-      raise ValueError(f'{where}: the field {name!r} contains half a character (a lone surrogate).') from None
-  return fields
-
-
-def _prompt(template: str, record: dict, where: str, fit: Callable) -> str:
-  """Return the prompt of a record; if it is too long, its longest field is truncated."""
-  values = {name: str(value) for name, value in _text_fields(template, record, where).items()}
-  if not values:
-    raise ValueError(f'{where}: the prompt {template!r} names no field; write {{field}} for one.')
-  longest = max(values, key=lambda name: len(values[name]))
-  render = lambda text: template.format_map({**values, longest: text}) if '{' in template else text
-  return fit(render, values[longest])
-
-
-def _target(template: str, record: dict, where: str) -> str | list[str]:
-  values = _text_fields(template, record, where)
-  if '{' in template:
-    return template.format_map(values)
-  value = values[template]
-  return [str(v) for v in value] if isinstance(value, list) else str(value)
+def _json(where: str, text: str) -> Any:
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError) as e:
+    raise ValueError(f'{where} is not JSON ({e}); write one object a line, or one array of them.') from None

@@ -1,16 +1,20 @@
-"""Metrics by name; higher is better, and each runs from 0 to 100::
+"""Metrics by name; higher is better, and all but `words` run from 0 to 100::
 
   bleu           corpus BLEU of sacrebleu, tokenizer 13a
   rouge2         mean F1 of rouge-score's bigrams, no stemming
   final_number   the number after '####', or else the last one, equals a reference's
   accuracy       the letter of a multiple choice equals a reference's
   exact_match    the text equals a reference, up to surrounding white space
+  squad_exact_match, squad_f1     the answer equals a reference, shares words with it; compared as SQuAD does
+  trivia_exact_match, trivia_f1   the same, compared as TriviaQA does
   pass_at_1      the program passes its tests
+  words          the mean number of words, of tasks without references; no judgement
 
 Each is called as `metric(examples, predictions)` and is a function of sums over examples (`Summed`), so that a
 bootstrap scores every text once. `mean` makes such a metric of a function that scores one prediction.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
@@ -19,20 +23,23 @@ import functools
 import inspect
 import os
 import re
+import string
 
 import numpy as np
 
-from speccascade.data import sandbox
+from speccascade.data import programs, sandbox
 from speccascade.data.examples import Example, Metric
 
 ORDER = 4  # BLEU's longest n-gram
+NO_ANSWER = 'unanswerable'  # the answer of a question that has none
 _INTEGER = r'(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)'
 _FRACTION = rf'(?:{_INTEGER} +)?\d+/0*[1-9]\d*'  # 1/2 · 1 1/2
 _DECIMAL = rf'(?:{_INTEGER}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?!\w))?'  # 1,234.5 · 5e3
 _NUMBER = re.compile(rf'(?:(?<![\w).])-\$?)?(?:{_FRACTION}|{_DECIMAL})', re.ASCII)
 _STATED = re.compile(r'\banswer(?: is|:)\s*\(?([A-D])\b', re.IGNORECASE)
 _LETTER = re.compile(r'\b([A-D])\b')
-_FENCE = re.compile(r'```(?:python)?\n(.*?)(?:```|\Z)', re.DOTALL)
+_TRIVIA_PUNCTUATION = {*string.punctuation, *'‘’´'}
+_ARTICLE = re.compile(r'\b(?:a|an|the)\b')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,16 +191,66 @@ def letter(text: str) -> str | None:
   return match.group(1).upper() if match else None
 
 
+def squad_answer(text: str) -> str:
+  """Return an answer as SQuAD compares it: lower case, without punctuation, articles and double spaces."""
+  answer = _words(''.join(x for x in text.lower() if x not in string.punctuation))
+  return '' if answer == NO_ANSWER else answer
+
+
+def trivia_answer(text: str) -> str:
+  """Return an answer as TriviaQA compares it: as SQuAD does, but punctuation separates words."""
+  return _words(''.join(' ' if x in _TRIVIA_PUNCTUATION else x for x in text.lower()))
+
+
+def _words(text: str) -> str:
+  return ' '.join(_ARTICLE.sub(' ', text).split())
+
+
+@dataclasses.dataclass(frozen=True)
+class WordF1(Mean):
+  """F1 of the words that a prediction shares with the nearest reference; of an empty answer, whether both are empty.
+
+  Attributes:
+    answer: makes of a text the answer that is compared.
+  """
+
+  answer: Callable[[str], str]
+
+  def score(self, example, prediction):
+    given = self.answer(prediction).split()
+    return max(_f1(given, self.answer(reference).split()) for reference in example.references)
+
+
+def _f1(given: Sequence[str], wanted: Sequence[str]) -> float:
+  if not given or not wanted:
+    return float(given == wanted)
+  return 2 * (Counter(given) & Counter(wanted)).total() / (len(given) + len(wanted))
+
+
+@dataclasses.dataclass(frozen=True)
+class Words(Mean):
+  """The mean number of words."""
+
+  def score(self, example, prediction):
+    return len(prediction.split())
+
+  def combine(self, row, n):
+    return float(row[0] / n)
+
+  def lacks(self, example):
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class PassAt1(Mean):
   """The share of programs that pass their tests.
 
-  An example's `info` has `test`, `entry_point` and, where the prompt is not the beginning of the program, `prompt`.
+  An example's `info` has what `programs.program` takes: `test`, `entry_point`, `prompt`, `language`.
 
   Attributes:
     allow_execution: True runs programs where they can be isolated, `sandbox.WITHOUT_ISOLATION` anywhere.
-    seconds: processor time of each program.
-    memory: bytes of address space of each program.
+    seconds: processor time of each Python program; compiled languages have `programs.SECONDS`.
+    memory: bytes of address space of each Python program.
   """
 
   allow_execution: bool | str = False
@@ -202,7 +259,15 @@ class PassAt1(Mean):
 
   def lacks(self, example):
     missing = [key for key in ('test', 'entry_point') if key not in example.info]
-    return f'{" and ".join(missing)} in its info' if missing else None
+    if missing:
+      return f'{" and ".join(missing)} in its info'
+    if self.allow_execution and (language := programs.language_of(example)) != programs.PYTHON:
+      _check_runs(language, self._isolated)
+    return None
+
+  @property
+  def _isolated(self) -> bool:
+    return self.allow_execution != sandbox.WITHOUT_ISOLATION
 
   def check_allowed(self):
     """Raise PermissionError unless programs may run."""
@@ -214,35 +279,43 @@ class PassAt1(Mean):
 
   def statistics(self, examples, predictions):
     self.check_allowed()
-    programs = [program(e, text) for e, text in zip(examples, predictions, strict=True)]
-    isolated = self.allow_execution != sandbox.WITHOUT_ISOLATION
+    for example in examples:
+      if missing := self.lacks(example):
+        raise ValueError(f'example {example.index} lacks {missing}; pass_at_1 needs them.')
+
+    def passes(example: Example, prediction: str) -> bool:
+      text = programs.program(example, prediction)
+      if programs.language_of(example) == programs.PYTHON:
+        return _run(text, self._isolated, self.seconds, self.memory).passed
+      return _run(text, self._isolated).passed
+
+    if len(examples) != len(predictions):
+      raise ValueError(f'{len(examples)} examples have {len(predictions)} predictions; give one for each.')
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-      passed = list(pool.map(lambda text: _passes(text, self.seconds, self.memory, isolated), programs))
+      passed = list(pool.map(passes, examples, predictions))
     return np.array(passed, np.float64)[:, None]
 
 
 @functools.lru_cache(maxsize=4096)  # greedy outputs recur from point to point
-def _passes(text: str, seconds: float, memory: int, isolated: bool) -> bool:
-  return sandbox.run(text, seconds=seconds, memory=memory, isolated=isolated).passed
+def _run(
+  program: str,
+  isolated: bool,
+  seconds: float = programs.SECONDS,
+  memory: int = programs.MEMORY,
+) -> sandbox.Result:
+  processes = programs.PROCESSES if memory == programs.MEMORY else sandbox.PROCESSES
+  return sandbox.run(program, seconds=seconds, memory=memory, processes=processes, isolated=isolated)
 
 
-def program(example: Example, prediction: str) -> str:
-  """Return the program that tests a completion: the prompt, the completion, the tests and their call.
-
-  If the answer has a fenced block, only the block counts. A function that it defines anew replaces the prompt's.
-  Sentencepiece drops the first space of a text, so an odd indentation of the first line lacks one space.
-  """
-  if missing := pass_at_1.lacks(example):
-    raise ValueError(f'example {example.index} lacks {missing}; pass_at_1 needs them.')
-  fenced = _FENCE.search(prediction)
-  code = fenced.group(1) if fenced else prediction
-  indent = len(code) - len(code.lstrip(' '))
-  if indent % 2:
-    code = ' ' + code
-  name = example.info['entry_point']
-  if f'def {name}(' in code:
-    code = f'    pass\n\n{code}'
-  return f'{example.info.get("prompt", example.prompt)}{code}\n\n{example.info["test"]}\n\ncheck({name})\n'
+@functools.cache
+def _check_runs(language: str, isolated: bool):
+  """Raise unless the tools of a language run the smallest program."""
+  result = _run(programs.smallest(language), isolated)
+  if not result.passed:
+    raise RuntimeError(
+      f'the tools for {language} do not run the smallest program ({result.verdict}: {result.detail}); install them for '
+      "all users, or take other metrics, as metrics=('exact_match',)."
+    )
 
 
 bleu = Bleu()
@@ -253,7 +326,17 @@ exact_match = Match(str.strip)
 pass_at_1 = PassAt1()
 
 METRICS: dict[str, Summed] = dict(
-  bleu=bleu, rouge2=rouge2, final_number=final_number, accuracy=accuracy, exact_match=exact_match, pass_at_1=pass_at_1
+  bleu=bleu,
+  rouge2=rouge2,
+  final_number=final_number,
+  accuracy=accuracy,
+  exact_match=exact_match,
+  squad_exact_match=Match(squad_answer),
+  squad_f1=WordF1(squad_answer),
+  trivia_exact_match=Match(trivia_answer),
+  trivia_f1=WordF1(trivia_answer),
+  pass_at_1=pass_at_1,
+  words=Words(),
 )
 
 

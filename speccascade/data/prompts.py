@@ -1,9 +1,22 @@
-"""Prompts truncated to a number of tokens, and predictions truncated at a stop string."""
+r"""Prompts and references made of records, truncated to a number of tokens.
 
-from collections.abc import Callable, Sequence
+A prompt is the prefix, a header, worked examples, the question and the suffix. If it is too long, worked examples are
+dropped from the last on, then the text of the question is truncated.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+import string
+from typing import Any
+
+import numpy as np
 
 from speccascade.data import tokenizers
-from speccascade.data.examples import Example
+from speccascade.data.examples import Example, Prompt
+
+Record = Mapping[str, Any]
 
 
 class Fitter:
@@ -18,11 +31,14 @@ class Fitter:
     self._tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
     self._limit = limit
 
-  def excess(self, prompt: str) -> int:
-    """Return by how many tokens a prompt exceeds the limit; 0 or less if it fits."""
-    return 0 if self._tokenizer is None else len(self._tokenizer.encode(prompt)) - self._limit
+  def excess(self, prompt: Prompt) -> int:
+    """Return by how many tokens a text or chat messages exceed the limit; 0 or less if they fit."""
+    if self._tokenizer is None:
+      return 0
+    encode = self._tokenizer.encode if isinstance(prompt, str) else self._tokenizer.chat
+    return len(encode(prompt)) - self._limit
 
-  def __call__(self, render: Callable[[str], str], text: str) -> str:
+  def __call__(self, render: Callable[[str], Prompt], text: str) -> Prompt:
     """Return `render(text)` with as much of the text's beginning as fits the limit."""
     prompt = render(text)
     while (excess := self.excess(prompt)) > 0:
@@ -30,9 +46,177 @@ class Fitter:
       shorter = self._tokenizer.decode(self._tokenizer.encode(text)[:-excess])
       text = shorter if len(shorter) < len(text) else text[:-1]
       if not text:
-        raise ValueError(f'{render("")[:60]!r} leaves no room for a text in max_prompt_tokens={self._limit}; raise it.')
+        around = str(render(''))[:60]
+        raise ValueError(f'{around!r} leaves no room for a text in max_prompt_tokens={self._limit}; raise it.')
       prompt = render(text)
     return prompt
+
+
+NO_LIMIT = Fitter(None, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Template:
+  r"""How a record becomes a prompt and its reference.
+
+  A field is named, as in 'question', or filled into a template, as in 'Question: {question}\nAnswer:'.
+
+  Attributes:
+    prompt_field: the question. A field of chat messages or token ids is the prompt as it is.
+    target_field: the reference; a field may be a list of references, and None is no reference.
+    worked_field: the answer in a worked example; None is the first reference.
+    text_field: the field whose end is truncated if the prompt is too long; None is the longest one.
+    info_fields: fields that metrics need.
+    header: an instruction before the worked examples.
+    prefix: text at the beginning of the prompt.
+    suffix: text at the end of the prompt.
+    chat: whether the prompt is a user's message, for the models' chat template; a text is the system's message.
+  """
+
+  prompt_field: str = 'prompt'
+  target_field: str | None = 'target'
+  worked_field: str | None = None
+  text_field: str | None = None
+  info_fields: Sequence[str] = ()
+  header: str = ''
+  prefix: str = ''
+  suffix: str = ''
+  chat: bool | str = False
+
+  def example(
+    self, index: int, record: Record, where: str, fit: Fitter, worked: Sequence[tuple[str, str]] = ()
+  ) -> Example:
+    """Return the example of a record.
+
+    Args:
+      index: its position in the split.
+      record: the fields.
+      where: describes the origin of the record, for errors.
+      fit: truncates the prompt.
+      worked: what `worked` returned of other records.
+    """
+    info = {name: _field(record, name, where) for name in self.info_fields}
+    return Example(index, self.prompt(record, where, fit, worked), self.target(record, where), info)
+
+  def prompt(
+    self, record: Record, where: str, fit: Fitter = NO_LIMIT, worked: Sequence[tuple[str, str]] = ()
+  ) -> Prompt:
+    """Return the prompt of a record: a text, chat messages or token ids."""
+    ready = _field(record, self.prompt_field, where) if '{' not in self.prompt_field else None
+    if is_tokens_or_chat(ready):
+      if worked or any((self.header, self.prefix, self.suffix, self.chat)):
+        raise ValueError(
+          f'{where}: {self.prompt_field} is a list; prefix, suffix, shots and chat need a text: leave them out.'
+        )
+      return ready
+    render, text = self._question(record, where)
+    question = render(text)
+    opening = self.prefix + (_filled(self.header, record, where) if self.header else '')
+    others = [shot for asked, shot in worked if asked != question]
+
+    def build(count: int, text: str) -> Prompt:
+      return self._message(opening + ''.join(others[:count]) + render(text) + self.suffix)
+
+    count = len(others)
+    while count and fit.excess(build(count, text)) > 0:
+      count -= 1
+    return fit(functools.partial(build, count), text)
+
+  def worked(self, record: Record, where: str) -> tuple[str, str]:
+    """Return the question of a record, and the question with its answer."""
+    render, text = self._question(record, where)
+    question = render(text)
+    if self.worked_field is None:
+      target = self.target(record, where)
+      answer = target if isinstance(target, str) else next(iter(target), None)
+      if answer is None:
+        raise ValueError(f'{where} has no reference, so that it is no worked example; take shots=0.')
+    else:
+      answer = _filled(self.worked_field, record, where)
+    return question, f'{question}{"" if question[-1:].isspace() else " "}{answer}\n\n'
+
+  def target(self, record: Record, where: str) -> str | list[str]:
+    """Return the reference of a record, or a list of them."""
+    if self.target_field is None:
+      return []
+    value = _texts(self.target_field, record, where).get(self.target_field)
+    if isinstance(value, list):
+      return [str(reference) for reference in value]
+    return _filled(self.target_field, record, where)
+
+  def _question(self, record: Record, where: str) -> tuple[Callable[[str], str], str]:
+    """Return what renders the question about a text, and the text."""
+    values = {name: str(value) for name, value in _texts(self.prompt_field, record, where).items()}
+    if not values:
+      raise ValueError(f'{where}: the prompt {self.prompt_field!r} names no field; write {{field}} for one.')
+    name = self.text_field if self.text_field in values else max(values, key=lambda name: len(values[name]))
+    if '{' not in self.prompt_field:
+      return lambda text: text, values[name]
+    return lambda text: self.prompt_field.format_map({**values, name: text}), values[name]
+
+  def _message(self, text: str) -> Prompt:
+    if not self.chat:
+      return text
+    system = [{'role': 'system', 'content': self.chat}] if isinstance(self.chat, str) else []
+    return [*system, {'role': 'user', 'content': text}]
+
+
+def is_tokens_or_chat(value: Any) -> bool:
+  """Return whether a value is a list of token ids or of chat messages."""
+  if not isinstance(value, list) or not value:
+    return False
+  return all(isinstance(x, Mapping) for x in value) or all(type(x) is int for x in value)
+
+
+def _field(record: Record, name: str, where: str) -> Any:
+  if name not in record:
+    raise ValueError(f'{where}: no field {name!r}; the fields are {", ".join(record)}.')
+  return record[name]
+
+
+def _texts(template: str, record: Record, where: str) -> dict[str, Any]:
+  """Return the fields that a template names (a name alone is one), checked to be text, numbers or lists."""
+  names = [template]
+  if '{' in template:
+    try:
+      names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as e:
+      raise ValueError(f'{where}: the template {template!r} cannot be read ({e}); double literal braces.') from None
+  fields = {name: _field(record, name, where) for name in names}
+  for name, value in fields.items():
+    if value is None or (isinstance(value, list) and None in value):
+      raise ValueError(f'{where}: the field {name!r} is null; give it a text, or remove the line.')
+    try:
+      str(value).encode()
+    except UnicodeEncodeError:
+      raise ValueError(f'{where}: the field {name!r} contains half a character (a lone surrogate).') from None
+  return fields
+
+
+def _filled(template: str, record: Record, where: str) -> str:
+  """Return a template filled with the fields of a record, or the field that it names."""
+  values = _texts(template, record, where)
+  return template.format_map(values) if '{' in template else str(values[template])
+
+
+def select(
+  items: Iterable[Any], start: int = 0, count: int | None = None, seed: int | None = None
+) -> list[tuple[int, Any]]:
+  """Return `count` items from `start` on, each with its index.
+
+  Args:
+    items: the items, read no further than needed.
+    start: number of items to skip.
+    count: number of items; None for all.
+    seed: None takes the first items; a number takes a random subset in the order of the items. A smaller subset of one
+      seed is a part of a larger one.
+  """
+  numbered = enumerate(items)
+  if count is None or seed is None:
+    return list(itertools.islice(numbered, start, None if count is None else start + count))
+  rest = list(itertools.islice(numbered, start, None))
+  chosen = np.random.default_rng(seed).permutation(len(rest))[:count]
+  return [rest[i] for i in sorted(chosen)]
 
 
 def truncation(stop: Sequence[str]) -> Callable[[str, Example], str] | None:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 
-PROCESSES = 16  # that a program may have, threads included
+PROCESSES = 16  # that a program may have by default, threads included
 FILE_BYTES = 1 << 24
 WITHOUT_ISOLATION = 'without isolation'  # the value of allow_execution that permits to run without namespaces
 PASSED = 'passed'
@@ -61,13 +61,16 @@ class Result:
     return self.verdict == PASSED
 
 
-def run(program: str, *, seconds: float = 5.0, memory: int = 1 << 30, isolated: bool = True) -> Result:
+def run(
+  program: str, *, seconds: float = 5.0, memory: int = 1 << 30, processes: int = PROCESSES, isolated: bool = True
+) -> Result:
   """Run a Python program.
 
   Args:
     program: its source.
     seconds: processor time; it has three times as long by the clock.
-    memory: bytes of address space.
+    memory: bytes of address space of each process.
+    processes: number of processes, threads included.
     isolated: whether to refuse where the system forbids namespaces.
 
   Returns:
@@ -87,7 +90,7 @@ def run(program: str, *, seconds: float = 5.0, memory: int = 1 << 30, isolated: 
       f.write(nonce + program)
     reader, writer = os.pipe()
     try:
-      code = _wait(_start(folder, writer, seconds, memory, isolated), 3 * seconds + 1)
+      code = _wait(_start(folder, writer, seconds, memory, processes, isolated), 3 * seconds + 1)
       os.set_blocking(reader, False)
       with contextlib.suppress(BlockingIOError):  # there is no report
         report = os.read(reader, _REPORT)
@@ -103,12 +106,12 @@ def _hide_memory():
     _check(_libc().prctl(_SET_DUMPABLE, 0, 0, 0, 0))
 
 
-def _start(folder: str, writer: int, seconds: float, memory: int, isolated: bool) -> subprocess.Popen:
+def _start(folder: str, writer: int, seconds: float, memory: int, processes: int, isolated: bool) -> subprocess.Popen:
   """Start the child; without preexec_fn, which is unsafe in a process with threads."""
   environment = {'PATH': '/usr/bin:/bin', 'HOME': folder, 'LANG': 'C.UTF-8', 'OPENBLAS_NUM_THREADS': '1'}
   if 'LD_LIBRARY_PATH' in os.environ:
     environment['LD_LIBRARY_PATH'] = os.environ['LD_LIBRARY_PATH']
-  arguments = [os.path.abspath(__file__), str(writer), str(seconds), str(memory), str(int(isolated))]
+  arguments = [os.path.abspath(__file__), str(writer), str(seconds), str(memory), str(processes), str(int(isolated))]
   return subprocess.Popen(
     [sys.executable, '-I', *arguments],
     stdin=subprocess.DEVNULL,
@@ -153,7 +156,7 @@ def _result(code: int | None, report: bytes, nonce: str) -> Result:
 # ---- the child ----
 
 
-def _child(writer: int, seconds: float, memory: int, isolated: bool):
+def _child(writer: int, seconds: float, memory: int, processes: int, isolated: bool):
   """Give up all that the program must not have, run it, and report."""
   with open('job', encoding='utf-8') as f:
     nonce = f.read(32)
@@ -172,7 +175,7 @@ def _child(writer: int, seconds: float, memory: int, isolated: bool):
     leave(0)
 
   signal.signal(signal.SIGXCPU, lambda *_: report(TIMED_OUT))
-  _limit(math.ceil(seconds), memory, tasks)
+  _limit(math.ceil(seconds), memory, tasks + processes)
   try:
     exec(compile(program, '<program>', 'exec'), {'__name__': '__main__'})
     verdict = PASSED
@@ -267,11 +270,11 @@ def _fork_into_namespace(cpu: int):
   _libc().prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _limit(cpu: int, memory: int, tasks: int):
+def _limit(cpu: int, memory: int, processes: int):
   """Set the limits of this process."""
   import resource  # not on every system
 
-  limits = dict(CPU=cpu, AS=memory, FSIZE=FILE_BYTES, NOFILE=64, CORE=0, NPROC=tasks + PROCESSES)
+  limits = dict(CPU=cpu, AS=memory, FSIZE=FILE_BYTES, NOFILE=64, CORE=0, NPROC=processes)
   for name, value in limits.items():
     kind = getattr(resource, f'RLIMIT_{name}', None)
     if kind is not None:
@@ -295,4 +298,4 @@ def _drop_root(user: int):
 
 
 if __name__ == '__main__':
-  _child(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == '1')
+  _child(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == '1')

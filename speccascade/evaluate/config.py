@@ -60,7 +60,7 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'speccascade.mesh', _mesh
   combiners = (rules.weighted, rules.contrastive, rules.realign)
   yield from ((f'rules.{rule.__name__}', rule) for rule in (*rules.RULES, *combiners))
-  for thing in (files.parallel_text, files.jsonl, tasks.seqio_task, tasks.t5x_task):
+  for thing in (files.parallel_text, files.jsonl, files.conversations, tasks.seqio_task, tasks.t5x_task):
     yield f'data.{thing.__name__}', thing
   for thing in (embedded.task, embedded.models):
     yield f'embedded.{thing.__name__}', thing

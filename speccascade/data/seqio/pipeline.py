@@ -5,7 +5,6 @@ Like `tasks`, this imports seqio and TensorFlow only when a function is called.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
-import itertools
 import json
 import os
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from speccascade.data import prompts, tokenizers
-from speccascade.data.benchmarks import Benchmark, Item
+from speccascade.data.benchmarks import Benchmark
 from speccascade.data.examples import Example
 
 DATA_DIR = '~/tensorflow_datasets'
@@ -99,7 +98,7 @@ def _features(line):
 
   def texts(line):
     example = read_example(line)
-    return example.prompt.encode(), example.references[0].encode()
+    return example.prompt.encode(), next(iter(example.references), '').encode()
 
   inputs, targets = tf.numpy_function(texts, [line], [tf.string, tf.string])
   return dict(inputs=tf.ensure_shape(inputs, []), targets=tf.ensure_shape(targets, []), example=line)
@@ -111,9 +110,11 @@ def read_example(line: bytes) -> Example:
 
 
 def to_plain(value: Any) -> Any:
-  """Return a value of TensorFlow Datasets as text, number or list."""
+  """Return a value of TensorFlow Datasets as text, number, list or dict of them."""
   if isinstance(value, bytes):
     return value.decode()
+  if isinstance(value, Mapping):
+    return {key: to_plain(v) for key, v in value.items()}
   value = np.asarray(value)
   return [to_plain(v) for v in value.tolist()] if value.ndim else value.item()
 
@@ -139,48 +140,43 @@ def builder(benchmark: Benchmark, data_dir: str | None):
 
 
 def benchmark_examples(
-  benchmark: Benchmark, dataset, fit: prompts.Fitter, split: str, start: int = 0, count: int | None = None
+  benchmark: Benchmark,
+  dataset,
+  fit: prompts.Fitter,
+  split: str,
+  start: int = 0,
+  count: int | None = None,
+  seed: int | None = None,
 ) -> Iterator[Example]:
-  """Yield `count` examples of a split from `start` on, read from the builder of its data set."""
-  shots = _shots(benchmark, dataset)
-  records = enumerate(_records(dataset, benchmark.splits[split]))
-  for index, fields in itertools.islice(records, start, None if count is None else start + count):
-    yield _example(benchmark, shots.get(_group(benchmark, fields), ()), fit, index, fields)
+  """Yield the examples of a split that `prompts.select` chooses, read from the builder of its data set."""
+  worked = _worked(benchmark, dataset)
+  records = _records(benchmark, dataset, benchmark.splits[split])
+  for index, record in prompts.select(records, start, count, seed):
+    where = f'{benchmark.dataset}, example {index} of {split}'
+    yield benchmark.example(index, record, where, fit, worked.get(record.get(benchmark.group), ()))
 
 
-def _records(dataset, split: str) -> Iterator[dict[str, Any]]:
-  """Yield the records of a split in order, without nested features."""
+def _records(benchmark: Benchmark, dataset, split: str) -> Iterator[dict[str, Any]]:
+  """Yield the records of a split in order, without features that are nested deeper than a list of texts."""
   import tensorflow_datasets as tfds
 
+  kinds = bytes | np.ndarray | np.generic
   for record in tfds.as_numpy(dataset.as_dataset(split=split)):
-    yield {key: to_plain(value) for key, value in record.items() if isinstance(value, bytes | np.ndarray | np.generic)}
+    flat = {
+      key: {k: v for k, v in x.items() if isinstance(v, kinds)} if isinstance(x, dict) else x
+      for key, x in record.items()
+    }
+    plain = {key: to_plain(value) for key, value in flat.items() if isinstance(value, kinds | dict)}
+    yield benchmark.fields(plain) if benchmark.fields else plain
 
 
-def _group(benchmark: Benchmark, fields: Mapping[str, Any]) -> Any:
-  return fields[benchmark.group] if benchmark.group else None
-
-
-def _shots(benchmark: Benchmark, dataset) -> dict[Any, list[Item]]:
+def _worked(benchmark: Benchmark, dataset) -> dict[Any, list[tuple[str, str]]]:
   """Return the worked examples of each group, in the order of their split."""
-  groups: dict[Any, list[Item]] = {}
+  groups: dict[Any, list[tuple[str, str]]] = {}
   if benchmark.shots:
     first = '' if benchmark.group else f'[:{benchmark.shots}]'
-    for fields in _records(dataset, benchmark.shots_split + first):
-      items = groups.setdefault(_group(benchmark, fields), [])
-      if len(items) < benchmark.shots:
-        items.append(benchmark.item(fields))
+    for record in _records(benchmark, dataset, benchmark.shots_split + first):
+      worked = groups.setdefault(record.get(benchmark.group), [])
+      if len(worked) < benchmark.shots:
+        worked.append(benchmark.worked(record, f'{benchmark.dataset}, {benchmark.shots_split}'))
   return groups
-
-
-def _example(
-  benchmark: Benchmark, shots: Iterable[Item], fit: prompts.Fitter, index: int, fields: Mapping[str, Any]
-) -> Example:
-  """Return the example of a record: prefix, header, the worked examples of other questions that fit, the question."""
-  item = benchmark.item(fields)
-  opening = benchmark.prefix + (benchmark.header(fields) if benchmark.header else '')
-  question = item.render(item.text)
-  worked = [shot.worked() for shot in shots if shot.render(shot.text) != question]
-  while worked and fit.excess(opening + ''.join(worked) + question) > 0:
-    worked.pop()
-  before = opening + ''.join(worked)
-  return Example(index, fit(lambda text: before + item.render(text), item.text), item.target, dict(item.info))

@@ -27,29 +27,46 @@ def seqio_task(
   split: str = 'validation',
   count: int | None = None,
   start: int = 0,
+  seed: int | None = None,
+  language: str | None = None,
   tokenizer: str | None = None,
   data_dir: str | None = None,
+  prompt_field: str | None = None,
   prefix: str | None = None,
+  suffix: str | None = None,
   shots: int | None = None,
+  shots_split: str | None = None,
+  chat: bool | str | None = None,
+  stop: Sequence[str] | None = None,
   max_prompt_tokens: int | None = None,
   max_new_tokens: int | None = None,
   metrics: Sequence[str | Metric] | None = None,
   allow_execution: bool | str = False,
 ) -> Task:
-  """Return a benchmark, or a registered seqio task or mixture, as a task of plain examples.
+  r"""Return a benchmark, or a registered seqio task or mixture, as a task of plain examples.
+
+  Settings that are None are the benchmark's.
 
   Args:
     name: a benchmark of `BENCHMARKS`, or a name in seqio's registry.
     split: the split to read.
     count: number of examples; None for all.
     start: number of examples to skip.
+    seed: of a random subset of `count` examples; None takes the first ones.
+    language: the programming language (humanevalpack only).
     tokenizer: path of the models' tokenizer, to truncate long prompts (benchmarks only).
     data_dir: folder of TensorFlow Datasets (benchmarks only).
-    prefix: beginning of every prompt (benchmarks only).
-    shots: number of worked examples (benchmarks only).
-    max_prompt_tokens: the longest prompt; None for the benchmark's.
-    max_new_tokens: tokens to generate at most; None for the benchmark's.
-    metrics: names of metrics, or functions; None for the benchmark's.
+    prompt_field: the question, as 'Article: {article}\nSummary:': a field of the data set, or a template of fields. The
+      fields of a registered task are inputs and targets.
+    prefix: text at the beginning of the prompt.
+    suffix: text at the end of the prompt.
+    shots: number of worked examples.
+    shots_split: the split of the worked examples.
+    chat: whether the prompt is a user's message for the models' chat template; a text is the system's message.
+    stop: strings that end decoding; what follows them is neither decoded nor judged.
+    max_prompt_tokens: the longest prompt.
+    max_new_tokens: tokens to generate at most.
+    metrics: names of metrics, or functions.
     allow_execution: True lets `pass_at_1` run generated programs; see `speccascade.data.sandbox`.
 
   Returns:
@@ -62,21 +79,22 @@ def seqio_task(
   """
   if start < 0 or (count is not None and count < 1):
     raise ValueError(f'start={start}, count={count}: start must be at least 0, count at least 1 or None.')
-  limits = dict(max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
-  if name not in BENCHMARKS:
-    _check_registered_settings(name, limits, metrics, tokenizer, data_dir=data_dir, prefix=prefix, shots=shots)
-    judged = named(metrics, allow_execution=allow_execution)
-    records = _records(name, split, start, count)
-    examples = [_plain(index, record) for index, record in zip(itertools.count(start), records, strict=False)]
-    return _task(name, examples, *limits.values(), judged)
-  benchmark = _changed(BENCHMARKS[name], prefix=prefix, shots=shots, metrics=metrics, **limits)
-  judged = named(benchmark.metrics, allow_execution=allow_execution)
-  dataset = pipeline.builder(benchmark, data_dir)
-  _check_split(name, split, benchmark.splits)
-  fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
-  examples = list(pipeline.benchmark_examples(benchmark, dataset, fit, split, start, count))
-  stop = prompts.truncation(benchmark.stop)
-  return _task(name, examples, benchmark.max_prompt_tokens, benchmark.max_new_tokens, judged, stop)
+  changes = dict(prompt_field=prompt_field, prefix=prefix, suffix=suffix, shots=shots, shots_split=shots_split)
+  changes |= dict(chat=chat, stop=stop, metrics=metrics)
+  changes |= dict(max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
+  chosen = dict(start=start, count=count, seed=seed)
+  if name in BENCHMARKS:
+    benchmark = _changed(_in_language(name, language), **changes)
+    judged = named(benchmark.metrics, allow_execution=allow_execution)
+    dataset = pipeline.builder(benchmark, data_dir)
+    _check_split(name, split, benchmark.splits)
+    fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
+    examples = list(pipeline.benchmark_examples(benchmark, dataset, fit, split, **chosen))
+  else:
+    benchmark = _registered(name, changes, tokenizer=tokenizer, data_dir=data_dir, language=language)
+    judged = named(benchmark.metrics, allow_execution=allow_execution)
+    examples = _registered_examples(benchmark, split, **chosen)
+  return _task(name, examples, benchmark, judged)
 
 
 def t5x_task(
@@ -113,9 +131,10 @@ def t5x_task(
   lengths = {key: task_feature_lengths[key] for key in ('inputs', 'targets')}
   judged = named(metrics, allow_execution=allow_execution)
   examples = []
-  for index, record in enumerate(_records(mixture_or_task_name, split, 0, count, lengths)):
+  for index, record in prompts.select(_records(mixture_or_task_name, split, lengths), count=count):
     examples.append(Example(index, pipeline.to_plain(record['inputs']), _plain(index, record).target))
-  return _task(mixture_or_task_name, examples, *lengths.values(), judged)
+  _check_examples(mixture_or_task_name, examples, judged)
+  return Task(mixture_or_task_name, examples, *lengths.values(), judged)
 
 
 def add_benchmark(
@@ -187,25 +206,60 @@ def add_task(task: Task, *, tokenizer: str, split: str = 'validation', name: str
 # ---- reading ----
 
 
+def _in_language(name: str, language: str | None) -> Benchmark:
+  """Return a benchmark in a programming language."""
+  benchmark = BENCHMARKS[name]
+  if language is None:
+    return benchmark
+  if language not in benchmark.languages:
+    known = ', '.join(benchmark.languages) or 'none'
+    raise ValueError(f'{name} has no language {language!r}; choose from {known}.')
+  return benchmark.languages[language]
+
+
 def _changed(benchmark: Benchmark, **changes) -> Benchmark:
   """Return a benchmark with the changes that are not None."""
   changed = dataclasses.replace(benchmark, **{key: value for key, value in changes.items() if value is not None})
   if changed.shots < 0 or (changed.shots and changed.shots_split is None):
-    raise ValueError(f'shots={changed.shots}: {changed.dataset} has no split to take worked examples from.')
+    raise ValueError(
+      f'shots={changed.shots}: {changed.dataset} has no split to take worked examples from; give shots_split.'
+    )
   return changed
 
 
-def _check_registered_settings(name, limits, metrics, tokenizer, **benchmark_settings):
-  """Raise for settings that a task of seqio's registry cannot have, or must have."""
+def _registered(name: str, changes: Mapping[str, Any], **benchmark_settings) -> Benchmark:
+  """Return a task of seqio's registry with its settings, or raise for one that is missing or impossible."""
   for key, value in benchmark_settings.items():
     if value is not None:
-      raise ValueError(f'{key} is a setting of benchmarks ({", ".join(BENCHMARKS)}), and {name!r} is none of them.')
-  if tokenizer is not None:
-    raise ValueError(f'{name!r} is registered with its own vocabularies; leave out tokenizer={tokenizer!r}.')
-  if None in limits.values():
+      raise ValueError(
+        f'{key}={value!r} is a setting of benchmarks ({", ".join(BENCHMARKS)}); leave it out for {name!r}, which is '
+        'registered with its own vocabularies and data.'
+      )
+  if changes['max_prompt_tokens'] is None or changes['max_new_tokens'] is None:
     raise ValueError(f'{name}: give max_prompt_tokens and max_new_tokens, which a seqio task does not define.')
-  if not metrics:
+  if not changes['metrics']:
     raise ValueError(f"{name}: give metrics, as ('bleu',); those of a seqio task judge tokens.")
+  fields = dict(dataset=name, splits={}, prompt_field='inputs', target_field='targets')
+  return _changed(Benchmark(**fields, max_prompt_tokens=0, max_new_tokens=0, metrics=()), **changes)
+
+
+def _registered_examples(benchmark: Benchmark, split: str, **chosen) -> list[Example]:
+  """Return the examples of a registered task, with the prompts that the settings make of its own."""
+  name = benchmark.dataset
+  worked = []
+  if benchmark.shots:
+    for i, record in zip(range(benchmark.shots), _records(name, benchmark.shots_split), strict=False):
+      worked.append(benchmark.worked(_as_record(_plain(i, record)), f'{name}, {benchmark.shots_split}'))
+  examples = []
+  for index, record in prompts.select(_records(name, split), **chosen):
+    example = _plain(index, record)
+    prompt = benchmark.prompt(_as_record(example), f'{name}, example {index}', worked=worked)
+    examples.append(dataclasses.replace(example, prompt=prompt))
+  return examples
+
+
+def _as_record(example: Example) -> dict[str, Any]:
+  return {'inputs': example.prompt, 'targets': example.target}
 
 
 def _check_split(name: str, split: str, splits):
@@ -213,9 +267,7 @@ def _check_split(name: str, split: str, splits):
     raise ValueError(f'{name} has no split {split!r}; choose from {", ".join(sorted(splits))}.')
 
 
-def _records(
-  name: str, split: str, start: int, count: int | None, lengths: Mapping[str, int] | None = None
-) -> Iterator[Mapping[str, Any]]:
+def _records(name: str, split: str, lengths: Mapping[str, int] | None = None) -> Iterator[Mapping[str, Any]]:
   """Yield the preprocessed records of a registered task in order, of a mixture task by task, truncated to `lengths`."""
   seqio = pipeline.library()
   import tensorflow_datasets as tfds
@@ -229,23 +281,29 @@ def _records(
   for task in tasks:
     _check_split(task.name, split, task.splits)
   settings = dict(sequence_length=lengths, split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
-  records = itertools.chain.from_iterable(tfds.as_numpy(task.get_dataset(**settings)) for task in tasks)
-  yield from itertools.islice(records, start, None if count is None else start + count)
+  return itertools.chain.from_iterable(tfds.as_numpy(task.get_dataset(**settings)) for task in tasks)
 
 
 def _plain(index: int, record: Mapping[str, Any]) -> Example:
-  """Return the example of a record: the one it carries, else its texts, else its tokens."""
+  """Return the example of a record: the one that it has, else its texts, else its tokens."""
   if 'example' in record:
     return dataclasses.replace(pipeline.read_example(record['example']), index=index)
   prompt, target = (record.get(f'{key}_pretokenized', record.get(key)) for key in ('inputs', 'targets'))
   return Example(index, pipeline.to_plain(prompt), pipeline.to_plain(target))
 
 
-def _task(name, examples, max_prompt_tokens, max_new_tokens, metrics, postprocess=None) -> Task:
-  """Return a task of examples, checked to be there, to have texts for targets, and to suit the metrics."""
+def _task(name: str, examples: list[Example], benchmark: Benchmark, metrics: dict[str, Metric]) -> Task:
+  """Return the task of a benchmark's examples."""
+  _check_examples(name, examples, metrics)
+  postprocess = prompts.truncation(benchmark.stop)
+  limits = benchmark.max_prompt_tokens, benchmark.max_new_tokens
+  return Task(name, examples, *limits, metrics, postprocess, benchmark.stop)
+
+
+def _check_examples(name: str, examples: list[Example], metrics: dict[str, Metric]):
+  """Raise unless there are examples that have texts for targets and suit the metrics."""
   if not examples:
     raise ValueError(f'{name}: the split has no examples from start on.')
   if any(not isinstance(e.target, str | list) or not all(isinstance(x, str) for x in e.references) for e in examples):
     raise ValueError(f'{name}: its targets are tokens; keep targets_pretokenized in its preprocessing.')
   check(metrics, examples, lambda example: f'{name}, example {example.index}')
-  return Task(name, examples, max_prompt_tokens, max_new_tokens, metrics, postprocess)
