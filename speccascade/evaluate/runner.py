@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from speccascade.evaluate import protocols, report, rundir, shards, summary, sv_studies, trace
+from speccascade.evaluate import protocols, published, report, rundir, shards, summary, sv_studies, trace
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.shards import Shard
@@ -284,6 +284,7 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
       models=names,
       points=summary.points(experiment, quality.lines(), list(timings.lines()), floors, study.judged),
       floor=floors,
+      published=published.of_cell(experiment.cell),
       tables=[],
       traces=traced,
       studies=sv_studies.of_run(experiment.points, quality.lines(), protocols.batches(experiment)),
