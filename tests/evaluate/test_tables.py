@@ -188,3 +188,39 @@ def test_values_are_written_as_they_were_given():
   assert [pts.text(x) for x in (None, 0.1, 3, [0.5, 0.5], 'mean')] == ['–', '0.1', '3', '(0.5, 0.5)', 'mean']
   assert pts.setting(point('a', [0.5, 0.5], parameter='weights')) == 'λ = (0.5, 0.5)'
   assert pts.setting(point('a')) == ''
+
+
+def test_methods_whose_intervals_overlap_are_called_equal():
+  large = point('target only', quality=28.0, ratio=1.0)
+  fast, near, slow, unsure = (
+    point(name, 0.5, 28.0, ratio, matched_ci=ci)
+    for name, ratio, ci in (
+      ('fast', 1.5, [1.3, 1.7]), ('near', 1.4, [1.2, 1.31]), ('slow', 1.1, [0.9, 1.29]), ('unsure', 1.2, [None, 1.4])
+    )
+  )  # fmt: skip
+  never = point('never', 0.5, 20.0, 2.0, matched_ci=None)
+  (table,) = by_title(made.results([large, fast, near, slow, unsure, never]), 'Quality against')
+  at = table['columns'].index('rank')
+  assert [row[at - 2 : at + 1] for row in table['rows']] == [
+    [1.5, '1.30 … 1.70', 'fastest'], [1.4, '1.20 … 1.31', 'equal'], [1.1, '0.90 … 1.29', 'slower'],
+    [1.2, '– … 1.40', 'equal'], [None, None, None],
+  ]  # fmt: skip
+  assert 'Equal in speed to the large model: slow, unsure.' in table['note']
+
+
+def test_the_collaborative_table_divides_times_and_tokens_per_second():
+  points = [point('ensemble', quality=28.0, ratio=1.0), point('cos', 3, 28.0, 1.5, parameter='block')]
+  points[1]['latency']['tokens_per_s'] = 120.0
+  (table,) = by_title(made.results(points, reference='ensemble'), 'Collaborative')
+  assert table['columns'][2:5] == ['tokens/s', 'speed-up over ensemble', 'tokens/s ratio']
+  assert table['rows'][1][2:5] == [120.0, 1.5, pytest.approx(1.2)]
+
+
+def test_each_value_is_compared_with_the_reference_of_its_own():
+  points = [point('ensemble', x, 28.0, 1.0) for x in (0.1, 0.2)]
+  points += [point('cos', x, 28.0, r) for x, r in ((0.1, 1.2), (0.2, 1.6))] + [point('target only', quality=28.0)]
+  points[0]['latency']['tokens_per_s'] = 50.0
+  results = made.results(points, reference='ensemble')
+  assert [pts.reference(results, points, p) for p in points] == [points[0], points[1], points[0], points[1], None]
+  (table,) = by_title(results, 'Collaborative')
+  assert table['rows'][1][:5] == ['cos', 'α = 0.2', 160.0, 1.6, 1.6] and 'at the same value' in table['note']

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 from speccascade.evaluate.published import QUALITY as QUALITY_OF
 from speccascade.evaluate.report import points as pts
@@ -20,8 +21,15 @@ Next:
 ABOUT = ('curve', 'parameter', 'value', 'temperature', 'batch', 'examples')
 QUALITY = ('quality', 'quality_low', 'quality_high')
 COUNTS = ('length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round', 'calls_per_token')
-TIMES = ('speedup', 'speedup_low', 'speedup_high', 'median_ms', 'tokens_per_s')
-RATES = ('tokens_ratio', 'decode_tokens_per_s', 'prefill_share', 'steady_tokens_per_s', 'steady_ratio')
+TIMES = ('speedup', 'speedup_low', 'speedup_high', 'median_ms')
+RATES = (
+  'tokens_per_s',
+  'tokens_ratio',
+  'decode_tokens_per_s',
+  'prefill_share',
+  'steady_tokens_per_s',
+  'steady_ratio',
+)
 PUBLISHED = ('published_quality', *(f'published_{name}' for name in pts.MEASURES))
 COLUMNS = (*ABOUT, *QUALITY, *COUNTS, *TIMES, *RATES, *PUBLISHED)
 BREAKDOWN = ('curve', 'parameter', 'value', 'temperature', 'by', 'key', 'texts', 'tested', 'accepted')
@@ -29,20 +37,24 @@ BREAKDOWN = ('curve', 'parameter', 'value', 'temperature', 'by', 'key', 'texts',
 
 def as_csv(results: dict) -> str:
   """Return the points as CSV: a line of COLUMNS, then one for each point; what was not measured is empty."""
-  out = io.StringIO()
-  writer = csv.writer(out, lineterminator='\n')
-  writer.writerow(COLUMNS)
+  rows = []
+  measures = (f'{QUALITY_OF}{results["metric"]}', *pts.MEASURES)
   for p in results['points']:
-    about = [p[k] for k in ABOUT]
-    quality = [pts.quality(p, results['metric']), *(pts.quality_interval(p, results['metric']) or (None, None))]
-    latency = p['latency'] or {}
-    milliseconds = 1e3 * latency['median_s'] if latency else None
-    times = [pts.ratio(p), *(pts.ratio_interval(p) or (None, None)), milliseconds, latency.get('tokens_per_s')]
-    rates = [latency.get(k) for k in RATES]
-    measures = (f'{QUALITY_OF}{results["metric"]}', *pts.MEASURES)
-    published = [pts.published(results, p, measure) for measure in measures]
-    writer.writerow([*about, *quality, *(pts.count(p, k) for k in COUNTS), *times, *rates, *published])
-  return out.getvalue()  # None is written as ''
+    seconds = pts.timing(p, 'median_s')
+    rows.append(
+      [
+        *(p[k] for k in ABOUT),
+        pts.quality(p, results['metric']),
+        *(pts.quality_interval(p, results['metric']) or (None, None)),
+        *(pts.count(p, k) for k in COUNTS),
+        pts.ratio(p),
+        *(pts.ratio_interval(p) or (None, None)),
+        None if seconds is None else 1e3 * seconds,
+        *(pts.timing(p, k) for k in RATES),
+        *(pts.published(results, p, measure) for measure in measures),
+      ]
+    )
+  return _csv(COLUMNS, rows)
 
 
 def acceptance_csv(results: dict) -> str:
@@ -50,21 +62,17 @@ def acceptance_csv(results: dict) -> str:
 
   The key is the number of the round, the domain, or the lower bound of the prompt's acceptance.
   """
-  out = io.StringIO()
-  writer = csv.writer(out, lineterminator='\n')
-  writer.writerow(BREAKDOWN)
+  rows = []
   batch = results['points'][0]['batch'] if results['points'] else None
   for p in (p for p in results['points'] if p['batch'] == batch):  # counts are of all batch sizes the same
     about = [p[k] for k in BREAKDOWN[:4]]
     rounds = zip(pts.count(p, 'texts_by_round') or [], pts.count(p, 'accepted_by_round') or [], strict=True)
-    for i, (texts, accepted) in enumerate(rounds, 1):
-      writer.writerow([*about, 'round', i, texts, None, accepted])
+    rows += [[*about, 'round', i, texts, None, accepted] for i, (texts, accepted) in enumerate(rounds, 1)]
     for domain, counted in (pts.count(p, 'acceptance_by_domain') or {}).items():
-      writer.writerow([*about, 'domain', domain, counted['examples'], counted['tested'], counted['accepted']])
-    shares = pts.count(p, 'acceptance_by_prompt') or []
-    for i, texts in enumerate(shares):
-      writer.writerow([*about, 'prompt', i / len(shares), texts, None, None])
-  return out.getvalue()
+      rows.append([*about, 'domain', domain, counted['examples'], counted['tested'], counted['accepted']])
+    bins = pts.count(p, 'acceptance_by_prompt') or []
+    rows += [[*about, 'prompt', i / len(bins), texts, None, None] for i, texts in enumerate(bins)]
+  return _csv(BREAKDOWN, rows)
 
 
 def published_csv(results: dict) -> str:
@@ -80,12 +88,12 @@ def published_csv(results: dict) -> str:
           for row in table['rows']
           if row[i] is not None
         ]
-  if not rows:
-    return ''
+  return _csv(('table', 'measure', 'curve', 'setting', 'measured', 'published'), rows) if rows else ''
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
   out = io.StringIO()
-  csv.writer(out, lineterminator='\n').writerows(
-    [['table', 'measure', 'curve', 'setting', 'measured', 'published'], *rows]
-  )
+  csv.writer(out, lineterminator='\n').writerows([columns, *rows])  # None is written as ''
   return out.getvalue()
 
 
