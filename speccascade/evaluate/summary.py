@@ -215,7 +215,7 @@ def _timed(trials: list[dict]) -> Timed:
 def _latency(mine: Times | None, reference: Times | None, seed: int) -> dict | None:
   """Return the times of a point and their ratios to the reference's on the very same examples.
 
-  `ratio` is of times, `tokens_ratio` of tokens per second, `steady_ratio` of those while every slot is filled.
+  `ratio` is of times, `tokens_per_s_ratio` of tokens per second, `steady_ratio` of those while every slot is filled.
   """
   if not mine:
     return None
@@ -232,7 +232,7 @@ def _latency(mine: Times | None, reference: Times | None, seed: int) -> dict | N
     steady_tokens_per_s=_steady_rate(some),
     prefill_share=None,
     decode_tokens_per_s=None,
-    **dict.fromkeys(('ratio', 'ratio_ci', 'tokens_ratio', 'tokens_ratio_ci', 'steady_ratio')),
+    **dict.fromkeys(('ratio', 'ratio_ci', 'tokens_per_s_ratio', 'tokens_per_s_ratio_ci', 'steady_ratio')),
   )
   if all(x.prefill is not None for x in some):
     share = sum(x.prefill for x in some) / seconds.sum()
@@ -242,10 +242,10 @@ def _latency(mine: Times | None, reference: Times | None, seed: int) -> dict | N
   if not both:
     return record
   pairs = np.array([(*reference[g][:2], *mine[g][:2]) for g in both])  # [G, 4]: seconds and tokens of both
-  record |= dict(zip(('ratio', 'tokens_ratio'), map(float, _ratios(pairs.sum(0))), strict=True))
+  record |= dict(zip(('ratio', 'tokens_per_s_ratio'), map(float, _ratios(pairs.sum(0))), strict=True))
   if len(pairs) > 1:
     times, rates = _ratios(intervals.draws(seed, len(pairs)) @ pairs)
-    record |= dict(ratio_ci=intervals.interval(times), tokens_ratio_ci=intervals.interval(rates))
+    record |= dict(ratio_ci=intervals.interval(times), tokens_per_s_ratio_ci=intervals.interval(rates))
   rates = [_steady_rate([some[g] for g in both]) for some in (mine, reference)]
   record['steady_ratio'] = None if None in rates else rates[0] / rates[1]
   return record
@@ -290,12 +290,12 @@ def _add_matched(
       name = record['curve'], str(record['value'])
       values = quality[name].get(metric)
       both = [group for group in timed.get(name, {}) if group in timed[base]]
-      if values is not None and both:
+      if values is not None and len(both) > 1:
         positions = [[position.get(examples[i].index, -1) for i in group] for group in both]
         weights = intervals.group_weights(experiment.seed, positions, len(position))
         pairs = np.array([(timed[base][g].seconds, timed[name][g].seconds) for g in both])
         draws.append((values, weights @ pairs))
-    if draws and min(len(timed[name]) for name in timed) > 1:
+    if draws:
       speeds = np.stack([sums[:, 0] / np.maximum(sums[:, 1], 1e-12) for _, sums in draws], 1)
       between = curve[0]['parameter'] not in pts.DISCRETE
       speedups = intervals.reaching(np.stack([values for values, _ in draws], 1), speeds, wanted, between=between)

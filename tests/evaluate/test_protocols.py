@@ -285,9 +285,9 @@ def test_tokens_per_second_and_the_parts_of_a_time_are_compared_too():
     timings.append(_timing('target only', example, 0, 2.0, 20) | {'prefill_seconds': 0.5})
     timings.append(_timing('draft only', example, 0, 1.0, 30) | {'prefill_seconds': 0.25})
   target, draft = (x['latency'] for x in summary.points(experiment, [], timings, None))
-  assert (target['ratio'], target['tokens_ratio']) == (1, 1) and target['tokens_ratio_ci'] == [1, 1]
-  assert draft['ratio'] == 2 and draft['tokens_ratio'] == pytest.approx(3)
-  assert draft['tokens_ratio_ci'] == pytest.approx([3, 3]) and draft['prefill_share'] == 0.25
+  assert (target['ratio'], target['tokens_per_s_ratio']) == (1, 1) and target['tokens_per_s_ratio_ci'] == [1, 1]
+  assert draft['ratio'] == 2 and draft['tokens_per_s_ratio'] == pytest.approx(3)
+  assert draft['tokens_per_s_ratio_ci'] == pytest.approx([3, 3]) and draft['prefill_share'] == 0.25
   assert draft['tokens_per_s'] == 30 and draft['decode_tokens_per_s'] == pytest.approx(40)
   assert target['steady_tokens_per_s'] is target['steady_ratio'] is None
   queued = [x | dict(steady_seconds=x['seconds'] / 2, steady_tokens=x['tokens'] // 5) for x in timings]

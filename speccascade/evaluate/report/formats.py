@@ -24,7 +24,7 @@ COUNTS = ('length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round'
 TIMES = ('speedup', 'speedup_low', 'speedup_high', 'median_ms')
 RATES = (
   'tokens_per_s',
-  'tokens_ratio',
+  'tokens_per_s_ratio',
   'decode_tokens_per_s',
   'prefill_share',
   'steady_tokens_per_s',

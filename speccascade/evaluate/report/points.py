@@ -114,8 +114,7 @@ def number(point: Point) -> float | None:
 # How the results have each measure of a point that papers publish; a metric is 'quality/METRIC'.
 MEASURES = {
   'speedup': ratio,
-  'tokens_per_s': functools.partial(timing, name='tokens_per_s'),
-  'tokens_per_s_ratio': functools.partial(timing, name='tokens_ratio'),
+  **{name: functools.partial(timing, name=name) for name in ('tokens_per_s', 'tokens_per_s_ratio')},
   **{
     name: functools.partial(count, name=name)
     for name in ('calls_per_token', 'acceptance', 'tokens_per_round', 'deferral_rate', 'length')

@@ -18,7 +18,7 @@ from speccascade.evaluate.report import points as pts
 Cell = str | float | int | None
 Table = dict[str, Any]
 
-# The columns of a summary from counts and rates: their names, and those of the counts and of the measures.
+# The columns of a summary from counts and from times: their names, and what they are called in the results.
 COUNTS = {
   'tokens': 'length',
   'cut off': 'cut_off',
@@ -29,13 +29,16 @@ COUNTS = {
 }
 TIMES = {
   'tokens/s': 'tokens_per_s',
-  'tokens/s ratio': 'tokens_ratio',
+  'tokens/s ratio': 'tokens_per_s_ratio',
   'decode tokens/s': 'decode_tokens_per_s',
   'prefill': 'prefill_share',
   'steady tokens/s': 'steady_tokens_per_s',
   'steady ratio': 'steady_ratio',
 }
-OF_TIMES = {'tokens_per_s': 'tokens_per_s', 'tokens_ratio': 'tokens_per_s_ratio'}  # the measures that papers publish
+OF_TIMES = {
+  'tokens_per_s': 'tokens_per_s',
+  'tokens_per_s_ratio': 'tokens_per_s_ratio',
+}  # the measures that papers publish
 PUBLISHED = 'published'  # ends the name of a column
 
 
@@ -150,7 +153,7 @@ def _measured_columns(results: dict, points: Sequence[dict], timed: bool) -> lis
   columns += [Column(name, functools.partial(pts.count, name=key), known(key)) for name, key in COUNTS.items()]
   for name, key in TIMES.items() if timed else ():
     if key == 'tokens_per_s' or _any_timed(points, key):
-      columns.append(Column(name, functools.partial(pts.timing, name=key), known(OF_TIMES.get(key, key))))
+      columns.append(Column(name, functools.partial(pts.timing, name=key), known(key)))
   return columns
 
 
@@ -190,21 +193,23 @@ def _cascades(results: dict, title: str, points: Sequence[dict]) -> Table | None
     Column('at', of_best(pts.setting)),
     Column('speed-up there', of_best(pts.ratio), known('best_quality_speedup')),
   ]
-  note = (
-    f"Speed-up at the fastest setting of each curve that has the large model's {shown}, {wanted:.2f}, interpolated "
-  )
-  note += 'between settings.'
+  note = _cascades_note(rows, f'{shown}, {wanted:.2f}', judged)
+  note += f' Then the best measured {shown} of a setting that is no slower than the large model.'
+  return _filled(f"Quality against the large model's, {title}", columns, rows, note)
+
+
+def _cascades_note(rows: Sequence[dict], wanted: str, judged: bool) -> str:
+  """Return what the first half of the table shows, and which methods are equal to others."""
+  note = f"Speed-up at the fastest setting of each curve that has the large model's {wanted}, interpolated between "
+  note += 'settings.'
   if missed := [row['point']['curve'] for row in rows if row['speed'] is None]:
     note += f' –: never reaches it ({", ".join(missed)}).'
   if judged:
     note += ' A maximum over noisy points is too large; its interval is from resampled examples, quality and time '
-    note += (
-      'together (–: some resamples never reach the quality). rank: equal to the fastest where the intervals overlap.'
-    )
+    note += 'together (–: some resamples never reach the quality). rank: equal to the fastest where intervals overlap.'
   if level := [row['point']['curve'] for row in rows if row['ci'] and _contains(row['ci'], 1.0)]:
     note += f' Equal in speed to the large model: {", ".join(level)}.'
-  note += f' Then the best measured {shown} of a setting that is no slower than the large model.'
-  return _filled(f"Quality against the large model's, {title}", columns, rows, note)
+  return note
 
 
 def _ranks(rows: Sequence[dict]) -> dict[str, str]:
