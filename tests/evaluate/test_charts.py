@@ -56,7 +56,7 @@ def test_settings_that_decoded_alike_are_drawn_once():
   assert len(marks(described(results, 'speed_by_parameter').panels[0])['lossy']) == 3  # at each its own time
 
 
-def test_acceptance_by_place_stops_where_nothing_was_tested_and_lengths_lose_their_empty_end_only():
+def test_acceptance_by_position_stops_where_nothing_was_tested_and_lengths_lose_their_empty_end_only():
   counts = made.counts(0.5) | dict(tested_at=[4, 2, 0], accepted_at=[3, 1, 0], accepted_lengths=[2, 0, 2, 0])
   chart = described(made.results([point('a', counts=counts)]), 'acceptance_T0')
   assert list(map(marks, chart.panels)) == [{'a': [(1, 0.75), (2, 0.5)]}, {'a': [(0, 0.5), (1, 0.0), (2, 0.5)]}]

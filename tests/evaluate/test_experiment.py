@@ -1,4 +1,4 @@
-"""An experiment is checked whole before anything is loaded."""
+"""An experiment is checked completely before anything is loaded."""
 
 import dataclasses
 import importlib
@@ -56,7 +56,7 @@ def test_models_come_from_anything_that_gives_them_and_have_names_of_their_own()
     make(models=[lambda: 3, large]).load()
 
 
-def test_prompts_that_cannot_be_decoded_are_found_before_anything_is():
+def test_prompts_that_cannot_be_decoded_are_refused_before_decoding():
   examples = [dataclasses.replace(e, prompt=[*e.prompt, 1, 2, 3][: 2 + e.index * 3]) for e in toys.task(3).examples]
   task, models = dataclasses.replace(toys.task(), examples=examples), toys.models()
   assert make().encode(models)[1] == [1, 6]

@@ -444,7 +444,7 @@ def _table_distribution(model, tokens):
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_traced_laws_are_those_the_tokens_were_drawn_from(loaded, models, quality, temperature):
+def test_traced_probabilities_are_those_the_tokens_were_drawn_with(loaded, models, quality, temperature):
   found = [x for x in trace.traces(EXPERIMENT, loaded, _lines(quality)) if x['temperature'] == temperature]
   assert [(x['curve'], x['value'], x['example']) for x in found] == [
     (c, v, i) for c, v in (('target only', None), ('draft only', None), ('opt', 0.3)) for i in range(2)

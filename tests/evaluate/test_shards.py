@@ -147,8 +147,8 @@ def test_the_shards_that_a_merge_lacks_are_named(begun):
   share(QUICK, begun, 2)
   with pytest.raises(RunError) as caught:
     merge(QUICK, begun)
-  said = str(caught.value)
-  assert says(said, str(begun), '0/3', 'models.json', '1/3', '--shard=i/3') and '2/3' not in said
+  message = str(caught.value)
+  assert says(message, str(begun), '0/3', 'models.json', '1/3', '--shard=i/3') and '2/3' not in message
   with pytest.raises(RunError, match=having('nowhere', '--shard=i/n')):
     merge(QUICK, begun / 'nowhere')
 
@@ -178,7 +178,7 @@ def test_a_shard_of_a_run_that_one_process_began_is_refused(tmp_path):
     share(QUICK, tmp_path / 'run', 0)
 
 
-def test_a_shard_is_one_processs_and_others_may_run_beside_it(begun):
+def test_a_shard_is_of_one_process_and_others_may_run_meanwhile(begun):
   with shards.locked(begun, Shard(1, 3), lambda begun: None):
     with pytest.raises(RunError, match=r'1-of-3.* process \d+ '):
       share(QUICK, begun, 1)

@@ -63,7 +63,7 @@ def test_the_best_quality_is_that_of_points_no_slower_and_the_faster_of_equals()
   assert tables.best_within(points[:1], 'bleu') is None
 
 
-def test_curves_stand_in_the_order_of_their_numbers_and_of_the_list_without():
+def test_curves_are_in_the_order_of_their_numbers_and_of_the_list_without():
   points = [point('a', 0.5), point('b', [5, 1], parameter='blocks'), point('a', 0.1), point('b', [1, 1]), point('c')]
   grouped = pts.curves(points)
   assert [p['value'] for p in grouped['a']] == [0.1, 0.5]
@@ -126,7 +126,7 @@ def test_the_summary_has_a_row_for_each_point_and_times_only_where_there_are_any
   assert table['rows'][1][-1] == 0.25 and table['rows'][0][-3:] == [None] * 3
 
 
-def test_speed_and_quality_come_first_and_beside_them_what_the_outputs_are_like():
+def test_speed_and_quality_come_first_and_then_what_the_outputs_are_like():
   counts = made.counts(0.5, length=31.5, cut_off=0.25)
   points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.3, 27.5, 1.2, counts=counts)]
   table = tables.tables(made.results(points))[0]
@@ -168,7 +168,7 @@ def test_the_deferral_table_goes_from_the_small_model_to_the_large():
   assert not by_title(made.results(points[:2]), 'Quality by deferral')
 
 
-def test_the_prediction_table_divides_what_was_measured_by_what_was_said():
+def test_the_prediction_table_divides_the_measured_by_the_predicted():
   predicted = dict(ratio=2.0, cost_ratio=0.1, acceptance=0.7, overhead=0.2)
   results = made.results([point('target only', ratio=1.0), point('a', 0.3, ratio=1.5, predicted=predicted)])
   (table,) = by_title(results, 'Prediction')
