@@ -140,7 +140,8 @@ class Curve:
           raise ValueError(
             f'{self.name}: {name} has {key}, but {rules.name_of(function)} takes {", ".join(known) or "nothing"}.'
           )
-    if odd := [x for x in self.values for y in (x if isinstance(x, tuple) else [x]) if _is_infinite(y)]:
+    infinite = lambda x: isinstance(x, float) and not np.isfinite(x)
+    if odd := [x for x in self.values if any(map(infinite, x if isinstance(x, tuple) else [x]))]:
       raise ValueError(f'{self.name}: values has {odd[0]}; give finite numbers.')
     if not self.values:
       raise ValueError(f'{self.name} has no values; leave values out, or give one at least.')
@@ -192,10 +193,6 @@ class Curve:
       parts.append(rules.name_of(self.rule) + _arguments(self.rule_settings))
     varied = '' if self.parameter is None else f', {self.parameter} in {list(self.values)}'
     return f'{self.name}: {" of ".join(parts)}{varied}'
-
-
-def _is_infinite(value: Any) -> bool:
-  return isinstance(value, float) and not np.isfinite(value)
 
 
 def _listed(curve: Curve, values: Any) -> Sequence:

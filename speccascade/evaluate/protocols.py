@@ -145,7 +145,8 @@ def quality(
   decoded: dict[tuple, list[dict]] = {}
   for group in _groups(_unfinished(parts, journal.count)):
     few_executables()
-    with _programs(experiment, loaded, group, batch, len(examples) > batch > 1) as programs:
+    call = _caller(experiment, loaded, batch, queued=len(examples) > batch > 1)
+    with Programs(call, [(part.temperature, part.point) for part, _ in group], batch) as programs:
       for part, missing in group:
         start = time.monotonic()
         label = f'{part.point.label}, T = {part.temperature:g}'
@@ -181,14 +182,6 @@ def _unfinished(parts: Sequence[Part], written: int) -> list[tuple[Part, int]]:
     if end > written:
       unfinished.append((part, min(end - written, len(part.examples))))
   return unfinished
-
-
-def _programs(
-  experiment: Experiment, loaded: Loaded, parts: Sequence[tuple[Part, int]], batch: int, queued: bool
-) -> Programs:
-  """Compile the programs of some parts in the background."""
-  runs = [(part.temperature, part.point) for part, _ in parts]
-  return Programs(_caller(experiment, loaded, batch, queued), runs, batch)
 
 
 def _caller(
@@ -351,7 +344,8 @@ def _timed_call(experiment: Experiment, loaded: Loaded, timing: Timing, examples
 def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int):
   """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs."""
   runs = [(temperature, point) for point in experiment.points]
-  with Programs(_caller(experiment, loaded, batch, experiment.latency_queue > 1), runs, batch) as programs:
+  call = _caller(experiment, loaded, batch, queued=experiment.latency_queue > 1)
+  with Programs(call, runs, batch) as programs:
     progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
     programs.wait_for_all(lambda label: progress.add(1, label))
 

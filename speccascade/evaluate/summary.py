@@ -55,7 +55,8 @@ def points(
   by_point: dict[Key, dict] = {}
   resampled: dict[Key, Resampled] = {}
   points_by_name = {_named(p): p for p in experiment.points}
-  for key, some in itertools.groupby(lines, _key):  # the lines of a point follow each other
+  key_of = lambda line: (line['temperature'], line['curve'], str(line['value']))
+  for key, some in itertools.groupby(lines, key_of):  # the lines of a point follow each other
     point = points_by_name[key[1:]]
     known = (judged or {}).get((key[0], point.label))
     by_point[key], resampled[key] = known or judge(experiment, point, list(some))
@@ -93,10 +94,6 @@ def _at_batch(experiment: Experiment, point: Point, batch: int, counted: dict | 
 def _named(point: Point) -> tuple[str, str]:
   name, value = point.key
   return name, str(value)
-
-
-def _key(line: dict) -> tuple:
-  return line['temperature'], line['curve'], str(line['value'])
 
 
 # ---- quality and counts ----
