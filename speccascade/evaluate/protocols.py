@@ -142,7 +142,7 @@ def quality(
   examples = quality_examples(experiment)
   batch = _batch(experiment, examples)
   progress = Progress('quality', len(plan), journal.count)
-  decoded: dict[tuple, list[dict]] = {}
+  decoded = None, []  # a point at a temperature, and its lines so far
   for group in _groups(_unfinished(parts, journal.count)):
     few_executables()
     call = _caller(experiment, loaded, batch, queued=len(examples) > batch > 1)
@@ -159,10 +159,10 @@ def quality(
         lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
         journal.append(lines[len(lines) - missing :])
         progress.add(missing, label)
-        done = decoded.setdefault((part.temperature, part.point.label), [])
-        done += lines
-        if row is not None and len(done) == len(examples) and multihost.is_writer():
-          progress.write(row(part.temperature, part.point, done), file=sys.stderr)
+        key = part.temperature, part.point.label
+        decoded = key, (decoded[1] if decoded[0] == key else []) + lines
+        if row is not None and len(decoded[1]) == len(examples) and multihost.is_writer():
+          progress.write(row(part.temperature, part.point, decoded[1]), file=sys.stderr)
 
 
 def _groups(parts: list[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
