@@ -21,7 +21,7 @@ Experiment.latency_trials = 2
 Experiment.trace_examples = 2
 """
 CHECKPOINTS = '[@small/Checkpoint(), @small/Checkpoint()]\nsmall/Checkpoint.path = '
-TIMES = ('latency', 'predicted')
+TIMES = ('latency', 'predicted', 'matched_ci')
 
 
 @pytest.fixture(scope='module')
