@@ -24,15 +24,29 @@ EXTRA_OUTPUTS = ('png', 'tensorboard')
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """What is compared on what. Models are loaded when the run starts, in the order of the methods' model numbers.
+  """A task, models, the curves that are compared, and how much is measured.
 
-  Quality is measured on the first `quality_examples` (all: None) at every temperature, in batches fixed by the split.
-  Latency is measured on `latency_examples` chosen by the seed, every point in turn on each of them, `latency_trials`
-  times, and is given relative to the curve `reference`. 0 examples measure nothing. With a `latency_queue` of 3 or more
-  each timed call decodes a queue of so many examples a slot, and throughput is that of the steady part too. `domain` is
-  the field of an example's info by which acceptance is divided. `cell` names the cell of a paper's
-  table or figure that this reproduces, as in 'cascades/table2/wmt14/small-large'. `extra_outputs` are files that a run
-  writes on request: 'png', the charts as PNG too, and 'tensorboard', quality and speed-up as scalars.
+  Attributes:
+    task: the task, or a function that makes it.
+    models: checkpoints, models or functions that make them, in the order of the methods' model numbers; they are loaded
+      when the run starts.
+    curves: what is compared.
+    name: the name in results, and of the folder where a run has several experiments.
+    cell: the cell of a paper's table or figure that this reproduces, as 'cascades/table2/wmt14/small-large'.
+    reference: the curve that times and qualities are compared with: its one point, or of several the one of the same
+      value.
+    temperatures: of the sampler. Its other numbers, top_k to frequency_penalty, are those of `speccascade.Sampler`.
+    seed: of the random numbers, of what is timed, and of the resamples.
+    quality_examples: how many examples of the split are decoded for quality, the first ones; None: all; 0: none.
+    quality_batch: how many of them at a time.
+    latency_examples: how many examples are timed, chosen by the seed; 0: none.
+    latency_trials: how often each is timed, all points in turn.
+    latency_batches: the batch sizes.
+    latency_queue: examples a slot in a timed call. With 3 or more, throughput is also that of the steady part.
+    domain: the field of an example's info by which acceptance is divided.
+    trace_examples: how many examples are shown token by token.
+    extra_outputs: files that are written on request: 'png', the charts as PNG too; 'tensorboard', scalars.
+    mesh: the jax.sharding.Mesh on which the models are loaded; None: one device.
   """
 
   task: Task
@@ -58,7 +72,7 @@ class Experiment:
   domain: str = 'domain'
   trace_examples: int = 4
   extra_outputs: Sequence[str] = ()
-  mesh: Any = None  # jax.sharding.Mesh on which the models are loaded; None: one device
+  mesh: Any = None
 
   def __post_init__(self):
     object.__setattr__(self, 'task', self.task() if callable(self.task) else self.task)
