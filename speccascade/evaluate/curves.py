@@ -18,16 +18,27 @@ SCORES = {'mean': np.mean, 'sum': np.sum}  # of a sequence cascade; a number is 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """A model by its path, loaded when it is needed; FOLDER@4 is the first four layers of the model in FOLDER."""
+  """A model by its path, loaded when it is needed.
+
+  Attributes:
+    path: the folder of a checkpoint; FOLDER@4 is the first four layers of the model in FOLDER.
+    dtype: float32, bfloat16 or float16; None: as stored.
+    name: the name in results; None: that of the checkpoint.
+    tokenizer: the path of another tokenizer than the checkpoint's.
+    scan: whether the layers are one loop in the compiled program.
+    revision: of a hub model.
+    activation: of a T5X checkpoint without its gin.
+    rules: how the parameters are divided on a mesh: 'whole', 'cut' or pairs of axes.
+  """
 
   path: str
-  dtype: str | None = None  # float32, bfloat16 or float16; None: as stored
+  dtype: str | None = None
   name: str | None = None
   tokenizer: str | None = None
   scan: bool = False
-  revision: str | None = None  # of a hub model
-  activation: str | None = None  # of a T5X checkpoint without its gin
-  rules: Any = dataclasses.field(default=None, repr=False)  # 'replicated', 'sharded' or pairs, on a mesh
+  revision: str | None = None
+  activation: str | None = None
+  rules: Any = dataclasses.field(default=None, repr=False)
 
   def __post_init__(self):
     if not isinstance(self.path, str) or not self.path:
@@ -89,8 +100,16 @@ class Point:
 class Curve:
   """A method, the rule or combiner that it takes first, and the parameter of either that varies.
 
-  `settings` are arguments of the method, `rule_settings` of the rule. The parameter is the rule's where the rule has
-  it, else the method's. Values may be tuples. A config may also bind arguments on the functions themselves.
+  A config may also bind arguments on the functions themselves.
+
+  Attributes:
+    name: the name in results.
+    method: a function of `speccascade.methods`, or one like them.
+    rule: the first argument of the method, if it takes one.
+    parameter: what varies: a parameter of the rule, or else of the method; None: nothing.
+    values: the values of the parameter, a point each. They may be tuples.
+    settings: arguments of the method.
+    rule_settings: arguments of the rule.
   """
 
   name: str
@@ -140,7 +159,8 @@ class Curve:
           raise ValueError(
             f'{self.name}: {name} has {key}, but {rules.name_of(function)} takes {", ".join(known) or "nothing"}.'
           )
-    if odd := [x for x in self.values for y in (x if isinstance(x, tuple) else [x]) if _is_infinite(y)]:
+    infinite = lambda x: isinstance(x, float) and not np.isfinite(x)
+    if odd := [x for x in self.values if any(map(infinite, x if isinstance(x, tuple) else [x]))]:
       raise ValueError(f'{self.name}: values has {odd[0]}; give finite numbers.')
     if not self.values:
       raise ValueError(f'{self.name} has no values; leave values out, or give one at least.')
@@ -192,10 +212,6 @@ class Curve:
       parts.append(rules.name_of(self.rule) + _arguments(self.rule_settings))
     varied = '' if self.parameter is None else f', {self.parameter} in {list(self.values)}'
     return f'{self.name}: {" of ".join(parts)}{varied}'
-
-
-def _is_infinite(value: Any) -> bool:
-  return isinstance(value, float) and not np.isfinite(value)
 
 
 def _listed(curve: Curve, values: Any) -> Sequence:

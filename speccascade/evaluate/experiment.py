@@ -24,13 +24,29 @@ EXTRA_OUTPUTS = ('png', 'tensorboard')
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """What is compared on what. Models are loaded when the run starts, in the order of the methods' model numbers.
+  """A task, models, the curves that are compared, and how much is measured.
 
-  Quality is measured on the first `quality_examples` (all: None) at every temperature, in batches fixed by the split.
-  Latency is measured on `latency_examples` chosen by the seed, every point in turn on each of them, `latency_trials`
-  times, and is given relative to the curve `reference`. 0 examples measure nothing. `cell` names the cell of a paper's
-  table or figure that this reproduces, as in 'cascades/table2/wmt14/small-large'. `extra_outputs` are files that a run
-  writes on request: 'png', the charts as PNG too, and 'tensorboard', quality and speed-up as scalars.
+  Attributes:
+    task: the task, or a function that makes it.
+    models: checkpoints, models or functions that make them, in the order of the methods' model numbers; they are loaded
+      when the run starts.
+    curves: what is compared.
+    name: the name in results, and of the folder where a run has several experiments.
+    cell: the cell of a paper's table or figure that this reproduces, as 'cascades/table2/wmt14/small-large'.
+    reference: the curve that times and qualities are compared with: its one point, or of several the one of the same
+      value.
+    temperatures: of the sampler. Its other numbers, top_k to frequency_penalty, are those of `speccascade.Sampler`.
+    seed: of the random numbers, of what is timed, and of the resamples.
+    quality_examples: how many examples of the split are decoded for quality, the first ones; None: all; 0: none.
+    quality_batch: how many of them at a time.
+    latency_examples: how many examples are timed, chosen by the seed; 0: none.
+    latency_trials: how often each is timed, all points in turn.
+    latency_batches: the batch sizes.
+    latency_queue: examples a slot in a timed call. With 3 or more, throughput is also that of the steady part.
+    domain: the field of an example's info by which acceptance is divided.
+    trace_examples: how many examples are shown token by token.
+    extra_outputs: files that are written on request: 'png', the charts as PNG too; 'tensorboard', scalars.
+    mesh: the jax.sharding.Mesh on which the models are loaded; None: one device.
   """
 
   task: Task
@@ -52,9 +68,11 @@ class Experiment:
   latency_examples: int = 0
   latency_trials: int = 3
   latency_batches: Sequence[int] = (1,)
+  latency_queue: int = 1
+  domain: str = 'domain'
   trace_examples: int = 4
   extra_outputs: Sequence[str] = ()
-  mesh: Any = None  # jax.sharding.Mesh on which the models are loaded; None: one device
+  mesh: Any = None
 
   def __post_init__(self):
     object.__setattr__(self, 'task', self.task() if callable(self.task) else self.task)
@@ -84,6 +102,7 @@ class Experiment:
       'quality_batch': 1,
       'latency_examples': 0,
       'latency_trials': 1,
+      'latency_queue': 1,
       'trace_examples': 0,
       'seed': 0,
     }
@@ -91,11 +110,15 @@ class Experiment:
       value = getattr(self, name)
       if (name, value) != ('quality_examples', None):
         checked_int(f'{self.name}: {name}', value, low)
+    if self.latency_queue == 2:
+      raise ValueError(f'{self.name}: latency_queue=2 has no steady part; give 1, or 3 and more.')
+    most = min(self.latency_examples, len(self.task.examples))
     for batch in self.latency_batches:
-      if checked_int(f'{self.name}: a latency batch', batch) > self._most_latency_examples() and self.latency_examples:
+      needed = checked_int(f'{self.name}: a latency batch', batch) * self.latency_queue
+      if needed > most and self.latency_examples:
+        queue = f' with a latency_queue of {self.latency_queue}' if self.latency_queue > 1 else ''
         raise ValueError(
-          f'{self.name}: a latency batch of {batch} needs at least as many latency_examples, not '
-          f'{self._most_latency_examples()}.'
+          f'{self.name}: a latency batch of {batch}{queue} needs at least {needed} latency_examples, not {most}.'
         )
     if len(set(self.latency_batches)) < len(self.latency_batches) or len(set(self.temperatures)) < len(
       self.temperatures
@@ -116,9 +139,7 @@ class Experiment:
       raise ValueError(
         f'{self.name}: reference={self.reference!r} is none of the curves: {", ".join(names) or "none"}.'
       )
-    reference = self.curves[names.index(self.reference)]
-    if len(reference.values) > 1:
-      raise ValueError(f'{self.name}: the reference {reference.name} has {len(reference.values)} values; give it one.')
+    self._check_reference(self.curves[names.index(self.reference)])
     made = [(point, point.build()) for point in self.points]  # whose values are in range
     for (point, method), temperature in itertools.product(made, self.temperatures):
       try:
@@ -127,6 +148,24 @@ class Experiment:
         raise ValueError(f'{self.name}: {point.label}, T = {temperature:g}: {error}') from None
     if not callable(self.models):
       self._check_models(made, len(self.models))
+
+  def _check_reference(self, reference: Curve):
+    """Refuse a reference of several values where a curve varies something else."""
+    if len(reference.values) == 1:
+      return
+    for curve in self.curves:
+      if curve.parameter is None:
+        continue
+      if curve.parameter != reference.parameter:
+        raise ValueError(
+          f'{self.name}: the reference {reference.name} has {len(reference.values)} values of {reference.parameter}, '
+          f'but {curve.name} varies {curve.parameter}; give the reference one value, or both the same parameter.'
+        )
+      if missing := [value for value in curve.values if value not in reference.values]:
+        raise ValueError(
+          f'{self.name}: {curve.name} has {curve.parameter}={missing[0]}, but the reference {reference.name} has not; '
+          'give it the same values.'
+        )
 
   def _check_models(self, made: Sequence[tuple[Point, Any]], count: int):
     """Refuse a method that needs more models, and one that does not say which of them it decodes alone."""
@@ -138,18 +177,21 @@ class Experiment:
           f"{self.name}: {point.label} decodes with one of {count} models; say which, as in settings = {{'model': 1}}."
         )
 
-  def _most_latency_examples(self) -> int:
-    return min(self.latency_examples, len(self.task.examples))
-
   @property
   def points(self) -> list[Point]:
     """Every point of every curve, in the order of the results."""
     return [point for curve in self.curves for point in curve.points()]
 
   @property
-  def reference_point(self) -> Point:
-    """The point that latency is relative to."""
-    return next(p for p in self.points if p.curve.name == self.reference)
+  def references(self) -> list[Point]:
+    """The points that others are compared with: one, or one for each value of a parameter."""
+    return next(c.points() for c in self.curves if c.name == self.reference)
+
+  def reference_of(self, point: Point) -> Point | None:
+    """Return the point that a point is compared with: of several the one of its value, None without one."""
+    if len(self.references) == 1:
+      return self.references[0]
+    return next((p for p in self.references if p.value == point.value), None)
 
   def sampler(self, temperature: float) -> sampling.Sampler:
     """Return the sampler of all models at a temperature."""

@@ -20,6 +20,7 @@ from speccascade.data.examples import Example
 from speccascade.engine import inputs
 from speccascade.engine.method import Strategy
 from speccascade.engine.stats import PER_MODEL, Stats
+from speccascade.evaluate import throughput
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.programs import Programs
@@ -37,7 +38,7 @@ BY_POSITION = ('accepted_lengths', 'verified_lengths', 'tested_at', 'accepted_at
 QUALITY_KEYS = ('temperature', 'curve', 'value', 'example')
 LATENCY_KEYS = ('temperature', 'batch', 'trial', 'examples', 'curve', 'value')
 QUALITY_FIELDS = (*QUALITY_KEYS, 'prediction', 'tokens', *(f.name for f in dataclasses.fields(Stats)))
-LATENCY_FIELDS = (*LATENCY_KEYS, 'seconds', 'tokens')
+LATENCY_FIELDS = (*LATENCY_KEYS, 'seconds', 'tokens')  # some lines have more: see `latency`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,20 +64,24 @@ def run_method(
   batch: int | None = None,
 ) -> Decoded:
   """Decode examples in the shapes of the task, as one batch or with `batch` of them at a time."""
+  used, prompts, settings = _arguments(experiment, loaded, method, temperature, examples)
+  return decode(method, used, prompts, batch_size=batch or len(examples), keep_faults=True, **settings)
+
+
+def _arguments(
+  experiment: Experiment, loaded: Loaded, method: Strategy, temperature: float, examples: Sequence[Example]
+) -> tuple[list[Model], list[list[int]], dict]:
+  """Return the models, the prompts and the other arguments of every decode of these examples."""
   task = experiment.task
   used = loaded.models if method.kind == 'autoregressive' else loaded.models[: method.models]
-  return decode(
-    method,
-    used,
-    [loaded.prompts[e.index] for e in examples],
+  settings = dict(
     max_new_tokens=task.max_new_tokens,
+    max_prompt_tokens=task.max_prompt_tokens,
     sampler=experiment.sampler(temperature),
     seed=experiment.seed,
     example_ids=[e.index for e in examples],
-    batch_size=batch or len(examples),
-    max_prompt_tokens=task.max_prompt_tokens,
-    keep_faults=True,
   )
+  return used, [loaded.prompts[e.index] for e in examples], settings
 
 
 def few_executables():
@@ -105,7 +110,7 @@ class Part:
 
 def quality_plan(experiment: Experiment) -> list[Part]:
   """Return every call in order; a shard that has the longest prompts with one point has shorter ones with the next."""
-  examples = _quality_examples(experiment)
+  examples = quality_examples(experiment)
   parts = _parts(examples, _batch(experiment, examples)) if examples else []
   runs = [(t, p) for t in experiment.temperatures for p in experiment.points]
   return [Part(i + j, *run, part) for i, run in enumerate(runs) for j, part in enumerate(parts)]
@@ -134,13 +139,14 @@ def quality(
   if journal.count >= len(plan):
     return
   loaded = load()
-  examples = _quality_examples(experiment)
+  examples = quality_examples(experiment)
   batch = _batch(experiment, examples)
   progress = Progress('quality', len(plan), journal.count)
-  decoded: dict[tuple, list[dict]] = {}
+  decoded = None, []  # a point at a temperature, and its lines so far
   for group in _groups(_unfinished(parts, journal.count)):
     few_executables()
-    with _programs(experiment, loaded, group, batch, len(examples) > batch > 1) as programs:
+    call = _caller(experiment, loaded, batch, queued=len(examples) > batch > 1)
+    with Programs(call, [(part.temperature, part.point) for part, _ in group], batch) as programs:
       for part, missing in group:
         start = time.monotonic()
         label = f'{part.point.label}, T = {part.temperature:g}'
@@ -153,10 +159,10 @@ def quality(
         lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
         journal.append(lines[len(lines) - missing :])
         progress.add(missing, label)
-        done = decoded.setdefault((part.temperature, part.point.label), [])
-        done += lines
-        if row is not None and len(done) == len(examples) and multihost.is_writer():
-          progress.write(row(part.temperature, part.point, done), file=sys.stderr)
+        key = part.temperature, part.point.label
+        decoded = key, (decoded[1] if decoded[0] == key else []) + lines
+        if row is not None and len(decoded[1]) == len(examples) and multihost.is_writer():
+          progress.write(row(part.temperature, part.point, decoded[1]), file=sys.stderr)
 
 
 def _groups(parts: list[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
@@ -178,14 +184,6 @@ def _unfinished(parts: Sequence[Part], written: int) -> list[tuple[Part, int]]:
   return unfinished
 
 
-def _programs(
-  experiment: Experiment, loaded: Loaded, parts: Sequence[tuple[Part, int]], batch: int, queued: bool
-) -> Programs:
-  """Compile the programs of some parts in the background."""
-  runs = [(part.temperature, part.point) for part, _ in parts]
-  return Programs(_caller(experiment, loaded, batch, queued), runs, batch)
-
-
 def _caller(
   experiment: Experiment, loaded: Loaded, batch: int, queued: bool = False
 ) -> Callable[[Strategy, float], Decoded]:
@@ -199,7 +197,7 @@ def _batch(experiment: Experiment, examples: Sequence[Example]) -> int:
   return min(experiment.quality_batch, len(examples))
 
 
-def _quality_examples(experiment: Experiment) -> list[Example]:
+def quality_examples(experiment: Experiment) -> list[Example]:
   """Return the examples in the order in which they are decoded, the longest prompts first."""
   examples = experiment.task.examples[: experiment.quality_examples]
   return [examples[i] for i in inputs.by_length([e.prompt for e in examples])]
@@ -283,7 +281,8 @@ def latency_plan(experiment: Experiment) -> list[Timing]:
   plan = []
   for temperature in experiment.temperatures:
     for batch in experiment.latency_batches:
-      groups = [tuple(chosen[i : i + batch]) for i in range(0, len(chosen) - batch + 1, batch)]
+      size = batch * experiment.latency_queue
+      groups = [tuple(chosen[i : i + size]) for i in range(0, len(chosen) - size + 1, size)]
       for trial in range(experiment.latency_trials):
         for turn, group in enumerate(groups):
           order = rng.permutation(len(points))
@@ -292,7 +291,12 @@ def latency_plan(experiment: Experiment) -> list[Timing]:
 
 
 def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal, shard: Shard = ALL):
-  """Time the plan, each program warmed up with one call before the first that counts."""
+  """Time the plan, each program warmed up with one call before the first that counts.
+
+  A line of a queue has the time and tokens of its steady part too, as `steady_seconds` and `steady_tokens`. In the
+  first trial, where there is no queue, the line also has `prefill_seconds`: those of reading the same prompts once
+  more, alone and after the timed call, which they are not a part of.
+  """
   plan = [timing for timing in latency_plan(experiment) if shard.has(timing.turn)]
   journal.agree(LATENCY_KEYS, [t.key for t in plan])
   if journal.count >= len(plan):
@@ -308,30 +312,47 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       warm = temperature, batch
       start = time.monotonic()
       _warm_up(experiment, loaded, *warm)
-      run_method(experiment, loaded, experiment.reference_point.build(), temperature, examples)  # this thread's first
+      run_method(experiment, loaded, experiment.references[0].build(), temperature, examples, batch)  # thread's first
       progress.leave_out(time.monotonic() - start)
     for timing in timings:
-      method = timing.point.build()
-      seconds, out = timed(functools.partial(run_method, experiment, loaded, method, temperature, examples))
       line = dict(zip(LATENCY_KEYS, timing.key, strict=True))
-      line |= {'seconds': seconds, 'tokens': int(out.stats.emitted.sum())}
-      faults = sum(fault is not None for fault in out.faults)
-      lines.append(line | {'faults': faults} if faults else line)
+      lines.append(line | _timed_call(experiment, loaded, timing, examples))
     journal.append(lines)
     progress.add(len(lines), f'batch {batch}, T = {temperature:g}, trial {trial + 1}')
+
+
+def _timed_call(experiment: Experiment, loaded: Loaded, timing: Timing, examples: Sequence[Example]) -> dict:
+  """Return what is measured of a call: seconds and tokens, and what there is of faults, steady part and prefill."""
+  method = timing.point.build()
+  if experiment.latency_queue > 1 and method.phases:
+    used, prompts, settings = _arguments(experiment, loaded, method, timing.temperature, examples)
+    times = dataclasses.asdict(throughput.steady(method, used, prompts, timing.batch, **settings))
+    faults = times.pop('faults')
+    return times | ({'faults': faults} if faults else {})
+  call = functools.partial(run_method, experiment, loaded, method, timing.temperature, examples, timing.batch)
+  seconds, out = timed(call)
+  line = {'seconds': seconds, 'tokens': int(out.stats.emitted.sum())}
+  if faults := sum(fault is not None for fault in out.faults):
+    line['faults'] = faults
+  if timing.trial == 0 and experiment.latency_queue == 1 and method.phases:
+    used, prompts, settings = _arguments(experiment, loaded, method, timing.temperature, examples)
+    sizes = {name: settings[name] for name in ('max_new_tokens', 'max_prompt_tokens', 'sampler')}
+    line['prefill_seconds'] = throughput.prefill_call(method, used, prompts, **sizes)()
+  return line
 
 
 def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int):
   """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs."""
   runs = [(temperature, point) for point in experiment.points]
-  with Programs(_caller(experiment, loaded, batch), runs, batch) as programs:
+  call = _caller(experiment, loaded, batch, queued=experiment.latency_queue > 1)
+  with Programs(call, runs, batch) as programs:
     progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
     programs.wait_for_all(lambda label: progress.add(1, label))
 
 
 def batches(experiment: Experiment) -> list[int]:
   """Return the sizes of the batches that an experiment decodes."""
-  return sorted({*experiment.latency_batches, _batch(experiment, _quality_examples(experiment))} - {0})
+  return sorted({*experiment.latency_batches, _batch(experiment, quality_examples(experiment))} - {0})
 
 
 def widths(experiment: Experiment) -> list[int]:

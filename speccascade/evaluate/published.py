@@ -32,7 +32,14 @@ OF_POINTS = (
   'deferral_rate',
   'length',
 )
-OF_CURVES = ('speedup_at_quality', 'best_quality', 'best_quality_speedup', 'best_speedup', 'best_tokens_per_s')
+OF_CURVES = (
+  'speedup_at_quality',  # the largest speed-up with the reference's quality
+  'best_quality',  # of a setting that is no slower than the reference
+  'best_quality_speedup',  # the speed-up of that setting
+  'best_speedup',  # of the fastest setting
+  'best_tokens_per_s',
+  'best_tokens_per_s_ratio',
+)
 MEASURES = (*OF_POINTS, *OF_CURVES)
 SOURCES = ('paper', 'table', 'reading')
 QUALITY = 'quality/'  # starts the measure of a metric

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from speccascade.evaluate import protocols, report, rundir, shards, summary, sv_studies, trace
+from speccascade.evaluate import protocols, published, report, rundir, shards, summary, sv_studies, trace
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.shards import Shard
@@ -284,6 +284,7 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
       models=names,
       points=summary.points(experiment, quality.lines(), list(timings.lines()), floors, study.judged),
       floor=floors,
+      published=published.of_cell(experiment.cell),
       tables=[],
       traces=traced,
       studies=sv_studies.of_run(experiment.points, quality.lines(), protocols.batches(experiment)),
@@ -305,10 +306,13 @@ def _metrics(experiment: Experiment) -> dict:
 
 def _once_each(study: Study, folder: Path) -> tuple[list[str] | None, dict | None]:
   """Return the names of the models and the times of their forward passes, which are measured once a run."""
-  names = _once(folder / 'models.json', lambda: [m.name for m in study.load().models], _is_names)
+  texts = lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x)
+  names = _once(folder / 'models.json', lambda: [m.name for m in study.load().models], texts)
   if not study.experiment.latency_examples:
     return names, None
-  return names, _once(folder / 'floor.json', lambda: _floor(study.experiment, study.load().models), _is_floor)
+  made = lambda: _floor(study.experiment, study.load().models)
+  times = lambda x: _is_object(x) and _is_object(x.get('forward_s')) and all(map(_is_object, x['forward_s'].values()))
+  return names, _once(folder / 'floor.json', made, times)
 
 
 def _once(path: Path, make: Callable[[], Any], valid: Callable[[Any], bool]):
@@ -324,14 +328,6 @@ def _once(path: Path, make: Callable[[], Any], valid: Callable[[Any], bool]):
 
 def _is_object(value: Any) -> bool:
   return isinstance(value, dict)
-
-
-def _is_names(value: Any) -> bool:
-  return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _is_floor(value: Any) -> bool:
-  return _is_object(value) and _is_object(value.get('forward_s')) and all(map(_is_object, value['forward_s'].values()))
 
 
 def _floor(experiment: Experiment, models) -> dict:

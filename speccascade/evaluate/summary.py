@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,16 +10,30 @@ from speccascade.data.examples import Example
 from speccascade.engine.method import SequenceCascade
 from speccascade.engine.phases import Verify
 from speccascade.engine.stats import PER_MODEL
+from speccascade.evaluate import breakdown, intervals, protocols
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import BY_POSITION, PER_ROW
+from speccascade.evaluate.report import points as pts
 from speccascade.methods import autoregressive
 from speccascade.planning import cost_model
 
-RESAMPLES = 1000
 NOTHING = dict(examples=0, faults=0, fault=None, quality=None, quality_ci=None, counts=None)
 Resampled = dict[str, np.ndarray | None]  # a metric on each resample of the examples, None where it has no sums
-BOUNDS = (2.5, 97.5)  # per cent: the bounds of every interval
+Key = tuple[float, str, str]  # temperature, curve, value
+
+
+class Timed(NamedTuple):
+  """The times of one group of examples: medians over trials, where not said otherwise."""
+
+  seconds: float
+  tokens: int
+  trials: int
+  prefill: float | None = None  # seconds of the prefill alone, measured once
+  steady: tuple[float, int] | None = None  # seconds and tokens of the steady part of a queue
+
+
+Times = dict[tuple[int, ...], Timed]  # by the examples of a group
 
 
 def points(
@@ -38,30 +52,33 @@ def points(
     floor: the times of bare forward passes, None where none were measured.
     judged: what `judge` has returned before, by temperature and label.
   """
-  by_point = {}
-  resampled = {}
+  by_point: dict[Key, dict] = {}
+  resampled: dict[Key, Resampled] = {}
   points_by_name = {_named(p): p for p in experiment.points}
-  for key, some in itertools.groupby(lines, _key):  # the lines of a point follow each other
+  key_of = lambda line: (line['temperature'], line['curve'], str(line['value']))
+  for key, some in itertools.groupby(lines, key_of):  # the lines of a point follow each other
     point = points_by_name[key[1:]]
     known = (judged or {}).get((key[0], point.label))
     by_point[key], resampled[key] = known or judge(experiment, point, list(some))
-  times = _seconds(timings)
+  times = _times(timings)
   records = []
   for temperature in experiment.temperatures:
-    base = resampled.get((temperature, *_named(experiment.reference_point)), {})
+    quality = {_named(p): resampled.get((temperature, *_named(p)), {}) for p in experiment.points}
     for batch in experiment.latency_batches if timings else (experiment.quality_batch,):
-      reference = times.get((temperature, batch, *_named(experiment.reference_point)))
+      timed = {key[2:]: some for key, some in times.items() if key[:2] == (temperature, batch)}
+      group = []
       for point in experiment.points:
         name, value = point.key
-        record = dict(curve=name, parameter=point.curve.parameter, value=value, temperature=temperature, batch=batch)
-        key = (temperature, *_named(point))
-        record |= by_point.get(key, NOTHING)
+        about = dict(curve=name, parameter=point.curve.parameter, value=value, temperature=temperature, batch=batch)
+        record = about | by_point.get((temperature, *_named(point)), NOTHING)
         record['counts'] = _at_batch(experiment, point, batch, record['counts'])
-        record['quality_gain_ci'] = _gains(resampled.get(key, {}), base)
-        record['latency'] = _latency(times.get((temperature, batch, *_named(point))), reference, experiment.seed)
-        timed = {key[2:]: some for key, some in times.items() if key[:2] == (temperature, batch)}
+        base = experiment.reference_of(point)
+        record['quality_gain_ci'] = {} if base is None else _gains(quality[_named(point)], quality[_named(base)])
+        record['latency'] = _latency(timed.get(_named(point)), base and timed.get(_named(base)), experiment.seed)
         record['predicted'] = _predicted(experiment, point, record['counts'], floor, timed) if batch == 1 else None
-        records.append(record)
+        group.append(record)
+      _add_matched(experiment, group, quality, timed)
+      records += group
   return records
 
 
@@ -79,10 +96,6 @@ def _named(point: Point) -> tuple[str, str]:
   return name, str(value)
 
 
-def _key(line: dict) -> tuple:
-  return line['temperature'], line['curve'], str(line['value'])
-
-
 # ---- quality and counts ----
 
 
@@ -96,10 +109,10 @@ def judge(experiment: Experiment, point: Point, lines: list[dict]) -> tuple[dict
     texts = [task.postprocess(text, example) for text, example in zip(texts, examples, strict=True)]
   judged = {name: _resampled(metric, examples, texts, experiment.seed) for name, metric in task.metrics.items()}
   quality, resampled = ({name: pair[i] for name, pair in judged.items()} for i in range(2))
-  interval = {name: None if values is None else _interval(values) for name, values in resampled.items()}
+  interval = {name: None if values is None else intervals.interval(values) for name, values in resampled.items()}
   faults = [line['fault'] for line in lines if 'fault' in line]
   about = dict(examples=len(lines), faults=len(faults), fault=next(iter(faults), None))
-  return about | dict(quality=quality, quality_ci=interval, counts=counts(point, lines)), resampled
+  return about | dict(quality=quality, quality_ci=interval, counts=counts(experiment, point, lines)), resampled
 
 
 def _resampled(
@@ -116,8 +129,7 @@ def _resampled(
   value = _finite(float(metric.combine(statistics.sum(0), n)))
   if n < 2 or value is None:
     return value, None
-  drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # [R, N], of all points the same
-  values = np.array([metric.combine(row, n) for row in drawn @ statistics])
+  values = np.array([metric.combine(row, n) for row in intervals.draws(seed, n) @ statistics])
   return value, values if np.isfinite(values).all() else None
 
 
@@ -128,22 +140,20 @@ def _finite(value: float) -> float | None:
 def _gains(mine: Resampled, base: Resampled) -> dict[str, list[float]]:
   """Return the interval of each metric's difference to the reference on the very same examples."""
   both = [name for name in mine if mine[name] is not None and base.get(name) is not None]
-  return {name: _interval(mine[name] - base[name]) for name in both}
+  return {name: intervals.interval(mine[name] - base[name]) for name in both}
 
 
-def _interval(values: np.ndarray) -> list[float]:
-  return [float(x) for x in np.percentile(values, BOUNDS)]
-
-
-def counts(point: Point, lines: list[dict]) -> dict:
+def counts(experiment: Experiment, point: Point, lines: list[dict]) -> dict:
   """Return what decoding cost, summed over examples, and the rates that follow from it."""
   total: dict[str, Any] = {name: _sum(lines, name) for name in (*PER_MODEL, *PER_ROW, *BY_POSITION)}
+  large = experiment.references[0].build().slots[-1]
   total['deferral_rate'] = _deferral_rate(point, lines, total)
   total['acceptance'] = total['accepted'] / total['tested'] if total['tested'] else None
   total['tokens_per_round'] = total['emitted'] / total['rounds'] if total['rounds'] else None
+  total['calls_per_token'] = total['calls'][large] / total['emitted'] if total['emitted'] else None
   total['length'] = total['emitted'] / len(lines)
   total['cut_off'] = sum(line['cut_off'] for line in lines) / len(lines)
-  return total
+  return total | breakdown.acceptance(experiment, lines)
 
 
 def _sum(lines: list[dict], name: str) -> int | list[int]:
@@ -176,53 +186,118 @@ def _deferral_rate(point: Point, lines: list[dict], total: dict) -> float | None
 # ---- latency ----
 
 
-def _seconds(timings: Sequence[dict]) -> dict[tuple, dict]:
-  """Return for each batch size and point {examples: (median seconds over trials, tokens, trials)}.
+def _times(timings: Sequence[dict]) -> dict[tuple, Times]:
+  """Return the times of each temperature, batch size and point.
 
   Examples of which a sequence ended as a fault in any trial are left out.
   """
-  raw: dict[tuple, dict] = {}
+  raw: dict[tuple, dict[tuple, list[dict]]] = {}
   named = lambda line: (line['temperature'], line['batch'], line['curve'], str(line['value']))
   faulty = {(*named(line), *line['examples']) for line in timings if line.get('faults')}
   for line in timings:
     key = named(line)
-    if (*key, *line['examples']) in faulty:
-      continue
-    raw.setdefault(key, {}).setdefault(tuple(line['examples']), []).append((line['seconds'], line['tokens']))
-  return {
-    key: {group: (float(np.median([s for s, _ in rows])), rows[0][1], len(rows)) for group, rows in groups.items()}
-    for key, groups in raw.items()
-  }
+    if (*key, *line['examples']) not in faulty:
+      raw.setdefault(key, {}).setdefault(tuple(line['examples']), []).append(line)
+  return {key: {group: _timed(trials) for group, trials in groups.items()} for key, groups in raw.items()}
 
 
-def _latency(mine: dict | None, reference: dict | None, seed: int) -> dict | None:
-  """Return the times of a point and their ratio to the reference on the very same examples."""
+def _timed(trials: list[dict]) -> Timed:
+  """Return the times of a group from the lines of its trials."""
+  median = lambda name: float(np.median([line[name] for line in trials]))
+  prefill = next((line['prefill_seconds'] for line in trials if 'prefill_seconds' in line), None)
+  steady = (median('steady_seconds'), trials[0]['steady_tokens']) if 'steady_seconds' in trials[0] else None
+  return Timed(median('seconds'), trials[0]['tokens'], len(trials), prefill, steady)
+
+
+def _latency(mine: Times | None, reference: Times | None, seed: int) -> dict | None:
+  """Return the times of a point and their ratios to the reference's on the very same examples.
+
+  `ratio` is of times, `tokens_per_s_ratio` of tokens per second, `steady_ratio` of those while every slot is filled.
+  """
   if not mine:
     return None
-  seconds = np.array([s for s, _, _ in mine.values()])
-  tokens = sum(t for _, t, _ in mine.values())
+  some = list(mine.values())
+  seconds = np.array([x.seconds for x in some])
+  tokens = sum(x.tokens for x in some)
   low, middle, high = np.percentile(seconds, (25, 50, 75))
   record = dict(
     median_s=float(middle),
     iqr_s=[float(low), float(high)],
     tokens_per_s=float(tokens / seconds.sum()),
-    trials=max(n for *_, n in mine.values()),
-    examples=sum(len(g) for g in mine),
-    ratio=None,
-    ratio_ci=None,
+    trials=max(x.trials for x in some),
+    examples=sum(map(len, mine)),
+    steady_tokens_per_s=_steady_rate(some),
+    prefill_share=None,
+    decode_tokens_per_s=None,
+    **dict.fromkeys(('ratio', 'ratio_ci', 'tokens_per_s_ratio', 'tokens_per_s_ratio_ci', 'steady_ratio')),
   )
-  if not reference:
-    return record
-  both = [g for g in mine if g in reference]
+  if all(x.prefill is not None for x in some):
+    share = sum(x.prefill for x in some) / seconds.sum()
+    record['prefill_share'] = float(min(share, 1.0))
+    record['decode_tokens_per_s'] = record['tokens_per_s'] / (1 - share) if share < 1 else None
+  both = [group for group in mine if group in (reference or {})]
   if not both:
     return record
-  pairs = np.array([(reference[g][0], mine[g][0]) for g in both])  # [N, 2]
-  record['ratio'] = float(pairs[:, 0].sum() / pairs[:, 1].sum())
-  n = len(pairs)
-  if n > 1:
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES) @ pairs
-    record['ratio_ci'] = _interval(drawn[:, 0] / drawn[:, 1])
+  pairs = np.array([(*reference[g][:2], *mine[g][:2]) for g in both])  # [G, 4]: seconds and tokens of both
+  record |= dict(zip(('ratio', 'tokens_per_s_ratio'), map(float, _ratios(pairs.sum(0))), strict=True))
+  if len(pairs) > 1:
+    times, rates = _ratios(intervals.draws(seed, len(pairs)) @ pairs)
+    record |= dict(ratio_ci=intervals.interval(times), tokens_per_s_ratio_ci=intervals.interval(rates))
+  rates = [_steady_rate([some[g] for g in both]) for some in (mine, reference)]
+  record['steady_ratio'] = None if None in rates else rates[0] / rates[1]
   return record
+
+
+def _ratios(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Return the ratios of times and of tokens per second from sums of [..., 4] as in `_latency`."""
+  base_seconds, base_tokens, seconds, tokens = np.moveaxis(sums, -1, 0)
+  times = base_seconds / seconds
+  return times, times * tokens / base_tokens
+
+
+def _steady_rate(some: Sequence[Timed]) -> float | None:
+  """Return the tokens per second of the steady parts of some queues."""
+  if any(x.steady is None for x in some):
+    return None
+  seconds, tokens = (sum(part) for part in zip(*(x.steady for x in some), strict=True))
+  return tokens / seconds if seconds > 0 else None
+
+
+def _add_matched(
+  experiment: Experiment, records: list[dict], quality: Mapping[tuple, Resampled], timed: Mapping[tuple, Times]
+):
+  """Add to the records of each curve the interval of its speed-up at the reference's quality, as `matched_ci`.
+
+  Quality and time are of the same resamples, as far as the timed examples are among those whose quality is known. The
+  speed-up is a maximum over points that are noisy, and so larger than on examples without end; the interval has the
+  spread of that maximum.
+  """
+  metric = next(iter(experiment.task.metrics))
+  for record in records:
+    record['matched_ci'] = None
+  base = _named(experiment.references[0])
+  wanted = quality[base].get(metric)
+  if len(experiment.references) > 1 or wanted is None or base not in timed:
+    return
+  position = {e.index: i for i, e in enumerate(protocols.quality_examples(experiment))}
+  examples = experiment.task.examples
+  for curve in pts.curves(records).values():
+    draws = []
+    for record in pts.distinct(curve):
+      name = record['curve'], str(record['value'])
+      values = quality[name].get(metric)
+      both = [group for group in timed.get(name, {}) if group in timed[base]]
+      if values is not None and len(both) > 1:
+        positions = [[position.get(examples[i].index, -1) for i in group] for group in both]
+        weights = intervals.group_weights(experiment.seed, positions, len(position))
+        pairs = np.array([(timed[base][g].seconds, timed[name][g].seconds) for g in both])
+        draws.append((values, weights @ pairs))
+    if draws:
+      speeds = np.stack([sums[:, 0] / np.maximum(sums[:, 1], 1e-12) for _, sums in draws], 1)
+      between = curve[0]['parameter'] not in pts.DISCRETE
+      speedups = intervals.reaching(np.stack([values for values, _ in draws], 1), speeds, wanted, between=between)
+      for record in curve:
+        record['matched_ci'] = intervals.reached(speedups)
 
 
 def _predicted(
@@ -234,18 +309,19 @@ def _predicted(
   call of the drafter is taken from the times of the drafter alone, if it was timed: a loop of small steps costs more.
   """
   method = point.build()
-  reference = experiment.reference_point.build()
-  if counted is None or floor is None or isinstance(method, SequenceCascade):
+  base = experiment.reference_of(point)
+  if counted is None or floor is None or base is None or isinstance(method, SequenceCascade):
     return None
+  reference = base.build()
   ensemble = method.kind in cost_model.ENSEMBLES
   over, models = ('ensemble', method.slots) if ensemble else ('autoregressive', method.slots[-1:])
   if reference.kind != over or {*reference.slots} != {*models}:
     return None
   forward = [cost_model.by_width(times) for times in floor['forward_s'].values()]
-  a_token = lambda some: sum(s for s, _, _ in some.values()) / sum(t for _, t, _ in some.values())
+  a_token = lambda some: sum(x[0] for x in some.values()) / sum(x[1] for x in some.values())
   overhead = 0.0
   draft = forward[method.slots[0]][1]
-  if mine := timed.get(_named(experiment.reference_point)):
+  if mine := timed.get(_named(base)):
     overhead = max(0.0, a_token(mine) - sum(forward[m][1] for m in reference.slots))
   alone = [p for p in experiment.points if p.curve.method is autoregressive and _named(p) in timed]
   for other in alone if method.slots[0] != method.slots[-1] else ():

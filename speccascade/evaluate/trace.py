@@ -31,7 +31,8 @@ def selected(experiment: Experiment) -> list[Point]:
 def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> list[dict]:
   """Return the traces of the first examples at every temperature, from the lines of the quality protocol."""
   examples = list(experiment.task.examples[: experiment.trace_examples])
-  by_key = {_key(line): line for line in wanted(experiment, lines)}
+  key = lambda line: (line['temperature'], line['curve'], str(line['value']), line['example'])
+  by_key = {key(line): line for line in wanted(experiment, lines)}
   made = []
   for temperature in experiment.temperatures:
     for point in selected(experiment):
@@ -47,7 +48,7 @@ def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> lis
             value=value,
             temperature=temperature,
             example=example.index,
-            prompt=_text(example.prompt),
+            prompt=example.prompt if isinstance(example.prompt, str) else ' '.join(map(str, example.prompt)),
             target=example.target,
             tokens=trace,
           )
@@ -61,14 +62,6 @@ def wanted(experiment: Experiment, lines: Iterable[dict]) -> Iterator[dict]:
   return (line for line in lines if line['example'] in indices)
 
 
-def _key(line: dict) -> tuple:
-  return line['temperature'], line['curve'], str(line['value']), line['example']
-
-
-def _text(prompt) -> str:
-  return prompt if isinstance(prompt, str) else ' '.join(map(str, prompt))
-
-
 def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list[dict]]:
   """Return for each example its tokens with q̃, p̃ and π."""
   method = point.build()
@@ -80,8 +73,12 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   sampler = experiment.sampler(temperature)
   logits = {m: _forced(models[m], prompts, outputs, experiment.task, inputs.vocabulary(models)) for m in used}
   if sampler.penalises:
-    shape = logits[used[-1]].shape
-    sampler = sampler.bind(_seen(models[used[-1]], prompts, outputs, shape), _counts(outputs, shape))
+    counts = _emitted_before(outputs, logits[used[-1]].shape)
+    seen = counts > 0
+    start = models[used[-1]].network.start_id
+    for row, prompt in zip(seen, prompts, strict=True):
+      row[:, prompt if start is None else start] = True
+    sampler = sampler.bind(jnp.asarray(seen), jnp.asarray(counts))
   tokens = _padded(outputs, experiment.task.max_new_tokens)
   distributions = {}
   if len(used) > 1:
@@ -149,23 +146,13 @@ def _padded(outputs: Sequence[Sequence[int]], width: int) -> np.ndarray:
   return padded
 
 
-def _seen(model: Model, prompts, outputs, shape) -> Array:
-  """Return [B, L, V] of bool: the tokens before each output token, for the repetition penalty."""
-  seen = np.zeros(shape, bool)
-  for row, prompt, output in zip(seen, prompts, outputs, strict=True):
-    row[:, prompt if model.network.start_id is None else model.network.start_id] = True
-    for i, token in enumerate(output):
-      row[i + 1 :, token] = True
-  return jnp.asarray(seen)
-
-
-def _counts(outputs, shape) -> Array:
-  """Return [B, L, V]: how often each token was emitted before each output token."""
+def _emitted_before(outputs, shape) -> np.ndarray:
+  """Return [B, L, V]: how often each token was emitted before each output token, for the penalties."""
   counts = np.zeros(shape, np.float32)
   for row, output in zip(counts, outputs, strict=True):
     for i, token in enumerate(output):
       row[i + 1 :, token] += 1
-  return jnp.asarray(counts)
+  return counts
 
 
 @jax.jit

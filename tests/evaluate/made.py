@@ -1,4 +1,4 @@
-"""Results made by hand, for what reads them: numbers that are plausible, whole, and known."""
+"""Results made by hand, for what reads them: plausible, complete and known numbers."""
 
 
 def point(curve, value=None, quality=None, ratio=None, *, parameter='alpha', temperature=0.0, batch=1, **more):
@@ -61,10 +61,16 @@ def cascades(temperatures=(0.0, 1.0)):
     ]
     for name, rows in sweeps.items():
       for value, quality, ratio, rate, deferred in rows:
-        said = dict(ratio=ratio * 1.07, cost_ratio=0.1, acceptance=rate, overhead=0.2)
+        prediction = dict(ratio=ratio * 1.07, cost_ratio=0.1, acceptance=rate, overhead=0.2)
         points.append(
           point(
-            name, value, quality - worse, ratio - 0.1 * t, temperature=t, counts=counts(rate, deferred), predicted=said
+            name,
+            value,
+            quality - worse,
+            ratio - 0.1 * t,
+            temperature=t,
+            counts=counts(rate, deferred),
+            predicted=prediction,
           )
         )
   points += [

@@ -56,10 +56,36 @@ def test_settings_that_decoded_alike_are_drawn_once():
   assert len(marks(described(results, 'speed_by_parameter').panels[0])['lossy']) == 3  # at each its own time
 
 
-def test_acceptance_by_place_stops_where_nothing_was_tested_and_lengths_lose_their_empty_end_only():
+def test_acceptance_by_position_stops_where_nothing_was_tested_and_lengths_lose_their_empty_end_only():
   counts = made.counts(0.5) | dict(tested_at=[4, 2, 0], accepted_at=[3, 1, 0], accepted_lengths=[2, 0, 2, 0])
-  chart = described(made.results([point('a', counts=counts)]), 'acceptance')
+  chart = described(made.results([point('a', counts=counts)]), 'acceptance_T0')
   assert list(map(marks, chart.panels)) == [{'a': [(1, 0.75), (2, 0.5)]}, {'a': [(0, 0.5), (1, 0.0), (2, 0.5)]}]
+
+
+def test_quality_is_drawn_against_the_calls_of_the_large_model():
+  calls = lambda x: made.counts(0.5) | {'calls_per_token': x}
+  points = [point('target only', quality=28.0, counts=calls(1.0)), point('a', 0.1, 27.0, counts=calls(0.25))]
+  (panel,) = described(made.results(points), 'quality_calls').panels
+  assert marks(panel) == {'target only': [(1.0, 28.0)], 'a': [(0.25, 27.0)]} and panel.line_at == 28.0
+  assert '0.250 calls' in panel.series[1].marks[0].text
+
+
+def test_a_reference_of_several_values_has_no_line():
+  points = [point('ensemble', x, 28.0 + x, 1.0) for x in (0.1, 0.2)] + [point('cos', 0.1, 28.0, 1.5)]
+  assert described(made.results(points, reference='ensemble'), 'quality_latency').panels[0].line_at is None
+
+
+def test_acceptance_is_drawn_by_round_prompt_and_domain():
+  domains = {name: dict(examples=2, tested=10, accepted=n) for name, n in (('prose', 4), ('code', 7))}
+  more = dict(accepted_by_round=[8, 3], texts_by_round=[4, 2], acceptance_by_prompt=[0, 3, 1, 0])
+  results = made.results([point('a', counts=made.counts(0.5) | more | {'acceptance_by_domain': domains})])
+  (by_round,) = described(results, 'acceptance_by_round').panels
+  assert marks(by_round) == {'a': [(1, 2.0), (2, 1.5)]} and '2 texts' in by_round.series[0].marks[1].text
+  prompts, by_domain = described(results, 'acceptance_by_prompt').panels
+  assert marks(prompts) == {'a': [(0.125, 0), (0.375, 0.75), (0.625, 0.25), (0.875, 0)]}
+  assert by_domain.x_names == ['code', 'prose'] and marks(by_domain) == {'a': [(1, 0.4), (0, 0.7)]}
+  text = drawing.draw(described(results, 'acceptance_by_prompt')).files['acceptance_by_prompt_T0.svg'].decode()
+  assert '>code<' in text and '>prose<' in text
 
 
 def test_one_setting_of_each_curve_is_selected():

@@ -56,16 +56,16 @@ def test_a_config_makes_experiments_and_repeats_itself(tmp_path):
 
 def test_unknown_names_come_with_the_nearest(tmp_path):
   assert says(error(GOOD.replace('@rules.opt', '@rules.optt'), tmp_path), 'rules.optt', 'rules.opt?')
-  said = error(GOOD, tmp_path, bindings=['methods.speculative.gamma = 1'])
-  assert says(said, 'methods.speculative', 'gamma', 'rule, block')
-  said = error(GOOD.replace("{'block': 2}", '%BLOK\nBLOCK = 2'), tmp_path)
-  assert says(said, '%BLOK', 'BLOCK?')
+  message = error(GOOD, tmp_path, bindings=['methods.speculative.gamma = 1'])
+  assert says(message, 'methods.speculative', 'gamma', 'rule, block')
+  message = error(GOOD.replace("{'block': 2}", '%BLOK\nBLOCK = 2'), tmp_path)
+  assert says(message, '%BLOK', 'BLOCK?')
   assert 'zzz' in error(GOOD, tmp_path, bindings=['zzz.seed = 1'])
 
 
 def test_bindings_that_gin_would_drop_are_refused(tmp_path):
-  said = error(GOOD.replace('opt/Curve.settings', 'optt/Curve.settings'), tmp_path)
-  assert says(said, 'optt/Curve', 'opt?')
+  message = error(GOOD.replace('opt/Curve.settings', 'optt/Curve.settings'), tmp_path)
+  assert says(message, 'optt/Curve', 'opt?')
 
 
 def test_a_value_under_a_name_that_nothing_uses_is_refused(tmp_path):
@@ -81,10 +81,10 @@ def test_what_a_binding_replaces_leaves_no_scope_without_use(tmp_path):
   assert config.build()[0].name == 'mine'
 
 
-def test_a_text_without_quotes_is_told_with_them(tmp_path):
+def test_the_error_for_a_text_without_quotes_has_the_quotes(tmp_path):
   for value in ('/data/x', 'large', '~/x', '../shared'):
-    said = error(GOOD, tmp_path, bindings=[f'Experiment.name = {value}'])
-    assert says(said, f'--gin.Experiment.name={value}', f'--gin.Experiment.name="\'{value}\'"')
+    message = error(GOOD, tmp_path, bindings=[f'Experiment.name = {value}'])
+    assert says(message, f'--gin.Experiment.name={value}', f'--gin.Experiment.name="\'{value}\'"')
 
 
 def test_a_folder_that_is_not_there_is_named_by_its_macro(tmp_path):
@@ -106,7 +106,7 @@ def test_a_mesh_is_given_to_every_experiment(tmp_path):
     config.build()
 
 
-def test_a_module_is_found_beside_the_gin_file(tmp_path):
+def test_a_module_may_be_next_to_the_gin_file(tmp_path):
   (tmp_path / 'rules_beside.py').write_text('import gin\n@gin.register\ndef named(): return "beside"\n')
   parse('import rules_beside\n' + GOOD + 'Experiment.name = @rules_beside.named()\n', tmp_path)
   assert config.build()[0].name == 'beside'
@@ -130,15 +130,15 @@ def test_the_source_of_modules_that_a_config_imports_is_a_part_of_it(tmp_path):
 def test_a_binding_that_every_scope_overrides_is_refused_and_names_what_to_bind(tmp_path, binding):
   scoped = 'a/Experiment.temperatures = [0.0]\nb/Experiment.temperatures = [1.0]\n'
   text = GOOD.replace('[@Experiment()]', '[@a/Experiment(), @b/Experiment()]') + scoped
-  said = error(text, tmp_path, bindings=[f'{binding} = [0.3]'])
-  assert says(said, f'--gin.{binding}', f'a/{binding}', f'b/{binding}')
+  message = error(text, tmp_path, bindings=[f'{binding} = [0.3]'])
+  assert says(message, f'--gin.{binding}', f'a/{binding}', f'b/{binding}')
   for taken in ('Experiment.seed = 1', f'a/{binding} = [0.3]', 'opt/Curve.values = [0.2]'):
     parse(text, tmp_path, bindings=[taken])
   parse(text.replace('b/Experiment.temp', '# '), tmp_path, bindings=[f'{binding} = [0.3]'])
   parse(GOOD + 'Experiment.temperatures = [0.0]\n', tmp_path, bindings=[f'{binding} = [0.3]'])
 
 
-def test_the_files_of_the_package_are_found_from_anywhere(tmp_path, monkeypatch):
+def test_the_files_of_the_package_can_be_named_from_anywhere(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   parse("include 'methods/cascades.gin'\n" + GOOD, tmp_path)
   for name in ('gin_configs/runs/gsm8k_cos.gin', 'runs/gsm8k_cos.gin'):
@@ -173,7 +173,7 @@ def test_a_mistake_inside_names_the_scope(tmp_path):
   )
 
 
-def test_includes_are_found_beside_and_above_the_file_and_on_the_search_path(tmp_path):
+def test_includes_may_be_next_to_and_above_the_file_and_on_the_search_path(tmp_path):
   (tmp_path / 'methods').mkdir()
   (tmp_path / 'runs').mkdir()
   (tmp_path / 'elsewhere').mkdir()

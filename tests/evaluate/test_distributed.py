@@ -90,8 +90,8 @@ def test_all_know_what_the_writer_knows_and_wait_no_longer_than_the_limit(tmp_pa
   assert [process.returncode for process in both] == [4, 3]
   shared = "2, 1, 'first True', 3000000, 'not so']"
   assert first.splitlines()[:3] == ['entered', 'left', f'[True, {shared}'] and second == f'[False, {shared}\n'
-  said = first.splitlines()[-1]
-  assert says(said, 'nother process', '2 s (')
+  message = first.splitlines()[-1]
+  assert says(message, 'nother process', '2 s (')
 
 
 TRAINING = """

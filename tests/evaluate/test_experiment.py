@@ -1,4 +1,4 @@
-"""An experiment is checked whole before anything is loaded."""
+"""An experiment is checked completely before anything is loaded."""
 
 import dataclasses
 import importlib
@@ -34,7 +34,7 @@ def error(**changes) -> str:
 def test_points_follow_the_order_of_curves_and_values():
   experiment = make()
   assert [p.key for p in experiment.points] == [('target only', None), ('opt', 0.0), ('opt', 0.5)]
-  assert experiment.reference_point.curve is TARGET
+  assert [p.curve for p in experiment.references] == [TARGET]
   assert isinstance(experiment.task, Task)  # a function of it is called
 
 
@@ -56,7 +56,7 @@ def test_models_come_from_anything_that_gives_them_and_have_names_of_their_own()
     make(models=[lambda: 3, large]).load()
 
 
-def test_prompts_that_cannot_be_decoded_are_found_before_anything_is():
+def test_prompts_that_cannot_be_decoded_are_refused_before_decoding():
   examples = [dataclasses.replace(e, prompt=[*e.prompt, 1, 2, 3][: 2 + e.index * 3]) for e in toys.task(3).examples]
   task, models = dataclasses.replace(toys.task(), examples=examples), toys.models()
   assert make().encode(models)[1] == [1, 6]
@@ -75,7 +75,6 @@ def test_an_experiment_takes_all_numbers_of_a_sampler():
 
 def test_mistakes_are_named():
   assert says(error(reference='ensemble'), "reference='ensemble'", 'target only, opt')
-  assert says(error(reference='opt'), 'reference', 'opt', '2 values')
   assert says(error(curves=[TARGET, OPT, OPT]), 'two', 'opt')
   assert says(error(curves=[TARGET, Curve]), 'curves[1]', '@scope/Curve()')
   assert says(error(curves=TARGET), 'curves', 'list')
@@ -90,7 +89,10 @@ def test_mistakes_are_named():
   assert says(error(temperatures=[1.0, 1.0]), 'temperatures', 'differ')
   assert 'quality_batch=0' in error(quality_batch=0)
   assert 'latency_examples=1.5' in error(latency_examples=1.5)
-  assert '4' in error(latency_examples=3, latency_batches=[4])
+  assert says(error(latency_examples=3, latency_batches=[4]), 'batch of 4', 'latency_examples', '3')
+  assert says(error(latency_examples=5, latency_batches=[2], latency_queue=3), 'latency_queue of 3', '6', '5')
+  assert 'latency_queue=2' in error(latency_queue=2)
+  assert says(error(extra_outputs=['jpeg']), 'jpeg', 'png', 'tensorboard')
   unsaid = Curve('alone', methods.autoregressive)
   assert "alone decodes with one of 2 models; say which, as in settings = {'model': 1}" in error(
     curves=[TARGET, unsaid], models=[toys.models, toys.models]
@@ -100,6 +102,19 @@ def test_mistakes_are_named():
   )
   bad = Curve('chow', methods.speculative, rules.chow, 'alpha', (2.0,))
   assert says(error(curves=[TARGET, bad]), 'chow, alpha=2.0', '0 <= alpha <= 1')
+
+
+def test_each_value_may_have_a_reference_of_its_own():
+  other = dataclasses.replace(OPT, name='other', values=(0.5,))
+  experiment = make(curves=[TARGET, OPT, other], reference='opt')
+  assert [experiment.reference_of(p) and experiment.reference_of(p).key for p in experiment.points] == [
+    None, ('opt', 0.0), ('opt', 0.5), ('opt', 0.5)
+  ]  # fmt: skip
+  assert [make().reference_of(p).key for p in make().points] == [('target only', None)] * 3
+  missing = dataclasses.replace(other, values=(0.0, 0.7))
+  assert says(error(curves=[OPT, missing], reference='opt'), 'other', 'alpha=0.7', 'opt')
+  blocks = Curve('by block', methods.speculative, rules.speculative, 'block', (1, 2))
+  assert says(error(curves=[OPT, blocks], reference='opt'), '2 values of alpha', 'by block', 'varies block')
 
 
 def test_the_description_changes_with_all_that_decides_the_results():

@@ -1,4 +1,4 @@
-"""Results as text: Markdown that lines up, CSV that keeps numbers whole."""
+"""Results as text: Markdown that lines up, CSV that does not round."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ def test_markdown_lines_up_and_escapes_what_would_end_a_cell():
   )
 
 
-def test_csv_keeps_numbers_whole_and_quotes_texts():
+def test_csv_does_not_round_numbers_and_quotes_texts():
   counts = made.counts(0.5, length=12.34567, cut_off=0.125)
   results = made.results([point('a, "b"', 0.1, 27.12345, 1.5, counts=counts), point('target only')])
   first, second = csv.DictReader(io.StringIO(formats.as_csv(results)))
@@ -30,9 +30,9 @@ def test_csv_keeps_numbers_whole_and_quotes_texts():
   assert second['quality'] == second['length'] == '' and tuple(first) == formats.COLUMNS
 
 
-def test_the_summary_opens_with_the_finding_and_the_whole_has_every_table():
+def test_the_summary_opens_with_the_finding_and_the_long_form_has_every_table():
   results = made.cascades((0.0,))
   results['tables'] = tables.tables(results)
-  short, whole = (formats.as_markdown(results, every_table=every) for every in (False, True))
+  short, long = (formats.as_markdown(results, every_table=every) for every in (False, True))
   assert 'T = 0: SpecCascade [OPT] at α = 0.1 reaches' in short.splitlines()[2]
-  assert short.count('### ') == 1 and [t['title'] in whole for t in results['tables']] == [True] * 4
+  assert short.count('### ') == 1 and [t['title'] in long for t in results['tables']] == [True] * 4

@@ -35,7 +35,7 @@ def test_pngs_and_scalars_are_written_on_request(tmp_path):
     assert len(list(folder.glob('tensorboard/events.out.tfevents.*'))) == bool(extra)
 
 
-def test_what_a_bucket_does_not_permit_is_found_before_anything_is_measured(monkeypatch):
+def test_a_bucket_without_permission_is_refused_before_anything_is_measured(monkeypatch):
   pytest.importorskip('upath')
   folder = storage.resolve('memory://outputs/run')
   with rundir.locked(folder):

@@ -14,7 +14,7 @@ import pytest
 import toys
 
 from speccascade import decode, methods, rules, Sampler, sampling
-from speccascade.evaluate import Curve, Experiment, protocols, summary, trace
+from speccascade.evaluate import Curve, Experiment, intervals, protocols, summary, trace
 from speccascade.host import progress
 from speccascade.host.errors import RunError
 from speccascade.host.journal import Journal
@@ -179,7 +179,7 @@ def test_each_program_is_warm_before_the_clock_runs_and_a_rest_is_completed(load
   protocols.latency(experiment, lambda: loaded, journal)
   journal.close()
   assert len(calls) == 2 + 1 + 5 and {t for _, t, _ in calls} == {1.0}
-  times = ('seconds',)
+  times = ('seconds', 'prefill_seconds')
   assert [{k: v for k, v in x.items() if k not in times} for x in _lines(tmp_path / 'l')] == [
     {k: v for k, v in x.items() if k not in times} for x in whole
   ]
@@ -227,6 +227,33 @@ def test_passes_that_are_timed_in_turn_are_those_asked_for():
   assert rounds > 2 and made == {(1, 1): 3 * rounds, (2, 4): rounds}
 
 
+def test_a_queue_has_a_steady_part_and_one_batch_a_prefill(loaded, tmp_path):
+  curves = [TARGET, dataclasses.replace(OPT, values=(0.3,)), Curve('seq', methods.sequence_cascade)]
+  sizes = dict(curves=curves, temperatures=(1.0,), latency_examples=6, latency_batches=(2,), latency_trials=2)
+  lines = {}
+  for queue in (1, 3):
+    experiment = dataclasses.replace(EXPERIMENT, latency_queue=queue, **sizes)
+    with contextlib.closing(Journal(tmp_path / f'{queue}', protocols.LATENCY_FIELDS)) as journal:
+      protocols.latency(experiment, lambda: loaded, journal)
+    lines[queue] = _lines(tmp_path / f'{queue}')
+    records = summary.points(experiment, [], lines[queue], None)
+    for record in records:
+      times = record['latency']
+      steady = queue == 3 and record['curve'] != 'seq'
+      assert (times['steady_tokens_per_s'] is not None) == (times['steady_ratio'] is not None) == steady
+      assert (times['prefill_share'] is not None) == (queue == 1 and record['curve'] != 'seq')
+  assert [len(line['examples']) for line in lines[1]] == [2] * 18 and [len(x['examples']) for x in lines[3]] == [6] * 6
+  for line in lines[1]:
+    assert ('prefill_seconds' in line) == (line['trial'] == 0 and line['curve'] != 'seq')
+  totals = collections.Counter()
+  for line in lines[1]:
+    totals[line['curve'], line['trial']] += line['tokens']
+  assert {(x['curve'], x['trial']): x['tokens'] for x in lines[3]} == totals  # the same examples, the same texts
+  for line in lines[3]:
+    if line['curve'] != 'seq':
+      assert 0 < line['steady_tokens'] < line['tokens'] and 0 < line['steady_seconds'] < line['seconds']
+
+
 # ---- results ----
 
 
@@ -249,6 +276,37 @@ def test_ratios_compare_sums_of_medians_over_the_same_examples():
   assert took['ratio'] == pytest.approx(4) and took['ratio_ci'] == pytest.approx([4, 4])
   assert took['median_s'] == pytest.approx(0.075) and took['tokens_per_s'] == pytest.approx(20 / 0.15)
   assert took['trials'] == 3 and took['examples'] == 2 and draft['quality'] is None
+
+
+def test_tokens_per_second_and_the_parts_of_a_time_are_compared_too():
+  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
+  timings = []
+  for example in range(4):
+    timings.append(_timing('target only', example, 0, 2.0, 20) | {'prefill_seconds': 0.5})
+    timings.append(_timing('draft only', example, 0, 1.0, 30) | {'prefill_seconds': 0.25})
+  target, draft = (x['latency'] for x in summary.points(experiment, [], timings, None))
+  assert (target['ratio'], target['tokens_per_s_ratio']) == (1, 1) and target['tokens_per_s_ratio_ci'] == [1, 1]
+  assert draft['ratio'] == 2 and draft['tokens_per_s_ratio'] == pytest.approx(3)
+  assert draft['tokens_per_s_ratio_ci'] == pytest.approx([3, 3]) and draft['prefill_share'] == 0.25
+  assert draft['tokens_per_s'] == 30 and draft['decode_tokens_per_s'] == pytest.approx(40)
+  assert target['steady_tokens_per_s'] is target['steady_ratio'] is None
+  queued = [x | dict(steady_seconds=x['seconds'] / 2, steady_tokens=x['tokens'] // 5) for x in timings]
+  target, draft = (x['latency'] for x in summary.points(experiment, [], queued, None))
+  assert target['steady_tokens_per_s'] == 4 and draft['steady_ratio'] == pytest.approx(3)
+
+
+def test_each_value_is_compared_with_its_own_reference():
+  sweep = dataclasses.replace(OPT, values=(0.1, 0.2))
+  other = dataclasses.replace(sweep, name='other')
+  experiment = dataclasses.replace(
+    EXPERIMENT, curves=[TARGET, sweep, other], reference='opt', temperatures=(0.0,), latency_examples=2
+  )
+  seconds = {('opt', 0.1): 4.0, ('opt', 0.2): 2.0, ('other', 0.1): 1.0, ('other', 0.2): 1.0, ('target only', None): 1.0}
+  timings = [_timing(name, i, 0, s) | {'value': value} for (name, value), s in seconds.items() for i in range(2)]
+  records = summary.points(experiment, [], timings, None)
+  ratios = {(x['curve'], x['value']): x['latency']['ratio'] for x in records}
+  assert ratios == {('target only', None): None, ('opt', 0.1): 1, ('opt', 0.2): 1, ('other', 0.1): 4, ('other', 0.2): 2}
+  assert [x['matched_ci'] for x in records] == [None] * 5
 
 
 def test_the_interval_of_a_ratio_covers_the_ratio_as_often_as_it_says():
@@ -290,6 +348,44 @@ def test_quality_has_an_interval_and_counts_add_up(quality):
   assert texts[0] != texts[1] and 0 < sum(p['counts']['cut_off'] for p in points) < len(points)
 
 
+def test_calls_of_the_large_model_are_counted_for_every_method(loaded, tmp_path):
+  chow = functools.partial(rules.chow, alpha=0.3)
+  curves = [
+    TARGET, DRAFT, Curve('exact', methods.speculative, rules.speculative), Curve('opt', methods.speculative, chow),
+    Curve('lossy', methods.speculative, functools.partial(rules.lossy, alpha=0.3)),
+    Curve('token', methods.token_cascade, chow), Curve('seq', methods.sequence_cascade, settings={'threshold': -1.5}),
+  ]  # fmt: skip
+  experiment = dataclasses.replace(EXPERIMENT, curves=curves, temperatures=(1.0,), quality_batch=1)
+  lines = _lines(_quality(experiment, loaded, tmp_path / 'q'))
+  counted = {x['curve']: x['counts'] for x in summary.points(experiment, lines, [], None)}
+  assert counted['target only']['calls_per_token'] == 1 and counted['draft only']['calls_per_token'] == 0
+  for name in ('exact', 'opt', 'lossy'):
+    calls = counted[name]['calls_per_token']
+    assert calls == pytest.approx(1 / counted[name]['tokens_per_round']) and calls < 1
+  for name in ('token', 'seq'):
+    some = [x for x in lines if x['curve'] == name]
+    large = sum(x['calls'][1] for x in some) / sum(len(x['tokens']) for x in some)
+    assert counted[name]['calls_per_token'] == large > 0
+
+
+def test_acceptance_is_divided_by_round_prompt_and_domain(quality):
+  examples = [dataclasses.replace(e, info={'kind': 'odd' if e.index % 2 else 'even'}) for e in toys.task().examples]
+  task = dataclasses.replace(EXPERIMENT.task, examples=examples)
+  records = summary.points(dataclasses.replace(EXPERIMENT, task=task, domain='kind'), _lines(quality), [], None)
+  for record in records:
+    counted = record['counts']
+    names = ('accepted_by_round', 'texts_by_round', 'acceptance_by_prompt', 'acceptance_by_domain')
+    if record['curve'] != 'opt':
+      assert [counted[name] for name in names] == [None] * 4
+      continue
+    accepted, texts, prompts, domains = (counted[name] for name in names)
+    assert sum(accepted) == counted['accepted'] and texts[0] == 10 == sum(prompts)
+    assert texts == sorted(texts, reverse=True) and sum(texts) == counted['rounds']
+    assert {name: c['examples'] for name, c in domains.items()} == {'even': 5, 'odd': 5}
+    assert sum(c['accepted'] for c in domains.values()) == counted['accepted']
+    assert sum(c['tested'] for c in domains.values()) == counted['tested']
+
+
 def test_the_interval_of_a_difference_pairs_the_examples(quality):
   points = summary.points(EXPERIMENT, _lines(quality), [], None)
   base, other = points[0], points[2]
@@ -301,7 +397,7 @@ def test_the_interval_of_a_difference_pairs_the_examples(quality):
   ]
   gains = np.ravel(scores[1] - scores[0])
   drawn = np.random.default_rng(5).choice(gains, (4000, 10)).mean(1)
-  assert other['quality_gain_ci']['overlap'] == pytest.approx(np.percentile(drawn, summary.BOUNDS), abs=2.5)
+  assert other['quality_gain_ci']['overlap'] == pytest.approx(np.percentile(drawn, intervals.BOUNDS), abs=2.5)
 
 
 def test_what_the_metrics_see_is_post_processed(quality):
@@ -349,7 +445,7 @@ def _table_distribution(model, tokens):
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_traced_laws_are_those_the_tokens_were_drawn_from(loaded, models, quality, temperature):
+def test_traced_probabilities_are_those_the_tokens_were_drawn_with(loaded, models, quality, temperature):
   found = [x for x in trace.traces(EXPERIMENT, loaded, _lines(quality)) if x['temperature'] == temperature]
   assert [(x['curve'], x['value'], x['example']) for x in found] == [
     (c, v, i) for c, v in (('target only', None), ('draft only', None), ('opt', 0.3)) for i in range(2)

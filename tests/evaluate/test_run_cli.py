@@ -21,7 +21,7 @@ Experiment.latency_trials = 2
 Experiment.trace_examples = 2
 """
 CHECKPOINTS = '[@small/Checkpoint(), @small/Checkpoint()]\nsmall/Checkpoint.path = '
-TIMES = ('latency', 'predicted')
+TIMES = ('latency', 'predicted', 'matched_ci')
 
 
 @pytest.fixture(scope='module')
@@ -128,7 +128,7 @@ def test_a_run_killed_at_20_random_points_ends_as_one_that_was_not(config, whole
 
 
 @pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_told_to_end_says_how_to_go_on(config, number, code):
+def test_a_run_that_is_terminated_names_the_command_that_resumes_it(config, number, code):
   folder = config.parent / number.name
   process, deadline = start(config, folder, TOYS_SLEEP='60'), time.monotonic() + 120
   while not (folder / 'examples.jsonl').exists():
@@ -217,7 +217,7 @@ def test_a_mistake_is_one_line_and_exit_code_1(config, change, message):
   assert code == 1 and 'Traceback' in err
 
 
-def test_a_file_in_the_place_of_the_run_directory_is_one_error(config):
+def test_a_file_instead_of_the_run_directory_is_one_error(config):
   code, _, err = finish(start(config, config))
   assert code == 1 and f'error: {config} ' in err and 'Traceback' not in err
 
@@ -231,7 +231,7 @@ def test_help_lists_the_flags(capsys):
   assert not ended.value.code and 'goes on with a run that was killed' in out and 'A gin file is code' in out
 
 
-def test_going_on_in_another_environment_is_said(capsys):
+def test_resuming_in_another_environment_is_a_warning(capsys):
   now = runner.environment()
   runner._compare(now, now)
   assert capsys.readouterr().err == ''

@@ -15,7 +15,7 @@ from speccascade.host.errors import RunError
 from speccascade.host.journal import Journal
 
 
-def test_a_cut_anywhere_leaves_the_whole_lines(tmp_path):
+def test_a_journal_truncated_anywhere_has_its_complete_lines(tmp_path):
   path = tmp_path / 'j'
   whole = b''.join(json.dumps({'line': i, 'text': 'x' * i}).encode() + b'\n' for i in range(3))
   ends = [i for i in range(len(whole) + 1) if i == 0 or whole[i - 1 : i] == b'\n']
@@ -57,7 +57,7 @@ def test_lines_of_another_plan_are_refused(tmp_path):
   journal.close()
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_file_is_written_atomically(tmp_path, monkeypatch):
   path = tmp_path / 'f'
   rundir.write(path, 'old')
 

@@ -114,7 +114,7 @@ def test_shards_of_several_experiments_with_times_write_what_one_process_does(tm
   for name in ('a_b/examples.jsonl', 'c/examples.jsonl', 'a_b/traces.jsonl', 'a_b/models.json', 'c/latency.jsonl'):
     assert (tmp_path / 'run' / name).read_bytes() == (tmp_path / 'one' / name).read_bytes()
   mine, one = (
-    [{k: v for k, v in json.loads(line).items() if k != 'seconds'} for line in text.splitlines()]
+    [{k: v for k, v in json.loads(line).items() if not k.endswith('seconds')} for line in text.splitlines()]
     for text in ((tmp_path / folder / 'a_b' / 'latency.jsonl').read_text() for folder in ('run', 'one'))
   )
   assert mine == one and len(mine) == 3 * 2
@@ -147,8 +147,8 @@ def test_the_shards_that_a_merge_lacks_are_named(begun):
   share(QUICK, begun, 2)
   with pytest.raises(RunError) as caught:
     merge(QUICK, begun)
-  said = str(caught.value)
-  assert says(said, str(begun), '0/3', 'models.json', '1/3', '--shard=i/3') and '2/3' not in said
+  message = str(caught.value)
+  assert says(message, str(begun), '0/3', 'models.json', '1/3', '--shard=i/3') and '2/3' not in message
   with pytest.raises(RunError, match=having('nowhere', '--shard=i/n')):
     merge(QUICK, begun / 'nowhere')
 
@@ -178,7 +178,7 @@ def test_a_shard_of_a_run_that_one_process_began_is_refused(tmp_path):
     share(QUICK, tmp_path / 'run', 0)
 
 
-def test_a_shard_is_one_processs_and_others_may_run_beside_it(begun):
+def test_a_shard_is_of_one_process_and_others_may_run_meanwhile(begun):
   with shards.locked(begun, Shard(1, 3), lambda begun: None):
     with pytest.raises(RunError, match=r'1-of-3.* process \d+ '):
       share(QUICK, begun, 1)

@@ -27,23 +27,23 @@ def predicted(run, curve, floor=FLOOR, **seconds):
   return summary._predicted(run, curve.points()[0], COUNTS, floor, timed)
 
 
-def test_what_a_token_of_the_reference_costs_beside_its_call_is_paid_by_every_round():
+def test_the_overhead_of_a_reference_token_is_paid_by_every_round():
   run = experiment(TARGET, SPED, CASCADE)
   rates = cost_model.by_position(COUNTS['tested_at'], COUNTS['accepted_at'])
   for curve, kind in ((SPED, 'speculative'), (CASCADE, 'cascade')):
     assert predicted(run, curve)['ratio'] == pytest.approx(cost_model.predict(kind, rates, 0.1, 3, 1.2))
-    said = predicted(run, curve, target_only=15.0)  # 1.5 s a token
-    assert said['overhead'] == pytest.approx(0.5)
-    assert said['ratio'] == pytest.approx(cost_model.predict(kind, rates, 0.1, 3, 1.2, 0.5))
+    result = predicted(run, curve, target_only=15.0)  # 1.5 s a token
+    assert result['overhead'] == pytest.approx(0.5)
+    assert result['ratio'] == pytest.approx(cost_model.predict(kind, rates, 0.1, 3, 1.2, 0.5))
   assert predicted(run, SPED, target_only=8.0)['overhead'] == 0  # no less than the calls
 
 
 def test_a_call_of_the_drafter_costs_what_its_token_costs_where_it_was_timed_alone():
   rates = cost_model.by_position(COUNTS['tested_at'], COUNTS['accepted_at'])
   run = experiment(TARGET, DRAFT, SPED)
-  said = predicted(run, SPED, draft_only=4.0, target_only=15.0)
-  assert said['cost_ratio'] == pytest.approx(0.4) and said['overhead'] == pytest.approx(0.5)
-  assert said['ratio'] == pytest.approx(cost_model.predict('speculative', rates, 0.4, 3, 1.2, 0.5))
+  result = predicted(run, SPED, draft_only=4.0, target_only=15.0)
+  assert result['cost_ratio'] == pytest.approx(0.4) and result['overhead'] == pytest.approx(0.5)
+  assert result['ratio'] == pytest.approx(cost_model.predict('speculative', rates, 0.4, 3, 1.2, 0.5))
   assert predicted(run, SPED, draft_only=0.5)['cost_ratio'] == pytest.approx(0.1)  # no less than its call
   assert FLOOR['forward_s']['small'] == {'1': 0.1}
 
@@ -55,11 +55,11 @@ def test_a_prediction_is_of_the_models_that_decode(pair, seconds):
   floor = {'forward_s': {'a': {'1': 0.1}, 'b': {'1': 0.5, '4': 0.6}, 'c': {'1': 1.0, '4': 1.2}}}
   alone = Curve('target only', methods.autoregressive, settings={'model': pair[1]})
   sped = Curve('SpecDecode', methods.speculative, rules.speculative, settings={'block': 3, 'pair': pair})
-  said = predicted(experiment(alone, sped), sped, floor=floor)
+  result = predicted(experiment(alone, sped), sped, floor=floor)
   draft, one, window = seconds
   rates = cost_model.by_position(COUNTS['tested_at'], COUNTS['accepted_at'])
-  assert said['cost_ratio'] == pytest.approx(draft / one)
-  assert said['ratio'] == pytest.approx(cost_model.predict('speculative', rates, draft / one, 3, window / one))
+  assert result['cost_ratio'] == pytest.approx(draft / one)
+  assert result['ratio'] == pytest.approx(cost_model.predict('speculative', rates, draft / one, 3, window / one))
 
 
 def test_a_prediction_is_of_the_batch_whose_passes_were_timed_and_of_its_own_reference():

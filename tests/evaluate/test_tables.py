@@ -63,7 +63,7 @@ def test_the_best_quality_is_that_of_points_no_slower_and_the_faster_of_equals()
   assert tables.best_within(points[:1], 'bleu') is None
 
 
-def test_curves_stand_in_the_order_of_their_numbers_and_of_the_list_without():
+def test_curves_are_in_the_order_of_their_numbers_and_of_the_list_without():
   points = [point('a', 0.5), point('b', [5, 1], parameter='blocks'), point('a', 0.1), point('b', [1, 1]), point('c')]
   grouped = pts.curves(points)
   assert [p['value'] for p in grouped['a']] == [0.1, 0.5]
@@ -126,7 +126,7 @@ def test_the_summary_has_a_row_for_each_point_and_times_only_where_there_are_any
   assert table['rows'][1][-1] == 0.25 and table['rows'][0][-3:] == [None] * 3
 
 
-def test_speed_and_quality_come_first_and_beside_them_what_the_outputs_are_like():
+def test_speed_and_quality_come_first_and_then_what_the_outputs_are_like():
   counts = made.counts(0.5, length=31.5, cut_off=0.25)
   points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.3, 27.5, 1.2, counts=counts)]
   table = tables.tables(made.results(points))[0]
@@ -168,7 +168,7 @@ def test_the_deferral_table_goes_from_the_small_model_to_the_large():
   assert not by_title(made.results(points[:2]), 'Quality by deferral')
 
 
-def test_the_prediction_table_divides_what_was_measured_by_what_was_said():
+def test_the_prediction_table_divides_the_measured_by_the_predicted():
   predicted = dict(ratio=2.0, cost_ratio=0.1, acceptance=0.7, overhead=0.2)
   results = made.results([point('target only', ratio=1.0), point('a', 0.3, ratio=1.5, predicted=predicted)])
   (table,) = by_title(results, 'Prediction')
@@ -188,3 +188,39 @@ def test_values_are_written_as_they_were_given():
   assert [pts.text(x) for x in (None, 0.1, 3, [0.5, 0.5], 'mean')] == ['–', '0.1', '3', '(0.5, 0.5)', 'mean']
   assert pts.setting(point('a', [0.5, 0.5], parameter='weights')) == 'λ = (0.5, 0.5)'
   assert pts.setting(point('a')) == ''
+
+
+def test_methods_whose_intervals_overlap_are_called_equal():
+  large = point('target only', quality=28.0, ratio=1.0)
+  fast, near, slow, unsure = (
+    point(name, 0.5, 28.0, ratio, matched_ci=ci)
+    for name, ratio, ci in (
+      ('fast', 1.5, [1.3, 1.7]), ('near', 1.4, [1.2, 1.31]), ('slow', 1.1, [0.9, 1.29]), ('unsure', 1.2, [None, 1.4])
+    )
+  )  # fmt: skip
+  never = point('never', 0.5, 20.0, 2.0, matched_ci=None)
+  (table,) = by_title(made.results([large, fast, near, slow, unsure, never]), 'Quality against')
+  at = table['columns'].index('rank')
+  assert [row[at - 2 : at + 1] for row in table['rows']] == [
+    [1.5, '1.30 … 1.70', 'fastest'], [1.4, '1.20 … 1.31', 'equal'], [1.1, '0.90 … 1.29', 'slower'],
+    [1.2, '– … 1.40', 'equal'], [None, None, None],
+  ]  # fmt: skip
+  assert 'Equal in speed to the large model: slow, unsure.' in table['note']
+
+
+def test_the_collaborative_table_divides_times_and_tokens_per_second():
+  points = [point('ensemble', quality=28.0, ratio=1.0), point('cos', 3, 28.0, 1.5, parameter='block')]
+  points[1]['latency']['tokens_per_s'] = 120.0
+  (table,) = by_title(made.results(points, reference='ensemble'), 'Collaborative')
+  assert table['columns'][2:5] == ['tokens/s', 'speed-up over ensemble', 'tokens/s ratio']
+  assert table['rows'][1][2:5] == [120.0, 1.5, pytest.approx(1.2)]
+
+
+def test_each_value_is_compared_with_the_reference_of_its_own():
+  points = [point('ensemble', x, 28.0, 1.0) for x in (0.1, 0.2)]
+  points += [point('cos', x, 28.0, r) for x, r in ((0.1, 1.2), (0.2, 1.6))] + [point('target only', quality=28.0)]
+  points[0]['latency']['tokens_per_s'] = 50.0
+  results = made.results(points, reference='ensemble')
+  assert [pts.reference(results, points, p) for p in points] == [points[0], points[1], points[0], points[1], None]
+  (table,) = by_title(results, 'Collaborative')
+  assert table['rows'][1][:5] == ['cos', 'α = 0.2', 160.0, 1.6, 1.6] and 'at the same value' in table['note']

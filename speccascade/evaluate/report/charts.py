@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import itertools
 import re
 
@@ -49,6 +50,7 @@ class Panel:
   line_at: float | None = None  # a dashed horizontal line
   diagonal: bool = False  # whether the line of equal x and y is drawn
   integer_x: bool = False  # whether x has integers alone
+  x_names: Sequence[str] = ()  # of 0, 1, …, where x is no number
   y_limits: tuple[float, float] | None = None
   note: str = ''  # text in a corner
 
@@ -72,11 +74,11 @@ def charts(results: dict) -> list[Chart]:
     The charts by section, in each section in the order of temperatures and batch sizes.
   """
   described = []
-  for section, (name, describe) in CHARTS.items():
+  for section, kinds in CHARTS.items():
     for title, points in pts.groups(results):
-      panels = describe(results, title, points)
-      if panels:
-        described.append(Chart(section, f'{name}_{slug(title)}', panels))
+      for name, describe in kinds.items():
+        if panels := describe(results, title, points):
+          described.append(Chart(section, f'{name}_{slug(title)}', panels))
   return described + _studies(results.get('studies') or [])
 
 
@@ -90,54 +92,84 @@ def slug(title: str) -> str:
 
 def _quality_by_time(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
   """Describe quality against time relative to the reference."""
-  metric = results['metric']
-  name = pts.metric_name(metric)
 
-  def mark(p):
-    speed = pts.ratio(p)
-    interval = pts.ratio_interval(p)
-    times = interval and [1 / r for r in reversed(interval)]
-    text = f'{name} {pts.quality(p, metric):.2f}\n{speed:.2f}× the speed, {1 / speed:.2f} of the time'
-    return Mark(1 / speed, pts.quality(p, metric), _text(p, text), times, pts.quality_interval(p, metric))
+  def cost(p):
+    return None if pts.ratio(p) is None else 1 / pts.ratio(p)
 
-  timed = [p for p in points if None not in (pts.quality(p, metric), pts.ratio(p))]
+  def interval(p):
+    return pts.ratio_interval(p) and [1 / r for r in reversed(pts.ratio_interval(p))]
+
+  timed = _priced(results, points, cost)
   if len(timed) < 2:
     return []
+  text = lambda x: f'{1 / x:.2f}× the speed, {x:.2f} of the time'
   axis = f'time relative to {results["reference"]} (faster to the left)'
-  return [_tradeoff(results, timed, mark, f'{name} against time, {title}', axis, always=None)]
+  return [_tradeoff(results, timed, cost, text, f'against time, {title}', axis, always=None, interval=interval)]
 
 
 def _quality_by_deferral(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
   """Describe quality against the share of tokens that the large model was asked for."""
-  metric = results['metric']
   ends = {pts.SMALL: 0.0, pts.LARGE: 1.0}
-  name = pts.metric_name(metric)
-
-  def share(p):
-    return ends.get(p['curve'], pts.count(p, 'deferral_rate'))
-
-  def mark(p):
-    text = f'{name} {pts.quality(p, metric):.2f}\n{share(p):.0%} deferred'
-    return Mark(share(p), pts.quality(p, metric), _text(p, text), None, pts.quality_interval(p, metric))
-
-  known = [p for p in points if None not in (pts.quality(p, metric), share(p))]
+  share = lambda p: ends.get(p['curve'], pts.count(p, 'deferral_rate'))
+  known = _priced(results, points, share)
   if not {p['curve'] for p in known} - ends.keys():
     return []
+  text = lambda x: f'{x:.0%} deferred'
   axis = 'share of tokens deferred to the large model'
-  return [_tradeoff(results, known, mark, f'{name} by deferral, {title}', axis, always=results['reference'])]
+  return [_tradeoff(results, known, share, text, f'by deferral, {title}', axis, always=results['reference'])]
+
+
+def _quality_by_calls(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+  """Describe quality against the calls of the large model."""
+  calls = functools.partial(pts.count, name='calls_per_token')
+  known = _priced(results, points, calls)
+  if not {p['curve'] for p in known} - {pts.SMALL, pts.LARGE}:
+    return []
+  text = lambda x: f'{x:.3f} calls of the large model by token'
+  axis = 'calls of the large model by token'
+  return [_tradeoff(results, known, calls, text, f'by calls, {title}', axis, always=results['reference'])]
+
+
+def _priced(results: dict, points: Sequence[dict], cost: Callable[[dict], float | None]) -> list[dict]:
+  """Return the points whose quality and cost are known."""
+  return [p for p in points if None not in (pts.quality(p, results['metric']), cost(p))]
 
 
 def _tradeoff(
-  results: dict, points: Sequence[dict], mark: Callable, title: str, axis: str, always: str | None
+  results: dict,
+  points: Sequence[dict],
+  cost: Callable[[dict], float],
+  describe: Callable[[float], str],
+  title: str,
+  axis: str,
+  always: str | None,
+  interval: Callable[[dict], Interval] = lambda p: None,
 ) -> Panel:
-  """Describe quality against a cost; the curve `always` is drawn however far it is from the rest."""
+  """Describe quality against a cost.
+
+  Args:
+    results: the results.
+    points: those whose quality and cost are known.
+    cost: returns the cost of a point.
+    describe: makes text of a cost.
+    title: ends the title of the panel.
+    axis: the name of the cost.
+    always: a curve that is drawn however far it is from the rest.
+    interval: returns the interval of a cost.
+  """
   metric = results['metric']
+  name = pts.metric_name(metric)
+
+  def mark(p):
+    text = f'{name} {pts.quality(p, metric):.2f}\n{describe(cost(p))}'
+    return Mark(cost(p), pts.quality(p, metric), _text(p, text), interval(p), pts.quality_interval(p, metric))
+
   far = _far(points, mark, always)
   series = _series(results, [p for p in points if p not in far], mark)
-  reference = pts.first(points, results['reference'])
-  line_at = None if reference is None else pts.quality(reference, metric)
+  references = [p for p in points if p['curve'] == results['reference']]
+  line_at = pts.quality(references[0], metric) if len(references) == 1 else None
   note = '\n'.join(f'{p["curve"]}: {mark(p).y:.2f} at {mark(p).x:.2f}' for p in far)
-  return Panel(title, axis, pts.metric_name(metric), series, line_at=line_at, note=note)
+  return Panel(f'{name} {title}', axis, name, series, line_at=line_at, note=note)
 
 
 def _far(points: Sequence[dict], mark: Callable, always: str | None) -> list[dict]:
@@ -159,28 +191,68 @@ def _far(points: Sequence[dict], mark: Callable, always: str | None) -> list[dic
 
 def _acceptance(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
   """Describe acceptance by position in the block and the accepted lengths; one setting of each curve is selected."""
-  looks = _looks(results)
-  rates = []
-  lengths = []
-  for curve, some in pts.curves(points).items():
-    drafted = [p for p in pts.distinct(some) if sum(pts.count(p, 'tested_at') or [0])]
-    for i, p in enumerate(drafted):
-      about = dict(curve=curve, look=looks[curve], label=pts.named(p), selected=i == (len(drafted) - 1) // 2)
-      rates.append(Series(marks=_rates(p), **about))
-      lengths.append(Series(marks=_lengths(p), **about))
-  if not rates:
+  drafted = [p for p in points if sum(pts.count(p, 'tested_at') or [0])]
+  if not drafted:
     return []
+  rates = _selected(results, drafted, 'tested_at', _rates)
+  lengths = _selected(results, drafted, 'tested_at', _lengths)
+  about = dict(integer_x=True, y_limits=(0, 1.03))
   return [
-    Panel(
-      f'acceptance, given all before, {title}',
-      'position in the block',
-      'acceptance',
-      rates,
-      integer_x=True,
-      y_limits=(0, 1.03),
-    ),
+    Panel(f'acceptance, given all before, {title}', 'position in the block', 'acceptance', rates, **about),
     Panel(f'accepted lengths, {title}', 'tokens accepted in a round', 'share of rounds', lengths, integer_x=True),
   ]
+
+
+def _acceptance_by_round(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+  """Describe the tokens accepted in the first, second, … round of a text."""
+
+  def marks(p):
+    rounds = zip(pts.count(p, 'accepted_by_round'), pts.count(p, 'texts_by_round'), strict=True)
+    name = pts.named(p)
+    return [Mark(i, a / n, f'{name}\nround {i}: {a / n:.2f} accepted\n{n} texts') for i, (a, n) in enumerate(rounds, 1)]
+
+  series = _selected(results, points, 'accepted_by_round', marks)
+  axis = 'tokens accepted, mean over texts'
+  return [Panel(f'accepted tokens by round, {title}', 'round', axis, series, integer_x=True)] if series else []
+
+
+def _acceptance_by_prompt(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+  """Describe how the acceptance of a prompt is distributed, and the acceptance in each domain."""
+
+  def marks(p):
+    bins = pts.count(p, 'acceptance_by_prompt')
+    shares = [n / sum(bins) for n in bins]
+    middles = [(i + 0.5) / len(bins) for i in range(len(bins))]
+    text = lambda x, share: f'{pts.named(p)}\nacceptance about {x:.2f}: {share:.0%} of prompts'
+    return [Mark(x, share, text(x, share)) for x, share in zip(middles, shares, strict=True)]
+
+  def rates(p):
+    counted = pts.count(p, 'acceptance_by_domain')
+    text = lambda name, c, rate: f'{pts.named(p)}\n{name}: {rate:.3f}\n{c["examples"]} texts, {c["tested"]} tested'
+    pairs = [(name, c, c['accepted'] / c['tested']) for name, c in counted.items()]
+    return [Mark(domains.index(name), rate, text(name, c, rate)) for name, c, rate in pairs]
+
+  domains = sorted({name for p in points for name in pts.count(p, 'acceptance_by_domain') or {}})
+  panels = []
+  if series := _selected(results, points, 'acceptance_by_prompt', marks):
+    panels.append(Panel(f'acceptance by prompt, {title}', 'acceptance of a prompt', 'share of prompts', series))
+  if series := _selected(results, points, 'acceptance_by_domain', rates):
+    about = dict(lines=False, x_names=domains, y_limits=(0, 1.03))
+    panels.append(Panel(f'acceptance by domain, {title}', 'domain', 'acceptance', series, **about))
+  return panels
+
+
+def _selected(
+  results: dict, points: Sequence[dict], count: str, marks: Callable[[dict], Sequence[Mark]]
+) -> list[Series]:
+  """Return a series for each setting that has a count; one setting of each curve is selected."""
+  looks = _looks(results)
+  series = []
+  for curve, some in pts.curves(points).items():
+    known = [p for p in pts.distinct(some) if pts.count(p, count)]
+    for i, p in enumerate(known):
+      series.append(Series(curve, looks[curve], marks(p), pts.named(p), i == (len(known) - 1) // 2))
+  return series
 
 
 def _rates(point: dict) -> list[Mark]:
@@ -235,15 +307,18 @@ def _prediction(results: dict, title: str, points: Sequence[dict]) -> list[Panel
   return [Panel(f'speed-up, {title}', axis, 'measured', series, lines=False, diagonal=True)] if series else []
 
 
-CHARTS: dict[str, tuple[str, Callable]] = {
-  'Quality and time': ('quality_latency', _quality_by_time),
-  'Quality by deferral': ('quality_deferral', _quality_by_deferral),
-  'Acceptance': ('acceptance', _acceptance),
-  'Parameters': ('speed_by_parameter', _speed_by_parameter),
-  'Prediction and measurement': ('prediction', _prediction),
+CHARTS: dict[str, dict[str, Callable]] = {
+  'Quality and time': {'quality_latency': _quality_by_time},
+  'Quality by deferral': {'quality_deferral': _quality_by_deferral},
+  'Quality by calls': {'quality_calls': _quality_by_calls},
+  'Acceptance': {
+    'acceptance': _acceptance,
+    'acceptance_by_round': _acceptance_by_round,
+    'acceptance_by_prompt': _acceptance_by_prompt,
+  },
+  'Parameters': {'speed_by_parameter': _speed_by_parameter},
+  'Prediction and measurement': {'prediction': _prediction},
 }
-
-
 STUDIES = 'Speculative verification'
 SECTIONS = (*CHARTS, STUDIES)
 

@@ -104,6 +104,9 @@ def _draw_panel(axes: Any, panel: Panel, prefix: str) -> dict[str, Series]:
     axes.text(0.01, 0.02, panel.note, transform=axes.transAxes, color=QUIET, fontsize=9)
   if panel.integer_x:
     axes.xaxis.get_major_locator().set_params(integer=True)
+  if panel.x_names:
+    axes.set_xticks(range(len(panel.x_names)), panel.x_names)
+    axes.set_xlim(-0.5, len(panel.x_names) - 0.5)
   if panel.y_limits:
     axes.set_ylim(*panel.y_limits)
   axes.set_title(panel.title)

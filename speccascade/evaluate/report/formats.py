@@ -4,7 +4,9 @@ from collections.abc import Sequence
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
+from speccascade.evaluate.published import QUALITY as QUALITY_OF
 from speccascade.evaluate.report import points as pts
 from speccascade.evaluate.report import tables, verdict
 
@@ -18,23 +20,80 @@ Next:
 
 ABOUT = ('curve', 'parameter', 'value', 'temperature', 'batch', 'examples')
 QUALITY = ('quality', 'quality_low', 'quality_high')
-COUNTS = ('length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round')
-TIMES = ('speedup', 'speedup_low', 'speedup_high', 'median_ms', 'tokens_per_s')
-COLUMNS = (*ABOUT, *QUALITY, *COUNTS, *TIMES)
+COUNTS = ('length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round', 'calls_per_token')
+TIMES = ('speedup', 'speedup_low', 'speedup_high', 'median_ms')
+RATES = (
+  'tokens_per_s',
+  'tokens_per_s_ratio',
+  'decode_tokens_per_s',
+  'prefill_share',
+  'steady_tokens_per_s',
+  'steady_ratio',
+)
+PUBLISHED = ('published_quality', *(f'published_{name}' for name in pts.MEASURES))
+COLUMNS = (*ABOUT, *QUALITY, *COUNTS, *TIMES, *RATES, *PUBLISHED)
+BREAKDOWN = ('curve', 'parameter', 'value', 'temperature', 'by', 'key', 'texts', 'tested', 'accepted')
 
 
 def as_csv(results: dict) -> str:
   """Return the points as CSV: a line of COLUMNS, then one for each point; what was not measured is empty."""
-  out = io.StringIO()
-  writer = csv.writer(out, lineterminator='\n')
-  writer.writerow(COLUMNS)
+  rows = []
+  measures = (f'{QUALITY_OF}{results["metric"]}', *pts.MEASURES)
   for p in results['points']:
-    about = [p[k] for k in ABOUT]
-    quality = [pts.quality(p, results['metric']), *(pts.quality_interval(p, results['metric']) or (None, None))]
-    latency = p['latency'] or {}
-    milliseconds = 1e3 * latency['median_s'] if latency else None
-    times = [pts.ratio(p), *(pts.ratio_interval(p) or (None, None)), milliseconds, latency.get('tokens_per_s')]
-    writer.writerow([*about, *quality, *(pts.count(p, k) for k in COUNTS), *times])  # None is written as ''
+    seconds = pts.timing(p, 'median_s')
+    rows.append(
+      [
+        *(p[k] for k in ABOUT),
+        pts.quality(p, results['metric']),
+        *(pts.quality_interval(p, results['metric']) or (None, None)),
+        *(pts.count(p, k) for k in COUNTS),
+        pts.ratio(p),
+        *(pts.ratio_interval(p) or (None, None)),
+        None if seconds is None else 1e3 * seconds,
+        *(pts.timing(p, k) for k in RATES),
+        *(pts.published(results, p, measure) for measure in measures),
+      ]
+    )
+  return _csv(COLUMNS, rows)
+
+
+def acceptance_csv(results: dict) -> str:
+  """Return how acceptance is distributed, as CSV: a line for each round, each domain and each bin of prompts.
+
+  The key is the number of the round, the domain, or the lower bound of the prompt's acceptance.
+  """
+  rows = []
+  batch = results['points'][0]['batch'] if results['points'] else None
+  for p in (p for p in results['points'] if p['batch'] == batch):  # counts are of all batch sizes the same
+    about = [p[k] for k in BREAKDOWN[:4]]
+    rounds = zip(pts.count(p, 'texts_by_round') or [], pts.count(p, 'accepted_by_round') or [], strict=True)
+    rows += [[*about, 'round', i, texts, None, accepted] for i, (texts, accepted) in enumerate(rounds, 1)]
+    for domain, counted in (pts.count(p, 'acceptance_by_domain') or {}).items():
+      rows.append([*about, 'domain', domain, counted['examples'], counted['tested'], counted['accepted']])
+    bins = pts.count(p, 'acceptance_by_prompt') or []
+    rows += [[*about, 'prompt', i / len(bins), texts, None, None] for i, texts in enumerate(bins)]
+  return _csv(BREAKDOWN, rows)
+
+
+def published_csv(results: dict) -> str:
+  """Return every measured value next to the published one as CSV; '' where nothing was published of the cell."""
+  rows = []
+  for table in results['tables']:
+    columns = table['columns']
+    for i, name in enumerate(columns):
+      if name.endswith(f', {tables.PUBLISHED}'):
+        setting = columns.index('setting') if 'setting' in columns else None
+        rows += [
+          [table['title'], columns[i - 1], row[0], '' if setting is None else row[setting], row[i - 1], row[i]]
+          for row in table['rows']
+          if row[i] is not None
+        ]
+  return _csv(('table', 'measure', 'curve', 'setting', 'measured', 'published'), rows) if rows else ''
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+  out = io.StringIO()
+  csv.writer(out, lineterminator='\n').writerows([columns, *rows])  # None is written as ''
   return out.getvalue()
 
 

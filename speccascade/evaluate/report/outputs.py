@@ -32,6 +32,9 @@ def write(results: dict, folder: Path, extra: Collection[str] = ()):
     return
   rundir.write_json(known, results)
   rundir.write(folder / 'summary.csv', formats.as_csv(results))
+  rundir.write(folder / 'acceptance.csv', formats.acceptance_csv(results))
+  if compared := formats.published_csv(results):
+    rundir.write(folder / 'published.csv', compared)
   rundir.write(folder / 'summary.md', formats.as_markdown(results, every_table=False))
   rundir.write(folder / 'tables.md', formats.as_markdown(results, every_table=True))
   with storage.one_sentence(f'{folder} cannot be written', GO_ON):

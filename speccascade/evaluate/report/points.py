@@ -1,8 +1,11 @@
 """The points of `results.json`, a record for each setting of a curve, temperature and batch size: how to read them."""
 
 from collections.abc import Sequence
+import functools
 import json
 from typing import Any
+
+from speccascade.evaluate.published import match
 
 LARGE = 'target only'
 SMALL = 'draft only'
@@ -52,6 +55,15 @@ def _median(points: list[Point]) -> Point:
   return by_speed[(len(points) - 1) // 2] | {'values': [p['value'] for p in points]}
 
 
+def reference(results: dict, points: Sequence[Point], point: Point) -> Point | None:
+  """Return what a point is compared with among points of its temperature and batch size, None without one.
+
+  It is the reference curve's one point or, where that curve has several, the one of the same value.
+  """
+  some = [p for p in points if p['curve'] == results['reference']]
+  return some[0] if len(some) == 1 else next((p for p in some if p['value'] == point['value']), None)
+
+
 def first(points: Sequence[Point], curve: str) -> Point | None:
   """Return the first point of a curve, None if there is no such curve."""
   return next((p for p in points if p['curve'] == curve), None)
@@ -70,14 +82,19 @@ def quality_interval(point: Point, metric: str) -> list[float] | None:
   return (point.get('quality_ci') or {}).get(metric)
 
 
+def timing(point: Point, name: str) -> Any:
+  """Return what was timed of a point by its name, None if it was not."""
+  return (point.get('latency') or {}).get(name)
+
+
 def ratio(point: Point) -> float | None:
   """Return the speed-up over the reference, None if it was not timed."""
-  return (point.get('latency') or {}).get('ratio')
+  return timing(point, 'ratio')
 
 
 def ratio_interval(point: Point) -> list[float] | None:
   """Return the 95 % interval of the speed-up, None without one."""
-  return (point.get('latency') or {}).get('ratio_ci')
+  return timing(point, 'ratio_ci')
 
 
 def count(point: Point, name: str) -> Any:
@@ -90,6 +107,31 @@ def number(point: Point) -> float | None:
   value = point['value']
   value = value[0] if isinstance(value, (list, tuple)) and value else value
   return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+# ---- what was published of a point ----
+
+# How the results have each measure of a point that papers publish; a metric is 'quality/METRIC'.
+MEASURES = {
+  'speedup': ratio,
+  **{name: functools.partial(timing, name=name) for name in ('tokens_per_s', 'tokens_per_s_ratio')},
+  **{
+    name: functools.partial(count, name=name)
+    for name in ('calls_per_token', 'acceptance', 'tokens_per_round', 'deferral_rate', 'length')
+  },
+}
+
+
+def published(results: dict, point: Point, measure: str, *, of_curve: bool = False) -> float | None:
+  """Return the published value of a measure, None without one.
+
+  Args:
+    results: the results of an experiment.
+    point: a point.
+    measure: a measure of a point or, with `of_curve`, of the complete curve.
+    of_curve: whether the value of the point's parameter plays no part.
+  """
+  return match(results.get('published') or [], point | {'value': None} if of_curve else point, measure)
 
 
 # ---- as text ----

@@ -7,20 +7,53 @@ Fu et al. 2025, "Fast Large Language Model Collaborative Decoding via Speculatio
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from speccascade.evaluate import intervals
+from speccascade.evaluate.published import QUALITY
 from speccascade.evaluate.report import points as pts
 
 Cell = str | float | int | None
 Table = dict[str, Any]
 
+# The columns of a summary from counts and from times: their names, and what they are called in the results.
 COUNTS = {
   'tokens': 'length',
   'cut off': 'cut_off',
   'accepted': 'acceptance',
   'tokens/round': 'tokens_per_round',
+  'large calls/token': 'calls_per_token',
   'deferred': 'deferral_rate',
 }
+TIMES = {
+  'tokens/s': 'tokens_per_s',
+  'tokens/s ratio': 'tokens_per_s_ratio',
+  'decode tokens/s': 'decode_tokens_per_s',
+  'prefill': 'prefill_share',
+  'steady tokens/s': 'steady_tokens_per_s',
+  'steady ratio': 'steady_ratio',
+}
+OF_TIMES = {
+  'tokens_per_s': 'tokens_per_s',
+  'tokens_per_s_ratio': 'tokens_per_s_ratio',
+}  # the measures that papers publish
+PUBLISHED = 'published'  # ends the name of a column
+
+
+class Column(NamedTuple):
+  """A column of a table whose rows are points or curves.
+
+  Attributes:
+    name: its title.
+    cell: returns the measured value of a row.
+    published: returns the published one, None where there is none.
+  """
+
+  name: str
+  cell: Callable[[Any], Cell]
+  published: Callable[[Any], Cell] | None = None
 
 
 def tables(results: dict) -> list[Table]:
@@ -43,9 +76,9 @@ def matching_speed(points: Sequence[dict], metric: str, wanted: float) -> float 
   """Find the largest speed-up at which a curve has at least the wanted quality.
 
   Between neighbours both quality and speed-up are taken to be linear in the parameter, unless it counts tokens: then
-  only the points exist. Of the stretches where the quality reaches the wanted one, the fastest place is at a measured
-  point or where the curve crosses the wanted quality. A curve that comes back up, or touches, counts; so does one
-  that is above all along.
+  only the points exist. Of the stretches where the quality reaches the wanted one, the fastest is at a measured point
+  or where the curve crosses the wanted quality. A curve that rises again, or touches, counts; so does one that is above
+  all along.
 
   Args:
     points: the points of one curve, in the order of its parameter.
@@ -55,15 +88,12 @@ def matching_speed(points: Sequence[dict], metric: str, wanted: float) -> float 
   Returns:
     The speed-up, None if the curve never reaches the quality.
   """
-  known = _measured(points, metric)
-  reached = [speed for value, speed in known if value >= wanted]
-  if points and points[0]['parameter'] not in pts.DISCRETE:
-    reached += [
-      s0 + (s1 - s0) * (wanted - v0) / (v1 - v0)
-      for (v0, s0), (v1, s1) in zip(known, known[1:])
-      if min(v0, v1) < wanted <= max(v0, v1)
-    ]
-  return max(reached, default=None)
+  measured = np.array(_measured(points, metric))
+  if not len(measured):
+    return None
+  between = points[0]['parameter'] not in pts.DISCRETE
+  speed = intervals.reaching(measured[None, :, 0], measured[None, :, 1], np.array([wanted]), between=between)[0]
+  return float(speed) if np.isfinite(speed) else None
 
 
 def best_within(points: Sequence[dict], metric: str, speed: float = 1.0) -> dict | None:
@@ -93,27 +123,42 @@ def summary(results: dict, title: str, points: Sequence[dict]) -> Table:
   """Make one row for each point."""
   timed = any(pts.ratio(p) is not None for p in points)
   faulty = any(p.get('faults') for p in points)
-  columns = _summary_columns(results, timed, faulty)
-  rows = [[cell(p) for _, cell in columns] for some in pts.curves(points).values() for p in some]
+  columns = [Column('method', lambda p: p['curve']), Column('setting', pts.setting)]
+  columns += _measured_columns(results, points, timed)
+  columns += [Column('faults', lambda p: p['faults'])] if faulty else []
+  rows = [p for some in pts.curves(points).values() for p in some]
   note = f'{points[0]["examples"]} examples. tokens: mean length of an output; cut off: share that reached the limit '
-  note += 'of new tokens without an end.'
+  note += 'of new tokens without an end; large calls/token: calls of the large model by token of the output.'
   if timed:
-    note += f' Speed-up: time of {results["reference"]} over time, on the same examples.'
+    note += f' Speed-up: time of {results["reference"]} over time, on the same examples; tokens/s ratio: tokens per '
+    note += f'second over those of {results["reference"]}.'
+  if _any_timed(points, 'prefill_share'):
+    note += ' prefill: share of the time that reading the prompts takes; decode tokens/s: without that time.'
+  if _any_timed(points, 'steady_tokens_per_s'):
+    note += ' steady: of a queue, while every slot is filled.'
   if faulty:
     note += ' faults: outputs that ended where nothing could be drawn; judged by what they had until there, not timed.'
-  return _table(f'Summary, {title}', [name for name, _ in columns], rows, note)
+  return _filled(f'Summary, {title}', columns, rows, note)
 
 
-def _summary_columns(results: dict, timed: bool, faulty: bool) -> list[tuple[str, Callable[[dict], Cell]]]:
+def _measured_columns(results: dict, points: Sequence[dict], timed: bool) -> list[Column]:
+  """Return the columns of a summary that have measures, each with what was published."""
+  known = lambda measure: functools.partial(pts.published, results, measure=measure)
+  quality = lambda m: Column(pts.metric_name(m), functools.partial(pts.quality, metric=m), known(f'{QUALITY}{m}'))
   metric = results['metric']
-  columns = [('method', lambda p: p['curve']), ('setting', pts.setting)]
-  columns += [('speed-up', pts.ratio)] if timed else []
-  columns += [(pts.metric_name(m), functools.partial(pts.quality, metric=m)) for m in results['metrics']]
-  columns += [('95 % of speed-up', lambda p: _interval(pts.ratio_interval(p)))] if timed else []
-  columns += [(f'95 % of {pts.metric_name(metric)}', lambda p: _interval(pts.quality_interval(p, metric)))]
-  columns += [(name, functools.partial(pts.count, name=key)) for name, key in COUNTS.items()]
-  columns += [('tokens/s', lambda p: (p.get('latency') or {}).get('tokens_per_s'))] if timed else []
-  return columns + ([('faults', lambda p: p['faults'])] if faulty else [])
+  columns = [Column('speed-up', pts.ratio, known('speedup'))] if timed else []
+  columns += map(quality, results['metrics'])
+  columns += [Column('95 % of speed-up', lambda p: _interval(pts.ratio_interval(p)))] if timed else []
+  columns.append(Column(f'95 % of {pts.metric_name(metric)}', lambda p: _interval(pts.quality_interval(p, metric))))
+  columns += [Column(name, functools.partial(pts.count, name=key), known(key)) for name, key in COUNTS.items()]
+  for name, key in TIMES.items() if timed else ():
+    if key == 'tokens_per_s' or _any_timed(points, key):
+      columns.append(Column(name, functools.partial(pts.timing, name=key), known(key)))
+  return columns
+
+
+def _any_timed(points: Sequence[dict], name: str) -> bool:
+  return any(pts.timing(p, name) is not None for p in points)
 
 
 def _cascades(results: dict, title: str, points: Sequence[dict]) -> Table | None:
@@ -126,43 +171,90 @@ def _cascades(results: dict, title: str, points: Sequence[dict]) -> Table | None
   rows = []
   for name, some in pts.curves(points).items():
     if name not in (results['reference'], pts.SMALL) and _measured(some, metric):
-      some = pts.distinct(some)
-      best = best_within(some, metric)
-      cells = [None] * 3 if best is None else [pts.quality(best, metric), pts.setting(best), pts.ratio(best)]
-      rows.append([name, matching_speed(some, metric, wanted), *cells])
+      alike = pts.distinct(some)
+      speed = matching_speed(alike, metric, wanted)
+      rows.append(dict(point=some[0], speed=speed, ci=some[0].get('matched_ci'), best=best_within(alike, metric)))
   if not rows:
     return None
   shown = pts.metric_name(metric)
-  note = f"Speed-up at the fastest place of each curve that has the large model's {shown}, {wanted:.2f}, interpolated "
-  note += 'between settings.'
-  missed = [row[0] for row in rows if row[1] is None]
-  if missed:
-    note += f' –: never reaches it ({", ".join(missed)}).'
+  known = lambda measure: lambda row: pts.published(results, row['point'], measure, of_curve=True)
+  of_best = lambda value: lambda row: None if row['best'] is None else value(row['best'])
+  columns = [
+    Column('method', lambda row: row['point']['curve']),
+    Column("speed-up at the large model's quality", lambda row: row['speed'], known('speedup_at_quality')),
+  ]
+  judged = any(row['ci'] for row in rows)
+  if judged:
+    ranks = _ranks(rows)
+    columns.append(Column('95 % of it', lambda row: _interval(row['ci'])))
+    columns.append(Column('rank', lambda row: ranks.get(row['point']['curve'])))
+  columns += [
+    Column(f'best {shown} in its time', of_best(lambda p: pts.quality(p, metric)), known('best_quality')),
+    Column('at', of_best(pts.setting)),
+    Column('speed-up there', of_best(pts.ratio), known('best_quality_speedup')),
+  ]
+  note = _cascades_note(rows, f'{shown}, {wanted:.2f}', judged)
   note += f' Then the best measured {shown} of a setting that is no slower than the large model.'
-  columns = ['method', "speed-up at the large model's quality", f'best {shown} in its time', 'at', 'speed-up there']
-  return _table(f"Quality against the large model's, {title}", columns, rows, note)
+  return _filled(f"Quality against the large model's, {title}", columns, rows, note)
+
+
+def _cascades_note(rows: Sequence[dict], wanted: str, judged: bool) -> str:
+  """Return what the first half of the table shows, and which methods are equal to others."""
+  note = f"Speed-up at the fastest setting of each curve that has the large model's {wanted}, interpolated between "
+  note += 'settings.'
+  if missed := [row['point']['curve'] for row in rows if row['speed'] is None]:
+    note += f' –: never reaches it ({", ".join(missed)}).'
+  if judged:
+    note += ' A maximum over noisy points is too large; its interval is from resampled examples, quality and time '
+    note += 'together (–: some resamples never reach the quality). rank: equal to the fastest where intervals overlap.'
+  if level := [row['point']['curve'] for row in rows if row['ci'] and _contains(row['ci'], 1.0)]:
+    note += f' Equal in speed to the large model: {", ".join(level)}.'
+  return note
+
+
+def _ranks(rows: Sequence[dict]) -> dict[str, str]:
+  """Return by curve whether it is the fastest, or equal to that or slower by their intervals."""
+  known = [row for row in rows if row['speed'] is not None and row['ci']]
+  if not known:
+    return {}
+  best = max(known, key=lambda row: row['speed'])
+  low = best['ci'][0]
+  ranks = {row['point']['curve']: 'equal' if low is None or row['ci'][1] >= low else 'slower' for row in known}
+  return ranks | {best['point']['curve']: 'fastest'}
+
+
+def _contains(interval: Sequence[float | None], value: float) -> bool:
+  low, high = interval
+  return (low is None or low <= value) and value <= high
 
 
 def _collaborative(results: dict, title: str, points: Sequence[dict]) -> Table | None:
   """Make the table of each method of decoding the ensemble, at its best setting, over the standard one."""
   name = results['reference'] if results['reference'] != pts.LARGE else 'ensemble'
-  standard = pts.first(points, name)
-  if standard is None or not pts.ratio(standard):
-    return None
+  standard = lambda p: pts.reference(results | {'reference': name}, points, p)
   metric = results['metric']
   rows = []
   for curve, some in pts.curves(points).items():
-    timed = [p for p in some if pts.ratio(p) is not None]
+    timed = [p for p in some if pts.ratio(p) is not None and standard(p) is not None and pts.ratio(standard(p))]
     if curve not in (pts.LARGE, pts.SMALL) and timed:
-      p = max(timed, key=pts.ratio)
-      speed = pts.ratio(p) / pts.ratio(standard)
-      rows.append([curve, pts.setting(p), p['latency']['tokens_per_s'], speed, pts.quality(p, metric)])
-  columns = ['method', 'best setting', 'tokens/s', f'speed-up over {name}', pts.metric_name(metric)]
+      rows.append(max(timed, key=lambda p: pts.ratio(p) / pts.ratio(standard(p))))
+  known = lambda measure: lambda p: pts.published(results, p, measure, of_curve=True)
+  rate = lambda p: pts.timing(p, 'tokens_per_s')
+  columns = [
+    Column('method', lambda p: p['curve']),
+    Column('best setting', pts.setting),
+    Column('tokens/s', rate, known('best_tokens_per_s')),
+    Column(f'speed-up over {name}', lambda p: pts.ratio(p) / pts.ratio(standard(p)), known('best_speedup')),
+    Column('tokens/s ratio', lambda p: rate(p) / rate(standard(p)), known('best_tokens_per_s_ratio')),
+    Column(pts.metric_name(metric), lambda p: pts.quality(p, metric)),
+  ]
   note = (
     'The fastest setting of each. Methods of one combination sample from one distribution; their quality differs by '
   )
   note += 'chance. The speed-up is of times on the same examples; Fu et al. divide tokens per second.'
-  return _table(f'Collaborative decoding, {title}', columns, rows, note) if len(rows) > 1 else None
+  if sum(p['curve'] == name for p in points) > 1:
+    note += f' Each setting is compared with {name} at the same value.'
+  return _filled(f'Collaborative decoding, {title}', columns, rows, note) if len(rows) > 1 else None
 
 
 def _deferral(results: dict, title: str, points: Sequence[dict]) -> Table | None:
@@ -198,9 +290,20 @@ def _prediction(title: str, points: Sequence[dict]) -> Table | None:
   return _table(f'Prediction and measurement, {title}', columns, rows, note) if rows else None
 
 
+def _filled(title: str, columns: Sequence[Column], rows: Sequence[Any], note: str) -> Table:
+  """Make a table; next to a column for which a row has a published value is one with those."""
+  shown = []
+  for column in columns:
+    shown.append(column)
+    if column.published is not None and any(column.published(row) is not None for row in rows):
+      shown.append(Column(f'{column.name}, {PUBLISHED}', column.published))
+      note = note if PUBLISHED in note else f'{note} {PUBLISHED}: the value of the paper for this cell.'
+  return _table(title, [c.name for c in shown], [[c.cell(row) for c in shown] for row in rows], note)
+
+
 def _table(title: str, columns: list[str], rows: list[list[Cell]], note: str) -> Table:
   return dict(title=title, columns=columns, rows=rows, note=note)
 
 
-def _interval(pair: Sequence[float] | None) -> str | None:
-  return None if pair is None else f'{pair[0]:.2f} … {pair[1]:.2f}'
+def _interval(pair: Sequence[float | None] | None) -> str | None:
+  return None if pair is None else ' … '.join('–' if x is None else f'{x:.2f}' for x in pair)

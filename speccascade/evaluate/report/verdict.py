@@ -47,7 +47,10 @@ def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
   if base is None or not timed:
     return 'open', _untimed(results, others, base)
   if reference != pts.LARGE or pts.quality(base, metric) is None:
-    return _speed(max(timed, key=pts.ratio), base, f'runs at {{ratio}} the speed of {reference}')
+    fastest = max(timed, key=pts.ratio)
+    base = pts.reference(results, points, fastest)
+    value = f' at {pts.setting(base)}' if pts.setting(base) else ''
+    return _speed(fastest, base, f'runs at {{ratio}} the speed of {reference}{value}')
   wanted = pts.quality(base, metric)
   rated = [p for p in timed if pts.quality(p, metric) is not None]
   best = max((p for p in rated if pts.quality(p, metric) >= wanted), key=pts.ratio, default=None)

@@ -1,0 +1,117 @@
+"""Intervals of a speed-up at a quality have quality and time of the same resampled examples."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import toys
+
+from speccascade import methods, rules
+from speccascade.evaluate import breakdown, Curve, Experiment, intervals, summary
+
+TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
+OPT = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.5), {'block': 3})
+EXPERIMENT = Experiment(
+  toys.task(40), toys.models, [TARGET, OPT], temperatures=(0.0,), latency_examples=40, quality_batch=1
+)
+
+
+def test_the_largest_speed_with_a_quality_is_at_a_point_or_where_the_curve_crosses():
+  quality = np.array([[30.0, 26.0], [26.0, 30.0], [27.0, 26.0], [29.0, 29.0]])
+  speed = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.5, 1.2]])
+  wanted = np.full(4, 28.0)
+  assert intervals.reaching(quality, speed, wanted, between=True).tolist() == [1.5, 2.0, -np.inf, 1.5]
+  assert intervals.reaching(quality, speed, wanted, between=False).tolist() == [1.0, 2.0, -np.inf, 1.5]
+
+
+def test_an_interval_has_no_lower_bound_where_the_quality_is_often_not_reached():
+  values = np.linspace(1, 2, 1000)
+  assert intervals.reached(values) == pytest.approx([1.025, 1.975], abs=2e-3)
+  values[::10] = -np.inf
+  low, high = intervals.reached(values)
+  assert low is None and high == pytest.approx(1.97, abs=0.01)
+  assert intervals.reached(np.full(1000, -np.inf)) is None
+
+
+def test_times_are_resampled_with_the_examples_they_are_of():
+  drawn = intervals.draws(3, 5)
+  assert drawn.shape == (intervals.RESAMPLES, 5) and (drawn.sum(1) == 5).all()
+  assert (intervals.group_weights(3, [[4], [0]], 5) == drawn[:, [4, 0]]).all()
+  assert (intervals.group_weights(3, [[0, 2]], 5)[:, 0] == (drawn[:, 0] + drawn[:, 2]) / 2).all()
+  assert (intervals.group_weights(3, [[0], [-1], [2]], 5) == intervals.draws(3, 3)).all()
+
+
+def _records(quality, seconds):
+  """Return the records of lines whose overlap and times are given by (curve, value) for each example."""
+  lines = []
+  timings = []
+  fields = dict(temperature=0.0, calls=[0, 1], positions=[0, 1], computed=[0, 1], drafted=[0, 0], cut_off=False)
+  fields |= dict.fromkeys(('rounds', 'tested', 'accepted', 'deferred'), 0) | {'emitted': 6, 'source': [1] * 6}
+  fields |= dict.fromkeys(('accepted_lengths', 'verified_lengths', 'tested_at', 'accepted_at'), [0])
+  for (curve, value), right in quality.items():
+    for example, count in zip(EXPERIMENT.task.examples, right, strict=True):
+      words = example.target.split()
+      text = ' '.join([*words[:count], *['x'] * (len(words) - count)])
+      lines.append(fields | dict(curve=curve, value=value, example=example.index, prediction=text, tokens=[1] * 6))
+    for i, s in enumerate(seconds[curve, value]):
+      about = dict(temperature=0.0, batch=1, trial=0, examples=[i], curve=curve, value=value)
+      timings.append(about | dict(seconds=s, tokens=6))
+  return summary.points(EXPERIMENT, lines, timings, None)
+
+
+def test_the_speed_up_at_the_large_models_quality_has_an_interval():
+  rng = np.random.default_rng(0)
+  base = rng.integers(2, 5, 40)
+  names = [('target only', None), ('opt', 0.0), ('opt', 0.5)]
+  quality = dict(zip(names, (base, base + 1, base - 1), strict=True))
+  seconds = dict(zip(names, (np.full(40, 2.0), np.full(40, 1.0), np.full(40, 0.5)), strict=True))
+  records = _records(quality, seconds)
+  # better by the same on every example, so halfway between on every resample; times do not vary either
+  assert records[1]['matched_ci'] == pytest.approx([3, 3]) and records[1]['matched_ci'] == records[2]['matched_ci']
+  noisy = {name: s * rng.lognormal(sigma=0.3, size=40) for name, s in seconds.items()}
+  low, high = _records(quality, noisy)[1]['matched_ci']
+  assert 2.2 < low < 2.9 < 3.1 < high < 4
+  unsure = quality | {('opt', 0.0): rng.permutation(base), ('opt', 0.5): base - 2}
+  low, high = _records(unsure, seconds)[1]['matched_ci']
+  assert low is None and 2 <= high < 4  # half of the resamples are under the large model's quality
+  assert _records(quality | {('opt', 0.0): base - 1}, seconds)[1]['matched_ci'] is None
+
+
+def test_quality_and_time_are_resampled_together():
+  slow = np.arange(40) % 2 == 0
+  names = [('target only', None), ('opt', 0.0), ('opt', 0.5)]
+  base = np.full(40, 3)
+  # where examples that are slow for opt are drawn often, its quality is high: apart, more resamples would be fast
+  quality = dict(zip(names, (base, np.where(slow, 4, 2), base - 2), strict=True))
+  seconds = dict(zip(names, (np.full(40, 2.0), np.where(slow, 2.0, 0.5), np.full(40, 0.5)), strict=True))
+  _, high = _records(quality, seconds)[1]['matched_ci']
+  drawn = intervals.draws(0, 40)
+  order = {e.index: i for i, e in enumerate(summary.protocols.quality_examples(EXPERIMENT))}
+  share = drawn[:, [order[i] for i in range(40)]][:, slow].sum(1) / 40
+  speed = 2 / (2 * share + 0.5 * (1 - share))
+  better = (4 * share + 2 * (1 - share)) >= 3
+  # between the points both are linear: opt at 0.0 has quality 2 + 2·share, at 0.5 1, and the wanted one is 3
+  at = np.where(better, speed + (4 - speed) * np.clip((2 * share - 1) / (2 * share + 1), 0, 1), -np.inf)
+  assert high == pytest.approx(intervals.reached(at)[1])
+
+
+def test_the_rounds_of_a_text_are_read_from_its_tokens_or_not_at_all():
+  line = dict(tested_at=[0, 0, 0], source=[0, -1, 0, 0, 0, -2, -1, 0, 0], accepted_lengths=[1, 1, 1, 1])
+  assert breakdown.accepted_by_round(line) == [1, 3, 0, 2]
+  full = dict(tested_at=[0, 0], source=[0, 0, 0, 0, 0, -1], accepted_lengths=[0, 1, 2])  # without bonus tokens
+  assert breakdown.accepted_by_round(full) == [2, 2, 1]
+  assert breakdown.accepted_by_round(full | {'accepted_lengths': [1, 1, 2]}) is None
+
+
+def test_domains_are_those_of_the_examples_that_have_one():
+  examples = [dataclasses.replace(e, info={'domain': 'code'} if e.index < 3 else {}) for e in toys.task(5).examples]
+  experiment = dataclasses.replace(
+    EXPERIMENT, task=dataclasses.replace(toys.task(5), examples=examples), latency_examples=0
+  )
+  lines = [
+    dict(example=i, tested=4, accepted=i, tested_at=[1], source=[-1], accepted_lengths=[1, 0]) for i in range(1, 5)
+  ]
+  found = breakdown.acceptance(experiment, lines)
+  assert found['acceptance_by_domain'] == {'code': dict(examples=2, tested=8, accepted=3)}
+  assert found['acceptance_by_prompt'] == [0, 0, 1, 0, 0, 1, 0, 1, 0, 1]
+  assert (found['accepted_by_round'], found['texts_by_round']) == ([0], [4])
