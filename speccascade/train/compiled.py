@@ -46,20 +46,18 @@ def compile_step(
   """
   layout.check_rows(mesh, settings.batch_size, settings.microbatches)
   transform = settings.optimizer.build(network, settings.steps)
-  params = jax.eval_shape(network.init, jax.random.key(0))
-  state = {'params': params, 'optimizer': jax.eval_shape(transform.init, params)}
-  shardings = layout.of_state('the network', network, state, mesh, rules)
+  state = layout.of_state('the network', network, transform, mesh, rules)
   if teacher is not None:
     of_teacher = layout.of_params(teacher.name, teacher.network, teacher.params, mesh, rules)
-    teacher = teacher.replace(params=layout.shapes(teacher.params, of_teacher))
+    teacher = teacher.replace(params=layout.with_shardings(teacher.params, of_teacher))
   distillation = None if teacher is None else settings.distillation or Distillation()
-  options = dict(microbatches=settings.microbatches, remat=settings.remat, shardings=shardings)
+  options = dict(microbatches=settings.microbatches, remat=settings.remat, shardings=layout.shardings(state))
   step = make_step(network, transform, distillation, **options)
   source, target = by_size(settings.widths)[-1]
   rows = settings.batch_size
   tokens = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.rows(mesh))
   batch = Batch(tokens(rows, source), tokens(rows), tokens(rows, target), tokens(rows))
-  traced = step.trace(layout.shapes(state, shardings), batch, teacher)
+  traced = step.trace(state, batch, teacher)
   return traced.lower(lowering_platforms=(mesh.devices.flat[0].platform,)).compile()
 
 

@@ -105,19 +105,19 @@ def seqio_task(
       raise ValueError(
         f'{name}: split={split!r} must be one of {", ".join(benchmark.splits)}, and tokenizer={tokenizer} a path'
       )
-    texts = pipeline.builder(benchmark, data_dir)
-    as_it_is = prompts.Fitter(None, 0)
-    read = lambda: pipeline.benchmark_examples(benchmark, texts, as_it_is, split)
+    dataset = pipeline.builder(benchmark, data_dir)
     loaded = tokenizers.load(tokenizer)
+    unfitted = prompts.Fitter(None, 0)  # which truncates nothing
+    read = lambda: pipeline.benchmark_examples(benchmark, dataset, unfitted, split)
     yield from shuffled(lambda: tokenised(((e.prompt, e.references[0]) for e in read()), loaded), seed)
   seqio = pipeline.library()
   if module is not None:
     importlib.import_module(module)
   if name not in (*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()):
     raise ValueError(f'there is no benchmark and no seqio task or mixture {name!r}: give the module that registers it')
-  settings = dict(sequence_length=None, split=split, shuffle=True, seed=seed, num_epochs=None)
-  for record in seqio.get_mixture_or_task(name).get_dataset(**settings).as_numpy_iterator():
-    yield record['inputs'].tolist(), record['targets'].tolist()
+  settings = dict(sequence_length=None, split=split, shuffle=False, seed=seed, num_epochs=1)
+  read = lambda: seqio.get_mixture_or_task(name).get_dataset(**settings).as_numpy_iterator()
+  yield from shuffled(lambda: ((r['inputs'].tolist(), r['targets'].tolist()) for r in read()), seed)
 
 
 def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed: int = 0) -> Iterator[Pair]:

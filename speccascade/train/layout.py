@@ -7,6 +7,7 @@ from flax.traverse_util import flatten_dict
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
+import optax
 
 from speccascade.backends import sharding
 from speccascade.types import Network
@@ -55,38 +56,49 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
 
 
 def of_state(
-  name: str, network: Network, state: Any, mesh: Mesh, rules: sharding.Rules | str | None = None
+  name: str,
+  network: Network,
+  transform: optax.GradientTransformation,
+  mesh: Mesh,
+  rules: sharding.Rules | str | None = None,
 ) -> dict[str, Any]:
-  """Return the shardings of the parameters and the optimizer's state.
+  """Return the shapes and shardings of {'params', 'optimizer'}, as `jax.ShapeDtypeStruct`.
 
   What has a parameter's shape is sharded like it; Adafactor's means over rows and columns are replicated, as T5X's.
 
   Args:
     name: the model's name in errors.
     network: the network.
-    state: {'params', 'optimizer'}, arrays or shapes.
+    transform: the optimizer.
     mesh: the mesh.
     rules: sharding rules of the network, as `load` takes them.
 
   Raises:
     ValueError: an axis of a parameter that the rules shard does not divide over the mesh.
   """
-  params = of_params(name, network, state['params'], mesh, rules)
-  shapes = {path: x.shape for path, x in flatten_dict(state['params']).items()}
+  params = jax.eval_shape(network.init, jax.random.key(0))
+  params = with_shardings(params, of_params(name, network, params, mesh, rules))
   by_path = flatten_dict(params)
 
-  def sharding_of(path, x) -> NamedSharding:
+  def sharded(path, x) -> jax.ShapeDtypeStruct:
     keys = tuple(getattr(key, 'key', None) for key in path)  # a path in the parameters ends that of their statistics
-    of_param = next((keys[i:] for i in range(len(keys)) if keys[i:] in shapes), None)
-    alike = of_param is not None and shapes[of_param] == x.shape
-    return by_path[of_param] if alike else NamedSharding(mesh, PartitionSpec())
+    param = next((by_path[keys[i:]] for i in range(len(keys)) if keys[i:] in by_path), None)
+    alike = param is not None and param.shape == x.shape
+    to = param.sharding if alike else NamedSharding(mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to)
 
-  return {'params': params, 'optimizer': jax.tree_util.tree_map_with_path(sharding_of, state['optimizer'])}
+  optimizer = jax.tree_util.tree_map_with_path(sharded, jax.eval_shape(transform.init, params))
+  return {'params': params, 'optimizer': optimizer}
 
 
-def shapes(tree: Any, shardings: Any) -> Any:
+def with_shardings(tree: Any, shardings: Any) -> Any:
   """Return the shapes of arrays with their shardings."""
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+
+def shardings(tree: Any) -> Any:
+  """Return the shardings of arrays or shapes."""
+  return jax.tree.map(lambda x: x.sharding, tree)
 
 
 def put(tree: Any, shardings: Any, *, copy: bool = True) -> Any:

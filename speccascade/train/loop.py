@@ -159,9 +159,8 @@ class _Run:
     self._echo = echo
     self._transform = settings.optimizer.build(network, settings.steps)
     layout.check_rows(mesh, settings.batch_size, settings.microbatches)
-    params = jax.eval_shape(network.init, jax.random.key(0))
-    self._shapes = {'params': params, 'optimizer': jax.eval_shape(self._transform.init, params)}
-    self._shardings = layout.of_state(out.name, network, self._shapes, mesh, rules)
+    self._shapes = layout.of_state(out.name, network, self._transform, mesh, rules)
+    self._shardings = layout.shardings(self._shapes)
     self._teacher = teacher
     if teacher is not None:
       self._teacher_shardings = layout.of_params(teacher.name, teacher.network, teacher.params, mesh, rules)
@@ -184,7 +183,7 @@ class _Run:
       done = manager.latest_step() or 0
       state = self._restored(manager, done, stream) if done else self._first(start)
       if given:
-        jax.tree.map(jax.Array.delete, start.params)
+        jax.tree.map(lambda x: x.delete(), start.params)
       if done < settings.steps:
         if done:
           self._echo(f'going on after step {done} of {settings.steps} in {self._out}')
@@ -213,8 +212,8 @@ class _Run:
         f'{self._out} has a run of an older version, whose state/{step} has no digest of its data: finish it with '
         'that version, or choose another folder'
       )
-    state = ocp.args.StandardRestore(layout.shapes(self._shapes, self._shardings))
-    saved = manager.restore(step, args=ocp.args.Composite(state=state, data=ocp.args.JsonRestore()))
+    items = ocp.args.Composite(state=ocp.args.StandardRestore(self._shapes), data=ocp.args.JsonRestore())
+    saved = manager.restore(step, args=items)
     for _ in range(step):
       next(stream, None)
     if saved.data != stream.digest():
@@ -395,7 +394,7 @@ def _check_identity(file: Path, identity: dict[str, Any], finished: bool) -> Non
 def _write(folder: Path, model: Model, settings: Settings) -> None:
   """Write the result, rounded to the dtype to save."""
   network = dataclasses.replace(model.network, dtype=settings.save_dtype)
-  params = jax.tree.map(lambda x: x.astype(settings.save_dtype), model.params)
+  params = jax.tree.map(lambda x: x.astype(settings.save_dtype), multihost.to_host(model.params))
   write = orbax.save if settings.format == 'orbax' else hf.write
 
   def save():

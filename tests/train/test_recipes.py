@@ -21,6 +21,7 @@ from speccascade import checkpoints
 from speccascade.checkpoints import t5x
 from speccascade.data.seqio.pipeline import token_features
 from speccascade.data.tokenizers import find
+from speccascade.host.errors import RunError
 from speccascade.models.t5 import T5, T5Config
 from speccascade.train import __main__, data, jobs
 from speccascade.train.loop import train
@@ -118,9 +119,9 @@ def test_a_recipe_has_the_network_of_its_size_and_needs_its_checkpoint():
   read = lambda *bindings: jobs.read([str(FOLDER / 'wmt14_ende.gin')], ["TOKENIZER = 'x'", *bindings])
   (job,) = read("CHECKPOINT = 'y'", "SIZE = 'large'", 'SCAN = True')
   assert job.name == 'large' and job.network.config.embed_dim == 1024 and job.network.scan and job.start == 'y'
-  with pytest.raises(ValueError, match=having("'huge'", 'small', 'xxl')):
+  with pytest.raises(RunError, match=having("'huge'", 'small', 'xxl')):
     read("CHECKPOINT = 'y'", "SIZE = 'huge'")
-  with pytest.raises(Exception, match='CHECKPOINT'):
+  with pytest.raises(RunError, match='CHECKPOINT'):
     read()
 
 

@@ -414,7 +414,7 @@ def test_training_leaves_the_model_that_it_starts_from_alone(tmp_path):
 
 
 def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeypatch):
-  monkeypatch.setattr(jobs, 'train', lambda *_, start, **__: start)
+  monkeypatch.setattr(jobs, 'train', lambda *_, start, **__: start())
   orbax.save(tmp_path / 'start', Model(init(T5_NET), T5_NET))
   network = NETWORKS['t5 scanned']
   job = jobs.Job('more', network, copies(), settings(steps=1), start=str(tmp_path / 'start'))
