@@ -8,6 +8,7 @@ from flax.traverse_util import flatten_dict
 import numpy as np
 
 from speccascade.checkpoints import safetensors_files
+from speccascade.host import multihost
 from speccascade.types import Params
 
 _HEAD = 1 << 20  # bytes of a file that are read in full; of a larger one, this much of its head and samples
@@ -34,7 +35,7 @@ def of_params(params: Params) -> str:
   value = hashlib.sha256()
   for name, x in flatten_dict(params, sep='.').items():
     value.update(f'{name} {x.dtype} {x.shape}'.encode())
-    value.update(np.asarray(x).reshape(-1)[:: max(1, x.size // 1024)].tobytes())
+    value.update(np.asarray(multihost.to_host(x)).reshape(-1)[:: max(1, x.size // 1024)].tobytes())
   return value.hexdigest()[:16]
 
 

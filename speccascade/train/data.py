@@ -5,6 +5,8 @@ end of sequence.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import numpy as np
 
 from speccascade import embedded, methods
 from speccascade.checkpoints import digests
-from speccascade.data import files, tokenizers
+from speccascade.data import files, prompts, tokenizers
+from speccascade.data.benchmarks import BENCHMARKS
+from speccascade.data.seqio import pipeline
 from speccascade.decode import decode
 from speccascade.host import storage
 from speccascade.sampling import Sampler
@@ -44,6 +48,76 @@ def repeated(pairs: Iterable[Pair], seed: int = 0) -> Iterator[Pair]:
   while True:
     for i in rng.permutation(len(pairs)):
       yield pairs[i]
+
+
+def shuffled(epoch: Callable[[], Iterable[Pair]], seed: int = 0, buffer: int = 10_000) -> Iterator[Pair]:
+  """Yield pairs without end, each epoch in a new order, with no more than `buffer` pairs in memory.
+
+  Args:
+    epoch: function that returns all pairs, in the same order each time.
+    seed: of the order.
+    buffer: number of pairs from which the next one is drawn.
+  """
+  rng = np.random.default_rng(seed)
+  while True:
+    drawn = []
+    for pair in epoch():
+      if len(drawn) < buffer:
+        drawn.append(pair)
+        continue
+      i = rng.integers(buffer)
+      yield drawn[i]
+      drawn[i] = pair
+    if not drawn:
+      raise ValueError('there are no pairs to train on: check the data')
+    for i in rng.permutation(len(drawn)):
+      yield drawn[i]
+
+
+def seqio_task(
+  name: str,
+  *,
+  split: str = 'train',
+  tokenizer=None,
+  prefix: str = '',
+  data_dir: str | None = None,
+  module: str | None = None,
+  seed: int = 0,
+) -> Iterator[Pair]:
+  """Yield the pairs of a benchmark, or of a registered seqio task or mixture, without end and not truncated.
+
+  Args:
+    name: a benchmark of `speccascade.data.benchmarks`, or a name in seqio's registry.
+    split: the split to read.
+    tokenizer: path of the tokenizer (benchmarks only; a seqio task has vocabularies of its own).
+    prefix: beginning of every source (benchmarks only).
+    data_dir: folder of TensorFlow Datasets (benchmarks only).
+    module: a module to import first, which registers the seqio task.
+    seed: of the order in each epoch.
+
+  Raises:
+    FileNotFoundError: if the data set is not prepared; it names the command.
+    ValueError: if there is no such task or split, or a setting is missing.
+  """
+  if name in BENCHMARKS:
+    benchmark = dataclasses.replace(BENCHMARKS[name], prefix=prefix, shots=0)
+    if split not in benchmark.splits or tokenizer is None:
+      raise ValueError(
+        f'{name}: split={split!r} must be one of {", ".join(benchmark.splits)}, and tokenizer={tokenizer} a path'
+      )
+    dataset = pipeline.builder(benchmark, data_dir)
+    loaded = tokenizers.load(tokenizer)
+    unfitted = prompts.Fitter(None, 0)  # which truncates nothing
+    read = lambda: pipeline.benchmark_examples(benchmark, dataset, unfitted, split)
+    yield from shuffled(lambda: tokenised(((e.prompt, e.references[0]) for e in read()), loaded), seed)
+  seqio = pipeline.library()
+  if module is not None:
+    importlib.import_module(module)
+  if name not in (*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()):
+    raise ValueError(f'there is no benchmark and no seqio task or mixture {name!r}: give the module that registers it')
+  settings = dict(sequence_length=None, split=split, shuffle=False, seed=seed, num_epochs=1)
+  read = lambda: seqio.get_mixture_or_task(name).get_dataset(**settings).as_numpy_iterator()
+  yield from shuffled(lambda: ((r['inputs'].tolist(), r['targets'].tolist()) for r in read()), seed)
 
 
 def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed: int = 0) -> Iterator[Pair]:

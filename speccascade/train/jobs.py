@@ -1,18 +1,22 @@
 """Training jobs from gin files.
 
-A config binds `train.jobs`, a list of `@train.Job()`. Job `large` of `--out=OUT` is in OUT/large; a later job can name
-it as its teacher or start.
+A config binds `train.jobs`, a list of `@train.Job()`, and may bind `train.mesh`. Job `large` of `--out=OUT` is in
+OUT/large; a later job can name it as its teacher or start.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import gin
+from jax.sharding import Mesh
 
 from speccascade import checkpoints, embedded
+from speccascade.backends import sharding
 from speccascade.host import gin_files
+from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
@@ -30,62 +34,100 @@ class Job:
 
   Attributes:
     name: the job's name, and its folder.
-    network: the network.
+    network: the network; None for that of `start`.
     pairs: (source tokens, target tokens).
     settings: how to train.
     tokenizer: path of the tokenizer to save with the model.
     teacher: the model to distil: an earlier job's name, or a checkpoint's path.
     start: the model with the initial parameters, named likewise.
+    activation: activation of the MLPs of `start`, where it is T5X without a gin file, as `load` takes it.
+    mesh: mesh to train on; `train.mesh = {'data': 2, 'model': 4}` sets it for all jobs.
+    rules: sharding rules of network and teacher, as `load` takes them.
   """
 
   name: str
-  network: Network
+  network: Network | None
   pairs: Iterable[Pair]
   settings: Settings
   tokenizer: str | None = None
   teacher: str | None = None
   start: str | None = None
+  activation: str | None = None
+  mesh: Mesh | None = None
+  rules: Any = None
 
   def __post_init__(self):
+    if self.network is None and self.start is None:
+      raise ValueError(f'job {self.name} has no network: give one, or start, a model whose network it is to have')
     if not isinstance(self.pairs, Iterable):
       raise ValueError(f'job {self.name}: pairs={self.pairs!r} are no pairs; write @train.generated(), with ().')
 
   def run(self, out: Path, echo=print) -> Model:
     """Train, or resume a stopped run in `out`/name."""
-    start = _model(out, self.start, scan=self.network.scan)
-    models = dict(start=start, teacher=_model(out, self.teacher))
-    folder = out / self.name
-    return train(folder, self.network, self.pairs, self.settings, tokenizer=self.tokenizer, echo=echo, **models)
+    scan = getattr(self.network, 'scan', False)
+    start = self._model(out, self.start, scan=scan, activation=self.activation)
+    return train(
+      out / self.name,
+      self.network or start.network,
+      self.pairs,
+      self.settings,
+      tokenizer=self.tokenizer,
+      start=start and (lambda: start),
+      teacher=self._model(out, self.teacher),
+      mesh=self.mesh,
+      rules=self.rules,
+      echo=echo,
+    )
+
+  def _model(self, out: Path, name: str | None, **options) -> Model | None:
+    """Return the model of an earlier job or of a path, in float32, on the mesh."""
+    if name is None:
+      return None
+    trained = out / name / 'model'
+    path = trained if trained.is_dir() else name
+    return checkpoints.read(path, dtype='float32', name=name, mesh=self.mesh, rules=self.rules, **options)
 
 
-def _model(out: Path, name: str | None, *, scan: bool = False) -> Model | None:
-  """Return the model of an earlier job or of a path, in float32."""
-  if name is None:
-    return None
-  trained = out / name / 'model'
-  return checkpoints.read(trained if trained.is_dir() else name, dtype='float32', scan=scan, name=name)
-
-
-def _jobs(jobs: Sequence[Job]) -> list[Job]:
-  """Return the jobs that a config binds as train.jobs."""
-  return list(jobs)
+def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None) -> list[Job]:
+  """Return the jobs that a config binds as train.jobs, on the mesh of devices that it binds as train.mesh."""
+  on = None if mesh is None else sharding.mesh(mesh, devices)
+  return [job if on is None else dataclasses.replace(job, mesh=on) for job in jobs]
 
 
 @functools.cache
 def register() -> None:
   """Register the names of a config with gin, once."""
   classes = (Job, Settings, Optimizer, Distillation, T5, T5Config, Decoder, DecoderConfig, Span, Rope)
-  sources = (data.generated, data.generated_sources, data.parallel_text, data.from_teacher)
-  for thing in (*classes, *sources, checkpoints.load, embedded.vocabulary):
+  sources = (data.generated, data.generated_sources, data.parallel_text, data.seqio_task, data.from_teacher)
+  for thing in (*classes, *sources, t5, checkpoints.load, embedded.vocabulary):
     gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
   gin.external_configurable(_jobs, name='speccascade.train')
 
 
-def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> list[Job]:
-  """Return the jobs of gin files and bindings; a file's includes are searched next to it and in the folder above."""
+def t5(size: str, *, scan: bool = False) -> T5:
+  """Return T5 v1.1 of a published size, 'small' to 'xxl', in float32."""
+  if size not in shapes.T5_V1_1:
+    raise ValueError(f'size={size!r}: T5 v1.1 is {", ".join(shapes.T5_V1_1)}')
+  return dataclasses.replace(shapes.t5(size, 'float32'), scan=scan)
+
+
+def read(
+  files: Sequence[str],
+  bindings: Sequence[str] = (),
+  search_paths: Sequence[str] = (),
+  devices: Sequence | None = None,
+) -> list[Job]:
+  """Return the jobs of gin files and bindings; a file's includes are searched next to it and in the folder above.
+
+  Args:
+    files: gin files.
+    bindings: bindings that follow them.
+    search_paths: further folders of includes.
+    devices: devices of `train.mesh`, by default those of this machine.
+  """
   register()
   gin_files.read(files, bindings, search_paths)
   if 'jobs' not in gin.get_bindings('speccascade.train', resolve_references=False):
     raise ValueError('the config has no train.jobs: bind it, as in train.jobs = [@train.Job()]')
   with gin_files.explained():
-    return gin.get_configurable('speccascade.train')()
+    return gin.get_configurable('speccascade.train')(devices=devices)

@@ -9,10 +9,9 @@
 A resumed run reads the data from the start and skips the steps it has done, so the data must be the same each time.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
@@ -20,24 +19,28 @@ from pathlib import Path
 import signal
 import threading
 import time
+from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jax.sharding import Mesh
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 import tqdm
 
+from speccascade.backends import sharding
 from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data import tokenizers
 from speccascade.host import multihost, storage
 from speccascade.host.journal import Journal
-from speccascade.train.batches import Batch, batches, Pair
-from speccascade.train.losses import Distillation, loss
+from speccascade.train import layout
+from speccascade.train.batches import Batch, batches, by_size, Pair, Width
+from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
+from speccascade.train.step import make_step, State
 from speccascade.types import checked_int, Model, Network, Params
 
-# Settings that may change when a run is resumed: its steps are the same under all of them.
+# Settings that may change when a run is resumed: its steps are the same under all of them, and under `microbatches`,
+# `remat` and another mesh up to rounding.
 _FREE = {'log_every': 1, 'save_every': 1, 'save_dtype': 'float32', 'format': 'orbax'}
 
 
@@ -48,7 +51,8 @@ class Settings:
   Attributes:
     steps: number of optimizer steps.
     batch_size: pairs of a step.
-    widths: lengths to which batches are padded; the last is the longest text allowed.
+    widths: lengths to which batches are padded, for source and target alike or as (source, target); the largest is
+      the longest text allowed.
     optimizer: the optimizer.
     distillation: the loss against a teacher; None for forward KL if there is a teacher.
     seed: of the initial parameters and the order of batches.
@@ -56,11 +60,14 @@ class Settings:
     save_every: steps between checkpoints.
     save_dtype: dtype of <out>/model, float32 or bfloat16.
     format: format of <out>/model, orbax or hf.
+    truncate: shorten what is longer than the largest width, as T5X does, and count it, instead of raising an error.
+    microbatches: parts of a batch whose gradients are computed one after another and summed, to save memory.
+    remat: recompute each layer in the backward pass instead of storing what it computed, to save memory.
   """
 
   steps: int
   batch_size: int = 64
-  widths: tuple[int, ...] = (16, 32, 64)
+  widths: tuple[Width, ...] = (16, 32, 64)
   optimizer: Optimizer = Optimizer()
   distillation: Distillation | None = None
   seed: int = 0
@@ -68,12 +75,14 @@ class Settings:
   save_every: int = 500
   save_dtype: str = 'float32'
   format: str = 'orbax'
+  truncate: bool = dataclasses.field(default=False, repr=False)  # runs are identified by what is in the repr
+  microbatches: int = dataclasses.field(default=1, repr=False)
+  remat: bool = dataclasses.field(default=False, repr=False)
 
   def __post_init__(self):
-    for name in ('steps', 'batch_size', 'log_every', 'save_every'):
+    for name in ('steps', 'batch_size', 'log_every', 'save_every', 'microbatches'):
       checked_int(name, getattr(self, name))
-    if not self.widths or min(self.widths) < 1:
-      raise ValueError(f'widths={self.widths} must be token counts of at least 1')
+    by_size(self.widths)  # raises for what are no widths
     if self.format not in ('orbax', 'hf') or self.save_dtype not in ('float32', 'bfloat16'):
       raise ValueError(
         f'format={self.format!r} must be orbax or hf, save_dtype={self.save_dtype!r} float32 or bfloat16'
@@ -87,14 +96,16 @@ def train(
   settings: Settings,
   *,
   tokenizer=None,
-  start: Model | None = None,
+  start: Model | Callable[[], Model] | None = None,
   teacher: Model | None = None,
+  mesh: Mesh | None = None,
+  rules: sharding.Rules | str | None = None,
   echo=print,
 ) -> Model:
   """Train a network, or resume the run in `out`.
 
-  Every device, also of several processes that share `out`, has all parameters and, if their number divides the batch
-  size, a part of each batch.
+  Parameters, optimizer state and teacher are sharded over the mesh as in decoding, batches over its rows. Several
+  processes share `out`.
 
   Args:
     out: folder of the run.
@@ -102,107 +113,157 @@ def train(
     pairs: (source tokens, target tokens), the same each time the run is resumed.
     settings: how to train.
     tokenizer: path of the tokenizer to save with the model.
-    start: model with the initial parameters; random ones by default.
+    start: model with the initial parameters; random ones by default. A function that returns it gives its arrays away:
+      they are freed when they are copied.
     teacher: model whose distributions `settings.distillation` approximates.
+    mesh: mesh of `speccascade.mesh`, on which the returned model lies, too; by default all devices have the parameters
+      and share the rows, and the returned model lies on one of them.
+    rules: sharding rules of network and teacher, as `load` takes them; None for those of each one's size.
     echo: prints a line of progress.
 
   Returns:
     The trained model, which is also in `out`/model.
 
   Raises:
-    ValueError: if the network cannot be trained or saved so, the data do not fit it, or `out` has another run.
+    ValueError: if the network cannot be trained or saved so, the mesh does not divide it or the batches, the data do
+      not fit it, or `out` has another run.
     FloatingPointError: if the loss is not finite.
   """
   out = Path(out).expanduser().absolute()
+  given = callable(start)
+  start = start() if given else start
   _check(out.name, network, settings, start, teacher)
+  on = mesh or sharding.mesh({sharding.ROWS: jax.device_count()})
+  run = _Run(out, network, settings, on, rules, teacher, echo)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   with multihost.on_writer(storage.lock(out / 'lock', 'choose another folder')):
     identity = _identity(network, settings, tokenizer, start=start, teacher=teacher)
     multihost.once(lambda: _check_identity(out / 'train.json', identity, (out / 'model').exists()))
-    params = _train(out, network, pairs, settings, start, teacher, echo)
+    params = run(pairs, start, given)
+    if mesh is None:
+      params = jax.device_put(multihost.to_host(params), jax.local_devices()[0])
     model = Model(params, network, tokenizer, out.name)
     if not multihost.once((out / 'model').exists):
       _write(out / 'model', model, settings)
   return model
 
 
-def _train(out: Path, network: Network, pairs: Iterable[Pair], settings: Settings, start, teacher, echo) -> Params:
-  """Return the parameters after the last step, resuming from the last checkpoint."""
-  params = start.params if start else jax.jit(network.init)(jax.random.key(settings.seed))
-  params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # a copy, for steps donate their state
-  transform = settings.optimizer.build(network, settings.steps)
-  state = multihost.replicated({'params': params, 'optimizer': transform.init(params)})
-  networks = [network] if teacher is None else [network, teacher.network]
-  stream = _Stream(batches(pairs, settings.batch_size, settings.widths, networks=networks, seed=settings.seed))
-  logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax's hints for a single process
-  options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-  with ocp.CheckpointManager(out / 'state', options=options) as manager:
-    done = manager.latest_step() or 0
-    if done:
-      state = _restore(manager, done, state, stream, out)
-    if done < settings.steps:
-      if done:
-        echo(f'going on after step {done} of {settings.steps} in {out}')
-      if settings.batch_size % jax.device_count():
-        echo(f'each of {jax.device_count()} devices computes all of a batch: give a batch_size that they divide')
-      teacher = multihost.replicated(teacher)
-      with contextlib.closing(Log(out / 'log.jsonl', settings, done, echo)) as log:
-        state = _steps(network, transform, state, stream, done, settings, teacher, manager, log)
-  return jax.device_put(multihost.to_host(state['params']), jax.local_devices()[0])
+class _Run:
+  """A run on a mesh: its state is made or restored, and trained to the last step."""
 
+  def __init__(self, out: Path, network: Network, settings: Settings, mesh: Mesh, rules, teacher: Model | None, echo):
+    self._out = out
+    self._network = network
+    self._settings = settings
+    self._mesh = mesh
+    self._echo = echo
+    self._transform = settings.optimizer.build(network, settings.steps)
+    layout.check_rows(mesh, settings.batch_size, settings.microbatches)
+    self._shapes = layout.of_state(out.name, network, self._transform, mesh, rules)
+    self._shardings = layout.shardings(self._shapes)
+    self._teacher = teacher
+    if teacher is not None:
+      self._teacher_shardings = layout.of_params(teacher.name, teacher.network, teacher.params, mesh, rules)
 
-def _steps(network, transform, state, stream, done: int, settings: Settings, teacher, manager, log):
-  """Return the state after the last step."""
-  distillation = None if teacher is None else settings.distillation or Distillation()
-  step = make_step(network, transform, distillation)
-  previous = ()
-  try:
-    for number in range(done + 1, settings.steps + 1):
-      batch = next(stream, None)
-      if batch is None:
-        raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
-      with _signals_deferred():
-        state, parts = step(state, multihost.by_rows(batch), teacher)
-        jax.block_until_ready(previous)  # no more than two steps run at once, so that a stop waits for no others
-        previous = parts
-        log.add(number, parts, int(batch.target_length.sum()))
-        if number % settings.save_every == 0 or number == settings.steps:
-          items = ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(stream.digest()))
-          manager.save(number, args=items)
-  except KeyboardInterrupt:
-    jax.block_until_ready(state)  # a process that exits while its device computes may crash
-    raise
-  return state
+  def __call__(self, pairs: Iterable[Pair], start: Model | None, given: bool) -> Params:
+    """Return the parameters after the last step, resuming from the last checkpoint.
 
+    Args:
+      pairs: (source tokens, target tokens).
+      start: model with the initial parameters.
+      given: free its arrays.
+    """
+    settings = self._settings
+    networks = [self._network] if self._teacher is None else [self._network, self._teacher.network]
+    options = dict(networks=networks, seed=settings.seed, truncate=settings.truncate)
+    stream = _Stream(batches(pairs, settings.batch_size, settings.widths, **options))
+    logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax's hints for a single process
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+    with ocp.CheckpointManager(self._out / 'state', options=options) as manager:
+      done = manager.latest_step() or 0
+      state = self._restored(manager, done, stream) if done else self._first(start)
+      if given:
+        jax.tree.map(lambda x: x.delete(), start.params)
+      if done < settings.steps:
+        if done:
+          self._echo(f'going on after step {done} of {settings.steps} in {self._out}')
+        with contextlib.closing(Log(self._out / 'log.jsonl', settings, done, self._echo)) as log:
+          state = self._steps(state, stream, done, manager, log)
+    if settings.truncate:
+      self._echo(f'truncated {stream.truncation(settings.steps * settings.batch_size)}')
+    return state['params']
 
-def _restore(manager, step: int, state, stream: '_Stream', out: Path):
-  """Return the state saved at a step, and skip the batches up to it, checked to be those it was trained on."""
-  if not (out / 'state' / str(step) / 'data').is_dir():
-    raise ValueError(
-      f'{out} has a run of an older version, whose state/{step} has no digest of its data: finish it with that '
-      'version, or choose another folder'
-    )
-  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-  items = ocp.args.Composite(state=ocp.args.StandardRestore(shapes), data=ocp.args.JsonRestore())
-  saved = manager.restore(step, args=items)
-  for _ in range(step):
-    next(stream, None)
-  if saved.data != stream.digest():
-    raise ValueError(
-      f'{out} has a run on other data, as its first {step} steps show: give it the same data, or choose another folder'
-    )
-  return saved.state
+  def _first(self, start: Model | None) -> State:
+    """Return the state before the first step."""
+    shardings = self._shardings
+    if start is None:
+      key = jax.random.key(self._settings.seed)
+      params = jax.jit(self._network.init, out_shardings=shardings['params'])(key)
+    else:
+      params = layout.put(start.params, shardings['params'])  # copies, for steps donate their state
+    params = jax.tree.map(lambda x: x.astype(np.float32), params)
+    optimizer = jax.jit(self._transform.init, out_shardings=shardings['optimizer'])(params)
+    return {'params': params, 'optimizer': optimizer}
+
+  def _restored(self, manager: ocp.CheckpointManager, step: int, stream: '_Stream') -> State:
+    """Return the state of a step, and skip the batches up to it, checked to be those that it was trained on."""
+    if not (self._out / 'state' / str(step) / 'data').is_dir():
+      raise ValueError(
+        f'{self._out} has a run of an older version, whose state/{step} has no digest of its data: finish it with '
+        'that version, or choose another folder'
+      )
+    items = ocp.args.Composite(state=ocp.args.StandardRestore(self._shapes), data=ocp.args.JsonRestore())
+    saved = manager.restore(step, args=items)
+    for _ in range(step):
+      next(stream, None)
+    if saved.data != stream.digest():
+      raise ValueError(
+        f'{self._out} has a run on other data, as its first {step} steps show: give it the same data, or choose '
+        'another folder'
+      )
+    return saved.state
+
+  def _steps(self, state: State, stream: '_Stream', done: int, manager: ocp.CheckpointManager, log: 'Log') -> State:
+    """Return the state after the last step."""
+    settings = self._settings
+    teacher = self._teacher
+    if teacher is not None:
+      teacher = teacher.replace(params=layout.put(teacher.params, self._teacher_shardings, copy=False))
+    distillation = None if teacher is None else settings.distillation or Distillation()
+    options = dict(microbatches=settings.microbatches, remat=settings.remat, shardings=self._shardings)
+    step = make_step(self._network, self._transform, distillation, **options)
+    previous = ()
+    try:
+      for number in range(done + 1, settings.steps + 1):
+        batch = next(stream, None)
+        if batch is None:
+          raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
+        with _signals_deferred():
+          state, parts = step(state, layout.put_rows(batch, self._mesh), teacher)
+          jax.block_until_ready(previous)  # no more than two steps run at once, so that a stop waits for no others
+          previous = parts
+          log.add(number, parts, int(batch.target_length.sum()), stream)
+          if number % settings.save_every == 0 or number == settings.steps:
+            items = ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(stream.digest()))
+            manager.save(number, args=items)
+    except KeyboardInterrupt:
+      jax.block_until_ready(state)  # a process that exits while its device computes may crash
+      raise
+    return state
 
 
 class _Stream:
-  """Batches, with a digest of all that were read."""
+  """Batches, with a digest of all that were read and the number of texts that were truncated."""
 
   def __init__(self, stream: Iterator[Batch]):
     self._stream = stream
     self._hash = hashlib.sha256()
+    self._truncated = np.zeros(2, int)
 
   def __next__(self) -> Batch:
     batch = next(self._stream)
+    self._truncated += batch.truncated
+    batch = batch.replace(truncated=None)
     for x in jax.tree.leaves(batch):
       self._hash.update(x.tobytes())
     return batch
@@ -210,6 +271,15 @@ class _Stream:
   def digest(self) -> dict[str, str]:
     """Return the digest, for JSON."""
     return {'sha256': self._hash.hexdigest()}
+
+  def truncated(self) -> dict[str, int]:
+    """Return the numbers of truncated texts so far, for the log."""
+    return dict(zip(('truncated_sources', 'truncated_targets'), self._truncated.tolist(), strict=True))
+
+  def truncation(self, pairs: int) -> str:
+    """Return the truncated shares of so many pairs."""
+    sources, targets = self._truncated
+    return f'{sources} sources ({sources / pairs:.1%}) and {targets} targets ({targets / pairs:.1%}) of {pairs} pairs'
 
 
 @contextlib.contextmanager
@@ -231,22 +301,6 @@ def _signals_deferred() -> Iterator[None]:
       signal.raise_signal(received[0])
 
 
-def make_step(network: Network, transform: optax.GradientTransformation, distillation: Distillation | None):
-  """Return the jitted step: (state, batch, teacher) -> (state, parts of the loss)."""
-
-  @functools.partial(jax.jit, donate_argnums=0)
-  def step(state, batch: Batch, teacher):
-    def objective(params):
-      return loss(network, params, batch, teacher, distillation)
-
-    (value, parts), gradient = jax.value_and_grad(objective, has_aux=True)(state['params'])
-    with jax.numpy_dtype_promotion('standard'):  # optax multiplies rates by its integer counts
-      updates, optimizer = transform.update(gradient, state['optimizer'], state['params'])
-    return {'params': optax.apply_updates(state['params'], updates), 'optimizer': optimizer}, {'loss': value, **parts}
-
-  return step
-
-
 class Log:
   """Prints and records a line every `log_every` steps: the mean loss since the last one, the rate and the time left."""
 
@@ -260,7 +314,7 @@ class Log:
     self._journal = Journal(file, ('step',), elsewhere='choose another folder')
     self._journal.keep_while(lambda line: line['step'] <= done)  # later steps are done again
 
-  def add(self, step: int, parts: dict[str, jax.Array], tokens: int) -> None:
+  def add(self, step: int, parts: dict[str, jax.Array], tokens: int, stream: _Stream) -> None:
     """Add a step; its numbers stay on the device until they are printed."""
     self._parts.append(parts)
     self._tokens += tokens
@@ -272,16 +326,17 @@ class Log:
     if not np.isfinite(means['loss']):
       raise FloatingPointError(f'the loss is {means["loss"]} before step {step}: lower learning_rate, or raise warmup')
     seconds = time.monotonic() - self._start
-    self._journal.append([{'step': step, **means, 'seconds': seconds}])
+    truncated = stream.truncated() if self._settings.truncate else {}
+    self._journal.append([{'step': step, **means, **truncated, 'seconds': seconds}])
     if multihost.is_writer():
-      self._print(step, means, seconds)
+      self._print(step, means, seconds, ''.join(f'  {name} {n}' for name, n in truncated.items()))
 
-  def _print(self, step: int, means: dict[str, float], seconds: float):
+  def _print(self, step: int, means: dict[str, float], seconds: float, truncated: str):
     rate = (step - self._done) / seconds
     left = tqdm.tqdm.format_interval((self._settings.steps - step) / rate)
     losses = ' '.join(f'{name} {value:.3f}' for name, value in means.items())
     speed = f'{rate:.2f} steps/s  {self._tokens / seconds:.0f} tokens/s'
-    self._echo(f'step {step}/{self._settings.steps}  {losses}  {speed}  {left} left', flush=True)
+    self._echo(f'step {step}/{self._settings.steps}  {losses}{truncated}  {speed}  {left} left', flush=True)
 
   def close(self):
     """Close the log."""
@@ -307,15 +362,16 @@ def _check(name: str, network: Network, settings: Settings, start: Model | None,
     raise ValueError(f'network.dtype={network.dtype!r}: parameters are trained in float32; save_dtype sets the result')
 
 
-def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, str | None]:
+def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, Any]:
   """Return what identifies a run, and as 'model' how its result is saved."""
   identity = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
+  identity['truncate'] = settings.truncate or None
   identity |= {name: model and digests.of_params(model.params) for name, model in models.items()}
   identity['tokenizer'] = tokenizer and digests.of_files({Path(p).name: Path(p) for p in tokenizer.files()})
   return identity | {'model': f'{settings.format}, {settings.save_dtype}'}
 
 
-def _check_identity(file: Path, identity: dict[str, str | None], finished: bool) -> None:
+def _check_identity(file: Path, identity: dict[str, Any], finished: bool) -> None:
   """Write the identity of a run, or raise if the folder has another run; an unfinished model may be saved otherwise."""
   if file.is_file():
     try:
@@ -338,7 +394,7 @@ def _check_identity(file: Path, identity: dict[str, str | None], finished: bool)
 def _write(folder: Path, model: Model, settings: Settings) -> None:
   """Write the result, rounded to the dtype to save."""
   network = dataclasses.replace(model.network, dtype=settings.save_dtype)
-  params = jax.tree.map(lambda x: x.astype(settings.save_dtype), model.params)
+  params = jax.tree.map(lambda x: x.astype(settings.save_dtype), multihost.to_host(model.params))
   write = orbax.save if settings.format == 'orbax' else hf.write
 
   def save():

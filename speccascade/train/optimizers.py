@@ -1,5 +1,8 @@
 """AdamW and Adafactor with warm-up, decay and clipping, and the learning rate of T5's queries.
 
+Adafactor is that of T5X: factored from 128 on, decay 1 - t^-0.8, steps clipped to a root mean square of 1 and scaled by
+that of the parameter, no momentum.
+
 T5 does not scale attention scores by d_kv^-½; its initial queries are smaller by that factor instead. A step of Adam
 has the same size at any scale, so queries would move d_kv^½ too fast: `scale_queries` slows them down.
 """
@@ -67,11 +70,27 @@ class Optimizer:
     """Return the gradient transformation for a network and a run of `steps`."""
     parts = [optax.clip_by_global_norm(self.clip)] if self.clip else []
     if self.name == 'adafactor':  # its steps are relative to each tensor's size, so queries need no scale
-      return optax.chain(*parts, optax.adafactor(self.rate(steps), weight_decay_rate=self.weight_decay or None))
+      adafactor = optax.adafactor(self.rate(steps), weight_decay_rate=self.weight_decay or None)
+      return optax.chain(*parts, by_layer(adafactor, network) if getattr(network, 'scan', False) else adafactor)
     parts += [optax.scale_by_adam(b2=self.b2), optax.add_decayed_weights(self.weight_decay)]
     if self.scale_queries and isinstance(network, T5):
       parts.append(slow_queries(network.config.head_dim))
     return optax.chain(*parts, optax.scale_by_learning_rate(self.rate(steps)))
+
+
+def by_layer(transform: optax.GradientTransformation, network: Network) -> optax.GradientTransformation:
+  """Return a transformation that takes each layer of a scanned network by itself, as those of one that is not.
+
+  Adafactor clips and scales by the root mean square of a tensor, which is of one layer, not of a stack of them.
+  """
+
+  def depths(params: Params) -> Params:  # of stacks; 0 for what is not stacked
+    layers = jax.tree_util.DictKey('layers')
+    return jax.tree_util.tree_map_with_path(lambda path, x: x.shape[0] if layers in path else 0, params)
+
+  each = optax.GradientTransformation(jax.vmap(transform.init), jax.vmap(transform.update))
+  stacks = set(jax.tree.leaves(depths(jax.eval_shape(network.init, jax.random.key(0))))) - {0}
+  return optax.partition({0: transform} | dict.fromkeys(stacks, each), depths)
 
 
 def slow_queries(head_dim: int) -> optax.GradientTransformation:

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import gin
 import jax
@@ -209,7 +207,7 @@ def test_no_more_than_two_steps_are_under_way(tmp_path, monkeypatch):
     calls.append(list(waited))
     return state, {'loss': Waited(len(calls), waited)}
 
-  monkeypatch.setattr(loop, 'make_step', lambda *_: step)
+  monkeypatch.setattr(loop, 'make_step', lambda *_, **__: step)
   train(tmp_path / 'run', T5_NET, copies(), settings(save_every=6, log_every=6), echo=quiet)
   assert calls == [[], [], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
 
@@ -226,7 +224,7 @@ def test_a_stop_waits_for_the_step_says_its_sentence_and_goes_on(number, code, w
       signal.raise_signal(number)
     return call(*args, **kwargs)
 
-  monkeypatch.setattr(loop, 'make_step', lambda *given: functools.partial(then, 'step', make(*given)))
+  monkeypatch.setattr(loop, 'make_step', lambda *a, **k: functools.partial(then, 'step', make(*a, **k)))
   monkeypatch.setattr(ocp.CheckpointManager, 'save', lambda *a, **k: then('save', save, *a, **k))
   args = '--job=large', '--gin.train.Settings.steps=4', '--gin.train.Settings.save_every=2'
   assert _command(tmp_path, *args) == code
@@ -236,44 +234,6 @@ def test_a_stop_waits_for_the_step_says_its_sentence_and_goes_on(number, code, w
   assert _command(tmp_path, *args) == 0
   out = capsys.readouterr().out
   assert 'going on after step 2 of 4' in out and '[large] step 4/4' in out
-
-
-DEVICES = """
-import sys
-import jax
-sys.path.insert(0, sys.argv[2])
-from small import copies, settings, T5_NET
-from speccascade.train import loop
-from speccascade.train.loop import train
-shares = set()
-make = loop.make_step
-
-def noted(*given):
-  step = make(*given)
-  def call(state, batch, teacher):
-    shares.add(batch.source.sharding.shard_shape(batch.source.shape))
-    return step(state, batch, teacher)
-  return call
-
-loop.make_step = noted
-echo = lambda text, **_: print(text)
-for name, size in (('eight', 8), ('uneven', 6)):
-  model = train(f'{sys.argv[1]}/{name}', T5_NET, copies(), settings(batch_size=size), echo=echo)
-  assert len(jax.tree.leaves(model.params)[0].devices()) == 1
-print(jax.device_count(), sorted(shares))
-"""
-
-
-def test_eight_devices_of_a_host_share_each_batch_and_learn_what_one_does(tmp_path):
-  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
-  env |= {'JAX_COMPILATION_CACHE_DIR': '', 'PYTHONPATH': os.pathsep.join(map(str, sys.path))}
-  script = [sys.executable, '-c', DEVICES, str(tmp_path), os.path.dirname(__file__)]
-  done = subprocess.run(script, env=env, capture_output=True, text=True, check=False)
-  assert done.returncode == 0 and '8 [(1, 8), (6, 8)]' in done.stdout, done
-  assert 'each of 8 devices computes all of a batch: give a batch_size that they divide' in done.stdout
-  train(tmp_path / 'one', T5_NET, copies(), settings(batch_size=8), echo=quiet)
-  one, eight = ([line['loss'] for line in log_of(tmp_path / name)] for name in ('one', 'eight'))
-  np.testing.assert_allclose(eight, one, rtol=1e-5)
 
 
 @pytest.mark.parametrize('distance', quick(losses.DISTANCES, list(losses.DISTANCES)[:1]))
@@ -422,6 +382,23 @@ def test_batches_hold_every_pair_once_and_in_the_narrowest_width():
     assert b.source.shape[1] == 4 or max(b.source_length.max(), b.target_length.max()) > 4
 
 
+def test_source_and_target_have_widths_of_their_own():
+  pairs = [([2] * 3, [3] * 2), ([2] * 9, [3] * 2), ([2] * 3, [3] * 5), ([2] * 20, [4, 5, 6, 7, 8, 9, 1])]
+  shapes = ((16, 4), (4, 4), (16, 6))
+  alone = [collate([pair], shapes, ends={1}) for pair in pairs]
+  assert [batch.source.shape + batch.target.shape for batch in alone] == [
+    (1, 4, 1, 4),
+    (1, 16, 1, 4),
+    (1, 16, 1, 6),
+    (1, 16, 1, 6),
+  ]
+  assert alone[3].truncated.tolist() == [1, 1] and alone[3].target.tolist() == [[4, 5, 6, 7, 8, 1]]
+  assert alone[3].source.tolist() == [[2] * 16] and alone[3].target_length.tolist() == [6]
+  for widths, parts in (((16, (4, 32)), ['(16, 32)']), ((0,), ['0']), (((4, 0),), ['(4, 0)']), ((), ['widths=()'])):
+    with pytest.raises(ValueError, match=having('widths', *parts)):
+      settings(widths=widths)
+
+
 def test_repeated_data_come_in_a_new_order_each_time_through():
   pairs = [([i], [i]) for i in range(1, 20)]
   drawn = list(itertools.islice(data.repeated(pairs), 38))
@@ -437,7 +414,7 @@ def test_training_leaves_the_model_that_it_starts_from_alone(tmp_path):
 
 
 def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeypatch):
-  monkeypatch.setattr(jobs, 'train', lambda *_, start, **__: start)
+  monkeypatch.setattr(jobs, 'train', lambda *_, start, **__: start())
   orbax.save(tmp_path / 'start', Model(init(T5_NET), T5_NET))
   network = NETWORKS['t5 scanned']
   job = jobs.Job('more', network, copies(), settings(steps=1), start=str(tmp_path / 'start'))

@@ -1,0 +1,99 @@
+"""A training step compiled for chips that need not be there: its memory on a chip, and its collectives.
+
+python -m speccascade.train --gin_file=FILE --compile=v5e:4x4
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from speccascade.backends import sharding
+from speccascade.planning import hlo
+from speccascade.train import layout
+from speccascade.train.batches import Batch, by_size
+from speccascade.train.jobs import Job
+from speccascade.train.loop import Settings
+from speccascade.train.losses import Distillation
+from speccascade.train.step import make_step
+from speccascade.types import Model, Network
+
+GIB = 2**30
+
+
+class _Program(hlo.Module):
+  """All of a program, of which `hlo.Module` reads the decode loop."""
+
+  body = property(lambda self: self.entry)
+
+
+def compile_step(
+  network: Network, settings: Settings, mesh: Mesh, *, teacher: Model | None = None, rules=None
+) -> jax.stages.Compiled:
+  """Return the step that `train` runs on a mesh, for the largest width.
+
+  Args:
+    network: the network, in float32.
+    settings: how to train.
+    mesh: mesh of devices, which may be those of a topology (`planning.aot.describe`).
+    teacher: the teacher, whose parameters may be shapes.
+    rules: sharding rules of network and teacher, as `load` takes them.
+
+  Raises:
+    ValueError: the mesh does not divide the network or the batches.
+  """
+  layout.check_rows(mesh, settings.batch_size, settings.microbatches)
+  transform = settings.optimizer.build(network, settings.steps)
+  state = layout.of_state('the network', network, transform, mesh, rules)
+  if teacher is not None:
+    of_teacher = layout.of_params(teacher.name, teacher.network, teacher.params, mesh, rules)
+    teacher = teacher.replace(params=layout.with_shardings(teacher.params, of_teacher))
+  distillation = None if teacher is None else settings.distillation or Distillation()
+  options = dict(microbatches=settings.microbatches, remat=settings.remat, shardings=layout.shardings(state))
+  step = make_step(network, transform, distillation, **options)
+  source, target = by_size(settings.widths)[-1]
+  rows = settings.batch_size
+  tokens = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.rows(mesh))
+  batch = Batch(tokens(rows, source), tokens(rows), tokens(rows, target), tokens(rows))
+  traced = step.trace(state, batch, teacher)
+  return traced.lower(lowering_platforms=(mesh.devices.flat[0].platform,)).compile()
+
+
+def measure(compiled: jax.stages.Compiled) -> dict[str, Any]:
+  """Return the bytes of a compiled step on each device, and its collectives.
+
+  `state` are parameters, optimizer state, batch and teacher, `temporaries` all else, `peak` both. A collective is
+  {operation: [times in a step, bytes of the results of all of them]}.
+  """
+  memory = compiled.memory_analysis()
+  program = _Program(compiled.as_text())
+  collectives = {op: [times, size] for op, (_, times, size) in program.collectives().items()}
+  state = memory.argument_size_in_bytes
+  return {
+    'state': state,
+    'temporaries': memory.temp_size_in_bytes,
+    'peak': state + memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    'collectives': collectives,
+  }
+
+
+def report(job: Job, devices: Sequence) -> Iterator[str]:
+  """Yield lines on the step of a job; a job without a mesh has one of all the devices."""
+  mesh = job.mesh or sharding.mesh({sharding.ROWS: len(devices)}, devices)
+  network = job.network
+  if network is None:
+    raise ValueError(f'job {job.name}: --compile reads no checkpoint: give the network, as @train.t5()')
+  settings = job.settings
+  size = measure(compile_step(network, settings, mesh, rules=job.rules))
+  count = sum(x.size for x in jax.tree.leaves(network.param_shapes()))
+  source, target = by_size(settings.widths)[-1]
+  yield (
+    f'{count:,} parameters on {dict(mesh.shape)}, {settings.batch_size} pairs of {source} and {target} tokens in '
+    f'{settings.microbatches} microbatches, {settings.optimizer.name}'
+  )
+  memory = {name: f'{size[name] / GIB:.2f} GiB' for name in ('state', 'temporaries', 'peak')}
+  yield f'a chip: state {memory["state"]}, temporaries {memory["temporaries"]}, peak {memory["peak"]}'
+  for op, (times, total) in sorted(size['collectives'].items()):
+    yield f'{op}: {times} a step, {total / GIB:.2f} GiB of results'

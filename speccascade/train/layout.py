@@ -1,0 +1,129 @@
+"""Shardings of a training run: parameters, optimizer state and teacher over the mesh of decoding, batches by rows."""
+
+from typing import Any
+import warnings
+
+from flax.traverse_util import flatten_dict
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+import optax
+
+from speccascade.backends import sharding
+from speccascade.types import Network
+
+
+def check_rows(mesh: Mesh, batch_size: int, microbatches: int) -> None:
+  """Raise where the mesh and the microbatches do not divide a batch."""
+  shards = mesh.shape[sharding.ROWS]
+  if batch_size % (shards * microbatches):
+    raise ValueError(
+      f'batch_size={batch_size} does not divide into microbatches={microbatches} of the data={shards} of the mesh: '
+      f'give a multiple of {shards * microbatches}, or another train.mesh'
+    )
+
+
+def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: sharding.Rules | str | None = None) -> Any:
+  """Return the sharding of each parameter.
+
+  Args:
+    name: the model's name in errors.
+    network: the network; one without `param_axes` is replicated.
+    params: its parameters, or their shapes.
+    mesh: the mesh.
+    rules: sharding rules, as `load` takes them.
+
+  Raises:
+    ValueError: an axis of a parameter that the rules shard does not divide over the mesh.
+  """
+  if not hasattr(network, 'param_axes'):
+    return sharding.shardings(network, mesh, rules, params)
+  rules = sharding.default_rules(network, mesh) if rules is None else sharding.NAMED.get(rules, rules)
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # it warns of the axes for which this raises
+    specs = sharding.specs(network, mesh, rules)
+  axes_of = flatten_dict(sharding.parameters(network)[1])
+  for path, spec in flatten_dict(specs).items():
+    sharded = [mesh_axis for mesh_axis in spec if mesh_axis is not None]
+    for axis, mesh_axis in zip(axes_of[path], spec, strict=True):
+      wanted = dict(rules).get(axis)
+      if wanted in mesh.shape and mesh.shape[wanted] > 1 and mesh_axis is None and wanted not in sharded:
+        raise ValueError(
+          f"{name}: '{axis}' of {'.'.join(path)} does not divide over {wanted}={mesh.shape[wanted]}: give "
+          "train.mesh a model axis that divides the heads, the MLP and the vocabulary, or Job.rules = 'whole'"
+        )
+  return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def of_state(
+  name: str,
+  network: Network,
+  transform: optax.GradientTransformation,
+  mesh: Mesh,
+  rules: sharding.Rules | str | None = None,
+) -> dict[str, Any]:
+  """Return the shapes and shardings of {'params', 'optimizer'}, as `jax.ShapeDtypeStruct`.
+
+  What has a parameter's shape is sharded like it; Adafactor's means over rows and columns are replicated, as T5X's.
+
+  Args:
+    name: the model's name in errors.
+    network: the network.
+    transform: the optimizer.
+    mesh: the mesh.
+    rules: sharding rules of the network, as `load` takes them.
+
+  Raises:
+    ValueError: an axis of a parameter that the rules shard does not divide over the mesh.
+  """
+  params = jax.eval_shape(network.init, jax.random.key(0))
+  params = with_shardings(params, of_params(name, network, params, mesh, rules))
+  by_path = flatten_dict(params)
+
+  def sharded(path, x) -> jax.ShapeDtypeStruct:
+    keys = tuple(getattr(key, 'key', None) for key in path)  # a path in the parameters ends that of their statistics
+    param = next((by_path[keys[i:]] for i in range(len(keys)) if keys[i:] in by_path), None)
+    alike = param is not None and param.shape == x.shape
+    to = param.sharding if alike else NamedSharding(mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to)
+
+  optimizer = jax.tree_util.tree_map_with_path(sharded, jax.eval_shape(transform.init, params))
+  return {'params': params, 'optimizer': optimizer}
+
+
+def with_shardings(tree: Any, shardings: Any) -> Any:
+  """Return the shapes of arrays with their shardings."""
+  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+
+def shardings(tree: Any) -> Any:
+  """Return the shardings of arrays or shapes."""
+  return jax.tree.map(lambda x: x.sharding, tree)
+
+
+def put(tree: Any, shardings: Any, *, copy: bool = True) -> Any:
+  """Return a tree, which all processes have alike, as arrays with the shardings.
+
+  Args:
+    tree: arrays, on a device of each process or sharded over all of them.
+    shardings: a sharding for each.
+    copy: share no memory with the tree.
+  """
+
+  def one(x, to: NamedSharding):
+    if isinstance(x, jax.Array) and (to.is_fully_addressable or not x.is_fully_addressable):
+      return jax.device_put(x.copy() if copy else x, to)
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, to, lambda index: x[index])
+
+  return jax.tree.map(one, tree, shardings)
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+  """Return the sharding of a batch."""
+  return NamedSharding(mesh, PartitionSpec(sharding.ROWS))
+
+
+def put_rows(tree: Any, mesh: Mesh) -> Any:
+  """Return host arrays, which all processes have alike, with axis 0 sharded over the rows of the mesh."""
+  return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, rows(mesh), lambda index: x[index]), tree)
