@@ -64,14 +64,18 @@ class Tokenizer:
     return tokens.decode([int(i) for i in ids if 0 <= i < len(tokens.pieces)], special)
 
   def chat(self, messages: Sequence[dict[str, Any]], **arguments) -> list[int]:
-    """Return the ids of chat messages by the checkpoint's template.
+    """Return the ids of chat messages by the checkpoint's template; the arguments are those of `chat_text`."""
+    return tokenizer_formats.read(self.path).encode(self.chat_text(messages, **arguments))
+
+  def chat_text(self, messages: Sequence[dict[str, Any]], **arguments) -> str:
+    """Return the text of chat messages by the checkpoint's template.
 
     Args:
       messages: messages as [{'role': 'user', 'content': 'Hello.'}].
       **arguments: arguments of the template, as tools=[…] or enable_thinking=False.
 
     Returns:
-      The ids, up to where the model's answer begins.
+      The text with its special tokens, up to where the model's answer begins.
 
     Raises:
       ValueError: if there is no template, or it refuses the messages.
@@ -88,7 +92,7 @@ class Tokenizer:
     for token in (*tokenizer_formats.named_tokens(settings), *map(content, added)):
       if token in text and token not in tokens.pieces:
         raise ValueError(f'{self.path}: the chat template writes {token}, which is not in it; correct the files')
-    return tokens.encode(text)
+    return text
 
   def pieces(self) -> list[str]:
     """Return the piece of every id, '' for an id without one."""

@@ -1,0 +1,132 @@
+"""The log-probability of given texts under the distribution that a method's output follows."""
+
+from collections.abc import Sequence
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import backends, rules, sampling, stopping
+from speccascade.backends import sharding
+from speccascade.engine import inputs, loop, validate
+from speccascade.engine.method import Strategy, Target
+from speccascade.types import Array, checked_int, Model
+
+_CHUNK = 128  # positions of a pass, so that logits of long texts fit into memory
+
+
+class Score(NamedTuple):
+  """The score of one text.
+
+  Attributes:
+    logprobs: log π of each token given the prompt and the tokens before it [n].
+    greedy: whether each token is the one that decoding at temperature 0 emits there [n].
+  """
+
+  logprobs: np.ndarray
+  greedy: np.ndarray
+
+
+def score(
+  method: Strategy,
+  models: Sequence[Model],
+  prompts: Sequence,
+  outputs: Sequence[Sequence[int]],
+  *,
+  batch_size: int = 16,
+) -> list[Score]:
+  """Return the log-probabilities of texts under a method's target distribution π.
+
+  π is the verifier's distribution for methods that keep it, the rule's for a cascade and the combiner's for
+  collaborative decoding, each at temperature 1 and without filters. Texts are read in one pass, not decoded.
+
+  Args:
+    method: The method.
+    models: The models, drafter first.
+    prompts: Texts or token lists.
+    outputs: The tokens to score after each prompt.
+    batch_size: Rows scored at once.
+
+  Returns:
+    A score for each output.
+
+  Raises:
+    ValueError: The method's tokens do not follow a distribution that the tokens before them determine.
+
+  Example:
+    >>> (scored,) = score(methods.speculative(), [small, large], [[1, 2]], [[3, 4]])
+    >>> scored.logprobs.shape
+    (2,)
+  """
+  models = inputs.check_models(method, models)
+  numbers, combiner = _target(method, checked_int('batch_size', batch_size))
+  vocab = inputs.vocabulary(models)
+  validate.check_targets(method, vocab, sampling.Sampler())
+  rows = inputs.encode(models, prompts)
+  outputs = [np.asarray(tokens, np.int32) for tokens in outputs]
+  if len(outputs) != len(rows):
+    raise ValueError(f'{len(rows)} prompts need as many outputs, not {len(outputs)}.')
+  used = [models[m] for m in numbers]
+  size = sharding.even(min(batch_size, inputs.bucket(len(rows), 1)), sharding.row_parts(used))
+  order = inputs.by_length([[*row, *tokens] for row, tokens in zip(rows, outputs, strict=True)])
+  scores = {}
+  for start in range(0, len(order), size):
+    batch = order[start : start + size]
+    scored = _score_batch(used, combiner, [rows[i] for i in batch], [outputs[i] for i in batch], size, vocab)
+    scores |= dict(zip(batch, scored, strict=True))
+  return [scores[i] for i in range(len(rows))]
+
+
+def _target(method: Strategy, batch_size: int) -> Target:
+  """Return the models and the combiner of π, or raise where the tokens follow no such distribution."""
+  method = method.at(batch_size)
+  numbers, combiner = method.target
+  deferred = isinstance(getattr(method, 'policy', None), stopping.Deferral)  # π depends on the length of the draft
+  biased = any(getattr(phase, 'drop', False) for phase in method.all_phases)
+  if combiner is None or deferred or biased:
+    raise ValueError(
+      f'{method.name}: the distribution of its next token is not determined by the tokens before it, so texts have no '
+      'log-probability; score them with speculative, oracle, cos or sv_exact.'
+    )
+  return numbers, combiner
+
+
+def _score_batch(models, combiner, prompts, outputs, size: int, vocab: int) -> list[Score]:
+  """Return the scores of at most `size` rows."""
+  layout = sharding.of(models)
+  backend, params = backends.prepared(models, layout)
+  networks = tuple(backends.bind(m.network, backend.for_slot(i)) for i, m in enumerate(models))
+  start = networks[-1].start_id
+  width = inputs.bucket(max(row.size for row in prompts))
+  step = min(inputs.bucket(max(1, *(row.size for row in outputs))), _CHUNK)
+  length = -(-max(1, *(row.size for row in outputs)) // step) * step
+  prompt = inputs.pad(prompts, size, width)
+  goal = inputs.pad(outputs, size, length).tokens
+  last = prompt.tokens[np.arange(size), prompt.length - 1] if start is None else np.full(size, start, np.int32)
+  fed = np.concatenate([last[:, None], goal[:, :-1]], 1)  # the token before each output token
+  first = prompt.length - 1 if start is None else np.zeros(size, np.int32)
+  positions = first[:, None] + np.arange(length, dtype=np.int32)[None]
+  cache_len = length + 1 + (width if start is None else 0)
+  caches = loop.prefill(networks, params, prompt, cache_len, layout=layout)
+  found = []
+  for at in range(0, length, step):
+    chunk = [x[:, at : at + step] for x in (fed, positions, goal)]
+    logprobs, greedy, caches = _score_chunk(networks, params, combiner, caches, *chunk, vocab)
+    found.append((logprobs, greedy))
+  logprobs, greedy = (np.concatenate(x, 1) for x in zip(*jax.device_get(found), strict=True))
+  return [Score(logprobs[i, : row.size], greedy[i, : row.size]) for i, row in enumerate(outputs)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=3)
+def _score_chunk(networks, params, combiner, caches, fed, positions, goal, vocab) -> tuple[Array, Array, tuple]:
+  """Return log π of the tokens [B, L], whether each is the greedy one, and the caches that have read them."""
+  passes = [n.extend(p, cache, fed, positions) for n, p, cache in zip(networks, params, caches, strict=True)]
+  logits = jnp.stack([x[..., :vocab].astype(jnp.float32) for x, _ in passes])
+  if rules.inside(combiner) is rules.own:  # in logarithms, for a small probability may round to 0
+    logprobs = sampling.log_softmax(logits[-1])
+  else:
+    logprobs = jnp.log(combiner(logits, sampler=sampling.Sampler()))
+  best = sampling.argmax(combiner(logits, sampler=sampling.Sampler(0.0)))
+  return sampling.at_token(logprobs, goal), best == goal, tuple(cache for _, cache in passes)

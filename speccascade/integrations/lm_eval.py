@@ -1,0 +1,260 @@
+"""Evaluate with the tasks of the lm-evaluation-harness.
+
+  python -m speccascade.integrations.lm_eval --model speccascade --tasks gsm8k --batch_size 16 \
+    --model_args models=DRAFT:TARGET,method=speculative,rule=opt:0.1,block=5
+
+The command is the harness's own, `lm_eval`, with one more model; docs/lm_eval.md has its arguments. It needs the extra
+`lm-eval`.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+import logging
+from pathlib import Path
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+from speccascade import decode, Request, sampling
+from speccascade.data import tokenizer_formats
+from speccascade.decode import options, scoring
+from speccascade.engine import inputs
+from speccascade.engine.method import Strategy
+from speccascade.host import commands
+from speccascade.host.errors import RunError
+from speccascade.types import Model
+
+try:
+  from lm_eval import utils
+  from lm_eval.__main__ import cli_evaluate
+  from lm_eval.api.model import TemplateLM
+  from lm_eval.api.registry import register_model
+  import lm_eval.models  # noqa: F401  registers the harness's models, which it does only where there are none
+  from lm_eval.models.utils import normalize_gen_kwargs
+except ImportError as error:
+  raise ImportError(
+    f"{error}; pip install 'speccascade[lm-eval]' for the evaluation harness.", name=error.name
+  ) from None
+
+_LONGEST = 2048  # the length of texts where no model names its own, as in the harness's Hugging Face model
+_UNITS = ('texts', 'tokens', 'rounds', 'verifier_calls', 'drafts_tested', 'drafts_accepted')
+_NEUTRAL = [('num_beams', 1), ('top_k', 0)]  # settings of transformers that change nothing
+_logger = logging.getLogger(f'lm_eval.{__name__}')  # the harness shows what its own loggers print
+
+
+@register_model('speccascade')
+class SpecCascade(TemplateLM):
+  """A method with its models, as the harness calls it.
+
+  Generation is decoding with the method. Log-likelihoods are those of its target distribution; see `scoring.score`.
+
+  Args:
+    models: The checkpoints, as DRAFT:TARGET or a list, or loaded models.
+    method: The name of a method, as for `speccascade.decode`, or a method.
+    batch_size: Rows decoded or scored at once; 'auto' is the default of `speccascade.decode`.
+    max_length: The most tokens of a text with its prompt; by default the shortest context of the models.
+    max_gen_toks: The most new tokens of a text whose task has no number.
+    prefix_token_id: The token that precedes a text without a prompt; by default BOS, or EOS.
+    seed: The seed of tasks that sample.
+    max_batch_size: Ignored.
+    device: Ignored; JAX chooses the device.
+    **settings: Other options of `speccascade.decode`: rule, block, blocks, plan, dtype, mesh, …
+  """
+
+  def __init__(
+    self,
+    models: str | Sequence[str] | Sequence[Model],
+    method: str | Strategy | None = None,
+    *,
+    batch_size: int | str | None = None,
+    max_length: int | None = None,
+    max_gen_toks: int = 256,
+    prefix_token_id: int | None = None,
+    seed: int = 0,
+    max_batch_size: int | None = None,
+    device: str | None = None,
+    **settings,
+  ):
+    super().__init__()
+    if not isinstance(method, Strategy):
+      settings |= {} if method is None else {'method': method}
+    size = {} if batch_size is None or str(batch_size).startswith('auto') else {'batch_size': batch_size}
+    loaded = not isinstance(models, str) and all(isinstance(m, Model) for m in models)
+    args = _parse([m.name for m in models] if loaded else models, settings | size)
+    self.models = list(models) if loaded else options.load_models(args)
+    self.method = method if isinstance(method, Strategy) else options.method(args, len(self.models))
+    self.models = inputs.check_models(self.method, self.models)
+    self.batch_size = args.batch_size
+    self.max_gen_toks = max_gen_toks
+    self.seed = seed
+    last = self.models[-1]
+    if last.tokenizer is None:
+      raise RunError(f'{last.name} has no tokenizer, and tasks are texts; add its tokenizer.json or .model.')
+    self._texts = last.tokenizer
+    self._format = tokenizer_formats.read(last.tokenizer.path)
+    self.backend = 'causal' if last.network.start_id is None else 'seq2seq'
+    known = [n for m in self.models for n in (m.network.max_positions, getattr(m.network, 'context', None)) if n]
+    self.max_length = max_length or min(known, default=_LONGEST)
+    self._prefix_token_id = prefix_token_id
+    self._counts: dict[str, dict[str, Any]] = defaultdict(lambda: dict.fromkeys(_UNITS, 0))
+
+  # ---- tokens ----
+
+  @property
+  def eot_token_id(self) -> int:
+    """The token that ends a text."""
+    return (*self.models[-1].network.eos_ids, *self._texts.eos_ids)[0]
+
+  @property
+  def prefix_token_id(self) -> int:
+    """The token that precedes a text without a prompt."""
+    if self._prefix_token_id is not None:
+      return self._prefix_token_id
+    settings = tokenizer_formats.read_settings(Path(self._texts.path).parent)
+    bos = tokenizer_formats.content(settings.get('bos_token'))
+    named = (self._format.pieces.index(bos),) if bos in self._format.pieces else ()
+    return (*self._format.prefix, *named, self.eot_token_id)[0]
+
+  @property
+  def tokenizer_name(self) -> str:
+    """The name by which the harness caches requests."""
+    return self._texts.path.replace('/', '__')
+
+  def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
+    """Return the ids of a text, by default with what precedes and ends one unless the text has it."""
+    tokens = self._format.encode(string)
+    prefix = list(self._format.prefix)
+    if add_special_tokens is None:
+      add_special_tokens = not prefix or tokens[: len(prefix)] != prefix
+    return [*prefix, *tokens, *self._format.suffix] if add_special_tokens else tokens
+
+  def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    """Return the text of messages; without the prompt of an answer it ends with the last message, to be continued."""
+    text = self._texts.chat_text(chat_history, add_generation_prompt=add_generation_prompt)
+    if add_generation_prompt:
+      return text
+    last = chat_history[-1]['content'].strip()
+    return text[: text.rindex(last) + len(last)]
+
+  # ---- requests ----
+
+  def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+    """Return the continuations of prompts, decoded by the method."""
+    if not requests:
+      return []
+    asked = [self._request(*instance.args) for instance in requests]
+    out = decode(self.method, self.models, asked, seed=self.seed, batch_size=self.batch_size, progress=not disable_tqdm)
+    self._count([instance.task_name for instance in requests], out.stats)
+    for instance, text in zip(requests, out.texts, strict=True):
+      self.cache_hook.add_partial('generate_until', instance.args, text)
+    return out.texts
+
+  def _request(self, context: str, gen_kwargs: dict[str, Any]) -> Request:
+    """Return what a task asks for, its prompt shortened from the left to what the models have room for."""
+    kwargs = normalize_gen_kwargs(gen_kwargs, self.max_gen_toks)
+    most = kwargs.pop('max_gen_toks')
+    until = kwargs.pop('until')
+    numbers = {'temperature': 0.0} | kwargs
+    if not numbers.pop('do_sample'):
+      numbers['temperature'] = 0.0
+    numbers = {name: x for name, x in numbers.items() if x is not None and (name, x) not in _NEUTRAL}
+    if unknown := numbers.keys() - {*sampling.NEUTRAL, 'min_new_tokens'}:
+      raise ValueError(f'generation_kwargs {", ".join(sorted(unknown))} cannot be decoded with; remove them.')
+    room = self.max_length - (most if self.backend == 'causal' else 0)
+    if room < 1:
+      raise ValueError(f'max_gen_toks={most} leaves no room for a prompt in {self.max_length} tokens; ask for fewer.')
+    prompt = self.tok_encode(context)[-room:] or [self.prefix_token_id]
+    special = [text for text in until if text in self._format.special]
+    return Request(
+      prompt,
+      max_new_tokens=most,
+      stop=[text for text in until if text and text not in special],
+      stop_tokens=[self._format.pieces.index(text) for text in special],
+      **numbers,
+    )
+
+  def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
+    """Return the log-likelihood of each text, in windows of `max_length` tokens."""
+    windows = []
+    owners = []
+    for i, instance in enumerate(requests):
+      tokens = self.tok_encode(*instance.args)
+      rolling = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
+      pairs = [(None, *utils.make_disjoint_window(window)) for window in rolling]
+      windows += pairs
+      owners += [i] * len(pairs)
+    totals = [0.0] * len(requests)
+    for i, (logprob, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+      totals[i] += logprob
+    for instance, total in zip(requests, totals, strict=True):
+      self.cache_hook.add_partial('loglikelihood_rolling', instance.args, total)
+    return totals
+
+  def _loglikelihood_tokens(self, requests, **kwargs) -> list[tuple[float, bool]]:
+    """Return the log-likelihood of continuations given contexts, and whether greedy decoding writes them."""
+    if not requests:
+      return []
+    contexts = []
+    for _, context, continuation in requests:
+      room = self.max_length + 1 - len(continuation) if self.backend == 'causal' else self.max_length
+      if room < 1:
+        raise ValueError(f'a continuation has {len(continuation)} tokens, and max_length is {self.max_length}.')
+      contexts.append(context[-room:])
+    scores = scoring.score(self.method, self.models, contexts, [r[2] for r in requests], batch_size=self.batch_size)
+    answers = [(float(s.logprobs.sum(dtype=np.float64)), bool(s.greedy.all())) for s in scores]
+    for (text, _, _), answer in zip(requests, answers, strict=True):
+      if text is not None:  # a window of a longer text
+        self.cache_hook.add_partial('loglikelihood', text, answer)
+    return answers
+
+  # ---- counts ----
+
+  def _count(self, tasks: Sequence[str], stats):
+    """Add to the counts of tasks what their texts cost, and log them."""
+    for task in dict.fromkeys(tasks):
+      rows = np.array([name == task for name in tasks])
+      cost = [rows, stats.emitted, stats.rounds, stats.calls[self.method.models - 1], stats.tested, stats.accepted]
+      for unit, x in zip(_UNITS, cost, strict=True):
+        self._counts[task][unit] += int(x[rows].sum())
+      _logger.info('%s: %s', task, ', '.join(f'{name} {x}' for name, x in self._summary(task).items()))
+
+  def _summary(self, task: str) -> dict[str, Any]:
+    counts = self._counts[task]
+    per_call = counts['tokens'] / max(counts['verifier_calls'], 1)
+    rate = counts['drafts_accepted'] / max(counts['drafts_tested'], 1)
+    return counts | {'tokens_per_verifier_call': round(per_call, 4), 'acceptance_rate': round(rate, 4)}
+
+  def get_model_info(self) -> dict[str, Any]:
+    """Return what the harness writes into the config of its results: the method, the models, and counts by task."""
+    about = {
+      'method': self.method.name,
+      'phases': str(self.method),
+      'models': [m.name for m in self.models],
+      'digests': [m.digest for m in self.models],
+      'decoding': {task: self._summary(task) for task in self._counts},
+    }
+    return {'speccascade': about}
+
+
+def _parse(models: str | Sequence[str], settings: dict[str, Any]):
+  """Return the options of `speccascade.decode` that are settings of the harness's model."""
+  parser = commands.Parser('speccascade.integrations.lm_eval', __doc__)
+  options.add_models(parser)
+  options.add_method(parser)
+  options.add_batch_size(parser)
+  paths = re.split(r':(?!//)', models) if isinstance(models, str) else models
+  text = lambda value: ','.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+  return parser.parse_args(['--models', *paths, *(f'--{name}={text(value)}' for name, value in settings.items())])
+
+
+def main() -> int:
+  """Run the command of the harness."""
+  commands.compilation_cache()
+  cli_evaluate()
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())
