@@ -357,9 +357,7 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5, *, goodput: str =
   """
   gamma = checked_int('block', block)
   measured = plans.profile_of(plan)
-  choice = verification.Goodput(
-    measured.table, measured.latency, companion=1, most=gamma, greedy=True, counts=goodput
-  )
+  choice = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True, counts=goodput)
   phases = (
     Propose(0, gamma),
     Score(1, verification.First(gamma - 1)),

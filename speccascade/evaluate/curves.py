@@ -28,7 +28,7 @@ class Checkpoint:
     scan: whether the layers are one loop in the compiled program.
     revision: of a hub model.
     activation: of a T5X checkpoint without its gin.
-    rules: how the parameters are divided on a mesh: 'whole', 'cut' or pairs of axes.
+    rules: how the parameters are divided on a mesh: 'replicated', 'sharded' or pairs of axes.
   """
 
   path: str
