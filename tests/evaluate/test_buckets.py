@@ -246,7 +246,7 @@ def test_of_t5x_the_latest_step_is_fetched_without_its_optimizer(folder):
       'checkpoint_100/state.a/.zarray', 'config.gin', 'pytorch_model.bin', 'hf_tokenizer/tokenizer.json', 'x/y',
     )
   })  # fmt: skip
-  here = checkpoints._fetched(str(folder / 'small'))
+  here = checkpoints._folder(str(folder / 'small'))
   found = {str(p.relative_to(here.parent)) for p in here.parent.rglob('*') if p.is_file()}
   assert here.name == 'checkpoint_100' and found == {
     'checkpoint_100/checkpoint', 'checkpoint_100/target.a/.zarray', 'config.gin', 'hf_tokenizer/tokenizer.json',
