@@ -102,25 +102,11 @@ def stream(
 ) -> Iterator[tuple[int, results.Row]]:
   """Yield rows as they end, each what `decode` would return of it.
 
+  The arguments that are not listed are those of `decode`.
+
   Args:
-    method: A method of `speccascade.methods`.
-    models: The models, in the order of the method's numbers.
-    prompts: A text, a token list, chat messages or a `Request`, or a list of these. A token list alone needs a list
-      around it.
-    max_new_tokens: The most new tokens of a text, for requests without a number of their own.
-    sampler: The sampler of requests that leave its numbers out.
-    seed: Keys the randomness, together with `example_ids`; a request with a seed of its own is keyed by that alone.
-    example_ids: A number for each prompt, by default its index. So an example's output does not depend on its batch
-      mates.
-    batch_size: The most rows that are decoded at once; the other prompts are queued. A batch is padded to 1, 2, 3, 4,
-      6, 8, 12, … rows.
-    max_prompt_tokens: The padded length of prompts, so that calls with other prompts compile nothing. By default
-      prompts are padded to a length of such steps.
-    processor: `processor(logits [V], tokens [T], count)` returns what the logits of every model become after the first
-      `count` of these tokens. Arrays that change are bound to it with `functools.partial`.
-    trace: Whether to record each output token's log-probability under every model that scored it.
     every: Yield rows that go on as well, after at most so many rounds, with `finish_reason` None. Each text begins with
-      the one before it, for half a character and a possible beginning of a stop string are held back.
+      the one before it: half a character, and what a stop string may begin with, come later.
     skip: The indices of rows that are left out, such as those of an earlier call that was stopped. The programs are
       those of all rows.
 

@@ -25,13 +25,22 @@ _LARGEST = 1e30  # of a bias, which the lowest temperature then leaves a number
 class Request:
   """A prompt and how to continue it; what is None is that of the call.
 
-  The prompt is a text, token ids, or chat messages [{'role': …, 'content': …}, …] for the tokenizer's template.
-  `stop` are texts before which the output ends, `stop_tokens` ids that end it as EOS does; nothing ends it before
-  `min_new_tokens` tokens, and a stop string that begins before their end is none. `logit_bias` {token: number} is added
-  to the logits of every model. `n` samples share one prefill; each has random numbers of its own. `logprobs` also
-  returns the so many likeliest tokens at each position. Randomness is keyed by the seed and `example_id`, which is the
-  index in the list unless the request has a seed of its own: that alone then reproduces its output anywhere.
-  `chat_template_kwargs` are what else a chat template is given, as {'tools': […], 'enable_thinking': False}.
+  Randomness is keyed by the seed and `example_id`, which is the index in the list by default. A request with a seed of
+  its own is keyed by that alone, which then reproduces its output anywhere.
+
+  Attributes:
+    prompt: A text, token ids, or chat messages [{'role': …, 'content': …}, …] for the tokenizer's template.
+    max_new_tokens: The most new tokens.
+    min_new_tokens: Nothing ends the output before so many; a stop string that begins before their end is none.
+    seed: The seed.
+    example_id: What the random numbers are keyed by in addition to the seed.
+    stop: Texts before which the output ends.
+    stop_tokens: Token ids that end it as EOS does.
+    temperature: Of the sampler, as all numbers to `frequency_penalty`.
+    logit_bias: {token: number}, added to the logits of every model.
+    n: How many samples; they share one prefill, and each has random numbers of its own.
+    logprobs: How many of the likeliest tokens at each position are returned.
+    chat_template_kwargs: Other arguments of the chat template, as {'tools': […], 'enable_thinking': False}.
   """
 
   prompt: Any

@@ -16,10 +16,16 @@ from speccascade.types import ASKED, BONUS, NOWHERE, RESIDUAL
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One row of a batch, ended or (finish_reason None) under way.
+  """One row of a batch, ended or under way.
 
-  `tokens` ends with EOS or the stop token where one ended it; `text` has neither, and ends before a stop string.
-  `finish_reason` is 'eos', 'stop', 'length' or 'fault'. `stats` has numbers and arrays by model: [M, …].
+  Attributes:
+    tokens: The tokens, with EOS or the stop token where one ended them.
+    text: The text, without them; it ends before a stop string. None without a tokenizer.
+    finish_reason: 'eos', 'stop', 'length' or 'fault'; None while it goes on.
+    stats: Numbers and arrays by model [M, …].
+    fault: Why the next token has no distribution.
+    logprobs: [M, n], where they were recorded.
+    top_logprobs: {token: log-probability} for each token, where a request asked for it.
   """
 
   tokens: list[int]
@@ -33,12 +39,16 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-  """What `decode` returns, in the order of the prompts, the samples of one prompt after each other.
+  """The result of `decode`, in the order of the prompts, the samples of one prompt after each other.
 
-  `tokens[i]` ends with EOS where the model ended it, and `finish_reasons[i]` is why it ended: 'eos', 'stop',
-  'length', or 'fault', which `faults[i]` explains. `stats` has numpy arrays, rows being examples, `source[i]` the
-  origin of each token of `tokens[i]`. `logprobs[i]` is [M, n] when `trace` was asked for, `top_logprobs[i]` has a dict
-  {token: log-probability} for each token when a request asked for it.
+  Attributes:
+    texts: The texts; None without a tokenizer.
+    tokens: The tokens of each row, with EOS where the model ended it.
+    stats: Arrays with examples as rows; `source[i]` is the origin of each token of `tokens[i]`.
+    logprobs: [M, n] for each row, where `trace` was asked for.
+    finish_reasons: 'eos', 'stop', 'length' or 'fault', of each row.
+    faults: What `fault` means, of each row.
+    top_logprobs: A dict {token: log-probability} for each token of each row, where a request asked for it.
   """
 
   texts: list[str] | None

@@ -35,10 +35,7 @@ class NGram:
     return {'source': jnp.where(real, prompt.tokens, -1), 'slots': slots}
 
   def extend(self, params, cache, tokens: Array, positions: Array):
-    def write(row, new, start):
-      return jax.lax.dynamic_update_slice(row, new, (start,))
-
-    slots = jax.vmap(write)(cache['slots'], tokens, positions[:, 0])
+    slots = jax.vmap(jax.lax.dynamic_update_slice)(cache['slots'], tokens, positions[:, :1])
     text = jnp.concatenate([cache['source'], slots], 1)  # [B, N]
     end = positions + cache['source'].shape[1]
     length = self._matches(text, end)  # [B, L, N]

@@ -37,10 +37,7 @@ class Table:
     return {'slots': slots, 'source': source}
 
   def extend(self, params, cache, tokens: Array, positions: Array, packing: Packing | None = None):
-    def write(row, new, start):
-      return jax.lax.dynamic_update_slice(row, new, (start,))
-
-    slots = jax.vmap(write)(cache['slots'], tokens, positions[:, 0])
+    slots = jax.vmap(jax.lax.dynamic_update_slice)(cache['slots'], tokens, positions[:, :1])
     index = jnp.zeros_like(positions)
     for back in reversed(range(self.order)):
       token = jnp.where(positions >= back, take(slots, positions - back), 0)

@@ -101,8 +101,19 @@ class Sampler:
 
   One sampler serves all models of a run. Its numbers are traced, so changing them compiles nothing; which of them are
   given at all, and whether the temperature is 0, is part of the program. In the loop a number is an array [B], one for
-  each row, and `mixed` is set where only some temperatures are 0. `seen` and `counts` are bound by the loop: the tokens
-  before each position, and how often each of them was emitted.
+  each row.
+
+  Attributes:
+    temperature: 0 is greedy.
+    top_k: How many of the largest logits remain; ties with the last remain, too.
+    top_p: The mass from which likelier tokens exclude all others.
+    repetition_penalty: A factor on the logits of tokens of the text.
+    min_p: The least probability that remains, relative to the largest.
+    presence_penalty: Subtracted from the logits of tokens that were emitted.
+    frequency_penalty: Subtracted from them for each occurrence.
+    seen: [..., V] the tokens before each position, bound by the loop.
+    counts: [..., V] how often each was emitted, bound by the loop.
+    mixed: Whether only some temperatures are 0, set by the loop.
   """
 
   temperature: float = 1.0
