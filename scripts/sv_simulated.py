@@ -7,8 +7,8 @@
 
 `compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; an hour on a busy machine)
 and goes on where it was interrupted. `roofline` writes the least times instead, by bytes and operations. `tables`
-simulates rounds from the samples of plans of three models and prints Markdown. `check` compares what the cost model of a
-plan predicted with what was measured.
+simulates rounds from the samples of plans of three models and prints Markdown. `check` compares predictions of a plan
+with what was measured.
 """
 
 import argparse
