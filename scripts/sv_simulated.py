@@ -5,10 +5,10 @@
   python scripts/sv_simulated.py tables v5e.json v6e.json --llama gsm8k.json --t5 multi30k.json
   python scripts/sv_simulated.py check plan.json
 
-`compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; it takes about an hour) and
-goes on where it was interrupted. `roofline` writes the least times instead, by bytes and operations. `tables`
-simulates rounds from the samples of plans of three models and prints Markdown. `check` compares what a plan's cost model
-predicted with what was measured.
+`compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; an hour on a busy machine)
+and goes on where it was interrupted. `roofline` writes the least times instead, by bytes and operations. `tables`
+simulates rounds from the samples of plans of three models and prints Markdown. `check` compares predictions of a plan
+with what was measured.
 """
 
 import argparse

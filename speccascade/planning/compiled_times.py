@@ -63,7 +63,9 @@ def compiled(
     one, three = (_cycles(make(n), topology, aot.Sizes(rows, source, tokens), width) for n in (1, 3))
     dense, cache = (one[i] + (layers - 1) * (three[i] - one[i]) / 2 for i in (0, 1))
     points[rows * width] = dense / clock, cache / clock / rows
-  return PassTimes(tuple(points), tuple(x for x, _ in points.values()), float(np.mean([x for _, x in points.values()])))
+  dense, cache = zip(*points.values(), strict=True)
+  dense = np.minimum.accumulate(dense[::-1])[::-1]  # fewer tokens cost no more: they may be padded
+  return PassTimes(tuple(points), tuple(dense.tolist()), float(np.mean(cache)))
 
 
 def _cycles(network: Network, topology: str, sizes: aot.Sizes, width: int) -> tuple[float, float]:

@@ -25,12 +25,13 @@ def test_times_are_the_same_from_json():
 
 def test_the_roofline_is_flat_to_the_knee_and_then_a_line():
   chip = aot.CHIPS['v6e']
-  times = compiled_times.roofline(shapes.llama('7b'), 'v6e:2x2', source=0, tokens=0)
-  assert times.seconds(1, 1) == pytest.approx(2 * 6.6e9 / chip.bandwidth, rel=0.01)
-  assert times.seconds(100, 4) == pytest.approx(times.seconds(1, 1), rel=0.01)
-  assert times.seconds(1000, 4) == pytest.approx(2 * 6.6e9 * 4000 / chip.flops, rel=0.01)
-  caches = compiled_times.roofline(shapes.llama('7b'), 'v6e:2x2', source=128, tokens=128).cache
-  assert caches == pytest.approx(2 * 32 * 4096 * 2 * 192 / chip.bandwidth, rel=0.01)
+  times = compiled_times.roofline(shapes.llama('7b', layers=2), 'v6e:2x2', source=128, tokens=128)
+  weights = 2 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000
+  dense = lambda rows, width: times.seconds(rows, width) - rows * times.cache
+  assert dense(1, 1) == pytest.approx(2 * weights / chip.bandwidth, rel=0.01)
+  assert dense(100, 4) == pytest.approx(dense(1, 1), rel=0.01)
+  assert dense(1000, 4) == pytest.approx(2 * weights * 4000 / chip.flops, rel=0.01)
+  assert times.cache == pytest.approx(2 * 2 * 4096 * 2 * 192 / chip.bandwidth, rel=0.01)
 
 
 def test_a_network_of_more_layers_costs_what_two_smaller_ones_say():
