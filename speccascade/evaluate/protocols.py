@@ -15,7 +15,7 @@ import time
 import jax
 import numpy as np
 
-from speccascade import decode, Decoded, Model
+from speccascade import decode, Decoded, Model, Request
 from speccascade.data.examples import Example
 from speccascade.engine import inputs
 from speccascade.engine.method import Strategy
@@ -68,7 +68,7 @@ def run_method(
   return decode(
     method,
     used,
-    [loaded.prompts[e.index] for e in examples],
+    [Request(loaded.prompts[e.index], stop=task.stop) for e in examples],
     max_new_tokens=task.max_new_tokens,
     sampler=experiment.sampler(temperature),
     seed=experiment.seed,
