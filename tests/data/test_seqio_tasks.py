@@ -359,7 +359,7 @@ def test_programs_in_six_languages_are_tested_where_their_tools_are(language, da
   prompt, solution, _ = CODE[language]
   assert example.prompt == prompt and task.stop
   judge = lambda text: task.metrics['pass_at_1'](task.examples, [task.postprocess(text, example)])
-  assert judge(f'{solution}\nand more text') == 100
+  assert judge(f'{solution}\ndef more') == 100
   assert judge(solution.replace('2 * x', '3 * x')) == judge('(') == 0
 
 
