@@ -397,6 +397,8 @@ def test_benchmarks_are_changed_by_name(data_dir, byt5):
     tasks.add_benchmark('short', 'wmt14_ende', data_dir=data_dir)
   with pytest.raises(ValueError, match=having("'none'", 'wmt14_ende')):
     tasks.add_benchmark('none', data_dir=data_dir)
+  with pytest.raises(ValueError, match='chat=True'):
+    tasks.add_benchmark('xsum', tokenizer=byt5, data_dir=data_dir, chat=True)
 
 
 def test_files_are_read_as_without_seqio(tmp_path, byt5):
