@@ -132,6 +132,7 @@ def test_the_python_of_the_page_on_tasks_fits_the_functions(tmp_path, monkeypatc
   for name in ('val.en.gz', 'val.de.gz'):
     Path(name).write_bytes(gzip.compress(b'One line.\n'))
   Path('gsm8k.jsonl').write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+  Path('sharegpt.json').write_text('[{"conversations": [{"from": "human", "value": "Hello."}]}]')
   for name in ('seqio_task', 'add_benchmark', 'add_parallel_text'):
     accept(tasks, name)
   accept(seqio_evaluator, 'evaluate')

@@ -4,7 +4,7 @@ Decoding refuses a prompt longer than `max_prompt_tokens`. With the models' `tok
 truncated instead, and the template around it stays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import gzip
 import json
 import os
@@ -73,9 +73,9 @@ def parallel_text(
     line, *references = (column[i] for column in columns)
     record = {'source': line, 'target': references[0] if len(references) == 1 else references}
     examples.append(template.example(i, record, where(i), fit))
-  metrics = metric_table.named(metrics)
-  metric_table.check(metrics, examples, lambda example: f'{where(example.index)}: its target')
-  return Task(name or _stem(source), examples, max_prompt_tokens, max_new_tokens, metrics)
+  limits = max_prompt_tokens, max_new_tokens
+  judged = metric_table.named(metrics)
+  return _task(source, name, examples, limits, judged, lambda example: f'{where(example.index)}: its target')
 
 
 def jsonl(
@@ -148,10 +148,9 @@ def jsonl(
   for i in _selected(path, len(records), start, count, seed):
     where, record = records[i]
     examples.append(template.example(i, record, where, fit, worked))
-  metrics = metric_table.named(metrics, allow_execution=allow_execution)
-  metric_table.check(metrics, examples, lambda example: records[example.index][0])
-  postprocess = prompts.truncation(stop)
-  return Task(name or _stem(path), examples, max_prompt_tokens, max_new_tokens, metrics, postprocess, stop)
+  limits = max_prompt_tokens, max_new_tokens
+  judged = metric_table.named(metrics, allow_execution=allow_execution)
+  return _task(path, name, examples, limits, judged, lambda example: records[example.index][0], stop)
 
 
 def conversations(
@@ -210,10 +209,9 @@ def conversations(
     return fit(render, last['content'])
 
   examples = [Example(i, prompt(messages), []) for _, (i, messages) in chosen]
+  limits = max_prompt_tokens, max_new_tokens
   judged = metric_table.named(metrics)
-  metric_table.check(judged, examples, lambda example: records[example.index][0])
-  postprocess = prompts.truncation(stop)
-  return Task(name or _stem(path), examples, max_prompt_tokens, max_new_tokens, judged, postprocess, stop)
+  return _task(path, name, examples, limits, judged, lambda example: records[example.index][0], stop)
 
 
 _ROLES = {'human': 'user', 'user': 'user', 'system': 'system'}  # of other speakers: assistant
@@ -238,8 +236,19 @@ def _opening(record: dict[str, Any], where: str, turns: int) -> list[dict[str, s
   return None
 
 
-def _stem(path: str) -> str:
-  return pathlib.Path(path).name.removesuffix('.gz').rsplit('.', 1)[0]
+def _task(
+  path: str,
+  name: str | None,
+  examples: list[Example],
+  limits: tuple[int, int],
+  metrics: dict[str, Metric],
+  where: Callable[[Example], str],
+  stop: Sequence[str] = (),
+) -> Task:
+  """Return a task that is called like its file by default, checked to suit its metrics."""
+  metric_table.check(metrics, examples, where)
+  name = name or pathlib.Path(path).name.removesuffix('.gz').rsplit('.', 1)[0]
+  return Task(name, examples, *limits, metrics, prompts.truncation(stop), stop)
 
 
 def _selected(path: str, total: int, start: int, count: int | None, seed: int | None) -> list[int]:

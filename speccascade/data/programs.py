@@ -161,10 +161,12 @@ def _driver(language: Language, source: str) -> str:
   commands = [(_tool(words[0]), *words[1:]) for words in language.commands]
   folders = {os.path.dirname(words[0]) for words in commands} - {'.'}
   path = os.pathsep.join([*sorted(folders), '/usr/bin', '/bin'])
+  rustup = os.environ.get('RUSTUP_HOME') or os.path.expanduser('~/.rustup')  # a program's own home is empty
+  settings = {'PATH': path, 'RUSTUP_HOME': rustup, 'GOMAXPROCS': '2', 'GOPROXY': 'off'}
   return (
     'import os, subprocess\n'
     f'with open({language.file!r}, "w", encoding="utf-8") as f:\n  f.write({source!r})\n'
-    f'os.environ |= {{"PATH": {path!r}, "GOMAXPROCS": "2", "GOFLAGS": "-mod=mod", "GOPROXY": "off"}}\n'
+    f'os.environ |= {settings!r}\n'
     f'for words in {commands!r}:\n'
     '  ran = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")\n'
     '  if ran.returncode:\n    raise RuntimeError((ran.stderr or ran.stdout).strip()[-300:])\n'

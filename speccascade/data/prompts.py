@@ -67,7 +67,7 @@ class Template:
     worked_field: the answer in a worked example; None is the first reference.
     text_field: the field whose end is truncated if the prompt is too long; None is the longest one.
     info_fields: fields that metrics need.
-    header: an instruction before the worked examples.
+    header: an instruction before the worked examples, a text or a template.
     prefix: text at the beginning of the prompt.
     suffix: text at the end of the prompt.
     chat: whether the prompt is a user's message, for the models' chat template; a text is the system's message.
@@ -111,7 +111,8 @@ class Template:
       return ready
     render, text = self._question(record, where)
     question = render(text)
-    opening = self.prefix + (_filled(self.header, record, where) if self.header else '')
+    header = _filled(self.header, record, where) if '{' in self.header else self.header
+    opening = self.prefix + header
     others = [shot for asked, shot in worked if asked != question]
 
     def build(count: int, text: str) -> Prompt:

@@ -248,6 +248,7 @@ class Experiment:
     paths = sorted({str(p.plan) for p in self.points if isinstance(p.plan, (str, Path))})
     lines += [f'plan {path}: {storage.digest(storage.local(path).read_bytes())}' for path in paths]
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
+    task += f', stop {list(self.task.stop)}' if self.task.stop else ''
     return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
 
 

@@ -15,7 +15,7 @@ import time
 import jax
 import numpy as np
 
-from speccascade import decode, Decoded, Model
+from speccascade import decode, Decoded, Model, Request
 from speccascade.data.examples import Example
 from speccascade.engine import inputs
 from speccascade.engine.method import Strategy
@@ -70,7 +70,7 @@ def run_method(
 
 def _arguments(
   experiment: Experiment, loaded: Loaded, method: Strategy, temperature: float, examples: Sequence[Example]
-) -> tuple[list[Model], list[list[int]], dict]:
+) -> tuple[list[Model], list[Request], dict]:
   """Return the models, the prompts and the other arguments of every decode of these examples."""
   task = experiment.task
   used = loaded.models if method.kind == 'autoregressive' else loaded.models[: method.models]
@@ -81,7 +81,7 @@ def _arguments(
     seed=experiment.seed,
     example_ids=[e.index for e in examples],
   )
-  return used, [loaded.prompts[e.index] for e in examples], settings
+  return used, [Request(loaded.prompts[e.index], stop=task.stop) for e in examples], settings
 
 
 def few_executables():

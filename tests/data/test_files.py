@@ -1,5 +1,6 @@
 """The user's files become tasks, and errors name what is wrong with a file."""
 
+import dataclasses
 import gzip
 import json
 
@@ -9,6 +10,8 @@ import pytest
 from speccascade.data import files, prompts
 from speccascade.data.examples import Example
 from speccascade.data.tokenizers import find
+from speccascade.engine import inputs
+from speccascade.models import toy
 
 ENGLISH = ['A dog runs.', 'Two children play.', 'A woman reads a book.']
 GERMAN = ['Ein Hund läuft.', 'Zwei Kinder spielen.', 'Eine Frau liest ein Buch.']
@@ -158,6 +161,84 @@ def test_a_long_prompt_is_cut_in_its_text_and_nowhere_else(problems, pair, byt5)
   assert all(len(tokenizer.encode(e.prompt)) == 30 for e in task.examples)
   lines = files.parallel_text(*pair, prefix='de: ', tokenizer=byt5, max_prompt_tokens=20).examples
   assert [e.prompt for e in lines] == ['de: A dog runs.', 'de: Two children pl', 'de: A woman reads a']
+
+
+def test_worked_examples_come_before_the_question(problems, tmp_path, byt5):
+  settings = dict(prompt_field='{question}', target_field='answer', prefix='> ', suffix=' <')
+  two = files.jsonl(problems, shots=1, **settings).examples
+  assert [e.prompt for e in two] == [
+    '> How much is 2 + 2? <', '> How much is 2 + 2? #### 4\n\nHow much is 3 {plus} 3? <',
+  ]  # fmt: skip
+  (tmp_path / 'shots.json').write_text(json.dumps([{'question': 'Q?\n', 'answer': ['A', 'B']}] * 3))
+  first = files.jsonl(problems, shots=2, shots_path=str(tmp_path / 'shots.json'), count=1, **settings).examples[0]
+  assert first.prompt == '> Q?\nA\n\nQ?\nA\n\nHow much is 2 + 2? <'
+  fitted = files.jsonl(problems, shots=1, tokenizer=byt5, max_prompt_tokens=40, **settings).examples[1]
+  assert fitted.prompt == '> How much is 3 {plus} 3? <'
+
+
+def test_an_array_of_objects_is_read_as_lines_are(tmp_path):
+  path = tmp_path / 'x.json'
+  path.write_text('[{"prompt": "a", "target": "b"},\n {"prompt": "c", "target": "d"}]')
+  assert files.jsonl(str(path)).examples == [Example(0, 'a', 'b'), Example(1, 'c', 'd')]
+  path.write_text('[{"prompt": "a", "target": "b"}, 3]')
+  with pytest.raises(ValueError, match='object 2 .*int'):
+    files.jsonl(str(path))
+
+
+HELLO = [{'role': 'user', 'content': 'Hello, how are you?'}]
+
+
+@pytest.fixture
+def chatty(byt5, tmp_path):
+  """Return a folder of a tokenizer with a chat template."""
+  settings = dict(tokenizer_class='ByT5Tokenizer', chat_template='{% for m in messages %}<{{ m.content }}>{% endfor %}')
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  return str(tmp_path)
+
+
+def test_a_prompt_may_be_messages_and_becomes_one_on_request(problems, chatty, tmp_path):
+  settings = dict(target_field='answer', chat='Count.', tokenizer=chatty, max_prompt_tokens=24)
+  first, _ = files.jsonl(problems, prompt_field='{question}', **settings).examples
+  assert first.prompt == [{'role': 'system', 'content': 'Count.'}, {'role': 'user', 'content': 'How much is 2 '}]
+  assert len(find(chatty).chat(first.prompt)) == 24
+  model = dataclasses.replace(toy.model(0, 384), tokenizer=find(chatty))
+  (tokens,) = inputs.encode([model], [first.prompt])
+  assert tokens.tolist() == find(chatty).chat(first.prompt)
+  (tmp_path / 'chats').write_text(json.dumps({'prompt': HELLO, 'target': 'Hi!'}))
+  path = str(tmp_path / 'chats')
+  assert files.jsonl(path).examples[0].prompt == HELLO and files.texts(path, 'prompt') == [HELLO]
+  for wrong in (dict(prefix='x'), dict(chat=True), dict(shots=1)):
+    with pytest.raises(ValueError, match=having('chats, line 1', 'prompt')):
+      files.jsonl(path, **wrong)
+
+
+def test_conversations_ask_their_first_turns(chatty, tmp_path):
+  path = tmp_path / 'talks.json'
+  talks = [
+    [('human', 'Hello, how are you?'), ('gpt', 'Fine.'), ('human', 'And why?')],
+    [('gpt', 'As before.'), ('human', 'Go on.')],
+    [('gpt', 'Nobody asked.')],
+    [('system', 'Be kind.'), ('human', 'Name a bird.')],
+  ]
+  path.write_text(json.dumps([{'conversations': [dict(zip(('from', 'value'), x)) for x in talk]} for talk in talks]))
+  task = files.conversations(str(path))
+  assert [(e.index, e.prompt, e.target) for e in task.examples] == [
+    (0, 'Hello, how are you?', []), (1, 'Go on.', []), (3, 'Name a bird.', []),
+  ]  # fmt: skip
+  assert list(task.metrics) == ['words'] and task.metrics['words'](task.examples, ['a b', '', 'c']) == 1
+  (two,) = files.conversations(str(path), turns=2, chat='Short.').examples
+  assert [m['role'] for m in two.prompt] == ['system', 'user', 'assistant', 'user'] and two.prompt[-1][
+    'content'
+  ] == 'And why?'
+  cut = files.conversations(str(path), chat=True, tokenizer=chatty, max_prompt_tokens=10, count=1).examples[0]
+  assert cut.prompt == [{'role': 'user', 'content': 'Hello, h'}]
+  assert files.conversations(str(path), count=2, seed=0, name='talks').name == 'talks'
+  for wrong, match in ((dict(turns=2), 'turns=2'), (dict(start=4), 'start=4'), (dict(turns=3, chat=True), '3 turns')):
+    with pytest.raises(ValueError, match=match):
+      files.conversations(str(path), **wrong)
+  path.write_text('{"messages": [{"role": "user", "content": "Hi."}]}\n{"talk": []}\n')
+  with pytest.raises(ValueError, match=having('line 2', 'messages', 'talk')):
+    files.conversations(str(path))
 
 
 def test_cutting_never_splits_a_character(byt5):

@@ -235,6 +235,52 @@ def test_a_gin_file_hands_over_a_metric_with_its_statistics(tmp_path):
 
 
 @pytest.mark.parametrize(
+  'kind, gold, text, exact, f1',
+  [
+    ('squad', ['The Red-Cat!'], ' a redcat', 100, 100),
+    ('trivia', ['The Red-Cat!'], 'red_cat', 100, 100),
+    ('squad', ['red', 'the old red cat'], 'an old cat', 0, 100 * 4 / 5),
+    ('trivia', ['old cat'], 'an old, old dog', 0, 100 * 2 / 5),
+    ('squad', ['unanswerable'], 'Unanswerable.', 100, 100),
+    ('squad', ['unanswerable'], 'It is unanswerable.', 0, 0),
+    ('squad', ['a cat'], '', 0, 0),
+  ],
+)
+def test_short_answers_are_compared_as_their_benchmarks_do(kind, gold, text, exact, f1):
+  judged = metrics.named([f'{kind}_exact_match', f'{kind}_f1'])
+  values = [metric(examples([gold]), [text]) for metric in judged.values()]
+  assert values == pytest.approx([exact, f1])
+
+
+def test_words_describe_predictions_without_references():
+  judged = metrics.named(['words'])
+  metrics.check(judged, examples([[]]))
+  assert judged['words'](examples([[], []]), ['one two', 'three']) == 1.5
+
+
+def test_a_go_program_imports_what_it_uses():
+  info = dict(
+    language='go',
+    prompt='import (\n    "math"\n    "sort"\n)\n\n// not by sort.Ints\nfunc F(x float64) float64 {\n',
+    test='func TestF(t *testing.T) {\n    assert := assert.New(t)\n    assert.Equal(2.0, F(-2))\n}',
+    test_setup='package main\n\nimport (\n    "testing"\n    "github.com/stretchr/testify/assert"\n)\n',
+  )
+  source = metrics.programs.LANGUAGES['go'].source(info, info['prompt'] + '    return math.Abs(x)\n}\n')
+  assert source.startswith('package main\n\nimport (\n\t"math"\n\t"reflect"\n\t"testing"\n)\n')
+  assert source.count('import') == source.count('package') == 1 and 'testify' not in source
+
+
+def test_a_language_without_its_tool_is_refused(monkeypatch):
+  metric = dataclasses.replace(metrics.pass_at_1, allow_execution='without isolation')
+  metrics._check_runs.cache_clear()
+  monkeypatch.setenv('PATH', '/nowhere')
+  with pytest.raises(FileNotFoundError, match=having('node', 'install')):
+    metrics.check({'pass_at_1': metric}, examples([''], **CODE, language='js'))
+  with pytest.raises(ValueError, match=having("'cobol'", 'rust')):
+    metrics.check({'pass_at_1': metric}, examples([''], **CODE, language='cobol'))
+
+
+@pytest.mark.parametrize(
   'name, target, part',
   [
     ('bleu', [], 'reference'),

@@ -165,6 +165,8 @@ def add_benchmark(
       raise ValueError(f'there is no benchmark {benchmark!r}; choose from {", ".join(BENCHMARKS)}.')
     benchmark = BENCHMARKS[benchmark]
   benchmark = _changed(benchmark, **changes)
+  if benchmark.chat:
+    raise ValueError(f'chat={benchmark.chat!r}: seqio takes prompts that are texts; leave it out for {name}.')
   dataset = pipeline.builder(benchmark, data_dir)
   fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
   read = functools.partial(pipeline.benchmark_examples, benchmark, dataset, fit)
@@ -198,7 +200,7 @@ def add_task(task: Task, *, tokenizer: str, split: str = 'validation', name: str
     ValueError: if prompts are token lists, or seqio has a task of that name.
   """
   if any(not isinstance(e.prompt, str) for e in task.examples):
-    raise ValueError(f'{task.name}: its prompts are token lists; seqio takes texts and a tokenizer.')
+    raise ValueError(f'{task.name}: its prompts are token lists or messages; seqio takes texts and a tokenizer.')
   read = lambda split: task.examples
   return pipeline.register(name or task.name, read, [split], tokenizer, task.metrics, task.postprocess)
 
