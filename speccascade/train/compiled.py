@@ -21,6 +21,7 @@ from speccascade.train.step import make_step
 from speccascade.types import Model, Network
 
 GIB = 2**30
+MIB = 2**20
 
 
 class _Program(hlo.Module):
@@ -64,17 +65,24 @@ def compile_step(
 def measure(compiled: jax.stages.Compiled) -> dict[str, Any]:
   """Return the bytes of a compiled step on each device, and its collectives.
 
-  `state` are parameters, optimizer state, batch and teacher, `temporaries` all else, `peak` both. A collective is
-  {operation: [times in a step, bytes of the results of all of them]}.
+  `state` are parameters, optimizer state, batch and teacher, `temporaries` all else, `total` both together. Of each
+  collective operation there are the times in a step, the bytes of all its results, and those of the largest one.
   """
   memory = compiled.memory_analysis()
   program = _Program(compiled.as_text())
-  collectives = {op: [times, size] for op, (_, times, size) in program.collectives().items()}
+  collectives = {
+    op: {'times': times, 'bytes': size, 'largest': 0} for op, (_, times, size) in program.collectives().items()
+  }
+  for _, x, _, _ in program.runs(1):
+    found = collectives.get(x.op.removesuffix('-start'))
+    if found is not None:
+      found['largest'] = max(found['largest'], program.result_bytes(x))
   state = memory.argument_size_in_bytes
+  added = memory.output_size_in_bytes - memory.alias_size_in_bytes  # what does not replace the state that it was
   return {
     'state': state,
     'temporaries': memory.temp_size_in_bytes,
-    'peak': state + memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    'total': state + memory.temp_size_in_bytes + added,
     'collectives': collectives,
   }
 
@@ -93,7 +101,8 @@ def report(job: Job, devices: Sequence) -> Iterator[str]:
     f'{count:,} parameters on {dict(mesh.shape)}, {settings.batch_size} pairs of {source} and {target} tokens in '
     f'{settings.microbatches} microbatches, {settings.optimizer.name}'
   )
-  memory = {name: f'{size[name] / GIB:.2f} GiB' for name in ('state', 'temporaries', 'peak')}
-  yield f'a chip: state {memory["state"]}, temporaries {memory["temporaries"]}, peak {memory["peak"]}'
-  for op, (times, total) in sorted(size['collectives'].items()):
-    yield f'{op}: {times} a step, {total / GIB:.2f} GiB of results'
+  memory = {name: f'{size[name] / GIB:.2f} GiB' for name in ('state', 'temporaries', 'total')}
+  yield f'a chip: state {memory["state"]}, temporaries {memory["temporaries"]}, total {memory["total"]}'
+  for op, of in sorted(size['collectives'].items()):
+    results = f'{of["bytes"] / GIB:.2f} GiB of results, {of["largest"] / MIB:.1f} MiB the largest'
+    yield f'{op}: {of["times"]} a step, {results}'

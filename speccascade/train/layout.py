@@ -1,5 +1,6 @@
 """Shardings of a training run: parameters, optimizer state and teacher over the mesh of decoding, batches by rows."""
 
+import math
 from typing import Any
 import warnings
 
@@ -38,21 +39,27 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
   """
   if not hasattr(network, 'param_axes'):
     return sharding.shardings(network, mesh, rules, params)
-  rules = sharding.default_rules(network, mesh) if rules is None else sharding.NAMED.get(rules, rules)
+  rules = sharding.default_rules(network, mesh) if rules is None else rules
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')  # it warns of the axes for which this raises
     specs = sharding.specs(network, mesh, rules)
+  rules = dict(sharding.NAMED[rules] if isinstance(rules, str) else rules)
   axes_of = flatten_dict(sharding.parameters(network)[1])
   for path, spec in flatten_dict(specs).items():
-    sharded = [mesh_axis for mesh_axis in spec if mesh_axis is not None]
-    for axis, mesh_axis in zip(axes_of[path], spec, strict=True):
-      wanted = dict(rules).get(axis)
-      if wanted in mesh.shape and mesh.shape[wanted] > 1 and mesh_axis is None and wanted not in sharded:
+    used = {mesh_axis for over in spec for mesh_axis in _names(over)}
+    for axis, over in zip(axes_of[path], spec, strict=True):
+      sizes = {wanted: mesh.shape[wanted] for wanted in _names(rules.get(axis)) if wanted not in used}
+      if over is None and math.prod(sizes.values()) > 1:
         raise ValueError(
-          f"{name}: '{axis}' of {'.'.join(path)} does not divide over {wanted}={mesh.shape[wanted]}: give "
-          "train.mesh a model axis that divides the heads, the MLP and the vocabulary, or Job.rules = 'whole'"
+          f"{name}: '{axis}' of {'.'.join(path)} does not divide over {sizes}: give train.mesh a model axis that "
+          "divides the heads, the MLP and the vocabulary, or Job.rules = 'whole'"
         )
   return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def _names(over: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  """Return the axes of a mesh that an entry of a PartitionSpec or a rule names."""
+  return (over,) if isinstance(over, str) else over or ()
 
 
 def of_state(

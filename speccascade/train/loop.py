@@ -113,7 +113,7 @@ def train(
     pairs: (source tokens, target tokens), the same each time the run is resumed.
     settings: how to train.
     tokenizer: path of the tokenizer to save with the model.
-    start: model with the initial parameters; random ones by default. A function that returns it gives its arrays away:
+    start: model with the initial parameters; random ones by default. A function that returns it donates its arrays:
       they are freed when they are copied.
     teacher: model whose distributions `settings.distillation` approximates.
     mesh: mesh of `speccascade.mesh`, on which the returned model lies, too; by default all devices have the parameters
@@ -130,8 +130,8 @@ def train(
     FloatingPointError: if the loss is not finite.
   """
   out = Path(out).expanduser().absolute()
-  given = callable(start)
-  start = start() if given else start
+  donated = callable(start)
+  start = start() if donated else start
   _check(out.name, network, settings, start, teacher)
   on = mesh or sharding.mesh({sharding.ROWS: jax.device_count()})
   run = _Run(out, network, settings, on, rules, teacher, echo)
@@ -139,7 +139,7 @@ def train(
   with multihost.on_writer(storage.lock(out / 'lock', 'choose another folder')):
     identity = _identity(network, settings, tokenizer, start=start, teacher=teacher)
     multihost.once(lambda: _check_identity(out / 'train.json', identity, (out / 'model').exists()))
-    params = run(pairs, start, given)
+    params = run(pairs, start, donated)
     if mesh is None:
       params = jax.device_put(multihost.to_host(params), jax.local_devices()[0])
     model = Model(params, network, tokenizer, out.name)
@@ -165,13 +165,13 @@ class _Run:
     if teacher is not None:
       self._teacher_shardings = layout.of_params(teacher.name, teacher.network, teacher.params, mesh, rules)
 
-  def __call__(self, pairs: Iterable[Pair], start: Model | None, given: bool) -> Params:
+  def __call__(self, pairs: Iterable[Pair], start: Model | None, donated: bool) -> Params:
     """Return the parameters after the last step, resuming from the last checkpoint.
 
     Args:
       pairs: (source tokens, target tokens).
       start: model with the initial parameters.
-      given: free its arrays.
+      donated: free its arrays.
     """
     settings = self._settings
     networks = [self._network] if self._teacher is None else [self._network, self._teacher.network]
@@ -182,7 +182,7 @@ class _Run:
     with ocp.CheckpointManager(self._out / 'state', options=options) as manager:
       done = manager.latest_step() or 0
       state = self._restored(manager, done, stream) if done else self._first(start)
-      if given:
+      if donated:
         jax.tree.map(lambda x: x.delete(), start.params)
       if done < settings.steps:
         if done:

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from speccascade.models.t5 import T5
 from speccascade.train.batches import Batch
-from speccascade.types import Array, Model, Network, Params, Prompt
+from speccascade.types import Array, Cache, Model, Network, Params, Prompt
 
 
 def _forward_kl(p: Array, q: Array) -> Array:
@@ -63,10 +64,22 @@ def logits_of(network: Network, params: Params, batch: Batch) -> Array:
   if network.start_id is None:
     return _after_prompt(network, params, batch)
   rows, width = batch.target.shape
-  cache = network.prefill(params, Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length)), width)
+  prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
+  cache = _read(network, params, prompt, width) if isinstance(network, T5) else network.prefill(params, prompt, width)
   start = jnp.full((rows, 1), network.start_id, jnp.int32)
   inputs = jnp.concatenate([start, jnp.asarray(batch.target)[:, :-1]], axis=1)
   return network.extend(params, cache, inputs, _positions(rows, width))[0]
+
+
+def _read(network: T5, params: Params, prompt: Prompt, width: int) -> Cache:
+  """Return what `prefill` does, whose program has the encoder three times, for long and short prompts.
+
+  A batch is as wide as its texts, and each of the three would be differentiated.
+  """
+  first = Prompt(prompt.tokens[:, :1], jnp.ones_like(prompt.length))
+  cache = network.prefill(params, first, width)
+  source = network.module.apply({'params': params}, prompt.tokens, prompt.length, method='read_source')
+  return {**cache, 'source': source, 'source_length': prompt.length}
 
 
 def _after_prompt(network: Network, params: Params, batch: Batch) -> Array:

@@ -130,9 +130,9 @@ settings = Settings(20, batch_size=4, widths=(8,), optimizer=optimizer, log_ever
 said = []
 say = lambda text, **_: said.append(text)
 try:
-  train(f'{out}/trained', network, pairs(64 if several else None), settings, say=say)
+  train(f'{out}/trained', network, pairs(64 if several else None), settings, echo=say)
 except KeyboardInterrupt:
-  train(f'{out}/trained', network, pairs(), settings, say=say)
+  train(f'{out}/trained', network, pairs(), settings, echo=say)
 print('\\n'.join(said), flush=True)
 """
 

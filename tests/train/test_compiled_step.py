@@ -15,7 +15,7 @@ from speccascade.train.optimizers import Optimizer
 FOLDER = pathlib.Path(__file__).parents[2] / 'gin_configs' / 'train'
 NET = T5(T5Config(4096, 512, 8, 64, 1024, encoder_layers=2, decoder_layers=2), scan=True)
 SETTINGS = Settings(
-  steps=10, batch_size=16, widths=((128, 64),), optimizer=Optimizer('adafactor', clip=0), microbatches=2, remat=True
+  steps=10, batch_size=8, widths=((32, 16),), optimizer=Optimizer('adafactor', clip=0), microbatches=2, remat=True
 )
 
 
@@ -29,26 +29,24 @@ def test_a_step_for_tpus_shards_its_state_and_gathers_no_weights():
       sizes[model] = compiled.measure(compiled.compile_step(NET, SETTINGS, mesh, rules='cut'))
   total = sum(4 * x.size for x in jax.tree.leaves(NET.param_shapes()))
   assert total <= sizes[1]['state'] < 1.1 * total and total / 4 <= sizes[4]['state'] < 1.1 * total / 4
-  assert sizes[4]['peak'] < sizes[1]['peak']
-  largest_kernel = 4 * NET.config.vocab_size * NET.config.embed_dim / 4
+  assert sizes[4]['total'] < sizes[1]['total']
+  smallest_kernel = 4 * NET.config.embed_dim**2
   for size in sizes.values():
-    assert size['collectives']['all-reduce'][0] > 0
-    assert size['collectives'].get('all-gather', [0, 0])[1] < largest_kernel  # statistics of Adafactor alone
-    assert not {'all-to-all', 'collective-permute'} & set(size['collectives'])
+    assert size['collectives']['all-reduce']['times'] >= 2 * 2 * 2  # of two layers forward and backward, twice
+    assert size['collectives'].get('all-gather', {'largest': 0})['largest'] < smallest_kernel / 2
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('name', ['cnn_dailymail', 'wmt14_ende'])
-def test_a_step_of_t5_xl_fits_a_chip_of_v5e_4x4(name, capsys):
+def test_a_step_of_t5_xl_fits_a_chip_of_v5e_4x4(capsys):
   pytest.importorskip('libtpu')
-  macros = dict(SIZE='xl', SCAN=True, REMAT=True, MICROBATCHES=16, MESH={'data': 4, 'model': 4})
+  macros = dict(SIZE='xl', SCAN=True, REMAT=True, MICROBATCHES=32, MESH={'data': 4, 'model': 4})
   macros |= dict(CHECKPOINT=None, TOKENIZER=None)
   bound = [f'--gin.{key}={value!r}' for key, value in macros.items()]
-  assert __main__.main([f'--gin_file={FOLDER / name}.gin', '--compile=v5e:4x4', *bound]) == 0
+  assert __main__.main([f'--gin_file={FOLDER / "cnn_dailymail"}.gin', '--compile=v5e:4x4', *bound]) == 0
   out = capsys.readouterr().out
   assert says(out, '2,849,757,184 parameters', "'data': 4, 'model': 4")
-  peak = float(out.split('peak ')[1].split(' GiB')[0])
-  assert peak < aot.CHIPS['v5e'].memory
+  total = float(out.split('total ')[1].split(' GiB')[0])
+  assert total < aot.CHIPS['v5e'].memory
 
 
 def test_a_command_compiles_or_trains(capsys):
@@ -59,6 +57,6 @@ def test_a_command_compiles_or_trains(capsys):
 
 
 def test_a_job_to_compile_has_a_network_and_a_mesh_that_divides_it():
-  with pytest.raises(ValueError, match=having('batch_size=16', 'microbatches=2', 'data=16')):
+  with pytest.raises(ValueError, match=having('batch_size=8', 'microbatches=2', 'data=16')):
     mesh = jax.sharding.AbstractMesh((16, 1), ('data', 'model'))
     compiled.compile_step(NET, SETTINGS, mesh)
