@@ -65,8 +65,8 @@ setuptools.setup(
   packages=[*setuptools.find_packages(include=['speccascade', 'speccascade.*']), 'speccascade.gin_configs'],
   package_dir={'speccascade.gin_configs': 'gin_configs'},
   package_data={
-    'speccascade.gin_configs': ['*/*.gin'],
-    'speccascade': ['evaluate/default.gin', 'py.typed'],
+    'speccascade.gin_configs': ['*/*.gin', '*/*/*.gin'],
+    'speccascade': ['evaluate/default.gin', 'evaluate/published.csv', 'py.typed'],
     'speccascade.embedded': ['pretrained/*/*', 'sentences/*'],
     'speccascade.evaluate.report': ['report.*'],
   },
