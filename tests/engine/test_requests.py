@@ -493,19 +493,19 @@ def test_the_memory_of_a_cpu_is_what_its_limits_leave(tmp_path, monkeypatch):
     run(OPT, PAIR, [[1, 2]] * 64, max_new_tokens=10**4)
 
 
-@pytest.mark.parametrize('said', ['RESOURCE_EXHAUSTED: cannot take 9 bytes', 'INTERNAL: Out of memory, for 9 bytes'])
-def test_a_batch_that_ends_out_of_memory_says_what_to_lower(said):
+@pytest.mark.parametrize('error', ['RESOURCE_EXHAUSTED: cannot take 9 bytes', 'INTERNAL: Out of memory, for 9 bytes'])
+def test_a_batch_that_ends_out_of_memory_says_what_to_lower(error):
   class Failed:
     is_ready = lambda self: True
 
     def block_until_ready(self):
-      raise jax.errors.JaxRuntimeError(said)
+      raise jax.errors.JaxRuntimeError(error)
 
   made = engine.Engine(
     OPT, PAIR, needs=requests.Features(True, False, (), 0, False, False, 0, False), size=2, width=8, max_new=4
   )
   with pytest.raises(MemoryError, match=having('2 rows', '8', '9 bytes', 'lower max')):
-    made.collect(engine.Running(None, Failed(), ended=2, part=1, left=0, since=0.0))
+    made.collect(engine.Running(None, Failed(), ended=2, rounds=1, left=0, since=0.0))
 
 
 def test_runs_are_bounded_by_their_seconds_and_the_texts_are_the_same(monkeypatch):
