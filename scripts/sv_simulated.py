@@ -63,8 +63,8 @@ def print_tables(args: argparse.Namespace):
   """Print a table for each chip, verifier and plan, with the totals of the decode loop and with any total."""
   observed = {family: [plans.profile_of(path) for path in getattr(args, family)] for family in SIZES}
   for family, profiles in observed.items():
-    for profile in profiles:
-      print(markdown(sv_simulation.by_slope(profile, SLOPES, args.drafter) | {'title': _name(family, profile)}))
+    for profile in profiles if args.slopes else ():
+      print(markdown(sv_simulation.by_slope(profile, args.slopes, args.drafter) | {'title': _name(family, profile)}))
   for path in args.times:
     times = compiled_times.from_json(json.loads(path.read_text()))
     for family, *sizes in TRIOS:
@@ -107,6 +107,7 @@ def main():
   one.add_argument('--llama', nargs='*', default=[], help='plans whose samples Llama has')
   one.add_argument('--t5', nargs='*', default=[], help='plans whose samples T5 has')
   one.add_argument('--batches', type=int, nargs='+', default=BATCHES)
+  one.add_argument('--slopes', type=float, nargs='*', default=SLOPES, help='what a token more costs, in steps')
   one.add_argument('--drafter', type=float, default=0.02, help='a step of the drafter over one of the verifier')
   one.set_defaults(run=print_tables)
   one = commands.add_parser('check')
