@@ -69,7 +69,7 @@ def score(
   if len(outputs) != len(rows):
     raise ValueError(f'{len(rows)} prompts need as many outputs, not {len(outputs)}.')
   used = [models[m] for m in numbers]
-  size = sharding.even(min(batch_size, inputs.bucket(len(rows), 1)), sharding.row_parts(used))
+  size = sharding.even(min(batch_size, inputs.bucket(len(rows), 1)), sharding.row_shards(used))
   order = inputs.by_length([[*row, *tokens] for row, tokens in zip(rows, outputs, strict=True)])
   scores = {}
   for start in range(0, len(order), size):
@@ -95,7 +95,7 @@ def _target(method: Strategy, batch_size: int) -> Target:
 
 def _score_batch(models, combiner, prompts, outputs, size: int, vocab: int) -> list[Score]:
   """Return the scores of at most `size` rows."""
-  layout = sharding.of(models)
+  layout = sharding.layout_for(models)
   backend, params = backends.prepared(models, layout)
   networks = tuple(backends.bind(m.network, backend.for_slot(i)) for i, m in enumerate(models))
   start = networks[-1].start_id

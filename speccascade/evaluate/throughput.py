@@ -98,7 +98,7 @@ def prefill_call(
     A function that computes the caches of all prompts and returns the seconds until the device has them.
   """
   rows = requests.rows(models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=0)
-  size = sharding.even(len(rows), sharding.row_parts([models[m] for m in method.slots]))
+  size = sharding.even(len(rows), sharding.row_shards([models[m] for m in method.slots]))
   method = method.at(size)
   width = inputs.prompt_width(models, rows, max_prompt_tokens)
   engine = Engine(method, models, needs=requests.features(rows), size=size, width=width, max_new=max_new_tokens)

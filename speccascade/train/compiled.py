@@ -89,7 +89,7 @@ def measure(compiled: jax.stages.Compiled) -> dict[str, Any]:
 
 def report(job: Job, devices: Sequence) -> Iterator[str]:
   """Yield lines on the step of a job; a job without a mesh has one of all the devices."""
-  mesh = job.mesh or sharding.mesh({sharding.ROWS: len(devices)}, devices)
+  mesh = job.mesh or sharding.mesh({sharding.DATA: len(devices)}, devices)
   network = job.network
   if network is None:
     raise ValueError(f'job {job.name}: --compile reads no checkpoint: give the network, as @train.t5()')

@@ -16,7 +16,7 @@ from speccascade.types import Network
 
 def check_rows(mesh: Mesh, batch_size: int, microbatches: int) -> None:
   """Raise where the mesh and the microbatches do not divide a batch."""
-  shards = mesh.shape[sharding.ROWS]
+  shards = mesh.shape[sharding.DATA]
   if batch_size % (shards * microbatches):
     raise ValueError(
       f'batch_size={batch_size} does not divide into microbatches={microbatches} of the data={shards} of the mesh: '
@@ -43,7 +43,7 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')  # it warns of the axes for which this raises
     specs = sharding.specs(network, mesh, rules)
-  rules = dict(sharding.NAMED[rules] if isinstance(rules, str) else rules)
+  rules = dict(sharding.NAMED_RULES[rules] if isinstance(rules, str) else rules)
   axes_of = flatten_dict(sharding.parameters(network)[1])
   for path, spec in flatten_dict(specs).items():
     used = {mesh_axis for over in spec for mesh_axis in _names(over)}
@@ -128,7 +128,7 @@ def put(tree: Any, shardings: Any, *, copy: bool = True) -> Any:
 
 def rows(mesh: Mesh) -> NamedSharding:
   """Return the sharding of a batch."""
-  return NamedSharding(mesh, PartitionSpec(sharding.ROWS))
+  return NamedSharding(mesh, PartitionSpec(sharding.DATA))
 
 
 def put_rows(tree: Any, mesh: Mesh) -> Any:

@@ -133,7 +133,7 @@ def train(
   donated = callable(start)
   start = start() if donated else start
   _check(out.name, network, settings, start, teacher)
-  on = mesh or sharding.mesh({sharding.ROWS: jax.device_count()})
+  on = mesh or sharding.mesh({sharding.DATA: jax.device_count()})
   run = _Run(out, network, settings, on, rules, teacher, echo)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   with multihost.on_writer(storage.lock(out / 'lock', 'choose another folder')):
