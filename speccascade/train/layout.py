@@ -52,7 +52,7 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
       if over is None and math.prod(sizes.values()) > 1:
         raise ValueError(
           f"{name}: '{axis}' of {'.'.join(path)} does not divide over {sizes}: give train.mesh a model axis that "
-          "divides the heads, the MLP and the vocabulary, or Job.rules = 'whole'"
+          "divides the heads, the MLP and the vocabulary, or Job.rules = 'replicated'"
         )
   return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 

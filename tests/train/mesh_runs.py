@@ -69,7 +69,7 @@ def run(out: Path, case: str) -> None:
   options = dict(batch_size=16, steps=STEPS, save_every=3, microbatches=int(microbatches), remat=int(microbatches) > 1)
   optimizer = Optimizer(optimizer, learning_rate=RATE, schedule='constant', warmup=0)
   teacher = Model(jax.jit(network.init)(jax.random.key(7)), network, name='teacher') if name == 'taught' else None
-  kwargs = dict(teacher=teacher, mesh=mesh, rules='cut', echo=quiet)
+  kwargs = dict(teacher=teacher, mesh=mesh, rules='sharded', echo=quiet)
   folder = case.removesuffix(':killed')
   trained = loop.train(out / folder, network, copies(), settings(optimizer=optimizer, **options), **kwargs)
   loop.make_step = make
