@@ -56,7 +56,8 @@ def score(
     ValueError: The method's tokens do not follow a distribution that the tokens before them determine.
 
   Example:
-    >>> (scored,) = score(methods.speculative(), [small, large], [[1, 2]], [[3, 4]])
+    >>> small, large = embedded.models()
+    >>> (scored,) = score(methods.speculative(), [small, large], ['A dog runs.'], [[3, 4]])
     >>> scored.logprobs.shape
     (2,)
   """

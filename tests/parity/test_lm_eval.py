@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from pathlib import Path
+import re
 import subprocess
 import sys
 
@@ -236,6 +237,18 @@ def test_a_method_of_ones_own_is_evaluated(tasks, llamas):
   lm = SpecCascade(models, methods.cos(rules.bind(rules.weighted, weights=(0.0, 1.0)), (3, 1)), batch_size=4)
   theirs = run('hf', tasks, ['generate_line', 'word'], model_args=reference(llamas))
   check_equal(run(lm, tasks, ['generate_line', 'word']), theirs)
+
+
+def test_the_example_of_the_page_runs(tasks, llamas):
+  page = (Path(__file__).parents[2] / 'docs' / 'lm_eval.md').read_text()
+  (code,) = re.findall(r'^```python\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
+  assert "tasks=['gsm8k']" in code
+  local = "tasks=['generate_line'], task_manager=manager"
+  small, large = (load(path, dtype='float32') for path in llamas)
+  names = {'small': small, 'large': large, 'manager': TaskManager(include_path=str(tasks), include_defaults=False)}
+  exec(code.replace("tasks=['gsm8k']", local), names)
+  (counts,) = names['results']['config']['speccascade']['decoding'].values()
+  assert counts['texts'] == len(ITEMS) and counts['drafts_tested'] > 0
 
 
 def test_chats_are_rendered_as_by_transformers(llamas):
