@@ -215,7 +215,14 @@ def test_an_encoder_decoder_has_the_scores_of_transformers(tasks, t5s):
   names = [name for name in TASKS if 'shots' not in name]
   theirs = run('hf', tasks, names, model_args=reference(t5s) | {'backend': 'seq2seq'})
   args = {'models': t5s, 'method': 'speculative', 'block': 3, 'dtype': 'float32'}
-  check_equal(run('speccascade', tasks, names, model_args=args), theirs)
+  ours = run('speccascade', tasks, names, model_args=args)
+  # The harness's model adds the prompt's length to the limit of an encoder–decoder's output, so texts that end at the
+  # limit are prefixes of its own.
+  for name in ('generate_line', 'generate_word', 'generate_on'):
+    for a, b in zip(ours['samples'].pop(name), theirs['samples'].pop(name), strict=True):
+      ((text,),) = a['resps']
+      assert text and b['resps'][0][0].startswith(text)
+  check_equal(ours, theirs)
 
 
 def test_a_cascade_is_scored_by_its_own_distribution(tasks, llamas):
