@@ -132,12 +132,7 @@ def jsonl(
     ValueError: if the file cannot be read, a field is missing, or the settings select no example.
   """
   template = prompts.Template(
-    prompt_field=prompt_field,
-    target_field=target_field,
-    info_fields=info_fields,
-    prefix=prefix,
-    suffix=suffix,
-    chat=chat,
+    prompt_field=prompt_field, target_field=target_field, info_fields=info_fields, prefix=prefix, suffix=suffix, chat=chat
   )
   records = _records(path)
   worked = [
