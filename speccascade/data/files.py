@@ -131,9 +131,8 @@ def jsonl(
     PermissionError: if a metric runs programs and `allow_execution` is False.
     ValueError: if the file cannot be read, a field is missing, or the settings select no example.
   """
-  template = prompts.Template(
-    prompt_field=prompt_field, target_field=target_field, info_fields=info_fields, prefix=prefix, suffix=suffix, chat=chat
-  )
+  fields = dict(prompt_field=prompt_field, target_field=target_field, info_fields=info_fields)
+  template = prompts.Template(**fields, prefix=prefix, suffix=suffix, chat=chat)
   records = _records(path)
   worked = [
     template.worked(record, where) for where, record in (_records(shots_path) if shots_path else records)[:shots]

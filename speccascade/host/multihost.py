@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import jax
 from jax._src import distributed as _jax_distributed  # its key-value store waits with a limit, collectives without
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from speccascade.host.errors import RunError
@@ -235,25 +234,6 @@ def threads() -> int:
 
 
 # ---- arrays of all processes ----
-
-
-def replicated(tree: Any) -> Any:
-  """Return a tree, which all processes have alike, with every array replicated on all devices."""
-  return tree if jax.device_count() == 1 else jax.tree.map(lambda x: _put(x, PartitionSpec()), tree)
-
-
-def by_rows(tree: Any) -> Any:
-  """Return a tree, which all processes have alike, with axis 0 sharded over all devices where they divide it."""
-  if jax.device_count() == 1:
-    return tree
-  spec = lambda x: PartitionSpec('rows') if len(x) % jax.device_count() == 0 else PartitionSpec()
-  return jax.tree.map(lambda x: _put(x, spec(x)), tree)
-
-
-def _put(x: Any, spec: PartitionSpec) -> jax.Array:
-  x = np.asarray(x)
-  mesh = Mesh(np.array(jax.devices()), ('rows',))
-  return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
 
 
 def to_host(tree: Any) -> Any:
