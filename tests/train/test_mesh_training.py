@@ -54,6 +54,7 @@ def losses(out: Path, case: str) -> list[float]:
   return [json.loads(line)['loss'] for line in (out / case / 'log.jsonl').read_text().splitlines()]
 
 
+@pytest.mark.full  # other tests of the fast tier train on eight devices, and resume
 def test_a_mesh_trains_what_one_device_trains_and_after_sigkill_goes_on_to_the_same_bits(tmp_path):
   case = 't5:adafactor:2x4:2'
   one, mesh = lines(tmp_path, 't5:adafactor:1x1:1', case)
