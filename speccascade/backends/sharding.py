@@ -103,22 +103,25 @@ def _is_spec(x: Any) -> bool:
   return isinstance(x, PartitionSpec)
 
 
-def specs(network: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
+def specs(network: Any, on: Mesh, rules: Rules | str | None = None, undivided: Callable | None = None) -> Any:
   """Return the `PartitionSpec` of each parameter; no axis of the mesh shards two axes of one.
 
   Args:
     network: The network, whose parameters have logical axes.
     on: The mesh.
     rules: As of `place`.
+    undivided: Called with the axis and its size, the number of shards and the network, for an axis that does not
+      divide and is replicated; by default it warns.
 
   Returns:
     A tree of the parameters' structure.
   """
   rules = default_rules(network, on) if rules is None else _checked(rules, on)
-  return jax.tree.map(lambda x, axes: _spec(network, x.shape, axes, rules, on, _warn), *parameters(network))
+  undivided = undivided or _warn
+  return jax.tree.map(lambda x, axes: _spec(network, x.shape, axes, rules, on, undivided), *parameters(network))
 
 
-def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, warn: Callable) -> PartitionSpec:
+def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, undivided: Callable) -> PartitionSpec:
   heads = getattr(network.config, 'heads', 1)
   shared = getattr(network.config, 'kv_heads', heads)
   # Axes that join heads with their dimensions have to divide by heads.
@@ -131,7 +134,7 @@ def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, warn: Cal
     over = tuple(a for a in ((over,) if isinstance(over, str) else over or ()) if a not in used)
     shards = math.prod(on.shape[a] for a in over)
     if counts.get(name, size) % shards:
-      warn(f"'{name}' of {counts.get(name, size)}", shards, network)
+      undivided(f"'{name}' of {counts.get(name, size)}", shards, network)
       over = ()
     used |= set(over)
     spec.append(over[0] if len(over) == 1 else over or None)

@@ -1,8 +1,6 @@
 """Shardings of a training run: parameters, optimizer state and teacher over the mesh of decoding, batches by rows."""
 
-import math
 from typing import Any
-import warnings
 
 from flax.traverse_util import flatten_dict
 import jax
@@ -39,27 +37,15 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
   """
   if not hasattr(network, 'param_axes'):
     return sharding.shardings(network, mesh, rules, params)
-  rules = sharding.default_rules(network, mesh) if rules is None else rules
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # it warns of the axes for which this raises
-    specs = sharding.specs(network, mesh, rules)
-  rules = dict(sharding.NAMED_RULES[rules] if isinstance(rules, str) else rules)
-  axes_of = flatten_dict(sharding.parameters(network)[1])
-  for path, spec in flatten_dict(specs).items():
-    used = {mesh_axis for over in spec for mesh_axis in _names(over)}
-    for axis, over in zip(axes_of[path], spec, strict=True):
-      sizes = {wanted: mesh.shape[wanted] for wanted in _names(rules.get(axis)) if wanted not in used}
-      if over is None and math.prod(sizes.values()) > 1:
-        raise ValueError(
-          f"{name}: '{axis}' of {'.'.join(path)} does not divide over {sizes}: give train.mesh a model axis that "
-          "divides the heads, the MLP and the vocabulary, or Job.rules = 'replicated'"
-        )
+
+  def refuse(axis: str, shards: int, _) -> None:
+    raise ValueError(
+      f'{name}: {axis} does not divide over {shards} devices of {dict(mesh.shape)}: give train.mesh a model axis that '
+      "divides the heads, the MLP and the vocabulary, or Job.rules = 'replicated'"
+    )
+
+  specs = sharding.specs(network, mesh, rules, refuse)
   return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
-
-
-def _names(over: str | tuple[str, ...] | None) -> tuple[str, ...]:
-  """Return the axes of a mesh that an entry of a PartitionSpec or a rule names."""
-  return (over,) if isinstance(over, str) else over or ()
 
 
 def of_state(
