@@ -78,7 +78,7 @@ def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule],
     alone: Whether δ reads the drafter alone, as `token_cascade` needs; its `p_logits` may then be None.
 
   Returns:
-    A decorator of `defer(q_logits, p_logits, *, alpha, sampler) -> bool [...]`.
+    A decorator of `defer(q_logits, p_logits, *, alpha, sampler) -> bool [...]`, which may take further numbers.
 
   Example:
     >>> @rules.mixture(0, 1)
@@ -88,11 +88,12 @@ def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule],
   """
 
   def decorate(defer):
-    def mixed(q_logits, p_logits, *, alpha, sampler, rest=None):
+    def mixed(q_logits, p_logits, *, sampler, rest=None, **numbers):
       rest = _distribution_of(rest, p_logits, sampler)
-      delta = defer(q_logits, p_logits, alpha=alpha, sampler=sampler, **_if_taken(defer, rest))
+      delta = defer(q_logits, p_logits, sampler=sampler, **numbers, **_if_taken(defer, rest))
       return jnp.where(delta[..., None], rest, sampler(q_logits))
 
+    mixed.__signature__ = _with_rest(inspect.signature(defer))
     mixed.alpha_range = (low, high)
     mixed.defer = defer
     mixed.alone = alone
@@ -132,6 +133,13 @@ def _named_as(function: Callable, made: Callable) -> Callable:
   for name in ('__module__', '__name__', '__qualname__', '__doc__'):
     setattr(made, name, getattr(function, name))
   return made
+
+
+def _with_rest(signature: inspect.Signature) -> inspect.Signature:
+  """Return the signature of a decision δ with the keyword `rest`, which every mixture takes."""
+  rest = inspect.Parameter('rest', inspect.Parameter.KEYWORD_ONLY, default=None)
+  others = [p for name, p in signature.parameters.items() if name != 'rest']
+  return signature.replace(parameters=[*others, rest])
 
 
 def _distribution_of(rest: Array | None, p_logits: Array, sampler: sampling.Sampler) -> Array:
@@ -346,6 +354,92 @@ RULES = (
   lossy,
   lossy_star,
 )
+
+
+# ---- rules that are learned ----
+
+TOP = 3  # log-probabilities of a distribution that a head reads
+UNLIKELY = -20.0  # the least log-probability that it sees, so that masked tokens are numbers too
+
+
+def features(q_logits: Array, p_logits: Array | None = None) -> Array:
+  """Return what a learned rule reads of one position.
+
+  They are features of the distributions at temperature 1 without filters, so one head serves every sampler: of each
+  model the `TOP` largest log-probabilities and the entropy; with a verifier also TV(q, p), log p(arg max q),
+  log q(arg max p), and whether the two arg max are one token.
+
+  Args:
+    q_logits: The drafter's logits [..., V].
+    p_logits: The verifier's logits [..., V]; None for the features of the drafter alone.
+
+  Returns:
+    Features [..., F], float32.
+  """
+  logq = sampling.log_softmax(q_logits)
+  found = _largest(logq) + [sampling.entropy(q_logits)]
+  if p_logits is not None:
+    logp = sampling.log_softmax(p_logits)
+    first_q = sampling.argmax(q_logits)
+    first_p = sampling.argmax(p_logits)
+    found += _largest(logp) + [sampling.entropy(p_logits), sampling.tv(jnp.exp(logq), jnp.exp(logp))]
+    found += [jnp.maximum(sampling.at_token(logp, first_q), UNLIKELY)]
+    found += [jnp.maximum(sampling.at_token(logq, first_p), UNLIKELY)]
+    found += [(first_q == first_p).astype(jnp.float32)]
+  return jnp.stack(found, -1)
+
+
+def _largest(logp: Array) -> list[Array]:
+  """Return the `TOP` largest distinct entries [...] of logp [..., V], in order; a maximum each, without a sort."""
+  found = []
+  for _ in range(TOP):
+    best = logp.max(-1)
+    logp = jnp.where(logp >= best[..., None], -INF, logp)
+    found.append(jnp.maximum(best, UNLIKELY))
+  return found
+
+
+def head(weights: Any, x: Array) -> Array:
+  r"""Return the drafter's and the verifier's loss [..., 2] that a head expects at features x [..., F].
+
+  .. math:: W_2 \max(0, W_1 x + b_1) + b_2
+
+  Args:
+    weights: :math:`((W_1, b_1), (W_2, b_2))`, kernels (in, out).
+    x: Features [..., F].
+  """
+  (kernel, bias), (last_kernel, last_bias) = weights
+  hidden = jnp.maximum(jnp.matmul(x, kernel, precision='highest') + bias, 0)
+  return jnp.matmul(hidden, last_kernel, precision='highest') + last_bias
+
+
+def gain(weights: Any, q_logits: Array, p_logits: Array | None = None) -> Array:
+  """Return by how much the head expects the verifier's loss to be lower than the drafter's [...]."""
+  losses = head(weights, features(q_logits, p_logits))
+  return losses[..., 0] - losses[..., 1]
+
+
+@mixture(-INF, INF)
+def learned(q_logits, p_logits, *, alpha, weights, sampler):
+  r"""Defer where a trained head expects the verifier's loss to be lower by α.
+
+  .. math:: \hat\ell_q(f) - \hat\ell_p(f) > \alpha, \qquad -\infty < \alpha < \infty
+
+  f are `rules.features` of both models. `speccascade.train.router` trains the head, and loads the rule with its
+  weights.
+  """
+  del sampler
+  return gain(weights, q_logits, p_logits) > alpha
+
+
+@mixture(-INF, INF, alone=True)
+def learned_alone(q_logits, p_logits, *, alpha, weights, sampler):
+  r"""Defer as `rules.learned` does, by features of the drafter alone: for `methods.token_cascade`.
+
+  .. math:: \hat\ell_q(f_q) - \hat\ell_p(f_q) > \alpha, \qquad -\infty < \alpha < \infty
+  """
+  del p_logits, sampler
+  return gain(weights, q_logits) > alpha
 
 
 # ---- combiners of n models ----

@@ -22,7 +22,7 @@ COINS = [toy.model(5, 2, scale=0.8, near=COIN), COIN]
 PROMPT = [2, 2]
 ALPHA = dict(
   speculative=0.0, chow=0.5, chow_log=0.9, diff=-0.05, diff_log=-0.1, opt=0.1, opt_log=-0.3, bild_star=1.0,
-  token_v1=0.1, token_v2=0.2, token_v3=0.5, lossy=0.3, lossy_star=0.3,
+  token_v1=0.1, token_v2=0.2, token_v3=0.5, lossy=0.3, lossy_star=0.3, learned=0.9, learned_alone=-2.6,
 )  # fmt: skip
 SAMPLERS = {
   'T=0': dict(temperature=0.0),
@@ -42,7 +42,8 @@ def profile(rows, table=TABLE):
 
 def bound(name):
   rule = getattr(rules, name)
-  return rule if name == 'speculative' else functools.partial(rule, alpha=ALPHA[name])
+  weights = {'weights': reference.HEADS[name]} if name in reference.HEADS else {}
+  return rule if name == 'speculative' else functools.partial(rule, alpha=ALPHA[name], **weights)
 
 
 def rule_step(name, models=PAIR, **sampler):
@@ -90,6 +91,9 @@ METHODS = {
   'token_cascade chow_log': (
     methods.token_cascade(bound('chow_log'), max_draft=2), PAIR,
     lambda **s: reference.token_cascade(PAIR, 'chow_log', ALPHA['chow_log'], 2, **s)),
+  'token_cascade learned_alone': (
+    methods.token_cascade(bound('learned_alone'), max_draft=2), PAIR,
+    lambda **s: reference.token_cascade(PAIR, 'learned_alone', ALPHA['learned_alone'], 2, **s)),
   'bild': (
     methods.bild(0.45, 1.0, max_draft=2), PAIR, lambda **s: reference.bild(PAIR, 0.45, 1.0, 2, **s)),
   'speculative block verification': (

@@ -36,6 +36,8 @@ TABLE = {
   rules.token_v3: ([0.0, 0.3, 0.9], NO, 1.0),  # α = 0 keeps the arg max of p: the plain end at T = 0 only
   rules.lossy: ([0.0, 0.3, 0.9], 0.0, NO),  # α → 1 keeps what p̃ allows: not the drafter alone where p̃ = 0
   rules.lossy_star: ([0.0, 0.3, 0.9], 0.0, NO),
+  rules.learned: ([-0.3, 0.3, 1.0], -INF, INF),
+  rules.learned_alone: ([-3.3, -2.0, 0.5], -INF, INF),
 }
 BINARY = [rule for rule in TABLE if hasattr(rule, 'defer')]
 CASES = [(rule, alpha) for rule, (alphas, _, _) in TABLE.items() for alpha in alphas]
@@ -52,9 +54,14 @@ def pairs(seed, shape=(ROWS, V), scale=1.5):
   return (np.float32(x) for x in (p + rng.normal(scale=0.7 * scale, size=shape), p))
 
 
+def numbers(rule, alpha):
+  name = rules.name_of(rule)
+  weights = {'weights': reference.HEADS[name]} if name in reference.HEADS else {}
+  return weights if alpha is None else {'alpha': alpha, **weights}
+
+
 def target(rule, lq, lp, alpha, sampler):
-  numbers = {} if alpha is None else {'alpha': alpha}
-  return np.asarray(rule(jnp.asarray(lq), jnp.asarray(lp), sampler=sampler, **numbers))
+  return np.asarray(rule(jnp.asarray(lq), jnp.asarray(lp), sampler=sampler, **numbers(rule, alpha)))
 
 
 def definition(rule, lq, lp, alpha, sampler):
@@ -74,7 +81,7 @@ def assert_distribution(pi, tolerance=1e-5):
 
 
 def test_the_table_covers_every_rule():
-  assert set(TABLE) == set(rules.RULES)
+  assert set(TABLE) == {*rules.RULES, rules.learned, rules.learned_alone}
 
 
 def test_what_the_loop_does_not_check_is_in_the_table_of_distributions():
@@ -108,7 +115,7 @@ def test_the_values_of_alpha_are_telling():
   lq, lp = pairs(1)
   for rule, alpha in CASES:
     if rule in BINARY:
-      delta = np.asarray(rule.defer(lq, lp, alpha=alpha, sampler=Sampler()))
+      delta = np.asarray(rule.defer(lq, lp, sampler=Sampler(), **numbers(rule, alpha)))
       assert 0 < delta.sum() < ROWS, (rule, alpha)
 
 
@@ -259,7 +266,7 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
 
 
 def bound(rule, alpha):
-  return rule if alpha is None else functools.partial(rule, alpha=alpha)
+  return functools.partial(rule, **bound_to) if (bound_to := numbers(rule, alpha)) else rule
 
 
 def three(seed):
@@ -454,4 +461,4 @@ def test_errors_name_the_value_and_the_remedy(make, message):
 def test_both_ends_of_alpha_can_be_bound(rule):
   for alpha in TABLE[rule][1:]:
     if alpha is not None:
-      assert rules.bind_rule(partial(rule, alpha=alpha)).keywords['alpha'] == np.float32(alpha)
+      assert rules.bind_rule(bound(rule, alpha)).keywords['alpha'] == np.float32(alpha)

@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace):
   for job in _jobs(args):
     echo = functools.partial(print, f'[{job.name}]') if multihost.is_writer() else lambda *_, **__: None
     job.run(out, echo)
-    echo(f'done: {out / job.name / "model"}')
+    echo(f'done: {out / job.name}')
 
 
 def _compile(args: argparse.Namespace) -> None:
@@ -54,9 +54,12 @@ def _compile(args: argparse.Namespace) -> None:
   jax.config.update('jax_enable_compilation_cache', False)  # it cannot read a program back without its chips
   from speccascade.planning import aot
   from speccascade.train import compiled
+  from speccascade.train.jobs import Job
 
   devices = aot.describe(args.compile).devices
   for job in _jobs(args, devices):
+    if not isinstance(job, Job):
+      raise ValueError(f'--compile: job {job.name} trains a rule on the host; choose others by --job')
     for line in compiled.report(job, devices):
       print(f'[{job.name}] {line}')
 

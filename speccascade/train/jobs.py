@@ -1,7 +1,7 @@
 """Training jobs from gin files.
 
-A config binds `train.jobs`, a list of `@train.Job()`, and may bind `train.mesh`. Job `large` of `--out=OUT` is in
-OUT/large; a later job can name it as its teacher or start.
+A config binds `train.jobs`, a list of `@train.Job()` and `@train.Router()`, and may bind `train.mesh`. Job `large` of
+`--out=OUT` is in OUT/large; a later job can name it as its teacher or start.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from speccascade import checkpoints, embedded
 from speccascade.backends import sharding
+from speccascade.data import files
 from speccascade.host import gin_files
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -25,6 +26,7 @@ from speccascade.train.batches import Pair
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
+from speccascade.train.router import Router
 from speccascade.types import Model, Network
 
 
@@ -88,19 +90,25 @@ class Job:
     return checkpoints.read(path, dtype='float32', name=name, mesh=self.mesh, rules=self.rules, **options)
 
 
-def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None) -> list[Job]:
+def _jobs(
+  jobs: Sequence[Job | Router], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None
+) -> list[Job | Router]:
   """Return the jobs that a config binds as train.jobs, on the mesh of devices that it binds as train.mesh."""
-  on = None if mesh is None else sharding.mesh(mesh, devices)
-  return [job if on is None else dataclasses.replace(job, mesh=on) for job in jobs]
+  if mesh is None:
+    return list(jobs)
+  on = sharding.mesh(mesh, devices)
+  return [dataclasses.replace(job, mesh=on) if isinstance(job, Job) else job for job in jobs]
 
 
 @functools.cache
 def register() -> None:
   """Register the names of a config with gin, once."""
-  classes = (Job, Settings, Optimizer, Distillation, T5, T5Config, Decoder, DecoderConfig, Span, Rope)
+  classes = (Job, Router, Settings, Optimizer, Distillation, T5, T5Config, Decoder, DecoderConfig, Span, Rope)
   sources = (data.generated, data.generated_sources, data.parallel_text, data.seqio_task, data.from_teacher)
   for thing in (*classes, *sources, t5, checkpoints.load, embedded.vocabulary):
     gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
+  for task in (files.parallel_text, files.jsonl):
+    gin.external_configurable(task, name=f'speccascade.train.task.{task.__name__}')
   gin.external_configurable(_jobs, name='speccascade.train')
 
 
@@ -116,7 +124,7 @@ def read(
   bindings: Sequence[str] = (),
   search_paths: Sequence[str] = (),
   devices: Sequence | None = None,
-) -> list[Job]:
+) -> list[Job | Router]:
   """Return the jobs of gin files and bindings; a file's includes are searched next to it and in the folder above.
 
   Args:
