@@ -17,6 +17,7 @@ import sys
 from types import ModuleType
 
 import pytest
+import reference
 
 import speccascade
 from speccascade import embedded, methods, Request, run
@@ -25,6 +26,7 @@ from speccascade.engine.method import Strategy
 from speccascade.evaluate import config
 from speccascade.integrations import seqio_evaluator
 from speccascade.models import toy
+from speccascade.train import router
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'speccascade'
@@ -71,6 +73,8 @@ def test_the_python_of_each_page_runs(page, capsys):
 def test_the_gin_of_each_page_makes_methods(page, tmp_path, monkeypatch):
   (tmp_path / 'my_tables.py').write_text(MY_TABLES)
   monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.chdir(tmp_path)
+  router.save(tmp_path / 'runs/routers/expected', reference.HEADS['learned'], embedded.models(), alone=False)
   text = '\n'.join(blocks(page, 'gin'))
   scopes = dict.fromkeys(re.findall(r'^(\w+)/Curve\.', text, re.MULTILINE))
   assert scopes

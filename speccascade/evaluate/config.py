@@ -23,6 +23,7 @@ from speccascade.evaluate.curves import Checkpoint, Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.host import gin_files, storage
 from speccascade.host.errors import RunError
+from speccascade.train import router
 
 
 def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[Experiment]:
@@ -68,6 +69,7 @@ def names() -> Iterator[tuple[str, Callable]]:
     for name, thing in vars(module).items():
       if getattr(thing, '__module__', None) == module.__name__ and not name.startswith('_') and wanted(thing):
         yield f'{module.__name__.split(".")[-1]}.{name}', thing
+  yield 'router.load', router.load
   for thing in (acceptance.token_wise, acceptance.block):
     yield f'acceptance.{thing.__name__}', thing
 

@@ -1,6 +1,7 @@
 """Training jobs from gin files.
 
-A config binds `train.jobs`, a list of `@train.Job()` and `@train.Router()`, and may bind `train.mesh`. Job `large` of
+A config binds `train.jobs`, a list of `@train.Job()`, `@train.Router()` and
+`@train.HeldOut()`, and may bind `train.mesh`. Job `large` of
 `--out=OUT` is in OUT/large; a later job can name it as its teacher or start.
 """
 
@@ -23,6 +24,7 @@ from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
 from speccascade.train import data
 from speccascade.train.batches import Pair
+from speccascade.train.held_out import HeldOut
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
@@ -91,8 +93,8 @@ class Job:
 
 
 def _jobs(
-  jobs: Sequence[Job | Router], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None
-) -> list[Job | Router]:
+  jobs: Sequence[Job | Router | HeldOut], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None
+) -> list[Job | Router | HeldOut]:
   """Return the jobs that a config binds as train.jobs, on the mesh of devices that it binds as train.mesh."""
   if mesh is None:
     return list(jobs)
@@ -103,7 +105,7 @@ def _jobs(
 @functools.cache
 def register() -> None:
   """Register the names of a config with gin, once."""
-  classes = (Job, Router, Settings, Optimizer, Distillation, T5, T5Config, Decoder, DecoderConfig, Span, Rope)
+  classes = (Job, Router, HeldOut, Settings, Optimizer, Distillation, T5, T5Config, Decoder, DecoderConfig, Span, Rope)
   sources = (data.generated, data.generated_sources, data.parallel_text, data.seqio_task, data.from_teacher)
   for thing in (*classes, *sources, t5, checkpoints.load, embedded.vocabulary):
     gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
@@ -124,7 +126,7 @@ def read(
   bindings: Sequence[str] = (),
   search_paths: Sequence[str] = (),
   devices: Sequence | None = None,
-) -> list[Job | Router]:
+) -> list[Job | Router | HeldOut]:
   """Return the jobs of gin files and bindings; a file's includes are searched next to it and in the folder above.
 
   Args:

@@ -366,10 +366,13 @@ def _quantiles(rule: functools.partial, tokens: Tokens) -> dict[str, float]:
 # ---- files ----
 
 
-def save(path: Path, weights: Any, models: Sequence[Any], **about) -> None:
-  """Write a head with the names of its models, drafter first, and whatever else describes it."""
-  content = {'models': [m.name for m in models], **about, 'weights': jax.tree.map(np.ndarray.tolist, weights)}
-  storage.write(path, json.dumps(content) + '\n')
+def save(folder, weights: Any, models: Sequence[Any], *, alone: bool, **about) -> None:
+  """Write a head with the names of its models, drafter first, and whatever else describes it, to FOLDER/router.json."""
+  names = [m.name for m in models]
+  content = {'models': names, 'alone': alone, **about, 'weights': jax.tree.map(np.ndarray.tolist, weights)}
+  file = storage.local(folder) / FILE
+  file.parent.mkdir(parents=True, exist_ok=True)
+  storage.write(file, json.dumps(content) + '\n')
 
 
 def load(path, models: Sequence[Any]) -> functools.partial:

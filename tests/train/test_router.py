@@ -11,7 +11,7 @@ import pytest
 from tiers import quick
 
 from speccascade import decode, embedded, methods, rules, Sampler
-from speccascade.decode import score
+from speccascade.decode.scoring import score
 from speccascade.models.continued import Continued
 from speccascade.train import router
 from speccascade.train.data import tokenised
@@ -156,7 +156,7 @@ def test_a_job_trains_saves_and_loads_a_rule_that_the_loop_follows(alone, models
 def test_a_rule_of_other_models_is_refused(tmp_path):
   named = [Model({}, None, name=name) for name in ('small', 'large')]
   weights = router.fit(router.LOSSES['marginal'], tokens(50), steps=2)
-  router.save(tmp_path / router.FILE, weights, named, alone=False)
+  router.save(tmp_path, weights, named, alone=False)
   rule = router.load(tmp_path, named)
   jax.tree.map(np.testing.assert_array_equal, rule.keywords['weights'], jax.tree.map(np.float32, weights))
   with pytest.raises(ValueError, match=having('small and large', 'large and small')):
