@@ -17,6 +17,7 @@ os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_p
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+import reference  # noqa: E402
 
 from speccascade import acceptance, backends, decode, methods, Request, rules, Sampler, stopping
 from speccascade.backends import sharding
@@ -76,6 +77,10 @@ METHODS = {  # the method, and which of the models it runs
     for rule in rules.RULES
     if rule.__name__ in ALPHA
   },
+  'learned': (
+    methods.speculative(functools.partial(rules.learned, alpha=-8.0, weights=reference.HEADS['learned']), 4),
+    'sl',
+  ),
 }
 
 

@@ -27,7 +27,7 @@ DRAFTED = [
 LOCKSTEP = ['autoregressive', 'ensemble', 'ensemble in parallel', 'oracle', 'sequence cascade']
 RULES = [
   'chow', 'chow_log', 'diff', 'diff_log', 'opt', 'opt_log', 'bild_star', 'token_v1', 'token_v2', 'token_v3', 'lossy',
-  'lossy_star',
+  'lossy_star', 'learned',
 ]  # fmt: skip
 
 
