@@ -408,9 +408,15 @@ def head(weights: Any, x: Array) -> Array:
     weights: :math:`((W_1, b_1), (W_2, b_2))`, kernels (in, out).
     x: Features [..., F].
   """
-  (kernel, bias), (last_kernel, last_bias) = weights
-  hidden = jnp.maximum(jnp.matmul(x, kernel, precision='highest') + bias, 0)
-  return jnp.matmul(hidden, last_kernel, precision='highest') + last_bias
+  first, last = weights
+  return _affine(jnp.maximum(_affine(x, first), 0), last)
+
+
+def _affine(x: Array, layer: tuple[Array, Array]) -> Array:
+  """Return x W + b in full float32, which a TPU's matmul has not by itself."""
+  kernel, bias = layer
+  product = jnp.matmul(x, kernel, precision='highest')
+  return product + jnp.broadcast_to(bias, product.shape)
 
 
 def gain(weights: Any, q_logits: Array, p_logits: Array | None = None) -> Array:

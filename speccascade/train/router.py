@@ -74,7 +74,7 @@ def expected_loss(outputs: Array, tokens: Tokens) -> Array:
   is over α minimises E[loss] + α · P(defer), for every α at once.
   """
   losses = jnp.stack([tokens.first_q != tokens.token, tokens.first_p != tokens.token], -1)
-  return jnp.square(outputs - losses).sum(-1).mean()
+  return jnp.square(outputs - losses.astype(jnp.float32)).sum(-1).mean()
 
 
 def expected_log_loss(outputs: Array, tokens: Tokens) -> Array:

@@ -127,7 +127,7 @@ def test_a_token_matters_where_the_metric_falls(labelled, models):
   out = decode(methods.autoregressive(), [continued], [prompt + swapped], **limits)
   worse = large.tokenizer.decode(swapped + list(map(int, out.tokens[0])))
   bleu = lambda text: task.metrics['bleu']([task.examples[i]], [text])
-  assert bleu(worse) < bleu(texts[i]) or found.matters[found.text == i].sum() > 1
+  assert bleu(worse) < bleu(texts[i])  # which later swaps did not lower
 
 
 @pytest.mark.parametrize('alone', [False, True])
