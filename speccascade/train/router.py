@@ -255,7 +255,8 @@ def fit(
     def step(carry, _):
       weights, state = carry
       value, gradient = jax.value_and_grad(lambda w: loss(rules.head(w, x), tokens))(weights)
-      updates, state = transform.update(gradient, state, weights)
+      with jax.numpy_dtype_promotion('standard'):  # optax raises its decay to the power of an integer count
+        updates, state = transform.update(gradient, state, weights)
       return (optax.apply_updates(weights, updates), state), value
 
     return jax.lax.scan(step, (weights, transform.init(weights)), length=steps)[0][0]
