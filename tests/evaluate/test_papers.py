@@ -303,6 +303,7 @@ def test_published_speeds_are_the_published_ratios():
   assert compared == 76
 
 
+@pytest.mark.full
 def test_the_models_of_the_page_have_its_sizes():
   """Weights of the models that a row names, each once, in GiB."""
   compared = [row for row in ROWS if 'GiB of weights' in row]
