@@ -12,7 +12,7 @@ from speccascade import backends, rules, sampling, stopping
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, validate
 from speccascade.engine.method import Strategy, Target
-from speccascade.types import Array, checked_int, Model
+from speccascade.types import Array, checked_int, Model, Prompt
 
 _CHUNK = 128  # positions of a pass, so that logits of long texts fit into memory
 
@@ -94,22 +94,36 @@ def _target(method: Strategy, batch_size: int) -> Target:
   return numbers, combiner
 
 
+def forced(prompt: Prompt, tokens: np.ndarray, start: int | None) -> tuple[np.ndarray, np.ndarray, int]:
+  """Return what makes a network compute the logits of given tokens (teacher forcing).
+
+  Args:
+    prompt: The prompts of B rows.
+    tokens: [B, L] the tokens after them.
+    start: The token that the network's decoder starts with, None where that is the prompt.
+
+  Returns:
+    The token before each token [B, L], its position [B, L], and the slots that a cache needs.
+  """
+  rows, length = tokens.shape
+  last = prompt.tokens[np.arange(rows), prompt.length - 1] if start is None else np.full(rows, start, np.int32)
+  first = prompt.length - 1 if start is None else np.zeros(rows, np.int32)
+  fed = np.concatenate([last[:, None], tokens[:, :-1]], 1)
+  positions = first[:, None] + np.arange(length, dtype=np.int32)[None]
+  return fed, positions, length + 1 + (prompt.tokens.shape[1] if start is None else 0)
+
+
 def _score_batch(models, combiner, prompts, outputs, size: int, vocab: int) -> list[Score]:
   """Return the scores of at most `size` rows."""
   layout = sharding.layout_for(models)
   backend, params = backends.prepared(models, layout)
   networks = tuple(backends.bind(m.network, backend.for_slot(i)) for i, m in enumerate(models))
-  start = networks[-1].start_id
   width = inputs.bucket(max(row.size for row in prompts))
   step = min(inputs.bucket(max(1, *(row.size for row in outputs))), _CHUNK)
   length = -(-max(1, *(row.size for row in outputs)) // step) * step
   prompt = inputs.pad(prompts, size, width)
   goal = inputs.pad(outputs, size, length).tokens
-  last = prompt.tokens[np.arange(size), prompt.length - 1] if start is None else np.full(size, start, np.int32)
-  fed = np.concatenate([last[:, None], goal[:, :-1]], 1)  # the token before each output token
-  first = prompt.length - 1 if start is None else np.zeros(size, np.int32)
-  positions = first[:, None] + np.arange(length, dtype=np.int32)[None]
-  cache_len = length + 1 + (width if start is None else 0)
+  fed, positions, cache_len = forced(prompt, goal, networks[-1].start_id)
   caches = loop.prefill(networks, params, prompt, cache_len, layout=layout)
   found = []
   for at in range(0, length, step):
