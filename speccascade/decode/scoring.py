@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, rules, sampling, stopping
+from speccascade import backends, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, validate
 from speccascade.engine.method import Strategy, Target
@@ -83,15 +83,12 @@ def score(
 def _target(method: Strategy, batch_size: int) -> Target:
   """Return the models and the combiner of π, or raise where the tokens follow no such distribution."""
   method = method.at(batch_size)
-  numbers, combiner = method.target
-  deferred = isinstance(getattr(method, 'policy', None), stopping.Deferral)  # π depends on the length of the draft
-  biased = any(getattr(phase, 'drop', False) for phase in method.all_phases)
-  if combiner is None or deferred or biased:
+  if not method.keeps_distribution:
     raise ValueError(
       f'{method.name}: the distribution of its next token is not determined by the tokens before it, so texts have no '
       'log-probability; score them with speculative, oracle, cos or sv_exact.'
     )
-  return numbers, combiner
+  return method.target
 
 
 def forced(prompt: Prompt, tokens: np.ndarray, start: int | None) -> tuple[np.ndarray, np.ndarray, int]:
