@@ -610,6 +610,8 @@ COMMANDS = {
       (['--method=sv'], ('sv', '--plan')),
       (['--method=sv_exact', '--plan=no.json'], ('no.json', 'python -m speccascade.')),
       (['--plan=no.json'], ('no.json', 'python -m speccascade.')),
+      (['--goodput=accepted'], ('speculative', '--goodput', '--block')),
+      (['--method=sv', '--goodput=all'], ('--goodput', "'all'")),
       (['--rule=op:1'], ('--rule', 'op;')),
       (['--rule=weighted:1'], ('weighted', 'combiner')),
       (['--rule=opt:1,2'], ('opt:1,2', 'alpha')),

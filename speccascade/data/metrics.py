@@ -117,6 +117,9 @@ class Scored(Mean):
 
   function: Callable[[Example, str], float]
 
+  def __post_init__(self):
+    object.__setattr__(self, '__module__', self.function.__module__)  # by which gin names it
+
   @property
   def __name__(self) -> str:
     """The name of the metric in results."""

@@ -9,6 +9,7 @@ from typing import Any
 from speccascade import checkpoints, methods, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine.method import Strategy
+from speccascade.engine.verification import COUNTS
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
 from speccascade.types import Combiner, Model, Rule
@@ -19,7 +20,7 @@ METHODS = [
   for name, made in vars(methods).items()
   if inspect.isfunction(made) and made.__module__ == methods.__name__ and name[0] != '_' and name not in _FROM_PYTHON
 ]
-SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'plan')
+SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'plan', 'goodput')
 
 
 # ---- values ----
@@ -163,6 +164,7 @@ def add_method(parser: argparse._ActionsContainer):
   parser.add_argument('--fallback', type=float, help='of bild')
   parser.add_argument('--rollback', type=float, help='of bild')
   parser.add_argument('--plan', metavar='FILE', help='of planned, sv and sv_exact: a file of speccascade.plan')
+  parser.add_argument('--goodput', choices=COUNTS, help='of sv and sv_exact: what they count over the time (tokens)')
 
 
 def method(args: argparse.Namespace, count: int, settings: Sequence[str] = SETTINGS) -> Strategy:

@@ -225,10 +225,11 @@ def test_a_gin_file_hands_over_a_metric_with_its_statistics(tmp_path):
   from speccascade.evaluate import config
 
   (tmp_path / 'lines.jsonl').write_text('{"prompt": "a", "target": "b"}\n')
-  gin.register('same_length', module='user')(same_length)
+  gin.register(same_length)
   with gin.unlock_config():
     config.register()
-    gin.parse_config(f'data.jsonl.path = {str(tmp_path / "lines.jsonl")!r}\ndata.jsonl.metrics = [@user.same_length]')
+    gin.parse_config(f'data.jsonl.path = {str(tmp_path / "lines.jsonl")!r}')
+    gin.parse_config('data.jsonl.metrics = [@test_metrics.same_length]')
   task = gin.get_configurable('data.jsonl')()
   gin.clear_config()
   assert task.metrics == {'same_length': same_length}
