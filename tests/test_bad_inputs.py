@@ -177,6 +177,7 @@ PYTHON = {
   'a window of less than the draft': (
     lambda _: own_phases(Propose(0, 4), *VERIFIED, window=3), ('window=3', '4')
   ),
+  'two drafters in a round': (lambda _: own_phases(Propose(0, 1), Propose(1, 1), *VERIFIED), ('Propose', 'Alternate')),
   'phases that nothing was derived for': (
     lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)), 'Method.of_phases'
   ),
