@@ -84,6 +84,12 @@ def test_without_any_loss_the_bets_are_the_largest_and_their_wealth_decides():
   assert betting_p_value(np.zeros(needed), 0.1, LEVEL) <= LEVEL < betting_p_value(np.zeros(needed - 1), 0.1, LEVEL)
 
 
+def test_a_bet_does_not_know_the_loss_that_it_is_on():
+  before = np.tile([0.0, -0.9], 50)  # every bet is won, and none is the largest
+  low, middle, high = (1 / betting_p_value(np.append(before, last), 0.1, LEVEL) for last in (-0.9, -0.5, -0.1))
+  assert low > high > 2 and middle == pytest.approx((low + high) / 2)  # the wealth is linear in the last loss
+
+
 def test_a_bound_is_the_least_loss_that_is_certified():
   loss = MeanLoss(equal_or_not(np.random.default_rng(2), 400, 0.03))
   bound = loss.bound(LEVEL, 0)
