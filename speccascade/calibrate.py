@@ -49,9 +49,10 @@ def _run(args: argparse.Namespace):
   experiment, folder = calibration_report.read(storage.resolve(args.run), args.only)
   lines = calibration_report.lines(folder)
   records = calibration_report.records(folder)
-  names = ('loss', 'at_most', 'confidence', 'temperature', 'test_share', 'resamplings', 'seed')
-  settings = {name: getattr(args, name) for name in names} | dict(curves=args.curve, batch=args.batch_size)
-  report = calibration_report.report(experiment, lines, records, **settings)
+  chosen = dict(temperature=args.temperature, curves=args.curve, batch=args.batch_size)
+  curves, about = calibration_report.candidates(experiment, lines, records, args.loss, **chosen)
+  names = ('at_most', 'confidence', 'test_share', 'resamplings', 'seed')
+  report = about | calibration_report.report(curves, **{name: getattr(args, name) for name in names})
   rundir.write_json(folder / calibration_report.FILE, report)
   print(calibration_report.as_text(report))
 

@@ -18,7 +18,7 @@ from speccascade.evaluate import intervals
 from speccascade.evaluate.curves import Point
 
 PRIOR = 0.04  # the variance of losses that the first bets expect
-MOST = 0.75  # of its wealth, the share that a bet can lose
+MOST = 0.9  # of its wealth, the share that a bet can lose
 PER_CENT = 100  # of a metric's points in a loss of 1
 
 
@@ -181,13 +181,18 @@ def certified(
   return p_values
 
 
+def level(curves: Mapping[str, Any], confidence: float) -> float:
+  """Return the chance of error of each curve: an equal share of 1 − `confidence` (Bonferroni)."""
+  return (1 - confidence) / len(curves)
+
+
 def fastest(
   curves: Mapping[str, Sequence[Candidate]], at_most: float, confidence: float, rows: np.ndarray, seed: int = 0
 ) -> tuple[Candidate | None, dict[str, list[float]]]:
   """Return the fastest certified setting of some curves, None without one, and the p-values of each curve.
 
-  Every curve has its share of the chance of error, 1 − `confidence` (Bonferroni). All certified settings keep the
-  promise together, so one may be chosen by anything, times on the same prompts included.
+  All certified settings keep the promise together, so one may be chosen by anything, times on the same prompts
+  included.
 
   Args:
     curves: the settings of each curve, in the order of its values.
@@ -196,9 +201,9 @@ def fastest(
     rows: the calibration prompts, in random order.
     seed: of a bootstrap's resamples.
   """
-  level = (1 - confidence) / len(curves)
-  tested = {name: certified(some, at_most, level, rows, seed) for name, some in curves.items()}
-  passed = [c for name, some in curves.items() for c, p in zip(some, tested[name], strict=False) if p <= level]
+  share = level(curves, confidence)
+  tested = {name: certified(some, at_most, share, rows, seed) for name, some in curves.items()}
+  passed = [c for name, some in curves.items() for c, p in zip(some, tested[name], strict=False) if p <= share]
   return min(passed, key=lambda c: c.cost, default=None), tested
 
 

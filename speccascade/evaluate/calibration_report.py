@@ -11,6 +11,7 @@ import numpy as np
 from speccascade import rules
 from speccascade.data import metrics
 from speccascade.decode import options
+from speccascade.engine import plans
 from speccascade.evaluate import calibration, config, intervals, protocols, rundir, runner, summary
 from speccascade.evaluate.calibration import Candidate, CorpusLoss, Loss, MeanLoss
 from speccascade.evaluate.curves import Point
@@ -52,7 +53,7 @@ def read(run: Path, only: Sequence[str] = ()) -> tuple[Experiment, Path]:
 
 def lines(folder: Path) -> list[dict]:
   """Return the lines of the quality protocol."""
-  valid = lambda some: all(isinstance(x, dict) and {*protocols.QUALITY_FIELDS} <= x.keys() for x in some)
+  valid = lambda some: all(isinstance(x, dict) and {*protocols.QUALITY_KEYS, 'prediction'} <= x.keys() for x in some)
   return rundir.read_json(folder / 'examples.jsonl', valid)
 
 
@@ -70,11 +71,11 @@ def candidates(
   records: Sequence[dict],
   loss: str,
   *,
-  temperature: float,
+  temperature: float | None = None,
   curves: Sequence[str] = (),
   batch: int | None = None,
-) -> tuple[dict[str, list[Candidate]], str]:
-  """Return the settings of each curve with their losses and costs, and what these are: time or calls.
+) -> tuple[dict[str, list[Candidate]], dict[str, Any]]:
+  """Return the settings of each curve with their losses and costs, and what these are of, as JSON has it.
 
   Examples of one prompt count as one, by their mean.
 
@@ -83,30 +84,38 @@ def candidates(
     lines: of its quality protocol.
     records: of its results.
     loss: the name of a metric, the run's or one of `metrics.METRICS`.
-    temperature: one of the run's.
+    temperature: one of the run's; None: the only one.
     curves: their names; all that vary a parameter by default.
-    batch: the batch size that is timed; the first of the run by default.
+    batch: the batch size whose times are compared; the first of the run by default.
+
+  Raises:
+    RunError: If the run has something of these not.
   """
+  temperature = _temperature(experiment, temperature)
   metric = _metric(experiment, loss)
   chosen = _curves(experiment, curves)
   by_point: dict[Key, list[dict]] = {}
   for line in lines:
     if line['temperature'] == temperature:
       by_point.setdefault((line['curve'], str(line['value'])), []).append(line)
+  if not by_point:
+    raise RunError('the run has no predictions; decode with quality_examples other than 0.')
   cost, measure = _costs(experiment, records, temperature, batch)
   scored: dict[Key, np.ndarray] = {}
 
   def scores(point: Point) -> np.ndarray:
     key = _key(point)
     if key not in scored:
-      scored[key] = _by_prompt(experiment, loss, metric, by_point.get(key, []))
+      scored[key] = _by_prompt(experiment, loss, metric, by_point[key])
     return scored[key]
 
   def candidate(point: Point) -> Candidate:
     reference = experiment.reference_of(point)
     return Candidate(point, cost(point), _loss(metric, scores(reference), scores(point)))
 
-  return {curve.name: [candidate(point) for point in curve.points()] for curve in chosen}, measure
+  sampler = dict(plans.sampler_of(experiment.sampler(temperature)))
+  about = dict(loss=loss, temperature=temperature, sampler=sampler, reference=experiment.reference, measure=measure)
+  return {curve.name: [candidate(point) for point in curve.points()] for curve in chosen}, about
 
 
 def _temperature(experiment: Experiment, temperature: float | None) -> float:
@@ -150,14 +159,12 @@ def _key(point: Point) -> Key:
 
 def _by_prompt(experiment: Experiment, name: str, metric: Any, lines: list[dict]) -> np.ndarray:
   """Return the sums of statistics and the number of examples of each prompt [N, K + 1]."""
-  if not lines:
-    raise RunError('the run has no predictions of all settings; decode with quality_examples other than 0.')
   examples, texts = summary.predicted_texts(experiment.task, lines)
   statistics = np.asarray(metric.statistics(examples, texts), np.float64)
   if isinstance(metric, metrics.Mean) and not ((statistics >= 0) & (statistics <= 1)).all():
     odd = statistics[~((statistics >= 0) & (statistics <= 1))][0]
     raise RunError(f'loss={name}: it scores a text {odd:g}, and only scores in 0 … 1 can be promised.')
-  _, prompt = np.unique([json.dumps(e.prompt) for e in examples], return_inverse=True)
+  _, prompt = np.unique([json.dumps(e.prompt, default=str) for e in examples], return_inverse=True)
   sums = np.zeros((prompt.max() + 1, statistics.shape[1] + 1))
   np.add.at(sums, prompt, np.column_stack([statistics, np.ones(len(statistics))]))
   return sums
@@ -178,7 +185,7 @@ def _costs(
   if batch not in (None, *sizes):
     raise RunError(f'batch_size={batch}: the run has {", ".join(map(str, sizes))}.')
   by_key = {(r['curve'], str(r['value'])): r for r in some if r['batch'] == (batch or sizes[0])}
-  if all(r['latency'] for r in by_key.values()):
+  if all(r['latency'] and r['latency']['ratio'] for r in by_key.values()):
     return lambda point: 1 / by_key[_key(point)]['latency']['ratio'], TIME
   calls = lambda point: by_key[_key(point)]['counts']['calls_per_token'] or 0.0
   return lambda point: calls(point) / calls(experiment.reference_of(point)), CALLS
@@ -188,16 +195,10 @@ def _costs(
 
 
 def report(
-  experiment: Experiment,
-  lines: Iterable[dict],
-  records: Sequence[dict],
-  loss: str,
+  curves: Mapping[str, Sequence[Candidate]],
   at_most: float,
   confidence: float = 0.95,
   *,
-  temperature: float | None = None,
-  curves: Sequence[str] = (),
-  batch: int | None = None,
   test_share: float = 0.5,
   resamplings: int = 0,
   seed: int = 0,
@@ -205,50 +206,31 @@ def report(
   """Return the choice of a setting with all that led to it, as JSON has it.
 
   Args:
-    experiment: what was decoded.
-    lines: of its quality protocol.
-    records: of its results.
-    loss: the name of a metric, the run's or one of `metrics.METRICS`.
+    curves: the settings of each curve, in the order of its values.
     at_most: the loss that is promised, in points of the metric.
     confidence: the chance that the promise is kept, over draws of the calibration prompts.
-    temperature: one of the run's; None: the only one.
-    curves: their names; all that vary a parameter by default.
-    batch: the batch size whose times are compared; the first of the run by default.
     test_share: of the prompts, which the choice does not see; 0 for none.
     resamplings: how often prompts are divided anew, to count how often the promise is kept.
     seed: by which prompts are divided and ordered.
 
   Raises:
-    RunError: If the run lacks something of these, or has too few prompts.
+    RunError: If a number is out of range, or there are too few prompts.
   """
-  least = -calibration.PER_CENT
-  for name, value, low, high in (('at_most', at_most, least, -least), ('confidence', confidence, 0, 1)):
-    if not low < value < high:
-      raise RunError(f'{name}={value:g} is not between {low} and {high}.')
-  if not 0 <= test_share < 1:
-    raise RunError(f'test_share={test_share:g} is not in 0 … 1, without 1.')
-  temperature = _temperature(experiment, temperature)
-  settings = dict(temperature=temperature, curves=curves, batch=batch)
-  measured, measure = candidates(experiment, lines, records, loss, **settings)
-  rows, test = calibration.split(seed, calibration.prompts(measured), test_share)
-  if len(rows) < 2 or (len(test) < 2 and test_share):
-    raise RunError(f'{len(rows)} prompts calibrate and {len(test)} test; a run needs more of them.')
-  if resamplings and not test_share:
-    raise RunError('resamplings need prompts to test on; give a test_share above 0.')
-  best, tested = calibration.fastest(measured, at_most, confidence, rows, seed)
-  level = (1 - confidence) / len(measured)
-  p_values = {name: some + [None] * (len(measured[name]) - len(some)) for name, some in tested.items()}
-  candidate_of = [(c, p) for name, some in measured.items() for c, p in zip(some, p_values[name], strict=True)]
-  rated = {c.point.label: _setting(c, p, level, rows, test, seed) for c, p in candidate_of}
+  rows, test = _split(curves, at_most, confidence, test_share, resamplings, seed)
+  best, tested = calibration.fastest(curves, at_most, confidence, rows, seed)
+  level = calibration.level(curves, confidence)
+  rated = {}
+  for name, some in curves.items():
+    untested = [None] * (len(some) - len(tested[name]))
+    for candidate, p_value in zip(some, tested[name] + untested, strict=True):
+      rated[candidate.point.label] = _setting(candidate, p_value, level, rows, test, seed)
+  finite = all(c.loss.finite for some in curves.values() for c in some)
   made = dict(
-    loss=loss,
     at_most=at_most,
     confidence=confidence,
-    temperature=temperature,
-    reference=experiment.reference,
-    measure=measure,
-    finite=all(c.loss.finite for c, _ in candidate_of),
     level=level,
+    finite=finite,
+    least=MeanLoss(np.zeros(len(rows))).bound(level, seed) if finite else None,
     seed=seed,
     prompts=len(rows),
     test_prompts=len(test),
@@ -256,8 +238,31 @@ def report(
     settings=list(rated.values()),
   )
   if resamplings:
-    made['resampled'] = calibration.resampled(measured, at_most, confidence, test_share, resamplings)
+    made['resampled'] = calibration.resampled(curves, at_most, confidence, test_share, resamplings)
   return made
+
+
+def _split(
+  curves: Mapping[str, Sequence[Candidate]],
+  at_most: float,
+  confidence: float,
+  test_share: float,
+  resamplings: int,
+  seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return the rows of calibration and of test prompts, having checked the numbers."""
+  most = calibration.PER_CENT
+  for name, value, low, high in (('at_most', at_most, -most, most), ('confidence', confidence, 0, 1)):
+    if not low < value < high:
+      raise RunError(f'{name}={value:g} is not between {low} and {high}.')
+  if not 0 <= test_share < 1:
+    raise RunError(f'test_share={test_share:g} is not in 0 … 1, without 1.')
+  if resamplings and not test_share:
+    raise RunError('resamplings need prompts to test on; give a test_share above 0.')
+  rows, test = calibration.split(seed, calibration.prompts(curves), test_share)
+  if len(rows) < 2 or (len(test) < 2 and test_share):
+    raise RunError(f'{len(rows)} prompts calibrate and {len(test)} test; a run needs more of them.')
+  return rows, test
 
 
 def _setting(
@@ -316,6 +321,7 @@ BOOTSTRAP = (
   'No guarantee in finite samples: {loss} has no value for a single text, so the loss is bounded by a bootstrap, whose '
   'chance of error is {error:g} only as prompts grow many. A metric of single texts, as chrf, has the guarantee.'
 )
+LEAST = 'With {prompts} prompts, even a setting that changes no text is certified only for a loss of {least:g} or more.'
 HELD_OUT = 'On {test_prompts} other prompts it loses {loss:.2f}, with a 95 % interval of {low:.2f} … {high:.2f}.'
 RESAMPLED = (
   'Of {times} other divisions, {kept} keep the promise on their test prompts. Chosen: {names}; none certified: {none}. '
@@ -324,14 +330,16 @@ RESAMPLED = (
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-  """Return a report for people."""
+  """Return a report, with what `candidates` returned next to the settings in it, for people."""
   best = report['chosen']
   of_all = f'of the {report["measure"]} of {report["reference"]}'
   if best is None:
     parts = [f'None is certified: decode with {report["reference"]}, or with a method that has its distribution.']
+    parts += [LEAST.format(**report)] if report['finite'] else []
   else:
     parts = [f'{best["label"]}: {best["cost"]:.2f} {of_all}.']
-    parts += [f'python -m speccascade.decode … {best["decode"]}'] if best['decode'] else []
+    sampler = ' '.join(f'--{name}={value:g}' for name, value in report['sampler'].items())
+    parts += [f'python -m speccascade.decode --models … {best["decode"]} {sampler} -- …'] if best['decode'] else []
   error = round(1 - report['confidence'], 10)
   parts.append((GUARANTEE if report['finite'] else BOOTSTRAP).format(error=error, **report))
   if best is not None and best['test_loss'] is not None:

@@ -238,7 +238,9 @@ def experiment(task, **more):
 def report(made, loss='overlap', at_most=6, lines=None, records=None, **more):
   """Calibrate on simulated predictions."""
   simulated = decoded(made, ERRORS)
-  return calibration_report.report(made, lines or simulated[0], records or simulated[1], loss, at_most, **more)
+  of_run = {name: more.pop(name) for name in ('temperature', 'curves', 'batch') if name in more}
+  curves, about = calibration_report.candidates(made, lines or simulated[0], records or simulated[1], loss, **of_run)
+  return about | calibration_report.report(curves, at_most, **more)
 
 
 def test_the_fastest_setting_of_a_run_is_reported_with_its_guarantee():
@@ -257,7 +259,7 @@ def test_the_fastest_setting_of_a_run_is_reported_with_its_guarantee():
   again = found['resampled']
   assert again['times'] == 20 == again['none'] + sum(again['chosen'].values()) and again['kept'] >= 19
   text = calibration_report.as_text(json.loads(json.dumps(found)))
-  for part in ('opt alpha=0.5', 'target only', 'finite samples', '125', '--rule=opt:0.5', '0.33'):
+  for part in ('opt alpha=0.5', 'target only', 'finite samples', '125', '--rule=opt:0.5', '--temperature=0', '0.33'):
     assert part in text
 
 
@@ -271,7 +273,10 @@ def test_nothing_certified_leaves_the_reference():
   found = report(experiment(task(250)), at_most=-50)
   assert found['chosen'] is None and not any(s['certified'] for s in found['settings'])
   assert [s['p_value'] is None for s in found['settings']] == [False, True, True, False, True]
-  assert 'target only' in calibration_report.as_text(found)
+  assert all(part in calibration_report.as_text(found) for part in ('target only', f'{found["least"]:g}'))
+  half = LEVEL / 2  # of two curves
+  p_values = [betting_p_value(np.zeros(125), (found['least'] - less) / 100, half) for less in (0, 0.01)]
+  assert p_values[0] <= half < p_values[1]
 
 
 def test_examples_of_one_prompt_count_as_one():
