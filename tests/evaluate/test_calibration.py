@@ -9,9 +9,11 @@ import jax
 from matching import having
 import numpy as np
 import pytest
+from runs import given
 import toys
 
 from speccascade import calibrate, methods, rules
+from speccascade import run as speccascade_run
 from speccascade.data import metrics
 from speccascade.data.examples import Example, Task
 from speccascade.decode import __main__ as decoding
@@ -421,3 +423,15 @@ def change(path, old, new):
   text = path.read_text()
   assert old in text
   path.write_text(text.replace(old, new))
+
+
+@pytest.mark.full
+def test_a_run_is_calibrated_as_it_was_decoded(tmp_path, capsys):
+  few = CONFIG.replace('count = 60', 'count = 8') + 'Experiment.latency_examples = 2\nExperiment.latency_trials = 1\n'
+  (tmp_path / 'run.gin').write_text(few)
+  assert speccascade_run.main(given(tmp_path / 'run.gin', tmp_path / 'run')) == 0
+  assert calibrate.main([str(tmp_path / 'run'), '--loss=exact_match', '--at_most=99.9']) == 0
+  written = json.loads((tmp_path / 'run' / 'calibrated.json').read_text())
+  ratios = [p['latency']['ratio'] for p in calibration_report.records(tmp_path / 'run') if p['curve'] == 'opt']
+  assert [s['cost'] for s in written['settings']] == pytest.approx([1 / ratio for ratio in ratios])
+  assert (written['prompts'], written['test_prompts'], written['measure']) == (4, 4, calibration_report.TIME)
