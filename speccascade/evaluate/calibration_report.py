@@ -218,7 +218,7 @@ def report(
   """
   rows, test = _split(curves, at_most, confidence, test_share, resamplings, seed)
   best, tested = calibration.fastest(curves, at_most, confidence, rows, seed)
-  level = calibration.level(curves, confidence)
+  level = calibration.error_share(curves, confidence)
   rated = {}
   for name, some in curves.items():
     untested = [None] * (len(some) - len(tested[name]))
@@ -324,8 +324,8 @@ BOOTSTRAP = (
 LEAST = 'With {prompts} prompts, even a setting that changes no text is certified only for a loss of {least:g} or more.'
 HELD_OUT = 'On {test_prompts} other prompts it loses {loss:.2f}, with a 95 % interval of {low:.2f} … {high:.2f}.'
 RESAMPLED = (
-  'Of {times} other divisions, {kept} keep the promise on their test prompts. Chosen: {names}; none certified: {none}. '
-  'The mean share of the {measure} is {cost:.2f}.'
+  'Of {times} other divisions, {kept} keep the promise on their test prompts, {kept_by_mean} if the mean loss alone '
+  'chooses. Chosen: {names}; none certified: {none}. The mean share of the {measure} is {cost:.2f}.'
 )
 
 

@@ -170,6 +170,14 @@ def test_a_promise_is_broken_no_more_often_than_it_says(curves):
   assert naive / times > 0.4 and found / times > 0.2
 
 
+def test_a_choice_by_the_mean_alone_breaks_the_promise_where_the_certified_one_keeps_it():
+  losses = np.random.default_rng(7).permutation(np.repeat([1.0, 0.0, -1.0], [41, 327, 32]))  # 2.25 points in the mean
+  curves = {'opt': settings(OPT, [MeanLoss(losses)] * 3, (0.9, 0.5, 0.3))}
+  found = calibration.resampled(curves, 2.25, 0.95, 0.5, 100)
+  assert found['kept'] >= 95 and found['none'] >= 90
+  assert 30 < found['kept_by_mean'] < 70  # half of the prompts lose less than the mean, and then the others lose more
+
+
 def test_a_corpus_loss_is_the_difference_of_the_metric_and_of_its_resamples():
   rng = np.random.default_rng(4)
   words = ['ein', 'Hund', 'läuft', 'über', 'die', 'Wiese', 'am', 'Strand']
