@@ -240,16 +240,20 @@ class Experiment:
     curves = fields.pop('curves')
     mesh = fields.pop('mesh')
     fields |= {} if mesh is None else {'mesh': dict(mesh.shape)}
-    data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
-    digest = storage.digest(json.dumps(data, default=str).encode())
     lines = [f'{name}: {value}' for name, value in fields.items()] + _sources(curves)
     given = () if callable(self.models) else self.models
     lines += [f'weights of {m.path}: {m.digest()}' for m in given if isinstance(m, Checkpoint)]
     paths = sorted({str(p.plan) for p in self.points if isinstance(p.plan, (str, Path))})
     lines += [f'plan {path}: {storage.digest(storage.local(path).read_bytes())}' for path in paths]
+    return '\n'.join([*lines, self.describe_data(), *map(str, curves)])
+
+  def describe_data(self) -> str:
+    """Return the task with a digest of its examples, as a line."""
+    data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
+    digest = storage.digest(json.dumps(data, default=str).encode())
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
     task += f', stop {list(self.task.stop)}' if self.task.stop else ''
-    return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
+    return f'data: {task}, {", ".join(self.task.metrics)}'
 
 
 def _sources(curves: Sequence[Curve]) -> list[str]:
