@@ -81,9 +81,9 @@ def with_vocabulary(model: Model, tokenizer: tokenizers.Tokenizer) -> Model:
   new = Model({}, network, tokenizer, f'{model.name}-{size}')
   tables = translation.translated(model, for_=new).params[translation.TABLES]
   read, write = (np.asarray(tables[name]) for name in ('read', 'write'))
-  old = {s: i for i, s in enumerate(tokenizer_formats.read(model.tokenizer.path).spellings()) if s is not None}
+  old = ids_of(model.tokenizer)
   new_spellings = tokenizer_formats.read(tokenizer.path).spellings()
-  rows = [[read[i]] if write[i] >= 0 else _pieces(new_spellings[i], old) or [read[i]] for i in range(size)]
+  rows = [[read[i]] if write[i] >= 0 else pieces(new_spellings[i], old) or [read[i]] for i in range(size)]
   mean = lambda x: jnp.asarray(np.stack([np.asarray(x)[ids].mean(0) for ids in rows]), x.dtype)
   params = dict(model.params)
   params['token_embedder'] = {'embedding': mean(params['token_embedder']['embedding'])}
@@ -94,16 +94,21 @@ def with_vocabulary(model: Model, tokenizer: tokenizers.Tokenizer) -> Model:
   return new.replace(params=params)
 
 
-def _pieces(spelling: bytes | str | None, ids: dict) -> list[int]:
+def ids_of(tokenizer: tokenizers.Tokenizer) -> dict[bytes | str, int]:
+  """Return the id of each spelling."""
+  return {s: i for i, s in enumerate(tokenizer_formats.read(tokenizer.path).spellings()) if s is not None}
+
+
+def pieces(spelling: bytes | str | None, ids: dict) -> list[int]:
   """Return the ids that spell a token, each the longest that goes on with it; none where bytes are missing."""
-  pieces = []
+  found = []
   while isinstance(spelling, bytes) and spelling:
     piece = next((spelling[:end] for end in range(len(spelling), 0, -1) if spelling[:end] in ids), None)
     if piece is None:
       return []
-    pieces.append(ids[piece])
+    found.append(ids[piece])
     spelling = spelling[len(piece) :]
-  return pieces
+  return found
 
 
 def main():

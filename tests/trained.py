@@ -20,12 +20,12 @@ def lines(path: Path) -> list[str]:
 PAIRS = {'t5_multi30k': ('small', 'large'), 'llama_gsm8k': ('draft', 'target'), 'llama_sums': ('draft', 'target')}
 
 
-def corpus(shared: Path, family: str, count: int | None = None) -> list[str]:
-  """Return texts of a family's training data, `count` of each of its files."""
+def corpus(shared: Path, family: str, count: int | None = None, split: str = 'train') -> list[str]:
+  """Return texts of a family's data, `count` of each of its files."""
   data = shared / 'data' / family.rsplit('_', 1)[1]
   if family.startswith('t5'):
-    return [line for name in ('train.en.gz', 'train.de.gz') for line in lines(data / name)[:count]]
-  rows = [json.loads(line) for line in lines(data / 'train.jsonl.gz')[:count]]
+    return [line for name in ('en', 'de') for line in lines(data / f'{split}.{name}.gz')[:count]]
+  rows = [json.loads(line) for line in lines(data / f'{split}.jsonl.gz')[:count]]
   return [f'Question: {row["question"]}\nAnswer: {row["answer"]}' for row in rows]
 
 
