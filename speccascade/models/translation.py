@@ -167,9 +167,9 @@ def _next_to(params: Params, tables: dict[str, np.ndarray]) -> dict[str, Array]:
   if array is None:
     return tables
   where = array.sharding
-  return jax.device_put(
-    tables, NamedSharding(where.mesh, PartitionSpec()) if isinstance(where, NamedSharding) else where
-  )
+  if isinstance(where, NamedSharding):
+    where = NamedSharding(where.mesh, PartitionSpec())
+  return jax.device_put(tables, where)
 
 
 # ---- the tables of two tokenizers ----
