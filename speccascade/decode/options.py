@@ -12,6 +12,7 @@ from speccascade.engine.method import Strategy
 from speccascade.engine.verification import COUNTS
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
+from speccascade.models import translation
 from speccascade.types import Combiner, Model, Rule
 
 _FROM_PYTHON = {'sequence_cascade', 'by_batch'}  # which need a function or other methods
@@ -88,6 +89,8 @@ def add_models(parser: commands.Parser, *, positional: bool = False):
       '--models', nargs='+', required=True, metavar='MODEL', help=f'{text}; another option or -- ends them'
     )
   parser.add_argument('--dtype', choices=checkpoints.DTYPES, help='of the models (as stored)')
+  about = 'see models that have other tokens than the last one through its tokens'
+  parser.add_argument('--translate', action='store_true', help=about)
   add_mesh(parser)
 
 
@@ -119,7 +122,8 @@ def settings(args: argparse.Namespace, but: Sequence[str]) -> dict[str, Any]:
 def load_models(args: argparse.Namespace) -> list[Model]:
   """Return the models on the mesh that was asked for."""
   where = None if args.mesh is None else sharding.mesh(args.mesh)
-  return checkpoints.load_all(models(args), dtype=args.dtype, mesh=where)
+  loaded = checkpoints.load_all(models(args), dtype=args.dtype, mesh=where)
+  return translation.for_the_last(loaded) if args.translate else loaded
 
 
 # ---- sampler and sizes ----

@@ -85,8 +85,9 @@ def test_every_rule_is_the_same_on_a_mesh(family):
 
 
 @pytest.mark.long
-def test_early_exits_and_scanned_layers_are_the_same_on_a_mesh():
-  cases = [f'decoder:layerskip:{t}:{m}:{k}' for t, m, k in ((0, '2x4', 'batch'), (1, '4x2', 'queue'))]
+def test_made_drafters_and_scanned_layers_are_the_same_on_a_mesh():
+  cases = [f'{f}:translated:{t}:2x4:{k}' for t, f, k in ((0, 't5', 'batch'), (1, 'decoder', 'queue:distributions'))]
+  cases += [f'decoder:layerskip:{t}:{m}:{k}' for t, m, k in ((0, '2x4', 'batch'), (1, '4x2', 'queue'))]
   check(cases + [f't5 scanned:speculative:{t}:{m}:queue' for t, m in ((0, '1x8'), (1, '2x4'))])
 
 
