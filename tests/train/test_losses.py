@@ -1,6 +1,7 @@
 """Distillation for the acceptance of a rule's target, and for the companion of speculative verification."""
 
 import functools
+import pathlib
 
 from cases import ALPHA, bound
 import jax
@@ -19,6 +20,7 @@ from speccascade.train.loop import train
 from speccascade.train.losses import Distillation
 from speccascade.types import Model
 
+FOLDER = pathlib.Path(__file__).parents[2] / 'gin_configs' / 'train'
 V = 5
 LARGE = toy.model(1, V, scale=1.5).params['table']  # [V², V], by the last two tokens
 NEAR = LARGE + 0.5 * toy.model(2, V).params['table']
@@ -141,3 +143,15 @@ def test_a_run_is_identified_by_its_rule_and_its_companion(tmp_path):
   for call, part in ((lambda: run(alpha=0.25), '0.25'), (lambda: run(companion=models[0]), 'companion')):
     with pytest.raises(ValueError, match=part):
       call()
+
+
+def test_the_jobs_of_drafters_differ_in_their_rule_and_companion(tmp_path):
+  (tmp_path / 'lines').write_text('A line.\n')
+  names = ('START', 'TEACHER', 'SOURCE', 'TARGET', 'TOKENIZER', 'COMPANION')
+  made = jobs.read([str(FOLDER / 'drafter.gin')], [f'{name} = {str(tmp_path / "lines")!r}' for name in names])
+  assert [job.name for job in made] == ['exact', 'opt', 'token', 'companion']
+  found = [job.settings.distillation for job in made]
+  assert {d.distance for d in found} == {'log_acceptance'}
+  assert [rules.name_of(d.rule) for d in found] == ['speculative', 'opt', 'token_v3', 'speculative']
+  assert [d.rule.keywords['alpha'] for d in found[1:3]] == [0.1, 0.5]
+  assert [bool(d.companion) for d in found] == [job.companion is not None for job in made] == [False] * 3 + [True]
