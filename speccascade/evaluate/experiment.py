@@ -206,7 +206,7 @@ class Experiment:
     made = [(point, point.build()) for point in self.points]
     self._check_models(made, len(models))
     for _, method in made:
-      inputs.check_models(method, models[: method.models])
+      inputs.check_models(method, models)
     names: list[str] = []
     for model in models:
       name = model.name
