@@ -249,7 +249,7 @@ def test_nested_speculation_of_two_models_is_speculative_decoding():
 def test_the_best_nested_chain_is_the_best_of_all_blocks():
   acceptance = np.array([[0, 0.85, 0.6], [0, 0, 0.8], [0, 0, 0]])
   pays = set()
-  for middle in (0.02, 0.1, 0.4, 0.9):
+  for middle in (0.015, 0.1, 0.4, 0.9):
     costs = 0.02, middle, 1.0
     found = theory.best_nested(acceptance, costs, most=8)
     grid = [(a, b) for a in range(1, 9) for b in range(1, 9)]

@@ -1,14 +1,15 @@
 """Model calls for a token of the output, counted in a run and predicted from acceptance rates.
 
-  python experiments/three_models/predict.py RUN/config.gin RUN/examples.jsonl > calls.md
+  python experiments/three_models/predict.py RUN > calls.md
 
-The rates are means over the texts that the large model wrote alone: each model reads them, and at each token its
-distribution is compared with the method's target. `theory` makes calls of them.
+The rates are means over texts of the reference, of three models the large one: each model reads them, and at each token
+its distribution is compared with the method's target. `theory` makes calls of them.
 """
 
 from collections.abc import Iterator
 import functools
 import json
+from pathlib import Path
 import sys
 
 import jax
@@ -77,19 +78,19 @@ def rows(experiment, lines: list[dict]) -> Iterator[tuple]:
 
 
 def main():
-  """Print a table for each experiment of a config with one experiment's journal."""
-  config.parse([sys.argv[1]])
-  name = sys.argv[3] if len(sys.argv) > 3 else 'chains'
-  experiment = next(e for e in config.build() if e.name == name)
-  with open(sys.argv[2]) as f:
-    lines = [json.loads(line) for line in f]
-  print('| T | curve | value | accepted | of model 0, predicted | calls of each model a token | predicted |')
-  print('| --- | --- | --- | --- | --- | --- | --- |')
-  for temperature, curve, value, rate, expected, *calls in rows(experiment, lines):
-    cell = lambda x: '' if x is None else f'{x:.2f}'
-    three = [' '.join(f'{x:.2f}' for x in some) for some in calls]
-    value = '' if value is None else value
-    print(f'| {temperature:g} | {curve} | {value} | {cell(rate)} | {cell(expected)} | {three[0]} | {three[1]} |')
+  """Print a table for each experiment of a run directory."""
+  run = Path(sys.argv[1])
+  config.parse([str(run / 'config.gin')])
+  cell = lambda x: '' if x is None else f'{x:.2f}'
+  for experiment in config.build():
+    lines = [json.loads(line) for line in (run / experiment.name / 'examples.jsonl').read_text().splitlines()]
+    print(f'\n{experiment.name}\n\n| T | curve | value | accepted | predicted | calls of each model | predicted |')
+    print('|' + ' --- |' * 7)
+    for temperature, curve, value, rate, expected, *calls in rows(experiment, lines):
+      three = [' '.join(f'{x:.2f}' for x in some) for some in calls]
+      value = '' if value is None else value
+      row = [f'{temperature:g}', curve, value, cell(rate), cell(expected), *three]
+      print('| ' + ' | '.join(map(str, row)) + ' |', flush=True)
 
 
 if __name__ == '__main__':
