@@ -240,6 +240,40 @@ def test_speed_up_of_nested_speculation_is_that_of_simulated_rounds(setting):
   assert ratio_close(tokens, time, theory.speedup_nested(*setting))
 
 
+def sampled(rng, x, q, p):
+  """Return whether p accepts x drawn from q, and the token that comes out."""
+  if rng.random() * q[x] < p[x]:
+    return True, x
+  rest = np.maximum(p - q, 0)
+  return False, rng.choice(V, p=rest / rest.sum())
+
+
+def nested_round(rng, gamma, rounds):
+  """Play a round in which Q drafts for M, which drafts for P; return how many tokens come out."""
+  draft = []
+  for _ in range(rounds):
+    for _ in range(gamma):
+      accepted, x = sampled(rng, rng.choice(V, p=Q), Q, M)
+      draft.append(x)
+      if not accepted:
+        break
+    else:
+      draft.append(rng.choice(V, p=M))
+  for i, x in enumerate(draft):
+    if not sampled(rng, x, M, P)[0]:
+      return i + 1
+  return len(draft) + 1
+
+
+def test_nested_speculation_of_distributions_is_near_the_formula():
+  rng = np.random.default_rng(7)
+  tokens = np.mean([nested_round(rng, 3, 2) for _ in range(5000)])
+  costs = 0.02, 0.1, 1.0
+  alphas = theory.acceptance_rate(Q, M), theory.acceptance_rate(M, P)
+  formula = theory.speedup_nested(alphas, (3, 2), costs) * (2 * (3 * 0.02 + 0.1) + 1)
+  assert abs(tokens / formula - 1) < 0.05  # not 0: what one model rejects depends on what the other does
+
+
 def test_nested_speculation_of_two_models_is_speculative_decoding():
   alphas, gammas = np.array([0.0, 0.3, 0.9, 1 - 1e-12, 1.0])[:, None], np.arange(1, 9)
   got = theory.speedup_nested([alphas], [gammas], (0.1, 1.2), 0.3)
