@@ -61,9 +61,9 @@ weighted2 = functools.partial(rules.weighted, weights=WEIGHTS2)
 weighted3 = functools.partial(rules.weighted, weights=WEIGHTS3)
 
 
-def chained(l, s):
-  tail = reference.target('opt', l[1], l[2], ALPHA['opt'], s)
-  return reference.target('opt', l[0], l[1], ALPHA['opt'], s, tail=tail)
+def chained(l, s, name='opt'):
+  tail = reference.target(name, l[1], l[2], ALPHA[name], s)
+  return reference.target(name, l[0], l[1], ALPHA[name], s, tail=tail)
 
 
 def user_combiner(logits, *, sampler):
@@ -119,6 +119,13 @@ METHODS = {
     methods.cos(weighted3, (2, 1, 1)), TRIO, combined(lambda l, s: reference.weighted(l, WEIGHTS3, s), TRIO)),
   'cos cascade of 3': (
     methods.cos(bound('opt'), (1, 1, 1)), TRIO, combined(chained, TRIO)),
+  'cos speculative of 3': (
+    methods.cos(rules.speculative, (2, 1, 1)), TRIO, lambda **s: own_step(LARGE, **s)),
+  'naive_cos cascade of 3': (
+    methods.naive_cos(bound('token_v3'), block=2, models=3), TRIO,
+    combined(functools.partial(chained, name='token_v3'), TRIO)),
+  'ensemble cascade of 3': (
+    methods.ensemble(bound('chow'), models=3), TRIO, combined(functools.partial(chained, name='chow'), TRIO)),
   'cos user': (
     methods.cos(user_combiner, (1, 2)), PAIR, combined(lambda l, s: s((l[0] + l[1]) / 2), PAIR)),
   'sv_exact': (methods.sv_exact(profile((2 * V**2) ** 3), block=2), TRIO, lambda **s: own_step(LARGE, **s)),

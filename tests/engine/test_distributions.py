@@ -23,7 +23,7 @@ from speccascade.types import ASKED
 EVERYWHERE = ('autoregressive', 'speculative opt', 'speculative token_v3', 'speculative lossy', 'cos 2', 'bild')
 CASES = [(n, s) for n in METHODS for s in SAMPLERS if s != 'T=1 counts' or n in EVERYWHERE]
 MORE = ('ensemble_parallel', 'cascade confidence', 'speculative moving average', 'cos 2', 'cos cascade of 3')
-MORE += 'translated cos', 'translated sv_exact'
+MORE += ('translated cos', 'translated sv_exact', 'cos speculative of 3', 'ensemble cascade of 3')
 MORE += tuple(f'speculative {n}' for n in ALPHA if n not in ('speculative', 'lossy'))
 FIRST = [(n, s) for n, s in CASES if n == 'speculative opt' or s == 'T=1' and n not in MORE]
 SECOND = [(n, s) for n, s in CASES if s in ('T=1', 'T=.7 filters')]
