@@ -9,7 +9,18 @@ import sys
 from speccascade import __version__
 from speccascade.host import commands
 
-COMMANDS = ('run', 'decode', 'plan', 'check', 'compile', 'convert', 'train', 'train.vocabulary', 'integrations.lm_eval')
+COMMANDS = (
+  'run',
+  'calibrate',
+  'decode',
+  'plan',
+  'check',
+  'compile',
+  'convert',
+  'train',
+  'train.vocabulary',
+  'integrations.lm_eval',
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

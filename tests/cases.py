@@ -8,7 +8,7 @@ import reference
 from speccascade import acceptance, methods, rules, stopping
 from speccascade.engine.plans import Profile
 from speccascade.engine.verification import AcceptanceTable
-from speccascade.models import toy
+from speccascade.models import toy, translated
 
 V = 3
 LARGE = toy.model(1, V, scale=1.2)
@@ -19,6 +19,9 @@ PAIR, TRIO = [SMALL, LARGE], [SMALL, MIDDLE, LARGE]
 # enumerate; two tokens are what that leaves room for.
 COIN = toy.model(4, 2, scale=1.2)
 COINS = [toy.model(5, 2, scale=0.8, near=COIN), COIN]
+# Of its four tokens two are the verifier's, a third is what it reads for the one that it lacks; so half is masked.
+FOREIGN = translated(toy.model(6, 4, scale=1.2), for_=LARGE, tables=([3, 1, 0], [3, -1, 0]))
+FOREIGN_PAIR, FOREIGN_TRIO = [FOREIGN, LARGE], [FOREIGN, MIDDLE, LARGE]
 PROMPT = [2, 2]
 ALPHA = dict(
   speculative=0.0, chow=0.5, chow_log=0.9, diff=-0.05, diff_log=-0.1, opt=0.1, opt_log=-0.3, bild_star=1.0,
@@ -59,9 +62,9 @@ weighted2 = functools.partial(rules.weighted, weights=WEIGHTS2)
 weighted3 = functools.partial(rules.weighted, weights=WEIGHTS3)
 
 
-def chained(l, s):
-  tail = reference.target('opt', l[1], l[2], ALPHA['opt'], s)
-  return reference.target('opt', l[0], l[1], ALPHA['opt'], s, tail=tail)
+def chained(l, s, name='opt'):
+  tail = reference.target(name, l[1], l[2], ALPHA[name], s)
+  return reference.target(name, l[0], l[1], ALPHA[name], s, tail=tail)
 
 
 def user_combiner(logits, *, sampler):
@@ -120,9 +123,25 @@ METHODS = {
     methods.cos(weighted3, (2, 1, 1)), TRIO, combined(lambda l, s: reference.weighted(l, WEIGHTS3, s), TRIO)),
   'cos cascade of 3': (
     methods.cos(bound('opt'), (1, 1, 1)), TRIO, combined(chained, TRIO)),
+  'cos speculative of 3': (
+    methods.cos(rules.speculative, (2, 1, 1)), TRIO, lambda **s: own_step(LARGE, **s)),
+  'naive_cos cascade of 3': (
+    methods.naive_cos(bound('token_v3'), block=2, models=3), TRIO,
+    combined(functools.partial(chained, name='token_v3'), TRIO)),
+  'ensemble cascade of 3': (
+    methods.ensemble(bound('chow'), models=3), TRIO, combined(functools.partial(chained, name='chow'), TRIO)),
   'cos user': (
     methods.cos(user_combiner, (1, 2)), PAIR, combined(lambda l, s: s((l[0] + l[1]) / 2), PAIR)),
   'sv_exact': (methods.sv_exact(profile((2 * V**2) ** 3), block=2), TRIO, lambda **s: own_step(LARGE, **s)),
+}  # fmt: skip
+METHODS |= {
+  'translated cascade': (
+    methods.speculative(bound('opt'), block=2), FOREIGN_PAIR, lambda **s: rule_step('opt', FOREIGN_PAIR, **s)),
+  'translated cos': (
+    methods.cos(weighted3, (2, 1, 1)), FOREIGN_TRIO,
+    combined(lambda l, s: reference.weighted(l, WEIGHTS3, s), FOREIGN_TRIO)),
+  'translated sv_exact': (
+    methods.sv_exact(profile((2 * V**2) ** 3), block=2), FOREIGN_TRIO, lambda **s: own_step(LARGE, **s)),
 }  # fmt: skip
 for _name in ALPHA:
   METHODS[f'speculative {_name}'] = (

@@ -8,6 +8,9 @@ import itertools
 import numpy as np
 import scipy.stats
 
+from speccascade.models.translation import Translated
+from speccascade.types import Model
+
 
 def softmax(x):
   e = np.exp(x - x.max())
@@ -174,6 +177,8 @@ def realign(logits, lam, sampler):
 def table_logits(model, tokens, source=None):
   """Return a toy model's logits after `tokens`."""
   network = model.network
+  if isinstance(network, Translated):
+    return translated_logits(model, tokens)
   context = ([0] * network.order + list(tokens))[-network.order :]
   index = 0
   for token in context:
@@ -182,6 +187,13 @@ def table_logits(model, tokens, source=None):
   if source is not None:
     logits = logits + np.asarray(model.params['source'], np.float64)[sum(source) % network.vocab_size]
   return logits
+
+
+def translated_logits(model, tokens):
+  """Return a translated toy model's logits: those of the drafter after its own tokens, at the tokens that both have."""
+  tables = {name: np.asarray(x).tolist() for name, x in model.params['translation'].items()}
+  own = table_logits(Model(model.params, model.network.drafter), [tables['read'][t] for t in tokens])
+  return np.array([own[i] if i >= 0 else -np.inf for i in tables['write']])
 
 
 # ---- steps: (tokens, carry) -> [(sub-distribution [V], next carry)] ----

@@ -28,6 +28,7 @@ from speccascade import (
 from speccascade import (
   acceptance,
   backends,
+  calibrate,
   checkpoints,
   compile,
   convert,
@@ -177,6 +178,7 @@ PYTHON = {
   'a window of less than the draft': (
     lambda _: own_phases(Propose(0, 4), *VERIFIED, window=3), ('window=3', '4')
   ),
+  'two drafters in a round': (lambda _: own_phases(Propose(0, 1), Propose(1, 1), *VERIFIED), ('Propose', 'Alternate')),
   'phases that nothing was derived for': (
     lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)), 'Method.of_phases'
   ),
@@ -523,7 +525,7 @@ def check(argv: list[str]) -> int:
 
 MAIN = {
   'run': run.main, 'train': training.main, 'plan': plan.main, 'convert': convert.main, 'check': check,
-  'vocabulary': vocabulary.main, 'compile': compile.main, 'decode': decoding.main,
+  'vocabulary': vocabulary.main, 'compile': compile.main, 'decode': decoding.main, 'calibrate': calibrate.main,
   'speccascade': package.main,
 }  # fmt: skip
 COMMANDS = {
@@ -610,6 +612,8 @@ COMMANDS = {
       (['--method=sv'], ('sv', '--plan')),
       (['--method=sv_exact', '--plan=no.json'], ('no.json', 'python -m speccascade.')),
       (['--plan=no.json'], ('no.json', 'python -m speccascade.')),
+      (['--goodput=accepted'], ('speculative', '--goodput', '--block')),
+      (['--method=sv', '--goodput=all'], ('--goodput', "'all'")),
       (['--rule=op:1'], ('--rule', 'op;')),
       (['--rule=weighted:1'], ('weighted', 'combiner')),
       (['--rule=opt:1,2'], ('opt:1,2', 'alpha')),
@@ -626,6 +630,16 @@ COMMANDS = {
     (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/prompts', '{tmp}/thesis'], ('{tmp}/thesis', 'folder')),
     (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/thesis/thesis.tex'], ('thesis.tex', '--overwrite')),
     (['--models', '{tmp}/none', 'b', '--', '{tmp}/prompts', '{tmp}/out'], '{tmp}/none'),
+  ],
+  'calibrate': [
+    ([], ('RUN', '--loss', '--at_most')),
+    *(([*more, '--loss=chrf'], part) for more, part in [
+      (['{tmp}/none'], '--at_most'),
+      (['{tmp}/none', '--at_most=x'], ('--at_most', "'x'")),
+      (['{tmp}/none', '--at_most=1'], ('{tmp}/none', 'speccascade.run')),
+      (['{tmp}/thesis', '--at_most=1'], ('{tmp}/thesis', 'speccascade.run')),
+      (['abfs://b/run', '--at_most=1'], ('abfs://b/run', 'pip install')),
+    ]),
   ],
   'speccascade': [(['run'], 'run')],
   'vocabulary': [([], 'file'), (['gs://b/x'], 'gs://b/x')],

@@ -133,7 +133,7 @@ def test_bleu_is_the_published_one(t5, shared, size):
 GREEDY = json.loads((pathlib.Path(__file__).parent / 'models' / 'golden' / 'greedy.json').read_text())
 
 
-@pytest.mark.parametrize('name', quick(NAMES, NAMES[:1]))
+@pytest.mark.parametrize('name', quick(NAMES, NAMES[:1], ['t5_multi30k/base', 'llama_gsm8k/draft']))
 def test_greedy_tokens_are_those_of_the_reference_implementation(shared, name):
   # One digest for all prompts: scripts/make_greedy_digests.py.
   model = speccascade.load(shared / 'checkpoints' / name, dtype='float32')
@@ -169,7 +169,7 @@ def alone(t5, shared):
   return sentences, out.tokens
 
 
-@pytest.mark.parametrize('name', quick(LOSSLESS, ['opt']))
+@pytest.mark.parametrize('name', quick(LOSSLESS, ['opt'], ['speculative', 'block verification']))
 def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alone, name):
   sentences, expected = alone
   out = decode(
@@ -179,7 +179,7 @@ def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alon
   assert out.stats.calls[1].sum() < 0.75 * out.stats.emitted.sum()
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_collaborative_decoding_of_three_models_is_the_ensemble(llamas, shared):
   run = functools.partial(
     decode, models=llamas, prompts=prompts(shared, 'llama', 8), max_new_tokens=40, sampler=Sampler(0.0)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade import methods, rules, theory
+from speccascade import methods, rules, Sampler, theory
 from speccascade.decode import decode
 from speccascade.models import toy
 from speccascade.types import Model
@@ -106,16 +106,18 @@ def constant(name, logits):
 
 
 SMALL, Q = constant('small', np.array([0.9, 0.2, -0.4, 0.1]))
+MIDDLE, M = constant('middle', np.array([0.7, 0.5, -0.6, 0.2]))
 LARGE, P = constant('large', np.array([0.3, 1.1, -0.9, 0.4]))
 
 
 @functools.cache
 def cost_of_more(method):
-  """Return per row the rounds [B] and calls [2, B] that the later of 92 tokens cost, and how many those are.
+  """Return per row the rounds [B] and calls [M, B] that the later of 92 tokens cost, and how many those are.
 
   Two runs with the same random numbers, one 24 tokens longer: a row's beginning and end drop out of the difference.
   """
-  short, long = (decode(method, [SMALL, LARGE], [[1]] * ROWS, max_new_tokens=n, seed=7).stats for n in (68, 92))
+  models = [SMALL, LARGE] if method.models == 2 else [SMALL, MIDDLE, LARGE]
+  short, long = (decode(method, models, [[1]] * ROWS, max_new_tokens=n, seed=7).stats for n in (68, 92))
   return long.rounds - short.rounds, long.calls - short.calls, (long.emitted - short.emitted).astype(float)
 
 
@@ -163,6 +165,133 @@ def test_speed_up_of_the_cos_loop_is_the_steady_formula(lam, blocks, c):
   rates = theory.acceptance_rate(Q, r), theory.acceptance_rate(P, r)
   _, calls, emitted = cost_of_more(methods.cos(weighted(lam), blocks))
   assert ratio_close(emitted * (1 + c), c * calls[0] + calls[1], theory.speedup_cos_steady(*rates, *blocks, c))
+
+
+# ---- three models ----
+
+THIRDS = (0.3, 0.3, 0.4)
+COS_OF_3 = functools.partial(rules.weighted, weights=THIRDS)
+
+
+@pytest.mark.parametrize('setting', CYCLES_OF_TWO)
+def test_calls_of_cos_by_turns_are_the_steady_formula_for_two_models(setting):
+  *rates, gamma_q, gamma_p, c = setting
+  calls = theory.calls_cos(rates, (gamma_q, gamma_p))
+  assert (1 + c) / (calls @ [c, 1]) == pytest.approx(theory.speedup_cos_steady(*setting))
+
+
+@pytest.mark.parametrize('blocks', [(3, 2, 1), pytest.param((1, 1, 3), marks=pytest.mark.full)])
+def test_calls_of_the_cos_loop_of_three_are_those_of_its_turns(blocks):
+  r = sum(w * x for w, x in zip(THIRDS, (Q, M, P)))
+  expected = theory.calls_cos([theory.acceptance_rate(x, r) for x in (Q, M, P)], blocks)
+  _, calls, emitted = cost_of_more(methods.cos(COS_OF_3, blocks))
+  assert all(ratio_close(n, emitted, x) for n, x in zip(calls, expected))
+
+
+def test_calls_of_cos_at_the_ends_of_the_rates():
+  np.testing.assert_allclose(theory.calls_cos((1, 1, 1), (5, 3, 2)), (0.5, 0.3, 0.2))  # one call for each own token
+  np.testing.assert_allclose(theory.calls_cos((0, 0, 0), (5, 3, 2)), (5, 3, 1))  # a token is the residual
+
+
+def test_speed_up_of_a_chain_is_that_of_the_loops_calls():
+  rule = functools.partial(rules.lossy, alpha=0.2)
+  logits = jnp.log(jnp.float32([Q, M, P]))
+  alpha = theory.acceptance_rate(Q, rules.chain(logits, rule=rule, sampler=Sampler()))
+  assert 0.6 < alpha < 0.98
+  _, calls, emitted = cost_of_more(methods.naive_cos(rule, 3, models=3))
+  costs = 0.2, 0.5, 1.3
+  assert ratio_close(emitted, costs @ calls, theory.speedup_chain(alpha, 3, costs))
+  pair = theory.speedup_cascade(alpha, 2, 0.2, 1.3, 0.1)
+  assert theory.speedup_chain(alpha, 3, (0.2, 1.3), 0.1) == pytest.approx(pair)
+
+
+@pytest.mark.parametrize('pair, chain, c, v', [(0.7, 0.8, 0.1, 1), (0.5, 0.9, 0.02, 1.4), (0.9, 0.85, 0.3, 1)])
+def test_at_the_break_even_the_chain_is_as_fast_as_the_pair(pair, chain, c, v):
+  middle = theory.middle_break_even(pair, chain, c, v)
+  assert (middle > 0) == (chain > pair)
+  best = lambda alpha, costs: max(theory.speedup_chain(alpha, n, costs) for n in range(1, 65))
+  if middle > 0:
+    assert best(chain, (c, middle, v)) == pytest.approx(best(pair, (c, v)))
+  assert theory.middle_break_even(pair, pair, c, v) == pytest.approx(0, abs=1e-12)
+
+
+def nested(rng, alphas, blocks, costs):
+  """Play a round of the last model, each model drafting for the next; return its tokens and time."""
+  if not alphas:
+    return 1, costs[0]
+  rounds = [nested(rng, alphas[:-1], blocks[:-1], costs[:-1]) for _ in range(blocks[-1])]
+  draft = sum(tokens for tokens, _ in rounds)
+  rejected = np.flatnonzero(rng.random(draft) >= alphas[-1])
+  return (rejected[0] if rejected.size else draft) + 1, sum(time for _, time in rounds) + costs[-1]
+
+
+NESTED = [
+  ((0.8, 0.7), (3, 2), (0.02, 0.2, 1.0)),
+  ((0.5, 1.0), (4, 3), (0.1, 0.3, 1.2)),
+  ((1.0, 0.9), (2, 2), (0.05, 0.1, 1.0)),
+  ((0.9, 0.6, 0.8), (2, 1, 2), (0.01, 0.05, 0.2, 1.0)),
+]
+
+
+@pytest.mark.parametrize('setting', NESTED)
+def test_speed_up_of_nested_speculation_is_that_of_simulated_rounds(setting):
+  rng = np.random.default_rng(6)
+  tokens, time = np.array([nested(rng, *setting) for _ in range(20_000)], float).T
+  assert ratio_close(tokens, time, theory.speedup_nested(*setting))
+
+
+def sampled(rng, x, q, p):
+  """Return whether p accepts x drawn from q, and the token that comes out."""
+  if rng.random() * q[x] < p[x]:
+    return True, x
+  rest = np.maximum(p - q, 0)
+  return False, rng.choice(V, p=rest / rest.sum())
+
+
+def nested_round(rng, gamma, rounds):
+  """Play a round in which Q drafts for M, which drafts for P; return how many tokens come out."""
+  draft = []
+  for _ in range(rounds):
+    for _ in range(gamma):
+      accepted, x = sampled(rng, rng.choice(V, p=Q), Q, M)
+      draft.append(x)
+      if not accepted:
+        break
+    else:
+      draft.append(rng.choice(V, p=M))
+  for i, x in enumerate(draft):
+    if not sampled(rng, x, M, P)[0]:
+      return i + 1
+  return len(draft) + 1
+
+
+def test_nested_speculation_of_distributions_is_near_the_formula():
+  rng = np.random.default_rng(7)
+  tokens = np.mean([nested_round(rng, 3, 2) for _ in range(5000)])
+  costs = 0.02, 0.1, 1.0
+  alphas = theory.acceptance_rate(Q, M), theory.acceptance_rate(M, P)
+  formula = theory.speedup_nested(alphas, (3, 2), costs) * (2 * (3 * 0.02 + 0.1) + 1)
+  assert abs(tokens / formula - 1) < 0.05  # not 0: what one model rejects depends on what the other does
+
+
+def test_nested_speculation_of_two_models_is_speculative_decoding():
+  alphas, gammas = np.array([0.0, 0.3, 0.9, 1 - 1e-12, 1.0])[:, None], np.arange(1, 9)
+  got = theory.speedup_nested([alphas], [gammas], (0.1, 1.2), 0.3)
+  np.testing.assert_allclose(got, theory.speedup_speculative(alphas, gammas, 0.1, 1.2, 0.3), rtol=1e-8)
+
+
+def test_the_best_nested_chain_is_the_best_of_all_blocks():
+  acceptance = np.array([[0, 0.85, 0.6], [0, 0, 0.8], [0, 0, 0]])
+  pays = set()
+  for middle in (0.015, 0.1, 0.4, 0.9):
+    costs = 0.02, middle, 1.0
+    found = theory.best_nested(acceptance, costs, most=8)
+    grid = [(a, b) for a in range(1, 9) for b in range(1, 9)]
+    assert found[0, 1, 2][0] == max(theory.speedup_nested((0.85, 0.8), blocks, costs) for blocks in grid)
+    assert found[0, 2][0] == max(theory.speedup_speculative(0.6, n, 0.02) for n in range(1, 9))
+    assert [s for s, _ in found.values()] == sorted((s for s, _ in found.values()), reverse=True)
+    pays.add(next(iter(found)))
+  assert pays == {(1, 2), (0, 1, 2), (0, 2)}  # dear, it is left out; cheap, it drafts alone
 
 
 # ---- values and errors ----
@@ -250,6 +379,15 @@ def test_acceptance_rate_is_one_minus_tv_and_never_over_1():
     (lambda: theory.speedup_cos_steady(0.5, 1.5, 1, 1, 0.5), 'alpha_p=1.5 '),
     (lambda: theory.best_block(theory.speedup_cascade, 0.5, -0.5), 'c=-0.5 '),
     (lambda: theory.best_block(theory.speedup_cascade, 0.5, 0.5, most=0), 'most=0 '),
+    (lambda: theory.speedup_chain(0.5, 3, (0.1, 0.0)), 'costs=0 '),
+    (lambda: theory.speedup_chain(0.5, 3, (0.1,)), 'costs='),
+    (lambda: theory.middle_break_even(0.5, 1.5, 0.1), 'alpha=1.5 '),
+    (lambda: theory.calls_cos((0.5, 2), (1, 1)), 'alphas=2 '),
+    (lambda: theory.calls_cos((0.5, 0.5), (1, 0)), 'blocks=0 '),
+    (lambda: theory.calls_cos((0.5, 0.5), (1, 1, 1)), 'blocks='),
+    (lambda: theory.speedup_nested((0.5,), (2,), (0.1, 0.2, 1)), '3 costs'),
+    (lambda: theory.speedup_nested((-1, 0.5), (2, 2), (0.1, 0.2, 1)), 'alphas=-1 '),
+    (lambda: theory.best_nested([0.5, 0.5], (0.1, 1)), 'acceptance='),
     (lambda: theory.acceptance_rate([0.5, 0.6], [0.5, 0.5]), 'q='),
     (lambda: theory.acceptance_rate([0.5, 0.5], [-1, 2]), 'pi='),
     (lambda: theory.acceptance_rate([1.0], [0.5, 0.5]), 'vocabular'),

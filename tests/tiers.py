@@ -6,8 +6,14 @@ from typing import Any
 import pytest
 
 
-def quick(cases: Iterable[Any], few: Iterable[Any]) -> list:
-  """Return cases for `parametrize`: a few as they are, the others for `pytest -m full`."""
-  few = list(few)
-  parts = lambda case: case if isinstance(case, tuple) else (case,)
-  return [case if case in few else pytest.param(*parts(case), marks=pytest.mark.full) for case in cases]
+def quick(cases: Iterable[Any], few: Iterable[Any], more: Iterable[Any] | None = None) -> list:
+  """Return cases: few for each run, more for `pytest -m full` (default: all others), the rest for `pytest -m long`."""
+  few, more = list(few), None if more is None else list(more)
+
+  def marked(case):
+    if case in few:
+      return case
+    mark = pytest.mark.full if more is None or case in more else pytest.mark.long
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark)
+
+  return [marked(case) for case in cases]

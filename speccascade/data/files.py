@@ -190,8 +190,8 @@ def conversations(
   if turns < 1 or (turns > 1 and not chat):
     raise ValueError(f'turns={turns}: give at least 1, and chat=True for more than 1.')
   records = _records(path)
-  openings = [(i, _opening(record, where, turns)) for i, (where, record) in enumerate(records)]
-  chosen = prompts.select([x for x in openings[start:] if x[1] is not None], 0, count, seed)
+  openings = [_opening(record, where, turns) for where, record in records]
+  chosen = _selected(path, len(records), start, count, seed, lambda i: openings[i] is not None)
   if not chosen:
     raise ValueError(f'{path}: no conversation from start={start} on has {turns} turns of a user; give another start.')
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
@@ -202,7 +202,7 @@ def conversations(
     render = lambda text: [*system, *before, last | {'content': text}] if chat else text
     return fit(render, last['content'])
 
-  examples = [Example(i, prompt(messages), []) for _, (i, messages) in chosen]
+  examples = [Example(i, prompt(openings[i]), []) for i in chosen]
   limits = max_prompt_tokens, max_new_tokens
   judged = metric_table.named(metrics)
   return _task(path, name, examples, limits, judged, lambda example: records[example.index][0], stop)
@@ -245,13 +245,20 @@ def _task(
   return Task(name, examples, *limits, metrics, prompts.truncation(stop), stop)
 
 
-def _selected(path: str, total: int, start: int, count: int | None, seed: int | None) -> list[int]:
-  """Return the indices of the examples that the settings select."""
+def _selected(
+  path: str,
+  total: int,
+  start: int,
+  count: int | None,
+  seed: int | None,
+  usable: Callable[[int], bool] = lambda i: True,
+) -> list[int]:
+  """Return the indices of the examples that the settings select, of those that are usable."""
   if not 0 <= start < total:
     raise ValueError(f'start={start}: {path} has {total} examples; start must lie in 0 … {total - 1}.')
   if count is not None and count < 1:
     raise ValueError(f'count={count} must be at least 1, or None for all examples.')
-  return [i for i, _ in prompts.select(range(total), start, count, seed)]
+  return [i for _, i in prompts.select(filter(usable, range(start, total)), 0, count, seed)]
 
 
 def texts(path: str, prompt_field: str | None = None, count: int | None = None) -> list[Prompt]:

@@ -1,6 +1,7 @@
 """Metrics by name; higher is better, and all but `words` run from 0 to 100::
 
   bleu           corpus BLEU of sacrebleu, tokenizer 13a
+  chrf           mean over sentences of sacrebleu's chrF2, the nearest reference
   rouge2         mean F1 of rouge-score's bigrams, no stemming
   final_number   the number after '####', or else the last one, equals a reference's
   accuracy       the letter of a multiple choice equals a reference's
@@ -117,6 +118,9 @@ class Scored(Mean):
 
   function: Callable[[Example, str], float]
 
+  def __post_init__(self):
+    object.__setattr__(self, '__module__', self.function.__module__)  # by which gin names it
+
   @property
   def __name__(self) -> str:
     """The name of the metric in results."""
@@ -136,6 +140,21 @@ def mean(function: Callable[[Example, str], float]) -> Scored:
     function: (example, prediction) -> score in 0 … 1.
   """
   return Scored(function)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chrf(Mean):
+  """chrF2 of each sentence against the nearest reference."""
+
+  def score(self, example, prediction):
+    return _chrf_scorer().sentence_score(prediction, example.references).score / 100
+
+
+@functools.cache
+def _chrf_scorer():
+  from sacrebleu.metrics import CHRF  # lazily: decoding needs no metric library
+
+  return CHRF()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,6 +338,7 @@ def _check_runs(language: str, isolated: bool):
 
 
 bleu = Bleu()
+chrf = Chrf()
 rouge2 = Rouge2()
 final_number = Match(number, 'a reference with a number')
 accuracy = Match(letter, 'a reference with a letter A–D')
@@ -327,6 +347,7 @@ pass_at_1 = PassAt1()
 
 METRICS: dict[str, Summed] = dict(
   bleu=bleu,
+  chrf=chrf,
   rouge2=rouge2,
   final_number=final_number,
   accuracy=accuracy,

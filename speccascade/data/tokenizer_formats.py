@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 import pathlib
+import re
 from typing import Any
 
 CONFIG = 'tokenizer_config.json'
@@ -17,6 +18,7 @@ SENTINELS = 100  # of T5, where the settings have no number
 _MAX_ID = 1 << 22  # larger than any vocabulary
 _STRIPS = {'lstrip': True, 'rstrip': True}  # of sentinels and control tokens: they take the spaces around them
 _TEXT = '\0'  # marks the text between added tokens
+_BYTE = re.compile('<0x([0-9A-F]{2})>')
 _FLAGS = (*_STRIPS, 'single_word')  # of an added token: which spaces belong to it, and whether it must be a word
 
 
@@ -36,6 +38,19 @@ class Format:
   eos_ids: tuple[int, ...] = ()
   pieces: list[str]
   special: list[str]
+
+  def spellings(self) -> list[bytes | str | None]:
+    """Return what each id stands for: bytes inside a text, the name of a special token, None for an id without a piece.
+
+    Two formats have the same spelling of the same token.
+    """
+    special = {*self.special}
+    return [piece if piece in special else self._written(piece) if piece else None for piece in self.pieces]
+
+  def _written(self, piece: str) -> bytes:
+    """Return the bytes of a piece of sentencepiece, in which ▁ is a space and <0x0A> a byte."""
+    byte = _BYTE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace('▁', ' ').encode()
 
   def encode(self, text: str) -> list[int]:
     """Return the ids of a text alone."""
@@ -242,6 +257,15 @@ class _Fast(Format):
     self.prefix = _around(sample.ids[: text[0]], bos, settings.get('add_bos_token'))
     self.suffix = _around(sample.ids[text[-1] + 1 :], eos, settings.get('add_eos_token'))
     self.eos_ids = eos or self.suffix
+    self._added = {token.content for token in added}
+    decoder = self._tokenizer.decoder
+    is_byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+    self._bytes = _bytes_of_characters() if is_byte_level else None
+
+  def _written(self, piece):
+    if self._bytes is None or piece in self._added or not {*piece} <= self._bytes.keys():
+      return super()._written(piece)
+    return bytes(self._bytes[character] for character in piece)
 
   def _ids(self, token: str | dict | None) -> tuple[int, ...]:
     i = None if content(token) is None else self._tokenizer.token_to_id(content(token))
@@ -252,6 +276,16 @@ class _Fast(Format):
 
   def decode(self, ids, special):
     return self._tokenizer.decode(ids, skip_special_tokens=not special)
+
+
+def _bytes_of_characters() -> dict[str, int]:
+  """Return the byte that each character of a byte-level piece stands for (Radford et al. 2019).
+
+  A byte that Latin-1 prints is its own character, the others are the characters from U+0100 on, in their order.
+  """
+  printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  others = (byte for byte in range(256) if byte not in printed)
+  return {chr(byte): byte for byte in printed} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
 def _around(processed: Sequence[int], token: tuple[int, ...], add: bool | None) -> tuple[int, ...]:

@@ -174,9 +174,17 @@ def check_vocabularies(models: Sequence[Model]) -> int:
     if i is not None:
       raise ValueError(
         f'the vocabularies differ: id {i} is {expected[i]!r} in {first.name} ({first.tokenizer.path}) but '
-        f'{pieces[i]!r} in {model.name} ({model.tokenizer.path}); decode with models that share a tokenizer'
+        f'{pieces[i]!r} in {model.name} ({model.tokenizer.path}); decode with models that share a tokenizer, or '
+        'see a drafter through the tokens of the last model: models.translated(drafter, for_=large), or --translate'
       )
   return min([m.network.vocab_size for m in models] + [len(pieces) for _, pieces in known])
+
+
+def are_alike(model: Model, other: Model) -> bool:
+  """Tell whether two models have the same piece for every id that both have; without tokenizers, as many tokens."""
+  if model.tokenizer is None or other.tokenizer is None:
+    return model.network.vocab_size == other.network.vocab_size
+  return _first_difference(model.tokenizer.path, other.tokenizer.path) is None
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,8 +9,10 @@ from typing import Any
 from speccascade import checkpoints, methods, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine.method import Strategy
+from speccascade.engine.verification import COUNTS
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
+from speccascade.models import translation
 from speccascade.types import Combiner, Model, Rule
 
 _FROM_PYTHON = {'sequence_cascade', 'by_batch'}  # which need a function or other methods
@@ -19,7 +21,7 @@ METHODS = [
   for name, made in vars(methods).items()
   if inspect.isfunction(made) and made.__module__ == methods.__name__ and name[0] != '_' and name not in _FROM_PYTHON
 ]
-SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'plan')
+SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'plan', 'goodput')
 
 
 # ---- values ----
@@ -87,6 +89,8 @@ def add_models(parser: commands.Parser, *, positional: bool = False):
       '--models', nargs='+', required=True, metavar='MODEL', help=f'{text}; another option or -- ends them'
     )
   parser.add_argument('--dtype', choices=checkpoints.DTYPES, help='of the models (as stored)')
+  about = 'see models that have other tokens than the last one through its tokens'
+  parser.add_argument('--translate', action='store_true', help=about)
   add_mesh(parser)
 
 
@@ -118,7 +122,8 @@ def settings(args: argparse.Namespace, but: Sequence[str]) -> dict[str, Any]:
 def load_models(args: argparse.Namespace) -> list[Model]:
   """Return the models on the mesh that was asked for."""
   where = None if args.mesh is None else sharding.mesh(args.mesh)
-  return checkpoints.load_all(models(args), dtype=args.dtype, mesh=where)
+  loaded = checkpoints.load_all(models(args), dtype=args.dtype, mesh=where)
+  return translation.for_the_last(loaded) if args.translate else loaded
 
 
 # ---- sampler and sizes ----
@@ -163,6 +168,7 @@ def add_method(parser: argparse._ActionsContainer):
   parser.add_argument('--fallback', type=float, help='of bild')
   parser.add_argument('--rollback', type=float, help='of bild')
   parser.add_argument('--plan', metavar='FILE', help='of planned, sv and sv_exact: a file of speccascade.plan')
+  parser.add_argument('--goodput', choices=COUNTS, help='of sv and sv_exact: what they count over the time (tokens)')
 
 
 def method(args: argparse.Namespace, count: int, settings: Sequence[str] = SETTINGS) -> Strategy:

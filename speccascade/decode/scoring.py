@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, rules, sampling, stopping
+from speccascade import backends, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, validate
 from speccascade.engine.method import Strategy, Target
-from speccascade.types import Array, checked_int, Model
+from speccascade.types import Array, checked_int, Model, Prompt
 
 _CHUNK = 128  # positions of a pass, so that logits of long texts fit into memory
 
@@ -83,15 +83,31 @@ def score(
 def _target(method: Strategy, batch_size: int) -> Target:
   """Return the models and the combiner of π, or raise where the tokens follow no such distribution."""
   method = method.at(batch_size)
-  numbers, combiner = method.target
-  deferred = isinstance(getattr(method, 'policy', None), stopping.Deferral)  # π depends on the length of the draft
-  biased = any(getattr(phase, 'drop', False) for phase in method.all_phases)
-  if combiner is None or deferred or biased:
+  if not method.keeps_distribution:
     raise ValueError(
       f'{method.name}: the distribution of its next token is not determined by the tokens before it, so texts have no '
       'log-probability; score them with speculative, oracle, cos or sv_exact.'
     )
-  return numbers, combiner
+  return method.target
+
+
+def forced(prompt: Prompt, tokens: np.ndarray, start: int | None) -> tuple[np.ndarray, np.ndarray, int]:
+  """Return what makes a network compute the logits of given tokens (teacher forcing).
+
+  Args:
+    prompt: The prompts of B rows.
+    tokens: [B, L] the tokens after them.
+    start: The token that the network's decoder starts with, None where that is the prompt.
+
+  Returns:
+    The token before each token [B, L], its position [B, L], and the slots that a cache needs.
+  """
+  rows, length = tokens.shape
+  last = prompt.tokens[np.arange(rows), prompt.length - 1] if start is None else np.full(rows, start, np.int32)
+  first = prompt.length - 1 if start is None else np.zeros(rows, np.int32)
+  fed = np.concatenate([last[:, None], tokens[:, :-1]], 1)
+  positions = first[:, None] + np.arange(length, dtype=np.int32)[None]
+  return fed, positions, length + 1 + (prompt.tokens.shape[1] if start is None else 0)
 
 
 def _score_batch(models, combiner, prompts, outputs, size: int, vocab: int) -> list[Score]:
@@ -99,17 +115,12 @@ def _score_batch(models, combiner, prompts, outputs, size: int, vocab: int) -> l
   layout = sharding.layout_for(models)
   backend, params = backends.prepared(models, layout)
   networks = tuple(backends.bind(m.network, backend.for_slot(i)) for i, m in enumerate(models))
-  start = networks[-1].start_id
   width = inputs.bucket(max(row.size for row in prompts))
   step = min(inputs.bucket(max(1, *(row.size for row in outputs))), _CHUNK)
   length = -(-max(1, *(row.size for row in outputs)) // step) * step
   prompt = inputs.pad(prompts, size, width)
   goal = inputs.pad(outputs, size, length).tokens
-  last = prompt.tokens[np.arange(size), prompt.length - 1] if start is None else np.full(size, start, np.int32)
-  fed = np.concatenate([last[:, None], goal[:, :-1]], 1)  # the token before each output token
-  first = prompt.length - 1 if start is None else np.zeros(size, np.int32)
-  positions = first[:, None] + np.arange(length, dtype=np.int32)[None]
-  cache_len = length + 1 + (width if start is None else 0)
+  fed, positions, cache_len = forced(prompt, goal, networks[-1].start_id)
   caches = loop.prefill(networks, params, prompt, cache_len, layout=layout)
   found = []
   for at in range(0, length, step):

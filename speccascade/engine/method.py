@@ -1,6 +1,7 @@
 """What `decode` takes as a method: phases over models, a choice of methods by batch size, or a cascade of texts.
 
-What plans, times or reports a method asks it here (`calls`, `block`, `verifier_width`, `target`) and reads no phase.
+What plans, times, scores or reports a method asks it here (`calls`, `block`, `verifier_width`, `target`,
+`keeps_distribution`) and reads no phase.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +35,11 @@ class Strategy:
   def name(self) -> str:
     """What the method is called where its settings do not matter."""
     return self.kind
+
+  @property
+  def keeps_distribution(self) -> bool:
+    """Whether each token follows the distribution of `target`, given nothing but the tokens before it."""
+    return self.target[1] is not None
 
   @property
   def models(self) -> int:
@@ -131,6 +137,12 @@ class Method(Strategy):
       return (0, 1), rules.lift(self.policy.rule)
     verify = next(p for p in self.all_phases if isinstance(p, Verify))
     return tuple(self.slots[s] for s in verify.models), verify.combiner
+
+  @property
+  def keeps_distribution(self) -> bool:
+    # A token cascade's also depends on the length of the draft; what a goodput drops, it drops for what it is.
+    biased = isinstance(self.policy, stopping.Deferral) or any(getattr(p, 'drop', False) for p in self.all_phases)
+    return super().keeps_distribution and not biased
 
   def accepting(self, accept: Callable) -> 'Method':
     """Return the method with another acceptor, as one whose acceptance is forced while a round is timed."""
@@ -249,6 +261,10 @@ class ByBatch(Strategy):
   @property
   def target(self) -> Target:
     return self.choices[-1].target
+
+  @property
+  def keeps_distribution(self) -> bool:
+    return all(choice.keeps_distribution for choice in self.choices)
 
   def at(self, batch: int) -> Method:
     return self.choices[index_for(self.rows, batch)]

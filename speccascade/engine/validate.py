@@ -61,6 +61,8 @@ def _unknown(method: Method, phases: list[Phase], strange: bool) -> str | None:
   tests = [p for p in phases if isinstance(p, Verify)]
   if not tests and not strange:
     return 'none of its phases is a Verify, so that no token is ever committed; end the round in one'
+  if sum(isinstance(p, Propose) for p in method.phases) > 1:
+    return 'two of its phases are Propose, and one model drafts in a round; give each a branch of Alternate'
   fed = {p.model for p in phases if isinstance(p, Score | Propose)}
   for test in tests if not strange else ():
     if missing := [m for m in test.models if m not in fed]:

@@ -175,7 +175,7 @@ class Curve:
         f'{self.name}: nothing has the parameter {self.parameter}: {rules.name_of(self.method)} takes '
         f'{", ".join(takes)}{rule}.'
       )
-    if self.parameter in (self.rule_settings if self._of_rule else self.settings):
+    if self.parameter in (self.rule_settings if self.of_rule else self.settings):
       raise ValueError(f'{self.name}: {self.parameter} is both the parameter that varies and a setting; drop one.')
     if None in self.values or len(set(map(repr, self.values))) < len(self.values):
       raise ValueError(f'{self.name}: values={self.values} must be different from each other, and none of them None.')
@@ -186,7 +186,8 @@ class Curve:
     return [] if self.rule is None else [n for n in plugins.keywords(self.rule) if n not in given]
 
   @property
-  def _of_rule(self) -> bool:
+  def of_rule(self) -> bool:
+    """Whether the parameter that varies is the rule's."""
     return self.parameter in self._rule_takes()
 
   def points(self) -> list[Point]:
@@ -196,8 +197,8 @@ class Curve:
   def build(self, value: Any = None) -> Strategy:
     """Return the method with the parameter at this value; a value out of range raises."""
     varied = {} if self.parameter is None else {self.parameter: value}
-    rule_settings = {**self.rule_settings, **varied} if self._of_rule else self.rule_settings
-    settings = dict(self.settings) if self._of_rule else {**self.settings, **varied}
+    rule_settings = {**self.rule_settings, **varied} if self.of_rule else self.rule_settings
+    settings = dict(self.settings) if self.of_rule else {**self.settings, **varied}
     if self.method is methods.sequence_cascade and 'score' in settings:
       settings['score'] = _score(self.name, settings['score'])
     first = [] if self.rule is None else [functools.partial(self.rule, **rule_settings) if rule_settings else self.rule]

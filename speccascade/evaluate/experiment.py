@@ -16,6 +16,7 @@ from speccascade.data.examples import Task
 from speccascade.engine import inputs, plans
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import storage
+from speccascade.models import translation
 from speccascade.types import checked_int, Model
 
 TARGET = 'target only'
@@ -47,6 +48,7 @@ class Experiment:
     trace_examples: how many examples are shown token by token.
     extra_outputs: files that are written on request: 'png', the charts as PNG too; 'tensorboard', scalars.
     mesh: the jax.sharding.Mesh on which the models are loaded; None: one device.
+    translate: whether models that have other tokens than the last one are seen through its tokens.
   """
 
   task: Task
@@ -73,6 +75,7 @@ class Experiment:
   trace_examples: int = 4
   extra_outputs: Sequence[str] = ()
   mesh: Any = None
+  translate: bool = False
 
   def __post_init__(self):
     object.__setattr__(self, 'task', self.task() if callable(self.task) else self.task)
@@ -203,6 +206,7 @@ class Experiment:
     given = self.models() if callable(self.models) else self.models
     loaded: list = []
     models = [_load(m, self.mesh, loaded) for m in given]
+    models = translation.for_the_last(models) if self.translate else models
     made = [(point, point.build()) for point in self.points]
     self._check_models(made, len(models))
     for _, method in made:
@@ -240,16 +244,22 @@ class Experiment:
     curves = fields.pop('curves')
     mesh = fields.pop('mesh')
     fields |= {} if mesh is None else {'mesh': dict(mesh.shape)}
-    data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
-    digest = storage.digest(json.dumps(data, default=str).encode())
+    if not fields['translate']:
+      del fields['translate']
     lines = [f'{name}: {value}' for name, value in fields.items()] + _sources(curves)
     given = () if callable(self.models) else self.models
     lines += [f'weights of {m.path}: {m.digest()}' for m in given if isinstance(m, Checkpoint)]
     paths = sorted({str(p.plan) for p in self.points if isinstance(p.plan, (str, Path))})
     lines += [f'plan {path}: {storage.digest(storage.local(path).read_bytes())}' for path in paths]
+    return '\n'.join([*lines, self.describe_data(), *map(str, curves)])
+
+  def describe_data(self) -> str:
+    """Return the task with a digest of its examples, as a line."""
+    data = [[e.index, e.prompt, e.target, e.info] for e in self.task.examples]
+    digest = storage.digest(json.dumps(data, default=str).encode())
     task = f'{len(data)} examples {digest}, {self.task.max_prompt_tokens} tokens in, {self.task.max_new_tokens} out'
     task += f', stop {list(self.task.stop)}' if self.task.stop else ''
-    return '\n'.join([*lines, f'data: {task}, {", ".join(self.task.metrics)}', *map(str, curves)])
+    return f'data: {task}, {", ".join(self.task.metrics)}'
 
 
 def _sources(curves: Sequence[Curve]) -> list[str]:

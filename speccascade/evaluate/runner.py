@@ -45,7 +45,7 @@ def run(
   and the same run may measure the others later. With a shard only its share is measured, and results are written by
   the last to end.
   """
-  studies = _studies(experiments, only)
+  studies = studies_of(experiments, only)
   text = config_text(config, experiments)
   if shard is not None:
     return _run_shard(studies, folder, text, command, shard)
@@ -59,7 +59,7 @@ def merge(
   experiments: Sequence[Experiment], folder: Path, *, config: str, command: str = '', only: Sequence[str] = ()
 ) -> list[Path]:
   """Write the results of a run of shards, as one process would have, and return their folders."""
-  studies = _studies(experiments, only)
+  studies = studies_of(experiments, only)
   text = config_text(config, experiments)
   if not (count := multihost.once(lambda: shards.count(folder))):
     raise RunError(f'{folder} has no shards; run them first, each with --shard=i/n, as in --shard=0/4.')
@@ -111,7 +111,7 @@ class Study:
     return ['models.json', *(['floor.json'] if self.experiment.latency_examples else [])]
 
 
-def _studies(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Study]:
+def studies_of(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Study]:
   """Return what is to be measured now, having checked the names."""
   names = [re.sub(r'[^\w.-]+', '_', e.name) for e in experiments]
   if not experiments or len(set(names)) < len(names):

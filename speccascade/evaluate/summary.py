@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from speccascade.data.examples import Example
+from speccascade.data.examples import Example, Task
 from speccascade.engine.method import SequenceCascade
 from speccascade.engine.phases import Verify
 from speccascade.engine.stats import PER_MODEL
@@ -101,18 +101,23 @@ def _named(point: Point) -> tuple[str, str]:
 
 def judge(experiment: Experiment, point: Point, lines: list[dict]) -> tuple[dict, Resampled]:
   """Return the quality and counts of a point, from its lines, and its metrics on resamples of the examples."""
-  task = experiment.task
-  by_index = {e.index: e for e in task.examples}
-  examples = [by_index[line['example']] for line in lines]
-  texts = [line['prediction'] for line in lines]
-  if task.postprocess is not None:
-    texts = [task.postprocess(text, example) for text, example in zip(texts, examples, strict=True)]
-  judged = {name: _resampled(metric, examples, texts, experiment.seed) for name, metric in task.metrics.items()}
+  examples, texts = predicted_texts(experiment.task, lines)
+  judged = {name: _resampled(m, examples, texts, experiment.seed) for name, m in experiment.task.metrics.items()}
   quality, resampled = ({name: pair[i] for name, pair in judged.items()} for i in range(2))
   interval = {name: None if values is None else intervals.interval(values) for name, values in resampled.items()}
   faults = [line['fault'] for line in lines if 'fault' in line]
   about = dict(examples=len(lines), faults=len(faults), fault=next(iter(faults), None))
   return about | dict(quality=quality, quality_ci=interval, counts=counts(experiment, point, lines)), resampled
+
+
+def predicted_texts(task: Task, lines: Sequence[dict]) -> tuple[list[Example], list[str]]:
+  """Return the examples of some lines, and their predictions as metrics judge them."""
+  by_index = {e.index: e for e in task.examples}
+  examples = [by_index[line['example']] for line in lines]
+  texts = [line['prediction'] for line in lines]
+  if task.postprocess is None:
+    return examples, texts
+  return examples, [task.postprocess(text, example) for text, example in zip(texts, examples, strict=True)]
 
 
 def _resampled(

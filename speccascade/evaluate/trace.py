@@ -4,7 +4,7 @@ Outputs are fed to every model in one pass behind their prompts (teacher forcing
 applied at each position.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 import functools
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 
 from speccascade import backends, sampling
 from speccascade.backends import sharding
+from speccascade.decode import scoring
 from speccascade.engine import inputs
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
@@ -65,13 +66,14 @@ def wanted(experiment: Experiment, lines: Iterable[dict]) -> Iterator[dict]:
 def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list[dict]]:
   """Return for each example its tokens with q̃, p̃ and π."""
   method = point.build()
-  outputs = [line['tokens'] for line in lines]
+  outputs = [np.asarray(line['tokens'], np.int32) for line in lines]
+  tokens = inputs.pad(outputs, len(outputs), experiment.task.max_new_tokens).tokens
   models = loaded.models
   prompts = [np.asarray(loaded.prompts[e.index], np.int32) for e in examples]
   slots, combiner = method.target
   used = tuple(sorted({*method.slots}))
   sampler = experiment.sampler(temperature)
-  logits = {m: _forced(models[m], prompts, outputs, experiment.task, inputs.vocabulary(models)) for m in used}
+  logits = {m: _forced(models[m], prompts, tokens, experiment.task, inputs.vocabulary(models)) for m in used}
   if sampler.penalises:
     counts = _emitted_before(outputs, logits[used[-1]].shape)
     seen = counts > 0
@@ -79,7 +81,6 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
     for row, prompt in zip(seen, prompts, strict=True):
       row[:, prompt if start is None else start] = True
     sampler = sampler.bind(jnp.asarray(seen), jnp.asarray(counts))
-  tokens = _padded(outputs, experiment.task.max_new_tokens)
   distributions = {}
   if len(used) > 1:
     distributions['q'] = _chance(logits[used[0]], tokens, sampler)
@@ -122,28 +123,14 @@ def _pass(network, params, prompt, slots, tokens, positions):
   return network.extend(params, network.prefill(params, prompt, slots), tokens, positions)[0]
 
 
-def _forced(model: Model, prompts, outputs, task, vocab: int) -> Array:
-  """Return the logits [B, L, V] from which each output token was drawn."""
-  rows = len(prompts)
-  new = task.max_new_tokens
-  width = max(task.max_prompt_tokens, 1)
-  prompt = inputs.pad(prompts, rows, width)
-  start = model.network.start_id
-  first = np.zeros(rows, np.int32) if start is not None else prompt.length - 1
-  before = np.full(rows, start, np.int32) if start is not None else np.array([p[-1] for p in prompts], np.int32)
-  tokens = np.concatenate([before[:, None], _padded(outputs, new)[:, :-1]], 1)
-  positions = first[:, None] + np.arange(new, dtype=np.int32)[None]
+def _forced(model: Model, prompts, tokens, task, vocab: int) -> Array:
+  """Return the logits [B, L, V] from which each of the tokens [B, L] was drawn."""
+  prompt = inputs.pad(prompts, len(prompts), max(task.max_prompt_tokens, 1))
+  fed, positions, cache_len = scoring.forced(prompt, tokens, model.network.start_id)
   backend, (params,) = backends.prepared([model], sharding.layout_for([model]))
   network = backends.bind(model.network, backend.for_slot(0))
-  logits = _pass(network, params, prompt, width + new + 1, tokens, positions)
+  logits = _pass(network, params, prompt, cache_len, fed, positions)
   return logits[..., :vocab].astype(jnp.float32)
-
-
-def _padded(outputs: Sequence[Sequence[int]], width: int) -> np.ndarray:
-  padded = np.zeros((len(outputs), width), np.int32)
-  for row, output in zip(padded, outputs, strict=True):
-    row[: len(output)] = output
-  return padded
 
 
 def _emitted_before(outputs, shape) -> np.ndarray:

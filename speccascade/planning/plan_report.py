@@ -173,6 +173,7 @@ class PlanReport:
   batches: tuple[BatchReport, ...]
   profile: plans.Profile | None = None
   faults: tuple[str, ...] = ()  # of prompts, which are left out
+  overlaps: tuple[str, ...] = ()  # of vocabularies, a sentence for each translated model
 
   def saved(self) -> plans.Plan:
     """Return what `methods.planned` decodes by."""
@@ -187,7 +188,7 @@ class PlanReport:
     large = self.origin.names[-1]
     candidates = list(dict.fromkeys(row.candidate for b in self.batches for row in b.rows if row.candidate.acceptance))
     wide = max(len(c.name) for c in candidates)
-    lines = [', '.join(f'{name} {x:g}' for name, x in self.origin.sampler), '']
+    lines = [', '.join(f'{name} {x:g}' for name, x in self.origin.sampler), *self.overlaps, '']
     lines.append('acceptance by position in the block, given all before')
     lines += [f'  {c.name:<{wide}}  ' + '  '.join(f'{a:.2f}' for a in c.acceptance) for c in candidates]
     own = [c.name for c in candidates if c.kind == 'cascade']

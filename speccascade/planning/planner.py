@@ -19,6 +19,7 @@ from speccascade.engine import inputs, plans, requests
 from speccascade.engine.method import Method
 from speccascade.engine.plans import Origin
 from speccascade.host.progress import Progress
+from speccascade.models import translation
 from speccascade.planning import cost_model, profiling, sv_model, timing
 from speccascade.planning.cost_model import Costs
 from speccascade.planning.plan_report import BatchReport, Candidate, PlanReport, Row
@@ -91,7 +92,24 @@ def plan(
       report = try_best(report, {'alone': timers[n].alone} | measured.ensembles, timers[n].speeds)
     reports.append(report)
   bar.end()
-  return PlanReport(origin, tuple(reports), profile, measured.faults)
+  return PlanReport(origin, tuple(reports), profile, measured.faults, _overlaps(models, measured, call))
+
+
+def _overlaps(models: Sequence[Model], measured: '_Acceptance', call: dict) -> tuple[str, ...]:
+  """Return for each model of another vocabulary how many tokens it shares, and what that costs in acceptance."""
+  prompts = np.concatenate([row.tokens for row in requests.rows(models, measured.prompts, **call)])
+  large = models[-1].name
+  lines = []
+  for model in models:
+    if (common := translation.common(model)) is None:
+      continue
+    shares = [f'{common[tokens].mean():.0%}' for tokens in (prompts, measured.written)]
+    lines.append(
+      f'{model.name} has {common.sum()} of the {common.size} tokens of {large}: {shares[0]} of the tokens in the '
+      f'prompts, the rest of which it reads as others, and {shares[1]} of those that {large} writes, the most that can '
+      'be accepted'
+    )
+  return tuple(lines)
 
 
 def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], call: dict, data: str) -> Origin:
@@ -133,6 +151,8 @@ class _Acceptance:
       sound = [i for i in range(len(prompts)) if out.faults[i] is None]
       if not sound:
         out.raise_for_fault()
+      if rule is rules.speculative:
+        self.written = np.concatenate([out.tokens[i] for i in sound])
       rates = cost_model.by_position(out.stats.tested_at[sound].sum(0), out.stats.accepted_at[sound].sum(0))
       self.candidates += [replace(kind, acceptance=rates) for kind in kinds]
       lengths = out.stats.emitted if lengths is None else lengths

@@ -14,7 +14,7 @@ from typing import Any
 import gin
 from jax.sharding import Mesh
 
-from speccascade import checkpoints, embedded
+from speccascade import checkpoints, embedded, rules
 from speccascade.backends import sharding
 from speccascade.data import files
 from speccascade.host import gin_files
@@ -29,7 +29,7 @@ from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
 from speccascade.train.router import Router
-from speccascade.types import Model, Network
+from speccascade.types import Model, Network, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Job:
     settings: how to train.
     tokenizer: path of the tokenizer to save with the model.
     teacher: the model to distil: an earlier job's name, or a checkpoint's path.
+    companion: the companion of speculative verification, named likewise; `train.Distillation.companion` is its weight.
     start: the model with the initial parameters, named likewise.
     activation: activation of the MLPs of `start`, where it is T5X without a gin file, as `load` takes it.
     mesh: mesh to train on; `train.mesh = {'data': 2, 'model': 4}` sets it for all jobs.
@@ -59,6 +60,7 @@ class Job:
   activation: str | None = None
   mesh: Mesh | None = None
   rules: Any = None
+  companion: str | None = None
 
   def __post_init__(self):
     if self.network is None and self.start is None:
@@ -78,6 +80,7 @@ class Job:
       tokenizer=self.tokenizer,
       start=start and (lambda: start),
       teacher=self._model(out, self.teacher),
+      companion=self._model(out, self.companion),
       mesh=self.mesh,
       rules=self.rules,
       echo=echo,
@@ -107,7 +110,7 @@ def register() -> None:
   """Register the names of a config with gin, once."""
   classes = (Job, Router, HeldOut, Settings, Optimizer, Distillation, T5, T5Config, Decoder, DecoderConfig, Span, Rope)
   sources = (data.generated, data.generated_sources, data.parallel_text, data.seqio_task, data.from_teacher)
-  for thing in (*classes, *sources, t5, checkpoints.load, embedded.vocabulary):
+  for thing in (*classes, *sources, t5, rule, checkpoints.load, embedded.vocabulary):
     gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
   for task in (files.parallel_text, files.jsonl):
     gin.external_configurable(task, name=f'speccascade.train.task.{task.__name__}')
@@ -119,6 +122,14 @@ def t5(size: str, *, scan: bool = False) -> T5:
   if size not in shapes.T5_V1_1:
     raise ValueError(f'size={size!r}: T5 v1.1 is {", ".join(shapes.T5_V1_1)}')
   return dataclasses.replace(shapes.t5(size, 'float32'), scan=scan)
+
+
+def rule(name: str, **numbers: float) -> Rule:
+  """Return the rule of that name with its numbers, as alpha, to distil for."""
+  known = {rules.name_of(x): x for x in rules.RULES}
+  if name not in known:
+    raise ValueError(f'rule={name!r}: choose from {", ".join(known)}')
+  return functools.partial(known[name], **numbers)
 
 
 def read(

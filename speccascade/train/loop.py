@@ -9,7 +9,7 @@
 A resumed run reads the data from the start and skips the steps it has done, so the data must be the same each time.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -98,6 +98,7 @@ def train(
   tokenizer=None,
   start: Model | Callable[[], Model] | None = None,
   teacher: Model | None = None,
+  companion: Model | None = None,
   mesh: Mesh | None = None,
   rules: sharding.Rules | str | None = None,
   echo=print,
@@ -116,6 +117,7 @@ def train(
     start: model with the initial parameters; random ones by default. A function that returns it donates its arrays:
       they are freed when they are copied.
     teacher: model whose distributions `settings.distillation` approximates.
+    companion: companion of speculative verification, with which the network is to draft for the teacher.
     mesh: mesh of `speccascade.mesh`, on which the returned model lies, too; by default all devices have the parameters
       and share the rows, and the returned model lies on one of them.
     rules: sharding rules of network and teacher, as `load` takes them; None for those of each one's size.
@@ -132,12 +134,12 @@ def train(
   out = Path(out).expanduser().absolute()
   donated = callable(start)
   start = start() if donated else start
-  _check(out.name, network, settings, start, teacher)
+  _check(out.name, network, settings, start, teacher, companion)
   on = mesh or sharding.mesh({sharding.DATA: jax.device_count()})
-  run = _Run(out, network, settings, on, rules, teacher, echo)
+  run = _Run(out, network, settings, on, rules, [teacher, companion], echo)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   with multihost.on_writer(storage.lock(out / 'lock', 'choose another folder')):
-    identity = _identity(network, settings, tokenizer, start=start, teacher=teacher)
+    identity = _identity(network, settings, tokenizer, start=start, teacher=teacher, companion=companion)
     multihost.once(lambda: _check_identity(out / 'train.json', identity, (out / 'model').exists()))
     params = run(pairs, start, donated)
     if mesh is None:
@@ -151,7 +153,9 @@ def train(
 class _Run:
   """A run on a mesh: its state is made or restored, and trained to the last step."""
 
-  def __init__(self, out: Path, network: Network, settings: Settings, mesh: Mesh, rules, teacher: Model | None, echo):
+  def __init__(
+    self, out: Path, network: Network, settings: Settings, mesh: Mesh, rules, others: Sequence[Model | None], echo
+  ):
     self._out = out
     self._network = network
     self._settings = settings
@@ -161,9 +165,8 @@ class _Run:
     layout.check_rows(mesh, settings.batch_size, settings.microbatches)
     self._shapes = layout.of_state(out.name, network, self._transform, mesh, rules)
     self._shardings = layout.shardings(self._shapes)
-    self._teacher = teacher
-    if teacher is not None:
-      self._teacher_shardings = layout.of_params(teacher.name, teacher.network, teacher.params, mesh, rules)
+    self._others = [x for x in others if x is not None]  # teacher and companion
+    self._their_shardings = [layout.of_params(x.name, x.network, x.params, mesh, rules) for x in self._others]
 
   def __call__(self, pairs: Iterable[Pair], start: Model | None, donated: bool) -> Params:
     """Return the parameters after the last step, resuming from the last checkpoint.
@@ -174,7 +177,7 @@ class _Run:
       donated: free its arrays.
     """
     settings = self._settings
-    networks = [self._network] if self._teacher is None else [self._network, self._teacher.network]
+    networks = [self._network, *(x.network for x in self._others)]
     options = dict(networks=networks, seed=settings.seed, truncate=settings.truncate)
     stream = _Stream(batches(pairs, settings.batch_size, settings.widths, **options))
     logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax's hints for a single process
@@ -226,10 +229,9 @@ class _Run:
   def _steps(self, state: State, stream: '_Stream', done: int, manager: ocp.CheckpointManager, log: 'Log') -> State:
     """Return the state after the last step."""
     settings = self._settings
-    teacher = self._teacher
-    if teacher is not None:
-      teacher = teacher.replace(params=layout.put(teacher.params, self._teacher_shardings, copy=False))
-    distillation = None if teacher is None else settings.distillation or Distillation()
+    placed = zip(self._others, self._their_shardings, strict=True)
+    others = [x.replace(params=layout.put(x.params, on, copy=False)) for x, on in placed] or [None]
+    distillation = settings.distillation or Distillation() if self._others else None
     options = dict(microbatches=settings.microbatches, remat=settings.remat, shardings=self._shardings)
     step = make_step(self._network, self._transform, distillation, **options)
     previous = ()
@@ -239,7 +241,7 @@ class _Run:
         if batch is None:
           raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
         with _signals_deferred():
-          state, parts = step(state, layout.put_rows(batch, self._mesh), teacher)
+          state, parts = step(state, layout.put_rows(batch, self._mesh), *others)
           jax.block_until_ready(previous)  # no more than two steps run at once, so that a stop waits for no others
           previous = parts
           log.add(number, parts, int(batch.target_length.sum()), stream)
@@ -346,7 +348,7 @@ class Log:
 # ---- before and after ----
 
 
-def _check(name: str, network: Network, settings: Settings, start: Model | None, teacher: Model | None) -> None:
+def _check(name: str, network: Network, settings: Settings, start, teacher, companion) -> None:
   """Raise for what cannot be trained or saved."""
   if settings.format == 'hf':
     hf.check(network, name)
@@ -356,8 +358,11 @@ def _check(name: str, network: Network, settings: Settings, start: Model | None,
     raise ValueError(f'start has scan={start.network.scan}, but network scan={network.scan}: load start like network')
   if settings.distillation is not None and teacher is None:
     raise ValueError('distillation needs a teacher: give one, or leave distillation out')
-  if teacher is not None and (teacher.network.start_id is None) != (network.start_id is None):
-    raise ValueError(f'{teacher.name} cannot teach: one of both is an encoder–decoder, one is not')
+  if (settings.distillation is not None and settings.distillation.companion > 0) != (companion is not None):
+    raise ValueError('a companion needs a weight, train.Distillation.companion, and that a companion: give both')
+  for other in (teacher, companion):
+    if other is not None and (other.network.start_id is None) != (network.start_id is None):
+      raise ValueError(f'{other.name} cannot teach: one of both is an encoder–decoder, one is not')
   if network.dtype != 'float32':
     raise ValueError(f'network.dtype={network.dtype!r}: parameters are trained in float32; save_dtype sets the result')
 

@@ -1,6 +1,15 @@
-"""Losses under teacher forcing: cross-entropy with the data, and distances from a teacher's distributions.
+r"""Losses under teacher forcing: cross-entropy with the data, and distances from a teacher's distributions.
 
 Each loss is a mean over the tokens of the targets, without padding and without the prompt of a decoder-only model.
+
+The distance `log_acceptance` trains a drafter for the target π of a rule:
+
+.. math:: -\log \sum_v \min(\tilde q(v), \pi(v))
+
+π depends on the drafter, and the gradient is that of the sum as it is: it goes through both arguments of the minimum.
+A rule's decisions (δ of `rules.mixture`, the set S of `rules.token_mixture`) are steps, whose derivative is 0. So the
+drafter learns to be accepted where the rule defers, and nothing where it does not; it is not paid for being so sure of
+itself that the rule stops deferring.
 
 Axis letters: B batch, S source, L target, V vocabulary.
 """
@@ -10,11 +19,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from speccascade import rules
 from speccascade.models.t5 import T5
+from speccascade.sampling import Sampler
 from speccascade.train.batches import Batch
-from speccascade.types import Array, Cache, Model, Network, Params, Prompt
+from speccascade.types import Array, Cache, Model, Network, Params, Prompt, Rule
 
 
 def _forward_kl(p: Array, q: Array) -> Array:
@@ -30,33 +42,78 @@ def _tv(p: Array, q: Array) -> Array:
   return jnp.abs(jnp.exp(p) - jnp.exp(q)).sum(-1) / 2
 
 
+def _log_acceptance(p: Array, q: Array) -> Array:
+  return -jnp.log(accepted(jnp.exp(q), jnp.exp(p)))
+
+
 # name -> distance of the teacher's log-probabilities p from the student's q, [..., V] -> [...]
 DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
   'forward_kl': _forward_kl,
   'reverse_kl': _reverse_kl,
   'tv': _tv,
+  'log_acceptance': _log_acceptance,
 }
 
 
-@dataclasses.dataclass(frozen=True)
+def accepted(q: Array, pi: Array) -> Array:
+  """Return the acceptance rate Σ_v min(q̃(v), π(v)) of a drafter's tokens, [..., V] -> [...], above 0."""
+  return jnp.maximum(jnp.minimum(q, pi).sum(-1), jnp.finfo(jnp.float32).tiny)
+
+
+def companion_gap(q: Array, c: Array, p: Array) -> Array:
+  r"""Return by how much a companion is wrong about which drafted tokens the verifier accepts.
+
+  .. math:: \sum_v \bigl|\min(\tilde q(v), \tilde c(v)) - \min(\tilde q(v), \tilde p(v))\bigr|
+
+  Speculative verification predicts from :math:`A = \min(1, \tilde c(x) / \tilde q(x))` whether a drafted token x is
+  accepted, which has the probability :math:`\min(1, \tilde p(x) / \tilde q(x))`: this is the mean of the error over x
+  drawn from q̃. It is at least the difference of :math:`S = \sum_v \min(\tilde q, \tilde c)` from the acceptance rate.
+
+  Args:
+    q: the drafter's probabilities [..., V].
+    c: the companion's.
+    p: the verifier's.
+
+  Returns:
+    [...].
+  """
+  return jnp.abs(jnp.minimum(q, c) - jnp.minimum(q, p)).sum(-1)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Distillation:
   """Token-level distillation: `weight` × distance(teacher, student) + (1 − weight) × cross-entropy.
 
   Attributes:
-    distance: 'forward_kl', 'reverse_kl' or 'tv'.
+    distance: 'forward_kl', 'reverse_kl', 'tv' or 'log_acceptance'.
     weight: of the distance, in 0 … 1.
     temperature: of both distributions.
+    rule: the rule whose acceptance rate is logged and which the distance 'log_acceptance' trains for, with its numbers
+      bound, as in functools.partial(rules.opt, alpha=0.1); of its two models the student is the drafter.
+    companion: the weight of `companion_gap`, for a drafter that is used with the companion that the job names.
   """
 
   distance: str = 'forward_kl'
   weight: float = 1.0
   temperature: float = 1.0
+  rule: Rule = rules.speculative
+  companion: float = 0.0
 
   def __post_init__(self):
     if self.distance not in DISTANCES:
       raise ValueError(f'distance={self.distance!r}: choose from {", ".join(DISTANCES)}')
     if not 0 <= self.weight <= 1 or self.temperature <= 0:
       raise ValueError(f'weight={self.weight} must lie in 0…1 and temperature={self.temperature} above 0')
+    if not self.companion >= 0:
+      raise ValueError(f'companion={self.companion} must be a weight of at least 0')
+    rules.bind_rule(self.rule)  # raises for what is no rule
+
+  def __repr__(self):
+    """Return the settings with the rule by name: runs are identified by this text, in which a function has none."""
+    numbers = {name: np.asarray(x).tolist() for name, x in sorted(rules.bind(self.rule).keywords.items())}
+    names = (field.name for field in dataclasses.fields(self) if field.name != 'rule')
+    settings = ', '.join(f'{name}={getattr(self, name)!r}' for name in names)
+    return f'Distillation({settings}, rule={rules.name_of(self.rule)}, {numbers})'
 
 
 def logits_of(network: Network, params: Params, batch: Batch) -> Array:
@@ -98,7 +155,12 @@ def _positions(rows: int, width: int) -> Array:
 
 
 def loss(
-  network: Network, params: Params, batch: Batch, teacher: Model | None = None, distillation: Distillation | None = None
+  network: Network,
+  params: Params,
+  batch: Batch,
+  teacher: Model | None = None,
+  distillation: Distillation | None = None,
+  companion: Model | None = None,
 ) -> tuple[Array, dict[str, Array]]:
   """Return the loss of a batch.
 
@@ -108,9 +170,11 @@ def loss(
     batch: token lists [B, S] and [B, L].
     teacher: model to distil; without one the loss is the cross-entropy.
     distillation: how to distil; forward KL by default.
+    companion: the companion of speculative verification, for its gap.
 
   Returns:
-    The loss, and its parts by name: cross-entropy, accuracy and, with a teacher, the distance and the acceptance.
+    The loss, and its parts by name: cross-entropy, accuracy and, with a teacher, the distance and the acceptance; with
+    a companion, its gap and the acceptance rate that it predicts.
   """
   logits = logits_of(network, params, batch)
   is_target = jnp.arange(batch.target.shape[1])[None] < batch.target_length[:, None]  # [B, L]
@@ -124,10 +188,26 @@ def loss(
   }
   if teacher is None:
     return parts['cross_entropy'], parts
+  others = [teacher] if companion is None else [teacher, companion]
+  fixed = [jax.lax.stop_gradient(logits_of(m.network, m.params, batch)) for m in others]
   d = distillation or Distillation()
-  teacher_logits = jax.lax.stop_gradient(logits_of(teacher.network, teacher.params, batch))
-  vocab = min(teacher_logits.shape[-1], logits.shape[-1])  # logits beyond the shared vocabulary are padding
-  p, q = (jax.nn.log_softmax(x[..., :vocab] / d.temperature) for x in (teacher_logits, logits))
-  parts[d.distance] = mean(DISTANCES[d.distance](p, q))
-  parts['acceptance'] = 1 - mean(_tv(p, q))
-  return d.weight * parts[d.distance] + (1 - d.weight) * parts['cross_entropy'], parts
+  parts |= {name: mean(x) for name, x in _distilled(d, logits, *fixed).items()}
+  value = d.weight * parts[d.distance] + (1 - d.weight) * parts['cross_entropy']
+  return value + d.companion * parts.get('companion_gap', 0.0), parts
+
+
+def _distilled(d: Distillation, logits: Array, *others: Array) -> dict[str, Array]:
+  """Return [B, L] what is logged of the student's logits next to the teacher's and, where given, the companion's."""
+  vocab = min(x.shape[-1] for x in (logits, *others))  # logits beyond the shared vocabulary are padding
+  logits, teacher, *companion = (x[..., :vocab] for x in (logits, *others))
+  p = jax.nn.log_softmax(teacher / d.temperature)
+  log_q = jax.nn.log_softmax(logits / d.temperature)
+  q = jnp.exp(log_q)
+  rate = accepted(q, rules.bind(d.rule)(logits, teacher, sampler=Sampler(d.temperature)))
+  parts = {
+    d.distance: -jnp.log(rate) if d.distance == 'log_acceptance' else DISTANCES[d.distance](p, log_q),
+    'acceptance': rate,
+  }
+  for c in (jax.nn.softmax(x / d.temperature) for x in companion):
+    parts |= {'predicted': accepted(q, c), 'companion_gap': companion_gap(q, c, jnp.exp(p))}
+  return parts

@@ -29,8 +29,8 @@ def make_step(
   microbatches: int = 1,
   remat: bool = False,
   shardings: State | None = None,
-) -> Callable[[State, Batch, Model | None], tuple[State, dict[str, Array]]]:
-  """Return the jitted step: (state, batch, teacher) -> (state, parts of the loss).
+) -> Callable[..., tuple[State, dict[str, Array]]]:
+  """Return the jitted step: (state, batch, teacher, companion=None) -> (state, parts of the loss).
 
   Args:
     network: the network to train.
@@ -42,10 +42,10 @@ def make_step(
   """
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=None if shardings is None else (shardings, None))
-  def step(state, batch: Batch, teacher):
+  def step(state, batch: Batch, teacher: Model | None, companion: Model | None = None):
     def objective(params, some):
       with nn.intercept_methods(_recompute_layers()) if remat else contextlib.nullcontext():
-        value, parts = loss(network, params, some, teacher, distillation)
+        value, parts = loss(network, params, some, teacher, distillation, companion)
       return value, {'loss': value, **parts}
 
     gradient_of = functools.partial(_mean_gradient, microbatches=microbatches) if microbatches > 1 else _gradient

@@ -23,6 +23,7 @@ from speccascade import acceptance, backends, decode, methods, Request, rules, S
 from speccascade.backends import sharding
 from speccascade.engine import plans
 from speccascade.engine.verification import AcceptanceTable  # noqa: E402
+from speccascade.models import translation  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
@@ -71,6 +72,7 @@ METHODS = {  # the method, and which of the models it runs
   'bild': (methods.bild(0.02, 6.0, 4), 'sl'),
   'token cascade': (methods.token_cascade(functools.partial(rules.chow, alpha=0.97), 4), 'sl'),
   'layerskip': (methods.speculative(block=3), 'fl'),
+  'translated': (methods.speculative(functools.partial(rules.opt, alpha=0.1), 3), 'xl'),
   'ngram': (methods.speculative(block=3, policy=stopping.Fallback(np.float32(0.5))), 'nl'),
   **{
     rule.__name__: (methods.speculative(functools.partial(rule, alpha=ALPHA[rule.__name__]), 4), 'sl')
@@ -103,10 +105,16 @@ def models(family: str) -> dict[str, Model]:
   return {name: Model(params, network, name=name) for name, params in made.items()}
 
 
+def translated(model: Model) -> Model:
+  """Return a model that lacks every third of its own tokens."""
+  ids = np.arange(VOCAB)
+  return translation.translated(model, for_=model, tables=(ids, np.where(ids % 3 == 2, -1, ids)))
+
+
 def chosen(family: str, names: str, place) -> list[Model]:
   """Return the models of a method, each as `place` puts it."""
   at = {name: place(name, m) for name, m in models(family).items() if name in names}
-  made = {'f': lambda: layerskip(at['l'], 1), 'n': lambda: drafter(at['l'])}
+  made = {'f': lambda: layerskip(at['l'], 1), 'n': lambda: drafter(at['l']), 'x': lambda: translated(at['l'])}
   return [at[name] if name in at else made[name]() for name in names]
 
 

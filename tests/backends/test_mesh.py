@@ -12,6 +12,7 @@ import tempfile
 import jax
 import pytest
 from safetensors.numpy import save_file
+from tiers import quick
 
 from speccascade.checkpoints import hf, orbax, t5x
 from speccascade.planning.synthetic import random_params
@@ -84,8 +85,9 @@ def test_every_rule_is_the_same_on_a_mesh(family):
 
 
 @pytest.mark.long
-def test_early_exits_and_scanned_layers_are_the_same_on_a_mesh():
-  cases = [f'decoder:layerskip:{t}:{m}:{k}' for t, m, k in ((0, '2x4', 'batch'), (1, '4x2', 'queue'))]
+def test_made_drafters_and_scanned_layers_are_the_same_on_a_mesh():
+  cases = [f'{f}:translated:{t}:2x4:{k}' for t, f, k in ((0, 't5', 'batch'), (1, 'decoder', 'queue:distributions'))]
+  cases += [f'decoder:layerskip:{t}:{m}:{k}' for t, m, k in ((0, '2x4', 'batch'), (1, '4x2', 'queue'))]
   check(cases + [f't5 scanned:speculative:{t}:{m}:queue' for t, m in ((0, '1x8'), (1, '2x4'))])
 
 
@@ -94,7 +96,7 @@ def test_a_kernel_for_the_heads_of_each_chip_is_the_kernel_for_all():
   check(['t5 on tpus:speculative:1:2x4:batch', 't5 on tpus:opt:0:4x2:queue', 'decoder on tpus:opt:1:4x2:batch'])
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_plan_times_the_kernel_that_decoding_on_a_mesh_runs():
   assert run('mesh_cases.py', 'planned') == [{'kernel': [1, 2, 3, 6], 'plain': []}]
 
@@ -120,7 +122,7 @@ def written(folder: pathlib.Path, kind: str, config=SMALL) -> str:
   return str(folder)
 
 
-@pytest.mark.parametrize('kind', ['hf', *(pytest.param(k, marks=pytest.mark.full) for k in KINDS)])
+@pytest.mark.parametrize('kind', quick(['hf', *KINDS], ['hf'], ['t5x scanned']))
 def test_a_checkpoint_is_read_into_its_shards_no_byte_twice(tmp_path, kind):
   path = written(tmp_path, kind)
   for args in ([], ['scan']):
@@ -129,8 +131,7 @@ def test_a_checkpoint_is_read_into_its_shards_no_byte_twice(tmp_path, kind):
     assert found['read'] >= found['all']
 
 
-@pytest.mark.full
-@pytest.mark.parametrize('kind', ['hf', *KINDS])
+@pytest.mark.parametrize('kind', quick(['hf', *KINDS], [], ['orbax']))
 def test_each_of_two_processes_reads_what_its_devices_hold(tmp_path, kind):
   path = written(tmp_path, kind)
   for shape, whole, *scan in (('2x4', True), ('1x8', False), ('1x8', False, 'scan')):  # of 2x4 each holds a row

@@ -34,7 +34,7 @@ def source(tmp_path):
   return orbax.save(tmp_path / 'source', model_of(T5))
 
 
-@pytest.mark.parametrize('switches', quick(SWITCHES, SWITCHES[:2]))
+@pytest.mark.parametrize('switches', quick(SWITCHES, SWITCHES[:2], SWITCHES[2:3]))
 def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
   model = model_of(T5 | switches, 'bfloat16')
   folder = orbax.save(tmp_path / 'start', model)

@@ -105,7 +105,7 @@ def _folder(path, config, params, network):
   return path
 
 
-@pytest.mark.parametrize('name', quick(GOLDEN, ['t5_v1_1', 'llama2']))
+@pytest.mark.parametrize('name', quick(GOLDEN, ['t5_v1_1', 'llama2'], ['t5_v1_0', 'gemma3', 'gpt2', 'qwen2']))
 def test_what_was_loaded_and_decoded_with_is_saved_and_read_back_equal(tmp_path, monkeypatch, name):
   monkeypatch.setattr(cpu, '_CACHED', 0)  # the backend prepares kernels of its own, however small
   monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)

@@ -146,7 +146,7 @@ def test_damage_is_one_error_that_names_the_file(tmp_path):
   assert says(_error(folder), 'speccascade.json', 'missing')
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_flipped_byte_never_goes_unnoticed(tmp_path):
   model = model_of(SMALL)
   folder = orbax.save(tmp_path / 'a', model)

@@ -233,7 +233,13 @@ def test_conversations_ask_their_first_turns(chatty, tmp_path):
   cut = files.conversations(str(path), chat=True, tokenizer=chatty, max_prompt_tokens=10, count=1).examples[0]
   assert cut.prompt == [{'role': 'user', 'content': 'Hello, h'}]
   assert files.conversations(str(path), count=2, seed=0, name='talks').name == 'talks'
-  for wrong, match in ((dict(turns=2), 'turns=2'), (dict(start=4), 'start=4'), (dict(turns=3, chat=True), '3 turns')):
+  for wrong, match in (
+    (dict(turns=2), 'turns=2'),
+    (dict(start=4), 'start=4'),
+    (dict(start=-1), 'start=-1'),
+    (dict(count=0), 'count=0'),
+    (dict(turns=3, chat=True), '3 turns'),
+  ):
     with pytest.raises(ValueError, match=match):
       files.conversations(str(path), **wrong)
   path.write_text('{"messages": [{"role": "user", "content": "Hi."}]}\n{"talk": []}\n')

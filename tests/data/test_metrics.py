@@ -13,7 +13,7 @@ from speccascade.data.examples import Example
 
 GERMAN = ['Der Hund läuft am Strand entlang.', 'Zwei Kinder spielen im Schnee.', 'Eine Frau liest &quot;X&quot;.']
 GUESSES = ['Der Hund läuft schnell am Strand.', 'Zwei Kinder spielen draußen im Schnee.', 'Eine Frau liest "X".']
-SUMS = dict(bleu=metrics.bleu, rouge2=metrics.rouge2, final_number=metrics.final_number)
+SUMS = dict(bleu=metrics.bleu, chrf=metrics.chrf, rouge2=metrics.rouge2, final_number=metrics.final_number)
 ANSWER = 'She has 3 bags of 4, so 3 * 4 = <<3*4=12>>12 and 12 + 6 = 18.\n#### 18'
 
 
@@ -46,6 +46,14 @@ def test_a_resampled_metric_is_the_metric_of_the_resample(metric):
   direct = metric(examples([targets[i] for i in drawn]), [guesses[i] for i in drawn])
   assert metric.combine(rows[drawn].sum(0), len(drawn)) == pytest.approx(direct)
   assert direct > 0
+
+
+def test_chrf_is_the_mean_of_sacrebleus_over_sentences():
+  sacrebleu = pytest.importorskip('sacrebleu')
+  scores = [sacrebleu.sentence_chrf(guess, [target]).score for guess, target in zip(GUESSES, GERMAN, strict=True)]
+  assert metrics.chrf(examples(GERMAN), GUESSES) == pytest.approx(np.mean(scores)) and 40 < np.mean(scores) < 95
+  both = [[target, guess] for target, guess in zip(GERMAN, GUESSES, strict=True)]
+  assert metrics.chrf(examples(both), GUESSES) == pytest.approx(100)
 
 
 def test_rouge2_counts_bigrams_without_stemming_against_the_nearest_reference():
@@ -225,10 +233,11 @@ def test_a_gin_file_hands_over_a_metric_with_its_statistics(tmp_path):
   from speccascade.evaluate import config
 
   (tmp_path / 'lines.jsonl').write_text('{"prompt": "a", "target": "b"}\n')
-  gin.register('same_length', module='user')(same_length)
+  gin.register(same_length)
   with gin.unlock_config():
     config.register()
-    gin.parse_config(f'data.jsonl.path = {str(tmp_path / "lines.jsonl")!r}\ndata.jsonl.metrics = [@user.same_length]')
+    gin.parse_config(f'data.jsonl.path = {str(tmp_path / "lines.jsonl")!r}')
+    gin.parse_config('data.jsonl.metrics = [@test_metrics.same_length]')
   task = gin.get_configurable('data.jsonl')()
   gin.clear_config()
   assert task.metrics == {'same_length': same_length}

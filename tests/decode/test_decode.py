@@ -79,6 +79,12 @@ for _name in ALPHA:
 FIRST = ('speculative opt', 'block verification', 'token_cascade', 'bild', 'ensemble_sd', 'cos of 3', 'prompt lookup')
 
 
+def at_temperatures(names, first):
+  """Return names with T = 1, the first ones in the fast tier, and with T = 0 in the long one."""
+  sampled, greedy = ([(name, temperature) for name in names] for temperature in (1.0, 0.0))
+  return quick(sampled + greedy, [(name, 1.0) for name in first], sampled)
+
+
 def follow(step, prompt, count):
   """Return the only sequence that a deterministic step emits."""
   tokens, carry = list(prompt), None
@@ -135,6 +141,7 @@ def test_traced_log_probabilities_are_the_models_own():
         assert abs(noted[m, i] - np.log(p[token])) < 1e-5
 
 
+@pytest.mark.full
 def test_the_second_answer_of_a_sequence_cascade_does_not_depend_on_why_it_was_asked_for():
   # With one random stream for both answers the rewritten ones would follow another distribution than the large model's.
   rows, step = 20_000, reference.lockstep([LARGE], lambda l, s: s(l[0]))
@@ -152,8 +159,9 @@ ALIKE = ('chow', 'chow_log', 'diff', 'diff_log', 'opt_log', 'bild_star', 'token_
 INDEPENDENT = [name for name in METHODS if name != 'sv' and name.split()[-1] not in ALIKE]
 
 
-@pytest.mark.parametrize('temperature', quick([0.0, 1.0], [1.0]))
-@pytest.mark.parametrize('name', quick(INDEPENDENT, ['speculative opt', 'cos of 3', 'prompt lookup']))
+@pytest.mark.parametrize(
+  'name, temperature', at_temperatures(INDEPENDENT, ['speculative opt', 'cos of 3', 'prompt lookup'])
+)
 def test_a_row_is_the_same_in_any_company(name, temperature):
   method, models, _ = METHODS[name]
   run = functools.partial(decode, method, models, max_new_tokens=13, sampler=Sampler(temperature), seed=3)
@@ -214,8 +222,7 @@ def test_encoder_decoder_rows_read_their_own_source():
 # ---- statistics ----
 
 
-@pytest.mark.parametrize('temperature', quick([0.0, 1.0], [1.0]))
-@pytest.mark.parametrize('name', quick(METHODS, FIRST))
+@pytest.mark.parametrize('name, temperature', at_temperatures(METHODS, FIRST))
 def test_statistics_add_up(name, temperature):
   method, models, _ = METHODS[name]
   out = decode(method, models, PROMPTS, max_new_tokens=17, sampler=Sampler(temperature), seed=1)

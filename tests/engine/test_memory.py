@@ -71,8 +71,9 @@ def shapes_of(caches) -> set[str]:
   return {f'f32[{",".join(map(str, x.shape))}]' for x in jax.tree.leaves(caches) if SLOTS in x.shape}
 
 
-@pytest.mark.parametrize('batch', quick([1, 2], [1]))
-@pytest.mark.parametrize('name', quick(METHODS, ['cascade']))
+@pytest.mark.parametrize(
+  'name, batch', quick([(n, b) for n in METHODS for b in (1, 2)], [('cascade', 1)], [(n, 2) for n in METHODS])
+)
 @pytest.mark.parametrize('family', [t5, decoder])
 def test_no_cache_is_copied_in_the_loop(family, name, batch):
   program, weights, state, _ = given(METHODS[name], [family(1), family(2)], batch)

@@ -1,5 +1,8 @@
 """What is derived of a method's phases holds for phases, limits and policies of one's own."""
 
+import functools
+
+from cases import profile
 from flax import struct
 import jax.numpy as jnp
 from matching import having
@@ -127,3 +130,20 @@ def test_a_methods_numbers_are_one_program_for_functions_made_anew():
   with Programs(lambda method, temperature: called.append(temperature), [(1.0, point)], 1) as programs:
     programs.wait(1.0, point)
   assert called == [1.0]
+
+
+def test_a_method_answers_whether_its_tokens_follow_a_distribution():
+  exact = (
+    methods.speculative(),
+    methods.speculative(functools.partial(rules.opt, alpha=0.1)),
+    methods.sv_exact(profile(2), 2),
+  )
+  not_so = (
+    methods.bild(),
+    methods.sequence_cascade(),
+    methods.token_cascade(functools.partial(rules.chow, alpha=0.3)),
+    methods.sv(profile(2), 2),
+    methods.by_batch({1: methods.sv(profile(2), 2), 8: methods.autoregressive(2)}),
+  )
+  assert all(method.keeps_distribution for method in exact)
+  assert not any(method.keeps_distribution for method in not_so)

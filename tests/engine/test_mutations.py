@@ -18,6 +18,8 @@ from speccascade.check.enumeration import distance
 from speccascade.engine import phases
 from speccascade.types import DRAFT, FINAL, iota
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True)
 def nothing_compiled():

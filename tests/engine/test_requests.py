@@ -51,8 +51,9 @@ def lettered(models):
   return [*models[:-1], Model(models[-1].params, models[-1].network, Letters(), models[-1].name)]
 
 
-@pytest.mark.parametrize('batch_size', quick([None, 2], [2]))
-@pytest.mark.parametrize('name', quick(METHODS, ['opt']))
+@pytest.mark.parametrize(
+  'name, batch_size', quick([(n, b) for n in METHODS for b in (None, 2)], [('opt', 2)], [(n, 2) for n in METHODS])
+)
 def test_each_request_is_decoded_as_if_it_were_alone(name, batch_size):
   together = run(METHODS[name], WITH_EOS, DIFFERENT, batch_size=batch_size, seed=3)
   for i, request in enumerate(DIFFERENT):

@@ -12,6 +12,7 @@ from matching import having
 import numpy as np
 import pytest
 import reference
+from tiers import quick
 
 from speccascade import backends, decode, methods, Sampler
 from speccascade.backends.ops import take
@@ -209,7 +210,7 @@ def test_the_published_method_is_biased_and_by_how_much(counts):
   assert 0.01 < bias < 0.2
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_numbers_of_its_own_each_round_would_make_a_look_ahead_biased():
   # What a round looks at beyond the tested token comes up again, by the same numbers, in the next: nothing is selected.
   # Drawn anew, the tokens that a choice went by would be others.
@@ -297,7 +298,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize('name', [n if n == 'llama' else pytest.param(n, marks=pytest.mark.full) for n in FAMILIES])
+@pytest.mark.parametrize('name', quick(FAMILIES, ['llama'], ['t5 scanned', 'scanned windows']))
 def test_a_transformer_packed_computes_what_it_computes_padded(name):
   network, need = FAMILIES[name], jnp.array([3, 1, 0, 4])
   params = network.init(jax.random.key(0))

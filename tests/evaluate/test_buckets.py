@@ -190,7 +190,7 @@ def test_shards_in_another_kind_of_bucket_are_merged_alike(tmp_path):
   same_bytes(tmp_path / 'disk', fetched(memory, tmp_path / 'fetched'))
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_run_in_a_bucket_that_was_killed_goes_on_to_the_same_bytes(bucket, folder, tmp_path, monkeypatch, capsys):
   config = tmp_path / 'toy.gin'
   config.write_text(GOOD + RUN)

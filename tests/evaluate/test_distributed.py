@@ -137,7 +137,7 @@ print('\\n'.join(said), flush=True)
 """
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_two_processes_save_and_train_together_as_one_does_and_go_on(tmp_path):
   where = address()
   started = [
@@ -165,7 +165,7 @@ def test_one_process_waits_for_nobody():
   assert multihost.leave(1) == 1
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(tmp_path):
   config = tmp_path / 'toy.gin'
   config.write_text(GOOD + RUN)

@@ -262,7 +262,7 @@ def figures(made: Sequence[Experiment], chips: str) -> tuple[float, float]:
 FIRST = list({re.search(r'papers/\S+', row['command'])[0]: row for row in reversed(RUNS)}.values())  # of each config
 
 
-@pytest.mark.parametrize('row', quick(RUNS, FIRST), ids=lambda row: row['item'])
+@pytest.mark.parametrize('row', quick(RUNS, FIRST, []), ids=lambda row: row['item'])
 def test_the_config_of_a_row_builds_and_its_figures_are_right(row, prepared):
   made = experiments(command_of(row))
   for experiment in made:
@@ -274,6 +274,27 @@ def test_the_config_of_a_row_builds_and_its_figures_are_right(row, prepared):
   memory, time = figures(made, row['chips'])
   assert (float(row['GiB']), float(row['hours'])) == (pytest.approx(memory, rel=0.06), pytest.approx(time, rel=0.06))
   assert memory < int(count) * aot.CHIPS[chip].memory
+
+
+PAIRS = {row['pair'].strip('`'): (row['SMALL'].strip('`'), row['LARGE'].strip('`')) for row in ROWS if 'pair' in row}
+TASKS = {row['cells'].strip('`'): row['task'].strip('`') for row in ROWS if 'cells' in row and 'metric' not in row}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('cell', TASKS)
+@pytest.mark.parametrize('pair', PAIRS)
+def test_every_pair_and_task_of_collaborative_decoding_is_a_cell(pair, cell, prepared):
+  known = {row['cell'] for row in published.read()}
+  (table,) = [name for name in ('table2', 'table3') if f'cos/{name}/{pair}/{cell}' in known]
+  files = [f'gin_configs/tasks/{TASKS[cell]}.gin', f'gin_configs/papers/cos/{table}.gin']
+  macros = dict(zip(('SMALL', 'LARGE', 'CELL'), (*PAIRS[pair], f'cos/{table}/{pair}/{cell}'), strict=True))
+  words = [*(f'--gin_file={file}' for file in files), *(f'--gin.{name}={value!r}' for name, value in macros.items())]
+  (experiment,) = experiments(shlex.join(words + ['--gin.ALLOW_EXECUTION=True'] * (cell == 'humaneval')))
+  assert [checkpoint.path for checkpoint in experiment.models] == [*PAIRS[pair]]
+  assert experiment.cell == macros['CELL'] and TASKS[cell].startswith(experiment.task.name)
+  for point in experiment.points:
+    inputs.check_models(point.build(), models_of(experiment))
+  assert max_positions(experiment) >= experiment.task.max_prompt_tokens + experiment.task.max_new_tokens
 
 
 def test_every_config_has_a_row_and_opens_with_its_command():
@@ -303,6 +324,7 @@ def test_published_speeds_are_the_published_ratios():
   assert compared == 76
 
 
+@pytest.mark.full
 def test_the_models_of_the_page_have_its_sizes():
   """Weights of the models that a row names, each once, in GiB."""
   compared = [row for row in ROWS if 'GiB of weights' in row]

@@ -89,7 +89,7 @@ def test_the_same_command_again_only_shows_the_results(config, whole):
   assert [(p, p.stat().st_mtime_ns) for p, _ in before] == before
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_run_killed_three_times_ends_as_one_that_was_not(config, whole):
   folder = config.parent / 'killed'
   journals = ('examples.jsonl', 'examples.jsonl', 'latency.jsonl')

@@ -12,6 +12,7 @@ from matching import having
 import numpy as np
 import pytest
 from small import copies, quiet, settings, T5_NET
+from tiers import quick
 
 from speccascade.models import shapes
 from speccascade.train import layout
@@ -54,7 +55,7 @@ def losses(out: Path, case: str) -> list[float]:
   return [json.loads(line)['loss'] for line in (out / case / 'log.jsonl').read_text().splitlines()]
 
 
-@pytest.mark.full  # other tests of the fast tier train on eight devices, and resume
+@pytest.mark.long  # other tests of the fast tier train on eight devices, and resume
 def test_a_mesh_trains_what_one_device_trains_and_after_sigkill_goes_on_to_the_same_bits(tmp_path):
   case = 't5:adafactor:2x4:2'
   one, mesh = lines(tmp_path, 't5:adafactor:1x1:1', case)
@@ -69,16 +70,15 @@ def test_a_mesh_trains_what_one_device_trains_and_after_sigkill_goes_on_to_the_s
   assert resumed['steps'] == 3 and resumed['digest'] == mesh['digest']
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-  'one, others',
-  [
-    ('t5:adafactor:1x1:1', ['t5:adafactor:8x1:1', 't5:adafactor:4x2:1', 't5:adafactor:all:1']),
-    ('scanned:adafactor:1x1:1', ['scanned:adafactor:2x4:2']),
-    ('decoder:adafactor:1x1:1', ['decoder:adafactor:2x4:4']),
-    ('taught:adafactor:1x1:1', ['taught:adafactor:2x4:1']),
-  ],
-)
+TRAINED = [
+  ('t5:adafactor:1x1:1', ['t5:adafactor:8x1:1', 't5:adafactor:4x2:1', 't5:adafactor:all:1']),
+  ('scanned:adafactor:1x1:1', ['scanned:adafactor:2x4:2']),
+  ('decoder:adafactor:1x1:1', ['decoder:adafactor:2x4:4']),
+  ('taught:adafactor:1x1:1', ['taught:adafactor:2x4:1']),
+]
+
+
+@pytest.mark.parametrize('one, others', quick(TRAINED, [], [TRAINED[0], TRAINED[2]]))
 def test_every_network_is_trained_alike_on_a_mesh(one, others, tmp_path):
   _, *found = lines(tmp_path, one, *others)
   for other, line in zip(others, found, strict=True):

@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 import speccascade
-from speccascade import checkpoints
+from speccascade import checkpoints, rules
 from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data.tokenizers import find
 from speccascade.host import storage
@@ -251,7 +251,9 @@ def test_the_distances_are_their_definitions():
   p, q = np.array([0.7, 0.2, 0.1], np.float32), np.array([0.3, 0.3, 0.4], np.float32)
   got = {name: float(f(jnp.log(p), jnp.log(q))) for name, f in losses.DISTANCES.items()}
   kl = (p * np.log(p / q)).sum(), (q * np.log(q / p)).sum()
-  assert got == pytest.approx({'forward_kl': kl[0], 'reverse_kl': kl[1], 'tv': 1 - np.minimum(p, q).sum()}, rel=1e-5)
+  accepted = np.minimum(p, q).sum()
+  expected = {'forward_kl': kl[0], 'reverse_kl': kl[1], 'tv': 1 - accepted, 'log_acceptance': -np.log(accepted)}
+  assert got == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_teacher_is_at_distance_zero_from_itself_and_weight_mixes_in_the_cross_entropy():
@@ -463,10 +465,12 @@ def test_training_refuses_tokens_that_the_network_or_the_teacher_lacks(missing, 
 
 
 def test_mistakes_are_named_before_any_work(tmp_path):
-  def run(network=T5_NET, pairs=None, start=None, **changes):
+  def run(network=T5_NET, pairs=None, start=None, teacher=None, companion=None, **changes):
     pairs = copies() if pairs is None else pairs
-    return train(tmp_path / 'bad', network, pairs, settings(**changes), start=start, echo=quiet)
+    models = dict(start=start, teacher=teacher, companion=companion)
+    return train(tmp_path / 'bad', network, pairs, settings(**changes), **models, echo=quiet)
 
+  taught = Model({}, T5_NET)
   post_norm = Decoder(dataclasses.replace(DECODER.config, norms='post'))
   for call, parts in (
     (lambda: run(pairs=[([2] * 9, [1])]), ('source of pair 0', '9 tokens', '8')),
@@ -479,6 +483,11 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: run(start=Model({}, NETWORKS['t5 scanned'])), ('start', 'scan=True', 'scan=False')),
     (lambda: settings(steps=0), ('steps=0',)),
     (lambda: Distillation('l2'), ("distance='l2'", 'forward_kl')),
+    (lambda: Distillation(companion=-1), ('companion=-1',)),
+    (lambda: Distillation(rule=rules.opt), ('opt', 'alpha')),
+    (lambda: jobs.rule('optt', alpha=0.1), ("rule='optt'", 'opt')),
+    (lambda: run(distillation=Distillation(companion=1.0), teacher=taught), ('companion',)),
+    (lambda: run(distillation=Distillation(), teacher=taught, companion=taught), ('companion',)),
     (lambda: Optimizer(schedule='step'), ("schedule='step'", 'constant')),
     (lambda: next(data.repeated([])), ('no pairs',)),
   ):

@@ -164,4 +164,4 @@ def named(point: Point) -> str:
 
 def metric_name(metric: str) -> str:
   """Return a metric as the papers write it."""
-  return {'bleu': 'BLEU', 'rouge2': 'ROUGE-2'}.get(metric, metric.replace('_', ' '))
+  return {'bleu': 'BLEU', 'chrf': 'chrF', 'rouge2': 'ROUGE-2'}.get(metric, metric.replace('_', ' '))

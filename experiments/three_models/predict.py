@@ -1,0 +1,97 @@
+"""Model calls for a token of the output, counted in a run and predicted from acceptance rates.
+
+  python experiments/three_models/predict.py RUN > calls.md
+
+The rates are means over texts of the reference, of three models the large one: each model reads them, and at each token
+its distribution is compared with the method's target. `theory` makes calls of them.
+"""
+
+from collections.abc import Iterator
+import functools
+import json
+from pathlib import Path
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speccascade import theory
+from speccascade.evaluate import config
+from speccascade.evaluate.protocols import Loaded
+from speccascade.sampling import Sampler
+from speccascade.train import losses
+from speccascade.train.batches import collate
+
+EXAMPLES = 50  # whose texts are read
+
+
+def predicted(method, rates: dict[int, float]) -> dict[int, float]:
+  """Return {model: calls for a token} of a method whose models' tokens are accepted at these rates."""
+  if method.takes_turns:
+    return dict(enumerate(theory.calls_cos([rates[m] for m in method.slots], method.block)))
+  tokens = 1.0
+  if method.drafts:
+    formula = theory.tokens_per_round_without_bonus if method.kind != 'speculative' else theory.tokens_per_round
+    tokens = formula(rates[method.slots[0]], method.window)
+  return {method.slots[slot]: calls / tokens for slot, calls in method.calls().items()}
+
+
+@functools.partial(jax.jit, static_argnames=('slots', 'models'))
+def _rates(combiner, logits, real, sampler, *, slots, models):
+  """Return the mean acceptance rate of each model's tokens for the target."""
+  pi = combiner(jnp.stack([logits[m] for m in slots]), sampler=sampler)
+  mean = lambda x: jnp.where(real, x, 0).sum() / real.sum()
+  return [mean(jnp.minimum(sampler(logits[m]), pi).sum(-1)) for m in models]
+
+
+def forced(loaded: Loaded, texts: dict[int, list[int]]) -> tuple[list, np.ndarray]:
+  """Return each model's logits [B, L, V] on texts by example, and which of their positions are tokens [B, L]."""
+  pairs = [(loaded.prompts[i], tokens) for i, tokens in texts.items()]
+  sizes = tuple(max(map(len, column)) for column in zip(*pairs, strict=True))
+  batch = collate(pairs, (sizes,))
+  logits = [jax.jit(losses.logits_of, static_argnums=0)(m.network, m.params, batch) for m in loaded.models]
+  return logits, np.arange(sizes[1])[None] < batch.target_length[:, None]
+
+
+def rows(experiment, lines: list[dict]) -> Iterator[tuple]:
+  """Yield (temperature, curve, value, rate counted, rate predicted, calls counted [M], calls predicted [M])."""
+  loaded = Loaded.of(experiment)
+  for temperature in experiment.temperatures:
+    here = [line for line in lines if line['temperature'] == temperature]
+    own = [line for line in here if line['curve'] == experiment.reference][:EXAMPLES]
+    logits, real = forced(loaded, {line['example']: line['tokens'] for line in own})
+    for point in experiment.points:
+      method = point.build()
+      name, value = point.key
+      mine = [line for line in here if (line['curve'], line['value']) == (name, value)]
+      slots, combiner = method.target
+      models = tuple(method.slots)
+      rates = _rates(combiner, logits, real, Sampler(temperature), slots=slots, models=models)
+      rates = dict(zip(models, map(float, rates), strict=True))
+      calls = predicted(method, rates)
+      total = lambda field, of=mine: np.sum([line[field] for line in of], 0)
+      counted = total('calls') / total('emitted')
+      rate = total('accepted') / total('tested') if total('tested') else None
+      expected = rates[models[0]] if method.drafts else None
+      yield temperature, name, value, rate, expected, counted, [calls.get(m, 0.0) for m in range(len(counted))]
+
+
+def main():
+  """Print a table for each experiment of a run directory."""
+  run = Path(sys.argv[1])
+  config.parse([str(run / 'config.gin')])
+  cell = lambda x: '' if x is None else f'{x:.2f}'
+  for experiment in config.build():
+    lines = [json.loads(line) for line in (run / experiment.name / 'examples.jsonl').read_text().splitlines()]
+    print(f'\n{experiment.name}\n\n| T | curve | value | accepted | predicted | calls of each model | predicted |')
+    print('|' + ' --- |' * 7)
+    for temperature, curve, value, rate, expected, *calls in rows(experiment, lines):
+      three = [' '.join(f'{x:.2f}' for x in some) for some in calls]
+      value = '' if value is None else value
+      row = [f'{temperature:g}', curve, value, cell(rate), cell(expected), *three]
+      print('| ' + ' | '.join(map(str, row)) + ' |', flush=True)
+
+
+if __name__ == '__main__':
+  main()
