@@ -317,9 +317,8 @@ class Router:
       tokens = self._tokens(echo)
       settings = {name: getattr(self, name) for name in ('alone', 'hidden', 'steps', 'learning_rate', 'decay', 'seed')}
       weights = fit(LOSSES[self.loss], tokens, **settings)
-      file.parent.mkdir(parents=True, exist_ok=True)
       rule = functools.partial(RULES[self.alone], weights=weights)
-      save(file, weights, self.models, loss=self.loss, alone=self.alone, quantiles=_quantiles(rule, tokens))
+      save(file.parent, weights, self.models, loss=self.loss, alone=self.alone, quantiles=_quantiles(rule, tokens))
     for share, alpha in json.loads(file.read_text())['quantiles'].items():
       echo(f'α = {alpha:.4g} defers {share} of the tokens')
     return load(file, self.models)

@@ -31,14 +31,14 @@ def labelled(models):
 
 
 def tokens(count=600, seed=0):
-  """Return tokens at which the drafter errs where its entropy is over 1, and the verifier never."""
+  """Return tokens at which the drafter errs where its entropy is over 1, and is surer than the verifier elsewhere."""
   rng = np.random.default_rng(seed)
   features = np.float32(rng.normal(size=(count, WIDTH)))
   errs = features[:, rules.TOP] > 1
   token = np.full(count, 3)
-  likely, unlikely = np.float32(np.log([0.9, 0.1]))
+  sure, likely, unlikely = np.float32(np.log([0.99, 0.6, 0.1]))
   return router.Tokens(
-    features=features, logq=np.where(errs, unlikely, likely), logp=np.full(count, likely), token=token,
+    features=features, logq=np.where(errs, unlikely, sure), logp=np.full(count, likely), token=token,
     first_q=np.where(errs, 4, token), first_p=token, text=np.zeros(count, int), at=np.arange(count), matters=errs,
   )  # fmt: skip
 
@@ -88,10 +88,11 @@ def test_what_is_read_is_what_the_models_make_of_the_texts(models):
   assert (found.features[:, 0] >= found.logq - 1e-5).all()  # the first is the largest log-probability
 
 
+@pytest.mark.full
 def test_an_encoder_decoder_goes_on_from_any_part_of_its_output(models):
   large = models[1]
   source = large.tokenizer.encode(embedded.sentences('validation', 1)[0][0])
-  settings = dict(max_new_tokens=24, sampler=Sampler(0.0))
+  settings = dict(max_new_tokens=48, sampler=Sampler(0.0))
   (expected,) = decode(methods.autoregressive(), [large], [source], **settings).tokens
   continued = large.replace(network=Continued(large.network, large.tokenizer.eos_ids[0]))
   cuts = range(len(expected))
@@ -99,6 +100,7 @@ def test_an_encoder_decoder_goes_on_from_any_part_of_its_output(models):
   assert [list(expected[:n]) + list(tokens) for n, tokens in zip(cuts, out.tokens)] == [list(expected)] * len(expected)
 
 
+@pytest.mark.full
 def test_a_text_has_the_drafters_tokens_wherever_they_do_not_matter(labelled, models):
   found, texts = labelled
   assert found.matters.any() and not found.matters.all()
@@ -110,6 +112,7 @@ def test_a_text_has_the_drafters_tokens_wherever_they_do_not_matter(labelled, mo
     assert models[1].tokenizer.decode(emitted.tolist()) == text
 
 
+@pytest.mark.full
 def test_a_token_matters_where_the_metric_falls(labelled, models):
   """The last label of a text, whose swap is decoded again by the verifier alone."""
   found, texts = labelled
@@ -150,7 +153,7 @@ def test_a_job_trains_saves_and_loads_a_rule_that_the_loop_follows(alone, models
   assert every.tokens == verifier.tokens
   assert alone or none.tokens == drafter.tokens  # a token cascade asks the verifier after `max_draft` tokens too
   calls = [out.stats.calls.sum(0)[1] for out in (none, some, every)]
-  assert sorted(calls) == calls and calls[0] < calls[1] < calls[2]
+  assert calls[0] < calls[1] <= calls[2]
 
 
 def test_a_rule_of_other_models_is_refused(tmp_path):
