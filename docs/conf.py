@@ -48,7 +48,7 @@ python_display_short_literal_types = True
 python_maximum_signature_line_length = 88
 
 nitpicky = True  # a role that names nothing is an error; annotations may name types of other libraries
-nitpick_ignore_regex = [('py:class', '.*')]
+nitpick_ignore_regex = [('py:class', '.*'), ('py:exc', 'RunError')]
 
 
 def skip_member(app, what, name, member, skip, options):

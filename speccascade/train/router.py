@@ -25,10 +25,10 @@ from speccascade.decode import decode
 from speccascade.engine import inputs
 from speccascade.engine.requests import Request
 from speccascade.host import storage
-from speccascade.models.continued import Continued
+from speccascade.models import continued
 from speccascade.sampling import Sampler
+from speccascade.train import data
 from speccascade.train.batches import Batch, collate, Pair
-from speccascade.train.data import tokenised
 from speccascade.train.losses import logits_of
 from speccascade.types import Array, checked_int, Model, Network, Params
 
@@ -200,7 +200,7 @@ def _earliest(tokens: Tokens) -> Tokens:
 def _continued(model: Model, prompts: Sequence[list[int]], task: Task, batch_size: int, begun: dict[int, list[int]]):
   """Return texts and tokens of the greedy outputs that begin with given tokens, by the number of their prompt."""
   if model.network.start_id is not None:
-    model = model.replace(network=Continued(model.network, model.tokenizer.eos_ids[0]))
+    model = model.replace(network=continued.Continued(model.network, model.tokenizer.eos_ids[0]))
   outputs = dict(begun)
   ended = lambda row: len(row) >= task.max_new_tokens or bool(row) and row[-1] in model.network.eos_ids
   if asked := [i for i, row in begun.items() if not ended(row)]:
@@ -327,7 +327,7 @@ class Router:
     if self.loss == 'swap':
       return labelled(self.models, self.task, self.tolerance, self.batch_size, echo)
     if self.texts == 'references':
-      pairs = tokenised(((e.prompt, e.references[0]) for e in self.task.examples), self.models[-1].tokenizer)
+      pairs = data.tokenised(((e.prompt, e.references[0]) for e in self.task.examples), self.models[-1].tokenizer)
       return read(self.models, list(pairs), batch_size=self.batch_size)
     prompts = [row.tolist() for row in inputs.encode(self.models, [e.prompt for e in self.task.examples])]
     _, outputs = _continued(self.models[-1], prompts, self.task, self.batch_size, {i: [] for i in range(len(prompts))})
