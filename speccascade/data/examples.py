@@ -55,3 +55,9 @@ class Task:
   metrics: dict[str, Metric]
   postprocess: Callable[[str, Example], str] | None = None
   stop: Sequence[str] = ()
+
+  def judged(self, examples: Sequence[Example], predictions: Sequence[str]) -> list[str]:
+    """Return the texts that metrics judge."""
+    if self.postprocess is None:
+      return list(predictions)
+    return [self.postprocess(text, example) for text, example in zip(predictions, examples, strict=True)]

@@ -114,10 +114,7 @@ def predicted_texts(task: Task, lines: Sequence[dict]) -> tuple[list[Example], l
   """Return the examples of some lines, and their predictions as metrics judge them."""
   by_index = {e.index: e for e in task.examples}
   examples = [by_index[line['example']] for line in lines]
-  texts = [line['prediction'] for line in lines]
-  if task.postprocess is None:
-    return examples, texts
-  return examples, [task.postprocess(text, example) for text, example in zip(texts, examples, strict=True)]
+  return examples, task.judged(examples, [line['prediction'] for line in lines])
 
 
 def _resampled(

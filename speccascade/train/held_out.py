@@ -21,7 +21,6 @@ from speccascade import rules
 from speccascade.data.examples import Task
 from speccascade.host import storage
 from speccascade.train import router
-from speccascade.train.data import tokenised
 from speccascade.types import Model
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
@@ -158,8 +157,7 @@ class HeldOut:
   def _tokens(self, kind: str, echo: Callable) -> router.Tokens:
     if kind == 'swap':
       return router.labelled(self.models, self.task, self.tolerance, self.batch_size, echo)
-    texts = ((e.prompt, e.references[0]) for e in self.task.examples)
-    return router.read(self.models, list(tokenised(texts, self.models[-1].tokenizer)), batch_size=self.batch_size)
+    return router.of_references(self.models, self.task, self.batch_size)
 
 
 def table(found: dict) -> list[str]:

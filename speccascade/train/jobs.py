@@ -1,8 +1,7 @@
 """Training jobs from gin files.
 
-A config binds `train.jobs`, a list of `@train.Job()`, `@train.Router()` and
-`@train.HeldOut()`, and may bind `train.mesh`. Job `large` of
-`--out=OUT` is in OUT/large; a later job can name it as its teacher or start.
+A config binds `train.jobs`, a list of `@train.Job()`, `@train.Router()` and `@train.HeldOut()`, and may bind
+`train.mesh`. Job `large` of `--out=OUT` is in OUT/large; a later job can name it as its teacher or start.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -161,8 +161,7 @@ def swaps(
     The tokens, and the texts: what deferring by the labels themselves emits.
   """
   metric = next(iter(task.metrics.values()))
-  finish = task.postprocess or (lambda text, example: text)
-  judge = lambda i, text: metric([task.examples[i]], [finish(text, task.examples[i])])
+  judge = lambda i, text: metric([task.examples[i]], task.judged([task.examples[i]], [text]))
   prompts = [row.tolist() for row in inputs.encode(models, [e.prompt for e in task.examples])]
   go_on = functools.partial(_continued, models[-1], prompts, task, batch_size)
   texts, outputs = go_on({i: [] for i in range(len(prompts))})
@@ -327,19 +326,23 @@ class Router:
     if self.loss == 'swap':
       return labelled(self.models, self.task, self.tolerance, self.batch_size, echo)
     if self.texts == 'references':
-      pairs = data.tokenised(((e.prompt, e.references[0]) for e in self.task.examples), self.models[-1].tokenizer)
-      return read(self.models, list(pairs), batch_size=self.batch_size)
+      return of_references(self.models, self.task, self.batch_size)
     prompts = [row.tolist() for row in inputs.encode(self.models, [e.prompt for e in self.task.examples])]
     _, outputs = _continued(self.models[-1], prompts, self.task, self.batch_size, {i: [] for i in range(len(prompts))})
     return read(self.models, [(prompts[i], row) for i, row in outputs.items()], batch_size=self.batch_size)
+
+
+def of_references(models: Sequence[Model], task: Task, batch_size: int) -> Tokens:
+  """Return the tokens of the first reference of each example."""
+  pairs = data.tokenised(((e.prompt, e.references[0]) for e in task.examples), models[-1].tokenizer)
+  return read(models, list(pairs), batch_size=batch_size)
 
 
 def labelled(models: Sequence[Model], task: Task, tolerance: float, batch_size: int, echo: Callable) -> Tokens:
   """Return the tokens of `swaps`, and print the metric that the labels themselves reach, and what they defer."""
   tokens, texts = swaps(models, task, tolerance=tolerance, batch_size=batch_size)
   (name, metric), *_ = task.metrics.items()
-  finish = task.postprocess or (lambda text, example: text)
-  value = metric(task.examples, [finish(text, e) for text, e in zip(texts, task.examples, strict=True)])
+  value = metric(task.examples, task.judged(task.examples, texts))
   share = f'{tokens.matters.mean():.2%} of {tokens.token.size} tokens'
   echo(f'{name} {value:.2f} by the labels, which defer {share}; the models disagree at {_disagreement(tokens):.2%}')
   return tokens
