@@ -82,7 +82,9 @@ def place(model: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
   return model.replace(params=jax.device_put(model.params, shardings(model.network, on, rules, model.params)))
 
 
-def shardings(network: Any, on: Mesh, rules: Rules | str | None = None, params: Any = None) -> Any:
+def shardings(
+  network: Any, on: Mesh, rules: Rules | str | None = None, params: Any = None, undivided: Callable | None = None
+) -> Any:
   """Return the sharding of each parameter; those of a network that names no axes are replicated.
 
   Args:
@@ -90,13 +92,14 @@ def shardings(network: Any, on: Mesh, rules: Rules | str | None = None, params: 
     on: The mesh.
     rules: As of `place`.
     params: The parameters, of which a network without named axes needs the structure.
+    undivided: As of `specs`.
 
   Returns:
     A tree of the parameters' structure.
   """
   if not hasattr(network, 'param_axes'):
     return jax.tree.map(lambda _: NamedSharding(on, PartitionSpec()), params)
-  return jax.tree.map(lambda s: NamedSharding(on, s), specs(network, on, rules), is_leaf=_is_spec)
+  return jax.tree.map(lambda s: NamedSharding(on, s), specs(network, on, rules, undivided), is_leaf=_is_spec)
 
 
 def _is_spec(x: Any) -> bool:

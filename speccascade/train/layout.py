@@ -35,8 +35,6 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
   Raises:
     ValueError: an axis of a parameter that the rules shard does not divide over the mesh.
   """
-  if not hasattr(network, 'param_axes'):
-    return sharding.shardings(network, mesh, rules, params)
 
   def refuse(axis: str, shards: int, _) -> None:
     raise ValueError(
@@ -44,8 +42,7 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
       "divides the heads, the MLP and the vocabulary, or Job.rules = 'replicated'"
     )
 
-  specs = sharding.specs(network, mesh, rules, refuse)
-  return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+  return sharding.shardings(network, mesh, rules, params, refuse)
 
 
 def of_state(
