@@ -97,15 +97,16 @@ def plan(
 
 def _overlaps(models: Sequence[Model], measured: '_Acceptance', call: dict) -> tuple[str, ...]:
   """Return for each model of another vocabulary how many tokens it shares, and what that costs in acceptance."""
+  found = [(model.name, common) for model in models if (common := translation.common(model)) is not None]
+  if not found:
+    return ()
   prompts = np.concatenate([row.tokens for row in requests.rows(models, measured.prompts, **call)])
   large = models[-1].name
   lines = []
-  for model in models:
-    if (common := translation.common(model)) is None:
-      continue
+  for name, common in found:
     shares = [f'{common[tokens].mean():.0%}' for tokens in (prompts, measured.written)]
     lines.append(
-      f'{model.name} has {common.sum()} of the {common.size} tokens of {large}: {shares[0]} of the tokens in the '
+      f'{name} has {common.sum()} of the {common.size} tokens of {large}: {shares[0]} of the tokens in the '
       f'prompts, the rest of which it reads as others, and {shares[1]} of those that {large} writes, the most that can '
       'be accepted'
     )
