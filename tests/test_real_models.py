@@ -118,9 +118,7 @@ def test_the_call_of_the_readme_works_on_a_trained_pair(t5):
   assert out.stats.calls[1, 0] < out.stats.emitted[0] == len(out.tokens[0])
 
 
-@pytest.mark.parametrize(
-  'size', [pytest.param(s, marks=pytest.mark.full if s == 'small' else pytest.mark.long) for s in T5_BLEU]
-)
+@pytest.mark.parametrize('size', quick(T5_BLEU, [], ['small']))
 def test_bleu_is_the_published_one(t5, shared, size):
   data = shared / 'data' / 'multi30k'
   out = decode(

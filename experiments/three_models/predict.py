@@ -42,7 +42,7 @@ def _rates(combiner, logits, real, sampler, *, slots, models):
   """Return the mean acceptance rate of each model's tokens for the target."""
   pi = combiner(jnp.stack([logits[m] for m in slots]), sampler=sampler)
   mean = lambda x: jnp.where(real, x, 0).sum() / real.sum()
-  return [mean(jnp.minimum(sampler(logits[m]), pi).sum(-1)) for m in models]
+  return [mean(losses.accepted(sampler(logits[m]), pi)) for m in models]
 
 
 def forced(loaded: Loaded, texts: dict[int, list[int]]) -> tuple[list, np.ndarray]:

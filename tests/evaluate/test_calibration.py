@@ -9,7 +9,7 @@ import jax
 from matching import having
 import numpy as np
 import pytest
-from runs import given
+from runs import given, GOOD
 import toys
 
 from speccascade import calibrate, methods, rules
@@ -363,23 +363,7 @@ def test_a_rule_of_ones_own_has_no_options_of_decode():
   assert calibration_report.decode_options(curve.points()[0]) is None
 
 
-CONFIG = """
-import toys
-target/Curve.name = 'target only'
-target/Curve.method = @methods.autoregressive
-target/Curve.settings = {'model': 1}
-opt/Curve.name = 'opt'
-opt/Curve.method = @methods.speculative
-opt/Curve.rule = @rules.opt
-opt/Curve.parameter = 'alpha'
-opt/Curve.values = [0.0, 0.5, 1.0]
-toys.task.count = 60
-Experiment.task = @toys.task()
-Experiment.models = @toys.models
-Experiment.curves = [@target/Curve(), @opt/Curve()]
-Experiment.temperatures = [0.0]
-run.experiments = [@Experiment()]
-"""
+CONFIG = GOOD.replace('[0.0, 0.5]', '[0.0, 0.5, 1.0]') + 'toys.task.count = 60\nExperiment.temperatures = [0.0]\n'
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from matching import says
 import numpy as np
 import pytest
 from runs import finish, GOOD, RUN, same_bytes, start
+from tiers import quick
 
 import speccascade
 from speccascade.checkpoints import orbax
@@ -236,7 +237,7 @@ def pair(tmp_path_factory):
 
 @pytest.mark.parametrize(
   ('data', 'parts', 'victim'),
-  [pytest.param(1, 4, 1, marks=pytest.mark.long), pytest.param(2, 2, 0, marks=pytest.mark.full)],
+  quick([(1, 4, 1), (2, 2, 0)], [], [(2, 2, 0)]),
 )
 def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, parts, victim):
   folder, shape = pair.parent / f'{data}x{parts}', f"--gin.mesh.shape={{'data': {data}, 'model': {parts}}}"
@@ -301,7 +302,7 @@ def test_processes_that_nothing_tells_of_each_other_are_told_what_to_set(monkeyp
     multihost.start(1)
 
 
-@pytest.mark.parametrize('missing', ['its port', pytest.param('the other process', marks=pytest.mark.full)])
+@pytest.mark.parametrize('missing', quick(['its port', 'the other process'], ['its port']))
 def test_a_process_that_cannot_find_the_others_says_so_and_prints_no_stack(tmp_path, missing):
   with socket.socket() as other:
     other.bind(('', 0))
