@@ -21,6 +21,7 @@ import optax
 
 from speccascade import methods, rules, sampling
 from speccascade.data.examples import Task
+from speccascade.data.prompts import truncation
 from speccascade.decode import decode
 from speccascade.engine import inputs
 from speccascade.engine.requests import Request
@@ -210,8 +211,9 @@ def _continued(model: Model, prompts: Sequence[list[int]], task: Task, batch_siz
     written = {i: begun[i] + list(map(int, tokens)) for i, tokens in zip(asked, out.tokens)}
     outputs |= {i: row[: task.max_new_tokens] for i, row in written.items()}
   texts = {i: model.tokenizer.decode(row) for i, row in outputs.items()}
-  before = lambda text: functools.reduce(lambda x, stop: x.split(stop)[0], task.stop, text)
-  return {i: before(text) for i, text in texts.items()}, outputs
+  if truncate := truncation(task.stop):
+    texts = {i: truncate(text, task.examples[i]) for i, text in texts.items()}
+  return texts, outputs
 
 
 # ---- training ----
