@@ -88,12 +88,13 @@ def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule],
   """
 
   def decorate(defer):
-    def mixed(q_logits, p_logits, *, sampler, rest=None, **numbers):
-      rest = _distribution_of(rest, p_logits, sampler)
-      delta = defer(q_logits, p_logits, sampler=sampler, **numbers, **_if_taken(defer, rest))
+    def mixed(q_logits, p_logits, **given):
+      sampler = given['sampler']
+      rest = _distribution_of(given.pop('rest', None), p_logits, sampler)
+      delta = defer(q_logits, p_logits, **given, **_if_taken(defer, rest))
       return jnp.where(delta[..., None], rest, sampler(q_logits))
 
-    mixed.__signature__ = _with_rest(inspect.signature(defer))
+    mixed.__signature__ = _signature_of(defer, mixed)
     mixed.alpha_range = (low, high)
     mixed.defer = defer
     mixed.alone = alone
@@ -135,11 +136,12 @@ def _named_as(function: Callable, made: Callable) -> Callable:
   return made
 
 
-def _with_rest(signature: inspect.Signature) -> inspect.Signature:
-  """Return the signature of a decision δ with the keyword `rest`, which every mixture takes."""
+def _signature_of(defer: Callable, mixed: Callable) -> inspect.Signature:
+  """Return the signature of a mixture: logits, the keywords of its decision δ, which may be its own, and `rest`."""
+  logits = list(inspect.signature(mixed).parameters.values())[:2]
   rest = inspect.Parameter('rest', inspect.Parameter.KEYWORD_ONLY, default=None)
-  others = [p for name, p in signature.parameters.items() if name != 'rest']
-  return signature.replace(parameters=[*others, rest])
+  keywords = [p for p in inspect.signature(defer).parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != 'rest']
+  return inspect.Signature([*logits, *keywords, rest])
 
 
 def _distribution_of(rest: Array | None, p_logits: Array, sampler: sampling.Sampler) -> Array:

@@ -462,3 +462,16 @@ def test_both_ends_of_alpha_can_be_bound(rule):
   for alpha in TABLE[rule][1:]:
     if alpha is not None:
       assert rules.bind_rule(bound(rule, alpha)).keywords['alpha'] == np.float32(alpha)
+
+
+def test_a_mixture_takes_the_numbers_of_its_decision_whatever_it_calls_the_logits():
+  @rules.mixture(0, 1)
+  def surer(q, p, *, alpha, factor, sampler):
+    return factor * jnp.exp(p.max(-1)) > jnp.exp(q.max(-1)) + alpha
+
+  q, p = jnp.log(jnp.array([0.6, 0.4])), jnp.log(jnp.array([0.2, 0.8]))
+  bound = rules.bind_rule(functools.partial(surer, alpha=0.1, factor=1.0))
+  np.testing.assert_allclose(bound(q, p, sampler=Sampler()), [0.2, 0.8], rtol=1e-6)
+  np.testing.assert_allclose(surer(q, p, alpha=0.1, factor=0.5, sampler=Sampler()), [0.6, 0.4], rtol=1e-6)
+  with pytest.raises(ValueError, match=having('surer', 'factor')):
+    rules.bind_rule(functools.partial(surer, alpha=0.1))
