@@ -39,7 +39,6 @@ autodoc_member_order = 'bysource'
 autodoc_typehints = 'signature'
 autodoc_inherit_docstrings = False
 autodoc_preserve_defaults = True
-autodoc_mock_imports = ['lm_eval']  # whose classes one of ours derives from; the site is built without it
 autosummary_generate = False
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [('Attributes', 'params_style')]
