@@ -3,28 +3,32 @@
   python scripts/sv_simulated.py compile --topology v5e:2x2 --out v5e.json
   python scripts/sv_simulated.py roofline --topology v5e:2x2 --out v5e_roofline.json
   python scripts/sv_simulated.py tables v5e.json v6e.json --llama gsm8k.json --t5 multi30k.json
-  python scripts/sv_simulated.py check plan.json
+  python scripts/sv_simulated.py check plan.json --models DRAFT COMPANION TARGET --prompts FILE
 
 `compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; an hour on a busy machine)
 and goes on where it was interrupted. `roofline` writes the least times instead, by bytes and operations. `tables`
-simulates rounds from the samples of plans of three models and prints Markdown. `check` compares predictions of a plan
-with what was measured.
+simulates rounds from the samples of plans of three models and prints Markdown. `check` simulates the rounds of a plan's
+own models from the times of their calls, and decodes with them.
 """
 
 import argparse
+from collections.abc import Callable, Sequence
 import functools
 import json
 from pathlib import Path
 import sys
 
 import jax
+import numpy as np
 
-from speccascade.engine import plans
-from speccascade.evaluate import sv_simulation
+from speccascade import checkpoints, methods, Sampler
+from speccascade.data import files
+from speccascade.engine import inputs, plans, requests
+from speccascade.evaluate import sv_simulation, throughput
 from speccascade.evaluate.report.formats import markdown
 from speccascade.evaluate.sv_simulation import Trio
 from speccascade.models import shapes
-from speccascade.planning import compiled_times
+from speccascade.planning import compiled_times, sv_model, timing
 
 SIZES = {'llama': (shapes.llama, shapes.LLAMA), 't5': (shapes.t5, shapes.T5_V1_1)}
 TRIOS = [('llama', '68m', '160m', '7b'), ('llama', '68m', '160m', '13b'), ('t5', 'small', 'base', 'xxl')]
@@ -83,14 +87,42 @@ def _name(family: str, profile: plans.Profile) -> str:
 
 
 def check(args: argparse.Namespace):
-  """Print, of a plan, the predicted and the measured speed over the verifier alone, and their ratio."""
-  for batch, tried in plans.load(args.plan).speeds.items():
-    alone = tried[0]
-    for x in tried[1:]:
-      predicted = x.predicted / alone.predicted
-      measured = x.median / alone.median
-      name = f'batch {batch}, {plans.Choice(x.name, x.block)}'
-      print(f'{name}: predicted {predicted:.2f}, measured {measured:.2f}, ratio {predicted / measured:.2f}')
+  """Print, of a plan and its models, speed over the verifier alone: as simulated, as measured, and their ratio.
+
+  Rounds are simulated with full batches, so they are measured with full batches: until the first text ends.
+  """
+  profile = plans.profile_of(args.plan)
+  models = checkpoints.load_all(args.models)
+  plans.check_models(profile.origin, models, (0, 1, 2))
+  models = timing.endless(models)
+  field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
+  prompts = files.texts(args.prompts, field, args.count)
+  sampler = Sampler(**dict(profile.origin.sampler))
+  width = inputs.prompt_width(models, requests.rows(models, prompts, max_new_tokens=1, sampler=sampler, seed=0), None)
+  sizes = dict(max_new_tokens=args.max_new_tokens, max_prompt_tokens=width, sampler=sampler)
+  most = profile.origin.block
+  made = {'plain': methods.autoregressive(2)}
+  made |= {f'speculative, γ = {n}': methods.speculative(block=n, pair=(0, 2)) for n in sorted({1, 3, 5, most})}
+  made |= {
+    'SV, all tokens': methods.sv(profile, most),
+    'SV, accepted tokens': methods.sv(profile, most, goodput='accepted'),
+    'SV exact': methods.sv_exact(profile, most),
+  }
+  for batch in args.batches or profile.steps:
+    groups = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)][: max(2, 16 // batch)]
+    calls = {n: [throughput.full_call(m, models, some, **sizes) for some in groups] for n, m in made.items()}
+    done = timing.interleave({n: functools.partial(_speed, some) for n, some in calls.items()}, args.trials)
+    for name in list(made)[1:]:
+      median, low, high = timing.Interval.of(np.divide(done[name], done['plain']))
+      simulated = sv_model.speedup(profile, batch, name, most)
+      measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'
+      print(f'batch {batch}, {name}: simulated {simulated:.2f}, {measured}, ratio {simulated / median:.2f}', flush=True)
+
+
+def _speed(calls: Sequence[Callable[[], tuple[float, int]]]) -> float:
+  """Return the tokens a second of several batches."""
+  seconds, tokens = zip(*(call() for call in calls), strict=True)
+  return sum(tokens) / sum(seconds)
 
 
 def main():
@@ -112,6 +144,13 @@ def main():
   one.set_defaults(run=print_tables)
   one = commands.add_parser('check')
   one.add_argument('plan')
+  one.add_argument('--models', nargs=3, required=True)
+  one.add_argument('--prompts', required=True)
+  one.add_argument('--prompt_field')
+  one.add_argument('--count', type=int, default=64)
+  one.add_argument('--max_new_tokens', type=int, default=64)
+  one.add_argument('--batches', type=int, nargs='*', help='those of the plan by default')
+  one.add_argument('--trials', type=int, default=5)
   one.set_defaults(run=check)
   args = parser.parse_args()
   args.run(args)

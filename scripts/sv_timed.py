@@ -104,15 +104,6 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
   return profile, {name: pace(method) for name, method in runs.items()}
 
 
-def predicted(profile: plans.Profile, name: str, args) -> float:
-  """Return the speed-up over plain decoding that the cost model predicts."""
-  if name.startswith('speculative'):
-    x = sv_model.simulate(profile, args.batch, int(name.split()[-1]))
-    return x['fixed'] / x['plain']
-  x = sv_model.simulate(profile, args.batch, args.block, sv_model.VARIANTS[name])
-  return x['sv'] / x['plain']
-
-
 def main():
   """Time and print."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -139,7 +130,7 @@ def main():
   for name in list(runs)[1:]:
     gains = [plain.token / pace.token for plain, pace in zip(done['plain'], done[name], strict=True)]
     median, low, high = timing.Interval.of(gains)
-    model = predicted(profile, name, args)
+    model = sv_model.speedup(profile, args.batch, name, args.block)
     measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}], tokens a round {done[name][0].tokens:.2f}'
     print(f'{name:<22} {measured}; predicted {model:.2f}, ratio {model / median:.2f}', flush=True)
 

@@ -178,6 +178,9 @@ def speculative(
   slots = _pair(pair)
   accept, by_round = acceptance.bind(accept)
   policy = stopping.check(policy)
+  alpha = bound.keywords.get('alpha')
+  if rules.takes(bound, 'slot') and np.ndim(alpha) and len(alpha) != gamma + 1:
+    raise ValueError(f'rule {rules.name_of(rule)} has {len(alpha)} α for block={gamma}; give γ + 1 = {gamma + 1}.')
   settings = dict(policy=policy, by_round=by_round, rule=rules.name_of(rule))
   if bound.func is rules.speculative:
     phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)

@@ -14,7 +14,8 @@ q and p; the mixture and the total variation TV read :math:`\tilde q` and :math:
 so another α compiles nothing.
 
 A rule that takes the keyword `rest` can cascade three or more models: `rest` [..., V] is the target of the models after
-the drafter, :math:`\tilde p` where that is one model, and `p_logits` are those of the next model.
+the drafter, :math:`\tilde p` where that is one model, and `p_logits` are those of the next model. One that takes `slot`
+gets the number of each token in its draft, from 0.
 
 A method that takes both kinds takes a function without `@rule` for a combiner.
 
@@ -91,7 +92,7 @@ def mixture(low: float, high: float, *, alone: bool = False) -> Callable[[Rule],
     def mixed(q_logits, p_logits, **given):
       sampler = given['sampler']
       rest = _distribution_of(given.pop('rest', None), p_logits, sampler)
-      delta = defer(q_logits, p_logits, **given, **_if_taken(defer, rest))
+      delta = defer(q_logits, p_logits, **given, **if_taken(defer, rest=rest))
       return jnp.where(delta[..., None], rest, sampler(q_logits))
 
     mixed.__signature__ = _signature_of(defer, mixed)
@@ -149,8 +150,9 @@ def _distribution_of(rest: Array | None, p_logits: Array, sampler: sampling.Samp
   return sampler(p_logits) if rest is None else rest
 
 
-def _if_taken(function: Callable, rest: Array) -> dict[str, Array]:
-  return {'rest': rest} if takes(function, 'rest') else {}
+def if_taken(function: Callable, **given) -> dict[str, Any]:
+  """Return those of the keywords that a function has."""
+  return {name: value for name, value in given.items() if takes(function, name)}
 
 
 def _missing(accepted: Array) -> Array:
@@ -450,6 +452,38 @@ def learned_alone(q_logits, p_logits, *, alpha, weights, sampler):
   return gain(weights, q_logits) > alpha
 
 
+# ---- an α for each place in a draft ----
+
+
+@functools.cache
+def by_slot(rule: Rule) -> Rule:
+  r"""Return a rule that takes an α for each token of a draft: :math:`(\alpha_0, \dots, \alpha_\gamma)`.
+
+  A rejection drops the rest of a draft, which is much at its first token and nothing at its last. The rules of one
+  position charge both the same. `theory.alphas_by_slot` has the :math:`\alpha_i` that charge what a rejection costs
+  the whole text.
+
+  Each token follows the rule's target with the α of its slot, exactly. So texts depend on where drafts begin, and on γ.
+  A method without drafts has slot 0 alone.
+
+  Args:
+    rule: A mixture, as `rules.opt`.
+
+  Example:
+    >>> rule = functools.partial(rules.by_slot(rules.opt), alpha=(0.2, 0.1, 0.0))  # of γ = 2
+  """
+  if not hasattr(rule, 'defer'):
+    raise ValueError(f'by_slot: {name_of(rule)} makes no decision at a position; give a mixture, as rules.opt.')
+
+  def defer(q_logits, p_logits, *, alpha, slot=0, **given):
+    return rule.defer(q_logits, p_logits, alpha=jnp.take(jnp.asarray(alpha), slot, mode='clip'), **given)
+
+  signature = inspect.signature(rule.defer)
+  slot = inspect.Parameter('slot', inspect.Parameter.KEYWORD_ONLY, default=0)
+  defer.__signature__ = signature.replace(parameters=[*signature.parameters.values(), slot])
+  return mixture(*rule.alpha_range)(_named_as(rule, defer))
+
+
 # ---- combiners of n models ----
 
 
@@ -537,7 +571,7 @@ def _blend(logits, weights):
 
 
 @combiner
-def chain(logits, *, rule, sampler):
+def chain(logits, *, rule, sampler, slot=0):
   """Cascade n models by a rule: keep model i, or defer to the cascade of the models after it.
 
   With two models it is the rule. With more, the rule compares model i with model i + 1, and `rest` is the target of the
@@ -547,6 +581,7 @@ def chain(logits, *, rule, sampler):
     logits: The models' logits [M, ..., V].
     rule: A rule of two models; it takes `rest` where M > 2.
     sampler: Applied to each model.
+    slot: The number of each token in its draft, for a rule that takes it.
 
   Returns:
     Probabilities [..., V].
@@ -558,7 +593,7 @@ def chain(logits, *, rule, sampler):
     )
   target = sampler(logits[-1])
   for q, p in reversed(list(zip(logits[:-1], logits[1:], strict=True))):
-    target = rule(q, p, sampler=sampler, **_if_taken(rule, target))
+    target = rule(q, p, sampler=sampler, **if_taken(rule, rest=target, slot=slot))
   return target
 
 
@@ -618,11 +653,11 @@ def bind_rule(rule: Rule) -> tree_util.Partial:
   bound = bind(rule)
   if getattr(bound.func, 'kind', 'rule') != 'rule':
     raise ValueError(f'{name_of(rule)} is a {bound.func.kind}, not a rule of two models; give it to cos or ensemble.')
-  _require(bound, given=('q_logits', 'p_logits', 'sampler', 'rest'), example=EXAMPLE)
+  _require(bound, given=('q_logits', 'p_logits', 'sampler', 'rest', 'slot'), example=EXAMPLE)
   low, high = getattr(bound.func, 'alpha_range', (-INF, INF))
-  alpha = bound.keywords.get('alpha', low)
-  if isinstance(alpha, (float, np.floating)) and not low <= alpha <= high:
-    raise ValueError(f'rule {name_of(rule)} needs {low} <= alpha <= {high}, not alpha={alpha!s}.')
+  for alpha in tree_util.tree_leaves(bound.keywords.get('alpha', low)):
+    if isinstance(alpha, (float, np.floating)) and not low <= alpha <= high:
+      raise ValueError(f'rule {name_of(rule)} needs {low} <= alpha <= {high}, not alpha={alpha!s}.')
   return bound
 
 

@@ -57,6 +57,7 @@ def own_step(model, **sampler):
   return reference.lockstep([model], lambda l, s: s(l[0]), **sampler)
 
 
+BY_SLOT = (0.3, 0.1, -0.2)
 WEIGHTS2, WEIGHTS3 = (0.4, 0.6), (0.5, 0.2, 0.3)
 weighted2 = functools.partial(rules.weighted, weights=WEIGHTS2)
 weighted3 = functools.partial(rules.weighted, weights=WEIGHTS3)
@@ -132,6 +133,9 @@ METHODS = {
     methods.ensemble(bound('chow'), models=3), TRIO, combined(functools.partial(chained, name='chow'), TRIO)),
   'cos user': (
     methods.cos(user_combiner, (1, 2)), PAIR, combined(lambda l, s: s((l[0] + l[1]) / 2), PAIR)),
+  'cascade by slot': (
+    methods.speculative(functools.partial(rules.by_slot(rules.opt), alpha=BY_SLOT), block=2), PAIR,
+    lambda **s: reference.by_slot(PAIR, 'opt', BY_SLOT, **s)),
   'sv_exact': (methods.sv_exact(profile((2 * V**2) ** 3), block=2), TRIO, lambda **s: own_step(LARGE, **s)),
 }  # fmt: skip
 METHODS |= {

@@ -209,6 +209,20 @@ def lockstep(models, pi, **sampler):
   return step
 
 
+def by_slot(models, name, alphas, **sampler):
+  """Return the step of a speculative cascade with an α a slot; the carry is the slot of the next token in its draft."""
+
+  def step(tokens, slot):
+    slot = slot or 0
+    lq, lp = (table_logits(m, tokens) for m in models)
+    s = at_prefix(tokens, **sampler)
+    q, pi = s(lq), target(name, lq, lp, alphas[slot], s)
+    accepted = np.minimum(q, pi)
+    return [(accepted, (slot + 1) % len(alphas)), (pi - accepted, 0)]
+
+  return step
+
+
 def token_cascade(models, name, alpha, max_draft, **sampler):
   """Return the step of the sequential cascade; the carry counts the drafter's tokens since the verifier's last."""
 

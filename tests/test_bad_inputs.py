@@ -162,6 +162,15 @@ PYTHON = {
   'a rule by its name': (lambda _: methods.speculative('opt'), ("'opt'", 'functools')),
   'a rule without its alpha': (lambda _: methods.speculative(rules.opt), ('opt', 'alpha')),
   'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), ('chow', '0 <= alpha <= 1')),
+  'by_slot of a token rule': (lambda _: rules.by_slot(rules.token_v3), ('token_v3', 'rules.opt')),
+  'alpha for other slots': (
+    lambda _: methods.speculative(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), block=5),
+    ('opt', '2', 'block=5', '6'),
+  ),
+  'alpha of a slot out of range': (
+    lambda _: methods.speculative(partial(rules.by_slot(rules.chow), alpha=(0.1, 2.0)), block=1),
+    ('chow', 'alpha <= 1', '2.0'),
+  ),
   'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), ('opt', 'alpha')),
   'complex weights': (
     lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), ('weighted', 'weights')

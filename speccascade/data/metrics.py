@@ -22,7 +22,6 @@ import dataclasses
 from fractions import Fraction
 import functools
 import inspect
-import os
 import re
 import string
 
@@ -30,6 +29,7 @@ import numpy as np
 
 from speccascade.data import programs, sandbox
 from speccascade.data.examples import Example, Metric
+from speccascade.host import multihost
 
 ORDER = 4  # BLEU's longest n-gram
 NO_ANSWER = 'unanswerable'  # the answer of a question that has none
@@ -310,7 +310,7 @@ class PassAt1(Mean):
 
     if len(examples) != len(predictions):
       raise ValueError(f'{len(examples)} examples have {len(predictions)} predictions; give one for each.')
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(multihost.cpus()) as pool:
       passed = list(pool.map(passes, examples, predictions))
     return np.array(passed, np.float64)[:, None]
 

@@ -357,7 +357,7 @@ class Verify:
     known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - length + 1
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
     sampler = sampler_for_window(state)
-    pi = self.combiner(logits, sampler=sampler)  # [B, W+1, V]
+    pi = self._target(logits, sampler, iota(width + 1))  # [B, W+1, V]
     sound = _finite(logits).all(0)  # [B, W+1]
     if not rules.gives_distribution(self.combiner):
       sound = sound & rules.is_distribution(pi)
@@ -398,6 +398,9 @@ class Verify:
       fault_target = jnp.where(by_target[:, None], sum_and_least, fault_target)
     return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target)
 
+  def _target(self, logits: Array, sampler, slot: Array) -> Array:
+    return self.combiner(logits, sampler=sampler, **rules.if_taken(self.combiner, slot=slot))
+
   def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
     """Return what the token after the accepted ones is drawn from [B, V]: the residual, or the target.
 
@@ -405,7 +408,7 @@ class Verify:
     """
     at = verdict.accepted
     logits = jnp.stack([take1(w.logits[m], at) for m in self.models])  # [M, B, V]
-    pi = self.combiner(logits, sampler=sampler.at(at))
+    pi = self._target(logits, sampler.at(at), at)
     q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
     scale = jnp.where(rejected, verdict.scale, 1)[:, None]
     return jnp.where(rejected[:, None], sampling.residual(scale * pi, q), pi)
@@ -413,8 +416,10 @@ class Verify:
   def _deferred(self, logits: Array, sampler) -> Array | int:
     if self.defer is None:
       return 0
-    rest = {'rest': sampler(logits[1])} if rules.takes(self.defer, 'rest') else {}
-    return self.defer(logits[0], logits[1], sampler=sampler, **rest).astype(jnp.int32)
+    given = rules.if_taken(self.defer, slot=iota(logits.shape[2]))
+    if rules.takes(self.defer, 'rest'):
+      given['rest'] = sampler(logits[1])
+    return self.defer(logits[0], logits[1], sampler=sampler, **given).astype(jnp.int32)
 
   def _commit(self, context: Context, state: State, r: '_Round') -> State:
     """Append the accepted tokens and the one more; end rows at EOS and at their limit; count."""

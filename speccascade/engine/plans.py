@@ -22,7 +22,7 @@ from speccascade import sampling
 from speccascade.engine.verification import AcceptanceTable, Latency
 from speccascade.host import storage
 
-FORMAT = 2
+FORMAT = 3
 FIELDS = ('s', 'a', 's_target', 'accept', 'position', 'request')  # of a sample, see `Profile`
 MAKE = 'make one with python -m speccascade.plan'
 
@@ -72,7 +72,8 @@ class Profile:
       (`accept` is the chance that the verifier accepts the token), the position in the block and the prompt's number.
     times: {rows: {tokens: seconds}} of the verifier.
     steps: {rows: [4]} the seconds of a token of the drafter, of the companion's reading, of a token of the verifier
-      alone, and of a round apart from its calls.
+      alone in its loop, and of a round of speculative verification apart from its calls.
+    rounds: {rows: {γ: seconds}} of a round of speculative decoding.
   """
 
   table: AcceptanceTable
@@ -81,6 +82,7 @@ class Profile:
   samples: Mapping[str, np.ndarray] | None = None
   times: Mapping[int, Mapping[int, float]] | None = None
   steps: Mapping[int, Sequence[float]] | None = None
+  rounds: Mapping[int, Mapping[int, float]] | None = None
 
   def __post_init__(self):
     if not isinstance(self.latency, Latency):
@@ -88,10 +90,10 @@ class Profile:
     self.table.check()
 
   @classmethod
-  def of(cls, table: AcceptanceTable, origin: Origin, samples, times, steps) -> 'Profile':
+  def of(cls, table: AcceptanceTable, origin: Origin, samples, times, steps, rounds=None) -> 'Profile':
     """Return a profile whose latency is made of its times."""
     others = {rows: (draft, companion + overhead) for rows, (draft, companion, _, overhead) in steps.items()}
-    return cls(table, Latency.of(times, others), origin, samples, times, steps)
+    return cls(table, Latency.of(times, others), origin, samples, times, steps, rounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,10 +128,19 @@ def _content(profile: Profile) -> dict[str, Any]:
   """Return a profile as JSON has it."""
   return dict(
     table=profile.table.lists(),
-    times={str(n): {str(t): s for t, s in some.items()} for n, some in profile.times.items()},
+    times=_by_text(profile.times),
+    rounds=_by_text(profile.rounds or {}),
     steps={str(n): list(s) for n, s in profile.steps.items()},
     samples={name: np.round(np.asarray(x, np.float64), 5).tolist() for name, x in profile.samples.items()},
   )
+
+
+def _by_text(seconds: Mapping[int, Mapping[int, float]]) -> dict[str, dict[str, float]]:
+  return {str(n): {str(t): s for t, s in some.items()} for n, some in seconds.items()}
+
+
+def _by_number(seconds: Mapping[str, Mapping[str, float]]) -> dict[int, dict[int, float]]:
+  return {int(n): {int(t): s for t, s in some.items()} for n, some in seconds.items()}
 
 
 def load(path) -> Plan:
@@ -158,10 +169,10 @@ def _read(file: Path, _changed: int) -> Plan:
 
 
 def _profile(content: Mapping[str, Any], origin: Origin) -> Profile:
-  times = {int(n): {int(t): s for t, s in some.items()} for n, some in content['times'].items()}
   steps = {int(n): tuple(s) for n, s in content['steps'].items()}
   samples = {name: np.asarray(x) for name, x in content['samples'].items()}
-  return Profile.of(AcceptanceTable.of(**content['table']), origin, samples, times, steps)
+  times, rounds = (_by_number(content[name]) for name in ('times', 'rounds'))
+  return Profile.of(AcceptanceTable.of(**content['table']), origin, samples, times, steps, rounds)
 
 
 def _tuple(value: Any) -> Any:

@@ -19,6 +19,7 @@ from speccascade import acceptance, embedded, methods, rules, stopping
 from speccascade.backends import sharding
 from speccascade.data import files
 from speccascade.data.seqio import tasks
+from speccascade.evaluate import plugins
 from speccascade.evaluate.curves import Checkpoint, Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.host import gin_files, storage
@@ -61,6 +62,7 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'speccascade.mesh', _mesh
   combiners = (rules.weighted, rules.contrastive, rules.realign)
   yield from ((f'rules.{rule.__name__}', rule) for rule in (*rules.RULES, *combiners))
+  yield 'rules.by_slot', _by_slot
   for thing in (files.parallel_text, files.jsonl, files.conversations, tasks.seqio_task, tasks.t5x_task):
     yield f'data.{thing.__name__}', thing
   for thing in (embedded.task, embedded.models):
@@ -72,6 +74,11 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'router.load', router.load
   for thing in (acceptance.token_wise, acceptance.block):
     yield f'acceptance.{thing.__name__}', thing
+
+
+def _by_slot(rule: Callable) -> Callable:
+  """Return `rules.by_slot` of a rule that a config names."""
+  return rules.by_slot(plugins.resolve(rule)[0])
 
 
 def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> str:

@@ -157,7 +157,7 @@ def environment() -> dict:
     device=device.device_kind,
     backend=device.platform,
     devices=jax.device_count(),
-    cpus=os.cpu_count(),
+    cpus=multihost.cpus(),
     commit=_commit(),
   )
 

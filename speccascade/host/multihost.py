@@ -228,9 +228,14 @@ def command_of_one_process(module: str, argv: Sequence[str]) -> str:
   return shlex.join(['python', '-m', module, *arguments])
 
 
+def cpus() -> int:
+  """Return the CPUs that this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
 def threads() -> int:
   """Return how many threads may call programs at once: one, where processes must call them in one order."""
-  return 1 if count() > 1 else os.cpu_count() or 1
+  return 1 if count() > 1 else cpus()
 
 
 # ---- arrays of all processes ----

@@ -18,6 +18,7 @@ from speccascade.backends import sharding
 from speccascade.engine import inputs, plans, requests
 from speccascade.engine.method import Method
 from speccascade.engine.plans import Origin
+from speccascade.engine.verification import AcceptanceTable
 from speccascade.host.progress import Progress
 from speccascade.models import translation
 from speccascade.planning import cost_model, profiling, sv_model, timing
@@ -84,7 +85,7 @@ def plan(
   origin = _origin(models, measured.prompts, blocks, call, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
   by_name = {n: timers[n].costs() if timers else lambda name, n=n: costs[n] for n in batches}
-  profile = _profile(models, measured, origin, call, by_name) if len(models) == 3 and timers else None
+  profile = _profile(models, measured, origin, call, timers, by_name) if len(models) == 3 and timers else None
   reports = []
   for n in batches:
     report = BatchReport(n, origin.names, by_name[n]('speculative'), _rows(measured, blocks, by_name[n], profile, n))
@@ -191,8 +192,15 @@ def _rows(measured: _Acceptance, blocks, costs: Callable[[str], Costs], profile,
   return tuple(rows)
 
 
-def _profile(models, measured: _Acceptance, origin: Origin, call: dict, costs: Mapping[int, Callable]) -> plans.Profile:
-  """Measure what speculative verification decides by; the overhead of a round is that of speculative decoding."""
+def _profile(
+  models,
+  measured: _Acceptance,
+  origin: Origin,
+  call: dict,
+  timers: 'Mapping[int, _Timer]',
+  costs: Mapping[int, Callable],
+) -> plans.Profile:
+  """Measure what speculative verification decides by; a round's overhead is what it takes more than its calls."""
   block = origin.block
   if call['max_new_tokens'] <= block:
     raise ValueError(
@@ -201,10 +209,13 @@ def _profile(models, measured: _Acceptance, origin: Origin, call: dict, costs: M
   samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, **call)
   sizes = dict(source=origin.source, tokens=call['max_new_tokens'])
   times, steps = profiling.measure_times(models, block, tuple(costs), **sizes)
-  for n, (draft, companion, alone) in steps.items():
-    spent = costs[n]('speculative').round(block, block + 1)
-    steps[n] = draft, companion, alone, max(0.0, spent - block * draft - times[n][n * (block + 1)])
-  return profiling.profile(origin, samples, times, steps)
+  rounds = {}
+  for n, (draft, companion, _) in steps.items():
+    speculative = costs[n]('speculative')
+    rounds[n] = {k: speculative.round(k, k + 1) for k in range(1, block + 1)}
+    calls = (block + 1) * draft + companion + times[n][n * (block + 1)]
+    steps[n] = draft, companion, speculative.token, max(0.0, timers[n].verification_round(block) - calls)
+  return profiling.profile(origin, samples, times, steps, rounds)
 
 
 # ---- times ----
@@ -261,6 +272,12 @@ class _Timer:
       return Costs(draft, {**windows, 1: token}, start=start, start_alone=start_alone)
 
     return costs_of
+
+  def verification_round(self, block: int) -> float:
+    """Return the seconds of a round of `sv_exact` that scores all it may."""
+    certain = plans.Profile(AcceptanceTable.of([], [[]], [[1.0]]), np.ones(2))
+    runs = {block: self._forced(methods.sv_exact(certain, block), self._enough())}
+    return float(np.median([pace.round for pace in self._interleave(runs, 'verification')[block]]))
 
   def _enough(self) -> int:
     """Return how many batches to decode at once, so that a run is long against the noise of the clock."""

@@ -127,7 +127,7 @@ def _sample(verifier: Model, row: requests.Row, number: int, index: int, ended, 
 def measure_times(
   models: Sequence[Model], block: int, batches: Sequence[int], *, source: int = 64, tokens: int = 128, trials: int = 5
 ) -> tuple[dict[int, dict[int, float]], dict[int, tuple[float, ...]]]:
-  """Return `times` of a profile, and its `steps` without the last of each.
+  """Return `times` of a profile, and its `steps` without the last of each, all of calls in a loop of their own.
 
   The numbers of tokens are those that `sv_exact` computes: the widths of one row's window, packed totals of several
   rows, or padded windows alone where the backend packs nothing.
@@ -205,8 +205,9 @@ def profile(
   samples: Mapping[str, np.ndarray],
   times: Mapping[int, Mapping[int, float]],
   steps: Mapping[int, Sequence[float]],
+  rounds: Mapping[int, Mapping[int, float]] | None = None,
   bins: Sequence[int] = BINS,
 ) -> plans.Profile:
   """Return a profile of samples and times; the table has at most `bins` of S and, in each, of A."""
   table = fit(samples['s'], samples['a'], samples['accept'], bins)
-  return plans.Profile.of(table, origin, samples, times, steps)
+  return plans.Profile.of(table, origin, samples, times, steps, rounds)

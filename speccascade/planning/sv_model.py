@@ -36,6 +36,9 @@ VARIANTS = {
 def costs(profile: plans.Profile, batch: int) -> Costs:
   """Return what rounds without the companion cost at a batch size that was measured."""
   draft, _, alone, overhead = profile.steps[batch]
+  if profile.rounds:
+    windows = {block + 1: seconds - block * draft for block, seconds in profile.rounds[batch].items()}
+    return Costs(draft, {**windows, 1: alone})
   windows = {size // batch: seconds for size, seconds in profile.times[batch].items()}
   return Costs(draft, {**windows, 1: alone}, overhead)
 
@@ -85,6 +88,15 @@ def simulate(
   )
 
 
+def speedup(profile: plans.Profile, batch: int, name: str, block: int) -> float:
+  """Return the simulated speed over plain decoding of one of `VARIANTS`, or of 'speculative, γ = N'."""
+  if name.startswith('speculative'):
+    result = simulate(profile, batch, int(name.split()[-1]))
+    return result['fixed'] / result['plain']
+  result = simulate(profile, batch, block, VARIANTS[name])
+  return result['sv'] / result['plain']
+
+
 def slack(batch: int, result: Mapping[str, float], bar: float) -> float:
   """Return by how much longer a companion may read until the speed of `simulate`'s result is `bar`, tokens a second."""
   emitted = batch * (1 - result['wasted']) * (1 + result['verified'])
@@ -112,7 +124,8 @@ def with_companion(profile: plans.Profile, batch: int, seconds: float) -> plans.
   draft, _, alone, overhead = profile.steps[batch]
   steps = {batch: (draft, seconds, alone, overhead)}
   times = {batch: profile.times[batch]}
-  return plans.Profile.of(profile.table, profile.origin, profile.samples, times, steps)
+  rounds = profile.rounds and {batch: profile.rounds[batch]}
+  return plans.Profile.of(profile.table, profile.origin, profile.samples, times, steps, rounds)
 
 
 def _chosen(profile: plans.Profile, batch: int, block: int, gains: np.ndarray, variant: Variant) -> tuple:

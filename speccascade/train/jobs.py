@@ -1,7 +1,7 @@
 """Training jobs from gin files.
 
-A config binds `train.jobs`, a list of `@train.Job()`, `@train.Router()` and `@train.HeldOut()`, and may bind
-`train.mesh`. Job `large` of `--out=OUT` is in OUT/large; a later job can name it as its teacher or start.
+A config binds `train.jobs`, a list of `@train.Job()`, `@train.Router()`, `@train.HeldOut()` and `@train.BySlot()`, and
+may bind `train.mesh`. Job `large` of `--out=OUT` is in OUT/large; a later job can name it as its teacher or start.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +23,7 @@ from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
 from speccascade.train import data
 from speccascade.train.batches import Pair
+from speccascade.train.by_slot import BySlot
 from speccascade.train.held_out import HeldOut
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
@@ -94,9 +95,12 @@ class Job:
     return checkpoints.read(path, dtype='float32', name=name, mesh=self.mesh, rules=self.rules, **options)
 
 
+AnyJob = Job | Router | HeldOut | BySlot
+
+
 def _jobs(
-  jobs: Sequence[Job | Router | HeldOut], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None
-) -> list[Job | Router | HeldOut]:
+  jobs: Sequence[AnyJob], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None
+) -> list[AnyJob]:
   """Return the jobs that a config binds as train.jobs, on the mesh of devices that it binds as train.mesh."""
   if mesh is None:
     return list(jobs)
@@ -107,7 +111,8 @@ def _jobs(
 @functools.cache
 def register() -> None:
   """Register the names of a config with gin, once."""
-  classes = (Job, Router, HeldOut, Settings, Optimizer, Distillation, T5, T5Config, Decoder, DecoderConfig, Span, Rope)
+  classes = (Job, Router, HeldOut, BySlot, Settings, Optimizer, Distillation)
+  classes += (T5, T5Config, Decoder, DecoderConfig, Span, Rope)
   sources = (data.generated, data.generated_sources, data.parallel_text, data.seqio_task, data.from_teacher)
   for thing in (*classes, *sources, t5, rule, checkpoints.load, embedded.vocabulary):
     gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
@@ -136,7 +141,7 @@ def read(
   bindings: Sequence[str] = (),
   search_paths: Sequence[str] = (),
   devices: Sequence | None = None,
-) -> list[Job | Router | HeldOut]:
+) -> list[AnyJob]:
   """Return the jobs of gin files and bindings; a file's includes are searched next to it and in the folder above.
 
   Args:

@@ -388,10 +388,13 @@ def load(path, models: Sequence[Any]) -> functools.partial:
     models: drafter and verifier, or anything with their names.
 
   Raises:
+    FileNotFoundError: there is none.
     ValueError: the head was trained for models of other names.
   """
   file = storage.local(path)
   file = file / FILE if file.is_dir() else file
+  if not file.is_file():
+    raise FileNotFoundError(f'{file}: no such router; train it with python -m speccascade.train (gin_configs/train/).')
   content = json.loads(file.read_text())
   names = [m.name for m in models]
   if names != content['models']:

@@ -164,6 +164,8 @@ def test_a_rule_of_other_models_is_refused(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, rule.keywords['weights'], jax.tree.map(np.float32, weights))
   with pytest.raises(ValueError, match=having('small and large', 'large and small')):
     router.load(tmp_path, named[::-1])
+  with pytest.raises(FileNotFoundError, match=having('absent', 'speccascade.train')):
+    router.load(tmp_path / 'absent', named)
 
 
 @pytest.mark.parametrize(
