@@ -1,13 +1,16 @@
 """Rules compared at the same share of deferred tokens, on texts that none of them was trained on.
 
 Every token is read by both models once, so any rule that decides by a threshold can be judged at any share: it defers
-the tokens of its largest scores. Three losses of a token are compared:
+the tokens of its largest scores. Four losses of a token are compared:
 
   0-1    whether the arg max of the model that the rule chose is another token than the reference's
   log    minus the log-probability of the reference's token under that model
+  draw   the chance that a token drawn from that model is another than the reference's
   swap   whether the drafter's token is taken where it lowers the metric of the verifier's greedy output
 
-The label oracle sees the losses themselves, and bounds what any rule can reach at that share.
+A learned rule knows whether both arg max are one token, where greedy decoding gains nothing by deferring. So each
+plug-in rule is compared as it is, and restricted to the tokens at which they differ. The label oracle sees the losses
+themselves, and bounds what any rule can reach at that share.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +29,7 @@ from speccascade.types import Model
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
 RESAMPLES = 500
 ORACLE = 'label oracle'
+RESTRICTED = 'where they differ'
 
 
 def plug_in_scores(features: np.ndarray) -> dict[str, np.ndarray]:
@@ -36,7 +40,7 @@ def plug_in_scores(features: np.ndarray) -> dict[str, np.ndarray]:
   entropy_q = features[:, rules.TOP]
   entropy_p = of_p[:, rules.TOP]
   tv = np.maximum(of_p[:, rules.TOP + 1], 1e-9)
-  return {
+  found = {
     'chow': -max_q,
     'chow_log': entropy_q,
     'diff': max_p - max_q,
@@ -44,6 +48,8 @@ def plug_in_scores(features: np.ndarray) -> dict[str, np.ndarray]:
     'opt': (max_p - max_q) / tv,
     'opt_log': (entropy_q - entropy_p) / tv,
   }
+  agree = features[:, -1] == 1
+  return found | {f'{name}, {RESTRICTED}': np.where(agree, -np.inf, score) for name, score in found.items()}
 
 
 def losses_of(tokens: router.Tokens, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -52,6 +58,8 @@ def losses_of(tokens: router.Tokens, kind: str) -> tuple[np.ndarray, np.ndarray]
     return (tokens.first_q != tokens.token).astype(float), (tokens.first_p != tokens.token).astype(float)
   if kind == 'log':
     return -tokens.logq.astype(float), -tokens.logp.astype(float)
+  if kind == 'draw':
+    return 1 - np.exp(tokens.logq.astype(float)), 1 - np.exp(tokens.logp.astype(float))
   return tokens.matters.astype(float), np.zeros(len(tokens.matters))
 
 
@@ -77,7 +85,7 @@ def compare(
 
   Args:
     tokens: the tokens of held-out texts.
-    kind: '0-1', 'log' or 'swap'.
+    kind: '0-1', 'log', 'draw' or 'swap'.
     learned: scores of the learned rules at the tokens, by name.
     shares: shares of deferred tokens.
     seed: of the resamples of texts, by which the intervals of 95 % are made.
@@ -127,7 +135,7 @@ class HeldOut:
     models: drafter and verifier.
     task: held-out prompts with references.
     routers: names of earlier jobs.
-    losses: '0-1', 'log', and 'swap', which decodes.
+    losses: '0-1', 'log', 'draw', and 'swap', which decodes.
     tolerance: of 'swap', as of `router.swaps`.
     batch_size: texts that are read or decoded at once.
   """
@@ -136,7 +144,7 @@ class HeldOut:
   models: Sequence[Model]
   task: Task
   routers: Sequence[str]
-  losses: Sequence[str] = ('0-1', 'log')
+  losses: Sequence[str] = ('0-1', 'log', 'draw')
   tolerance: float = 0.0
   batch_size: int = 32
 

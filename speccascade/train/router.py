@@ -86,6 +86,15 @@ def expected_log_loss(outputs: Array, tokens: Tokens) -> Array:
   return jnp.square(outputs + jnp.stack([tokens.logq, tokens.logp], -1)).sum(-1).mean()
 
 
+def expected_draw_loss(outputs: Array, tokens: Tokens) -> Array:
+  r"""Predict the chances that a token drawn from either model is another one than the text's, for decoding at T = 1.
+
+  .. math:: (\hat\ell_q - (1 - q(y)))^2 + (\hat\ell_p - (1 - p(y)))^2
+  """
+  missed = 1 - jnp.exp(jnp.stack([tokens.logq, tokens.logp], -1))
+  return jnp.square(outputs - missed).sum(-1).mean()
+
+
 def marginal_loss(outputs: Array, tokens: Tokens) -> Array:
   r"""Let the text itself choose between the models: the marginal likelihood, without labels (Shen et al. 2024).
 
@@ -99,6 +108,7 @@ LOSSES: dict[str, Callable[[Array, Tokens], Array]] = {
   'swap': swap_loss,
   'expected': expected_loss,
   'expected_log': expected_log_loss,
+  'expected_draw': expected_draw_loss,
   'marginal': marginal_loss,
 }
 
@@ -277,7 +287,7 @@ class Router:
     task: the prompts, with references; for the loss 'swap' its first metric judges each output.
     loss: one of `LOSSES`.
     alone: whether the head reads the drafter alone, as `methods.token_cascade` needs.
-    texts: what 'expected', 'expected_log' and 'marginal' read: 'references', or 'verifier' for its greedy outputs.
+    texts: what all losses but 'swap' read: 'references', or 'verifier' for its greedy outputs.
     tolerance: of the loss 'swap': how much of the metric a token of the drafter may cost.
     hidden: units of the head's hidden layer.
     steps: steps of Adam.

@@ -55,6 +55,7 @@ def test_losses_are_their_definitions():
     expected['swap'] -= np.log(gate if q else 1 - gate) / 5
     expected['expected'] += ((a - (first != y)) ** 2 + b**2) / 5
     expected['expected_log'] += ((a + lq) ** 2 + (b + lp) ** 2) / 5
+    expected['expected_draw'] += ((a - 1 + np.exp(lq)) ** 2 + (b - 1 + np.exp(lp)) ** 2) / 5
     expected['marginal'] -= np.log((1 - gate) * np.exp(lq) + gate * np.exp(lp)) / 5
   for name, loss in router.LOSSES.items():
     np.testing.assert_allclose(loss(jnp.float32(outputs), some), expected[name], rtol=1e-5)
@@ -171,7 +172,7 @@ def test_a_rule_of_other_models_is_refused(tmp_path):
 @pytest.mark.parametrize(
   'changes, message',
   [
-    (dict(loss='l2'), having("loss='l2'", 'swap, expected, expected_log, marginal')),
+    (dict(loss='l2'), having("loss='l2'", 'swap, expected, expected_log, expected_draw, marginal')),
     (dict(texts='drafter'), having("texts='drafter'", 'references', 'verifier')),
     (dict(models=[None]), having('1 models')),
     (dict(hidden=0), having('hidden=0')),
