@@ -4,7 +4,8 @@
 
 Tokens are accepted, and the companion promises acceptance, as in a draft that the plan's models were observed with; the
 models only do the work. So the verifier may be as large as memory allows. Run it on a quiet machine: each line is the
-median of trials that take turns, over plain decoding, and what `planning.sv_model` predicts from the times of calls.
+median of trials that take turns, rounds of full batches over plain decoding, and what `planning.sv_model` predicts from
+the times of calls.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import numpy as np
 from speccascade import acceptance, methods, Sampler
 from speccascade.engine import plans
 from speccascade.engine.verification import Goodput
+from speccascade.evaluate import throughput
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import profiling, sv_model, timing
 from speccascade.planning.synthetic import random_model
@@ -94,6 +96,10 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
     score = score.replace(limit=Recorded(**fields, promised=jnp.asarray(promised, jnp.float32)))
     return method.replace(phases=(first, second, score, verify), origin=None).accepting(accept)
 
+  def full(method):
+    sizes = dict(max_new_tokens=args.tokens, max_prompt_tokens=args.source, sampler=Sampler())
+    return throughput.full_call(method, models, prompts, **sizes)
+
   profile_alone = plans.Profile(profile.table, profile.latency)
   runs = {'plain': methods.autoregressive(2)} | {f'speculative, γ = {n}': method for n, method in spec.items()}
   runs |= {
@@ -101,7 +107,11 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
     'SV, accepted tokens': recorded(methods.sv(profile_alone, args.block, goodput='accepted')),
     'SV exact': recorded(methods.sv_exact(profile_alone, args.block)),
   }
-  return profile, {name: pace(method) for name, method in runs.items()}
+  return profile, {name: full(method) for name, method in runs.items()}
+
+
+def _speed(seconds: float, tokens: int) -> float:
+  return tokens / seconds
 
 
 def main():
@@ -128,10 +138,10 @@ def main():
   print(f'overhead of a round {overhead / alone:.3f}; verifier by tokens of each row: {calls}')
   done = timing.interleave(runs, args.trials)
   for name in list(runs)[1:]:
-    gains = [plain.token / pace.token for plain, pace in zip(done['plain'], done[name], strict=True)]
+    gains = [_speed(*some) / _speed(*plain) for some, plain in zip(done[name], done['plain'], strict=True)]
     median, low, high = timing.Interval.of(gains)
     model = sv_model.speedup(profile, args.batch, name, args.block)
-    measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}], tokens a round {done[name][0].tokens:.2f}'
+    measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'
     print(f'{name:<22} {measured}; predicted {model:.2f}, ratio {model / median:.2f}', flush=True)
 
 
