@@ -47,6 +47,20 @@ def planned(profile, choices=((1, ('sv_exact', 3)),)):
   return plans.Plan(profile.origin, made, speeds, profile)
 
 
+def test_speculative_rounds_take_what_was_timed_and_are_saved(made, tmp_path):
+  found, _ = made
+  rounds = {n: {k: 1.2 + 0.3 * k for k in (1, 2, 3)} for n in (1, 2)}
+  timed = profiling.profile(found.origin, found.samples, TIMES, STEPS, rounds, bins=(4, 3))
+  planned(timed).save(tmp_path / 'plan.json')
+  loaded = plans.load(tmp_path / 'plan.json').profile
+  assert loaded.rounds == rounds
+  for k in (1, 2, 3):
+    assert sv_model.costs(loaded, 2).round(k, k + 1) == pytest.approx(rounds[2][k])
+  slower = sv_model.speedup(loaded, 2, 'speculative, γ = 3', 3), sv_model.speedup(found, 2, 'speculative, γ = 3', 3)
+  assert slower[0] < slower[1]
+  assert sv_model.speedup(loaded, 2, 'SV exact', 3) == pytest.approx(sv_model.speedup(found, 2, 'SV exact', 3))
+
+
 def distribution(model, prefix):
   table = np.asarray(model.params['table'])
   return np.exp(table[7 * prefix[-2] + prefix[-1]]) / np.exp(table[7 * prefix[-2] + prefix[-1]]).sum()
