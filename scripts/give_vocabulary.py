@@ -55,6 +55,7 @@ def sentencepiece(folder: Path, texts: list[str], size: int, *, begins: bool) ->
       sentence_iterator=iter(texts),
       model_writer=file,
       vocab_size=size,
+      hard_vocab_limit=False,  # few texts have fewer pieces
       model_type='bpe',
       byte_fallback=True,
       split_digits=True,
