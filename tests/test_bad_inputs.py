@@ -46,7 +46,7 @@ from speccascade.checkpoints.hf import config as hf_config
 from speccascade.checkpoints.hf import names as hf_names
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
-from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.evaluate import Checkpoint, config
 from speccascade.host import commands, gin_files, multihost
 from speccascade.models import ngram, toy
@@ -188,6 +188,12 @@ PYTHON = {
     lambda _: own_phases(Propose(0, 4), *VERIFIED, window=3), ('window=3', '4')
   ),
   'two drafters in a round': (lambda _: own_phases(Propose(0, 1), Propose(1, 1), *VERIFIED), ('Propose', 'Alternate')),
+  'two drafters in a branch': (
+    lambda _: own_phases(Alternate(((*VERIFIED, Propose(0, 1), Propose(1, 1)), VERIFIED))), ('Propose', 'Alternate')
+  ),
+  'a drafter before branches with drafters': (
+    lambda _: own_phases(Propose(0, 1), Alternate(((*VERIFIED, Propose(1, 1)), VERIFIED))), ('Propose', 'Alternate')
+  ),
   'phases that nothing was derived for': (
     lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)), 'Method.of_phases'
   ),

@@ -1,6 +1,6 @@
 """Methods, rules, processors and networks of a user, checked before anything is compiled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 from pathlib import Path
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from speccascade import rules, stopping
 from speccascade.engine import method as method_lib
 from speccascade.engine.method import ByBatch, Method, Strategy
-from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.types import Combiner, Model, Phase, Prompt
 
 # of the logits that a rule is asked with
@@ -61,13 +61,19 @@ def _unknown(method: Method, phases: list[Phase], strange: bool) -> str | None:
   tests = [p for p in phases if isinstance(p, Verify)]
   if not tests and not strange:
     return 'none of its phases is a Verify, so that no token is ever committed; end the round in one'
-  if sum(isinstance(p, Propose) for p in method.phases) > 1:
+  if _drafters(method.phases) > 1:
     return 'two of its phases are Propose, and one model drafts in a round; give each a branch of Alternate'
   fed = {p.model for p in phases if isinstance(p, Score | Propose)}
   for test in tests if not strange else ():
     if missing := [m for m in test.models if m not in fed]:
       return f'{test} waits for slot {missing[0]}, which no Score or Propose feeds'
   return None
+
+
+def _drafters(phases: Sequence[Phase]) -> int:
+  """Return how many models may draft in a round of phases; of an `Alternate` one branch runs."""
+  alternate = (max(map(_drafters, p.branches), default=0) for p in phases if isinstance(p, Alternate))
+  return sum(isinstance(p, Propose) for p in phases) + sum(alternate)
 
 
 def _underived(method: Method, phases: list[Phase]) -> str | None:
