@@ -140,9 +140,12 @@ class Method(Strategy):
 
   @property
   def keeps_distribution(self) -> bool:
-    # A token cascade's also depends on the length of the draft; what a goodput drops, it drops for what it is.
+    # A token cascade's also depends on the length of the draft, that of a rule by slot on where drafts begin; what a
+    # goodput drops, it drops for what it is.
     biased = isinstance(self.policy, stopping.Deferral) or any(getattr(p, 'drop', False) for p in self.all_phases)
-    return super().keeps_distribution and not biased
+    tests = [p.combiner for p in self.all_phases if isinstance(p, Verify)]
+    by_slot = any(rules.takes(c.keywords['rule'], 'slot') for c in tests if 'rule' in c.keywords)
+    return super().keeps_distribution and not biased and not by_slot
 
   def accepting(self, accept: Callable) -> 'Method':
     """Return the method with another acceptor, as one whose acceptance is forced while a round is timed."""

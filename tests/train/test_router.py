@@ -64,7 +64,7 @@ def test_losses_are_their_definitions():
 @pytest.mark.parametrize('alone', [False, True])
 @pytest.mark.parametrize('loss', quick(router.LOSSES, ['expected', 'swap']))
 def test_a_head_learns_where_the_drafter_errs(loss, alone):
-  weights = router.fit(router.LOSSES[loss], tokens(4000), alone=alone, steps=300)
+  weights = router.fit(router.LOSSES[loss], tokens(4000), alone=alone, steps=600)
   new = tokens(300, seed=1)
   x = new.features[:, : rules.TOP + 1] if alone else new.features
   gain = np.asarray(rules.head(weights, x)) @ [1, -1]
