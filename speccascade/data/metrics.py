@@ -436,6 +436,6 @@ def _try(name: str, metric: Metric, examples: Sequence[Example]):
   texts = [next(iter(example.references), '') for example in examples]
   try:
     float(metric(list(examples), texts))
-  except Exception as error:
+  except Exception as error:  # whatever a metric of a user's raises
     reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
     raise ValueError(f'the metric {name} cannot judge the first references by themselves ({reason}).') from error

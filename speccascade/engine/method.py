@@ -144,7 +144,7 @@ class Method(Strategy):
     # goodput drops, it drops for what it is.
     biased = isinstance(self.policy, stopping.Deferral) or any(getattr(p, 'drop', False) for p in self.all_phases)
     tests = [p.combiner for p in self.all_phases if isinstance(p, Verify)]
-    by_slot = any(rules.takes(c.keywords['rule'], 'slot') for c in tests if 'rule' in c.keywords)
+    by_slot = any(rules.takes(c.keywords.get('rule', c), 'slot') for c in tests)
     return super().keeps_distribution and not biased and not by_slot
 
   def accepting(self, accept: Callable) -> 'Method':

@@ -253,7 +253,7 @@ class _Timer:
     ends = {self.blocks[0], self.blocks[len(self.blocks) // 2], self.blocks[-1]}
     spread = {self.blocks[i] for i in np.linspace(0, len(self.blocks) - 1, KNOTS).round().astype(int)}
     knots = {c.name: sorted(spread if c.kind == 'speculative' else ends) for c in made}
-    batches = self._enough()
+    batches = self._batches
     runs = {(c.name, n): self._forced(c.make(n), batches) for c in made for n in knots[c.name]}
     alone = {'draft': methods.autoregressive(0), 'token': self.alone}
     runs |= {name: self._of_two_lengths(method, batches) for name, method in alone.items()}
@@ -276,10 +276,11 @@ class _Timer:
   def verification_round(self, block: int) -> float:
     """Return the seconds of a round of `sv_exact` that scores all it may."""
     certain = plans.Profile(AcceptanceTable.of([], [[]], [[1.0]]), np.ones(2))
-    runs = {block: self._forced(methods.sv_exact(certain, block), self._enough())}
+    runs = {block: self._forced(methods.sv_exact(certain, block), self._batches)}
     return float(np.median([pace.round for pace in self._interleave(runs, 'verification')[block]]))
 
-  def _enough(self) -> int:
+  @functools.cached_property
+  def _batches(self) -> int:
     """Return how many batches to decode at once, so that a run is long against the noise of the clock."""
     run = self._run(self.alone, 1)
     run()  # compiles

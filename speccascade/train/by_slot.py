@@ -10,7 +10,7 @@ import numpy as np
 from speccascade import rules, theory
 from speccascade.data.examples import Task
 from speccascade.host import storage
-from speccascade.train import router
+from speccascade.train import held_out, router
 from speccascade.types import checked_int, Model
 
 FILE = 'by_slot.json'
@@ -76,7 +76,6 @@ class BySlot:
 
 def decision(tokens: router.Tokens, greedy: bool) -> tuple[np.ndarray, np.ndarray]:
   """Return the gain of deferring as `rules.opt` sees it, and the chance of a rejection if it defers, of each token."""
-  of_p = tokens.features[:, rules.TOP + 1 :]
-  gain = np.exp(of_p[:, 0]) - np.exp(tokens.features[:, 0])
+  gain = held_out.plug_in_scores(tokens.features)['diff']
   differ = (tokens.first_q != tokens.first_p).astype(np.float64)
-  return gain, differ if greedy else of_p[:, rules.TOP + 1].clip(0, 1)
+  return gain, differ if greedy else tokens.features[:, 2 * (rules.TOP + 1)].clip(0, 1)
