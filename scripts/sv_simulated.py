@@ -24,7 +24,7 @@ import numpy as np
 from speccascade import checkpoints, methods, Sampler
 from speccascade.data import files
 from speccascade.engine import inputs, plans, requests
-from speccascade.evaluate import sv_simulation, throughput
+from speccascade.evaluate import sv_simulation
 from speccascade.evaluate.report.formats import markdown
 from speccascade.evaluate.sv_simulation import Trio
 from speccascade.models import shapes
@@ -110,7 +110,7 @@ def check(args: argparse.Namespace):
   }
   for batch in args.batches or profile.steps:
     groups = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)][: max(2, 16 // batch)]
-    calls = {n: [throughput.full_call(m, models, some, **sizes) for some in groups] for n, m in made.items()}
+    calls = {n: [timing.full_rounds(m, models, some, **sizes) for some in groups] for n, m in made.items()}
     done = timing.interleave({n: functools.partial(_speed, some) for n, some in calls.items()}, args.trials)
     for name in list(made)[1:]:
       median, low, high = timing.Interval.of(np.divide(done[name], done['plain']))
@@ -119,10 +119,10 @@ def check(args: argparse.Namespace):
       print(f'batch {batch}, {name}: simulated {simulated:.2f}, {measured}, ratio {simulated / median:.2f}', flush=True)
 
 
-def _speed(calls: Sequence[Callable[[], tuple[float, int]]]) -> float:
+def _speed(calls: Sequence[Callable[[], timing.Rounds]]) -> float:
   """Return the tokens a second of several batches."""
-  seconds, tokens = zip(*(call() for call in calls), strict=True)
-  return sum(tokens) / sum(seconds)
+  done = [call() for call in calls]
+  return sum(some.tokens for some in done) / sum(some.seconds for some in done)
 
 
 def main():

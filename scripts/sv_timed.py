@@ -20,7 +20,6 @@ import numpy as np
 from speccascade import acceptance, methods, Sampler
 from speccascade.engine import plans
 from speccascade.engine.verification import Goodput
-from speccascade.evaluate import throughput
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import profiling, sv_model, timing
 from speccascade.planning.synthetic import random_model
@@ -98,7 +97,7 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
 
   def full(method):
     sizes = dict(max_new_tokens=args.tokens, max_prompt_tokens=args.source, sampler=Sampler())
-    return throughput.full_call(method, models, prompts, **sizes)
+    return timing.full_rounds(method, models, prompts, **sizes)
 
   profile_alone = plans.Profile(profile.table, profile.latency)
   runs = {'plain': methods.autoregressive(2)} | {f'speculative, γ = {n}': method for n, method in spec.items()}
@@ -108,10 +107,6 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
     'SV exact': recorded(methods.sv_exact(profile_alone, args.block)),
   }
   return profile, {name: full(method) for name, method in runs.items()}
-
-
-def _speed(seconds: float, tokens: int) -> float:
-  return tokens / seconds
 
 
 def main():
@@ -138,7 +133,8 @@ def main():
   print(f'overhead of a round {overhead / alone:.3f}; verifier by tokens of each row: {calls}')
   done = timing.interleave(runs, args.trials)
   for name in list(runs)[1:]:
-    gains = [_speed(*some) / _speed(*plain) for some, plain in zip(done[name], done['plain'], strict=True)]
+    pairs = zip(done[name], done['plain'], strict=True)
+    gains = [some.tokens / some.seconds * plain.seconds / plain.tokens for some, plain in pairs]
     median, low, high = timing.Interval.of(gains)
     model = sv_model.speedup(profile, args.batch, name, args.block)
     measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'

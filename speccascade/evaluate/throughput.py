@@ -7,12 +7,9 @@ from typing import Any
 
 import jax
 
-from speccascade import sampling
-from speccascade.backends import sharding
 from speccascade.decode import stream
-from speccascade.engine import Engine, inputs, requests
 from speccascade.engine.method import Method
-from speccascade.planning.timing import timed
+from speccascade.planning import timing
 from speccascade.types import Model
 
 
@@ -87,44 +84,6 @@ def prefill_call(method: Method, models: Sequence[Model], prompts: Sequence[Any]
   Returns:
     A function that computes the caches of all prompts and returns the seconds until the device has them.
   """
-  engine, rows = _batch(method, models, prompts, **sizes)
+  engine, rows = timing.engine_of(method, models, prompts, **sizes)
   tokens = [row.tokens for row in rows]
-  return lambda: timed(lambda: jax.block_until_ready(engine.prefill(tokens, engine.size)))[0]
-
-
-def full_call(
-  method: Method, models: Sequence[Model], prompts: Sequence[Any], **sizes: Any
-) -> Callable[[], tuple[float, int]]:
-  """Return a function that times the rounds of one batch until the first of its texts ends: no prefill, no idle row.
-
-  It returns the seconds, and the tokens that all rows committed in them. The arguments are those of `prefill_call`.
-  """
-  engine, rows = _batch(method, models, prompts, **sizes)
-  prefix = engine.prefill([row.tokens for row in rows], engine.size)
-  batch = engine.insert_batch(rows, None, range(len(rows)))
-
-  def run() -> tuple[float, int]:
-    state = jax.block_until_ready(engine.begin(prefix, batch))
-    before = int(state.length.sum())
-    seconds, (_, found) = timed(lambda: engine.collect(engine.run(state, ended=engine.size - len(rows) + 1)))
-    return seconds, int(found['length'].sum()) - before
-
-  return run
-
-
-def _batch(
-  method: Method,
-  models: Sequence[Model],
-  prompts: Sequence[Any],
-  *,
-  max_new_tokens: int,
-  max_prompt_tokens: int | None,
-  sampler: sampling.Sampler,
-) -> tuple[Engine, list[requests.Row]]:
-  """Return an engine for one batch of prompts, and their rows."""
-  rows = requests.rows(models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=0)
-  size = sharding.even(len(rows), sharding.row_shards([models[m] for m in method.slots]))
-  method = method.at(size)
-  width = inputs.prompt_width(models, rows, max_prompt_tokens)
-  needs = requests.features(rows)
-  return Engine(method, models, needs=needs, size=size, width=width, max_new=max_new_tokens), rows
+  return lambda: timing.timed(lambda: jax.block_until_ready(engine.prefill(tokens, engine.size)))[0]

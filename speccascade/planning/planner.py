@@ -85,7 +85,7 @@ def plan(
   origin = _origin(models, measured.prompts, blocks, call, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
   by_name = {n: timers[n].costs() if timers else lambda name, n=n: costs[n] for n in batches}
-  profile = _profile(models, measured, origin, call, timers, by_name) if len(models) == 3 and timers else None
+  profile = _profile(models, measured, origin, call, timers) if len(models) == 3 and timers else None
   reports = []
   for n in batches:
     report = BatchReport(n, origin.names, by_name[n]('speculative'), _rows(measured, blocks, by_name[n], profile, n))
@@ -198,7 +198,6 @@ def _profile(
   origin: Origin,
   call: dict,
   timers: 'Mapping[int, _Timer]',
-  costs: Mapping[int, Callable],
 ) -> plans.Profile:
   """Measure what speculative verification decides by; a round's overhead is what it takes more than its calls."""
   block = origin.block
@@ -208,13 +207,12 @@ def _profile(
     )
   samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, **call)
   sizes = dict(source=origin.source, tokens=call['max_new_tokens'])
-  times, steps = profiling.measure_times(models, block, tuple(costs), **sizes)
+  times, steps = profiling.measure_times(models, block, tuple(timers), **sizes)
   rounds = {}
   for n, (draft, companion, _) in steps.items():
-    speculative = costs[n]('speculative')
-    rounds[n] = {k: speculative.round(k, k + 1) for k in range(1, block + 1)}
+    alone, rounds[n], verified = timers[n].full_rounds(float(samples['accept'].mean()))
     calls = (block + 1) * draft + companion + times[n][n * (block + 1)]
-    steps[n] = draft, companion, speculative.token, max(0.0, timers[n].verification_round(block) - calls)
+    steps[n] = draft, companion, alone, max(0.0, verified - calls)
   return profiling.profile(origin, samples, times, steps, rounds)
 
 
@@ -235,6 +233,8 @@ class _Timer:
     self.lengths = measured.lengths[:count]
     width = inputs.prompt_width(models, requests.rows(models, measured.prompts, **call), None)
     self.call = call | dict(batch_size=batch, max_prompt_tokens=width)
+    knots = np.linspace(0, len(blocks) - 1, KNOTS).round().astype(int)
+    self._knots = sorted({blocks[i] for i in knots})  # the γ at which plain speculative decoding is timed
 
   def _interleave(self, runs: Mapping[Any, Callable[[], Any]], note: str) -> dict[Any, list]:
     """Time runs in turn, and show how far that is."""
@@ -251,8 +251,7 @@ class _Timer:
     """Return the costs of each candidate by its name, of rounds inside the decode loop with forced acceptance."""
     made = [c for c in self.measured.candidates if c.kind != 'cos']
     ends = {self.blocks[0], self.blocks[len(self.blocks) // 2], self.blocks[-1]}
-    spread = {self.blocks[i] for i in np.linspace(0, len(self.blocks) - 1, KNOTS).round().astype(int)}
-    knots = {c.name: sorted(spread if c.kind == 'speculative' else ends) for c in made}
+    knots = {c.name: self._knots if c.kind == 'speculative' else sorted(ends) for c in made}
     batches = self._batches
     runs = {(c.name, n): self._forced(c.make(n), batches) for c in made for n in knots[c.name]}
     alone = {'draft': methods.autoregressive(0), 'token': self.alone}
@@ -273,11 +272,34 @@ class _Timer:
 
     return costs_of
 
-  def verification_round(self, block: int) -> float:
-    """Return the seconds of a round of `sv_exact` that scores all it may."""
+  def full_rounds(self, rate: float) -> tuple[float, dict[int, float], float]:
+    """Return the seconds of rounds of full batches, whose drafts are accepted at this rate.
+
+    They are those of a token of the verifier alone, of plain speculative decoding by γ, and of `sv_exact` that scores
+    all it may.
+    """
     certain = plans.Profile(AcceptanceTable.of([], [[]], [[1.0]]), np.ones(2))
-    runs = {block: self._forced(methods.sv_exact(certain, block), self._batches)}
-    return float(np.median([pace.round for pace in self._interleave(runs, 'verification')[block]]))
+    speculative = self.measured.candidates[0]
+    drafted = {n: speculative.make(n) for n in self._knots} | {'all': methods.sv_exact(certain, self.blocks[-1])}
+    made = {name: method.accepting(timing.forced(rate)) for name, method in drafted.items()}
+    runs = {name: self._full(method) for name, method in ({'alone': self.alone} | made).items()}
+    seconds = {name: float(np.median(x)) for name, x in self._interleave(runs, 'full rounds').items()}
+    alone, verified = seconds.pop('alone'), seconds.pop('all')
+    return alone, seconds, verified
+
+  def _full(self, method: Method) -> Callable[[], float]:
+    """Return a function that times a round of full batches."""
+    prompts = list(itertools.islice(itertools.cycle(self.prompts), self._batches * self.batch))
+    groups = [prompts[i : i + self.batch] for i in range(0, len(prompts), self.batch)]
+    sizes = {name: self.call[name] for name in ('max_prompt_tokens', 'sampler')}
+    sizes |= dict(max_new_tokens=max(8, *self.lengths))
+    calls = [timing.full_rounds(method, self.models, some, **sizes) for some in groups]
+
+    def seconds() -> float:
+      done = [call() for call in calls]
+      return sum(some.seconds for some in done) / sum(some.rounds for some in done)
+
+    return seconds
 
   @functools.cached_property
   def _batches(self) -> int:

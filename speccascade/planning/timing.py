@@ -1,7 +1,8 @@
 """The one timer: calls that are compared take turns, the first turn is not counted, and medians are reported.
 
-It times whatever is callable: a decode, a round inside the decode loop (`round_seconds`), a forward pass alone
-(`forward_seconds`). With `forced` acceptance a method does the work of a round whatever its models compute.
+It times whatever is callable: a decode, rounds inside the decode loop (`full_rounds` by themselves, `round_seconds` by
+the difference of two decodes), a forward pass alone (`forward_seconds`). With `forced` acceptance a method does the
+work of a round whatever its models compute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,10 @@ import numpy as np
 
 from speccascade import acceptance, backends, decode, sampling
 from speccascade.backends import sharding
+from speccascade.engine import Engine, inputs, requests
 from speccascade.engine.inputs import vocabulary
 from speccascade.engine.loop import positions, prefill
-from speccascade.engine.method import Strategy
+from speccascade.engine.method import Method, Strategy
 from speccascade.host import multihost
 from speccascade.models.packing import Packing
 from speccascade.types import Array, Model, Network, Prompt
@@ -124,6 +126,53 @@ def batch_totals(
   seconds, out = timed(lambda: decode(method, models, prompts, batch_size=batch_size, **kwargs))
   batches = -(-len(prompts) // (batch_size or len(prompts)))
   return np.array([seconds / batches, out.stats.rounds.max(), out.stats.emitted.mean()])
+
+
+class Rounds(NamedTuple):
+  """Rounds of a batch in which no text has ended, and the tokens that all rows committed in them."""
+
+  seconds: float
+  rounds: int
+  tokens: int
+
+
+def full_rounds(
+  method: Method, models: Sequence[Model], prompts: Sequence[Any], **sizes: Any
+) -> Callable[[], Rounds]:
+  """Return a function that times the rounds of one batch until the first of its texts ends: no prefill, no idle row.
+
+  `sizes` are those of `engine_of`.
+  """
+  engine, rows = engine_of(method, models, prompts, **sizes)
+  prefix = engine.prefill([row.tokens for row in rows], engine.size)
+  batch = engine.insert_batch(rows, None, range(len(rows)))
+
+  def run() -> Rounds:
+    state = jax.block_until_ready(engine.begin(prefix, batch))
+    before = int(state.length.sum())
+    seconds, (_, found) = timed(lambda: engine.collect(engine.run(state, ended=engine.size - len(rows) + 1)))
+    rounds = found['stats'].verified_lengths.sum(-1).max()
+    return Rounds(seconds, int(rounds), int(found['length'].sum()) - before)
+
+  return run
+
+
+def engine_of(
+  method: Method,
+  models: Sequence[Model],
+  prompts: Sequence[Any],
+  *,
+  max_new_tokens: int,
+  max_prompt_tokens: int | None,
+  sampler: sampling.Sampler,
+) -> tuple[Engine, list[requests.Row]]:
+  """Return an engine for one batch of prompts, as `decode` has it, and their rows."""
+  rows = requests.rows(models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=0)
+  size = sharding.even(len(rows), sharding.row_shards([models[m] for m in method.slots]))
+  method = method.at(size)
+  width = inputs.prompt_width(models, rows, max_prompt_tokens)
+  needs = requests.features(rows)
+  return Engine(method, models, needs=needs, size=size, width=width, max_new=max_new_tokens), rows
 
 
 # ---- forward passes alone ----

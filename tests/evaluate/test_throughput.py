@@ -6,7 +6,7 @@ from emitted import traces
 import pytest
 import toys
 
-from speccascade import decode, methods, Request, rules, Sampler
+from speccascade import decode, methods, rules, Sampler
 from speccascade.evaluate import throughput
 
 SIZES = dict(max_new_tokens=6, max_prompt_tokens=4, sampler=Sampler(1.0))
@@ -53,15 +53,3 @@ def test_a_prefill_is_timed_without_a_program_of_its_own():
   decode(method, models, prompts, batch_size=2, **SIZES)
   call = throughput.prefill_call(method, models, prompts, **SIZES)
   assert call() > 0
-
-
-def test_a_full_batch_is_timed_until_its_first_text_ends():
-  models = toys.models()
-  method = methods.speculative(rules.speculative, block=3)
-  prompts = [dataclasses.replace(Request(e.prompt), max_new_tokens=n) for e, n in zip(toys.task(3).examples, (6, 3, 6))]
-  whole = decode(method, models, prompts, batch_size=3, **SIZES)
-  call = throughput.full_call(method, models, prompts, **SIZES)
-  (seconds, tokens), again = call(), call()
-  first = min(r for r, n in zip(whole.stats.rounds, whole.stats.emitted))
-  assert seconds > 0 and tokens == again[1]
-  assert 3 * first <= tokens < whole.stats.emitted.sum()

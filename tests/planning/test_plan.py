@@ -158,6 +158,16 @@ def test_a_round_and_a_start_follow_from_two_runs():
   assert timing.pace(np.array([5.0, 20, 40]), np.array([2.0, 5, 10])) == pytest.approx((0.2, 0.1, 2.0, 1.0))
 
 
+def test_rounds_of_a_full_batch_end_with_its_first_text():
+  method = methods.speculative(block=3).accepting(timing.forced(1.0))
+  prompts = [dataclasses.replace(Request(p), max_new_tokens=n) for p, n in zip(PROMPTS, (16, 5, 16))]
+  run = timing.full_rounds(
+    method, pair(), prompts, max_new_tokens=16, max_prompt_tokens=None, sampler=Sampler(1.0)
+  )
+  found, again = run(), run()
+  assert found.seconds > 0 and found[1:] == again[1:] == (2, 8 + 5 + 8)
+
+
 def test_acceptance_that_is_not_forced_is_that_of_the_method():
   method = methods.speculative(block=3)
   call = dict(models=pair(), prompts=PROMPTS[:3], max_new_tokens=12, sampler=Sampler(1.0))
