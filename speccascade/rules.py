@@ -364,6 +364,16 @@ RULES = (
 
 TOP = 3  # log-probabilities of a distribution that a head reads
 UNLIKELY = -20.0  # the least log-probability that it sees, so that masked tokens are numbers too
+FEATURES = (  # in the order of `features`; those of the drafter alone are in front
+  *(f'log q {n}' for n in range(1, TOP + 1)),
+  'entropy q',
+  *(f'log p {n}' for n in range(1, TOP + 1)),
+  'entropy p',
+  'tv',
+  'log p at arg max q',
+  'log q at arg max p',
+  'agree',
+)
 
 
 def features(q_logits: Array, p_logits: Array | None = None) -> Array:
@@ -378,7 +388,7 @@ def features(q_logits: Array, p_logits: Array | None = None) -> Array:
     p_logits: The verifier's logits [..., V]; None for the features of the drafter alone.
 
   Returns:
-    Features [..., F], float32.
+    Features [..., F], float32, in the order of `FEATURES`.
   """
   logq = sampling.log_softmax(q_logits)
   found = _largest(logq) + [sampling.entropy(q_logits)]

@@ -78,4 +78,4 @@ def decision(tokens: router.Tokens, greedy: bool) -> tuple[np.ndarray, np.ndarra
   """Return the gain of deferring as `rules.opt` sees it, and the chance of a rejection if it defers, of each token."""
   gain = held_out.plug_in_scores(tokens.features)['diff']
   differ = (tokens.first_q != tokens.first_p).astype(np.float64)
-  return gain, differ if greedy else tokens.features[:, 2 * (rules.TOP + 1)].clip(0, 1)
+  return gain, differ if greedy else tokens.features[:, rules.FEATURES.index('tv')].clip(0, 1)

@@ -34,12 +34,12 @@ RESTRICTED = 'where they differ'
 
 def plug_in_scores(features: np.ndarray) -> dict[str, np.ndarray]:
   """Return by rule what it compares with α at each token, the more the sooner it defers [N]."""
-  of_p = features[:, rules.TOP + 1 :]
-  max_q = np.exp(features[:, 0])
-  max_p = np.exp(of_p[:, 0])
-  entropy_q = features[:, rules.TOP]
-  entropy_p = of_p[:, rules.TOP]
-  tv = np.maximum(of_p[:, rules.TOP + 1], 1e-9)
+  read = dict(zip(rules.FEATURES, features.T, strict=True))
+  max_q = np.exp(read['log q 1'])
+  max_p = np.exp(read['log p 1'])
+  entropy_q = read['entropy q']
+  entropy_p = read['entropy p']
+  tv = np.maximum(read['tv'], 1e-9)
   found = {
     'chow': -max_q,
     'chow_log': entropy_q,
@@ -48,8 +48,7 @@ def plug_in_scores(features: np.ndarray) -> dict[str, np.ndarray]:
     'opt': (max_p - max_q) / tv,
     'opt_log': (entropy_q - entropy_p) / tv,
   }
-  agree = features[:, -1] == 1
-  return found | {f'{name}, {RESTRICTED}': np.where(agree, -np.inf, score) for name, score in found.items()}
+  return found | {f'{name}, {RESTRICTED}': np.where(read['agree'] == 1, -np.inf, score) for name, score in found.items()}
 
 
 def losses_of(tokens: router.Tokens, kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import pytest
 from speccascade import embedded, rules
 from speccascade.train import held_out, router
 
-WIDTH = 2 * (rules.TOP + 1) + 4
+WIDTH = len(rules.FEATURES)
 
 
 def tokens(count=300, seed=0):
@@ -17,9 +17,9 @@ def tokens(count=300, seed=0):
   rng = np.random.default_rng(seed)
   features = -np.abs(rng.normal(size=(count, WIDTH)))
   first_q, first_p, token = rng.integers(3, size=(3, count))
-  features[:, rules.TOP] *= -1
-  features[:, 2 * rules.TOP + 1] *= -1
-  features[:, 2 * rules.TOP + 2] *= -0.3
+  features[:, rules.FEATURES.index('entropy q')] *= -1
+  features[:, rules.FEATURES.index('entropy p')] *= -1
+  features[:, rules.FEATURES.index('tv')] *= -0.3
   features[:, -1] = first_q == first_p
   return router.Tokens(
     features=features,

@@ -17,7 +17,7 @@ from speccascade.train import router
 from speccascade.train.data import tokenised
 from speccascade.types import Model
 
-WIDTH = 2 * (rules.TOP + 1) + 4  # of the features of both models
+WIDTH = len(rules.FEATURES)
 
 
 @pytest.fixture(scope='module')
