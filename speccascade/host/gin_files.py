@@ -40,6 +40,7 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Seque
     _check_macros(named, asked_for)
     _check_scopes(named)
     _check_overridden(asked_for)
+    _drop_unreached()
     gin.finalize()
 
 
@@ -144,6 +145,25 @@ def _check_macros(named: set[str], asked_for: Sequence[str]):
   for name, value in bound.items():
     if name not in used and (name in asked_for or not any(gin.config.iterate_references(value))):
       raise RunError(f'{name} is bound, but nothing uses %{name}{_suggestion(name, used)}.')
+
+
+def _drop_unreached():
+  """Drop what only references that were overridden named; the config, written and read again, would be refused."""
+  config = gin.config._CONFIG
+  macro = gin.get_configurable(gin.config.macro)
+  while True:
+    used = {'/'.join(reference.scopes) for reference in gin.config.iterate_references(config, to=macro)}
+    reached = {scope for reference in gin.config.iterate_references(config) for scope in reference.scopes}
+    lost = [
+      (scope, selector)
+      for (scope, selector), values in config.items()
+      if (selector == 'gin.macro' and scope not in used and not any(gin.config.iterate_references(values)))
+      or (selector != 'gin.macro' and scope and not set(scope.split('/')) <= reached)
+    ]
+    if not lost:
+      return
+    for key in lost:
+      del config[key]
 
 
 def _check_scopes(named: set[str]):

@@ -48,7 +48,8 @@ def plug_in_scores(features: np.ndarray) -> dict[str, np.ndarray]:
     'opt': (max_p - max_q) / tv,
     'opt_log': (entropy_q - entropy_p) / tv,
   }
-  return found | {f'{name}, {RESTRICTED}': np.where(read['agree'] == 1, -np.inf, score) for name, score in found.items()}
+  agree = read['agree'] == 1
+  return found | {f'{name}, {RESTRICTED}': np.where(agree, -np.inf, score) for name, score in found.items()}
 
 
 def losses_of(tokens: router.Tokens, kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -77,8 +77,11 @@ def test_a_value_under_a_name_that_nothing_uses_is_refused(tmp_path):
 
 def test_what_a_binding_replaces_leaves_no_scope_without_use(tmp_path):
   scoped = "path.root = '.'\nsource/path.name = 'x'\nExperiment.name = @source/path()\n"
-  parse(GOOD + scoped, tmp_path, bindings=["Experiment.name = 'mine'"])
+  seeded = 'N = 3\nExperiment.seed = %N\n'
+  bindings = ["Experiment.name = 'mine'", 'Experiment.seed = 4']
+  text = parse(GOOD + scoped + seeded, tmp_path, bindings=bindings)
   assert config.build()[0].name == 'mine'
+  assert parse(text, tmp_path) == text
 
 
 def test_the_error_for_a_text_without_quotes_has_the_quotes(tmp_path):
@@ -195,12 +198,13 @@ def test_the_names_cover_every_rule_and_method():
 
 
 @pytest.mark.parametrize('path', RUNS, ids=[p.stem for p in RUNS])
-def test_every_config_of_the_project_parses_and_opens_with_its_command(path):
+def test_every_config_of_the_project_parses_repeats_itself_and_opens_with_its_command(path, tmp_path):
   text = path.read_text()
   assert text.startswith('# ') and f'--gin_file=gin_configs/runs/{path.name}' in text.split('\n\n')[0]
   for word in ('Hardware:', 'Expected:'):
     assert word in text.split('\n\n')[0], word
-  assert 'run.experiments' in config.parse([str(path)])
+  written = config.parse([str(path)])
+  assert 'run.experiments' in written and parse(written, tmp_path) == written
 
 
 def test_the_default_config_is_in_the_package_and_builds():
