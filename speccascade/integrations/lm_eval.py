@@ -246,7 +246,9 @@ def _parse(models: str | Sequence[str], settings: dict[str, Any]):
   options.add_batch_size(parser)
   paths = re.split(r':(?!//)', models) if isinstance(models, str) else models
   text = lambda value: ','.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-  return parser.parse_args(['--models', *paths, *(f'--{name}={text(value)}' for name, value in settings.items())])
+  flags = [f'--{name}' for name, value in settings.items() if value is True]
+  given = [f'--{name}={text(value)}' for name, value in settings.items() if not isinstance(value, bool)]
+  return parser.parse_args(['--models', *paths, *flags, *given])
 
 
 def main() -> int:

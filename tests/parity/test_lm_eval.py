@@ -25,6 +25,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from speccascade import embedded  # noqa: E402
 from speccascade.integrations.lm_eval import SpecCascade  # noqa: E402
+from speccascade.models import translation  # noqa: E402
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 
@@ -290,6 +291,14 @@ def test_a_special_token_stops_and_sampling_is_asked_for(llamas):
 def test_wrong_arguments_are_named(llamas, settings, part):
   with pytest.raises(RuntimeError, match=part):
     SpecCascade(':'.join(llamas), **settings)
+
+
+@pytest.mark.parametrize('translate', [True, False])
+def test_an_option_without_a_value_is_true_or_false(llamas, monkeypatch, translate):
+  seen = []
+  monkeypatch.setattr(translation, 'for_the_last', lambda models: seen.append(len(models)) or models)
+  SpecCascade(':'.join(llamas), translate=translate)
+  assert seen == [2] * translate
 
 
 def test_the_command_is_the_harnesss_own_and_writes_our_counts(tasks, llamas, tmp_path):
