@@ -78,18 +78,15 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
   sizes = dict(source=args.source, tokens=args.tokens)
   times, steps = profiling.measure_times(models, args.block, [args.batch], trials=args.trials, **sizes)
   prompts = [list(range(args.source))] * args.batch
-  sizes = dict(max_new_tokens=args.tokens, max_prompt_tokens=args.source, sampler=Sampler())
-  full = functools.partial(timing.full_rounds, models=models, prompts=prompts, **sizes)
+  pace = functools.partial(timing.round_seconds, models=models, prompts=prompts, tokens=args.tokens, sampler=Sampler())
   spec = {n: methods.speculative(block=n, pair=(0, 2)).accepting(accept) for n in sorted({1, 3, args.block})}
-  draft, companion, _ = steps[args.batch]
-  timed = {0: methods.autoregressive(2)} | spec
-  done = timing.interleave({n: full(method) for n, method in timed.items()}, args.trials)
-  spent = {n: float(np.median([some.seconds / some.rounds for some in runs])) for n, runs in done.items()}
-  alone = spent.pop(0)
-  overhead = max(0.0, spent[args.block] - args.block * draft - times[args.batch][args.batch * (args.block + 1)])
-  steps = {args.batch: (draft, companion, alone, overhead)}
-  rounds = {args.batch: spent}
-  profile = plans.Profile.of(observed.table, observed.origin, observed.samples, times, steps, rounds)
+  draft, companion, alone = steps[args.batch]
+  run = pace(spec[args.block])
+  run()
+  spent = np.median([run().round for _ in range(args.trials)])
+  overhead = max(0.0, spent - args.block * draft - times[args.batch][args.batch * (args.block + 1)])
+  steps = {args.batch: (draft, companion, alone, float(overhead))}
+  profile = plans.Profile.of(observed.table, observed.origin, observed.samples, times, steps)
 
   def recorded(method):
     first, second, score, verify = method.phases
@@ -97,6 +94,10 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
     fields = {name: getattr(choice, name) for name in Goodput.__dataclass_fields__}
     score = score.replace(limit=Recorded(**fields, promised=jnp.asarray(promised, jnp.float32)))
     return method.replace(phases=(first, second, score, verify), origin=None).accepting(accept)
+
+  def full(method):
+    sizes = dict(max_new_tokens=args.tokens, max_prompt_tokens=args.source, sampler=Sampler())
+    return timing.full_rounds(method, models, prompts, **sizes)
 
   profile_alone = plans.Profile(profile.table, profile.latency)
   runs = {'plain': methods.autoregressive(2)} | {f'speculative, γ = {n}': method for n, method in spec.items()}
