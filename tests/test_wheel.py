@@ -67,6 +67,7 @@ def environment() -> dict[str, str]:
   return {k: v for k, v in os.environ.items() if k not in ('PYTHONPATH', 'JAX_PLATFORMS')}
 
 
+@pytest.mark.full
 def test_the_default_runs_from_another_folder(installed, tmp_path):
   where = call(installed, '-c', 'import speccascade; print(speccascade.__file__)', cwd=tmp_path, env=environment())
   assert where.startswith(str(installed.parents[1]))

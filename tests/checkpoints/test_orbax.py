@@ -27,7 +27,7 @@ GEMMA |= {'num_hidden_layers': 2, 'num_attention_heads': 4, 'num_key_value_heads
 GEMMA |= {'sliding_window_pattern': 2, 'eos_token_id': [1, 5]}
 
 
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('scan', quick([False, True], [True]))
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('config', [SMALL, GEMMA])
 def test_what_is_saved_is_read_bit_for_bit(tmp_path, config, dtype, scan):
@@ -192,7 +192,8 @@ def _python(code: str, **env) -> subprocess.CompletedProcess:
   return subprocess.run([sys.executable, '-c', textwrap.dedent(code)], env=env, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize('scan', quick([False, True], [True]))
+@pytest.mark.full
+@pytest.mark.parametrize('scan', [False, True])
 def test_parameters_are_restored_onto_a_mesh_of_eight_devices(tmp_path, scan):
   for name, config in (('t5', SMALL), ('gemma', GEMMA)):
     orbax.save(tmp_path / name, model_of(config, scan=scan))

@@ -14,7 +14,6 @@ import time
 import jax
 from matching import having, says
 import pytest
-from tiers import quick
 
 import speccascade
 from speccascade import embedded, methods, Request
@@ -106,6 +105,7 @@ def test_a_run_goes_on_from_any_line_and_writes_the_same_file(whole, tmp_path, h
     assert found[-1][name] == expected[-1][name]
 
 
+@pytest.mark.full
 def test_a_killed_process_leaves_rows_and_the_next_one_ends_the_file(tmp_path):
   source, part = write(tmp_path / 'in.jsonl', REQUESTS[:9] * 10), tmp_path / 'out.jsonl.part'
   line = [sys.executable, '-m', 'speccascade.decode', *MODELS, *OPT, str(source)]
@@ -121,7 +121,8 @@ def test_a_killed_process_leaves_rows_and_the_next_one_ends_the_file(tmp_path):
   assert (tmp_path / 'out.jsonl').read_bytes() == (tmp_path / 'whole.jsonl').read_bytes()
 
 
-@pytest.mark.parametrize('number', quick([signal.SIGTERM, signal.SIGINT], [signal.SIGINT]))
+@pytest.mark.full
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_long_loop_ends_at_once_and_keeps_what_had_ended(tmp_path, number):
   long = {'prompt': 'ein Hund', 'min_new_tokens': 12_000, 'max_new_tokens': 12_000}
   asked = [*[{'prompt': 'zwei Hunde', 'max_new_tokens': 2}] * 2, *[long] * 14]

@@ -69,6 +69,7 @@ def whole(config):
   return config.parent / 'one' / 'run'
 
 
+@pytest.mark.full
 def test_three_shards_of_which_one_was_killed_come_to_one_processs_bytes(config, whole, monkeypatch, capsys):
   folder = config.parent / 'three'
   folder.mkdir()
