@@ -228,6 +228,7 @@ def command(folder, *arguments):
   )  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
   (tmp_path / 'mine.py').write_text(MINE)
   found = command(tmp_path, 'mine:average', '--alpha', '0.2', '0.6')

@@ -463,6 +463,7 @@ def test_max_new_tokens_must_be_said_somewhere():
   assert len(speccascade.decode(OPT, PAIR, Request([1], max_new_tokens=2)).tokens[0]) == 2
 
 
+@pytest.mark.full
 def test_a_batch_that_no_memory_holds_is_refused_with_its_bytes():
   said = r'[0-9.]+ GiB of caches.* [0-9.]+ GiB of weights.* lower max_new_tokens'
   with pytest.raises(ValueError, match=said):

@@ -79,6 +79,7 @@ multihost.leave(4)
 """
 
 
+@pytest.mark.full
 def test_all_know_what_the_writer_knows_and_wait_no_longer_than_the_limit(tmp_path):
   where = address()
   both = [

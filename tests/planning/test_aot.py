@@ -99,6 +99,7 @@ def test_a_verifier_that_is_cut_over_chips_talks_and_holds_a_part(pair, capsys):
   assert four['floor_cycles'] == pytest.approx(one['floor_cycles'] / 4, abs=1)
 
 
+@pytest.mark.full
 def test_weights_are_cut_along_axes_that_divide_and_heads_as_a_whole():
   small, large = shapes.pair('t5_small_xl')
   layer = sharding.specs(large, MESH, sharding.SHARDED)['decoder']['layers_0']

@@ -213,7 +213,7 @@ def test_no_more_than_two_steps_are_under_way(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize('where', ['step', 'save'])
+@pytest.mark.parametrize('where', quick(['step', 'save'], ['save']))
 def test_a_stop_waits_for_the_step_says_its_sentence_and_goes_on(number, code, where, tmp_path, monkeypatch, capsys):
   make, save = loop.make_step, ocp.CheckpointManager.save
   stops = {'step': 3, 'save': 1}  # the turn at which it comes
