@@ -12,14 +12,12 @@ own models from the times of their calls, and decodes with them.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
 import functools
 import json
 from pathlib import Path
 import sys
 
 import jax
-import numpy as np
 
 from speccascade import checkpoints, methods, Sampler
 from speccascade.data import files
@@ -109,20 +107,15 @@ def check(args: argparse.Namespace):
     'SV exact': methods.sv_exact(profile, most),
   }
   for batch in args.batches or profile.steps:
-    groups = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)][: max(2, 16 // batch)]
-    calls = {n: [timing.full_rounds(m, models, some, **sizes) for some in groups] for n, m in made.items()}
-    done = timing.interleave({n: functools.partial(_speed, some) for n, some in calls.items()}, args.trials)
+    some = prompts[: batch * max(2, 16 // batch)]
+    runs = {name: timing.full_rounds(method, models, some, batch, **sizes) for name, method in made.items()}
+    done = timing.interleave(runs, args.trials)
     for name in list(made)[1:]:
-      median, low, high = timing.Interval.of(np.divide(done[name], done['plain']))
+      gains = [one.speed / plain.speed for one, plain in zip(done[name], done['plain'], strict=True)]
+      median, low, high = timing.Interval.of(gains)
       simulated = sv_model.speedup(profile, batch, name, most)
       measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'
       print(f'batch {batch}, {name}: simulated {simulated:.2f}, {measured}, ratio {simulated / median:.2f}', flush=True)
-
-
-def _speed(calls: Sequence[Callable[[], timing.Rounds]]) -> float:
-  """Return the tokens a second of several batches."""
-  done = [call() for call in calls]
-  return sum(some.tokens for some in done) / sum(some.seconds for some in done)
 
 
 def main():

@@ -97,7 +97,7 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
 
   def full(method):
     sizes = dict(max_new_tokens=args.tokens, max_prompt_tokens=args.source, sampler=Sampler())
-    return timing.full_rounds(method, models, prompts, **sizes)
+    return timing.full_rounds(method, models, prompts, args.batch, **sizes)
 
   profile_alone = plans.Profile(profile.table, profile.latency)
   runs = {'plain': methods.autoregressive(2)} | {f'speculative, γ = {n}': method for n, method in spec.items()}
@@ -133,8 +133,7 @@ def main():
   print(f'overhead of a round {overhead / alone:.3f}; verifier by tokens of each row: {calls}')
   done = timing.interleave(runs, args.trials)
   for name in list(runs)[1:]:
-    pairs = zip(done[name], done['plain'], strict=True)
-    gains = [some.tokens / some.seconds * plain.seconds / plain.tokens for some, plain in pairs]
+    gains = [one.speed / plain.speed for one, plain in zip(done[name], done['plain'], strict=True)]
     median, low, high = timing.Interval.of(gains)
     model = sv_model.speedup(profile, args.batch, name, args.block)
     measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'

@@ -231,6 +231,7 @@ class _Timer:
     count = min(len(measured.prompts), max(TEXTS, 2 * batch)) // batch * batch
     self.prompts = measured.prompts[:count]
     self.lengths = measured.lengths[:count]
+    self._longest = max(8, *self.lengths)
     width = inputs.prompt_width(models, requests.rows(models, measured.prompts, **call), None)
     self.call = call | dict(batch_size=batch, max_prompt_tokens=width)
     knots = np.linspace(0, len(blocks) - 1, KNOTS).round().astype(int)
@@ -289,17 +290,19 @@ class _Timer:
 
   def _full(self, method: Method) -> Callable[[], float]:
     """Return a function that times a round of full batches."""
-    prompts = list(itertools.islice(itertools.cycle(self.prompts), self._batches * self.batch))
-    groups = [prompts[i : i + self.batch] for i in range(0, len(prompts), self.batch)]
-    sizes = {name: self.call[name] for name in ('max_prompt_tokens', 'sampler')}
-    sizes |= dict(max_new_tokens=max(8, *self.lengths))
-    calls = [timing.full_rounds(method, self.models, some, **sizes) for some in groups]
+    sizes = {name: self.call[name] for name in ('batch_size', 'max_prompt_tokens', 'sampler')}
+    prompts = self._repeated(self._batches)
+    run = timing.full_rounds(method, self.models, prompts, max_new_tokens=self._longest, **sizes)
 
     def seconds() -> float:
-      done = [call() for call in calls]
-      return sum(some.seconds for some in done) / sum(some.rounds for some in done)
+      done = run()
+      return done.seconds / done.rounds
 
     return seconds
+
+  def _repeated(self, batches: int) -> list:
+    """Return the prompts of so many batches, again from the first where there are fewer."""
+    return list(itertools.islice(itertools.cycle(self.prompts), batches * self.batch))
 
   @functools.cached_property
   def _batches(self) -> int:
@@ -310,9 +313,8 @@ class _Timer:
 
   def _run(self, method: Method, batches: int) -> Callable[..., np.ndarray]:
     """Return a function that decodes texts of one length: `timing.batch_totals`."""
-    prompts = list(itertools.islice(itertools.cycle(self.prompts), batches * self.batch))
-    call = self.call | dict(max_new_tokens=max(8, *self.lengths))
-    return functools.partial(timing.batch_totals, method, self.models, prompts, **call)
+    call = self.call | dict(max_new_tokens=self._longest)
+    return functools.partial(timing.batch_totals, method, self.models, self._repeated(batches), **call)
 
   def _forced(self, method: Method, batches: int) -> Callable[[], timing.Pace]:
     """Return a function that times rounds; all drafts are rejected, then all accepted."""

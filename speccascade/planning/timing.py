@@ -19,7 +19,6 @@ import numpy as np
 from speccascade import acceptance, backends, decode, sampling
 from speccascade.backends import sharding
 from speccascade.engine import Engine, inputs, requests
-from speccascade.engine.inputs import vocabulary
 from speccascade.engine.loop import positions, prefill
 from speccascade.engine.method import Method, Strategy
 from speccascade.host import multihost
@@ -129,20 +128,32 @@ def batch_totals(
 
 
 class Rounds(NamedTuple):
-  """Rounds of a batch in which no text has ended, and the tokens that all rows committed in them."""
+  """Rounds of batches in which no text has ended, and the tokens that all rows committed in them."""
 
   seconds: float
   rounds: int
   tokens: int
 
+  @property
+  def speed(self) -> float:
+    """Tokens a second."""
+    return self.tokens / self.seconds
+
 
 def full_rounds(
-  method: Method, models: Sequence[Model], prompts: Sequence[Any], **sizes: Any
+  method: Method, models: Sequence[Model], prompts: Sequence[Any], batch_size: int, **sizes: Any
 ) -> Callable[[], Rounds]:
-  """Return a function that times the rounds of one batch until the first of its texts ends: no prefill, no idle row.
+  """Return a function that times the rounds of batches until the first text of each ends: no prefill, no idle row.
 
-  `sizes` are those of `engine_of`.
+  Prompts that fill no batch are left out. `sizes` are those of `engine_of`.
   """
+  starts = range(0, len(prompts) - batch_size + 1, batch_size)
+  runs = [_full_batch(method, models, prompts[i : i + batch_size], **sizes) for i in starts]
+  return lambda: Rounds(*map(sum, zip(*(run() for run in runs), strict=True)))
+
+
+def _full_batch(method: Method, models: Sequence[Model], prompts: Sequence[Any], **sizes: Any) -> Callable[[], Rounds]:
+  """Return the same of one batch."""
   engine, rows = engine_of(method, models, prompts, **sizes)
   prefix = engine.prefill([row.tokens for row in rows], engine.size)
   batch = engine.insert_batch(rows, None, range(len(rows)))
@@ -203,7 +214,7 @@ def passes_seconds(
   """
   models, widths, times = zip(*passes, strict=True)
   window = window or max(widths)
-  backend, params = backends.prepared(models, sharding.layout_for(models, batch, window, vocabulary(models)))
+  backend, params = backends.prepared(models, sharding.layout_for(models, batch, window, inputs.vocabulary(models)))
   networks = tuple(m.network for m in models)
   slots = positions(networks[-1], source, tokens, window)
   caches = filled(models, batch, source, slots) if caches is None else caches

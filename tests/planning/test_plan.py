@@ -161,11 +161,12 @@ def test_a_round_and_a_start_follow_from_two_runs():
 def test_rounds_of_a_full_batch_end_with_its_first_text():
   method = methods.speculative(block=3).accepting(timing.forced(1.0))
   prompts = [dataclasses.replace(Request(p), max_new_tokens=n) for p, n in zip(PROMPTS, (16, 5, 16))]
-  run = timing.full_rounds(
-    method, pair(), prompts, max_new_tokens=16, max_prompt_tokens=None, sampler=Sampler(1.0)
-  )
+  sizes = dict(max_new_tokens=16, max_prompt_tokens=None, sampler=Sampler(1.0))
+  run = timing.full_rounds(method, pair(), prompts, 3, **sizes)
   found, again = run(), run()
   assert found.seconds > 0 and found[1:] == again[1:] == (2, 8 + 5 + 8)
+  twice = timing.full_rounds(method, pair(), [*prompts, *prompts, PROMPTS[3]], 3, **sizes)()
+  assert twice[1:] == (4, 2 * (8 + 5 + 8)) and twice.speed == twice.tokens / twice.seconds
 
 
 def test_acceptance_that_is_not_forced_is_that_of_the_method():
