@@ -154,11 +154,11 @@ def _drop_unreached():
   while True:
     used = {'/'.join(reference.scopes) for reference in gin.config.iterate_references(config, to=macro)}
     reached = {scope for reference in gin.config.iterate_references(config) for scope in reference.scopes}
-    lost = [
-      (scope, selector)
-      for (scope, selector), values in config.items()
-      if (selector == 'gin.macro' and scope not in used and not any(gin.config.iterate_references(values)))
-      or (selector != 'gin.macro' and scope and not set(scope.split('/')) <= reached)
+    lost = _outside(reached)
+    lost += [
+      (name, selector)
+      for (name, selector), values in config.items()
+      if selector == 'gin.macro' and name not in used and not any(gin.config.iterate_references(values))
     ]
     if not lost:
       return
@@ -166,16 +166,24 @@ def _drop_unreached():
       del config[key]
 
 
+def _outside(reached: set[str]) -> list[tuple[str, str]]:
+  """Return (scope, selector) of each binding in a scope that is not of these."""
+  return [
+    (scope, selector)
+    for scope, selector in gin.config._CONFIG
+    if selector != 'gin.macro' and scope and not set(scope.split('/')) <= reached
+  ]
+
+
 def _check_scopes(named: set[str]):
   """Refuse a binding in a scope that nothing is made in: gin would drop it without a word."""
   used = {scope for name in named if (scope := name.rpartition('/')[0]) and not name.endswith('/gin.macro')}
   reached = {part for scope in used for part in scope.split('/')}
-  for scope, selector in gin.config._CONFIG:
-    if selector != 'gin.macro' and scope and not set(scope.split('/')) <= reached:
-      raise RunError(
-        f'{scope}/{selector.split(".")[-1]} is bound, but nothing is made in the scope {scope}'
-        f'{_suggestion(scope, sorted(used))}.'
-      )
+  for scope, selector in _outside(reached):
+    raise RunError(
+      f'{scope}/{selector.split(".")[-1]} is bound, but nothing is made in the scope {scope}'
+      f'{_suggestion(scope, sorted(used))}.'
+    )
 
 
 def _check_overridden(asked_for: Sequence[str]):
