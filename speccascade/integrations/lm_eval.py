@@ -246,9 +246,11 @@ def _parse(models: str | Sequence[str], settings: dict[str, Any]):
   options.add_batch_size(parser)
   paths = re.split(r':(?!//)', models) if isinstance(models, str) else models
   text = lambda value: ','.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-  flags = [f'--{name}' for name, value in settings.items() if value is True]
-  given = [f'--{name}={text(value)}' for name, value in settings.items() if not isinstance(value, bool)]
-  return parser.parse_args(['--models', *paths, *flags, *given])
+  switches = {name: value for name, value in settings.items() if isinstance(value, bool)}
+  given = [f'--{name}={text(value)}' for name, value in settings.items() if name not in switches]
+  args = parser.parse_args(['--models', *paths, *(f'--{name}' for name in switches), *given])  # refuses unknown names
+  vars(args).update(switches)
+  return args
 
 
 def main() -> int:

@@ -286,7 +286,14 @@ def test_a_special_token_stops_and_sampling_is_asked_for(llamas):
 
 
 @pytest.mark.parametrize(
-  'settings, part', [({'method': 'speculate'}, 'speculate'), ({'blok': 3}, '--blok'), ({'rule': 'opt:x'}, 'opt:x')]
+  'settings, part',
+  [
+    ({'method': 'speculate'}, 'speculate'),
+    ({'blok': 3}, '--blok'),
+    ({'tranlate': False}, '--tranlate'),
+    ({'block': True}, '--block'),
+    ({'rule': 'opt:x'}, 'opt:x'),
+  ],
 )
 def test_wrong_arguments_are_named(llamas, settings, part):
   with pytest.raises(RuntimeError, match=part):
