@@ -12,6 +12,23 @@ from speccascade.train import held_out, router
 WIDTH = len(rules.FEATURES)
 
 
+def test_features_stand_in_the_order_of_their_names():
+  q, p = np.random.default_rng(0).normal(size=(2, 4, 9)).astype(np.float32)
+  read = dict(zip(rules.FEATURES, np.asarray(rules.features(q, p)).T, strict=True))
+  law = {name: np.exp(x) / np.exp(x).sum(-1, keepdims=True) for name, x in (('q', q), ('p', p))}
+  for name, x in law.items():
+    largest = np.log(np.sort(x, -1)[:, ::-1])
+    for n in range(rules.TOP):
+      np.testing.assert_allclose(read[f'log {name} {n + 1}'], largest[:, n], rtol=1e-5)
+    np.testing.assert_allclose(read[f'entropy {name}'], -(x * np.log(x)).sum(-1), rtol=1e-5)
+  first_q, first_p = (x.argmax(-1) for x in (q, p))
+  rows = np.arange(4)
+  np.testing.assert_allclose(read['tv'], abs(law['q'] - law['p']).sum(-1) / 2, rtol=1e-5)
+  np.testing.assert_allclose(read['log p at arg max q'], np.log(law['p'][rows, first_q]), rtol=1e-5)
+  np.testing.assert_allclose(read['log q at arg max p'], np.log(law['q'][rows, first_p]), rtol=1e-5)
+  np.testing.assert_array_equal(read['agree'], first_q == first_p)
+
+
 def tokens(count=300, seed=0):
   """Return tokens of 30 texts at which the two models know more or less."""
   rng = np.random.default_rng(seed)
