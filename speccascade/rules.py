@@ -452,6 +452,18 @@ def learned(q_logits, p_logits, *, alpha, weights, sampler):
   return gain(weights, q_logits, p_logits) > alpha
 
 
+@mixture(-INF, INF)
+def learned_opt(q_logits, p_logits, *, alpha, weights, sampler, rest=None):
+  r"""Defer where a trained head expects the verifier's loss to be lower by the cost of a rejection.
+
+  .. math:: \hat\ell_q(f) - \hat\ell_p(f) > \alpha\,\mathrm{TV}(\tilde q, \tilde p), \qquad -\infty < \alpha < \infty
+
+  To `rules.learned` it is what `rules.opt` is to `rules.diff`: α is the cost of a rejected token, not of a deferral.
+  """
+  cost = alpha * sampling.tv(sampler(q_logits), _distribution_of(rest, p_logits, sampler))
+  return gain(weights, q_logits, p_logits) > cost
+
+
 @mixture(-INF, INF, alone=True)
 def learned_alone(q_logits, p_logits, *, alpha, weights, sampler):
   r"""Defer as `rules.learned` does, by features of the drafter alone: for `methods.token_cascade`.

@@ -25,7 +25,7 @@ FOREIGN_PAIR, FOREIGN_TRIO = [FOREIGN, LARGE], [FOREIGN, MIDDLE, LARGE]
 PROMPT = [2, 2]
 ALPHA = dict(
   speculative=0.0, chow=0.5, chow_log=0.9, diff=-0.05, diff_log=-0.1, opt=0.1, opt_log=-0.3, bild_star=1.0,
-  token_v1=0.1, token_v2=0.2, token_v3=0.5, lossy=0.3, lossy_star=0.3, learned=0.9, learned_alone=-2.6,
+  token_v1=0.1, token_v2=0.2, token_v3=0.5, lossy=0.3, lossy_star=0.3, learned=0.9, learned_opt=2.0, learned_alone=-2.6,
 )  # fmt: skip
 SAMPLERS = {
   'T=0': dict(temperature=0.0),

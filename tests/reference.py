@@ -89,7 +89,8 @@ def head_of(features, seed):
   return tuple((np.float32(rng.normal(size=(a, b))), np.float32(rng.normal(size=b))) for a, b in zip(sizes, sizes[1:]))
 
 
-HEADS = {'learned': head_of(12, 1), 'learned_alone': head_of(4, 2)}  # of three log-probabilities a model
+HEAD = head_of(12, 1)  # of three log-probabilities a model
+HEADS = {'learned': HEAD, 'learned_opt': HEAD, 'learned_alone': head_of(4, 2)}
 
 
 def features(lq, lp=None):
@@ -114,11 +115,11 @@ def gain(name, lq, lp):
   return losses[0] - losses[1]
 
 
-def deferral(name, lq, lp, alpha, sampler):
-  if name in HEADS:
-    return gain(name, lq, lp) > alpha
+def deferral(name, lq, lp, alpha, sampler, tail=None):
   q, p = softmax(lq), softmax(lp)
-  cost = tv(sampler(lq), sampler(lp))
+  cost = tv(sampler(lq), sampler(lp) if tail is None else tail)
+  if name in HEADS:
+    return gain(name, lq, lp) > alpha * (cost if name == 'learned_opt' else 1)
   cross = -np.log(p[q.argmax()]) if sampler.greedy else -(q * np.log(p)).sum()
   return {
     'speculative': True,
@@ -157,9 +158,7 @@ def target(name, lq, lp, alpha, sampler, tail=None):
     rest = np.maximum(0, pt / beta - qt)
     rejected = 1 - (qt * accept).sum()
     return qt * accept + (rejected * rest / rest.sum() if rest.sum() > 0 else 0)
-  if tail is not None and name == 'opt':
-    return pt if q.max() < p.max() - alpha * tv(qt, pt) else qt
-  return pt if deferral(name, lq, lp, alpha, sampler) else qt
+  return pt if deferral(name, lq, lp, alpha, sampler, tail) else qt
 
 
 def weighted(logits, weights, sampler):

@@ -37,6 +37,7 @@ TABLE = {
   rules.lossy: ([0.0, 0.3, 0.9], 0.0, NO),  # α → 1 keeps what p̃ allows: not the drafter alone where p̃ = 0
   rules.lossy_star: ([0.0, 0.3, 0.9], 0.0, NO),
   rules.learned: ([-0.3, 0.3, 1.0], -INF, INF),
+  rules.learned_opt: ([-0.3, 0.7, 2.0], -INF, INF),
   rules.learned_alone: ([-3.3, -2.0, 0.5], -INF, INF),
 }
 BINARY = [rule for rule in TABLE if hasattr(rule, 'defer')]
@@ -81,7 +82,7 @@ def assert_distribution(pi, tolerance=1e-5):
 
 
 def test_the_table_covers_every_rule():
-  assert set(TABLE) == {*rules.RULES, rules.learned, rules.learned_alone}
+  assert set(TABLE) == {*rules.RULES, rules.learned, rules.learned_opt, rules.learned_alone}
 
 
 def test_what_the_loop_does_not_check_is_in_the_table_of_distributions():

@@ -1,4 +1,4 @@
-"""Learned deferral: the head of `rules.learned`, trained on what both models make of texts.
+"""Learned deferral: the head of `rules.learned` and `rules.learned_opt`, trained on what both models make of texts.
 
 A job reads the texts of a task with both models in one pass, records `rules.features` of each token, and fits the head
 by one of three losses. OUT/NAME/router.json has its weights and the names of its models; `load` makes the rule of it.
@@ -390,16 +390,17 @@ def save(folder, weights: Any, models: Sequence[Any], *, alone: bool, **about) -
   storage.write(file, json.dumps(content) + '\n')
 
 
-def load(path, models: Sequence[Any]) -> functools.partial:
+def load(path, models: Sequence[Any], *, rejections: bool = False) -> functools.partial:
   """Return the rule of a trained head, which needs an α: `functools.partial(load(…), alpha=0.1)`.
 
   Args:
     path: the folder that the training wrote, or its file.
     models: drafter and verifier, or anything with their names.
+    rejections: whether α is the cost of a rejected token, as in `rules.learned_opt`, and not of a deferral.
 
   Raises:
     FileNotFoundError: there is none.
-    ValueError: the head was trained for models of other names.
+    ValueError: the head was trained for models of other names, or cannot tell what is rejected.
   """
   file = storage.local(path)
   file = file / FILE if file.is_dir() else file
@@ -412,5 +413,8 @@ def load(path, models: Sequence[Any]) -> functools.partial:
       f'{file} decides between {" and ".join(content["models"])}, not {" and ".join(map(str, names))}: give those '
       'models, or train a router for these.'
     )
+  alone = content['alone']
+  if rejections and alone:
+    raise ValueError(f'{file} reads the drafter alone, which cannot tell what is rejected; load it without rejections.')
   weights = tuple((np.float32(kernel), np.float32(bias)) for kernel, bias in content['weights'])
-  return functools.partial(RULES[content['alone']], weights=weights)
+  return functools.partial(rules.learned_opt if rejections else RULES[alone], weights=weights)

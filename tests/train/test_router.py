@@ -157,12 +157,18 @@ def test_a_job_trains_saves_and_loads_a_rule_that_the_loop_follows(alone, models
   assert calls[0] < calls[1] <= calls[2]
 
 
-def test_a_rule_of_other_models_is_refused(tmp_path):
+def test_what_is_loaded_and_what_is_refused(tmp_path):
   named = [Model({}, None, name=name) for name in ('small', 'large')]
   weights = router.fit(router.LOSSES['marginal'], tokens(50), steps=2)
   router.save(tmp_path, weights, named, alone=False)
   rule = router.load(tmp_path, named)
   jax.tree.map(np.testing.assert_array_equal, rule.keywords['weights'], jax.tree.map(np.float32, weights))
+  by_rejections = router.load(tmp_path, named, rejections=True)
+  assert by_rejections.func is rules.learned_opt
+  jax.tree.map(np.testing.assert_array_equal, by_rejections.keywords, rule.keywords)
+  router.save(tmp_path / 'alone', weights, named, alone=True)
+  with pytest.raises(ValueError, match=having('drafter alone', 'without rejections')):
+    router.load(tmp_path / 'alone', named, rejections=True)
   with pytest.raises(ValueError, match=having('small and large', 'large and small')):
     router.load(tmp_path, named[::-1])
   with pytest.raises(FileNotFoundError, match=having('absent', 'speccascade.train')):
