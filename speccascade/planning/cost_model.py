@@ -91,6 +91,12 @@ def speedup_of_texts(costs: Costs, seconds: float, lengths: Sequence[int]) -> fl
   return float(alone.sum() / (costs.start + np.asarray(lengths) * seconds).sum())
 
 
+def mean_rate(acceptance: Sequence[float], block: int) -> float:
+  """Return the share of the tested tokens of drafts of γ tokens that is accepted."""
+  accepted = theory.ByPosition(acceptance).all_accepted(np.arange(block + 1))
+  return float(accepted[1:].sum() / accepted[:-1].sum())
+
+
 def rounds(acceptance: Sequence[float], block: int, longest: int) -> np.ndarray:
   """Return how many rounds texts of 0, 1, … `longest` tokens are expected to take: [longest + 1]."""
   accepted = theory.ByPosition(acceptance).all_accepted(np.arange(block + 1))

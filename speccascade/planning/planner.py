@@ -1,7 +1,7 @@
 """Which method is the fastest for some models at each batch size: measure acceptance and costs, predict, and try.
 
-Everything is timed by `timing.interleave`, what is compared in turn. A round is timed inside the decode loop with
-forced acceptance, so that its cost is known whatever the texts are; `cost_model` makes of it and of the acceptance that
+Everything is timed by `timing.interleave`, what is compared in turn. A round is timed inside the decode loop, its
+drafts accepted by chance as often as was observed; `cost_model` makes of it and of the acceptance that
 was measured a prediction for every γ. What may be the fastest is then tried on prompts.
 """
 
@@ -210,9 +210,9 @@ def _profile(
   times, steps = profiling.measure_times(models, block, tuple(timers), **sizes)
   rounds = {}
   for n, (draft, companion, _) in steps.items():
-    alone, rounds[n], verified = timers[n].full_rounds(float(samples['accept'].mean()))
+    rounds[n] = timers[n].speculative_rounds()
     calls = (block + 1) * draft + companion + times[n][n * (block + 1)]
-    steps[n] = draft, companion, alone, max(0.0, verified - calls)
+    steps[n] = draft, companion, timers[n].rounds['alone'], max(0.0, timers[n].rounds['all'] - calls)
   return profiling.profile(origin, samples, times, steps, rounds)
 
 
@@ -234,8 +234,6 @@ class _Timer:
     self._longest = max(8, *self.lengths)
     width = inputs.prompt_width(models, requests.rows(models, measured.prompts, **call), None)
     self.call = call | dict(batch_size=batch, max_prompt_tokens=width)
-    knots = np.linspace(0, len(blocks) - 1, KNOTS).round().astype(int)
-    self._knots = sorted({blocks[i] for i in knots})  # the γ at which plain speculative decoding is timed
 
   def _interleave(self, runs: Mapping[Any, Callable[[], Any]], note: str) -> dict[Any, list]:
     """Time runs in turn, and show how far that is."""
@@ -249,50 +247,70 @@ class _Timer:
     return timing.interleave({name: functools.partial(shown, run) for name, run in runs.items()}, self.trials)
 
   def costs(self) -> Callable[[str], Costs]:
-    """Return the costs of each candidate by its name, of rounds inside the decode loop with forced acceptance."""
-    made = [c for c in self.measured.candidates if c.kind != 'cos']
-    ends = {self.blocks[0], self.blocks[len(self.blocks) // 2], self.blocks[-1]}
-    knots = {c.name: self._knots if c.kind == 'speculative' else sorted(ends) for c in made}
-    batches = self._batches
-    runs = {(c.name, n): self._forced(c.make(n), batches) for c in made for n in knots[c.name]}
-    alone = {'draft': methods.autoregressive(0), 'token': self.alone}
-    runs |= {name: self._of_two_lengths(method, batches) for name, method in alone.items()}
-    paces = {name: timing.Pace(*np.median(x, 0).clip(1e-9)) for name, x in self._interleave(runs, 'rounds').items()}
-    draft, token = (float(paces[name].round) for name in alone)
-    start_alone = float(paces['token'].start)
-    start = float(np.median([paces['speculative', n].start for n in knots['speculative']]))
+    """Return the costs of each candidate by its name."""
+    draft = self.rounds['draft']
+    token = self.rounds['alone']
+    start_alone = max(self.rounds['start alone'] - token, 0.0)
+    start = max(self.rounds['start speculative'] - token - draft, 0.0)  # the draft of one token is one token
 
     def costs_of(name: str) -> Costs:
-      candidate = next(c for c in made if c.name in (name, f'naive_{name}'))
-      calls = {n: candidate.make(n).calls()[0] for n in knots[candidate.name]}
-      windows = {
-        cost_model.window(candidate.kind, n): max(float(paces[candidate.name, n].round) - calls[n] * draft, 1e-9)
-        for n in calls
-      }
+      candidate = next(c for c in self._made if c.name in (name, f'naive_{name}'))
+      windows = {}
+      for n in self._knots(candidate):
+        drafts = candidate.make(n).calls()[0] * draft
+        windows[cost_model.window(candidate.kind, n)] = max(self.rounds[candidate.name, n] - drafts, 1e-9)
       return Costs(draft, {**windows, 1: token}, start=start, start_alone=start_alone)
 
     return costs_of
 
-  def full_rounds(self, rate: float) -> tuple[float, dict[int, float], float]:
-    """Return the seconds of rounds of full batches, whose drafts are accepted at this rate.
-
-    They are those of a token of the verifier alone, of plain speculative decoding by γ, and of `sv_exact` that scores
-    all it may.
-    """
-    certain = plans.Profile(AcceptanceTable.of([], [[]], [[1.0]]), np.ones(2))
+  def speculative_rounds(self) -> dict[int, float]:
+    """Return the seconds of a round of plain speculative decoding by γ."""
     speculative = self.measured.candidates[0]
-    drafted = {n: speculative.make(n) for n in self._knots} | {'all': methods.sv_exact(certain, self.blocks[-1])}
-    made = {name: method.accepting(timing.forced(rate)) for name, method in drafted.items()}
-    runs = {name: self._full(method) for name, method in ({'alone': self.alone} | made).items()}
-    seconds = {name: float(np.median(x)) for name, x in self._interleave(runs, 'full rounds').items()}
-    alone, verified = seconds.pop('alone'), seconds.pop('all')
-    return alone, seconds, verified
+    return {n: self.rounds[speculative.name, n] for n in self._knots(speculative)}
+
+  @functools.cached_property
+  def rounds(self) -> dict[Any, float]:
+    """The seconds of rounds of full batches, inside the decode loop, and of texts of one token.
+
+    Drafts are accepted by chance, as often as was observed. 'all' is a round of `sv_exact` that scores all it may.
+    """
+    speculative = self.measured.candidates[0]
+    drafted = {(c.name, n): (c.make(n), c) for c in self._made for n in self._knots(c)}
+    if len(self.models) == 3:
+      certain = plans.Profile(AcceptanceTable.of([], [[]], [[1.0]]), np.ones(2))
+      drafted['all'] = methods.sv_exact(certain, self.blocks[-1]), speculative
+    made = {
+      name: method.accepting(timing.forced(cost_model.mean_rate(candidate.acceptance, method.block)))
+      for name, (method, candidate) in drafted.items()
+    }
+    made |= {'draft': methods.autoregressive(0), 'alone': self.alone}
+    runs = {name: self._full(method) for name, method in made.items()}
+    runs |= {
+      'start alone': self._first_token(self.alone),
+      'start speculative': self._first_token(made[speculative.name, self._middle]),
+    }
+    return {name: float(np.median(x)) for name, x in self._interleave(runs, 'rounds').items()}
+
+  @property
+  def _made(self) -> list[Candidate]:
+    """The candidates whose rounds are timed; those of cos are a naive_cos's and the drafter's."""
+    return [c for c in self.measured.candidates if c.kind != 'cos']
+
+  @property
+  def _middle(self) -> int:
+    return self.blocks[len(self.blocks) // 2]
+
+  def _knots(self, candidate: Candidate) -> list[int]:
+    """Return the γ at which a candidate is timed."""
+    if candidate.kind != 'speculative':
+      return sorted({self.blocks[0], self._middle, self.blocks[-1]})
+    some = np.linspace(0, len(self.blocks) - 1, KNOTS).round().astype(int)
+    return sorted({self._middle, *(self.blocks[i] for i in some)})
 
   def _full(self, method: Method) -> Callable[[], float]:
     """Return a function that times a round of full batches."""
     sizes = {name: self.call[name] for name in ('batch_size', 'max_prompt_tokens', 'sampler')}
-    prompts = self._repeated(self._batches)
-    run = timing.full_rounds(method, self.models, prompts, max_new_tokens=self._longest, **sizes)
+    run = timing.full_rounds(method, self.models, self._repeated, max_new_tokens=self._longest, **sizes)
 
     def seconds() -> float:
       done = run()
@@ -300,31 +318,20 @@ class _Timer:
 
     return seconds
 
-  def _repeated(self, batches: int) -> list:
-    """Return the prompts of so many batches, again from the first where there are fewer."""
-    return list(itertools.islice(itertools.cycle(self.prompts), batches * self.batch))
+  def _first_token(self, method: Method) -> Callable[[], float]:
+    """Return a function that times a batch of texts of one token."""
+    call = self.call | dict(max_new_tokens=1)
+    run = functools.partial(decode, method, self.models, self._repeated, **call)
+    return lambda: timing.timed(run)[0] * self.batch / len(self._repeated)
 
   @functools.cached_property
-  def _batches(self) -> int:
-    """Return how many batches to decode at once, so that a run is long against the noise of the clock."""
-    run = self._run(self.alone, 1)
-    run()  # compiles
-    return int(np.clip(timing.ENOUGH / run()[0], 1, max(1, TEXTS // self.batch)))
-
-  def _run(self, method: Method, batches: int) -> Callable[..., np.ndarray]:
-    """Return a function that decodes texts of one length: `timing.batch_totals`."""
+  def _repeated(self) -> list:
+    """The prompts of so many batches that a run is long against the noise of the clock, again from the first."""
     call = self.call | dict(max_new_tokens=self._longest)
-    return functools.partial(timing.batch_totals, method, self.models, self._repeated(batches), **call)
-
-  def _forced(self, method: Method, batches: int) -> Callable[[], timing.Pace]:
-    """Return a function that times rounds; all drafts are rejected, then all accepted."""
-    slow, fast = (self._run(method.accepting(timing.forced(rate)), batches) for rate in (0.0, 1.0))
-    return lambda: timing.pace(slow(), fast())
-
-  def _of_two_lengths(self, method: Method, batches: int) -> Callable[[], timing.Pace]:
-    """Return the same of a method that drafts nothing."""
-    run = self._run(method, batches)
-    return lambda: timing.pace(run(), run(max_new_tokens=1))
+    run = functools.partial(decode, self.alone, self.models, self.prompts[: self.batch], **call)
+    run()  # compiles
+    batches = int(np.clip(timing.ENOUGH / timing.timed(run)[0], 1, max(1, TEXTS // self.batch)))
+    return list(itertools.islice(itertools.cycle(self.prompts), batches * self.batch))
 
   def speeds(self, made: Mapping[Any, Method]) -> dict[Any, list[float]]:
     """Return the tokens a second of methods in each trial, of texts as long as those that were observed."""

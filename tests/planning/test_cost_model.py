@@ -105,6 +105,11 @@ def test_texts_take_as_many_rounds_as_drafts_that_are_kept_by_chance_take():
   )
 
 
+def test_the_mean_rate_counts_each_tested_token_once():
+  assert cost_model.mean_rate((0.5, 1.0), 2) == pytest.approx((0.5 + 0.5) / (1 + 0.5))
+  assert cost_model.mean_rate((0.7,), 4) == pytest.approx(0.7)
+
+
 def test_what_starts_a_text_and_its_end_count_for_short_ones():
   found = costs(0.1, slope=0.1, start=3.0, start_alone=2.0)
   long = cost_model.speedup('speculative', (0.8,), 3, found, [5000])
