@@ -4,6 +4,7 @@ python -m speccascade.train --gin_file=FILE --compile=v5e:4x4
 """
 
 from collections.abc import Iterator, Sequence
+import json
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from speccascade.backends import sharding
+from speccascade.checkpoints.hf.config import network_from_config
+from speccascade.host import storage
 from speccascade.planning import hlo
 from speccascade.train import layout
 from speccascade.train.batches import Batch, by_size
@@ -31,7 +34,13 @@ class _Program(hlo.Module):
 
 
 def compile_step(
-  network: Network, settings: Settings, mesh: Mesh, *, teacher: Model | None = None, rules=None
+  network: Network,
+  settings: Settings,
+  mesh: Mesh,
+  *,
+  teacher: Model | None = None,
+  companion: Model | None = None,
+  rules=None,
 ) -> jax.stages.Compiled:
   """Return the step that `train` runs on a mesh, for the largest width.
 
@@ -40,7 +49,8 @@ def compile_step(
     settings: how to train.
     mesh: mesh of devices, which may be those of a topology (`planning.aot.describe`).
     teacher: the teacher, whose parameters may be shapes.
-    rules: sharding rules of network and teacher, as `load` takes them.
+    companion: the companion, likewise.
+    rules: sharding rules of all networks, as `load` takes them.
 
   Raises:
     ValueError: the mesh does not divide the network or the batches.
@@ -48,9 +58,7 @@ def compile_step(
   layout.check_rows(mesh, settings.batch_size, settings.microbatches)
   transform = settings.optimizer.build(network, settings.steps)
   state = layout.of_state('the network', network, transform, mesh, rules)
-  if teacher is not None:
-    of_teacher = layout.of_params(teacher.name, teacher.network, teacher.params, mesh, rules)
-    teacher = teacher.replace(params=layout.with_shardings(teacher.params, of_teacher))
+  others = [other and _placed(other, mesh, rules) for other in (teacher, companion)]
   distillation = None if teacher is None else settings.distillation or Distillation()
   options = dict(microbatches=settings.microbatches, remat=settings.remat, shardings=layout.shardings(state))
   step = make_step(network, transform, distillation, **options)
@@ -58,8 +66,14 @@ def compile_step(
   rows = settings.batch_size
   tokens = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.rows(mesh))
   batch = Batch(tokens(rows, source), tokens(rows), tokens(rows, target), tokens(rows))
-  traced = step.trace(state, batch, teacher)
+  traced = step.trace(state, batch, *others)
   return traced.lower(lowering_platforms=(mesh.devices.flat[0].platform,)).compile()
+
+
+def _placed(model: Model, mesh: Mesh, rules) -> Model:
+  """Return a model whose parameters are shapes on a mesh."""
+  shardings = layout.of_params(model.name, model.network, model.params, mesh, rules)
+  return model.replace(params=layout.with_shardings(model.params, shardings))
 
 
 def measure(compiled: jax.stages.Compiled) -> dict[str, Any]:
@@ -87,14 +101,21 @@ def measure(compiled: jax.stages.Compiled) -> dict[str, Any]:
   }
 
 
-def report(job: Job, devices: Sequence) -> Iterator[str]:
-  """Yield lines on the step of a job; a job without a mesh has one of all the devices."""
+def report(job: Job, devices: Sequence, jobs: Sequence[Job] = ()) -> Iterator[str]:
+  """Yield lines on the step of a job; a job without a mesh has one of all the devices.
+
+  Args:
+    job: the job.
+    devices: those to compile for.
+    jobs: all of the config, among which its teacher and companion may be.
+  """
   mesh = job.mesh or sharding.mesh({sharding.DATA: len(devices)}, devices)
   network = job.network
   if network is None:
     raise ValueError(f'job {job.name}: --compile reads no checkpoint: give the network, as @train.t5()')
   settings = job.settings
-  size = measure(compile_step(network, settings, mesh, rules=job.rules))
+  others = {name: _shapes_of(job, getattr(job, name), jobs) for name in ('teacher', 'companion')}
+  size = measure(compile_step(network, settings, mesh, rules=job.rules, **others))
   count = sum(x.size for x in jax.tree.leaves(network.param_shapes()))
   source, target = by_size(settings.widths)[-1]
   yield (
@@ -106,3 +127,16 @@ def report(job: Job, devices: Sequence) -> Iterator[str]:
   for op, of in sorted(size['collectives'].items()):
     results = f'{of["bytes"] / GIB:.2f} GiB of results, {of["largest"] / MIB:.1f} MiB the largest'
     yield f'{op}: {of["times"]} a step, {results}'
+
+
+def _shapes_of(job: Job, name: str | None, jobs: Sequence[Job]) -> Model | None:
+  """Return another model of a job, an earlier job's or a checkpoint's by its config.json, with shapes as parameters."""
+  if name is None:
+    return None
+  network = next((x.network for x in jobs if x.name == name), None)
+  if network is None:
+    file = storage.local(name) / 'config.json'
+    if not file.is_file():
+      raise ValueError(f'job {job.name}: --compile needs the network of {name}, and {file} is not there to state it')
+    network = network_from_config(json.loads(file.read_text()), dtype='float32')
+  return Model(network.param_shapes(), network, name=name)

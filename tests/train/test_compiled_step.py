@@ -1,5 +1,7 @@
 """A training step compiled for TPUs that are not there: what it needs of a chip, and its collectives."""
 
+import dataclasses
+import json
 import pathlib
 
 import jax
@@ -9,7 +11,9 @@ import pytest
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning import aot
 from speccascade.train import __main__, compiled
+from speccascade.train.jobs import Job
 from speccascade.train.loop import Settings
+from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'gin_configs' / 'train'
@@ -48,6 +52,28 @@ def test_a_step_of_t5_xl_fits_a_chip_of_v5e_4x4(capsys):
   assert says(out, '2,849,757,184 parameters', "'data': 4, 'model': 4")
   total = float(out.split('total ')[1].split(' GiB')[0])
   assert total < aot.CHIPS['v5e'].memory
+
+
+@pytest.mark.full
+def test_a_step_that_distils_holds_teacher_and_companion(tmp_path):
+  net = T5(T5Config(4096, 16, 2, 8, 32, encoder_layers=1, decoder_layers=1))
+  settings = dataclasses.replace(SETTINGS, distillation=Distillation(companion=0.5), remat=False)
+  jobs = [Job('large', NET, [], SETTINGS), Job('plain', net, [], SETTINGS)]
+  companion = tmp_path / 'companion'
+  jobs.append(Job('draft', net, [], settings, teacher='large', companion=str(companion)))
+  with pytest.raises(ValueError, match=having('draft', '--compile', str(companion / 'config.json'))):
+    list(compiled.report(jobs[2], jax.devices()[:1], jobs))
+  companion.mkdir()
+  config = dict(model_type='t5', vocab_size=4096, d_model=512, num_heads=8, d_kv=64, d_ff=1024, num_layers=2)
+  config |= dict(feed_forward_proj='gated-gelu', tie_word_embeddings=False)
+  (companion / 'config.json').write_text(json.dumps(config))
+  state = {}
+  for job in jobs[1:]:
+    line = next(x for x in compiled.report(job, jax.devices()[:1], jobs) if x.startswith('a chip'))
+    state[job.name] = float(line.split('state ')[1].split(' GiB')[0]) * compiled.GIB
+  both = 2 * sum(4 * x.size for x in jax.tree.leaves(NET.param_shapes()))
+  assert both > 0.05 * compiled.GIB  # of which the lines have two digits
+  assert state['draft'] - state['plain'] == pytest.approx(both, abs=0.01 * compiled.GIB)
 
 
 def test_a_command_compiles_or_trains(capsys):
