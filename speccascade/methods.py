@@ -141,7 +141,7 @@ def speculative(
   *,
   policy: stopping.Policy = stopping.Policy(),
   accept: Callable = acceptance.token_wise,
-  pair: Sequence[int] = (0, 1),
+  pair: Sequence[int] | None = None,
 ) -> Method:
   r"""Draft with one model and verify with another, towards the target of a rule.
 
@@ -161,7 +161,7 @@ def speculative(
     block: γ, the number of tokens that the verifier scores in a round.
     policy: When a draft ends before γ tokens.
     accept: How the block is tested; `acceptance.block` tests it jointly.
-    pair: The numbers of drafter and verifier among the given models.
+    pair: The numbers of drafter and verifier among the given models. None takes a list of these two.
 
   Example:
     >>> print(methods.speculative(block=5))
@@ -175,13 +175,13 @@ def speculative(
   """
   bound = rules.bind_rule(rule)
   gamma = checked_int('block', block)
-  slots = _pair(pair)
+  slots = (0, 1) if pair is None else _pair(pair)
   accept, by_round = acceptance.bind(accept)
   policy = stopping.check(policy)
   alpha = bound.keywords.get('alpha')
   if rules.takes(bound, 'slot') and np.ndim(alpha) and len(alpha) != gamma + 1:
     raise ValueError(f'rule {rules.name_of(rule)} has {len(alpha)} α for block={gamma}; give γ + 1 = {gamma + 1}.')
-  settings = dict(policy=policy, by_round=by_round, rule=rules.name_of(rule))
+  settings = dict(policy=policy, by_round=by_round, rule=rules.name_of(rule), extra_models=pair is not None)
   if bound.func is rules.speculative:
     phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
     return Method.of_phases(phases, slots, kind='speculative', **settings)

@@ -21,6 +21,11 @@ from speccascade.types import Combiner, Model, Phase, Prompt
 ROWS = 2
 POSITIONS = 3
 _PARTS = 'vocab_size', 'eos_ids', 'start_id', 'max_positions', 'prefill', 'extend'
+_WHICH = {  # how a method says which of several models it decodes with
+  'autoregressive': 'methods.autoregressive(1)',
+  'speculative': 'methods.speculative(pair=(0, 2))',
+  'cascade': 'methods.speculative(rule, pair=(0, 2))',
+}
 
 
 def check_method(method: Any, models: int):
@@ -35,7 +40,8 @@ def check_method(method: Any, models: int):
   elif isinstance(method, Method):
     _check_phases(method)
   if models < method.models or (models > method.models and not method.extra_models):
-    which = ' Say which, as in methods.autoregressive(1).' if method.kind == 'autoregressive' else ''
+    example = _WHICH.get(method.kind)
+    which = f' Say which, as in {example}.' if example and models > method.models else ''
     count = 'one model' if method.models == 1 else f'{method.models} models'
     raise ValueError(f'{method.name} decodes with {count}, but {models} were given.{which}')
 

@@ -245,6 +245,15 @@ def test_a_batch_is_decoded_by_the_method_for_its_size_and_feeds_no_other_model(
   assert sampled.tokens == alone.tokens and (sampled.stats.drafted == alone.stats.drafted).all()
 
 
+def test_a_pair_among_three_models_decodes_as_those_two_alone():
+  trio = [toy.model(22, 7), toy.model(23, 7), toy.model(21, 7)]
+  run = functools.partial(decode, prompts=[[1, 2], [3]], max_new_tokens=9)
+  of_two = run(methods.speculative(block=2), trio[:2])
+  assert run(methods.speculative(block=2, pair=(0, 1)), trio).tokens == of_two.tokens
+  with pytest.raises(ValueError, match=having('2 models', '3 were given', 'pair=(0, 2)')):
+    run(methods.speculative(block=2), trio)
+
+
 def test_texts_do_not_depend_on_what_is_scored():
   large = toy.model(21, 7, scale=1.5)
   trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
