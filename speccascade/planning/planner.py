@@ -287,7 +287,7 @@ class _Timer:
     runs = {name: self._full(method) for name, method in made.items()}
     runs |= {
       'start alone': self._first_token(self.alone),
-      'start speculative': self._first_token(made[speculative.name, self._middle]),
+      'start speculative': self._first_token(made[speculative.name, self.blocks[0]]),
     }
     return {name: float(np.median(x)) for name, x in self._interleave(runs, 'rounds').items()}
 
@@ -296,16 +296,12 @@ class _Timer:
     """The candidates whose rounds are timed; those of cos are a naive_cos's and the drafter's."""
     return [c for c in self.measured.candidates if c.kind != 'cos']
 
-  @property
-  def _middle(self) -> int:
-    return self.blocks[len(self.blocks) // 2]
-
   def _knots(self, candidate: Candidate) -> list[int]:
     """Return the γ at which a candidate is timed."""
     if candidate.kind != 'speculative':
-      return sorted({self.blocks[0], self._middle, self.blocks[-1]})
+      return sorted({self.blocks[0], self.blocks[len(self.blocks) // 2], self.blocks[-1]})
     some = np.linspace(0, len(self.blocks) - 1, KNOTS).round().astype(int)
-    return sorted({self._middle, *(self.blocks[i] for i in some)})
+    return sorted({self.blocks[i] for i in some})
 
   def _full(self, method: Method) -> Callable[[], float]:
     """Return a function that times a round of full batches."""
