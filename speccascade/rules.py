@@ -155,6 +155,11 @@ def if_taken(function: Callable, **given) -> dict[str, Any]:
   return {name: value for name, value in given.items() if takes(function, name)}
 
 
+def _rejected(q_logits: Array, p_logits: Array, sampler: sampling.Sampler, rest: Array | None) -> Array:
+  """Return how often a drafted token is rejected where a rule defers [...]."""
+  return sampling.tv(sampler(q_logits), _distribution_of(rest, p_logits, sampler))
+
+
 def _missing(accepted: Array) -> Array:
   """Return the mass that is left to give; rounding must not make it negative."""
   return jnp.maximum(1 - accepted.sum(-1, keepdims=True), 0)
@@ -219,7 +224,7 @@ def opt(q_logits, p_logits, *, alpha, sampler, rest=None):
   At temperature 0 it emits the text of `rules.diff` with the same α: TV is 1 where the two arg max differ, and where
   they agree the decision changes nothing (Lemma 8).
   """
-  cost = alpha * sampling.tv(sampler(q_logits), _distribution_of(rest, p_logits, sampler))
+  cost = alpha * _rejected(q_logits, p_logits, sampler, rest)
   return sampling.confidence(q_logits) < sampling.confidence(p_logits) - cost
 
 
@@ -229,7 +234,7 @@ def opt_log(q_logits, p_logits, *, alpha, sampler, rest=None):
 
   .. math:: H(q) > H(p) + \alpha\,\mathrm{TV}(\tilde q, \tilde p), \qquad -\infty < \alpha < \infty
   """
-  cost = alpha * sampling.tv(sampler(q_logits), _distribution_of(rest, p_logits, sampler))
+  cost = alpha * _rejected(q_logits, p_logits, sampler, rest)
   return sampling.entropy(q_logits) > sampling.entropy(p_logits) + cost
 
 
@@ -460,7 +465,7 @@ def learned_opt(q_logits, p_logits, *, alpha, weights, sampler, rest=None):
 
   To `rules.learned` it is what `rules.opt` is to `rules.diff`: α is the cost of a rejected token, not of a deferral.
   """
-  cost = alpha * sampling.tv(sampler(q_logits), _distribution_of(rest, p_logits, sampler))
+  cost = alpha * _rejected(q_logits, p_logits, sampler, rest)
   return gain(weights, q_logits, p_logits) > cost
 
 

@@ -33,8 +33,8 @@ WIDTH = 64
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _log_probabilities(network, params, batch):
-  """Return log q [B, L, V] without its mean, which the hidden state does not determine."""
+def _centred_logits(network, params, batch):
+  """Return logits [B, L, V] without their mean, which changes no distribution."""
   logits = logits_of(network, params, batch)
   return logits - logits.mean(-1, keepdims=True)
 
@@ -46,7 +46,7 @@ def read(pair, texts) -> tuple[list, router.Tokens]:
 
 
 def projected(small, pairs, project) -> np.ndarray:
-  """Return project(centred log q [n, V]) of all tokens, a batch at a time."""
+  """Return project(centred logits [n, V]) of all tokens, a batch at a time."""
   found = []
   for start in range(0, len(pairs), BATCH):
     rows = pairs[start : start + BATCH]
@@ -54,7 +54,7 @@ def projected(small, pairs, project) -> np.ndarray:
     batch = dataclasses.replace(collate(filled, [(WIDTH, WIDTH)]), truncated=None)
     real = np.arange(WIDTH) < np.asarray(batch.target_length)[:, None]
     real[len(rows) :] = False
-    found.append(project(np.asarray(_log_probabilities(small.network, small.params, batch))[real]))
+    found.append(project(np.asarray(_centred_logits(small.network, small.params, batch))[real]))
   return np.concatenate(found)
 
 

@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace):
     return
   out = storage.local(args.out).absolute()
   commands.join(args)
-  for job in _jobs(args)[1]:
+  for job in _chosen(args, _configured(args)):
     echo = functools.partial(print, f'[{job.name}]') if multihost.is_writer() else lambda *_, **__: None
     job.run(out, echo)
     echo(f'done: {out / job.name}')
@@ -57,24 +57,28 @@ def _compile(args: argparse.Namespace) -> None:
   from speccascade.train.jobs import Job
 
   devices = aot.describe(args.compile).devices
-  configured, chosen = _jobs(args, devices)
-  for job in chosen:
+  configured = _configured(args, devices)
+  for job in _chosen(args, configured):
     if not isinstance(job, Job):
       raise ValueError(f'--compile: job {job.name} trains a rule on the host; choose others by --job')
     for line in compiled.report(job, devices, [x for x in configured if isinstance(x, Job)]):
       print(f'[{job.name}] {line}')
 
 
-def _jobs(args: argparse.Namespace, devices=None) -> tuple[list, list]:
-  """Return the jobs of the config, and those to run, on a mesh of the devices."""
+def _configured(args: argparse.Namespace, devices=None) -> list:
+  """Return the jobs of the config, on a mesh of the devices."""
   from speccascade.train import jobs  # after the arguments are read, so that --help is quick
 
-  configured = jobs.read(args.gin_file, args.gin_bindings, args.gin_search_paths, devices)
+  return jobs.read(args.gin_file, args.gin_bindings, args.gin_search_paths, devices)
+
+
+def _chosen(args: argparse.Namespace, configured: list) -> list:
+  """Return the jobs to run."""
   names = [job.name for job in configured]
   for name in args.job:
     if name not in names:
       raise ValueError(f'--job={name}: the config has {", ".join(names)}')
-  return configured, [job for job in configured if not args.job or job.name in args.job]
+  return [job for job in configured if not args.job or job.name in args.job]
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Learned deferral: the head of `rules.learned` and `rules.learned_opt`, trained on what both models make of texts.
 
 A job reads the texts of a task with both models in one pass, records `rules.features` of each token, and fits the head
-by one of three losses. OUT/NAME/router.json has its weights and the names of its models; `load` makes the rule of it.
+by one of `LOSSES`. OUT/NAME/router.json has its weights and the names of its models; `load` makes the rule of it.
 
 Axis letters: B batch, L target, N tokens, F features, V vocabulary.
 """
