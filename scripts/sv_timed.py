@@ -9,7 +9,6 @@ the times of calls.
 """
 
 import argparse
-import functools
 import sys
 
 from flax import struct
@@ -78,12 +77,12 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
   sizes = dict(source=args.source, tokens=args.tokens)
   times, steps = profiling.measure_times(models, args.block, [args.batch], trials=args.trials, **sizes)
   prompts = [list(range(args.source))] * args.batch
-  pace = functools.partial(timing.round_seconds, models=models, prompts=prompts, tokens=args.tokens, sampler=Sampler())
+  all_tokens = dict(max_new_tokens=args.tokens, max_prompt_tokens=args.source, sampler=Sampler())
+  full = lambda method: timing.full_rounds(method, models, prompts, args.batch, **all_tokens)
   spec = {n: methods.speculative(block=n, pair=(0, 2)).accepting(accept) for n in sorted({1, 3, args.block})}
   draft, companion, alone = steps[args.batch]
-  run = pace(spec[args.block])
-  run()
-  spent = np.median([run().round for _ in range(args.trials)])
+  rounds = timing.interleave({'rounds': full(spec[args.block])}, args.trials)['rounds']
+  spent = np.median([one.seconds / one.rounds for one in rounds])
   overhead = max(0.0, spent - args.block * draft - times[args.batch][args.batch * (args.block + 1)])
   steps = {args.batch: (draft, companion, alone, float(overhead))}
   profile = plans.Profile.of(observed.table, observed.origin, observed.samples, times, steps)
@@ -94,10 +93,6 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
     fields = {name: getattr(choice, name) for name in Goodput.__dataclass_fields__}
     score = score.replace(limit=Recorded(**fields, promised=jnp.asarray(promised, jnp.float32)))
     return method.replace(phases=(first, second, score, verify), origin=None).accepting(accept)
-
-  def full(method):
-    sizes = dict(max_new_tokens=args.tokens, max_prompt_tokens=args.source, sampler=Sampler())
-    return timing.full_rounds(method, models, prompts, args.batch, **sizes)
 
   profile_alone = plans.Profile(profile.table, profile.latency)
   runs = {'plain': methods.autoregressive(2)} | {f'speculative, γ = {n}': method for n, method in spec.items()}

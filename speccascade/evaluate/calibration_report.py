@@ -325,7 +325,8 @@ LEAST = 'With {prompts} prompts, even a setting that changes no text is certifie
 HELD_OUT = 'On {test_prompts} other prompts it loses {loss:.2f}, with a 95 % interval of {low:.2f} … {high:.2f}.'
 RESAMPLED = (
   'Of {times} other divisions, {kept} keep the promise on their test prompts, {kept_by_mean} if the mean loss alone '
-  'chooses. Chosen: {names}; none certified: {none}. The mean share of the {measure} is {cost:.2f}.'
+  'chooses. Chosen: {names}; none certified: {none}. The mean share of the {measure} is {cost:.2f}. Where the prompts '
+  'of the run are all that there are, and calibration prompts are drawn from them, {kept_if_drawn} of {times} keep it.'
 )
 
 

@@ -173,8 +173,9 @@ def test_a_promise_is_broken_no_more_often_than_it_says(curves):
 def test_a_choice_by_the_mean_alone_breaks_the_promise_where_the_certified_one_keeps_it():
   losses = np.random.default_rng(7).permutation(np.repeat([1.0, 0.0, -1.0], [41, 327, 32]))  # 2.25 points in the mean
   curves = {'opt': settings(OPT, [MeanLoss(losses)] * 3, (0.9, 0.5, 0.3))}
-  found = calibration.resampled(curves, 2.25, 0.95, 0.5, 100)
+  found = calibration.resampled(curves, 2.24, 0.95, 0.5, 100)
   assert found['kept'] >= 95 and found['none'] >= 90
+  assert 90 <= found['kept_if_drawn'] <= 100  # the loss on all prompts is too large, so each choice breaks the promise
   assert 30 < found['kept_by_mean'] < 70  # half of the prompts lose less than the mean, and then the others lose more
 
 
@@ -268,6 +269,7 @@ def test_the_fastest_setting_of_a_run_is_reported_with_its_guarantee():
   assert low < found['chosen']['test_loss'] < high
   again = found['resampled']
   assert again['times'] == 20 == again['none'] + sum(again['chosen'].values()) and again['kept'] >= 19
+  assert again['kept_if_drawn'] >= 17
   text = calibration_report.as_text(json.loads(json.dumps(found)))
   for part in ('opt alpha=0.5', 'target only', 'finite samples', '125', '--rule=opt:0.5', '--temperature=0', '0.33'):
     assert part in text
