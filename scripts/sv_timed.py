@@ -81,9 +81,10 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
   full = lambda method: timing.full_rounds(method, models, prompts, args.batch, **all_tokens)
   spec = {n: methods.speculative(block=n, pair=(0, 2)).accepting(accept) for n in sorted({1, 3, args.block})}
   draft, companion, alone = steps[args.batch]
-  rounds = timing.interleave({'rounds': full(spec[args.block])}, args.trials)['rounds']
+  rounds = timing.interleave({'all': full(profiling.scoring_all(args.block))}, args.trials)['all']
   spent = np.median([one.seconds / one.rounds for one in rounds])
-  overhead = max(0.0, spent - args.block * draft - times[args.batch][args.batch * (args.block + 1)])
+  calls = (args.block + 1) * draft + companion + times[args.batch][args.batch * (args.block + 1)]
+  overhead = max(0.0, spent - calls)
   steps = {args.batch: (draft, companion, alone, float(overhead))}
   profile = plans.Profile.of(observed.table, observed.origin, observed.samples, times, steps)
 

@@ -6,7 +6,6 @@ Drafts, S, A and acceptance are those that a plan of three small models observed
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 
 from speccascade import backends
 from speccascade.engine import plans
@@ -16,7 +15,6 @@ from speccascade.planning.compiled_times import PassTimes
 
 BLOCKS = (1, 2, 3, 5, 7)  # γ; of each method the best
 FIXED = 5  # the γ of the paper, which speculative decoding is compared with at every batch size
-SAMPLES = 12800  # rows that are simulated, in at least 64 rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,19 +63,16 @@ def compare(observed: plans.Profile, trio: Trio, batch: int, blocks: Sequence[in
   are the γ to choose from, `FIXED` among them, those of `BLOCKS` that were observed if not given.
   """
   blocks = blocks or [n for n in BLOCKS if n <= observed.origin.block]
-  rounds = max(64, SAMPLES // batch)
   profiles = {n: trio.profile(observed, batch, n) for n in blocks}
-  simulated = functools.partial(sv_model.simulate, rounds=rounds)
-  others = {n: simulated(profile, batch, n) for n, profile in profiles.items()}
-  speeds = {n: x['fixed'] / x['plain'] for n, x in others.items()}
+  speeds = {n: sv_model.speedup(profile, batch, f'speculative, γ = {n}', n) for n, profile in profiles.items()}
   best = max(speeds, key=speeds.get)
   results = {'speculative': Result(speeds[best], best), 'fixed': Result(speeds[FIXED], FIXED)}
   bar = max(1.0, speeds[best])
   for name, variant in sv_model.VARIANTS.items():
-    speeds = {n: simulated(profile, batch, n, variant) for n, profile in profiles.items()}
+    speeds = {n: sv_model.simulate(profile, batch, n, variant) for n, profile in profiles.items()}
     best = max(speeds, key=lambda n: speeds[n]['sv'])
     draft, companion, alone, _ = profiles[best].steps[batch]
-    may_read = sv_model.break_even(profiles[best], batch, bar, best, variant, rounds=rounds)
+    may_read = sv_model.break_even(profiles[best], batch, bar, best, variant)
     results[name] = Result(speeds[best]['sv'] / speeds[best]['plain'], best, companion / alone, may_read / alone)
   return results
 

@@ -188,10 +188,13 @@ def break_even(profile: plans.Profile) -> dict:
 def _break_even_at(profile: plans.Profile, batch: int) -> list:
   """Return the row of a batch size; a companion may cost what makes `sv_exact` equal the better of the others."""
   x = sv_model.simulate(profile, batch)
-  others = max(x['plain'], x['speculative'])
+  speculative = {n: sv_model.speculative(profile, batch, n) for n in range(1, profile.origin.block + 1)}
+  best = max(speculative, key=speculative.get)
+  fixed = speculative[profile.origin.block]
+  others = max(x['plain'], speculative[best])
   companion = profile.steps[batch][1]
   slack = max(0.0, companion + sv_model.slack(batch, x, others))
-  speeds = x['plain'], x['fixed'], x['speculative'], x['block'], x['sv'], x['sv'] / x['fixed'], x['sv'] / others
+  speeds = x['plain'], fixed, speculative[best], best, x['sv'], x['sv'] / fixed, x['sv'] / others
   return [batch, *speeds, x['verified'], x['wasted'], 1e3 * companion, 1e3 * slack]
 
 

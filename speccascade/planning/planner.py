@@ -18,7 +18,6 @@ from speccascade.backends import sharding
 from speccascade.engine import inputs, plans, requests
 from speccascade.engine.method import Method
 from speccascade.engine.plans import Origin
-from speccascade.engine.verification import AcceptanceTable
 from speccascade.host.progress import Progress
 from speccascade.models import translation
 from speccascade.planning import cost_model, profiling, sv_model, timing
@@ -277,8 +276,7 @@ class _Timer:
     speculative = self.measured.candidates[0]
     drafted = {(c.name, n): (c.make(n), c) for c in self._made for n in self._knots(c)}
     if len(self.models) == 3:
-      certain = plans.Profile(AcceptanceTable.of([], [[]], [[1.0]]), np.ones(2))
-      drafted['all'] = methods.sv_exact(certain, self.blocks[-1]), speculative
+      drafted['all'] = profiling.scoring_all(self.blocks[-1]), speculative
     made = {
       name: method.accepting(timing.forced(cost_model.mean_rate(candidate.acceptance, method.block)))
       for name, (method, candidate) in drafted.items()

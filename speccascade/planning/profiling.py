@@ -15,7 +15,7 @@ from flax import struct
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, rules
+from speccascade import backends, methods, rules
 from speccascade.backends import sharding
 from speccascade.backends.ops import take
 from speccascade.engine import inputs, plans, requests, stats, verification
@@ -156,6 +156,13 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
       made[rows * n] = of(2, n) if rows == 1 else of(2, width, total=rows * n)
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
     return dict(zip(made, pool.map(lambda make: make(), made.values()), strict=True))
+
+
+def scoring_all(block: int) -> Method:
+  """Return `sv_exact` that scores all it may, with the work of a choice by a table of acceptance."""
+  s_edges, a_edges = (np.arange(1, n) / n for n in BINS)  # of fewer bins the compiler would leave S and A out
+  certain = AcceptanceTable.of(s_edges, [a_edges] * BINS[0], np.ones(BINS))
+  return methods.sv_exact(plans.Profile(certain, np.ones(2)), block)
 
 
 # ---- the table ----

@@ -58,7 +58,8 @@ def test_speculative_rounds_take_what_was_timed_and_are_saved(made, tmp_path):
     assert sv_model.costs(loaded, 2).round(k, k + 1) == pytest.approx(rounds[2][k])
   slower = sv_model.speedup(loaded, 2, 'speculative, γ = 3', 3), sv_model.speedup(found, 2, 'speculative, γ = 3', 3)
   assert slower[0] < slower[1]
-  assert sv_model.speedup(loaded, 2, 'SV exact', 3) == pytest.approx(sv_model.speedup(found, 2, 'SV exact', 3))
+  exact = sv_model.speedup(found, 2, 'SV exact', 3)
+  assert sv_model.speedup(loaded, 2, 'SV exact', 3) == pytest.approx(exact, rel=1e-3)  # a file has rounded chances
 
 
 def distribution(model, prefix):
@@ -237,10 +238,11 @@ def test_the_cost_model_finds_where_speculation_stops_paying(made):
     x = sv_model.simulate(some, 2)
     gains.append(x['sv'] / x['plain'])
     (row,) = sv_studies.break_even(some)['rows']
-    assert row[0] == 2 and (row[11] > row[10]) == (x['sv'] > max(x['plain'], x['speculative']))
+    speculative = max(sv_model.speculative(some, 2, n) for n in (1, 2, 3))
+    assert row[0] == 2 and (row[11] > row[10]) == (x['sv'] > max(x['plain'], speculative))
   assert gains[0] > 1.5 and gains[1] < 1
-  slow = sv_model.simulate(with_costs(found, flat, (1e-3, 1e-3, 1.0, 1.0)), 2)  # every round but the verifier's own
-  assert slow['fixed'] == pytest.approx(sv_model.simulate(cheap, 2)['fixed'] / 2, rel=0.01)
+  slow = with_costs(found, flat, (1e-3, 1e-3, 1.0, 1.0))  # every round but the verifier's own
+  assert sv_model.speculative(slow, 2, 3) == pytest.approx(sv_model.speculative(cheap, 2, 3) / 2, rel=0.01)
 
 
 def test_a_run_counts_wasted_verification_and_whose(made, tmp_path):
