@@ -59,26 +59,33 @@ def windows(samples: Mapping[str, np.ndarray], block: int) -> dict[str, np.ndarr
   return seen
 
 
-def tokens_a_round(samples: Mapping[str, np.ndarray], most: int, block: int) -> float:
-  """Return the tokens that a round of speculative decoding is expected to give one row.
+def visits(accept: np.ndarray, ends: np.ndarray, block: int) -> np.ndarray:
+  """Return how many rounds of speculative decoding are expected to begin at each window [N].
 
-  The observed texts are decoded from their beginnings, so a round begins behind a rejection more often than elsewhere.
-  Where drafts are accepted in some parts of a text and not in others, that gives fewer tokens than rounds that begin
-  anywhere. Positions are those that begin a window of γ = `most`.
+  Every observed text is decoded once, from its beginning. So rounds begin behind rejections, which are where a text is
+  hard, more often than elsewhere. `accept` [N, W] are the chances of a window's tokens, `ends` [N] those of `_ends`.
   """
+  accepted = np.cumprod(np.pad(accept[:, :block], ((0, 0), (1, 1)), constant_values=(1, 0)), 1)
+  chances = accepted[:, :-1] - accepted[:, 1:]  # of 1, 2, … γ + 1 tokens
+  begun = np.zeros(len(accept))
+  begun[[0, *np.unique(ends)[:-1]]] = 1
+  for i, end in enumerate(ends):
+    after = min(block + 1, end - 1 - i)  # beyond its end a text has no window
+    begun[i + 1 : i + 1 + after] += begun[i] * chances[i, :after]
+  return begun
+
+
+def _ends(text: np.ndarray) -> np.ndarray:
+  """Return for each window [N] the first window behind its text; the windows of a text follow each other."""
+  last = np.flatnonzero(np.append(np.diff(text) != 0, True))
+  return np.repeat(last + 1, np.diff(last, prepend=-1))
+
+
+def tokens_a_round(samples: Mapping[str, np.ndarray], most: int, block: int) -> float:
+  """Return the tokens that a round of speculative decoding is expected to give one row, in windows of γ = `most`."""
   seen = windows(samples, most)
-  accepted = np.cumprod(np.pad(seen['accept'][:, :block], ((0, 0), (1, 0)), constant_values=1), 1)
-  chances = accepted - np.pad(accepted[:, 1:], ((0, 0), (0, 1)))  # of 1, 2, … γ + 1 tokens
-  rounds, tokens = 0.0, 0.0
-  for text in np.unique(seen['text']):
-    mine = np.flatnonzero(seen['text'] == text)
-    begins = np.zeros(mine.size + block + 1)  # how many rounds begin at each window, on average
-    begins[0] = 1
-    for i, window in enumerate(mine):
-      begins[i + 1 : i + block + 2] += begins[i] * chances[window]
-    rounds += begins[: mine.size].sum()
-    tokens += begins[: mine.size] @ accepted[mine].sum(1)
-  return tokens / rounds
+  begun = visits(seen['accept'], _ends(seen['text']), block)
+  return float(begun @ (1 + np.cumprod(seen['accept'][:, :block], 1).sum(1)) / begun.sum())
 
 
 def speculative(profile: plans.Profile, batch: int, block: int) -> float:
@@ -90,7 +97,7 @@ def speculative(profile: plans.Profile, batch: int, block: int) -> float:
 def simulate(profile: plans.Profile, batch: int, block: int | None = None, variant: Variant = Variant()) -> dict:
   """Return tokens a second of plain decoding and of speculative verification, `plain` and `sv`, at a batch size.
 
-  Every row goes through observed texts, one after another. `verified` is how many tokens of a row are scored on
+  The rows begin evenly apart among the rounds of all observed texts, and go through one text after another. `verified` is how many tokens of a row are scored on
   average, `wasted` the share of those scored from which no token comes.
   """
   most = profile.origin.block
@@ -104,9 +111,10 @@ def simulate(profile: plans.Profile, batch: int, block: int | None = None, varia
   others = (block + variant.exact) * draft + companion
   decides = np.float32(seconds + others * (not variant.greedy))
   certain = verification.certain(variant.counts, batch)
-  begins = np.flatnonzero(np.diff(seen['text'], prepend=-1))
-  walked = np.float32(gains), np.float32(seen['accept']), np.int32(seen['text']), begins, decides
-  scored, emitted = _walk(*walked, batch, certain, variant.greedy)
+  ends = _ends(seen['text'])
+  begun = np.cumsum(visits(seen['accept'], ends, block))
+  start = np.searchsorted(begun, (np.arange(batch) + 0.5) / batch * begun[-1])
+  scored, emitted = _walk(np.float32(gains), np.float32(seen['accept']), ends, start, decides, certain, variant.greedy)
   scored = np.asarray(scored)
   emitted = np.float64(emitted).sum()
   return dict(
@@ -117,35 +125,31 @@ def simulate(profile: plans.Profile, batch: int, block: int | None = None, varia
   )
 
 
-@functools.partial(jax.jit, static_argnums=(5, 6, 7))
-def _walk(gains, accept, text, begins, seconds, batch: int, certain: int, greedy: bool) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnums=(5, 6))
+def _walk(gains, accept, ends, start, seconds, certain: int, greedy: bool) -> tuple[jax.Array, jax.Array]:
   """Return the scored tokens of rounds [rounds], and the tokens that are expected to come out of each [rounds].
 
   Args:
     gains: [N, W] of the window at each position.
     accept: [N, W] the chance that each of its tokens is accepted.
-    text: [N] which text a window is of.
-    begins: [T] the first window of each text.
+    ends: [N] the first window of the text after a window's own.
+    start: [B] the window at which each row begins.
     seconds: by which the choice is made, of a round that scores 0, 1, … tokens.
-    batch: the number of rows.
     certain: as in `verification.best_total`.
     greedy: likewise.
   """
-  width = gains.shape[1]
+  count, width = gains.shape
+  batch = len(start)
 
   def turn(at, key):
-    draws, next_text = jax.random.split(key)
     chosen = verification.lengths(gains[at], seconds, certain, greedy)
     scored = jnp.arange(width)[None] < chosen[:, None]
     emitted = batch + jnp.where(scored, jnp.cumprod(accept[at], 1), 0).sum()  # the token after those in any case
-    accepted = jnp.cumprod((jax.random.uniform(draws, (batch, width)) < accept[at]) & scored, 1).sum(1)
-    after = at + 1 + accepted
-    goes_on = (after < len(text)) & (text[jnp.minimum(after, len(text) - 1)] == text[at])
-    return jnp.where(goes_on, after, jax.random.choice(next_text, begins, (batch,))), (chosen.sum(), emitted)
+    accepted = jnp.cumprod((jax.random.uniform(key, (batch, width)) < accept[at]) & scored, 1).sum(1)
+    return jnp.minimum(at + 1 + accepted, ends[at]) % count, (chosen.sum(), emitted)
 
-  keys = jax.random.split(jax.random.key(batch), 1 + max(ROUNDS, DRAFTS // batch))
-  start = jax.random.randint(keys[0], (batch,), 0, len(text))
-  return jax.lax.scan(turn, start, keys[1:])[1]
+  keys = jax.random.split(jax.random.key(batch), max(ROUNDS, DRAFTS // batch))
+  return jax.lax.scan(turn, start, keys)[1]
 
 
 def speedup(profile: plans.Profile, batch: int, name: str, block: int) -> float:
