@@ -97,8 +97,8 @@ def speculative(profile: plans.Profile, batch: int, block: int) -> float:
 def simulate(profile: plans.Profile, batch: int, block: int | None = None, variant: Variant = Variant()) -> dict:
   """Return tokens a second of plain decoding and of speculative verification, `plain` and `sv`, at a batch size.
 
-  The rows begin evenly apart among the rounds of all observed texts, and go through one text after another. `verified` is how many tokens of a row are scored on
-  average, `wasted` the share of those scored from which no token comes.
+  The rows begin evenly apart among the rounds of all observed texts, and go through one text after another. `verified`
+  is how many tokens of a row are scored on average, `wasted` the share of those scored from which no token comes.
   """
   most = profile.origin.block
   block = block or most
