@@ -87,7 +87,8 @@ def _name(family: str, profile: plans.Profile) -> str:
 def check(args: argparse.Namespace):
   """Print, of a plan and its models, speed over the verifier alone: as simulated, as measured, and their ratio.
 
-  Rounds are simulated with full batches, so they are measured with full batches: until the first text ends.
+  Rounds are simulated with full batches, so they are measured with full batches: until the first text of each ends.
+  Simulated are those of all the plan's prompts; of fewer, texts that are easier or harder make a difference.
   """
   profile = plans.profile_of(args.plan)
   models = checkpoints.load_all(args.models)
@@ -107,7 +108,7 @@ def check(args: argparse.Namespace):
     'SV exact': methods.sv_exact(profile, most),
   }
   for batch in args.batches or profile.steps:
-    some = prompts[: batch * max(2, 16 // batch)]
+    some = prompts[: len(prompts) // batch * batch]
     runs = {name: timing.full_rounds(method, models, some, batch, **sizes) for name, method in made.items()}
     done = timing.interleave(runs, args.trials)
     for name in list(made)[1:]:
