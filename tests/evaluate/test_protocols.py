@@ -198,7 +198,7 @@ def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, tmp_path, monkeypat
   experiment = dataclasses.replace(EXPERIMENT, curves=[curve], reference='seq')
   with contextlib.closing(Journal(tmp_path / 'q')) as journal, pytest.raises(KeyboardInterrupt):
     protocols.quality(experiment, lambda: loaded, journal)
-  assert thresholds == [np.inf, -100]
+  assert {*thresholds[:-1]} == {np.inf} and thresholds[-1] == -100  # on one core every program is warmed up
 
 
 def test_forward_passes_are_timed_at_every_width(models):
