@@ -83,9 +83,9 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
   draft, companion, alone = steps[args.batch]
   rounds = timing.interleave({'all': full(profiling.scoring_all(args.block))}, args.trials)['all']
   spent = np.median([one.seconds / one.rounds for one in rounds])
-  calls = (args.block + 1) * draft + companion + times[args.batch][args.batch * (args.block + 1)]
-  overhead = max(0.0, spent - calls)
-  steps = {args.batch: (draft, companion, alone, float(overhead))}
+  whole = times[args.batch][args.batch * (args.block + 1)]
+  overhead = profiling.overhead(float(spent), args.block, draft, companion, whole)
+  steps = {args.batch: (draft, companion, alone, overhead)}
   profile = plans.Profile.of(observed.table, observed.origin, observed.samples, times, steps)
 
   def recorded(method):

@@ -225,11 +225,6 @@ def resampled(
 ) -> dict[str, Any]:
   """Return how often the promise is kept on test prompts where calibration and test are divided anew.
 
-  What is better than average in one half is worse in the other, and a half's loss is not the expected one. So an exact
-  promise would be kept less often on test halves than `confidence`. To count the promise itself, the prompts of the
-  run are also taken as the population, whose expected loss is known, and as many calibration prompts are drawn from
-  them with replacement.
-
   Args:
     curves: the settings of each curve.
     at_most: the loss that is promised.
@@ -239,16 +234,15 @@ def resampled(
 
   Returns:
     `times`; `kept`, in how many the loss on the test prompts is `at_most` or less, or no setting was certified;
-    `kept_if_drawn`, the same of the loss on all prompts, where calibration prompts are drawn from them; `none`, in how
-    many none was certified; `chosen`, how often each setting was; `cost`, the mean of the chosen ones' (1 for none);
-    `kept_by_mean`, in how many the fastest setting whose mean loss on the calibration prompts is `at_most` or less,
-    chosen without a test, loses no more on the test prompts.
+    `kept_if_drawn`, what the function of that name counts; `none`, in how many none was certified; `chosen`, how often
+    each setting was; `cost`, the mean of the chosen ones' (1 for none); `kept_by_mean`, in how many the fastest setting
+    whose mean loss on the calibration prompts is `at_most` or less, chosen without a test, loses no more on the test
+    prompts.
   """
   n = prompts(curves)
   settings = [candidate for some in curves.values() for candidate in some]
   keeps = lambda best, test: best is None or best.loss.take(test).value() <= at_most
   kept = 0
-  if_drawn = 0
   by_mean = 0
   costs = []
   chosen: dict[str, int] = {}
@@ -256,8 +250,6 @@ def resampled(
     calibration, test = split(seed, n, test_share)
     best, _ = fastest(curves, at_most, confidence, calibration, seed)
     kept += keeps(best, test)
-    drawn = np.random.default_rng(seed).integers(n, size=len(calibration))
-    if_drawn += keeps(fastest(curves, at_most, confidence, drawn, seed)[0], np.arange(n))
     seems = [c for c in settings if c.loss.take(calibration).value() <= at_most]
     by_mean += keeps(min(seems, key=lambda c: c.cost, default=None), test)
     costs.append(1.0 if best is None else best.cost)
@@ -265,6 +257,22 @@ def resampled(
     chosen[label] = chosen.get(label, 0) + 1
   none = chosen.pop('', 0)
   cost = float(np.mean(costs))
-  return dict(
-    times=times, kept=kept, kept_if_drawn=if_drawn, none=none, chosen=chosen, cost=cost, kept_by_mean=by_mean
-  )
+  drawn = kept_if_drawn(curves, at_most, confidence, len(calibration), times)
+  return dict(times=times, kept=kept, kept_if_drawn=drawn, none=none, chosen=chosen, cost=cost, kept_by_mean=by_mean)
+
+
+def kept_if_drawn(
+  curves: Mapping[str, Sequence[Candidate]], at_most: float, confidence: float, count: int, times: int
+) -> int:
+  """Return in how many of `times` draws the promise is kept where the run's prompts are the population.
+
+  Their expected loss is known, so this counts the promise itself; a test half's loss is not the expected one. `count`
+  calibration prompts are drawn with replacement, by the seeds 1, 2, ….
+  """
+  n = prompts(curves)
+  kept = 0
+  for seed in range(1, times + 1):
+    drawn = np.random.default_rng(seed).integers(n, size=count)
+    best, _ = fastest(curves, at_most, confidence, drawn, seed)
+    kept += best is None or best.loss.value() <= at_most
+  return kept

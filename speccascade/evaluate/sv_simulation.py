@@ -64,7 +64,7 @@ def compare(observed: plans.Profile, trio: Trio, batch: int, blocks: Sequence[in
   """
   blocks = blocks or [n for n in BLOCKS if n <= observed.origin.block]
   profiles = {n: trio.profile(observed, batch, n) for n in blocks}
-  speeds = {n: sv_model.speedup(profile, batch, f'speculative, γ = {n}', n) for n, profile in profiles.items()}
+  speeds = {n: sv_model.speculative(p, batch, n) / sv_model.plain(p, batch) for n, p in profiles.items()}
   best = max(speeds, key=speeds.get)
   results = {'speculative': Result(speeds[best], best), 'fixed': Result(speeds[FIXED], FIXED)}
   bar = max(1.0, speeds[best])

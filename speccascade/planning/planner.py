@@ -210,8 +210,8 @@ def _profile(
   rounds = {}
   for n, (draft, companion, _) in steps.items():
     rounds[n] = timers[n].speculative_rounds()
-    calls = (block + 1) * draft + companion + times[n][n * (block + 1)]
-    steps[n] = draft, companion, timers[n].rounds['alone'], max(0.0, timers[n].rounds['all'] - calls)
+    overhead = profiling.overhead(timers[n].rounds['all'], block, draft, companion, times[n][n * (block + 1)])
+    steps[n] = draft, companion, timers[n].rounds['alone'], overhead
   return profiling.profile(origin, samples, times, steps, rounds)
 
 

@@ -165,6 +165,11 @@ def scoring_all(block: int) -> Method:
   return methods.sv_exact(plans.Profile(certain, np.ones(2)), block)
 
 
+def overhead(seconds: float, block: int, draft: float, companion: float, verifier: float) -> float:
+  """Return what a round of `scoring_all` takes more than its calls; the verifier's is that of the whole window."""
+  return max(0.0, seconds - (block + 1) * draft - companion - verifier)
+
+
 # ---- the table ----
 
 

@@ -52,11 +52,10 @@ def windows(samples: Mapping[str, np.ndarray], block: int) -> dict[str, np.ndarr
   """
   request = samples['request']
   starts = np.flatnonzero(request[:-block] == request[block:])
-  at = starts[:, None] + np.arange(block + 1)[None]
-  seen = {name: samples[name][at] for name in ('s', 'a', 'accept')} | {'text': request[starts]}
   if not starts.size:
     raise ValueError(f'no text of the plan is longer than γ = {block}: plan with more tokens, or with a smaller γ.')
-  return seen
+  at = starts[:, None] + np.arange(block + 1)[None]
+  return {name: samples[name][at] for name in ('s', 'a', 'accept')} | {'text': request[starts]}
 
 
 def visits(accept: np.ndarray, ends: np.ndarray, block: int) -> np.ndarray:
@@ -86,6 +85,11 @@ def tokens_a_round(samples: Mapping[str, np.ndarray], most: int, block: int) -> 
   seen = windows(samples, most)
   begun = visits(seen['accept'], _ends(seen['text']), block)
   return float(begun @ (1 + np.cumprod(seen['accept'][:, :block], 1).sum(1)) / begun.sum())
+
+
+def plain(profile: plans.Profile, batch: int) -> float:
+  """Return the tokens a second of the verifier alone."""
+  return batch / costs(profile, batch).token
 
 
 def speculative(profile: plans.Profile, batch: int, block: int) -> float:
@@ -118,7 +122,7 @@ def simulate(profile: plans.Profile, batch: int, block: int | None = None, varia
   scored = np.asarray(scored)
   emitted = np.float64(emitted).sum()
   return dict(
-    plain=batch / costs(profile, batch).token,
+    plain=plain(profile, batch),
     sv=emitted / (others + seconds[scored]).sum(),
     verified=scored.mean() / batch,
     wasted=1 - emitted / (scored + batch).sum(),
@@ -155,7 +159,7 @@ def _walk(gains, accept, ends, start, seconds, certain: int, greedy: bool) -> tu
 def speedup(profile: plans.Profile, batch: int, name: str, block: int) -> float:
   """Return the simulated speed over plain decoding of one of `VARIANTS`, or of 'speculative, γ = N'."""
   if name.startswith('speculative'):
-    return speculative(profile, batch, int(name.split()[-1])) * costs(profile, batch).token / batch
+    return speculative(profile, batch, int(name.split()[-1])) / plain(profile, batch)
   result = simulate(profile, batch, block, VARIANTS[name])
   return result['sv'] / result['plain']
 

@@ -1,5 +1,6 @@
 """A profile is what was observed, is saved in a plan, and predicts what pays; its studies are true of it."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,8 @@ def test_speculative_rounds_take_what_was_timed_and_are_saved(made, tmp_path):
   slower = sv_model.speedup(loaded, 2, 'speculative, γ = 3', 3), sv_model.speedup(found, 2, 'speculative, γ = 3', 3)
   assert slower[0] < slower[1]
   exact = sv_model.speedup(found, 2, 'SV exact', 3)
+  without = dataclasses.replace(loaded, rounds=None)
+  assert sv_model.speedup(loaded, 2, 'SV exact', 3) == pytest.approx(sv_model.speedup(without, 2, 'SV exact', 3))
   assert sv_model.speedup(loaded, 2, 'SV exact', 3) == pytest.approx(exact, rel=1e-3)  # a file has rounded chances
 
 
