@@ -33,9 +33,18 @@ class Sampler:
   """Penalties, temperature, top-k, top-p, min-p for one prefix; `emitted` are the tokens of it that are output."""
 
   def __init__(
-    self, temperature=1.0, top_k=None, top_p=None, repetition_penalty=None, seen=(), *, min_p=None,
-    presence_penalty=0.0, frequency_penalty=0.0, emitted=(),
-  ):  # fmt: skip
+    self,
+    temperature=1.0,
+    top_k=None,
+    top_p=None,
+    repetition_penalty=None,
+    seen=(),
+    *,
+    min_p=None,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    emitted=(),
+  ):
     self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
     self.penalty, self.seen = repetition_penalty or 1.0, set(seen)
     self.presence, self.frequency, self.emitted = presence_penalty, frequency_penalty, list(emitted)

@@ -87,9 +87,13 @@ def test_dialled_acceptance_keeps_that_share_of_tokens_whatever_the_models_say()
 
 
 BILLIONS = {
-  't5_small_xl': (0.077, 2.85), 't5_small_xxl': (0.077, 11.1), 'llama_68m_7b': (0.068, 6.74),
-  'llama_7b_70b': (6.74, 69.0), 'gemma2_2b_9b': (2.61, 9.24), 'gemma2_2b_27b': (2.61, 27.2),
-}  # fmt: skip
+  't5_small_xl': (0.077, 2.85),
+  't5_small_xxl': (0.077, 11.1),
+  'llama_68m_7b': (0.068, 6.74),
+  'llama_7b_70b': (6.74, 69.0),
+  'gemma2_2b_9b': (2.61, 9.24),
+  'gemma2_2b_27b': (2.61, 27.2),
+}
 
 
 @pytest.mark.parametrize('name', quick(BILLIONS, ['t5_small_xl', 'llama_68m_7b']))

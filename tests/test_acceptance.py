@@ -61,9 +61,15 @@ def one_round(accept, q, pi, block, idle=0):
   position = jnp.tile(jnp.arange(width), (rows, 1))
   window = Window(jnp.full(rows, block), jnp.asarray(distributions), jnp.zeros((rows, width), jnp.int32), ())
   trial = acceptance.Trial(
-    window, jnp.asarray(tokens), jnp.full(rows, block), jnp.asarray(targets), position, jnp.zeros(rows, jnp.int32),
-    Told(jnp.asarray(outcomes)), sampling.Sampler(),
-  )  # fmt: skip
+    window,
+    jnp.asarray(tokens),
+    jnp.full(rows, block),
+    jnp.asarray(targets),
+    position,
+    jnp.zeros(rows, jnp.int32),
+    Told(jnp.asarray(outcomes)),
+    sampling.Sampler(),
+  )
   verdict, noise = jax.jit(accept)(trial)
   at = np.asarray(verdict.accepted)
   here = np.arange(rows)

@@ -154,7 +154,8 @@ PYTHON = {
   'a rule of logits': (lambda _: decoded(methods.speculative(shouting)), 'shouting'),
   'half a distribution': (lambda _: decoded(methods.speculative(lambda q, p, *, sampler: 0.5 * sampler(p))), 'sum'),
   'a rule of whole numbers': (
-    lambda _: decoded(methods.speculative(lambda q, p, *, sampler: jnp.zeros(p.shape, jnp.int32))), 'int32'
+    lambda _: decoded(methods.speculative(lambda q, p, *, sampler: jnp.zeros(p.shape, jnp.int32))),
+    'int32',
   ),
   'a rule that branches': (lambda _: decoded(methods.speculative(partial(branching, alpha=0.3))), 'branching'),
   'a rule of another shape': (lambda _: decoded(methods.speculative(narrow)), 'narrow'),
@@ -172,34 +173,29 @@ PYTHON = {
     ('chow', 'alpha <= 1', '2.0'),
   ),
   'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), ('opt', 'alpha')),
-  'complex weights': (
-    lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), ('weighted', 'weights')
-  ),
+  'complex weights': (lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), ('weighted', 'weights')),
   'mu of 1e30': (lambda _: methods.ensemble(partial(rules.contrastive, mu=1e30)), ('contrastive', 'mu', '-1000')),
   'lam of -1e30': (lambda _: methods.ensemble(partial(rules.realign, lam=-1e30)), ('realign', 'lam', '-1000')),
   # methods and policies
   'a method that was not called': (lambda _: decoded(methods.speculative), 'speculative'),
   'phases without a Verify': (lambda _: own_phases(Score(0)), 'Verify'),
-  'a model that nothing feeds': (
-    lambda _: own_phases(Score(0), Verify(OWN, (1,))), 'slot 1'
-  ),
+  'a model that nothing feeds': (lambda _: own_phases(Score(0), Verify(OWN, (1,))), 'slot 1'),
   'a slot out of range': (lambda _: own_phases(Score(2), Verify(OWN, (0,))), 'slot 2'),
-  'a window of less than the draft': (
-    lambda _: own_phases(Propose(0, 4), *VERIFIED, window=3), ('window=3', '4')
-  ),
+  'a window of less than the draft': (lambda _: own_phases(Propose(0, 4), *VERIFIED, window=3), ('window=3', '4')),
   'two drafters in a round': (lambda _: own_phases(Propose(0, 1), Propose(1, 1), *VERIFIED), ('Propose', 'Alternate')),
   'two drafters in a branch': (
-    lambda _: own_phases(Alternate(((*VERIFIED, Propose(0, 1), Propose(1, 1)), VERIFIED))), ('Propose', 'Alternate')
+    lambda _: own_phases(Alternate(((*VERIFIED, Propose(0, 1), Propose(1, 1)), VERIFIED))),
+    ('Propose', 'Alternate'),
   ),
   'a drafter before branches with drafters': (
-    lambda _: own_phases(Propose(0, 1), Alternate(((*VERIFIED, Propose(1, 1)), VERIFIED))), ('Propose', 'Alternate')
+    lambda _: own_phases(Propose(0, 1), Alternate(((*VERIFIED, Propose(1, 1)), VERIFIED))),
+    ('Propose', 'Alternate'),
   ),
   'phases that nothing was derived for': (
-    lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)), 'Method.of_phases'
+    lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)),
+    'Method.of_phases',
   ),
-  'a combiner that is not bound': (
-    lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'rules.bind(own)'
-  ),
+  'a combiner that is not bound': (lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'rules.bind(own)'),
   'blocks=5': (lambda _: methods.cos(partial(rules.weighted, weights=(0.5, 0.5)), blocks=5), ('blocks=5', '(5, 1)')),
   'a policy that is a class': (lambda _: methods.speculative(policy=stopping.Heuristic), 'Heuristic'),
   'a policy that is a text': (lambda _: methods.speculative(policy='heuristic'), "policy='heuristic'"),
@@ -208,7 +204,8 @@ PYTHON = {
   'Fallback(2.0)': (lambda _: stopping.Fallback(2.0), ('Fallback', '0 <= threshold <= 1')),
   'Fallback of float32': (lambda _: stopping.Fallback(np.float32(-1)), ('Fallback', '0 <= threshold <= 1')),
   'a policy that is no dataclass': (
-    lambda _: methods.speculative(policy=Patient()), ('Patient', '@flax.struct.dataclass')
+    lambda _: methods.speculative(policy=Patient()),
+    ('Patient', '@flax.struct.dataclass'),
   ),
   "Confidence('0.5')": (lambda _: stopping.Confidence('0.5'), ('Confidence', '0 <= threshold <= 1')),
   'MovingAverage(.5, 2.)': (lambda _: stopping.MovingAverage(0.5, 2.0), ('MovingAverage', '0 <= decay <= 1')),
@@ -219,71 +216,63 @@ PYTHON = {
   'Heuristic(0)': (lambda _: stopping.Heuristic(0), ('Heuristic', 'first=0')),
   # requests and samplers
   'decode(temperature=…)': (
-    lambda _: decoded(temperature=0.5), ('temperature', 'sampler=speccascade.Sampler(temperature=')
+    lambda _: decoded(temperature=0.5),
+    ('temperature', 'sampler=speccascade.Sampler(temperature='),
   ),
   'Request(max_tokens=…)': (lambda _: Request([1], max_tokens=4), ('max_tokens', 'max_new_tokens')),
   'temperature=[1.0]': (lambda _: Sampler(temperature=[1.0]), 'temperature=[1.0]'),
   'a complex temperature': (lambda _: Sampler(temperature=1j), 'temperature=1j'),
   'a complex array': (lambda _: Sampler(top_p=np.array([1j])), 'top_p=array([0.+1.j])'),
-  'temperatures by prompt': (
-    lambda _: decoded(sampler=Sampler(np.array([0.5, 1.0]))), ('temperature', '[2]')
-  ),
+  'temperatures by prompt': (lambda _: decoded(sampler=Sampler(np.array([0.5, 1.0]))), ('temperature', '[2]')),
   'stop=5': (lambda _: decoded(prompts=[Request([1], stop=5)]), 'stop=5'),
   'stop_tokens=5': (lambda _: decoded(prompts=[Request([1], stop_tokens=5)]), 'stop_tokens=5'),
   'logit_bias=[5]': (lambda _: decoded(prompts=[Request([1], logit_bias=[5])]), 'logit_bias=[5]'),
-  'a bias of 1e39': (
-    lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e39})]), ('logit_bias', '1e+39', '1e+30')
-  ),
+  'a bias of 1e39': (lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e39})]), ('logit_bias', '1e+39', '1e+30')),
   'a bias of all': (
-    lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]), ('logit_bias', '5')
+    lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]),
+    ('logit_bias', '5'),
   ),
-  'logprobs of more than there are': (
-    lambda _: decoded(prompts=[Request([1], logprobs=6)]), ('logprobs=6', '5')
-  ),
+  'logprobs of more than there are': (lambda _: decoded(prompts=[Request([1], logprobs=6)]), ('logprobs=6', '5')),
   'n=10**12': (lambda _: decoded(prompts=[Request([1], n=10**12)]), ('n=1000000000000', '1048576')),
   'seed=True': (lambda _: decoded(seed=True), 'seed=True'),
   # logits processors
-  'a processor of fewer logits': (
-    lambda _: decoded(processor=short), ('short', 'float32[3]', 'float32[5]')
-  ),
+  'a processor of fewer logits': (lambda _: decoded(processor=short), ('short', 'float32[3]', 'float32[5]')),
   'a processor of whole numbers': (
-    lambda _: decoded(processor=lambda l, t, n: l > 0), ('processor', 'bool[5]', 'float32[5]')
+    lambda _: decoded(processor=lambda l, t, n: l > 0),
+    ('processor', 'bool[5]', 'float32[5]'),
   ),
   'a processor of nothing': (lambda _: decoded(processor=lambda l, t, n: None), ('processor', 'NoneType')),
-  'a processor that asks for a value': (
-    lambda _: decoded(processor=lambda l, t, n: l if t[0] else -l), 'processor'
-  ),
+  'a processor that asks for a value': (lambda _: decoded(processor=lambda l, t, n: l if t[0] else -l), 'processor'),
   'a processor of two arguments': (lambda _: decoded(processor=lambda l, t: l), ('processor', 'TypeError')),
   'a processor that is a text': (lambda _: decoded(processor='json'), "processor='json'"),
   # streams and meshes
   'skip beyond the rows': (
-    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[99]), ('skip', '99')
+    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[99]),
+    ('skip', '99'),
   ),
   'skip of a text': (
-    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[0, 'a']), "skip='a'"
+    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[0, 'a']),
+    "skip='a'",
   ),
-  'mesh(5)': (lambda _: speccascade.mesh(5), ("mesh 5", "'data'", "'model'")),
+  'mesh(5)': (lambda _: speccascade.mesh(5), ('mesh 5', "'data'", "'model'")),
   'mesh of a text': (lambda _: speccascade.mesh('data=2'), "mesh 'data=2'"),
-  'mesh of half a device': (lambda _: speccascade.mesh({'data': 0.5}), "data=0.5"),
+  'mesh of half a device': (lambda _: speccascade.mesh({'data': 0.5}), 'data=0.5'),
   # models and prompts
-  'models by their paths': (
-    lambda _: decoded(models=['PATH/small', 'PATH/large']), ("models", "'PATH/small'")
-  ),
+  'models by their paths': (lambda _: decoded(models=['PATH/small', 'PATH/large']), ('models', "'PATH/small'")),
   'models=PATH': (lambda _: decoded(models='PATH/small'), 'models=PATH/small'),
   'two models for one': (lambda _: decoded(methods.autoregressive()), 'autoregressive'),
   'an n-gram as verifier': (lambda _: decoded(models=[LARGE, ngram.drafter(LARGE)]), 'ngram'),
   'models=large': (lambda _: decoded(methods.autoregressive(), models=LARGE), 'models'),
   'prompts=None': (lambda _: decoded(prompts=None), 'prompts'),
   'nested uneven prompts': (lambda _: decoded(prompts=[[[1, 2], [3]]]), 'prompt 0'),
-  'a lone surrogate': (
-    lambda _: decoded(models=speccascade.embedded.models(), prompts=['a\ud800']), 'prompt 0'
-  ),
+  'a lone surrogate': (lambda _: decoded(models=speccascade.embedded.models(), prompts=['a\ud800']), 'prompt 0'),
   'sampler=1.0': (lambda _: decoded(sampler=1.0), 'sampler=1.0'),
   # checkpoints
   'load(torch_dtype=…)': (lambda _: speccascade.load('x', torch_dtype=1), ('torch_dtype', 'dtype=')),
   'a text for a number': (lambda d: speccascade.load(checkpoint(d, d_model='512')), 'd_model'),
   'a start token of 1e9': (
-    lambda d: speccascade.load(checkpoint(d, decoder_start_token_id=10**9)), ("'decoder_start_token_id'", '1000000000')
+    lambda d: speccascade.load(checkpoint(d, decoder_start_token_id=10**9)),
+    ("'decoder_start_token_id'", '1000000000'),
   ),
   'a negative EOS': (lambda d: speccascade.load(checkpoint(d, eos_token_id=-1)), ("'eos_token_id'", '-1')),
   'an EOS that is a text': (lambda d: speccascade.load(checkpoint(d, eos_token_id='a')), ("'eos_token_id'", "'a'")),
@@ -291,84 +280,79 @@ PYTHON = {
     lambda d: written(d, 'generation_config.json', '{"eos_token_id": [1, "x"]}') and speccascade.load(checkpoint(d)),
     ("'eos_token_id'", "'x'"),
   ),
-  'an adapter alone': (
-    lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(d), 'adapter'
-  ),
+  'an adapter alone': (lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(d), 'adapter'),
   'a pointer of Git LFS': (
     lambda d: speccascade.load(stored(d, b'version https://git-lfs.github.com/spec/v1\n')),
     ('model.safetensors', 'git lfs pull'),
   ),
-  'a tensor from a negative byte': (
-    lambda d: speccascade.load(stored(d, {'a': [-4, 0]})), 'model.safetensors'
-  ),
-  'tensors that overlap': (
-    lambda d: speccascade.load(stored(d, {'a': [0, 4], 'b': [2, 6]})), 'model.safetensors'
-  ),
+  'a tensor from a negative byte': (lambda d: speccascade.load(stored(d, {'a': [-4, 0]})), 'model.safetensors'),
+  'tensors that overlap': (lambda d: speccascade.load(stored(d, {'a': [0, 4], 'b': [2, 6]})), 'model.safetensors'),
   'a bucket whose package is not there': (lambda _: Checkpoint('abfs://b/x'), ('abfs://b/x', 'pip install')),
   'an address of no kind': (lambda _: speccascade.load('nope://b/model'), 'nope://b/model'),
   'an address of a file here': (lambda _: speccascade.load('file:///tmp/model'), 'file://'),
-  'an address that is a path': (
-    lambda _: speccascade.load(pathlib.Path('gs://b/model')), 'gs:/b/model'
-  ),
+  'an address that is a path': (lambda _: speccascade.load(pathlib.Path('gs://b/model')), 'gs:/b/model'),
   'an address that is content': (lambda _: speccascade.load('data://x'), 'data://x'),
   'an address that names no bucket': (lambda _: Checkpoint('gs://'), ('gs://', 'gs://BUCKET/PATH')),
   'a file that weights point out to': (
-    lambda d: speccascade.load(pointing_out(d)), ('model.safetensors.index.json', '../../x.safetensors')
+    lambda d: speccascade.load(pointing_out(d)),
+    ('model.safetensors.index.json', '../../x.safetensors'),
   ),
   'a folder that is not ours': (lambda d: overwritten(d), 'thesis.tex'),
   'a family whose maker takes other arguments': (
-    lambda _: checkpoints.register('mine', lambda config: None, 'llama'), '(config, *, eos_ids'
+    lambda _: checkpoints.register('mine', lambda config: None, 'llama'),
+    '(config, *, eos_ids',
   ),
-  'a family whose names are unknown': (
-    lambda _: checkpoints.register('mine', made, 'lama'), "names='lama'"
-  ),
-  'a family that is there': (lambda _: checkpoints.register('t5', made, 't5'), ("model_type", "'t5'")),
-  'a family that makes no network': (
-    lambda d: loaded_as_mine(d, made), ("model_type 'mine'", 'network')
-  ),
+  'a family whose names are unknown': (lambda _: checkpoints.register('mine', made, 'lama'), "names='lama'"),
+  'a family that is there': (lambda _: checkpoints.register('t5', made, 't5'), ('model_type', "'t5'")),
+  'a family that makes no network': (lambda d: loaded_as_mine(d, made), ("model_type 'mine'", 'network')),
   'a family that cannot read its config': (
-    lambda d: loaded_as_mine(d, lambda config, **_: config['d_model'] // '2'), ('TypeError', '//')
+    lambda d: loaded_as_mine(d, lambda config, **_: config['d_model'] // '2'),
+    ('TypeError', '//'),
   ),
   'a family that needs what config.json has not': (
-    lambda d: loaded_as_mine(d, lambda config, **_: config['width']), ('config.json', "'width'")
+    lambda d: loaded_as_mine(d, lambda config, **_: config['width']),
+    ('config.json', "'width'"),
   ),
   'a family whose network holds a list': (
-    lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1), [0])), "unhashable type: 'list'"
+    lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1), [0])),
+    "unhashable type: 'list'",
   ),
-  'a family with a number for a name': (
-    lambda _: checkpoints.register('mine', made, {'head': 3}), "names['head']=3"
-  ),
+  'a family with a number for a name': (lambda _: checkpoints.register('mine', made, {'head': 3}), "names['head']=3"),
   'a family with a field in a name': (
-    lambda _: checkpoints.register('mine', made, {'layers.mlp.wi': 'block.{n}.up'}), ('block.{n}.up', '{}')
+    lambda _: checkpoints.register('mine', made, {'layers.mlp.wi': 'block.{n}.up'}),
+    ('block.{n}.up', '{}'),
   ),
   'a family without the name of a tensor': (
-    lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1))), "is no module of the names of"
+    lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1))),
+    'is no module of the names of',
   ),
   'no generation_config.json': (lambda _: speccascade.Sampler.of(LARGE), ('toy0', 'generation_config.json')),
   # networks
   'a network without what it must have': (
-    lambda _: decoded(methods.autoregressive(), [Model({}, object())]), ('vocab_size', 'eos_ids', 'start_id')
+    lambda _: decoded(methods.autoregressive(), [Model({}, object())]),
+    ('vocab_size', 'eos_ids', 'start_id'),
   ),
   'a network that cannot be hashed': (lambda _: decoded_by(some_logits, __hash__=None), "unhashable type: 'Mine'"),
   'a network that fails': (lambda _: decoded_by(lambda *_: 1 // 0), 'ZeroDivisionError'),
   'a network of few logits': (
-    lambda _: decoded_by(some_logits, vocab_size=7), ('Mine.extend', '[2, 3, 5]', '[2, 3, 7]')
+    lambda _: decoded_by(some_logits, vocab_size=7),
+    ('Mine.extend', '[2, 3, 5]', '[2, 3, 7]'),
   ),
   'a network that returns another cache': (
     lambda _: decoded_by(lambda self, p, cache, tokens, at: (jnp.zeros((*tokens.shape, 5)), cache[:, :1])),
     ('Mine.extend', 'cache'),
   ),
   'a network whose cache has no rows': (
-    lambda _: decoded_by(some_logits, lambda self, params, prompt, most: jnp.zeros(most)), 'axis 0'
+    lambda _: decoded_by(some_logits, lambda self, params, prompt, most: jnp.zeros(most)),
+    'axis 0',
   ),
   # backends
   'a backend that is a class': (lambda _: backends.register('tpu', backends.CPU), 'CPU'),
   'a backend that is a text': (lambda _: backends.use('cpu').__enter__(), "'cpu'"),
-  'a backend that holds an array': (
-    lambda _: backends.register('tpu', Doubling(np.ones(3))), 'Doubling'
-  ),
+  'a backend that holds an array': (lambda _: backends.register('tpu', Doubling(np.ones(3))), 'Doubling'),
   'a backend whose matmul lacks an argument': (
-    lambda _: backends.register('tpu', Doubling(2.0)), ('Doubling.matmul', '(self, x, kernel)')
+    lambda _: backends.register('tpu', Doubling(2.0)),
+    ('Doubling.matmul', '(self, x, kernel)'),
   ),
   # several processes
   'a first host without a port': (lambda _: joining(JAX_COORDINATOR_ADDRESS='localhost'), ('localhost', 'HOST:PORT')),
@@ -376,30 +360,35 @@ PYTHON = {
   'a text for a number of processes': (lambda _: joining(JAX_NUM_PROCESSES='two'), 'JAX_NUM_PROCESSES=two'),
   # data
   'data in a bucket whose package is not there': (lambda _: files.lines('abfs://b/x.txt'), 'adlfs'),
-  'a prompt of null': (lambda d: files.jsonl(records(d, '{"prompt": null, "target": ""}')), ("line 3", "'prompt'")),
+  'a prompt of null': (lambda d: files.jsonl(records(d, '{"prompt": null, "target": ""}')), ('line 3', "'prompt'")),
   'a reference of null': (
-    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": [null]}')), ("line 3", "'target'")
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": [null]}')),
+    ('line 3', "'target'"),
   ),
   'a reference list of none': (
-    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": []}'), metrics=['bleu']), ('line 3', 'bleu'),
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": []}'), metrics=['bleu']),
+    ('line 3', 'bleu'),
   ),
   'a reference without a number': (
     lambda d: files.jsonl(written(d, 'y', '\n{"prompt": "a", "target": "b"}'), metrics=['final_number']),
     ('y, line 2', 'final_number'),
   ),
   'a metric that fails': (
-    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": ""}'), metrics=[failing]), ('failing', 'KeyError: 0'),
+    lambda d: files.jsonl(records(d, '{"prompt": "a", "target": ""}'), metrics=[failing]),
+    ('failing', 'KeyError: 0'),
   ),
   'a lone surrogate in data': (
-    lambda d: files.jsonl(records(d, r'{"prompt": "\ud800", "target": ""}')), ("line 3", "'prompt'")
+    lambda d: files.jsonl(records(d, r'{"prompt": "\ud800", "target": ""}')),
+    ('line 3', "'prompt'"),
   ),
   'programs allowed by another word': (
-    lambda d: files.jsonl(records(d, ''), metrics=('pass_at_1',), allow_execution='yes'), "allow_execution='yes'"
+    lambda d: files.jsonl(records(d, ''), metrics=('pass_at_1',), allow_execution='yes'),
+    "allow_execution='yes'",
   ),
   'a line of brackets': (lambda d: files.jsonl(records(d, '[' * 100_000)), ('line 3', 'JSON')),
   'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), ('line 3', 'JSON')),
-  'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), ("line 3", "'target'")),
-}  # fmt: skip
+  'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), ('line 3', "'target'")),
+}
 
 
 def pointing_out(folder: pathlib.Path) -> str:
@@ -475,14 +464,14 @@ def test_python_says_it_in_one_sentence(name, tmp_path):
 
 GIN = {
   'quotes forgotten': (['SHARED = /data'], """--gin.SHARED="'/data'\""""),
-  'quotes forgotten around a word': (["Experiment.models = large"], """--gin.Experiment.models="'large'\""""),
+  'quotes forgotten around a word': (['Experiment.models = large'], """--gin.Experiment.models="'large'\""""),
   'no value': (['Experiment.seed'], ('Experiment.seed', '--gin.NAME=VALUE')),
   'a macro that nothing uses': (["MIXTURE_OR_TASK_NAME = 'xsum'"], '%MIXTURE_OR_TASK_NAME'),
   'a model that nothing uses': (['MODEL = @embedded.models'], '%MODEL'),
   'a macro that is not bound': (['Experiment.curves = %CURVES'], '%CURVES'),
   'a name that is none': (['Experimnt.seed = 1'], ('Experimnt', 'Experiment?')),
   'a parameter that is none': (['Experiment.sed = 1'], ('sed', 'seed?')),
-  'a scope that is none': (["optt/Curve.values = [0.1]"], ('optt', 'opt?')),
+  'a scope that is none': (['optt/Curve.values = [0.1]'], ('optt', 'opt?')),
   'a value that is a call': (["opt/Curve.values = [float('nan')]"], 'opt/Curve.values'),
   'a value that is infinite': (['opt/Curve.values = [0.1, 1e999]'], ('SpecCascade [OPT]', 'values', 'inf')),
   'a value that every scope overrides': (
@@ -496,17 +485,20 @@ GIN = {
   'a rule that was called': (['opt/Curve.rule = @rules.opt()'], '@rules.opt'),
   'a policy that was not called': (['methods.speculative.policy = @stopping.Heuristic'], 'Heuristic'),
   'an acceptor that is a text': (["methods.speculative.accept = 'block'"], 'block'),
-  'a chance over 1': (['methods.speculative.policy = @stopping.Fallback()', 'stopping.Fallback.threshold = 2.0'],
-                      ('Fallback', '0 <= threshold <= 1')),
+  'a chance over 1': (
+    ['methods.speculative.policy = @stopping.Fallback()', 'stopping.Fallback.threshold = 2.0'],
+    ('Fallback', '0 <= threshold <= 1'),
+  ),
   'alpha out of range': (['token/Curve.values = [2.0]'], ('token', '0 <= alpha <= 1')),
   'a folder that is none': (
-    ["SHARED = '../nowhere'", 'path.root = %SHARED', "Experiment.name = @path()", "path.name = 'x'"],
+    ["SHARED = '../nowhere'", 'path.root = %SHARED', 'Experiment.name = @path()', "path.name = 'x'"],
     ("'../nowhere'", '--gin.SHARED='),
   ),
   'a checkpoint in a bucket whose package is not there': (
-    ['Experiment.models = [@Checkpoint(), @Checkpoint()]', "Checkpoint.path = 'abfs://b/x'"], 'adlfs',
+    ['Experiment.models = [@Checkpoint(), @Checkpoint()]', "Checkpoint.path = 'abfs://b/x'"],
+    'adlfs',
   ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -539,10 +531,17 @@ def check(argv: list[str]) -> int:
 
 
 MAIN = {
-  'run': run.main, 'train': training.main, 'plan': plan.main, 'convert': convert.main, 'check': check,
-  'vocabulary': vocabulary.main, 'compile': compile.main, 'decode': decoding.main, 'calibrate': calibrate.main,
+  'run': run.main,
+  'train': training.main,
+  'plan': plan.main,
+  'convert': convert.main,
+  'check': check,
+  'vocabulary': vocabulary.main,
+  'compile': compile.main,
+  'decode': decoding.main,
+  'calibrate': calibrate.main,
   'speccascade': package.main,
-}  # fmt: skip
+}
 COMMANDS = {
   'run': [
     (['--gin_fil=x'], '--gin_fil=x'),
@@ -555,15 +554,18 @@ COMMANDS = {
     (['--run_dir=http://127.0.0.1:9/x'], 'http://127.0.0.1:9/x'),
     (['--run_dir=abfs://b/run'], ('abfs://b/run', 'pip install')),
     (['--distributed', '--host_timeout=10000000'], ('--host_timeout', '10000000', '1000000')),
-    (['--shard=3/3'], ("--shard", "'3/3'")),
+    (['--shard=3/3'], ('--shard', "'3/3'")),
     (['--shard=0/2', '--merge'], ('--shard', '--merge')),
     (['--run_dir={tmp}/none', '--merge'], ('{tmp}/none', 'shards')),
     (['--only=nothing', '--run_dir={tmp}/run'], ('only=nothing', 'default')),
     (['--run_dir={tmp}/file'], '{tmp}/file'),
     (['--run_dir={tmp}/thesis'], ('{tmp}/thesis', 'thesis.tex')),
     (['--run_dir={tmp}/lost'], ('{tmp}/lost', 'config.gin')),
-    *((['--run_dir={tmp}/run', *(f'--gin.{b.replace(" = ", "=")}' for b in bindings)], part)
-      for bindings, part in GIN.values() if not bindings[0].startswith(('import', 'include'))),
+    *(
+      (['--run_dir={tmp}/run', *(f'--gin.{b.replace(" = ", "=")}' for b in bindings)], part)
+      for bindings, part in GIN.values()
+      if not bindings[0].startswith(('import', 'include'))
+    ),
   ],
   'train': [
     ([], '--out'),
@@ -578,22 +580,25 @@ COMMANDS = {
     (['a'], '--prompts'),
     (['a', '--prompts={tmp}/file'], 'not 1'),
     (['--models', 'a', '--prompts={tmp}/file'], 'not 1'),
-    *(([*'ab', '--prompts={tmp}/file', *more], part) for more, part in [
-      (['--rule=opt:abc'], ('--rule', 'opt:abc')),
-      (['--rule=op:1'], ('--rule', 'op;', 'speculative')),
-      (['--rule=chow:2'], ('chow:2', '0 <= alpha <= 1')),
-      (['--rule=opt'], ('opt', 'alpha')),
-      (['--blocks=a-b'], ("--blocks", "'a-b'")),
-      (['--blocks=0'], ("--blocks", "'0'")),
-      (['--blocks=5-1'], ("--blocks", "'5-1'")),
-      (['--batches=0'], ("--batches", "'0'")),
-      (['--count=-1'], ("--count", "'-1'")),
-      (['--max_new_tokens=x'], ("--max_new_tokens", "'x'")),
-      (['--temperature=-1'], 'temperature=-1'),
-      (['--rule=weighted:1,1'], 'weighted'),
-      (['--dtype=int8'], ("--dtype", "'int8'")),
-      ([], 'a '),
-    ]),
+    *(
+      ([*'ab', '--prompts={tmp}/file', *more], part)
+      for more, part in [
+        (['--rule=opt:abc'], ('--rule', 'opt:abc')),
+        (['--rule=op:1'], ('--rule', 'op;', 'speculative')),
+        (['--rule=chow:2'], ('chow:2', '0 <= alpha <= 1')),
+        (['--rule=opt'], ('opt', 'alpha')),
+        (['--blocks=a-b'], ('--blocks', "'a-b'")),
+        (['--blocks=0'], ('--blocks', "'0'")),
+        (['--blocks=5-1'], ('--blocks', "'5-1'")),
+        (['--batches=0'], ('--batches', "'0'")),
+        (['--count=-1'], ('--count', "'-1'")),
+        (['--max_new_tokens=x'], ('--max_new_tokens', "'x'")),
+        (['--temperature=-1'], 'temperature=-1'),
+        (['--rule=weighted:1,1'], 'weighted'),
+        (['--dtype=int8'], ('--dtype', "'int8'")),
+        ([], 'a '),
+      ]
+    ),
     ([*'ab', '--prompts={tmp}/none'], '{tmp}/none'),
     (['abfs://b/x', 'b', '--prompts={tmp}/file'], ('abfs://b/x', 'pip install')),
   ],
@@ -601,7 +606,7 @@ COMMANDS = {
     (['{tmp}/none', '{tmp}/out'], '{tmp}/none'),
     (['{tmp}/none', '{tmp}/file/out'], '{tmp}/file'),
     (['{tmp}/none', 's3://b/x'], 's3://b/x'),
-    (['{tmp}/none', '{tmp}/out', '--format=gguf'], ("--format", "'gguf'")),
+    (['{tmp}/none', '{tmp}/out', '--format=gguf'], ('--format', "'gguf'")),
     (['{tmp}/none', '{tmp}/thesis', '--overwrite'], ('{tmp}/thesis', 'thesis.tex')),
   ],
   'check': [
@@ -609,34 +614,37 @@ COMMANDS = {
     (['rules'], ("'rules'", 'MODULE:NAME')),
     (['speccascade.rules:otp'], 'otp'),
     (['my_rules_of_nowhere:mine'], 'my_rules_of_nowhere'),
-    (['speccascade.rules:opt', '--alpha=x'], ("--alpha", "'x'")),
+    (['speccascade.rules:opt', '--alpha=x'], ('--alpha', "'x'")),
   ],
   'compile': [
     ([], '--models'),
     (['--models', 'a', 'b', 'c'], 'models=a b c'),
     (['--models=a'], "'a'"),
     (['--models=a', '--mesh=model'], ("'model'", 'data=1,model=4')),
-    (['--models=a', '--batch-size=x'], ("--batch_size", "'x'")),
+    (['--models=a', '--batch-size=x'], ('--batch_size', "'x'")),
   ],
   'decode': [
     (['--models', 'a', 'b'], ('INPUT', 'OUTPUT')),
-    *(([*more, '--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/out'], part) for more, part in [
-      (['--method=autoregressive', '--block=3'], ('autoregressive', '--block', '--model')),
-      (['--method=autoregressive'], ('autoregressive', '2')),
-      (['--method=cos'], ('cos', '--rule')),
-      (['--method=sv'], ('sv', '--plan')),
-      (['--method=sv_exact', '--plan=no.json'], ('no.json', 'python -m speccascade.')),
-      (['--plan=no.json'], ('no.json', 'python -m speccascade.')),
-      (['--goodput=accepted'], ('speculative', '--goodput', '--block')),
-      (['--method=sv', '--goodput=all'], ('--goodput', "'all'")),
-      (['--rule=op:1'], ('--rule', 'op;')),
-      (['--rule=weighted:1'], ('weighted', 'combiner')),
-      (['--rule=opt:1,2'], ('opt:1,2', 'alpha')),
-      (['--temperature=-1'], '--temperature=-1.0'),
-      (['--batch-size=0'], ('--batch_size', "'0'")),
-      (['--blocks=5,x'], ("--blocks", "'x'")),
-      ([], ('{tmp}/file, line 1', 'JSON')),
-    ]),
+    *(
+      ([*more, '--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/out'], part)
+      for more, part in [
+        (['--method=autoregressive', '--block=3'], ('autoregressive', '--block', '--model')),
+        (['--method=autoregressive'], ('autoregressive', '2')),
+        (['--method=cos'], ('cos', '--rule')),
+        (['--method=sv'], ('sv', '--plan')),
+        (['--method=sv_exact', '--plan=no.json'], ('no.json', 'python -m speccascade.')),
+        (['--plan=no.json'], ('no.json', 'python -m speccascade.')),
+        (['--goodput=accepted'], ('speculative', '--goodput', '--block')),
+        (['--method=sv', '--goodput=all'], ('--goodput', "'all'")),
+        (['--rule=op:1'], ('--rule', 'op;')),
+        (['--rule=weighted:1'], ('weighted', 'combiner')),
+        (['--rule=opt:1,2'], ('opt:1,2', 'alpha')),
+        (['--temperature=-1'], '--temperature=-1.0'),
+        (['--batch-size=0'], ('--batch_size', "'0'")),
+        (['--blocks=5,x'], ('--blocks', "'x'")),
+        ([], ('{tmp}/file, line 1', 'JSON')),
+      ]
+    ),
     (['--models', 'a', '--', '{tmp}/file', '{tmp}/out'], ('2', '1')),
     (['--models', 'a', 'b', '--', '{tmp}/none', '{tmp}/out'], '{tmp}/none'),
     (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x'),
@@ -648,17 +656,20 @@ COMMANDS = {
   ],
   'calibrate': [
     ([], ('RUN', '--loss', '--at_most')),
-    *(([*more, '--loss=chrf'], part) for more, part in [
-      (['{tmp}/none'], '--at_most'),
-      (['{tmp}/none', '--at_most=x'], ('--at_most', "'x'")),
-      (['{tmp}/none', '--at_most=1'], ('{tmp}/none', 'speccascade.run')),
-      (['{tmp}/thesis', '--at_most=1'], ('{tmp}/thesis', 'speccascade.run')),
-      (['abfs://b/run', '--at_most=1'], ('abfs://b/run', 'pip install')),
-    ]),
+    *(
+      ([*more, '--loss=chrf'], part)
+      for more, part in [
+        (['{tmp}/none'], '--at_most'),
+        (['{tmp}/none', '--at_most=x'], ('--at_most', "'x'")),
+        (['{tmp}/none', '--at_most=1'], ('{tmp}/none', 'speccascade.run')),
+        (['{tmp}/thesis', '--at_most=1'], ('{tmp}/thesis', 'speccascade.run')),
+        (['abfs://b/run', '--at_most=1'], ('abfs://b/run', 'pip install')),
+      ]
+    ),
   ],
   'speccascade': [(['run'], 'run')],
   'vocabulary': [([], 'file'), (['gs://b/x'], 'gs://b/x')],
-}  # fmt: skip
+}
 ROWS = [(name, argv, part) for name, rows in COMMANDS.items() for argv, part in rows]
 
 

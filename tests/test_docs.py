@@ -122,8 +122,9 @@ def test_the_gin_of_the_page_on_experiments_makes_an_experiment(tmp_path, monkey
   config.parse(['page.gin'])
   (experiment,) = config.build()
   assert len(experiment.task.examples) == 1 and [curve.name for curve in experiment.curves] == [
-    'target only', 'SpecCascade [OPT]',
-  ]  # fmt: skip
+    'target only',
+    'SpecCascade [OPT]',
+  ]
 
 
 def test_the_python_of_the_page_on_tasks_fits_the_functions(tmp_path, monkeypatch):
@@ -162,9 +163,17 @@ def test_the_page_on_extending_lists_its_sections():
 
 # Every public function and class of these modules, and of `speccascade.__all__`, has its entry in the API reference.
 PUBLIC = [
-  'acceptance', 'embedded', 'engine', 'evaluate', 'methods', 'rules', 'stopping', 'theory', 'types',
+  'acceptance',
+  'embedded',
+  'engine',
+  'evaluate',
+  'methods',
+  'rules',
+  'stopping',
+  'theory',
+  'types',
   *(f'models.{path.stem}' for path in sorted((PACKAGE / 'models').glob('[!_]*.py'))),
-]  # fmt: skip
+]
 WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob('*.py')) if '>>> ' in path.read_text()]
 
 

@@ -64,9 +64,13 @@ def test_a_self_drafting_model_writes_what_it_writes_alone(whole):
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 def test_a_transformers_rows_are_the_same_in_any_company(whole, temperature):
   run = functools.partial(
-    decode, methods.speculative(functools.partial(rules.opt, alpha=0.1), 3), [layerskip(whole, 2), whole],
-    max_new_tokens=14, sampler=Sampler(temperature), max_prompt_tokens=8,
-  )  # fmt: skip
+    decode,
+    methods.speculative(functools.partial(rules.opt, alpha=0.1), 3),
+    [layerskip(whole, 2), whole],
+    max_new_tokens=14,
+    sampler=Sampler(temperature),
+    max_prompt_tokens=8,
+  )
   together = run(PROMPTS).tokens
   assert [run([p], example_ids=[i]).tokens[0] for i, p in enumerate(PROMPTS)] == together
   assert run(PROMPTS, batch_size=2).tokens == together
@@ -122,9 +126,13 @@ def test_the_call_of_the_readme_works_on_a_trained_pair(t5):
 def test_bleu_is_the_published_one(t5, shared, size):
   data = shared / 'data' / 'multi30k'
   out = decode(
-    methods.autoregressive(), [t5[size]], lines(data / 'val.en.gz'), max_new_tokens=80, sampler=Sampler(0.0),
+    methods.autoregressive(),
+    [t5[size]],
+    lines(data / 'val.en.gz'),
+    max_new_tokens=80,
+    sampler=Sampler(0.0),
     batch_size=128,
-  )  # fmt: skip
+  )
   assert abs(sacrebleu.corpus_bleu(out.texts, [lines(data / 'val.de.gz')]).score - T5_BLEU[size]) <= 0.1
 
 

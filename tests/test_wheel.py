@@ -18,10 +18,13 @@ import speccascade
 ROOT = Path(__file__).parents[1]
 PARTS = ('speccascade', 'gin_configs', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE')
 SHORT = (
-  '--gin.Experiment.curves=[@target_only/Curve(), @opt/Curve()]', '--gin.opt/Curve.values=[0.3]',
-  '--gin.Experiment.quality_examples=2', '--gin.Experiment.latency_examples=0', '--gin.Experiment.trace_examples=1',
+  '--gin.Experiment.curves=[@target_only/Curve(), @opt/Curve()]',
+  '--gin.opt/Curve.values=[0.3]',
+  '--gin.Experiment.quality_examples=2',
+  '--gin.Experiment.latency_examples=0',
+  '--gin.Experiment.trace_examples=1',
   '--gin.Experiment.temperatures=[0.0]',
-)  # fmt: skip
+)
 
 
 def call(*command, **settings) -> str:

@@ -6,9 +6,13 @@ from pathlib import Path
 
 NEW = 40
 NAMES = [
-  't5_multi30k/small', 't5_multi30k/base', 't5_multi30k/large',
-  'llama_gsm8k/draft', 'llama_gsm8k/companion', 'llama_gsm8k/target',
-]  # fmt: skip
+  't5_multi30k/small',
+  't5_multi30k/base',
+  't5_multi30k/large',
+  'llama_gsm8k/draft',
+  'llama_gsm8k/companion',
+  'llama_gsm8k/target',
+]
 
 
 def lines(path: Path) -> list[str]:

@@ -33,9 +33,19 @@ from speccascade.types import Model  # noqa: E402
 
 VOCAB, BATCH = 512, 8
 ALPHA = dict(
-  chow=0.97, chow_log=5.0, diff=-0.002, diff_log=-0.1, opt=0.1, opt_log=-0.3, bild_star=5.0, token_v1=0.1,
-  token_v2=0.2, token_v3=0.5, lossy=0.3, lossy_star=0.3,
-)  # fmt: skip
+  chow=0.97,
+  chow_log=5.0,
+  diff=-0.002,
+  diff_log=-0.1,
+  opt=0.1,
+  opt_log=-0.3,
+  bild_star=5.0,
+  token_v1=0.1,
+  token_v2=0.2,
+  token_v3=0.5,
+  lossy=0.3,
+  lossy_star=0.3,
+)
 NETWORKS = {
   't5': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2)),
   't5 scanned': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2), scan=True),

@@ -61,15 +61,19 @@ if __name__ == '__main__':
   model = load(PATH, scan=SCAN, mesh=mesh, rules='sharded')
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
   leaves = flatten_dict(model.params, sep='.')
-  print(json.dumps({
-    'equal': None if REST else all(np.array_equal(x, alone[name]) for name, x in leaves.items()),
-    'sharded': sum(not x.is_fully_replicated for x in leaves.values()),
-    'most': max(int(seen.max()) for seen in TAKEN.values()),
-    'read': sum(int(seen.sum()) for seen in TAKEN.values()),
-    'tensors': len(TAKEN),
-    'held': sum(map(own_size, leaves.values())),
-    'all': sum(x.size for x in leaves.values()),
-    'shard_bytes': sum(map(own_bytes, leaves.values())),
-    'peak_bytes': 1024 * peak,
-    'largest_bytes': max(seen.size * 4 for seen in TAKEN.values()),
-  }))  # fmt: skip
+  print(
+    json.dumps(
+      {
+        'equal': None if REST else all(np.array_equal(x, alone[name]) for name, x in leaves.items()),
+        'sharded': sum(not x.is_fully_replicated for x in leaves.values()),
+        'most': max(int(seen.max()) for seen in TAKEN.values()),
+        'read': sum(int(seen.sum()) for seen in TAKEN.values()),
+        'tensors': len(TAKEN),
+        'held': sum(map(own_size, leaves.values())),
+        'all': sum(x.size for x in leaves.values()),
+        'shard_bytes': sum(map(own_bytes, leaves.values())),
+        'peak_bytes': 1024 * peak,
+        'largest_bytes': max(seen.size * 4 for seen in TAKEN.values()),
+      }
+    )
+  )

@@ -103,8 +103,15 @@ def test_slots_that_are_not_used_are_not_looked_at():
   stale = jnp.where(jnp.arange(512)[None, :, None, None] < 7, slots, jnp.nan)
   entry = tpu.entry(stale, stale)
   visible = jnp.array([7])
-  y = tpu.attend(q, {n: jnp.where(jnp.isnan(x) & (jnp.arange(512) < 128)[None, None, :, None], 0, x)
-                     for n, x in entry.items()}, visible, None, kv_heads=2, scale=1.0, cap=None)  # fmt: skip
+  y = tpu.attend(
+    q,
+    {n: jnp.where(jnp.isnan(x) & (jnp.arange(512) < 128)[None, None, :, None], 0, x) for n, x in entry.items()},
+    visible,
+    None,
+    kv_heads=2,
+    scale=1.0,
+    cap=None,
+  )
   assert np.isfinite(y).all()  # the blocks beyond the first hold nothing but NaN
 
 
@@ -120,8 +127,9 @@ def test_many_queries_go_in_chunks(name, monkeypatch):
   np.testing.assert_allclose(backend.attend(q, entry, mask, bias, **settings), whole, atol=1e-6)
   np.testing.assert_allclose(
     backend.attend(q, entry, mask[:, :1], None, **settings)[:, :1],
-    backend.attend(q[:, :1], entry, mask[:, :1], None, **settings), atol=1e-6,
-  )  # fmt: skip
+    backend.attend(q[:, :1], entry, mask[:, :1], None, **settings),
+    atol=1e-6,
+  )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -167,8 +175,9 @@ def test_parameters_are_changed_for_a_cpu_only_where_it_computes(monkeypatch):
       given = prompt, jnp.ones((2, 5), jnp.int32), jnp.array([[2, 3, 4, 5, 6], [1, 2, 3, 4, 5]])
       jax.tree.map(
         functools.partial(np.testing.assert_allclose, atol=1e-5),
-        _logits(backends.CPU(), network, ready, *given), _logits(backends.CPU(), network, params, *given),
-      )  # fmt: skip
+        _logits(backends.CPU(), network, ready, *given),
+        _logits(backends.CPU(), network, params, *given),
+      )
 
 
 def test_prepared_kernels_go_with_the_parameters_they_come_from(monkeypatch):

@@ -22,14 +22,35 @@ HERE = pathlib.Path(__file__).parent  # of the scripts that run in processes of 
 KINDS = ['gpt2', 't5x', 't5x scanned', 'orbax']
 MESHES = ['8x1', '4x2', '2x4', '1x8']
 DRAFTED = [
-  'speculative', 'block verification', 'naive cos', 'opaque ensemble', 'cos of two', 'cos of three', 'sv', 'sv exact',
-  'by batch', 'bild', 'token cascade', 'ngram',
-]  # fmt: skip
+  'speculative',
+  'block verification',
+  'naive cos',
+  'opaque ensemble',
+  'cos of two',
+  'cos of three',
+  'sv',
+  'sv exact',
+  'by batch',
+  'bild',
+  'token cascade',
+  'ngram',
+]
 LOCKSTEP = ['autoregressive', 'ensemble', 'ensemble in parallel', 'oracle', 'sequence cascade']
 RULES = [
-  'chow', 'chow_log', 'diff', 'diff_log', 'opt', 'opt_log', 'bild_star', 'token_v1', 'token_v2', 'token_v3', 'lossy',
-  'lossy_star', 'learned',
-]  # fmt: skip
+  'chow',
+  'chow_log',
+  'diff',
+  'diff_log',
+  'opt',
+  'opt_log',
+  'bild_star',
+  'token_v1',
+  'token_v2',
+  'token_v3',
+  'lossy',
+  'lossy_star',
+  'learned',
+]
 
 
 def run(script: str, *args: str) -> list[dict]:
@@ -38,8 +59,9 @@ def run(script: str, *args: str) -> list[dict]:
   env = os.environ | {
     'PYTHONPATH': os.pathsep.join([str(HERE.parent), str(HERE.parents[1]), os.environ.get('PYTHONPATH', '')]),
     'JAX_PLATFORMS': 'cpu',
-    'JAX_COMPILATION_CACHE_DIR': cache, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-  }  # fmt: skip
+    'JAX_COMPILATION_CACHE_DIR': cache,
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
   done = subprocess.run([sys.executable, str(HERE / script), *args], env=env, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr[-4000:]
   return [json.loads(line) for line in done.stdout.splitlines()]

@@ -114,11 +114,18 @@ def test_a_rule_that_cannot_run_is_refused_by_name_before_it_does(rule, said):
 def test_the_methods_of_the_package_pass():
   pair = functools.partial(rules.weighted, weights=(0.5, 0.5))
   every = [
-    methods.autoregressive(), methods.ensemble(pair), methods.cos(pair), methods.bild(), methods.sequence_cascade(),
-    methods.token_cascade(functools.partial(rules.chow, alpha=0.3)), methods.sv_exact(profile(2), 2),
-    *(methods.speculative(rule if rule is rules.speculative else functools.partial(rule, alpha=0.1))
-      for rule in rules.RULES),
-  ]  # fmt: skip
+    methods.autoregressive(),
+    methods.ensemble(pair),
+    methods.cos(pair),
+    methods.bild(),
+    methods.sequence_cascade(),
+    methods.token_cascade(functools.partial(rules.chow, alpha=0.3)),
+    methods.sv_exact(profile(2), 2),
+    *(
+      methods.speculative(rule if rule is rules.speculative else functools.partial(rule, alpha=0.1))
+      for rule in rules.RULES
+    ),
+  ]
   for method in every:
     for sampler in (Sampler(0.0), Sampler(0.7, top_k=3, top_p=0.9, repetition_penalty=1.2)):
       validate.check_targets(method, 11, sampler)
@@ -223,9 +230,12 @@ def test_a_method_that_emits_another_law_is_found():
 
 def command(folder, *arguments):
   return subprocess.run(
-    [sys.executable, '-m', 'speccascade.check', *arguments], cwd=folder, capture_output=True, text=True,
+    [sys.executable, '-m', 'speccascade.check', *arguments],
+    cwd=folder,
+    capture_output=True,
+    text=True,
     env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'XDG_CACHE_HOME': str(folder)},
-  )  # fmt: skip
+  )
 
 
 @pytest.mark.full
@@ -277,7 +287,7 @@ def test_an_error_of_the_command_is_one_line(name, parts, tmp_path, monkeypatch,
     (lambda: methods.speculative(geometric), having('geometric', 'combiner')),
     (lambda: methods.oracle(geometric), having('geometric', 'combiner')),
   ],
-)  # fmt: skip
+)
 def test_plug_ins_of_the_wrong_kind_are_refused_in_a_sentence(make, said):
   with pytest.raises(ValueError, match=said):
     make()

@@ -72,8 +72,10 @@ def test_stored_numbers_are_kept(written):
 
 
 def test_a_bias_that_all_layers_have_is_one(written):
-  biases = {name: checkpoints.read(written / name, activation='gelu').network.config.shared_bias for name in (
-    'scanned-one_bias', 'scanned-float32-v3', 'bias_by_layer-float32-v3', 't5-float32-v3')}  # fmt: skip
+  biases = {
+    name: checkpoints.read(written / name, activation='gelu').network.config.shared_bias
+    for name in ('scanned-one_bias', 'scanned-float32-v3', 'bias_by_layer-float32-v3', 't5-float32-v3')
+  }
   assert biases == {name: name in ('scanned-one_bias', 't5-float32-v3') for name in biases}
 
 

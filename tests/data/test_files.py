@@ -167,8 +167,9 @@ def test_worked_examples_come_before_the_question(problems, tmp_path, byt5):
   settings = dict(prompt_field='{question}', target_field='answer', prefix='> ', suffix=' <')
   two = files.jsonl(problems, shots=1, **settings).examples
   assert [e.prompt for e in two] == [
-    '> How much is 2 + 2? <', '> How much is 2 + 2? #### 4\n\nHow much is 3 {plus} 3? <',
-  ]  # fmt: skip
+    '> How much is 2 + 2? <',
+    '> How much is 2 + 2? #### 4\n\nHow much is 3 {plus} 3? <',
+  ]
   (tmp_path / 'shots.json').write_text(json.dumps([{'question': 'Q?\n', 'answer': ['A', 'B']}] * 3))
   first = files.jsonl(problems, shots=2, shots_path=str(tmp_path / 'shots.json'), count=1, **settings).examples[0]
   assert first.prompt == '> Q?\nA\n\nQ?\nA\n\nHow much is 2 + 2? <'
@@ -223,8 +224,10 @@ def test_conversations_ask_their_first_turns(chatty, tmp_path):
   path.write_text(json.dumps([{'conversations': [dict(zip(('from', 'value'), x)) for x in talk]} for talk in talks]))
   task = files.conversations(str(path))
   assert [(e.index, e.prompt, e.target) for e in task.examples] == [
-    (0, 'Hello, how are you?', []), (1, 'Go on.', []), (3, 'Name a bird.', []),
-  ]  # fmt: skip
+    (0, 'Hello, how are you?', []),
+    (1, 'Go on.', []),
+    (3, 'Name a bird.', []),
+  ]
   assert list(task.metrics) == ['words'] and task.metrics['words'](task.examples, ['a b', '', 'c']) == 1
   (two,) = files.conversations(str(path), turns=2, chat='Short.').examples
   assert [m['role'] for m in two.prompt] == ['system', 'user', 'assistant', 'user'] and two.prompt[-1][

@@ -30,7 +30,8 @@ CODE = {
   'python': ('def twice(x):\n', '    return 2 * x\n', '\ndef check(f):\n  assert f(4) == 8\n\ncheck(twice)\n'),
   'js': ('const twice = (x) => {\n', '  return 2 * x;\n}\n', 'console.assert(twice(4) === 8)\n'),
   'java': (
-    'class Solution {\n    public int twice(int x) {\n', '        return 2 * x;\n    }\n}',
+    'class Solution {\n    public int twice(int x) {\n',
+    '        return 2 * x;\n    }\n}',
     'public class Main {\n    public static void main(String[] words) {\n'
     '        if (new Solution().twice(4) != 8) throw new AssertionError();\n    }\n}\n',
   ),
@@ -39,11 +40,17 @@ CODE = {
     '    return math.Abs(2) * x\n}\n',
     'func TestTwice(t *testing.T) {\n    assert := assert.New(t)\n    assert.Equal(8.0, twice(4))\n}\n',
   ),
-  'cpp': ('#include<vector>\nint twice(int x){\n', '    return 2 * x;\n}\n',
-          '#undef NDEBUG\n#include<assert.h>\nint main(){\n    assert(twice(4) == 8);\n}\n'),
-  'rust': ('fn main(){}\nuse rand::Rng;\nfn twice(x: i32) -> i32 {\n', '    2 * x\n}\n',
-           '#[test]\nfn test_twice() { assert_eq!(twice(4), 8); }\n'),
-}  # fmt: skip
+  'cpp': (
+    '#include<vector>\nint twice(int x){\n',
+    '    return 2 * x;\n}\n',
+    '#undef NDEBUG\n#include<assert.h>\nint main(){\n    assert(twice(4) == 8);\n}\n',
+  ),
+  'rust': (
+    'fn main(){}\nuse rand::Rng;\nfn twice(x: i32) -> i32 {\n',
+    '    2 * x\n}\n',
+    '#[test]\nfn test_twice() { assert_eq!(twice(4), 8); }\n',
+  ),
+}
 TABLES = {
   ('wmt14_translate', 'de-en'): {
     'validation': [dict(en=f'Sentence {i}.', de=f'Satz {i}.') for i in range(4)],
@@ -52,30 +59,58 @@ TABLES = {
   ('xsum', None): {'validation': [dict(document='A long story of a dog. ' * 40, summary='A dog.')]},
   ('cnn_dailymail', None): {'validation': [dict(article='News from the coast.', highlights='Coast .\nNews .')]},
   ('gsm8k', None): {
-    'train': [dict(question=f'What is {i} + {i}?', answer=f'It is <<{i}+{i}={2 * i}>>{2 * i}.\n#### {2 * i}')
-              for i in range(1, 9)],
+    'train': [
+      dict(question=f'What is {i} + {i}?', answer=f'It is <<{i}+{i}={2 * i}>>{2 * i}.\n#### {2 * i}')
+      for i in range(1, 9)
+    ],
     'test': [dict(question='What is 9 + 9?', answer='18.\n#### 18')],
   },
   ('openai__openai_humaneval', None): {
-    'test': [dict(prompt='def double(x):\n', canonical_solution='    return 2 * x\n', entry_point='double',
-                  test='def check(f):\n  assert f(2) == 4\n', task_id='0')],
+    'test': [
+      dict(
+        prompt='def double(x):\n',
+        canonical_solution='    return 2 * x\n',
+        entry_point='double',
+        test='def check(f):\n  assert f(2) == 4\n',
+        task_id='0',
+      )
+    ],
   },
   ('cais__mmlu', 'all'): {
-    'dev': [dict(question=f'{s} {i}?', subject=s, choices=['w', 'x', 'y', 'z'], answer=i % 4)
-            for i in range(6) for s in ('world_religions', 'distribution')],
+    'dev': [
+      dict(question=f'{s} {i}?', subject=s, choices=['w', 'x', 'y', 'z'], answer=i % 4)
+      for i in range(6)
+      for s in ('world_religions', 'distribution')
+    ],
     'test': [dict(question='Which?', subject='world_religions', choices=['p', 'q', 'r', 's'], answer=2)],
   },
   ('google_research_datasets__mbpp', 'full'): {
-    'prompt': [dict(text=f'Write add{i}.', code=f'def add{i}(x):\n  return x + {i}', test_setup_code='',
-                    test_list=[f'assert add{i}(1) == {i + 1}']) for i in range(4)],
-    'test': [dict(text='Write half.', code='def half(x):\n  return x / TWO', test_setup_code='TWO = 2',
-                  test_list=['assert half(4) == 2', 'assert half(2) == 1'])],
+    'prompt': [
+      dict(
+        text=f'Write add{i}.',
+        code=f'def add{i}(x):\n  return x + {i}',
+        test_setup_code='',
+        test_list=[f'assert add{i}(1) == {i + 1}'],
+      )
+      for i in range(4)
+    ],
+    'test': [
+      dict(
+        text='Write half.',
+        code='def half(x):\n  return x / TWO',
+        test_setup_code='TWO = 2',
+        test_list=['assert half(4) == 2', 'assert half(2) == 1'],
+      )
+    ],
   },
   ('squad', 'v2.0'): {
     'train': [dict(context='Ada has a red cat.', question='What has Ada?', answers=dict(text=['a red cat']))],
     'validation': [
-      dict(context='Bo swam in the lake. ' * 9, question='Where did Bo swim?',
-           answers=dict(text=['the lake', 'in the lake', 'the lake'])),
+      dict(
+        context='Bo swam in the lake. ' * 9,
+        question='Where did Bo swim?',
+        answers=dict(text=['the lake', 'in the lake', 'the lake']),
+      ),
       dict(context='Bo swam.', question='When did Bo swim?', answers=dict(text=[])),
     ],
   },
@@ -93,11 +128,21 @@ TABLES = {
   },
   **{
     ('bigcode__humanevalpack', language): {
-      'test': [dict(prompt=prompt, declaration=prompt, canonical_solution=solution, test=test, entry_point='twice',
-                    test_setup='', **{'import': ''})],
-    } for language, (prompt, solution, test) in CODE.items()
+      'test': [
+        dict(
+          prompt=prompt,
+          declaration=prompt,
+          canonical_solution=solution,
+          test=test,
+          entry_point='twice',
+          test_setup='',
+          **{'import': ''},
+        )
+      ],
+    }
+    for language, (prompt, solution, test) in CODE.items()
   },
-}  # fmt: skip
+}
 
 
 def features(value):
@@ -123,10 +168,17 @@ def data_dir(tmp_path_factory):
     for records in splits.values():
       kinds = features(records[0])
     tfds.dataset_builders.store_as_tfds_dataset(
-      name=name, version='1.0.0', config=config, features=kinds, data_dir=folder, disable_shuffling=True,
-      split_datasets={s: tf.data.Dataset.from_generator(records.__iter__, output_signature=signature(records[0]))
-                      for s, records in splits.items()},
-    )  # fmt: skip
+      name=name,
+      version='1.0.0',
+      config=config,
+      features=kinds,
+      data_dir=folder,
+      disable_shuffling=True,
+      split_datasets={
+        s: tf.data.Dataset.from_generator(records.__iter__, output_signature=signature(records[0]))
+        for s, records in splits.items()
+      },
+    )
   return str(folder)
 
 
@@ -424,10 +476,12 @@ def test_any_seqio_task_becomes_plain_examples(byt5):
     return tf.data.Dataset.from_tensor_slices(dict(inputs=['a', 'b', 'c'], targets=['x', 'y', 'z']))
 
   seqio.TaskRegistry.add(
-    'anyones', source=seqio.FunctionDataSource(dataset, splits=['test']),
+    'anyones',
+    source=seqio.FunctionDataSource(dataset, splits=['test']),
     preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
-    output_features=token_features(byt5), metric_fns=[],
-  )  # fmt: skip
+    output_features=token_features(byt5),
+    metric_fns=[],
+  )
   limits = dict(max_prompt_tokens=8, max_new_tokens=8, metrics=('bleu',))
   task = tasks.seqio_task('anyones', split='test', start=1, **limits)
   assert task.examples == [Example(1, 'b', 'y'), Example(2, 'c', 'z')]
@@ -482,10 +536,14 @@ def test_a_config_of_each_benchmark_makes_its_task(name, data_dir):
   from speccascade.evaluate import config
 
   bindings = [
-    f'data.seqio_task.data_dir = {data_dir!r}', 'Experiment.models = [@embedded.models]', "curve/Curve.name = 'x'",
-    'curve/Curve.method = @methods.autoregressive', 'Experiment.curves = [@curve/Curve()]',
-    "Experiment.reference = 'x'", 'run.experiments = [@Experiment()]',
-  ]  # fmt: skip
+    f'data.seqio_task.data_dir = {data_dir!r}',
+    'Experiment.models = [@embedded.models]',
+    "curve/Curve.name = 'x'",
+    'curve/Curve.method = @methods.autoregressive',
+    'Experiment.curves = [@curve/Curve()]',
+    "Experiment.reference = 'x'",
+    'run.experiments = [@Experiment()]',
+  ]
   allowed = ["ALLOW_EXECUTION = 'without isolation'"] if 'pass_at_1' in tasks.BENCHMARKS[name].metrics else []
   config.parse([str(ROOT / 'gin_configs' / 'tasks' / f'{name}.gin')], bindings + allowed)
   (experiment,) = config.build()

@@ -38,43 +38,60 @@ def weighted(weights):
 # name: (method, models, step of its lockstep version)
 METHODS = {
   'autoregressive': (
-    methods.autoregressive(0), PAIR, reference.lockstep(PAIR[:1], lambda l, s: s(l[0]), temperature=0)),
-  'ensemble': (
-    methods.ensemble(weighted2), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
+    methods.autoregressive(0),
+    PAIR,
+    reference.lockstep(PAIR[:1], lambda l, s: s(l[0]), temperature=0),
+  ),
+  'ensemble': (methods.ensemble(weighted2), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
   'ensemble_parallel': (
-    methods.ensemble_parallel(weighted3, models=3), TRIO,
-    reference.lockstep(TRIO, weighted((0.5, 0.3, 0.2)), temperature=0)),
+    methods.ensemble_parallel(weighted3, models=3),
+    TRIO,
+    reference.lockstep(TRIO, weighted((0.5, 0.3, 0.2)), temperature=0),
+  ),
   'oracle': (methods.oracle(diff), PAIR, rule_step('diff', PAIR, temperature=0)),
   'block verification': (
-    methods.speculative(opt, 3, accept=acceptance.block), PAIR, rule_step('opt', PAIR, temperature=0)),
+    methods.speculative(opt, 3, accept=acceptance.block),
+    PAIR,
+    rule_step('opt', PAIR, temperature=0),
+  ),
   'heuristic lengths': (
-    methods.speculative(diff, 4, policy=stopping.Heuristic(2)), PAIR, rule_step('diff', PAIR, temperature=0)),
+    methods.speculative(diff, 4, policy=stopping.Heuristic(2)),
+    PAIR,
+    rule_step('diff', PAIR, temperature=0),
+  ),
   'moving average': (
-    methods.speculative(block=4, policy=stopping.MovingAverage(0.5, 0.7)), PAIR,
-    rule_step('speculative', PAIR, temperature=0)),
-  'token_cascade': (
-    methods.token_cascade(chow, 4), PAIR, reference.token_cascade(PAIR, 'chow', 0.6, 4, temperature=0)),
+    methods.speculative(block=4, policy=stopping.MovingAverage(0.5, 0.7)),
+    PAIR,
+    rule_step('speculative', PAIR, temperature=0),
+  ),
+  'token_cascade': (methods.token_cascade(chow, 4), PAIR, reference.token_cascade(PAIR, 'chow', 0.6, 4, temperature=0)),
   'bild': (methods.bild(0.4, 1.2, 4), PAIR, reference.bild(PAIR, 0.4, 1.2, 4, temperature=0)),
-  'naive_cos': (
-    methods.naive_cos(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
+  'naive_cos': (methods.naive_cos(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
   'ensemble_sd': (
-    methods.ensemble_sd(weighted2, 3), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
-  'cos of 2': (
-    methods.cos(weighted2, (4, 1)), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
+    methods.ensemble_sd(weighted2, 3),
+    PAIR,
+    reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0),
+  ),
+  'cos of 2': (methods.cos(weighted2, (4, 1)), PAIR, reference.lockstep(PAIR, weighted((0.5, 0.5)), temperature=0)),
   'cos of 3': (
-    methods.cos(weighted3, (3, 2, 1)), TRIO, reference.lockstep(TRIO, weighted((0.5, 0.3, 0.2)), temperature=0)),
-  'sv': (
-    methods.sv(profile(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
+    methods.cos(weighted3, (3, 2, 1)),
+    TRIO,
+    reference.lockstep(TRIO, weighted((0.5, 0.3, 0.2)), temperature=0),
+  ),
+  'sv': (methods.sv(profile(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
   'sv_exact': (
-    methods.sv_exact(profile(6), 4), TRIO, reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0)),
+    methods.sv_exact(profile(6), 4),
+    TRIO,
+    reference.lockstep(TRIO[2:], lambda l, s: s(l[0]), temperature=0),
+  ),
   'prompt lookup': (
-    methods.speculative(block=4, policy=stopping.Fallback(0.5)), [ngram.drafter(LARGE), LARGE],
-    reference.lockstep([LARGE], lambda l, s: s(l[0]), temperature=0)),
-}  # fmt: skip
+    methods.speculative(block=4, policy=stopping.Fallback(0.5)),
+    [ngram.drafter(LARGE), LARGE],
+    reference.lockstep([LARGE], lambda l, s: s(l[0]), temperature=0),
+  ),
+}
 for _name in ALPHA:
-  METHODS[f'speculative {_name}'] = (
-    methods.speculative(bound(_name), 3), PAIR, rule_step(_name, PAIR, temperature=0)
-  )  # fmt: skip
+  METHODS[f'speculative {_name}'] = (methods.speculative(bound(_name), 3), PAIR, rule_step(_name, PAIR, temperature=0))
 # One of each kind of phases; the others are of the full tier.
 FIRST = ('speculative opt', 'block verification', 'token_cascade', 'bild', 'ensemble_sd', 'cos of 3', 'prompt lookup')
 
@@ -282,9 +299,12 @@ def test_deferrals_are_counted_where_the_rule_defers():
 
 def test_prompt_lookup_drafts_what_followed_before():
   out = decode(
-    methods.speculative(block=3, policy=stopping.Fallback(0.5)), [ngram.drafter(LARGE), LARGE],
-    [[1, 2, 3, 5, 1, 2]], max_new_tokens=1, sampler=Sampler(0.0),
-  )  # fmt: skip
+    methods.speculative(block=3, policy=stopping.Fallback(0.5)),
+    [ngram.drafter(LARGE), LARGE],
+    [[1, 2, 3, 5, 1, 2]],
+    max_new_tokens=1,
+    sampler=Sampler(0.0),
+  )
   drafter = ngram.drafter(LARGE)
   prompt = speccascade.types.Prompt(jnp.array([[1, 2, 3, 5, 1, 2]]), jnp.array([6]))
   cache = drafter.network.prefill({}, prompt, 16)

@@ -53,9 +53,17 @@ def test_the_law_is_the_same_as_users_compile(name, setting):
 # ---- texts that end where nothing may follow ----
 
 KINDS = (
-  'speculative speculative', 'speculative opt', 'cos 2', 'cascade block verification', 'sv_exact', 'token_cascade chow',
-  'bild', 'naive_cos', 'ensemble_sd', 'oracle diff',
-)  # fmt: skip
+  'speculative speculative',
+  'speculative opt',
+  'cos 2',
+  'cascade block verification',
+  'sv_exact',
+  'token_cascade chow',
+  'bild',
+  'naive_cos',
+  'ensemble_sd',
+  'oracle diff',
+)
 BACKENDS = {'plain': backends.Backend(), 'cpu': backends.CPU(), 'gpu': backends.GPU(), 'tpu': backends.TPU()}
 ENDINGS = [(n, t, 'plain') for n in METHODS for t in ('T=0', 'T=1')]
 ENDINGS += [(n, t, b) for n in KINDS for t in ('T=0', 'T=1') for b in BACKENDS if b != 'plain']

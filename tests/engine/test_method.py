@@ -75,8 +75,10 @@ def test_tokens_that_a_phase_of_ones_own_adds_are_verified_together():
   method = Method.of_phases((Guess(4), Score(1), own(1)), (0, 1), window=4)
   assert method.phases[1].widths == (5,)
   out = decode(method, [SMALL, LARGE], [[1, 2]], max_new_tokens=12, sampler=Sampler(0.0))
-  assert out.tokens == decode(methods.autoregressive(1), [SMALL, LARGE], [[1, 2]], max_new_tokens=12,
-                              sampler=Sampler(0.0)).tokens  # fmt: skip
+  assert (
+    out.tokens
+    == decode(methods.autoregressive(1), [SMALL, LARGE], [[1, 2]], max_new_tokens=12, sampler=Sampler(0.0)).tokens
+  )
 
 
 def test_a_drafter_catches_up_after_drafts_that_a_policy_cut():

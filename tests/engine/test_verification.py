@@ -258,9 +258,14 @@ def test_texts_do_not_depend_on_what_is_scored():
   large = toy.model(21, 7, scale=1.5)
   trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
   run = functools.partial(decode, models=trio, prompts=[[1, 2], [3], [4, 4, 1, 5]], max_new_tokens=15)
-  texts = [run(m).tokens for m in (*(methods.sv_exact(p, b) for p in (STAIRCASE, LINEAR) for b in (2, 5)),
-                                   methods.sv_exact(LINEAR, 5, goodput='accepted'),
-                                   peeking(methods.sv_exact(STAIRCASE, 4), Peek()))]  # fmt: skip
+  texts = [
+    run(m).tokens
+    for m in (
+      *(methods.sv_exact(p, b) for p in (STAIRCASE, LINEAR) for b in (2, 5)),
+      methods.sv_exact(LINEAR, 5, goodput='accepted'),
+      peeking(methods.sv_exact(STAIRCASE, 4), Peek()),
+    )
+  ]
   assert all(t == texts[0] for t in texts)
 
 

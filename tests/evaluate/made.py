@@ -4,16 +4,30 @@
 def point(curve, value=None, quality=None, ratio=None, *, parameter='alpha', temperature=0.0, batch=1, **more):
   """Return one point; quality None or ratio None: not measured."""
   record = dict(
-    curve=curve, parameter=None if value is None else parameter, value=value, temperature=temperature, batch=batch,
-    examples=50, quality=None, quality_ci=None, latency=None, counts=None, predicted=None,
-  )  # fmt: skip
+    curve=curve,
+    parameter=None if value is None else parameter,
+    value=value,
+    temperature=temperature,
+    batch=batch,
+    examples=50,
+    quality=None,
+    quality_ci=None,
+    latency=None,
+    counts=None,
+    predicted=None,
+  )
   if quality is not None:
     record |= dict(quality={'bleu': quality}, quality_ci={'bleu': [quality - 1.5, quality + 1.5]})
   if ratio is not None:
     record['latency'] = dict(
-      median_s=0.2 / ratio, iqr_s=[0.15 / ratio, 0.25 / ratio], tokens_per_s=100 * ratio, ratio=ratio,
-      ratio_ci=[ratio - 0.04, ratio + 0.04], trials=3, examples=20,
-    )  # fmt: skip
+      median_s=0.2 / ratio,
+      iqr_s=[0.15 / ratio, 0.25 / ratio],
+      tokens_per_s=100 * ratio,
+      ratio=ratio,
+      ratio_ci=[ratio - 0.04, ratio + 0.04],
+      trials=3,
+      examples=20,
+    )
   return record | more
 
 
@@ -23,22 +37,42 @@ def counts(rate, deferred=None, block=5, length=20.0, cut_off=0.0):
   tested, accepted = reached[:block], reached[1 : block + 1]
   emitted = 1000 + sum(accepted)
   return dict(
-    calls=[1000 * block, 1000], positions=[1000 * block, 1000 * (block + 1)], computed=[1000 * block, 6000],
-    drafted=[1000 * block, 0], rounds=1000, tested=sum(tested), accepted=sum(accepted), emitted=emitted,
-    deferred=0 if deferred is None else round(deferred * emitted), deferral_rate=deferred,
-    acceptance=sum(accepted) / sum(tested), tokens_per_round=emitted / 1000, tested_at=tested, accepted_at=accepted,
-    length=length, cut_off=cut_off,
+    calls=[1000 * block, 1000],
+    positions=[1000 * block, 1000 * (block + 1)],
+    computed=[1000 * block, 6000],
+    drafted=[1000 * block, 0],
+    rounds=1000,
+    tested=sum(tested),
+    accepted=sum(accepted),
+    emitted=emitted,
+    deferred=0 if deferred is None else round(deferred * emitted),
+    deferral_rate=deferred,
+    acceptance=sum(accepted) / sum(tested),
+    tokens_per_round=emitted / 1000,
+    tested_at=tested,
+    accepted_at=accepted,
+    length=length,
+    cut_off=cut_off,
     accepted_lengths=[a - b for a, b in zip([1000, *accepted], [*accepted, 0])],
-  )  # fmt: skip
+  )
 
 
 def results(points, *, reference='target only', **more):
   """Return results of these points."""
   record = dict(
-    name='small → large', task='en→de', metric='bleu', metrics=['bleu'], models=['small', 'large'], reference=reference,
+    name='small → large',
+    task='en→de',
+    metric='bleu',
+    metrics=['bleu'],
+    models=['small', 'large'],
+    reference=reference,
     environment={'device': 'cpu', 'versions': {'jax': '0.10.2', 'flax': '0.12.8'}, 'cpus': 2},
-    command='python -m speccascade.run', points=points, floor=None, tables=[], traces=[],
-  )  # fmt: skip
+    command='python -m speccascade.run',
+    points=points,
+    floor=None,
+    tables=[],
+    traces=[],
+  )
   return record | more
 
 

@@ -92,8 +92,10 @@ def test_a_copy_is_fetched_once_and_what_changed_anew(folder, capsys):
   put(folder, {'m/a': 'one', 'm/b': 'two', 'beside': 'three', 'other/x': 'four'})
   here = storage.local_copy(str(folder / 'm'))
   assert sorted(str(p.relative_to(here.parent)) for p in here.parent.rglob('[a-z]*') if p.is_file()) == [
-    'beside', 'm/a', 'm/b',
-  ]  # fmt: skip
+    'beside',
+    'm/a',
+    'm/b',
+  ]
   assert '11/11 bytes' in capsys.readouterr().err
   assert storage.local_copy(str(folder / 'm')) == here and 'fetching' not in capsys.readouterr().err
   put(folder, {'m/a': 'new'})
@@ -240,14 +242,27 @@ def test_a_checkpoint_is_loaded_from_a_bucket(folder, tmp_path, capsys):
 
 
 def test_of_t5x_the_latest_step_is_fetched_without_its_optimizer(folder):
-  put(folder, {
-    f'small/{name}': name for name in (
-      'checkpoint_100/checkpoint', 'checkpoint_20/checkpoint', 'checkpoint_100/target.a/.zarray',
-      'checkpoint_100/state.a/.zarray', 'config.gin', 'pytorch_model.bin', 'hf_tokenizer/tokenizer.json', 'x/y',
-    )
-  })  # fmt: skip
+  put(
+    folder,
+    {
+      f'small/{name}': name
+      for name in (
+        'checkpoint_100/checkpoint',
+        'checkpoint_20/checkpoint',
+        'checkpoint_100/target.a/.zarray',
+        'checkpoint_100/state.a/.zarray',
+        'config.gin',
+        'pytorch_model.bin',
+        'hf_tokenizer/tokenizer.json',
+        'x/y',
+      )
+    },
+  )
   here = checkpoints._folder(str(folder / 'small'))
   found = {str(p.relative_to(here.parent)) for p in here.parent.rglob('*') if p.is_file()}
   assert here.name == 'checkpoint_100' and found == {
-    'checkpoint_100/checkpoint', 'checkpoint_100/target.a/.zarray', 'config.gin', 'hf_tokenizer/tokenizer.json',
-  }  # fmt: skip
+    'checkpoint_100/checkpoint',
+    'checkpoint_100/target.a/.zarray',
+    'config.gin',
+    'hf_tokenizer/tokenizer.json',
+  }

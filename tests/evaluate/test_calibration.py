@@ -230,11 +230,17 @@ def decoded(experiment, errors):
   cost = {point.label: 1 / (1 + i) for i, point in enumerate(experiment.points)}
   records = [
     dict(
-      curve=p.key[0], value=p.key[1], temperature=t, batch=b, latency={'ratio': b / cost[p.label]},
+      curve=p.key[0],
+      value=p.key[1],
+      temperature=t,
+      batch=b,
+      latency={'ratio': b / cost[p.label]},
       counts={'calls_per_token': cost[p.label] / 2},
     )
-    for t in experiment.temperatures for b in (1, 2) for p in experiment.points
-  ]  # fmt: skip
+    for t in experiment.temperatures
+    for b in (1, 2)
+    for p in experiment.points
+  ]
   return lines, records
 
 
@@ -400,12 +406,15 @@ def test_the_command_prints_and_writes_the_report(run, capsys):
     (lambda run: (run / 'results.json').unlink(), 'results.json'),
     (lambda run: (run / 'examples.jsonl').write_text('{"curve": 1}\n'), 'examples.jsonl'),
     (lambda run: change(run / 'config.gin', 'toys.task.count = 60', 'toys.task.count = 61'), ('data', 'changed')),
-    (lambda run: change(run / 'config.gin', '[@Experiment()]',
-                        "[@Experiment(), @b/Experiment()]\nb/Experiment.name = 'b'"),
-     ('--only', 'experiment, b')),
+    (
+      lambda run: change(
+        run / 'config.gin', '[@Experiment()]', "[@Experiment(), @b/Experiment()]\nb/Experiment.name = 'b'"
+      ),
+      ('--only', 'experiment, b'),
+    ),
   ],
   ids=['not finished', 'damaged', 'other data', 'several experiments'],
-)  # fmt: skip
+)
 def test_a_run_that_cannot_be_read_is_named(run, change, parts, capsys):
   change(run)
   assert calibrate.main([str(run), '--loss=exact_match', '--at_most=60']) == 1

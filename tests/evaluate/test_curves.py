@@ -51,8 +51,9 @@ def test_the_parameter_is_the_rules_or_else_the_methods():
   by_weights = Curve('cos', methods.cos, rules.weighted, 'weights', [[0.5, 0.5], (0.3, 0.7)], {'blocks': (2, 1)})
   assert [p.key[1] for p in by_weights.points()] == [[0.5, 0.5], [0.3, 0.7]]
   assert by_weights.build((0.3, 0.7)).phases[0].branches[0][1].combiner.keywords['weights'] == (
-    np.float32(0.3), np.float32(0.7),
-  )  # fmt: skip
+    np.float32(0.3),
+    np.float32(0.7),
+  )
   alone = Curve('draft only', methods.autoregressive)
   assert [p.key for p in alone.points()] == [('draft only', None)] and alone.build().slots == (0,)
 

@@ -38,9 +38,13 @@ def environment(where: str, process: int, devices: int = 2) -> dict[str, str]:
   """Return what tells a process which of two it is."""
   flags = f'{os.environ["XLA_FLAGS"]} {DEVICES}{devices}'
   return dict(
-    JAX_COORDINATOR_ADDRESS=where, JAX_NUM_PROCESSES='2', JAX_PROCESS_ID=str(process), XLA_FLAGS=flags,
-    JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT),
-  )  # fmt: skip
+    JAX_COORDINATOR_ADDRESS=where,
+    JAX_NUM_PROCESSES='2',
+    JAX_PROCESS_ID=str(process),
+    XLA_FLAGS=flags,
+    JAX_PLATFORMS='cpu',
+    PYTHONPATH=str(ROOT),
+  )
 
 
 PROGRAM = """
@@ -145,10 +149,13 @@ def test_two_processes_save_and_train_together_as_one_does_and_go_on(tmp_path):
   started = [
     subprocess.Popen(
       [sys.executable, '-c', TRAINING, tmp_path / kind, kind],
-      env=os.environ | environment(where, i, devices), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+      env=os.environ | environment(where, i, devices),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
     )
     for i, kind, devices in ((0, 'two', 2), (1, 'two', 2), (0, 'one', 1))
-  ]  # fmt: skip
+  ]
   found = [process.communicate(timeout=200) for process in started]
   assert [p.returncode for p in started] == [0, 0, 0], found
   assert 'going on after step 15 of 20' in found[0][0] and 'step 20/20' in found[0][0] and 'step 20' not in found[1][0]

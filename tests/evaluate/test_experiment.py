@@ -108,8 +108,11 @@ def test_each_value_may_have_a_reference_of_its_own():
   other = dataclasses.replace(OPT, name='other', values=(0.5,))
   experiment = make(curves=[TARGET, OPT, other], reference='opt')
   assert [experiment.reference_of(p) and experiment.reference_of(p).key for p in experiment.points] == [
-    None, ('opt', 0.0), ('opt', 0.5), ('opt', 0.5)
-  ]  # fmt: skip
+    None,
+    ('opt', 0.0),
+    ('opt', 0.5),
+    ('opt', 0.5),
+  ]
   assert [make().reference_of(p).key for p in make().points] == [('target only', None)] * 3
   missing = dataclasses.replace(other, values=(0.0, 0.7))
   assert says(error(curves=[OPT, missing], reference='opt'), 'other', 'alpha=0.7', 'opt')
@@ -121,9 +124,14 @@ def test_the_description_changes_with_all_that_decides_the_results():
   base = make().describe()
   assert base == make().describe() and 'data: 10 examples' in base
   others = [
-    make(seed=1), make(quality_batch=4), make(task=toys.task(9)), make(task=toys.task(10, 7)),
-    make(curves=[TARGET, dataclasses.replace(OPT, settings={'block': 3})]), make(temperatures=[0.0]), make(top_k=5),
-  ]  # fmt: skip
+    make(seed=1),
+    make(quality_batch=4),
+    make(task=toys.task(9)),
+    make(task=toys.task(10, 7)),
+    make(curves=[TARGET, dataclasses.replace(OPT, settings={'block': 3})]),
+    make(temperatures=[0.0]),
+    make(top_k=5),
+  ]
   changed = dataclasses.replace(toys.task().examples[3], target='x')
   examples = [*toys.task().examples[:3], changed, *toys.task().examples[4:]]
   others.append(make(task=dataclasses.replace(toys.task(), examples=examples)))

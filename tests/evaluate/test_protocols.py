@@ -66,9 +66,14 @@ def test_every_line_is_what_decoding_that_example_alone_gives(models, quality):
     point = next(p for p in EXPERIMENT.points if p.key == (line['curve'], line['value']))
     example = EXPERIMENT.task.examples[line['example']]
     out = decode(
-      point.build(), models, [example.prompt], max_new_tokens=6, sampler=Sampler(line['temperature']),
-      example_ids=[example.index], max_prompt_tokens=4,
-    )  # fmt: skip
+      point.build(),
+      models,
+      [example.prompt],
+      max_new_tokens=6,
+      sampler=Sampler(line['temperature']),
+      example_ids=[example.index],
+      max_prompt_tokens=4,
+    )
     assert line['tokens'] == out.tokens[0] and line['prediction'] == ' '.join(map(str, out.tokens[0]))
     assert line['emitted'] == len(line['tokens']) == len(line['source'])
     assert line['accepted'] == out.stats.accepted[0] and line['rounds'] == out.stats.rounds[0]
@@ -333,7 +338,11 @@ def test_quality_has_an_interval_and_counts_add_up(quality):
     low, high = p['quality_ci']['overlap']
     assert low <= p['quality']['overlap'] <= high and p['latency'] is None and p['examples'] == 10
     c = p['counts']
-    lines = [x for x in _lines(quality) if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], p['temperature'])]  # fmt: skip  # noqa: E501
+    lines = [
+      x
+      for x in _lines(quality)
+      if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], p['temperature'])
+    ]
     assert c['emitted'] == sum(len(x['tokens']) for x in lines)
     assert c['length'] == c['emitted'] / 10 and c['cut_off'] == np.mean(
       [toys.VOCAB - 1 not in x['tokens'] for x in lines]
@@ -352,10 +361,14 @@ def test_quality_has_an_interval_and_counts_add_up(quality):
 def test_calls_of_the_large_model_are_counted_for_every_method(loaded, tmp_path):
   chow = functools.partial(rules.chow, alpha=0.3)
   curves = [
-    TARGET, DRAFT, Curve('exact', methods.speculative, rules.speculative), Curve('opt', methods.speculative, chow),
+    TARGET,
+    DRAFT,
+    Curve('exact', methods.speculative, rules.speculative),
+    Curve('opt', methods.speculative, chow),
     Curve('lossy', methods.speculative, functools.partial(rules.lossy, alpha=0.3)),
-    Curve('token', methods.token_cascade, chow), Curve('seq', methods.sequence_cascade, settings={'threshold': -1.5}),
-  ]  # fmt: skip
+    Curve('token', methods.token_cascade, chow),
+    Curve('seq', methods.sequence_cascade, settings={'threshold': -1.5}),
+  ]
   experiment = dataclasses.replace(EXPERIMENT, curves=curves, temperatures=(1.0,), quality_batch=1)
   lines = _lines(_quality(experiment, loaded, tmp_path / 'q'))
   counted = {x['curve']: x['counts'] for x in summary.points(experiment, lines, [], None)}
@@ -391,7 +404,10 @@ def test_the_interval_of_a_difference_pairs_the_examples(quality):
   points = summary.points(EXPERIMENT, _lines(quality), [], None)
   base, other = points[0], points[2]
   assert base['quality_gain_ci'] == {'overlap': [0, 0]}
-  lines = [[x for x in _lines(quality) if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], 0.0)] for p in (base, other)]  # fmt: skip  # noqa: E501
+  lines = [
+    [x for x in _lines(quality) if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], 0.0)]
+    for p in (base, other)
+  ]
   scores = [
     toys.Overlap().statistics([toys.task().examples[x['example']] for x in some], [x['prediction'] for x in some])
     for some in lines
@@ -460,7 +476,11 @@ def test_traced_probabilities_are_those_the_tokens_were_drawn_with(loaded, model
       q, p = (float(sampler(l)[token]) for l in (q_logits, p_logits))
       if x['curve'] == 'opt':
         pi = float(rules.opt(q_logits, p_logits, alpha=0.3, sampler=sampler)[token])
-        assert (t['q'], t['p'], t['pi']) == (pytest.approx(q, abs=1e-4), pytest.approx(p, abs=1e-4), pytest.approx(pi, abs=1e-4))  # fmt: skip  # noqa: E501
+        assert (t['q'], t['p'], t['pi']) == (
+          pytest.approx(q, abs=1e-4),
+          pytest.approx(p, abs=1e-4),
+          pytest.approx(pi, abs=1e-4),
+        )
         assert t['pi'] > 0 and t['source'] in ('drafter', 'residual', 'bonus')
       else:
         assert t['q'] is None and t['p'] == t['pi'] == pytest.approx(p if x['curve'] == 'target only' else q, abs=1e-4)

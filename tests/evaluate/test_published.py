@@ -13,9 +13,15 @@ from speccascade.evaluate.report import formats, tables
 from speccascade.evaluate.report import points as pts
 
 ROW = dict(
-  cell='paper/table1/en-de', curve='a', value='0.3', temperature='1', batch='', measure='speedup', published='1.5',
+  cell='paper/table1/en-de',
+  curve='a',
+  value='0.3',
+  temperature='1',
+  batch='',
+  measure='speedup',
+  published='1.5',
   source='table',
-)  # fmt: skip
+)
 
 
 def write(path, *rows):
@@ -140,6 +146,8 @@ def test_programs_can_read_published_values_too(tmp_path):
   ] == '0.45'
   rows = list(csv.DictReader(io.StringIO((tmp_path / 'published.csv').read_text())))
   assert {(row['measure'], row['curve'], row['published']) for row in rows} == {
-    ('BLEU', 'a', '29.1'), ('large calls/token', 'a', '0.45'), ('best BLEU in its time', 'a', '18.33'),
+    ('BLEU', 'a', '29.1'),
+    ('large calls/token', 'a', '0.45'),
+    ('best BLEU in its time', 'a', '18.33'),
     ("speed-up at the large model's quality", 'a', '1.95'),
-  }  # fmt: skip
+  }

@@ -125,12 +125,14 @@ def test_it_says_what_is_nearest_when_nothing_reaches_the_quality():
 
 def test_ensembles_are_compared_by_speed_alone():
   points = [
-    point('ensemble', quality=28.0, ratio=1.0), point('CoS', [5, 1], 27.9, 1.5, parameter='blocks'),
+    point('ensemble', quality=28.0, ratio=1.0),
+    point('CoS', [5, 1], 27.9, 1.5, parameter='blocks'),
     point('target only', quality=27.0, ratio=3.0),
-  ]  # fmt: skip
+  ]
   assert outcome(points, reference='ensemble') == (
-    'yes', 'CoS at γ = (5, 1) runs at 1.50× [1.46 … 1.54] the speed of ensemble.'
-  )  # fmt: skip
+    'yes',
+    'CoS at γ = (5, 1) runs at 1.50× [1.46 … 1.54] the speed of ensemble.',
+  )
 
 
 @pytest.mark.parametrize(
@@ -243,9 +245,16 @@ def test_it_answers_in_a_browser_without_an_error(tmp_path):
   path = tmp_path / 'report.html'
   path.write_text(written(made.cascades((0.0,))) + ACTIONS)
   command = [
-    browser, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr', '--virtual-time-budget=2000',
-    f'--user-data-dir={tmp_path / "profile"}', '--dump-dom', path.as_uri(),
-  ]  # fmt: skip
+    browser,
+    '--headless',
+    '--no-sandbox',
+    '--disable-gpu',
+    '--enable-logging=stderr',
+    '--virtual-time-budget=2000',
+    f'--user-data-dir={tmp_path / "profile"}',
+    '--dump-dom',
+    path.as_uri(),
+  ]
   out = subprocess.run(command, capture_output=True, text=True, timeout=120)
   assert 'CONSOLE' not in out.stderr
   tags = Markup(out.stdout).tags

@@ -63,9 +63,19 @@ def test_a_run_leaves_every_file_and_prints_the_table(whole):
   folder, out, err = whole
   names = {p.name for p in folder.iterdir()}
   assert names >= {
-    'config.gin', 'environment.json', 'examples.jsonl', 'latency.jsonl', 'traces.jsonl', 'results.json', 'summary.csv',
-    'summary.md', 'tables.md', 'lock', 'curves', 'report.html',
-  }  # fmt: skip
+    'config.gin',
+    'environment.json',
+    'examples.jsonl',
+    'latency.jsonl',
+    'traces.jsonl',
+    'results.json',
+    'summary.csv',
+    'summary.md',
+    'tables.md',
+    'lock',
+    'curves',
+    'report.html',
+  }
   results = json.loads((folder / 'results.json').read_text())
   assert len(results['points']) == 2 * 3 and results['metric'] == 'overlap' and results['models'] == ['toy2', 'toy1']
   for point in results['points']:
@@ -202,7 +212,7 @@ def test_several_experiments_have_a_folder_each(config):
     (('@toys.models', CHECKPOINTS + '"broken"'), 'broken'),
   ],
   ids=['unknown name', 'no checkpoint', 'corrupt checkpoint'],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line_and_exit_code_1(config, change, message):
   broken = config.parent / 'broken'
   broken.mkdir(exist_ok=True)

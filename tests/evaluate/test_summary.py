@@ -66,8 +66,9 @@ def test_a_prediction_is_of_the_batch_whose_passes_were_timed_and_of_its_own_ref
   run = experiment(TARGET, SPED, latency_examples=8, latency_batches=(1, 4))
   timings = [
     dict(temperature=0.0, batch=b, trial=0, examples=[*range(b)], curve=c.name, value=None, seconds=1.0, tokens=10)
-    for b in (1, 4) for c in (TARGET, SPED)
-  ]  # fmt: skip
+    for b in (1, 4)
+    for c in (TARGET, SPED)
+  ]
   found = {(p['batch'], p['curve']): p['predicted'] for p in summary.points(run, [], timings, FLOOR)}
   assert found[4, 'SpecDecode'] is None
   even = Curve('cos', methods.cos, functools.partial(rules.weighted, weights=(0.5, 0.5)))

@@ -81,9 +81,7 @@ def test_settings_that_decoded_alike_are_one_of_median_speed():
   other = point('lossy', 0.9, 28.0, 1.1, counts=made.counts(0.6))
   again = point('SpecDecode', None, 28.0, 1.4, counts=counts)
   grouped = pts.distinct([*alike, other, again])
-  assert [(pts.setting(p), pts.ratio(p)) for p in grouped] == [
-    ('α = 0.1, 0.3, 0.5', 1.3), ('α = 0.9', 1.1), ('', 1.4)
-  ]  # fmt: skip
+  assert [(pts.setting(p), pts.ratio(p)) for p in grouped] == [('α = 0.1, 0.3, 0.5', 1.3), ('α = 0.9', 1.1), ('', 1.4)]
   assert pts.distinct([point('a', 0.1, ratio=1.0), point('a', 0.2, ratio=1.0)])[1]['value'] == 0.2
 
 
@@ -195,16 +193,22 @@ def test_methods_whose_intervals_overlap_are_called_equal():
   fast, near, slow, unsure = (
     point(name, 0.5, 28.0, ratio, matched_ci=ci)
     for name, ratio, ci in (
-      ('fast', 1.5, [1.3, 1.7]), ('near', 1.4, [1.2, 1.31]), ('slow', 1.1, [0.9, 1.29]), ('unsure', 1.2, [None, 1.4])
+      ('fast', 1.5, [1.3, 1.7]),
+      ('near', 1.4, [1.2, 1.31]),
+      ('slow', 1.1, [0.9, 1.29]),
+      ('unsure', 1.2, [None, 1.4]),
     )
-  )  # fmt: skip
+  )
   never = point('never', 0.5, 20.0, 2.0, matched_ci=None)
   (table,) = by_title(made.results([large, fast, near, slow, unsure, never]), 'Quality against')
   at = table['columns'].index('rank')
   assert [row[at - 2 : at + 1] for row in table['rows']] == [
-    [1.5, '1.30 … 1.70', 'fastest'], [1.4, '1.20 … 1.31', 'equal'], [1.1, '0.90 … 1.29', 'slower'],
-    [1.2, '– … 1.40', 'equal'], [None, None, None],
-  ]  # fmt: skip
+    [1.5, '1.30 … 1.70', 'fastest'],
+    [1.4, '1.20 … 1.31', 'equal'],
+    [1.1, '0.90 … 1.29', 'slower'],
+    [1.2, '– … 1.40', 'equal'],
+    [None, None, None],
+  ]
   assert 'Equal in speed to the large model: slow, unsure.' in table['note']
 
 

@@ -147,8 +147,13 @@ def test_a_mixture_is_judged_task_by_task(task, byt5):
 def test_t5xs_macros_make_an_experiment(task, byt5, tmp_path, monkeypatch):
   (tmp_path / 'my_tasks.py').write_text('IMPORTED = True')
   monkeypatch.syspath_prepend(str(tmp_path))
-  macros = dict(MIXTURE_OR_TASK_NAME='echo', MIXTURE_OR_TASK_MODULE='my_tasks', CHECKPOINT_PATH='large/checkpoint_9',
-                DRAFTER_PATH='small/checkpoint_9', EVAL_OUTPUT_DIR='out')  # fmt: skip
+  macros = dict(
+    MIXTURE_OR_TASK_NAME='echo',
+    MIXTURE_OR_TASK_MODULE='my_tasks',
+    CHECKPOINT_PATH='large/checkpoint_9',
+    DRAFTER_PATH='small/checkpoint_9',
+    EVAL_OUTPUT_DIR='out',
+  )
   bindings = [f'{name} = {value!r}' for name, value in macros.items()]
   bindings += ["TASK_FEATURE_LENGTHS = {'inputs': 6, 'targets': 9}", "data.t5x_task.split = 'validation'"]
   file = Path(__file__).parents[2] / 'gin_configs' / 'runs' / 't5x_eval.gin'

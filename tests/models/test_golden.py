@@ -49,5 +49,14 @@ def test_logits_are_the_reference_s(name):
 
 def test_every_family_has_golden_numbers():
   assert {case['config']['model_type'] for case in CASES.values()} == {
-    'gemma2', 'gemma3_text', 'gpt2', 'llama', 'mistral', 'mt5', 'opt', 'qwen2', 'qwen3', 't5',
-  }  # fmt: skip
+    'gemma2',
+    'gemma3_text',
+    'gpt2',
+    'llama',
+    'mistral',
+    'mt5',
+    'opt',
+    'qwen2',
+    'qwen3',
+    't5',
+  }

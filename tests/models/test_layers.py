@@ -18,10 +18,22 @@ from speccascade.types import Model, Prompt
 LLAMA = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, spans=(Span(3), Span(0, rope.Rope(1e5)), Span(3), Span())))
 OPT = Decoder(
   DecoderConfig(
-    23, 16, 2, 2, 8, 24, spans=(Span(0, None),) * 2, gated=False, layer_norm=True, qkv_bias=True, tied=True,
-    projected_dim=12, positions=32, position_offset=2,
+    23,
+    16,
+    2,
+    2,
+    8,
+    24,
+    spans=(Span(0, None),) * 2,
+    gated=False,
+    layer_norm=True,
+    qkv_bias=True,
+    tied=True,
+    projected_dim=12,
+    positions=32,
+    position_offset=2,
   )
-)  # fmt: skip
+)
 ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=2, decoder_layers=3))
 NETWORKS = {'llama': LLAMA, 'opt': OPT, 't5': ENCDEC}
 TOKENS = np.random.default_rng(0).integers(0, 23, (3, 12))

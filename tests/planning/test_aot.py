@@ -29,9 +29,10 @@ T5 = {
   'tie_word_embeddings': False,
 }
 ASKED = {
-  'autoregressive': ['--method', 'autoregressive'], 'speculative': ['--block', '5'],
+  'autoregressive': ['--method', 'autoregressive'],
+  'speculative': ['--block', '5'],
   'opt': ['--rule', 'opt:0.1', '--block', '5'],
-}  # fmt: skip
+}
 OPT = methods.speculative(functools.partial(rules.opt, alpha=0.1), 5)
 MESH = AbstractMesh((1, 4), ('data', 'model'))
 SMALL = T5 | {'d_kv': 64, 'd_model': 128, 'd_ff': 256, 'num_layers': 1, 'num_heads': 2}
@@ -172,9 +173,16 @@ def test_a_mesh_needs_its_chips_and_axes(capsys):
 XL = T5 | {'vocab_size': 32128, 'd_model': 2048, 'd_ff': 5120, 'num_layers': 3, 'num_heads': 32}
 SMALL_OF_XL = T5 | {'vocab_size': 32128, 'd_model': 512, 'd_ff': 1024, 'num_layers': 2, 'num_heads': 6}
 GEMMA = {
-  'model_type': 'gemma2', 'vocab_size': 256000, 'head_dim': 128, 'hidden_size': 512, 'intermediate_size': 1024,
-  'num_hidden_layers': 2, 'num_attention_heads': 8, 'num_key_value_heads': 4, 'query_pre_attn_scalar': 128,
-}  # fmt: skip
+  'model_type': 'gemma2',
+  'vocab_size': 256000,
+  'head_dim': 128,
+  'hidden_size': 512,
+  'intermediate_size': 1024,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 8,
+  'num_key_value_heads': 4,
+  'query_pre_attn_scalar': 128,
+}
 
 
 def loop_of(configs, topology: str, mesh: dict, rules, method, batch: int, scan: bool = False) -> hlo.Module:

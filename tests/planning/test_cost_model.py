@@ -71,9 +71,13 @@ def test_what_stands_for_itself_has_a_speed_of_one_and_what_has_no_formula_none(
 
 @pytest.mark.parametrize(
   'wrong, said',
-  [(dict(cost_ratio=0.0), 'c=0 '), (dict(verify_cost=np.inf), 'v=inf '), (dict(acceptance=[1.2]), 'acceptance'),
-   (dict(overhead=-1.0), 'overhead=-1 ')],
-)  # fmt: skip
+  [
+    (dict(cost_ratio=0.0), 'c=0 '),
+    (dict(verify_cost=np.inf), 'v=inf '),
+    (dict(acceptance=[1.2]), 'acceptance'),
+    (dict(overhead=-1.0), 'overhead=-1 '),
+  ],
+)
 def test_impossible_numbers_are_refused_by_name(wrong, said):
   with pytest.raises(ValueError, match=said):
     cost_model.predict('speculative', **dict(acceptance=0.5, cost_ratio=0.1, block=5) | wrong)

@@ -67,9 +67,12 @@ def test_prompts_that_end_as_faults_are_left_out_of_a_plan_and_named():
 
 @pytest.mark.parametrize(
   'rate, drafter, slope, reason',
-  [(0.05, 0.1, 0.0, 'acceptance is too low'), (0.8, 0.9, 0.0, 'the drafter is too dear'),
-   (0.7, 0.01, 1.0, "the verifier's window is too dear")],
-)  # fmt: skip
+  [
+    (0.05, 0.1, 0.0, 'acceptance is too low'),
+    (0.8, 0.9, 0.0, 'the drafter is too dear'),
+    (0.7, 0.01, 1.0, "the verifier's window is too dear"),
+  ],
+)
 def test_the_reason_is_what_would_gain_most_if_it_were_ideal(rate, drafter, slope, reason):
   batch = of_rate(rate, costs(drafter, slope=slope))
   assert not batch.pays and reason in batch.verdict
@@ -138,8 +141,10 @@ def test_an_ensemble_is_compared_to_the_standard_one():
   references = {'alone': methods.autoregressive(1), 'even': methods.ensemble(EVEN)}
   tried = planner.try_best(made.batches[0], references, speeds)
   assert {r.candidate.name: r.measured.median for r in tried.rows} == {
-    'speculative': 0.5, 'naive_cos even': 2.0, 'cos even': 2.0
-  }  # fmt: skip
+    'speculative': 0.5,
+    'naive_cos even': 2.0,
+    'cos even': 2.0,
+  }
 
 
 def test_a_method_with_more_to_it_has_to_be_faster_by_five_per_cent():
@@ -196,9 +201,15 @@ def test_costs_and_speeds_are_measured_where_none_are_given():
 
 
 @pytest.mark.parametrize(
-  'wrong, part', [(dict(blocks=[0]), 'blocks'), (dict(models=1), 'not 1'), (dict(batches=(99,)), '16 prompts'),
-                  (dict(trials=-1), 'trials=-1'), (dict(batches=(0,)), 'batches=0')],
-)  # fmt: skip
+  'wrong, part',
+  [
+    (dict(blocks=[0]), 'blocks'),
+    (dict(models=1), 'not 1'),
+    (dict(batches=(99,)), '16 prompts'),
+    (dict(trials=-1), 'trials=-1'),
+    (dict(batches=(0,)), 'batches=0'),
+  ],
+)
 def test_a_plan_of_nothing_is_refused(wrong, part):
   models = pair()[: wrong.pop('models', 2)]
   with pytest.raises(ValueError, match=part):
@@ -250,10 +261,18 @@ def test_samplers_of_one_distribution_are_one():
     plans.check_sampler(of(temperature=0.0), Sampler(0, repetition_penalty=2.0))
 
 
-@pytest.mark.parametrize('path, value', [
-  (['origin', 'block'], 0), (['choices', '1', 1], 99), (['choices'], {}), (['speeds', '1', 0, 2], float('nan')),
-  (['digest'], '-'), (['speccascade_plan'], 0), (['profile'], {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'path, value',
+  [
+    (['origin', 'block'], 0),
+    (['choices', '1', 1], 99),
+    (['choices'], {}),
+    (['speeds', '1', 0, 2], float('nan')),
+    (['digest'], '-'),
+    (['speccascade_plan'], 0),
+    (['profile'], {}),
+  ],
+)
 def test_a_file_that_was_changed_is_refused_by_its_name(path, value, tmp_path):
   file = tmp_path / 'plan.json'
   SAVED.save(file)

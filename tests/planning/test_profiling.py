@@ -120,13 +120,16 @@ def test_a_batch_of_more_rows_than_were_measured_is_warned_of(made):
     decode(methods.sv_exact(found, 3), models, PROMPTS[:4], max_new_tokens=5, batch_size=4)
 
 
-@pytest.mark.parametrize('edges, means, part', [
-  (([0.5], [[0.5], [0.5]]), [[0.2, 0.5], [0.4, 5]], 'means has 5'),
-  (([0.5], [[0.5], [0.5]]), [[0.2, 0.5], [0.4, np.nan]], 'means has nan'),
-  (([0.5], [[0.5], [0.5]]), [[0.2, 0.5]], 'a row for each bin'),
-  (([0.5, 0.2], [[0.5], [0.5], [0.5]]), [[0.2, 0.5]] * 3, 's_edges'),
-  (([0.5], [[0.5, 0.3], [0.5]]), [[0.2, 0.5, 0.5]] * 2, 'a_edges'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'edges, means, part',
+  [
+    (([0.5], [[0.5], [0.5]]), [[0.2, 0.5], [0.4, 5]], 'means has 5'),
+    (([0.5], [[0.5], [0.5]]), [[0.2, 0.5], [0.4, np.nan]], 'means has nan'),
+    (([0.5], [[0.5], [0.5]]), [[0.2, 0.5]], 'a row for each bin'),
+    (([0.5, 0.2], [[0.5], [0.5], [0.5]]), [[0.2, 0.5]] * 3, 's_edges'),
+    (([0.5], [[0.5, 0.3], [0.5]]), [[0.2, 0.5, 0.5]] * 2, 'a_edges'),
+  ],
+)
 def test_a_table_that_cannot_have_been_measured_is_refused(edges, means, part):
   with pytest.raises(ValueError, match=part):
     plans.Profile(plans.AcceptanceTable.of(*edges, means), [1.0, 2.0])
@@ -255,10 +258,17 @@ def test_a_run_counts_wasted_verification_and_whose(made, tmp_path):
   out = decode(curve.build(), models, PROMPTS, max_new_tokens=13, batch_size=2)
   names = ('emitted', 'rounds', 'verified_lengths')
   lines = [
-    dict(curve='SV', value=None, temperature=1.0, example=i, positions=out.stats.positions[:, i].tolist(),
-         calls=out.stats.calls[:, i].tolist(), **{name: getattr(out.stats, name)[i].tolist() for name in names})
+    dict(
+      curve='SV',
+      value=None,
+      temperature=1.0,
+      example=i,
+      positions=out.stats.positions[:, i].tolist(),
+      calls=out.stats.calls[:, i].tolist(),
+      **{name: getattr(out.stats, name)[i].tolist() for name in names},
+    )
     for i in range(len(PROMPTS))
-  ]  # fmt: skip
+  ]
   tables = {t['title']: t for t in sv_studies.of_run(curve.points(), lines, batches=(1, 8))}
   (waste,) = tables['Wasted verification']['rows']
   assert waste[5] == pytest.approx(1 - out.stats.emitted.sum() / out.stats.positions[2].sum())
@@ -290,9 +300,12 @@ def test_a_plan_of_three_models_tries_speculative_verification_too(tmp_path, cap
   assert names == {'autoregressive', 'speculative', 'sv_exact'} and set(found.profile.times) == {2}
   assert all(len(steps) == 4 and min(steps[:3]) > 0 for steps in found.profile.steps.values())
   texts = decode(
-    methods.planned(found), plan.options.checkpoints.load_all(models), ['A dog runs.'], max_new_tokens=8,
+    methods.planned(found),
+    plan.options.checkpoints.load_all(models),
+    ['A dog runs.'],
+    max_new_tokens=8,
     sampler=Sampler(0.7),
-  ).texts  # fmt: skip
+  ).texts
   assert len(texts) == 1
 
 

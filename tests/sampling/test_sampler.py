@@ -174,8 +174,11 @@ def test_numbers_of_the_sampler_are_not_part_of_the_program():
     assert count(**changes) == 1
   assert count(temperature=0.0) == 2
   assert count(temperature=0) == 2
-  np.testing.assert_allclose(run(Sampler(temperature=2.0, top_k=3, top_p=0.9, repetition_penalty=1.2), logits),
-                             reference.Sampler(2.0, 3, 0.9)(np.arange(5.0)), atol=1e-6)  # fmt: skip
+  np.testing.assert_allclose(
+    run(Sampler(temperature=2.0, top_k=3, top_p=0.9, repetition_penalty=1.2), logits),
+    reference.Sampler(2.0, 3, 0.9)(np.arange(5.0)),
+    atol=1e-6,
+  )
 
 
 # ---- draws ----

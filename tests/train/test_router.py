@@ -38,9 +38,16 @@ def tokens(count=600, seed=0):
   token = np.full(count, 3)
   sure, likely, unlikely = np.float32(np.log([0.99, 0.6, 0.1]))
   return router.Tokens(
-    features=features, logq=np.where(errs, unlikely, sure), logp=np.full(count, likely), token=token,
-    first_q=np.where(errs, 4, token), first_p=token, text=np.zeros(count, int), at=np.arange(count), matters=errs,
-  )  # fmt: skip
+    features=features,
+    logq=np.where(errs, unlikely, sure),
+    logp=np.full(count, likely),
+    token=token,
+    first_q=np.where(errs, 4, token),
+    first_p=token,
+    text=np.zeros(count, int),
+    at=np.arange(count),
+    matters=errs,
+  )
 
 
 def test_losses_are_their_definitions():
