@@ -228,11 +228,12 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
   tables += _chosen(used, batches)
   groups: dict[tuple, list] = {}
   for line in lines:
-    groups.setdefault((line['curve'], str(line['value']), line['temperature']), []).append(line)
+    value = '' if line['value'] is None else str(line['value'])
+    groups.setdefault((line['curve'], value, line['temperature']), []).append(line)
   tables.append(_waste({key: some for key, some in groups.items() if sum(map(bool, some[0]['calls'])) > 1}))
   of_profile = {point.curve.name for point in used}
   chosen = {key: some for key, some in groups.items() if key[0] in of_profile}
-  return tables + [fairness(' '.join(str(x) for x in key if x != 'None'), some) for key, some in chosen.items()]
+  return tables + [fairness(' '.join(filter(None, map(str, key))), some) for key, some in chosen.items()]
 
 
 def _loaded(plan: Any) -> plans.Plan | plans.Profile:
@@ -250,7 +251,9 @@ def _waste(groups: Mapping[tuple, list[Mapping]]) -> dict:
   """Return the share of the positions the verifier scored whose distribution no token of the output came from."""
   rows = []
   for (curve, value, temperature), lines in groups.items():
-    scored, emitted, rounds = sum(map(_scored, lines)), *(sum(x[name] for x in lines) for name in ('emitted', 'rounds'))
+    scored = sum(map(_scored, lines))
+    emitted = sum(x['emitted'] for x in lines)
+    rounds = sum(x['rounds'] for x in lines)
     rows.append([curve, value, temperature, emitted / rounds, scored / rounds, 1 - emitted / scored])
   columns = ['curve', 'value', 'T', 'tokens a round', 'positions scored a round', 'wasted']
   return dict(title='Wasted verification', columns=columns, rows=rows, note='')

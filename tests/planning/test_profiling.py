@@ -271,6 +271,7 @@ def test_a_run_counts_wasted_verification_and_whose(made, tmp_path):
   ]
   tables = {t['title']: t for t in sv_studies.of_run(curve.points(), lines, batches=(1, 8))}
   (waste,) = tables['Wasted verification']['rows']
+  assert waste[:3] == ['SV', '', 1.0]
   assert waste[5] == pytest.approx(1 - out.stats.emitted.sum() / out.stats.positions[2].sum())
   rows = tables['Verified lengths by request: SV 1.0']['rows']
   assert len(rows) == 11 and rows[0][2] <= rows[10][2] <= rows[5][2]
