@@ -73,18 +73,24 @@ def encode(models: Sequence[Model], prompts, arguments: Sequence[dict | None] = 
       prompt = _tokenizer(models, i, 'chat messages').chat(prompt, **more or {})
     if isinstance(prompt, str):
       prompt = _tokenizer(models, i, 'a text').encode(_checked(prompt, i))
-    try:
-      row = np.asarray(prompt)
-    except ValueError:  # uneven lists
-      row = np.empty((0, 0))
-    if row.ndim != 1:
-      raise ValueError(f'prompt {i} is {prompt!r}; a prompt is a text, a list of token ids or chat messages.')
+    row = token_ids(prompt, f'prompt {i}', 'a prompt is a text, a list of token ids or chat messages', vocab)
     if not row.size:
       raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
-    if not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab:
-      raise ValueError(f'prompt {i} has values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
-    rows.append(row.astype(np.int32))
+    rows.append(row)
   return rows
+
+
+def token_ids(values, name: str, wanted: str, vocab: int) -> np.ndarray:
+  """Return a list of token ids as an array, each id checked; it may be empty."""
+  try:
+    row = np.asarray(values)
+  except ValueError:  # uneven lists
+    row = np.empty((0, 0))
+  if row.ndim != 1:
+    raise ValueError(f'{name} is {values!r}; {wanted}.')
+  if row.size and (not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab):
+    raise ValueError(f'{name} has values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
+  return row.astype(np.int32)
 
 
 def _checked(text: str, i: int) -> str:
