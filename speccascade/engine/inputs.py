@@ -24,9 +24,12 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
       given_as = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
       raise ValueError(f'models has {given_as}, not a loaded model: give what speccascade.load(PATH) returns.')
   validate.check_method(method, len(models))
-  last = models[method.models - 1]
-  if getattr(last.network, 'drafts_only', False):
-    raise ValueError(f'{last.name} only proposes what the text repeats: give it as a drafter, not as the last model.')
+  for choice in getattr(method, 'choices', (method,)):
+    verifier = models[choice.slots[-1]]
+    if getattr(verifier.network, 'drafts_only', False):
+      raise ValueError(
+        f'{verifier.name} only proposes what the text repeats: give it as a drafter, not as the verifier.'
+      )
   first, *others = models
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):

@@ -134,6 +134,26 @@ def test_greedy_sequence_cascade_keeps_or_rewrites_whole_answers():
   assert [set(x.tolist()) for x in out.stats.source] == [{int(a)} for a in rewritten]
 
 
+def test_the_eos_ids_of_the_last_model_end_both_answers_of_a_sequence_cascade():
+  small = toy.model(22, 7, scale=0.7, near=LARGE, eos_ids=(2,))
+  settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
+  out = decode(methods.sequence_cascade(threshold=-np.inf), [small, LARGE], PROMPTS, **settings)
+  expected = decode(methods.autoregressive(0), PAIR, PROMPTS, **settings)
+  other = decode(methods.autoregressive(0), [small, LARGE], PROMPTS, **settings)
+  assert out.tokens == expected.tokens != other.tokens and out.finish_reasons == expected.finish_reasons
+
+
+def test_prompt_lookup_is_refused_where_it_verifies_and_nowhere_else():
+  lookup = ngram.drafter(LARGE)
+  method = methods.speculative(pair=(1, 0))
+  settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
+  out = decode(method, [LARGE, lookup], PROMPTS, **settings)
+  assert out.tokens == decode(methods.autoregressive(), [LARGE], PROMPTS, **settings).tokens
+  for wrong in (method, methods.by_batch({1: method, 8: methods.autoregressive(1)})):
+    with pytest.raises(ValueError, match=having('ngram', 'as the verifier')):
+      decode(wrong, [lookup, LARGE], PROMPTS, **settings)
+
+
 def test_second_answers_that_all_fail_leave_the_first_ones():
   settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
   first = decode(methods.autoregressive(0), PAIR, PROMPTS, trace=True, **settings)
