@@ -6,6 +6,7 @@ distributions :math:`\tilde q` that they were drawn from, and the targets π.
 Its attribute `reads` names the slots whose logits it reads; without it the logits of all models are stored.
 Its attribute `by_round` says whether it reads tokens that it then drops. Random numbers are then keyed by round as
 well, because a number that has decided which tokens to drop may not draw them again. Without the attribute they are.
+Its attribute `exact` says whether the output follows π; without it, it does.
 """
 
 from collections.abc import Callable
@@ -91,6 +92,7 @@ class Threshold:
   verifier: int = struct.field(pytree_node=False, default=1)
 
   by_round = False
+  exact = False
 
   @property
   def reads(self) -> tuple[int, ...]:
@@ -110,6 +112,7 @@ class Threshold:
 
 token_wise.by_round = everything.by_round = False
 token_wise.reads = everything.reads = ()
+everything.exact = False
 
 
 def block(trial: Trial) -> tuple[Verdict, Any]:

@@ -75,9 +75,7 @@ def decode(
   if isinstance(method, SequenceCascade):
     if trace:
       raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
-    ended = sequence_cascade.decode(
-      method, rows, lambda one, some, **more: _decode(one, models, some, **settings, **more)
-    )
+    ended = sequence_cascade.decode(method, models, rows, lambda *args, **more: _decode(*args, **settings, **more))
   else:
     ended = _decode(method, models, rows, trace=trace, **settings)
   return results.collect(ended, keep_faults=keep_faults)

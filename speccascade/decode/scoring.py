@@ -53,7 +53,8 @@ def score(
     A score for each output.
 
   Raises:
-    ValueError: The method's tokens do not follow a distribution that the tokens before them determine.
+    ValueError: The method's tokens do not follow a distribution that the tokens before them determine, an output is not
+      of token ids, or a text is longer than a model has positions.
 
   Example:
     >>> small, large = embedded.models()
@@ -66,10 +67,13 @@ def score(
   vocab = inputs.vocabulary(models)
   validate.check_targets(method, vocab, sampling.Sampler())
   rows = inputs.encode(models, prompts)
-  outputs = [np.asarray(tokens, np.int32) for tokens in outputs]
+  outputs = [
+    inputs.token_ids(tokens, f'output {i}', 'it is a list of token ids', vocab) for i, tokens in enumerate(outputs)
+  ]
   if len(outputs) != len(rows):
     raise ValueError(f'{len(rows)} prompts need as many outputs, not {len(outputs)}.')
   used = [models[m] for m in numbers]
+  _check_fits(used, rows, outputs)
   size = sharding.even(min(batch_size, inputs.bucket(len(rows), 1)), sharding.row_shards(used))
   order = inputs.by_length([[*row, *tokens] for row, tokens in zip(rows, outputs, strict=True)])
   scores = {}
@@ -89,6 +93,19 @@ def _target(method: Strategy, batch_size: int) -> Target:
       'log-probability; score them with speculative, oracle, cos or sv_exact.'
     )
   return method.target
+
+
+def _check_fits(models: Sequence[Model], prompts: Sequence[np.ndarray], outputs: Sequence[np.ndarray]):
+  """Raise where a text is longer than a model has positions; its last token is never fed."""
+  for model in models:
+    most = model.network.max_positions
+    for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+      needed = output.size if model.network.start_id is not None else prompt.size + output.size - 1
+      if most is not None and needed > most:
+        raise ValueError(
+          f'prompt {i} ({prompt.size} tokens) and its output ({output.size} tokens) need {needed} positions, but '
+          f'{model.name} has {most}; shorten one of them.'
+        )
 
 
 def forced(prompt: Prompt, tokens: np.ndarray, start: int | None) -> tuple[np.ndarray, np.ndarray, int]:

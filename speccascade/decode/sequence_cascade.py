@@ -1,6 +1,7 @@
 """The sequence cascade: model 0 answers, and model 1 answers anew where the score of that answer is low."""
 
 from collections.abc import Callable, Sequence
+import copy
 import dataclasses
 
 import numpy as np
@@ -10,25 +11,38 @@ from speccascade.engine import requests
 from speccascade.engine.method import SequenceCascade
 from speccascade.engine.results import Row
 from speccascade.engine.stats import PER_MODEL
+from speccascade.types import Model
 
 _OF_THE_ANSWER = ('source', 'emitted')  # statistics that are not added up
 
 
-def decode(method: SequenceCascade, rows: Sequence[requests.Row], run: Callable) -> list[Row]:
+def decode(method: SequenceCascade, models: Sequence[Model], rows: Sequence[requests.Row], run: Callable) -> list[Row]:
   """Decode with model 0 and, under the threshold, with model 1; what both cost is added up.
 
+  The EOS ids of model 1 end both answers.
   The second answer has a stream of random numbers of its own, for the first one's have chosen it. Its programs are
   those of all rows, so that how many are answered anew compiles nothing.
   """
-  first = run(methods.autoregressive(0), rows, trace=True)
+  first = run(methods.autoregressive(0), _with_ends_of_the_last(models), rows, trace=True)
   sound = [i for i, row in enumerate(first) if row.fault is None]
   anew = [i for i in sound if float(method.score(first[i].logprobs[0])) < method.threshold]
   second = {}
   if anew:
     rows = [dataclasses.replace(row, stream=1) for row in rows]
     others = frozenset(range(len(rows))).difference(anew)
-    second = dict(zip(anew, run(methods.autoregressive(1), rows, skip=others), strict=True))
+    second = dict(zip(anew, run(methods.autoregressive(1), models, rows, skip=others), strict=True))
   return [_joined(row, second.get(i)) for i, row in enumerate(first)]
+
+
+def _with_ends_of_the_last(models: Sequence[Model]) -> list[Model]:
+  """Return the models, model 0 with the EOS ids of model 1."""
+  first, last = models
+  ends = last.network.eos_ids
+  if first.network.eos_ids == ends:
+    return [first, last]
+  network = copy.copy(first.network)
+  object.__setattr__(network, 'eos_ids', ends)  # of a frozen dataclass, or of a network of a user's
+  return [first.replace(network=network), last]
 
 
 def _joined(first: Row, again: Row | None) -> Row:

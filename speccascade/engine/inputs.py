@@ -24,9 +24,12 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
       given_as = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
       raise ValueError(f'models has {given_as}, not a loaded model: give what speccascade.load(PATH) returns.')
   validate.check_method(method, len(models))
-  last = models[method.models - 1]
-  if getattr(last.network, 'drafts_only', False):
-    raise ValueError(f'{last.name} only proposes what the text repeats: give it as a drafter, not as the last model.')
+  for choice in getattr(method, 'choices', (method,)):
+    verifier = models[choice.slots[-1]]
+    if getattr(verifier.network, 'drafts_only', False):
+      raise ValueError(
+        f'{verifier.name} only proposes what the text repeats: give it as a drafter, not as the verifier.'
+      )
   first, *others = models
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):
@@ -73,18 +76,24 @@ def encode(models: Sequence[Model], prompts, arguments: Sequence[dict | None] = 
       prompt = _tokenizer(models, i, 'chat messages').chat(prompt, **more or {})
     if isinstance(prompt, str):
       prompt = _tokenizer(models, i, 'a text').encode(_checked(prompt, i))
-    try:
-      row = np.asarray(prompt)
-    except ValueError:  # uneven lists
-      row = np.empty((0, 0))
-    if row.ndim != 1:
-      raise ValueError(f'prompt {i} is {prompt!r}; a prompt is a text, a list of token ids or chat messages.')
+    row = token_ids(prompt, f'prompt {i}', 'a prompt is a text, a list of token ids or chat messages', vocab)
     if not row.size:
       raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
-    if not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab:
-      raise ValueError(f'prompt {i} has values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
-    rows.append(row.astype(np.int32))
+    rows.append(row)
   return rows
+
+
+def token_ids(values, name: str, wanted: str, vocab: int) -> np.ndarray:
+  """Return a list of token ids as an array, each id checked; it may be empty."""
+  try:
+    row = np.asarray(values)
+  except ValueError:  # uneven lists
+    row = np.empty((0, 0))
+  if row.ndim != 1:
+    raise ValueError(f'{name} is {values!r}; {wanted}.')
+  if row.size and (not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab):
+    raise ValueError(f'{name} has values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
+  return row.astype(np.int32)
 
 
 def _checked(text: str, i: int) -> str:

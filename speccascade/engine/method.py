@@ -133,19 +133,23 @@ class Method(Strategy):
   def target(self) -> Target:
     if self.kind == 'bild':
       return (), None
-    if isinstance(self.policy, stopping.Deferral):
-      return (0, 1), rules.lift(self.policy.rule)
-    verify = next(p for p in self.all_phases if isinstance(p, Verify))
-    return tuple(self.slots[s] for s in verify.models), verify.combiner
+    tests = self._tests()
+    if isinstance(self.policy, stopping.Deferral) and rules.inside(tests[0].accept) is acceptance.everything:
+      return (0, 1), rules.lift(self.policy.rule)  # a token cascade
+    return tuple(self.slots[s] for s in tests[0].models), tests[0].combiner
 
   @property
   def keeps_distribution(self) -> bool:
     # A token cascade's also depends on the length of the draft, that of a rule by slot on where drafts begin; what a
     # goodput drops, it drops for what it is.
-    biased = isinstance(self.policy, stopping.Deferral) or any(getattr(p, 'drop', False) for p in self.all_phases)
-    tests = [p.combiner for p in self.all_phases if isinstance(p, Verify)]
-    by_slot = any(rules.takes(c.keywords.get('rule', c), 'slot') for c in tests)
-    return super().keeps_distribution and not biased and not by_slot
+    tests = self._tests()
+    biased = any(not getattr(rules.inside(p.accept), 'exact', True) for p in tests)
+    drops = any(getattr(p, 'drop', False) for p in self.all_phases)
+    by_slot = any(rules.takes(p.combiner.keywords.get('rule', p.combiner), 'slot') for p in tests)
+    return super().keeps_distribution and not biased and not drops and not by_slot
+
+  def _tests(self) -> list[Verify]:
+    return [p for p in self.all_phases if isinstance(p, Verify)]
 
   def accepting(self, accept: Callable) -> 'Method':
     """Return the method with another acceptor, as one whose acceptance is forced while a round is timed."""

@@ -18,7 +18,6 @@ from speccascade.types import checked_int
 
 _LIMIT = 256  # tokens that one request may stop at
 _SAMPLES = 1 << 20  # of one request
-_LARGEST = 1e30  # of a bias, which the lowest temperature then leaves a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,10 +193,9 @@ def _bias(vocab: int, bias) -> tuple[tuple[int, float], ...]:
   if not isinstance(bias, Mapping | None):
     raise ValueError(f'logit_bias={bias!r} is not numbers by token id, as in {{17: -1.5}}.')
   for value in (bias or {}).values():
-    if not isinstance(value, numbers.Real) or not (value == -np.inf or abs(value) <= _LARGEST):
-      raise ValueError(
-        f'logit_bias has {value!r}, not a number of -{_LARGEST:g} … {_LARGEST:g}; use -inf to forbid a token.'
-      )
+    if not isinstance(value, numbers.Real) or not (value == -np.inf or abs(value) <= sampling.LARGEST):
+      most = f'{sampling.LARGEST:g}'
+      raise ValueError(f'logit_bias has {value!r}, not a number of -{most} … {most}; use -inf to forbid a token.')
   by_token = tuple((_token('logit_bias', vocab, token), float(value)) for token, value in (bias or {}).items())
   if sum(value == -np.inf for _, value in by_token) == vocab:
     raise ValueError(f'logit_bias forbids all {vocab} tokens; leave one.')

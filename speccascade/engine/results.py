@@ -95,7 +95,8 @@ class RowReader:
       reason = 'fault'
     elif batch['done'][at]:
       reason = 'eos' if tokens[-1] in self.eos_ids else 'stop' if tokens[-1] in row.stop_tokens else 'length'
-    text = None if self.tokenizer is None else self.tokenizer.decode(tokens[:-1] if reason == 'stop' else tokens)
+    written = tokens[:-1] if reason in ('eos', 'stop') else tokens
+    text = None if self.tokenizer is None else self.tokenizer.decode(written)
     start = self._start(index)
     stopped = self._at_stop(row, tokens)
     if stopped is not None:

@@ -1,7 +1,7 @@
 """Prompt lookup: a drafter without weights that repeats what followed the latest earlier occurrence of the last tokens.
 
-Its proposals are certain, q̃ one-hot. Where the last token has not occurred before, it is uniform: drafting with
-`policy=stopping.Fallback(0.5)` then proposes nothing.
+Its proposals are certain, q̃ one-hot. Where the last token has not occurred before, or the proposal is forbidden, it is
+uniform over what is allowed: drafting with `policy=stopping.Fallback(0.5)` then proposes nothing.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from speccascade.backends.ops import take
 from speccascade.types import Array, Model, Prompt
+
+_LOW = -1e4  # of what is not proposed: probability 0, but finite, for where the proposal is forbidden
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +28,14 @@ class NGram:
   drafts_only = True
 
   def prefill(self, params, prompt: Prompt, max_len: int):
-    """Keep the text: a source of S slots (empty for a decoder-only run), then `max_len` slots."""
+    """Keep the text: a source of S + 1 slots (empty for a decoder-only run), then `max_len` slots."""
     rows, width = prompt.tokens.shape
     slots = jnp.full((rows, max_len), -1, jnp.int32)
     if self.start_id is None:
       return {'source': jnp.zeros((rows, 0), jnp.int32), 'slots': slots.at[:, :width].set(prompt.tokens)}
     real = jnp.arange(width)[None] < prompt.length[:, None]
-    return {'source': jnp.where(real, prompt.tokens, -1), 'slots': slots}
+    source = jnp.where(real, prompt.tokens, -1)
+    return {'source': jnp.pad(source, ((0, 0), (0, 1)), constant_values=-1), 'slots': slots}  # nothing follows its end
 
   def extend(self, params, cache, tokens: Array, positions: Array):
     slots = jax.vmap(jax.lax.dynamic_update_slice)(cache['slots'], tokens, positions[:, :1])
@@ -43,7 +46,7 @@ class NGram:
     best = jnp.argmax(length * text.shape[1] + jnp.where(length > 0, slot, 0), -1)
     matched = length.max(-1) > 0
     follows = take(text, best + 1)
-    certain = jnp.where(jax.nn.one_hot(follows, self.vocab_size, dtype=bool), 0.0, -jnp.inf)
+    certain = jnp.where(jax.nn.one_hot(follows, self.vocab_size, dtype=bool), 0.0, _LOW)
     return jnp.where(matched[..., None], certain, 0.0), {**cache, 'slots': slots}
 
   def _matches(self, text: Array, end: Array) -> Array:

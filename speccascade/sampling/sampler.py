@@ -83,14 +83,19 @@ NEUTRAL = dict(
 _NOT_OURS = dict(
   num_beams=1, typical_p=1.0, no_repeat_ngram_size=0, epsilon_cutoff=0.0, eta_cutoff=0.0, penalty_alpha=0.0
 )
+LARGEST = 1e30  # of a number; float32 holds it, also over the lowest temperature
+_LEAST = 1 / LARGEST
 _VALID = {
-  'temperature': (lambda x: x == 0 or 1e-4 <= x < np.inf, 'a number 0 (greedy) or at least 0.0001'),
-  'top_k': (lambda x: x >= 1 and float(x).is_integer(), 'a whole number of at least 1; use None for no filter'),
-  'top_p': (lambda x: 0 < x <= 1, 'a number over 0 and at most 1'),
+  'temperature': (lambda x: x == 0 or 1e-4 <= x <= LARGEST, f'a number 0 (greedy) or of 0.0001 … {LARGEST:g}'),
+  'top_k': (
+    lambda x: 1 <= x <= LARGEST and float(x).is_integer(),
+    f'a whole number of 1 … {LARGEST:g}; use None for no filter',
+  ),
+  'top_p': (lambda x: _LEAST <= x <= 1, f'a number over 0, of {_LEAST:g} … 1'),
   'min_p': (lambda x: 0 <= x < 1, 'a number of at least 0 and under 1'),
-  'repetition_penalty': (lambda x: 0 < x < np.inf, 'a number over 0'),
-  'presence_penalty': (lambda x: abs(x) < np.inf, 'a finite number'),
-  'frequency_penalty': (lambda x: abs(x) < np.inf, 'a finite number'),
+  'repetition_penalty': (lambda x: _LEAST <= x <= LARGEST, f'a number over 0, of {_LEAST:g} … {LARGEST:g}'),
+  'presence_penalty': (lambda x: abs(x) <= LARGEST, f'a number of -{LARGEST:g} … {LARGEST:g}'),
+  'frequency_penalty': (lambda x: abs(x) <= LARGEST, f'a number of -{LARGEST:g} … {LARGEST:g}'),
 }
 
 

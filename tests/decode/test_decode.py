@@ -134,6 +134,26 @@ def test_greedy_sequence_cascade_keeps_or_rewrites_whole_answers():
   assert [set(x.tolist()) for x in out.stats.source] == [{int(a)} for a in rewritten]
 
 
+def test_the_eos_ids_of_the_last_model_end_both_answers_of_a_sequence_cascade():
+  small = toy.model(22, 7, scale=0.7, near=LARGE, eos_ids=(2,))
+  settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
+  out = decode(methods.sequence_cascade(threshold=-np.inf), [small, LARGE], PROMPTS, **settings)
+  expected = decode(methods.autoregressive(0), PAIR, PROMPTS, **settings)
+  other = decode(methods.autoregressive(0), [small, LARGE], PROMPTS, **settings)
+  assert out.tokens == expected.tokens != other.tokens and out.finish_reasons == expected.finish_reasons
+
+
+def test_prompt_lookup_is_refused_where_it_verifies_and_nowhere_else():
+  lookup = ngram.drafter(LARGE)
+  method = methods.speculative(pair=(1, 0))
+  settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
+  out = decode(method, [LARGE, lookup], PROMPTS, **settings)
+  assert out.tokens == decode(methods.autoregressive(), [LARGE], PROMPTS, **settings).tokens
+  for wrong in (method, methods.by_batch({1: method, 8: methods.autoregressive(1)})):
+    with pytest.raises(ValueError, match=having('ngram', 'as the verifier')):
+      decode(wrong, [lookup, LARGE], PROMPTS, **settings)
+
+
 def test_second_answers_that_all_fail_leave_the_first_ones():
   settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
   first = decode(methods.autoregressive(0), PAIR, PROMPTS, trace=True, **settings)
@@ -312,6 +332,33 @@ def test_prompt_lookup_drafts_what_followed_before():
   assert logits.argmax(-1).tolist() == [[3, 5]] and out.stats.drafted[0, 0] <= 1
   logits, _ = drafter.network.extend({}, cache, jnp.array([[6]]), jnp.array([[5]]))
   assert (logits == 0).all()  # never seen: uniform
+
+
+@pytest.mark.parametrize('make', [methods.speculative, lambda rule, block: methods.cos(rule, (block, 1))])
+def test_a_proposal_of_prompt_lookup_that_is_forbidden_is_no_fault(make):
+  method = make(functools.partial(rules.opt, alpha=0.1), 3)
+  prompt = [1, 2, 5, 3, 1, 2]  # the proposal is 5
+  large = toy.model(0, 6, eos_ids=(5,))
+  requests = [speccascade.Request(prompt, min_new_tokens=4), speccascade.Request(prompt, logit_bias={5: -np.inf})]
+  out = decode(method, [ngram.drafter(large), large], requests, max_new_tokens=6)
+  assert 'fault' not in out.finish_reasons and all(5 not in tokens[:4] for tokens in out.tokens)
+  prompt = speccascade.types.Prompt(jnp.array([prompt]), jnp.array([6]))
+  network = ngram.drafter(large).network
+  logits, _ = network.extend({}, network.prefill({}, prompt, 8), jnp.array([[2]]), jnp.array([[5]]))
+  for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+    x = logits[0, 0].astype(dtype)
+    assert Sampler()(x).tolist() == [0, 0, 0, 0, 0, 1]
+    np.testing.assert_allclose(Sampler()(x.at[5].set(-jnp.inf)), [0.2] * 5 + [0], rtol=1e-6)
+
+
+@pytest.mark.parametrize('width', [8, 12])
+def test_prompt_lookup_proposes_nothing_after_the_end_of_a_source(width):
+  network = ngram.drafter(toy.model(0, 7, encoder=True)).network
+  source = np.zeros((1, width), np.int32)
+  source[0, :8] = 3, 5, 4, 6, 2, 1, 5, 4
+  cache = network.prefill({}, speccascade.types.Prompt(jnp.asarray(source), jnp.array([8])), 6)
+  logits, _ = network.extend({}, cache, jnp.array([[0, 5, 4]]), jnp.array([[0, 1, 2]]))
+  assert logits[0, 1:].argmax(-1).tolist() == [4, 6]
 
 
 # ---- one compilation ----

@@ -1,5 +1,6 @@
 """The log-probability of a text is that of the distribution which the loop emits."""
 
+import dataclasses
 import itertools
 
 from cases import COINS, METHODS, PAIR, PROMPT, V
@@ -59,6 +60,23 @@ def test_a_long_text_is_read_in_pieces_and_ragged_rows_at_once(monkeypatch):
 def test_prompts_and_outputs_are_as_many(prompts, outputs):
   with pytest.raises(ValueError, match=f'{len(prompts)} prompts need as many outputs, not {len(outputs)}'):
     scoring.score(methods.speculative(), PAIR, prompts, outputs)
+
+
+@pytest.mark.parametrize('output', [[V], [-1], [1.7], [[1, 2]], ['a'], 1], ids=str)
+def test_what_is_no_list_of_token_ids_has_no_score(output):
+  with pytest.raises(ValueError, match=having('output 1', str(output).strip('[]'))):
+    scoring.score(methods.speculative(), PAIR, [PROMPT, PROMPT], [[], output])
+
+
+@pytest.mark.parametrize('encoder, most', [(False, 6), (True, 4)])
+def test_a_text_must_fit_the_positions_of_the_models_that_score_it(encoder, most):
+  large = toy.model(0, encoder=encoder)
+  short = large.replace(network=dataclasses.replace(large.network, max_positions=most))
+  (score,) = scoring.score(methods.autoregressive(0), [short], [[1, 2, 3]], [[4, 3, 2, 1]])
+  assert score.logprobs.shape == (4,)
+  with pytest.raises(ValueError, match=having('output (5 tokens)', f'need {most + 1} positions', f'has {most}')):
+    scoring.score(methods.speculative(), [large, short], [[1], [1, 2, 3]], [[4], [4, 3, 2, 1, 0]])
+  scoring.score(methods.speculative(), [short, large], [[1, 2, 3]], [[4, 3, 2, 1, 0]])  # the drafter reads nothing
 
 
 def test_greedy_texts_of_an_encoder_decoder_are_greedy():

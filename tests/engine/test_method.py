@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import speccascade
-from speccascade import decode, methods, rules, Sampler, stopping
+from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.engine.verification import First
@@ -138,14 +138,23 @@ def test_a_method_answers_whether_its_tokens_follow_a_distribution():
   exact = (
     methods.speculative(),
     methods.speculative(functools.partial(rules.opt, alpha=0.1)),
+    methods.speculative(policy=stopping.Deferral(rules.bind(rules.chow, alpha=0.3))),
+    methods.speculative(accept=acceptance.block),
     methods.sv_exact(profile(2), 2),
   )
   not_so = (
     methods.bild(),
     methods.sequence_cascade(),
     methods.token_cascade(functools.partial(rules.chow, alpha=0.3)),
+    methods.speculative(accept=acceptance.everything),
+    methods.speculative(accept=acceptance.Threshold(9.0)),
     methods.sv(profile(2), 2),
     methods.by_batch({1: methods.sv(profile(2), 2), 8: methods.autoregressive(2)}),
   )
   assert all(method.keeps_distribution for method in exact)
   assert not any(method.keeps_distribution for method in not_so)
+
+
+def test_drafts_that_a_rule_ends_are_verified_towards_the_verifier():
+  method = methods.speculative(block=2, policy=stopping.Deferral(rules.bind(rules.chow, alpha=0.3)))
+  assert method.target[0] == (1,) and speccascade.check(method).ok

@@ -85,6 +85,15 @@ def test_rows_end_for_the_reason_that_is_given():
   assert [len(x) for x in out.tokens] == [2, 1, 1, 4] and out.tokens[3] == [4, 4, 4, 6]
 
 
+def test_a_text_ends_before_the_token_that_ended_it():
+  """An EOS id may have a piece that is no special token, as `Letters` has for 5."""
+  models = lettered([toy.model(1, 7, eos_ids=(5,))] * 2)
+  requests = [Request('bc', logit_bias={token: 50.0, 4: 20.0}, min_new_tokens=3, stop_tokens=[2]) for token in (2, 5)]
+  out = run(methods.autoregressive(1), models, requests)
+  assert out.tokens == [[4, 4, 4, 2], [4, 4, 4, 5]]
+  assert out.texts == ['eee', 'eee'] and out.finish_reasons == ('stop', 'eos')
+
+
 @pytest.mark.parametrize('name', quick(METHODS, ['opt']))
 def test_a_stop_string_cuts_the_text_before_it(name):
   models = lettered(PAIR)

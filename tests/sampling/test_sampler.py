@@ -142,11 +142,37 @@ def test_masked_tokens_stay_masked():
     (dict(top_k=2.5), r'top_k=2\.5'),
     (dict(repetition_penalty=0), 'repetition_penalty=0'),
     (dict(repetition_penalty=-1.0), r'repetition_penalty=-1\.0'),
+    (dict(temperature=1e39), r'temperature=1e\+39'),
+    (dict(top_k=10**400), 'top_k=1000'),
+    (dict(top_p=1e-39), 'top_p=1e-39'),
+    (dict(presence_penalty=1e39), r'presence_penalty=1e\+39'),
+    (dict(frequency_penalty=-1e39), r'frequency_penalty=-1e\+39'),
+    (dict(repetition_penalty=1e-39), 'repetition_penalty=1e-39'),
+    (dict(repetition_penalty=1e39), r'repetition_penalty=1e\+39'),
   ],
 )
 def test_sampler_errors_name_the_value(setting, message):
   with pytest.raises(ValueError, match=message):
     Sampler(**setting)
+
+
+@pytest.mark.parametrize(
+  'setting',
+  [
+    dict(temperature=1e30),
+    dict(presence_penalty=1e30),
+    dict(frequency_penalty=-1e30),
+    dict(repetition_penalty=1e30),
+    dict(repetition_penalty=1e-30),
+    dict(top_p=1e-30),
+    dict(top_k=10**30),
+  ],
+  ids=str,
+)
+def test_the_most_extreme_numbers_give_distributions(setting):
+  sampler = Sampler(**setting).bind(jnp.array([True, False, True]), jnp.array([2, 0, 1]))
+  distribution = np.asarray(sampled(sampler, jnp.array([3.0, -2.0, -jnp.inf])))
+  assert distribution.sum() == pytest.approx(1) and distribution[2] == 0
 
 
 def test_numbers_of_the_sampler_are_not_part_of_the_program():
