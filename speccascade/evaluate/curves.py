@@ -5,7 +5,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import numpy as np
 
 from speccascade import checkpoints, methods, rules
@@ -242,10 +241,4 @@ def _score(name: str, score: Any) -> Callable:
 
 
 def _arguments(settings: Mapping[str, Any]) -> str:
-  def text(value):
-    arrays = [x for x in jax.tree.leaves(value) if isinstance(x, np.ndarray)]
-    if arrays:  # what was learned
-      return f'arrays {storage.digest(b"".join(x.tobytes() for x in arrays))}'
-    return rules.name_of(value) if callable(value) and hasattr(value, '__name__') else repr(value)
-
-  return f'({", ".join(f"{k}={text(v)}" for k, v in sorted(settings.items()))})'
+  return f'({", ".join(f"{k}={plugins.described(v)}" for k, v in sorted(settings.items()))})'
