@@ -299,7 +299,7 @@ def _add_matched(
         draws.append((values, weights @ pairs))
     if draws:
       speeds = np.stack([sums[:, 0] / np.maximum(sums[:, 1], 1e-12) for _, sums in draws], 1)
-      between = curve[0]['parameter'] not in pts.DISCRETE
+      between = pts.between(curve)
       speedups = intervals.reaching(np.stack([values for values, _ in draws], 1), speeds, wanted, between=between)
       for record in curve:
         record['matched_ci'] = intervals.reached(speedups)
