@@ -493,7 +493,7 @@ def speedup_nested(
     alpha = _rate(alpha, 'alphas')
     gamma = _block(gamma, 'blocks')
     draft = lambda s, before=made, n=gamma: before(s) ** n
-    certain = alpha > 1 - 1e-9  # all of the draft is accepted, and one token more comes out: the limit
+    certain = alpha >= 1 - 1e-6  # all of the draft is accepted, and one token more comes out: the limit
     below = np.where(certain, 0, alpha)
     tokens = np.where(certain, 1 + gamma * tokens, (1 - below * draft(below)) / (1 - below))
     made = lambda s, a=alpha, d=draft: s * (1 - a + a * (1 - s) * d(a * s)) / (1 - a * s)

@@ -8,6 +8,7 @@ import numpy as np
 from speccascade.evaluate.experiment import Experiment
 from speccascade.types import BONUS, RESIDUAL
 
+NAMES = ('accepted_by_round', 'texts_by_round', 'acceptance_by_prompt', 'acceptance_by_domain')
 BINS = 10  # of the acceptance of a prompt
 
 
@@ -26,8 +27,7 @@ def acceptance(experiment: Experiment, lines: Sequence[dict]) -> dict[str, Any]:
   """
   drafted = [line for line in lines if line['tested']]
   if not drafted:
-    names = ('accepted_by_round', 'texts_by_round', 'acceptance_by_prompt', 'acceptance_by_domain')
-    return dict.fromkeys(names)
+    return dict.fromkeys(NAMES)
   rounds = [some for some in map(accepted_by_round, drafted) if some is not None]
   last = max(map(len, rounds), default=0)
   columns = [[some[i] for some in rounds if i < len(some)] for i in range(last)]

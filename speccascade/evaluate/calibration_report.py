@@ -100,7 +100,12 @@ def candidates(
       by_point.setdefault((line['curve'], str(line['value'])), []).append(line)
   if not by_point:
     raise RunError('the run has no predictions; decode with quality_examples other than 0.')
-  cost, measure = _costs(experiment, records, temperature, batch)
+  compared = [point for curve in chosen for point in curve.points()]
+  if alone := [point for point in compared if experiment.reference_of(point) is None]:
+    raise RunError(
+      f'{alone[0].label} has no reference: no point of {experiment.reference} has its value; choose others with --curve.'
+    )
+  cost, measure = _costs(experiment, records, temperature, batch, compared)
   scored: dict[Key, np.ndarray] = {}
 
   def scores(point: Point) -> np.ndarray:
@@ -177,7 +182,7 @@ def _loss(metric: Any, reference: np.ndarray, setting: np.ndarray) -> Loss:
 
 
 def _costs(
-  experiment: Experiment, records: Sequence[dict], temperature: float, batch: int | None
+  experiment: Experiment, records: Sequence[dict], temperature: float, batch: int | None, compared: Sequence[Point]
 ) -> tuple[Callable[[Point], float], str]:
   """Return the cost of a point as a share of its reference's, and what it is: time or, without times, calls."""
   some = [r for r in records if r['temperature'] == temperature]
@@ -185,9 +190,16 @@ def _costs(
   if batch not in (None, *sizes):
     raise RunError(f'batch_size={batch}: the run has {", ".join(map(str, sizes))}.')
   by_key = {(r['curve'], str(r['value'])): r for r in some if r['batch'] == (batch or sizes[0])}
-  if all(r['latency'] and r['latency']['ratio'] for r in by_key.values()):
+  latencies = [by_key[_key(point)]['latency'] for point in compared]
+  if all(x and x['ratio'] for x in latencies):
     return lambda point: 1 / by_key[_key(point)]['latency']['ratio'], TIME
-  calls = lambda point: by_key[_key(point)]['counts']['calls_per_token'] or 0.0
+
+  def calls(point: Point) -> float:
+    counted = by_key[_key(point)]['counts']
+    if not counted or counted['calls_per_token'] is None:
+      raise RunError(f'{point.label} has neither times nor calls at this batch size; choose others with --curve.')
+    return counted['calls_per_token']
+
   return lambda point: calls(point) / calls(experiment.reference_of(point)), CALLS
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import json
 from typing import Any
 
-import jax
 import numpy as np
 
 from speccascade import checkpoints, methods, rules
@@ -80,7 +80,7 @@ class Point:
   @property
   def key(self) -> tuple[str, Any]:
     """The curve's name and the value as JSON has it."""
-    return self.curve.name, list(self.value) if isinstance(self.value, tuple) else self.value
+    return self.curve.name, json.loads(json.dumps(self.value))
 
   @property
   def label(self) -> str:
@@ -108,7 +108,7 @@ class Curve:
     method: a function of `speccascade.methods`, or one like them.
     rule: the first argument of the method, if it takes one.
     parameter: what varies: a parameter of the rule, or else of the method; None: nothing.
-    values: the values of the parameter, a point each. They may be tuples.
+    values: the values of the parameter, a point each: numbers, texts, or tuples of them.
     settings: arguments of the method.
     rule_settings: arguments of the rule.
   """
@@ -133,7 +133,7 @@ class Curve:
       rule_settings = _merged(self, 'rule_settings', bound, self.rule_settings)
     elif self.rule_settings:
       raise ValueError(f'{self.name}: rule_settings={dict(self.rule_settings)} without a rule.')
-    values = tuple(tuple(v) if isinstance(v, list) else v for v in _listed(self, self.values))
+    values = tuple(map(_of_python, _listed(self, self.values)))
     new = dict(method=method, rule=rule, values=values, settings=settings, rule_settings=rule_settings)
     for name, value in new.items():
       object.__setattr__(self, name, value)
@@ -163,6 +163,14 @@ class Curve:
     infinite = lambda x: isinstance(x, float) and not np.isfinite(x)
     if odd := [x for x in self.values if any(map(infinite, x if isinstance(x, tuple) else [x]))]:
       raise ValueError(f'{self.name}: values has {odd[0]}; give finite numbers.')
+    for value in self.values:
+      try:
+        json.dumps(value, allow_nan=False)
+      except (TypeError, ValueError):
+        raise ValueError(
+          f'{self.name}: values has {value!r}, which results cannot hold; give numbers or texts, and a curve to each of '
+          'several functions.'
+        ) from None
     if not self.values:
       raise ValueError(f'{self.name} has no values; leave values out, or give one at least.')
     if self.parameter is None:
@@ -222,6 +230,13 @@ def _listed(curve: Curve, values: Any) -> Sequence:
   return values
 
 
+def _of_python(value: Any) -> Any:
+  """Return a value with numpy's numbers as Python's, and lists as tuples."""
+  if isinstance(value, np.generic | np.ndarray):
+    value = value.tolist()
+  return tuple(map(_of_python, value)) if isinstance(value, list | tuple) else value
+
+
 def _merged(curve: Curve, name: str, bound: dict, given: Any) -> dict:
   """Return settings of both kinds, refusing two values for one name."""
   if not isinstance(given, Mapping):
@@ -242,10 +257,4 @@ def _score(name: str, score: Any) -> Callable:
 
 
 def _arguments(settings: Mapping[str, Any]) -> str:
-  def text(value):
-    arrays = [x for x in jax.tree.leaves(value) if isinstance(x, np.ndarray)]
-    if arrays:  # what was learned
-      return f'arrays {storage.digest(b"".join(x.tobytes() for x in arrays))}'
-    return rules.name_of(value) if callable(value) and hasattr(value, '__name__') else repr(value)
-
-  return f'({", ".join(f"{k}={text(v)}" for k, v in sorted(settings.items()))})'
+  return f'({", ".join(f"{k}={plugins.described(v)}" for k, v in sorted(settings.items()))})'

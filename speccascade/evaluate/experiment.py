@@ -14,6 +14,7 @@ from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.engine import inputs, plans
+from speccascade.evaluate import plugins
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import storage
 from speccascade.models import translation
@@ -276,7 +277,7 @@ def _sources(curves: Sequence[Curve]) -> list[str]:
 
 def _described(models: Any) -> str:
   if callable(models):
-    return getattr(models, '__name__', repr(models))
+    return plugins.described(models)
   return ', '.join(m.name if isinstance(m, Model) else _described(m) if callable(m) else str(m) for m in models)
 
 

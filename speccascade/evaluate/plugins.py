@@ -4,11 +4,18 @@ A rule's identity decides the program (plain speculative decoding has a bonus to
 the config binds on the function is returned with it, never dropped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 import inspect
 import sys
 from typing import Any
+
+import jax
+import numpy as np
+
+from speccascade import rules
+from speccascade.host import storage
 
 
 def resolve(function: Callable) -> tuple[Callable, dict[str, Any]]:
@@ -39,6 +46,27 @@ def plain(value: Any) -> Any:
   if bound:
     return functools.partial(function, **bound)
   return function
+
+
+def described(value: Any) -> str:
+  """Return a value as text that is the same in every process: functions by name, with what is bound to them."""
+  if isinstance(value, functools.partial):
+    bound = [*map(described, value.args), *(f'{k}={described(v)}' for k, v in sorted(value.keywords.items()))]
+    return f'{described(value.func)}({", ".join(bound)})'
+  if isinstance(value, Mapping):
+    return '{' + ', '.join(f'{k!r}: {described(v)}' for k, v in value.items()) + '}'
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    fields = [f for f in dataclasses.fields(value) if f.repr]
+    return f'{type(value).__name__}({", ".join(f"{f.name}={described(getattr(value, f.name))}" for f in fields)})'
+  arrays = [x for x in jax.tree.leaves(value) if isinstance(x, np.ndarray)]
+  if arrays:  # what was learned
+    return f'arrays {storage.digest(b"".join(x.tobytes() for x in arrays))}'
+  if isinstance(value, list | tuple):
+    ends = '[]' if isinstance(value, list) else '()'
+    comma = ',' if len(value) == 1 and isinstance(value, tuple) else ''
+    return f'{ends[0]}{", ".join(map(described, value))}{comma}{ends[1]}'
+  named = callable(value) and hasattr(value, '__name__') or type(value).__repr__ is object.__repr__
+  return rules.name_of(value) if named else repr(value)
 
 
 def keywords(function: Callable) -> list[str]:

@@ -197,6 +197,11 @@ def _batch(experiment: Experiment, examples: Sequence[Example]) -> int:
   return min(experiment.quality_batch, len(examples))
 
 
+def quality_batch(experiment: Experiment) -> int:
+  """Return the batch size in which the quality protocol decodes, 1 where it decodes nothing."""
+  return max(1, _batch(experiment, quality_examples(experiment)))
+
+
 def quality_examples(experiment: Experiment) -> list[Example]:
   """Return the examples in the order in which they are decoded, the longest prompts first."""
   examples = experiment.task.examples[: experiment.quality_examples]

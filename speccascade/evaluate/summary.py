@@ -10,7 +10,7 @@ from speccascade.data.examples import Example, Task
 from speccascade.engine.method import SequenceCascade
 from speccascade.engine.phases import Verify
 from speccascade.engine.stats import PER_MODEL
-from speccascade.evaluate import breakdown, intervals, protocols
+from speccascade.evaluate import breakdown, intervals, plugins, protocols
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import BY_POSITION, PER_ROW
@@ -19,6 +19,7 @@ from speccascade.methods import autoregressive
 from speccascade.planning import cost_model
 
 NOTHING = dict(examples=0, faults=0, fault=None, quality=None, quality_ci=None, counts=None)
+OF_METHOD = ('deferral_rate', 'acceptance', 'tokens_per_round', 'calls_per_token', *BY_POSITION, *breakdown.NAMES)
 Resampled = dict[str, np.ndarray | None]  # a metric on each resample of the examples, None where it has no sums
 Key = tuple[float, str, str]  # temperature, curve, value
 
@@ -71,7 +72,7 @@ def points(
         name, value = point.key
         about = dict(curve=name, parameter=point.curve.parameter, value=value, temperature=temperature, batch=batch)
         record = about | by_point.get((temperature, *_named(point)), NOTHING)
-        record['counts'] = _at_batch(experiment, point, batch, record['counts'])
+        record['counts'] = _at_batch(experiment, point, batch, record['counts']) if timings else record['counts']
         base = experiment.reference_of(point)
         record['quality_gain_ci'] = {} if base is None else _gains(quality[_named(point)], quality[_named(base)])
         record['latency'] = _latency(timed.get(_named(point)), base and timed.get(_named(base)), experiment.seed)
@@ -83,12 +84,14 @@ def points(
 
 
 def _at_batch(experiment: Experiment, point: Point, batch: int, counted: dict | None) -> dict | None:
-  """Return counts without rates that do not hold for a batch of this size, which another method decodes."""
-  if point.plan is None or counted is None:
-    return counted
+  """Return counts without those that do not hold for a batch of this size, which another method decodes."""
+  if counted is None:
+    return None
   method = point.build()
-  same = str(method.at(batch)) == str(method.at(min(experiment.quality_batch, len(experiment.task.examples))))
-  return counted if same else counted | dict(acceptance=None, tokens_per_round=None)
+  mine, theirs = (plugins.described(method.at(n)) for n in (batch, protocols.quality_batch(experiment)))
+  if mine == theirs:
+    return counted
+  return counted | dict.fromkeys(name for name in counted if name in OF_METHOD)
 
 
 def _named(point: Point) -> tuple[str, str]:
@@ -296,7 +299,7 @@ def _add_matched(
         draws.append((values, weights @ pairs))
     if draws:
       speeds = np.stack([sums[:, 0] / np.maximum(sums[:, 1], 1e-12) for _, sums in draws], 1)
-      between = curve[0]['parameter'] not in pts.DISCRETE
+      between = pts.between(curve)
       speedups = intervals.reaching(np.stack([values for values, _ in draws], 1), speeds, wanted, between=between)
       for record in curve:
         record['matched_ci'] = intervals.reached(speedups)

@@ -230,7 +230,7 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
   for line in lines:
     value = '' if line['value'] is None else str(line['value'])
     groups.setdefault((line['curve'], value, line['temperature']), []).append(line)
-  tables.append(_waste({key: some for key, some in groups.items() if sum(map(bool, some[0]['calls'])) > 1}))
+  tables.append(_waste(groups))
   of_profile = {point.curve.name for point in used}
   chosen = {key: some for key, some in groups.items() if key[0] in of_profile}
   return tables + [fairness(' '.join(filter(None, map(str, key))), some) for key, some in chosen.items()]
@@ -248,12 +248,18 @@ def _chosen(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
 
 
 def _waste(groups: Mapping[tuple, list[Mapping]]) -> dict:
-  """Return the share of the positions the verifier scored whose distribution no token of the output came from."""
+  """Return the share of the positions the verifier scored whose distribution no token of the output came from.
+
+  Groups that one model decoded, or in which the last model scored nothing, are left out.
+  """
   rows = []
   for (curve, value, temperature), lines in groups.items():
     scored = sum(map(_scored, lines))
     emitted = sum(x['emitted'] for x in lines)
     rounds = sum(x['rounds'] for x in lines)
+    called = [sum(column) > 0 for column in zip(*(x['calls'] for x in lines), strict=True)]
+    if sum(called) < 2 or not rounds or not scored:
+      continue
     rows.append([curve, value, temperature, emitted / rounds, scored / rounds, 1 - emitted / scored])
   columns = ['curve', 'value', 'T', 'tokens a round', 'positions scored a round', 'wasted']
   return dict(title='Wasted verification', columns=columns, rows=rows, note='')

@@ -13,6 +13,7 @@ import numpy as np
 
 from speccascade import backends, sampling
 from speccascade.backends import sharding
+from speccascade.data.examples import Example
 from speccascade.decode import scoring
 from speccascade.engine import inputs
 from speccascade.evaluate.curves import Point
@@ -31,7 +32,7 @@ def selected(experiment: Experiment) -> list[Point]:
 
 def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> list[dict]:
   """Return the traces of the first examples at every temperature, from the lines of the quality protocol."""
-  examples = list(experiment.task.examples[: experiment.trace_examples])
+  examples = _examples(experiment)
   key = lambda line: (line['temperature'], line['curve'], str(line['value']), line['example'])
   by_key = {key(line): line for line in wanted(experiment, lines)}
   made = []
@@ -59,8 +60,13 @@ def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> lis
 
 def wanted(experiment: Experiment, lines: Iterable[dict]) -> Iterator[dict]:
   """Yield the lines of the quality protocol of which traces are made."""
-  indices = {e.index for e in experiment.task.examples[: experiment.trace_examples]}
+  indices = {e.index for e in _examples(experiment)}
   return (line for line in lines if line['example'] in indices)
+
+
+def _examples(experiment: Experiment) -> list[Example]:
+  """Return the first examples of those that are decoded."""
+  return list(experiment.task.examples[: experiment.quality_examples][: experiment.trace_examples])
 
 
 def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list[dict]]:

@@ -1,7 +1,8 @@
 """Learned deferral: the head of `rules.learned` and `rules.learned_opt`, trained on what both models make of texts.
 
 A job reads the texts of a task with both models in one pass, records `rules.features` of each token, and fits the head
-by one of `LOSSES`. OUT/NAME/router.json has its weights and the names of its models; `load` makes the rule of it.
+by one of `LOSSES`. OUT/NAME/router.json has its weights, the names of its models and what it was trained on; `load`
+makes the rule of it.
 
 Axis letters: B batch, L target, N tokens, F features, V vocabulary.
 """
@@ -20,6 +21,7 @@ import numpy as np
 import optax
 
 from speccascade import methods, rules, sampling
+from speccascade.checkpoints import digests
 from speccascade.data.examples import Task
 from speccascade.data.prompts import truncation
 from speccascade.decode import decode
@@ -322,17 +324,35 @@ class Router:
       checked_int(f'router {self.name}: {name}', getattr(self, name))
 
   def run(self, out: Path, echo: Callable = print) -> functools.partial:
-    """Train in `out`/name, unless that was done; return the rule."""
+    """Train in `out`/name, unless that was done; return the rule. One that was trained otherwise is refused."""
     file = out / self.name / FILE
-    if not file.is_file():
+    identity = self._identity()
+    if file.is_file():
+      before = json.loads(file.read_text())
+      for name, value in identity.items():
+        if before.get(name) != value:
+          raise ValueError(
+            f'{file} was trained with {name} {before.get(name)}, not {value}: choose another folder, or remove it'
+          )
+    else:
       tokens = self._tokens(echo)
       settings = {name: getattr(self, name) for name in ('alone', 'hidden', 'steps', 'learning_rate', 'decay', 'seed')}
       weights = fit(LOSSES[self.loss], tokens, **settings)
       rule = functools.partial(RULES[self.alone], weights=weights)
-      save(file.parent, weights, self.models, loss=self.loss, alone=self.alone, quantiles=_quantiles(rule, tokens))
+      save(file.parent, weights, self.models, **identity, quantiles=_quantiles(rule, tokens))
     for share, alpha in json.loads(file.read_text())['quantiles'].items():
       echo(f'α = {alpha:.4g} defers {share} of the tokens')
     return load(file, self.models)
+
+  def _identity(self) -> dict[str, Any]:
+    """Return what decides the weights: settings, and digests of the models and of the task; rounding apart."""
+    names = ('loss', 'alone', 'texts', 'tolerance', 'hidden', 'steps', 'learning_rate', 'decay', 'seed')
+    identity = {name: getattr(self, name) for name in names}
+    identity |= {k: digests.of_params(m.params) for k, m in zip(('drafter', 'verifier'), self.models, strict=True)}
+    task = self.task
+    about = [task.max_prompt_tokens, task.max_new_tokens, list(task.stop), list(task.metrics)]
+    texts = [[e.prompt, e.references, e.info] for e in task.examples]
+    return identity | {'task': storage.digest_of_json([*about, texts])}
 
   def _tokens(self, echo: Callable) -> Tokens:
     if self.loss == 'swap':

@@ -318,6 +318,26 @@ def test_costs_are_times_of_a_batch_size_or_else_calls():
   assert untimed['settings'][0]['cost'] == pytest.approx(1 / 5) and untimed['measure'] == calibration_report.CALLS
 
 
+def test_times_of_curves_that_are_not_compared_are_not_needed():
+  made = experiment(task(60))
+  _, records = decoded(made, ERRORS)
+  some = [r | {'latency': {'ratio': None}} if r['curve'] in ('opt', 'target only') else r for r in records]
+  assert report(made, records=some, curves=['plain'])['measure'] == calibration_report.TIME
+  assert report(made, records=some)['measure'] == calibration_report.CALLS
+  none = [r | {'counts': {'calls_per_token': None}} for r in some]
+  with pytest.raises(RunError, match=having('opt alpha=0.0', 'neither times nor calls')):
+    report(made, records=none)
+
+
+def test_a_curve_without_a_reference_is_named():
+  other = dataclasses.replace(OPT, name='other')
+  made = Experiment(task(60), toys.models, [TARGET, OPT, other], reference='opt', temperatures=(0.0,))
+  lines, records = decoded(made, ERRORS | {point.label: 10 for point in made.points})
+  assert calibration_report.candidates(made, lines, records, 'overlap', curves=['other'])[0]
+  with pytest.raises(RunError, match=having('target only has no reference', 'opt', '--curve')):
+    calibration_report.candidates(made, lines, records, 'overlap', curves=['target only'])
+
+
 BAD = {
   'no such metric': (dict(loss='meteor'), ('loss=meteor', 'chrf')),
   'a metric of longer scores': (dict(loss='length'), ('loss=length', '4')),

@@ -58,6 +58,18 @@ def test_the_parameter_is_the_rules_or_else_the_methods():
   assert [p.key for p in alone.points()] == [('draft only', None)] and alone.build().slots == (0,)
 
 
+def test_values_are_what_results_can_hold():
+  curve = Curve('opt', methods.speculative, rules.opt, 'alpha', list(np.linspace(0, 0.5, 2)))
+  assert curve.values == (0.0, 0.5) and all(type(v) is float for v in curve.values)
+  pairs = [tuple(np.array([w, 1 - w])) for w in (0.25, 0.5)]
+  curve = Curve('we', methods.naive_cos, rules.weighted, 'weights', pairs)
+  assert [str(p.key[1]) for p in curve.points()] == ['[0.25, 0.75]', '[0.5, 0.5]']
+  assert says(str(curve), '[(0.25, 0.75), (0.5, 0.5)]')
+  for value in (stopping.Heuristic(), acceptance.block):
+    name = 'accept' if callable(value) else 'policy'
+    assert says(error('mine', methods.speculative, None, name, (value,)), 'mine', 'values', 'results cannot hold')
+
+
 def test_settings_of_the_rule_are_bound_to_it():
   curve = Curve('we', methods.ensemble, rules.weighted, rule_settings={'weights': (0.5, 0.5)})
   partial = Curve('we', methods.ensemble, functools.partial(rules.weighted, weights=(0.5, 0.5)))

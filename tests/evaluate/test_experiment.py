@@ -1,14 +1,16 @@
 """An experiment is checked completely before anything is loaded."""
 
 import dataclasses
+import functools
 import importlib
 
 import jax
 from matching import having, says
+import numpy as np
 import pytest
 import toys
 
-from speccascade import methods, rules, Sampler, sampling
+from speccascade import acceptance, methods, rules, Sampler, sampling
 from speccascade.checkpoints import hf
 from speccascade.data import metrics
 from speccascade.data.examples import Task
@@ -136,6 +138,23 @@ def test_the_description_changes_with_all_that_decides_the_results():
   examples = [*toys.task().examples[:3], changed, *toys.task().examples[4:]]
   others.append(make(task=dataclasses.replace(toys.task(), examples=examples)))
   assert len({base, *(o.describe() for o in others)}) == len(others) + 1
+
+
+def test_functions_in_a_description_have_names_and_no_addresses():
+  partial = functools.partial
+  choices = {1: methods.speculative(block=3), 8: methods.autoregressive(1)}
+  curves = [
+    TARGET,
+    Curve('own', methods.by_batch, settings={'choices': choices}),
+    Curve('texts', methods.sequence_cascade, settings={'score': partial(np.quantile, q=0.2)}),
+    Curve('chain', methods.naive_cos, rules.chain, rule_settings={'rule': partial(rules.opt, alpha=0.1)}),
+  ]
+  text = make(curves=curves, models=partial(toys.task, new=3)).describe()
+  assert ' at 0x' not in text and 'models: task(new=3)' in text
+  assert 'sequence_cascade(score=quantile(q=0.2))' in text and 'chain(rule=opt(alpha=0.1))' in text
+  others = [{**choices, 1: methods.speculative(block=2)}, {**choices, 1: methods.speculative(accept=acceptance.block)}]
+  others += [{**choices, 1: methods.speculative(partial(rules.opt, alpha=a), block=3)} for a in (0.1, 0.2)]
+  assert len({str(Curve('own', methods.by_batch, settings={'choices': c})) for c in [choices, *others]}) == 5
 
 
 def test_the_description_changes_with_the_source_of_a_rule_of_ones_own(tmp_path, monkeypatch):

@@ -488,6 +488,12 @@ def test_traced_probabilities_are_those_the_tokens_were_drawn_with(loaded, model
       tokens.append(token)
 
 
+def test_traces_are_of_examples_that_were_decoded(loaded, quality):
+  lines = [line for line in _lines(quality) if line['example'] == 0]
+  fewer = dataclasses.replace(EXPERIMENT, temperatures=(0.0,), quality_examples=1)
+  assert [x['example'] for x in trace.traces(fewer, loaded, lines)] == [0] * 3
+
+
 def test_traces_know_the_penalties(loaded, models, tmp_path):
   penalties = dict(repetition_penalty=2.0, presence_penalty=1.5, frequency_penalty=1.0)
   experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET], temperatures=(1.0,), trace_examples=1, **penalties)

@@ -52,6 +52,11 @@ def test_between_two_block_sizes_there_is_nothing():
   assert tables.matching_speed(blocks, 'bleu', 28.0) == 1.0
 
 
+def test_between_values_that_are_no_numbers_there_is_nothing():
+  scores = [point('seq', v, q, r, parameter='score') for v, q, r in (('sum', 29.0, 1.0), ('mean', 27.0, 2.0))]
+  assert tables.matching_speed(scores, 'bleu', 28.0) == 1.0
+
+
 def test_points_without_a_time_are_left_out():
   points = [point('curve', 0.0, 29.0, 1.0), point('curve', 0.5, 40.0), point('curve', 1.0, 27.0, 2.0)]
   assert tables.matching_speed(points, 'bleu', 28.0) == pytest.approx(1.5)

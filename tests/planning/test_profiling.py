@@ -284,6 +284,15 @@ def test_a_run_counts_wasted_verification_and_whose(made, tmp_path):
   assert 'verified fewest' in drawn[1].files['verified_lengths.svg'].decode()
 
 
+def test_waste_is_counted_where_the_last_model_scored_what_others_drafted():
+  line = dict(calls=[2, 0, 2], positions=[4, 0, 8], emitted=6, rounds=2)
+  unread = dict(calls=[2, 0, 0], positions=[4, 0, 0], emitted=0, rounds=0)
+  of = lambda *lines: sv_studies._waste({('SV', '', 1.0): lines})['rows']
+  assert of(line, line) == of(unread, line, line) == [['SV', '', 1.0, 3.0, 4.0, 0.25]]
+  assert of(unread) == of(line | dict(positions=[4, 8, 0], calls=[2, 2, 0])) == of(line | dict(calls=[0, 0, 2])) == []
+  assert of(line | dict(rounds=0, emitted=0)) == []
+
+
 # ---- of three models ----
 
 

@@ -1,5 +1,6 @@
 """Learned deferral: its losses, its data, which the loop makes, and its files."""
 
+import dataclasses
 import functools
 import json
 
@@ -162,6 +163,24 @@ def test_a_job_trains_saves_and_loads_a_rule_that_the_loop_follows(alone, models
   assert alone or none.tokens == drafter.tokens  # a token cascade asks the verifier after `max_draft` tokens too
   calls = [out.stats.calls.sum(0)[1] for out in (none, some, every)]
   assert calls[0] < calls[1] <= calls[2]
+
+
+def test_a_trained_job_is_not_trained_again_and_refuses_what_would_change_it(models, tmp_path, monkeypatch):
+  job = router.Router('r', models, embedded.task(count=2), steps=2, batch_size=2)
+  first = job.run(tmp_path, str)
+  monkeypatch.setattr(router, 'fit', None)
+  again = dataclasses.replace(job, batch_size=4).run(tmp_path, str)
+  jax.tree.map(np.testing.assert_array_equal, again.keywords, first.keywords)
+  noise = [m.replace(params=jax.tree.map(lambda x: x + 1, m.params)) for m in models]
+  others = {'loss': 'marginal', 'seed': 7, 'alone': True, 'steps': 3}
+  others |= {'task': embedded.task(count=3), 'models': [models[0], noise[1]]}
+  for name, value in others.items():
+    name_there = 'verifier' if name == 'models' else name
+    with pytest.raises(ValueError, match=having(str(tmp_path), f'trained with {name_there} ', 'another folder')):
+      dataclasses.replace(job, **{name: value}).run(tmp_path, str)
+  router.save(tmp_path / 'r', first.keywords['weights'], models, alone=False)  # as an older version
+  with pytest.raises(ValueError, match=having('None', 'another folder')):
+    job.run(tmp_path, str)
 
 
 def test_what_is_loaded_and_what_is_refused(tmp_path):

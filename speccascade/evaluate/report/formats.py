@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,11 @@ def acceptance_csv(results: dict) -> str:
   The key is the number of the round, the domain, or the lower bound of the prompt's acceptance.
   """
   rows = []
-  batch = results['points'][0]['batch'] if results['points'] else None
-  for p in (p for p in results['points'] if p['batch'] == batch):  # counts are of all batch sizes the same
+  by_setting: dict[str, dict] = {}  # counts are the same for all batch sizes for which there are any
+  for p in results['points']:
+    if pts.count(p, 'acceptance_by_prompt'):
+      by_setting.setdefault(json.dumps([p[k] for k in BREAKDOWN[:4]]), p)
+  for p in by_setting.values():
     about = [p[k] for k in BREAKDOWN[:4]]
     rounds = zip(pts.count(p, 'texts_by_round') or [], pts.count(p, 'accepted_by_round') or [], strict=True)
     rows += [[*about, 'round', i, texts, None, accepted] for i, (texts, accepted) in enumerate(rounds, 1)]

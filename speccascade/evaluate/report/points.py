@@ -38,6 +38,11 @@ def curves(points: Sequence[Point]) -> dict[str, list[Point]]:
   return grouped
 
 
+def between(points: Sequence[Point]) -> bool:
+  """Return whether there are methods between the points of a curve, so that their numbers may be interpolated."""
+  return points[0]['parameter'] not in DISCRETE and all(number(p) is not None for p in points)
+
+
 def distinct(points: Sequence[Point]) -> list[Point]:
   """Return points of any curves, one for all settings of a curve that decoded alike.
 

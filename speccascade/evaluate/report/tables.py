@@ -91,7 +91,7 @@ def matching_speed(points: Sequence[dict], metric: str, wanted: float) -> float 
   measured = np.array(_measured(points, metric))
   if not len(measured):
     return None
-  between = points[0]['parameter'] not in pts.DISCRETE
+  between = pts.between(points)
   speed = intervals.reaching(measured[None, :, 0], measured[None, :, 1], np.array([wanted]), between=between)[0]
   return float(speed) if np.isfinite(speed) else None
 
