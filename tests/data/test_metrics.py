@@ -141,6 +141,9 @@ def test_programs_pass_by_their_tests_alone():
 def test_a_lost_first_space_and_a_fenced_block_are_understood():
   fenced = 'Here it is:\n```python\ndef double(x):\n    return x + x\n```\nDone.'
   assert judged('   y = 2 * x\n    return y', fenced) == [1, 1]
+  for word in ('', 'py', 'python3', 'Python', 'python '):
+    source = metrics.programs.program(*examples([''], **CODE), fenced.replace('```python', f'```{word}'))
+    assert 'return x + x\n\n\n' in source and 'Done.' not in source
   assert judged('    y = 2 * x\n   return y') == [0]
 
 
