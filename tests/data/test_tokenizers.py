@@ -341,6 +341,33 @@ def test_older_byte_level_files_are_read(tmp_path):
   assert len(tokenizer.files()) == 3
 
 
+@pytest.mark.parametrize(
+  'settings, ids',
+  [
+    ({'tokenizer_class': 'GPT2Tokenizer'}, ['he', 'Ġ', '12', '.', 'Ċ', 'Ċ', 'e', 'Ì', 'ģ']),
+    ({'add_prefix_space': True}, ['Ġhe', 'Ġ', '12', '.', 'Ċ', 'Ċ', 'e', 'Ì', 'ģ']),
+    ({'tokenizer_class': 'Qwen2Tokenizer'}, ['he', 'Ġ', '1', '2', '.', 'ĊĊ', 'Ã', '©']),
+  ],
+)
+def test_byte_level_files_are_split_as_their_class_does(tmp_path, settings, ids):
+  from tokenizers import pre_tokenizers
+
+  merges = ['1 2', 'Ċ Ċ', 'h e', 'Ġ he']
+  pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(' ', '') for merge in merges)]
+  (tmp_path / 'vocab.json').write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+  (tmp_path / 'merges.txt').write_text('\n'.join(['#version: 0.2', *merges, '']))
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  tokenizer = tokenizers.find(tmp_path)
+  assert [pieces[i] for i in tokenizer.encode('he 12.\n\ne\u0301')] == ids  # as transformers 5.24 reads them
+
+
+def test_a_class_of_byte_level_files_that_is_not_known_is_named(tmp_path):
+  _byte_level(tmp_path)
+  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "WhisperTokenizer"}')
+  with pytest.raises(ValueError, match=having(str(tmp_path), 'WhisperTokenizer', 'use_fast=True')):
+    tokenizers.find(tmp_path).encode('the')
+
+
 def test_byt5_needs_no_vocabulary(tmp_path):
   (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}')
   tokenizer = tokenizers.find(tmp_path)
