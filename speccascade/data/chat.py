@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 FILE = 'chat_template.jinja'
+TOOLS_FILE = 'additional_chat_templates/tool_use.jinja'
 CONFIG = 'tokenizer_config.json'
 
 
@@ -23,7 +24,8 @@ def render(
   """Return the text of chat messages.
 
   Args:
-    folder: the model's folder, whose chat_template.jinja comes before a template of the settings.
+    folder: the model's folder, whose chat_template.jinja comes before a template of the settings. With tools the
+      template of the name tool_use comes first, where there is one.
     messages: messages with a role and a content.
     settings: tokenizer_config.json.
     arguments: further arguments of the template.
@@ -42,7 +44,7 @@ def render(
   for name in ('messages', *tokens):
     if name in arguments:
       raise ValueError(f'chat_template_kwargs: {name} comes from the messages or the tokenizer; leave it out')
-  file, source = _template(folder, settings)
+  file, source = _template(folder, settings, with_tools=arguments.get('tools') is not None)
   try:
     template = _compiled(source)
   except jinja2.TemplateError as e:
@@ -100,15 +102,18 @@ def _strings(value: Any) -> Iterator[str]:
       yield from _strings(part)
 
 
-def _template(folder: pathlib.Path, settings: Mapping[str, Any]) -> tuple[pathlib.Path, str]:
+def _template(folder: pathlib.Path, settings: Mapping[str, Any], with_tools: bool) -> tuple[pathlib.Path, str]:
   """Return the file of a folder's template, and the template."""
-  if (folder / FILE).is_file():
-    return folder / FILE, (folder / FILE).read_text(encoding='utf-8')
+  for name in (TOOLS_FILE, FILE) if with_tools else (FILE,):
+    if (folder / name).is_file():
+      return folder / name, (folder / name).read_text(encoding='utf-8')
   file = folder / CONFIG
   template = settings.get('chat_template')
   if isinstance(template, list):
     by_name = {x.get('name'): x.get('template') for x in template if isinstance(x, dict)}
     template = by_name.get('default')
+    if with_tools:
+      template = by_name.get('tool_use', template)
     if not isinstance(template, str):
       raise ValueError(f"{file}: none of the chat templates {list(by_name)} is called 'default'; put one into {FILE}")
   if not isinstance(template, str):

@@ -220,6 +220,20 @@ def test_a_template_is_in_a_list_or_in_its_own_file(tmp_path):
   assert str(tmp_path / 'chat_template.jinja') in tokenizer.files()  # a converted checkpoint keeps it
 
 
+def test_tools_have_a_template_of_their_own(tmp_path):
+  several = [{'name': 'default', 'template': 'a'}, {'name': 'tool_use', 'template': 'the {{ tools[0] }}'}]
+  tokenizer = _chatty(tmp_path, several)
+  assert (tokenizer.chat_text(HELLO), tokenizer.chat_text(HELLO, tools=['x'])) == ('a', 'the x')
+  assert _chatty(tmp_path, several[:1]).chat_text(HELLO, tools=['x']) == 'a'
+  (tmp_path / 'chat_template.jinja').write_text('user')
+  (tmp_path / 'additional_chat_templates').mkdir()
+  (tmp_path / 'additional_chat_templates' / 'tool_use.jinja').write_text('system {{ tools[0] }}')
+  assert (tokenizer.chat_text(HELLO), tokenizer.chat_text(HELLO, tools=['x'])) == ('user', 'system x')
+  (tmp_path / 'copy').mkdir()
+  checkpoints.files.copy_tokenizer(tokenizer, tmp_path / 'copy')
+  assert tokenizers.find(tmp_path / 'copy').chat_text(HELLO, tools=['x']) == 'system x'
+
+
 def test_a_template_is_laid_out_as_its_writer_saw_it(tmp_path):
   lines = '{% for m in messages %}\n  {% if m.role == "user" %}\n[{{ m | tojson }}]\n  {% endif %}\n{% endfor %}\n'
   _chatty(tmp_path, lines)
