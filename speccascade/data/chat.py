@@ -41,6 +41,7 @@ def render(
   import jinja2  # lazily: only chat needs it
 
   _check(messages, forbidden)
+  check_characters(arguments, 'chat_template_kwargs')
   for name in ('messages', *tokens):
     if name in arguments:
       raise ValueError(f'chat_template_kwargs: {name} comes from the messages or the tokenizer; leave it out')
@@ -58,6 +59,14 @@ def render(
     return template.render(messages=messages, **arguments, **tokens)
   except Exception as e:  # a template is a program, and may raise anything
     raise ValueError(f'{file}: the chat template refuses the messages ({e}); change their roles or contents') from None
+
+
+def check_characters(value: Any, what: str):
+  """Raise if a text, or a text inside of lists and mappings, has a lone surrogate, as JSON's "\\ud83d" is."""
+  try:
+    ''.join(_strings(value)).encode()
+  except UnicodeEncodeError:
+    raise ValueError(f'{what} contains half a character (a lone surrogate); read its text as UTF-8') from None
 
 
 class _Parts(list):
@@ -78,6 +87,7 @@ def _check(messages: Sequence[Mapping[str, Any]], forbidden: Sequence[str]):
         f'message {i} is {message!r}; a message has a role and a content, both of them texts, or as content parts '
         "[{'type': 'text', 'text': 'Hello.'}]"
       )
+    check_characters(message, f'message {i}')
     text = ''.join(_strings(message))
     for token in forbidden:
       if token in text:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from speccascade.data import tokenizers
+from speccascade.data import chat, tokenizers
 from speccascade.data.examples import Example, Prompt
 
 Record = Mapping[str, Any]
@@ -108,6 +108,7 @@ class Template:
         raise ValueError(
           f'{where}: {self.prompt_field} is a list; prefix, suffix, shots and chat need a text: leave them out.'
         )
+      chat.check_characters(ready, f'{where}: the field {self.prompt_field!r}')
       return ready
     render, text = self._question(record, where)
     question = render(text)
@@ -187,10 +188,7 @@ def _texts(template: str, record: Record, where: str) -> dict[str, Any]:
   for name, value in fields.items():
     if value is None or (isinstance(value, list) and None in value):
       raise ValueError(f'{where}: the field {name!r} is null; give it a text, or remove the line.')
-    try:
-      str(value).encode()
-    except UnicodeEncodeError:
-      raise ValueError(f'{where}: the field {name!r} contains half a character (a lone surrogate).') from None
+    chat.check_characters(value, f'{where}: the field {name!r}')
   return fields
 
 

@@ -250,6 +250,16 @@ def test_conversations_ask_their_first_turns(chatty, tmp_path):
     files.conversations(str(path))
 
 
+def test_half_a_character_in_messages_is_named_with_its_line(tmp_path):
+  path = tmp_path / 'chats'
+  path.write_text('{"prompt": [{"role": "user", "content": "a \\ud83d"}]}')
+  with pytest.raises(ValueError, match=having('chats, line 1', "'prompt'", 'half a character')):
+    files.jsonl(str(path), target_field=None, metrics=['words'])
+  path.write_text('{"messages": []}\n{"messages": [{"role": "user", "content": "a \\ud83d"}]}')
+  with pytest.raises(ValueError, match=having('chats, line 2', 'half a character')):
+    files.conversations(str(path), chat=True)
+
+
 def test_cutting_never_splits_a_character(byt5):
   tokenizer = find(byt5)
   for limit in range(4, 12):

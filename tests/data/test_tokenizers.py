@@ -303,6 +303,7 @@ def test_special_tokens_in_messages_become_ids_unless_chats_are_plain(tmp_path):
     (TEMPLATE, [*HELLO, {'role': 'system', 'content': 'a'}], r'\(the system speaks first\)'),
     (TEMPLATE, [{'role': 'user'}], having('message 0', "{'role': 'user'}")),
     (TEMPLATE, [*HELLO, {'role': 'user', 'content': 3}], 'message 1'),
+    (TEMPLATE, [*HELLO, {'role': 'user', 'content': '\ud83d'}], having('message 1', 'half a character')),
     (TEMPLATE, [], r'messages=\[\]'),
     ("{{ ''.__class__.__mro__ }}", HELLO, 'refuses the messages'),  # it reaches its variables alone
     ('{{ messages.append(1) }}', HELLO, 'refuses the messages'),
