@@ -200,7 +200,10 @@ def number(text: str) -> Fraction | None:
   if not numbers:
     return None
   written = re.sub(r'[$,]', '', numbers[0])
-  value = sum(abs(Fraction(part)) for part in written.split())  # 1 1/2 is a sum
+  try:
+    value = sum(abs(Fraction(part)) for part in written.split())  # 1 1/2 is a sum
+  except ValueError:  # thousands of digits, as of a model that repeats itself: more than Python converts
+    return None
   return -value if written.startswith('-') else value
 
 
