@@ -107,7 +107,16 @@ def test_equal_numbers_need_not_be_written_alike():
 
 @pytest.mark.parametrize(
   'text, letter',
-  [(' B', 'B'), ('B. Because', 'B'), ('(C)', 'C'), ('A good answer is D', 'D'), ('Answer: (b)', 'B'), ('Every', None)],
+  [
+    (' B', 'B'),
+    ('B. Because', 'B'),
+    ('(C)', 'C'),
+    ('A good answer is D', 'D'),
+    ('Answer: (b)', 'B'),
+    ('The ANSWER is a.', 'A'),
+    ('The answer is a polygon: C', 'C'),
+    ('Every', None),
+  ],
 )
 def test_a_choice_is_the_letter_that_is_stated(text, letter):
   assert metrics.letter(text) == letter
