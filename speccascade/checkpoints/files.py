@@ -124,6 +124,8 @@ def file_checksum(file: Path) -> int:
 def copy_tokenizer(tokenizer, folder: Path) -> list[str]:
   """Copy a tokenizer's files into a folder and return their names."""
   files = tokenizer.files() if tokenizer is not None else []
-  for file in files:
-    shutil.copyfile(file, folder / Path(file).name)
-  return [Path(file).name for file in files]
+  names = [os.path.relpath(file, Path(tokenizer.path).parent) for file in files]
+  for file, name in zip(files, names, strict=True):
+    (folder / name).parent.mkdir(exist_ok=True)
+    shutil.copyfile(file, folder / name)
+  return names

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 FILE = 'chat_template.jinja'
+TOOLS_FILE = 'additional_chat_templates/tool_use.jinja'
 CONFIG = 'tokenizer_config.json'
 
 
@@ -23,7 +24,8 @@ def render(
   """Return the text of chat messages.
 
   Args:
-    folder: the model's folder, whose chat_template.jinja comes before a template of the settings.
+    folder: the model's folder, whose chat_template.jinja comes before a template of the settings. With tools the
+      template of the name tool_use comes first, where there is one.
     messages: messages with a role and a content.
     settings: tokenizer_config.json.
     arguments: further arguments of the template.
@@ -39,10 +41,11 @@ def render(
   import jinja2  # lazily: only chat needs it
 
   _check(messages, forbidden)
+  check_characters(arguments, 'chat_template_kwargs')
   for name in ('messages', *tokens):
     if name in arguments:
       raise ValueError(f'chat_template_kwargs: {name} comes from the messages or the tokenizer; leave it out')
-  file, source = _template(folder, settings)
+  file, source = _template(folder, settings, with_tools=arguments.get('tools') is not None)
   try:
     template = _compiled(source)
   except jinja2.TemplateError as e:
@@ -56,6 +59,14 @@ def render(
     return template.render(messages=messages, **arguments, **tokens)
   except Exception as e:  # a template is a program, and may raise anything
     raise ValueError(f'{file}: the chat template refuses the messages ({e}); change their roles or contents') from None
+
+
+def check_characters(value: Any, what: str):
+  """Raise if a text, or a text inside of lists and mappings, has a lone surrogate, as JSON's "\\ud83d" is."""
+  try:
+    ''.join(_strings(value)).encode()
+  except UnicodeEncodeError:
+    raise ValueError(f'{what} contains half a character (a lone surrogate); read its text as UTF-8') from None
 
 
 class _Parts(list):
@@ -76,6 +87,7 @@ def _check(messages: Sequence[Mapping[str, Any]], forbidden: Sequence[str]):
         f'message {i} is {message!r}; a message has a role and a content, both of them texts, or as content parts '
         "[{'type': 'text', 'text': 'Hello.'}]"
       )
+    check_characters(message, f'message {i}')
     text = ''.join(_strings(message))
     for token in forbidden:
       if token in text:
@@ -100,15 +112,18 @@ def _strings(value: Any) -> Iterator[str]:
       yield from _strings(part)
 
 
-def _template(folder: pathlib.Path, settings: Mapping[str, Any]) -> tuple[pathlib.Path, str]:
+def _template(folder: pathlib.Path, settings: Mapping[str, Any], with_tools: bool) -> tuple[pathlib.Path, str]:
   """Return the file of a folder's template, and the template."""
-  if (folder / FILE).is_file():
-    return folder / FILE, (folder / FILE).read_text(encoding='utf-8')
+  for name in (TOOLS_FILE, FILE) if with_tools else (FILE,):
+    if (folder / name).is_file():
+      return folder / name, (folder / name).read_text(encoding='utf-8')
   file = folder / CONFIG
   template = settings.get('chat_template')
   if isinstance(template, list):
     by_name = {x.get('name'): x.get('template') for x in template if isinstance(x, dict)}
     template = by_name.get('default')
+    if with_tools:
+      template = by_name.get('tool_use', template)
     if not isinstance(template, str):
       raise ValueError(f"{file}: none of the chat templates {list(by_name)} is called 'default'; put one into {FILE}")
   if not isinstance(template, str):

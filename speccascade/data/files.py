@@ -12,6 +12,7 @@ import pathlib
 from typing import Any
 import zlib
 
+from speccascade.data import chat as chats
 from speccascade.data import metrics as metric_table
 from speccascade.data import prompts
 from speccascade.data.examples import Example, Metric, Prompt, Task
@@ -224,6 +225,7 @@ def _opening(record: dict[str, Any], where: str, turns: int) -> list[dict[str, s
     text = message.get('value', message.get('content'))
     if not isinstance(text, str) or not text.strip() or (role == 'assistant' and not messages):
       continue  # parts of longer conversations begin with an answer
+    chats.check_characters(text, f'{where}: a text')
     messages.append({'role': role, 'content': text})
     if [m['role'] for m in messages].count('user') == turns:
       return messages

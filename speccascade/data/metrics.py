@@ -37,7 +37,7 @@ _INTEGER = r'(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)'
 _FRACTION = rf'(?:{_INTEGER} +)?\d+/0*[1-9]\d*'  # 1/2 · 1 1/2
 _DECIMAL = rf'(?:{_INTEGER}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?!\w))?'  # 1,234.5 · 5e3
 _NUMBER = re.compile(rf'(?:(?<![\w).])-\$?)?(?:{_FRACTION}|{_DECIMAL})', re.ASCII)
-_STATED = re.compile(r'\banswer(?: is|:)\s*\(?([A-D])\b', re.IGNORECASE)
+_STATED = re.compile(r'\b(?i:answer(?: is|:))\s*\(?([A-Db-d]|a(?! +\w))\b')  # `a` before a word is an article
 _LETTER = re.compile(r'\b([A-D])\b')
 _TRIVIA_PUNCTUATION = {*string.punctuation, *'‘’´'}
 _ARTICLE = re.compile(r'\b(?:a|an|the)\b')
@@ -200,7 +200,10 @@ def number(text: str) -> Fraction | None:
   if not numbers:
     return None
   written = re.sub(r'[$,]', '', numbers[0])
-  value = sum(abs(Fraction(part)) for part in written.split())  # 1 1/2 is a sum
+  try:
+    value = sum(abs(Fraction(part)) for part in written.split())  # 1 1/2 is a sum
+  except ValueError:  # thousands of digits, as of a model that repeats itself: more than Python converts
+    return None
   return -value if written.startswith('-') else value
 
 

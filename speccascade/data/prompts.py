@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from speccascade.data import tokenizers
+from speccascade.data import chat, tokenizers
 from speccascade.data.examples import Example, Prompt
 
 Record = Mapping[str, Any]
@@ -44,12 +44,25 @@ class Fitter:
     while (excess := self.excess(prompt)) > 0:
       # One pass usually suffices; more are needed where the shorter text is split into other tokens.
       shorter = self._tokenizer.decode(self._tokenizer.encode(text)[:-excess])
-      text = shorter if len(shorter) < len(text) else text[:-1]
+      is_beginning = len(shorter) < len(text) and text.startswith(shorter)  # unknown characters decode to others
+      text = shorter if is_beginning else self._longest(render, text, len(shorter))
       if not text:
         around = str(render(''))[:60]
         raise ValueError(f'{around!r} leaves no room for a text in max_prompt_tokens={self._limit}; raise it.')
       prompt = render(text)
     return prompt
+
+  def _longest(self, render: Callable[[str], Prompt], text: str, guess: int) -> str:
+    """Return the longest beginning of a text that fits the limit, found around a guess of its length."""
+    low, high, step = 0, len(text), 1  # `low` characters fit, `high` do not
+    while high - low > 1:
+      k = guess if low < guess < high else (low + high) // 2
+      if self.excess(render(text[:k])) <= 0:
+        low, guess = k, k + step
+      else:
+        high, guess = k, k - step
+      step *= 2
+    return text[:low]
 
 
 NO_LIMIT = Fitter(None, 0)
@@ -108,6 +121,7 @@ class Template:
         raise ValueError(
           f'{where}: {self.prompt_field} is a list; prefix, suffix, shots and chat need a text: leave them out.'
         )
+      chat.check_characters(ready, f'{where}: the field {self.prompt_field!r}')
       return ready
     render, text = self._question(record, where)
     question = render(text)
@@ -187,10 +201,7 @@ def _texts(template: str, record: Record, where: str) -> dict[str, Any]:
   for name, value in fields.items():
     if value is None or (isinstance(value, list) and None in value):
       raise ValueError(f'{where}: the field {name!r} is null; give it a text, or remove the line.')
-    try:
-      str(value).encode()
-    except UnicodeEncodeError:
-      raise ValueError(f'{where}: the field {name!r} contains half a character (a lone surrogate).') from None
+    chat.check_characters(value, f'{where}: the field {name!r}')
   return fields
 
 

@@ -19,6 +19,12 @@ _MAX_ID = 1 << 22  # larger than any vocabulary
 _STRIPS = {'lstrip': True, 'rstrip': True}  # of sentinels and control tokens: they take the spaces around them
 _TEXT = '\0'  # marks the text between added tokens
 _BYTE = re.compile('<0x([0-9A-F]{2})>')
+_GPT2 = ('GPT2Tokenizer', 'GPT2TokenizerFast')  # OPT's too
+_QWEN2 = ('Qwen2Tokenizer', 'Qwen2TokenizerFast')
+_QWEN2_SPLIT = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
 _FLAGS = (*_STRIPS, 'single_word')  # of an added token: which spaces belong to it, and whether it must be a word
 
 
@@ -240,7 +246,7 @@ class _Bytes(_WithAddedTokens):
 
 
 class _Fast(Format):
-  """A `tokenizer.json`, or the older `vocab.json` + `merges.txt` of byte-level BPE (GPT-2, OPT)."""
+  """A `tokenizer.json`, or the older `vocab.json` + `merges.txt` of byte-level BPE (GPT-2, OPT, Qwen2)."""
 
   def __init__(self, file: pathlib.Path, settings: dict[str, Any]):
     self._tokenizer = _byte_level(file, settings) if file.name == 'vocab.json' else _tokenizer_json(file)
@@ -307,6 +313,13 @@ def _tokenizer_json(file: pathlib.Path) -> Any:
 def _byte_level(file: pathlib.Path, settings: dict[str, Any]) -> Any:
   import tokenizers  # lazily: token ids alone need no tokenizer library
 
+  kind = settings.get('tokenizer_class')
+  if kind is not None and kind not in _GPT2 + _QWEN2:
+    raise ValueError(
+      f'{file.parent}: its tokenizer_class {kind!r} has no rules here for vocab.json + merges.txt (only '
+      f'{", ".join(_GPT2 + _QWEN2)} have); write its tokenizer.json with transformers: '
+      'AutoTokenizer.from_pretrained(folder, use_fast=True).save_pretrained(folder)'
+    )
   try:
     vocab, merges = tokenizers.models.BPE.read_file(str(file), str(file.parent / 'merges.txt'))
   except Exception as e:  # the library raises nothing narrower than Exception
@@ -315,7 +328,13 @@ def _byte_level(file: pathlib.Path, settings: dict[str, Any]) -> Any:
   added |= _added_tokens(file.parent, settings)
   vocab |= {token['content']: i for i, token in added.items()}  # otherwise the library chooses their ids
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  split = tokenizers.pre_tokenizers
+  if kind in _QWEN2:
+    tokenizer.normalizer = tokenizers.normalizers.NFC()
+    words = split.Split(tokenizers.Regex(_QWEN2_SPLIT), behavior='isolated')
+    tokenizer.pre_tokenizer = split.Sequence([words, split.ByteLevel(add_prefix_space=False, use_regex=False)])
+  else:
+    tokenizer.pre_tokenizer = split.ByteLevel(add_prefix_space=bool(settings.get('add_prefix_space')))
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
   for token in added.values():
     add = tokenizer.add_special_tokens if token.get('special') else tokenizer.add_tokens

@@ -19,7 +19,7 @@ from speccascade.host import storage
 from speccascade.types import Model
 
 # The files that decide how a tokenizer behaves, besides its vocabulary; saved with a checkpoint.
-FILES = (tokenizer_formats.CONFIG, 'special_tokens_map.json', 'added_tokens.json', chat.FILE)
+FILES = (tokenizer_formats.CONFIG, 'special_tokens_map.json', 'added_tokens.json', chat.FILE, chat.TOOLS_FILE)
 _NAMES = ('tokenizer.json', 'spiece.model', 'tokenizer.model')
 
 

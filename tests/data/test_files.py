@@ -7,6 +7,7 @@ import json
 from matching import having
 import pytest
 
+from speccascade import embedded
 from speccascade.data import files, prompts
 from speccascade.data.examples import Example
 from speccascade.data.tokenizers import find
@@ -250,11 +251,34 @@ def test_conversations_ask_their_first_turns(chatty, tmp_path):
     files.conversations(str(path))
 
 
+def test_half_a_character_in_messages_is_named_with_its_line(tmp_path):
+  path = tmp_path / 'chats'
+  path.write_text('{"prompt": [{"role": "user", "content": "a \\ud83d"}]}')
+  with pytest.raises(ValueError, match=having('chats, line 1', "'prompt'", 'half a character')):
+    files.jsonl(str(path), target_field=None, metrics=['words'])
+  path.write_text('{"messages": []}\n{"messages": [{"role": "user", "content": "a \\ud83d"}]}')
+  with pytest.raises(ValueError, match=having('chats, line 2', 'half a character')):
+    files.conversations(str(path), chat=True)
+
+
 def test_cutting_never_splits_a_character(byt5):
   tokenizer = find(byt5)
   for limit in range(4, 12):
     cut = prompts.Fitter(byt5, limit)(lambda text: f'{text}!', 'ääää')
     assert cut.strip('ä') == '!' and len(tokenizer.encode(cut)) <= limit
+
+
+def test_cutting_keeps_what_the_tokenizer_cannot_write():
+  vocabulary = find(embedded.vocabulary())
+  text = 'the man {who} has </s> a  hat\nand 日本 a dog. ' * 20
+  for limit in (16, 100, 300):
+    fit = prompts.Fitter(vocabulary.path, limit)
+    cut = fit(lambda text: f'{text}!', text)
+    assert text.startswith(cut[:-1]) and limit - 2 <= len(vocabulary.encode(cut)) <= limit
+  counts = []
+  fit.excess = lambda prompt: counts.append(1) or prompts.Fitter.excess(fit, prompt)
+  fit(lambda text: f'{text}!', text * 20)
+  assert len(counts) < 40
 
 
 def test_a_prompt_without_room_for_a_text_and_a_missing_tokenizer_are_errors(pair, byt5, tmp_path):

@@ -89,6 +89,7 @@ def test_rouge2_counts_bigrams_without_stemming_against_the_nearest_reference():
     ('2eggs', '2'),
     ('none', None),
     ('', None),
+    pytest.param('so ' + '9' * 5000, None, id='more digits than Python converts'),
     ('so \u22125', '-5'),  # the typographic minus
     ('#### \u22125', '-5'),
   ],
@@ -106,7 +107,16 @@ def test_equal_numbers_need_not_be_written_alike():
 
 @pytest.mark.parametrize(
   'text, letter',
-  [(' B', 'B'), ('B. Because', 'B'), ('(C)', 'C'), ('A good answer is D', 'D'), ('Answer: (b)', 'B'), ('Every', None)],
+  [
+    (' B', 'B'),
+    ('B. Because', 'B'),
+    ('(C)', 'C'),
+    ('A good answer is D', 'D'),
+    ('Answer: (b)', 'B'),
+    ('The ANSWER is a.', 'A'),
+    ('The answer is a polygon: C', 'C'),
+    ('Every', None),
+  ],
 )
 def test_a_choice_is_the_letter_that_is_stated(text, letter):
   assert metrics.letter(text) == letter
@@ -141,6 +151,9 @@ def test_programs_pass_by_their_tests_alone():
 def test_a_lost_first_space_and_a_fenced_block_are_understood():
   fenced = 'Here it is:\n```python\ndef double(x):\n    return x + x\n```\nDone.'
   assert judged('   y = 2 * x\n    return y', fenced) == [1, 1]
+  for word in ('', 'py', 'python3', 'Python', 'python '):
+    source = metrics.programs.program(*examples([''], **CODE), fenced.replace('```python', f'```{word}'))
+    assert 'return x + x\n\n\n' in source and 'Done.' not in source
   assert judged('    y = 2 * x\n   return y') == [0]
 
 

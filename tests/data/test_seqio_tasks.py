@@ -302,6 +302,16 @@ def test_programs_are_tested_once_they_may_run(data_dir):
   assert tasks.seqio_task('humaneval', data_dir=data_dir, split='test', metrics=('exact_match',)).examples
 
 
+def test_a_chat_may_answer_with_a_program_in_a_fence(data_dir):
+  settings = dict(data_dir=data_dir, split='test', chat=True, allow_execution='without isolation')
+  task = tasks.seqio_task('humaneval', **settings)
+  answer = 'Here it is:\n```python3\ndef double(x):\n    return x + x\n```\nIt adds.'
+  assert not task.stop and task.postprocess is None and task.metrics['pass_at_1'](task.examples, [answer]) == 100
+  assert tasks.seqio_task('humaneval', **settings, stop=['\n\n']).stop == ['\n\n']
+  plain = settings | dict(chat=False)
+  assert '\ndef ' in tasks.seqio_task('humaneval', **plain).stop
+
+
 @pytest.mark.parametrize('name', ['wmt14_ende', 'humaneval'])
 def test_missing_data_is_named_with_the_remedy(name, tmp_path):
   dataset = tasks.BENCHMARKS[name].dataset

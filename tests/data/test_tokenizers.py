@@ -220,6 +220,20 @@ def test_a_template_is_in_a_list_or_in_its_own_file(tmp_path):
   assert str(tmp_path / 'chat_template.jinja') in tokenizer.files()  # a converted checkpoint keeps it
 
 
+def test_tools_have_a_template_of_their_own(tmp_path):
+  several = [{'name': 'default', 'template': 'a'}, {'name': 'tool_use', 'template': 'the {{ tools[0] }}'}]
+  tokenizer = _chatty(tmp_path, several)
+  assert (tokenizer.chat_text(HELLO), tokenizer.chat_text(HELLO, tools=['x'])) == ('a', 'the x')
+  assert _chatty(tmp_path, several[:1]).chat_text(HELLO, tools=['x']) == 'a'
+  (tmp_path / 'chat_template.jinja').write_text('user')
+  (tmp_path / 'additional_chat_templates').mkdir()
+  (tmp_path / 'additional_chat_templates' / 'tool_use.jinja').write_text('system {{ tools[0] }}')
+  assert (tokenizer.chat_text(HELLO), tokenizer.chat_text(HELLO, tools=['x'])) == ('user', 'system x')
+  (tmp_path / 'copy').mkdir()
+  checkpoints.files.copy_tokenizer(tokenizer, tmp_path / 'copy')
+  assert tokenizers.find(tmp_path / 'copy').chat_text(HELLO, tools=['x']) == 'system x'
+
+
 def test_a_template_is_laid_out_as_its_writer_saw_it(tmp_path):
   lines = '{% for m in messages %}\n  {% if m.role == "user" %}\n[{{ m | tojson }}]\n  {% endif %}\n{% endfor %}\n'
   _chatty(tmp_path, lines)
@@ -289,6 +303,7 @@ def test_special_tokens_in_messages_become_ids_unless_chats_are_plain(tmp_path):
     (TEMPLATE, [*HELLO, {'role': 'system', 'content': 'a'}], r'\(the system speaks first\)'),
     (TEMPLATE, [{'role': 'user'}], having('message 0', "{'role': 'user'}")),
     (TEMPLATE, [*HELLO, {'role': 'user', 'content': 3}], 'message 1'),
+    (TEMPLATE, [*HELLO, {'role': 'user', 'content': '\ud83d'}], having('message 1', 'half a character')),
     (TEMPLATE, [], r'messages=\[\]'),
     ("{{ ''.__class__.__mro__ }}", HELLO, 'refuses the messages'),  # it reaches its variables alone
     ('{{ messages.append(1) }}', HELLO, 'refuses the messages'),
@@ -339,6 +354,33 @@ def test_older_byte_level_files_are_read(tmp_path):
   assert tokenizer.decode([*ids, 2, 1]) == ' the ☃'
   assert tokenizer.pieces() == list(vocab)
   assert len(tokenizer.files()) == 3
+
+
+@pytest.mark.parametrize(
+  'settings, ids',
+  [
+    ({'tokenizer_class': 'GPT2Tokenizer'}, ['he', 'Ġ', '12', '.', 'Ċ', 'Ċ', 'e', 'Ì', 'ģ']),
+    ({'add_prefix_space': True}, ['Ġhe', 'Ġ', '12', '.', 'Ċ', 'Ċ', 'e', 'Ì', 'ģ']),
+    ({'tokenizer_class': 'Qwen2Tokenizer'}, ['he', 'Ġ', '1', '2', '.', 'ĊĊ', 'Ã', '©']),
+  ],
+)
+def test_byte_level_files_are_split_as_their_class_does(tmp_path, settings, ids):
+  from tokenizers import pre_tokenizers
+
+  merges = ['1 2', 'Ċ Ċ', 'h e', 'Ġ he']
+  pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(' ', '') for merge in merges)]
+  (tmp_path / 'vocab.json').write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+  (tmp_path / 'merges.txt').write_text('\n'.join(['#version: 0.2', *merges, '']))
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  tokenizer = tokenizers.find(tmp_path)
+  assert [pieces[i] for i in tokenizer.encode('he 12.\n\ne\u0301')] == ids  # as transformers 5.24 reads them
+
+
+def test_a_class_of_byte_level_files_that_is_not_known_is_named(tmp_path):
+  _byte_level(tmp_path)
+  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "WhisperTokenizer"}')
+  with pytest.raises(ValueError, match=having(str(tmp_path), 'WhisperTokenizer', 'use_fast=True')):
+    tokenizers.find(tmp_path).encode('the')
 
 
 def test_byt5_needs_no_vocabulary(tmp_path):

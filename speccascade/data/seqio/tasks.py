@@ -63,7 +63,8 @@ def seqio_task(
     shots: number of worked examples.
     shots_split: the split of the worked examples.
     chat: whether the prompt is a user's message for the models' chat template; a text is the system's message.
-    stop: strings that end decoding; what follows them is neither decoded nor judged.
+    stop: strings that end decoding; what follows them is neither decoded nor judged. Those of programs end a bare
+      completion, so that a chat has none by default.
     max_prompt_tokens: the longest prompt.
     max_new_tokens: tokens to generate at most.
     metrics: names of metrics, or functions.
@@ -94,6 +95,8 @@ def seqio_task(
     benchmark = _registered(name, changes, tokenizer=tokenizer, data_dir=data_dir, language=language)
     judged = named(benchmark.metrics, allow_execution=allow_execution)
     examples = _registered_examples(benchmark, split, **chosen)
+  if chat and stop is None and 'pass_at_1' in judged:
+    benchmark = dataclasses.replace(benchmark, stop=())  # an answer begins with a text and the fence of its program
   return _task(name, examples, benchmark, judged)
 
 
