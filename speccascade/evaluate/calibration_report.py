@@ -103,7 +103,7 @@ def candidates(
   compared = [point for curve in chosen for point in curve.points()]
   if alone := [point for point in compared if experiment.reference_of(point) is None]:
     raise RunError(
-      f'{alone[0].label} has no reference: no point of {experiment.reference} has its value; choose others with --curve.'
+      f'{alone[0].label} has no reference: {experiment.reference} has no point of its value; choose with --curve.'
     )
   cost, measure = _costs(experiment, records, temperature, batch, compared)
   scored: dict[Key, np.ndarray] = {}

@@ -168,8 +168,8 @@ class Curve:
         json.dumps(value, allow_nan=False)
       except (TypeError, ValueError):
         raise ValueError(
-          f'{self.name}: values has {value!r}, which results cannot hold; give numbers or texts, and a curve to each of '
-          'several functions.'
+          f'{self.name}: values has {value!r}, which results cannot hold; give numbers or texts, and each function a '
+          'curve of its own.'
         ) from None
     if not self.values:
       raise ValueError(f'{self.name} has no values; leave values out, or give one at least.')
