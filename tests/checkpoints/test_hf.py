@@ -103,9 +103,16 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 'two'}}, having("'factor'", "'two'")),
     (T5 | {'d_ff': None}, having("'d_ff'", 'None')),
     (T5 | {'num_decoder_layers': [2]}, having("'num_decoder_layers'", '[2]')),
+    (LLAMA | {'rope_theta': None}, having("'rope_theta'", 'None')),
+    (LLAMA | {'rope_scaling': [2]}, having("'rope_scaling'", '[2]')),
+    (LLAMA | {'rope_scaling': {'type': 'linear'}}, having("'factor'", 'None', 'linear')),
+    (LLAMA | {'hidden_act': ['silu']}, having("'hidden_act'", "['silu']")),
+    ({'model_type': 'gemma3', 'text_config': None}, having("'text_config'", 'None')),
+    (GEMMA3 | {'layer_types': ['full_attention']}, having("'layer_types'", 'has 1', '2 layers')),
+    (GEMMA3 | {'layer_types': ['full_attention', 'chunked_attention']}, having("'layer_types'", 'chunked_attention')),
   ],
 )
-def test_numbers_of_another_type_are_named(config, message):
+def test_values_of_another_type_are_named(config, message):
   with pytest.raises(ValueError, match=having('config.json') + message):
     hf.network_from_config(config)
 

@@ -208,6 +208,7 @@ def settings(config: dict) -> Settings:
   if 'model_type' not in config:
     raise ValueError("config.json has no 'model_type': is this a Hugging Face model folder?")
   if config['model_type'] == 'gemma3':
+    _check(config.get('text_config', {}), 'text_config', dict, 'an object')
     text = {'tie_word_embeddings': config.get('tie_word_embeddings', True), **config.get('text_config', {})}
     config = {**text, 'model_type': 'gemma3_text', 'eos_token_id': config.get('eos_token_id', text.get('eos_token_id'))}
   family = config['model_type']
@@ -226,8 +227,13 @@ def settings(config: dict) -> Settings:
   return Settings(config)
 
 
+def _check(value, key: str, kind, expected: str) -> None:
+  if not isinstance(value, kind):
+    raise ValueError(f"config.json: '{key}' is {value!r}, expected {expected}: correct it")
+
+
 def _check_number(key: str, value, default) -> None:
-  """Raise where a size is not an integer of at least 1, or another number or switch has another type."""
+  """Raise where a size is not an integer of at least 1, or another number, switch or name has another type."""
   size = key in _SIZES
   if value is None and (default is None or not size):
     return
@@ -240,6 +246,9 @@ def _check_number(key: str, value, default) -> None:
   elif isinstance(default, int | float) and key != 'eos_token_id':
     right = type(value) in (int, float)
     expected = 'a number'
+  elif isinstance(default, str):
+    right = isinstance(value, str)
+    expected = 'a name'
   else:
     return
   if not right:
@@ -404,7 +413,15 @@ def _local(c: Settings) -> list[bool]:
   if family in ('qwen2', 'qwen3') and not c['use_sliding_window']:
     return [False for _ in layers]
   if c.get('layer_types'):
-    return [kind == 'sliding_attention' for kind in c['layer_types']]
+    kinds = c['layer_types']
+    _check(kinds, 'layer_types', list, 'a list')
+    wrong = [kind for kind in kinds if kind not in ('full_attention', 'sliding_attention')]
+    if wrong or len(kinds) != len(layers):
+      raise ValueError(
+        f"config.json: 'layer_types' has {wrong[0] if wrong else len(kinds)!r}, expected full_attention or "
+        f'sliding_attention for each of {len(layers)} layers: correct it'
+      )
+    return [kind == 'sliding_attention' for kind in kinds]
   if family in ('qwen2', 'qwen3'):
     return [i >= c['max_window_layers'] for i in layers]
   return [(i + 1) % (2 if family == 'gemma2' else c['sliding_window_pattern']) != 0 for i in layers]
@@ -412,12 +429,15 @@ def _local(c: Settings) -> list[bool]:
 
 def _rope(c: Settings, kind: str) -> Rope:
   """Return the rope of one kind of layer, from the new `rope_parameters` or the old `rope_theta` and `rope_scaling`."""
-  given = c.get('rope_parameters') or c.get('rope_scaling') or {}
+  key = 'rope_parameters' if c.get('rope_parameters') else 'rope_scaling'
+  given = c.get(key) or {}
+  _check(given, key, dict, 'an object')
   theta = c['rope_theta']
   if c['model_type'] == 'gemma3_text':
     local = kind == 'sliding_attention'
     theta = c['rope_local_base_freq'] if local else theta
     given = given.get(kind) or {} if kind in given else {} if local else given
+    _check(given, key, dict, 'an object')
   name = given.get('rope_type', given.get('type', 'default'))
   if name not in KINDS:
     raise ValueError(f"rope scaling '{name}' is not supported: choose from {', '.join(KINDS)}")
@@ -429,6 +449,9 @@ def _rope(c: Settings, kind: str) -> Rope:
 
 
 def _scaled(c: Settings, given: dict, name: str) -> Rope:
+  _check(given['rope_theta'], 'rope_theta', int | float, 'a number')
+  if name in ('linear', 'llama3'):
+    _check(given.get('factor'), 'factor', int | float, f'the number by which {name} scales')
   original = given.get('original_max_position_embeddings') or c['max_position_embeddings']
   factor = given.get('factor') or (c['max_position_embeddings'] / original if name == 'yarn' else 1.0)
   return Rope(
