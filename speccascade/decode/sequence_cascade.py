@@ -1,7 +1,6 @@
 """The sequence cascade: model 0 answers, and model 1 answers anew where the score of that answer is low."""
 
 from collections.abc import Callable, Sequence
-import copy
 import dataclasses
 
 import numpy as np
@@ -40,9 +39,7 @@ def _with_ends_of_the_last(models: Sequence[Model]) -> list[Model]:
   ends = last.network.eos_ids
   if first.network.eos_ids == ends:
     return [first, last]
-  network = copy.copy(first.network)
-  object.__setattr__(network, 'eos_ids', ends)  # of a frozen dataclass, or of a network of a user's
-  return [first.replace(network=network), last]
+  return [first.replace(network=dataclasses.replace(first.network, eos_ids=ends)), last]
 
 
 def _joined(first: Row, again: Row | None) -> Row:
