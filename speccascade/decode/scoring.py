@@ -98,14 +98,10 @@ def _target(method: Strategy, batch_size: int) -> Target:
 def _check_fits(models: Sequence[Model], prompts: Sequence[np.ndarray], outputs: Sequence[np.ndarray]):
   """Raise where a text is longer than a model has positions; its last token is never fed."""
   for model in models:
-    most = model.network.max_positions
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
       needed = output.size if model.network.start_id is not None else prompt.size + output.size - 1
-      if most is not None and needed > most:
-        raise ValueError(
-          f'prompt {i} ({prompt.size} tokens) and its output ({output.size} tokens) need {needed} positions, but '
-          f'{model.name} has {most}; shorten one of them.'
-        )
+      texts = f'prompt {i} ({prompt.size} tokens) and its output ({output.size} tokens)'
+      inputs.check_positions(model, needed, texts)
 
 
 def forced(prompt: Prompt, tokens: np.ndarray, start: int | None) -> tuple[np.ndarray, np.ndarray, int]:

@@ -152,12 +152,14 @@ def check_fits(models, rows, given: int | None):
     )
   for model in models:
     row, needed = _most_needed(model.network, rows)
-    most = model.network.max_positions
-    if most is not None and needed > most:
-      raise ValueError(
-        f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed} '
-        f'positions, but {model.name} has {most}; shorten one of them.'
-      )
+    check_positions(model, needed, f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new}')
+
+
+def check_positions(model: Model, needed: int, texts: str):
+  """Raise where a model has fewer positions than `texts`, a prompt and what follows it, need."""
+  most = model.network.max_positions
+  if most is not None and needed > most:
+    raise ValueError(f'{texts} need {needed} positions, but {model.name} has {most}; shorten one of them.')
 
 
 def prompt_width(models, rows, given: int | None) -> int:

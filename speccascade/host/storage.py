@@ -4,7 +4,7 @@ A bucket (gs://…, s3://… and whatever else fsspec has a package for) has obj
 locked. `create` writes an object only where there is none, so of two writers one fails.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import errno
 import fcntl
@@ -231,6 +231,13 @@ def digest(data: bytes) -> str:
 def digest_of_json(value: Any) -> str:
   """Return the digest of a value as JSON has it, whatever the order of its keys; what JSON lacks counts as text."""
   return digest(json.dumps(value, sort_keys=True, default=str).encode())
+
+
+def check_identity(what: str, before: Mapping[str, Any], identity: Mapping[str, Any]):
+  """Raise where what was written `before` is not of this identity; `what` begins the sentence."""
+  for name, value in identity.items():
+    if before.get(name) != value:
+      raise ValueError(f'{what} {name} {before.get(name)}, not {value}: choose another folder, or remove it')
 
 
 # ---- locks ----

@@ -388,11 +388,8 @@ def _check_identity(file: Path, identity: dict[str, Any], finished: bool) -> Non
         f'{file.parent}/model exists, saved as {before.get("model")}, not {identity["model"]}: python -m '
         'speccascade.convert gives another format; or remove it'
       )
-    for name, value in identity.items():
-      if name != 'model' and before.get(name) != value:
-        raise ValueError(
-          f'{file.parent} has a run with {name} {before.get(name)}, not {value}: choose another folder, or remove it'
-        )
+    others = {name: value for name, value in identity.items() if name != 'model'}
+    storage.check_identity(f'{file.parent} has a run with', before, others)
   storage.write(file, json.dumps(identity, indent=1) + '\n')
 
 

@@ -328,12 +328,7 @@ class Router:
     file = out / self.name / FILE
     identity = self._identity()
     if file.is_file():
-      before = json.loads(file.read_text())
-      for name, value in identity.items():
-        if before.get(name) != value:
-          raise ValueError(
-            f'{file} was trained with {name} {before.get(name)}, not {value}: choose another folder, or remove it'
-          )
+      storage.check_identity(f'{file} was trained with', json.loads(file.read_text()), identity)
     else:
       tokens = self._tokens(echo)
       settings = {name: getattr(self, name) for name in ('alone', 'hidden', 'steps', 'learning_rate', 'decay', 'seed')}
