@@ -122,14 +122,21 @@ def program(example: Example, prediction: str) -> str:
   Args:
     example: has `test`, `entry_point` and, if the prompt is not the beginning of the program, `prompt` in its info;
       of another language than Python also `language`.
-    prediction: the completion. Of another language it ends at the first brace that is not indented.
+    prediction: the completion. Of another language it ends at the first brace that is not indented. If it has a fenced
+      block, only the block counts, and a block that defines the function replaces the prompt's.
   """
   name = language_of(example)
   start = example.info.get('prompt', example.prompt)
   if name == PYTHON:
     return _python(start, prediction, example.info['test'], example.info['entry_point'])
-  body, _, _ = prediction.partition('\n}')
-  return _driver(LANGUAGES[name], LANGUAGES[name].source(example.info, f'{start}{body}\n}}\n'))
+  fenced = _FENCE.search(prediction)
+  code = fenced.group(1) if fenced else prediction
+  if fenced and _defines(code, example.info['entry_point']):
+    source = _with_the_setting_of(start, code)
+  else:
+    body, _, _ = code.partition('\n}')
+    source = f'{start}{body}\n}}\n'
+  return _driver(LANGUAGES[name], LANGUAGES[name].source(example.info, source))
 
 
 def smallest(name: str) -> str:
@@ -154,6 +161,22 @@ def _python(start: str, prediction: str, test: str, entry_point: str) -> str:
     code = f'    pass\n\n{code}'
   call = f'check({entry_point})\n' if entry_point else ''
   return f'{start}{code}\n\n{test}\n\n{call}'
+
+
+def _defines(code: str, function: str) -> bool:
+  """Return whether code of a language with braces defines a function and does not only call it."""
+  words = r'(?!\s*(?:return|if|else|for|while|switch|\}))'
+  return re.search(rf'^{words}[^\n;{{]*\b{re.escape(function)}\b[^;{{]*\{{', code, re.MULTILINE) is not None
+
+
+def _with_the_setting_of(start: str, code: str) -> str:
+  """Return code with the imports of a prompt that it lacks, and in the prompt's class, if it has one."""
+  setting = re.findall(r'^import\s*\((?s:.*?)\)|^(?:#include|using|use|import)\b.*', start, re.MULTILINE)
+  enclosing = re.search(r'^class (\w+) \{', start, re.MULTILINE)
+  if enclosing and not re.search(rf'\bclass {enclosing[1]}\b', code):
+    code = f'{enclosing[0]}\n{code}\n}}'
+  code = re.sub(r'^public (?=class\b)', '', code, flags=re.MULTILINE)  # a public class has a file of its own
+  return '\n'.join([*(line for line in setting if line not in code), code])
 
 
 def _driver(language: Language, source: str) -> str:

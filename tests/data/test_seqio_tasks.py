@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import warnings
@@ -409,9 +410,8 @@ def test_programs_of_mbpp_are_tested_by_its_assertions(data_dir):
 
 @pytest.mark.parametrize('language', CODE)
 def test_programs_in_six_languages_are_tested_where_their_tools_are(language, data_dir):
-  read = lambda: tasks.seqio_task(
-    'humanevalpack', data_dir=data_dir, split='test', language=language, allow_execution='without isolation'
-  )
+  settings = dict(data_dir=data_dir, split='test', language=language, allow_execution='without isolation')
+  read = lambda **more: tasks.seqio_task('humanevalpack', **settings, **more)
   try:
     task = read()
   except (FileNotFoundError, RuntimeError) as error:  # rustc of root's own home does not run as another user
@@ -423,6 +423,13 @@ def test_programs_in_six_languages_are_tested_where_their_tools_are(language, da
   judge = lambda text: task.metrics['pass_at_1'](task.examples, [task.postprocess(text, example)])
   assert judge(f'{solution}\ndef more') == 100
   assert judge(solution.replace('2 * x', '3 * x')) == judge('(') == 0
+  whole = f'{prompt}{solution}'
+  function = whole[re.search('^.*twice.*[{:]$', prompt, re.MULTILINE).start() :]
+  chat = read(chat=True)
+  judge = lambda code: chat.metrics['pass_at_1']([example], [f'So:\n```{language}\n{code}\n```\nThat is all.\n}}'])
+  for code in (whole, whole.replace('class Sol', 'public class Sol'), function, solution):
+    code = code.removesuffix('}') if language == 'java' and code is function else code
+    assert judge(code) == 100 and judge(code.replace('2', '3')) == 0
 
 
 # ---- the registry ----
