@@ -1,5 +1,6 @@
 """Strict settings for every test, and a persistent compilation cache so that a second run is short."""
 
+import gc
 import os
 import pathlib
 import tempfile
@@ -11,6 +12,7 @@ os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {QUICK}'
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+gc.set_threshold(50_000, 20, 100)  # tracing makes many small objects that stay
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_compilation_cache_dir', os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'))

@@ -133,6 +133,7 @@ def test_sentinels_and_other_added_tokens_are_read_written_and_skipped(tmp_path)
   assert tokenizers.check_vocabularies([_model(tokenizer, 1024, 'a')]) == 1006
 
 
+@pytest.mark.full
 def test_a_model_fills_spans_with_the_sentinels_of_its_tokenizer(tmp_path):
   network = T5(T5Config(1024, 8, 2, 4, 8, 1, 1), (1,), 0)
   model = Model(network.init(jax.random.key(0)), network, _t5(tmp_path, extra_ids=3))

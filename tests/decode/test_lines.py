@@ -141,6 +141,7 @@ def test_a_long_loop_ends_at_once_and_keeps_what_had_ended(tmp_path, number):
   assert {json.loads(line)['index'] for line in part.read_text().splitlines()[1:]} == {0, 1}
 
 
+@pytest.mark.full
 def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, capsys):
   source, part = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl.part'
   arguments = [*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]
@@ -193,6 +194,7 @@ def test_no_row_is_written_through_a_link(tmp_path):
   assert target.read_text().endswith('unfinished')
 
 
+@pytest.mark.full
 def test_a_full_disk_names_the_file_and_what_to_do_and_keeps_the_rows(tmp_path, capsys):
   source, part = write(tmp_path / 'in.jsonl', ['A dog runs.'] * 3), tmp_path / 'out.jsonl.part'
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -108,6 +108,7 @@ def test_an_unknown_split_is_an_error():
     embedded.task('dev')
 
 
+@pytest.mark.full
 def test_a_prompt_may_be_longer_than_its_answer_while_others_are_queued(pair):
   prompts = ['A man is carrying a small box and a dog runs along the beach. ' * 4, 'A dog runs.', 'A man.']
   run = dict(max_new_tokens=8, sampler=Sampler(0.0))

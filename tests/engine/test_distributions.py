@@ -26,7 +26,7 @@ MORE = ('ensemble_parallel', 'cascade confidence', 'speculative moving average',
 MORE += ('translated cos', 'translated sv_exact', 'cos speculative of 3', 'ensemble cascade of 3')
 MORE += tuple(f'speculative {n}' for n in ALPHA if n not in ('speculative', 'lossy'))
 FIRST = [(n, s) for n, s in CASES if n == 'speculative opt' or s == 'T=1' and n not in MORE]
-SECOND = [(n, s) for n, s in CASES if s in ('T=1', 'T=.7 filters')]
+SECOND = [(n, s) for n, s in CASES if s == 'T=1' or s == 'T=.7 filters' and n in EVERYWHERE]
 
 
 def off_by(name, setting, options=None):
@@ -102,8 +102,16 @@ def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, back
 
 # ---- late tokens, by χ² ----
 
+MORE_LATE = (
+  'cascade, drafts of different lengths',
+  'cascade with block verification',
+  'token_cascade',
+  'cos',
+  'sv_exact',
+)
 
-@pytest.mark.parametrize('name', quick(LATE, ['cascade']))
+
+@pytest.mark.parametrize('name', quick(LATE, ['cascade'], MORE_LATE))
 def test_late_tokens_follow_the_lockstep_distribution(name):
   method, models, step = LATE[name]
   expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)

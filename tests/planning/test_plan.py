@@ -189,6 +189,7 @@ def test_forced_acceptance_keeps_all_or_none_whatever_the_models_say(rate, round
     assert out.stats.rounds.tolist() == [rounds] * 3
 
 
+@pytest.mark.full
 def test_costs_and_speeds_are_measured_where_none_are_given():
   models = [m.replace(digest=d) for m, d in zip(pair(), 'ab')]
   made = planner.plan(models, PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT})

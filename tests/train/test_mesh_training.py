@@ -71,14 +71,14 @@ def test_a_mesh_trains_what_one_device_trains_and_after_sigkill_goes_on_to_the_s
 
 
 TRAINED = [
-  ('t5:adafactor:1x1:1', ['t5:adafactor:8x1:1', 't5:adafactor:4x2:1', 't5:adafactor:all:1']),
+  ('t5:adafactor:1x1:1', ['t5:adafactor:4x2:1', 't5:adafactor:all:1']),
   ('scanned:adafactor:1x1:1', ['scanned:adafactor:2x4:2']),
-  ('decoder:adafactor:1x1:1', ['decoder:adafactor:2x4:4']),
+  ('decoder:adafactor:1x1:1', ['decoder:adafactor:2x4:4', 'decoder:adafactor:8x1:1']),
   ('taught:adafactor:1x1:1', ['taught:adafactor:2x4:1']),
 ]
 
 
-@pytest.mark.parametrize('one, others', quick(TRAINED, [], [TRAINED[0], TRAINED[2]]))
+@pytest.mark.parametrize('one, others', quick(TRAINED, [], [TRAINED[0]]))
 def test_every_network_is_trained_alike_on_a_mesh(one, others, tmp_path):
   _, *found = lines(tmp_path, one, *others)
   for other, line in zip(others, found, strict=True):

@@ -88,6 +88,7 @@ def arguments(name: str, checkpoint, byt5: str, data_dir: str, *more: str) -> li
   ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', quick(RECORDS, ['wmt14_ende'], []))
 def test_a_recipe_fine_tunes_a_t5x_checkpoint_and_counts_what_it_truncates(
   name, checkpoint, byt5, data_dir, tmp_path, capsys

@@ -212,8 +212,10 @@ def test_no_more_than_two_steps_are_under_way(tmp_path, monkeypatch):
   assert calls == [[], [], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize('where', quick(['step', 'save'], ['save']))
+STOPS = [(n, c, w) for n, c in ((signal.SIGINT, 130), (signal.SIGTERM, 143)) for w in ('step', 'save')]
+
+
+@pytest.mark.parametrize('number, code, where', quick(STOPS, [STOPS[3]], [STOPS[0]]))
 def test_a_stop_waits_for_the_step_says_its_sentence_and_goes_on(number, code, where, tmp_path, monkeypatch, capsys):
   make, save = loop.make_step, ocp.CheckpointManager.save
   stops = {'step': 3, 'save': 1}  # the turn at which it comes
@@ -236,7 +238,7 @@ def test_a_stop_waits_for_the_step_says_its_sentence_and_goes_on(number, code, w
   assert 'going on after step 2 of 4' in out and '[large] step 4/4' in out
 
 
-@pytest.mark.parametrize('distance', quick(losses.DISTANCES, list(losses.DISTANCES)[:1]))
+@pytest.mark.parametrize('distance', quick(losses.DISTANCES, list(losses.DISTANCES)[:1], []))
 def test_distillation_brings_the_drafter_closer_to_the_verifier(distance, tmp_path):
   teacher = Model(jax.tree.map(lambda x: 1.5 * x, init(T5_NET, 7)), T5_NET, name='teacher')
   optimizer = Optimizer(learning_rate=1e-2, warmup=5)
@@ -256,6 +258,7 @@ def test_the_distances_are_their_definitions():
   assert got == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_teacher_is_at_distance_zero_from_itself_and_weight_mixes_in_the_cross_entropy():
   params = init(T5_NET)
   batch = collate(first_pairs(3), (8,))
@@ -432,6 +435,7 @@ def test_the_result_loads_as_it_was_written(tmp_path, network):
     np.testing.assert_array_equal(x.astype(jnp.bfloat16), y)
 
 
+@pytest.mark.full
 def test_a_finished_run_is_written_in_another_format_and_dtype_where_its_model_was_removed(tmp_path):
   train(tmp_path / 'run', T5_NET, copies(), settings(steps=1), echo=quiet)
   shutil.rmtree(tmp_path / 'run' / 'model')
