@@ -319,7 +319,9 @@ def _rotary(c: Settings) -> dict:
   values = _values(c)
   values['kv_heads'] = values['kv_heads'] or values['heads']
   values['head_dim'] = values['head_dim'] or values['embed_dim'] // values['heads']
-  return values | {'spans': _spans(c)}
+  window = c.get('sliding_window') or 0
+  kinds = {False: Span(0, _rope(c, 'full_attention')), True: Span(window, _rope(c, 'sliding_attention'))}
+  return values | {'spans': tuple(kinds[local] for local in _local(c))}
 
 
 def _llama(c: Settings) -> DecoderConfig:
@@ -391,15 +393,6 @@ def _learned(c: Settings, layers: int) -> dict:
     'gated': False,
     'layer_norm': True,
   }
-
-
-def _spans(c: Settings) -> tuple[Span, ...]:
-  """Return the window and the rope of every layer."""
-  kinds = {
-    False: Span(0, _rope(c, 'full_attention')),
-    True: Span(c.get('sliding_window') or 0, _rope(c, 'sliding_attention')),
-  }
-  return tuple(kinds[local] for local in _local(c))
 
 
 def _local(c: Settings) -> list[bool]:
