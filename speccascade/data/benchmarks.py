@@ -76,11 +76,6 @@ def _from_text(dataset: str, source: str, target: str, tokens: int, new: int, me
   )
 
 
-def _gsm8k(record: Record) -> Record:
-  """Add the answer without the calculator's notes, as in 3 * 4 = <<3*4=12>>12."""
-  return {**record, 'worked': re.sub(r'<<.*?>>', '', record['answer'])}
-
-
 def _mmlu(record: Record) -> Record:
   choices = '\n'.join(f'{letter}. {choice}' for letter, choice in zip(LETTERS, record['choices'], strict=False))
   answer = LETTERS[int(record['answer'])]
@@ -153,7 +148,8 @@ BENCHMARKS = {
     prompt_field='Question: {question}\nAnswer:',
     target_field='answer',
     worked_field='worked',
-    fields=_gsm8k,
+    # Without the calculator's notes, as in 3 * 4 = <<3*4=12>>12.
+    fields=lambda record: {**record, 'worked': re.sub(r'<<.*?>>', '', record['answer'])},
     max_prompt_tokens=1536,
     max_new_tokens=256,
     metrics=('final_number',),

@@ -128,9 +128,11 @@ class Template:
     header = _filled(self.header, record, where) if '{' in self.header else self.header
     opening = self.prefix + header
     others = [shot for asked, shot in worked if asked != question]
+    system = [{'role': 'system', 'content': self.chat}] if isinstance(self.chat, str) else []
 
     def build(count: int, text: str) -> Prompt:
-      return self._message(opening + ''.join(others[:count]) + render(text) + self.suffix)
+      text = opening + ''.join(others[:count]) + render(text) + self.suffix
+      return [*system, {'role': 'user', 'content': text}] if self.chat else text
 
     count = len(others)
     while count and fit.excess(build(count, text)) > 0:
@@ -168,12 +170,6 @@ class Template:
     if '{' not in self.prompt_field:
       return lambda text: text, values[name]
     return lambda text: self.prompt_field.format_map({**values, name: text}), values[name]
-
-  def _message(self, text: str) -> Prompt:
-    if not self.chat:
-      return text
-    system = [{'role': 'system', 'content': self.chat}] if isinstance(self.chat, str) else []
-    return [*system, {'role': 'user', 'content': text}]
 
 
 def is_tokens_or_chat(value: Any) -> bool:
