@@ -257,8 +257,6 @@ def _selected(
   """Return the indices of the examples that the settings select, of those that are usable."""
   if not 0 <= start < total:
     raise ValueError(f'start={start}: {path} has {total} examples; start must lie in 0 … {total - 1}.')
-  if count is not None and count < 1:
-    raise ValueError(f'count={count} must be at least 1, or None for all examples.')
   return [i for _, i in prompts.select(filter(usable, range(start, total)), 0, count, seed)]
 
 

@@ -218,7 +218,12 @@ def select(
     count: number of items; None for all.
     seed: None takes the first items; a number takes a random subset in the order of the items. A smaller subset of one
       seed is a part of a larger one.
+
+  Raises:
+    ValueError: if `start` or `count` is out of range.
   """
+  if start < 0 or (count is not None and count < 1):
+    raise ValueError(f'start={start}, count={count}: start must be at least 0, count at least 1 or None.')
   numbered = enumerate(items)
   if count is None or seed is None:
     return list(itertools.islice(numbered, start, None if count is None else start + count))

@@ -78,8 +78,6 @@ def seqio_task(
     PermissionError: if a metric runs programs and `allow_execution` is False.
     ValueError: if there is no such task or split, or a setting is wrong or missing.
   """
-  if start < 0 or (count is not None and count < 1):
-    raise ValueError(f'start={start}, count={count}: start must be at least 0, count at least 1 or None.')
   changes = dict(prompt_field=prompt_field, prefix=prefix, suffix=suffix, shots=shots, shots_split=shots_split)
   changes |= dict(chat=chat, stop=stop, metrics=metrics)
   changes |= dict(max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
