@@ -116,9 +116,6 @@ def _mbpp(record: Record) -> Record:
   return {**record, 'tests': tests, 'prompt': '', 'test': f'{setup}\n{tests}', 'entry_point': ''}
 
 
-_PYTHON_STOP = ('\nclass ', '\ndef ', '\n#', '\nif ', '\nprint(')
-
-
 def _humanevalpack(language: str) -> Benchmark:
   """Return HumanEvalPack in a language; a function in braces ends with the first one that is not indented."""
   return Benchmark(
@@ -131,7 +128,7 @@ def _humanevalpack(language: str) -> Benchmark:
     max_prompt_tokens=1024,
     max_new_tokens=512,
     metrics=('pass_at_1',),
-    stop=_PYTHON_STOP if language == 'python' else ('\n}',),
+    stop=('\nclass ', '\ndef ', '\n#', '\nif ', '\nprint(') if language == 'python' else ('\n}',),
     prepare=_hugging_face(f'bigcode__humanevalpack/{language}'),
   )
 
@@ -175,16 +172,13 @@ BENCHMARKS = {
     group='subject',
     prepare=_hugging_face('cais__mmlu/all'),
   ),
-  'humaneval': Benchmark(
+  'humaneval': dataclasses.replace(
+    _PACK['python'],
     dataset='openai__openai_humaneval',
-    splits=_splits('test'),
-    prompt_field='prompt',
-    target_field='canonical_solution',
     info_fields=('prompt', 'test', 'entry_point'),
+    fields=None,
     max_prompt_tokens=768,
     max_new_tokens=384,
-    metrics=('pass_at_1',),
-    stop=_PYTHON_STOP,
     prepare=_hugging_face('openai__openai_humaneval'),
   ),
   'humanevalpack': dataclasses.replace(_PACK['python'], languages=_PACK),

@@ -5,6 +5,7 @@ import json
 import pathlib
 import pickle
 import shutil
+import types
 
 import jax
 from matching import having
@@ -13,7 +14,7 @@ from trained import corpus
 from vocabularies import bare, byte_level, t5
 
 from speccascade import checkpoints, decode, embedded, methods, Request, Sampler
-from speccascade.data import chat, tokenizers
+from speccascade.data import tokenizers
 from speccascade.engine import requests
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
@@ -219,9 +220,7 @@ def test_tools_have_a_template_of_their_own(tmp_path):
 
 def test_a_template_is_laid_out_as_its_writer_saw_it(tmp_path):
   lines = '{% for m in messages %}\n  {% if m.role == "user" %}\n[{{ m | tojson }}]\n  {% endif %}\n{% endfor %}\n'
-  _chatty(tmp_path, lines)
-  settings = json.loads((tmp_path / 'tokenizer_config.json').read_text())
-  text = chat.render(tmp_path, [{'role': 'user', 'content': 'é<'}], settings, {})
+  text = _chatty(tmp_path, lines).chat_text([{'role': 'user', 'content': 'é<'}])
   assert text == '[{"role": "user", "content": "é<"}]\n'
 
 
@@ -368,12 +367,7 @@ def test_a_broken_or_missing_file_is_named(tmp_path, name):
 
 
 def _model(tokenizer, vocab_size, name):
-  return Model({}, Network(vocab_size), tokenizer, name)
-
-
-class Network:
-  def __init__(self, vocab_size):
-    self.vocab_size = vocab_size
+  return Model({}, types.SimpleNamespace(vocab_size=vocab_size), tokenizer, name)
 
 
 def test_equal_vocabularies_pass_whatever_their_format_and_padding(shared):
