@@ -34,16 +34,15 @@ def _write_msgpack(folder, target, root='optimizer'):
   return folder
 
 
-def _write_zarr(folder, tree, name='target', elsewhere=True):
+def _write_zarr(folder, tree, name='target'):
   """Write arrays as T5X did: chunked, and with the path and driver of the file system that it ran on."""
   if isinstance(tree, dict):
-    return {key: _write_zarr(folder, x, f'{name}.{key}', elsewhere) for key, x in tree.items()}
+    return {key: _write_zarr(folder, x, f'{name}.{key}') for key, x in tree.items()}
   metadata = {'shape': list(tree.shape), 'chunks': [-(-n // 2) for n in tree.shape], 'compressor': {'id': 'gzip'}}
   spec = {'driver': 'zarr', 'dtype': tree.dtype.name, 'metadata': metadata}
   here = {'kvstore': {'driver': 'file', 'path': f'{folder / name}/'}, 'create': True}
   ts.open(spec | here).result().write(tree).result()
-  there = {'driver': 'gcs', 'bucket': 'models', 'path': f'x/checkpoint_5/{name}/'}
-  return spec | {'kvstore': there if elsewhere else {'driver': 'file', 'path': name}}
+  return spec | {'kvstore': {'driver': 'gcs', 'bucket': 'models', 'path': f'x/checkpoint_5/{name}/'}}
 
 
 def test_arrays_are_chunked_and_compressed_as_t5x_expects(tmp_path, monkeypatch):
@@ -116,9 +115,8 @@ def test_config_json_and_gin_say_what_shapes_do_not(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-  params = _model().params
   folder = tmp_path / 'checkpoint_5'
-  return _write_msgpack(folder, _write_zarr(folder, params, elsewhere=False))
+  return _write_msgpack(folder, _write_zarr(folder, _model().params))
 
 
 def test_truncated_msgpack_names_the_file(folder):
