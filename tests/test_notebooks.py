@@ -1,6 +1,5 @@
 """The notebooks run from their first cell to their last, and what is stored with them is what they show."""
 
-import importlib.util
 import os
 from pathlib import Path
 import re
@@ -12,6 +11,8 @@ nbformat = pytest.importorskip('nbformat')
 pytest.importorskip('nbclient')
 pytest.importorskip('ipykernel')
 
+import store_notebooks as script
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / 'docs' / 'colab').glob('*.ipynb'))
 STORE = 'store them anew with `python scripts/store_notebooks.py`'
@@ -20,14 +21,6 @@ CACHE = {
   'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
   'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
 }
-
-
-@pytest.fixture(scope='module')
-def script():
-  spec = importlib.util.spec_from_file_location('store_notebooks', ROOT / 'scripts' / 'store_notebooks.py')
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
 
 
 def read(path: Path):
@@ -51,7 +44,7 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_is_stored_with_the_outputs_of_its_code(path, script):
+def test_a_notebook_is_stored_with_the_outputs_of_its_code(path):
   notebook = read(path)
   nbformat.validate(notebook)
   assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
@@ -60,7 +53,7 @@ def test_a_notebook_is_stored_with_the_outputs_of_its_code(path, script):
   assert path.stat().st_size < 500_000
 
 
-def test_outputs_are_stale_as_soon_as_the_code_changes(script):
+def test_outputs_are_stale_as_soon_as_the_code_changes():
   notebook = read(NOTEBOOKS[0])
   notebook.cells[0].source += ' More text.'
   assert script.digest(notebook) == notebook.metadata['outputs_of']
@@ -71,7 +64,7 @@ def test_outputs_are_stale_as_soon_as_the_code_changes(script):
 @pytest.mark.filterwarnings('ignore:.*:DeprecationWarning:(jupyter_|nbclient|nbformat|zmq|traitlets)')
 @pytest.mark.full
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_runs_and_shows_what_is_stored(path, script, tmp_path, monkeypatch):
+def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path, monkeypatch):
   for name, value in CACHE.items():
     monkeypatch.setenv(name, value)
   done = script.execute(read(path), tmp_path)
@@ -82,7 +75,7 @@ def test_a_notebook_runs_and_shows_what_is_stored(path, script, tmp_path, monkey
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
-def test_the_badge_opens_the_notebook_and_installs_from_where_it_lies(path, script):
+def test_the_badge_opens_the_notebook_and_installs_from_where_it_lies(path):
   badged = script.opened_in_colab(read(path), path, 'someone/fork')
   again = script.opened_in_colab(badged, path, 'someone/fork')
   lines = again.cells[0].source.splitlines()

@@ -151,25 +151,13 @@ def first_layers(model: Model, layers: int | None) -> Model:
   return model if layers is None else layerskip.layerskip(model, layers)
 
 
-def read(
-  path,
-  *,
-  dtype=None,
-  scan: bool = False,
-  tokenizer=None,
-  name: str | None = None,
-  revision: str | None = None,
-  activation: str | None = None,
-  mesh=None,
-  rules=None,
-) -> Model:
+def read(path, *, dtype=None, scan=False, tokenizer=None, name=None, revision=None, activation=None, **layout) -> Model:
   """Return the model of a checkpoint as it is stored, with the arguments of `load`, which decodes faster."""
   check_bits()
-  dtype = None if dtype is None else _dtype(dtype)
+  settings = {'dtype': None if dtype is None else _dtype(dtype), 'scan': scan, **layout}
   path, layers = parse_model_path(path)
   folder = _folder(path, revision)
   family = kind(folder)
-  settings = {'dtype': dtype, 'scan': scan, 'mesh': mesh, 'rules': rules}
   if family == 't5x':
     folder = t5x.find(folder)
     settings['activation'] = activation

@@ -6,9 +6,6 @@ from pathlib import Path
 import tempfile
 import time
 
-from flax.traverse_util import flatten_dict
-import numpy as np
-
 from speccascade import checkpoints
 from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.host import storage
@@ -58,9 +55,9 @@ def convert(
   start = time.perf_counter()
   model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)
   read = time.perf_counter()
-  expected = _facts(model)
+  expected = files.facts(model.params)
   network = model.network
-  count = sum(math.prod(shape) for shape, _, _ in expected.values())
+  count = sum(math.prod(facts['shape']) for facts in expected.values())
   options = {'step': step, 'scan': scan} if form == 't5x' else {}
   folder = _WRITERS[form](dst, model, overwrite=overwrite, **options)
   written = time.perf_counter()
@@ -100,15 +97,9 @@ def _check_destination(src, dst: Path, overwrite: bool) -> bool:
   return True
 
 
-def _facts(model: Model) -> dict[str, tuple]:
-  """Return shape, dtype and checksum of every tensor."""
-  tensors = flatten_dict(model.params, sep='.')
-  return {name: (list(x.shape), x.dtype.name, f'{files.checksum(np.asarray(x)):08x}') for name, x in tensors.items()}
-
-
-def _verify(folder: Path, expected: dict[str, tuple], network, back: Model) -> None:
+def _verify(folder: Path, expected: dict[str, dict], network, back: Model) -> None:
   """Raise for the first tensor, or the network, that differs from what was written."""
-  result = _facts(back)
+  result = files.facts(back.params)
   for name in sorted(expected.keys() | result.keys()):
     if expected.get(name) != result.get(name):
       raise ValueError(

@@ -11,10 +11,12 @@ import socket
 import uuid
 import zlib
 
+from flax.traverse_util import flatten_dict
 import jax
 import numpy as np
 
 from speccascade.host import storage
+from speccascade.types import Params
 
 AGAIN = 'copy or download the checkpoint again'
 _OURS = {'speccascade.json', 'model.safetensors', 'checkpoint'}  # of which every checkpoint that we write has one
@@ -80,17 +82,12 @@ def _left_behind(path: Path) -> Iterator[Path]:
         pass
 
 
-def unfinished(path: Path) -> bool:
-  """Return whether a name is that of an unfinished checkpoint."""
-  return bool(_UNFINISHED.search(path.name))
-
-
 def check_finished(path: Path) -> None:
   """Raise where a writer of `path` was stopped."""
-  left = [path] if unfinished(path) else []
+  candidates = [path]
   if not path.exists() and path.parent.is_dir():
-    left = [p for p in sorted(path.parent.glob(path.name + '.*')) if unfinished(p)]
-  if left:
+    candidates = sorted(path.parent.glob(path.name + '.*'))
+  if left := [p for p in candidates if _UNFINISHED.search(p.name)]:
     raise ValueError(f'{left[0]} is half-written, its writer was stopped: remove it and write the checkpoint again')
 
 
@@ -112,6 +109,14 @@ def checksum(x: jax.Array | np.ndarray) -> int:
   return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
 
 
+def facts(params: Params) -> dict[str, dict]:
+  """Return shape, dtype and checksum of every tensor."""
+  return {
+    name: {'shape': list(x.shape), 'dtype': x.dtype.name, 'crc32': checksum(np.asarray(x))}
+    for name, x in flatten_dict(params, sep='.').items()
+  }
+
+
 def file_checksum(file: Path) -> int:
   """Return the CRC-32 of a file, read in pieces."""
   value = 0
@@ -121,11 +126,9 @@ def file_checksum(file: Path) -> int:
   return value
 
 
-def copy_tokenizer(tokenizer, folder: Path) -> list[str]:
-  """Copy a tokenizer's files into a folder and return their names."""
-  files = tokenizer.files() if tokenizer is not None else []
-  names = [os.path.relpath(file, Path(tokenizer.path).parent) for file in files]
-  for file, name in zip(files, names, strict=True):
-    (folder / name).parent.mkdir(exist_ok=True)
-    shutil.copyfile(file, folder / name)
-  return names
+def copy_tokenizer(tokenizer, folder: Path):
+  """Copy a tokenizer's files into a folder."""
+  for file in tokenizer.files() if tokenizer is not None else ():
+    copy = folder / os.path.relpath(file, Path(tokenizer.path).parent)
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(file, copy)

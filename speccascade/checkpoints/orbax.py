@@ -15,7 +15,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flax.traverse_util import flatten_dict
 import jax
 import numpy as np
 
@@ -60,15 +59,11 @@ def save(path, model: Model, *, overwrite: bool = False) -> Path:
 
 def _save(path: Path, model: Model, overwrite: bool):
   sidecar = {'format': _FORMAT, 'network': _encode(model.network)}
-  tensors = flatten_dict(model.params, sep='.')
   with files.atomic_dir(path, overwrite=overwrite) as scratch:
     with _checkpointer() as checkpointer:
       checkpointer.save(scratch / 'params', model.params)
     files.copy_tokenizer(model.tokenizer, scratch)
-    sidecar['tensors'] = {
-      name: {'shape': list(x.shape), 'dtype': x.dtype.name, 'crc32': files.checksum(np.asarray(x))}
-      for name, x in tensors.items()
-    }
+    sidecar['tensors'] = files.facts(model.params)
     sidecar['files'] = {
       str(p.relative_to(scratch)): [p.stat().st_size, files.file_checksum(p)]
       for p in sorted(scratch.rglob('*'))

@@ -76,11 +76,6 @@ def _from_text(dataset: str, source: str, target: str, tokens: int, new: int, me
   )
 
 
-def _gsm8k(record: Record) -> Record:
-  """Add the answer without the calculator's notes, as in 3 * 4 = <<3*4=12>>12."""
-  return {**record, 'worked': re.sub(r'<<.*?>>', '', record['answer'])}
-
-
 def _mmlu(record: Record) -> Record:
   choices = '\n'.join(f'{letter}. {choice}' for letter, choice in zip(LETTERS, record['choices'], strict=False))
   answer = LETTERS[int(record['answer'])]
@@ -121,9 +116,6 @@ def _mbpp(record: Record) -> Record:
   return {**record, 'tests': tests, 'prompt': '', 'test': f'{setup}\n{tests}', 'entry_point': ''}
 
 
-_PYTHON_STOP = ('\nclass ', '\ndef ', '\n#', '\nif ', '\nprint(')
-
-
 def _humanevalpack(language: str) -> Benchmark:
   """Return HumanEvalPack in a language; a function in braces ends with the first one that is not indented."""
   return Benchmark(
@@ -136,7 +128,7 @@ def _humanevalpack(language: str) -> Benchmark:
     max_prompt_tokens=1024,
     max_new_tokens=512,
     metrics=('pass_at_1',),
-    stop=_PYTHON_STOP if language == 'python' else ('\n}',),
+    stop=('\nclass ', '\ndef ', '\n#', '\nif ', '\nprint(') if language == 'python' else ('\n}',),
     prepare=_hugging_face(f'bigcode__humanevalpack/{language}'),
   )
 
@@ -153,7 +145,8 @@ BENCHMARKS = {
     prompt_field='Question: {question}\nAnswer:',
     target_field='answer',
     worked_field='worked',
-    fields=_gsm8k,
+    # Without the calculator's notes, as in 3 * 4 = <<3*4=12>>12.
+    fields=lambda record: {**record, 'worked': re.sub(r'<<.*?>>', '', record['answer'])},
     max_prompt_tokens=1536,
     max_new_tokens=256,
     metrics=('final_number',),
@@ -179,16 +172,13 @@ BENCHMARKS = {
     group='subject',
     prepare=_hugging_face('cais__mmlu/all'),
   ),
-  'humaneval': Benchmark(
+  'humaneval': dataclasses.replace(
+    _PACK['python'],
     dataset='openai__openai_humaneval',
-    splits=_splits('test'),
-    prompt_field='prompt',
-    target_field='canonical_solution',
     info_fields=('prompt', 'test', 'entry_point'),
+    fields=None,
     max_prompt_tokens=768,
     max_new_tokens=384,
-    metrics=('pass_at_1',),
-    stop=_PYTHON_STOP,
     prepare=_hugging_face('openai__openai_humaneval'),
   ),
   'humanevalpack': dataclasses.replace(_PACK['python'], languages=_PACK),

@@ -75,8 +75,7 @@ def parallel_text(
     record = {'source': line, 'target': references[0] if len(references) == 1 else references}
     examples.append(template.example(i, record, where(i), fit))
   limits = max_prompt_tokens, max_new_tokens
-  judged = metric_table.named(metrics)
-  return _task(source, name, examples, limits, judged, lambda example: f'{where(example.index)}: its target')
+  return _task(source, name, examples, limits, metrics, lambda example: f'{where(example.index)}: its target')
 
 
 def jsonl(
@@ -144,8 +143,7 @@ def jsonl(
     where, record = records[i]
     examples.append(template.example(i, record, where, fit, worked))
   limits = max_prompt_tokens, max_new_tokens
-  judged = metric_table.named(metrics, allow_execution=allow_execution)
-  return _task(path, name, examples, limits, judged, lambda example: records[example.index][0], stop)
+  return _task(path, name, examples, limits, metrics, lambda e: records[e.index][0], stop, allow_execution)
 
 
 def conversations(
@@ -205,8 +203,7 @@ def conversations(
 
   examples = [Example(i, prompt(openings[i]), []) for i in chosen]
   limits = max_prompt_tokens, max_new_tokens
-  judged = metric_table.named(metrics)
-  return _task(path, name, examples, limits, judged, lambda example: records[example.index][0], stop)
+  return _task(path, name, examples, limits, metrics, lambda example: records[example.index][0], stop)
 
 
 _ROLES = {'human': 'user', 'user': 'user', 'system': 'system'}  # of other speakers: assistant
@@ -237,14 +234,16 @@ def _task(
   name: str | None,
   examples: list[Example],
   limits: tuple[int, int],
-  metrics: dict[str, Metric],
+  metrics: Sequence[str | Metric],
   where: Callable[[Example], str],
   stop: Sequence[str] = (),
+  allow_execution: bool | str = False,
 ) -> Task:
   """Return a task that is called like its file by default, checked to suit its metrics."""
-  metric_table.check(metrics, examples, where)
+  judged = metric_table.named(metrics, allow_execution=allow_execution)
+  metric_table.check(judged, examples, where)
   name = name or pathlib.Path(path).name.removesuffix('.gz').rsplit('.', 1)[0]
-  return Task(name, examples, *limits, metrics, prompts.truncation(stop), stop)
+  return Task(name, examples, *limits, judged, prompts.truncation(stop), stop)
 
 
 def _selected(
@@ -258,8 +257,6 @@ def _selected(
   """Return the indices of the examples that the settings select, of those that are usable."""
   if not 0 <= start < total:
     raise ValueError(f'start={start}: {path} has {total} examples; start must lie in 0 … {total - 1}.')
-  if count is not None and count < 1:
-    raise ValueError(f'count={count} must be at least 1, or None for all examples.')
   return [i for _, i in prompts.select(filter(usable, range(start, total)), 0, count, seed)]
 
 

@@ -1,15 +1,4 @@
-"""Metrics by name; higher is better, and all but `words` run from 0 to 100::
-
-  bleu           corpus BLEU of sacrebleu, tokenizer 13a
-  chrf           mean over sentences of sacrebleu's chrF2, the nearest reference
-  rouge2         mean F1 of rouge-score's bigrams, no stemming
-  final_number   the number after '####', or else the last one, equals a reference's
-  accuracy       the letter of a multiple choice equals a reference's
-  exact_match    the text equals a reference, up to surrounding white space
-  squad_exact_match, squad_f1     the answer equals a reference, shares words with it; compared as SQuAD does
-  trivia_exact_match, trivia_f1   the same, compared as TriviaQA does
-  pass_at_1      the program passes its tests
-  words          the mean number of words, of tasks without references; no judgement
+"""Metrics by name, which docs/tasks.md defines; higher is better, and all but `words` run from 0 to 100.
 
 Each is called as `metric(examples, predictions)` and is a function of sums over examples (`Summed`), so that a
 bootstrap scores every text once. `mean` makes such a metric of a function that scores one prediction.
@@ -271,7 +260,7 @@ class PassAt1(Mean):
 
   Attributes:
     allow_execution: True runs programs where they can be isolated, `sandbox.WITHOUT_ISOLATION` anywhere.
-    seconds: processor time of each Python program; compiled languages have `programs.SECONDS`.
+    seconds: processor time of each Python program; other languages have `programs.LIMITS`.
     memory: bytes of address space of each Python program.
   """
 
@@ -306,10 +295,9 @@ class PassAt1(Mean):
         raise ValueError(f'example {example.index} lacks {missing}; pass_at_1 needs them.')
 
     def passes(example: Example, prediction: str) -> bool:
-      text = programs.program(example, prediction)
-      if programs.language_of(example) == programs.PYTHON:
-        return _run(text, self._isolated, self.seconds, self.memory).passed
-      return _run(text, self._isolated).passed
+      is_python = programs.language_of(example) == programs.PYTHON
+      limits = dict(seconds=self.seconds, memory=self.memory) if is_python else programs.LIMITS
+      return _run(programs.program(example, prediction), isolated=self._isolated, **limits).passed
 
     if len(examples) != len(predictions):
       raise ValueError(f'{len(examples)} examples have {len(predictions)} predictions; give one for each.')
@@ -318,21 +306,13 @@ class PassAt1(Mean):
     return np.array(passed, np.float64)[:, None]
 
 
-@functools.lru_cache(maxsize=4096)  # greedy outputs recur from point to point
-def _run(
-  program: str,
-  isolated: bool,
-  seconds: float = programs.SECONDS,
-  memory: int = programs.MEMORY,
-) -> sandbox.Result:
-  processes = programs.PROCESSES if memory == programs.MEMORY else sandbox.PROCESSES
-  return sandbox.run(program, seconds=seconds, memory=memory, processes=processes, isolated=isolated)
+_run = functools.lru_cache(maxsize=4096)(sandbox.run)  # greedy outputs recur from point to point
 
 
 @functools.cache
 def _check_runs(language: str, isolated: bool):
   """Raise unless the tools of a language run the smallest program."""
-  result = _run(programs.smallest(language), isolated)
+  result = _run(programs.smallest(language), isolated=isolated, **programs.LIMITS)
   if not result.passed:
     raise RuntimeError(
       f'the tools for {language} do not run the smallest program ({result.verdict}: {result.detail}); install them for '

@@ -14,9 +14,11 @@ from typing import Any
 from speccascade.data.examples import Example
 
 PYTHON = 'python'
-SECONDS = 30.0  # of processor time, for a compiler and what it made
-MEMORY = 1 << 35  # bytes of address space, of which these runtimes reserve far more than they use
-PROCESSES = 128  # threads included
+LIMITS = {  # of other languages than Python
+  'seconds': 30.0,  # of processor time, for a compiler and what it made
+  'memory': 1 << 35,  # bytes of address space, of which these runtimes reserve far more than they use
+  'processes': 128,  # threads included
+}
 _FENCE = re.compile(r'```[^\n`]*\n(.*?)(?:```|\Z)', re.DOTALL)
 _GO_IMPORT = re.compile(r'^import\s*(?:\((.*?)\)|("[^"]*"))', re.DOTALL | re.MULTILINE)
 _GO_PACKAGES = ('bytes', 'crypto/md5', 'fmt', 'math', 'math/rand', 'regexp', 'sort', 'strconv', 'strings', 'time')
@@ -66,14 +68,6 @@ def _plain(info: Mapping[str, Any], function: str) -> str:
   return f'{function}\n{info["test"]}'
 
 
-def _js(info: Mapping[str, Any], function: str) -> str:
-  return _JS_ASSERT + _plain(info, function)  # node prints failed assertions and goes on
-
-
-def _rust(info: Mapping[str, Any], function: str) -> str:
-  return _plain(info, _RUST_CRATES.sub('', function))
-
-
 def _go(info: Mapping[str, Any], function: str) -> str:
   """Return a source with the packages that it uses, for others are errors, and with assertions like testify's."""
   setup = info.get('test_setup', '')
@@ -87,7 +81,12 @@ def _go(info: Mapping[str, Any], function: str) -> str:
 
 
 LANGUAGES = {
-  'js': Language('program.js', [('node', 'program.js')], '0', _js),
+  'js': Language(
+    'program.js',
+    [('node', 'program.js')],
+    '0',
+    lambda info, function: _JS_ASSERT + _plain(info, function),  # node prints failed assertions and goes on
+  ),
   'java': Language(
     'Main.java',
     [('javac', *(f'-J{flag}' for flag in _JAVA), 'Main.java'), ('java', *_JAVA, '-ea', 'Main')],
@@ -102,7 +101,7 @@ LANGUAGES = {
     'program.rs',
     [('rustc', '--test', '--edition=2021', '-o', 'program', 'program.rs'), ('./program',)],
     '#[test] fn runs() {}',
-    _rust,
+    lambda info, function: _plain(info, _RUST_CRATES.sub('', function)),
   ),
 }
 NAMES = (PYTHON, *LANGUAGES)

@@ -128,9 +128,11 @@ class Template:
     header = _filled(self.header, record, where) if '{' in self.header else self.header
     opening = self.prefix + header
     others = [shot for asked, shot in worked if asked != question]
+    system = [{'role': 'system', 'content': self.chat}] if isinstance(self.chat, str) else []
 
     def build(count: int, text: str) -> Prompt:
-      return self._message(opening + ''.join(others[:count]) + render(text) + self.suffix)
+      text = opening + ''.join(others[:count]) + render(text) + self.suffix
+      return [*system, {'role': 'user', 'content': text}] if self.chat else text
 
     count = len(others)
     while count and fit.excess(build(count, text)) > 0:
@@ -168,12 +170,6 @@ class Template:
     if '{' not in self.prompt_field:
       return lambda text: text, values[name]
     return lambda text: self.prompt_field.format_map({**values, name: text}), values[name]
-
-  def _message(self, text: str) -> Prompt:
-    if not self.chat:
-      return text
-    system = [{'role': 'system', 'content': self.chat}] if isinstance(self.chat, str) else []
-    return [*system, {'role': 'user', 'content': text}]
 
 
 def is_tokens_or_chat(value: Any) -> bool:
@@ -222,7 +218,12 @@ def select(
     count: number of items; None for all.
     seed: None takes the first items; a number takes a random subset in the order of the items. A smaller subset of one
       seed is a part of a larger one.
+
+  Raises:
+    ValueError: if `start` or `count` is out of range.
   """
+  if start < 0 or (count is not None and count < 1):
+    raise ValueError(f'start={start}, count={count}: start must be at least 0, count at least 1 or None.')
   numbered = enumerate(items)
   if count is None or seed is None:
     return list(itertools.islice(numbered, start, None if count is None else start + count))

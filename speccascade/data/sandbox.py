@@ -81,8 +81,9 @@ def run(
   """
   if seconds <= 0 or memory <= 0:
     raise ValueError(f'seconds={seconds!r} and memory={memory!r} must be greater than 0.')
-  if not isolated:
-    _hide_memory()
+  if not isolated and sys.platform.startswith('linux'):
+    # Close this process's memory and environment to other programs of its user, some of which may outlive their run.
+    _check(_libc().prctl(_SET_DUMPABLE, 0, 0, 0, 0))
   nonce = secrets.token_hex(16)
   report = b''
   with tempfile.TemporaryDirectory(prefix='speccascade-', ignore_cleanup_errors=True) as folder:
@@ -98,12 +99,6 @@ def run(
       os.close(reader)
       os.close(writer)
   return _result(code, report, nonce)
-
-
-def _hide_memory():
-  """Close this process's memory and environment to other programs of its user, some of which may outlive their run."""
-  if sys.platform.startswith('linux'):
-    _check(_libc().prctl(_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def _start(folder: str, writer: int, seconds: float, memory: int, processes: int, isolated: bool) -> subprocess.Popen:

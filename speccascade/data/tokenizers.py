@@ -114,16 +114,13 @@ def find(path: str | os.PathLike) -> Tokenizer | None:
   Returns:
     The tokenizer, or None if there is none.
   """
-  path = storage.local_copy(path, _is_tokenizer_file).expanduser().absolute()
+  suffixes = ('.json', '.model', '.txt', '.jinja')
+  path = storage.local_copy(path, lambda name: pathlib.PurePosixPath(name).suffix in suffixes).expanduser().absolute()
   if path.is_file():
     return Tokenizer(str(path))
   candidates = (file for folder in (path, path.parent, path.parent / 'hf_tokenizer') for file in _candidates(folder))
   file = next(candidates, None)
   return file and Tokenizer(str(file))
-
-
-def _is_tokenizer_file(name: str) -> bool:
-  return pathlib.PurePosixPath(name).suffix in ('.json', '.model', '.txt', '.jinja')
 
 
 def _candidates(folder: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -197,8 +194,8 @@ def _first_difference(path: str, other: str) -> int | None:
 def check_special(model: Model) -> None:
   """Warn of EOS ids and special tokens of a model that are missing from its tokenizer files."""
   path = model.tokenizer.path
-  pieces = set(model.tokenizer.pieces())
-  size = len(model.tokenizer.pieces())
+  pieces = model.tokenizer.pieces()
+  size = len(pieces)
   missing = [f'EOS id {i}' for i in getattr(model.network, 'eos_ids', ()) if i >= size]
   special = tokenizer_formats.named_tokens(tokenizer_formats.read_settings(pathlib.Path(path).parent))
   missing += [repr(token) for token in dict.fromkeys(special) if token not in pieces]

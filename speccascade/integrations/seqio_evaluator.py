@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from speccascade import decode, sampling
+from speccascade.data import tokenizers
 from speccascade.integrations import t5x
 from speccascade.types import Model
 
@@ -117,7 +118,10 @@ def predict_fn(
       example_ids=indices,
       batch_size=min(batch_size, len(prompts)),
     )
-    return list(zip(indices, _rectangular(out.tokens, models[-1]), strict=True))
+    # The Evaluator needs rows of one length; what follows an end of text is not read.
+    end = (*models[-1].network.eos_ids, 0)[0]
+    longest = max(map(len, out.tokens))
+    return [(index, [*row, *[end] * (longest - len(row))]) for index, row in zip(indices, out.tokens, strict=True)]
 
   return predict
 
@@ -146,22 +150,12 @@ def prompt_tokens(features: Mapping[str, np.ndarray]) -> list[int]:
   )
 
 
-def _rectangular(rows: Sequence[Sequence[int]], model: Model) -> list[list[int]]:
-  """Return rows of one length, as the Evaluator needs them; what follows an end of text is not read."""
-  end = model.network.eos_ids[0] if model.network.eos_ids else 0
-  longest = max(map(len, rows))
-  return [[*row, *[end] * (longest - len(row))] for row in rows]
-
-
 def _check_tokens(task: Any, model: Model):
   """Raise where the task's tokens are not the model's."""
   vocabulary = task.output_features['inputs'].vocabulary
   theirs = getattr(vocabulary, 'tokenizer', None)
   if not task.output_features['inputs'].dtype.is_integer:
     raise ValueError(f'{task.name} was registered without a tokenizer; register it again with tokenizer=PATH.')
-  if hasattr(theirs, 'pieces') and model.tokenizer is not None:
-    mine = model.tokenizer.pieces()
-    given = theirs.pieces()
-    common = min(len(mine), len(given))
-    if mine[:common] != given[:common]:
-      raise ValueError(f'{task.name} is tokenised with {theirs.path}, {model.name} with {model.tokenizer.path}.')
+  is_ours = isinstance(theirs, tokenizers.Tokenizer) and model.tokenizer is not None
+  if is_ours and not tokenizers.are_alike(model, model.replace(tokenizer=theirs)):
+    raise ValueError(f'{task.name} is tokenised with {theirs.path}, {model.name} with {model.tokenizer.path}.')

@@ -4,7 +4,6 @@ Nothing here imports T5X.
 """
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 from typing import Any
 
 import jax
@@ -57,18 +56,12 @@ def decode_batch(
   length = jnp.max(jnp.where(tokens != 0, iota(tokens.shape[1]) + 1, 1), axis=1)  # [B]
   most = batch['decoder_input_tokens'].shape[1] if max_new_tokens is None else max_new_tokens
   positions = loop.positions(models[method.slots[-1]].network, tokens.shape[1], most, method.window)
-  noise = _noise(method, key, tokens.shape[0], positions, sampler)
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0) if key is None else key, jnp.arange(len(tokens)))
+  words = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
+  noise = sampling.Keyed.make(words, positions, method.window + 1 if method.by_round else 1, sampler.greedy)
   sizes = dict(max_new_tokens=most, sampler=sampler, noise=noise)
   state = loop.decode_batch(method, models, Prompt(tokens, length), mesh=mesh, **sizes)
   written = jnp.where(iota(most) < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)
-  counts = derive({f.name: getattr(state.stats, f.name) for f in dataclasses.fields(state.stats)})
+  counts = derive(vars(state.stats))
   named = {name: counts[name] for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred', 'calls')}
   return written, {**named, 'fault': (state.fault >= 0).any(1)}
-
-
-def _noise(method, key, rows: int, positions: int, sampler: sampling.Sampler) -> sampling.Keyed:
-  """Return noise with a key for every row."""
-  key = jax.random.key(0) if key is None else key
-  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
-  words = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
-  return sampling.Keyed.make(words, positions, method.window + 1 if method.by_round else 1, sampler.greedy)

@@ -1,6 +1,7 @@
 """Reading Hugging Face folders, and one clear error for each damage."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 import tiny
-from tiny import assert_equal
+from tiny import assert_equal, error_of
 
 from speccascade import checkpoints
 from speccascade.checkpoints import hf, safetensors_files
@@ -24,6 +25,7 @@ OPT = {'model_type': 'opt', 'vocab_size': 11, 'hidden_size': 8, 'ffn_dim': 6, 'n
 OPT |= {'num_attention_heads': 2, 'max_position_embeddings': 16}
 GEMMA3 = LLAMA | {'model_type': 'gemma3_text', 'head_dim': 4, 'tie_word_embeddings': True, 'query_pre_attn_scalar': 4}
 T5 = tiny.T5_V1_1 | {'num_layers': 2}
+_error = functools.partial(error_of, hf.read)
 CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 't5': T5}
 
 
@@ -46,21 +48,15 @@ def llama(tmp_path):
 
 
 @pytest.mark.parametrize('name', list(CONFIGS))
-def test_every_tensor_becomes_its_parameter(tmp_path, name):
+def test_every_tensor_becomes_its_parameter_layers_apart_or_stacked(tmp_path, name):
   params, tensors = _model(CONFIGS[name])
-  network, read = hf.read(_save(tmp_path, CONFIGS[name], tensors))
-  assert_equal(read, params)
-  assert jax.tree.map(lambda x: (x.shape, x.dtype), read) == jax.tree.map(
-    lambda x: (x.shape, x.dtype), network.param_shapes()
-  )
-
-
-@pytest.mark.parametrize('name', list(CONFIGS))
-def test_scanned_reading_stacks_the_layers(tmp_path, name):
-  params, tensors = _model(CONFIGS[name])
-  network, read = hf.read(_save(tmp_path, CONFIGS[name], tensors), scan=True)
-  assert network.scan
-  assert_equal(read, stack_layers(params))
+  folder = _save(tmp_path, CONFIGS[name], tensors)
+  for scan, expected in ((False, params), (True, stack_layers(params))):
+    network, read = hf.read(folder, scan=scan)
+    assert network.scan == scan
+    assert_equal(read, expected)
+    stated = jax.tree.map(lambda x: (x.shape, x.dtype), network.param_shapes())
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), read) == stated
 
 
 def test_shards_are_found_through_their_index(tmp_path):
@@ -110,9 +106,12 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     ({'model_type': 'gemma3', 'text_config': None}, having("'text_config'", 'None')),
     (GEMMA3 | {'layer_types': ['full_attention']}, having("'layer_types'", 'has 1', '2 layers')),
     (GEMMA3 | {'layer_types': ['full_attention', 'chunked_attention']}, having("'layer_types'", 'chunked_attention')),
+    ({}, having("'model_type'")),
+    ({'model_type': 'llama'}, having("'vocab_size'")),
+    (LLAMA | {'quantization_config': {'bits': 4}}, having('unquantised')),
   ],
 )
-def test_values_of_another_type_are_named(config, message):
+def test_values_that_are_missing_or_of_another_type_are_named(config, message):
   with pytest.raises(ValueError, match=having('config.json') + message):
     hf.network_from_config(config)
 
@@ -197,59 +196,32 @@ def test_start_id_and_positions_follow_the_family():
   assert hf.network_from_config(T5 | {'decoder_start_token_id': 5}).start_id == 5
 
 
-def _error(folder, kind=ValueError) -> str:
-  with pytest.raises(kind) as info:
-    hf.read(folder)
-  return str(info.value)
-
-
-def test_a_file_that_is_cut_off_is_named_with_its_size(llama):
+def test_a_file_that_is_cut_off_or_corrupt_is_named_with_its_size(llama):
   folder, _, _ = llama
   file = folder / 'model.safetensors'
   data = file.read_bytes()
-  for short in (data[:-40], data[:100], b''):
-    file.write_bytes(short)
-    assert f'{file} is truncated or corrupt, it has {len(short)} bytes' in _error(folder)
-
-
-def test_a_corrupt_header_names_the_file(llama):
-  folder, _, _ = llama
-  file = folder / 'model.safetensors'
-  data = bytearray(file.read_bytes())
-  data[9:12] = b'\xff\xff\xff'
-  file.write_bytes(data)
-  assert f'{file} is truncated or corrupt' in _error(folder)
   header = json.dumps({'model.norm.weight': {'dtype': 'F32', 'shape': [8], 'data_offsets': [0, 12]}}).encode()
-  file.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(64))
-  assert f'{file} is truncated or corrupt' in _error(folder)
+  too_short = len(header).to_bytes(8, 'little') + header + bytes(64)
+  for damaged in (data[:-40], data[:100], b'', data[:9] + b'\xff\xff\xff' + data[12:], too_short):
+    file.write_bytes(damaged)
+    assert f'{file} is truncated or corrupt, it has {len(damaged)} bytes' in _error(folder)
 
 
-def test_a_wrong_shape_names_both_shapes(llama):
+@pytest.mark.parametrize(
+  ('changes', 'parts'),
+  [
+    ({'model.layers.1.mlp.up_proj.weight': np.zeros((8, 6))}, ('[8, 6]', '[6, 8]')),
+    ({'model.layers.0.mlp.up_proj.weight': None, 'lm_head.weight': None}, ('[6, 8]', '1 more')),
+    ({'model.layers.0.self_attn.q_proj.lora_A.weight': np.zeros((2, 8))}, ('[2, 8]',)),
+    ({'model.layers.1.self_attn.o_proj.weight': np.diag([np.nan] + [0.0] * 7)}, ('NaN or Inf',)),
+    ({'model.layers.1.self_attn.o_proj.weight': np.diag([np.inf] + [0.0] * 7)}, ('NaN or Inf',)),
+  ],
+)
+def test_a_tensor_that_is_wrong_missing_unexpected_or_not_finite_is_named(llama, changes, parts):
   folder, _, tensors = llama
-  tensors['model.layers.1.mlp.up_proj.weight'] = np.zeros((8, 6), np.float32)
-  message = _error(_save(folder, LLAMA, tensors))
-  assert says(message, "'model.layers.1.mlp.up_proj.weight'", '[8, 6]', '[6, 8]')
-
-
-def test_a_missing_tensor_is_named(llama):
-  folder, _, tensors = llama
-  del tensors['model.layers.0.mlp.up_proj.weight'], tensors['lm_head.weight']
-  message = _error(_save(folder, LLAMA, tensors))
-  assert says(message, "'model.layers.0.mlp.up_proj.weight'", '[6, 8]', '1 more')
-
-
-def test_an_unexpected_tensor_is_named(llama):
-  folder, _, tensors = llama
-  tensors['model.layers.0.self_attn.q_proj.lora_A.weight'] = np.zeros((2, 8), np.float32)
-  assert says(_error(_save(folder, LLAMA, tensors)), "'model.layers.0.self_attn.q_proj.lora_A.weight'", '[2, 8]')
-
-
-@pytest.mark.parametrize('value', [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_named(llama, value):
-  folder, _, tensors = llama
-  tensors['model.layers.1.self_attn.o_proj.weight'][3, 2] = value
-  message = _error(_save(folder, LLAMA, tensors))
-  assert says(message, "'model.layers.1.self_attn.o_proj.weight'", 'NaN or Inf')
+  tensors |= {name: x if x is None else x.astype(np.float32) for name, x in changes.items()}
+  message = _error(_save(folder, LLAMA, {name: x for name, x in tensors.items() if x is not None}))
+  assert says(message, f"'{next(iter(changes))}'", *parts)
 
 
 def test_other_weights_than_safetensors_come_with_a_remedy(llama):
@@ -270,11 +242,8 @@ def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
   ('config', 'message'),
   [
     ({'model_type': 'bert'}, having("'bert'", 'llama, mistral')),
-    ({}, "'model_type'"),
-    ({'model_type': 'llama'}, "'vocab_size'"),
     (LLAMA | {'rope_scaling': {'type': 'dynamic', 'factor': 2.0}}, "'dynamic'"),
     (LLAMA | {'hidden_act': 'tanh'}, "'tanh'"),
-    (LLAMA | {'quantization_config': {'bits': 4}}, 'unquantised'),
   ],
 )
 def test_what_is_not_supported_is_said(config, message):

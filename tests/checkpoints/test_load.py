@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from matching import having, says
 import pytest
-from safetensors.numpy import save_file
 from tiers import quick
-from tiny import assert_equal, model_of
+from tiny import assert_equal, error_of, model_of
 from tiny import T5_V1_1 as T5
 
 from speccascade import checkpoints, decode, methods, sampling
@@ -27,6 +26,7 @@ from speccascade.evaluate.curves import Checkpoint
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 
+_error = functools.partial(error_of, checkpoints.read)
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / 'models' / 'golden' / 'golden.json').read_text())
 
 
@@ -35,15 +35,8 @@ def model():
   return model_of(T5)
 
 
-def _save_hf(folder, model):
-  folder.mkdir(parents=True)
-  (folder / 'config.json').write_text(json.dumps(T5))
-  save_file(hf.export(model.network, 't5', model.params), folder / 'model.safetensors')
-  return folder
-
-
 def test_a_sampler_is_what_a_checkpoint_asks_for(tmp_path, model):
-  folder = _save_hf(tmp_path / 'm', model)
+  folder = hf.write(tmp_path / 'm', model)
 
   def of(**settings) -> sampling.Sampler:
     (folder / 'generation_config.json').write_text(json.dumps(settings))
@@ -83,7 +76,7 @@ def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
 @pytest.fixture
 def folders(tmp_path, model):
   return {
-    'hf': _save_hf(tmp_path / 'hf', model),
+    'hf': hf.write(tmp_path / 'hf', model),
     't5x': t5x.write(tmp_path / 't5x', model, step=3),
     'steps': tmp_path / 't5x',
     'orbax': orbax.save(tmp_path / 'orbax', model),
@@ -98,20 +91,12 @@ def test_every_format_gives_the_same_model(folders, model):
     assert_equal(loaded.params, model.params)
 
 
-def _folder(path, config, params, network):
-  path.mkdir()
-  (path / 'config.json').write_text(json.dumps(config))
-  save_file(hf.export(network, config['model_type'], params), path / 'model.safetensors')
-  return path
-
-
 @pytest.mark.parametrize('name', quick(GOLDEN, ['t5_v1_1', 'llama2'], ['t5_v1_0', 'gemma3', 'gpt2', 'qwen2']))
 def test_what_was_loaded_and_decoded_with_is_saved_and_read_back_equal(tmp_path, monkeypatch, name):
   monkeypatch.setattr(cpu, '_CACHED', 0)  # the backend prepares kernels of its own, however small
   monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
   config = GOLDEN[name]['config']
-  network = hf.network_from_config(config)
-  loaded = checkpoints.load(_folder(tmp_path / 'hf', config, network.init(jax.random.key(0)), network))
+  loaded = checkpoints.load(hf.write(tmp_path / 'hf', model_of(config)))
   decode(methods.autoregressive(), [loaded], [[3, 4]], max_new_tokens=2)
   writers = {'orbax': orbax.save, 'hf': hf.write}
   if config['model_type'] in ('t5', 'mt5', 'umt5'):
@@ -155,12 +140,6 @@ def test_an_activation_is_given_to_t5x_alone(folders):
   for kind in ('hf', 'orbax'):
     with pytest.raises(ValueError, match="activation='relu'"):
       checkpoints.load(folders[kind], activation='relu')
-
-
-def _error(path, kind) -> str:
-  with pytest.raises(kind) as info:
-    checkpoints.read(path)
-  return str(info.value)
 
 
 def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
@@ -250,7 +229,7 @@ def test_a_digest_tells_weights_apart(folders, model, tmp_path):
   norm = {'scale': decoder['decoder_norm']['scale'] + 1e-3}
   model = dataclasses.replace(model, params={**model.params, 'decoder': {**decoder, 'decoder_norm': norm}})
   others = {
-    'hf': _save_hf(tmp_path / 'b' / 'hf', model),
+    'hf': hf.write(tmp_path / 'b' / 'hf', model),
     't5x': t5x.write(tmp_path / 'b' / 't5x', model, step=3),
     'orbax': orbax.save(tmp_path / 'b' / 'orbax', model),
   }

@@ -1,5 +1,6 @@
 """Our own checkpoints: complete, or recognised as damaged, bit for bit, and onto a mesh."""
 
+import functools
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ from matching import having, says
 import numpy as np
 import pytest
 from tiers import quick
-from tiny import assert_equal, model_of, T5
+from tiny import assert_equal, error_of, model_of, T5
 
 from speccascade.checkpoints import files, orbax
 from speccascade.models.layers import stack_layers
@@ -25,6 +26,7 @@ SMALL = T5 | {'vocab_size': 16, 'd_ff': 24, 'num_layers': 2, 'num_heads': 4}
 GEMMA = {'model_type': 'gemma3_text', 'vocab_size': 16, 'hidden_size': 8, 'intermediate_size': 24, 'head_dim': 4}
 GEMMA |= {'num_hidden_layers': 2, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'query_pre_attn_scalar': 4}
 GEMMA |= {'sliding_window_pattern': 2, 'eos_token_id': [1, 5]}
+_error = functools.partial(error_of, orbax.read)
 
 
 @pytest.mark.parametrize('scan', quick([False, True], [True]))
@@ -96,12 +98,6 @@ def test_a_network_without_parameters_of_its_own_is_refused(tmp_path):
   with pytest.raises(ValueError, match=having('NGram', 'T5')):
     orbax.save(tmp_path / 'a', Model({}, NGram(vocab_size=4)))
   assert not list(tmp_path.iterdir())
-
-
-def _error(path, kind=ValueError) -> str:
-  with pytest.raises(kind) as info:
-    orbax.read(path)
-  return str(info.value)
 
 
 def test_a_writer_that_was_killed_leaves_a_recognised_half(tmp_path):

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from speccascade.checkpoints import hf
 from speccascade.types import Model
@@ -16,6 +17,13 @@ def model_of(config, dtype='float32', scan=False):
   """Return a model with random parameters."""
   network = hf.network_from_config(config, dtype=dtype, scan=scan)
   return Model(network.init(jax.random.key(0)), network, name='tiny')
+
+
+def error_of(read, path, kind=ValueError) -> str:
+  """Return the error of reading a path."""
+  with pytest.raises(kind) as info:
+    read(path)
+  return str(info.value)
 
 
 def assert_equal(a, b):

@@ -10,6 +10,7 @@ import warnings
 from matching import having
 import numpy as np
 import pytest
+from vocabularies import byte_level
 
 with warnings.catch_warnings():
   warnings.simplefilter('ignore')  # of TensorFlow's and seqio's imports
@@ -183,37 +184,22 @@ def data_dir(tmp_path_factory):
   return str(folder)
 
 
-def byte_level(folder, prefix, **settings):
-  """Write a tokenizer.json that puts one token before a text, and return its folder."""
-  import tokenizers
-
-  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  trainer = tokenizers.trainers.BpeTrainer(
-    vocab_size=300,
-    special_tokens=['<s>', '</s>'],
-    show_progress=False,
-    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-  )
-  tokenizer.train_from_iterator(['Sentence one. Question: Answer:'], trainer)
-  special = [(prefix, tokenizer.token_to_id(prefix))]
-  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=f'{prefix} $A', special_tokens=special)
-  tokenizer.save(str(folder / 'tokenizer.json'))
-  (folder / 'tokenizer_config.json').write_text(json.dumps(dict(bos_token=prefix, eos_token='</s>') | settings))
+def begun_by(token, folder):
+  """Return the folder of a tokenizer that puts a token before a text and none after it."""
+  byte_level(folder, before=['<s>', '</s>'], bos_token=token, eos_token='</s>', add_bos_token=True)
   return str(folder)
 
 
 @pytest.fixture(scope='session')
 def bpe(tmp_path_factory):
   """Return a tokenizer that begins its prompts and ends none."""
-  return byte_level(tmp_path_factory.mktemp('bpe'), '<s>', add_bos_token=True, add_eos_token=False)
+  return begun_by('<s>', tmp_path_factory.mktemp('bpe'))
 
 
 @pytest.fixture(scope='session')
 def opt(tmp_path_factory):
   """Return a tokenizer that begins its prompts with the token that ends an answer, and ends none."""
-  return byte_level(tmp_path_factory.mktemp('opt'), '</s>')
+  return begun_by('</s>', tmp_path_factory.mktemp('opt'))
 
 
 @pytest.fixture(autouse=True)
@@ -240,11 +226,6 @@ def test_translation_keeps_order_indices_and_the_papers_lengths(data_dir):
   part = tasks.seqio_task('wmt14_ende', data_dir=data_dir, start=1, count=2, prefix='translate: ')
   assert part.examples == [Example(i, f'translate: Sentence {i}.', f'Satz {i}.') for i in (1, 2)]
   assert tasks.seqio_task('wmt14_ende', data_dir=data_dir, split='test').examples[0].target == 'Das Ende.'
-
-
-def test_examples_are_plain_python(data_dir):
-  example = tasks.seqio_task('mmlu', data_dir=data_dir, split='test').examples[0]
-  assert type(example.index) is int and type(example.prompt) is str and json.dumps(example.info)
 
 
 def test_articles_are_cut_to_the_prompt_length(data_dir, byt5):
@@ -277,6 +258,7 @@ def test_a_question_is_no_worked_example_of_its_own(data_dir):
 def test_a_choice_is_asked_with_examples_of_its_own_subject(data_dir):
   task = tasks.seqio_task('mmlu', data_dir=data_dir, split='test', shots=2)
   (example,) = task.examples
+  assert json.dumps(vars(example)) and type(example.prompt) is str  # plain Python
   assert (
     example.target == 'C' and example.info == {'subject': 'world religions'} and 'distribution' not in example.prompt
   )

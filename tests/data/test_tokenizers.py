@@ -1,26 +1,25 @@
 """Tokenizers: the formats agree, the families' conventions apply, differences are named."""
 
 import dataclasses
-import gzip
 import json
 import pathlib
 import pickle
 import shutil
+import types
 
 import jax
 from matching import having
 import pytest
+from trained import corpus
+from vocabularies import bare, byte_level, t5
 
 from speccascade import checkpoints, decode, embedded, methods, Request, Sampler
-from speccascade.data import chat, tokenizers
+from speccascade.data import tokenizers
 from speccascade.engine import requests
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 
-FAMILIES = {
-  't5_multi30k': ('spiece.model', 'data/multi30k/val.de.gz'),
-  'llama_gsm8k': ('tokenizer.model', 'data/gsm8k/test_first600.jsonl.gz'),
-}
+FAMILIES = {'t5_multi30k': 'spiece.model', 'llama_gsm8k': 'tokenizer.model'}
 TEXTS = [
   '',
   ' ',
@@ -33,21 +32,15 @@ TEXTS = [
 
 def _pair(shared, family):
   folder = shared / 'checkpoints' / family
-  model = tokenizers.Tokenizer(str(folder / FAMILIES[family][0]))
+  model = tokenizers.Tokenizer(str(folder / FAMILIES[family]))
   return model, tokenizers.Tokenizer(str(folder / 'hf_tokenizer' / 'tokenizer.json'))
-
-
-def _lines(shared, family, count):
-  with gzip.open(shared / FAMILIES[family][1], 'rt', encoding='utf-8') as f:
-    lines = [line.rstrip('\n') for _, line in zip(range(count), f)]
-  return [json.loads(line)['answer'] for line in lines] if family == 'llama_gsm8k' else lines
 
 
 @pytest.mark.parametrize('family', list(FAMILIES))
 def test_both_formats_give_the_same_ids_and_texts(shared, family):
   model, fast = _pair(shared, family)
   assert model.pieces() == fast.pieces() and model.eos_ids == fast.eos_ids
-  for text in TEXTS + _lines(shared, family, 500):
+  for text in TEXTS + corpus(shared, family, 500):
     ids = model.encode(text)
     assert ids == fast.encode(text), text
     if 'unk' not in ''.join(model.pieces()[i] for i in ids):
@@ -104,20 +97,11 @@ def test_settings_overrule_what_the_files_say(shared, tmp_path):
 
 # ---- tokens added to a vocabulary ----
 
-SPIECE = pathlib.Path(embedded.__file__).parent / 'pretrained' / 'large' / 'spiece.model'  # of 1000 pieces
-
-
-def _t5(folder, **settings):
-  """Return the tokenizer of a folder with a sentencepiece vocabulary and such settings."""
-  (folder / 'spiece.model').write_bytes(SPIECE.read_bytes())
-  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
-  return tokenizers.find(folder)
-
 
 def test_sentinels_and_other_added_tokens_are_read_written_and_skipped(tmp_path):
   (tmp_path / 'added_tokens.json').write_text('{"<|turn|>": 1004}')
   found = {'1005': {'content': '<tool>', 'special': False, 'single_word': True}}
-  tokenizer = _t5(tmp_path, extra_ids=3, eos_token='<|turn|>', added_tokens_decoder=found)
+  tokenizer = t5(tmp_path, extra_ids=3, eos_token='<|turn|>', added_tokens_decoder=found)
   before, after = tokenizer.encode('A dog')[:-1], tokenizer.encode('runs')
   ids = tokenizer.encode('A dog <extra_id_0> runs')
   assert ids == [*before, 1002, *after] and tokenizer.eos_ids == (1004,) == tuple(after[-1:])
@@ -136,24 +120,24 @@ def test_sentinels_and_other_added_tokens_are_read_written_and_skipped(tmp_path)
 @pytest.mark.full
 def test_a_model_fills_spans_with_the_sentinels_of_its_tokenizer(tmp_path):
   network = T5(T5Config(1024, 8, 2, 4, 8, 1, 1), (1,), 0)
-  model = Model(network.init(jax.random.key(0)), network, _t5(tmp_path, extra_ids=3))
+  model = Model(network.init(jax.random.key(0)), network, t5(tmp_path, extra_ids=3))
   request = Request('A dog <extra_id_0>.', logit_bias={1002: 1e4}, temperature=0.0)
   out = decode(methods.autoregressive(), [model], request, max_new_tokens=2)
   assert out.tokens == [[1002, 1002]] and out.texts == ['']
 
 
 def test_special_tokens_that_no_file_has_give_a_warning_when_a_model_is_loaded(tmp_path):
-  tokenizer = _t5(tmp_path, eos_token='<|turn|>', additional_special_tokens=['</s>', {'content': '<x>'}])
+  tokenizer = t5(tmp_path, eos_token='<|turn|>', additional_special_tokens=['</s>', {'content': '<x>'}])
   model = _model(tokenizer, 1024, 'mine')
   model.network.eos_ids = (1, 1004)
   with pytest.warns(UserWarning, match=having('1004', "'<|turn|>'", "'<x>'", 'mine', '1000 tokens')):
     tokenizers.check_special(model)
-  plain = _model(_t5(tmp_path), 1128, 't5')
+  plain = _model(t5(tmp_path), 1128, 't5')
   plain.network.start_id = 0
   with pytest.warns(UserWarning, match=having('100 sentinels', '"extra_ids": 100', 't5')):
     tokenizers.check_special(plain)
   folder = tmp_path / 'model'
-  shutil.copytree(SPIECE.parent, folder)
+  shutil.copytree(pathlib.Path(embedded.vocabulary()).parent, folder)
   (folder / 'special_tokens_map.json').write_text('{"eos_token": "<|turn|>"}')
   with pytest.warns(UserWarning, match=having("'<|turn|>'", 'model')):
     checkpoints.load(folder)
@@ -170,7 +154,7 @@ def test_special_tokens_that_no_file_has_give_a_warning_when_a_model_is_loaded(t
   ],
 )
 def test_wrong_added_tokens_are_named(tmp_path, name, content, match):
-  tokenizer = _t5(tmp_path)
+  tokenizer = t5(tmp_path)
   (tmp_path / name).write_text(content)
   with pytest.raises(ValueError, match=match):
     tokenizer.encode('a')
@@ -237,9 +221,7 @@ def test_tools_have_a_template_of_their_own(tmp_path):
 
 def test_a_template_is_laid_out_as_its_writer_saw_it(tmp_path):
   lines = '{% for m in messages %}\n  {% if m.role == "user" %}\n[{{ m | tojson }}]\n  {% endif %}\n{% endfor %}\n'
-  _chatty(tmp_path, lines)
-  settings = json.loads((tmp_path / 'tokenizer_config.json').read_text())
-  text = chat.render(tmp_path, [{'role': 'user', 'content': 'é<'}], settings, {})
+  text = _chatty(tmp_path, lines).chat_text([{'role': 'user', 'content': 'é<'}])
   assert text == '[{"role": "user", "content": "é<"}]\n'
 
 
@@ -290,7 +272,7 @@ def test_special_tokens_in_messages_become_ids_unless_chats_are_plain(tmp_path):
   with pytest.raises(ValueError, match=having('message 0', '</s>')):
     plain.chat(special)
   (tmp_path / 'tokenizer.json').unlink()
-  plain = dataclasses.replace(_t5(tmp_path, chat_template=TEMPLATE, extra_ids=1), plain_chat=True)
+  plain = dataclasses.replace(t5(tmp_path, chat_template=TEMPLATE, extra_ids=1), plain_chat=True)
   with pytest.raises(ValueError, match=having('message 0', '<extra_id_0>')):
     plain.chat([{'role': 'user', 'content': [{'type': 'text', 'text': 'a<extra_id_0>'}]}])
 
@@ -335,20 +317,13 @@ def test_a_token_that_the_vocabulary_lacks_is_named(tmp_path):
     _chatty(tmp_path, '<|turn|>a', added_tokens_decoder=added).chat(HELLO)
 
 
-def _byte_level(folder):
-  from tokenizers import pre_tokenizers
-
-  alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-  vocab = {piece: i for i, piece in enumerate(['<s>', '<pad>', '</s>', *alphabet, 'th', 'the'])}
-  (folder / 'vocab.json').write_text(json.dumps(vocab))
-  (folder / 'merges.txt').write_text('#version: 0.2\nt h\nth e\n')
-  settings = {'add_bos_token': True, 'bos_token': {'content': '</s>'}, 'eos_token': '</s>', 'pad_token': '<pad>'}
-  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
-  return tokenizers.find(folder), vocab
+OPT = {'add_bos_token': True, 'bos_token': {'content': '</s>'}, 'eos_token': '</s>', 'pad_token': '<pad>'}
+OPT |= {'before': ['<s>', '<pad>', '</s>']}
 
 
 def test_older_byte_level_files_are_read(tmp_path):
-  tokenizer, vocab = _byte_level(tmp_path)
+  tokenizer = byte_level(tmp_path, **OPT)
+  vocab = json.loads((tmp_path / 'vocab.json').read_text())
   assert tokenizer.encode('the') == [2, vocab['the']] and tokenizer.eos_ids == (2,)  # OPT begins with </s>
   assert tokenizer.encode('the', begins=False) == [vocab['the']]
   ids = tokenizer.encode(' the ☃')
@@ -366,27 +341,18 @@ def test_older_byte_level_files_are_read(tmp_path):
   ],
 )
 def test_byte_level_files_are_split_as_their_class_does(tmp_path, settings, ids):
-  from tokenizers import pre_tokenizers
-
-  merges = ['1 2', 'Ċ Ċ', 'h e', 'Ġ he']
-  pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(' ', '') for merge in merges)]
-  (tmp_path / 'vocab.json').write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
-  (tmp_path / 'merges.txt').write_text('\n'.join(['#version: 0.2', *merges, '']))
-  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
-  tokenizer = tokenizers.find(tmp_path)
+  tokenizer = byte_level(tmp_path, merges=['1 2', 'Ċ Ċ', 'h e', 'Ġ he'], **settings)
+  pieces = tokenizer.pieces()
   assert [pieces[i] for i in tokenizer.encode('he 12.\n\ne\u0301')] == ids  # as transformers 5.24 reads them
 
 
 def test_a_class_of_byte_level_files_that_is_not_known_is_named(tmp_path):
-  _byte_level(tmp_path)
-  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "WhisperTokenizer"}')
   with pytest.raises(ValueError, match=having(str(tmp_path), 'WhisperTokenizer', 'use_fast=True')):
-    tokenizers.find(tmp_path).encode('the')
+    byte_level(tmp_path, tokenizer_class='WhisperTokenizer').encode('the')
 
 
 def test_byt5_needs_no_vocabulary(tmp_path):
-  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}')
-  tokenizer = tokenizers.find(tmp_path)
+  tokenizer = bare(tmp_path, tokenizer_class='ByT5Tokenizer', extra_ids=125)
   assert tokenizer.encode('aé') == [100, 198, 172, 1] and tokenizer.eos_ids == (1,)
   assert tokenizer.decode([100, 198, 172, 1, 0, 383]) == 'aé' and len(tokenizer.pieces()) == 384
 
@@ -402,12 +368,7 @@ def test_a_broken_or_missing_file_is_named(tmp_path, name):
 
 
 def _model(tokenizer, vocab_size, name):
-  return Model({}, Network(vocab_size), tokenizer, name)
-
-
-class Network:
-  def __init__(self, vocab_size):
-    self.vocab_size = vocab_size
+  return Model({}, types.SimpleNamespace(vocab_size=vocab_size), tokenizer, name)
 
 
 def test_equal_vocabularies_pass_whatever_their_format_and_padding(shared):
@@ -423,10 +384,7 @@ def test_the_first_difference_is_named(shared, tmp_path):
     tokenizers.check_vocabularies([_model(t5, 6000, 'small'), _model(llama, 4096, 'draft')])
   (tmp_path / 'a').mkdir()
   (tmp_path / 'b').mkdir()
-  a, vocab = _byte_level(tmp_path / 'a')
-  _byte_level(tmp_path / 'b')
-  longer = json.dumps(vocab | {'more': len(vocab)})
-  (tmp_path / 'b' / 'vocab.json').write_text(longer)
-  b = tokenizers.find(tmp_path / 'b')
+  a = byte_level(tmp_path / 'a', **OPT)
+  b = byte_level(tmp_path / 'b', **OPT, after=['more'])
   models = [_model(a, 300, 'a'), _model(b, 300, 'b')]
-  assert tokenizers.check_vocabularies(models) == len(vocab)  # the longer one goes on where the shorter one ends
+  assert tokenizers.check_vocabularies(models) == len(a.pieces())  # the longer one goes on where the shorter one ends

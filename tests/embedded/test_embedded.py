@@ -98,14 +98,11 @@ def test_fewer_examples_are_the_first_of_more():
 
 
 @pytest.mark.parametrize('count', [0, -1, 2001, 2.5, '5'])
-def test_a_count_that_the_split_does_not_have_is_an_error(count):
+def test_a_count_or_a_split_that_is_not_there_is_an_error(count):
   with pytest.raises(ValueError, match=f'count={count!r}: .* ask for 1 to 2000'):
     embedded.task(count=count)
-
-
-def test_an_unknown_split_is_an_error():
   with pytest.raises(ValueError, match="split='dev': .*train, validation, test"):
-    embedded.task('dev')
+    embedded.task('dev', count)
 
 
 @pytest.mark.full

@@ -63,6 +63,16 @@ def task(byt5):
   seqio.TaskRegistry.remove('echo')
 
 
+@pytest.fixture
+def mixture(task, byt5):
+  """Register a mixture of that task and another, and forget both again."""
+  other = Task('echo2', [Example(0, 'b', 'xyz')], 20, NEW, {'exact_match': metrics.exact_match})
+  tasks.add_task(other, tokenizer=byt5)
+  yield seqio.MixtureRegistry.add('echoes', ['echo', 'echo2'], default_rate=1.0)
+  seqio.MixtureRegistry.remove('echoes')
+  seqio.TaskRegistry.remove('echo2')
+
+
 class Seen:
   """A metric that notes what it was given."""
 
@@ -130,18 +140,15 @@ def test_t5xs_keywords_are_taken_and_its_parameters_used():
   assert found == direct != predict(dataset)
 
 
-def test_a_mixture_is_judged_task_by_task(task, byt5):
-  other = Task('echo2', [Example(0, 'b', 'abc')], 20, NEW, {'exact_match': metrics.exact_match})
-  tasks.add_task(other, tokenizer=byt5)
-  seqio.MixtureRegistry.add('echoes', ['echo', 'echo2'], default_rate=1.0)
-  try:
-    found = seqio_evaluator.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2)
-    assert found == {'echo/seen': len(PROMPTS), 'echo/exact_match': 0, 'echo2/exact_match': 0}
-    with pytest.raises(ValueError, match=having('echoes', "'test'", 'validation')):
-      seqio_evaluator.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
-  finally:
-    seqio.MixtureRegistry.remove('echoes')
-    seqio.TaskRegistry.remove('echo2')
+def test_a_mixture_is_judged_task_by_task(mixture, byt5):
+  found = seqio_evaluator.evaluate('echoes', methods.autoregressive(1), models(byt5, True), max_new_tokens=2)
+  assert found == {'echo/seen': len(PROMPTS), 'echo/exact_match': 0, 'echo2/exact_match': 0}
+
+
+@pytest.mark.parametrize('name', ['echo', 'echoes'])
+def test_a_split_that_is_not_there_is_named(mixture, byt5, name):
+  with pytest.raises(ValueError, match=having(name, "'test'", 'validation')):
+    seqio_evaluator.evaluate(name, methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
 
 
 def test_t5xs_macros_make_an_experiment(task, byt5, tmp_path, monkeypatch):
@@ -171,22 +178,14 @@ def test_t5xs_macros_make_an_experiment(task, byt5, tmp_path, monkeypatch):
     tasks.t5x_task('echo', task_feature_lengths=None, metrics=['bleu'])
 
 
-def test_a_mixture_is_read_task_by_task(task, byt5):
-  other = Task('echo2', [Example(0, 'b', 'xyz')], 20, NEW, {'exact_match': metrics.exact_match})
-  tasks.add_task(other, tokenizer=byt5)
-  seqio.MixtureRegistry.add('echoes', ['echo', 'echo2'], default_rate=1.0)
-  try:
-    lengths = dict(max_prompt_tokens=20, max_new_tokens=NEW, metrics=['exact_match'])
-    read = tasks.seqio_task('echoes', start=3, **lengths)
-    assert [(e.index, e.prompt) for e in read.examples] == [*enumerate([*PROMPTS[3:], 'b'], 3)]
-    assert [e.prompt for e in tasks.seqio_task('echoes', count=2, **lengths).examples] == PROMPTS[:2]
-    by_tokens = tasks.t5x_task(
-      'echoes', task_feature_lengths=dict(inputs=9, targets=9), metrics=['exact_match'], split='validation'
-    )
-    assert [e.index for e in by_tokens.examples] == list(range(len(PROMPTS) + 1))
-  finally:
-    seqio.MixtureRegistry.remove('echoes')
-    seqio.TaskRegistry.remove('echo2')
+def test_a_mixture_is_read_task_by_task(mixture):
+  lengths = dict(max_prompt_tokens=20, max_new_tokens=NEW, metrics=['exact_match'])
+  read = tasks.seqio_task('echoes', start=3, **lengths)
+  assert [(e.index, e.prompt) for e in read.examples] == [*enumerate([*PROMPTS[3:], 'b'], 3)]
+  assert [e.prompt for e in tasks.seqio_task('echoes', count=2, **lengths).examples] == PROMPTS[:2]
+  lengths = dict(inputs=9, targets=9)
+  by_tokens = tasks.t5x_task('echoes', task_feature_lengths=lengths, metrics=['exact_match'], split='validation')
+  assert [e.index for e in by_tokens.examples] == list(range(len(PROMPTS) + 1))
 
 
 def test_other_features_are_refused():
@@ -203,11 +202,6 @@ def test_a_task_of_other_tokens_is_refused(task, byt5, tmp_path):
   other = large.replace(tokenizer=find(tmp_path))
   with pytest.raises(ValueError, match=having('echo', 'toy0')):
     seqio_evaluator.evaluate('echo', methods.autoregressive(0), [other], max_new_tokens=2)
-
-
-def test_a_split_that_is_not_there_is_named(task, byt5):
-  with pytest.raises(ValueError, match=having("'test'", 'validation')):
-    seqio_evaluator.evaluate('echo', methods.autoregressive(1), models(byt5, True), max_new_tokens=2, split='test')
 
 
 def test_an_evaluation_goes_on_where_a_sequence_ends_as_a_fault():

@@ -1,5 +1,6 @@
 """Decoding inside a step that T5X compiles, which has parameters, batch and key traced."""
 
+import functools
 from pathlib import Path
 import re
 import sys
@@ -33,13 +34,14 @@ def small(seed=1):
   return Model(network.init(jax.random.key(seed)), network, name='small')
 
 
-def step(sampler=Sampler(0.0), method=methods.speculative(block=2)):
+@functools.cache
+def step(temperature=0.0):
   """Return a compiled step as T5X's: parameters, batch and key are traced."""
   drafter = small()
 
   def infer(params, batch, rng):
-    large = t5x.model(params, T5X)
-    return t5x.decode_batch(method, [drafter, large], batch, rng, sampler=sampler)
+    models = [drafter, t5x.model(params, T5X)]
+    return t5x.decode_batch(methods.speculative(block=2), models, batch, rng, sampler=Sampler(temperature))
 
   return jax.jit(infer)
 
@@ -60,7 +62,7 @@ def test_a_step_gives_what_decode_gives_padded_with_zeros(large):
 @pytest.mark.parametrize('make', [jax.random.PRNGKey, jax.random.key])
 def test_noise_comes_from_the_key_and_differs_between_rows(large, make):
   same = {**BATCH, 'encoder_input_tokens': np.tile(BATCH['encoder_input_tokens'][:1], (3, 1))}
-  sampled = step(Sampler(1.0))
+  sampled = step(1.0)
   first, again, other = (sampled(large.params, same, make(seed))[0].tolist() for seed in (0, 0, 1))
   assert first == again != other
   assert len({tuple(row) for row in first}) > 1

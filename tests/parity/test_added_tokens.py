@@ -1,14 +1,13 @@
 """Tokens that are added to a vocabulary have the ids that transformers and seqio give them, in folders made here."""
 
 import json
-from pathlib import Path
 
 import pytest
+from vocabularies import bare, byte_level, t5
 
 from speccascade import embedded
 from speccascade.data import tokenizers
 
-SPIECE = Path(embedded.__file__).parent / 'pretrained' / 'large' / 'spiece.model'
 TURN = {'content': '<|turn|>', 'lstrip': False, 'rstrip': False, 'single_word': False, 'normalized': False}
 TEXTS = [
   'A dog <extra_id_0> along the <extra_id_1>.',
@@ -19,28 +18,9 @@ TEXTS = [
 ]
 
 
-def t5(folder: Path, **settings):
-  """Write a sentencepiece vocabulary that is a T5's by its settings."""
-  (folder / 'spiece.model').write_bytes(SPIECE.read_bytes())
-  special = dict(tokenizer_class='T5Tokenizer', eos_token='</s>', unk_token='<unk>', pad_token='<pad>')
-  (folder / 'tokenizer_config.json').write_text(json.dumps(special | settings))
-
-
-def byte_level(folder: Path, **settings):
-  """Write a vocabulary and merges as GPT-2 has them."""
-  from tokenizers import pre_tokenizers
-
-  alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-  vocab = {piece: i for i, piece in enumerate([*alphabet, 'th', 'the', '<|endoftext|>'])}
-  (folder / 'vocab.json').write_text(json.dumps(vocab))
-  (folder / 'merges.txt').write_text('#version: 0.2\nt h\nth e\n')
-  special = dict.fromkeys(('eos_token', 'bos_token', 'unk_token'), '<|endoftext|>')
-  (folder / 'tokenizer_config.json').write_text(json.dumps(dict(tokenizer_class='GPT2Tokenizer') | special | settings))
-
-
-def byt5(folder: Path, **settings):
-  """Write what a ByT5 has."""
-  (folder / 'tokenizer_config.json').write_text(json.dumps(dict(tokenizer_class='ByT5Tokenizer') | settings))
+T5 = dict(tokenizer_class='T5Tokenizer', eos_token='</s>', unk_token='<unk>', pad_token='<pad>')
+GPT2 = dict(tokenizer_class='GPT2Tokenizer', after=['<|endoftext|>'])
+GPT2 |= dict.fromkeys(('eos_token', 'bos_token', 'unk_token'), '<|endoftext|>')
 
 
 def at(i: int, special: bool) -> dict:
@@ -49,14 +29,14 @@ def at(i: int, special: bool) -> dict:
 
 
 CASES = {
-  't5, 100 sentinels': (t5, {'extra_ids': 100}, {}),
-  't5, sentinels unsaid': (t5, {}, {}),
-  't5, another special token': (t5, {'extra_ids': 5} | at(1005, special=True), {}),
-  't5, another token': (t5, {'extra_ids': 5} | at(1005, special=False), {}),
-  'gpt2, added_tokens.json': (byte_level, {'eos_token': '<|turn|>'}, {'<|turn|>': 259}),
-  'gpt2, another special token': (byte_level, at(259, special=True), {}),
-  'gpt2, another token': (byte_level, at(259, special=False), {}),
-  'byt5': (byt5, {'extra_ids': 125}, {}),
+  't5, 100 sentinels': (t5, T5 | {'extra_ids': 100}, {}),
+  't5, sentinels unsaid': (t5, T5, {}),
+  't5, another special token': (t5, T5 | {'extra_ids': 5} | at(1005, special=True), {}),
+  't5, another token': (t5, T5 | {'extra_ids': 5} | at(1005, special=False), {}),
+  'gpt2, added_tokens.json': (byte_level, GPT2 | {'eos_token': '<|turn|>'}, {'<|turn|>': 259}),
+  'gpt2, another special token': (byte_level, GPT2 | at(259, special=True), {}),
+  'gpt2, another token': (byte_level, GPT2 | at(259, special=False), {}),
+  'byt5': (bare, {'tokenizer_class': 'ByT5Tokenizer', 'extra_ids': 125}, {}),
 }
 
 
@@ -84,7 +64,7 @@ def test_ids_and_texts_equal_transformers(folder):
 
 def test_sentinels_equal_seqio(tmp_path):
   seqio = pytest.importorskip('seqio')
-  t5(tmp_path, extra_ids=100)
-  theirs, ours = seqio.SentencePieceVocabulary(str(SPIECE), extra_ids=100), tokenizers.find(tmp_path)
+  ours = t5(tmp_path, **T5, extra_ids=100)
+  theirs = seqio.SentencePieceVocabulary(embedded.vocabulary(), extra_ids=100)
   for text in ('A dog <extra_id_0> along the <extra_id_1> .', '<extra_id_2> A dog runs <extra_id_99>', 'A dog runs.'):
     assert ours.encode(text) == [*theirs.encode(text), 1]

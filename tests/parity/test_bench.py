@@ -1,9 +1,8 @@
 """The tokens that the benchmark counts of transformers are those of the answers, whatever the family."""
 
-import importlib.util
-import pathlib
 from types import SimpleNamespace
 
+import bench
 import numpy as np
 import pytest
 
@@ -12,15 +11,6 @@ transformers = pytest.importorskip('transformers')
 
 SIZES = dict(vocab_size=67, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
 PROMPTS = [[5, 6, 7, 8, 9], [11], [20, 21, 22]]
-
-
-@pytest.fixture(scope='module')
-def bench():
-  script = pathlib.Path(__file__).parents[2] / 'scripts' / 'bench.py'
-  spec = importlib.util.spec_from_file_location('bench', script)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
 
 
 def decoder():
@@ -38,7 +28,7 @@ def encoder_decoder():
 
 
 @pytest.mark.parametrize('made, start', [(decoder, None), (encoder_decoder, 0)])
-def test_an_answer_is_counted_without_its_prompt_and_is_that_of_the_prompt_alone(bench, made, start, monkeypatch):
+def test_an_answer_is_counted_without_its_prompt_and_is_that_of_the_prompt_alone(made, start, monkeypatch):
   large, answers, count = made(), [], bench.answered
   monkeypatch.setattr(bench, 'reference_models', lambda paths, models: [large, large])
   monkeypatch.setattr(bench, 'answered', lambda out, ends: answers.append(out) or count(out, ends))
@@ -50,7 +40,7 @@ def test_an_answer_is_counted_without_its_prompt_and_is_that_of_the_prompt_alone
   assert np.array_equal(np.concatenate(alone), together)
 
 
-def test_what_fills_up_an_ended_answer_is_not_counted(bench):
+def test_what_fills_up_an_ended_answer_is_not_counted():
   out = np.array([[4, 2, 0, 0], [0, 5, 6, 7], [3, 2, 2, 2]])
   assert bench.answered(out, 2) == bench.answered(out, [2, 9]) == 2 + 4 + 2
   assert bench.answered(out, None) == 12 and bench.answered(out, [2, 5]) == 2 + 2 + 2

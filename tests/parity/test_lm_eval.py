@@ -1,5 +1,6 @@
 """Tasks of the lm-evaluation-harness have the scores that its own model has on the same weights."""
 
+import functools
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from vocabularies import t5
 
 from speccascade import methods, rules
 from speccascade.checkpoints import load
@@ -130,12 +132,8 @@ def llamas(tmp_path_factory) -> list[str]:
 @pytest.fixture(scope='module')
 def t5s(tmp_path_factory) -> list[str]:
   """Return a random encoder–decoder and a drafter near it, drafter first."""
-
-  def tokenizer(folder: Path):
-    (folder / 'spiece.model').write_bytes(Path(embedded.vocabulary()).read_bytes())
-    special = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>', 'extra_ids': 0}
-    (folder / 'tokenizer_config.json').write_text(json.dumps({'tokenizer_class': 'T5Tokenizer'} | special))
-
+  special = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>', 'extra_ids': 0}
+  tokenizer = functools.partial(t5, tokenizer_class='T5Tokenizer', **special)
   config = transformers.T5Config(
     vocab_size=len(tokenizers.load(embedded.vocabulary()).pieces()),
     d_model=32,

@@ -4,9 +4,8 @@ Their implementation is in transformers. It compares tokens by their spelling, s
 """
 
 import dataclasses
-import importlib.util
-from pathlib import Path
 
+import give_vocabulary
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +19,6 @@ from speccascade.types import Prompt
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 candidates = pytest.importorskip('transformers.generation.candidate_generator')
-
-SPEC = importlib.util.spec_from_file_location(
-  'give_vocabulary', Path(__file__).parents[2] / 'scripts' / 'give_vocabulary.py'
-)
-give_vocabulary = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(give_vocabulary)
 
 
 @pytest.fixture(scope='module')

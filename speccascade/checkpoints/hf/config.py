@@ -319,7 +319,9 @@ def _rotary(c: Settings) -> dict:
   values = _values(c)
   values['kv_heads'] = values['kv_heads'] or values['heads']
   values['head_dim'] = values['head_dim'] or values['embed_dim'] // values['heads']
-  return values | {'spans': _spans(c)}
+  window = c.get('sliding_window') or 0
+  kinds = {False: Span(0, _rope(c, 'full_attention')), True: Span(window, _rope(c, 'sliding_attention'))}
+  return values | {'spans': tuple(kinds[local] for local in _local(c))}
 
 
 def _llama(c: Settings) -> DecoderConfig:
@@ -393,25 +395,15 @@ def _learned(c: Settings, layers: int) -> dict:
   }
 
 
-def _spans(c: Settings) -> tuple[Span, ...]:
-  """Return the window and the rope of every layer."""
-  kinds = {
-    False: Span(0, _rope(c, 'full_attention')),
-    True: Span(c.get('sliding_window') or 0, _rope(c, 'sliding_attention')),
-  }
-  return tuple(kinds[local] for local in _local(c))
-
-
 def _local(c: Settings) -> list[bool]:
   """Return which layers look through the sliding window."""
   layers = range(c['num_hidden_layers'])
   family = c['model_type']
-  if family == 'llama' or not c['sliding_window']:
+  is_qwen = family in ('qwen2', 'qwen3')
+  if family == 'llama' or not c['sliding_window'] or (is_qwen and not c['use_sliding_window']):
     return [False for _ in layers]
   if family == 'mistral':
     return [True for _ in layers]
-  if family in ('qwen2', 'qwen3') and not c['use_sliding_window']:
-    return [False for _ in layers]
   if c.get('layer_types'):
     kinds = c['layer_types']
     _check(kinds, 'layer_types', list, 'a list')
@@ -422,7 +414,7 @@ def _local(c: Settings) -> list[bool]:
         f'sliding_attention for each of {len(layers)} layers: correct it'
       )
     return [kind == 'sliding_attention' for kind in kinds]
-  if family in ('qwen2', 'qwen3'):
+  if is_qwen:
     return [i >= c['max_window_layers'] for i in layers]
   return [(i + 1) % (2 if family == 'gemma2' else c['sliding_window_pattern']) != 0 for i in layers]
 

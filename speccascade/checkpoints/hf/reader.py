@@ -39,8 +39,9 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   entries = assemble.plan(network, locate)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
   embedding = next(embeddings, entries[0].source)
-  tied = _is_tied(network, family, stored, embedding)
-  if tied != _config_is_tied(network):
+  by_config = getattr(getattr(network, 'config', None), 'tied', False)
+  tied = _is_tied(by_config, family, stored, embedding)
+  if tied != by_config:
     network = dataclasses.replace(network, config=dataclasses.replace(network.config, tied=tied))
     entries = assemble.plan(network, locate)
   expected = {entry.source for entry in entries}
@@ -48,7 +49,9 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   stored = {name: x for name, x in stored.items() if name in expected or not (names.ignored(name) or name in optional)}
   where = ', '.join(sorted({str(tensor.file) for tensor in stored.values()})) or folder
   assemble.check(entries, stored, network, where)
-  network = _replaced(network, dtype=dtype or stored[embedding].dtype.name, scan=scan)
+  changes = {'dtype': dtype or stored[embedding].dtype.name, 'scan': scan}
+  known = {field.name for field in dataclasses.fields(network)}  # a registered network may have neither
+  network = dataclasses.replace(network, **{name: x for name, x in changes.items() if name in known})
   entries = assemble.plan(network, locate)
   return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
 
@@ -69,19 +72,8 @@ def _tensors(folder: Path, family: str) -> dict[str, assemble.Tensor]:
   return stored
 
 
-def _replaced(network: Network, **changes) -> Network:
-  """Return a network with those of the changes that it has fields for."""
-  fields = {field.name for field in dataclasses.fields(network)}
-  return dataclasses.replace(network, **{name: x for name, x in changes.items() if name in fields})
-
-
-def _config_is_tied(network: Network) -> bool:
-  return getattr(getattr(network, 'config', None), 'tied', False)
-
-
-def _is_tied(network: Network, family: str, stored: dict[str, assemble.Tensor], embedding: str) -> bool:
+def _is_tied(by_config: bool, family: str, stored: dict[str, assemble.Tensor], embedding: str) -> bool:
   """Tell whether the head is the embedding: the stored tensors decide before the config does."""
-  by_config = _config_is_tied(network)
   if HEAD not in stored:
     return by_config or family in T5_FAMILIES
   if not by_config or embedding not in stored:

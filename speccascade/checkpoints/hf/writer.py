@@ -198,8 +198,9 @@ def _power(scale: float | None) -> float | None:
 
 def _scaling(rope: Rope) -> Mapping[str, Any] | None:
   """Return how a rope is stretched."""
+  if rope.kind == 'default':
+    return None
   of_kind = {
-    'default': {},
     'linear': {'factor': rope.factor},
     'llama3': {'factor': rope.factor, 'low_freq_factor': rope.low, 'high_freq_factor': rope.high},
     'yarn': {
@@ -211,7 +212,7 @@ def _scaling(rope: Rope) -> Mapping[str, Any] | None:
     },
   }
   original = {'original_max_position_embeddings': rope.original} if rope.original else {}
-  return None if rope.kind == 'default' else {'rope_type': rope.kind, **of_kind[rope.kind], **original}
+  return {'rope_type': rope.kind, **of_kind[rope.kind], **original}
 
 
 _OF_FAMILY = {'opt': _opt, 'gpt2': _gpt2} | dict.fromkeys(T5_FAMILIES, _t5)

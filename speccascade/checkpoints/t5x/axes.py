@@ -7,7 +7,7 @@ Unscanned names are ours already. Scanned layers lie on axis 1 (`param_scan_axis
 Axis letters: E embedding, L layers, H heads, D head dimension, F MLP, V vocabulary.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 from pathlib import Path
@@ -85,8 +85,12 @@ def with_our_axes(tensors: Mapping[str, Tensor], where: Any, compare_biases: boo
     compare_biases: read the relative biases of scanned layers, and return a single one where all are equal.
   """
   shapes = {name: x.shape for name, x in tensors.items()}
-  check_kind(shapes, where)
-  axis = scan_axis(shapes, where) if is_scanned(shapes) else None
+  if not any(name.startswith('encoder.') for name in shapes) and any('decoder.layers_' in name for name in shapes):
+    raise ValueError(
+      f"{where}: a decoder_only model of T5X, without an encoder's tensors, is not supported: of T5X's, only "
+      'encoder–decoders are'
+    )
+  axis = _scan_axis(shapes, where) if any(map(_SCANNED.fullmatch, shapes)) else None
   ours = {}
   biases = []
   for name, tensor in tensors.items():
@@ -119,21 +123,7 @@ def shapes_by_layer(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
   return shapes
 
 
-def check_kind(shapes: Mapping[str, Shape], where: Path | str) -> None:
-  """Raise where the tensors are those of T5X's decoder_only."""
-  if not any(name.startswith('encoder.') for name in shapes) and any('decoder.layers_' in name for name in shapes):
-    raise ValueError(
-      f"{where}: a decoder_only model of T5X, without an encoder's tensors, is not supported: of T5X's, only "
-      'encoder–decoders are'
-    )
-
-
-def is_scanned(names: Iterable[str]) -> bool:
-  """Tell whether tensors are those of T5X's scanned variant."""
-  return any(_SCANNED.fullmatch(name) for name in names)
-
-
-def scan_axis(shapes: Mapping[str, Shape], where: Path | str) -> int:
+def _scan_axis(shapes: Mapping[str, Shape], where: Path | str) -> int:
   """Return the axis of the layers in scanned tensors, which T5X calls `param_scan_axis`."""
   names = ('pre_mlp_layer_norm.scale', 'mlp.wo.kernel')
   scale, kernel = (shapes.get(f'encoder.encoder.{name}', ()) for name in names)

@@ -7,7 +7,7 @@
 Data must be prepared before: nothing is downloaded. seqio and TensorFlow are imported when a function is called.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import importlib
@@ -78,8 +78,6 @@ def seqio_task(
     PermissionError: if a metric runs programs and `allow_execution` is False.
     ValueError: if there is no such task or split, or a setting is wrong or missing.
   """
-  if start < 0 or (count is not None and count < 1):
-    raise ValueError(f'start={start}, count={count}: start must be at least 0, count at least 1 or None.')
   changes = dict(prompt_field=prompt_field, prefix=prefix, suffix=suffix, shots=shots, shots_split=shots_split)
   changes |= dict(chat=chat, stop=stop, metrics=metrics)
   changes |= dict(max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
@@ -97,7 +95,7 @@ def seqio_task(
     examples = _registered_examples(benchmark, split, **chosen)
   if chat and stop is None and 'pass_at_1' in judged:
     benchmark = dataclasses.replace(benchmark, stop=())  # an answer begins with a text and the fence of its program
-  return _task(name, examples, benchmark, judged)
+  return _task(name, examples, (benchmark.max_prompt_tokens, benchmark.max_new_tokens), judged, benchmark.stop)
 
 
 def t5x_task(
@@ -136,8 +134,7 @@ def t5x_task(
   examples = []
   for index, record in prompts.select(_records(mixture_or_task_name, split, lengths), count=count):
     examples.append(Example(index, pipeline.to_plain(record['inputs']), _plain(index, record).target))
-  _check_examples(mixture_or_task_name, examples, judged)
-  return Task(mixture_or_task_name, examples, *lengths.values(), judged)
+  return _task(mixture_or_task_name, examples, lengths.values(), judged)
 
 
 def add_benchmark(
@@ -297,18 +294,13 @@ def _plain(index: int, record: Mapping[str, Any]) -> Example:
   return Example(index, pipeline.to_plain(prompt), pipeline.to_plain(target))
 
 
-def _task(name: str, examples: list[Example], benchmark: Benchmark, metrics: dict[str, Metric]) -> Task:
-  """Return the task of a benchmark's examples."""
-  _check_examples(name, examples, metrics)
-  postprocess = prompts.truncation(benchmark.stop)
-  limits = benchmark.max_prompt_tokens, benchmark.max_new_tokens
-  return Task(name, examples, *limits, metrics, postprocess, benchmark.stop)
-
-
-def _check_examples(name: str, examples: list[Example], metrics: dict[str, Metric]):
-  """Raise unless there are examples that have texts for targets and suit the metrics."""
+def _task(
+  name: str, examples: list[Example], limits: Iterable[int], metrics: dict[str, Metric], stop: Sequence[str] = ()
+) -> Task:
+  """Return a task, or raise unless there are examples that have texts for targets and suit the metrics."""
   if not examples:
     raise ValueError(f'{name}: the split has no examples from start on.')
   if any(not isinstance(e.target, str | list) or not all(isinstance(x, str) for x in e.references) for e in examples):
     raise ValueError(f'{name}: its targets are tokens; keep targets_pretokenized in its preprocessing.')
   check(metrics, examples, lambda example: f'{name}, example {example.index}')
+  return Task(name, examples, *limits, metrics, prompts.truncation(stop), stop)
