@@ -181,7 +181,8 @@ DEFAULTS['umt5'] = DEFAULTS['mt5'] | {'scale_decoder_outputs': None}
 _SIZES = frozenset(
   'vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim '
   'max_position_embeddings d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets '
-  'relative_attention_max_distance ffn_dim word_embed_proj_dim n_positions n_embd n_layer n_head n_inner'.split()
+  'relative_attention_max_distance ffn_dim word_embed_proj_dim n_positions n_embd n_layer n_head n_inner '
+  'sliding_window_pattern'.split()
 )
 _ROPE_NUMBERS = frozenset(
   'rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow '
@@ -212,6 +213,7 @@ def settings(config: dict) -> Settings:
     text = {'tie_word_embeddings': config.get('tie_word_embeddings', True), **config.get('text_config', {})}
     config = {**text, 'model_type': 'gemma3_text', 'eos_token_id': config.get('eos_token_id', text.get('eos_token_id'))}
   family = config['model_type']
+  _check(family, 'model_type', str, 'a name')
   if family not in DEFAULTS and family not in REGISTERED:
     known = ', '.join([*DEFAULTS, 'gemma3', *REGISTERED])
     raise ValueError(
@@ -339,6 +341,9 @@ def _llama(c: Settings) -> DecoderConfig:
 def _gemma(c: Settings) -> DecoderConfig:
   if c.get('use_bidirectional_attention'):
     raise ValueError('use_bidirectional_attention is not supported: an encoder cannot decode')
+  scalar = c['query_pre_attn_scalar']
+  if scalar is None or scalar <= 0:
+    raise ValueError(f"config.json: 'query_pre_attn_scalar' is {scalar!r}, expected a number above 0: correct it")
   return DecoderConfig(
     **_rotary(c),
     activation=_activation(c['hidden_activation']),
@@ -348,7 +353,7 @@ def _gemma(c: Settings) -> DecoderConfig:
     qkv_bias=c['attention_bias'],
     out_bias=c['attention_bias'],
     embed_scale=math.sqrt(c['hidden_size']),
-    attention_scale=c['query_pre_attn_scalar'] ** -0.5,
+    attention_scale=scalar**-0.5,
     attention_cap=c['attn_logit_softcapping'] if c['model_type'] == 'gemma2' else None,
     final_cap=c['final_logit_softcapping'],
   )
