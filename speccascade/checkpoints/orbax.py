@@ -73,12 +73,10 @@ def _save(path: Path, model: Model, overwrite: bool):
 
 
 def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | None = None) -> tuple[Network, Params]:
-  """Return the network of a checkpoint and its parameters.
+  """Return the network of a checkpoint and its parameters; the other arguments are those of `hf.read`.
 
   Args:
     path: folder of the checkpoint.
-    mesh: mesh to shard the parameters over, each process reading its own part of them.
-    rules: sharding rules, as `load` takes them.
     dtype: dtype of the parameters and the network; None for those that were saved.
     scan: stack the layers or not; None for as they were saved.
 

@@ -7,9 +7,10 @@ import json
 import pathlib
 from typing import Any
 
+from speccascade.data.tokenizer_formats import CONFIG
+
 FILE = 'chat_template.jinja'
 TOOLS_FILE = 'additional_chat_templates/tool_use.jinja'
-CONFIG = 'tokenizer_config.json'
 
 
 def render(

@@ -20,6 +20,7 @@ from speccascade.types import Model
 
 # The files that decide how a tokenizer behaves, besides its vocabulary; saved with a checkpoint.
 FILES = (tokenizer_formats.CONFIG, 'special_tokens_map.json', 'added_tokens.json', chat.FILE, chat.TOOLS_FILE)
+SUFFIXES = ('.json', '.model', '.txt', '.jinja')
 _NAMES = ('tokenizer.json', 'spiece.model', 'tokenizer.model')
 
 
@@ -114,8 +115,7 @@ def find(path: str | os.PathLike) -> Tokenizer | None:
   Returns:
     The tokenizer, or None if there is none.
   """
-  suffixes = ('.json', '.model', '.txt', '.jinja')
-  path = storage.local_copy(path, lambda name: pathlib.PurePosixPath(name).suffix in suffixes).expanduser().absolute()
+  path = storage.local_copy(path, lambda name: pathlib.PurePosixPath(name).suffix in SUFFIXES).expanduser().absolute()
   if path.is_file():
     return Tokenizer(str(path))
   candidates = (file for folder in (path, path.parent, path.parent / 'hf_tokenizer') for file in _candidates(folder))

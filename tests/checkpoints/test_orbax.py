@@ -56,16 +56,7 @@ def test_a_relative_path_is_understood(tmp_path, monkeypatch):
   assert_equal(orbax.read('a')[1], model_of(SMALL).params)
 
 
-def test_what_exists_is_replaced_only_on_request(tmp_path):
-  orbax.save(tmp_path / 'a', model_of(SMALL))
-  with pytest.raises(FileExistsError, match='a exists'):
-    orbax.save(tmp_path / 'a', model_of(GEMMA))
-  orbax.save(tmp_path / 'a', model_of(GEMMA), overwrite=True)
-  assert orbax.read(tmp_path / 'a')[0] == model_of(GEMMA).network
-  assert [p.name for p in tmp_path.iterdir()] == ['a']
-
-
-def test_only_a_checkpoint_of_ours_is_replaced_and_not_before_the_new_one_is_whole(tmp_path, monkeypatch):
+def test_only_a_checkpoint_of_ours_is_replaced_on_request_and_not_before_the_new_one_is_whole(tmp_path, monkeypatch):
   (tmp_path / 'thesis').mkdir()
   (tmp_path / 'thesis' / 'chapter1.tex').write_text('x')
   with pytest.raises(FileExistsError, match=having('thesis', 'chapter1.tex')):
@@ -74,10 +65,14 @@ def test_only_a_checkpoint_of_ours_is_replaced_and_not_before_the_new_one_is_who
   (tmp_path / 'empty').mkdir()
   orbax.save(tmp_path / 'empty', model_of(SMALL), overwrite=True)
   folder = orbax.save(tmp_path / 'a', model_of(SMALL))
-  monkeypatch.setattr(files, 'copy_tokenizer', lambda *_: 1 / 0)
-  with pytest.raises(ZeroDivisionError):
+  with pytest.raises(FileExistsError, match='a exists'):
+    orbax.save(folder, model_of(GEMMA))
+  with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+    patched.setattr(files, 'copy_tokenizer', lambda *_: 1 / 0)
     orbax.save(folder, model_of(GEMMA), overwrite=True)
   assert orbax.read(folder)[0] == model_of(SMALL).network
+  orbax.save(folder, model_of(GEMMA), overwrite=True)
+  assert orbax.read(folder)[0] == model_of(GEMMA).network
   assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'empty', 'thesis']
 
 

@@ -13,7 +13,6 @@ from speccascade.data.examples import Example
 
 GERMAN = ['Der Hund läuft am Strand entlang.', 'Zwei Kinder spielen im Schnee.', 'Eine Frau liest &quot;X&quot;.']
 GUESSES = ['Der Hund läuft schnell am Strand.', 'Zwei Kinder spielen draußen im Schnee.', 'Eine Frau liest "X".']
-SUMS = dict(bleu=metrics.bleu, chrf=metrics.chrf, rouge2=metrics.rouge2, final_number=metrics.final_number)
 ANSWER = 'She has 3 bags of 4, so 3 * 4 = <<3*4=12>>12 and 12 + 6 = 18.\n#### 18'
 
 
@@ -38,11 +37,13 @@ def test_bleu_takes_several_references_even_where_their_number_varies():
   assert metrics.bleu(examples(GERMAN), GUESSES) < uneven < both
 
 
-@pytest.mark.parametrize('metric', SUMS.values(), ids=SUMS)
-def test_a_resampled_metric_is_the_metric_of_the_resample(metric):
-  targets, guesses = [*GERMAN, ANSWER], [*GUESSES, 'So 18']
+@pytest.mark.parametrize('name', [name for name in metrics.METRICS if name != 'pass_at_1'])
+def test_a_resampled_metric_is_the_metric_of_the_resample(name):
+  metric = metrics.METRICS[name]
+  targets, guesses = [*GERMAN, ANSWER, 'B'], [*GUESSES, 'So 18', 'B']
   rows = metric.statistics(examples(targets), guesses)
-  drawn = [3, 0, 2, 2, 1]
+  assert rows.shape[0] == 5 and rows.ndim == 2
+  drawn = [3, 0, 2, 2, 1, 4]
   direct = metric(examples([targets[i] for i in drawn]), [guesses[i] for i in drawn])
   assert metric.combine(rows[drawn].sum(0), len(drawn)) == pytest.approx(direct)
   assert direct > 0
@@ -312,10 +313,3 @@ def test_references_that_no_prediction_can_match_are_refused(name, target, part)
     metrics.check(judged, examples(['A 4', target]))
   if name != 'pass_at_1':
     metrics.check(judged, examples(['A 4', ['none', 'B 5']]))
-
-
-def test_statistics_have_one_row_for_each_example():
-  for name, metric in metrics.METRICS.items():
-    if name != 'pass_at_1':
-      rows = metric.statistics(examples(GERMAN), GUESSES)
-      assert rows.shape[0] == 3 and rows.ndim == 2 and np.isfinite(rows).all(), name

@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 import re
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 from flax import core
 import jax
@@ -82,11 +82,8 @@ def test_the_model_of_the_page_decodes(large, monkeypatch):
     def __init__(self, module):
       self.module = module
 
-  models = ModuleType('t5x.models')
-  models.EncoderDecoderModel = EncoderDecoderModel
-  package = ModuleType('t5x')
-  package.models = models
-  monkeypatch.setitem(sys.modules, 't5x', package)
+  models = SimpleNamespace(EncoderDecoderModel=EncoderDecoderModel)
+  monkeypatch.setitem(sys.modules, 't5x', SimpleNamespace(models=models))
   monkeypatch.setitem(sys.modules, 't5x.models', models)
   page = (Path(__file__).parents[2] / 'docs' / 't5x.md').read_text()
   (code,) = re.findall(r'^```python\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)

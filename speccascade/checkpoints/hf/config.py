@@ -239,20 +239,13 @@ def _check_number(key: str, value, default) -> None:
   size = key in _SIZES
   if value is None and (default is None or not size):
     return
-  if isinstance(default, bool):
-    right = isinstance(value, bool)
-    expected = 'true or false'
-  elif size:
-    right = type(value) is int and value > 0
-    expected = 'an integer of at least 1'
-  elif isinstance(default, int | float) and key != 'eos_token_id':
-    right = type(value) in (int, float)
-    expected = 'a number'
-  elif isinstance(default, str):
-    right = isinstance(value, str)
-    expected = 'a name'
-  else:
-    return
+  kinds = (  # the first that applies counts
+    (isinstance(default, bool), isinstance(value, bool), 'true or false'),
+    (size, type(value) is int and value > 0, 'an integer of at least 1'),
+    (isinstance(default, int | float) and key != 'eos_token_id', type(value) in (int, float), 'a number'),
+    (isinstance(default, str), isinstance(value, str), 'a name'),
+  )
+  right, expected = next(((right, expected) for applies, right, expected in kinds if applies), (True, ''))
   if not right:
     raise ValueError(f"config.json: '{key}' is {value!r}, expected {expected}: correct it")
 

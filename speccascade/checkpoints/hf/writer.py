@@ -15,14 +15,14 @@ import numpy as np
 
 from speccascade.checkpoints import assemble, files
 from speccascade.checkpoints.hf import names
-from speccascade.checkpoints.hf.config import DEFAULTS, fields, network_from_config, T5_FAMILIES
+from speccascade.checkpoints.hf.config import ACTIVATIONS, DEFAULTS, fields, network_from_config, T5_FAMILIES
 from speccascade.models.decoder import Decoder, DecoderConfig
 from speccascade.models.layers import unstack_layers
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model, Network, Params
 
-_ACTIVATIONS = {'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu', 'gelu': 'gelu'}
+_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # the first of several names
 _CLASSES = {
   't5': 'T5ForConditionalGeneration',
   'umt5': 'UMT5ForConditionalGeneration',

@@ -45,15 +45,11 @@ def model_files(folder: Path) -> list[Path]:
 def read(
   path, *, dtype: str | None = None, scan: bool = False, activation: str | None = None, mesh=None, rules=None
 ) -> tuple[Network, Params]:
-  """Return the network of a checkpoint and its parameters.
+  """Return the network of a checkpoint and its parameters; the other arguments are those of `hf.read`.
 
   Args:
     path: `checkpoint_<step>`, or a folder of them, of which the latest is read.
-    dtype: dtype of the parameters; None for that of each stored tensor.
-    scan: stack the layers.
     activation: activation of the MLPs, in T5X's words, where no gin file next to the checkpoint has it.
-    mesh: mesh to shard the parameters over, each process reading its own part of them.
-    rules: sharding rules, as `load` takes them.
 
   Raises:
     ValueError: the checkpoint is damaged, not supported, or does not record its activation.
