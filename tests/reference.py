@@ -170,6 +170,14 @@ def target(name, lq, lp, alpha, sampler, tail=None):
   return pt if deferral(name, lq, lp, alpha, sampler, tail) else qt
 
 
+def chained(name, logits, alpha, sampler):
+  """Return π of a rule that cascades any number of models."""
+  tail = sampler(logits[-1])
+  for lq, lp in reversed(list(itertools.pairwise(logits))):
+    tail = target(name, lq, lp, alpha, sampler, tail=tail)
+  return tail
+
+
 def weighted(logits, weights, sampler):
   return sampler.harden(sum(w * sampler.soft(x) for w, x in zip(weights, logits)))
 
@@ -296,10 +304,6 @@ def late_distribution(step, prompt, vocab, order, first, count):
 
 def _resumed(step, carry):
   return lambda tokens, later: step(tokens, carry if later is None else later)
-
-
-def sequences(vocab, count):
-  return itertools.product(range(vocab), repeat=count)
 
 
 def goodness(observed, distribution):

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 
-from cases import own_step
+from cases import own
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ COINS = [toy.model(5, 2, scale=0.8, near=COIN), COMPANION, COIN]
 TABLE = verification.AcceptanceTable(
   np.float32([0.8]), np.float32([[0.6, 0.95], [0.6, 0.95]]), np.float32([[0.05, 0.3, 0.6], [0.1, 0.6, 0.9]])
 )
+LARGE = toy.model(21, 7, scale=1.5)
+TRIO = [toy.model(22, 7, scale=0.7, near=LARGE), toy.model(23, 7, scale=0.5, near=LARGE), LARGE]
 # Of one row: two tokens of a draft cost as much as one, so that the second decides on the first.
 STAIRCASE = Profile(TABLE, np.float32([1.0, 1.0, 2.2, 2.2, 3.5]))
 FALLING = Profile(TABLE, np.float32([1.0, 1.0, 1.15, 1.4, 1.9]))
@@ -179,7 +181,7 @@ def mates(count, seed=0):
 def off_by(method, mate=None):
   """Return the distance of the distribution of three tokens, in that company, to the verifier's."""
   distribution = enumeration.emitted_distribution(method, COINS, [1, 0], 3, Sampler(), in_company(mate))
-  return max(distance(distribution, reference.joint_distribution(own_step(COIN), [1, 0], 3)))
+  return max(distance(distribution, reference.joint_distribution(own(COINS), [1, 0], 3)))
 
 
 EXACT = {
@@ -227,37 +229,31 @@ def greedily(model, prompt, count):
 
 
 def test_a_batch_is_decoded_by_the_method_for_its_size_and_feeds_no_other_model():
-  large = toy.model(21, 7, scale=1.5)
-  trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
   drafted = methods.speculative(block=2, pair=(0, 2))
   method = methods.by_batch({1: methods.sv_exact(FALLING, 3), 2: drafted, 4: methods.autoregressive(2)})
   prompts = [[1, 2], [3], [4, 4, 1, 5], [0], [2, 2], [5]]
   for rows, fed, window in ((1, [0, 1, 2], 4), (2, [0, 2], 2), (4, [2], 1), (6, [2], 1)):
-    out = decode(method, trio, prompts[:rows], max_new_tokens=9, sampler=Sampler(0.0))
-    assert out.tokens == [greedily(large, prompt, 9) for prompt in prompts[:rows]]
+    out = decode(method, TRIO, prompts[:rows], max_new_tokens=9, sampler=Sampler(0.0))
+    assert out.tokens == [greedily(LARGE, prompt, 9) for prompt in prompts[:rows]]
     assert np.flatnonzero(out.stats.calls.any(1)).tolist() == fed
     assert sorted(method.at(rows).slots) == fed
     verified = out.stats.verified_lengths
     assert verified.shape == (rows, window + 1)
     assert ((verified * np.arange(window + 1)).sum(1) == out.stats.positions[2] - out.stats.rounds).all()
-  sampled = decode(method, trio, prompts[:2], max_new_tokens=9)
-  alone = decode(methods.speculative(block=2, pair=(0, 2)), trio, prompts[:2], max_new_tokens=9)
+  sampled, alone = (decode(m, TRIO, prompts[:2], max_new_tokens=9) for m in (method, drafted))
   assert sampled.tokens == alone.tokens and (sampled.stats.drafted == alone.stats.drafted).all()
 
 
 def test_a_pair_among_three_models_decodes_as_those_two_alone():
-  trio = [toy.model(22, 7), toy.model(23, 7), toy.model(21, 7)]
   run = functools.partial(decode, prompts=[[1, 2], [3]], max_new_tokens=9)
-  of_two = run(methods.speculative(block=2), trio[:2])
-  assert run(methods.speculative(block=2, pair=(0, 1)), trio).tokens == of_two.tokens
+  of_two = run(methods.speculative(block=2), TRIO[:2])
+  assert run(methods.speculative(block=2, pair=(0, 1)), TRIO).tokens == of_two.tokens
   with pytest.raises(ValueError, match=having('2 models', '3 were given', 'pair=(0, 2)')):
-    run(methods.speculative(block=2), trio)
+    run(methods.speculative(block=2), TRIO)
 
 
 def test_texts_do_not_depend_on_what_is_scored():
-  large = toy.model(21, 7, scale=1.5)
-  trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
-  run = functools.partial(decode, models=trio, prompts=[[1, 2], [3], [4, 4, 1, 5]], max_new_tokens=15)
+  run = functools.partial(decode, models=TRIO, prompts=[[1, 2], [3], [4, 4, 1, 5]], max_new_tokens=15)
   texts = [
     run(m).tokens
     for m in (
@@ -274,9 +270,7 @@ def test_texts_do_not_depend_on_what_is_scored():
 
 @pytest.mark.parametrize('method', [methods.sv_exact(LINEAR, 4), methods.bild(0.4, 1.2, 4)], ids=['sv_exact', 'bild'])
 def test_packed_windows_decode_the_same_with_less_work(method, monkeypatch):
-  large = toy.model(21, 7, scale=1.5)
-  trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
-  models = trio if method.models == 3 else trio[1:]
+  models = TRIO if method.models == 3 else TRIO[1:]
   run = functools.partial(decode, method, models, [[1, 2], [3], [4, 4, 1, 5], [0], [5, 5, 5]], max_new_tokens=15)
   packed = run()
   monkeypatch.setattr(backends.Backend, 'pack_from', 1000)
