@@ -70,7 +70,7 @@ def test_what_a_request_leaves_out_is_the_calls():
   asked = run(OPT, PAIR, [Request([1, 2]), Request([3], max_new_tokens=4)], sampler=sampler, seed=4)
   assert asked.tokens == [plain.tokens[0], plain.tokens[1][:4]]
   said = [Request([1, 2], temperature=0.8, top_k=3, seed=4, max_new_tokens=9, example_id=0)]
-  assert run(OPT, PAIR, said, seed=9, example_ids=[5]).tokens[0] == plain.tokens[0]
+  assert run(OPT, PAIR, said, max_new_tokens=None, seed=9, example_ids=[5]).tokens[0] == plain.tokens[0]
 
 
 def test_rows_end_for_the_reason_that_is_given():
@@ -293,11 +293,14 @@ def test_a_text_that_goes_on_holds_back_what_may_change():
   assert any('ä' in text for text in whole)
   stop = next(t[i : i + 3] for t in whole for i in range(9, 30) if t.find(t[i : i + 3]) == i)
   asked = [Request(prompt, stop=stop) for prompt in ([1, 2], [3])]
-  seen, texts = {0: [''], 1: ['']}, run(OPT, models, asked, seed=1, **settings).texts
+  out = run(OPT, models, asked, seed=1, **settings)
+  seen = {0: [], 1: []}
   for i, row in speccascade.stream(OPT, models, asked, seed=1, every=1, **settings):
-    assert row.text.startswith(seen[i][-1]) and texts[i].startswith(row.text)
-    seen[i].append(row.text)
-  assert [seen[i][-1] for i in (0, 1)] == texts != whole
+    assert out.texts[i].startswith(row.text) and (not seen[i] or row.text.startswith(seen[i][-1].text))
+    seen[i].append(row)
+  assert [seen[i][-1].text for i in (0, 1)] == out.texts != whole
+  for i, rows in seen.items():
+    assert len(rows) > 2 and [row.finish_reason for row in rows] == [None] * (len(rows) - 1) + [out.finish_reasons[i]]
 
 
 @pytest.mark.parametrize(
@@ -322,18 +325,10 @@ def test_a_stream_refuses_what_is_wrong_when_it_is_called():
     speccascade.stream(OPT, PAIR, [[1, 2]], max_new_tokens=2, max_prompt_tokens=1)
 
 
-def test_partial_texts_grow():
-  models, seen = lettered(PAIR), {0: [], 1: []}
-  for i, row in speccascade.stream(OPT, models, ['bc', 'd'], max_new_tokens=30, every=2):
-    assert not seen[i] or row.text.startswith(seen[i][-1].text)
-    seen[i].append(row)
-  for rows in seen.values():
-    assert len(rows) > 2 and [x.finish_reason for x in rows] == [None] * (len(rows) - 1) + ['length']
-
-
-def test_one_prompt_may_be_a_text_or_chat():
+def test_prompts_may_be_a_text_or_chat_or_a_generator():
   models = lettered(PAIR)
   text = run(OPT, models, 'bcd').texts
+  assert text == run(OPT, models, (x for x in ['bcd'])).texts
   assert text == run(OPT, models, ['bcd']).texts == run(OPT, models, Request('bcd')).texts
   chat = [{'role': 'user', 'content': 'bc'}, {'role': 'user', 'content': 'd'}]
   assert text == run(OPT, models, [chat]).texts == run(OPT, models, chat).texts
@@ -369,28 +364,43 @@ def test_a_bar_says_how_many_rows_have_ended(method, capsys):
   assert '6/6' in capsys.readouterr().err
 
 
+BAD_REQUESTS = [
+  (dict(max_new_tokens=0), having('prompt 0', 'max_new_tokens=0')),
+  (dict(min_new_tokens=12), having('min_new_tokens=12', 'max_new_tokens=9')),
+  (dict(temperature=-1.0), r'temperature=-1\.0'),
+  (dict(top_k=0), 'top_k=0'),
+  (dict(n=0), 'n=0'),
+  (dict(seed=-1), 'seed=-1'),
+  (dict(stop='x'), 'tokenizer'),
+  (dict(stop_tokens=[7]), having('stop_tokens', '7', '6')),
+  (dict(logit_bias={9: 1.0}), having('logit_bias', '9')),
+  (dict(logit_bias={1: np.nan}), having('logit_bias', 'nan')),
+  (dict(logprobs=-1), 'logprobs=-1'),
+]
+BAD_CALLS = [
+  (dict(prompts=3), 'prompts=3'),
+  (dict(prompts=[]), 'prompts'),
+  (dict(prompts='text'), having('prompt 0', 'toy1', 'tokenizer')),
+  (dict(prompts=['text']), having('prompt 0', 'toy1', 'tokenizer')),
+  (dict(prompts=[[1], []]), 'prompt 1'),
+  (dict(prompts=[1, 2]), having('prompt 0', '1')),
+  (dict(prompts=[[7]]), having('prompt 0', '6', '[7]')),
+  (dict(prompts=[[1], [1, 2, 3]], max_prompt_tokens=2), having('prompt 1', '3 tokens', 'max_prompt_tokens=2')),
+  (dict(max_new_tokens=None), 'max_new_tokens=None'),
+  (dict(batch_size=-1), 'batch_size=-1'),
+  (dict(example_ids=[1, 2]), having('1 prompts', 'example_ids', '2')),
+  (dict(example_ids=[-1]), 'example_ids'),
+  (dict(seed=2**32), 'seed=4294967296'),
+  (dict(seed=0.5), 'seed=0.5'),
+]
+
+
 @pytest.mark.parametrize(
-  'prompts, message',
-  [
-    ([Request([1], max_new_tokens=0)], having('prompt 0', 'max_new_tokens=0')),
-    ([Request([1], min_new_tokens=12)], having('min_new_tokens=12', 'max_new_tokens=9')),
-    ([Request([1], temperature=-1.0)], r'temperature=-1\.0'),
-    ([Request([1], top_k=0)], 'top_k=0'),
-    ([Request([1], n=0)], 'n=0'),
-    ([Request([1], seed=-1)], 'seed=-1'),
-    ([Request([1], stop='x')], 'tokenizer'),
-    ([Request([1], stop_tokens=[7])], having('stop_tokens', '7', '6')),
-    ([Request([1], logit_bias={9: 1.0})], having('logit_bias', '9')),
-    ([Request([1], logit_bias={1: np.nan})], having('logit_bias', 'nan')),
-    ([Request([1], logprobs=-1)], 'logprobs=-1'),
-    (3, 'prompts=3'),
-    ([], 'prompts'),
-    (['text'], 'tokenizer'),
-  ],
+  'call, message', [*((dict(prompts=[Request([1], **how)]), said) for how, said in BAD_REQUESTS), *BAD_CALLS]
 )
-def test_errors_name_the_prompt_and_the_value(prompts, message):
-  with warnings.catch_warnings(), pytest.raises(ValueError, match=message):
-    run(OPT, PAIR, prompts)
+def test_errors_name_the_prompt_and_the_value(call, message):
+  with pytest.raises(ValueError, match=message):
+    run(OPT, PAIR, **dict(prompts=[[1]]) | call)
 
 
 @pytest.mark.parametrize('how', [dict(seed=7), dict(seed=7, n=2)])
@@ -460,16 +470,6 @@ def test_a_rule_defined_anew_each_time_is_not_remembered_for_ever():
 def test_numbers_of_64_bits_are_refused(call):
   with jax.enable_x64(True), pytest.raises(ValueError, match='jax_enable_x64'):
     call()
-
-
-def test_a_generator_of_prompts_is_a_list():
-  assert run(OPT, PAIR, (x for x in [[1, 2], [3]])).tokens == run(OPT, PAIR, [[1, 2], [3]]).tokens
-
-
-def test_max_new_tokens_must_be_said_somewhere():
-  with pytest.raises(ValueError, match='max_new_tokens=None'):
-    speccascade.decode(OPT, PAIR, [[1]])
-  assert len(speccascade.decode(OPT, PAIR, Request([1], max_new_tokens=2)).tokens[0]) == 2
 
 
 @pytest.mark.full
