@@ -20,7 +20,7 @@ from speccascade.engine.loop import decode_batch
 from speccascade.engine.method import ByBatch, Method, Strategy
 from speccascade.host.progress import Progress
 from speccascade.models import toy
-from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
+from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL, static
 
 Distribution = dict[tuple[int, ...], float]  # {emitted tokens: probability}
 COUNT = 3  # tokens whose joint distribution is enumerated
@@ -47,8 +47,8 @@ class Enumerated:
 
   digits: Array  # [B, R, P, 3]
   chances: Array  # [B, R, P, 3]
-  base: int = struct.field(pytree_node=False)
-  by_round: bool = struct.field(pytree_node=False, default=False)
+  base: int = static()
+  by_round: bool = static(default=False)
 
   def _cell(self, position, start):
     rows = jnp.arange(position.shape[0])

@@ -21,12 +21,7 @@ from speccascade.backends.ops import take, take1
 from speccascade.engine import stats
 from speccascade.engine.state import Context, sampler_for_window, State, Window
 from speccascade.models.packing import MOST, Packing
-from speccascade.types import Array, ASKED, BONUS, Combiner, DRAFT, FINAL, iota, OWN, Phase, RESIDUAL
-
-
-def _static(**kwargs):
-  return struct.field(pytree_node=False, **kwargs)
-
+from speccascade.types import Array, ASKED, BONUS, Combiner, DRAFT, FINAL, iota, OWN, Phase, RESIDUAL, static
 
 # ---- feeding a model ----
 #
@@ -37,18 +32,9 @@ def _static(**kwargs):
 def _feed(
   context: Context, state: State, m: int, width: int, need: Array, total: int | None = None
 ) -> tuple[State, Array]:
-  """Feed model m the next `need` [B] tokens of each row, at most `width`.
+  """Feed model m the next `need` [B] tokens of each row; return the state, and logits [B, width, V] after each token.
 
-  Args:
-    context: the models.
-    state: the state before.
-    m: the slot of the model.
-    width: the tokens a row that are compiled for; what lies beyond a row's need is padding.
-    need: [B] how many tokens of each row are fed; 0 leaves a row as it is.
-    total: the number of tokens of the batch that the windows are packed to; None pads them.
-
-  Returns:
-    The state with the model's cache and `fed`, and the logits [B, width, V] after each token.
+  Rows are padded to `width` tokens, at least as many as any needs, or packed to `total` of the batch.
   """
   # Slot = absolute position, so a model goes on where it stopped. What padding writes beyond a row's need lies beyond
   # `fed`, and is written again before any query sees it.
@@ -150,12 +136,12 @@ class Score:
   row, so that its logits begin at slot 0.
   """
 
-  model: int = _static()
+  model: int = static()
   limit: Callable[[Context, State], Array] | None = None
-  drop: bool = _static(default=False)
-  after: int | None = _static(default=None)
-  widths: tuple[int, ...] = _static(default=())
-  aligned: bool = _static(default=False)
+  drop: bool = static(default=False)
+  after: int | None = static(default=None)
+  widths: tuple[int, ...] = static(default=())
+  aligned: bool = static(default=False)
 
   def __str__(self):
     return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit}{", drop" * self.drop})'
@@ -227,9 +213,9 @@ class Propose:
   another model there are 2. With 0 the model has read everything, and other models' tokens may be pending.
   """
 
-  model: int = _static()
-  n: int = _static()
-  catch_up: int = _static(default=1)
+  model: int = static()
+  n: int = static()
+  catch_up: int = static(default=1)
 
   def __str__(self):
     return f'propose({self.model}, {self.n})'
@@ -327,10 +313,10 @@ class Verify:
   """
 
   combiner: Combiner
-  models: tuple[int, ...] = _static()
+  models: tuple[int, ...] = static()
   accept: Callable = tree_util.Partial(acceptance.token_wise)
   defer: Callable | None = None  # the rule's decision, for the count of deferrals
-  keep: bool = _static(default=False)
+  keep: bool = static(default=False)
 
   def __str__(self):
     name = rules.name_of(self.accept)
