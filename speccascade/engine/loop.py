@@ -129,9 +129,8 @@ def first_batch(program, method, params, prefix: tuple, batch: InsertBatch) -> S
   def with_all_positions(shape, x):
     if batch.source is not None:
       n = shape.shape[0] // rows  # indices of axis 0 that are one row
-      by_row = x.reshape(
-        x.shape[0] // n, n, *x.shape[1:]
-      )  # an n-gram's cache may be empty, so that -1 would be ambiguous
+      # An n-gram's cache may be empty, so that -1 would be ambiguous.
+      by_row = x.reshape(x.shape[0] // n, n, *x.shape[1:])
       x = by_row[batch.source].reshape(shape.shape[0], *x.shape[1:])
     tails = [(0, all_ - some, 0) for all_, some in zip(shape.shape, x.shape, strict=True)]
     return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)
