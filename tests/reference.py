@@ -22,7 +22,8 @@ def one_hot(i, n):
 
 
 def entropy(p):
-  return -sum(v * np.log(v) for v in p if v > 0)
+  p = p[p > 0]
+  return -(p * np.log(p)).sum()
 
 
 def tv(a, b):

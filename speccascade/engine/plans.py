@@ -182,7 +182,7 @@ def get(plan: Any) -> Plan:
     return load(plan)
   if isinstance(plan, Plan):
     return plan
-  raise ValueError(f'plan={plan!r} is no plan; give the path of one, or {MAKE}.')
+  raise ValueError(f'{type(plan).__name__} is no plan; give the path of one, or {MAKE}.')
 
 
 def profile_of(plan: Any) -> Profile:
