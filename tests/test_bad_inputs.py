@@ -289,6 +289,10 @@ PYTHON = {
   'models=PATH': (lambda _: decoded(models='PATH/small'), 'models=PATH/small'),
   'two models for one': (lambda _: decoded(methods.autoregressive()), ('methods.autoregressive(', '2')),
   'one model for two': (lambda _: decoded(models=[LARGE]), ('speculative[speculative]', '2 models', '1')),
+  'a rule of two models for three': (
+    lambda _: decoded(methods.cos(rules.rule(lambda q, p, *, sampler: sampler(p)), (1, 1, 1)), [*PAIR, LARGE]),
+    ('lambda', 'rest'),
+  ),
   'three models for two': (lambda _: decoded(models=[*PAIR, LARGE]), ('2 models', '3')),
   'two models for three': (lambda _: decoded(methods.autoregressive(2)), ('3 models', '2')),
   'two vocabularies': (lambda _: decoded(models=[toy.model(1, 7), LARGE]), ('vocabular', 'toy1', '7', 'toy0', '5')),

@@ -260,6 +260,7 @@ def test_a_drafter_without_a_law_drafts_nothing_there(temperature):
   'rule, what',
   [
     (lambda q_logits, p_logits, *, sampler: 0.5 * sampler(p_logits), '0.5'),
+    (lambda q_logits, p_logits, *, sampler: jnp.nan * sampler(p_logits), 'nan'),
     (lambda q_logits, p_logits, *, sampler: p_logits, 'entry -'),
     (lambda q_logits, p_logits, *, sampler: 2 * sampler(p_logits) - sampler(q_logits), 'entry -0'),
   ],

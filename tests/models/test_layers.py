@@ -50,10 +50,9 @@ def _step(network, params, cache, tokens, positions):
   return network.extend(params, cache, tokens, positions)
 
 
-@pytest.fixture(autouse=True)
-def _strict():
-  with jax.numpy_dtype_promotion('strict'), jax.numpy_rank_promotion('raise'):
-    yield
+@functools.cache
+def params_of(network):
+  return network.init(jax.random.key(0))
 
 
 @pytest.fixture(params=list(NETWORKS))
@@ -79,7 +78,7 @@ def _prompt(rows=slice(None), width=7, junk=0) -> Prompt:
 
 
 def test_rows_do_not_depend_on_their_batch_or_on_padding(network):
-  params = network.init(jax.random.key(0))
+  params = params_of(network)
   batch = _extend(network, params, _prompt())
   rows = slice(1, 2)
   alone = _extend(network, params, _prompt(rows, width=int(LENGTH[1])), rows)
@@ -89,7 +88,7 @@ def test_rows_do_not_depend_on_their_batch_or_on_padding(network):
 
 
 def test_scan_is_the_same_function_of_the_same_tree(network):
-  params = network.init(jax.random.key(0))
+  params = params_of(network)
   scanned = dataclasses.replace(network, scan=True)
   stacked = layers.stack_layers(params)
   assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(lambda x: x.shape, scanned.param_shapes())
@@ -111,7 +110,7 @@ def test_rows_are_the_first_axis_of_every_cache_leaf(network, scan, backend):
 
 def test_bfloat16_keeps_parameters_and_cache_and_returns_float32_logits(network):
   network = dataclasses.replace(network, dtype='bfloat16')
-  params = network.init(jax.random.key(0))
+  params = params_of(network)
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('bfloat16')}
   cache = network.prefill(params, _prompt(), 20)
   assert {x.dtype for x in jax.tree.leaves(cache) if x.ndim > 1} == {jnp.dtype('bfloat16')}
@@ -130,7 +129,7 @@ def test_every_parameter_has_logical_axes(network):
 
 
 def test_layerskip_shares_the_arrays_and_equals_the_first_layers():
-  params = LLAMA.init(jax.random.key(0))
+  params = params_of(LLAMA)
   draft = layerskip(Model(params=params, network=LLAMA, name='big'), 2)
   assert set(draft.params) == {'layers_0', 'layers_1', 'token_embedder', 'final_norm', 'logits_dense'}
   for name, leaf in jax.tree_util.tree_leaves_with_path(draft.params):
@@ -147,7 +146,7 @@ def test_layerskip_shares_the_arrays_and_equals_the_first_layers():
 
 
 def test_an_exit_of_an_encoder_decoder_is_the_first_layers_of_its_decoder():
-  params = ENCDEC.init(jax.random.key(0))
+  params = params_of(ENCDEC)
   draft = layerskip(Model(params=params, network=ENCDEC, name='big', digest='d'), 1)
   assert (draft.name, draft.digest) == ('big-first1', 'd-first1')
   assert draft.network.shares_cache(draft.params, ENCDEC, params)
@@ -251,7 +250,7 @@ def test_networks_compile_once_for_equal_configurations():
     return network.extend(params, cache, tokens, positions)
 
   jitted = jax.jit(extend, static_argnums=0)
-  params = LLAMA.init(jax.random.key(0))
+  params = params_of(LLAMA)
   cache = LLAMA.empty_cache(params, 1, 4)
   for network in (LLAMA, dataclasses.replace(LLAMA)):
     jitted(network, params, cache, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))
