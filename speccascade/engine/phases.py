@@ -21,7 +21,7 @@ from speccascade.backends.ops import take, take1
 from speccascade.engine import stats
 from speccascade.engine.state import Context, sampler_for_window, State, Window
 from speccascade.models.packing import MOST, Packing
-from speccascade.types import Array, ASKED, BONUS, Combiner, DRAFT, FINAL, iota, OWN, Phase, RESIDUAL, static
+from speccascade.types import Array, ASKED, Combiner, DRAFT, FINAL, iota, OWN, Phase, static
 
 # ---- feeding a model ----
 #
@@ -365,7 +365,7 @@ class Verify:
     no_target = state.active & (accepted == gives_distribution) & (gives_distribution < known)
     scored = jnp.clip(known - 1, 0, w.size)
     deferred = self._deferred(logits, sampler)
-    round_ = _Round(scored, tested, accepted, rejected, rejected | bonus, token, deferred)
+    round_ = stats.Round(scored, tested, accepted, rejected, rejected | bonus, token, deferred)
     state = self._commit(context, state.replace(noise=noise), round_)
     return self._end_faulty(state, no_target & ~state.done, logits, pi, accepted)
 
@@ -407,7 +407,7 @@ class Verify:
       given['rest'] = sampler(logits[1])
     return self.defer(logits[0], logits[1], sampler=sampler, **given).astype(jnp.int32)
 
-  def _commit(self, context: Context, state: State, r: '_Round') -> State:
+  def _commit(self, context: Context, state: State, r: stats.Round) -> State:
     """Append the accepted tokens and the one more; end rows at EOS and at their limit; count."""
     w = state.window
     length = state.length
@@ -443,7 +443,7 @@ class Verify:
       **recorded,
     )
 
-  def _recorded(self, state: State, r: '_Round', new: Array, emitted: Array) -> dict[str, Any]:
+  def _recorded(self, state: State, r: stats.Round, new: Array, emitted: Array) -> dict[str, Any]:
     """Return what is recorded of the first `emitted` [B] of the new tokens [B, W+1], where it is asked for."""
     fresh = iota(new.shape[1]) < emitted[:, None]
     span = dict(length=state.length, emitted=emitted)
@@ -457,36 +457,6 @@ class Verify:
     if state.top is not None:
       recorded['top'] = stats.record_top(state.top, state.window.logits[self.models[-1]], **span)
     return recorded
-
-
-@struct.dataclass
-class _Round:
-  """The outcome of a verification, by row."""
-
-  scored: Array  # [B] pending tokens that all models of the test have scored
-  tested: Array  # [B]
-  accepted: Array  # [B]
-  rejected: Array  # [B] whether a tested token was not accepted
-  more: Array  # [B] whether a token follows the accepted ones
-  token: Array  # [B] that token
-  deferred: Array | int  # [B, W+1]
-
-  def count(self, state: State, emitted: Array) -> stats.Counts:
-    """Return the counts with this round."""
-    drawn = jnp.where(self.rejected, RESIDUAL, BONUS)[:, None]
-    drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
-    origin = jnp.where(iota(drafted.shape[1]) < self.accepted[:, None], drafted, drawn)
-    return stats.count_round(
-      state.stats,
-      length=state.length,
-      active=state.active,
-      scored=self.scored,
-      tested=self.tested,
-      accepted=self.accepted,
-      emitted=emitted,
-      origin=origin,
-      deferred=self.deferred,
-    )
 
 
 @struct.dataclass
