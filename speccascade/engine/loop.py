@@ -77,18 +77,9 @@ class InsertBatch:
 
 
 def positions(network: Network, width: int, max_new_tokens: int, window: int) -> int:
-  """Return the positions of a row, with those of a padded window after the last token.
+  """Return T, the positions of a row: a padded prompt of `width` tokens, new ones and a padded window after the last.
 
   In steps of 16, so that methods of the same models share a compiled prefill.
-
-  Args:
-    network: The last model's.
-    width: The padded length of a prompt.
-    max_new_tokens: The most new tokens of a row.
-    window: W.
-
-  Returns:
-    T.
   """
   start = width if network.start_id is None else 1
   return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16

@@ -115,17 +115,9 @@ def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampl
 
 
 def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.Noise | None = None) -> State:
-  """Return the state of rows whose prompts are in the caches.
+  """Return the state before the first round of rows whose prompts are in the caches, () where those are inserted later.
 
-  Args:
-    program: `loop.Program`.
-    method: The method.
-    caches: The caches; () where they are inserted later.
-    rows: The rows as arrays.
-    noise: Where random choices come from; None for numbers that are keyed by row.
-
-  Returns:
-    The state before the first round.
+  Without `noise` random numbers are keyed by row.
   """
   layout = program.backend.layout
   tokens, length = _opening(program.networks[-1].start_id, rows.prompt, program.buffer)
