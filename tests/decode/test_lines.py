@@ -63,17 +63,10 @@ def test_a_line_of_the_output_is_what_decode_returns(whole):
   out = speccascade.decode(methods.speculative(rule, 3), embedded.models(), asked, **settings)
   assert [row['text'] for row in found] == out.texts and [row['tokens'] for row in found] == out.tokens
   assert tuple(row['finish_reason'] for row in found) == out.finish_reasons
-  assert [(row['index'], row['sample']) for row in found] == [
-    *((i, 0) for i in range(9)),
-    (9, 0),
-    (9, 1),
-    (9, 2),
-    (10, 0),
-  ]
+  assert [(row['index'], row['sample']) for row in found] == [*((i, 0) for i in range(10)), (9, 1), (9, 2), (10, 0)]
   assert [row['calls'] for row in found[:12]] == out.stats.calls.T[:12].tolist()
-  assert (
-    len(found[-1]['top_logprobs']) == len(found[-1]['tokens']) and not whole[1].with_name('out.jsonl.part').exists()
-  )
+  assert len(found[-1]['top_logprobs']) == len(found[-1]['tokens'])
+  assert not whole[1].with_name('out.jsonl.part').exists()
 
 
 @pytest.mark.parametrize('had', [1, 7])
