@@ -99,6 +99,15 @@ def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, back
   assert set(np.unique(states[0].fault)) <= {-1, ASKED} and (vocab == 2 or stuck.any())
 
 
+def test_a_processor_keeps_the_distribution_of_what_it_leaves():
+  forbid = lambda logits, tokens, count: jnp.where(jnp.arange(3) == 2, -jnp.inf, logits)
+  method, models, _ = METHODS['speculative speculative']
+  decode = functools.partial(decode_batch, processor=forbid)
+  distribution = enumeration.emitted_distribution(method, models, PROMPT, 3, Sampler(), decode)
+  step = reference.lockstep(models[-1:], lambda l, s: s(np.where(np.arange(3) == 2, -np.inf, l[0])))
+  assert max(distance(distribution, reference.joint_distribution(step, PROMPT, 3))) < 1e-5
+
+
 # ---- late tokens, by χ² ----
 
 
