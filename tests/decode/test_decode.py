@@ -18,7 +18,7 @@ from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.check import enumeration
 from speccascade.engine import engine
 from speccascade.models import ngram, toy
-from speccascade.types import BONUS, RESIDUAL
+from speccascade.types import BONUS, Prompt, RESIDUAL
 
 EOS = 6
 LARGE = toy.model(21, 7, scale=1.2, eos_ids=(EOS,))
@@ -70,6 +70,10 @@ def at_temperatures(names, first):
   return quick(sampled + greedy, [(name, 1.0) for name in first], sampled)
 
 
+def greedily(method, models=PAIR, **settings):
+  return decode(method, models, PROMPTS, max_new_tokens=9, sampler=Sampler(0.0), **settings)
+
+
 def follow(step, prompt, count):
   """Return the only sequence that a deterministic step emits."""
   tokens, carry = list(prompt), None
@@ -89,11 +93,10 @@ def test_greedy_decoding_is_the_lockstep_version_token_for_token(name):
 
 
 def test_greedy_sequence_cascade_keeps_or_rewrites_whole_answers():
-  run = functools.partial(decode, models=PAIR, prompts=PROMPTS, max_new_tokens=9, sampler=Sampler(0.0))
-  small, large = run(methods.autoregressive(0), trace=True), run(methods.autoregressive(1))
+  small, large = greedily(methods.autoregressive(0), trace=True), greedily(methods.autoregressive(1))
   scores = [x[0].mean() for x in small.logprobs]
   threshold = float(np.median(scores))
-  out = run(methods.sequence_cascade(np.mean, threshold))
+  out = greedily(methods.sequence_cascade(np.mean, threshold))
   assert out.tokens == [a if s >= threshold else b for a, b, s in zip(small.tokens, large.tokens, scores)]
   rewritten = np.array(scores) < threshold
   assert 0 < rewritten.sum() < len(PROMPTS)
@@ -104,37 +107,34 @@ def test_greedy_sequence_cascade_keeps_or_rewrites_whole_answers():
 
 def test_the_eos_ids_of_the_last_model_end_both_answers_of_a_sequence_cascade():
   small = toy.model(22, 7, scale=0.7, near=LARGE, eos_ids=(2,))
-  settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
-  out = decode(methods.sequence_cascade(threshold=-np.inf), [small, LARGE], PROMPTS, **settings)
-  expected = decode(methods.autoregressive(0), PAIR, PROMPTS, **settings)
-  other = decode(methods.autoregressive(0), [small, LARGE], PROMPTS, **settings)
+  out = greedily(methods.sequence_cascade(threshold=-np.inf), [small, LARGE])
+  expected = greedily(methods.autoregressive(0))
+  other = greedily(methods.autoregressive(0), [small, LARGE])
   assert out.tokens == expected.tokens != other.tokens and out.finish_reasons == expected.finish_reasons
 
 
 def test_prompt_lookup_is_refused_where_it_verifies_and_nowhere_else():
   lookup = ngram.drafter(LARGE)
   method = methods.speculative(pair=(1, 0))
-  settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
-  out = decode(method, [LARGE, lookup], PROMPTS, **settings)
-  assert out.tokens == decode(methods.autoregressive(), [LARGE], PROMPTS, **settings).tokens
+  out = greedily(method, [LARGE, lookup])
+  assert out.tokens == greedily(methods.autoregressive(), [LARGE]).tokens
   for wrong in (method, methods.by_batch({1: method, 8: methods.autoregressive(1)})):
     with pytest.raises(ValueError, match=having('ngram', 'as the verifier')):
-      decode(wrong, [lookup, LARGE], PROMPTS, **settings)
+      greedily(wrong, [lookup, LARGE])
 
 
 def test_second_answers_that_all_fail_leave_the_first_ones():
-  settings = dict(max_new_tokens=9, sampler=Sampler(0.0))
-  first = decode(methods.autoregressive(0), PAIR, PROMPTS, trace=True, **settings)
+  first = greedily(methods.autoregressive(0), trace=True)
   scores = [x[0].mean() for x in first.logprobs]
   sick = LARGE.replace(params={**LARGE.params, 'table': LARGE.params['table'] * np.float32('nan')})
   with pytest.warns(UserWarning, match=having('1 of 6', 'model 1')):
-    out = decode(methods.sequence_cascade(np.mean, sorted(scores)[1]), [SMALL, sick], PROMPTS, **settings)
+    out = greedily(methods.sequence_cascade(np.mean, sorted(scores)[1]), [SMALL, sick])
   low = int(np.argmin(scores))
   expected = [(first.tokens[i], first.finish_reasons[i]) for i in range(6) if i != low]
   assert [(out.tokens[i], out.finish_reasons[i]) for i in range(6) if i != low] == expected
   assert out.finish_reasons[low] == 'fault' and [i for i, fault in enumerate(out.faults) if fault] == [low]
   with pytest.raises(ValueError, match='not finite'):
-    decode(methods.sequence_cascade(threshold=np.inf), [SMALL, sick], PROMPTS, **settings)
+    greedily(methods.sequence_cascade(threshold=np.inf), [SMALL, sick])
 
 
 def test_traced_log_probabilities_are_the_models_own():
@@ -285,21 +285,17 @@ def test_deferrals_are_counted_where_the_rule_defers():
   assert out.stats.deferred.sum() == count > 0
 
 
+def looked_up(model, prompt, tokens, positions, length=None):
+  """Return the logits of prompt lookup for a model after tokens behind a prompt, which may be padded."""
+  network = ngram.drafter(model).network
+  cache = network.prefill({}, Prompt(jnp.array([prompt]), jnp.array([length or len(prompt)])), 16)
+  return network.extend({}, cache, jnp.array([tokens]), jnp.array([positions]))[0][0]
+
+
 def test_prompt_lookup_drafts_what_followed_before():
-  out = decode(
-    methods.speculative(block=3, policy=stopping.Fallback(0.5)),
-    [ngram.drafter(LARGE), LARGE],
-    [[1, 2, 3, 5, 1, 2]],
-    max_new_tokens=1,
-    sampler=Sampler(0.0),
-  )
-  drafter = ngram.drafter(LARGE)
-  prompt = speccascade.types.Prompt(jnp.array([[1, 2, 3, 5, 1, 2]]), jnp.array([6]))
-  cache = drafter.network.prefill({}, prompt, 16)
-  logits, _ = drafter.network.extend({}, cache, jnp.array([[2, 3]]), jnp.array([[5, 6]]))
-  assert logits.argmax(-1).tolist() == [[3, 5]] and out.stats.drafted[0, 0] <= 1
-  logits, _ = drafter.network.extend({}, cache, jnp.array([[6]]), jnp.array([[5]]))
-  assert (logits == 0).all()  # never seen: uniform
+  prompt = [1, 2, 3, 5, 1, 2]
+  assert looked_up(LARGE, prompt, [2, 3], [5, 6]).argmax(-1).tolist() == [3, 5]
+  assert (looked_up(LARGE, prompt, [6], [5]) == 0).all()  # never seen: uniform
 
 
 @pytest.mark.parametrize('make', [methods.speculative, lambda rule, block: methods.cos(rule, (block, 1))])
@@ -310,23 +306,18 @@ def test_a_proposal_of_prompt_lookup_that_is_forbidden_is_no_fault(make):
   requests = [speccascade.Request(prompt, min_new_tokens=4), speccascade.Request(prompt, logit_bias={5: -np.inf})]
   out = decode(method, [ngram.drafter(large), large], requests, max_new_tokens=6)
   assert 'fault' not in out.finish_reasons and all(5 not in tokens[:4] for tokens in out.tokens)
-  prompt = speccascade.types.Prompt(jnp.array([prompt]), jnp.array([6]))
-  network = ngram.drafter(large).network
-  logits, _ = network.extend({}, network.prefill({}, prompt, 8), jnp.array([[2]]), jnp.array([[5]]))
+  logits = looked_up(large, prompt, [2], [5])
   for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-    x = logits[0, 0].astype(dtype)
+    x = logits[0].astype(dtype)
     assert Sampler()(x).tolist() == [0, 0, 0, 0, 0, 1]
     np.testing.assert_allclose(Sampler()(x.at[5].set(-jnp.inf)), [0.2] * 5 + [0], rtol=1e-6)
 
 
 @pytest.mark.parametrize('width', [8, 12])
 def test_prompt_lookup_proposes_nothing_after_the_end_of_a_source(width):
-  network = ngram.drafter(toy.model(0, 7, encoder=True)).network
-  source = np.zeros((1, width), np.int32)
-  source[0, :8] = 3, 5, 4, 6, 2, 1, 5, 4
-  cache = network.prefill({}, speccascade.types.Prompt(jnp.asarray(source), jnp.array([8])), 6)
-  logits, _ = network.extend({}, cache, jnp.array([[0, 5, 4]]), jnp.array([[0, 1, 2]]))
-  assert logits[0, 1:].argmax(-1).tolist() == [4, 6]
+  source = [3, 5, 4, 6, 2, 1, 5, 4] + [0] * (width - 8)
+  logits = looked_up(toy.model(0, 7, encoder=True), source, [0, 5, 4], [0, 1, 2], 8)
+  assert logits[1:].argmax(-1).tolist() == [4, 6]
 
 
 # ---- one compilation ----
