@@ -291,13 +291,10 @@ def late_distribution(step, prompt, vocab, order, first, count):
     states = following
   distribution = np.zeros((vocab,) * count)
   for (tokens, carry), prob in states.items():
-    for emitted, mass in joint_distribution(_resumed(step, carry), tokens, count).items():
+    resumed = lambda tokens, later, carry=carry: step(tokens, carry if later is None else later)
+    for emitted, mass in joint_distribution(resumed, tokens, count).items():
       distribution[emitted] += prob * mass
   return distribution
-
-
-def _resumed(step, carry):
-  return lambda tokens, later: step(tokens, carry if later is None else later)
 
 
 def goodness(observed, distribution):

@@ -76,13 +76,7 @@ def greedily(method, models=PAIR, **settings):
 
 def follow(step, prompt, count):
   """Return the only sequence that a deterministic step emits."""
-  tokens, carry = list(prompt), None
-  for _ in range(count):
-    ((distribution, carry),) = step(tokens, carry)
-    tokens.append(int(distribution.argmax()))
-    if tokens[-1] == EOS:
-      break
-  return tokens[len(prompt) :]
+  return list(*reference.joint_distribution(step, prompt, count, (EOS,)))
 
 
 @pytest.mark.parametrize('name', quick(METHODS, FIRST))

@@ -40,14 +40,8 @@ TOKENS = np.random.default_rng(0).integers(0, 23, (3, 12))
 LENGTH = np.array([7, 4, 1])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _prefill(network, params, prompt, max_len):
-  return network.prefill(params, prompt, max_len)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _step(network, params, cache, tokens, positions):
-  return network.extend(params, cache, tokens, positions)
+_prefill = jax.jit(lambda network, *args: network.prefill(*args), static_argnums=(0, 3))
+_step = jax.jit(lambda network, *args: network.extend(*args), static_argnums=0)
 
 
 @functools.cache
