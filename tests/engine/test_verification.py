@@ -124,7 +124,7 @@ def test_stopping_at_the_first_fall_loses_behind_a_step():
   tokens = np.arange(8, 49)
   seconds = 1 + 0.15 * (tokens > 8) + 0.15 * ((tokens - 1) // 16)
   choose = functools.partial(verification.lengths, gains, jnp.asarray(seconds, jnp.float32), jnp.int32(8))
-  goodput = lambda v: float((8 + sum(gains[b, :n].sum() for b, n in enumerate(v))) / seconds[int(v.sum())])
+  goodput = lambda v: goodput_of(gains, seconds, 8, v.tolist())
   best, greedy = goodput(choose()), goodput(choose(greedy=True))
   assert int(choose(greedy=True).sum()) == 0 and greedy == 8
   assert best > 2.4 * greedy

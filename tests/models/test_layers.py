@@ -122,7 +122,7 @@ def test_every_parameter_has_logical_axes(network):
       assert len(spec) == len(shape.shape) and None not in spec
 
 
-def test_layerskip_shares_the_arrays_and_equals_the_first_layers():
+def test_layerskip_shares_the_arrays():
   params = params_of(LLAMA)
   draft = layerskip(Model(params=params, network=LLAMA, name='big'), 2)
   assert set(draft.params) == {'layers_0', 'layers_1', 'token_embedder', 'final_norm', 'logits_dense'}
@@ -131,15 +131,21 @@ def test_layerskip_shares_the_arrays_and_equals_the_first_layers():
     for key in name:
       original = original[key.key]
     assert leaf is original
+
+
+@pytest.mark.parametrize('network, layers', [(LLAMA, 2), (ENCDEC, 1)])
+def test_layerskip_equals_the_first_layers(network, layers):
+  params = params_of(network)
+  draft = layerskip(Model(params, network), layers)
   zeroed = jax.tree.map(lambda x: x, params)
-  for i in (2, 3):  # a layer that adds nothing
-    zeroed[f'layers_{i}'] = jax.tree.map(jnp.zeros_like, params[f'layers_{i}'])
-  np.testing.assert_allclose(
-    _extend(draft.network, draft.params, _prompt()), _extend(LLAMA, zeroed, _prompt()), atol=1e-5
-  )
+  stack = zeroed.get('decoder', zeroed)
+  for i in range(layers, network.depth):  # a layer that adds nothing
+    stack[f'layers_{i}'] = jax.tree.map(jnp.zeros_like, stack[f'layers_{i}'])
+  expected = _extend(network, zeroed, _prompt())
+  np.testing.assert_allclose(_extend(draft.network, draft.params, _prompt()), expected, atol=1e-5)
 
 
-def test_an_exit_of_an_encoder_decoder_is_the_first_layers_of_its_decoder():
+def test_an_exit_of_an_encoder_decoder_shares_its_cache():
   params = params_of(ENCDEC)
   draft = layerskip(Model(params=params, network=ENCDEC, name='big', digest='d'), 1)
   assert (draft.name, draft.digest) == ('big-first1', 'd-first1')
@@ -150,12 +156,6 @@ def test_an_exit_of_an_encoder_decoder_is_the_first_layers_of_its_decoder():
   own_head = {**draft.params, 'decoder': jax.tree.map(lambda x: x, draft.params['decoder'])}
   own_head['decoder']['decoder_norm'] = jax.tree.map(jnp.copy, own_head['decoder']['decoder_norm'])
   assert draft.network.shares_cache(own_head, ENCDEC, params)  # which no cache depends on
-  zeroed = jax.tree.map(lambda x: x, params)
-  for i in (1, 2):
-    zeroed['decoder'][f'layers_{i}'] = jax.tree.map(jnp.zeros_like, params['decoder'][f'layers_{i}'])
-  np.testing.assert_allclose(
-    _extend(draft.network, draft.params, _prompt()), _extend(ENCDEC, zeroed, _prompt()), atol=1e-5
-  )
 
 
 @pytest.mark.parametrize('depth', [0, 4])
