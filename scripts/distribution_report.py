@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'tests'))
-from cases import COINS, LATE, METHODS, PROMPT, ROWS, SAMPLERS  # noqa: E402
+from cases import LATE, METHODS, PROMPT, ROWS, SAMPLERS  # noqa: E402
 from emitted import chi_square, emitted_distribution  # noqa: E402
 import reference  # noqa: E402
 
@@ -27,10 +27,10 @@ def exact():
     'Total variation distance of the enumerated distribution of 3 tokens to its definition, largest of the samplers'
   )
   for name, (method, models, step) in METHODS.items():
-    prompt, worst = PROMPT if models is not COINS else [1, 0], 0.0
+    worst = 0.0
     for setting in SAMPLERS.values():
-      distribution = emitted_distribution(method, models, prompt, 3, Sampler(**setting))
-      worst = max(worst, *distance(distribution, reference.joint_distribution(step(**setting), prompt, 3)))
+      distribution = emitted_distribution(method, models, PROMPT, 3, Sampler(**setting))
+      worst = max(worst, *distance(distribution, reference.joint_distribution(step(models, **setting), PROMPT, 3)))
     print(f'{name:<36}{worst:.1e}', flush=True)
     jax.clear_caches()
 
@@ -39,7 +39,7 @@ def late():
   """Print χ²/df and the p-value of tokens 7 to 9."""
   print(f'\nχ² of tokens 7–9, {ROWS} rows')
   for name, (method, models, step) in LATE.items():
-    expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
+    expected = reference.late_distribution(step(models), PROMPT, 5, 2, first=6, count=3)
     p_value, ratio = chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=ROWS)
     print(f'{name:<40}χ²/df {ratio:.2f}  p {p_value:.3f}', flush=True)
 

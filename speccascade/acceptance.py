@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from speccascade import rules, sampling
 from speccascade.backends.ops import take1
-from speccascade.types import Array, iota
+from speccascade.types import Array, iota, static
 
 
 class Trial(NamedTuple):
@@ -88,8 +88,8 @@ class Threshold:
   """
 
   limit: Array
-  drafter: int = struct.field(pytree_node=False, default=0)
-  verifier: int = struct.field(pytree_node=False, default=1)
+  drafter: int = static(default=0)
+  verifier: int = static(default=1)
 
   by_round = False
   exact = False

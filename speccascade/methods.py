@@ -16,7 +16,6 @@ of the draft is dropped. The output then follows π, for every :math:`\tilde q` 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import numbers
 
 from jax import tree_util
 import numpy as np
@@ -51,12 +50,6 @@ def _real(name: str, value: float) -> float:
   if isinstance(value, str) or np.ndim(value) or np.iscomplexobj(value):
     raise ValueError(f'{name}={value!r} is not a number.')
   return value
-
-
-def _blocks(name: str, block: int | Sequence[int]) -> tuple[int, ...]:
-  if isinstance(block, (str, numbers.Number)) or not isinstance(block, Sequence):
-    raise ValueError(f'{name}={block!r} is not a list of the γ of each model; give one for each, as in (5, 1).')
-  return tuple(checked_int(name, n) for n in block)
 
 
 def autoregressive(model: int | None = None) -> Method:
@@ -332,7 +325,9 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
       score(1) · verify(weighted of (0, 1), keep) · propose(1, 1)]
   """
   bound = rules.bind_combiner(combiner)
-  blocks = _blocks('blocks', blocks)
+  if isinstance(blocks, str) or not isinstance(blocks, Sequence):
+    raise ValueError(f'blocks={blocks!r} is not a list of the γ of each model; give one for each, as in (5, 1).')
+  blocks = tuple(checked_int('blocks', n) for n in blocks)
   everyone = tuple(range(_models(len(blocks), bound)))
   verify = Verify(bound, everyone, keep=True)
   branches = tuple((Score(m), verify, Propose(m, blocks[m])) for m in everyone)
@@ -358,16 +353,7 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5, *, goodput: str =
     >>> print(methods.sv(profile, block=5))
     propose(0, 5) · score(1, first 4) · score(2, greedy goodput, drop) · verify(own of (2,))
   """
-  gamma = checked_int('block', block)
-  measured = plans.profile_of(plan)
-  choice = verification.Goodput(measured.table, measured.latency, companion=1, most=gamma, greedy=True, counts=goodput)
-  phases = (
-    Propose(0, gamma),
-    Score(1, verification.First(gamma - 1)),
-    Score(2, choice, drop=True),
-    Verify(rules.bind(rules.own), (2,)),
-  )
-  return Method.of_phases(phases, (0, 1, 2), kind='sv', origin=measured.origin)
+  return _verifying('sv', plan, block, drop=True, greedy=True, counts=goodput)
 
 
 def sv_exact(
@@ -393,18 +379,23 @@ def sv_exact(
     >>> print(methods.sv_exact(profile, block=5))
     propose(0, 6) · score(1, first 4) · score(2, goodput) · verify(own of (2,))
   """
+  return _verifying('sv_exact', plan, block, spare=1, greedy=greedy, counts=goodput)
+
+
+def _verifying(kind: str, plan, block: int, *, spare: int = 0, drop: bool = False, **settings) -> Method:
+  """Return speculative verification whose last `spare` drafted tokens are tested without being scored."""
   gamma = checked_int('block', block)
   measured = plans.profile_of(plan)
   choice = verification.Goodput(
-    measured.table, measured.latency, 1, most=gamma, drafts=gamma + 1, spare=1, greedy=greedy, counts=goodput
+    measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + spare, spare=spare, **settings
   )
   phases = (
-    Propose(0, gamma + 1),
+    Propose(0, gamma + spare),
     Score(1, verification.First(gamma - 1)),
-    Score(2, choice),
+    Score(2, choice, drop=drop),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method.of_phases(phases, (0, 1, 2), kind='sv_exact', origin=measured.origin)
+  return Method.of_phases(phases, (0, 1, 2), kind=kind, origin=measured.origin)
 
 
 def planned(plan: plans.Plan | str) -> Method | ByBatch:

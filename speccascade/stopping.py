@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import rules, sampling
-from speccascade.types import Array, checked_int, iota, Rule
+from speccascade.types import Array, checked_int, iota, Rule, static
 
 
 def _chance(policy: Any, *names: str):
@@ -136,7 +136,7 @@ class Heuristic(Policy):
   The first draft has `first` tokens.
   """
 
-  first: int = struct.field(pytree_node=False, default=5)
+  first: int = static(default=5)
 
   def __post_init__(self):
     checked_int('Heuristic: first', self.first)
@@ -166,7 +166,7 @@ class MovingAverage(Policy):
 
   threshold: Array
   decay: Array
-  first: float = struct.field(pytree_node=False, default=0.8)
+  first: float = static(default=0.8)
 
   def __post_init__(self):
     _chance(self, 'threshold', 'decay', 'first')

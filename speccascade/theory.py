@@ -424,11 +424,8 @@ def calls_cos(alphas: Sequence[float], blocks: Sequence[int]) -> np.ndarray:
 def _turn(read: tuple[int, ...], pending: tuple[int, ...], alphas: np.ndarray, blocks: np.ndarray) -> Iterator[tuple]:
   """Yield (chance, state after it, tokens, calls [n]) of every outcome of a turn of `methods.cos`.
 
-  Args:
-    read: How many tokens beyond the committed ones each model has read; -1 where the last committed one is missing.
-    pending: The model that proposed each pending token.
-    alphas: The acceptance rates.
-    blocks: γ of each model.
+  A state has how many tokens beyond the committed ones each model has read, -1 where the last committed one is missing,
+  and the model that proposed each pending token.
   """
   model = int(np.argmin(read))
   read = np.array(read)
@@ -565,11 +562,9 @@ def _checked(name: str, value: ArrayLike, ok: Callable, need: str) -> np.ndarray
 
 
 def _rate(alpha: Rate, name: str = 'alpha') -> np.ndarray | ByPosition:
-  return (
-    alpha
-    if isinstance(alpha, ByPosition)
-    else _checked(name, alpha, lambda x: (x >= 0) & (x <= 1), 'an acceptance rate between 0 and 1')
-  )
+  if isinstance(alpha, ByPosition):
+    return alpha
+  return _checked(name, alpha, lambda x: (x >= 0) & (x <= 1), 'an acceptance rate between 0 and 1')
 
 
 def _cost(c: ArrayLike, name: str = 'c') -> np.ndarray:

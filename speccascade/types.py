@@ -5,6 +5,7 @@ V vocabulary, T token buffer, S prompt.
 """
 
 from collections.abc import Callable
+import functools
 import numbers
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ import jax.numpy as jnp
 Array = jax.Array
 Cache = Any
 Params = Any
+
+static = functools.partial(struct.field, pytree_node=False)  # a field that the program is compiled for
 
 # Why a random number is drawn. One (example, position, purpose) is used for one decision only.
 DRAFT = 0
@@ -84,11 +87,11 @@ class Model:
   """A network with its parameters and, for texts, its tokenizer."""
 
   params: Params
-  network: Network = struct.field(pytree_node=False)
-  tokenizer: Any = struct.field(pytree_node=False, default=None)
-  name: str = struct.field(pytree_node=False, default='model')
-  digest: str | None = struct.field(pytree_node=False, default=None)  # of the checkpoint that it was loaded from
-  generation: str | None = struct.field(pytree_node=False, default=None)  # its generation_config.json
+  network: Network = static()
+  tokenizer: Any = static(default=None)
+  name: str = static(default='model')
+  digest: str | None = static(default=None)  # of the checkpoint that it was loaded from
+  generation: str | None = static(default=None)  # its generation_config.json
 
 
 Phase = Callable[[Any, Any], Any]  # (engine.state.Context, State) -> State

@@ -1,6 +1,6 @@
 """Models and methods that several tests decode with, each method with the reference of its distribution."""
 
-import functools
+from functools import partial
 
 import numpy as np
 import reference
@@ -22,7 +22,7 @@ COINS = [toy.model(5, 2, scale=0.8, near=COIN), COIN]
 # Of its four tokens two are the verifier's, a third is what it reads for the one that it lacks; so half is masked.
 FOREIGN = translated(toy.model(6, 4, scale=1.2), for_=LARGE, tables=([3, 1, 0], [3, -1, 0]))
 FOREIGN_PAIR, FOREIGN_TRIO = [FOREIGN, LARGE], [FOREIGN, MIDDLE, LARGE]
-PROMPT = [2, 2]
+PROMPT = [1, 1]  # which is of every vocabulary
 ALPHA = dict(
   speculative=0.0,
   chow=0.5,
@@ -60,26 +60,43 @@ def profile(rows, table=TABLE):
 def bound(name):
   rule = getattr(rules, name)
   weights = {'weights': reference.HEADS[name]} if name in reference.HEADS else {}
-  return rule if name == 'speculative' else functools.partial(rule, alpha=ALPHA[name], **weights)
+  return rule if name == 'speculative' else partial(rule, alpha=ALPHA[name], **weights)
 
 
-def rule_step(name, models=PAIR, **sampler):
-  return reference.lockstep(models, lambda l, s: reference.target(name, *l, ALPHA[name], s), **sampler)
+# ---- reference steps, functions of the models and the sampler's settings ----
 
 
-def own_step(model, **sampler):
-  return reference.lockstep([model], lambda l, s: s(l[0]), **sampler)
+def lockstep(pi):
+  """Return the step of a method whose tokens follow pi(logits of the models, sampler)."""
+  return partial(reference.lockstep, pi=pi)
+
+
+def own(models, **sampler):
+  """Return the step of the last model alone."""
+  return reference.lockstep(models[-1:], lambda l, s: s(l[0]), **sampler)
+
+
+def of_rule(name):
+  return lockstep(lambda l, s: reference.chained(name, l, ALPHA[name], s))
+
+
+def mean(weights):
+  return lockstep(lambda l, s: reference.weighted(l, weights, s))
+
+
+def cascaded(name, alpha, max_draft):
+  return partial(reference.token_cascade, name=name, alpha=alpha, max_draft=max_draft)
+
+
+def of_bild(fallback, rollback, max_draft):
+  return partial(reference.bild, fallback=fallback, rollback=rollback, max_draft=max_draft)
 
 
 BY_SLOT = (0.3, 0.1, -0.2)
 WEIGHTS2, WEIGHTS3 = (0.4, 0.6), (0.5, 0.2, 0.3)
-weighted2 = functools.partial(rules.weighted, weights=WEIGHTS2)
-weighted3 = functools.partial(rules.weighted, weights=WEIGHTS3)
-
-
-def chained(l, s, name='opt'):
-  tail = reference.target(name, l[1], l[2], ALPHA[name], s)
-  return reference.target(name, l[0], l[1], ALPHA[name], s, tail=tail)
+weighted2 = partial(rules.weighted, weights=WEIGHTS2)
+weighted3 = partial(rules.weighted, weights=WEIGHTS3)
+opt, chow = bound('opt'), bound('chow')
 
 
 def user_combiner(logits, *, sampler):
@@ -87,125 +104,65 @@ def user_combiner(logits, *, sampler):
   return sampler(logits.mean(0))
 
 
-def combined(pi, models):
-  return lambda **sampler: reference.lockstep(models, pi, **sampler)
+def alone(name):
+  """Return the method, models and step of a token cascade."""
+  return methods.token_cascade(bound(name), max_draft=2), PAIR, cascaded(name, ALPHA[name], 2)
 
 
-# name: (method, models, the reference step as a function of the sampler's settings)
+ROWS_OF_THREE = (2 * V**2) ** 3  # by which three tokens are enumerated
+
+# name: (method, models, the reference step)
 METHODS = {
-  'autoregressive': (methods.autoregressive(1), PAIR, lambda **s: own_step(LARGE, **s)),
-  'ensemble weighted': (
-    methods.ensemble(weighted2),
-    PAIR,
-    combined(lambda l, s: reference.weighted(l, WEIGHTS2, s), PAIR),
-  ),
+  'autoregressive': (methods.autoregressive(1), PAIR, own),
+  'ensemble weighted': (methods.ensemble(weighted2), PAIR, mean(WEIGHTS2)),
   'ensemble contrastive': (
-    methods.ensemble(functools.partial(rules.contrastive, mu=0.3)),
+    methods.ensemble(partial(rules.contrastive, mu=0.3)),
     PAIR,
-    combined(lambda l, s: reference.contrastive(l, 0.3, s), PAIR),
+    lockstep(lambda l, s: reference.contrastive(l, 0.3, s)),
   ),
   'ensemble_parallel realign': (
-    methods.ensemble_parallel(functools.partial(rules.realign, lam=0.3)),
+    methods.ensemble_parallel(partial(rules.realign, lam=0.3)),
     PAIR,
-    combined(lambda l, s: reference.realign(l, 0.3, s), PAIR),
+    lockstep(lambda l, s: reference.realign(l, 0.3, s)),
   ),
-  'oracle diff': (methods.oracle(bound('diff')), PAIR, lambda **s: rule_step('diff', **s)),
-  'token_cascade chow': (
-    methods.token_cascade(bound('chow'), max_draft=2),
-    PAIR,
-    lambda **s: reference.token_cascade(PAIR, 'chow', ALPHA['chow'], 2, **s),
-  ),
-  'token_cascade chow_log': (
-    methods.token_cascade(bound('chow_log'), max_draft=2),
-    PAIR,
-    lambda **s: reference.token_cascade(PAIR, 'chow_log', ALPHA['chow_log'], 2, **s),
-  ),
-  'token_cascade learned_alone': (
-    methods.token_cascade(bound('learned_alone'), max_draft=2),
-    PAIR,
-    lambda **s: reference.token_cascade(PAIR, 'learned_alone', ALPHA['learned_alone'], 2, **s),
-  ),
-  'bild': (methods.bild(0.45, 1.0, max_draft=2), PAIR, lambda **s: reference.bild(PAIR, 0.45, 1.0, 2, **s)),
-  'speculative block verification': (
-    methods.speculative(block=2, accept=acceptance.block),
-    COINS,
-    lambda **s: own_step(COIN, **s),
-  ),
-  'cascade block verification': (
-    methods.speculative(bound('opt'), block=1, accept=acceptance.block),
-    COINS,
-    lambda **s: rule_step('opt', COINS, **s),
-  ),
-  'speculative heuristic': (
-    methods.speculative(block=3, policy=stopping.Heuristic(1)),
-    PAIR,
-    lambda **s: own_step(LARGE, **s),
-  ),
+  'oracle diff': (methods.oracle(bound('diff')), PAIR, of_rule('diff')),
+  'token_cascade chow': alone('chow'),
+  'token_cascade chow_log': alone('chow_log'),
+  'token_cascade learned_alone': alone('learned_alone'),
+  'bild': (methods.bild(0.45, 1.0, max_draft=2), PAIR, of_bild(0.45, 1.0, 2)),
+  'speculative block verification': (methods.speculative(block=2, accept=acceptance.block), COINS, own),
+  'cascade block verification': (methods.speculative(opt, block=1, accept=acceptance.block), COINS, of_rule('opt')),
+  'speculative heuristic': (methods.speculative(block=3, policy=stopping.Heuristic(1)), PAIR, own),
   'cascade confidence': (
-    methods.speculative(bound('token_v3'), block=2, policy=stopping.Confidence(np.float32(0.5))),
+    methods.speculative(bound('token_v3'), block=2, policy=stopping.Confidence(0.5)),
     PAIR,
-    lambda **s: rule_step('token_v3', **s),
+    of_rule('token_v3'),
   ),
   'speculative moving average': (
-    methods.speculative(block=3, policy=stopping.MovingAverage(np.float32(0.6), np.float32(0.5))),
+    methods.speculative(block=3, policy=stopping.MovingAverage(0.6, 0.5)),
     PAIR,
-    lambda **s: own_step(LARGE, **s),
+    own,
   ),
-  'naive_cos': (
-    methods.naive_cos(weighted3, block=2, models=3),
-    TRIO,
-    combined(lambda l, s: reference.weighted(l, WEIGHTS3, s), TRIO),
-  ),
-  'ensemble_sd': (
-    methods.ensemble_sd(weighted2, block=2),
-    PAIR,
-    combined(lambda l, s: reference.weighted(l, WEIGHTS2, s), PAIR),
-  ),
-  'cos 2': (methods.cos(weighted2, (2, 1)), PAIR, combined(lambda l, s: reference.weighted(l, WEIGHTS2, s), PAIR)),
-  'cos 3': (methods.cos(weighted3, (2, 1, 1)), TRIO, combined(lambda l, s: reference.weighted(l, WEIGHTS3, s), TRIO)),
-  'cos cascade of 3': (methods.cos(bound('opt'), (1, 1, 1)), TRIO, combined(chained, TRIO)),
-  'cos speculative of 3': (methods.cos(rules.speculative, (2, 1, 1)), TRIO, lambda **s: own_step(LARGE, **s)),
-  'naive_cos cascade of 3': (
-    methods.naive_cos(bound('token_v3'), block=2, models=3),
-    TRIO,
-    combined(functools.partial(chained, name='token_v3'), TRIO),
-  ),
-  'ensemble cascade of 3': (
-    methods.ensemble(bound('chow'), models=3),
-    TRIO,
-    combined(functools.partial(chained, name='chow'), TRIO),
-  ),
-  'cos user': (methods.cos(user_combiner, (1, 2)), PAIR, combined(lambda l, s: s((l[0] + l[1]) / 2), PAIR)),
+  'naive_cos': (methods.naive_cos(weighted3, block=2, models=3), TRIO, mean(WEIGHTS3)),
+  'ensemble_sd': (methods.ensemble_sd(weighted2, block=2), PAIR, mean(WEIGHTS2)),
+  'cos 2': (methods.cos(weighted2, (2, 1)), PAIR, mean(WEIGHTS2)),
+  'cos 3': (methods.cos(weighted3, (2, 1, 1)), TRIO, mean(WEIGHTS3)),
+  'cos cascade of 3': (methods.cos(opt, (1, 1, 1)), TRIO, of_rule('opt')),
+  'cos speculative of 3': (methods.cos(rules.speculative, (2, 1, 1)), TRIO, own),
+  'naive_cos cascade of 3': (methods.naive_cos(bound('token_v3'), block=2, models=3), TRIO, of_rule('token_v3')),
+  'ensemble cascade of 3': (methods.ensemble(chow, models=3), TRIO, of_rule('chow')),
+  'cos user': (methods.cos(user_combiner, (1, 2)), PAIR, lockstep(lambda l, s: s((l[0] + l[1]) / 2))),
   'cascade by slot': (
-    methods.speculative(functools.partial(rules.by_slot(rules.opt), alpha=BY_SLOT), block=2),
+    methods.speculative(partial(rules.by_slot(rules.opt), alpha=BY_SLOT), block=2),
     PAIR,
-    lambda **s: reference.by_slot(PAIR, 'opt', BY_SLOT, **s),
+    partial(reference.by_slot, name='opt', alphas=BY_SLOT),
   ),
-  'sv_exact': (methods.sv_exact(profile((2 * V**2) ** 3), block=2), TRIO, lambda **s: own_step(LARGE, **s)),
+  'sv_exact': (methods.sv_exact(profile(ROWS_OF_THREE), block=2), TRIO, own),
+  'translated cascade': (methods.speculative(opt, block=2), FOREIGN_PAIR, of_rule('opt')),
+  'translated cos': (methods.cos(weighted3, (2, 1, 1)), FOREIGN_TRIO, mean(WEIGHTS3)),
+  'translated sv_exact': (methods.sv_exact(profile(ROWS_OF_THREE), block=2), FOREIGN_TRIO, own),
+  **{f'speculative {name}': (methods.speculative(bound(name), block=2), PAIR, of_rule(name)) for name in ALPHA},
 }
-METHODS |= {
-  'translated cascade': (
-    methods.speculative(bound('opt'), block=2),
-    FOREIGN_PAIR,
-    lambda **s: rule_step('opt', FOREIGN_PAIR, **s),
-  ),
-  'translated cos': (
-    methods.cos(weighted3, (2, 1, 1)),
-    FOREIGN_TRIO,
-    combined(lambda l, s: reference.weighted(l, WEIGHTS3, s), FOREIGN_TRIO),
-  ),
-  'translated sv_exact': (
-    methods.sv_exact(profile((2 * V**2) ** 3), block=2),
-    FOREIGN_TRIO,
-    lambda **s: own_step(LARGE, **s),
-  ),
-}
-for _name in ALPHA:
-  METHODS[f'speculative {_name}'] = (
-    methods.speculative(bound(_name), block=2),
-    PAIR,
-    functools.partial(rule_step, _name),
-  )
 
 
 # ---- longer texts, whose late tokens χ² looks at ----
@@ -217,47 +174,27 @@ MIDDLE5 = toy.model(13, 5, scale=0.6, near=LARGE5)
 PAIR5, TRIO5 = [SMALL5, LARGE5], [SMALL5, MIDDLE5, LARGE5]
 
 
-def opt5(l, s):
-  return reference.target('opt', *l, ALPHA['opt'], s)
-
-
-def weighted5(l, s):
-  return reference.weighted(l, WEIGHTS3, s)
-
-
 LATE = {
-  'speculative': (methods.speculative(block=3), PAIR5, reference.lockstep(PAIR5[1:], lambda l, s: s(l[0]))),
-  'cascade': (methods.speculative(bound('opt'), block=3), PAIR5, reference.lockstep(PAIR5, opt5)),
+  'speculative': (methods.speculative(block=3), PAIR5, own),
+  'cascade': (methods.speculative(opt, block=3), PAIR5, of_rule('opt')),
   'cascade, drafts of different lengths': (
-    methods.speculative(bound('opt'), block=3, policy=stopping.Confidence(np.float32(0.4))),
+    methods.speculative(opt, block=3, policy=stopping.Confidence(0.4)),
     PAIR5,
-    reference.lockstep(PAIR5, opt5),
+    of_rule('opt'),
   ),
-  'speculative, heuristic lengths': (
-    methods.speculative(block=4, policy=stopping.Heuristic(2)),
-    PAIR5,
-    reference.lockstep(PAIR5[1:], lambda l, s: s(l[0])),
-  ),
-  'block verification': (
-    methods.speculative(block=3, accept=acceptance.block),
-    PAIR5,
-    reference.lockstep(PAIR5[1:], lambda l, s: s(l[0])),
-  ),
+  'speculative, heuristic lengths': (methods.speculative(block=4, policy=stopping.Heuristic(2)), PAIR5, own),
+  'block verification': (methods.speculative(block=3, accept=acceptance.block), PAIR5, own),
   'cascade with block verification': (
-    methods.speculative(bound('opt'), block=3, accept=acceptance.block),
+    methods.speculative(opt, block=3, accept=acceptance.block),
     PAIR5,
-    reference.lockstep(PAIR5, opt5),
+    of_rule('opt'),
   ),
-  'token_cascade': (
-    methods.token_cascade(bound('chow'), max_draft=3),
-    PAIR5,
-    reference.token_cascade(PAIR5, 'chow', ALPHA['chow'], 3),
-  ),
-  'bild': (methods.bild(0.4, 1.5, max_draft=3), PAIR5, reference.bild(PAIR5, 0.4, 1.5, 3)),
-  'naive_cos': (methods.naive_cos(weighted3, 3, 3), TRIO5, reference.lockstep(TRIO5, weighted5)),
-  'ensemble_sd': (methods.ensemble_sd(weighted3, 3, 3), TRIO5, reference.lockstep(TRIO5, weighted5)),
-  'cos': (methods.cos(weighted3, (3, 2, 1)), TRIO5, reference.lockstep(TRIO5, weighted5)),
-  'sv_exact': (methods.sv_exact(profile(ROWS), block=3), TRIO5, reference.lockstep(TRIO5[2:], lambda l, s: s(l[0]))),
+  'token_cascade': (methods.token_cascade(chow, max_draft=3), PAIR5, cascaded('chow', ALPHA['chow'], 3)),
+  'bild': (methods.bild(0.4, 1.5, max_draft=3), PAIR5, of_bild(0.4, 1.5, 3)),
+  'naive_cos': (methods.naive_cos(weighted3, 3, 3), TRIO5, mean(WEIGHTS3)),
+  'ensemble_sd': (methods.ensemble_sd(weighted3, 3, 3), TRIO5, mean(WEIGHTS3)),
+  'cos': (methods.cos(weighted3, (3, 2, 1)), TRIO5, mean(WEIGHTS3)),
+  'sv_exact': (methods.sv_exact(profile(ROWS), block=3), TRIO5, own),
 }
 
 

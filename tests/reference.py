@@ -3,6 +3,8 @@
 Nothing here is shared with the package: each rule is written from its equation, distributions recurse over prefixes.
 """
 
+from collections.abc import Sequence
+import dataclasses
 import itertools
 
 import numpy as np
@@ -22,32 +24,27 @@ def one_hot(i, n):
 
 
 def entropy(p):
-  return -sum(v * np.log(v) for v in p if v > 0)
+  p = p[p > 0]
+  return -(p * np.log(p)).sum()
 
 
 def tv(a, b):
   return 0.5 * np.abs(a - b).sum()
 
 
+@dataclasses.dataclass
 class Sampler:
   """Penalties, temperature, top-k, top-p, min-p for one prefix; `emitted` are the tokens of it that are output."""
 
-  def __init__(
-    self,
-    temperature=1.0,
-    top_k=None,
-    top_p=None,
-    repetition_penalty=None,
-    seen=(),
-    *,
-    min_p=None,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    emitted=(),
-  ):
-    self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
-    self.penalty, self.seen = repetition_penalty or 1.0, set(seen)
-    self.presence, self.frequency, self.emitted = presence_penalty, frequency_penalty, list(emitted)
+  temperature: float = 1.0
+  top_k: int | None = None
+  top_p: float | None = None
+  repetition_penalty: float = 1.0
+  seen: Sequence[int] = ()
+  min_p: float | None = None
+  presence_penalty: float = 0.0
+  frequency_penalty: float = 0.0
+  emitted: Sequence[int] = ()
 
   @property
   def greedy(self):
@@ -55,10 +52,10 @@ class Sampler:
 
   def penalised(self, logits):
     out = np.array(logits, np.float64)
-    for v in self.seen:
-      out[v] = out[v] / self.penalty if out[v] > 0 else out[v] * self.penalty
+    for v in set(self.seen):
+      out[v] = out[v] / self.repetition_penalty if out[v] > 0 else out[v] * self.repetition_penalty
     for v in set(self.emitted):
-      out[v] -= self.presence + self.frequency * self.emitted.count(v)
+      out[v] -= self.presence_penalty + self.frequency_penalty * list(self.emitted).count(v)
     return out
 
   def __call__(self, logits):
@@ -170,6 +167,14 @@ def target(name, lq, lp, alpha, sampler, tail=None):
   return pt if deferral(name, lq, lp, alpha, sampler, tail) else qt
 
 
+def chained(name, logits, alpha, sampler):
+  """Return π of a rule that cascades any number of models."""
+  tail = sampler(logits[-1])
+  for lq, lp in reversed(list(itertools.pairwise(logits))):
+    tail = target(name, lq, lp, alpha, sampler, tail=tail)
+  return tail
+
+
 def weighted(logits, weights, sampler):
   return sampler.harden(sum(w * sampler.soft(x) for w, x in zip(weights, logits)))
 
@@ -231,32 +236,29 @@ def by_slot(models, name, alphas, **sampler):
   return step
 
 
-def token_cascade(models, name, alpha, max_draft, **sampler):
-  """Return the step of the sequential cascade; the carry counts the drafter's tokens since the verifier's last."""
+def in_drafts(models, defers, max_draft, **sampler):
+  """Return the step of a drafter that defers single tokens; the carry counts its tokens since the verifier's last."""
 
   def step(tokens, drafted):
     drafted = drafted or 0
     lq, lp = (table_logits(m, tokens) for m in models)
     s = at_prefix(tokens, **sampler)
-    if drafted == max_draft or deferral(name, lq, lp, alpha, s):
+    if drafted == max_draft or defers(lq, lp, s):
       return [(s(lp), 0)]
     return [(s(lq), drafted + 1)]
 
   return step
+
+
+def token_cascade(models, name, alpha, max_draft, **sampler):
+  """Return the step of the sequential cascade."""
+  return in_drafts(models, lambda lq, lp, s: deferral(name, lq, lp, alpha, s), max_draft, **sampler)
 
 
 def bild(models, fallback, rollback, max_draft, **sampler):
   """Return the step of BiLD."""
-
-  def step(tokens, drafted):
-    drafted = drafted or 0
-    lq, lp = (table_logits(m, tokens) for m in models)
-    s = at_prefix(tokens, **sampler)
-    if drafted == max_draft or softmax(lq).max() < fallback or deferral('bild_star', lq, lp, rollback, s):
-      return [(s(lp), 0)]
-    return [(s(lq), drafted + 1)]
-
-  return step
+  unsure = lambda lq, lp, s: softmax(lq).max() < fallback or deferral('bild_star', lq, lp, rollback, s)
+  return in_drafts(models, unsure, max_draft, **sampler)
 
 
 def joint_distribution(step, prompt, count, eos_ids=()):
@@ -289,17 +291,10 @@ def late_distribution(step, prompt, vocab, order, first, count):
     states = following
   distribution = np.zeros((vocab,) * count)
   for (tokens, carry), prob in states.items():
-    for emitted, mass in joint_distribution(_resumed(step, carry), tokens, count).items():
+    resumed = lambda tokens, later, carry=carry: step(tokens, carry if later is None else later)
+    for emitted, mass in joint_distribution(resumed, tokens, count).items():
       distribution[emitted] += prob * mass
   return distribution
-
-
-def _resumed(step, carry):
-  return lambda tokens, later: step(tokens, carry if later is None else later)
-
-
-def sequences(vocab, count):
-  return itertools.product(range(vocab), repeat=count)
 
 
 def goodness(observed, distribution):

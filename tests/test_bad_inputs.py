@@ -15,6 +15,7 @@ import sys
 from typing import Any
 from unittest import mock
 
+from cases import TABLE
 import gin
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +48,7 @@ from speccascade.checkpoints.hf import names as hf_names
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
+from speccascade.engine.plans import Profile
 from speccascade.evaluate import Checkpoint, config
 from speccascade.host import commands, gin_files, multihost
 from speccascade.models import ngram, toy
@@ -63,6 +65,8 @@ partial = functools.partial
 
 LARGE = toy.model(0)
 PAIR = [toy.model(1, near=LARGE), LARGE]
+SHORT = LARGE.replace(network=toy.Table(5, max_positions=10))
+OPT, EVEN = partial(rules.opt, alpha=0.1), partial(rules.weighted, weights=(0.5, 0.5))
 
 
 def decoded(method=None, models=PAIR, prompts=((1, 2),), **settings):
@@ -174,10 +178,29 @@ PYTHON = {
   ),
   'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), ('opt', 'alpha')),
   'complex weights': (lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), ('weighted', 'weights')),
+  'alpha on the device': (lambda _: methods.speculative(partial(rules.lossy, alpha=jnp.float32(1.5))), 'alpha=1.5'),
+  'alpha as a whole number': (lambda _: methods.speculative(partial(rules.chow, alpha=np.int64(3))), 'alpha=3'),
+  'alpha as a text': (lambda _: methods.speculative(partial(rules.opt, alpha='0.1')), 'alpha=0.1'),
+  'a number that a rule lacks': (lambda _: methods.speculative(partial(OPT, beta=1)), ('opt', 'beta')),
+  'a sampler by position': (lambda _: methods.speculative(lambda q, p, sampler: sampler(q)), 'sampler'),
+  'a weight of NaN': (lambda _: methods.cos(partial(rules.weighted, weights=(np.nan, 0.5))), 'weights'),
+  'a combiner for a rule': (lambda _: methods.speculative(EVEN), ('weighted', 'combiner')),
+  'a combiner for an oracle': (lambda _: methods.oracle(EVEN), ('weighted', 'combiner')),
   'mu of 1e30': (lambda _: methods.ensemble(partial(rules.contrastive, mu=1e30)), ('contrastive', 'mu', '-1000')),
   'lam of -1e30': (lambda _: methods.ensemble(partial(rules.realign, lam=-1e30)), ('realign', 'lam', '-1000')),
   # methods and policies
-  'a method that was not called': (lambda _: decoded(methods.speculative), 'speculative'),
+  'a method that was not called': (lambda _: decoded(methods.speculative), 'methods.speculative(…)'),
+  'a method by its name': (lambda _: decoded('speculative'), "'speculative'"),
+  'block=0': (lambda _: methods.speculative(block=0), 'block=0'),
+  'a pair of one': (lambda _: methods.speculative(pair=(1, 1)), 'pair=(1, 1)'),
+  'model=-1': (lambda _: methods.autoregressive(-1), 'model=-1'),
+  'token_cascade of opt': (lambda _: methods.token_cascade(OPT), ('opt', 'chow, chow_log')),
+  'bild(2)': (lambda _: methods.bild(fallback=2), '0 <= fallback <= 1'),
+  'bild(rollback=-1)': (lambda _: methods.bild(rollback=-1), 'rollback >= 0'),
+  'a score by its name': (lambda _: methods.sequence_cascade('mean'), "score='mean'"),
+  'a threshold of NaN': (lambda _: methods.sequence_cascade(threshold=np.nan), 'threshold=nan'),
+  'a table for a plan': (lambda _: methods.sv_exact(TABLE, 3), ('plan', 'AcceptanceTable')),
+  'a time under 0': (lambda _: Profile(TABLE, [1.0, -1.0]), 'latency'),
   'phases without a Verify': (lambda _: own_phases(Score(0)), 'Verify'),
   'a model that nothing feeds': (lambda _: own_phases(Score(0), Verify(OWN, (1,))), 'slot 1'),
   'a slot out of range': (lambda _: own_phases(Score(2), Verify(OWN, (0,))), 'slot 2'),
@@ -196,8 +219,10 @@ PYTHON = {
     'Method.of_phases',
   ),
   'a combiner that is not bound': (lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'rules.bind(own)'),
-  'blocks=5': (lambda _: methods.cos(partial(rules.weighted, weights=(0.5, 0.5)), blocks=5), ('blocks=5', '(5, 1)')),
+  'blocks of a text': (lambda _: methods.cos(rules.speculative, '51'), "blocks='51'"),
+  'blocks=5': (lambda _: methods.cos(EVEN, blocks=5), ('blocks=5', '(5, 1)')),
   'a policy that is a class': (lambda _: methods.speculative(policy=stopping.Heuristic), 'Heuristic'),
+  'a policy that is not called': (lambda _: methods.speculative(policy=partial(stopping.Heuristic, first=3)), 'policy'),
   'a policy that is a text': (lambda _: methods.speculative(policy='heuristic'), "policy='heuristic'"),
   'an acceptor that is a text': (lambda _: methods.speculative(accept='block'), "accept='block'"),
   'an acceptor that is a class': (lambda _: methods.speculative(accept=acceptance.Threshold), 'Threshold'),
@@ -220,6 +245,8 @@ PYTHON = {
     ('temperature', 'sampler=speccascade.Sampler(temperature='),
   ),
   'Request(max_tokens=…)': (lambda _: Request([1], max_tokens=4), ('max_tokens', 'max_new_tokens')),
+  'a temperature of float32': (lambda _: Sampler(np.float32(-1)), ('temperature', '-1')),
+  'temperature=1e-9': (lambda _: Sampler(1e-9), 'temperature=1e-09'),
   'temperature=[1.0]': (lambda _: Sampler(temperature=[1.0]), 'temperature=[1.0]'),
   'a complex temperature': (lambda _: Sampler(temperature=1j), 'temperature=1j'),
   'a complex array': (lambda _: Sampler(top_p=np.array([1j])), 'top_p=array([0.+1.j])'),
@@ -260,7 +287,20 @@ PYTHON = {
   # models and prompts
   'models by their paths': (lambda _: decoded(models=['PATH/small', 'PATH/large']), ('models', "'PATH/small'")),
   'models=PATH': (lambda _: decoded(models='PATH/small'), 'models=PATH/small'),
-  'two models for one': (lambda _: decoded(methods.autoregressive()), 'autoregressive'),
+  'two models for one': (lambda _: decoded(methods.autoregressive()), ('methods.autoregressive(', '2')),
+  'one model for two': (lambda _: decoded(models=[LARGE]), ('speculative[speculative]', '2 models', '1')),
+  'a rule of two models for three': (
+    lambda _: decoded(methods.cos(rules.rule(lambda q, p, *, sampler: sampler(p)), (1, 1, 1)), [*PAIR, LARGE]),
+    ('lambda', 'rest'),
+  ),
+  'three models for two': (lambda _: decoded(models=[*PAIR, LARGE]), ('2 models', '3')),
+  'two models for three': (lambda _: decoded(methods.autoregressive(2)), ('3 models', '2')),
+  'two vocabularies': (lambda _: decoded(models=[toy.model(1, 7), LARGE]), ('vocabular', 'toy1', '7', 'toy0', '5')),
+  'an encoder–decoder and another': (lambda _: decoded(models=[toy.model(1, encoder=True), LARGE]), 'encoder–decoder'),
+  'a prompt of more than the positions': (
+    lambda _: decoded(methods.autoregressive(), [SHORT], ([1], [1] * 8)),
+    ('prompt 1', 'max_new_tokens=4', '12', 'toy0', '10'),
+  ),
   'an n-gram as verifier': (lambda _: decoded(models=[LARGE, ngram.drafter(LARGE)]), 'ngram'),
   'models=large': (lambda _: decoded(methods.autoregressive(), models=LARGE), 'models'),
   'prompts=None': (lambda _: decoded(prompts=None), 'prompts'),

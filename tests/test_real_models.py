@@ -148,21 +148,12 @@ def test_greedy_tokens_are_those_of_the_reference_implementation(shared, name):
   assert hashlib.sha256(json.dumps(out.tokens).encode()).hexdigest() == GREEDY['digests'][name]
 
 
+PLAIN = dict(chow=0, chow_log=0, diff=-1, diff_log=-9, opt=-np.inf, opt_log=-np.inf, bild_star=0)
+PLAIN |= dict(token_v1=-1, token_v2=0, token_v3=0, lossy=0.5, lossy_star=0.5)  # greedily
 LOSSLESS = {
   'speculative': methods.speculative(block=5),
   'block verification': methods.speculative(block=5, accept=acceptance.block),
-  'chow': methods.speculative(functools.partial(rules.chow, alpha=0)),
-  'chow_log': methods.speculative(functools.partial(rules.chow_log, alpha=0)),
-  'diff': methods.speculative(functools.partial(rules.diff, alpha=-1)),
-  'diff_log': methods.speculative(functools.partial(rules.diff_log, alpha=-9)),
-  'opt': methods.speculative(functools.partial(rules.opt, alpha=-float('inf'))),
-  'opt_log': methods.speculative(functools.partial(rules.opt_log, alpha=-float('inf'))),
-  'bild_star': methods.speculative(functools.partial(rules.bild_star, alpha=0)),
-  'token_v1': methods.speculative(functools.partial(rules.token_v1, alpha=-1)),
-  'token_v2': methods.speculative(functools.partial(rules.token_v2, alpha=0)),
-  'token_v3': methods.speculative(functools.partial(rules.token_v3, alpha=0)),
-  'lossy': methods.speculative(functools.partial(rules.lossy, alpha=0.5)),
-  'lossy_star': methods.speculative(functools.partial(rules.lossy_star, alpha=0.5)),
+  **{name: methods.speculative(functools.partial(getattr(rules, name), alpha=x)) for name, x in PLAIN.items()},
 }
 
 

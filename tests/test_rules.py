@@ -3,7 +3,7 @@
 A new rule costs one row in `TABLE`; the row inherits every test that is parametrised over it.
 """
 
-import functools
+from functools import partial
 import math
 
 from hypothesis import given, settings
@@ -88,7 +88,7 @@ def test_the_table_covers_every_rule():
 def test_what_the_loop_does_not_check_is_in_the_table_of_distributions():
   unchecked = {x for x in vars(rules).values() if getattr(x, 'gives_distribution', False)}
   assert unchecked == {*TABLE, rules.own, rules.weighted}  # a sampler's distribution, and a mean of such
-  assert rules.gives_distribution(rules.lift(functools.partial(rules.opt, alpha=0.1)))
+  assert rules.gives_distribution(rules.lift(partial(rules.opt, alpha=0.1)))
   assert not rules.gives_distribution(rules.lift(rules.rule(lambda q_logits, p_logits, *, sampler: q_logits)))
 
 
@@ -267,7 +267,7 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
 
 
 def bound(rule, alpha):
-  return functools.partial(rule, **bound_to) if (bound_to := numbers(rule, alpha)) else rule
+  return partial(rule, **numbers(rule, alpha))
 
 
 def three(seed):
@@ -285,22 +285,13 @@ def test_a_chain_of_two_models_is_the_rule(rule, alpha, temperature):
   np.testing.assert_allclose(pi, target(rule, lq, lp, alpha, Sampler(temperature)), atol=1e-6)
 
 
-def chained(name, logits, alpha, s):
-  tail = reference.target(name, logits[1], logits[2], alpha, s)
-  if name == 'opt_log':  # the reference knows the tail's TV for `opt` only
-    entropies = [reference.entropy(reference.softmax(x)) for x in logits[:2]]
-    own = s(logits[0])
-    return tail if entropies[0] > entropies[1] + alpha * reference.tv(own, tail) else own
-  return reference.target(name, logits[0], logits[1], alpha, s, tail=tail)
-
-
 @over_temperatures
 @over_cases
 def test_a_chain_of_three_models_takes_the_tail_for_the_verifier(rule, alpha, temperature):
-  logits = [np.asarray(x, np.float64) for x in three(12)]
-  pi = rules.chain(jnp.stack([jnp.float32(x) for x in logits]), rule=bound(rule, alpha), sampler=Sampler(temperature))
+  logits = three(12)
+  pi = rules.chain(jnp.stack(logits), rule=bound(rule, alpha), sampler=Sampler(temperature))
   s = reference.Sampler(temperature)
-  expected = [chained(rules.name_of(rule), row, alpha or 0.0, s) for row in zip(*logits)]
+  expected = [reference.chained(rules.name_of(rule), row, alpha or 0.0, s) for row in zip(*logits)]
   np.testing.assert_allclose(pi, expected, atol=1e-5)
 
 
@@ -420,24 +411,17 @@ def test_a_large_vocabulary_keeps_its_distribution(rule):
 # ---- errors ----
 
 
-def partial(rule, **numbers):
-  return functools.partial(rule, **numbers)
-
-
 @pytest.mark.parametrize(
   'make, message',
   [
-    (lambda: rules.bind_rule(partial(rules.chow, alpha=1.5)), having('chow', '<= 1', 'alpha=1.5')),
     (lambda: rules.bind_rule(partial(rules.diff, alpha=-1.01)), having('diff', '-1 <=', 'alpha=-1.01')),
     (lambda: rules.bind_rule(partial(rules.chow_log, alpha=-0.1)), r'alpha=-0\.1'),
     (lambda: rules.bind_rule(partial(rules.token_v3, alpha=-0.1)), r'alpha=-0\.1'),
-    (lambda: rules.bind_rule(partial(rules.lossy, alpha=1.0)), having('lossy', 'alpha=1')),
+    (lambda: rules.bind_rule(partial(rules.lossy, alpha=1)), having('lossy', '<= 0.9999', 'alpha=1')),
     (lambda: rules.bind_rule(partial(rules.lossy_star, alpha=-0.1)), r'alpha=-0\.1'),
     (lambda: rules.bind_rule(partial(rules.opt, alpha=math.nan)), 'alpha=nan'),
     (lambda: rules.bind_rule(partial(rules.bild_star, alpha=math.nan)), 'alpha=nan'),
-    (lambda: rules.bind_rule(rules.opt), having('opt', 'alpha')),
-    (lambda: rules.bind_rule(functools.partial(rules.opt, 0.1)), having('opt', 'keyword')),
-    (lambda: methods.speculative(rules.diff), having('diff', 'alpha')),
+    (lambda: rules.bind_rule(partial(rules.opt, 0.1)), having('opt', 'keyword')),
     (lambda: methods.ensemble(partial(rules.opt, alpha=math.nan)), 'alpha=nan'),
     (lambda: rules.bind_combiner(partial(rules.weighted, weights=(0.5, 0.6))), 'weights'),
     (lambda: rules.bind_combiner(partial(rules.weighted, weights=(-0.5, 1.5))), 'weights'),
@@ -471,8 +455,8 @@ def test_a_mixture_takes_the_numbers_of_its_decision_whatever_it_calls_the_logit
     return factor * jnp.exp(p.max(-1)) > jnp.exp(q.max(-1)) + alpha
 
   q, p = jnp.log(jnp.array([0.6, 0.4])), jnp.log(jnp.array([0.2, 0.8]))
-  bound = rules.bind_rule(functools.partial(surer, alpha=0.1, factor=1.0))
+  bound = rules.bind_rule(partial(surer, alpha=0.1, factor=1.0))
   np.testing.assert_allclose(bound(q, p, sampler=Sampler()), [0.2, 0.8], rtol=1e-6)
   np.testing.assert_allclose(surer(q, p, alpha=0.1, factor=0.5, sampler=Sampler()), [0.6, 0.4], rtol=1e-6)
   with pytest.raises(ValueError, match=having('surer', 'factor')):
-    rules.bind_rule(functools.partial(surer, alpha=0.1))
+    rules.bind_rule(partial(surer, alpha=0.1))

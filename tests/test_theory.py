@@ -300,9 +300,6 @@ def test_the_best_nested_chain_is_the_best_of_all_blocks():
   assert pays == {(1, 2), (0, 1, 2), (0, 2)}  # dear, it is left out; cheap, it drafts alone
 
 
-# ---- values and errors ----
-
-
 # ---- an α for each slot ----
 
 
@@ -343,6 +340,9 @@ def test_alphas_by_slot_lose_the_least_of_all(cost):
   assert all(least <= objective(other) + 1e-9 for other in others)
   if cost:
     assert least < min(objective(np.full(5, alpha)) for alpha in np.linspace(0, 2, 201))
+
+
+# ---- values and errors ----
 
 
 def test_printed_values():

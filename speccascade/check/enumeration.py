@@ -20,7 +20,7 @@ from speccascade.engine.loop import decode_batch
 from speccascade.engine.method import ByBatch, Method, Strategy
 from speccascade.host.progress import Progress
 from speccascade.models import toy
-from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL
+from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL, static
 
 Distribution = dict[tuple[int, ...], float]  # {emitted tokens: probability}
 COUNT = 3  # tokens whose joint distribution is enumerated
@@ -47,8 +47,8 @@ class Enumerated:
 
   digits: Array  # [B, R, P, 3]
   chances: Array  # [B, R, P, 3]
-  base: int = struct.field(pytree_node=False)
-  by_round: bool = struct.field(pytree_node=False, default=False)
+  base: int = static()
+  by_round: bool = static(default=False)
 
   def _cell(self, position, start):
     rows = jnp.arange(position.shape[0])
@@ -89,18 +89,9 @@ def emitted_distribution(
   sampler: sampling.Sampler,
   decode: Callable = decode_batch,
 ) -> Distribution:
-  """Return the distribution of the first tokens that the compiled loop emits.
+  """Return the distribution of the first `count` tokens that the compiled loop emits; a text that ends has fewer.
 
-  Args:
-    method: The method.
-    models: The models.
-    prompt: Token ids.
-    count: How many tokens.
-    sampler: The sampler.
-    decode: Decodes a batch with noise of one's own, as `engine.loop.decode_batch` does.
-
-  Returns:
-    {tokens: probability}, a text that ends early with fewer tokens.
+  `decode` decodes a batch with noise of one's own, as `engine.loop.decode_batch` does.
   """
   vocab = models[-1].network.vocab_size
   rounds = count if method.by_round else 1
@@ -150,18 +141,7 @@ def distance(distribution: Distribution, reference: Distribution) -> tuple[float
 def lockstep_distribution(
   combiner: Callable, models: Sequence[Model], prompt: Sequence[int], count: int, sampler: sampling.Sampler
 ) -> Distribution:
-  """Return the distribution of tokens that are each drawn from a combiner's distribution after those before it.
-
-  Args:
-    combiner: The combiner.
-    models: Its models.
-    prompt: Token ids.
-    count: How many tokens.
-    sampler: The sampler.
-
-  Returns:
-    {tokens: probability}.
-  """
+  """Return the distribution of tokens that are each drawn from a combiner's distribution after those before it."""
   distributions: Distribution = {(): 1.0}
   for _ in range(count):
     prefixes = list(distributions)

@@ -230,15 +230,7 @@ def names(asked: Sequence[Request]) -> list[tuple[int, int]]:
 
 
 def decode_to(rows: 'File | Stream', method, models: Sequence[Model], asked: Sequence[Request], **call):
-  """Decode the requests whose rows are not there yet, each row written as it ends.
-
-  Args:
-    rows: where rows are written, as `opened_output` gives it.
-    method: the method.
-    models: the models.
-    asked: the requests.
-    **call: the other arguments of `speccascade.stream`.
-  """
+  """Decode the requests whose rows are not there yet, each row written as it ends; `call` are options of `stream`."""
   every = names(asked)
   done = {i for i, name in enumerate(every) if name in rows.done}
   bar = Progress('decode', len(every), len(done), unit='texts')

@@ -77,18 +77,9 @@ class InsertBatch:
 
 
 def positions(network: Network, width: int, max_new_tokens: int, window: int) -> int:
-  """Return the positions of a row, with those of a padded window after the last token.
+  """Return T, the positions of a row: a padded prompt of `width` tokens, new ones and a padded window after the last.
 
   In steps of 16, so that methods of the same models share a compiled prefill.
-
-  Args:
-    network: The last model's.
-    width: The padded length of a prompt.
-    max_new_tokens: The most new tokens of a row.
-    window: W.
-
-  Returns:
-    T.
   """
   start = width if network.start_id is None else 1
   return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16
@@ -129,9 +120,8 @@ def first_batch(program, method, params, prefix: tuple, batch: InsertBatch) -> S
   def with_all_positions(shape, x):
     if batch.source is not None:
       n = shape.shape[0] // rows  # indices of axis 0 that are one row
-      by_row = x.reshape(
-        x.shape[0] // n, n, *x.shape[1:]
-      )  # an n-gram's cache may be empty, so that -1 would be ambiguous
+      # An n-gram's cache may be empty, so that -1 would be ambiguous.
+      by_row = x.reshape(x.shape[0] // n, n, *x.shape[1:])
       x = by_row[batch.source].reshape(shape.shape[0], *x.shape[1:])
     tails = [(0, all_ - some, 0) for all_, some in zip(shape.shape, x.shape, strict=True)]
     return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)

@@ -14,13 +14,9 @@ from speccascade import acceptance, rules, stopping
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.engine.verification import First, index_for
 from speccascade.models.packing import coarse_widths, fine_widths
-from speccascade.types import Phase
+from speccascade.types import Phase, static
 
 Target = tuple[tuple[int, ...], tree_util.Partial | None]
-
-
-def _static(**kwargs):
-  return struct.field(pytree_node=False, **kwargs)
 
 
 class Strategy:
@@ -79,14 +75,14 @@ class Method(Strategy):
   """
 
   phases: tuple[Phase, ...]
-  slots: tuple[int, ...] = _static()
-  window: int = _static()  # W, the most tokens ever pending
+  slots: tuple[int, ...] = static()
+  window: int = static()  # W, the most tokens ever pending
   policy: stopping.Policy = stopping.Policy()
-  by_round: bool = _static(default=False)  # whether random numbers are keyed by round as well
-  kind: str = _static(default='method')
-  rule: str | None = _static(default=None)  # its name, for the name of the method
-  extra_models: bool = _static(default=False)
-  origin: Any = _static(default=None)
+  by_round: bool = static(default=False)  # whether random numbers are keyed by round as well
+  kind: str = static(default='method')
+  rule: str | None = static(default=None)  # its name, for the name of the method
+  extra_models: bool = static(default=False)
+  origin: Any = static(default=None)
 
   @classmethod
   def of_phases(
@@ -241,8 +237,8 @@ class ByBatch(Strategy):
   """
 
   choices: tuple[Method, ...]
-  rows: tuple[int, ...] = _static()
-  kind: str = _static(default='by_batch')
+  rows: tuple[int, ...] = static()
+  kind: str = static(default='by_batch')
 
   def __str__(self):
     return 'by batch[' + ' | '.join(f'{n}: {choice}' for n, choice in zip(self.rows, self.choices, strict=True)) + ']'
@@ -281,8 +277,8 @@ class ByBatch(Strategy):
 class SequenceCascade(Strategy):
   """Model 0 writes the complete answer; model 1 writes it anew where the answer's score is under the threshold."""
 
-  score: Callable = _static()
-  threshold: float = _static()
+  score: Callable = static()
+  threshold: float = static()
 
   kind = 'sequence_cascade'
   phases = ()

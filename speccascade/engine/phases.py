@@ -21,12 +21,7 @@ from speccascade.backends.ops import take, take1
 from speccascade.engine import stats
 from speccascade.engine.state import Context, sampler_for_window, State, Window
 from speccascade.models.packing import MOST, Packing
-from speccascade.types import Array, ASKED, BONUS, Combiner, DRAFT, FINAL, iota, OWN, Phase, RESIDUAL
-
-
-def _static(**kwargs):
-  return struct.field(pytree_node=False, **kwargs)
-
+from speccascade.types import Array, ASKED, Combiner, DRAFT, FINAL, iota, OWN, Phase, static
 
 # ---- feeding a model ----
 #
@@ -37,18 +32,9 @@ def _static(**kwargs):
 def _feed(
   context: Context, state: State, m: int, width: int, need: Array, total: int | None = None
 ) -> tuple[State, Array]:
-  """Feed model m the next `need` [B] tokens of each row, at most `width`.
+  """Feed model m the next `need` [B] tokens of each row; return the state, and logits [B, width, V] after each token.
 
-  Args:
-    context: the models.
-    state: the state before.
-    m: the slot of the model.
-    width: the tokens a row that are compiled for; what lies beyond a row's need is padding.
-    need: [B] how many tokens of each row are fed; 0 leaves a row as it is.
-    total: the number of tokens of the batch that the windows are packed to; None pads them.
-
-  Returns:
-    The state with the model's cache and `fed`, and the logits [B, width, V] after each token.
+  Rows are padded to `width` tokens, at least as many as any needs, or packed to `total` of the batch.
   """
   # Slot = absolute position, so a model goes on where it stopped. What padding writes beyond a row's need lies beyond
   # `fed`, and is written again before any query sees it.
@@ -150,12 +136,12 @@ class Score:
   row, so that its logits begin at slot 0.
   """
 
-  model: int = _static()
+  model: int = static()
   limit: Callable[[Context, State], Array] | None = None
-  drop: bool = _static(default=False)
-  after: int | None = _static(default=None)
-  widths: tuple[int, ...] = _static(default=())
-  aligned: bool = _static(default=False)
+  drop: bool = static(default=False)
+  after: int | None = static(default=None)
+  widths: tuple[int, ...] = static(default=())
+  aligned: bool = static(default=False)
 
   def __str__(self):
     return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit}{", drop" * self.drop})'
@@ -227,9 +213,9 @@ class Propose:
   another model there are 2. With 0 the model has read everything, and other models' tokens may be pending.
   """
 
-  model: int = _static()
-  n: int = _static()
-  catch_up: int = _static(default=1)
+  model: int = static()
+  n: int = static()
+  catch_up: int = static(default=1)
 
   def __str__(self):
     return f'propose({self.model}, {self.n})'
@@ -327,10 +313,10 @@ class Verify:
   """
 
   combiner: Combiner
-  models: tuple[int, ...] = _static()
+  models: tuple[int, ...] = static()
   accept: Callable = tree_util.Partial(acceptance.token_wise)
   defer: Callable | None = None  # the rule's decision, for the count of deferrals
-  keep: bool = _static(default=False)
+  keep: bool = static(default=False)
 
   def __str__(self):
     name = rules.name_of(self.accept)
@@ -379,7 +365,7 @@ class Verify:
     no_target = state.active & (accepted == gives_distribution) & (gives_distribution < known)
     scored = jnp.clip(known - 1, 0, w.size)
     deferred = self._deferred(logits, sampler)
-    round_ = _Round(scored, tested, accepted, rejected, rejected | bonus, token, deferred)
+    round_ = stats.Round(scored, tested, accepted, rejected, rejected | bonus, token, deferred)
     state = self._commit(context, state.replace(noise=noise), round_)
     return self._end_faulty(state, no_target & ~state.done, logits, pi, accepted)
 
@@ -421,7 +407,7 @@ class Verify:
       given['rest'] = sampler(logits[1])
     return self.defer(logits[0], logits[1], sampler=sampler, **given).astype(jnp.int32)
 
-  def _commit(self, context: Context, state: State, r: '_Round') -> State:
+  def _commit(self, context: Context, state: State, r: stats.Round) -> State:
     """Append the accepted tokens and the one more; end rows at EOS and at their limit; count."""
     w = state.window
     length = state.length
@@ -457,7 +443,7 @@ class Verify:
       **recorded,
     )
 
-  def _recorded(self, state: State, r: '_Round', new: Array, emitted: Array) -> dict[str, Any]:
+  def _recorded(self, state: State, r: stats.Round, new: Array, emitted: Array) -> dict[str, Any]:
     """Return what is recorded of the first `emitted` [B] of the new tokens [B, W+1], where it is asked for."""
     fresh = iota(new.shape[1]) < emitted[:, None]
     span = dict(length=state.length, emitted=emitted)
@@ -471,36 +457,6 @@ class Verify:
     if state.top is not None:
       recorded['top'] = stats.record_top(state.top, state.window.logits[self.models[-1]], **span)
     return recorded
-
-
-@struct.dataclass
-class _Round:
-  """The outcome of a verification, by row."""
-
-  scored: Array  # [B] pending tokens that all models of the test have scored
-  tested: Array  # [B]
-  accepted: Array  # [B]
-  rejected: Array  # [B] whether a tested token was not accepted
-  more: Array  # [B] whether a token follows the accepted ones
-  token: Array  # [B] that token
-  deferred: Array | int  # [B, W+1]
-
-  def count(self, state: State, emitted: Array) -> stats.Counts:
-    """Return the counts with this round."""
-    drawn = jnp.where(self.rejected, RESIDUAL, BONUS)[:, None]
-    drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
-    origin = jnp.where(iota(drafted.shape[1]) < self.accepted[:, None], drafted, drawn)
-    return stats.count_round(
-      state.stats,
-      length=state.length,
-      active=state.active,
-      scored=self.scored,
-      tested=self.tested,
-      accepted=self.accepted,
-      emitted=emitted,
-      origin=origin,
-      deferred=self.deferred,
-    )
 
 
 @struct.dataclass

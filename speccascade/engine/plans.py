@@ -116,10 +116,11 @@ class Plan:
     """Write the plan to a file."""
     content = dict(
       origin=dataclasses.asdict(self.origin),
-      choices={str(n): list(choice) for n, choice in self.choices.items()},
-      speeds={str(n): [list(speed) for speed in some] for n, some in self.speeds.items()},
+      choices=self.choices,
+      speeds=self.speeds,
       profile=None if self.profile is None else _content(self.profile),
     )
+    content = json.loads(json.dumps(content))  # as it is read again: numbers of rows are texts
     saved = dict(speccascade_plan=FORMAT, digest=storage.digest_of_json(content), **content)
     storage.write(storage.local(path), json.dumps(saved))
 
@@ -128,15 +129,11 @@ def _content(profile: Profile) -> dict[str, Any]:
   """Return a profile as JSON has it."""
   return dict(
     table=profile.table.lists(),
-    times=_by_text(profile.times),
-    rounds=_by_text(profile.rounds or {}),
-    steps={str(n): list(s) for n, s in profile.steps.items()},
+    times=profile.times,
+    rounds=profile.rounds or {},
+    steps=profile.steps,
     samples={name: np.round(np.asarray(x, np.float64), 5).tolist() for name, x in profile.samples.items()},
   )
-
-
-def _by_text(seconds: Mapping[int, Mapping[int, float]]) -> dict[str, dict[str, float]]:
-  return {str(n): {str(t): s for t, s in some.items()} for n, some in seconds.items()}
 
 
 def _by_number(seconds: Mapping[str, Mapping[str, float]]) -> dict[int, dict[int, float]]:
@@ -185,7 +182,7 @@ def get(plan: Any) -> Plan:
     return load(plan)
   if isinstance(plan, Plan):
     return plan
-  raise ValueError(f'plan={plan!r} is no plan; give the path of one, or {MAKE}.')
+  raise ValueError(f'{type(plan).__name__} is no plan; give the path of one, or {MAKE}.')
 
 
 def profile_of(plan: Any) -> Profile:

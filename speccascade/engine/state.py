@@ -115,17 +115,9 @@ def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampl
 
 
 def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.Noise | None = None) -> State:
-  """Return the state of rows whose prompts are in the caches.
+  """Return the state before the first round of rows whose prompts are in the caches, () where those are inserted later.
 
-  Args:
-    program: `loop.Program`.
-    method: The method.
-    caches: The caches; () where they are inserted later.
-    rows: The rows as arrays.
-    noise: Where random choices come from; None for numbers that are keyed by row.
-
-  Returns:
-    The state before the first round.
+  Without `noise` random numbers are keyed by row.
   """
   layout = program.backend.layout
   tokens, length = _opening(program.networks[-1].start_id, rows.prompt, program.buffer)
@@ -135,7 +127,7 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
     noise = noise.replace(layout=layout)
   batch = length.shape[0]
   models = len(method.slots)
-  committed = jnp.arange(program.buffer)[None] < length[:, None]
+  committed = iota(program.buffer) < length[:, None]
   tally = jnp.zeros((batch, program.vocab), bool)
   least = None if rows.limits.least is None else length + rows.limits.least
   return State(
@@ -195,15 +187,10 @@ def _keyed(keys: Array, positions: int, in_block: int, greedy: bool) -> sampling
 
 def cache_slots(slots: Sequence[Model]) -> tuple[int, ...]:
   """Return for each slot the slot whose cache it uses: its own, or that of a network that it is a part of."""
-  own = [slot for slot in range(len(slots)) if not shares_any(slots[slot], slots)]
-  cache_of = []
-  for i, s in enumerate(slots):
-    shares = getattr(s.network, 'shares_cache', None)
-    cache_of.append(next((j for j in own if shares and shares(s.params, slots[j].network, slots[j].params)), i))
-  return tuple(cache_of)
 
+  def shares(model: Model, other: Model) -> bool:
+    tell = getattr(model.network, 'shares_cache', None)
+    return tell is not None and tell(model.params, other.network, other.params)
 
-def shares_any(model: Model, slots: Sequence[Model]) -> bool:
-  """Tell whether a model finds its state in the cache of another one."""
-  shares = getattr(model.network, 'shares_cache', None)
-  return shares is not None and any(shares(model.params, s.network, s.params) for s in slots)
+  own = [slot for slot, model in enumerate(slots) if not any(shares(model, other) for other in slots)]
+  return tuple(next((j for j in own if shares(model, slots[j])), slot) for slot, model in enumerate(slots))

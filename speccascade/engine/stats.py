@@ -16,7 +16,7 @@ import numpy as np
 
 from speccascade import sampling
 from speccascade.backends.ops import take
-from speccascade.types import Array, iota, NOWHERE
+from speccascade.types import Array, BONUS, iota, NOWHERE, RESIDUAL
 
 PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
 
@@ -91,36 +91,40 @@ def derive(counts: dict[str, np.ndarray]) -> dict[str, Any]:
   )
 
 
-def count_round(counts: Counts, *, length, active, scored, tested, accepted, emitted, origin, deferred) -> Counts:
-  """Add a verification to the counts, leaving out what lies after the end of a row.
+@struct.dataclass
+class Round:
+  """The outcome of a verification, by row."""
 
-  Args:
-    counts: the counts so far.
-    length: [B] committed tokens before the round.
-    active: [B] rows that take part.
-    scored: [B] pending tokens that all models of the test have scored.
-    tested: [B] pending tokens that were tested.
-    accepted: [B] tested tokens that were accepted.
-    emitted: [B] tokens that were committed.
-    origin: [B, W+1] where each committed token came from.
-    deferred: [B, W+1] whether the rule deferred there, or 0.
+  scored: Array  # [B] pending tokens that all models of the test have scored
+  tested: Array  # [B]
+  accepted: Array  # [B]
+  rejected: Array  # [B] whether a tested token was not accepted
+  more: Array  # [B] whether a token follows the accepted ones
+  token: Array  # [B] that token
+  deferred: Array | int  # [B, W+1] whether the rule deferred there, or 0
 
-  Returns:
-    The counts with the round.
-  """
-  width = counts.tested_at.shape[1]
-  slots = iota(width + 1)
-  reached = jnp.minimum(jnp.minimum(tested, accepted + 1), emitted)  # tests up to the first failure
-  counted = active & (emitted > 0)
-  slot, fresh = fresh_slots(length, counts.source.shape[1], emitted)
-  histogram = lambda which, value, rows: which + ((slots == value[:, None]) & rows[:, None]).astype(jnp.int32)
-  return counts.replace(
-    deferred=counts.deferred + jnp.sum(jnp.where(slots < emitted[:, None], deferred, 0), 1),
-    accepted_lengths=histogram(counts.accepted_lengths, jnp.minimum(accepted, emitted), counted & (tested > 0)),
-    verified_lengths=histogram(counts.verified_lengths, scored, counted),
-    tested_at=counts.tested_at + (iota(width) < reached[:, None]).astype(jnp.int32),
-    source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), counts.source),
-  )
+  def count(self, state: Any, emitted: Array) -> Counts:
+    """Return the counts of a state with this round, whose first `emitted` [B] tokens come before the end of a row."""
+    drawn = jnp.where(self.rejected, RESIDUAL, BONUS)[:, None]
+    drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
+    origin = jnp.where(iota(drafted.shape[1]) < self.accepted[:, None], drafted, drawn)
+    counts = state.stats
+    width = counts.tested_at.shape[1]
+    slots = iota(width + 1)
+    # Tests count up to the first failure.
+    reached = jnp.minimum(jnp.minimum(self.tested, self.accepted + 1), emitted)
+    counted = state.active & (emitted > 0)
+    slot, fresh = fresh_slots(state.length, counts.source.shape[1], emitted)
+    histogram = lambda which, value, rows: which + ((slots == value[:, None]) & rows[:, None]).astype(jnp.int32)
+    deferred = counts.deferred + jnp.sum(jnp.where(slots < emitted[:, None], self.deferred, 0), 1)
+    accepted = jnp.minimum(self.accepted, emitted)
+    return counts.replace(
+      deferred=deferred,
+      accepted_lengths=histogram(counts.accepted_lengths, accepted, counted & (self.tested > 0)),
+      verified_lengths=histogram(counts.verified_lengths, self.scored, counted),
+      tested_at=counts.tested_at + (iota(width) < reached[:, None]).astype(jnp.int32),
+      source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), counts.source),
+    )
 
 
 # ---- what is recorded of each token ----

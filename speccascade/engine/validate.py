@@ -37,8 +37,8 @@ def check_method(method: Any, models: int):
   if isinstance(method, ByBatch):
     for choice in method.choices:
       check_method(choice, models)
-  elif isinstance(method, Method):
-    _check_phases(method)
+  elif isinstance(method, Method) and (problem := _unknown(method) or _underived(method)):
+    raise ValueError(f'{method.name}: {problem}.')
   if models < method.models or (models > method.models and not method.extra_models):
     example = _WHICH.get(method.kind)
     which = f' Say which, as in {example}.' if example and models > method.models else ''
@@ -46,17 +46,10 @@ def check_method(method: Any, models: int):
     raise ValueError(f'{method.name} decodes with {count}, but {models} were given.{which}')
 
 
-def _check_phases(method: Method):
-  """Refuse phases that would go on for ever, or for which their slots, window or widths are too few."""
-  flat = method.all_phases
-  strange = any(not isinstance(p, Score | Propose | Verify) for p in flat)  # may feed a model
-  problem = _unknown(method, flat, strange) or _underived(method, flat)
-  if problem:
-    raise ValueError(f'{method.name}: {problem}.')
-
-
-def _unknown(method: Method, phases: list[Phase], strange: bool) -> str | None:
+def _unknown(method: Method) -> str | None:
   """Return what keeps phases from committing tokens, as a sentence."""
+  phases = method.all_phases
+  strange = any(not isinstance(p, Score | Propose | Verify) for p in phases)  # may feed a model
   if plain := [leaf for leaf in jax.tree.leaves(method) if callable(leaf)]:
     name = rules.name_of(plain[0])
     return f'{name} is a plain function, which no program takes as an argument; give rules.bind({name})'
@@ -82,8 +75,9 @@ def _drafters(phases: Sequence[Phase]) -> int:
   return sum(isinstance(p, Propose) for p in phases) + sum(alternate)
 
 
-def _underived(method: Method, phases: list[Phase]) -> str | None:
+def _underived(method: Method) -> str | None:
   """Return which phase lacks what `Method.of_phases` derives, as a sentence."""
+  phases = method.all_phases
   drafted = sum(p.n for p in phases if isinstance(p, Propose))
   if method.window < max(drafted, 1):
     return f'window={method.window} is less than the {drafted} tokens that a round drafts; make it as many'

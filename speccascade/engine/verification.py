@@ -21,7 +21,7 @@ import numpy as np
 from speccascade import sampling
 from speccascade.backends.ops import take
 from speccascade.engine.state import Context, sampler_for_window, State
-from speccascade.types import Array, checked_int, iota
+from speccascade.types import Array, checked_int, iota, static
 
 COUNTS = ('tokens', 'accepted')  # what goodput counts: all that come out, or the drafted ones that are accepted
 
@@ -30,7 +30,7 @@ COUNTS = ('tokens', 'accepted')  # what goodput counts: all that come out, or th
 class First:
   """Score the first n pending tokens, and so the distributions of n + 1 positions."""
 
-  n: int = struct.field(pytree_node=False)
+  n: int = static()
 
   reads = ()  # the slots whose logits it reads
 
@@ -108,7 +108,7 @@ class Latency:
 
   seconds: tuple[Array, ...]
   steps: tuple[Array, ...]  # [2] each
-  rows: tuple[int, ...] = struct.field(pytree_node=False)
+  rows: tuple[int, ...] = static()
 
   @classmethod
   def of(cls, times: Any, steps: Mapping[int, Sequence[float]] | None = None) -> 'Latency':
@@ -142,10 +142,9 @@ def _staircase(times: Mapping[int, float] | Sequence[float]) -> np.ndarray:
   """Return the time of every number of tokens; one that was not measured takes that of the next that was."""
   if isinstance(times, Mapping):
     totals = np.array([checked_int('tokens', n) for n in sorted(times)] or [0])
-    seconds = np.array([times.get(n, 0) for n in totals], np.float64)[
-      np.searchsorted(totals, np.arange(totals[-1] + 1))
-    ]
-    seconds = np.maximum.accumulate(seconds)  # noise may have made more tokens look cheaper
+    measured = np.array([times.get(n, 0) for n in totals], np.float64)
+    measured = np.maximum.accumulate(measured)  # noise may have made more tokens look cheaper
+    seconds = measured[np.searchsorted(totals, np.arange(totals[-1] + 1))]
   else:
     seconds = np.asarray(times)
   if seconds.ndim != 1 or seconds.size < 2 or not ((seconds > 0) & np.isfinite(seconds)).all():
@@ -199,12 +198,12 @@ class Goodput:
 
   table: AcceptanceTable
   latency: Latency
-  companion: int = struct.field(pytree_node=False)
-  most: int = struct.field(pytree_node=False)
-  drafts: int = struct.field(pytree_node=False, default=0)
-  spare: int = struct.field(pytree_node=False, default=0)
-  greedy: bool = struct.field(pytree_node=False, default=False)
-  counts: str = struct.field(pytree_node=False, default='tokens')
+  companion: int = static()
+  most: int = static()
+  drafts: int = static(default=0)
+  spare: int = static(default=0)
+  greedy: bool = static(default=False)
+  counts: str = static(default='tokens')
 
   fine = True  # its choice goes by what each number of tokens costs
 

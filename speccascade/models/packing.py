@@ -9,12 +9,10 @@ Axis letters: B batch, W window, N packed tokens.
 """
 
 from flax import struct
-import jax
 import jax.numpy as jnp
 
 from speccascade.backends import ops
-
-Array = jax.Array
+from speccascade.types import Array, iota
 
 MOST = 1024  # rows that are packed: packing compares every token with every row
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -32,12 +30,10 @@ class Packing:
     """Pack the first `need` [B] tokens of each row, at most `total` in all."""
     ends = jnp.cumsum(need)
     starts = ends - need
-    slot = starts[:, None] + jnp.minimum(
-      jnp.arange(width)[None], jnp.maximum(need[:, None] - 1, 0)
-    )  # padding repeats the last one
+    slot = starts[:, None] + jnp.minimum(iota(width), jnp.maximum(need[:, None] - 1, 0))  # padding repeats the last one
     at = jnp.arange(total)[:, None]
     mine = (starts[None] <= at) & (at < ends[None])  # [N, B]
-    source = jnp.where(mine, jnp.arange(need.shape[0])[None] * width + at - starts[None], 0).sum(1)
+    source = jnp.where(mine, iota(need.shape[0]) * width + at - starts[None], 0).sum(1)
     return cls(jnp.minimum(slot, total - 1), source)
 
   def pack(self, x: Array) -> Array:

@@ -47,6 +47,7 @@ class _Part(nn.Module):
   config: T5Config
   dtype: str
   backend: Backend
+  scan: bool = False  # of a stack
 
   def norm(self) -> blocks.RMSNorm:
     """Return a norm."""
@@ -120,8 +121,6 @@ class DecoderLayer(_Part):
 class Encoder(_Part):
   """The stack that reads the source."""
 
-  scan: bool
-
   def setup(self):
     c = self.config
     if c.shared_bias:
@@ -144,8 +143,6 @@ class Encoder(_Part):
 
 class DecoderStack(_Part):
   """The stack that writes the target."""
-
-  scan: bool
 
   def setup(self):
     c = self.config

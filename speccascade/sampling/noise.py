@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from speccascade.backends import sharding
 from speccascade.backends.ops import take1
-from speccascade.types import ACCEPT, Array, DRAFT
+from speccascade.types import ACCEPT, Array, DRAFT, static
 
 _BLOCK = 128  # vocabulary entries in one block of the two-level draw
 
@@ -87,16 +87,16 @@ class Keyed:
   """
 
   uniforms: Array  # [B, T, K, 3, 2]
-  greedy: bool = struct.field(pytree_node=False, default=False)  # the models' are one-hot; a target need not be
-  layout: sharding.Layout | None = struct.field(pytree_node=False, default=None)  # of the program on a mesh
+  greedy: bool = static(default=False)  # the models' are one-hot; a target need not be
+  layout: sharding.Layout | None = static(default=None)  # of the program on a mesh
 
   @classmethod
-  def make(cls, keys: Array, positions: int, in_block: int = 1, greedy: bool = False, layout=None) -> 'Keyed':
+  def make(cls, keys: Array, positions: int, in_block: int = 1, greedy: bool = False) -> 'Keyed':
     """Hash key data [B, 2] with every position, position in the block (1: not part of the key) and purpose."""
     shape = (keys.shape[0], positions, in_block, 3)
     row, position, offset, purpose = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4))
     words = jax.extend.random.threefry2x32_p.bind(keys[row, 0], keys[row, 1], 3 * position + purpose, offset)
-    return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1), greedy, layout)
+    return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1), greedy)
 
   def uniform(self, position: Array, purpose: int, start: Array) -> Array:
     rows, _, blocks = self.uniforms.shape[:3]

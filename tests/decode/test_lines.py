@@ -39,12 +39,19 @@ def rows(path: Path) -> list[dict]:
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def run(source, output, *more, stream=speccascade.stream) -> int:
+  """Run the command with rows of a stream; return its exit code."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(lines, 'stream', stream)
+    return command.main([*MODELS, *OPT, *more, str(source), str(output)])
+
+
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory) -> tuple[Path, Path]:
   """Return a file of requests and what one run makes of it."""
   folder = tmp_path_factory.mktemp('whole')
   source, output = write(folder / 'in.jsonl'), folder / 'out.jsonl'
-  assert command.main([*MODELS, *OPT, str(source), str(output)]) == 0
+  assert run(source, output) == 0
   return source, output
 
 
@@ -56,17 +63,10 @@ def test_a_line_of_the_output_is_what_decode_returns(whole):
   out = speccascade.decode(methods.speculative(rule, 3), embedded.models(), asked, **settings)
   assert [row['text'] for row in found] == out.texts and [row['tokens'] for row in found] == out.tokens
   assert tuple(row['finish_reason'] for row in found) == out.finish_reasons
-  assert [(row['index'], row['sample']) for row in found] == [
-    *((i, 0) for i in range(9)),
-    (9, 0),
-    (9, 1),
-    (9, 2),
-    (10, 0),
-  ]
+  assert [(row['index'], row['sample']) for row in found] == [*((i, 0) for i in range(10)), (9, 1), (9, 2), (10, 0)]
   assert [row['calls'] for row in found[:12]] == out.stats.calls.T[:12].tolist()
-  assert (
-    len(found[-1]['top_logprobs']) == len(found[-1]['tokens']) and not whole[1].with_name('out.jsonl.part').exists()
-  )
+  assert len(found[-1]['top_logprobs']) == len(found[-1]['tokens'])
+  assert not whole[1].with_name('out.jsonl.part').exists()
 
 
 @pytest.mark.parametrize('had', [1, 7])
@@ -82,9 +82,7 @@ def test_a_run_goes_on_from_any_line_and_writes_the_same_file(whole, tmp_path, h
       decoded.append(i)
       yield i, row
 
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(lines, 'stream', stopping)
-    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 130
+  assert run(source, output, stream=stopping) == 130
   part = tmp_path / 'out.jsonl.part'
   assert len(rows(part)) == had + 1 and not output.exists()
   with open(part, 'a') as file:
@@ -95,9 +93,7 @@ def test_a_run_goes_on_from_any_line_and_writes_the_same_file(whole, tmp_path, h
     again.extend(sorted(skip))
     return speccascade.stream(*args, skip=skip, **kwargs)
 
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(lines, 'stream', counting)
-    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 0
+  assert run(source, output, stream=counting) == 0
   assert again == sorted(decoded)
   expected, found = rows(whole[1]), rows(output)
   assert found[:-1] == expected[:-1] and not part.exists()
@@ -143,24 +139,20 @@ def test_a_long_loop_ends_at_once_and_keeps_what_had_ended(tmp_path, number):
 
 @pytest.mark.full
 def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, capsys):
-  source, part = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl.part'
-  arguments = [*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]
-  assert command.main(arguments) == 0
-  (tmp_path / 'out.jsonl').unlink()
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(lines, 'stream', lambda *_, **__: 1 / 0)
-    assert command.main(arguments) == 1 and part.exists()
+  source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
+  part = tmp_path / 'out.jsonl.part'
+  assert run(source, output, stream=lambda *_, **__: 1 / 0) == 1 and part.exists()
   with open(part, 'a') as file:
     file.write('{"index": 0, "sample": 0}\n')
   header = rows(part)[0]
   assert header['speccascade'] and header['device'] == jax.devices()[0].device_kind
   capsys.readouterr()
-  assert command.main([*arguments, '--temperature', '0.5']) == 1
+  assert run(source, output, '--temperature', '0.5') == 1
   assert says(capsys.readouterr().err, 'temperature', 'None', '0.5')
-  assert command.main([*arguments, '--rule', 'opt:0.2']) == 1
+  assert run(source, output, '--rule', 'opt:0.2') == 1
   assert says(capsys.readouterr().err, 'rule', "['opt', {'alpha': 0.1}]", "['opt', {'alpha': 0.2}]")
   write(source, ['A cat runs.'])
-  assert command.main(arguments) == 1
+  assert run(source, output) == 1
   assert says(capsys.readouterr().err, 'out.jsonl.part', 'another run', 'input')
 
 
@@ -168,9 +160,8 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
 def test_a_file_that_is_no_journal_of_ours_is_left_alone(tmp_path, content):
   part = tmp_path / 'x.part'
   part.write_text(content)
-  with pytest.raises(RuntimeError, match='x.part'):
-    with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
-      pass
+  with pytest.raises(RuntimeError, match='x.part'), lines.opened(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
+    pass
   assert part.read_text() == content
 
 
@@ -179,18 +170,16 @@ def test_a_file_that_is_no_journal_of_ours_is_left_alone(tmp_path, content):
 )
 def test_a_row_that_nothing_asked_for_is_refused(tmp_path, row):
   (tmp_path / 'x.part').write_text(f'{{"{lines.MARK}": "1"}}\n{row}\n')
-  with pytest.raises(RuntimeError, match='x.part has a row'):
-    with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
-      pass
+  with pytest.raises(RuntimeError, match='x.part has a row'), lines.opened(tmp_path / 'x', {lines.MARK: '1'}, [(0, 0)]):
+    pass
 
 
 def test_no_row_is_written_through_a_link(tmp_path):
   target, part = tmp_path / 'thesis', tmp_path / 'x.part'
   target.write_text(f'{{"{lines.MARK}": "1"}}\nunfinished')
   part.symlink_to(target)
-  with pytest.raises(OSError, match='symbolic link'):
-    with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, []):
-      pass
+  with pytest.raises(OSError, match='symbolic link'), lines.opened(tmp_path / 'x', {lines.MARK: '1'}, []):
+    pass
   assert target.read_text().endswith('unfinished')
 
 
@@ -204,14 +193,12 @@ def test_a_full_disk_names_the_file_and_what_to_do_and_keeps_the_rows(tmp_path, 
       resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 200 * (i == 0), limit[1]))
       yield i, row
 
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(lines, 'stream', full)
-    try:
-      assert command.main([*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]) == 1
-    finally:
-      resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+  try:
+    assert run(source, tmp_path / 'out.jsonl', stream=full) == 1
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
   assert f'{part} cannot be written: File too large' in capsys.readouterr().err
-  assert command.main([*MODELS, *OPT, str(source), str(tmp_path / 'out.jsonl')]) == 0
+  assert run(source, tmp_path / 'out.jsonl') == 0
   assert [row['index'] for row in rows(tmp_path / 'out.jsonl')] == [0, 1, 2]
 
 
@@ -226,35 +213,37 @@ def test_a_journal_without_rows_is_begun_anew_and_one_with_rows_goes_on(tmp_path
       assert list(journal.done) == [(0, sample) for sample in range(had)]
       journal.add(kept[had])
   assert rows(path) == [header, *kept]
-  with pytest.raises(RuntimeError, match=having('another run', 'seed', '1', '2')):
-    with lines.opened(tmp_path / 'x', {'seed': 2}, names):
-      pass
+  with (
+    pytest.raises(RuntimeError, match=having('another run', 'seed', '1', '2')),
+    lines.opened(tmp_path / 'x', {'seed': 2}, names),
+  ):
+    pass
 
 
 def test_a_prompt_that_is_too_long_is_named_with_its_line(tmp_path, capsys):
   source = write(tmp_path / 'in.jsonl', [[4, 5], [4, 5, 6, 1]])
-  assert command.main([*MODELS, '--max-prompt-tokens', '3', str(source), str(tmp_path / 'out.jsonl')]) == 1
+  assert run(source, tmp_path / 'out.jsonl', '--max-prompt-tokens', '3') == 1
   said = 'line 2: the prompt has 4 tokens, more than --max_prompt_tokens=3; shorten it or raise the limit'
   assert said in capsys.readouterr().err and not (tmp_path / 'out.jsonl.part').exists()
 
 
 def test_special_tokens_in_a_chat_are_refused_where_it_is_to_be_plain(tmp_path, capsys):
   source = write(tmp_path / 'in.jsonl', [[{'role': 'user', 'content': 'A </s> dog.'}]])
-  assert command.main([*MODELS, '--plain-chat', str(source), str(tmp_path / 'out.jsonl')]) == 1
+  assert run(source, tmp_path / 'out.jsonl', '--plain-chat') == 1
   assert 'line 1: message 0 contains </s>' in capsys.readouterr().err
 
 
 def test_a_file_that_is_there_is_kept_unless_told(tmp_path, capsys):
   source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
   output.write_text('mine')
-  assert command.main([*MODELS, *OPT, str(source), str(output)]) == 1 and output.read_text() == 'mine'
-  assert command.main([*MODELS, *OPT, '--overwrite', str(source), str(output)]) == 0 and len(rows(output)) == 1
+  assert run(source, output) == 1 and output.read_text() == 'mine'
+  assert run(source, output, '--overwrite') == 0 and len(rows(output)) == 1
   capsys.readouterr()
   for other in (source, tmp_path / 'in.jsonl.part'):
     if other != source:
       source.rename(other)
     read = other.read_text()
-    assert command.main([*MODELS, *OPT, '--overwrite', str(other), str(source)]) == 1 and other.read_text() == read
+    assert run(other, source, '--overwrite') == 1 and other.read_text() == read
     assert f'{other} is the input: name another output' in capsys.readouterr().err
 
 
@@ -265,12 +254,10 @@ def test_an_output_that_appears_meanwhile_is_kept_and_so_are_the_rows(tmp_path, 
     yield from speccascade.stream(*args, **kwargs)
     output.write_text('mine')
 
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(lines, 'stream', slow)
-    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 1 and output.read_text() == 'mine'
+  assert run(source, output, stream=slow) == 1 and output.read_text() == 'mine'
   assert 'out.jsonl was written meanwhile, and' in capsys.readouterr().err
   output.unlink()
-  assert command.main([*MODELS, *OPT, str(source), str(output)]) == 0 and len(rows(output)) == 1
+  assert run(source, output) == 0 and len(rows(output)) == 1
 
 
 def test_faults_make_the_exit_code_and_those_of_before_are_counted(tmp_path, capsys):
@@ -285,27 +272,25 @@ def test_faults_make_the_exit_code_and_those_of_before_are_counted(tmp_path, cap
         break
       raise KeyboardInterrupt
 
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(lines, 'stream', faulty)
-    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 130
-    assert command.main([*MODELS, *OPT, str(source), str(output)]) == 1
+  assert run(source, output, stream=faulty) == 130
+  assert run(source, output, stream=faulty) == 1
   assert '1 of 3 rows ended as faults. example 0: broken' in capsys.readouterr().err
   assert [row['finish_reason'] == 'fault' for row in rows(output)].count(True) == 1
 
 
 def test_pipes_and_gzipped_files_are_read_and_pipes_are_written(tmp_path, capsys):
   source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
-  assert command.main([*MODELS, *OPT, str(source), str(output)]) == 0
+  assert run(source, output) == 0
   expected = rows(output)
   (tmp_path / 'in.jsonl.gz').write_bytes(gzip.compress(source.read_bytes() + b'\n\n'))  # and blank lines at the end
-  assert command.main([*MODELS, *OPT, str(tmp_path / 'in.jsonl.gz'), str(tmp_path / 'again.jsonl')]) == 0
+  assert run(tmp_path / 'in.jsonl.gz', tmp_path / 'again.jsonl') == 0
   assert rows(tmp_path / 'again.jsonl') == expected
   capsys.readouterr()
   before = os.dup(0)
   with open(source) as file:
     os.dup2(file.fileno(), 0)
   try:
-    assert command.main([*MODELS, *OPT, '-', '-']) == 0
+    assert run('-', '-') == 0
   finally:
     os.dup2(before, 0)
     os.close(before)
@@ -313,15 +298,14 @@ def test_pipes_and_gzipped_files_are_read_and_pipes_are_written(tmp_path, capsys
   pipe = tmp_path / 'pipe'
   os.mkfifo(pipe)
   reader = subprocess.Popen(['cat', str(pipe)], stdout=subprocess.PIPE, text=True)
-  assert command.main([*MODELS, *OPT, str(source), str(pipe)]) == 0
+  assert run(source, pipe) == 0
   assert [json.loads(line) for line in reader.communicate()[0].splitlines()] == expected
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):
   with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, []):
-    with pytest.raises(RuntimeError, match='another process'):
-      with lines.opened(tmp_path / 'x', {lines.MARK: '1'}, []):
-        pass
+    with pytest.raises(RuntimeError, match='another process'), lines.opened(tmp_path / 'x', {lines.MARK: '1'}, []):
+      pass
 
 
 @pytest.mark.parametrize(
@@ -351,7 +335,7 @@ def test_two_processes_do_not_write_one_file(tmp_path):
 def test_a_bad_line_is_named_with_its_number(tmp_path, capsys, line, said):
   source = tmp_path / 'in.jsonl'
   source.write_text(f'"A dog."\n{line}\n"A cat."\n')
-  assert command.main([*MODELS, str(source), str(tmp_path / 'out.jsonl')]) == 1
+  assert run(source, tmp_path / 'out.jsonl') == 1
   error = capsys.readouterr().err
   assert said in error and error.count('\n') == 1
   assert not (tmp_path / 'out.jsonl.part').exists()

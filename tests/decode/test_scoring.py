@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 
-from cases import COINS, METHODS, PAIR, PROMPT, V
+from cases import METHODS, PAIR, PROMPT, V
 from matching import having
 import numpy as np
 import pytest
@@ -22,12 +22,10 @@ FIRST = ['autoregressive', 'speculative opt', 'speculative lossy', 'oracle diff'
 @pytest.mark.parametrize('name', quick(SCORED, FIRST, [n for n in SCORED if not n.startswith('speculative ')]))
 def test_scores_are_the_joint_distribution(name):
   method, models, step = METHODS[name]
-  prompt = PROMPT if models is not COINS else [1, 0]
-  expected = reference.joint_distribution(step(), prompt, 3)
-  greedy = reference.joint_distribution(step(temperature=0.0), prompt, 3)
-  vocab = V if models is not COINS else 2
-  texts = list(itertools.product(range(vocab), repeat=3))
-  scores = scoring.score(method, models, [prompt] * len(texts), texts, batch_size=10)
+  expected = reference.joint_distribution(step(models), PROMPT, 3)
+  greedy = reference.joint_distribution(step(models, temperature=0.0), PROMPT, 3)
+  texts = list(itertools.product(range(models[-1].network.vocab_size), repeat=3))
+  scores = scoring.score(method, models, [PROMPT] * len(texts), texts, batch_size=10)
   got = np.exp([s.logprobs.sum() for s in scores])
   np.testing.assert_allclose(got, [expected.get(text, 0) for text in texts], atol=1e-5)
   for text, s in zip(texts, scores, strict=True):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from cases import ALPHA, COINS, FALSE_ALARM, LATE, METHODS, profile, PROMPT, ROWS, SAMPLERS, TRIO5
+from cases import ALPHA, FALSE_ALARM, LATE, METHODS, own, profile, PROMPT, ROWS, SAMPLERS, TRIO5
 from emitted import AS_USERS, chi_square, emitted_distribution
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +32,8 @@ SECOND = [(n, s) for n, s in CASES if s == 'T=1' or s == 'T=.7 filters' and n in
 def off_by(name, setting, options=None):
   """Return the distance of a method's exact distribution to the lockstep distribution, and of its sum to 1."""
   method, models, step = METHODS[name]
-  prompt = PROMPT if models is not COINS else [1, 0]
-  distribution = emitted_distribution(method, models, prompt, 3, Sampler(**SAMPLERS[setting]), options)
-  return distance(distribution, reference.joint_distribution(step(**SAMPLERS[setting]), prompt, 3))
+  distribution = emitted_distribution(method, models, PROMPT, 3, Sampler(**SAMPLERS[setting]), options)
+  return distance(distribution, reference.joint_distribution(step(models, **SAMPLERS[setting]), PROMPT, 3))
 
 
 @pytest.mark.parametrize('name, setting', quick(CASES, FIRST, SECOND))
@@ -80,7 +79,7 @@ def automaton(logits, tokens, count):
 def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, backend, monkeypatch):
   monkeypatch.setattr(backends, 'backend_for', lambda *_: BACKENDS[backend])
   (method, models, step), states = METHODS[name], []
-  vocab, prompt = models[0].network.vocab_size, PROMPT if models is not COINS else [1, 0]
+  vocab = models[0].network.vocab_size
   ending = [m.replace(network=dataclasses.replace(m.network, eos_ids=(vocab - 1,))) for m in models]
 
   def decode(*args, **settings):
@@ -88,16 +87,25 @@ def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, back
     return states[0]
 
   sampler = SAMPLERS[setting]
-  distribution = enumeration.emitted_distribution(method, ending, prompt, 3, Sampler(**sampler), decode)
+  distribution = enumeration.emitted_distribution(method, ending, PROMPT, 3, Sampler(**sampler), decode)
   off, unnormalised = distance(
-    distribution, reference.joint_distribution(step(**sampler), prompt, 3, eos_ids=range(1, vocab))
+    distribution, reference.joint_distribution(step(models, **sampler), PROMPT, 3, eos_ids=range(1, vocab))
   )
   assert off < 1e-5 and unnormalised < 1e-5
   end = np.asarray(states[0].length)
   last = np.asarray(states[0].tokens)[np.arange(end.size), end - 1]
-  stuck = (last > 0) & (last < vocab - 1) & (end < len(prompt) + 3)
+  stuck = (last > 0) & (last < vocab - 1) & (end < len(PROMPT) + 3)
   np.testing.assert_array_equal((states[0].fault >= 0).any(1), stuck)
   assert set(np.unique(states[0].fault)) <= {-1, ASKED} and (vocab == 2 or stuck.any())
+
+
+def test_a_processor_keeps_the_distribution_of_what_it_leaves():
+  forbid = lambda logits, tokens, count: jnp.where(jnp.arange(3) == 2, -jnp.inf, logits)
+  method, models, _ = METHODS['speculative speculative']
+  decode = functools.partial(decode_batch, processor=forbid)
+  distribution = enumeration.emitted_distribution(method, models, PROMPT, 3, Sampler(), decode)
+  step = reference.lockstep(models[-1:], lambda l, s: s(np.where(np.arange(3) == 2, -np.inf, l[0])))
+  assert max(distance(distribution, reference.joint_distribution(step, PROMPT, 3))) < 1e-5
 
 
 # ---- late tokens, by χ² ----
@@ -114,7 +122,7 @@ MORE_LATE = (
 @pytest.mark.parametrize('name', quick(LATE, ['cascade'], MORE_LATE))
 def test_late_tokens_follow_the_lockstep_distribution(name):
   method, models, step = LATE[name]
-  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
+  expected = reference.late_distribution(step(models), PROMPT, 5, 2, first=6, count=3)
   p_value, _ = chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=ROWS)
   assert p_value > FALSE_ALARM
 
@@ -123,7 +131,7 @@ def test_late_tokens_follow_the_lockstep_distribution(name):
 def test_published_sv_is_biased_above_temperature_0_as_documented():
   rows = 20_000
   table = AcceptanceTable(np.float32([1.0]), np.float32([[0.9], [1.0]]), np.float32([[0.05, 0.9], [0.5, 0.5]]))
-  expected = reference.late_distribution(reference.lockstep(TRIO5[2:], lambda l, s: s(l[0])), PROMPT, 5, 2, 6, 3)
+  expected = reference.late_distribution(own(TRIO5), PROMPT, 5, 2, 6, 3)
   run = functools.partial(chi_square, prompt=PROMPT, sampler=Sampler(), expected=expected, first=6, rows=rows)
   assert run(methods.sv(profile(rows, table), block=3), TRIO5)[0] < FALSE_ALARM
   assert run(methods.sv_exact(profile(rows, table), block=3), TRIO5)[0] > FALSE_ALARM

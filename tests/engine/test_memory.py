@@ -99,8 +99,8 @@ def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
 
 
 def test_a_copy_of_a_cache_is_found_where_there_is_one():
-  _, _, state, insert = given(METHODS['speculative'], [t5(1), t5(2)], 4)
-  method, program = METHODS['speculative'], given(METHODS['speculative'], [t5(1), t5(2)], 4)[0]
+  method = METHODS['speculative']
+  program, _, state, insert = given(method, [t5(1), t5(2)], 4)
   kept = jax.jit(functools.partial(loop.put_rows, program, method))  # the state is not donated
   assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(OPTIONS).as_text())
 
@@ -110,9 +110,8 @@ def test_a_decode_holds_little_beside_weights_caches_and_window(name):
   method = METHODS[name]
   program, weights, state, _ = given(method, [t5(1, 256), t5(2, 512)], 2, slots=512)
   window = 4 * 2 * 40 * (2 * method.window + 1) * len(method.slots)
-  bytes_of = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
   memory = run(program, method, weights, state, 2).memory_analysis()
-  needed = bytes_of((weights, state.caches)) + window
+  needed = tree_bytes((weights, state.caches)) + window
   peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
   assert peak - memory.alias_size_in_bytes <= 1.15 * needed
 
@@ -153,7 +152,7 @@ def test_a_queue_needs_memory_for_one_batch_and_one_prefill(size, monkeypatch):
   out = decode(METHODS['speculative'], models, [[5, 6], [7], [8, 9]] * (2 * size), max_new_tokens=4, batch_size=size)
   assert out.stats.emitted.min() > 0 and caches() == 0
   chunk = max(1, size // 2)
-  entries = {'source': 16, 'target': 16}  # slots of a prefix, for two positions are one step of a CPU's slots
   one = 3 * 2 * HEADS * DIM * 4  # bytes of a slot of a row: three layers, keys and values
-  batch, prefix = one * size * (16 + 32), one * chunk * sum(entries.values())
+  # A prefix has 16 slots of the source and 16 of the target: two positions are one step of a CPU's slots.
+  batch, prefix = one * size * (16 + 32), one * chunk * (16 + 16)
   assert max(alive) <= batch + prefix and len(alive) > 4 * 3

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from matching import having
 import numpy as np
 import pytest
+import reference
 
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
@@ -19,6 +20,7 @@ from speccascade.planning import timing
 
 LARGE = toy.model(0, 7, scale=1.5)
 MIDDLE, SMALL = (toy.model(i, 7, near=LARGE) for i in (1, 2))
+run = functools.partial(decode, prompts=[[1, 2]], max_new_tokens=12, sampler=Sampler(0.0))
 
 
 def own(model):
@@ -59,32 +61,26 @@ def test_a_limit_of_ones_own_may_leave_tokens_unread():
   phases = Propose(0, 3), Score(1, rules.bind(at_most_one)), Score(2), own(2)
   method = Method.of_phases(phases, (0, 1, 2))
   assert not method.phases[1].aligned and method.phases[2].aligned
-  out = decode(method, [LARGE, MIDDLE, LARGE], [[1, 2]], max_new_tokens=8, sampler=Sampler(0.0), trace=True)
-  known = out.logprobs[0][1][np.isfinite(out.logprobs[0][1])]
-  table = np.asarray(MIDDLE.params['table'])
-  text = [1, 2, *out.tokens[0]]
-  expected = []
-  for i, token in enumerate(out.tokens[0]):
-    logits = table[text[i] * 7 + text[i + 1]]
-    expected.append(logits[token] - np.log(np.exp(logits).sum()))
-  at = np.flatnonzero(np.isfinite(out.logprobs[0][1]))
-  np.testing.assert_allclose(known, np.array(expected)[at], rtol=1e-5)
+  out = run(method, [LARGE, MIDDLE, LARGE], max_new_tokens=8, trace=True)
+  noted, text = out.logprobs[0][1], [1, 2, *out.tokens[0]]
+  logits = [reference.table_logits(MIDDLE, text[:i]) for i in range(2, 10)]
+  expected = np.array([np.log(reference.softmax(x)[token]) for x, token in zip(logits, text[2:], strict=True)])
+  known = np.isfinite(noted)
+  assert known.any() and not known.all()
+  np.testing.assert_allclose(noted[known], expected[known], rtol=1e-5)
 
 
 def test_tokens_that_a_phase_of_ones_own_adds_are_verified_together():
   method = Method.of_phases((Guess(4), Score(1), own(1)), (0, 1), window=4)
   assert method.phases[1].widths == (5,)
-  out = decode(method, [SMALL, LARGE], [[1, 2]], max_new_tokens=12, sampler=Sampler(0.0))
-  assert (
-    out.tokens
-    == decode(methods.autoregressive(1), [SMALL, LARGE], [[1, 2]], max_new_tokens=12, sampler=Sampler(0.0)).tokens
-  )
+  alone = methods.autoregressive(1)
+  assert run(method, [SMALL, LARGE]).tokens == run(alone, [SMALL, LARGE]).tokens
 
 
 def test_a_drafter_catches_up_after_drafts_that_a_policy_cut():
   method = Method.of_phases((Propose(0, 4), Score(1, First(3)), own(1)), (0, 1), policy=Two())
   assert method.phases[0].catch_up == 2
-  out = decode(method, [LARGE, LARGE], [[1, 2]], max_new_tokens=15, sampler=Sampler(0.0))
+  out = run(method, [LARGE, LARGE], max_new_tokens=15)
   assert out.stats.rounds[0] == 5
 
 
@@ -94,7 +90,7 @@ def test_a_drafter_catches_up_after_drafts_that_a_policy_cut():
 )
 def test_phases_that_hold_too_little_are_refused(phases):
   with pytest.raises(ValueError, match=having('Method.of_phases')):
-    decode(Method(phases, (0, 1), 3), [SMALL, LARGE], [[1, 2]], max_new_tokens=4)
+    run(Method(phases, (0, 1), 3), [SMALL, LARGE])
 
 
 def test_each_choice_by_batch_is_checked():

@@ -1,9 +1,8 @@
 """Each known mistake, planted in the loop, makes the distribution tests fail."""
 
 import dataclasses
-import functools
 
-from cases import bound, COINS, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
+from cases import bound, FALSE_ALARM, LATE, METHODS, PAIR, PROMPT
 from emitted import chi_square, emitted_distribution
 from flax import struct
 import jax
@@ -16,7 +15,8 @@ from speccascade import acceptance, methods, rules, Sampler, sampling
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
 from speccascade.engine import phases
-from speccascade.types import DRAFT, FINAL, iota
+from speccascade.engine.loop import decode_batch
+from speccascade.types import DRAFT, FINAL, iota, Prompt
 
 pytestmark = pytest.mark.full
 
@@ -29,17 +29,25 @@ def nothing_compiled():
   jax.clear_caches()
 
 
-def off(name, method=None, models=None, setting=None):
+def off(name, method=None, setting=None):
   """Return the distance of a method's exact distribution to the lockstep distribution, and of its sum to 1."""
-  own, own_models, step = METHODS[name]
+  own, models, step = METHODS[name]
   setting = setting or {}
-  distribution = emitted_distribution(method or own, models or own_models, PROMPT, 3, Sampler(**setting))
-  return max(distance(distribution, reference.joint_distribution(step(**setting), PROMPT, 3)))
+  distribution = emitted_distribution(method or own, models, PROMPT, 3, Sampler(**setting))
+  return max(distance(distribution, reference.joint_distribution(step(models, **setting), PROMPT, 3)))
 
 
-def with_verify(method, **changes):
-  """Return a method whose last phase is changed."""
-  return method.replace(phases=(*method.phases[:-1], dataclasses.replace(method.phases[-1], **changes)))
+def late(name, method=None, rows=20_000):
+  """Return the p-value of late tokens of a method, or of one in its place, under its distribution."""
+  own, models, step = LATE[name]
+  expected = reference.late_distribution(step(models), PROMPT, 5, 2, first=6, count=3)
+  return chi_square(method or own, models, PROMPT, Sampler(), expected, first=6, rows=rows)[0]
+
+
+def with_accept(name, accept):
+  """Return a method with another acceptor and the random numbers of its own."""
+  method = METHODS[name][0]
+  return method.accepting(accept).replace(by_round=method.by_round)
 
 
 def test_the_unchanged_loop_passes():
@@ -72,14 +80,11 @@ def test_a_residual_that_is_not_normalised_is_caught(monkeypatch):
     hit = jnp.cumsum(weights, -1) > u[..., :1]
     return jnp.where(hit.any(-1), hit.argmax(-1), weights.shape[-1] - 1).astype(jnp.int32)
 
-  method, models, step = LATE['speculative']
-  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
-  run = functools.partial(chi_square, method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)
   monkeypatch.setattr(sampling.noise, 'draw', absolute)
-  assert run()[0] > FALSE_ALARM  # harmless by itself
+  assert late('speculative') > FALSE_ALARM  # harmless by itself
   monkeypatch.setattr(sampling, 'residual', lambda pi, q: jnp.maximum(pi - q, 0))
   jax.clear_caches()
-  assert run()[0] < FALSE_ALARM
+  assert late('speculative') < FALSE_ALARM
 
 
 def test_a_residual_that_is_not_clipped_is_caught(monkeypatch):
@@ -87,17 +92,12 @@ def test_a_residual_that_is_not_clipped_is_caught(monkeypatch):
   assert off('speculative speculative') > 0.01
 
 
-def test_q_compared_in_another_type_than_it_was_drawn_in_is_caught(monkeypatch):
-  accept = acceptance.token_wise
-
+def test_q_compared_in_another_type_than_it_was_drawn_in_is_caught():
   def rounded(trial):
     coarse = trial.window.probs.astype(jnp.float8_e4m3fn).astype(jnp.float32)
-    return accept(trial._replace(window=trial.window.replace(probs=coarse)))
+    return acceptance.token_wise(trial._replace(window=trial.window.replace(probs=coarse)))
 
-  assert (
-    off('speculative speculative', with_verify(METHODS['speculative speculative'][0], accept=rules.bind(rounded)))
-    > 1e-4
-  )
+  assert off('speculative speculative', with_accept('speculative speculative', rounded)) > 1e-4
 
 
 @struct.dataclass
@@ -113,9 +113,6 @@ class Lowest:
 
 
 def test_an_accept_test_with_at_most_lets_impossible_tokens_through(monkeypatch):
-  from speccascade.engine.loop import decode_batch
-  from speccascade.types import Prompt
-
   def impossible():
     """Count emitted tokens that the target gives no mass, with u = 0 at every test."""
     prompt = Prompt(jnp.array([[1, 0]] * 3), jnp.array([2] * 3))
@@ -144,22 +141,10 @@ def test_discarding_a_token_for_what_it_is_is_caught():
   assert off('sv_exact', method.replace(phases=(*method.phases[:2], score, method.phases[3]))) > 0.003
 
 
-def test_one_key_for_two_purposes_is_caught(monkeypatch):
-  uniform = sampling.Keyed.uniform
-  monkeypatch.setattr(
-    sampling.Keyed, 'uniform', lambda self, position, purpose, start: uniform(self, position, 0, start)
-  )
-  method, models, step = LATE['speculative']
-  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
-  assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
-
-
 def test_one_key_for_two_rounds_of_block_verification_is_caught():
   # It drops tokens that it has looked at, so they may not be drawn again with the same number.
-  method, models, step = LATE['block verification']
-  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
-  method = method.replace(by_round=False)
-  assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=131_072)[0] < FALSE_ALARM
+  name = 'block verification'
+  assert late(name, LATE[name][0].replace(by_round=False), 131_072) < FALSE_ALARM
 
 
 def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
@@ -173,17 +158,19 @@ def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
 # ---- mistakes that others have shipped ----
 
 
-def test_a_residual_drawn_with_the_noise_of_the_draft_is_caught(monkeypatch):
+SHARED = {  # the purpose whose number is drawn in the place of each
+  'one key for two purposes': lambda purpose: 0,
   # The number that drew a rejected token is no longer uniform: it would draw the residual's token next to it.
+  'a residual drawn with the noise of the draft': lambda purpose: DRAFT if purpose == FINAL else purpose,
+}
+
+
+@pytest.mark.parametrize('name', SHARED)
+def test_noise_that_purposes_share_is_caught(monkeypatch, name):
   uniform = sampling.Keyed.uniform
-
-  def shared(self, position, purpose, start):
-    return uniform(self, position, DRAFT if purpose == FINAL else purpose, start)
-
+  shared = lambda self, position, purpose, start: uniform(self, position, SHARED[name](purpose), start)
   monkeypatch.setattr(sampling.Keyed, 'uniform', shared)
-  method, models, step = LATE['speculative']
-  expected = reference.late_distribution(step, PROMPT, 5, 2, first=6, count=3)
-  assert chi_square(method, models, PROMPT, Sampler(), expected, first=6, rows=20_000)[0] < FALSE_ALARM
+  assert late('speculative') < FALSE_ALARM
 
 
 def test_arg_max_drafts_tested_with_a_soft_law_are_caught(monkeypatch):
@@ -255,17 +242,8 @@ def test_a_draft_drawn_from_a_rounded_law_and_tested_with_the_exact_one_is_caugh
   assert off('speculative speculative') > 1e-4
 
 
-def block_off(**changed):
-  """Return how far block verification on two tokens is off with an acceptor in its place."""
-  method = METHODS['speculative block verification'][0]
-  distribution = emitted_distribution(with_verify(method, **changed), COINS, [1, 0], 3, Sampler())
-  return max(
-    distance(distribution, reference.joint_distribution(METHODS['speculative block verification'][2](), [1, 0], 3))
-  )
-
-
 def block_with(*, capped=True, from_left=True):
-  """Return block verification as it is, or with a ratio as others have had it."""
+  """Return block verification: with the product of ratios capped, and each prefix tested by what is left, or not."""
 
   def accept(trial):
     width = trial.tokens.shape[1]
@@ -285,16 +263,11 @@ def block_with(*, capped=True, from_left=True):
     scale = phases.take1(jnp.stack(scales, 1), accepted)
     return acceptance.Verdict(accepted, scale, jnp.ones_like(scale)), noise
 
-  return rules.bind(accept)
+  return accept
 
 
-def test_block_verification_written_out_here_is_exact():
-  assert block_off(accept=block_with()) < 1e-5
-
-
-def test_block_verification_whose_product_of_ratios_is_never_capped_is_caught():
-  assert block_off(accept=block_with(capped=False)) > 0.003
-
-
-def test_block_verification_that_tests_each_prefix_with_its_plain_ratio_is_caught():
-  assert block_off(accept=block_with(from_left=False)) > 0.003
+@pytest.mark.parametrize('changed', [{}, dict(capped=False), dict(from_left=False)], ids=str)
+def test_block_verification_is_exact_as_it_is_and_in_no_other_form(changed):
+  name = 'speculative block verification'
+  distance = off(name, with_accept(name, block_with(**changed)))
+  assert distance > 0.003 if changed else distance < 1e-5

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 
-from cases import own_step
+from cases import own
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ COINS = [toy.model(5, 2, scale=0.8, near=COIN), COMPANION, COIN]
 TABLE = verification.AcceptanceTable(
   np.float32([0.8]), np.float32([[0.6, 0.95], [0.6, 0.95]]), np.float32([[0.05, 0.3, 0.6], [0.1, 0.6, 0.9]])
 )
+LARGE = toy.model(21, 7, scale=1.5)
+TRIO = [toy.model(22, 7, scale=0.7, near=LARGE), toy.model(23, 7, scale=0.5, near=LARGE), LARGE]
 # Of one row: two tokens of a draft cost as much as one, so that the second decides on the first.
 STAIRCASE = Profile(TABLE, np.float32([1.0, 1.0, 2.2, 2.2, 3.5]))
 FALLING = Profile(TABLE, np.float32([1.0, 1.0, 1.15, 1.4, 1.9]))
@@ -122,7 +124,7 @@ def test_stopping_at_the_first_fall_loses_behind_a_step():
   tokens = np.arange(8, 49)
   seconds = 1 + 0.15 * (tokens > 8) + 0.15 * ((tokens - 1) // 16)
   choose = functools.partial(verification.lengths, gains, jnp.asarray(seconds, jnp.float32), jnp.int32(8))
-  goodput = lambda v: float((8 + sum(gains[b, :n].sum() for b, n in enumerate(v))) / seconds[int(v.sum())])
+  goodput = lambda v: goodput_of(gains, seconds, 8, v.tolist())
   best, greedy = goodput(choose()), goodput(choose(greedy=True))
   assert int(choose(greedy=True).sum()) == 0 and greedy == 8
   assert best > 2.4 * greedy
@@ -179,7 +181,7 @@ def mates(count, seed=0):
 def off_by(method, mate=None):
   """Return the distance of the distribution of three tokens, in that company, to the verifier's."""
   distribution = enumeration.emitted_distribution(method, COINS, [1, 0], 3, Sampler(), in_company(mate))
-  return max(distance(distribution, reference.joint_distribution(own_step(COIN), [1, 0], 3)))
+  return max(distance(distribution, reference.joint_distribution(own(COINS), [1, 0], 3)))
 
 
 EXACT = {
@@ -218,46 +220,34 @@ def test_numbers_of_its_own_each_round_would_make_a_look_ahead_biased():
   assert look('best of a staircase') > 0.01 and look('greedy') < 1e-5
 
 
-def greedily(model, prompt, count):
-  """Return the tokens that a model alone writes."""
-  tokens = list(prompt)
-  for _ in range(count):
-    tokens.append(int(np.argmax(reference.table_logits(model, tokens))))
-  return tokens[len(prompt) :]
-
-
 def test_a_batch_is_decoded_by_the_method_for_its_size_and_feeds_no_other_model():
-  large = toy.model(21, 7, scale=1.5)
-  trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
   drafted = methods.speculative(block=2, pair=(0, 2))
   method = methods.by_batch({1: methods.sv_exact(FALLING, 3), 2: drafted, 4: methods.autoregressive(2)})
   prompts = [[1, 2], [3], [4, 4, 1, 5], [0], [2, 2], [5]]
+  step = own(TRIO, temperature=0.0)
+  alone = [list(*reference.joint_distribution(step, prompt, 9)) for prompt in prompts]
   for rows, fed, window in ((1, [0, 1, 2], 4), (2, [0, 2], 2), (4, [2], 1), (6, [2], 1)):
-    out = decode(method, trio, prompts[:rows], max_new_tokens=9, sampler=Sampler(0.0))
-    assert out.tokens == [greedily(large, prompt, 9) for prompt in prompts[:rows]]
+    out = decode(method, TRIO, prompts[:rows], max_new_tokens=9, sampler=Sampler(0.0))
+    assert out.tokens == alone[:rows]
     assert np.flatnonzero(out.stats.calls.any(1)).tolist() == fed
     assert sorted(method.at(rows).slots) == fed
     verified = out.stats.verified_lengths
     assert verified.shape == (rows, window + 1)
     assert ((verified * np.arange(window + 1)).sum(1) == out.stats.positions[2] - out.stats.rounds).all()
-  sampled = decode(method, trio, prompts[:2], max_new_tokens=9)
-  alone = decode(methods.speculative(block=2, pair=(0, 2)), trio, prompts[:2], max_new_tokens=9)
-  assert sampled.tokens == alone.tokens and (sampled.stats.drafted == alone.stats.drafted).all()
+  sampled, drafted = (decode(m, TRIO, prompts[:2], max_new_tokens=9) for m in (method, drafted))
+  assert sampled.tokens == drafted.tokens and (sampled.stats.drafted == drafted.stats.drafted).all()
 
 
 def test_a_pair_among_three_models_decodes_as_those_two_alone():
-  trio = [toy.model(22, 7), toy.model(23, 7), toy.model(21, 7)]
   run = functools.partial(decode, prompts=[[1, 2], [3]], max_new_tokens=9)
-  of_two = run(methods.speculative(block=2), trio[:2])
-  assert run(methods.speculative(block=2, pair=(0, 1)), trio).tokens == of_two.tokens
+  of_two = run(methods.speculative(block=2), TRIO[:2])
+  assert run(methods.speculative(block=2, pair=(0, 1)), TRIO).tokens == of_two.tokens
   with pytest.raises(ValueError, match=having('2 models', '3 were given', 'pair=(0, 2)')):
-    run(methods.speculative(block=2), trio)
+    run(methods.speculative(block=2), TRIO)
 
 
 def test_texts_do_not_depend_on_what_is_scored():
-  large = toy.model(21, 7, scale=1.5)
-  trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
-  run = functools.partial(decode, models=trio, prompts=[[1, 2], [3], [4, 4, 1, 5]], max_new_tokens=15)
+  run = functools.partial(decode, models=TRIO, prompts=[[1, 2], [3], [4, 4, 1, 5]], max_new_tokens=15)
   texts = [
     run(m).tokens
     for m in (
@@ -274,9 +264,7 @@ def test_texts_do_not_depend_on_what_is_scored():
 
 @pytest.mark.parametrize('method', [methods.sv_exact(LINEAR, 4), methods.bild(0.4, 1.2, 4)], ids=['sv_exact', 'bild'])
 def test_packed_windows_decode_the_same_with_less_work(method, monkeypatch):
-  large = toy.model(21, 7, scale=1.5)
-  trio = [toy.model(22, 7, scale=0.7, near=large), toy.model(23, 7, scale=0.5, near=large), large]
-  models = trio if method.models == 3 else trio[1:]
+  models = TRIO if method.models == 3 else TRIO[1:]
   run = functools.partial(decode, method, models, [[1, 2], [3], [4, 4, 1, 5], [0], [5, 5, 5]], max_new_tokens=15)
   packed = run()
   monkeypatch.setattr(backends.Backend, 'pack_from', 1000)

@@ -40,20 +40,13 @@ TOKENS = np.random.default_rng(0).integers(0, 23, (3, 12))
 LENGTH = np.array([7, 4, 1])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _prefill(network, params, prompt, max_len):
-  return network.prefill(params, prompt, max_len)
+_prefill = jax.jit(lambda network, *args: network.prefill(*args), static_argnums=(0, 3))
+_step = jax.jit(lambda network, *args: network.extend(*args), static_argnums=0)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _step(network, params, cache, tokens, positions):
-  return network.extend(params, cache, tokens, positions)
-
-
-@pytest.fixture(autouse=True)
-def _strict():
-  with jax.numpy_dtype_promotion('strict'), jax.numpy_rank_promotion('raise'):
-    yield
+@functools.cache
+def params_of(network):
+  return network.init(jax.random.key(0))
 
 
 @pytest.fixture(params=list(NETWORKS))
@@ -79,7 +72,7 @@ def _prompt(rows=slice(None), width=7, junk=0) -> Prompt:
 
 
 def test_rows_do_not_depend_on_their_batch_or_on_padding(network):
-  params = network.init(jax.random.key(0))
+  params = params_of(network)
   batch = _extend(network, params, _prompt())
   rows = slice(1, 2)
   alone = _extend(network, params, _prompt(rows, width=int(LENGTH[1])), rows)
@@ -89,7 +82,7 @@ def test_rows_do_not_depend_on_their_batch_or_on_padding(network):
 
 
 def test_scan_is_the_same_function_of_the_same_tree(network):
-  params = network.init(jax.random.key(0))
+  params = params_of(network)
   scanned = dataclasses.replace(network, scan=True)
   stacked = layers.stack_layers(params)
   assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(lambda x: x.shape, scanned.param_shapes())
@@ -111,7 +104,7 @@ def test_rows_are_the_first_axis_of_every_cache_leaf(network, scan, backend):
 
 def test_bfloat16_keeps_parameters_and_cache_and_returns_float32_logits(network):
   network = dataclasses.replace(network, dtype='bfloat16')
-  params = network.init(jax.random.key(0))
+  params = params_of(network)
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('bfloat16')}
   cache = network.prefill(params, _prompt(), 20)
   assert {x.dtype for x in jax.tree.leaves(cache) if x.ndim > 1} == {jnp.dtype('bfloat16')}
@@ -129,8 +122,8 @@ def test_every_parameter_has_logical_axes(network):
       assert len(spec) == len(shape.shape) and None not in spec
 
 
-def test_layerskip_shares_the_arrays_and_equals_the_first_layers():
-  params = LLAMA.init(jax.random.key(0))
+def test_layerskip_shares_the_arrays():
+  params = params_of(LLAMA)
   draft = layerskip(Model(params=params, network=LLAMA, name='big'), 2)
   assert set(draft.params) == {'layers_0', 'layers_1', 'token_embedder', 'final_norm', 'logits_dense'}
   for name, leaf in jax.tree_util.tree_leaves_with_path(draft.params):
@@ -138,16 +131,22 @@ def test_layerskip_shares_the_arrays_and_equals_the_first_layers():
     for key in name:
       original = original[key.key]
     assert leaf is original
+
+
+@pytest.mark.parametrize('network, layers', [(LLAMA, 2), (ENCDEC, 1)])
+def test_layerskip_equals_the_first_layers(network, layers):
+  params = params_of(network)
+  draft = layerskip(Model(params, network), layers)
   zeroed = jax.tree.map(lambda x: x, params)
-  for i in (2, 3):  # a layer that adds nothing
-    zeroed[f'layers_{i}'] = jax.tree.map(jnp.zeros_like, params[f'layers_{i}'])
-  np.testing.assert_allclose(
-    _extend(draft.network, draft.params, _prompt()), _extend(LLAMA, zeroed, _prompt()), atol=1e-5
-  )
+  stack = zeroed.get('decoder', zeroed)
+  for i in range(layers, network.depth):  # a layer that adds nothing
+    stack[f'layers_{i}'] = jax.tree.map(jnp.zeros_like, stack[f'layers_{i}'])
+  expected = _extend(network, zeroed, _prompt())
+  np.testing.assert_allclose(_extend(draft.network, draft.params, _prompt()), expected, atol=1e-5)
 
 
-def test_an_exit_of_an_encoder_decoder_is_the_first_layers_of_its_decoder():
-  params = ENCDEC.init(jax.random.key(0))
+def test_an_exit_of_an_encoder_decoder_shares_its_cache():
+  params = params_of(ENCDEC)
   draft = layerskip(Model(params=params, network=ENCDEC, name='big', digest='d'), 1)
   assert (draft.name, draft.digest) == ('big-first1', 'd-first1')
   assert draft.network.shares_cache(draft.params, ENCDEC, params)
@@ -157,12 +156,6 @@ def test_an_exit_of_an_encoder_decoder_is_the_first_layers_of_its_decoder():
   own_head = {**draft.params, 'decoder': jax.tree.map(lambda x: x, draft.params['decoder'])}
   own_head['decoder']['decoder_norm'] = jax.tree.map(jnp.copy, own_head['decoder']['decoder_norm'])
   assert draft.network.shares_cache(own_head, ENCDEC, params)  # which no cache depends on
-  zeroed = jax.tree.map(lambda x: x, params)
-  for i in (1, 2):
-    zeroed['decoder'][f'layers_{i}'] = jax.tree.map(jnp.zeros_like, params['decoder'][f'layers_{i}'])
-  np.testing.assert_allclose(
-    _extend(draft.network, draft.params, _prompt()), _extend(ENCDEC, zeroed, _prompt()), atol=1e-5
-  )
 
 
 @pytest.mark.parametrize('depth', [0, 4])
@@ -251,7 +244,7 @@ def test_networks_compile_once_for_equal_configurations():
     return network.extend(params, cache, tokens, positions)
 
   jitted = jax.jit(extend, static_argnums=0)
-  params = LLAMA.init(jax.random.key(0))
+  params = params_of(LLAMA)
   cache = LLAMA.empty_cache(params, 1, 4)
   for network in (LLAMA, dataclasses.replace(LLAMA)):
     jitted(network, params, cache, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))

@@ -121,11 +121,8 @@ def test_masked_tokens_stay_masked():
   seen = jnp.array([True, True, False, False, False])
   for name, setting in SETTINGS.items():
     distribution = np.asarray(sampled(Sampler(**setting).bind(seen), logits))
-    assert (
-      np.isfinite(distribution).all()
-      and distribution[0] == distribution[2] == 0
-      and distribution.sum() == pytest.approx(1)
-    ), name
+    assert np.isfinite(distribution).all() and distribution[0] == distribution[2] == 0, name
+    assert distribution.sum() == pytest.approx(1), name
 
 
 @pytest.mark.parametrize(
@@ -190,14 +187,8 @@ def test_numbers_of_the_sampler_are_not_part_of_the_program():
     return len(traces)
 
   assert count() == 1
-  for changes in (
-    dict(temperature=1),
-    dict(temperature=1.0),
-    dict(top_p=0.5),
-    dict(top_k=4),
-    dict(repetition_penalty=2),
-  ):
-    assert count(**changes) == 1
+  for change in ('temperature', 1), ('temperature', 1.0), ('top_p', 0.5), ('top_k', 4), ('repetition_penalty', 2):
+    assert count(**dict([change])) == 1
   assert count(temperature=0.0) == 2
   assert count(temperature=0) == 2
   np.testing.assert_allclose(
