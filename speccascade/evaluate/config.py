@@ -95,12 +95,7 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
 
 
 def folder(file: str, text: str) -> Path:
-  """Return the run directory of the config that was read: its own, else one that is the same for the same config.
-
-  Args:
-    file: the last gin file.
-    text: the complete config.
-  """
+  """Return the run directory of the config that was read: its own, else one named by the last file and all its text."""
   bound = gin.get_bindings('speccascade.run', resolve_references=False).get('folder')
   if own := copy.deepcopy(bound):  # which resolves a macro
     return storage.resolve(own)

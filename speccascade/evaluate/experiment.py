@@ -214,12 +214,8 @@ class Experiment:
       inputs.check_models(method, models)
     names: list[str] = []
     for model in models:
-      name = model.name
-      count = 2
-      while name in names:
-        name = f'{model.name} {count}'
-        count = count + 1
-      names.append(name)
+      numbered = (f'{model.name} {n}' for n in itertools.count(2))
+      names.append(next(name for name in itertools.chain([model.name], numbered) if name not in names))
     return [m.replace(name=n) for m, n in zip(models, names, strict=True)]
 
   def encode(self, models: Sequence[Model]) -> dict[int, list[int]]:
@@ -284,7 +280,7 @@ def _described(models: Any) -> str:
 def _load(given: Any, mesh: Any, loaded: list) -> Model:
   if isinstance(given, Checkpoint):
     return given.load(mesh, loaded)
-  model = given if isinstance(given, Model) else given.load() if hasattr(given, 'load') else given()
+  model = given if isinstance(given, Model) else given()
   if not isinstance(model, Model):
     raise ValueError(f'{given!r} gave {type(model).__name__}, not a Model.')
   return model if mesh is None or sharding.shared([model]) == mesh else sharding.place(model, mesh)

@@ -99,15 +99,7 @@ def _shipped() -> list[dict[str, Any]]:
 
 
 def of_cell(cell: str, rows: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-  """Return the published values of a cell and of those below it.
-
-  Args:
-    cell: as an experiment names it; '' for none.
-    rows: where to look; the values that come with the package where not given.
-
-  Returns:
-    The rows whose cell is this one, or starts with it and a slash.
-  """
+  """Return the rows of a cell and of those below it, none for ''; `rows` are those of the package where not given."""
   if not cell:
     return []
   return [row for row in (_shipped() if rows is None else rows) if f'{row["cell"]}/'.startswith(f'{cell}/')]
@@ -116,10 +108,7 @@ def of_cell(cell: str, rows: Sequence[dict[str, Any]] | None = None) -> list[dic
 def match(rows: Sequence[dict[str, Any]], point: dict[str, Any], measure: str) -> float | None:
   """Return the published value of a measure of a point, None where there is none, or several cells have one.
 
-  Args:
-    rows: those of the experiment's cell.
-    point: with curve, value, temperature and batch; for a measure of a complete curve its value is None.
-    measure: one of MEASURES, or 'quality/METRIC'.
+  For a measure of a complete curve the point's value is None.
   """
   wanted = point['curve'], point['value'], measure
   values = [

@@ -103,7 +103,7 @@ def reliability(table: verification.AcceptanceTable, samples: Samples, bins: int
     if here.any():
       total = samples['accept'][here].sum()
       n = float(here.sum())
-      low, high = wilson(np.array(total), np.array(n))
+      low, high = wilson(total, n)
       name = f'{i / bins:.1f} … {(i + 1) / bins:.1f}'
       rows.append([name, predicted[here].mean(), total / n, float(low), float(high), int(n)])
   columns = ['predicted', 'mean predicted', 'mean accepted', 'low', 'high', 'tokens']
@@ -128,18 +128,12 @@ def log_loss(table: verification.AcceptanceTable, samples: Samples) -> float:
 
 def robustness(profiles: Mapping[str, plans.Profile]) -> dict:
   """Return how well each profile's table predicts the samples of each: other data, another temperature, another γ."""
-  names = list(profiles)
-  rows = [[name, *(log_loss(profiles[name].table, profiles[other].samples) for other in names)] for name in names]
-  rows.append(
-    ['no companion', *(log_loss(_constant(profiles[other].samples), profiles[other].samples) for other in names)]
-  )
+  samples = [profile.samples for profile in profiles.values()]
+  means = [verification.AcceptanceTable.of([], [[]], [[some['accept'].mean()]]) for some in samples]
+  rows = [[name, *(log_loss(profile.table, some) for some in samples)] for name, profile in profiles.items()]
+  rows.append(['no companion', *map(log_loss, means, samples)])
   note = 'Bits a token; a table was fitted to the samples of its own column, so that one is at an advantage.'
-  return dict(title='Tables on the samples of others', columns=['table of', *names], rows=rows, note=note)
-
-
-def _constant(samples: Samples) -> verification.AcceptanceTable:
-  """Return a table that promises the mean."""
-  return verification.AcceptanceTable.of([], [[]], [[samples['accept'].mean()]])
+  return dict(title='Tables on the samples of others', columns=['table of', *profiles], rows=rows, note=note)
 
 
 # ---- what pays ----
@@ -219,7 +213,8 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
   if not used:
     return []
   tables = []
-  for plan in {id(plan): plan for plan in (_loaded(point.plan) for point in used)}.values():
+  loaded = [p.plan if isinstance(p.plan, plans.Profile) else plans.get(p.plan) for p in used]
+  for plan in {id(plan): plan for plan in loaded}.values():
     profile = getattr(plan, 'profile', plan)
     if profile is not None and profile.samples is not None:
       tables += [information(profile.samples, profile.table), reliability(profile.table, profile.samples)]
@@ -234,10 +229,6 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
   of_profile = {point.curve.name for point in used}
   chosen = {key: some for key, some in groups.items() if key[0] in of_profile}
   return tables + [fairness(' '.join(filter(None, map(str, key))), some) for key, some in chosen.items()]
-
-
-def _loaded(plan: Any) -> plans.Plan | plans.Profile:
-  return plan if isinstance(plan, plans.Profile) else plans.get(plan)
 
 
 def _chosen(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:

@@ -45,11 +45,14 @@ def quality(loaded, tmp_path_factory):
   return _quality(EXPERIMENT, loaded, tmp_path_factory.mktemp('quality') / 'examples.jsonl')
 
 
-def _quality(experiment, loaded, path):
-  journal = Journal(path)
-  protocols.quality(experiment, lambda: loaded, journal)
-  journal.close()
+def _quality(experiment, loaded, path, load=None, protocol=protocols.quality):
+  """Complete a journal, and return its path."""
+  with contextlib.closing(Journal(path)) as journal:
+    protocol(experiment, load or (lambda: loaded), journal)
   return path
+
+
+_latency = functools.partial(_quality, protocol=protocols.latency)
 
 
 def _lines(path):
@@ -100,18 +103,10 @@ def test_a_journal_cut_anywhere_is_completed_to_the_same_bytes(loaded, quality, 
     assert _quality(EXPERIMENT, loaded, path).read_bytes() == whole
 
 
-def test_a_finished_journal_needs_no_models(loaded, quality):
-  journal = Journal(quality)
-  protocols.quality(EXPERIMENT, lambda: pytest.fail('loaded'), journal)
-  journal.close()
-
-
-def test_the_journal_of_another_experiment_is_refused(loaded, quality):
-  journal = Journal(quality)
-  other = dataclasses.replace(EXPERIMENT, temperatures=(1.0,))
+def test_a_finished_journal_needs_no_models_and_is_of_its_experiment(loaded, quality):
+  _quality(EXPERIMENT, None, quality, load=lambda: pytest.fail('loaded'))
   with pytest.raises(RunError, match='another run'):
-    protocols.quality(other, lambda: loaded, journal)
-  journal.close()
+    _quality(dataclasses.replace(EXPERIMENT, temperatures=(1.0,)), loaded, quality)
 
 
 # ---- compilation ----
@@ -119,16 +114,13 @@ def test_the_journal_of_another_experiment_is_refused(loaded, quality):
 
 @pytest.mark.parametrize('batch', [1, 3])
 def test_a_sweep_over_a_split_with_a_rest_compiles_once(loaded, tmp_path, batch):
-  curves = [Curve('target only', methods.autoregressive, settings={'model': 1})]
   sweep = Curve('diff', methods.speculative, rules.diff, 'alpha', (0.0, 0.1, 0.2, 0.3), {'block': 2})
   experiment = dataclasses.replace(
-    EXPERIMENT, curves=[*curves, sweep], quality_batch=batch, temperatures=(0.5, 0.7), latency_batches=(batch,)
+    EXPERIMENT, curves=[TARGET, sweep], quality_batch=batch, temperatures=(0.5, 0.7), latency_batches=(batch,)
   )
   run = functools.partial(_quality, experiment, loaded, tmp_path / 'q')
-  journal = Journal(tmp_path / 'l')
-  times = functools.partial(protocols.latency, experiment, lambda: loaded, journal)
+  times = functools.partial(_latency, experiment, loaded, tmp_path / 'l')
   assert traces(run, times) == [2, 0]  # one program for each method, queued or not
-  journal.close()
 
 
 def test_programs_are_dropped_where_the_kernel_would_refuse_more_mappings(monkeypatch):
@@ -156,9 +148,9 @@ def test_every_point_is_timed_in_turn_on_each_example():
     orders.add(tuple(t.point.key for t in group))
   assert len(orders) > 10
   assert len({t.examples for t in plan if t.batch == 1}) == 4 and all(len(t.examples) == t.batch for t in plan)
-  assert [t.key for t in plan] == [t.key for t in protocols.latency_plan(experiment)]
+  assert plan == protocols.latency_plan(experiment)
   other = protocols.latency_plan(dataclasses.replace(experiment, seed=1))
-  assert [t.key for t in plan] != [t.key for t in other]
+  assert plan != other
 
 
 def test_each_program_is_warm_before_the_clock_runs_and_a_rest_is_completed(loaded, tmp_path, monkeypatch):
@@ -171,23 +163,14 @@ def test_each_program_is_warm_before_the_clock_runs_and_a_rest_is_completed(load
   original = protocols.run_method
   monkeypatch.setattr(protocols, 'run_method', record)
   experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], latency_trials=1)
-  journal = Journal(tmp_path / 'l')
-  protocols.latency(experiment, lambda: loaded, journal)
-  journal.close()
+  whole = _lines(_latency(experiment, loaded, tmp_path / 'l'))
   assert [t for _, t, _ in calls] == [0.0] * (2 + 1 + 8) + [1.0] * (2 + 1 + 8)  # programs, this thread's first, timed
-  whole = _lines(tmp_path / 'l')
   assert all(line['seconds'] > 0 and line['tokens'] > 0 for line in whole)
-  kept = ''.join(json.dumps(line) + '\n' for line in whole[:11])
-  (tmp_path / 'l').write_text(kept)
+  (tmp_path / 'l').write_text(''.join(json.dumps(line) + '\n' for line in whole[:11]))
   calls.clear()
-  journal = Journal(tmp_path / 'l')
-  protocols.latency(experiment, lambda: loaded, journal)
-  journal.close()
+  untimed = lambda lines: [{k: v for k, v in x.items() if not k.endswith('seconds')} for x in lines]
+  assert untimed(_lines(_latency(experiment, loaded, tmp_path / 'l'))) == untimed(whole)
   assert len(calls) == 2 + 1 + 5 and {t for _, t, _ in calls} == {1.0}
-  times = ('seconds', 'prefill_seconds')
-  assert [{k: v for k, v in x.items() if k not in times} for x in _lines(tmp_path / 'l')] == [
-    {k: v for k, v in x.items() if k not in times} for x in whole
-  ]
 
 
 def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, tmp_path, monkeypatch):
@@ -202,8 +185,8 @@ def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, tmp_path, monkeypat
   monkeypatch.setattr(multihost, 'threads', lambda: 2)  # a single one warms up every program first
   curve = Curve('seq', methods.sequence_cascade, None, 'threshold', (-100.0,))
   experiment = dataclasses.replace(EXPERIMENT, curves=[curve], reference='seq')
-  with contextlib.closing(Journal(tmp_path / 'q')) as journal, pytest.raises(KeyboardInterrupt):
-    protocols.quality(experiment, lambda: loaded, journal)
+  with pytest.raises(KeyboardInterrupt):
+    _quality(experiment, loaded, tmp_path / 'q')
   assert thresholds == [np.inf, -100]
 
 
@@ -239,9 +222,8 @@ def test_a_queue_has_a_steady_part_and_one_batch_a_prefill(loaded, tmp_path):
   lines = {}
   for queue in (1, 3):
     experiment = dataclasses.replace(EXPERIMENT, latency_queue=queue, **sizes)
-    with contextlib.closing(Journal(tmp_path / f'{queue}', protocols.LATENCY_FIELDS)) as journal:
-      protocols.latency(experiment, lambda: loaded, journal)
-    lines[queue] = _lines(tmp_path / f'{queue}')
+    lines[queue] = _lines(_latency(experiment, loaded, tmp_path / f'{queue}'))
+    assert all({*protocols.LATENCY_FIELDS} <= line.keys() for line in lines[queue])
     records = summary.points(experiment, [], lines[queue], None)
     for record in records:
       times = record['latency']
@@ -250,7 +232,7 @@ def test_a_queue_has_a_steady_part_and_one_batch_a_prefill(loaded, tmp_path):
       assert (times['prefill_share'] is not None) == (queue == 1 and record['curve'] != 'seq')
   assert [len(line['examples']) for line in lines[1]] == [2] * 18 and [len(x['examples']) for x in lines[3]] == [6] * 6
   for line in lines[1]:
-    assert ('prefill_seconds' in line) == (line['trial'] == 0 and line['curve'] != 'seq')
+    assert (line.get('prefill_seconds', 0) > 0) == (line['trial'] == 0 and line['curve'] != 'seq')
   totals = collections.Counter()
   for line in lines[1]:
     totals[line['curve'], line['trial']] += line['tokens']

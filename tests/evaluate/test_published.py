@@ -10,7 +10,6 @@ import pytest
 
 from speccascade.evaluate import published, report
 from speccascade.evaluate.report import formats, tables
-from speccascade.evaluate.report import points as pts
 
 ROW = dict(
   cell='paper/table1/en-de',
@@ -86,10 +85,6 @@ def test_a_value_is_of_its_curve_setting_temperature_and_batch_alone(tmp_path):
   assert published.match(own, mine, 'tokens_per_s') is None
   assert published.match(published.of_cell('paper/table1', rows), mine, 'speedup') is None  # of two cells neither
   assert published.of_cell('paper/table', rows) == []
-
-
-def test_every_measure_of_a_point_is_one_that_the_report_has():
-  assert tuple(pts.MEASURES) == published.OF_POINTS
 
 
 def compared(cell):

@@ -1,7 +1,6 @@
 """The points of `results.json`, a record for each setting of a curve, temperature and batch size: how to read them."""
 
 from collections.abc import Sequence
-import functools
 import json
 from typing import Any
 
@@ -116,26 +115,9 @@ def number(point: Point) -> float | None:
 
 # ---- what was published of a point ----
 
-# How the results have each measure of a point that papers publish; a metric is 'quality/METRIC'.
-MEASURES = {
-  'speedup': ratio,
-  **{name: functools.partial(timing, name=name) for name in ('tokens_per_s', 'tokens_per_s_ratio')},
-  **{
-    name: functools.partial(count, name=name)
-    for name in ('calls_per_token', 'acceptance', 'tokens_per_round', 'deferral_rate', 'length')
-  },
-}
-
 
 def published(results: dict, point: Point, measure: str, *, of_curve: bool = False) -> float | None:
-  """Return the published value of a measure, None without one.
-
-  Args:
-    results: the results of an experiment.
-    point: a point.
-    measure: a measure of a point or, with `of_curve`, of the complete curve.
-    of_curve: whether the value of the point's parameter plays no part.
-  """
+  """Return the published value of a measure of a point or of its complete curve, None without one."""
   return match(results.get('published') or [], point | {'value': None} if of_curve else point, measure)
 
 
