@@ -16,50 +16,43 @@ def curve(*pairs, **more):
 # ---- where a curve first reaches a quality ----
 
 
-def test_a_curve_that_never_reaches_the_quality_has_no_speed():
-  assert tables.matching_speed(curve((20.0, 1.0), (27.9, 2.0)), 'bleu', 28.0) is None
-  assert tables.matching_speed([], 'bleu', 28.0) is None
+CURVES = {
+  'it never does': (curve((20.0, 1.0), (27.9, 2.0)), 28.0, None),
+  'it has no points': ([], 28.0, None),
+  'it is above all along': (curve((29.0, 1.0), (30.0, 1.5), (28.5, 2.5)), 28.0, 2.5),
+  'halfway': (curve((30.0, 1.0), (26.0, 2.0)), 28.0, pytest.approx(1.5)),
+  'near its end': (curve((30.0, 1.0), (26.0, 2.0)), 27.0, pytest.approx(1.75)),
+  'on the way up': (curve((26.0, 2.0), (30.0, 1.0)), 27.0, pytest.approx(1.75)),
+  'the fastest crossing is the last': (
+    curve((29.0, 1.0), (27.0, 1.2), (29.0, 1.6), (27.0, 2.0)),
+    28.0,
+    pytest.approx(1.8),
+  ),
+  'the fastest crossing is not the last': (
+    curve((29.0, 1.0), (27.0, 3.0), (29.0, 1.0)),
+    28.0,
+    pytest.approx(2.0),
+  ),
+  'a single point is as good': ([point('SpecDecode', quality=28.0, ratio=1.3)], 28.0, 1.3),
+  'a single point is worse': ([point('SpecDecode', quality=27.99, ratio=1.3)], 28.0, None),
+  'a level stretch counts to its fast end': (curve((28.0, 1.0), (28.0, 1.7), (27.0, 2.0)), 28.0, 1.7),
+  'between two block sizes there is nothing': (curve((29.0, 1.0), (27.0, 2.0), parameter='block'), 28.0, 1.0),
+  'between values that are no numbers there is nothing': (
+    [point('seq', v, q, r, parameter='score') for v, q, r in (('sum', 29.0, 1.0), ('mean', 27.0, 2.0))],
+    28.0,
+    1.0,
+  ),
+  'a point has no time': (
+    [point('curve', 0.0, 29.0, 1.0), point('curve', 0.5, 40.0), point('curve', 1.0, 27.0, 2.0)],
+    28.0,
+    pytest.approx(1.5),
+  ),
+}
 
 
-def test_a_curve_that_is_above_all_along_has_its_largest_speed():
-  assert tables.matching_speed(curve((29.0, 1.0), (30.0, 1.5), (28.5, 2.5)), 'bleu', 28.0) == 2.5
-
-
-def test_the_speed_is_interpolated_where_the_curve_crosses_the_quality():
-  assert tables.matching_speed(curve((30.0, 1.0), (26.0, 2.0)), 'bleu', 28.0) == pytest.approx(1.5)
-  assert tables.matching_speed(curve((30.0, 1.0), (26.0, 2.0)), 'bleu', 27.0) == pytest.approx(1.75)
-  assert tables.matching_speed(curve((26.0, 2.0), (30.0, 1.0)), 'bleu', 27.0) == pytest.approx(1.75)
-
-
-def test_a_curve_that_comes_back_up_counts_at_its_fastest_crossing():
-  up_and_down = curve((29.0, 1.0), (27.0, 1.2), (29.0, 1.6), (27.0, 2.0))
-  assert tables.matching_speed(up_and_down, 'bleu', 28.0) == pytest.approx(1.8)
-  slower_later = curve((29.0, 1.0), (27.0, 3.0), (29.0, 1.0))
-  assert tables.matching_speed(slower_later, 'bleu', 28.0) == pytest.approx(2.0)
-
-
-def test_a_single_point_counts_with_equal_quality_and_not_below():
-  assert tables.matching_speed([point('SpecDecode', quality=28.0, ratio=1.3)], 'bleu', 28.0) == 1.3
-  assert tables.matching_speed([point('SpecDecode', quality=27.99, ratio=1.3)], 'bleu', 28.0) is None
-
-
-def test_a_level_stretch_at_the_quality_counts_to_its_fast_end():
-  assert tables.matching_speed(curve((28.0, 1.0), (28.0, 1.7), (27.0, 2.0)), 'bleu', 28.0) == 1.7
-
-
-def test_between_two_block_sizes_there_is_nothing():
-  blocks = [point('SpecDecode', g, q, r, parameter='block') for g, q, r in ((1, 29.0, 1.0), (5, 27.0, 2.0))]
-  assert tables.matching_speed(blocks, 'bleu', 28.0) == 1.0
-
-
-def test_between_values_that_are_no_numbers_there_is_nothing():
-  scores = [point('seq', v, q, r, parameter='score') for v, q, r in (('sum', 29.0, 1.0), ('mean', 27.0, 2.0))]
-  assert tables.matching_speed(scores, 'bleu', 28.0) == 1.0
-
-
-def test_points_without_a_time_are_left_out():
-  points = [point('curve', 0.0, 29.0, 1.0), point('curve', 0.5, 40.0), point('curve', 1.0, 27.0, 2.0)]
-  assert tables.matching_speed(points, 'bleu', 28.0) == pytest.approx(1.5)
+@pytest.mark.parametrize('points, wanted, speed', CURVES.values(), ids=CURVES)
+def test_the_speed_of_a_curve_is_the_largest_at_which_it_has_the_quality(points, wanted, speed):
+  assert tables.matching_speed(points, 'bleu', wanted) == speed
 
 
 def test_the_best_quality_is_that_of_points_no_slower_and_the_faster_of_equals():

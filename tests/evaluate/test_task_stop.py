@@ -5,7 +5,7 @@ import dataclasses
 from speccascade import embedded, methods
 from speccascade.evaluate import Curve, Experiment, protocols
 
-CURVE = Curve('target only', methods.autoregressive, settings={'model': 1})
+CURVE = Curve('target only', methods.autoregressive, settings={'model': 0})
 
 
 def test_what_follows_a_stop_string_is_not_decoded():
