@@ -106,16 +106,12 @@ def candidates(
       f'{alone[0].label} has no reference: {experiment.reference} has no point of its value; choose with --curve.'
     )
   cost, measure = _costs(experiment, records, temperature, batch, compared)
-  scored: dict[Key, np.ndarray] = {}
-
-  def scores(point: Point) -> np.ndarray:
-    if point.name not in scored:
-      scored[point.name] = _by_prompt(experiment, loss, metric, by_point[point.name])
-    return scored[point.name]
+  names = {point.name for point in (*compared, *map(experiment.reference_of, compared))}
+  scores = {name: _by_prompt(experiment, loss, metric, by_point[name]) for name in names}
 
   def candidate(point: Point) -> Candidate:
-    reference = scores(experiment.reference_of(point))
-    setting = scores(point)
+    reference = scores[experiment.reference_of(point).name]
+    setting = scores[point.name]
     if isinstance(metric, metrics.Mean):
       return Candidate(point, cost(point), MeanLoss((reference[:, 0] - setting[:, 0]) / setting[:, 1]))
     return Candidate(point, cost(point), CorpusLoss(metric, reference, setting))

@@ -1,15 +1,7 @@
-"""Published values of the papers' tables and figures, from `published.csv`.
+"""Published values of the papers' tables and figures, from `published.csv`, a number a row.
 
-Each row is one number. Its columns:
-  cell         the cell of a table or figure, as in 'cascades/table2/wmt14/small-large'
-  curve        the name of the curve that has the number
-  value        the value of the curve's parameter as JSON, as in 0.1 or [0.5, 0.5]; empty for a curve of one point, and
-               for a measure of a complete curve
-  temperature  empty where the paper does not state it
-  batch        empty where the paper does not state it
-  measure      one of MEASURES, or 'quality/METRIC'
-  published    the number, in the unit of the report: a share is 0 … 1, a metric as the task has it
-  source       'paper' (stated in the text), 'table' (of a table), 'reading' (read from a figure)
+docs/experiments.md describes its columns. A number has the unit of the report: a share is 0 … 1, a metric as the task
+has it.
 """
 
 from collections.abc import Sequence
