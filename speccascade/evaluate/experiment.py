@@ -124,10 +124,9 @@ class Experiment:
         raise ValueError(
           f'{self.name}: a latency batch of {batch}{queue} needs at least {needed} latency_examples, not {most}.'
         )
-    if len(set(self.latency_batches)) < len(self.latency_batches) or len(set(self.temperatures)) < len(
-      self.temperatures
-    ):
-      raise ValueError(f'{self.name}: temperatures and latency_batches must differ from each other.')
+    for values in (self.temperatures, self.latency_batches):
+      if len(set(values)) < len(values):
+        raise ValueError(f'{self.name}: temperatures and latency_batches must differ from each other.')
     if not self.temperatures:
       raise ValueError(f'{self.name} has no temperatures; give [0.0] for greedy decoding.')
     for temperature in self.temperatures:

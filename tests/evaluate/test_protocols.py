@@ -14,6 +14,7 @@ import pytest
 import toys
 
 from speccascade import decode, methods, rules, Sampler, sampling
+from speccascade.data import metrics
 from speccascade.evaluate import Curve, Experiment, intervals, protocols, summary, trace
 from speccascade.host import multihost, progress
 from speccascade.host.errors import RunError
@@ -391,7 +392,7 @@ def test_the_interval_of_a_difference_pairs_the_examples(quality):
     for p in (base, other)
   ]
   scores = [
-    toys.Overlap().statistics([toys.task().examples[x['example']] for x in some], [x['prediction'] for x in some])
+    100 * toys.overlap.statistics([toys.task().examples[x['example']] for x in some], [x['prediction'] for x in some])
     for some in lines
   ]
   gains = np.ravel(scores[1] - scores[0])
@@ -414,12 +415,12 @@ def test_what_the_metrics_see_is_post_processed(quality):
 
 
 def test_a_metric_that_is_no_number_at_the_end_is_none(quality):
-  class Undefined(toys.Overlap):
-    def combine(self, total, n):
+  class Undefined(metrics.Chrf):
+    def combine(self, row, n):
       return float('nan')
 
-  metrics = {'f': lambda examples, texts: float('inf'), 'sums': Undefined()}
-  task = dataclasses.replace(EXPERIMENT.task, metrics=metrics)
+  judged = {'f': lambda examples, texts: float('inf'), 'sums': Undefined()}
+  task = dataclasses.replace(EXPERIMENT.task, metrics=judged)
   (first, *_) = summary.points(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [], None)
   assert first['quality'] == first['quality_ci'] == {'f': None, 'sums': None} and first['quality_gain_ci'] == {}
 
