@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import toys
 
-from speccascade import decode, methods, rules, Sampler, sampling
+from speccascade import decode, embedded, methods, rules, Sampler, sampling
 from speccascade.data import metrics
 from speccascade.evaluate import Curve, Experiment, intervals, protocols, summary, trace
 from speccascade.host import multihost, progress
@@ -28,6 +28,7 @@ OPT = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.3, 0.6), {'b
 EXPERIMENT = Experiment(
   toys.task, toys.models, [TARGET, DRAFT, OPT], quality_batch=4, latency_examples=4, latency_trials=2, trace_examples=2
 )
+ALONE = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
 
 
 @pytest.fixture(scope='module')
@@ -56,8 +57,10 @@ def _quality(experiment, loaded, path, load=None, protocol=protocols.quality):
 _latency = functools.partial(_quality, protocol=protocols.latency)
 
 
-def _lines(path):
-  return [json.loads(line) for line in path.read_text().splitlines()]
+def _lines(path, point=None):
+  """Return the lines of a journal, or those of one point of the results."""
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  return [x for x in lines if point is None or all(x[k] == point[k] for k in ('curve', 'value', 'temperature'))]
 
 
 # ---- quality ----
@@ -108,6 +111,21 @@ def test_a_finished_journal_needs_no_models_and_is_of_its_experiment(loaded, qua
   _quality(EXPERIMENT, None, quality, load=lambda: pytest.fail('loaded'))
   with pytest.raises(RunError, match='another run'):
     _quality(dataclasses.replace(EXPERIMENT, temperatures=(1.0,)), loaded, quality)
+
+
+def test_what_follows_a_stop_string_is_not_decoded():
+  task = embedded.task(count=3)
+  experiment = dataclasses.replace(EXPERIMENT, task=task, models=embedded.models, latency_examples=0)
+  loaded = protocols.Loaded.of(experiment)
+  decoded = lambda made: protocols.run_method(made, loaded, DRAFT.build(), 0.0, task.examples)
+  free = decoded(experiment)
+  word = free.texts[0].split()[2]
+  stopping = dataclasses.replace(experiment, task=dataclasses.replace(task, stop=(f' {word}',)))
+  stopped = decoded(stopping)
+  assert stopped.finish_reasons[0] == 'stop' and stopped.texts[0] == free.texts[0].partition(f' {word}')[0]
+  assert len(stopped.tokens[0]) < len(free.tokens[0])
+  assert stopped.tokens[0] == free.tokens[0][: len(stopped.tokens[0])]
+  assert f"stop [' {word}']" in stopping.describe() and 'stop [' not in experiment.describe()
 
 
 # ---- compilation ----
@@ -253,13 +271,12 @@ def _timing(curve, example, trial, seconds, tokens=10):
 
 
 def test_ratios_compare_sums_of_medians_over_the_same_examples():
-  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
   timings = []
   for trial, slow in enumerate((1.0, 5.0, 1.0)):  # a trial on a busy machine is outvoted
     for example, seconds in enumerate((0.2, 0.4)):
       timings.append(_timing('target only', example, trial, slow * seconds))
       timings.append(_timing('draft only', example, trial, slow * seconds / 4))
-  target, draft = summary.points(experiment, [], timings, None)
+  target, draft = summary.points(ALONE, [], timings, None)
   assert target['latency']['ratio'] == 1 and target['latency']['ratio_ci'] == [1, 1]
   took = draft['latency']
   assert took['ratio'] == pytest.approx(4) and took['ratio_ci'] == pytest.approx([4, 4])
@@ -268,19 +285,18 @@ def test_ratios_compare_sums_of_medians_over_the_same_examples():
 
 
 def test_tokens_per_second_and_the_parts_of_a_time_are_compared_too():
-  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
   timings = []
   for example in range(4):
     timings.append(_timing('target only', example, 0, 2.0, 20) | {'prefill_seconds': 0.5})
     timings.append(_timing('draft only', example, 0, 1.0, 30) | {'prefill_seconds': 0.25})
-  target, draft = (x['latency'] for x in summary.points(experiment, [], timings, None))
+  target, draft = (x['latency'] for x in summary.points(ALONE, [], timings, None))
   assert (target['ratio'], target['tokens_per_s_ratio']) == (1, 1) and target['tokens_per_s_ratio_ci'] == [1, 1]
   assert draft['ratio'] == 2 and draft['tokens_per_s_ratio'] == pytest.approx(3)
   assert draft['tokens_per_s_ratio_ci'] == pytest.approx([3, 3]) and draft['prefill_share'] == 0.25
   assert draft['tokens_per_s'] == 30 and draft['decode_tokens_per_s'] == pytest.approx(40)
   assert target['steady_tokens_per_s'] is target['steady_ratio'] is None
   queued = [x | dict(steady_seconds=x['seconds'] / 2, steady_tokens=x['tokens'] // 5) for x in timings]
-  target, draft = (x['latency'] for x in summary.points(experiment, [], queued, None))
+  target, draft = (x['latency'] for x in summary.points(ALONE, [], queued, None))
   assert target['steady_tokens_per_s'] == 4 and draft['steady_ratio'] == pytest.approx(3)
 
 
@@ -300,14 +316,13 @@ def test_each_value_is_compared_with_its_own_reference():
 
 def test_the_interval_of_a_ratio_covers_the_ratio_as_often_as_it_says():
   rng, covered = np.random.default_rng(0), 0
-  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
   for _ in range(100):
     timings = []
     for example in range(40):
       seconds = rng.lognormal(sigma=0.3)
       timings.append(_timing('target only', example, 0, seconds))
       timings.append(_timing('draft only', example, 0, seconds / 2 * rng.lognormal(sigma=0.2) / np.exp(0.02)))
-    low, high = summary.points(experiment, [], timings, None)[1]['latency']['ratio_ci']
+    low, high = summary.points(ALONE, [], timings, None)[1]['latency']['ratio_ci']
     covered += low <= 2 <= high
   assert covered >= 85
 
@@ -321,11 +336,7 @@ def test_quality_has_an_interval_and_counts_add_up(quality):
     low, high = p['quality_ci']['overlap']
     assert low <= p['quality']['overlap'] <= high and p['latency'] is None and p['examples'] == 10
     c = p['counts']
-    lines = [
-      x
-      for x in _lines(quality)
-      if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], p['temperature'])
-    ]
+    lines = _lines(quality, p)
     assert c['emitted'] == sum(len(x['tokens']) for x in lines)
     assert c['length'] == c['emitted'] / 10 and c['cut_off'] == np.mean(
       [toys.VOCAB - 1 not in x['tokens'] for x in lines]
@@ -387,13 +398,9 @@ def test_the_interval_of_a_difference_pairs_the_examples(quality):
   points = summary.points(EXPERIMENT, _lines(quality), [], None)
   base, other = points[0], points[2]
   assert base['quality_gain_ci'] == {'overlap': [0, 0]}
-  lines = [
-    [x for x in _lines(quality) if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], 0.0)]
-    for p in (base, other)
-  ]
   scores = [
     100 * toys.overlap.statistics([toys.task().examples[x['example']] for x in some], [x['prediction'] for x in some])
-    for some in lines
+    for some in (_lines(quality, base), _lines(quality, other))
   ]
   gains = np.ravel(scores[1] - scores[0])
   drawn = np.random.default_rng(5).choice(gains, (4000, 10)).mean(1)
@@ -459,11 +466,7 @@ def test_traced_probabilities_are_those_the_tokens_were_drawn_with(loaded, model
       q, p = (float(sampler(l)[token]) for l in (q_logits, p_logits))
       if x['curve'] == 'opt':
         pi = float(rules.opt(q_logits, p_logits, alpha=0.3, sampler=sampler)[token])
-        assert (t['q'], t['p'], t['pi']) == (
-          pytest.approx(q, abs=1e-4),
-          pytest.approx(p, abs=1e-4),
-          pytest.approx(pi, abs=1e-4),
-        )
+        assert [t['q'], t['p'], t['pi']] == pytest.approx([q, p, pi], abs=1e-4)
         assert t['pi'] > 0 and t['source'] in ('drafter', 'residual', 'bonus')
       else:
         assert t['q'] is None and t['p'] == t['pi'] == pytest.approx(p if x['curve'] == 'target only' else q, abs=1e-4)

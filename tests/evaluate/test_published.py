@@ -36,6 +36,7 @@ def test_the_values_that_come_with_the_package_can_be_read():
   assert rows and all(row['published'] is not None for row in rows)
   assert published.of_cell(rows[0]['cell'])[0] == rows[0]
   assert published.of_cell('') == published.of_cell(rows[0]['cell'][:-1]) == []
+  assert {*published.OF_POINTS} <= {'speedup', *tables.COUNTS.values(), *tables.TIMES.values()}
 
 
 def test_values_are_numbers_lists_or_names(tmp_path):
