@@ -24,14 +24,7 @@ ABOUT = ('curve', 'parameter', 'value', 'temperature', 'batch', 'examples')
 QUALITY = ('quality', 'quality_low', 'quality_high')
 COUNTS = ('length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round', 'calls_per_token')
 TIMES = ('speedup', 'speedup_low', 'speedup_high', 'median_ms')
-RATES = (
-  'tokens_per_s',
-  'tokens_per_s_ratio',
-  'decode_tokens_per_s',
-  'prefill_share',
-  'steady_tokens_per_s',
-  'steady_ratio',
-)
+RATES = tuple(tables.TIMES.values())
 PUBLISHED = ('published_quality', *(f'published_{name}' for name in OF_POINTS))
 COLUMNS = (*ABOUT, *QUALITY, *COUNTS, *TIMES, *RATES, *PUBLISHED)
 BREAKDOWN = ('curve', 'parameter', 'value', 'temperature', 'by', 'key', 'texts', 'tested', 'accepted')
