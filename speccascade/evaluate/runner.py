@@ -240,10 +240,10 @@ def _merge_journal(protocol: protocols.Protocol, study: Study, run: Path, count:
 
 
 @contextlib.contextmanager
-def _journals(study: Study, run: Path) -> Iterator[dict[str, Journal]]:
-  """Yield the journals of an experiment by name, in a run directory or a shard's."""
+def _journals(study: Study, run: Path) -> Iterator[list[Journal]]:
+  """Yield the journal of each protocol, in a run directory or a shard's."""
   with contextlib.ExitStack() as stack:
-    yield {p.journal: _opened(stack, p, study.folder(run)) for p in protocols.PROTOCOLS}
+    yield [_opened(stack, protocol, study.folder(run)) for protocol in protocols.PROTOCOLS]
 
 
 def _opened(stack: contextlib.ExitStack, protocol: protocols.Protocol, folder: Path) -> Journal:
@@ -252,19 +252,19 @@ def _opened(stack: contextlib.ExitStack, protocol: protocols.Protocol, folder: P
   return stack.enter_context(contextlib.closing(Journal(folder / protocol.journal, protocol.fields)))
 
 
-def _measure(study: Study, opened: dict[str, Journal], shard: Shard):
+def _measure(study: Study, opened: Sequence[Journal], shard: Shard):
   """Run what the journals lack of a share."""
-  quality, timings = opened.values()
+  quality, timings = opened
   load = lambda: study.loaded
   protocols.quality(study.experiment, load, quality, shard, study.row)
   protocols.latency(study.experiment, load, timings, shard)
 
 
-def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -> Path:
+def _finish(study: Study, run: Path, command: str, opened: Sequence[Journal]) -> Path:
   """Write the results of complete journals; return their folder."""
   experiment = study.experiment
   folder = study.folder(run)
-  quality, timings = opened.values()
+  quality, timings = opened
   names, floors = _once_each(study, folder)
   asked = lambda: multihost.once(lambda: list(trace.wanted(experiment, quality.lines())))
   made = lambda: trace.traces(experiment, study.loaded, asked()) if quality.count else []
@@ -288,7 +288,7 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
     )
     report.write(record, folder, experiment.extra_outputs)
 
-  for journal in opened.values():
+  for journal in opened:
     journal.seal()
   multihost.once(results)
   return folder

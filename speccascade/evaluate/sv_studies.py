@@ -220,7 +220,9 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
       tables += [information(profile.samples, profile.table), reliability(profile.table, profile.samples)]
       tables.append(break_even(profile))
     tables += [speeds(plan)] if isinstance(plan, plans.Plan) else []
-  tables += _chosen(used, batches)
+  planned = [(point.label, point.build()) for point in used if point.curve.method is methods.planned]
+  if rows := [[label, batch, method.at(batch).name] for label, method in planned for batch in batches]:
+    tables.append(dict(title='Method by batch', columns=['curve', 'batch', 'method'], rows=rows, note=''))
   groups: dict[tuple, list] = {}
   for line in lines:
     value = '' if line['value'] is None else str(line['value'])
@@ -229,13 +231,6 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
   of_profile = {point.curve.name for point in used}
   chosen = {key: some for key, some in groups.items() if key[0] in of_profile}
   return tables + [fairness(' '.join(filter(None, map(str, key))), some) for key, some in chosen.items()]
-
-
-def _chosen(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
-  """Return the table of the methods that `methods.planned` chooses for each batch size, where a curve has it."""
-  made = [(point.label, point.build()) for point in points if point.curve.method is methods.planned]
-  rows = [[label, batch, method.at(batch).name] for label, method in made for batch in batches]
-  return [dict(title='Method by batch', columns=['curve', 'batch', 'method'], rows=rows, note='')] if rows else []
 
 
 def _waste(groups: Mapping[tuple, list[Mapping]]) -> dict:

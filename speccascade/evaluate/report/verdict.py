@@ -34,7 +34,8 @@ def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
   reference = results['reference']
   metric = results['metric']
   base = pts.first(points, reference)
-  others = _others(results, points)
+  alone = (reference, pts.LARGE, pts.SMALL)
+  others = [p for p in pts.distinct(points) if p['curve'] not in alone]  # of those that decoded alike not the luckiest
   timed = [p for p in others if pts.ratio(p) is not None]
   if not others:
     return 'open', f'Only {reference} was measured; there is nothing to compare it with.'
@@ -52,12 +53,6 @@ def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
     return _nearest(results, rated, base)
   shown = f"the large model's {pts.metric_name(metric)} ({_against(best, base, metric)})"
   return _speed(best, base, f'reaches {shown} at {{ratio}} its speed')
-
-
-def _others(results: dict, points: Sequence[dict]) -> list[dict]:
-  """Return what is compared with the reference; of settings that decoded alike not the luckiest."""
-  alone = (results['reference'], pts.LARGE, pts.SMALL)
-  return [p for p in pts.distinct(points) if p['curve'] not in alone]
 
 
 def _untimed(results: dict, others: Sequence[dict], base: dict | None) -> str:
