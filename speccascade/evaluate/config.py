@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import functools
-import hashlib
 import inspect
 from pathlib import Path
 
@@ -99,7 +98,7 @@ def folder(file: str, text: str) -> Path:
   bound = gin.get_bindings('speccascade.run', resolve_references=False).get('folder')
   if own := copy.deepcopy(bound):  # which resolves a macro
     return storage.resolve(own)
-  return Path('runs') / f'{Path(file).stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}'
+  return Path('runs') / f'{Path(file).stem}-{storage.digest(text.encode())[:8]}'
 
 
 def build() -> list[Experiment]:

@@ -17,7 +17,7 @@ from speccascade.planning import profiling, sv_model
 
 Samples = Mapping[str, np.ndarray]
 
-TARGET_BINS = 10
+BINS = 10  # of acceptance
 RELIABILITY = 'Reliability of the predicted acceptance'
 FAIRNESS = 'Verified lengths by request'
 _Z = 1.96
@@ -54,7 +54,7 @@ def information(
   samples: Samples, table: verification.AcceptanceTable, resolutions: Sequence[int] = (5, 10, 20)
 ) -> dict:
   """Return the paper's table of uncertainty and information gain by resolution, the last that of the table."""
-  target = equal_width(samples['accept'], TARGET_BINS)
+  target = equal_width(samples['accept'], BINS)
   labelled = {}
   for n in resolutions:
     s = equal_width(samples['s'], n)
@@ -69,7 +69,7 @@ def information(
     rows.append([name, g['alone'], g['s'], g['a'], g['both'], g['gain'], share, g['chance']])
   columns = ['resolution', 'H(A_p)', 'H(A_p | S)', 'H(A_p | A)', 'H(A_p | S, A)', 'gain', 'share', 'by chance']
   note = (
-    f'{len(target)} tested tokens; bits, the acceptance A_p in {TARGET_BINS} equal bins. S of drafter and companion '
+    f'{len(target)} tested tokens; bits, the acceptance A_p in {BINS} equal bins. S of drafter and companion '
     f'correlates with S of drafter and verifier: {correlation(samples):.2f}.'
   )
   return dict(title='Information gain of the companion', columns=columns, rows=rows, note=note)
@@ -93,18 +93,18 @@ def correlation(samples: Samples) -> float:
 # ---- prediction ----
 
 
-def reliability(table: verification.AcceptanceTable, samples: Samples, bins: int = 10) -> dict:
+def reliability(table: verification.AcceptanceTable, samples: Samples) -> dict:
   """Return mean acceptance by predicted acceptance, with intervals: what a reliability diagram shows."""
   predicted = table.predict(samples['s'], samples['a'])
-  label = equal_width(predicted, bins)
+  label = equal_width(predicted, BINS)
   rows = []
-  for i in range(bins):
+  for i in range(BINS):
     here = label == i
     if here.any():
       total = samples['accept'][here].sum()
       n = float(here.sum())
       low, high = wilson(total, n)
-      name = f'{i / bins:.1f} … {(i + 1) / bins:.1f}'
+      name = f'{i / BINS:.1f} … {(i + 1) / BINS:.1f}'
       rows.append([name, predicted[here].mean(), total / n, float(low), float(high), int(n)])
   columns = ['predicted', 'mean predicted', 'mean accepted', 'low', 'high', 'tokens']
   return dict(title=RELIABILITY, columns=columns, rows=rows, note='')
@@ -255,11 +255,11 @@ def _scored(line: Mapping) -> int:
   return line['positions'][-1]
 
 
-def fairness(name: str, lines: Sequence[Mapping], count: int = 5) -> dict:
+def fairness(name: str, lines: Sequence[Mapping]) -> dict:
   """Return in how many rounds so many tokens were verified, of the requests with the shortest and the longest mean."""
   mean = [(_scored(x) - x['rounds']) / max(x['rounds'], 1) for x in lines]
   order = sorted(range(len(lines)), key=mean.__getitem__)
-  count = min(count, len(order) // 2)
+  count = min(5, len(order) // 2)
   few = order[:count]
   many = order[len(order) - count :][::-1]
   most = max(len(x['verified_lengths']) for x in lines)
