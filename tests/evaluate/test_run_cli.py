@@ -176,7 +176,7 @@ def test_a_disk_that_fills_up_is_one_error_and_the_run_goes_on_later(config, who
 
 
 @pytest.mark.full
-def test_several_experiments_have_a_folder_each(config):
+def test_several_experiments_have_a_folder_each(config, capsys):
   path = config.parent / 'two.gin'
   path.write_text(
     GOOD.replace('[@Experiment()]', '[@one/Experiment(), @two/Experiment()]')
@@ -184,12 +184,13 @@ def test_several_experiments_have_a_folder_each(config):
     + 'Experiment.temperatures = [1.0]\nExperiment.quality_batch = 4\n'
   )
   folder = config.parent / 'two'
-  code, _, err = finish(start(path, folder, '--only=three'))
+  begin = lambda *flags: (run.main([*given(path, folder), *flags]), *capsys.readouterr())
+  code, _, err = begin('--only=three')
   assert code == 1 and says(err.splitlines()[-1], 'only=three', 'one, two')
-  code, out, err = finish(start(path, folder, '--only=two'))
+  code, out, err = begin('--only=two')
   assert code == 0 and '# two: toys' in out and '# one: toys' not in out and not (folder / 'one').exists(), err
   before = (folder / 'two' / 'examples.jsonl').stat().st_mtime_ns
-  code, out, err = finish(start(path, folder))
+  code, out, err = begin()
   assert code == 0 and (folder / 'two' / 'examples.jsonl').stat().st_mtime_ns == before, err
   one, two = (json.loads((folder / name / 'results.json').read_text()) for name in ('one', 'two'))
   assert one['name'] == 'one' and two['points'] != one['points'] and '# one: toys' in out and '# two: toys' in out

@@ -1,6 +1,7 @@
 """The points of `results.json`, a record for each setting of a curve, temperature and batch size: how to read them."""
 
 from collections.abc import Sequence
+import functools
 import json
 from typing import Any
 
@@ -91,14 +92,9 @@ def timing(point: Point, name: str) -> Any:
   return (point.get('latency') or {}).get(name)
 
 
-def ratio(point: Point) -> float | None:
-  """Return the speed-up over the reference, None if it was not timed."""
-  return timing(point, 'ratio')
-
-
-def ratio_interval(point: Point) -> list[float] | None:
-  """Return the 95 % interval of the speed-up, None without one."""
-  return timing(point, 'ratio_ci')
+# The speed-up over the reference and its 95 % interval, None if they were not measured.
+ratio = functools.partial(timing, name='ratio')
+ratio_interval = functools.partial(timing, name='ratio_ci')
 
 
 def count(point: Point, name: str) -> Any:
