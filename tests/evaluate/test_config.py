@@ -17,13 +17,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 RUNS = sorted((ROOT / 'gin_configs' / 'runs').glob('*.gin'))
 
 
-@pytest.fixture(autouse=True)
-def empty_config():
-  yield
-  with gin.unlock_config():
-    gin.clear_config()
-
-
 def parse(text: str, tmp_path, **kwargs) -> str:
   path = tmp_path / 'test.gin'
   path.write_text(text)

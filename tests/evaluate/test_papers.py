@@ -174,9 +174,6 @@ def prepared(monkeypatch, tmp_path):
   pathlib.Path('prompts.jsonl').write_text('\n'.join(map(json.dumps, lines)))
   turns = [{'from': 'human', 'value': 'Name a tree.'}, {'from': 'gpt', 'value': 'An oak.'}]
   pathlib.Path('sharegpt.json').write_text(json.dumps([{'conversations': turns}] * 1024))
-  yield
-  with gin.unlock_config():
-    gin.clear_config()
 
 
 def experiments(command: str) -> list[Experiment]:
