@@ -165,15 +165,7 @@ class Candidate:
 def certified(
   candidates: Sequence[Candidate], at_most: float, level: float, rows: np.ndarray, seed: int
 ) -> list[float]:
-  """Return the p-values of a curve's settings in order, up to the first that is above `level`.
-
-  Args:
-    candidates: the settings of a curve, in the order of its values.
-    at_most: the loss that is promised, in points of the metric.
-    level: the chance of certifying a setting of larger loss.
-    rows: the calibration prompts, in random order.
-    seed: of a bootstrap's resamples.
-  """
+  """Return the p-values of a curve's settings in order, up to the first above `level`, its chance of error."""
   p_values: list[float] = []
   for candidate in candidates:
     p_values.append(candidate.loss.take(rows).p_value(at_most, level, seed))
@@ -223,14 +215,7 @@ def split(seed: int, n: int, test_share: float) -> tuple[np.ndarray, np.ndarray]
 def resampled(
   curves: Mapping[str, Sequence[Candidate]], at_most: float, confidence: float, test_share: float, times: int
 ) -> dict[str, Any]:
-  """Return how often the promise is kept on test prompts where calibration and test are divided anew.
-
-  Args:
-    curves: the settings of each curve.
-    at_most: the loss that is promised.
-    confidence: the chance that it is kept.
-    test_share: of the prompts.
-    times: how often they are divided, by the seeds 1, 2, ….
+  """Return how often `fastest` keeps its promise where prompts are divided anew, by the seeds 1, 2, … `times`.
 
   Returns:
     `times`; `kept`, in how many the loss on the test prompts is `at_most` or less, or no setting was certified;

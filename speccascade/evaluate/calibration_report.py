@@ -13,7 +13,7 @@ from speccascade.data import metrics
 from speccascade.decode import options
 from speccascade.engine import plans
 from speccascade.evaluate import calibration, config, intervals, protocols, rundir, runner, summary
-from speccascade.evaluate.calibration import Candidate, CorpusLoss, Loss, MeanLoss
+from speccascade.evaluate.calibration import Candidate, CorpusLoss, MeanLoss
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.report import formats
@@ -106,17 +106,15 @@ def candidates(
       f'{alone[0].label} has no reference: {experiment.reference} has no point of its value; choose with --curve.'
     )
   cost, measure = _costs(experiment, records, temperature, batch, compared)
-  scored: dict[Key, np.ndarray] = {}
-
-  def scores(point: Point) -> np.ndarray:
-    key = _key(point)
-    if key not in scored:
-      scored[key] = _by_prompt(experiment, loss, metric, by_point[key])
-    return scored[key]
+  names = {point.name for point in (*compared, *map(experiment.reference_of, compared))}
+  scores = {name: _by_prompt(experiment, loss, metric, by_point[name]) for name in names}
 
   def candidate(point: Point) -> Candidate:
-    reference = experiment.reference_of(point)
-    return Candidate(point, cost(point), _loss(metric, scores(reference), scores(point)))
+    reference = scores[experiment.reference_of(point).name]
+    setting = scores[point.name]
+    if isinstance(metric, metrics.Mean):
+      return Candidate(point, cost(point), MeanLoss((reference[:, 0] - setting[:, 0]) / setting[:, 1]))
+    return Candidate(point, cost(point), CorpusLoss(metric, reference, setting))
 
   sampler = dict(plans.sampler_of(experiment.sampler(temperature)))
   about = dict(loss=loss, temperature=temperature, sampler=sampler, reference=experiment.reference, measure=measure)
@@ -157,11 +155,6 @@ def _curves(experiment: Experiment, names: Sequence[str]) -> list:
   return chosen
 
 
-def _key(point: Point) -> Key:
-  name, value = point.key
-  return name, str(value)
-
-
 def _by_prompt(experiment: Experiment, name: str, metric: Any, lines: list[dict]) -> np.ndarray:
   """Return the sums of statistics and the number of examples of each prompt [N, K + 1]."""
   examples, texts = summary.predicted_texts(experiment.task, lines)
@@ -175,12 +168,6 @@ def _by_prompt(experiment: Experiment, name: str, metric: Any, lines: list[dict]
   return sums
 
 
-def _loss(metric: Any, reference: np.ndarray, setting: np.ndarray) -> Loss:
-  if not isinstance(metric, metrics.Mean):
-    return CorpusLoss(metric, reference, setting)
-  return MeanLoss((reference[:, 0] - setting[:, 0]) / setting[:, 1])
-
-
 def _costs(
   experiment: Experiment, records: Sequence[dict], temperature: float, batch: int | None, compared: Sequence[Point]
 ) -> tuple[Callable[[Point], float], str]:
@@ -190,12 +177,12 @@ def _costs(
   if batch not in (None, *sizes):
     raise RunError(f'batch_size={batch}: the run has {", ".join(map(str, sizes))}.')
   by_key = {(r['curve'], str(r['value'])): r for r in some if r['batch'] == (batch or sizes[0])}
-  latencies = [by_key[_key(point)]['latency'] for point in compared]
+  latencies = [by_key[point.name]['latency'] for point in compared]
   if all(x and x['ratio'] for x in latencies):
-    return lambda point: 1 / by_key[_key(point)]['latency']['ratio'], TIME
+    return lambda point: 1 / by_key[point.name]['latency']['ratio'], TIME
 
   def calls(point: Point) -> float:
-    counted = by_key[_key(point)]['counts']
+    counted = by_key[point.name]['counts']
     if not counted or counted['calls_per_token'] is None:
       raise RunError(f'{point.label} has neither times nor calls at this batch size; choose others with --curve.')
     return counted['calls_per_token']
@@ -281,13 +268,9 @@ def _setting(
   candidate: Candidate, p_value: float | None, level: float, rows: np.ndarray, test: np.ndarray, seed: int
 ) -> dict[str, Any]:
   """Return what is known of a setting; its p-value is None where an earlier setting ended the sequence."""
-  name, value = candidate.point.key
   on_rows = candidate.loss.take(rows)
   held_out = candidate.loss.take(test) if len(test) > 1 else None
-  return dict(
-    curve=name,
-    parameter=candidate.point.curve.parameter,
-    value=value,
+  return candidate.point.about | dict(
     label=candidate.point.label,
     cost=candidate.cost,
     loss=on_rows.value(),

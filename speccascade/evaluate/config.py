@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import functools
-import hashlib
 import inspect
 from pathlib import Path
 
@@ -95,16 +94,11 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
 
 
 def folder(file: str, text: str) -> Path:
-  """Return the run directory of the config that was read: its own, else one that is the same for the same config.
-
-  Args:
-    file: the last gin file.
-    text: the complete config.
-  """
+  """Return the run directory of the config that was read: its own, else one named by the last file and all its text."""
   bound = gin.get_bindings('speccascade.run', resolve_references=False).get('folder')
   if own := copy.deepcopy(bound):  # which resolves a macro
     return storage.resolve(own)
-  return Path('runs') / f'{Path(file).stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}'
+  return Path('runs') / f'{Path(file).stem}-{storage.digest(text.encode())[:8]}'
 
 
 def build() -> list[Experiment]:

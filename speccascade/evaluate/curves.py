@@ -83,6 +83,18 @@ class Point:
     return self.curve.name, json.loads(json.dumps(self.value))
 
   @property
+  def name(self) -> tuple[str, str]:
+    """The key as texts, by which a point is looked up."""
+    curve, value = self.key
+    return curve, str(value)
+
+  @property
+  def about(self) -> dict[str, Any]:
+    """The columns of results that name a point."""
+    curve, value = self.key
+    return dict(curve=curve, parameter=self.curve.parameter, value=value)
+
+  @property
   def label(self) -> str:
     """The curve's name and the setting, for people."""
     return self.curve.name if self.value is None else f'{self.curve.name} {self.curve.parameter}={self.value}'
@@ -133,7 +145,9 @@ class Curve:
       rule_settings = _merged(self, 'rule_settings', bound, self.rule_settings)
     elif self.rule_settings:
       raise ValueError(f'{self.name}: rule_settings={dict(self.rule_settings)} without a rule.')
-    values = tuple(map(_of_python, _listed(self, self.values)))
+    if isinstance(self.values, (str, bytes)) or not isinstance(self.values, Sequence):
+      raise ValueError(f'{self.name}: values={self.values!r} is not a list; write [{self.values!r}].')
+    values = tuple(map(_of_python, self.values))
     new = dict(method=method, rule=rule, values=values, settings=settings, rule_settings=rule_settings)
     for name, value in new.items():
       object.__setattr__(self, name, value)
@@ -160,16 +174,13 @@ class Curve:
           raise ValueError(
             f'{self.name}: {name} has {key}, but {rules.name_of(function)} takes {", ".join(known) or "nothing"}.'
           )
-    infinite = lambda x: isinstance(x, float) and not np.isfinite(x)
-    if odd := [x for x in self.values if any(map(infinite, x if isinstance(x, tuple) else [x]))]:
-      raise ValueError(f'{self.name}: values has {odd[0]}; give finite numbers.')
     for value in self.values:
       try:
         json.dumps(value, allow_nan=False)
       except (TypeError, ValueError):
         raise ValueError(
-          f'{self.name}: values has {value!r}, which results cannot hold; give numbers or texts, and each function a '
-          'curve of its own.'
+          f'{self.name}: values has {value!r}, which results cannot hold; give finite numbers or texts, and each '
+          'function a curve of its own.'
         ) from None
     if not self.values:
       raise ValueError(f'{self.name} has no values; leave values out, or give one at least.')
@@ -222,12 +233,6 @@ class Curve:
       parts.append(rules.name_of(self.rule) + _arguments(self.rule_settings))
     varied = '' if self.parameter is None else f', {self.parameter} in {list(self.values)}'
     return f'{self.name}: {" of ".join(parts)}{varied}'
-
-
-def _listed(curve: Curve, values: Any) -> Sequence:
-  if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
-    raise ValueError(f'{curve.name}: values={values!r} is not a list; write [{values!r}].')
-  return values
 
 
 def _of_python(value: Any) -> Any:

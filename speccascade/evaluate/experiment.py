@@ -124,10 +124,9 @@ class Experiment:
         raise ValueError(
           f'{self.name}: a latency batch of {batch}{queue} needs at least {needed} latency_examples, not {most}.'
         )
-    if len(set(self.latency_batches)) < len(self.latency_batches) or len(set(self.temperatures)) < len(
-      self.temperatures
-    ):
-      raise ValueError(f'{self.name}: temperatures and latency_batches must differ from each other.')
+    for values in (self.temperatures, self.latency_batches):
+      if len(set(values)) < len(values):
+        raise ValueError(f'{self.name}: temperatures and latency_batches must differ from each other.')
     if not self.temperatures:
       raise ValueError(f'{self.name} has no temperatures; give [0.0] for greedy decoding.')
     for temperature in self.temperatures:
@@ -214,12 +213,8 @@ class Experiment:
       inputs.check_models(method, models)
     names: list[str] = []
     for model in models:
-      name = model.name
-      count = 2
-      while name in names:
-        name = f'{model.name} {count}'
-        count = count + 1
-      names.append(name)
+      numbered = (f'{model.name} {n}' for n in itertools.count(2))
+      names.append(next(name for name in itertools.chain([model.name], numbered) if name not in names))
     return [m.replace(name=n) for m, n in zip(models, names, strict=True)]
 
   def encode(self, models: Sequence[Model]) -> dict[int, list[int]]:
@@ -284,7 +279,7 @@ def _described(models: Any) -> str:
 def _load(given: Any, mesh: Any, loaded: list) -> Model:
   if isinstance(given, Checkpoint):
     return given.load(mesh, loaded)
-  model = given if isinstance(given, Model) else given.load() if hasattr(given, 'load') else given()
+  model = given if isinstance(given, Model) else given()
   if not isinstance(model, Model):
     raise ValueError(f'{given!r} gave {type(model).__name__}, not a Model.')
   return model if mesh is None or sharding.shared([model]) == mesh else sharding.place(model, mesh)

@@ -29,29 +29,28 @@ class Programs:
   def __init__(self, call: Call, runs: Iterable[tuple[float, Point]], batch: int):
     self._call = call
     self._program_of: dict[tuple, tuple] = {}  # by point
-    self.labels: dict[tuple, str] = {}
+    self._labels: dict[tuple, str] = {}
     needed: dict[tuple, tuple[Strategy, float]] = {}
     for temperature, point in runs:
-      if _name(temperature, point) in self._program_of:
+      name = (temperature, *point.name)
+      if name in self._program_of:
         continue
-      method = _of_every_decode(point.build())
-      key = _key(method, temperature)
-      self._program_of[_name(temperature, point)] = key
+      method = point.build()
+      if isinstance(method, SequenceCascade):
+        method = method.replace(threshold=np.inf)  # which answers everything anew, by both of its decodes
+      leaves, structure = jax.tree.flatten(method)
+      key = (temperature, structure, *map(np.shape, leaves))
+      self._program_of[name] = key
       needed.setdefault(key, (method, temperature))
-      self.labels.setdefault(key, f'{point.label}, T = {temperature:g}')
+      self._labels.setdefault(key, f'{point.label}, T = {temperature:g}')
     self._in_order = multihost.threads() == 1
     self._pool = concurrent.futures.ThreadPoolExecutor(multihost.threads())
     self._futures: dict[tuple, concurrent.futures.Future] = {}
     heads: dict[tuple[int, ...], concurrent.futures.Future] = {}  # by slots: it compiles the prefill of these models
     for key, (method, temperature) in needed.items():
       slots = method.at(batch).slots if method.phases else None  # a sequence cascade decodes as two other methods do
-      if self._in_order:
-        after = ()
-      elif slots is None:
-        after = tuple(heads.values())
-      else:
-        after = (heads[slots],) if slots in heads else ()
-      self._futures[key] = self._submit(after, method, temperature)
+      after = [head for models, head in heads.items() if slots in (None, models)]
+      self._futures[key] = self._pool.submit(self._call_after, after, method, temperature)
       if slots is not None:
         heads.setdefault(slots, self._futures[key])
 
@@ -64,13 +63,10 @@ class Programs:
   def __len__(self) -> int:
     return len(self._futures)
 
-  def _submit(self, after: Sequence[concurrent.futures.Future], *args) -> concurrent.futures.Future:
-    def call():
-      for future in after:
-        future.result()
-      self._call(*args)
-
-    return self._pool.submit(call)
+  def _call_after(self, after: Sequence[concurrent.futures.Future], method: Strategy, temperature: float):
+    for future in after:
+      future.result()
+    self._call(method, temperature)
 
   def ready(self, temperature: float, point: Point) -> bool:
     """Return whether a program need not be waited for."""
@@ -83,27 +79,11 @@ class Programs:
     self._future(temperature, point).result()
 
   def _future(self, temperature: float, point: Point) -> concurrent.futures.Future:
-    return self._futures[self._program_of[_name(temperature, point)]]
+    return self._futures[self._program_of[(temperature, *point.name)]]
 
   def wait_for_all(self, ended: Callable[[str], None]):
     """Wait for all programs; `ended` gets the label of each."""
-    label_of = {future: self.labels[key] for key, future in self._futures.items()}
+    label_of = {future: self._labels[key] for key, future in self._futures.items()}
     for future in concurrent.futures.as_completed(label_of):
       future.result()
       ended(label_of[future])
-
-
-def _of_every_decode(method: Strategy) -> Strategy:
-  """Return a method that runs all its decodes: a sequence cascade then answers everything anew."""
-  return method.replace(threshold=np.inf) if isinstance(method, SequenceCascade) else method
-
-
-def _name(temperature: float, point: Point) -> tuple[float, str, str]:
-  name, value = point.key
-  return temperature, name, str(value)
-
-
-def _key(method: Strategy, temperature: float) -> tuple:
-  """Return what identifies a program: the structure of its method and the shapes of its numbers."""
-  leaves, structure = jax.tree.flatten(method)
-  return temperature, structure, *map(np.shape, leaves)

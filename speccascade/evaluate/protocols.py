@@ -111,7 +111,7 @@ class Part:
 def quality_plan(experiment: Experiment) -> list[Part]:
   """Return every call in order; a shard that has the longest prompts with one point has shorter ones with the next."""
   examples = quality_examples(experiment)
-  parts = _parts(examples, _batch(experiment, examples)) if examples else []
+  parts = _parts(examples, quality_batch(experiment)) if examples else []
   runs = [(t, p) for t in experiment.temperatures for p in experiment.points]
   return [Part(i + j, *run, part) for i, run in enumerate(runs) for j, part in enumerate(parts)]
 
@@ -140,7 +140,7 @@ def quality(
     return
   loaded = load()
   examples = quality_examples(experiment)
-  batch = _batch(experiment, examples)
+  batch = quality_batch(experiment)
   progress = Progress('quality', len(plan), journal.count)
   decoded = None, []  # a point at a temperature, and its lines so far
   for group in _groups(_unfinished(parts, journal.count)):
@@ -156,7 +156,7 @@ def quality(
         progress.leave_out(time.monotonic() - start)
         out = run_method(experiment, loaded, part.point.build(), part.temperature, part.examples, batch)
         _warn_of_faults(out, part.point)
-        lines = [_line(out, i, e, part.temperature, part.point, loaded.models) for i, e in enumerate(part.examples)]
+        lines = [_line(out, i, key, len(loaded.models)) for i, key in enumerate(part.keys())]
         journal.append(lines[len(lines) - missing :])
         progress.add(missing, label)
         key = part.temperature, part.point.label
@@ -193,13 +193,9 @@ def _caller(
   return lambda method, temperature: run_method(experiment, loaded, method, temperature, some, batch)
 
 
-def _batch(experiment: Experiment, examples: Sequence[Example]) -> int:
-  return min(experiment.quality_batch, len(examples))
-
-
 def quality_batch(experiment: Experiment) -> int:
-  """Return the batch size in which the quality protocol decodes, 1 where it decodes nothing."""
-  return max(1, _batch(experiment, quality_examples(experiment)))
+  """Return the batch size in which the quality protocol decodes, 0 where it decodes nothing."""
+  return min(experiment.quality_batch, len(experiment.task.examples[: experiment.quality_examples]))
 
 
 def quality_examples(experiment: Experiment) -> list[Example]:
@@ -218,26 +214,17 @@ def _parts(examples: list[Example], batch: int) -> list[list[Example]]:
   return [examples[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-def _line(out: Decoded, i: int, example: Example, temperature: float, point: Point, models: Sequence[Model]) -> dict:
+def _line(out: Decoded, i: int, key: tuple, models: int) -> dict:
   """Return the line of one decoded example."""
-  name, value = point.key
   tokens = out.tokens[i]
-  stats = out.stats
   text = out.texts[i] if out.texts is not None else ' '.join(map(str, tokens))
-  line = dict(
-    temperature=temperature,
-    curve=name,
-    value=value,
-    example=example.index,
-    prediction=text,
-    tokens=tokens,
-    cut_off=out.finish_reasons[i] == 'length',
-  )
+  line = dict(zip(QUALITY_KEYS, key, strict=True))
+  line |= dict(prediction=text, tokens=tokens, cut_off=out.finish_reasons[i] == 'length')
   for field in dataclasses.fields(Stats):
-    array = getattr(stats, field.name)
+    array = getattr(out.stats, field.name)
     if field.name in PER_MODEL:
       counts = array[:, i].tolist()
-      line[field.name] = counts + [0] * (len(models) - len(counts))
+      line[field.name] = counts + [0] * (models - len(counts))
     else:
       line[field.name] = np.asarray(array[i]).tolist()
   return line if out.faults[i] is None else line | {'fault': out.faults[i]}
@@ -263,14 +250,9 @@ class Timing:
   examples: tuple[int, ...]  # places in the split
   point: Point
 
-  @property
-  def key(self) -> tuple:
-    """What the journal calls it."""
-    return self.temperature, self.batch, self.trial, list(self.examples), *self.point.key
-
   def keys(self) -> list[tuple]:
-    """What the journal calls its lines."""
-    return [self.key]
+    """What the journal calls its line."""
+    return [(self.temperature, self.batch, self.trial, list(self.examples), *self.point.key)]
 
   def group(self) -> tuple:
     """What all points share that are timed in turn."""
@@ -303,7 +285,7 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
   more, alone and after the timed call, which they are not a part of.
   """
   plan = [timing for timing in latency_plan(experiment) if shard.has(timing.turn)]
-  journal.agree(LATENCY_KEYS, [t.key for t in plan])
+  journal.agree(LATENCY_KEYS, [key for timing in plan for key in timing.keys()])
   if journal.count >= len(plan):
     return
   loaded = load()
@@ -320,7 +302,8 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       run_method(experiment, loaded, experiment.references[0].build(), temperature, examples, batch)  # thread's first
       progress.leave_out(time.monotonic() - start)
     for timing in timings:
-      line = dict(zip(LATENCY_KEYS, timing.key, strict=True))
+      (key,) = timing.keys()
+      line = dict(zip(LATENCY_KEYS, key, strict=True))
       lines.append(line | _timed_call(experiment, loaded, timing, examples))
     journal.append(lines)
     progress.add(len(lines), f'batch {batch}, T = {temperature:g}, trial {trial + 1}')
@@ -331,9 +314,7 @@ def _timed_call(experiment: Experiment, loaded: Loaded, timing: Timing, examples
   method = timing.point.build()
   if experiment.latency_queue > 1 and method.phases:
     used, prompts, settings = _arguments(experiment, loaded, method, timing.temperature, examples)
-    times = dataclasses.asdict(throughput.steady(method, used, prompts, timing.batch, **settings))
-    faults = times.pop('faults')
-    return times | ({'faults': faults} if faults else {})
+    return throughput.steady(method, used, prompts, timing.batch, **settings)
   call = functools.partial(run_method, experiment, loaded, method, timing.temperature, examples, timing.batch)
   seconds, out = timed(call)
   line = {'seconds': seconds, 'tokens': int(out.stats.emitted.sum())}
@@ -342,7 +323,7 @@ def _timed_call(experiment: Experiment, loaded: Loaded, timing: Timing, examples
   if timing.trial == 0 and experiment.latency_queue == 1 and method.phases:
     used, prompts, settings = _arguments(experiment, loaded, method, timing.temperature, examples)
     sizes = {name: settings[name] for name in ('max_new_tokens', 'max_prompt_tokens', 'sampler')}
-    line['prefill_seconds'] = throughput.prefill_call(method, used, prompts, **sizes)()
+    line['prefill_seconds'] = throughput.prefill_seconds(method, used, prompts, **sizes)
   return line
 
 
@@ -357,7 +338,7 @@ def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: 
 
 def batches(experiment: Experiment) -> list[int]:
   """Return the sizes of the batches that an experiment decodes."""
-  return sorted({*experiment.latency_batches, _batch(experiment, quality_examples(experiment))} - {0})
+  return sorted({*experiment.latency_batches, quality_batch(experiment)} - {0})
 
 
 def widths(experiment: Experiment) -> list[int]:

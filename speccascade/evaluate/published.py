@@ -1,15 +1,7 @@
-"""Published values of the papers' tables and figures, from `published.csv`.
+"""Published values of the papers' tables and figures, from `published.csv`, a number a row.
 
-Each row is one number. Its columns:
-  cell         the cell of a table or figure, as in 'cascades/table2/wmt14/small-large'
-  curve        the name of the curve that has the number
-  value        the value of the curve's parameter as JSON, as in 0.1 or [0.5, 0.5]; empty for a curve of one point, and
-               for a measure of a complete curve
-  temperature  empty where the paper does not state it
-  batch        empty where the paper does not state it
-  measure      one of MEASURES, or 'quality/METRIC'
-  published    the number, in the unit of the report: a share is 0 … 1, a metric as the task has it
-  source       'paper' (stated in the text), 'table' (of a table), 'reading' (read from a figure)
+docs/experiments.md describes its columns. A number has the unit of the report: a share is 0 … 1, a metric as the task
+has it.
 """
 
 from collections.abc import Sequence
@@ -99,15 +91,7 @@ def _shipped() -> list[dict[str, Any]]:
 
 
 def of_cell(cell: str, rows: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-  """Return the published values of a cell and of those below it.
-
-  Args:
-    cell: as an experiment names it; '' for none.
-    rows: where to look; the values that come with the package where not given.
-
-  Returns:
-    The rows whose cell is this one, or starts with it and a slash.
-  """
+  """Return the rows of a cell and of those below it, none for ''; `rows` are those of the package where not given."""
   if not cell:
     return []
   return [row for row in (_shipped() if rows is None else rows) if f'{row["cell"]}/'.startswith(f'{cell}/')]
@@ -116,10 +100,7 @@ def of_cell(cell: str, rows: Sequence[dict[str, Any]] | None = None) -> list[dic
 def match(rows: Sequence[dict[str, Any]], point: dict[str, Any], measure: str) -> float | None:
   """Return the published value of a measure of a point, None where there is none, or several cells have one.
 
-  Args:
-    rows: those of the experiment's cell.
-    point: with curve, value, temperature and batch; for a measure of a complete curve its value is None.
-    measure: one of MEASURES, or 'quality/METRIC'.
+  For a measure of a complete curve the point's value is None.
   """
   wanted = point['curve'], point['value'], measure
   values = [

@@ -6,6 +6,7 @@ A bucket cannot be locked: there the journals show that two processes write one 
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import difflib
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ SHARDS = 'shards'
 READ = 'permit it, or choose another --run_dir'  # the remedy where something cannot be read
 
 
-def locked(folder: Path, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
+def by_writer(block: Callable[..., Iterator[None]]) -> Callable[..., contextlib.AbstractContextManager[None]]:
+  """Make of a generator a context that the writer alone enters, as a decorator."""
+  manager = contextlib.contextmanager(block)
+  return functools.wraps(block)(lambda *args, **kwargs: multihost.on_writer(manager(*args, **kwargs)))
+
+
+@by_writer
+def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
   """Lock a run directory, made where there is none; `shared`, next to other processes that share it."""
-  return multihost.on_writer(_locked(folder, shared))
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, shared: bool) -> Iterator[None]:
   with storage.one_sentence(f'{folder} cannot be a run directory', 'choose another --run_dir'):
     storage.make_folder(folder)
     strangers = {name for name in storage.names(folder) if not storage.is_part(Path(name))} - {LOCK, SHARDS}

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-import json
 import os
 from pathlib import Path
 import platform
@@ -23,7 +22,7 @@ from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.shards import Shard
 from speccascade.host import multihost, storage
 from speccascade.host.errors import RunError
-from speccascade.host.journal import Journal
+from speccascade.host.journal import as_line, Journal
 from speccascade.host.progress import Progress
 from speccascade.planning import timing
 
@@ -82,17 +81,14 @@ class Study:
   judged: dict[tuple, tuple] = dataclasses.field(default_factory=dict)  # the quality of points that have it already
 
   @functools.cached_property
-  def _loaded(self) -> protocols.Loaded:
+  def loaded(self) -> protocols.Loaded:
+    """The models and prompts."""
     start = time.perf_counter()
     loaded = protocols.Loaded.of(self.experiment)
     names = ', '.join(m.name for m in loaded.models)
     if multihost.is_writer():
       print(f'models loaded in {time.perf_counter() - start:.1f} s: {names}', file=sys.stderr)
     return loaded
-
-  def load(self) -> protocols.Loaded:
-    """Return the models and prompts."""
-    return self._loaded
 
   def folder(self, run: Path) -> Path:
     """Return its folder in a run directory, or in a shard's."""
@@ -101,9 +97,8 @@ class Study:
   def row(self, temperature: float, point: Point, lines: list[dict]) -> str:
     """Judge a point and return its row of the summary, in which no time is known yet."""
     record, resampled = summary.judge(self.experiment, point, lines)
-    self.judged[temperature, point.label] = record, resampled
-    about = dict(curve=point.curve.name, parameter=point.curve.parameter, value=point.value)
-    return f'T = {temperature:g}: {report.formats.row(_metrics(self.experiment), about | record)}'
+    self.judged[temperature, *point.name] = record, resampled
+    return f'T = {temperature:g}: {report.formats.row(_metrics(self.experiment), point.about | record)}'
 
   @property
   def files(self) -> list[str]:
@@ -217,7 +212,7 @@ def _missing(studies: Sequence[Study], run: Path, count: int) -> list[str]:
       plans[os.path.join(study.subfolder, protocol.journal)] = [turn for turn, _ in protocol.lines(study.experiment)]
     files += [os.path.join(study.subfolder, name) for name in study.files]
   with storage.one_sentence(f'{run} cannot be read', rundir.READ):
-    return multihost.once(lambda: shards.missing(run, plans, files, shards.all_of(count)))
+    return multihost.once(lambda: shards.missing(run, plans, files, count))
 
 
 def _merge(study: Study, run: Path, command: str, count: int) -> Path:
@@ -230,8 +225,7 @@ def _merge(study: Study, run: Path, command: str, count: int) -> Path:
   for name in study.files:
     if not rundir.exists(folder / name):
       rundir.write(folder / name, rundir.read(first / name))
-  with _journals(study, run) as opened:
-    return _finish(study, run, command, opened)
+  return _run_one(study, run, command)  # which finds everything measured
 
 
 def _merge_journal(protocol: protocols.Protocol, study: Study, run: Path, count: int):
@@ -246,10 +240,10 @@ def _merge_journal(protocol: protocols.Protocol, study: Study, run: Path, count:
 
 
 @contextlib.contextmanager
-def _journals(study: Study, run: Path) -> Iterator[dict[str, Journal]]:
-  """Yield the journals of an experiment by name, in a run directory or a shard's."""
+def _journals(study: Study, run: Path) -> Iterator[list[Journal]]:
+  """Yield the journal of each protocol, in a run directory or a shard's."""
   with contextlib.ExitStack() as stack:
-    yield {p.journal: _opened(stack, p, study.folder(run)) for p in protocols.PROTOCOLS}
+    yield [_opened(stack, protocol, study.folder(run)) for protocol in protocols.PROTOCOLS]
 
 
 def _opened(stack: contextlib.ExitStack, protocol: protocols.Protocol, folder: Path) -> Journal:
@@ -258,21 +252,22 @@ def _opened(stack: contextlib.ExitStack, protocol: protocols.Protocol, folder: P
   return stack.enter_context(contextlib.closing(Journal(folder / protocol.journal, protocol.fields)))
 
 
-def _measure(study: Study, opened: dict[str, Journal], shard: Shard):
+def _measure(study: Study, opened: Sequence[Journal], shard: Shard):
   """Run what the journals lack of a share."""
-  quality, timings = opened.values()
-  protocols.quality(study.experiment, study.load, quality, shard, study.row)
-  protocols.latency(study.experiment, study.load, timings, shard)
+  quality, timings = opened
+  load = lambda: study.loaded
+  protocols.quality(study.experiment, load, quality, shard, study.row)
+  protocols.latency(study.experiment, load, timings, shard)
 
 
-def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -> Path:
+def _finish(study: Study, run: Path, command: str, opened: Sequence[Journal]) -> Path:
   """Write the results of complete journals; return their folder."""
   experiment = study.experiment
   folder = study.folder(run)
-  quality, timings = opened.values()
+  quality, timings = opened
   names, floors = _once_each(study, folder)
   asked = lambda: multihost.once(lambda: list(trace.wanted(experiment, quality.lines())))
-  made = lambda: trace.traces(experiment, study.load(), asked()) if quality.count else []
+  made = lambda: trace.traces(experiment, study.loaded, asked()) if quality.count else []
   traced = _once(
     folder / 'traces.jsonl', made, lambda lines: all(_is_object(x) and trace.FIELDS <= x.keys() for x in lines)
   )
@@ -293,7 +288,7 @@ def _finish(study: Study, run: Path, command: str, opened: dict[str, Journal]) -
     )
     report.write(record, folder, experiment.extra_outputs)
 
-  for journal in opened.values():
+  for journal in opened:
     journal.seal()
   multihost.once(results)
   return folder
@@ -307,10 +302,10 @@ def _metrics(experiment: Experiment) -> dict:
 def _once_each(study: Study, folder: Path) -> tuple[list[str] | None, dict | None]:
   """Return the names of the models and the times of their forward passes, which are measured once a run."""
   texts = lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x)
-  names = _once(folder / 'models.json', lambda: [m.name for m in study.load().models], texts)
+  names = _once(folder / 'models.json', lambda: [m.name for m in study.loaded.models], texts)
   if not study.experiment.latency_examples:
     return names, None
-  made = lambda: _floor(study.experiment, study.load().models)
+  made = lambda: _floor(study.experiment, study.loaded.models)
   times = lambda x: _is_object(x) and _is_object(x.get('forward_s')) and all(map(_is_object, x['forward_s'].values()))
   return names, _once(folder / 'floor.json', made, times)
 
@@ -319,10 +314,7 @@ def _once(path: Path, make: Callable[[], Any], valid: Callable[[Any], bool]):
   """Return the value of a file of the run, which is made where it is missing."""
   if not rundir.exists(path):
     value = make()
-    if path.suffix == '.jsonl':
-      rundir.write(path, ''.join(json.dumps(v, ensure_ascii=False) + '\n' for v in value))
-    else:
-      rundir.write_json(path, value)
+    rundir.write(path, ''.join(map(as_line, value)) if path.suffix == '.jsonl' else rundir.as_json(value))
   return multihost.once(lambda: rundir.read_json(path, valid))
 
 

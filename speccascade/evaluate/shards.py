@@ -14,7 +14,7 @@ from pathlib import Path
 import re
 
 from speccascade.evaluate import rundir
-from speccascade.host import journal, multihost, storage
+from speccascade.host import journal, storage
 from speccascade.host.errors import RunError
 
 FOLDER = rundir.SHARDS
@@ -63,16 +63,12 @@ def check_none(run: Path, folders: Iterable[Path]):
     raise RunError(f'{run} has a run of {n} shards: resume it with --shard=i/{n}, or write its results with --merge.')
 
 
-def locked(run: Path, shard: Shard, prepare: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
+@rundir.by_writer
+def locked(run: Path, shard: Shard, prepare: Callable[..., None]) -> Iterator[None]:
   """Lock a shard, next to processes that have locked others, having prepared what they share.
 
   `prepare(begun=…)` learns whether another has begun to use that.
   """
-  return multihost.on_writer(_locked(run, shard, prepare))
-
-
-@contextlib.contextmanager
-def _locked(run: Path, shard: Shard, prepare: Callable[..., None]) -> Iterator[None]:
   with rundir.locked(run, shared=True), contextlib.ExitStack() as stack:
     with alone(run):
       _check(run, shard)
@@ -86,13 +82,9 @@ def _locked(run: Path, shard: Shard, prepare: Callable[..., None]) -> Iterator[N
     yield
 
 
-def alone(run: Path) -> contextlib.AbstractContextManager[None]:
+@rundir.by_writer
+def alone(run: Path) -> Iterator[None]:
   """Lock what the shards share, waiting until it is free; in a bucket it cannot be locked."""
-  return multihost.on_writer(_alone(run))
-
-
-@contextlib.contextmanager
-def _alone(run: Path) -> Iterator[None]:
   if storage.in_bucket(run):
     yield
     return
@@ -113,11 +105,11 @@ def _check(run: Path, shard: Shard):
     )
 
 
-def missing(run: Path, plans: dict[str, Sequence[int]], files: Sequence[str], shards: Sequence[Shard]) -> list[str]:
+def missing(run: Path, plans: dict[str, Sequence[int]], files: Sequence[str], count: int) -> list[str]:
   """Return in words which shards lack what; plans give each journal the turns of its lines, files are shard 0's."""
   lacking = []
   begun = storage.names(run / FOLDER)
-  for shard in shards:
+  for shard in all_of(count):
     folder = shard.folder(run)
     total = 0
     there = 0

@@ -42,7 +42,7 @@ def points(
   lines: Iterable[dict],
   timings: Sequence[dict],
   floor: dict | None,
-  judged: Mapping[tuple, tuple[dict, Resampled]] | None = None,
+  judged: Mapping[Key, tuple[dict, Resampled]] | None = None,
 ) -> list[dict]:
   """Return one record for each temperature, latency batch size and point.
 
@@ -51,31 +51,29 @@ def points(
     lines: those of the quality protocol.
     timings: the lines of the latency protocol.
     floor: the times of bare forward passes, None where none were measured.
-    judged: what `judge` has returned before, by temperature and label.
+    judged: what `judge` has returned before, by temperature and name of the point.
   """
   by_point: dict[Key, dict] = {}
   resampled: dict[Key, Resampled] = {}
-  points_by_name = {_named(p): p for p in experiment.points}
+  points_by_name = {p.name: p for p in experiment.points}
   key_of = lambda line: (line['temperature'], line['curve'], str(line['value']))
   for key, some in itertools.groupby(lines, key_of):  # the lines of a point follow each other
     point = points_by_name[key[1:]]
-    known = (judged or {}).get((key[0], point.label))
-    by_point[key], resampled[key] = known or judge(experiment, point, list(some))
+    by_point[key], resampled[key] = (judged or {}).get(key) or judge(experiment, point, list(some))
   times = _times(timings)
   records = []
   for temperature in experiment.temperatures:
-    quality = {_named(p): resampled.get((temperature, *_named(p)), {}) for p in experiment.points}
+    quality = {p.name: resampled.get((temperature, *p.name), {}) for p in experiment.points}
     for batch in experiment.latency_batches if timings else (experiment.quality_batch,):
       timed = {key[2:]: some for key, some in times.items() if key[:2] == (temperature, batch)}
       group = []
       for point in experiment.points:
-        name, value = point.key
-        about = dict(curve=name, parameter=point.curve.parameter, value=value, temperature=temperature, batch=batch)
-        record = about | by_point.get((temperature, *_named(point)), NOTHING)
+        about = point.about | dict(temperature=temperature, batch=batch)
+        record = about | by_point.get((temperature, *point.name), NOTHING)
         record['counts'] = _at_batch(experiment, point, batch, record['counts']) if timings else record['counts']
         base = experiment.reference_of(point)
-        record['quality_gain_ci'] = {} if base is None else _gains(quality[_named(point)], quality[_named(base)])
-        record['latency'] = _latency(timed.get(_named(point)), base and timed.get(_named(base)), experiment.seed)
+        record['quality_gain_ci'] = {} if base is None else _gains(quality[point.name], quality[base.name])
+        record['latency'] = _latency(timed.get(point.name), base and timed.get(base.name), experiment.seed)
         record['predicted'] = _predicted(experiment, point, record['counts'], floor, timed) if batch == 1 else None
         group.append(record)
       _add_matched(experiment, group, quality, timed)
@@ -92,11 +90,6 @@ def _at_batch(experiment: Experiment, point: Point, batch: int, counted: dict | 
   if mine == theirs:
     return counted
   return counted | dict.fromkeys(name for name in counted if name in OF_METHOD)
-
-
-def _named(point: Point) -> tuple[str, str]:
-  name, value = point.key
-  return name, str(value)
 
 
 # ---- quality and counts ----
@@ -280,7 +273,7 @@ def _add_matched(
   metric = next(iter(experiment.task.metrics))
   for record in records:
     record['matched_ci'] = None
-  base = _named(experiment.references[0])
+  base = experiment.references[0].name
   wanted = quality[base].get(metric)
   if len(experiment.references) > 1 or wanted is None or base not in timed:
     return
@@ -326,10 +319,10 @@ def _predicted(
   a_token = lambda some: sum(x[0] for x in some.values()) / sum(x[1] for x in some.values())
   overhead = 0.0
   draft = forward[method.slots[0]][1]
-  if mine := timed.get(_named(base)):
+  if mine := timed.get(base.name):
     overhead = max(0.0, a_token(mine) - sum(forward[m][1] for m in reference.slots))
-  alone = [p for p in experiment.points if p.curve.method is autoregressive and _named(p) in timed]
+  alone = [p for p in experiment.points if p.curve.method is autoregressive and p.name in timed]
   for other in alone if method.slots[0] != method.slots[-1] else ():
     if other.build().slots == method.slots[:1]:
-      draft = max(draft, a_token(timed[_named(other)]))
+      draft = max(draft, a_token(timed[other.name]))
   return cost_model.predict_method(method, counted, cost_model.Costs(draft, forward[method.slots[-1]], overhead))

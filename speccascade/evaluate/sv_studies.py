@@ -17,7 +17,7 @@ from speccascade.planning import profiling, sv_model
 
 Samples = Mapping[str, np.ndarray]
 
-TARGET_BINS = 10
+BINS = 10  # of acceptance
 RELIABILITY = 'Reliability of the predicted acceptance'
 FAIRNESS = 'Verified lengths by request'
 _Z = 1.96
@@ -54,7 +54,7 @@ def information(
   samples: Samples, table: verification.AcceptanceTable, resolutions: Sequence[int] = (5, 10, 20)
 ) -> dict:
   """Return the paper's table of uncertainty and information gain by resolution, the last that of the table."""
-  target = equal_width(samples['accept'], TARGET_BINS)
+  target = equal_width(samples['accept'], BINS)
   labelled = {}
   for n in resolutions:
     s = equal_width(samples['s'], n)
@@ -69,7 +69,7 @@ def information(
     rows.append([name, g['alone'], g['s'], g['a'], g['both'], g['gain'], share, g['chance']])
   columns = ['resolution', 'H(A_p)', 'H(A_p | S)', 'H(A_p | A)', 'H(A_p | S, A)', 'gain', 'share', 'by chance']
   note = (
-    f'{len(target)} tested tokens; bits, the acceptance A_p in {TARGET_BINS} equal bins. S of drafter and companion '
+    f'{len(target)} tested tokens; bits, the acceptance A_p in {BINS} equal bins. S of drafter and companion '
     f'correlates with S of drafter and verifier: {correlation(samples):.2f}.'
   )
   return dict(title='Information gain of the companion', columns=columns, rows=rows, note=note)
@@ -93,18 +93,18 @@ def correlation(samples: Samples) -> float:
 # ---- prediction ----
 
 
-def reliability(table: verification.AcceptanceTable, samples: Samples, bins: int = 10) -> dict:
+def reliability(table: verification.AcceptanceTable, samples: Samples) -> dict:
   """Return mean acceptance by predicted acceptance, with intervals: what a reliability diagram shows."""
   predicted = table.predict(samples['s'], samples['a'])
-  label = equal_width(predicted, bins)
+  label = equal_width(predicted, BINS)
   rows = []
-  for i in range(bins):
+  for i in range(BINS):
     here = label == i
     if here.any():
       total = samples['accept'][here].sum()
       n = float(here.sum())
-      low, high = wilson(np.array(total), np.array(n))
-      name = f'{i / bins:.1f} … {(i + 1) / bins:.1f}'
+      low, high = wilson(total, n)
+      name = f'{i / BINS:.1f} … {(i + 1) / BINS:.1f}'
       rows.append([name, predicted[here].mean(), total / n, float(low), float(high), int(n)])
   columns = ['predicted', 'mean predicted', 'mean accepted', 'low', 'high', 'tokens']
   return dict(title=RELIABILITY, columns=columns, rows=rows, note='')
@@ -128,18 +128,12 @@ def log_loss(table: verification.AcceptanceTable, samples: Samples) -> float:
 
 def robustness(profiles: Mapping[str, plans.Profile]) -> dict:
   """Return how well each profile's table predicts the samples of each: other data, another temperature, another γ."""
-  names = list(profiles)
-  rows = [[name, *(log_loss(profiles[name].table, profiles[other].samples) for other in names)] for name in names]
-  rows.append(
-    ['no companion', *(log_loss(_constant(profiles[other].samples), profiles[other].samples) for other in names)]
-  )
+  samples = [profile.samples for profile in profiles.values()]
+  means = [verification.AcceptanceTable.of([], [[]], [[some['accept'].mean()]]) for some in samples]
+  rows = [[name, *(log_loss(profile.table, some) for some in samples)] for name, profile in profiles.items()]
+  rows.append(['no companion', *map(log_loss, means, samples)])
   note = 'Bits a token; a table was fitted to the samples of its own column, so that one is at an advantage.'
-  return dict(title='Tables on the samples of others', columns=['table of', *names], rows=rows, note=note)
-
-
-def _constant(samples: Samples) -> verification.AcceptanceTable:
-  """Return a table that promises the mean."""
-  return verification.AcceptanceTable.of([], [[]], [[samples['accept'].mean()]])
+  return dict(title='Tables on the samples of others', columns=['table of', *profiles], rows=rows, note=note)
 
 
 # ---- what pays ----
@@ -219,13 +213,16 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
   if not used:
     return []
   tables = []
-  for plan in {id(plan): plan for plan in (_loaded(point.plan) for point in used)}.values():
+  loaded = [p.plan if isinstance(p.plan, plans.Profile) else plans.get(p.plan) for p in used]
+  for plan in {id(plan): plan for plan in loaded}.values():
     profile = getattr(plan, 'profile', plan)
     if profile is not None and profile.samples is not None:
       tables += [information(profile.samples, profile.table), reliability(profile.table, profile.samples)]
       tables.append(break_even(profile))
     tables += [speeds(plan)] if isinstance(plan, plans.Plan) else []
-  tables += _chosen(used, batches)
+  planned = [(point.label, point.build()) for point in used if point.curve.method is methods.planned]
+  if rows := [[label, batch, method.at(batch).name] for label, method in planned for batch in batches]:
+    tables.append(dict(title='Method by batch', columns=['curve', 'batch', 'method'], rows=rows, note=''))
   groups: dict[tuple, list] = {}
   for line in lines:
     value = '' if line['value'] is None else str(line['value'])
@@ -234,17 +231,6 @@ def of_run(points: Sequence[Any], lines: Iterable[Mapping], batches: Sequence[in
   of_profile = {point.curve.name for point in used}
   chosen = {key: some for key, some in groups.items() if key[0] in of_profile}
   return tables + [fairness(' '.join(filter(None, map(str, key))), some) for key, some in chosen.items()]
-
-
-def _loaded(plan: Any) -> plans.Plan | plans.Profile:
-  return plan if isinstance(plan, plans.Profile) else plans.get(plan)
-
-
-def _chosen(points: Sequence[Any], batches: Sequence[int]) -> list[dict]:
-  """Return the table of the methods that `methods.planned` chooses for each batch size, where a curve has it."""
-  made = [(point.label, point.build()) for point in points if point.curve.method is methods.planned]
-  rows = [[label, batch, method.at(batch).name] for label, method in made for batch in batches]
-  return [dict(title='Method by batch', columns=['curve', 'batch', 'method'], rows=rows, note='')] if rows else []
 
 
 def _waste(groups: Mapping[tuple, list[Mapping]]) -> dict:
@@ -269,11 +255,11 @@ def _scored(line: Mapping) -> int:
   return line['positions'][-1]
 
 
-def fairness(name: str, lines: Sequence[Mapping], count: int = 5) -> dict:
+def fairness(name: str, lines: Sequence[Mapping]) -> dict:
   """Return in how many rounds so many tokens were verified, of the requests with the shortest and the longest mean."""
   mean = [(_scored(x) - x['rounds']) / max(x['rounds'], 1) for x in lines]
   order = sorted(range(len(lines)), key=mean.__getitem__)
-  count = min(count, len(order) // 2)
+  count = min(5, len(order) // 2)
   few = order[:count]
   many = order[len(order) - count :][::-1]
   most = max(len(x['verified_lengths']) for x in lines)

@@ -153,7 +153,7 @@ def test_the_second_answer_of_a_sequence_cascade_does_not_depend_on_why_it_was_a
   anew = out.stats.calls[1] > 0
   observed = np.bincount([t[0] for t, a in zip(out.tokens, anew) if a], minlength=7)
   ((distribution, _),) = step([1, 2], None)
-  assert 1000 < anew.sum() < rows - 1000
+  assert 500 < anew.sum() < rows - 500
   statistic = ((observed - distribution * anew.sum()) ** 2 / (distribution * anew.sum())).sum()
   assert statistic < 40  # χ² of 6 degrees of freedom: false alarms 5e-7
 

@@ -1,11 +1,14 @@
 """Runs for what is tested of them: a config of toys, commands in processes of their own, and shares of a run."""
 
+from collections.abc import Callable
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
+import time
+from typing import Any
 
 import toys
 
@@ -38,6 +41,13 @@ TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
 QUICK = Experiment(toys.task(3, 4), toys.models, [TARGET], temperatures=[0.0], quality_batch=1, trace_examples=1)
 
 
+def written(folder: pathlib.Path, text: str = GOOD + RUN) -> pathlib.Path:
+  """Write a config, and return its path."""
+  path = folder / 'toy.gin'
+  path.write_text(text)
+  return path
+
+
 def given(config: pathlib.Path, folder) -> list[str]:
   """Return the arguments of every run."""
   cache = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
@@ -58,6 +68,15 @@ def start(config: pathlib.Path, folder, *flags, before: str = '', cwd=None, **en
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
   out, err = process.communicate(timeout=300)
   return process.returncode, out, err
+
+
+def wait_until(begun: Callable[[], Any], *processes: subprocess.Popen):
+  """Wait until something has begun, while all of these processes run."""
+  deadline = time.monotonic() + 120
+  while not begun():
+    ended = [finish(process) for process in processes if process.poll() is not None]
+    assert not ended and time.monotonic() < deadline, ended
+    time.sleep(0.002)
 
 
 def share(experiment, folder, index, count=3, config='a = 1\n'):

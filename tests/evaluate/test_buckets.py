@@ -3,7 +3,6 @@
 import json
 import pathlib
 import signal
-import time
 
 import jax
 from matching import having
@@ -16,7 +15,7 @@ pytest.importorskip('upath')
 pytest.importorskip('gcsfs')
 pytest.importorskip('gcp_storage_emulator')
 
-from runs import finish, given, GOOD, merge, QUICK, RUN, same_bytes, share, start
+from runs import finish, given, merge, QUICK, same_bytes, share, start, wait_until, written
 
 import speccascade
 from speccascade import checkpoints, run
@@ -194,12 +193,9 @@ def test_shards_in_another_kind_of_bucket_are_merged_alike(tmp_path):
 
 @pytest.mark.long
 def test_a_run_in_a_bucket_that_was_killed_goes_on_to_the_same_bytes(bucket, folder, tmp_path, monkeypatch, capsys):
-  config = tmp_path / 'toy.gin'
-  config.write_text(GOOD + RUN)
-  killed, deadline = start(config, str(folder), '--debug'), time.monotonic() + 120
-  while not storage.objects(folder / 'examples'):
-    assert killed.poll() is None and time.monotonic() < deadline, finish(killed)
-    time.sleep(0.01)
+  config = written(tmp_path)
+  killed = start(config, str(folder), '--debug')
+  wait_until(lambda: storage.objects(folder / 'examples'), killed)
   killed.kill()
   assert finish(killed)[0] == -signal.SIGKILL
   left = journal.count(folder / 'examples.jsonl')

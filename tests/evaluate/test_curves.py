@@ -12,18 +12,10 @@ from speccascade import acceptance, checkpoints, methods, rules, stopping
 from speccascade.evaluate import Checkpoint, config, Curve
 
 
-@pytest.fixture(autouse=True)
-def empty_config():
-  config.register()
-  yield
-  with gin.unlock_config():
-    gin.clear_config()
-
-
 def curve_of(text: str) -> Curve:
   """Return Curve() of a config."""
+  config.register()
   with gin.unlock_config():
-    gin.clear_config()
     gin.parse_config(text)
   return gin.get_configurable('Curve')()
 

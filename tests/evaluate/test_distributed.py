@@ -13,13 +13,13 @@ import jax
 from matching import says
 import numpy as np
 import pytest
-from runs import finish, GOOD, RUN, same_bytes, start
+from runs import finish, GOOD, same_bytes, start, wait_until, written
 from tiers import quick
 
 import speccascade
 from speccascade.checkpoints import orbax
 from speccascade.evaluate import rundir
-from speccascade.host import multihost
+from speccascade.host import journal, multihost
 from speccascade.host.errors import RunError
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
@@ -176,8 +176,7 @@ def test_one_process_waits_for_nobody():
 
 @pytest.mark.long
 def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(tmp_path):
-  config = tmp_path / 'toy.gin'
-  config.write_text(GOOD + RUN)
+  config = written(tmp_path)
   (tmp_path / 'one').mkdir()
   (tmp_path / 'two').mkdir()
 
@@ -185,12 +184,10 @@ def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(
     where, flags = address(), ('--distributed', '--host_timeout=8')
     return [start(config, 'run', *flags, cwd=tmp_path / 'two', **environment(where, i)) for i in range(2)]
 
-  journal = tmp_path / 'two' / 'run' / 'examples.jsonl'
-  for victim, lines in ((1, 4), (0, 24)):
-    both, deadline = begin(), time.monotonic() + 120
-    while not journal.exists() or journal.read_bytes().count(b'\n') < lines:
-      assert both[0].poll() is both[1].poll() is None and time.monotonic() < deadline
-      time.sleep(0.002)
+  lines = tmp_path / 'two' / 'run' / 'examples.jsonl'
+  for victim, count in ((1, 4), (0, 24)):
+    both = begin()
+    wait_until(lambda count=count: journal.count(lines) >= count, *both)
     both[victim].send_signal(signal.SIGKILL)
     began = time.monotonic()
     code, out, err = finish(both[1 - victim])
@@ -200,7 +197,7 @@ def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(
     own, watcher = 'it died, hangs, or needs more than 8 s', 'Another process died, and JAX ended this one.'
     assert own in errors[0] or (victim == 0 and watcher in errors[0])  # with the first process JAX's service is gone
     assert 'all hosts' in errors[0]
-  assert journal.read_bytes().count(b'\n') < 60
+  assert journal.count(lines) < 60
   (code, out, err), (other, silent, said) = map(finish, begin())
   assert code == other == 0 and 'Report: run/report.html' in out and not silent, (err, said)
   assert 'quality: 60/60 examples' in err and 'quality' not in said
@@ -254,10 +251,8 @@ def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, 
     where, flags = address(), ('--distributed', '--host_timeout=30', shape)
     return [start(pair, folder, *flags, **more, **environment(where, i)) for i in range(2)]
 
-  both, deadline = begin(), time.monotonic() + 120
-  while not (folder / 'examples.jsonl').exists() or not (folder / 'examples.jsonl').read_bytes():
-    assert both[0].poll() is both[1].poll() is None and time.monotonic() < deadline
-    time.sleep(0.002)
+  both = begin()
+  wait_until(lambda: journal.count(folder / 'examples.jsonl'), *both)
   both[victim].send_signal(signal.SIGKILL)
   code, out, err = finish(both[1 - victim])
   finish(both[victim])
@@ -277,8 +272,7 @@ def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, 
 
 @pytest.mark.full
 def test_what_the_first_process_cannot_do_is_one_error_of_both(tmp_path):
-  config = tmp_path / 'toy.gin'
-  config.write_text(GOOD + RUN)
+  config = written(tmp_path)
   (tmp_path / 'thesis').mkdir()
   (tmp_path / 'thesis' / 'thesis.tex').write_text('x')
   where = address()
@@ -290,13 +284,10 @@ def test_what_the_first_process_cannot_do_is_one_error_of_both(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(('number', 'code'), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_process_that_is_told_to_end_does_and_one_that_is_killed_leaves_nothing_running(tmp_path, number, code):
-  config = tmp_path / 'toy.gin'
-  config.write_text(GOOD + RUN)
+  config = written(tmp_path)
   alone = environment(address(), 0) | dict(JAX_NUM_PROCESSES='1', TOYS_SLEEP='60')
   process, deadline = start(config, tmp_path / 'run', '--distributed', **alone), time.monotonic() + 120
-  while not (tmp_path / 'run' / 'examples.jsonl').exists():
-    assert process.poll() is None and time.monotonic() < deadline
-    time.sleep(0.02)
+  wait_until((tmp_path / 'run' / 'examples.jsonl').exists, process)
   process.send_signal(number)
   ended, out, err = finish(process)  # which waits for the child, too: both write to the same pipes
   assert ended == code and not out and time.monotonic() < deadline

@@ -13,7 +13,6 @@ import toys
 from speccascade import acceptance, methods, rules, Sampler, sampling
 from speccascade.checkpoints import hf
 from speccascade.data import metrics
-from speccascade.data.examples import Task
 from speccascade.evaluate import Checkpoint, Curve, Experiment
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
@@ -31,13 +30,6 @@ def error(**changes) -> str:
   with pytest.raises(ValueError) as caught:
     make(**changes)
   return str(caught.value)
-
-
-def test_points_follow_the_order_of_curves_and_values():
-  experiment = make()
-  assert [p.key for p in experiment.points] == [('target only', None), ('opt', 0.0), ('opt', 0.5)]
-  assert [p.curve for p in experiment.references] == [TARGET]
-  assert isinstance(experiment.task, Task)  # a function of it is called
 
 
 def test_nothing_is_loaded_before_load(tmp_path):

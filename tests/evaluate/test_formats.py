@@ -28,6 +28,7 @@ def test_csv_does_not_round_numbers_and_quotes_texts():
   assert (first['curve'], first['quality'], first['speedup']) == ('a, "b"', '27.12345', '1.5')
   assert (first['length'], first['cut_off']) == ('12.34567', '0.125')
   assert second['quality'] == second['length'] == '' and tuple(first) == formats.COLUMNS
+  assert (first['tokens_per_s'], first['steady_ratio']) == ('150.0', '')
 
 
 def test_acceptance_is_listed_once_of_a_batch_size_that_has_it():

@@ -46,6 +46,5 @@ def test_a_bucket_without_permission_is_refused_before_anything_is_measured(monk
     raise PermissionError('403: storage.objects.delete is denied')
 
   monkeypatch.setattr(storage, 'remove', forbid)
-  with pytest.raises(RunError, match=having('outputs/run', '403')):
-    with rundir.locked(folder):
-      pass
+  with pytest.raises(RunError, match=having('outputs/run', '403')), rundir.locked(folder):
+    pass

@@ -106,9 +106,9 @@ def command_of(row: dict[str, str]) -> str:
 
 @functools.cache
 def model(path: str) -> Model:
-  """Return the model at a path as shapes."""
+  """Return the model at a path as shapes; layers are stacked, where all are in it: quicker to trace."""
   base, layers = checkpoints.parse_model_path(path)
-  network = NETWORKS[base]()
+  network = dataclasses.replace(NETWORKS[base](), scan=layers is None)
   return checkpoints.first_layers(Model(network.param_shapes(), network, name=path), layers)
 
 
@@ -174,9 +174,6 @@ def prepared(monkeypatch, tmp_path):
   pathlib.Path('prompts.jsonl').write_text('\n'.join(map(json.dumps, lines)))
   turns = [{'from': 'human', 'value': 'Name a tree.'}, {'from': 'gpt', 'value': 'An oak.'}]
   pathlib.Path('sharegpt.json').write_text(json.dumps([{'conversations': turns}] * 1024))
-  yield
-  with gin.unlock_config():
-    gin.clear_config()
 
 
 def experiments(command: str) -> list[Experiment]:
@@ -207,11 +204,11 @@ def models_of(experiment: Experiment) -> list[Model]:
 
 @functools.cache
 def cache_bytes(path: str, rows: int, source: int, new: int) -> int:
-  """Return the bytes of a model's caches; its layers are stacked, which is quicker to trace."""
-  network = dataclasses.replace(NETWORKS[path](), scan=True)
+  """Return the bytes of a model's caches."""
+  network = model(path).network
   slots = new + (source if network.start_id is None else 0)
   prompt = Prompt(jax.ShapeDtypeStruct((rows, source), jnp.int32), jax.ShapeDtypeStruct((rows,), jnp.int32))
-  return tree_bytes(jax.eval_shape(lambda p, x: network.prefill(p, x, slots), network.param_shapes(), prompt))
+  return tree_bytes(jax.eval_shape(lambda p, x: network.prefill(p, x, slots), model(path).params, prompt))
 
 
 def gibibytes(experiment: Experiment) -> float:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import toys
 
-from speccascade import decode, methods, rules, Sampler, sampling
+from speccascade import decode, embedded, methods, rules, Sampler, sampling
+from speccascade.data import metrics
 from speccascade.evaluate import Curve, Experiment, intervals, protocols, summary, trace
 from speccascade.host import multihost, progress
 from speccascade.host.errors import RunError
@@ -27,6 +28,7 @@ OPT = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.3, 0.6), {'b
 EXPERIMENT = Experiment(
   toys.task, toys.models, [TARGET, DRAFT, OPT], quality_batch=4, latency_examples=4, latency_trials=2, trace_examples=2
 )
+ALONE = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
 
 
 @pytest.fixture(scope='module')
@@ -45,15 +47,20 @@ def quality(loaded, tmp_path_factory):
   return _quality(EXPERIMENT, loaded, tmp_path_factory.mktemp('quality') / 'examples.jsonl')
 
 
-def _quality(experiment, loaded, path):
-  journal = Journal(path)
-  protocols.quality(experiment, lambda: loaded, journal)
-  journal.close()
+def _quality(experiment, loaded, path, load=None, protocol=protocols.quality):
+  """Complete a journal, and return its path."""
+  with contextlib.closing(Journal(path)) as journal:
+    protocol(experiment, load or (lambda: loaded), journal)
   return path
 
 
-def _lines(path):
-  return [json.loads(line) for line in path.read_text().splitlines()]
+_latency = functools.partial(_quality, protocol=protocols.latency)
+
+
+def _lines(path, point=None):
+  """Return the lines of a journal, or those of one point of the results."""
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  return [x for x in lines if point is None or all(x[k] == point[k] for k in ('curve', 'value', 'temperature'))]
 
 
 # ---- quality ----
@@ -100,18 +107,25 @@ def test_a_journal_cut_anywhere_is_completed_to_the_same_bytes(loaded, quality, 
     assert _quality(EXPERIMENT, loaded, path).read_bytes() == whole
 
 
-def test_a_finished_journal_needs_no_models(loaded, quality):
-  journal = Journal(quality)
-  protocols.quality(EXPERIMENT, lambda: pytest.fail('loaded'), journal)
-  journal.close()
-
-
-def test_the_journal_of_another_experiment_is_refused(loaded, quality):
-  journal = Journal(quality)
-  other = dataclasses.replace(EXPERIMENT, temperatures=(1.0,))
+def test_a_finished_journal_needs_no_models_and_is_of_its_experiment(loaded, quality):
+  _quality(EXPERIMENT, None, quality, load=lambda: pytest.fail('loaded'))
   with pytest.raises(RunError, match='another run'):
-    protocols.quality(other, lambda: loaded, journal)
-  journal.close()
+    _quality(dataclasses.replace(EXPERIMENT, temperatures=(1.0,)), loaded, quality)
+
+
+def test_what_follows_a_stop_string_is_not_decoded():
+  task = embedded.task(count=3)
+  experiment = dataclasses.replace(EXPERIMENT, task=task, models=embedded.models, latency_examples=0)
+  loaded = protocols.Loaded.of(experiment)
+  decoded = lambda made: protocols.run_method(made, loaded, DRAFT.build(), 0.0, task.examples)
+  free = decoded(experiment)
+  word = free.texts[0].split()[2]
+  stopping = dataclasses.replace(experiment, task=dataclasses.replace(task, stop=(f' {word}',)))
+  stopped = decoded(stopping)
+  assert stopped.finish_reasons[0] == 'stop' and stopped.texts[0] == free.texts[0].partition(f' {word}')[0]
+  assert len(stopped.tokens[0]) < len(free.tokens[0])
+  assert stopped.tokens[0] == free.tokens[0][: len(stopped.tokens[0])]
+  assert f"stop [' {word}']" in stopping.describe() and 'stop [' not in experiment.describe()
 
 
 # ---- compilation ----
@@ -119,16 +133,13 @@ def test_the_journal_of_another_experiment_is_refused(loaded, quality):
 
 @pytest.mark.parametrize('batch', [1, 3])
 def test_a_sweep_over_a_split_with_a_rest_compiles_once(loaded, tmp_path, batch):
-  curves = [Curve('target only', methods.autoregressive, settings={'model': 1})]
   sweep = Curve('diff', methods.speculative, rules.diff, 'alpha', (0.0, 0.1, 0.2, 0.3), {'block': 2})
   experiment = dataclasses.replace(
-    EXPERIMENT, curves=[*curves, sweep], quality_batch=batch, temperatures=(0.5, 0.7), latency_batches=(batch,)
+    EXPERIMENT, curves=[TARGET, sweep], quality_batch=batch, temperatures=(0.5, 0.7), latency_batches=(batch,)
   )
   run = functools.partial(_quality, experiment, loaded, tmp_path / 'q')
-  journal = Journal(tmp_path / 'l')
-  times = functools.partial(protocols.latency, experiment, lambda: loaded, journal)
+  times = functools.partial(_latency, experiment, loaded, tmp_path / 'l')
   assert traces(run, times) == [2, 0]  # one program for each method, queued or not
-  journal.close()
 
 
 def test_programs_are_dropped_where_the_kernel_would_refuse_more_mappings(monkeypatch):
@@ -156,9 +167,9 @@ def test_every_point_is_timed_in_turn_on_each_example():
     orders.add(tuple(t.point.key for t in group))
   assert len(orders) > 10
   assert len({t.examples for t in plan if t.batch == 1}) == 4 and all(len(t.examples) == t.batch for t in plan)
-  assert [t.key for t in plan] == [t.key for t in protocols.latency_plan(experiment)]
+  assert plan == protocols.latency_plan(experiment)
   other = protocols.latency_plan(dataclasses.replace(experiment, seed=1))
-  assert [t.key for t in plan] != [t.key for t in other]
+  assert plan != other
 
 
 def test_each_program_is_warm_before_the_clock_runs_and_a_rest_is_completed(loaded, tmp_path, monkeypatch):
@@ -171,23 +182,14 @@ def test_each_program_is_warm_before_the_clock_runs_and_a_rest_is_completed(load
   original = protocols.run_method
   monkeypatch.setattr(protocols, 'run_method', record)
   experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], latency_trials=1)
-  journal = Journal(tmp_path / 'l')
-  protocols.latency(experiment, lambda: loaded, journal)
-  journal.close()
+  whole = _lines(_latency(experiment, loaded, tmp_path / 'l'))
   assert [t for _, t, _ in calls] == [0.0] * (2 + 1 + 8) + [1.0] * (2 + 1 + 8)  # programs, this thread's first, timed
-  whole = _lines(tmp_path / 'l')
   assert all(line['seconds'] > 0 and line['tokens'] > 0 for line in whole)
-  kept = ''.join(json.dumps(line) + '\n' for line in whole[:11])
-  (tmp_path / 'l').write_text(kept)
+  (tmp_path / 'l').write_text(''.join(json.dumps(line) + '\n' for line in whole[:11]))
   calls.clear()
-  journal = Journal(tmp_path / 'l')
-  protocols.latency(experiment, lambda: loaded, journal)
-  journal.close()
+  untimed = lambda lines: [{k: v for k, v in x.items() if not k.endswith('seconds')} for x in lines]
+  assert untimed(_lines(_latency(experiment, loaded, tmp_path / 'l'))) == untimed(whole)
   assert len(calls) == 2 + 1 + 5 and {t for _, t, _ in calls} == {1.0}
-  times = ('seconds', 'prefill_seconds')
-  assert [{k: v for k, v in x.items() if k not in times} for x in _lines(tmp_path / 'l')] == [
-    {k: v for k, v in x.items() if k not in times} for x in whole
-  ]
 
 
 def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, tmp_path, monkeypatch):
@@ -202,8 +204,8 @@ def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, tmp_path, monkeypat
   monkeypatch.setattr(multihost, 'threads', lambda: 2)  # a single one warms up every program first
   curve = Curve('seq', methods.sequence_cascade, None, 'threshold', (-100.0,))
   experiment = dataclasses.replace(EXPERIMENT, curves=[curve], reference='seq')
-  with contextlib.closing(Journal(tmp_path / 'q')) as journal, pytest.raises(KeyboardInterrupt):
-    protocols.quality(experiment, lambda: loaded, journal)
+  with pytest.raises(KeyboardInterrupt):
+    _quality(experiment, loaded, tmp_path / 'q')
   assert thresholds == [np.inf, -100]
 
 
@@ -239,9 +241,8 @@ def test_a_queue_has_a_steady_part_and_one_batch_a_prefill(loaded, tmp_path):
   lines = {}
   for queue in (1, 3):
     experiment = dataclasses.replace(EXPERIMENT, latency_queue=queue, **sizes)
-    with contextlib.closing(Journal(tmp_path / f'{queue}', protocols.LATENCY_FIELDS)) as journal:
-      protocols.latency(experiment, lambda: loaded, journal)
-    lines[queue] = _lines(tmp_path / f'{queue}')
+    lines[queue] = _lines(_latency(experiment, loaded, tmp_path / f'{queue}'))
+    assert all({*protocols.LATENCY_FIELDS} <= line.keys() for line in lines[queue])
     records = summary.points(experiment, [], lines[queue], None)
     for record in records:
       times = record['latency']
@@ -250,7 +251,7 @@ def test_a_queue_has_a_steady_part_and_one_batch_a_prefill(loaded, tmp_path):
       assert (times['prefill_share'] is not None) == (queue == 1 and record['curve'] != 'seq')
   assert [len(line['examples']) for line in lines[1]] == [2] * 18 and [len(x['examples']) for x in lines[3]] == [6] * 6
   for line in lines[1]:
-    assert ('prefill_seconds' in line) == (line['trial'] == 0 and line['curve'] != 'seq')
+    assert (line.get('prefill_seconds', 0) > 0) == (line['trial'] == 0 and line['curve'] != 'seq')
   totals = collections.Counter()
   for line in lines[1]:
     totals[line['curve'], line['trial']] += line['tokens']
@@ -270,13 +271,12 @@ def _timing(curve, example, trial, seconds, tokens=10):
 
 
 def test_ratios_compare_sums_of_medians_over_the_same_examples():
-  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
   timings = []
   for trial, slow in enumerate((1.0, 5.0, 1.0)):  # a trial on a busy machine is outvoted
     for example, seconds in enumerate((0.2, 0.4)):
       timings.append(_timing('target only', example, trial, slow * seconds))
       timings.append(_timing('draft only', example, trial, slow * seconds / 4))
-  target, draft = summary.points(experiment, [], timings, None)
+  target, draft = summary.points(ALONE, [], timings, None)
   assert target['latency']['ratio'] == 1 and target['latency']['ratio_ci'] == [1, 1]
   took = draft['latency']
   assert took['ratio'] == pytest.approx(4) and took['ratio_ci'] == pytest.approx([4, 4])
@@ -285,19 +285,18 @@ def test_ratios_compare_sums_of_medians_over_the_same_examples():
 
 
 def test_tokens_per_second_and_the_parts_of_a_time_are_compared_too():
-  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
   timings = []
   for example in range(4):
     timings.append(_timing('target only', example, 0, 2.0, 20) | {'prefill_seconds': 0.5})
     timings.append(_timing('draft only', example, 0, 1.0, 30) | {'prefill_seconds': 0.25})
-  target, draft = (x['latency'] for x in summary.points(experiment, [], timings, None))
+  target, draft = (x['latency'] for x in summary.points(ALONE, [], timings, None))
   assert (target['ratio'], target['tokens_per_s_ratio']) == (1, 1) and target['tokens_per_s_ratio_ci'] == [1, 1]
   assert draft['ratio'] == 2 and draft['tokens_per_s_ratio'] == pytest.approx(3)
   assert draft['tokens_per_s_ratio_ci'] == pytest.approx([3, 3]) and draft['prefill_share'] == 0.25
   assert draft['tokens_per_s'] == 30 and draft['decode_tokens_per_s'] == pytest.approx(40)
   assert target['steady_tokens_per_s'] is target['steady_ratio'] is None
   queued = [x | dict(steady_seconds=x['seconds'] / 2, steady_tokens=x['tokens'] // 5) for x in timings]
-  target, draft = (x['latency'] for x in summary.points(experiment, [], queued, None))
+  target, draft = (x['latency'] for x in summary.points(ALONE, [], queued, None))
   assert target['steady_tokens_per_s'] == 4 and draft['steady_ratio'] == pytest.approx(3)
 
 
@@ -317,14 +316,13 @@ def test_each_value_is_compared_with_its_own_reference():
 
 def test_the_interval_of_a_ratio_covers_the_ratio_as_often_as_it_says():
   rng, covered = np.random.default_rng(0), 0
-  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, DRAFT], temperatures=(0.0,))
   for _ in range(100):
     timings = []
     for example in range(40):
       seconds = rng.lognormal(sigma=0.3)
       timings.append(_timing('target only', example, 0, seconds))
       timings.append(_timing('draft only', example, 0, seconds / 2 * rng.lognormal(sigma=0.2) / np.exp(0.02)))
-    low, high = summary.points(experiment, [], timings, None)[1]['latency']['ratio_ci']
+    low, high = summary.points(ALONE, [], timings, None)[1]['latency']['ratio_ci']
     covered += low <= 2 <= high
   assert covered >= 85
 
@@ -338,11 +336,7 @@ def test_quality_has_an_interval_and_counts_add_up(quality):
     low, high = p['quality_ci']['overlap']
     assert low <= p['quality']['overlap'] <= high and p['latency'] is None and p['examples'] == 10
     c = p['counts']
-    lines = [
-      x
-      for x in _lines(quality)
-      if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], p['temperature'])
-    ]
+    lines = _lines(quality, p)
     assert c['emitted'] == sum(len(x['tokens']) for x in lines)
     assert c['length'] == c['emitted'] / 10 and c['cut_off'] == np.mean(
       [toys.VOCAB - 1 not in x['tokens'] for x in lines]
@@ -404,13 +398,9 @@ def test_the_interval_of_a_difference_pairs_the_examples(quality):
   points = summary.points(EXPERIMENT, _lines(quality), [], None)
   base, other = points[0], points[2]
   assert base['quality_gain_ci'] == {'overlap': [0, 0]}
-  lines = [
-    [x for x in _lines(quality) if (x['curve'], x['value'], x['temperature']) == (p['curve'], p['value'], 0.0)]
-    for p in (base, other)
-  ]
   scores = [
-    toys.Overlap().statistics([toys.task().examples[x['example']] for x in some], [x['prediction'] for x in some])
-    for some in lines
+    100 * toys.overlap.statistics([toys.task().examples[x['example']] for x in some], [x['prediction'] for x in some])
+    for some in (_lines(quality, base), _lines(quality, other))
   ]
   gains = np.ravel(scores[1] - scores[0])
   drawn = np.random.default_rng(5).choice(gains, (4000, 10)).mean(1)
@@ -432,12 +422,12 @@ def test_what_the_metrics_see_is_post_processed(quality):
 
 
 def test_a_metric_that_is_no_number_at_the_end_is_none(quality):
-  class Undefined(toys.Overlap):
-    def combine(self, total, n):
+  class Undefined(metrics.Chrf):
+    def combine(self, row, n):
       return float('nan')
 
-  metrics = {'f': lambda examples, texts: float('inf'), 'sums': Undefined()}
-  task = dataclasses.replace(EXPERIMENT.task, metrics=metrics)
+  judged = {'f': lambda examples, texts: float('inf'), 'sums': Undefined()}
+  task = dataclasses.replace(EXPERIMENT.task, metrics=judged)
   (first, *_) = summary.points(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [], None)
   assert first['quality'] == first['quality_ci'] == {'f': None, 'sums': None} and first['quality_gain_ci'] == {}
 
@@ -476,11 +466,7 @@ def test_traced_probabilities_are_those_the_tokens_were_drawn_with(loaded, model
       q, p = (float(sampler(l)[token]) for l in (q_logits, p_logits))
       if x['curve'] == 'opt':
         pi = float(rules.opt(q_logits, p_logits, alpha=0.3, sampler=sampler)[token])
-        assert (t['q'], t['p'], t['pi']) == (
-          pytest.approx(q, abs=1e-4),
-          pytest.approx(p, abs=1e-4),
-          pytest.approx(pi, abs=1e-4),
-        )
+        assert [t['q'], t['p'], t['pi']] == pytest.approx([q, p, pi], abs=1e-4)
         assert t['pi'] > 0 and t['source'] in ('drafter', 'residual', 'bonus')
       else:
         assert t['q'] is None and t['p'] == t['pi'] == pytest.approx(p if x['curve'] == 'target only' else q, abs=1e-4)

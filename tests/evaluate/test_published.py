@@ -10,7 +10,6 @@ import pytest
 
 from speccascade.evaluate import published, report
 from speccascade.evaluate.report import formats, tables
-from speccascade.evaluate.report import points as pts
 
 ROW = dict(
   cell='paper/table1/en-de',
@@ -37,6 +36,7 @@ def test_the_values_that_come_with_the_package_can_be_read():
   assert rows and all(row['published'] is not None for row in rows)
   assert published.of_cell(rows[0]['cell'])[0] == rows[0]
   assert published.of_cell('') == published.of_cell(rows[0]['cell'][:-1]) == []
+  assert {*published.OF_POINTS} <= {'speedup', *tables.COUNTS.values(), *tables.TIMES.values()}
 
 
 def test_values_are_numbers_lists_or_names(tmp_path):
@@ -46,34 +46,27 @@ def test_values_are_numbers_lists_or_names(tmp_path):
   assert (rows[0]['temperature'], rows[0]['batch'], rows[0]['published']) == (1.0, None, 1.5)
 
 
+# What of the row above is replaced by what, and what the error names.
 BAD = {
-  'source': ({'source': 'hearsay'}, ('line 2', 'hearsay', 'reading')),
-  'measure': ({'measure': 'speed'}, ('line 2', "measure='speed'", 'speedup')),
-  'published': ({'published': 'about 2'}, ('line 2', 'about 2')),
-  'not finite': ({'published': 'nan'}, ('line 2', 'nan')),
-  'nothing published': ({'published': ''}, ('line 2', 'published')),
-  'batch': ({'batch': '1.5'}, ('line 2', "batch='1.5'")),
-  'curve': ({'curve': ''}, ('line 2', 'curve')),
+  'source': ('table\n', 'hearsay\n', ('line 2', 'hearsay', 'reading')),
+  'measure': ('speedup', 'speed', ('line 2', "measure='speed'", 'speedup')),
+  'published': ('1.5', 'about 2', ('line 2', 'about 2')),
+  'not finite': ('1.5', 'nan', ('line 2', 'nan')),
+  'nothing published': ('1.5', '', ('line 2', 'published')),
+  'batch': (',1,,', ',1,1.5,', ('line 2', "batch='1.5'")),
+  'curve': (',a,', ',,', ('line 2', 'curve')),
+  'twice': ('table\n', 'table\npaper/table1/en-de,a,0.3,1,,speedup,1.6,table\n', ('line 3', 'line 2')),
+  'no such columns': (',temperature,batch', '', ('temperature',)),
+  'more columns': ('table\n', 'table,more\n', ('line 2', str(len(published.COLUMNS)))),
 }
 
 
-@pytest.mark.parametrize('name', BAD)
-def test_a_bad_row_is_named(tmp_path, name):
-  change, parts = BAD[name]
+@pytest.mark.parametrize('old, new, parts', BAD.values(), ids=BAD)
+def test_a_bad_row_is_named(tmp_path, old, new, parts):
+  path = write(tmp_path / 'p.csv', ROW)
+  path.write_text(path.read_text().replace(old, new))
   with pytest.raises(ValueError, match=having('p.csv', *parts)):
-    published.read(write(tmp_path / 'p.csv', ROW | change))
-
-
-def test_a_cell_is_there_once_and_columns_are_those_that_are_known(tmp_path):
-  with pytest.raises(ValueError, match=having('line 3', 'line 2')):
-    published.read(write(tmp_path / 'p.csv', ROW, ROW | {'published': '1.6'}))
-  (tmp_path / 'q.csv').write_text('cell,curve\n')
-  with pytest.raises(ValueError, match=having('q.csv', 'temperature')):
-    published.read(tmp_path / 'q.csv')
-  text = write(tmp_path / 'p.csv', ROW).read_text()
-  (tmp_path / 'p.csv').write_text(text.replace('table\n', 'table,more\n'))
-  with pytest.raises(ValueError, match=having('line 2', str(len(published.COLUMNS)))):
-    published.read(tmp_path / 'p.csv')
+    published.read(path)
 
 
 def test_a_value_is_of_its_curve_setting_temperature_and_batch_alone(tmp_path):
@@ -86,10 +79,6 @@ def test_a_value_is_of_its_curve_setting_temperature_and_batch_alone(tmp_path):
   assert published.match(own, mine, 'tokens_per_s') is None
   assert published.match(published.of_cell('paper/table1', rows), mine, 'speedup') is None  # of two cells neither
   assert published.of_cell('paper/table', rows) == []
-
-
-def test_every_measure_of_a_point_is_one_that_the_report_has():
-  assert tuple(pts.MEASURES) == published.OF_POINTS
 
 
 def compared(cell):

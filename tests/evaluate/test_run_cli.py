@@ -8,10 +8,11 @@ import time
 
 from matching import says
 import pytest
-from runs import finish, GOOD, start
+from runs import finish, given, GOOD, start, wait_until, written
 
 from speccascade import run
 from speccascade.evaluate import runner
+from speccascade.host import commands, journal
 
 ROOT = pathlib.Path(__file__).parents[2]
 MEASURED = """
@@ -26,9 +27,7 @@ TIMES = ('latency', 'predicted', 'matched_ci')
 
 @pytest.fixture(scope='module')
 def config(tmp_path_factory):
-  path = tmp_path_factory.mktemp('configs') / 'toy.gin'
-  path.write_text(GOOD + MEASURED)
-  return path
+  return written(tmp_path_factory.mktemp('configs'), GOOD + MEASURED)
 
 
 @pytest.fixture(scope='module')
@@ -104,14 +103,11 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(config, whole):
   folder = config.parent / 'killed'
   journals = ('examples.jsonl', 'examples.jsonl', 'latency.jsonl')
   for name, lines in zip(journals, (3, 33, 7), strict=True):
-    process, deadline = start(config, folder), time.monotonic() + 120
-    journal = folder / name
-    while not journal.exists() or journal.read_bytes().count(b'\n') < lines:
-      assert process.poll() is None and time.monotonic() < deadline
-      time.sleep(0.002)
+    process = start(config, folder)
+    wait_until(lambda path=folder / name, lines=lines: journal.count(path) >= lines, process)
     process.send_signal(signal.SIGKILL)
     assert finish(process)[0] == -signal.SIGKILL
-    with open(journal, 'ab') as f:
+    with open(folder / name, 'ab') as f:
       f.write(b'{"temperature": 0.0, "cur')  # as if it had died in the middle of a line
   code, _, err = finish(start(config, folder))
   assert code == 0, err
@@ -140,33 +136,29 @@ def test_a_run_killed_at_20_random_points_ends_as_one_that_was_not(config, whole
 @pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_terminated_names_the_command_that_resumes_it(config, number, code):
   folder = config.parent / number.name
-  process, deadline = start(config, folder, TOYS_SLEEP='60'), time.monotonic() + 120
-  while not (folder / 'examples.jsonl').exists():
-    assert process.poll() is None and time.monotonic() < deadline
-    time.sleep(0.02)
+  process = start(config, folder, TOYS_SLEEP='60')
+  wait_until((folder / 'examples.jsonl').exists, process)
   process.send_signal(number)
   ended, out, err = finish(process)
   assert ended == code and not out and err.splitlines()[-1] == 'interrupted; the same command goes on from here'
   assert 'Traceback' not in err
 
 
-def test_two_runs_at_once_in_one_directory_are_refused(config):
+def test_two_runs_at_once_in_one_directory_are_refused(config, capsys):
   folder = config.parent / 'both'
-  first, deadline = start(config, folder, TOYS_SLEEP='60'), time.monotonic() + 60
+  first = start(config, folder, TOYS_SLEEP='60')
   try:
-    while not (folder / 'examples.jsonl').exists():
-      assert first.poll() is None and time.monotonic() < deadline
-      time.sleep(0.02)
-    code, _, err = finish(start(config, folder))
-    assert code == 1 and says(err, 'error: ', str(folder), f'process {first.pid} ') and 'Traceback' not in err
+    wait_until((folder / 'examples.jsonl').exists, first)
+    assert run.main(given(config, folder)) == 1
+    assert says(capsys.readouterr().err, 'error: ', str(folder), f'process {first.pid} ')
   finally:
     first.kill()
     finish(first)
 
 
-def test_another_config_in_the_same_directory_is_refused_with_what_changed(config, whole):
-  code, _, err = finish(start(config, whole[0], '--gin.Experiment.seed=7'))
-  assert code == 1 and says(err, '+Experiment.seed = 7', '--run_dir') and 'Traceback' not in err
+def test_another_config_in_the_same_directory_is_refused_with_what_changed(config, whole, capsys):
+  assert run.main([*given(config, whole[0]), '--gin.Experiment.seed=7']) == 1
+  assert says(capsys.readouterr().err, '+Experiment.seed = 7', '--run_dir')
 
 
 @pytest.mark.full
@@ -184,7 +176,7 @@ def test_a_disk_that_fills_up_is_one_error_and_the_run_goes_on_later(config, who
 
 
 @pytest.mark.full
-def test_several_experiments_have_a_folder_each(config):
+def test_several_experiments_have_a_folder_each(config, capsys):
   path = config.parent / 'two.gin'
   path.write_text(
     GOOD.replace('[@Experiment()]', '[@one/Experiment(), @two/Experiment()]')
@@ -192,12 +184,13 @@ def test_several_experiments_have_a_folder_each(config):
     + 'Experiment.temperatures = [1.0]\nExperiment.quality_batch = 4\n'
   )
   folder = config.parent / 'two'
-  code, _, err = finish(start(path, folder, '--only=three'))
+  begin = lambda *flags: (run.main([*given(path, folder), *flags]), *capsys.readouterr())
+  code, _, err = begin('--only=three')
   assert code == 1 and says(err.splitlines()[-1], 'only=three', 'one, two')
-  code, out, err = finish(start(path, folder, '--only=two'))
+  code, out, err = begin('--only=two')
   assert code == 0 and '# two: toys' in out and '# one: toys' not in out and not (folder / 'one').exists(), err
   before = (folder / 'two' / 'examples.jsonl').stat().st_mtime_ns
-  code, out, err = finish(start(path, folder))
+  code, out, err = begin()
   assert code == 0 and (folder / 'two' / 'examples.jsonl').stat().st_mtime_ns == before, err
   one, two = (json.loads((folder / name / 'results.json').read_text()) for name in ('one', 'two'))
   assert one['name'] == 'one' and two['points'] != one['points'] and '# one: toys' in out and '# two: toys' in out
@@ -213,23 +206,19 @@ def test_several_experiments_have_a_folder_each(config):
   ],
   ids=['unknown name', 'no checkpoint', 'corrupt checkpoint'],
 )
-def test_a_mistake_is_one_line_and_exit_code_1(config, change, message):
+def test_a_mistake_is_one_line_and_exit_code_1(config, change, message, capsys):
   broken = config.parent / 'broken'
   broken.mkdir(exist_ok=True)
   (broken / 'config.json').write_text('{"model_type": "t5", "vocab_')
   (broken / 'model.safetensors').write_bytes(b'\0' * 100)
   path = config.parent / 'wrong.gin'
   path.write_text(GOOD.replace(*change))
-  code, out, err = finish(start(path, config.parent / 'wrong'))
-  said = [line for line in err.splitlines() if line.startswith('error:')]
-  assert code == 1 and not out and len(said) == 1 and message in said[0] and 'Traceback' not in err
-  code, _, err = finish(start(path, config.parent / 'wrong', '--debug'))
-  assert code == 1 and 'Traceback' in err
-
-
-def test_a_file_instead_of_the_run_directory_is_one_error(config):
-  code, _, err = finish(start(config, config))
-  assert code == 1 and f'error: {config} ' in err and 'Traceback' not in err
+  argv = given(path, config.parent / 'wrong')
+  assert run.main(argv) == 1
+  out, err = capsys.readouterr()
+  assert not out and message in err.splitlines()[-1] and err.count('error: ') == 1 and 'Traceback' not in err
+  with pytest.raises(commands.FAILURES, match=message):
+    run.main([*argv, '--debug'])
 
 
 def test_help_lists_the_flags(capsys):

@@ -88,19 +88,11 @@ def test_nothing_of_a_run_is_written_through_a_link(tmp_path):
   (tmp_path / 'run' / 'config.gin').write_text('a = 1')
   for name in ('lock', 'examples.jsonl'):
     (tmp_path / 'run' / name).symlink_to(tmp_path / 'thesis')
-  with pytest.raises(RunError, match='symbolic link'):
-    with rundir.locked(tmp_path / 'run'):
-      pass
+  with pytest.raises(RunError, match='symbolic link'), rundir.locked(tmp_path / 'run'):
+    pass
   with pytest.raises(RunError, match=having('examples.jsonl', 'symbolic link')):
     Journal(tmp_path / 'run' / 'examples.jsonl')
   assert (tmp_path / 'thesis').read_text() == '{}\nunfinished'
-
-
-def test_a_run_directory_without_its_config_says_so(tmp_path):
-  (tmp_path / 'examples.jsonl').write_text('{}\n')
-  with pytest.raises(RunError, match=having('config.gin', '--run_dir')):
-    with rundir.locked(tmp_path):
-      pass
 
 
 def test_only_a_line_feed_ends_a_line(tmp_path):
@@ -157,9 +149,8 @@ def test_a_directory_is_one_processs_until_that_is_killed(tmp_path):
   holder = subprocess.Popen([sys.executable, '-c', HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
   try:
     assert holder.stdout.readline() == 'held\n'
-    with pytest.raises(RunError, match=f'process {holder.pid} '):
-      with rundir.locked(tmp_path):
-        pass
+    with pytest.raises(RunError, match=f'process {holder.pid} '), rundir.locked(tmp_path):
+      pass
   finally:
     holder.kill()
     holder.wait()
@@ -168,15 +159,14 @@ def test_a_directory_is_one_processs_until_that_is_killed(tmp_path):
     assert (tmp_path / 'lock').read_text().startswith(f'process {os.getpid()} ')
 
 
-def test_a_directory_of_something_else_is_left_alone(tmp_path):
-  (tmp_path / 'thesis.tex').write_text('x')
-  with pytest.raises(RunError, match=having('thesis.tex', '--run_dir')):
-    with rundir.locked(tmp_path):
-      pass
-  with pytest.raises(RunError, match='(File exists|Not a directory).*--run_dir'):
-    with rundir.locked(tmp_path / 'thesis.tex'):
-      pass
-  assert [p.name for p in tmp_path.iterdir()] == ['thesis.tex']
+@pytest.mark.parametrize('name, part', [('thesis.tex', 'thesis.tex'), ('examples.jsonl', 'config.gin')])
+def test_a_directory_of_something_else_is_left_alone(tmp_path, name, part):
+  (tmp_path / name).write_text('{}\n')
+  with pytest.raises(RunError, match=having(part, '--run_dir')), rundir.locked(tmp_path):
+    pass
+  with pytest.raises(RunError, match='(File exists|Not a directory).*--run_dir'), rundir.locked(tmp_path / name):
+    pass
+  assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_a_directory_that_may_not_be_read_says_so(tmp_path, monkeypatch):
@@ -184,9 +174,8 @@ def test_a_directory_that_may_not_be_read_says_so(tmp_path, monkeypatch):
     raise PermissionError(13, 'Permission denied')
 
   monkeypatch.setattr(pathlib.Path, 'iterdir', refuse)
-  with pytest.raises(RunError, match=having('Permission denied', '--run_dir')):
-    with rundir.locked(tmp_path):
-      pass
+  with pytest.raises(RunError, match=having('Permission denied', '--run_dir')), rundir.locked(tmp_path):
+    pass
 
 
 def test_another_config_is_refused_with_what_changed(tmp_path):

@@ -84,8 +84,8 @@ def test_the_reading_of_all_tokens_stops_at_a_step_that_the_other_passes():
   assert sorted(loop.profile(observed(), 8, 5).times[8]) == [48]  # too few to be packed
 
 
-@pytest.mark.full
-def test_tables_have_a_row_for_each_batch_and_each_slope():
+def test_tables_have_a_row_for_each_batch_and_each_slope(monkeypatch):
+  monkeypatch.setattr(sv_simulation, 'BLOCKS', (1, 5))
   table = sv_simulation.table('t', observed(), trio(0.3, 0.05), (8, 16))
   assert [row[0] for row in table['rows']] == [8, 16]
   assert all(len(row) == len(table['columns']) for row in table['rows'])

@@ -16,50 +16,43 @@ def curve(*pairs, **more):
 # ---- where a curve first reaches a quality ----
 
 
-def test_a_curve_that_never_reaches_the_quality_has_no_speed():
-  assert tables.matching_speed(curve((20.0, 1.0), (27.9, 2.0)), 'bleu', 28.0) is None
-  assert tables.matching_speed([], 'bleu', 28.0) is None
+CURVES = {
+  'it never does': (curve((20.0, 1.0), (27.9, 2.0)), 28.0, None),
+  'it has no points': ([], 28.0, None),
+  'it is above all along': (curve((29.0, 1.0), (30.0, 1.5), (28.5, 2.5)), 28.0, 2.5),
+  'halfway': (curve((30.0, 1.0), (26.0, 2.0)), 28.0, pytest.approx(1.5)),
+  'near its end': (curve((30.0, 1.0), (26.0, 2.0)), 27.0, pytest.approx(1.75)),
+  'on the way up': (curve((26.0, 2.0), (30.0, 1.0)), 27.0, pytest.approx(1.75)),
+  'the fastest crossing is the last': (
+    curve((29.0, 1.0), (27.0, 1.2), (29.0, 1.6), (27.0, 2.0)),
+    28.0,
+    pytest.approx(1.8),
+  ),
+  'the fastest crossing is not the last': (
+    curve((29.0, 1.0), (27.0, 3.0), (29.0, 1.0)),
+    28.0,
+    pytest.approx(2.0),
+  ),
+  'a single point is as good': ([point('SpecDecode', quality=28.0, ratio=1.3)], 28.0, 1.3),
+  'a single point is worse': ([point('SpecDecode', quality=27.99, ratio=1.3)], 28.0, None),
+  'a level stretch counts to its fast end': (curve((28.0, 1.0), (28.0, 1.7), (27.0, 2.0)), 28.0, 1.7),
+  'between two block sizes there is nothing': (curve((29.0, 1.0), (27.0, 2.0), parameter='block'), 28.0, 1.0),
+  'between values that are no numbers there is nothing': (
+    [point('seq', v, q, r, parameter='score') for v, q, r in (('sum', 29.0, 1.0), ('mean', 27.0, 2.0))],
+    28.0,
+    1.0,
+  ),
+  'a point has no time': (
+    [point('curve', 0.0, 29.0, 1.0), point('curve', 0.5, 40.0), point('curve', 1.0, 27.0, 2.0)],
+    28.0,
+    pytest.approx(1.5),
+  ),
+}
 
 
-def test_a_curve_that_is_above_all_along_has_its_largest_speed():
-  assert tables.matching_speed(curve((29.0, 1.0), (30.0, 1.5), (28.5, 2.5)), 'bleu', 28.0) == 2.5
-
-
-def test_the_speed_is_interpolated_where_the_curve_crosses_the_quality():
-  assert tables.matching_speed(curve((30.0, 1.0), (26.0, 2.0)), 'bleu', 28.0) == pytest.approx(1.5)
-  assert tables.matching_speed(curve((30.0, 1.0), (26.0, 2.0)), 'bleu', 27.0) == pytest.approx(1.75)
-  assert tables.matching_speed(curve((26.0, 2.0), (30.0, 1.0)), 'bleu', 27.0) == pytest.approx(1.75)
-
-
-def test_a_curve_that_comes_back_up_counts_at_its_fastest_crossing():
-  up_and_down = curve((29.0, 1.0), (27.0, 1.2), (29.0, 1.6), (27.0, 2.0))
-  assert tables.matching_speed(up_and_down, 'bleu', 28.0) == pytest.approx(1.8)
-  slower_later = curve((29.0, 1.0), (27.0, 3.0), (29.0, 1.0))
-  assert tables.matching_speed(slower_later, 'bleu', 28.0) == pytest.approx(2.0)
-
-
-def test_a_single_point_counts_with_equal_quality_and_not_below():
-  assert tables.matching_speed([point('SpecDecode', quality=28.0, ratio=1.3)], 'bleu', 28.0) == 1.3
-  assert tables.matching_speed([point('SpecDecode', quality=27.99, ratio=1.3)], 'bleu', 28.0) is None
-
-
-def test_a_level_stretch_at_the_quality_counts_to_its_fast_end():
-  assert tables.matching_speed(curve((28.0, 1.0), (28.0, 1.7), (27.0, 2.0)), 'bleu', 28.0) == 1.7
-
-
-def test_between_two_block_sizes_there_is_nothing():
-  blocks = [point('SpecDecode', g, q, r, parameter='block') for g, q, r in ((1, 29.0, 1.0), (5, 27.0, 2.0))]
-  assert tables.matching_speed(blocks, 'bleu', 28.0) == 1.0
-
-
-def test_between_values_that_are_no_numbers_there_is_nothing():
-  scores = [point('seq', v, q, r, parameter='score') for v, q, r in (('sum', 29.0, 1.0), ('mean', 27.0, 2.0))]
-  assert tables.matching_speed(scores, 'bleu', 28.0) == 1.0
-
-
-def test_points_without_a_time_are_left_out():
-  points = [point('curve', 0.0, 29.0, 1.0), point('curve', 0.5, 40.0), point('curve', 1.0, 27.0, 2.0)]
-  assert tables.matching_speed(points, 'bleu', 28.0) == pytest.approx(1.5)
+@pytest.mark.parametrize('points, wanted, speed', CURVES.values(), ids=CURVES)
+def test_the_speed_of_a_curve_is_the_largest_at_which_it_has_the_quality(points, wanted, speed):
+  assert tables.matching_speed(points, 'bleu', wanted) == speed
 
 
 def test_the_best_quality_is_that_of_points_no_slower_and_the_faster_of_equals():
@@ -121,15 +114,12 @@ def test_every_temperature_and_batch_size_has_tables_of_its_own():
   assert titles == [f'Summary, T = {t}, batch {b}' for t in (0, 1) for b in (1, 4)]
 
 
-def test_the_summary_has_a_row_for_each_point_and_times_only_where_there_are_any():
+def test_the_summary_has_speed_and_quality_first_and_times_only_where_there_are_any():
   results = made.results([point('target only', quality=28.0), point('a', 0.3, 27.5, counts=made.counts(0.5, 0.25))])
-  (table,) = tables.tables(results)[:1]
+  table = tables.tables(results)[0]
   assert 'speed-up' not in table['columns']
   assert table['rows'][1][:4] == ['a', 'α = 0.3', 27.5, '26.00 … 29.00']
   assert table['rows'][1][-1] == 0.25 and table['rows'][0][-3:] == [None] * 3
-
-
-def test_speed_and_quality_come_first_and_then_what_the_outputs_are_like():
   counts = made.counts(0.5, length=31.5, cut_off=0.25)
   points = [point('target only', quality=28.0, ratio=1.0), point('a', 0.3, 27.5, 1.2, counts=counts)]
   table = tables.tables(made.results(points))[0]
@@ -146,11 +136,13 @@ def test_collaborative_decoding_is_relative_to_the_standard_ensemble_at_each_met
     point('CoS', [1, 1], 29.9, 1.6, parameter='blocks'),
     point('naive CoS', 5, 30.0, 1.2, parameter='block'),
   ]
+  points[3]['latency']['tokens_per_s'] = 150.0
   (table,) = by_title(made.results(points, reference='ensemble'), 'Collaborative')
-  assert [row[:4] for row in table['rows']] == [
-    ['ensemble', '', 100.0, 1.0],
-    ['CoS', 'γ = (1, 1)', 160.0, 1.6],
-    ['naive CoS', 'γ = 5', 120.0, 1.2],
+  assert table['columns'][2:5] == ['tokens/s', 'speed-up over ensemble', 'tokens/s ratio']
+  assert [row[:5] for row in table['rows']] == [
+    ['ensemble', '', 100.0, 1.0, 1.0],
+    ['CoS', 'γ = (1, 1)', 160.0, 1.6, 1.6],
+    ['naive CoS', 'γ = 5', 150.0, 1.2, 1.5],
   ]
   both = [point('target only', quality=28.0, ratio=1.0), *points]
   for p in both[1:]:
@@ -215,14 +207,6 @@ def test_methods_whose_intervals_overlap_are_called_equal():
     [None, None, None],
   ]
   assert 'Equal in speed to the large model: slow, unsure.' in table['note']
-
-
-def test_the_collaborative_table_divides_times_and_tokens_per_second():
-  points = [point('ensemble', quality=28.0, ratio=1.0), point('cos', 3, 28.0, 1.5, parameter='block')]
-  points[1]['latency']['tokens_per_s'] = 120.0
-  (table,) = by_title(made.results(points, reference='ensemble'), 'Collaborative')
-  assert table['columns'][2:5] == ['tokens/s', 'speed-up over ensemble', 'tokens/s ratio']
-  assert table['rows'][1][2:5] == [120.0, 1.5, pytest.approx(1.2)]
 
 
 def test_each_value_is_compared_with_the_reference_of_its_own():

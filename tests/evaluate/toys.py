@@ -4,29 +4,19 @@ import os
 import time
 
 import gin
-import numpy as np
 
+from speccascade.data import metrics
 from speccascade.data.examples import Example, Task
 from speccascade.models import toy
 
 VOCAB = 16
 
 
-class Overlap:
-  """Per cent of the target's tokens that the prediction has in place; a mean, so it can be resampled."""
-
-  def statistics(self, examples, predictions):
-    rows = []
-    for example, text in zip(examples, predictions, strict=True):
-      wanted, given = example.target.split(), text.split()
-      rows.append([100 * sum(a == b for a, b in zip(wanted, given)) / len(wanted)])
-    return np.array(rows)
-
-  def combine(self, total, n):
-    return float(total[0] / n)
-
-  def __call__(self, examples, predictions):
-    return self.combine(self.statistics(examples, predictions).sum(0), len(examples))
+@metrics.mean
+def overlap(example, prediction):
+  """Score the share of the target's tokens that the prediction has in place."""
+  wanted = example.target.split()
+  return sum(a == b for a, b in zip(wanted, prediction.split())) / len(wanted)
 
 
 @gin.register(module='toys')
@@ -35,7 +25,7 @@ def task(count=10, new=6):
     Example(i, [i % VOCAB, (5 * i + 1) % VOCAB], ' '.join(str((i + j) % VOCAB) for j in range(new)))
     for i in range(count)
   ]
-  return Task('toys', examples, max_prompt_tokens=4, max_new_tokens=new, metrics={'overlap': Overlap()})
+  return Task('toys', examples, max_prompt_tokens=4, max_new_tokens=new, metrics={'overlap': overlap})
 
 
 @gin.register(module='toys')

@@ -65,14 +65,7 @@ class Chart:
 
 
 def charts(results: dict) -> list[Chart]:
-  """Describe every chart that the results have the numbers for.
-
-  Args:
-    results: the results of an experiment.
-
-  Returns:
-    The charts by section, in each section in the order of temperatures and batch sizes.
-  """
+  """Describe every chart that the results have the numbers for, by section, in each by temperature and batch size."""
   described = []
   for section, kinds in CHARTS.items():
     for title, points in pts.groups(results):
@@ -92,13 +85,8 @@ def slug(title: str) -> str:
 
 def _quality_by_time(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
   """Describe quality against time relative to the reference."""
-
-  def cost(p):
-    return None if pts.ratio(p) is None else 1 / pts.ratio(p)
-
-  def interval(p):
-    return pts.ratio_interval(p) and [1 / r for r in reversed(pts.ratio_interval(p))]
-
+  cost = lambda p: None if pts.ratio(p) is None else 1 / pts.ratio(p)
+  interval = lambda p: pts.ratio_interval(p) and [1 / r for r in reversed(pts.ratio_interval(p))]
   timed = _priced(results, points, cost)
   if len(timed) < 2:
     return []
@@ -111,23 +99,25 @@ def _quality_by_deferral(results: dict, title: str, points: Sequence[dict]) -> l
   """Describe quality against the share of tokens that the large model was asked for."""
   ends = {pts.SMALL: 0.0, pts.LARGE: 1.0}
   share = lambda p: ends.get(p['curve'], pts.count(p, 'deferral_rate'))
-  known = _priced(results, points, share)
-  if not {p['curve'] for p in known} - ends.keys():
-    return []
   text = lambda x: f'{x:.0%} deferred'
-  axis = 'share of tokens deferred to the large model'
-  return [_tradeoff(results, known, share, text, f'by deferral, {title}', axis, always=results['reference'])]
+  return _quality_by_use(
+    results, points, share, text, f'by deferral, {title}', 'share of tokens deferred to the large model'
+  )
 
 
 def _quality_by_calls(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
   """Describe quality against the calls of the large model."""
   calls = functools.partial(pts.count, name='calls_per_token')
-  known = _priced(results, points, calls)
+  text = lambda x: f'{x:.3f} calls of the large model by token'
+  return _quality_by_use(results, points, calls, text, f'by calls, {title}', 'calls of the large model by token')
+
+
+def _quality_by_use(results: dict, points: Sequence[dict], use: Callable, text: Callable, title: str, axis: str):
+  """Describe quality against the use of the large model, where more than the models alone has it."""
+  known = _priced(results, points, use)
   if not {p['curve'] for p in known} - {pts.SMALL, pts.LARGE}:
     return []
-  text = lambda x: f'{x:.3f} calls of the large model by token'
-  axis = 'calls of the large model by token'
-  return [_tradeoff(results, known, calls, text, f'by calls, {title}', axis, always=results['reference'])]
+  return [_tradeoff(results, known, use, text, title, axis, always=results['reference'])]
 
 
 def _priced(results: dict, points: Sequence[dict], cost: Callable[[dict], float | None]) -> list[dict]:
@@ -145,18 +135,7 @@ def _tradeoff(
   always: str | None,
   interval: Callable[[dict], Interval] = lambda p: None,
 ) -> Panel:
-  """Describe quality against a cost.
-
-  Args:
-    results: the results.
-    points: those whose quality and cost are known.
-    cost: returns the cost of a point.
-    describe: makes text of a cost.
-    title: ends the title of the panel.
-    axis: the name of the cost.
-    always: a curve that is drawn however far it is from the rest.
-    interval: returns the interval of a cost.
-  """
+  """Describe quality against a cost, of which `describe` makes text; `always` is drawn however far from the rest."""
   metric = results['metric']
   name = pts.metric_name(metric)
 

@@ -99,7 +99,10 @@ def _draw_panel(axes: Any, panel: Panel, prefix: str) -> dict[str, Series]:
   if panel.line_at is not None:
     axes.axhline(panel.line_at, color=INK, **DASHED)
   if panel.diagonal:
-    _draw_diagonal(axes, panel)
+    values = [v for s in panel.series for m in s.marks for v in (m.x, m.y)]
+    pad = 0.06 * (max(values) - min(values)) or 0.1
+    ends = [min(values) - pad, max(values) + pad]
+    axes.plot(ends, ends, color=QUIET, **DASHED)
   if panel.note:
     axes.text(0.01, 0.02, panel.note, transform=axes.transAxes, color=QUIET, fontsize=9)
   if panel.integer_x:
@@ -138,13 +141,6 @@ def _lengths(values: Sequence[float], intervals: Sequence) -> list[list[float]] 
   return [[max(v - low, 0) for v, (low, _) in pairs], [max(high - v, 0) for v, (_, high) in pairs]]
 
 
-def _draw_diagonal(axes: Any, panel: Panel):
-  values = [v for s in panel.series for m in s.marks for v in (m.x, m.y)]
-  pad = 0.06 * (max(values) - min(values)) or 0.1
-  ends = [min(values) - pad, max(values) + pad]
-  axes.plot(ends, ends, color=QUIET, **DASHED)
-
-
 def _add_legend(figure: Any, cells: Sequence[Any], hidden: Collection[str]):
   """Add a legend with each name once, next to the panels."""
   handles: dict[str, Any] = {}
@@ -178,8 +174,13 @@ def _element(root: ElementTree.Element, chart: Chart, groups: Mapping[str, Serie
     if name in groups:
       for node, mark in zip(group.iter('use'), groups[name].marks, strict=True):
         node.set('data-tip', mark.text)
-    if name.removesuffix(INTERVALS) in groups:
-      _name_series(group, groups[name.removesuffix(INTERVALS)])
+    series = groups.get(name.removesuffix(INTERVALS))
+    if series is not None:  # the page finds it by these
+      group.set('data-curve', series.curve)
+      if series.label:
+        group.set('data-setting', series.label)
+      if not series.selected:
+        group.set('hidden', '')
   for node in root.iter():
     node.attrib = {k.split('}')[-1]: _value(k, v, chart.name) for k, v in node.attrib.items() if k != 'clip-path'}
   label = '; '.join(f'{p.title}: {p.y} by {p.x}' for p in chart.panels)
@@ -197,12 +198,3 @@ def _value(name: str, value: str, prefix: str) -> str:
   if name == 'style':
     return re.sub('|'.join(VARIABLES), lambda match: VARIABLES[match[0]], value)
   return re.sub(r'(\d\.\d\d)\d+', r'\1', value) if name in ('d', 'x', 'y', 'transform') else value
-
-
-def _name_series(group: ElementTree.Element, series: Series):
-  """Add what the page finds a series by."""
-  group.set('data-curve', series.curve)
-  if series.label:
-    group.set('data-setting', series.label)
-  if not series.selected:
-    group.set('hidden', '')

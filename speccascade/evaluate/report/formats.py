@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from speccascade.evaluate.published import OF_POINTS
 from speccascade.evaluate.published import QUALITY as QUALITY_OF
 from speccascade.evaluate.report import points as pts
 from speccascade.evaluate.report import tables, verdict
@@ -23,15 +24,8 @@ ABOUT = ('curve', 'parameter', 'value', 'temperature', 'batch', 'examples')
 QUALITY = ('quality', 'quality_low', 'quality_high')
 COUNTS = ('length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round', 'calls_per_token')
 TIMES = ('speedup', 'speedup_low', 'speedup_high', 'median_ms')
-RATES = (
-  'tokens_per_s',
-  'tokens_per_s_ratio',
-  'decode_tokens_per_s',
-  'prefill_share',
-  'steady_tokens_per_s',
-  'steady_ratio',
-)
-PUBLISHED = ('published_quality', *(f'published_{name}' for name in pts.MEASURES))
+RATES = tuple(tables.TIMES.values())
+PUBLISHED = ('published_quality', *(f'published_{name}' for name in OF_POINTS))
 COLUMNS = (*ABOUT, *QUALITY, *COUNTS, *TIMES, *RATES, *PUBLISHED)
 BREAKDOWN = ('curve', 'parameter', 'value', 'temperature', 'by', 'key', 'texts', 'tested', 'accepted')
 
@@ -39,7 +33,7 @@ BREAKDOWN = ('curve', 'parameter', 'value', 'temperature', 'by', 'key', 'texts',
 def as_csv(results: dict) -> str:
   """Return the points as CSV: a line of COLUMNS, then one for each point; what was not measured is empty."""
   rows = []
-  measures = (f'{QUALITY_OF}{results["metric"]}', *pts.MEASURES)
+  measures = (f'{QUALITY_OF}{results["metric"]}', *OF_POINTS)
   for p in results['points']:
     seconds = pts.timing(p, 'median_s')
     rows.append(
@@ -102,15 +96,7 @@ def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def as_markdown(results: dict, *, every_table: bool) -> str:
-  """Write the findings and tables as Markdown.
-
-  Args:
-    results: the results of an experiment, with its tables.
-    every_table: whether every table is written, or only the summaries.
-
-  Returns:
-    Markdown.
-  """
+  """Return the findings and the summaries, or every table, as Markdown."""
   parts = [f'# {results["name"]}: {results["task"]}']
   parts += [f'{title}: {text}' for title, _, text in verdict.findings(results)]
   parts += [markdown(t) for t in results['tables'] if every_table or t['title'].startswith('Summary')]
@@ -160,15 +146,7 @@ def _aligned(head: Sequence[str], body: Sequence[Sequence[str]], right: Sequence
 
 
 def closing(folders: Sequence[Path], *, next_steps: bool) -> str:
-  """Write what a run prints at its end.
-
-  Args:
-    folders: the folders of its results.
-    next_steps: whether to list commands to try next.
-
-  Returns:
-    The summary of each folder, the paths of its files, and the commands.
-  """
+  """Return what a run prints at its end: the summary of each folder, its files and, if wanted, commands to try next."""
   parts = []
   for folder in folders:
     parts += [(folder / 'summary.md').read_text(encoding='utf-8'), f'Report: {folder / "report.html"}']

@@ -16,15 +16,13 @@ from speccascade.host.journal import GO_ON
 def write(results: dict, folder: Path, extra: Collection[str] = ()):
   """Write the results in every form: JSON, CSV, Markdown, charts and, last, the page.
 
-  Scalars and charts that cannot be written are warned of.
+  Nothing is written to a folder that has these results already. Scalars and charts that cannot be written are warned
+  of.
 
   Args:
     results: the results of an experiment; its tables are added.
-    folder: where the files go, on a disk or in a bucket. Nothing is written if it has these results already.
+    folder: where the files go, on a disk or in a bucket.
     extra: what is written too: 'png', the charts as PNG; 'tensorboard', quality and speed-up as scalars.
-
-  Raises:
-    RunError: the folder cannot be written.
   """
   results['tables'] = tables.tables(results)
   known = folder / 'results.json'

@@ -29,15 +29,7 @@ SYMBOLS = '●■▲◆▼✚✕◄►⬟★★'  # of the looks of curves, as d
 
 
 def page(results: dict, drawings: Sequence[Drawing]) -> str:
-  """Write the page.
-
-  Args:
-    results: the results of an experiment.
-    drawings: its drawn charts.
-
-  Returns:
-    HTML.
-  """
+  """Return the page of an experiment's results, with its charts, which are drawn."""
   folder = Path(__file__).parent
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(folder),

@@ -92,14 +92,9 @@ def timing(point: Point, name: str) -> Any:
   return (point.get('latency') or {}).get(name)
 
 
-def ratio(point: Point) -> float | None:
-  """Return the speed-up over the reference, None if it was not timed."""
-  return timing(point, 'ratio')
-
-
-def ratio_interval(point: Point) -> list[float] | None:
-  """Return the 95 % interval of the speed-up, None without one."""
-  return timing(point, 'ratio_ci')
+# The speed-up over the reference and its 95 % interval, None if they were not measured.
+ratio = functools.partial(timing, name='ratio')
+ratio_interval = functools.partial(timing, name='ratio_ci')
 
 
 def count(point: Point, name: str) -> Any:
@@ -116,26 +111,9 @@ def number(point: Point) -> float | None:
 
 # ---- what was published of a point ----
 
-# How the results have each measure of a point that papers publish; a metric is 'quality/METRIC'.
-MEASURES = {
-  'speedup': ratio,
-  **{name: functools.partial(timing, name=name) for name in ('tokens_per_s', 'tokens_per_s_ratio')},
-  **{
-    name: functools.partial(count, name=name)
-    for name in ('calls_per_token', 'acceptance', 'tokens_per_round', 'deferral_rate', 'length')
-  },
-}
-
 
 def published(results: dict, point: Point, measure: str, *, of_curve: bool = False) -> float | None:
-  """Return the published value of a measure, None without one.
-
-  Args:
-    results: the results of an experiment.
-    point: a point.
-    measure: a measure of a point or, with `of_curve`, of the complete curve.
-    of_curve: whether the value of the point's parameter plays no part.
-  """
+  """Return the published value of a measure of a point or of its complete curve, None without one."""
   return match(results.get('published') or [], point | {'value': None} if of_curve else point, measure)
 
 

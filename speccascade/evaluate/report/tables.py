@@ -35,10 +35,6 @@ TIMES = {
   'steady tokens/s': 'steady_tokens_per_s',
   'steady ratio': 'steady_ratio',
 }
-OF_TIMES = {
-  'tokens_per_s': 'tokens_per_s',
-  'tokens_per_s_ratio': 'tokens_per_s_ratio',
-}  # the measures that papers publish
 PUBLISHED = 'published'  # ends the name of a column
 
 
@@ -73,20 +69,15 @@ def tables(results: dict) -> list[Table]:
 
 
 def matching_speed(points: Sequence[dict], metric: str, wanted: float) -> float | None:
-  """Find the largest speed-up at which a curve has at least the wanted quality.
+  """Return the largest speed-up at which a curve has at least the wanted quality, None if it never has.
 
   Between neighbours both quality and speed-up are taken to be linear in the parameter, unless it counts tokens: then
-  only the points exist. Of the stretches where the quality reaches the wanted one, the fastest is at a measured point
-  or where the curve crosses the wanted quality. A curve that rises again, or touches, counts; so does one that is above
-  all along.
+  only the points exist. A curve that rises again, or touches, counts; so does one that is above all along.
 
   Args:
     points: the points of one curve, in the order of its parameter.
     metric: the name of the quality.
     wanted: the quality to reach.
-
-  Returns:
-    The speed-up, None if the curve never reaches the quality.
   """
   measured = np.array(_measured(points, metric))
   if not len(measured):
@@ -96,18 +87,9 @@ def matching_speed(points: Sequence[dict], metric: str, wanted: float) -> float 
   return float(speed) if np.isfinite(speed) else None
 
 
-def best_within(points: Sequence[dict], metric: str, speed: float = 1.0) -> dict | None:
-  """Find the measured point of best quality that is fast enough, the faster of equals.
-
-  Args:
-    points: points of any curves.
-    metric: the name of the quality.
-    speed: the least speed-up.
-
-  Returns:
-    The point, None if none is fast enough.
-  """
-  able = [p for p in points if None not in (pts.quality(p, metric), pts.ratio(p)) and pts.ratio(p) >= speed]
+def best_within(points: Sequence[dict], metric: str) -> dict | None:
+  """Return the point of best quality that is no slower than the reference, the faster of equals; None without one."""
+  able = [p for p in points if None not in (pts.quality(p, metric), pts.ratio(p)) and pts.ratio(p) >= 1]
   return max(able, key=lambda p: (pts.quality(p, metric), pts.ratio(p)), default=None)
 
 
@@ -207,7 +189,8 @@ def _cascades_note(rows: Sequence[dict], wanted: str, judged: bool) -> str:
   if judged:
     note += ' A maximum over noisy points is too large; its interval is from resampled examples, quality and time '
     note += 'together (–: some resamples never reach the quality). rank: equal to the fastest where intervals overlap.'
-  if level := [row['point']['curve'] for row in rows if row['ci'] and _contains(row['ci'], 1.0)]:
+  within = lambda low, high: (low is None or low <= 1) and high >= 1
+  if level := [row['point']['curve'] for row in rows if row['ci'] and within(*row['ci'])]:
     note += f' Equal in speed to the large model: {", ".join(level)}.'
   return note
 
@@ -221,11 +204,6 @@ def _ranks(rows: Sequence[dict]) -> dict[str, str]:
   low = best['ci'][0]
   ranks = {row['point']['curve']: 'equal' if low is None or row['ci'][1] >= low else 'slower' for row in known}
   return ranks | {best['point']['curve']: 'fastest'}
-
-
-def _contains(interval: Sequence[float | None], value: float) -> bool:
-  low, high = interval
-  return (low is None or low <= value) and value <= high
 
 
 def _collaborative(results: dict, title: str, points: Sequence[dict]) -> Table | None:
@@ -269,7 +247,7 @@ def _deferral(results: dict, title: str, points: Sequence[dict]) -> Table | None
   rows += [[p['curve'], pts.setting(p), pts.count(p, 'deferral_rate'), pts.quality(p, metric)] for p in deferring]
   note = 'deferred: share of tokens (of a sequence cascade: of texts) at which the rule chose the large model.'
   columns = ['method', 'setting', 'deferred', pts.metric_name(metric)]
-  return _table(f'Quality by deferral, {title}', columns, rows, note) if deferring else None
+  return dict(title=f'Quality by deferral, {title}', columns=columns, rows=rows, note=note) if deferring else None
 
 
 def _prediction(title: str, points: Sequence[dict]) -> Table | None:
@@ -287,7 +265,7 @@ def _prediction(title: str, points: Sequence[dict]) -> Table | None:
     'large model, and is charged to every round. Not counted are the test of a block and the last round, in which a '
     'short text ends inside its block: where they matter measured falls short of predicted.'
   )
-  return _table(f'Prediction and measurement, {title}', columns, rows, note) if rows else None
+  return dict(title=f'Prediction and measurement, {title}', columns=columns, rows=rows, note=note) if rows else None
 
 
 def _filled(title: str, columns: Sequence[Column], rows: Sequence[Any], note: str) -> Table:
@@ -298,11 +276,8 @@ def _filled(title: str, columns: Sequence[Column], rows: Sequence[Any], note: st
     if column.published is not None and any(column.published(row) is not None for row in rows):
       shown.append(Column(f'{column.name}, {PUBLISHED}', column.published))
       note = note if PUBLISHED in note else f'{note} {PUBLISHED}: the value of the paper for this cell.'
-  return _table(title, [c.name for c in shown], [[c.cell(row) for c in shown] for row in rows], note)
-
-
-def _table(title: str, columns: list[str], rows: list[list[Cell]], note: str) -> Table:
-  return dict(title=title, columns=columns, rows=rows, note=note)
+  cells = [[c.cell(row) for c in shown] for row in rows]
+  return dict(title=title, columns=[c.name for c in shown], rows=cells, note=note)
 
 
 def _interval(pair: Sequence[float | None] | None) -> str | None:

@@ -26,21 +26,16 @@ def findings(results: dict) -> list[tuple[str, str, str]]:
 
 
 def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
-  """Find the fastest measured setting that has the reference's quality, and whether it pays.
+  """Return whether the fastest setting that has the reference's quality pays, and the sentence that says so.
 
-  Over an ensemble, and if no quality was measured, it is the fastest setting.
-
-  Args:
-    results: the results of an experiment.
-    points: the points of one temperature and batch size.
-
-  Returns:
-    'yes', 'no', or 'open' if that was not measured or not well enough to tell; and a sentence.
+  Over an ensemble, and if no quality was measured, it is the fastest setting of all. It pays ('yes'), it does not
+  ('no'), or that was not measured well enough to tell ('open').
   """
   reference = results['reference']
   metric = results['metric']
   base = pts.first(points, reference)
-  others = _others(results, points)
+  alone = (reference, pts.LARGE, pts.SMALL)
+  others = [p for p in pts.distinct(points) if p['curve'] not in alone]  # of those that decoded alike not the luckiest
   timed = [p for p in others if pts.ratio(p) is not None]
   if not others:
     return 'open', f'Only {reference} was measured; there is nothing to compare it with.'
@@ -58,12 +53,6 @@ def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
     return _nearest(results, rated, base)
   shown = f"the large model's {pts.metric_name(metric)} ({_against(best, base, metric)})"
   return _speed(best, base, f'reaches {shown} at {{ratio}} its speed')
-
-
-def _others(results: dict, points: Sequence[dict]) -> list[dict]:
-  """Return what is compared with the reference; of settings that decoded alike not the luckiest."""
-  alone = (results['reference'], pts.LARGE, pts.SMALL)
-  return [p for p in pts.distinct(points) if p['curve'] not in alone]
 
 
 def _untimed(results: dict, others: Sequence[dict], base: dict | None) -> str:
