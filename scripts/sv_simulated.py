@@ -12,6 +12,7 @@ own models from the times of their calls, and decodes with them.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -49,7 +50,7 @@ def compile_times(args: argparse.Namespace):
         continue
       build = functools.partial(lambda layers, make, size: make(size, layers=layers), make=make, size=size)
       found = compiled_times.compiled(build, table[size][-1], args.topology, grid)
-      times |= compiled_times.to_json({f'{family} {size}': found})
+      times[f'{family} {size}'] = dataclasses.asdict(found)
       args.out.write_text(json.dumps(times, indent=1) + '\n')
       print(f'{args.topology}: {family} {size}', flush=True)
 
@@ -58,7 +59,8 @@ def roofline_times(args: argparse.Namespace):
   """Write the least times of every network to a file."""
   sizes = {(family, size) for family, *trio in TRIOS for size in trio}
   made = {f'{f} {size}': compiled_times.roofline(SIZES[f][0](size), args.topology) for f, size in sorted(sizes)}
-  args.out.write_text(json.dumps(compiled_times.to_json(made), indent=1) + '\n')
+  times = {name: dataclasses.asdict(x) for name, x in made.items()}
+  args.out.write_text(json.dumps(times, indent=1) + '\n')
 
 
 def print_tables(args: argparse.Namespace):
@@ -68,7 +70,7 @@ def print_tables(args: argparse.Namespace):
     for profile in profiles if args.slopes else ():
       print(markdown(sv_simulation.by_slope(profile, args.slopes, args.drafter) | {'title': _name(family, profile)}))
   for path in args.times:
-    times = compiled_times.from_json(json.loads(path.read_text()))
+    times = {name: compiled_times.PassTimes(**x) for name, x in json.loads(path.read_text()).items()}
     for family, *sizes in TRIOS:
       if not all(f'{family} {size}' in times for size in sizes):
         continue
