@@ -334,7 +334,9 @@ class _Timer:
   def _speed(self, method: Method) -> Callable[[], float]:
     if method.kind in _FORCED:
       method = method.accepting(timing.forced(None))  # the program whose rounds were timed
-    asked = [_of_length(p, n) for p, n in zip(self.prompts, self.lengths, strict=True)]
+    as_request = lambda prompt: prompt if isinstance(prompt, requests.Request) else requests.Request(prompt)
+    pairs = zip(map(as_request, self.prompts), self.lengths, strict=True)
+    asked = [replace(request, max_new_tokens=tokens) for request, tokens in pairs]
     run = lambda: decode(method, self.models, asked, **self.call)
 
     def speed() -> float:
@@ -342,11 +344,6 @@ class _Timer:
       return out.stats.emitted.sum() / seconds
 
     return speed
-
-
-def _of_length(prompt: Any, tokens: int) -> requests.Request:
-  request = prompt if isinstance(prompt, requests.Request) else requests.Request(prompt)
-  return replace(request, max_new_tokens=tokens)
 
 
 # ---- what is tried ----

@@ -30,7 +30,7 @@ from speccascade.host.progress import Progress
 from speccascade.models import packing
 from speccascade.planning import timing
 from speccascade.stopping import Policy
-from speccascade.types import Array, iota, Model
+from speccascade.types import iota, Model
 
 BINS = 20, 15  # of S, and of A in each
 _NOTED = ('s', 'a', 's_target', 'accept', 'position')
@@ -64,11 +64,12 @@ class Observe:
     accept = verification.chance(state, 2, width)
     position = jnp.broadcast_to(iota(s.shape[1]).astype(jnp.float32), s.shape)
     new = dict(zip(_NOTED, (s, a, s_target, accept, position), strict=True))
-    return state.replace(policy={name: self._noted(state, x, new[name]) for name, x in state.policy.items()})
 
-  def _noted(self, state: State, noted: Array, new: Array) -> Array:
-    slot, fresh = stats.fresh_slots(state.length, noted.shape[1], state.window.size)
-    return jnp.where(fresh & state.active[:, None], take(new, jnp.minimum(slot, new.shape[1] - 1)), noted)
+    def noted(old, new):
+      slot, fresh = stats.fresh_slots(state.length, old.shape[1], state.window.size)
+      return jnp.where(fresh & state.active[:, None], take(new, jnp.minimum(slot, new.shape[1] - 1)), old)
+
+    return state.replace(policy={name: noted(x, new[name]) for name, x in state.policy.items()})
 
 
 def observing(block: int, slots: int) -> Method:
