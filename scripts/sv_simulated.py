@@ -12,6 +12,7 @@ own models from the times of their calls, and decodes with them.
 """
 
 import argparse
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 import json
@@ -102,23 +103,34 @@ def check(args: argparse.Namespace):
   width = inputs.prompt_width(models, requests.rows(models, prompts, max_new_tokens=1, sampler=sampler, seed=0), None)
   sizes = dict(max_new_tokens=args.max_new_tokens, max_prompt_tokens=width, sampler=sampler)
   most = profile.origin.block
-  made = {'plain': methods.autoregressive(2)}
-  made |= {f'speculative, γ = {n}': methods.speculative(block=n, pair=(0, 2)) for n in sorted({1, 3, 5, most})}
-  made |= {
-    'SV, all tokens': methods.sv(profile, most),
-    'SV, accepted tokens': methods.sv(profile, most, goodput='accepted'),
-    'SV exact': methods.sv_exact(profile, most),
-  }
+  made = timed_methods(profile, most, {1, 3, 5, most})
   for batch in args.batches or profile.steps:
     some = prompts[: len(prompts) // batch * batch]
     runs = {name: timing.full_rounds(method, models, some, batch, **sizes) for name, method in made.items()}
-    done = timing.interleave(runs, args.trials)
-    for name in list(made)[1:]:
-      gains = [one.speed / plain.speed for one, plain in zip(done[name], done['plain'], strict=True)]
-      median, low, high = timing.Interval.of(gains)
-      simulated = sv_model.speedup(profile, batch, name, most)
-      measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'
-      print(f'batch {batch}, {name}: simulated {simulated:.2f}, {measured}, ratio {simulated / median:.2f}', flush=True)
+    compare(profile, batch, most, runs, args.trials)
+
+
+def timed_methods(profile: plans.Profile, block: int, blocks: Iterable[int]) -> dict[str, methods.Method]:
+  """Return plain decoding and, by the names of `sv_model`, speculative decoding of `blocks` and verification."""
+  return {
+    'plain': methods.autoregressive(2),
+    **{f'speculative, γ = {n}': methods.speculative(block=n, pair=(0, 2)) for n in sorted(blocks)},
+    'SV, all tokens': methods.sv(profile, block),
+    'SV, accepted tokens': methods.sv(profile, block, goodput='accepted'),
+    'SV exact': methods.sv_exact(profile, block),
+  }
+
+
+def compare(profile: plans.Profile, batch: int, block: int, runs: Mapping[str, Callable], trials: int):
+  """Time runs of `full_rounds` in turn, and print each but the plain one's speed over that, simulated and measured."""
+  done = timing.interleave(runs, trials)
+  plain = done.pop('plain')
+  for name, rounds in done.items():
+    gains = [one.speed / other.speed for one, other in zip(rounds, plain, strict=True)]
+    median, low, high = timing.Interval.of(gains)
+    simulated = sv_model.speedup(profile, batch, name, block)
+    measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'
+    print(f'batch {batch}, {name}: simulated {simulated:.2f}, {measured}, ratio {simulated / median:.2f}', flush=True)
 
 
 def main():
