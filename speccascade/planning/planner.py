@@ -139,7 +139,8 @@ class _Acceptance:
   """The candidates with the acceptance of each, the prompts without a fault, and the lengths of their texts."""
 
   def __init__(self, models, prompts, blocks, call, given: Mapping[str, Rule | Combiner], bar: Progress):
-    self.models, self.pair, self.faults = models, (0, len(models) - 1), ()
+    self.models = models
+    self.pair = (0, len(models) - 1)
     self.candidates = []
     self.ensembles = {}
     faults = {}

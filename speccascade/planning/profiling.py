@@ -84,11 +84,15 @@ def observing(block: int, slots: int) -> Method:
   return Method.of_phases(phases, (0, 1, 2), policy=Notes(slots), kind='observing')
 
 
-def observe(
-  models: Sequence[Model], rows: Sequence[requests.Row], block: int = 5, batch: int = 16
+def samples_of(
+  models: Sequence[Model], prompts: Sequence, *, block: int, batch_size: int, **call
 ) -> dict[str, np.ndarray]:
-  """Decode rows; return `plans.FIELDS` of every token that was tested, which is every token of the output."""
-  size = sharding.even(min(batch, len(rows)), sharding.row_shards(models))
+  """Decode prompts by one sampler; return `plans.FIELDS` of every tested token, which are those of the output."""
+  rows = requests.rows(models, prompts, **call)
+  for i, row in enumerate(rows):
+    if plans.sampler_of(row.sampler) != plans.sampler_of(call['sampler']):
+      raise ValueError(f'prompt {i} has a sampler of its own; a plan is of one sampler.')
+  size = sharding.even(min(batch_size, len(rows)), sharding.row_shards(models))
   width = inputs.prompt_width(models, rows, None)
   max_new = max(r.max_new for r in rows)
   slots = positions(models[-1].network, width, max_new, block + 1)
@@ -200,17 +204,6 @@ def edges(x: np.ndarray, bins: int) -> np.ndarray:
 
 
 # ---- a profile ----
-
-
-def samples_of(
-  models: Sequence[Model], prompts: Sequence, *, block: int, batch_size: int, **call
-) -> dict[str, np.ndarray]:
-  """Return the samples of a profile, of all prompts decoded by one sampler."""
-  rows = requests.rows(models, prompts, **call)
-  for i, row in enumerate(rows):
-    if plans.sampler_of(row.sampler) != plans.sampler_of(call['sampler']):
-      raise ValueError(f'prompt {i} has a sampler of its own; a plan is of one sampler.')
-  return observe(models, rows, block, batch_size)
 
 
 def profile(
