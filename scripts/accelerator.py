@@ -41,8 +41,8 @@ from speccascade.engine.loop import positions  # noqa: E402
 from speccascade.models import shapes, toy  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
-from speccascade.planning import synthetic, timing  # noqa: E402
-from speccascade.types import Model, Prompt  # noqa: E402
+from speccascade.planning import aot, synthetic, timing  # noqa: E402
+from speccascade.types import Model  # noqa: E402
 
 FALSE_ALARM = 1e-6  # of a distribution check; the seeds are fixed
 TIE = {'float32': 1e-4, 'bfloat16': 0.25}  # log-probabilities so near each other may swap by rounding
@@ -177,29 +177,26 @@ def check(figures: Figures, dtype: str, args) -> None:
 # ---- timings ----
 
 
-def copy_bandwidth(bytes_: int, turns: int = 20) -> float:
+def copy_bandwidth(bytes_: int) -> float:
   """Return the bytes a second that a copy on the device reads and writes, the median of five loops."""
-  loop = jax.jit(lambda x: jax.lax.fori_loop(0, turns, lambda _, x: x + 1, x), donate_argnums=0)
+  loop = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, x: x + 1, x), donate_argnums=0)
   x, seconds = loop(jnp.zeros(bytes_ // 4)), []
   for _ in range(5):
     start = time.perf_counter()
     x = jax.block_until_ready(loop(x))
     seconds.append(time.perf_counter() - start)
-  return 2 * turns * x.nbytes / float(np.median(seconds))
+  return 2 * 20 * x.nbytes / float(np.median(seconds))
 
 
 def cache_bytes(model: Model, batch: int, args) -> int:
   """Return the bytes of a model's caches."""
-  i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-  prompt = Prompt(i32((batch, args.prompt_tokens)), i32((batch,)))
   slots = positions(model.network, args.prompt_tokens, args.tokens, args.block)
-  return synthetic.tree_bytes(jax.eval_shape(lambda p, x: model.network.prefill(p, x, slots), model.params, prompt))
+  return synthetic.tree_bytes(aot.caches(model.network, aot.Sizes(batch, args.prompt_tokens, args.tokens), slots))
 
 
 def peak_bytes() -> int | None:
   """Return the most memory that the device has had in use, where it counts it."""
-  stats = jax.devices()[0].memory_stats() or {}
-  return stats.get('peak_bytes_in_use')
+  return (jax.devices()[0].memory_stats() or {}).get('peak_bytes_in_use')
 
 
 def make_runs(models: list[Model], batch: int, args) -> tuple[dict, dict]:

@@ -42,7 +42,6 @@ from speccascade.engine import inputs
 from speccascade.engine.loop import positions, prefill
 from speccascade.models import shapes
 from speccascade.planning import synthetic, timing
-from speccascade.types import Model
 
 PROMPT_TOKENS = 48  # to which prompts are padded
 COLD = """
@@ -57,14 +56,9 @@ print(imported - start, loaded - imported, time.perf_counter() - loaded)
 """
 
 
-def random_model(shape: str) -> Model:
-  """Return a T5 v1.1 of a published size with random weights: speed does not depend on them."""
-  return synthetic.random_model(shapes.t5(shape, 'float32'), shape)
-
-
-def bandwidth(bytes_: int = 1 << 28) -> Callable[[], float]:
+def bandwidth() -> Callable[[], float]:
   """Return a function that times a matrix–vector product with a matrix that no cache holds, in GB/s."""
-  side = int((bytes_ / 4) ** 0.5)
+  side = 1 << 13
   matrix = jnp.ones((side, side))
 
   @jax.jit
@@ -72,26 +66,24 @@ def bandwidth(bytes_: int = 1 << 28) -> Callable[[], float]:
     return jax.lax.fori_loop(0, 8, lambda _, x: matrix @ (x / side), x)
 
   def once() -> float:
-    start = time.perf_counter()
-    loop(matrix, jnp.ones(side)).block_until_ready()
-    return 8 * matrix.nbytes / (time.perf_counter() - start) / 1e9
+    x = jnp.ones(side)
+    seconds, _ = timing.timed(lambda: loop(matrix, x).block_until_ready())
+    return 8 * matrix.nbytes / seconds / 1e9
 
   once()  # compiles
   return once
 
 
-def our_methods(block: int, rate: float | None = None) -> dict[str, methods.Method]:
+def our_methods(block: int, rate: float | None) -> dict[str, methods.Method]:
   """Return the methods that are timed; the first is the base of the speed-ups."""
+  speculative = methods.speculative(block=block)
+  cascade = methods.speculative(functools.partial(rules.opt, alpha=0.1), block)
   if rate is not None:
-    return {
-      'autoregressive': methods.autoregressive(1),
-      'speculative': methods.speculative(block=block, accept=timing.forced(rate)),
-      'cascade opt': methods.speculative(functools.partial(rules.opt, alpha=0.1), block, accept=timing.forced(rate)),
-    }
-  return {
-    'autoregressive': methods.autoregressive(1),
-    'speculative': methods.speculative(block=block),
-    'cascade opt': methods.speculative(functools.partial(rules.opt, alpha=0.1), block),
+    speculative, cascade = (method.accepting(timing.forced(rate)) for method in (speculative, cascade))
+  made = {'autoregressive': methods.autoregressive(1), 'speculative': speculative, 'cascade opt': cascade}
+  if rate is not None:
+    return made
+  return made | {
     'token cascade': methods.token_cascade(functools.partial(rules.chow, alpha=0.3)),
     'cos': methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (block, 1)),
     'ensemble': methods.ensemble(functools.partial(rules.weighted, weights=(0.5, 0.5))),
@@ -178,12 +170,6 @@ def reference_runs(paths, models, prompts, batch, tokens):
 TIMED = ('autoregressive', 'speculative', 'cascade opt')  # whose rounds and calls are compared with the floor
 
 
-def in_turn(models, drafts: int, block: int, **sizes) -> Callable[[], float]:
-  """Return a function that times so many drafter steps and a verifier window, in a loop that does nothing else."""
-  small, large = models
-  return timing.passes_seconds([(small, 1, drafts), (large, block + 1, 1)], **sizes)
-
-
 def passes_alone(models, block: int, **sizes) -> dict[str, Callable[[], float]]:
   """Return functions that time a drafter step, a verifier step and a verifier window, in this order."""
   small, large = models
@@ -199,7 +185,8 @@ def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]
   drafts = {'speculative': args.block, 'cascade opt': args.block + 1}
   sizes = dict(tokens=args.long, most=args.long)  # as long as the text: the first passes of a loop are dearer
   floor = passes_alone(models, args.block, **sizes)
-  turns = {f'calls of {name}': in_turn(models, n, args.block, **sizes) for name, n in drafts.items()}
+  passes = {name: [(models[0], 1, n), (models[1], args.block + 1, 1)] for name, n in drafts.items()}
+  turns = {f'calls of {name}': timing.passes_seconds(row, **sizes) for name, row in passes.items()}
   done = timing.interleave(some | floor | turns, max(args.trials, 5))
   draft, plain, verify = (float(np.median(done[n])) for n in floor)
   found = {n: [float(np.median(x)) for x in zip(*done[n], strict=True)] for n in TIMED}
@@ -408,7 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error("--reference needs torch and transformers: pip install -e '.[parity]', or omit it")
   if args.shapes:
     prompts = [[5 + i % 90 for i in range(16)]] * args.count
-    models = [random_model(shape) for shape in args.shapes]
+    models = [synthetic.random_model(shapes.t5(shape, 'float32'), shape) for shape in args.shapes]
   elif not (args.small and args.large and args.prompts):
     parser.error('give two checkpoints and --prompts, or --shapes')
   else:

@@ -6,11 +6,10 @@ Prints the time without a piece over the time with all of them: the median of th
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import functools
-import time
 
 import numpy as np
 
@@ -18,6 +17,7 @@ import speccascade
 from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.backends import Backend, CPU, ops
 from speccascade.data import files
+from speccascade.planning import timing
 
 PIECES = {  # what is plain XLA's instead
   'products in parts, where the CPU has tiles': (),
@@ -58,6 +58,13 @@ def plain_operations(names: tuple[str, ...]) -> Iterator[None]:
       setattr(ops, name, operation)
 
 
+def seconds(name: str, backend: Backend, run: Callable) -> float:
+  """Return the seconds of a run without a piece."""
+  backends.register('cpu', backend)
+  with plain_operations(PIECES.get(name, ())):
+    return timing.timed(run)[0]
+
+
 def main() -> None:
   """Measure and print a table."""
   parser = argparse.ArgumentParser('cpu_ablation', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -76,16 +83,10 @@ def main() -> None:
   for batch in args.batches:
     some = prompts[: max(4, args.count // 4)] if batch == 1 else prompts
     for method, temperature in METHODS.values():
-      found = {name: [] for name in everything}
-      for trial in range(args.trials + 1):  # the first compiles
-        for name, backend in everything.items():
-          backends.register('cpu', backend)
-          with plain_operations(PIECES.get(name, ())):
-            start = time.perf_counter()
-            decode(method, models, some, max_new_tokens=args.tokens, batch_size=batch, sampler=Sampler(temperature))
-            seconds = time.perf_counter() - start
-          if trial:
-            found[name].append(seconds)
+      call = dict(max_new_tokens=args.tokens, batch_size=batch, sampler=Sampler(temperature))
+      run = functools.partial(decode, method, models, some, **call)
+      runs = {name: functools.partial(seconds, name, backend, run) for name, backend in everything.items()}
+      found = timing.interleave(runs, args.trials)
       for name in PIECES:
         low, middle, high = np.quantile(np.divide(found[name], found['']), (0.25, 0.5, 0.75))
         cells[name].append(f'{middle:.2f} ({low:.2f} … {high:.2f})')

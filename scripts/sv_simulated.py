@@ -12,6 +12,8 @@ own models from the times of their calls, and decodes with them.
 """
 
 import argparse
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -49,7 +51,7 @@ def compile_times(args: argparse.Namespace):
         continue
       build = functools.partial(lambda layers, make, size: make(size, layers=layers), make=make, size=size)
       found = compiled_times.compiled(build, table[size][-1], args.topology, grid)
-      times |= compiled_times.to_json({f'{family} {size}': found})
+      times[f'{family} {size}'] = dataclasses.asdict(found)
       args.out.write_text(json.dumps(times, indent=1) + '\n')
       print(f'{args.topology}: {family} {size}', flush=True)
 
@@ -58,7 +60,8 @@ def roofline_times(args: argparse.Namespace):
   """Write the least times of every network to a file."""
   sizes = {(family, size) for family, *trio in TRIOS for size in trio}
   made = {f'{f} {size}': compiled_times.roofline(SIZES[f][0](size), args.topology) for f, size in sorted(sizes)}
-  args.out.write_text(json.dumps(compiled_times.to_json(made), indent=1) + '\n')
+  times = {name: dataclasses.asdict(x) for name, x in made.items()}
+  args.out.write_text(json.dumps(times, indent=1) + '\n')
 
 
 def print_tables(args: argparse.Namespace):
@@ -68,7 +71,7 @@ def print_tables(args: argparse.Namespace):
     for profile in profiles if args.slopes else ():
       print(markdown(sv_simulation.by_slope(profile, args.slopes, args.drafter) | {'title': _name(family, profile)}))
   for path in args.times:
-    times = compiled_times.from_json(json.loads(path.read_text()))
+    times = {name: compiled_times.PassTimes(**x) for name, x in json.loads(path.read_text()).items()}
     for family, *sizes in TRIOS:
       if not all(f'{family} {size}' in times for size in sizes):
         continue
@@ -100,23 +103,34 @@ def check(args: argparse.Namespace):
   width = inputs.prompt_width(models, requests.rows(models, prompts, max_new_tokens=1, sampler=sampler, seed=0), None)
   sizes = dict(max_new_tokens=args.max_new_tokens, max_prompt_tokens=width, sampler=sampler)
   most = profile.origin.block
-  made = {'plain': methods.autoregressive(2)}
-  made |= {f'speculative, γ = {n}': methods.speculative(block=n, pair=(0, 2)) for n in sorted({1, 3, 5, most})}
-  made |= {
-    'SV, all tokens': methods.sv(profile, most),
-    'SV, accepted tokens': methods.sv(profile, most, goodput='accepted'),
-    'SV exact': methods.sv_exact(profile, most),
-  }
+  made = timed_methods(profile, most, {1, 3, 5, most})
   for batch in args.batches or profile.steps:
     some = prompts[: len(prompts) // batch * batch]
     runs = {name: timing.full_rounds(method, models, some, batch, **sizes) for name, method in made.items()}
-    done = timing.interleave(runs, args.trials)
-    for name in list(made)[1:]:
-      gains = [one.speed / plain.speed for one, plain in zip(done[name], done['plain'], strict=True)]
-      median, low, high = timing.Interval.of(gains)
-      simulated = sv_model.speedup(profile, batch, name, most)
-      measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'
-      print(f'batch {batch}, {name}: simulated {simulated:.2f}, {measured}, ratio {simulated / median:.2f}', flush=True)
+    compare(profile, batch, most, runs, args.trials)
+
+
+def timed_methods(profile: plans.Profile, block: int, blocks: Iterable[int]) -> dict[str, methods.Method]:
+  """Return plain decoding and, by the names of `sv_model`, speculative decoding of `blocks` and verification."""
+  return {
+    'plain': methods.autoregressive(2),
+    **{f'speculative, γ = {n}': methods.speculative(block=n, pair=(0, 2)) for n in sorted(blocks)},
+    'SV, all tokens': methods.sv(profile, block),
+    'SV, accepted tokens': methods.sv(profile, block, goodput='accepted'),
+    'SV exact': methods.sv_exact(profile, block),
+  }
+
+
+def compare(profile: plans.Profile, batch: int, block: int, runs: Mapping[str, Callable], trials: int):
+  """Time runs of `full_rounds` in turn, and print each but the plain one's speed over that, simulated and measured."""
+  done = timing.interleave(runs, trials)
+  plain = done.pop('plain')
+  for name, rounds in done.items():
+    gains = [one.speed / other.speed for one, other in zip(rounds, plain, strict=True)]
+    median, low, high = timing.Interval.of(gains)
+    simulated = sv_model.speedup(profile, batch, name, block)
+    measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'
+    print(f'batch {batch}, {name}: simulated {simulated:.2f}, {measured}, ratio {simulated / median:.2f}', flush=True)
 
 
 def main():

@@ -15,8 +15,9 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from sv_simulated import compare, timed_methods
 
-from speccascade import acceptance, methods, Sampler
+from speccascade import acceptance, Sampler
 from speccascade.engine import plans
 from speccascade.engine.verification import Goodput
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -68,7 +69,7 @@ def model_of(shape: str, vocab: int, name: str):
   return random_model(Decoder(config, (), 'float32'), name)
 
 
-def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
+def prepare(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
   """Return the profile of these models with the plan's samples, and the methods to time."""
   seen = sv_model.windows(observed.samples, args.block)
   chances = jnp.asarray(seen['accept'], jnp.float32)
@@ -79,7 +80,6 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
   prompts = [list(range(args.source))] * args.batch
   all_tokens = dict(max_new_tokens=args.tokens, max_prompt_tokens=args.source, sampler=Sampler())
   full = lambda method: timing.full_rounds(method, models, prompts, args.batch, **all_tokens)
-  spec = {n: methods.speculative(block=n, pair=(0, 2)).accepting(accept) for n in sorted({1, 3, args.block})}
   draft, companion, alone = steps[args.batch]
   rounds = timing.interleave({'all': full(profiling.scoring_all(args.block))}, args.trials)['all']
   spent = np.median([one.seconds / one.rounds for one in rounds])
@@ -95,14 +95,11 @@ def made(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
     score = score.replace(limit=Recorded(**fields, promised=jnp.asarray(promised, jnp.float32)))
     return method.replace(phases=(first, second, score, verify), origin=None).accepting(accept)
 
-  profile_alone = plans.Profile(profile.table, profile.latency)
-  runs = {'plain': methods.autoregressive(2)} | {f'speculative, γ = {n}': method for n, method in spec.items()}
-  runs |= {
-    'SV, all tokens': recorded(methods.sv(profile_alone, args.block)),
-    'SV, accepted tokens': recorded(methods.sv(profile_alone, args.block, goodput='accepted')),
-    'SV exact': recorded(methods.sv_exact(profile_alone, args.block)),
-  }
-  return profile, {name: full(method) for name, method in runs.items()}
+  made = timed_methods(plans.Profile(profile.table, profile.latency), args.block, {1, 3, args.block})
+  runs = {'plain': full(made.pop('plain'))}
+  for name, method in made.items():
+    runs[name] = full(recorded(method) if name.startswith('SV') else method.accepting(accept))
+  return profile, runs
 
 
 def main():
@@ -121,19 +118,13 @@ def main():
   args = parser.parse_args()
   shapes = zip((args.draft, args.companion, args.verifier), ('draft', 'companion', 'verifier'), strict=True)
   models = timing.endless([model_of(shape, args.vocab, name) for shape, name in shapes])
-  profile, runs = made(plans.profile_of(args.plan), models, args)
+  profile, runs = prepare(plans.profile_of(args.plan), models, args)
   draft, companion, alone, overhead = profile.steps[args.batch]
   widths = {n // args.batch: seconds / alone for n, seconds in profile.times[args.batch].items()}
   calls = ', '.join(f'{n} {x:.2f}' for n, x in widths.items())
   print(f'verifier {1e3 * alone:.2f} ms a step; over it: draft {draft / alone:.3f}, companion {companion / alone:.3f}')
   print(f'overhead of a round {overhead / alone:.3f}; verifier by tokens of each row: {calls}')
-  done = timing.interleave(runs, args.trials)
-  for name in list(runs)[1:]:
-    gains = [one.speed / plain.speed for one, plain in zip(done[name], done['plain'], strict=True)]
-    median, low, high = timing.Interval.of(gains)
-    model = sv_model.speedup(profile, args.batch, name, args.block)
-    measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'
-    print(f'{name:<22} {measured}; predicted {model:.2f}, ratio {model / median:.2f}', flush=True)
+  compare(profile, args.batch, args.block, runs, args.trials)
 
 
 if __name__ == '__main__':

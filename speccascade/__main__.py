@@ -31,16 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(args: argparse.Namespace):
+  """Print each command with the first line of its docstring, which is read without importing it."""
   wide = max(map(len, COMMANDS))
   for name in COMMANDS:
-    print(f'python -m speccascade.{name:<{wide}}  {_purpose(name)}')
-
-
-def _purpose(name: str) -> str:
-  """Return the first line of a command's docstring without importing it."""
-  path = Path(__file__).parent.joinpath(*name.split('.'))
-  file = path / '__main__.py' if path.is_dir() else path.with_suffix('.py')
-  return ast.get_docstring(ast.parse(file.read_text(encoding='utf-8'))).splitlines()[0]
+    path = Path(__file__).parent.joinpath(*name.split('.'))
+    file = path / '__main__.py' if path.is_dir() else path.with_suffix('.py')
+    doc = ast.get_docstring(ast.parse(file.read_text(encoding='utf-8')))
+    print(f'python -m speccascade.{name:<{wide}}  {doc.splitlines()[0]}')
 
 
 if __name__ == '__main__':

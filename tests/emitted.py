@@ -43,8 +43,8 @@ def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0
 
 def traces(*runs) -> list[int]:
   """Return how many times a decode loop was traced by each run in turn, where none had been before."""
-  run_engine.clear_cache()  # another test may have traced the same
   counts = [0]
+  run_engine.clear_cache()  # another test may have traced the same
   for run in runs:
     run()
     counts.append(run_engine._cache_size())

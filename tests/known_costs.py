@@ -11,9 +11,9 @@ OPT = functools.partial(rules.opt, alpha=0.3)
 EVEN = functools.partial(rules.weighted, weights=(0.5, 0.5))
 
 
-def pair(scale=0.6):
-  large = toy.model(1, scale=2.0)
-  return [toy.model(2, scale=scale, near=large), large]
+def pair():
+  large = toy.model(1, scale=2.0).replace(digest='b')
+  return [toy.model(2, scale=0.6, near=large).replace(digest='a'), large]
 
 
 def costs(drafter, slope=0.0, **more):

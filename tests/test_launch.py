@@ -42,8 +42,8 @@ def shards(calls: list[list[str]]) -> list[tuple[int, int]]:
   found = []
   for program in calls:
     assert program[:2] == ['-m', 'speccascade.run']
-    argv = [a.replace('--gin.', '--gin_bindings=', 1) if a.startswith('--gin.') else a for a in program[2:]]
-    args = run._parser().parse_args(argv)
+    parser = run._parser()
+    args = parser.parse_args(list(map(parser.spelled, program[2:])))
     assert args.gin_file and args.run_dir
     found.append(args.shard)
   return sorted(found)

@@ -48,9 +48,6 @@ def backend_for(params, mesh: Mesh | None = None, layout: Any = None) -> Backend
     params: A tree of parameters, whose first array decides; JAX's default device for numpy's.
     mesh: Where some are traced, the mesh that the program is for; None for all devices.
     layout: The layout of a program for several devices.
-
-  Returns:
-    The backend.
   """
   arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
   if any(isinstance(x, jax.core.Tracer) for x in arrays):

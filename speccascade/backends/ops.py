@@ -1,7 +1,7 @@
 """Reading and writing entries by index, in the form that each platform compiles well.
 
-The platform is the one that the program is lowered for. A TPU runs a gather or a scatter
-row by row, and a masked sum at full width; a CPU writes a row in place and takes maxima of floats as vectors.
+The platform is the one that the program is lowered for. A TPU runs a gather or a scatter row by row, and a masked sum
+at full width; a CPU writes a row in place and takes maxima of floats as vectors.
 
 Axis letters: B batch, N entries, K indices, V vocabulary.
 """
@@ -66,16 +66,13 @@ def _masked(here: Array, x: Array, axis: int) -> Array:
 
 @jax.jit
 def put(buffer: Array, slot: Array, value: Array, mask: Array) -> Array:
-  """Write one entry into each row of a buffer.
+  """Return a buffer with one entry written into each row.
 
   Args:
     buffer: [B, N, ...].
     slot: [B].
     value: [B, ...].
     mask: [B] the rows that are written.
-
-  Returns:
-    The buffer.
   """
   return lax.platform_dependent(buffer, slot, value, mask, cpu=written_put, default=masked_put)
 

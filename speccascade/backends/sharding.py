@@ -85,7 +85,7 @@ def place(model: Any, on: Mesh, rules: Rules | str | None = None) -> Any:
 def shardings(
   network: Any, on: Mesh, rules: Rules | str | None = None, params: Any = None, undivided: Callable | None = None
 ) -> Any:
-  """Return the sharding of each parameter; those of a network that names no axes are replicated.
+  """Return the tree of the parameters' shardings; those of a network that names no axes are replicated.
 
   Args:
     network: The network.
@@ -93,9 +93,6 @@ def shardings(
     rules: As of `place`.
     params: The parameters, of which a network without named axes needs the structure.
     undivided: As of `specs`.
-
-  Returns:
-    A tree of the parameters' structure.
   """
   if not hasattr(network, 'param_axes'):
     return jax.tree.map(lambda _: NamedSharding(on, PartitionSpec()), params)
@@ -107,7 +104,7 @@ def _is_spec(x: Any) -> bool:
 
 
 def specs(network: Any, on: Mesh, rules: Rules | str | None = None, undivided: Callable | None = None) -> Any:
-  """Return the `PartitionSpec` of each parameter; no axis of the mesh shards two axes of one.
+  """Return the tree of the parameters' `PartitionSpec`s; no axis of the mesh shards two axes of one.
 
   Args:
     network: The network, whose parameters have logical axes.
@@ -115,9 +112,6 @@ def specs(network: Any, on: Mesh, rules: Rules | str | None = None, undivided: C
     rules: As of `place`.
     undivided: Called with the axis and its size, the number of shards and the network, for an axis that does not
       divide and is replicated; by default it warns.
-
-  Returns:
-    A tree of the parameters' structure.
   """
   rules = default_rules(network, on) if rules is None else _checked(rules, on)
   undivided = undivided or _warn
@@ -201,16 +195,13 @@ def _axes(network) -> list:
 
 
 def layout_for(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int = 0) -> 'Layout | None':
-  """Return the layout of models that run together.
+  """Return the layout of models that run together, None where they are on one device.
 
   Args:
     models: The models, by slot.
     rows: The rows of a batch.
     window: W.
     vocab: V.
-
-  Returns:
-    The layout, or None where they are on one device.
 
   Raises:
     ValueError: If they are not on the same mesh.
@@ -223,7 +214,7 @@ def layout_for(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int
 
 
 def layout_for_step(models: Sequence[Any], on: Mesh | None, rows: int, window: int, vocab: int) -> 'Layout | None':
-  """Return the layout of models in a step that is partitioned over a mesh.
+  """Return the layout of models in a step that is partitioned over a mesh, None for one device.
 
   Args:
     models: The models, by slot: those whose parameters are traced are sharded, the others replicated.
@@ -231,9 +222,6 @@ def layout_for_step(models: Sequence[Any], on: Mesh | None, rows: int, window: i
     rows: The rows of a batch.
     window: W.
     vocab: V.
-
-  Returns:
-    The layout, or None for one device.
   """
   if on is None:
     return layout_for(models, rows, window, vocab)

@@ -43,7 +43,9 @@ class Parser(argparse.ArgumentParser):
     )
 
   def spelled(self, argument: str) -> str:
-    """Return an option, which may be written with dashes, with the underscores that it has."""
+    """Return an argument in full: --gin.NAME=VALUE, and an option written with dashes with its underscores."""
+    if argument.startswith('--gin.'):
+      return f'--gin_bindings={argument.removeprefix("--gin.")}'
     name, equals, value = argument.partition('=')
     known = f'--{name[2:].replace("-", "_")}'
     return f'{known}{equals}{value}' if name[:2] == '--' and known in self._option_string_actions else argument
@@ -151,7 +153,7 @@ def run(
   try:
     if signal.getsignal(signal.SIGINT) is interrupt.leave:
       signal.signal(signal.SIGINT, signal.default_int_handler)
-    args = parser.parse_args([parser.spelled(_binding(a)) for a in argv])
+    args = parser.parse_args(list(map(parser.spelled, argv)))
     if getattr(args, 'distributed', False) and multihost.WATCHED not in os.environ:
       return multihost.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
     compilation_cache(args.compilation_cache)
@@ -176,11 +178,6 @@ def _with_options(text: str, parser: Parser, args: argparse.Namespace) -> str:
       given = '|'.join(re.escape(form(value)) for form in (repr, str))
       text = re.sub(rf'\b(?<!-){action.dest}=(?:{given})(?![\w.])', lambda _, option=option: option, text)
   return text
-
-
-def _binding(argument: str) -> str:
-  """Return --gin.NAME=VALUE in full."""
-  return f'--gin_bindings={argument.removeprefix("--gin.")}' if argument.startswith('--gin.') else argument
 
 
 def _message(error: Exception) -> str:

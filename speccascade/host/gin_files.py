@@ -29,7 +29,9 @@ UNREAD = 'gin cannot read a value; it reads numbers, texts, lists, dicts, @NAME 
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()):
   """Make gin files and bindings gin's config and check every name in them; nothing is built."""
   files = [_path_of(file, search_paths) for file in files]
-  folders = [*map(str, search_paths), *_include_folders(files), str(SHIPPED)]
+  own = [os.path.dirname(os.path.abspath(file)) for file in files]
+  above = [folder for file in own for folder in (file, os.path.dirname(file))]  # where includes are looked up
+  folders = [*map(str, search_paths), *dict.fromkeys(above), str(SHIPPED)]
   with gin.unlock_config(), _searching(folders), explained(), _recorded() as named:
     gin.clear_config()
     for file in files:
@@ -51,12 +53,6 @@ def _path_of(file: str, search_paths: Sequence[str]) -> str:
     if os.path.isfile(path := os.path.join(folder, name)):
       return path
   return name
-
-
-def _include_folders(files: Sequence[str]) -> list[str]:
-  """Return the folders in which a file's includes are looked up: its own, and the one above."""
-  folders = [os.path.dirname(os.path.abspath(f)) for f in files]
-  return list(dict.fromkeys(f for own in folders for f in (own, os.path.dirname(own))))
 
 
 @contextlib.contextmanager

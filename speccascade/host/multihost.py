@@ -80,10 +80,10 @@ def _die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def start(limit: float = LIMIT, **given):
-  """Connect the processes of this slice, which the environment (TPU, Slurm, Open MPI, Kubernetes) or `given` names."""
+def start(limit: float):
+  """Connect the processes of this slice, which the environment (TPU, Slurm, Open MPI, Kubernetes) names."""
   global LIMIT
-  given = given or _from_environment()
+  given = _from_environment()
   LIMIT = limit
   jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM, by which commands are ended
   try:

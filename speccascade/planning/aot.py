@@ -1,7 +1,6 @@
 """Compile a decode loop ahead of time: chips that need not be there, where arguments lie, and the program's floor."""
 
-from collections.abc import Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -105,16 +104,12 @@ class Placement:
 
   def __init__(self, devices: Sequence, mesh: dict[str, int], rules: Sequence[sharding.Rules | str | None] = ()):
     self.mesh = sharding.mesh(mesh, devices)
-    self.rules = tuple(rules)
+    self.rules = tuple(rules)  # none where they follow the size of each model
     unknown = [rule for rule in self.rules if isinstance(rule, str) and rule not in sharding.NAMED_RULES]
     if unknown:
       raise ValueError(
         f'rules: {unknown[0]!r} is neither replicated nor sharded; give one for each model, as in replicated,sharded.'
       )
-
-  def rules_of(self, number: int) -> sharding.Rules | str | None:
-    """Return the rules of a model, None where they follow its size."""
-    return self.rules[number] if self.rules else None
 
   def put(self, tree: Any, specs: Any = None) -> Any:
     """Return the shapes of a tree with a sharding: that of the specs, or replicated on every chip."""
@@ -145,7 +140,8 @@ def program(
   slots = tuple(networks[m] for m in method.slots)
   vocab = slots[-1].vocab_size
   layout = None
-  specs = [sharding.specs(networks[m], placement.mesh, placement.rules_of(m)) for m in method.slots]
+  rules = placement.rules or [None] * len(networks)
+  specs = [sharding.specs(networks[m], placement.mesh, rules[m]) for m in method.slots]
   if placement.mesh.size > 1:
     layout = sharding.planned(slots, placement.mesh, specs, sizes.batch, method.window, vocab)
     backend = backend.on_mesh(layout)
@@ -185,18 +181,11 @@ def compiled(method, networks, sizes: Sizes, sampler: Sampler, placement: Placem
 
 def compile_for(platform: str, run: Any, args: Sequence, options: Mapping[str, Any] = {}):
   """Return a jitted function, compiled for the chips that its arguments lie on."""
-  with _without_cache():
-    return run.trace(*args).lower(lowering_platforms=(platform,)).compile(compiler_options=dict(options))
-
-
-@contextlib.contextmanager
-def _without_cache() -> Iterator[None]:
-  """Keep the compilation cache away: JAX cannot read a program back without its chips."""
   folder = jax.config.jax_compilation_cache_dir
-  try:
+  try:  # without the cache, from which JAX cannot read a program back without its chips
     jax.config.update('jax_compilation_cache_dir', None)
     compilation_cache.reset_cache()
-    yield
+    return run.trace(*args).lower(lowering_platforms=(platform,)).compile(compiler_options=dict(options))
   finally:
     jax.config.update('jax_compilation_cache_dir', folder)
     compilation_cache.reset_cache()

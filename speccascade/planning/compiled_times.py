@@ -6,7 +6,7 @@ compiled; another layer costs half of their difference, so that neither compilat
 estimate ranks programs: trust ratios that the roofline of the same pass confirms.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 
 import numpy as np
@@ -24,8 +24,8 @@ GRID = ((8, 1), (32, 1), (64, 1), (128, 1), (256, 1), (256, 2), (256, 4))  # (ro
 class PassTimes:
   """Seconds of a forward pass: `dense` of so many `tokens`, ascending, and `cache` of each row."""
 
-  tokens: tuple[int, ...]
-  dense: tuple[float, ...]
+  tokens: Sequence[int]
+  dense: Sequence[float]
   cache: float
 
   def seconds(self, rows: int, width: float) -> float:
@@ -53,9 +53,6 @@ def compiled(
     grid: (rows, tokens of each) of the passes to compile.
     source: the length of prompts.
     tokens: the most new tokens.
-
-  Returns:
-    The times.
   """
   clock = aot.chip_of(topology).clock
   points = {}
@@ -91,13 +88,3 @@ def roofline(network: Network, topology: str, source: int = 128, tokens: int = 1
   totals = (1, max(2, round(knee * chip.flops / weights)), 1 << 14)
   dense = tuple(max(knee, weights * n / chip.flops) for n in totals)  # two bytes and two operations a weight
   return PassTimes(totals, dense, caches / chip.bandwidth)
-
-
-def to_json(times: Mapping[str, PassTimes]) -> dict:
-  """Return {name: times} as JSON has it."""
-  return {name: dataclasses.asdict(x) for name, x in times.items()}
-
-
-def from_json(content: Mapping[str, Mapping]) -> dict[str, PassTimes]:
-  """Return what `to_json` was given."""
-  return {name: PassTimes(tuple(x['tokens']), tuple(x['dense']), x['cache']) for name, x in content.items()}

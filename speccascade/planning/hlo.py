@@ -4,7 +4,7 @@ The text is XLA's optimised HLO. A computation is a list of instructions; loops,
 they call. Sizes are those of the elements, without the padding of tiles.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 import math
@@ -132,8 +132,8 @@ class Module:
     """Return the instructions of a computation by name."""
     return {x.name: x for x in self.computations[computation]}
 
-  def closure(self, start: str, fusions: bool = False) -> list[str]:
-    """Return the computations that run when this one does: bodies, branches, calls and, on wish, fusions."""
+  def closure(self, start: str) -> list[str]:
+    """Return the computations that run when this one does: bodies, branches and calls."""
     seen = []
     todo = [start]
     while todo:
@@ -142,7 +142,7 @@ class Module:
         continue
       seen.append(name)
       for x in self.computations[name]:
-        if x.op in ('while', 'conditional', 'call', 'async-start') or (x.op == 'fusion' and fusions):
+        if x.op in ('while', 'conditional', 'call', 'async-start'):
           todo += [c for names in x.called.values() for c in names]
     return seen
 
@@ -229,9 +229,11 @@ class Module:
   def trips(self, loop: Instruction, unknown: int) -> int:
     """Return how many turns a loop takes: its bound, one if its body ends it, or what is given."""
     condition, body = (self.computations[loop.called[role][0]] for role in ('condition', 'body'))
-    inside = {x.name: x for x in self._deep(condition)}
-    compared = [y for x in inside.values() if x.op == 'compare' and x.shape.startswith('pred[]') for y in x.operands]
-    bounds = [int(m[1]) for y in compared if y in inside and (m := _constant(inside[y]))]
+    fused = [y for x in condition for c in x.called.get('calls', []) for y in self.computations[c]]
+    inside = [*condition, *fused]
+    constants = {x.name: re.match(r'(\d+)\)', x.rest) for x in inside if x.op == 'constant'}
+    compared = [y for x in inside if x.op == 'compare' and x.shape.startswith('pred[]') for y in x.operands]
+    bounds = [int(m[1]) for y in compared if (m := constants.get(y))]
     if bounds:
       return max(bounds)
     last = next(x for x in condition if x.root)
@@ -245,13 +247,6 @@ class Module:
       if predicate and predicate.op == 'constant' and 'false' in predicate.rest:
         return 1
     return unknown
-
-  def _deep(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Yield instructions and, for fusions, those inside."""
-    for x in instructions:
-      yield x
-      for c in x.called.get('calls', []):
-        yield from self.computations[c]
 
   def runs(self, unknown: int) -> Iterator[tuple[str, Instruction, int, Instruction | None]]:
     """Yield (computation, instruction, how often it runs in a round, the row loop that it is in) of a round.
@@ -291,10 +286,6 @@ class Module:
       return int(match[1])
     here = self.by_name(computation)
     return shape_bytes(x.shape) + sum(shape_bytes(here[name].shape) for name in x.operands if name in here)
-
-
-def _constant(x: Instruction) -> re.Match | None:
-  return re.match(r'(\d+)\)', x.rest) if x.op == 'constant' else None
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:

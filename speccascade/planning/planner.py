@@ -139,7 +139,8 @@ class _Acceptance:
   """The candidates with the acceptance of each, the prompts without a fault, and the lengths of their texts."""
 
   def __init__(self, models, prompts, blocks, call, given: Mapping[str, Rule | Combiner], bar: Progress):
-    self.models, self.pair, self.faults = models, (0, len(models) - 1), ()
+    self.models = models
+    self.pair = (0, len(models) - 1)
     self.candidates = []
     self.ensembles = {}
     faults = {}
@@ -334,7 +335,9 @@ class _Timer:
   def _speed(self, method: Method) -> Callable[[], float]:
     if method.kind in _FORCED:
       method = method.accepting(timing.forced(None))  # the program whose rounds were timed
-    asked = [_of_length(p, n) for p, n in zip(self.prompts, self.lengths, strict=True)]
+    as_request = lambda prompt: prompt if isinstance(prompt, requests.Request) else requests.Request(prompt)
+    pairs = zip(map(as_request, self.prompts), self.lengths, strict=True)
+    asked = [replace(request, max_new_tokens=tokens) for request, tokens in pairs]
     run = lambda: decode(method, self.models, asked, **self.call)
 
     def speed() -> float:
@@ -342,11 +345,6 @@ class _Timer:
       return out.stats.emitted.sum() / seconds
 
     return speed
-
-
-def _of_length(prompt: Any, tokens: int) -> requests.Request:
-  request = prompt if isinstance(prompt, requests.Request) else requests.Request(prompt)
-  return replace(request, max_new_tokens=tokens)
 
 
 # ---- what is tried ----

@@ -30,7 +30,7 @@ from speccascade.host.progress import Progress
 from speccascade.models import packing
 from speccascade.planning import timing
 from speccascade.stopping import Policy
-from speccascade.types import Array, iota, Model
+from speccascade.types import iota, Model
 
 BINS = 20, 15  # of S, and of A in each
 _NOTED = ('s', 'a', 's_target', 'accept', 'position')
@@ -64,11 +64,12 @@ class Observe:
     accept = verification.chance(state, 2, width)
     position = jnp.broadcast_to(iota(s.shape[1]).astype(jnp.float32), s.shape)
     new = dict(zip(_NOTED, (s, a, s_target, accept, position), strict=True))
-    return state.replace(policy={name: self._noted(state, x, new[name]) for name, x in state.policy.items()})
 
-  def _noted(self, state: State, noted: Array, new: Array) -> Array:
-    slot, fresh = stats.fresh_slots(state.length, noted.shape[1], state.window.size)
-    return jnp.where(fresh & state.active[:, None], take(new, jnp.minimum(slot, new.shape[1] - 1)), noted)
+    def noted(old, new):
+      slot, fresh = stats.fresh_slots(state.length, old.shape[1], state.window.size)
+      return jnp.where(fresh & state.active[:, None], take(new, jnp.minimum(slot, new.shape[1] - 1)), old)
+
+    return state.replace(policy={name: noted(x, new[name]) for name, x in state.policy.items()})
 
 
 def observing(block: int, slots: int) -> Method:
@@ -83,11 +84,15 @@ def observing(block: int, slots: int) -> Method:
   return Method.of_phases(phases, (0, 1, 2), policy=Notes(slots), kind='observing')
 
 
-def observe(
-  models: Sequence[Model], rows: Sequence[requests.Row], block: int = 5, batch: int = 16
+def samples_of(
+  models: Sequence[Model], prompts: Sequence, *, block: int, batch_size: int, **call
 ) -> dict[str, np.ndarray]:
-  """Decode rows; return `plans.FIELDS` of every token that was tested, which is every token of the output."""
-  size = sharding.even(min(batch, len(rows)), sharding.row_shards(models))
+  """Decode prompts by one sampler; return `plans.FIELDS` of every tested token, which are those of the output."""
+  rows = requests.rows(models, prompts, **call)
+  for i, row in enumerate(rows):
+    if plans.sampler_of(row.sampler) != plans.sampler_of(call['sampler']):
+      raise ValueError(f'prompt {i} has a sampler of its own; a plan is of one sampler.')
+  size = sharding.even(min(batch_size, len(rows)), sharding.row_shards(models))
   width = inputs.prompt_width(models, rows, None)
   max_new = max(r.max_new for r in rows)
   slots = positions(models[-1].network, width, max_new, block + 1)
@@ -199,17 +204,6 @@ def edges(x: np.ndarray, bins: int) -> np.ndarray:
 
 
 # ---- a profile ----
-
-
-def samples_of(
-  models: Sequence[Model], prompts: Sequence, *, block: int, batch_size: int, **call
-) -> dict[str, np.ndarray]:
-  """Return the samples of a profile, of all prompts decoded by one sampler."""
-  rows = requests.rows(models, prompts, **call)
-  for i, row in enumerate(rows):
-    if plans.sampler_of(row.sampler) != plans.sampler_of(call['sampler']):
-      raise ValueError(f'prompt {i} has a sampler of its own; a plan is of one sampler.')
-  return observe(models, rows, block, batch_size)
 
 
 def profile(

@@ -150,9 +150,6 @@ def of_topology(
     rules: 'replicated' or 'sharded' for each model.
     options: of XLA.
     text: a file that the program's text is written to.
-
-  Returns:
-    What `report` returns.
   """
   placement = aot.Placement(aot.describe(topology).devices, dict(mesh), rules)
   platform = 'cuda' if topology.startswith('h100') else 'tpu'

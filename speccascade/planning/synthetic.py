@@ -47,12 +47,10 @@ def weight_bytes(params: Params) -> int:
   """
   tied = 'logits_dense' not in params and 'logits_dense' not in params.get('decoder', {})
   table = params['token_embedder']
-  read = [x for path, x in jax.tree_util.tree_leaves_with_path(params) if not _unread(jax.tree_util.keystr(path))]
+  unread = re.compile(r"\['(encoder|token_embedder)'\]|.*encoder_decoder_attention'\]\['(key|value)'\]")
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  read = [x for path, x in leaves if not unread.match(jax.tree_util.keystr(path))]
   return tree_bytes([read, table.get('rows', table['embedding']) if tied else ()])
-
-
-def _unread(path: str) -> bool:
-  return bool(re.match(r"\['(encoder|token_embedder)'\]|.*encoder_decoder_attention'\]\['(key|value)'\]", path))
 
 
 def tree_bytes(tree: Any) -> int:

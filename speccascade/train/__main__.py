@@ -51,7 +51,6 @@ def _compile(args: argparse.Namespace) -> None:
   import jax
 
   jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
-  jax.config.update('jax_enable_compilation_cache', False)  # it cannot read a program back without its chips
   from speccascade.planning import aot
   from speccascade.train import compiled
   from speccascade.train.jobs import Job

@@ -56,9 +56,7 @@ class BySlot:
       alphas = ', '.join(f'{a:.3f}' for a in row['alphas'])
       calls = f'{row["calls"]:.4f} calls per token; one α of the same loss needs {row["same_loss_calls"]:.4f}'
       echo(f'cost {row["cost"]:g}: α = ({alphas}), {calls}')
-    file = out / self.name / FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
-    storage.write(file, json.dumps(rows, indent=1) + '\n')
+    storage.write(out / self.name / FILE, json.dumps(rows, indent=1) + '\n')
     return rows
 
   def _row(self, gain: np.ndarray, rejection: np.ndarray, cost: float) -> dict:

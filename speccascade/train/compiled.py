@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from speccascade.backends import sharding
 from speccascade.checkpoints.hf.config import network_from_config
 from speccascade.host import storage
-from speccascade.planning import hlo
+from speccascade.planning import aot, hlo
 from speccascade.train import layout
 from speccascade.train.batches import Batch, by_size
 from speccascade.train.jobs import Job
@@ -66,8 +66,7 @@ def compile_step(
   rows = settings.batch_size
   tokens = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.rows(mesh))
   batch = Batch(tokens(rows, source), tokens(rows), tokens(rows, target), tokens(rows))
-  traced = step.trace(state, batch, *others)
-  return traced.lower(lowering_platforms=(mesh.devices.flat[0].platform,)).compile()
+  return aot.compile_for(mesh.devices.flat[0].platform, step, (state, batch, *others))
 
 
 def _placed(model: Model, mesh: Mesh, rules) -> Model:

@@ -153,19 +153,15 @@ class HeldOut:
     trained = {name: router.load(out / name, self.models) for name in self.routers}
     found = {}
     for kind in self.losses:
-      tokens = self._tokens(kind, echo)
+      if kind == 'swap':
+        tokens = router.labelled(self.models, self.task, self.tolerance, self.batch_size, echo)
+      else:
+        tokens = router.of_references(self.models, self.task, self.batch_size)
       found[kind] = compare(tokens, kind, {n: router.scores(rule, tokens) for n, rule in trained.items()})
       for line in table(found[kind]):
         echo(f'{kind}: {line}')
-    file = out / self.name / 'held_out.json'
-    file.parent.mkdir(parents=True, exist_ok=True)
-    storage.write(file, json.dumps(found, indent=1) + '\n')
+    storage.write(out / self.name / 'held_out.json', json.dumps(found, indent=1) + '\n')
     return found
-
-  def _tokens(self, kind: str, echo: Callable) -> router.Tokens:
-    if kind == 'swap':
-      return router.labelled(self.models, self.task, self.tolerance, self.batch_size, echo)
-    return router.of_references(self.models, self.task, self.batch_size)
 
 
 def table(found: dict) -> list[str]:

@@ -28,30 +28,12 @@ from speccascade.sampling import Sampler
 from speccascade.train.batches import Batch
 from speccascade.types import Array, Cache, Model, Network, Params, Prompt, Rule
 
-
-def _forward_kl(p: Array, q: Array) -> Array:
-  return (jnp.exp(p) * (p - q)).sum(-1)
-
-
-def _reverse_kl(p: Array, q: Array) -> Array:
-  return (jnp.exp(q) * (q - p)).sum(-1)
-
-
-def _tv(p: Array, q: Array) -> Array:
-  """Return the total variation, 1 minus the acceptance of speculative decoding."""
-  return jnp.abs(jnp.exp(p) - jnp.exp(q)).sum(-1) / 2
-
-
-def _log_acceptance(p: Array, q: Array) -> Array:
-  return -jnp.log(accepted(jnp.exp(q), jnp.exp(p)))
-
-
 # name -> distance of the teacher's log-probabilities p from the student's q, [..., V] -> [...]
 DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
-  'forward_kl': _forward_kl,
-  'reverse_kl': _reverse_kl,
-  'tv': _tv,
-  'log_acceptance': _log_acceptance,
+  'forward_kl': lambda p, q: (jnp.exp(p) * (p - q)).sum(-1),
+  'reverse_kl': lambda p, q: (jnp.exp(q) * (q - p)).sum(-1),
+  'tv': lambda p, q: jnp.abs(jnp.exp(p) - jnp.exp(q)).sum(-1) / 2,  # 1 minus the acceptance of speculative decoding
+  'log_acceptance': lambda p, q: -jnp.log(accepted(jnp.exp(q), jnp.exp(p))),
 }
 
 

@@ -36,6 +36,7 @@ from speccascade.train.losses import logits_of
 from speccascade.types import Array, checked_int, Model, Network, Params
 
 FILE = 'router.json'
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # of the tokens, for which a job has the α that defers so many
 RULES = {True: rules.learned_alone, False: rules.learned}  # by whether the head reads the drafter alone
 
 
@@ -333,8 +334,9 @@ class Router:
       tokens = self._tokens(echo)
       settings = {name: getattr(self, name) for name in ('alone', 'hidden', 'steps', 'learning_rate', 'decay', 'seed')}
       weights = fit(LOSSES[self.loss], tokens, **settings)
-      rule = functools.partial(RULES[self.alone], weights=weights)
-      save(file.parent, weights, self.models, **identity, quantiles=_quantiles(rule, tokens))
+      found = scores(functools.partial(RULES[self.alone], weights=weights), tokens)
+      quantiles = {f'{share:.0%}': float(np.quantile(found, 1 - share)) for share in SHARES}  # α by what it defers
+      save(file.parent, weights, self.models, **identity, quantiles=quantiles)
     for share, alpha in json.loads(file.read_text())['quantiles'].items():
       echo(f'α = {alpha:.4g} defers {share} of the tokens')
     return load(file, self.models)
@@ -371,12 +373,9 @@ def labelled(models: Sequence[Model], task: Task, tolerance: float, batch_size: 
   (name, metric), *_ = task.metrics.items()
   value = metric(task.examples, task.judged(task.examples, texts))
   share = f'{tokens.matters.mean():.2%} of {tokens.token.size} tokens'
-  echo(f'{name} {value:.2f} by the labels, which defer {share}; the models disagree at {_disagreement(tokens):.2%}')
+  differ = (tokens.first_q != tokens.first_p).mean()
+  echo(f'{name} {value:.2f} by the labels, which defer {share}; the models disagree at {differ:.2%}')
   return tokens
-
-
-def _disagreement(tokens: Tokens) -> float:
-  return float((tokens.first_q != tokens.first_p).mean())
 
 
 def scores(rule: functools.partial, tokens: Tokens) -> np.ndarray:
@@ -387,12 +386,6 @@ def scores(rule: functools.partial, tokens: Tokens) -> np.ndarray:
   return losses[:, 0] - losses[:, 1]
 
 
-def _quantiles(rule: functools.partial, tokens: Tokens) -> dict[str, float]:
-  """Return the α that defers each of some shares of the tokens."""
-  found = scores(rule, tokens)
-  return {f'{share:.0%}': float(np.quantile(found, 1 - share)) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)}
-
-
 # ---- files ----
 
 
@@ -400,9 +393,7 @@ def save(folder, weights: Any, models: Sequence[Any], *, alone: bool, **about) -
   """Write a head with the names of its models, drafter first, and whatever else describes it, to FOLDER/router.json."""
   names = [m.name for m in models]
   content = {'models': names, 'alone': alone, **about, 'weights': jax.tree.map(np.ndarray.tolist, weights)}
-  file = storage.local(folder) / FILE
-  file.parent.mkdir(parents=True, exist_ok=True)
-  storage.write(file, json.dumps(content) + '\n')
+  storage.write(storage.local(folder) / FILE, json.dumps(content) + '\n')
 
 
 def load(path, models: Sequence[Any], *, rejections: bool = False) -> functools.partial:

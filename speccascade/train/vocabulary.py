@@ -12,26 +12,26 @@ from speccascade import embedded
 from speccascade.host import commands, storage
 
 
-def make(file, texts: Iterable[str], *, size: int) -> Path:
-  """Learn a unigram vocabulary of `size` pieces from texts, and write it."""
+def make(file, texts: Iterable[str], *, size: int, **settings) -> Path:
+  """Learn a vocabulary of `size` pieces from texts, and write it; `settings` of sentencepiece replace those of T5."""
   import sentencepiece  # lazily: token ids alone need no tokenizer library
 
   file = Path(file).expanduser().absolute()
   file.parent.mkdir(parents=True, exist_ok=True)
+  of_t5 = dict(
+    model_type='unigram',
+    character_coverage=1.0,
+    pad_id=0,
+    eos_id=1,
+    unk_id=2,
+    bos_id=-1,
+    normalization_rule_name='identity',
+    num_threads=1,
+    minloglevel=2,
+  )
   with file.open('wb') as f:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(texts),
-      model_writer=f,
-      vocab_size=size,
-      model_type='unigram',
-      character_coverage=1.0,
-      pad_id=0,
-      eos_id=1,
-      unk_id=2,
-      bos_id=-1,
-      normalization_rule_name='identity',
-      num_threads=1,
-      minloglevel=2,
+      sentence_iterator=iter(texts), model_writer=f, vocab_size=size, **(of_t5 | settings)
     )
   return file
 

@@ -48,6 +48,16 @@ def test_what_does_not_divide_is_replicated_with_one_warning_a_model():
   assert sharded['token_embedder']['embedding'] == PartitionSpec(None, None)
 
 
+def test_heads_that_do_not_divide_are_replicated_and_the_rest_is_sharded():
+  kernels = lambda layer: [layer[part][name]['kernel'] for part, name in (('self_attention', 'query'), ('mlp', 'wi_0'))]
+  sharded = sharding.specs(shapes.t5('xl'), FOUR, 'sharded')['decoder']['layers_0']
+  assert kernels(sharded) == [PartitionSpec(None, 'model')] * 2
+  sharding._warn.cache_clear()
+  with pytest.warns(UserWarning, match=having('T5', 'of 6', '4 devices')):
+    uneven = sharding.specs(shapes.t5('small'), FOUR, 'sharded')['decoder']['layers_0']
+  assert kernels(uneven) == [PartitionSpec(None, None), PartitionSpec(None, 'model')]
+
+
 def test_no_axis_of_a_mesh_shards_a_parameter_twice_and_one_may_be_sharded_over_two():
   large = shapes.t5('xl')
   both = sharding.specs(large, EIGHT, (('mlp', 'model'), ('embed', 'model')))['decoder']['layers_0']['mlp']

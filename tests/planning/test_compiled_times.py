@@ -19,10 +19,6 @@ def test_a_pass_costs_its_tokens_and_its_rows(rows, width, seconds):
   assert TIMES.seconds(rows, width) == pytest.approx(seconds)
 
 
-def test_times_are_the_same_from_json():
-  assert compiled_times.from_json(compiled_times.to_json({'a': TIMES})) == {'a': TIMES}
-
-
 def test_the_roofline_is_flat_to_the_knee_and_then_a_line():
   chip = aot.CHIPS['v6e']
   times = compiled_times.roofline(shapes.llama('7b', layers=2), 'v6e:2x2', source=128, tokens=128)

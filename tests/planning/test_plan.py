@@ -191,8 +191,7 @@ def test_forced_acceptance_keeps_all_or_none_whatever_the_models_say(rate, round
 
 @pytest.mark.full
 def test_costs_and_speeds_are_measured_where_none_are_given():
-  models = [m.replace(digest=d) for m, d in zip(pair(), 'ab')]
-  made = planner.plan(models, PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT})
+  made = planner.plan(pair(), PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT})
   (batch,) = made.batches
   assert set(batch.costs.verify) == {1, 3} and min(batch.costs.verify.values()) > 0 and batch.costs.start > 0
   assert batch.alone.median > 0 and {r.candidate.name for r in batch.rows if r.measured} == {'speculative', 'opt'}
@@ -228,7 +227,7 @@ SAVED = plans.Plan(ORIGIN, CHOICES, {1: (plans.Speed('speculative', 3, 2.0, 1.5,
 def test_a_plan_is_the_same_from_its_file_and_decodes_by_its_choices(tmp_path):
   SAVED.save(tmp_path / 'plan.json')
   assert plans.load(tmp_path / 'plan.json') == SAVED
-  models = [m.replace(digest=d) for m, d in zip(pair(), 'ab')]
+  models = pair()
   method = methods.planned(str(tmp_path / 'plan.json'))
   greedy = dict(max_new_tokens=9, sampler=Sampler(0.0))
   for rows, kind in ((1, 'speculative'), (4, 'autoregressive'), (9, 'autoregressive')):
@@ -238,7 +237,7 @@ def test_a_plan_is_the_same_from_its_file_and_decodes_by_its_choices(tmp_path):
 
 
 def test_a_plan_refuses_other_models_and_samplers_and_warns_on_another_device():
-  models = [m.replace(digest=d) for m, d in zip(pair(), 'ab')]
+  models = pair()
   run = lambda found, models, **more: decode(methods.planned(found), models, [[1, 2]], max_new_tokens=3, **more)
   with warnings.catch_warnings():
     warnings.simplefilter('error')

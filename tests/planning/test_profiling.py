@@ -8,7 +8,7 @@ import pytest
 
 from speccascade import decode, embedded, methods, plan, Request, Sampler
 from speccascade.data.examples import Example, Task
-from speccascade.engine import plans, requests
+from speccascade.engine import plans
 from speccascade.evaluate import summary, sv_studies
 from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
@@ -85,8 +85,7 @@ def test_every_token_of_the_output_is_observed_once(made):
 
 
 def test_greedy_drafts_are_judged_by_what_the_models_are_sure_of():
-  rows = requests.rows(TRIO, PROMPTS, max_new_tokens=13, sampler=Sampler(0.0), seed=0)
-  found = profiling.observe(TRIO, rows, 3)
+  found = profiling.samples_of(TRIO, PROMPTS, block=3, batch_size=16, **CALL | dict(sampler=Sampler(0.0)))
   texts = decode(methods.autoregressive(), [LARGE], PROMPTS[:5], max_new_tokens=13, sampler=Sampler(0.0)).tokens
   assert max(found['position'][found['request'] < 5]) > 0 and set(found['accept']) == {0, 1}
   for number, (prompt, text) in enumerate(zip(PROMPTS[:5], texts, strict=True)):

@@ -21,17 +21,10 @@ def models():
 def test_the_decision_is_that_of_opt(models, temperature):
   rng = np.random.default_rng(0)
   q, p = (jnp.float32(rng.normal(0, 3, (40, 6))) for _ in range(2))
-  tokens = router.Tokens(
-    features=np.asarray(rules.features(q, p)),
-    logq=None,
-    logp=None,
-    first_q=np.asarray(q.argmax(-1)),
-    first_p=np.asarray(p.argmax(-1)),
-    token=None,
-    text=None,
-    at=None,
-    matters=None,
+  read = dict(
+    features=np.asarray(rules.features(q, p)), first_q=np.asarray(q.argmax(-1)), first_p=np.asarray(p.argmax(-1))
   )
+  tokens = router.Tokens(**dict.fromkeys(router.Tokens.__dataclass_fields__) | read)
   gain, rejection = decision(tokens, greedy=temperature == 0)
   for alpha in (0.0, 0.1, 0.5):
     defers = rules.opt.defer(q, p, alpha=np.float32(alpha), sampler=Sampler(temperature), rest=Sampler(temperature)(p))
