@@ -184,13 +184,13 @@ class _Run:
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
     with ocp.CheckpointManager(self._out / 'state', options=options) as manager:
       done = manager.latest_step() or 0
-      state = self._restored(manager, done, stream) if done else self._first(start)
+      state, unlogged = self._restored(manager, done, stream) if done else (self._first(start), [])
       if donated:
         jax.tree.map(lambda x: x.delete(), start.params)
       if done < settings.steps:
         if done:
           self._echo(f'going on after step {done} of {settings.steps} in {self._out}')
-        with contextlib.closing(Log(self._out / 'log.jsonl', settings, done, self._echo)) as log:
+        with contextlib.closing(Log(self._out / 'log.jsonl', settings, done, unlogged, self._echo)) as log:
           state = self._steps(state, stream, done, manager, log)
     if settings.truncate:
       self._echo(f'truncated {stream.truncation(settings.steps * settings.batch_size)}')
@@ -208,8 +208,11 @@ class _Run:
     optimizer = jax.jit(self._transform.init, out_shardings=shardings['optimizer'])(params)
     return {'params': params, 'optimizer': optimizer}
 
-  def _restored(self, manager: ocp.CheckpointManager, step: int, stream: '_Stream') -> State:
-    """Return the state of a step, and skip the batches up to it, checked to be those that it was trained on."""
+  def _restored(self, manager: ocp.CheckpointManager, step: int, stream: '_Stream') -> tuple[State, list]:
+    """Return the state of a step and the losses since the last line of its log; skip the batches up to it.
+
+    The batches are checked to be those that it was trained on.
+    """
     if not (self._out / 'state' / str(step) / 'data').is_dir():
       raise ValueError(
         f'{self._out} has a run of an older version, whose state/{step} has no digest of its data: finish it with '
@@ -219,12 +222,13 @@ class _Run:
     saved = manager.restore(step, args=items)
     for _ in range(step):
       next(stream, None)
+    unlogged = saved.data.pop('unlogged', [])  # not in runs of older versions
     if saved.data != stream.digest():
       raise ValueError(
         f'{self._out} has a run on other data, as its first {step} steps show: give it the same data, or choose '
         'another folder'
       )
-    return saved.state
+    return saved.state, unlogged
 
   def _steps(self, state: State, stream: '_Stream', done: int, manager: ocp.CheckpointManager, log: 'Log') -> State:
     """Return the state after the last step."""
@@ -246,7 +250,8 @@ class _Run:
           previous = parts
           log.add(number, parts, int(batch.target_length.sum()), stream)
           if number % settings.save_every == 0 or number == settings.steps:
-            items = ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(stream.digest()))
+            data = stream.digest() | {'unlogged': log.unlogged()}
+            items = ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data))
             manager.save(number, args=items)
     except KeyboardInterrupt:
       jax.block_until_ready(state)  # a process that exits while its device computes may crash
@@ -306,12 +311,12 @@ def _signals_deferred() -> Iterator[None]:
 class Log:
   """Prints and records a line every `log_every` steps: the mean loss since the last one, the rate and the time left."""
 
-  def __init__(self, file: Path, settings: Settings, done: int, echo):
+  def __init__(self, file: Path, settings: Settings, done: int, unlogged: list[dict[str, float]], echo):
     self._settings = settings
     self._echo = echo
     self._done = done
     self._start = time.monotonic()
-    self._parts = []
+    self._parts = list(unlogged)
     self._tokens = 0
     self._journal = Journal(file, ('step',), elsewhere='choose another folder')
     self._journal.keep_while(lambda line: line['step'] <= done)  # later steps are done again
@@ -322,7 +327,7 @@ class Log:
     self._tokens += tokens
     if step % self._settings.log_every and step != self._settings.steps:
       return
-    values = jax.device_get(self._parts)
+    values = self.unlogged()
     self._parts = []
     means = {name: float(np.mean([value[name] for value in values])) for name in parts}
     if not np.isfinite(means['loss']):
@@ -332,6 +337,10 @@ class Log:
     self._journal.append([{'step': step, **means, **truncated, 'seconds': seconds}])
     if multihost.is_writer():
       self._print(step, means, seconds, ''.join(f'  {name} {n}' for name, n in truncated.items()))
+
+  def unlogged(self) -> list[dict[str, float]]:
+    """Return the losses of the steps since the last line, for the run that goes on here."""
+    return jax.tree.map(float, jax.device_get(self._parts))
 
   def _print(self, step: int, means: dict[str, float], seconds: float, truncated: str):
     rate = (step - self._done) / seconds
