@@ -2,8 +2,9 @@
 
 import importlib.util
 import json
-import pathlib
 
+import accelerator
+import bench
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,25 +16,10 @@ from speccascade.models import shapes
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning import synthetic, timing
 
-SCRIPTS = pathlib.Path(__file__).parents[1] / 'scripts'
 NETWORK = T5(T5Config(97, 32, 4, 8, 64, 1, 2), dtype='bfloat16')
 
 
-def script(name: str):
-  """Return a script as a module."""
-  spec = importlib.util.spec_from_file_location(name, SCRIPTS / f'{name}.py')
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-@pytest.fixture(scope='module')
-def accelerator():
-  return script('accelerator')
-
-
 def test_a_benchmark_beside_transformers_asks_for_them_before_it_works(monkeypatch, capsys):
-  bench = script('bench')
   find = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None if name == 'torch' else find(name))
   with pytest.raises(SystemExit):
@@ -42,7 +28,7 @@ def test_a_benchmark_beside_transformers_asks_for_them_before_it_works(monkeypat
 
 
 @pytest.mark.full
-def test_the_command_writes_every_figure_and_passes_its_checks(accelerator, tmp_path, capsys):
+def test_the_command_writes_every_figure_and_passes_its_checks(tmp_path, capsys):
   assert accelerator.main(['--tiny', '--out', str(tmp_path)]) == 0
   rows = [json.loads(line) for line in (tmp_path / 'figures.jsonl').read_text().splitlines()]
   checks = [row for row in rows if row['kind'] == 'check']
@@ -54,13 +40,13 @@ def test_the_command_writes_every_figure_and_passes_its_checks(accelerator, tmp_
   assert 't5_small_xl' in capsys.readouterr().out
 
 
-def test_what_no_longer_fits_the_budget_is_left_out_and_said(accelerator, tmp_path):
+def test_what_no_longer_fits_the_budget_is_left_out_and_said(tmp_path):
   assert accelerator.main(['--tiny', '--budget', '1', '--only', 't5_small_xl', '--out', str(tmp_path)]) == 0
   rows = [json.loads(line) for line in (tmp_path / 'figures.jsonl').read_text().splitlines()]
   assert [row['kind'] for row in rows] == ['machine', 'skipped']
 
 
-def test_a_failed_check_fails_the_command(accelerator, tmp_path, monkeypatch):
+def test_a_failed_check_fails_the_command(tmp_path, monkeypatch):
   wrong = lambda *_: {'distribution': lambda: {'distribution of x': dict(p=0.0, passed=False)}}
   monkeypatch.setattr(accelerator, 'distribution_checks', wrong)
   monkeypatch.setattr(accelerator, 'equality_checks', lambda *_: {})

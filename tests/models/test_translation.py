@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import json
 from pathlib import Path
 
 from cases import FOREIGN, FOREIGN_PAIR, PROMPT
+import give_vocabulary
 import jax
 import jax.numpy as jnp
 from matching import having, says
@@ -26,10 +26,6 @@ from speccascade.planning.cost_model import Costs
 from speccascade.planning.planner import plan
 from speccascade.types import Model, Prompt
 
-ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location('give_vocabulary', ROOT / 'scripts' / 'give_vocabulary.py')
-give_vocabulary = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(give_vocabulary)
 GREEDY = json.loads((Path(__file__).parent / 'golden' / 'greedy.json').read_text())
 
 

@@ -9,7 +9,7 @@ import pytest
 from speccascade import decode, embedded, methods, plan, Request, Sampler
 from speccascade.data.examples import Example, Task
 from speccascade.engine import plans
-from speccascade.evaluate import summary, sv_studies
+from speccascade.evaluate import sv_studies
 from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.report import charts, drawing
@@ -198,19 +198,6 @@ def test_an_experiment_refuses_a_plan_of_another_sampler_and_knows_its_file(made
   planned(found).save(tmp_path / 'p.json')
   with pytest.raises(ValueError, match=r'as model 0, not with'):
     Experiment(task, [models[1], *models[1:]], curves, temperatures=[1.0]).load()
-
-
-def test_rates_of_another_batch_s_method_are_left_out(made):
-  found, models = made
-  choices = {1: ('autoregressive',), 4: ('speculative', 2)}
-  curve = Curve('planned', methods.planned, settings={'plan': planned(found, choices=choices)})
-  task = Task('t', [Example(i, [1, 2], 'x') for i in range(4)], 4, 3, {'exact': lambda examples, texts: 0.0})
-  target = Curve('target only', methods.autoregressive, settings={'model': 2})
-  experiment = Experiment(task, models, [target, curve], temperatures=[1.0], quality_batch=4)
-  counts = dict(acceptance=0.5, tokens_per_round=2.0, length=3)
-  (point,) = curve.points()
-  assert summary._at_batch(experiment, point, 4, counts) == counts
-  assert summary._at_batch(experiment, point, 1, counts) == counts | dict(acceptance=None, tokens_per_round=None)
 
 
 def test_information_is_all_none_and_what_chance_makes_up():
