@@ -23,7 +23,6 @@ SETTINGS = Settings(
 )
 
 
-@pytest.mark.full
 def test_a_step_for_tpus_shards_its_state_and_gathers_no_weights():
   pytest.importorskip('libtpu')
   devices = aot.describe('v5e:2x2').devices
