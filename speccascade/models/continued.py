@@ -14,11 +14,11 @@ from speccascade.types import Array, Cache, iota, Params, Prompt
 
 @dataclasses.dataclass(frozen=True)
 class Continued:
-  """T5 whose prompt is a source up to and with its first `end`, and behind that the output so far.
+  """T5 whose prompt is a source up to and with the last `end`, and behind that the output so far.
 
   Attributes:
     inner: the network.
-    end: the token that ends every source.
+    end: the token that ends every source, and that no output goes on behind.
   """
 
   inner: T5
@@ -41,8 +41,8 @@ class Continued:
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Read the sources and the outputs so far; the last token of a source gives the decoder's place to its start."""
-    last = (prompt.tokens == self.end).argmax(1)  # [B] where the source ends
     slot = iota(prompt.tokens.shape[1])
+    last = jnp.where(prompt.tokens == self.end, slot, 0).max(1)  # [B] where the source ends
     source = Prompt(jnp.where(slot <= last[:, None], prompt.tokens, 0), last + 1)
     cache = {'inner': self.inner.prefill(params, source, max_len), 'last': last}
     written = jnp.take_along_axis(prompt.tokens, last[:, None] + slot, 1, mode='clip')

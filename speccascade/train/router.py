@@ -213,7 +213,13 @@ def _earliest(tokens: Tokens) -> Tokens:
 def _continued(model: Model, prompts: Sequence[list[int]], task: Task, batch_size: int, begun: dict[int, list[int]]):
   """Return texts and tokens of the greedy outputs that begin with given tokens, by the number of their prompt."""
   if model.network.start_id is not None:
-    model = model.replace(network=continued.Continued(model.network, model.tokenizer.eos_ids[0]))
+    end = model.tokenizer.eos_ids[0]
+    if wrong := [i for i in begun if prompts[i][-1] != end]:
+      raise ValueError(
+        f'example {wrong[0]}: the prompt ends with token {prompts[wrong[0]][-1]}, but its output is told from it by '
+        f'{end}, the end of a text: give the text, or ids that end with {end}.'
+      )
+    model = model.replace(network=continued.Continued(model.network, end))
   outputs = dict(begun)
   ended = lambda row: len(row) >= task.max_new_tokens or bool(row) and row[-1] in model.network.eos_ids
   if asked := [i for i, row in begun.items() if not ended(row)]:

@@ -97,6 +97,18 @@ def test_what_is_read_is_what_the_models_make_of_the_texts(models):
   assert (found.features[:, 0] >= found.logq - 1e-5).all()  # the first is the largest log-probability
 
 
+def test_a_source_with_an_end_in_it_is_read_whole_and_one_without_is_refused(models):
+  large, task = models[1], embedded.task(count=1)
+  encode = large.tokenizer.encode
+  prompt = encode('A dog runs.') + encode(task.examples[0].prompt)
+  limits = dict(max_new_tokens=task.max_new_tokens, sampler=Sampler(0.0))
+  (expected,) = decode(methods.autoregressive(), [large], [prompt], **limits).tokens
+  texts, outputs = router._continued(large, [prompt], task, 1, {0: []})
+  assert outputs[0] == list(expected) and texts[0] == large.tokenizer.decode(outputs[0])
+  with pytest.raises(ValueError, match=having('example 0', str(prompt[-2]), 'ids that end with 1')):
+    router._continued(large, [prompt[:-1]], task, 1, {0: []})
+
+
 @pytest.mark.full
 def test_an_encoder_decoder_goes_on_from_any_part_of_its_output(models):
   large = models[1]
