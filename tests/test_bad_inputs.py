@@ -518,6 +518,16 @@ GIN = {
     ['Experiment.seed = 1', 'run.experiments = [@opt/Experiment()]', 'opt/Experiment.seed = 2'],
     ('--gin.Experiment.seed', 'opt/Experiment.seed'),
   ),
+  'a value of what nothing makes': (['methods.naive_cos.block = 9'], ('--gin.methods.naive_cos.block', 'no effect')),
+  'a value of what another value leaves out': (
+    ['Experiment.curves = [@opt/Curve()]', 'lossy/Curve.values = [0.1]'],
+    ('--gin.lossy/Curve.values', 'no effect'),
+  ),
+  'a macro that another value leaves out': (
+    ['SEED = 7', 'Experiment.seed = %SEED', 'Experiment.seed = 3'],
+    ('--gin.SEED', 'no effect'),
+  ),
+  'the end of several names': (['speculative.block = 9'], ('methods.speculative', 'rules.speculative')),
   'a module that is none': (['import my_rules_of_nowhere'], ('my_rules_of_nowhere', 'PYTHONPATH')),
   'a file that is none': (["include 'nope.gin'"], 'nope.gin'),
   'a number for a list': (['Experiment.temperatures = 0.0'], 'temperatures=0.0'),

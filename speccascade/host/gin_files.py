@@ -23,6 +23,7 @@ from speccascade.host.errors import RunError
 # The files that come with the package: inside it where it is installed, next to it in a clone.
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = next(p for p in (PACKAGE / 'gin_configs', PACKAGE.parent / 'gin_configs') if p.is_dir())
+CALLED = {'speccascade.run', 'speccascade.train', 'speccascade.mesh'}  # by the commands, and not by references
 UNREAD = 'gin cannot read a value; it reads numbers, texts, lists, dicts, @NAME and %NAME'
 
 
@@ -42,7 +43,7 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Seque
     _check_macros(named, asked_for)
     _check_scopes(named)
     _check_overridden(asked_for)
-    _drop_unreached()
+    _drop_unreached(asked_for)
     gin.finalize()
 
 
@@ -143,8 +144,11 @@ def _check_macros(named: set[str], asked_for: Sequence[str]):
       raise RunError(f'{name} is bound, but nothing uses %{name}{_suggestion(name, used)}.')
 
 
-def _drop_unreached():
-  """Drop what only references that were overridden named; the config, written and read again, would be refused."""
+def _drop_unreached(asked_for: Sequence[str]):
+  """Drop what only references that were overridden named; the config, written and read again, would be refused.
+
+  A binding of the command line among it is an error.
+  """
   config = gin.config._CONFIG
   macro = gin.get_configurable(gin.config.macro)
   while True:
@@ -158,8 +162,10 @@ def _drop_unreached():
     ]
     if not lost:
       return
-    for key in lost:
-      del config[key]
+    for scope, selector in lost:
+      if asked := [n for n in asked_for if n == scope or selector in _selected(n) and n.rpartition('/')[0] == scope]:
+        raise RunError(f'--gin.{asked[0]} has no effect, for all that used it is bound anew; leave it out.')
+      del config[scope, selector]
 
 
 def _outside(reached: set[str]) -> list[tuple[str, str]]:
@@ -183,17 +189,26 @@ def _check_scopes(named: set[str]):
 
 
 def _check_overridden(asked_for: Sequence[str]):
-  """Refuse a binding of the command line that a scope overrides wherever it would count."""
+  """Refuse a binding of the command line to what nothing makes, or that a scope overrides wherever it would count."""
   config = gin.config._CONFIG
   for name in asked_for:
     *scope, rest = name.split('/')
-    given, _, parameter = rest.rpartition('.')
-    for reached in {s for _, s in config if given and f'.{s}'.endswith(f'.{given}') and _binds(scope, s, parameter)}:
+    parameter = rest.rpartition('.')[2]
+    for reached in {s for s in _selected(name) if _binds(scope, s, parameter)}:
       made = [r.scopes for r in gin.config.iterate_references(config) if r.config_key[1] == reached]
       inner = [[s[:i] for i in range(len(scope) + 1, len(s) + 1) if _binds(s[:i], reached, parameter)] for s in made]
+      ours = getattr(gin.config._REGISTRY[reached].wrapped, '__module__', '').startswith('speccascade.')
+      if not made and ours and reached not in CALLED:  # a user's module may call what it registers
+        raise RunError(f'--gin.{name} has no effect, for the config makes no {rest.rpartition(".")[0]}; leave it out.')
       if made and all(inner):
         others = sorted({f'{"/".join(some[-1])}/{rest}' for some in inner})
         raise RunError(f'--gin.{name} has no effect, for the config binds {", ".join(others)}; bind those.')
+
+
+def _selected(name: str) -> set[str]:
+  """Return the full names in the config of what a binding's name may select."""
+  given = name.rpartition('/')[2].rpartition('.')[0]
+  return {selector for _, selector in gin.config._CONFIG if given and f'.{selector}'.endswith(f'.{given}')}
 
 
 def _binds(scope: Sequence[str], selector: str, parameter: str) -> bool:
@@ -292,6 +307,10 @@ def _explain(error: Exception) -> str:
     called = [x for x in (re.match(r"In call to configurable '([\w.]+)'", line) for line in lines) if x]
     name = called[0].group(1).split('.')[-1] if called else m.group(1)
     return f'config: {name} lacks {m.group(2)}; bind it, as in {name}.{m.group(2).split(chr(39))[1]} = …'
+  if m := re.search(r"Ambiguous selector '(.+?)', matches \[(.+?)\]", message):
+    return f'config: {m.group(1)} is the end of several names, {m.group(2)}; write one of them{location}'
+  if isinstance(error, RecursionError):
+    return 'config: a file includes itself, or one that includes it'
   if 'malformed node' in message:
     return f'config: {UNREAD}{location}'
   if m := re.search(r'Unable to open file: (.+?)\. Searched', message):
