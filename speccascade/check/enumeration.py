@@ -202,6 +202,11 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
     A report; `report.ok` is whether nothing is wrong, and `print(report)` shows every finding.
   """
   check_bits()
+  if alphas is not None and (isinstance(rule, Strategy) or getattr(rules.inside(rule), 'kind', 'rule') == 'combiner'):
+    name = rule.name if isinstance(rule, Strategy) else rules.name_of(rule)
+    raise ValueError(
+      f'alphas={list(alphas)} are tried of a rule, and {name} is none: bind its numbers, or check its rule'
+    )
   bar = Progress('check', len(SAMPLERS) + len(_EMITTED), unit='questions', shown=progress)
   if isinstance(rule, ByBatch):
     found = _check_choices(rule, bar)

@@ -101,6 +101,12 @@ def test_the_methods_of_the_package_pass():
       validate.check_targets(method, 11, sampler)
 
 
+@pytest.mark.parametrize('other', [rules.weighted, methods.speculative()])
+def test_alphas_of_what_has_none_are_refused(other):
+  with pytest.raises(ValueError, match=having('alphas=[0.7]', getattr(other, 'name', 'weighted'))):
+    check(other, [0.7])
+
+
 def test_a_token_cascade_asks_its_rule_without_the_verifier():
   @rules.mixture(0, 1, alone=True)
   def reads_both(q_logits, p_logits, *, alpha, sampler):

@@ -81,6 +81,8 @@ def test_settings_that_decoded_alike_are_one_of_median_speed():
   grouped = pts.distinct([*alike, other, again])
   assert [(pts.setting(p), pts.ratio(p)) for p in grouped] == [('α = 0.1, 0.3, 0.5', 1.3), ('α = 0.9', 1.1), ('', 1.4)]
   assert pts.distinct([point('a', 0.1, ratio=1.0), point('a', 0.2, ratio=1.0)])[1]['value'] == 0.2
+  between = [alike[0], point('lossy', 0.2, 20.0, 3.0, counts=made.counts(0.7)), alike[1]]
+  assert pts.distinct(between) == between  # a curve goes through what lies between them
 
 
 # ---- tables ----

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import functools
+import itertools
 import json
 from typing import Any
 
@@ -44,15 +45,17 @@ def between(points: Sequence[Point]) -> bool:
 
 
 def distinct(points: Sequence[Point]) -> list[Point]:
-  """Return points of any curves, one for all settings of a curve that decoded alike.
+  """Return points of any curves, one for all neighbours of a curve that decoded alike.
 
   Those have the same counts and qualities, as a lossy rule's at T = 0; the one of median speed gets all their `values`.
   """
-  grouped: dict[str, list[Point]] = {}
-  for index, p in enumerate(points):
-    decoded = [p['curve'], p['quality'], p['counts']] if p.get('counts') else index
-    grouped.setdefault(json.dumps(decoded), []).append(p)
-  return [_median(some) if len(some) > 1 else some[0] for some in grouped.values()]
+
+  def decoded(numbered: tuple[int, Point]) -> str:
+    index, p = numbered
+    return json.dumps([p['curve'], p['quality'], p['counts']] if p.get('counts') else index)
+
+  alike = [[p for _, p in some] for _, some in itertools.groupby(enumerate(points), decoded)]
+  return [_median(some) if len(some) > 1 else some[0] for some in alike]
 
 
 def _median(points: list[Point]) -> Point:
