@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -493,6 +494,14 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: run(distillation=Distillation(companion=1.0), teacher=taught), ('companion',)),
     (lambda: run(distillation=Distillation(), teacher=taught, companion=taught), ('companion',)),
     (lambda: Optimizer(schedule='step'), ("schedule='step'", 'constant')),
+    (lambda: Optimizer(learning_rate=math.nan), ('learning_rate=nan', 'above 0')),
+    (lambda: Optimizer(learning_rate=math.inf), ('learning_rate=inf', 'finite')),
+    (lambda: Optimizer(warmup=-3), ('warmup=-3',)),
+    (lambda: Optimizer(warmup=0.5), ('warmup=0.5',)),
+    (lambda: Optimizer(final=-1), ('final=-1',)),
+    (lambda: Optimizer(b2=2), ('b2=2', 'below 1')),
+    (lambda: Optimizer(weight_decay=-1), ('weight_decay=-1',)),
+    (lambda: Optimizer(clip=-1), ('clip=-1', '0')),
     (lambda: next(data.repeated([])), ('no pairs',)),
   ):
     with pytest.raises(ValueError, match=having(*parts)):
