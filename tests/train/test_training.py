@@ -508,10 +508,23 @@ def test_mistakes_are_named_before_any_work(tmp_path):
       call()
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
-  params = jax.tree.map(lambda x: x * jnp.nan, init(T5_NET))
-  with pytest.raises(FloatingPointError, match='learning_rate'):
-    train(tmp_path / 'nan', T5_NET, copies(), settings(), start=Model(params, T5_NET), echo=quiet)
+OVERFLOW = Optimizer(learning_rate=3e38, schedule='constant', warmup=0, weight_decay=10.0)
+
+
+@pytest.mark.parametrize(
+  'scale, changes, name',
+  [
+    (jnp.nan, dict(log_every=1), 'the loss is nan'),
+    (jnp.nan, dict(log_every=6, save_every=1), 'the loss is nan'),
+    (1.0, dict(steps=1, log_every=1, optimizer=OVERFLOW), 'a parameter'),
+  ],
+  ids=['at a line of the log', 'between two lines', 'by the last step'],
+)
+def test_what_is_not_finite_stops_the_run_and_is_not_saved(tmp_path, scale, changes, name):
+  start = Model(jax.tree.map(lambda x: x * scale, init(T5_NET)), T5_NET)
+  with pytest.raises(FloatingPointError, match=having(name, 'step 1', 'learning_rate')):
+    train(tmp_path / 'run', T5_NET, copies(), settings(**changes), start=start, echo=quiet)
+  assert not list(tmp_path.glob('run/state/[0-9]*')) and not (tmp_path / 'run' / 'model').exists()
 
 
 CONFIG = """
