@@ -97,6 +97,22 @@ def test_what_is_read_is_what_the_models_make_of_the_texts(models):
   assert (found.features[:, 0] >= found.logq - 1e-5).all()  # the first is the largest log-probability
 
 
+def test_references_follow_every_kind_of_prompt(models, monkeypatch):
+  tokenizer = models[-1].tokenizer
+  monkeypatch.setattr(
+    type(tokenizer), 'chat', lambda self, messages: self.encode(messages[0]['content']), raising=False
+  )
+  task = embedded.task(count=1)
+  of = lambda **changes: router.of_references(
+    models, dataclasses.replace(task, examples=[dataclasses.replace(task.examples[0], **changes)]), 1
+  )
+  text = task.examples[0].prompt
+  for prompt in (tokenizer.encode(text), [{'role': 'user', 'content': text}]):
+    jax.tree.map(np.testing.assert_array_equal, of(prompt=prompt), of())
+  with pytest.raises(ValueError, match=having('example 0', 'target=[]')):
+    of(target=[])
+
+
 @pytest.mark.full
 def test_an_encoder_decoder_goes_on_from_any_part_of_its_output(models):
   large = models[1]
