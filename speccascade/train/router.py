@@ -24,7 +24,7 @@ from speccascade import methods, rules, sampling
 from speccascade.checkpoints import digests
 from speccascade.data.examples import Task
 from speccascade.data.prompts import truncation
-from speccascade.decode import decode
+from speccascade.decode import decode, scoring
 from speccascade.engine import inputs
 from speccascade.engine.requests import Request
 from speccascade.host import storage
@@ -126,9 +126,14 @@ def read(models: Sequence[Model], pairs: Sequence[Pair], *, batch_size: int = 32
     models: drafter and verifier.
     pairs: the texts; a source is token ids, a text or chat messages, as in decoding.
     batch_size: texts that are read at once.
+
+  Raises:
+    ValueError: a source is empty, or a text is longer than a model has positions.
   """
   sources, targets = zip(*pairs, strict=True)
-  pairs = list(zip(inputs.encode(models, sources), targets, strict=True))
+  sources = inputs.encode(models, sources)
+  scoring.check_fits(models, sources, targets)
+  pairs = list(zip(sources, targets, strict=True))
   networks = tuple(m.network for m in models)
   params = tuple(m.params for m in models)
   vocab = inputs.vocabulary(models)

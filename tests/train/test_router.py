@@ -14,6 +14,7 @@ from tiers import quick
 from speccascade import decode, embedded, methods, rules, Sampler
 from speccascade.decode.scoring import score
 from speccascade.models.continued import Continued
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.train import router
 from speccascade.train.data import tokenised
 from speccascade.types import Model
@@ -95,6 +96,17 @@ def test_what_is_read_is_what_the_models_make_of_the_texts(models):
     np.testing.assert_array_equal(first == found.token, np.concatenate([s.greedy for s in scored]))
   np.testing.assert_array_equal(found.features[:, -1] == 1, found.first_q == found.first_p)
   assert (found.features[:, 0] >= found.logq - 1e-5).all()  # the first is the largest log-probability
+
+
+@pytest.mark.parametrize(
+  'source, message', [([], having('prompt 0', 'empty')), ([2] * 7, having('7 tokens', '9 positions', 'tiny', '8'))]
+)
+def test_what_a_decoder_cannot_read_is_refused(source, message):
+  network = Decoder(DecoderConfig(12, 8, 2, 2, 4, 16, (Span(0, None),), positions=8))
+  tiny = Model(jax.jit(network.init)(jax.random.key(0)), network, name='tiny')
+  router.read([tiny, tiny], [([2] * 6, [3, 4, 1])], batch_size=1)  # its last token is never fed
+  with pytest.raises(ValueError, match=message):
+    router.read([tiny, tiny], [(source, [3, 4, 1])], batch_size=1)
 
 
 def test_references_follow_every_kind_of_prompt(models, monkeypatch):
