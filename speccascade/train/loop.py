@@ -375,10 +375,10 @@ def _check(name: str, network: Network, settings: Settings, start, teacher, comp
   """Raise for what cannot be trained or saved."""
   if settings.format == 'hf':
     hf.check(network, name)
-  if start is not None and start.network.config != network.config:
-    raise ValueError(f'start is a {start.network.config}, but network a {network.config}: give them the same sizes')
-  if start is not None and start.network.scan != network.scan:
-    raise ValueError(f'start has scan={start.network.scan}, but network scan={network.scan}: load start like network')
+  if start is not None:
+    _check_sizes(start.network, network)
+    if start.network.scan != network.scan:
+      raise ValueError(f'start has scan={start.network.scan}, but network scan={network.scan}: load start like network')
   if settings.distillation is not None and teacher is None:
     raise ValueError('distillation needs a teacher: give one, or leave distillation out')
   if (settings.distillation is not None and settings.distillation.companion > 0) != (companion is not None):
@@ -388,6 +388,15 @@ def _check(name: str, network: Network, settings: Settings, start, teacher, comp
       raise ValueError(f'{other.name} cannot teach: one of both is an encoder–decoder, one is not')
   if network.dtype != 'float32':
     raise ValueError(f'network.dtype={network.dtype!r}: parameters are trained in float32; save_dtype sets the result')
+
+
+def _check_sizes(start: Network, network: Network) -> None:
+  """Raise where the parameters of a start are not those of the network; its context is no size."""
+  theirs, ours = ({'type': type(n).__name__, **vars(n.config), 'context': None} for n in (start, network))
+  names = [name for name in theirs if name in ours and theirs[name] != ours[name]]
+  if names:
+    has, wanted = (', '.join(f'{name}={sizes[name]!r}' for name in names) for sizes in (theirs, ours))
+    raise ValueError(f'start has {has}, but network {wanted}: give them the same sizes')
 
 
 def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, Any]:

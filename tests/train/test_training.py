@@ -476,6 +476,7 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     return train(tmp_path / 'bad', network, pairs, settings(**changes), **models, echo=quiet)
 
   taught = Model({}, T5_NET)
+  wider = dataclasses.replace(T5_NET.config, mlp_dim=64)
   post_norm = Decoder(dataclasses.replace(DECODER.config, norms='post'))
   for call, parts in (
     (lambda: run(pairs=[([2] * 9, [1])]), ('source of pair 0', '9 tokens', '8')),
@@ -485,6 +486,8 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: run(distillation=Distillation()), ('teacher',)),
     (lambda: run(T5(T5_NET.config, dtype='bfloat16')), ('float32',)),
     (lambda: run(post_norm, pairs=(), format='hf'), ('DecoderConfig', 'orbax')),
+    (lambda: run(start=Model({}, DECODER)), ('start', 'type=', 'Decoder', 'T5')),
+    (lambda: run(start=Model({}, T5(wider))), ('start has mlp_dim=64, but network mlp_dim=32:',)),
     (lambda: run(start=Model({}, NETWORKS['t5 scanned'])), ('start', 'scan=True', 'scan=False')),
     (lambda: settings(steps=0), ('steps=0',)),
     (lambda: Distillation('l2'), ("distance='l2'", 'forward_kl')),
@@ -506,6 +509,14 @@ def test_mistakes_are_named_before_any_work(tmp_path):
   ):
     with pytest.raises(ValueError, match=having(*parts)):
       call()
+
+
+def test_a_model_saved_as_hf_is_the_start_of_a_job_with_its_network(tmp_path):
+  run = functools.partial(train, network=DECODER, pairs=copies(), echo=quiet)
+  run(tmp_path / 'first', settings=settings(steps=1, format='hf'))
+  start = speccascade.load(tmp_path / 'first' / 'model')
+  assert start.network.config.context and not DECODER.config.context
+  run(tmp_path / 'second', settings=settings(steps=1), start=start)
 
 
 OVERFLOW = Optimizer(learning_rate=3e38, schedule='constant', warmup=0, weight_decay=10.0)
