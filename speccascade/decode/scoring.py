@@ -73,7 +73,7 @@ def score(
   if len(outputs) != len(rows):
     raise ValueError(f'{len(rows)} prompts need as many outputs, not {len(outputs)}.')
   used = [models[m] for m in numbers]
-  _check_fits(used, rows, outputs)
+  check_fits(used, rows, outputs)
   size = sharding.even(min(batch_size, inputs.bucket(len(rows), 1)), sharding.row_shards(used))
   order = inputs.by_length([[*row, *tokens] for row, tokens in zip(rows, outputs, strict=True)])
   scores = {}
@@ -95,12 +95,12 @@ def _target(method: Strategy, batch_size: int) -> Target:
   return method.target
 
 
-def _check_fits(models: Sequence[Model], prompts: Sequence[np.ndarray], outputs: Sequence[np.ndarray]):
+def check_fits(models: Sequence[Model], prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]):
   """Raise where a text is longer than a model has positions; its last token is never fed."""
   for model in models:
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-      needed = output.size if model.network.start_id is not None else prompt.size + output.size - 1
-      texts = f'prompt {i} ({prompt.size} tokens) and its output ({output.size} tokens)'
+      needed = len(output) if model.network.start_id is not None else len(prompt) + len(output) - 1
+      texts = f'prompt {i} ({len(prompt)} tokens) and its output ({len(output)} tokens)'
       inputs.check_positions(model, needed, texts)
 
 

@@ -22,6 +22,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 import numpy as np
 import orbax.checkpoint as ocp
@@ -129,7 +130,7 @@ def train(
   Raises:
     ValueError: if the network cannot be trained or saved so, the mesh does not divide it or the batches, the data do
       not fit it, or `out` has another run.
-    FloatingPointError: if the loss is not finite.
+    FloatingPointError: if the loss or a parameter is not finite; no such state is saved.
   """
   out = Path(out).expanduser().absolute()
   donated = callable(start)
@@ -250,13 +251,27 @@ class _Run:
           previous = parts
           log.add(number, parts, int(batch.target_length.sum()), stream)
           if number % settings.save_every == 0 or number == settings.steps:
-            data = stream.digest() | {'unlogged': log.unlogged()}
+            unlogged = log.unlogged()
+            for value in unlogged:
+              _check_finite(f'the loss is {value["loss"]}', np.isfinite(value['loss']), number)
+            _check_finite('a parameter is not finite', _all_finite(state['params']), number)
+            data = stream.digest() | {'unlogged': unlogged}
             items = ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data))
             manager.save(number, args=items)
     except KeyboardInterrupt:
       jax.block_until_ready(state)  # a process that exits while its device computes may crash
       raise
     return state
+
+
+@jax.jit
+def _all_finite(params: Params) -> jax.Array:
+  return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(params)]).all()
+
+
+def _check_finite(found: str, finite: bool | jax.Array, step: int) -> None:
+  if not finite:
+    raise FloatingPointError(f'{found} by step {step}: lower learning_rate, or raise warmup')
 
 
 class _Stream:
@@ -330,8 +345,7 @@ class Log:
     values = self.unlogged()
     self._parts = []
     means = {name: float(np.mean([value[name] for value in values])) for name in parts}
-    if not np.isfinite(means['loss']):
-      raise FloatingPointError(f'the loss is {means["loss"]} before step {step}: lower learning_rate, or raise warmup')
+    _check_finite(f'the loss is {means["loss"]}', np.isfinite(means['loss']), step)
     seconds = time.monotonic() - self._start
     truncated = stream.truncated() if self._settings.truncate else {}
     self._journal.append([{'step': step, **means, **truncated, 'seconds': seconds}])
@@ -361,10 +375,10 @@ def _check(name: str, network: Network, settings: Settings, start, teacher, comp
   """Raise for what cannot be trained or saved."""
   if settings.format == 'hf':
     hf.check(network, name)
-  if start is not None and start.network.config != network.config:
-    raise ValueError(f'start is a {start.network.config}, but network a {network.config}: give them the same sizes')
-  if start is not None and start.network.scan != network.scan:
-    raise ValueError(f'start has scan={start.network.scan}, but network scan={network.scan}: load start like network')
+  if start is not None:
+    _check_sizes(start.network, network)
+    if start.network.scan != network.scan:
+      raise ValueError(f'start has scan={start.network.scan}, but network scan={network.scan}: load start like network')
   if settings.distillation is not None and teacher is None:
     raise ValueError('distillation needs a teacher: give one, or leave distillation out')
   if (settings.distillation is not None and settings.distillation.companion > 0) != (companion is not None):
@@ -374,6 +388,15 @@ def _check(name: str, network: Network, settings: Settings, start, teacher, comp
       raise ValueError(f'{other.name} cannot teach: one of both is an encoder–decoder, one is not')
   if network.dtype != 'float32':
     raise ValueError(f'network.dtype={network.dtype!r}: parameters are trained in float32; save_dtype sets the result')
+
+
+def _check_sizes(start: Network, network: Network) -> None:
+  """Raise where the parameters of a start are not those of the network; its context is no size."""
+  theirs, ours = ({'type': type(n).__name__, **vars(n.config), 'context': None} for n in (start, network))
+  names = [name for name in theirs if name in ours and theirs[name] != ours[name]]
+  if names:
+    has, wanted = (', '.join(f'{name}={sizes[name]!r}' for name in names) for sizes in (theirs, ours))
+    raise ValueError(f'start has {has}, but network {wanted}: give them the same sizes')
 
 
 def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, Any]:

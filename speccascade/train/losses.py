@@ -16,6 +16,7 @@ Axis letters: B batch, S source, L target, V vocabulary.
 
 from collections.abc import Callable
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,8 @@ class Distillation:
 
   def __repr__(self):
     """Return the settings with the rule by name: runs are identified by this text, in which a function has none."""
-    numbers = {name: np.asarray(x).tolist() for name, x in sorted(rules.bind(self.rule).keywords.items())}
+    bound = rules.bind(self.rule).keywords  # trees, as weights are; JSON has one sequence, be it a tuple or an array
+    numbers = json.loads(json.dumps(bound, sort_keys=True, default=lambda x: np.asarray(x).tolist()))
     names = (field.name for field in dataclasses.fields(self) if field.name != 'rule')
     settings = ', '.join(f'{name}={getattr(self, name)!r}' for name in names)
     return f'Distillation({settings}, rule={rules.name_of(self.rule)}, {numbers})'

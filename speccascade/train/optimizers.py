@@ -9,13 +9,14 @@ has the same size at any scale, so queries would move d_kv^½ too fast: `scale_q
 
 from collections.abc import Callable
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from speccascade.models.t5 import T5
-from speccascade.types import Network, Params
+from speccascade.types import checked_int, Network, Params
 
 SCHEDULES = ('constant', 'linear', 'cosine', 'rsqrt')
 
@@ -51,8 +52,16 @@ class Optimizer:
       raise ValueError(f'name={self.name!r}: choose adamw or adafactor')
     if self.schedule not in SCHEDULES:
       raise ValueError(f'schedule={self.schedule!r}: choose from {", ".join(SCHEDULES)}')
-    if self.learning_rate <= 0:
-      raise ValueError(f'learning_rate={self.learning_rate} must be above 0')
+    checked_int('warmup', self.warmup, least=0)
+    for name, fits, wanted in (  # comparisons that NaN fails, too
+      ('learning_rate', 0 < self.learning_rate < math.inf, 'above 0 and finite'),
+      ('final', 0 <= self.final < math.inf, 'at least 0 and finite'),
+      ('b2', 0 <= self.b2 < 1, 'at least 0 and below 1'),
+      ('weight_decay', 0 <= self.weight_decay < math.inf, 'at least 0 and finite'),
+      ('clip', 0 <= self.clip < math.inf, 'at least 0, which is none, and finite'),
+    ):
+      if not fits:
+        raise ValueError(f'{name}={getattr(self, name)} must be {wanted}')
 
   def rate(self, steps: int) -> Callable:
     """Return the learning rate as a function of the step, for a run of `steps`."""

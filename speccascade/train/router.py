@@ -24,7 +24,7 @@ from speccascade import methods, rules, sampling
 from speccascade.checkpoints import digests
 from speccascade.data.examples import Task
 from speccascade.data.prompts import truncation
-from speccascade.decode import decode
+from speccascade.decode import decode, scoring
 from speccascade.engine import inputs
 from speccascade.engine.requests import Request
 from speccascade.host import storage
@@ -120,20 +120,27 @@ LOSSES: dict[str, Callable[[Array, Tokens], Array]] = {
 
 
 def read(models: Sequence[Model], pairs: Sequence[Pair], *, batch_size: int = 32) -> Tokens:
-  """Return every target token of pairs (source tokens, target tokens) with what both models make of it.
+  """Return every target token of pairs (source, target tokens) with what both models make of it.
 
   Args:
     models: drafter and verifier.
-    pairs: the texts.
+    pairs: the texts; a source is token ids, a text or chat messages, as in decoding.
     batch_size: texts that are read at once.
+
+  Raises:
+    ValueError: a source is empty, or a text is longer than a model has positions.
   """
+  sources, targets = zip(*pairs, strict=True)
+  sources = inputs.encode(models, sources)
+  scoring.check_fits(models, sources, targets)
+  pairs = list(zip(sources, targets, strict=True))
   networks = tuple(m.network for m in models)
   params = tuple(m.params for m in models)
   vocab = inputs.vocabulary(models)
   widths = tuple(inputs.bucket(max(map(len, side))) for side in zip(*pairs, strict=True))  # so one program is compiled
   found = []
   for start in range(0, len(pairs), batch_size):
-    rows = list(pairs[start : start + batch_size])
+    rows = pairs[start : start + batch_size]
     filled = rows + rows[:1] * (batch_size - len(rows))
     batch = dataclasses.replace(collate(filled, [widths]), truncated=None)
     made = jax.device_get(_read_batch(networks, vocab, params, batch))
@@ -369,8 +376,13 @@ class Router:
 
 def of_references(models: Sequence[Model], task: Task, batch_size: int) -> Tokens:
   """Return the tokens of the first reference of each example."""
-  pairs = data.tokenised(((e.prompt, e.references[0]) for e in task.examples), models[-1].tokenizer)
-  return read(models, list(pairs), batch_size=batch_size)
+  for e in task.examples:
+    if not e.references:
+      raise ValueError(f'example {e.index} has target={e.target!r}: give it a reference, or leave it out.')
+  texts = [('', e.references[0]) for e in task.examples]  # of targets alone, for a prompt may be no text
+  targets = [target for _, target in data.tokenised(texts, models[-1].tokenizer)]
+  pairs = list(zip([e.prompt for e in task.examples], targets, strict=True))
+  return read(models, pairs, batch_size=batch_size)
 
 
 def labelled(models: Sequence[Model], task: Task, tolerance: float, batch_size: int, echo: Callable) -> Tokens:

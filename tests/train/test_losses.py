@@ -6,6 +6,7 @@ import pathlib
 from cases import ALPHA, bound
 import jax
 import jax.numpy as jnp
+from matching import says
 import numpy as np
 import optax
 import pytest
@@ -143,6 +144,15 @@ def test_a_run_is_identified_by_its_rule_and_its_companion(tmp_path):
   for call, part in ((lambda: run(alpha=0.25), '0.25'), (lambda: run(companion=models[0]), 'companion')):
     with pytest.raises(ValueError, match=part):
       call()
+
+
+def test_a_distillation_names_the_numbers_of_its_rule():
+  head = [(np.full((len(rules.FEATURES), 4), 0.25), np.zeros(4)), (np.zeros((4, 2)), np.zeros(2))]
+  for rule, parts in (
+    (functools.partial(rules.learned, weights=head, alpha=0.5), ('learned', "'alpha': 0.5, 'weights': [[[[0.25, ")),
+    (functools.partial(rules.by_slot(rules.opt), alpha=(0.5, 0.0)), ("'alpha': [0.5, 0.0]",)),
+  ):
+    assert says(repr(Distillation(rule=rule)), *parts)
 
 
 def test_the_jobs_of_drafters_differ_in_their_rule_and_companion(tmp_path):

@@ -14,6 +14,7 @@ from tiers import quick
 from speccascade import decode, embedded, methods, rules, Sampler
 from speccascade.decode.scoring import score
 from speccascade.models.continued import Continued
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.train import router
 from speccascade.train.data import tokenised
 from speccascade.types import Model
@@ -107,6 +108,33 @@ def test_a_source_with_an_end_in_it_is_read_whole_and_one_without_is_refused(mod
   assert outputs[0] == list(expected) and texts[0] == large.tokenizer.decode(outputs[0])
   with pytest.raises(ValueError, match=having('example 0', str(prompt[-2]), 'ids that end with 1')):
     router._continued(large, [prompt[:-1]], task, 1, {0: []})
+
+
+@pytest.mark.parametrize(
+  'source, message', [([], having('prompt 0', 'empty')), ([2] * 7, having('7 tokens', '9 positions', 'tiny', '8'))]
+)
+def test_what_a_decoder_cannot_read_is_refused(source, message):
+  network = Decoder(DecoderConfig(12, 8, 2, 2, 4, 16, (Span(0, None),), positions=8))
+  tiny = Model(jax.jit(network.init)(jax.random.key(0)), network, name='tiny')
+  router.read([tiny, tiny], [([2] * 6, [3, 4, 1])], batch_size=1)  # its last token is never fed
+  with pytest.raises(ValueError, match=message):
+    router.read([tiny, tiny], [(source, [3, 4, 1])], batch_size=1)
+
+
+def test_references_follow_every_kind_of_prompt(models, monkeypatch):
+  tokenizer = models[-1].tokenizer
+  monkeypatch.setattr(
+    type(tokenizer), 'chat', lambda self, messages: self.encode(messages[0]['content']), raising=False
+  )
+  task = embedded.task(count=1)
+  of = lambda **changes: router.of_references(
+    models, dataclasses.replace(task, examples=[dataclasses.replace(task.examples[0], **changes)]), 1
+  )
+  text = task.examples[0].prompt
+  for prompt in (tokenizer.encode(text), [{'role': 'user', 'content': text}]):
+    jax.tree.map(np.testing.assert_array_equal, of(prompt=prompt), of())
+  with pytest.raises(ValueError, match=having('example 0', 'target=[]')):
+    of(target=[])
 
 
 @pytest.mark.full

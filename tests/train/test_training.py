@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -475,6 +476,7 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     return train(tmp_path / 'bad', network, pairs, settings(**changes), **models, echo=quiet)
 
   taught = Model({}, T5_NET)
+  wider = dataclasses.replace(T5_NET.config, mlp_dim=64)
   post_norm = Decoder(dataclasses.replace(DECODER.config, norms='post'))
   for call, parts in (
     (lambda: run(pairs=[([2] * 9, [1])]), ('source of pair 0', '9 tokens', '8')),
@@ -484,6 +486,8 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: run(distillation=Distillation()), ('teacher',)),
     (lambda: run(T5(T5_NET.config, dtype='bfloat16')), ('float32',)),
     (lambda: run(post_norm, pairs=(), format='hf'), ('DecoderConfig', 'orbax')),
+    (lambda: run(start=Model({}, DECODER)), ('start', 'type=', 'Decoder', 'T5')),
+    (lambda: run(start=Model({}, T5(wider))), ('start has mlp_dim=64, but network mlp_dim=32:',)),
     (lambda: run(start=Model({}, NETWORKS['t5 scanned'])), ('start', 'scan=True', 'scan=False')),
     (lambda: settings(steps=0), ('steps=0',)),
     (lambda: Distillation('l2'), ("distance='l2'", 'forward_kl')),
@@ -493,16 +497,45 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: run(distillation=Distillation(companion=1.0), teacher=taught), ('companion',)),
     (lambda: run(distillation=Distillation(), teacher=taught, companion=taught), ('companion',)),
     (lambda: Optimizer(schedule='step'), ("schedule='step'", 'constant')),
+    (lambda: Optimizer(learning_rate=math.nan), ('learning_rate=nan', 'above 0')),
+    (lambda: Optimizer(learning_rate=math.inf), ('learning_rate=inf', 'finite')),
+    (lambda: Optimizer(warmup=-3), ('warmup=-3',)),
+    (lambda: Optimizer(warmup=0.5), ('warmup=0.5',)),
+    (lambda: Optimizer(final=-1), ('final=-1',)),
+    (lambda: Optimizer(b2=2), ('b2=2', 'below 1')),
+    (lambda: Optimizer(weight_decay=-1), ('weight_decay=-1',)),
+    (lambda: Optimizer(clip=-1), ('clip=-1', '0')),
     (lambda: next(data.repeated([])), ('no pairs',)),
   ):
     with pytest.raises(ValueError, match=having(*parts)):
       call()
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
-  params = jax.tree.map(lambda x: x * jnp.nan, init(T5_NET))
-  with pytest.raises(FloatingPointError, match='learning_rate'):
-    train(tmp_path / 'nan', T5_NET, copies(), settings(), start=Model(params, T5_NET), echo=quiet)
+def test_a_model_saved_as_hf_is_the_start_of_a_job_with_its_network(tmp_path):
+  run = functools.partial(train, network=DECODER, pairs=copies(), echo=quiet)
+  run(tmp_path / 'first', settings=settings(steps=1, format='hf'))
+  start = speccascade.load(tmp_path / 'first' / 'model')
+  assert start.network.config.context and not DECODER.config.context
+  run(tmp_path / 'second', settings=settings(steps=1), start=start)
+
+
+OVERFLOW = Optimizer(learning_rate=3e38, schedule='constant', warmup=0, weight_decay=10.0)
+
+
+@pytest.mark.parametrize(
+  'scale, changes, name',
+  [
+    (jnp.nan, dict(log_every=1), 'the loss is nan'),
+    (jnp.nan, dict(log_every=6, save_every=1), 'the loss is nan'),
+    (1.0, dict(steps=1, log_every=1, optimizer=OVERFLOW), 'a parameter'),
+  ],
+  ids=['at a line of the log', 'between two lines', 'by the last step'],
+)
+def test_what_is_not_finite_stops_the_run_and_is_not_saved(tmp_path, scale, changes, name):
+  start = Model(jax.tree.map(lambda x: x * scale, init(T5_NET)), T5_NET)
+  with pytest.raises(FloatingPointError, match=having(name, 'step 1', 'learning_rate')):
+    train(tmp_path / 'run', T5_NET, copies(), settings(**changes), start=start, echo=quiet)
+  assert not list(tmp_path.glob('run/state/[0-9]*')) and not (tmp_path / 'run' / 'model').exists()
 
 
 CONFIG = """
