@@ -40,6 +40,7 @@ from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.data import files
 from speccascade.engine import inputs
 from speccascade.engine.loop import positions, prefill
+from speccascade.host import storage
 from speccascade.models import shapes
 from speccascade.planning import synthetic, timing
 
@@ -353,6 +354,14 @@ def show(record: dict):
     )
 
 
+def earlier(path: str) -> list[dict]:
+  """Return the records of an earlier run."""
+  try:
+    return json.loads(Path(path).read_text())['records']
+  except (OSError, ValueError, LookupError, TypeError) as error:
+    raise argparse.ArgumentTypeError(f'{path} cannot be read ({error!r}): give a file that --out wrote') from error
+
+
 def compare(new: list[dict], old: list[dict]) -> list[str]:
   """Return what got worse than before by more than the noise of both."""
   worse, before = [], {(r['batch'], r['temperature']): r['methods'] for r in old}
@@ -383,7 +392,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--trials', type=int, default=5)
   parser.add_argument('--reference', action='store_true', help="also time transformers' generate (extra: parity)")
   parser.add_argument('--out', type=Path, help='write the figures as JSON')
-  parser.add_argument('--against', type=Path, help='compare with the figures of an earlier run')
+  parser.add_argument('--against', type=earlier, default=[], help='compare with the figures of an earlier run')
   return parser
 
 
@@ -409,8 +418,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   for record in measure(args, models, prompts):
     result['records'].append(record)
     if args.out:
-      args.out.write_text(json.dumps(result, indent=1) + '\n')
-  worse = compare(result['records'], json.loads(args.against.read_text())['records']) if args.against else []
+      storage.write(args.out, json.dumps(result, indent=1) + '\n')
+  worse = compare(result['records'], args.against)
   print('\n'.join(['', *(f'worse: {w}' for w in worse)]))
   return 1 if worse else 0
 

@@ -27,6 +27,7 @@ from speccascade.engine import inputs, plans, requests
 from speccascade.evaluate import sv_simulation
 from speccascade.evaluate.report.formats import markdown
 from speccascade.evaluate.sv_simulation import Trio
+from speccascade.host import storage
 from speccascade.models import shapes
 from speccascade.planning import compiled_times, sv_model, timing
 
@@ -43,7 +44,11 @@ SLOPES = (0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 
 def compile_times(args: argparse.Namespace):
   """Write the times of every network to a file, which is written anew after each."""
-  times = json.loads(args.out.read_text()) if args.out.exists() else {}
+  times = json.loads(args.out.read_text()) if args.out.exists() else {'topology': args.topology}
+  if times.get('topology') != args.topology:
+    raise SystemExit(
+      f'--topology {args.topology}: {args.out} has the times of {times.get("topology")}; give another --out.'
+    )
   for family, *sizes in TRIOS:
     make, table = SIZES[family]
     for size, grid in zip(sizes, GRIDS, strict=True):
@@ -52,7 +57,7 @@ def compile_times(args: argparse.Namespace):
       build = functools.partial(lambda layers, make, size: make(size, layers=layers), make=make, size=size)
       found = compiled_times.compiled(build, table[size][-1], args.topology, grid)
       times[f'{family} {size}'] = dataclasses.asdict(found)
-      args.out.write_text(json.dumps(times, indent=1) + '\n')
+      storage.write(args.out, json.dumps(times, indent=1) + '\n')
       print(f'{args.topology}: {family} {size}', flush=True)
 
 
@@ -60,8 +65,8 @@ def roofline_times(args: argparse.Namespace):
   """Write the least times of every network to a file."""
   sizes = {(family, size) for family, *trio in TRIOS for size in trio}
   made = {f'{f} {size}': compiled_times.roofline(SIZES[f][0](size), args.topology) for f, size in sorted(sizes)}
-  times = {name: dataclasses.asdict(x) for name, x in made.items()}
-  args.out.write_text(json.dumps(times, indent=1) + '\n')
+  times = {'topology': args.topology} | {name: dataclasses.asdict(x) for name, x in made.items()}
+  storage.write(args.out, json.dumps(times, indent=1) + '\n')
 
 
 def print_tables(args: argparse.Namespace):
@@ -71,7 +76,8 @@ def print_tables(args: argparse.Namespace):
     for profile in profiles if args.slopes else ():
       print(markdown(sv_simulation.by_slope(profile, args.slopes, args.drafter) | {'title': _name(family, profile)}))
   for path in args.times:
-    times = {name: compiled_times.PassTimes(**x) for name, x in json.loads(path.read_text()).items()}
+    stored = json.loads(path.read_text())
+    times = {name: compiled_times.PassTimes(**x) for name, x in stored.items() if name != 'topology'}
     for family, *sizes in TRIOS:
       if not all(f'{family} {size}' in times for size in sizes):
         continue

@@ -7,6 +7,7 @@ import accelerator
 import bench
 import jax
 import jax.numpy as jnp
+from matching import says
 import numpy as np
 import pytest
 from tiers import quick
@@ -25,6 +26,20 @@ def test_a_benchmark_beside_transformers_asks_for_them_before_it_works(monkeypat
   with pytest.raises(SystemExit):
     bench.main(['no', 'models', '--prompts', 'none', '--reference'])
   assert "--reference needs torch and transformers: pip install -e '.[parity]'" in capsys.readouterr().err
+
+
+def test_a_benchmark_is_compared_with_the_figures_before_it(monkeypatch, tmp_path, capsys):
+  record = lambda speedup: dict(batch=1, temperature=0.0, methods={'cos': dict(speedup=speedup, noise=0.1)})
+  out = tmp_path / 'out.json'
+  out.write_text(json.dumps({'records': [record(2.0)]}))
+  monkeypatch.setattr(synthetic, 'random_model', lambda *_: None)
+  monkeypatch.setattr(bench, 'measure', lambda *_: [record(1.0)])
+  args = ['--shapes', 'small', 'small', '--out', str(out), '--against']
+  assert bench.main([*args, str(out)]) == 1
+  with pytest.raises(SystemExit):
+    bench.main([*args, 'nowhere.json'])
+  assert says(capsys.readouterr().err, 'nowhere.json', '--out')
+  assert json.loads(out.read_text())['records'] == [record(1.0)]
 
 
 @pytest.mark.full

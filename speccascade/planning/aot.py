@@ -118,6 +118,11 @@ class Placement:
     specs = jax.tree.map(lambda _: PartitionSpec(), tree) if specs is None else specs
     return jax.tree.map(lambda x, s: _shape(x, NamedSharding(self.mesh, s)), tree, specs)
 
+  def shards(self, tree: Any, specs: Any) -> Any:
+    """Return the shapes of what one chip has of a tree."""
+    own = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)
+    return jax.tree.map(own, self.put(tree, specs))
+
 
 def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
   x = x if hasattr(x, 'dtype') else np.asarray(x, np.float32 if isinstance(x, float) else None)
@@ -191,13 +196,26 @@ def compile_for(platform: str, run: Any, args: Sequence, options: Mapping[str, A
     compilation_cache.reset_cache()
 
 
-def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes) -> int:
-  """Return the bytes that a round has to read: weights and used caches, half of the new tokens being there."""
+def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, placement: Placement | None = None) -> int:
+  """Return the bytes that a chip has to read in a round: weights and used caches, half of the new tokens being there.
+
+  Args:
+    method: whose calls are counted.
+    networks: of its models.
+    sizes: of the decode.
+    placement: of which a chip reads its shards; None for one chip.
+  """
 
   def of_call(slot: int) -> int:
     network = networks[method.slots[slot]]
     used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
-    return weight_bytes(parameters(network)) + tree_bytes(caches(network, sizes, used))
+    params, cached = parameters(network), (caches(network, sizes, used),)
+    if placement is not None:
+      rules = placement.rules[method.slots[slot]] if placement.rules else None
+      specs = sharding.specs(network, placement.mesh, rules)
+      layout = sharding.planned([network], placement.mesh, [specs], sizes.batch, method.window, network.vocab_size)
+      params, cached = placement.shards(params, specs), placement.shards(cached, layout.caches(cached))
+    return weight_bytes(params) + tree_bytes(cached)
 
   return calls_cost(method, of_call)
 

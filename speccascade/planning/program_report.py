@@ -1,8 +1,8 @@
 """What a compiled decode loop holds and does: memory by kind, copies, collectives, estimated cycles, and its floor.
 
 Estimated cycles are those of XLA's own cost model: they rank programs and do not time them. For a GPU it has none, and
-the kernels of a round are counted. The floor is the time that the memory of the chips takes to read, in a round, the
-weights and used caches of each model call.
+the kernels of a round are counted. The floor is the time that the memory of a chip takes to read, in a round, its
+shards of the weights and used caches of each model call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,16 +65,16 @@ def rows_that_fit(weights: int, used: int, batch: int, memory: float) -> int:
 
 
 def report(
-  program, method, networks: Sequence[Network], sizes: aot.Sizes, chip: aot.Chip, chips: int = 1
+  program, method, networks: Sequence[Network], sizes: aot.Sizes, chip: aot.Chip, placement: aot.Placement | None = None
 ) -> dict[str, Any]:
-  """Return what a compiled loop holds and does."""
+  """Return what a compiled loop holds and does on a chip of its placement, None for one chip."""
   memory = program.memory_analysis()
   module = hlo.Module(program.as_text())
   relayouts = module.relayouts()
   moves = cache_moves(module)
   anew = [(path, array) for path, array in relayouts if path.startswith('params')]
   cycles = module.cycles(part, method.draft_turns, chip.bandwidth / chip.clock)
-  least = aot.floor_bytes(method, networks, sizes) / chips
+  least = aot.floor_bytes(method, networks, sizes, placement)
   arguments = argument_bytes(module)
   new = memory.output_size_in_bytes - memory.alias_size_in_bytes
   copied = sum(array.bytes for _, array in anew)
@@ -97,7 +97,7 @@ def report(
     kernels=module.kernels(method.draft_turns),
     estimated_cycles=round(sum(cycles.values())) or None,
     cycles_by_part={name: round(value) for name, value in cycles.items()},
-    floor_bytes=round(least),
+    floor_bytes=least,
     floor_cycles=round(least / chip.bandwidth * chip.clock),
   )
 
@@ -156,4 +156,4 @@ def of_topology(
   program = aot.compiled(method, networks, sizes, sampler, placement, platform, dict(options))
   if text is not None:
     text.write_text(program.as_text())
-  return report(program, method, networks, sizes, aot.chip_of(topology), placement.mesh.size)
+  return report(program, method, networks, sizes, aot.chip_of(topology), placement)
