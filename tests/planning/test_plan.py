@@ -8,6 +8,7 @@ import re
 import warnings
 
 from known_costs import costs, EVEN, OPT, pair, PROMPTS, seconds_of
+from matching import says
 import numpy as np
 import pytest
 
@@ -323,6 +324,16 @@ def test_a_mistake_on_the_command_line_is_one_line(more, part, capsys):
   assert plan.main(['SMALL', 'LARGE', '--prompts', '/nowhere/prompts', *more]) == 1
   error = capsys.readouterr().err
   assert part in error and error.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+  'more, parts', [(['--out=.', '--overwrite'], ['. is a folder']), (['--against=two.json'], ['s and l', 'three models'])]
+)
+def test_what_would_lose_a_plan_is_refused_before_prompts_are_read(more, parts, tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  SAVED.save(Path('two.json'))
+  assert plan.main(['SMALL', 'MIDDLE', 'LARGE', '--prompts=/nowhere/prompts', *more]) == 1
+  assert says(capsys.readouterr().err, *parts)
 
 
 def test_prompts_may_be_requests():
