@@ -54,6 +54,8 @@ def _named_rule(text: str):
 def _run(args: argparse.Namespace):
   if (count := len(options.models(args))) not in (2, 3):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
+  if args.against and count == 2:
+    raise RunError(f'--against={args.against[0]} compares plans of three models: give three, or leave it out.')
   out = storage.local(args.out) if args.out else None
   if out is not None:
     if out.is_dir():

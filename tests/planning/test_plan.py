@@ -318,7 +318,13 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  'more, part', [([], 'no such file'), (['--rule', 'op:1'], 'no rule is called op'), (['--rule', 'opt:x'], "'x'")]
+  'more, part',
+  [
+    ([], 'no such file'),
+    (['--rule', 'op:1'], 'no rule is called op'),
+    (['--rule', 'opt:x'], "'x'"),
+    (['--against', 'three.json'], '--against=three.json'),
+  ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(more, part, capsys):
   assert plan.main(['SMALL', 'LARGE', '--prompts', '/nowhere/prompts', *more]) == 1
