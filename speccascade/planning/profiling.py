@@ -89,9 +89,6 @@ def samples_of(
 ) -> dict[str, np.ndarray]:
   """Decode prompts by one sampler; return `plans.FIELDS` of every tested token, which are those of the output."""
   rows = requests.rows(models, prompts, **call)
-  for i, row in enumerate(rows):
-    if plans.sampler_of(row.sampler) != plans.sampler_of(call['sampler']):
-      raise ValueError(f'prompt {i} has a sampler of its own; a plan is of one sampler.')
   size = sharding.even(min(batch_size, len(rows)), sharding.row_shards(models))
   width = inputs.prompt_width(models, rows, None)
   max_new = max(r.max_new for r in rows)
