@@ -82,6 +82,8 @@ def plan(
   _check_requests(requests.rows(models, prompts, **call), sampler)
   bar = Progress('plan', 2 + len(rules or {}), unit='steps', shown=progress)
   measured = _Acceptance(models, prompts, blocks, call, rules or {}, bar)
+  if not costs:
+    _batches(models, batches, len(measured.prompts), measured.faults)
   origin = _origin(models, measured.prompts, blocks, call, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
   by_name = {n: timers[n].costs() if timers else lambda name, n=n: costs[n] for n in batches}
@@ -137,12 +139,15 @@ def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], c
   )
 
 
-def _batches(models: Sequence[Model], batches: Sequence[int], prompts: int) -> tuple[int, ...]:
-  """Return the batch sizes, of a mesh those that its devices share evenly."""
+def _batches(
+  models: Sequence[Model], batches: Sequence[int], prompts: int, faults: Sequence[str] = ()
+) -> tuple[int, ...]:
+  """Return the batch sizes, of a mesh those that its devices share evenly; so many prompts are without a fault."""
   parts = sharding.row_shards(models)
   batches = tuple(sorted({sharding.even(checked_int('batches', n), parts) for n in batches}))
   if max(batches) > prompts:
-    raise ValueError(f'{prompts} prompts do not fill a batch of {max(batches)}; give more, or a smaller batch.')
+    sound = f'of {prompts + len(faults)} prompts are sound ({faults[0]}) and' if faults else 'prompts'
+    raise ValueError(f'{prompts} {sound} do not fill a batch of {max(batches)}; give more, or a smaller batch.')
   return batches
 
 

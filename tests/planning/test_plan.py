@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import warnings
 
 from known_costs import costs, EVEN, OPT, pair, PROMPTS, seconds_of
-from matching import says
+from matching import having, says
 import numpy as np
 import pytest
 
@@ -66,6 +66,8 @@ def test_prompts_that_end_as_faults_are_left_out_of_a_plan_and_named():
   assert '1 prompts. example 1: the logits of model 1' in str(made)
   with pytest.raises(ValueError, match='example 0: the logits of model 1'):
     planned(models, PROMPTS[1:2], costs(0.05), (2,), max_new_tokens=1)
+  with pytest.raises(ValueError, match=having('2 of 3 prompts', 'batch of 3', 'example 1: the logits of model 1')):
+    planner.plan(models, PROMPTS[:3], batches=(3,), blocks=(2,), max_new_tokens=1)
 
 
 @pytest.mark.parametrize(
