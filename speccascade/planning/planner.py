@@ -87,7 +87,7 @@ def plan(
   origin = _origin(models, measured.prompts, blocks, call, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
   by_name = {n: timers[n].costs() if timers else lambda name, n=n: costs[n] for n in batches}
-  profile = _profile(models, measured, origin, call, timers) if len(models) == 3 and timers else None
+  profile = _profile(models, measured, origin, call, timers, progress) if len(models) == 3 and timers else None
   reports = []
   for n in batches:
     report = BatchReport(n, origin.names, by_name[n]('speculative'), _rows(measured, blocks, by_name[n], profile, n))
@@ -214,14 +214,15 @@ def _profile(
   origin: Origin,
   call: dict,
   timers: 'Mapping[int, _Timer]',
+  progress: bool,
 ) -> plans.Profile:
   """Measure what speculative verification decides by; a round's overhead is what it takes more than its calls."""
   block = origin.block
   tokens = max(row.max_new for row in requests.rows(models, measured.prompts, **call))
   if tokens <= block:
     raise ValueError(f'max_new_tokens={tokens} is not more than γ = {block}: no text is long enough for a draft.')
-  samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, **call)
-  sizes = dict(source=origin.source, tokens=tokens)
+  samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, progress=progress, **call)
+  sizes = dict(source=origin.source, tokens=tokens, progress=progress)
   times, steps = profiling.measure_times(models, block, tuple(timers), **sizes)
   rounds = {}
   for n, (draft, companion, _) in steps.items():

@@ -303,3 +303,8 @@ def test_a_plan_of_three_models_tries_speculative_verification_too(tmp_path, cap
 def test_three_models_need_texts_that_hold_a_whole_draft():
   with pytest.raises(ValueError, match='long enough for a draft'):
     planner.plan(TRIO, PROMPTS[:2], blocks=(2,), max_new_tokens=2, sampler=Sampler(0.0), trials=0)
+
+
+def test_nothing_is_shown_of_a_plan_that_shows_no_progress(capsys):
+  planner.plan(TRIO, PROMPTS[:2], blocks=(1,), max_new_tokens=2, trials=0)
+  assert not capsys.readouterr().err
