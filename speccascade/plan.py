@@ -54,23 +54,27 @@ def _named_rule(text: str):
 def _run(args: argparse.Namespace):
   if (count := len(options.models(args))) not in (2, 3):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
+  if args.against and count == 2:
+    raise RunError(f'--against={args.against[0]} compares plans of three models: give three, or leave it out.')
   out = storage.local(args.out) if args.out else None
   if out is not None:
+    if out.is_dir():
+      raise RunError(f'{out} is a folder: name a file in it.')
     storage.check_free(out, args.overwrite)
   sampler = options.sampler(args)
-  others = {path: plans.load(path) for path in args.against}
+  others = {path: plans.profile_of(plans.load(path)) for path in args.against}
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.prompts, field, args.count)
   options.digests(args)
   settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials')}
   settings |= dict(sampler=sampler, rules=dict(args.rule), data=storage.local(args.prompts).name)
   report = plan(options.load_models(args), prompts, progress=True, **settings)
-  print(report)
-  if report.profile is not None:
-    print('', *map(markdown, sv_studies.of_plan(report.profile, others)), sep='\n\n')
   if out is not None:
     storage.remove_parts(out)
     report.save(out)
+  print(report)
+  if report.profile is not None:
+    print('', *map(markdown, sv_studies.of_plan(report.profile, others)), sep='\n\n')
 
 
 if __name__ == '__main__':

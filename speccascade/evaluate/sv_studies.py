@@ -195,12 +195,11 @@ def _break_even_at(profile: plans.Profile, batch: int) -> list:
 # ---- of a run ----
 
 
-def of_plan(profile: plans.Profile, others: Mapping[str, plans.Plan]) -> list[dict]:
+def of_plan(profile: plans.Profile, others: Mapping[str, plans.Profile]) -> list[dict]:
   """Return the tables of a plan of three models, with how well the tables of other plans predict its samples."""
   tables = [information(profile.samples, profile.table), break_even(profile)]
   if others:
-    profiles = {path: plans.profile_of(other) for path, other in others.items()}
-    tables.append(robustness({'this plan': profile} | profiles))
+    tables.append(robustness({'this plan': profile} | dict(others)))
   return tables
 
 

@@ -79,12 +79,15 @@ def plan(
     raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
+  _check_requests(requests.rows(models, prompts, **call), sampler)
   bar = Progress('plan', 2 + len(rules or {}), unit='steps', shown=progress)
   measured = _Acceptance(models, prompts, blocks, call, rules or {}, bar)
+  if not costs:
+    _batches(models, batches, len(measured.prompts), measured.faults)
   origin = _origin(models, measured.prompts, blocks, call, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
   by_name = {n: timers[n].costs() if timers else lambda name, n=n: costs[n] for n in batches}
-  profile = _profile(models, measured, origin, call, timers) if len(models) == 3 and timers else None
+  profile = _profile(models, measured, origin, call, timers, progress) if len(models) == 3 and timers else None
   reports = []
   for n in batches:
     report = BatchReport(n, origin.names, by_name[n]('speculative'), _rows(measured, blocks, by_name[n], profile, n))
@@ -93,6 +96,16 @@ def plan(
     reports.append(report)
   bar.end()
   return PlanReport(origin, tuple(reports), profile, measured.faults, _overlaps(models, measured, call))
+
+
+def _check_requests(rows: Sequence[requests.Row], sampler: sampling.Sampler):
+  for row in rows:
+    if row.sample or plans.sampler_of(row.sampler) != plans.sampler_of(sampler):
+      own = dict(plans.sampler_of(row.sampler))
+      raise ValueError(
+        f'prompt {row.source} has n > 1 or a sampler of its own, {own}; a plan is of one text a prompt by one sampler: '
+        'leave both out, and give the sampler to plan.'
+      )
 
 
 def _overlaps(models: Sequence[Model], measured: '_Acceptance', call: dict) -> tuple[str, ...]:
@@ -126,12 +139,15 @@ def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], c
   )
 
 
-def _batches(models: Sequence[Model], batches: Sequence[int], prompts: int) -> tuple[int, ...]:
-  """Return the batch sizes, of a mesh those that its devices share evenly."""
+def _batches(
+  models: Sequence[Model], batches: Sequence[int], prompts: int, faults: Sequence[str] = ()
+) -> tuple[int, ...]:
+  """Return the batch sizes, of a mesh those that its devices share evenly; so many prompts are without a fault."""
   parts = sharding.row_shards(models)
   batches = tuple(sorted({sharding.even(checked_int('batches', n), parts) for n in batches}))
   if max(batches) > prompts:
-    raise ValueError(f'{prompts} prompts do not fill a batch of {max(batches)}; give more, or a smaller batch.')
+    sound = f'of {prompts + len(faults)} prompts are sound ({faults[0]}) and' if faults else 'prompts'
+    raise ValueError(f'{prompts} {sound} do not fill a batch of {max(batches)}; give more, or a smaller batch.')
   return batches
 
 
@@ -198,15 +214,15 @@ def _profile(
   origin: Origin,
   call: dict,
   timers: 'Mapping[int, _Timer]',
+  progress: bool,
 ) -> plans.Profile:
   """Measure what speculative verification decides by; a round's overhead is what it takes more than its calls."""
   block = origin.block
-  if call['max_new_tokens'] <= block:
-    raise ValueError(
-      f'max_new_tokens={call["max_new_tokens"]} is not more than γ = {block}: no text is long enough for a draft.'
-    )
-  samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, **call)
-  sizes = dict(source=origin.source, tokens=call['max_new_tokens'])
+  tokens = max(row.max_new for row in requests.rows(models, measured.prompts, **call))
+  if tokens <= block:
+    raise ValueError(f'max_new_tokens={tokens} is not more than γ = {block}: no text is long enough for a draft.')
+  samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, progress=progress, **call)
+  sizes = dict(source=origin.source, tokens=tokens, progress=progress)
   times, steps = profiling.measure_times(models, block, tuple(timers), **sizes)
   rounds = {}
   for n, (draft, companion, _) in steps.items():
@@ -229,9 +245,9 @@ class _Timer:
     self.batch = batch
     self.trials, self.bar, self.alone = trials, bar, methods.autoregressive(len(models) - 1)
     count = min(len(measured.prompts), max(TEXTS, 2 * batch)) // batch * batch
-    self.prompts = measured.prompts[:count]
-    self.lengths = measured.lengths[:count]
-    self._longest = max(8, *self.lengths)
+    lengths = measured.lengths[:count]
+    self.asked = [_of_length(*pair) for pair in zip(measured.prompts[:count], lengths, strict=True)]
+    self._longest = max(8, *lengths)
     width = inputs.prompt_width(models, requests.rows(models, measured.prompts, **call), None)
     self.call = call | dict(batch_size=batch, max_prompt_tokens=width)
 
@@ -315,18 +331,18 @@ class _Timer:
 
   def _first_token(self, method: Method) -> Callable[[], float]:
     """Return a function that times a batch of texts of one token."""
-    call = self.call | dict(max_new_tokens=1)
-    run = functools.partial(decode, method, self.models, self._repeated, **call)
-    return lambda: timing.timed(run)[0] * self.batch / len(self._repeated)
+    asked = [_of_length(request, 1) for request in self._repeated]
+    run = functools.partial(decode, method, self.models, asked, **self.call)
+    return lambda: timing.timed(run)[0] * self.batch / len(asked)
 
   @functools.cached_property
-  def _repeated(self) -> list:
+  def _repeated(self) -> list[requests.Request]:
     """The prompts of so many batches that a run is long against the noise of the clock, again from the first."""
-    call = self.call | dict(max_new_tokens=self._longest)
-    run = functools.partial(decode, self.alone, self.models, self.prompts[: self.batch], **call)
+    longest = [_of_length(request, self._longest) for request in self.asked]
+    run = functools.partial(decode, self.alone, self.models, longest[: self.batch], **self.call)
     run()  # compiles
     batches = int(np.clip(timing.ENOUGH / timing.timed(run)[0], 1, max(1, TEXTS // self.batch)))
-    return list(itertools.islice(itertools.cycle(self.prompts), batches * self.batch))
+    return list(itertools.islice(itertools.cycle(longest), batches * self.batch))
 
   def speeds(self, made: Mapping[Any, Method]) -> dict[Any, list[float]]:
     """Return the tokens a second of methods in each trial, of texts as long as those that were observed."""
@@ -335,16 +351,19 @@ class _Timer:
   def _speed(self, method: Method) -> Callable[[], float]:
     if method.kind in _FORCED:
       method = method.accepting(timing.forced(None))  # the program whose rounds were timed
-    as_request = lambda prompt: prompt if isinstance(prompt, requests.Request) else requests.Request(prompt)
-    pairs = zip(map(as_request, self.prompts), self.lengths, strict=True)
-    asked = [replace(request, max_new_tokens=tokens) for request, tokens in pairs]
-    run = lambda: decode(method, self.models, asked, **self.call)
+    run = lambda: decode(method, self.models, self.asked, **self.call)
 
     def speed() -> float:
       seconds, out = timing.timed(run)
       return out.stats.emitted.sum() / seconds
 
     return speed
+
+
+def _of_length(prompt: Any, tokens: int) -> requests.Request:
+  """Return the request for so many new tokens of a prompt, whatever numbers it has of its own."""
+  request = prompt if isinstance(prompt, requests.Request) else requests.Request(prompt)
+  return replace(request, max_new_tokens=tokens, min_new_tokens=None)
 
 
 # ---- what is tried ----

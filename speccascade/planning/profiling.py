@@ -85,13 +85,10 @@ def observing(block: int, slots: int) -> Method:
 
 
 def samples_of(
-  models: Sequence[Model], prompts: Sequence, *, block: int, batch_size: int, **call
+  models: Sequence[Model], prompts: Sequence, *, block: int, batch_size: int, progress: bool = True, **call
 ) -> dict[str, np.ndarray]:
   """Decode prompts by one sampler; return `plans.FIELDS` of every tested token, which are those of the output."""
   rows = requests.rows(models, prompts, **call)
-  for i, row in enumerate(rows):
-    if plans.sampler_of(row.sampler) != plans.sampler_of(call['sampler']):
-      raise ValueError(f'prompt {i} has a sampler of its own; a plan is of one sampler.')
   size = sharding.even(min(batch_size, len(rows)), sharding.row_shards(models))
   width = inputs.prompt_width(models, rows, None)
   max_new = max(r.max_new for r in rows)
@@ -101,7 +98,7 @@ def samples_of(
   made = Engine(method, models, needs=needs, size=size, width=width, max_new=max_new)
   order = inputs.by_length([r.tokens for r in rows])
   parts = []
-  progress = Progress('acceptance by S and A', len(rows), unit='texts')
+  bar = Progress('acceptance by S and A', len(rows), unit='texts', shown=progress)
   for i in range(0, len(rows), size):
     some = order[i : i + size]
     index = list(range(len(some)))
@@ -112,7 +109,7 @@ def samples_of(
       state, ended = made.collect(made.run(state))
     noted = {name: np.asarray(x) for name, x in state.policy.items()}
     parts += [_sample(models[-1], rows[n], n, p, ended, noted) for n, p in zip(some, index, strict=True)]
-    progress.add(len(some))
+    bar.add(len(some))
   return {name: np.concatenate([part[name] for part in parts]) for name in plans.FIELDS}
 
 
@@ -130,7 +127,14 @@ def _sample(verifier: Model, row: requests.Row, number: int, index: int, ended, 
 
 
 def measure_times(
-  models: Sequence[Model], block: int, batches: Sequence[int], *, source: int = 64, tokens: int = 128, trials: int = 5
+  models: Sequence[Model],
+  block: int,
+  batches: Sequence[int],
+  *,
+  source: int = 64,
+  tokens: int = 128,
+  trials: int = 5,
+  progress: bool = True,
 ) -> tuple[dict[int, dict[int, float]], dict[int, tuple[float, ...]]]:
   """Return `times` of a profile, and its `steps` without the last of each, all of calls in a loop of their own.
 
@@ -139,14 +143,14 @@ def measure_times(
   """
   times = {}
   steps = {}
-  progress = Progress('times', len(batches), unit='batches')
+  bar = Progress('times', len(batches), unit='batches', shown=progress)
   for rows in batches:
     timers = _timers(models, block + 1, rows, source, tokens)
     seconds = {name: float(np.median(x)) for name, x in timing.interleave(timers, trials).items()}
     del timers  # and with them the caches, before the next are made
     steps[rows] = tuple(seconds.pop(name) for name in ('draft', 'companion', 'alone'))
     times[rows] = dict(sorted(seconds.items()))
-    progress.add(1, f'batch {rows}')
+    bar.add(1, f'batch {rows}')
   return times, steps
 
 

@@ -5,15 +5,18 @@ import functools
 import json
 from pathlib import Path
 import re
+from types import SimpleNamespace
 import warnings
 
 from known_costs import costs, EVEN, OPT, pair, PROMPTS, seconds_of
+from matching import having, says
 import numpy as np
 import pytest
 
 from speccascade import decode, embedded, methods, plan, Request, Sampler
 from speccascade.decode import __main__ as command
 from speccascade.engine import plans
+from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.planning import cost_model, plan_report, planner, timing
 
@@ -63,6 +66,8 @@ def test_prompts_that_end_as_faults_are_left_out_of_a_plan_and_named():
   assert '1 prompts. example 1: the logits of model 1' in str(made)
   with pytest.raises(ValueError, match='example 0: the logits of model 1'):
     planned(models, PROMPTS[1:2], costs(0.05), (2,), max_new_tokens=1)
+  with pytest.raises(ValueError, match=having('2 of 3 prompts', 'batch of 3', 'example 1: the logits of model 1')):
+    planner.plan(models, PROMPTS[:3], batches=(3,), blocks=(2,), max_new_tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -208,12 +213,24 @@ def test_costs_and_speeds_are_measured_where_none_are_given():
     (dict(batches=(99,)), '16 prompts'),
     (dict(trials=-1), 'trials=-1'),
     (dict(batches=(0,)), 'batches=0'),
+    (dict(prompts=[[1], Request([2], n=2)]), 'prompt 1 has n > 1'),
+    (dict(prompts=[[1], Request([2], temperature=0.3)]), 'prompt 1 .*temperature.*0.3'),
   ],
 )
 def test_a_plan_of_nothing_is_refused(wrong, part):
   models = pair()[: wrong.pop('models', 2)]
   with pytest.raises(ValueError, match=part):
-    planner.plan(models, PROMPTS, **wrong)
+    planner.plan(models, **dict(prompts=PROMPTS) | wrong)
+
+
+def test_requests_are_timed_at_the_lengths_that_are_asked_whatever_their_own(monkeypatch):
+  asked = []
+  monkeypatch.setattr(planner, 'decode', lambda *given, **call: asked.append({p.max_new_tokens for p in given[2]}))
+  measured = SimpleNamespace(prompts=[Request([1], max_new_tokens=5, min_new_tokens=2), [2]], lengths=[5, 7])
+  call = dict(max_new_tokens=64, sampler=Sampler(0.0), seed=0)
+  timer = planner._Timer(pair(), measured, (2,), call, 2, 1, Progress('plan', 1, shown=False))
+  timer._first_token(timer.alone)()
+  assert asked == [{8}, {8}, {1}]
 
 
 # ---- the file ----
@@ -317,12 +334,29 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  'more, part', [([], 'no such file'), (['--rule', 'op:1'], 'no rule is called op'), (['--rule', 'opt:x'], "'x'")]
+  'more, part',
+  [
+    ([], 'no such file'),
+    (['--rule', 'op:1'], 'no rule is called op'),
+    (['--rule', 'opt:x'], "'x'"),
+    (['--against', 'three.json'], '--against=three.json'),
+  ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(more, part, capsys):
   assert plan.main(['SMALL', 'LARGE', '--prompts', '/nowhere/prompts', *more]) == 1
   error = capsys.readouterr().err
   assert part in error and error.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+  'more, parts',
+  [(['--out=.', '--overwrite'], ['. is a folder']), (['--against=two.json'], ['s and l', 'three models'])],
+)
+def test_what_would_lose_a_plan_is_refused_before_prompts_are_read(more, parts, tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  SAVED.save(Path('two.json'))
+  assert plan.main(['SMALL', 'MIDDLE', 'LARGE', '--prompts=/nowhere/prompts', *more]) == 1
+  assert says(capsys.readouterr().err, *parts)
 
 
 def test_prompts_may_be_requests():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speccascade import decode, embedded, methods, plan, Request, Sampler
+from speccascade import decode, embedded, methods, plan, Sampler
 from speccascade.data.examples import Example, Task
 from speccascade.engine import plans
 from speccascade.evaluate import sv_studies
@@ -106,11 +106,6 @@ def test_a_profile_is_the_same_from_the_file_of_its_plan(made, tmp_path):
   np.testing.assert_array_equal(again.table.a_edges, found.table.a_edges)
   assert all(np.allclose(again.samples[n], found.samples[n], atol=1e-5) for n in plans.FIELDS)
   assert str(methods.sv_exact(str(tmp_path / 'p.json'), 3)) == str(methods.sv_exact(found, 3))
-
-
-def test_a_plan_is_of_one_sampler():
-  with pytest.raises(ValueError, match='prompt 1 has a sampler of its own'):
-    profiling.samples_of(TRIO, [[1], Request([2], temperature=0.3)], block=3, batch_size=2, **CALL)
 
 
 def test_a_batch_of_more_rows_than_were_measured_is_warned_of(made):
@@ -308,3 +303,8 @@ def test_a_plan_of_three_models_tries_speculative_verification_too(tmp_path, cap
 def test_three_models_need_texts_that_hold_a_whole_draft():
   with pytest.raises(ValueError, match='long enough for a draft'):
     planner.plan(TRIO, PROMPTS[:2], blocks=(2,), max_new_tokens=2, sampler=Sampler(0.0), trials=0)
+
+
+def test_nothing_is_shown_of_a_plan_that_shows_no_progress(capsys):
+  planner.plan(TRIO, PROMPTS[:2], blocks=(1,), max_new_tokens=2, trials=0)
+  assert not capsys.readouterr().err
