@@ -35,14 +35,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import speccascade
-from speccascade import backends, decode, methods, rules, Sampler
+from speccascade import backends, checkpoints, decode, methods, rules, Sampler
 from speccascade.data import files
 from speccascade.engine import inputs
 from speccascade.engine.loop import positions, prefill
 from speccascade.host import storage
 from speccascade.models import shapes
 from speccascade.planning import synthetic, timing
+from speccascade.types import named_apart
 
 PROMPT_TOKENS = 48  # to which prompts are padded
 COLD = """
@@ -404,12 +404,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error("--reference needs torch and transformers: pip install -e '.[parity]', or omit it")
   if args.shapes:
     prompts = [[5 + i % 90 for i in range(16)]] * args.count
-    models = [synthetic.random_model(shapes.t5(shape, 'float32'), shape) for shape in args.shapes]
+    models = named_apart([synthetic.random_model(shapes.t5(shape, 'float32'), shape) for shape in args.shapes])
   elif not (args.small and args.large and args.prompts):
     parser.error('give two checkpoints and --prompts, or --shapes')
   else:
     prompts = files.lines(args.prompts)[: args.count]
-    models = [speccascade.load(p) for p in (args.small, args.large)]
+    models = checkpoints.load_all((args.small, args.large))
     models = timing.endless(models) if args.ignore_eos else models
   machine = dict(device=jax.devices()[0].device_kind, cpu=cpu(), cores=os.cpu_count(), jax=jax.__version__)
   cold = cold_start(args.large) if args.large else None

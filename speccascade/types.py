@@ -4,8 +4,9 @@ Axis letters, here and everywhere: B batch, M models of a method, L new tokens, 
 V vocabulary, T token buffer, S prompt.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
+import itertools
 import numbers
 from typing import Any, Protocol
 
@@ -92,6 +93,15 @@ class Model:
   name: str = static(default='model')
   digest: str | None = static(default=None)  # of the checkpoint that it was loaded from
   generation: str | None = static(default=None)  # its generation_config.json
+
+
+def named_apart(models: Sequence[Model]) -> list[Model]:
+  """Return models whose names differ: a later one of the same name has a number behind it."""
+  names: list[str] = []
+  for model in models:
+    numbered = (f'{model.name} {n}' for n in itertools.count(2))
+    names.append(next(name for name in itertools.chain([model.name], numbered) if name not in names))
+  return [m.replace(name=n) for m, n in zip(models, names, strict=True)]
 
 
 Phase = Callable[[Any, Any], Any]  # (engine.state.Context, State) -> State

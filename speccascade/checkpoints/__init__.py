@@ -18,7 +18,7 @@ from speccascade.data import tokenizers
 from speccascade.host import storage
 from speccascade.host.errors import known_as
 from speccascade.models import layerskip
-from speccascade.types import check_bits, Model, Network
+from speccascade.types import check_bits, Model, named_apart, Network
 
 __all__ = ['digest', 'kind', 'load', 'load_all', 'load_shared', 'parse_model_path', 'read', 'register']
 
@@ -78,9 +78,12 @@ def load(
 
 
 def load_all(paths: Sequence, **settings) -> list[Model]:
-  """Return the models at paths, those of one checkpoint with the same arrays; `settings` are those of `load`."""
+  """Return the models at paths, with names that differ, those of one checkpoint with the same arrays.
+
+  `settings` are those of `load`.
+  """
   loaded: list = []
-  return [load_shared(path, loaded, **settings) for path in paths]
+  return named_apart([load_shared(path, loaded, **settings) for path in paths])
 
 
 def load_shared(path, loaded: list, **settings) -> Model:

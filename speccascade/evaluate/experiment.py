@@ -18,7 +18,7 @@ from speccascade.evaluate import plugins
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import storage
 from speccascade.models import translation
-from speccascade.types import checked_int, Model
+from speccascade.types import checked_int, Model, named_apart
 
 TARGET = 'target only'
 EXTRA_OUTPUTS = ('png', 'tensorboard')
@@ -211,11 +211,7 @@ class Experiment:
     self._check_models(made, len(models))
     for _, method in made:
       inputs.check_models(method, models)
-    names: list[str] = []
-    for model in models:
-      numbered = (f'{model.name} {n}' for n in itertools.count(2))
-      names.append(next(name for name in itertools.chain([model.name], numbered) if name not in names))
-    return [m.replace(name=n) for m, n in zip(models, names, strict=True)]
+    return named_apart(models)
 
   def encode(self, models: Sequence[Model]) -> dict[int, list[int]]:
     """Return the prompts as token ids by example, each checked against the task's limit."""

@@ -61,6 +61,7 @@ def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
     assert part.network.shares_cache(part.params, deep.network, deep.params)
   assert checkpoints.digest(f'{saved}@1') == first.digest == f'{deep.digest}-first1'
   assert state.cache_slots([first, second, deep]) == (2, 2, 2)
+  assert [m.name for m in checkpoints.load_all([saved, saved])] == ['deep', 'deep 2']
   wholes = []
   given = [Checkpoint(f'{saved}@1', name='part'), Checkpoint(str(saved))]
   part, deep = (c.load(None, wholes) for c in given)
