@@ -13,7 +13,7 @@ import pytest
 from tiers import quick
 
 from speccascade import decode, methods
-from speccascade.models import shapes
+from speccascade.models import shapes, toy
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning import synthetic, timing
 
@@ -32,7 +32,7 @@ def test_a_benchmark_is_compared_with_the_figures_before_it(monkeypatch, tmp_pat
   record = lambda speedup: dict(batch=1, temperature=0.0, methods={'cos': dict(speedup=speedup, noise=0.1)})
   out = tmp_path / 'out.json'
   out.write_text(json.dumps({'records': [record(2.0)]}))
-  monkeypatch.setattr(synthetic, 'random_model', lambda *_: None)
+  monkeypatch.setattr(synthetic, 'random_model', lambda *_: toy.model(0))
   monkeypatch.setattr(bench, 'measure', lambda *_: [record(1.0)])
   args = ['--shapes', 'small', 'small', '--out', str(out), '--against']
   assert bench.main([*args, str(out)]) == 1
