@@ -118,11 +118,6 @@ class Placement:
     specs = jax.tree.map(lambda _: PartitionSpec(), tree) if specs is None else specs
     return jax.tree.map(lambda x, s: _shape(x, NamedSharding(self.mesh, s)), tree, specs)
 
-  def shards(self, tree: Any, specs: Any) -> Any:
-    """Return the shapes of what one chip has of a tree."""
-    own = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)
-    return jax.tree.map(own, self.put(tree, specs))
-
 
 def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
   x = x if hasattr(x, 'dtype') else np.asarray(x, np.float32 if isinstance(x, float) else None)
@@ -210,12 +205,13 @@ def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, place
     network = networks[method.slots[slot]]
     used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
     params, cached = parameters(network), (caches(network, sizes, used),)
-    if placement is not None:
-      rules = placement.rules[method.slots[slot]] if placement.rules else None
-      specs = sharding.specs(network, placement.mesh, rules)
-      layout = sharding.planned([network], placement.mesh, [specs], sizes.batch, method.window, network.vocab_size)
-      params, cached = placement.shards(params, specs), placement.shards(cached, layout.caches(cached))
-    return weight_bytes(params) + tree_bytes(cached)
+    if placement is None:
+      return weight_bytes(params) + tree_bytes(cached)
+    rules = placement.rules[method.slots[slot]] if placement.rules else None
+    specs = sharding.specs(network, placement.mesh, rules)
+    layout = sharding.planned([network], placement.mesh, [specs], sizes.batch, method.window, network.vocab_size)
+    shard = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)
+    return weight_bytes(jax.tree.map(shard, placement.put(params, specs))) + layout.bytes(cached, layout.caches(cached))
 
   return calls_cost(method, of_call)
 
