@@ -258,7 +258,7 @@ def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, 
   finish(both[victim])
   errors = [line for line in err.splitlines() if line.startswith('error: ')]
   assert code == 1 and 'Report' not in out and len(errors) == 1, (code, out, err)
-  first = 'The first process said nothing: it died, '
+  first = 'The first process sent nothing: it died, '
   assert 'nother process' in errors[0] or (victim == 0 and first in errors[0])
   assert 'all hosts' in errors[0]
   for code, _, err in map(finish, begin(before=UNLIKE, SPECCASCADE_WATCHED='1')):
