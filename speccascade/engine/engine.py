@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+import concurrent.futures
 import functools
 import math
 import time
@@ -21,6 +22,7 @@ from speccascade.types import Array, Model, Prompt
 
 FIRST = 5e10  # bytes of weights and caches times tokens of a first run
 SECONDS = 1.0  # of a run
+_THREADS = concurrent.futures.ThreadPoolExecutor()  # they wait for the device, so that a signal interrupts the caller
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 _NO_MEMORY = 'RESOURCE_EXHAUSTED', 'Out of memory'  # in an error of XLA
 
@@ -186,20 +188,17 @@ class Engine:
   def _wait(self, running: Running) -> float | None:
     """Wait so that Python answers signals; return the seconds, None where the run had ended before."""
     packed = running.packed
-    start = time.monotonic()
     late = not packed.is_ready()
-    while not packed.is_ready():
-      time.sleep(min(0.01, max(1e-4, (time.monotonic() - start) / 20)))
-    end = time.monotonic()
     try:
-      packed.block_until_ready()  # raises what the program raised; to copy it to the host may then take for ever
+      # It raises what the program raised; to copy such an array may take for ever.
+      _THREADS.submit(packed.block_until_ready).result()
     except jax.errors.JaxRuntimeError as error:
       if not any(sign in str(error) for sign in _NO_MEMORY):
         raise
       sizes = f'{self.width} prompt tokens and {self.program.buffer} positions'
       problem = f'{self.size} rows of {sizes} do not fit into memory'
       raise MemoryError(f'{problem} ({str(error).splitlines()[0]}): {_LOWER}.') from None
-    return end - running.since if late else None
+    return time.monotonic() - running.since if late else None
 
   def _check_progress(self, length: np.ndarray, rounds: int, seconds: float | None):
     """Choose how many rounds are started next, and raise where rounds commit no token."""
@@ -216,14 +215,14 @@ class Engine:
 
 def _check_memory(engine: Engine, prompts: int) -> int:
   """Return the bytes of a batch's caches and a prefill's; refuse what with the weights is more than the device has."""
-  arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
-  device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
   dtypes = tuple(x.dtype for x in jax.tree.leaves(engine.params))
   known = validate.remembered(engine.program, engine.size, engine.width, prompts, dtypes)
-  if 'bytes' not in known:  # to ask costs as much as some rounds
-    known['bytes'] = _cache_bytes(engine, prompts)
-  caches = known['bytes']
+  if 'bytes' in known:  # to ask costs as much as some rounds
+    return known['bytes']
+  caches = _cache_bytes(engine, prompts)
   weights = _weight_bytes(engine.weights)
+  arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
+  device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
   limit = backends.memory(device)
   if caches + weights > limit:
     raise ValueError(
@@ -231,6 +230,7 @@ def _check_memory(engine: Engine, prompts: int) -> int:
       f'{caches / 2**30:.1f} GiB of caches, with {weights / 2**30:.1f} GiB of weights more than the '
       f'{limit / 2**30:.1f} GiB of {device}: {_LOWER}.'
     )
+  known['bytes'] = caches
   return caches
 
 
