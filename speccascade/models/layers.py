@@ -30,6 +30,19 @@ ACTIVATIONS = {
 }
 
 
+def _param(module: nn.Module, name: str, init: Callable, axes: tuple[str, ...], shape: tuple[int, ...]) -> Array:
+  """Return a parameter of a module, `axes` naming its axes for sharding.
+
+  Of one that is there only the shape is checked. Flax would trace its initializer again, which is a third of a trace.
+  """
+  if not module.has_variable('params', name):
+    return module.param(name, nn.with_logical_partitioning(init, axes), shape, module.dtype)
+  value = nn.unbox(module.get_variable('params', name))
+  if value.shape != shape:
+    raise ValueError(f'the parameter {"/".join((*module.path, name))} is {value.shape}; the network has {shape}.')
+  return value
+
+
 def _along_last(v: Array, x: Array) -> Array:
   """Return v [E] in float32 with as many axes as x [..., E]."""
   return v.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + v.shape)
@@ -51,7 +64,7 @@ class RMSNorm(nn.Module):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     init = nn.initializers.constant(1 - self.offset)
-    scale = self.param('scale', nn.with_logical_partitioning(init, (self.axis,)), x.shape[-1:], self.dtype)
+    scale = _param(self, 'scale', init, (self.axis,), x.shape[-1:])
     y = x.astype(jnp.float32)
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
     return (y * (_along_last(scale, y) + self.offset)).astype(x.dtype)
@@ -66,10 +79,8 @@ class LayerNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    ones = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
-    zeros = nn.with_logical_partitioning(nn.initializers.zeros, (self.axis,))
-    scale = self.param('scale', ones, x.shape[-1:], self.dtype)
-    bias = self.param('bias', zeros, x.shape[-1:], self.dtype)
+    scale = _param(self, 'scale', nn.initializers.ones, (self.axis,), x.shape[-1:])
+    bias = _param(self, 'bias', nn.initializers.zeros, (self.axis,), x.shape[-1:])
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
@@ -97,12 +108,10 @@ class Dense(nn.Module):
       y = self.backend.matmul_rows(x, self.get_variable('params', 'rows'), out_dtype)
     else:
       init = nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal')
-      init = nn.with_logical_partitioning(init, self.axes)
-      kernel = self.param('kernel', init, (x.shape[-1], self.features), self.dtype)
+      kernel = _param(self, 'kernel', init, self.axes, (x.shape[-1], self.features))
       y = self.backend.matmul(x, kernel, self.out_dtype)
     if self.use_bias:
-      zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
-      bias = self.param('bias', zeros, (self.features,), self.dtype)
+      bias = _param(self, 'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
       y = y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     return y.astype(out_dtype)
 
@@ -117,8 +126,7 @@ class Embed(nn.Module):
   backend: Backend = Backend()
 
   def setup(self):
-    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), self.axes)
-    self.embedding = self.param('embedding', init, (self.rows, self.features), self.dtype)
+    self.embedding = _param(self, 'embedding', nn.initializers.normal(1.0), self.axes, (self.rows, self.features))
 
   def __call__(self, index: Array, packing: packing_lib.Packing | None = None) -> Array:
     return jnp.take(self.embedding, packing_lib.pack(packing, index), axis=0, mode='clip')
@@ -249,8 +257,8 @@ class RelativeBias(nn.Module):
   @nn.compact
   def __call__(self, positions: Array, slots: int) -> Array:
     """Return [B, H, L, T] for queries at positions [B, L] and keys in slots 0 … T - 1."""
-    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('heads', 'relpos_buckets'))
-    embedding = self.param('rel_embedding', init, (self.heads, self.buckets), self.dtype)
+    axes = 'heads', 'relpos_buckets'
+    embedding = _param(self, 'rel_embedding', nn.initializers.normal(1.0), axes, (self.heads, self.buckets))
     offsets = np.arange(-slots, slots + 1)
     bucket = relative_bucket(
       offsets, bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from matching import having
 import numpy as np
 import pytest
 
@@ -249,3 +250,10 @@ def test_networks_compile_once_for_equal_configurations():
   for network in (LLAMA, dataclasses.replace(LLAMA)):
     jitted(network, params, cache, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))
   assert len(traces) == 1
+
+
+def test_a_parameter_of_another_shape_is_named():
+  params = jax.tree.map(jnp.asarray, ENCDEC.init(jax.random.key(0)))
+  params['encoder']['encoder_norm']['scale'] = jnp.ones(8)
+  with pytest.raises(ValueError, match=having('encoder/encoder_norm/scale', '(8,)', '(16,)')):
+    ENCDEC.prefill(params, _prompt(), 4)
