@@ -16,7 +16,9 @@ from tiny import assert_equal, error_of
 
 from speccascade import checkpoints
 from speccascade.checkpoints import hf, safetensors_files
+from speccascade.models.decoder import Span
 from speccascade.models.layers import stack_layers
+from speccascade.models.rope import Rope
 from speccascade.types import Model
 
 LLAMA = tiny.LLAMA | {'num_hidden_layers': 2, 'num_key_value_heads': 1, 'tie_word_embeddings': False}
@@ -118,6 +120,20 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
 def test_values_that_are_missing_or_of_another_type_are_named(config, message):
   with pytest.raises(ValueError, match=having('config.json') + message):
     hf.network_from_config(config)
+
+
+@pytest.mark.parametrize(
+  ('scaling', 'rope'),
+  [
+    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, Rope(1e6, 'linear', 2.0)),
+    ({'rope_scaling': {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 1e5}}, Rope(1e5, 'linear', 2.0)),
+    ({'rope_parameters': {'full_attention': {'rope_type': 'linear', 'factor': 2.0}}}, Rope(1e4, 'linear', 2.0)),
+    ({'rope_parameters': {'rope_theta': 1e6, 'rope_type': 'default', 'partial_rotary_factor': None}}, Rope(1e6)),
+  ],
+)
+def test_a_scaling_that_is_added_to_what_transformers_wrote_counts(scaling, rope):
+  config = LLAMA | {'rope_parameters': {'rope_theta': 1e6, 'rope_type': 'default'}} | scaling
+  assert hf.network_from_config(config).config.kinds == (Span(0, rope),)
 
 
 def test_dtype_is_as_stored_unless_asked_for(tmp_path):

@@ -419,23 +419,22 @@ def _local(c: Settings) -> list[bool]:
 
 def _rope(c: Settings, kind: str) -> Rope:
   """Return the rope of one kind of layer, from the new `rope_parameters` or the old `rope_theta` and `rope_scaling`."""
-  key = 'rope_parameters' if c.get('rope_parameters') else 'rope_scaling'
-  given = c.get(key) or {}
-  _check(given, key, dict, 'an object')
-  theta = c['rope_theta']
-  if c['model_type'] == 'gemma3_text':
-    local = kind == 'sliding_attention'
-    theta = c['rope_local_base_freq'] if local else theta
-    given = given.get(kind) or {} if kind in given else {} if local else given
-    _check(given, key, dict, 'an object')
-  name = given.get('rope_type', given.get('type', 'default'))
+  local = c['model_type'] == 'gemma3_text' and kind == 'sliding_attention'
+  given = {'rope_theta': c['rope_local_base_freq'] if local else c['rope_theta']}
+  for key in ('rope_parameters', 'rope_scaling'):  # where a user has added the old one, it decides, as in transformers
+    stated = c.get(key) or {}
+    _check(stated, key, dict, 'an object')
+    stated = stated.get(kind) or {} if kind in stated else {} if local else stated
+    _check(stated, key, dict, 'an object')
+    given |= {'rope_type': stated.get('type') or given.get('rope_type', 'default')} | stated
+  name = given['rope_type']
   if name not in KINDS:
     raise ValueError(f"rope scaling '{name}' is not supported: choose from {', '.join(KINDS)}")
   for key in given.keys() & _ROPE_NUMBERS:
     _check_number(key, given[key], 1.0)
-  if given.get('partial_rotary_factor', c.get('partial_rotary_factor') or 1.0) != 1.0:
+  if (given.get('partial_rotary_factor', c.get('partial_rotary_factor')) or 1.0) != 1.0:
     raise ValueError('partial_rotary_factor other than 1 is not supported')
-  return _scaled(c, {'rope_theta': theta, **given}, name)
+  return _scaled(c, given, name)
 
 
 def _scaled(c: Settings, given: dict, name: str) -> Rope:
