@@ -136,6 +136,13 @@ def test_a_scaling_that_is_added_to_what_transformers_wrote_counts(scaling, rope
   assert hf.network_from_config(config).config.kinds == (Span(0, rope),)
 
 
+def test_a_mistral_has_windows_where_its_layers_say_so():
+  config = LLAMA | {'model_type': 'mistral', 'sliding_window': 4}
+  mixed = config | {'layer_types': ['full_attention', 'sliding_attention']}
+  windows = [[span.window for span in hf.network_from_config(c).config.spans] for c in (config, mixed)]
+  assert windows == [[4, 4], [0, 4]]
+
+
 def test_dtype_is_as_stored_unless_asked_for(tmp_path):
   params, tensors = _model(LLAMA)
   stored = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}

@@ -400,8 +400,6 @@ def _local(c: Settings) -> list[bool]:
   is_qwen = family in ('qwen2', 'qwen3')
   if family == 'llama' or not c['sliding_window'] or (is_qwen and not c['use_sliding_window']):
     return [False for _ in layers]
-  if family == 'mistral':
-    return [True for _ in layers]
   if c.get('layer_types'):
     kinds = c['layer_types']
     _check(kinds, 'layer_types', list, 'a list')
@@ -412,6 +410,8 @@ def _local(c: Settings) -> list[bool]:
         f'sliding_attention for each of {len(layers)} layers: correct it'
       )
     return [kind == 'sliding_attention' for kind in kinds]
+  if family == 'mistral':
+    return [True for _ in layers]
   if is_qwen:
     return [i >= c['max_window_layers'] for i in layers]
   return [(i + 1) % (2 if family == 'gemma2' else c['sliding_window_pattern']) != 0 for i in layers]
