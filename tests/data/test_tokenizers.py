@@ -260,7 +260,7 @@ def test_a_content_comes_in_parts_where_the_template_takes_them(tmp_path):
     with pytest.raises(ValueError, match=having('messages', 'parts')):
       _text(tmp_path, template, messages)
   called = [*HELLO, {'role': 'assistant', 'content': None, 'tool_calls': [{'name': 'a'}]}]
-  assert _text(tmp_path, '{{ messages[1].tool_calls[0].name }}', called) == 'a'
+  assert _text(tmp_path, '{{ messages[1].content }}{{ messages[1].tool_calls[0].name }}', called) == 'a'
 
 
 def test_special_tokens_in_messages_become_ids_unless_chats_are_plain(tmp_path):
