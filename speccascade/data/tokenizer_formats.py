@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 CONFIG = 'tokenizer_config.json'
-SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
+SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token', 'sep_token', 'cls_token', 'mask_token')
 SENTINELS = 100  # of T5, where the settings have no number
 _MAX_ID = 1 << 22  # larger than any vocabulary
 _STRIPS = {'lstrip': True, 'rstrip': True}  # of sentinels and control tokens: they take the spaces around them

@@ -231,6 +231,12 @@ def _text(folder, template, messages=HELLO, **arguments):
   return ' '.join(tokenizer.pieces()[i] for i in tokenizer.chat(messages, **arguments))
 
 
+def test_a_template_knows_every_token_that_the_settings_name(tmp_path):
+  names = {'sep_token': '</s>', 'extra_special_tokens': {'image_token': {'content': '<s>'}}}
+  tokenizer = _chatty(tmp_path, '{{ bos_token }}{{ sep_token }}{{ image_token }}', **names)
+  assert tokenizer.chat_text(HELLO) == '<s></s><s>'
+
+
 def test_a_template_has_arguments_the_date_and_marks_of_what_was_trained_on(tmp_path):
   arguments = '{% if enable_thinking %}the{% endif %} {{ tools[0].name }}'
   assert _text(tmp_path, arguments, tools=[{'name': 'user'}], enable_thinking=True) == 'the user'
