@@ -117,6 +117,32 @@ def test_sentinels_and_other_added_tokens_are_read_written_and_skipped(tmp_path)
   assert tokenizers.check_vocabularies([_model(tokenizer, 1024, 'a')]) == 1006
 
 
+@pytest.mark.parametrize(
+  ('settings', 'pieces', 'text'),
+  [
+    ({}, '▁the<|turn|>▁the', 'the<|turn|> the'),
+    ({'legacy': True}, '▁the<|turn|>▁the', 'the<|turn|> the'),
+    ({'legacy': False}, '▁the<|turn|>the', 'the<|turn|>the'),
+    ({'add_prefix_space': False}, 'the<|turn|>the', 'the<|turn|>the'),
+  ],
+)
+def test_a_space_comes_before_a_text_where_the_settings_say_so(tmp_path, settings, pieces, text):
+  tokenizer = t5(tmp_path, added_tokens_decoder={'1000': {'content': '<|turn|>', 'special': True}}, **settings)
+  ids = tokenizer.encode('the<|turn|>the')[:-1]
+  assert (''.join(tokenizer.pieces()[i] for i in ids), tokenizer.decode(ids, special=True)) == (pieces, text)
+
+
+def test_a_model_that_puts_no_space_before_a_text_writes_none_twice(tmp_path):
+  import sentencepiece
+
+  made = dict(vocab_size=8, add_dummy_prefix=False, remove_extra_whitespaces=False, minloglevel=2)
+  with (tmp_path / 'tokenizer.model').open('wb') as file:
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(['the the']), model_writer=file, **made)
+  tokenizer = tokenizers.find(tmp_path)
+  text = '<s>the</s> the'
+  assert tokenizer.decode(tokenizer.encode(text, begins=False), special=True) == text
+
+
 @pytest.mark.full
 def test_a_model_fills_spans_with_the_sentinels_of_its_tokenizer(tmp_path):
   network = T5(T5Config(1024, 8, 2, 4, 8, 1, 1), (1,), 0)
