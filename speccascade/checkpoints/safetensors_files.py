@@ -99,14 +99,15 @@ def tensors_of_folder(folder: Path) -> dict[str, Tensor]:
 def _sharded(path: Path) -> dict[str, Tensor]:
   """Return the tensors of an index, each looked up in its shard."""
   weight_map = read_json(path).get('weight_map')
-  if not weight_map:
-    raise ValueError(f"{path} has no 'weight_map': {AGAIN}")
-  result = {}
-  for name in sorted(set(weight_map.values()), key=str):
-    first = next(tensor for tensor, file in weight_map.items() if file == name)
+  if not weight_map or not isinstance(weight_map, dict):
+    raise ValueError(f"{path} has no 'weight_map' of tensors to files: {AGAIN}")
+  for tensor, name in weight_map.items():
     if not isinstance(name, str) or name != Path(name).name or not name.endswith('.safetensors'):
-      raise ValueError(f"{path}: 'weight_map' puts '{first}' into {name!r}, not a file of this folder: {AGAIN}")
+      raise ValueError(f"{path}: 'weight_map' puts '{tensor}' into {name!r}, not a file of this folder: {AGAIN}")
     if not (path.parent / name).exists():
-      raise FileNotFoundError(f"{path.parent / name} does not exist, and {path.name} puts '{first}' there: {AGAIN}")
-    result |= tensors(path.parent / name)
+      raise FileNotFoundError(f"{path.parent / name} does not exist, and {path.name} puts '{tensor}' there: {AGAIN}")
+  result = {}
+  for file in sorted(set(weight_map.values())):
+    found = tensors(path.parent / file)
+    result |= {name: tensor for name, tensor in found.items() if weight_map.get(name, file) == file}
   return result

@@ -67,7 +67,8 @@ def test_shards_are_found_through_their_index(tmp_path):
   weight_map = {}
   for i, part in enumerate((names[:5], names[5:])):
     file = f'model-0000{i + 1}-of-00002.safetensors'
-    save_file({name: tensors[name] for name in part}, tmp_path / file)
+    stale = {name: np.zeros_like(x) for name, x in tensors.items() if i and name not in part}
+    save_file({name: tensors[name] for name in part} | stale, tmp_path / file)
     weight_map |= dict.fromkeys(part, file)
   (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
@@ -81,7 +82,15 @@ def test_shards_are_found_through_their_index(tmp_path):
     hf.read(tmp_path)
 
 
-@pytest.mark.parametrize('file', ['../secret.safetensors', '/etc/secret.safetensors', 'a/b.safetensors', '..', 7])
+@pytest.mark.parametrize('weight_map', [None, {}, ['a.safetensors'], 'a.safetensors'])
+def test_an_index_is_a_map_of_tensors_to_files(tmp_path, weight_map):
+  (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
+  (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
+  with pytest.raises(ValueError, match=having('index.json', "'weight_map'")):
+    hf.read(tmp_path)
+
+
+@pytest.mark.parametrize('file', ['../secret.safetensors', '/etc/x.safetensors', 'a/b.safetensors', '..', 7, ['a']])
 def test_an_index_names_files_of_its_folder_only(tmp_path, file):
   (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': {'a': file}}))
