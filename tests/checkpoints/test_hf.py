@@ -120,6 +120,8 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     (GEMMA3 | {'sliding_window_pattern': 0}, having("'sliding_window_pattern'", 'is 0')),
     (GEMMA3 | {'query_pre_attn_scalar': 0}, having("'query_pre_attn_scalar'", 'is 0', 'above 0')),
     (GEMMA3 | {'query_pre_attn_scalar': None}, having("'query_pre_attn_scalar'", 'None')),
+    (LLAMA | {'num_key_value_heads': 3}, having("'num_key_value_heads'", 'is 3', 'of 2')),
+    (LLAMA | {'head_dim': 3}, having("'head_dim'", 'is 3', 'even')),
     ({}, having("'model_type'")),
     ({'model_type': ['llama']}, having("'model_type'", "['llama']")),
     ({'model_type': 'llama'}, having("'vocab_size'")),

@@ -314,6 +314,13 @@ def _rotary(c: Settings) -> dict:
   values = _values(c)
   values['kv_heads'] = values['kv_heads'] or values['heads']
   values['head_dim'] = values['head_dim'] or values['embed_dim'] // values['heads']
+  heads, kv_heads, head_dim = (values[name] for name in ('heads', 'kv_heads', 'head_dim'))
+  if heads % kv_heads:
+    raise ValueError(
+      f"config.json: 'num_key_value_heads' is {kv_heads}, expected a divisor of {heads}, the heads: correct it"
+    )
+  if head_dim % 2:
+    raise ValueError(f"config.json: 'head_dim' is {head_dim}, expected an even number: correct it")
   window = c.get('sliding_window') or 0
   kinds = {False: Span(0, _rope(c, 'full_attention')), True: Span(window, _rope(c, 'sliding_attention'))}
   return values | {'spans': tuple(kinds[local] for local in _local(c))}
