@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from speccascade.checkpoints.assemble import Box, full_box, Shape
-from speccascade.checkpoints.files import AGAIN, read_json
+from speccascade.checkpoints.files import AGAIN, OTHERS, read_json
 
 DTYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
 
@@ -85,7 +85,8 @@ def tensors_of_folder(folder: Path) -> dict[str, Tensor]:
     return tensors(single)
   if index.exists():
     return _sharded(index)
-  others = sorted(p.name for p in folder.glob('*.safetensors')) or sorted(p.name for p in folder.glob('*.bin'))
+  found = sorted(p.name for p in folder.iterdir() if p.suffix in {'.safetensors', *OTHERS})
+  others = [name for name in found if name.endswith('.safetensors')] or found
   remedy = 'is this the right folder?'
   if others:
     remedy = 'save it with model.save_pretrained(path, safe_serialization=True)'

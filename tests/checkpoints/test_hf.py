@@ -264,8 +264,8 @@ def test_a_tensor_that_is_wrong_missing_unexpected_or_not_finite_is_named(llama,
 
 def test_other_weights_than_safetensors_come_with_a_remedy(llama):
   folder, _, tensors = llama
-  (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
-  assert 'safe_serialization=True' in _error(folder, FileNotFoundError)
+  (folder / 'model.safetensors').rename(folder / 'model.gguf')
+  assert says(_error(folder, FileNotFoundError), 'model.gguf', 'safe_serialization=True')
   _save(folder, LLAMA, tensors | {'model.norm.weight': np.zeros(8, np.int8)})
   assert says(_error(folder), "'model.norm.weight'", 'I8')
 
