@@ -232,6 +232,14 @@ def test_start_id_and_positions_follow_the_family():
   assert {name: n.start_id for name, n in networks.items()} == {n: 0 if n == 't5' else None for n in networks}
   assert {name: n.max_positions for name, n in networks.items() if n.max_positions} == {'gpt2': 16, 'opt': 16}
   assert hf.network_from_config(T5 | {'decoder_start_token_id': 5}).start_id == 5
+  assert {name: n.context for name, n in networks.items() if n.start_id is None} == {
+    'llama': 2048,
+    'gpt2': None,
+    'opt': None,
+    'gemma3': 131072,
+  }
+  yarn = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 2048}
+  assert hf.network_from_config(LLAMA | {'rope_scaling': yarn}).context == 4 * 2048
 
 
 def test_a_file_that_is_cut_off_or_corrupt_is_named_with_its_size(llama):
