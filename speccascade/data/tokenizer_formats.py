@@ -117,7 +117,7 @@ def _added_tokens(
   special = named_tokens(settings)
   tokens = {str(i): {'content': f'<extra_id_{n}>', 'special': True} | flags for n, i in enumerate(sentinels)}
   listed = _read_json(folder / 'added_tokens.json').items()
-  tokens |= {str(i): {'content': token, 'special': token in special} for token, i in listed}
+  tokens |= {str(i): {'content': token} for token, i in listed}
   decoder = settings.get('added_tokens_decoder') or {}
   if not isinstance(decoder, dict):
     raise ValueError(f'{folder}: added_tokens_decoder={decoder!r} is not tokens by id; correct {CONFIG}')
@@ -125,7 +125,8 @@ def _added_tokens(
   for i, token in tokens.items():
     if not (i.isdecimal() and int(i) < _MAX_ID and isinstance(token, dict) and token.get('content')):
       raise ValueError(f'{folder}: {i!r} is not the id of a token, or {token!r} not a token; correct {CONFIG}')
-  return {int(i): token for i, token in tokens.items()}
+  is_special = lambda token: bool(token.get('special')) or token['content'] in special
+  return {int(i): token | {'special': is_special(token)} for i, token in tokens.items()}
 
 
 def _sentinel_count(settings: Mapping[str, Any], default: int) -> int:

@@ -389,6 +389,12 @@ def test_byt5_needs_no_vocabulary(tmp_path):
   assert tokenizer.decode([100, 198, 172, 1, 0, 383]) == 'aé' and len(tokenizer.pieces()) == 384
 
 
+def test_a_token_that_the_settings_name_is_special_whatever_its_own_entry_says(tmp_path):
+  ends = {'1': {'content': '</s>', 'special': False}}  # as transformers writes a ByT5
+  tokenizer = bare(tmp_path, tokenizer_class='ByT5Tokenizer', eos_token='</s>', added_tokens_decoder=ends)
+  assert tokenizer.decode([100, 1]) == 'a' and tokenizer.decode([100, 1], special=True) == 'a</s>'
+
+
 @pytest.mark.parametrize('name', ['tokenizer.json', 'spiece.model', 'vocab.json', 'tokenizer_config.json'])
 def test_a_broken_or_missing_file_is_named(tmp_path, name):
   (tmp_path / 'merges.txt').write_text('')
