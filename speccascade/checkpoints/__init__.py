@@ -26,7 +26,6 @@ _EXIT = re.compile(r'(.+)@(\d+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
 _DESCRIPTIONS = {'.gin', *tokenizers.SUFFIXES}  # kinds of files next to a checkpoint that describe it
-_OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
 _FORMATS = {'hf': hf, 'orbax': orbax, 't5x': t5x}
 DTYPES = ('float32', 'bfloat16', 'float16')
 _EXPECTED = (
@@ -251,7 +250,7 @@ def _is_of_checkpoint(name: str) -> bool:
   """Return whether `load` reads a file, by its path from the folder above the checkpoint's."""
   _, *inside = name.split('/')
   suffix = PurePosixPath(name).suffix
-  return suffix not in _OTHERS and not inside[0].startswith('state.') if inside else suffix in _DESCRIPTIONS
+  return suffix not in files.OTHERS and not inside[0].startswith('state.') if inside else suffix in _DESCRIPTIONS
 
 
 def _download(hub_id: str, revision: str | None) -> Path:

@@ -51,6 +51,8 @@ def convert(
     raise ValueError(f'{"scan=True" if scan else f"step={step}"} is for the format t5x, not {form}: leave it out')
   src = storage.local(src)
   dst = storage.local(dst).absolute()
+  if form == 't5x' and t5x.find(dst) != dst:  # a folder of steps, where another is written next to them
+    dst = dst / f'checkpoint_{1 if step is None else step}'
   overwrite = _check_destination(src, dst, overwrite)
   start = time.perf_counter()
   model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)

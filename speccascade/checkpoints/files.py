@@ -19,6 +19,7 @@ from speccascade.host import storage
 from speccascade.types import Params
 
 AGAIN = 'copy or download the checkpoint again'
+OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
 _OURS = {'speccascade.json', 'model.safetensors', 'checkpoint'}  # of which every checkpoint that we write has one
 _UNFINISHED = re.compile(r'\.tmp-[^/]*$|\.orbax-checkpoint-tmp[^/]*$')
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from speccascade.checkpoints.assemble import Box, full_box, Shape
-from speccascade.checkpoints.files import AGAIN, read_json
+from speccascade.checkpoints.files import AGAIN, OTHERS, read_json
 
 DTYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
 
@@ -85,7 +85,8 @@ def tensors_of_folder(folder: Path) -> dict[str, Tensor]:
     return tensors(single)
   if index.exists():
     return _sharded(index)
-  others = sorted(p.name for p in folder.glob('*.safetensors')) or sorted(p.name for p in folder.glob('*.bin'))
+  found = sorted(p.name for p in folder.iterdir() if p.suffix in {'.safetensors', *OTHERS})
+  others = [name for name in found if name.endswith('.safetensors')] or found
   remedy = 'is this the right folder?'
   if others:
     remedy = 'save it with model.save_pretrained(path, safe_serialization=True)'
@@ -99,14 +100,15 @@ def tensors_of_folder(folder: Path) -> dict[str, Tensor]:
 def _sharded(path: Path) -> dict[str, Tensor]:
   """Return the tensors of an index, each looked up in its shard."""
   weight_map = read_json(path).get('weight_map')
-  if not weight_map:
-    raise ValueError(f"{path} has no 'weight_map': {AGAIN}")
-  result = {}
-  for name in sorted(set(weight_map.values()), key=str):
-    first = next(tensor for tensor, file in weight_map.items() if file == name)
+  if not weight_map or not isinstance(weight_map, dict):
+    raise ValueError(f"{path} has no 'weight_map' of tensors to files: {AGAIN}")
+  for tensor, name in weight_map.items():
     if not isinstance(name, str) or name != Path(name).name or not name.endswith('.safetensors'):
-      raise ValueError(f"{path}: 'weight_map' puts '{first}' into {name!r}, not a file of this folder: {AGAIN}")
+      raise ValueError(f"{path}: 'weight_map' puts '{tensor}' into {name!r}, not a file of this folder: {AGAIN}")
     if not (path.parent / name).exists():
-      raise FileNotFoundError(f"{path.parent / name} does not exist, and {path.name} puts '{first}' there: {AGAIN}")
-    result |= tensors(path.parent / name)
+      raise FileNotFoundError(f"{path.parent / name} does not exist, and {path.name} puts '{tensor}' there: {AGAIN}")
+  result = {}
+  for file in sorted(set(weight_map.values())):
+    found = tensors(path.parent / file)
+    result |= {name: tensor for name, tensor in found.items() if weight_map.get(name, file) == file}
   return result

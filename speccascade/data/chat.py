@@ -53,8 +53,8 @@ def render(
     raise ValueError(f'{file}: the chat template cannot be read ({e}); fetch the file again') from None
   arguments = dict(add_generation_prompt=True, tools=None, documents=None) | dict(arguments)
   messages = [
-    {**message, 'content': _Parts(message['content'])} if isinstance(message.get('content'), list) else {**message}
-    for message in messages
+    {k: _Parts(x) if k == 'content' and isinstance(x, list) else x for k, x in message.items() if x is not None}
+    for message in messages  # a template writes a content of null as None, and one that is missing as nothing
   ]
   try:
     return template.render(messages=messages, **arguments, **tokens)

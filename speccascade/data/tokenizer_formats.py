@@ -13,11 +13,12 @@ import re
 from typing import Any
 
 CONFIG = 'tokenizer_config.json'
-SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
+SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token', 'sep_token', 'cls_token', 'mask_token')
 SENTINELS = 100  # of T5, where the settings have no number
 _MAX_ID = 1 << 22  # larger than any vocabulary
 _STRIPS = {'lstrip': True, 'rstrip': True}  # of sentinels and control tokens: they take the spaces around them
 _TEXT = '\0'  # marks the text between added tokens
+_MARK = '\ue000'  # a character that no piece has, so that it merges with none, takes the space before a text
 _BYTE = re.compile('<0x([0-9A-F]{2})>')
 _GPT2 = ('GPT2Tokenizer', 'GPT2TokenizerFast')  # OPT's too
 _QWEN2 = ('Qwen2Tokenizer', 'Qwen2TokenizerFast')
@@ -116,7 +117,7 @@ def _added_tokens(
   special = named_tokens(settings)
   tokens = {str(i): {'content': f'<extra_id_{n}>', 'special': True} | flags for n, i in enumerate(sentinels)}
   listed = _read_json(folder / 'added_tokens.json').items()
-  tokens |= {str(i): {'content': token, 'special': token in special} for token, i in listed}
+  tokens |= {str(i): {'content': token} for token, i in listed}
   decoder = settings.get('added_tokens_decoder') or {}
   if not isinstance(decoder, dict):
     raise ValueError(f'{folder}: added_tokens_decoder={decoder!r} is not tokens by id; correct {CONFIG}')
@@ -124,7 +125,8 @@ def _added_tokens(
   for i, token in tokens.items():
     if not (i.isdecimal() and int(i) < _MAX_ID and isinstance(token, dict) and token.get('content')):
       raise ValueError(f'{folder}: {i!r} is not the id of a token, or {token!r} not a token; correct {CONFIG}')
-  return {int(i): token for i, token in tokens.items()}
+  is_special = lambda token: bool(token.get('special')) or token['content'] in special
+  return {int(i): token | {'special': is_special(token)} for i, token in tokens.items()}
 
 
 def _sentinel_count(settings: Mapping[str, Any], default: int) -> int:
@@ -162,7 +164,7 @@ class _WithAddedTokens(Format):
     split = self._splitter.encode(text)
     ids = []
     for i, (start, end) in zip(split.ids, split.offsets, strict=True):
-      ids += [self._id_of_split[i]] if i else self._encode_plain(text[start:end])
+      ids += [self._id_of_split[i]] if i else self._encode_plain(text[start:end], begins=not start)
     return ids
 
   def decode(self, ids, special):
@@ -173,7 +175,8 @@ class _WithAddedTokens(Format):
       text += ''.join(self.pieces[i] for i in run) if added else self._decode_plain(run, begins=not text)
     return text
 
-  def _encode_plain(self, text: str) -> list[int]:
+  def _encode_plain(self, text: str, begins: bool) -> list[int]:
+    """Return the ids of a text without added tokens, which may begin the whole text."""
     raise NotImplementedError
 
   def _decode_plain(self, ids: list[int], begins: bool) -> str:
@@ -190,7 +193,10 @@ def _library_token(token: Mapping[str, Any]) -> Any:
 
 
 class _SentencePiece(_WithAddedTokens):
-  """A sentencepiece model; one without a begin token ends its texts instead, as T5's."""
+  """A sentencepiece model; one without a begin token ends its texts instead, as T5's.
+
+  It puts a space before a text, and before what follows an added token unless the settings have `legacy` false.
+  """
 
   def __init__(self, file: pathlib.Path, settings: dict[str, Any]):
     import sentencepiece  # lazily: token ids alone need no tokenizer library
@@ -214,13 +220,20 @@ class _SentencePiece(_WithAddedTokens):
     self.eos_ids = (eos,) if eos >= 0 else ()
     self.prefix = (bos,) if bos >= 0 and settings.get('add_bos_token', True) else ()
     self.suffix = self.eos_ids if settings.get('add_eos_token', bos < 0) else ()
+    first = settings.get('add_prefix_space') is not False
+    self._spaces = {True: first, False: first and (is_t5 or settings.get('legacy') is not False)}
+    self._has_prefix = self._model.encode('a', out_type=str)[0].startswith('▁')
 
-  def _encode_plain(self, text):
-    return self._model.encode(text)
+  def _without_prefix(self, text: str) -> list[int]:
+    """Return the ids of a text without the space that the model puts before one."""
+    return self._model.encode(_MARK + text)[len(self._model.encode(_MARK)) :]
+
+  def _encode_plain(self, text, begins):
+    return self._model.encode(text) if self._spaces[begins] else self._without_prefix(text)
 
   def _decode_plain(self, ids, begins):
-    space = not begins and self._model.id_to_piece(ids[0]).startswith('▁')
-    return ' ' * space + self._model.decode(ids)
+    stripped = self._has_prefix and self._model.id_to_piece(ids[0]).startswith('▁')
+    return ' ' * (stripped and not (begins and self._spaces[True])) + self._model.decode(ids)
 
 
 class _Bytes(_WithAddedTokens):
@@ -235,7 +248,7 @@ class _Bytes(_WithAddedTokens):
     self._add(pieces, [*self._CONTROL, *named_tokens(settings)], added, **_STRIPS)
     self.suffix = self.eos_ids = (1,)
 
-  def _encode_plain(self, text):
+  def _encode_plain(self, text, begins):
     return [byte + len(self._CONTROL) for byte in text.encode('utf-8')]
 
   def _decode_plain(self, ids, begins):

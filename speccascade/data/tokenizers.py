@@ -86,7 +86,10 @@ class Tokenizer:
     settings = tokenizer_formats.read_settings(folder)
     sides = {'bos_token': tokens.prefix, 'eos_token': tokens.eos_ids}
     special = {name: tokens.pieces[ids[0]] for name, ids in sides.items() if ids}
-    special |= {name: content(settings[name]) for name in tokenizer_formats.SPECIAL if content(settings.get(name))}
+    extra = settings.get('extra_special_tokens')
+    named = {name: settings.get(name) for name in tokenizer_formats.SPECIAL}
+    named |= extra if isinstance(extra, dict) else {}
+    special |= {name: content(token) for name, token in named.items() if content(token)}
     forbidden = tokens.special if self.plain_chat else ()
     text = chat.render(folder, messages, settings, arguments, forbidden=forbidden, **special)
     added = (settings.get('added_tokens_decoder') or {}).values()

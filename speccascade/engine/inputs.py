@@ -171,7 +171,7 @@ def prompt_width(models, rows, given: int | None) -> int:
     if model.network.max_positions is None and context is not None and needed > context:
       warnings.warn(
         f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed} '
-        f'positions; {model.name} was made for {context} (max_position_embeddings), what it writes beyond may be poor.',
+        f'positions; {model.name} was made for {context} (by its config.json), what it writes beyond may be poor.',
         stacklevel=6,
       )
   return given or bucket(max(row.tokens.size for row in rows))

@@ -230,7 +230,8 @@ class Decoder(Base):
   @property
   def context(self) -> int | None:
     """Return beyond how many positions the model's distributions are not to be trusted, if that is known."""
-    return self.config.context or None
+    stretched = [int(span.rope.original * span.rope.factor) for span in self.config.kinds if span.rope]
+    return max([self.config.context, *stretched]) or None
 
   @property
   def module(self) -> DecoderModule:

@@ -85,6 +85,9 @@ def test_t5x_gets_a_step_and_scanned_layers(tmp_path, config):
   loaded = checkpoints.read(tmp_path / 'b')
   assert loaded.network == model.network
   assert_equal(loaded.params, model.params)
+  assert convert.convert(source, tmp_path / 'b', form='t5x', step=13) == tmp_path / 'b' / 'checkpoint_13'
+  with pytest.raises(FileExistsError, match=having('checkpoint_13', '--overwrite')):
+    convert.convert(source, tmp_path / 'b', form='t5x', step=13)
   with pytest.raises(ValueError, match=having('checkpoint_3', '4')):
     convert.convert(source, tmp_path / 'checkpoint_3', form='t5x', step=4)
 

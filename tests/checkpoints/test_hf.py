@@ -16,7 +16,9 @@ from tiny import assert_equal, error_of
 
 from speccascade import checkpoints
 from speccascade.checkpoints import hf, safetensors_files
+from speccascade.models.decoder import Span
 from speccascade.models.layers import stack_layers
+from speccascade.models.rope import Rope
 from speccascade.types import Model
 
 LLAMA = tiny.LLAMA | {'num_hidden_layers': 2, 'num_key_value_heads': 1, 'tie_word_embeddings': False}
@@ -65,7 +67,8 @@ def test_shards_are_found_through_their_index(tmp_path):
   weight_map = {}
   for i, part in enumerate((names[:5], names[5:])):
     file = f'model-0000{i + 1}-of-00002.safetensors'
-    save_file({name: tensors[name] for name in part}, tmp_path / file)
+    stale = {name: np.zeros_like(x) for name, x in tensors.items() if i and name not in part}
+    save_file({name: tensors[name] for name in part} | stale, tmp_path / file)
     weight_map |= dict.fromkeys(part, file)
   (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
@@ -79,7 +82,15 @@ def test_shards_are_found_through_their_index(tmp_path):
     hf.read(tmp_path)
 
 
-@pytest.mark.parametrize('file', ['../secret.safetensors', '/etc/secret.safetensors', 'a/b.safetensors', '..', 7])
+@pytest.mark.parametrize('weight_map', [None, {}, ['a.safetensors'], 'a.safetensors'])
+def test_an_index_is_a_map_of_tensors_to_files(tmp_path, weight_map):
+  (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
+  (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
+  with pytest.raises(ValueError, match=having('index.json', "'weight_map'")):
+    hf.read(tmp_path)
+
+
+@pytest.mark.parametrize('file', ['../secret.safetensors', '/etc/x.safetensors', 'a/b.safetensors', '..', 7, ['a']])
 def test_an_index_names_files_of_its_folder_only(tmp_path, file):
   (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': {'a': file}}))
@@ -109,6 +120,8 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     (GEMMA3 | {'sliding_window_pattern': 0}, having("'sliding_window_pattern'", 'is 0')),
     (GEMMA3 | {'query_pre_attn_scalar': 0}, having("'query_pre_attn_scalar'", 'is 0', 'above 0')),
     (GEMMA3 | {'query_pre_attn_scalar': None}, having("'query_pre_attn_scalar'", 'None')),
+    (LLAMA | {'num_key_value_heads': 3}, having("'num_key_value_heads'", 'is 3', 'of 2')),
+    (LLAMA | {'head_dim': 3}, having("'head_dim'", 'is 3', 'even')),
     ({}, having("'model_type'")),
     ({'model_type': ['llama']}, having("'model_type'", "['llama']")),
     ({'model_type': 'llama'}, having("'vocab_size'")),
@@ -118,6 +131,27 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
 def test_values_that_are_missing_or_of_another_type_are_named(config, message):
   with pytest.raises(ValueError, match=having('config.json') + message):
     hf.network_from_config(config)
+
+
+@pytest.mark.parametrize(
+  ('scaling', 'rope'),
+  [
+    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, Rope(1e6, 'linear', 2.0)),
+    ({'rope_scaling': {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 1e5}}, Rope(1e5, 'linear', 2.0)),
+    ({'rope_parameters': {'full_attention': {'rope_type': 'linear', 'factor': 2.0}}}, Rope(1e4, 'linear', 2.0)),
+    ({'rope_parameters': {'rope_theta': 1e6, 'rope_type': 'default', 'partial_rotary_factor': None}}, Rope(1e6)),
+  ],
+)
+def test_a_scaling_that_is_added_to_what_transformers_wrote_counts(scaling, rope):
+  config = LLAMA | {'rope_parameters': {'rope_theta': 1e6, 'rope_type': 'default'}} | scaling
+  assert hf.network_from_config(config).config.kinds == (Span(0, rope),)
+
+
+def test_a_mistral_has_windows_where_its_layers_say_so():
+  config = LLAMA | {'model_type': 'mistral', 'sliding_window': 4}
+  mixed = config | {'layer_types': ['full_attention', 'sliding_attention']}
+  windows = [[span.window for span in hf.network_from_config(c).config.spans] for c in (config, mixed)]
+  assert windows == [[4, 4], [0, 4]]
 
 
 def test_dtype_is_as_stored_unless_asked_for(tmp_path):
@@ -198,6 +232,14 @@ def test_start_id_and_positions_follow_the_family():
   assert {name: n.start_id for name, n in networks.items()} == {n: 0 if n == 't5' else None for n in networks}
   assert {name: n.max_positions for name, n in networks.items() if n.max_positions} == {'gpt2': 16, 'opt': 16}
   assert hf.network_from_config(T5 | {'decoder_start_token_id': 5}).start_id == 5
+  assert {name: n.context for name, n in networks.items() if n.start_id is None} == {
+    'llama': 2048,
+    'gpt2': None,
+    'opt': None,
+    'gemma3': 131072,
+  }
+  yarn = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 2048}
+  assert hf.network_from_config(LLAMA | {'rope_scaling': yarn}).context == 4 * 2048
 
 
 def test_a_file_that_is_cut_off_or_corrupt_is_named_with_its_size(llama):
@@ -230,8 +272,8 @@ def test_a_tensor_that_is_wrong_missing_unexpected_or_not_finite_is_named(llama,
 
 def test_other_weights_than_safetensors_come_with_a_remedy(llama):
   folder, _, tensors = llama
-  (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
-  assert 'safe_serialization=True' in _error(folder, FileNotFoundError)
+  (folder / 'model.safetensors').rename(folder / 'model.gguf')
+  assert says(_error(folder, FileNotFoundError), 'model.gguf', 'safe_serialization=True')
   _save(folder, LLAMA, tensors | {'model.norm.weight': np.zeros(8, np.int8)})
   assert says(_error(folder), "'model.norm.weight'", 'I8')
 

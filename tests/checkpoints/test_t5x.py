@@ -180,6 +180,7 @@ def test_wrong_shapes_and_names_are_named(tmp_path):
   assert 'does not divide into the 5 heads' in broken(
     'encoder.relpos_bias.rel_embedding', np.zeros((5, 32), np.float32)
   )
+  assert 'an encoder-only model' in broken('decoder', None)
   assert "'encoder.extra' [2] is unexpected" in broken('encoder.extra', np.zeros((2,), np.float32))
   bad = np.full((6, 8), np.nan, np.float32)
   assert "'decoder.layers_0.mlp.wo.kernel' has NaN or Inf" in broken('decoder.layers_0.mlp.wo.kernel', bad)

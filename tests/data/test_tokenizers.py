@@ -117,6 +117,32 @@ def test_sentinels_and_other_added_tokens_are_read_written_and_skipped(tmp_path)
   assert tokenizers.check_vocabularies([_model(tokenizer, 1024, 'a')]) == 1006
 
 
+@pytest.mark.parametrize(
+  ('settings', 'pieces', 'text'),
+  [
+    ({}, '▁the<|turn|>▁the', 'the<|turn|> the'),
+    ({'legacy': True}, '▁the<|turn|>▁the', 'the<|turn|> the'),
+    ({'legacy': False}, '▁the<|turn|>the', 'the<|turn|>the'),
+    ({'add_prefix_space': False}, 'the<|turn|>the', 'the<|turn|>the'),
+  ],
+)
+def test_a_space_comes_before_a_text_where_the_settings_say_so(tmp_path, settings, pieces, text):
+  tokenizer = t5(tmp_path, added_tokens_decoder={'1000': {'content': '<|turn|>', 'special': True}}, **settings)
+  ids = tokenizer.encode('the<|turn|>the')[:-1]
+  assert (''.join(tokenizer.pieces()[i] for i in ids), tokenizer.decode(ids, special=True)) == (pieces, text)
+
+
+def test_a_model_that_puts_no_space_before_a_text_writes_none_twice(tmp_path):
+  import sentencepiece
+
+  made = dict(vocab_size=8, add_dummy_prefix=False, remove_extra_whitespaces=False, minloglevel=2)
+  with (tmp_path / 'tokenizer.model').open('wb') as file:
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(['the the']), model_writer=file, **made)
+  tokenizer = tokenizers.find(tmp_path)
+  text = '<s>the</s> the'
+  assert tokenizer.decode(tokenizer.encode(text, begins=False), special=True) == text
+
+
 @pytest.mark.full
 def test_a_model_fills_spans_with_the_sentinels_of_its_tokenizer(tmp_path):
   network = T5(T5Config(1024, 8, 2, 4, 8, 1, 1), (1,), 0)
@@ -231,6 +257,12 @@ def _text(folder, template, messages=HELLO, **arguments):
   return ' '.join(tokenizer.pieces()[i] for i in tokenizer.chat(messages, **arguments))
 
 
+def test_a_template_knows_every_token_that_the_settings_name(tmp_path):
+  names = {'sep_token': '</s>', 'extra_special_tokens': {'image_token': {'content': '<s>'}}}
+  tokenizer = _chatty(tmp_path, '{{ bos_token }}{{ sep_token }}{{ image_token }}', **names)
+  assert tokenizer.chat_text(HELLO) == '<s></s><s>'
+
+
 def test_a_template_has_arguments_the_date_and_marks_of_what_was_trained_on(tmp_path):
   arguments = '{% if enable_thinking %}the{% endif %} {{ tools[0].name }}'
   assert _text(tmp_path, arguments, tools=[{'name': 'user'}], enable_thinking=True) == 'the user'
@@ -260,7 +292,7 @@ def test_a_content_comes_in_parts_where_the_template_takes_them(tmp_path):
     with pytest.raises(ValueError, match=having('messages', 'parts')):
       _text(tmp_path, template, messages)
   called = [*HELLO, {'role': 'assistant', 'content': None, 'tool_calls': [{'name': 'a'}]}]
-  assert _text(tmp_path, '{{ messages[1].tool_calls[0].name }}', called) == 'a'
+  assert _text(tmp_path, '{{ messages[1].content }}{{ messages[1].tool_calls[0].name }}', called) == 'a'
 
 
 def test_special_tokens_in_messages_become_ids_unless_chats_are_plain(tmp_path):
@@ -355,6 +387,12 @@ def test_byt5_needs_no_vocabulary(tmp_path):
   tokenizer = bare(tmp_path, tokenizer_class='ByT5Tokenizer', extra_ids=125)
   assert tokenizer.encode('aé') == [100, 198, 172, 1] and tokenizer.eos_ids == (1,)
   assert tokenizer.decode([100, 198, 172, 1, 0, 383]) == 'aé' and len(tokenizer.pieces()) == 384
+
+
+def test_a_token_that_the_settings_name_is_special_whatever_its_own_entry_says(tmp_path):
+  ends = {'1': {'content': '</s>', 'special': False}}  # as transformers writes a ByT5
+  tokenizer = bare(tmp_path, tokenizer_class='ByT5Tokenizer', eos_token='</s>', added_tokens_decoder=ends)
+  assert tokenizer.decode([100, 1]) == 'a' and tokenizer.decode([100, 1], special=True) == 'a</s>'
 
 
 @pytest.mark.parametrize('name', ['tokenizer.json', 'spiece.model', 'vocab.json', 'tokenizer_config.json'])

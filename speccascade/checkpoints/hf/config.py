@@ -314,6 +314,13 @@ def _rotary(c: Settings) -> dict:
   values = _values(c)
   values['kv_heads'] = values['kv_heads'] or values['heads']
   values['head_dim'] = values['head_dim'] or values['embed_dim'] // values['heads']
+  heads, kv_heads, head_dim = (values[name] for name in ('heads', 'kv_heads', 'head_dim'))
+  if heads % kv_heads:
+    raise ValueError(
+      f"config.json: 'num_key_value_heads' is {kv_heads}, expected a divisor of {heads}, the heads: correct it"
+    )
+  if head_dim % 2:
+    raise ValueError(f"config.json: 'head_dim' is {head_dim}, expected an even number: correct it")
   window = c.get('sliding_window') or 0
   kinds = {False: Span(0, _rope(c, 'full_attention')), True: Span(window, _rope(c, 'sliding_attention'))}
   return values | {'spans': tuple(kinds[local] for local in _local(c))}
@@ -400,8 +407,6 @@ def _local(c: Settings) -> list[bool]:
   is_qwen = family in ('qwen2', 'qwen3')
   if family == 'llama' or not c['sliding_window'] or (is_qwen and not c['use_sliding_window']):
     return [False for _ in layers]
-  if family == 'mistral':
-    return [True for _ in layers]
   if c.get('layer_types'):
     kinds = c['layer_types']
     _check(kinds, 'layer_types', list, 'a list')
@@ -412,6 +417,8 @@ def _local(c: Settings) -> list[bool]:
         f'sliding_attention for each of {len(layers)} layers: correct it'
       )
     return [kind == 'sliding_attention' for kind in kinds]
+  if family == 'mistral':
+    return [True for _ in layers]
   if is_qwen:
     return [i >= c['max_window_layers'] for i in layers]
   return [(i + 1) % (2 if family == 'gemma2' else c['sliding_window_pattern']) != 0 for i in layers]
@@ -419,23 +426,22 @@ def _local(c: Settings) -> list[bool]:
 
 def _rope(c: Settings, kind: str) -> Rope:
   """Return the rope of one kind of layer, from the new `rope_parameters` or the old `rope_theta` and `rope_scaling`."""
-  key = 'rope_parameters' if c.get('rope_parameters') else 'rope_scaling'
-  given = c.get(key) or {}
-  _check(given, key, dict, 'an object')
-  theta = c['rope_theta']
-  if c['model_type'] == 'gemma3_text':
-    local = kind == 'sliding_attention'
-    theta = c['rope_local_base_freq'] if local else theta
-    given = given.get(kind) or {} if kind in given else {} if local else given
-    _check(given, key, dict, 'an object')
-  name = given.get('rope_type', given.get('type', 'default'))
+  local = c['model_type'] == 'gemma3_text' and kind == 'sliding_attention'
+  given = {'rope_theta': c['rope_local_base_freq'] if local else c['rope_theta']}
+  for key in ('rope_parameters', 'rope_scaling'):  # where a user has added the old one, it decides, as in transformers
+    stated = c.get(key) or {}
+    _check(stated, key, dict, 'an object')
+    stated = stated.get(kind) or {} if kind in stated else {} if local else stated
+    _check(stated, key, dict, 'an object')
+    given |= {'rope_type': stated.get('type') or given.get('rope_type', 'default')} | stated
+  name = given['rope_type']
   if name not in KINDS:
     raise ValueError(f"rope scaling '{name}' is not supported: choose from {', '.join(KINDS)}")
   for key in given.keys() & _ROPE_NUMBERS:
     _check_number(key, given[key], 1.0)
-  if given.get('partial_rotary_factor', c.get('partial_rotary_factor') or 1.0) != 1.0:
+  if (given.get('partial_rotary_factor', c.get('partial_rotary_factor')) or 1.0) != 1.0:
     raise ValueError('partial_rotary_factor other than 1 is not supported')
-  return _scaled(c, {'rope_theta': theta, **given}, name)
+  return _scaled(c, given, name)
 
 
 def _scaled(c: Settings, given: dict, name: str) -> Rope:

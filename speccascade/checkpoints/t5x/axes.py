@@ -85,9 +85,11 @@ def with_our_axes(tensors: Mapping[str, Tensor], where: Any, compare_biases: boo
     compare_biases: read the relative biases of scanned layers, and return a single one where all are equal.
   """
   shapes = {name: x.shape for name, x in tensors.items()}
-  if not any(name.startswith('encoder.') for name in shapes) and any('decoder.layers_' in name for name in shapes):
+  missing = [stack for stack in ('encoder', 'decoder') if not any(name.startswith(f'{stack}.') for name in shapes)]
+  if len(missing) == 1:
+    kind = 'a decoder_only' if missing == ['encoder'] else 'an encoder-only'
     raise ValueError(
-      f"{where}: a decoder_only model of T5X, without an encoder's tensors, is not supported: of T5X's, only "
+      f"{where}: {kind} model of T5X, without {missing[0]} tensors, is not supported: of T5X's, only "
       'encoder–decoders are'
     )
   axis = _scan_axis(shapes, where) if any(map(_SCANNED.fullmatch, shapes)) else None
