@@ -18,7 +18,7 @@ import sysconfig
 import gin
 
 from speccascade.host import storage
-from speccascade.host.errors import RunError
+from speccascade.host.errors import first_line, RunError
 
 # The files that come with the package: inside it where it is installed, next to it in a clone.
 PACKAGE = Path(__file__).parents[1]
@@ -87,7 +87,7 @@ def _bind(binding: str):
         f'--gin.{name}={value}: gin needs quotes around a text, inside those of the shell: --gin.{name}="\'{value}\'"'
       ) from error
     if isinstance(error, SyntaxError):
-      message = str(error).strip().splitlines()[0]
+      message = first_line(error)
       message = f'{UNREAD}.' if 'malformed node' in message else message
       raise RunError(f'--gin.{binding}: {message} Write --gin.NAME=VALUE.') from error
     raise
