@@ -80,8 +80,10 @@ def plan(
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
   _check_requests(requests.rows(models, prompts, **call), sampler)
-  bar = Progress('plan', 2 + len(rules or {}), unit='steps', shown=progress)
-  measured = _Acceptance(models, prompts, blocks, call, rules or {}, bar)
+  measured = _Acceptance(models, rules or {})
+  timed = 0 if costs else len(batches) * measured.timed(blocks, trials)
+  bar = Progress('plan', len(measured.kinds) + timed + 1, unit='steps', shown=progress)  # 1 is left until all is tried
+  measured.measure(prompts, blocks, call, bar)
   if not costs:
     _batches(models, batches, len(measured.prompts), measured.faults)
   origin = _origin(models, measured.prompts, blocks, call, data)
@@ -154,22 +156,33 @@ def _batches(
 class _Acceptance:
   """The candidates with the acceptance of each, the prompts without a fault, and the lengths of their texts."""
 
-  def __init__(self, models, prompts, blocks, call, given: Mapping[str, Rule | Combiner], bar: Progress):
+  def __init__(self, models, given: Mapping[str, Rule | Combiner]):
     self.models = models
     self.pair = (0, len(models) - 1)
     self.candidates = []
     self.ensembles = {}
+    self.kinds = {name: self._kinds(name, rule) for name, rule in {'speculative': rules.speculative, **given}.items()}
+
+  def timed(self, blocks: Sequence[int], trials: int) -> int:
+    """Return how many runs are timed for a batch size, before what is tried because its neighbour was the fastest."""
+    exact = len(self.models) == 3
+    made = [candidate for some in self.kinds.values() for candidate in some]
+    rounds = sum(len(_knots(c, blocks)) for c in made if c.kind != 'cos') + 4 + exact
+    tried = 1 + len(self.ensembles) + len(made) + exact + min(2, len(blocks) - 1)
+    return rounds * (max(trials, 1) + 1) + bool(trials) * tried * (trials + 1)
+
+  def measure(self, prompts, blocks, call, bar: Progress):
+    """Decode the prompts by each rule."""
     faults = {}
     most = max(2, *blocks)
     lengths = None
-    for name, rule in {'speculative': rules.speculative, **given}.items():
-      kinds = self._kinds(name, rule)
-      out = decode(kinds[0].make(most), models, prompts, **call, batch_size=min(8, len(prompts)), keep_faults=True)
+    for name, kinds in self.kinds.items():
+      out = decode(kinds[0].make(most), self.models, prompts, **call, batch_size=min(8, len(prompts)), keep_faults=True)
       faults |= {i: fault for i, fault in enumerate(out.faults) if fault}
       sound = [i for i in range(len(prompts)) if out.faults[i] is None]
       if not sound:
         out.raise_for_fault()
-      if rule is rules.speculative:
+      if lengths is None:
         self.written = np.concatenate([out.tokens[i] for i in sound])
       rates = cost_model.by_position(out.stats.tested_at[sound].sum(0), out.stats.accepted_at[sound].sum(0))
       self.candidates += [replace(kind, acceptance=rates) for kind in kinds]
@@ -191,6 +204,14 @@ class _Acceptance:
       Candidate(f'naive_cos {name}', 'naive_cos', lambda n: methods.naive_cos(rule, n)),
       Candidate(f'cos {name}', 'cos', lambda n: methods.cos(rule, (n, 1))),
     ]
+
+
+def _knots(candidate: Candidate, blocks: Sequence[int]) -> list[int]:
+  """Return the γ at which a candidate is timed."""
+  if candidate.kind != 'speculative':
+    return sorted({blocks[0], blocks[len(blocks) // 2], blocks[-1]})
+  some = np.linspace(0, len(blocks) - 1, KNOTS).round().astype(int)
+  return sorted({blocks[i] for i in some})
 
 
 def _rows(measured: _Acceptance, blocks, costs: Callable[[str], Costs], profile, batch: int) -> tuple[Row, ...]:
@@ -244,6 +265,7 @@ class _Timer:
     self.blocks = blocks
     self.batch = batch
     self.trials, self.bar, self.alone = trials, bar, methods.autoregressive(len(models) - 1)
+    self._tried = False
     count = min(len(measured.prompts), max(TEXTS, 2 * batch)) // batch * batch
     lengths = measured.lengths[:count]
     self.asked = [_of_length(*pair) for pair in zip(measured.prompts[:count], lengths, strict=True)]
@@ -253,7 +275,6 @@ class _Timer:
 
   def _interleave(self, runs: Mapping[Any, Callable[[], Any]], note: str) -> dict[Any, list]:
     """Time runs in turn, and show how far that is."""
-    self.bar.need(len(runs) * (self.trials + 1))
 
     def shown(run):
       result = run()
@@ -272,7 +293,7 @@ class _Timer:
     def costs_of(name: str) -> Costs:
       candidate = next(c for c in self._made if c.name in (name, f'naive_{name}'))
       windows = {}
-      for n in self._knots(candidate):
+      for n in _knots(candidate, self.blocks):
         drafts = candidate.make(n).calls()[0] * draft
         windows[cost_model.window(candidate.kind, n)] = max(self.rounds[candidate.name, n] - drafts, 1e-9)
       return Costs(draft, {**windows, 1: token}, start=start, start_alone=start_alone)
@@ -282,7 +303,7 @@ class _Timer:
   def speculative_rounds(self) -> dict[int, float]:
     """Return the seconds of a round of plain speculative decoding by γ."""
     speculative = self.measured.candidates[0]
-    return {n: self.rounds[speculative.name, n] for n in self._knots(speculative)}
+    return {n: self.rounds[speculative.name, n] for n in _knots(speculative, self.blocks)}
 
   @functools.cached_property
   def rounds(self) -> dict[Any, float]:
@@ -291,7 +312,7 @@ class _Timer:
     Drafts are accepted by chance, as often as was observed. 'all' is a round of `sv_exact` that scores all it may.
     """
     speculative = self.measured.candidates[0]
-    drafted = {(c.name, n): (c.make(n), c) for c in self._made for n in self._knots(c)}
+    drafted = {(c.name, n): (c.make(n), c) for c in self._made for n in _knots(c, self.blocks)}
     if len(self.models) == 3:
       drafted['all'] = profiling.scoring_all(self.blocks[-1]), speculative
     made = {
@@ -310,13 +331,6 @@ class _Timer:
   def _made(self) -> list[Candidate]:
     """The candidates whose rounds are timed; those of cos are a naive_cos's and the drafter's."""
     return [c for c in self.measured.candidates if c.kind != 'cos']
-
-  def _knots(self, candidate: Candidate) -> list[int]:
-    """Return the γ at which a candidate is timed."""
-    if candidate.kind != 'speculative':
-      return sorted({self.blocks[0], self.blocks[len(self.blocks) // 2], self.blocks[-1]})
-    some = np.linspace(0, len(self.blocks) - 1, KNOTS).round().astype(int)
-    return sorted({self.blocks[i] for i in some})
 
   def _full(self, method: Method) -> Callable[[], float]:
     """Return a function that times a round of full batches."""
@@ -346,6 +360,9 @@ class _Timer:
 
   def speeds(self, made: Mapping[Any, Method]) -> dict[Any, list[float]]:
     """Return the tokens a second of methods in each trial, of texts as long as those that were observed."""
+    if self._tried:  # only now it is known that these are tried too
+      self.bar.expect(len(made) * (self.trials + 1))
+    self._tried = True
     return self._interleave({name: self._speed(method) for name, method in made.items()}, 'decoding')
 
   def _speed(self, method: Method) -> Callable[[], float]:

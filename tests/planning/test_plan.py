@@ -195,14 +195,23 @@ def test_forced_acceptance_keeps_all_or_none_whatever_the_models_say(rate, round
 
 
 @pytest.mark.full
-def test_costs_and_speeds_are_measured_where_none_are_given():
-  made = planner.plan(pair(), PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT})
+def test_costs_and_speeds_are_measured_where_none_are_given(monkeypatch):
+  shown = []
+
+  class Shown(Progress):
+    add = lambda bar, count, note: shown.append((bar.n + count, bar.total)) or bar.update(count)
+
+  monkeypatch.setattr(planner, 'Progress', Shown)
+  made = planner.plan(
+    pair(), PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT}, progress=True
+  )
   (batch,) = made.batches
   assert set(batch.costs.verify) == {1, 3} and min(batch.costs.verify.values()) > 0 and batch.costs.start > 0
   assert batch.alone.median > 0 and {r.candidate.name for r in batch.rows if r.measured} == {'speculative', 'opt'}
   saved = made.saved()
   assert set(saved.choices) == {2} and saved.origin.digests == ('a', 'b')
   assert {s.name for s in saved.speeds[2]} == {'autoregressive', 'speculative', 'opt'}
+  assert shown == [(n, 21) for n in range(1, 21)]  # 2 acceptances and, of 9 runs, two turns; 1 is never reached
 
 
 @pytest.mark.parametrize(
