@@ -79,14 +79,15 @@ def plan(
     raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
-  _check_requests(requests.rows(models, prompts, **call), sampler)
+  rows = requests.rows(models, prompts, **call)
+  _check_requests(rows, sampler)
   measured = _Acceptance(models, rules or {})
   timed = 0 if costs else len(batches) * measured.timed(blocks, trials)
   bar = Progress('plan', len(measured.kinds) + timed + 1, unit='steps', shown=progress)  # 1 is left until all is tried
-  measured.measure(prompts, blocks, call, bar)
+  measured.measure(prompts, rows, blocks, call, bar)
   if not costs:
     _batches(models, batches, len(measured.prompts), measured.faults)
-  origin = _origin(models, measured.prompts, blocks, call, data)
+  origin = _origin(models, measured.rows, blocks, sampler, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
   by_name = {n: timers[n].costs() if timers else lambda name, n=n: costs[n] for n in batches}
   profile = _profile(models, measured, origin, call, timers, progress) if len(models) == 3 and timers else None
@@ -97,25 +98,28 @@ def plan(
       report = try_best(report, {'alone': timers[n].alone} | measured.ensembles, timers[n].speeds)
     reports.append(report)
   bar.end()
-  return PlanReport(origin, tuple(reports), profile, measured.faults, _overlaps(models, measured, call))
+  return PlanReport(origin, tuple(reports), profile, measured.faults, _overlaps(models, measured))
 
 
 def _check_requests(rows: Sequence[requests.Row], sampler: sampling.Sampler):
   for row in rows:
-    if row.sample or plans.sampler_of(row.sampler) != plans.sampler_of(sampler):
-      own = dict(plans.sampler_of(row.sampler))
+    settings = dict(stop=row.stop, stop_tokens=row.stop_tokens, logit_bias=dict(row.bias))
+    own = {name: value for name, value in settings.items() if value}
+    if plans.sampler_of(row.sampler) != plans.sampler_of(sampler):
+      own |= plans.sampler_of(row.sampler)
+    if given := ['n > 1'] * bool(row.sample) + [f'{name}={value}' for name, value in own.items()]:
       raise ValueError(
-        f'prompt {row.source} has n > 1 or a sampler of its own, {own}; a plan is of one text a prompt by one sampler: '
-        'leave both out, and give the sampler to plan.'
+        f'prompt {row.source} has {", ".join(given)} of its own; a plan is of one text a prompt by one sampler: leave '
+        'that out, and give the sampler to plan.'
       )
 
 
-def _overlaps(models: Sequence[Model], measured: '_Acceptance', call: dict) -> tuple[str, ...]:
+def _overlaps(models: Sequence[Model], measured: '_Acceptance') -> tuple[str, ...]:
   """Return for each model of another vocabulary how many tokens it shares, and what that costs in acceptance."""
   found = [(model.name, common) for model in models if (common := translation.common(model)) is not None]
   if not found:
     return ()
-  prompts = np.concatenate([row.tokens for row in requests.rows(models, measured.prompts, **call)])
+  prompts = np.concatenate([row.tokens for row in measured.rows])
   large = models[-1].name
   lines = []
   for name, common in found:
@@ -128,16 +132,18 @@ def _overlaps(models: Sequence[Model], measured: '_Acceptance', call: dict) -> t
   return tuple(lines)
 
 
-def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], call: dict, data: str) -> Origin:
-  rows = [row.tokens for row in requests.rows(models, prompts, **call)]
+def _origin(
+  models: Sequence[Model], rows: Sequence[requests.Row], blocks: Sequence[int], sampler: sampling.Sampler, data: str
+) -> Origin:
+  prompts = [row.tokens for row in rows]
   return Origin(
     tuple(m.name for m in models),
     tuple(m.digest for m in models),
-    plans.sampler_of(call['sampler']),
+    plans.sampler_of(sampler),
     plans.device_of(models),
-    f'{data}, {len(rows)} prompts {plans.digest_of(rows)}',
+    f'{data}, {len(prompts)} prompts {plans.digest_of(prompts)}',
     max(blocks),
-    int(np.median([row.size for row in rows])),
+    int(np.median([tokens.size for tokens in prompts])),
   )
 
 
@@ -171,8 +177,8 @@ class _Acceptance:
     tried = 1 + len(self.ensembles) + len(made) + exact + min(2, len(blocks) - 1)
     return rounds * (max(trials, 1) + 1) + bool(trials) * tried * (trials + 1)
 
-  def measure(self, prompts, blocks, call, bar: Progress):
-    """Decode the prompts by each rule."""
+  def measure(self, prompts, rows: Sequence[requests.Row], blocks, call, bar: Progress):
+    """Decode the prompts, whose rows are given, by each rule."""
     faults = {}
     most = max(2, *blocks)
     lengths = None
@@ -189,6 +195,7 @@ class _Acceptance:
       lengths = out.stats.emitted if lengths is None else lengths
       bar.add(1, f'acceptance, {name}')
     self.prompts = [prompt for i, prompt in enumerate(prompts) if i not in faults]
+    self.rows = [row for i, row in enumerate(rows) if i not in faults]
     self.lengths = [int(n) for i, n in enumerate(lengths) if i not in faults]
     self.faults = tuple(faults.values())
 
@@ -239,7 +246,7 @@ def _profile(
 ) -> plans.Profile:
   """Measure what speculative verification decides by; a round's overhead is what it takes more than its calls."""
   block = origin.block
-  tokens = max(row.max_new for row in requests.rows(models, measured.prompts, **call))
+  tokens = max(row.max_new for row in measured.rows)
   if tokens <= block:
     raise ValueError(f'max_new_tokens={tokens} is not more than γ = {block}: no text is long enough for a draft.')
   samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, progress=progress, **call)
@@ -270,7 +277,7 @@ class _Timer:
     lengths = measured.lengths[:count]
     self.asked = [_of_length(*pair) for pair in zip(measured.prompts[:count], lengths, strict=True)]
     self._longest = max(8, *lengths)
-    width = inputs.prompt_width(models, requests.rows(models, measured.prompts, **call), None)
+    width = inputs.prompt_width(models, measured.rows, None)
     self.call = call | dict(batch_size=batch, max_prompt_tokens=width)
 
   def _interleave(self, runs: Mapping[Any, Callable[[], Any]], note: str) -> dict[Any, list]:
