@@ -314,7 +314,10 @@ PYTHON = {
   'models=large': (lambda _: decoded(methods.autoregressive(), models=LARGE), 'models'),
   'prompts=None': (lambda _: decoded(prompts=None), 'prompts'),
   'nested uneven prompts': (lambda _: decoded(prompts=[[[1, 2], [3]]]), 'prompt 0'),
-  'a lone surrogate': (lambda _: decoded(models=speccascade.embedded.models(), prompts=['a\ud800']), 'prompt 0'),
+  'a lone surrogate': (
+    lambda _: decoded(models=speccascade.embedded.models(), prompts=['a\ud800']),
+    ('prompt 0', 'surrogate'),
+  ),
   'sampler=1.0': (lambda _: decoded(sampler=1.0), 'sampler=1.0'),
   # checkpoints
   'load(torch_dtype=…)': (lambda _: speccascade.load('x', torch_dtype=1), ('torch_dtype', 'dtype=')),

@@ -219,8 +219,9 @@ def _earliest(tokens: Tokens) -> Tokens:
 
 def _continued(model: Model, prompts: Sequence[list[int]], task: Task, batch_size: int, begun: dict[int, list[int]]):
   """Return texts and tokens of the greedy outputs that begin with given tokens, by the number of their prompt."""
+  tokenizer = _tokenizer(model)
   if model.network.start_id is not None:
-    end = model.tokenizer.eos_ids[0]
+    end = tokenizer.eos_ids[0]
     if wrong := [i for i in begun if prompts[i][-1] != end]:
       raise ValueError(
         f'example {wrong[0]}: the prompt ends with token {prompts[wrong[0]][-1]}, but its output is told from it by '
@@ -236,10 +237,18 @@ def _continued(model: Model, prompts: Sequence[list[int]], task: Task, batch_siz
     out = decode(methods.autoregressive(), [model], rows, sampler=Sampler(0.0), batch_size=batch_size, **limits)
     written = {i: begun[i] + list(map(int, tokens)) for i, tokens in zip(asked, out.tokens)}
     outputs |= {i: row[: task.max_new_tokens] for i, row in written.items()}
-  texts = {i: model.tokenizer.decode(row) for i, row in outputs.items()}
+  texts = {i: tokenizer.decode(row) for i, row in outputs.items()}
   if truncate := truncation(task.stop):
     texts = {i: truncate(text, task.examples[i]) for i, text in texts.items()}
   return texts, outputs
+
+
+def _tokenizer(model: Model):
+  if model.tokenizer is None:
+    raise ValueError(
+      f'{model.name} has no tokenizer, and references and outputs are texts; add its tokenizer.json or .model.'
+    )
+  return model.tokenizer
 
 
 # ---- training ----
@@ -380,7 +389,7 @@ def of_references(models: Sequence[Model], task: Task, batch_size: int) -> Token
     if not e.references:
       raise ValueError(f'example {e.index} has target={e.target!r}: give it a reference, or leave it out.')
   texts = [('', e.references[0]) for e in task.examples]  # of targets alone, for a prompt may be no text
-  targets = [target for _, target in data.tokenised(texts, models[-1].tokenizer)]
+  targets = [target for _, target in data.tokenised(texts, _tokenizer(models[-1]))]
   pairs = list(zip([e.prompt for e in task.examples], targets, strict=True))
   return read(models, pairs, batch_size=batch_size)
 

@@ -138,6 +138,14 @@ def test_references_follow_every_kind_of_prompt(models, monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize('read', [router.swaps, functools.partial(router.of_references, batch_size=1)])
+def test_token_ids_alone_need_a_tokenizer_too(read, models):
+  task = embedded.task(count=1)
+  ids = [dataclasses.replace(e, prompt=models[1].tokenizer.encode(e.prompt)) for e in task.examples]
+  with pytest.raises(ValueError, match=having('nameless has no tokenizer', 'tokenizer.json')):
+    read([models[0], models[1].replace(tokenizer=None, name='nameless')], dataclasses.replace(task, examples=ids))
+
+
 def test_an_encoder_decoder_goes_on_from_any_part_of_its_output(models):
   large = models[1]
   source = large.tokenizer.encode(embedded.sentences('validation', 1)[0][0])
