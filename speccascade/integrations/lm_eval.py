@@ -215,7 +215,7 @@ class SpecCascade(TemplateLM):
     """Add to the counts of tasks what their texts cost, and log them."""
     for task in dict.fromkeys(tasks):
       rows = np.array([name == task for name in tasks])
-      cost = [rows, stats.emitted, stats.rounds, stats.calls[self.method.models - 1], stats.tested, stats.accepted]
+      cost = [rows, stats.emitted, stats.rounds, stats.calls[self.method.slots[-1]], stats.tested, stats.accepted]
       for unit, x in zip(_UNITS, cost, strict=True):
         self._counts[task][unit] += int(x[rows].sum())
       _logger.info('%s: %s', task, ', '.join(f'{name} {x}' for name, x in self._summary(task).items()))

@@ -245,6 +245,16 @@ def test_a_method_of_ones_own_is_evaluated(tasks, llamas):
   check_equal(run(lm, tasks, ['generate_line', 'word']), theirs)
 
 
+def test_calls_are_the_verifiers_whatever_its_number(tasks, llamas):
+  draft, target = (load(path, dtype='float32') for path in llamas)
+  found = []
+  for models, pair in (([draft, target], (0, 1)), ([target, draft], (1, 0))):
+    lm = SpecCascade(models, methods.speculative(block=4, pair=pair), batch_size=4)
+    (counts,) = run(lm, tasks, ['generate_line'])['config']['speccascade']['decoding'].values()
+    found.append(counts)
+  assert found[0] == found[1]
+
+
 def test_the_example_of_the_page_runs(tasks, llamas):
   page = (Path(__file__).parents[2] / 'docs' / 'lm_eval.md').read_text()
   (code,) = re.findall(r'^```python\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
