@@ -7,7 +7,6 @@ The command is the harness's own, `lm_eval`, with one more model; docs/lm_eval.m
 `lm-eval`.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 import logging
 from pathlib import Path
@@ -98,7 +97,7 @@ class SpecCascade(TemplateLM):
     known = [n for m in self.models for n in (m.network.max_positions, getattr(m.network, 'context', None)) if n]
     self.max_length = max_length or min(known, default=_LONGEST)
     self._prefix_token_id = prefix_token_id
-    self._counts: dict[str, dict[str, Any]] = defaultdict(lambda: dict.fromkeys(_UNITS, 0))
+    self._counts: dict[str, dict[str, Any]] = {}
 
   # ---- tokens ----
 
@@ -197,7 +196,9 @@ class SpecCascade(TemplateLM):
     if not requests:
       return []
     contexts = []
-    for _, context, continuation in requests:
+    for text, context, continuation in requests:
+      if not continuation:
+        raise ValueError(f'the continuation {text[1]!r} of a context adds no token to it; correct the task.')
       room = self.max_length + 1 - len(continuation) if self.backend == 'causal' else self.max_length
       if room < 1:
         raise ValueError(f'a continuation has {len(continuation)} tokens, and max_length is {self.max_length}.')
@@ -212,12 +213,11 @@ class SpecCascade(TemplateLM):
   # ---- counts ----
 
   def _count(self, tasks: Sequence[str], stats):
-    """Add to the counts of tasks what their texts cost, and log them."""
+    """Note what the texts of tasks cost in this call, which has all of an evaluation, and log it."""
     for task in dict.fromkeys(tasks):
       rows = np.array([name == task for name in tasks])
       cost = [rows, stats.emitted, stats.rounds, stats.calls[self.method.slots[-1]], stats.tested, stats.accepted]
-      for unit, x in zip(_UNITS, cost, strict=True):
-        self._counts[task][unit] += int(x[rows].sum())
+      self._counts[task] = {unit: int(x[rows].sum()) for unit, x in zip(_UNITS, cost, strict=True)}
       _logger.info('%s: %s', task, ', '.join(f'{name} {x}' for name, x in self._summary(task).items()))
 
   def _summary(self, task: str) -> dict[str, Any]:
