@@ -28,6 +28,7 @@ from speccascade.decode import decode, scoring
 from speccascade.engine import inputs
 from speccascade.engine.requests import Request
 from speccascade.host import storage
+from speccascade.host.errors import first_line
 from speccascade.models import continued
 from speccascade.sampling import Sampler
 from speccascade.train import data
@@ -433,21 +434,25 @@ def load(path, models: Sequence[Any], *, rejections: bool = False) -> functools.
 
   Raises:
     FileNotFoundError: there is none.
-    ValueError: the head was trained for models of other names, or cannot tell what is rejected.
+    ValueError: the file has no head, or one for models of other names, or one that cannot tell what is rejected.
   """
   file = storage.local(path)
   file = file / FILE if file.is_dir() else file
   if not file.is_file():
     raise FileNotFoundError(f'{file}: no such router; train it with python -m speccascade.train (gin_configs/train/).')
-  content = json.loads(file.read_text())
+  try:
+    content = json.loads(file.read_bytes())
+    alone, named = content['alone'], content['models']
+    weights = tuple((np.float32(kernel), np.float32(bias)) for kernel, bias in content['weights'])
+    rules.head(weights, np.zeros((1, rules.TOP + 1 if alone else len(rules.FEATURES)), np.float32))
+  except (ValueError, TypeError, KeyError) as error:
+    raise ValueError(f'{file} is no router ({first_line(error, named=True)}); train it anew.') from error
   names = [m.name for m in models]
-  if names != content['models']:
+  if names != named:
     raise ValueError(
       f'{file} decides between {" and ".join(content["models"])}, not {" and ".join(map(str, names))}: give those '
       'models, or train a router for these.'
     )
-  alone = content['alone']
   if rejections and alone:
     raise ValueError(f'{file} reads the drafter alone, which cannot tell what is rejected; load it without rejections.')
-  weights = tuple((np.float32(kernel), np.float32(bias)) for kernel, bias in content['weights'])
   return functools.partial(rules.learned_opt if rejections else RULES[alone], weights=weights)

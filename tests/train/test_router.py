@@ -240,11 +240,18 @@ def test_what_is_loaded_and_what_is_refused(tmp_path):
   by_rejections = router.load(tmp_path, named, rejections=True)
   assert by_rejections.func is rules.learned_opt
   jax.tree.map(np.testing.assert_array_equal, by_rejections.keywords, rule.keywords)
-  router.save(tmp_path / 'alone', weights, named, alone=True)
+  (kernel, bias), last = weights
+  router.save(tmp_path / 'alone', ((kernel[: rules.TOP + 1], bias), last), named, alone=True)
   with pytest.raises(ValueError, match=having('drafter alone', 'without rejections')):
     router.load(tmp_path / 'alone', named, rejections=True)
   with pytest.raises(ValueError, match=having('small and large', 'large and small')):
     router.load(tmp_path, named[::-1])
+  (tmp_path / 'torn.json').write_text('{"models": [')
+  (tmp_path / 'other.json').write_text('{"models": ["small", "large"]}')
+  router.save(tmp_path / 'narrow', ((kernel[1:], bias), last), named, alone=False)
+  for name in ('torn.json', 'other.json', 'narrow'):
+    with pytest.raises(ValueError, match=having(name, 'no router', 'train it anew')):
+      router.load(tmp_path / name, named)
   with pytest.raises(FileNotFoundError, match=having('absent', 'speccascade.train')):
     router.load(tmp_path / 'absent', named)
 
