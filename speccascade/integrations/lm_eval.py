@@ -59,7 +59,7 @@ class SpecCascade(TemplateLM):
     seed: The seed of tasks that sample.
     max_batch_size: Ignored.
     device: Ignored; JAX chooses the device.
-    **settings: Other options of `speccascade.decode`: rule, block, blocks, plan, dtype, mesh, …
+    **settings: Other options of `speccascade.decode`, of what is not loaded or made already: rule, block, dtype, …
   """
 
   def __init__(
@@ -77,13 +77,13 @@ class SpecCascade(TemplateLM):
     **settings,
   ):
     super().__init__()
-    if not isinstance(method, Strategy):
-      settings |= {} if method is None else {'method': method}
-    size = {} if batch_size is None or str(batch_size).startswith('auto') else {'batch_size': batch_size}
+    made = isinstance(method, Strategy)
+    settings |= {} if made or method is None else {'method': method}
+    settings |= {} if batch_size is None or str(batch_size).startswith('auto') else {'batch_size': batch_size}
     loaded = not isinstance(models, str) and all(isinstance(m, Model) for m in models)
-    args = _parse([m.name for m in models] if loaded else models, settings | size)
+    args = _parse(None if loaded else models, settings, made)
     self.models = list(models) if loaded else options.load_models(args)
-    self.method = method if isinstance(method, Strategy) else options.method(args, len(self.models))
+    self.method = method if made else options.method(args, len(self.models))
     self.models = inputs.check_models(self.method, self.models)
     self.batch_size = args.batch_size
     self.max_gen_toks = max_gen_toks
@@ -238,17 +238,20 @@ class SpecCascade(TemplateLM):
     return {'speccascade': about}
 
 
-def _parse(models: str | Sequence[str], settings: dict[str, Any]):
-  """Return the options of `speccascade.decode` that are settings of the harness's model."""
+def _parse(models: str | Sequence[str] | None, settings: dict[str, Any], made: bool):
+  """Return the settings as options of `speccascade.decode`, without those of what is loaded or made already."""
   parser = commands.Parser('speccascade.integrations.lm_eval', __doc__)
-  options.add_models(parser)
-  options.add_method(parser)
+  if models is not None:
+    options.add_models(parser)
+  if not made:
+    options.add_method(parser)
   options.add_batch_size(parser)
   paths = re.split(r':(?!//)', models) if isinstance(models, str) else models
   text = lambda value: ','.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
   switches = {name: value for name, value in settings.items() if isinstance(value, bool)}
   given = [f'--{name}={text(value)}' for name, value in settings.items() if name not in switches]
-  args = parser.parse_args(['--models', *paths, *(f'--{name}' for name in switches), *given])  # refuses unknown names
+  given += [f'--{name}' for name in switches]
+  args = parser.parse_args([*(['--models', *paths] if paths else []), *given])  # refuses unknown names
   vars(args).update(switches)
   return args
 

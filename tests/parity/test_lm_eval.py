@@ -316,6 +316,16 @@ def test_wrong_arguments_are_named(llamas, settings, part):
     SpecCascade(':'.join(llamas), **settings)
 
 
+@pytest.mark.parametrize(
+  'settings, part',
+  [(dict(method=methods.speculative(), block=9), '--block=9'), (dict(dtype='bfloat16'), '--dtype=bfloat16')],
+)
+def test_settings_of_what_is_made_already_are_refused(llamas, settings, part):
+  models = [load(path, dtype='float32') for path in llamas]
+  with pytest.raises(RuntimeError, match=part):
+    SpecCascade(models, **settings)
+
+
 @pytest.mark.parametrize('translate', [True, False])
 def test_an_option_without_a_value_is_true_or_false(llamas, monkeypatch, translate):
   seen = []
