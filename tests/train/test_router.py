@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 
+from cases import FOREIGN_PAIR
 import jax
 import jax.numpy as jnp
 from matching import having
@@ -96,6 +97,14 @@ def test_what_is_read_is_what_the_models_make_of_the_texts(models):
     np.testing.assert_array_equal(first == found.token, np.concatenate([s.greedy for s in scored]))
   np.testing.assert_array_equal(found.features[:, -1] == 1, found.first_q == found.first_p)
   assert (found.features[:, 0] >= found.logq - 1e-5).all()  # the first is the largest log-probability
+
+
+def test_a_translated_drafter_and_a_network_of_ones_own_are_read_too():
+  prompts, targets = [[1, 1], [2]], [[0, 2, 1], [1, 1]]
+  found = router.read(FOREIGN_PAIR, list(zip(prompts, targets, strict=True)), batch_size=2)
+  for model, logs in zip(FOREIGN_PAIR, (found.logq, found.logp), strict=True):
+    scored = score(methods.autoregressive(), [model], prompts, targets)
+    np.testing.assert_allclose(logs, np.concatenate([s.logprobs for s in scored]), atol=1e-5)
 
 
 def test_a_source_with_an_end_in_it_is_read_whole_and_one_without_is_refused(models):
