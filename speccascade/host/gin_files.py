@@ -205,7 +205,7 @@ def _check_overridden(asked_for: Sequence[str]):
 
 
 def _read_references() -> list:
-  """Return the references in all values that something reads: that are not overridden wherever they would count."""
+  """Return the references in all values but those that are overridden wherever they would count, and unused macros."""
   config = gin.config._CONFIG
   every = list(gin.config.iterate_references(config))
   before = None
@@ -215,7 +215,8 @@ def _read_references() -> list:
       reference
       for (scope, selector), values in config.items()
       for parameter, value in values.items()
-      if _overriding(scope.split('/') if scope else [], selector, parameter, every) is None
+      if (others := _overriding(scope.split('/') if scope else [], selector, parameter, every)) is None
+      or not (others or selector == 'gin.macro')
       for reference in gin.config.iterate_references(value)
     ]
   return every
