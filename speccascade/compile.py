@@ -18,7 +18,7 @@ import jax
 from speccascade import checkpoints
 from speccascade.decode import options
 from speccascade.host import commands
-from speccascade.host.errors import RunError
+from speccascade.host.errors import first_line, RunError
 from speccascade.models import shapes
 from speccascade.planning import aot, program_report
 
@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace):
     given = options.sampler(args), args.mesh or {}, args.rules, dict(args.xla), args.text
     report = program_report.of_topology(args.topology, method, networks, sizes, *given)
   except jax.errors.JaxRuntimeError as error:
-    raise RunError(aot.first_line(error)) from error
+    raise RunError(first_line(error)) from error
   print(f'{" and ".join(args.models)}, {method.name}, batch {sizes.batch}, γ {method.block}, {args.dtype}')
   program_report.show(report, aot.chip_of(args.topology))
   if args.json:

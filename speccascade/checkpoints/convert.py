@@ -53,7 +53,7 @@ def convert(
   dst = storage.local(dst).absolute()
   if form == 't5x' and t5x.find(dst) != dst:  # a folder of steps, where another is written next to them
     dst = dst / f'checkpoint_{1 if step is None else step}'
-  overwrite = _check_destination(src, dst, overwrite)
+  overwrite = _check_destination(src, dst, form, overwrite)
   start = time.perf_counter()
   model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)
   read = time.perf_counter()
@@ -74,7 +74,7 @@ def convert(
   return folder
 
 
-def _check_destination(src, dst: Path, overwrite: bool) -> bool:
+def _check_destination(src, dst: Path, form: str, overwrite: bool) -> bool:
   """Return whether `dst` may be replaced; raise where writing fails, or would replace the source or no checkpoint."""
   source = Path(os.path.abspath(checkpoints.parse_model_path(src)[0]))
   source = t5x.find(source) if source.is_dir() else source
@@ -96,6 +96,8 @@ def _check_destination(src, dst: Path, overwrite: bool) -> bool:
   if dst.is_file():
     raise NotADirectoryError(f'{dst} is a file: choose a folder')
   checkpoints.kind(dst)  # raises for a folder of anything else, which is never replaced
+  if form != 't5x':  # which is written into a folder of `dst`
+    files.check_free(dst, overwrite)
   return True
 
 
