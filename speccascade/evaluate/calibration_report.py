@@ -38,7 +38,7 @@ def read(run: Path, only: Sequence[str] = ()) -> tuple[Experiment, Path]:
   if not rundir.exists(run / rundir.CONFIG):
     raise RunError(f'{run} is no run directory; give one that python -m speccascade.run wrote.')
   config.parse([str(run / rundir.CONFIG)])
-  studies = runner.studies_of(config.build(), only)
+  studies = runner.studies_of(config.build(placed=False), only)
   if len(studies) > 1:
     names = ', '.join(study.experiment.name for study in studies)
     raise RunError(f'{run} has several experiments; choose one with --only: {names}.')

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import AbstractMesh
+
 from speccascade import rules, sampling
 from speccascade.backends import sharding
 from speccascade.data import metrics
@@ -48,7 +50,7 @@ class Experiment:
     domain: the field of an example's info by which acceptance is divided.
     trace_examples: how many examples are shown token by token.
     extra_outputs: files that are written on request: 'png', the charts as PNG too; 'tensorboard', scalars.
-    mesh: the jax.sharding.Mesh on which the models are loaded; None: one device.
+    mesh: the jax.sharding.Mesh on which the models are loaded, or one of `sharding.unplaced`; None: one device.
     translate: whether models that have other tokens than the last one are seen through its tokens.
   """
 
@@ -205,7 +207,8 @@ class Experiment:
     """Load the models; their names are made to differ."""
     given = self.models() if callable(self.models) else self.models
     loaded: list = []
-    models = [_load(m, self.mesh, loaded) for m in given]
+    mesh = sharding.mesh(self.mesh.shape) if isinstance(self.mesh, AbstractMesh) else self.mesh
+    models = [_load(m, mesh, loaded) for m in given]
     models = translation.for_the_last(models) if self.translate else models
     made = [(point, point.build()) for point in self.points]
     self._check_models(made, len(models))
