@@ -277,6 +277,7 @@ def check_output(source: Path, output: Path, overwrite: bool):
       raise RunError(f'{path} is the input: name another output.')
   if not _is_stream(output):
     storage.check_free(output, overwrite)
+    storage.check_writable(output)
 
 
 def _is_stream(path: Path) -> bool:
