@@ -158,7 +158,8 @@ class File:
         f'{self._output} was written meanwhile, and {path} has the rows: move {self._output.name} away, and the same '
         'command writes it.'
       )
-    storage.write(self._output, ''.join(line for _, line in sorted(self._rows.items())))
+    text = ''.join(line for _, line in sorted(self._rows.items())).encode()
+    storage.write(self._output, gzip.compress(text, mtime=0) if self._output.suffix == '.gz' else text)
     path.unlink()
 
   def _read(self, header: Mapping[str, Any], names: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
