@@ -16,7 +16,7 @@ from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.engine import inputs, plans
-from speccascade.evaluate import plugins
+from speccascade.evaluate import plugins, published
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import storage
 from speccascade.models import translation
@@ -99,6 +99,11 @@ class Experiment:
       object.__setattr__(self, 'models', tuple(self.models))
     if unknown := [name for name in self.extra_outputs if name not in EXTRA_OUTPUTS]:
       raise ValueError(f'{self.name}: extra_outputs has {unknown[0]!r}; it may have {", ".join(EXTRA_OUTPUTS)}.')
+    if self.cell and not published.of_cell(self.cell):
+      raise ValueError(
+        f'{self.name}: of cell={self.cell!r} nothing is published; docs/papers.md has the cells, as '
+        "'cascades/table2/wmt14/small-large'."
+      )
     self._check_counts()
     self._check_curves()
 
@@ -131,6 +136,8 @@ class Experiment:
         raise ValueError(f'{self.name}: temperatures and latency_batches must differ from each other.')
     if not self.temperatures:
       raise ValueError(f'{self.name} has no temperatures; give [0.0] for greedy decoding.')
+    if self.latency_examples and not self.latency_batches:
+      raise ValueError(f'{self.name} has no latency_batches; give [1], or latency_examples=0 to time nothing.')
     for temperature in self.temperatures:
       self.sampler(temperature)
 
