@@ -17,7 +17,7 @@ import jax
 
 from speccascade import checkpoints
 from speccascade.decode import options
-from speccascade.host import commands
+from speccascade.host import commands, storage
 from speccascade.host.errors import first_line, RunError
 from speccascade.models import shapes
 from speccascade.planning import aot, program_report
@@ -56,6 +56,10 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace):
+  if args.text is not None:
+    if args.text.is_dir():
+      raise RunError(f'{args.text} is a folder: name a file in it.')
+    storage.check_writable(args.text)
   networks = aot.networks_of(args.models, args.dtype, args.scan)
   if args.method == 'autoregressive' and args.model is None:
     args.model = len(networks) - 1

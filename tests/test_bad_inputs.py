@@ -685,6 +685,8 @@ COMMANDS = {
     (['--models=a'], "'a'"),
     (['--models=a', '--mesh=model'], ("'model'", 'data=1,model=4')),
     (['--models=a', '--batch-size=x'], ('--batch_size', "'x'")),
+    (['--models=a', '--text={tmp}'], '{tmp} is a folder'),
+    (['--models=a', '--text={tmp}/file/x'], ('{tmp}/file/x', 'choose another')),
   ],
   'decode': [
     (['--models', 'a', 'b'], ('INPUT', 'OUTPUT')),
@@ -711,6 +713,7 @@ COMMANDS = {
     (['--models', 'a', '--', '{tmp}/file', '{tmp}/out'], ('2', '1')),
     (['--models', 'a', 'b', '--', '{tmp}/none', '{tmp}/out'], '{tmp}/none'),
     (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x'),
+    (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/file/x'], ('{tmp}/file/x', 'choose another')),
     (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/file', '{tmp}/file'], ('{tmp}/file', 'input')),
     (['--models', 'a', 'b', '--', '{tmp}/damaged.gz', '{tmp}/out'], ('damaged.gz', 'gzip')),
     (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/prompts', '{tmp}/thesis'], ('{tmp}/thesis', 'folder')),

@@ -3,7 +3,6 @@
 import math
 import os
 from pathlib import Path
-import tempfile
 import time
 
 from speccascade import checkpoints
@@ -80,14 +79,7 @@ def _check_destination(src, dst: Path, form: str, overwrite: bool) -> bool:
   source = t5x.find(source) if source.is_dir() else source
   if source.exists() and (dst == source or dst in source.parents):
     raise ValueError(f'{dst} is or contains the source {source}: choose another destination')
-  parent = next(p for p in dst.parents if p.exists())
-  try:
-    with tempfile.TemporaryDirectory(dir=parent):
-      pass
-  except OSError as error:
-    raise PermissionError(
-      f'{dst} cannot be written, for {parent} may not be written to ({error.strerror}): choose another'
-    ) from None
+  storage.check_writable(dst)
   if not dst.exists():
     return overwrite
   if dst.is_dir() and not any(dst.iterdir()):

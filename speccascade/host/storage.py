@@ -221,6 +221,18 @@ def check_free(path: Path, overwrite: bool):
     raise FileExistsError(f'{path} exists; pass --overwrite to replace it.')
 
 
+def check_writable(path: Path):
+  """Raise PermissionError where nothing can be written next to a path, of which some folders may be missing."""
+  parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
+  try:
+    with tempfile.TemporaryDirectory(dir=parent):
+      pass
+  except OSError as error:
+    raise PermissionError(
+      f'{path} cannot be written, for {parent} may not be written to ({error.strerror}): choose another'
+    ) from None
+
+
 # ---- digests ----
 
 

@@ -257,10 +257,11 @@ def _parse(models: str | Sequence[str] | None, settings: dict[str, Any], made: b
 
 
 def main() -> int:
-  """Run the command of the harness."""
-  commands.compilation_cache()
-  cli_evaluate()
-  return 0
+  """Run the command of the harness, with the errors, signals and the cache of programs of all commands."""
+  own = [a for a in sys.argv if a == '--debug' or a.startswith('--compilation_cache=')]
+  sys.argv = [a for a in sys.argv if a not in own]
+  parser = commands.Parser('speccascade.integrations.lm_eval', __doc__)
+  return commands.run(parser, lambda _: cli_evaluate(), own, 'interrupted')
 
 
 if __name__ == '__main__':

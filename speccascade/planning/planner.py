@@ -18,6 +18,7 @@ from speccascade.backends import sharding
 from speccascade.engine import inputs, plans, requests
 from speccascade.engine.method import Method
 from speccascade.engine.plans import Origin
+from speccascade.host import multihost
 from speccascade.host.progress import Progress
 from speccascade.models import translation
 from speccascade.planning import cost_model, profiling, sv_model, timing
@@ -362,7 +363,7 @@ class _Timer:
     longest = [_of_length(request, self._longest) for request in self.asked]
     run = functools.partial(decode, self.alone, self.models, longest[: self.batch], **self.call)
     run()  # compiles
-    batches = int(np.clip(timing.ENOUGH / timing.timed(run)[0], 1, max(1, TEXTS // self.batch)))
+    batches = multihost.broadcast(int(np.clip(timing.ENOUGH / timing.timed(run)[0], 1, max(1, TEXTS // self.batch))))
     return list(itertools.islice(itertools.cycle(longest), batches * self.batch))
 
   def speeds(self, made: Mapping[Any, Method]) -> dict[Any, list[float]]:

@@ -92,6 +92,10 @@ def test_a_mesh_is_given_to_every_experiment(tmp_path):
   with pytest.raises(RunError, match=having('data', 'model', '1 device')):
     parse(GOOD + "mesh.shape = {'data': 2}\n", tmp_path)
     config.build()
+  (elsewhere,) = config.build(placed=False)  # as what reads a run does
+  assert "mesh: {'data': 2, 'model': 1}" in elsewhere.describe()
+  with pytest.raises(ValueError, match='at most 1 devices'):
+    elsewhere.load()
 
 
 def test_a_module_may_be_next_to_the_gin_file(tmp_path):

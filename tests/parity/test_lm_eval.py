@@ -27,7 +27,7 @@ from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from speccascade import embedded  # noqa: E402
-from speccascade.integrations.lm_eval import SpecCascade  # noqa: E402
+from speccascade.integrations.lm_eval import main, SpecCascade  # noqa: E402
 from speccascade.models import translation  # noqa: E402
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
@@ -324,6 +324,15 @@ def test_settings_of_what_is_made_already_are_refused(llamas, settings, part):
   models = [load(path, dtype='float32') for path in llamas]
   with pytest.raises(RuntimeError, match=part):
     SpecCascade(models, **settings)
+
+
+@pytest.mark.parametrize('more, part', [('block=0', "'0'"), ('method=autoregressive', 'methods.autoregressive(1)')])
+def test_a_mistake_in_the_command_is_one_sentence(llamas, tasks, more, part, monkeypatch, capsys):
+  argv = ['lm_eval', '--model', 'speccascade', '--model_args', f'models={":".join(llamas)},{more}', '--tasks', 'word']
+  monkeypatch.setattr('sys.argv', [*argv, '--include_path', str(tasks)])
+  assert main() == 1
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert last.startswith('error: ') and part in last
 
 
 @pytest.mark.parametrize('translate', [True, False])

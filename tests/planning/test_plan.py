@@ -364,7 +364,11 @@ def test_a_mistake_on_the_command_line_is_one_line(more, part, capsys):
 
 @pytest.mark.parametrize(
   'more, parts',
-  [(['--out=.', '--overwrite'], ['. is a folder']), (['--against=two.json'], ['s and l', 'three models'])],
+  [
+    (['--out=.', '--overwrite'], ['. is a folder']),
+    (['--out=two.json/plan.json'], ['two.json/plan.json', 'choose another']),
+    (['--against=two.json'], ['s and l', 'three models']),
+  ],
 )
 def test_what_would_lose_a_plan_is_refused_before_prompts_are_read(more, parts, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
