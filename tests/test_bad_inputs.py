@@ -263,7 +263,10 @@ PYTHON = {
   'stop=5': (lambda _: decoded(prompts=[Request([1], stop=5)]), 'stop=5'),
   'stop_tokens=5': (lambda _: decoded(prompts=[Request([1], stop_tokens=5)]), 'stop_tokens=5'),
   'logit_bias=[5]': (lambda _: decoded(prompts=[Request([1], logit_bias=[5])]), 'logit_bias=[5]'),
-  'a bias of 1e9': (lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e9})]), ('logit_bias', '1000000000', '10000')),
+  'a bias of 1e9': (
+    lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e9})]),
+    ('logit_bias', '1000000000', '10000'),
+  ),
   'a bias of all': (
     lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]),
     ('logit_bias', '5'),
