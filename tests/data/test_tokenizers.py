@@ -383,6 +383,22 @@ def test_a_class_of_byte_level_files_that_is_not_known_is_named(tmp_path):
     byte_level(tmp_path, tokenizer_class='WhisperTokenizer').encode('the')
 
 
+def test_a_character_of_bytes_stays_when_others_follow_that_are_not_whole(tmp_path):
+  from tokenizers import decoders, models, Tokenizer
+
+  pieces = ['</s>', 'a', *(f'<0x{byte:02X}>' for byte in range(256))]
+  library = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True))
+  library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+  library.add_special_tokens(['</s>'])
+  library.save(str(tmp_path / 'tokenizer.json'))
+  tokenizer = tokenizers.load(tmp_path)
+  ids = tokenizer.encode('aé😀é')
+  texts = [tokenizer.decode([*ids[:n], 0]) for n in range(len(ids) + 1)]
+  kept = ['', 'a', 'a', *['aé'] * 4, *['aé😀'] * 2, 'aé😀é']
+  assert [text.rstrip('\ufffd') for text in texts] == kept and texts[-1] == 'aé😀é'
+  assert tokenizer.decode([*ids[:2], 0], special=True) == 'a\ufffd</s>'
+
+
 def test_byt5_needs_no_vocabulary(tmp_path):
   tokenizer = bare(tmp_path, tokenizer_class='ByT5Tokenizer', extra_ids=125)
   assert tokenizer.encode('aé') == [100, 198, 172, 1] and tokenizer.eos_ids == (1,)
