@@ -46,6 +46,12 @@ class Format:
   pieces: list[str]
   special: list[str]
 
+  @functools.cached_property
+  def special_ids(self) -> dict[str, int]:
+    """The id of each special token."""
+    special = {*self.special}
+    return {piece: i for i, piece in enumerate(self.pieces) if piece in special}
+
   def spellings(self) -> list[bytes | str | None]:
     """Return what each id stands for: bytes inside a text, the name of a special token, None for an id without a piece.
 

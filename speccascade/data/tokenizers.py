@@ -41,6 +41,11 @@ class Tokenizer:
     """The ids that end a sequence."""
     return tokenizer_formats.read(self.path).eos_ids
 
+  @property
+  def special_ids(self) -> dict[str, int]:
+    """The id of each special token, which `decode` leaves out by default."""
+    return tokenizer_formats.read(self.path).special_ids
+
   def encode(self, text: str, *, begins: bool = True) -> list[int]:
     """Return the ids of a text.
 
