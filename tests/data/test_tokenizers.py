@@ -280,9 +280,11 @@ def test_arguments_of_a_template_belong_to_a_request(tmp_path):
   given = [Request(HELLO, chat_template_kwargs={'enable_thinking': word}) for word in ('user', 'a')]
   rows = requests.rows([model], given, max_new_tokens=1, sampler=Sampler(), seed=0)
   assert [row.tokens.tolist() for row in rows] == [[5, 8], [9, 8]]
-  for wrong in (Request('the', chat_template_kwargs={}), Request(HELLO, chat_template_kwargs=[1])):
-    with pytest.raises(ValueError, match='chat_template_kwargs='):
-      requests.rows([model], [wrong], max_new_tokens=1, sampler=Sampler(), seed=0)
+  wrong = ('the', {}), (HELLO, [1]), (HELLO, {'messages': []})
+  for prompt, arguments in wrong:
+    with pytest.raises(ValueError, match='chat_template_kwargs'):
+      asked = [Request(prompt, chat_template_kwargs=arguments)]
+      requests.rows([model], asked, max_new_tokens=1, sampler=Sampler(), seed=0)
 
 
 def test_a_content_comes_in_parts_where_the_template_takes_them(tmp_path):

@@ -1,6 +1,7 @@
 """Requests: each row as it wants to be decoded, whatever its batch mates want, and streams of rows."""
 
 import functools
+from pathlib import Path
 import warnings
 
 from cases import Letters
@@ -370,6 +371,7 @@ BAD_REQUESTS = [
 ]
 BAD_CALLS = [
   (dict(prompts=3), 'prompts=3'),
+  (dict(prompts=Path('in.txt')), 'prompts=.*in.txt'),
   (dict(prompts=[]), 'prompts'),
   (dict(prompts='text'), having('prompt 0', 'toy1', 'tokenizer')),
   (dict(prompts=['text']), having('prompt 0', 'toy1', 'tokenizer')),
