@@ -1,5 +1,6 @@
 """Requests: each row as it wants to be decoded, whatever its batch mates want, and streams of rows."""
 
+import contextlib
 import functools
 from pathlib import Path
 import warnings
@@ -273,6 +274,9 @@ def test_a_stream_yields_rows_as_they_end_and_all_that_decode_returns():
   for i, row in rows:
     assert row.tokens == out.tokens[i] and row.finish_reason == out.finish_reasons[i]
     assert row.stats['calls'].tolist() == out.stats.calls[:, i].tolist()
+  with contextlib.closing(speccascade.stream(OPT, PAIR, prompts, max_new_tokens=9, batch_size=2)) as some:
+    next(some)
+  assert not list(some)
 
 
 class Bytes(Letters):
