@@ -44,8 +44,8 @@ def decode_batch(
       devices is plain XLA.
 
   Returns:
-    The tokens, and the statistics, of which `calls` [B, M] are by model. Where `fault` is true, a model or the rule gave
-    no distribution: do not use the row.
+    The tokens, and the statistics, of which `calls` [B, M] are by model. Where `fault` is true, a model or the rule
+    gave no distribution: do not use the row.
   """
   if isinstance(method, SequenceCascade):
     raise ValueError('a sequence cascade decides on the host which texts are answered anew: use speccascade.decode')
