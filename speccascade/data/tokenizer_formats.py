@@ -4,7 +4,7 @@ A format knows the ids of a text, and which tokens its family puts around one. S
 settings add to a vocabulary, are recognised in a text, as transformers does it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import functools
 import itertools
 import json
@@ -45,6 +45,12 @@ class Format:
   eos_ids: tuple[int, ...] = ()
   pieces: list[str]
   special: list[str]
+
+  @functools.cached_property
+  def special_ids(self) -> dict[str, int]:
+    """The id of each special token."""
+    special = {*self.special}
+    return {piece: i for i, piece in enumerate(self.pieces) if piece in special}
 
   def spellings(self) -> list[bytes | str | None]:
     """Return what each id stands for: bytes inside a text, the name of a special token, None for an id without a piece.
@@ -278,8 +284,9 @@ class _Fast(Format):
     self.eos_ids = eos or self.suffix
     self._added = {token.content for token in added}
     decoder = self._tokenizer.decoder
-    is_byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
-    self._bytes = _bytes_of_characters() if is_byte_level else None
+    steps = b'' if decoder is None else decoder.__getstate__()
+    self._bytes = _bytes_of_characters() if b'"ByteLevel"' in steps else None
+    self._falls_back = b'"ByteFallback"' in steps
 
   def _written(self, piece):
     if self._bytes is None or piece in self._added or not {*piece} <= self._bytes.keys():
@@ -294,7 +301,22 @@ class _Fast(Format):
     return self._tokenizer.encode(text, add_special_tokens=False).ids
 
   def decode(self, ids, special):
-    return self._tokenizer.decode(ids, skip_special_tokens=not special)
+    text = self._tokenizer.decode(ids, skip_special_tokens=not special)
+    if not self._falls_back or '\ufffd' not in text:
+      return text
+    # The library gives up all characters of a run of bytes in which one is not whole.
+    hidden = () if special else self.special
+    shown = (self.pieces[i] for i in ids if self.pieces[i] and self.pieces[i] not in hidden)
+    return self._tokenizer.decoder.decode([*_with_characters(shown)])
+
+
+def _with_characters(pieces: Iterable[str]) -> Iterator[str]:
+  """Yield pieces, those of the bytes of a whole character as that character."""
+  for is_byte, run in itertools.groupby(pieces, lambda piece: _BYTE.fullmatch(piece) is not None):
+    if is_byte:
+      text = bytes(int(piece[3:5], 16) for piece in run).decode(errors='surrogateescape')
+      run = (f'<0x{ord(c) - 0xDC00:02X}>' if '\udc80' <= c <= '\udcff' else c for c in text)
+    yield from run
 
 
 def _bytes_of_characters() -> dict[str, int]:

@@ -41,6 +41,11 @@ class Tokenizer:
     """The ids that end a sequence."""
     return tokenizer_formats.read(self.path).eos_ids
 
+  @property
+  def special_ids(self) -> dict[str, int]:
+    """The id of each special token, which `decode` leaves out by default."""
+    return tokenizer_formats.read(self.path).special_ids
+
   def encode(self, text: str, *, begins: bool = True) -> list[int]:
     """Return the ids of a text.
 
@@ -64,11 +69,11 @@ class Tokenizer:
     tokens = tokenizer_formats.read(self.path)
     return tokens.decode([int(i) for i in ids if 0 <= i < len(tokens.pieces)], special)
 
-  def chat(self, messages: Sequence[dict[str, Any]], **arguments) -> list[int]:
+  def chat(self, messages: Sequence[dict[str, Any]], /, **arguments) -> list[int]:
     """Return the ids of chat messages by the checkpoint's template; the arguments are those of `chat_text`."""
     return tokenizer_formats.read(self.path).encode(self.chat_text(messages, **arguments))
 
-  def chat_text(self, messages: Sequence[dict[str, Any]], **arguments) -> str:
+  def chat_text(self, messages: Sequence[dict[str, Any]], /, **arguments) -> str:
     """Return the text of chat messages by the checkpoint's template.
 
     Args:

@@ -1,7 +1,6 @@
 """Decode prompts with a method, all at once (`decode`) or row by row as they end (`stream`)."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-import itertools
 
 from speccascade import sampling
 from speccascade.backends import sharding
@@ -126,7 +125,7 @@ def stream(
     raise ValueError(f'skip has {max(skip)}, and the rows are 0 … {len(rows) - 1}; skip those of an earlier call.')
   sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, skip=skip)
   some = _serve(method, models, rows, trace=trace, processor=processor, every=every, drain=False, **sizes)
-  return itertools.chain.from_iterable(some)
+  return (row for rows in some for row in rows)  # a generator, which a caller can close
 
 
 def _decode(

@@ -1,6 +1,6 @@
 """What a user gave: models, prompts and numbers, checked before anything is computed, and padded to static shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import numbers
 import os
 from typing import Any
@@ -56,7 +56,7 @@ def vocabulary(models: Sequence[Model]) -> int:
 
 def listed(prompts) -> list:
   """Return the prompts of a call as a list."""
-  if prompts is None or isinstance(prompts, (bytes, dict, numbers.Number)):
+  if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, dict)):
     raise ValueError(f'prompts={prompts!r} must be a text, chat messages, a speccascade.Request, or a list of prompts.')
   some = list(prompts)
   if not some:

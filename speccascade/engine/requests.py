@@ -34,7 +34,7 @@ class Request:
     min_new_tokens: Nothing ends the output before so many; a stop string that begins before their end is none.
     seed: The seed.
     example_id: What the random numbers are keyed by in addition to the seed.
-    stop: Texts before which the output ends.
+    stop: Texts before which the output ends; a special token of the tokenizer, as '<|im_end|>', is a stop token.
     stop_tokens: Token ids that end it as EOS does.
     temperature: Of the sampler, as all numbers to `frequency_penalty`.
     logit_bias: {token: number}, added to the logits of every model.
@@ -150,6 +150,7 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
   for name in sampling.NEUTRAL:
     if np.ndim(value := getattr(sampler, name)):
       raise ValueError(f'{name} has the shape {list(np.shape(value))}; give one number, or a Request for each prompt.')
+  stop = _stop(models, request.stop)
   row = Row(
     tokens=tokens,
     source=i,
@@ -160,8 +161,8 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
     seed=inputs.check_seed(pick(request.seed, seed)),
     example_id=example_id if request.example_id is None else inputs.check_ids([request.example_id], 1)[0],
     sampler=sampler,
-    stop=_stop(models, request.stop),
-    stop_tokens=_stop_tokens(vocab, request.stop_tokens),
+    stop=stop,
+    stop_tokens=(*_stop_tokens(vocab, request.stop_tokens), *_special(models, vocab, stop)),
     bias=_bias(vocab, request.logit_bias),
     logprobs=checked_int('logprobs', pick(request.logprobs, 0), 0),
   )
@@ -173,12 +174,18 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
 
 
 def _stop(models, stop) -> tuple[str, ...]:
-  texts = tuple(stop or ()) if isinstance(stop, Iterable | None) and not isinstance(stop, str) else (stop,)
+  texts = () if stop is None else (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
   if not all(isinstance(x, str) and x for x in texts):
     raise ValueError(f'stop={stop!r} must be texts, none of them empty; for token ids use stop_tokens.')
   if texts and models[-1].tokenizer is None:
     raise ValueError(f'stop={stop!r} needs a tokenizer, and {models[-1].name} has none; use stop_tokens.')
   return texts
+
+
+def _special(models, vocab: int, stop: tuple[str, ...]) -> list[int]:
+  """Return the ids of stop strings that are special tokens, which no text has."""
+  ids = getattr(models[-1].tokenizer, 'special_ids', {}) if stop else {}  # a tokenizer of one's own may not tell
+  return [ids[text] for text in stop if ids.get(text, vocab) < vocab]
 
 
 def _stop_tokens(vocab: int, tokens) -> tuple[int, ...]:

@@ -165,14 +165,7 @@ class SpecCascade(TemplateLM):
     if room < 1:
       raise ValueError(f'max_gen_toks={most} leaves no room for a prompt in {self.max_length} tokens; ask for fewer.')
     prompt = self.tok_encode(context)[-room:] or [self.prefix_token_id]
-    special = [text for text in until if text in self._format.special]
-    return Request(
-      prompt,
-      max_new_tokens=most,
-      stop=[text for text in until if text and text not in special],
-      stop_tokens=[self._format.pieces.index(text) for text in special],
-      **numbers,
-    )
+    return Request(prompt, max_new_tokens=most, stop=[text for text in until if text], **numbers)
 
   def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
     """Return the log-likelihood of each text, in windows of `max_length` tokens."""

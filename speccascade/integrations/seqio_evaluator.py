@@ -12,8 +12,9 @@ import numpy as np
 
 from speccascade import decode, sampling
 from speccascade.data import tokenizers
+from speccascade.engine import inputs
 from speccascade.integrations import t5x
-from speccascade.types import Model
+from speccascade.types import checked_int, Model
 
 
 def evaluate(
@@ -49,8 +50,11 @@ def evaluate(
     The metrics by name, of a mixture by TASK/NAME.
 
   Raises:
-    ValueError: The task has other tokens than the models, no metrics, or no such split.
+    ValueError: An argument is invalid, or the task has other tokens than the models (which a vocabulary without a file
+      of tokens does not tell), no metrics, or no such split.
   """
+  models = inputs.check_models(method, models)
+  count = None if count is None else checked_int('count', count)  # seqio takes 0 for all
   evaluator = _evaluator(task_name, models[-1], split, max_prompt_tokens, count, log_dir)
   predict = predict_fn(method, models, max_new_tokens=max_new_tokens, batch_size=batch_size, sampler=sampler, seed=seed)
   metrics, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=predict)
@@ -153,7 +157,8 @@ def prompt_tokens(features: Mapping[str, np.ndarray]) -> list[int]:
 def _check_tokens(task: Any, model: Model):
   """Raise where the task's tokens are not the model's."""
   vocabulary = task.output_features['inputs'].vocabulary
-  theirs = getattr(vocabulary, 'tokenizer', None)
+  file = getattr(vocabulary, 'sentencepiece_model_file', None)  # of seqio's own
+  theirs = tokenizers.find(file) if file else getattr(vocabulary, 'tokenizer', None)
   if not task.output_features['inputs'].dtype.is_integer:
     raise ValueError(f'{task.name} was registered without a tokenizer; register it again with tokenizer=PATH.')
   is_ours = isinstance(theirs, tokenizers.Tokenizer) and model.tokenizer is not None

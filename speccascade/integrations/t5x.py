@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+import numpy as np
 
 from speccascade import sampling
 from speccascade.checkpoints.t5x import model, with_params
@@ -43,7 +44,8 @@ def decode_batch(
       devices is plain XLA.
 
   Returns:
-    The tokens, and the statistics. Where `fault` is true, a model or the rule gave no distribution: do not use the row.
+    The tokens, and the statistics, of which `calls` [B, M] are by model. Where `fault` is true, a model or the rule
+    gave no distribution: do not use the row.
   """
   if isinstance(method, SequenceCascade):
     raise ValueError('a sequence cascade decides on the host which texts are answered anew: use speccascade.decode')
@@ -63,5 +65,6 @@ def decode_batch(
   state = loop.decode_batch(method, models, Prompt(tokens, length), mesh=mesh, **sizes)
   written = jnp.where(iota(most) < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)
   counts = derive(vars(state.stats))
-  named = {name: counts[name] for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred', 'calls')}
-  return written, {**named, 'fault': (state.fault >= 0).any(1)}
+  named = {name: counts[name] for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred')}
+  calls = jnp.zeros((len(tokens), method.models), jnp.int32).at[:, np.array(method.slots)].add(counts['calls'])
+  return written, {**named, 'calls': calls, 'fault': (state.fault >= 0).any(1)}

@@ -280,9 +280,11 @@ def test_arguments_of_a_template_belong_to_a_request(tmp_path):
   given = [Request(HELLO, chat_template_kwargs={'enable_thinking': word}) for word in ('user', 'a')]
   rows = requests.rows([model], given, max_new_tokens=1, sampler=Sampler(), seed=0)
   assert [row.tokens.tolist() for row in rows] == [[5, 8], [9, 8]]
-  for wrong in (Request('the', chat_template_kwargs={}), Request(HELLO, chat_template_kwargs=[1])):
-    with pytest.raises(ValueError, match='chat_template_kwargs='):
-      requests.rows([model], [wrong], max_new_tokens=1, sampler=Sampler(), seed=0)
+  wrong = ('the', {}), (HELLO, [1]), (HELLO, {'messages': []})
+  for prompt, arguments in wrong:
+    with pytest.raises(ValueError, match='chat_template_kwargs'):
+      asked = [Request(prompt, chat_template_kwargs=arguments)]
+      requests.rows([model], asked, max_new_tokens=1, sampler=Sampler(), seed=0)
 
 
 def test_a_content_comes_in_parts_where_the_template_takes_them(tmp_path):
@@ -381,6 +383,22 @@ def test_byte_level_files_are_split_as_their_class_does(tmp_path, settings, ids)
 def test_a_class_of_byte_level_files_that_is_not_known_is_named(tmp_path):
   with pytest.raises(ValueError, match=having(str(tmp_path), 'WhisperTokenizer', 'use_fast=True')):
     byte_level(tmp_path, tokenizer_class='WhisperTokenizer').encode('the')
+
+
+def test_a_character_of_bytes_stays_when_others_follow_that_are_not_whole(tmp_path):
+  from tokenizers import decoders, models, Tokenizer
+
+  pieces = ['</s>', 'a', *(f'<0x{byte:02X}>' for byte in range(256))]
+  library = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True))
+  library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+  library.add_special_tokens(['</s>'])
+  library.save(str(tmp_path / 'tokenizer.json'))
+  tokenizer = tokenizers.load(tmp_path)
+  ids = tokenizer.encode('aé😀é')
+  texts = [tokenizer.decode([*ids[:n], 0]) for n in range(len(ids) + 1)]
+  kept = ['', 'a', 'a', *['aé'] * 4, *['aé😀'] * 2, 'aé😀é']
+  assert [text.rstrip('\ufffd') for text in texts] == kept and texts[-1] == 'aé😀é'
+  assert tokenizer.decode([*ids[:2], 0], special=True) == 'a\ufffd</s>'
 
 
 def test_byt5_needs_no_vocabulary(tmp_path):

@@ -1,6 +1,8 @@
 """Requests: each row as it wants to be decoded, whatever its batch mates want, and streams of rows."""
 
+import contextlib
 import functools
+from pathlib import Path
 import warnings
 
 from cases import Letters
@@ -11,6 +13,7 @@ from matching import having
 import numpy as np
 import pytest
 from tiers import quick
+from vocabularies import byte_level
 
 import speccascade
 from speccascade import embedded, methods, Request, rules, Sampler
@@ -91,6 +94,15 @@ def test_a_text_ends_before_the_token_that_ended_it():
   out = run(methods.autoregressive(1), [model, model.replace(tokenizer=Letters())], requests)
   assert out.tokens == [[4, 4, 4, 2], [4, 4, 4, 5]]
   assert out.texts == ['eee', 'eee'] and out.finish_reasons == ('stop', 'eos')
+
+
+@pytest.mark.parametrize('stop', ['<end>', np.array(['never', '<end>'])], ids=['text', 'array'])
+def test_a_stop_string_that_is_a_special_token_is_a_stop_token(tmp_path, stop):
+  tokenizer = byte_level(tmp_path, before=['<eos>', '<end>'], additional_special_tokens=['<end>'])
+  model = toy.model(1, len(tokenizer.pieces()), 1).replace(tokenizer=tokenizer)
+  request = Request('b', stop=stop, min_new_tokens=2, logit_bias={1: 50.0, 4: 20.0})
+  out = run(methods.autoregressive(0), [model], request, sampler=Sampler(0.0))
+  assert out.tokens == [[4, 4, 1]] and out.finish_reasons == ('stop',) and out.texts == [tokenizer.decode([4, 4])]
 
 
 @pytest.mark.parametrize('name', quick(METHODS, ['opt']))
@@ -263,6 +275,9 @@ def test_a_stream_yields_rows_as_they_end_and_all_that_decode_returns():
   for i, row in rows:
     assert row.tokens == out.tokens[i] and row.finish_reason == out.finish_reasons[i]
     assert row.stats['calls'].tolist() == out.stats.calls[:, i].tolist()
+  with contextlib.closing(speccascade.stream(OPT, PAIR, prompts, max_new_tokens=9, batch_size=2)) as some:
+    next(some)
+  assert not list(some)
 
 
 class Bytes(Letters):
@@ -361,6 +376,7 @@ BAD_REQUESTS = [
 ]
 BAD_CALLS = [
   (dict(prompts=3), 'prompts=3'),
+  (dict(prompts=Path('in.txt')), 'prompts=.*in.txt'),
   (dict(prompts=[]), 'prompts'),
   (dict(prompts='text'), having('prompt 0', 'toy1', 'tokenizer')),
   (dict(prompts=['text']), having('prompt 0', 'toy1', 'tokenizer')),

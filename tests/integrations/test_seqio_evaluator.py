@@ -17,7 +17,7 @@ with warnings.catch_warnings():
   warnings.simplefilter('ignore')  # of TensorFlow's and seqio's imports
   seqio = pytest.importorskip('seqio')
 
-from speccascade import decode, methods, Model, Sampler
+from speccascade import decode, embedded, methods, Model, Sampler
 from speccascade.checkpoints import hf
 from speccascade.data import metrics
 from speccascade.data.examples import Example, Task
@@ -194,6 +194,20 @@ def test_a_task_of_other_tokens_is_refused(task, byt5, tmp_path):
   other = large.replace(tokenizer=find(tmp_path))
   with pytest.raises(ValueError, match=having('echo', 'toy0')):
     seqio_evaluator.evaluate('echo', methods.autoregressive(0), [other], max_new_tokens=2)
+
+
+def test_a_task_with_a_vocabulary_of_seqios_own_is_refused_too(byt5):
+  vocabulary = seqio.SentencePieceVocabulary(str(embedded.vocabulary()), extra_ids=0)
+  own = types.SimpleNamespace(name='own', output_features={'inputs': seqio.Feature(vocabulary)})
+  with pytest.raises(ValueError, match=having('own', 'toy0')):
+    seqio_evaluator._check_tokens(own, models(byt5, True)[1])
+  seqio_evaluator._check_tokens(own, embedded.models()[1])
+
+
+@pytest.mark.parametrize('count, some, said', [(0, slice(None), 'count=0'), (None, 1, 'models=toy0')])
+def test_an_argument_that_is_wrong_is_named(task, byt5, count, some, said):
+  with pytest.raises(ValueError, match=said):
+    seqio_evaluator.evaluate('echo', methods.speculative(), models(byt5, True)[some], max_new_tokens=2, count=count)
 
 
 def test_an_evaluation_goes_on_where_a_sequence_ends_as_a_fault():

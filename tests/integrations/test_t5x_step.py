@@ -59,6 +59,13 @@ def test_a_step_gives_what_decode_gives_padded_with_zeros(large):
   assert stats['calls'].shape == (3, 2) and not stats['fault'].any()
 
 
+def test_calls_are_by_model_also_where_some_models_are_left_out(large):
+  models, method = [small(), small(), large], methods.speculative(block=2, pair=(0, 2))
+  _, stats = t5x.decode_batch(method, models, BATCH, sampler=Sampler(0.0))
+  out = decode(method, models, PROMPTS, max_new_tokens=6, sampler=Sampler(0.0))
+  assert stats['calls'].T.tolist() == out.stats.calls.tolist() and not out.stats.calls[1].any()
+
+
 @pytest.mark.parametrize('make', [jax.random.PRNGKey, jax.random.key])
 def test_noise_comes_from_the_key_and_differs_between_rows(large, make):
   same = {**BATCH, 'encoder_input_tokens': np.tile(BATCH['encoder_input_tokens'][:1], (3, 1))}

@@ -290,7 +290,7 @@ def test_chats_are_rendered_as_by_transformers(llamas):
 def test_a_special_token_stops_and_sampling_is_asked_for(llamas):
   lm = SpecCascade(llamas, dtype='float32')
   asked = lm._request('x', {'until': ['</s>', 'yes', ''], 'max_gen_toks': 7, 'num_beams': 1, 'top_k': 0})
-  assert (asked.stop, asked.stop_tokens, asked.max_new_tokens, asked.temperature) == (['yes'], [1], 7, 0.0)
+  assert (asked.stop, asked.max_new_tokens, asked.temperature) == (['</s>', 'yes'], 7, 0.0)
   asked = lm._request(
     'x' * 999, {'until': 'a', 'do_sample': True, 'temperature': 0.5, 'top_p': 0.9, 'max_gen_toks': 28}
   )
