@@ -3,10 +3,12 @@ r"""Acceptors: how many of the tested tokens are accepted, and what the next tok
 An acceptor is `accept(trial) -> (Verdict, noise)`. It sees one round of every sequence: R tokens :math:`x_1 … x_R`, the
 distributions :math:`\tilde q` that they were drawn from, and the targets π.
 
-Its attribute `reads` names the slots whose logits it reads; without it the logits of all models are stored.
-Its attribute `by_round` says whether it reads tokens that it then drops. Random numbers are then keyed by round as
-well, because a number that has decided which tokens to drop may not draw them again. Without the attribute they are.
-Its attribute `exact` says whether the output follows π; without it, it does.
+An acceptor may have three attributes:
+
+* `reads`: the slots of the method whose logits it reads. Without it the logits of all models are stored.
+* `by_round`: whether it reads tokens that it then drops. If so, random numbers are keyed by round as well, because a
+  number that has decided which tokens to drop may not draw them again. Without it they are.
+* `exact`: whether the output follows π. Without it, the output is taken to.
 """
 
 from collections.abc import Callable
@@ -72,7 +74,7 @@ def token_wise(trial: Trial) -> tuple[Verdict, Any]:
 
 
 def everything(trial: Trial) -> tuple[Verdict, Any]:
-  """Accept every token, for drafts that end before a token that must not be accepted."""
+  """Accept every token. It suits drafts that a policy ends before a token that must not be accepted."""
   one = jnp.ones(trial.tested.shape, jnp.float32)
   return Verdict(trial.tested, one, 0 * one), trial.noise
 
