@@ -85,7 +85,7 @@ class Network(Protocol):
 
 @struct.dataclass
 class Model:
-  """A network with its parameters and, for texts, its tokenizer."""
+  """A network with its parameters and, to read and write texts, its tokenizer."""
 
   params: Params
   network: Network = static()
