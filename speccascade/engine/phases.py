@@ -133,8 +133,8 @@ class Score:
   first.
 
   The rest is derived when the method is made. `widths` are the numbers of tokens per row that are compiled, ascending;
-  where there are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in every
-  row, so that its logits begin at slot 0.
+  where there are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in
+  every row, so that its logits begin at the start of the window.
   """
 
   model: int = static()
