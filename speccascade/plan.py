@@ -1,4 +1,4 @@
-"""Will speculation pay for these models, with which method and γ at which batch size? Measure, predict, and try.
+"""Find the fastest method and γ at each batch size, or why speculation will not pay: measure, predict, and try.
 
   python -m speccascade.plan SMALL LARGE --prompts FILE --rule opt:0.1
   python -m speccascade.plan DRAFT COMPANION TARGET --prompts FILE --batches 1,8,32 --out plan.json
