@@ -1,13 +1,13 @@
 r"""Decoding methods, each a short list of phases that repeat until every sequence has ended.
 
 Models are numbered in the order of the list given to `decode`. The printed form of a method shows its phases. A model
-is named there by its slot: slot m runs model `method.slots[m]`, which for most methods is model m. Pending tokens are
+is named there by its slot: slot s runs model `method.slots[s]`, which for most methods is model s. Pending tokens are
 those that were drafted and not yet tested.
 
-* `score(m)` feeds model m the pending tokens that it has not read; `first n` limits their number, `goodput` chooses
+* `score(s)` feeds the model the pending tokens that it has not read; `first n` limits their number, `goodput` chooses
   it, and `drop` forgets the others.
-* `propose(m, n)` drafts up to n tokens from model m's own distribution, and feeds it each but the last.
-* `verify(target of models)` tests the pending tokens in order, as far as their target is known. It commits the accepted
+* `propose(s, n)` drafts up to n tokens from the model's own distribution, and feeds it each but the last.
+* `verify(target of slots)` tests the pending tokens in order, as far as their target is known. It commits the accepted
   ones and one more: from the residual after a rejection; after all, from the target where that is known (the bonus
   token). `keep` leaves untested tokens pending. `own` is the target that is a model's own distribution.
 * `alternate[… | …]` runs the branch of the model that most sequences of the batch want; the others wait.
