@@ -223,12 +223,13 @@ def possible(models, prompts, runs, calls, args) -> dict[str, dict[str, float]]:
     return timing.passes_loop([m.network for m in some], backend, widths, 1, PROMPT_TOKENS, slots)
 
   def texts(some, loop=None, calls=None) -> Callable[[], float]:
-    networks, (_, params) = tuple(m.network for m in some), backends.prepared(some)
+    networks = tuple(backends.bind(m.network, backend.for_slot(n)) for n, m in enumerate(some))
+    _, params = backends.prepared(some)
 
     def seconds() -> float:
       start = time.perf_counter()
       for i, prompt in enumerate(padded):
-        caches = prefill(networks, backend, params, prompt, slots)
+        caches = prefill(networks, params, prompt, slots)
         jax.block_until_ready(loop(params, caches, calls[-1][i], list(calls[:, i])) if loop else caches)
       return time.perf_counter() - start
 

@@ -22,9 +22,7 @@ from speccascade.models import packing, shapes
 from speccascade.planning import aot
 from speccascade.planning.program_report import report
 
-TABLE = AcceptanceTable(
-  np.linspace(0.05, 0.95, 19, dtype=np.float32), np.full((20, 14), 0.5, np.float32), np.full((20, 15), 0.7, np.float32)
-)
+TABLE = AcceptanceTable.of(np.arange(1, 20) / 20, [np.arange(1, 15) / 15] * 20, np.full((20, 15), 0.7))
 
 
 def compiled(widths: tuple[int, ...], args: argparse.Namespace) -> dict:

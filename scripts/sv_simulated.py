@@ -8,7 +8,7 @@
 `compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; an hour on a busy machine)
 and goes on where it was interrupted. `roofline` writes the least times instead, by bytes and operations. `tables`
 simulates rounds from the samples of plans of three models and prints Markdown. `check` simulates the rounds of a plan's
-own models from the times of their calls, and decodes with them.
+own models from the times of their calls, and decodes with them on the device that the plan was made on.
 """
 
 import argparse
@@ -44,11 +44,7 @@ SLOPES = (0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 
 def compile_times(args: argparse.Namespace):
   """Write the times of every network to a file, which is written anew after each."""
-  times = json.loads(args.out.read_text()) if args.out.exists() else {'topology': args.topology}
-  if times.get('topology') != args.topology:
-    raise SystemExit(
-      f'--topology {args.topology}: {args.out} has the times of {times.get("topology")}; give another --out.'
-    )
+  times = _stored(args.out, args.topology)
   for family, *sizes in TRIOS:
     make, table = SIZES[family]
     for size, grid in zip(sizes, GRIDS, strict=True):
@@ -61,11 +57,20 @@ def compile_times(args: argparse.Namespace):
       print(f'{args.topology}: {family} {size}', flush=True)
 
 
+def _stored(out: Path, source: str) -> dict:
+  """Return the times that a file has so far; those of another source are refused."""
+  times = json.loads(out.read_text()) if out.exists() else {'topology': source}
+  if times.get('topology') != source:
+    raise SystemExit(f'{out} has the times of {times.get("topology")}, not of {source}; give another --out.')
+  return times
+
+
 def roofline_times(args: argparse.Namespace):
   """Write the least times of every network to a file."""
+  times = _stored(args.out, f'{args.topology}, roofline')
   sizes = {(family, size) for family, *trio in TRIOS for size in trio}
   made = {f'{f} {size}': compiled_times.roofline(SIZES[f][0](size), args.topology) for f, size in sorted(sizes)}
-  times = {'topology': args.topology} | {name: dataclasses.asdict(x) for name, x in made.items()}
+  times |= {name: dataclasses.asdict(x) for name, x in made.items()}
   storage.write(args.out, json.dumps(times, indent=1) + '\n')
 
 
@@ -101,6 +106,8 @@ def check(args: argparse.Namespace):
   """
   profile = plans.profile_of(args.plan)
   models = checkpoints.load_all(args.models)
+  if (here := plans.device_of(models)) != profile.origin.device:
+    raise SystemExit(f'{args.plan} has times of {profile.origin.device}, and this is {here}; check it there.')
   plans.check_models(profile.origin, models, (0, 1, 2))
   models = timing.endless(models)
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
@@ -167,9 +174,10 @@ def main():
   one.add_argument('--trials', type=int, default=5)
   one.set_defaults(run=check)
   args = parser.parse_args()
+  if args.run is not check:
+    jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
   args.run(args)
 
 
 if __name__ == '__main__':
-  jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
   sys.exit(main())

@@ -17,8 +17,8 @@ import jax
 
 from speccascade import checkpoints
 from speccascade.decode import options
-from speccascade.host import commands
-from speccascade.host.errors import RunError
+from speccascade.host import commands, storage
+from speccascade.host.errors import first_line, RunError
 from speccascade.models import shapes
 from speccascade.planning import aot, program_report
 
@@ -56,6 +56,10 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace):
+  if args.text is not None:
+    if args.text.is_dir():
+      raise RunError(f'{args.text} is a folder: name a file in it.')
+    storage.check_writable(args.text)
   networks = aot.networks_of(args.models, args.dtype, args.scan)
   if args.method == 'autoregressive' and args.model is None:
     args.model = len(networks) - 1
@@ -65,7 +69,7 @@ def _run(args: argparse.Namespace):
     given = options.sampler(args), args.mesh or {}, args.rules, dict(args.xla), args.text
     report = program_report.of_topology(args.topology, method, networks, sizes, *given)
   except jax.errors.JaxRuntimeError as error:
-    raise RunError(aot.first_line(error)) from error
+    raise RunError(first_line(error)) from error
   print(f'{" and ".join(args.models)}, {method.name}, batch {sizes.batch}, γ {method.block}, {args.dtype}')
   program_report.show(report, aot.chip_of(args.topology))
   if args.json:

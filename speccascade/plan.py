@@ -61,6 +61,7 @@ def _run(args: argparse.Namespace):
     if out.is_dir():
       raise RunError(f'{out} is a folder: name a file in it.')
     storage.check_free(out, args.overwrite)
+    storage.check_writable(out)
   sampler = options.sampler(args)
   others = {path: plans.profile_of(plans.load(path)) for path in args.against}
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')

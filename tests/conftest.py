@@ -30,6 +30,14 @@ def shared() -> pathlib.Path:
   return path
 
 
+@pytest.fixture(scope='session')
+def byt5(tmp_path_factory) -> str:
+  """Return the folder of a tokenizer of bytes, which ends its texts and begins none."""
+  folder = tmp_path_factory.mktemp('byt5')
+  (folder / 'tokenizer_config.json').write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+  return str(folder)
+
+
 @pytest.fixture(autouse=True)
 def few_executables():
   """Drop compiled programs before their memory mappings (some 400 for a decode loop) reach the kernel's limit."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from types import SimpleNamespace
 
 import accelerator
 import bench
@@ -16,6 +17,7 @@ from speccascade import decode, methods
 from speccascade.models import shapes, toy
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning import synthetic, timing
+from speccascade.types import Model
 
 NETWORK = T5(T5Config(97, 32, 4, 8, 64, 1, 2), dtype='bfloat16')
 
@@ -26,6 +28,17 @@ def test_a_benchmark_beside_transformers_asks_for_them_before_it_works(monkeypat
   with pytest.raises(SystemExit):
     bench.main(['no', 'models', '--prompts', 'none', '--reference'])
   assert "--reference needs torch and transformers: pip install -e '.[parity]'" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_benchmark_tells_what_calls_alone_would_give(monkeypatch):
+  network = T5(T5Config(12, 8, 2, 4, 8, 1, 1))
+  models = [Model(network.init(jax.random.key(i)), network, name=name) for i, name in enumerate(('small', 'large'))]
+  monkeypatch.setattr(timing, 'interleave', lambda runs, trials: {name: [run()] for name, run in runs.items()})
+  calls = dict.fromkeys(bench.TIMED, np.array([[4, 2], [2, 1]]))
+  runs = dict.fromkeys(bench.TIMED, lambda: (1.0,))
+  found = bench.possible(models, [[2, 3], [4]], runs, calls, SimpleNamespace(tokens=4, block=2, trials=1))
+  assert found.keys() == {*bench.TIMED[1:]} and all(x > 0 for row in found.values() for x in row.values())
 
 
 def test_a_benchmark_is_compared_with_the_figures_before_it(monkeypatch, tmp_path, capsys):

@@ -134,6 +134,11 @@ def narrow(q_logits, p_logits, *, sampler):
   return sampler(p_logits)[..., 0]
 
 
+def silent(*_, **__):
+  """A rule, or what a network does, that fails without a word."""
+  raise AssertionError
+
+
 def failing(examples, predictions):
   """A metric that judges nothing."""
   raise KeyError(examples[0].index)
@@ -164,6 +169,10 @@ PYTHON = {
   'a rule that branches': (lambda _: decoded(methods.speculative(partial(branching, alpha=0.3))), 'branching'),
   'a rule of another shape': (lambda _: decoded(methods.speculative(narrow)), 'narrow'),
   'a rule of nothing': (lambda _: decoded(methods.speculative(lambda q, p, *, sampler: None)), 'None'),
+  'a rule that fails without a word': (
+    lambda _: decoded(methods.speculative(lambda q, p, *, sampler: silent())),
+    'AssertionError',
+  ),
   'a rule by its name': (lambda _: methods.speculative('opt'), ("'opt'", 'functools')),
   'a rule without its alpha': (lambda _: methods.speculative(rules.opt), ('opt', 'alpha')),
   'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), ('chow', '0 <= alpha <= 1')),
@@ -254,7 +263,10 @@ PYTHON = {
   'stop=5': (lambda _: decoded(prompts=[Request([1], stop=5)]), 'stop=5'),
   'stop_tokens=5': (lambda _: decoded(prompts=[Request([1], stop_tokens=5)]), 'stop_tokens=5'),
   'logit_bias=[5]': (lambda _: decoded(prompts=[Request([1], logit_bias=[5])]), 'logit_bias=[5]'),
-  'a bias of 1e39': (lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e39})]), ('logit_bias', '1e+39', '1e+30')),
+  'a bias of 1e9': (
+    lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e9})]),
+    ('logit_bias', '1000000000', '10000'),
+  ),
   'a bias of all': (
     lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]),
     ('logit_bias', '5'),
@@ -305,7 +317,10 @@ PYTHON = {
   'models=large': (lambda _: decoded(methods.autoregressive(), models=LARGE), 'models'),
   'prompts=None': (lambda _: decoded(prompts=None), 'prompts'),
   'nested uneven prompts': (lambda _: decoded(prompts=[[[1, 2], [3]]]), 'prompt 0'),
-  'a lone surrogate': (lambda _: decoded(models=speccascade.embedded.models(), prompts=['a\ud800']), 'prompt 0'),
+  'a lone surrogate': (
+    lambda _: decoded(models=speccascade.embedded.models(), prompts=['a\ud800']),
+    ('prompt 0', 'surrogate'),
+  ),
   'sampler=1.0': (lambda _: decoded(sampler=1.0), 'sampler=1.0'),
   # checkpoints
   'load(torch_dtype=…)': (lambda _: speccascade.load('x', torch_dtype=1), ('torch_dtype', 'dtype=')),
@@ -374,6 +389,7 @@ PYTHON = {
   ),
   'a network that cannot be hashed': (lambda _: decoded_by(some_logits, __hash__=None), "unhashable type: 'Mine'"),
   'a network that fails': (lambda _: decoded_by(lambda *_: 1 // 0), 'ZeroDivisionError'),
+  'a network that fails without a word': (lambda _: decoded_by(silent), 'AssertionError'),
   'a network of few logits': (
     lambda _: decoded_by(some_logits, vocab_size=7),
     ('Mine.extend', '[2, 3, 5]', '[2, 3, 7]'),
@@ -672,6 +688,8 @@ COMMANDS = {
     (['--models=a'], "'a'"),
     (['--models=a', '--mesh=model'], ("'model'", 'data=1,model=4')),
     (['--models=a', '--batch-size=x'], ('--batch_size', "'x'")),
+    (['--models=a', '--text={tmp}'], '{tmp} is a folder'),
+    (['--models=a', '--text={tmp}/file/x'], ('{tmp}/file/x', 'choose another')),
   ],
   'decode': [
     (['--models', 'a', 'b'], ('INPUT', 'OUTPUT')),
@@ -698,6 +716,7 @@ COMMANDS = {
     (['--models', 'a', '--', '{tmp}/file', '{tmp}/out'], ('2', '1')),
     (['--models', 'a', 'b', '--', '{tmp}/none', '{tmp}/out'], '{tmp}/none'),
     (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x'),
+    (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/file/x'], ('{tmp}/file/x', 'choose another')),
     (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/file', '{tmp}/file'], ('{tmp}/file', 'input')),
     (['--models', 'a', 'b', '--', '{tmp}/damaged.gz', '{tmp}/out'], ('damaged.gz', 'gzip')),
     (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/prompts', '{tmp}/thesis'], ('{tmp}/thesis', 'folder')),

@@ -21,6 +21,7 @@ from speccascade.backends.gpu import GPU
 from speccascade.backends.limits import memory
 from speccascade.backends.registry import named, register, use
 from speccascade.backends.tpu import TPU
+from speccascade.host.errors import first_line
 
 __all__ = [
   'Backend',
@@ -85,6 +86,6 @@ def known(options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
   try:
     jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
   except jax.errors.JaxRuntimeError as error:
-    warnings.warn(f'decoding is compiled without {dict(options)}: {str(error).splitlines()[0]}', stacklevel=2)
+    warnings.warn(f'decoding is compiled without {dict(options)}: {first_line(error)}', stacklevel=2)
     return ()
   return options

@@ -19,7 +19,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 Array = jax.Array
@@ -50,13 +50,8 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   Raises:
     ValueError: If the shape does not fit the devices, or leaves a process without one.
   """
-  if not isinstance(shape, Mapping):
-    raise ValueError(f"mesh {shape!r}: give {{'data': 2, 'model': 4}}, how many devices along each axis.")
-  size = {DATA: 1, MODEL: 1} | dict(shape)
+  size = _sizes(shape)
   available = jax.devices() if devices is None else devices
-  for axis, n in size.items():
-    if not isinstance(n, numbers.Integral) or isinstance(n, bool):
-      raise ValueError(f'mesh {dict(shape)}: {axis}={n!r} is not a whole number of devices.')
   count = math.prod(size.values())
   if set(size) != {DATA, MODEL} or not 0 < min(size.values()) or count > len(available):
     raise ValueError(f'mesh {dict(shape)}: give data and model, at most {len(available)} devices in all.')
@@ -66,6 +61,22 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
       f'mesh {dict(shape)} has no device of process {min(lost)}: give it some of each, {len(available)} devices in all.'
     )
   return Mesh(np.array(used).reshape(size[DATA], size[MODEL]), (DATA, MODEL))
+
+
+def unplaced(shape: Mapping[str, int]) -> AbstractMesh:
+  """Return a mesh of this shape whose devices need not be there; `mesh` of its shape finds them."""
+  size = _sizes(shape)
+  return AbstractMesh(tuple(size.values()), tuple(size))
+
+
+def _sizes(shape: Mapping[str, int]) -> dict[str, int]:
+  if not isinstance(shape, Mapping):
+    raise ValueError(f"mesh {shape!r}: give {{'data': 2, 'model': 4}}, how many devices along each axis.")
+  size = {DATA: 1, MODEL: 1} | dict(shape)
+  for axis, n in size.items():
+    if not isinstance(n, numbers.Integral) or isinstance(n, bool):
+      raise ValueError(f'mesh {dict(shape)}: {axis}={n!r} is not a whole number of devices.')
+  return size
 
 
 def place(model: Any, on: Mesh, rules: Rules | str | None = None) -> Any:

@@ -16,7 +16,7 @@ from speccascade.checkpoints.hf import config as hf_config
 from speccascade.checkpoints.hf import names as hf_names
 from speccascade.data import tokenizers
 from speccascade.host import storage
-from speccascade.host.errors import known_as
+from speccascade.host.errors import first_line, known_as
 from speccascade.models import layerskip
 from speccascade.types import check_bits, Model, named_apart, Network
 
@@ -260,7 +260,7 @@ def _download(hub_id: str, revision: str | None) -> Path:
   try:
     return Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_FILES))
   except Exception as error:  # the client lets its HTTP library's errors through, whichever library that is
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    reason = first_line(error)[:200]
     at, option = ('', '') if revision is None else (f' at revision {revision!r}', f' --revision {revision}')
     raise FileNotFoundError(
       f'{hub_id} is no folder here and could not be fetched{at} ({reason}): download it by hand (hf download '

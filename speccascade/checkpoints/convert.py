@@ -3,7 +3,6 @@
 import math
 import os
 from pathlib import Path
-import tempfile
 import time
 
 from speccascade import checkpoints
@@ -53,7 +52,7 @@ def convert(
   dst = storage.local(dst).absolute()
   if form == 't5x' and t5x.find(dst) != dst:  # a folder of steps, where another is written next to them
     dst = dst / f'checkpoint_{1 if step is None else step}'
-  overwrite = _check_destination(src, dst, overwrite)
+  overwrite = _check_destination(src, dst, form, overwrite)
   start = time.perf_counter()
   model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)
   read = time.perf_counter()
@@ -74,20 +73,13 @@ def convert(
   return folder
 
 
-def _check_destination(src, dst: Path, overwrite: bool) -> bool:
+def _check_destination(src, dst: Path, form: str, overwrite: bool) -> bool:
   """Return whether `dst` may be replaced; raise where writing fails, or would replace the source or no checkpoint."""
   source = Path(os.path.abspath(checkpoints.parse_model_path(src)[0]))
   source = t5x.find(source) if source.is_dir() else source
   if source.exists() and (dst == source or dst in source.parents):
     raise ValueError(f'{dst} is or contains the source {source}: choose another destination')
-  parent = next(p for p in dst.parents if p.exists())
-  try:
-    with tempfile.TemporaryDirectory(dir=parent):
-      pass
-  except OSError as error:
-    raise PermissionError(
-      f'{dst} cannot be written, for {parent} may not be written to ({error.strerror}): choose another'
-    ) from None
+  storage.check_writable(dst)
   if not dst.exists():
     return overwrite
   if dst.is_dir() and not any(dst.iterdir()):
@@ -96,6 +88,8 @@ def _check_destination(src, dst: Path, overwrite: bool) -> bool:
   if dst.is_file():
     raise NotADirectoryError(f'{dst} is a file: choose a folder')
   checkpoints.kind(dst)  # raises for a folder of anything else, which is never replaced
+  if form != 't5x':  # which is written into a folder of `dst`
+    files.check_free(dst, overwrite)
   return True
 
 

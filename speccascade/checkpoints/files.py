@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import glob
 import json
 import os
 from pathlib import Path
@@ -38,14 +39,14 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     NotADirectoryError: `path` is a file.
   """
   path = Path(os.path.abspath(path))
-  _check_free(path, overwrite)
+  check_free(path, overwrite)
   scratch = _scratch_name(path)
   aside = _scratch_name(path)
   scratch.mkdir(parents=True)
   try:
     with storage.full_disk(path):
       yield scratch
-    _check_free(path, overwrite)  # once more, for another process may have written there
+    check_free(path, overwrite)  # once more, for another process may have written there
     if path.exists():
       path.rename(aside)
     scratch.rename(path)
@@ -55,7 +56,8 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _check_free(path: Path, overwrite: bool):
+def check_free(path: Path, overwrite: bool):
+  """Raise where `path` may not be written, as `atomic_dir` does."""
   if path.exists() and not overwrite:
     raise FileExistsError(f'{path} exists: choose another path, remove it, or ask for overwriting')
   if path.exists() and not path.is_dir():
@@ -87,7 +89,7 @@ def check_finished(path: Path) -> None:
   """Raise where a writer of `path` was stopped."""
   candidates = [path]
   if not path.exists() and path.parent.is_dir():
-    candidates = sorted(path.parent.glob(path.name + '.*'))
+    candidates = sorted(path.parent.glob(f'{glob.escape(path.name)}.*'))
   if left := [p for p in candidates if _UNFINISHED.search(p.name)]:
     raise ValueError(f'{left[0]} is half-written, its writer was stopped: remove it and write the checkpoint again')
 

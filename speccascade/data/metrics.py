@@ -19,6 +19,7 @@ import numpy as np
 from speccascade.data import programs, sandbox
 from speccascade.data.examples import Example, Metric
 from speccascade.host import multihost
+from speccascade.host.errors import first_line
 
 ORDER = 4  # BLEU's longest n-gram
 NO_ANSWER = 'unanswerable'  # the answer of a question that has none
@@ -420,5 +421,5 @@ def _try(name: str, metric: Metric, examples: Sequence[Example]):
   try:
     float(metric(list(examples), texts))
   except Exception as error:  # whatever a metric of a user's raises
-    reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
+    reason = first_line(error, named=True)
     raise ValueError(f'the metric {name} cannot judge the first references by themselves ({reason}).') from error

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.decode', __doc__)
   parser.add_argument('input', metavar='INPUT', help='JSON lines, also as .gz; - is standard input')
-  parser.add_argument('output', metavar='OUTPUT', help='the file to write; - is standard output')
+  parser.add_argument('output', metavar='OUTPUT', help='the file to write, gzipped as .gz; - is standard output')
   options.add_models(parser)
   parser.add_argument('--overwrite', action='store_true', help='replace OUTPUT')
   options.add_method(parser.add_argument_group('the method, of speccascade.methods'))

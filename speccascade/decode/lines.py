@@ -158,7 +158,8 @@ class File:
         f'{self._output} was written meanwhile, and {path} has the rows: move {self._output.name} away, and the same '
         'command writes it.'
       )
-    storage.write(self._output, ''.join(line for _, line in sorted(self._rows.items())))
+    text = ''.join(line for _, line in sorted(self._rows.items())).encode()
+    storage.write(self._output, gzip.compress(text, mtime=0) if self._output.suffix == '.gz' else text)
     path.unlink()
 
   def _read(self, header: Mapping[str, Any], names: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -277,6 +278,7 @@ def check_output(source: Path, output: Path, overwrite: bool):
       raise RunError(f'{path} is the input: name another output.')
   if not _is_stream(output):
     storage.check_free(output, overwrite)
+    storage.check_writable(output)
 
 
 def _is_stream(path: Path) -> bool:

@@ -12,6 +12,7 @@ from speccascade import backends, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, validate
 from speccascade.engine.method import Strategy, Target
+from speccascade.host import multihost
 from speccascade.types import Array, checked_int, Model, Prompt
 
 _CHUNK = 128  # positions of a pass, so that logits of long texts fit into memory
@@ -140,7 +141,7 @@ def _score_batch(models, combiner, prompts, outputs, size: int, vocab: int) -> l
     chunk = [x[:, at : at + step] for x in (fed, positions, goal)]
     logprobs, greedy, caches = _score_chunk(networks, params, combiner, caches, *chunk, vocab)
     found.append((logprobs, greedy))
-  logprobs, greedy = (np.concatenate(x, 1) for x in zip(*jax.device_get(found), strict=True))
+  logprobs, greedy = (np.concatenate(x, 1) for x in zip(*jax.device_get(multihost.to_host(found)), strict=True))
   return [Score(logprobs[i, : row.size], greedy[i, : row.size]) for i, row in enumerate(outputs)]
 
 

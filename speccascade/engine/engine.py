@@ -18,6 +18,7 @@ from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
 from speccascade.engine.state import cache_slots, State
+from speccascade.host.errors import first_line
 from speccascade.types import Array, Model, Prompt
 
 FIRST = 5e10  # bytes of weights and caches times tokens of a first run
@@ -197,7 +198,7 @@ class Engine:
         raise
       sizes = f'{self.width} prompt tokens and {self.program.buffer} positions'
       problem = f'{self.size} rows of {sizes} do not fit into memory'
-      raise MemoryError(f'{problem} ({str(error).splitlines()[0]}): {_LOWER}.') from None
+      raise MemoryError(f'{problem} ({first_line(error)}): {_LOWER}.') from None
     return time.monotonic() - running.since if late else None
 
   def _check_progress(self, length: np.ndarray, rounds: int, seconds: float | None):

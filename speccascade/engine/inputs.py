@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 
-from speccascade.data import tokenizers
+from speccascade.data import chat, tokenizers
 from speccascade.engine import plans, validate
 from speccascade.types import check_bits, checked_int, Model, Prompt
 
@@ -75,7 +75,8 @@ def encode(models: Sequence[Model], prompts, arguments: Sequence[dict | None] = 
     if is_chat(prompt):
       prompt = _tokenizer(models, i, 'chat messages').chat(prompt, **more or {})
     if isinstance(prompt, str):
-      prompt = _tokenizer(models, i, 'a text').encode(_checked(prompt, i))
+      chat.check_characters(prompt, f'prompt {i}')
+      prompt = _tokenizer(models, i, 'a text').encode(prompt)
     row = token_ids(prompt, f'prompt {i}', 'a prompt is a text, a list of token ids or chat messages', vocab)
     if not row.size:
       raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
@@ -94,15 +95,6 @@ def token_ids(values, name: str, wanted: str, vocab: int) -> np.ndarray:
   if row.size and (not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab):
     raise ValueError(f'{name} has values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
   return row.astype(np.int32)
-
-
-def _checked(text: str, i: int) -> str:
-  try:
-    text.encode()
-  except UnicodeEncodeError as error:
-    at = f'a lone surrogate at character {error.start}'
-    raise ValueError(f'prompt {i} has {at}, which is half a character; read its text as UTF-8.') from None
-  return text
 
 
 def is_chat(prompt) -> bool:

@@ -17,6 +17,7 @@ from speccascade.host.errors import known_as
 from speccascade.types import checked_int
 
 _LIMIT = 256  # tokens that one request may stop at
+_BIAS = 1e4  # over any logit; a softmax at a low temperature has no digits for much more
 _SAMPLES = 1 << 20  # of one request
 
 
@@ -193,9 +194,9 @@ def _bias(vocab: int, bias) -> tuple[tuple[int, float], ...]:
   if not isinstance(bias, Mapping | None):
     raise ValueError(f'logit_bias={bias!r} is not numbers by token id, as in {{17: -1.5}}.')
   for value in (bias or {}).values():
-    if not isinstance(value, numbers.Real) or not (value == -np.inf or abs(value) <= sampling.LARGEST):
-      most = f'{sampling.LARGEST:g}'
-      raise ValueError(f'logit_bias has {value!r}, not a number of -{most} … {most}; use -inf to forbid a token.')
+    if not isinstance(value, numbers.Real) or not (value == -np.inf or -sampling.LARGEST <= value <= _BIAS):
+      known = f'a number of -{sampling.LARGEST:g} … {_BIAS:g}'
+      raise ValueError(f'logit_bias has {value!r}, not {known}; use -inf to forbid a token.')
   by_token = tuple((_token('logit_bias', vocab, token), float(value)) for token, value in (bias or {}).items())
   if sum(value == -np.inf for _, value in by_token) == vocab:
     raise ValueError(f'logit_bias forbids all {vocab} tokens; leave one.')

@@ -15,6 +15,7 @@ from speccascade import rules, stopping
 from speccascade.engine import method as method_lib
 from speccascade.engine.method import ByBatch, Method, Strategy
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
+from speccascade.host.errors import first_line
 from speccascade.types import Combiner, Model, Phase, Prompt
 
 # of the logits that a rule is asked with
@@ -162,7 +163,7 @@ def _traced(function: Callable, *args) -> tuple[Any, str | None]:
   except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError) as error:
     message = f'cannot be traced{_line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
   except Exception as error:  # whatever a function of a user's raises
-    message = f'fails{_line_of(error)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}'
+    message = f'fails{_line_of(error)}: {first_line(error, named=True)}'
   return None, message
 
 
@@ -226,8 +227,7 @@ def check_network(model: Model):
       for rows in (ROWS, 2 * ROWS)
     }
   except Exception as error:  # whatever a user's network raises
-    message = f'{type(error).__name__}: {str(error).strip().splitlines()[0]}'
-    raise ValueError(f'{name} cannot decode{_line_of(error)}: {message}.') from error
+    raise ValueError(f'{name} cannot decode{_line_of(error)}: {first_line(error, named=True)}.') from error
   before, logits, after = traced[ROWS]
   if logits.shape != (ROWS, POSITIONS, network.vocab_size):
     raise ValueError(

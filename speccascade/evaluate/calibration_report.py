@@ -18,6 +18,7 @@ from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.report import formats
 from speccascade.host.errors import RunError
+from speccascade.types import checked_int
 
 FILE = 'calibrated.json'
 TIME = 'time'
@@ -38,7 +39,7 @@ def read(run: Path, only: Sequence[str] = ()) -> tuple[Experiment, Path]:
   if not rundir.exists(run / rundir.CONFIG):
     raise RunError(f'{run} is no run directory; give one that python -m speccascade.run wrote.')
   config.parse([str(run / rundir.CONFIG)])
-  studies = runner.studies_of(config.build(), only)
+  studies = runner.studies_of(config.build(placed=False), only)
   if len(studies) > 1:
     names = ', '.join(study.experiment.name for study in studies)
     raise RunError(f'{run} has several experiments; choose one with --only: {names}.')
@@ -213,9 +214,9 @@ def report(
     seed: by which prompts are divided and ordered.
 
   Raises:
-    RunError: If a number is out of range, or there are too few prompts.
+    RunError: If a number is out of range, or there are too few prompts; ValueError of a seed.
   """
-  rows, test = _split(curves, at_most, confidence, test_share, resamplings, seed)
+  rows, test = _split(curves, at_most, confidence, test_share, resamplings, checked_int('seed', seed, 0))
   best, tested = calibration.fastest(curves, at_most, confidence, rows, seed)
   level = calibration.error_share(curves, confidence)
   rated = {}

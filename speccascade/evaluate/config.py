@@ -32,8 +32,8 @@ def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[E
 
 
 def _mesh(shape: Mapping[str, int] | None = None):
-  """Return the mesh of a run, as in mesh.shape = {'data': 2, 'model': 4}; None is one device."""
-  return None if shape is None else sharding.mesh(shape)
+  """Return the shape of a run's mesh, as in mesh.shape = {'data': 2, 'model': 4}; None is one device."""
+  return shape
 
 
 def _path(root: str, name: str) -> str:
@@ -101,9 +101,13 @@ def folder(file: str, text: str) -> Path:
   return Path('runs') / f'{Path(file).stem}-{storage.digest(text.encode())[:8]}'
 
 
-def build() -> list[Experiment]:
-  """Return the experiments of the config that was read: tasks read, models not loaded."""
+def build(*, placed: bool = True) -> list[Experiment]:
+  """Return the experiments of the config that was read: tasks read, models not loaded.
+
+  The devices of their mesh must be there; if they are not to be `placed`, only once models are loaded.
+  """
   with gin_files.explained():
-    mesh = gin.get_configurable('speccascade.mesh')()
+    shape = gin.get_configurable('speccascade.mesh')()
+    mesh = shape and (sharding.mesh if placed else sharding.unplaced)(shape)
     experiments = gin.get_configurable('speccascade.run')()
     return [e if mesh is None else dataclasses.replace(e, mesh=mesh) for e in experiments]

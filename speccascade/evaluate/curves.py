@@ -12,6 +12,7 @@ from speccascade import checkpoints, methods, rules
 from speccascade.engine.method import Strategy
 from speccascade.evaluate import plugins
 from speccascade.host import storage
+from speccascade.host.errors import first_line
 from speccascade.types import Model
 
 SCORES = {'mean': np.mean, 'sum': np.sum}  # of a sequence cascade; a number is a quantile
@@ -66,8 +67,7 @@ class Checkpoint:
     except (ValueError, OSError, MemoryError):
       raise
     except Exception as error:  # the libraries that read weights raise what they like
-      reason = str(error).strip().split('\n')[0] or type(error).__name__
-      raise ValueError(f'{self.path} cannot be loaded ({reason}); fetch the checkpoint again.') from error
+      raise ValueError(f'{self.path} cannot be loaded ({first_line(error)}); fetch the checkpoint again.') from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import AbstractMesh
+
 from speccascade import rules, sampling
 from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.engine import inputs, plans
-from speccascade.evaluate import plugins
+from speccascade.evaluate import plugins, published
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import storage
 from speccascade.models import translation
@@ -48,7 +50,7 @@ class Experiment:
     domain: the field of an example's info by which acceptance is shown.
     trace_examples: how many examples are shown token by token.
     extra_outputs: files that are written on request: 'png', the charts as PNG too; 'tensorboard', scalars.
-    mesh: the jax.sharding.Mesh on which the models are loaded; None: one device.
+    mesh: the jax.sharding.Mesh on which the models are loaded, or one of `sharding.unplaced`; None: one device.
     translate: whether models that have other tokens than the last one are seen through its tokens.
   """
 
@@ -97,6 +99,11 @@ class Experiment:
       object.__setattr__(self, 'models', tuple(self.models))
     if unknown := [name for name in self.extra_outputs if name not in EXTRA_OUTPUTS]:
       raise ValueError(f'{self.name}: extra_outputs has {unknown[0]!r}; it may have {", ".join(EXTRA_OUTPUTS)}.')
+    if self.cell and not published.of_cell(self.cell):
+      raise ValueError(
+        f'{self.name}: of cell={self.cell!r} nothing is published; docs/papers.md has the cells, as '
+        "'cascades/table2/wmt14/small-large'."
+      )
     self._check_counts()
     self._check_curves()
 
@@ -129,6 +136,8 @@ class Experiment:
         raise ValueError(f'{self.name}: temperatures and latency_batches must differ from each other.')
     if not self.temperatures:
       raise ValueError(f'{self.name} has no temperatures; give [0.0] for greedy decoding.')
+    if self.latency_examples and not self.latency_batches:
+      raise ValueError(f'{self.name} has no latency_batches; give [1], or latency_examples=0 to time nothing.')
     for temperature in self.temperatures:
       self.sampler(temperature)
 
@@ -205,7 +214,8 @@ class Experiment:
     """Load the models; their names are made to differ."""
     given = self.models() if callable(self.models) else self.models
     loaded: list = []
-    models = [_load(m, self.mesh, loaded) for m in given]
+    mesh = sharding.mesh(self.mesh.shape) if isinstance(self.mesh, AbstractMesh) else self.mesh
+    models = [_load(m, mesh, loaded) for m in given]
     models = translation.for_the_last(models) if self.translate else models
     made = [(point, point.build()) for point in self.points]
     self._check_models(made, len(models))

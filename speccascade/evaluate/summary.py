@@ -291,9 +291,10 @@ def _add_matched(
         pairs = np.array([(timed[base][g].seconds, timed[name][g].seconds) for g in both])
         draws.append((values, weights @ pairs))
     if draws:
-      speeds = np.stack([sums[:, 0] / np.maximum(sums[:, 1], 1e-12) for _, sums in draws], 1)
-      between = pts.between(curve)
-      speedups = intervals.reaching(np.stack([values for values, _ in draws], 1), speeds, wanted, between=between)
+      values, sums = (np.stack(x, 1) for x in zip(*draws, strict=True))  # [R, P] and [R, P, 2]
+      drawn = (sums[:, :, 1] > 0).all(1)  # a resample may have none of the timed examples
+      speeds = sums[drawn, :, 0] / sums[drawn, :, 1]
+      speedups = intervals.reaching(values[drawn], speeds, wanted[drawn], between=pts.between(curve))
       for record in curve:
         record['matched_ci'] = intervals.reached(speedups)
 

@@ -1,4 +1,4 @@
-"""The error of the commands, and hints for arguments by the names that other packages give them."""
+"""The error of commands, the first line of any error, and hints for arguments by the names of other packages."""
 
 from collections.abc import Callable
 import functools
@@ -7,6 +7,13 @@ import inspect
 
 class RunError(RuntimeError):
   """An error that a user can fix; its message is one line."""
+
+
+def first_line(error: BaseException, named: bool = False) -> str:
+  """Return the first line of an error's text, which may follow the name of its class; without a text, that name."""
+  name = type(error).__name__
+  lines = str(error).strip().splitlines()
+  return name if not lines else f'{name}: {lines[0]}' if named else lines[0]
 
 
 def known_as(name: str, **words: str) -> Callable:

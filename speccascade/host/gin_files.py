@@ -18,7 +18,7 @@ import sysconfig
 import gin
 
 from speccascade.host import storage
-from speccascade.host.errors import RunError
+from speccascade.host.errors import first_line, RunError
 
 # The files that come with the package: inside it where it is installed, next to it in a clone.
 PACKAGE = Path(__file__).parents[1]
@@ -87,7 +87,7 @@ def _bind(binding: str):
         f'--gin.{name}={value}: gin needs quotes around a text, inside those of the shell: --gin.{name}="\'{value}\'"'
       ) from error
     if isinstance(error, SyntaxError):
-      message = str(error).strip().splitlines()[0]
+      message = first_line(error)
       message = f'{UNREAD}.' if 'malformed node' in message else message
       raise RunError(f'--gin.{binding}: {message} Write --gin.NAME=VALUE.') from error
     raise
@@ -190,19 +190,51 @@ def _check_scopes(named: set[str]):
 
 def _check_overridden(asked_for: Sequence[str]):
   """Refuse a binding of the command line to what nothing makes, or that a scope overrides wherever it would count."""
-  config = gin.config._CONFIG
+  references = _read_references()
+  reached = {scope for reference in references for scope in reference.scopes}
   for name in asked_for:
     *scope, rest = name.split('/')
     parameter = rest.rpartition('.')[2]
-    for reached in {s for s in _selected(name) if _binds(scope, s, parameter)}:
-      made = [r.scopes for r in gin.config.iterate_references(config) if r.config_key[1] == reached]
-      inner = [[s[:i] for i in range(len(scope) + 1, len(s) + 1) if _binds(s[:i], reached, parameter)] for s in made]
-      ours = getattr(gin.config._REGISTRY[reached].wrapped, '__module__', '').startswith('speccascade.')
-      if not made and ours and reached not in CALLED:  # a user's module may call what it registers
-        raise RunError(f'--gin.{name} has no effect, for the config makes no {rest.rpartition(".")[0]}; leave it out.')
-      if made and all(inner):
-        others = sorted({f'{"/".join(some[-1])}/{rest}' for some in inner})
+    for selector in {s for s in _selected(name) if _binds(scope, s, parameter)}:
+      if others := _overriding(scope, selector, parameter, references):
+        others = sorted({f'{"/".join(other)}/{rest}' for other in others})
         raise RunError(f'--gin.{name} has no effect, for the config binds {", ".join(others)}; bind those.')
+      if others is not None or not {*scope} <= reached:
+        missing = name.rpartition('.')[0] if {*scope} - reached else rest.rpartition('.')[0]
+        raise RunError(f'--gin.{name} has no effect, for the config makes no {missing}; leave it out.')
+
+
+def _read_references() -> list:
+  """Return the references in all values but those that are overridden wherever they would count, and unused macros."""
+  config = gin.config._CONFIG
+  every = list(gin.config.iterate_references(config))
+  before = None
+  while before != len(every):
+    before = len(every)
+    every = [
+      reference
+      for (scope, selector), values in config.items()
+      for parameter, value in values.items()
+      if (others := _overriding(scope.split('/') if scope else [], selector, parameter, every)) is None
+      or not (others or selector == 'gin.macro')
+      for reference in gin.config.iterate_references(value)
+    ]
+  return every
+
+
+def _overriding(scope: Sequence[str], selector: str, parameter: str, references: Sequence) -> list | None:
+  """Return the scopes of the bindings that override one wherever it would count, none where nothing is made of it.
+
+  It is None for a binding that counts somewhere.
+  """
+  made = [r.scopes for r in references if r.config_key[1] == selector]
+  if selector == 'gin.macro':
+    return None if list(scope) in made else []
+  inner = [[s[:i] for i in range(len(scope) + 1, len(s) + 1) if _binds(s[:i], selector, parameter)] for s in made]
+  if made:
+    return [some[-1] for some in inner] if all(inner) else None
+  ours = getattr(gin.config._REGISTRY[selector].wrapped, '__module__', '').startswith('speccascade.')
+  return [] if ours and selector not in CALLED else None  # a user's module may call what it registers
 
 
 def _selected(name: str) -> set[str]:

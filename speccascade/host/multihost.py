@@ -23,7 +23,7 @@ from jax._src import distributed as _jax_distributed  # its key-value store wait
 from jax.experimental import multihost_utils
 import numpy as np
 
-from speccascade.host.errors import RunError
+from speccascade.host.errors import first_line, RunError
 
 T = TypeVar('T')
 WATCHED = 'SPECCASCADE_WATCHED'  # environment variable of a command that `watch` started: the pipe for its exit code
@@ -94,8 +94,7 @@ def start(limit: float):
     _report(JOINED)
     jax.devices()  # which all processes have to ask for together
   except Exception as error:  # what JAX raises where the environment of a cluster is not as it expects
-    reason = str(error).strip().split('\n')[0] or type(error).__name__
-    raise RunError(NOT_FOUND.format(why=f' ({reason})')) from error
+    raise RunError(NOT_FOUND.format(why=f' ({first_line(error)})')) from error
 
 
 @contextlib.contextmanager

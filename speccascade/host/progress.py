@@ -43,10 +43,6 @@ class Progress(tqdm.tqdm):
     """Raise the total by more work."""
     self.total += count
 
-  def need(self, count: int):
-    """Raise the total to what is done and at least so much more."""
-    self.total = max(self.total, self.n + count)
-
   def end(self):
     """Report that no work is left, also where there was less than the total."""
     if self.n < self.total:

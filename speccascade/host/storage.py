@@ -21,7 +21,7 @@ import tempfile
 from typing import Any
 import uuid
 
-from speccascade.host.errors import RunError
+from speccascade.host.errors import first_line, RunError
 from speccascade.host.progress import Progress
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -84,8 +84,9 @@ def _open_address(address: str):
     missing = f'universal-pathlib {missing}' if getattr(error, 'name', '') == 'upath' else missing
     raise ValueError(f'{address} cannot be opened: pip install {missing}') from error
   except (ValueError, TypeError, OSError) as error:  # whatever a file system asks for first
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    raise ValueError(f'{address} cannot be opened ({reason}): fsspec has gs://, s3://, az:// and more') from error
+    raise ValueError(
+      f'{address} cannot be opened ({first_line(error)}): fsspec has gs://, s3://, az:// and more'
+    ) from error
   return path
 
 
@@ -127,7 +128,7 @@ def client_errors() -> Iterator[None]:
   except Exception as error:  # the address decides which client it is, and each has errors of its own
     if type(error).__module__.split('.')[0] not in CLIENTS:
       raise
-    raise OSError(f'{type(error).__name__}: {str(error).strip().splitlines()[0]}') from error
+    raise OSError(first_line(error, named=True)) from error
 
 
 @contextlib.contextmanager
@@ -218,6 +219,18 @@ def check_free(path: Path, overwrite: bool):
   """Raise FileExistsError where a path exists and is not to be replaced."""
   if path.exists() and not overwrite:
     raise FileExistsError(f'{path} exists; pass --overwrite to replace it.')
+
+
+def check_writable(path: Path):
+  """Raise PermissionError where nothing can be written next to a path, of which some folders may be missing."""
+  parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
+  try:
+    with tempfile.TemporaryDirectory(dir=parent):
+      pass
+  except OSError as error:
+    raise PermissionError(
+      f'{path} cannot be written, for {parent} may not be written to ({error.strerror}): choose another'
+    ) from None
 
 
 # ---- digests ----

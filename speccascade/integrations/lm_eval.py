@@ -7,7 +7,6 @@ The command is the harness's own, `lm_eval`, with one more model; docs/lm_eval.m
 `lm-eval`.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 import logging
 from pathlib import Path
@@ -60,7 +59,7 @@ class SpecCascade(TemplateLM):
     seed: The seed of tasks that sample.
     max_batch_size: Ignored.
     device: Ignored; JAX chooses the device.
-    **settings: Other options of `speccascade.decode`: rule, block, blocks, plan, dtype, mesh, …
+    **settings: Other options of `speccascade.decode`, of what is not loaded or made already: rule, block, dtype, …
   """
 
   def __init__(
@@ -78,13 +77,13 @@ class SpecCascade(TemplateLM):
     **settings,
   ):
     super().__init__()
-    if not isinstance(method, Strategy):
-      settings |= {} if method is None else {'method': method}
-    size = {} if batch_size is None or str(batch_size).startswith('auto') else {'batch_size': batch_size}
+    made = isinstance(method, Strategy)
+    settings |= {} if made or method is None else {'method': method}
+    settings |= {} if batch_size is None or str(batch_size).startswith('auto') else {'batch_size': batch_size}
     loaded = not isinstance(models, str) and all(isinstance(m, Model) for m in models)
-    args = _parse([m.name for m in models] if loaded else models, settings | size)
+    args = _parse(None if loaded else models, settings, made)
     self.models = list(models) if loaded else options.load_models(args)
-    self.method = method if isinstance(method, Strategy) else options.method(args, len(self.models))
+    self.method = method if made else options.method(args, len(self.models))
     self.models = inputs.check_models(self.method, self.models)
     self.batch_size = args.batch_size
     self.max_gen_toks = max_gen_toks
@@ -98,7 +97,7 @@ class SpecCascade(TemplateLM):
     known = [n for m in self.models for n in (m.network.max_positions, getattr(m.network, 'context', None)) if n]
     self.max_length = max_length or min(known, default=_LONGEST)
     self._prefix_token_id = prefix_token_id
-    self._counts: dict[str, dict[str, Any]] = defaultdict(lambda: dict.fromkeys(_UNITS, 0))
+    self._counts: dict[str, dict[str, Any]] = {}
 
   # ---- tokens ----
 
@@ -197,7 +196,9 @@ class SpecCascade(TemplateLM):
     if not requests:
       return []
     contexts = []
-    for _, context, continuation in requests:
+    for text, context, continuation in requests:
+      if not continuation:
+        raise ValueError(f'the continuation {text[1]!r} of a context adds no token to it; correct the task.')
       room = self.max_length + 1 - len(continuation) if self.backend == 'causal' else self.max_length
       if room < 1:
         raise ValueError(f'a continuation has {len(continuation)} tokens, and max_length is {self.max_length}.')
@@ -212,12 +213,11 @@ class SpecCascade(TemplateLM):
   # ---- counts ----
 
   def _count(self, tasks: Sequence[str], stats):
-    """Add to the counts of tasks what their texts cost, and log them."""
+    """Note what the texts of tasks cost in this call, which has all of an evaluation, and log it."""
     for task in dict.fromkeys(tasks):
       rows = np.array([name == task for name in tasks])
-      cost = [rows, stats.emitted, stats.rounds, stats.calls[self.method.models - 1], stats.tested, stats.accepted]
-      for unit, x in zip(_UNITS, cost, strict=True):
-        self._counts[task][unit] += int(x[rows].sum())
+      cost = [rows, stats.emitted, stats.rounds, stats.calls[self.method.slots[-1]], stats.tested, stats.accepted]
+      self._counts[task] = {unit: int(x[rows].sum()) for unit, x in zip(_UNITS, cost, strict=True)}
       _logger.info('%s: %s', task, ', '.join(f'{name} {x}' for name, x in self._summary(task).items()))
 
   def _summary(self, task: str) -> dict[str, Any]:
@@ -238,26 +238,30 @@ class SpecCascade(TemplateLM):
     return {'speccascade': about}
 
 
-def _parse(models: str | Sequence[str], settings: dict[str, Any]):
-  """Return the options of `speccascade.decode` that are settings of the harness's model."""
+def _parse(models: str | Sequence[str] | None, settings: dict[str, Any], made: bool):
+  """Return the settings as options of `speccascade.decode`, without those of what is loaded or made already."""
   parser = commands.Parser('speccascade.integrations.lm_eval', __doc__)
-  options.add_models(parser)
-  options.add_method(parser)
+  if models is not None:
+    options.add_models(parser)
+  if not made:
+    options.add_method(parser)
   options.add_batch_size(parser)
   paths = re.split(r':(?!//)', models) if isinstance(models, str) else models
   text = lambda value: ','.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
   switches = {name: value for name, value in settings.items() if isinstance(value, bool)}
   given = [f'--{name}={text(value)}' for name, value in settings.items() if name not in switches]
-  args = parser.parse_args(['--models', *paths, *(f'--{name}' for name in switches), *given])  # refuses unknown names
+  given += [f'--{name}' for name in switches]
+  args = parser.parse_args([*(['--models', *paths] if paths else []), *given])  # refuses unknown names
   vars(args).update(switches)
   return args
 
 
 def main() -> int:
-  """Run the command of the harness."""
-  commands.compilation_cache()
-  cli_evaluate()
-  return 0
+  """Run the command of the harness, with the errors, signals and the cache of programs of all commands."""
+  own = [a for a in sys.argv if a == '--debug' or a.startswith('--compilation_cache=')]
+  sys.argv = [a for a in sys.argv if a not in own]
+  parser = commands.Parser('speccascade.integrations.lm_eval', __doc__)
+  return commands.run(parser, lambda _: cli_evaluate(), own, 'interrupted')
 
 
 if __name__ == '__main__':

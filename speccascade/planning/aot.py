@@ -20,6 +20,7 @@ from speccascade.backends import sharding
 from speccascade.checkpoints.hf import network_from_config
 from speccascade.engine import loop, requests
 from speccascade.engine.method import Method
+from speccascade.host.errors import first_line
 from speccascade.models import shapes
 from speccascade.planning.cost_model import calls_cost
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
@@ -214,8 +215,3 @@ def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, place
     return weight_bytes(jax.tree.map(shard, placement.put(params, specs))) + layout.bytes(cached, layout.caches(cached))
 
   return calls_cost(method, of_call)
-
-
-def first_line(error: Exception) -> str:
-  """Return the first line of an error's text."""
-  return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -229,11 +229,12 @@ class Module:
   def trips(self, loop: Instruction, unknown: int) -> int:
     """Return how many turns a loop takes: its bound, one if its body ends it, or what is given."""
     condition, body = (self.computations[loop.called[role][0]] for role in ('condition', 'body'))
-    fused = [y for x in condition for c in x.called.get('calls', []) for y in self.computations[c]]
-    inside = [*condition, *fused]
+    fused = [(x, y) for x in condition for c in x.called.get('calls', []) for y in self.computations[c]]
+    inside = [*condition, *(y for _, y in fused)]
+    given = {y.name: x.operands[int(y.rest.partition(')')[0])] for x, y in fused if y.op == 'parameter'}
     constants = {x.name: re.match(r'(\d+)\)', x.rest) for x in inside if x.op == 'constant'}
     compared = [y for x in inside if x.op == 'compare' and x.shape.startswith('pred[]') for y in x.operands]
-    bounds = [int(m[1]) for y in compared if (m := constants.get(y))]
+    bounds = [int(m[1]) for y in compared if (m := constants.get(given.get(y, y)))]
     if bounds:
       return max(bounds)
     last = next(x for x in condition if x.root)

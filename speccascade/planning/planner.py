@@ -18,6 +18,7 @@ from speccascade.backends import sharding
 from speccascade.engine import inputs, plans, requests
 from speccascade.engine.method import Method
 from speccascade.engine.plans import Origin
+from speccascade.host import multihost
 from speccascade.host.progress import Progress
 from speccascade.models import translation
 from speccascade.planning import cost_model, profiling, sv_model, timing
@@ -79,12 +80,15 @@ def plan(
     raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
-  _check_requests(requests.rows(models, prompts, **call), sampler)
-  bar = Progress('plan', 2 + len(rules or {}), unit='steps', shown=progress)
-  measured = _Acceptance(models, prompts, blocks, call, rules or {}, bar)
+  rows = requests.rows(models, prompts, **call)
+  _check_requests(rows, sampler)
+  measured = _Acceptance(models, rules or {})
+  timed = 0 if costs else len(batches) * measured.timed(blocks, trials)
+  bar = Progress('plan', len(measured.kinds) + timed + 1, unit='steps', shown=progress)  # 1 is left until all is tried
+  measured.measure(prompts, rows, blocks, call, bar)
   if not costs:
     _batches(models, batches, len(measured.prompts), measured.faults)
-  origin = _origin(models, measured.prompts, blocks, call, data)
+  origin = _origin(models, measured.rows, blocks, sampler, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), bar) for n in batches}
   by_name = {n: timers[n].costs() if timers else lambda name, n=n: costs[n] for n in batches}
   profile = _profile(models, measured, origin, call, timers, progress) if len(models) == 3 and timers else None
@@ -95,25 +99,28 @@ def plan(
       report = try_best(report, {'alone': timers[n].alone} | measured.ensembles, timers[n].speeds)
     reports.append(report)
   bar.end()
-  return PlanReport(origin, tuple(reports), profile, measured.faults, _overlaps(models, measured, call))
+  return PlanReport(origin, tuple(reports), profile, measured.faults, _overlaps(models, measured))
 
 
 def _check_requests(rows: Sequence[requests.Row], sampler: sampling.Sampler):
   for row in rows:
-    if row.sample or plans.sampler_of(row.sampler) != plans.sampler_of(sampler):
-      own = dict(plans.sampler_of(row.sampler))
+    settings = dict(stop=row.stop, stop_tokens=row.stop_tokens, logit_bias=dict(row.bias))
+    own = {name: value for name, value in settings.items() if value}
+    if plans.sampler_of(row.sampler) != plans.sampler_of(sampler):
+      own |= plans.sampler_of(row.sampler)
+    if given := ['n > 1'] * bool(row.sample) + [f'{name}={value}' for name, value in own.items()]:
       raise ValueError(
-        f'prompt {row.source} has n > 1 or a sampler of its own, {own}; a plan is of one text a prompt by one sampler: '
-        'leave both out, and give the sampler to plan.'
+        f'prompt {row.source} has {", ".join(given)} of its own; a plan is of one text a prompt by one sampler: leave '
+        'that out, and give the sampler to plan.'
       )
 
 
-def _overlaps(models: Sequence[Model], measured: '_Acceptance', call: dict) -> tuple[str, ...]:
+def _overlaps(models: Sequence[Model], measured: '_Acceptance') -> tuple[str, ...]:
   """Return for each model of another vocabulary how many tokens it shares, and what that costs in acceptance."""
   found = [(model.name, common) for model in models if (common := translation.common(model)) is not None]
   if not found:
     return ()
-  prompts = np.concatenate([row.tokens for row in requests.rows(models, measured.prompts, **call)])
+  prompts = np.concatenate([row.tokens for row in measured.rows])
   large = models[-1].name
   lines = []
   for name, common in found:
@@ -126,16 +133,18 @@ def _overlaps(models: Sequence[Model], measured: '_Acceptance', call: dict) -> t
   return tuple(lines)
 
 
-def _origin(models: Sequence[Model], prompts: Sequence, blocks: Sequence[int], call: dict, data: str) -> Origin:
-  rows = [row.tokens for row in requests.rows(models, prompts, **call)]
+def _origin(
+  models: Sequence[Model], rows: Sequence[requests.Row], blocks: Sequence[int], sampler: sampling.Sampler, data: str
+) -> Origin:
+  prompts = [row.tokens for row in rows]
   return Origin(
     tuple(m.name for m in models),
     tuple(m.digest for m in models),
-    plans.sampler_of(call['sampler']),
+    plans.sampler_of(sampler),
     plans.device_of(models),
-    f'{data}, {len(rows)} prompts {plans.digest_of(rows)}',
+    f'{data}, {len(prompts)} prompts {plans.digest_of(prompts)}',
     max(blocks),
-    int(np.median([row.size for row in rows])),
+    int(np.median([tokens.size for tokens in prompts])),
   )
 
 
@@ -154,28 +163,40 @@ def _batches(
 class _Acceptance:
   """The candidates with the acceptance of each, the prompts without a fault, and the lengths of their texts."""
 
-  def __init__(self, models, prompts, blocks, call, given: Mapping[str, Rule | Combiner], bar: Progress):
+  def __init__(self, models, given: Mapping[str, Rule | Combiner]):
     self.models = models
     self.pair = (0, len(models) - 1)
     self.candidates = []
     self.ensembles = {}
+    self.kinds = {name: self._kinds(name, rule) for name, rule in {'speculative': rules.speculative, **given}.items()}
+
+  def timed(self, blocks: Sequence[int], trials: int) -> int:
+    """Return how many runs are timed for a batch size, before what is tried because its neighbour was the fastest."""
+    exact = len(self.models) == 3
+    made = [candidate for some in self.kinds.values() for candidate in some]
+    rounds = sum(len(_knots(c, blocks)) for c in made if c.kind != 'cos') + 4 + exact
+    tried = 1 + len(self.ensembles) + len(made) + exact + min(2, len(blocks) - 1)
+    return rounds * (max(trials, 1) + 1) + bool(trials) * tried * (trials + 1)
+
+  def measure(self, prompts, rows: Sequence[requests.Row], blocks, call, bar: Progress):
+    """Decode the prompts, whose rows are given, by each rule."""
     faults = {}
     most = max(2, *blocks)
     lengths = None
-    for name, rule in {'speculative': rules.speculative, **given}.items():
-      kinds = self._kinds(name, rule)
-      out = decode(kinds[0].make(most), models, prompts, **call, batch_size=min(8, len(prompts)), keep_faults=True)
+    for name, kinds in self.kinds.items():
+      out = decode(kinds[0].make(most), self.models, prompts, **call, batch_size=min(8, len(prompts)), keep_faults=True)
       faults |= {i: fault for i, fault in enumerate(out.faults) if fault}
       sound = [i for i in range(len(prompts)) if out.faults[i] is None]
       if not sound:
         out.raise_for_fault()
-      if rule is rules.speculative:
+      if lengths is None:
         self.written = np.concatenate([out.tokens[i] for i in sound])
       rates = cost_model.by_position(out.stats.tested_at[sound].sum(0), out.stats.accepted_at[sound].sum(0))
       self.candidates += [replace(kind, acceptance=rates) for kind in kinds]
       lengths = out.stats.emitted if lengths is None else lengths
       bar.add(1, f'acceptance, {name}')
     self.prompts = [prompt for i, prompt in enumerate(prompts) if i not in faults]
+    self.rows = [row for i, row in enumerate(rows) if i not in faults]
     self.lengths = [int(n) for i, n in enumerate(lengths) if i not in faults]
     self.faults = tuple(faults.values())
 
@@ -191,6 +212,14 @@ class _Acceptance:
       Candidate(f'naive_cos {name}', 'naive_cos', lambda n: methods.naive_cos(rule, n)),
       Candidate(f'cos {name}', 'cos', lambda n: methods.cos(rule, (n, 1))),
     ]
+
+
+def _knots(candidate: Candidate, blocks: Sequence[int]) -> list[int]:
+  """Return the γ at which a candidate is timed."""
+  if candidate.kind != 'speculative':
+    return sorted({blocks[0], blocks[len(blocks) // 2], blocks[-1]})
+  some = np.linspace(0, len(blocks) - 1, KNOTS).round().astype(int)
+  return sorted({blocks[i] for i in some})
 
 
 def _rows(measured: _Acceptance, blocks, costs: Callable[[str], Costs], profile, batch: int) -> tuple[Row, ...]:
@@ -218,7 +247,7 @@ def _profile(
 ) -> plans.Profile:
   """Measure what speculative verification decides by; a round's overhead is what it takes more than its calls."""
   block = origin.block
-  tokens = max(row.max_new for row in requests.rows(models, measured.prompts, **call))
+  tokens = max(row.max_new for row in measured.rows)
   if tokens <= block:
     raise ValueError(f'max_new_tokens={tokens} is not more than γ = {block}: no text is long enough for a draft.')
   samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, progress=progress, **call)
@@ -244,16 +273,16 @@ class _Timer:
     self.blocks = blocks
     self.batch = batch
     self.trials, self.bar, self.alone = trials, bar, methods.autoregressive(len(models) - 1)
+    self._tried = False
     count = min(len(measured.prompts), max(TEXTS, 2 * batch)) // batch * batch
     lengths = measured.lengths[:count]
     self.asked = [_of_length(*pair) for pair in zip(measured.prompts[:count], lengths, strict=True)]
     self._longest = max(8, *lengths)
-    width = inputs.prompt_width(models, requests.rows(models, measured.prompts, **call), None)
+    width = inputs.prompt_width(models, measured.rows, None)
     self.call = call | dict(batch_size=batch, max_prompt_tokens=width)
 
   def _interleave(self, runs: Mapping[Any, Callable[[], Any]], note: str) -> dict[Any, list]:
     """Time runs in turn, and show how far that is."""
-    self.bar.need(len(runs) * (self.trials + 1))
 
     def shown(run):
       result = run()
@@ -272,7 +301,7 @@ class _Timer:
     def costs_of(name: str) -> Costs:
       candidate = next(c for c in self._made if c.name in (name, f'naive_{name}'))
       windows = {}
-      for n in self._knots(candidate):
+      for n in _knots(candidate, self.blocks):
         drafts = candidate.make(n).calls()[0] * draft
         windows[cost_model.window(candidate.kind, n)] = max(self.rounds[candidate.name, n] - drafts, 1e-9)
       return Costs(draft, {**windows, 1: token}, start=start, start_alone=start_alone)
@@ -282,7 +311,7 @@ class _Timer:
   def speculative_rounds(self) -> dict[int, float]:
     """Return the seconds of a round of plain speculative decoding by γ."""
     speculative = self.measured.candidates[0]
-    return {n: self.rounds[speculative.name, n] for n in self._knots(speculative)}
+    return {n: self.rounds[speculative.name, n] for n in _knots(speculative, self.blocks)}
 
   @functools.cached_property
   def rounds(self) -> dict[Any, float]:
@@ -291,7 +320,7 @@ class _Timer:
     Drafts are accepted by chance, as often as was observed. 'all' is a round of `sv_exact` that scores all it may.
     """
     speculative = self.measured.candidates[0]
-    drafted = {(c.name, n): (c.make(n), c) for c in self._made for n in self._knots(c)}
+    drafted = {(c.name, n): (c.make(n), c) for c in self._made for n in _knots(c, self.blocks)}
     if len(self.models) == 3:
       drafted['all'] = profiling.scoring_all(self.blocks[-1]), speculative
     made = {
@@ -310,13 +339,6 @@ class _Timer:
   def _made(self) -> list[Candidate]:
     """The candidates whose rounds are timed; those of cos are a naive_cos's and the drafter's."""
     return [c for c in self.measured.candidates if c.kind != 'cos']
-
-  def _knots(self, candidate: Candidate) -> list[int]:
-    """Return the γ at which a candidate is timed."""
-    if candidate.kind != 'speculative':
-      return sorted({self.blocks[0], self.blocks[len(self.blocks) // 2], self.blocks[-1]})
-    some = np.linspace(0, len(self.blocks) - 1, KNOTS).round().astype(int)
-    return sorted({self.blocks[i] for i in some})
 
   def _full(self, method: Method) -> Callable[[], float]:
     """Return a function that times a round of full batches."""
@@ -341,11 +363,14 @@ class _Timer:
     longest = [_of_length(request, self._longest) for request in self.asked]
     run = functools.partial(decode, self.alone, self.models, longest[: self.batch], **self.call)
     run()  # compiles
-    batches = int(np.clip(timing.ENOUGH / timing.timed(run)[0], 1, max(1, TEXTS // self.batch)))
+    batches = multihost.broadcast(int(np.clip(timing.ENOUGH / timing.timed(run)[0], 1, max(1, TEXTS // self.batch))))
     return list(itertools.islice(itertools.cycle(longest), batches * self.batch))
 
   def speeds(self, made: Mapping[Any, Method]) -> dict[Any, list[float]]:
     """Return the tokens a second of methods in each trial, of texts as long as those that were observed."""
+    if self._tried:  # only now it is known that these are tried too
+      self.bar.expect(len(made) * (self.trials + 1))
+    self._tried = True
     return self._interleave({name: self._speed(method) for name, method in made.items()}, 'decoding')
 
   def _speed(self, method: Method) -> Callable[[], float]:

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from speccascade import Sampler
+from speccascade.host import storage
 from speccascade.planning import aot, hlo
 from speccascade.types import Network
 
@@ -155,5 +156,5 @@ def of_topology(
   platform = 'cuda' if topology.startswith('h100') else 'tpu'
   program = aot.compiled(method, networks, sizes, sampler, placement, platform, dict(options))
   if text is not None:
-    text.write_text(program.as_text())
+    storage.write(text, program.as_text())
   return report(program, method, networks, sizes, aot.chip_of(topology), placement)

@@ -51,14 +51,17 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def interleave(runs: Mapping[Any, Callable[[], Any]], trials: int) -> dict[Any, list]:
-  """Return what each run gives: everything once uncounted, then `trials` times in turn."""
+  """Return what each run gives: everything once uncounted, then `trials` times in turn.
+
+  All processes get the values of the first, for they have to go on alike.
+  """
   results = {name: [] for name in runs}
   for trial in range(trials + 1):
     for name, run in runs.items():
       value = run()
       if trial:
         results[name].append(value)
-  return results
+  return dict(zip(results, multihost.broadcast(list(results.values())), strict=True))
 
 
 # ---- rounds of a decode ----

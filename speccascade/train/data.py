@@ -107,8 +107,7 @@ def seqio_task(
       )
     dataset = pipeline.builder(benchmark, data_dir)
     loaded = tokenizers.load(tokenizer)
-    unfitted = prompts.Fitter(None, 0)  # which truncates nothing
-    read = lambda: pipeline.benchmark_examples(benchmark, dataset, unfitted, split)
+    read = lambda: pipeline.benchmark_examples(benchmark, dataset, prompts.NO_LIMIT, split)
     yield from shuffled(lambda: tokenised(((e.prompt, e.references[0]) for e in read()), loaded), seed)
   seqio = pipeline.library()
   if module is not None:

@@ -28,6 +28,7 @@ from speccascade.decode import decode, scoring
 from speccascade.engine import inputs
 from speccascade.engine.requests import Request
 from speccascade.host import storage
+from speccascade.host.errors import first_line
 from speccascade.models import continued
 from speccascade.sampling import Sampler
 from speccascade.train import data
@@ -219,8 +220,9 @@ def _earliest(tokens: Tokens) -> Tokens:
 
 def _continued(model: Model, prompts: Sequence[list[int]], task: Task, batch_size: int, begun: dict[int, list[int]]):
   """Return texts and tokens of the greedy outputs that begin with given tokens, by the number of their prompt."""
+  tokenizer = _tokenizer(model)
   if model.network.start_id is not None:
-    end = model.tokenizer.eos_ids[0]
+    end = tokenizer.eos_ids[0]
     if wrong := [i for i in begun if prompts[i][-1] != end]:
       raise ValueError(
         f'example {wrong[0]}: the prompt ends with token {prompts[wrong[0]][-1]}, but its output is told from it by '
@@ -236,10 +238,18 @@ def _continued(model: Model, prompts: Sequence[list[int]], task: Task, batch_siz
     out = decode(methods.autoregressive(), [model], rows, sampler=Sampler(0.0), batch_size=batch_size, **limits)
     written = {i: begun[i] + list(map(int, tokens)) for i, tokens in zip(asked, out.tokens)}
     outputs |= {i: row[: task.max_new_tokens] for i, row in written.items()}
-  texts = {i: model.tokenizer.decode(row) for i, row in outputs.items()}
+  texts = {i: tokenizer.decode(row) for i, row in outputs.items()}
   if truncate := truncation(task.stop):
     texts = {i: truncate(text, task.examples[i]) for i, text in texts.items()}
   return texts, outputs
+
+
+def _tokenizer(model: Model):
+  if model.tokenizer is None:
+    raise ValueError(
+      f'{model.name} has no tokenizer, and references and outputs are texts; add its tokenizer.json or .model.'
+    )
+  return model.tokenizer
 
 
 # ---- training ----
@@ -380,7 +390,7 @@ def of_references(models: Sequence[Model], task: Task, batch_size: int) -> Token
     if not e.references:
       raise ValueError(f'example {e.index} has target={e.target!r}: give it a reference, or leave it out.')
   texts = [('', e.references[0]) for e in task.examples]  # of targets alone, for a prompt may be no text
-  targets = [target for _, target in data.tokenised(texts, models[-1].tokenizer)]
+  targets = [target for _, target in data.tokenised(texts, _tokenizer(models[-1]))]
   pairs = list(zip([e.prompt for e in task.examples], targets, strict=True))
   return read(models, pairs, batch_size=batch_size)
 
@@ -424,21 +434,25 @@ def load(path, models: Sequence[Any], *, rejections: bool = False) -> functools.
 
   Raises:
     FileNotFoundError: there is none.
-    ValueError: the head was trained for models of other names, or cannot tell what is rejected.
+    ValueError: the file has no head, or one for models of other names, or one that cannot tell what is rejected.
   """
   file = storage.local(path)
   file = file / FILE if file.is_dir() else file
   if not file.is_file():
     raise FileNotFoundError(f'{file}: no such router; train it with python -m speccascade.train (gin_configs/train/).')
-  content = json.loads(file.read_text())
+  try:
+    content = json.loads(file.read_bytes())
+    alone, named = content['alone'], content['models']
+    weights = tuple((np.float32(kernel), np.float32(bias)) for kernel, bias in content['weights'])
+    rules.head(weights, np.zeros((1, rules.TOP + 1 if alone else len(rules.FEATURES)), np.float32))
+  except (ValueError, TypeError, KeyError) as error:
+    raise ValueError(f'{file} is no router ({first_line(error, named=True)}); train it anew.') from error
   names = [m.name for m in models]
-  if names != content['models']:
+  if names != named:
     raise ValueError(
       f'{file} decides between {" and ".join(content["models"])}, not {" and ".join(map(str, names))}: give those '
       'models, or train a router for these.'
     )
-  alone = content['alone']
   if rejections and alone:
     raise ValueError(f'{file} reads the drafter alone, which cannot tell what is rejected; load it without rejections.')
-  weights = tuple((np.float32(kernel), np.float32(bias)) for kernel, bias in content['weights'])
   return functools.partial(rules.learned_opt if rejections else RULES[alone], weights=weights)

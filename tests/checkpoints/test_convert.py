@@ -142,6 +142,10 @@ def test_nothing_is_destroyed(source, tmp_path):
   (tmp_path / 'thesis' / 'chapter1.tex').write_text('x')
   with pytest.raises(ValueError, match=having('thesis', 'chapter1.tex')):
     convert.convert(source, tmp_path / 'thesis', overwrite=True)
+  shutil.copytree(target, tmp_path / 'foreign')
+  (tmp_path / 'foreign' / 'model.safetensors').rename(tmp_path / 'foreign' / 'model-00001-of-00001.safetensors')
+  with pytest.raises(FileExistsError, match='foreign is no checkpoint of ours'):
+    convert.convert(tmp_path / 'nowhere', tmp_path / 'foreign', overwrite=True)  # before the source is read
   (tmp_path / 'file').write_text('x')
   with pytest.raises(NotADirectoryError, match='/file'):
     convert.convert(source, tmp_path / 'file', overwrite=True)

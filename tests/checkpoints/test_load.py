@@ -169,8 +169,8 @@ def test_a_folder_that_may_not_be_read_says_so(tmp_path, monkeypatch):
 def test_half_of_a_folder_is_told_from_nothing(folders, tmp_path):
   (folders['hf'] / 'model.safetensors').unlink()
   assert 'model.safetensors' in _error(folders['hf'], FileNotFoundError)
-  folders['orbax'].rename(tmp_path / 'other.tmp-write')
-  assert 'other.tmp-write' in _error(tmp_path / 'other', ValueError)
+  folders['orbax'].rename(tmp_path / 'other[1].tmp-write')
+  assert 'other[1].tmp-write' in _error(tmp_path / 'other[1]', ValueError)
   (folders['t5x'] / 'checkpoint').unlink()
   assert says(_error(folders['t5x'], FileNotFoundError), "'checkpoint'", "'state'")
 

@@ -278,12 +278,14 @@ def test_faults_make_the_exit_code_and_those_of_before_are_counted(tmp_path, cap
   assert [row['finish_reason'] == 'fault' for row in rows(output)].count(True) == 1
 
 
-def test_pipes_and_gzipped_files_are_read_and_pipes_are_written(tmp_path, capsys):
+def test_pipes_and_gzipped_files_are_read_and_written(tmp_path, capsys):
   source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
   assert run(source, output) == 0
   expected = rows(output)
   (tmp_path / 'in.jsonl.gz').write_bytes(gzip.compress(source.read_bytes() + b'\n\n'))  # and blank lines at the end
   assert run(tmp_path / 'in.jsonl.gz', tmp_path / 'again.jsonl') == 0
+  assert run(tmp_path / 'in.jsonl.gz', tmp_path / 'again.jsonl.gz') == 0
+  assert gzip.decompress((tmp_path / 'again.jsonl.gz').read_bytes()) == (tmp_path / 'again.jsonl').read_bytes()
   assert rows(tmp_path / 'again.jsonl') == expected
   capsys.readouterr()
   before = os.dup(0)

@@ -193,6 +193,7 @@ def test_a_row_without_a_law_ends_as_a_fault_and_the_others_go_on():
   with pytest.warns(UserWarning, match=having('1 of 3', 'example 1', 'position 1', '0.5')):
     out = run(method, PAIR, prompts, sampler=Sampler(0.0))
   assert out.finish_reasons == ('length', 'fault', 'length') and out.faults[0] is None
+  assert out.stats.rounds[1] == out.stats.emitted[1] == 0 < out.stats.rounds[0]  # a round without a token is none
   plain = run(methods.speculative(block=3), PAIR, [[1, 2], [3], [4]], sampler=Sampler(0.0))
   assert [out.tokens[i] for i in (0, 2)] == [plain.tokens[i] for i in (0, 2)]
   with pytest.raises(ValueError, match='example 1'):

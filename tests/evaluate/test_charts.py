@@ -1,5 +1,6 @@
 """Charts say what was measured, are left out without the numbers, and are drawn the same every time."""
 
+import re
 from xml.etree import ElementTree
 
 import made
@@ -86,6 +87,13 @@ def test_acceptance_is_drawn_by_round_prompt_and_domain():
   assert by_domain.x_names == ['code', 'prose'] and marks(by_domain) == {'a': [(1, 0.4), (0, 0.7)]}
   text = drawing.draw(described(results, 'acceptance_by_prompt')).files['acceptance_by_prompt_T0.svg'].decode()
   assert '>code<' in text and '>prose<' in text
+
+
+@pytest.mark.parametrize('names, upright', [(['code', 'prose'], False), (['a name that is long'] * 4, True)])
+def test_names_that_do_not_fit_side_by_side_stand_upright(names, upright):
+  panel = charts.Panel('', '', '', [charts.Series('a', 0, [charts.Mark(0, 1, '')])], x_names=names)
+  (svg,) = drawing.draw(charts.Chart('', 'x', [panel])).files.values()
+  assert bool(re.search(rf'rotate\(-90[^>]*>{names[0]}<', svg.decode())) == upright
 
 
 def test_one_setting_of_each_curve_is_selected():

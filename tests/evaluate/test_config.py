@@ -92,6 +92,10 @@ def test_a_mesh_is_given_to_every_experiment(tmp_path):
   with pytest.raises(RunError, match=having('data', 'model', '1 device')):
     parse(GOOD + "mesh.shape = {'data': 2}\n", tmp_path)
     config.build()
+  (elsewhere,) = config.build(placed=False)  # as what reads a run does
+  assert "mesh: {'data': 2, 'model': 1}" in elsewhere.describe()
+  with pytest.raises(ValueError, match='at most 1 devices'):
+    elsewhere.load()
 
 
 def test_a_module_may_be_next_to_the_gin_file(tmp_path):
@@ -124,6 +128,15 @@ def test_a_binding_that_every_scope_overrides_is_refused_and_names_what_to_bind(
     parse(text, tmp_path, bindings=[taken])
   parse(text.replace('b/Experiment.temp', '# '), tmp_path, bindings=[f'{binding} = [0.3]'])
   parse(GOOD + 'Experiment.temperatures = [0.0]\n', tmp_path, bindings=[f'{binding} = [0.3]'])
+
+
+def test_a_binding_in_a_scope_that_only_an_overridden_or_unused_value_names_is_refused(tmp_path):
+  curve = "{0}/Curve.name = '{0}'\n{0}/Curve.method = @methods.autoregressive\n"
+  lost = 'OFFERED = [@u/Curve()]\nExperiment.curves = [@t/Curve()]\n' + curve.format('t') + curve.format('u')
+  text = GOOD.replace('@Experiment()', '@a/Experiment()').replace('Experiment.curves', 'a/Experiment.curves') + lost
+  for scope in ('t', 'u'):
+    assert f'--gin.{scope}/Curve.name has no effect' in error(text, tmp_path, bindings=[f"{scope}/Curve.name = 'x'"])
+  parse(text, tmp_path, bindings=["opt/Curve.name = 'x'", "target/Curve.name = 'y'"])
 
 
 def test_the_files_of_the_package_can_be_named_from_anywhere(tmp_path, monkeypatch):

@@ -143,6 +143,39 @@ print('\\n'.join(said), flush=True)
 """
 
 
+SCORES = """
+from speccascade import embedded, load, mesh, methods
+from speccascade.decode import scoring
+from speccascade.host import multihost
+from speccascade.planning import timing
+import sys
+if sys.argv[1] == 'two':
+  multihost.start(60)
+  mine = 1.0 if multihost.is_writer() else 2.0
+  assert timing.interleave({(1, 2): lambda: mine}, 2) == {(1, 2): [1.0, 1.0]}  # by which a plan goes on
+on = mesh({'data': 2, 'model': 2})
+models = [load(f'{embedded._FOLDER}/{name}', mesh=on, rules='sharded') for name in ('small', 'large')]
+scores = scoring.score(methods.speculative(), models, ['A dog runs.', 'A man.'], [[5, 6, 1], [7, 1]])
+print([(x.logprobs.tolist(), x.greedy.tolist()) for x in scores])
+"""
+
+
+@pytest.mark.full
+def test_two_processes_score_and_time_alike(tmp_path):
+  where = address()
+  started = [
+    subprocess.Popen(
+      [sys.executable, '-c', SCORES, kind],
+      env=os.environ | environment(where, i, devices),
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    for i, kind, devices in ((0, 'two', 2), (1, 'two', 2), (0, 'one', 4))
+  ]
+  first, second, alone = (process.communicate(timeout=200)[0].splitlines()[-1:] for process in started)
+  assert first == second == alone != []
+
+
 @pytest.mark.long
 def test_two_processes_save_and_train_together_as_one_does_and_go_on(tmp_path):
   where = address()

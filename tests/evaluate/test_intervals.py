@@ -68,6 +68,8 @@ def test_the_speed_up_at_the_large_models_quality_has_an_interval():
   records = _records(quality, seconds)
   # better by the same on every example, so halfway between on every resample; times do not vary either
   assert records[1]['matched_ci'] == pytest.approx([3, 3]) and records[1]['matched_ci'] == records[2]['matched_ci']
+  few = {name: s[:2] for name, s in seconds.items()}  # of which a seventh of the resamples have none
+  assert _records(quality, few)[1]['matched_ci'] == pytest.approx([3, 3])
   noisy = {name: s * rng.lognormal(sigma=0.3, size=40) for name, s in seconds.items()}
   low, high = _records(quality, noisy)[1]['matched_ci']
   assert 2.2 < low < 2.9 < 3.1 < high < 4

@@ -552,8 +552,7 @@ def test_progress_leaves_out_time_and_counts_what_is_added_to_it(monkeypatch):
   bar.leave_out(100)
   assert bar.start_t == before + 100
   bar.add(1)
-  bar.expect(1)
-  bar.need(3)
+  bar.expect(3)
   bar.add(1)
   bar.end()
   assert [line.split(' ')[1] for line in log.getvalue().splitlines()] == ['1/1', '2/2']

@@ -9,7 +9,7 @@ import made
 from made import point
 import pytest
 
-from speccascade.evaluate.report import charts, drawing, verdict
+from speccascade.evaluate.report import charts, drawing, tables, verdict
 from speccascade.evaluate.report import page as pages
 
 EVIL = '</script><script>alert("x")</script><img src=http://example.org/x onerror=alert(1)> & \'"'
@@ -95,6 +95,19 @@ FINDINGS = [
 def test_the_finding_says_what_was_measured_and_no_more(points, start, part):
   text = ': '.join(verdict.finding(made.results(points), points))
   assert text.startswith(start) and part in text
+
+
+def test_a_metric_that_judges_nothing_is_no_quality_to_reach():
+  words = [p | {'quality': {'words': 28.0}} for p in (LARGE, point('a', 0.1, 28.0, 1.5), point('a', 0.2, 28.0, 1.2))]
+  results = made.results(words, metric='words', metrics=['words'])
+  assert verdict.finding(results, words) == (
+    'yes',
+    'a at α = 0.1 runs at 1.50× [1.46 … 1.54] the speed of target only.',
+  )
+  untimed = [p | {'latency': None} for p in words]
+  assert verdict.finding(results, untimed) == ('open', 'Neither quality nor time was measured.')
+  assert [t['title'] for t in tables.tables(results)] == ['Summary, T = 0']
+  assert [c.section for c in charts.charts(results)] == ['Parameters']
 
 
 def test_ensembles_are_compared_by_speed_alone():

@@ -133,6 +133,11 @@ def begun(tmp_path):
   return tmp_path / 'run'
 
 
+def test_a_merge_needs_no_devices_for_its_mesh(tmp_path, capsys):
+  argv = [*given(written(tmp_path), tmp_path / 'nowhere'), "--gin.mesh.shape={'data': 64}", '--merge']
+  assert run.main(argv) == 1 and 'has no shards' in capsys.readouterr().err
+
+
 def test_the_shards_that_a_merge_lacks_are_named(begun):
   (begun / 'shards' / '0-of-3' / 'models.json').unlink()
   share(QUICK, begun, 2)

@@ -23,10 +23,11 @@ pytest.importorskip('lm_eval', reason="needs the extra 'lm-eval'")
 yaml = pytest.importorskip('yaml')
 
 from lm_eval import simple_evaluate  # noqa: E402
+from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from speccascade import embedded  # noqa: E402
-from speccascade.integrations.lm_eval import SpecCascade  # noqa: E402
+from speccascade.integrations.lm_eval import main, SpecCascade  # noqa: E402
 from speccascade.models import translation  # noqa: E402
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
@@ -245,6 +246,23 @@ def test_a_method_of_ones_own_is_evaluated(tasks, llamas):
   check_equal(run(lm, tasks, ['generate_line', 'word']), theirs)
 
 
+def test_calls_are_the_verifiers_whatever_its_number(tasks, llamas):
+  draft, target = (load(path, dtype='float32') for path in llamas)
+  found = []
+  for models, pair in (([draft, target], (0, 1)), ([target, draft], (1, 0))):
+    lm = SpecCascade(models, methods.speculative(block=4, pair=pair), batch_size=4)
+    for _ in range(2):  # the second evaluation counts its own texts
+      (counts,) = run(lm, tasks, ['generate_line'])['config']['speccascade']['decoding'].values()
+      found.append(counts)
+  assert found == found[:1] * 4 and found[0]['texts'] == len(ITEMS)
+
+
+def test_a_continuation_without_a_token_is_refused(llamas):
+  lm = SpecCascade(llamas, dtype='float32')
+  with pytest.raises(ValueError, match="continuation '' .* correct the task"):
+    lm.loglikelihood([Instance('loglikelihood', {}, ('a', ''), 0)], disable_tqdm=True)
+
+
 def test_the_example_of_the_page_runs(tasks, llamas):
   page = (Path(__file__).parents[2] / 'docs' / 'lm_eval.md').read_text()
   (code,) = re.findall(r'^```python\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
@@ -296,6 +314,25 @@ def test_a_special_token_stops_and_sampling_is_asked_for(llamas):
 def test_wrong_arguments_are_named(llamas, settings, part):
   with pytest.raises(RuntimeError, match=part):
     SpecCascade(':'.join(llamas), **settings)
+
+
+@pytest.mark.parametrize(
+  'settings, part',
+  [(dict(method=methods.speculative(), block=9), '--block=9'), (dict(dtype='bfloat16'), '--dtype=bfloat16')],
+)
+def test_settings_of_what_is_made_already_are_refused(llamas, settings, part):
+  models = [load(path, dtype='float32') for path in llamas]
+  with pytest.raises(RuntimeError, match=part):
+    SpecCascade(models, **settings)
+
+
+@pytest.mark.parametrize('more, part', [('block=0', "'0'"), ('method=autoregressive', 'methods.autoregressive(1)')])
+def test_a_mistake_in_the_command_is_one_sentence(llamas, tasks, more, part, monkeypatch, capsys):
+  argv = ['lm_eval', '--model', 'speccascade', '--model_args', f'models={":".join(llamas)},{more}', '--tasks', 'word']
+  monkeypatch.setattr('sys.argv', [*argv, '--include_path', str(tasks)])
+  assert main() == 1
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert last.startswith('error: ') and part in last
 
 
 @pytest.mark.parametrize('translate', [True, False])

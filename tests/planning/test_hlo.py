@@ -95,6 +95,39 @@ def test_a_loop_whose_body_ends_it_takes_one_turn_wherever_the_predicate_lies():
     assert program.trips(program.decode_loop, unknown=9) == turns
 
 
+COUNTED = """HloModule jit_f
+
+%less (a: s32[], b: s32[]) -> pred[] {
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  ROOT %lt = pred[] compare(%a, %b), direction=LT
+}
+
+%body (state: (s32[])) -> (s32[]) {
+  ROOT %state = (s32[]) parameter(0)
+}
+
+%condition (state: (s32[])) -> pred[] {
+  %state.1 = (s32[]) parameter(0)
+  %seven = s32[] constant(7)
+  %index = s32[] get-tuple-element(%state.1), index=0
+  ROOT %going = pred[] fusion(%index, %seven), kind=kLoop, calls=%less
+}
+
+ENTRY %main (first: (s32[])) -> (s32[]) {
+  %first = (s32[]) parameter(0)
+  ROOT %while = (s32[]) while(%first), condition=%condition, body=%body
+}
+"""
+
+
+def test_a_loop_takes_the_turns_of_its_bound_wherever_a_fusion_compares_it():
+  inside = COUNTED.replace('%b = s32[] parameter(1)', '%b = s32[] constant(7)').replace('(%index, %seven)', '(%index)')
+  for text in (COUNTED, inside):
+    program = hlo.Module(text)
+    assert program.trips(program.decode_loop, unknown=-1) == 7
+
+
 def test_cycles_are_those_of_a_round_with_the_turns_of_its_loops():
   rows = module('rows_and_kernel_v5e')
   (loop,) = rows.row_loops()

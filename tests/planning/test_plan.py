@@ -15,7 +15,7 @@ import pytest
 
 from speccascade import decode, embedded, methods, plan, Request, Sampler
 from speccascade.decode import __main__ as command
-from speccascade.engine import plans
+from speccascade.engine import plans, requests
 from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.planning import cost_model, plan_report, planner, timing
@@ -195,14 +195,23 @@ def test_forced_acceptance_keeps_all_or_none_whatever_the_models_say(rate, round
 
 
 @pytest.mark.full
-def test_costs_and_speeds_are_measured_where_none_are_given():
-  made = planner.plan(pair(), PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT})
+def test_costs_and_speeds_are_measured_where_none_are_given(monkeypatch):
+  shown = []
+
+  class Shown(Progress):
+    add = lambda bar, count, note: shown.append((bar.n + count, bar.total)) or bar.update(count)
+
+  monkeypatch.setattr(planner, 'Progress', Shown)
+  made = planner.plan(
+    pair(), PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT}, progress=True
+  )
   (batch,) = made.batches
   assert set(batch.costs.verify) == {1, 3} and min(batch.costs.verify.values()) > 0 and batch.costs.start > 0
   assert batch.alone.median > 0 and {r.candidate.name for r in batch.rows if r.measured} == {'speculative', 'opt'}
   saved = made.saved()
   assert set(saved.choices) == {2} and saved.origin.digests == ('a', 'b')
   assert {s.name for s in saved.speeds[2]} == {'autoregressive', 'speculative', 'opt'}
+  assert shown == [(n, 21) for n in range(1, 21)]  # 2 acceptances and, of 9 runs, two turns; 1 is never reached
 
 
 @pytest.mark.parametrize(
@@ -215,10 +224,14 @@ def test_costs_and_speeds_are_measured_where_none_are_given():
     (dict(batches=(0,)), 'batches=0'),
     (dict(prompts=[[1], Request([2], n=2)]), 'prompt 1 has n > 1'),
     (dict(prompts=[[1], Request([2], temperature=0.3)]), 'prompt 1 .*temperature.*0.3'),
+    (dict(prompts=[[1], Request([2], stop_tokens=[3])]), r'prompt 1 .*stop_tokens=\(3,\)'),
+    (dict(prompts=[[1], Request([2], logit_bias={3: 1.0})]), 'prompt 1 .*logit_bias={3: 1.0}'),
+    (dict(models=embedded.models, prompts=[Request('a', stop='b')], batches=(1,)), r"prompt 0 .*stop=\('b',\)"),
   ],
 )
 def test_a_plan_of_nothing_is_refused(wrong, part):
-  models = pair()[: wrong.pop('models', 2)]
+  models = wrong.pop('models', 2)
+  models = models() if callable(models) else pair()[:models]
   with pytest.raises(ValueError, match=part):
     planner.plan(models, **dict(prompts=PROMPTS) | wrong)
 
@@ -226,8 +239,9 @@ def test_a_plan_of_nothing_is_refused(wrong, part):
 def test_requests_are_timed_at_the_lengths_that_are_asked_whatever_their_own(monkeypatch):
   asked = []
   monkeypatch.setattr(planner, 'decode', lambda *given, **call: asked.append({p.max_new_tokens for p in given[2]}))
-  measured = SimpleNamespace(prompts=[Request([1], max_new_tokens=5, min_new_tokens=2), [2]], lengths=[5, 7])
   call = dict(max_new_tokens=64, sampler=Sampler(0.0), seed=0)
+  prompts = [Request([1], max_new_tokens=5, min_new_tokens=2), [2]]
+  measured = SimpleNamespace(prompts=prompts, rows=requests.rows(pair(), prompts, **call), lengths=[5, 7])
   timer = planner._Timer(pair(), measured, (2,), call, 2, 1, Progress('plan', 1, shown=False))
   timer._first_token(timer.alone)()
   assert asked == [{8}, {8}, {1}]
@@ -350,7 +364,11 @@ def test_a_mistake_on_the_command_line_is_one_line(more, part, capsys):
 
 @pytest.mark.parametrize(
   'more, parts',
-  [(['--out=.', '--overwrite'], ['. is a folder']), (['--against=two.json'], ['s and l', 'three models'])],
+  [
+    (['--out=.', '--overwrite'], ['. is a folder']),
+    (['--out=two.json/plan.json'], ['two.json/plan.json', 'choose another']),
+    (['--against=two.json'], ['s and l', 'three models']),
+  ],
 )
 def test_what_would_lose_a_plan_is_refused_before_prompts_are_read(more, parts, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)

@@ -44,13 +44,6 @@ TRUNCATED = {'wmt14_ende': (0, 4), 'xsum': (4, 0), 'cnn_dailymail': (4, 0)}  # o
 
 
 @pytest.fixture(scope='module')
-def byt5(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('byt5')
-  (folder / 'tokenizer_config.json').write_text('{"tokenizer_class": "ByT5Tokenizer"}')
-  return str(folder)
-
-
-@pytest.fixture(scope='module')
 def data_dir(tmp_path_factory):
   """Return a folder of data sets, prepared as TensorFlow Datasets prepares them."""
   folder = tmp_path_factory.mktemp('tfds')

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 
+from cases import FOREIGN_PAIR
 import jax
 import jax.numpy as jnp
 from matching import having
@@ -98,6 +99,14 @@ def test_what_is_read_is_what_the_models_make_of_the_texts(models):
   assert (found.features[:, 0] >= found.logq - 1e-5).all()  # the first is the largest log-probability
 
 
+def test_a_translated_drafter_and_a_network_of_ones_own_are_read_too():
+  prompts, targets = [[1, 1], [2]], [[0, 2, 1], [1, 1]]
+  found = router.read(FOREIGN_PAIR, list(zip(prompts, targets, strict=True)), batch_size=2)
+  for model, logs in zip(FOREIGN_PAIR, (found.logq, found.logp), strict=True):
+    scored = score(methods.autoregressive(), [model], prompts, targets)
+    np.testing.assert_allclose(logs, np.concatenate([s.logprobs for s in scored]), atol=1e-5)
+
+
 def test_a_source_with_an_end_in_it_is_read_whole_and_one_without_is_refused(models):
   large, task = models[1], embedded.task(count=1)
   encode = large.tokenizer.encode
@@ -138,6 +147,14 @@ def test_references_follow_every_kind_of_prompt(models, monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize('read', [router.swaps, functools.partial(router.of_references, batch_size=1)])
+def test_token_ids_alone_need_a_tokenizer_too(read, models):
+  task = embedded.task(count=1)
+  ids = [dataclasses.replace(e, prompt=models[1].tokenizer.encode(e.prompt)) for e in task.examples]
+  with pytest.raises(ValueError, match=having('nameless has no tokenizer', 'tokenizer.json')):
+    read([models[0], models[1].replace(tokenizer=None, name='nameless')], dataclasses.replace(task, examples=ids))
+
+
 def test_an_encoder_decoder_goes_on_from_any_part_of_its_output(models):
   large = models[1]
   source = large.tokenizer.encode(embedded.sentences('validation', 1)[0][0])
@@ -232,11 +249,18 @@ def test_what_is_loaded_and_what_is_refused(tmp_path):
   by_rejections = router.load(tmp_path, named, rejections=True)
   assert by_rejections.func is rules.learned_opt
   jax.tree.map(np.testing.assert_array_equal, by_rejections.keywords, rule.keywords)
-  router.save(tmp_path / 'alone', weights, named, alone=True)
+  (kernel, bias), last = weights
+  router.save(tmp_path / 'alone', ((kernel[: rules.TOP + 1], bias), last), named, alone=True)
   with pytest.raises(ValueError, match=having('drafter alone', 'without rejections')):
     router.load(tmp_path / 'alone', named, rejections=True)
   with pytest.raises(ValueError, match=having('small and large', 'large and small')):
     router.load(tmp_path, named[::-1])
+  (tmp_path / 'torn.json').write_text('{"models": [')
+  (tmp_path / 'other.json').write_text('{"models": ["small", "large"]}')
+  router.save(tmp_path / 'narrow', ((kernel[1:], bias), last), named, alone=False)
+  for name in ('torn.json', 'other.json', 'narrow'):
+    with pytest.raises(ValueError, match=having(name, 'no router', 'train it anew')):
+      router.load(tmp_path / name, named)
   with pytest.raises(FileNotFoundError, match=having('absent', 'speccascade.train')):
     router.load(tmp_path / 'absent', named)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dataclasses
 import math
 
+from speccascade.host.errors import first_line
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import KINDS, Rope
 from speccascade.models.t5 import T5, T5Config
@@ -279,7 +280,7 @@ def _registered(family: str, c: Settings, **given) -> Network:
   except ValueError:
     raise
   except Exception as error:  # whatever that function raises
-    reason = f'{type(error).__name__}: {str(error).splitlines()[0]}'
+    reason = first_line(error, named=True)
     raise ValueError(f"the function of model_type '{family}' makes no network ({reason}): correct it") from error
   return network
 

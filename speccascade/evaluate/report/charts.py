@@ -121,7 +121,9 @@ def _quality_by_use(results: dict, points: Sequence[dict], use: Callable, text: 
 
 
 def _priced(results: dict, points: Sequence[dict], cost: Callable[[dict], float | None]) -> list[dict]:
-  """Return the points whose quality and cost are known."""
+  """Return the points whose quality and cost are known; of a metric that judges nothing there are none."""
+  if results['metric'] in pts.DESCRIPTIONS:
+    return []
   return [p for p in points if None not in (pts.quality(p, results['metric']), cost(p))]
 
 

@@ -108,7 +108,10 @@ def _draw_panel(axes: Any, panel: Panel, prefix: str) -> dict[str, Series]:
   if panel.integer_x:
     axes.xaxis.get_major_locator().set_params(integer=True)
   if panel.x_names:
-    axes.set_xticks(range(len(panel.x_names)), panel.x_names)
+    room = 60 / len(panel.x_names)  # letters, of which so many are as wide as the axis
+    upright = max(map(len, panel.x_names)) > room
+    how = dict(rotation=90, fontsize=min(10, 5 * room)) if upright else {}
+    axes.set_xticks(range(len(panel.x_names)), panel.x_names, **how)
     axes.set_xlim(-0.5, len(panel.x_names) - 0.5)
   if panel.y_limits:
     axes.set_ylim(*panel.y_limits)

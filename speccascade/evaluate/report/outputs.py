@@ -10,6 +10,7 @@ from typing import Any
 from speccascade.evaluate import rundir
 from speccascade.evaluate.report import charts, drawing, formats, page, points, tables
 from speccascade.host import storage
+from speccascade.host.errors import first_line
 from speccascade.host.journal import GO_ON
 
 
@@ -50,8 +51,7 @@ def _warned(name: str, write: Callable[[], Any]) -> Any:
   try:
     return write()
   except Exception as error:  # of whichever library draws
-    text = str(error).strip().split('\n')[0] or type(error).__name__
-    print(f'warning: {name} is not all written ({text}); the report and all numbers are', file=sys.stderr)
+    print(f'warning: {name} is not all written ({first_line(error)}); the report and all numbers are', file=sys.stderr)
 
 
 def _curves(drawings: list[drawing.Drawing], folder: Path):

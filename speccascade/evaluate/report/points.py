@@ -10,6 +10,7 @@ from speccascade.evaluate.published import match
 
 LARGE = 'target only'
 SMALL = 'draft only'
+DESCRIPTIONS = ('words',)  # metrics of which more is not better
 DISCRETE = ('block', 'blocks', 'max_draft')  # between two of these values there is no method
 LETTERS = {'alpha': 'α', 'block': 'γ', 'blocks': 'γ', 'mu': 'μ', 'weights': 'λ', 'lam': 'λ'}
 

@@ -147,7 +147,7 @@ def _cascades(results: dict, title: str, points: Sequence[dict]) -> Table | None
   """Make both halves of the cascades paper's Table 2."""
   metric = results['metric']
   large = pts.first(points, results['reference'])
-  if large is None or None in (pts.quality(large, metric), pts.ratio(large)):
+  if large is None or None in (pts.quality(large, metric), pts.ratio(large)) or metric in pts.DESCRIPTIONS:
     return None
   wanted = pts.quality(large, metric)
   rows = []

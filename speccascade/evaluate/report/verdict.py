@@ -28,7 +28,7 @@ def findings(results: dict) -> list[tuple[str, str, str]]:
 def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
   """Return whether the fastest setting that has the reference's quality pays, and the sentence that says so.
 
-  Over an ensemble, and if no quality was measured, it is the fastest setting of all. It pays ('yes'), it does not
+  Over an ensemble, and if nothing judged the quality, it is the fastest setting of all. It pays ('yes'), it does not
   ('no'), or that was not measured well enough to tell ('open').
   """
   reference = results['reference']
@@ -41,7 +41,7 @@ def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
     return 'open', f'Only {reference} was measured; there is nothing to compare it with.'
   if base is None or not timed:
     return 'open', _untimed(results, others, base)
-  if reference != pts.LARGE or pts.quality(base, metric) is None:
+  if reference != pts.LARGE or pts.quality(base, metric) is None or metric in pts.DESCRIPTIONS:
     fastest = max(timed, key=pts.ratio)
     base = pts.reference(results, points, fastest)
     value = f' at {pts.setting(base)}' if pts.setting(base) else ''
@@ -59,7 +59,7 @@ def _untimed(results: dict, others: Sequence[dict], base: dict | None) -> str:
   """Return the finding about quality alone."""
   metric = results['metric']
   rated = [p for p in others if pts.quality(p, metric) is not None]
-  if not rated:
+  if not rated or metric in pts.DESCRIPTIONS:
     return 'Neither quality nor time was measured.'
   best = max(rated, key=lambda p: pts.quality(p, metric))
   value = f'{pts.quality(best, metric):.2f}'
