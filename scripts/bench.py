@@ -381,7 +381,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('small', nargs='?', help='checkpoint of the drafter')
   parser.add_argument('large', nargs='?', help='checkpoint of the verifier')
   parser.add_argument('--shapes', nargs=2, choices=shapes.T5_V1_1, help='instead of checkpoints: sizes of T5 v1.1')
-  parser.add_argument('--acceptance', type=float, default=0.8, help='with --shapes: the chance to accept a draft')
+  parser.add_argument('--acceptance', type=float, default=0.8, help='with --shapes: the acceptance rate')
   parser.add_argument('--prompts', type=Path, help='with checkpoints: a text file, one prompt a line, .gz or not')
   parser.add_argument('--count', type=int, default=32, help='prompts to decode')
   parser.add_argument('--tokens', type=int, default=64, help='the most new tokens')

@@ -3,10 +3,12 @@ r"""Acceptors: how many of the tested tokens are accepted, and what the next tok
 An acceptor is `accept(trial) -> (Verdict, noise)`. It sees one round of every sequence: R tokens :math:`x_1 … x_R`, the
 distributions :math:`\tilde q` that they were drawn from, and the targets π.
 
-Its attribute `reads` names the slots whose logits it reads; without it the logits of all models are stored.
-Its attribute `by_round` says whether it reads tokens that it then drops. Random numbers are then keyed by round as
-well, because a number that has decided which tokens to drop may not draw them again. Without the attribute they are.
-Its attribute `exact` says whether the output follows π; without it, it does.
+An acceptor may have three attributes:
+
+* `reads`: the slots of the method whose logits it reads. Without it the logits of all models are stored.
+* `by_round`: whether it reads tokens that it then drops. If so, random numbers are keyed by round as well, because a
+  number that has decided which tokens to drop may not draw them again. Without it they are.
+* `exact`: whether the output follows π. Without it, it is taken to follow π.
 """
 
 from collections.abc import Callable
@@ -24,22 +26,22 @@ from speccascade.types import Array, iota, static
 class Trial(NamedTuple):
   """What an acceptor may read; parts that it does not read cost nothing."""
 
-  window: Any  # engine.state.Window
+  window: Any  # engine.state.Window, with q̃ of each pending token as probs [B, W, V]
   tokens: Array  # [B, W] the pending tokens
   tested: Array  # [B] R, how many of them are tested
-  pi: Array  # [B, W+1, V]
-  position: Array  # [B, W]
+  pi: Array  # [B, W+1, V] the targets
+  position: Array  # [B, W] the positions of the pending tokens
   start: Array  # [B] the position of the first
-  noise: Any
-  sampler: Any
+  noise: Any  # the random numbers; noise.accept(a, b, position, start) accepts with probability min(1, a / b)
+  sampler: Any  # the sampler of the batch
 
 
 class Verdict(NamedTuple):
   """Accept the first tokens; if they are not all, the next comes from norm(max(0, scale · π - subtract · q̃))."""
 
   accepted: Array  # [B] how many
-  scale: Array  # [B]
-  subtract: Array  # [B]
+  scale: Array  # [B] 1 for the ordinary residual
+  subtract: Array  # [B] 1 for the ordinary residual, 0 to draw from the target
 
 
 def leading(ok: Array) -> Array:
@@ -72,7 +74,7 @@ def token_wise(trial: Trial) -> tuple[Verdict, Any]:
 
 
 def everything(trial: Trial) -> tuple[Verdict, Any]:
-  """Accept every token, for drafts that end before a token that must not be accepted."""
+  """Accept every token. It suits drafts that a policy ends before a token that must not be accepted."""
   one = jnp.ones(trial.tested.shape, jnp.float32)
   return Verdict(trial.tested, one, 0 * one), trial.noise
 

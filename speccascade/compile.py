@@ -1,4 +1,4 @@
-"""Compile a method's decode loop for chips that need not be there, and say what the program holds and does.
+"""Compile a method's decode loop for chips that need not be present, and print the program's memory and operations.
 
   python -m speccascade.compile --topology v5e:2x2 --models t5_small_xl --method speculative --batch_size 8 --block 5
   python -m speccascade.compile --topology v5e:2x2 --models llama_7b_70b --mesh data=1,model=4 --json

@@ -2,9 +2,10 @@
 
 python -m speccascade.convert SRC DST [--format orbax|t5x|hf] [--dtype float32|bfloat16] [--step N] [--scan]
 
-orbax is for every family and restores onto a mesh, hf for every family, transformers and vLLM; t5x is for T5. It is
-written without `param_states`, an optimizer's: T5X evaluates and infers with it, and trains on from it with
-`RestoreCheckpointConfig.fallback_to_scratch = True` and `assignment_map = (('state/param_states.*', None),)`.
+orbax is for every family and restores onto a mesh; hf is for every family, and for transformers and vLLM; t5x is for T5
+and T5X. A t5x checkpoint is written without `param_states`, those of an optimizer: T5X evaluates and infers with it,
+and trains on from it with `RestoreCheckpointConfig.fallback_to_scratch = True` and `assignment_map =
+(('state/param_states.*', None),)`.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def _parser() -> commands.Parser:
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'], help='dtype to write (default: as stored)')
   parser.add_argument('--step', type=int, help='of t5x: the number of the checkpoint (1; T5X passes over 0)')
   parser.add_argument('--scan', action='store_true', help="of t5x: layers stacked, for T5X's scalable_t5")
-  parser.add_argument('--activation', help="of SRC's MLPs, where it is T5X without its gin: gelu, relu, silu, swish")
+  parser.add_argument('--activation', help="of SRC's MLPs, if SRC is T5X without its gin file: gelu, relu, silu, swish")
   parser.add_argument('--revision', help='branch, tag or commit, where SRC is a hub id')
   parser.add_argument('--overwrite', action='store_true', help='replace a checkpoint that is at DST')
   return parser

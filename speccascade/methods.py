@@ -1,11 +1,13 @@
 r"""Decoding methods, each a short list of phases that repeat until every sequence has ended.
 
-Models are numbered in the order of the list given to `decode`. The printed form of a method shows its phases:
+Models are numbered in the order of the list given to `decode`. The printed form of a method shows its phases. A model
+is named there by its slot: slot s runs model `method.slots[s]`, which for most methods is model s. Pending tokens are
+those that were drafted and not yet tested.
 
-* `score(m)` feeds model m the pending tokens that it has not read; `first n` limits their number, `goodput` chooses
+* `score(s)` feeds the model the pending tokens that it has not read; `first n` limits their number, `goodput` chooses
   it, and `drop` forgets the others.
-* `propose(m, n)` drafts up to n tokens from model m's own distribution, and feeds it each but the last.
-* `verify(target of models)` tests the pending tokens in order, as far as their target is known. It commits the accepted
+* `propose(s, n)` drafts up to n tokens from the model's own distribution, and feeds it each but the last.
+* `verify(target of slots)` tests the pending tokens in order, as far as their target is known. It commits the accepted
   ones and one more: from the residual after a rejection; after all, from the target where that is known (the bonus
   token). `keep` leaves untested tokens pending. `own` is the target that is a model's own distribution.
 * `alternate[… | …]` runs the branch of the model that most sequences of the batch want; the others wait.
@@ -187,10 +189,11 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
   r"""Emit from model 0 until the rule defers, then one token from model 1 (Narasimhan et al. 2024).
 
   Model 1 also emits one after `max_draft` tokens of model 0. Every drafted token is accepted. So the output follows
-  :math:`\tilde q` where the rule follows the drafter, and :math:`\tilde p` where it defers or the draft is full: it is
-  the lockstep cascade only if `max_draft` is at least its length.
+  :math:`\tilde q` where the rule follows the drafter, and :math:`\tilde p` where it defers or the draft is full. It is
+  that of the lockstep cascade only if `max_draft` is at least its length.
 
-  Cost: one call of the drafter for each token that it looks at, one of the verifier for each token that it writes.
+  Cost: one call of the drafter for each token that it drafts or defers, one of the verifier for each token that the
+  verifier emits.
 
   Args:
     rule: A rule that reads the drafter alone: `rules.chow` or `rules.chow_log`.
@@ -286,9 +289,9 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
 def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
   """Speculate towards an ensemble as one opaque model: all n models score the block (Fu et al. 2025).
 
-  This is the papers' baseline of speculative decoding for an ensemble. The drafter scores its own block again with a
-  second cache, so the models of `verify` count from 1. Cost of a round: γ calls of the drafter and one of each model
-  with γ + 1 positions.
+  This is the paper's baseline of speculative decoding for an ensemble. The drafter scores its own block again with a
+  second KV cache: slots 0 and 1 both run model 0. Cost of a round: γ calls of the drafter and one of each model with
+  γ + 1 positions.
 
   Args:
     combiner: A combiner, or a rule, which cascades the models.
@@ -346,8 +349,8 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5, *, goodput: str =
   Args:
     plan: A plan of three models, the path of its file, or a measured profile.
     block: γ.
-    goodput: What it counts over the verifier's time: all `'tokens'` that come out, one a sequence whatever is verified,
-      or the drafted ones that are `'accepted'`. The paper can be read as either.
+    goodput: What is counted over the verifier's time: all emitted `'tokens'`, of which each sequence gets one whatever
+      is verified, or the drafted ones that are `'accepted'`. The paper can be read as either.
 
   Example:
     >>> print(methods.sv(profile, block=5))
@@ -372,8 +375,8 @@ def sv_exact(
     plan: A plan of three models, the path of its file, or a measured profile.
     block: γ.
     greedy: Whether to stop before goodput first falls, as published. Otherwise the best total of all is verified.
-    goodput: What it counts: all `'tokens'` that come out, or the drafted ones that are `'accepted'`. With `'tokens'` it
-      is the speed of a round.
+    goodput: What is counted over the time: all emitted `'tokens'`, or the drafted ones that are `'accepted'`. With
+      `'tokens'` goodput is the speed of a round.
 
   Example:
     >>> print(methods.sv_exact(profile, block=5))

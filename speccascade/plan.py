@@ -1,4 +1,4 @@
-"""Will speculation pay for these models, with which method and γ at which batch size? Measure, predict, and try.
+"""Find the fastest method and γ at each batch size, or why speculation will not pay: measure, predict, and try.
 
   python -m speccascade.plan SMALL LARGE --prompts FILE --rule opt:0.1
   python -m speccascade.plan DRAFT COMPANION TARGET --prompts FILE --batches 1,8,32 --out plan.json
@@ -32,14 +32,14 @@ def _parser() -> commands.Parser:
   about = 'a text file, one prompt a line, or JSON lines with --prompt_field; .gz or not'
   parser.add_argument('--prompts', metavar='INPUT', required=True, help=about)
   parser.add_argument('--prompt_field', help="a field of JSON lines, or a template: 'Question: {question}\\nAnswer:'")
-  parser.add_argument('--count', type=commands.count, default=32, help='how many of the prompts (32)')
+  parser.add_argument('--count', type=commands.count, default=32, help='how many of the prompts are used (32)')
   parser.add_argument('--blocks', type=options.spans, default=tuple(range(1, 9)), help='γ to plan, as in 1,3,5 (1-8)')
   parser.add_argument('--batches', type=commands.counts, default=(1,), help='rows decoded at once, as in 1,8,32 (1)')
   about = 'a cascade or combiner to plan too, as in opt:0.1 or weighted:.5,.5; may repeat'
   parser.add_argument('--rule', type=_named_rule, action='append', default=[], help=about)
   options.add_max_new_tokens(parser, 64)
   options.add_sampler(parser)
-  parser.add_argument('--trials', type=int, default=3, help='of what is timed; with 0 the prediction chooses (3)')
+  parser.add_argument('--trials', type=int, default=3, help='timings of each run; with 0 the prediction chooses (3)')
   parser.add_argument('--out', metavar='FILE', help='save the plan')
   parser.add_argument('--overwrite', action='store_true', help='replace FILE')
   about = 'plans of three models: also say how well their tables predict these samples'

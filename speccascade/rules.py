@@ -14,10 +14,10 @@ q and p; the mixture and the total variation TV read :math:`\tilde q` and :math:
 so another α compiles nothing.
 
 A rule that takes the keyword `rest` can cascade three or more models: `rest` [..., V] is the target of the models after
-the drafter, :math:`\tilde p` where that is one model, and `p_logits` are those of the next model. One that takes `slot`
-gets the number of each token in its draft, from 0.
+the drafter, :math:`\tilde p` where that is one model, and `p_logits` are those of the next model. A rule that takes
+`slot` gets the place of each token in its draft, from 0.
 
-A method that takes both kinds takes a function without `@rule` for a combiner.
+A method that takes rules and combiners takes a function without `@rule` for a combiner.
 
 Example:
   >>> q, p = jnp.log(jnp.array([0.6, 0.3, 0.1])), jnp.log(jnp.array([0.1, 0.1, 0.8]))
@@ -486,12 +486,12 @@ def learned_alone(q_logits, p_logits, *, alpha, weights, sampler):
 def by_slot(rule: Rule) -> Rule:
   r"""Return a rule that takes an α for each token of a draft: :math:`(\alpha_0, \dots, \alpha_\gamma)`.
 
-  A rejection drops the rest of a draft, which is much at its first token and nothing at its last. The rules of one
-  position charge both the same. `theory.alphas_by_slot` has the :math:`\alpha_i` that charge what a rejection costs
-  the whole text.
+  A slot is a token's place in its draft. A rejection drops the rest of the draft, which is much at its first token and
+  nothing at its last. A single α charges both the same. `theory.alphas_by_slot` has the :math:`\alpha_i` that charge
+  what a rejection costs the whole sequence.
 
-  Each token follows the rule's target with the α of its slot, exactly. So texts depend on where drafts begin, and on γ.
-  A method without drafts has slot 0 alone.
+  Each token follows the rule's target with the α of its slot, exactly. So the output depends on where drafts begin, and
+  on γ. A method without drafts has slot 0 alone.
 
   Args:
     rule: A mixture, as `rules.opt`.
@@ -608,7 +608,7 @@ def chain(logits, *, rule, sampler, slot=0):
     logits: The models' logits [M, ..., V].
     rule: A rule of two models; it takes `rest` where M > 2.
     sampler: Applied to each model.
-    slot: The number of each token in its draft, for a rule that takes it.
+    slot: The place of each token in its draft, from 0, for a rule that takes it.
 
   Returns:
     Probabilities [..., V].
@@ -637,7 +637,7 @@ def gives_distribution(bound: tree_util.Partial) -> bool:
   return getattr(bound.func, 'gives_distribution', False)
 
 
-# ---- plug-ins with traced numbers ----
+# ---- functions with traced numbers ----
 
 
 def bind(function: Callable, **numbers) -> tree_util.Partial:
@@ -665,7 +665,7 @@ def inside(function: Any) -> Any:
 
 
 def name_of(function: Callable) -> str:
-  """Return the name of a plug-in, whether bound or not."""
+  """Return the name of a rule, a combiner or another function, whether bound or not."""
   function = inside(function)
   return getattr(function, '__name__', type(function).__name__)
 

@@ -3,11 +3,11 @@
   python -m speccascade.run
       compares methods on a small pair of models that comes with the package
   python -m speccascade.run --gin_file=gin_configs/runs/multi30k_table2.gin --run_dir=runs/table2
-      runs an experiment; the same command goes on with a run that was killed
+      runs an experiment; the same command resumes a run that was killed
   python -m speccascade.run --gin.Experiment.latency_examples=100
       changes one value; a text needs quotes inside the shell's: --gin.SHARED="'PATH'"
   python -m speccascade.run --gin_file=FILE --run_dir=RUN --shard=0/4
-      measures one of four shares, each in its own process, on machines that share RUN; the last writes the results
+      measures one of four shards, each in its own process, on machines that share RUN; the last writes the results
 
 A gin file is code: it imports modules and calls what it names. Run none that you have not read.
 Exit codes: 0 done, 1 an error that you can fix, printed in one sentence, 130 interrupted, 143 ended by SIGTERM.
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.run', __doc__)
   commands.add_gin(parser, 'Without one the embedded default runs')
-  parser.add_argument('--only', type=commands.listed, default=[], help='experiments to measure, by commas (all)')
+  parser.add_argument('--only', type=commands.listed, default=[], help='the experiments to measure, by commas (all)')
   parser.add_argument(
     '--run_dir',
     help='where results go, a folder or an address, as gs://BUCKET/RUN. Default: run.folder of the config, else '
@@ -45,7 +45,7 @@ def _parser() -> commands.Parser:
     '--shard',
     type=commands.share,
     metavar='i/n',
-    help='measure the i-th of n shares, i from 0; the same command goes on with it, and the last to end writes results',
+    help='measure the i-th of n shards, i from 0; the same command resumes it, and the last to end writes the results',
   )
   parts.add_argument('--merge', action='store_true', help='write the results of shards, or print which are not done')
   commands.add_distributed(parser)

@@ -1,8 +1,9 @@
 """Draft-length policies: when a draft ends before the block is full.
 
-A policy decides for each sequence of the batch: `length` before the draft, `before` a token is drawn (from the
-drafter's logits alone), `after` it. Its carry is updated from tested tokens only. Otherwise the length of a draft would
-depend on random numbers that are still to be used, and the output would be biased.
+A policy decides for each sequence of the batch, by three methods: `length` before the draft, `before` a token is drawn
+(from the drafter's logits alone), `after` it. Its carry, the state that it keeps from round to round, is updated from
+tested tokens only. Otherwise the length of a draft would depend on random numbers that are still to be used, and the
+output would be biased.
 """
 
 import numbers
@@ -154,12 +155,12 @@ class Heuristic(Policy):
 
 @struct.dataclass
 class MovingAverage(Policy):
-  r"""Draft k tokens while :math:`a^k >` `threshold`, with a the moving average of the acceptance rate.
+  r"""Draft a (k + 1)-th token while :math:`a^k >` `threshold`, with a the moving average of the acceptance rate.
 
   .. math:: a \leftarrow \mathrm{decay} \cdot a + (1 - \mathrm{decay})\,\frac{\text{accepted}}{\text{tested}}
 
   Attributes:
-    threshold: The least probability that all drafted tokens are accepted.
+    threshold: The least probability that all drafted tokens are accepted at which another is drafted.
     decay: The weight of the past.
     first: The acceptance rate before the first round.
   """

@@ -1,8 +1,8 @@
 """Theory: tokens per round, speed-ups and the best block size, as functions of the acceptance rate α.
 
 Each drafted token is accepted with the same probability α whatever came before it, or with the probabilities
-`ByPosition` in the block: drafts go astray the further they go, and one rate for all positions promises too much of a
-long block.
+`ByPosition` in the block: later tokens of a draft are accepted less often, and one rate for all positions overestimates
+a long block.
 
 Times are in units of one token of the verifier. c is the time of a call of the drafter; v that of the verifier's call
 for a block, which the papers take as 1; `overhead` is the time of a round on top of its calls, the same for a round
@@ -296,17 +296,17 @@ def speedup_chain(alpha: Rate, gamma: ArrayLike, costs: Sequence[ArrayLike], ove
 
 
 def alphas_by_slot(gain: ArrayLike, rejection: ArrayLike, cost: float, gamma: int) -> np.ndarray:
-  r"""Return the α of each slot of a draft that minimise loss + cost · verifier calls of a whole text.
+  r"""Return the α of each slot, a token's place in its draft, that minimise loss + cost · verifier calls of a sequence.
 
   At every token a rule may defer: its loss is then lower by the gain, and the token is rejected with probability
-  `rejection`. A rejection ends the round. The gains and rejections of the tokens of a text are taken as independent.
-  With :math:`W_i` the least expected loss and cost from slot i to the end of the round, over the average r of each
-  token, dynamic programming gives
+  `rejection`. A rejection ends the round. The gains and rejections of the tokens of a sequence are taken as
+  independent. Let r be the average loss and cost of a token, and :math:`W_i` the least expected loss and cost from slot
+  i to the end of the round, less r for each token. Dynamic programming gives
 
   .. math:: W_i = \mathbb E \min(0, -\text{gain} - \text{rejection} \cdot W_{i+1}) - r + W_{i+1}, \qquad
             W_{\gamma+1} = 0, \qquad \text{cost} + W_0 = 0
 
-  so the rule defers where gain > α_i · rejection, with :math:`\alpha_i = -W_{i+1}`: `rules.opt` with an α a slot
+  so the rule defers where gain > α_i · rejection, with :math:`\alpha_i = -W_{i+1}`: `rules.opt` with an α for each slot
   (`rules.by_slot`).
 
   Args:
@@ -337,7 +337,7 @@ def alphas_by_slot(gain: ArrayLike, rejection: ArrayLike, cost: float, gamma: in
 
 
 def rates_by_slot(gain: ArrayLike, rejection: ArrayLike, alphas: ArrayLike) -> tuple[float, float]:
-  """Return by how much deferring lowers the loss of a token, and the verifier's calls per token, of an α a slot.
+  """Return by how much deferring lowers the loss of a token, and the verifier's calls per token, of an α for each slot.
 
   Args:
     gain: As in `theory.alphas_by_slot`.
@@ -383,7 +383,7 @@ def middle_break_even(alpha_pair: Rate, alpha_chain: Rate, c: float, v: float = 
 
 
 def calls_cos(alphas: Sequence[float], blocks: Sequence[int]) -> np.ndarray:
-  """Return the calls of each of n models of `methods.cos` for a token, in the long run.
+  """Return the calls of each of n models of `methods.cos` per token, in the long run.
 
   The turns are a Markov chain, since a turn depends on whose tokens are pending and on what each model has read. These
   are the calls of its stationary distribution, over its tokens.

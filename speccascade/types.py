@@ -47,9 +47,9 @@ class Network(Protocol):
   """A model's architecture: hashable, without parameters.
 
   `vocab_size` is the width of the logits. `start_id` is the decoder's first token, or None for a decoder-only
-  model, whose prompt opens the very buffer that decoding goes on with. `max_positions` is None where positions are
-  unbounded. A network may have `shares_cache(params, other, other_params) -> bool`: whether it is a part of the other
-  one that finds its own state in the other's cache, and leaves the rest of it as it is.
+  model, whose output continues the prompt in one buffer. `max_positions` is None if positions are unbounded. A network
+  may have `shares_cache(params, other, other_params) -> bool`: whether it is a part of the other one, finds its own
+  state in the other's cache, and leaves the rest of that cache as it is.
   """
 
   vocab_size: int
@@ -66,7 +66,8 @@ class Network(Protocol):
       max_len: The number of slots of the cache.
 
     Returns:
-      A cache, rows on axis 0, that has seen the prompts; of a decoder-only network all tokens but the last.
+      A cache, rows on axis 0, that has seen the prompts. That of a decoder-only network may leave out the last token of
+      each, which the loop feeds to `extend`.
     """
 
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
@@ -85,7 +86,7 @@ class Network(Protocol):
 
 @struct.dataclass
 class Model:
-  """A network with its parameters and, for texts, its tokenizer."""
+  """A network with its parameters and, to read and write texts, its tokenizer."""
 
   params: Params
   network: Network = static()

@@ -38,7 +38,7 @@ _GATHERED = 8 << 20  # bytes of a window's logits whose gathering takes as long 
 
 
 def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
-  """Make a mesh of devices, 'model' over neighbours.
+  """Make a mesh of devices; neighbours are along 'model'.
 
   Args:
     shape: How many devices along each axis, as {'data': 2, 'model': 4}; an axis that is left out has one.

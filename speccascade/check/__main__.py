@@ -2,7 +2,8 @@
 
   python -m speccascade.check my_rules:mine --alpha 0 0.3 0.7
 
-`my_rules` is a module of the current folder or an installed one; `mine` a function in it, or a method.
+`my_rules` is a module of the current folder or an installed one; `mine` is a rule or combiner in it, or a method.
+Numbers of another name than alpha must be bound: `mine = functools.partial(geometric, power=0.5)`.
 """
 
 import argparse

@@ -47,22 +47,22 @@ def load(
   mesh=None,
   rules=None,
 ) -> Model:
-  """Return the model of a checkpoint, with its tokenizer where there is one, fit for this machine.
+  """Return the model of a checkpoint, with its tokenizer if there is one, in a dtype that suits this machine.
 
   Args:
-    path: folder, address in a bucket as gs://…, of which a copy is cached on this machine, or hub id. With @4 at its
+    path: folder, hub id, or address in a bucket, as gs://…, of which a copy is cached on this machine. With @4 at its
       end it is the first four layers of that model; `load_all` lets them share the arrays of the complete model.
     dtype: float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers.
-    scan: stack the layers, which compile once then.
+    scan: stack the layers, so that one layer is compiled for all.
     tokenizer: tokenizer, or the path of one, instead of the checkpoint's own.
     name: name of the model, by default that of its folder.
     revision: branch, tag or commit of a hub model.
     activation: activation of the MLPs of a T5X checkpoint, where no gin file next to it has it.
     mesh: mesh, as `speccascade.mesh` makes it. Each tensor is read straight into its shards; a process reads those of
       its devices.
-    rules: `'replicated'`, `'sharded'` or ((logical axis, axis of the mesh or None), …). None shards a model where
-      that saves a step more time than its collectives take.
+    rules: `'replicated'`, `'sharded'` or ((logical axis, axis of the mesh or None), …). None shards a model if that
+      saves more of a step's time than the collectives take.
 
   Raises:
     FileNotFoundError: there is no checkpoint at the path, or it lacks a file.

@@ -37,22 +37,22 @@ def decode(
 ) -> results.Decoded:
   """Continue each prompt by at most `max_new_tokens` tokens.
 
-  The EOS ids of the last model that the method runs end a text.
+  The EOS ids of the last model that the method runs end a sequence.
 
   Args:
     method: A method of `speccascade.methods`.
     models: The models, in the order of the method's numbers.
     prompts: A text, a token list, chat messages or a `Request`, or a list of these. A token list alone needs a list
       around it.
-    max_new_tokens: The most new tokens of a text, for requests without a number of their own.
-    sampler: The sampler of requests that leave its numbers out.
-    seed: Keys the randomness, together with `example_ids`; a request with a seed of its own is keyed by that alone.
-    example_ids: A number for each prompt, by default its index. So an example's output does not depend on its batch
-      mates.
+    max_new_tokens: The most new tokens of a sequence, for requests without a number of their own.
+    sampler: The sampler, of which a request may replace numbers.
+    seed: Keys the random numbers, together with `example_ids`. A request with a seed of its own uses neither.
+    example_ids: A number for each prompt, by default its index. So the output of a prompt does not depend on the other
+      sequences of its batch.
     batch_size: The most rows that are decoded at once; the other prompts are queued. A batch is padded to 1, 2, 3, 4,
       6, 8, 12, … rows.
     max_prompt_tokens: The padded length of prompts, so that calls with other prompts compile nothing. By default
-      prompts are padded to a length of such steps.
+      prompts are padded to one of such steps.
     processor: `processor(logits [V], tokens [T], count)` returns what the logits of every model become after the first
       `count` of these tokens. Arrays that change are bound to it with `functools.partial`.
     trace: Whether to record each output token's log-probability under every model that scored it.
@@ -61,7 +61,7 @@ def decode(
       first is raised if there are no other rows.
 
   Returns:
-    Texts, tokens, reasons why they ended and statistics, in the order of the prompts.
+    Texts, tokens, finish reasons and statistics, in the order of the prompts.
 
   Raises:
     ValueError: If an argument is invalid, or all rows end as faults.
@@ -97,13 +97,13 @@ def stream(
   every: int | None = None,
   skip: Collection[int] = (),
 ) -> Iterator[tuple[int, results.Row]]:
-  """Yield rows as they end, each what `decode` would return of it.
+  """Yield each row as it ends, with what `decode` would return of it.
 
   The arguments that are not listed are those of `decode`.
 
   Args:
-    every: Yield rows that go on as well, after at most so many rounds, with `finish_reason` None. Each text begins with
-      the one before it: half a character, and what a stop string may begin with, come later.
+    every: Yield rows that go on as well, at least once in so many rounds, with `finish_reason` None. Each text begins
+      with the one before it: half a character, and what may begin a stop string, are held back.
     skip: The indices of rows that are left out, such as those of an earlier call that was stopped. The programs are
       those of all rows.
 

@@ -1,14 +1,14 @@
-"""Decode prompts from a file of JSON lines into another: a line a prompt, a line an answer.
+"""Decode prompts from a file of JSON lines into another: a line for each prompt, a line for each output.
 
   python -m speccascade.decode --models SMALL LARGE --method speculative --rule opt:0.1 --block 5 in.jsonl out.jsonl
   python -m speccascade.decode --models SMALL LARGE --plan plan.json in.jsonl out.jsonl
 
 A line of the input is a text in quotes, a list of token ids or of chat messages, or an object with the fields of
 speccascade.Request: {"prompt": "Hello.", "stop": ["\\n"], "temperature": 0.7, "n": 2}. The options give what it leaves
-out. A line of the output has index (the input's lines from 0), sample, text, tokens, finish_reason, and the calls by
-model, rounds and tokens emitted that it took. Rows are written to OUTPUT.part as they end; the same command goes on
-where it was stopped, and OUTPUT, in the order of the input, exists when all is done. Written to - or a pipe, rows come
-as they end. The exit code is 1 where a row has a fault, which is its field "fault".
+out. A line of the output has index (the line of the input, from 0), sample, text, tokens, finish_reason, calls (by
+model), rounds and emitted. Lines are written to OUTPUT.part as sequences end; the same command resumes where it was
+stopped, and OUTPUT, in the order of the input, exists when all is done. Written to - or a pipe, lines come as sequences
+end. The exit code is 1 if a sequence has a fault, whose cause is the field "fault" of its line.
 """
 
 import argparse

@@ -88,8 +88,8 @@ def add_models(parser: commands.Parser, *, positional: bool = False):
     parser.add_argument(
       '--models', nargs='+', required=True, metavar='MODEL', help=f'{text}; another option or -- ends them'
     )
-  parser.add_argument('--dtype', choices=checkpoints.DTYPES, help='of the models (as stored)')
-  about = 'see models that have other tokens than the last one through its tokens'
+  parser.add_argument('--dtype', choices=checkpoints.DTYPES, help='of the models (as stored; float32 on a CPU)')
+  about = "let models with another vocabulary draft with the last one's tokens"
   parser.add_argument('--translate', action='store_true', help=about)
   add_mesh(parser)
 
@@ -133,9 +133,9 @@ def add_sampler(parser: argparse._ActionsContainer):
   """Let a command take the numbers of a sampler, which `sampler` makes of them, and a seed."""
   for name in sampling.NEUTRAL:
     kind = int if name == 'top_k' else float
-    text = '0 is greedy (1)' if name == 'temperature' else None
+    text = '0 is greedy (1)' if name == 'temperature' else 'as of speccascade.Sampler (off)'
     parser.add_argument(f'--{name}', type=kind, help=text)
-  parser.add_argument('--seed', type=int, default=0, help='keys prompts with their number (0)')
+  parser.add_argument('--seed', type=int, default=0, help='of the random numbers (0)')
 
 
 def sampler(args: argparse.Namespace) -> sampling.Sampler:
@@ -145,7 +145,7 @@ def sampler(args: argparse.Namespace) -> sampling.Sampler:
 
 def add_max_new_tokens(parser: argparse._ActionsContainer, default: int = 128):
   """Let a command take the most new tokens of a text."""
-  parser.add_argument('--max_new_tokens', type=commands.count, default=default, help=f'of a text ({default})')
+  parser.add_argument('--max_new_tokens', type=commands.count, default=default, help=f'of a sequence ({default})')
 
 
 def add_batch_size(parser: argparse._ActionsContainer, default: int = 16):
@@ -160,13 +160,13 @@ def add_method(parser: argparse._ActionsContainer):
   """Let a command take a method of `speccascade.methods` with its settings, which `method` makes of them."""
   text = f'{", ".join(METHODS)} (speculative, or planned with --plan)'
   parser.add_argument('--method', choices=METHODS, help=text, metavar='NAME')
-  parser.add_argument('--rule', type=rule, help='a rule or combiner, as in opt:0.1 or weighted:.5,.5')
-  parser.add_argument('--block', type=commands.count, help='γ, the tokens drafted in a round')
+  parser.add_argument('--rule', type=rule, help='a rule or combiner of speccascade.rules: opt:0.1, weighted:.5,.5')
+  parser.add_argument('--block', type=commands.count, help='γ, the block size (5)')
   parser.add_argument('--blocks', type=commands.counts, help='of cos: γ of each model, as in 5,1')
   parser.add_argument('--model', type=int, help='of autoregressive: the number of the model, from 0')
-  parser.add_argument('--max_draft', type=commands.count, help='of token_cascade and bild: the longest draft')
-  parser.add_argument('--fallback', type=float, help='of bild')
-  parser.add_argument('--rollback', type=float, help='of bild')
+  parser.add_argument('--max_draft', type=commands.count, help='of token_cascade and bild: the longest draft (10)')
+  parser.add_argument('--fallback', type=float, help='of bild: the confidence under which a draft ends (0.5)')
+  parser.add_argument('--rollback', type=float, help='of bild: the largest D(q, p) of an accepted token (2)')
   parser.add_argument('--plan', metavar='FILE', help='of planned, sv and sv_exact: a file of speccascade.plan')
   parser.add_argument('--goodput', choices=COUNTS, help='of sv and sv_exact: what they count over the time (tokens)')
 

@@ -2,6 +2,7 @@
 
 A phase maps (context, state) to a state. Its numbers that may change without compiling are pytree leaves; what shapes
 the program is static. A row that is not `active` passes through unchanged, whatever the other rows of its batch do.
+The `model` and `models` of a phase are slots of the method: slot s runs model `slots[s]`.
 
 Axis letters: B batch, M models of a method, L new tokens, W window of pending tokens, V vocabulary.
 """
@@ -131,9 +132,9 @@ class Score:
   `limit` bounds how many pending tokens are fed; `drop` forgets the others. `after` is a slot whose call must end
   first.
 
-  The rest is derived when the method is made. `widths` are the tokens a row that are compiled for, ascending; where
-  there are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in every
-  row, so that its logits begin at slot 0.
+  The rest is derived when the method is made. `widths` are the numbers of tokens per row that are compiled, ascending;
+  where there are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in
+  every row, so that its logits begin at the start of the window.
   """
 
   model: int = static()

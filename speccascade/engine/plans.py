@@ -66,7 +66,7 @@ class Profile:
   """What speculative verification decides by; `origin` None is checked against nothing.
 
   Attributes:
-    table: the acceptance that S and A promise.
+    table: the acceptance that S and A predict.
     latency: the verifier's times, made of `times` and `steps`.
     samples: an array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
       (`accept` is the chance that the verifier accepts the token), the position in the block and the prompt's number.

@@ -25,18 +25,18 @@ _SAMPLES = 1 << 20  # of one request
 class Request:
   """A prompt and how to continue it; what is None is that of the call.
 
-  Randomness is keyed by the seed and `example_id`, which is the index in the list by default. A request with a seed of
-  its own is keyed by that alone, which then reproduces its output anywhere.
+  Random numbers are keyed by the seed and `example_id`, by default the index in the list. For a request with a seed of
+  its own it is 0 by default, so that the seed alone reproduces the output anywhere.
 
   Attributes:
     prompt: A text, token ids, or chat messages [{'role': …, 'content': …}, …] for the tokenizer's template.
     max_new_tokens: The most new tokens.
-    min_new_tokens: Nothing ends the output before so many; a stop string that begins before their end is none.
+    min_new_tokens: Nothing ends the output before so many; a stop string counts only if it begins after them.
     seed: The seed.
     example_id: What the random numbers are keyed by in addition to the seed.
     stop: Texts before which the output ends; a special token of the tokenizer, as '<|im_end|>', is a stop token.
     stop_tokens: Token ids that end it as EOS does.
-    temperature: Of the sampler, as all numbers to `frequency_penalty`.
+    temperature: Of the sampler, as are the numbers that follow, up to `frequency_penalty`.
     logit_bias: {token: number}, added to the logits of every model.
     n: How many samples; they share one prefill, and each has random numbers of its own.
     logprobs: How many of the likeliest tokens at each position are returned.

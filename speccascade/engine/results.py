@@ -24,7 +24,7 @@ class Row:
     finish_reason: 'eos', 'stop', 'length' or 'fault'; None while it goes on.
     stats: Numbers and arrays by model [M, …].
     fault: Why the next token has no distribution.
-    logprobs: [M, n], where they were recorded.
+    logprobs: [M, n], each token's under every model that scored it, where `trace` was asked for.
     top_logprobs: {token: log-probability} for each token, where a request asked for it.
   """
 
@@ -44,10 +44,11 @@ class Decoded:
   Attributes:
     texts: The texts; None without a tokenizer.
     tokens: The tokens of each row, with EOS where the model ended it.
-    stats: Arrays with examples as rows; `source[i]` is the origin of each token of `tokens[i]`.
+    stats: Arrays by row, those of models with the models in front; `source[i]` is the origin of each token of
+      `tokens[i]`.
     logprobs: [M, n] for each row, where `trace` was asked for.
     finish_reasons: 'eos', 'stop', 'length' or 'fault', of each row.
-    faults: What `fault` means, of each row.
+    faults: For each row why its next token has no distribution, or None.
     top_logprobs: A dict {token: log-probability} for each token of each row, where a request asked for it.
   """
 

@@ -24,13 +24,13 @@ class Checkpoint:
 
   Attributes:
     path: the folder of a checkpoint; FOLDER@4 is the first four layers of the model in FOLDER.
-    dtype: float32, bfloat16 or float16; None: as stored.
+    dtype: float32, bfloat16 or float16; None: as stored, but float32 on a CPU.
     name: the name in results; None: that of the checkpoint.
     tokenizer: the path of another tokenizer than the checkpoint's.
     scan: whether the layers are one loop in the compiled program.
     revision: of a hub model.
-    activation: of a T5X checkpoint without its gin.
-    rules: how the parameters are divided on a mesh: 'replicated', 'sharded' or pairs of axes.
+    activation: of a T5X checkpoint without its gin file.
+    rules: how the parameters are sharded over a mesh: 'replicated', 'sharded' or pairs of axes.
   """
 
   path: str

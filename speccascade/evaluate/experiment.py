@@ -46,8 +46,8 @@ class Experiment:
     latency_examples: how many examples are timed, chosen by the seed; 0: none.
     latency_trials: how often each is timed, all points in turn.
     latency_batches: the batch sizes.
-    latency_queue: examples a slot in a timed call. With 3 or more, throughput is also that of the steady part.
-    domain: the field of an example's info by which acceptance is divided.
+    latency_queue: examples per row in a timed call. With 3 or more, throughput is also that of the steady part.
+    domain: the field of an example's info by which acceptance is shown.
     trace_examples: how many examples are shown token by token.
     extra_outputs: files that are written on request: 'png', the charts as PNG too; 'tensorboard', scalars.
     mesh: the jax.sharding.Mesh on which the models are loaded, or one of `sharding.unplaced`; None: one device.

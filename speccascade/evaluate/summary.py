@@ -210,7 +210,7 @@ def _timed(trials: list[dict]) -> Timed:
 def _latency(mine: Times | None, reference: Times | None, seed: int) -> dict | None:
   """Return the times of a point and their ratios to the reference's on the very same examples.
 
-  `ratio` is of times, `tokens_per_s_ratio` of tokens per second, `steady_ratio` of those while every slot is filled.
+  `ratio` is of times, `tokens_per_s_ratio` of tokens per second, `steady_ratio` of those while every row is in use.
   """
   if not mine:
     return None

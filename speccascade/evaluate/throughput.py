@@ -1,4 +1,4 @@
-"""What the time of a decode is made of: the reading of the prompts, and a batch whose slots are always filled."""
+"""What the time of a decode is made of: the prefill, and a batch whose rows are always in use."""
 
 from collections.abc import Callable, Sequence
 import time
@@ -20,12 +20,12 @@ def steady(
   clock: Callable[[], float] = time.perf_counter,
   **settings: Any,
 ) -> dict[str, float]:
-  """Decode a queue, and time it while every slot is filled and the texts in them are at different positions.
+  """Decode a queue, and time it while every row is in use and the sequences in them are at different positions.
 
-  With n prompts, at least three batches, the steady part is from the end of the `batch`-th text, by which the slots
-  that began together are at different positions, to the end of the (n - `batch`)-th, after which slots stay empty. Its
-  tokens are those of the texts that ended after the first bound and not after the second: as many texts are under way
-  at both bounds. Several texts may end together; a bound among them divides their tokens, at both bounds alike.
+  With n prompts, at least three batches, the steady part is from the end of the `batch`-th sequence, by which the rows
+  that began together are at different positions, to the end of the (n - `batch`)-th, after which rows stay empty. Its
+  tokens are those of the sequences that ended after the first bound and not after the second: as many are under way at
+  both bounds. Several may end together; a bound among them divides their tokens, at both bounds alike.
 
   Returns:
     `seconds` and `tokens` of the queue, `steady_seconds` and `steady_tokens` of its steady part and, if any texts ended

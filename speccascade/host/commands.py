@@ -78,7 +78,7 @@ def add_distributed(parser: Parser):
   parser.add_argument(
     '--distributed',
     action='store_true',
-    help='this is one of several processes of a slice, as TPU, Slurm, Open MPI or Kubernetes describe it, or '
+    help='run as one of several processes of a slice, which TPU, Slurm, Open MPI or Kubernetes describe, or '
     'JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID; the first writes',
   )
   parser.add_argument(
@@ -86,7 +86,7 @@ def add_distributed(parser: Parser):
     type=_patience,
     default=int(multihost.LIMIT),
     metavar='SECONDS',
-    help='how long a process waits for another before all end (%(default)s)',
+    help='how long a process waits for another before all of them end (%(default)s)',
   )
 
 

@@ -1,4 +1,4 @@
-"""Evaluate with the tasks of the lm-evaluation-harness.
+"""Evaluate a method with the tasks of the lm-evaluation-harness.
 
   python -m speccascade.integrations.lm_eval --model speccascade --tasks gsm8k --batch_size 16 \
     --model_args models=DRAFT:TARGET,method=speculative,rule=opt:0.1,block=5

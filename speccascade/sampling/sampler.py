@@ -111,8 +111,9 @@ class Sampler:
   Attributes:
     temperature: 0 is greedy.
     top_k: How many of the largest logits remain; ties with the last remain, too.
-    top_p: The mass from which likelier tokens exclude all others.
-    repetition_penalty: A factor on the logits of tokens of the text.
+    top_p: A token remains if the likelier ones have less than this probability together.
+    repetition_penalty: Over 1, makes tokens of the sequence less likely: divides their logits, or multiplies negative
+      ones.
     min_p: The least probability that remains, relative to the largest.
     presence_penalty: Subtracted from the logits of tokens that were emitted.
     frequency_penalty: Subtracted from them for each occurrence.

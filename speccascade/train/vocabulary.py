@@ -1,4 +1,4 @@
-"""A small sentencepiece vocabulary for a corpus, as T5's: pad 0, end of sequence 1, unknown 2.
+"""Make a small sentencepiece vocabulary for a corpus, as T5's: pad 0, end of sequence 1, unknown 2.
 
 `python -m speccascade.train.vocabulary FILE` writes the vocabulary of the package's sentences.
 """
