@@ -167,7 +167,7 @@ def read(path, *, dtype=None, scan=False, tokenizer=None, name=None, revision=No
     raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {family}: leave it out')
   network, params = _FORMATS[family].read(folder, **settings)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
-  generation = hf.generation_config(folder) if family == 'hf' else None
+  generation = None if family == 't5x' else hf.generation_config(folder)
   digest_of_files = digest(folder, tokenizer=tokenizer)
   step = folder.name.startswith('checkpoint_')  # of T5X, whose model has the name of the folder above
   default = folder.parent.name if step else folder.name

@@ -17,10 +17,11 @@ import jax
 import numpy as np
 
 from speccascade.host import storage
-from speccascade.types import Params
+from speccascade.types import Model, Params
 
 AGAIN = 'copy or download the checkpoint again'
 OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
+GENERATION = 'generation_config.json'
 _OURS = {'speccascade.json', 'model.safetensors', 'checkpoint'}  # of which every checkpoint that we write has one
 _UNFINISHED = re.compile(r'\.tmp-[^/]*$|\.orbax-checkpoint-tmp[^/]*$')
 
@@ -135,3 +136,10 @@ def copy_tokenizer(tokenizer, folder: Path):
     copy = folder / os.path.relpath(file, Path(tokenizer.path).parent)
     copy.parent.mkdir(exist_ok=True)
     shutil.copyfile(file, copy)
+
+
+def write_generation(model: Model, folder: Path):
+  """Write a model's `generation_config.json`, if it has one, into a folder, with the ids that end its texts now."""
+  if model.generation is not None:
+    config = json.loads(model.generation) | {'eos_token_id': list(model.network.eos_ids) or None}
+    (folder / GENERATION).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')

@@ -1,8 +1,8 @@
-"""Our own checkpoints: parameters as Orbax writes them, their network, and the tokenizer.
+"""Our own checkpoints: parameters as Orbax writes them, their network, the tokenizer and the generation config.
 
   <path>/speccascade.json   the network; shape, dtype and CRC-32 of every tensor; size and CRC-32 of every file
   <path>/params/            Orbax
-  <path>/…                  the tokenizer's files
+  <path>/…                  the tokenizer's files and generation_config.json
 
 A process reads the shards of its devices, so a mesh can load a model that fits on no single device.
 """
@@ -63,6 +63,7 @@ def _save(path: Path, model: Model, overwrite: bool):
     with _checkpointer() as checkpointer:
       checkpointer.save(scratch / 'params', model.params)
     files.copy_tokenizer(model.tokenizer, scratch)
+    files.write_generation(model, scratch)
     sidecar['tensors'] = files.facts(model.params)
     sidecar['files'] = {
       str(p.relative_to(scratch)): [p.stat().st_size, files.file_checksum(p)]

@@ -14,6 +14,7 @@ import pytest
 from tiers import quick
 from tiny import assert_equal, model_of, T5
 
+import speccascade
 from speccascade import checkpoints, convert
 from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -164,6 +165,18 @@ def test_reading_back_notices_a_changed_tensor_and_network(source, tmp_path, mon
   monkeypatch.setattr(hf.writer, 'config_of', lambda network: T5 | {'relative_attention_max_distance': 7})
   with pytest.raises(ValueError, match=having('network', 'read back', 'orbax')):
     convert.convert(source, tmp_path / 'c', form='hf')
+
+
+@pytest.mark.parametrize('form', ['hf', 'orbax'])
+def test_the_generation_config_comes_along(tmp_path, form):
+  source = hf.write(tmp_path / 'source', model_of(T5))
+  config = {'do_sample': True, 'temperature': 0.5, 'eos_token_id': [2, 3]}
+  (source / 'generation_config.json').write_text(json.dumps(config))
+  loaded = checkpoints.read(convert.convert(source, tmp_path / 'b', form=form))
+  assert speccascade.Sampler.of(loaded).temperature == 0.5
+  assert json.loads(loaded.generation) == config and loaded.network.eos_ids == (2, 3)
+  network = dataclasses.replace(loaded.network, eos_ids=(4,))
+  assert checkpoints.read(hf.write(tmp_path / 'c', loaded.replace(network=network))).network.eos_ids == (4,)
 
 
 def test_the_tokenizer_comes_along(shared, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from speccascade.checkpoints import assemble, safetensors_files
-from speccascade.checkpoints.files import read_json
+from speccascade.checkpoints.files import GENERATION, read_json
 from speccascade.checkpoints.hf import names
 from speccascade.checkpoints.hf.config import network_from_config, settings, T5_FAMILIES
 from speccascade.types import Network, Params
@@ -58,7 +58,7 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
 
 def generation_config(folder: Path) -> dict | None:
   """Return the content of `generation_config.json`, None where there is none."""
-  file = folder / 'generation_config.json'
+  file = folder / GENERATION
   return read_json(file) if file.exists() else None
 
 

@@ -101,6 +101,7 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
     )
   with files.atomic_dir(path, overwrite=overwrite) as scratch:
     files.copy_tokenizer(model.tokenizer, scratch)
+    files.write_generation(model, scratch)
     write_config(scratch, model.network)
     tensors = export(model.network, family, jax.device_get(params))
     save_file(tensors, scratch / 'model.safetensors', metadata={'format': 'pt'})
