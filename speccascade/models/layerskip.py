@@ -8,6 +8,8 @@ def layerskip(model: Model, layers: int) -> Model:
   network = model.network
   if not hasattr(network, 'first_layers') or network.scan:
     raise ValueError(f'layerskip needs a T5 or decoder with unrolled layers, not {network}: load it with scan=False')
+  if network.depth == 1:
+    raise ValueError(f'layers={layers}: {model.name} has one layer, so there is no exit before it: take another model')
   if not 0 < layers < network.depth:
     raise ValueError(f'layers={layers}: choose from 1 to {network.depth - 1}, {model.name} has {network.depth}')
   first, params = network.first_layers(model.params, layers)

@@ -108,6 +108,8 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     (LLAMA | {'rms_norm_eps': '1e-6'}, having("'rms_norm_eps'", "'1e-6'")),
     (LLAMA | {'tie_word_embeddings': 'false'}, having("'tie_word_embeddings'", "'false'")),
     (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 'two'}}, having("'factor'", "'two'")),
+    (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 0}}, having("'factor'", 'is 0', 'above 0')),
+    (LLAMA | {'rope_scaling': {'type': 'yarn', 'factor': -2.0}}, having("'factor'", 'is -2.0', 'above 0')),
     (T5 | {'d_ff': None}, having("'d_ff'", 'None')),
     (T5 | {'num_decoder_layers': [2]}, having("'num_decoder_layers'", '[2]')),
     (LLAMA | {'rope_theta': None}, having("'rope_theta'", 'None')),

@@ -23,6 +23,7 @@ from speccascade.checkpoints import hf, orbax, t5x
 from speccascade.data import tokenizers
 from speccascade.engine import state
 from speccascade.evaluate.curves import Checkpoint
+from speccascade.models import layerskip
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 
@@ -68,6 +69,8 @@ def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
   assert part.name == 'part' and part.network.shares_cache(part.params, deep.network, deep.params)
   with pytest.raises(ValueError, match=having('layers=3', '1 to 2', 'deep')):
     checkpoints.load(f'{saved}@3')
+  with pytest.raises(ValueError, match=having('layers=1', 'deep-first1', 'one layer')):
+    layerskip.layerskip(first, 1)
   shutil.move(saved, tmp_path / 'deep@1')  # a folder of that name is that folder
   assert checkpoints.load(tmp_path / 'deep@1').name == 'deep@1'
   with pytest.raises(FileNotFoundError, match='deep'):

@@ -449,6 +449,8 @@ def _scaled(c: Settings, given: dict, name: str) -> Rope:
   _check(given['rope_theta'], 'rope_theta', int | float, 'a number')
   if name in ('linear', 'llama3'):
     _check(given.get('factor'), 'factor', int | float, f'the number by which {name} scales')
+  if name != 'default' and (stated := given.get('factor')) is not None and stated <= 0:
+    raise ValueError(f"config.json: 'factor' is {stated!r}, expected a number above 0: correct it")
   original = given.get('original_max_position_embeddings') or c['max_position_embeddings']
   factor = given.get('factor') or (c['max_position_embeddings'] / original if name == 'yarn' else 1.0)
   return Rope(
