@@ -96,6 +96,15 @@ def test_names_that_do_not_fit_side_by_side_stand_upright(names, upright):
   assert bool(re.search(rf'rotate\(-90[^>]*>{names[0]}<', svg.decode())) == upright
 
 
+def test_the_legend_has_every_name():
+  series = [charts.Series(name, i, [charts.Mark(i, 1, '')]) for i, name in enumerate(['_mine', 'a'])]
+  (svg,) = drawing.draw(
+    charts.Chart('', 'x', [charts.Panel('', '', '', series, diagonal=True, line_at=1)])
+  ).files.values()
+  _, legend = svg.decode().split('id="legend"')
+  assert re.findall('<text[^>]*>([^<]*)<', legend) == ['_mine', 'a']
+
+
 def test_one_setting_of_each_curve_is_selected():
   points = [point('a', x, counts=made.counts(x)) for x in (0.1, 0.2, 0.3)]
   chart = described(made.results(points), 'acceptance')

@@ -148,8 +148,8 @@ def _add_legend(figure: Any, cells: Sequence[Any], hidden: Collection[str]):
   """Add a legend with each name once, next to the panels."""
   handles: dict[str, Any] = {}
   for axes in cells:
-    pairs = zip(*axes.get_legend_handles_labels(), strict=True)
-    handles |= {label: handle for handle, label in pairs if handle.get_gid() not in hidden}
+    lines = [line for line in axes.get_lines() if line.get_gid()]  # of series; matplotlib's own list leaves out _names
+    handles |= {line.get_label(): line for line in lines if line.get_gid() not in hidden}
   legend = figure.legend(handles.values(), handles.keys(), loc='upper left', bbox_to_anchor=(1, 1))
   legend.set_gid(LEGEND)
 
