@@ -184,13 +184,13 @@ def fastest(
 ) -> tuple[Candidate | None, dict[str, list[float]]]:
   """Return the fastest certified setting of some curves, None without one, and the p-values of each curve.
 
-  All certified settings keep the promise together, so one may be chosen by anything, times on the same prompts
+  The guarantee holds for all certified settings at once, so one may be chosen by anything, times on the same prompts
   included.
 
   Args:
     curves: the settings of each curve, in the order of its values.
     at_most: the loss that is promised, in points of the metric.
-    confidence: the chance that the promise is kept, over draws of the calibration prompts.
+    confidence: the chance that the guarantee holds, over draws of the calibration prompts.
     rows: the calibration prompts, in random order.
     seed: of a bootstrap's resamples.
   """

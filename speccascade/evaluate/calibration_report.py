@@ -208,9 +208,9 @@ def report(
   Args:
     curves: the settings of each curve, in the order of its values.
     at_most: the loss that is promised, in points of the metric.
-    confidence: the chance that the promise is kept, over draws of the calibration prompts.
+    confidence: the chance that the guarantee holds, over draws of the calibration prompts.
     test_share: of the prompts, which the choice does not see; 0 for none.
-    resamplings: how often prompts are divided anew, to count how often the promise is kept.
+    resamplings: how often prompts are divided anew, to count how often the guarantee holds.
     seed: by which prompts are divided and ordered.
 
   Raises:
@@ -320,9 +320,10 @@ BOOTSTRAP = (
 LEAST = 'With {prompts} prompts, even a setting that changes no text is certified only for a loss of {least:g} or more.'
 HELD_OUT = 'On {test_prompts} other prompts it loses {loss:.2f}, with a 95 % interval of {low:.2f} … {high:.2f}.'
 RESAMPLED = (
-  'Of {times} other divisions, {kept} keep the promise on their test prompts, {kept_by_mean} if the mean loss alone '
-  'chooses. Chosen: {names}; none certified: {none}. The mean share of the {measure} is {cost:.2f}. Where the prompts '
-  'of the run are all that there are, and calibration prompts are drawn from them, {kept_if_drawn} of {times} keep it.'
+  'Of {times} other divisions, the guarantee holds in {kept} on their test prompts, in {kept_by_mean} if the mean '
+  'loss alone chooses. Chosen: {names}; none certified: {none}. The mean share of the {measure} is {cost:.2f}. Where '
+  'the prompts of the run are all that there are, and calibration prompts are drawn from them, it holds in '
+  '{kept_if_drawn} of {times}.'
 )
 
 

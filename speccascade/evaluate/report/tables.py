@@ -117,7 +117,7 @@ def summary(results: dict, title: str, points: Sequence[dict]) -> Table:
   if _any_timed(points, 'prefill_share'):
     note += ' prefill: share of the time that reading the prompts takes; decode tokens/s: without that time.'
   if _any_timed(points, 'steady_tokens_per_s'):
-    note += ' steady: of a queue, while every slot is filled.'
+    note += ' steady: of a queue, while every row is in use.'
   if faulty:
     note += ' faults: outputs that ended where nothing could be drawn; judged by what they had until there, not timed.'
   return _filled(f'Summary, {title}', columns, rows, note)
