@@ -203,6 +203,11 @@ def _read_source(
     yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), own, dtype)
 
 
+def narrowed(dtype: np.dtype) -> np.dtype:
+  """Return the dtype that a stored one is read as: JAX has no float64 here."""
+  return np.dtype(np.float32) if dtype == np.float64 else dtype
+
+
 def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], sharding, dtype: str | None) -> jax.Array:
   """Return a parameter; each shard is converted by itself, so that no more than one is in memory next to the array."""
 
@@ -210,7 +215,7 @@ def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], shardi
     x = xp.asarray(x)
     x = x.T if entry.transpose else x
     with np.errstate(over='ignore'):
-      x = x.astype(dtype or x.dtype, copy=False)
+      x = x.astype(dtype or narrowed(x.dtype), copy=False)
     if not xp.isfinite(x).all():
       raise ValueError(
         f"{tensor.file}: tensor '{entry.source}' has NaN or Inf as {x.dtype}: {AGAIN}, or try another dtype"

@@ -31,9 +31,10 @@ class Tensor:
   def dtype(self) -> np.dtype:
     """Return the dtype in numpy's terms."""
     if self.code not in DTYPES:
+      remedy = 'as float32' if self.code == 'F64' else 'unquantised'
       raise ValueError(
-        f"{self.file}: tensor '{self.name}' has dtype {self.code}, not one of {', '.join(DTYPES)}: "
-        'save the model unquantised'
+        f"{self.file}: tensor '{self.name}' has dtype {self.code}, and {', '.join(DTYPES)} are read: "
+        f'save the model {remedy}'
       )
     return np.dtype(DTYPES[self.code])
 

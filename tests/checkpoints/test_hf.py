@@ -276,8 +276,9 @@ def test_other_weights_than_safetensors_come_with_a_remedy(llama):
   folder, _, tensors = llama
   (folder / 'model.safetensors').rename(folder / 'model.gguf')
   assert says(_error(folder, FileNotFoundError), 'model.gguf', 'safe_serialization=True')
-  _save(folder, LLAMA, tensors | {'model.norm.weight': np.zeros(8, np.int8)})
-  assert says(_error(folder), "'model.norm.weight'", 'I8')
+  for dtype, parts in ((np.int8, ('I8', 'unquantised')), (np.float64, ('F64', 'float32'))):
+    _save(folder, LLAMA, tensors | {'model.norm.weight': np.zeros(8, dtype)})
+    assert says(_error(folder), "'model.norm.weight'", 'F32, F16, BF16 are read', *parts)
 
 
 def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):

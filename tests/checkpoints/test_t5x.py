@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 from flax import serialization
 import jax
@@ -70,6 +71,18 @@ def test_checkpoints_of_other_origin_are_read(tmp_path, layout, dtype):
   network, read = t5x.read(folder, dtype='bfloat16', scan=True, activation='gelu')
   assert network.scan and network.dtype == 'bfloat16'
   assert_equal(read, stack_layers(jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16), params)))
+
+
+@pytest.mark.parametrize('layout', ['inline', 'zarr'])
+def test_float64_is_read_as_float32_and_integers_are_refused(tmp_path, layout):
+  folder = tmp_path / 'checkpoint_5'
+  written = lambda params: _write_msgpack(folder, params if layout == 'inline' else _write_zarr(folder, params))
+  network, read = t5x.read(written(jax.tree.map(np.float64, _model().params)), activation='gelu')
+  assert network == _model().network
+  assert_equal(read, _model().params)
+  shutil.rmtree(folder)
+  message = _error(written(jax.tree.map(np.int8, _model().params)))
+  assert says(message, "tensor '", 'int8', 'unquantised')
 
 
 @pytest.mark.parametrize('ocdbt', [True, False])

@@ -5,6 +5,7 @@
 at which the array was once written, perhaps on another file system: only its last name counts here.
 """
 
+from collections.abc import Mapping
 import mmap
 from pathlib import Path, PurePosixPath
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 from flax import serialization
 from flax.traverse_util import flatten_dict
+import jax.numpy as jnp
 import numpy as np
 
 from speccascade.checkpoints import assemble, files, zarr_files
@@ -57,11 +59,13 @@ def read(
   """
   folder = find(Path(path))
   files.check_finished(folder)
-  stored = axes.with_our_axes(_tensors(folder), folder)
+  tensors = _tensors(folder)
+  _check_dtypes(tensors)
+  stored = axes.with_our_axes(tensors, folder)
   shapes = axes.shapes_by_layer(stored)
   gated = 'encoder.layers_0.mlp.wi_0.kernel' in shapes
   hf_config = config.complete(config.config_of(shapes, folder), folder, gated, activation)
-  dtype_of_network = dtype or stored['token_embedder.embedding'].dtype.name
+  dtype_of_network = dtype or assemble.narrowed(stored['token_embedder.embedding'].dtype).name
   network = network_from_config(hf_config, dtype=dtype_of_network, scan=scan)
   entries = assemble.plan_by_own_names(network, stored)
   assemble.check(entries, stored, network, folder)
@@ -95,6 +99,13 @@ def _tensors(folder: Path) -> dict[str, assemble.Tensor]:
   if not tensors:
     raise ValueError(f'{content}: no tensor under optimizer/target, target or params: is this a T5X checkpoint?')
   return tensors
+
+
+def _check_dtypes(tensors: Mapping[str, assemble.Tensor]):
+  """Raise for integers, which no model of T5X has but a quantised one."""
+  for name, tensor in tensors.items():
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+      raise ValueError(f"{tensor.file}: tensor '{name}' has dtype {tensor.dtype}, no float: save the model unquantised")
 
 
 def _of_msgpack(file: Path) -> dict[str, assemble.Tensor]:
