@@ -47,6 +47,7 @@ from speccascade.checkpoints.hf import config as hf_config
 from speccascade.checkpoints.hf import names as hf_names
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
+from speccascade.decode import scoring
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.engine.plans import Profile
 from speccascade.evaluate import Checkpoint, config
@@ -285,6 +286,15 @@ PYTHON = {
   'a processor of two arguments': (lambda _: decoded(processor=lambda l, t: l), ('processor', 'TypeError')),
   'a processor that is a text': (lambda _: decoded(processor='json'), "processor='json'"),
   # streams and meshes
+  'logit_bias of true': (
+    lambda _: decoded(prompts=[Request([1], logit_bias={1: True})]),
+    ('logit_bias', 'True'),
+  ),
+  'skip=0': (
+    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=0),
+    ('skip=0', '[0, 2]'),
+  ),
+  'outputs=5': (lambda _: scoring.score(methods.autoregressive(1), PAIR, [[1]], 5), ('outputs=5', '[[3, 4]]')),
   'skip beyond the rows': (
     lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[99]),
     ('skip', '99'),

@@ -1,6 +1,6 @@
 """Decode prompts with a method, all at once (`decode`) or row by row as they end (`stream`)."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from speccascade import sampling
 from speccascade.backends import sharding
@@ -120,6 +120,8 @@ def stream(
     models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
   )
   every = None if every is None else checked_int('every', every)
+  if not isinstance(skip, Iterable):
+    raise ValueError(f'skip={skip!r} is not a list of row numbers, as in [0, 2].')
   skip = frozenset(checked_int('skip', i, 0) for i in skip)
   if skip and max(skip) >= len(rows):
     raise ValueError(f'skip has {max(skip)}, and the rows are 0 … {len(rows) - 1}; skip those of an earlier call.')

@@ -1,6 +1,6 @@
 """The log-probability of given texts under the distribution that a method's output follows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import functools
 from typing import NamedTuple
 
@@ -68,6 +68,8 @@ def score(
   vocab = inputs.vocabulary(models)
   validate.check_targets(method, vocab, sampling.Sampler())
   rows = inputs.encode(models, prompts)
+  if not isinstance(outputs, Iterable):
+    raise ValueError(f'outputs={outputs!r} is not a list of token lists, as in [[3, 4]].')
   outputs = [
     inputs.token_ids(tokens, f'output {i}', 'it is a list of token ids', vocab) for i, tokens in enumerate(outputs)
   ]

@@ -201,7 +201,8 @@ def _bias(vocab: int, bias) -> tuple[tuple[int, float], ...]:
   if not isinstance(bias, Mapping | None):
     raise ValueError(f'logit_bias={bias!r} is not numbers by token id, as in {{17: -1.5}}.')
   for value in (bias or {}).values():
-    if not isinstance(value, numbers.Real) or not (value == -np.inf or -sampling.LARGEST <= value <= _BIAS):
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not (value == -np.inf or -sampling.LARGEST <= value <= _BIAS):
       known = f'a number of -{sampling.LARGEST:g} … {_BIAS:g}'
       raise ValueError(f'logit_bias has {value!r}, not {known}; use -inf to forbid a token.')
   by_token = tuple((_token('logit_bias', vocab, token), float(value)) for token, value in (bias or {}).items())

@@ -89,7 +89,7 @@ _VALID = {
   'temperature': (lambda x: x == 0 or 1e-4 <= x <= LARGEST, f'a number 0 (greedy) or of 0.0001 … {LARGEST:g}'),
   'top_k': (
     lambda x: 1 <= x <= LARGEST and float(x).is_integer(),
-    f'a whole number of 1 … {LARGEST:g}; use None for no filter',
+    f'a whole number of 1 … {LARGEST:g}; leave it out for no filter',
   ),
   'top_p': (lambda x: _LEAST <= x <= 1, f'a number over 0, of {_LEAST:g} … 1'),
   'min_p': (lambda x: 0 <= x < 1, 'a number of at least 0 and under 1'),
