@@ -531,6 +531,7 @@ def test_python_says_it_in_one_sentence(name, tmp_path):
 GIN = {
   'quotes forgotten': (['SHARED = /data'], """--gin.SHARED="'/data'\""""),
   'quotes forgotten around a word': (['Experiment.models = large'], """--gin.Experiment.models="'large'\""""),
+  'a folder that is a number': (['run.folder = 5'], ('run.folder', '5')),
   'no value': (['Experiment.seed'], ('Experiment.seed', '--gin.NAME=VALUE')),
   'a macro that nothing uses': (["MIXTURE_OR_TASK_NAME = 'xsum'"], '%MIXTURE_OR_TASK_NAME'),
   'a model that nothing uses': (['MODEL = @embedded.models'], '%MODEL'),
@@ -588,7 +589,8 @@ def empty_config():
 def test_gin_says_it_in_one_sentence(name):
   bindings, part = GIN[name]
   with pytest.raises(commands.FAILURES) as caught:
-    config.parse([str(run.DEFAULT)], bindings)
+    text = config.parse([str(run.DEFAULT)], bindings)
+    config.folder(str(run.DEFAULT), text)
     config.build()
   assert_says(str(caught.value), part)
 

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import os
 from pathlib import Path
 
 import gin
@@ -96,7 +97,10 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
 def folder(file: str, text: str) -> Path:
   """Return the run directory of the config that was read: its own, else one named by the last file and all its text."""
   bound = gin.get_bindings('speccascade.run', resolve_references=False).get('folder')
-  if own := copy.deepcopy(bound):  # which resolves a macro
+  own = copy.deepcopy(bound)  # which resolves a macro
+  if not isinstance(own, str | os.PathLike | None):
+    raise RunError(f'run.folder = {own!r} is no path; bind one, as in --gin.run.folder="\'runs/mine\'".')
+  if own:
     return storage.resolve(own)
   return Path('runs') / f'{Path(file).stem}-{storage.digest(text.encode())[:8]}'
 
