@@ -323,6 +323,10 @@ PYTHON = {
     lambda _: decoded(methods.autoregressive(), [SHORT], ([1], [1] * 8)),
     ('prompt 1', 'max_new_tokens=4', '12', 'toy0', '10'),
   ),
+  'an n-gram in a sequence cascade': (
+    lambda _: decoded(methods.sequence_cascade(), models=[ngram.drafter(LARGE), LARGE]),
+    ('ngram', 'sequence cascade'),
+  ),
   'an n-gram as verifier': (lambda _: decoded(models=[LARGE, ngram.drafter(LARGE)]), 'ngram'),
   'models=large': (lambda _: decoded(methods.autoregressive(), models=LARGE), 'models'),
   'prompts=None': (lambda _: decoded(prompts=None), 'prompts'),

@@ -10,6 +10,7 @@ import numpy as np
 
 from speccascade.data import chat, tokenizers
 from speccascade.engine import plans, validate
+from speccascade.engine.method import SequenceCascade
 from speccascade.types import check_bits, checked_int, Model, Prompt
 
 
@@ -25,11 +26,11 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
       raise ValueError(f'models has {given_as}, not a loaded model: give what speccascade.load(PATH) returns.')
   validate.check_method(method, len(models))
   for choice in getattr(method, 'choices', (method,)):
-    verifier = models[choice.slots[-1]]
-    if getattr(verifier.network, 'drafts_only', False):
-      raise ValueError(
-        f'{verifier.name} only proposes what the text repeats: give it as a drafter, not as the verifier.'
-      )
+    answering = choice.slots if isinstance(choice, SequenceCascade) else choice.slots[-1:]
+    for model in (models[m] for m in answering):
+      if getattr(model.network, 'drafts_only', False):
+        part = 'a model of a sequence cascade, which answers alone' if answering[1:] else 'the verifier'
+        raise ValueError(f'{model.name} only proposes what the text repeats: give it as a drafter, not as {part}.')
   first, *others = models
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):
