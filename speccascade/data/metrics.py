@@ -23,7 +23,7 @@ from speccascade.host.errors import first_line
 
 ORDER = 4  # BLEU's longest n-gram
 NO_ANSWER = 'unanswerable'  # the answer of a question that has none
-_INTEGER = r'(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)'
+_INTEGER = r'(?:\d+(?:,\d{3})+(?!\d)|\d+)'
 _FRACTION = rf'(?:{_INTEGER} +)?\d+/0*[1-9]\d*'  # 1/2 · 1 1/2
 _DECIMAL = rf'(?:{_INTEGER}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?!\w))?'  # 1,234.5 · 5e3
 _NUMBER = re.compile(rf'(?:(?<![\w).])-\$?)?(?:{_FRACTION}|{_DECIMAL})', re.ASCII)
@@ -184,7 +184,7 @@ class Match(Mean):
 
 def number(text: str) -> Fraction | None:
   """Return the number that a worked answer ends with: the one after '####', or else the last one."""
-  text = text.replace('\u2212', '-')  # the typographic minus
+  text = re.sub('[\u2011\u2212]', '-', text)  # the hyphen that does not break, the typographic minus
   _, mark, after = text.partition('####')
   numbers = (_NUMBER.findall(after)[:1] if mark else []) or _NUMBER.findall(text)[-1:]
   if not numbers:

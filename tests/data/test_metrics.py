@@ -102,6 +102,9 @@ def test_a_metric_judges_as_it_is_defined(name, targets, guesses, value):
     pytest.param('so ' + '9' * 5000, None, id='more digits than Python converts'),
     ('so \u22125', '-5'),  # the typographic minus
     ('#### \u22125', '-5'),
+    ('so \u20115', '-5'),  # the hyphen that does not break
+    ('so 1234567,890', '1234567890'),
+    ('1234,5678', '5678'),
   ],
 )
 def test_the_final_number_is_read_as_people_write_it(text, value):
