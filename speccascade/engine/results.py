@@ -99,7 +99,7 @@ class RowReader:
     written = tokens[:-1] if reason in ('eos', 'stop') else tokens
     text = None if self.tokenizer is None else self.tokenizer.decode(written)
     start = self._start(index)
-    stopped = self._at_stop(row, tokens)
+    stopped = self._at_stop(row, written)  # a stop string that the last token would complete is in no text
     if stopped is not None:
       (tokens, text) = stopped
       reason = 'stop'

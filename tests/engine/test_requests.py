@@ -1,6 +1,7 @@
 """Requests: each row as it wants to be decoded, whatever its batch mates want, and streams of rows."""
 
 import contextlib
+import dataclasses
 import functools
 from pathlib import Path
 import warnings
@@ -94,6 +95,13 @@ def test_a_text_ends_before_the_token_that_ended_it():
   out = run(methods.autoregressive(1), [model, model.replace(tokenizer=Letters())], requests)
   assert out.tokens == [[4, 4, 4, 2], [4, 4, 4, 5]]
   assert out.texts == ['eee', 'eee'] and out.finish_reasons == ('stop', 'eos')
+
+
+def test_a_stop_string_that_the_last_token_would_complete_cuts_nothing():
+  models = [toy.model(1, 7), toy.model(1, 7).replace(tokenizer=Letters())]
+  either = Request('bc', logit_bias={4: 50.0, 2: 50.0}, stop_tokens=[2], n=8)
+  plain, stopped = (run(methods.autoregressive(1), models, dataclasses.replace(either, stop=x)) for x in (None, 'ec'))
+  assert (stopped.tokens, stopped.texts) == (plain.tokens, plain.texts) and any(plain.texts)
 
 
 @pytest.mark.parametrize('stop', ['<end>', np.array(['never', '<end>'])], ids=['text', 'array'])
