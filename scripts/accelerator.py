@@ -38,6 +38,7 @@ import reference  # noqa: E402
 
 from speccascade import acceptance, decode, methods, rules, Sampler  # noqa: E402
 from speccascade.engine.loop import positions  # noqa: E402
+from speccascade.host import commands  # noqa: E402
 from speccascade.models import shapes, toy  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
@@ -320,15 +321,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument('--budget', type=float, default=570, help='seconds; what no longer fits is skipped')
   parser.add_argument('--tiny', action='store_true', help='small models and few rows, for a CPU')
   parser.add_argument('--only', nargs='+', choices=['checks', *shapes.PAIRS], help='checks, names of pairs')
-  parser.add_argument('--batches', type=int, nargs='+', default=[1, 8, 32])
-  parser.add_argument('--prompt-tokens', type=int, default=64)
-  parser.add_argument('--tokens', type=int, default=192, help='of the long texts')
-  parser.add_argument('--least', type=int, default=129, help='of the short texts, long enough to share programs')
-  parser.add_argument('--block', type=int, default=5, help='γ')
+  parser.add_argument('--batches', type=commands.count, nargs='+', default=[1, 8, 32])
+  parser.add_argument('--prompt-tokens', type=commands.count, default=64)
+  parser.add_argument('--tokens', type=commands.count, default=192, help='of the long texts')
+  parser.add_argument(
+    '--least', type=commands.count, default=129, help='of the short texts, long enough to share programs'
+  )
+  parser.add_argument('--block', type=commands.count, default=5, help='γ')
   parser.add_argument('--acceptance', type=float, default=0.8, help='the chance to accept a drafted token')
   parser.add_argument('--temperature', type=float, default=1.0)
-  parser.add_argument('--trials', type=int, default=3)
-  parser.add_argument('--jobs', type=int, default=4, help='programs that are compiled side by side')
+  parser.add_argument('--trials', type=commands.count, default=3)
+  parser.add_argument('--jobs', type=commands.count, default=4, help='programs that are compiled side by side')
   args = parser.parse_args(argv)
   both = ('t5', 'decoder')
   sizes = dict(rows=1 << 16, check_tokens=48, copied=1 << 30, guess=GUESS, kinds=dict(float32=both, bfloat16=both))

@@ -39,7 +39,7 @@ from speccascade import backends, checkpoints, decode, methods, rules, Sampler
 from speccascade.data import files
 from speccascade.engine import inputs
 from speccascade.engine.loop import positions, prefill
-from speccascade.host import storage
+from speccascade.host import commands, storage
 from speccascade.models import shapes
 from speccascade.planning import synthetic, timing
 from speccascade.types import named_apart
@@ -383,14 +383,16 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--shapes', nargs=2, choices=shapes.T5_V1_1, help='instead of checkpoints: sizes of T5 v1.1')
   parser.add_argument('--acceptance', type=float, default=0.8, help='with --shapes: the acceptance rate')
   parser.add_argument('--prompts', type=Path, help='with checkpoints: a text file, one prompt a line, .gz or not')
-  parser.add_argument('--count', type=int, default=32, help='prompts to decode')
-  parser.add_argument('--tokens', type=int, default=64, help='the most new tokens')
+  parser.add_argument('--count', type=commands.count, default=32, help='prompts to decode')
+  parser.add_argument('--tokens', type=commands.count, default=64, help='the most new tokens')
   parser.add_argument('--ignore-eos', action='store_true', help='let every text have --tokens tokens')
-  parser.add_argument('--long', type=int, default=192, help='new tokens of the long decode that rounds are timed in')
-  parser.add_argument('--block', type=int, default=5, help='γ')
-  parser.add_argument('--batches', type=int, nargs='+', default=[1, 4, 16, 32])
+  parser.add_argument(
+    '--long', type=commands.count, default=192, help='new tokens of the long decode that rounds are timed in'
+  )
+  parser.add_argument('--block', type=commands.count, default=5, help='γ')
+  parser.add_argument('--batches', type=commands.count, nargs='+', default=[1, 4, 16, 32])
   parser.add_argument('--temperatures', type=float, nargs='+', default=[0.0, 1.0])
-  parser.add_argument('--trials', type=int, default=5)
+  parser.add_argument('--trials', type=commands.count, default=5)
   parser.add_argument('--reference', action='store_true', help="also time transformers' generate (extra: parity)")
   parser.add_argument('--out', type=Path, help='write the figures as JSON')
   parser.add_argument('--against', type=earlier, default=[], help='compare with the figures of an earlier run')

@@ -17,6 +17,7 @@ import speccascade
 from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.backends import Backend, CPU, ops
 from speccascade.data import files
+from speccascade.host import commands
 from speccascade.planning import timing
 
 PIECES = {  # what is plain XLA's instead
@@ -70,10 +71,10 @@ def main() -> None:
   parser = argparse.ArgumentParser('cpu_ablation', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
   parser.add_argument('models', nargs=2, help='checkpoints, the small one first')
   parser.add_argument('--prompts', required=True, help='a file of lines')
-  parser.add_argument('--count', type=int, default=32)
-  parser.add_argument('--tokens', type=int, default=48)
-  parser.add_argument('--trials', type=int, default=7)
-  parser.add_argument('--batches', type=int, nargs='+', default=[1, 16])
+  parser.add_argument('--count', type=commands.count, default=32)
+  parser.add_argument('--tokens', type=commands.count, default=48)
+  parser.add_argument('--trials', type=commands.count, default=7)
+  parser.add_argument('--batches', type=commands.count, nargs='+', default=[1, 16])
   args = parser.parse_args()
   models, prompts = [speccascade.load(path) for path in args.models], files.texts(args.prompts, None, args.count)
   everything = {'': CPU()} | {name: without(names) for name, names in PIECES.items()}

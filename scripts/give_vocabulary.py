@@ -17,6 +17,7 @@ import numpy as np
 import speccascade
 from speccascade.checkpoints.hf import writer
 from speccascade.data import files, tokenizer_formats, tokenizers
+from speccascade.host import commands
 from speccascade.models import translation
 from speccascade.train import vocabulary
 from speccascade.types import Model
@@ -111,7 +112,7 @@ def main():
   parser.add_argument('texts', help='a text file, or JSON lines with --field; .gz or not')
   parser.add_argument('out', type=Path, help='the folder to write')
   parser.add_argument('--kind', choices=KINDS, default='byte_level')
-  parser.add_argument('--size', type=int, default=4096, help='tokens (4096)')
+  parser.add_argument('--size', type=commands.count, default=4096, help='tokens (4096)')
   parser.add_argument('--field', help="a field of JSON lines, or a template: 'Question: {question}'")
   args = parser.parse_args()
   model = speccascade.load(args.model, dtype='float32')

@@ -23,6 +23,7 @@ import speccascade
 from speccascade import decode, methods, Sampler
 from speccascade.data import tokenizer_formats
 from speccascade.engine import inputs
+from speccascade.host import commands
 from speccascade.models import translated, translation
 from speccascade.types import Model, Prompt
 
@@ -87,11 +88,11 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument('folder', type=Path)
   parser.add_argument('family', choices=PAIRS)
-  parser.add_argument('--count', type=int, default=200)
-  parser.add_argument('--new', type=int, default=40, help='tokens a prompt (40)')
-  parser.add_argument('--block', type=int, default=5)
+  parser.add_argument('--count', type=commands.count, default=200)
+  parser.add_argument('--new', type=commands.count, default=40, help='tokens a prompt (40)')
+  parser.add_argument('--block', type=commands.count, default=5)
   parser.add_argument('--reading', action='store_true', help='compare what the drafter may read')
-  parser.add_argument('--size', type=int, default=4096, help='tokens of the vocabularies (4096)')
+  parser.add_argument('--size', type=commands.count, default=4096, help='tokens of the vocabularies (4096)')
   args = parser.parse_args()
   paths = [args.folder / 'checkpoints' / args.family / name for name in PAIRS[args.family]]
   small, large = (speccascade.load(path, dtype='float32') for path in paths)

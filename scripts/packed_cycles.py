@@ -18,6 +18,7 @@ import numpy as np
 from speccascade import backends, methods, Sampler
 from speccascade.engine.plans import Profile
 from speccascade.engine.verification import AcceptanceTable
+from speccascade.host import commands
 from speccascade.models import packing, shapes
 from speccascade.planning import aot
 from speccascade.planning.program_report import report
@@ -42,10 +43,10 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--topology', default='v5e:2x2')
   parser.add_argument('--pair', default='t5_small_xl', choices=list(shapes.PAIRS))
-  parser.add_argument('--batch', type=int, default=32)
-  parser.add_argument('--block', type=int, default=5)
-  parser.add_argument('--source', type=int, default=256)
-  parser.add_argument('--tokens', type=int, default=128)
+  parser.add_argument('--batch', type=commands.count, default=32)
+  parser.add_argument('--block', type=commands.count, default=5)
+  parser.add_argument('--source', type=commands.count, default=256)
+  parser.add_argument('--tokens', type=commands.count, default=128)
   args = parser.parse_args()
   backends.TPU.pack_from = 0  # what packing costs where it does not pay, too
   whole = args.block + 1

@@ -28,6 +28,7 @@ from speccascade.evaluate import sv_simulation
 from speccascade.evaluate.report.formats import markdown
 from speccascade.evaluate.sv_simulation import Trio
 from speccascade.host import storage
+from speccascade.host.commands import count
 from speccascade.models import shapes
 from speccascade.planning import compiled_times, sv_model, timing
 
@@ -159,7 +160,7 @@ def main():
   one.add_argument('times', nargs='+', type=Path)
   one.add_argument('--llama', nargs='*', default=[], help='plans whose samples Llama has')
   one.add_argument('--t5', nargs='*', default=[], help='plans whose samples T5 has')
-  one.add_argument('--batches', type=int, nargs='+', default=BATCHES)
+  one.add_argument('--batches', type=count, nargs='+', default=BATCHES)
   one.add_argument('--slopes', type=float, nargs='*', default=SLOPES, help='what a token more costs, in steps')
   one.add_argument('--drafter', type=float, default=0.02, help='a step of the drafter over one of the verifier')
   one.set_defaults(run=print_tables)
@@ -168,10 +169,10 @@ def main():
   one.add_argument('--models', nargs=3, required=True)
   one.add_argument('--prompts', required=True)
   one.add_argument('--prompt_field')
-  one.add_argument('--count', type=int, default=64)
-  one.add_argument('--max_new_tokens', type=int, default=64)
-  one.add_argument('--batches', type=int, nargs='*', help='those of the plan by default')
-  one.add_argument('--trials', type=int, default=5)
+  one.add_argument('--count', type=count, default=64)
+  one.add_argument('--max_new_tokens', type=count, default=64)
+  one.add_argument('--batches', type=count, nargs='*', help='those of the plan by default')
+  one.add_argument('--trials', type=count, default=5)
   one.set_defaults(run=check)
   args = parser.parse_args()
   if args.run is not check:

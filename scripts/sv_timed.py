@@ -20,6 +20,7 @@ from sv_simulated import compare, timed_methods
 from speccascade import acceptance, Sampler
 from speccascade.engine import plans
 from speccascade.engine.verification import Goodput
+from speccascade.host import commands
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import profiling, sv_model, timing
 from speccascade.planning.synthetic import random_model
@@ -109,12 +110,12 @@ def main():
   parser.add_argument('--draft', default='128x2')
   parser.add_argument('--companion', default='192x3')
   parser.add_argument('--verifier', default='1024x16')
-  parser.add_argument('--vocab', type=int, default=4096)
-  parser.add_argument('--batch', type=int, default=32)
-  parser.add_argument('--block', type=int, default=5)
-  parser.add_argument('--source', type=int, default=32)
-  parser.add_argument('--tokens', type=int, default=64)
-  parser.add_argument('--trials', type=int, default=5)
+  parser.add_argument('--vocab', type=commands.count, default=4096)
+  parser.add_argument('--batch', type=commands.count, default=32)
+  parser.add_argument('--block', type=commands.count, default=5)
+  parser.add_argument('--source', type=commands.count, default=32)
+  parser.add_argument('--tokens', type=commands.count, default=64)
+  parser.add_argument('--trials', type=commands.count, default=5)
   args = parser.parse_args()
   shapes = zip((args.draft, args.companion, args.verifier), ('draft', 'companion', 'verifier'), strict=True)
   models = timing.endless([model_of(shape, args.vocab, name) for shape, name in shapes])

@@ -30,6 +30,13 @@ def test_a_benchmark_beside_transformers_asks_for_them_before_it_works(monkeypat
   assert "--reference needs torch and transformers: pip install -e '.[parity]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('option', ['--count', '--trials', '--batches'])
+def test_a_benchmark_of_nothing_is_refused(capsys, option):
+  with pytest.raises(SystemExit):
+    bench.main(['models', 'none', '--prompts', 'nowhere', option, '0'])
+  assert says(capsys.readouterr().err, option, "'0'", 'at least 1')
+
+
 @pytest.mark.full
 def test_a_benchmark_tells_what_calls_alone_would_give(monkeypatch):
   network = T5(T5Config(12, 8, 2, 4, 8, 1, 1))
