@@ -61,8 +61,8 @@ def _run(args: argparse.Namespace, command: str):
 
   files = args.gin_file or [str(DEFAULT)]
   text = config.parse(files, args.gin_bindings, args.gin_search_paths)
-  folder = run_dir or config.folder(files[-1], text)
   made = config.build(placed=not args.merge)
+  folder = run_dir or config.folder(files[-1], text)
   about = dict(config=text, command=command, only=args.only)
   if args.merge:
     folders = runner.merge(made, folder, **about)

@@ -593,8 +593,7 @@ def empty_config():
 def test_gin_says_it_in_one_sentence(name):
   bindings, part = GIN[name]
   with pytest.raises(commands.FAILURES) as caught:
-    text = config.parse([str(run.DEFAULT)], bindings)
-    config.folder(str(run.DEFAULT), text)
+    config.parse([str(run.DEFAULT)], bindings)
     config.build()
   assert_says(str(caught.value), part)
 

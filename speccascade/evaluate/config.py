@@ -29,6 +29,8 @@ from speccascade.train import router
 
 def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[Experiment]:
   """Return the experiments of a run, which a config binds as run.experiments; `run.folder` is where results go."""
+  if not isinstance(folder, str | os.PathLike | None):
+    raise ValueError(f'run.folder = {folder!r} is no path; bind one, as in --gin.run.folder="\'runs/mine\'".')
   return list(experiments)
 
 
@@ -97,10 +99,7 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
 def folder(file: str, text: str) -> Path:
   """Return the run directory of the config that was read: its own, else one named by the last file and all its text."""
   bound = gin.get_bindings('speccascade.run', resolve_references=False).get('folder')
-  own = copy.deepcopy(bound)  # which resolves a macro
-  if not isinstance(own, str | os.PathLike | None):
-    raise RunError(f'run.folder = {own!r} is no path; bind one, as in --gin.run.folder="\'runs/mine\'".')
-  if own:
+  if own := copy.deepcopy(bound):  # which resolves a macro
     return storage.resolve(own)
   return Path('runs') / f'{Path(file).stem}-{storage.digest(text.encode())[:8]}'
 
