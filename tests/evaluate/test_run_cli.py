@@ -227,7 +227,7 @@ def test_help_lists_the_flags(capsys):
   out = capsys.readouterr().out
   for flag in ('--gin_file', '--gin_bindings', '--gin_search_paths', '--run_dir', '--compilation_cache', '--debug'):
     assert flag in out
-  assert not ended.value.code and 'goes on with a run that was killed' in out and 'A gin file is code' in out
+  assert not ended.value.code and 'resumes a run that was killed' in out and 'A gin file is code' in out
 
 
 def test_resuming_in_another_environment_is_a_warning(capsys):
