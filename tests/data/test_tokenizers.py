@@ -295,6 +295,8 @@ def test_a_content_comes_in_parts_where_the_template_takes_them(tmp_path):
       _text(tmp_path, template, messages)
   called = [*HELLO, {'role': 'assistant', 'content': None, 'tool_calls': [{'name': 'a'}]}]
   assert _text(tmp_path, '{{ messages[1].content }}{{ messages[1].tool_calls[0].name }}', called) == 'a'
+  asks = "{% if messages[1]['content'] is none %}{{ messages[1].content | trim }}the{% endif %}"  # as R1's
+  assert _text(tmp_path, asks, called) == 'the'
 
 
 def test_special_tokens_in_messages_become_ids_unless_chats_are_plain(tmp_path):
