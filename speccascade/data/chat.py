@@ -52,14 +52,18 @@ def render(
   except jinja2.TemplateError as e:
     raise ValueError(f'{file}: the chat template cannot be read ({e}); fetch the file again') from None
   arguments = dict(add_generation_prompt=True, tools=None, documents=None) | dict(arguments)
-  messages = [
-    {k: _Parts(x) if k == 'content' and isinstance(x, list) else x for k, x in message.items() if x is not None}
-    for message in messages  # a template writes a content of null as None, and one that is missing as nothing
-  ]
+  messages = [{name: _given(name, x) for name, x in m.items() if name == 'content' or x is not None} for m in messages]
   try:
     return template.render(messages=messages, **arguments, **tokens)
   except Exception as e:  # a template is a program, and may raise anything
     raise ValueError(f'{file}: the chat template refuses the messages ({e}); change their roles or contents') from None
+
+
+def _given(name: str, value: Any) -> Any:
+  """Return what a template gets of a field of a message."""
+  if name == 'content':
+    return _NULL if value is None else _Parts(value) if isinstance(value, list) else value
+  return value
 
 
 def check_characters(value: Any, what: str):
@@ -68,6 +72,13 @@ def check_characters(value: Any, what: str):
     ''.join(_strings(value)).encode()
   except UnicodeEncodeError:
     raise ValueError(f'{what} contains half a character (a lone surrogate); read its text as UTF-8') from None
+
+
+class _Null(str):
+  """A content of null: a template writes it as nothing, where it would write None, and its test `none` holds."""
+
+
+_NULL = _Null()
 
 
 class _Parts(list):
@@ -151,6 +162,7 @@ def _compiled(source: str) -> Any:
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, 'jinja2.ext.loopcontrols']
   )
   environment.filters['tojson'] = _to_json
+  environment.tests['none'] = lambda value: value is None or value is _NULL
   environment.globals['raise_exception'] = _refuse
   environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
   return environment.from_string(source)

@@ -232,7 +232,10 @@ class _SentencePiece(_WithAddedTokens):
 
   def _without_prefix(self, text: str) -> list[int]:
     """Return the ids of a text without the space that the model puts before one."""
-    return self._model.encode(_MARK + text)[len(self._model.encode(_MARK)) :]
+    mark = self._model.encode(_MARK, out_type=str)
+    marked = self._model.encode(_MARK + text, out_type=str)
+    is_joined = marked[len(mark) - 1] != mark[-1]  # by unknown characters, which with an unknown mark are one piece
+    return self._model.encode(_MARK + text)[len(mark) - is_joined :]
 
   def _encode_plain(self, text, begins):
     return self._model.encode(text) if self._spaces[begins] else self._without_prefix(text)

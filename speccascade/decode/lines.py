@@ -283,7 +283,7 @@ def check_output(source: Path, output: Path, overwrite: bool):
 
 def _is_stream(path: Path) -> bool:
   """Tell whether a path is standard output, a pipe or a device, of which nothing can be read again."""
-  return path == STDOUT or path.exists() and not path.is_file() and not path.is_dir()
+  return path == STDOUT or storage.is_device(path)
 
 
 @contextlib.contextmanager

@@ -111,6 +111,6 @@ def build(*, placed: bool = True) -> list[Experiment]:
   """
   with gin_files.explained():
     shape = gin.get_configurable('speccascade.mesh')()
-    mesh = shape and (sharding.mesh if placed else sharding.unplaced)(shape)
+    mesh = None if shape is None else (sharding.mesh if placed else sharding.unplaced)(shape)
     experiments = gin.get_configurable('speccascade.run')()
     return [e if mesh is None else dataclasses.replace(e, mesh=mesh) for e in experiments]

@@ -158,10 +158,19 @@ def atomic(path: Path) -> Iterator[Path]:
     part.unlink(missing_ok=True)
 
 
+def is_device(path: Path) -> bool:
+  """Tell whether a path is a pipe or a device, which is written into and never replaced."""
+  return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def write(path: Path, content: str | bytes | Iterable[bytes]):
   """Write a file or an object atomically; its content may come in pieces."""
   content = content.encode() if isinstance(content, str) else content
   pieces = [content] if isinstance(content, bytes) else content
+  if not in_bucket(path) and is_device(path):
+    with open(path, 'wb') as f:
+      f.writelines(pieces)
+    return
   if not in_bucket(path):
     with atomic(path) as part, open(part, 'xb') as f:
       f.writelines(pieces)
@@ -223,6 +232,8 @@ def check_free(path: Path, overwrite: bool):
 
 def check_writable(path: Path):
   """Raise PermissionError where nothing can be written next to a path, of which some folders may be missing."""
+  if is_device(path):
+    return
   parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
   try:
     with tempfile.TemporaryDirectory(dir=parent):

@@ -157,10 +157,19 @@ def prompt_tokens(features: Mapping[str, np.ndarray]) -> list[int]:
 def _check_tokens(task: Any, model: Model):
   """Raise where the task's tokens are not the model's."""
   vocabulary = task.output_features['inputs'].vocabulary
-  file = getattr(vocabulary, 'sentencepiece_model_file', None)  # of seqio's own
-  theirs = tokenizers.find(file) if file else getattr(vocabulary, 'tokenizer', None)
   if not task.output_features['inputs'].dtype.is_integer:
     raise ValueError(f'{task.name} was registered without a tokenizer; register it again with tokenizer=PATH.')
-  is_ours = isinstance(theirs, tokenizers.Tokenizer) and model.tokenizer is not None
-  if is_ours and not tokenizers.are_alike(model, model.replace(tokenizer=theirs)):
-    raise ValueError(f'{task.name} is tokenised with {theirs.path}, {model.name} with {model.tokenizer.path}.')
+  theirs = getattr(vocabulary, 'tokenizer', None)
+  if isinstance(theirs, tokenizers.Tokenizer):
+    path, pieces = theirs.path, theirs.pieces()
+  elif path := getattr(vocabulary, 'sentencepiece_model_file', None):  # of seqio's own, which has read that file
+    pieces = [theirs.id_to_piece(i) for i in range(theirs.get_piece_size())]
+  if path and model.tokenizer is not None:
+    pairs = zip(map(_sentinel, pieces), map(_sentinel, model.tokenizer.pieces()), strict=False)
+    if any(a != b for a, b in pairs):
+      raise ValueError(f'{task.name} is tokenised with {path}, {model.name} with {model.tokenizer.path}.')
+
+
+def _sentinel(piece: str) -> str:
+  """Return a piece, a sentinel as transformers writes it: T5X's vocabularies have ▁ before it."""
+  return piece[1:] if piece.startswith('▁<extra_id_') else piece

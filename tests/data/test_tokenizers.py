@@ -132,6 +132,12 @@ def test_a_space_comes_before_a_text_where_the_settings_say_so(tmp_path, setting
   assert (''.join(tokenizer.pieces()[i] for i in ids), tokenizer.decode(ids, special=True)) == (pieces, text)
 
 
+def test_an_unknown_character_without_a_space_before_it_is_read(tmp_path):
+  tokenizer = t5(tmp_path, added_tokens_decoder={'1000': {'content': '<|turn|>', 'special': True}}, legacy=False)
+  ids = tokenizer.encode('<|turn|>日本 the')
+  assert ids[:2] == [1000, tokenizer.encode('日本')[-2]] and tokenizer.pieces()[ids[1]] == '<unk>'
+
+
 def test_a_model_that_puts_no_space_before_a_text_writes_none_twice(tmp_path):
   import sentencepiece
 
@@ -295,6 +301,8 @@ def test_a_content_comes_in_parts_where_the_template_takes_them(tmp_path):
       _text(tmp_path, template, messages)
   called = [*HELLO, {'role': 'assistant', 'content': None, 'tool_calls': [{'name': 'a'}]}]
   assert _text(tmp_path, '{{ messages[1].content }}{{ messages[1].tool_calls[0].name }}', called) == 'a'
+  asks = "{% if messages[1]['content'] is none %}{{ messages[1].content | trim }}the{% endif %}"  # as R1's
+  assert _text(tmp_path, asks, called) == 'the'
 
 
 def test_special_tokens_in_messages_become_ids_unless_chats_are_plain(tmp_path):

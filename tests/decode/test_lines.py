@@ -19,6 +19,7 @@ import speccascade
 from speccascade import embedded, methods, Request
 from speccascade.decode import __main__ as command
 from speccascade.decode import lines, options
+from speccascade.host import storage
 
 FOLDER = Path(embedded.__file__).parent / 'pretrained'
 MODELS = ['--models', str(FOLDER / 'small'), str(FOLDER / 'large'), '--seed', '0']
@@ -302,6 +303,15 @@ def test_pipes_and_gzipped_files_are_read_and_written(tmp_path, capsys):
   reader = subprocess.Popen(['cat', str(pipe)], stdout=subprocess.PIPE, text=True)
   assert run(source, pipe) == 0
   assert [json.loads(line) for line in reader.communicate()[0].splitlines()] == expected
+
+
+def test_a_pipe_or_a_device_is_written_into_and_not_replaced(tmp_path):
+  storage.check_writable(Path(os.devnull))
+  pipe = tmp_path / 'pipe'
+  os.mkfifo(pipe)
+  reader = subprocess.Popen(['cat', str(pipe)], stdout=subprocess.PIPE, text=True)
+  storage.write(pipe, 'a')
+  assert pipe.is_fifo() and reader.communicate()[0] == 'a'
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):

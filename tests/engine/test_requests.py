@@ -335,7 +335,8 @@ def test_a_stream_refuses_what_is_wrong_when_it_is_called():
 
 def test_prompts_may_be_a_text_or_chat_or_a_generator():
   chat = [{'role': 'user', 'content': 'bc'}, {'role': 'user', 'content': 'd'}]
-  forms = 'bcd', ['bcd'], (x for x in ['bcd']), Request('bcd'), chat, [chat]
+  mapped = type('Mapped', (), {'__len__': lambda _: 1, '__getitem__': lambda _, i: ['bcd'][i]})()
+  forms = 'bcd', ['bcd'], (x for x in ['bcd']), mapped, Request('bcd'), chat, [chat]
   assert len({say(OPT, prompts=prompts).texts[0] for prompts in forms}) == 1
 
 

@@ -89,6 +89,8 @@ def test_a_mesh_is_given_to_every_experiment(tmp_path):
   (one,) = config.build()
   assert without.mesh is None and dict(one.mesh.shape) == {'data': 1, 'model': 1}
   assert "mesh: {'data': 1, 'model': 1}" in one.describe() and 'mesh' not in without.describe()
+  parse(GOOD + 'mesh.shape = {}\n', tmp_path)
+  assert config.build()[0].mesh == one.mesh
   with pytest.raises(RunError, match=having('data', 'model', '1 device')):
     parse(GOOD + "mesh.shape = {'data': 2}\n", tmp_path)
     config.build()

@@ -3,6 +3,7 @@
 import functools
 import json
 from pathlib import Path
+import shutil
 import sys
 import types
 import warnings
@@ -202,6 +203,16 @@ def test_a_task_with_a_vocabulary_of_seqios_own_is_refused_too(byt5):
   with pytest.raises(ValueError, match=having('own', 'toy0')):
     seqio_evaluator._check_tokens(own, models(byt5, True)[1])
   seqio_evaluator._check_tokens(own, embedded.models()[1])
+
+
+def test_sentinels_of_t5x_are_those_of_transformers_wherever_the_vocabulary_is(tmp_path):
+  shutil.copy(embedded.vocabulary(), tmp_path / 'spiece.model')
+  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 3}')
+  vocabulary = seqio.SentencePieceVocabulary(str(embedded.vocabulary()), extra_ids=3)
+  assert vocabulary.tokenizer  # which reads the file
+  vocabulary._sentencepiece_model_file = 'gs://t5-data/vocabs/sentencepiece.model'  # without access
+  own = types.SimpleNamespace(name='own', output_features={'inputs': seqio.Feature(vocabulary)})
+  seqio_evaluator._check_tokens(own, embedded.models()[1].replace(tokenizer=find(tmp_path)))
 
 
 @pytest.mark.parametrize('count, some, said', [(0, slice(None), 'count=0'), (None, 1, 'models=toy0')])
