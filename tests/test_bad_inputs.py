@@ -265,8 +265,8 @@ PYTHON = {
   'stop_tokens=5': (lambda _: decoded(prompts=[Request([1], stop_tokens=5)]), 'stop_tokens=5'),
   'logit_bias=[5]': (lambda _: decoded(prompts=[Request([1], logit_bias=[5])]), 'logit_bias=[5]'),
   'a bias of 1e9': (
-    lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e9})]),
-    ('logit_bias', '1000000000', '10000'),
+    lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e9}, temperature=0.5)]),
+    ('logit_bias', '1000000000', '5e+07', 'temperature 0.5'),
   ),
   'a bias of all': (
     lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]),

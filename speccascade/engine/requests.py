@@ -17,7 +17,7 @@ from speccascade.host.errors import known_as
 from speccascade.types import checked_int
 
 _LIMIT = 256  # tokens that one request may stop at
-_BIAS = 1e4  # over any logit; a softmax at a low temperature has no digits for much more
+_BIAS = 1e8  # times the temperature: float32 has no digits for the softmax of much more
 _SAMPLES = 1 << 20  # of one request
 
 
@@ -163,7 +163,7 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
     sampler=sampler,
     stop=stop,
     stop_tokens=(*_stop_tokens(vocab, request.stop_tokens), *_special(models, vocab, stop)),
-    bias=_bias(vocab, request.logit_bias),
+    bias=_bias(vocab, request.logit_bias, sampler.temperature),
     logprobs=checked_int('logprobs', pick(request.logprobs, 0), 0),
   )
   if row.logprobs > vocab:
@@ -197,13 +197,14 @@ def _stop_tokens(vocab: int, tokens) -> tuple[int, ...]:
   return tuple(_token('stop_tokens', vocab, x) for x in tokens)
 
 
-def _bias(vocab: int, bias) -> tuple[tuple[int, float], ...]:
+def _bias(vocab: int, bias, temperature: float) -> tuple[tuple[int, float], ...]:
   if not isinstance(bias, Mapping | None):
     raise ValueError(f'logit_bias={bias!r} is not numbers by token id, as in {{17: -1.5}}.')
+  most = min(sampling.LARGEST, _BIAS * temperature) if temperature else sampling.LARGEST
   for value in (bias or {}).values():
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not (value == -np.inf or -sampling.LARGEST <= value <= _BIAS):
-      known = f'a number of -{sampling.LARGEST:g} … {_BIAS:g}'
+    if not real or not (value == -np.inf or -sampling.LARGEST <= value <= most):
+      known = f'a number of -{sampling.LARGEST:g} … {most:g} at temperature {temperature:g}'
       raise ValueError(f'logit_bias has {value!r}, not {known}; use -inf to forbid a token.')
   by_token = tuple((_token('logit_bias', vocab, token), float(value)) for token, value in (bias or {}).items())
   if sum(value == -np.inf for _, value in by_token) == vocab:
