@@ -34,7 +34,7 @@ class Request:
     min_new_tokens: Nothing ends the output before so many; a stop string counts only if it begins after them.
     seed: The seed.
     example_id: What the random numbers are keyed by in addition to the seed.
-    stop: Texts before which the output ends; a special token of the tokenizer, as '<|im_end|>', is a stop token.
+    stop: Texts before which the output ends; a special token of the tokenizer, as ``<|im_end|>``, is a stop token.
     stop_tokens: Token ids that end it as EOS does.
     temperature: Of the sampler, as are the numbers that follow, up to `frequency_penalty`.
     logit_bias: {token: number}, added to the logits of every model.
