@@ -228,12 +228,13 @@ class _SentencePiece(_WithAddedTokens):
     self.suffix = self.eos_ids if settings.get('add_eos_token', bos < 0) else ()
     first = settings.get('add_prefix_space') is not False
     self._spaces = {True: first, False: first and (is_t5 or settings.get('legacy') is not False)}
+    self._mark = self._model.encode(_MARK, out_type=str)
     self._has_prefix = self._model.encode('a', out_type=str)[0].startswith('▁')
 
   def _without_prefix(self, text: str) -> list[int]:
     """Return the ids of a text without the space that the model puts before one."""
-    mark = self._model.encode(_MARK, out_type=str)
     marked = self._model.encode(_MARK + text, out_type=str)
+    mark = self._mark
     is_joined = marked[len(mark) - 1] != mark[-1]  # by unknown characters, which with an unknown mark are one piece
     return self._model.encode(_MARK + text)[len(mark) - is_joined :]
 
