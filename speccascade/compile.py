@@ -57,9 +57,7 @@ def _parser() -> commands.Parser:
 
 def _run(args: argparse.Namespace):
   if args.text is not None:
-    if args.text.is_dir():
-      raise RunError(f'{args.text} is a folder: name a file in it.')
-    storage.check_writable(args.text)
+    storage.check_file(args.text, overwrite=True)
   networks = aot.networks_of(args.models, args.dtype, args.scan)
   if args.method == 'autoregressive' and args.model is None:
     args.model = len(networks) - 1

@@ -58,10 +58,7 @@ def _run(args: argparse.Namespace):
     raise RunError(f'--against={args.against[0]} compares plans of three models: give three, or leave it out.')
   out = storage.local(args.out) if args.out else None
   if out is not None:
-    if out.is_dir():
-      raise RunError(f'{out} is a folder: name a file in it.')
-    storage.check_free(out, args.overwrite)
-    storage.check_writable(out)
+    storage.check_file(out, args.overwrite)
   sampler = options.sampler(args)
   others = {path: plans.profile_of(plans.load(path)) for path in args.against}
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')

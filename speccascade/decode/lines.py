@@ -271,14 +271,11 @@ def check_requests(
 
 def check_output(source: Path, output: Path, overwrite: bool):
   """Raise where the output would replace a file that is to stay."""
-  if output.is_dir():
-    raise RunError(f'{output} is a folder: name a file in it.')
   for path in (output, output.with_name(f'{output.name}.part')):
     if path.is_file() and source.exists() and path.samefile(source):
       raise RunError(f'{path} is the input: name another output.')
   if not _is_stream(output):
-    storage.check_free(output, overwrite)
-    storage.check_writable(output)
+    storage.check_file(output, overwrite)
 
 
 def _is_stream(path: Path) -> bool:

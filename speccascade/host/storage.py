@@ -244,6 +244,14 @@ def check_writable(path: Path):
     ) from None
 
 
+def check_file(path: Path, overwrite: bool):
+  """Raise where a command cannot write its output file: a folder, one not to be replaced, or one out of reach."""
+  if path.is_dir():
+    raise RunError(f'{path} is a folder: name a file in it.')
+  check_free(path, overwrite)
+  check_writable(path)
+
+
 # ---- digests ----
 
 
