@@ -101,7 +101,7 @@ def read_json(path: Path) -> dict:
     value = json.loads(path.read_text(encoding='utf-8'))
   except FileNotFoundError:
     raise FileNotFoundError(f'{path} does not exist: is {path.parent} a Hugging Face model folder?') from None
-  except (UnicodeDecodeError, json.JSONDecodeError) as error:
+  except (ValueError, RecursionError) as error:  # also for numbers of very many digits
     raise ValueError(f'{path} is not valid JSON ({error}): {AGAIN}') from error
   if type(value) is not dict:
     raise ValueError(f'{path} is not a JSON object: {AGAIN}')

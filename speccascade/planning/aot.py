@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 
 from speccascade import backends, Sampler
 from speccascade.backends import sharding
-from speccascade.checkpoints.hf import network_from_config
+from speccascade.checkpoints.hf import network_of
 from speccascade.engine import loop, requests
 from speccascade.engine.method import Method
 from speccascade.host.errors import first_line
@@ -72,7 +71,7 @@ def networks_of(models: Sequence[str], dtype: str, scan: bool = False) -> list[N
     return [dataclasses.replace(network, scan=scan) for network in shapes.pair(models[0], dtype)]
   if len(models) > 2:
     raise ValueError(f'models={" ".join(models)}: give the name of one pair, or two config.json.')
-  return [network_from_config(json.loads(Path(path).read_text()), dtype=dtype, scan=scan) for path in models]
+  return [network_of(Path(path), dtype=dtype, scan=scan) for path in models]
 
 
 def describe(topology: str):

@@ -4,7 +4,6 @@ python -m speccascade.train --gin_file=FILE --compile=v5e:4x4
 """
 
 from collections.abc import Iterator, Sequence
-import json
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from speccascade.backends import sharding
-from speccascade.checkpoints.hf.config import network_from_config
+from speccascade.checkpoints.hf import network_of
 from speccascade.host import storage
 from speccascade.planning import aot, hlo
 from speccascade.train import layout
@@ -137,5 +136,5 @@ def _shapes_of(job: Job, name: str | None, jobs: Sequence[Job]) -> Model | None:
     file = storage.local(name) / 'config.json'
     if not file.is_file():
       raise ValueError(f'job {job.name}: --compile needs the network of {name}, and {file} is not there to state it')
-    network = network_from_config(json.loads(file.read_text()), dtype='float32')
+    network = network_of(file, dtype='float32')
   return Model(network.param_shapes(), network, name=name)

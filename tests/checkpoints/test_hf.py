@@ -26,6 +26,7 @@ GPT2 = {'model_type': 'gpt2', 'vocab_size': 11, 'n_embd': 8, 'n_head': 2, 'n_lay
 OPT = {'model_type': 'opt', 'vocab_size': 11, 'hidden_size': 8, 'ffn_dim': 6, 'num_hidden_layers': 1}
 OPT |= {'num_attention_heads': 2, 'max_position_embeddings': 16}
 GEMMA3 = LLAMA | {'model_type': 'gemma3_text', 'head_dim': 4, 'tie_word_embeddings': True, 'query_pre_attn_scalar': 4}
+MISTRAL = LLAMA | {'model_type': 'mistral'}
 T5 = tiny.T5_V1_1 | {'num_layers': 2}
 _error = functools.partial(error_of, hf.read)
 CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 't5': T5}
@@ -128,6 +129,19 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     ({'model_type': ['llama']}, having("'model_type'", "['llama']")),
     ({'model_type': 'llama'}, having("'vocab_size'")),
     (LLAMA | {'quantization_config': {'bits': 4}}, having('unquantised')),
+    (LLAMA | {'quantization_config': {'quant_method': 'gptq'}}, having("'gptq'", 'dequantize')),
+    *(
+      (MISTRAL | {'sliding_window': window}, having("'sliding_window'", str(window)))
+      for window in (-5, 1.5, float('nan'), '4096', True)
+    ),
+    (MISTRAL | {'num_hidden_layers': 10**9}, having("'num_hidden_layers'", '1000000000', 'at most')),
+    (LLAMA | {'hidden_size': 2**40}, having("'hidden_size'", str(2**40), 'at most')),
+    (LLAMA | {'rms_norm_eps': float('inf')}, having("'rms_norm_eps'", 'inf', 'finite')),
+    (LLAMA | {'rms_norm_eps': 10**400}, having("'rms_norm_eps'", '1329 bits', 'finite')),
+    (LLAMA | {'rms_norm_eps': None}, having("'rms_norm_eps'", 'None')),
+    (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 10**5000}}, having("'factor'", '16610 bits')),
+    (LLAMA | {'eos_token_id': 10**30}, having("'eos_token_id'", 'no token id')),
+    (GEMMA3 | {'final_logit_softcapping': 'x'}, having("'final_logit_softcapping'", "'x'")),
   ],
 )
 def test_values_that_are_missing_or_of_another_type_are_named(config, message):
@@ -298,6 +312,17 @@ def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
 def test_what_is_not_supported_is_said(config, message):
   with pytest.raises(ValueError, match=message):
     hf.network_from_config(config)
+
+
+def test_an_error_of_a_configuration_has_the_path_of_its_file(llama):
+  folder, _, tensors = llama
+  for config in (LLAMA | {'hidden_act': 'tanh'}, LLAMA | {'quantization_config': {'quant_method': 'awq'}}, {'a': 1}):
+    assert f'{folder}/config.json' in _error(_save(folder, config, tensors))
+  _save(folder, LLAMA, tensors)
+  (folder / 'generation_config.json').write_text('{"eos_token_id": [true]}')
+  assert f"{folder}/generation_config.json: 'eos_token_id'" in _error(folder)
+  (folder / 'config.json').write_text('{"rms_norm_eps": %s}' % ('9' * 5000))
+  assert says(_error(folder), f'{folder}/config.json', 'JSON')
 
 
 def test_networks_are_hashable_and_equal_by_value():

@@ -1,7 +1,7 @@
 """Hugging Face folders, read and written without torch or transformers."""
 
 from speccascade.checkpoints.hf.config import network_from_config
-from speccascade.checkpoints.hf.reader import generation_config, read
+from speccascade.checkpoints.hf.reader import generation_config, network_of, read
 from speccascade.checkpoints.hf.writer import check, export, settled, write, write_config
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
   'export',
   'generation_config',
   'network_from_config',
+  'network_of',
   'read',
   'settled',
   'write',

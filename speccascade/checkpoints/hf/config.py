@@ -3,9 +3,13 @@
 Defaults are those of the families' own configuration classes, since a saved config may leave them out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
 import math
+from pathlib import Path
+import reprlib
+import sys
 
 from speccascade.host.errors import first_line
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -57,7 +61,7 @@ _GEMMA2 = {
   'rms_norm_eps': 1e-6,
   'rope_theta': 10000.0,
   'attention_bias': False,
-  'query_pre_attn_scalar': 256,
+  'query_pre_attn_scalar': 256.0,
   'sliding_window': 4096,
   'final_logit_softcapping': 30.0,
   'attn_logit_softcapping': 50.0,
@@ -179,12 +183,18 @@ _FIELDS = {
 )
 REGISTERED: dict[str, Callable[..., Network]] = {}  # model_type: the function that makes its network
 DEFAULTS['umt5'] = DEFAULTS['mt5'] | {'scale_decoder_outputs': None}
+# A value of each key, of whatever family; it says what type the key has.
+_EXAMPLES = {key: value for family in DEFAULTS.values() for key, value in family.items() if value is not None}
 _SIZES = frozenset(
   'vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim '
   'max_position_embeddings d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets '
   'relative_attention_max_distance ffn_dim word_embed_proj_dim n_positions n_embd n_layer n_head n_inner '
   'sliding_window_pattern'.split()
 )
+_NEEDED = _SIZES | {'rms_norm_eps', 'layer_norm_epsilon', 'max_window_layers'}  # which are not null
+_LAYERS = frozenset('num_hidden_layers num_layers num_decoder_layers n_layer'.split())
+_MOST_LAYERS = 10_000  # more than any model has, few enough to list their parameters
+_LARGEST = 2**31 - 1  # of a size, a window or an id
 _ROPE_NUMBERS = frozenset(
   'rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow '
   'attention_factor mscale mscale_all_dim partial_rotary_factor'.split()
@@ -221,34 +231,65 @@ def settings(config: dict) -> Settings:
       f"model_type '{family}' is not supported: choose from {known}, or add it by speccascade.checkpoints.register"
     )
   if config.get('quantization_config'):
-    raise ValueError("config.json has a 'quantization_config': save the model unquantised")
+    _refuse_quantised(config['quantization_config'])
   if family in REGISTERED:
     return Settings(config)
   config = DEFAULTS[family] | config
   for key, value in config.items():
-    _check_number(key, value, DEFAULTS[family].get(key))
+    needed = key in _NEEDED and DEFAULTS[family].get(key) is not None
+    if (key in _SIZES or key in DEFAULTS[family]) and (needed or value is not None):
+      _check_number(key, value, _EXAMPLES.get(key))
   return Settings(config)
+
+
+@contextlib.contextmanager
+def errors_of(file: Path) -> Iterator[None]:
+  """Let the errors of a configuration have the path of its file."""
+  try:
+    yield
+  except ValueError as error:
+    text = str(error)
+    if text.startswith('generation_config.json'):
+      raise ValueError(str(file.parent / text)) from error
+    text = text.removeprefix('config.json') if text.startswith('config.json') else f': {text}'
+    raise ValueError(f'{file}{text}') from error
 
 
 def _check(value, key: str, kind, expected: str) -> None:
   if not isinstance(value, kind):
-    raise ValueError(f"config.json: '{key}' is {value!r}, expected {expected}: correct it")
+    raise ValueError(f"config.json: '{key}' is {_shown(value)}, expected {expected}: correct it")
 
 
-def _check_number(key: str, value, default) -> None:
-  """Raise where a size is not an integer of at least 1, or another number, switch or name has another type."""
-  size = key in _SIZES
-  if value is None and (default is None or not size):
-    return
+def _refuse_quantised(given) -> None:
+  method = given.get('quant_method') if isinstance(given, dict) else given
+  raise ValueError(
+    f"config.json: 'quantization_config' has the method {_shown(method)}, and no quantised weights are read: load the "
+    'model that it was made of, or write it unquantised, by model.dequantize().save_pretrained(PATH) in transformers'
+  )
+
+
+def _check_number(key: str, value, example) -> None:
+  """Raise where a value has another type than an example, is not finite, or is out of a size's range."""
+  most = _MOST_LAYERS if key in _LAYERS else _LARGEST
+  whole = type(value) is int
   kinds = (  # the first that applies counts
-    (isinstance(default, bool), isinstance(value, bool), 'true or false'),
-    (size, type(value) is int and value > 0, 'an integer of at least 1'),
-    (isinstance(default, int | float) and key != 'eos_token_id', type(value) in (int, float), 'a number'),
-    (isinstance(default, str), isinstance(value, str), 'a name'),
+    (isinstance(example, bool), isinstance(value, bool), 'true or false'),
+    (key in _SIZES, whole and 1 <= value <= most, f'an integer of at least 1 and at most {most}'),
+    (key == 'eos_token_id', True, ''),  # checked with that of the generation config
+    (type(example) is int, whole and 0 <= value <= _LARGEST, f'an integer of 0 to {_LARGEST}'),
+    (type(example) is float, type(value) in (int, float) and abs(value) <= sys.float_info.max, 'a finite number'),
+    (isinstance(example, str), isinstance(value, str), 'a name'),
   )
   right, expected = next(((right, expected) for applies, right, expected in kinds if applies), (True, ''))
   if not right:
-    raise ValueError(f"config.json: '{key}' is {value!r}, expected {expected}: correct it")
+    raise ValueError(f"config.json: '{key}' is {_shown(value)}, expected {expected}: correct it")
+
+
+def _shown(value) -> str:
+  """Return a value as an error shows it; Python refuses to write very long numbers."""
+  if type(value) is int and value.bit_length() > 1000:
+    return f'a number of {value.bit_length()} bits'
+  return reprlib.repr(value)
 
 
 def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', scan: bool = False) -> Network:
@@ -256,8 +297,9 @@ def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', s
   c = settings(config)
   ids = c.get('eos_token_id') if eos_ids is None else eos_ids
   ids = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
-  if wrong := [i for i in ids if type(i) is not int or i < 0]:
-    raise ValueError(f"the configuration: 'eos_token_id' has {wrong[0]!r}, which is no token id: correct it")
+  if wrong := [i for i in ids if type(i) is not int or not 0 <= i <= _LARGEST]:
+    file = 'config.json' if eos_ids is None else 'generation_config.json'
+    raise ValueError(f"{file}: 'eos_token_id' has {_shown(wrong[0])}, which is no token id: correct it")
   family = c['model_type']
   if family in REGISTERED:
     return _registered(family, c, eos_ids=ids, dtype=dtype, scan=scan)
@@ -438,8 +480,9 @@ def _rope(c: Settings, kind: str) -> Rope:
   name = given['rope_type']
   if name not in KINDS:
     raise ValueError(f"rope scaling '{name}' is not supported: choose from {', '.join(KINDS)}")
-  for key in given.keys() & _ROPE_NUMBERS:
-    _check_number(key, given[key], 1.0)
+  for key in sorted(given.keys() & _ROPE_NUMBERS):
+    if given[key] is not None:
+      _check_number(key, given[key], 1.0)
   if (given.get('partial_rotary_factor', c.get('partial_rotary_factor')) or 1.0) != 1.0:
     raise ValueError('partial_rotary_factor other than 1 is not supported')
   return _scaled(c, given, name)

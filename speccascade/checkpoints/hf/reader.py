@@ -9,7 +9,7 @@ import numpy as np
 from speccascade.checkpoints import assemble, safetensors_files
 from speccascade.checkpoints.files import GENERATION, read_json
 from speccascade.checkpoints.hf import names
-from speccascade.checkpoints.hf.config import network_from_config, settings, T5_FAMILIES
+from speccascade.checkpoints.hf.config import errors_of, network_from_config, settings, T5_FAMILIES
 from speccascade.types import Network, Params
 
 HEAD = 'lm_head.weight'
@@ -31,10 +31,11 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   """
   folder = Path(path)
   config = read_json(folder / 'config.json')
-  family = settings(config)['model_type']
+  with errors_of(folder / 'config.json'):
+    family = settings(config)['model_type']
+    network = network_from_config(config, eos_ids=(generation_config(folder) or {}).get('eos_token_id'))
   family = names.LIKE.get(family, family)
   stored = _tensors(folder, family)
-  network = network_from_config(config, eos_ids=(generation_config(folder) or {}).get('eos_token_id'))
   locate = functools.partial(names.source, family)
   entries = assemble.plan(network, locate)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
@@ -54,6 +55,13 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   network = dataclasses.replace(network, **{name: x for name, x in changes.items() if name in known})
   entries = assemble.plan(network, locate)
   return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
+
+
+def network_of(file: Path, **settings) -> Network:
+  """Return the network that a config.json describes; `settings` are those of `network_from_config`."""
+  config = read_json(file)
+  with errors_of(file):
+    return network_from_config(config, **settings)
 
 
 def generation_config(folder: Path) -> dict | None:
