@@ -1,6 +1,6 @@
 """Our own checkpoints: parameters as Orbax writes them, their network, the tokenizer and the generation config.
 
-  <path>/speccascade.json   the network; shape, dtype and CRC-32 of every tensor; size and CRC-32 of every file
+  <path>/speccascade.json   the network; shape, dtype and CRC-32 of every tensor; size and CRC-32 of every file; its own
   <path>/params/            Orbax
   <path>/…                  the tokenizer's files and generation_config.json
 
@@ -14,6 +14,7 @@ import logging
 import os
 from pathlib import Path
 from typing import Any
+import zlib
 
 import jax
 import numpy as np
@@ -70,6 +71,7 @@ def _save(path: Path, model: Model, overwrite: bool):
       for p in sorted(scratch.rglob('*'))
       if p.is_file()
     }
+    sidecar['crc32'] = _own_checksum(sidecar)
     (scratch / SIDECAR).write_text(json.dumps(sidecar, indent=1) + '\n', encoding='utf-8')
 
 
@@ -92,7 +94,7 @@ def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | 
   entries = assemble.plan_by_own_names(network, stored)
   assemble.check(entries, stored, network, path / SIDECAR)
   params = assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
-  if damage := _damage(path, sidecar, checksums=False):
+  if damage := _damage(path, sidecar, tensors=False):
     raise ValueError(f'{damage}: {AGAIN}')
   return network, params
 
@@ -120,22 +122,30 @@ class _Checked:
     except ValueError:
       x = None
     if x is None or x.shape == self.shape and files.checksum(x) != self.sidecar['tensors'][self.name]['crc32']:
-      damage = _damage(self.path, self.sidecar, checksums=True) or self.file
-      raise ValueError(f"{damage}: tensor '{self.name}' is not as it was written, corrupt: {AGAIN}")
+      damage = _damage(self.path, self.sidecar, tensors=True) or self.file
+      raise ValueError(f"{damage}: tensor '{self.name}' cannot be read as it was: {AGAIN}")
     return x
 
 
-def _damage(path: Path, sidecar: dict, *, checksums: bool) -> str | None:
-  """Return the first file that is not as it was written, and what is wrong with its size."""
+def _damage(path: Path, sidecar: dict, *, tensors: bool) -> str | None:
+  """Return the first file that is not as it was written, and what is wrong; checksums of tensors' files on request."""
   for name, (size, crc) in sidecar['files'].items():
     file = path / name
     if not file.is_file():
       return f'{file} is missing, half-copied'
     if file.stat().st_size != size:
       return f'{file} has {file.stat().st_size} bytes, expected {size}, truncated'
-    if checksums and files.file_checksum(file) != crc:
-      return str(file)
+    if (tensors or not name.startswith('params/')) and files.file_checksum(file) != crc:
+      return f'{file} is not as it was written, corrupt'
+  if sidecar.get('crc32') not in (None, _own_checksum(sidecar)):  # older checkpoints have none
+    return f'{path / SIDECAR} is not as it was written, corrupt'
   return None
+
+
+def _own_checksum(sidecar: dict) -> int:
+  """Return the CRC-32 of what the sidecar states."""
+  stated = {key: value for key, value in sidecar.items() if key != 'crc32'}
+  return zlib.crc32(json.dumps(stated, sort_keys=True).encode())
 
 
 def _sidecar(path: Path) -> dict:

@@ -154,7 +154,10 @@ class Sampler:
     if others:
       warnings.warn(f'{model.name}: its generation_config.json also has {", ".join(others)}, left out.', stacklevel=2)
     given = {n: config[n] for n in NEUTRAL if config.get(n) is not None and (n, config[n]) != ('top_k', 0)}
-    return cls(**given | ({} if config.get('do_sample') else {'temperature': 0.0}))
+    try:
+      return cls(**given | ({} if config.get('do_sample') else {'temperature': 0.0}))
+    except ValueError as error:
+      raise ValueError(f'{model.name}: its generation_config.json does not do: {error}') from None
 
   @property
   def greedy(self) -> bool:

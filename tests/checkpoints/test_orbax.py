@@ -18,6 +18,7 @@ from tiers import quick
 from tiny import assert_equal, error_of, model_of, T5
 
 from speccascade.checkpoints import files, orbax
+from speccascade.data import tokenizers
 from speccascade.models.layers import stack_layers
 from speccascade.models.ngram import NGram
 from speccascade.types import Model
@@ -135,6 +136,21 @@ def test_damage_is_one_error_that_names_the_file(tmp_path):
   assert says(_error(folder), 'speccascade.json', 'JSON')
   sidecar.unlink()
   assert says(_error(folder), 'speccascade.json', 'missing')
+
+
+def test_a_flipped_bit_in_a_small_file_is_one_error_that_names_the_file(tmp_path):
+  (tmp_path / 'tokenizer.json').write_text('{"model": {}}')
+  model = model_of(SMALL).replace(tokenizer=tokenizers.find(tmp_path), generation='{"temperature": 0.6}')
+  folder = orbax.save(tmp_path / 'a', model)
+  for name in ('tokenizer.json', 'generation_config.json'):
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:5] + bytes([content[5] ^ 1]) + content[6:])
+    assert says(_error(folder), f'{folder / name}', 'corrupt')
+    (folder / name).write_bytes(content)
+  content = (folder / orbax.SIDECAR).read_text()
+  assert '1e-06' in content
+  (folder / orbax.SIDECAR).write_text(content.replace('1e-06', '1e-07'))
+  assert says(_error(folder), f'{folder / orbax.SIDECAR}', 'corrupt')
 
 
 @pytest.mark.long
