@@ -18,7 +18,7 @@ from speccascade.evaluate import calibration_report, intervals, summary
 def weighted(experiment, point, lines, axis):
   """Return quality and position on the axis of all texts, and of each resample: two arrays [1 + R]."""
   lines = sorted(lines, key=lambda line: line['example'])
-  found, resampled = summary.judge(experiment, point, lines)
+  found, resampled, _ = summary.judge(experiment, point, lines)
   metric = next(iter(found['quality']))
   of_line = lambda line: line['deferred'] if axis == 'deferred' else line['calls'][-1]
   both = np.array([[of_line(line), line['emitted']] for line in lines])

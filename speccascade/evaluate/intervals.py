@@ -1,40 +1,70 @@
-"""Intervals of what is measured, from resampled examples; the same resamples serve all points and measures.
+"""Intervals of what is measured, from resampled examples and from times of groups of examples.
 
-Axis letters: R resamples, N examples, G groups of examples that were timed together, P points of a curve.
+Axis letters: R resamples, N examples, G groups of examples that were timed together, K totals, P points of a curve.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 import functools
 
 import numpy as np
+from scipy import special
 
 RESAMPLES = 1000
-BOUNDS = (2.5, 97.5)  # per cent, of every interval
+TAIL = 0.025  # on each side of every interval
+LEAST = 6  # groups of fewer have no interval
 
 
-@functools.lru_cache(maxsize=2)
-def draws(seed: int, n: int) -> np.ndarray:
+@functools.lru_cache(maxsize=4)
+def draws(seed: Hashable, n: int) -> np.ndarray:
   """Return how often each of n examples is in each resample [R, n]."""
-  return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+  return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(float)
 
 
 def interval(values: np.ndarray) -> list[float]:
   """Return the 95 % interval of the values [R] of a measure."""
-  return [float(x) for x in np.percentile(values, BOUNDS)]
+  return [float(x) for x in np.quantile(values, (TAIL, 1 - TAIL))]
 
 
-def group_weights(seed: int, groups: Sequence[Sequence[int]], n: int) -> np.ndarray:
-  """Return the weight of each timed group in each resample [R, G].
+def of_ratio(sums: np.ndarray, powers: Sequence[int]) -> list[float] | None:
+  """Return the 95 % interval of a ratio of totals over groups: Student's t of its logarithm.
+
+  The standard error of the logarithm is that of the mean, over groups, of its linear approximation.
+
+  Args:
+    sums: [G, K], what each group adds to each total.
+    powers: [K], of the totals in the ratio: 1 in its numerator, -1 in its denominator.
+
+  Returns:
+    None where there are fewer than LEAST groups.
+  """
+  groups = len(sums)
+  if groups < LEAST:
+    return None
+  means = sums.mean(0)
+  error = (sums / means @ powers).std(ddof=1) / np.sqrt(groups)
+  reach = special.stdtrit(groups - 1, 1 - TAIL) * error
+  logarithm = np.log(means) @ powers
+  return [float(np.exp(x)) for x in (logarithm - reach, logarithm + reach)]
+
+
+def weights(seed: int, groups: Sequence[Sequence[int]], n: int) -> tuple[np.ndarray, np.ndarray]:
+  """Return the weight in each resample of each timed group [R, G], and of each example whose quality is known [R, n].
+
+  A group is drawn as one, with all of its examples; the other examples are drawn each alone.
 
   Args:
     seed: of the resamples.
-    groups: the positions of a group's examples among the n whose quality is known; a negative one is not among them.
-    n: how many those are.
+    groups: the positions of a group's examples among the n; a negative one is not among them.
+    n: how many examples have a known quality.
   """
-  if min(map(min, groups)) < 0:  # then times are resampled by themselves
-    return draws(seed, len(groups)).astype(float)
-  drawn = draws(seed, n)
-  return np.stack([drawn[:, list(group)].mean(1) for group in groups], 1)
+  by_group = draws(seed, len(groups))
+  group_of = np.full(n, -1)
+  for i, group in enumerate(groups):
+    group_of[[example for example in group if example >= 0]] = i
+  by_example = by_group[:, group_of]
+  if alone := np.count_nonzero(group_of < 0):
+    by_example[:, group_of < 0] = draws((seed, 1), alone)
+  return by_group, by_example
 
 
 def reaching(quality: np.ndarray, speed: np.ndarray, wanted: np.ndarray, *, between: bool) -> np.ndarray:
@@ -61,14 +91,18 @@ def reaching(quality: np.ndarray, speed: np.ndarray, wanted: np.ndarray, *, betw
   return np.maximum(best, crossing.max(1))
 
 
-def reached(values: np.ndarray) -> list[float | None] | None:
-  """Return the interval of a speed [R] that some resamples do not reach, whose value is -inf.
+def reached(values: np.ndarray, groups: int) -> list[float | None] | None:
+  """Return the 95 % interval of a speed [R] that some resamples do not reach, whose value is -inf.
 
-  The lower bound is None where more than 2.5 % do not reach it; there is no interval where 97.5 % do not.
+  Its bounds are the quantiles that have the coverage of Student's t: resamples of few groups differ too little
+  (Hesterberg 2015, "expanded percentile"). The lower bound is None where it is not reached; there is no interval where
+  the upper one is not, or where there are fewer than LEAST groups.
   """
+  if groups < LEAST:
+    return None
+  tail = special.ndtr(-np.sqrt(groups / (groups - 1)) * special.stdtrit(groups - 1, 1 - TAIL))
   bounds = [
-    float(np.percentile(values, bound, method=method))
-    for bound, method in zip(BOUNDS, ('lower', 'higher'), strict=True)
+    float(np.quantile(values, share, method=method)) for share, method in ((tail, 'lower'), (1 - tail, 'higher'))
   ]
   if not np.isfinite(bounds[1]):
     return None

@@ -78,7 +78,9 @@ class Study:
 
   experiment: Experiment
   subfolder: str
-  judged: dict[tuple, tuple] = dataclasses.field(default_factory=dict)  # the quality of points that have it already
+  judged: dict[summary.Key, summary.Judged] = dataclasses.field(
+    default_factory=dict
+  )  # the quality of points that have it already
 
   @functools.cached_property
   def loaded(self) -> protocols.Loaded:
@@ -96,9 +98,8 @@ class Study:
 
   def row(self, temperature: float, point: Point, lines: list[dict]) -> str:
     """Judge a point and return its row of the summary, in which no time is known yet."""
-    record, resampled = summary.judge(self.experiment, point, lines)
-    self.judged[temperature, *point.name] = record, resampled
-    return f'T = {temperature:g}: {report.formats.row(_metrics(self.experiment), point.about | record)}'
+    judged = self.judged[temperature, *point.name] = summary.judge(self.experiment, point, lines)
+    return f'T = {temperature:g}: {report.formats.row(_metrics(self.experiment), point.about | judged.record)}'
 
   @property
   def files(self) -> list[str]:

@@ -35,6 +35,15 @@ class Timed(NamedTuple):
 
 
 Times = dict[tuple[int, ...], Timed]  # by the examples of a group
+Trials = dict[tuple[int, ...], list[dict]]  # the same as lines of the latency protocol
+
+
+class Judged(NamedTuple):
+  """The quality of a point: its record, and for each metric that is a function of sums what intervals are made of."""
+
+  record: dict
+  resampled: Resampled
+  statistics: dict[str, np.ndarray]  # [N, K], in the order of the quality protocol
 
 
 def points(
@@ -42,7 +51,7 @@ def points(
   lines: Iterable[dict],
   timings: Sequence[dict],
   floor: dict | None,
-  judged: Mapping[Key, tuple[dict, Resampled]] | None = None,
+  judged: Mapping[Key, Judged] | None = None,
 ) -> list[dict]:
   """Return one record for each temperature, latency batch size and point.
 
@@ -53,31 +62,42 @@ def points(
     floor: the times of bare forward passes, None where none were measured.
     judged: what `judge` has returned before, by temperature and name of the point.
   """
-  by_point: dict[Key, dict] = {}
-  resampled: dict[Key, Resampled] = {}
+  by_key: dict[Key, Judged] = {}
   points_by_name = {p.name: p for p in experiment.points}
   key_of = lambda line: (line['temperature'], line['curve'], str(line['value']))
   for key, some in itertools.groupby(lines, key_of):  # the lines of a point follow each other
-    point = points_by_name[key[1:]]
-    by_point[key], resampled[key] = (judged or {}).get(key) or judge(experiment, point, list(some))
-  times = _times(timings)
+    by_key[key] = (judged or {}).get(key) or judge(experiment, points_by_name[key[1:]], list(some))
+  trials = _trials(timings)
   records = []
   for temperature in experiment.temperatures:
-    quality = {p.name: resampled.get((temperature, *p.name), {}) for p in experiment.points}
+    quality = {p.name: by_key.get((temperature, *p.name), Judged(NOTHING, {}, {})) for p in experiment.points}
     for batch in experiment.latency_batches if timings else (experiment.quality_batch,):
-      timed = {key[2:]: some for key, some in times.items() if key[:2] == (temperature, batch)}
-      group = []
-      for point in experiment.points:
-        about = point.about | dict(temperature=temperature, batch=batch)
-        record = about | by_point.get((temperature, *point.name), NOTHING)
-        record['counts'] = _at_batch(experiment, point, batch, record['counts']) if timings else record['counts']
-        base = experiment.reference_of(point)
-        record['quality_gain_ci'] = {} if base is None else _gains(quality[point.name], quality[base.name])
-        record['latency'] = _latency(timed.get(point.name), base and timed.get(base.name), experiment.seed)
-        record['predicted'] = _predicted(experiment, point, record['counts'], floor, timed) if batch == 1 else None
-        group.append(record)
-      _add_matched(experiment, group, quality, timed)
-      records += group
+      timed = {key[2:]: some for key, some in trials.items() if key[:2] == (temperature, batch)} if timings else None
+      records += _at(experiment, temperature, batch, quality, timed, floor)
+  return records
+
+
+def _at(
+  experiment: Experiment,
+  temperature: float,
+  batch: int,
+  quality: Mapping[tuple, Judged],
+  trials: Mapping[tuple, Trials] | None,
+  floor: dict | None,
+) -> list[dict]:
+  """Return the records of all points at a temperature and batch size; `trials` is None where nothing was timed."""
+  records = []
+  for point in experiment.points:
+    record = point.about | dict(temperature=temperature, batch=batch) | quality[point.name].record
+    counted = _at_batch(experiment, point, batch, record['counts']) if trials is not None else record['counts']
+    records.append(record | dict(counts=counted))
+  timed = _pooled(records, trials or {})
+  for point, record in zip(experiment.points, records, strict=True):
+    base = experiment.reference_of(point)
+    record['quality_gain_ci'] = {} if base is None else _gains(*(quality[p.name].resampled for p in (point, base)))
+    record['latency'] = _latency(timed.get(point.name), base and timed.get(base.name))
+    record['predicted'] = _predicted(experiment, point, record['counts'], floor, timed) if batch == 1 else None
+  _add_matched(experiment, records, quality, timed)
   return records
 
 
@@ -95,15 +115,26 @@ def _at_batch(experiment: Experiment, point: Point, batch: int, counted: dict | 
 # ---- quality and counts ----
 
 
-def judge(experiment: Experiment, point: Point, lines: list[dict]) -> tuple[dict, Resampled]:
-  """Return the quality and counts of a point, from its lines, and its metrics on resamples of the examples."""
+def judge(experiment: Experiment, point: Point, lines: list[dict]) -> Judged:
+  """Return the quality and counts of a point, from its lines."""
   examples, texts = predicted_texts(experiment.task, lines)
-  judged = {name: _resampled(m, examples, texts, experiment.seed) for name, m in experiment.task.metrics.items()}
-  quality, resampled = ({name: pair[i] for name, pair in judged.items()} for i in range(2))
+  quality: dict[str, float | None] = {}
+  resampled: Resampled = {}
+  statistics = {}
+  for name, metric in experiment.task.metrics.items():
+    resampled[name] = None
+    if not hasattr(metric, 'statistics'):
+      quality[name] = _finite(float(metric(examples, texts)))
+      continue
+    statistics[name] = np.asarray(metric.statistics(examples, texts), np.float64)
+    quality[name] = _finite(float(metric.combine(statistics[name].sum(0), len(texts))))
+    if len(texts) > 1 and quality[name] is not None:
+      resampled[name] = _on(metric, statistics[name], intervals.draws(experiment.seed, len(texts)))
   interval = {name: None if values is None else intervals.interval(values) for name, values in resampled.items()}
   faults = [line['fault'] for line in lines if 'fault' in line]
   about = dict(examples=len(lines), faults=len(faults), fault=next(iter(faults), None))
-  return about | dict(quality=quality, quality_ci=interval, counts=counts(experiment, point, lines)), resampled
+  about |= dict(quality=quality, quality_ci=interval, counts=counts(experiment, point, lines))
+  return Judged(about, resampled, statistics)
 
 
 def predicted_texts(task: Task, lines: Sequence[dict]) -> tuple[list[Example], list[str]]:
@@ -113,22 +144,11 @@ def predicted_texts(task: Task, lines: Sequence[dict]) -> tuple[list[Example], l
   return examples, task.judged(examples, [line['prediction'] for line in lines])
 
 
-def _resampled(
-  metric: Callable, examples: list[Example], texts: list[str], seed: int
-) -> tuple[float | None, np.ndarray | None]:
-  """Return a metric and, where it is a function of sums of statistics, its values on resamples of the examples.
-
-  What is no finite number is None.
-  """
-  if not hasattr(metric, 'statistics'):
-    return _finite(float(metric(examples, texts))), None
-  statistics = np.asarray(metric.statistics(examples, texts), np.float64)
-  n = len(texts)  # [N, K]
-  value = _finite(float(metric.combine(statistics.sum(0), n)))
-  if n < 2 or value is None:
-    return value, None
-  values = np.array([metric.combine(row, n) for row in intervals.draws(seed, n) @ statistics])
-  return value, values if np.isfinite(values).all() else None
+def _on(metric: Callable, statistics: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
+  """Return a metric on examples with weights [R, N], None where it is no finite number for all of them."""
+  sizes = weights.sum(1).astype(int).tolist()
+  values = np.array([metric.combine(*some) for some in zip(weights @ statistics, sizes, strict=True)])
+  return values if np.isfinite(values).all() else None
 
 
 def _finite(value: float) -> float | None:
@@ -184,19 +204,33 @@ def _deferral_rate(point: Point, lines: list[dict], total: dict) -> float | None
 # ---- latency ----
 
 
-def _times(timings: Sequence[dict]) -> dict[tuple, Times]:
-  """Return the times of each temperature, batch size and point.
+def _trials(timings: Sequence[dict]) -> dict[tuple, Trials]:
+  """Return the lines of each temperature, batch size and point.
 
   Examples of which a sequence ended as a fault in any trial are left out.
   """
-  raw: dict[tuple, dict[tuple, list[dict]]] = {}
+  made: dict[tuple, Trials] = {}
   named = lambda line: (line['temperature'], line['batch'], line['curve'], str(line['value']))
   faulty = {(*named(line), *line['examples']) for line in timings if line.get('faults')}
   for line in timings:
     key = named(line)
     if (*key, *line['examples']) not in faulty:
-      raw.setdefault(key, {}).setdefault(tuple(line['examples']), []).append(line)
-  return {key: {group: _timed(trials) for group, trials in groups.items()} for key, groups in raw.items()}
+      made.setdefault(key, {}).setdefault(tuple(line['examples']), []).append(line)
+  return made
+
+
+def _pooled(records: Sequence[dict], trials: Mapping[tuple, Trials]) -> dict[tuple, Times]:
+  """Return the times of each point, for settings that decoded alike those of all of them."""
+  times = {}
+  for curve in pts.curves(records).values():
+    for same in pts.alike(curve):
+      names = [(record['curve'], str(record['value'])) for record in same]
+      pool: Trials = {}
+      for name in names:
+        for group, lines in trials.get(name, {}).items():
+          pool[group] = pool.get(group, []) + lines
+      times |= dict.fromkeys(names, {group: _timed(lines) for group, lines in pool.items()})
+  return {name: some for name, some in times.items() if some}
 
 
 def _timed(trials: list[dict]) -> Timed:
@@ -207,10 +241,11 @@ def _timed(trials: list[dict]) -> Timed:
   return Timed(median('seconds'), trials[0]['tokens'], len(trials), prefill, steady)
 
 
-def _latency(mine: Times | None, reference: Times | None, seed: int) -> dict | None:
+def _latency(mine: Times | None, reference: Times | None) -> dict | None:
   """Return the times of a point and their ratios to the reference's on the very same examples.
 
-  `ratio` is of times, `tokens_per_s_ratio` of tokens per second, `steady_ratio` of those while every row is in use.
+  `ratio` is of times, `tokens_per_s_ratio` of tokens per second, `steady_ratio` of those while every row is in use;
+  `groups` is how many times of each the ratios and their intervals are of.
   """
   if not mine:
     return None
@@ -227,7 +262,7 @@ def _latency(mine: Times | None, reference: Times | None, seed: int) -> dict | N
     steady_tokens_per_s=_steady_rate(some),
     prefill_share=None,
     decode_tokens_per_s=None,
-    **dict.fromkeys(('ratio', 'ratio_ci', 'tokens_per_s_ratio', 'tokens_per_s_ratio_ci', 'steady_ratio')),
+    **dict.fromkeys(('groups', 'ratio', 'ratio_ci', 'tokens_per_s_ratio', 'tokens_per_s_ratio_ci', 'steady_ratio')),
   )
   if all(x.prefill is not None for x in some):
     share = sum(x.prefill for x in some) / seconds.sum()
@@ -237,20 +272,13 @@ def _latency(mine: Times | None, reference: Times | None, seed: int) -> dict | N
   if not both:
     return record
   pairs = np.array([(*reference[g][:2], *mine[g][:2]) for g in both])  # [G, 4]: seconds and tokens of both
-  record |= dict(zip(('ratio', 'tokens_per_s_ratio'), map(float, _ratios(pairs.sum(0))), strict=True))
-  if len(pairs) > 1:
-    times, rates = _ratios(intervals.draws(seed, len(pairs)) @ pairs)
-    record |= dict(ratio_ci=intervals.interval(times), tokens_per_s_ratio_ci=intervals.interval(rates))
+  record['groups'] = len(pairs)
+  for name, powers in (('ratio', (1, 0, -1, 0)), ('tokens_per_s_ratio', (1, -1, -1, 1))):
+    record[name] = float(np.prod(pairs.sum(0) ** powers))
+    record[f'{name}_ci'] = intervals.of_ratio(pairs, powers)
   rates = [_steady_rate([some[g] for g in both]) for some in (mine, reference)]
   record['steady_ratio'] = None if None in rates else rates[0] / rates[1]
   return record
-
-
-def _ratios(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Return the ratios of times and of tokens per second from sums of [..., 4] as in `_latency`."""
-  base_seconds, base_tokens, seconds, tokens = np.moveaxis(sums, -1, 0)
-  times = base_seconds / seconds
-  return times, times * tokens / base_tokens
 
 
 def _steady_rate(some: Sequence[Timed]) -> float | None:
@@ -262,41 +290,44 @@ def _steady_rate(some: Sequence[Timed]) -> float | None:
 
 
 def _add_matched(
-  experiment: Experiment, records: list[dict], quality: Mapping[tuple, Resampled], timed: Mapping[tuple, Times]
+  experiment: Experiment, records: list[dict], quality: Mapping[tuple, Judged], timed: Mapping[tuple, Times]
 ):
   """Add to the records of each curve the interval of its speed-up at the reference's quality, as `matched_ci`.
 
-  Quality and time are of the same resamples, as far as the timed examples are among those whose quality is known. The
+  Quality and time are of the same resamples, in which a group that was timed together is drawn together. The
   speed-up is a maximum over points that are noisy, and so larger than on examples without end; the interval has the
   spread of that maximum.
   """
-  metric = next(iter(experiment.task.metrics))
+  name, metric = next(iter(experiment.task.metrics.items()))
   for record in records:
     record['matched_ci'] = None
   base = experiment.references[0].name
-  wanted = quality[base].get(metric)
-  if len(experiment.references) > 1 or wanted is None or base not in timed:
+  if len(experiment.references) > 1 or quality[base].resampled.get(name) is None or base not in timed:
     return
   position = {e.index: i for i, e in enumerate(protocols.quality_examples(experiment))}
-  examples = experiment.task.examples
-  for curve in pts.curves(records).values():
-    draws = []
+  index = [e.index for e in experiment.task.examples]
+  groups = list(timed[base])
+  places = [[position.get(index[i], -1) for i in group] for group in groups]
+  by_group, by_example = intervals.weights(experiment.seed, places, len(position))
+  by_group, by_example = (x[by_example.any(1)] for x in (by_group, by_example))
+  judged = lambda key: _on(metric, quality[key].statistics[name], by_example)
+  wanted = judged(base)
+  for curve in pts.curves(records).values() if wanted is not None else ():
+    drawn = []
     for record in pts.distinct(curve):
-      name = record['curve'], str(record['value'])
-      values = quality[name].get(metric)
-      both = [group for group in timed.get(name, {}) if group in timed[base]]
-      if values is not None and len(both) > 1:
-        positions = [[position.get(examples[i].index, -1) for i in group] for group in both]
-        weights = intervals.group_weights(experiment.seed, positions, len(position))
-        pairs = np.array([(timed[base][g].seconds, timed[name][g].seconds) for g in both])
-        draws.append((values, weights @ pairs))
-    if draws:
-      values, sums = (np.stack(x, 1) for x in zip(*draws, strict=True))  # [R, P] and [R, P, 2]
-      drawn = (sums[:, :, 1] > 0).all(1)  # a resample may have none of the timed examples
-      speeds = sums[drawn, :, 0] / sums[drawn, :, 1]
-      speedups = intervals.reaching(values[drawn], speeds, wanted[drawn], between=pts.between(curve))
+      key = record['curve'], str(record['value'])
+      both = [i for i, group in enumerate(groups) if group in timed.get(key, {})]
+      known = quality[key].resampled.get(name) is not None and len(both) >= intervals.LEAST
+      if known and (values := judged(key)) is not None:
+        pairs = np.array([(timed[base][groups[i]].seconds, timed[key][groups[i]].seconds) for i in both])
+        drawn.append((len(both), values, by_group[:, both] @ pairs))
+    if drawn:
+      values, sums = (np.stack(x, 1) for x in list(zip(*drawn, strict=True))[1:])  # [R, P] and [R, P, 2]
+      timed_in = (sums[:, :, 1] > 0).all(1)  # a resample may have none of the groups that a fault has left
+      speeds = sums[timed_in, :, 0] / sums[timed_in, :, 1]
+      speedups = intervals.reaching(values[timed_in], speeds, wanted[timed_in], between=pts.between(curve))
       for record in curve:
-        record['matched_ci'] = intervals.reached(speedups)
+        record['matched_ci'] = intervals.reached(speedups, min(some[0] for some in drawn))
 
 
 def _predicted(

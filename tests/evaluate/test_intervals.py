@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import interval_coverage
 import numpy as np
 import pytest
 import toys
@@ -26,19 +27,43 @@ def test_the_largest_speed_with_a_quality_is_at_a_point_or_where_the_curve_cross
 
 def test_an_interval_has_no_lower_bound_where_the_quality_is_often_not_reached():
   values = np.linspace(1, 2, 1000)
-  assert intervals.reached(values) == pytest.approx([1.025, 1.975], abs=2e-3)
+  assert intervals.reached(values, 10**6) == pytest.approx([1.025, 1.975], abs=2e-3)
   values[::10] = -np.inf
-  low, high = intervals.reached(values)
+  low, high = intervals.reached(values, 10**6)
   assert low is None and high == pytest.approx(1.97, abs=0.01)
-  assert intervals.reached(np.full(1000, -np.inf)) is None
+  assert intervals.reached(np.full(1000, -np.inf), 10**6) is None
 
 
-def test_times_are_resampled_with_the_examples_they_are_of():
-  drawn = intervals.draws(3, 5)
-  assert drawn.shape == (intervals.RESAMPLES, 5) and (drawn.sum(1) == 5).all()
-  assert (intervals.group_weights(3, [[4], [0]], 5) == drawn[:, [4, 0]]).all()
-  assert (intervals.group_weights(3, [[0, 2]], 5)[:, 0] == (drawn[:, 0] + drawn[:, 2]) / 2).all()
-  assert (intervals.group_weights(3, [[0], [-1], [2]], 5) == intervals.draws(3, 3)).all()
+def test_examples_that_were_timed_together_are_drawn_together_and_the_others_alone():
+  by_group, by_example = intervals.weights(3, [[4, 0], [2, -1]], 7)
+  assert (by_group == intervals.draws(3, 2)).all() and (by_group.sum(1) == 2).all()
+  assert (by_example[:, [4, 0, 2]] == by_group[:, [0, 0, 1]]).all()
+  assert (by_example[:, [1, 3, 5, 6]].sum(1) == 4).all() and by_example.shape == (intervals.RESAMPLES, 7)
+  groups, alone = intervals.weights(3, [[0], [1]], 4)  # as many of each, and yet drawn apart
+  assert (alone[:, :2] == groups).all() and (alone[:, 2:] != groups).any()
+
+
+def test_few_groups_have_no_interval_and_seven_a_wider_one_than_their_resamples():
+  pairs = np.random.default_rng(0).lognormal(sigma=0.3, size=(8, 2))
+  assert intervals.of_ratio(pairs[:5], (1, -1)) is None and intervals.of_ratio(pairs[:6], (1, -1)) is not None
+  low, high = intervals.of_ratio(pairs[:7], (1, -1))
+  ratio = pairs[:7, 0].sum() / pairs[:7, 1].sum()
+  assert low < ratio < high and low * high == pytest.approx(ratio**2)  # of the logarithm
+  sums = intervals.draws(0, 7) @ pairs[:7]
+  speeds = sums[:, 0] / sums[:, 1]
+  resampled = intervals.interval(speeds)
+  assert low < resampled[0] and high > resampled[1]
+  wider = intervals.reached(speeds, 7)
+  assert wider[0] < resampled[0] and wider[1] > resampled[1] and intervals.reached(speeds, 5) is None
+
+
+@pytest.mark.parametrize('batch', interval_coverage.BATCHES)
+def test_intervals_have_the_true_speed_up_as_often_as_they_say_or_are_none(batch):
+  for groups in (2, 4):
+    assert interval_coverage.coverage(groups, batch, 1) == dict(ratio=None, matched=None)
+  for groups in (8, 32):
+    for name, share in interval_coverage.coverage(groups, batch, 200).items():
+      assert 0.91 <= share <= 0.99, (groups, name)
 
 
 def _records(quality, seconds):
@@ -68,8 +93,9 @@ def test_the_speed_up_at_the_large_models_quality_has_an_interval():
   records = _records(quality, seconds)
   # better by the same on every example, so halfway between on every resample; times do not vary either
   assert records[1]['matched_ci'] == pytest.approx([3, 3]) and records[1]['matched_ci'] == records[2]['matched_ci']
-  few = {name: s[:2] for name, s in seconds.items()}  # of which a seventh of the resamples have none
+  few = {name: s[:6] for name, s in seconds.items()}
   assert _records(quality, few)[1]['matched_ci'] == pytest.approx([3, 3])
+  assert _records(quality, {name: s[:5] for name, s in seconds.items()})[1]['matched_ci'] is None
   noisy = {name: s * rng.lognormal(sigma=0.3, size=40) for name, s in seconds.items()}
   low, high = _records(quality, noisy)[1]['matched_ci']
   assert 2.2 < low < 2.9 < 3.1 < high < 4
@@ -87,14 +113,12 @@ def test_quality_and_time_are_resampled_together():
   quality = dict(zip(names, (base, np.where(slow, 4, 2), base - 2), strict=True))
   seconds = dict(zip(names, (np.full(40, 2.0), np.where(slow, 2.0, 0.5), np.full(40, 0.5)), strict=True))
   _, high = _records(quality, seconds)[1]['matched_ci']
-  drawn = intervals.draws(0, 40)
-  order = {e.index: i for i, e in enumerate(summary.protocols.quality_examples(EXPERIMENT))}
-  share = drawn[:, [order[i] for i in range(40)]][:, slow].sum(1) / 40
+  share = intervals.draws(0, 40)[:, slow].sum(1) / 40
   speed = 2 / (2 * share + 0.5 * (1 - share))
   better = (4 * share + 2 * (1 - share)) >= 3
   # between the points both are linear: opt at 0.0 has quality 2 + 2·share, at 0.5 1, and the wanted one is 3
   at = np.where(better, speed + (4 - speed) * np.clip((2 * share - 1) / (2 * share + 1), 0, 1), -np.inf)
-  assert high == pytest.approx(intervals.reached(at)[1])
+  assert high == pytest.approx(intervals.reached(at, 40)[1])
 
 
 def test_the_rounds_of_a_text_are_read_from_its_tokens_or_not_at_all():

@@ -273,7 +273,7 @@ def _timing(curve, example, trial, seconds, tokens=10):
 def test_ratios_compare_sums_of_medians_over_the_same_examples():
   timings = []
   for trial, slow in enumerate((1.0, 5.0, 1.0)):  # a trial on a busy machine is outvoted
-    for example, seconds in enumerate((0.2, 0.4)):
+    for example, seconds in enumerate((0.2, 0.4) * 3):
       timings.append(_timing('target only', example, trial, slow * seconds))
       timings.append(_timing('draft only', example, trial, slow * seconds / 4))
   target, draft = summary.points(ALONE, [], timings, None)
@@ -281,12 +281,34 @@ def test_ratios_compare_sums_of_medians_over_the_same_examples():
   took = draft['latency']
   assert took['ratio'] == pytest.approx(4) and took['ratio_ci'] == pytest.approx([4, 4])
   assert took['median_s'] == pytest.approx(0.075) and took['tokens_per_s'] == pytest.approx(20 / 0.15)
-  assert took['trials'] == 3 and took['examples'] == 2 and draft['quality'] is None
+  assert took['trials'] == 3 and took['examples'] == took['groups'] == 6 and draft['quality'] is None
+  few = summary.points(ALONE, [], [x for x in timings if x['examples'][0] < 5], None)[1]['latency']
+  assert (few['groups'], few['ratio_ci'], few['tokens_per_s_ratio_ci']) == (5, None, None)
+  assert few['ratio'] == pytest.approx(4)
+
+
+def test_settings_that_decoded_alike_have_the_times_of_all_of_them():
+  lines = []
+  timings = [_timing('target only', example, 0, 2.0) for example in range(6)]
+  for value, seconds, drafted in ((0.0, 1.0, 4), (0.3, 2.0, 4), (0.6, 4.0, 5)):
+    timings += [_timing('opt', example, 0, seconds) | {'value': value} for example in range(6)]
+    counted = dict.fromkeys(('rounds', 'tested', 'accepted', 'deferred'), 0) | dict(cut_off=False, source=[1])
+    counted |= dict(calls=[0, 1], positions=[0, 1], computed=[0, 1], drafted=[drafted, 0], emitted=1, prediction='0')
+    counted |= dict.fromkeys(('accepted_lengths', 'verified_lengths', 'tested_at', 'accepted_at'), [0])
+    lines += [counted | dict(temperature=0.0, curve='opt', value=value, example=i) for i in range(10)]
+  some = dataclasses.replace(EXPERIMENT, curves=[TARGET, OPT], temperatures=(0.0,), latency_examples=6)
+  took = [x['latency'] for x in summary.points(some, lines, timings, None)]
+  assert [x['ratio'] for x in took] == pytest.approx([1, 4 / 3, 4 / 3, 0.5]) and [x['trials'] for x in took] == [
+    1,
+    2,
+    2,
+    1,
+  ]
 
 
 def test_tokens_per_second_and_the_parts_of_a_time_are_compared_too():
   timings = []
-  for example in range(4):
+  for example in range(6):
     timings.append(_timing('target only', example, 0, 2.0, 20) | {'prefill_seconds': 0.5})
     timings.append(_timing('draft only', example, 0, 1.0, 30) | {'prefill_seconds': 0.25})
   target, draft = (x['latency'] for x in summary.points(ALONE, [], timings, None))
@@ -404,7 +426,9 @@ def test_the_interval_of_a_difference_pairs_the_examples(quality):
   ]
   gains = np.ravel(scores[1] - scores[0])
   drawn = np.random.default_rng(5).choice(gains, (4000, 10)).mean(1)
-  assert other['quality_gain_ci']['overlap'] == pytest.approx(np.percentile(drawn, intervals.BOUNDS), abs=2.5)
+  assert other['quality_gain_ci']['overlap'] == pytest.approx(
+    np.quantile(drawn, (intervals.TAIL, 1 - intervals.TAIL)), abs=2.5
+  )
 
 
 def test_what_the_metrics_see_is_post_processed(quality):

@@ -23,7 +23,7 @@ Next:
 ABOUT = ('curve', 'parameter', 'value', 'temperature', 'batch', 'examples')
 QUALITY = ('quality', 'quality_low', 'quality_high')
 COUNTS = ('length', 'cut_off', 'deferral_rate', 'acceptance', 'tokens_per_round', 'calls_per_token')
-TIMES = ('speedup', 'speedup_low', 'speedup_high', 'median_ms')
+TIMES = ('speedup', 'speedup_low', 'speedup_high', 'groups', 'median_ms')
 RATES = tuple(tables.TIMES.values())
 PUBLISHED = ('published_quality', *(f'published_{name}' for name in OF_POINTS))
 COLUMNS = (*ABOUT, *QUALITY, *COUNTS, *TIMES, *RATES, *PUBLISHED)
@@ -44,6 +44,7 @@ def as_csv(results: dict) -> str:
         *(pts.count(p, k) for k in COUNTS),
         pts.ratio(p),
         *(pts.ratio_interval(p) or (None, None)),
+        pts.timing(p, 'groups'),
         None if seconds is None else 1e3 * seconds,
         *(pts.timing(p, k) for k in RATES),
         *(pts.published(results, p, measure) for measure in measures),

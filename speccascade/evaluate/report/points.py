@@ -45,23 +45,23 @@ def between(points: Sequence[Point]) -> bool:
   return points[0]['parameter'] not in DISCRETE and all(number(p) is not None for p in points)
 
 
-def distinct(points: Sequence[Point]) -> list[Point]:
-  """Return points of any curves, one for all neighbours of a curve that decoded alike.
+def alike(points: Sequence[Point]) -> list[list[Point]]:
+  """Return points of any curves in groups of neighbours of a curve that decoded alike.
 
-  Those have the same counts and qualities, as a lossy rule's at T = 0; the one of median speed gets all their `values`.
+  Those have the same counts and qualities, as a lossy rule's at T = 0.
   """
 
   def decoded(numbered: tuple[int, Point]) -> str:
     index, p = numbered
     return json.dumps([p['curve'], p['quality'], p['counts']] if p.get('counts') else index)
 
-  alike = [[p for _, p in some] for _, some in itertools.groupby(enumerate(points), decoded)]
-  return [_median(some) if len(some) > 1 else some[0] for some in alike]
+  return [[p for _, p in some] for _, some in itertools.groupby(enumerate(points), decoded)]
 
 
-def _median(points: list[Point]) -> Point:
-  by_speed = sorted(points, key=lambda p: ratio(p) or 0.0)
-  return by_speed[(len(points) - 1) // 2] | {'values': [p['value'] for p in points]}
+def distinct(points: Sequence[Point]) -> list[Point]:
+  """Return one point of all that decoded `alike`, and so have the same times too; it gets all their `values`."""
+  some = alike(points)
+  return [same[0] | {'values': [p['value'] for p in same]} if len(same) > 1 else same[0] for same in some]
 
 
 def reference(results: dict, points: Sequence[Point], point: Point) -> Point | None:

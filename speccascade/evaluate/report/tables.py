@@ -113,7 +113,8 @@ def summary(results: dict, title: str, points: Sequence[dict]) -> Table:
   note += 'of new tokens without an end; large calls/token: calls of the large model by token of the output.'
   if timed:
     note += f' Speed-up: time of {results["reference"]} over time, on the same examples; tokens/s ratio: tokens per '
-    note += f'second over those of {results["reference"]}.'
+    note += f'second over those of {results["reference"]}. Its interval is over groups of examples that were timed '
+    note += 'together, of six or more of them.'
   if _any_timed(points, 'prefill_share'):
     note += ' prefill: share of the time that reading the prompts takes; decode tokens/s: without that time.'
   if _any_timed(points, 'steady_tokens_per_s'):
@@ -130,7 +131,9 @@ def _measured_columns(results: dict, points: Sequence[dict], timed: bool) -> lis
   metric = results['metric']
   columns = [Column('speed-up', pts.ratio, known('speedup'))] if timed else []
   columns += map(quality, results['metrics'])
-  columns += [Column('95 % of speed-up', lambda p: _interval(pts.ratio_interval(p)))] if timed else []
+  if timed:
+    columns.append(Column('95 % of speed-up', lambda p: _interval(pts.ratio_interval(p))))
+    columns.append(Column('groups', functools.partial(pts.timing, name='groups')))
   columns.append(Column(f'95 % of {pts.metric_name(metric)}', lambda p: _interval(pts.quality_interval(p, metric))))
   columns += [Column(name, functools.partial(pts.count, name=key), known(key)) for name, key in COUNTS.items()]
   for name, key in TIMES.items() if timed else ():
@@ -187,8 +190,8 @@ def _cascades_note(rows: Sequence[dict], wanted: str, judged: bool) -> str:
   if missed := [row['point']['curve'] for row in rows if row['speed'] is None]:
     note += f' –: never reaches it ({", ".join(missed)}).'
   if judged:
-    note += ' A maximum over noisy points is too large; its interval is from resampled examples, quality and time '
-    note += 'together (–: some resamples never reach the quality). rank: equal to the fastest where intervals overlap.'
+    note += ' A maximum over noisy points is too large; its interval is from resampled groups of examples, quality and '
+    note += 'time together (–: some never reach the quality). rank: equal to the fastest where intervals overlap.'
   within = lambda low, high: (low is None or low <= 1) and high >= 1
   if level := [row['point']['curve'] for row in rows if row['ci'] and within(*row['ci'])]:
     note += f' Equal in speed to the large model: {", ".join(level)}.'
