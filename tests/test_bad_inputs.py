@@ -638,7 +638,7 @@ COMMANDS = {
     (['--shard=3/3'], ('--shard', "'3/3'")),
     (['--shard=0/2', '--merge'], ('--shard', '--merge')),
     (['--run_dir={tmp}/none', '--merge'], ('{tmp}/none', 'shards')),
-    (['--only=nothing', '--run_dir={tmp}/run'], ('only=nothing', 'default')),
+    (['--only=nothing', '--run_dir={tmp}/run'], ('only=nothing', 'Speculative cascades of a small T5 pair')),
     (['--run_dir={tmp}/file'], '{tmp}/file'),
     (['--run_dir={tmp}/thesis'], ('{tmp}/thesis', 'thesis.tex')),
     (['--run_dir={tmp}/lost'], ('{tmp}/lost', 'config.gin')),

@@ -53,6 +53,10 @@ def test_a_notebook_is_stored_with_the_outputs_of_its_code(path):
   assert path.stat().st_size < 500_000
 
 
+def test_the_last_plot_names_the_values_of_its_curves():
+  assert "annotate(f'α = {alpha:g}'" in code(read(NOTEBOOKS[0]))[-1].source
+
+
 def test_outputs_are_stale_as_soon_as_the_code_changes():
   notebook = read(NOTEBOOKS[0])
   notebook.cells[0].source += ' More text.'

@@ -99,7 +99,8 @@ class Study:
   def row(self, temperature: float, point: Point, lines: list[dict]) -> str:
     """Judge a point and return its row of the summary, in which no time is known yet."""
     judged = self.judged[temperature, *point.name] = summary.judge(self.experiment, point, lines)
-    return f'T = {temperature:g}: {report.formats.row(_metrics(self.experiment), point.about | judged.record)}'
+    row = lambda: report.formats.row(_metrics(self.experiment), point.about | judged.record)
+    return f'T = {temperature:g}: {report.warned("a row of the summary", row) or point.label}'
 
   @property
   def files(self) -> list[str]:

@@ -80,13 +80,36 @@ def test_acceptance_is_drawn_by_round_prompt_and_domain():
   domains = {name: dict(examples=2, tested=10, accepted=n) for name, n in (('prose', 4), ('code', 7))}
   more = dict(accepted_by_round=[8, 3], texts_by_round=[4, 2], acceptance_by_prompt=[0, 3, 1, 0])
   results = made.results([point('a', counts=made.counts(0.5) | more | {'acceptance_by_domain': domains})])
-  (by_round,) = described(results, 'acceptance_by_round').panels
+  by_round, texts = described(results, 'acceptance_by_round').panels
   assert marks(by_round) == {'a': [(1, 2.0), (2, 1.5)]} and '2 texts' in by_round.series[0].marks[1].text
+  assert marks(texts) == {'a': [(1, 4), (2, 2)]}
   prompts, by_domain = described(results, 'acceptance_by_prompt').panels
   assert marks(prompts) == {'a': [(0.125, 0), (0.375, 0.75), (0.625, 0.25), (0.875, 0)]}
   assert by_domain.x_names == ['code', 'prose'] and marks(by_domain) == {'a': [(1, 0.4), (0, 0.7)]}
   text = drawing.draw(described(results, 'acceptance_by_prompt')).files['acceptance_by_prompt_T0.svg'].decode()
   assert '>code<' in text and '>prose<' in text
+
+
+@pytest.mark.parametrize('texts, drawn', [([4, 2, 1, 2], 2), ([30, 12, 10, 9, 8, 1], 3), ([100, 10], 2), ([1], 1)])
+def test_acceptance_by_round_stops_where_few_texts_have_the_round(texts, drawn):
+  more = dict(accepted_by_round=[2 * n for n in texts], texts_by_round=texts)
+  by_round, counted = described(
+    made.results([point('a', counts=made.counts(0.5) | more)]), 'acceptance_by_round'
+  ).panels
+  assert marks(by_round) == {'a': [(i + 1, 2.0) for i in range(drawn)]}
+  assert marks(counted) == {'a': list(enumerate(texts[:drawn], 1))}
+
+
+def test_a_histogram_has_bars():
+  bins = dict(acceptance_by_prompt=[0, 0, 0, 0, 0, 1, 3, 2, 0, 4], acceptance_by_domain=None)
+  results = made.results([point('a', counts=made.counts(0.5, block=2) | bins)])
+  (prompts,) = described(results, 'acceptance_by_prompt').panels
+  rates, lengths = described(results, 'acceptance_T0').panels
+  assert (rates.bars, lengths.bars, prompts.bars) == (0, 1, 0.1) and not (lengths.lines or prompts.lines)
+  root = ElementTree.fromstring(drawing.draw(described(results, 'acceptance_by_prompt')).svg)
+  groups = [g for g in root.iter('g') if g.get('data-curve') == 'a']
+  outlines = [path.get('d') for g in groups for path in g.findall('path')]
+  assert max(d.count('L') for d in outlines) >= 2 * 10  # a step at each edge of ten bins
 
 
 @pytest.mark.parametrize('names, upright', [(['code', 'prose'], False), (['a name that is long'] * 4, True)])

@@ -24,6 +24,37 @@ def test_a_chart_or_a_scalar_that_cannot_be_written_is_a_warning(tmp_path, monke
   assert {'results.json', 'summary.csv', 'report.html'} <= {p.name for p in tmp_path.iterdir()}
 
 
+def test_names_may_have_any_signs(tmp_path, capsys):
+  names = ['{', '{0}', '{ratio}', '%s', '$x', '<b>', '|']
+  for name in names:
+    some = [made.point('target only', quality=28.0, ratio=1.0), made.point(name, 0.1, 28.0, 1.6)]
+    some += [made.point('other', 0.1, 28.5, 1.5)]
+    for p in some:
+      p |= dict(quality={name: p['quality']['bleu']}, quality_ci={name: p['quality_ci']['bleu']})
+    for reference in ('target only', name):
+      folder = tmp_path / str(len(list(tmp_path.iterdir())))
+      folder.mkdir()
+      report.write(made.results(some, reference=reference, metric=name, metrics=[name]), folder)
+      assert (folder / 'report.html').exists() and name.replace('|', '') in (folder / 'summary.md').read_text()
+  assert 'report' not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('part', ['tables.summary', 'verdict.findings', 'page.page', 'formats.as_csv'])
+def test_what_shows_the_results_costs_a_warning_and_none_of_them(tmp_path, monkeypatch, capsys, part):
+  results = made.cascades((0.0,))
+  module, name = part.split('.')
+  with monkeypatch.context() as patched:
+    patched.setattr(getattr(report, module), name, fail)
+    if name == 'as_csv':
+      patched.setitem(report.outputs.TEXTS, 'summary.csv', fail)
+    report.write(results, tmp_path)
+  assert 'warning: ' in (said := capsys.readouterr().err) and 'no such font' in said and 'and more' not in said
+  assert rundir.read_json(tmp_path / 'results.json', lambda _: True)['points'] == results['points']
+  assert report.formats.closing([tmp_path], next_steps=False)
+  report.write(results, tmp_path)
+  assert 'warning: ' not in capsys.readouterr().err and (tmp_path / 'report.html').exists()
+
+
 def test_pngs_and_scalars_are_written_on_request(tmp_path):
   results = made.results([made.point('target only', quality=28.0, ratio=1.0), made.point('a', 0.1, 27.0, 1.2)])
   for extra in ([], ['png', 'tensorboard']):

@@ -55,7 +55,7 @@ def test_the_finding_is_the_fastest_setting_with_the_large_models_quality():
 
 LARGE = point('target only', quality=28.0, ratio=1.0)
 UNTIMED = point('target only', quality=28.0)
-ALIKE = [point('b', a, 28.0, r, counts=made.counts(0.5)) for a, r in ((0.1, 1.5), (0.3, 1.2), (0.5, 1.3))]
+ALIKE = [point('b', a, 28.0, 1.3, counts=made.counts(0.5)) for a in (0.1, 0.3, 0.5)]
 WORSE = [point('a', 0.1, 27.0, 2.0), point('a', 0.2, 26.0, 3.0), point('draft only', quality=29.0, ratio=4.0)]
 NEAREST = "open: Nothing reaches the large model's BLEU; nearest is a at α = 0.1 (27.90 against 28.00, too near to tell"
 
@@ -65,6 +65,11 @@ def gain(quality, low, high, ratio=None):
   return point('a', 0.1, quality, ratio, quality_gain_ci={'bleu': [low, high]})
 
 
+def timed(ratio, low, high):
+  """Return a setting of the large model's quality whose speed-up has this interval."""
+  return point('b', quality=28.0, latency=dict(ratio=ratio, ratio_ci=[low, high]))
+
+
 def outputs(**more):
   """Return the large model and a setting of its quality whose outputs are so long, and so often cut off."""
   return [LARGE | dict(counts=made.counts(0.0)), point('a', 0.1, 28.0, 1.5, counts=made.counts(0.5, **more))]
@@ -72,7 +77,10 @@ def outputs(**more):
 
 FINDINGS = [
   ([LARGE, point('b', quality=28.0, ratio=0.8)], 'no: Nothing pays: the best, b reaches', 'at 0.80×'),
-  ([LARGE, point('b', quality=28.0, ratio=1.02)], 'no: No gain that the measurement can tell', 'at 1.02×'),
+  ([LARGE, timed(1.02, 0.98, 1.06)], 'open: No gain that the measurement can tell', 'at 1.02× [0.98 … 1.06]'),
+  ([LARGE, timed(1.6, 0.95, 2.4)], 'open: No gain that the measurement can tell', 'at 1.60× [0.95 … 2.40]'),
+  ([LARGE, timed(0.9, 0.7, 1.2)], 'open: No gain that the measurement can tell', 'at 0.90×'),
+  ([LARGE, timed(0.9, 0.8, 1.0)], 'no: Nothing pays', 'at 0.90×'),
   ([LARGE, point('b', quality=28.0, latency=dict(ratio=1.5))], 'open: b', 'at 1.50× its speed; timed on too little'),
   ([LARGE, gain(28.5, -0.4, 1.3, 1.5)], 'yes: a', '(28.50 against 28.00, too near to tell apart) at 1.50×'),
   ([LARGE, gain(28.5, 0.1, 0.9, 1.5)], 'yes: a', '(28.50 against 28.00, more than chance) at 1.50×'),

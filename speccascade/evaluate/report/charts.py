@@ -6,12 +6,14 @@ import functools
 import itertools
 import re
 
-from speccascade.evaluate import sv_studies
+from speccascade.evaluate import breakdown, sv_studies
 from speccascade.evaluate.report import points as pts
 
 # looks of the models alone, after those of ten curves
 INK = 10
 QUIET = 11
+FEW = 10  # texts, whose mean is not drawn; half of all texts where those are fewer than twice as many
+ROUNDS = dict(lines=False, bars=1.0, integer_x=True)  # of a histogram of tokens in a round
 
 Interval = Sequence[float] | None
 
@@ -47,6 +49,7 @@ class Panel:
   y: str
   series: Sequence[Series]
   lines: bool = True  # whether the marks of a series are connected
+  bars: float = 0.0  # of a histogram, whose marks are the middles of bars so wide
   line_at: float | None = None  # a dashed horizontal line
   diagonal: bool = False  # whether the line of equal x and y is drawn
   integer_x: bool = False  # whether x has integers alone
@@ -180,21 +183,32 @@ def _acceptance(results: dict, title: str, points: Sequence[dict]) -> list[Panel
   about = dict(integer_x=True, y_limits=(0, 1.03))
   return [
     Panel(f'acceptance, given all before, {title}', 'position in the block', 'acceptance', rates, **about),
-    Panel(f'accepted lengths, {title}', 'tokens accepted in a round', 'share of rounds', lengths, integer_x=True),
+    Panel(f'accepted lengths, {title}', 'tokens accepted in a round', 'share of rounds', lengths, **ROUNDS),
   ]
 
 
 def _acceptance_by_round(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
-  """Describe the tokens accepted in the first, second, … round of a text."""
+  """Describe the tokens accepted in the first, second, … round of a text, and how many texts have such a round."""
 
-  def marks(p):
-    rounds = zip(pts.count(p, 'accepted_by_round'), pts.count(p, 'texts_by_round'), strict=True)
-    name = pts.named(p)
-    return [Mark(i, a / n, f'{name}\nround {i}: {a / n:.2f} accepted\n{n} texts') for i, (a, n) in enumerate(rounds, 1)]
+  def rounds(p):
+    texts = pts.count(p, 'texts_by_round')
+    known = itertools.takewhile(lambda n: n >= min(FEW, texts[0] / 2), texts)
+    return [(i, a / n, n) for i, (a, n) in enumerate(zip(pts.count(p, 'accepted_by_round'), known), 1)]
 
-  series = _selected(results, points, 'accepted_by_round', marks)
+  def marks(y):
+    text = '{}\nround {}: {:.2f} accepted\n{} texts'
+    return lambda p: [Mark(row[0], row[y], text.format(pts.named(p), *row)) for row in rounds(p)]
+
+  means, texts = (_selected(results, points, 'accepted_by_round', marks(y)) for y in (1, 2))
   axis = 'tokens accepted, mean over texts'
-  return [Panel(f'accepted tokens by round, {title}', 'round', axis, series, integer_x=True)] if series else []
+  return (
+    [
+      Panel(f'accepted tokens by round, {title}', 'round', axis, means, integer_x=True),
+      Panel(f'texts by round, {title}', 'round', 'texts that have such a round', texts, integer_x=True),
+    ]
+    if means
+    else []
+  )
 
 
 def _acceptance_by_prompt(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
@@ -216,7 +230,10 @@ def _acceptance_by_prompt(results: dict, title: str, points: Sequence[dict]) -> 
   domains = sorted({name for p in points for name in pts.count(p, 'acceptance_by_domain') or {}})
   panels = []
   if series := _selected(results, points, 'acceptance_by_prompt', marks):
-    panels.append(Panel(f'acceptance by prompt, {title}', 'acceptance of a prompt', 'share of prompts', series))
+    about = dict(lines=False, bars=1 / breakdown.BINS)
+    panels.append(
+      Panel(f'acceptance by prompt, {title}', 'acceptance of a prompt', 'share of prompts', series, **about)
+    )
   if series := _selected(results, points, 'acceptance_by_domain', rates):
     about = dict(lines=False, x_names=domains, y_limits=(0, 1.03))
     panels.append(Panel(f'acceptance by domain, {title}', 'domain', 'acceptance', series, **about))
@@ -367,4 +384,4 @@ def _verified_lengths(table: dict) -> Panel:
     shares = [n / max(rounds, 1) for n in counts]
     marks = [Mark(i, share, f'{about}\n{i} tokens: {share:.1%} of rounds') for i, share in enumerate(shares)]
     series.append(Series(curve, look, marks))
-  return Panel(table['title'], 'drafted tokens verified in a round', 'share of rounds', series, integer_x=True)
+  return Panel(table['title'], 'drafted tokens verified in a round', 'share of rounds', series, **ROUNDS)

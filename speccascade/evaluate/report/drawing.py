@@ -23,7 +23,7 @@ MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', 'p', '*', '*')
 VARIABLES = {c: f'var(--c{i})' for i, c in enumerate(COLOURS)}
 VARIABLES |= {INK: 'var(--ink)', QUIET: 'var(--quiet)', GRID: 'var(--line)', EDGE: 'var(--card)'}
 DASHED = dict(linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-INTERVALS = '-intervals'  # ends the id of what shows the intervals of a series
+INTERVALS = '-intervals'  # ends the id of what shows the intervals or bars of a series
 BACKGROUND = 'background'  # starts the ids of what a page has a colour of its own for
 LEGEND = 'legend'
 SIZE = (5.6, 4.0)  # of a panel in inches; the page shows one at about 500 pixels
@@ -95,7 +95,7 @@ def _draw_panel(axes: Any, panel: Panel, prefix: str) -> dict[str, Series]:
   """Draw a panel; return the series by the id of the group that has its artists."""
   groups = {f'{prefix}-{i}': series for i, series in enumerate(panel.series)}
   for name, series in groups.items():
-    _draw_series(axes, series, name, '-' if panel.lines else 'none')
+    _draw_series(axes, series, name, panel)
   if panel.line_at is not None:
     axes.axhline(panel.line_at, color=INK, **DASHED)
   if panel.diagonal:
@@ -121,7 +121,7 @@ def _draw_panel(axes: Any, panel: Panel, prefix: str) -> dict[str, Series]:
   return groups
 
 
-def _draw_series(axes: Any, series: Series, name: str, line: str):
+def _draw_series(axes: Any, series: Series, name: str, panel: Panel):
   xs = [m.x for m in series.marks]
   ys = [m.y for m in series.marks]
   colour = LOOKS[series.look]
@@ -130,10 +130,23 @@ def _draw_series(axes: Any, series: Series, name: str, line: str):
     xerr=_lengths(xs, [m.x_interval for m in series.marks]),
     yerr=_lengths(ys, [m.y_interval for m in series.marks]),
   )
+  if panel.bars:
+    edges = [xs[0] - panel.bars / 2, *(x + panel.bars / 2 for x in xs)]
+    axes.stairs(ys, edges, fill=True, fc=(colour, 0.2), ec=colour, lw=1.2, zorder=2, gid=name + INTERVALS)
   axes.errorbar(xs, ys, **bars, fmt='none', ecolor=colour, elinewidth=0.8, alpha=0.35, zorder=2, gid=name + INTERVALS)
   size = 13 if marker == '*' else None
   label = series.label or series.curve
-  axes.plot(xs, ys, ls=line, color=colour, marker=marker, markersize=size, label=label, zorder=3, gid=name)
+  axes.plot(
+    xs,
+    ys,
+    ls='-' if panel.lines else 'none',
+    color=colour,
+    marker=marker,
+    markersize=size,
+    label=label,
+    zorder=3,
+    gid=name,
+  )
 
 
 def _lengths(values: Sequence[float], intervals: Sequence) -> list[list[float]] | None:

@@ -150,6 +150,8 @@ def closing(folders: Sequence[Path], *, next_steps: bool) -> str:
   """Return what a run prints at its end: the summary of each folder, its files and, if wanted, commands to try next."""
   parts = []
   for folder in folders:
-    parts += [(folder / 'summary.md').read_text(encoding='utf-8'), f'Report: {folder / "report.html"}']
+    summary, report = folder / 'summary.md', folder / 'report.html'
+    parts += [summary.read_text(encoding='utf-8')] if summary.exists() else []
+    parts += [f'Report: {report}'] if report.exists() else []
   parts.append(f'Data: results.json, summary.csv and examples.jsonl in {", ".join(map(str, folders))}')
   return '\n'.join(parts + ([NEXT] if next_steps else []))

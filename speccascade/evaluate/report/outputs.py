@@ -13,45 +13,50 @@ from speccascade.host import storage
 from speccascade.host.errors import first_line
 from speccascade.host.journal import GO_ON
 
+TEXTS: dict[str, Callable[[dict], str]] = {
+  'summary.csv': formats.as_csv,
+  'acceptance.csv': formats.acceptance_csv,
+  'published.csv': formats.published_csv,  # '' where nothing was published
+  'summary.md': functools.partial(formats.as_markdown, every_table=False),
+  'tables.md': functools.partial(formats.as_markdown, every_table=True),
+}
+
 
 def write(results: dict, folder: Path, extra: Collection[str] = ()):
-  """Write the results in every form: JSON, CSV, Markdown, charts and, last, the page.
+  """Write the results in every form: JSON, then what shows them: CSV, Markdown, charts and, last, the page.
 
-  Nothing is written to a folder that has these results already. Scalars and charts that cannot be written are warned
-  of.
+  Nothing is written to a folder that has these results already. Of what cannot be made there is a warning.
 
   Args:
     results: the results of an experiment; its tables are added.
     folder: where the files go, on a disk or in a bucket.
     extra: what is written too: 'png', the charts as PNG; 'tensorboard', quality and speed-up as scalars.
   """
-  results['tables'] = tables.tables(results)
+  results['tables'] = warned('tables.md', lambda: tables.tables(results)) or []
   known = folder / 'results.json'
   if rundir.exists(folder / 'report.html') and rundir.exists(known) and rundir.read(known) == rundir.as_json(results):
     return
   rundir.write_json(known, results)
-  rundir.write(folder / 'summary.csv', formats.as_csv(results))
-  rundir.write(folder / 'acceptance.csv', formats.acceptance_csv(results))
-  if compared := formats.published_csv(results):
-    rundir.write(folder / 'published.csv', compared)
-  rundir.write(folder / 'summary.md', formats.as_markdown(results, every_table=False))
-  rundir.write(folder / 'tables.md', formats.as_markdown(results, every_table=True))
+  for name, make in TEXTS.items():
+    if text := warned(name, functools.partial(make, results)):
+      rundir.write(folder / name, text)
   with storage.one_sentence(f'{folder} cannot be written', GO_ON):
     with storage.staged(folder, last='report.html') as scratch:
       if 'tensorboard' in extra:
-        _warned('tensorboard/', lambda: _tensorboard(results, scratch / 'tensorboard'))
+        warned('tensorboard/', lambda: _tensorboard(results, scratch / 'tensorboard'))
       draw = functools.partial(drawing.draw, png='png' in extra)
-      drawings = _warned('curves/', lambda: list(map(draw, charts.charts(results)))) or []
-      _warned('curves/', lambda: _curves(drawings, scratch / 'curves'))
-      storage.write(scratch / 'report.html', page.page(results, drawings))
+      drawings = warned('curves/', lambda: list(map(draw, charts.charts(results)))) or []
+      warned('curves/', lambda: _curves(drawings, scratch / 'curves'))
+      if text := warned('report.html', lambda: page.page(results, drawings)):
+        storage.write(scratch / 'report.html', text)
 
 
-def _warned(name: str, write: Callable[[], Any]) -> Any:
-  """Write what the results do not depend on; print a warning where that fails."""
+def warned(name: str, make: Callable[[], Any]) -> Any:
+  """Make what the results do not depend on; print a warning where that fails."""
   try:
-    return write()
+    return make()
   except Exception as error:  # of whichever library draws
-    print(f'warning: {name} is not all written ({first_line(error)}); the report and all numbers are', file=sys.stderr)
+    print(f'warning: {name} is not all written ({first_line(error)}); results.json has all numbers', file=sys.stderr)
 
 
 def _curves(drawings: list[drawing.Drawing], folder: Path):

@@ -45,14 +45,14 @@ def finding(results: dict, points: Sequence[dict]) -> tuple[str, str]:
     fastest = max(timed, key=pts.ratio)
     base = pts.reference(results, points, fastest)
     value = f' at {pts.setting(base)}' if pts.setting(base) else ''
-    return _speed(fastest, base, f'runs at {{ratio}} the speed of {reference}{value}')
+    return _speed(fastest, base, 'runs at', f'the speed of {reference}{value}')
   wanted = pts.quality(base, metric)
   rated = [p for p in timed if pts.quality(p, metric) is not None]
   best = max((p for p in rated if pts.quality(p, metric) >= wanted), key=pts.ratio, default=None)
   if best is None:
     return _nearest(results, rated, base)
   shown = f"the large model's {pts.metric_name(metric)} ({_against(best, base, metric)})"
-  return _speed(best, base, f'reaches {shown} at {{ratio}} its speed')
+  return _speed(best, base, f'reaches {shown} at', 'its speed')
 
 
 def _untimed(results: dict, others: Sequence[dict], base: dict | None) -> str:
@@ -98,19 +98,19 @@ def _apart(point: dict, metric: str) -> bool | None:
   return None if interval is None else interval[0] > 0 or interval[1] < 0
 
 
-def _speed(point: dict, base: dict, does: str) -> tuple[str, str]:
-  """Return whether a setting is faster, by its interval, and the sentence."""
+def _speed(point: dict, base: dict, does: str, speed: str) -> tuple[str, str]:
+  """Return whether a setting is faster, by its interval, and the sentence that has the times between its parts."""
   ratio = pts.ratio(point)
   interval = pts.ratio_interval(point)
   bounds = '' if interval is None else f' [{interval[0]:.2f} … {interval[1]:.2f}]'
-  text = f'{pts.named(point)} {does.format(ratio=f"{ratio:.2f}×{bounds}")}{_outputs(point, base)}'
-  if ratio <= 1:
-    return 'no', f'Nothing pays: the best, {text}.'
+  text = f'{pts.named(point)} {does} {ratio:.2f}×{bounds} {speed}{_outputs(point, base)}'
   if interval is None:
     return 'open', f'{text}; timed on too little for an interval, it may be chance.'
-  if interval[0] <= 1:
-    return 'no', f'No gain that the measurement can tell: the best, {text}.'
-  return 'yes', f'{text}.'
+  if interval[0] > 1:
+    return 'yes', f'{text}.'
+  if interval[1] <= 1:
+    return 'no', f'Nothing pays: the best, {text}.'
+  return 'open', f'No gain that the measurement can tell: the best, {text}.'
 
 
 def _outputs(point: dict, base: dict) -> str:
