@@ -36,6 +36,14 @@ def _models(models: int, combiner: tree_util.Partial) -> int:
   return checked_int('models', models, 2)
 
 
+def _check_slots(bound: tree_util.Partial, block: str, slots: int):
+  """Refuse a rule, or the combiner of one, with an α for each token of a draft that has another number of tokens."""
+  rule = bound.keywords.get('rule', bound)
+  alpha = rule.keywords.get('alpha')
+  if rules.takes(rule, 'slot') and np.ndim(alpha) and len(alpha) != slots:
+    raise ValueError(f'rule {rules.name_of(rule)} has {len(alpha)} α for {block}; give {slots}, one for each slot.')
+
+
 def _defer(rule: tree_util.Partial) -> tree_util.Partial | None:
   """Return a rule's decision δ, where it makes one."""
   decision = getattr(rule.func, 'defer', None)
@@ -173,9 +181,7 @@ def speculative(
   slots = (0, 1) if pair is None else _pair(pair)
   accept, by_round = acceptance.bind(accept)
   policy = stopping.check(policy)
-  alpha = bound.keywords.get('alpha')
-  if rules.takes(bound, 'slot') and np.ndim(alpha) and len(alpha) != gamma + 1:
-    raise ValueError(f'rule {rules.name_of(rule)} has {len(alpha)} α for block={gamma}; give γ + 1 = {gamma + 1}.')
+  _check_slots(bound, f'block={gamma}', gamma + 1)
   settings = dict(policy=policy, by_round=by_round, rule=rules.name_of(rule), extra_models=pair is not None)
   if bound.func is rules.speculative:
     phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
@@ -281,6 +287,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   """
   bound = rules.bind_combiner(combiner)
   gamma = checked_int('block', block)
+  _check_slots(bound, f'block={gamma}', gamma)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, verification.First(gamma - 1)) for m in everyone[1:])
   return Method.of_phases((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, kind='naive_cos')
@@ -304,6 +311,7 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
   """
   bound = rules.bind_combiner(combiner)
   gamma = checked_int('block', block)
+  _check_slots(bound, f'block={gamma}', gamma + 1)
   slots = tuple(range(1, _models(models, bound) + 1))
   scores = tuple(Score(m, after=m - 1 if m > 1 else None) for m in slots)
   phases = Propose(0, gamma), *scores, Verify(bound, slots)
@@ -331,6 +339,7 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   if isinstance(blocks, str) or not isinstance(blocks, Sequence):
     raise ValueError(f'blocks={blocks!r} is not a list of the γ of each model; give one for each, as in (5, 1).')
   blocks = tuple(checked_int('blocks', n) for n in blocks)
+  _check_slots(bound, f'blocks={blocks}', sum(blocks))
   everyone = tuple(range(_models(len(blocks), bound)))
   verify = Verify(bound, everyone, keep=True)
   branches = tuple((Score(m), verify, Propose(m, blocks[m])) for m in everyone)

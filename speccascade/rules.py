@@ -597,6 +597,11 @@ def _blend(logits, weights):
   return total
 
 
+def blends(bound: tree_util.Partial) -> bool:
+  """Return whether a bound combiner adds up logits."""
+  return bound.func in (contrastive, realign)
+
+
 @combiner
 def chain(logits, *, rule, sampler, slot=0):
   """Cascade n models by a rule: keep model i, or defer to the cascade of the models after it.
@@ -705,7 +710,7 @@ def bind_combiner(combiner: Combiner | Rule) -> tree_util.Partial:
   for name, value in bound.keywords.items():
     if isinstance(value, np.floating) and not np.isfinite(value):
       raise ValueError(f'{name_of(combiner)} needs a finite {name}, not {value}.')
-    if bound.func in (contrastive, realign) and isinstance(value, np.floating) and abs(value) > BLEND:
+    if blends(bound) and isinstance(value, np.floating) and abs(value) > BLEND:
       raise ValueError(
         f'{name_of(combiner)} needs {name} of -{BLEND:g} … {BLEND:g}, not {value}: beyond, rounding loses a model.'
       )

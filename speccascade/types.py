@@ -33,6 +33,7 @@ NOWHERE = -3
 # Why a token has no distribution: the model's own logits, or what the request and the processor make of them.
 OWN = 0
 ASKED = 1
+STALLED = 2  # no round commits one
 
 
 @struct.dataclass

@@ -150,6 +150,11 @@ def short(logits, tokens, count):
   return logits[:3]
 
 
+def nothing(context, state):
+  """A limit under every need, so that nothing is scored."""
+  return -jnp.ones_like(state.window.size)
+
+
 OWN = rules.bind(rules.own)
 VERIFIED = Score(1), Verify(OWN, (1,))
 
@@ -181,6 +186,18 @@ PYTHON = {
   'alpha for other slots': (
     lambda _: methods.speculative(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), block=5),
     ('opt', '2', 'block=5', '6'),
+  ),
+  'alpha for other slots of naive_cos': (
+    lambda _: methods.naive_cos(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), block=5),
+    ('opt', '2', 'block=5', 'give 5'),
+  ),
+  'alpha for other slots of cos': (
+    lambda _: methods.cos(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), blocks=(2, 1)),
+    ('opt', '2', 'blocks=(2, 1)', 'give 3'),
+  ),
+  'alpha for other slots of ensemble_sd': (
+    lambda _: methods.ensemble_sd(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), block=2),
+    ('opt', '2', 'block=2', 'give 3'),
   ),
   'alpha of a slot out of range': (
     lambda _: methods.speculative(partial(rules.by_slot(rules.chow), alpha=(0.1, 2.0)), block=1),
@@ -223,6 +240,18 @@ PYTHON = {
   'a drafter before branches with drafters': (
     lambda _: own_phases(Propose(0, 1), Alternate(((*VERIFIED, Propose(1, 1)), VERIFIED))),
     ('Propose', 'Alternate'),
+  ),
+  'two drafters in a nested branch': (
+    lambda _: own_phases(Alternate((VERIFIED, (Alternate((VERIFIED, (*VERIFIED, Propose(0, 1), Propose(1, 1)))),)))),
+    ('Propose', 'Alternate'),
+  ),
+  'rounds that commit nothing': (
+    lambda _: own_phases(Propose(0, 2), Score(1, rules.bind(nothing)), Verify(OWN, (1,))),
+    ('no token', 'position 2', 'Verify'),
+  ),
+  'a branch for one of two models': (
+    lambda _: own_phases(Alternate(((Score(0), *VERIFIED),))),
+    ('no token', 'alternate', 'Verify'),
   ),
   'phases that nothing was derived for': (
     lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)),

@@ -20,7 +20,7 @@ from speccascade.engine.loop import decode_batch
 from speccascade.engine.method import ByBatch, Method, Strategy
 from speccascade.host.progress import Progress
 from speccascade.models import toy
-from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL, static
+from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL, STALLED, static
 
 Distribution = dict[tuple[int, ...], float]  # {emitted tokens: probability}
 COUNT = 3  # tokens whose joint distribution is enumerated
@@ -108,8 +108,8 @@ def emitted_distribution(
   noise = Enumerated(jnp.asarray(digits), chances, base=len(prompt), by_round=method.by_round)
   batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (total, 1)), jnp.full(total, len(prompt), jnp.int32))
   state = jax.device_get(decode(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise))
-  if not state.done.all():
-    raise ValueError(f'{method.name}: {count} rounds a row have committed no token; every round must end in a Verify.')
+  if (stalled := state.fault[:, -1] == STALLED).any():
+    raise ValueError(validate.no_token(method.at(total), int(state.length[stalled][0])))
   weight = _weights(state, len(prompt), count, radix, method.by_round, rounds)
   emitted = state.tokens[:, len(prompt) : len(prompt) + count]
   emitted = np.where(np.arange(count) < (state.length - len(prompt))[:, None], emitted, -1)

@@ -20,7 +20,9 @@ from speccascade.engine import inputs, validate
 from speccascade.engine.method import Method
 from speccascade.engine.phases import run as run_phases
 from speccascade.engine.state import Arrays, cache_slots, Context, first_state, Limits, State
-from speccascade.types import Array, Model, Network, Prompt
+from speccascade.engine.stats import with_column
+from speccascade.models import translation
+from speccascade.types import Array, Model, Network, Prompt, STALLED
 
 FOREVER = np.iinfo(np.int32).max
 
@@ -198,6 +200,7 @@ def _rounds(program, method, params, state: State, stop_at, processor) -> State:
     eos_ids=program.networks[-1].eos_ids,
     processor=processor,
     backend=program.backend,
+    lacks=_lacks(program, method, params),
   )
 
   # The state is constrained in every round, or its sharding would be what the compiler infers from the first one.
@@ -208,9 +211,28 @@ def _rounds(program, method, params, state: State, stop_at, processor) -> State:
   def step(carry):
     passed, state = carry
     state = state.replace(active=~state.done)  # a row that has ended passes through every phase unchanged
-    return passed + 1, program.pin(run_phases(method.phases, context, state))
+    after = _end_stalled(method, state.length, run_phases(method.phases, context, state))
+    return passed + 1, program.pin(after)
 
   return jax.lax.while_loop(go_on, step, (jnp.int32(0), program.pin(state)))[1]
+
+
+def _end_stalled(method, before: Array, state: State) -> State:
+  """End rows for which no round commits a token: `before` [B] were the lengths, `state` is that after the round."""
+  grew = state.length > before
+  if method.takes_turns:  # a row may wait for the others
+    grew = jnp.broadcast_to(grew.any(), grew.shape)
+  idle = jnp.where(grew, 0, state.idle + 1)
+  stalled = ~state.done & (idle >= method.turns(grew.shape[0]))
+  fault = with_column(state.fault, -1, jnp.where(stalled, STALLED, state.fault[:, -1]))
+  return state.replace(idle=idle, fault=fault, done=state.done | stalled)
+
+
+def _lacks(program, method, params) -> tuple[Array | None, ...]:
+  """Return [V] by slot: the tokens that a drafter lacks, where a combiner of logits reads it."""
+  by_slot = [translation.lacking(n, p) for n, p in zip(program.networks, params, strict=True)]
+  blended = method.blended()
+  return tuple(x[: program.vocab] if x is not None and m in blended else None for m, x in enumerate(by_slot))
 
 
 def wanted(state: State) -> dict[str, Any]:
@@ -265,7 +287,4 @@ def decode_batch(
 @functools.partial(jax.jit, static_argnums=0)
 def _decode_batch(program, method, params, rows, noise, processor) -> State:
   state = first_state(program, method, caches_of(program, params, rows.prompt), rows, noise)
-  count = rows.real.shape[0]
-  # In `turns` rounds at least one row commits a token: a loop that goes on beyond so many would never end.
-  most = jnp.minimum(rows.max_new.max(), FOREVER // method.turns(count)) * method.turns(count)
-  return _rounds(program, method, params, state, jnp.stack([jnp.int32(count), most]), processor)
+  return _rounds(program, method, params, state, jnp.array([rows.real.shape[0], FOREVER]), processor)

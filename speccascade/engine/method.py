@@ -4,6 +4,7 @@ What plans, times, scores or reports a method asks it here (`calls`, `block`, `v
 `keeps_distribution`) and reads no phase.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from flax import struct
 from jax import tree_util
 
 from speccascade import acceptance, rules, stopping
-from speccascade.engine.phases import Alternate, Propose, Score, Verify
+from speccascade.engine.phases import Alternate, flat, mapped, Propose, rounds, Score, Verify
 from speccascade.engine.verification import First, index_for
 from speccascade.models.packing import coarse_widths, fine_widths
 from speccascade.types import Phase, static
@@ -43,7 +44,7 @@ class Strategy:
     return max(self.slots) + 1
 
   @property
-  def all_phases(self) -> list[Phase]:
+  def all_phases(self) -> tuple[Phase, ...]:
     """The phases, those of every branch where models take turns."""
     return flat(self.phases)
 
@@ -123,7 +124,8 @@ class Method(Strategy):
   def block(self) -> int | tuple[int, ...] | None:
     if self.takes_turns:
       return tuple(p.n for p in self.all_phases if isinstance(p, Propose))
-    return self.window - (self.kind == 'cascade') if self.drafts else None
+    unscored = self.kind in ('cascade', 'sv_exact')  # a token that is tested without being scored
+    return self.window - unscored if self.drafts else None
 
   @property
   def target(self) -> Target:
@@ -150,8 +152,12 @@ class Method(Strategy):
   def accepting(self, accept: Callable) -> 'Method':
     """Return the method with another acceptor, as one whose acceptance is forced while a round is timed."""
     bound, by_round = acceptance.bind(accept)
-    phases = tuple(p.replace(accept=bound) if isinstance(p, Verify) else p for p in self.phases)
+    phases = mapped(lambda p: p.replace(accept=bound) if isinstance(p, Verify) else p, self.phases)
     return self.replace(phases=phases, by_round=by_round)
+
+  def blended(self) -> set[int]:
+    """Return the slots whose logits a combiner adds up, so that a token without one has no value."""
+    return {slot for p in self._tests() if rules.blends(p.combiner) for slot in p.models}
 
   def logits_read(self) -> set[int]:
     """Return the slots whose logits a later phase reads."""
@@ -161,25 +167,22 @@ class Method(Strategy):
 
   def turns(self, rows: int) -> int:
     """Return in how many rounds at least one of so many rows commits a token."""
-    return rows * max((len(p.branches) for p in self.phases if isinstance(p, Alternate)), default=0) or 1
+    return rows * len(rounds(self.phases)) if self.takes_turns else 1
 
   @property
   def draft_turns(self) -> int:
     """The most turns of a loop over drafts, a number that a compiled program need not have; 1 without such a loop."""
-    return max((p.n - (p.catch_up != 1) for p in self.phases if isinstance(p, Propose)), default=1)
+    return max((p.n - (p.catch_up != 1) for p in self.all_phases if isinstance(p, Propose)), default=1)
 
-  def calls(self) -> dict[int, int]:
-    """Return {slot: model calls of a round}; where models take turns, those of every turn."""
-    calls: dict[int, int] = {}
-    for phase in self.all_phases:
-      if isinstance(phase, Propose | Score):
-        calls[phase.model] = calls.get(phase.model, 0) + (phase.n if isinstance(phase, Propose) else 1)
-    return calls
+  def calls(self) -> list[dict[int, int]]:
+    """Return {slot: model calls} of a round; where models take turns, of the round of each."""
+    return [dict(sum(map(_calls, phases), collections.Counter())) for phases in rounds(self.phases)]
 
 
-def flat(phases: Sequence[Phase]) -> list[Phase]:
-  """Return phases, those of every branch where models take turns."""
-  return [p for phase in phases for p in (sum(phase.branches, ()) if isinstance(phase, Alternate) else (phase,))]
+def _calls(phase: Phase) -> collections.Counter:
+  if isinstance(phase, Propose):  # a model that has read everything knows the distribution of its first token
+    return collections.Counter({phase.model: phase.n - (phase.catch_up == 0)})
+  return collections.Counter({phase.model: 1} if isinstance(phase, Score) else {})
 
 
 def _drafted(phases: Sequence[Phase]) -> int:
@@ -193,7 +196,7 @@ def derived(phases: Sequence[Phase], window: int, policy: stopping.Policy) -> tu
   most what all models of its `Verify` know. What a model has not read of that comes on top in the next round.
   """
   every = flat(phases)
-  in_turn = len(every) > len(phases)
+  in_turn = any(isinstance(p, Alternate) for p in phases)
   varies = in_turn or type(policy) is not stopping.Policy
   own = any(not isinstance(p, Propose | Score | Verify) for p in every)  # may add pending tokens
   drafted = max(_drafted(phases), window) if own else _drafted(phases)
@@ -209,8 +212,6 @@ def derived(phases: Sequence[Phase], window: int, policy: stopping.Policy) -> tu
     return min((known(m, drafted) for m in tested), default=1)
 
   def derive(phase: Phase) -> Phase:
-    if isinstance(phase, Alternate):
-      return phase.replace(branches=tuple(tuple(map(derive, branch)) for branch in phase.branches))
     if isinstance(phase, Propose):
       drafts = range(phase.n + 1) if varies else [phase.n]
       return phase.replace(catch_up=0 if in_turn else 1 + max(0, *(emitted(n) - n for n in drafts)))
@@ -226,7 +227,7 @@ def derived(phases: Sequence[Phase], window: int, policy: stopping.Policy) -> tu
     reads_all = phase.model in tested or (exact and known(phase.model, drafted) >= emitted(drafted))
     return phase.replace(widths=widths, aligned=not in_turn and reads_all)
 
-  return tuple(map(derive, phases))
+  return mapped(derive, phases)
 
 
 @struct.dataclass

@@ -7,8 +7,9 @@ The `model` and `models` of a phase are slots of the method: slot s runs model `
 Axis letters: B batch, M models of a method, L new tokens, W window of pending tokens, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
+import itertools
 from typing import Any
 
 from flax import struct
@@ -51,7 +52,8 @@ def _feed(
   layout = context.backend.layout
   # Embeddings may be padded beyond the vocabulary that the models share.
   logits = sharding.computed(layout, logits, m)[..., : state.window.vocab]
-  logits = _process(context, state, logits.astype(jnp.float32), position)
+  logits = _filled(context, m, logits.astype(jnp.float32))
+  logits = _process(context, state, logits, position)
   state = state.replace(
     fed=stats.with_column(state.fed, m, state.fed[:, m] + need),
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
@@ -87,6 +89,15 @@ def _store_by_row(context: Context, state: State, m: int, logits: Array, first: 
   return _store_logits(context, state, m, write)
 
 
+def _filled(context: Context, m: int, logits: Array) -> Array:
+  """Return logits [B, L, V], those of tokens that the model lacks its lowest, before the requests change any."""
+  lacks = context.lacks[m]
+  if lacks is None:
+    return logits
+  lowest = jnp.min(jnp.where(lacks, jnp.inf, logits), -1, keepdims=True)
+  return jnp.where(lacks, lowest, logits)
+
+
 def _process(context: Context, state: State, logits: Array, position: Array) -> Array:
   """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's.
 
@@ -120,6 +131,11 @@ def _is_end(context: Context, state: State, tokens: Array) -> Array:
   for k in range(stops.shape[1]):
     ends = ends | (tokens == stops[:, k].reshape((-1,) + (1,) * (tokens.ndim - 1)))
   return ends
+
+
+def _masked(context: Context, window: Window) -> Window:
+  """Return a window of which every model's logits are those of its distribution."""
+  return window.replace(logits=tuple(context.masked(m, x) for m, x in enumerate(window.logits)))
 
 
 # ---- phases ----
@@ -254,9 +270,10 @@ class Propose:
       return i + 1, going & (i + 1 < budget), state
 
     carry = jnp.int32(first), going, state
-    # The compiler knows the length of the first loop, so that on a GPU the host reads no predicate.
+    # The compiler knows the length of the first loop, so that on a GPU the host reads no predicate. A draft of no token
+    # feeds the last committed one too, for those who read the drafter's distribution after it.
     if isinstance(budget, int) and not context.policy.stops_early():
-      last, _, state = lax.fori_loop(first, budget, lambda _, carry: turn(carry), carry)
+      last, _, state = lax.fori_loop(first, max(budget, 1), lambda _, carry: turn(carry), carry)
     else:
       last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, carry)
     drafted = state.window.size - before.window.size
@@ -282,6 +299,7 @@ class Propose:
     """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
     w = state.window
     end = state.length + w.size
+    logits = context.masked(self.model, logits)
     sampler = sampler_for_window(state).at(w.size)
     going = going & (end < state.limit) & _finite(logits) & ~context.policy.before(logits, sampler)
     q = sharding.as_head(context.backend.layout, sampler(logits), self.model)
@@ -352,7 +370,7 @@ class Verify:
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, gives_distribution), 0), 0)
 
     # 2. Tests, in order, up to the first rejection.
-    trial = acceptance.Trial(w, pending, tested, pi, position, length, state.noise, sampler)
+    trial = acceptance.Trial(_masked(context, w), pending, tested, pi, position, length, state.noise, sampler)
     verdict, noise = self.accept(trial)
     accepted = verdict.accepted
     rejected = accepted < tested
@@ -433,7 +451,7 @@ class Verify:
     left = jnp.where(stay, w.size - r.accepted, 0)
 
     live = state.active & (r.tested > 0)
-    recorded = self._recorded(state, r, new, emitted)
+    recorded = self._recorded(state.replace(window=_masked(context, w)), r, new, emitted)
     return state.replace(
       tokens=tokens,
       length=after,
@@ -470,6 +488,10 @@ class Alternate:
 
   branches: tuple[tuple[Phase, ...], ...]
 
+  def parts(self) -> tuple[Phase, ...]:
+    """Return the phases of all branches, all the way down."""
+    return flat([phase for branch in self.branches for phase in branch])
+
   def __str__(self):
     return 'alternate[' + ' | '.join(' · '.join(map(str, branch)) for branch in self.branches) + ']'
 
@@ -482,6 +504,23 @@ class Alternate:
     branches = [lambda s, b=branch: run(b, context, s) for branch in self.branches]
     state = context.backend.choose(turn, branches, state)
     return state.replace(active=rows & ~state.done)
+
+
+def flat(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+  """Return phases, those of every branch where models take turns."""
+  return tuple(part for p in phases for part in (p.parts() if isinstance(p, Alternate) else (p,)))
+
+
+def mapped(change: Callable[[Phase], Phase], phases: Sequence[Phase]) -> tuple[Phase, ...]:
+  """Return phases of which each was changed, those of every branch where models take turns."""
+  in_branches = lambda p: p.replace(branches=tuple(mapped(change, branch) for branch in p.branches))
+  return tuple(in_branches(p) if isinstance(p, Alternate) else change(p) for p in phases)
+
+
+def rounds(phases: Sequence[Phase]) -> list[tuple[Phase, ...]]:
+  """Return the phases of each round that there may be: of an `Alternate` those of one branch."""
+  choices = [sum(map(rounds, p.branches), []) if isinstance(p, Alternate) else [(p,)] for p in phases]
+  return [sum(chosen, ()) for chosen in itertools.product(*choices)]
 
 
 def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:

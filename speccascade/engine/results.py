@@ -11,7 +11,7 @@ import numpy as np
 from speccascade import rules
 from speccascade.engine import requests, validate
 from speccascade.engine.stats import Counts, derive, PER_MODEL, Stats
-from speccascade.types import ASKED, BONUS, NOWHERE, RESIDUAL
+from speccascade.types import ASKED, BONUS, NOWHERE, RESIDUAL, STALLED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +158,8 @@ class RowReader:
         f'after position {position - 1}. '
         + (remedy if asked else 'Check its weights for NaN, or decode in float32 if they overflow.')
       )
+    if fault[-1] == STALLED:
+      return f'{example}: {validate.no_token(self.method, position)}'
     if fault[-1] >= 0:
       total, least = batch['fault_target'][at].tolist()
       return f'{example}: {validate.not_a_distribution(self.method, position, total, least)}'

@@ -77,7 +77,9 @@ class State:
   policy: Any  # carry of the draft-length policy
   seen: Array | None  # [B, V] committed tokens, where the sampler has a repetition penalty
   counts: Array | None  # [B, V] how often each token was emitted, where the sampler has a presence or frequency penalty
-  fault: Array  # [B, M+1] why the next token has no distribution: OWN or ASKED by model, last OWN for the target; or -1
+  idle: Array  # [B] rounds since the row, or where models take turns any row, grew
+  # [B, M+1] why there is no next token: OWN or ASKED by model, last OWN for the target or STALLED; or -1
+  fault: Array
   fault_target: Array  # [B, 2] the sum of the target there, and its least entry
   stats: Counts
   logprobs: Array | None  # [B, M, T] log-probability of each output token under each model, when asked for
@@ -94,6 +96,13 @@ class Context(NamedTuple):
   eos_ids: tuple[int, ...]
   processor: Callable[[Array, Array, Array], Array] | None = None  # (logits [V], tokens [T], how many) -> logits [V]
   backend: Backend = Backend()
+  # [V] by slot: the tokens that a translated drafter lacks, where a combiner of logits reads it, else None. The window
+  # stores its lowest logit for them, and `masked` makes a distribution of the drafter of that.
+  lacks: tuple[Array | None, ...] = ()
+
+  def masked(self, m: int, logits: Array | None) -> Array | None:
+    """Return logits [..., V] of slot m whose distribution leaves out the tokens that the model lacks."""
+    return logits if logits is None or self.lacks[m] is None else jnp.where(self.lacks[m], -jnp.inf, logits)
 
 
 def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampler:
@@ -145,6 +154,7 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
     policy=method.policy.init(batch),
     seen=tally.at[jnp.arange(batch)[:, None], tokens].max(committed) if rows.sampler.repeats else None,
     counts=jnp.zeros((batch, program.vocab), jnp.int32) if rows.sampler.counting else None,
+    idle=jnp.zeros(batch, jnp.int32),
     fault=jnp.full((batch, models + 1), -1, jnp.int32),
     fault_target=jnp.zeros((batch, 2)),
     stats=Counts.zeros(batch, models, method.window, program.buffer),

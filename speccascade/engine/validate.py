@@ -1,6 +1,6 @@
 """Methods, rules, processors and networks of a user, checked before anything is compiled."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 from pathlib import Path
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from speccascade import rules, stopping
 from speccascade.engine import method as method_lib
 from speccascade.engine.method import ByBatch, Method, Strategy
-from speccascade.engine.phases import Alternate, Propose, Score, Verify
+from speccascade.engine.phases import flat, Propose, rounds, Score, Verify
 from speccascade.host.errors import first_line
 from speccascade.types import Combiner, Model, Phase, Prompt
 
@@ -61,19 +61,13 @@ def _unknown(method: Method) -> str | None:
   tests = [p for p in phases if isinstance(p, Verify)]
   if not tests and not strange:
     return 'none of its phases is a Verify, so that no token is ever committed; end the round in one'
-  if _drafters(method.phases) > 1:
+  if any(sum(isinstance(p, Propose) for p in some) > 1 for some in rounds(method.phases)):
     return 'two of its phases are Propose, and one model drafts in a round; give each a branch of Alternate'
   fed = {p.model for p in phases if isinstance(p, Score | Propose)}
   for test in tests if not strange else ():
     if missing := [m for m in test.models if m not in fed]:
       return f'{test} waits for slot {missing[0]}, which no Score or Propose feeds'
   return None
-
-
-def _drafters(phases: Sequence[Phase]) -> int:
-  """Return how many models may draft in a round of phases; of an `Alternate` one branch runs."""
-  alternate = (max(map(_drafters, p.branches), default=0) for p in phases if isinstance(p, Alternate))
-  return sum(isinstance(p, Propose) for p in phases) + sum(alternate)
 
 
 def _underived(method: Method) -> str | None:
@@ -85,7 +79,7 @@ def _underived(method: Method) -> str | None:
   scores = [p for p in phases if isinstance(p, Score)]
   if all(p.widths for p in scores) and any(p.limit is not None and not hasattr(p.limit, 'most') for p in scores):
     return None  # how much a limit of one's own lets through is not known
-  wanted = method_lib.flat(method_lib.derived(method.phases, method.window, method.policy))
+  wanted = flat(method_lib.derived(method.phases, method.window, method.policy))
   for phase, right in zip(phases, wanted, strict=True):
     if _narrower(phase, right):
       return f'{phase} has other widths than its round needs; make the method with Method.of_phases(phases, slots)'
@@ -247,6 +241,14 @@ def _read(network: Any, params: Any, rows: int) -> tuple:
   positions = jnp.broadcast_to(POSITIONS + jnp.arange(POSITIONS)[None], (rows, POSITIONS))
   logits, after = network.extend(params, cache, jnp.zeros((rows, POSITIONS), jnp.int32), positions)
   return cache, logits, after
+
+
+def no_token(method: Method, position: int) -> str:
+  """Return the sentence for a row that ended because a round committed no token."""
+  return (
+    f'{method.name}: a round has committed no token at position {position}: {method}; every round must end in a Verify '
+    'whose models have scored what is pending, as those of speccascade.methods do.'
+  )
 
 
 def not_a_distribution(method: Method, position: int, total: float, least: float) -> str:

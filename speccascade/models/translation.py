@@ -137,6 +137,12 @@ def translated(drafter: Model, *, for_: Model, tables: tuple[Sequence[int], Sequ
         f'the table {name} has {list(table.shape)} ids of {table.min()} … {table.max()}; give one id of '
         f'{drafter.name} (0 … {drafter.network.vocab_size - 1}) for each of the {size} tokens of {for_.name}.'
       )
+  ids, counts = np.unique(write[write >= 0], return_counts=True)
+  if counts.max(initial=1) > 1:
+    raise ValueError(
+      f'the table write has the id {ids[counts.argmax()]} of {drafter.name} {counts.max()} times; give each id to one '
+      'token, or its probability counts twice.'
+    )
   if (common := int((write >= 0).sum())) < LEAST:
     raise ValueError(f'{names} have {common} tokens in common, of {size}: {drafter.name} cannot draft for it.')
   digest = drafter.digest and storage.digest(b''.join([drafter.digest.encode(), read.tobytes(), write.tobytes()]))
@@ -156,9 +162,15 @@ def for_the_last(models: Sequence[Model]) -> list[Model]:
   return [*(m if tokenizers.are_alike(m, last) else translated(m, for_=last) for m in others), last]
 
 
+def lacking(network: Network, params: Params) -> Array | None:
+  """Return [V]: which tokens the drafter in a network lacks; None where the network is not translated."""
+  return params[TABLES]['write'] < 0 if isinstance(network, Translated) else None
+
+
 def common(model: Model) -> np.ndarray | None:
   """Return [V]: which of a model's tokens its drafter has; None where the model is not translated."""
-  return np.asarray(model.params[TABLES]['write']) >= 0 if isinstance(model.network, Translated) else None
+  lacks = lacking(model.network, model.params)
+  return None if lacks is None else ~np.asarray(lacks)
 
 
 def _next_to(params: Params, tables: dict[str, np.ndarray]) -> dict[str, Array]:

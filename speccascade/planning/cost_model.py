@@ -24,8 +24,8 @@ ENSEMBLES = ('ensemble', 'naive_cos', 'cos', 'ensemble_sd')  # their speed-up is
 
 
 def calls_cost(method: Any, cost: Callable[[int], float]) -> float:
-  """Return what the calls of a round cost, where a call of a slot costs `cost(slot)`."""
-  return sum(count * cost(slot) for slot, count in method.calls().items())
+  """Return what the calls of a round cost, the dearest where models take turns; a call of a slot costs `cost(slot)`."""
+  return max(sum(count * cost(slot) for slot, count in calls.items()) for calls in method.calls())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -302,7 +302,8 @@ class _Timer:
       candidate = next(c for c in self._made if c.name in (name, f'naive_{name}'))
       windows = {}
       for n in _knots(candidate, self.blocks):
-        drafts = candidate.make(n).calls()[0] * draft
+        [calls] = candidate.make(n).calls()
+        drafts = calls[0] * draft
         windows[cost_model.window(candidate.kind, n)] = max(self.rounds[candidate.name, n] - drafts, 1e-9)
       return Costs(draft, {**windows, 1: token}, start=start, start_alone=start_alone)
 

@@ -13,7 +13,7 @@ import reference
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.engine.method import Method
-from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.engine.verification import First
 from speccascade.models import toy
 from speccascade.planning import timing
@@ -91,6 +91,53 @@ def test_a_drafter_catches_up_after_drafts_that_a_policy_cut():
 def test_phases_that_hold_too_little_are_refused(phases):
   with pytest.raises(ValueError, match=having('Method.of_phases')):
     run(Method(phases, (0, 1), 3), [SMALL, LARGE])
+
+
+@struct.dataclass
+class Never(stopping.Policy):
+  """Drafts of no token."""
+
+  def length(self, carry, n):
+    return 0
+
+
+@pytest.mark.parametrize('rule', [rules.speculative, functools.partial(rules.opt, alpha=0.1)])
+def test_a_round_whose_draft_has_no_token_commits_one(rule):
+  asked = functools.partial(run, models=[SMALL, LARGE], sampler=Sampler(1.0))
+  out = asked(methods.speculative(rule, block=2, policy=Never()))
+  assert out.tokens == asked(methods.ensemble(rule)).tokens
+  assert out.stats.rounds[0] == 12
+
+
+def test_branches_inside_branches_are_phases_of_the_method():
+  weighted = functools.partial(rules.weighted, weights=(0.2, 0.3, 0.5))
+  method = methods.cos(weighted, (3, 2, 1))
+  [turns] = method.phases
+  inner = tuple(turns.branches[i] for i in (1, 1, 2))
+  nested = Method.of_phases((Alternate((turns.branches[0], *[(Alternate(inner),)] * 2)),), (0, 1, 2))
+  models = [SMALL, MIDDLE, LARGE]
+  assert nested.window == 3 + 2 * (2 + 2 + 1)
+  assert run(nested, models).tokens == run(method, models).tokens
+  assert sum(isinstance(p, Verify) for p in nested.all_phases) == 1 + 2 * 3
+  assert all(p.accept.func is acceptance.block for p in nested.accepting(acceptance.block)._tests())
+
+
+def test_a_stalled_row_ends_while_others_go_on():
+  def not_after_3(context, state):
+    return jnp.where(state.tokens[:, 0] == 3, -1, state.window.size)
+
+  method = Method.of_phases((Propose(0, 2), Score(1, rules.bind(not_after_3)), own(1)), (0, 1))
+  with pytest.warns(UserWarning, match=having('no token', 'position 2')):
+    out = decode(method, [LARGE, LARGE], [[1, 2], [3, 2]], max_new_tokens=9, sampler=Sampler(0.0))
+  assert out.finish_reasons == ('length', 'fault') and [len(x) for x in out.tokens] == [9, 0]
+
+
+def test_calls_and_gamma_are_those_of_a_round():
+  turns = methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (5, 2))
+  assert turns.calls() == [{0: 1 + 4}, {1: 1 + 1}]
+  assert methods.speculative(block=5).calls() == [{0: 5, 1: 1}]
+  assert methods.sv_exact(profile(2), 5).block == methods.sv(profile(2), 5).block == 5
+  assert methods.speculative(functools.partial(rules.opt, alpha=0.1), 5).block == 5
 
 
 def test_each_choice_by_batch_is_checked():

@@ -18,8 +18,10 @@ from tiers import quick
 from trained import corpus, NEW, PAIRS, prompts
 
 import speccascade
-from speccascade import decode, embedded, methods, models, Sampler
+from speccascade import decode, embedded, methods, models, rules, Sampler
+from speccascade.check import enumeration
 from speccascade.data import tokenizer_formats, tokenizers
+from speccascade.engine.loop import decode_batch
 from speccascade.models import toy, translation
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning.cost_model import Costs
@@ -156,6 +158,37 @@ def test_200_prompts_are_continued_as_by_the_verifier_alone(family, shared, tmp_
   assert 0 < out.stats.accepted.sum() < out.stats.tested.sum()
 
 
+MU = 0.1
+BIAS = np.array([-100.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+  'make',
+  [methods.ensemble, functools.partial(methods.naive_cos, block=2), functools.partial(methods.cos, blocks=(2, 1))],
+)
+def test_a_contrastive_target_gives_what_the_drafter_lacks_its_lowest_logit_before_a_request_changes_it(make):
+  biased = lambda logits, tokens, count: logits + BIAS
+  method = make(functools.partial(rules.contrastive, mu=MU))
+  run = functools.partial(decode_batch, processor=biased)
+  found = enumeration.emitted_distribution(method, FOREIGN_PAIR, PROMPT, 2, Sampler(), run)
+
+  def pi(logits, sampler):
+    q = np.where(np.isneginf(logits[0]), logits[0][np.isfinite(logits[0])].min(), logits[0])
+    return sampler(logits[1] + BIAS - MU * (q + BIAS))
+
+  expected = reference.joint_distribution(reference.lockstep(FOREIGN_PAIR, pi), PROMPT, 2)
+  assert max(enumeration.distance(found, expected)) < 1e-5
+
+
+def test_the_trace_of_a_contrastive_target_has_the_drafters_own_probabilities():
+  combiner = functools.partial(rules.contrastive, mu=1.0)
+  out = decode(methods.naive_cos(combiner, block=1), FOREIGN_PAIR, [PROMPT] * 8, max_new_tokens=1, trace=True)
+  q = reference.softmax(reference.table_logits(FOREIGN, PROMPT))
+  found = [(q[row[0]], np.exp(logprobs[0][0])) for row, logprobs in zip(out.tokens, out.logprobs, strict=True)]
+  assert 0 in [chance for chance, _ in found]
+  np.testing.assert_allclose(*zip(*found), rtol=1e-5)
+
+
 # ---- what is refused, and what is said ----
 
 
@@ -171,6 +204,8 @@ def test_errors_name_what_is_missing(verifiers):
     models.translated(small, for_=large, tables=([-1] * 5, [-1] * 5))
   with pytest.raises(ValueError, match=having(small.name, 'toy0', '1 token')):
     models.translated(small, for_=large, tables=([0] * 5, [-1, -1, 7, -1, -1]))
+  with pytest.raises(ValueError, match=having('write', '7', small.name, '2 times')):
+    models.translated(small, for_=large, tables=([0] * 5, [-1, 7, 7, 3, -1]))
   with pytest.raises(ValueError, match=having(small.name, 'share a text')):
     models.translated(small, for_=toy.model(0, 5, encoder=True))
 
