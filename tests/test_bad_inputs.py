@@ -379,6 +379,21 @@ PYTHON = {
     ("'eos_token_id'", "'x'"),
   ),
   'an adapter alone': (lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(d), 'adapter'),
+  'an adapter next to a model': (
+    lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(checkpoint(d)),
+    ('not applied', 'merge_and_unload', 'move adapter_config.json'),
+  ),
+  'a folder of GGUF': (lambda d: written(d, 'm.gguf', 'GGUF') and speccascade.load(d), ('llama.cpp', 'gguf_file=')),
+  'a file of GGUF': (lambda d: speccascade.load(written(d, 'm.gguf', 'GGUF')), ('m.gguf', 'llama.cpp', 'gguf_file=')),
+  'a pipe for a file of a checkpoint': (
+    lambda d: speccascade.load(with_pipe(checkpoint(d), 'generation_config.json')),
+    ('generation_config.json', 'pipe'),
+  ),
+  'a pipe for the weights': (
+    lambda d: speccascade.load(with_pipe(checkpoint(d), 'model.safetensors')),
+    ('model.safetensors', 'pipe'),
+  ),
+  'a config of 1e9 layers': (lambda d: speccascade.load(checkpoint(d, num_layers=10**9)), ("'num_layers'", 'at most')),
   'a pointer of Git LFS': (
     lambda d: speccascade.load(stored(d, b'version https://git-lfs.github.com/spec/v1\n')),
     ('model.safetensors', 'git lfs pull'),
@@ -488,6 +503,13 @@ PYTHON = {
   'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), ('line 3', 'JSON')),
   'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), ('line 3', "'target'")),
 }
+
+
+def with_pipe(folder: str, name: str) -> str:
+  """Put a pipe into the place of a file of a folder."""
+  pathlib.Path(folder, name).unlink(missing_ok=True)
+  os.mkfifo(pathlib.Path(folder, name))
+  return folder
 
 
 def pointing_out(folder: pathlib.Path) -> str:

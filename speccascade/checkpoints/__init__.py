@@ -1,6 +1,7 @@
 """Checkpoints of every format: `load` looks at what a path is."""
 
 from collections.abc import Callable, Mapping, Sequence
+import fnmatch
 import inspect
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade.checkpoints import digests, files, hf, orbax, t5x
+from speccascade.checkpoints import digests, files, hf, orbax, t5x, torch_files
 from speccascade.checkpoints.hf import config as hf_config
 from speccascade.checkpoints.hf import names as hf_names
 from speccascade.data import tokenizers
@@ -165,6 +166,7 @@ def read(path, *, dtype=None, scan=False, tokenizer=None, name=None, revision=No
     settings['activation'] = activation
   elif activation is not None:
     raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {family}: leave it out')
+  files.check_plain(folder.iterdir() if family == 'hf' else folder.rglob('*'))
   network, params = _FORMATS[family].read(folder, **settings)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   generation = None if family == 't5x' else hf.generation_config(folder)
@@ -190,7 +192,7 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   folder = _folder(path, revision)
   family = kind(folder)
   folder = t5x.find(folder) if family == 't5x' else folder
-  patterns = {'hf': _HUB_FILES, 'orbax': ['**/*']}
+  patterns = {'hf': {*_HUB_FILES, hf.weights.pattern(folder)}, 'orbax': ['**/*']}
   files_of_model = [p for pattern in patterns.get(family, ()) for p in folder.glob(pattern)]
   files_of_model = t5x.model_files(folder) if family == 't5x' else files_of_model
   by_name = {os.path.relpath(p, folder): p for p in files_of_model if p.is_file()}
@@ -211,16 +213,18 @@ def kind(folder: Path) -> str:
     raise PermissionError(f'{folder} cannot be read: change its permissions, or copy it') from None
   if orbax.is_checkpoint(folder):
     return 'orbax'
-  if 'adapter_config.json' in names and 'config.json' not in names:
-    raise ValueError(
-      f"{folder} is an adapter and no model: merge it, by peft's model.merge_and_unload().save_pretrained(PATH), and "
-      'give PATH'
-    )
+  if 'adapter_config.json' in names:
+    alone = 'is an adapter and no model' if 'config.json' not in names else 'has an adapter, which is not applied'
+    remedy = "merge it, by peft's model.merge_and_unload().save_pretrained(PATH), and give PATH"
+    without = '' if 'config.json' not in names else ', or move adapter_config.json away, for the model without it'
+    raise ValueError(f'{folder} {alone}: {remedy}{without}')
   weights = any(name.endswith('.safetensors') for name in names)
   if t5x.is_checkpoint(folder) and not weights:
     return 't5x'
   if 'config.json' in names or weights:
     return 'hf'
+  if any(name.endswith('.gguf') for name in names):
+    raise ValueError(f'{folder} is no checkpoint: {files.GGUF}')
   some = ', '.join(names[:8]) + (f' and {len(names) - 8} more' if len(names) > 8 else '')
   inside = [p.name for p in sorted(folder.iterdir()) if p.is_dir() and (p / 'config.json').is_file()]
   hint = f'; did you mean {folder / inside[0]}?' if inside else ''
@@ -233,6 +237,8 @@ def _folder(path, revision: str | None = None) -> Path:
     with storage.client_errors():  # of a bucket, the latest step is copied here
       return storage.local_copy(t5x.find(storage.resolve(path)), _is_of_checkpoint, ['hf_tokenizer'])
   folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+  if folder.suffix == '.gguf' and folder.is_file():
+    raise ValueError(f'{folder} is no checkpoint: {files.GGUF}')
   if folder.is_file():
     raise NotADirectoryError(f'{folder} is a file: pass its folder, {folder.parent}')
   if folder.is_dir() and revision is not None:
@@ -258,7 +264,12 @@ def _download(hub_id: str, revision: str | None) -> Path:
   import huggingface_hub  # lazily: only hub ids need it
 
   try:
-    return Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_FILES))
+    names = huggingface_hub.list_repo_files(hub_id, revision=revision)
+  except Exception:  # there may be a copy on this machine
+    names = []
+  patterns = [*_HUB_FILES, *_other_weights(hub_id, names)]
+  try:
+    return Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
   except Exception as error:  # the client lets its HTTP library's errors through, whichever library that is
     reason = first_line(error)[:200]
     at, option = ('', '') if revision is None else (f' at revision {revision!r}', f' --revision {revision}')
@@ -266,6 +277,18 @@ def _download(hub_id: str, revision: str | None) -> Path:
       f'{hub_id} is no folder here and could not be fetched{at} ({reason}): download it by hand (hf download '
       f'{hub_id}{option} --local-dir FOLDER, where there is a network) and pass the folder'
     ) from None
+
+
+def _other_weights(hub_id: str, names: Sequence[str]) -> list[str]:
+  """Return the pattern of a hub model's weights where they are no safetensors, or raise where they are not read."""
+  if any(name.endswith('.safetensors') for name in names):
+    return []
+  if any(fnmatch.fnmatch(name, hf.weights.TORCH) for name in names):
+    torch_files.check_readable(hub_id)
+    return [hf.weights.TORCH]
+  if any(name.endswith('.gguf') for name in names):
+    raise ValueError(f'{hub_id} is no checkpoint: {files.GGUF}')
+  return []
 
 
 def _dtype(dtype) -> str:

@@ -1,6 +1,6 @@
 """Files of all formats: folders that are written completely or not at all, JSON, checksums."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import contextlib
 import glob
 import json
@@ -21,6 +21,10 @@ from speccascade.types import Model, Params
 
 AGAIN = 'copy or download the checkpoint again'
 OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
+GGUF = (
+  'GGUF, the format of llama.cpp, is not read: give the model that it was made of, or write it with transformers, by '
+  'from_pretrained(FOLDER, gguf_file=NAME) and save_pretrained(PATH, safe_serialization=True)'
+)
 GENERATION = 'generation_config.json'
 _OURS = {'speccascade.json', 'model.safetensors', 'checkpoint'}  # of which every checkpoint that we write has one
 _UNFINISHED = re.compile(r'\.tmp-[^/]*$|\.orbax-checkpoint-tmp[^/]*$')
@@ -93,6 +97,22 @@ def check_finished(path: Path) -> None:
     candidates = sorted(path.parent.glob(f'{glob.escape(path.name)}.*'))
   if left := [p for p in candidates if _UNFINISHED.search(p.name)]:
     raise ValueError(f'{left[0]} is half-written, its writer was stopped: remove it and write the checkpoint again')
+
+
+def check_plain(paths: Iterable[Path]) -> None:
+  """Raise for a pipe or a device, which would be waited for."""
+  for path in paths:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+      raise ValueError(f'{path} is a pipe or a device and no file: remove it')
+
+
+def check_pointer(file: Path) -> None:
+  """Raise where Git LFS has left its pointer in a file's place."""
+  with file.open('rb') as f:
+    if f.read(8) == b'version ':
+      raise ValueError(
+        f'{file} is the pointer of Git LFS, not the weights: fetch them, by git lfs pull in {file.parent}'
+      )
 
 
 def read_json(path: Path) -> dict:

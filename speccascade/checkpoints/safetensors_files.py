@@ -1,4 +1,4 @@
-"""The tensors of safetensors files, of one file or of the shards that an index lists.
+"""The tensors of safetensors files.
 
 A file is opened anew for each tensor: the library maps it into memory, and its pages are to leave the process with it.
 """
@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from speccascade.checkpoints.assemble import Box, full_box, Shape
-from speccascade.checkpoints.files import AGAIN, OTHERS, read_json
+from speccascade.checkpoints.files import AGAIN, check_pointer
 
 DTYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
 
@@ -54,11 +54,7 @@ def _opened(file: Path) -> Iterator:
     with safe_open(file, 'numpy') as tensors:
       yield tensors
   except SafetensorError as error:
-    with file.open('rb') as f:
-      if f.read(8) == b'version ':
-        raise ValueError(
-          f'{file} is the pointer of Git LFS, not the weights: fetch them, by git lfs pull in {file.parent}'
-        ) from None
+    check_pointer(file)
     raise ValueError(f'{file} is truncated or corrupt, it has {file.stat().st_size} bytes ({error}): {AGAIN}') from None
 
 
@@ -76,40 +72,3 @@ def offsets(file: Path) -> list[tuple[int, int]]:
     header = json.loads(f.read(start - 8))
   from_start = [entry['data_offsets'] for name, entry in header.items() if name != '__metadata__']
   return [(start + first, start + last) for first, last in from_start]
-
-
-def tensors_of_folder(folder: Path) -> dict[str, Tensor]:
-  """Return every tensor of a folder, from `model.safetensors` or from the shards that its index lists."""
-  single = folder / 'model.safetensors'
-  index = folder / 'model.safetensors.index.json'
-  if single.exists():
-    return tensors(single)
-  if index.exists():
-    return _sharded(index)
-  found = sorted(p.name for p in folder.iterdir() if p.suffix in {'.safetensors', *OTHERS})
-  others = [name for name in found if name.endswith('.safetensors')] or found
-  remedy = 'is this the right folder?'
-  if others:
-    remedy = 'save it with model.save_pretrained(path, safe_serialization=True)'
-  if others and others[0].endswith('.safetensors'):
-    remedy = 'the index is missing, so perhaps shards are too: ' + AGAIN
-  raise FileNotFoundError(
-    f'{single} and {index.name} do not exist (it has {", ".join(others) or "no weights"}): {remedy}'
-  )
-
-
-def _sharded(path: Path) -> dict[str, Tensor]:
-  """Return the tensors of an index, each looked up in its shard."""
-  weight_map = read_json(path).get('weight_map')
-  if not weight_map or not isinstance(weight_map, dict):
-    raise ValueError(f"{path} has no 'weight_map' of tensors to files: {AGAIN}")
-  for tensor, name in weight_map.items():
-    if not isinstance(name, str) or name != Path(name).name or not name.endswith('.safetensors'):
-      raise ValueError(f"{path}: 'weight_map' puts '{tensor}' into {name!r}, not a file of this folder: {AGAIN}")
-    if not (path.parent / name).exists():
-      raise FileNotFoundError(f"{path.parent / name} does not exist, and {path.name} puts '{tensor}' there: {AGAIN}")
-  result = {}
-  for file in sorted(set(weight_map.values())):
-    found = tensors(path.parent / file)
-    result |= {name: tensor for name, tensor in found.items() if weight_map.get(name, file) == file}
-  return result

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import importlib.util
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -289,10 +291,71 @@ def test_a_tensor_that_is_wrong_missing_unexpected_or_not_finite_is_named(llama,
 def test_other_weights_than_safetensors_come_with_a_remedy(llama):
   folder, _, tensors = llama
   (folder / 'model.safetensors').rename(folder / 'model.gguf')
-  assert says(_error(folder, FileNotFoundError), 'model.gguf', 'safe_serialization=True')
+  assert says(_error(folder, FileNotFoundError), 'model.gguf', 'llama.cpp', 'safe_serialization=True')
   for dtype, parts in ((np.int8, ('I8', 'unquantised')), (np.float64, ('F64', 'float32'))):
     _save(folder, LLAMA, tensors | {'model.norm.weight': np.zeros(8, dtype)})
     assert says(_error(folder), "'model.norm.weight'", 'F32, F16, BF16 are read', *parts)
+
+
+def _as_torch(folder, tensors, **settings):
+  """Write tensors as PyTorch does, in place of the folder's safetensors."""
+  torch = pytest.importorskip('torch')
+  state = {name: torch.from_numpy(np.array(x)) for name, x in tensors.items()}
+  torch.save(state, folder / 'pytorch_model.bin', **settings)
+  (folder / 'model.safetensors').unlink(missing_ok=True)
+  return state
+
+
+@pytest.mark.parametrize('mapped', [True, False])  # False as torch wrote before 1.6
+def test_weights_of_torch_are_those_of_their_safetensors_twin(llama, mapped):
+  folder, params, tensors = llama
+  before = checkpoints.digest(folder)
+  ignored = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(2, np.float64)}
+  _as_torch(folder, tensors | ignored, _use_new_zipfile_serialization=mapped)
+  assert_equal(hf.read(folder)[1], params)
+  digests = {before, checkpoints.digest(folder)}
+  _as_torch(folder, tensors | ignored | {'lm_head.weight': tensors['lm_head.weight'] + 1})
+  assert len(digests | {checkpoints.digest(folder)}) == 3
+
+
+def test_shards_of_torch_are_found_through_their_index_in_the_dtype_that_is_stored(llama):
+  import torch
+
+  folder, params, tensors = llama
+  state = {name: x.bfloat16() for name, x in _as_torch(folder, tensors).items()}
+  (folder / 'pytorch_model.bin').unlink()
+  weight_map = {name: f'pytorch_model-0000{i % 2 + 1}-of-00002.bin' for i, name in enumerate(sorted(state))}
+  for file in {*weight_map.values()}:
+    torch.save({name: x for name, x in state.items() if weight_map[name] == file}, folder / file)
+  (folder / 'pytorch_model.bin.index.json').write_text(json.dumps({'weight_map': weight_map}))
+  assert_equal(hf.read(folder)[1], jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+
+
+def test_a_file_of_torch_that_is_damaged_or_more_than_tensors_is_named(llama, monkeypatch):
+  import torch
+
+  folder, _, tensors = llama
+  state = _as_torch(folder, tensors)
+  file = folder / 'pytorch_model.bin'
+  content = file.read_bytes()
+  file.write_bytes(content[: len(content) // 2])
+  assert says(_error(folder), f'{file}', 'truncated', f'{len(content) // 2} bytes')
+  torch.save(state | {'lm_head.weight': pathlib.Path('x')}, file)  # whose class would be imported
+  assert says(_error(folder), f'{file}', 'more than tensors')
+  torch.save({'model': state}, file)
+  assert says(_error(folder), f'{file}', 'names to tensors')
+  torch.save(state | {'model.norm.weight': torch.zeros(8, dtype=torch.int8)}, file)
+  assert says(_error(folder), "'model.norm.weight'", 'int8', 'unquantised')
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  assert says(_error(folder), f'{file}', 'pip install torch', 'safetensors')
+
+
+def test_heads_of_other_models_are_recognised(llama):
+  folder, _, tensors = llama
+  for config in ({'medusa_num_heads': 5}, LLAMA | {'architectures': ['LlamaForCausalLMEagle3']}):
+    assert says(_error(_save(folder, config, tensors)), f'{folder}', 'hidden states', 'MODEL@4')
+  message = _error(_save(folder, LLAMA, {'fc.weight': np.zeros((8, 16), np.float32)}))
+  assert says(message, f'{folder}', 'EAGLE', 'cannot be loaded')
 
 
 def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):

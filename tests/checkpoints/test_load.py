@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -185,17 +186,29 @@ def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
   asked = []
 
   def fetch(hub_id, revision, allow_patterns):
-    asked.append((hub_id, revision, '*.safetensors' in allow_patterns, '*.bin' in allow_patterns))
+    asked.append((hub_id, revision, '*.safetensors' in allow_patterns, 'pytorch_model*.bin' in allow_patterns))
     return str(folders['hf'])
 
+  listed = ['config.json', 'model.safetensors', 'pytorch_model.bin']
+  monkeypatch.setattr(huggingface_hub, 'list_repo_files', lambda *_, **__: listed)
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', fetch)
   assert checkpoints.read('org/name').network.config.embed_dim == 8
   assert checkpoints.load('org/name', revision='v2').network.config.embed_dim == 8
   assert asked == [('org/name', None, True, False), ('org/name', 'v2', True, False)]
 
+  listed.remove('model.safetensors')
+  checkpoints.read('org/name')
+  assert asked[2:] == [('org/name', None, True, True)]
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  assert says(_error('org/name', ValueError), 'org/name', 'pytorch_model.bin', 'pip install torch')
+  listed[:] = ['model-Q4_K_M.gguf']
+  assert says(_error('org/name', ValueError), 'org/name', 'llama.cpp')
+  assert len(asked) == 3
+
   def unreachable(*_, **__):
     raise OSError('Name or service not known\nand forty more lines')
 
+  monkeypatch.setattr(huggingface_hub, 'list_repo_files', unreachable)
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', unreachable)
   message = _error('org/name', FileNotFoundError)
   assert says(message, 'org/name', '(Name or service not known)')

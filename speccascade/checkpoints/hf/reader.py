@@ -6,13 +6,21 @@ from pathlib import Path
 
 import numpy as np
 
-from speccascade.checkpoints import assemble, safetensors_files
+from speccascade.checkpoints import assemble
 from speccascade.checkpoints.files import GENERATION, read_json
-from speccascade.checkpoints.hf import names
-from speccascade.checkpoints.hf.config import errors_of, network_from_config, settings, T5_FAMILIES
+from speccascade.checkpoints.hf import names, weights
+from speccascade.checkpoints.hf.config import (
+  DEFAULTS,
+  errors_of,
+  network_from_config,
+  REGISTERED,
+  settings,
+  T5_FAMILIES,
+)
 from speccascade.types import Network, Params
 
 HEAD = 'lm_head.weight'
+_HEADS = ('Medusa', 'Hydra', 'EAGLE')  # drafters that are parts of another model
 
 
 def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules=None) -> tuple[Network, Params]:
@@ -31,11 +39,15 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   """
   folder = Path(path)
   config = read_json(folder / 'config.json')
+  words = ' '.join([*config, str(config.get('architectures')), str(config.get('model_type'))]).lower()
+  own = config.get('model_type') in [*REGISTERED]
+  _refuse_heads(folder, [kind for kind in _HEADS if kind.lower() in words and not own])
   with errors_of(folder / 'config.json'):
     family = settings(config)['model_type']
     network = network_from_config(config, eos_ids=(generation_config(folder) or {}).get('eos_token_id'))
+  stored = _tensors(folder, names.LIKE.get(family, family))
+  _refuse_heads(folder, ['EAGLE'] if 'fc.weight' in stored and family in DEFAULTS else [])
   family = names.LIKE.get(family, family)
-  stored = _tensors(folder, family)
   locate = functools.partial(names.source, family)
   entries = assemble.plan(network, locate)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
@@ -57,6 +69,15 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
 
 
+def _refuse_heads(folder: Path, kinds: list[str]) -> None:
+  """Raise for a folder of one of `kinds`, which are no models of their own."""
+  if kinds:
+    raise ValueError(
+      f"{folder} is a head of {kinds[0]}, which drafts from another model's hidden states and cannot be loaded: draft "
+      'with a small model of the same vocabulary, with models.ngram, or with MODEL@4, the first four layers of MODEL'
+    )
+
+
 def network_of(file: Path, **settings) -> Network:
   """Return the network that a config.json describes; `settings` are those of `network_from_config`."""
   config = read_json(file)
@@ -72,7 +93,7 @@ def generation_config(folder: Path) -> dict | None:
 
 def _tensors(folder: Path, family: str) -> dict[str, assemble.Tensor]:
   """Return the folder's tensors under their usual names."""
-  stored = safetensors_files.tensors_of_folder(folder)
+  stored = weights.tensors(folder)
   stored = {names.canonical(family, name): tensor for name, tensor in stored.items()}
   for name in ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'):
     if family in T5_FAMILIES and name in stored:
