@@ -4,13 +4,16 @@ A format knows the ids of a text, and which tokens its family puts around one. S
 settings add to a vocabulary, are recognised in a text, as transformers does it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 import itertools
 import json
 import pathlib
 import re
+import reprlib
 from typing import Any
+
+from speccascade.host.errors import first_line
 
 CONFIG = 'tokenizer_config.json'
 SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token', 'sep_token', 'cls_token', 'mask_token')
@@ -91,15 +94,61 @@ def read(path: str) -> Format:
 
 def read_settings(folder: pathlib.Path) -> dict[str, Any]:
   """Return tokenizer_config.json, completed by special_tokens_map.json."""
-  return _read_json(folder / 'special_tokens_map.json') | _read_json(folder / CONFIG)
+  return _checked(folder / 'special_tokens_map.json') | _checked(folder / CONFIG)
 
 
 def _read_json(file: pathlib.Path) -> dict[str, Any]:
   """Return a JSON object, an empty one if there is no file."""
   try:
-    return dict(json.loads(file.read_text(encoding='utf-8'))) if file.is_file() else {}
-  except (ValueError, TypeError) as e:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    read = json.loads(file.read_text(encoding='utf-8')) if file.is_file() else {}
+    if not isinstance(read, dict):
+      raise ValueError(f'but a {type(read).__name__}')
+  except (ValueError, RecursionError) as e:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
     raise ValueError(f'{file}: not a JSON object ({e}); fetch the file again') from None
+  return read
+
+
+def _checked(file: pathlib.Path) -> dict[str, Any]:
+  """Return the settings of a file, each of the type that it must have, or null."""
+  settings = _read_json(file)
+  for keys, is_right, expected in _TYPES:
+    for key in keys:
+      if (value := settings.get(key)) is not None and not is_right(value):
+        raise ValueError(f'{file}: {key}={reprlib.repr(value)} is not {expected}; correct the file')
+  return settings
+
+
+def _is_token(value: Any) -> bool:
+  flags = (value.get(flag) for flag in (*_FLAGS, 'special', 'normalized')) if isinstance(value, dict) else ()
+  text = value.get('content') if isinstance(value, dict) else value
+  return isinstance(text, str) and all(flag is None or isinstance(flag, bool) for flag in flags)
+
+
+def _are_tokens(value: Any) -> bool:
+  parts = value.values() if isinstance(value, dict) else value
+  return isinstance(value, str) or (isinstance(value, list | dict) and all(map(_is_token, parts)))
+
+
+def _are_tokens_by_id(value: Any) -> bool:
+  is_id = lambda i: i.isdecimal() and len(i) < 10 and int(i) < _MAX_ID
+  return isinstance(value, dict) and all(is_id(i) and isinstance(t, dict) and _is_token(t) for i, t in value.items())
+
+
+def _is_template(value: Any) -> bool:
+  named = lambda x: isinstance(x, dict) and isinstance(x.get('name'), str) and isinstance(x.get('template'), str)
+  return isinstance(value, str) or (isinstance(value, list) and all(map(named, value)))
+
+
+# Keys that are read, a test of their values, and what it tests.
+_TYPES: Sequence[tuple[Sequence[str], Callable[[Any], bool], str]] = (
+  (('add_bos_token', 'add_eos_token', 'add_prefix_space', 'legacy'), lambda x: isinstance(x, bool), 'true or false'),
+  (SPECIAL, _is_token, 'a token: a text, or an object with its content, a text, and flags that are true or false'),
+  (('additional_special_tokens', 'extra_special_tokens'), _are_tokens, 'a list or an object of tokens'),
+  (('added_tokens_decoder',), _are_tokens_by_id, f'an object of tokens by their ids, of 0 to {_MAX_ID - 1}'),
+  (('extra_ids',), lambda x: type(x) is int and 0 <= x < _MAX_ID, f'an integer of 0 to {_MAX_ID - 1}'),
+  (('tokenizer_class',), lambda x: isinstance(x, str), 'a name'),
+  (('chat_template',), _is_template, 'a text, or a list of objects with a name and a template'),
+)
 
 
 def content(token: str | dict | None) -> str | None:
@@ -124,23 +173,17 @@ def _added_tokens(
   tokens = {str(i): {'content': f'<extra_id_{n}>', 'special': True} | flags for n, i in enumerate(sentinels)}
   listed = _read_json(folder / 'added_tokens.json').items()
   tokens |= {str(i): {'content': token} for token, i in listed}
-  decoder = settings.get('added_tokens_decoder') or {}
-  if not isinstance(decoder, dict):
-    raise ValueError(f'{folder}: added_tokens_decoder={decoder!r} is not tokens by id; correct {CONFIG}')
-  tokens |= decoder
+  tokens |= settings.get('added_tokens_decoder') or {}
   for i, token in tokens.items():
-    if not (i.isdecimal() and int(i) < _MAX_ID and isinstance(token, dict) and token.get('content')):
-      raise ValueError(f'{folder}: {i!r} is not the id of a token, or {token!r} not a token; correct {CONFIG}')
+    if not _are_tokens_by_id({i: token}) or not token['content']:
+      raise ValueError(f'{folder}: {i!r} is not the id of a token, or {token!r} not a token; correct added_tokens.json')
   is_special = lambda token: bool(token.get('special')) or token['content'] in special
   return {int(i): token | {'special': is_special(token)} for i, token in tokens.items()}
 
 
 def _sentinel_count(settings: Mapping[str, Any], default: int) -> int:
   count = settings.get('extra_ids')
-  count = default if count is None else count
-  if type(count) is not int or not 0 <= count < _MAX_ID:
-    raise ValueError(f'{CONFIG}: extra_ids={count!r} must be an integer of at least 0')
-  return count
+  return default if count is None else count
 
 
 # ---- formats that know only their vocabulary ----
@@ -272,14 +315,19 @@ class _Fast(Format):
   """A `tokenizer.json`, or the older `vocab.json` + `merges.txt` of byte-level BPE (GPT-2, OPT, Qwen2)."""
 
   def __init__(self, file: pathlib.Path, settings: dict[str, Any]):
+    self._file = file
     self._tokenizer = _byte_level(file, settings) if file.name == 'vocab.json' else _tokenizer_json(file)
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()
     by_id = {i: piece for piece, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
-    self.pieces = [by_id.get(i, '') for i in range(max(by_id) + 1)]
+    largest = max(by_id, default=_MAX_ID)
+    if largest >= _MAX_ID:
+      problem = f'{by_id[largest]!r} has the id {largest}, over {_MAX_ID - 1}' if by_id else 'it has no tokens'
+      raise ValueError(f'{file}: {problem}; fetch the file again')
+    self.pieces = [by_id.get(i, '') for i in range(largest + 1)]
     added = self._tokenizer.get_added_tokens_decoder().values()
     self.special = [token.content for token in added if token.special]
-    sample = self._tokenizer.encode('a')
+    sample = self._call(self._tokenizer.encode, 'a')
     text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [len(sample.ids)]
     bos = self._ids(settings.get('bos_token'))
     eos = self._ids(settings.get('eos_token'))
@@ -292,6 +340,18 @@ class _Fast(Format):
     self._bytes = _bytes_of_characters() if b'"ByteLevel"' in steps else None
     self._falls_back = b'"ByteFallback"' in steps
 
+  def _call(self, function: Callable, *args, **settings) -> Any:
+    """Call the library, whose errors are of any class: those of a regular expression are no Exceptions."""
+    try:
+      return function(*args, **settings)
+    except BaseException as e:
+      if isinstance(e, KeyboardInterrupt | SystemExit | MemoryError):
+        raise
+      raise ValueError(
+        f'{self._file}: it cannot do with a text ({first_line(e)[:200]}); give its model an unk_token where it lacks '
+        'one, or fetch the file again'
+      ) from None
+
   def _written(self, piece):
     if self._bytes is None or piece in self._added or not {*piece} <= self._bytes.keys():
       return super()._written(piece)
@@ -302,10 +362,10 @@ class _Fast(Format):
     return () if i is None else (i,)
 
   def encode(self, text):
-    return self._tokenizer.encode(text, add_special_tokens=False).ids
+    return self._call(self._tokenizer.encode, text, add_special_tokens=False).ids
 
   def decode(self, ids, special):
-    text = self._tokenizer.decode(ids, skip_special_tokens=not special)
+    text = self._call(self._tokenizer.decode, ids, skip_special_tokens=not special)
     if not self._falls_back or '\ufffd' not in text:
       return text
     # The library gives up all characters of a run of bytes in which one is not whole.

@@ -14,7 +14,7 @@ from trained import corpus
 from vocabularies import bare, byte_level, t5
 
 from speccascade import checkpoints, decode, embedded, methods, Request, Sampler
-from speccascade.data import tokenizers
+from speccascade.data import tokenizer_formats, tokenizers
 from speccascade.engine import requests
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
@@ -190,6 +190,64 @@ def test_wrong_added_tokens_are_named(tmp_path, name, content, match):
   (tmp_path / name).write_text(content)
   with pytest.raises(ValueError, match=match):
     tokenizer.encode('a')
+
+
+ANY = [True, 0, -5, 1.5, 'false', [], [1], [[]], [{}], {}, {'content': 1}, {'a': 1}, {'7': 'x'}]
+ANY += [{'content': 'x', 'lstrip': 'false'}, {'7': {'content': 'x', 'special': 'no'}}, {'-1': {'content': 'x'}}]
+ANY += [{'9' * 5000: {'content': 'x'}}]
+NAMED = [{}, {'7': 'x'}, *ANY[-2:], {'content': 'x', 'lstrip': 'false'}]  # tokens by their names
+RIGHT = {  # of these, the values that a key may have
+  **dict.fromkeys(('add_bos_token', 'add_eos_token', 'add_prefix_space', 'legacy'), [True]),
+  **dict.fromkeys((*tokenizer_formats.SPECIAL,), ['false']),
+  **dict.fromkeys(('additional_special_tokens', 'extra_special_tokens'), ['false', [], *NAMED]),
+  'added_tokens_decoder': [{}],
+  'extra_ids': [0],
+  'chat_template': ['false', []],
+}
+
+
+@pytest.mark.parametrize('key', [*RIGHT])
+def test_a_setting_of_another_type_is_named_with_its_file(tmp_path, key):
+  tokenizer = t5(tmp_path)
+  for name in ('tokenizer_config.json', 'special_tokens_map.json'):
+    for value in ANY:
+      (tmp_path / name).write_text(json.dumps({key: value}))
+      tokenizer_formats.read.cache_clear()
+      if any(value == x and type(value) is type(x) for x in RIGHT[key]):
+        assert tokenizer.decode(tokenizer.encode('A dog')) == 'A dog'
+        continue
+      with pytest.raises(ValueError, match=having(f'{tmp_path / name}', f'{key}=')) as info:
+        tokenizer.encode('A dog')
+      assert len(str(info.value)) < 600
+    (tmp_path / name).write_text('{}')
+
+
+def test_what_the_library_of_tokenizers_cannot_do_is_one_sentence(tmp_path, capfd):
+  from tokenizers import models, pre_tokenizers, Regex, Tokenizer
+
+  fast = Tokenizer(models.WordLevel({'b': 0}))
+  fast.save(str(tmp_path / 'tokenizer.json'))
+  with pytest.raises(ValueError, match=having(f'{tmp_path}/tokenizer.json', 'UNK', 'unk_token')):
+    tokenizers.find(tmp_path).encode('a')
+  fast = Tokenizer(models.WordLevel({'b': 0, 'a': 1}, unk_token='b'))
+  fast.pre_tokenizer = pre_tokenizers.Split(Regex('(a|aa)+$'), 'isolated')  # in which 2ⁿ ways are tried
+  fast.save(str(tmp_path / 'tokenizer.json'))
+  tokenizer_formats.read.cache_clear()
+  with pytest.raises(ValueError, match=having(f'{tmp_path}/tokenizer.json', 'text')):
+    tokenizers.find(tmp_path).encode('a' * 100 + 'b')
+  capfd.readouterr()  # the library prints its panic
+
+
+def test_an_id_larger_than_any_vocabulary_is_named(tmp_path):
+  tokenizer = byte_level(tmp_path)
+  file = tmp_path / 'vocab.json'
+  vocabulary = json.loads(file.read_text())
+  for content, parts in ((vocabulary | {'far': 4 * 10**9}, ("'far'", '4000000000')), ({}, ('no tokens',))):
+    file.write_text(json.dumps(content))
+    (tmp_path / 'merges.txt').write_text('')
+    tokenizer_formats.read.cache_clear()
+    with pytest.raises(ValueError, match=having(f'{file}', *parts)):
+      tokenizer.encode('the')
 
 
 # ---- chat ----
