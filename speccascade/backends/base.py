@@ -15,6 +15,7 @@ from jax import lax
 import jax.numpy as jnp
 
 Array = jax.Array
+Params = Any  # a pytree of arrays; those of the package's networks are dicts
 Entry = dict[str, Array]  # the slots of one layer, {'key', 'value'}, in the backend's own layout, rows first
 
 _SCORES = 1 << 27  # scores of one row that are computed at once; queries beyond go in chunks
@@ -66,7 +67,7 @@ class Backend:
     """The options of XLA that the loop is compiled with."""
     return ()
 
-  def prepare(self, params: dict) -> dict:
+  def prepare(self, params: Params) -> Params:
     """Return parameters as this backend computes with them; what is not changed is shared."""
     return params
 

@@ -15,7 +15,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.backends.base import attention_weights, Backend, cached, Entry, tokens_of
+from speccascade.backends.base import attention_weights, Backend, cached, Entry, Params, tokens_of
 from speccascade.backends.registry import register
 
 Array = jax.Array
@@ -46,12 +46,14 @@ class CPU(Backend):
   def on_mesh(self, layout=None):
     return CPUs(layout=layout)
 
-  def prepare(self, params: dict) -> dict:
+  def prepare(self, params: Params) -> Params:
     """Store every kernel [in, out] as its transpose `rows` [out, in] where the weights exceed the cache.
 
     Rows that are exact in bfloat16, as those of most checkpoints, are stored in it: half the bytes and the same sums. A
     head that is tied to the embedding gets rows of its own, for activations have the embedding's dtype.
     """
+    if not isinstance(params, dict):
+      return params  # of a network that is none of the package's
     decoder = params.get('decoder', params)
     leaves = jax.tree.leaves(decoder)
     if sum(x.nbytes for x in leaves) <= _CACHED or isinstance(leaves[0], jax.core.Tracer) or not _fuses_sums():

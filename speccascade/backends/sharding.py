@@ -271,9 +271,10 @@ def shared(models: Sequence[Any]) -> Mesh | None:
 
 def _a_leaf(params: Any) -> Any:
   """Return one of the parameters, None where there are none; to list all of them would take as long as a short call."""
-  while isinstance(params, Mapping):
-    params = next(iter(params.values()), None)
-  return params
+  node = jax.tree_util.default_registry.flatten_one_level(params)
+  if node is None:
+    return params
+  return next((leaf for child in node[0] if (leaf := _a_leaf(child)) is not None), None)
 
 
 def _mesh_of(x: Any) -> Mesh | None:

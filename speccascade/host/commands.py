@@ -14,11 +14,13 @@ import sys
 import threading
 
 import jax
+from jax._src import compilation_cache as _jax_cache  # which has no public name for reading an entry
 from jax.experimental.compilation_cache import compilation_cache as programs
 
 from speccascade.host import interrupt, multihost, progress, storage
 from speccascade.host.errors import RunError
 
+_READ = _jax_cache.get_executable_and_time
 CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # errors whose cause a user can fix
 
@@ -136,12 +138,27 @@ def compilation_cache(folder: str | os.PathLike | None = None):
     folder: The folder; '' for none. None keeps the one of JAX_COMPILATION_CACHE_DIR or jax.config, else takes
       ~/.cache/speccascade/jax.
   """
+  # With XLA's own caches the path of the folder would be part of a program's key, and a copy of it of no use.
+  jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
+  _jax_cache.get_executable_and_time = _read_or_remove
   if folder is None and jax.config.jax_compilation_cache_dir:
     return
   jax.config.update('jax_compilation_cache_dir', os.fspath(CACHE if folder is None else folder) or None)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
   programs.reset_cache()  # JAX decides at the first compilation whether there is a cache, which may have been
+
+
+def _read_or_remove(key: str, *args):
+  """Read a program of JAX's cache; remove a damaged one, since JAX writes what it compiles anew only where none is."""
+  try:
+    return _READ(key, *args)
+  except OSError:
+    raise
+  except Exception:  # whatever decompression or XLA raises
+    with contextlib.suppress(OSError):
+      (storage.resolve(jax.config.jax_compilation_cache_dir) / f'{key}-cache').unlink(missing_ok=True)
+    raise
 
 
 def run(

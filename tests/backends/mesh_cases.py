@@ -23,7 +23,7 @@ from speccascade import acceptance, backends, decode, methods, Request, rules, S
 from speccascade.backends import sharding
 from speccascade.engine import plans
 from speccascade.engine.verification import AcceptanceTable  # noqa: E402
-from speccascade.models import translation  # noqa: E402
+from speccascade.models import toy, translation  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
@@ -170,6 +170,26 @@ def apart() -> dict:
   return {'error': None}
 
 
+class Listed(toy.Table):
+  """A network whose parameters are a tuple of a list."""
+
+  def prefill(self, params, prompt, max_len):
+    return super().prefill({}, prompt, max_len)
+
+  def extend(self, params, *args):
+    return super().extend({'table': params[0][0]}, *args)
+
+
+def listed() -> dict:
+  """Return over how many devices rows of a network are sharded whose parameters are no dict, and what it decodes."""
+  models = [Model(([toy.model(i, VOCAB, order=1).params['table']],), Listed(VOCAB, 1), name=str(i)) for i in (0, 1)]
+  mesh = sharding.mesh({'data': 8})
+  placed = [sharding.place(m, mesh) for m in models]
+  prompts = [[i] for i in range(BATCH)]
+  one, ours = (decode(methods.speculative(), some, prompts, max_new_tokens=8).tokens for some in (models, placed))
+  return dict(shards=sharding.row_shards(placed), same=one == ours)
+
+
 def planned() -> dict:
   """Return the widths of the windows that a plan decodes and times on a mesh of TPUs: by their kernel, by plain XLA."""
   tpu = backends.TPU(interpret=True)
@@ -190,6 +210,6 @@ def planned() -> dict:
 if __name__ == '__main__':
   jax.config.update('jax_numpy_dtype_promotion', 'strict')
   jax.config.update('jax_numpy_rank_promotion', 'raise')
-  named = {'apart': apart, 'planned': planned}
+  named = {'apart': apart, 'listed': listed, 'planned': planned}
   for each in sys.argv[1:]:
     print(json.dumps(named[each]() if each in named else same(each)), flush=True)

@@ -84,6 +84,10 @@ def test_models_of_a_run_lie_on_one_mesh():
   assert found['error'].startswith('s and l do not lie on the same mesh: load both with one mesh=…')
 
 
+def test_rows_are_sharded_for_a_network_whose_parameters_are_no_dict():
+  assert run('mesh_cases.py', 'listed') == [{'shards': 8, 'same': True}]
+
+
 @pytest.mark.full
 def test_phases_of_each_kind_are_the_same_on_a_mesh():
   names = ['cos of three', 'block verification', 'bild', 'sv']
