@@ -1,12 +1,10 @@
 """Chat messages rendered by a checkpoint's own template."""
 
 from collections.abc import Iterator, Mapping, Sequence
-import datetime
-import functools
-import json
 import pathlib
 from typing import Any
 
+from speccascade.data import templates
 from speccascade.data.tokenizer_formats import CONFIG
 
 FILE = 'chat_template.jinja'
@@ -39,31 +37,14 @@ def render(
   Raises:
     ValueError: if there is no template, it cannot be read, or it refuses the messages.
   """
-  import jinja2  # lazily: only chat needs it
-
   _check(messages, forbidden)
   check_characters(arguments, 'chat_template_kwargs')
   for name in ('messages', *tokens):
     if name in arguments:
       raise ValueError(f'chat_template_kwargs: {name} comes from the messages or the tokenizer; leave it out')
   file, source = _template(folder, settings, with_tools=arguments.get('tools') is not None)
-  try:
-    template = _compiled(source)
-  except jinja2.TemplateError as e:
-    raise ValueError(f'{file}: the chat template cannot be read ({e}); fetch the file again') from None
-  arguments = dict(add_generation_prompt=True, tools=None, documents=None) | dict(arguments)
-  messages = [{name: _given(name, x) for name, x in m.items() if name == 'content' or x is not None} for m in messages]
-  try:
-    return template.render(messages=messages, **arguments, **tokens)
-  except Exception as e:  # a template is a program, and may raise anything
-    raise ValueError(f'{file}: the chat template refuses the messages ({e}); change their roles or contents') from None
-
-
-def _given(name: str, value: Any) -> Any:
-  """Return what a template gets of a field of a message."""
-  if name == 'content':
-    return _NULL if value is None else _Parts(value) if isinstance(value, list) else value
-  return value
+  defaults = dict(add_generation_prompt=True, tools=None, documents=None)
+  return templates.render(file, source, {**defaults, **arguments, **tokens, 'messages': list(map(dict, messages))})
 
 
 def check_characters(value: Any, what: str):
@@ -72,22 +53,6 @@ def check_characters(value: Any, what: str):
     ''.join(_strings(value)).encode()
   except UnicodeEncodeError:
     raise ValueError(f'{what} contains half a character (a lone surrogate); read its text as UTF-8') from None
-
-
-class _Null(str):
-  """A content of null: a template writes it as nothing, where it would write None, and its test `none` holds."""
-
-
-_NULL = _Null()
-
-
-class _Parts(list):
-  """The parts of a content, for templates that iterate over them; one that writes them as text is an error."""
-
-  def _refuse(self, *_):
-    raise TypeError('it takes a content as one text, not as parts')
-
-  __str__ = __add__ = __radd__ = _refuse
 
 
 def _check(messages: Sequence[Mapping[str, Any]], forbidden: Sequence[str]):
@@ -141,39 +106,3 @@ def _template(folder: pathlib.Path, settings: Mapping[str, Any], with_tools: boo
   if not isinstance(template, str):
     raise ValueError(f'{file} has no chat_template, and there is no {FILE} next to it; add one, or give a text')
   return file, template
-
-
-@functools.lru_cache(maxsize=8)
-def _compiled(source: str) -> Any:
-  import jinja2.ext
-  import jinja2.sandbox
-
-  class Generation(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %}, which mark the trained text: rendered as that text."""
-
-    tags = {'generation'}
-
-    def parse(self, parser):
-      line = next(parser.stream).lineno
-      body = parser.parse_statements(['name:endgeneration'], drop_needle=True)
-      return jinja2.nodes.Scope(body, lineno=line)
-
-  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, 'jinja2.ext.loopcontrols']
-  )
-  environment.filters['tojson'] = _to_json
-  environment.tests['none'] = lambda value: value is None or value is _NULL
-  environment.globals['raise_exception'] = _refuse
-  environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
-  return environment.from_string(source)
-
-
-def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-  """Return plain JSON; jinja's own filter escapes it for HTML."""
-  return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str):
-  import jinja2
-
-  raise jinja2.TemplateError(message)
