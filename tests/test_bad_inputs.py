@@ -759,6 +759,7 @@ COMMANDS = {
   ],
   'decode': [
     (['--models', 'a', 'b'], ('INPUT', 'OUTPUT')),
+    (['--models', 'a', 'b', '{tmp}/file', '{tmp}/out'], ('INPUT', '--models takes all', '-- before')),
     *(
       ([*more, '--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/out'], part)
       for more, part in [

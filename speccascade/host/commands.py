@@ -54,6 +54,11 @@ class Parser(argparse.ArgumentParser):
 
   def error(self, message: str):
     """Raise, where argparse would print its usage and exit."""
+    _, required, missing = message.partition('required: ')
+    greedy = [a.option_strings[0] for a in self._actions if a.nargs == '+' and a.option_strings]
+    taken = [option for option in greedy if required and option not in missing]
+    if taken and not missing.startswith('-'):
+      message += f' ({taken[0]} takes all that follows it up to another option: write -- before {missing})'
     raise RunError(f'{message}; see --help.')
 
 
