@@ -40,11 +40,24 @@ def _parser() -> commands.Parser:
   options.add_max_new_tokens(parser, 64)
   options.add_sampler(parser)
   parser.add_argument('--trials', type=int, default=3, help='timings of each run; with 0 the prediction chooses (3)')
+  about = 'seconds after which only what a plan cannot do without is begun; 0 for no limit (60)'
+  parser.add_argument('--budget', type=_seconds, default=60.0, metavar='SECONDS', help=about)
   parser.add_argument('--out', metavar='FILE', help='save the plan')
   parser.add_argument('--overwrite', action='store_true', help='replace FILE')
   about = 'plans of three models: also say how well their tables predict these samples'
   parser.add_argument('--against', nargs='+', default=[], metavar='PLAN', help=about)
   return parser
+
+
+def _seconds(text: str) -> float | None:
+  """Return a number of seconds, None for 0."""
+  try:
+    seconds = float(text)
+  except ValueError:
+    seconds = -1.0
+  if not 0 <= seconds < float('inf'):
+    raise argparse.ArgumentTypeError(f'{text!r} is no number of seconds, as in 60, or 0 for no limit')
+  return seconds or None
 
 
 def _named_rule(text: str):
@@ -64,7 +77,7 @@ def _run(args: argparse.Namespace):
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.prompts, field, args.count)
   options.digests(args)
-  settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials')}
+  settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials', 'budget')}
   settings |= dict(sampler=sampler, rules=dict(args.rule), data=storage.local(args.prompts).name)
   report = plan(options.load_models(args), prompts, progress=True, **settings)
   if out is not None:

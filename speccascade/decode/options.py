@@ -21,6 +21,7 @@ METHODS = [
   for name, made in vars(methods).items()
   if inspect.isfunction(made) and made.__module__ == methods.__name__ and name[0] != '_' and name not in _FROM_PYTHON
 ]
+LONGEST = 256  # γ that may be planned
 SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'plan', 'goodput')
 
 
@@ -71,6 +72,8 @@ def spans(text: str) -> tuple[int, ...]:
     low, _, high = item.partition('-')
     if not (low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low)):
       raise argparse.ArgumentTypeError(f'{text!r} is no list of whole numbers from 1 on, as in 1-8 or 1,3,5')
+    if int(high or low) > LONGEST:
+      raise argparse.ArgumentTypeError(f'{text!r} is more than {LONGEST}, the longest draft; give smaller numbers')
     numbers |= set(range(int(low), int(high or low) + 1))
   return tuple(sorted(numbers))
 

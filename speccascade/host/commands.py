@@ -22,6 +22,7 @@ from speccascade.host.errors import RunError
 
 _READ = _jax_cache.get_executable_and_time
 CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
+SHARDS = 10_000  # of a run, at most
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # errors whose cause a user can fix
 
 
@@ -131,6 +132,8 @@ def counts(text: str) -> tuple[int, ...]:
 def share(text: str) -> tuple[int, int]:
   """Return (i, n) of i/n, the i-th of n shards, which count from 0."""
   index, _, count = text.partition('/')
+  if count.isdecimal() and int(count) > SHARDS:
+    raise argparse.ArgumentTypeError(f'{text!r} is of more than {SHARDS} shards; give fewer')
   if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
     raise argparse.ArgumentTypeError(f'{text!r} is no shard; write i/n with i from 0 to n - 1, as in 0/4')
   return int(index), int(count)

@@ -14,15 +14,26 @@ class Progress(tqdm.tqdm):
 
   monitor_interval = 0  # no thread
 
-  def __init__(self, label: str, total: int, done: int = 0, *, unit: str = 'examples', stream=None, shown: bool = True):
+  def __init__(
+    self,
+    label: str,
+    total: int,
+    done: int = 0,
+    *,
+    unit: str = 'examples',
+    stream=None,
+    shown: bool = True,
+    budget: float | None = None,
+  ):
     stream = stream or sys.stderr
     terminal = stream.isatty()
+    left = '<{remaining}, {rate_noinv_fmt}' if budget is None else f' of {self.format_interval(budget)}'
     super().__init__(
       desc=label,
       total=total,
       initial=done,
       unit=f' {unit}',
-      bar_format='{desc}: {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]',
+      bar_format=f'{{desc}}: {{n_fmt}}/{{total_fmt}}{{unit}} [{{elapsed}}{left}{{postfix}}]',
       file=stream if terminal else _Lines(stream),
       leave=terminal,
       ncols=shutil.get_terminal_size().columns if terminal else None,

@@ -26,6 +26,7 @@ class Candidate:
   kind: str  # as that of `Method`
   make: Callable[[int], Method] = dataclasses.field(compare=False, repr=False)
   acceptance: tuple[float, ...] = ()
+  reference: str = 'alone'  # what its speed-up is over: the verifier alone, or the ensemble of this name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,6 +175,7 @@ class PlanReport:
   profile: plans.Profile | None = None
   faults: tuple[str, ...] = ()  # of prompts, which are left out
   overlaps: tuple[str, ...] = ()  # of vocabularies, a sentence for each translated model
+  left_out: tuple[str, ...] = ()  # what the budget did not suffice for
 
   def saved(self) -> plans.Plan:
     """Return what `methods.planned` decodes by."""
@@ -201,4 +203,5 @@ class PlanReport:
       lines.append(f"have a distribution of their own, so that the output is not {large}'s: {', '.join(own)}")
     if self.faults:
       lines.append(f'left out, for they ended as faults: {len(self.faults)} prompts. {self.faults[0]}')
-    return '\n\n'.join(['\n'.join(lines), *map(str, self.batches)])
+    left_out = '\n  '.join(['left out, for the budget was short (a larger --budget measures it):', *self.left_out])
+    return '\n\n'.join(['\n'.join(lines), *map(str, self.batches), *([left_out] if self.left_out else [])])

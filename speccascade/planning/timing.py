@@ -50,17 +50,34 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
   return time.perf_counter() - start, result
 
 
-def interleave(runs: Mapping[Any, Callable[[], Any]], trials: int) -> dict[Any, list]:
+def interleave(
+  runs: Mapping[Any, Callable[[], Any]],
+  trials: int,
+  allows: Callable[[float], bool] = lambda share: True,
+  least: int = 1,
+) -> dict[Any, list]:
   """Return what each run gives: everything once uncounted, then `trials` times in turn.
 
   All processes get the values of the first, for they have to go on alike.
+
+  Args:
+    runs: by name, those that matter most first.
+    trials: the turns.
+    allows: tells, of all processes alike, whether less than a share of the time is gone. After half of it no other run
+      than the `least` first begins, and after all of it no other turn than the first.
+    least: how many runs are made in any case.
   """
-  results = {name: [] for name in runs}
-  for trial in range(trials + 1):
-    for name, run in runs.items():
-      value = run()
-      if trial:
-        results[name].append(value)
+  results: dict[Any, list] = {}
+  for name, run in runs.items():
+    if len(results) >= least and not allows(0.5):
+      break
+    run()
+    results[name] = []
+  for trial in range(trials):
+    if trial and not allows(1.0):
+      break
+    for name, values in results.items():
+      values.append(runs[name]())
   return dict(zip(results, multihost.broadcast(list(results.values())), strict=True))
 
 

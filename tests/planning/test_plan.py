@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 from pathlib import Path
 import re
@@ -18,7 +19,7 @@ from speccascade.decode import __main__ as command
 from speccascade.engine import plans, requests
 from speccascade.host.progress import Progress
 from speccascade.models import toy
-from speccascade.planning import cost_model, plan_report, planner, timing
+from speccascade.planning import budget, cost_model, plan_report, planner, timing
 
 RULES = {'opt': OPT, 'even': EVEN}
 
@@ -152,6 +153,16 @@ def test_an_ensemble_is_compared_to_the_standard_one():
   }
 
 
+def test_a_name_does_not_decide_what_a_candidate_is_compared_to():
+  rules = {'even': EVEN, 'my cos even': OPT}
+  made = planned(pair(), PROMPTS, costs(0.01), (2,), rules=rules)
+  speeds, _ = clocked(lambda m: {'autoregressive': 1.0, 'ensemble': 4.0}.get(m.kind, 2.0))
+  references = {'alone': methods.autoregressive(1), 'even': methods.ensemble(EVEN)}
+  tried = planner.try_best(made.batches[0], references, speeds)
+  gains = {r.candidate.name: r.measured.median for r in tried.rows}
+  assert (gains['my cos even'], gains['cos even']) == (0.5, 2.0)
+
+
 def test_a_method_with_more_to_it_has_to_be_faster_by_five_per_cent():
   exact = plan_report.Candidate('sv_exact', 'sv_exact', lambda n: None)
   batch = of_rate(0.8, costs(0.1))
@@ -159,6 +170,57 @@ def test_a_method_with_more_to_it_has_to_be_faster_by_five_per_cent():
   for gain, chosen in ((1.04, 'speculative'), (1.06, 'sv_exact')):
     row = plan_report.Row(exact, 2, best.speedup * gain)
     assert dataclasses.replace(batch, rows=(*batch.rows, row)).choice.method == chosen
+
+
+# ---- the budget ----
+
+
+def ticking(step):
+  """Return a clock that is so much later each time it is read."""
+  times = itertools.count(0, step)
+  return lambda: next(times)
+
+
+def test_runs_that_matter_less_are_left_out_after_half_the_time_and_turns_after_all_of_it():
+  made = []
+  runs = {name: lambda name=name: made.append(name) or len(made) for name in 'abcd'}
+  left = iter([True, False, True, False])
+  found = timing.interleave(runs, 5, lambda share: next(left), least=1)
+  assert list(found) == ['a', 'b'] and made == ['a', 'b'] * 3 and found['b'] == [4, 6]
+  assert list(timing.interleave(runs, 1, lambda share: False, least=2)) == ['a', 'b']
+  assert list(timing.interleave(runs, 2)) == list('abcd')
+
+
+def test_each_phase_has_an_even_share_of_what_is_left():
+  time = budget.Budget(60.0, 3, 9, clock=iter([0.0, 0.0, 19.0, 20.0, 40.0, 49.0, 51.0, 70.0, 70.0]).__next__)
+  time.begin()
+  assert time.allows() and not time.allows()  # 20 of 60 seconds
+  time.begin()
+  assert time.allows() and not time.allows()  # half of the 20 that are left
+  time.begin()
+  assert not time.allows()
+  assert budget.Budget(None, 0, 1).allows()
+
+
+def test_a_plan_keeps_to_its_budget_and_says_what_it_left_out(monkeypatch):
+  ran = []
+  monkeypatch.setattr(planner._Timer, '_full', lambda timer, method: lambda: ran.append(method) or 1e-3)
+  monkeypatch.setattr(planner._Timer, '_first_token', lambda timer, method: lambda: ran.append(method) or 1e-3)
+  monkeypatch.setattr(planner._Timer, '_speed', lambda timer, method: lambda: ran.append(method) or 1.0)
+  ask = functools.partial(planner.plan, pair(), PROMPTS, max_new_tokens=8, rules={'opt': OPT, 'even': EVEN})
+  everything = ask()
+  steps, complete = len(ran), str(everything)
+  ran.clear()
+  short = ask(budget=1e-9)
+  assert not everything.left_out and '--budget' not in complete
+  assert len(ran) == 2 * 3 + 2 * 2 <= steps / 10  # each uncounted once: alone, drafter and a γ; then alone and a γ
+  (batch,) = short.batches
+  assert set(batch.costs.verify) == {1, 9} and len(batch.rows) == len(everything.batches[0].rows)
+  assert [r.candidate.name for r in batch.rows if r.measured] == ['speculative']
+  text = str(short)
+  for part in ('8 of 16 prompts', 'speculative at γ = 4', 'opt at γ = 8', '2 of 3 trials', '--budget'):
+    assert part in text, part
+  assert ask(budget=1e9).left_out == ()
 
 
 # ---- times ----
@@ -201,7 +263,7 @@ def test_costs_and_speeds_are_measured_where_none_are_given(monkeypatch):
   class Shown(Progress):
     add = lambda bar, count, note: shown.append((bar.n + count, bar.total)) or bar.update(count)
 
-  monkeypatch.setattr(planner, 'Progress', Shown)
+  monkeypatch.setattr(budget, 'Progress', Shown)
   made = planner.plan(
     pair(), PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT}, progress=True
   )
@@ -242,7 +304,7 @@ def test_requests_are_timed_at_the_lengths_that_are_asked_whatever_their_own(mon
   call = dict(max_new_tokens=64, sampler=Sampler(0.0), seed=0)
   prompts = [Request([1], max_new_tokens=5, min_new_tokens=2), [2]]
   measured = SimpleNamespace(prompts=prompts, rows=requests.rows(pair(), prompts, **call), lengths=[5, 7])
-  timer = planner._Timer(pair(), measured, (2,), call, 2, 1, Progress('plan', 1, shown=False))
+  timer = planner._Timer(pair(), measured, (2,), call, 2, 1, budget.Budget(None, 1, 1))
   timer._first_token(timer.alone)()
   assert asked == [{8}, {8}, {1}]
 
