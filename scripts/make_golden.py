@@ -1,14 +1,16 @@
-"""Write tests/models/golden/golden.json: logits of tiny models as transformers computes them.
+"""Write the logits of tiny models by transformers, tests/models/golden/golden.json, and the table of docs/models.md.
 
   PYTHONPATH=. python scripts/make_golden.py        # needs torch and transformers
 
-The weights come from tests/models/test_golden.py, the configurations from here, as config.json spells them: partly in
-the older spelling (`rope_theta`, `rope_scaling`), which the parity tests, saved by a new transformers, do not meet.
+The weights come from tests/models/test_golden.py. The configurations are those here, partly in the older spelling
+(`rope_theta`, `rope_scaling`), which the parity tests, saved by a new transformers, do not meet; and of each other
+family its tiny one.
 """
 
 import importlib
 import json
 from pathlib import Path
+import re
 import sys
 import tempfile
 
@@ -17,9 +19,11 @@ from safetensors.numpy import save_file
 import torch
 import transformers
 
-from speccascade.checkpoints.hf import export, network_from_config
+from speccascade.checkpoints.hf import export, FAMILIES, network_from_config
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / 'tests' / 'models'))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [str(ROOT / 'tests' / 'models'), str(ROOT / 'tests')]
+table, header = (getattr(importlib.import_module('families'), x) for x in ('table', 'HEADER'))
 GOLDEN, PROMPT, weights = (getattr(importlib.import_module('test_golden'), x) for x in ('GOLDEN', 'PROMPT', 'weights'))
 
 VOCAB = 61
@@ -90,6 +94,8 @@ CONFIGS = {
   't5_v1_1': {'model_type': 't5', **_T5, 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False},
   'mt5': {'model_type': 'mt5', **_T5, 'tie_word_embeddings': False},
 }
+_HERE = {config['model_type'] for config in CONFIGS.values()}
+CONFIGS |= {n: {'model_type': n, **f.tiny} for n, f in FAMILIES.items() if f.tiny and n not in _HERE}
 
 
 def reference(config: dict, tensors: dict[str, np.ndarray]):
@@ -119,17 +125,19 @@ def golden(config: dict, seed: int) -> dict:
     inputs = {'input_ids': torch.tensor([case['source']]), 'decoder_input_ids': torch.tensor([tokens])}
   with torch.no_grad():
     logits = model(**inputs).logits[0].numpy()[0 if 'source' in case else PROMPT - 1 :]
-  ids = [0, 1, 17, 42, VOCAB - 1]
+  ids = [0, 1, 17, 42, config['vocab_size'] - 1]
   numbers = [[round(float(x), 6) for x in row] for row in logits[:, ids]]
   return case | {'ids': ids, 'logits': numbers, 'argmax': logits.argmax(-1).tolist()}
 
 
 def main():
-  """Write the file."""
+  """Write the files."""
   cases = {name: golden(config, seed) for seed, (name, config) in enumerate(CONFIGS.items())}
   GOLDEN.parent.mkdir(exist_ok=True)
   lines = [f'{json.dumps(name)}: {json.dumps(case)}' for name, case in cases.items()]
   GOLDEN.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+  page = ROOT / 'docs' / 'models.md'
+  page.write_text(re.sub(re.escape(header) + r'(\|.*\n)*', lambda _: table(), page.read_text()))
 
 
 if __name__ == '__main__':

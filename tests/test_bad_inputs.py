@@ -43,8 +43,7 @@ from speccascade import (
   stopping,
 )
 from speccascade.checkpoints import orbax
-from speccascade.checkpoints.hf import config as hf_config
-from speccascade.checkpoints.hf import names as hf_names
+from speccascade.checkpoints.hf import FAMILIES
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
 from speccascade.decode import scoring
@@ -412,11 +411,11 @@ PYTHON = {
   ),
   'a folder that is not ours': (lambda d: overwritten(d), 'thesis.tex'),
   'a family whose maker takes other arguments': (
-    lambda _: checkpoints.register('mine', lambda config: None, 'llama'),
+    lambda _: checkpoints.family('mine', like='llama', network=lambda config: None),
     '(config, *, eos_ids',
   ),
-  'a family whose names are unknown': (lambda _: checkpoints.register('mine', made, 'lama'), "names='lama'"),
-  'a family that is there': (lambda _: checkpoints.register('t5', made, 't5'), ('model_type', "'t5'")),
+  'a family like one that is not there': (lambda _: checkpoints.family('mine', like='lama'), "like='lama'"),
+  'a family that is there': (lambda _: checkpoints.family('t5', network=made), ('model_type', "'t5'")),
   'a family that makes no network': (lambda d: loaded_as_mine(d, made), ("model_type 'mine'", 'network')),
   'a family that cannot read its config': (
     lambda d: loaded_as_mine(d, lambda config, **_: config['d_model'] // '2'),
@@ -430,9 +429,17 @@ PYTHON = {
     lambda d: loaded_as_mine(d, lambda config, **_: T5(T5Config(11, 8, 2, 4, 8, 1, 1), [0])),
     "unhashable type: 'list'",
   ),
-  'a family with a number for a name': (lambda _: checkpoints.register('mine', made, {'head': 3}), "names['head']=3"),
+  'a family with a number for a name': (
+    lambda _: checkpoints.family('mine', network=made, names={'head': 3}),
+    "names['head']=3",
+  ),
+  'a family with a part that is none': (lambda _: checkpoints.family('mine', like='llama', bias=1), 'bias=1'),
+  'a family with a field that is none': (
+    lambda _: checkpoints.family('mine', like='llama', keys={'width': 'n'}),
+    ("keys['width']='n'", 'embed_dim'),
+  ),
   'a family with a field in a name': (
-    lambda _: checkpoints.register('mine', made, {'layers.mlp.wi': 'block.{n}.up'}),
+    lambda _: checkpoints.family('mine', network=made, names={'layers.mlp.wi': 'block.{n}.up'}),
     ('block.{n}.up', '{}'),
   ),
   'a family without the name of a tensor': (
@@ -549,9 +556,8 @@ def made(config, *, eos_ids, dtype, scan):
 
 def loaded_as_mine(folder: pathlib.Path, network) -> Model:
   """Load a checkpoint of a family that is registered for it, with the names of Llama."""
-  known = mock.patch.dict(hf_config.REGISTERED), mock.patch.dict(hf_names.TABLES)
-  with known[0], known[1]:
-    checkpoints.register('mine', network, 'llama')
+  with mock.patch.dict(FAMILIES):
+    checkpoints.family('mine', like='llama', network=network)
     return speccascade.load(checkpoint(folder, model_type='mine'))
 
 

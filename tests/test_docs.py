@@ -16,6 +16,7 @@ import subprocess
 import sys
 from types import ModuleType
 
+import families
 import pytest
 import reference
 
@@ -159,6 +160,10 @@ def test_the_page_on_extending_lists_its_sections():
   text = EXTENDING.read_text()
   listed = re.findall(r'^\| \[.*?\]\(#(.*?)\) ', text, re.MULTILINE)
   assert listed == [h for h in re.findall(r'^## (.*)$', text, re.MULTILINE) for h in [h.lower().replace(' ', '-')]]
+
+
+def test_the_page_on_models_has_the_families_as_they_are_declared():
+  assert families.table() in (DOCS / 'models.md').read_text()  # scripts/make_golden.py writes it
 
 
 # Every public function and class of these modules, and of `speccascade.__all__`, has its entry in the API reference.

@@ -1,8 +1,7 @@
 """Checkpoints of every format: `load` looks at what a path is."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 import fnmatch
-import inspect
 import json
 import os
 from pathlib import Path, PurePosixPath
@@ -13,15 +12,25 @@ import jax
 import jax.numpy as jnp
 
 from speccascade.checkpoints import digests, files, hf, orbax, t5x, torch_files
-from speccascade.checkpoints.hf import config as hf_config
-from speccascade.checkpoints.hf import names as hf_names
+from speccascade.checkpoints.hf.family import Family, family, Key
 from speccascade.data import tokenizers
 from speccascade.host import storage
 from speccascade.host.errors import first_line, known_as
 from speccascade.models import layerskip
-from speccascade.types import check_bits, Model, named_apart, Network
+from speccascade.types import check_bits, Model, named_apart
 
-__all__ = ['digest', 'kind', 'load', 'load_all', 'load_shared', 'parse_model_path', 'read', 'register']
+__all__ = [
+  'Family',
+  'Key',
+  'digest',
+  'family',
+  'kind',
+  'load',
+  'load_all',
+  'load_shared',
+  'parse_model_path',
+  'read',
+]
 
 _EXIT = re.compile(r'(.+)@(\d+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
@@ -103,38 +112,6 @@ def load_shared(path, loaded: list, **settings) -> Model:
   return first_layers(model, layers)
 
 
-def register(model_type: str, network: Callable[..., Network], names: str | Mapping[str, str]):
-  """Let `load` read Hugging Face folders whose config.json has a model_type of one's own.
-
-  Args:
-    model_type: the new model_type.
-    network: function `(config, *, eos_ids, dtype, scan)` that returns the network, a dataclass with `param_shapes()`.
-    names: where its tensors are, `{module: prefix}`, with `layers` for every `layers_N` and `{}` for N; or a
-      model_type whose tensors have the same names.
-
-  Raises:
-    ValueError: an argument is none of these, or the package has that model_type itself.
-  """
-  try:
-    inspect.signature(network).bind({}, eos_ids=(), dtype='', scan=False)
-  except TypeError as error:
-    raise ValueError(f'{network!r} ({error}) is no function of (config, *, eos_ids, dtype, scan).') from None
-  table = hf_names.TABLES.get(names) if isinstance(names, str) else names
-  if not isinstance(table, Mapping):
-    raise ValueError(
-      f'names={names!r} is neither a table of tensors nor a model_type that has one: {", ".join(hf_names.TABLES)}.'
-    )
-  for module, prefix in table.items():
-    if not isinstance(prefix, str) or prefix.replace('{}', '', 'layers' in module.split('.')).count('{'):
-      raise ValueError(f"names['{module}']={prefix!r} is no prefix of tensors, with {{}} for the number of a layer.")
-  if model_type in hf_config.DEFAULTS:
-    raise ValueError(f"model_type '{model_type}' is one of the package's own: register another name.")
-  hf_config.REGISTERED[model_type], hf_names.TABLES[model_type] = network, table
-  hf_names.LIKE.pop(model_type, None)
-  if isinstance(names, str):
-    hf_names.LIKE[model_type] = hf_names.LIKE.get(names, names)
-
-
 def parse_model_path(path) -> tuple[str, int | None]:
   """Return the path of a checkpoint and, for MODEL@4, its number of layers: 4.
 
@@ -160,16 +137,16 @@ def read(path, *, dtype=None, scan=False, tokenizer=None, name=None, revision=No
   settings = {'dtype': None if dtype is None else _dtype(dtype), 'scan': scan, **layout}
   path, layers = parse_model_path(path)
   folder = _folder(path, revision)
-  family = kind(folder)
-  if family == 't5x':
+  form = kind(folder)
+  if form == 't5x':
     folder = t5x.find(folder)
     settings['activation'] = activation
   elif activation is not None:
-    raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {family}: leave it out')
-  files.check_plain(folder.iterdir() if family == 'hf' else folder.rglob('*'))
-  network, params = _FORMATS[family].read(folder, **settings)
+    raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {form}: leave it out')
+  files.check_plain(folder.iterdir() if form == 'hf' else folder.rglob('*'))
+  network, params = _FORMATS[form].read(folder, **settings)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
-  generation = None if family == 't5x' else hf.generation_config(folder)
+  generation = None if form == 't5x' else hf.generation_config(folder)
   digest_of_files = digest(folder, tokenizer=tokenizer)
   step = folder.name.startswith('checkpoint_')  # of T5X, whose model has the name of the folder above
   default = folder.parent.name if step else folder.name
@@ -190,11 +167,11 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   """
   path, layers = parse_model_path(path)
   folder = _folder(path, revision)
-  family = kind(folder)
-  folder = t5x.find(folder) if family == 't5x' else folder
+  form = kind(folder)
+  folder = t5x.find(folder) if form == 't5x' else folder
   patterns = {'hf': {*_HUB_FILES, hf.weights.pattern(folder)}, 'orbax': ['**/*']}
-  files_of_model = [p for pattern in patterns.get(family, ()) for p in folder.glob(pattern)]
-  files_of_model = t5x.model_files(folder) if family == 't5x' else files_of_model
+  files_of_model = [p for pattern in patterns.get(form, ()) for p in folder.glob(pattern)]
+  files_of_model = t5x.model_files(folder) if form == 't5x' else files_of_model
   by_name = {os.path.relpath(p, folder): p for p in files_of_model if p.is_file()}
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   for file in map(Path, tokenizer.files() if isinstance(tokenizer, tokenizers.Tokenizer) else ()):

@@ -70,15 +70,15 @@ class Entry:
   row: int | None  # None: not stacked
   source: str  # name of the stored tensor
   transpose: bool = False
-  offset: int = 0  # on the last axis of the stored tensor, where several parameters lie in one
+  offset: int = 0  # along the parameter's last axis, where several lie in one tensor
   layer: int | None = None  # on axis 0 of the stored tensor, where it stacks layers
 
   def stored_box(self, box: Box | None = None) -> Box:
     """Return where the parameter, or a box of it, lies in the stored tensor."""
     box = full_box(self.shape) if box is None else box
-    box = box[::-1] if self.transpose else box
     if self.offset:
       box = (*box[:-1], slice(box[-1].start + self.offset, box[-1].stop + self.offset))
+    box = box[::-1] if self.transpose else box
     return box if self.layer is None else (slice(self.layer, self.layer + 1), *box)
 
   def take(self, stored: Array, origin: Box, box: Box | None = None) -> Array:

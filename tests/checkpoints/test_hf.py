@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import pathlib
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -405,11 +406,10 @@ class Bigram:
     return {'head': {'kernel': shape(3, self.vocab_size), 'bias': shape(self.vocab_size)}}
 
 
-def test_a_network_of_ones_own_is_read_by_the_names_that_are_registered(tmp_path, monkeypatch):
-  monkeypatch.setitem(hf.config.REGISTERED, 'bigram', None)
-  monkeypatch.setitem(hf.names.TABLES, 'bigram', None)
+@mock.patch.dict(hf.FAMILIES)
+def test_a_network_of_ones_own_is_read_by_the_names_that_are_declared(tmp_path):
   make = lambda config, *, eos_ids, **_: Bigram(config['vocab_size'], eos_ids)
-  checkpoints.register('bigram', make, {'head': 'out'})
+  checkpoints.family('bigram', network=make, names={'head': 'out'})
   tensors = {'out.weight': np.arange(15, dtype=np.float32).reshape(5, 3), 'out.bias': np.ones(5, np.float32)}
   _save(tmp_path, {'model_type': 'bigram', 'vocab_size': 5, 'eos_token_id': 4}, tensors)
   model = checkpoints.load(tmp_path, scan=True)
@@ -417,14 +417,13 @@ def test_a_network_of_ones_own_is_read_by_the_names_that_are_registered(tmp_path
   assert_equal(model.params, {'head': {'kernel': tensors['out.weight'].T, 'bias': tensors['out.bias']}})
 
 
-def test_a_family_of_other_sizes_has_the_names_and_the_orientation_of_the_one_it_is_like(tmp_path, monkeypatch):
-  for table in (hf.config.REGISTERED, hf.names.TABLES, hf.names.LIKE):
-    monkeypatch.setitem(table, 'gpt2_of_ours', None)
+@mock.patch.dict(hf.FAMILIES)
+def test_a_family_of_other_sizes_has_the_names_and_the_orientation_of_the_one_it_is_like(tmp_path):
   sizes = dict(n_embd=8, n_head=2, n_layer=1, n_inner=8, n_positions=16, vocab_size=11)
   network = hf.config.network_from_config(dict(model_type='gpt2', **sizes))
   folder = hf.write(tmp_path / 'model', Model(network.init(jax.random.key(0)), network))
   expected = checkpoints.load(folder).params
-  checkpoints.register('gpt2_of_ours', lambda config, **_: network, 'gpt2')
+  checkpoints.family('gpt2_of_ours', like='gpt2', network=lambda config, **_: network)
   config = json.loads((folder / 'config.json').read_text())
   (folder / 'config.json').write_text(json.dumps(config | {'model_type': 'gpt2_of_ours'}))
   assert_equal(checkpoints.load(folder).params, expected)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade.checkpoints.hf import network_from_config
+from speccascade.checkpoints.hf import FAMILIES, network_from_config
 from speccascade.types import Prompt
 
 GOLDEN = Path(__file__).parent / 'golden' / 'golden.json'
@@ -48,15 +48,4 @@ def test_logits_are_the_reference_s(name):
 
 
 def test_every_family_has_golden_numbers():
-  assert {case['config']['model_type'] for case in CASES.values()} == {
-    'gemma2',
-    'gemma3_text',
-    'gpt2',
-    'llama',
-    'mistral',
-    'mt5',
-    'opt',
-    'qwen2',
-    'qwen3',
-    't5',
-  }
+  assert {case['config']['model_type'] for case in CASES.values()} >= {n for n, f in FAMILIES.items() if f.tiny}

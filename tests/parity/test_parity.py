@@ -25,88 +25,45 @@ LENGTHS = np.array([7, 3, 1])  # prompt lengths
 NEW = 12  # tokens after them
 VOCAB = 67
 
-_LLAMA = {
-  'vocab_size': VOCAB,
-  'hidden_size': 48,
-  'intermediate_size': 40,
-  'num_hidden_layers': 3,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'head_dim': 16,
-  'max_position_embeddings': 64,
-  'bos_token_id': 1,
-  'eos_token_id': 2,
-  'pad_token_id': 0,
-}
 _ROPE = {'rope_theta': 10000.0, 'original_max_position_embeddings': 8}
 _LLAMA3 = {'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
-_GEMMA = _LLAMA | {'query_pre_attn_scalar': 24, 'sliding_window': 4, 'final_logit_softcapping': 3.0}
-_OPT = {
-  'vocab_size': VOCAB,
-  'hidden_size': 48,
-  'ffn_dim': 40,
-  'num_hidden_layers': 3,
-  'num_attention_heads': 4,
-  'max_position_embeddings': 32,
-  'word_embed_proj_dim': 48,
-  'bos_token_id': 2,
-  'eos_token_id': 2,
-  'pad_token_id': 1,
-}
-_GPT2 = {'vocab_size': VOCAB, 'n_embd': 48, 'n_head': 4, 'n_layer': 3, 'n_positions': 32, 'eos_token_id': 2}
-_T5 = {
-  'vocab_size': VOCAB,
-  'd_model': 48,
-  'd_kv': 16,
-  'd_ff': 40,
-  'num_layers': 2,
-  'num_decoder_layers': 3,
-  'num_heads': 4,
-  'decoder_start_token_id': 0,
-  'pad_token_id': 0,
-  'eos_token_id': 1,
-}
 
-# family: (configuration class, its arguments)
-CASES = {
-  'llama': ('Llama', _LLAMA | {'attention_bias': True, 'mlp_bias': True}),
-  'llama_tied_mha': ('Llama', _LLAMA | {'num_key_value_heads': 4, 'head_dim': 12, 'tie_word_embeddings': True}),
-  'llama_mqa_padded_vocabulary': ('Llama', _LLAMA | {'num_key_value_heads': 1, 'vocab_size': 128}),
-  'llama_linear_rope': ('Llama', _LLAMA | {'rope_parameters': _ROPE | {'rope_type': 'linear', 'factor': 4.0}}),
-  'llama3_rope': ('Llama', _LLAMA | {'rope_parameters': _ROPE | _LLAMA3}),
-  'llama_yarn_rope': ('Llama', _LLAMA | {'rope_parameters': _ROPE | {'rope_type': 'yarn', 'factor': 8.0}}),
-  'mistral': ('Mistral', _LLAMA | {'sliding_window': 5}),
-  'mistral_no_window': ('Mistral', _LLAMA | {'sliding_window': None}),
-  'qwen2': ('Qwen2', _LLAMA | {'head_dim': 12, 'tie_word_embeddings': True}),
-  'qwen2_window': (
-    'Qwen2',
-    _LLAMA | {'head_dim': 12, 'use_sliding_window': True, 'sliding_window': 4, 'max_window_layers': 1},
-  ),
-  'qwen3': ('Qwen3', _LLAMA | {'attention_bias': True}),
-  'gemma2': ('Gemma2', _GEMMA | {'attn_logit_softcapping': 2.0}),
-  'gemma3': (
-    'Gemma3Text',
-    _GEMMA
-    | {
-      'layer_types': ['sliding_attention', 'full_attention', 'sliding_attention'],
-      'rope_parameters': {
-        'full_attention': {'rope_type': 'linear', 'factor': 8.0, 'rope_theta': 1e6},
-        'sliding_attention': {'rope_type': 'default', 'rope_theta': 1e4},
-      },
+# family: {further cases: what differs from its tiny config}
+VARIANTS = {
+  'llama': {
+    'tied_mha': {'num_key_value_heads': 4, 'head_dim': 12, 'tie_word_embeddings': True},
+    'mqa_padded_vocabulary': {'num_key_value_heads': 1, 'vocab_size': 128, 'attention_bias': False, 'mlp_bias': False},
+    'linear_rope': {'rope_parameters': _ROPE | {'rope_type': 'linear', 'factor': 4.0}},
+    'llama3_rope': {'rope_parameters': _ROPE | _LLAMA3},
+    'yarn_rope': {'rope_parameters': _ROPE | {'rope_type': 'yarn', 'factor': 8.0}},
+  },
+  'mistral': {'no_window': {'sliding_window': None}},
+  'qwen2': {
+    'window': {
+      'tie_word_embeddings': False,
+      'use_sliding_window': True,
+      'sliding_window': 4,
+      'max_window_layers': 1,
     },
-  ),
-  'opt': ('OPT', _OPT),
-  'opt_post_norm_projected': ('OPT', _OPT | {'do_layer_norm_before': False, 'word_embed_proj_dim': 32}),
-  'opt_no_bias': ('OPT', _OPT | {'enable_bias': False}),
-  'gpt2': ('GPT2', _GPT2),
-  'gpt2_untied_unscaled': ('GPT2', _GPT2 | {'n_inner': 40, 'scale_attn_weights': False, 'tie_word_embeddings': False}),
-  't5_v1_0': ('T5', _T5 | {'feed_forward_proj': 'relu'}),
-  't5_v1_1': ('T5', _T5 | {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}),
-  't5_tied_unscaled': (
-    'T5',
-    _T5 | {'relative_attention_num_buckets': 8, 'relative_attention_max_distance': 16, 'scale_decoder_outputs': False},
-  ),
-  'mt5': ('MT5', _T5),
+  },
+  'opt': {
+    'post_norm_projected': {'do_layer_norm_before': False, 'word_embed_proj_dim': 32},
+    'no_bias': {'enable_bias': False},
+  },
+  'gpt2': {'untied_unscaled': {'n_inner': 40, 'scale_attn_weights': False, 'tie_word_embeddings': False}},
+  't5': {
+    'v1_1': {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False},
+    'tied_unscaled': {
+      'relative_attention_num_buckets': 8,
+      'relative_attention_max_distance': 16,
+      'scale_decoder_outputs': False,
+    },
+  },
+}
+CASES = {name: (family, family.tiny) for name, family in hf.FAMILIES.items() if family.tiny} | {
+  f'{name}_{variant}': (hf.FAMILIES[name], hf.FAMILIES[name].tiny | changes)
+  for name, variants in VARIANTS.items()
+  for variant, changes in variants.items()
 }
 
 
@@ -168,14 +125,10 @@ def _randomise(model) -> None:
 
 
 def _reference(name: str):
-  kind, arguments = CASES[name]
-  config = getattr(transformers, f'{kind}Config')(**arguments)
-  if 'scale_decoder_outputs' in arguments:
-    config.scale_decoder_outputs = arguments['scale_decoder_outputs']
-  suffix = 'ForConditionalGeneration' if 'T5' in kind else 'LMHeadModel' if kind == 'GPT2' else 'ForCausalLM'
-  kind = kind.replace('Gemma3Text', 'Gemma3')
+  family, arguments = CASES[name]
+  config = transformers.AutoConfig.for_model(family.model_type, **arguments)
   config._attn_implementation = 'eager'
-  model = getattr(transformers, kind + suffix)(config).eval()
+  model = getattr(transformers, family.hf)(config).eval()
   if name == 't5_v1_1':  # transformers ties it whatever the configuration says
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     model.config.tie_word_embeddings = False
@@ -268,7 +221,8 @@ def test_greedy_tokens_equal_generate(case):
 
 def test_what_is_written_is_the_reference_again(case, tmp_path):
   folder = hf.write(tmp_path / 'hf', Model(case.params, case.network))
-  written = type(case.reference).from_pretrained(folder, attn_implementation='eager').eval()
+  kind = transformers.AutoModelForCausalLM if case.network.start_id is None else transformers.AutoModelForSeq2SeqLM
+  written = kind.from_pretrained(folder, attn_implementation='eager').eval()
   with torch.no_grad():
     theirs = dataclasses.replace(case, reference=written)
     np.testing.assert_allclose(theirs.expected, case.expected, atol=TOLERANCE, rtol=0)

@@ -1,7 +1,6 @@
 """Read a Hugging Face folder."""
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +8,10 @@ import numpy as np
 from speccascade.checkpoints import assemble
 from speccascade.checkpoints.files import GENERATION, read_json
 from speccascade.checkpoints.hf import names, weights
-from speccascade.checkpoints.hf.config import (
-  DEFAULTS,
-  errors_of,
-  network_from_config,
-  REGISTERED,
-  settings,
-  T5_FAMILIES,
-)
+from speccascade.checkpoints.hf.checks import errors_of
+from speccascade.checkpoints.hf.config import network_from_config, settings
+from speccascade.checkpoints.hf.family import FAMILIES, Family, OWN
+from speccascade.models.t5 import T5
 from speccascade.types import Network, Params
 
 HEAD = 'lm_head.weight'
@@ -40,23 +35,21 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   folder = Path(path)
   config = read_json(folder / 'config.json')
   words = ' '.join([*config, str(config.get('architectures')), str(config.get('model_type'))]).lower()
-  own = config.get('model_type') in [*REGISTERED]
-  _refuse_heads(folder, [kind for kind in _HEADS if kind.lower() in words and not own])
+  of_user = config.get('model_type') in {*FAMILIES} - OWN
+  _refuse_heads(folder, [kind for kind in _HEADS if kind.lower() in words and not of_user])
   with errors_of(folder / 'config.json'):
-    family = settings(config)['model_type']
+    family = settings(config).family
     network = network_from_config(config, eos_ids=(generation_config(folder) or {}).get('eos_token_id'))
-  stored = _tensors(folder, names.LIKE.get(family, family))
-  _refuse_heads(folder, ['EAGLE'] if 'fc.weight' in stored and family in DEFAULTS else [])
-  family = names.LIKE.get(family, family)
-  locate = functools.partial(names.source, family)
-  entries = assemble.plan(network, locate)
+  stored = _tensors(folder, family)
+  _refuse_heads(folder, ['EAGLE'] if 'fc.weight' in stored and not of_user else [])
+  entries = names.entries(family, network)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
   embedding = next(embeddings, entries[0].source)
   by_config = getattr(getattr(network, 'config', None), 'tied', False)
-  tied = _is_tied(by_config, family, stored, embedding)
+  tied = _is_tied(by_config, isinstance(network, T5), stored, embedding)
   if tied != by_config:
     network = dataclasses.replace(network, config=dataclasses.replace(network.config, tied=tied))
-    entries = assemble.plan(network, locate)
+    entries = names.entries(family, network)
   expected = {entry.source for entry in entries}
   optional = {HEAD} if HEAD not in expected else set()
   stored = {name: x for name, x in stored.items() if name in expected or not (names.ignored(name) or name in optional)}
@@ -65,7 +58,7 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   changes = {'dtype': dtype or stored[embedding].dtype.name, 'scan': scan}
   known = {field.name for field in dataclasses.fields(network)}  # a registered network may have neither
   network = dataclasses.replace(network, **{name: x for name, x in changes.items() if name in known})
-  entries = assemble.plan(network, locate)
+  entries = names.entries(family, network)
   return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
 
 
@@ -91,20 +84,16 @@ def generation_config(folder: Path) -> dict | None:
   return read_json(file) if file.exists() else None
 
 
-def _tensors(folder: Path, family: str) -> dict[str, assemble.Tensor]:
+def _tensors(folder: Path, family: Family) -> dict[str, assemble.Tensor]:
   """Return the folder's tensors under their usual names."""
   stored = weights.tensors(folder)
-  stored = {names.canonical(family, name): tensor for name, tensor in stored.items()}
-  for name in ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'):
-    if family in T5_FAMILIES and name in stored:
-      stored.setdefault('shared.weight', stored[name])  # of several equal tensors any one may have been saved
-  return stored
+  return {names.canonical(family, name): tensor for name, tensor in stored.items()}
 
 
-def _is_tied(by_config: bool, family: str, stored: dict[str, assemble.Tensor], embedding: str) -> bool:
+def _is_tied(by_config: bool, is_t5: bool, stored: dict[str, assemble.Tensor], embedding: str) -> bool:
   """Tell whether the head is the embedding: the stored tensors decide before the config does."""
   if HEAD not in stored:
-    return by_config or family in T5_FAMILIES
+    return by_config or is_t5
   if not by_config or embedding not in stored:
     return by_config
   head = stored[HEAD]

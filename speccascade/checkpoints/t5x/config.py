@@ -6,9 +6,10 @@ import re
 
 from speccascade.checkpoints.assemble import Shape
 from speccascade.checkpoints.files import AGAIN, read_json
-from speccascade.checkpoints.hf.config import T5_FAMILIES
+from speccascade.checkpoints.hf.family import FAMILIES
 from speccascade.checkpoints.t5x import activations
 from speccascade.checkpoints.t5x.axes import BIAS
+from speccascade.models.t5 import T5Config
 
 _SIZES = {  # sizes that config.json may state, and the tensor and axis that have them
   'vocab_size': ('token_embedder.embedding', 0),
@@ -102,7 +103,8 @@ def projection(stated, gated: bool, where: str) -> str:
 
 def _check_stated(file: Path, stated: dict, config: dict) -> None:
   """Raise where config.json is another family's or states another size than the tensors have."""
-  if stated.get('model_type', 't5') not in T5_FAMILIES:
+  family = FAMILIES.get(stated.get('model_type', 't5'))
+  if family is None or family.config is not T5Config:
     raise ValueError(f"{file}: model_type '{stated['model_type']}' next to a T5X checkpoint, which is a T5: remove it")
   for key in (*_SIZES, 'd_kv', 'num_layers', 'num_decoder_layers'):
     if stated.get(key) is not None and stated[key] != config[key]:

@@ -1,0 +1,512 @@
+"""The families that are read and written: each is one declaration (`family.Family` says of what)."""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+from speccascade.checkpoints.hf.family import decoder, FAMILIES, family, Key, OWN, Settings
+from speccascade.checkpoints.hf.spans import learned, rotary
+from speccascade.models.t5 import T5, T5Config
+
+ACTIVATIONS = {
+  'relu': 'relu',
+  'silu': 'silu',
+  'swish': 'silu',
+  'gelu': 'gelu',
+  'gelu_new': 'gelu_tanh',
+  'gelu_fast': 'gelu_tanh',
+  'gelu_pytorch_tanh': 'gelu_tanh',
+}
+_WRITTEN = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # the first of several names
+_GEMMA_WRITTEN = _WRITTEN | {'gelu_tanh': 'gelu_pytorch_tanh'}
+
+
+# ---- fields that are stored in another form ----
+
+
+def _named(name: str) -> str:
+  """Return our name of an activation."""
+  if name not in ACTIVATIONS:
+    raise ValueError(f"activation '{name}' is not supported: choose from {', '.join(ACTIVATIONS)}")
+  return ACTIVATIONS[name]
+
+
+def _activation(key: str) -> Key:
+  return Key(lambda c: _named(c[key]), lambda x: {key: _WRITTEN[x.activation]})
+
+
+def _or(field: str, key: str, other: Callable[[Settings], Any]) -> Key:
+  """Return a field whose key may be null, which stands for another value."""
+  return Key(lambda c: c[key] or other(c), lambda x: {key: getattr(x, field)})
+
+
+def _scale(c: Settings) -> float:
+  """Return Gemma's scale of the scores."""
+  scalar = c['query_pre_attn_scalar']
+  if scalar is None or scalar <= 0:
+    raise ValueError(f"config.json: 'query_pre_attn_scalar' is {scalar!r}, expected a number above 0: correct it")
+  return scalar**-0.5
+
+
+def _power(scale: float | None) -> float | None:
+  """Return the number whose power -½ is a scale, as an integer where it is one."""
+  if scale is None:
+    return None
+  number = scale**-2
+  return round(number) if round(number) ** -0.5 == scale else number
+
+
+def _projection(x: T5Config) -> dict[str, str]:
+  activation = 'gelu' if x.gated and x.activation == 'gelu_tanh' else _WRITTEN[x.activation]
+  return {'feed_forward_proj': f'gated-{activation}' if x.gated else activation}
+
+
+def _t5_activation(c: Settings) -> str:
+  gated, _, name = c['feed_forward_proj'].rpartition('-')
+  return _named('gelu_new' if (gated, name) == ('gated', 'gelu') else name)
+
+
+def t5(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> T5:
+  """Return the T5 that a config.json describes."""
+  start = settings['decoder_start_token_id']
+  start = settings['pad_token_id'] if start is None else start
+  if type(start) is not int or not 0 <= start < settings['vocab_size']:
+    raise ValueError(
+      f"config.json: 'decoder_start_token_id' is {start!r}, no token id of 0 … {settings['vocab_size'] - 1}: correct it"
+    )
+  return T5(T5Config(**settings.family.fields_of(settings)), eos_ids, start, dtype, scan)
+
+
+# ---- Llama, and what is like it ----
+
+family(
+  'llama',
+  network=decoder,
+  hf='LlamaForCausalLM',
+  models='Llama 2/3, Vicuna, CodeLlama, TinyLlama',
+  about='grouped queries; RoPE with linear, llama3 or yarn scaling',
+  keys={
+    'vocab_size': 'vocab_size',
+    'embed_dim': 'hidden_size',
+    'heads': 'num_attention_heads',
+    'kv_heads': _or('kv_heads', 'num_key_value_heads', lambda c: c['num_attention_heads']),
+    'head_dim': _or('head_dim', 'head_dim', lambda c: c['hidden_size'] // c['num_attention_heads']),
+    'mlp_dim': 'intermediate_size',
+    'spans': rotary(),
+    'activation': _activation('hidden_act'),
+    'norm_eps': 'rms_norm_eps',
+    'context': 'max_position_embeddings',
+    'qkv_bias': 'attention_bias',
+    'out_bias': 'attention_bias',
+    'mlp_bias': 'mlp_bias',
+    'tied': 'tie_word_embeddings',
+  },
+  defaults={
+    'num_key_value_heads': None,
+    'head_dim': None,
+    'hidden_act': 'silu',
+    'rms_norm_eps': 1e-6,
+    'rope_theta': 10000.0,
+    'rope_scaling': None,
+    'max_position_embeddings': 2048,
+    'attention_bias': False,
+    'mlp_bias': False,
+    'tie_word_embeddings': False,
+    'eos_token_id': 2,
+  },
+  names={
+    'token_embedder': 'model.embed_tokens',
+    'final_norm': 'model.norm',
+    'logits_dense': 'lm_head',
+    'layers.pre_attention_layer_norm': 'model.layers.{}.input_layernorm',
+    'layers.pre_mlp_layer_norm': 'model.layers.{}.post_attention_layernorm',
+    'layers.attention.query': 'model.layers.{}.self_attn.q_proj',
+    'layers.attention.key': 'model.layers.{}.self_attn.k_proj',
+    'layers.attention.value': 'model.layers.{}.self_attn.v_proj',
+    'layers.attention.out': 'model.layers.{}.self_attn.o_proj',
+    'layers.attention.query_norm': 'model.layers.{}.self_attn.q_norm',
+    'layers.attention.key_norm': 'model.layers.{}.self_attn.k_norm',
+    'layers.mlp.wi_0': 'model.layers.{}.mlp.gate_proj',
+    'layers.mlp.wi_1': 'model.layers.{}.mlp.up_proj',
+    'layers.mlp.wo': 'model.layers.{}.mlp.down_proj',
+  },
+  tiny={
+    'vocab_size': 67,
+    'hidden_size': 48,
+    'intermediate_size': 40,
+    'num_hidden_layers': 3,
+    'num_attention_heads': 4,
+    'num_key_value_heads': 2,
+    'head_dim': 16,
+    'max_position_embeddings': 64,
+    'attention_bias': True,
+    'mlp_bias': True,
+    'bos_token_id': 1,
+    'eos_token_id': 2,
+    'pad_token_id': 0,
+  },
+)
+family(
+  'mistral',
+  like='llama',
+  hf='MistralForCausalLM',
+  about='sliding window, of all layers or those of `layer_types`',
+  defaults={
+    'num_key_value_heads': 8,
+    'sliding_window': 4096,
+    'layer_types': None,
+    'max_position_embeddings': 131072,
+  },
+  keys={'spans': rotary(local=lambda c, i: True)},
+  tiny={'sliding_window': 5, 'attention_bias': False, 'mlp_bias': False},
+)
+family(
+  'qwen2',
+  like='llama',
+  hf='Qwen2ForCausalLM',
+  about='biases of q, k, v; windows',
+  defaults={
+    'max_position_embeddings': 32768,
+    'use_sliding_window': False,
+    'sliding_window': 4096,
+    'max_window_layers': 28,
+    'layer_types': None,
+    'eos_token_id': None,
+  },
+  keys={'spans': rotary(local=lambda c, i: i >= c['max_window_layers'])},
+  switches={'qkv_bias': True, 'out_bias': False},
+  tiny={'head_dim': 12, 'tie_word_embeddings': True, 'attention_bias': False, 'mlp_bias': False},
+)
+family(
+  'qwen3',
+  like='qwen2',
+  hf='Qwen3ForCausalLM',
+  about='norms of q and k; windows',
+  defaults={'head_dim': 128},
+  keys={'qkv_bias': 'attention_bias', 'out_bias': 'attention_bias'},
+  switches={'qk_norm': True},
+  tiny={'head_dim': 16, 'tie_word_embeddings': False, 'attention_bias': True},
+)
+family(
+  'gemma2',
+  like='llama',
+  hf='Gemma2ForCausalLM',
+  about='soft caps, alternating local layers, norms around each block',
+  defaults={
+    'vocab_size': 256000,
+    'hidden_size': 2304,
+    'intermediate_size': 9216,
+    'num_hidden_layers': 26,
+    'num_attention_heads': 8,
+    'num_key_value_heads': 4,
+    'head_dim': 256,
+    'hidden_activation': 'gelu_pytorch_tanh',
+    'max_position_embeddings': 8192,
+    'query_pre_attn_scalar': 256.0,
+    'sliding_window': 4096,
+    'layer_types': None,
+    'final_logit_softcapping': 30.0,
+    'attn_logit_softcapping': 50.0,
+    'tie_word_embeddings': True,
+    'eos_token_id': 1,
+  },
+  keys={
+    'activation': Key(
+      lambda c: _named(c['hidden_activation']), lambda x: {'hidden_activation': _GEMMA_WRITTEN[x.activation]}
+    ),
+    'spans': rotary(local=lambda c, i: (i + 1) % 2 != 0),
+    'embed_scale': lambda c: math.sqrt(c['hidden_size']),
+    'attention_scale': Key(_scale, lambda x: {'query_pre_attn_scalar': _power(x.attention_scale)}),
+    'attention_cap': 'attn_logit_softcapping',
+    'final_cap': 'final_logit_softcapping',
+  },
+  switches={'norm_offset': 1.0, 'norms': 'sandwich', 'mlp_bias': False},
+  only={'use_bidirectional_attention': False},
+  names={
+    'layers.post_attention_layer_norm': 'model.layers.{}.post_attention_layernorm',
+    'layers.pre_mlp_layer_norm': 'model.layers.{}.pre_feedforward_layernorm',
+    'layers.post_mlp_layer_norm': 'model.layers.{}.post_feedforward_layernorm',
+  },
+  tiny={
+    'query_pre_attn_scalar': 24,
+    'sliding_window': 4,
+    'final_logit_softcapping': 3.0,
+    'attn_logit_softcapping': 2.0,
+    'attention_bias': False,
+    'mlp_bias': False,
+  },
+)
+family(
+  'gemma3_text',
+  like='gemma2',
+  hf='Gemma3ForCausalLM',
+  inside='gemma3',
+  about='norms of q and k, local layers with a rope of their own; of `gemma3` the text model',
+  defaults={
+    'vocab_size': 262208,
+    'max_position_embeddings': 131072,
+    'rope_theta': 1000000.0,
+    'rope_local_base_freq': 10000.0,
+    'sliding_window_pattern': 6,
+    'final_logit_softcapping': None,
+    'attn_logit_softcapping': None,
+  },
+  keys={'spans': rotary(local=lambda c, i: (i + 1) % c['sliding_window_pattern'] != 0)},
+  switches={'qk_norm': True, 'attention_cap': None},
+  prefixes=(('language_model.model.', 'model.'), ('model.language_model.', 'model.'), ('language_model.', '')),
+  tiny={
+    'attn_logit_softcapping': None,
+    'layer_types': ['sliding_attention', 'full_attention', 'sliding_attention'],
+    'rope_parameters': {
+      'full_attention': {'rope_type': 'linear', 'factor': 8.0, 'rope_theta': 1e6},
+      'sliding_attention': {'rope_type': 'default', 'rope_theta': 1e4},
+    },
+  },
+)
+
+# ---- learned positions ----
+
+_BIASES = ('qkv_bias', 'out_bias', 'mlp_bias')
+
+family(
+  'opt',
+  network=decoder,
+  hf='OPTForCausalLM',
+  about='learned positions, LayerNorm before or after each block',
+  keys={
+    'vocab_size': 'vocab_size',
+    'embed_dim': 'hidden_size',
+    'heads': 'num_attention_heads',
+    'kv_heads': 'num_attention_heads',
+    'head_dim': lambda c: c['hidden_size'] // c['num_attention_heads'],
+    'mlp_dim': 'ffn_dim',
+    'spans': learned('num_hidden_layers'),
+    'positions': 'max_position_embeddings',
+    'activation': _activation('activation_function'),
+    'tied': 'tie_word_embeddings',
+    'norms': Key(
+      lambda c: 'pre' if c['do_layer_norm_before'] else 'post', lambda x: {'do_layer_norm_before': x.norms == 'pre'}
+    ),
+    'final_norm': Key(
+      lambda c: c['do_layer_norm_before'] and not c['_remove_final_layer_norm'],
+      lambda x: {'_remove_final_layer_norm': x.norms == 'pre' and not x.final_norm},
+    ),
+    'projected_dim': Key(
+      lambda c: None if c['word_embed_proj_dim'] == c['hidden_size'] else c['word_embed_proj_dim'],
+      lambda x: {'word_embed_proj_dim': x.projected_dim or x.embed_dim},
+    ),
+    **dict.fromkeys(_BIASES, 'enable_bias'),
+  },
+  switches={'layer_norm': True, 'norm_eps': 1e-5, 'gated': False, 'position_offset': 2},
+  only={'layer_norm_elementwise_affine': True},
+  defaults={
+    'vocab_size': 50272,
+    'hidden_size': 768,
+    'num_hidden_layers': 12,
+    'ffn_dim': 3072,
+    'max_position_embeddings': 2048,
+    'do_layer_norm_before': True,
+    '_remove_final_layer_norm': False,
+    'word_embed_proj_dim': None,
+    'num_attention_heads': 12,
+    'activation_function': 'relu',
+    'enable_bias': True,
+    'tie_word_embeddings': True,
+    'eos_token_id': 2,
+  },
+  prefixes=(('decoder.', 'model.decoder.'),),
+  names={
+    'token_embedder': 'model.decoder.embed_tokens',
+    'position_embedder': 'model.decoder.embed_positions',
+    'input_projection': 'model.decoder.project_in',
+    'output_projection': 'model.decoder.project_out',
+    'final_norm': 'model.decoder.final_layer_norm',
+    'logits_dense': 'lm_head',
+    'layers.attention.query': 'model.decoder.layers.{}.self_attn.q_proj',
+    'layers.attention.key': 'model.decoder.layers.{}.self_attn.k_proj',
+    'layers.attention.value': 'model.decoder.layers.{}.self_attn.v_proj',
+    'layers.attention.out': 'model.decoder.layers.{}.self_attn.out_proj',
+    'layers.mlp.wi': 'model.decoder.layers.{}.fc1',
+    'layers.mlp.wo': 'model.decoder.layers.{}.fc2',
+    **{f'layers.{s}_attention_layer_norm': 'model.decoder.layers.{}.self_attn_layer_norm' for s in ('pre', 'post')},
+    **{f'layers.{s}_mlp_layer_norm': 'model.decoder.layers.{}.final_layer_norm' for s in ('pre', 'post')},
+  },
+  tiny={
+    'vocab_size': 67,
+    'hidden_size': 48,
+    'ffn_dim': 40,
+    'num_hidden_layers': 3,
+    'num_attention_heads': 4,
+    'max_position_embeddings': 32,
+    'word_embed_proj_dim': 48,
+    'bos_token_id': 2,
+    'eos_token_id': 2,
+    'pad_token_id': 1,
+  },
+)
+family(
+  'gpt2',
+  network=decoder,
+  hf='GPT2LMHeadModel',
+  about='learned positions, LayerNorm',
+  keys={
+    'vocab_size': 'vocab_size',
+    'embed_dim': 'n_embd',
+    'heads': 'n_head',
+    'kv_heads': 'n_head',
+    'head_dim': lambda c: c['n_embd'] // c['n_head'],
+    'mlp_dim': _or('mlp_dim', 'n_inner', lambda c: 4 * c['n_embd']),
+    'spans': learned('n_layer'),
+    'positions': 'n_positions',
+    'activation': _activation('activation_function'),
+    'norm_eps': 'layer_norm_epsilon',
+    'attention_scale': Key(
+      lambda c: None if c['scale_attn_weights'] else 1.0, lambda x: {'scale_attn_weights': x.attention_scale is None}
+    ),
+    'tied': 'tie_word_embeddings',
+  },
+  switches={'layer_norm': True, 'gated': False, **dict.fromkeys(_BIASES, True)},
+  only={'scale_attn_by_inverse_layer_idx': False},
+  defaults={
+    'vocab_size': 50257,
+    'n_positions': 1024,
+    'n_embd': 768,
+    'n_layer': 12,
+    'n_head': 12,
+    'n_inner': None,
+    'activation_function': 'gelu_new',
+    'layer_norm_epsilon': 1e-5,
+    'scale_attn_weights': True,
+    'tie_word_embeddings': True,
+    'eos_token_id': 50256,
+  },
+  prefixes=(('', 'transformer.'),),
+  transposed=False,
+  names={
+    'token_embedder': 'transformer.wte',
+    'position_embedder': 'transformer.wpe',
+    'final_norm': 'transformer.ln_f',
+    'logits_dense': 'lm_head',
+    'layers.pre_attention_layer_norm': 'transformer.h.{}.ln_1',
+    'layers.pre_mlp_layer_norm': 'transformer.h.{}.ln_2',
+    **{f'layers.attention.{name}': 'transformer.h.{}.attn.c_attn' for name in ('query', 'key', 'value')},
+    'layers.attention.out': 'transformer.h.{}.attn.c_proj',
+    'layers.mlp.wi': 'transformer.h.{}.mlp.c_fc',
+    'layers.mlp.wo': 'transformer.h.{}.mlp.c_proj',
+  },
+  tiny={'vocab_size': 67, 'n_embd': 48, 'n_head': 4, 'n_layer': 3, 'n_positions': 32, 'eos_token_id': 2},
+)
+
+# ---- T5 ----
+
+_STACKS = {'encoder': ('attention', 'mlp'), 'decoder': ('self_attention', 'cross_attention', 'mlp')}
+
+family(
+  't5',
+  network=t5,
+  config=T5Config,
+  hf='T5ForConditionalGeneration',
+  models='Flan, ByT5',
+  about='ReLU or gated GELU; tied or untied head; output scaling; relative position buckets; a bias for all layers or '
+  'for each',
+  keys={
+    'vocab_size': 'vocab_size',
+    'embed_dim': 'd_model',
+    'heads': 'num_heads',
+    'head_dim': 'd_kv',
+    'mlp_dim': 'd_ff',
+    'encoder_layers': 'num_layers',
+    'decoder_layers': _or('decoder_layers', 'num_decoder_layers', lambda c: c['num_layers']),
+    'activation': Key(_t5_activation, _projection),
+    'gated': lambda c: c['feed_forward_proj'].startswith('gated-'),
+    'tied': 'tie_word_embeddings',
+    # Older configs mean v1.1, which neither ties nor scales, by one of them.
+    'scale_outputs': Key(
+      lambda c: c['tie_word_embeddings'] if c['scale_decoder_outputs'] is None else c['scale_decoder_outputs'],
+      lambda x: {'scale_decoder_outputs': x.scale_outputs},
+    ),
+    'buckets': 'relative_attention_num_buckets',
+    'max_distance': 'relative_attention_max_distance',
+    'norm_eps': 'layer_norm_epsilon',
+  },
+  defaults={
+    'vocab_size': 32128,
+    'd_model': 512,
+    'd_kv': 64,
+    'd_ff': 2048,
+    'num_layers': 6,
+    'num_decoder_layers': None,
+    'num_heads': 8,
+    'relative_attention_num_buckets': 32,
+    'relative_attention_max_distance': 128,
+    'layer_norm_epsilon': 1e-6,
+    'feed_forward_proj': 'relu',
+    'tie_word_embeddings': True,
+    'scale_decoder_outputs': None,
+    'decoder_start_token_id': None,
+    'pad_token_id': 0,
+    'eos_token_id': 1,
+  },
+  # Of several equal tensors any one may have been saved.
+  prefixes=(('encoder.embed_tokens.', 'shared.'), ('decoder.embed_tokens.', 'shared.')),
+  names={
+    'token_embedder': 'shared',
+    'decoder.logits_dense': 'lm_head',
+    **{f'{s}.{s}_norm': f'{s}.final_layer_norm' for s in _STACKS},
+    **{f'{s}.relpos_bias': s + '.block.0.layer.0.SelfAttention.relative_attention_bias' for s in _STACKS},
+    **{
+      f'{stack}.layers.pre_{block}_layer_norm': f'{stack}.block.{{}}.layer.{number}.layer_norm'
+      for stack, blocks in _STACKS.items()
+      for number, block in enumerate(blocks)
+    },
+    **{
+      f'{stack}.layers.{ours}.{name}': f'{stack}.block.{{}}.layer.{number}.{theirs}.{name[0]}'
+      for stack, ours, number, theirs in (
+        ('encoder', 'attention', 0, 'SelfAttention'),
+        ('decoder', 'self_attention', 0, 'SelfAttention'),
+        ('decoder', 'encoder_decoder_attention', 1, 'EncDecAttention'),
+      )
+      for name in ('query', 'key', 'value', 'out')
+    },
+    **{
+      f'{stack}.layers.mlp.{name}': f'{stack}.block.{{}}.layer.{number}.DenseReluDense.{name}'
+      for stack, number in (('encoder', 1), ('decoder', 2))
+      for name in ('wi', 'wi_0', 'wi_1', 'wo')
+    },
+  },
+  tiny={
+    'vocab_size': 67,
+    'd_model': 48,
+    'd_kv': 16,
+    'd_ff': 40,
+    'num_layers': 2,
+    'num_decoder_layers': 3,
+    'num_heads': 4,
+    'decoder_start_token_id': 0,
+    'pad_token_id': 0,
+    'eos_token_id': 1,
+  },
+)
+family(
+  'mt5',
+  like='t5',
+  hf='MT5ForConditionalGeneration',
+  defaults={
+    'vocab_size': 250112,
+    'd_ff': 1024,
+    'num_layers': 8,
+    'num_heads': 6,
+    'feed_forward_proj': 'gated-gelu',
+    'scale_decoder_outputs': False,
+  },
+)
+family(
+  'umt5',
+  like='mt5',
+  hf='UMT5ForConditionalGeneration',
+  defaults={'scale_decoder_outputs': None},
+  switches={'shared_bias': False},
+  names={f'{s}.layers.relpos_bias': s + '.block.{}.layer.0.SelfAttention.relative_attention_bias' for s in _STACKS},
+)
+
+OWN.update(FAMILIES)

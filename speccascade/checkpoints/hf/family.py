@@ -1,0 +1,189 @@
+"""How Hugging Face stores one kind of model, declared once for reading, writing, tests and documents."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import inspect
+from typing import Any, NamedTuple
+
+from speccascade.checkpoints.hf.checks import check, check_number, shown
+from speccascade.models.decoder import Decoder, DecoderConfig
+from speccascade.types import Network
+
+_SIZES = frozenset(
+  'num_hidden_layers num_key_value_heads head_dim word_embed_proj_dim num_decoder_layers n_layer n_inner '
+  'sliding_window_pattern no_rope_layer_interval'.split()
+)  # those that a function reads
+_NEEDED = {'rms_norm_eps', 'layer_norm_epsilon', 'max_window_layers'}  # numbers that are not null
+
+
+class Settings(dict):
+  """A config.json with the defaults of its family; asking for what is in neither is a clear error."""
+
+  def __init__(self, config: Mapping, family: 'Family'):
+    super().__init__(family.defaults | config)
+    self.family = family
+
+  def __missing__(self, key):
+    raise ValueError(
+      f"config.json of a {self['model_type']} model has no '{key}': copy or download the checkpoint again"
+    )
+
+  def by_layer(self, key: str, count: int, allowed: tuple) -> list:
+    """Return the list under a key, which has one of the allowed values for each layer."""
+    values = self[key]
+    check(values, key, list, 'a list')
+    wrong = [value for value in values if value not in allowed]
+    if wrong or len(values) != count:
+      raise ValueError(
+        f"config.json: '{key}' has {wrong[0] if wrong else len(values)!r}, expected {' or '.join(map(str, allowed))} "
+        f'for each of {count} layers: correct it'
+      )
+    return values
+
+
+class Key(NamedTuple):
+  """A field of a network's configuration that is stored in another form: how it is read, and how it is written."""
+
+  read: Callable[[Settings], Any]
+  write: Callable[[Any], Mapping[str, Any]]  # of the network's configuration; keys that a family has not are left out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+  """The declaration of a family.
+
+  Attributes:
+    model_type: The name by which config.json states it.
+    network: Function `(config, *, eos_ids, dtype, scan)` that returns the network. `decoder` makes it of `keys` and
+      `switches`.
+    config: The class of the network's configuration.
+    keys: For each field of the configuration the key of config.json that has it, a `Key`, or a function of config.json
+      for what follows from other keys.
+    switches: Fields that are the same for all models of the family.
+    defaults: Keys that config.json may leave out, with the values that they have then.
+    only: Keys of which one value is supported.
+    names: Prefix of the tensors of each module, with `layers` for every `layers_N` and `{}` for N. Modules of the same
+      prefix lie in one tensor, one after the other in this order.
+    prefixes: `(old, new)`, how older or enclosing classes begin names, and how these begin here; `''` is any name that
+      does not begin with `new`, nor with the head's.
+    transposed: Whether kernels are stored as (out, in).
+    hf: The class of transformers; None for a family that is not written.
+    inside: The model_type of multi-modal models whose `text_config` is of this family.
+    models: Names of models, for the documents.
+    about: What of it is supported, for the documents.
+    tiny: A small config.json, with which tests compare with transformers.
+  """
+
+  model_type: str
+  network: Callable[..., Network]
+  config: type = DecoderConfig
+  keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  switches: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  prefixes: tuple[tuple[str, str], ...] = ()
+  transposed: bool = True
+  hf: str | None = None
+  inside: str | None = None
+  models: str = ''
+  about: str = ''
+  tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def fields_of(self, settings: Settings) -> dict[str, Any]:
+    """Return the fields of our configuration."""
+    read = lambda key: settings[key] if isinstance(key, str) else (key.read if isinstance(key, Key) else key)(settings)
+    return self.switches | {name: read(key) for name, key in self.keys.items()}
+
+  def config_of(self, config: Any) -> dict[str, Any]:
+    """Return config.json for one of our configurations; one that the family cannot express is read back as another."""
+    written = {}
+    for name, key in self.keys.items():
+      if isinstance(key, str):
+        written[key] = getattr(config, name)
+      elif isinstance(key, Key):
+        written |= {k: value for k, value in key.write(config).items() if k in self.defaults or k in self.sizes}
+    return written
+
+  @property
+  def sizes(self) -> frozenset[str]:
+    """The keys whose values are integers of at least 1."""
+    whole = {field.name for field in dataclasses.fields(self.config) if field.type is int}
+    return _SIZES.union(key for name, key in self.keys.items() if name in whole and isinstance(key, str))
+
+  def check(self, config: Mapping) -> None:
+    """Raise for the first value of config.json that is of another type, out of range, or not supported."""
+    sizes = self.sizes
+    examples = {key: x for f in FAMILIES.values() for key, x in f.defaults.items() if x is not None}  # of its type
+    for key, value in (self.defaults | config).items():
+      needed = key in sizes | _NEEDED and self.defaults.get(key) is not None
+      if (key in sizes or key in self.defaults) and (needed or value is not None):
+        check_number(key, value, examples.get(key), key in sizes)
+    for key, supported in self.only.items():
+      if config.get(key) not in (supported, None):
+        raise ValueError(f"config.json: '{key}' is {shown(config[key])}, and only {supported!r} is supported")
+
+
+FAMILIES: dict[str, Family] = {}  # by model_type, those of the package first; a network is written as the first it fits
+OWN: set[str] = set()  # of the package
+
+
+def family(model_type: str, *, like: str | None = None, **parts: Any) -> Family:
+  """Declare how Hugging Face stores one kind of model, so that `load` reads its folders, and with `hf` writes them.
+
+  Args:
+    model_type: The name by which config.json states it.
+    like: The model_type of another family, whose parts this one has where it declares none. The entries of `keys`,
+      `switches`, `defaults`, `only`, `names` and `tiny` are added to those of the other.
+    **parts: The fields of `speccascade.checkpoints.Family`.
+
+  Returns:
+    The family.
+
+  Raises:
+    ValueError: a part is none, or the package has that model_type itself.
+  """
+  if model_type in OWN:
+    raise ValueError(f"model_type '{model_type}' is one of the package's own: declare another name.")
+  if like is not None and like not in FAMILIES:
+    raise ValueError(f'like={like!r} is no model_type that has been declared: {", ".join(FAMILIES)}.')
+  base = Family(model_type=model_type, network=decoder) if like is None else FAMILIES[like]
+  known = {field.name for field in dataclasses.fields(Family)}
+  if unknown := sorted(set(parts) - known):
+    raise ValueError(f'{unknown[0]}={parts[unknown[0]]!r} is no part of a family: {", ".join(sorted(known))}.')
+  _check_parts(**{'config': base.config} | parts)
+  merged = {name: getattr(base, name) | x if isinstance(x, Mapping) else x for name, x in parts.items()}
+  own = {'model_type': model_type, 'hf': None, 'inside': None, 'models': ''}  # these are not another's
+  for one, other in (('keys', 'switches'), ('switches', 'keys')):  # what is declared here replaces either
+    kept = merged.get(one, getattr(base, one)).items()
+    merged[one] = {name: x for name, x in kept if name in parts.get(one, ()) or name not in parts.get(other, ())}
+  FAMILIES[model_type] = dataclasses.replace(base, **own | merged)
+  return FAMILIES[model_type]
+
+
+def _check_parts(config: type, network: Callable | None = None, names: Any = (), keys: Any = (), **_: Any) -> None:
+  if network is not None:
+    try:
+      inspect.signature(network).bind({}, eos_ids=(), dtype='', scan=False)
+    except TypeError as error:
+      raise ValueError(f'{network!r} ({error}) is no function of (config, *, eos_ids, dtype, scan).') from None
+  for module, prefix in dict(names).items():
+    if not isinstance(prefix, str) or prefix.replace('{}', '', 'layers' in module.split('.')).count('{'):
+      raise ValueError(f"names['{module}']={prefix!r} is no prefix of tensors, with {{}} for the number of a layer.")
+  fields = {field.name for field in dataclasses.fields(config)}
+  for name, key in dict(keys).items():
+    if name not in fields or not (isinstance(key, str | Key) or callable(key)):
+      raise ValueError(f"keys['{name}']={key!r} is no key of config.json for a field of {', '.join(sorted(fields))}.")
+
+
+def decoder(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> Decoder:
+  """Return the decoder that a config.json describes by the keys and switches of its family."""
+  fields = settings.family.fields_of(settings)
+  heads, kv_heads, head_dim = (fields[name] for name in ('heads', 'kv_heads', 'head_dim'))
+  if heads % kv_heads:
+    raise ValueError(
+      f"config.json: 'num_key_value_heads' is {kv_heads}, expected a divisor of {heads}, the heads: correct it"
+    )
+  if head_dim % 2 and any(span.rope for span in fields['spans']):
+    raise ValueError(f"config.json: 'head_dim' is {head_dim}, expected an even number: correct it")
+  return Decoder(DecoderConfig(**fields), eos_ids, dtype, scan)
