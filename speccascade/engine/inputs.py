@@ -6,6 +6,7 @@ import os
 from typing import Any
 import warnings
 
+from jax._src import xla_bridge  # which has no public name for whether JAX has started
 import numpy as np
 
 from speccascade.data import chat, tokenizers
@@ -13,10 +14,26 @@ from speccascade.engine import plans, validate
 from speccascade.engine.method import SequenceCascade
 from speccascade.types import check_bits, checked_int, Model, Prompt
 
+_FORKED: list[int] = []  # this process, where it was forked after JAX had started its threads
+
+
+def _note_fork():
+  if xla_bridge.backends_are_initialized():
+    _FORKED.append(os.getpid())
+
+
+if hasattr(os, 'register_at_fork'):
+  os.register_at_fork(after_in_child=_note_fork)
+
 
 def check_models(method, models: Sequence[Model]) -> list[Model]:
   """Return the models as a list, having checked that the method can decode with them."""
   check_bits()
+  if _FORKED:
+    raise RuntimeError(
+      f'process {_FORKED[-1]} was forked after JAX had started threads, which it has not, and would wait for ever; '
+      "start processes with multiprocessing.get_context('spawn'), or before JAX is used."
+    )
   if isinstance(models, Model | str | os.PathLike):
     raise ValueError(f'models={getattr(models, "name", models)} must be a list of models, as in [small, large].')
   models = list(models)
