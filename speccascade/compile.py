@@ -10,6 +10,7 @@ collectives those of a round. What the figures are: `speccascade.planning.progra
 import argparse
 from collections.abc import Sequence
 import json
+import math
 from pathlib import Path
 import sys
 
@@ -18,7 +19,7 @@ import jax
 from speccascade import checkpoints
 from speccascade.decode import options
 from speccascade.host import commands, storage
-from speccascade.host.errors import first_line, RunError
+from speccascade.host.errors import first_line, out_of_memory, RunError
 from speccascade.models import shapes
 from speccascade.planning import aot, program_report
 
@@ -30,10 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.compile', __doc__)
-  parser.add_argument('--topology', default='v5e:2x2', help="chips and their layout, as in v5e:2x2, or 'h100'")
-  parser.add_argument(
-    '--models', nargs='+', required=True, metavar='MODEL', help=f'{", ".join(shapes.PAIRS)}, or two config.json'
-  )
+  parser.add_argument('--topology', default='v5e:2x2', help="chips and their layout, or 'h100' (v5e:2x2)")
+  pairs = f'{", ".join(shapes.PAIRS)}, or two config.json or their folders'
+  parser.add_argument('--models', nargs='+', required=True, metavar='MODEL', help=pairs)
   options.add_method(parser)
   options.add_batch_size(parser, 1)
   options.add_max_new_tokens(parser)
@@ -67,11 +67,24 @@ def _run(args: argparse.Namespace):
     given = options.sampler(args), args.mesh or {}, args.rules, dict(args.xla), args.text
     report = program_report.of_topology(args.topology, method, networks, sizes, *given)
   except jax.errors.JaxRuntimeError as error:
-    raise RunError(first_line(error)) from error
-  print(f'{" and ".join(args.models)}, {method.name}, batch {sizes.batch}, γ {method.block}, {args.dtype}')
+    raise RunError(_sentence(error, args)) from error
+  where = ' '.join([args.topology, *(f'{axis}={n}' for axis, n in (args.mesh or {}).items())])
+  what = f'{" and ".join(args.models)}, {method.name}, batch {sizes.batch}, γ {method.block}, {args.dtype}'
+  print(f'{what}, {where}')
   program_report.show(report, aot.chip_of(args.topology))
   if args.json:
     print(json.dumps(report))
+
+
+def _sentence(error: Exception, args: argparse.Namespace) -> str:
+  """Return why a program was not compiled."""
+  if not out_of_memory(error):
+    return first_line(error)
+  few = 'a chip' if args.mesh is None else f'{math.prod(args.mesh.values())} chips'
+  return (
+    f'{args.topology}: the program does not fit into the memory of {few} ({first_line(error)}); give a mesh of more '
+    'chips, as in --mesh=data=1,model=4, or a smaller --batch_size.'
+  )
 
 
 if __name__ == '__main__':

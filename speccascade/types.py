@@ -111,19 +111,22 @@ Rule = Callable[..., Array]  # (q_logits, p_logits, *, alpha, sampler) -> probs 
 Combiner = Callable[..., Array]  # (logits [M, ..., V], *, sampler) -> probs [..., V]
 
 
-def checked_int(name: str, value: Any, least: int = 1) -> int:
+def checked_int(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
   """Return a user's number as an int.
 
   Args:
     name: the name of the number in the error.
     value: the number.
     least: the least that it may be.
+    most: the most that it may be, by default the most that 32 bits hold.
 
   Raises:
-    ValueError: it is not whole, or less.
+    ValueError: it is not whole, or less, or more.
   """
   if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
     raise ValueError(f'{name}={value!r} is not a whole number of at least {least}.')
+  if value > most:
+    raise ValueError(f'{name}={value!r} is more than {most}; give a smaller number.')
   return int(value)
 
 

@@ -296,6 +296,12 @@ PYTHON = {
     lambda _: decoded(prompts=[Request([1], logit_bias={1: 1e9}, temperature=0.5)]),
     ('logit_bias', '1000000000', '5e+07', 'temperature 0.5'),
   ),
+  'max_new_tokens=2**63': (
+    lambda _: decoded(max_new_tokens=2**63),
+    ('max_new_tokens=9223372036854775808', '1073741824'),
+  ),
+  'max_new_tokens of 2**30': (lambda _: decoded(max_new_tokens=2**30), ('memory', 'GiB', 'max_new_tokens')),
+  'batch_size=2**63': (lambda _: decoded(batch_size=2**63), 'batch_size=9223372036854775808'),
   'a bias of all': (
     lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]),
     ('logit_bias', '5'),
@@ -764,6 +770,9 @@ COMMANDS = {
     (['--models=a'], "'a'"),
     (['--models=a', '--mesh=model'], ("'model'", 'data=1,model=4')),
     (['--models=a', '--batch-size=x'], ('--batch_size', "'x'")),
+    (['--models', '{tmp}/thesis', '{tmp}/thesis'], ('{tmp}/thesis', 'config.json')),
+    (['--models', '{tmp}/file', '{tmp}/file'], ('{tmp}/file', 'JSON')),
+    (['--models=a', f'--max_new_tokens={2**63}'], ('--max_new_tokens', str(2**63))),
     (['--models=a', '--text={tmp}'], '{tmp} is a folder'),
     (['--models=a', '--text={tmp}/file/x'], ('{tmp}/file/x', 'choose another')),
   ],

@@ -55,7 +55,8 @@ def decode(
       prompts are padded to one of such steps.
     processor: `processor(logits [V], tokens [T], count)` returns what the logits of every model become after the first
       `count` of these tokens. Arrays that change are bound to it with `functools.partial`.
-    trace: Whether to record each output token's log-probability under every model that scored it.
+    trace: Whether to record each output token's log-probability under every model that scored it, after the request's
+      bias and the processor, at temperature 1 without filters or penalties.
     progress: Whether to show a bar.
     keep_faults: Whether rows that end as faults are returned without a warning. Otherwise they are warned of, and the
       first is raised if there are no other rows.

@@ -72,7 +72,7 @@ def _request(line: str) -> Request:
     if isinstance(value, bool) or not isinstance(value, kinds) and (value is not None or name in ('prompt', 'n')):
       raise ValueError(f'{name}={value!r} is not {expected}')
   if fields.get('logit_bias'):
-    fields = fields | {'logit_bias': {_token(token): number for token, number in fields['logit_bias'].items()}}
+    fields = fields | {'logit_bias': _biases(fields['logit_bias'])}
   checked_int('n', fields.get('n', 1))
   return Request(**fields)
 
@@ -83,6 +83,15 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     raise ValueError(f'the key {next(n for n in names if names.count(n) > 1)!r} is given twice; leave one of them')
   return fields
+
+
+def _biases(given: Mapping[str, Any]) -> dict[int, Any]:
+  """Return biases by token id; two spellings of one id are refused."""
+  by_token = {_token(text): number for text, number in given.items()}
+  if len(by_token) < len(given):
+    ids = [_token(text) for text in given]
+    raise ValueError(f'logit_bias has the token {next(i for i in ids if ids.count(i) > 1)} twice; leave one of them')
+  return by_token
 
 
 def _token(text: str) -> int:

@@ -18,14 +18,13 @@ from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
 from speccascade.engine.state import cache_slots, State
-from speccascade.host.errors import first_line
+from speccascade.host.errors import first_line, out_of_memory
 from speccascade.types import Array, Model, Prompt
 
 FIRST = 5e10  # bytes of weights and caches times tokens of a first run
 SECONDS = 1.0  # of a run
 _THREADS = concurrent.futures.ThreadPoolExecutor()  # they wait for the device, so that a signal interrupts the caller
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
-_NO_MEMORY = 'RESOURCE_EXHAUSTED', 'Out of memory'  # in an error of XLA
 
 
 class Running(NamedTuple):
@@ -190,7 +189,7 @@ class Engine:
       # It raises what the program raised; to copy such an array may take for ever.
       _THREADS.submit(packed.block_until_ready).result()
     except jax.errors.JaxRuntimeError as error:
-      if not any(sign in str(error) for sign in _NO_MEMORY):
+      if not out_of_memory(error):
         raise
       sizes = f'{self.width} prompt tokens and {self.program.buffer} positions'
       problem = f'{self.size} rows of {sizes} do not fit into memory'

@@ -19,6 +19,7 @@ from speccascade.types import checked_int
 _LIMIT = 256  # tokens that one request may stop at
 _BIAS = 1e8  # times the temperature: float32 has no digits for the softmax of much more
 _SAMPLES = 1 << 20  # of one request
+_TOKENS = 1 << 30  # of one output, so that with its prompt 32 bits number its positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Request:
     temperature: Of the sampler, as are the numbers that follow, up to `frequency_penalty`.
     logit_bias: {token: number}, added to the logits of every model.
     n: How many samples; they share one prefill, and each has random numbers of its own.
-    logprobs: How many of the likeliest tokens at each position are returned.
+    logprobs: How many of the likeliest tokens under the last model are returned at each position, with their
+      log-probabilities after the bias and the logits processor, at temperature 1 without filters or penalties.
     chat_template_kwargs: Other arguments of the chat template, as {'tools': […], 'enable_thinking': False}.
   """
 
@@ -142,7 +144,7 @@ def rows(
 def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_new_tokens, sampler, seed) -> list[Row]:
   pick = lambda value, default: default if value is None else value
   changes = {name: getattr(request, name) for name in sampling.NEUTRAL if getattr(request, name) is not None}
-  max_new = checked_int('max_new_tokens', pick(request.max_new_tokens, max_new_tokens))
+  max_new = checked_int('max_new_tokens', pick(request.max_new_tokens, max_new_tokens), most=_TOKENS)
   min_new = checked_int('min_new_tokens', pick(request.min_new_tokens, 0), 0)
   if min_new > max_new:
     raise ValueError(f'min_new_tokens={min_new} is more than max_new_tokens={max_new}.')
@@ -168,9 +170,8 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
   )
   if row.logprobs > vocab:
     raise ValueError(f'logprobs={row.logprobs} is more than the {vocab} tokens of the vocabulary.')
-  if checked_int('n', request.n) > _SAMPLES:
-    raise ValueError(f'n={request.n} is more than {_SAMPLES} samples of one prompt; ask for more in further calls.')
-  return [dataclasses.replace(row, sample=sample) for sample in range(request.n)]
+  samples = checked_int('n', request.n, most=_SAMPLES)
+  return [dataclasses.replace(row, sample=sample) for sample in range(samples)]
 
 
 def _stop(models, stop) -> tuple[str, ...]:

@@ -216,7 +216,7 @@ def report(
   Raises:
     RunError: If a number is out of range, or there are too few prompts; ValueError of a seed.
   """
-  rows, test = _split(curves, at_most, confidence, test_share, resamplings, checked_int('seed', seed, 0))
+  rows, test = _split(curves, at_most, confidence, test_share, resamplings, checked_int('seed', seed, 0, 2**32 - 1))
   best, tested = calibration.fastest(curves, at_most, confidence, rows, seed)
   level = calibration.error_share(curves, confidence)
   rated = {}

@@ -111,9 +111,9 @@ def listed(text: str) -> list[str]:
 
 
 def count(text: str) -> int:
-  """Return a whole number of at least 1."""
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least 1')
+  """Return a whole number of at least 1 that 32 bits hold."""
+  if not text.isdecimal() or not 1 <= int(text) < 2**31:
+    raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least 1 and less than {2**31}')
   return int(text)
 
 

@@ -16,6 +16,11 @@ def first_line(error: BaseException, named: bool = False) -> str:
   return name if not lines else f'{name}: {lines[0]}' if named else lines[0]
 
 
+def out_of_memory(error: BaseException) -> bool:
+  """Return whether an error of XLA is that a device's memory does not suffice."""
+  return any(sign in str(error) for sign in ('RESOURCE_EXHAUSTED', 'Out of memory', 'Ran out of memory'))
+
+
 def known_as(name: str, **words: str) -> Callable:
   """Return a decorator that answers arguments of other packages with the remedy in `words`.
 

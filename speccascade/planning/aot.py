@@ -66,12 +66,20 @@ def chip_of(topology: str) -> Chip | None:
 
 
 def networks_of(models: Sequence[str], dtype: str, scan: bool = False) -> list[Network]:
-  """Return the networks of a named pair, or of two config.json."""
+  """Return the networks of a named pair, or of two config.json or their folders."""
   if len(models) == 1:
     return [dataclasses.replace(network, scan=scan) for network in shapes.pair(models[0], dtype)]
   if len(models) > 2:
     raise ValueError(f'models={" ".join(models)}: give the name of one pair, or two config.json.')
-  return [network_of(Path(path), dtype=dtype, scan=scan) for path in models]
+  return [network_of(_config_in(Path(path)), dtype=dtype, scan=scan) for path in models]
+
+
+def _config_in(path: Path) -> Path:
+  """Return a config.json, or that of a folder."""
+  file = path / 'config.json' if path.is_dir() else path
+  if not file.is_file():
+    raise ValueError(f'{path} is no config.json, nor a folder with one; give two of these, or the name of a pair.')
+  return file
 
 
 def describe(topology: str):

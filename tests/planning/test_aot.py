@@ -15,7 +15,7 @@ from speccascade.checkpoints import hf
 from speccascade.integrations import t5x
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.planning import aot, hlo, timing
+from speccascade.planning import aot, hlo, program_report, timing
 from speccascade.planning.synthetic import random_params
 from speccascade.types import Model
 
@@ -249,3 +249,26 @@ def test_no_cache_and_no_law_is_gathered_in_a_round(topology, mesh):
   module = loop_of((GEMMA, GEMMA), topology, mesh, ['replicated', 'sharded'], method, 8 * mesh['data'])
   own_cache = 8 * 4 // mesh['model'] * 128 * 256 * 2
   assert gathered(module) < min(own_cache, 8 * 256000 * 4 // mesh['model'])
+
+
+def test_a_program_that_does_not_fit_needs_a_mesh_of_more_chips(monkeypatch, capsys):
+  def full(*_):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20G of 15G')
+
+  monkeypatch.setattr(program_report, 'of_topology', full)
+  assert compile.main(['--models', 't5_small_xl']) == 1
+  assert says(capsys.readouterr().err, 'v5e:2x2', 'a chip', 'Used 20G of 15G', '--mesh=', '--batch_size')
+
+
+def test_the_topology_and_the_mesh_are_in_the_report(monkeypatch, capsys):
+  monkeypatch.setattr(program_report, 'of_topology', lambda *_: {})
+  monkeypatch.setattr(program_report, 'show', lambda *_: None)
+  assert compile.main(['--models', 't5_small_xl', '--mesh', 'model=4']) == 0
+  assert says(capsys.readouterr().out, 't5_small_xl', 'v5e:2x2', 'model=4')
+
+
+def test_the_floor_of_turns_is_that_of_the_dearest():
+  networks, sizes = (tiny(1), tiny(3)), aot.Sizes(batch=2, source=100, tokens=60)
+  small, large = (aot.floor_bytes(methods.autoregressive(m), networks, sizes) for m in (0, 1))
+  turns = methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (2, 1))
+  assert aot.floor_bytes(turns, networks, sizes) == max(2 * small, large)
