@@ -17,6 +17,7 @@ from speccascade.evaluate.calibration import Candidate, CorpusLoss, MeanLoss
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.report import formats
+from speccascade.host import storage
 from speccascade.host.errors import RunError
 from speccascade.types import checked_int
 
@@ -38,7 +39,7 @@ def read(run: Path, only: Sequence[str] = ()) -> tuple[Experiment, Path]:
   """
   if not rundir.exists(run / rundir.CONFIG):
     raise RunError(f'{run} is no run directory; give one that python -m speccascade.run wrote.')
-  config.parse([str(run / rundir.CONFIG)])
+  config.parse([str(storage.local_copy(run / rundir.CONFIG))])
   studies = runner.studies_of(config.build(placed=False), only)
   if len(studies) > 1:
     names = ', '.join(study.experiment.name for study in studies)

@@ -24,11 +24,10 @@ def resolve(function: Callable) -> tuple[Callable, dict[str, Any]]:
   known = gin and gin.config._inverse_lookup(function, allow_decorators=True)
   if not known:
     return function, {}
-  scopes = []
-  if function not in (known.wrapped, known.wrapper):
-    scopes = inspect.getclosurevars(function).nonlocals.get('scope_components') or []
   if inspect.isclass(known.wrapped):
     return function, {}
+  references = gin.config.iterate_references(gin.config._CONFIG)
+  scopes = next((x.scopes for x in references if x.scoped_configurable_fn is function), [])
   with gin.config_scope(scopes or gin.current_scope()):
     bound = gin.get_bindings(known.wrapped)
   return known.wrapped, {name: plain(value) for name, value in bound.items()}

@@ -43,4 +43,4 @@ class Budget:
   def leave_out(self, steps: int, text: str):
     """Note what is left out, and that it is so many steps less."""
     self.bar.expect(-steps)
-    self.left_out.append(text)
+    self.left_out += [text] if text not in self.left_out else []

@@ -11,7 +11,7 @@ from speccascade import rules, theory
 from speccascade.data.examples import Task
 from speccascade.host import storage
 from speccascade.train import held_out, router
-from speccascade.types import checked_int, Model
+from speccascade.types import checked_int
 
 FILE = 'by_slot.json'
 
@@ -25,7 +25,7 @@ class BySlot:
 
   Attributes:
     name: the job's name, and its folder.
-    models: drafter and verifier.
+    models: drafter and verifier, as of a router.
     task: prompts with references.
     costs: of a call of the verifier, in units of the 0–1 loss.
     block: γ.
@@ -34,7 +34,7 @@ class BySlot:
   """
 
   name: str
-  models: Sequence[Model]
+  models: router.Models
   task: Task
   costs: Sequence[float] = (0.1, 0.2, 0.3, 0.5, 0.8)
   block: int = 5
@@ -49,7 +49,7 @@ class BySlot:
 
   def run(self, out: Path, echo: Callable = print) -> list[dict]:
     """Choose the α, print them and write them to `out`."""
-    tokens = router.of_references(self.models, self.task, self.batch_size)
+    tokens = router.of_references(router.loaded(self).models, self.task, self.batch_size)
     gain, rejection = decision(tokens, self.greedy)
     rows = [self._row(gain, rejection, cost) for cost in self.costs]
     for row in rows:

@@ -5,6 +5,7 @@ end of sequence.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -20,7 +21,8 @@ from speccascade.data import files, prompts, tokenizers
 from speccascade.data.benchmarks import BENCHMARKS
 from speccascade.data.seqio import pipeline
 from speccascade.decode import decode
-from speccascade.host import storage
+from speccascade.host import multihost, storage
+from speccascade.host.journal import Journal
 from speccascade.sampling import Sampler
 from speccascade.train.batches import Pair
 from speccascade.types import Model
@@ -168,7 +170,7 @@ def from_teacher(
   Args:
     teacher: a model, or a function that returns one, which is called when the first pair is asked for.
     sources: texts.
-    file: where the outputs are saved, so that a resumed run reads them; its first line has the settings.
+    file: a journal of the outputs, with which a killed run goes on; its first line has the settings.
     temperature: of the teacher.
     max_new_tokens: of the teacher; outputs that reach it are dropped.
     batch_size: of the teacher's decoding.
@@ -185,44 +187,63 @@ def from_teacher(
     'max_new_tokens': max_new_tokens,
     'seed': seed,
   }
-  if not file.is_file():
-    _write_outputs(teacher, sources, file, settings, batch_size)
-  pairs = [(teacher.tokenizer.encode(row['source']), row['target']) for row in _outputs(file, sources, settings)]
+  rows = _outputs(teacher, sources, file, settings, batch_size)
+  pairs = [(teacher.tokenizer.encode(row['source']), row['target']) for row in rows]
   ends = teacher.network.eos_ids
   complete = [(source, target) for source, target in pairs if target and target[-1] in ends]
   yield from repeated(complete, seed)
 
 
-def _outputs(file: Path, sources: Sequence[str], settings: dict[str, Any]) -> list[dict]:
-  """Return the rows of a file of outputs, checked to be for these sources and settings."""
+def _outputs(
+  teacher: Model, sources: Sequence[str], file: Path, settings: dict[str, Any], batch_size: int
+) -> list[dict[str, Any]]:
+  """Return a row for each source, without a target where logits were not finite; decode those that the file lacks."""
+  multihost.once(lambda: storage.make_folder(file.parent))
+  with contextlib.closing(Journal(file, elsewhere='name another file')) as journal:
+    if not journal.count:
+      journal.append([settings])
+    done = len(_read(file, sources, settings))
+    for start in range(done, len(sources), 8 * batch_size):
+      journal.append(_decoded(teacher, sources[start : start + 8 * batch_size], start, settings, batch_size))
+  rows = _read(file, sources, settings)
+  faults = [row['fault'] for row in rows if 'fault' in row]
+  if faults and len(faults) == len(sources):
+    raise ValueError(faults[0])
+  if faults and done < len(sources):
+    summary = f"{len(faults)} of the teacher's {len(sources)} outputs are faults, and are dropped. {faults[0]}"
+    warnings.warn(summary, stacklevel=2)
+  return rows
+
+
+def _read(file: Path, sources: Sequence[str], settings: dict[str, Any]) -> list[dict[str, Any]]:
+  """Return the rows of a file of outputs, checked to be for the first of these sources, and for these settings."""
   header, *rows = [json.loads(line) for line in files.lines(file)]
   for name, value in settings.items():
     if header.get(name) != value:
       raise ValueError(f'{file} has outputs for {name}={header.get(name)}, not {value}: remove it or name another file')
-  if [row['source'] for row in rows] != list(sources):
+  if [row.get('source') for row in rows] != list(sources[: len(rows)]) or len(rows) > len(sources):
     raise ValueError(f'{file} has outputs for other sources: remove it, or name another file')
   return rows
 
 
-def _write_outputs(teacher, sources, file: Path, settings: dict[str, Any], batch_size: int) -> None:
-  """Decode the sources and write a line for each, without a target where logits were not finite."""
-  sampler = Sampler(settings['temperature'])
-  options = dict(max_new_tokens=settings['max_new_tokens'], seed=settings['seed'], batch_size=batch_size)
-  lines = [json.dumps(settings) + '\n']
-  faults = []
-  for start in range(0, len(sources), 8 * batch_size):
-    texts = list(sources[start : start + 8 * batch_size])
-    ids = range(start, start + len(texts))
-    out = decode(
-      methods.autoregressive(), [teacher], texts, sampler=sampler, example_ids=ids, keep_faults=True, **options
-    )
-    faults += [fault for fault in out.faults if fault]
-    for text, tokens, fault in zip(texts, out.tokens, out.faults, strict=True):
-      target = [int(t) for t in tokens] if fault is None else []
-      lines.append(json.dumps({'source': text, 'target': target}, ensure_ascii=False) + '\n')
-  if faults and len(faults) == len(sources):
-    raise ValueError(faults[0])
-  if faults:
-    summary = f"{len(faults)} of the teacher's {len(sources)} outputs are faults, and are dropped. {faults[0]}"
-    warnings.warn(summary, stacklevel=2)
-  storage.write(file, ''.join(lines))
+def _decoded(
+  teacher: Model, sources: Sequence[str], start: int, settings: dict[str, Any], batch_size: int
+) -> list[dict[str, Any]]:
+  """Decode sources, the first of which is number `start`, and return a row for each."""
+  out = decode(
+    methods.autoregressive(),
+    [teacher],
+    list(sources),
+    max_new_tokens=settings['max_new_tokens'],
+    sampler=Sampler(settings['temperature']),
+    seed=settings['seed'],
+    example_ids=range(start, start + len(sources)),
+    batch_size=batch_size,
+    keep_faults=True,
+  )
+  rows = [
+    {'source': text, 'target': [int(t) for t in tokens]} for text, tokens in zip(sources, out.tokens, strict=True)
+  ]
+  return [
+    row if fault is None else row | dict(target=[], fault=fault) for row, fault in zip(rows, out.faults, strict=True)
+  ]

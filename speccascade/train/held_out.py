@@ -24,7 +24,6 @@ from speccascade import rules
 from speccascade.data.examples import Task
 from speccascade.host import storage
 from speccascade.train import router
-from speccascade.types import Model
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
 RESAMPLES = 500
@@ -132,7 +131,7 @@ class HeldOut:
 
   Attributes:
     name: the job's name, and its folder.
-    models: drafter and verifier.
+    models: drafter and verifier, as of a router.
     task: held-out prompts with references.
     routers: names of earlier jobs.
     losses: '0-1', 'log', 'draw', and 'swap', which decodes.
@@ -141,7 +140,7 @@ class HeldOut:
   """
 
   name: str
-  models: Sequence[Model]
+  models: router.Models
   task: Task
   routers: Sequence[str]
   losses: Sequence[str] = ('0-1', 'log', 'draw')
@@ -150,6 +149,9 @@ class HeldOut:
 
   def run(self, out: Path, echo: Callable = print) -> dict:
     """Compare the rules in `out`, and write the result."""
+    return router.loaded(self)._run(out, echo)
+
+  def _run(self, out: Path, echo: Callable) -> dict:
     trained = {name: router.load(out / name, self.models) for name in self.routers}
     found = {}
     for kind in self.losses:

@@ -303,13 +303,21 @@ def fit(
   return (kernel, bias - mean @ kernel), last
 
 
+Models = Sequence[Model | Callable[[], Model]]
+
+
+def loaded(job: Any) -> Any:
+  """Return a job whose `models` are loaded, those that are functions by calling them."""
+  return dataclasses.replace(job, models=[m() if callable(m) else m for m in job.models])
+
+
 @dataclasses.dataclass(frozen=True)
 class Router:
   """A learned rule to train, as a job of `python -m speccascade.train`.
 
   Attributes:
     name: the job's name, and its folder.
-    models: drafter and verifier.
+    models: drafter and verifier, or functions that load them when the job's turn has come, as @train.load without ().
     task: the prompts, with references; for the loss 'swap' its first metric judges each output.
     loss: one of `LOSSES`.
     alone: whether the head reads the drafter alone, as `methods.token_cascade` needs.
@@ -324,7 +332,7 @@ class Router:
   """
 
   name: str
-  models: Sequence[Model]
+  models: Models
   task: Task
   loss: str = 'expected'
   alone: bool = False
@@ -349,6 +357,9 @@ class Router:
 
   def run(self, out: Path, echo: Callable = print) -> functools.partial:
     """Train in `out`/name, unless that was done; return the rule. One that was trained otherwise is refused."""
+    return loaded(self)._run(out, echo)
+
+  def _run(self, out: Path, echo: Callable) -> functools.partial:
     file = out / self.name / FILE
     identity = self._identity()
     if file.is_file():

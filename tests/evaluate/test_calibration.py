@@ -20,6 +20,7 @@ from speccascade.decode import __main__ as decoding
 from speccascade.decode import options
 from speccascade.evaluate import calibration, calibration_report, config, Curve, Experiment, rundir, runner
 from speccascade.evaluate.calibration import betting_p_value, Candidate, CorpusLoss, MeanLoss
+from speccascade.host import storage
 from speccascade.host.errors import RunError
 
 TIMES = 4000
@@ -417,6 +418,17 @@ def test_the_command_prints_and_writes_the_report(run, capsys):
   assert calibrate.main([*argv, '--resamplings=4']) == 0
   again = json.loads((run / 'calibrated.json').read_text())
   assert again.pop('resampled')['times'] == 4 and again == written
+
+
+def test_a_run_in_a_bucket_is_calibrated(run, tmp_path, monkeypatch):
+  pytest.importorskip('upath')
+  monkeypatch.setattr(storage, 'CACHE', tmp_path / 'copies')
+  there = storage.resolve(f'memory://{tmp_path.name}/run')
+  for file in run.iterdir():
+    storage.write(there / file.name, file.read_bytes())
+  asked = ['--loss=exact_match', '--at_most=60']
+  assert calibrate.main([str(run), *asked]) == calibrate.main([str(there), *asked]) == 0
+  assert (there / 'calibrated.json').read_bytes() == (run / 'calibrated.json').read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A curve builds the method it says, takes what a config binds on its functions, and refuses what it would ignore."""
 
 import functools
+import inspect
 
 import gin
 from matching import having, says
@@ -130,7 +131,8 @@ def test_bindings_on_rules_and_methods_work():
   assert str(curve) == 'cos: cos(blocks=(3, 1)) of weighted(weights=(0.25, 0.75))'
 
 
-def test_scoped_bindings_on_rules_work():
+def test_scoped_bindings_on_rules_work(monkeypatch):
+  monkeypatch.setattr(inspect, 'getclosurevars', None)  # a scope is that of a reference of the config, in gin's words
   curve = curve_of("""
     Curve.name = 'cos'
     Curve.method = @methods.ensemble

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import pathlib
+import re
 
 from cases import FOREIGN_PAIR
 import jax
@@ -16,7 +18,7 @@ from speccascade import decode, embedded, methods, rules, Sampler
 from speccascade.decode.scoring import score
 from speccascade.models.continued import Continued
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.train import router
+from speccascade.train import by_slot, held_out, router
 from speccascade.train.data import tokenised
 from speccascade.types import Model
 
@@ -220,6 +222,27 @@ def test_a_job_trains_saves_and_loads_a_rule_that_the_loop_follows(alone, models
   assert alone or none.tokens == drafter.tokens  # a token cascade asks the verifier after `max_draft` tokens too
   calls = [out.stats.calls.sum(0)[1] for out in (none, some, every)]
   assert calls[0] < calls[1] <= calls[2]
+
+
+def test_models_of_a_job_are_loaded_when_its_turn_has_come_and_not_before(models, tmp_path):
+  loads = []
+  lazy = [lambda m=m: loads.append(m.name) or m for m in models]
+  about = dict(models=lazy, task=embedded.task(count=2), batch_size=2)
+  made = [router.Router(name, steps=2, hidden=2, **about) for name in ('a', 'b')]
+  made += [
+    held_out.HeldOut('held_out', routers=['a', 'b'], losses=['0-1'], **about),
+    by_slot.BySlot('by_slot', **about),
+  ]
+  assert loads == []
+  for i, job in enumerate(made, 1):
+    job.run(tmp_path, lambda _: None)
+    assert loads == [m.name for m in models] * i
+
+
+@pytest.mark.parametrize('name', ['router_sums', 'router_multi30k', 'by_slot_multi30k'])
+def test_a_config_of_rules_loads_no_model_while_it_is_read(name):
+  text = (pathlib.Path(__file__).parents[2] / 'gin_configs' / 'train' / f'{name}.gin').read_text()
+  assert re.search(r'models = \[@\w+/train.load, @\w+/train.load\]', text) and 'train.load()' not in text
 
 
 def test_a_trained_job_is_not_trained_again_and_refuses_what_would_change_it(models, tmp_path, monkeypatch):

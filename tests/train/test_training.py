@@ -23,7 +23,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 import speccascade
-from speccascade import checkpoints, rules
+from speccascade import checkpoints, decode, rules
 from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data.tokenizers import find
 from speccascade.host import storage
@@ -312,6 +312,30 @@ def test_the_teachers_outputs_are_made_once_and_cut_off_ones_left_out(tmp_path):
   assert again == pairs and file.stat().st_mtime_ns == before
   with pytest.raises(ValueError, match='sources'):
     next(data.from_teacher(teacher, sources[1:], **kwargs))
+
+
+def test_a_teacher_that_was_killed_goes_on_with_the_sources_that_are_left(tmp_path, monkeypatch):
+  teacher = toy.model(3, 12, eos_ids=(1, 2)).replace(tokenizer=words(tmp_path, eos_token='</s>'))
+  sources = [f'{i % 7 + 3} {i % 5 + 3} {i // 7 % 7 + 3}' for i in range(20)]
+  kwargs = dict(temperature=1.0, max_new_tokens=8, batch_size=1)
+  wanted = next(data.from_teacher(teacher, sources, file=tmp_path / 'whole', **kwargs))
+  asked = []
+
+  def killed(*args, **options):
+    asked.append(list(options['example_ids']))
+    if len(asked) == 2:
+      raise KeyboardInterrupt
+    return decode(*args, **options)
+
+  monkeypatch.setattr(data, 'decode', killed)
+  file = tmp_path / 'killed'
+  with pytest.raises(KeyboardInterrupt):
+    next(data.from_teacher(teacher, sources, file=file, **kwargs))
+  with open(file, 'a') as f:
+    f.write('{"source": "3')  # a line that was not finished
+  assert next(data.from_teacher(teacher, sources, file=file, **kwargs)) == wanted
+  assert asked == [[*range(8)], [*range(8, 16)], [*range(8, 16)], [*range(16, 20)]]
+  assert file.read_bytes() == (tmp_path / 'whole').read_bytes()
 
 
 def test_faults_of_a_teacher_are_dropped_with_a_warning(tmp_path):
