@@ -147,6 +147,12 @@ def test_an_activation_is_given_to_t5x_alone(folders):
       checkpoints.load(folders[kind], activation='relu')
 
 
+def test_a_number_next_to_a_t5x_checkpoint_is_named_with_its_place(folders):
+  file = folders['t5x'] / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | {'layer_norm_epsilon': float('inf')}))
+  assert says(_error(folders['t5x']), f'{folders["t5x"]}', "'layer_norm_epsilon'", 'inf')
+
+
 def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
   message = _error(tmp_path / 'nowhere', FileNotFoundError)
   assert says(message, f'{tmp_path}/nowhere', 'Hugging Face', 'org/name')

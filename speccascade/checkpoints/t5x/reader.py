@@ -18,7 +18,7 @@ import numpy as np
 
 from speccascade.checkpoints import assemble, files, zarr_files
 from speccascade.checkpoints.files import AGAIN
-from speccascade.checkpoints.hf.config import network_from_config
+from speccascade.checkpoints.hf.config import errors_of, network_from_config
 from speccascade.checkpoints.t5x import axes, config
 from speccascade.types import Network, Params
 
@@ -66,7 +66,8 @@ def read(
   gated = 'encoder.layers_0.mlp.wi_0.kernel' in shapes
   hf_config = config.complete(config.config_of(shapes, folder), folder, gated, activation)
   dtype_of_network = dtype or assemble.narrowed(stored['token_embedder.embedding'].dtype).name
-  network = network_from_config(hf_config, dtype=dtype_of_network, scan=scan)
+  with errors_of(folder):
+    network = network_from_config(hf_config, dtype=dtype_of_network, scan=scan)
   entries = assemble.plan_by_own_names(network, stored)
   assemble.check(entries, stored, network, folder)
   return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
