@@ -18,7 +18,8 @@ import numpy as np
 
 from speccascade.checkpoints import assemble, files, zarr_files
 from speccascade.checkpoints.files import AGAIN
-from speccascade.checkpoints.hf.config import errors_of, network_from_config
+from speccascade.checkpoints.hf.checks import errors_of
+from speccascade.checkpoints.hf.config import network_from_config
 from speccascade.checkpoints.t5x import axes, config
 from speccascade.types import Network, Params
 
