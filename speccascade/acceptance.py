@@ -106,8 +106,8 @@ class Threshold:
 
   def __call__(self, trial: Trial) -> tuple[Verdict, Any]:
     width = trial.tokens.shape[1]
-    q, p = (trial.window.logits[m][:, :width] for m in (self.drafter, self.verifier))
-    ok = rules.discrepancy(q, p, sampler=trial.sampler) <= self.limit
+    logits = (trial.window.logits[m][:, :width] for m in (self.drafter, self.verifier))
+    ok = rules.discrepancy(*(rules.Prediction(x, trial.sampler) for x in logits)) <= self.limit
     one = jnp.ones(trial.tested.shape, jnp.float32)
     return Verdict(leading(ok & in_test(trial)), one, 0 * one), trial.noise
 

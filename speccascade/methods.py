@@ -30,24 +30,17 @@ from speccascade.types import checked_int, Combiner, Rule
 
 
 def _models(models: int, combiner: tree_util.Partial) -> int:
-  weights = combiner.keywords.get('weights')
-  if weights is not None and len(weights) != models:
-    raise ValueError(f'{rules.name_of(combiner)} has {len(weights)} weights for {models} models; give one for each.')
+  takes = rules.models_of(combiner)
+  if takes is not None and takes != models:
+    raise ValueError(f'{rules.name_of(combiner)} combines {takes} models, and there are {models} models.')
   return checked_int('models', models, 2)
 
 
 def _check_slots(bound: tree_util.Partial, block: str, slots: int):
-  """Refuse a rule, or the combiner of one, with an α for each token of a draft that has another number of tokens."""
-  rule = bound.keywords.get('rule', bound)
-  alpha = rule.keywords.get('alpha')
-  if rules.takes(rule, 'slot') and np.ndim(alpha) and len(alpha) != slots:
-    raise ValueError(f'rule {rules.name_of(rule)} has {len(alpha)} α for {block}; give {slots}, one for each slot.')
-
-
-def _defer(rule: tree_util.Partial) -> tree_util.Partial | None:
-  """Return a rule's decision δ, where it makes one."""
-  decision = getattr(rule.func, 'defer', None)
-  return None if decision is None else tree_util.Partial(decision, **rule.keywords)
+  """Refuse a rule with an α for each token of a draft that has another number of tokens."""
+  alpha = bound.keywords.get('alpha')
+  if rules.declaration(bound).by_slot and np.ndim(alpha) and len(alpha) != slots:
+    raise ValueError(f'rule {rules.name_of(bound)} has {len(alpha)} α for {block}; give {slots}, one for each slot.')
 
 
 def _pair(pair: Sequence[int]) -> tuple[int, int]:
@@ -126,16 +119,14 @@ def oracle(rule: Rule) -> Method:
     >>> print(methods.oracle(functools.partial(rules.diff, alpha=0.1)))
     score(0) · score(1) · verify(diff of (0, 1))
   """
-  return _lockstep(rules.lift(rule), 2, 'oracle', in_turn=True)
+  return _lockstep(rules.bind_rule(rule), 2, 'oracle', in_turn=True)
 
 
 def _lockstep(combiner, models, kind, *, in_turn: bool) -> Method:
   bound = rules.bind_combiner(combiner)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, after=m - 1 if in_turn and m else None) for m in everyone)
-  rule = bound.keywords.get('rule') if len(everyone) == 2 else None
-  defer = None if rule is None else _defer(rule)
-  return Method.of_phases((*scores, Verify(bound, everyone, defer=defer)), everyone, kind=kind)
+  return Method.of_phases((*scores, Verify(bound, everyone)), everyone, kind=kind)
 
 
 def speculative(
@@ -186,8 +177,7 @@ def speculative(
   if bound.func is rules.speculative:
     phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
     return Method.of_phases(phases, slots, kind='speculative', **settings)
-  verify = Verify(rules.lift(rule), (0, 1), accept, _defer(bound))
-  phases = Propose(0, gamma + 1), Score(1, verification.First(gamma)), verify
+  phases = Propose(0, gamma + 1), Score(1, verification.First(gamma)), Verify(bound, (0, 1), accept)
   return Method.of_phases(phases, slots, kind='cascade', **settings)
 
 
@@ -211,12 +201,12 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
   """
   bound = rules.bind_rule(rule)
   most = checked_int('max_draft', max_draft)
-  if not getattr(bound.func, 'alone', False):
+  if not rules.declaration(bound).drafter_alone:
     raise ValueError(f'token_cascade: rule {rules.name_of(rule)} reads the verifier; use chow, chow_log or oracle().')
   phases = (
     Propose(0, most),
     Score(1),
-    Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything)),
+    Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything), final_defers=True),
   )
   policy = stopping.Deferral(bound)
   return Method.of_phases(phases, (0, 1), policy=policy, kind='token_cascade', rule=rules.name_of(rule))

@@ -98,7 +98,7 @@ class Deferral(Policy):
   rule: Rule
 
   def before(self, logits, sampler):
-    return self.rule.func.defer(logits, None, sampler=sampler, **self.rule.keywords)
+    return self.rule(rules.Prediction(logits, sampler), None)
 
 
 @struct.dataclass

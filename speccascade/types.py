@@ -107,8 +107,8 @@ def named_apart(models: Sequence[Model]) -> list[Model]:
 
 
 Phase = Callable[[Any, Any], Any]  # (engine.state.Context, State) -> State
-Rule = Callable[..., Array]  # (q_logits, p_logits, *, alpha, sampler) -> probs [..., V]
-Combiner = Callable[..., Array]  # (logits [M, ..., V], *, sampler) -> probs [..., V]
+Rule = Callable[..., Array]  # (q, p, *, alpha) of two rules.Predictions -> bool [...], bool [..., V] or π [..., V]
+Combiner = Callable[..., Array]  # (models, …) of a list of rules.Predictions -> π [..., V]
 
 
 def checked_int(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:

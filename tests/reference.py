@@ -1,6 +1,7 @@
 """The definitions once more, in float64 numpy and in the plainest form, for tests to compare with.
 
-Nothing here is shared with the package: each rule is written from its equation, distributions recurse over prefixes.
+A rule's is the `definition` that it declares. Nothing else here is shared with the package: the sampler is written from
+its equations, distributions recurse over prefixes.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import itertools
 import numpy as np
 import scipy.stats
 
+from speccascade import rules
 from speccascade.models.translation import Translated
 from speccascade.types import Model
 
@@ -121,50 +123,46 @@ def gain(name, lq, lp):
   return losses[0] - losses[1]
 
 
+def positions(lq, lp, sampler, tail=None):
+  """Return what a rule's definition reads of two models at one position; `tail` stands for p̃ in a longer cascade."""
+  return (
+    rules.Position(lq, softmax(lq), sampler(lq), sampler.greedy),
+    rules.Position(lp, softmax(lp), sampler(lp) if tail is None else tail, sampler.greedy),
+  )
+
+
+def learned(name):
+  """Return the definition of a rule that is learned, with a head of `HEADS`."""
+
+  def definition(q, p, alpha):
+    return gain(name, q.logits, p.logits) > alpha * (tv(q.probs, p.probs) if name == 'learned_opt' else 1)
+
+  return definition
+
+
+def _numbers(name, alpha):
+  return {} if name == 'speculative' else {'alpha': alpha}
+
+
+def _definition(name):
+  return learned(name) if name in HEADS else rules.declaration(getattr(rules, name)).definition
+
+
 def deferral(name, lq, lp, alpha, sampler, tail=None):
-  q, p = softmax(lq), softmax(lp)
-  cost = tv(sampler(lq), sampler(lp) if tail is None else tail)
-  if name in HEADS:
-    return gain(name, lq, lp) > alpha * (cost if name == 'learned_opt' else 1)
-  cross = -np.log(p[q.argmax()]) if sampler.greedy else -(q * np.log(p)).sum()
-  return {
-    'speculative': True,
-    'chow': q.max() < 1 - alpha,
-    'chow_log': entropy(q) > alpha,
-    'diff': q.max() < p.max() - alpha,
-    'diff_log': entropy(q) > entropy(p) + alpha,
-    'opt': q.max() < p.max() - alpha * cost,
-    'opt_log': entropy(q) > entropy(p) + alpha * cost,
-    'bild_star': cross > alpha,
-  }[name]
+  """Return the decision of a rule that makes one."""
+  return _definition(name)(*positions(lq, lp, sampler, tail), **_numbers(name, alpha))
 
 
 def target(name, lq, lp, alpha, sampler, tail=None):
   """Return π of a rule; `tail` stands for p̃ where models follow the second."""
-  q, p = softmax(lq), softmax(lp)
-  qt, pt = sampler(lq), sampler(lp) if tail is None else tail
-  if name.startswith('token'):
-    accepted = {
-      'token_v1': q >= p.max() - alpha,
-      'token_v2': p >= p.max() - alpha,
-      'token_v3': p >= (1 - alpha) * p.max(),
-    }[name]
-    kept = qt * accepted
-    return kept + pt * (1 - kept.sum())
-  if name.startswith('lossy'):
-    beta = 1.0
-    if name == 'lossy_star':
-      want = np.maximum(0, qt - pt / (1 - alpha)).sum()
-      low, high = 1 - alpha, 10.0
-      for _ in range(80):
-        beta = (low + high) / 2
-        low, high = (beta, high) if np.maximum(0, pt / beta - qt).sum() > want else (low, beta)
-    # The definition as executed: accept a drafted token or draw from the residual.
-    accept = np.array([min(1, b / ((1 - alpha) * a)) if a > 0 else 1.0 for a, b in zip(qt, pt)])
-    rest = np.maximum(0, pt / beta - qt)
-    rejected = 1 - (qt * accept).sum()
-    return qt * accept + (rejected * rest / rest.sum() if rest.sum() > 0 else 0)
-  return pt if deferral(name, lq, lp, alpha, sampler, tail) else qt
+  q, p = positions(lq, lp, sampler, tail)
+  found = _definition(name)(q, p, **_numbers(name, alpha))
+  if np.ndim(found) == 0:  # a decision
+    return p.probs if found else q.probs
+  if found.dtype == bool:  # a set of tokens
+    kept = q.probs * found
+    return kept + p.probs * (1 - kept.sum())
+  return found
 
 
 def chained(name, logits, alpha, sampler):

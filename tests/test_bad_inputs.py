@@ -105,14 +105,19 @@ def records(folder: pathlib.Path, line: str) -> str:
   return written(folder, 'x.jsonl', '{"prompt": "a", "target": "b"}\n\n' + line)
 
 
-def shouting(q_logits, p_logits, *, sampler):
+def shouting(q, p):
   """A rule that gives logits, no distribution."""
-  return p_logits
+  return p.logits
 
 
-def branching(q_logits, p_logits, *, alpha, sampler):
+def branching(q, p, *, alpha):
   """A rule that JAX cannot trace."""
-  return sampler(p_logits) if alpha > 0.5 else sampler(q_logits)
+  return p.probs if alpha > 0.5 else q.probs
+
+
+def of_logits(q_logits, p_logits, *, sampler):
+  """A rule of an earlier form."""
+  return sampler(p_logits)
 
 
 class Patient(stopping.Policy):
@@ -129,9 +134,9 @@ class Doubling(backends.Backend):
     return self.factor * x @ kernel
 
 
-def narrow(q_logits, p_logits, *, sampler):
+def narrow(q, p):
   """A rule of the wrong shape."""
-  return sampler(p_logits)[..., 0]
+  return p.probs[..., 0]
 
 
 def silent(*_, **__):
@@ -166,22 +171,25 @@ def own_phases(*phases, **settings):
 PYTHON = {
   # rules and combiners
   'a rule of logits': (lambda _: decoded(methods.speculative(shouting)), 'shouting'),
-  'half a distribution': (lambda _: decoded(methods.speculative(lambda q, p, *, sampler: 0.5 * sampler(p))), 'sum'),
+  'half a distribution': (lambda _: decoded(methods.speculative(lambda q, p: 0.5 * p.probs)), 'sum'),
   'a rule of whole numbers': (
-    lambda _: decoded(methods.speculative(lambda q, p, *, sampler: jnp.zeros(p.shape, jnp.int32))),
+    lambda _: decoded(methods.speculative(lambda q, p: jnp.zeros(p.logits.shape, jnp.int32))),
     'int32',
   ),
   'a rule that branches': (lambda _: decoded(methods.speculative(partial(branching, alpha=0.3))), 'branching'),
   'a rule of another shape': (lambda _: decoded(methods.speculative(narrow)), 'narrow'),
-  'a rule of nothing': (lambda _: decoded(methods.speculative(lambda q, p, *, sampler: None)), 'None'),
+  'a rule of nothing': (lambda _: decoded(methods.speculative(lambda q, p: None)), 'None'),
   'a rule that fails without a word': (
-    lambda _: decoded(methods.speculative(lambda q, p, *, sampler: silent())),
+    lambda _: decoded(methods.speculative(lambda q, p: silent())),
     'AssertionError',
   ),
   'a rule by its name': (lambda _: methods.speculative('opt'), ("'opt'", 'functools')),
   'a rule without its alpha': (lambda _: methods.speculative(rules.opt), ('opt', 'alpha')),
   'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), ('chow', '0 <= alpha <= 1')),
-  'by_slot of a token rule': (lambda _: rules.by_slot(rules.token_v3), ('token_v3', 'rules.opt')),
+  'by_slot of a token rule': (
+    lambda _: decoded(methods.speculative(partial(rules.by_slot(rules.token_v3), alpha=(0.1, 0.1)), block=1)),
+    ('token_v3', 'rules.opt'),
+  ),
   'alpha for other slots': (
     lambda _: methods.speculative(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), block=5),
     ('opt', '2', 'block=5', '6'),
@@ -208,6 +216,15 @@ PYTHON = {
   'alpha as a whole number': (lambda _: methods.speculative(partial(rules.chow, alpha=np.int64(3))), 'alpha=3'),
   'alpha as a text': (lambda _: methods.speculative(partial(rules.opt, alpha='0.1')), 'alpha=0.1'),
   'a number that a rule lacks': (lambda _: methods.speculative(partial(OPT, beta=1)), ('opt', 'beta')),
+  'a rule of logits and a sampler': (
+    lambda _: methods.speculative(of_logits),
+    ('of_logits', 'sampler', '(q, p, *, alpha)'),
+  ),
+  'a combiner of logits and a sampler': (
+    lambda _: methods.cos(lambda x, *, sampler: sampler(x[0])),
+    ('lambda', 'q.probs'),
+  ),
+  'a function of three': (lambda _: methods.cos(lambda q, m, p: p.probs), ('lambda', 'q, p')),
   'a sampler by position': (lambda _: methods.speculative(lambda q, p, sampler: sampler(q)), 'sampler'),
   'a weight of NaN': (lambda _: methods.cos(partial(rules.weighted, weights=(np.nan, 0.5))), 'weights'),
   'a combiner for a rule': (lambda _: methods.speculative(EVEN), ('weighted', 'combiner')),
@@ -345,10 +362,6 @@ PYTHON = {
   'models=PATH': (lambda _: decoded(models='PATH/small'), 'models=PATH/small'),
   'two models for one': (lambda _: decoded(methods.autoregressive()), ('methods.autoregressive(', '2')),
   'one model for two': (lambda _: decoded(models=[LARGE]), ('speculative[speculative]', '2 models', '1')),
-  'a rule of two models for three': (
-    lambda _: decoded(methods.cos(rules.rule(lambda q, p, *, sampler: sampler(p)), (1, 1, 1)), [*PAIR, LARGE]),
-    ('lambda', 'rest'),
-  ),
   'three models for two': (lambda _: decoded(models=[*PAIR, LARGE]), ('2 models', '3')),
   'two models for three': (lambda _: decoded(methods.autoregressive(2)), ('3 models', '2')),
   'two vocabularies': (lambda _: decoded(models=[toy.model(1, 7), LARGE]), ('vocabular', 'toy1', '7', 'toy0', '5')),

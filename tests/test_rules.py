@@ -1,14 +1,14 @@
 """Rules and combiners: distributions, limits in α, the papers' lemmas, float32 extremes, errors.
 
-A new rule costs one row in `TABLE`; the row inherits every test that is parametrised over it.
+A rule that the package declares is in every test that is parametrised over rules, at values of α found by bisection.
 """
 
 from functools import partial
-import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+import jax
 import jax.numpy as jnp
 from matching import having
 import numpy as np
@@ -18,34 +18,9 @@ import scipy.optimize
 
 from speccascade import methods, rules, Sampler, sampling
 
-INF, NO = math.inf, None
 ROWS, V = 40, 7
-LOG_V = math.log(V)
-# rule: (values of α, the end that is plain speculative decoding, the end that is the drafter alone), §3 of the methods.
-TABLE = {
-  rules.speculative: ([NO], NO, NO),
-  rules.chow: ([0.2, 0.5, 0.6], 0.0, 1.0),
-  rules.chow_log: ([0.8, 1.3], 0.0, LOG_V + 1e-5),
-  rules.diff: ([-0.2, 0.0, 0.15], -1.0, 1.0),
-  rules.diff_log: ([-0.3, 0.0, 0.2], -LOG_V - 1e-5, LOG_V + 1e-5),
-  rules.opt: ([-0.5, 0.0, 0.4], -INF, INF),
-  rules.opt_log: ([-0.5, 0.0, 0.4], -INF, INF),
-  rules.bild_star: ([0.7, 1.8], 0.0, INF),
-  rules.token_v1: ([-0.1, 0.0, 0.3], -1.0, 1.0),
-  rules.token_v2: ([0.0, 0.05, 0.3], -1.0, 1.0),
-  rules.token_v3: ([0.0, 0.3, 0.9], NO, 1.0),  # α = 0 keeps the arg max of p: the plain end at T = 0 only
-  rules.lossy: ([0.0, 0.3, 0.9], 0.0, NO),  # α → 1 keeps what p̃ allows: not the drafter alone where p̃ = 0
-  rules.lossy_star: ([0.0, 0.3, 0.9], 0.0, NO),
-  rules.learned: ([-0.3, 0.3, 1.0], -INF, INF),
-  rules.learned_opt: ([-0.3, 0.7, 2.0], -INF, INF),
-  rules.learned_alone: ([-3.3, -2.0, 0.5], -INF, INF),
-}
-BINARY = [rule for rule in TABLE if hasattr(rule, 'defer')]
-CASES = [(rule, alpha) for rule, (alphas, _, _) in TABLE.items() for alpha in alphas]
-TEMPERATURES = [0.0, 0.7, 1.0]
-over_rules = pytest.mark.parametrize('rule', TABLE, ids=rules.name_of)
-over_cases = pytest.mark.parametrize('rule, alpha', CASES, ids=lambda x: rules.name_of(x) if callable(x) else str(x))
-over_temperatures = pytest.mark.parametrize('temperature', TEMPERATURES)
+RULES = [x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration') and x.declaration.is_rule]
+TOKENS = rules.token_v1, rules.token_v2, rules.token_v3
 
 
 def pairs(seed, shape=(ROWS, V), scale=1.5):
@@ -61,8 +36,46 @@ def numbers(rule, alpha):
   return weights if alpha is None else {'alpha': alpha, **weights}
 
 
+def bound(rule, alpha):
+  return partial(rule, **numbers(rule, alpha))
+
+
+def targeted(rule, lq, lp, alpha, sampler):
+  return rules.target(bound(rule, alpha), (jnp.asarray(lq), jnp.asarray(lp)), sampler)
+
+
 def target(rule, lq, lp, alpha, sampler):
-  return np.asarray(rule(jnp.asarray(lq), jnp.asarray(lp), sampler=sampler, **numbers(rule, alpha)))
+  return np.asarray(targeted(rule, lq, lp, alpha, sampler).probs)
+
+
+def telling(rule):
+  """Return values of α at which a quarter, a half and three quarters of the mass that can be rejected is rejected."""
+  alpha = rule.declaration.alpha
+  if alpha is None:
+    return [None]
+  lq, lp = (jnp.asarray(x) for x in pairs(1))
+  q = sampling.softmax(lq)
+  ask = jax.jit(lambda a: sampling.tv(q, rules.target(bound(rule, a), (lq, lp)).probs).sum())
+  low, high = max(alpha.low, -8.0), min(alpha.high, 8.0)
+  most, least = ask(low), ask(high)
+
+  def bisected(share):
+    a, b = low, high
+    for _ in range(20):
+      middle = (a + b) / 2
+      a, b = (middle, b) if ask(middle) > least + share * (most - least) else (a, middle)
+    return round((a + b) / 2, 3)
+
+  return [bisected(share) for share in (0.75, 0.5, 0.25)]
+
+
+ALPHAS = {rule: telling(rule) for rule in RULES}
+BINARY = [x for x in RULES if targeted(x, *pairs(1), ALPHAS[x][0], Sampler()).deferred is not None]
+CASES = [(rule, alpha) for rule, alphas in ALPHAS.items() for alpha in alphas]
+TEMPERATURES = [0.0, 0.7, 1.0]
+over_rules = pytest.mark.parametrize('rule', RULES, ids=rules.name_of)
+over_cases = pytest.mark.parametrize('rule, alpha', CASES, ids=lambda x: rules.name_of(x) if callable(x) else str(x))
+over_temperatures = pytest.mark.parametrize('temperature', TEMPERATURES)
 
 
 def definition(rule, lq, lp, alpha, sampler):
@@ -81,15 +94,19 @@ def assert_distribution(pi, tolerance=1e-5):
   assert abs(pi.astype(np.float64).sum(-1) - 1).max() < tolerance
 
 
-def test_the_table_covers_every_rule():
-  assert set(TABLE) == {*rules.RULES, rules.learned, rules.learned_opt, rules.learned_alone}
+def test_what_the_loop_does_not_check_declares_it_or_makes_a_choice():
+  """A decision or a set of tokens makes a distribution; of float arrays these are a sampler's, or means of such."""
+  declared = {x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration') and x.declaration.certain}
+  assert declared == {rules.speculative, rules.lossy, rules.lossy_star, rules.own, rules.weighted}
+  assert all(targeted(rule, *pairs(1), ALPHAS[rule][0], Sampler()).certain for rule in RULES)
+  assert not rules.target(lambda q, p: q.logits, list(pairs(1))).certain
 
 
-def test_what_the_loop_does_not_check_is_in_the_table_of_distributions():
-  unchecked = {x for x in vars(rules).values() if getattr(x, 'gives_distribution', False)}
-  assert unchecked == {*TABLE, rules.own, rules.weighted}  # a sampler's distribution, and a mean of such
-  assert rules.gives_distribution(rules.lift(partial(rules.opt, alpha=0.1)))
-  assert not rules.gives_distribution(rules.lift(rules.rule(lambda q_logits, p_logits, *, sampler: q_logits)))
+def test_every_rule_of_the_package_has_a_range_and_a_definition():
+  for rule in rules.RULES:
+    assert rule.declaration.definition is not None
+    assert rule is rules.speculative or rule.declaration.alpha is not None
+  assert {rules.name_of(rule) for rule in RULES} == {r.__name__ for r in rules.RULES} | reference.HEADS.keys()
 
 
 @settings(deadline=None, max_examples=6, derandomize=True, database=None)
@@ -112,12 +129,12 @@ def test_a_target_equals_its_definition_in_float64(rule, alpha, temperature):
 
 
 def test_the_values_of_alpha_are_telling():
-  """Every binary rule defers in some of the rows and not in others, so that the test above sees both."""
+  """Every rule of a decision defers in some of the rows and not in others, so that the test above sees both."""
   lq, lp = pairs(1)
   for rule, alpha in CASES:
     if rule in BINARY:
-      delta = np.asarray(rule.defer(lq, lp, sampler=Sampler(), **numbers(rule, alpha)))
-      assert 0 < delta.sum() < ROWS, (rule, alpha)
+      assert 0 < targeted(rule, lq, lp, alpha, Sampler()).deferred.sum() < ROWS, (rule, alpha)
+  assert len(set(CASES)) == 3 * (len(RULES) - 1) + 1
 
 
 @over_cases
@@ -133,24 +150,23 @@ def test_leading_axes_are_rows(rule, alpha):
 @over_temperatures
 @over_rules
 def test_the_ends_of_alpha_are_plain_speculation_and_the_drafter(rule, temperature):
-  _, plain, alone = TABLE[rule]
+  low, high, alone, plain = rule.declaration.alpha or rules.Range()
   lq, lp = pairs(3)
   q, p = distributions(lq, lp, temperature)
-  low, high = getattr(rule, 'alpha_range', (-INF, INF))
   if plain is not None:
-    assert plain >= low
+    assert plain == low
     np.testing.assert_allclose(target(rule, lq, lp, plain, Sampler(temperature)), p, atol=2e-6)
   if alone is not None:
-    assert alone <= high
+    assert alone == high
     np.testing.assert_allclose(target(rule, lq, lp, alone, Sampler(temperature)), q, atol=2e-6)
 
 
 @pytest.mark.parametrize('rule', [*BINARY, rules.lossy, rules.lossy_star], ids=rules.name_of)
 def test_larger_alpha_rejects_less(rule):
-  alphas, plain, alone = TABLE[rule]
+  _, _, alone, plain = rule.declaration.alpha
   lq, lp = pairs(4)
   q, _ = distributions(lq, lp, 1.0)
-  ends = [a for a in (plain, *alphas, alone) if a is not None]
+  ends = [a for a in (plain, *ALPHAS[rule], alone) if a is not None]
   rejected = [reference_tv(q, target(rule, lq, lp, a, Sampler())) for a in ends]
   for less, more in zip(rejected, rejected[1:]):
     assert (less >= more - 1e-5).all()
@@ -192,7 +208,7 @@ def test_a_rejection_has_probability_delta_times_tv(rule, temperature):
   """Lemma 3 of the cascades paper."""
   lq, lp = pairs(6)
   q, p = distributions(lq, lp, temperature)
-  for alpha in TABLE[rule][0]:
+  for alpha in ALPHAS[rule]:
     pi = target(rule, lq, lp, alpha, Sampler(temperature))
     sampler = reference.Sampler(temperature)
     delta = [reference.deferral(rules.name_of(rule), a, b, alpha, sampler) for a, b in zip(lq, lp)]
@@ -256,7 +272,7 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
   lq, lp = pairs(10, (400, V), scale=3.0)
   for temperature in (0.7, 1.0):
     q, p = distributions(lq, lp, temperature)
-    r = rules.weighted(jnp.stack([lq, lp]), weights=(weight, 1 - weight), sampler=Sampler(temperature))
+    r = rules.target(partial(rules.weighted, weights=(weight, 1 - weight)), (lq, lp), Sampler(temperature)).probs
     accepted = np.minimum(q, r).sum(-1)
     assert accepted.min() >= weight - 1e-5
     np.testing.assert_allclose(accepted, 1 - (1 - weight) * reference_tv(q, p), atol=1e-5)
@@ -264,10 +280,6 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
 
 
 # ---- n models ----
-
-
-def bound(rule, alpha):
-  return partial(rule, **numbers(rule, alpha))
 
 
 def three(seed):
@@ -278,30 +290,23 @@ def three(seed):
 
 @over_temperatures
 @over_cases
-def test_a_chain_of_two_models_is_the_rule(rule, alpha, temperature):
-  lq, lp = pairs(11)
-  combiner = rules.bind_combiner(bound(rule, alpha))
-  pi = combiner(jnp.stack([lq, lp]), sampler=Sampler(temperature))
-  np.testing.assert_allclose(pi, target(rule, lq, lp, alpha, Sampler(temperature)), atol=1e-6)
-
-
-@over_temperatures
-@over_cases
-def test_a_chain_of_three_models_takes_the_tail_for_the_verifier(rule, alpha, temperature):
+def test_a_cascade_of_three_models_takes_the_tail_for_the_verifier(rule, alpha, temperature):
   logits = three(12)
-  pi = rules.chain(jnp.stack(logits), rule=bound(rule, alpha), sampler=Sampler(temperature))
+  found = rules.target(bound(rule, alpha), logits, Sampler(temperature))
   s = reference.Sampler(temperature)
   expected = [reference.chained(rules.name_of(rule), row, alpha or 0.0, s) for row in zip(*logits)]
-  np.testing.assert_allclose(pi, expected, atol=1e-5)
+  np.testing.assert_allclose(found.probs, expected, atol=1e-5)
+  first = targeted(rule, *logits[:2], alpha, Sampler(temperature)).deferred
+  if first is not None and 'opt' not in rules.name_of(rule):  # whose cost is that of the rest
+    np.testing.assert_array_equal(found.deferred, first)
 
 
-def test_a_rule_that_takes_the_rest_cascades_three_models_whatever_it_calls():
-  @rules.rule
-  def half(q_logits, p_logits, *, sampler, rest):
-    return (sampler.soft(q_logits + 0) + rest) / 2
+def test_a_rule_of_ones_own_cascades_three_models():
+  def half(q, p):
+    return (q.probs + p.probs) / 2
 
   logits, soft = jnp.stack([jnp.float32(x) for x in three(12)]), Sampler(0.7)
-  pi = rules.chain(logits, rule=rules.bind_rule(half), sampler=soft)
+  pi = rules.target(half, logits, soft).probs
   np.testing.assert_allclose(pi, soft(logits[0]) / 2 + (soft(logits[1]) + soft(logits[2])) / 4, atol=1e-6)
 
 
@@ -326,7 +331,7 @@ COMBINERS = {
 def test_a_combiner_equals_its_definition_in_float64(name, temperature, filters):
   models, numbers, combiner, definition = COMBINERS[name]
   logits = three(13)[:models]
-  pi = rules.bind(combiner, **numbers)(jnp.stack(logits), sampler=Sampler(temperature, **filters))
+  pi = rules.target(partial(combiner, **numbers), logits, Sampler(temperature, **filters)).probs
   s = reference.Sampler(temperature, **filters)
   expected = [definition([np.asarray(x, np.float64) for x in row], s) for row in zip(*logits)]
   np.testing.assert_allclose(pi, expected, atol=5e-6)
@@ -334,7 +339,7 @@ def test_a_combiner_equals_its_definition_in_float64(name, temperature, filters)
 
 def test_weighted_at_temperature_0_is_not_a_mixture_of_arg_maxes():
   a, b = np.log([0.45, 0.4, 0.15]), np.log([0.1, 0.4, 0.5])  # arg maxes 0 and 2; the mean's is 1
-  pi = rules.weighted(jnp.float32([a, b]), weights=(0.5, 0.5), sampler=Sampler(0.0))
+  pi = rules.target(partial(rules.weighted, weights=(0.5, 0.5)), jnp.float32([a, b]), Sampler(0.0)).probs
   assert pi.tolist() == [0, 1, 0]
 
 
@@ -357,10 +362,10 @@ def extremes():
 @over_temperatures
 @over_rules
 def test_masked_and_extreme_logits_give_distributions(rule, temperature):
-  alphas, plain, alone = TABLE[rule]
+  _, _, alone, plain = rule.declaration.alpha or rules.Range()
   lq, lp, masked = extremes()
   q, p = distributions(lq, lp, temperature)
-  for alpha in {*alphas, plain, alone} - {None} if rule is not rules.speculative else [None]:
+  for alpha in {*ALPHAS[rule], plain, alone} - {None} or [None]:
     pi = target(rule, lq, lp, alpha, Sampler(temperature))
     assert_distribution(pi)
     assert masked.any() and (pi[masked] == 0).all()
@@ -386,7 +391,7 @@ def test_combiners_mask_what_is_masked(name, temperature):
   models, numbers, combiner, _ = COMBINERS[name]
   lq, lp, masked = extremes()
   logits = np.stack([lq, lp, lp][:models])
-  pi = np.asarray(rules.bind(combiner, **numbers)(jnp.asarray(logits), sampler=Sampler(temperature)))
+  pi = np.asarray(rules.target(partial(combiner, **numbers), jnp.asarray(logits), Sampler(temperature)).probs)
   if name.startswith('realign, '):
     masked = np.isneginf(lp)
   elif name == 'realign':
@@ -401,7 +406,7 @@ def test_combiners_mask_what_is_masked(name, temperature):
 @over_rules
 def test_a_large_vocabulary_keeps_its_distribution(rule):
   lq, lp = pairs(14, (1, 256_000), scale=3.0)
-  alpha = TABLE[rule][0][-1]
+  alpha = ALPHAS[rule][-1]
   pi = target(rule, lq, lp, alpha, Sampler())
   assert_distribution(pi, 1e-4)
   expected = definition(rule, lq.astype(np.float64), lp.astype(np.float64), alpha, reference.Sampler())
@@ -419,22 +424,22 @@ def test_a_large_vocabulary_keeps_its_distribution(rule):
     (lambda: rules.bind_rule(partial(rules.token_v3, alpha=-0.1)), r'alpha=-0\.1'),
     (lambda: rules.bind_rule(partial(rules.lossy, alpha=1)), having('lossy', '<= 0.9999', 'alpha=1')),
     (lambda: rules.bind_rule(partial(rules.lossy_star, alpha=-0.1)), r'alpha=-0\.1'),
-    (lambda: rules.bind_rule(partial(rules.opt, alpha=math.nan)), 'alpha=nan'),
-    (lambda: rules.bind_rule(partial(rules.bild_star, alpha=math.nan)), 'alpha=nan'),
+    (lambda: rules.bind_rule(partial(rules.opt, alpha=np.nan)), 'alpha=nan'),
+    (lambda: rules.bind_rule(partial(rules.bild_star, alpha=np.nan)), 'alpha=nan'),
     (lambda: rules.bind_rule(partial(rules.opt, 0.1)), having('opt', 'keyword')),
-    (lambda: methods.ensemble(partial(rules.opt, alpha=math.nan)), 'alpha=nan'),
+    (lambda: methods.ensemble(partial(rules.opt, alpha=np.nan)), 'alpha=nan'),
     (lambda: rules.bind_combiner(partial(rules.weighted, weights=(0.5, 0.6))), 'weights'),
     (lambda: rules.bind_combiner(partial(rules.weighted, weights=(-0.5, 1.5))), 'weights'),
     (lambda: rules.bind_combiner(rules.weighted), having('weighted', 'weights')),
     (lambda: methods.ensemble(partial(rules.weighted, weights=(0.5, 0.5)), models=3), having('2', '3 models')),
     (lambda: methods.cos(partial(rules.weighted, weights=(0.2, 0.3, 0.5)), (2, 1)), having('3', '2 models')),
     (
-      lambda: rules.weighted(jnp.zeros((3, 1, V)), weights=(0.5, 0.5), sampler=Sampler()),
+      lambda: rules.target(partial(rules.weighted, weights=(0.5, 0.5)), jnp.zeros((3, 1, V))),
       having('2', '3 models'),
     ),
-    (lambda: rules.bind_combiner(partial(rules.contrastive, mu=math.nan)), having('contrastive', 'mu', 'nan')),
+    (lambda: rules.bind_combiner(partial(rules.contrastive, mu=np.nan)), having('contrastive', 'mu', 'nan')),
     (lambda: rules.bind_combiner(rules.contrastive), having('contrastive', 'mu')),
-    (lambda: rules.contrastive(jnp.zeros((3, 1, V)), mu=0.1, sampler=Sampler()), 'not 3'),
+    (lambda: rules.target(partial(rules.contrastive, mu=0.1), jnp.zeros((3, 1, V))), 'not 3'),
   ],
 )
 def test_errors_name_the_value_and_the_remedy(make, message):
@@ -444,19 +449,25 @@ def test_errors_name_the_value_and_the_remedy(make, message):
 
 @over_rules
 def test_both_ends_of_alpha_can_be_bound(rule):
-  for alpha in TABLE[rule][1:]:
+  _, _, *ends = rule.declaration.alpha or rules.Range()
+  for alpha in ends:
     if alpha is not None:
       assert rules.bind_rule(bound(rule, alpha)).keywords['alpha'] == np.float32(alpha)
 
 
-def test_a_mixture_takes_the_numbers_of_its_decision_whatever_it_calls_the_logits():
-  @rules.mixture(0, 1)
-  def surer(q, p, *, alpha, factor, sampler):
-    return factor * jnp.exp(p.max(-1)) > jnp.exp(q.max(-1)) + alpha
+def test_a_rule_takes_numbers_of_any_name():
+  def surer(q, p, *, alpha, factor):
+    return factor * jnp.exp(p.logits.max(-1)) > jnp.exp(q.logits.max(-1)) + alpha
 
-  q, p = jnp.log(jnp.array([0.6, 0.4])), jnp.log(jnp.array([0.2, 0.8]))
+  logits = jnp.log(jnp.array([[0.6, 0.4], [0.2, 0.8]]))
   bound = rules.bind_rule(partial(surer, alpha=0.1, factor=1.0))
-  np.testing.assert_allclose(bound(q, p, sampler=Sampler()), [0.2, 0.8], rtol=1e-6)
-  np.testing.assert_allclose(surer(q, p, alpha=0.1, factor=0.5, sampler=Sampler()), [0.6, 0.4], rtol=1e-6)
+  np.testing.assert_allclose(rules.target(bound, logits).probs, [0.2, 0.8], rtol=1e-6)
+  np.testing.assert_allclose(rules.target(partial(bound, factor=0.5), logits).probs, [0.6, 0.4], rtol=1e-6)
   with pytest.raises(ValueError, match=having('surer', 'factor')):
     rules.bind_rule(partial(surer, alpha=0.1))
+
+
+def test_what_depends_on_the_place_in_a_draft_says_so():
+  logits = jnp.zeros((2, 3, V))
+  with pytest.raises(ValueError, match=having('slot', 'by_slot=True')):
+    rules.target(lambda q, p: q.slot > 0, logits, slot=jnp.arange(3))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import speccascade
-from speccascade import methods, rules, Sampler
+from speccascade import methods, rules
 from speccascade.data import files
 from speccascade.train import data, losses
 from speccascade.train.batches import collate
@@ -37,7 +37,7 @@ def _enumerated(q_logits, p_logits, c_logits, real):
   """Return the mean acceptance rate for each rule, the companion's gap, and the correlation of S(q, c) and S(q, p)."""
   mean = lambda x: jnp.where(real, x, 0).sum() / real.sum()
   q, p, c = map(jax.nn.softmax, (q_logits, p_logits, c_logits))
-  rates = [mean(losses.accepted(q, rule(q_logits, p_logits, sampler=Sampler()))) for rule in RULES.values()]
+  rates = [mean(losses.accepted(q, rules.target(rule, (q_logits, p_logits)).probs)) for rule in RULES.values()]
   x, y = (s - mean(s) for s in (losses.accepted(q, c), losses.accepted(q, p)))
   correlation = mean(x * y) / jnp.sqrt(mean(x * x) * mean(y * y))
   return [*rates, mean(losses.companion_gap(q, c, p)), correlation]

@@ -57,11 +57,8 @@ def _value(what: str) -> Any:
   if not hasattr(imported, name):
     raise ValueError(f'{module} ({imported.__file__}) has no {name}.')
   value = getattr(imported, name)
-  if inspect.isfunction(value) and not rules.takes(value, 'sampler'):
-    raise ValueError(
-      f'{what} takes no sampler, so it is neither a rule nor a combiner. If {name} returns a method, assign its result '
-      f'in a module, as in mine = {name}(…), and check MODULE:mine.'
-    )
+  if inspect.isfunction(value):
+    rules.declaration(value)  # raises for what is neither a rule nor a combiner
   return value
 
 

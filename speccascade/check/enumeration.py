@@ -147,7 +147,7 @@ def lockstep_distribution(
     prefixes = list(distributions)
     tokens = jnp.asarray([[*prompt, *p] for p in prefixes], jnp.int32)
     logits = jnp.stack([_next_logits(m, tokens) for m in models])
-    pi = np.asarray(_combined(combiner, logits, sampler), np.float64)
+    pi = np.asarray(_target(combiner, logits, sampler), np.float64)
     rows = zip(prefixes, pi, strict=True)
     distributions = {(*p, v): distributions[p] * m for p, row in rows for v, m in enumerate(row) if m}
   return distributions
@@ -194,7 +194,7 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
   """Check that a rule, a combiner or a method gives distributions, and that the loop emits exactly them.
 
   Args:
-    rule: A rule, a combiner or a method; a function that is not marked as a combiner is taken for a rule.
+    rule: A rule, a combiner or a method.
     alphas: The values that are tried of a rule whose α is not bound; None for some of its range.
     progress: Whether to show a bar on standard error.
 
@@ -202,7 +202,7 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
     A report; `report.ok` is whether nothing is wrong, and `print(report)` shows every finding.
   """
   check_bits()
-  if alphas is not None and (isinstance(rule, Strategy) or getattr(rules.inside(rule), 'kind', 'rule') == 'combiner'):
+  if alphas is not None and (isinstance(rule, Strategy) or not rules.declaration(rule).is_rule):
     name = rule.name if isinstance(rule, Strategy) else rules.name_of(rule)
     raise ValueError(
       f'alphas={list(alphas)} are tried of a rule, and {name} is none: bind its numbers, or check its rule'
@@ -212,10 +212,10 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
     found = _check_choices(rule, bar)
   elif isinstance(rule, Strategy):
     found = _check_method(rule, bar)
-  elif getattr(rules.inside(rule), 'kind', 'rule') == 'combiner':
-    found = _check_combiner(rule, bar)
-  else:
+  elif rules.declaration(rule).is_rule:
     found = _check_rule(rule, alphas, bar)
+  else:
+    found = _check_combiner(rule, bar)
   bar.end()
   return found
 
@@ -238,7 +238,7 @@ def _check_method(method: Strategy, bar: Progress) -> Report:
 
 def _check_combiner(combiner: Callable, bar: Progress) -> Report:
   bound = rules.bind_combiner(combiner)
-  count = len(bound.keywords.get('weights', (0, 0)))
+  count = rules.models_of(bound) or 2
   findings = _of_distributions([('', bound)], count, bar)
   if all(f.ok for f in findings):
     findings += _emitted(methods.cos(bound, (2, *[1] * (count - 1))), bar)
@@ -246,26 +246,26 @@ def _check_combiner(combiner: Callable, bar: Progress) -> Report:
 
 
 def _check_rule(rule: Callable, alphas: Sequence[float] | None, bar: Progress) -> Report:
-  name = rules.name_of(rule)
   bound = rules.bind(rule)
-  settings = [(f' at alpha = {a:g}', rules.lift(rules.bind(bound, alpha=a))) for a in _alphas(bound, alphas)]
-  settings = settings or [('', rules.lift(bound))]
+  settings = [(f' at alpha = {a:g}', rules.bind_rule(rules.bind(bound, alpha=a))) for a in _alphas(bound, alphas)]
+  settings = settings or [('', rules.bind_rule(bound))]
   findings = _of_distributions(settings, 2, bar)
   if all(f.ok for f in findings):
+    if rules.declaration(rule).definition is not None:
+      findings.append(_as_defined(settings))
     if len(settings) > 1:
       findings.append(_monotone(settings))
-    middle = settings[len(settings) // 2][1].keywords['rule']
-    findings += _emitted(methods.speculative(middle, block=2), bar)
-  return Report(name, tuple(findings))
+    findings += [*_greedy(settings), *_emitted(methods.speculative(settings[len(settings) // 2][1], block=2), bar)]
+  return Report(rules.name_of(rule), tuple(findings))
 
 
 def _alphas(bound: Any, given: Sequence[float] | None) -> Sequence[float]:
   """Return the values to try of a rule: those given, else some of its range where it has an α that is not bound."""
   if given is not None:
     return sorted(given)
-  if 'alpha' in bound.keywords or not rules.takes(bound, 'alpha'):
+  if 'alpha' in bound.keywords or 'alpha' not in rules.numbers_of(bound):
     return ()
-  low, high = getattr(bound.func, 'alpha_range', (-rules.INF, rules.INF))
+  low, high, *_ = rules.declaration(bound).alpha or rules.Range()
   return [a for a in ALPHAS if low <= a <= high]
 
 
@@ -282,9 +282,9 @@ def _of_distributions(settings: Iterable[tuple[str, Callable]], models: int, bar
   alone = []
   for setting, sampler in SAMPLERS.items():
     for where, combiner in settings:
-      pi = _combined(combiner, logits, sampler)
+      pi = _target(combiner, logits, sampler)
       wrong += _not_distributions(pi, f'{where}, {setting}')
-      if not np.allclose(pi[:half], _combined(combiner, others, sampler)[:half], atol=CLOSE, equal_nan=True):
+      if not np.allclose(pi[:half], _target(combiner, others, sampler)[:half], atol=CLOSE, equal_nan=True):
         alone.append(f'other positions change its distribution{where}, {setting}; reduce over the last axis only')
     bar.add(1, f'distributions, {setting}')
   tried = f'at {logits.shape[1]} positions under {len(SAMPLERS)} samplers'
@@ -296,8 +296,8 @@ def _of_distributions(settings: Iterable[tuple[str, Callable]], models: int, bar
 
 
 @jax.jit
-def _combined(combiner: Callable, logits: Array, sampler: sampling.Sampler) -> Array:
-  return combiner(logits, sampler=sampler)
+def _target(combiner: Callable, logits: Array, sampler: sampling.Sampler) -> Array:
+  return rules.target(combiner, logits, sampler, jnp.zeros(logits.shape[1:-1], jnp.int32)).probs
 
 
 def _logits(models: int) -> Array:
@@ -320,12 +320,48 @@ def _not_distributions(pi: Array, where: str) -> list[str]:
   return [f'{bad.size} of {len(pi)} are none; the first {what}{where}']
 
 
+def _as_defined(settings: Sequence[tuple[str, Callable]]) -> Finding:
+  """Return whether a rule gives what its definition gives in numpy, position by position."""
+  logits = _logits(2)
+  for setting, sampler in SAMPLERS.items():
+    found = sampler(logits)
+    q, p = (
+      [rules.Position(x, *np.asarray([jax.nn.softmax(x), y], np.float64), sampler.greedy) for x, y in zip(*pair)]
+      for pair in zip(np.asarray(logits, np.float64), np.asarray(found, np.float64))
+    )
+    for where, rule in settings:
+      pi = np.asarray(_target(rule, logits, sampler))
+      for i, numbers in ((i, n) for i in range(len(pi)) for n in [rule.keywords]):
+        close = (rules.defined(rule, q[i], p[i], **some) for some in _nearby(numbers))
+        if not any(np.allclose(pi[i], x, atol=1e-4) for x in close):
+          return Finding('is what it is defined as', False, f'position {i}{where}, {setting}, differs')
+  return Finding('is what it is defined as', True, f'at {logits.shape[1]} positions under {len(SAMPLERS)} samplers')
+
+
+def _nearby(numbers: dict) -> Iterable[dict]:
+  """Yield numbers, and with them an α that rounding does not tell apart, for a decision may lie on its edge."""
+  yield numbers
+  if 'alpha' in numbers:
+    alpha = np.float64(numbers['alpha'])
+    yield from (numbers | {'alpha': alpha + sign * CLOSE * (1 + abs(alpha))} for sign in (-1, 1))
+
+
+def _greedy(settings: Sequence[tuple[str, Callable]]) -> list[Finding]:
+  """Return a finding about a rule that is the drafter alone at temperature 0, whatever its α."""
+  logits = _logits(2)
+  sampler = SAMPLERS['T = 0']
+  if any(bool((_target(rule, logits, sampler) != sampler(logits[0])).any()) for _, rule in settings):
+    return []
+  message = 'at T = 0 it never defers: q.probs is one-hot there, so let it read q.plain or q.confidence'
+  return [Finding('defers at T = 0', None, f'no: {message}')]
+
+
 def _monotone(settings: Sequence[tuple[str, Callable]]) -> Finding:
   """Return whether the chance that a draft is rejected, TV(q̃, π), falls at every position as α grows."""
   logits = _logits(2)
   sampler = SAMPLERS['T = 1']
   q = sampler(logits[0])
-  rejected = [np.asarray(sampling.tv(q, _combined(combiner, logits, sampler))) for _, combiner in settings]
+  rejected = [np.asarray(sampling.tv(q, _target(combiner, logits, sampler))) for _, combiner in settings]
   for i in range(1, len(settings)):
     worse = rejected[i] - rejected[i - 1]
     if worse.max() > CLOSE:

@@ -155,6 +155,6 @@ def _score_chunk(networks, params, combiner, caches, fed, positions, goal, vocab
   if rules.inside(combiner) is rules.own:  # in logarithms, for a small probability may round to 0
     logprobs = sampling.log_softmax(logits[-1])
   else:
-    logprobs = jnp.log(combiner(logits, sampler=sampling.Sampler()))
-  best = sampling.argmax(combiner(logits, sampler=sampling.Sampler(0.0)))
+    logprobs = jnp.log(rules.target(combiner, logits).probs)
+  best = sampling.argmax(rules.target(combiner, logits, sampling.Sampler(0.0)).probs)
   return sampling.at_token(logprobs, goal), best == goal, tuple(cache for _, cache in passes)

@@ -133,7 +133,7 @@ class Method(Strategy):
       return (), None
     tests = self._tests()
     if isinstance(self.policy, stopping.Deferral) and rules.inside(tests[0].accept) is acceptance.everything:
-      return (0, 1), rules.lift(self.policy.rule)  # a token cascade
+      return (0, 1), self.policy.rule  # a token cascade
     return tuple(self.slots[s] for s in tests[0].models), tests[0].combiner
 
   @property
@@ -143,7 +143,7 @@ class Method(Strategy):
     tests = self._tests()
     biased = any(not getattr(rules.inside(p.accept), 'exact', True) for p in tests)
     drops = any(getattr(p, 'drop', False) for p in self.all_phases)
-    by_slot = any(rules.takes(p.combiner.keywords.get('rule', p.combiner), 'slot') for p in tests)
+    by_slot = any(rules.declaration(p.combiner).by_slot for p in tests)
     return super().keeps_distribution and not biased and not drops and not by_slot
 
   def _tests(self) -> list[Verify]:
@@ -157,7 +157,7 @@ class Method(Strategy):
 
   def blended(self) -> set[int]:
     """Return the slots whose logits a combiner adds up, so that a token without one has no value."""
-    return {slot for p in self._tests() if rules.blends(p.combiner) for slot in p.models}
+    return {slot for p in self._tests() if rules.declaration(p.combiner).adds_logits for slot in p.models}
 
   def logits_read(self) -> set[int]:
     """Return the slots whose logits a later phase reads."""

@@ -23,7 +23,7 @@ from speccascade.backends.ops import take, take1
 from speccascade.engine import stats
 from speccascade.engine.state import Context, sampler_for_window, State, Window
 from speccascade.models.packing import MOST, Packing
-from speccascade.types import Array, ASKED, Combiner, DRAFT, FINAL, iota, OWN, Phase, static
+from speccascade.types import Array, ASKED, Combiner, DRAFT, FINAL, iota, OWN, Phase, Rule, static
 
 # ---- feeding a model ----
 #
@@ -331,17 +331,16 @@ class Verify:
   bonus token); else none. The other pending tokens are dropped, or, with `keep`, stay pending where none was rejected.
   """
 
-  combiner: Combiner
+  combiner: Combiner | Rule
   models: tuple[int, ...] = static()
   accept: Callable = tree_util.Partial(acceptance.token_wise)
-  defer: Callable | None = None  # the rule's decision, for the count of deferrals
   keep: bool = static(default=False)
+  final_defers: bool = static(default=False)  # whether a token after the accepted ones is a deferral
 
   def __str__(self):
     name = rules.name_of(self.accept)
     acceptor = '' if name == 'token_wise' else f', {name}'
-    rule = self.combiner.keywords.get('rule', self.combiner)
-    return f'verify({rules.name_of(rule)} of {self.models}{acceptor}{", keep" * self.keep})'
+    return f'verify({rules.name_of(self.combiner)} of {self.models}{acceptor}{", keep" * self.keep})'
 
   @property
   def reads(self) -> tuple[int, ...] | None:
@@ -362,9 +361,10 @@ class Verify:
     known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - length + 1
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
     sampler = sampler_for_window(state)
-    pi = self._target(logits, sampler, iota(width + 1))  # [B, W+1, V]
+    target = rules.target(self.combiner, logits, sampler, iota(width + 1))
+    pi = target.probs  # [B, W+1, V]
     sound = _finite(logits).all(0)  # [B, W+1]
-    if not rules.gives_distribution(self.combiner):
+    if not target.certain:
       sound = sound & rules.is_distribution(pi)
     gives_distribution = jnp.minimum(known, acceptance.leading(sound))
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, gives_distribution), 0), 0)
@@ -383,12 +383,12 @@ class Verify:
     # 4. Commit. A row that needs a token where its target is no distribution ends as a fault.
     no_target = state.active & (accepted == gives_distribution) & (gives_distribution < known)
     scored = jnp.clip(known - 1, 0, w.size)
-    deferred = self._deferred(logits, sampler)
+    deferred = iota(width + 1) == accepted[:, None] if self.final_defers else target.deferred
     round_ = stats.Round(scored, tested, accepted, rejected, rejected | bonus, token, deferred)
     state = self._commit(context, state.replace(noise=noise), round_)
-    return self._end_faulty(state, no_target & ~state.done, logits, pi, accepted)
+    return self._end_faulty(state, no_target & ~state.done, logits, target, accepted)
 
-  def _end_faulty(self, state: State, lost: Array, logits: Array, pi: Array, at: Array) -> State:
+  def _end_faulty(self, state: State, lost: Array, logits: Array, target: rules.Target, at: Array) -> State:
     """End rows whose next token, at a slot [B], has no distribution, and record why."""
     largest = jax.vmap(take1, (0, None))(logits.max(-1), at)  # [M, B]
     fault = state.fault
@@ -396,15 +396,12 @@ class Verify:
     for m, x in zip(self.models, largest, strict=True):
       why = jnp.where(jnp.isnan(x), OWN, ASKED)
       fault = stats.with_column(fault, m, jnp.where(lost & ~jnp.isfinite(x), why, fault[:, m]))
-    if not rules.gives_distribution(self.combiner):
+    if not target.certain:
       by_target = lost & jnp.isfinite(largest).all(0)
       fault = stats.with_column(fault, -1, jnp.where(by_target, OWN, fault[:, -1]))
-      sum_and_least = jnp.stack([take1(x, at) for x in (pi.sum(-1), pi.min(-1))], 1)
+      sum_and_least = jnp.stack([take1(x, at) for x in (target.probs.sum(-1), target.probs.min(-1))], 1)
       fault_target = jnp.where(by_target[:, None], sum_and_least, fault_target)
     return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target)
-
-  def _target(self, logits: Array, sampler, slot: Array) -> Array:
-    return self.combiner(logits, sampler=sampler, **rules.if_taken(self.combiner, slot=slot))
 
   def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
     """Return what the token after the accepted ones is drawn from [B, V]: the residual, or the target.
@@ -413,18 +410,10 @@ class Verify:
     """
     at = verdict.accepted
     logits = jnp.stack([take1(w.logits[m], at) for m in self.models])  # [M, B, V]
-    pi = self._target(logits, sampler.at(at), at)
+    pi = rules.target(self.combiner, logits, sampler.at(at), at).probs
     q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
     scale = jnp.where(rejected, verdict.scale, 1)[:, None]
     return jnp.where(rejected[:, None], sampling.residual(scale * pi, q), pi)
-
-  def _deferred(self, logits: Array, sampler) -> Array | int:
-    if self.defer is None:
-      return 0
-    given = rules.if_taken(self.defer, slot=iota(logits.shape[2]))
-    if rules.takes(self.defer, 'rest'):
-      given['rest'] = sampler(logits[1])
-    return self.defer(logits[0], logits[1], sampler=sampler, **given).astype(jnp.int32)
 
   def _commit(self, context: Context, state: State, r: stats.Round) -> State:
     """Append the accepted tokens and the one more; end rows at EOS and at their limit; count."""

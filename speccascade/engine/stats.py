@@ -33,7 +33,7 @@ class Counts:
   positions: Array  # [B, M]
   computed: Array  # [B, M]
   drafted: Array  # [B, M]
-  deferred: Array  # [B] emitted tokens at which the deferral rule chose the verifier
+  deferred: Array  # [B] emitted tokens that a rule left to a model after the drafter; NaN where nothing decides that
   accepted_lengths: Array  # [B, W+1] histogram over rounds of the accepted length
   verified_lengths: Array  # [B, W+1] histogram over rounds of how many pending tokens all models of the test scored
   tested_at: Array  # [B, W] by position in the block
@@ -45,7 +45,7 @@ class Counts:
     numbers = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
     return cls(
       **dict.fromkeys(PER_MODEL, numbers(models)),
-      deferred=numbers(),
+      deferred=jnp.zeros(batch),
       accepted_lengths=numbers(width + 1),
       verified_lengths=numbers(width + 1),
       tested_at=numbers(width),
@@ -101,7 +101,7 @@ class Round:
   rejected: Array  # [B] whether a tested token was not accepted
   more: Array  # [B] whether a token follows the accepted ones
   token: Array  # [B] that token
-  deferred: Array | int  # [B, W+1] whether the rule deferred there, or 0
+  deferred: Array | None  # [B, W+1] whether the rule deferred there; None where it makes no decision
 
   def count(self, state: Any, emitted: Array) -> Counts:
     """Return the counts of a state with this round, whose first `emitted` [B] tokens come before the end of a row."""
@@ -116,15 +116,20 @@ class Round:
     counted = state.active & (emitted > 0)
     slot, fresh = fresh_slots(state.length, counts.source.shape[1], emitted)
     histogram = lambda which, value, rows: which + ((slots == value[:, None]) & rows[:, None]).astype(jnp.int32)
-    deferred = counts.deferred + jnp.sum(jnp.where(slots < emitted[:, None], self.deferred, 0), 1)
     accepted = jnp.minimum(self.accepted, emitted)
     return counts.replace(
-      deferred=deferred,
+      deferred=counts.deferred + self._deferred(slots < emitted[:, None]),
       accepted_lengths=histogram(counts.accepted_lengths, accepted, counted & (self.tested > 0)),
       verified_lengths=histogram(counts.verified_lengths, self.scored, counted),
       tested_at=counts.tested_at + (iota(width) < reached[:, None]).astype(jnp.int32),
       source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), counts.source),
     )
+
+  def _deferred(self, fresh: Array) -> Array:
+    """Return [B]: how many of the fresh tokens [B, W+1] were left to a model after the drafter, NaN if unknown."""
+    if self.deferred is None:
+      return jnp.full(fresh.shape[0], jnp.nan)
+    return jnp.sum(fresh & self.deferred, 1, dtype=jnp.float32)
 
 
 # ---- what is recorded of each token ----

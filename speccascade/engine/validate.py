@@ -117,15 +117,15 @@ def _asked(method: Strategy) -> Iterator[tuple[str, Combiner, int]]:
   """Yield the combiners of a method, each with its name and its number of models."""
   for phase in method.all_phases:
     if isinstance(phase, Verify):
-      yield rules.name_of(phase.combiner.keywords.get('rule', phase.combiner)), phase.combiner, len(phase.models)
+      yield rules.name_of(phase.combiner), phase.combiner, len(phase.models)
   if isinstance(getattr(method, 'policy', None), stopping.Deferral):
-    yield rules.name_of(method.policy.rule), tree_util.Partial(_alone, rule=method.policy.rule), 2
+    yield rules.name_of(method.policy.rule), tree_util.Partial(_alone, rule=method.policy.rule), 1
 
 
-def _alone(logits, *, rule, sampler):
+@rules.combiner
+def _alone(models, *, rule):
   """Ask a rule as a token cascade does, without the verifier."""
-  defers = rule.func.defer(logits[0], None, sampler=sampler, **rule.keywords)
-  return jnp.where(defers[..., None], logits[1], logits[0])
+  return jnp.where(rule(models[0], None)[..., None], models[0].logits, 0)
 
 
 def untraced(combiner: Combiner, models: int, vocab: int, sampler: Any) -> str | None:
@@ -134,18 +134,8 @@ def untraced(combiner: Combiner, models: int, vocab: int, sampler: Any) -> str |
   logits = jax.ShapeDtypeStruct((models, *shape), jnp.float32)
   if sampler.penalises:
     sampler = dataclasses.replace(sampler, seen=jax.ShapeDtypeStruct(shape, jnp.bool_))
-  distribution, problem = _traced(lambda c, x, s: c(x, sampler=s), combiner, logits, sampler)
-  if problem:
-    return problem
-  if distribution is None:
-    return 'returns None; return probabilities [..., V]'
-  if not isinstance(distribution, jax.ShapeDtypeStruct):
-    return f'returns {type(distribution).__name__}; return one array of probabilities [..., V]'
-  if distribution.shape != shape:
-    return f'returns the shape {list(distribution.shape)} for logits {list(shape)}; return probabilities [..., V]'
-  if distribution.dtype not in (jnp.float32, jnp.float64):
-    return f'returns {distribution.dtype}; return probabilities as float32'
-  return None
+  slot = jax.ShapeDtypeStruct((1, POSITIONS), jnp.int32)
+  return _traced(lambda *args: rules.target(*args).probs, combiner, logits, sampler, slot)[1]
 
 
 def _traced(function: Callable, *args) -> tuple[Any, str | None]:
@@ -156,6 +146,8 @@ def _traced(function: Callable, *args) -> tuple[Any, str | None]:
     message = f'cannot be traced{_line_of(error)}: it asks in Python for a value of the device; use jnp.where'
   except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError) as error:
     message = f'cannot be traced{_line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
+  except rules.NoTarget as error:
+    message = str(error)
   except Exception as error:  # whatever a function of a user's raises
     message = f'fails{_line_of(error)}: {first_line(error, named=True)}'
   return None, message

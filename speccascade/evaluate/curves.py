@@ -201,8 +201,7 @@ class Curve:
 
   def _rule_takes(self) -> list[str]:
     """Return the rule's own parameters, without those that the loop binds."""
-    given = ('q_logits', 'p_logits', 'logits', 'sampler')
-    return [] if self.rule is None else [n for n in plugins.keywords(self.rule) if n not in given]
+    return [] if self.rule is None else rules.numbers_of(self.rule)
 
   @property
   def of_rule(self) -> bool:

@@ -226,7 +226,7 @@ def _line(out: Decoded, i: int, key: tuple, models: int) -> dict:
       counts = array[:, i].tolist()
       line[field.name] = counts + [0] * (models - len(counts))
     else:
-      line[field.name] = np.asarray(array[i]).tolist()
+      line[field.name] = None if field.name == 'deferred' and np.isnan(array[i]) else np.asarray(array[i]).tolist()
   return line if out.faults[i] is None else line | {'fault': out.faults[i]}
 
 

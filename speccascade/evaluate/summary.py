@@ -8,7 +8,6 @@ import numpy as np
 
 from speccascade.data.examples import Example, Task
 from speccascade.engine.method import SequenceCascade
-from speccascade.engine.phases import Verify
 from speccascade.engine.stats import PER_MODEL
 from speccascade.evaluate import breakdown, intervals, plugins, protocols
 from speccascade.evaluate.curves import Point
@@ -174,9 +173,11 @@ def counts(experiment: Experiment, point: Point, lines: list[dict]) -> dict:
   return total | breakdown.acceptance(experiment, lines)
 
 
-def _sum(lines: list[dict], name: str) -> int | list[int]:
-  """Sum a count over lines; a histogram may be longer in one line than in another."""
+def _sum(lines: list[dict], name: str) -> int | list[int] | None:
+  """Sum a count over lines, None where it is unknown; a histogram may be longer in one line than in another."""
   first = lines[0][name]
+  if first is None:
+    return None
   if not isinstance(first, list):
     return sum(line[name] for line in lines)
   total = [0] * max(len(line[name]) for line in lines)
@@ -191,14 +192,9 @@ def _deferral_rate(point: Point, lines: list[dict], total: dict) -> float | None
   method = point.build()
   if isinstance(method, SequenceCascade):
     return sum(line['calls'][1] > 0 for line in lines) / len(lines)
-  decides = any(isinstance(p, Verify) and p.defer is not None for p in method.phases)
-  if not total['emitted']:
+  if not total['emitted'] or total['deferred'] is None:
     return None
-  if decides:
-    return total['deferred'] / total['emitted']
-  if method.kind == 'token_cascade':
-    return sum(s < 0 for line in lines for s in line['source']) / total['emitted']
-  return None
+  return total['deferred'] / total['emitted']
 
 
 # ---- latency ----

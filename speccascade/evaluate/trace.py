@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, sampling
+from speccascade import backends, rules, sampling
 from speccascade.backends import sharding
 from speccascade.data.examples import Example
 from speccascade.decode import scoring
@@ -155,4 +155,4 @@ def _chance(logits: Array, tokens: Array, sampler: sampling.Sampler) -> Array:
 
 @jax.jit
 def _combined(combiner, logits: tuple[Array, ...], tokens: Array, sampler: sampling.Sampler) -> Array:
-  return sampling.at_token(combiner(jnp.stack(logits), sampler=sampler), tokens)
+  return sampling.at_token(rules.target(combiner, logits, sampler).probs, tokens)

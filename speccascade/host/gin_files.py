@@ -334,7 +334,7 @@ def _explain(error: Exception) -> str:
   if m := re.search(
     r'^(?:.*?)(\w+)(?:\.__init__|\.__new__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)$', message
   ):
-    if 'logits' in m.group(2):
+    if m.group(2) in ("'q' and 'p'", "'models'"):  # a rule's, a combiner's
       return f'config: {m.group(1)} was called; hand it over, as @rules.{m.group(1)} without (){location}'
     called = [x for x in (re.match(r"In call to configurable '([\w.]+)'", line) for line in lines) if x]
     name = called[0].group(1).split('.')[-1] if called else m.group(1)

@@ -218,7 +218,7 @@ class _Acceptance:
 
   def _kinds(self, name: str, rule: Rule | Combiner) -> list[Candidate]:
     """Return the candidates of a rule, the first of which measures the acceptance of all."""
-    if getattr(rules.inside(rule), 'kind', 'combiner') == 'rule':
+    if rules.declaration(rule).is_rule:
       kind = 'speculative' if rule is rules.speculative else 'cascade'
       return [Candidate(name, kind, lambda n: methods.speculative(rule, n, pair=self.pair))]
     if len(self.models) != 2:

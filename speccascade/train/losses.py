@@ -7,9 +7,9 @@ The distance `log_acceptance` trains a drafter for the target π of a rule:
 .. math:: -\log \sum_v \min(\tilde q(v), \pi(v))
 
 π depends on the drafter, and the gradient is that of the sum as it is: it goes through both arguments of the minimum.
-A rule's decisions (δ of `rules.mixture`, the set S of `rules.token_mixture`) are steps, whose derivative is 0. So the
-drafter learns to be accepted where the rule defers, and nothing where it does not; it is not paid for being so sure of
-itself that the rule stops deferring.
+A rule's decision δ, or its set S of tokens, is a step, whose derivative is 0. So the drafter learns to be accepted
+where the rule defers, and nothing where it does not; it is not paid for being so sure of itself that the rule stops
+deferring.
 
 Axis letters: B batch, S source, L target, V vocabulary.
 """
@@ -191,7 +191,7 @@ def _distilled(d: Distillation, logits: Array, *others: Array) -> dict[str, Arra
   p = jax.nn.log_softmax(teacher / d.temperature)
   log_q = jax.nn.log_softmax(logits / d.temperature)
   q = jnp.exp(log_q)
-  rate = accepted(q, rules.bind(d.rule)(logits, teacher, sampler=Sampler(d.temperature)))
+  rate = accepted(q, rules.target(d.rule, (logits, teacher), Sampler(d.temperature)).probs)
   parts = {
     d.distance: -jnp.log(rate) if d.distance == 'log_acceptance' else DISTANCES[d.distance](p, log_q),
     'acceptance': rate,

@@ -18,55 +18,56 @@ from speccascade import acceptance, check, methods, rules, Sampler
 from speccascade.engine import validate
 
 
-def average(q_logits, p_logits, *, alpha, sampler):
-  q, p = sampler(q_logits), sampler(p_logits)
-  return jnp.where(q.max(-1, keepdims=True) >= 1 - alpha, q, (q + p) / 2)
+def average(q, p, *, alpha):
+  return jnp.where((q.confidence >= 1 - alpha)[..., None], q.probs, (q.probs + p.probs) / 2)
 
 
-def raw_logits(q_logits, p_logits, *, sampler):
-  return p_logits
+def average_of_sampled(q, p, *, alpha):
+  return jnp.where(q.probs.max(-1, keepdims=True) >= 1 - alpha, q.probs, (q.probs + p.probs) / 2)
 
 
-def half(q_logits, p_logits, *, sampler):
-  return 0.5 * sampler(p_logits)
+def raw_logits(q, p):
+  return p.logits
 
 
-def negative(q_logits, p_logits, *, sampler):
-  return 2 * sampler(p_logits) - sampler(q_logits)
+def half(q, p):
+  return 0.5 * p.probs
 
 
-def whole_numbers(q_logits, p_logits, *, sampler):
-  return (p_logits > q_logits).astype(jnp.int32)
+def negative(q, p):
+  return 2 * p.probs - q.probs
 
 
-def branches(q_logits, p_logits, *, alpha, sampler):
-  return sampler(p_logits) if alpha > 0.5 else sampler(q_logits)
+def whole_numbers(q, p):
+  return (p.logits > q.logits).astype(jnp.int32)
 
 
-def one_token(q_logits, p_logits, *, sampler):
-  return p_logits.argmax(-1)
+def branches(q, p, *, alpha):
+  return p.probs if alpha > 0.5 else q.probs
 
 
-def nothing(q_logits, p_logits, *, sampler):
-  sampler(p_logits)
+def one_token(q, p):
+  return p.argmax
 
 
-def misspelt(q_logits, p_logits, *, sampler):
-  return sampler.softmax(p_logits)
+def nothing(q, p):
+  p.sampler(p.logits)
 
 
-def whole_batch(q_logits, p_logits, *, alpha, sampler):
-  q, p = sampler(q_logits), sampler(p_logits)
-  return jnp.where(q.max() >= 1 - alpha, q, p)
+def misspelt(q, p):
+  return p.softmax
 
 
-def backwards(q_logits, p_logits, *, alpha, sampler):
-  return rules.opt(q_logits, p_logits, alpha=-alpha, sampler=sampler)
+def whole_batch(q, p, *, alpha):
+  return jnp.where(q.probs.max() >= 1 - alpha, q.probs, p.probs)
 
 
-@rules.combiner
-def geometric(logits, *, sampler):
-  return sampler(logits.mean(0))
+def backwards(q, p, *, alpha):
+  return rules.opt(q, p, alpha=-alpha)
+
+
+def geometric(models):
+  return models[0].sampler(sum(model.logits for model in models) / len(models))
 
 
 MINE = '\n\n'.join(['import jax.numpy as jnp\n', *map(inspect.getsource, (average, half, branches))])
@@ -82,15 +83,15 @@ def answers(report):
 @pytest.mark.parametrize(
   'rule, said',
   [
-    (functools.partial(branches, alpha=0.3), r'branches .*test_check\.py:\d+ \(return sampler'),
+    (functools.partial(branches, alpha=0.3), r'branches .*test_check\.py:\d+ \(return p\.probs'),
     (one_token, having('one_token', '[2, 3]', '[2, 3, 11]')),
     (nothing, having('nothing', 'None')),
     (whole_numbers, having('whole_numbers', 'int32', 'float32')),
-    (misspelt, r"misspelt .*test_check\.py:\d+ \(return .*AttributeError: 'Sampler'"),
+    (misspelt, r"misspelt .*test_check\.py:\d+ \(return .*AttributeError: 'Prediction'"),
   ],
 )
 def test_a_rule_that_cannot_run_is_refused_by_name_before_it_does(rule, said):
-  for method in (methods.speculative(rule), methods.oracle(rule), methods.cos(rules.lift(rule))):
+  for method in (methods.speculative(rule), methods.oracle(rule), methods.cos(rule)):
     with pytest.raises(ValueError, match=said):
       validate.check_targets(method, 11, Sampler(repetition_penalty=1.2))
 
@@ -108,9 +109,9 @@ def test_alphas_of_what_has_none_are_refused(other):
 
 
 def test_a_token_cascade_asks_its_rule_without_the_verifier():
-  @rules.mixture(0, 1, alone=True)
-  def reads_both(q_logits, p_logits, *, alpha, sampler):
-    return p_logits.max(-1) < alpha
+  @rules.rule(alpha=rules.Range(0, 1), drafter_alone=True)
+  def reads_both(q, p, *, alpha):
+    return p.confidence < alpha
 
   with pytest.raises(ValueError, match=having('reads_both', 'test_check.py')):
     validate.check_targets(methods.token_cascade(functools.partial(reads_both, alpha=0.3)), 11, Sampler())
@@ -157,6 +158,25 @@ def test_a_rule_that_looks_at_other_positions_is_found():
   report = check(whole_batch)
   assert answers(report) == {'is traced': True, 'is a distribution': True, 'reads one position': False}
   assert 'reduce over the last axis only' in str(report)
+
+
+def test_a_rule_that_reads_its_confidence_off_one_hot_vectors_is_said_never_to_defer():
+  report = check(average_of_sampled, (0.1, 0.5, 0.9))
+  assert report.ok and answers(report)['defers at T = 0'] is None
+  assert 'at T = 0 it never defers' in str(report) and 'q.plain' in str(report)
+
+
+def test_a_rule_that_is_not_what_it_is_defined_as_is_found():
+  define = functools.partial(rules.rule, alpha=rules.Range(-1, 1))
+
+  def surer(q, p, *, alpha):
+    return q.confidence < p.confidence - alpha
+
+  right = define(definition=lambda q, p, alpha: max(q.plain) < max(p.plain) - alpha)(surer)
+  assert answers(check(right, (0.0, 0.2)))['is what it is defined as'] is True
+  other = define(definition=lambda q, p, alpha: max(q.probs) < max(p.plain) - alpha)(surer)
+  report = check(other, (0.0, 0.2))
+  assert not report.ok and answers(report)['is what it is defined as'] is False and 'T = 0' in str(report)
 
 
 def test_a_rule_that_defers_more_as_alpha_grows_is_said_to():
@@ -209,7 +229,7 @@ def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
   wrong = command(tmp_path, 'mine:half')
   assert wrong.returncode == 1 and 'half: something is wrong' in wrong.stdout and 'sums to 0.5' in wrong.stdout
   untraced = command(tmp_path, 'mine:branches')
-  assert untraced.returncode == 1 and 'at mine.py:14 (return sampler(p_logits) if alpha' in untraced.stdout
+  assert untraced.returncode == 1 and 'at mine.py:12 (return p.probs if alpha' in untraced.stdout
 
 
 @pytest.mark.parametrize(
@@ -219,7 +239,7 @@ def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
     ('nowhere:rule', ['nowhere', 'import']),
     ('mine:rule', ['mine.py', 'rule']),
     ('pasted:method', ['pasted', 'NameError', 'methods']),
-    ('speccascade.methods:speculative', ['speccascade.methods:speculative', 'sampler', 'speculative(…)']),
+    ('speccascade.methods:speculative', ['speculative', 'neither a rule', 'speculative(…)']),
   ],
 )
 def test_an_error_of_the_command_is_one_line(name, parts, tmp_path, monkeypatch, capsys):

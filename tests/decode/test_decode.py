@@ -271,14 +271,53 @@ def test_a_draft_that_a_policy_ends_takes_no_further_step(temperature):
   assert (whole == 5 * rounds).all()
 
 
-def test_deferrals_are_counted_where_the_rule_defers():
-  out = decode(methods.oracle(diff), PAIR, PROMPTS, max_new_tokens=17)
-  count = 0
+def deferrals(out, models):
+  """Return how many tokens of each text a cascade by `diff` leaves to a model after the first, by definition."""
+  counts = []
   for prompt, tokens in zip(PROMPTS, out.tokens):
-    for i in range(len(tokens)):
-      lq, lp = (reference.table_logits(m, prompt + tokens[:i]) for m in PAIR)
-      count += reference.deferral('diff', lq, lp, ALPHA['diff'], reference.Sampler())
-  assert out.stats.deferred.sum() == count > 0
+    logits = [[reference.table_logits(m, prompt + tokens[:i]) for m in models] for i in range(len(tokens))]
+    counts.append(sum(reference.deferral('diff', lq, lp, ALPHA['diff'], reference.Sampler()) for lq, lp, *_ in logits))
+  return counts
+
+
+@pytest.mark.parametrize(
+  'method, models',
+  [
+    (methods.oracle(diff), PAIR),
+    (methods.ensemble_parallel(diff), PAIR),
+    (methods.speculative(diff, 3), PAIR),
+    (methods.naive_cos(diff, 3), PAIR),
+    (methods.cos(diff, (3, 1)), PAIR),
+    (methods.ensemble_sd(diff, 3), PAIR),
+    (methods.ensemble(diff, 3), TRIO),
+    (methods.naive_cos(diff, 3, 3), TRIO),
+    (methods.cos(diff, (2, 1, 1)), TRIO),
+  ],
+  ids=lambda x: x.name if isinstance(x, methods.Method) else str(len(x)),
+)
+def test_deferrals_are_counted_where_the_rule_defers(method, models):
+  out = decode(method, models, PROMPTS, max_new_tokens=17)
+  assert out.stats.deferred.tolist() == deferrals(out, models) and out.stats.deferred.sum() > 0
+
+
+def test_a_token_cascade_counts_the_tokens_that_the_verifier_wrote():
+  out = decode(methods.token_cascade(functools.partial(rules.chow, alpha=0.5), 3), PAIR, PROMPTS, max_new_tokens=17)
+  written = [sum(source < 0 for source in of_text) for of_text in out.stats.source]
+  assert out.stats.deferred.tolist() == written and sum(written) > 0
+
+
+@pytest.mark.parametrize(
+  'method',
+  [
+    methods.autoregressive(1),
+    methods.speculative(),
+    methods.speculative(functools.partial(rules.token_v3, alpha=0.3)),
+    methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5))),
+  ],
+  ids=lambda method: method.name,
+)
+def test_deferrals_are_unknown_where_nothing_decides_them(method):
+  assert np.isnan(decode(method, PAIR, PROMPTS, max_new_tokens=5).stats.deferred).all()
 
 
 def looked_up(model, prompt, tokens, positions, length=None):
@@ -405,10 +444,10 @@ def test_masked_logits_are_no_fault():
   assert all(2 not in tokens for tokens in out.tokens)
 
 
-@pytest.mark.parametrize('make', [lambda rule: methods.speculative(rule, 2), lambda f: methods.ensemble(rules.rule(f))])
+@pytest.mark.parametrize('make', [lambda rule: methods.speculative(rule, 2), methods.ensemble])
 def test_a_user_rule_that_leaves_a_choice_at_temperature_0_is_drawn_from(make):
-  def half(q_logits, p_logits, *, sampler):
-    return (sampler(q_logits) + sampler(p_logits)) / 2
+  def half(q, p):
+    return (q.probs + p.probs) / 2
 
   pair, rows = [toy.model(41, 5), toy.model(42, 5)], 4096
   out = decode(make(half), pair, [[1]] * rows, max_new_tokens=3, sampler=Sampler(0.0), seed=3)

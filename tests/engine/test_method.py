@@ -165,10 +165,10 @@ def test_a_methods_numbers_are_one_program_for_functions_made_anew():
   from speccascade.evaluate.programs import Programs
 
   def mine(block):
-    def pooled(logits, *, sampler):
-      return sampler(logits[1])
+    def pooled(models):
+      return models[1].probs
 
-    return methods.naive_cos(rules.combiner(pooled), block)
+    return methods.naive_cos(pooled, block)
 
   [point] = Curve('mine', mine, settings={'block': 2}).points()
   called = []

@@ -204,9 +204,8 @@ def test_a_processor_shapes_every_models_distribution(name):
 
 
 def test_a_row_without_a_law_ends_as_a_fault_and_the_others_go_on():
-  def half(q_logits, p_logits, *, sampler):
-    p = sampler(p_logits)
-    return jnp.where(p_logits[..., :1] > 100, 0.5 * p, p)
+  def half(q, p):
+    return jnp.where(p.logits[..., :1] > 100, 0.5 * p.probs, p.probs)
 
   method = methods.speculative(half, 3)
   prompts = [Request([1, 2]), Request([3], logit_bias={0: 200.0}), Request([4])]
@@ -264,10 +263,10 @@ def test_a_drafter_without_a_law_drafts_nothing_there(temperature):
 @pytest.mark.parametrize(
   'rule, what',
   [
-    (lambda q_logits, p_logits, *, sampler: 0.5 * sampler(p_logits), '0.5'),
-    (lambda q_logits, p_logits, *, sampler: jnp.nan * sampler(p_logits), 'nan'),
-    (lambda q_logits, p_logits, *, sampler: p_logits, 'entry -'),
-    (lambda q_logits, p_logits, *, sampler: 2 * sampler(p_logits) - sampler(q_logits), 'entry -0'),
+    (lambda q, p: 0.5 * p.probs, '0.5'),
+    (lambda q, p: jnp.nan * p.probs, 'nan'),
+    (lambda q, p: p.logits, 'entry -'),
+    (lambda q, p: 2 * p.probs - q.probs, 'entry -0'),
   ],
 )
 def test_a_rule_that_is_never_a_law_raises(rule, what):
@@ -467,7 +466,7 @@ def test_a_bias_of_thousands_of_tokens_asks_for_the_vocabulary_once(monkeypatch)
 def test_a_rule_defined_anew_each_time_is_not_remembered_for_ever():
   validate.remembered.cache_clear()
   for _ in range(8):
-    rule = lambda q_logits, p_logits, *, sampler: sampler(p_logits)
+    rule = lambda q, p: p.probs
     validate.check_targets(methods.speculative(rule), 3, Sampler(0.0))
   known = validate.remembered.cache_info()
   assert known.currsize == 8 and known.maxsize == 256

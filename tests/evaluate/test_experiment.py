@@ -141,11 +141,11 @@ def test_functions_in_a_description_have_names_and_no_addresses():
     TARGET,
     Curve('own', methods.by_batch, settings={'choices': choices}),
     Curve('texts', methods.sequence_cascade, settings={'score': partial(np.quantile, q=0.2)}),
-    Curve('chain', methods.naive_cos, rules.chain, rule_settings={'rule': partial(rules.opt, alpha=0.1)}),
+    Curve('chain', methods.naive_cos, partial(rules.opt, alpha=0.1)),
   ]
   text = make(curves=curves, models=partial(toys.task, new=3)).describe()
   assert ' at 0x' not in text and 'models: task(new=3)' in text
-  assert 'sequence_cascade(score=quantile(q=0.2))' in text and 'chain(rule=opt(alpha=0.1))' in text
+  assert 'sequence_cascade(score=quantile(q=0.2))' in text and 'naive_cos() of opt(alpha=0.1)' in text
   others = [{**choices, 1: methods.speculative(block=2)}, {**choices, 1: methods.speculative(accept=acceptance.block)}]
   others += [{**choices, 1: methods.speculative(partial(rules.opt, alpha=a), block=3)} for a in (0.1, 0.2)]
   assert len({str(Curve('own', methods.by_batch, settings={'choices': c})) for c in [choices, *others]}) == 5
@@ -156,13 +156,13 @@ def test_the_description_changes_with_the_source_of_a_rule_of_ones_own(tmp_path,
 
   def describe(body):
     name = f'own_rules_{len(list(tmp_path.iterdir()))}'
-    (tmp_path / f'{name}.py').write_text(f'def mine(q_logits, p_logits, *, sampler):\n  return {body}\n')
+    (tmp_path / f'{name}.py').write_text(f'def mine(q, p):\n  return {body}\n')
     mine = importlib.import_module(name).mine
     return make(curves=[TARGET, Curve('mine', methods.speculative, mine)]).describe()
 
-  first = describe('sampler(p_logits)')
+  first = describe('p.probs')
   assert 'source of mine: ' in first and 'source of' not in make().describe()
-  assert describe('sampler(p_logits)') == first != describe('sampler(q_logits)')
+  assert describe('p.probs') == first != describe('q.probs')
 
 
 def test_the_description_changes_with_the_weights(tmp_path):

@@ -489,7 +489,7 @@ def test_traced_probabilities_are_those_the_tokens_were_drawn_with(loaded, model
       token = int(t['text'])
       q, p = (float(sampler(l)[token]) for l in (q_logits, p_logits))
       if x['curve'] == 'opt':
-        pi = float(rules.opt(q_logits, p_logits, alpha=0.3, sampler=sampler)[token])
+        pi = float(rules.target(functools.partial(rules.opt, alpha=0.3), (q_logits, p_logits), sampler).probs[token])
         assert [t['q'], t['p'], t['pi']] == pytest.approx([q, p, pi], abs=1e-4)
         assert t['pi'] > 0 and t['source'] in ('drafter', 'residual', 'bonus')
       else:
@@ -529,7 +529,7 @@ def test_sources_are_named_by_the_part_that_a_model_plays():
     assert trace._sources(method) == expected, name
   assert methods.bild().target == ((), None)
   slots, combiner = methods.token_cascade(functools.partial(rules.chow, alpha=0.3)).target
-  assert slots == (0, 1) and combiner.keywords['rule'].func is rules.chow
+  assert slots == (0, 1) and rules.inside(combiner) is rules.chow
   assert methods.ensemble_sd(partial).target[0] == (0, 1)
 
 

@@ -36,6 +36,6 @@ def models():
 
 
 @gin.register(module='toys')
-def mean(q_logits, p_logits, *, weight, sampler):
+def mean(q, p, *, weight):
   """A rule of one's own."""
-  return weight * sampler(q_logits) + (1 - weight) * sampler(p_logits)
+  return weight * q.probs + (1 - weight) * p.probs

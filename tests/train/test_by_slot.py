@@ -27,8 +27,9 @@ def test_the_decision_is_that_of_opt(models, temperature):
   tokens = router.Tokens(**dict.fromkeys(router.Tokens.__dataclass_fields__) | read)
   gain, rejection = decision(tokens, greedy=temperature == 0)
   for alpha in (0.0, 0.1, 0.5):
-    defers = rules.opt.defer(q, p, alpha=np.float32(alpha), sampler=Sampler(temperature), rest=Sampler(temperature)(p))
-    np.testing.assert_array_equal(defers, gain > alpha * rejection)
+    rule = functools.partial(rules.opt, alpha=np.float32(alpha))
+    found = rules.target(rule, (q, p), Sampler(temperature))
+    np.testing.assert_array_equal(found.deferred, gain > alpha * rejection)
 
 
 def test_a_job_writes_alphas_by_which_the_loop_decodes(models, tmp_path):

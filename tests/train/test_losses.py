@@ -32,7 +32,7 @@ init = jax.jit(T5_NET.init)
 def rate(rule, q_logits, p_logits=LARGE, temperature=1.0):
   """Return the acceptance rate of each position for the target of a rule."""
   sampler = Sampler(temperature)
-  return losses.accepted(sampler(q_logits), rule(q_logits, p_logits, sampler=sampler))
+  return losses.accepted(sampler(q_logits), rules.target(rule, (q_logits, p_logits), sampler).probs)
 
 
 @pytest.mark.parametrize('name', quick(ALPHA, ('opt', 'token_v3', 'lossy')))
@@ -81,7 +81,7 @@ def test_a_drafter_trained_for_a_rule_is_accepted_more_often_by_it(name):
     for_rule = trained(lambda q: -jnp.log(rate(RULES[name], q)))
   mine, usual = (np.asarray(rate(RULES[name], q)).mean() for q in (for_rule, for_verifier()))
   assert mine > usual + 0.02
-  pi = RULES[name](for_rule, LARGE, sampler=Sampler())
+  pi = rules.target(RULES[name], (for_rule, LARGE)).probs
   assert theory.acceptance_rate(jax.nn.softmax(for_rule), pi).mean() == pytest.approx(mine, abs=1e-6)
   exact, other = (np.asarray(rate(rules.speculative, q)).mean() for q in (for_verifier(), for_rule))
   assert exact > other  # the one trained for the verifier is the better of the two there

@@ -1,0 +1,160 @@
+"""Rules whose decision was learned, and rules with an α for each place in a draft."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from speccascade import sampling
+from speccascade.rules.base import declaration, INF, NoTarget, Prediction, Range, rule
+from speccascade.types import Array, Rule
+
+TOP = 3  # log-probabilities of a distribution that a head reads
+UNLIKELY = -20.0  # the least log-probability that it sees, so that masked tokens are numbers too
+FEATURES = (  # in the order of `features`; those of the drafter alone are in front
+  *(f'log q {n}' for n in range(1, TOP + 1)),
+  'entropy q',
+  *(f'log p {n}' for n in range(1, TOP + 1)),
+  'entropy p',
+  'tv',
+  'log p at arg max q',
+  'log q at arg max p',
+  'agree',
+)
+
+
+def features(q_logits: Array, p_logits: Array | None = None) -> Array:
+  """Return what a learned rule reads of one position.
+
+  They are features of the distributions at temperature 1 without filters, so one head serves every sampler: of each
+  model the `TOP` largest log-probabilities and the entropy; with a verifier also TV(q, p), log p(arg max q),
+  log q(arg max p), and whether the two arg max are one token.
+
+  Args:
+    q_logits: The drafter's logits [..., V].
+    p_logits: The verifier's logits [..., V]; None for the features of the drafter alone.
+
+  Returns:
+    Features [..., F], float32, in the order of `FEATURES`.
+  """
+  logq = sampling.log_softmax(q_logits)
+  found = _largest(logq) + [sampling.entropy(q_logits)]
+  if p_logits is not None:
+    logp = sampling.log_softmax(p_logits)
+    first_q = sampling.argmax(q_logits)
+    first_p = sampling.argmax(p_logits)
+    found += _largest(logp) + [sampling.entropy(p_logits), sampling.tv(jnp.exp(logq), jnp.exp(logp))]
+    found += [jnp.maximum(sampling.at_token(logp, first_q), UNLIKELY)]
+    found += [jnp.maximum(sampling.at_token(logq, first_p), UNLIKELY)]
+    found += [(first_q == first_p).astype(jnp.float32)]
+  return jnp.stack(found, -1)
+
+
+def _largest(logp: Array) -> list[Array]:
+  """Return the `TOP` largest distinct entries [...] of logp [..., V], in order; a maximum each, without a sort."""
+  found = []
+  for _ in range(TOP):
+    best = logp.max(-1)
+    logp = jnp.where(logp >= best[..., None], -INF, logp)
+    found.append(jnp.maximum(best, UNLIKELY))
+  return found
+
+
+def head(weights: Any, x: Array) -> Array:
+  r"""Return the drafter's and the verifier's loss [..., 2] that a head expects at features x [..., F].
+
+  .. math:: W_2 \max(0, W_1 x + b_1) + b_2
+
+  Args:
+    weights: :math:`((W_1, b_1), (W_2, b_2))`, kernels (in, out).
+    x: Features [..., F].
+  """
+  first, last = weights
+  return _affine(jnp.maximum(_affine(x, first), 0), last)
+
+
+def _affine(x: Array, layer: tuple[Array, Array]) -> Array:
+  """Return x W + b in full float32, which a TPU's matmul has not by itself."""
+  kernel, bias = layer
+  product = jnp.matmul(x, kernel, precision='highest')
+  return product + jnp.broadcast_to(bias, product.shape)
+
+
+def gain(weights: Any, q_logits: Array, p_logits: Array | None = None) -> Array:
+  """Return by how much the head expects the verifier's loss to be lower than the drafter's [...]."""
+  losses = head(weights, features(q_logits, p_logits))
+  return losses[..., 0] - losses[..., 1]
+
+
+ANY = Range(verifier=-INF, drafter=INF)
+
+
+@rule(alpha=ANY)
+def learned(q, p, *, alpha, weights):
+  r"""Defer where a trained head expects the verifier's loss to be lower by α.
+
+  .. math:: \hat\ell_q(f) - \hat\ell_p(f) > \alpha, \qquad -\infty < \alpha < \infty
+
+  f are `rules.features` of both models. `speccascade.train.router` trains the head, and loads the rule with its
+  weights.
+  """
+  return gain(weights, q.logits, p.logits) > alpha
+
+
+@rule(alpha=ANY)
+def learned_opt(q, p, *, alpha, weights):
+  r"""Defer where a trained head expects the verifier's loss to be lower by the cost of a rejection.
+
+  .. math:: \hat\ell_q(f) - \hat\ell_p(f) > \alpha\,\mathrm{TV}(\tilde q, \tilde p), \qquad -\infty < \alpha < \infty
+
+  To `rules.learned` it is what `rules.opt` is to `rules.diff`: α is the cost of a rejected token, not of a deferral.
+  """
+  return gain(weights, q.logits, p.logits) > alpha * sampling.tv(q.probs, p.probs)
+
+
+@rule(alpha=ANY, drafter_alone=True)
+def learned_alone(q, p, *, alpha, weights):
+  r"""Defer as `rules.learned` does, by features of the drafter alone: for `methods.token_cascade`.
+
+  .. math:: \hat\ell_q(f_q) - \hat\ell_p(f_q) > \alpha, \qquad -\infty < \alpha < \infty
+  """
+  del p
+  return gain(weights, q.logits) > alpha
+
+
+# ---- an α for each place in a draft ----
+
+
+@functools.cache
+def by_slot(each: Rule) -> Rule:
+  r"""Return a rule that takes an α for each token of a draft: :math:`(\alpha_0, \dots, \alpha_\gamma)`.
+
+  A slot is a token's place in its draft. A rejection drops the rest of the draft, which is much at its first token and
+  nothing at its last. A single α charges both the same. `theory.alphas_by_slot` has the :math:`\alpha_i` that charge
+  what a rejection costs the whole sequence.
+
+  Each token follows the rule's target with the α of its slot, exactly. So the output depends on where drafts begin, and
+  on γ. A method without drafts has slot 0 alone.
+
+  Args:
+    each: A rule that makes a decision, as `rules.opt`.
+
+  Example:
+    >>> rule = functools.partial(rules.by_slot(rules.opt), alpha=(0.2, 0.1, 0.0))  # of γ = 2
+  """
+
+  @rule(alpha=declaration(each).alpha, by_slot=True)
+  @functools.wraps(each)
+  def at_slot(q, p, *, alpha, **numbers):
+    decision = jax.eval_shape(lambda: each(_anew(q), _anew(p), alpha=jnp.float32(0), **numbers))
+    if decision.shape != q.logits.shape[:-1]:
+      raise NoTarget('makes no decision at a position; give by_slot a rule that does, as rules.opt')
+    return each(q, p, alpha=jnp.take(jnp.asarray(alpha), q.slot, mode='clip'), **numbers)
+
+  return at_slot
+
+
+def _anew(prediction: Prediction) -> Prediction:
+  """Return a prediction that has computed nothing yet, for a trace of its own."""
+  return Prediction(prediction.logits, prediction.sampler, prediction.slot)
