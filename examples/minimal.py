@@ -58,7 +58,7 @@ def speculative(q, p):
 
 
 def opt(q, p, *, alpha):
-  """Defer to the verifier where it is more confident by α times the probability of a rejection, else follow q̃."""
+  """Defer to the verifier where it is more confident by over α times the probability of a rejection."""
   rejection = jnp.maximum(q.probs - p.probs, 0).sum(-1)  # [...] the total variation distance of q̃ and p̃
   defer = q.confidence < p.confidence - alpha * rejection  # [...]
   return jnp.where(defer[..., None], p.probs, q.probs)
