@@ -638,6 +638,10 @@ GIN = {
   'a module that is none': (['import my_rules_of_nowhere'], ('my_rules_of_nowhere', 'PYTHONPATH')),
   'a file that is none': (["include 'nope.gin'"], 'nope.gin'),
   'a number for a list': (['Experiment.temperatures = 0.0'], 'temperatures=0.0'),
+  'a number for a name': (['Experiment.name = 5'], ('Experiment.name=5', "'5'")),
+  'a number for a domain': (['Experiment.domain = 3'], ('Experiment.domain=3', "'3'")),
+  'numbers for models': (['Experiment.models = [1, 2]'], ('models[0]=1', 'Checkpoint')),
+  'a number for a list of models': (['Experiment.models = 5'], ('models=5', 'list')),
   'a function for what it makes': (['Experiment.curves = [@opt/Curve]'], '@scope/Curve()'),
   'a rule that was called': (['opt/Curve.rule = @rules.opt()'], '@rules.opt'),
   'a policy that was not called': (['methods.speculative.policy = @stopping.Heuristic'], 'Heuristic'),
@@ -731,6 +735,10 @@ COMMANDS = {
     (['--out=gs://b/out'], 'gs://b/out'),
     (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.T5.config=abc'], ('train.T5.config', 'abc')),
     (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.Job.pairs=3'], ('pairs', '3')),
+    *(
+      (['--out={tmp}/out', '--gin_file=train/embedded.gin', f'--gin.train.Settings.{name}={value}'], f'{name}={value}')
+      for name, value in dict(seed="'x'", widths=3, optimizer=3, truncate="'x'", distillation=4).items()
+    ),
     (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--job=medium'], ('--job=medium', 'large, small')),
     (['--out={tmp}/file', '--gin_file=train/embedded.gin'], '{tmp}/file'),
   ],

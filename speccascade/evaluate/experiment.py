@@ -15,7 +15,7 @@ from speccascade import rules, sampling
 from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
-from speccascade.engine import inputs, plans
+from speccascade.engine import inputs, plans, validate
 from speccascade.evaluate import plugins, published
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import storage
@@ -81,6 +81,9 @@ class Experiment:
   translate: bool = False
 
   def __post_init__(self):
+    for name in ('name', 'cell', 'reference', 'domain'):
+      if not isinstance(value := getattr(self, name), str):
+        raise ValueError(f'Experiment.{name}={value!r} is not a text; write {str(value)!r}.')
     object.__setattr__(self, 'task', self.task() if callable(self.task) else self.task)
     if not isinstance(self.task, Task):
       raise ValueError(f'{self.name}: task={self.task!r} is not a task; see speccascade.data.')
@@ -96,7 +99,7 @@ class Experiment:
         raise ValueError(f'{self.name}: {name}={value!r} is not a list.')
       object.__setattr__(self, name, tuple(value))
     if not callable(self.models):
-      object.__setattr__(self, 'models', tuple(self.models))
+      object.__setattr__(self, 'models', self._listed_models())
     if unknown := [name for name in self.extra_outputs if name not in EXTRA_OUTPUTS]:
       raise ValueError(f'{self.name}: extra_outputs has {unknown[0]!r}; it may have {", ".join(EXTRA_OUTPUTS)}.')
     if self.cell and not published.of_cell(self.cell):
@@ -106,6 +109,16 @@ class Experiment:
       )
     self._check_counts()
     self._check_curves()
+
+  def _listed_models(self) -> tuple:
+    if not isinstance(self.models, Sequence) or isinstance(self.models, str):
+      raise ValueError(f'{self.name}: models={self.models!r} is not a list; write [@scope/Checkpoint(), …].')
+    for i, model in enumerate(self.models):
+      if not isinstance(model, Checkpoint | Model) and not callable(model):
+        raise ValueError(
+          f'{self.name}: models[{i}]={model!r} is no model; give a Checkpoint, a Model or a function that makes one.'
+        )
+    return tuple(self.models)
 
   def _check_counts(self):
     least = {
@@ -219,8 +232,13 @@ class Experiment:
     models = translation.for_the_last(models) if self.translate else models
     made = [(point, point.build()) for point in self.points]
     self._check_models(made, len(models))
-    for _, method in made:
+    for point, method in made:
       inputs.check_models(method, models)
+      for temperature in self.temperatures:
+        try:
+          validate.check_targets(method, inputs.vocabulary(models), self.sampler(temperature))
+        except ValueError as error:
+          raise ValueError(f'{self.name}: {point.label}: {error}') from None
     return named_apart(models)
 
   def encode(self, models: Sequence[Model]) -> dict[int, list[int]]:

@@ -83,6 +83,11 @@ class Settings:
   def __post_init__(self):
     for name in ('steps', 'batch_size', 'log_every', 'save_every', 'microbatches'):
       checked_int(name, getattr(self, name))
+    checked_int('seed', self.seed, 0)
+    kinds = dict(widths=Sequence, optimizer=Optimizer, distillation=Distillation | None, truncate=bool, remat=bool)
+    for name, kind in kinds.items():
+      if not isinstance(value := getattr(self, name), kind):
+        raise ValueError(f'train.Settings: {name}={value!r} is no {getattr(kind, "__name__", kind)}.')
     by_size(self.widths)  # raises for what are no widths
     if self.format not in ('orbax', 'hf') or self.save_dtype not in ('float32', 'bfloat16'):
       raise ValueError(

@@ -50,6 +50,19 @@ def test_models_come_from_anything_that_gives_them_and_have_names_of_their_own()
     make(models=[lambda: 3, large]).load()
 
 
+def with_a_rule_for_a_combiner():
+  method = methods.speculative(functools.partial(rules.opt, alpha=0.1), block=2)
+  *before, verify = method.phases
+  wrong = dataclasses.replace(verify, combiner=jax.tree_util.Partial(rules.opt, alpha=0.1))
+  return dataclasses.replace(method, phases=(*before, wrong))
+
+
+def test_a_rule_in_place_of_a_combiner_is_found_before_anything_is_decoded():
+  with pytest.raises(ValueError, match=having('mine', 'opt fails')) as caught:
+    make(curves=[TARGET, OPT, Curve('mine', with_a_rule_for_a_combiner)]).load()
+  assert '\n' not in str(caught.value)
+
+
 def test_prompts_that_cannot_be_decoded_are_refused_before_decoding():
   examples = [dataclasses.replace(e, prompt=[*e.prompt, 1, 2, 3][: 2 + e.index * 3]) for e in toys.task(3).examples]
   task, models = dataclasses.replace(toys.task(), examples=examples), toys.models()
