@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import signal
 import tempfile
 
 # Tests compile much and compute little. This must stand before the first use of JAX.
@@ -13,6 +14,8 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 gc.set_threshold(50_000, 20, 100)  # tracing makes many small objects that stay
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script, which commands would inherit
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_compilation_cache_dir', os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'))

@@ -1,27 +1,26 @@
 """The part that all commands share: arguments, errors of one sentence, exit codes, and interruption.
 
-Exit codes: 0 done, 1 an error that a user can fix, wrong arguments included, 130 interrupted, 143 ended by SIGTERM.
+Exit codes: 0 done, 1 an error that a user can fix, wrong arguments included, 130 interrupted, 141 nobody reads what is
+printed, 143 ended by SIGTERM.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import os
-from pathlib import Path
 import re
 import signal
 import sys
-import threading
 
 import jax
 from jax._src import compilation_cache as _jax_cache  # which has no public name for reading an entry
 from jax.experimental.compilation_cache import compilation_cache as programs
 
-from speccascade.host import interrupt, multihost, progress, storage
+from speccascade.host import interrupt, multihost, progress, storage, streams
 from speccascade.host.errors import RunError
 
 _READ = _jax_cache.get_executable_and_time
-CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'jax'
+CACHE = storage.cache_folder('jax')
 SHARDS = 10_000  # of a run, at most
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # errors whose cause a user can fix
 
@@ -32,7 +31,7 @@ class Parser(argparse.ArgumentParser):
   def __init__(self, prog: str, doc: str, **kwargs):
     super().__init__(
       prog=f'python -m {prog}',
-      description=doc.replace('%', '%%'),
+      description=(doc or '').replace('%', '%%'),  # python -OO has none
       allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter,
       **kwargs,
@@ -63,14 +62,14 @@ class Parser(argparse.ArgumentParser):
     raise RunError(f'{message}; see --help.')
 
 
-def add_gin(parser: Parser, unbound: str):
-  """Let a command take gin files and bindings; `unbound` describes what happens without a file."""
+def add_gin(parser: Parser, unbound: str, example: str):
+  """Let a command take gin files and bindings: what happens without a file, and an example of a binding."""
   repeated = dict(action='append', default=[])
   parser.add_argument('--gin_file', **repeated, help=f'a gin file; may be repeated. {unbound}')
   parser.add_argument(
     '--gin_bindings',
     **repeated,
-    help="a binding, as in 'Experiment.seed = 1'; may be repeated. --gin.NAME=VALUE is short for it",
+    help=f"a binding, as in '{example}'; may be repeated. --gin.NAME=VALUE is short for it",
   )
   parser.add_argument(
     '--gin_search_paths',
@@ -144,14 +143,14 @@ def compilation_cache(folder: str | os.PathLike | None = None):
 
   Args:
     folder: The folder; '' for none. None keeps the one of JAX_COMPILATION_CACHE_DIR or jax.config, else takes
-      ~/.cache/speccascade/jax.
+      ~/.cache/speccascade/jax, or none where no home is known.
   """
   # With XLA's own caches the path of the folder would be part of a program's key, and a copy of it of no use.
   jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
   _jax_cache.get_executable_and_time = _read_or_remove
   if folder is None and jax.config.jax_compilation_cache_dir:
     return
-  jax.config.update('jax_compilation_cache_dir', os.fspath(CACHE if folder is None else folder) or None)
+  jax.config.update('jax_compilation_cache_dir', os.fspath((CACHE or '') if folder is None else folder) or None)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
   programs.reset_cache()  # JAX decides at the first compilation whether there is a cache, which may have been
@@ -178,20 +177,35 @@ def run(
   try:
     if signal.getsignal(signal.SIGINT) is interrupt.leave:
       signal.signal(signal.SIGINT, signal.default_int_handler)
-    args = parser.parse_args(list(map(parser.spelled, argv)))
-    if getattr(args, 'distributed', False) and multihost.WATCHED not in os.environ:
-      return multihost.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
-    compilation_cache(args.compilation_cache)
-    with _sigterm_as_interrupt():
-      return command(args) or 0
+    with streams.prepared():
+      _check_encoded(argv)
+      args = parser.parse_args(list(map(parser.spelled, argv)))
+      if getattr(args, 'distributed', False) and multihost.WATCHED not in os.environ:
+        return multihost.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
+      compilation_cache(args.compilation_cache)
+      with interrupt.handled():
+        return command(args) or 0
   except KeyboardInterrupt as stop:
     print(stopped, file=sys.stderr)
-    return 143 if isinstance(stop, _Ended) else 130
+    return 143 if isinstance(stop, interrupt.Ended) else 130
   except FAILURES as error:
     if '--debug' in argv:
       raise
+    unread = isinstance(error, BrokenPipeError) and streams.unread()
+    streams.discard()
+    if unread:
+      return 141
     print(f'error: {_with_options(_message(error), parser, args)}', file=sys.stderr)
     return 1
+
+
+def _check_encoded(argv: Sequence[str]):
+  """Raise for an argument, or a working directory, whose bytes are no text: no file of ours could name it."""
+  for name in (*argv, os.getcwd()):
+    try:
+      name.encode()
+    except UnicodeEncodeError:
+      raise RunError(f'{name!r} is not UTF-8: rename the file or folder.') from None
 
 
 def _with_options(text: str, parser: Parser, args: argparse.Namespace) -> str:
@@ -216,24 +230,3 @@ def _message(error: Exception) -> str:
   first, *more = text.splitlines()
   text = f'{first} … (--debug shows all of it)' if more else first
   return f'{text}. Where another process died, that is why. {multihost.AGAIN}' if multihost.ended(error) else text
-
-
-class _Ended(KeyboardInterrupt):
-  """The process got SIGTERM."""
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-  """Handle SIGTERM, which schedulers send, as Ctrl-C."""
-
-  def end(*_):
-    raise _Ended
-
-  if threading.current_thread() is not threading.main_thread():  # Python allows no handler here
-    yield
-    return
-  before = signal.signal(signal.SIGTERM, end)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, before)

@@ -23,6 +23,7 @@ from jax._src import distributed as _jax_distributed  # its key-value store wait
 from jax.experimental import multihost_utils
 import numpy as np
 
+from speccascade.host import streams
 from speccascade.host.errors import first_line, RunError
 
 T = TypeVar('T')
@@ -220,9 +221,10 @@ def command_of_one_process(module: str, argv: Sequence[str]) -> str:
   arguments = []
   given = iter(argv)
   for argument in given:
-    if argument in ('--shard', '--host_timeout'):
-      next(given, None)
-    elif argument not in ('--merge', '--distributed') and not argument.startswith(('--shard=', '--host_timeout=')):
+    name, equals, _ = argument.replace('-', '_').partition('=')
+    if name in ('__shard', '__host_timeout'):
+      equals or next(given, None)
+    elif name not in ('__merge', '__distributed'):
       arguments.append(argument)
   return shlex.join(['python', '-m', module, *arguments])
 
@@ -256,8 +258,7 @@ def _to_host(x: Any) -> Any:
 def leave(code: int) -> int:
   """Return an exit code; of several processes, end one that failed at once, for JAX would wait for the others."""
   if code and count() > 1:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    streams.flush()
     _report(bytes([code]))
     with contextlib.suppress(RuntimeError, AttributeError):  # AttributeError: it had not started yet
       _jax_distributed.global_state.client.wait_at_barrier('speccascade/leave', int(PATIENCE * 1000))

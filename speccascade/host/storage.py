@@ -27,7 +27,6 @@ from speccascade.host.progress import Progress
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PACKAGES = {'gs': 'gcsfs', 'gcs': 'gcsfs', 's3': 's3fs', 'az': 'adlfs', 'abfs': 'adlfs', 'abfss': 'adlfs'}
 CLIENTS = ('gcsfs', 'google', 'aiohttp', 'aiobotocore', 'botocore', 's3fs', 'adlfs', 'azure', 'requests', 'fsspec')
-CACHE = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / 'buckets'
 BATCH = 64  # objects read at once
 _ADDRESS = re.compile(r'([A-Za-z][\w+.-]*)://')
 _MISWRITTEN = re.compile(rf'({"|".join(PACKAGES)}):(?!//[^/])')
@@ -35,6 +34,17 @@ _PART = re.compile(r'\.[0-9a-f]{8}\.part')
 
 
 # ---- paths ----
+
+
+def cache_folder(name: str) -> Path | None:
+  """Return a folder of copies that can be made again, None where neither XDG_CACHE_HOME nor a home is known."""
+  try:
+    return Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'speccascade' / name
+  except RuntimeError:
+    return None
+
+
+CACHE = cache_folder('buckets')
 
 
 def is_address(path: Any) -> bool:
@@ -88,6 +98,11 @@ def _open_address(address: str):
       f'{address} cannot be opened ({first_line(error)}): fsspec has gs://, s3://, az:// and more'
     ) from error
   return path
+
+
+def file_name(name: str) -> str:
+  """Return a name as that of a file in a folder, never one of a folder above it, as `..`."""
+  return re.sub(r'^\.+|[^\w.-]+', '_', name) or '_'
 
 
 def make_folder(folder: Path):
@@ -235,21 +250,26 @@ def check_writable(path: Path):
   if is_device(path):
     return
   parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
-  try:
-    with tempfile.TemporaryDirectory(dir=parent):
+  try:  # with a name as long as that of `atomic`
+    with tempfile.TemporaryDirectory(dir=parent, prefix=f'{path.name}.', suffix='.part'):
       pass
   except OSError as error:
-    raise PermissionError(
-      f'{path} cannot be written, for {parent} may not be written to ({error.strerror}): choose another'
-    ) from None
+    raise PermissionError(f'{path} cannot be written in {parent} ({error.strerror}): choose another') from None
 
 
-def check_file(path: Path, overwrite: bool):
-  """Raise where a command cannot write its output file: a folder, one not to be replaced, or one out of reach."""
+def output_file(path: Path, overwrite: bool) -> Path:
+  """Return the file that a command writes: a path, or what it links to, for a link stays.
+
+  Raises:
+    RunError: for a folder.
+    OSError: for a file that is not to be replaced, or one out of reach.
+  """
+  path = Path(os.path.realpath(path))
   if path.is_dir():
     raise RunError(f'{path} is a folder: name a file in it.')
   check_free(path, overwrite)
   check_writable(path)
+  return path
 
 
 # ---- digests ----
@@ -375,6 +395,8 @@ def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, siblings
   path = resolve(path) if isinstance(path, str) else path
   if not in_bucket(path):
     return path.expanduser()
+  if CACHE is None:
+    raise RunError(f'{path} cannot be copied here, for no home folder is known: set XDG_CACHE_HOME to a folder.')
   listed = _list(path, wanted, siblings)
   versions = {name: digest_of_json([name, about]) for name, about in listed.items()}
   cache = CACHE / digest_of_json(str(path.parent))

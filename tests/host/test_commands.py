@@ -1,0 +1,110 @@
+"""A command ends as it should whatever its standard streams, its environment and the moment of a signal."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+
+from matching import says
+import pytest
+
+from speccascade.host import commands, multihost, storage
+
+CODE = """
+import os, pwd, sys
+def unknown(number):
+  raise KeyError(number)
+pwd.getpwuid = unknown
+from speccascade.host import commands, progress, storage
+def command(args):
+  bar = progress.Progress('work', 1)
+  bar.add(1)
+  bar.end()
+  with open(os.devnull) as file:
+    print('γ', file.fileno() > 2)
+sys.exit(commands.run(commands.Parser('speccascade.x', __doc__), command, sys.argv[1:], 'stopped'))
+"""
+
+
+def ran(how: str, *flags: str, **environment) -> subprocess.CompletedProcess:
+  """Run the code as a shell says, where {} is the command."""
+  command = f'"$PYTHON" {" ".join(flags)} -c "$CODE"'
+  env = os.environ | dict(PYTHON=sys.executable, CODE=CODE, PYTHONUNBUFFERED='') | environment
+  return subprocess.run(['bash', '-c', how.format(command)], env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(('how', 'printed'), [('{} 2>&-', 'γ True\n'), ('{} >&-', ''), ('{} <&-', 'γ True\n')])
+def test_a_stream_that_is_closed_ends_no_command(how, printed):
+  out = ran(how)
+  assert (out.returncode, out.stdout) == (0, printed) and 'Traceback' not in out.stderr
+
+
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+def test_a_command_whose_output_nobody_reads_ends_as_other_tools_do(unbuffered, tmp_path):
+  errors = tmp_path / 'errors'
+  out = ran('{} 2>"$ERRORS" | sleep 0; exit ${{PIPESTATUS[0]}}', PYTHONUNBUFFERED=unbuffered, ERRORS=str(errors))
+  assert out.returncode == 141 and 'rror' not in errors.read_text()
+
+
+def test_any_environment_and_any_encoding_will_do():
+  out = ran('unset HOME XDG_CACHE_HOME; {}', '-OO', TQDM_MININTERVAL='x', PYTHONIOENCODING='ascii')
+  assert (out.returncode, out.stdout) == (0, '\\u03b3 True\n') and says(out.stderr, 'TQDM_', "'x'")
+  assert 'Traceback' not in out.stderr
+
+
+def test_a_disk_without_room_for_what_is_printed_is_one_sentence():
+  out = ran('{} >/dev/full')
+  assert out.returncode == 1 and says(out.stderr.splitlines()[-1], 'error: ', 'No space left')
+
+
+def by_del(send):
+  type('Dropped', (), {'__del__': lambda self: send()})()
+
+
+def by_a_weak_reference(send):
+  thing = type('Thing', (), {})()
+  reference = weakref.ref(thing, lambda _: send())
+  del thing
+  return reference
+
+
+def by_the_garbage_collector(send):
+  callback = lambda *_: (gc.callbacks.remove(callback), send())
+  gc.callbacks.append(callback)
+  gc.collect()
+
+
+@pytest.mark.parametrize('drop', [by_del, by_a_weak_reference, by_the_garbage_collector])
+@pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_whose_exception_python_drops_is_raised_again(drop, number, code, capsys):
+  def command(args):
+    drop(lambda: (signal.raise_signal(number), time.sleep(0)))
+    time.sleep(30)
+
+  before = sys.unraisablehook, signal.getsignal(signal.SIGTERM)
+  assert commands.run(commands.Parser('speccascade.x', ''), command, [], 'stopped') == code
+  assert capsys.readouterr().err == 'stopped\n'
+  assert (sys.unraisablehook, signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_name_that_is_not_utf8_is_refused_at_once(tmp_path, capsys, monkeypatch):
+  run = lambda *argv: commands.run(commands.Parser('speccascade.x', ''), lambda args: 0, argv, 'stopped')
+  assert run('--compilation_cache=x\udcff') == 1
+  assert says(capsys.readouterr().err, r'x\udcff', 'UTF-8')
+  folder = os.fsencode(tmp_path) + b'/\xff'
+  os.mkdir(folder)
+  monkeypatch.chdir(os.fsdecode(folder))
+  assert run() == 1 and says(capsys.readouterr().err, r'\udcff', 'UTF-8')
+
+
+def test_the_recorded_command_is_that_of_one_process_however_its_options_are_written():
+  given = ['--run-dir=a', '--shard', '0/2', '--host-timeout=9', '--host_timeout', '9', '--distributed', '--only=b-c']
+  assert multihost.command_of_one_process('m', given) == 'python -m m --run-dir=a --only=b-c'
+
+
+@pytest.mark.parametrize('name', ['..', '.', '', '../x', '/x', 'a/../..', '.x', 'a b/c'])
+def test_a_name_is_that_of_a_file_in_its_folder(name, tmp_path):
+  assert (tmp_path / storage.file_name(name)).resolve().parent == tmp_path
