@@ -57,7 +57,7 @@ def _parser() -> commands.Parser:
 
 def _run(args: argparse.Namespace):
   if args.text is not None:
-    storage.check_file(args.text, overwrite=True)
+    args.text = storage.output_file(args.text, overwrite=True)
   networks = aot.networks_of(args.models, args.dtype, args.scan)
   if args.method == 'autoregressive' and args.model is None:
     args.model = len(networks) - 1

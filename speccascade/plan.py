@@ -69,9 +69,7 @@ def _run(args: argparse.Namespace):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
   if args.against and count == 2:
     raise RunError(f'--against={args.against[0]} compares plans of three models: give three, or leave it out.')
-  out = storage.local(args.out) if args.out else None
-  if out is not None:
-    storage.check_file(out, args.overwrite)
+  out = storage.output_file(storage.local(args.out), args.overwrite) if args.out else None
   sampler = options.sampler(args)
   others = {path: plans.profile_of(plans.load(path)) for path in args.against}
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')

@@ -50,8 +50,8 @@ def _parser() -> commands.Parser:
 
 def _run(args: argparse.Namespace) -> int:
   source = Path('/dev/stdin') if args.input == '-' else storage.local(args.input)
-  output = lines.STDOUT if args.output == '-' else storage.local(args.output)
-  lines.check_output(source, output, args.overwrite)
+  asked = lines.STDOUT if args.output == '-' else storage.local(args.output)
+  output = lines.checked_output(source, asked, args.overwrite)
   method = options.method(args, len(args.models))
   validate.check_method(method, len(args.models))
   call = dict(sampler=options.sampler(args), seed=args.seed, max_new_tokens=args.max_new_tokens)

@@ -278,13 +278,15 @@ def check_requests(
       raise ValueError(f'{path}, line {number}: {str(e).replace("prompt 0", "the prompt", 1)}') from None
 
 
-def check_output(source: Path, output: Path, overwrite: bool):
-  """Raise where the output would replace a file that is to stay."""
-  for path in (output, output.with_name(f'{output.name}.part')):
+def checked_output(source: Path, output: Path, overwrite: bool) -> Path:
+  """Return the file to write, which a link may name; raise where it would replace one that is to stay."""
+  if output == STDOUT and sys.stdout is None:
+    raise RunError('standard output is closed: name another output.')
+  file = output if _is_stream(output) else Path(os.path.realpath(output))
+  for path in (file, file.with_name(f'{file.name}.part')):
     if path.is_file() and source.exists() and path.samefile(source):
       raise RunError(f'{path} is the input: name another output.')
-  if not _is_stream(output):
-    storage.check_file(output, overwrite)
+  return file if _is_stream(file) else storage.output_file(file, overwrite)
 
 
 def _is_stream(path: Path) -> bool:

@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 from pathlib import Path
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -110,11 +109,13 @@ class Study:
 
 def studies_of(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Study]:
   """Return what is to be measured now, having checked the names."""
-  names = [re.sub(r'[^\w.-]+', '_', e.name) for e in experiments]
+  names = [storage.file_name(e.name) for e in experiments]
   if not experiments or len(set(names)) < len(names):
     raise RunError(
       'run.experiments is empty.' if not experiments else f'Names of experiments must differ: {", ".join(names)}.'
     )
+  if len(names) > 1 and (taken := sorted({*names} & {rundir.CONFIG, rundir.LOCK, rundir.SHARDS, *rundir.OURS})):
+    raise RunError(f'An experiment cannot be called {taken[0]}, which is a file of every run: give it another name.')
   if unknown := [name for name in only if name not in (e.name for e in experiments)]:
     raise RunError(f'only={unknown[0]}: the experiments here are {", ".join(e.name for e in experiments)}.')
   subfolders = names if len(names) > 1 else ['']

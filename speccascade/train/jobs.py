@@ -7,6 +7,7 @@ may bind `train.mesh`. Job `large` of `--out=OUT` is in OUT/large; a later job c
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,9 @@ def _jobs(
   jobs: Sequence[AnyJob], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None
 ) -> list[AnyJob]:
   """Return the jobs that a config binds as train.jobs, on the mesh of devices that it binds as train.mesh."""
+  for job in jobs:
+    if not os.path.normpath(job.name).strip('./') or '..' in Path(job.name).parts or os.path.isabs(job.name):
+      raise ValueError(f'name={job.name!r}: a job is a folder of --out; give it the name of one, as large')
   if mesh is None:
     return list(jobs)
   on = sharding.mesh(mesh, devices)

@@ -248,6 +248,20 @@ def test_a_file_that_is_there_is_kept_unless_told(tmp_path, capsys):
     assert f'{other} is the input: name another output' in capsys.readouterr().err
 
 
+def test_an_output_that_is_a_link_stays_one(tmp_path, monkeypatch, capsys):
+  source, target = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'elsewhere' / 'out.jsonl'
+  target.parent.mkdir()
+  link = tmp_path / 'link.jsonl'
+  link.symlink_to(target)
+  assert run(source, link) == 0 and link.is_symlink() and len(rows(target)) == 1  # it dangled
+  target.write_text('mine')
+  assert run(source, link) == 1 and target.read_text() == 'mine'
+  assert run(source, link, '--overwrite') == 0 and link.is_symlink() and len(rows(target)) == 1
+  capsys.readouterr()
+  monkeypatch.setattr(sys, 'stdout', None)
+  assert run(source, '-') == 1 and says(capsys.readouterr().err, 'standard output is closed')
+
+
 def test_an_output_that_appears_meanwhile_is_kept_and_so_are_the_rows(tmp_path, capsys):
   source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
 

@@ -39,6 +39,15 @@ def test_a_text_with_other_line_ends_can_be_finished_and_repeated(whole):
   assert traces and all(ODD in t['target'] for t in traces)
 
 
+def test_no_experiment_has_a_folder_outside_the_run_or_a_file_of_it(tmp_path):
+  named = lambda *names: [dataclasses.replace(EXPERIMENT, name=name) for name in names]
+  folders = [study.folder(tmp_path) for study in runner.studies_of(named('..', 'a/../b', '/x'), ())]
+  assert {folder.resolve().parent for folder in folders} == {tmp_path}
+  for taken in ('lock', 'shards', 'config.gin', 'environment.json'):
+    with pytest.raises(RunError, match=taken):
+      runner.studies_of(named('a', taken), ())
+
+
 FILES = ('models.json', 'environment.json', 'floor.json', 'traces.jsonl')
 
 
