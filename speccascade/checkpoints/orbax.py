@@ -10,7 +10,6 @@ A process reads the shards of its devices, so a mesh can load a model that fits 
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 
 from speccascade.checkpoints import assemble, files, zarr_files
 from speccascade.checkpoints.files import AGAIN, read_json
-from speccascade.host import multihost
+from speccascade.host import multihost, streams
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
@@ -167,18 +166,12 @@ def _checkpointer():
   """Yield Orbax's checkpointer for this process alone, without its hints for a single process."""
   import orbax.checkpoint as ocp  # lazily: a second of imports that other formats do not need
 
-  logger = logging.getLogger('absl')
-  level = logger.level
-  logger.setLevel(logging.ERROR)
-  try:
-    options = {}
-    if multihost.count() > 1:
-      index = jax.process_index()
-      options['multiprocessing_options'] = ocp.options.MultiprocessingOptions(index, {index})
-    with ocp.StandardCheckpointer(**options) as checkpointer:
-      yield checkpointer
-  finally:
-    logger.setLevel(level)
+  options = {}
+  if multihost.count() > 1:
+    index = jax.process_index()
+    options['multiprocessing_options'] = ocp.options.MultiprocessingOptions(index, {index})
+  with streams.errors_alone('absl'), ocp.StandardCheckpointer(**options) as checkpointer:
+    yield checkpointer
 
 
 def _encode(x: Any) -> Any:

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 from pathlib import Path
 import signal
 import threading
@@ -31,7 +30,7 @@ import tqdm
 from speccascade.backends import sharding
 from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data import tokenizers
-from speccascade.host import multihost, storage
+from speccascade.host import multihost, storage, streams
 from speccascade.host.journal import Journal
 from speccascade.train import layout
 from speccascade.train.batches import Batch, batches, by_size, Pair, Width
@@ -186,9 +185,9 @@ class _Run:
     networks = [self._network, *(x.network for x in self._others)]
     options = dict(networks=networks, seed=settings.seed, truncate=settings.truncate)
     stream = _Stream(batches(pairs, settings.batch_size, settings.widths, **options))
-    logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax's hints for a single process
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-    with ocp.CheckpointManager(self._out / 'state', options=options) as manager:
+    hints = streams.errors_alone('absl')  # Orbax's for a single process
+    with hints, ocp.CheckpointManager(self._out / 'state', options=options) as manager:
       done = manager.latest_step() or 0
       state, unlogged = self._restored(manager, done, stream) if done else (self._first(start), [])
       if donated:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import logging
 import math
 import os
 import shutil
@@ -595,13 +596,15 @@ def _command(tmp_path, *more):
   return __main__.main([f'--gin_file={tmp_path}/config.gin', f'--out={tmp_path}/out', *more])
 
 
-def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path, capsys):
+def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(logging.getLogger('absl'), 'level', 31)
   assert _command(tmp_path, '--gin.train.Settings.log_every=3') == 0
   out = capsys.readouterr().out
   assert '[large] step 3/3' in out and 'steps/s' in out and '00:00 left' in out and '[large] step 1/3' not in out
   assert 'forward_kl' in [line for line in out.splitlines() if '[small] step 3/3' in line][0]
   small = speccascade.load(tmp_path / 'out' / 'small' / 'model')
   assert small.network.config.embed_dim == 8 and small.tokenizer is not None
+  assert logging.getLogger('absl').level == 31
 
 
 def test_the_command_says_what_is_wrong_with_a_config(tmp_path, capsys):
