@@ -1,7 +1,5 @@
 """Convert a checkpoint from any format that is read to one that is written, and verify it by reading it back.
 
-python -m speccascade.convert SRC DST [--format orbax|t5x|hf] [--dtype float32|bfloat16] [--step N] [--scan]
-
 orbax is for every family and restores onto a mesh; hf is for every family, and for transformers and vLLM; t5x is for T5
 and T5X. A t5x checkpoint is written without `param_states`, those of an optimizer: T5X evaluates and infers with it,
 and trains on from it with `RestoreCheckpointConfig.fallback_to_scratch = True` and `assignment_map =

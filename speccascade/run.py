@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.run', __doc__)
-  commands.add_gin(parser, 'Without one the embedded default runs')
+  commands.add_gin(parser, 'Without one the embedded default runs', 'Experiment.seed = 1')
   parser.add_argument('--only', type=commands.listed, default=[], help='the experiments to measure, by commas (all)')
   parser.add_argument(
     '--run_dir',

@@ -741,6 +741,7 @@ COMMANDS = {
     ),
     (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--job=medium'], ('--job=medium', 'large, small')),
     (['--out={tmp}/file', '--gin_file=train/embedded.gin'], '{tmp}/file'),
+    (['--out={tmp}/out', '--gin_file=train/embedded.gin', "--gin.small/train.Job.name='../x'"], ('../x', '--out')),
   ],
   'plan': [
     (['a'], '--prompts'),
@@ -824,6 +825,7 @@ COMMANDS = {
     (['--models', 'a', 'b', '--', '{tmp}/none', '{tmp}/out'], '{tmp}/none'),
     (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x'),
     (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/file/x'], ('{tmp}/file/x', 'choose another')),
+    (['--models', 'a', 'b', '--', '{tmp}/file', f'{{tmp}}/{"x" * 245}'], ('x' * 245, 'choose another')),
     (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/file', '{tmp}/file'], ('{tmp}/file', 'input')),
     (['--models', 'a', 'b', '--', '{tmp}/damaged.gz', '{tmp}/out'], ('damaged.gz', 'gzip')),
     (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/prompts', '{tmp}/thesis'], ('{tmp}/thesis', 'folder')),
@@ -896,6 +898,17 @@ def test_help_exits_with_0(name, capsys):
     MAIN[name](['--help'])
   out = capsys.readouterr().out
   assert ended.value.code == 0 and out.startswith('usage: python -m speccascade') and '--debug' in out
+
+
+def test_help_speaks_of_its_own_command(capsys):
+  said = {}
+  for name in ('run', 'train', 'convert', 'vocabulary'):
+    with pytest.raises(SystemExit):
+      MAIN[name](['--help'])
+    said[name] = capsys.readouterr().out
+  assert 'Experiment.' in said['run'] and 'Experiment.' not in said['train'] and 'train.Settings.' in said['train']
+  assert said['convert'].count('python -m speccascade.convert') == 1
+  assert "the package's sentences" in said['vocabulary'] and 'corpus' not in said['vocabulary']
 
 
 def test_the_files_that_ship_are_found():

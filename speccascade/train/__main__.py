@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.train', __doc__)
-  commands.add_gin(parser, 'It binds train.jobs')
+  commands.add_gin(parser, 'It binds train.jobs', 'train.Settings.steps = 1000')
   parser.add_argument('--out', help='the folder of the run, with a folder for each job')
   parser.add_argument(
     '--job', action='append', default=[], help='the name of a job to run; may be repeated. Default: all of them'

@@ -1,6 +1,6 @@
-"""Make a small sentencepiece vocabulary for a corpus, as T5's: pad 0, end of sequence 1, unknown 2.
+"""Make the sentencepiece vocabulary of the package's sentences, as T5's: pad 0, end of sequence 1, unknown 2.
 
-`python -m speccascade.train.vocabulary FILE` writes the vocabulary of the package's sentences.
+For texts of your own call `speccascade.train.vocabulary.make(FILE, texts, size=1000)`.
 """
 
 from collections.abc import Iterable, Sequence
