@@ -266,7 +266,7 @@ PYTHON = {
     ('no token', 'position 2', 'Verify'),
   ),
   'a branch for one of two models': (
-    lambda _: own_phases(Alternate(((Score(0), *VERIFIED),))),
+    lambda _: own_phases(Alternate(((Score(0), Verify(OWN, (0,))),))),
     ('no token', 'alternate', 'Verify'),
   ),
   'phases that nothing was derived for': (
@@ -317,7 +317,6 @@ PYTHON = {
     lambda _: decoded(max_new_tokens=2**63),
     ('max_new_tokens=9223372036854775808', '1073741824'),
   ),
-  'max_new_tokens of 2**30': (lambda _: decoded(max_new_tokens=2**30), ('memory', 'GiB', 'max_new_tokens')),
   'batch_size=2**63': (lambda _: decoded(batch_size=2**63), 'batch_size=9223372036854775808'),
   'a bias of all': (
     lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]),

@@ -18,8 +18,9 @@ Array = jax.Array
 Params = Any  # a pytree of arrays; those of the package's networks are dicts
 Entry = dict[str, Array]  # the slots of one layer, {'key', 'value'}, in the backend's own layout, rows first
 
-_SCORES = 1 << 27  # scores of one row that are computed at once; queries beyond go in chunks
-_CHUNK = 128  # queries of a chunk
+_SCORES = 1 << 27  # scores of a layer that a device computes at once; queries beyond go in chunks
+_CHUNK = 128  # the most queries of a chunk
+_LEAST = 8  # the fewest
 _CACHE: dict[tuple, tuple] = {}  # (id of an array, what is made of it): (weak reference to it, what was made)
 
 
@@ -154,7 +155,7 @@ class Backend:
   def attend(self, q: Array, entry: Entry, visible: Array, bias: Array | None, *, kv_heads: int, scale: float, cap):
     """Return softmax(scale · q·k + bias) · v, the softmax in float32.
 
-    Memory grows with T, not with L · T: many queries go in chunks.
+    Memory grows with B · T, not with B · L · T: many queries go in chunks, of fewer where there are many rows.
 
     Args:
       q: Queries [B, L, H, D].
@@ -172,20 +173,21 @@ class Backend:
     mask = visible
     if visible.ndim == 1:
       mask = (jnp.arange(self.slots_of(entry))[None] < visible[:, None])[:, None]
-    length = q.shape[1]
-    heads = q.shape[2]
-    slots = mask.shape[-1]
-    if length * heads * slots <= _SCORES or length <= _CHUNK:
+    rows, length, heads, _ = q.shape
+    devices = 1 if self.layout is None else self.layout.mesh.size
+    a_query = rows * heads * mask.shape[-1] // devices
+    if length * a_query <= _SCORES or length <= _CHUNK:
       return self._attend(q, entry, mask, bias, kv_heads, scale, cap)
-    chunks = -(-length // _CHUNK)
+    size = max(_LEAST, min(_CHUNK, _SCORES // a_query // _LEAST * _LEAST))
+    chunks = -(-length // size)
 
     def split(x, axis):  # one entry of the new first axis a chunk
       if x is None or x.shape[axis] == 1:
         return None
       pad = [(0, 0)] * x.ndim
-      pad[axis] = (0, chunks * _CHUNK - length)
+      pad[axis] = (0, chunks * size - length)
       x = jnp.pad(x, pad)
-      return jnp.moveaxis(x.reshape(*x.shape[:axis], chunks, _CHUNK, *x.shape[axis + 1 :]), axis, 0)
+      return jnp.moveaxis(x.reshape(*x.shape[:axis], chunks, size, *x.shape[axis + 1 :]), axis, 0)
 
     def one(chunk):
       queries, masks, biases = chunk
@@ -193,7 +195,7 @@ class Backend:
       biases = bias if biases is None else biases
       return self._attend(queries, entry, masks, biases, kv_heads, scale, cap)
 
-    y = lax.map(one, (split(q, 1), split(mask, 1), split(bias, 2)))  # [chunks, B, _CHUNK, H, D]
+    y = lax.map(one, (split(q, 1), split(mask, 1), split(bias, 2)))  # [chunks, B, size, H, D]
     return jnp.moveaxis(y, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])[:, :length]
 
   def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):

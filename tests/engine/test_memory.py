@@ -4,12 +4,14 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
+from matching import having
 import numpy as np
 import pytest
 from tiers import quick
 
 from speccascade import backends, decode, methods, rules, Sampler
-from speccascade.backends import cpu
+from speccascade.backends import base, cpu
 from speccascade.engine import engine, loop, requests, validate
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
@@ -131,6 +133,52 @@ def test_a_batch_is_counted_with_its_prompts_and_the_copies_of_its_weights(monke
   rows = [x for path, x in jax.tree.leaves_with_path(prepared) if path[-1].key == 'rows']
   assert rows or not cpu._fuses_sums()
   assert weights == tree_bytes(model.params) + tree_bytes(rows)
+
+
+def attended(rows: int, length: int, backend=backends.CPU()):
+  """Return a layer's attention, and the shapes of what it takes."""
+  entry = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in _entry(backend, rows, length).items()}
+  shapes = [(rows, length, 8, 4), (rows, 1, length), (1, 8, length, length)]
+  q, mask, bias = (jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, ('float32', 'bool', 'float32')))
+  return functools.partial(backend.attend, kv_heads=8, scale=1.0, cap=None), (q, entry, mask, bias)
+
+
+def _entry(backend, rows, length):
+  zeros = jax.ShapeDtypeStruct((rows, length, 8, 4), 'float32')
+  return jax.eval_shape(backend.entry, zeros, zeros)
+
+
+def test_reading_more_prompts_at_once_takes_no_more_memory_for_scores():
+  def held(rows):
+    attend, shapes = attended(rows, 2048)
+    return jax.jit(attend).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+  scores = 4 * base._SCORES
+  assert scores <= held(4) < 2.2 * scores and held(32) < 2.2 * scores
+
+
+@pytest.mark.parametrize('backend', [backends.Backend(), backends.CPU()])
+def test_queries_in_chunks_of_few_give_what_all_give(backend, monkeypatch):
+  attend, shapes = attended(3, 200, backend)
+  keys = iter(jax.random.split(jax.random.key(0), 9))
+  normal = lambda x: jax.random.normal(next(keys), x.shape) if x.dtype == jnp.float32 else jnp.arange(200) < 150
+  args = jax.tree.map(lambda x: jnp.broadcast_to(normal(x), x.shape), shapes)
+  whole = attend(*args)
+  monkeypatch.setattr(base, '_SCORES', 24 * 3 * 8 * 200 + 99)
+  text = str(jax.make_jaxpr(attend)(*args))
+  assert re.search(r'f32\[9,3,24,8,4\]', text)
+  np.testing.assert_allclose(attend(*args), whole, rtol=2e-5, atol=1e-6)
+
+
+def test_what_reading_prompts_takes_is_counted(monkeypatch):
+  validate.remembered.cache_clear()
+  model = random_model(decoder(1, 8), 'large')
+  run = functools.partial(decode, methods.autoregressive(), [model], [[3] * 500] * 4, max_new_tokens=4)
+  scores = 4 * 2 * HEADS * 512 * 512 * 4
+  monkeypatch.setattr(engine.backends, 'memory', lambda _: 2 * scores)
+  with pytest.raises(ValueError, match=having('GiB to read 4 prompts', 'batch_size')):
+    run()
+  run(batch_size=1)
 
 
 @pytest.mark.parametrize('size', [1, 4])
