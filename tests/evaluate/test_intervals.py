@@ -66,8 +66,8 @@ def test_intervals_have_the_true_speed_up_as_often_as_they_say_or_are_none(batch
       assert 0.91 <= share <= 0.99, (groups, name)
 
 
-def _records(quality, seconds):
-  """Return the records of lines whose overlap and times are given by (curve, value) for each example."""
+def _records(quality, seconds, batch=1):
+  """Return the records of lines whose overlap is given by (curve, value) for each example, and times for each batch."""
   lines = []
   timings = []
   fields = dict(temperature=0.0, calls=[0, 1], positions=[0, 1], computed=[0, 1], drafted=[0, 0], cut_off=False)
@@ -79,9 +79,10 @@ def _records(quality, seconds):
       text = ' '.join([*words[:count], *['x'] * (len(words) - count)])
       lines.append(fields | dict(curve=curve, value=value, example=example.index, prediction=text, tokens=[1] * 6))
     for i, s in enumerate(seconds[curve, value]):
-      about = dict(temperature=0.0, batch=1, trial=0, examples=[i], curve=curve, value=value)
+      some = [*range(batch * i, batch * (i + 1))]
+      about = dict(temperature=0.0, batch=batch, trial=0, examples=some, curve=curve, value=value)
       timings.append(about | dict(seconds=s, tokens=6))
-  return summary.points(EXPERIMENT, lines, timings, None)
+  return summary.points(dataclasses.replace(EXPERIMENT, latency_batches=(batch,)), lines, timings, None)
 
 
 def test_the_speed_up_at_the_large_models_quality_has_an_interval():
@@ -119,6 +120,19 @@ def test_quality_and_time_are_resampled_together():
   # between the points both are linear: opt at 0.0 has quality 2 + 2·share, at 0.5 1, and the wanted one is 3
   at = np.where(better, speed + (4 - speed) * np.clip((2 * share - 1) / (2 * share + 1), 0, 1), -np.inf)
   assert high == pytest.approx(intervals.reached(at, 40)[1])
+
+
+def test_examples_of_one_batch_are_resampled_as_one_where_quality_meets_time():
+  rng = np.random.default_rng(0)
+  base = rng.integers(2, 5, 40)
+  names = [('target only', None), ('opt', 0.0), ('opt', 0.5)]
+  quality = dict(zip(names, (base, base + 1, base - 1), strict=True))  # halfway on every resample
+  seconds = dict(zip(names, rng.lognormal(sigma=0.3, size=(3, 10)) / [[1], [2], [4]], strict=True))
+  records = _records(quality, seconds, batch=4)
+  sums = intervals.draws(0, 10) @ np.stack(list(seconds.values()), 1)
+  speeds = (sums[:, 0] / sums[:, 1] + sums[:, 0] / sums[:, 2]) / 2
+  assert records[1]['matched_ci'] == pytest.approx(intervals.reached(speeds, 10))
+  assert records[1]['latency']['groups'] == 10 and records[1]['latency']['examples'] == 40
 
 
 def test_the_rounds_of_a_text_are_read_from_its_tokens_or_not_at_all():
