@@ -110,7 +110,7 @@ setuptools.setup(
       'pytest-xdist',
       'setuptools>=77',
     ],
-    'docs': ['myst-nb>=1.4,<2', 'sphinx>=9,<10', 'sphinx-book-theme>=1.4,<2'],
+    'docs': ['latex2mathml>=3.78,<4', 'myst-nb>=1.4,<2', 'sphinx>=9,<10', 'sphinx-book-theme>=1.4,<2'],
     'dev': ['pre-commit', 'ruff>=0.15'],
   },
 )

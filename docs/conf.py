@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 from docutils import nodes
+from latex2mathml import converter
 from pygments.lexers import PythonLexer
 from sphinx.util.nodes import make_refnode
 
@@ -22,13 +23,16 @@ author = 'the authors of speccascade'
 copyright = author
 version = release = speccascade.__version__
 
-extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sphinx.ext.mathjax', 'sphinx.ext.napoleon']
+extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sphinx.ext.napoleon']
 exclude_patterns = ['_build']
 highlight_language = 'text'  # blocks without a language are commands
 default_role = 'literal'  # `name` in a docstring is code, as it is in a page
 
 html_theme = 'sphinx_book_theme'
 html_title = 'speccascade'
+html_static_path = ['_static']
+html_css_files = ['site.css']
+html_math_renderer = 'mathml'
 html_theme_options = {'show_toc_level': 2, 'use_download_button': False}
 
 myst_enable_extensions = ['dollarmath']
@@ -83,9 +87,22 @@ def link_names(app, doctree, docname):
       node.replace_self(link)
 
 
+def visit_math(self, node):
+  """Write a formula as MathML, which browsers show without a script."""
+  self.body.append(converter.convert(node.astext()))
+  raise nodes.SkipNode
+
+
+def visit_displayed_math(self, node):
+  """Write a formula that has a line of its own."""
+  self.body.append(f'<div class="formula">{converter.convert(node.astext(), display="block")}</div>')
+  raise nodes.SkipNode
+
+
 def setup(app):
   """Connect the hooks above."""
   app.add_lexer('gin', PythonLexer)
+  app.add_html_math_renderer('mathml', (visit_math, None), (visit_displayed_math, None))
   app.connect('autodoc-skip-member', skip_member)
   app.connect('autodoc-process-docstring', add_fields, priority=400)  # before napoleon reads it
   app.connect('doctree-resolved', link_names)

@@ -274,6 +274,23 @@ def headings(path: Path) -> set[str]:
   return {re.sub(r'[^\w -]', '', h.lower()).replace(' ', '-') for h in found}
 
 
+def test_the_home_page_has_python_and_a_picture_of_stored_results():
+  page = (DOCS / 'index.md').read_text()
+  last = re.findall(r':end-before: "(.*)"', page)[-1]
+  assert '```python' in (ROOT / 'README.md').read_text().split(last)[0]
+  (picture,) = re.findall(r'^```{figure} (.*)$', page, re.MULTILINE)
+  assert (DOCS / picture).is_file() and (DOCS / picture).with_name('summary.csv').is_file()
+
+
+def test_nothing_of_a_page_is_cut_or_fetched_from_elsewhere():
+  for document in DOCUMENTS:
+    commands = ''.join(blocks(document, ''))
+    assert not re.search(r'^python -m .*\S  +# ', commands, re.MULTILINE), document  # a comment has a line of its own
+  assert not any('&nbsp;' in notebook.read_text() for notebook in DOCS.rglob('*.ipynb'))
+  settings = (DOCS / 'conf.py').read_text()
+  assert 'mathjax' not in settings and "html_math_renderer = 'mathml'" in settings
+
+
 def test_the_decode_example_of_the_readme_runs():
   out = {}
   exec(blocks(ROOT / 'README.md', 'python')[0], out)
