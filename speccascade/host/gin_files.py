@@ -331,14 +331,12 @@ def _explain(error: Exception) -> str:
     known = _parameters(selector)
     near = _suggestion(name, known) or f'; it has {", ".join(known)}'
     return f'config: {selector} has no parameter {name}{near}{location}'
-  if m := re.search(
-    r'^(?:.*?)(\w+)(?:\.__init__|\.__new__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)$', message
-  ):
-    if m.group(2) in ("'q' and 'p'", "'models'"):  # a rule's, a combiner's
+  if m := re.search(r'^(?:.*?)(\w+)(\.__init__|\.__new__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)$', message):
+    if not m.group(2) and m.group(3) in ("'q' and 'p'", "'models'"):  # a rule, a combiner
       return f'config: {m.group(1)} was called; hand it over, as @rules.{m.group(1)} without (){location}'
     called = [x for x in (re.match(r"In call to configurable '([\w.]+)'", line) for line in lines) if x]
     name = called[0].group(1).split('.')[-1] if called else m.group(1)
-    return f'config: {name} lacks {m.group(2)}; bind it, as in {name}.{m.group(2).split(chr(39))[1]} = …'
+    return f'config: {name} lacks {m.group(3)}; bind it, as in {name}.{m.group(3).split(chr(39))[1]} = …'
   if m := re.search(r"Ambiguous selector '(.+?)', matches \[(.+?)\]", message):
     return f'config: {m.group(1)} is the end of several names, {m.group(2)}; write one of them{location}'
   if isinstance(error, RecursionError):

@@ -33,9 +33,7 @@ def test_a_curve_has_a_point_for_each_value():
   assert [p.label for p in curve.points()] == ['opt alpha=0.0', 'opt alpha=0.1']
   expected = methods.speculative(functools.partial(rules.opt, alpha=0.1), 3)
   built = curve.points()[1].build()
-  assert str(built) == str(expected) and built.phases[2].combiner.keywords['rule'].keywords == {
-    'alpha': np.float32(0.1)
-  }
+  assert str(built) == str(expected) and built.phases[2].combiner.keywords == {'alpha': np.float32(0.1)}
 
 
 def test_the_parameter_is_the_rules_or_else_the_methods():

@@ -50,16 +50,15 @@ def test_models_come_from_anything_that_gives_them_and_have_names_of_their_own()
     make(models=[lambda: 3, large]).load()
 
 
-def with_a_rule_for_a_combiner():
+def with_a_rule_of_one_model():
   method = methods.speculative(functools.partial(rules.opt, alpha=0.1), block=2)
   *before, verify = method.phases
-  wrong = dataclasses.replace(verify, combiner=jax.tree_util.Partial(rules.opt, alpha=0.1))
-  return dataclasses.replace(method, phases=(*before, wrong))
+  return dataclasses.replace(method, phases=(*before, dataclasses.replace(verify, models=(1,))))
 
 
-def test_a_rule_in_place_of_a_combiner_is_found_before_anything_is_decoded():
-  with pytest.raises(ValueError, match=having('mine', 'opt fails')) as caught:
-    make(curves=[TARGET, OPT, Curve('mine', with_a_rule_for_a_combiner)]).load()
+def test_a_target_that_has_none_is_found_before_anything_is_decoded():
+  with pytest.raises(ValueError, match=having('mine', 'opt')) as caught:
+    make(curves=[TARGET, OPT, Curve('mine', with_a_rule_of_one_model)]).load()
   assert '\n' not in str(caught.value)
 
 
