@@ -30,6 +30,7 @@ def decode(
   example_ids: Sequence[int] | None = None,
   batch_size: int | None = None,
   max_prompt_tokens: int | None = None,
+  truncate: bool = False,
   processor: Callable | None = None,
   trace: bool = False,
   progress: bool = False,
@@ -53,6 +54,9 @@ def decode(
       6, 8, 12, … rows.
     max_prompt_tokens: The padded length of prompts, so that calls with other prompts compile nothing. By default
       prompts are padded to one of such steps.
+    truncate: Whether a prompt of more tokens than `max_prompt_tokens`, or than the models' positions leave beside the
+      new ones, is shortened instead of being refused: a decoder-only model's after its first token, an
+      encoder–decoder's before its last.
     processor: `processor(logits [V], tokens [T], count)` returns what the logits of every model become after the first
       `count` of these tokens. Arrays that change are bound to it with `functools.partial`.
     trace: Whether to record each output token's log-probability under every model that scored it, after the request's
@@ -68,9 +72,8 @@ def decode(
     ValueError: If an argument is invalid, or all rows end as faults.
   """
   models = inputs.check_models(method, models)
-  rows = requests.rows(
-    models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
-  )
+  call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids)
+  rows = requests.rows(models, prompts, truncate=truncate, max_prompt_tokens=max_prompt_tokens, **call)
   settings = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, processor=processor, progress=progress)
   if isinstance(method, SequenceCascade):
     if trace:
@@ -93,6 +96,7 @@ def stream(
   example_ids: Sequence[int] | None = None,
   batch_size: int | None = None,
   max_prompt_tokens: int | None = None,
+  truncate: bool = False,
   processor: Callable | None = None,
   trace: bool = False,
   every: int | None = None,
@@ -117,9 +121,8 @@ def stream(
   models = inputs.check_models(method, models)
   if isinstance(method, SequenceCascade):
     raise ValueError('a sequence cascade knows an answer only when both models are done: use decode.')
-  rows = requests.rows(
-    models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids
-  )
+  call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids)
+  rows = requests.rows(models, prompts, truncate=truncate, max_prompt_tokens=max_prompt_tokens, **call)
   every = None if every is None else checked_int('every', every)
   if not isinstance(skip, Iterable):
     raise ValueError(f'skip={skip!r} is not a list of row numbers, as in [0, 2].')

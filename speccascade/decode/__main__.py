@@ -45,6 +45,9 @@ def _parser() -> commands.Parser:
   size = parser.add_argument_group('sizes; more rows than a batch has are queued')
   options.add_batch_size(size)
   size.add_argument('--max_prompt_tokens', type=commands.count, help='the padded length of prompts (the longest one)')
+  size.add_argument(
+    '--truncate', action='store_true', help='shorten prompts beyond that and the positions of the models'
+  )
   return parser
 
 
@@ -54,14 +57,14 @@ def _run(args: argparse.Namespace) -> int:
   output = lines.checked_output(source, asked, args.overwrite)
   method = options.method(args, len(args.models))
   validate.check_method(method, len(args.models))
-  call = dict(sampler=options.sampler(args), seed=args.seed, max_new_tokens=args.max_new_tokens)
+  call = dict(sampler=options.sampler(args), seed=args.seed, max_new_tokens=args.max_new_tokens, truncate=args.truncate)
   text = lines.read_text(source)
   requests = lines.parse(source, text)
   header = lines.header(options.digests(args), text, options.settings(args, but=_OF_NO_ROW))
   models = options.load_models(args)
   if args.plain_chat and models[-1].tokenizer is not None:
     models[-1] = models[-1].replace(tokenizer=dataclasses.replace(models[-1].tokenizer, plain_chat=True))
-  lines.check_requests(source, method, models, requests, call, args.max_prompt_tokens)
+  lines.check_requests(source, method, models, requests, args.max_prompt_tokens, **call)
   sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
   with lines.opened_output(output, header, requests) as rows:
     lines.decode_to(rows, method, models, requests, **call, **sizes)

@@ -263,14 +263,12 @@ def read_text(path: Path) -> str:
     raise ValueError(f'{path}: not UTF-8 ({e}); convert the file, as with iconv.') from None
 
 
-def check_requests(
-  path: Path, method, models, asked: Sequence[Request], call: dict[str, Any], max_prompt_tokens: int | None
-):
+def check_requests(path: Path, method, models, asked: Sequence[Request], max_prompt_tokens: int | None, **call):
   """Raise for the first line whose request cannot be decoded; `call` has the arguments of `requests.rows`."""
   inputs.check_models(method, models)
   for number, request in enumerate(asked, 1):
     try:
-      rows = requests.rows(models, request, **call)
+      rows = requests.rows(models, request, max_prompt_tokens=max_prompt_tokens, **call)
       inputs.check_fits(models, rows, max_prompt_tokens)
       for row in rows:
         plans.check_sampler(method.origin, row.sampler)

@@ -165,6 +165,33 @@ def check_fits(models, rows, given: int | None):
     row, needed = _most_needed(model.network, rows)
     check_positions(model, needed, f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new}')
 
+  context = _context(models[-1].network)
+  if context is not None and longest.tokens.size > context:
+    raise ValueError(
+      f'prompt {longest.source} has {longest.tokens.size} tokens, and {models[-1].name} was made for {context} '
+      'positions (by its config.json): shorten it, as with truncate=True.'
+    )
+
+
+def _context(network) -> int | None:
+  """Return beyond how many positions of a text a network that reads more is not to be trusted, if that is known."""
+  limited = network.max_positions is not None or network.start_id is not None
+  return None if limited else getattr(network, 'context', None)
+
+
+def truncated(models, tokens: np.ndarray, max_new: int, most: int | None) -> np.ndarray:
+  """Return a prompt of at most `most` tokens, and of as many as the models' positions leave beside the new ones.
+
+  A decoder-only model's loses what follows its first token, an encoder–decoder's what precedes its last.
+  """
+  keeps_start = models[-1].network.start_id is None
+  positions = [*(m.network.max_positions for m in models), _context(models[-1].network)] if keeps_start else []
+  limits = [*(n - max_new for n in positions if n is not None), *([] if most is None else [most])]
+  room = min(limits, default=tokens.size)
+  if not 0 < room < tokens.size:
+    return tokens
+  return np.delete(tokens, slice(1, tokens.size - room + 1) if keeps_start else slice(room - 1, -1))
+
 
 def check_positions(model: Model, needed: int, texts: str):
   """Raise where a model has fewer positions than `texts`, a prompt and what follows it, need."""
@@ -178,8 +205,8 @@ def prompt_width(models, rows, given: int | None) -> int:
   check_fits(models, rows, given)
   for model in models:
     row, needed = _most_needed(model.network, rows)
-    context = getattr(model.network, 'context', None)
-    if model.network.max_positions is None and context is not None and needed > context:
+    context = _context(model.network)
+    if context is not None and needed > context:
       warnings.warn(
         f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new} need {needed} '
         f'positions; {model.name} was made for {context} (by its config.json), what it writes beyond may be poor.',

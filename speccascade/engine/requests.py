@@ -102,7 +102,15 @@ class Features:
 
 
 def rows(
-  models, prompts, *, max_new_tokens: int | None, sampler: sampling.Sampler, seed: int, example_ids=None
+  models,
+  prompts,
+  *,
+  max_new_tokens: int | None,
+  sampler: sampling.Sampler,
+  seed: int,
+  example_ids=None,
+  truncate: bool = False,
+  max_prompt_tokens: int | None = None,
 ) -> list[Row]:
   """Return a row for every sample of every prompt or request, each checked.
 
@@ -113,6 +121,8 @@ def rows(
     sampler: The sampler of requests that leave its numbers out.
     seed: The seed of requests without one.
     example_ids: A number for each prompt; None for its index.
+    truncate: As of `speccascade.decode`.
+    max_prompt_tokens: The most tokens of a prompt that is truncated.
 
   Returns:
     The rows, the samples of a prompt next to each other.
@@ -132,6 +142,9 @@ def rows(
   ids[[x.seed is not None for x in given]] = 0
   vocab = inputs.vocabulary(models)
   tokens = inputs.encode(models, [x.prompt for x in given], [x.chat_template_kwargs for x in given])
+  if truncate:
+    most = [checked_int('max_new_tokens', x.max_new_tokens or max_new_tokens) for x in given]
+    tokens = [inputs.truncated(models, x, n, max_prompt_tokens) for x, n in zip(tokens, most, strict=True)]
   made = []
   for i, request in enumerate(given):
     try:

@@ -430,7 +430,7 @@ class Nothing:
 
 def test_rounds_that_commit_nothing_end_in_an_error_also_where_no_host_looks():
   method = lambda *slots: methods.Method((Nothing(),), slots, 1, kind='mine')
-  with pytest.raises(ValueError, match=having('mine', '2 rows')):
+  with pytest.raises(ValueError, match=having('mine', 'example 0', 'no token', 'position 2')):
     decode(method(0, 1), PAIR, PROMPTS[:2], max_new_tokens=4)
   with pytest.raises(ValueError, match=having('mine', 'no token')):
     enumeration.emitted_distribution(method(0), [LARGE], [1, 0], 2, Sampler())

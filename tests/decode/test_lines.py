@@ -226,6 +226,7 @@ def test_a_prompt_that_is_too_long_is_named_with_its_line(tmp_path, capsys):
   assert run(source, tmp_path / 'out.jsonl', '--max-prompt-tokens', '3') == 1
   said = 'line 2: the prompt has 4 tokens, more than --max_prompt_tokens=3; shorten it or raise the limit'
   assert said in capsys.readouterr().err and not (tmp_path / 'out.jsonl.part').exists()
+  assert run(source, tmp_path / 'out.jsonl', '--max-prompt-tokens', '3', '--truncate') == 0
 
 
 def test_special_tokens_in_a_chat_are_refused_where_it_is_to_be_plain(tmp_path, capsys):

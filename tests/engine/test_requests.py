@@ -586,3 +586,22 @@ def test_a_rotary_model_warns_beyond_the_positions_it_was_made_for():
   with warnings.catch_warnings():
     warnings.simplefilter('error')
     run(methods.autoregressive(), [model], [[1, 2, 3]])
+
+
+def test_a_prompt_beyond_the_positions_of_a_rotary_model_is_refused_or_truncated():
+  network = Decoder(DecoderConfig(17, 8, 2, 2, 4, 8, spans=(Span(),), context=12))
+  model = Model(network.init(jax.random.key(0)), network, name='short')
+  alone = functools.partial(speccascade.decode, methods.autoregressive(), [model], max_new_tokens=4)
+  long = list(range(1, 14))
+  with pytest.raises(ValueError, match=having('prompt 1', '13 tokens', 'short', '12', 'truncate')):
+    alone([[1], long])
+  kept = [1, *range(7, 14)]
+  assert alone([long], truncate=True).tokens == alone([kept]).tokens
+  assert alone([long], truncate=True, max_prompt_tokens=3).tokens == alone([[1, 12, 13]], max_prompt_tokens=3).tokens
+
+
+def test_a_truncated_source_keeps_its_beginning_and_its_end():
+  model = toy.model(0, 11, encoder=True)
+  assert inputs.truncated([model], np.arange(10), 99, 4).tolist() == [0, 1, 2, 9]
+  assert inputs.truncated([model], np.arange(10), 99, None).size == 10
+  assert inputs.truncated([toy.model(0, 11)], np.arange(10), 99, 1).tolist() == [0]
