@@ -1,4 +1,4 @@
-"""One decoder-only transformer for Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3, OPT and GPT-2.
+"""One decoder-only transformer for Llama, and for all families that are declared next to it.
 
 The families differ in the switches of `DecoderConfig` and in nothing else. Parameters are named
 `token_embedder`, `layers_0`, …, `final_norm`, `logits_dense`; kernels are (in, out).
@@ -25,7 +25,7 @@ PLAIN = Rope()
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-  """What one layer sees: the last `window` positions (0: all), turned by `rope` (None: learned positions)."""
+  """What one layer sees: the last `window` positions (0: all), turned by `rope` (None: not turned)."""
 
   window: int = 0
   rope: Rope | None = PLAIN
@@ -35,7 +35,8 @@ class Span:
 class DecoderConfig:
   """Sizes and switches of a decoder.
 
-  `norms`: 'pre' normalises what enters each block, 'sandwich' also what leaves it (Gemma), 'post' the sum (OPT-350m).
+  `norms`: 'pre' normalises what enters each block, 'after' what leaves it (OLMo 2), 'sandwich' both (Gemma 2), 'post'
+  the sum (OPT-350m).
   """
 
   vocab_size: int
@@ -53,6 +54,7 @@ class DecoderConfig:
   norms: str = 'pre'
   final_norm: bool = True
   qk_norm: bool = False
+  joined_qk_norm: bool = False  # over all heads together, else over each
   qkv_bias: bool = False
   out_bias: bool = False
   mlp_bias: bool = False
@@ -65,6 +67,8 @@ class DecoderConfig:
   attention_scale: float | None = None  # None: 1/√head_dim
   attention_cap: float | None = None
   final_cap: float | None = None
+  block_scale: float | None = None  # multiplies what each block adds
+  logits_divisor: float | None = None
 
   @property
   def kinds(self) -> tuple[Span, ...]:
@@ -89,7 +93,7 @@ class Layer(nn.Module):
   def setup(self):
     c = self.config
     norm = _norm(c, self.dtype)
-    if c.norms != 'post':
+    if c.norms in ('pre', 'sandwich'):
       self.pre_attention_layer_norm, self.pre_mlp_layer_norm = norm(), norm()
     if c.norms != 'pre':
       self.post_attention_layer_norm, self.post_mlp_layer_norm = norm(), norm()
@@ -104,6 +108,7 @@ class Layer(nn.Module):
       c.qkv_bias,
       c.out_bias,
       norm if c.qk_norm else None,
+      c.joined_qk_norm,
       self.dtype,
       self.backend,
     )
@@ -125,13 +130,16 @@ class Layer(nn.Module):
     return self._leave(x, self.mlp(self._enter(x, 'mlp')), 'mlp')
 
   def _enter(self, x: Array, block: str) -> Array:
-    return x if self.config.norms == 'post' else getattr(self, f'pre_{block}_layer_norm')(x)
+    return getattr(self, f'pre_{block}_layer_norm')(x) if self.config.norms in ('pre', 'sandwich') else x
 
   def _leave(self, x: Array, y: Array, block: str) -> Array:
-    if self.config.norms == 'pre':
+    c = self.config
+    if c.block_scale is not None:
+      y = (y.astype(jnp.float32) * c.block_scale).astype(y.dtype)  # which bfloat16 would round
+    if c.norms == 'pre':
       return x + y
     norm = getattr(self, f'post_{block}_layer_norm')
-    return x + norm(y) if self.config.norms == 'sandwich' else norm(x + y)
+    return norm(x + y) if c.norms == 'post' else x + norm(y)
 
 
 class DecoderModule(nn.Module):
@@ -187,9 +195,13 @@ class DecoderModule(nn.Module):
     return tuple(self.config.kinds.index(span) for span in self.config.spans)
 
   def _sights(self, positions: Array) -> list[tuple]:
-    """Return how far back each kind of layer sees, and by which angles it turns."""
-    dim = self.config.head_dim
-    return [(s.window, rope_lib.angles(s.rope, dim, positions) if s.rope else None) for s in self.config.kinds]
+    """Return how far back each kind of layer sees, and by which angles it turns; in a scan all turn or none does."""
+    kinds, dim = self.config.kinds, self.config.head_dim
+    angles = [rope_lib.angles(s.rope, dim, positions) if s.rope else None for s in kinds]
+    turned = next((x for x in angles if x), None)
+    if self.scan and turned:
+      angles = [x or (jnp.ones_like(turned[0]), jnp.zeros_like(turned[1])) for x in angles]
+    return [(s.window, x) for s, x in zip(kinds, angles, strict=True)]
 
   def embed(self, tokens: Array, positions: Array, packing=None) -> Array:
     """Return the first layer's input [B, L, E]."""
@@ -209,6 +221,7 @@ class DecoderModule(nn.Module):
     x = self.final_norm(x) if c.final_norm else x
     x = self.output_projection(x) if c.projected_dim else x
     logits = self.token_embedder.attend(x) if c.tied else self.logits_dense(x)
+    logits = logits if c.logits_divisor is None else logits / c.logits_divisor
     return nn.with_logical_constraint(blocks.softcap(logits, c.final_cap), ('batch', 'length', 'vocab'))
 
 

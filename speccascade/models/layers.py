@@ -172,6 +172,7 @@ class Attention(nn.Module):
   qkv_bias: bool = False
   out_bias: bool = False
   qk_norm: Callable[..., nn.Module] | None = None
+  joined_norm: bool = False  # over all heads together
   dtype: Dtype = jnp.float32
   backend: Backend = Backend()
 
@@ -186,18 +187,19 @@ class Attention(nn.Module):
     self.value = dense(shared, ('embed', 'joined_kv_heads'), self.qkv_bias)
     self.out = dense(self.features, ('joined_kv', 'embed'), self.out_bias)
     if self.qk_norm:
-      self.query_norm, self.key_norm = self.qk_norm(axis='kv'), self.qk_norm(axis='kv')
+      axes = ('joined_kv', 'joined_kv_heads') if self.joined_norm else ('kv', 'kv')
+      self.query_norm, self.key_norm = (self.qk_norm(axis=axis) for axis in axes)
 
   def queries(self, x: Array, rope: tuple[Array, Array] | None = None, packing=None) -> Array:
     """Return queries [B, L, H, D] of x [B, L, E]."""
-    q = self._by_head(self.query(x), self.heads, rope, packing)
-    q = self.query_norm(q) if self.qk_norm else q
+    q = self._by_head(self._normed('query', self.query(x), joined=True), self.heads, rope, packing)
+    q = self._normed('query', q, joined=False)
     return rope_lib.rotate(q, rope) if rope else q
 
   def _keys_values(self, x: Array, rope: tuple[Array, Array] | None, packing=None) -> tuple[Array, Array]:
-    k = self._by_head(self.key(x), self.kv_heads, rope, packing)
+    k = self._by_head(self._normed('key', self.key(x), joined=True), self.kv_heads, rope, packing)
     v = self._by_head(self.value(x), self.kv_heads, None, packing)
-    k = self.key_norm(k) if self.qk_norm else k
+    k = self._normed('key', k, joined=False)
     return (rope_lib.rotate(k, rope) if rope else k), v
 
   def entry(self, x: Array, rope: tuple[Array, Array] | None = None) -> cache_lib.Entry:
@@ -225,6 +227,10 @@ class Attention(nn.Module):
   def _by_head(self, y: Array, heads: int, rope, packing) -> Array:
     y = packing_lib.unpack(packing, y if rope is None else self.backend.product(y))
     return y.reshape(*y.shape[:2], heads, self.head_dim)
+
+  def _normed(self, name: str, y: Array, joined: bool) -> Array:
+    """Return y normalised if the norm is over the heads as they are there, joined [B, L, H·D] or not [B, L, H, D]."""
+    return getattr(self, f'{name}_norm')(y) if self.qk_norm and self.joined_norm == joined else y
 
   def _project(self, y: Array, packing) -> Array:
     return self.out(packing_lib.pack(packing, y.reshape(*y.shape[:2], -1)))

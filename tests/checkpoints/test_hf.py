@@ -30,6 +30,7 @@ OPT = {'model_type': 'opt', 'vocab_size': 11, 'hidden_size': 8, 'ffn_dim': 6, 'n
 OPT |= {'num_attention_heads': 2, 'max_position_embeddings': 16}
 GEMMA3 = LLAMA | {'model_type': 'gemma3_text', 'head_dim': 4, 'tie_word_embeddings': True, 'query_pre_attn_scalar': 4}
 MISTRAL = LLAMA | {'model_type': 'mistral'}
+PHI3 = LLAMA | {'model_type': 'phi3'}
 T5 = tiny.T5_V1_1 | {'num_layers': 2}
 _error = functools.partial(error_of, hf.read)
 CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 't5': T5}
@@ -171,6 +172,11 @@ def test_a_mistral_has_windows_where_its_layers_say_so():
   mixed = config | {'layer_types': ['full_attention', 'sliding_attention']}
   windows = [[span.window for span in hf.network_from_config(c).config.spans] for c in (config, mixed)]
   assert windows == [[4, 4], [0, 4]]
+
+
+def test_the_gelu_of_the_first_gemma_is_the_approximate_one():
+  networks = [hf.network_from_config(LLAMA | {'model_type': name, 'hidden_act': 'gelu'}) for name in ('gemma', 'llama')]
+  assert [network.config.activation for network in networks] == ['gelu_tanh', 'gelu']
 
 
 def test_dtype_is_as_stored_unless_asked_for(tmp_path):
@@ -371,6 +377,13 @@ def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
     ({'model_type': 'bert'}, having("'bert'", 'llama, mistral')),
     (LLAMA | {'rope_scaling': {'type': 'dynamic', 'factor': 2.0}}, "'dynamic'"),
     (LLAMA | {'hidden_act': 'tanh'}, "'tanh'"),
+    (PHI3 | {'rope_scaling': {'type': 'longrope', 'short_factor': [1.0], 'long_factor': [2.0]}}, "'longrope'"),
+    (PHI3 | {'rope_scaling': {'type': 'yarn', 'factor': 2.0}}, "'yarn'"),
+    (PHI3 | {'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
+    (LLAMA | {'model_type': 'smollm3', 'no_rope_layers': [1, 2]}, having("'no_rope_layers'", 'has 2', '0 or 1')),
+    (LLAMA | {'model_type': 'gemma', 'use_bidirectional_attention': True}, "'use_bidirectional_attention' is True"),
+    (OPT | {'layer_norm_elementwise_affine': False}, "'layer_norm_elementwise_affine' is False"),
+    (GPT2 | {'scale_attn_by_inverse_layer_idx': True}, "'scale_attn_by_inverse_layer_idx' is True"),
   ],
 )
 def test_what_is_not_supported_is_said(config, message):

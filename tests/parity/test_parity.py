@@ -46,6 +46,9 @@ VARIANTS = {
       'max_window_layers': 1,
     },
   },
+  'smollm3': {'listed': {'no_rope_layers': [1, 0, 0], 'use_sliding_window': False}},
+  'phi3': {'no_window': {'sliding_window': None, 'tie_word_embeddings': True}},
+  'starcoder2': {'no_bias': {'use_bias': False, 'sliding_window': None, 'tie_word_embeddings': False}},
   'opt': {
     'post_norm_projected': {'do_layer_norm_before': False, 'word_embed_proj_dim': 32},
     'no_bias': {'enable_bias': False},
@@ -226,6 +229,14 @@ def test_what_is_written_is_the_reference_again(case, tmp_path):
   with torch.no_grad():
     theirs = dataclasses.replace(case, reference=written)
     np.testing.assert_allclose(theirs.expected, case.expected, atol=TOLERANCE, rtol=0)
+
+
+def test_tensors_are_exported_as_the_reference_has_them(case):
+  tensors = hf.export(case.network, case.reference.config.model_type, case.params)
+  theirs = case.reference.state_dict()
+  for name, x in tensors.items():
+    np.testing.assert_array_equal(x, theirs[name].numpy())
+  assert {name for name in theirs if not name.endswith('embed_tokens.weight')} <= {*tensors, 'lm_head.weight'}
 
 
 def test_buckets_equal_the_reference():

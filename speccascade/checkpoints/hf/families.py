@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from speccascade.checkpoints.hf.family import decoder, FAMILIES, family, Key, OWN, Settings
-from speccascade.checkpoints.hf.spans import learned, rotary
+from speccascade.checkpoints.hf.spans import has_rope, learned, rotary
 from speccascade.models.t5 import T5, T5Config
 
 ACTIVATIONS = {
@@ -18,7 +18,6 @@ ACTIVATIONS = {
   'gelu_pytorch_tanh': 'gelu_tanh',
 }
 _WRITTEN = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # the first of several names
-_GEMMA_WRITTEN = _WRITTEN | {'gelu_tanh': 'gelu_pytorch_tanh'}
 
 
 # ---- fields that are stored in another form ----
@@ -31,8 +30,10 @@ def _named(name: str) -> str:
   return ACTIVATIONS[name]
 
 
-def _activation(key: str) -> Key:
-  return Key(lambda c: _named(c[key]), lambda x: {key: _WRITTEN[x.activation]})
+def _activation(key: str, gelu_tanh: str = 'gelu_new', **others: str) -> Key:
+  """Return the field of a key, whose family writes `gelu_tanh` so, and gives other names another meaning."""
+  written = _WRITTEN | {'gelu_tanh': gelu_tanh}
+  return Key(lambda c: others.get(c[key]) or _named(c[key]), lambda x: {key: written[x.activation]})
 
 
 def _or(field: str, key: str, other: Callable[[Settings], Any]) -> Key:
@@ -79,6 +80,15 @@ def t5(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) 
 
 # ---- Llama, and what is like it ----
 
+_BIASES = ('qkv_bias', 'out_bias', 'mlp_bias')
+_ATTENTION_BIASES = dict.fromkeys(('qkv_bias', 'out_bias'), 'attention_bias')
+_MULTIPLIERS = {
+  'embed_scale': 'embedding_multiplier',
+  'attention_scale': 'attention_multiplier',
+  'block_scale': 'residual_multiplier',
+  'logits_divisor': 'logits_scaling',
+}
+
 family(
   'llama',
   network=decoder,
@@ -96,9 +106,8 @@ family(
     'activation': _activation('hidden_act'),
     'norm_eps': 'rms_norm_eps',
     'context': 'max_position_embeddings',
-    'qkv_bias': 'attention_bias',
-    'out_bias': 'attention_bias',
     'mlp_bias': 'mlp_bias',
+    **_ATTENTION_BIASES,
     'tied': 'tie_word_embeddings',
   },
   defaults={
@@ -183,13 +192,28 @@ family(
   hf='Qwen3ForCausalLM',
   about='norms of q and k; windows',
   defaults={'head_dim': 128},
-  keys={'qkv_bias': 'attention_bias', 'out_bias': 'attention_bias'},
+  keys=_ATTENTION_BIASES,
   switches={'qk_norm': True},
   tiny={'head_dim': 16, 'tie_word_embeddings': False, 'attention_bias': True},
 )
 family(
-  'gemma2',
+  'gemma',
   like='llama',
+  hf='GemmaForCausalLM',
+  about='scaled embeddings, scales of norms stored as their difference from one',
+  defaults=dict(
+    hidden_act='gelu_pytorch_tanh', max_position_embeddings=8192, head_dim=256, tie_word_embeddings=True, eos_token_id=1
+  ),
+  keys={
+    'activation': _activation('hidden_act', 'gelu_pytorch_tanh', gelu='gelu_tanh'),
+    'embed_scale': lambda c: math.sqrt(c['hidden_size']),
+  },
+  switches={'norm_offset': 1.0, 'mlp_bias': False},
+  only={'use_bidirectional_attention': False},
+)
+family(
+  'gemma2',
+  like='gemma',
   hf='Gemma2ForCausalLM',
   about='soft caps, alternating local layers, norms around each block',
   defaults={
@@ -211,17 +235,13 @@ family(
     'eos_token_id': 1,
   },
   keys={
-    'activation': Key(
-      lambda c: _named(c['hidden_activation']), lambda x: {'hidden_activation': _GEMMA_WRITTEN[x.activation]}
-    ),
+    'activation': _activation('hidden_activation', 'gelu_pytorch_tanh'),
     'spans': rotary(local=lambda c, i: (i + 1) % 2 != 0),
-    'embed_scale': lambda c: math.sqrt(c['hidden_size']),
     'attention_scale': Key(_scale, lambda x: {'query_pre_attn_scalar': _power(x.attention_scale)}),
     'attention_cap': 'attn_logit_softcapping',
     'final_cap': 'final_logit_softcapping',
   },
-  switches={'norm_offset': 1.0, 'norms': 'sandwich', 'mlp_bias': False},
-  only={'use_bidirectional_attention': False},
+  switches={'norms': 'sandwich'},
   names={
     'layers.post_attention_layer_norm': 'model.layers.{}.post_attention_layernorm',
     'layers.pre_mlp_layer_norm': 'model.layers.{}.pre_feedforward_layernorm',
@@ -232,8 +252,6 @@ family(
     'sliding_window': 4,
     'final_logit_softcapping': 3.0,
     'attn_logit_softcapping': 2.0,
-    'attention_bias': False,
-    'mlp_bias': False,
   },
 )
 family(
@@ -264,9 +282,68 @@ family(
   },
 )
 
-# ---- learned positions ----
+family(
+  'starcoder2',
+  like='llama',
+  hf='Starcoder2ForCausalLM',
+  about='LayerNorm, biases, an MLP without a gate, a sliding window of all layers',
+  defaults=dict(norm_epsilon=1e-5, use_bias=True, sliding_window=None, max_position_embeddings=4096)
+  | dict(hidden_act='gelu_pytorch_tanh', tie_word_embeddings=True, eos_token_id=50256),
+  keys={'norm_eps': 'norm_epsilon', 'spans': rotary(local=lambda c, i: True), **dict.fromkeys(_BIASES, 'use_bias')},
+  switches={'layer_norm': True, 'gated': False},
+  names={'layers.mlp.wi': 'model.layers.{}.mlp.c_fc', 'layers.mlp.wo': 'model.layers.{}.mlp.c_proj'},
+  tiny={'head_dim': 12, 'sliding_window': 5},
+)
+family(
+  'smollm3',
+  like='qwen2',
+  hf='SmolLM3ForCausalLM',
+  about='layers that are not turned by position; windows',
+  defaults=dict(no_rope_layers=None, no_rope_layer_interval=4, rope_theta=2000000.0)
+  | dict(sliding_window=None, tie_word_embeddings=True, eos_token_id=128001),
+  keys={'spans': rotary(local=lambda c, i: not has_rope(c, i), rotates=has_rope), **_ATTENTION_BIASES},
+  tiny={'no_rope_layer_interval': 2, 'use_sliding_window': True, 'sliding_window': 4, 'attention_bias': True},
+)
+family(
+  'olmo2',
+  like='llama',
+  hf='Olmo2ForCausalLM',
+  about='norms behind each block, norms of q and k over all heads',
+  defaults={'rms_norm_eps': 1e-5, 'eos_token_id': 50279},
+  switches={'norms': 'after', 'qk_norm': True, 'joined_qk_norm': True, 'mlp_bias': False},
+  names={
+    'layers.post_attention_layer_norm': 'model.layers.{}.post_attention_layernorm',
+    'layers.post_mlp_layer_norm': 'model.layers.{}.post_feedforward_layernorm',
+  },
+  tiny={'head_dim': 12},
+)
+family(
+  'granite',
+  like='llama',
+  hf='GraniteForCausalLM',
+  models='Granite 3',
+  about='multipliers of embeddings, scores, blocks and logits',
+  defaults=dict.fromkeys(_MULTIPLIERS.values(), 1.0),
+  keys=_MULTIPLIERS,
+  tiny={'embedding_multiplier': 3.0, 'attention_multiplier': 0.3, 'residual_multiplier': 0.7, 'logits_scaling': 2.0},
+)
+family(
+  'phi3',
+  like='llama',
+  hf='Phi3ForCausalLM',
+  models='Phi-3 of 4k positions, Phi-4',
+  about='fused projections, a sliding window of all layers; not longrope, nor a rope of a part of each head',
+  defaults={'rms_norm_eps': 1e-5, 'max_position_embeddings': 4096, 'sliding_window': None, 'eos_token_id': 32000},
+  keys={'spans': rotary(local=lambda c, i: True, ropes=('default',))},
+  switches=dict.fromkeys(_BIASES, False),
+  names={
+    **{f'layers.attention.{name}': 'model.layers.{}.self_attn.qkv_proj' for name in ('query', 'key', 'value')},
+    **{f'layers.mlp.{name}': 'model.layers.{}.mlp.gate_up_proj' for name in ('wi_0', 'wi_1')},
+  },
+  tiny={'head_dim': 12, 'sliding_window': 5},
+)
 
-_BIASES = ('qkv_bias', 'out_bias', 'mlp_bias')
+# ---- learned positions ----
 
 family(
   'opt',
