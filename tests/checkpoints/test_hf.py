@@ -142,6 +142,12 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     (LLAMA | {'hidden_size': 2**40}, having("'hidden_size'", str(2**40), 'at most')),
     (LLAMA | {'rms_norm_eps': float('inf')}, having("'rms_norm_eps'", 'inf', 'finite')),
     (LLAMA | {'rms_norm_eps': 10**400}, having("'rms_norm_eps'", '1329 bits', 'finite')),
+    (LLAMA | {'rms_norm_eps': False}, having("'rms_norm_eps'", 'False')),
+    (GEMMA3 | {'final_logit_softcapping': 0}, having("'final_logit_softcapping'", 'is 0', 'above 0')),
+    (LLAMA | {'hidden_act': None}, having("'hidden_act'", 'None')),
+    (LLAMA | {'vocab_size': None}, having("'vocab_size'")),
+    (OPT | {'num_attention_heads': 16}, having("'num_attention_heads'", '16', "'hidden_size'")),
+    (T5 | {'relative_attention_num_buckets': 1}, having("'relative_attention_num_buckets'", 'is 1')),
     (LLAMA | {'rms_norm_eps': None}, having("'rms_norm_eps'", 'None')),
     (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 10**5000}}, having("'factor'", '16610 bits')),
     (LLAMA | {'eos_token_id': 10**30}, having("'eos_token_id'", 'no token id')),
@@ -391,9 +397,15 @@ def test_what_is_not_supported_is_said(config, message):
     hf.network_from_config(config)
 
 
+def test_a_whole_number_is_read_as_the_number_that_it_is():
+  network = hf.network_from_config(GEMMA3 | {'final_logit_softcapping': 10**30})
+  assert network.config.final_cap == 1e30 and type(network.config.final_cap) is float
+
+
 def test_an_error_of_a_configuration_has_the_path_of_its_file(llama):
   folder, _, tensors = llama
-  for config in (LLAMA | {'hidden_act': 'tanh'}, LLAMA | {'quantization_config': {'quant_method': 'awq'}}, {'a': 1}):
+  quantised = {'quantization_config': {'quant_method': 'awq'}}
+  for config in (LLAMA | {'hidden_act': 'tanh'}, LLAMA | quantised, {'a': 1}, {'model_type': []}):
     assert f'{folder}/config.json' in _error(_save(folder, config, tensors))
   _save(folder, LLAMA, tensors)
   (folder / 'generation_config.json').write_text('{"eos_token_id": [true]}')

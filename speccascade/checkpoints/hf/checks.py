@@ -35,12 +35,13 @@ def check_number(key: str, value: Any, example: Any, is_size: bool = False) -> N
   """Raise where a value has another type than an example, is not finite, or is out of a size's range."""
   most = _MOST_LAYERS if key in _LAYERS else LARGEST
   whole = type(value) is int
+  number = type(value) in (int, float) and 0 <= value <= sys.float_info.max
   kinds = (  # the first that applies counts
     (isinstance(example, bool), isinstance(value, bool), 'true or false'),
     (is_size, whole and 1 <= value <= most, f'an integer of at least 1 and at most {most}'),
     (key == 'eos_token_id', True, ''),  # checked with that of the generation config
     (type(example) is int, whole and 0 <= value <= LARGEST, f'an integer of 0 to {LARGEST}'),
-    (type(example) is float, type(value) in (int, float) and abs(value) <= sys.float_info.max, 'a finite number'),
+    (type(example) is float, number and (value > 0 or key.endswith(('eps', 'epsilon'))), 'a finite number above 0'),
     (isinstance(example, str), isinstance(value, str), 'a name'),
   )
   right, expected = next(((right, expected) for applies, right, expected in kinds if applies), (True, ''))

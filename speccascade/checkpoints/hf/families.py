@@ -75,6 +75,8 @@ def t5(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) 
     raise ValueError(
       f"config.json: 'decoder_start_token_id' is {start!r}, no token id of 0 … {settings['vocab_size'] - 1}: correct it"
     )
+  if (buckets := settings['relative_attention_num_buckets']) < 4:
+    raise ValueError(f"config.json: 'relative_attention_num_buckets' is {buckets}, expected at least 4: correct it")
   return T5(T5Config(**settings.family.fields_of(settings)), eos_ids, start, dtype, scan)
 
 
@@ -100,7 +102,7 @@ family(
     'embed_dim': 'hidden_size',
     'heads': 'num_attention_heads',
     'kv_heads': _or('kv_heads', 'num_key_value_heads', lambda c: c['num_attention_heads']),
-    'head_dim': _or('head_dim', 'head_dim', lambda c: c['hidden_size'] // c['num_attention_heads']),
+    'head_dim': _or('head_dim', 'head_dim', lambda c: c.share('hidden_size', 'num_attention_heads')),
     'mlp_dim': 'intermediate_size',
     'spans': rotary(),
     'activation': _activation('hidden_act'),
@@ -355,7 +357,7 @@ family(
     'embed_dim': 'hidden_size',
     'heads': 'num_attention_heads',
     'kv_heads': 'num_attention_heads',
-    'head_dim': lambda c: c['hidden_size'] // c['num_attention_heads'],
+    'head_dim': lambda c: c.share('hidden_size', 'num_attention_heads'),
     'mlp_dim': 'ffn_dim',
     'spans': learned('num_hidden_layers'),
     'positions': 'max_position_embeddings',
@@ -431,7 +433,7 @@ family(
     'embed_dim': 'n_embd',
     'heads': 'n_head',
     'kv_heads': 'n_head',
-    'head_dim': lambda c: c['n_embd'] // c['n_head'],
+    'head_dim': lambda c: c.share('n_embd', 'n_head'),
     'mlp_dim': _or('mlp_dim', 'n_inner', lambda c: 4 * c['n_embd']),
     'spans': learned('n_layer'),
     'positions': 'n_positions',

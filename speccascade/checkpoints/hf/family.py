@@ -20,13 +20,23 @@ class Settings(dict):
   """A config.json with the defaults of its family; asking for what is in neither is a clear error."""
 
   def __init__(self, config: Mapping, family: 'Family'):
-    super().__init__(family.defaults | config)
+    stated = {key: value for key, value in config.items() if value is not None or key in family.defaults}
+    super().__init__(family.defaults | stated)
+    examples = _examples()
+    of_floats = [key for key in family.defaults if type(self[key]) is int and type(examples.get(key)) is float]
+    self.update({key: float(self[key]) for key in of_floats})
     self.family = family
 
   def __missing__(self, key):
     raise ValueError(
       f"config.json of a {self['model_type']} model has no '{key}': copy or download the checkpoint again"
     )
+
+  def share(self, size: str, count: str) -> int:
+    """Return how much of a size each of a count has."""
+    if self[size] < self[count]:
+      raise ValueError(f"config.json: '{count}' is {self[count]}, more than '{size}', {self[size]}: correct it")
+    return self[size] // self[count]
 
   def by_layer(self, key: str, count: int, allowed: tuple) -> list:
     """Return the list under a key, which has one of the allowed values for each layer."""
@@ -114,9 +124,10 @@ class Family:
   def check(self, config: Mapping) -> None:
     """Raise for the first value of config.json that is of another type, out of range, or not supported."""
     sizes = self.sizes
-    examples = {key: x for f in FAMILIES.values() for key, x in f.defaults.items() if x is not None}  # of its type
+    examples = _examples()
     for key, value in (self.defaults | config).items():
-      needed = key in sizes | _NEEDED and self.defaults.get(key) is not None
+      default = self.defaults.get(key)
+      needed = isinstance(default, str) or (key in sizes | _NEEDED and default is not None)
       if (key in sizes or key in self.defaults) and (needed or value is not None):
         check_number(key, value, examples.get(key), key in sizes)
     for key, supported in self.only.items():
@@ -126,6 +137,11 @@ class Family:
 
 FAMILIES: dict[str, Family] = {}  # by model_type, those of the package first; a network is written as the first it fits
 OWN: set[str] = set()  # of the package
+
+
+def _examples() -> dict[str, Any]:
+  """Return a value of each key that has a default, whose type a key's values have in every family."""
+  return {key: x for f in FAMILIES.values() for key, x in f.defaults.items() if x is not None}
 
 
 def family(model_type: str, *, like: str | None = None, **parts: Any) -> Family:

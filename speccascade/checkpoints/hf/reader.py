@@ -35,7 +35,7 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   folder = Path(path)
   config = read_json(folder / 'config.json')
   words = ' '.join([*config, str(config.get('architectures')), str(config.get('model_type'))]).lower()
-  of_user = config.get('model_type') in {*FAMILIES} - OWN
+  of_user = config.get('model_type') in [*FAMILIES.keys() - OWN]
   _refuse_heads(folder, [kind for kind in _HEADS if kind.lower() in words and not of_user])
   with errors_of(folder / 'config.json'):
     family = settings(config).family
