@@ -48,6 +48,7 @@ class Recorded(Goodput):
     return jnp.where(own >= 0, jnp.where(own > 0, recorded, 0), own)
 
 
+@acceptance.acceptor(reads=(), by_round=False)
 def accept_recorded(trial, *, chances):
   """Accept each token with the chance [N, W] of the recorded draft, whatever the models compute."""
   pi, q = acceptance.at_tokens(trial)
@@ -56,10 +57,6 @@ def accept_recorded(trial, *, chances):
   ok, noise = trial.noise.accept(recorded + 0 * pi, jnp.ones_like(q), trial.position, trial.start)
   one = jnp.ones_like(pi[:, 0])
   return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one, one), noise
-
-
-accept_recorded.by_round = False
-accept_recorded.reads = ()
 
 
 def model_of(shape: str, vocab: int, name: str):

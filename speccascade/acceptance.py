@@ -3,12 +3,7 @@ r"""Acceptors: how many of the tested tokens are accepted, and what the next tok
 An acceptor is `accept(trial) -> (Verdict, noise)`. It sees one round of every sequence: R tokens :math:`x_1 … x_R`, the
 distributions :math:`\tilde q` that they were drawn from, and the targets π.
 
-An acceptor may have three attributes:
-
-* `reads`: the slots of the method whose logits it reads. Without it the logits of all models are stored.
-* `by_round`: whether it reads tokens that it then drops. If so, random numbers are keyed by round as well, because a
-  number that has decided which tokens to drop may not draw them again. Without it they are.
-* `exact`: whether the output follows π. Without it, it is taken to follow π.
+An acceptor may say more of itself by the decorator `acceptor`.
 """
 
 from collections.abc import Callable
@@ -44,6 +39,36 @@ class Verdict(NamedTuple):
   subtract: Array  # [B] 1 for the ordinary residual, 0 to draw from the target
 
 
+class Declaration(NamedTuple):
+  """What is said of an acceptor by its decorator.
+
+  Attributes:
+    reads: The slots of the method whose logits it reads; None: any, so that the logits of all models are stored.
+    by_round: Whether it reads tokens that it then drops. If so, random numbers are keyed by round as well, because a
+      number that has decided which tokens to drop may not draw them again.
+    exact: Whether the output follows π.
+  """
+
+  reads: tuple[int, ...] | None = None
+  by_round: bool = True
+  exact: bool = True
+
+
+def acceptor(**facts) -> Callable:
+  """Declare an acceptor: a decorator that takes fields of `Declaration`."""
+
+  def decorate(function):
+    function.declaration = Declaration(**facts)
+    return function
+
+  return decorate
+
+
+def declaration(accept: Callable) -> Declaration:
+  """Return what an acceptor declares; a function without a decorator may read all and look ahead."""
+  return getattr(rules.inside(accept), 'declaration', Declaration())
+
+
 def leading(ok: Array) -> Array:
   """Count the leading True of each row of [B, W]."""
   return jnp.cumprod(ok, 1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
@@ -60,6 +85,7 @@ def at_tokens(trial: Trial) -> tuple[Array, Array]:
   return sampling.at_token(trial.pi[:, :width], trial.tokens), sampling.at_token(trial.window.probs, trial.tokens)
 
 
+@acceptor(reads=(), by_round=False)
 def token_wise(trial: Trial) -> tuple[Verdict, Any]:
   r"""Accept each token in turn (Leviathan et al. 2023, Algorithm 1).
 
@@ -73,6 +99,7 @@ def token_wise(trial: Trial) -> tuple[Verdict, Any]:
   return Verdict(leading(ok & in_test(trial)), one, one), noise
 
 
+@acceptor(reads=(), by_round=False, exact=False)
 def everything(trial: Trial) -> tuple[Verdict, Any]:
   """Accept every token. It suits drafts that a policy ends before a token that must not be accepted."""
   one = jnp.ones(trial.tested.shape, jnp.float32)
@@ -93,13 +120,10 @@ class Threshold:
   drafter: int = static(default=0)
   verifier: int = static(default=1)
 
-  by_round = False
-  exact = False
-
   @property
-  def reads(self) -> tuple[int, ...]:
-    """The slots whose logits it reads."""
-    return self.drafter, self.verifier
+  def declaration(self) -> Declaration:
+    """It reads both models, and replaces what it rejects by the verifier's."""
+    return Declaration((self.drafter, self.verifier), by_round=False, exact=False)
 
   def __post_init__(self):
     object.__setattr__(self, 'limit', sampling.traced(self.limit))
@@ -112,11 +136,7 @@ class Threshold:
     return Verdict(leading(ok & in_test(trial)), one, 0 * one), trial.noise
 
 
-token_wise.by_round = everything.by_round = False
-token_wise.reads = everything.reads = ()
-everything.exact = False
-
-
+@acceptor(reads=(), by_round=True)
 def block(trial: Trial) -> tuple[Verdict, Any]:
   r"""Accept the block jointly (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", Algorithm 2).
 
@@ -151,14 +171,9 @@ def block(trial: Trial) -> tuple[Verdict, Any]:
   return Verdict(accepted, scale, jnp.ones_like(scale)), noise
 
 
-block.by_round = True
-block.reads = ()
-
-
-def bind(accept: Callable) -> tuple[Callable, bool]:
-  """Return an acceptor as a pytree, and whether its random numbers are keyed by round."""
+def bind(accept: Callable) -> Callable:
+  """Return an acceptor as a pytree."""
   if isinstance(accept, (str, type)) or not callable(accept):
     raise ValueError(f'accept={accept!r} is not an acceptor; give a function of a Trial, as acceptance.block is one.')
   inside = rules.inside(accept)
-  bound = rules.bind(accept) if inside is not accept or inspect.isfunction(accept) else accept
-  return bound, getattr(inside, 'by_round', True)
+  return rules.bind(accept) if inside is not accept or inspect.isfunction(accept) else accept

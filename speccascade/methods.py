@@ -71,7 +71,7 @@ def autoregressive(model: int | None = None) -> Method:
   """
   number = 0 if model is None else checked_int('model', model, 0)
   phases = Score(0), Verify(rules.bind(rules.own), (0,))
-  return Method.of_phases(phases, (number,), kind='autoregressive', extra_models=model is not None)
+  return Method(phases, (number,), kind='autoregressive', extra_models=model is not None)
 
 
 def ensemble(combiner: Combiner | Rule, models: int = 2) -> Method:
@@ -126,7 +126,7 @@ def _lockstep(combiner, models, kind, *, in_turn: bool) -> Method:
   bound = rules.bind_combiner(combiner)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, after=m - 1 if in_turn and m else None) for m in everyone)
-  return Method.of_phases((*scores, Verify(bound, everyone)), everyone, kind=kind)
+  return Method((*scores, Verify(bound, everyone)), everyone, kind=kind)
 
 
 def speculative(
@@ -170,15 +170,15 @@ def speculative(
   bound = rules.bind_rule(rule)
   gamma = checked_int('block', block)
   slots = (0, 1) if pair is None else _pair(pair)
-  accept, by_round = acceptance.bind(accept)
+  accept = acceptance.bind(accept)
   policy = stopping.check(policy)
   _check_slots(bound, f'block={gamma}', gamma + 1)
-  settings = dict(policy=policy, by_round=by_round, rule=rules.name_of(rule), extra_models=pair is not None)
+  settings = dict(policy=policy, rule=rules.name_of(rule), extra_models=pair is not None)
   if bound.func is rules.speculative:
     phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
-    return Method.of_phases(phases, slots, kind='speculative', **settings)
+    return Method(phases, slots, kind='speculative', **settings)
   phases = Propose(0, gamma + 1), Score(1, verification.First(gamma)), Verify(bound, (0, 1), accept)
-  return Method.of_phases(phases, slots, kind='cascade', **settings)
+  return Method(phases, slots, kind='cascade', **settings)
 
 
 def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
@@ -209,7 +209,7 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
     Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything), final_defers=True),
   )
   policy = stopping.Deferral(bound)
-  return Method.of_phases(phases, (0, 1), policy=policy, kind='token_cascade', rule=rules.name_of(rule))
+  return Method(phases, (0, 1), policy=policy, kind='token_cascade', rule=rules.name_of(rule))
 
 
 def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> SequenceCascade:
@@ -256,7 +256,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
     raise ValueError(f'bild needs rollback >= 0, a cross-entropy, not rollback={rollback}.')
   most = checked_int('max_draft', max_draft)
   phases = Propose(0, most), Score(1), Verify(rules.bind(rules.own), (1,), acceptance.Threshold(rollback))
-  return Method.of_phases(phases, (0, 1), policy=stopping.Fallback(fallback), kind='bild')
+  return Method(phases, (0, 1), policy=stopping.Fallback(fallback), kind='bild')
 
 
 def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
@@ -280,7 +280,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   _check_slots(bound, f'block={gamma}', gamma)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, verification.First(gamma - 1)) for m in everyone[1:])
-  return Method.of_phases((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, kind='naive_cos')
+  return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, kind='naive_cos')
 
 
 def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
@@ -305,7 +305,7 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
   slots = tuple(range(1, _models(models, bound) + 1))
   scores = tuple(Score(m, after=m - 1 if m > 1 else None) for m in slots)
   phases = Propose(0, gamma), *scores, Verify(bound, slots)
-  return Method.of_phases(phases, (0, *range(models)), kind='ensemble_sd')
+  return Method(phases, (0, *range(models)), kind='ensemble_sd')
 
 
 def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
@@ -333,7 +333,7 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   everyone = tuple(range(_models(len(blocks), bound)))
   verify = Verify(bound, everyone, keep=True)
   branches = tuple((Score(m), verify, Propose(m, blocks[m])) for m in everyone)
-  return Method.of_phases((Alternate(branches),), everyone, kind='cos')
+  return Method((Alternate(branches),), everyone, kind='cos')
 
 
 def sv(plan: plans.Profile | plans.Plan | str, block: int = 5, *, goodput: str = 'tokens') -> Method:
@@ -397,7 +397,7 @@ def _verifying(kind: str, plan, block: int, *, spare: int = 0, drop: bool = Fals
     Score(2, choice, drop=drop),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method.of_phases(phases, (0, 1, 2), kind=kind, origin=measured.origin)
+  return Method(phases, (0, 1, 2), kind=kind, origin=measured.origin)
 
 
 def planned(plan: plans.Plan | str) -> Method | ByBatch:

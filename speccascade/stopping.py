@@ -75,6 +75,10 @@ class Policy:
     """Return whether a draft may end before its `length`, so that asking after each token saves steps."""
     return type(self).before is not Policy.before or type(self).after is not Policy.after
 
+  def varies(self) -> bool:
+    """Return whether drafts differ in length."""
+    return type(self) is not Policy
+
   def update(self, carry: Any, tested: Array, accepted: Array, live: Array, most: int) -> Any:
     """Return the carry after a round.
 

@@ -106,7 +106,6 @@ def named_apart(models: Sequence[Model]) -> list[Model]:
   return [m.replace(name=n) for m, n in zip(models, names, strict=True)]
 
 
-Phase = Callable[[Any, Any], Any]  # (engine.state.Context, State) -> State
 Rule = Callable[..., Array]  # (q, p, *, alpha) of two rules.Predictions -> bool [...], bool [..., V] or π [..., V]
 Combiner = Callable[..., Array]  # (models, …) of a list of rules.Predictions -> π [..., V]
 

@@ -155,8 +155,16 @@ def short(logits, tokens, count):
 
 
 def nothing(context, state):
-  """A limit under every need, so that nothing is scored."""
+  """What feeds nothing, without its base."""
   return -jnp.ones_like(state.window.size)
+
+
+@struct.dataclass
+class NothingFed(Limit):
+  """A limit under every need, so that nothing is scored."""
+
+  def __call__(self, context, state):
+    return nothing(context, state)
 
 
 OWN = rules.bind(rules.own)
@@ -165,7 +173,7 @@ VERIFIED = Score(1), Verify(OWN, (1,))
 
 def own_phases(*phases, **settings):
   """Decode with phases of one's own over two models."""
-  return decoded(methods.Method.of_phases(phases, (0, 1), **settings))
+  return decoded(methods.Method(phases, (0, 1), **settings))
 
 
 PYTHON = {
@@ -247,7 +255,7 @@ PYTHON = {
   'phases without a Verify': (lambda _: own_phases(Score(0)), 'Verify'),
   'a model that nothing feeds': (lambda _: own_phases(Score(0), Verify(OWN, (1,))), 'slot 1'),
   'a slot out of range': (lambda _: own_phases(Score(2), Verify(OWN, (0,))), 'slot 2'),
-  'a window of less than the draft': (lambda _: own_phases(Propose(0, 4), *VERIFIED, window=3), ('window=3', '4')),
+  'a phase that is none': (lambda _: own_phases(lambda context, state: state, *VERIFIED), ('lambda', 'phases.Phase')),
   'two drafters in a round': (lambda _: own_phases(Propose(0, 1), Propose(1, 1), *VERIFIED), ('Propose', 'Alternate')),
   'two drafters in a branch': (
     lambda _: own_phases(Alternate(((*VERIFIED, Propose(0, 1), Propose(1, 1)), VERIFIED))),
@@ -262,16 +270,16 @@ PYTHON = {
     ('Propose', 'Alternate'),
   ),
   'rounds that commit nothing': (
-    lambda _: own_phases(Propose(0, 2), Score(1, rules.bind(nothing)), Verify(OWN, (1,))),
+    lambda _: own_phases(Propose(0, 2), Score(1, NothingFed()), Verify(OWN, (1,))),
     ('no token', 'position 2', 'Verify'),
+  ),
+  'a limit without its base': (
+    lambda _: own_phases(Propose(0, 2), Score(1, rules.bind(nothing)), Verify(OWN, (1,))),
+    ('nothing', 'verification.Limit'),
   ),
   'a branch for one of two models': (
     lambda _: own_phases(Alternate(((Score(0), Verify(OWN, (0,))),))),
     ('no token', 'alternate', 'Verify'),
-  ),
-  'phases that nothing was derived for': (
-    lambda _: decoded(methods.Method((Propose(0, 3), *VERIFIED), (0, 1), 3)),
-    'Method.of_phases',
   ),
   'a combiner that is not bound': (lambda _: own_phases(VERIFIED[0], Verify(rules.own, (1,))), 'rules.bind(own)'),
   'blocks of a text': (lambda _: methods.cos(rules.speculative, '51'), "blocks='51'"),

@@ -17,6 +17,7 @@ import numpy as np
 from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
+from speccascade.engine.lowering import lower
 from speccascade.engine.state import cache_slots, State
 from speccascade.host.errors import first_line, out_of_memory
 from speccascade.types import Array, Model, Prompt
@@ -64,6 +65,7 @@ class Engine:
     trace: bool = False,
     processor: Callable | None = None,
   ):
+    method = lower(method)
     slots = [models[m] for m in method.slots]
     last = slots[-1].network
     buffer = loop.positions(last, width, max_new, method.window)

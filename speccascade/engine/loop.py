@@ -17,6 +17,7 @@ import numpy as np
 from speccascade import backends, sampling
 from speccascade.backends import Backend, sharding
 from speccascade.engine import inputs, validate
+from speccascade.engine.lowering import lower
 from speccascade.engine.method import Method
 from speccascade.engine.phases import run as run_phases
 from speccascade.engine.state import Arrays, cache_slots, Context, first_state, Limits, State
@@ -220,7 +221,7 @@ def _rounds(program, method, params, state: State, stop_at, processor) -> State:
 def _end_stalled(method, before: Array, state: State) -> State:
   """End rows for which no round commits a token: `before` [B] were the lengths, `state` is that after the round."""
   grew = state.length > before
-  if method.takes_turns:  # a row may wait for the others
+  if method.branches > 1:  # a row may wait for the others
     grew = jnp.broadcast_to(grew.any(), grew.shape)
   idle = jnp.where(grew, 0, state.idle + 1)
   stalled = ~state.done & (idle >= method.turns(grew.shape[0]))
@@ -231,8 +232,8 @@ def _end_stalled(method, before: Array, state: State) -> State:
 def _lacks(program, method, params) -> tuple[Array | None, ...]:
   """Return [V] by slot: the tokens that a drafter lacks, where a combiner of logits reads it."""
   by_slot = [translation.lacking(n, p) for n, p in zip(program.networks, params, strict=True)]
-  blended = method.blended()
-  return tuple(x[: program.vocab] if x is not None and m in blended else None for m, x in enumerate(by_slot))
+  read = method.adds_logits
+  return tuple(x[: program.vocab] if x is not None and m in read else None for m, x in enumerate(by_slot))
 
 
 def wanted(state: State) -> dict[str, Any]:
@@ -268,7 +269,7 @@ def decode_batch(
     The loop's last state.
   """
   rows, width = prompt.tokens.shape
-  method = method.at(rows)
+  method = lower(method.at(rows))
   slots = [models[m] for m in method.slots]
   buffer = positions(slots[-1].network, width, max_new_tokens, method.window)
   vocab = inputs.vocabulary(models)

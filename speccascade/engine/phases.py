@@ -7,9 +7,8 @@ The `model` and `models` of a phase are slots of the method: slot s runs model `
 Axis letters: B batch, M models of a method, L new tokens, W window of pending tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import functools
-import itertools
 from typing import Any
 
 from flax import struct
@@ -21,9 +20,11 @@ from speccascade import acceptance, rules, sampling
 from speccascade.backends import ops, sharding
 from speccascade.backends.ops import take, take1
 from speccascade.engine import stats
+from speccascade.engine.lowering import Facts, flat, mapped, Phase, rounds
 from speccascade.engine.state import Context, sampler_for_window, State, Window
-from speccascade.models.packing import MOST, Packing
-from speccascade.types import Array, ASKED, Combiner, DRAFT, FINAL, iota, OWN, Phase, Rule, static
+from speccascade.engine.verification import Limit
+from speccascade.models.packing import coarse_widths, fine_widths, MOST, Packing
+from speccascade.types import Array, ASKED, Combiner, DRAFT, FINAL, iota, OWN, Rule, static
 
 # ---- feeding a model ----
 #
@@ -142,19 +143,19 @@ def _masked(context: Context, window: Window) -> Window:
 
 
 @struct.dataclass
-class Score:
+class Score(Phase):
   """Feed a model every pending token that it has not seen, so that it knows the distribution after each.
 
   `limit` bounds how many pending tokens are fed; `drop` forgets the others. `after` is a slot whose call must end
   first.
 
-  The rest is derived when the method is made. `widths` are the numbers of tokens per row that are compiled, ascending;
+  The rest follows from the round. `widths` are the numbers of tokens per row that are compiled, ascending;
   where there are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in
   every row, so that its logits begin at the start of the window.
   """
 
   model: int = static()
-  limit: Callable[[Context, State], Array] | None = None
+  limit: Limit | None = None
   drop: bool = static(default=False)
   after: int | None = static(default=None)
   widths: tuple[int, ...] = static(default=())
@@ -163,12 +164,33 @@ class Score:
   def __str__(self):
     return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit}{", drop" * self.drop})'
 
+  calls = 1
+
+  @property
+  def feeds(self) -> tuple[int, int | None]:
+    return self.model, None if self.limit is None else self.limit.most
+
   @property
   def reads(self) -> tuple[int, ...] | None:
-    """The slots whose logits it reads, None for any: a limit of one's own may read all."""
-    if self.limit is not None and not hasattr(self.limit, 'reads'):
-      return None
-    return (*getattr(self.limit, 'reads', ()), *(() if self.after is None else (self.after,)))
+    limit = () if self.limit is None else self.limit.reads
+    return None if limit is None else (*limit, *(() if self.after is None else (self.after,)))
+
+  @property
+  def exact(self) -> bool:
+    return not self.drop  # what a goodput drops, it drops for what it is
+
+  def lowered(self, facts: Facts) -> 'Score':
+    known = facts.known(self.model, facts.drafted)
+    emitted = facts.emitted(facts.drafted)
+    widest = facts.window + 1 if facts.in_turn else max(known, emitted)
+    if self.limit is not None and self.limit.fine:
+      widths = fine_widths(widest)
+    else:
+      widths = coarse_widths(widest) if facts.varies else (widest,)
+    # A model of the test has read what was emitted, since no more is. Of any other a limit may leave tokens unread.
+    may_leave = self.limit is not None and self.limit.varies
+    reads_all = self.model in facts.tested or (not may_leave and known >= emitted)
+    return self.replace(widths=widths, aligned=not facts.in_turn and reads_all)
 
   def __call__(self, context: Context, state: State) -> State:
     size = state.window.size
@@ -220,12 +242,12 @@ class Score:
 
 
 @struct.dataclass
-class Propose:
+class Propose(Phase):
   """Draw up to n tokens from the model's own distribution, each fed before the next is drawn; they become pending.
 
   The last token drawn is not fed: its distribution is known, and its test needs no more.
 
-  `catch_up` is derived when the method is made: the most committed tokens that the model has to read before it draws.
+  `catch_up` follows from the round: the most committed tokens that the model has to read before it draws.
   With 1 that is the last committed token, which the loop's first turn feeds. After a round whose last token came from
   another model there are 2. With 0 the model has read everything, and other models' tokens may be pending.
   """
@@ -238,9 +260,24 @@ class Propose:
     return f'propose({self.model}, {self.n})'
 
   @property
+  def draws(self) -> int:
+    return self.n
+
+  @property
+  def feeds(self) -> tuple[int, int | None]:
+    return self.model, None
+
+  @property
+  def calls(self) -> int:
+    return self.n - (self.catch_up == 0)  # a model that has read everything knows the distribution of its first token
+
+  @property
   def reads(self) -> tuple[int, ...]:
-    """The slots whose logits it reads."""
     return () if self.catch_up else (self.model,)
+
+  def lowered(self, facts: Facts) -> 'Propose':
+    drafts = range(self.n + 1) if facts.varies else [self.n]
+    return self.replace(catch_up=0 if facts.in_turn else 1 + max(0, *(facts.emitted(n) - n for n in drafts)))
 
   def __call__(self, context: Context, state: State) -> State:
     budget = context.policy.length(state.policy, self.n)
@@ -322,7 +359,7 @@ class Propose:
 
 
 @struct.dataclass
-class Verify:
+class Verify(Phase):
   """Test, in order, the pending tokens whose target is known; commit the accepted and at most one token more.
 
   The target is `combiner(logits of models)`. It is known as far as all of `models` have scored, and up to the first
@@ -344,9 +381,24 @@ class Verify:
 
   @property
   def reads(self) -> tuple[int, ...] | None:
-    """The slots whose logits it reads, None for any: an acceptor of one's own may read all."""
-    more = getattr(rules.inside(self.accept), 'reads', None)
+    more = acceptance.declaration(self.accept).reads
     return None if more is None else (*self.models, *more)
+
+  @property
+  def tests(self) -> tuple[int, ...]:
+    return self.models
+
+  @property
+  def adds_logits(self) -> tuple[int, ...]:
+    return self.models if rules.declaration(self.combiner).adds_logits else ()
+
+  @property
+  def by_round(self) -> bool:
+    return acceptance.declaration(self.accept).by_round
+
+  @property
+  def exact(self) -> bool:
+    return acceptance.declaration(self.accept).exact and not rules.declaration(self.combiner).by_slot
 
   def __call__(self, context: Context, state: State) -> State:
     w = state.window
@@ -468,7 +520,7 @@ class Verify:
 
 
 @struct.dataclass
-class Alternate:
+class Alternate(Phase):
   """Run the branch of the model that most rows want, the other rows idle: collaborative decoding's alternation.
 
   A row wants the model that has seen the fewest of its tokens, the lowest number on ties (Fu et al. 2025,
@@ -477,9 +529,14 @@ class Alternate:
 
   branches: tuple[tuple[Phase, ...], ...]
 
-  def parts(self) -> tuple[Phase, ...]:
-    """Return the phases of all branches, all the way down."""
+  def parts(self):
     return flat([phase for branch in self.branches for phase in branch])
+
+  def rounds(self):
+    return [some for branch in self.branches for some in rounds(branch)]
+
+  def mapped(self, change):
+    return self.replace(branches=tuple(mapped(change, branch) for branch in self.branches))
 
   def __str__(self):
     return 'alternate[' + ' | '.join(' · '.join(map(str, branch)) for branch in self.branches) + ']'
@@ -493,23 +550,6 @@ class Alternate:
     branches = [lambda s, b=branch: run(b, context, s) for branch in self.branches]
     state = context.backend.choose(turn, branches, state)
     return state.replace(active=rows & ~state.done)
-
-
-def flat(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-  """Return phases, those of every branch where models take turns."""
-  return tuple(part for p in phases for part in (p.parts() if isinstance(p, Alternate) else (p,)))
-
-
-def mapped(change: Callable[[Phase], Phase], phases: Sequence[Phase]) -> tuple[Phase, ...]:
-  """Return phases of which each was changed, those of every branch where models take turns."""
-  in_branches = lambda p: p.replace(branches=tuple(mapped(change, branch) for branch in p.branches))
-  return tuple(in_branches(p) if isinstance(p, Alternate) else change(p) for p in phases)
-
-
-def rounds(phases: Sequence[Phase]) -> list[tuple[Phase, ...]]:
-  """Return the phases of each round that there may be: of an `Alternate` those of one branch."""
-  choices = [sum(map(rounds, p.branches), []) if isinstance(p, Alternate) else [(p,)] for p in phases]
-  return [sum(chosen, ()) for chosen in itertools.product(*choices)]
 
 
 def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:

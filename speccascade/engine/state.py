@@ -165,7 +165,7 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
 
 def _window(program, method, batch: int, greedy: bool) -> Window:
   shape = (batch, method.window + 1, program.vocab)
-  read = range(len(method.slots)) if program.trace else method.logits_read()
+  read = range(len(method.slots)) if program.trace else method.logits_read
   return Window(
     size=jnp.zeros(batch, jnp.int32),
     probs=None if greedy else jnp.zeros((batch, method.window, program.vocab)),

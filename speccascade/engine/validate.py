@@ -12,11 +12,12 @@ from jax import tree_util
 import jax.numpy as jnp
 
 from speccascade import rules, stopping
-from speccascade.engine import method as method_lib
+from speccascade.engine.lowering import rounds
 from speccascade.engine.method import ByBatch, Method, Strategy
-from speccascade.engine.phases import flat, Propose, rounds, Score, Verify
+from speccascade.engine.phases import Score, Verify
+from speccascade.engine.verification import Limit
 from speccascade.host.errors import first_line
-from speccascade.types import Combiner, Model, Phase, Prompt
+from speccascade.types import Combiner, Model, Prompt
 
 # of the logits that a rule is asked with
 ROWS = 2
@@ -38,7 +39,7 @@ def check_method(method: Any, models: int):
   if isinstance(method, ByBatch):
     for choice in method.choices:
       check_method(choice, models)
-  elif isinstance(method, Method) and (problem := _unknown(method) or _underived(method)):
+  elif isinstance(method, Method) and (problem := _unknown(method)):
     raise ValueError(f'{method.name}: {problem}.')
   if models < method.models or (models > method.models and not method.extra_models):
     example = _WHICH.get(method.kind)
@@ -50,49 +51,24 @@ def check_method(method: Any, models: int):
 def _unknown(method: Method) -> str | None:
   """Return what keeps phases from committing tokens, as a sentence."""
   phases = method.all_phases
-  strange = any(not isinstance(p, Score | Propose | Verify) for p in phases)  # may feed a model
   if plain := [leaf for leaf in jax.tree.leaves(method) if callable(leaf)]:
     name = rules.name_of(plain[0])
     return f'{name} is a plain function, which no program takes as an argument; give rules.bind({name})'
   for phase in phases:
-    named = phase.models if isinstance(phase, Verify) else (getattr(phase, 'model', 0), getattr(phase, 'after', None))
-    if out := [s for s in named if s is not None and not 0 <= s < len(method.slots)]:
+    if isinstance(phase, Score) and not isinstance(phase.limit, Limit | None):
+      return f'limit={rules.name_of(phase.limit)} is no limit; it is a subclass of speccascade.engine.verification.Limit'
+    named = {*(() if phase.feeds is None else phase.feeds[:1]), *(phase.reads or ()), *phase.tests}
+    if out := sorted(s for s in named if not 0 <= s < len(method.slots)):
       return f'{phase} names slot {out[0]}, and slots={method.slots} has 0 … {len(method.slots) - 1}'
-  tests = [p for p in phases if isinstance(p, Verify)]
-  if not tests and not strange:
+  if not any(phase.tests for phase in phases):
     return 'none of its phases is a Verify, so that no token is ever committed; end the round in one'
-  if any(sum(isinstance(p, Propose) for p in some) > 1 for some in rounds(method.phases)):
+  if any(sum(p.draws > 0 for p in some) > 1 for some in rounds(method.phases)):
     return 'two of its phases are Propose, and one model drafts in a round; give each a branch of Alternate'
-  fed = {p.model for p in phases if isinstance(p, Score | Propose)}
-  for test in tests if not strange else ():
-    if missing := [m for m in test.models if m not in fed]:
-      return f'{test} waits for slot {missing[0]}, which no Score or Propose feeds'
+  fed = {phase.feeds[0] for phase in phases if phase.feeds is not None}
+  for phase in phases:
+    if missing := [slot for slot in phase.tests if slot not in fed]:
+      return f'{phase} waits for slot {missing[0]}, which no Score or Propose feeds'
   return None
-
-
-def _underived(method: Method) -> str | None:
-  """Return which phase lacks what `Method.of_phases` derives, as a sentence."""
-  phases = method.all_phases
-  drafted = sum(p.n for p in phases if isinstance(p, Propose))
-  if method.window < max(drafted, 1):
-    return f'window={method.window} is less than the {drafted} tokens that a round drafts; make it as many'
-  scores = [p for p in phases if isinstance(p, Score)]
-  if all(p.widths for p in scores) and any(p.limit is not None and not hasattr(p.limit, 'most') for p in scores):
-    return None  # how much a limit of one's own lets through is not known
-  wanted = flat(method_lib.derived(method.phases, method.window, method.policy))
-  for phase, right in zip(phases, wanted, strict=True):
-    if _narrower(phase, right):
-      return f'{phase} has other widths than its round needs; make the method with Method.of_phases(phases, slots)'
-  return None
-
-
-def _narrower(phase: Phase, right: Phase) -> bool:
-  """Return whether a phase provides less than is derived of its round, or promises more."""
-  if isinstance(phase, Propose):
-    return phase.catch_up < right.catch_up
-  if isinstance(phase, Score):
-    return not phase.widths or phase.widths[-1] < right.widths[-1] or (phase.aligned and not right.aligned)
-  return False
 
 
 def check_targets(method: Strategy, vocab: int, sampler: Any):

@@ -26,13 +26,33 @@ from speccascade.types import Array, checked_int, iota, static
 COUNTS = ('tokens', 'accepted')  # what goodput counts: all that come out, or the drafted ones that are accepted
 
 
+class Limit:
+  """How many pending tokens [B] a `Score` feeds, (context, state) -> [B]. The base of every limit.
+
+  Attributes:
+    reads: The slots whose logits it looks at; None for any.
+    most: The most tokens that it lets through; None for all.
+    varies: Whether it may let fewer through than there are, up to `most`.
+    fine: Whether it goes by what each number of tokens costs, so that a program has many widths.
+  """
+
+  reads: tuple[int, ...] | None = None
+  most: int | None = None
+  varies: bool = True
+  fine: bool = False
+
+  def __call__(self, context: Context, state: State) -> Array:
+    raise NotImplementedError(f'{type(self).__name__} has no __call__(context, state).')
+
+
 @struct.dataclass
-class First:
+class First(Limit):
   """Score the first n pending tokens, and so the distributions of n + 1 positions."""
 
   n: int = static()
 
-  reads = ()  # the slots whose logits it reads
+  reads = ()
+  varies = False
 
   def __str__(self):
     return f'first {self.n}'
@@ -187,7 +207,7 @@ def certain(counts: str, rows: Array | int) -> Array | int:
 
 
 @struct.dataclass
-class Goodput:
+class Goodput(Limit):
   """Choose how many tokens of each row to verify, for the best expected goodput of the batch.
 
   Each row has a token in any case, so that every row goes on. Goodput counts, over T(B + tokens), either the 'tokens'

@@ -18,6 +18,7 @@ from speccascade import backends, Sampler
 from speccascade.backends import sharding
 from speccascade.checkpoints.hf import network_of
 from speccascade.engine import loop, requests
+from speccascade.engine.lowering import lower
 from speccascade.engine.method import Method
 from speccascade.host.errors import first_line
 from speccascade.models import shapes
@@ -145,6 +146,7 @@ def program(
     raise ValueError(
       f'rules={list(placement.rules)} for {len(networks)} models: give one for each, as in replicated,sharded.'
     )
+  method = lower(method)
   slots = tuple(networks[m] for m in method.slots)
   vocab = slots[-1].vocab_size
   layout = None

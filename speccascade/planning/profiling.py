@@ -21,6 +21,7 @@ from speccascade.backends.ops import take
 from speccascade.engine import inputs, plans, requests, stats, verification
 from speccascade.engine.engine import Engine
 from speccascade.engine.loop import positions
+from speccascade.engine.lowering import Phase
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.engine.state import Context, State
@@ -51,7 +52,7 @@ class Notes(Policy):
 
 
 @struct.dataclass
-class Observe:
+class Observe(Phase):
   """Note at the position of each drafted token what companion and verifier make of it; its last test counts."""
 
   def __str__(self):
@@ -81,7 +82,7 @@ def observing(block: int, slots: int) -> Method:
     Observe(),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method.of_phases(phases, (0, 1, 2), policy=Notes(slots), kind='observing')
+  return Method(phases, (0, 1, 2), policy=Notes(slots), kind='observing')
 
 
 def samples_of(

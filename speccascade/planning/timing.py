@@ -92,6 +92,7 @@ def forced(rate: float | None) -> Callable:
   return functools.partial(_forced, rate=-1.0 if rate is None else rate)
 
 
+@acceptance.acceptor(reads=(), by_round=False)  # so that what is timed is the program that decodes
 def _forced(trial, *, rate):
   pi, q = acceptance.at_tokens(trial)
   pi = jnp.where(rate < 0, pi, rate)
@@ -99,10 +100,6 @@ def _forced(trial, *, rate):
   ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
   one = jnp.ones_like(pi[:, 0])
   return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one, one), noise
-
-
-_forced.by_round = False
-_forced.reads = ()  # so that what is timed is the program that decodes
 
 
 def endless(models: Sequence[Model]) -> list[Model]:

@@ -198,10 +198,10 @@ def test_a_combiner_and_a_method_are_checked_too():
 
 
 def test_a_method_that_emits_another_law_is_found():
+  @acceptance.acceptor(by_round=False)
   def keeps_all(trial):
     return acceptance.everything(trial)
 
-  keeps_all.by_round = False
   report = check(methods.speculative(block=2, accept=keeps_all))
   assert answers(report)['is emitted at T = 1'] is False and answers(report)['is emitted at T = 0'] is False
 

@@ -17,6 +17,8 @@ import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.check import enumeration
 from speccascade.engine import engine
+from speccascade.engine.phases import Phase, Score
+from speccascade.engine.phases import Phase, Score
 from speccascade.models import ngram, toy
 from speccascade.types import BONUS, Prompt, RESIDUAL
 
@@ -421,15 +423,17 @@ def test_logits_that_are_not_finite_are_reported_with_the_example(value, tempera
 
 
 @struct.dataclass
-class Nothing:
-  """A phase that does nothing."""
+class Nothing(Phase):
+  """A phase that says that it commits tokens, and commits none."""
+
+  tests = (0,)
 
   def __call__(self, context, state):
     return state
 
 
 def test_rounds_that_commit_nothing_end_in_an_error_also_where_no_host_looks():
-  method = lambda *slots: methods.Method((Nothing(),), slots, 1, kind='mine')
+  method = lambda *slots: methods.Method((Score(0), Nothing()), slots, kind='mine')
   with pytest.raises(ValueError, match=having('mine', 'example 0', 'no token', 'position 2')):
     decode(method(0, 1), PAIR, PROMPTS[:2], max_new_tokens=4)
   with pytest.raises(ValueError, match=having('mine', 'no token')):

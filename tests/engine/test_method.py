@@ -12,9 +12,10 @@ import reference
 
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
+from speccascade.engine.lowering import lower, Phase
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
-from speccascade.engine.verification import First
+from speccascade.engine.verification import First, Limit
 from speccascade.models import toy
 from speccascade.planning import timing
 
@@ -27,9 +28,20 @@ def own(model):
   return Verify(rules.bind(rules.own), (model,))
 
 
-def at_most_one(context, state):
+@struct.dataclass
+class AtMostOne(Limit):
   """A limit of one's own."""
-  return jnp.minimum(state.window.size, 1)
+
+  def __call__(self, context, state):
+    return jnp.minimum(state.window.size, 1)
+
+
+@struct.dataclass
+class NotAfter3(Limit):
+  """A limit that feeds nothing, not even the last committed token, in rows that begin with 3."""
+
+  def __call__(self, context, state):
+    return jnp.where(state.tokens[:, 0] == 3, -1, state.window.size)
 
 
 @struct.dataclass
@@ -41,26 +53,27 @@ class Two(stopping.Policy):
 
 
 @struct.dataclass
-class Guess:
+class Guess(Phase):
   """A phase of one's own that proposes the last token over and over."""
 
-  n: int = struct.field(pytree_node=False)
+  draws: int = struct.field(pytree_node=False)
 
   def __call__(self, context, state):
     rows = jnp.arange(state.length.shape[0])
     last = state.tokens[rows, state.length - 1]
     tokens = state.tokens
-    for i in range(self.n):
+    for i in range(self.draws):
       tokens = tokens.at[rows, state.length + i].set(jnp.where(state.active, last, tokens[rows, state.length + i]))
-    size = jnp.where(state.active, self.n, 0)
+    size = jnp.where(state.active, self.draws, 0)
     source = jnp.zeros_like(state.window.source)
     return state.replace(tokens=tokens, window=state.window.replace(size=size, source=source))
 
 
 def test_a_limit_of_ones_own_may_leave_tokens_unread():
-  phases = Propose(0, 3), Score(1, rules.bind(at_most_one)), Score(2), own(2)
-  method = Method.of_phases(phases, (0, 1, 2))
-  assert not method.phases[1].aligned and method.phases[2].aligned
+  phases = Propose(0, 3), Score(1, AtMostOne()), Score(2), own(2)
+  method = Method(phases, (0, 1, 2))
+  lowered = lower(method)
+  assert not lowered.phases[1].aligned and lowered.phases[2].aligned
   out = run(method, [LARGE, MIDDLE, LARGE], max_new_tokens=8, trace=True)
   noted, text = out.logprobs[0][1], [1, 2, *out.tokens[0]]
   logits = [reference.table_logits(MIDDLE, text[:i]) for i in range(2, 10)]
@@ -71,26 +84,23 @@ def test_a_limit_of_ones_own_may_leave_tokens_unread():
 
 
 def test_tokens_that_a_phase_of_ones_own_adds_are_verified_together():
-  method = Method.of_phases((Guess(4), Score(1), own(1)), (0, 1), window=4)
-  assert method.phases[1].widths == (5,)
+  method = Method((Guess(4), Score(1), own(1)), (0, 1))
+  assert lower(method).phases[1].widths == (5,) and method.window == 4
   alone = methods.autoregressive(1)
   assert run(method, [SMALL, LARGE]).tokens == run(alone, [SMALL, LARGE]).tokens
 
 
 def test_a_drafter_catches_up_after_drafts_that_a_policy_cut():
-  method = Method.of_phases((Propose(0, 4), Score(1, First(3)), own(1)), (0, 1), policy=Two())
-  assert method.phases[0].catch_up == 2
+  method = Method((Propose(0, 4), Score(1, First(3)), own(1)), (0, 1), policy=Two())
+  assert lower(method).phases[0].catch_up == 2
   out = run(method, [LARGE, LARGE], max_new_tokens=15)
   assert out.stats.rounds[0] == 5
 
 
-@pytest.mark.parametrize(
-  'phases',
-  [(Propose(0, 3), Score(1, widths=(4,), aligned=True), own(1)), (Propose(0, 3, 2), Score(1, widths=(3,)), own(1))],
-)
-def test_phases_that_hold_too_little_are_refused(phases):
-  with pytest.raises(ValueError, match=having('Method.of_phases')):
-    run(Method(phases, (0, 1), 3), [SMALL, LARGE])
+def test_what_a_phase_is_given_does_not_count_but_what_its_round_needs():
+  phases = Propose(0, 3, catch_up=2), Score(1, widths=(3,), aligned=True), own(1)
+  found = lower(Method(phases, (0, 1))).phases
+  assert found[0].catch_up == 1 and found[1].widths == (4,)
 
 
 @struct.dataclass
@@ -114,7 +124,7 @@ def test_branches_inside_branches_are_phases_of_the_method():
   method = methods.cos(weighted, (3, 2, 1))
   [turns] = method.phases
   inner = tuple(turns.branches[i] for i in (1, 1, 2))
-  nested = Method.of_phases((Alternate((turns.branches[0], *[(Alternate(inner),)] * 2)),), (0, 1, 2))
+  nested = Method((Alternate((turns.branches[0], *[(Alternate(inner),)] * 2)),), (0, 1, 2))
   models = [SMALL, MIDDLE, LARGE]
   assert nested.window == 3 + 2 * (2 + 2 + 1)
   assert run(nested, models).tokens == run(method, models).tokens
@@ -123,10 +133,7 @@ def test_branches_inside_branches_are_phases_of_the_method():
 
 
 def test_a_stalled_row_ends_while_others_go_on():
-  def not_after_3(context, state):
-    return jnp.where(state.tokens[:, 0] == 3, -1, state.window.size)
-
-  method = Method.of_phases((Propose(0, 2), Score(1, rules.bind(not_after_3)), own(1)), (0, 1))
+  method = Method((Propose(0, 2), Score(1, NotAfter3()), own(1)), (0, 1))
   with pytest.warns(UserWarning, match=having('no token', 'position 2')):
     out = decode(method, [LARGE, LARGE], [[1, 2], [3, 2]], max_new_tokens=9, sampler=Sampler(0.0))
   assert out.finish_reasons == ('length', 'fault') and [len(x) for x in out.tokens] == [9, 0]
@@ -147,7 +154,7 @@ def test_each_choice_by_batch_is_checked():
 
 def test_what_is_timed_keeps_no_logits_that_decoding_does_not():
   method = methods.speculative(block=3)
-  assert method.accepting(timing.forced(0.5)).logits_read() == method.logits_read() == {1}
+  assert lower(method.accepting(timing.forced(0.5))).logits_read == lower(method).logits_read == {1}
 
 
 def test_a_backend_with_an_operation_that_goes_by_the_platform_is_refused():

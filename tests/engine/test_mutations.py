@@ -47,7 +47,7 @@ def late(name, method=None, rows=20_000):
 def with_accept(name, accept):
   """Return a method with another acceptor and the random numbers of its own."""
   method = METHODS[name][0]
-  return method.accepting(accept).replace(by_round=method.by_round)
+  return method.accepting(acceptance.acceptor(by_round=method.by_round)(lambda trial: accept(trial)))
 
 
 def test_the_unchanged_loop_passes():
@@ -68,10 +68,10 @@ def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
 def test_a_cascade_that_forgets_that_its_target_reads_q_is_caught():
   # Drafting γ tokens, scoring all and drawing a bonus token needs q after the block; p is not the target there.
   method = methods.speculative(bound('opt'), block=2)
-  propose = dataclasses.replace(method.phases[0], n=2, catch_up=2)
+  propose = dataclasses.replace(method.phases[0], n=2)
   score = dataclasses.replace(method.phases[1], limit=None)
   verify = dataclasses.replace(method.phases[2], models=(1,), combiner=rules.bind(rules.own))
-  assert off('speculative opt', method.replace(phases=(propose, score, verify), window=2)) > 0.01
+  assert off('speculative opt', method.replace(phases=(propose, score, verify))) > 0.01
 
 
 def test_a_residual_that_is_not_normalised_is_caught(monkeypatch):
@@ -144,7 +144,8 @@ def test_discarding_a_token_for_what_it_is_is_caught():
 def test_one_key_for_two_rounds_of_block_verification_is_caught():
   # It drops tokens that it has looked at, so they may not be drawn again with the same number.
   name = 'block verification'
-  assert late(name, LATE[name][0].replace(by_round=False), 131_072) < FALSE_ALARM
+  accept = acceptance.acceptor(reads=(), by_round=False)(lambda trial: acceptance.block(trial))
+  assert late(name, LATE[name][0].accepting(accept), 131_072) < FALSE_ALARM
 
 
 def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
@@ -152,7 +153,7 @@ def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
   method, models, _ = METHODS['token_cascade chow']
   verify = dataclasses.replace(method.phases[2], combiner=rules.bind_combiner(bound('chow')), models=(0, 1))
   propose = dataclasses.replace(method.phases[0], n=3)
-  assert off('token_cascade chow', method.replace(phases=(propose, method.phases[1], verify), window=3)) > 0.01
+  assert off('token_cascade chow', method.replace(phases=(propose, method.phases[1], verify))) > 0.01
 
 
 # ---- mistakes that others have shipped ----

@@ -14,7 +14,7 @@ import pytest
 import reference
 from tiers import quick
 
-from speccascade import backends, decode, methods, Sampler
+from speccascade import acceptance, backends, decode, methods, Sampler
 from speccascade.backends.ops import take
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
@@ -205,9 +205,15 @@ def test_packed_with_any_other_row_it_follows_the_distribution(name, mate):
   assert off_by(EXACT[name], mates(4)[mate]) < 1e-5
 
 
+@acceptance.acceptor(reads=(), by_round=True)
+def keyed_by_round(trial):
+  """Accept each token in turn, by numbers of the round."""
+  return acceptance.token_wise(trial)
+
+
 @pytest.mark.parametrize('counts', quick(verification.COUNTS, ['tokens']))
 def test_the_published_method_is_biased_and_by_how_much(counts):
-  sv = methods.sv(FALLING, block=2, goodput=counts).replace(by_round=True)  # every decision of every round counts
+  sv = methods.sv(FALLING, block=2, goodput=counts).accepting(keyed_by_round)  # every decision of every round counts
   bias = off_by(sv)
   assert 0.01 < bias < 0.2
 
@@ -216,7 +222,7 @@ def test_the_published_method_is_biased_and_by_how_much(counts):
 def test_numbers_of_its_own_each_round_would_make_a_look_ahead_biased():
   # What a round looks at beyond the tested token comes up again, by the same numbers, in the next: nothing is selected.
   # Drawn anew, the tokens that a choice went by would be others.
-  look = lambda name: off_by(EXACT[name].replace(by_round=True))
+  look = lambda name: off_by(EXACT[name].accepting(keyed_by_round))
   assert look('best of a staircase') > 0.01 and look('greedy') < 1e-5
 
 
