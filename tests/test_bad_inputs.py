@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from cases import TABLE
+from flax import struct
 import gin
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +50,7 @@ from speccascade.decode import __main__ as decoding
 from speccascade.decode import scoring
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.engine.plans import Profile
+from speccascade.engine.verification import Limit
 from speccascade.evaluate import Checkpoint, config
 from speccascade.host import commands, gin_files, multihost
 from speccascade.models import ngram, toy

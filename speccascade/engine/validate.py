@@ -56,7 +56,9 @@ def _unknown(method: Method) -> str | None:
     return f'{name} is a plain function, which no program takes as an argument; give rules.bind({name})'
   for phase in phases:
     if isinstance(phase, Score) and not isinstance(phase.limit, Limit | None):
-      return f'limit={rules.name_of(phase.limit)} is no limit; it is a subclass of speccascade.engine.verification.Limit'
+      return (
+        f'limit={rules.name_of(phase.limit)} is no limit; it is a subclass of speccascade.engine.verification.Limit'
+      )
     named = {*(() if phase.feeds is None else phase.feeds[:1]), *(phase.reads or ()), *phase.tests}
     if out := sorted(s for s in named if not 0 <= s < len(method.slots)):
       return f'{phase} names slot {out[0]}, and slots={method.slots} has 0 … {len(method.slots) - 1}'

@@ -18,7 +18,6 @@ from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.check import enumeration
 from speccascade.engine import engine
 from speccascade.engine.phases import Phase, Score
-from speccascade.engine.phases import Phase, Score
 from speccascade.models import ngram, toy
 from speccascade.types import BONUS, Prompt, RESIDUAL
 

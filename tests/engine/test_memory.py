@@ -13,6 +13,7 @@ from tiers import quick
 from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.backends import base, cpu
 from speccascade.engine import engine, loop, requests, validate
+from speccascade.engine.lowering import lower
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning.synthetic import random_model, tree_bytes
@@ -51,7 +52,7 @@ def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
   row = requests.Row(np.ones(width, np.int32), 0, 0, 0, 9, 0, np.uint32(0), np.uint32(0), Sampler(1.0), (), (), (), 0)
   arrays = requests.arrays([row] * rows, requests.features([row]), rows, width, 40)
   params = tuple(n.param_shapes() for n in chosen)
-  state = jax.eval_shape(functools.partial(loop.blank, program, method), params, arrays)
+  state = jax.eval_shape(functools.partial(loop.blank, program, lower(method)), params, arrays)
   prefix = jax.eval_shape(lambda p: loop.prefill(program.networks, p, arrays.prompt, width), params)
   arrival = loop.InsertBatch(arrays, np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.int32(1))
   return program, params, state, (prefix, arrival)
@@ -60,7 +61,7 @@ def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
 def run(program, method, params, state, rows: int):
   """Compile a run as users do."""
   rest = state, np.zeros(rows, bool), np.zeros(2, np.int32)
-  return loop.run.lower(program, method, params, *rest).compile(OPTIONS)
+  return loop.run.lower(program, lower(method), params, *rest).compile(OPTIONS)
 
 
 def copied(text: str) -> set[str]:
@@ -95,7 +96,7 @@ def test_no_cache_is_copied_in_the_loop(family, name, batch):
 def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
   method = METHODS['speculative']
   program, _, state, insert = given(method, [family(1), family(2)], 4)
-  text = loop.insert.lower(program, method, *insert, state).compile(OPTIONS).as_text()
+  text = loop.insert.lower(program, lower(method), *insert, state).compile(OPTIONS).as_text()
   assert 'dynamic-update-slice' in text
   assert not shapes_of(state.caches) & copied(text)
 
@@ -103,7 +104,7 @@ def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
 def test_a_copy_of_a_cache_is_found_where_there_is_one():
   method = METHODS['speculative']
   program, _, state, insert = given(method, [t5(1), t5(2)], 4)
-  kept = jax.jit(functools.partial(loop.put_rows, program, method))  # the state is not donated
+  kept = jax.jit(functools.partial(loop.put_rows, program, lower(method)))  # the state is not donated
   assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(OPTIONS).as_text())
 
 

@@ -98,9 +98,9 @@ def test_a_drafter_catches_up_after_drafts_that_a_policy_cut():
 
 
 def test_what_a_phase_is_given_does_not_count_but_what_its_round_needs():
-  phases = Propose(0, 3, catch_up=2), Score(1, widths=(3,), aligned=True), own(1)
+  phases = Propose(0, 3, catch_up=1), Score(1, widths=(3,), aligned=True), own(1)
   found = lower(Method(phases, (0, 1))).phases
-  assert found[0].catch_up == 1 and found[1].widths == (4,)
+  assert found[0].catch_up == 2 and found[1].widths == (4,)
 
 
 @struct.dataclass

@@ -42,7 +42,7 @@ LINEAR = Profile(TABLE, np.float32(12 + np.arange(40)))  # of several rows, some
 
 
 @struct.dataclass
-class Peek:
+class Peek(verification.Limit):
   """Score as many tokens as what was drafted says, by no sense: the tokens of all rows, to the last, decide."""
 
   def __call__(self, context, state):
