@@ -492,7 +492,7 @@ class Verify(Phase):
     left = jnp.where(stay, w.size - r.accepted, 0)
 
     live = state.active & (r.tested > 0)
-    recorded = self._recorded(state.replace(window=_masked(context, w)), r, new, emitted)
+    recorded = self._recorded(state.replace(window=_masked(context, state.window)), r, new, emitted)
     return state.replace(
       tokens=tokens,
       length=after,

@@ -321,6 +321,19 @@ def test_deferrals_are_unknown_where_nothing_decides_them(method):
   assert np.isnan(decode(method, PAIR, PROMPTS, max_new_tokens=5).stats.deferred).all()
 
 
+def test_what_is_recorded_of_tokens_is_of_the_round_that_tested_them():
+  """Where models take turns, pending tokens move to the front of the window as soon as those before are committed."""
+  out = decode(methods.cos(rules.speculative, (3, 1)), PAIR, PROMPTS, max_new_tokens=17, trace=True)
+  assert {int(x) for of_text in out.stats.source for x in of_text} == {0, 1, RESIDUAL}
+  for prompt, tokens, noted in zip(PROMPTS, out.tokens, out.logprobs):
+    for m, model in enumerate(PAIR):
+      logits = [reference.table_logits(model, prompt + tokens[:i]) for i in range(len(tokens))]
+      expected = np.array([np.log(reference.softmax(x)[token]) for x, token in zip(logits, tokens, strict=True)])
+      known = np.isfinite(noted[m])
+      assert known.sum() > 10
+      np.testing.assert_allclose(noted[m][known], expected[known], rtol=1e-4)
+
+
 def looked_up(model, prompt, tokens, positions, length=None):
   """Return the logits of prompt lookup for a model after tokens behind a prompt, which may be padded."""
   network = ngram.drafter(model).network
