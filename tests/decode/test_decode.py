@@ -330,7 +330,7 @@ def test_what_is_recorded_of_tokens_is_of_the_round_that_tested_them():
       logits = [reference.table_logits(model, prompt + tokens[:i]) for i in range(len(tokens))]
       expected = np.array([np.log(reference.softmax(x)[token]) for x, token in zip(logits, tokens, strict=True)])
       known = np.isfinite(noted[m])
-      assert known.sum() > 10
+      assert known.mean() > 0.8
       np.testing.assert_allclose(noted[m][known], expected[known], rtol=1e-4)
 
 
