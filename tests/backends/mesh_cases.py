@@ -156,7 +156,7 @@ def same(case: str) -> dict:
   one = alone(family, name, float(temperature), kind == 'queue')
   flat = lambda x: np.concatenate([np.ravel(y) for y in jax.tree.leaves(x)])
   pairs = [(name, flat(x), flat(getattr(ours.stats, name))) for name, x in vars(one.stats).items()]
-  differ = [name for name, a, b in pairs if not np.array_equal(a, b)]
+  differ = [name for name, a, b in pairs if not np.array_equal(a, b, equal_nan=a.dtype.kind == 'f')]
   return dict(case=case, tokens=one.tokens == ours.tokens, differ=differ, accepted=int(one.stats.accepted.sum()))
 
 
