@@ -93,6 +93,8 @@ FILES = {code.split('\n')[0].removeprefix('# '): code for code in blocks(EXTENDI
 def test_the_files_of_the_page_on_extending_run(name, tmp_path, capsys):
   (tmp_path / name).write_text(FILES[name])
   runpy.run_path(str(tmp_path / name), run_name='__main__')
+  said = capsys.readouterr().out
+  assert 'something is wrong' not in said and (name != 'my_phase.py' or 'all is well' in said)
 
 
 def test_a_gin_file_takes_the_task_of_the_page_on_extending(tmp_path, monkeypatch):

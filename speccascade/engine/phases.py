@@ -17,127 +17,15 @@ from jax import lax, tree_util
 import jax.numpy as jnp
 
 from speccascade import acceptance, rules, sampling
-from speccascade.backends import ops, sharding
+from speccascade.backends import ops
 from speccascade.backends.ops import take, take1
 from speccascade.engine import stats
+from speccascade.engine.feeding import draw, feed, finite, is_end, masked_window, store_by_row, store_from_slot
 from speccascade.engine.lowering import Facts, flat, mapped, Phase, rounds
 from speccascade.engine.state import Context, sampler_for_window, State, Window
 from speccascade.engine.verification import Limit
-from speccascade.models.packing import coarse_widths, fine_widths, MOST, Packing
-from speccascade.types import Array, ASKED, Combiner, DRAFT, FINAL, iota, OWN, Rule, static
-
-# ---- feeding a model ----
-#
-# To feed a model is to write tokens into its cache and to compute the logits after each. Where a phase stores those
-# logits is its own choice: the slot of the window is either the same in all rows, or differs by row.
-
-
-def _feed(
-  context: Context, state: State, m: int, width: int, need: Array, total: int | None = None
-) -> tuple[State, Array]:
-  """Feed model m the next `need` [B] tokens of each row; return the state, and logits [B, width, V] after each token.
-
-  Rows are padded to `width` tokens, at least as many as any needs, or packed to `total` of the batch.
-  """
-  # Slot = absolute position, so a model goes on where it stopped. What padding writes beyond a row's need lies beyond
-  # `fed`, and is written again before any query sees it.
-  position = state.fed[:, m][:, None] + iota(width)
-  tokens = take(state.tokens, position)
-  c = context.cache_of[m]
-  if total is None:
-    logits, cache = context.extend[m](state.caches[c], tokens, position)
-  else:
-    packing = Packing.of(need, width, total)
-    logits, cache = context.extend[m](state.caches[c], tokens, position, packing)
-    logits = packing.unpack(logits)
-  layout = context.backend.layout
-  # Embeddings may be padded beyond the vocabulary that the models share.
-  logits = sharding.computed(layout, logits, m)[..., : state.window.vocab]
-  logits = _filled(context, m, logits.astype(jnp.float32))
-  logits = _process(context, state, logits, position)
-  state = state.replace(
-    fed=stats.with_column(state.fed, m, state.fed[:, m] + need),
-    caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
-  )
-  return state, sharding.as_head(layout, logits, m)
-
-
-def _store_logits(context: Context, state: State, m: int, write: Callable[[Array], Array]) -> State:
-  """Write into the window's logits of model m, where a later phase reads them."""
-  w = state.window
-  if w.logits[m] is None:
-    return state
-  logits = sharding.as_head(context.backend.layout, write(w.logits[m]), m)
-  return state.replace(window=w.replace(logits=w.logits[:m] + (logits,) + w.logits[m + 1 :]))
-
-
-def _store_from_slot(context: Context, state: State, m: int, logits: Array, slot: Array | int) -> State:
-  """Store logits [B, L, V] from a slot on that is the same in every row; slots beyond a row's tokens are undefined."""
-  return _store_logits(context, state, m, lambda old: lax.dynamic_update_slice_in_dim(old, logits, slot, 1))
-
-
-def _store_by_row(context: Context, state: State, m: int, logits: Array, first: Array, need: Array) -> State:
-  """Store the first `need` [B] of logits [B, L, V] from slot `first` [B] on, which may be before the window."""
-  width = logits.shape[1]
-  if width == 1:
-    return _store_logits(context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0)))
-
-  def write(old):
-    j = iota(old.shape[1]) - first[:, None]
-    fresh = (j >= 0) & (j < need[:, None])
-    return jnp.where(fresh[..., None], take(logits, jnp.clip(j, 0, width - 1)), old)
-
-  return _store_logits(context, state, m, write)
-
-
-def _filled(context: Context, m: int, logits: Array) -> Array:
-  """Return logits [B, L, V], those of tokens that the model lacks its lowest, before the requests change any."""
-  lacks = context.lacks[m]
-  if lacks is None:
-    return logits
-  lowest = jnp.min(jnp.where(lacks, jnp.inf, logits), -1, keepdims=True)
-  return jnp.where(lacks, lowest, logits)
-
-
-def _process(context: Context, state: State, logits: Array, position: Array) -> Array:
-  """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's.
-
-  Where these make no distribution, NaN marks logits that made none before, and an infinity what the request made.
-  """
-  limits = state.limits
-  if limits.bias is None and limits.least is None and context.processor is None:
-    return logits
-  own = _finite(logits)[..., None]
-  if limits.bias is not None:
-    logits = logits + limits.bias[:, None]
-  if limits.least is not None:
-    early = (position + 1 < limits.least[:, None])[..., None]
-    vocab = jnp.broadcast_to(iota(logits.shape[-1]), (logits.shape[0], logits.shape[-1]))
-    logits = jnp.where(early & _is_end(context, state, vocab)[:, None], -jnp.inf, logits)
-  if context.processor is not None:
-    by_slot = jax.vmap(context.processor, (0, None, 0))
-    logits = jax.vmap(by_slot)(logits, state.tokens, position + 1).astype(jnp.float32)
-  return jnp.where(own, jnp.where(jnp.isnan(logits), jnp.inf, logits), jnp.nan)
-
-
-def _finite(logits: Array) -> Array:
-  """Return [...]: whether the largest of logits [..., V] is finite: none is NaN or +inf, nor all -inf."""
-  return jnp.isfinite(logits.max(-1))
-
-
-def _is_end(context: Context, state: State, tokens: Array) -> Array:
-  """Return which of the tokens [B, ...] end their row: EOS, and what its request stops at."""
-  ends = functools.reduce(jnp.logical_or, [tokens == i for i in context.eos_ids], jnp.zeros(tokens.shape, bool))
-  stops = state.limits.stop_ids
-  for k in range(stops.shape[1]):
-    ends = ends | (tokens == stops[:, k].reshape((-1,) + (1,) * (tokens.ndim - 1)))
-  return ends
-
-
-def _masked(context: Context, window: Window) -> Window:
-  """Return a window of which every model's logits are those of its distribution."""
-  return window.replace(logits=tuple(context.masked(m, x) for m, x in enumerate(window.logits)))
-
+from speccascade.models.packing import coarse_widths, fine_widths, MOST
+from speccascade.types import Array, ASKED, Combiner, FINAL, iota, OWN, Rule, static
 
 # ---- phases ----
 
@@ -226,18 +114,18 @@ class Score(Phase):
     called = (need > 0).astype(jnp.int32)
     state = state.replace(stats=state.stats.charge(m, calls=called, positions=need, computed=computed))
 
-    def feed(state, width):
+    def at_width(state, width):
       packed = packs and width < widest
       first = state.fed[:, m] + 1 - state.length  # the slot of the first output
       if packed:
-        state, logits = _feed(context, state, m, widest, need, width * rows)
+        state, logits = feed(context, state, m, widest, need, width * rows)
       else:
-        state, logits = _feed(context, state, m, width, need)
+        state, logits = feed(context, state, m, width, need)
       if self.aligned:
-        return _store_from_slot(context, state, m, logits, 0)
-      return _store_by_row(context, state, m, logits, first, need)
+        return store_from_slot(context, state, m, logits, 0)
+      return store_by_row(context, state, m, logits, first, need)
 
-    branches = [functools.partial(feed, width=n) for n in sizes]
+    branches = [functools.partial(at_width, width=n) for n in sizes]
     return branches[0](state) if len(branches) == 1 else context.backend.choose(which, branches, state)
 
 
@@ -283,27 +171,31 @@ class Propose(Phase):
     budget = context.policy.length(state.policy, self.n)
     budget = min(budget, self.n) if isinstance(budget, int) else jnp.minimum(budget, self.n)
     first = 0
+    m = self.model
     going = state.active  # rows whose draft goes on
+    in_step = self.catch_up > 0  # nothing was pending, so the slot is the same in all rows that are going
     if self.catch_up > 1:
       state, logits = self._catch_up(context, state)
     elif not self.catch_up:  # an earlier phase has computed the distribution after the last pending token
-      logits = take1(state.window.logits[self.model], state.window.size)
+      logits = take1(state.window.logits[m], state.window.size)
     before = state
     if self.catch_up != 1:  # the logits of the first token are there, so it needs no turn of the loop
-      going, state = self.draw(context, state, logits, going & self._knows(state) & (budget > 0), 0)
+      going = going & self._knows(state) & (budget > 0)
+      going, state = draw(context, state, m, logits, going, 0 if in_step else None)
       first = 1
       going = going & (budget > 1)
 
     def turn(carry):  # feed the last token, draw the next
       i, going, state = carry
-      need = jnp.where(going, jnp.clip(state.length + state.window.size - state.fed[:, self.model], 0, 1), 0)
-      slot = state.fed[:, self.model] + 1 - state.length
-      state, logits = _feed(context, state, self.model, 1, need)
-      if self.catch_up:  # nothing was pending, so the slot is the same in all rows that are going
-        state = _store_from_slot(context, state, self.model, logits, i)
+      need = jnp.where(going, jnp.clip(state.length + state.window.size - state.fed[:, m], 0, 1), 0)
+      slot = state.fed[:, m] + 1 - state.length
+      state, logits = feed(context, state, m, 1, need)
+      if in_step:
+        state = store_from_slot(context, state, m, logits, i)
       else:
-        state = _store_by_row(context, state, self.model, logits, slot, need)
-      going, state = self.draw(context, state, logits[:, 0], going & self._knows(state) & (i < budget), i)
+        state = store_by_row(context, state, m, logits, slot, need)
+      going = going & self._knows(state) & (i < budget)
+      going, state = draw(context, state, m, logits[:, 0], going, i if in_step else None)
       return i + 1, going & (i + 1 < budget), state
 
     carry = jnp.int32(first), going, state
@@ -314,8 +206,8 @@ class Propose(Phase):
     else:
       last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, carry)
     drafted = state.window.size - before.window.size
-    fed = state.fed[:, self.model] - before.fed[:, self.model]
-    counts = state.stats.charge(self.model, drafted=drafted, calls=fed, positions=fed, computed=last - first)
+    fed = state.fed[:, m] - before.fed[:, m]
+    counts = state.stats.charge(m, drafted=drafted, calls=fed, positions=fed, computed=last - first)
     return state.replace(stats=counts)
 
   def _catch_up(self, context: Context, state: State) -> tuple[State, Array]:
@@ -324,38 +216,13 @@ class Propose(Phase):
     need = jnp.where(state.active, jnp.clip(state.length - state.fed[:, m], 0, self.catch_up), 0)
     called = (need > 0).astype(jnp.int32)
     state = state.replace(stats=state.stats.charge(m, calls=called, positions=need, computed=self.catch_up))
-    state, logits = _feed(context, state, m, self.catch_up, need)
+    state, logits = feed(context, state, m, self.catch_up, need)
     last = take1(logits, need - 1)
-    return _store_from_slot(context, state, m, last[:, None], 0), last
+    return store_from_slot(context, state, m, last[:, None], 0), last
 
   def _knows(self, state: State) -> Array:
     """Return [B]: in which rows the model has computed the next distribution."""
     return state.fed[:, self.model] == state.length + state.window.size
-
-  def draw(self, context: Context, state: State, logits: Array, going: Array, turn: Array | int) -> tuple[Array, State]:
-    """Draw a token in each row that is going and does not stop before it; return the rows that go on after it."""
-    w = state.window
-    end = state.length + w.size
-    logits = context.masked(self.model, logits)
-    sampler = sampler_for_window(state).at(w.size)
-    going = going & (end < state.limit) & _finite(logits) & ~context.policy.before(logits, sampler)
-    q = sharding.as_head(context.backend.layout, sampler(logits), self.model)
-    token, noise = state.noise.draw(q, end, DRAFT, state.length)
-    if self.catch_up:  # the slot is the same in all rows that are going; in the others it is undefined
-      write = lambda x, new: lax.dynamic_update_slice_in_dim(x, new[:, None], turn, 1)
-    else:
-      write = lambda x, new: ops.put(x, w.size, new, going)
-    state = state.replace(
-      tokens=ops.put(state.tokens, end, token, going),
-      window=w.replace(
-        size=w.size + going.astype(jnp.int32),
-        probs=None if w.probs is None else write(w.probs, q),
-        source=write(w.source, jnp.full_like(end, self.model)),
-      ),
-      noise=noise,
-    )
-    doubtful = context.policy.after(sampling.at_token(sampler.soft(logits, q), token))
-    return going & ~(doubtful | _is_end(context, state, token) | (end + 1 >= state.limit)), state
 
 
 @struct.dataclass
@@ -415,14 +282,14 @@ class Verify(Phase):
     sampler = sampler_for_window(state)
     target = rules.target(self.combiner, logits, sampler, iota(width + 1))
     pi = target.probs  # [B, W+1, V]
-    sound = _finite(logits).all(0)  # [B, W+1]
+    sound = finite(logits).all(0)  # [B, W+1]
     if not target.certain:
       sound = sound & rules.is_distribution(pi)
     gives_distribution = jnp.minimum(known, acceptance.leading(sound))
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, gives_distribution), 0), 0)
 
     # 2. Tests, in order, up to the first rejection.
-    trial = acceptance.Trial(_masked(context, w), pending, tested, pi, position, length, state.noise, sampler)
+    trial = acceptance.Trial(masked_window(context, w), pending, tested, pi, position, length, state.noise, sampler)
     verdict, noise = self.accept(trial)
     accepted = verdict.accepted
     rejected = accepted < tested
@@ -478,7 +345,7 @@ class Verify(Phase):
 
     # An EOS inside the block ends the row there; so does its limit.
     emitted = r.accepted + r.more.astype(jnp.int32)
-    ends = _is_end(context, state, new) & (slot < emitted[:, None])
+    ends = is_end(context, state, new) & (slot < emitted[:, None])
     emitted = jnp.where(ends.any(1), ends.argmax(1) + 1, emitted)
     emitted = jnp.minimum(emitted, state.limit - length)
     after = length + emitted
@@ -492,7 +359,7 @@ class Verify(Phase):
     left = jnp.where(stay, w.size - r.accepted, 0)
 
     live = state.active & (r.tested > 0)
-    recorded = self._recorded(state.replace(window=_masked(context, state.window)), r, new, emitted)
+    recorded = self._recorded(state.replace(window=masked_window(context, state.window)), r, new, emitted)
     return state.replace(
       tokens=tokens,
       length=after,

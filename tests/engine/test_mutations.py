@@ -14,7 +14,7 @@ import reference
 from speccascade import acceptance, methods, rules, Sampler, sampling
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
-from speccascade.engine import phases
+from speccascade.engine import feeding, phases
 from speccascade.engine.loop import decode_batch
 from speccascade.types import DRAFT, FINAL, iota, Prompt
 
@@ -194,14 +194,14 @@ def filtered_first(sampler, logits):
 
 def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(monkeypatch):
   # q may be any distribution that the draft was really drawn from; what is tested with another one is not.
-  knows, for_window = phases.Propose.draw, phases.sampler_for_window
+  knows, for_window = feeding.draw, feeding.sampler_for_window
 
-  def draft(self, *args):
+  def draft(*args):
     with monkeypatch.context() as patch:
-      patch.setattr(phases, 'sampler_for_window', lambda state: FilteredFirst(for_window(state)))
-      return knows(self, *args)
+      patch.setattr(feeding, 'sampler_for_window', lambda state: FilteredFirst(for_window(state)))
+      return knows(*args)
 
-  monkeypatch.setattr(phases.Propose, 'draw', draft)
+  monkeypatch.setattr(phases, 'draw', draft)
   assert off('speculative speculative', setting=FILTERS) < 1e-5
 
 

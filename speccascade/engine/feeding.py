@@ -1,0 +1,172 @@
+"""What a phase does to a model and to the window: feed tokens, store logits, draw tokens.
+
+To feed a model is to write tokens into its cache and to compute the logits after each. Where a phase stores those
+logits is its own choice: the slot of the window is either the same in all rows, or differs by row. A phase of one's own
+is made of these functions, as `Score` and `Propose` are.
+
+Axis letters: B batch, L new tokens, W window of pending tokens, V vocabulary.
+"""
+
+from collections.abc import Callable
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from speccascade import sampling
+from speccascade.backends import ops, sharding
+from speccascade.backends.ops import take
+from speccascade.engine import stats
+from speccascade.engine.state import Context, sampler_for_window, State, Window
+from speccascade.models.packing import Packing
+from speccascade.types import Array, DRAFT, iota
+
+
+def feed(
+  context: Context, state: State, m: int, width: int, need: Array, total: int | None = None
+) -> tuple[State, Array]:
+  """Feed model m the next `need` [B] tokens of each row; return the state, and logits [B, width, V] after each token.
+
+  Rows are padded to `width` tokens, at least as many as any needs, or packed to `total` of the batch.
+  """
+  # Slot = absolute position, so a model goes on where it stopped. What padding writes beyond a row's need lies beyond
+  # `fed`, and is written again before any query sees it.
+  position = state.fed[:, m][:, None] + iota(width)
+  tokens = take(state.tokens, position)
+  c = context.cache_of[m]
+  if total is None:
+    logits, cache = context.extend[m](state.caches[c], tokens, position)
+  else:
+    packing = Packing.of(need, width, total)
+    logits, cache = context.extend[m](state.caches[c], tokens, position, packing)
+    logits = packing.unpack(logits)
+  layout = context.backend.layout
+  # Embeddings may be padded beyond the vocabulary that the models share.
+  logits = sharding.computed(layout, logits, m)[..., : state.window.vocab]
+  logits = _filled(context, m, logits.astype(jnp.float32))
+  logits = _process(context, state, logits, position)
+  state = state.replace(
+    fed=stats.with_column(state.fed, m, state.fed[:, m] + need),
+    caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
+  )
+  return state, sharding.as_head(layout, logits, m)
+
+
+def _store_logits(context: Context, state: State, m: int, write: Callable[[Array], Array]) -> State:
+  """Write into the window's logits of model m, where a later phase reads them."""
+  w = state.window
+  if w.logits[m] is None:
+    return state
+  logits = sharding.as_head(context.backend.layout, write(w.logits[m]), m)
+  return state.replace(window=w.replace(logits=w.logits[:m] + (logits,) + w.logits[m + 1 :]))
+
+
+def store_from_slot(context: Context, state: State, m: int, logits: Array, slot: Array | int) -> State:
+  """Store logits [B, L, V] from a slot on that is the same in every row; slots beyond a row's tokens are undefined."""
+  return _store_logits(context, state, m, lambda old: lax.dynamic_update_slice_in_dim(old, logits, slot, 1))
+
+
+def store_by_row(context: Context, state: State, m: int, logits: Array, first: Array, need: Array) -> State:
+  """Store the first `need` [B] of logits [B, L, V] from slot `first` [B] on, which may be before the window."""
+  width = logits.shape[1]
+  if width == 1:
+    return _store_logits(context, state, m, lambda old: ops.put(old, first, logits[:, 0], (need > 0) & (first >= 0)))
+
+  def write(old):
+    j = iota(old.shape[1]) - first[:, None]
+    fresh = (j >= 0) & (j < need[:, None])
+    return jnp.where(fresh[..., None], take(logits, jnp.clip(j, 0, width - 1)), old)
+
+  return _store_logits(context, state, m, write)
+
+
+def draw(
+  context: Context, state: State, m: int, logits: Array, going: Array, slot: Array | int | None = None
+) -> tuple[Array, State]:
+  """Draw a token of model m in each row that is going and does not stop before it; it becomes pending.
+
+  Args:
+    context: What is fixed while decoding.
+    state: The state.
+    m: The slot of the model.
+    logits: Its logits [B, V] after the last pending token.
+    going: Which rows draw [B].
+    slot: The slot of the token where it is the same in all rows that are going; None: the end of each row's window.
+
+  Returns:
+    The rows that may draw another token after it [B], and the state.
+  """
+  w = state.window
+  end = state.length + w.size
+  logits = context.masked(m, logits)
+  sampler = sampler_for_window(state).at(w.size)
+  going = going & (end < state.limit) & finite(logits) & ~context.policy.before(logits, sampler)
+  q = sharding.as_head(context.backend.layout, sampler(logits), m)
+  token, noise = state.noise.draw(q, end, DRAFT, state.length)
+
+  def write(x, new):
+    if slot is None:
+      return ops.put(x, w.size, new, going)
+    return lax.dynamic_update_slice_in_dim(x, new[:, None], slot, 1)  # undefined in rows that are not going
+
+  state = state.replace(
+    tokens=ops.put(state.tokens, end, token, going),
+    window=w.replace(
+      size=w.size + going.astype(jnp.int32),
+      probs=None if w.probs is None else write(w.probs, q),
+      source=write(w.source, jnp.full_like(end, m)),
+    ),
+    noise=noise,
+  )
+  doubtful = context.policy.after(sampling.at_token(sampler.soft(logits, q), token))
+  return going & ~(doubtful | is_end(context, state, token) | (end + 1 >= state.limit)), state
+
+
+def _filled(context: Context, m: int, logits: Array) -> Array:
+  """Return logits [B, L, V], those of tokens that the model lacks its lowest, before the requests change any."""
+  lacks = context.lacks[m]
+  if lacks is None:
+    return logits
+  lowest = jnp.min(jnp.where(lacks, jnp.inf, logits), -1, keepdims=True)
+  return jnp.where(lacks, lowest, logits)
+
+
+def _process(context: Context, state: State, logits: Array, position: Array) -> Array:
+  """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's.
+
+  Where these make no distribution, NaN marks logits that made none before, and an infinity what the request made.
+  """
+  limits = state.limits
+  if limits.bias is None and limits.least is None and context.processor is None:
+    return logits
+  own = finite(logits)[..., None]
+  if limits.bias is not None:
+    logits = logits + limits.bias[:, None]
+  if limits.least is not None:
+    early = (position + 1 < limits.least[:, None])[..., None]
+    vocab = jnp.broadcast_to(iota(logits.shape[-1]), (logits.shape[0], logits.shape[-1]))
+    logits = jnp.where(early & is_end(context, state, vocab)[:, None], -jnp.inf, logits)
+  if context.processor is not None:
+    by_slot = jax.vmap(context.processor, (0, None, 0))
+    logits = jax.vmap(by_slot)(logits, state.tokens, position + 1).astype(jnp.float32)
+  return jnp.where(own, jnp.where(jnp.isnan(logits), jnp.inf, logits), jnp.nan)
+
+
+def finite(logits: Array) -> Array:
+  """Return [...]: whether the largest of logits [..., V] is finite: none is NaN or +inf, nor all -inf."""
+  return jnp.isfinite(logits.max(-1))
+
+
+def is_end(context: Context, state: State, tokens: Array) -> Array:
+  """Return which of the tokens [B, ...] end their row: EOS, and what its request stops at."""
+  ends = functools.reduce(jnp.logical_or, [tokens == i for i in context.eos_ids], jnp.zeros(tokens.shape, bool))
+  stops = state.limits.stop_ids
+  for k in range(stops.shape[1]):
+    ends = ends | (tokens == stops[:, k].reshape((-1,) + (1,) * (tokens.ndim - 1)))
+  return ends
+
+
+def masked_window(context: Context, window: Window) -> Window:
+  """Return a window of which every model's logits are those of its distribution."""
+  return window.replace(logits=tuple(context.masked(m, x) for m, x in enumerate(window.logits)))
