@@ -264,9 +264,9 @@ def output_file(path: Path, overwrite: bool) -> Path:
     RunError: for a folder.
     OSError: for a file that is not to be replaced, or one out of reach.
   """
-  path = Path(os.path.realpath(path))
   if path.is_dir():
     raise RunError(f'{path} is a folder: name a file in it.')
+  path = Path(os.path.realpath(path))
   check_free(path, overwrite)
   check_writable(path)
   return path
