@@ -42,7 +42,7 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
       given_as = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
       raise ValueError(f'models has {given_as}, not a loaded model: give what speccascade.load(PATH) returns.')
   validate.check_method(method, len(models))
-  for choice in getattr(method, 'choices', (method,)):
+  for choice in method.of_batches:
     answering = choice.slots if isinstance(choice, SequenceCascade) else choice.slots[-1:]
     for model in (models[m] for m in answering):
       if getattr(model.network, 'drafts_only', False):

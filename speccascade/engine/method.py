@@ -25,6 +25,7 @@ class Strategy:
   extra_models = False  # whether more models may be given than it decodes with
   origin = None  # of the profile that it decides by
   block: int | tuple[int, ...] | None = None  # γ, or γ of each model; None where it has none
+  policy = stopping.Policy()  # how long drafts are
   target: Target = (), None  # the models and the combiner whose distribution the output follows, or None
 
   @property
@@ -61,6 +62,11 @@ class Strategy:
   def verifier_width(self) -> int:
     """The most tokens that a model other than a drafter is fed at once; 1 where each call is of one token."""
     return 1
+
+  @property
+  def of_batches(self) -> tuple['Strategy', ...]:
+    """The methods that batches are decoded by."""
+    return (self,)
 
   def at(self, batch: int) -> 'Strategy':
     """Return the method for a batch of this size."""
@@ -162,6 +168,10 @@ class ByBatch(Strategy):
   choices: tuple[Method, ...]
   rows: tuple[int, ...] = static()
   kind: str = static(default='by_batch')
+
+  @property
+  def of_batches(self) -> tuple[Strategy, ...]:
+    return self.choices
 
   def __str__(self):
     return 'by batch[' + ' | '.join(f'{n}: {choice}' for n, choice in zip(self.rows, self.choices, strict=True)) + ']'

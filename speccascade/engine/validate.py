@@ -96,7 +96,7 @@ def _asked(method: Strategy) -> Iterator[tuple[str, Combiner, int]]:
   for phase in method.all_phases:
     if isinstance(phase, Verify):
       yield rules.name_of(phase.combiner), phase.combiner, len(phase.models)
-  if isinstance(getattr(method, 'policy', None), stopping.Deferral):
+  if isinstance(method.policy, stopping.Deferral):
     yield rules.name_of(method.policy.rule), tree_util.Partial(_alone, rule=method.policy.rule), 1
 
 
