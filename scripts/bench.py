@@ -223,7 +223,7 @@ def possible(models, prompts, runs, calls, args) -> dict[str, dict[str, float]]:
     return timing.passes_loop([m.network for m in some], backend, widths, 1, PROMPT_TOKENS, slots)
 
   def texts(some, loop=None, calls=None) -> Callable[[], float]:
-    networks = tuple(backends.bind(m.network, backend.for_slot(n)) for n, m in enumerate(some))
+    networks = tuple(m.network.on(backend.for_slot(n)) for n, m in enumerate(some))
     _, params = backends.prepared(some)
 
     def seconds() -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import functools
 import itertools
 import numbers
-from typing import Any, Protocol
+from typing import Any
 
 from flax import struct
 import jax
@@ -44,19 +44,38 @@ class Prompt:
   length: Array  # [B]
 
 
-class Network(Protocol):
-  """A model's architecture: hashable, without parameters.
+class Network:
+  """The base of every network, a model's architecture: hashable, without parameters.
 
-  `vocab_size` is the width of the logits. `start_id` is the decoder's first token, or None for a decoder-only
-  model, whose output continues the prompt in one buffer. `max_positions` is None if positions are unbounded. A network
-  may have `shares_cache(params, other, other_params) -> bool`: whether it is a part of the other one, finds its own
-  state in the other's cache, and leaves the rest of that cache as it is.
+  A network has `vocab_size`, `prefill` and `extend`. All else has the defaults here.
+
+  Attributes:
+    vocab_size: The width of the logits.
+    eos_ids: The tokens that end a text.
+    start_id: The decoder's first token, or None for a decoder-only network, whose output continues the prompt in one
+      buffer.
+    max_positions: How many positions there are; None if they are unbounded.
+    context: Beyond how many positions the distributions are not to be trusted; None if that is not known.
+    packs: Whether `extend` takes another argument, a `models.packing.Packing` of its window.
+    drafts_only: Whether the network proposes tokens and cannot verify.
+    scan: Whether the parameters of all layers are stacked.
+    depth: The number of layers that `first_layers` chooses from; 0 where there is no early exit.
+    tied: Whether the head is the embedding.
+    head_counts: The numbers of query heads and of key-value heads; axes of parameters that join heads with their
+      dimensions are sharded by heads.
   """
 
   vocab_size: int
-  eos_ids: tuple[int, ...]
-  start_id: int | None
-  max_positions: int | None
+  eos_ids: tuple[int, ...] = ()
+  start_id: int | None = None
+  max_positions: int | None = None
+  context: int | None = None
+  packs: bool = False
+  drafts_only: bool = False
+  scan: bool = False
+  depth: int = 0
+  tied: bool = False
+  head_counts: tuple[int, int] = (1, 1)
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Read prompts.
@@ -70,6 +89,7 @@ class Network(Protocol):
       A cache, rows on axis 0, that has seen the prompts. That of a decoder-only network may leave out the last token of
       each, which the loop feeds to `extend`.
     """
+    raise NotImplementedError
 
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens.
@@ -83,6 +103,34 @@ class Network(Protocol):
     Returns:
       The logits [B, L, V] of the tokens after them, and the cache.
     """
+    raise NotImplementedError
+
+  def on(self, backend: Any) -> 'Network':
+    """Return the network that computes on a `backends.Backend`; by default it computes as it is."""
+    return self
+
+  def empty_cache(self, params: Params, batch: int, slots: int) -> Cache:
+    """Return a cache that has seen nothing, for a decoder-only network; by default one whose first slot is stale."""
+    return self.prefill(params, Prompt(jnp.zeros((batch, 1), jnp.int32), jnp.ones(batch, jnp.int32)), slots)
+
+  def shares_cache(self, params: Params, other: 'Network', other_params: Params) -> bool:
+    """Tell whether this is a part of another network, which finds its state in that one's cache.
+
+    It leaves the rest of that cache as it is.
+    """
+    return False
+
+  def first_layers(self, params: Params, layers: int) -> tuple['Network', Params]:
+    """Return the network of the first layers, where it has `depth`, and its parameters."""
+    raise NotImplementedError
+
+  def param_shapes(self) -> Params | None:
+    """Return the shapes and dtypes of the parameters, which reading checkpoints and meshes need; None if not known."""
+    return None
+
+  def param_axes(self) -> Params | None:
+    """Return a `PartitionSpec` of logical axis names for each parameter; None to replicate all on a mesh."""
+    return None
 
 
 @struct.dataclass

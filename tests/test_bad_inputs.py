@@ -57,7 +57,7 @@ from speccascade.models import ngram, toy
 from speccascade.models.t5 import T5, T5Config
 from speccascade.train import __main__ as training
 from speccascade.train import vocabulary
-from speccascade.types import Model
+from speccascade.types import Model, Network
 
 CONFIG = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 1, 'num_heads': 3}
 partial = functools.partial
@@ -478,7 +478,7 @@ PYTHON = {
   # networks
   'a network without what it must have': (
     lambda _: decoded(methods.autoregressive(), [Model({}, object())]),
-    ('vocab_size', 'eos_ids', 'start_id'),
+    ('types.Network', 'vocab_size', 'eos_ids', 'start_id'),
   ),
   'a network that cannot be hashed': (lambda _: decoded_by(some_logits, __hash__=None), "unhashable type: 'Mine'"),
   'a network that fails': (lambda _: decoded_by(lambda *_: 1 // 0), 'ZeroDivisionError'),
@@ -566,7 +566,7 @@ def network(extend, prefill=None, **parts):
   """Return a network that extends as is said, with a cache of a slot for each position."""
   plain = lambda self, params, prompt, max_len: jnp.zeros((prompt.tokens.shape[0], max_len))
   parts = dict(vocab_size=5, eos_ids=(), start_id=None, max_positions=None) | parts
-  return type('Mine', (), parts | dict(prefill=prefill or plain, extend=extend))()
+  return type('Mine', (Network,), parts | dict(prefill=prefill or plain, extend=extend))()
 
 
 def decoded_by(*args, **parts):

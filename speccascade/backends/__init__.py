@@ -1,12 +1,14 @@
-"""What differs from device to device: one name and one signature for each, in `base`, `cpu`, `gpu` and `tpu`.
+"""What differs from device to device: one name and one signature for each, in `base` and a file for each backend.
 
 A program is made for one backend: that of the platform on which its parameters lie (`backend_for`), unless another is
-in `use`. It is a static part of the program and of the networks that are bound to it (`bind`). A network that is bound
-to none, as in training, is plain XLA. Each file here registers its backend; `register` gives a platform another one.
+in `use`. It is a static part of the program and of the networks on it (`Network.on`). A network that is on none, as in
+training, is plain XLA. A file in this folder declares a backend by `@backend`; `register` gives a platform another one.
 """
 
 from collections.abc import Sequence
 import functools
+import importlib
+import pkgutil
 from typing import Any
 import warnings
 
@@ -19,7 +21,7 @@ from speccascade.backends.base import Backend, Entry, entry_of, View
 from speccascade.backends.cpu import CPU
 from speccascade.backends.gpu import GPU
 from speccascade.backends.limits import memory
-from speccascade.backends.registry import named, register, use
+from speccascade.backends.registry import backend, by_name, named, register, use
 from speccascade.backends.tpu import TPU
 from speccascade.host.errors import first_line
 
@@ -30,8 +32,9 @@ __all__ = [
   'GPU',
   'TPU',
   'View',
+  'backend',
   'backend_for',
-  'bind',
+  'by_name',
   'entry_of',
   'known',
   'memory',
@@ -40,6 +43,9 @@ __all__ = [
   'register',
   'use',
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+  importlib.import_module(f'{__name__}.{_module.name}')
 
 
 def backend_for(params, mesh: Mesh | None = None, layout: Any = None) -> Backend:
@@ -57,11 +63,6 @@ def backend_for(params, mesh: Mesh | None = None, layout: Any = None) -> Backend
     devices = list(arrays[0].devices()) if arrays else jax.devices()[:1]
   backend = named(devices[0].platform)
   return backend if len(devices) == 1 else backend.on_mesh(layout)
-
-
-def bind(network: Any, backend: Backend) -> Any:
-  """Return a network that computes on a backend; one that names none computes as it is."""
-  return network.on(backend) if hasattr(network, 'on') else network
 
 
 def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> tuple[Backend, tuple]:

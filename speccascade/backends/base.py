@@ -57,6 +57,10 @@ class Backend:
     """Return the backend for a mesh of such devices, with the layout of a program where there is one."""
     return dataclasses.replace(self, layout=layout)
 
+  def emulated(self) -> 'Backend':
+    """Return the backend as it computes on any device, for tests."""
+    return self
+
   def for_slot(self, slot: int) -> 'Backend':
     """Return the backend for the network in a slot of the program's method."""
     return self if self.layout is None else dataclasses.replace(self, layout=self.layout.only([slot]))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade.backends.base import attention_weights, Backend, cached, Entry, Params, tokens_of
-from speccascade.backends.registry import register
+from speccascade.backends.registry import backend
 
 Array = jax.Array
 
@@ -32,6 +32,7 @@ class CPUs(Backend):
   slot_multiple = 16
 
 
+@backend('cpu')
 @dataclasses.dataclass(frozen=True)
 class CPU(Backend):
   """Attention's products are float32; entries are [B·K, D, T] and [B·K, T, D], the heads of a row follow each other.
@@ -168,6 +169,3 @@ def _fuses_sums() -> bool:
   with jax.default_device(jax.devices('cpu')[0]):
     text = jax.jit(CPU().matmul_rows, static_argnums=2).lower(x, rows, jnp.float32).compile().as_text()
   return 'ynn_fusion' in text
-
-
-register('cpu', CPU())

@@ -3,9 +3,10 @@
 import dataclasses
 
 from speccascade.backends.base import Backend
-from speccascade.backends.registry import register
+from speccascade.backends.registry import backend
 
 
+@backend('gpu', 'cuda', 'rocm')
 @dataclasses.dataclass(frozen=True)
 class GPU(Backend):
   """Plain XLA, whose scatters and selects are single kernels on a GPU."""
@@ -13,7 +14,3 @@ class GPU(Backend):
   short_products = True
   slot_multiple = 16
   pack_from = 256  # in bfloat16 an H100 computes with some 300 tokens in the time that it takes to read the weights
-
-
-for platform in ('gpu', 'cuda', 'rocm'):
-  register(platform, GPU())

@@ -1,6 +1,6 @@
-"""Which backend a platform has: each backend's own file registers it, and `use` replaces all for a while."""
+"""Which backend a platform has: each backend's own file says it, and `use` replaces all for a while."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import functools
 import inspect
@@ -9,7 +9,7 @@ from typing import Any
 from speccascade.backends.base import Backend
 
 _OPERATIONS = ('take', 'pick', 'put', 'at_token', 'argmax')  # of `backends.ops`
-_OF_PLATFORM: dict[str, Backend] = {}
+OF_PLATFORM: dict[str, Backend] = {}
 _USED: list[Backend] = []  # those of `use`, the last in use
 
 
@@ -23,7 +23,24 @@ def register(platform: str, backend: Backend):
   Raises:
     ValueError: it is no backend, cannot be hashed, or has methods that are not called as those of `Backend` are.
   """
-  _OF_PLATFORM[platform] = _checked(backend)
+  OF_PLATFORM[platform] = _checked(backend)
+
+
+def backend(*platforms: str) -> Callable[[type[Backend]], type[Backend]]:
+  """Declare a class as the backend of platforms, as JAX names them."""
+
+  def declare(kind: type[Backend]) -> type[Backend]:
+    for platform in platforms:
+      register(platform, kind())
+    return kind
+
+  return declare
+
+
+def by_name() -> dict[str, Backend]:
+  """Return each backend by the first of its platforms."""
+  first = {backend: platform for platform, backend in reversed(OF_PLATFORM.items())}
+  return {platform: backend for backend, platform in reversed(first.items())}
 
 
 @contextlib.contextmanager
@@ -47,7 +64,7 @@ def use(backend: Backend) -> Iterator[None]:
 
 def named(platform: str) -> Backend:
   """Return the backend in use or that of a platform as JAX names it, plain XLA for one without its own."""
-  return _USED[-1] if _USED else _OF_PLATFORM.get(platform, Backend())
+  return _USED[-1] if _USED else OF_PLATFORM.get(platform, Backend())
 
 
 def _checked(backend: Any) -> Backend:

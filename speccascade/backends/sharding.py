@@ -105,7 +105,7 @@ def shardings(
     params: The parameters, of which a network without named axes needs the structure.
     undivided: As of `specs`.
   """
-  if not hasattr(network, 'param_axes'):
+  if parameters(network)[1] is None:
     return jax.tree.map(lambda _: NamedSharding(on, PartitionSpec()), params)
   return jax.tree.map(lambda s: NamedSharding(on, s), specs(network, on, rules, undivided), is_leaf=_is_spec)
 
@@ -130,8 +130,7 @@ def specs(network: Any, on: Mesh, rules: Rules | str | None = None, undivided: C
 
 
 def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, undivided: Callable) -> PartitionSpec:
-  heads = getattr(network.config, 'heads', 1)
-  shared = getattr(network.config, 'kv_heads', heads)
+  heads, shared = network.head_counts
   # Axes that join heads with their dimensions have to divide by heads.
   counts = {'heads': heads, 'joined_kv': heads, 'kv_heads': shared, 'joined_kv_heads': shared}
   to = dict(rules)
@@ -184,7 +183,7 @@ def default_rules(network: Any, on: Mesh) -> Rules:
   A collective follows each product over a sharded axis. It takes as long as reading some megabytes, so that small
   drafters are replicated.
   """
-  if on.shape.get(MODEL, 1) == 1 or not hasattr(network, 'param_axes'):
+  if on.shape.get(MODEL, 1) == 1 or parameters(network)[1] is None:
     return REPLICATED
   shards = on.shape[MODEL]
   saved = 0.0
@@ -285,7 +284,7 @@ def _mesh_of(x: Any) -> Mesh | None:
 
 def _sharded_axes(network, by_parameter: Any) -> tuple[tuple[str, Any], ...]:
   """Return which logical axes of a model's parameters are sharded, and over which axis of the mesh."""
-  if not hasattr(network, 'param_axes'):
+  if parameters(network)[1] is None:
     return ()
   sharded = {}
   for axes, spec in zip(_axes(network), jax.tree.leaves(by_parameter, is_leaf=_is_spec), strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 
 from speccascade.backends import sharding, tpu_attention
 from speccascade.backends.base import Backend, cached, tokens_of
-from speccascade.backends.registry import register
+from speccascade.backends.registry import backend
 
 Array = jax.Array
 
@@ -20,6 +20,7 @@ _LANES = 128
 _OPTIONS = (('xla_msa_use_bundle_aware_cost_model', 'true'),)
 
 
+@backend('tpu')
 @dataclasses.dataclass(frozen=True)
 class TPU(Backend):
   """Entries are [B, G, T, P]: heads that share the lanes of a tile form a group."""
@@ -32,6 +33,9 @@ class TPU(Backend):
 
   def on_mesh(self, layout=None):
     return dataclasses.replace(self, mesh=True, layout=layout)
+
+  def emulated(self):
+    return dataclasses.replace(self, interpret=True)
 
   @property
   def xla(self):
@@ -152,6 +156,3 @@ def _unpack(x: Array, kv_heads: int, dim: int) -> Array:
   packed, lanes = _packing(kv_heads, dim)
   x = x.reshape(*x.shape[:3], packed, lanes // packed)[..., :dim]
   return x.transpose(0, 1, 3, 2, 4).reshape(x.shape[0], kv_heads, x.shape[2], dim)
-
-
-register('tpu', TPU())

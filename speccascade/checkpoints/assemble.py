@@ -98,7 +98,7 @@ def plan(network: Network, locate: Callable[[tuple[str, ...], Shape], Mapping[st
   """
   entries = []
   for path, x in flatten_dict(network.param_shapes()).items():
-    if not getattr(network, 'scan', False) or 'layers' not in path:
+    if not network.scan or 'layers' not in path:
       entries.append(Entry(path, x.shape, None, **locate(path, x.shape)))
       continue
     for row in range(x.shape[0]):

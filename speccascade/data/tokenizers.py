@@ -204,10 +204,10 @@ def check_special(model: Model) -> None:
   path = model.tokenizer.path
   pieces = model.tokenizer.pieces()
   size = len(pieces)
-  missing = [f'EOS id {i}' for i in getattr(model.network, 'eos_ids', ()) if i >= size]
+  missing = [f'EOS id {i}' for i in model.network.eos_ids if i >= size]
   special = tokenizer_formats.named_tokens(tokenizer_formats.read_settings(pathlib.Path(path).parent))
   missing += [repr(token) for token in dict.fromkeys(special) if token not in pieces]
-  is_t5 = path.endswith('.model') and getattr(model.network, 'start_id', None) is not None
+  is_t5 = path.endswith('.model') and model.network.start_id is not None
   if is_t5 and '<extra_id_0>' not in pieces and model.network.vocab_size - size >= SENTINELS:
     missing.append(f'the {SENTINELS} sentinels of T5 (if it has them: {{"extra_ids": {SENTINELS}}} in {FILES[0]})')
   if missing:

@@ -130,7 +130,7 @@ def _score_batch(models, combiner, prompts, outputs, size: int, vocab: int) -> l
   """Return the scores of at most `size` rows."""
   layout = sharding.layout_for(models)
   backend, params = backends.prepared(models, layout)
-  networks = tuple(backends.bind(m.network, backend.for_slot(i)) for i, m in enumerate(models))
+  networks = tuple(m.network.on(backend.for_slot(i)) for i, m in enumerate(models))
   width = inputs.bucket(max(row.size for row in prompts))
   step = min(inputs.bucket(max(1, *(row.size for row in outputs))), _CHUNK)
   length = -(-max(1, *(row.size for row in outputs)) // step) * step

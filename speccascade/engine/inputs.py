@@ -12,7 +12,7 @@ import numpy as np
 from speccascade.data import chat, tokenizers
 from speccascade.engine import plans, validate
 from speccascade.engine.method import SequenceCascade
-from speccascade.types import check_bits, checked_int, Model, Prompt
+from speccascade.types import check_bits, checked_int, Model, Network, Prompt
 
 _FORKED: list[int] = []  # this process, where it was forked after JAX had started its threads
 
@@ -41,11 +41,16 @@ def check_models(method, models: Sequence[Model]) -> list[Model]:
     if not isinstance(model, Model):
       given_as = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
       raise ValueError(f'models has {given_as}, not a loaded model: give what speccascade.load(PATH) returns.')
+    if not isinstance(model.network, Network):
+      raise ValueError(
+        f'{type(model.network).__name__} is no network: inherit speccascade.types.Network, with vocab_size, prefill, '
+        'extend, and those of eos_ids, start_id and max_positions that are others than the base has.'
+      )
   validate.check_method(method, len(models))
   for choice in method.of_batches:
     answering = choice.slots if isinstance(choice, SequenceCascade) else choice.slots[-1:]
     for model in (models[m] for m in answering):
-      if getattr(model.network, 'drafts_only', False):
+      if model.network.drafts_only:
         part = 'a model of a sequence cascade, which answers alone' if answering[1:] else 'the verifier'
         raise ValueError(f'{model.name} only proposes what the text repeats: give it as a drafter, not as {part}.')
   first, *others = models
@@ -176,7 +181,7 @@ def check_fits(models, rows, given: int | None):
 def _context(network) -> int | None:
   """Return beyond how many positions of a text a network that reads more is not to be trusted, if that is known."""
   limited = network.max_positions is not None or network.start_id is not None
-  return None if limited else getattr(network, 'context', None)
+  return None if limited else network.context
 
 
 def truncated(models, tokens: np.ndarray, max_new: int, most: int | None) -> np.ndarray:

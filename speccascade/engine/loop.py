@@ -42,7 +42,7 @@ class Program:
 
   def __post_init__(self):
     # A network is static in the program too, so that one for another backend is another program.
-    bound = tuple(backends.bind(n, self.backend.for_slot(slot)) for slot, n in enumerate(self.networks))
+    bound = tuple(n.on(self.backend.for_slot(slot)) for slot, n in enumerate(self.networks))
     object.__setattr__(self, 'networks', bound)
 
   @property
@@ -195,7 +195,7 @@ def _rounds(program, method, params, state: State, stop_at, processor) -> State:
   """Run rounds until `stop_at[0]` rows are done, or `stop_at[1]` rounds have passed."""
   context = Context(
     extend=tuple(functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)),
-    packs=tuple(getattr(n, 'packs', False) for n in program.networks),
+    packs=tuple(n.packs for n in program.networks),
     cache_of=tuple(program.cached.index(slot) for slot in program.cache_of),
     policy=method.policy,
     eos_ids=program.networks[-1].eos_ids,

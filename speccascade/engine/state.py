@@ -199,8 +199,7 @@ def cache_slots(slots: Sequence[Model]) -> tuple[int, ...]:
   """Return for each slot the slot whose cache it uses: its own, or that of a network that it is a part of."""
 
   def shares(model: Model, other: Model) -> bool:
-    tell = getattr(model.network, 'shares_cache', None)
-    return tell is not None and tell(model.params, other.network, other.params)
+    return model.network.shares_cache(model.params, other.network, other.params)
 
   own = [slot for slot, model in enumerate(slots) if not any(shares(model, other) for other in slots)]
   return tuple(next((j for j in own if shares(model, slots[j])), slot) for slot, model in enumerate(slots))

@@ -22,7 +22,6 @@ from speccascade.types import Combiner, Model, Prompt
 # of the logits that a rule is asked with
 ROWS = 2
 POSITIONS = 3
-_PARTS = 'vocab_size', 'eos_ids', 'start_id', 'max_positions', 'prefill', 'extend'
 _WHICH = {  # how a method says which of several models it decodes with
   'autoregressive': 'methods.autoregressive(1)',
   'speculative': 'methods.speculative(pair=(0, 2))',
@@ -180,8 +179,6 @@ def check_network(model: Model):
   name = type(model.network).__name__
   if type(network).__module__.startswith('speccascade.'):
     return
-  if lacking := [part for part in _PARTS if not hasattr(network, part)]:
-    raise ValueError(f'{name} has no {", ".join(lacking)}; a network has {", ".join(_PARTS)}.')
   try:
     checked = remembered(network)
     if checked:

@@ -134,7 +134,7 @@ def _forced(model: Model, prompts, tokens, task, vocab: int) -> Array:
   prompt = inputs.pad(prompts, len(prompts), max(task.max_prompt_tokens, 1))
   fed, positions, cache_len = scoring.forced(prompt, tokens, model.network.start_id)
   backend, (params,) = backends.prepared([model], sharding.layout_for([model]))
-  network = backends.bind(model.network, backend.for_slot(0))
+  network = model.network.on(backend.for_slot(0))
   logits = _pass(network, params, prompt, cache_len, fed, positions)
   return logits[..., :vocab].astype(jnp.float32)
 

@@ -97,7 +97,7 @@ class SpecCascade(TemplateLM):
     self._texts = last.tokenizer
     self._format = tokenizer_formats.read(last.tokenizer.path)
     self.backend = 'causal' if last.network.start_id is None else 'seq2seq'
-    known = [n for m in self.models for n in (m.network.max_positions, getattr(m.network, 'context', None)) if n]
+    known = [n for m in self.models for n in (m.network.max_positions, m.network.context) if n]
     self.max_length = max_length or min(known, default=_LONGEST)
     self._prefix_token_id = prefix_token_id
     self._counts: dict[str, dict[str, Any]] = {}

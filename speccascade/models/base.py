@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade.backends import Backend
-from speccascade.types import Array, Cache, Params
+from speccascade.types import Array, Cache, Network, Params
 
 
 def at_width(longest: Array, width: int, read: Callable[[int], Cache]) -> Cache:
@@ -28,15 +28,15 @@ def without_layers(stack: Params, layers: int) -> Params:
 
 
 @dataclasses.dataclass(frozen=True)
-class Base:
-  """Derive the protocol's small print from a network's `config`, `_init`, `depth`, `first_layers` and `_cached`.
+class Base(Network):
+  """Derive what a `Network` has from a network's `config`, `_init`, `depth`, `first_layers` and `_cached`.
 
   `backend` is what a network computes on; it is part of no checkpoint.
   """
 
   backend: Backend = dataclasses.field(default=Backend(), kw_only=True, repr=False)
 
-  packs = True  # whether `extend` takes a packed window
+  packs = True
 
   def on(self, backend: Backend) -> 'Base':
     """Return the network for a backend."""
@@ -45,6 +45,14 @@ class Base:
   @property
   def vocab_size(self) -> int:
     return self.config.vocab_size
+
+  @property
+  def tied(self) -> bool:
+    return self.config.tied
+
+  @property
+  def head_counts(self) -> tuple[int, int]:
+    return self.config.heads, self.config.heads
 
   def init(self, key: Array) -> Params:
     """Return random parameters in the network's dtype."""

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from speccascade.backends import Backend
 from speccascade.models.t5 import T5
-from speccascade.types import Array, Cache, iota, Params, Prompt
+from speccascade.types import Array, Cache, iota, Network, Params, Prompt
 
 
 @dataclasses.dataclass(frozen=True)
-class Continued:
+class Continued(Network):
   """T5 whose prompt is a source up to and with the last `end`, and behind that the output so far.
 
   Attributes:
@@ -23,9 +23,6 @@ class Continued:
 
   inner: T5
   end: int
-
-  start_id = None
-  max_positions = None
 
   @property
   def vocab_size(self) -> int:

@@ -234,8 +234,6 @@ class Decoder(Base):
   dtype: str = 'float32'
   scan: bool = False
 
-  start_id = None
-
   @property
   def max_positions(self) -> int | None:
     return self.config.positions or None
@@ -245,6 +243,10 @@ class Decoder(Base):
     """Return beyond how many positions the model's distributions are not to be trusted, if that is known."""
     stretched = [int(span.rope.original * span.rope.factor) for span in self.config.kinds if span.rope]
     return max([self.config.context, *stretched]) or None
+
+  @property
+  def head_counts(self) -> tuple[int, int]:
+    return self.config.heads, self.config.kv_heads
 
   @property
   def module(self) -> DecoderModule:

@@ -6,7 +6,7 @@ from speccascade.types import Model
 def layerskip(model: Model, layers: int) -> Model:
   """Return the first `layers` layers of a model, of T5's decoder, as a model; it shares the very arrays."""
   network = model.network
-  if not hasattr(network, 'first_layers') or network.scan:
+  if not network.depth or network.scan:
     raise ValueError(f'layerskip needs a T5 or decoder with unrolled layers, not {network}: load it with scan=False')
   if network.depth == 1:
     raise ValueError(f'layers={layers}: {model.name} has one layer, so there is no exit before it: take another model')

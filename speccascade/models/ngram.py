@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from speccascade.backends.ops import take
-from speccascade.types import Array, Model, Prompt
+from speccascade.types import Array, Model, Network, Prompt
 
 _LOW = -1e4  # of what is not proposed: probability 0, but finite, for where the proposal is forbidden
 
 
 @dataclasses.dataclass(frozen=True)
-class NGram:
+class NGram(Network):
   """Match up to `longest` last tokens, the longest match first, the latest on ties."""
 
   vocab_size: int

@@ -12,11 +12,11 @@ import numpy as np
 
 from speccascade.backends.ops import take
 from speccascade.models.packing import pack, Packing
-from speccascade.types import Array, Model, Prompt
+from speccascade.types import Array, Model, Network, Prompt
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Table(Network):
   """Next-token logits from a table indexed by the last `order` tokens; what precedes the sequence counts as token 0."""
 
   vocab_size: int

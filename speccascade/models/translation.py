@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from speccascade.backends import Backend, bind
+from speccascade.backends import Backend
 from speccascade.data import tokenizer_formats, tokenizers
 from speccascade.host import storage
 from speccascade.types import Array, Cache, Model, Network, Params, Prompt
@@ -41,7 +41,7 @@ LEAST = 2  # common tokens without which there is nothing to draft
 
 
 @dataclasses.dataclass(frozen=True)
-class Translated:
+class Translated(Network):
   """A drafter's network with the ids of a verifier; its parameters are the drafter's and the two tables."""
 
   drafter: Network
@@ -56,34 +56,29 @@ class Translated:
   @property
   def context(self) -> int | None:
     """Return beyond how many positions the drafter's distributions are not to be trusted, if that is known."""
-    return getattr(self.drafter, 'context', None)
+    return self.drafter.context
 
   @property
   def packs(self) -> bool:
     """Whether `extend` takes a packed window."""
-    return getattr(self.drafter, 'packs', False)
+    return self.drafter.packs
 
   @property
-  def config(self):
-    """The drafter's sizes, by which its parameters are sharded."""
-    return self.drafter.config
+  def head_counts(self) -> tuple[int, int]:
+    return self.drafter.head_counts
 
-  @property
-  def param_shapes(self):
-    """As of the drafter; a network that has none is one whose parameters are replicated."""
-    own = self.drafter.param_shapes
+  def param_shapes(self) -> Params | None:
+    """As of the drafter, and those of the tables."""
     table = jax.ShapeDtypeStruct((self.vocab_size,), jnp.int32)
-    return lambda: {**own(), TABLES: {'read': table, 'write': table}}
+    return _with_tables(self.drafter.param_shapes(), {'read': table, 'write': table})
 
-  @property
-  def param_axes(self):
-    """As of the drafter, see `param_shapes`."""
-    own = self.drafter.param_axes
-    return lambda: {**own(), TABLES: {name: PartitionSpec('tokens') for name in ('read', 'write')}}
+  def param_axes(self) -> Params | None:
+    """As of the drafter, and those of the tables."""
+    return _with_tables(self.drafter.param_axes(), {name: PartitionSpec('tokens') for name in ('read', 'write')})
 
   def on(self, backend: Backend) -> 'Translated':
     """Return the network for a backend."""
-    return dataclasses.replace(self, drafter=bind(self.drafter, backend))
+    return dataclasses.replace(self, drafter=self.drafter.on(backend))
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Return the drafter's cache of the prompt [B, S]."""
@@ -96,6 +91,10 @@ class Translated:
     logits, cache = self.drafter.extend(own, cache, _looked_up(tables['read'], tokens), positions, *packing)
     write = tables['write'].reshape((1,) * (logits.ndim - 1) + (-1,))
     return jnp.where(write < 0, -jnp.inf, jnp.take(logits, tables['write'], axis=-1, mode='clip')), cache
+
+
+def _with_tables(own: Params | None, tables: Params) -> Params | None:
+  return None if own is None else {**own, TABLES: tables}
 
 
 def _apart(params: Params) -> tuple[Params, Params]:

@@ -253,7 +253,7 @@ def filled(models: Sequence[Model], batch: int, source: int, slots: int) -> tupl
   """Return the models' caches after prompts of `source` tokens."""
   layout = sharding.layout_for(models)
   backend, params = backends.prepared(models, layout)
-  networks = tuple(backends.bind(m.network, backend.for_slot(n)) for n, m in enumerate(models))
+  networks = tuple(m.network.on(backend.for_slot(n)) for n, m in enumerate(models))
   prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
   return prefill(networks, params, prompt, slots, layout=layout)
 
@@ -278,7 +278,7 @@ def passes_loop(
   start = jnp.ones((batch, max(widths)), jnp.int32)
   span = slots - first - max(widths)
   layout = backend.layout
-  networks = [backends.bind(network, backend.for_slot(n)) for n, network in enumerate(networks)]
+  networks = [network.on(backend.for_slot(n)) for n, network in enumerate(networks)]
   pinned = (lambda caches: caches) if layout is None else lambda caches: layout.pin(caches, layout.caches(caches))
 
   @functools.partial(jax.jit, compiler_options=dict(options))

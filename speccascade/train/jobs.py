@@ -71,7 +71,7 @@ class Job:
 
   def run(self, out: Path, echo=print) -> Model:
     """Train, or resume a stopped run in `out`/name."""
-    scan = getattr(self.network, 'scan', False)
+    scan = self.network is not None and self.network.scan
     start = self._model(out, self.start, scan=scan, activation=self.activation)
     return train(
       out / self.name,

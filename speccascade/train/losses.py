@@ -130,10 +130,7 @@ def _after_prompt(network: Network, params: Params, batch: Batch) -> Array:
   slots = batch.source_length[:, None] + jnp.arange(width)[None]  # [B, L] of the target's tokens
   tokens = jnp.pad(jnp.asarray(batch.source), ((0, 0), (0, width)))
   tokens = tokens.at[jnp.arange(rows)[:, None], slots].set(jnp.asarray(batch.target))
-  if hasattr(network, 'empty_cache'):
-    cache = network.empty_cache(params, rows, total)
-  else:  # one that is not trained, as a translated drafter: its first token is read twice
-    cache = network.prefill(params, Prompt(tokens[:, :1], jnp.ones_like(batch.source_length)), total)
+  cache = network.empty_cache(params, rows, total)
   logits, _ = network.extend(params, cache, tokens, _positions(rows, total))
   return jnp.take_along_axis(logits, slots[:, :, None] - 1, axis=1)
 

@@ -80,7 +80,7 @@ class Optimizer:
     parts = [optax.clip_by_global_norm(self.clip)] if self.clip else []
     if self.name == 'adafactor':  # its steps are relative to each tensor's size, so queries need no scale
       adafactor = optax.adafactor(self.rate(steps), weight_decay_rate=self.weight_decay or None)
-      return optax.chain(*parts, by_layer(adafactor, network) if getattr(network, 'scan', False) else adafactor)
+      return optax.chain(*parts, by_layer(adafactor, network) if network.scan else adafactor)
     parts += [optax.scale_by_adam(b2=self.b2), optax.add_decayed_weights(self.weight_decay)]
     if self.scale_queries and isinstance(network, T5):
       parts.append(slow_queries(network.config.head_dim))

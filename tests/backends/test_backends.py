@@ -24,7 +24,7 @@ from speccascade.models.t5 import T5, T5Config
 from speccascade.planning import aot
 from speccascade.types import Model, Prompt
 
-BACKENDS = {'cpu': backends.CPU(), 'gpu': backends.GPU(), 'tpu': backends.TPU(interpret=True)}
+BACKENDS = {name: backend.emulated() for name, backend in backends.by_name().items()}
 LLAMA = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, spans=(Span(3), Span(0, Rope(1e5)), Span(3), Span())))
 OPT = Decoder(DecoderConfig(23, 16, 2, 2, 8, 24, spans=(Span(0, None),) * 2, tied=True, positions=32))
 ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=2, decoder_layers=3))
@@ -134,7 +134,7 @@ def test_many_queries_go_in_chunks(name, monkeypatch):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _logits(backend, network, params, prompt, tokens, positions):
-  network = backends.bind(network, backend)
+  network = network.on(backend)
   cache = network.prefill(params, prompt, 40)
   first, cache = network.extend(params, cache, tokens[:, :3], positions[:, :3])
   return first, network.extend(params, cache, tokens[:, 3:], positions[:, 3:])[0]
@@ -288,7 +288,7 @@ def test_heads_that_a_mesh_shards_are_replicated_where_a_cache_has_them_in_one_g
 
 
 def test_a_network_is_plain_until_it_is_bound_to_a_backend():
-  assert OPT.backend == backends.Backend() and backends.bind(OPT, BACKENDS['tpu']).backend == BACKENDS['tpu']
+  assert OPT.backend == backends.Backend() and OPT.on(BACKENDS['tpu']).backend == BACKENDS['tpu']
   assert backends.backend_for({'x': jnp.ones(2)}) == backends.CPU()
   with backends.use(BACKENDS['tpu']):
     assert backends.backend_for({'x': jnp.ones(2)}) == BACKENDS['tpu']
@@ -329,7 +329,7 @@ def test_a_backend_in_use_or_of_a_platform_is_the_one_that_decodes(monkeypatch):
   assert not asked
   with backends.use(Noting('used')):
     assert one() == plain and set(asked) == {'used'}
-  monkeypatch.setitem(registry._OF_PLATFORM, 'cpu', None)
+  monkeypatch.setitem(registry.OF_PLATFORM, 'cpu', None)
   backends.register('cpu', Noting('registered'))
   assert one() == plain and set(asked) == {'used', 'registered'}
 

@@ -22,7 +22,7 @@ from speccascade.checkpoints import hf, safetensors_files
 from speccascade.models.decoder import Span
 from speccascade.models.layers import stack_layers
 from speccascade.models.rope import Rope
-from speccascade.types import Model
+from speccascade.types import Model, Network
 
 LLAMA = tiny.LLAMA | {'num_hidden_layers': 2, 'num_key_value_heads': 1, 'tie_word_embeddings': False}
 GPT2 = {'model_type': 'gpt2', 'vocab_size': 11, 'n_embd': 8, 'n_head': 2, 'n_layer': 2, 'n_positions': 16}
@@ -420,7 +420,7 @@ def test_networks_are_hashable_and_equal_by_value():
 
 
 @dataclasses.dataclass(frozen=True)
-class Bigram:
+class Bigram(Network):
   """A network of nobody's family: no config, no dtype, no layers."""
 
   vocab_size: int

@@ -63,7 +63,7 @@ KINDS = (
   'ensemble_sd',
   'oracle diff',
 )
-BACKENDS = {'plain': backends.Backend(), 'cpu': backends.CPU(), 'gpu': backends.GPU(), 'tpu': backends.TPU()}
+BACKENDS = {'plain': backends.Backend(), **backends.by_name()}
 ENDINGS = [(n, t, 'plain') for n in METHODS for t in ('T=0', 'T=1')]
 ENDINGS += [(n, t, b) for n in KINDS for t in ('T=0', 'T=1') for b in BACKENDS if b != 'plain']
 MORE_ENDINGS = [(n, t, b) for n, t, b in ENDINGS if t == 'T=1' and (b == 'plain' or n == 'speculative opt')]

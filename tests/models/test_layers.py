@@ -97,9 +97,9 @@ def test_scan_is_the_same_function_of_the_same_tree(network):
 @pytest.mark.parametrize('backend', [backends.CPU(), backends.TPU(), backends.Backend()])
 def test_rows_are_the_first_axis_of_every_cache_leaf(network, scan, backend):
   network = dataclasses.replace(network, scan=scan)
-  network = backends.bind(network, backend)
+  network = network.on(backend)
   cache = jax.eval_shape(lambda p: network.prefill(p, _prompt(), 20), network.param_shapes())
-  heads = getattr(network.config, 'kv_heads', network.config.heads) if backend == backends.CPU() else 1
+  heads = network.head_counts[1] if backend == backends.CPU() else 1
   assert {leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim > 1} == {3 * heads}
 
 

@@ -1,7 +1,5 @@
 """From a Hugging Face `config.json` to a network."""
 
-import dataclasses
-
 from speccascade.checkpoints.hf.checks import check, LARGEST, refuse_quantised, shown
 from speccascade.checkpoints.hf.family import FAMILIES, Family, OWN, Settings
 from speccascade.host.errors import first_line
@@ -48,7 +46,9 @@ def _made(c: Settings, **given) -> Network:
   try:
     network = family.network(c, **given)
     if family.model_type not in OWN:
-      network.param_shapes(), dataclasses.fields(network), hash(network)
+      if not isinstance(network, Network) or network.param_shapes() is None:
+        raise TypeError(f'{type(network).__name__} is no speccascade.types.Network with param_shapes()')
+      hash(network)
   except ValueError:
     raise
   except Exception as error:  # whatever a function raises

@@ -39,27 +39,31 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   _refuse_heads(folder, [kind for kind in _HEADS if kind.lower() in words and not of_user])
   with errors_of(folder / 'config.json'):
     family = settings(config).family
-    network = network_from_config(config, eos_ids=(generation_config(folder) or {}).get('eos_token_id'))
+    eos_ids = (generation_config(folder) or {}).get('eos_token_id')
+    network = network_from_config(config, eos_ids=eos_ids)
   stored = _tensors(folder, family)
   _refuse_heads(folder, ['EAGLE'] if 'fc.weight' in stored and not of_user else [])
   entries = names.entries(family, network)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
   embedding = next(embeddings, entries[0].source)
-  by_config = getattr(getattr(network, 'config', None), 'tied', False)
-  tied = _is_tied(by_config, isinstance(network, T5), stored, embedding)
-  if tied != by_config:
-    network = dataclasses.replace(network, config=dataclasses.replace(network.config, tied=tied))
-    entries = names.entries(family, network)
+  tied = _is_tied(network.tied, isinstance(network, T5), stored, embedding)
+  entries = names.entries(family, _with_head(network, tied))
   expected = {entry.source for entry in entries}
   optional = {HEAD} if HEAD not in expected else set()
   stored = {name: x for name, x in stored.items() if name in expected or not (names.ignored(name) or name in optional)}
   where = ', '.join(sorted({str(tensor.file) for tensor in stored.values()})) or folder
   assemble.check(entries, stored, network, where)
-  changes = {'dtype': dtype or stored[embedding].dtype.name, 'scan': scan}
-  known = {field.name for field in dataclasses.fields(network)}  # a registered network may have neither
-  network = dataclasses.replace(network, **{name: x for name, x in changes.items() if name in known})
+  network = network_from_config(config, eos_ids=eos_ids, dtype=dtype or stored[embedding].dtype.name, scan=scan)
+  network = _with_head(network, tied)
   entries = names.entries(family, network)
   return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
+
+
+def _with_head(network: Network, tied: bool) -> Network:
+  """Return a network whose head is the embedding, or is not."""
+  if network.tied == tied:
+    return network
+  return dataclasses.replace(network, config=dataclasses.replace(network.config, tied=tied))
 
 
 def _refuse_heads(folder: Path, kinds: list[str]) -> None:
