@@ -8,9 +8,7 @@ Numbers of another name than alpha must be bound: `mine = functools.partial(geom
 
 import argparse
 from collections.abc import Sequence
-import importlib
 import inspect
-import os
 import sys
 from typing import Any
 
@@ -38,28 +36,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _value(what: str) -> Any:
-  """Return the value of MODULE:NAME."""
-  module, _, name = what.partition(':')
-  if not module or not name:
-    raise ValueError(f'{what!r} names nothing; write MODULE:NAME, as in my_rules:mine.')
-  if os.getcwd() not in sys.path:
-    sys.path.insert(0, os.getcwd())
-  try:
-    imported = importlib.import_module(module)
-  except ImportError as error:
-    raise ValueError(
-      f'{module} cannot be imported ({error}); its folder must be {os.getcwd()} or on sys.path.'
-    ) from error
-  except Exception as error:  # the module runs, and may raise anything
-    raise ValueError(
-      f'{module} cannot be imported: {type(error).__name__}: {error}; run it by itself to see where.'
-    ) from error
-  if not hasattr(imported, name):
-    raise ValueError(f'{module} ({imported.__file__}) has no {name}.')
-  value = getattr(imported, name)
-  if inspect.isfunction(value):
-    rules.declaration(value)  # raises for what is neither a rule nor a combiner
-  return value
+  """Return the value of MODULE:NAME, or the rule of another name."""
+  module, colon, name = what.partition(':')
+  if colon and module.isidentifier() | ('.' in module) and name.isidentifier():
+    value = rules.imported(module, name)  # a rule, a combiner or a method
+    if inspect.isfunction(value):
+      rules.declaration(value)  # raises for what is neither a rule nor a combiner
+    return value
+  return rules.find(what)
 
 
 if __name__ == '__main__':

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-import functools
 import inspect
 from typing import Any
 
@@ -29,24 +28,13 @@ SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollba
 
 
 def rule(text: str) -> Rule | Combiner:
-  """Return the rule or combiner of NAME, NAME:NUMBER or NAME:NUMBER,NUMBER, as in opt:0.1 or weighted:.5,.5."""
-  name, _, values = text.partition(':')
-  known = {r.__name__: (r, 'alpha') for r in rules.RULES}
-  known |= {'weighted': (rules.weighted, 'weights'), 'contrastive': (rules.contrastive, 'mu')}
-  known |= {'realign': (rules.realign, 'lam')}
-  if name not in known:
-    raise argparse.ArgumentTypeError(f'no rule is called {name}; there are {", ".join(known)}')
-  function, keyword = known[name]
+  """Return the rule or combiner of a text, as of `rules.find`: opt:0.1, opt(alpha=0.1), my_rules:mine(alpha=0.3)."""
   try:
-    if values:
-      numbers = tuple(float(x) for x in values.split(','))
-      if len(numbers) > 1 and keyword != 'weights':
-        raise ValueError(f'{name} takes one number, {keyword}')
-      function = functools.partial(function, **{keyword: numbers if keyword == 'weights' else numbers[0]})
-    rules.bind_combiner(function)
-  except (ValueError, TypeError) as error:
+    found = rules.find(text)
+    rules.bind_combiner(found)
+  except (ValueError, TypeError, SyntaxError) as error:
     raise argparse.ArgumentTypeError(f'{text}: {error}') from None
-  return function
+  return found
 
 
 def mesh(text: str) -> dict[str, int]:
@@ -116,7 +104,7 @@ def settings(args: argparse.Namespace, but: Sequence[str]) -> dict[str, Any]:
   """Return the options other than `but` as JSON, a rule by its name and numbers, a plan by its content."""
   given = {name: value for name, value in vars(args).items() if name not in but}
   if args.rule:
-    given['rule'] = [rules.name_of(args.rule), getattr(args.rule, 'keywords', {})]
+    given['rule'] = [rules.spelled(args.rule), storage.digest((rules.source(args.rule) or '').encode())]
   if args.plan:
     given['plan'] = storage.digest(storage.local(args.plan).read_bytes())
   return given
@@ -163,7 +151,7 @@ def add_method(parser: argparse._ActionsContainer):
   """Let a command take a method of `speccascade.methods` with its settings, which `method` makes of them."""
   text = f'{", ".join(METHODS)} (speculative, or planned with --plan)'
   parser.add_argument('--method', choices=METHODS, help=text, metavar='NAME')
-  parser.add_argument('--rule', type=rule, help='a rule or combiner of speccascade.rules: opt:0.1, weighted:.5,.5')
+  parser.add_argument('--rule', type=rule, help='a rule or combiner: opt:0.1, weighted:.5,.5, my_rules:mine(alpha=0.3)')
   parser.add_argument('--block', type=commands.count, help='γ, the block size (5)')
   parser.add_argument('--blocks', type=commands.counts, help='of cos: γ of each model, as in 5,1')
   parser.add_argument('--model', type=int, help='of autoregressive: the number of the model, from 0')

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -296,10 +297,10 @@ def decode_options(point: Point) -> str | None:
   given = {}
   if curve.rule is not None:
     of_rule = {**curve.rule_settings, **(varied if curve.of_rule else {})}
-    given['rule'] = ':'.join([rules.name_of(curve.rule), *map(_number, of_rule.values())])
+    given['rule'] = rules.spelled(functools.partial(curve.rule, **of_rule))
     try:
       options.rule(given['rule'])
-    except argparse.ArgumentTypeError:  # one of the user's, or of several numbers
+    except argparse.ArgumentTypeError:  # one that was typed in, or bound to arrays
       return None
   given |= {key: _number(value) for key, value in settings.items()}
   return ' '.join([f'--method={name}', *(f'--{key}={value}' for key, value in given.items())])

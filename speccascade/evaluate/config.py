@@ -62,8 +62,7 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'speccascade.run', _run
   yield 'speccascade.path', _path
   yield 'speccascade.mesh', _mesh
-  combiners = (rules.weighted, rules.contrastive, rules.realign)
-  yield from ((f'rules.{rule.__name__}', rule) for rule in (*rules.RULES, *combiners))
+  yield from ((f'rules.{name}', rule) for name, rule in rules.known().items())
   yield 'rules.by_slot', _by_slot
   for thing in (files.parallel_text, files.jsonl, files.conversations, tasks.seqio_task, tasks.t5x_task):
     yield f'data.{thing.__name__}', thing

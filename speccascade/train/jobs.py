@@ -133,11 +133,8 @@ def t5(size: str, *, scan: bool = False) -> T5:
 
 
 def rule(name: str, **numbers: float) -> Rule:
-  """Return the rule of that name with its numbers, as alpha, to distil for."""
-  known = {rules.name_of(x): x for x in rules.RULES}
-  if name not in known:
-    raise ValueError(f'rule={name!r}: choose from {", ".join(known)}')
-  return functools.partial(known[name], **numbers)
+  """Return the rule of a name as of `rules.find`, with its numbers, as alpha, to distil for."""
+  return functools.partial(rules.find(name), **numbers)
 
 
 def read(

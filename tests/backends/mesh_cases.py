@@ -86,7 +86,8 @@ METHODS = {  # the method, and which of the models it runs
   'ngram': (methods.speculative(block=3, policy=stopping.Fallback(np.float32(0.5))), 'nl'),
   **{
     rule.__name__: (methods.speculative(functools.partial(rule, alpha=ALPHA[rule.__name__]), 4), 'sl')
-    for rule in rules.RULES
+    for rule in rules.known().values()
+    if rules.declaration(rule).is_rule
     if rule.__name__ in ALPHA
   },
   'learned': (

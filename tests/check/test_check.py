@@ -229,13 +229,13 @@ def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
   wrong = command(tmp_path, 'mine:half')
   assert wrong.returncode == 1 and 'half: something is wrong' in wrong.stdout and 'sums to 0.5' in wrong.stdout
   untraced = command(tmp_path, 'mine:branches')
-  assert untraced.returncode == 1 and 'at mine.py:12 (return p.probs if alpha' in untraced.stdout
+  assert untraced.returncode == 1 and 'at mine.py:13 (return p.probs if alpha' in untraced.stdout
 
 
 @pytest.mark.parametrize(
   'name, parts',
   [
-    ('mine', ["'mine'", 'MODULE:NAME']),
+    ('mine', ['mine', 'MODULE:NAME']),
     ('nowhere:rule', ['nowhere', 'import']),
     ('mine:rule', ['mine.py', 'rule']),
     ('pasted:method', ['pasted', 'NameError', 'methods']),

@@ -384,9 +384,11 @@ def test_decode_takes_the_options_of_a_setting(curve):
   assert given == wanted
 
 
-def test_a_rule_of_ones_own_has_no_options_of_decode():
+def test_a_rule_of_ones_own_has_its_name_and_a_method_of_ones_own_no_options_of_decode():
   curve = Curve('mine', methods.speculative, functools.partial(toys.mean), 'weight', (0.5,))
-  assert calibration_report.decode_options(curve.points()[0]) is None
+  assert calibration_report.decode_options(curve.points()[0]) == f'--method=speculative --rule={toys.__name__}:mean:0.5'
+  mine = Curve('mine', lambda rule: methods.speculative(rule), toys.mean, 'weight', (0.5,))
+  assert calibration_report.decode_options(mine.points()[0]) is None
 
 
 CONFIG = GOOD.replace('[0.0, 0.5]', '[0.0, 0.5, 1.0]') + 'toys.task.count = 60\nExperiment.temperatures = [0.0]\n'
