@@ -5,7 +5,6 @@ import json
 import pathlib
 import pickle
 import shutil
-import types
 
 import jax
 from matching import having
@@ -17,7 +16,7 @@ from speccascade import checkpoints, decode, embedded, methods, Request, Sampler
 from speccascade.data import templates, tokenizer_formats, tokenizers
 from speccascade.engine import requests
 from speccascade.models.t5 import T5, T5Config
-from speccascade.types import Model
+from speccascade.types import Model, Network
 
 FAMILIES = {'t5_multi30k': 'spiece.model', 'llama_gsm8k': 'tokenizer.model'}
 TEXTS = [
@@ -513,7 +512,9 @@ def test_a_broken_or_missing_file_is_named(tmp_path, name):
 
 
 def _model(tokenizer, vocab_size, name):
-  return Model({}, types.SimpleNamespace(vocab_size=vocab_size), tokenizer, name)
+  network = Network()
+  network.vocab_size = vocab_size
+  return Model({}, network, tokenizer, name)
 
 
 def test_equal_vocabularies_pass_whatever_their_format_and_padding(shared):
