@@ -760,7 +760,7 @@ COMMANDS = {
       ([*'ab', '--prompts={tmp}/file', *more], part)
       for more, part in [
         (['--rule=opt:abc'], ('--rule', 'opt:abc')),
-        (['--rule=op:1'], ('--rule', 'op;', 'speculative')),
+        (['--rule=op:1'], ('--rule', "'op'", 'speculative')),
         (['--rule=chow:2'], ('chow:2', '0 <= alpha <= 1')),
         (['--rule=opt'], ('opt', 'alpha')),
         (['--blocks=a-b'], ('--blocks', "'a-b'")),
@@ -821,7 +821,7 @@ COMMANDS = {
         (['--plan=no.json'], ('no.json', 'python -m speccascade.')),
         (['--goodput=accepted'], ('speculative', '--goodput', '--block')),
         (['--method=sv', '--goodput=all'], ('--goodput', "'all'")),
-        (['--rule=op:1'], ('--rule', 'op;')),
+        (['--rule=op:1'], ('--rule', "'op'")),
         (['--rule=weighted:1'], ('weighted', 'combiner')),
         (['--rule=opt:1,2'], ('opt:1,2', 'alpha')),
         (['--temperature=-1'], '--temperature=-1.0'),

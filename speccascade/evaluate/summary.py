@@ -270,7 +270,8 @@ def _latency(mine: Times | None, reference: Times | None) -> dict | None:
   pairs = np.array([(*reference[g][:2], *mine[g][:2]) for g in both])  # [G, 4]: seconds and tokens of both
   record['groups'] = len(pairs)
   for name, powers in (('ratio', (1, 0, -1, 0)), ('tokens_per_s_ratio', (1, -1, -1, 1))):
-    record[name] = float(np.prod(pairs.sum(0) ** powers))
+    over, under = (pairs.sum(0)[np.array(powers) == sign].prod() for sign in (1, -1))
+    record[name] = float(over / under)
     record[f'{name}_ci'] = intervals.of_ratio(pairs, powers)
   rates = [_steady_rate([some[g] for g in both]) for some in (mine, reference)]
   record['steady_ratio'] = None if None in rates else rates[0] / rates[1]

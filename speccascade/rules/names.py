@@ -51,7 +51,7 @@ def find(text: str) -> Rule | Combiner:
   elif name in known():
     function = known()[name]
   else:
-    raise ValueError(f'no rule is called {name}; there are {", ".join(known())}, and MODULE:NAME of yours')
+    raise ValueError(f'no rule is called {name!r}; there are {", ".join(known())}, and MODULE:NAME of yours')
   declaration(function)  # raises for what is neither a rule nor a combiner
   numbers = _numbers(function, given, short)
   return functools.partial(function, **numbers) if numbers else function

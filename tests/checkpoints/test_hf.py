@@ -332,8 +332,7 @@ def test_weights_of_torch_are_those_of_their_safetensors_twin(llama, mapped):
 
 
 def test_shards_of_torch_are_found_through_their_index_in_the_dtype_that_is_stored(llama):
-  import torch
-
+  torch = pytest.importorskip('torch')
   folder, params, tensors = llama
   state = {name: x.bfloat16() for name, x in _as_torch(folder, tensors).items()}
   (folder / 'pytorch_model.bin').unlink()
@@ -345,8 +344,7 @@ def test_shards_of_torch_are_found_through_their_index_in_the_dtype_that_is_stor
 
 
 def test_a_file_of_torch_that_is_damaged_or_more_than_tensors_is_named(llama, monkeypatch):
-  import torch
-
+  torch = pytest.importorskip('torch')
   folder, _, tensors = llama
   state = _as_torch(folder, tensors)
   file = folder / 'pytorch_model.bin'

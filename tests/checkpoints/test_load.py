@@ -203,6 +203,7 @@ def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
   assert asked == [('org/name', None, True, False), ('org/name', 'v2', True, False)]
 
   listed.remove('model.safetensors')
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: True)  # torch is there
   checkpoints.read('org/name')
   assert asked[2:] == [('org/name', None, True, True)]
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)

@@ -413,7 +413,7 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   'more, part',
   [
     ([], 'no such file'),
-    (['--rule', 'op:1'], 'no rule is called op'),
+    (['--rule', 'op:1'], "no rule is called 'op'"),
     (['--rule', 'opt:x'], "'x'"),
     (['--against', 'three.json'], '--against=three.json'),
   ],

@@ -518,7 +518,7 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: Distillation('l2'), ("distance='l2'", 'forward_kl')),
     (lambda: Distillation(companion=-1), ('companion=-1',)),
     (lambda: Distillation(rule=rules.opt), ('opt', 'alpha')),
-    (lambda: jobs.rule('optt', alpha=0.1), ("rule='optt'", 'opt')),
+    (lambda: jobs.rule('optt', alpha=0.1), ("'optt'", 'opt')),
     (lambda: run(distillation=Distillation(companion=1.0), teacher=taught), ('companion',)),
     (lambda: run(distillation=Distillation(), teacher=taught, companion=taught), ('companion',)),
     (lambda: Optimizer(schedule='step'), ("schedule='step'", 'constant')),
