@@ -104,7 +104,9 @@ def settings(args: argparse.Namespace, but: Sequence[str]) -> dict[str, Any]:
   """Return the options other than `but` as JSON, a rule by its name and numbers, a plan by its content."""
   given = {name: value for name, value in vars(args).items() if name not in but}
   if args.rule:
-    given['rule'] = [rules.spelled(args.rule), storage.digest((rules.source(args.rule) or '').encode())]
+    given['rule'] = rules.spelled(args.rule)
+    if source := rules.source(args.rule):
+      given['source of the rule'] = storage.digest(source.encode())
   if args.plan:
     given['plan'] = storage.digest(storage.local(args.plan).read_bytes())
   return given
