@@ -21,7 +21,6 @@ from speccascade import methods, rules, Sampler, sampling
 ROWS, V = 40, 7
 RULES = [x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration') and x.declaration.is_rule]
 PACKAGE = [x for x in rules.known().values() if x.declaration.is_rule]
-TOKENS = rules.token_v1, rules.token_v2, rules.token_v3
 
 
 def pairs(seed, shape=(ROWS, V), scale=1.5):

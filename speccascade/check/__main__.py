@@ -38,7 +38,7 @@ def _run(args: argparse.Namespace) -> int:
 def _value(what: str) -> Any:
   """Return the value of MODULE:NAME, or the rule of another name."""
   module, colon, name = what.partition(':')
-  if colon and module.isidentifier() | ('.' in module) and name.isidentifier():
+  if colon and module.replace('.', '_').isidentifier() and name.isidentifier():
     value = rules.imported(module, name)  # a rule, a combiner or a method
     if inspect.isfunction(value):
       rules.declaration(value)  # raises for what is neither a rule nor a combiner

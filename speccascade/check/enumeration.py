@@ -324,15 +324,12 @@ def _as_defined(settings: Sequence[tuple[str, Callable]]) -> Finding:
   """Return whether a rule gives what its definition gives in numpy, position by position."""
   logits = _logits(2)
   for setting, sampler in SAMPLERS.items():
-    found = sampler(logits)
-    q, p = (
-      [rules.Position(x, *np.asarray([jax.nn.softmax(x), y], np.float64), sampler.greedy) for x, y in zip(*pair)]
-      for pair in zip(np.asarray(logits, np.float64), np.asarray(found, np.float64))
-    )
+    parts = np.asarray([logits, sampling.softmax(logits), sampler(logits)], np.float64)  # [3, M, N, V]
+    q, p = ([rules.Position(*of_one, sampler.greedy) for of_one in parts[:, m].swapaxes(0, 1)] for m in range(2))
     for where, rule in settings:
       pi = np.asarray(_target(rule, logits, sampler))
-      for i, numbers in ((i, n) for i in range(len(pi)) for n in [rule.keywords]):
-        close = (rules.defined(rule, q[i], p[i], **some) for some in _nearby(numbers))
+      for i in range(len(pi)):
+        close = (rules.defined(rule, q[i], p[i], **numbers) for numbers in _nearby(rule.keywords))
         if not any(np.allclose(pi[i], x, atol=1e-4) for x in close):
           return Finding('is what it is defined as', False, f'position {i}{where}, {setting}, differs')
   return Finding('is what it is defined as', True, f'at {logits.shape[1]} positions under {len(SAMPLERS)} samplers')
