@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from speccascade.evaluate import calibration_report, intervals, summary
+from speccascade.evaluate import calibration, intervals, summary
 
 
 def weighted(experiment, point, lines, axis):
@@ -38,8 +38,7 @@ def at(quality, position, value):
 def main():
   """Print a line for each value and each other curve."""
   run, name, axis, *values = sys.argv[1:]
-  experiment, folder = calibration_report.read(Path(run))
-  lines = calibration_report.lines(folder)
+  experiment, lines, _ = calibration.read(Path(run))
   curves = {}
   for point in experiment.points:
     if point.value is not None:

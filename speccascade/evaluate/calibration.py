@@ -1,28 +1,42 @@
-"""The fastest settings of curves whose loss of quality against the reference is certified on calibration prompts.
+"""The fastest setting of a run's curves whose loss of quality against the reference is certified on its prompts.
 
 For each setting a test asks whether its expected loss is more than `at_most`. The settings of a curve are tested in the
 order of its values, until the first that may lose more. That order is known before the data, so the chance that any
 setting is certified wrongly is that of one test (fixed-sequence testing, a form of "Learn then Test").
 
-Axis letters: N prompts, K statistics of a metric, R resamples.
+Axis letters: N prompts.
 """
 
 import bisect
 from collections.abc import Mapping, Sequence
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speccascade.evaluate import intervals
+from speccascade.data import metrics
+from speccascade.evaluate import config, protocols, rundir, runner, summary
 from speccascade.evaluate.curves import Point
+from speccascade.evaluate.experiment import Experiment
+from speccascade.evaluate.report import formats
+from speccascade.host import storage
+from speccascade.host.errors import RunError
+from speccascade.types import checked_int
 
 PRIOR = 0.04  # the variance of losses that the first bets expect
 MOST = 0.9  # of its wealth, the share that a bet can lose
 PER_CENT = 100  # of a metric's points in a loss of 1
+COLUMNS = ('label', 'time', 'loss', 'bound', 'certified', 'test_loss')
+GUARANTEE = (
+  'Guarantee, in finite samples: over draws of {prompts} independent prompts, the chance that any certified setting '
+  'has an expected loss above {at_most:g} is at most {error:g}. Each is tested by betting, in the order of its curve. '
+  'Even a setting that changes no text is certified only for a loss of {least:g} or more.'
+)
 
 
-# ---- losses and their tests ----
+# ---- the test ----
 
 
 def betting_p_value(losses: np.ndarray, at_most: float, level: float) -> float:
@@ -57,94 +71,15 @@ def betting_p_value(losses: np.ndarray, at_most: float, level: float) -> float:
   return float(np.exp(-max(0.0, wealth.max(initial=0.0))))
 
 
-@dataclasses.dataclass(frozen=True)
-class MeanLoss:
-  """The loss of a setting by a metric that is a mean of scores; all values are in points of the metric.
-
-  Attributes:
-    losses: [N], the score of the reference less that of the setting, each in −1 … 1.
-  """
-
-  losses: np.ndarray
-  finite = True  # whether its test is valid for every number of prompts
-
-  def __len__(self) -> int:
-    return len(self.losses)
-
-  def take(self, rows: np.ndarray) -> 'MeanLoss':
-    """Return the loss on some of the prompts, in this order."""
-    return MeanLoss(self.losses[rows])
-
-  def value(self) -> float:
-    """Return the mean loss."""
-    return float(PER_CENT * self.losses.mean())
-
-  def resampled(self, seed: int) -> np.ndarray:
-    """Return the mean loss on each resample of the prompts [R]."""
-    return PER_CENT * intervals.draws(seed, len(self.losses)) @ self.losses / len(self.losses)
-
-  def p_value(self, at_most: float, level: float, seed: int) -> float:
-    """Return a p-value of the hypothesis that the expected loss is `at_most` or more."""
-    return betting_p_value(self.losses, at_most / PER_CENT, level)
-
-  def bound(self, level: float, seed: int) -> float:
-    """Return the least hundredth of a point at which the hypothesis is rejected, an upper bound of the loss."""
-    hundredths = range(1 - PER_CENT**2, PER_CENT**2)
-    # p falls as `at_most` grows, for every bet on a loss then gains more
-    rejected = lambda i: self.p_value(i / PER_CENT, level, seed) <= level
-    return (hundredths[0] + bisect.bisect_left(hundredths, True, key=rejected)) / PER_CENT
+def bound(losses: np.ndarray, level: float) -> float:
+  """Return the least hundredth of a point at which the hypothesis is rejected, an upper bound of the expected loss."""
+  hundredths = range(1 - PER_CENT**2, PER_CENT**2)
+  # p falls as `at_most` grows, for every bet on a loss then gains more
+  rejected = lambda i: betting_p_value(losses, i / PER_CENT**2, level) <= level
+  return (hundredths[0] + bisect.bisect_left(hundredths, True, key=rejected)) / PER_CENT
 
 
-@dataclasses.dataclass(frozen=True)
-class CorpusLoss:
-  """The loss of a setting by a metric that has one value for all texts, whose test is a bootstrap.
-
-  Attributes:
-    metric: a function of sums of statistics.
-    reference: [N, K + 1], the statistics of each prompt under the reference; the last is its number of examples.
-    setting: [N, K + 1], the same under the setting.
-  """
-
-  metric: Any
-  reference: np.ndarray
-  setting: np.ndarray
-  finite = False
-
-  def __len__(self) -> int:
-    return len(self.setting)
-
-  def take(self, rows: np.ndarray) -> 'CorpusLoss':
-    """Return the loss on some of the prompts."""
-    return CorpusLoss(self.metric, self.reference[rows], self.setting[rows])
-
-  def value(self) -> float:
-    """Return the loss on all prompts."""
-    return float(self._losses(np.ones((1, len(self.setting))))[0])
-
-  def resampled(self, seed: int) -> np.ndarray:
-    """Return the loss on each resample of the prompts [R]."""
-    return self._losses(intervals.draws(seed, len(self.setting)))
-
-  def p_value(self, at_most: float, level: float, seed: int) -> float:
-    """Return the share of resamples whose loss is `at_most` or more."""
-    resampled = self.resampled(seed)
-    return float((1 + (resampled >= at_most).sum()) / (1 + len(resampled)))
-
-  def bound(self, level: float, seed: int) -> float:
-    """Return the loss that only a share `level` of resamples exceeds."""
-    return float(np.quantile(self.resampled(seed), 1 - level))
-
-  def _losses(self, weights: np.ndarray) -> np.ndarray:
-    """Return the loss where each prompt counts so often [R] for weights [R, N]."""
-    pairs = zip(weights @ self.reference, weights @ self.setting, strict=True)
-    value = lambda row: self.metric.combine(row[:-1], int(round(row[-1])))
-    return np.array([value(reference) - value(setting) for reference, setting in pairs])
-
-
-Loss = MeanLoss | CorpusLoss
-
-
-# ---- the choice ----
+# ---- the losses of a run ----
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,111 +88,165 @@ class Candidate:
 
   Attributes:
     point: the setting.
-    cost: its time or calls of the large model, as a share of the reference's.
-    loss: on all prompts.
+    time: as a share of the reference's.
+    losses: [N], for each prompt the score of the reference less that of the setting, in −1 … 1.
   """
 
   point: Point
-  cost: float
-  loss: Loss
+  time: float
+  losses: np.ndarray
 
 
-def certified(
-  candidates: Sequence[Candidate], at_most: float, level: float, rows: np.ndarray, seed: int
-) -> list[float]:
-  """Return the p-values of a curve's settings in order, up to the first above `level`, its chance of error."""
-  p_values: list[float] = []
-  for candidate in candidates:
-    p_values.append(candidate.loss.take(rows).p_value(at_most, level, seed))
-    if p_values[-1] > level:
-      break
-  return p_values
+def read(run: Path, only: Sequence[str] = ()) -> tuple[Experiment, list[dict], list[dict]]:
+  """Return the experiment of a finished run, the one in `only` of several, its predictions and its points.
+
+  The config of the run is code, which is run, and its data is read again. No model is loaded.
+
+  Raises:
+    RunError: Where there is no such run, it is not finished, or its data changed.
+  """
+  if not rundir.exists(run / rundir.CONFIG):
+    raise RunError(f'{run} is no run directory; give one that python -m speccascade.run wrote.')
+  config.parse([str(storage.local_copy(run / rundir.CONFIG))])
+  studies = runner.studies_of(config.build(placed=False), only)
+  if len(studies) > 1:
+    names = ', '.join(study.experiment.name for study in studies)
+    raise RunError(f'{run} has several experiments; choose one with --only: {names}.')
+  experiment = studies[0].experiment
+  folder = studies[0].folder(run)
+  if f'# {experiment.describe_data()}' not in rundir.read(run / rundir.CONFIG).splitlines():
+    raise RunError(f'the data of {run} changed since it was decoded; restore it, or decode it anew.')
+  if not rundir.exists(folder / 'results.json'):
+    raise RunError(f'{folder} has no results.json, so the run is not finished; repeat its command to go on.')
+  valid = lambda some: all(isinstance(x, dict) and {*protocols.QUALITY_KEYS, 'prediction'} <= x.keys() for x in some)
+  lines = rundir.read_json(folder / 'examples.jsonl', valid)
+  results = rundir.read_json(folder / 'results.json', lambda x: isinstance(x, dict) and bool(x.get('points')))
+  return experiment, lines, results['points']
 
 
-def error_share(curves: Mapping[str, Any], confidence: float) -> float:
-  """Return the chance of error of each curve: an equal share of 1 − `confidence` (Bonferroni)."""
-  return (1 - confidence) / len(curves)
+def one_of(name: str, given: float | None, known: Sequence[float]) -> float:
+  """Return a number that the run has, by default its only one."""
+  if given not in known and (given is not None or len(known) > 1):
+    raise RunError(f'{name}={given}: choose one of the run with --{name}: {", ".join(f"{x:g}" for x in known)}.')
+  return known[0] if given is None else given
 
 
-def fastest(
-  curves: Mapping[str, Sequence[Candidate]], at_most: float, confidence: float, rows: np.ndarray, seed: int = 0
-) -> tuple[Candidate | None, dict[str, list[float]]]:
-  """Return the fastest certified setting of some curves, None without one, and the p-values of each curve.
+def candidates(
+  experiment: Experiment,
+  lines: Sequence[dict],
+  points: Sequence[dict],
+  loss: str,
+  temperature: float,
+  batch: int,
+  curves: Sequence[str] = (),
+) -> dict[str, list[Candidate]]:
+  """Return the settings of each curve; examples of one prompt count as one, by their mean.
+
+  Args:
+    experiment: as `read` returns it, with its lines and points.
+    lines: its predictions.
+    points: its results.
+    loss: the name of a metric that is a mean of scores, the run's or one of `metrics.METRICS`.
+    temperature: one of the run's.
+    batch: the batch size whose times are compared.
+    curves: their names; all that vary a parameter by default.
+
+  Raises:
+    RunError: If the run has something of these not.
+  """
+  metric = _metric(experiment, loss)
+  of_run = {c.name: c for c in experiment.curves if c.name != experiment.reference}
+  curves = curves or [name for name, curve in of_run.items() if curve.parameter is not None]
+  for name in curves or [None]:
+    if name not in of_run:
+      raise RunError(f'curve={name}: choose curves of the run with --curve: {", ".join(of_run) or "there are none"}.')
+
+  def scores(point: Point) -> np.ndarray:
+    some = [x for x in lines if (x['temperature'], x['curve'], str(x['value'])) == (temperature, *point.name)]
+    return _by_prompt(*summary.predicted_texts(experiment.task, some), loss, metric)
+
+  def candidate(point: Point) -> Candidate:
+    reference = experiment.reference_of(point)
+    times = {(p['temperature'], p['batch'], p['curve'], str(p['value'])): p['latency'] for p in points}
+    time = times[temperature, batch, *point.name]
+    if reference is None or not time or not time['ratio']:
+      raise RunError(f'{point.label} has no {"time" if reference else "reference"} in the run; choose with --curve.')
+    return Candidate(point, 1 / time['ratio'], scores(reference) - scores(point))
+
+  return {name: [candidate(point) for point in of_run[name].points()] for name in curves}
+
+
+def _metric(experiment: Experiment, name: str) -> metrics.Mean:
+  """Return a metric whose loss on a prompt is bounded, as the test needs it."""
+  known = {**experiment.task.metrics, **metrics.METRICS}
+  means = {name: metric for name, metric in known.items() if isinstance(metric, metrics.Mean)}
+  if name not in means:
+    corpus = 'it has no value for a single text, so no bound holds in finite samples' if name in known else 'unknown'
+    raise RunError(f'loss={name}: {corpus}; choose from {", ".join(means)}, or make one with metrics.mean.')
+  metrics.check({name: means[name]}, experiment.task.examples)
+  return means[name]
+
+
+def _by_prompt(examples: Sequence[Any], texts: Sequence[str], name: str, metric: metrics.Mean) -> np.ndarray:
+  """Return the mean score of each prompt [N]."""
+  if not examples:
+    raise RunError('the run has no predictions; decode with quality_examples other than 0.')
+  scores = metric.statistics(examples, texts)[:, 0]
+  if odd := [score for score in scores if not 0 <= score <= 1]:
+    raise RunError(f'loss={name}: it scores a text {odd[0]:g}, and only scores in 0 … 1 can be promised.')
+  _, prompt = np.unique([json.dumps(e.prompt, default=str) for e in examples], return_inverse=True)
+  return np.bincount(prompt, scores) / np.bincount(prompt)
+
+
+# ---- the choice ----
+
+
+def report(
+  curves: Mapping[str, Sequence[Candidate]], at_most: float, confidence: float = 0.95, seed: int = 0
+) -> dict[str, Any]:
+  """Return each setting with its bound, and the fastest that is certified, by one half of the prompts, as JSON has it.
 
   The guarantee holds for all certified settings at once, so one may be chosen by anything, times on the same prompts
-  included.
+  included. Curves divide the chance of error equally (Bonferroni).
 
   Args:
     curves: the settings of each curve, in the order of its values.
     at_most: the loss that is promised, in points of the metric.
     confidence: the chance that the guarantee holds, over draws of the calibration prompts.
-    rows: the calibration prompts, in random order.
-    seed: of a bootstrap's resamples.
+    seed: by which prompts are divided and ordered; the other half tests the choice.
+
+  Raises:
+    RunError: If a number is out of range, or there are too few prompts; ValueError of a seed.
   """
-  share = error_share(curves, confidence)
-  tested = {name: certified(some, at_most, share, rows, seed) for name, some in curves.items()}
-  passed = [c for name, some in curves.items() for c, p in zip(some, tested[name], strict=False) if p <= share]
-  return min(passed, key=lambda c: c.cost, default=None), tested
+  for name, value, low, high in (('at_most', at_most, -PER_CENT, PER_CENT), ('confidence', confidence, 0, 1)):
+    if not low < value < high:
+      raise RunError(f'{name}={value:g} is not between {low} and {high}.')
+  prompts = len(next(iter(curves.values()))[0].losses)
+  if prompts < 2:
+    raise RunError('one prompt cannot calibrate and test; decode more of them.')
+  test, rows = np.split(np.random.default_rng(checked_int('seed', seed, 0)).permutation(prompts), [prompts // 2])
+  level = (1 - confidence) / len(curves)
+  settings = []
+  for some in curves.values():
+    certified = True
+    for x in some:
+      most = bound(x.losses[rows], level)
+      certified = certified and most <= at_most
+      loss, test_loss = (PER_CENT * float(x.losses[part].mean()) for part in (rows, test))
+      found = dict(time=x.time, loss=loss, bound=most, certified=certified, test_loss=test_loss)
+      settings.append(dict(label=x.point.label, **x.point.about, **found))
+  chosen = min((x for x in settings if x['certified']), key=lambda x: x['time'], default=None)
+  about = dict(at_most=at_most, confidence=confidence, level=level, least=bound(np.zeros(len(rows)), level))
+  return about | dict(seed=seed, prompts=len(rows), test_prompts=len(test), chosen=chosen, settings=settings)
 
 
-def prompts(curves: Mapping[str, Sequence[Candidate]]) -> int:
-  """Return how many prompts there are."""
-  return len(next(iter(curves.values()))[0].loss)
-
-
-def split(seed: int, n: int, test_share: float) -> tuple[np.ndarray, np.ndarray]:
-  """Return the rows of calibration and of test prompts, in random order."""
-  rows = np.random.default_rng(seed).permutation(n)
-  tested = int(round(n * test_share))
-  return rows[tested:], rows[:tested]
-
-
-def resampled(
-  curves: Mapping[str, Sequence[Candidate]], at_most: float, confidence: float, test_share: float, times: int
-) -> dict[str, Any]:
-  """Return how often `fastest` keeps its promise where prompts are divided anew, by the seeds 1, 2, … `times`.
-
-  Returns:
-    `times`; `kept`, in how many the loss on the test prompts is `at_most` or less, or no setting was certified;
-    `kept_if_drawn`, what the function of that name counts; `none`, in how many none was certified; `chosen`, how often
-    each setting was; `cost`, the mean of the chosen ones' (1 for none); `kept_by_mean`, in how many the fastest setting
-    whose mean loss on the calibration prompts is `at_most` or less, chosen without a test, loses no more on the test
-    prompts.
-  """
-  n = prompts(curves)
-  settings = [candidate for some in curves.values() for candidate in some]
-  keeps = lambda best, test: best is None or best.loss.take(test).value() <= at_most
-  kept = 0
-  by_mean = 0
-  costs = []
-  chosen: dict[str, int] = {}
-  for seed in range(1, times + 1):
-    calibration, test = split(seed, n, test_share)
-    best, _ = fastest(curves, at_most, confidence, calibration, seed)
-    kept += keeps(best, test)
-    seems = [c for c in settings if c.loss.take(calibration).value() <= at_most]
-    by_mean += keeps(min(seems, key=lambda c: c.cost, default=None), test)
-    costs.append(1.0 if best is None else best.cost)
-    label = '' if best is None else best.point.label
-    chosen[label] = chosen.get(label, 0) + 1
-  none = chosen.pop('', 0)
-  cost = float(np.mean(costs))
-  drawn = kept_if_drawn(curves, at_most, confidence, len(calibration), times)
-  return dict(times=times, kept=kept, kept_if_drawn=drawn, none=none, chosen=chosen, cost=cost, kept_by_mean=by_mean)
-
-
-def kept_if_drawn(
-  curves: Mapping[str, Sequence[Candidate]], at_most: float, confidence: float, count: int, times: int
-) -> int:
-  """Return in how many of `times` draws the promise is kept where the run's prompts are the population.
-
-  Their expected loss is known, so this counts the promise itself; a test half's loss is not the expected one. `count`
-  calibration prompts are drawn with replacement, by the seeds 1, 2, ….
-  """
-  n = prompts(curves)
-  kept = 0
-  for seed in range(1, times + 1):
-    drawn = np.random.default_rng(seed).integers(n, size=count)
-    best, _ = fastest(curves, at_most, confidence, drawn, seed)
-    kept += best is None or best.loss.value() <= at_most
-  return kept
+def as_text(report: Mapping[str, Any]) -> str:
+  """Return a report for people."""
+  best = report['chosen']
+  none = 'None is certified: decode with the reference, or with a method that has its distribution.'
+  first = f'{best["label"]}: {best["time"]:.2f} of the time of the reference.' if best else none
+  guarantee = GUARANTEE.format(error=round(1 - report['confidence'], 10), **report)
+  rows = [[(x | {'certified': 'yes' if x['certified'] else 'no'})[key] for key in COLUMNS] for x in report['settings']]
+  title = f'Losses against the reference; bounds hold with probability {1 - report["level"]:.4g}'
+  table = formats.markdown(dict(title=title, columns=COLUMNS, rows=rows, note=''))
+  return '\n\n'.join([first, guarantee, table])
