@@ -8,27 +8,27 @@ An acceptor may say more of itself by the decorator `acceptor`.
 
 from collections.abc import Callable
 import inspect
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flax import struct
 import jax.numpy as jnp
 
 from speccascade import rules, sampling
 from speccascade.backends.ops import take1
-from speccascade.types import Array, iota, static
+from speccascade.types import Array, iota, static, Window
 
 
 class Trial(NamedTuple):
   """What an acceptor may read; parts that it does not read cost nothing."""
 
-  window: Any  # engine.state.Window, with q̃ of each pending token as probs [B, W, V]
+  window: Window  # with q̃ of each pending token as probs [B, W, V]
   tokens: Array  # [B, W] the pending tokens
   tested: Array  # [B] R, how many of them are tested
   pi: Array  # [B, W+1, V] the targets
   position: Array  # [B, W] the positions of the pending tokens
   start: Array  # [B] the position of the first
-  noise: Any  # the random numbers; noise.accept(a, b, position, start) accepts with probability min(1, a / b)
-  sampler: Any  # the sampler of the batch
+  noise: sampling.Noise  # noise.accept(a, b, position, start) accepts with probability min(1, a / b)
+  sampler: sampling.Sampler  # of the batch
 
 
 class Verdict(NamedTuple):
@@ -86,7 +86,7 @@ def at_tokens(trial: Trial) -> tuple[Array, Array]:
 
 
 @acceptor(reads=(), by_round=False)
-def token_wise(trial: Trial) -> tuple[Verdict, Any]:
+def token_wise(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   r"""Accept each token in turn (Leviathan et al. 2023, Algorithm 1).
 
   .. math:: \Pr(\text{accept } x_i) = \min\Bigl(1, \frac{\pi_i(x_i)}{\tilde q_i(x_i)}\Bigr)
@@ -100,7 +100,7 @@ def token_wise(trial: Trial) -> tuple[Verdict, Any]:
 
 
 @acceptor(reads=(), by_round=False, exact=False)
-def everything(trial: Trial) -> tuple[Verdict, Any]:
+def everything(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   """Accept every token. It suits drafts that a policy ends before a token that must not be accepted."""
   one = jnp.ones(trial.tested.shape, jnp.float32)
   return Verdict(trial.tested, one, 0 * one), trial.noise
@@ -128,7 +128,7 @@ class Threshold:
   def __post_init__(self):
     object.__setattr__(self, 'limit', sampling.traced(self.limit))
 
-  def __call__(self, trial: Trial) -> tuple[Verdict, Any]:
+  def __call__(self, trial: Trial) -> tuple[Verdict, sampling.Noise]:
     width = trial.tokens.shape[1]
     logits = (trial.window.logits[m][:, :width] for m in (self.drafter, self.verifier))
     ok = rules.discrepancy(*(rules.Prediction(x, trial.sampler) for x in logits)) <= self.limit
@@ -137,7 +137,7 @@ class Threshold:
 
 
 @acceptor(reads=(), by_round=True)
-def block(trial: Trial) -> tuple[Verdict, Any]:
+def block(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   r"""Accept the block jointly (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", Algorithm 2).
 
   .. math::

@@ -5,7 +5,7 @@ is named there by its slot: slot s runs model `method.slots[s]`, which for most 
 those that were drafted and not yet tested.
 
 * `score(s)` feeds the model the pending tokens that it has not read; `first n` limits their number, `goodput` chooses
-  it, and `drop` forgets the others.
+  it. `truncate(s)` forgets those that the model has then not read. `wait(s)` lets the model's call end before the next.
 * `propose(s, n)` drafts up to n tokens from the model's own distribution, and feeds it each but the last.
 * `verify(target of slots)` tests the pending tokens in order, as far as their target is known. It commits the accepted
   ones and one more: from the residual after a rejection; after all, from the target where that is known (the bonus
@@ -25,7 +25,7 @@ import numpy as np
 from speccascade import acceptance, rules, stopping
 from speccascade.engine import plans, verification
 from speccascade.engine.method import ByBatch, Method, SequenceCascade
-from speccascade.engine.phases import Alternate, Propose, Score, Verify
+from speccascade.engine.phases import Alternate, Propose, Score, Truncate, Verify, Wait
 from speccascade.types import checked_int, Combiner, Rule
 
 
@@ -85,7 +85,7 @@ def ensemble(combiner: Combiner | Rule, models: int = 2) -> Method:
 
   Example:
     >>> print(methods.ensemble(functools.partial(rules.weighted, weights=(0.5, 0.5))))
-    score(0) · score(1) · verify(weighted of (0, 1))
+    score(0) · wait(0) · score(1) · verify(weighted of (0, 1))
   """
   return _lockstep(combiner, models, 'ensemble', in_turn=True)
 
@@ -117,7 +117,7 @@ def oracle(rule: Rule) -> Method:
 
   Example:
     >>> print(methods.oracle(functools.partial(rules.diff, alpha=0.1)))
-    score(0) · score(1) · verify(diff of (0, 1))
+    score(0) · wait(0) · score(1) · verify(diff of (0, 1))
   """
   return _lockstep(rules.bind_rule(rule), 2, 'oracle', in_turn=True)
 
@@ -125,8 +125,14 @@ def oracle(rule: Rule) -> Method:
 def _lockstep(combiner, models, kind, *, in_turn: bool) -> Method:
   bound = rules.bind_combiner(combiner)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, after=m - 1 if in_turn and m else None) for m in everyone)
+  scores = _in_turn(everyone) if in_turn else tuple(Score(m) for m in everyone)
   return Method((*scores, Verify(bound, everyone)), everyone, kind=kind)
+
+
+def _in_turn(slots: Sequence[int]) -> tuple[Score | Wait, ...]:
+  """Return calls of models of which each waits for the one before it."""
+  first, *others = slots
+  return Score(first), *(phase for m in others for phase in (Wait(m - 1), Score(m)))
 
 
 def speculative(
@@ -297,14 +303,13 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
 
   Example:
     >>> print(methods.ensemble_sd(functools.partial(rules.weighted, weights=(0.5, 0.5)), block=5))
-    propose(0, 5) · score(1) · score(2) · verify(weighted of (1, 2))
+    propose(0, 5) · score(1) · wait(1) · score(2) · verify(weighted of (1, 2))
   """
   bound = rules.bind_combiner(combiner)
   gamma = checked_int('block', block)
   _check_slots(bound, f'block={gamma}', gamma + 1)
   slots = tuple(range(1, _models(models, bound) + 1))
-  scores = tuple(Score(m, after=m - 1 if m > 1 else None) for m in slots)
-  phases = Propose(0, gamma), *scores, Verify(bound, slots)
+  phases = Propose(0, gamma), *_in_turn(slots), Verify(bound, slots)
   return Method(phases, (0, *range(models)), kind='ensemble_sd')
 
 
@@ -353,7 +358,7 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5, *, goodput: str =
 
   Example:
     >>> print(methods.sv(profile, block=5))
-    propose(0, 5) · score(1, first 4) · score(2, greedy goodput, drop) · verify(own of (2,))
+    propose(0, 5) · score(1, first 4) · score(2, greedy goodput) · truncate(2) · verify(own of (2,))
   """
   return _verifying('sv', plan, block, drop=True, greedy=True, counts=goodput)
 
@@ -394,7 +399,8 @@ def _verifying(kind: str, plan, block: int, *, spare: int = 0, drop: bool = Fals
   phases = (
     Propose(0, gamma + spare),
     Score(1, verification.First(gamma - 1)),
-    Score(2, choice, drop=drop),
+    Score(2, choice),
+    *((Truncate(2),) if drop else ()),
     Verify(rules.bind(rules.own), (2,)),
   )
   return Method(phases, (0, 1, 2), kind=kind, origin=measured.origin)

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import rules, sampling
-from speccascade.types import Array, checked_int, iota, Rule, static
+from speccascade.types import Array, Carry, checked_int, iota, Rule, static
 
 
-def _chance(policy: Any, *names: str):
+def _chance(policy: 'Policy', *names: str):
   """Make numbers float32, so that they are one program; refuse what is no probability, traced ones were checked."""
   for name in names:
     value = sampling.number(getattr(policy, name))
@@ -32,11 +32,11 @@ def _chance(policy: Any, *names: str):
 class Policy:
   """Draft as many tokens as the block allows. The base of every policy."""
 
-  def init(self, rows: int) -> Any:
+  def init(self, rows: int) -> Carry:
     """Return the carry before the first round of so many sequences."""
     return ()
 
-  def length(self, carry: Any, n: int) -> Array | int:
+  def length(self, carry: Carry, n: int) -> Array | int:
     """Return the number of tokens to draft.
 
     Args:
@@ -79,7 +79,7 @@ class Policy:
     """Return whether drafts differ in length."""
     return type(self) is not Policy
 
-  def update(self, carry: Any, tested: Array, accepted: Array, live: Array, most: int) -> Any:
+  def update(self, carry: Carry, tested: Array, accepted: Array, live: Array, most: int) -> Carry:
     """Return the carry after a round.
 
     Args:

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-Cache = Any
-Params = Any
+Cache = Any  # a pytree, rows on axis 0
+Params = Any  # a pytree
+Carry = Any  # a pytree: what a policy keeps from round to round, rows on axis 0
 
 static = functools.partial(struct.field, pytree_node=False)  # a field that the program is compiled for
 
@@ -30,10 +31,16 @@ RESIDUAL = -1
 BONUS = -2
 NOWHERE = -3
 
-# Why a token has no distribution: the model's own logits, or what the request and the processor make of them.
-OWN = 0
-ASKED = 1
-STALLED = 2  # no round commits one
+# Why a row has no next token: for a model, whose logits are not finite, the code of `of_logits`, or one of these.
+NO_FAULT = -1
+STALLED = -2  # no round commits one
+SUM = -3  # the target does not sum to 1
+NEGATIVE = -4  # the target has a negative entry
+
+
+def of_logits(slot: int, asked: Array | int) -> Array | int:
+  """Return the code of a slot whose logits are not finite, by its own or, if `asked`, by what the request made."""
+  return 2 * slot + asked
 
 
 @struct.dataclass
@@ -42,6 +49,22 @@ class Prompt:
 
   tokens: Array  # [B, S]
   length: Array  # [B]
+
+
+@struct.dataclass
+class Window:
+  """The pending tokens: drafted, in `State.tokens`, not yet tested. Slot j belongs to position `length + j`."""
+
+  size: Array  # [B] how many are pending
+  probs: Array | None  # [B, W, V] the distribution that each was drawn from; None where all are greedy, so one-hot
+  source: Array  # [B, W] the model that drew it
+  # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None where no phase reads a model's.
+  logits: tuple[Array | None, ...]
+
+  @property
+  def vocab(self) -> int:
+    """The number of tokens."""
+    return next(x.shape[-1] for x in self.logits if x is not None)
 
 
 class Network:

@@ -36,6 +36,11 @@ def take1(x: Array, index: Array) -> Array:
   return take(x, index[:, None])[:, 0]
 
 
+def with_column(x: Array, m: int, value: Array) -> Array:
+  """Return x [B, M] with its column m set to value [B]."""
+  return jnp.where(lax.iota(jnp.int32, x.shape[1]) == m, value[:, None], x)
+
+
 def pick(x: Array, index: Array) -> Array:
   """Return the entries of x [N, ...] at index [K]: [K, ...]."""
   return jnp.take(x, index, axis=0, mode='clip')

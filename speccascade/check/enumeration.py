@@ -108,7 +108,7 @@ def emitted_distribution(
   noise = Enumerated(jnp.asarray(digits), chances, base=len(prompt), by_round=method.by_round)
   batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (total, 1)), jnp.full(total, len(prompt), jnp.int32))
   state = jax.device_get(decode(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise))
-  if (stalled := state.fault[:, -1] == STALLED).any():
+  if (stalled := state.fault.code == STALLED).any():
     raise ValueError(validate.no_token(method.at(total), int(state.length[stalled][0])))
   weight = _weights(state, len(prompt), count, radix, method.by_round, rounds)
   emitted = state.tokens[:, len(prompt) : len(prompt) + count]

@@ -1,11 +1,12 @@
 """Decode prompts with a method, all at once (`decode`) or row by row as they end (`stream`)."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import functools
 
 from speccascade import sampling
-from speccascade.backends import sharding
 from speccascade.decode import sequence_cascade
-from speccascade.engine import engine, inputs, loop, plans, requests, results, scheduler, validate
+from speccascade.engine import engine, loop, requests, results, scheduler
+from speccascade.engine.job import Job
 from speccascade.engine.method import SequenceCascade, Strategy
 from speccascade.host.errors import known_as
 from speccascade.host.progress import Progress
@@ -71,16 +72,15 @@ def decode(
   Raises:
     ValueError: If an argument is invalid, or all rows end as faults.
   """
-  models = inputs.check_models(method, models)
-  call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids)
-  rows = requests.rows(models, prompts, truncate=truncate, max_prompt_tokens=max_prompt_tokens, **call)
-  settings = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, processor=processor, progress=progress)
+  numbers = dict(max_new_tokens=max_new_tokens, seed=seed, example_ids=example_ids, truncate=truncate)
+  sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens)
+  job = Job.of(method, models, prompts, sampler=sampler, processor=processor, trace=trace, **sizes, **numbers)
   if isinstance(method, SequenceCascade):
     if trace:
       raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
-    ended = sequence_cascade.decode(method, models, rows, lambda *args, **more: _decode(*args, **settings, **more))
+    ended = sequence_cascade.decode(job, functools.partial(_decode, progress=progress))
   else:
-    ended = _decode(method, models, rows, trace=trace, **settings)
+    ended = _decode(job, progress=progress)
   return results.collect(ended, keep_faults=keep_faults)
 
 
@@ -118,52 +118,35 @@ def stream(
   Raises:
     ValueError: If an argument is invalid.
   """
-  models = inputs.check_models(method, models)
   if isinstance(method, SequenceCascade):
     raise ValueError('a sequence cascade knows an answer only when both models are done: use decode.')
-  call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed, example_ids=example_ids)
-  rows = requests.rows(models, prompts, truncate=truncate, max_prompt_tokens=max_prompt_tokens, **call)
+  numbers = dict(max_new_tokens=max_new_tokens, seed=seed, example_ids=example_ids, truncate=truncate)
+  sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens)
+  job = Job.of(method, models, prompts, sampler=sampler, processor=processor, trace=trace, **sizes, **numbers)
   every = None if every is None else checked_int('every', every)
   if not isinstance(skip, Iterable):
     raise ValueError(f'skip={skip!r} is not a list of row numbers, as in [0, 2].')
   skip = frozenset(checked_int('skip', i, 0) for i in skip)
-  if skip and max(skip) >= len(rows):
-    raise ValueError(f'skip has {max(skip)}, and the rows are 0 … {len(rows) - 1}; skip those of an earlier call.')
-  sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens, skip=skip)
-  some = _serve(method, models, rows, trace=trace, processor=processor, every=every, drain=False, **sizes)
+  if skip and max(skip) >= len(job.rows):
+    raise ValueError(f'skip has {max(skip)}, and the rows are 0 … {len(job.rows) - 1}; skip those of an earlier call.')
+  some = _serve(job, every=every, drain=False, skip=skip)
   return (row for rows in some for row in rows)  # a generator, which a caller can close
 
 
-def _decode(
-  method, models, rows, *, skip: frozenset[int] = frozenset(), progress: bool = False, **settings
-) -> list[results.Row]:
+def _decode(job: Job, *, skip: frozenset[int] = frozenset(), progress: bool = False) -> list[results.Row]:
   ended = {}
-  with Progress('decode', len(rows) - len(skip), unit='texts', shown=progress) as bar:
-    for some in _serve(method, models, rows, every=None, drain=True, skip=skip, **settings):
+  with Progress('decode', len(job.rows) - len(skip), unit='texts', shown=progress) as bar:
+    for some in _serve(job, every=None, drain=True, skip=skip):
       ended |= dict(some)
       bar.add(len(some))
   return [ended[i] for i in sorted(ended)]
 
 
 def _serve(
-  method, models, rows, *, batch_size, max_prompt_tokens, trace=False, processor=None, every, drain, skip=frozenset()
+  job: Job, *, every: int | None, drain: bool, skip: frozenset[int]
 ) -> Iterator[list[tuple[int, results.Row]]]:
   """Return lists of (index, row) that ended or, with `every`, are under way, while the device goes on."""
-  needs = requests.features(rows)
-  size = inputs.bucket(len(rows), 1)
-  size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
-  shards = sharding.row_shards([models[m] for m in method.slots])
-  size = sharding.even(size, shards)
-  width = inputs.prompt_width(models, rows, max_prompt_tokens)
-  max_new = max(row.max_new for row in rows)
-  validate.check_targets(method, inputs.vocabulary(models), rows[0].sampler)
-  for row in rows:
-    plans.check_sampler(method.origin, row.sampler)
-  method = method.at(size)
-  made = engine.Engine(
-    method, models, needs=needs, size=size, width=width, max_new=max_new, trace=trace, processor=processor
-  )
-  rounds = min(every or loop.FOREVER, _LOOKS if needs.texts else loop.FOREVER)
-  reader = results.RowReader(method, models, rows, processor)
-  queue = scheduler.Queue(made, rows, skip, shards)
-  return scheduler.serve(queue, reader, unfinished=every is not None, drain=drain, rounds=rounds)
+  made = engine.Engine(job)
+  rounds = min(every or loop.FOREVER, _LOOKS if made.needs.texts else loop.FOREVER)
+  queue = scheduler.Queue(made, job, skip)
+  return scheduler.serve(queue, results.RowReader(job), unfinished=every is not None, drain=drain, rounds=rounds)

@@ -64,8 +64,8 @@ def _run(args: argparse.Namespace) -> int:
   models = options.load_models(args)
   if args.plain_chat and models[-1].tokenizer is not None:
     models[-1] = models[-1].replace(tokenizer=dataclasses.replace(models[-1].tokenizer, plain_chat=True))
-  lines.check_requests(source, method, models, requests, args.max_prompt_tokens, **call)
   sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
+  lines.check_requests(source, method, models, requests, **call, **sizes)
   with lines.opened_output(output, header, requests) as rows:
     lines.decode_to(rows, method, models, requests, **call, **sizes)
     rows.finish(args.overwrite)

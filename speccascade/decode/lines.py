@@ -16,7 +16,8 @@ import numpy as np
 
 from speccascade import __version__
 from speccascade.decode import stream
-from speccascade.engine import inputs, plans, requests
+from speccascade.engine.inputs import PromptError
+from speccascade.engine.job import Job
 from speccascade.engine.requests import Request
 from speccascade.engine.results import Row
 from speccascade.host import storage
@@ -263,17 +264,13 @@ def read_text(path: Path) -> str:
     raise ValueError(f'{path}: not UTF-8 ({e}); convert the file, as with iconv.') from None
 
 
-def check_requests(path: Path, method, models, asked: Sequence[Request], max_prompt_tokens: int | None, **call):
-  """Raise for the first line whose request cannot be decoded; `call` has the arguments of `requests.rows`."""
-  inputs.check_models(method, models)
-  for number, request in enumerate(asked, 1):
-    try:
-      rows = requests.rows(models, request, max_prompt_tokens=max_prompt_tokens, **call)
-      inputs.check_fits(models, rows, max_prompt_tokens)
-      for row in rows:
-        plans.check_sampler(method.origin, row.sampler)
-    except ValueError as e:
-      raise ValueError(f'{path}, line {number}: {str(e).replace("prompt 0", "the prompt", 1)}') from None
+def check_requests(path: Path, method, models, asked: Sequence[Request], **call):
+  """Raise for a line whose request cannot be decoded; `call` has the arguments of `Job.of`."""
+  try:
+    Job.of(method, models, asked or None, **call)
+  except PromptError as e:
+    problem = str(e).replace(f'prompt {e.index}', 'the prompt', 1)
+    raise ValueError(f'{path}, line {e.index + 1}: {problem}') from None
 
 
 def checked_output(source: Path, output: Path, overwrite: bool) -> Path:

@@ -10,7 +10,8 @@ import numpy as np
 
 from speccascade import backends, rules, sampling
 from speccascade.backends import sharding
-from speccascade.engine import inputs, loop, validate
+from speccascade.engine import inputs, loop
+from speccascade.engine.job import Job
 from speccascade.engine.method import Strategy, Target
 from speccascade.host import multihost
 from speccascade.types import Array, checked_int, Model, Prompt
@@ -63,10 +64,9 @@ def score(
     >>> scored.logprobs.shape
     (2,)
   """
-  models = inputs.check_models(method, models)
+  models = Job.of(method, models).models
   numbers, combiner = _target(method, checked_int('batch_size', batch_size))
   vocab = inputs.vocabulary(models)
-  validate.check_targets(method, vocab, sampling.Sampler())
   rows = inputs.encode(models, prompts)
   if not isinstance(outputs, Iterable):
     raise ValueError(f'outputs={outputs!r} is not a list of token lists, as in [[3, 4]].')

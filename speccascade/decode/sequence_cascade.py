@@ -6,8 +6,7 @@ import dataclasses
 import numpy as np
 
 from speccascade import methods
-from speccascade.engine import requests
-from speccascade.engine.method import SequenceCascade
+from speccascade.engine.job import Job
 from speccascade.engine.results import Row
 from speccascade.engine.stats import PER_MODEL
 from speccascade.types import Model
@@ -15,21 +14,23 @@ from speccascade.types import Model
 _OF_THE_ANSWER = ('source', 'emitted')  # statistics that are not added up
 
 
-def decode(method: SequenceCascade, models: Sequence[Model], rows: Sequence[requests.Row], run: Callable) -> list[Row]:
+def decode(job: Job, run: Callable) -> list[Row]:
   """Decode with model 0 and, under the threshold, with model 1; what both cost is added up.
 
   The EOS ids of model 1 end both answers.
   The second answer has a stream of random numbers of its own, for the first one's have chosen it. Its programs are
   those of all rows, so that how many are answered anew compiles nothing.
   """
-  first = run(methods.autoregressive(0), _with_ends_of_the_last(models), rows, trace=True)
+  method = job.method
+  alone = lambda model, **changes: dataclasses.replace(job, method=methods.autoregressive(model), **changes)
+  first = run(alone(0, models=_with_ends_of_the_last(job.models), trace=True))
   sound = [i for i, row in enumerate(first) if row.fault is None]
   anew = [i for i in sound if float(method.score(first[i].logprobs[0])) < method.threshold]
   second = {}
   if anew:
-    rows = [dataclasses.replace(row, stream=1) for row in rows]
+    rows = [dataclasses.replace(row, stream=1) for row in job.rows]
     others = frozenset(range(len(rows))).difference(anew)
-    second = dict(zip(anew, run(methods.autoregressive(1), models, rows, skip=others), strict=True))
+    second = dict(zip(anew, run(alone(1, rows=rows), skip=others), strict=True))
   return [_joined(row, second.get(i)) for i, row in enumerate(first)]
 
 

@@ -3,7 +3,7 @@
 `loop.py` has what runs on the device, `scheduler.py` the queue.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import concurrent.futures
 import functools
 import math
@@ -17,10 +17,11 @@ import numpy as np
 from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
+from speccascade.engine.job import Job
 from speccascade.engine.lowering import lower
 from speccascade.engine.state import cache_slots, State
 from speccascade.host.errors import first_line, out_of_memory
-from speccascade.types import Array, Model, Prompt
+from speccascade.types import Array, Prompt
 
 FIRST = 5e10  # bytes of weights and caches times tokens of a first run
 SECONDS = 1.0  # of a run
@@ -40,48 +41,26 @@ class Running(NamedTuple):
 
 
 class Engine:
-  """A method with its models, for requests of given sizes: `prefill`, `insert`, `run`, `collect`.
+  """The program of a job: `prefill`, `insert`, `run`, `collect`."""
 
-  Args:
-    method: the method, for a batch of this size.
-    models: the models.
-    needs: what the requests need of the program.
-    size: the rows of a batch.
-    width: the tokens of a padded prompt.
-    max_new: the most new tokens of a request.
-    trace: whether log-probabilities are recorded.
-    processor: changes the logits of every model.
-  """
-
-  def __init__(
-    self,
-    method,
-    models: Sequence[Model],
-    *,
-    needs: requests.Features,
-    size: int,
-    width: int,
-    max_new: int,
-    trace: bool = False,
-    processor: Callable | None = None,
-  ):
-    method = lower(method)
-    slots = [models[m] for m in method.slots]
+  def __init__(self, job: Job):
+    method = lower(job.method.at(job.size))
+    slots = [job.models[m] for m in method.slots]
     last = slots[-1].network
-    buffer = loop.positions(last, width, max_new, method.window)
+    buffer = loop.positions(last, job.width, job.max_new, method.window)
     self.method = method
-    self.needs = needs
-    self.size = size
-    self.width = width
-    self.vocab = inputs.vocabulary(models)
-    layout = sharding.layout_for(slots, size, method.window, self.vocab)
+    self.needs = requests.features(job.rows)
+    self.size = job.size
+    self.width = job.width
+    self.vocab = inputs.vocabulary(job.models)
+    layout = sharding.layout_for(slots, job.size, method.window, self.vocab)
     backend, self.params = backends.prepared(slots, layout)
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
     self.weights = given, self.params  # a backend's copies, and what they were made of
     networks = tuple(s.network for s in slots)
-    self.program = loop.Program(networks, cache_slots(slots), buffer, self.vocab, backend, trace, needs.top)
+    self.program = loop.Program(networks, cache_slots(slots), buffer, self.vocab, backend, job.trace, self.needs.top)
     self.fits = set()  # how many prompts may be read at once
-    self.processor = validate.check_processor(processor, self.vocab, buffer)
+    self.processor = validate.check_processor(job.processor, self.vocab, buffer)
     self.rounds_at_once = None  # the rounds that are started together
     self.latest = None  # what was last copied to the host
 

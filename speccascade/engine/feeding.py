@@ -1,8 +1,8 @@
-"""What a phase does to a model and to the window: feed tokens, store logits, draw tokens.
+"""What a phase does to a model and to the window: feed tokens, store logits, draw tokens, commit them.
 
 To feed a model is to write tokens into its cache and to compute the logits after each. Where a phase stores those
 logits is its own choice: the slot of the window is either the same in all rows, or differs by row. A phase of one's own
-is made of these functions, as `Score` and `Propose` are.
+is made of these functions, as those of `engine.phases` are.
 
 Axis letters: B batch, L new tokens, W window of pending tokens, V vocabulary.
 """
@@ -16,11 +16,11 @@ import jax.numpy as jnp
 
 from speccascade import sampling
 from speccascade.backends import ops, sharding
-from speccascade.backends.ops import take
-from speccascade.engine import stats
-from speccascade.engine.state import Context, sampler_for_window, State, Window
+from speccascade.backends.ops import take, with_column
+from speccascade.engine.records import Commit
+from speccascade.engine.state import Context, sampler_for_window, State
 from speccascade.models.packing import Packing
-from speccascade.types import Array, DRAFT, iota
+from speccascade.types import Array, DRAFT, iota, Window
 
 
 def feed(
@@ -35,11 +35,10 @@ def feed(
   position = state.fed[:, m][:, None] + iota(width)
   tokens = take(state.tokens, position)
   c = context.cache_of[m]
-  if total is None:
-    logits, cache = context.extend[m](state.caches[c], tokens, position)
-  else:
-    packing = Packing.of(need, width, total)
-    logits, cache = context.extend[m](state.caches[c], tokens, position, packing)
+  packing = None if total is None else Packing.of(need, width, total)
+  with jax.named_scope(f'feed_{m}'):
+    logits, cache = context.extend[m](state.caches[c], tokens, position, *(() if packing is None else (packing,)))
+  if packing is not None:
     logits = packing.unpack(logits)
   layout = context.backend.layout
   # Embeddings may be padded beyond the vocabulary that the models share.
@@ -47,7 +46,7 @@ def feed(
   logits = _filled(context, m, logits.astype(jnp.float32))
   logits = _process(context, state, logits, position)
   state = state.replace(
-    fed=stats.with_column(state.fed, m, state.fed[:, m] + need),
+    fed=with_column(state.fed, m, state.fed[:, m] + need),
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
   )
   return state, sharding.as_head(layout, logits, m)
@@ -121,6 +120,62 @@ def draw(
   )
   doubtful = context.policy.after(sampling.at_token(sampler.soft(logits, q), token))
   return going & ~(doubtful | is_end(context, state, token) | (end + 1 >= state.limit)), state
+
+
+def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> State:
+  """Append the accepted tokens and the one more; end rows at EOS and at their limit; record what was committed.
+
+  Args:
+    context: What is fixed while decoding.
+    state: The state.
+    c: Which tokens are committed.
+    keep: Whether pending tokens after them stay pending, in rows that got no token more.
+
+  Returns:
+    The state, in which every model has read no token that is dropped, nor the last that is committed.
+  """
+  w = state.window
+  length = state.length
+  width = w.source.shape[1]
+  slot = iota(width + 1)
+  tokens = ops.put(state.tokens, length + c.accepted, c.token, c.more)
+  new = take(tokens, length[:, None] + slot)  # [B, W+1]
+
+  # An EOS inside the block ends the row there; so does its limit.
+  emitted = c.accepted + c.more.astype(jnp.int32)
+  ends = is_end(context, state, new) & (slot < emitted[:, None])
+  emitted = jnp.where(ends.any(1), ends.argmax(1) + 1, emitted)
+  emitted = jnp.minimum(emitted, state.limit - length)
+  after = length + emitted
+
+  # Rolling back is lowering `fed`: a slot beyond it is written again before it is seen.
+  stay = keep & ~c.more
+  valid = jnp.minimum(state.fed, jnp.minimum(length + c.accepted, after - 1)[:, None])
+  valid = jnp.where(stay[:, None], state.fed, valid)
+  if keep:
+    w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + c.accepted[:, None]) if x.ndim > 1 else x, w)
+  left = jnp.where(stay, w.size - c.accepted, 0)
+
+  live = state.active & (c.tested > 0)
+  before = state.replace(window=masked_window(context, state.window))
+  return state.replace(
+    tokens=tokens,
+    length=after,
+    done=state.done | ends.any(1) | (after >= state.limit),
+    fed=jnp.where(state.active[:, None], valid, state.fed),
+    window=w.replace(size=jnp.where(state.active, left, w.size)),
+    policy=context.policy.update(state.policy, jnp.minimum(c.tested, c.accepted + 1), c.accepted, live, width),
+    records={name: record.after(before, c, new, emitted) for name, record in state.records.items()},
+  )
+
+
+def drawn_window(state: State) -> Window:
+  """Return the window with the distribution that each pending token was drawn from; the greedy one is one-hot."""
+  w = state.window
+  if w.probs is not None:
+    return w
+  pending = take(state.tokens, state.length[:, None] + iota(w.source.shape[1]))
+  return w.replace(probs=jax.nn.one_hot(pending, w.vocab, dtype=jnp.float32))
 
 
 def _filled(context: Context, m: int, logits: Array) -> Array:

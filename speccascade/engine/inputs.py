@@ -1,66 +1,15 @@
-"""What a user gave: models, prompts and numbers, checked before anything is computed, and padded to static shapes."""
+"""Prompts and numbers of a call: each checked, encoded and padded to static shapes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+import contextlib
 import numbers
-import os
 from typing import Any
 import warnings
 
-from jax._src import xla_bridge  # which has no public name for whether JAX has started
 import numpy as np
 
 from speccascade.data import chat, tokenizers
-from speccascade.engine import plans, validate
-from speccascade.engine.method import SequenceCascade
-from speccascade.types import check_bits, checked_int, Model, Network, Prompt
-
-_FORKED: list[int] = []  # this process, where it was forked after JAX had started its threads
-
-
-def _note_fork():
-  if xla_bridge.backends_are_initialized():
-    _FORKED.append(os.getpid())
-
-
-if hasattr(os, 'register_at_fork'):
-  os.register_at_fork(after_in_child=_note_fork)
-
-
-def check_models(method, models: Sequence[Model]) -> list[Model]:
-  """Return the models as a list, having checked that the method can decode with them."""
-  check_bits()
-  if _FORKED:
-    raise RuntimeError(
-      f'process {_FORKED[-1]} was forked after JAX had started threads, which it has not, and would wait for ever; '
-      "start processes with multiprocessing.get_context('spawn'), or before JAX is used."
-    )
-  if isinstance(models, Model | str | os.PathLike):
-    raise ValueError(f'models={getattr(models, "name", models)} must be a list of models, as in [small, large].')
-  models = list(models)
-  for model in models:
-    if not isinstance(model, Model):
-      given_as = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
-      raise ValueError(f'models has {given_as}, not a loaded model: give what speccascade.load(PATH) returns.')
-    if not isinstance(model.network, Network):
-      raise ValueError(
-        f'{type(model.network).__name__} is no network: inherit speccascade.types.Network, with vocab_size, prefill, '
-        'extend, and those of eos_ids, start_id and max_positions that are others than the base has.'
-      )
-  validate.check_method(method, len(models))
-  for choice in method.of_batches:
-    answering = choice.slots if isinstance(choice, SequenceCascade) else choice.slots[-1:]
-    for model in (models[m] for m in answering):
-      if model.network.drafts_only:
-        part = 'a model of a sequence cascade, which answers alone' if answering[1:] else 'the verifier'
-        raise ValueError(f'{model.name} only proposes what the text repeats: give it as a drafter, not as {part}.')
-  first, *others = models
-  for other in others:
-    if (first.network.start_id is None) != (other.network.start_id is None):
-      raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
-  plans.check_models(method.origin, models, method.slots)
-  for model in models:
-    validate.check_network(model)
-  return models
+from speccascade.types import checked_int, Model, Prompt
 
 
 def vocabulary(models: Sequence[Model]) -> int:
@@ -88,24 +37,47 @@ def listed(prompts) -> list:
   return some
 
 
+class PromptError(ValueError):
+  """What is wrong with one prompt of a call; `index` is its place in the list."""
+
+  def __init__(self, index: int, message: str):
+    super().__init__(message)
+    self.index = index
+
+
+@contextlib.contextmanager
+def of_prompt(index: int) -> Iterator[None]:
+  """Make what is raised within an error of one prompt."""
+  try:
+    yield
+  except PromptError:
+    raise
+  except ValueError as error:
+    raise PromptError(index, str(error)) from None
+
+
 def encode(models: Sequence[Model], prompts, arguments: Sequence[dict | None] = ()) -> list[np.ndarray]:
   """Return prompts as arrays of token ids, each checked; `arguments` are those of the chat template, by prompt."""
   vocab = vocabulary(models)
   rows = []
   for i, prompt in enumerate(listed(prompts)):
-    more = arguments[i] if arguments else None
-    if more is not None and not (is_chat(prompt) and isinstance(more, dict)):
-      raise ValueError(f'prompt {i}: chat_template_kwargs={more!r} is for chat messages, and must be a dict.')
-    if is_chat(prompt):
-      prompt = _tokenizer(models, i, 'chat messages').chat(prompt, **more or {})
-    if isinstance(prompt, str):
-      chat.check_characters(prompt, f'prompt {i}')
-      prompt = _tokenizer(models, i, 'a text').encode(prompt)
-    row = token_ids(prompt, f'prompt {i}', 'a prompt is a text, a list of token ids or chat messages', vocab)
-    if not row.size:
-      raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
-    rows.append(row)
+    with of_prompt(i):
+      rows.append(_encoded(models, i, prompt, arguments[i] if arguments else None, vocab))
   return rows
+
+
+def _encoded(models: Sequence[Model], i: int, prompt: Any, more: dict | None, vocab: int) -> np.ndarray:
+  if more is not None and not (is_chat(prompt) and isinstance(more, dict)):
+    raise ValueError(f'prompt {i}: chat_template_kwargs={more!r} is for chat messages, and must be a dict.')
+  if is_chat(prompt):
+    prompt = _tokenizer(models, i, 'chat messages').chat(prompt, **more or {})
+  if isinstance(prompt, str):
+    chat.check_characters(prompt, f'prompt {i}')
+    prompt = _tokenizer(models, i, 'a text').encode(prompt)
+  row = token_ids(prompt, f'prompt {i}', 'a prompt is a text, a list of token ids or chat messages', vocab)
+  if not row.size:
+    raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
+  return row
 
 
 def token_ids(values, name: str, wanted: str, vocab: int) -> np.ndarray:
@@ -162,19 +134,22 @@ def check_fits(models, rows, given: int | None):
   """Raise where a prompt is longer than `given`, or a row longer than a model has positions."""
   longest = max(rows, key=lambda row: row.tokens.size)
   if given is not None and longest.tokens.size > checked_int('max_prompt_tokens', given):
-    raise ValueError(
+    raise PromptError(
+      longest.source,
       f'prompt {longest.source} has {longest.tokens.size} tokens, more than max_prompt_tokens={given}; shorten it or '
-      'raise the limit.'
+      'raise the limit.',
     )
   for model in models:
     row, needed = _most_needed(model.network, rows)
-    check_positions(model, needed, f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new}')
+    with of_prompt(row.source):
+      check_positions(model, needed, f'prompt {row.source} ({row.tokens.size} tokens) and max_new_tokens={row.max_new}')
 
   context = _context(models[-1].network)
   if context is not None and longest.tokens.size > context:
-    raise ValueError(
+    raise PromptError(
+      longest.source,
       f'prompt {longest.source} has {longest.tokens.size} tokens, and {models[-1].name} was made for {context} '
-      'positions (by its config.json): shorten it, as with truncate=True.'
+      'positions (by its config.json): shorten it, as with truncate=True.',
     )
 
 

@@ -1,5 +1,15 @@
 """What runs on the device: prefill, insert rows into a batch, run the phases in a loop.
 
+The loop, of which the phases are those of `engine.phases`, here of speculative decoding:
+
+  while rows and rounds are left:
+    active = not done
+    Propose:  repeat: feed the drafter the last token, draw the next from q̃, make it pending
+    Score:    feed the verifier the pending tokens, which gives its logits at each and after them
+    Verify:   π = target(logits); accept each pending token with min(1, π / q̃), up to the first that is not;
+              draw one more, from norm(max(0, π - q̃)) after a rejection, else from π; commit, lower `fed`
+    end rows for which no round commits a token
+
 One jitted `lax.while_loop` around the phases, over static shapes. Rows end by mask; every array of the state has its
 rows on axis 0, so that a request takes its row by one `tree.map`.
 """
@@ -21,7 +31,6 @@ from speccascade.engine.lowering import lower
 from speccascade.engine.method import Method
 from speccascade.engine.phases import run as run_phases
 from speccascade.engine.state import Arrays, cache_slots, Context, first_state, Limits, State
-from speccascade.engine.stats import with_column
 from speccascade.models import translation
 from speccascade.types import Array, Model, Network, Prompt, STALLED
 
@@ -225,7 +234,7 @@ def _end_stalled(method, before: Array, state: State) -> State:
     grew = jnp.broadcast_to(grew.any(), grew.shape)
   idle = jnp.where(grew, 0, state.idle + 1)
   stalled = ~state.done & (idle >= method.turns(grew.shape[0]))
-  fault = with_column(state.fault, -1, jnp.where(stalled, STALLED, state.fault[:, -1]))
+  fault = state.fault.replace(code=jnp.where(stalled, STALLED, state.fault.code))
   return state.replace(idle=idle, fault=fault, done=state.done | stalled)
 
 
@@ -238,8 +247,8 @@ def _lacks(program, method, params) -> tuple[Array | None, ...]:
 
 def wanted(state: State) -> dict[str, Any]:
   """Return the arrays that are copied to the host."""
-  names = ('done', 'tokens', 'length', 'fault', 'fault_target', 'stats', 'logprobs', 'top')
-  return {name: getattr(state, name) for name in names}
+  records = {name: record for name, record in state.records.items() if record.for_host}
+  return {name: getattr(state, name) for name in ('done', 'tokens', 'length', 'fault')} | records
 
 
 def decode_batch(

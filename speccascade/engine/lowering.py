@@ -7,12 +7,17 @@ be pending, how wide each call is, what a drafter has to catch up with, whose lo
 from collections.abc import Callable, Sequence
 import dataclasses
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flax import struct
 
 from speccascade import stopping
 from speccascade.types import static
+
+if TYPE_CHECKING:
+  from speccascade.engine.method import Method
+  from speccascade.engine.records import Record
+  from speccascade.engine.state import Context, State
 
 
 class Phase:
@@ -55,7 +60,11 @@ class Phase:
     """Return it with what follows from the round that it is a part of."""
     return self
 
-  def __call__(self, context: Any, state: Any) -> Any:
+  def records(self, rows: int, positions: int) -> 'dict[str, Record]':
+    """Return what it records beside the rest, as before the first round: arrays [rows, …] or [rows, …, positions]."""
+    return {}
+
+  def __call__(self, context: 'Context', state: 'State') -> 'State':
     raise NotImplementedError(f'{type(self).__name__} has no __call__(context, state).')
 
 
@@ -154,7 +163,7 @@ class Lowered:
     return rows * self.branches if self.branches > 1 else 1
 
 
-def lower(method: Any) -> Lowered:
+def lower(method: 'Method') -> Lowered:
   """Return a method as the loop runs it."""
   parts = flat(method.phases)
   branches = len(rounds(method.phases))

@@ -1,4 +1,4 @@
-"""The phases that every method is made of: `Propose`, `Score`, `Verify`, and `Alternate` among lists of phases.
+"""The phases that every method is made of: `Propose`, `Score`, `Verify`, `Truncate`, `Wait`, and `Alternate`.
 
 A phase maps (context, state) to a state. Its numbers that may change without compiling are pytree leaves; what shapes
 the program is static. A row that is not `active` passes through unchanged, whatever the other rows of its batch do.
@@ -9,7 +9,6 @@ Axis letters: B batch, M models of a method, L new tokens, W window of pending t
 
 from collections.abc import Callable
 import functools
-from typing import Any
 
 from flax import struct
 import jax
@@ -17,15 +16,23 @@ from jax import lax, tree_util
 import jax.numpy as jnp
 
 from speccascade import acceptance, rules, sampling
-from speccascade.backends import ops
 from speccascade.backends.ops import take, take1
-from speccascade.engine import stats
-from speccascade.engine.feeding import draw, feed, finite, is_end, masked_window, store_by_row, store_from_slot
+from speccascade.engine.feeding import (
+  commit,
+  draw,
+  drawn_window,
+  feed,
+  finite,
+  masked_window,
+  store_by_row,
+  store_from_slot,
+)
 from speccascade.engine.lowering import Facts, flat, mapped, Phase, rounds
-from speccascade.engine.state import Context, sampler_for_window, State, Window
+from speccascade.engine.records import Commit
+from speccascade.engine.state import Context, Fault, sampler_for_window, State
 from speccascade.engine.verification import Limit
 from speccascade.models.packing import coarse_widths, fine_widths, MOST
-from speccascade.types import Array, ASKED, Combiner, FINAL, iota, OWN, Rule, static
+from speccascade.types import Array, Combiner, FINAL, iota, NEGATIVE, of_logits, Rule, static, SUM, Window
 
 # ---- phases ----
 
@@ -34,8 +41,7 @@ from speccascade.types import Array, ASKED, Combiner, FINAL, iota, OWN, Rule, st
 class Score(Phase):
   """Feed a model every pending token that it has not seen, so that it knows the distribution after each.
 
-  `limit` bounds how many pending tokens are fed; `drop` forgets the others. `after` is a slot whose call must end
-  first.
+  `limit` bounds how many pending tokens are fed.
 
   The rest follows from the round. `widths` are the numbers of tokens per row that are compiled, ascending;
   where there are several, rows differ in their need. An `aligned` model has seen all committed tokens but the last in
@@ -44,13 +50,11 @@ class Score(Phase):
 
   model: int = static()
   limit: Limit | None = None
-  drop: bool = static(default=False)
-  after: int | None = static(default=None)
   widths: tuple[int, ...] = static(default=())
   aligned: bool = static(default=False)
 
   def __str__(self):
-    return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit}{", drop" * self.drop})'
+    return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit})'
 
   calls = 1
 
@@ -60,12 +64,7 @@ class Score(Phase):
 
   @property
   def reads(self) -> tuple[int, ...] | None:
-    limit = () if self.limit is None else self.limit.reads
-    return None if limit is None else (*limit, *(() if self.after is None else (self.after,)))
-
-  @property
-  def exact(self) -> bool:
-    return not self.drop  # what a goodput drops, it drops for what it is
+    return () if self.limit is None else self.limit.reads
 
   def lowered(self, facts: Facts) -> 'Score':
     known = facts.known(self.model, facts.drafted)
@@ -84,12 +83,6 @@ class Score(Phase):
     size = state.window.size
     if self.limit is not None:
       size = jnp.where(state.active, self.limit(context, state), size)
-    if self.drop:
-      state = state.replace(window=state.window.replace(size=size))
-    if self.after is not None:
-      # Without the barrier the compiler may run both calls at once, or this one first.
-      tokens, _ = lax.optimization_barrier((state.tokens, state.window.logits[self.after][0, 0, 0]))
-      state = state.replace(tokens=tokens)
     # A need of 0 leaves a row as it is: one that is not active, or all of whose pending tokens the model has read.
     need = jnp.where(state.active, state.length + size - state.fed[:, self.model], 0)
     need = jnp.clip(need, 0, self.widths[-1])
@@ -112,7 +105,7 @@ class Score(Phase):
     else:
       computed = widths[which]
     called = (need > 0).astype(jnp.int32)
-    state = state.replace(stats=state.stats.charge(m, calls=called, positions=need, computed=computed))
+    state = state.charge(m, calls=called, positions=need, computed=computed)
 
     def at_width(state, width):
       packed = packs and width < widest
@@ -127,6 +120,45 @@ class Score(Phase):
 
     branches = [functools.partial(at_width, width=n) for n in sizes]
     return branches[0](state) if len(branches) == 1 else context.backend.choose(which, branches, state)
+
+
+@struct.dataclass
+class Truncate(Phase):
+  """Forget the pending tokens that a model has not read.
+
+  A limit that looked at those tokens leaves them out for what they are, so the output is biased.
+  """
+
+  model: int = static()
+
+  reads = ()
+  exact = False
+
+  def __str__(self):
+    return f'truncate({self.model})'
+
+  def __call__(self, context: Context, state: State) -> State:
+    read = jnp.clip(state.fed[:, self.model] - state.length, 0, state.window.size)
+    size = jnp.where(state.active, read, state.window.size)
+    return state.replace(window=state.window.replace(size=size))
+
+
+@struct.dataclass
+class Wait(Phase):
+  """Begin the next call only when that of a model has ended; without it the compiler may run both at once."""
+
+  model: int = static()
+
+  def __str__(self):
+    return f'wait({self.model})'
+
+  @property
+  def reads(self) -> tuple[int, ...]:
+    return (self.model,)
+
+  def __call__(self, context: Context, state: State) -> State:
+    tokens, _ = lax.optimization_barrier((state.tokens, state.window.logits[self.model][0, 0, 0]))
+    return state.replace(tokens=tokens)
 
 
 @struct.dataclass
@@ -170,34 +202,16 @@ class Propose(Phase):
   def __call__(self, context: Context, state: State) -> State:
     budget = context.policy.length(state.policy, self.n)
     budget = min(budget, self.n) if isinstance(budget, int) else jnp.minimum(budget, self.n)
-    first = 0
-    m = self.model
-    going = state.active  # rows whose draft goes on
-    in_step = self.catch_up > 0  # nothing was pending, so the slot is the same in all rows that are going
-    if self.catch_up > 1:
-      state, logits = self._catch_up(context, state)
-    elif not self.catch_up:  # an earlier phase has computed the distribution after the last pending token
-      logits = take1(state.window.logits[m], state.window.size)
+    state, logits = self._first_logits(context, state)
     before = state
-    if self.catch_up != 1:  # the logits of the first token are there, so it needs no turn of the loop
+    first = 0
+    going = state.active  # rows whose draft goes on
+    if logits is not None:  # the first token needs no turn of the loop
       going = going & self._knows(state) & (budget > 0)
-      going, state = draw(context, state, m, logits, going, 0 if in_step else None)
+      going, state = draw(context, state, self.model, logits, going, 0 if self.in_step else None)
       first = 1
       going = going & (budget > 1)
-
-    def turn(carry):  # feed the last token, draw the next
-      i, going, state = carry
-      need = jnp.where(going, jnp.clip(state.length + state.window.size - state.fed[:, m], 0, 1), 0)
-      slot = state.fed[:, m] + 1 - state.length
-      state, logits = feed(context, state, m, 1, need)
-      if in_step:
-        state = store_from_slot(context, state, m, logits, i)
-      else:
-        state = store_by_row(context, state, m, logits, slot, need)
-      going = going & self._knows(state) & (i < budget)
-      going, state = draw(context, state, m, logits[:, 0], going, i if in_step else None)
-      return i + 1, going & (i + 1 < budget), state
-
+    turn = functools.partial(self._turn, context, budget)
     carry = jnp.int32(first), going, state
     # The compiler knows the length of the first loop, so that on a GPU the host reads no predicate. A draft of no token
     # feeds the last committed one too, for those who read the drafter's distribution after it.
@@ -206,19 +220,41 @@ class Propose(Phase):
     else:
       last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, carry)
     drafted = state.window.size - before.window.size
-    fed = state.fed[:, m] - before.fed[:, m]
-    counts = state.stats.charge(m, drafted=drafted, calls=fed, positions=fed, computed=last - first)
-    return state.replace(stats=counts)
+    fed = state.fed[:, self.model] - before.fed[:, self.model]
+    return state.charge(self.model, drafted=drafted, calls=fed, positions=fed, computed=last - first)
 
-  def _catch_up(self, context: Context, state: State) -> tuple[State, Array]:
-    """Read the committed tokens that the model has not seen; return the logits [B, V] after the last."""
-    m = self.model
-    need = jnp.where(state.active, jnp.clip(state.length - state.fed[:, m], 0, self.catch_up), 0)
+  @property
+  def in_step(self) -> bool:
+    """Whether nothing is pending before, so that the slot of a token is the same in all rows that are going."""
+    return self.catch_up > 0
+
+  def _first_logits(self, context: Context, state: State) -> tuple[State, Array | None]:
+    """Return the logits [B, V] after the last token, None where the loop's first turn computes them."""
+    if self.catch_up == 1:
+      return state, None
+    if not self.catch_up:  # an earlier phase has computed them
+      return state, take1(state.window.logits[self.model], state.window.size)
+    need = jnp.where(state.active, jnp.clip(state.length - state.fed[:, self.model], 0, self.catch_up), 0)
     called = (need > 0).astype(jnp.int32)
-    state = state.replace(stats=state.stats.charge(m, calls=called, positions=need, computed=self.catch_up))
-    state, logits = feed(context, state, m, self.catch_up, need)
+    state = state.charge(self.model, calls=called, positions=need, computed=self.catch_up)
+    state, logits = feed(context, state, self.model, self.catch_up, need)
     last = take1(logits, need - 1)
-    return store_from_slot(context, state, m, last[:, None], 0), last
+    return store_from_slot(context, state, self.model, last[:, None], 0), last
+
+  def _turn(self, context: Context, budget: Array | int, carry: tuple) -> tuple:
+    """Feed the last token, and draw the next."""
+    i, going, state = carry
+    m = self.model
+    need = jnp.where(going, jnp.clip(state.length + state.window.size - state.fed[:, m], 0, 1), 0)
+    slot = state.fed[:, m] + 1 - state.length
+    state, logits = feed(context, state, m, 1, need)
+    if self.in_step:
+      state = store_from_slot(context, state, m, logits, i)
+    else:
+      state = store_by_row(context, state, m, logits, slot, need)
+    going = going & self._knows(state) & (i < budget)
+    going, state = draw(context, state, m, logits[:, 0], going, i if self.in_step else None)
+    return i + 1, going & (i + 1 < budget), state
 
   def _knows(self, state: State) -> Array:
     """Return [B]: in which rows the model has computed the next distribution."""
@@ -268,59 +304,62 @@ class Verify(Phase):
     return acceptance.declaration(self.accept).exact and not rules.declaration(self.combiner).by_slot
 
   def __call__(self, context: Context, state: State) -> State:
-    w = state.window
-    length = state.length
-    width = w.source.shape[1]
-    position = length[:, None] + iota(width)
-    pending = take(state.tokens, position)
-    if w.probs is None:  # all rows are greedy: each token was drawn from its own one-hot distribution
-      w = w.replace(probs=jax.nn.one_hot(pending, w.vocab, dtype=jnp.float32))
+    w = drawn_window(state)
+    sampler = sampler_for_window(state)
+    slots = iota(w.source.shape[1] + 1)
 
     # 1. Targets. A model that has read n tokens beyond the last committed one knows the distributions of n + 1 slots.
-    known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - length + 1
-    logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
-    sampler = sampler_for_window(state)
-    target = rules.target(self.combiner, logits, sampler, iota(width + 1))
-    pi = target.probs  # [B, W+1, V]
-    sound = finite(logits).all(0)  # [B, W+1]
-    if not target.certain:
-      sound = sound & rules.is_distribution(pi)
-    gives_distribution = jnp.minimum(known, acceptance.leading(sound))
-    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, gives_distribution), 0), 0)
+    known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - state.length + 1
+    target = rules.target(self.combiner, self._logits(w), sampler, slots)
+    usable = jnp.minimum(known, acceptance.leading(self._lawful(w, target)))  # [B] slots
 
     # 2. Tests, in order, up to the first rejection.
-    trial = acceptance.Trial(masked_window(context, w), pending, tested, pi, position, length, state.noise, sampler)
+    tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, usable), 0), 0)
+    position = state.length[:, None] + slots[:, :-1]
+    pending = take(state.tokens, position)
+    window = masked_window(context, w)
+    trial = acceptance.Trial(window, pending, tested, target.probs, position, state.length, state.noise, sampler)
     verdict, noise = self.accept(trial)
     accepted = verdict.accepted
     rejected = accepted < tested
 
     # 3. One token more. The bonus token follows the target like every other token, so its slot has to be known as well.
-    bonus = state.active & (accepted == w.size) & (gives_distribution > w.size)
+    bonus = state.active & (accepted == w.size) & (usable > w.size)
     final = self.final(w, sampler, verdict, rejected)
-    token, noise = noise.draw(final, length + accepted, FINAL, length)
+    token, noise = noise.draw(final, state.length + accepted, FINAL, state.length)
 
     # 4. Commit. A row that needs a token where its target is no distribution ends as a fault.
-    no_target = state.active & (accepted == gives_distribution) & (gives_distribution < known)
     scored = jnp.clip(known - 1, 0, w.size)
-    deferred = iota(width + 1) == accepted[:, None] if self.final_defers else target.deferred
-    round_ = stats.Round(scored, tested, accepted, rejected, rejected | bonus, token, deferred)
-    state = self._commit(context, state.replace(noise=noise), round_)
-    return self._end_faulty(state, no_target & ~state.done, logits, target, accepted)
+    deferred = slots == accepted[:, None] if self.final_defers else target.deferred
+    outcome = Commit(scored, tested, accepted, rejected, rejected | bonus, token, deferred, self.models[-1])
+    after = commit(context, state.replace(noise=noise), outcome, keep=self.keep)
+    lost = state.active & (accepted == usable) & (usable < known) & ~after.done
+    now = jax.tree.map(lambda new, old: jnp.where(lost, new, old), self._fault(w, target, accepted), after.fault)
+    return after.replace(done=after.done | lost, active=after.active & ~lost, fault=now)
 
-  def _end_faulty(self, state: State, lost: Array, logits: Array, target: rules.Target, at: Array) -> State:
-    """End rows whose next token, at a slot [B], has no distribution, and record why."""
-    largest = jax.vmap(take1, (0, None))(logits.max(-1), at)  # [M, B]
-    fault = state.fault
-    fault_target = state.fault_target
-    for m, x in zip(self.models, largest, strict=True):
-      why = jnp.where(jnp.isnan(x), OWN, ASKED)
-      fault = stats.with_column(fault, m, jnp.where(lost & ~jnp.isfinite(x), why, fault[:, m]))
+  def _logits(self, w: Window, at: Array | None = None) -> Array:
+    """Return the logits of the models of the test [M, B, W+1, V], or those of one slot [B] of each row."""
+    return jnp.stack([w.logits[m] if at is None else take1(w.logits[m], at) for m in self.models])
+
+  def _lawful(self, w: Window, target: rules.Target) -> Array:
+    """Return at which slots the target is a distribution [B, W+1]."""
+    lawful = finite(self._logits(w)).all(0)
+    return lawful if target.certain else lawful & rules.is_distribution(target.probs)
+
+  def _fault(self, w: Window, target: rules.Target, at: Array) -> Fault:
+    """Return why the target is no distribution at a slot [B] of each row."""
+    why = jnp.full(at.shape, SUM, jnp.int32)
+    value = jnp.zeros(at.shape)
     if not target.certain:
-      by_target = lost & jnp.isfinite(largest).all(0)
-      fault = stats.with_column(fault, -1, jnp.where(by_target, OWN, fault[:, -1]))
-      sum_and_least = jnp.stack([take1(x, at) for x in (target.probs.sum(-1), target.probs.min(-1))], 1)
-      fault_target = jnp.where(by_target[:, None], sum_and_least, fault_target)
-    return state.replace(done=state.done | lost, active=state.active & ~lost, fault=fault, fault_target=fault_target)
+      total, least = (take1(x, at) for x in (target.probs.sum(-1), target.probs.min(-1)))
+      negative = least < -rules.ROUNDING
+      why = jnp.where(negative, NEGATIVE, SUM)
+      value = jnp.where(negative, least, total)
+    largest = jax.vmap(take1, (0, None))(self._logits(w).max(-1), at)  # [M, B]
+    for m, x in reversed([*zip(self.models, largest, strict=True)]):
+      by_request = (~jnp.isnan(x)).astype(jnp.int32)  # NaN marks logits that made no distribution before
+      why = jnp.where(jnp.isfinite(x), why, of_logits(m, by_request))
+    return Fault(why, value)
 
   def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
     """Return what the token after the accepted ones is drawn from [B, V]: the residual, or the target.
@@ -328,62 +367,10 @@ class Verify(Phase):
     The target is computed again for this one slot, so that no second array of the window's size is alive.
     """
     at = verdict.accepted
-    logits = jnp.stack([take1(w.logits[m], at) for m in self.models])  # [M, B, V]
-    pi = rules.target(self.combiner, logits, sampler.at(at), at).probs
+    pi = rules.target(self.combiner, self._logits(w, at), sampler.at(at), at).probs
     q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
     scale = jnp.where(rejected, verdict.scale, 1)[:, None]
     return jnp.where(rejected[:, None], sampling.residual(scale * pi, q), pi)
-
-  def _commit(self, context: Context, state: State, r: stats.Round) -> State:
-    """Append the accepted tokens and the one more; end rows at EOS and at their limit; count."""
-    w = state.window
-    length = state.length
-    width = w.source.shape[1]
-    slot = iota(width + 1)
-    tokens = ops.put(state.tokens, length + r.accepted, r.token, r.more)
-    new = take(tokens, length[:, None] + slot)  # [B, W+1]
-
-    # An EOS inside the block ends the row there; so does its limit.
-    emitted = r.accepted + r.more.astype(jnp.int32)
-    ends = is_end(context, state, new) & (slot < emitted[:, None])
-    emitted = jnp.where(ends.any(1), ends.argmax(1) + 1, emitted)
-    emitted = jnp.minimum(emitted, state.limit - length)
-    after = length + emitted
-
-    # Rolling back is lowering `fed`: a slot beyond it is written again before it is seen.
-    stay = self.keep & ~r.more
-    valid = jnp.minimum(state.fed, jnp.minimum(length + r.accepted, after - 1)[:, None])
-    valid = jnp.where(stay[:, None], state.fed, valid)
-    if self.keep:
-      w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + r.accepted[:, None]) if x.ndim > 1 else x, w)
-    left = jnp.where(stay, w.size - r.accepted, 0)
-
-    live = state.active & (r.tested > 0)
-    recorded = self._recorded(state.replace(window=masked_window(context, state.window)), r, new, emitted)
-    return state.replace(
-      tokens=tokens,
-      length=after,
-      done=state.done | ends.any(1) | (after >= state.limit),
-      fed=jnp.where(state.active[:, None], valid, state.fed),
-      window=w.replace(size=jnp.where(state.active, left, w.size)),
-      policy=context.policy.update(state.policy, jnp.minimum(r.tested, r.accepted + 1), r.accepted, live, width),
-      **recorded,
-    )
-
-  def _recorded(self, state: State, r: stats.Round, new: Array, emitted: Array) -> dict[str, Any]:
-    """Return what is recorded of the first `emitted` [B] of the new tokens [B, W+1], where it is asked for."""
-    fresh = iota(new.shape[1]) < emitted[:, None]
-    span = dict(length=state.length, emitted=emitted)
-    recorded = {'stats': r.count(state, emitted)}
-    if state.seen is not None:
-      recorded['seen'] = state.seen | (stats.tally(new, fresh, state.seen.shape[1]) > 0)
-    if state.counts is not None:
-      recorded['counts'] = state.counts + stats.tally(new, fresh, state.counts.shape[1])
-    if state.logprobs is not None:
-      recorded['logprobs'] = stats.record_logprobs(state.logprobs, state.window, state.fed, new=new, **span)
-    if state.top is not None:
-      recorded['top'] = stats.record_top(state.top, state.window.logits[self.models[-1]], **span)
-    return recorded
 
 
 @struct.dataclass
@@ -420,7 +407,9 @@ class Alternate(Phase):
 
 
 def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:
-  """Run phases one after another."""
+  """Run phases one after another, each under its name in the compiled program."""
   for phase in phases:
-    state = phase(context, state)
+    slot = '' if phase.feeds is None else f'_{phase.feeds[0]}'
+    with jax.named_scope(type(phase).__name__.lower() + slot):
+      state = phase(context, state)
   return state

@@ -132,10 +132,6 @@ def rows(
   """
   if isinstance(prompts, (str, Request)) or inputs.is_chat(prompts):
     prompts = [prompts]
-  if not isinstance(sampler, sampling.Sampler):
-    raise ValueError(
-      f'sampler={sampler!r} is not a speccascade.Sampler, as in sampler=speccascade.Sampler(temperature=1.0).'
-    )
   asked = inputs.listed(prompts)
   given = [x if isinstance(x, Request) else Request(x) for x in asked]
   ids = inputs.check_ids(example_ids, len(given))
@@ -150,7 +146,7 @@ def rows(
     try:
       made += _samples(models, vocab, request, i, tokens[i], ids[i], max_new_tokens, sampler, seed)
     except ValueError as error:
-      raise ValueError(f'prompt {i}: {error}') if isinstance(asked[i], Request) else error from None
+      raise inputs.PromptError(i, f'prompt {i}: {error}') if isinstance(asked[i], Request) else error from None
   return made
 
 

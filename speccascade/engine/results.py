@@ -1,6 +1,6 @@
 """What a user gets: texts, tokens, why they ended and statistics, by row and by model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import os
 from typing import Any
@@ -10,8 +10,9 @@ import numpy as np
 
 from speccascade import rules
 from speccascade.engine import requests, validate
+from speccascade.engine.job import Job
 from speccascade.engine.stats import Counts, derive, PER_MODEL, Stats
-from speccascade.types import ASKED, BONUS, NOWHERE, RESIDUAL, STALLED
+from speccascade.types import BONUS, NO_FAULT, NOWHERE, RESIDUAL, STALLED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +72,15 @@ class Decoded:
 class RowReader:
   """Take rows out of what a batch gave."""
 
-  def __init__(self, method, models, rows: Sequence[requests.Row], processor: Callable | None = None):
-    self.method = method
-    self.models = models
-    self.rows = rows
-    self.processor = processor
-    last = models[method.slots[-1]].network
+  def __init__(self, job: Job):
+    self.method = job.method.at(job.size)
+    self.models = job.models
+    self.rows = job.rows
+    self.processor = job.processor
+    last = job.models[self.method.slots[-1]].network
     self.eos_ids = last.eos_ids
     self.begins = last.start_id is not None
-    self.tokenizer = models[-1].tokenizer
+    self.tokenizer = job.models[-1].tokenizer
 
   def stops(self, index: int, batch: dict, at: int) -> bool:
     """Return whether a row's text contains a stop string."""
@@ -107,7 +108,7 @@ class RowReader:
     if reason is None and text is not None:
       text = _settled(text, row.stop)
     span = slice(start, start + len(tokens))
-    logprobs = None if batch['logprobs'] is None else self._by_model(batch['logprobs'][at][:, span])
+    logprobs = self._by_model(batch['logprobs'].values[at][:, span]) if 'logprobs' in batch else None
     return Row(
       tokens,
       text,
@@ -143,27 +144,26 @@ class RowReader:
     return tokens[:low], text[: min(matches(text))]
 
   def _fault(self, row: requests.Row, batch: dict, at: int, emitted: int) -> str | None:
-    slots = self.method.slots
-    fault = batch['fault'][at]
+    fault = int(batch['fault'].code[at])
+    if fault == NO_FAULT:
+      return None
     position = int(batch['length'][at])
     prompt = f'prompt {row.source}, ' if row.source and not row.example_id else ''  # a seed of its own keys any as 0
     example = f'{prompt}example {row.example_id}'
-    for slot in np.flatnonzero(fault[:-1] >= 0):
-      asked = self._asked(row, emitted) if fault[slot] == ASKED else ''
-      made = f'what {asked} made of ' if asked else ''
-      number = slots[slot]
-      remedy = 'Leave some token a finite logit, and none NaN or inf.'
-      return (
-        f'{example}: {made}the logits of model {number} ({self.models[number].name}) are not finite '
-        f'after position {position - 1}. '
-        + (remedy if asked else 'Check its weights for NaN, or decode in float32 if they overflow.')
-      )
-    if fault[-1] == STALLED:
+    if fault == STALLED:
       return f'{example}: {validate.no_token(self.method, position)}'
-    if fault[-1] >= 0:
-      total, least = batch['fault_target'][at].tolist()
-      return f'{example}: {validate.not_a_distribution(self.method, position, total, least)}'
-    return None
+    if fault < 0:
+      return f'{example}: {validate.not_a_distribution(self.method, position, fault, batch["fault"].value[at])}'
+    slot, by_request = divmod(fault, 2)  # `types.of_logits`
+    asked = self._asked(row, emitted) if by_request else ''
+    made = f'what {asked} made of ' if asked else ''
+    number = self.method.slots[slot]
+    remedy = 'Leave some token a finite logit, and none NaN or inf.'
+    return (
+      f'{example}: {made}the logits of model {number} ({self.models[number].name}) are not finite '
+      f'after position {position - 1}. '
+      + (remedy if asked else 'Check its weights for NaN, or decode in float32 if they overflow.')
+    )
 
   def _asked(self, row: requests.Row, emitted: int) -> str:
     """Name what the logits of a row's next token went through."""

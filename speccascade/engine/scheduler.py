@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from speccascade.engine import inputs, requests, results
+from speccascade.engine import inputs, results
 from speccascade.engine.engine import Engine
+from speccascade.engine.job import Job
 from speccascade.engine.state import State
 
 Outcome = tuple[int, dict, int]  # (request, what was copied to the host, its row of the batch)
@@ -20,13 +21,13 @@ class Queue:
   """The requests that wait, those whose prompts have been read, and the request of each row of the batch.
 
   Args:
-    engine: the engine, which has the number of rows of the batch.
-    rows: the requests.
+    engine: the engine of the job.
+    job: the job, whose rows are the requests.
     skip: the numbers of requests that are left out.
-    shards: over how many devices a mesh shards the rows.
   """
 
-  def __init__(self, engine: Engine, rows: Sequence[requests.Row], skip: frozenset[int], shards: int):
+  def __init__(self, engine: Engine, job: Job, skip: frozenset[int] = frozenset()):
+    rows = job.rows
     self.engine = engine
     self.rows = rows
     self.request_of = np.full(engine.size, -1)  # -1: the row is free
@@ -35,7 +36,7 @@ class Queue:
     self.read: list[tuple[int, int]] = []  # (row of the prefix, request) of prompts that have been read
     self.prefix = None
     self.more_than_a_batch = len(rows) > engine.size
-    half = max(shards, engine.size // 2 // shards * shards)
+    half = max(job.shards, engine.size // 2 // job.shards * job.shards)
     self.prompts_at_once = half if self.more_than_a_batch else engine.size
 
   @property

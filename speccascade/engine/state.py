@@ -9,17 +9,18 @@ Every array of the state has the rows of the batch on axis 0. Three facts are tr
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
-from speccascade import sampling
+from speccascade import sampling, stopping
 from speccascade.backends import Backend
 from speccascade.backends.ops import take
-from speccascade.engine.stats import Counts, Top
-from speccascade.types import Array, Cache, iota, Model, Prompt
+from speccascade.engine.records import Emitted, LogProbs, Record, Seen, Top
+from speccascade.engine.stats import Counts
+from speccascade.types import Array, Cache, Carry, iota, Model, NO_FAULT, Prompt, Window
 
 
 @struct.dataclass
@@ -44,19 +45,16 @@ class Arrays:
 
 
 @struct.dataclass
-class Window:
-  """The pending tokens: drafted, in `State.tokens`, not yet tested. Slot j belongs to position `length + j`."""
+class Fault:
+  """Why a row has no next token."""
 
-  size: Array  # [B] how many are pending
-  probs: Array | None  # [B, W, V] the distribution that each was drawn from; None where all are greedy, so one-hot
-  source: Array  # [B, W] the model that drew it
-  # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None where no phase reads a model's.
-  logits: tuple[Array | None, ...]
+  code: Array  # [B] of `types`, or NO_FAULT
+  value: Array  # [B] what the target sums to, or its least entry
 
-  @property
-  def vocab(self) -> int:
-    """The number of tokens."""
-    return next(x.shape[-1] for x in self.logits if x is not None)
+  @classmethod
+  def none(cls, batch: int) -> 'Fault':
+    """Return that of rows that go on."""
+    return cls(jnp.full(batch, NO_FAULT, jnp.int32), jnp.zeros(batch))
 
 
 @struct.dataclass
@@ -74,16 +72,19 @@ class State:
   sampler: sampling.Sampler  # its numbers [B]
   limits: Limits
   noise: sampling.Noise
-  policy: Any  # carry of the draft-length policy
-  seen: Array | None  # [B, V] committed tokens, where the sampler has a repetition penalty
-  counts: Array | None  # [B, V] how often each token was emitted, where the sampler has a presence or frequency penalty
+  policy: Carry  # of the draft-length policy
   idle: Array  # [B] rounds since the row, or where models take turns any row, grew
-  # [B, M+1] why there is no next token: OWN or ASKED by model, last OWN for the target or STALLED; or -1
-  fault: Array
-  fault_target: Array  # [B, 2] the sum of the target there, and its least entry
-  stats: Counts
-  logprobs: Array | None  # [B, M, T] log-probability of each output token under each model, when asked for
-  top: Top | None
+  fault: Fault
+  records: dict[str, Record]  # of the committed tokens
+
+  @property
+  def stats(self) -> Counts:
+    """What is counted."""
+    return self.records['stats']
+
+  def charge(self, slot: int, **counts: Array | int) -> 'State':
+    """Add to the counts of a model: `calls`, `positions`, `computed`, `drafted`, each [B] or one for all rows."""
+    return self.replace(records=self.records | {'stats': self.stats.charge(slot, **counts)})
 
 
 class Context(NamedTuple):
@@ -92,7 +93,7 @@ class Context(NamedTuple):
   extend: tuple[Callable[..., tuple[Array, Cache]], ...]  # (cache, tokens, positions[, packing]) -> logits, cache
   packs: tuple[bool, ...]  # whether each model takes a packed window
   cache_of: tuple[int, ...]  # the cache that each model reads and writes
-  policy: Any  # stopping.Policy
+  policy: stopping.Policy
   eos_ids: tuple[int, ...]
   processor: Callable[[Array, Array, Array], Array] | None = None  # (logits [V], tokens [T], how many) -> logits [V]
   backend: Backend = Backend()
@@ -116,8 +117,11 @@ def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampl
   real = iota(width) < state.window.size[:, None]
   drafted = jnp.where(real[..., None], jax.nn.one_hot(pending, vocab, dtype=jnp.int32), 0)
   before = jnp.pad(jnp.cumsum(drafted, 1), ((0, 0), (1, 0), (0, 0)))[:, :slots]  # [B, W+1, V]
-  seen = None if state.seen is None else (before > 0) | state.seen[:, None]
-  return sampler.bind(seen, None if state.counts is None else before + state.counts[:, None])
+  seen, counts = (state.records.get(name) for name in ('seen', 'counts'))
+  return sampler.bind(
+    None if seen is None else (before > 0) | seen.tokens[:, None],
+    None if counts is None else before + counts.times[:, None],
+  )
 
 
 # ---- before the first round ----
@@ -136,8 +140,6 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
     noise = noise.replace(layout=layout)
   batch = length.shape[0]
   models = len(method.slots)
-  committed = iota(program.buffer) < length[:, None]
-  tally = jnp.zeros((batch, program.vocab), bool)
   least = None if rows.limits.least is None else length + rows.limits.least
   return State(
     tokens=tokens,
@@ -152,15 +154,30 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
     limits=jax.tree.map(jnp.asarray, Limits(rows.limits.stop_ids, least, rows.limits.bias)),
     noise=noise,
     policy=method.policy.init(batch),
-    seen=tally.at[jnp.arange(batch)[:, None], tokens].max(committed) if rows.sampler.repeats else None,
-    counts=jnp.zeros((batch, program.vocab), jnp.int32) if rows.sampler.counting else None,
     idle=jnp.zeros(batch, jnp.int32),
-    fault=jnp.full((batch, models + 1), -1, jnp.int32),
-    fault_target=jnp.zeros((batch, 2)),
-    stats=Counts.zeros(batch, models, method.window, program.buffer),
-    logprobs=jnp.full((batch, models, program.buffer), jnp.nan) if program.trace else None,
-    top=Top.empty(batch, program.buffer, program.top),
+    fault=Fault.none(batch),
+    records=_records(program, method, rows.sampler, tokens, length),
   )
+
+
+def _records(program, method, sampler: sampling.Sampler, tokens: Array, length: Array) -> dict[str, Record]:
+  """Return what is recorded in rows that begin with these tokens [B, T]."""
+  batch, buffer = tokens.shape
+  models = len(method.slots)
+  records: dict[str, Record] = {'stats': Counts.zeros(batch, models, method.window, buffer)}
+  if sampler.repeats:
+    none = jnp.zeros((batch, program.vocab), bool)
+    records['seen'] = Seen(none.at[jnp.arange(batch)[:, None], tokens].max(iota(buffer) < length[:, None]))
+  if sampler.counting:
+    records['counts'] = Emitted(jnp.zeros((batch, program.vocab), jnp.int32))
+  if program.trace:
+    records['logprobs'] = LogProbs(jnp.full((batch, models, buffer), jnp.nan))
+  if program.top:
+    shape = (batch, buffer, program.top)
+    records['top'] = Top(jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan))
+  for phase in method.parts:
+    records |= phase.records(batch, buffer)
+  return records
 
 
 def _window(program, method, batch: int, greedy: bool) -> Window:

@@ -11,13 +11,13 @@ import jax
 from jax import tree_util
 import jax.numpy as jnp
 
-from speccascade import rules, stopping
+from speccascade import rules, sampling, stopping
 from speccascade.engine.lowering import rounds
 from speccascade.engine.method import ByBatch, Method, Strategy
 from speccascade.engine.phases import Score, Verify
 from speccascade.engine.verification import Limit
 from speccascade.host.errors import first_line
-from speccascade.types import Combiner, Model, Prompt
+from speccascade.types import Combiner, Model, NEGATIVE, Prompt
 
 # of the logits that a rule is asked with
 ROWS = 2
@@ -45,6 +45,14 @@ def check_method(method: Any, models: int):
     which = f' Say which, as in {example}.' if example and models > method.models else ''
     count = 'one model' if method.models == 1 else f'{method.models} models'
     raise ValueError(f'{method.name} decodes with {count}, but {models} were given.{which}')
+
+
+def check_sampler(sampler: Any):
+  """Refuse what is no sampler."""
+  if not isinstance(sampler, sampling.Sampler):
+    raise ValueError(
+      f'sampler={sampler!r} is not a speccascade.Sampler, as in sampler=speccascade.Sampler(temperature=1.0).'
+    )
 
 
 def _unknown(method: Method) -> str | None:
@@ -218,10 +226,10 @@ def no_token(method: Method, position: int) -> str:
   )
 
 
-def not_a_distribution(method: Method, position: int, total: float, least: float) -> str:
-  """Return the sentence for a row that ended because its target was no distribution: its sum, and its least entry."""
+def not_a_distribution(method: Method, position: int, fault: int, value: float) -> str:
+  """Return the sentence for a row whose target was no distribution: its sum, or if `NEGATIVE` its least entry."""
   name = ', '.join(dict.fromkeys(n for n, *_ in _asked(method)))
-  what = f'sums to {total:.4g}' if least >= -rules.ROUNDING else f'has the entry {least:.4g}'
+  what = f'has the entry {value:.4g}' if fault == NEGATIVE else f'sums to {value:.4g}'
   return (
     f'{method.name}: what {name} returns at position {position} {what}, so it is no distribution; a rule must return '
     f'probabilities that are not negative and sum to 1. speccascade.check({name}) says more.'

@@ -15,7 +15,8 @@ from speccascade import rules, sampling
 from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
-from speccascade.engine import inputs, plans, validate
+from speccascade.engine import inputs, plans
+from speccascade.engine.job import Job
 from speccascade.evaluate import plugins, published
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import storage
@@ -233,10 +234,9 @@ class Experiment:
     made = [(point, point.build()) for point in self.points]
     self._check_models(made, len(models))
     for point, method in made:
-      inputs.check_models(method, models)
       for temperature in self.temperatures:
         try:
-          validate.check_targets(method, inputs.vocabulary(models), self.sampler(temperature))
+          Job.of(method, models, sampler=self.sampler(temperature))
         except ValueError as error:
           raise ValueError(f'{self.name}: {point.label}: {error}') from None
     return named_apart(models)

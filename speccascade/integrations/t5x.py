@@ -13,10 +13,11 @@ import numpy as np
 
 from speccascade import sampling
 from speccascade.checkpoints.t5x import model, with_params
-from speccascade.engine import inputs, loop, plans
+from speccascade.engine import loop
+from speccascade.engine.job import Job
 from speccascade.engine.method import Method, SequenceCascade
 from speccascade.engine.stats import derive
-from speccascade.types import Array, iota, Model, Prompt
+from speccascade.types import Array, iota, Model, NO_FAULT, Prompt
 
 __all__ = ['decode_batch', 'model', 'with_params']
 
@@ -51,8 +52,7 @@ def decode_batch(
     raise ValueError('a sequence cascade decides on the host which texts are answered anew: use speccascade.decode')
   if key is None and not sampler.greedy:
     raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
-  models = inputs.check_models(method, models)
-  plans.check_sampler(method.origin, sampler)
+  models = Job.of(method, models, sampler=sampler).models
   tokens = batch['encoder_input_tokens'].astype(jnp.int32)
   method = method.at(tokens.shape[0])
   length = jnp.max(jnp.where(tokens != 0, iota(tokens.shape[1]) + 1, 1), axis=1)  # [B]
@@ -67,4 +67,4 @@ def decode_batch(
   counts = derive(vars(state.stats))
   named = {name: counts[name] for name in ('rounds', 'tested', 'accepted', 'emitted', 'deferred')}
   calls = jnp.zeros((len(tokens), method.models), jnp.int32).at[:, np.array(method.slots)].add(counts['calls'])
-  return written, {**named, 'calls': calls, 'fault': (state.fault >= 0).any(1)}
+  return written, {**named, 'calls': calls, 'fault': state.fault.code != NO_FAULT}

@@ -16,6 +16,7 @@ import numpy as np
 from speccascade import decode, Decoded, methods, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, plans, requests
+from speccascade.engine.job import Job
 from speccascade.engine.method import Method
 from speccascade.engine.plans import Origin
 from speccascade.host import multihost
@@ -83,7 +84,7 @@ def plan(
     raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
-  rows = requests.rows(models, prompts, **call)
+  rows = Job.of(methods.speculative(pair=(0, len(models) - 1)), models, prompts, **call).rows
   _check_requests(rows, sampler)
   measured = _Acceptance(models, rules or {})
   timed = 0 if costs else len(batches) * measured.timed(blocks, trials)

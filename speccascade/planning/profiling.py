@@ -8,33 +8,35 @@ Axis letters: N samples, I bins of S, J bins of A.
 
 from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
+import dataclasses
 import functools
 from typing import Any
 
 from flax import struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, methods, rules
 from speccascade.backends import sharding
 from speccascade.backends.ops import take
-from speccascade.engine import inputs, plans, requests, stats, verification
+from speccascade.engine import inputs, plans, requests, verification
 from speccascade.engine.engine import Engine
+from speccascade.engine.job import Job
 from speccascade.engine.loop import positions
 from speccascade.engine.lowering import Phase
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.engine.records import fresh_slots, Record
 from speccascade.engine.state import Context, State
 from speccascade.engine.verification import AcceptanceTable
 from speccascade.host import multihost
 from speccascade.host.progress import Progress
 from speccascade.models import packing
 from speccascade.planning import timing
-from speccascade.stopping import Policy
-from speccascade.types import iota, Model
+from speccascade.types import Array, iota, Model, NO_FAULT
 
 BINS = 20, 15  # of S, and of A in each
-_NOTED = ('s', 'a', 's_target', 'accept', 'position')
 _PSEUDO = 8.0  # samples that a bin borrows from its row, and a row from all
 
 
@@ -42,21 +44,25 @@ _PSEUDO = 8.0  # samples that a bin borrows from its row, and a row from all
 
 
 @struct.dataclass
-class Notes(Policy):
-  """No limit to a draft; the carry is what `Observe` notes of every position."""
+class Notes(Record):
+  """What companion and verifier make of the token at each position."""
 
-  positions: int = struct.field(pytree_node=False)
-
-  def init(self, rows):
-    return {name: jnp.zeros((rows, self.positions)) for name in _NOTED}
+  s: Array  # [B, T], as are the others
+  a: Array
+  s_target: Array
+  accept: Array
+  position: Array  # in the draft
 
 
 @struct.dataclass
 class Observe(Phase):
-  """Note at the position of each drafted token what companion and verifier make of it; its last test counts."""
+  """Note what companion and verifier make of each drafted token; its last test counts."""
 
   def __str__(self):
     return 'observe'
+
+  def records(self, rows: int, positions: int) -> dict[str, Record]:
+    return {'notes': Notes(*[jnp.zeros((rows, positions))] * 5)}
 
   def __call__(self, context: Context, state: State) -> State:
     width = state.window.source.shape[1]
@@ -64,16 +70,16 @@ class Observe(Phase):
     s_target, _ = verification.indicators(state, 2, width)
     accept = verification.chance(state, 2, width)
     position = jnp.broadcast_to(iota(s.shape[1]).astype(jnp.float32), s.shape)
-    new = dict(zip(_NOTED, (s, a, s_target, accept, position), strict=True))
 
     def noted(old, new):
-      slot, fresh = stats.fresh_slots(state.length, old.shape[1], state.window.size)
+      slot, fresh = fresh_slots(state.length, old.shape[1], state.window.size)
       return jnp.where(fresh & state.active[:, None], take(new, jnp.minimum(slot, new.shape[1] - 1)), old)
 
-    return state.replace(policy={name: noted(x, new[name]) for name, x in state.policy.items()})
+    notes = jax.tree.map(noted, state.records['notes'], Notes(s, a, s_target, accept, position))
+    return state.replace(records=state.records | {'notes': notes})
 
 
-def observing(block: int, slots: int) -> Method:
+def observing(block: int) -> Method:
   """Return speculative decoding that verifies all of a draft of γ + 1 tokens, the companion reading along."""
   phases = (
     Propose(0, block + 1),
@@ -82,21 +88,17 @@ def observing(block: int, slots: int) -> Method:
     Observe(),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), policy=Notes(slots), kind='observing')
+  return Method(phases, (0, 1, 2), kind='observing')
 
 
 def samples_of(
   models: Sequence[Model], prompts: Sequence, *, block: int, batch_size: int, progress: bool = True, **call
 ) -> dict[str, np.ndarray]:
   """Decode prompts by one sampler; return `plans.FIELDS` of every tested token, which are those of the output."""
-  rows = requests.rows(models, prompts, **call)
-  size = sharding.even(min(batch_size, len(rows)), sharding.row_shards(models))
-  width = inputs.prompt_width(models, rows, None)
-  max_new = max(r.max_new for r in rows)
-  slots = positions(models[-1].network, width, max_new, block + 1)
-  method = observing(block, slots)
-  needs = requests.features(rows)
-  made = Engine(method, models, needs=needs, size=size, width=width, max_new=max_new)
+  job = Job.of(observing(block), models, prompts, **call)
+  rows = job.rows
+  size = sharding.even(min(batch_size, len(rows)), job.shards)
+  made = Engine(dataclasses.replace(job, size=size))
   order = inputs.by_length([r.tokens for r in rows])
   parts = []
   bar = Progress('acceptance by S and A', len(rows), unit='texts', shown=progress)
@@ -108,19 +110,18 @@ def samples_of(
     ended = None
     while ended is None or not ended['done'].all():
       state, ended = made.collect(made.run(state))
-    noted = {name: np.asarray(x) for name, x in state.policy.items()}
-    parts += [_sample(models[-1], rows[n], n, p, ended, noted) for n, p in zip(some, index, strict=True)]
+    parts += [_sample(models[-1], rows[n], n, p, ended) for n, p in zip(some, index, strict=True)]
     bar.add(len(some))
   return {name: np.concatenate([part[name] for part in parts]) for name in plans.FIELDS}
 
 
-def _sample(verifier: Model, row: requests.Row, number: int, index: int, ended, noted) -> dict[str, np.ndarray]:
+def _sample(verifier: Model, row: requests.Row, number: int, index: int, ended) -> dict[str, np.ndarray]:
   """Return what was noted of one row's output."""
-  if (ended['fault'][index] >= 0).any():
+  if ended['fault'].code[index] != NO_FAULT:
     raise ValueError(f'prompt {number}: logits are not finite; check the weights for NaN, or decode in float32.')
   start = row.tokens.size if verifier.network.start_id is None else 1
   span = slice(start, ended['length'][index])
-  sample = {name: np.float64(x[index, span]) for name, x in noted.items()}
+  sample = {name: np.float64(x[index, span]) for name, x in vars(ended['notes']).items()}
   return sample | {'request': np.full(len(sample['s']), float(number))}
 
 

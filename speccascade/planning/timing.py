@@ -19,6 +19,7 @@ import numpy as np
 from speccascade import acceptance, backends, decode, sampling
 from speccascade.backends import sharding
 from speccascade.engine import Engine, inputs, requests
+from speccascade.engine.job import Job
 from speccascade.engine.loop import positions, prefill
 from speccascade.engine.method import Method, Strategy
 from speccascade.host import multihost
@@ -195,12 +196,10 @@ def engine_of(
   sampler: sampling.Sampler,
 ) -> tuple[Engine, list[requests.Row]]:
   """Return an engine for one batch of prompts, as `decode` has it, and their rows."""
-  rows = requests.rows(models, prompts, max_new_tokens=max_new_tokens, sampler=sampler, seed=0)
-  size = sharding.even(len(rows), sharding.row_shards([models[m] for m in method.slots]))
-  method = method.at(size)
-  width = inputs.prompt_width(models, rows, max_prompt_tokens)
-  needs = requests.features(rows)
-  return Engine(method, models, needs=needs, size=size, width=width, max_new=max_new_tokens), rows
+  sizes = dict(max_new_tokens=max_new_tokens, max_prompt_tokens=max_prompt_tokens, sampler=sampler)
+  job = Job.of(method, models, prompts, seed=0, **sizes)
+  job = dataclasses.replace(job, size=sharding.even(len(job.rows), job.shards))  # no more rows than there are
+  return Engine(job), job.rows
 
 
 # ---- forward passes alone ----

@@ -16,6 +16,7 @@ import pytest
 import speccascade
 from speccascade import acceptance, check, methods, rules, Sampler
 from speccascade.engine import validate
+from speccascade.types import NEGATIVE, SUM
 
 
 def average(q, p, *, alpha):
@@ -125,9 +126,9 @@ def test_one_model_of_several_is_decoded_where_it_is_named():
 
 def test_the_sentence_for_a_target_that_is_no_law_names_rule_position_and_sum():
   method = methods.speculative(half)
-  said = validate.not_a_distribution(method, 17, 0.5, 0.0)
+  said = validate.not_a_distribution(method, 17, SUM, 0.5)
   assert 'what half returns at position 17 sums to 0.5' in said
-  assert 'has the entry -0.25' in validate.not_a_distribution(method, 17, 1.0, -0.25)
+  assert 'has the entry -0.25' in validate.not_a_distribution(method, 17, NEGATIVE, -0.25)
 
 
 def test_importing_the_command_leaves_the_function():

@@ -20,6 +20,7 @@ import speccascade
 from speccascade import embedded, methods, Request, rules, Sampler
 from speccascade.backends import limits
 from speccascade.engine import engine, inputs, loop, requests, results, validate
+from speccascade.engine.job import Job
 from speccascade.models import ngram, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
@@ -447,8 +448,7 @@ def test_a_table_that_is_bound_to_a_processor_is_an_argument():
 def test_parameters_in_numpy_are_put_on_the_device_once():
   models = [x.replace(params=jax.tree.map(np.asarray, x.params)) for x in PAIR]
   assert run(OPT, models, [[1, 2]]).tokens == run(OPT, PAIR, [[1, 2]]).tokens
-  needs = requests.features(requests.rows(models, [[1, 2]], max_new_tokens=9, sampler=Sampler(), seed=0))
-  made = engine.Engine(OPT, models, needs=needs, size=1, width=8, max_new=9)
+  made = engine.Engine(Job.of(OPT, models, [[1, 2]], max_new_tokens=9, sampler=Sampler(), seed=0))
   assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(made.params))
 
 
@@ -518,9 +518,7 @@ def test_a_batch_that_ends_out_of_memory_says_what_to_lower(error):
     def block_until_ready(self):
       raise jax.errors.JaxRuntimeError(error)
 
-  made = engine.Engine(
-    OPT, PAIR, needs=requests.Features(True, False, (), 0, False, False, 0, False), size=2, width=8, max_new=4
-  )
+  made = engine.Engine(Job.of(OPT, PAIR, [[1]] * 2, max_new_tokens=4, sampler=Sampler(0.0), seed=0))
   with pytest.raises(MemoryError, match=having('2 rows', '8', '9 bytes', 'lower max')):
     made.collect(engine.Running(None, Failed(), ended=2, rounds=1, left=0, since=0.0))
 

@@ -21,7 +21,8 @@ from tiers import quick
 from speccascade import checkpoints, Sampler
 from speccascade.checkpoints import hf
 from speccascade.data.seqio import pipeline
-from speccascade.engine import inputs, plans
+from speccascade.engine import plans
+from speccascade.engine.job import Job
 from speccascade.engine.verification import AcceptanceTable
 from speccascade.evaluate import config, published
 from speccascade.evaluate.experiment import Experiment
@@ -264,7 +265,7 @@ def test_the_config_of_a_row_builds_and_its_figures_are_right(row, prepared):
   made = experiments(command_of(row))
   for experiment in made:
     for point in experiment.points:
-      inputs.check_models(point.build(), models_of(experiment))
+      Job.of(point.build(), models_of(experiment))
     assert max_positions(experiment) >= experiment.task.max_prompt_tokens + experiment.task.max_new_tokens
     assert not experiment.cell or published.of_cell(experiment.cell)
   count, chip = row['chips'].split()
@@ -290,7 +291,7 @@ def test_every_pair_and_task_of_collaborative_decoding_is_a_cell(pair, cell, pre
   assert [checkpoint.path for checkpoint in experiment.models] == [*PAIRS[pair]]
   assert experiment.cell == macros['CELL'] and TASKS[cell].startswith(experiment.task.name)
   for point in experiment.points:
-    inputs.check_models(point.build(), models_of(experiment))
+    Job.of(point.build(), models_of(experiment))
   assert max_positions(experiment) >= experiment.task.max_prompt_tokens + experiment.task.max_new_tokens
 
 

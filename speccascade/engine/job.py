@@ -1,0 +1,151 @@
+"""What a call decodes: a method, models and prompts with their numbers.
+
+`Job.of` checks all of them, and is the only place that refuses any. `decode`, `stream`, scoring, the command for files,
+the evaluation harness, seqio's evaluator, T5X's step and experiments start from it.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import os
+from typing import Any
+
+from jax._src import xla_bridge  # which has no public name for whether JAX has started
+
+from speccascade import sampling
+from speccascade.backends import sharding
+from speccascade.engine import inputs, plans, requests, validate
+from speccascade.engine.method import SequenceCascade, Strategy
+from speccascade.types import check_bits, checked_int, Model, Network
+
+_FORKED: list[int] = []  # this process, where it was forked after JAX had started its threads
+
+
+def _note_fork():
+  if xla_bridge.backends_are_initialized():
+    _FORKED.append(os.getpid())
+
+
+if hasattr(os, 'register_at_fork'):
+  os.register_at_fork(after_in_child=_note_fork)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A method with models and rows, each checked.
+
+  Attributes:
+    method: The method.
+    models: The models.
+    rows: A row for every sample of every prompt; none where the method and the models alone were checked.
+    width: The tokens of a padded prompt.
+    size: The most rows that are decoded at once.
+    processor: Changes the logits of every model.
+    trace: Whether log-probabilities are recorded.
+  """
+
+  method: Strategy
+  models: list[Model]
+  rows: list[requests.Row] = dataclasses.field(default_factory=list)
+  width: int = 0
+  size: int = 1
+  processor: Callable | None = None
+  trace: bool = False
+
+  @classmethod
+  def of(
+    cls,
+    method: Strategy,
+    models: Sequence[Model],
+    prompts: Any = None,
+    *,
+    sampler: sampling.Sampler | None = None,
+    batch_size: int | None = None,
+    max_prompt_tokens: int | None = None,
+    processor: Callable | None = None,
+    trace: bool = False,
+    **numbers: Any,
+  ) -> 'Job':
+    """Check a call: first the models and the method, then the prompts, then what they need together.
+
+    Args:
+      method: The method.
+      models: The models.
+      prompts: The prompts; None checks what there is without them.
+      sampler: The sampler; None where it is not known yet.
+      batch_size: The most rows that are decoded at once.
+      max_prompt_tokens: The padded length of prompts.
+      processor: As of `speccascade.decode`.
+      trace: As of `speccascade.decode`.
+      **numbers: The other arguments of `engine.requests.rows`.
+
+    Raises:
+      ValueError: If anything is invalid; an `inputs.PromptError` where it is a prompt.
+    """
+    models = _check_models(method, models)
+    if sampler is not None:
+      validate.check_sampler(sampler)
+    rows = []
+    if prompts is not None:
+      rows = requests.rows(models, prompts, sampler=sampler, max_prompt_tokens=max_prompt_tokens, **numbers)
+    used = rows[0].sampler if rows else sampler or sampling.Sampler()
+    for choice in method.of_batches:
+      validate.check_targets(choice, inputs.vocabulary(models), used)
+    if not rows:
+      plans.check_sampler(method.origin if sampler else None, used)
+      return cls(method, models)
+    for row in rows:
+      with inputs.of_prompt(row.source):
+        plans.check_sampler(method.origin, row.sampler)
+    width = inputs.prompt_width(models, rows, max_prompt_tokens)
+    size = inputs.bucket(len(rows), 1)
+    size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
+    job = cls(method, models, rows, width, size, processor, trace)
+    return dataclasses.replace(job, size=sharding.even(size, job.shards))
+
+  @property
+  def shards(self) -> int:
+    """The number of equal parts that a mesh makes of a batch."""
+    return sharding.row_shards([self.models[m] for m in self.method.slots])
+
+  @property
+  def max_new(self) -> int:
+    """The most new tokens of a row."""
+    return max(row.max_new for row in self.rows)
+
+
+def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
+  """Return the models as a list, having checked that the method can decode with them."""
+  check_bits()
+  if _FORKED:
+    raise RuntimeError(
+      f'process {_FORKED[-1]} was forked after JAX had started threads, which it has not, and would wait for ever; '
+      "start processes with multiprocessing.get_context('spawn'), or before JAX is used."
+    )
+  if isinstance(models, Model | str | os.PathLike):
+    raise ValueError(f'models={getattr(models, "name", models)} must be a list of models, as in [small, large].')
+  models = list(models)
+  for model in models:
+    if not isinstance(model, Model):
+      given_as = repr(model) if isinstance(model, str | os.PathLike) else f'a {type(model).__name__}'
+      raise ValueError(f'models has {given_as}, not a loaded model: give what speccascade.load(PATH) returns.')
+    if not isinstance(model.network, Network):
+      raise ValueError(
+        f'{type(model.network).__name__} is no network: inherit speccascade.types.Network, with vocab_size, prefill, '
+        'extend, and those of eos_ids, start_id and max_positions that are others than the base has.'
+      )
+  validate.check_method(method, len(models))
+  for choice in method.of_batches:
+    answering = choice.slots if isinstance(choice, SequenceCascade) else choice.slots[-1:]
+    for model in (models[m] for m in answering):
+      if model.network.drafts_only:
+        part = 'a model of a sequence cascade, which answers alone' if answering[1:] else 'the verifier'
+        raise ValueError(f'{model.name} only proposes what the text repeats: give it as a drafter, not as {part}.')
+  first, *others = models
+  for other in others:
+    if (first.network.start_id is None) != (other.network.start_id is None):
+      raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
+  plans.check_models(method.origin, models, method.slots)
+  for model in models:
+    validate.check_network(model)
+  inputs.vocabulary(models)
+  return models
