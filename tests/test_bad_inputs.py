@@ -530,10 +530,6 @@ PYTHON = {
     lambda d: files.jsonl(records(d, r'{"prompt": "\ud800", "target": ""}')),
     ('line 3', "'prompt'"),
   ),
-  'programs allowed by another word': (
-    lambda d: files.jsonl(records(d, ''), metrics=('pass_at_1',), allow_execution='yes'),
-    "allow_execution='yes'",
-  ),
   'a line of brackets': (lambda d: files.jsonl(records(d, '[' * 100_000)), ('line 3', 'JSON')),
   'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), ('line 3', 'JSON')),
   'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), ('line 3', "'target'")),

@@ -8,7 +8,6 @@ import dataclasses
 import re
 from typing import Any
 
-from speccascade.data import programs
 from speccascade.data.metrics import NO_ANSWER
 from speccascade.data.prompts import Record, Template
 
@@ -110,12 +109,6 @@ def _questions(
 # ---- programs ----
 
 
-def _mbpp(record: Record) -> Record:
-  tests = '\n'.join(record['test_list'])
-  setup = record.get('test_setup_code', '')
-  return {**record, 'tests': tests, 'prompt': '', 'test': f'{setup}\n{tests}', 'entry_point': ''}
-
-
 def _humanevalpack(language: str) -> Benchmark:
   """Return HumanEvalPack in a language; a function in braces ends with the first one that is not indented."""
   return Benchmark(
@@ -123,17 +116,15 @@ def _humanevalpack(language: str) -> Benchmark:
     splits=_splits('test'),
     prompt_field='prompt',
     target_field='canonical_solution',
-    info_fields=('language', 'prompt', 'test', 'entry_point', 'declaration', 'import', 'test_setup'),
-    fields=lambda record: {**record, 'language': language},
     max_prompt_tokens=1024,
     max_new_tokens=512,
-    metrics=('pass_at_1',),
+    metrics=('words',),
     stop=('\nclass ', '\ndef ', '\n#', '\nif ', '\nprint(') if language == 'python' else ('\n}',),
     prepare=_hugging_face(f'bigcode__humanevalpack/{language}'),
   )
 
 
-_PACK = {language: _humanevalpack(language) for language in programs.NAMES}
+_PACK = {language: _humanevalpack(language) for language in ('python', 'js', 'java', 'go', 'cpp', 'rust')}
 
 BENCHMARKS = {
   'wmt14_ende': _from_text('wmt14_translate/de-en', 'en', 'de', 80, 80, 'bleu'),
@@ -175,8 +166,6 @@ BENCHMARKS = {
   'humaneval': dataclasses.replace(
     _PACK['python'],
     dataset='openai__openai_humaneval',
-    info_fields=('prompt', 'test', 'entry_point'),
-    fields=None,
     max_prompt_tokens=768,
     max_new_tokens=384,
     prepare=_hugging_face('openai__openai_humaneval'),
@@ -188,11 +177,10 @@ BENCHMARKS = {
     prompt_field='"""\n{text}\nThese tests pass:\n{tests}\n"""\n',
     target_field='code',
     text_field='text',
-    info_fields=('prompt', 'test', 'entry_point'),
-    fields=_mbpp,
+    fields=lambda record: {**record, 'tests': '\n'.join(record['test_list'])},
     max_prompt_tokens=1024,
     max_new_tokens=256,
-    metrics=('pass_at_1',),
+    metrics=('words',),
     stop=('\n"""', '\nassert ', '\nprint('),
     shots=3,
     shots_split='prompt',

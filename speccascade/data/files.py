@@ -97,7 +97,6 @@ def jsonl(
   metrics: Sequence[str | Metric] = ('exact_match',),
   stop: Sequence[str] = (),
   tokenizer: str | None = None,
-  allow_execution: bool | str = False,
   name: str | None = None,
 ) -> Task:
   r"""Return a task of JSON objects, one a line or in one array.
@@ -120,7 +119,6 @@ def jsonl(
     metrics: names of metrics, or functions.
     stop: strings that end decoding; what follows them is neither decoded nor judged.
     tokenizer: path of the models' tokenizer, to truncate long prompts.
-    allow_execution: True lets `pass_at_1` run generated programs; see `speccascade.data.sandbox`.
     name: the task's name; by default the name of the file.
 
   Returns:
@@ -128,7 +126,6 @@ def jsonl(
 
   Raises:
     FileNotFoundError: if there is no such file.
-    PermissionError: if a metric runs programs and `allow_execution` is False.
     ValueError: if the file cannot be read, a field is missing, or the settings select no example.
   """
   fields = dict(prompt_field=prompt_field, target_field=target_field, info_fields=info_fields)
@@ -143,7 +140,7 @@ def jsonl(
     where, record = records[i]
     examples.append(template.example(i, record, where, fit, worked))
   limits = max_prompt_tokens, max_new_tokens
-  return _task(path, name, examples, limits, metrics, lambda e: records[e.index][0], stop, allow_execution)
+  return _task(path, name, examples, limits, metrics, lambda e: records[e.index][0], stop)
 
 
 def conversations(
@@ -237,10 +234,9 @@ def _task(
   metrics: Sequence[str | Metric],
   where: Callable[[Example], str],
   stop: Sequence[str] = (),
-  allow_execution: bool | str = False,
 ) -> Task:
   """Return a task that is called like its file by default, checked to suit its metrics."""
-  judged = metric_table.named(metrics, allow_execution=allow_execution)
+  judged = metric_table.named(metrics)
   metric_table.check(judged, examples, where)
   name = name or pathlib.Path(path).name.removesuffix('.gz').rsplit('.', 1)[0]
   return Task(name, examples, *limits, judged, prompts.truncation(stop), stop)

@@ -6,7 +6,6 @@ bootstrap scores every text once. `mean` makes such a metric of a function that 
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 import dataclasses
 from fractions import Fraction
 import functools
@@ -16,9 +15,7 @@ import string
 
 import numpy as np
 
-from speccascade.data import programs, sandbox
 from speccascade.data.examples import Example, Metric
-from speccascade.host import multihost
 from speccascade.host.errors import first_line
 
 ORDER = 4  # BLEU's longest n-gram
@@ -253,81 +250,12 @@ class Words(Mean):
     return None
 
 
-@dataclasses.dataclass(frozen=True)
-class PassAt1(Mean):
-  """The share of programs that pass their tests.
-
-  An example's `info` has what `programs.program` takes: `test`, `entry_point`, `prompt`, `language`.
-
-  Attributes:
-    allow_execution: True runs programs where they can be isolated, `sandbox.WITHOUT_ISOLATION` anywhere.
-    seconds: processor time of each Python program; other languages have `programs.LIMITS`.
-    memory: bytes of address space of each Python program.
-  """
-
-  allow_execution: bool | str = False
-  seconds: float = 5.0
-  memory: int = 1 << 30
-
-  def lacks(self, example):
-    missing = [key for key in ('test', 'entry_point') if key not in example.info]
-    if missing:
-      return f'{" and ".join(missing)} in its info'
-    if self.allow_execution and (language := programs.language_of(example)) != programs.PYTHON:
-      _check_runs(language, self._isolated)
-    return None
-
-  @property
-  def _isolated(self) -> bool:
-    return self.allow_execution != sandbox.WITHOUT_ISOLATION
-
-  def check_allowed(self):
-    """Raise PermissionError unless programs may run."""
-    if not self.allow_execution:
-      raise PermissionError(
-        'pass_at_1 runs programs that a model wrote, which must be allowed: give the task allow_execution=True '
-        "(see speccascade.data.sandbox), or other metrics, as metrics=('exact_match',)."
-      )
-
-  def statistics(self, examples, predictions):
-    self.check_allowed()
-    for example in examples:
-      if missing := self.lacks(example):
-        raise ValueError(f'example {example.index} lacks {missing}; pass_at_1 needs them.')
-
-    def passes(example: Example, prediction: str) -> bool:
-      is_python = programs.language_of(example) == programs.PYTHON
-      limits = dict(seconds=self.seconds, memory=self.memory) if is_python else programs.LIMITS
-      return _run(programs.program(example, prediction), isolated=self._isolated, **limits).passed
-
-    if len(examples) != len(predictions):
-      raise ValueError(f'{len(examples)} examples have {len(predictions)} predictions; give one for each.')
-    with ThreadPoolExecutor(multihost.cpus()) as pool:
-      passed = list(pool.map(passes, examples, predictions))
-    return np.array(passed, np.float64)[:, None]
-
-
-_run = functools.lru_cache(maxsize=4096)(sandbox.run)  # greedy outputs recur from point to point
-
-
-@functools.cache
-def _check_runs(language: str, isolated: bool):
-  """Raise unless the tools of a language run the smallest program."""
-  result = _run(programs.smallest(language), isolated=isolated, **programs.LIMITS)
-  if not result.passed:
-    raise RuntimeError(
-      f'the tools for {language} do not run the smallest program ({result.verdict}: {result.detail}); install them for '
-      "all users, or take other metrics, as metrics=('exact_match',)."
-    )
-
-
 bleu = Bleu()
 chrf = Chrf()
 rouge2 = Rouge2()
 final_number = Match(number, 'a reference with a number')
 accuracy = Match(letter, 'a reference with a letter A–D')
 exact_match = Match(str.strip)
-pass_at_1 = PassAt1()
 
 METRICS: dict[str, Summed] = dict(
   bleu=bleu,
@@ -340,36 +268,27 @@ METRICS: dict[str, Summed] = dict(
   squad_f1=WordF1(squad_answer),
   trivia_exact_match=Match(trivia_answer),
   trivia_f1=WordF1(trivia_answer),
-  pass_at_1=pass_at_1,
   words=Words(),
 )
 
 
-def named(metrics: Sequence[str | Metric], *, allow_execution: bool | str = False) -> dict[str, Metric]:
+def named(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
   """Return metrics by name.
 
   Args:
     metrics: names of `METRICS`, functions, or objects that can be called.
-    allow_execution: whether `pass_at_1` may run programs: False, True or `sandbox.WITHOUT_ISOLATION`.
 
   Returns:
     The metrics in order, each by its name in results.
 
   Raises:
-    PermissionError: if `pass_at_1` is among them and may not run, or the system cannot isolate programs.
     ValueError: if one is not a metric, or two have one name.
   """
   if isinstance(metrics, str) or callable(metrics) or not metrics:
     raise ValueError(f"metrics={metrics!r} is not a list of names and functions; write ('bleu',).")
-  if allow_execution not in (False, True, sandbox.WITHOUT_ISOLATION):
-    raise ValueError(f'allow_execution={allow_execution!r} is not False, True or {sandbox.WITHOUT_ISOLATION!r}.')
   judged = {_name(metric): _metric(metric) for metric in metrics}
   if len(judged) < len(metrics):
     raise ValueError(f'two metrics of {", ".join(map(_name, metrics))} have one name; drop or rename one.')
-  if judged.get('pass_at_1') is pass_at_1:
-    allowed = judged['pass_at_1'] = dataclasses.replace(pass_at_1, allow_execution=allow_execution)
-    allowed.check_allowed()
-    sandbox.run('', isolated=allow_execution != sandbox.WITHOUT_ISOLATION)  # fails now rather than after decoding
   return judged
 
 

@@ -17,7 +17,7 @@ import gin
 
 from speccascade import acceptance, embedded, methods, rules, stopping
 from speccascade.backends import sharding
-from speccascade.data import files
+from speccascade.data import files, harness
 from speccascade.data.seqio import tasks
 from speccascade.evaluate import plugins
 from speccascade.evaluate.curves import Checkpoint, Curve
@@ -64,7 +64,8 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'speccascade.mesh', _mesh
   yield from ((f'rules.{name}', rule) for name, rule in rules.known().items())
   yield 'rules.by_slot', _by_slot
-  for thing in (files.parallel_text, files.jsonl, files.conversations, tasks.seqio_task, tasks.t5x_task):
+  of_files = files.parallel_text, files.jsonl, files.conversations
+  for thing in (*of_files, tasks.seqio_task, tasks.t5x_task, harness.lm_eval_task):
     yield f'data.{thing.__name__}', thing
   for thing in (embedded.task, embedded.models):
     yield f'embedded.{thing.__name__}', thing

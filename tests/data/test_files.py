@@ -131,20 +131,6 @@ def test_lines_that_are_no_objects_or_have_null_for_a_text_are_named(tmp_path, l
     files.jsonl(str(tmp_path / 'x'), **settings)
 
 
-def test_programs_are_not_run_unasked(problems):
-  settings = dict(prompt_field='question', target_field='answer', metrics=('pass_at_1',))
-  with pytest.raises(PermissionError, match='allow_execution'):
-    files.jsonl(problems, **settings)
-  with pytest.raises(ValueError, match=having('problems.jsonl, line 1', 'test', 'entry_point')):
-    files.jsonl(problems, **settings, allow_execution='without isolation')
-  tested = [p | {'test': 'def check(f): pass', 'entry_point': 'f'} for p in PROBLEMS]
-  with open(problems, 'w') as f:
-    f.write('\n'.join(map(json.dumps, tested)))
-  for allowed in (True, 'without isolation'):
-    task = files.jsonl(problems, **settings, info_fields=('test', 'entry_point'), allow_execution=allowed)
-    assert task.metrics['pass_at_1'].allow_execution == allowed
-
-
 def test_a_prediction_ends_at_the_first_stop(problems):
   task = files.jsonl(problems, prompt_field='question', target_field='answer', stop=('\n\n', 'Question:'))
   for text, end in (('a Question: b\n\nc', 'a '), ('a\n\nQuestion:', 'a'), ('all', 'all')):

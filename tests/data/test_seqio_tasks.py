@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 import subprocess
 import sys
 import warnings
@@ -29,29 +28,8 @@ TEXT = tfds.features.Text()
 ROOT = pathlib.Path(__file__).parents[2]
 # The beginning of a program, its completion and its tests.
 CODE = {
-  'python': ('def twice(x):\n', '    return 2 * x\n', '\ndef check(f):\n  assert f(4) == 8\n\ncheck(twice)\n'),
-  'js': ('const twice = (x) => {\n', '  return 2 * x;\n}\n', 'console.assert(twice(4) === 8)\n'),
-  'java': (
-    'class Solution {\n    public int twice(int x) {\n',
-    '        return 2 * x;\n    }\n}',
-    'public class Main {\n    public static void main(String[] words) {\n'
-    '        if (new Solution().twice(4) != 8) throw new AssertionError();\n    }\n}\n',
-  ),
-  'go': (
-    'import (\n    "math"\n    "sort"\n)\n\n// not by sort.Ints\nfunc twice(x float64) float64 {\n',
-    '    return math.Abs(2) * x\n}\n',
-    'func TestTwice(t *testing.T) {\n    assert := assert.New(t)\n    assert.Equal(8.0, twice(4))\n}\n',
-  ),
-  'cpp': (
-    '#include<vector>\nint twice(int x){\n',
-    '    return 2 * x;\n}\n',
-    '#undef NDEBUG\n#include<assert.h>\nint main(){\n    assert(twice(4) == 8);\n}\n',
-  ),
-  'rust': (
-    'fn main(){}\nuse rand::Rng;\nfn twice(x: i32) -> i32 {\n',
-    '    2 * x\n}\n',
-    '#[test]\nfn test_twice() { assert_eq!(twice(4), 8); }\n',
-  ),
+  'python': ('def twice(x):\n', '    return 2 * x\n'),
+  'go': ('func twice(x float64) float64 {\n', '    return 2 * x\n}\n'),
 }
 TABLES = {
   ('wmt14_translate', 'de-en'): {
@@ -129,20 +107,8 @@ TABLES = {
     'validation': [dict(question='Which sea?', answer=dict(value='Dead Sea', aliases=['Dead-Sea', 'The Dead Sea']))],
   },
   **{
-    ('bigcode__humanevalpack', language): {
-      'test': [
-        dict(
-          prompt=prompt,
-          declaration=prompt,
-          canonical_solution=solution,
-          test=test,
-          entry_point='twice',
-          test_setup='',
-          **{'import': ''},
-        )
-      ],
-    }
-    for language, (prompt, solution, test) in CODE.items()
+    ('bigcode__humanevalpack', language): {'test': [dict(prompt=prompt, canonical_solution=solution)]}
+    for language, (prompt, solution) in CODE.items()
   },
 }
 
@@ -276,30 +242,17 @@ def test_worked_examples_give_way_before_the_question_does(data_dir, byt5):
   assert example.prompt == 'Question: What is 9 +\nAnswer:'
 
 
-def test_programs_are_tested_once_they_may_run(data_dir):
-  with pytest.raises(PermissionError, match='allow_execution=True'):
-    tasks.seqio_task('humaneval', data_dir=data_dir, split='test')
-  task = tasks.seqio_task('humaneval', data_dir=data_dir, split='test', allow_execution='without isolation')
-  text = task.postprocess('    return 2 * x\n\ndef other():\n    broken', task.examples[0])
-  assert task.metrics['pass_at_1'](task.examples, [text]) == 100
-  assert tasks.seqio_task('humaneval', data_dir=data_dir, split='test', metrics=('exact_match',)).examples
-
-
-def test_a_chat_may_answer_with_a_program_in_a_fence(data_dir):
-  settings = dict(data_dir=data_dir, split='test', chat=True, allow_execution='without isolation')
-  task = tasks.seqio_task('humaneval', **settings)
-  answer = 'Here it is:\n```python3\ndef double(x):\n    return x + x\n```\nIt adds.'
-  assert not task.stop and task.postprocess is None and task.metrics['pass_at_1'](task.examples, [answer]) == 100
-  assert tasks.seqio_task('humaneval', **settings, stop=['\n\n']).stop == ['\n\n']
-  plain = settings | dict(chat=False)
-  assert '\ndef ' in tasks.seqio_task('humaneval', **plain).stop
+def test_programs_are_prompts_that_end_with_their_function(data_dir):
+  task = tasks.seqio_task('humaneval', data_dir=data_dir, split='test')
+  assert list(task.metrics) == ['words'] and task.examples[0].prompt == 'def double(x):\n'
+  assert task.postprocess('    return 2 * x\n\ndef other():\n    broken', task.examples[0]) == '    return 2 * x\n'
 
 
 @pytest.mark.parametrize('name', ['wmt14_ende', 'humaneval'])
 def test_missing_data_is_named_with_the_remedy(name, tmp_path):
   dataset = tasks.BENCHMARKS[name].dataset
   with pytest.raises(FileNotFoundError, match=having(dataset, str(tmp_path))):
-    tasks.seqio_task(name, data_dir=str(tmp_path), allow_execution='without isolation')
+    tasks.seqio_task(name, data_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -321,7 +274,6 @@ def test_missing_data_is_named_with_the_remedy(name, tmp_path):
 )
 def test_wrong_settings_are_named(data_dir, name, settings, match):
   where = dict(data_dir=data_dir) if name in tasks.BENCHMARKS else {}
-  where |= dict(allow_execution='without isolation')
   with pytest.raises(ValueError, match=match):
     tasks.seqio_task(name, **where, **settings)
 
@@ -376,42 +328,16 @@ def test_the_passage_is_truncated_and_its_question_is_not(data_dir, byt5):
   assert prompt.endswith('\nQuestion: Where did Bo swim?\nAnswer:')
 
 
-def test_programs_of_mbpp_are_tested_by_its_assertions(data_dir):
-  task = tasks.seqio_task('mbpp', data_dir=data_dir, split='test', allow_execution='without isolation')
+def test_the_prompts_of_programs_have_their_tests_or_their_language(data_dir):
+  task = tasks.seqio_task('mbpp', data_dir=data_dir, split='test')
   prompt = task.examples[0].prompt
   assert prompt.count('"""\ndef add') == 3 and prompt.endswith(
     '"""\nWrite half.\nThese tests pass:\nassert half(4) == 2\nassert half(2) == 1\n"""\n'
   )
-  for text, score in (
-    ('def half(x):\n  return x / 2', 100),
-    ('def half(x):\n  return 2', 0),
-    (' def half(x):\n  return x/2', 100),
-  ):
-    assert task.metrics['pass_at_1'](task.examples, [text]) == score
-
-
-@pytest.mark.parametrize('language', CODE)
-def test_programs_in_six_languages_are_tested_where_their_tools_are(language, data_dir):
-  settings = dict(data_dir=data_dir, split='test', language=language, allow_execution='without isolation')
-  read = lambda **more: tasks.seqio_task('humanevalpack', **settings, **more)
-  try:
-    task = read()
-  except (FileNotFoundError, RuntimeError) as error:  # rustc of root's own home does not run as another user
-    assert language in str(error) and 'install' in str(error)
-    return
-  (example,) = task.examples
-  prompt, solution, _ = CODE[language]
-  assert example.prompt == prompt and task.stop
-  judge = lambda text: task.metrics['pass_at_1'](task.examples, [task.postprocess(text, example)])
-  assert judge(f'{solution}\ndef more') == 100
-  assert judge(solution.replace('2 * x', '3 * x')) == judge('(') == 0
-  whole = f'{prompt}{solution}'
-  function = whole[re.search('^.*twice.*[{:]$', prompt, re.MULTILINE).start() :]
-  chat = read(chat=True)
-  judge = lambda code: chat.metrics['pass_at_1']([example], [f'So:\n```{language}\n{code}\n```\nThat is all.\n}}'])
-  for code in (whole, whole.replace('class Sol', 'public class Sol'), function, solution):
-    code = code.removesuffix('}') if language == 'java' and code is function else code
-    assert judge(code) == 100 and judge(code.replace('2', '3')) == 0
+  for language, (prompt, solution) in CODE.items():
+    task = tasks.seqio_task('humanevalpack', data_dir=data_dir, split='test', language=language)
+    (example,) = task.examples
+    assert example.prompt == prompt and task.postprocess(f'{solution}\ndef more', example) in solution
 
 
 # ---- the registry ----
@@ -543,8 +469,7 @@ def test_a_config_of_each_benchmark_makes_its_task(name, data_dir):
     "Experiment.reference = 'x'",
     'run.experiments = [@Experiment()]',
   ]
-  allowed = ["ALLOW_EXECUTION = 'without isolation'"] if 'pass_at_1' in tasks.BENCHMARKS[name].metrics else []
-  config.parse([str(ROOT / 'gin_configs' / 'tasks' / f'{name}.gin')], bindings + allowed)
+  config.parse([str(ROOT / 'gin_configs' / 'tasks' / f'{name}.gin')], bindings)
   (experiment,) = config.build()
   benchmark = tasks.BENCHMARKS[name]
   task = experiment.task

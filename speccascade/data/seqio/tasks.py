@@ -41,7 +41,6 @@ def seqio_task(
   max_prompt_tokens: int | None = None,
   max_new_tokens: int | None = None,
   metrics: Sequence[str | Metric] | None = None,
-  allow_execution: bool | str = False,
 ) -> Task:
   r"""Return a benchmark, or a registered seqio task or mixture, as a task of plain examples.
 
@@ -64,18 +63,16 @@ def seqio_task(
     shots_split: the split of the worked examples.
     chat: whether the prompt is a user's message for the models' chat template; a text is the system's message.
     stop: strings that end decoding; what follows them is neither decoded nor judged. Those of programs end a bare
-      completion, so that a chat has none by default.
+      completion: give [] for a chat.
     max_prompt_tokens: the longest prompt.
     max_new_tokens: tokens to generate at most.
     metrics: names of metrics, or functions.
-    allow_execution: True lets `pass_at_1` run generated programs; see `speccascade.data.sandbox`.
 
   Returns:
     A task whose examples are indexed by their position in the split.
 
   Raises:
     FileNotFoundError: if the data set is not prepared; it names the command.
-    PermissionError: if a metric runs programs and `allow_execution` is False.
     ValueError: if there is no such task or split, or a setting is wrong or missing.
   """
   changes = dict(prompt_field=prompt_field, prefix=prefix, suffix=suffix, shots=shots, shots_split=shots_split)
@@ -84,17 +81,15 @@ def seqio_task(
   chosen = dict(start=start, count=count, seed=seed)
   if name in BENCHMARKS:
     benchmark = _changed(_in_language(name, language), **changes)
-    judged = named(benchmark.metrics, allow_execution=allow_execution)
+    judged = named(benchmark.metrics)
     dataset = pipeline.builder(benchmark, data_dir)
     _check_split(name, split, benchmark.splits)
     fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
     examples = list(pipeline.benchmark_examples(benchmark, dataset, fit, split, **chosen))
   else:
     benchmark = _registered(name, changes, tokenizer=tokenizer, data_dir=data_dir, language=language)
-    judged = named(benchmark.metrics, allow_execution=allow_execution)
+    judged = named(benchmark.metrics)
     examples = _registered_examples(benchmark, split, **chosen)
-  if chat and stop is None and 'pass_at_1' in judged:
-    benchmark = dataclasses.replace(benchmark, stop=())  # an answer begins with a text and the fence of its program
   return _task(name, examples, (benchmark.max_prompt_tokens, benchmark.max_new_tokens), judged, benchmark.stop)
 
 
@@ -106,7 +101,6 @@ def t5x_task(
   split: str = 'test',
   count: int | None = None,
   module: str | None = None,
-  allow_execution: bool | str = False,
 ) -> Task:
   """Return a seqio task or mixture with the prompts that T5X gives a model: tokens, truncated to the feature lengths.
 
@@ -117,7 +111,6 @@ def t5x_task(
     split: the split to read.
     count: number of examples; None for all.
     module: a module to import first, which registers the task.
-    allow_execution: as in `seqio_task`.
 
   Returns:
     A task whose prompts are token ids.
@@ -130,7 +123,7 @@ def t5x_task(
   if not isinstance(task_feature_lengths, Mapping) or not {'inputs', 'targets'} <= set(task_feature_lengths):
     raise ValueError(f"task_feature_lengths={task_feature_lengths!r}: give {{'inputs': …, 'targets': …}}, in tokens.")
   lengths = {key: task_feature_lengths[key] for key in ('inputs', 'targets')}
-  judged = named(metrics, allow_execution=allow_execution)
+  judged = named(metrics)
   examples = []
   for index, record in prompts.select(_records(mixture_or_task_name, split, lengths), count=count):
     examples.append(Example(index, pipeline.to_plain(record['inputs']), _plain(index, record).target))
@@ -143,7 +136,6 @@ def add_benchmark(
   *,
   tokenizer: str | None = None,
   data_dir: str | None = None,
-  allow_execution: bool | str = False,
   **changes,
 ):
   """Register a benchmark with seqio, for evaluation: its files are read in order, also where seqio shuffles.
@@ -153,7 +145,6 @@ def add_benchmark(
     benchmark: the benchmark or its name; by default the one called `name`.
     tokenizer: path of the models' tokenizer. Without one the features are texts, which no seqio Evaluator takes.
     data_dir: folder of TensorFlow Datasets.
-    allow_execution: as in `seqio_task`.
     **changes: fields of the benchmark to replace.
 
   Returns:
@@ -170,7 +161,7 @@ def add_benchmark(
   dataset = pipeline.builder(benchmark, data_dir)
   fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
   read = functools.partial(pipeline.benchmark_examples, benchmark, dataset, fit)
-  judged = named(benchmark.metrics, allow_execution=allow_execution)
+  judged = named(benchmark.metrics)
   return pipeline.register(name, read, benchmark.splits, tokenizer, judged, prompts.truncation(benchmark.stop))
 
 
