@@ -632,7 +632,7 @@ GIN = {
   ),
   'a value of what nothing makes': (['methods.naive_cos.block = 9'], ('--gin.methods.naive_cos.block', 'no effect')),
   'a value of what another value leaves out': (
-    ['Experiment.curves = [@opt/Curve()]', 'lossy/Curve.values = [0.1]'],
+    ['Experiment.curves = [@target_only/Curve(), @opt/Curve()]', 'lossy/Curve.values = [0.1]'],
     ('--gin.lossy/Curve.values', 'no effect'),
   ),
   'a macro that another value leaves out': (

@@ -22,6 +22,7 @@ import reference
 
 import speccascade
 from speccascade import embedded, methods, Request, run
+from speccascade.data import harness
 from speccascade.data.seqio import tasks
 from speccascade.engine.method import Strategy
 from speccascade.evaluate import config
@@ -143,10 +144,11 @@ def test_the_python_of_the_page_on_tasks_fits_the_functions(tmp_path, monkeypatc
   Path('sharegpt.json').write_text('[{"conversations": [{"from": "human", "value": "Hello."}]}]')
   for name in ('seqio_task', 'add_benchmark', 'add_parallel_text'):
     accept(tasks, name)
+  accept(harness, 'lm_eval_task')
   accept(seqio_evaluator, 'evaluate')
   monkeypatch.setitem(sys.modules, 'seqio', ModuleType('seqio'))
   exec('\n'.join(blocks(DOCS / 'tasks.md', 'python')), dict(method=None, small=None, large=None))
-  assert len(calls) == 4
+  assert len(calls) == 5
 
 
 def test_a_test_runs_the_code_of_every_page():

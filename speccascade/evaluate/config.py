@@ -109,7 +109,7 @@ def build(*, placed: bool = True) -> list[Experiment]:
 
   The devices of their mesh must be there; if they are not to be `placed`, only once models are loaded.
   """
-  with gin_files.explained():
+  with gin_files.building():
     shape = gin.get_configurable('speccascade.mesh')()
     mesh = None if shape is None else (sharding.mesh if placed else sharding.unplaced)(shape)
     experiments = gin.get_configurable('speccascade.run')()

@@ -1,4 +1,4 @@
-"""Gin files, read with every name checked; an error is one line, with the name that was probably intended.
+"""Gin files; an error is one line, with the name that was probably intended.
 
 A gin file is code: it imports modules and calls what it names, so reading one runs it. Read only files that you trust.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import re
 import sys
 import sysconfig
+from typing import Any
 
 import gin
 
@@ -23,27 +24,25 @@ from speccascade.host.errors import first_line, RunError
 # The files that come with the package: inside it where it is installed, next to it in a clone.
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = next(p for p in (PACKAGE / 'gin_configs', PACKAGE.parent / 'gin_configs') if p.is_dir())
-CALLED = {'speccascade.run', 'speccascade.train', 'speccascade.mesh'}  # by the commands, and not by references
 UNREAD = 'gin cannot read a value; it reads numbers, texts, lists, dicts, @NAME and %NAME'
 
 
+_asked_for: list[str] = []  # names that bindings of the command line have
+
+
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()):
-  """Make gin files and bindings gin's config and check every name in them; nothing is built."""
+  """Make gin files and bindings gin's config, whose names must be known; nothing is built."""
   files = [_path_of(file, search_paths) for file in files]
   own = [os.path.dirname(os.path.abspath(file)) for file in files]
   above = [folder for file in own for folder in (file, os.path.dirname(file))]  # where includes are looked up
   folders = [*map(str, search_paths), *dict.fromkeys(above), str(SHIPPED)]
-  with gin.unlock_config(), _searching(folders), explained(), _recorded() as named:
+  with gin.unlock_config(), _searching(folders), explained():
     gin.clear_config()
     for file in files:
       gin.parse_config_file(file)
     for binding in bindings:
       _bind(binding)
-    asked_for = [b.partition('=')[0].strip() for b in bindings]
-    _check_macros(named, asked_for)
-    _check_scopes(named)
-    _check_overridden(asked_for)
-    _drop_unreached(asked_for)
+    _asked_for[:] = [b.partition('=')[0].strip() for b in bindings]
     gin.finalize()
 
 
@@ -105,146 +104,51 @@ def _literal(value: str) -> bool:
 
 
 @contextlib.contextmanager
-def _recorded():
-  """Yield a set that grows by the name, scopes included, of each reference that gin parses, be it overridden later."""
-  named: set[str] = set()
-  delegate = gin.config.ParserDelegate
-
-  class Recorder(delegate):
-    def configurable_reference(self, scoped_selector, evaluate):
-      named.add(scoped_selector)
-      return super().configurable_reference(scoped_selector, evaluate)
-
-    def macro(self, name):
-      named.add(f'{name}/gin.macro')
-      return super().macro(name)
-
-  gin.config.ParserDelegate = Recorder
-  try:
-    yield named
-  finally:
-    gin.config.ParserDelegate = delegate
+def building() -> Iterator[None]:
+  """Build from the config that was read: an error is one line, and a binding of the command line has an effect."""
+  with explained():
+    yield
+    _check_asked_for()
 
 
-def _check_macros(named: set[str], asked_for: Sequence[str]):
-  """Refuse a %NAME that is bound nowhere, and a value under a name that nothing uses.
-
-  A file may bind lists of curves and models that nothing uses, for a file to include offers several.
-  """
-  bound = {
-    scope: values['value'] for (scope, selector), values in gin.config._CONFIG.items() if selector == 'gin.macro'
-  }
-  used = sorted(name.removesuffix('/gin.macro') for name in named if name.endswith('/gin.macro'))
-  for reference in gin.config.iterate_references(gin.config._CONFIG, to=gin.get_configurable(gin.config.macro)):
-    name = '/'.join(reference.scopes)
-    if name not in bound:
-      raise RunError(f'%{name} is used but bound nowhere{_suggestion(name, list(bound))}; bind it, as in {name} = …')
-  for name, value in bound.items():
-    if name not in used and (name in asked_for or not any(gin.config.iterate_references(value))):
-      raise RunError(f'{name} is bound, but nothing uses %{name}{_suggestion(name, used)}.')
-
-
-def _drop_unreached(asked_for: Sequence[str]):
-  """Drop what only references that were overridden named; the config, written and read again, would be refused.
-
-  A binding of the command line among it is an error.
-  """
-  config = gin.config._CONFIG
-  macro = gin.get_configurable(gin.config.macro)
-  while True:
-    used = {'/'.join(reference.scopes) for reference in gin.config.iterate_references(config, to=macro)}
-    reached = {scope for reference in gin.config.iterate_references(config) for scope in reference.scopes}
-    lost = _outside(reached)
-    lost += [
-      (name, selector)
-      for (name, selector), values in config.items()
-      if selector == 'gin.macro' and name not in used and not any(gin.config.iterate_references(values))
-    ]
-    if not lost:
-      return
-    for scope, selector in lost:
-      if asked := [n for n in asked_for if n == scope or selector in _selected(n) and n.rpartition('/')[0] == scope]:
-        raise RunError(f'--gin.{asked[0]} has no effect, for all that used it is bound anew; leave it out.')
-      del config[scope, selector]
+def _check_asked_for():
+  """Refuse a binding of the command line that no call has read, nor is to read: those of what a call was handed."""
+  waiting = list(gin.config._OPERATIVE_CONFIG)
+  calls: dict[tuple[str, str], dict[str, tuple[str, Any]]] = {}
+  while waiting:
+    if (call := waiting.pop()) not in calls:
+      calls[call] = _in_effect(*call)
+      waiting += [reference.config_key for reference in gin.config.iterate_references(list(calls[call].values()))]
+  read = {(at, selector, parameter) for (_, selector), bound in calls.items() for parameter, (at, _) in bound.items()}
+  for name in _asked_for:
+    scope, _, rest = name.rpartition('/')
+    is_macro = '.' not in rest
+    key = (name, 'gin.macro', 'value') if is_macro else _key(scope, rest)
+    if key in read or not _is_ours(key[1]):
+      continue
+    inner = sorted(f'{at}/{rest}' for at, *of in read if not is_macro and not scope and of == [*key[1:]])
+    known = sorted({at for at, selector, _ in read if (selector == 'gin.macro') == is_macro})
+    unused = f'nothing uses {"%" * is_macro}{name}{_suggestion(name if is_macro else scope, known)}'
+    why = f'the config binds {", ".join(inner)}; bind those' if inner else unused
+    raise RunError(f'--gin.{name} has no effect: {why}.')
 
 
-def _outside(reached: set[str]) -> list[tuple[str, str]]:
-  """Return (scope, selector) of each binding in a scope that is not of these."""
-  return [
-    (scope, selector)
-    for scope, selector in gin.config._CONFIG
-    if selector != 'gin.macro' and scope and not set(scope.split('/')) <= reached
-  ]
+def _key(scope: str, name: str) -> tuple[str, str, str]:
+  """Return the scope, the full name of the configurable and the parameter of a binding."""
+  given, _, parameter = name.rpartition('.')
+  return scope, gin.config._REGISTRY.get_match(given).selector, parameter
 
 
-def _check_scopes(named: set[str]):
-  """Refuse a binding in a scope that nothing is made in: gin would drop it without a word."""
-  used = {scope for name in named if (scope := name.rpartition('/')[0]) and not name.endswith('/gin.macro')}
-  reached = {part for scope in used for part in scope.split('/')}
-  for scope, selector in _outside(reached):
-    raise RunError(
-      f'{scope}/{selector.split(".")[-1]} is bound, but nothing is made in the scope {scope}'
-      f'{_suggestion(scope, sorted(used))}.'
-    )
+def _is_ours(selector: str) -> bool:
+  """Tell whether a configurable is called by gin or this package; a user's module may call what it registers later."""
+  return gin.config._REGISTRY[selector].wrapped.__module__.split('.')[0] in ('gin', PACKAGE.name)
 
 
-def _check_overridden(asked_for: Sequence[str]):
-  """Refuse a binding of the command line to what nothing makes, or that a scope overrides wherever it would count."""
-  references = _read_references()
-  reached = {scope for reference in references for scope in reference.scopes}
-  for name in asked_for:
-    *scope, rest = name.split('/')
-    parameter = rest.rpartition('.')[2]
-    for selector in {s for s in _selected(name) if _binds(scope, s, parameter)}:
-      if others := _overriding(scope, selector, parameter, references):
-        others = sorted({f'{"/".join(other)}/{rest}' for other in others})
-        raise RunError(f'--gin.{name} has no effect, for the config binds {", ".join(others)}; bind those.')
-      if others is not None or not {*scope} <= reached:
-        missing = name.rpartition('.')[0] if {*scope} - reached else rest.rpartition('.')[0]
-        raise RunError(f'--gin.{name} has no effect, for the config makes no {missing}; leave it out.')
-
-
-def _read_references() -> list:
-  """Return the references in all values but those that are overridden wherever they would count, and unused macros."""
-  config = gin.config._CONFIG
-  every = list(gin.config.iterate_references(config))
-  before = None
-  while before != len(every):
-    before = len(every)
-    every = [
-      reference
-      for (scope, selector), values in config.items()
-      for parameter, value in values.items()
-      if (others := _overriding(scope.split('/') if scope else [], selector, parameter, every)) is None
-      or not (others or selector == 'gin.macro')
-      for reference in gin.config.iterate_references(value)
-    ]
-  return every
-
-
-def _overriding(scope: Sequence[str], selector: str, parameter: str, references: Sequence) -> list | None:
-  """Return the scopes of the bindings that override one wherever it would count, none where nothing is made of it.
-
-  It is None for a binding that counts somewhere.
-  """
-  made = [r.scopes for r in references if r.config_key[1] == selector]
-  if selector == 'gin.macro':
-    return None if list(scope) in made else []
-  inner = [[s[:i] for i in range(len(scope) + 1, len(s) + 1) if _binds(s[:i], selector, parameter)] for s in made]
-  if made:
-    return [some[-1] for some in inner] if all(inner) else None
-  ours = getattr(gin.config._REGISTRY[selector].wrapped, '__module__', '').startswith('speccascade.')
-  return [] if ours and selector not in CALLED else None  # a user's module may call what it registers
-
-
-def _selected(name: str) -> set[str]:
-  """Return the full names in the config of what a binding's name may select."""
-  given = name.rpartition('/')[2].rpartition('.')[0]
-  return {selector for _, selector in gin.config._CONFIG if given and f'.{selector}'.endswith(f'.{given}')}
-
-
-def _binds(scope: Sequence[str], selector: str, parameter: str) -> bool:
-  return parameter in gin.config._CONFIG.get(('/'.join(scope), selector), {})
+def _in_effect(scope: str, selector: str) -> dict[str, tuple[str, Any]]:
+  """Return the bindings of a call by parameter, each with its scope, the innermost, and its value."""
+  parts = scope.split('/') if scope else []
+  scopes = ['/'.join(parts[:i]) for i in range(len(parts) + 1)]
+  return {p: (at, value) for at in scopes for p, value in gin.config._CONFIG.get((at, selector), {}).items()}
 
 
 def sources() -> dict[str, str]:
@@ -337,6 +241,9 @@ def _explain(error: Exception) -> str:
     called = [x for x in (re.match(r"In call to configurable '([\w.]+)'", line) for line in lines) if x]
     name = called[0].group(1).split('.')[-1] if called else m.group(1)
     return f'config: {name} lacks {m.group(3)}; bind it, as in {name}.{m.group(3).split(chr(39))[1]} = …'
+  if m := re.search(r"No bindings specified for '(.+?)/(?:gin\.)?macro'", message):
+    macros = [scope for scope, selector in gin.config._CONFIG if selector == 'gin.macro']
+    return f'%{m.group(1)} is used but bound nowhere{_suggestion(m.group(1), macros)}; bind it, as in {m.group(1)} = …'
   if m := re.search(r"Ambiguous selector '(.+?)', matches \[(.+?)\]", message):
     return f'config: {m.group(1)} is the end of several names, {m.group(2)}; write one of them{location}'
   if isinstance(error, RecursionError):

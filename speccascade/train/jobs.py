@@ -155,5 +155,5 @@ def read(
   gin_files.read(files, bindings, search_paths)
   if 'jobs' not in gin.get_bindings('speccascade.train', resolve_references=False):
     raise ValueError('the config has no train.jobs: bind it, as in train.jobs = [@train.Job()]')
-  with gin_files.explained():
+  with gin_files.building():
     return gin.get_configurable('speccascade.train')(devices=devices)

@@ -23,6 +23,11 @@ def parse(text: str, tmp_path, **kwargs) -> str:
   return config.parse([str(path)], **kwargs)
 
 
+def build(text: str, tmp_path, **kwargs) -> list:
+  parse(text, tmp_path, **kwargs)
+  return config.build()
+
+
 def error(text: str, tmp_path, **kwargs) -> str:
   with pytest.raises(RunError) as caught:
     parse(text, tmp_path, **kwargs)
@@ -30,8 +35,8 @@ def error(text: str, tmp_path, **kwargs) -> str:
   return str(caught.value)
 
 
-def built_error(text: str, tmp_path) -> str:
-  parse(text, tmp_path)
+def built_error(text: str, tmp_path, **kwargs) -> str:
+  parse(text, tmp_path, **kwargs)
   with pytest.raises(RunError) as caught:
     config.build()
   assert '\n' not in str(caught.value)
@@ -56,10 +61,10 @@ def test_unknown_names_come_with_the_nearest(tmp_path):
 
 
 def test_a_value_under_a_name_that_nothing_uses_is_refused(tmp_path):
-  used = GOOD.replace("{'block': 2}", '%BLOCK\nBLOCK = 2')
-  assert says(error(used, tmp_path, bindings=['BLOK = 3']), '%BLOK', 'BLOCK?')
-  parse(GOOD + 'MODELS = [@toys.models]\n', tmp_path)  # a file may offer what another one takes
-  parse(used.replace('%BLOCK', "{'block': %BLOCK}"), tmp_path, bindings=["opt/Curve.settings = {'block': 4}"])
+  used = GOOD.replace("{'block': 2}", "{'block': %BLOCK}\nBLOCK = 2")
+  assert says(built_error(used, tmp_path, bindings=['BLOK = 3']), '%BLOK', 'BLOCK?')
+  build(GOOD + 'MODELS = [@toys.models]\n', tmp_path)  # a file may offer what another one takes
+  build(used, tmp_path, bindings=["opt/Curve.settings = {'block': 4}"])
 
 
 def test_what_a_binding_replaces_leaves_no_scope_without_use(tmp_path):
@@ -124,12 +129,12 @@ def test_the_source_of_modules_that_a_config_imports_is_a_part_of_it(tmp_path):
 def test_a_binding_that_every_scope_overrides_is_refused_and_names_what_to_bind(tmp_path, binding):
   scoped = 'a/Experiment.temperatures = [0.0]\nb/Experiment.temperatures = [1.0]\n'
   text = GOOD.replace('[@Experiment()]', '[@a/Experiment(), @b/Experiment()]') + scoped
-  message = error(text, tmp_path, bindings=[f'{binding} = [0.3]'])
+  message = built_error(text, tmp_path, bindings=[f'{binding} = [0.3]'])
   assert says(message, f'--gin.{binding}', f'a/{binding}', f'b/{binding}')
   for taken in ('Experiment.seed = 1', f'a/{binding} = [0.3]', 'opt/Curve.values = [0.2]'):
-    parse(text, tmp_path, bindings=[taken])
-  parse(text.replace('b/Experiment.temp', '# '), tmp_path, bindings=[f'{binding} = [0.3]'])
-  parse(GOOD + 'Experiment.temperatures = [0.0]\n', tmp_path, bindings=[f'{binding} = [0.3]'])
+    build(text, tmp_path, bindings=[taken])
+  build(text.replace('b/Experiment.temp', '# '), tmp_path, bindings=[f'{binding} = [0.3]'])
+  build(GOOD + 'Experiment.temperatures = [0.0]\n', tmp_path, bindings=[f'{binding} = [0.3]'])
 
 
 def test_a_binding_in_a_scope_that_only_an_overridden_or_unused_value_names_is_refused(tmp_path):
@@ -137,8 +142,20 @@ def test_a_binding_in_a_scope_that_only_an_overridden_or_unused_value_names_is_r
   lost = 'OFFERED = [@u/Curve()]\nExperiment.curves = [@t/Curve()]\n' + curve.format('t') + curve.format('u')
   text = GOOD.replace('@Experiment()', '@a/Experiment()').replace('Experiment.curves', 'a/Experiment.curves') + lost
   for scope in ('t', 'u'):
-    assert f'--gin.{scope}/Curve.name has no effect' in error(text, tmp_path, bindings=[f"{scope}/Curve.name = 'x'"])
-  parse(text, tmp_path, bindings=["opt/Curve.name = 'x'", "target/Curve.name = 'y'"])
+    binding = f"{scope}/Curve.name = 'x'"
+    assert f'--gin.{scope}/Curve.name has no effect' in built_error(text, tmp_path, bindings=[binding])
+  build(text, tmp_path, bindings=["opt/Curve.name = 'x'", "target/Curve.settings = {'model': 0}"])
+
+
+def test_a_binding_of_what_is_called_later_has_an_effect(tmp_path):
+  (tmp_path / 'later_here.py').write_text(
+    'import gin\n@gin.register\ndef size(n=2): return n\n@gin.register\ndef models(seed=0): raise KeyError(size())\n'
+  )
+  text = 'import later_here\n' + GOOD.replace('@toys.models', '@later_here.models')
+  bindings = ['SEED = 3', 'later_here.models.seed = %SEED', 'later_here.size.n = 3', 'embedded.models.dtype = None']
+  build(text, tmp_path, bindings=bindings[:3])
+  for binding in bindings[3:]:
+    assert 'embedded.models.dtype has no effect' in built_error(text, tmp_path, bindings=[binding])
 
 
 def test_the_files_of_the_package_can_be_named_from_anywhere(tmp_path, monkeypatch):
