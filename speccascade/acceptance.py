@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from speccascade import rules, sampling
 from speccascade.backends.ops import take1
-from speccascade.types import Array, iota, static, Window
+from speccascade.types import Array, FINAL, iota, static, Window
 
 
 class Trial(NamedTuple):
@@ -90,12 +90,18 @@ def token_wise(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   r"""Accept each token in turn (Leviathan et al. 2023, Algorithm 1).
 
   .. math:: \Pr(\text{accept } x_i) = \min\Bigl(1, \frac{\pi_i(x_i)}{\tilde q_i(x_i)}\Bigr)
+
+  With `Sampler(coupling='gumbel')` a token is accepted if it is the target's.
   """
+  one = jnp.ones(trial.tested.shape, jnp.float32)
+  if trial.noise.coupled:  # the target's own token is drawn by the noise of the draft; after a rejection it follows
+    width = trial.tokens.shape[1]
+    own, noise = trial.noise.draw(trial.pi[:, :width], trial.position, FINAL, trial.start)
+    return Verdict(leading((own == trial.tokens) & in_test(trial)), one, 0 * one), noise
   pi, q = at_tokens(trial)
   # All tests of a round are made at once. Those after the first failure decide nothing, so that the next round may use
   # their random numbers again.
   ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
-  one = jnp.ones_like(pi[:, 0])
   return Verdict(leading(ok & in_test(trial)), one, one), noise
 
 

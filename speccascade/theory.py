@@ -52,14 +52,19 @@ class ByPosition:
 Rate = ArrayLike | ByPosition
 
 
-def acceptance_rate(q: ArrayLike, pi: ArrayLike) -> np.ndarray:
+def acceptance_rate(q: ArrayLike, pi: ArrayLike, coupling: str = 'maximal') -> np.ndarray:
   r"""Return the acceptance rate of a drafter for a target (Leviathan et al. 2023, Theorem 3.5).
 
   .. math:: \alpha = \sum_v \min(\tilde q(v), \pi(v)) = 1 - \mathrm{TV}(\tilde q, \pi)
 
+  With `Sampler(coupling='gumbel')` it is less, at least :math:`(1 - \mathrm{TV}) / (1 + \mathrm{TV})`:
+
+  .. math:: \sum_v \frac{1}{\sum_w \max(\pi(w) / \pi(v), \tilde q(w) / \tilde q(v))}
+
   Args:
     q: The drafter's probabilities [..., V].
     pi: The target's probabilities [..., V].
+    coupling: That of the sampler.
 
   Returns:
     α [...].
@@ -72,7 +77,18 @@ def acceptance_rate(q: ArrayLike, pi: ArrayLike) -> np.ndarray:
   pi = _probabilities('pi', pi)
   if q.shape[-1] != pi.shape[-1]:
     raise ValueError(f'q has {q.shape[-1]} tokens and pi {pi.shape[-1]}; give distributions over one vocabulary.')
-  return np.clip(np.minimum(q, pi).sum(-1), 0, 1)  # rounding may have left a sum just over 1
+  rate = np.minimum(q, pi).sum(-1) if coupling == 'maximal' else _coupled_rate(q, pi)
+  return np.clip(rate, 0, 1)  # rounding may have left a sum just over 1
+
+
+def _coupled_rate(q: np.ndarray, pi: np.ndarray) -> np.ndarray:
+  """Return how often the first of the clocks of q̃ is that of π: in the order of q̃ / π either sum is cumulative."""
+  both = (q > 0) & (pi > 0)
+  order = np.argsort(np.where(pi > 0, q / np.where(pi > 0, pi, 1), np.inf), -1)
+  q, pi, both = (np.take_along_axis(x, order, -1) for x in (q, pi, both))
+  after = q.sum(-1, keepdims=True) - q.cumsum(-1)  # those with a larger ratio
+  total = pi.cumsum(-1) / np.where(both, pi, 1) + after / np.where(both, q, 1)
+  return np.where(both, 1 / np.where(both, total, 1), 0).sum(-1)
 
 
 def tokens_per_round(alpha: Rate, gamma: ArrayLike) -> np.ndarray:

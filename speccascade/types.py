@@ -29,7 +29,7 @@ FINAL = 2
 # Where an output token came from: a model's number, or one of these.
 RESIDUAL = -1
 BONUS = -2
-NOWHERE = -3
+NO_SOURCE = -3
 
 # Why a row has no next token: for a model, whose logits are not finite, the code of `of_logits`, or one of these.
 NO_FAULT = -1

@@ -17,7 +17,7 @@ V = 3
 
 
 @struct.dataclass
-class Told:
+class Told(sampling.Noise):
   """Noise whose tests end as told, and that notes the chance each had of succeeding."""
 
   outcomes: jax.Array  # [B, W]

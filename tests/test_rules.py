@@ -96,10 +96,10 @@ def assert_distribution(pi, tolerance=1e-5):
 
 def test_what_the_loop_does_not_check_declares_it_or_makes_a_choice():
   """A decision or a set of tokens makes a distribution; of float arrays these are a sampler's, or means of such."""
-  declared = {x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration') and x.declaration.certain}
+  declared = {x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration') and x.declaration.normalized}
   assert declared == {rules.speculative, rules.lossy, rules.lossy_star, rules.own, rules.weighted}
-  assert all(targeted(rule, *pairs(1), ALPHAS[rule][0], Sampler()).certain for rule in RULES)
-  assert not rules.target(lambda q, p: q.logits, list(pairs(1))).certain
+  assert all(targeted(rule, *pairs(1), ALPHAS[rule][0], Sampler()).normalized for rule in RULES)
+  assert not rules.target(lambda q, p: q.logits, list(pairs(1))).normalized
 
 
 def test_every_rule_of_the_package_has_a_range_and_a_definition():

@@ -91,11 +91,11 @@ def _check_methods(kind: type[Backend]):
   for name, of_base in inspect.getmembers(Backend, inspect.isfunction):
     if name.startswith('_'):
       continue
-    wanted = inspect.signature(of_base)
+    base = inspect.signature(of_base)
     signature = inspect.signature(getattr(kind, name))
-    by_name = {p.name: None for p in wanted.parameters.values() if p.kind is p.KEYWORD_ONLY}
-    by_position = [p for p in wanted.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    by_name = {p.name: None for p in base.parameters.values() if p.kind is p.KEYWORD_ONLY}
+    by_position = [p for p in base.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     try:
       signature.bind_partial(*by_position, **by_name)
     except TypeError:
-      raise ValueError(f'{kind.__name__}.{name} takes {signature}, but it is called with {wanted}.') from None
+      raise ValueError(f'{kind.__name__}.{name} takes {signature}, but it is called with {base}.') from None

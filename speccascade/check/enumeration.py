@@ -20,7 +20,19 @@ from speccascade.engine.loop import decode_batch
 from speccascade.engine.method import ByBatch, Method, Strategy
 from speccascade.host.progress import Progress
 from speccascade.models import toy
-from speccascade.types import ACCEPT, Array, check_bits, DRAFT, FINAL, Model, NOWHERE, Prompt, RESIDUAL, STALLED, static
+from speccascade.types import (
+  ACCEPT,
+  Array,
+  check_bits,
+  DRAFT,
+  FINAL,
+  Model,
+  NO_SOURCE,
+  Prompt,
+  RESIDUAL,
+  STALLED,
+  static,
+)
 
 Distribution = dict[tuple[int, ...], float]  # {emitted tokens: probability}
 COUNT = 3  # tokens whose joint distribution is enumerated
@@ -38,7 +50,7 @@ _EMITTED = ('T = 0', 'T = 1')  # the samplers at which the loop's distribution i
 
 
 @struct.dataclass
-class Enumerated:
+class Enumerated(sampling.Noise):
   """Noise that takes every decision from a row's digits and notes the probability that the decision had.
 
   A decision has the key (position, purpose), as in `sampling.Keyed`, and the last one made under a key counts: an
@@ -128,7 +140,7 @@ def _weights(state, base, count, radix, by_round, rounds) -> np.ndarray:
   free = 1 / radix.astype(np.float64)
   drafted = (source >= 0) | (source == RESIDUAL)
   weight = np.where(drafted, chance[:, 0, :, DRAFT] * chance[:, 0, :, ACCEPT], free[DRAFT] * free[ACCEPT])
-  final = (source < 0) & (source != NOWHERE)
+  final = (source < 0) & (source != NO_SOURCE)
   return (weight * np.where(final, chance[:, 0, :, FINAL], free[FINAL])).prod(1)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import concurrent.futures
 import functools
 import math
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +22,7 @@ from speccascade.engine.state import cache_slots, State
 from speccascade.host.errors import first_line, out_of_memory
 from speccascade.types import Array, Prompt
 
-FIRST = 5e10  # bytes of weights and caches times tokens of a first run
-SECONDS = 1.0  # of a run
+ROUNDS = 64  # that the device does before the host answers signals, the same number in all processes
 _THREADS = concurrent.futures.ThreadPoolExecutor()  # they wait for the device, so that a signal interrupts the caller
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 
@@ -35,9 +33,7 @@ class Running(NamedTuple):
   state: State
   packed: Array  # what is copied to the host
   ended: int  # the run is over when so many rows are free or have ended
-  rounds: int  # that were started
   left: int  # rounds of the run after them
-  since: float  # when they were started
 
 
 class Engine:
@@ -61,23 +57,14 @@ class Engine:
     self.program = loop.Program(networks, cache_slots(slots), buffer, self.vocab, backend, job.trace, self.needs.top)
     self.fits = set()  # how many prompts may be read at once
     self.processor = validate.check_processor(job.processor, self.vocab, buffer)
-    self.rounds_at_once = None  # the rounds that are started together
     self.latest = None  # what was last copied to the host
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
     if size not in self.fits:
-      caches = _check_memory(self, size)
+      _check_memory(self, size)
       self.fits.add(size)
-      self.rounds_at_once = self.rounds_at_once or self._first_rounds(caches)
     return self.read(self.params, inputs.pad(prompts, size, self.width))
-
-  def _first_rounds(self, caches: int) -> int:
-    """Return how many rounds are started first, until it is known how long one takes."""
-    if jax.process_count() > 1:  # which have to run the same rounds, and whose clocks differ
-      return loop.FOREVER
-    weights = sum(x.nbytes for x in jax.tree.leaves(self.params))
-    return max(1, int(FIRST / ((weights * self.size + caches) * self.method.window + 1)))
 
   def read(self, params: tuple, prompt: Prompt) -> tuple:
     """Return the caches of padded prompts, as long as these."""
@@ -124,16 +111,16 @@ class Engine:
     return self._start(state, self.size if ended is None else ended, rounds, stop)
 
   def _start(self, state: State, ended: int, rounds: int, stop: np.ndarray | None = None) -> Running:
-    """Start as many rounds as take about a second."""
+    """Start at most `ROUNDS` of the rounds."""
     stop = np.zeros(self.size, bool) if stop is None else stop
-    now = min(rounds, self.rounds_at_once)
+    now = min(rounds, ROUNDS)
     run = loop.compiled_with(backends.known(self.program.backend.xla))
     stop_at = np.array([ended, now], np.int32)
     state, packed = run(self.program, self.method, self.params, state, stop, stop_at, self.processor)
-    return Running(state, packed, ended, now, rounds - now, time.monotonic())
+    return Running(state, packed, ended, rounds - now)
 
   def collect(self, running: Running) -> tuple[State, dict[str, Any]]:
-    """Wait for the device, about a second at a time so that Ctrl-C and SIGTERM are answered.
+    """Wait for the device, some rounds at a time so that Ctrl-C and SIGTERM are answered.
 
     Args:
       running: what `run` returned.
@@ -143,47 +130,41 @@ class Engine:
       were copied before.
     """
     while True:
-      seconds = self._wait(running)
+      self._wait(running)
       self.latest = self._to_host(running)
       if self.latest['done'].sum() >= running.ended:
         return running.state, self.latest
-      if seconds is not None and self.rounds_at_once < loop.FOREVER:
-        wanted = running.rounds * SECONDS / max(seconds, 1e-6)
-        self.rounds_at_once = int(min(max(1, wanted), 8 * running.rounds))
       if not running.left:
         return running.state, self.latest
       running = self._start(running.state, running.ended, running.left)
 
   def _to_host(self, running: Running) -> dict[str, Any]:
     """Copy the packed array to the host, and return the arrays that were packed into it."""
-    leaves, structure = jax.tree.flatten(loop.wanted(running.state))
+    leaves, structure = jax.tree.flatten(loop.host_arrays(running.state))
     ends = np.cumsum([math.prod(x.shape[1:]) for x in leaves])
     pieces = np.split(np.asarray(running.packed), ends[:-1], axis=1)
     typed = [y.view(x.dtype) if x.dtype == np.float32 else y for y, x in zip(pieces, leaves, strict=True)]
     return structure.unflatten([y.reshape(x.shape) for y, x in zip(typed, leaves, strict=True)])
 
-  def _wait(self, running: Running) -> float | None:
-    """Wait so that Python answers signals; return the seconds, None where the run had ended before."""
-    packed = running.packed
-    late = not packed.is_ready()
+  def _wait(self, running: Running):
+    """Wait so that Python answers signals."""
     try:
       # It raises what the program raised; to copy such an array may take for ever.
-      _THREADS.submit(packed.block_until_ready).result()
+      _THREADS.submit(running.packed.block_until_ready).result()
     except jax.errors.JaxRuntimeError as error:
       if not out_of_memory(error):
         raise
       sizes = f'{self.width} prompt tokens and {self.program.buffer} positions'
       problem = f'{self.size} rows of {sizes} do not fit into memory'
       raise MemoryError(f'{problem} ({first_line(error)}): {_LOWER}.') from None
-    return time.monotonic() - running.since if late else None
 
 
-def _check_memory(engine: Engine, prompts: int) -> int:
-  """Return the bytes of a batch's caches and a prefill's; refuse what with the weights is more than the device has."""
+def _check_memory(engine: Engine, prompts: int) -> None:
+  """Refuse caches of a batch and a prefill that with the weights are more than the device has."""
   dtypes = tuple(x.dtype for x in jax.tree.leaves(engine.params))
-  known = validate.remembered(engine.program, engine.size, engine.width, prompts, dtypes)
-  if 'bytes' in known:  # to ask costs as much as some rounds
-    return known['bytes']
+  known = validate.memo(engine.program, engine.size, engine.width, prompts, dtypes)
+  if known:  # to ask costs as much as some rounds
+    return
   caches = _cache_bytes(engine, prompts)
   reading = _read_bytes(engine, prompts)
   weights = _weight_bytes(engine.weights)
@@ -196,8 +177,7 @@ def _check_memory(engine: Engine, prompts: int) -> int:
       f'{caches / 2**30:.1f} GiB of caches and {reading / 2**30:.1f} GiB to read {prompts} prompts, with '
       f'{weights / 2**30:.1f} GiB of weights more than the {limit / 2**30:.1f} GiB of {device}: {_LOWER}.'
     )
-  known['bytes'] = caches
-  return caches
+  known['fits'] = True
 
 
 def _cache_bytes(engine: Engine, prompts: int) -> int:

@@ -118,8 +118,8 @@ def draw(
     ),
     noise=noise,
   )
-  doubtful = context.policy.after(sampling.at_token(sampler.soft(logits, q), token))
-  return going & ~(doubtful | is_end(context, state, token) | (end + 1 >= state.limit)), state
+  stops = context.policy.after(sampling.at_token(sampler.soft(logits, q), token))
+  return going & ~(stops | is_end(context, state, token) | (end + 1 >= state.limit)), state
 
 
 def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> State:

@@ -80,14 +80,14 @@ def _encoded(models: Sequence[Model], i: int, prompt: Any, more: dict | None, vo
   return row
 
 
-def token_ids(values, name: str, wanted: str, vocab: int) -> np.ndarray:
+def token_ids(values, name: str, expected: str, vocab: int) -> np.ndarray:
   """Return a list of token ids as an array, each id checked; it may be empty."""
   try:
     row = np.asarray(values)
   except ValueError:  # uneven lists
     row = np.empty((0, 0))
   if row.ndim != 1:
-    raise ValueError(f'{name} is {values!r}; {wanted}.')
+    raise ValueError(f'{name} is {values!r}; {expected}.')
   if row.size and (not np.issubdtype(row.dtype, np.integer) or row.min() < 0 or row.max() >= vocab):
     raise ValueError(f'{name} has values that are not token ids of 0 … {vocab - 1}: {row[:10].tolist()} …')
   return row.astype(np.int32)

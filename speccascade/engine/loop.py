@@ -129,7 +129,7 @@ def first_batch(program, method, params, prefix: tuple, batch: InsertBatch) -> S
 
   # A prefill computes caches as long as the prompts. The zeros that make them as long as a row are added here, once, so
   # that the prefill of one length serves every max_new_tokens.
-  def with_all_positions(shape, x):
+  def padded(shape, x):
     if batch.source is not None:
       n = shape.shape[0] // rows  # indices of axis 0 that are one row
       # An n-gram's cache may be empty, so that -1 would be ambiguous.
@@ -139,7 +139,7 @@ def first_batch(program, method, params, prefix: tuple, batch: InsertBatch) -> S
     return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)
 
   shapes = jax.eval_shape(lambda: caches_of(program, params, batch.rows.prompt))
-  return program.pin(first_state(program, method, jax.tree.map(with_all_positions, shapes, prefix), batch.rows))
+  return program.pin(first_state(program, method, jax.tree.map(padded, shapes, prefix), batch.rows))
 
 
 begin = jax.jit(first_batch, static_argnums=0)
@@ -187,7 +187,7 @@ def _run(program, method, params, state, stop, stop_at, processor=None) -> tuple
   """Loop; return the state, and what the host reads of it as one array, since each copy has a cost."""
   state = _rounds(program, method, params, state.replace(done=state.done | stop), stop_at, processor)
   as_int32 = lambda x: jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
-  packed = jnp.concatenate([as_int32(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(wanted(state))], 1)
+  packed = jnp.concatenate([as_int32(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(host_arrays(state))], 1)
   return state, packed if program.layout is None else program.layout.pin(packed)
 
 
@@ -245,7 +245,7 @@ def _lacks(program, method, params) -> tuple[Array | None, ...]:
   return tuple(x[: program.vocab] if x is not None and m in read else None for m, x in enumerate(by_slot))
 
 
-def wanted(state: State) -> dict[str, Any]:
+def host_arrays(state: State) -> dict[str, Any]:
   """Return the arrays that are copied to the host."""
   records = {name: record for name, record in state.records.items() if record.for_host}
   return {name: getattr(state, name) for name in ('done', 'tokens', 'length', 'fault')} | records

@@ -344,13 +344,13 @@ class Verify(Phase):
   def _lawful(self, w: Window, target: rules.Target) -> Array:
     """Return at which slots the target is a distribution [B, W+1]."""
     lawful = finite(self._logits(w)).all(0)
-    return lawful if target.certain else lawful & rules.is_distribution(target.probs)
+    return lawful if target.normalized else lawful & rules.is_distribution(target.probs)
 
   def _fault(self, w: Window, target: rules.Target, at: Array) -> Fault:
     """Return why the target is no distribution at a slot [B] of each row."""
     why = jnp.full(at.shape, SUM, jnp.int32)
     value = jnp.zeros(at.shape)
-    if not target.certain:
+    if not target.normalized:
       total, least = (take1(x, at) for x in (target.probs.sum(-1), target.probs.min(-1)))
       negative = least < -rules.ROUNDING
       why = jnp.where(negative, NEGATIVE, SUM)
@@ -396,11 +396,11 @@ class Alternate(Phase):
     return 'alternate[' + ' | '.join(' · '.join(map(str, branch)) for branch in self.branches) + ']'
 
   def __call__(self, context: Context, state: State) -> State:
-    wanted = jnp.argmin(state.fed, 1)  # a model that proposes has read its own tokens, so the others come next
-    votes = jnp.sum((wanted[:, None] == iota(len(self.branches))) & state.active[:, None], 0)
+    least = jnp.argmin(state.fed, 1)  # a model that proposes has read its own tokens, so the others come next
+    votes = jnp.sum((least[:, None] == iota(len(self.branches))) & state.active[:, None], 0)
     turn = jnp.argmax(votes)
     rows = state.active
-    state = state.replace(active=rows & (wanted == turn))
+    state = state.replace(active=rows & (least == turn))
     branches = [lambda s, b=branch: run(b, context, s) for branch in self.branches]
     state = context.backend.choose(turn, branches, state)
     return state.replace(active=rows & ~state.done)

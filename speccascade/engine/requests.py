@@ -262,7 +262,8 @@ def _stack_samplers(samplers: list[sampling.Sampler], needs: Features) -> sampli
   names = needs.numbers if needs.greedy else ('temperature', *needs.numbers)
   value = lambda sampler, name: getattr(sampler, name) if sampler.given(name) else sampling.NEUTRAL[name]
   stacked = {name: np.asarray([value(s, name) for s in samplers], np.float32) for name in names}
-  return sampling.Sampler(**({'temperature': 0.0} if needs.greedy else {}) | stacked, mixed=needs.mixed)
+  fixed = dict(mixed=needs.mixed, coupling=samplers[0].coupling)
+  return sampling.Sampler(**({'temperature': 0.0} if needs.greedy else {}) | stacked, **fixed)
 
 
 def _limits(padded: Sequence[Row], needs: Features, vocab: int) -> Limits:

@@ -12,7 +12,7 @@ from speccascade import rules
 from speccascade.engine import requests, validate
 from speccascade.engine.job import Job
 from speccascade.engine.stats import Counts, derive, PER_MODEL, Stats
-from speccascade.types import BONUS, NO_FAULT, NOWHERE, RESIDUAL, STALLED
+from speccascade.types import BONUS, NO_FAULT, NO_SOURCE, RESIDUAL, STALLED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class RowReader:
       reason = 'stop'
       fault = None
     if reason is None and text is not None:
-      text = _settled(text, row.stop)
+      text = _complete_part(text, row.stop)
     span = slice(start, start + len(tokens))
     logprobs = self._by_model(batch['logprobs'].values[at][:, span]) if 'logprobs' in batch else None
     return Row(
@@ -185,7 +185,7 @@ class RowReader:
       np.add.at(by_model, list(self.method.slots), derived[name])
       derived[name] = by_model
     bonus = BONUS if len(self.method.slots) > 1 else self.method.slots[0]  # a model alone writes every token
-    number = np.array([*self.method.slots, NOWHERE, bonus, RESIDUAL])  # the codes -3, -2, -1 stay as they are
+    number = np.array([*self.method.slots, NO_SOURCE, bonus, RESIDUAL])  # the codes -3, -2, -1 stay as they are
     return derived | {'source': number[derived['source'][span]]}
 
   def _top(self, row: requests.Row, batch: dict, at: int, span: slice) -> list | None:
@@ -195,7 +195,7 @@ class RowReader:
     return [dict(zip(some, those, strict=True)) for some, those in zip(ids, values, strict=True)]
 
 
-def _settled(text: str, stop: Sequence[str]) -> str:
+def _complete_part(text: str, stop: Sequence[str]) -> str:
   """Return what stays of a text that goes on: not half a character, nor what a stop string may begin with."""
   text = text.rstrip('\ufffd')
   pending = max((n for x in stop for n in range(1, len(x)) if text.endswith(x[:n])), default=0)

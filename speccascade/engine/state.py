@@ -135,7 +135,8 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
   layout = program.backend.layout
   tokens, length = _opening(program.networks[-1].start_id, rows.prompt, program.buffer)
   if noise is None:
-    noise = _keyed(rows.key, program.buffer, method.window + 1 if method.by_round else 1, rows.sampler.greedy)
+    in_block = method.window + 1 if method.by_round else 1
+    noise = sampling.noise.make(_key_data(rows.key), program.buffer, in_block, rows.sampler)
   if isinstance(noise, sampling.Keyed):
     noise = noise.replace(layout=layout)
   batch = length.shape[0]
@@ -199,14 +200,14 @@ def _opening(start_id: int | None, prompt: Prompt, buffer: int) -> tuple[Array, 
   return jnp.full((rows, buffer), start_id, jnp.int32), jnp.ones(rows, jnp.int32)
 
 
-def _keyed(keys: Array, positions: int, in_block: int, greedy: bool) -> sampling.Keyed:
-  """Return the noise of rows keyed by [B, 4]: seed, stream, example and sample."""
+def _key_data(keys: Array) -> Array:
+  """Return the key data [B, 2] of rows keyed by [B, 4]: seed, stream, example and sample."""
 
   def one(seed, stream, example, sample):
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), example)
     return jnp.where(sample > 0, jax.random.key_data(jax.random.fold_in(key, sample)), jax.random.key_data(key))
 
-  return sampling.Keyed.make(jax.vmap(one)(*jnp.asarray(keys).T), positions, in_block, greedy)
+  return jax.vmap(one)(*jnp.asarray(keys).T)
 
 
 # ---- models that share a cache ----

@@ -14,7 +14,7 @@ import numpy as np
 
 from speccascade.backends.ops import take, with_column
 from speccascade.engine.records import Commit, fresh_slots, Record
-from speccascade.types import Array, BONUS, iota, NOWHERE, RESIDUAL
+from speccascade.types import Array, BONUS, iota, NO_SOURCE, RESIDUAL
 
 if TYPE_CHECKING:
   from speccascade.engine.state import State
@@ -50,7 +50,7 @@ class Counts(Record):
       accepted_lengths=numbers(width + 1),
       verified_lengths=numbers(width + 1),
       tested_at=numbers(width),
-      source=jnp.full((batch, buffer), NOWHERE, jnp.int32),
+      source=jnp.full((batch, buffer), NO_SOURCE, jnp.int32),
     )
 
   def charge(self, slot: int, **counts: Array | int) -> 'Counts':
@@ -110,6 +110,6 @@ def derive(counts: dict[str, np.ndarray]) -> dict[str, Any]:
     rounds=counts['verified_lengths'].sum(-1),
     tested=counts['tested_at'].sum(-1),
     accepted=accepted_at.sum(-1),
-    emitted=(counts['source'] != NOWHERE).sum(-1),
+    emitted=(counts['source'] != NO_SOURCE).sum(-1),
     accepted_at=accepted_at,
   )

@@ -82,7 +82,7 @@ def _unknown(method: Method) -> str | None:
 
 def check_targets(method: Strategy, vocab: int, sampler: Any):
   """Refuse a method whose rule or combiner JAX cannot trace, or whose result has not the shape of distributions."""
-  checked = remembered(jax.tree.structure((method, sampler)), vocab)  # numbers that are traced change nothing
+  checked = memo(jax.tree.structure((method, sampler)), vocab)  # numbers that are traced change nothing
   if checked:
     return
   for name, function, models in _asked(method):
@@ -93,8 +93,8 @@ def check_targets(method: Strategy, vocab: int, sampler: Any):
 
 
 @functools.lru_cache(maxsize=256)  # each key refers to the functions of a program
-def remembered(*key: Any) -> dict:
-  """Return what is known of a program or a network: an empty dict at first, the same one while it is remembered."""
+def memo(*key: Any) -> dict:
+  """Return what is known of a program or a network: an empty dict at first, the same one while it is kept."""
   return {}
 
 
@@ -188,7 +188,7 @@ def check_network(model: Model):
   if type(network).__module__.startswith('speccascade.'):
     return
   try:
-    checked = remembered(network)
+    checked = memo(network)
     if checked:
       return
     traced = {

@@ -60,7 +60,7 @@ def decode_batch(
   positions = loop.positions(models[method.slots[-1]].network, tokens.shape[1], most, method.window)
   keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0) if key is None else key, jnp.arange(len(tokens)))
   words = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
-  noise = sampling.Keyed.make(words, positions, method.window + 1 if method.by_round else 1, sampler.greedy)
+  noise = sampling.noise.make(words, positions, method.window + 1 if method.by_round else 1, sampler)
   sizes = dict(max_new_tokens=most, sampler=sampler, noise=noise)
   state = loop.decode_batch(method, models, Prompt(tokens, length), mesh=mesh, **sizes)
   written = jnp.where(iota(most) < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)

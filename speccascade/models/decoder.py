@@ -169,10 +169,10 @@ class DecoderModule(nn.Module):
 
   def __call__(self, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
-    sights = self._sights(positions)
+    visible = self._visible(positions)
 
     def body(layer, carry, at):
-      window, angles = blocks.choose(sights, at[1])
+      window, angles = blocks.choose(visible, at[1])
       return layer(*carry, at[0], View(positions, window, packing), angles), None
 
     x = self.embed(tokens, positions, packing)
@@ -182,10 +182,10 @@ class DecoderModule(nn.Module):
   def read(self, tokens: Array) -> Cache:
     """Return the cache of texts [B, L] from their beginning."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
-    sights = self._sights(positions)
+    visible = self._visible(positions)
 
     def body(layer, x, at):
-      window, angles = blocks.choose(sights, at[1])
+      window, angles = blocks.choose(visible, at[1])
       return layer.read(x, View(positions, window), angles)
 
     return cache_lib.stack(blocks.over_layers(self.layers, body, self.embed(tokens, positions), self._kinds)[1])
@@ -194,7 +194,7 @@ class DecoderModule(nn.Module):
   def _kinds(self) -> tuple[int, ...]:
     return tuple(self.config.kinds.index(span) for span in self.config.spans)
 
-  def _sights(self, positions: Array) -> list[tuple]:
+  def _visible(self, positions: Array) -> list[tuple]:
     """Return how far back each kind of layer sees, and by which angles it turns; in a scan all turn or none does."""
     kinds, dim = self.config.kinds, self.config.head_dim
     angles = [rope_lib.angles(s.rope, dim, positions) if s.rope else None for s in kinds]

@@ -108,7 +108,7 @@ class Target(NamedTuple):
 
   probs: Array  # π [..., V]
   deferred: Array | None = None  # [...] where the drafter's choice is left to another model; None: no decision is made
-  certain: bool = False  # whether π is a distribution by construction, which the loop need not check
+  normalized: bool = False  # whether π is a distribution by construction, which the loop need not check
 
 
 class Range(NamedTuple):
@@ -127,7 +127,7 @@ class Declaration(NamedTuple):
     is_rule: Whether it reads two predictions, and cascades any number of models; else it combines a list of them.
     alpha: The range of `alpha`, the cost of deferring; None: any number.
     definition: The same for one position in numpy, as a function of `Position`s and `alpha`, for `speccascade.check`.
-    certain: Whether the float array that it returns is a distribution by construction.
+    normalized: Whether the float array that it returns is a distribution by construction.
     drafter_alone: Whether a rule reads the drafter alone, so that p may be None, as `methods.token_cascade` needs.
     by_slot: Whether it reads the place of a token in its draft, so that the output depends on where drafts begin.
     models: How many models a combiner takes, a number or a function of its numbers; None: any.
@@ -138,7 +138,7 @@ class Declaration(NamedTuple):
   is_rule: bool
   alpha: Range | None = None
   definition: Callable | None = None
-  certain: bool = False
+  normalized: bool = False
   drafter_alone: bool = False
   by_slot: bool = False
   models: int | Callable | None = None
@@ -259,21 +259,21 @@ def _as_target(returned: Any, predictions: Sequence[Prediction], facts: Declarat
   if isinstance(returned, Target):
     return returned
   shape = predictions[0].logits.shape
-  wanted = 'return a decision bool [...], a set of tokens bool [..., V] or probabilities float32 [..., V]'
+  expected = 'return a decision bool [...], a set of tokens bool [..., V] or probabilities float32 [..., V]'
   if not hasattr(returned, 'dtype'):
-    raise NoTarget(f'returns {"None" if returned is None else type(returned).__name__}; {wanted}')
+    raise NoTarget(f'returns {"None" if returned is None else type(returned).__name__}; {expected}')
   if facts.is_rule and returned.dtype == bool and returned.shape == shape[:-1]:
     q, p = predictions
     return Target(jnp.where(returned[..., None], p.probs, q.probs), returned, True)
   if returned.shape != shape:
-    raise NoTarget(f'returns the shape {list(returned.shape)} for logits {list(shape)}; {wanted}')
+    raise NoTarget(f'returns the shape {list(returned.shape)} for logits {list(shape)}; {expected}')
   if facts.is_rule and returned.dtype == bool:
     q, p = predictions
     accepted = jnp.where(returned, q.probs, 0)
     return Target(accepted + p.probs * missing(accepted), None, True)
   if returned.dtype not in (jnp.float32, jnp.float64):
-    raise NoTarget(f'returns {returned.dtype}; {wanted}')
-  return Target(returned, None, facts.certain)
+    raise NoTarget(f'returns {returned.dtype}; {expected}')
+  return Target(returned, None, facts.normalized)
 
 
 def defined(function: Rule, q: Position, p: Position, **numbers) -> Any:

@@ -32,7 +32,7 @@ def _tv(a, b):
   return np.maximum(a - b, 0).sum()
 
 
-@rule(certain=True, definition=lambda q, p: p.probs)
+@rule(normalized=True, definition=lambda q, p: p.probs)
 def speculative(q, p):
   r"""Follow the verifier: plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023).
 

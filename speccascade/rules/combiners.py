@@ -5,7 +5,7 @@ import numpy as np
 
 from speccascade.rules.base import combiner, INF
 
-BLEND = 1000.0  # the largest weight of logits: float32 still has four digits of the other model's
+MAX_WEIGHT = 1000.0  # the largest weight of logits: float32 still has four digits of the other model's
 
 
 def _check_weights(weights):
@@ -17,11 +17,12 @@ def _check_weights(weights):
 def _check_blend(**numbers):
   """Refuse a weight of logits beside which nothing is left of the other model's."""
   for name, value in numbers.items():
-    if isinstance(value, np.floating) and abs(value) > BLEND:
-      raise ValueError(f'needs {name} of -{BLEND:g} … {BLEND:g}, not {value}: beyond, rounding loses a model.')
+    if isinstance(value, np.floating) and abs(value) > MAX_WEIGHT:
+      bounds = f'-{MAX_WEIGHT:g} … {MAX_WEIGHT:g}'
+      raise ValueError(f'needs {name} of {bounds}, not {value}: beyond, rounding loses a model.')
 
 
-@combiner(certain=True, models=1)
+@combiner(normalized=True, models=1)
 def own(models):
   r"""Follow the only model.
 
@@ -30,7 +31,7 @@ def own(models):
   return models[0].probs
 
 
-@combiner(certain=True, models=len, check=_check_weights)
+@combiner(normalized=True, models=len, check=_check_weights)
 def weighted(models, *, weights):
   r"""Follow a weighted mean of the models (Fu et al. 2025).
 

@@ -17,7 +17,7 @@ def _executed(q, p, alpha, beta=1.0):
   return accepted + (rejected * rest / rest.sum() if rest.sum() > 0 else 0)
 
 
-@rule(alpha=RANGE, certain=True, definition=lambda q, p, alpha: _executed(q.probs, p.probs, alpha))
+@rule(alpha=RANGE, normalized=True, definition=lambda q, p, alpha: _executed(q.probs, p.probs, alpha))
 def lossy(q, p, *, alpha):
   r"""Accept more than exactness allows (Tran-Thien 2023; Zhou et al. 2024).
 
@@ -43,7 +43,7 @@ def _star(q, p, alpha):
   return _executed(q, p, alpha, beta)
 
 
-@rule(alpha=RANGE, certain=True, definition=lambda q, p, alpha: _star(q.probs, p.probs, alpha))
+@rule(alpha=RANGE, normalized=True, definition=lambda q, p, alpha: _star(q.probs, p.probs, alpha))
 def lossy_star(q, p, *, alpha):
   r"""Accept as `rules.lossy` does, with a residual of just the rejected mass (Narasimhan et al. 2024, Lemma 2).
 

@@ -11,7 +11,7 @@ from speccascade.sampling.distributions import (
   softmax,
   tv,
 )
-from speccascade.sampling.noise import draw, Keyed, Noise
+from speccascade.sampling.noise import Coupled, draw, Keyed, Noise
 from speccascade.sampling.sampler import (
   keep_min_p,
   keep_top_k,
@@ -27,6 +27,7 @@ __all__ = [
   'argmax',
   'at_token',
   'confidence',
+  'Coupled',
   'draw',
   'entropy',
   'keep_min_p',

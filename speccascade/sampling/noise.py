@@ -1,16 +1,23 @@
-"""Where random choices come from: uniforms keyed by row, position and purpose, and the draw that they decide."""
+"""Where random choices come from.
 
-from typing import Protocol
+`Keyed` has uniform numbers keyed by row, position and purpose. `Coupled` has Gumbel noise keyed by row, position and
+token, by which drafter and target draw alike.
+"""
+
+from typing import Self, TYPE_CHECKING
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
-from speccascade.backends import sharding
+from speccascade.backends import ops, sharding
 from speccascade.backends.ops import take1
 from speccascade.types import ACCEPT, Array, DRAFT, static
 
-_BLOCK = 128  # vocabulary entries in one block of the two-level draw
+if TYPE_CHECKING:
+  from speccascade.sampling.sampler import Sampler
+
+_BLOCK = 128  # vocabulary entries in one block of the two-level draw, and lanes of a TPU
 
 
 def draw(weights: Array, u: Array, layout: sharding.Layout | None = None) -> Array:
@@ -47,23 +54,33 @@ def _pick(weights: Array, u: Array) -> Array:
   return jnp.where(hit, jnp.inf, weights).argmax(-1).astype(jnp.int32)  # the first hit; rounding may leave none
 
 
-class Noise(Protocol):
-  """Where random choices come from. A method returns the noise as well, so that a test can record what was asked."""
+class Noise:
+  """Where random choices come from. The base of every noise.
 
-  def draw(self, weights: Array, position: Array, purpose: int, start: Array) -> tuple[Array, 'Noise']:
+  A method returns the noise as well, so that a test can record what was asked.
+
+  Attributes:
+    coupled: Whether all draws at a position are by the same noise. A drafted token is then accepted if it is the one
+      that the target draws.
+  """
+
+  coupled: bool = False
+
+  def draw(self, weights: Array, position: Array, purpose: int, start: Array) -> tuple[Array, Self]:
     """Draw a token in each row.
 
     Args:
-      weights: [B, V].
-      position: [B] the position of the token.
+      weights: [B, V]; [B, W, V] where the noise is coupled.
+      position: [B] or [B, W] the position of the token.
       purpose: DRAFT or FINAL.
       start: [B] the position at which the round began.
 
     Returns:
-      The tokens [B], and the noise.
+      The tokens [B] or [B, W], and the noise.
     """
+    raise NotImplementedError(f'{type(self).__name__} has no draw(weights, position, purpose, start).')
 
-  def accept(self, numerator: Array, denominator: Array, position: Array, start: Array) -> tuple[Array, 'Noise']:
+  def accept(self, numerator: Array, denominator: Array, position: Array, start: Array) -> tuple[Array, Self]:
     """Test each pending token.
 
     Args:
@@ -75,10 +92,18 @@ class Noise(Protocol):
     Returns:
       [B, W], true with probability min(1, numerator / denominator), and the noise.
     """
+    raise NotImplementedError(f'{type(self).__name__} has no accept(numerator, denominator, position, start).')
+
+
+def make(keys: Array, positions: int, in_block: int, sampler: 'Sampler') -> Noise:
+  """Return the noise of rows by key data [B, 2], as the sampler wants it."""
+  if sampler.coupling == 'gumbel':
+    return Coupled(keys, sampler.greedy)
+  return Keyed.make(keys, positions, in_block, sampler.greedy)
 
 
 @struct.dataclass
-class Keyed:
+class Keyed(Noise):
   """Noise keyed by (example, absolute position, purpose), so that a row is the same in any company.
 
   A drafted token that no test has looked at may be drawn anew with the same number. Block verification looks at the
@@ -106,10 +131,51 @@ class Keyed:
 
   def draw(self, weights, position, purpose, start):
     if self.greedy and purpose == DRAFT:
-      index = jax.lax.broadcasted_iota(jnp.float32, weights.shape, weights.ndim - 1)  # exact below 2²⁴
-      return (weights * index).sum(-1).astype(jnp.int32), self  # weights are one-hot
+      return _index_of_one(weights), self
     return draw(weights, self.uniform(position, purpose, start), self.layout), self
 
   def accept(self, numerator, denominator, position, start):
     u = jax.vmap(lambda p: self.uniform(p, ACCEPT, start), 1, 1)(position)[..., 0]
     return u * denominator < numerator, self
+
+
+def _index_of_one(weights: Array) -> Array:
+  """Return the index of the 1 of one-hot weights [..., V]."""
+  index = jax.lax.broadcasted_iota(jnp.float32, weights.shape, weights.ndim - 1)  # exact below 2²⁴
+  return (weights * index).sum(-1).astype(jnp.int32)
+
+
+@struct.dataclass
+class Coupled(Noise):
+  r"""Gumbel noise, hashed from (row, position, token) when it is needed.
+
+  With E of each token exponential, :math:`\arg\max_v \log w(v) - \log E_v` follows w. The token at a position is then a
+  function of the target, the row's key and the tokens before it, whatever was drafted.
+  """
+
+  keys: Array  # [B, 2]
+  greedy: bool = static(default=False)  # the models' distributions are one-hot; a target need not be
+
+  coupled = True
+
+  def draw(self, weights, position, purpose, start):
+    if self.greedy and purpose == DRAFT:
+      return _index_of_one(weights), self
+    return ops.argmax(jnp.log(weights) - jnp.log(self.exponential(position, weights.shape[-1]))), self
+
+  def accept(self, numerator, denominator, position, start):
+    raise ValueError("coupling='gumbel' makes no test by chance; give accept=acceptance.token_wise, or leave it out.")
+
+  def exponential(self, position: Array, vocab: int) -> Array:
+    """Return the exponential numbers [..., V] of positions [B, ...]; the id of a token alone says which is its own."""
+    blocks = -(-vocab // (2 * _BLOCK))
+    shape = (*position.shape, blocks, _BLOCK)
+    by_row = lambda x: jnp.broadcast_to(x.reshape(x.shape + (1,) * (len(shape) - x.ndim)), shape)
+    block, lane = (jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 2 + i) for i in range(2))
+    key = [by_row(self.keys[:, i].astype(jnp.uint32)) for i in range(2)]
+    counter = by_row(position.astype(jnp.uint32)), block * _BLOCK + lane
+    words = jnp.stack(jax.extend.random.threefry2x32_p.bind(*key, *counter), -2)  # [..., blocks, 2, lanes]
+    words = words.reshape(*position.shape, -1)[..., :vocab]
+    # The least numbers win, so the resolution is there: no u is 0 or 1, and u may be as small as 2⁻³³.
+    u = jnp.minimum((words.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return -jnp.log1p(-u)

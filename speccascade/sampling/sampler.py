@@ -79,6 +79,7 @@ NEUTRAL = dict(
   presence_penalty=0.0,
   frequency_penalty=0.0,
 )
+COUPLINGS = ('maximal', 'gumbel')
 # What else transformers' generation may do, each with the value that does nothing.
 _NOT_OURS = dict(
   num_beams=1, typical_p=1.0, no_repeat_ngram_size=0, epsilon_cutoff=0.0, eta_cutoff=0.0, penalty_alpha=0.0
@@ -117,6 +118,9 @@ class Sampler:
     min_p: The least probability that remains, relative to the largest.
     presence_penalty: Subtracted from the logits of tokens that were emitted.
     frequency_penalty: Subtracted from them for each occurrence.
+    coupling: How the drafted token and the target's belong together. `'maximal'` accepts as many as can be; the text
+      depends on what drafts. With `'gumbel'` both are drawn by the same noise, fewer are accepted, and the text is one
+      of the prompt, the seed and the target alone.
     seen: [..., V] the tokens before each position, bound by the loop.
     counts: [..., V] how often each was emitted, bound by the loop.
     mixed: Whether only some temperatures are 0, set by the loop.
@@ -132,15 +136,18 @@ class Sampler:
   seen: Array | None = None  # [..., V] of bool
   counts: Array | None = None  # [..., V]
   mixed: bool = False
+  coupling: str = 'maximal'
 
   def __post_init__(self):
-    for name, (valid, wanted) in _VALID.items():
+    if self.coupling not in COUPLINGS:
+      raise ValueError(f"Sampler: coupling={self.coupling!r} is neither 'maximal' nor 'gumbel'.")
+    for name, (valid, expected) in _VALID.items():
       value = number(getattr(self, name))
       real = isinstance(value, numbers.Real) and not isinstance(value, bool)
       array = hasattr(value, 'dtype') and not np.iscomplexobj(value)  # by row, or traced
       left_out = value is None and name != 'temperature'
       if not (valid(value) if real else array or left_out):
-        raise ValueError(f'Sampler: {name}={value!r} is not {wanted}.')
+        raise ValueError(f'Sampler: {name}={value!r} is not {expected}.')
       if real:
         object.__setattr__(self, name, float(value))
 
@@ -183,13 +190,13 @@ class Sampler:
   def tree_flatten(self):
     values = [traced(getattr(self, name)) if self.given(name) else None for name in NEUTRAL if name != 'temperature']
     temperature = None if self.greedy else traced(self.temperature)
-    return (temperature, *values, self.seen, self.counts), (self.greedy, self.mixed)
+    return (temperature, *values, self.seen, self.counts), (self.greedy, self.mixed, self.coupling)
 
   @classmethod
   def tree_unflatten(cls, static, values):
-    greedy, mixed = static
+    greedy, mixed, coupling = static
     *numbers_, seen, counts = values
-    given = dict(zip(NEUTRAL, numbers_, strict=True), seen=seen, counts=counts, mixed=mixed)
+    given = dict(zip(NEUTRAL, numbers_, strict=True), seen=seen, counts=counts, mixed=mixed, coupling=coupling)
     made = object.__new__(cls)  # the numbers were checked when they were given
     for name, value in (given | ({'temperature': 0.0} if greedy else {})).items():
       object.__setattr__(made, name, value)
@@ -226,13 +233,13 @@ class Sampler:
           logits = logits - _broadcast(getattr(self, name), logits) * times.astype(jnp.float32)
     return logits
 
-  def by_temperature(self, cold: Callable[[], Array], warm: Callable[[], Array], axes: int = 0) -> Array:
+  def by_temperature(self, greedy: Callable[[], Array], sampled: Callable[[], Array], axes: int = 0) -> Array:
     """Return what is computed at temperature 0, or above it, or either by row; `axes` follow those of positions."""
     if self.greedy or not self.mixed:
-      return cold() if self.greedy else warm()
-    x = warm()
+      return greedy() if self.greedy else sampled()
+    x = sampled()
     zero = self.temperature == 0
-    return jnp.where(zero.reshape((1,) * (x.ndim - axes - zero.ndim) + zero.shape + (1,) * axes), cold(), x)
+    return jnp.where(zero.reshape((1,) * (x.ndim - axes - zero.ndim) + zero.shape + (1,) * axes), greedy(), x)
 
   def __call__(self, logits: Array) -> Array:
     """Return the sampled distribution of logits [..., V]."""
@@ -249,8 +256,9 @@ class Sampler:
 
   def soft(self, logits: Array, sampled: Array | None = None) -> Array:
     """Return the distribution before any arg max: at temperature 0 the unscaled one, else `sampled`."""
-    warm = lambda: self(logits) if sampled is None else sampled
-    return self.by_temperature(lambda: softmax(self.penalised(logits)), warm, 1)
+    return self.by_temperature(
+      lambda: softmax(self.penalised(logits)), lambda: self(logits) if sampled is None else sampled, 1
+    )
 
   def harden(self, probs: Array) -> Array:
     """Finish a combination of probabilities: at temperature 0 its arg max, else itself."""

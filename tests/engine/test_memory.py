@@ -120,7 +120,7 @@ def test_a_decode_holds_little_beside_weights_caches_and_window(name):
 
 
 def test_a_batch_is_counted_with_its_prompts_and_the_copies_of_its_weights(monkeypatch):
-  validate.remembered.cache_clear()
+  validate.memo.cache_clear()
   counted = {name: [] for name in ('_cache_bytes', '_weight_bytes')}
   for name, found in counted.items():
     count = getattr(engine, name)
@@ -172,7 +172,7 @@ def test_queries_in_chunks_of_few_give_what_all_give(backend, monkeypatch):
 
 
 def test_what_reading_prompts_takes_is_counted(monkeypatch):
-  validate.remembered.cache_clear()
+  validate.memo.cache_clear()
   model = random_model(decoder(1, 8), 'large')
   run = functools.partial(decode, methods.autoregressive(), [model], [[3] * 500] * 4, max_new_tokens=4)
   scores = 4 * 2 * HEADS * 512 * 512 * 4

@@ -102,7 +102,7 @@ def test_q_compared_in_another_type_than_it_was_drawn_in_is_caught():
 
 
 @struct.dataclass
-class Lowest:
+class Lowest(sampling.Noise):
   """Noise whose every uniform is 0, the least value that one can take."""
 
   def draw(self, weights, position, purpose, start):

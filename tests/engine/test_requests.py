@@ -315,7 +315,7 @@ def test_a_text_that_goes_on_holds_back_what_may_change():
   ('text', 'kept'), [('a ST', 'a '), ('a STO', 'a '), ('a \ufffd\ufffd', 'a '), ('a S.', 'a S'), ('a END', 'a END')]
 )
 def test_the_beginning_of_a_stop_string_and_half_a_character_are_held_back(text, kept):
-  assert results._settled(text, ('STOP', '.END')) == kept
+  assert results._complete_part(text, ('STOP', '.END')) == kept
 
 
 @pytest.mark.parametrize('batch_size', [None, 3])
@@ -464,11 +464,11 @@ def test_a_bias_of_thousands_of_tokens_asks_for_the_vocabulary_once(monkeypatch)
 
 
 def test_a_rule_defined_anew_each_time_is_not_remembered_for_ever():
-  validate.remembered.cache_clear()
+  validate.memo.cache_clear()
   for _ in range(8):
     rule = lambda q, p: p.probs
     validate.check_targets(methods.speculative(rule), 3, Sampler(0.0))
-  known = validate.remembered.cache_info()
+  known = validate.memo.cache_info()
   assert known.currsize == 8 and known.maxsize == 256
 
 
@@ -520,10 +520,10 @@ def test_a_batch_that_ends_out_of_memory_says_what_to_lower(error):
 
   made = engine.Engine(Job.of(OPT, PAIR, [[1]] * 2, max_new_tokens=4, sampler=Sampler(0.0), seed=0))
   with pytest.raises(MemoryError, match=having('2 rows', '8', '9 bytes', 'lower max')):
-    made.collect(engine.Running(None, Failed(), ended=2, rounds=1, left=0, since=0.0))
+    made.collect(engine.Running(None, Failed(), ended=2, left=0))
 
 
-def test_runs_are_bounded_by_their_seconds_and_the_texts_are_the_same(monkeypatch):
+def test_runs_are_bounded_and_the_texts_are_the_same(monkeypatch):
   prompts, settings = [[1, 2], [3], [4, 4]], dict(max_new_tokens=40, sampler=Sampler(1.0))
   whole, compiled, bounds = run(OPT, PAIR, prompts, **settings), loop.compiled_with, []
 
@@ -535,9 +535,9 @@ def test_runs_are_bounded_by_their_seconds_and_the_texts_are_the_same(monkeypatc
     return started
 
   monkeypatch.setattr(loop, 'compiled_with', noting)
-  monkeypatch.setattr(engine, 'FIRST', 1.0)
+  monkeypatch.setattr(engine, 'ROUNDS', 2)
   assert run(OPT, PAIR, prompts, **settings).tokens == whole.tokens
-  assert bounds[0] == 1 and len(bounds) > 2
+  assert set(bounds) == {2} and len(bounds) > 2
 
 
 @pytest.mark.parametrize('kind', [dict(), dict(encoder=True)])
@@ -549,11 +549,10 @@ def test_texts_of_one_length_after_each_other_are_progress(kind):
   assert {i: row.tokens for i, row in found} == dict(enumerate(ended.tokens))
 
 
-def test_the_clock_does_not_say_which_rows_are_decoded_together(monkeypatch):
+def test_the_rounds_of_a_run_do_not_say_which_rows_are_decoded_together(monkeypatch):
   prompts, counts = [[1 + i % 5, i % 3] for i in range(12)], []
-  for first in (1.0, engine.FIRST):
-    monkeypatch.setattr(engine, 'FIRST', first)
-    monkeypatch.setattr(engine, 'SECONDS', 1e-9)
+  for rounds in (1, engine.ROUNDS):
+    monkeypatch.setattr(engine, 'ROUNDS', rounds)
     out = run(OPT, PAIR, prompts, max_new_tokens=12, sampler=Sampler(1.0), batch_size=3)
     counts.append((out.tokens, out.stats.computed.tolist()))
   assert counts[0] == counts[1]

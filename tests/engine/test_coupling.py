@@ -1,0 +1,171 @@
+"""With Gumbel coupling the text is one of prompt, seed and target: every method writes the tokens of its lockstep."""
+
+import functools
+
+from cases import FALSE_ALARM, PAIR5, profile, TRIO5, weighted3
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from tiers import quick
+
+import speccascade
+from speccascade import acceptance, methods, rules, Sampler, sampling, stopping, theory
+from speccascade.models import ngram
+from speccascade.types import DRAFT, FINAL
+
+P = functools.partial
+PROMPTS = [[1, 1], [2, 3, 1], [4], [0, 2], [3, 3, 3, 1]]
+SAMPLERS = {
+  'T=1': dict(),
+  'T=.7, filters': dict(temperature=0.7, top_k=4, top_p=0.9),
+  'min_p, penalties': dict(min_p=0.05, repetition_penalty=1.3, frequency_penalty=0.2),
+}
+OPT, CHOW = P(rules.opt, alpha=0.1), P(rules.chow, alpha=0.4)
+TOKEN, LOSSY = P(rules.token_v3, alpha=0.3), P(rules.lossy, alpha=0.3)
+SAME = {  # the lockstep of a target, and methods that have the same target
+  'own': (
+    methods.autoregressive(2),
+    {
+      'speculative 1': methods.speculative(block=1, pair=(0, 2)),
+      'speculative 4': methods.speculative(block=4, pair=(1, 2)),
+      'heuristic': methods.speculative(block=4, pair=(0, 2), policy=stopping.Heuristic(2)),
+      'confidence': methods.speculative(block=4, pair=(0, 2), policy=stopping.Confidence(0.4)),
+      'sv, biased without coupling': methods.sv(profile(8), block=3),
+      'sv of accepted tokens': methods.sv(profile(8), block=3, goodput='accepted'),
+      'sv_exact': methods.sv_exact(profile(8), block=3),
+      'turns': methods.cos(rules.speculative, (2, 1, 1)),
+    },
+  ),
+  'weighted': (
+    methods.ensemble(weighted3, 3),
+    {
+      'ensemble_parallel': methods.ensemble_parallel(weighted3, 3),
+      'naive_cos': methods.naive_cos(weighted3, 3, 3),
+      'cos': methods.cos(weighted3, (3, 2, 1)),
+      'ensemble_sd': methods.ensemble_sd(weighted3, 3, 3),
+    },
+  ),
+  'contrastive': (
+    methods.ensemble(P(rules.contrastive, mu=0.3)),
+    {'naive_cos': methods.naive_cos(P(rules.contrastive, mu=0.3), 2), 'cos': methods.cos(P(rules.contrastive, mu=0.3))},
+  ),
+  'chain of three': (
+    methods.ensemble(OPT, 3),
+    {'cos': methods.cos(OPT, (2, 1, 1)), 'naive': methods.naive_cos(OPT, 2, 3)},
+  ),
+  **{
+    name: (
+      methods.oracle(rule),
+      {
+        'block 1': methods.speculative(rule, block=1),
+        'block 4': methods.speculative(rule, block=4),
+        'turns': methods.cos(rule, (2, 1)),
+        'stops': methods.speculative(rule, block=4, policy=stopping.Confidence(0.4)),
+      },
+    )
+    for name, rule in dict(opt=OPT, chow=CHOW, token_v3=TOKEN, lossy=LOSSY).items()
+  },
+  'token cascade': (methods.oracle(CHOW), {'drafts as long as the text': methods.token_cascade(CHOW, max_draft=24)}),
+}
+CASES = [(target, name) for target, (_, others) in SAME.items() for name in others]
+FIRST = [('own', 'speculative 4'), ('own', 'sv, biased without coupling'), ('weighted', 'cos'), ('opt', 'block 4')]
+
+
+def written(method, numbers, coupling='gumbel', prompts=PROMPTS, models=TRIO5, **settings):
+  models = models if method.extra_models else models[: method.models] if method.models == 3 else [models[0], models[-1]]
+  sampler = Sampler(coupling=coupling, **numbers)
+  return speccascade.decode(method, models, prompts, max_new_tokens=20, sampler=sampler, seed=3, **settings).tokens
+
+
+@pytest.mark.parametrize('target, name', quick(CASES, FIRST, []))
+def test_the_text_is_that_of_the_lockstep(target, name):
+  lockstep, others = SAME[target]
+  for numbers in SAMPLERS.values():
+    assert written(others[name], numbers) == written(lockstep, numbers)
+
+
+def test_the_text_depends_on_the_seed_and_without_coupling_on_the_block():
+  texts = {n: written(methods.speculative(block=n), {}, 'maximal', models=PAIR5) for n in (1, 4)}
+  assert texts[1] != texts[4]
+  coupled = {n: written(methods.speculative(block=n), {}, models=PAIR5) for n in (1, 4)}
+  assert coupled[1] == coupled[4] and len({tuple(text) for text in coupled[1]}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize('rows', [1, 3])
+def test_a_queue_and_samples_change_nothing(rows):
+  asked = [speccascade.Request(prompt, n=2) for prompt in PROMPTS]
+  whole = written(methods.speculative(block=3), {}, prompts=asked, models=PAIR5)
+  assert written(methods.speculative(block=2), {}, prompts=asked, models=PAIR5, batch_size=rows) == whole
+  assert whole[0] != whole[1]
+
+
+def test_a_drafter_that_the_target_does_not_read_changes_nothing():
+  large = PAIR5[1]
+  alone = written(methods.autoregressive(1), {}, models=PAIR5)
+  assert written(methods.speculative(block=3), {}, models=[ngram.drafter(large), large]) == alone
+  assert written(methods.speculative(block=3), {}, models=PAIR5) == alone
+
+
+def test_temperature_0_is_greedy():
+  greedy = written(methods.speculative(block=3), dict(temperature=0.0), 'maximal', models=PAIR5)
+  assert written(methods.speculative(block=2), dict(temperature=0.0), models=PAIR5) == greedy
+
+
+def test_what_tests_by_chance_is_refused():
+  with pytest.raises(ValueError, match='gumbel.*token_wise'):
+    written(methods.speculative(block=3, accept=acceptance.block), {}, models=PAIR5)
+  with pytest.raises(ValueError, match="coupling='both'"):
+    Sampler(coupling='both')
+
+
+def keys_of(rows):
+  return jax.random.key_data(jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0)))(jnp.arange(rows)))
+
+
+@pytest.mark.parametrize('vocab', [5, 700])
+def test_draws_follow_the_weights_and_positions_are_independent(vocab):
+  rows = 65_536
+  weights = np.random.default_rng(0).dirichlet(np.full(vocab, 0.5)).astype(np.float32)
+  noise = sampling.Coupled(keys_of(rows))
+  draw = jax.jit(lambda at: noise.draw(jnp.broadcast_to(jnp.asarray(weights), (rows, vocab)), at, FINAL, at)[0])
+  first, second = (np.asarray(draw(jnp.full(rows, at))) for at in (4, 5))
+  assert (first == np.asarray(draw(jnp.full(rows, 4)))).all()
+  likely = np.argsort(-weights)[:8]
+  for tokens in (first, second):
+    counts = np.array([*(np.sum(tokens == t) for t in likely), np.sum(~np.isin(tokens, likely))])
+    chances = np.array([*weights[likely], 1 - weights[likely].sum()], np.float64)
+    kept = chances * rows > 5
+    expected = chances[kept] / chances[kept].sum() * counts[kept].sum()
+    assert scipy.stats.chisquare(counts[kept], expected).pvalue > FALSE_ALARM
+  table = np.array([[np.sum((first == a) & (second == b)) for b in likely[:3]] for a in likely[:3]])
+  assert scipy.stats.chi2_contingency(table).pvalue > FALSE_ALARM
+
+
+def test_acceptance_is_that_of_the_formula():
+  pi, q = np.random.default_rng(1).dirichlet(np.ones(4), 2).astype(np.float32)
+  rows = 65_536
+  noise = sampling.Coupled(keys_of(rows))
+  at = jnp.full(rows, 3)
+  draw = lambda weights, purpose: noise.draw(jnp.broadcast_to(jnp.asarray(weights), (rows, 4)), at, purpose, at)[0]
+  rate = float(theory.acceptance_rate(q, pi, 'gumbel'))
+  found = float((draw(q, DRAFT) == draw(pi, FINAL)).mean())
+  assert abs(found - rate) < 5 * np.sqrt(rate * (1 - rate) / rows)
+  most = float(theory.acceptance_rate(q, pi))
+  assert most / (2 - most) < rate < most
+
+
+def test_the_least_acceptance_at_a_distance_is_reached():
+  assert theory.acceptance_rate([0.5, 0, 0.5], [0.5, 0.5, 0], 'gumbel') == pytest.approx(1 / 3)
+  assert theory.acceptance_rate([0.9, 0.1], [0.6, 0.4], 'gumbel') == pytest.approx(0.7)
+  assert theory.acceptance_rate(np.eye(3), np.eye(3)[[0, 2, 2]], 'gumbel').tolist() == [1, 0, 1]
+
+
+def test_the_noise_of_a_token_does_not_depend_on_the_vocabulary_and_is_never_0():
+  noise = sampling.Coupled(keys_of(3))
+  at = jnp.arange(3)
+  whole = np.asarray(noise.exponential(at, 1000))
+  np.testing.assert_array_equal(noise.exponential(at, 260), whole[:, :260])
+  np.testing.assert_array_equal(noise.exponential(at[:, None] + jnp.arange(2)[None], 300)[:, 0], whole[:, :300])
+  assert whole.min() > 0 and np.isfinite(whole).all()
