@@ -128,12 +128,15 @@ def add_sampler(parser: argparse._ActionsContainer):
     kind = int if name == 'top_k' else float
     text = '0 is greedy (1)' if name == 'temperature' else 'as of speccascade.Sampler (off)'
     parser.add_argument(f'--{name}', type=kind, help=text)
+  coupling = 'gumbel: the text is the same whatever drafts, and fewer drafted tokens are accepted (maximal)'
+  parser.add_argument('--coupling', choices=sampling.COUPLINGS, default='maximal', help=coupling)
   parser.add_argument('--seed', type=int, default=0, help='of the random numbers (0)')
 
 
 def sampler(args: argparse.Namespace) -> sampling.Sampler:
   """Return the sampler of the numbers that were given."""
-  return sampling.Sampler(**{name: x for name in sampling.NEUTRAL if (x := getattr(args, name)) is not None})
+  numbers = {name: x for name in sampling.NEUTRAL if (x := getattr(args, name)) is not None}
+  return sampling.Sampler(**numbers, coupling=args.coupling)
 
 
 def add_max_new_tokens(parser: argparse._ActionsContainer, default: int = 128):

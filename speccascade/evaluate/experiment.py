@@ -40,7 +40,7 @@ class Experiment:
     cell: the cell of a paper's table or figure that this reproduces, as 'cascades/table2/wmt14/small-large'.
     reference: the curve that times and qualities are compared with: its one point, or of several the one of the same
       value.
-    temperatures: of the sampler. Its other numbers, top_k to frequency_penalty, are those of `speccascade.Sampler`.
+    temperatures: of the sampler. Its other settings, top_k to coupling, are those of `speccascade.Sampler`.
     seed: of the random numbers, of what is timed, and of the resamples.
     quality_examples: how many examples of the split are decoded for quality, the first ones; None: all; 0: none.
     quality_batch: how many of them at a time.
@@ -68,6 +68,7 @@ class Experiment:
   repetition_penalty: float | None = None
   presence_penalty: float | None = None
   frequency_penalty: float | None = None
+  coupling: str = 'maximal'
   seed: int = 0
   quality_examples: int | None = None
   quality_batch: int = 32
@@ -222,7 +223,7 @@ class Experiment:
   def sampler(self, temperature: float) -> sampling.Sampler:
     """Return the sampler of all models at a temperature."""
     numbers = {name: getattr(self, name) for name in sampling.NEUTRAL if name != 'temperature'}
-    return sampling.Sampler(temperature, **numbers)
+    return sampling.Sampler(temperature, **numbers, coupling=self.coupling)
 
   def load(self) -> list[Model]:
     """Load the models; their names are made to differ."""

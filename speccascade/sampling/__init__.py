@@ -13,6 +13,7 @@ from speccascade.sampling.distributions import (
 )
 from speccascade.sampling.noise import Coupled, draw, Keyed, Noise
 from speccascade.sampling.sampler import (
+  COUPLINGS,
   keep_min_p,
   keep_top_k,
   keep_top_p,
@@ -28,6 +29,7 @@ __all__ = [
   'at_token',
   'confidence',
   'Coupled',
+  'COUPLINGS',
   'draw',
   'entropy',
   'keep_min_p',
