@@ -1,6 +1,6 @@
 """How often the intervals of speed-ups have the true one, on simulated times and qualities of groups of examples.
 
-Prints the table of docs/experiments.md.
+Prints the table of docs/experiments/protocols.md.
 """
 
 import argparse
