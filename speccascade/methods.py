@@ -22,10 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from jax import tree_util
 import numpy as np
 
-from speccascade import acceptance, rules, stopping
+from speccascade import acceptance, rules, stopping, theory
 from speccascade.engine import plans, verification
-from speccascade.engine.method import ByBatch, Method, SequenceCascade
+from speccascade.engine.method import About, ALONE, ByBatch, LOCKSTEP, Method, Target
 from speccascade.engine.phases import Alternate, Propose, Score, Truncate, Verify, Wait
+from speccascade.engine.sequence_cascade import SequenceCascade
 from speccascade.types import checked_int, Combiner, Rule
 
 
@@ -71,7 +72,8 @@ def autoregressive(model: int | None = None) -> Method:
   """
   number = 0 if model is None else checked_int('model', model, 0)
   phases = Score(0), Verify(rules.bind(rules.own), (0,))
-  return Method(phases, (number,), kind='autoregressive', extra_models=model is not None)
+  about = About('autoregressive', over=ALONE, is_baseline=True, choose='methods.autoregressive(1)')
+  return Method(phases, (number,), about=about, extra_models=model is not None)
 
 
 def ensemble(combiner: Combiner | Rule, models: int = 2) -> Method:
@@ -87,7 +89,7 @@ def ensemble(combiner: Combiner | Rule, models: int = 2) -> Method:
     >>> print(methods.ensemble(functools.partial(rules.weighted, weights=(0.5, 0.5))))
     score(0) · wait(0) · score(1) · verify(weighted of (0, 1))
   """
-  return _lockstep(combiner, models, 'ensemble', in_turn=True)
+  return _lockstep(combiner, models, About('ensemble', over=LOCKSTEP, is_baseline=True), in_turn=True)
 
 
 def ensemble_parallel(combiner: Combiner | Rule, models: int = 2) -> Method:
@@ -103,7 +105,7 @@ def ensemble_parallel(combiner: Combiner | Rule, models: int = 2) -> Method:
     >>> print(methods.ensemble_parallel(functools.partial(rules.contrastive, mu=0.1)))
     score(0) · score(1) · verify(contrastive of (0, 1))
   """
-  return _lockstep(combiner, models, 'ensemble_parallel', in_turn=False)
+  return _lockstep(combiner, models, About('ensemble_parallel'), in_turn=False)
 
 
 def oracle(rule: Rule) -> Method:
@@ -119,14 +121,14 @@ def oracle(rule: Rule) -> Method:
     >>> print(methods.oracle(functools.partial(rules.diff, alpha=0.1)))
     score(0) · wait(0) · score(1) · verify(diff of (0, 1))
   """
-  return _lockstep(rules.bind_rule(rule), 2, 'oracle', in_turn=True)
+  return _lockstep(rules.bind_rule(rule), 2, About('oracle'), in_turn=True)
 
 
-def _lockstep(combiner, models, kind, *, in_turn: bool) -> Method:
+def _lockstep(combiner, models, about: About, *, in_turn: bool) -> Method:
   bound = rules.bind_combiner(combiner)
   everyone = tuple(range(_models(models, bound)))
   scores = _in_turn(everyone) if in_turn else tuple(Score(m) for m in everyone)
-  return Method((*scores, Verify(bound, everyone)), everyone, kind=kind)
+  return Method((*scores, Verify(bound, everyone)), everyone, about=about)
 
 
 def _in_turn(slots: Sequence[int]) -> tuple[Score | Wait, ...]:
@@ -179,12 +181,14 @@ def speculative(
   accept = acceptance.bind(accept)
   policy = stopping.check(policy)
   _check_slots(bound, f'block={gamma}', gamma + 1)
-  settings = dict(policy=policy, rule=rules.name_of(rule), extra_models=pair is not None)
   if bound.func is rules.speculative:
     phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
-    return Method(phases, slots, kind='speculative', **settings)
-  phases = Propose(0, gamma + 1), Score(1, verification.First(gamma)), Verify(bound, (0, 1), accept)
-  return Method(phases, slots, kind='cascade', **settings)
+    facts = dict(speedup=theory.speedup_speculative, choose='methods.speculative(pair=(0, 2))')
+  else:
+    phases = Propose(0, gamma + 1), Score(1, verification.First(gamma)), Verify(bound, (0, 1), accept)
+    facts = dict(speedup=theory.speedup_cascade, choose='methods.speculative(rule, pair=(0, 2))')
+  about = About('speculative', rules.name_of(rule), block=gamma, over=ALONE, **facts)
+  return Method(phases, slots, policy, about, extra_models=pair is not None)
 
 
 def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
@@ -214,8 +218,20 @@ def token_cascade(rule: Rule, max_draft: int = 10) -> Method:
     Score(1),
     Verify(rules.bind(rules.own), (1,), rules.bind(acceptance.everything), final_defers=True),
   )
-  policy = stopping.Deferral(bound)
-  return Method(phases, (0, 1), policy=policy, kind='token_cascade', rule=rules.name_of(rule))
+  about = About(
+    'token_cascade',
+    rules.name_of(rule),
+    block=most,
+    over=ALONE,
+    speedup=theory.speedup_token_cascade,
+    accepts_all=True,
+    target=_of_deferral,
+  )
+  return Method(phases, (0, 1), stopping.Deferral(bound), about)
+
+
+def _of_deferral(method: Method) -> Target:
+  return method.slots, method.policy.rule
 
 
 def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> SequenceCascade:
@@ -236,7 +252,7 @@ def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> Sequ
     raise ValueError(f'sequence_cascade: score={score!r} is not a function of an array of log-probabilities.')
   if np.isnan(_real('sequence_cascade: threshold', threshold)):
     raise ValueError(f'sequence_cascade: threshold={threshold!r} is not a number.')
-  return SequenceCascade(score, float(threshold))
+  return SequenceCascade(score, float(threshold), (autoregressive(0), autoregressive(1)))
 
 
 def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> Method:
@@ -262,7 +278,7 @@ def bild(fallback: float = 0.5, rollback: float = 2.0, max_draft: int = 10) -> M
     raise ValueError(f'bild needs rollback >= 0, a cross-entropy, not rollback={rollback}.')
   most = checked_int('max_draft', max_draft)
   phases = Propose(0, most), Score(1), Verify(rules.bind(rules.own), (1,), acceptance.Threshold(rollback))
-  return Method(phases, (0, 1), policy=stopping.Fallback(fallback), kind='bild')
+  return Method(phases, (0, 1), stopping.Fallback(fallback), About('bild', block=most, over=ALONE, target=None))
 
 
 def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
@@ -286,7 +302,8 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   _check_slots(bound, f'block={gamma}', gamma)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, verification.First(gamma - 1)) for m in everyone[1:])
-  return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, kind='naive_cos')
+  about = About('naive_cos', block=gamma, over=LOCKSTEP, speedup=theory.speedup_naive_cos)
+  return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, about=about)
 
 
 def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
@@ -310,7 +327,8 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
   _check_slots(bound, f'block={gamma}', gamma + 1)
   slots = tuple(range(1, _models(models, bound) + 1))
   phases = Propose(0, gamma), *_in_turn(slots), Verify(bound, slots)
-  return Method(phases, (0, *range(models)), kind='ensemble_sd')
+  about = About('ensemble_sd', block=gamma, over=LOCKSTEP, speedup=theory.speedup_ensemble_sd)
+  return Method(phases, (0, *range(models)), about=about)
 
 
 def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
@@ -338,7 +356,13 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   everyone = tuple(range(_models(len(blocks), bound)))
   verify = Verify(bound, everyone, keep=True)
   branches = tuple((Score(m), verify, Propose(m, blocks[m])) for m in everyone)
-  return Method((Alternate(branches),), everyone, kind='cos')
+  about = About('cos', block=blocks, over=LOCKSTEP, speedup=_speedup_of_turns)
+  return Method((Alternate(branches),), everyone, about=about)
+
+
+def _speedup_of_turns(rate: theory.Rate, blocks: tuple[int, int], *times) -> np.ndarray:
+  """Return the speed-up of `cos` for two models whose tokens are accepted alike."""
+  return theory.speedup_cos_steady(rate, rate, *blocks, *times)
 
 
 def sv(plan: plans.Profile | plans.Plan | str, block: int = 5, *, goodput: str = 'tokens') -> Method:
@@ -389,7 +413,7 @@ def sv_exact(
   return _verifying('sv_exact', plan, block, spare=1, greedy=greedy, counts=goodput)
 
 
-def _verifying(kind: str, plan, block: int, *, spare: int = 0, drop: bool = False, **settings) -> Method:
+def _verifying(name: str, plan, block: int, *, spare: int = 0, drop: bool = False, **settings) -> Method:
   """Return speculative verification whose last `spare` drafted tokens are tested without being scored."""
   gamma = checked_int('block', block)
   measured = plans.profile_of(plan)
@@ -403,7 +427,7 @@ def _verifying(kind: str, plan, block: int, *, spare: int = 0, drop: bool = Fals
     *((Truncate(2),) if drop else ()),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), kind=kind, origin=measured.origin)
+  return Method(phases, (0, 1, 2), about=About(name, block=gamma, over=ALONE), origin=measured.origin)
 
 
 def planned(plan: plans.Plan | str) -> Method | ByBatch:

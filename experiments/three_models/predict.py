@@ -32,7 +32,8 @@ def predicted(method, rates: dict[int, float]) -> dict[int, float]:
     return dict(enumerate(theory.calls_cos([rates[m] for m in method.slots], method.block)))
   tokens = 1.0
   if method.drafts:
-    formula = theory.tokens_per_round_without_bonus if method.kind != 'speculative' else theory.tokens_per_round
+    bonus = method.slots[0] not in method.target[0]  # where the drafter is not tested with, a token follows the draft
+    formula = theory.tokens_per_round if bonus else theory.tokens_per_round_without_bonus
     tokens = formula(rates[method.slots[0]], method.window)
   return {method.slots[slot]: calls / tokens for slot, calls in method.calls().items()}
 

@@ -17,7 +17,7 @@ import numpy as np
 from speccascade import methods, rules, sampling
 from speccascade.engine import validate
 from speccascade.engine.loop import decode_batch
-from speccascade.engine.method import ByBatch, Method, Strategy
+from speccascade.engine.method import Method, Strategy
 from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.types import (
@@ -220,10 +220,8 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
       f'alphas={list(alphas)} are tried of a rule, and {name} is none: bind its numbers, or check its rule'
     )
   bar = Progress('check', len(SAMPLERS) + len(_EMITTED), unit='questions', shown=progress)
-  if isinstance(rule, ByBatch):
+  if isinstance(rule, Strategy):
     found = _check_choices(rule, bar)
-  elif isinstance(rule, Strategy):
-    found = _check_method(rule, bar)
   elif rules.declaration(rule).is_rule:
     found = _check_rule(rule, alphas, bar)
   else:
@@ -232,20 +230,21 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
   return found
 
 
-def _check_choices(method: ByBatch, bar: Progress) -> Report:
+def _check_choices(method: Strategy, bar: Progress) -> Report:
+  """Check what a method decodes each batch by."""
   findings = []
-  for rows, choice in zip(method.rows, method.choices, strict=True):
-    findings += [f._replace(question=f'batch {rows}: {f.question}') for f in _check_method(choice, bar).findings]
+  for batch, choice in method.of_batches.items():
+    findings += [f._replace(question=batch + f.question) for f in _check_method(choice, bar)]
   return Report(method.name, tuple(findings))
 
 
-def _check_method(method: Strategy, bar: Progress) -> Report:
+def _check_method(method: Strategy, bar: Progress) -> list[Finding]:
   models, combiner = method.target
   if combiner is None:
     message = 'its tokens follow no distribution of one position: a verifier may rewrite what was written'
-    return Report(method.name, (Finding('emits one distribution', None, message),))
+    return [Finding('emits one distribution', None, message)]
   findings = _of_distributions([('', combiner)], len(models), bar)
-  return Report(method.name, (*findings, *(_emitted(method, bar) if all(f.ok for f in findings) else ())))
+  return [*findings, *(_emitted(method, bar) if all(f.ok for f in findings) else ())]
 
 
 def _check_combiner(combiner: Callable, bar: Progress) -> Report:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import functools
 
 from speccascade import sampling
-from speccascade.decode import sequence_cascade
 from speccascade.engine import engine, loop, requests, results, scheduler
 from speccascade.engine.job import Job
-from speccascade.engine.method import SequenceCascade, Strategy
+from speccascade.engine.method import Strategy
 from speccascade.host.errors import known_as
 from speccascade.host.progress import Progress
 from speccascade.types import checked_int, Model
@@ -75,12 +74,9 @@ def decode(
   numbers = dict(max_new_tokens=max_new_tokens, seed=seed, example_ids=example_ids, truncate=truncate)
   sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens)
   job = Job.of(method, models, prompts, sampler=sampler, processor=processor, trace=trace, **sizes, **numbers)
-  if isinstance(method, SequenceCascade):
-    if trace:
-      raise ValueError('trace records one decode, and a sequence cascade is two; trace each with autoregressive().')
-    ended = sequence_cascade.decode(job, functools.partial(_decode, progress=progress))
-  else:
-    ended = _decode(job, progress=progress)
+  if trace and method.whole_texts:
+    raise ValueError(f'trace records one decode, and {method.name} is two; trace each with autoregressive().')
+  ended = method.decode(job, functools.partial(_decode, progress=progress))
   return results.collect(ended, keep_faults=keep_faults)
 
 
@@ -118,8 +114,8 @@ def stream(
   Raises:
     ValueError: If an argument is invalid.
   """
-  if isinstance(method, SequenceCascade):
-    raise ValueError('a sequence cascade knows an answer only when both models are done: use decode.')
+  if method.whole_texts:
+    raise ValueError(f'{method.name} knows an answer only when both models are done: use decode.')
   numbers = dict(max_new_tokens=max_new_tokens, seed=seed, example_ids=example_ids, truncate=truncate)
   sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens)
   job = Job.of(method, models, prompts, sampler=sampler, processor=processor, trace=trace, **sizes, **numbers)

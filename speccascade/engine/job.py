@@ -14,7 +14,7 @@ from jax._src import xla_bridge  # which has no public name for whether JAX has 
 from speccascade import sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, plans, requests, validate
-from speccascade.engine.method import SequenceCascade, Strategy
+from speccascade.engine.method import Strategy
 from speccascade.types import check_bits, checked_int, Model, Network
 
 _FORKED: list[int] = []  # this process, where it was forked after JAX had started its threads
@@ -88,7 +88,7 @@ class Job:
     if prompts is not None:
       rows = requests.rows(models, prompts, sampler=sampler, max_prompt_tokens=max_prompt_tokens, **numbers)
     used = rows[0].sampler if rows else sampler or sampling.Sampler()
-    for choice in method.of_batches:
+    for choice in method.of_batches.values():
       validate.check_targets(choice, inputs.vocabulary(models), used)
     if not rows:
       plans.check_sampler(method.origin if sampler else None, used)
@@ -134,11 +134,10 @@ def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
         'extend, and those of eos_ids, start_id and max_positions that are others than the base has.'
       )
   validate.check_method(method, len(models))
-  for choice in method.of_batches:
-    answering = choice.slots if isinstance(choice, SequenceCascade) else choice.slots[-1:]
-    for model in (models[m] for m in answering):
+  for choice in method.of_batches.values():
+    for model in (models[m] for m in choice.answering):
       if model.network.drafts_only:
-        part = 'a model of a sequence cascade, which answers alone' if answering[1:] else 'the verifier'
+        part = f'a model of {choice.name}, which answers alone' if choice.whole_texts else 'the verifier'
         raise ValueError(f'{model.name} only proposes what the text repeats: give it as a drafter, not as {part}.')
   first, *others = models
   for other in others:

@@ -5,6 +5,7 @@ What plans, times, scores or reports a method asks it here (`calls`, `block`, `v
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 from typing import Any
 
 from flax import struct
@@ -19,24 +20,107 @@ from speccascade.types import static
 Target = tuple[tuple[int, ...], tree_util.Partial | None]
 
 
-class Strategy:
-  """Base of all that `decode` takes as a method: it has a `kind`, `phases` and `slots`, the numbers of its models."""
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+  """What a speed-up is over: `text` names it, of the verifier's name; it calls all models, or the last one alone."""
 
-  extra_models = False  # whether more models may be given than it decodes with
-  origin = None  # of the profile that it decides by
-  block: int | tuple[int, ...] | None = None  # γ, or γ of each model; None where it has none
-  policy = stopping.Policy()  # how long drafts are
-  target: Target = (), None  # the models and the combiner whose distribution the output follows, or None
+  text: str
+  all_models: bool
+
+  def models(self, slots: Sequence[int]) -> Sequence[int]:
+    """Return the models that it calls, of those of a method."""
+    return slots if self.all_models else slots[-1:]
+
+
+ALONE = Baseline('{} alone', all_models=False)
+LOCKSTEP = Baseline('the standard ensemble', all_models=True)
+
+
+def tested(method: 'Method') -> Target:
+  """Return the models and the combiner of a method's test."""
+  tests = next(p for p in method.all_phases if isinstance(p, Verify))
+  return tuple(method.slots[s] for s in tests.models), tests.combiner
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+  """What a method says of itself, for what plans, predicts and reports it.
+
+  Attributes:
+    name: The name of the function that makes it.
+    rule: The name of its rule, where that is a part of the method's name.
+    block: γ, or the γ of each model that drafts; None where it has none.
+    over: What a speed-up of it is over: `ALONE`, the verifier, or `LOCKSTEP`, the standard ensemble; None: nothing.
+    is_baseline: Whether it is itself what a speed-up is over.
+    speedup: The speed-up of two models, `speedup(rate, block, c, v, overhead)` with the arguments of
+      `theory.speedup_speculative`; None without a formula.
+    accepts_all: Whether its policy decides alone, each drafted token being accepted: a rate is that of drafting on.
+    target: Returns the models and the combiner whose distribution the output follows, of a method; None: there is none.
+    choose: How it is told which of several models to decode with, as an example.
+  """
+
+  name: str
+  rule: str | None = None
+  block: int | tuple[int, ...] | None = None
+  over: Baseline | None = None
+  is_baseline: bool = False
+  speedup: Callable[..., Any] | None = None
+  accepts_all: bool = False
+  target: Callable[['Method'], Target] | None = tested
+  choose: str | None = None
+
+
+class Strategy:
+  """Base of all that `decode` takes as a method.
+
+  Attributes:
+    about: What it says of itself.
+    phases: The phases of a round.
+    slots: The number of the model of each slot.
+    extra_models: Whether more models may be given than it decodes with.
+    origin: What the plan that it decides by was made of.
+    policy: How long drafts are.
+    whole_texts: Whether it judges complete texts, so that no token is final before all are.
+  """
+
+  about: About
+  phases: tuple[Phase, ...]
+  slots: tuple[int, ...]
+  extra_models = False
+  origin = None
+  policy = stopping.Policy()
+  whole_texts = False
 
   @property
   def name(self) -> str:
     """What the method is called where its settings do not matter."""
-    return self.kind
+    return self.about.name if self.about.rule is None else f'{self.about.name}[{self.about.rule}]'
+
+  @property
+  def block(self) -> int | tuple[int, ...] | None:
+    """γ, or the γ of each model that drafts; None where it has none."""
+    return self.about.block
+
+  @property
+  def target(self) -> Target:
+    """The models and the combiner whose distribution the output follows; the combiner is None where there is none."""
+    return (), None
 
   @property
   def keeps_distribution(self) -> bool:
     """Whether each token follows the distribution of `target`, given nothing but the tokens before it."""
     return self.target[1] is not None
+
+  @property
+  def follows_verifier(self) -> bool:
+    """Whether the output follows the distribution of the last model."""
+    models, combiner = self.target
+    return models == self.slots[-1:] and rules.inside(combiner) is rules.own
+
+  @property
+  def answering(self) -> tuple[int, ...]:
+    """The models that may have the last word on a token."""
+    return self.slots[-1:]
 
   @property
   def models(self) -> int:
@@ -64,27 +148,31 @@ class Strategy:
     return 1
 
   @property
-  def of_batches(self) -> tuple['Strategy', ...]:
-    """The methods that batches are decoded by."""
-    return (self,)
+  def of_batches(self) -> dict[str, 'Strategy']:
+    """The methods that batches are decoded by, each with the beginning of a sentence about it."""
+    return {'': self}
 
   def at(self, batch: int) -> 'Strategy':
     """Return the method for a batch of this size."""
     return self
 
+  def decode(self, job: Any, run: Callable) -> list:
+    """Return the ended rows of a job, which `run(job)` decodes."""
+    return run(job)
+
+  def running_all(self) -> 'Strategy':
+    """Return the method with settings by which it runs every program that it may need."""
+    return self
+
 
 @struct.dataclass
 class Method(Strategy):
-  """Phases over `slots`; slot s runs the model number `slots[s]`, each slot with a cache of its own.
-
-  `kind` is the function that made it, except that `speculative` with a rule that reads both models makes a 'cascade'.
-  """
+  """Phases over `slots`; slot s runs the model number `slots[s]`, each slot with a cache of its own."""
 
   phases: tuple[Phase, ...]
   slots: tuple[int, ...] = static()
   policy: stopping.Policy = stopping.Policy()
-  kind: str = static(default='method')
-  rule: str | None = static(default=None)  # its name, for the name of the method
+  about: About = static(default=About('method'))
   extra_models: bool = static(default=False)
   origin: Any = static(default=None)
 
@@ -93,33 +181,13 @@ class Method(Strategy):
     return ' · '.join(map(str, self.phases)) + policy
 
   @property
-  def name(self) -> str:
-    kind = 'speculative' if self.kind == 'cascade' else self.kind
-    return kind if self.rule is None else f'{kind}[{self.rule}]'
-
-  @property
-  def block(self) -> int | tuple[int, ...] | None:
-    if self.takes_turns:
-      return tuple(p.n for p in self.all_phases if isinstance(p, Propose))
-    unscored = self.kind in ('cascade', 'sv_exact')  # a token that is tested without being scored
-    return self.window - unscored if self.drafts else None
-
-  @property
   def target(self) -> Target:
-    if self.kind == 'bild':
-      return (), None
-    tests = self._tests()
-    if isinstance(self.policy, stopping.Deferral) and rules.inside(tests[0].accept) is acceptance.everything:
-      return (0, 1), self.policy.rule  # a token cascade
-    return tuple(self.slots[s] for s in tests[0].models), tests[0].combiner
+    return ((), None) if self.about.target is None else self.about.target(self)
 
   @property
   def keeps_distribution(self) -> bool:
     # A token cascade's also depends on the length of the draft, that of a rule by slot on where drafts begin.
     return super().keeps_distribution and all(phase.exact for phase in self.all_phases)
-
-  def _tests(self) -> list[Verify]:
-    return [p for p in self.all_phases if isinstance(p, Verify)]
 
   def accepting(self, accept: Callable) -> 'Method':
     """Return the method with another acceptor, as one whose acceptance is forced while a round is timed."""
@@ -167,11 +235,12 @@ class ByBatch(Strategy):
 
   choices: tuple[Method, ...]
   rows: tuple[int, ...] = static()
-  kind: str = static(default='by_batch')
+
+  about = About('by_batch')
 
   @property
-  def of_batches(self) -> tuple[Strategy, ...]:
-    return self.choices
+  def of_batches(self) -> dict[str, Strategy]:
+    return {f'batch {n}: ': choice for n, choice in zip(self.rows, self.choices, strict=True)}
 
   def __str__(self):
     return 'by batch[' + ' | '.join(f'{n}: {choice}' for n, choice in zip(self.rows, self.choices, strict=True)) + ']'
@@ -208,15 +277,3 @@ class ByBatch(Strategy):
 
   def at(self, batch: int) -> Method:
     return self.choices[index_for(self.rows, batch)]
-
-
-@struct.dataclass
-class SequenceCascade(Strategy):
-  """Model 0 writes the complete answer; model 1 writes it anew where the answer's score is under the threshold."""
-
-  score: Callable = static()
-  threshold: float = static()
-
-  kind = 'sequence_cascade'
-  phases = ()
-  slots = (0, 1)

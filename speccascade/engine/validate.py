@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from speccascade import rules, sampling, stopping
 from speccascade.engine.lowering import rounds
-from speccascade.engine.method import ByBatch, Method, Strategy
+from speccascade.engine.method import Method, Strategy
 from speccascade.engine.phases import Score, Verify
 from speccascade.engine.verification import Limit
 from speccascade.host.errors import first_line
@@ -22,11 +22,6 @@ from speccascade.types import Combiner, Model, NEGATIVE, Prompt
 # of the logits that a rule is asked with
 ROWS = 2
 POSITIONS = 3
-_WHICH = {  # how a method says which of several models it decodes with
-  'autoregressive': 'methods.autoregressive(1)',
-  'speculative': 'methods.speculative(pair=(0, 2))',
-  'cascade': 'methods.speculative(rule, pair=(0, 2))',
-}
 
 
 def check_method(method: Any, models: int):
@@ -35,13 +30,13 @@ def check_method(method: Any, models: int):
     name = getattr(rules.inside(method), '__name__', None)
     call = f'; call it, as in methods.{name}(…)' if callable(method) and name else ''
     raise ValueError(f'{name or repr(method)} is not a method{call or "; give one of speccascade.methods"}.')
-  if isinstance(method, ByBatch):
-    for choice in method.choices:
+  for choice in method.of_batches.values():
+    if choice is not method:
       check_method(choice, models)
-  elif isinstance(method, Method) and (problem := _unknown(method)):
-    raise ValueError(f'{method.name}: {problem}.')
+    elif not method.whole_texts and (problem := _unknown(method)):
+      raise ValueError(f'{method.name}: {problem}.')
   if models < method.models or (models > method.models and not method.extra_models):
-    example = _WHICH.get(method.kind)
+    example = method.about.choose
     which = f' Say which, as in {example}.' if example and models > method.models else ''
     count = 'one model' if method.models == 1 else f'{method.models} models'
     raise ValueError(f'{method.name} decodes with {count}, but {models} were given.{which}')

@@ -199,7 +199,7 @@ class Experiment:
     for point, method in made:
       if method.models > count:
         raise ValueError(f'{self.name}: {point.label} needs {method.models} models, but there are {count}.')
-      if method.kind == 'autoregressive' and count > 1 and not method.extra_models:
+      if method.models == 1 < count and not method.extra_models:
         raise ValueError(
           f"{self.name}: {point.label} decodes with one of {count} models; say which, as in settings = {{'model': 1}}."
         )

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from speccascade.engine.method import SequenceCascade, Strategy
+from speccascade.engine.method import Strategy
 from speccascade.evaluate.curves import Point
 from speccascade.host import multihost
 
@@ -35,9 +35,7 @@ class Programs:
       name = (temperature, *point.name)
       if name in self._program_of:
         continue
-      method = point.build()
-      if isinstance(method, SequenceCascade):
-        method = method.replace(threshold=np.inf)  # which answers everything anew, by both of its decodes
+      method = point.build().running_all()
       leaves, structure = jax.tree.flatten(method)
       key = (temperature, structure, *map(np.shape, leaves))
       self._program_of[name] = key
@@ -48,7 +46,7 @@ class Programs:
     self._futures: dict[tuple, concurrent.futures.Future] = {}
     heads: dict[tuple[int, ...], concurrent.futures.Future] = {}  # by slots: it compiles the prefill of these models
     for key, (method, temperature) in needed.items():
-      slots = method.at(batch).slots if method.phases else None  # a sequence cascade decodes as two other methods do
+      slots = None if method.whole_texts else method.at(batch).slots  # of whole texts: it decodes as others do
       after = [head for models, head in heads.items() if slots in (None, models)]
       self._futures[key] = self._pool.submit(self._call_after, after, method, temperature)
       if slots is not None:

@@ -73,7 +73,7 @@ def _arguments(
 ) -> tuple[list[Model], list[Request], dict]:
   """Return the models, the prompts and the other arguments of every decode of these examples."""
   task = experiment.task
-  used = loaded.models if method.kind == 'autoregressive' else loaded.models[: method.models]
+  used = loaded.models if method.extra_models else loaded.models[: method.models]
   settings = dict(
     max_new_tokens=task.max_new_tokens,
     max_prompt_tokens=task.max_prompt_tokens,
@@ -312,7 +312,7 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
 def _timed_call(experiment: Experiment, loaded: Loaded, timing: Timing, examples: Sequence[Example]) -> dict:
   """Return what is measured of a call: seconds and tokens, and what there is of faults, steady part and prefill."""
   method = timing.point.build()
-  if experiment.latency_queue > 1 and method.phases:
+  if experiment.latency_queue > 1 and not method.whole_texts:
     used, prompts, settings = _arguments(experiment, loaded, method, timing.temperature, examples)
     return throughput.steady(method, used, prompts, timing.batch, **settings)
   call = functools.partial(run_method, experiment, loaded, method, timing.temperature, examples, timing.batch)
@@ -320,7 +320,7 @@ def _timed_call(experiment: Experiment, loaded: Loaded, timing: Timing, examples
   line = {'seconds': seconds, 'tokens': int(out.stats.emitted.sum())}
   if faults := sum(fault is not None for fault in out.faults):
     line['faults'] = faults
-  if timing.trial == 0 and experiment.latency_queue == 1 and method.phases:
+  if timing.trial == 0 and experiment.latency_queue == 1 and not method.whole_texts:
     used, prompts, settings = _arguments(experiment, loaded, method, timing.temperature, examples)
     sizes = {name: settings[name] for name in ('max_new_tokens', 'max_prompt_tokens', 'sampler')}
     line['prefill_seconds'] = throughput.prefill_seconds(method, used, prompts, **sizes)

@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from speccascade.data.examples import Example, Task
-from speccascade.engine.method import SequenceCascade
 from speccascade.engine.stats import PER_MODEL
 from speccascade.evaluate import breakdown, intervals, plugins, protocols
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import BY_POSITION, PER_ROW
 from speccascade.evaluate.report import points as pts
-from speccascade.methods import autoregressive
 from speccascade.planning import cost_model
 
 NOTHING = dict(examples=0, faults=0, fault=None, quality=None, quality_ci=None, counts=None)
@@ -188,9 +186,9 @@ def _sum(lines: list[dict], name: str) -> int | list[int] | None:
 
 
 def _deferral_rate(point: Point, lines: list[dict], total: dict) -> float | None:
-  """Return the share of tokens (of a sequence cascade: of texts) at which the large model was asked to write."""
+  """Return the share of tokens (where whole texts are judged: of texts) at which the large model was asked to write."""
   method = point.build()
-  if isinstance(method, SequenceCascade):
+  if method.whole_texts:
     return sum(line['calls'][1] > 0 for line in lines) / len(lines)
   if not total['emitted'] or total['deferred'] is None:
     return None
@@ -337,12 +335,12 @@ def _predicted(
   """
   method = point.build()
   base = experiment.reference_of(point)
-  if counted is None or floor is None or base is None or isinstance(method, SequenceCascade):
+  over = method.about.over
+  if counted is None or floor is None or base is None or over is None:
     return None
   reference = base.build()
-  ensemble = method.kind in cost_model.ENSEMBLES
-  over, models = ('ensemble', method.slots) if ensemble else ('autoregressive', method.slots[-1:])
-  if reference.kind != over or {*reference.slots} != {*models}:
+  is_over = reference.about.is_baseline and reference.about.over == over
+  if not is_over or {*reference.slots} != {*over.models(method.slots)}:
     return None
   forward = [cost_model.by_width(times) for times in floor['forward_s'].values()]
   a_token = lambda some: sum(x[0] for x in some.values()) / sum(x[1] for x in some.values())
@@ -350,8 +348,8 @@ def _predicted(
   draft = forward[method.slots[0]][1]
   if mine := timed.get(base.name):
     overhead = max(0.0, a_token(mine) - sum(forward[m][1] for m in reference.slots))
-  alone = [p for p in experiment.points if p.curve.method is autoregressive and p.name in timed]
-  for other in alone if method.slots[0] != method.slots[-1] else ():
-    if other.build().slots == method.slots[:1]:
-      draft = max(draft, a_token(timed[other.name]))
+  for point in experiment.points if method.slots[0] != method.slots[-1] else ():
+    other = point.build()
+    if point.name in timed and other.about.is_baseline and other.slots == method.slots[:1]:
+      draft = max(draft, a_token(timed[point.name]))
   return cost_model.predict_method(method, counted, cost_model.Costs(draft, forward[method.slots[-1]], overhead))

@@ -15,7 +15,7 @@ from speccascade import sampling
 from speccascade.checkpoints.t5x import model, with_params
 from speccascade.engine import loop
 from speccascade.engine.job import Job
-from speccascade.engine.method import Method, SequenceCascade
+from speccascade.engine.method import Method
 from speccascade.engine.stats import derive
 from speccascade.types import Array, iota, Model, NO_FAULT, Prompt
 
@@ -48,8 +48,8 @@ def decode_batch(
     The tokens, and the statistics, of which `calls` [B, M] are by model. Where `fault` is true, a model or the rule
     gave no distribution: do not use the row.
   """
-  if isinstance(method, SequenceCascade):
-    raise ValueError('a sequence cascade decides on the host which texts are answered anew: use speccascade.decode')
+  if method.whole_texts:
+    raise ValueError(f'{method.name} decides on the host which texts are answered anew: use speccascade.decode')
   if key is None and not sampler.greedy:
     raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
   models = Job.of(method, models, sampler=sampler).models

@@ -10,20 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from speccascade import stopping, theory
+from speccascade import theory
+from speccascade.engine.method import ALONE, Method
 
 LEAST = 20  # tests of a position in the block that make a rate of their own
-FORMULAS = {
-  'speculative': theory.speedup_speculative,
-  'cascade': theory.speedup_cascade,
-  'token_cascade': theory.speedup_token_cascade,
-  'naive_cos': theory.speedup_naive_cos,
-  'ensemble_sd': theory.speedup_ensemble_sd,
-}
-ENSEMBLES = ('ensemble', 'naive_cos', 'cos', 'ensemble_sd')  # their speed-up is over the standard ensemble
 
 
-def calls_cost(method: Any, cost: Callable[[int], float]) -> float:
+def calls_cost(method: Method, cost: Callable[[int], float]) -> float:
   """Return what the calls of a round cost, the dearest where models take turns; a call of a slot costs `cost(slot)`."""
   return max(sum(count * cost(slot) for slot, count in calls.items()) for calls in method.calls())
 
@@ -65,23 +58,21 @@ class Costs:
     return drafts * self.draft + self.window(width) + self.overhead
 
 
-def speedup(
-  kind: str, acceptance: Sequence[float], block: int | Sequence[int], costs: Costs, lengths: Sequence[int] = ()
-) -> float | None:
-  """Return the predicted speed-up of a kind of method at these costs, None where there is no formula.
+def speedup(method: Method, acceptance: Sequence[float], costs: Costs, lengths: Sequence[int] = ()) -> float | None:
+  """Return the predicted speed-up of a method at these costs, None where there is no formula.
 
   It is that of long texts or, over the verifier alone, of texts of the given lengths: what starts a batch counts, and
   so does the end of a text, which cuts its last round short.
   """
-  gamma = block[0] if isinstance(block, Sequence) else block
-  width = costs.window(window(kind, gamma)) / costs.token
-  steady = predict(kind, acceptance, costs.ratio, block, width, costs.overhead / costs.token)
-  if not len(lengths) or kind not in ('speculative', 'cascade'):
+  width = window(method)
+  steady = predict(method, acceptance, costs.ratio, costs.window(width) / costs.token, costs.overhead / costs.token)
+  if not len(lengths) or method.about.over != ALONE:
     return steady
   lengths, counts = np.unique(lengths, return_counts=True)
-  spent = costs.round(gamma + (kind == 'cascade'), gamma + 1)
+  [calls] = method.calls()
+  spent = costs.round(calls[0], width)
   alone = costs.start_alone + lengths * (costs.token + costs.overhead)
-  sped = costs.start + rounds(acceptance, gamma, lengths[-1])[lengths] * spent
+  sped = costs.start + rounds(acceptance, method.block, lengths[-1])[lengths] * spent
   return float((counts * alone).sum() / (counts * sped).sum())
 
 
@@ -109,58 +100,50 @@ def rounds(acceptance: Sequence[float], block: int, longest: int) -> np.ndarray:
 
 
 def predict(
-  kind: str,
+  method: Method,
   acceptance: float | Sequence[float],
   cost_ratio: float,
-  block: int | Sequence[int],
   verify_cost: float = 1.0,
   overhead: float = 0.0,
 ) -> float | None:
-  """Return the predicted speed-up of a kind of method: over the verifier, or for ensembles over the standard one.
+  """Return the predicted speed-up of a method over what it says in `about.over`, None where there is no formula.
 
-  Kinds are those of `Method`: for autoregressive and ensemble it is 1; for token_cascade acceptance is the share of
-  tokens not deferred and `block` its `max_draft`; for cos `block` is (γ_q, γ_p), or γ_q for (γ_q, 1), and its two
-  drafters are taken to be accepted alike. Acceptance is one rate, or those by position in the block. Times, of the
-  drafter's call, of the verifier's window and of what a round costs apart from its calls, are in units of the
-  verifier's time for one token. For any other kind there is no formula: None.
+  Acceptance is one rate, or those by position in the block; of a method that accepts all, the share of tokens that are
+  drafted. Formulas are of two models, which are taken to be accepted alike where both draft. Times, of the drafter's
+  call, of the verifier's window and of what a round costs apart from its calls, are in units of the verifier's time for
+  one token.
   """
-  if kind in ('autoregressive', 'ensemble'):
+  about = method.about
+  if about.is_baseline:
     return 1.0
+  if about.speedup is None or len({*method.slots}) != 2:
+    return None
   rate = acceptance if np.ndim(acceptance) == 0 else theory.ByPosition(acceptance)
-  blocks = tuple(block) if isinstance(block, Sequence) else (block, 1)
-  if kind == 'cos' and len(blocks) == 2:
-    return float(theory.speedup_cos_steady(rate, rate, *blocks, cost_ratio, verify_cost, overhead))
-  formula = FORMULAS.get(kind)
-  return None if formula is None else float(formula(rate, blocks[0], cost_ratio, verify_cost, overhead))
+  return float(about.speedup(rate, about.block, cost_ratio, verify_cost, overhead))
 
 
-def predict_method(method: Any, counts: Mapping[str, Any], costs: Costs) -> dict[str, float] | None:
+def predict_method(method: Method, counts: Mapping[str, Any], costs: Costs) -> dict[str, float] | None:
   """Return {'ratio', 'cost_ratio', 'acceptance', 'overhead'} of a method, None where there is no formula.
 
   `counts` has rounds, tested_at and accepted_at as in `engine.stats.Stats`, summed over rows.
   """
-  if not _has_formula(method) or not sum(counts['tested_at']):
+  about = method.about
+  as_long_as_said = about.accepts_all or not method.policy.varies()
+  if about.speedup is None or not as_long_as_said or not sum(counts['tested_at']):
     return None
   tested = counts['tested_at']
   accepted = counts['accepted_at']
-  acceptance = float(sum(accepted) / sum(tested))
-  if method.kind == 'token_cascade':
-    # Every drafted token is accepted; the question at each position was whether to draft.
+  overhead = costs.overhead / costs.token
+  if about.accepts_all:  # the question at each position was whether to draft
     rates = by_position([counts['rounds'], *tested[:-1]], tested)
-    width = theory.tokens_per_round(theory.ByPosition(rates), method.block)
-    ratio = predict(
-      method.kind, rates, costs.ratio, method.block, costs.window(width) / costs.token, costs.overhead / costs.token
-    )
+    width = theory.tokens_per_round(theory.ByPosition(rates), about.block)
+    ratio = predict(method, rates, costs.ratio, costs.window(width) / costs.token, overhead)
   else:
-    ratio = speedup(method.kind, by_position(tested, accepted), method.block, costs)
-  return dict(ratio=ratio, cost_ratio=costs.ratio, acceptance=acceptance, overhead=costs.overhead / costs.token)
-
-
-def _has_formula(method: Any) -> bool:
-  """Tell whether there is a formula of two models whose drafts are as long as the method says."""
-  if method.kind not in (*FORMULAS, 'cos') or (method.models != 2 and len(method.slots) != 2):
-    return False
-  return method.kind in ('token_cascade', 'cos') or type(method.policy) is stopping.Policy
+    ratio = speedup(method, by_position(tested, accepted), costs)
+  if ratio is None:
+    return None
+  acceptance = float(sum(accepted) / sum(tested))
+  return dict(ratio=ratio, cost_ratio=costs.ratio, acceptance=acceptance, overhead=overhead)
 
 
 def by_position(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
@@ -177,9 +160,10 @@ def by_position(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float, 
   return tuple(map(float, rates))
 
 
-def window(kind: str, gamma: int) -> int:
-  """Return how many tokens the verifier is fed at once: γ drafted ones and the one before them."""
-  return gamma if kind == 'naive_cos' else gamma + 1
+def window(method: Method) -> int:
+  """Return how many tokens the verifier is fed at once: at most a draft of γ tokens and the one before it."""
+  gamma = method.block[0] if isinstance(method.block, Sequence) else method.block
+  return min(gamma + 1, method.verifier_width)
 
 
 def at_width(forward: Mapping[int, float], width: float) -> float:

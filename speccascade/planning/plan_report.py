@@ -6,16 +6,17 @@
 from collections.abc import Callable
 import dataclasses
 from dataclasses import replace
+import functools
+import operator
 
 from speccascade.engine import plans
-from speccascade.engine.method import Method
+from speccascade.engine.method import LOCKSTEP, Method
 from speccascade.engine.plans import Choice, Origin, Speed
 from speccascade.planning import cost_model, timing
-from speccascade.planning.cost_model import Costs, ENSEMBLES
+from speccascade.planning.cost_model import Costs
 
 PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
 _FREE = 1e-6  # the cost of a drafter without cost
-_SIMPLER = ('autoregressive', 'speculative', 'sv_exact')  # one with more to it has to be faster by PAYS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +24,25 @@ class Candidate:
   """A method for any γ, and the acceptance that was measured for it at each position in the block."""
 
   name: str
-  kind: str  # as that of `Method`
   make: Callable[[int], Method] = dataclasses.field(compare=False, repr=False)
   acceptance: tuple[float, ...] = ()
   reference: str = 'alone'  # what its speed-up is over: the verifier alone, or the ensemble of this name
+  knots: int = 3  # at so many γ a round of it is timed; 0: rounds are those of another candidate
+
+  @functools.cached_property
+  def of_ensemble(self) -> bool:
+    """Whether its speed-up is over the standard ensemble."""
+    return self.make(1).about.over == LOCKSTEP
+
+  @functools.cached_property
+  def of_verifier(self) -> bool:
+    """Whether its output follows the verifier's distribution."""
+    return self.make(1).follows_verifier
+
+  @property
+  def of_rule(self) -> bool:
+    """Whether its output follows neither its reference's distribution nor the verifier's."""
+    return not self.of_ensemble and not self.of_verifier
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,16 +75,22 @@ class BatchReport:
   rows: tuple[Row, ...]
   alone: timing.Interval | None = None  # tokens a second of the verifier alone
 
-  def best(self, *kinds: str) -> Row | None:
-    """Return the fastest row of these kinds, of those that were tried if any was; of all without kinds."""
-    rows = [row for row in self.rows if not kinds or row.candidate.kind in kinds]
+  @property
+  def candidates(self) -> list[Candidate]:
+    """The candidates, the simplest first."""
+    return list(dict.fromkeys(row.candidate for row in self.rows))
+
+  def best(self, fits: Callable[[Candidate], bool] = lambda candidate: True) -> Row | None:
+    """Return the fastest row of the candidates that fit, of those that were tried if any was."""
+    rows = [row for row in self.rows if fits(row.candidate)]
     tried = [row for row in rows if row.measured is not None]
     return max(tried or rows, key=lambda row: row.gain, default=None)
 
   @property
   def choices(self) -> list[Row]:
     """The best row of those that keep the verifier's distribution, of cascades, and of ensembles."""
-    best = (self.best(*kinds) for kinds in (_SIMPLER, ('cascade',), ENSEMBLES))
+    groups = 'of_verifier', 'of_rule', 'of_ensemble'
+    best = (self.best(operator.attrgetter(group)) for group in groups)
     return [row for row in best if row is not None]
 
   @property
@@ -81,10 +103,10 @@ class BatchReport:
     """The fastest method with the verifier's distribution; one with more to it has to be faster by 5 %."""
     chosen = Choice('autoregressive')
     gain = 1.0
-    for kind in _SIMPLER[1:]:
-      row = self.best(kind)
-      if row is not None and row.gain > PAYS * gain:
-        chosen = Choice(kind, row.block)
+    for candidate in filter(operator.attrgetter('of_verifier'), self.candidates):
+      row = self.best(candidate.__eq__)
+      if row.gain > PAYS * gain:
+        chosen = Choice(candidate.make(row.block).about.name, row.block)
         gain = row.gain
     return chosen
 
@@ -103,11 +125,11 @@ class BatchReport:
     return ' '.join(map(self._sentence, self.choices))
 
   def _sentence(self, row: Row) -> str:
-    kind = row.candidate.kind
+    candidate = row.candidate
     large = self.names[-1]
-    what = 'A cascade' if kind == 'cascade' else 'Collaboration' if kind in ENSEMBLES else 'Speculation'
-    speed = f'the speed of {"the standard ensemble" if kind in ENSEMBLES else f"{large} alone"}'
-    output = f"its output is the rule's, not {large}'s" if kind == 'cascade' else 'it keeps the distribution'
+    what = 'Collaboration' if candidate.of_ensemble else 'A cascade' if candidate.of_rule else 'Speculation'
+    speed = f'the speed of {candidate.make(row.block).about.over.text.format(large)}'
+    output = f"its output is the rule's, not {large}'s" if candidate.of_rule else 'it keeps the distribution'
     if row.measured is None:
       result = f'{row.speedup:.2f}× {speed} is predicted with {row}'
     else:
@@ -121,15 +143,15 @@ class BatchReport:
     rows = [r for r in self.rows if r.candidate == row.candidate and r.costs is not None]
     if not rows:
       return 'the companion tells too little, or costs too much'
-    kind = row.candidate.kind
+    make = row.candidate.make
     rates = row.candidate.acceptance
     best = lambda rates=rates, **ideal: max(
-      cost_model.speedup(kind, rates, r.block, replace(r.costs, **ideal)) for r in rows
+      cost_model.speedup(make(r.block), rates, replace(r.costs, **ideal)) for r in rows
     )
     if best() > PAYS:  # in long texts
       return 'the start of a text costs more than its calls; larger models or longer texts gain'
     costs = rows[-1].costs
-    wide = cost_model.window(kind, rows[-1].block)
+    wide = cost_model.window(make(rows[-1].block))
     drafter = f'a call costs {costs.ratio:.2f} of one of the verifier'
     window = f'that of {wide} costs {costs.window(wide) / costs.token:.2f} of its tokens'
     reasons = {
@@ -143,7 +165,7 @@ class BatchReport:
     small = self.names[0]
     large = self.names[-1]
     cost = self.costs
-    candidates = list(dict.fromkeys(row.candidate for row in self.rows))
+    candidates = self.candidates
     lines = [
       f'batch {self.batch}: {small} {1e3 * cost.draft:.3g} ms a token, {large} {1e3 * cost.token:.3g} ms: '
       f'cost ratio {cost.ratio:.3f}',
@@ -188,16 +210,15 @@ class PlanReport:
 
   def __str__(self):
     large = self.origin.names[-1]
-    candidates = list(dict.fromkeys(row.candidate for b in self.batches for row in b.rows if row.candidate.acceptance))
+    candidates = [c for c in dict.fromkeys(c for b in self.batches for c in b.candidates) if c.acceptance]
     wide = max(len(c.name) for c in candidates)
     lines = [', '.join(f'{name} {x:g}' for name, x in self.origin.sampler), *self.overlaps, '']
     lines.append('acceptance by position in the block, given all before')
     lines += [f'  {c.name:<{wide}}  ' + '  '.join(f'{a:.2f}' for a in c.acceptance) for c in candidates]
-    own = [c.name for c in candidates if c.kind == 'cascade']
+    own = [c.name for c in candidates if c.of_rule]
     lines += [
       '',
-      f'keep the distribution of {large} or of the ensemble: '
-      + ', '.join(c.name for c in candidates if c.kind != 'cascade'),
+      f'keep the distribution of {large} or of the ensemble: ' + ', '.join(c.name for c in candidates if not c.of_rule),
     ]
     if own:
       lines.append(f"have a distribution of their own, so that the output is not {large}'s: {', '.join(own)}")

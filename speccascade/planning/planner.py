@@ -29,7 +29,6 @@ from speccascade.types import checked_int, Combiner, Model, Rule
 
 TEXTS = 16  # that each trial decodes, and two batches at the least
 KNOTS = 8  # of the γ to plan, at most so many are timed for plain speculative decoding
-_FORCED = ('speculative', 'cascade', 'naive_cos')  # the kinds whose rounds are timed with forced acceptance
 
 
 def plan(
@@ -181,7 +180,7 @@ class _Acceptance:
     """Return how many runs are timed for a batch size, before what is tried because its neighbour was the fastest."""
     exact = len(self.models) == 3
     made = [candidate for some in self.kinds.values() for candidate in some]
-    rounds = sum(len(_knots(c, blocks)) for c in made if c.kind != 'cos') + 4 + exact
+    rounds = sum(len(_knots(c, blocks)) for c in made) + 4 + exact
     tried = 1 + len(self.ensembles) + len(made) + exact + min(2, len(blocks) - 1)
     return rounds * (max(trials, 1) + 1) + bool(trials) * tried * (trials + 1)
 
@@ -220,14 +219,14 @@ class _Acceptance:
   def _kinds(self, name: str, rule: Rule | Combiner) -> list[Candidate]:
     """Return the candidates of a rule, the first of which measures the acceptance of all."""
     if rules.declaration(rule).is_rule:
-      kind = 'speculative' if rule is rules.speculative else 'cascade'
-      return [Candidate(name, kind, lambda n: methods.speculative(rule, n, pair=self.pair))]
+      knots = {'knots': KNOTS} if rule is rules.speculative else {}
+      return [Candidate(name, lambda n: methods.speculative(rule, n, pair=self.pair), **knots)]
     if len(self.models) != 2:
       raise ValueError(f'{name} combines two models, and there are {len(self.models)}: plan it of two.')
     self.ensembles[name] = methods.ensemble(rule)
     return [
-      Candidate(f'naive_cos {name}', 'naive_cos', lambda n: methods.naive_cos(rule, n), reference=name),
-      Candidate(f'cos {name}', 'cos', lambda n: methods.cos(rule, (n, 1)), reference=name),
+      Candidate(f'naive_cos {name}', lambda n: methods.naive_cos(rule, n), reference=name),
+      Candidate(f'cos {name}', lambda n: methods.cos(rule, (n, 1)), reference=name, knots=0),
     ]
 
 
@@ -249,9 +248,8 @@ def _stat(outs: Sequence[Decoded], name: str) -> np.ndarray:
 
 def _knots(candidate: Candidate, blocks: Sequence[int]) -> list[int]:
   """Return the γ at which a candidate is timed: the largest, the smallest and those between."""
-  count = KNOTS if candidate.kind == 'speculative' else 3
-  some = np.linspace(0, len(blocks) - 1, count).round().astype(int)
-  return list(dict.fromkeys(blocks[i] for i in (some[-1], *some)))
+  some = np.linspace(0, len(blocks) - 1, candidate.knots).round().astype(int)
+  return list(dict.fromkeys(blocks[i] for i in (*some[-1:], *some)))
 
 
 def _rows(measured: _Acceptance, blocks, costs: Callable[[Candidate], Costs], profile, batch: int) -> tuple[Row, ...]:
@@ -259,10 +257,11 @@ def _rows(measured: _Acceptance, blocks, costs: Callable[[Candidate], Costs], pr
   rows = []
   for candidate in measured.candidates:
     cost = costs(candidate)
-    speedup = functools.partial(cost_model.speedup, candidate.kind, candidate.acceptance, costs=cost)
-    rows += [Row(candidate, n, speedup(block=n, lengths=measured.lengths), cost) for n in blocks]
+    for n in blocks:
+      speedup = cost_model.speedup(candidate.make(n), candidate.acceptance, cost, measured.lengths)
+      rows.append(Row(candidate, n, speedup, cost))
   if profile is not None:
-    candidate = Candidate('sv_exact', 'sv_exact', functools.partial(methods.sv_exact, profile))
+    candidate = Candidate('sv_exact', functools.partial(methods.sv_exact, profile), knots=0)
     for n in blocks:
       seconds = batch / sv_model.simulate(profile, batch, n)['sv']  # of a token of each row
       plain = costs(measured.candidates[0])
@@ -351,8 +350,9 @@ class _Timer:
     def windows(candidate: Candidate) -> dict[int, float]:
       found = {}
       for n, seconds in self._rounds_of(candidate).items():
-        [calls] = candidate.make(n).calls()
-        found[cost_model.window(candidate.kind, n)] = max(seconds - calls[0] * draft, 1e-9)
+        method = candidate.make(n)
+        [calls] = method.calls()
+        found[cost_model.window(method)] = max(seconds - calls[0] * draft, 1e-9)
       return found
 
     def costs_of(candidate: Candidate) -> Costs:
@@ -396,14 +396,14 @@ class _Timer:
 
   def _as_timed(self, candidate: Candidate) -> Candidate:
     """Return the candidate whose rounds are those of this one."""
-    if candidate.kind != 'cos':
+    if candidate.knots:
       return candidate
-    return next(c for c in self._made if (c.kind, c.reference) == ('naive_cos', candidate.reference))
+    return next(c for c in self._made if c.reference == candidate.reference)
 
   @property
   def _made(self) -> list[Candidate]:
     """The candidates whose rounds are timed; those of cos are a naive_cos's and the drafter's."""
-    return [c for c in self.measured.candidates if c.kind != 'cos']
+    return [c for c in self.measured.candidates if c.knots]
 
   def _full(self, method: Method) -> Callable[[], float]:
     """Return a function that times a round of full batches."""
@@ -444,8 +444,6 @@ class _Timer:
     return self._interleave({name: self._speed(method) for name, method in made.items()}, 'decoding', 2)
 
   def _speed(self, method: Method) -> Callable[[], float]:
-    if method.kind in _FORCED:
-      method = method.accepting(timing.forced(None))  # the program whose rounds were timed
     run = lambda: decode(method, self.models, self.asked, **self.call)
 
     def speed() -> float:
@@ -485,7 +483,7 @@ def try_best(
   while some:
     asked = {'alone': references['alone']}
     for row in some:
-      asked |= {row.candidate.reference: references[row.candidate.reference], row: row.candidate.make(row.block)}
+      asked |= {row.candidate.reference: references[row.candidate.reference], row: _program_of(row)}
     tokens = speeds(asked)
     if not tokens:
       break
@@ -493,11 +491,17 @@ def try_best(
     for row in filter(tokens.__contains__, some):
       gains = np.divide(tokens[row], tokens[row.candidate.reference])
       measured[row] = timing.Interval.of(gains), timing.Interval.of(tokens[row])
-    drafted = [row for row in measured if row.candidate.kind == 'speculative']
+    drafted = [row for row in measured if row.candidate == report.rows[0].candidate]
     fastest = max(drafted, key=lambda row: measured[row][0].median)
     some = [row for row in _neighbours(report.rows, fastest) if row not in measured]
   rows = [replace(r, measured=measured[r][0], speed=measured[r][1]) if r in measured else r for r in report.rows]
   return replace(report, rows=tuple(rows), alone=timing.Interval.of(alone))
+
+
+def _program_of(row: Row) -> Method:
+  """Return the method of a row, as the program whose rounds were timed, if some were."""
+  method = row.candidate.make(row.block)
+  return method.accepting(timing.forced(None)) if row.candidate.knots else method
 
 
 def _best_rows(rows: Sequence[Row]) -> list[Row]:

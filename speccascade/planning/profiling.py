@@ -25,7 +25,7 @@ from speccascade.engine.engine import Engine
 from speccascade.engine.job import Job
 from speccascade.engine.loop import positions
 from speccascade.engine.lowering import Phase
-from speccascade.engine.method import Method
+from speccascade.engine.method import About, Method
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.engine.records import fresh_slots, Record
 from speccascade.engine.state import Context, State
@@ -88,7 +88,7 @@ def observing(block: int) -> Method:
     Observe(),
     Verify(rules.bind(rules.own), (2,)),
   )
-  return Method(phases, (0, 1, 2), kind='observing')
+  return Method(phases, (0, 1, 2), about=About('observing'))
 
 
 def samples_of(

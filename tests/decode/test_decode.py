@@ -445,7 +445,7 @@ class Nothing(Phase):
 
 
 def test_rounds_that_commit_nothing_end_in_an_error_also_where_no_host_looks():
-  method = lambda *slots: methods.Method((Score(0), Nothing()), slots, kind='mine')
+  method = lambda *slots: methods.Method((Score(0), Nothing()), slots, about=methods.About('mine'))
   with pytest.raises(ValueError, match=having('mine', 'example 0', 'no token', 'position 2')):
     decode(method(0, 1), PAIR, PROMPTS[:2], max_new_tokens=4)
   with pytest.raises(ValueError, match=having('mine', 'no token')):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tiers import quick
 
-from speccascade import checkpoints, Sampler
+from speccascade import checkpoints, methods, Sampler
 from speccascade.checkpoints import hf
 from speccascade.data.seqio import pipeline
 from speccascade.engine import plans
@@ -236,13 +236,12 @@ def hours(experiment: Experiment, chip: aot.Chip, chips: int) -> float:
 
 def seconds(method, calls: list[float]) -> float:
   """Return the time of a token of each row of a batch."""
-  if method.kind == 'autoregressive':
-    return calls[method.slots[0]]
-  if method.kind in ('ensemble', 'ensemble_parallel', 'oracle', 'sequence_cascade'):
-    return sum(calls)
-  alone = sum(calls) if method.kind in cost_model.ENSEMBLES else calls[-1]
-  kind = 'speculative' if method.kind.startswith('sv') else method.kind
-  return alone / (cost_model.predict(kind, ACCEPTANCE, calls[0] / calls[-1], method.block) or 1.0)
+  if not method.drafts:
+    return sum(calls[m] for m in method.slots)
+  alone = sum(calls[m] for m in method.about.over.models(range(len(calls))))
+  if method.name.startswith('sv'):
+    method = methods.speculative(block=method.block)
+  return alone / (cost_model.predict(method, ACCEPTANCE, calls[0] / calls[-1]) or 1.0)
 
 
 def max_positions(experiment: Experiment) -> float:

@@ -31,11 +31,12 @@ def predicted(run, curve, floor=FLOOR, **seconds):
 def test_the_overhead_of_a_reference_token_is_paid_by_every_round():
   run = experiment(TARGET, SPED, CASCADE)
   rates = cost_model.by_position(COUNTS['tested_at'], COUNTS['accepted_at'])
-  for curve, kind in ((SPED, 'speculative'), (CASCADE, 'cascade')):
-    assert predicted(run, curve)['ratio'] == pytest.approx(cost_model.predict(kind, rates, 0.1, 3, 1.2))
+  for curve in (SPED, CASCADE):
+    method = curve.build()
+    assert predicted(run, curve)['ratio'] == pytest.approx(cost_model.predict(method, rates, 0.1, 1.2))
     result = predicted(run, curve, target_only=15.0)  # 1.5 s a token
     assert result['overhead'] == pytest.approx(0.5)
-    assert result['ratio'] == pytest.approx(cost_model.predict(kind, rates, 0.1, 3, 1.2, 0.5))
+    assert result['ratio'] == pytest.approx(cost_model.predict(method, rates, 0.1, 1.2, 0.5))
   assert predicted(run, SPED, target_only=8.0)['overhead'] == 0  # no less than the calls
 
 
@@ -44,7 +45,7 @@ def test_a_call_of_the_drafter_costs_what_its_token_costs_where_it_was_timed_alo
   run = experiment(TARGET, DRAFT, SPED)
   result = predicted(run, SPED, draft_only=4.0, target_only=15.0)
   assert result['cost_ratio'] == pytest.approx(0.4) and result['overhead'] == pytest.approx(0.5)
-  assert result['ratio'] == pytest.approx(cost_model.predict('speculative', rates, 0.4, 3, 1.2, 0.5))
+  assert result['ratio'] == pytest.approx(cost_model.predict(SPED.build(), rates, 0.4, 1.2, 0.5))
   assert predicted(run, SPED, draft_only=0.5)['cost_ratio'] == pytest.approx(0.1)  # no less than its call
   assert FLOOR['forward_s']['small'] == {'1': 0.1}
 
@@ -60,7 +61,7 @@ def test_a_prediction_is_of_the_models_that_decode(pair, seconds):
   draft, one, window = seconds
   rates = cost_model.by_position(COUNTS['tested_at'], COUNTS['accepted_at'])
   assert result['cost_ratio'] == pytest.approx(draft / one)
-  assert result['ratio'] == pytest.approx(cost_model.predict('speculative', rates, draft / one, 3, window / one))
+  assert result['ratio'] == pytest.approx(cost_model.predict(sped.build(), rates, draft / one, window / one))
 
 
 def test_a_prediction_is_of_the_batch_whose_passes_were_timed_and_of_its_own_reference():

@@ -8,12 +8,27 @@ import numpy as np
 import pytest
 
 from speccascade import decode, methods, rules, Sampler, stopping, theory
+from speccascade.engine.method import LOCKSTEP
 from speccascade.planning import cost_model
 
 GRID = list(itertools.product((0.0, 0.3, 0.9, 1.0), (0.05, 0.5, 1.0), (1, 2, 5)))
 
 
 # ---- predictions ----
+
+
+MADE = {  # by γ
+  'speculative': lambda n: methods.speculative(block=n),
+  'cascade': lambda n: methods.speculative(OPT, n),
+  'token_cascade': lambda n: methods.token_cascade(functools.partial(rules.chow, alpha=0.4), n),
+  'naive_cos': lambda n: methods.naive_cos(EVEN, n),
+  'ensemble_sd': lambda n: methods.ensemble_sd(EVEN, n),
+  'cos': lambda n: methods.cos(EVEN, (n, 1)),
+}
+
+
+def predict(kind, acceptance, cost_ratio, block, *costs, **more):
+  return cost_model.predict(MADE[kind](block), acceptance, cost_ratio, *costs, **more)
 
 
 @pytest.mark.parametrize(
@@ -29,44 +44,46 @@ GRID = list(itertools.product((0.0, 0.3, 0.9, 1.0), (0.05, 0.5, 1.0), (1, 2, 5))
 )
 def test_predictions_are_the_formulas_of_theory_when_windows_cost_one_token(kind, formula):
   for alpha, c, gamma in GRID:
-    assert cost_model.predict(kind, alpha, c, gamma) == pytest.approx(float(formula(alpha, gamma, c)), rel=1e-12)
+    assert predict(kind, alpha, c, gamma) == pytest.approx(float(formula(alpha, gamma, c)), rel=1e-12)
 
 
 def test_two_block_sizes_of_cos_are_both_counted():
   for alpha, c, (q, p) in itertools.product((0.0, 0.6, 1.0), (0.1, 1.0), ((5, 1), (2, 3))):
     expected = theory.speedup_cos_steady(alpha, alpha, q, p, c)
-    assert cost_model.predict('cos', acceptance=alpha, cost_ratio=c, block=(q, p)) == pytest.approx(float(expected))
+    assert cost_model.predict(methods.cos(EVEN, (q, p)), alpha, c) == pytest.approx(float(expected))
 
 
 def test_rates_by_place_that_are_equal_are_one_rate():
-  for kind in ('speculative', 'cascade', 'naive_cos', 'ensemble_sd', 'token_cascade', 'cos'):
+  for kind in MADE:
     for alpha, c, gamma in GRID:
-      one = cost_model.predict(kind, alpha, c, gamma)
-      assert cost_model.predict(kind, [alpha, alpha], c, gamma) == pytest.approx(one)
+      one = predict(kind, alpha, c, gamma)
+      assert predict(kind, [alpha, alpha], c, gamma) == pytest.approx(one)
 
 
 def test_a_drafter_that_goes_astray_gains_less_from_a_long_block():
   rates = (0.9, 0.5, 0.1)
-  assert cost_model.predict('speculative', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45 + 0.045) / 1.3)
-  assert cost_model.predict('cascade', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45 + 0.045) / 1.4)
-  assert cost_model.predict('naive_cos', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45) * 1.1 / 1.3)
+  assert predict('speculative', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45 + 0.045) / 1.3)
+  assert predict('cascade', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45 + 0.045) / 1.4)
+  assert predict('naive_cos', rates, 0.1, 3) == pytest.approx((1 + 0.9 + 0.45) * 1.1 / 1.3)
 
 
 def test_a_dear_window_is_paid_each_round_and_overhead_by_the_reference_too():
-  assert cost_model.predict('speculative', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(6 * 1.5 / (0.5 + 1.5 + 0.5))
-  assert cost_model.predict('naive_cos', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(5 * 1.6 / (0.5 + 1.5 + 0.5))
-  assert cost_model.predict('ensemble_sd', 1.0, 0.1, 5, 1.5) == pytest.approx(6 * 1.1 / (0.5 + 1.1 * 1.5))
+  assert predict('speculative', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(6 * 1.5 / (0.5 + 1.5 + 0.5))
+  assert predict('naive_cos', 1.0, 0.1, 5, 1.5, 0.5) == pytest.approx(5 * 1.6 / (0.5 + 1.5 + 0.5))
+  assert predict('ensemble_sd', 1.0, 0.1, 5, 1.5) == pytest.approx(6 * 1.1 / (0.5 + 1.1 * 1.5))
 
 
 def test_a_token_cascade_pays_the_drafter_for_what_it_reached_only():
-  assert cost_model.predict('token_cascade', 0.0, 0.1, 10) == pytest.approx(1 / 1.1)
-  assert cost_model.predict('token_cascade', 1.0, 0.1, 10) == pytest.approx(11 / 2)
-  assert cost_model.predict('token_cascade', 0.5, 0.1, 2) == pytest.approx(1.75 / (1 + 0.1 * 1.5))
+  assert predict('token_cascade', 0.0, 0.1, 10) == pytest.approx(1 / 1.1)
+  assert predict('token_cascade', 1.0, 0.1, 10) == pytest.approx(11 / 2)
+  assert predict('token_cascade', 0.5, 0.1, 2) == pytest.approx(1.75 / (1 + 0.1 * 1.5))
 
 
 def test_what_stands_for_itself_has_a_speed_of_one_and_what_has_no_formula_none():
-  assert cost_model.predict('autoregressive', 0.5, 0.1, 1) == cost_model.predict('ensemble', 0.5, 0.1, 1) == 1.0
-  assert cost_model.predict('bild', 0.5, 0.1, 5) is None and cost_model.predict('cos', 0.5, 0.1, (1, 1, 1)) is None
+  none = lambda method: cost_model.predict(method, 0.5, 0.1)
+  assert none(methods.autoregressive(1)) == none(methods.ensemble(EVEN)) == 1.0
+  assert none(methods.bild()) is None and none(methods.cos(OPT, (1, 1, 1))) is None
+  assert none(methods.naive_cos(OPT, models=3)) is None and none(methods.speculative(pair=(0, 2))) is not None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +97,7 @@ def test_what_stands_for_itself_has_a_speed_of_one_and_what_has_no_formula_none(
 )
 def test_impossible_numbers_are_refused_by_name(wrong, said):
   with pytest.raises(ValueError, match=said):
-    cost_model.predict('speculative', **dict(acceptance=0.5, cost_ratio=0.1, block=5) | wrong)
+    cost_model.predict(methods.speculative(), **dict(acceptance=0.5, cost_ratio=0.1) | wrong)
 
 
 def test_places_with_few_tests_share_a_rate():
@@ -116,12 +133,13 @@ def test_the_mean_rate_counts_each_tested_token_once():
 
 def test_what_starts_a_text_and_its_end_count_for_short_ones():
   found = costs(0.1, slope=0.1, start=3.0, start_alone=2.0)
-  long = cost_model.speedup('speculative', (0.8,), 3, found, [5000])
-  assert long == pytest.approx(cost_model.speedup('speculative', (0.8,), 3, found), rel=2e-3)
-  assert cost_model.speedup('speculative', (1.0,), 3, found, [4, 5]) == pytest.approx(
+  method = methods.speculative(block=3)
+  long = cost_model.speedup(method, (0.8,), found, [5000])
+  assert long == pytest.approx(cost_model.speedup(method, (0.8,), found), rel=2e-3)
+  assert cost_model.speedup(method, (1.0,), found, [4, 5]) == pytest.approx(
     (2 + 4 + 2 + 5) / (3 + 3 + 3 * found.round(3, 4))
   )
-  one = cost_model.speedup('cascade', (0.8,), 3, found, [1])
+  one = cost_model.speedup(methods.speculative(OPT, 3), (0.8,), found, [1])
   assert one == pytest.approx(3 / (3 + found.round(4, 4)))
 
 
@@ -150,7 +168,7 @@ def test_a_prediction_from_counts_is_the_speed_of_the_calls_that_were_counted(me
   out = decode(method, models, PROMPTS, max_new_tokens=120, sampler=Sampler(1.0))
   counts = {k: getattr(out.stats, k).sum(0) for k in ('rounds', 'tested_at', 'accepted_at')}
   said = cost_model.predict_method(method, counts, found)
-  standard = 1.1 if method.kind == 'naive_cos' else 1.0
+  standard = 1.1 if method.about.over == LOCKSTEP else 1.0
   measured = out.stats.emitted.sum() * standard / seconds_of(out, found)
   assert said['cost_ratio'] == 0.1 and said['ratio'] == pytest.approx(measured, rel=0.03)
 
@@ -160,7 +178,6 @@ def test_methods_of_other_kinds_have_no_prediction():
   adaptive = methods.speculative(block=3, policy=stopping.Heuristic())
   for method in (methods.autoregressive(1), methods.sequence_cascade(), methods.bild(), adaptive):
     assert cost_model.predict_method(method, counts, costs(0.1)) is None
-  assert cost_model.predict_method(methods.cos(EVEN, (5, 1)), counts, costs(0.1))['ratio'] == cost_model.predict(
-    'cos', [0.5], 0.1, (5, 1)
-  )
+  cos = methods.cos(EVEN, (5, 1))
+  assert cost_model.predict_method(cos, counts, costs(0.1))['ratio'] == cost_model.predict(cos, [0.5], 0.1)
   assert cost_model.predict_method(methods.speculative(), counts | {'tested_at': [0]}, costs(0.1)) is None

@@ -9,6 +9,7 @@ import re
 from types import SimpleNamespace
 import warnings
 
+from cases import profile
 from known_costs import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 from matching import having, says
 import numpy as np
@@ -41,8 +42,9 @@ def test_a_plan_predicts_the_speed_of_a_shorter_block_and_names_the_best():
   out = decode(methods.speculative(block=3), models, PROMPTS, max_new_tokens=100, sampler=Sampler(1.0))
   row = next(r for r in batch.rows if str(r) == 'speculative at γ = 3')
   assert row.speedup == pytest.approx(out.stats.emitted.sum() / seconds_of(out, found), rel=0.06)
-  best = batch.best('speculative')
-  assert best.speedup == max(r.speedup for r in batch.rows if r.candidate.kind == 'speculative')
+  plain = lambda candidate: candidate.name == 'speculative'
+  best = batch.best(plain)
+  assert best.speedup == max(r.speedup for r in batch.rows if plain(r.candidate))
   assert batch.choice == ('speculative', best.block)
   assert str(best) in batch.verdict and 'the standard ensemble' in batch.verdict
   assert all(f'{r.speedup:.2f}×' in str(made) for r in batch.rows)
@@ -86,8 +88,8 @@ def test_the_reason_is_what_would_gain_most_if_it_were_ideal(rate, drafter, slop
 
 def of_rate(rate, found, blocks=(1, 2, 4), alone=None):
   """Return the plan of plain speculative decoding where each token is accepted with this chance."""
-  candidate = plan_report.Candidate('speculative', 'speculative', lambda n: methods.speculative(block=n), (rate,))
-  rows = [plan_report.Row(candidate, n, cost_model.speedup('speculative', (rate,), n, found), found) for n in blocks]
+  candidate = plan_report.Candidate('speculative', lambda n: methods.speculative(block=n), (rate,))
+  rows = [plan_report.Row(candidate, n, cost_model.speedup(candidate.make(n), (rate,), found), found) for n in blocks]
   return plan_report.BatchReport(1, ('small', 'large'), found, tuple(rows), alone)
 
 
@@ -119,7 +121,7 @@ def clocked(seconds):
 def test_blocks_beside_the_fastest_are_tried_until_both_are_slower(fastest):
   found = of_rate(0.8, costs(0.1), range(1, 7))
   start = found.best().block
-  speeds, asked = clocked(lambda m: 2.0 if m.kind == 'autoregressive' else 1 + abs(m.block - fastest) / 9)
+  speeds, asked = clocked(lambda m: 2.0 if m.about.is_baseline else 1 + abs(m.block - fastest) / 9)
   made = planner.try_best(found, {'alone': methods.autoregressive(1)}, speeds)
   tried = {row.block: row.measured.median for row in made.rows if row.measured is not None}
   assert {n for n in (fastest - 1, fastest, fastest + 1) if 1 <= n <= 6} <= tried.keys()
@@ -134,7 +136,7 @@ def test_blocks_beside_the_fastest_are_tried_until_both_are_slower(fastest):
   'seconds, verdict', [(1.1, 'Speculation will not pay here: '), (0.5, 'Speculation pays: 2.00×')]
 )
 def test_what_was_measured_has_the_last_word(seconds, verdict):
-  speeds, _ = clocked(lambda m: 1.0 if m.kind == 'autoregressive' else seconds)
+  speeds, _ = clocked(lambda m: 1.0 if m.about.is_baseline else seconds)
   made = planner.try_best(of_rate(0.8, costs(0.01)), {'alone': methods.autoregressive(1)}, speeds)
   assert made.verdict.startswith(verdict) and made.pays == (seconds < 1)
   assert f'{1 / seconds:.2f}× the speed of large alone was measured' in made.verdict
@@ -143,7 +145,7 @@ def test_what_was_measured_has_the_last_word(seconds, verdict):
 
 def test_an_ensemble_is_compared_to_the_standard_one():
   made = planned(pair(), PROMPTS, costs(0.01), (2,), rules={'even': EVEN})
-  speeds, _ = clocked(lambda m: {'autoregressive': 1.0, 'ensemble': 4.0}.get(m.kind, 2.0))
+  speeds, _ = clocked(lambda m: {'autoregressive': 1.0, 'ensemble': 4.0}.get(m.name, 2.0))
   references = {'alone': methods.autoregressive(1), 'even': methods.ensemble(EVEN)}
   tried = planner.try_best(made.batches[0], references, speeds)
   assert {r.candidate.name: r.measured.median for r in tried.rows} == {
@@ -156,7 +158,7 @@ def test_an_ensemble_is_compared_to_the_standard_one():
 def test_a_name_does_not_decide_what_a_candidate_is_compared_to():
   rules = {'even': EVEN, 'my cos even': OPT}
   made = planned(pair(), PROMPTS, costs(0.01), (2,), rules=rules)
-  speeds, _ = clocked(lambda m: {'autoregressive': 1.0, 'ensemble': 4.0}.get(m.kind, 2.0))
+  speeds, _ = clocked(lambda m: {'autoregressive': 1.0, 'ensemble': 4.0}.get(m.name, 2.0))
   references = {'alone': methods.autoregressive(1), 'even': methods.ensemble(EVEN)}
   tried = planner.try_best(made.batches[0], references, speeds)
   gains = {r.candidate.name: r.measured.median for r in tried.rows}
@@ -164,7 +166,7 @@ def test_a_name_does_not_decide_what_a_candidate_is_compared_to():
 
 
 def test_a_method_with_more_to_it_has_to_be_faster_by_five_per_cent():
-  exact = plan_report.Candidate('sv_exact', 'sv_exact', lambda n: None)
+  exact = plan_report.Candidate('sv_exact', lambda n: methods.sv_exact(profile(1), n))
   batch = of_rate(0.8, costs(0.1))
   best = batch.best()
   for gain, chosen in ((1.04, 'speculative'), (1.06, 'sv_exact')):
@@ -323,10 +325,10 @@ def test_a_plan_is_the_same_from_its_file_and_decodes_by_its_choices(tmp_path):
   models = pair()
   method = methods.planned(str(tmp_path / 'plan.json'))
   greedy = dict(max_new_tokens=9, sampler=Sampler(0.0))
-  for rows, kind in ((1, 'speculative'), (4, 'autoregressive'), (9, 'autoregressive')):
+  for rows, name in ((1, 'speculative'), (4, 'autoregressive'), (9, 'autoregressive')):
     out = decode(method, models, PROMPTS[:rows], **greedy)
     assert out.tokens == decode(methods.autoregressive(1), models, PROMPTS[:rows], **greedy).tokens
-    assert method.at(rows).kind == kind and (out.stats.drafted.sum() > 0) == (kind == 'speculative')
+    assert method.at(rows).about.name == name and (out.stats.drafted.sum() > 0) == (name == 'speculative')
 
 
 def test_a_plan_refuses_other_models_and_samplers_and_warns_on_another_device():
