@@ -1,9 +1,10 @@
 """Models and methods that several tests decode with, each method with the reference of its distribution."""
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import reference
+from reference import RULES
 
 from speccascade import acceptance, methods, rules, stopping
 from speccascade.engine.plans import Profile
@@ -23,24 +24,6 @@ COINS = [toy.model(5, 2, scale=0.8, near=COIN), COIN]
 FOREIGN = translated(toy.model(6, 4, scale=1.2), for_=LARGE, tables=([3, 1, 0], [3, -1, 0]))
 FOREIGN_PAIR, FOREIGN_TRIO = [FOREIGN, LARGE], [FOREIGN, MIDDLE, LARGE]
 PROMPT = [1, 1]  # which is of every vocabulary
-ALPHA = dict(
-  speculative=0.0,
-  chow=0.5,
-  chow_log=0.9,
-  diff=-0.05,
-  diff_log=-0.1,
-  opt=0.1,
-  opt_log=-0.3,
-  bild_star=1.0,
-  token_v1=0.1,
-  token_v2=0.2,
-  token_v3=0.5,
-  lossy=0.3,
-  lossy_star=0.3,
-  learned=0.9,
-  learned_opt=2.0,
-  learned_alone=-2.6,
-)
 SAMPLERS = {
   'T=0': dict(temperature=0.0),
   'T=.7': dict(temperature=0.7),
@@ -57,10 +40,15 @@ def profile(rows, table=TABLE):
   return Profile(table, np.float32(3 * rows + np.arange(5 * rows)))
 
 
+@cache
+def alpha(name):
+  """Return the α at which half of what a rule can reject of the pair is rejected."""
+  tables = [np.asarray(model.params['table'], np.float64) for model in PAIR]
+  return reference.telling(name, list(zip(*tables)))
+
+
 def bound(name):
-  rule = getattr(rules, name)
-  weights = {'weights': reference.HEADS[name]} if name in reference.HEADS else {}
-  return rule if name == 'speculative' else partial(rule, alpha=ALPHA[name], **weights)
+  return reference.bound(name, alpha(name))
 
 
 # ---- reference steps, functions of the models and the sampler's settings ----
@@ -77,7 +65,7 @@ def own(models, **sampler):
 
 
 def of_rule(name):
-  return lockstep(lambda l, s: reference.chained(name, l, ALPHA[name], s))
+  return lockstep(lambda l, s: reference.chained(name, l, alpha(name), s))
 
 
 def mean(weights):
@@ -106,7 +94,7 @@ def user_combiner(models):
 
 def alone(name):
   """Return the method, models and step of a token cascade."""
-  return methods.token_cascade(bound(name), max_draft=2), PAIR, cascaded(name, ALPHA[name], 2)
+  return methods.token_cascade(bound(name), max_draft=2), PAIR, cascaded(name, alpha(name), 2)
 
 
 ROWS_OF_THREE = (2 * V**2) ** 3  # by which three tokens are enumerated
@@ -161,7 +149,7 @@ METHODS = {
   'translated cascade': (methods.speculative(opt, block=2), FOREIGN_PAIR, of_rule('opt')),
   'translated cos': (methods.cos(weighted3, (2, 1, 1)), FOREIGN_TRIO, mean(WEIGHTS3)),
   'translated sv_exact': (methods.sv_exact(profile(ROWS_OF_THREE), block=2), FOREIGN_TRIO, own),
-  **{f'speculative {name}': (methods.speculative(bound(name), block=2), PAIR, of_rule(name)) for name in ALPHA},
+  **{f'speculative {name}': (methods.speculative(bound(name), block=2), PAIR, of_rule(name)) for name in RULES},
 }
 
 
@@ -189,7 +177,7 @@ LATE = {
     PAIR5,
     of_rule('opt'),
   ),
-  'token_cascade': (methods.token_cascade(chow, max_draft=3), PAIR5, cascaded('chow', ALPHA['chow'], 3)),
+  'token_cascade': (methods.token_cascade(chow, max_draft=3), PAIR5, cascaded('chow', alpha('chow'), 3)),
   'bild': (methods.bild(0.4, 1.5, max_draft=3), PAIR5, of_bild(0.4, 1.5, 3)),
   'naive_cos': (methods.naive_cos(weighted3, 3, 3), TRIO5, mean(WEIGHTS3)),
   'ensemble_sd': (methods.ensemble_sd(weighted3, 3, 3), TRIO5, mean(WEIGHTS3)),

@@ -41,10 +41,18 @@ def byt5(tmp_path_factory) -> str:
   return str(folder)
 
 
+COMPILED = []  # since mappings were counted, which takes longer than many a test
+jax.monitoring.register_event_duration_secs_listener(
+  lambda event, *_, **__: COMPILED.append(event) if event.endswith('backend_compile_duration') else None
+)
+
+
 @pytest.fixture(autouse=True)
 def few_executables():
   """Drop compiled programs before their memory mappings (some 400 for a decode loop) reach the kernel's limit."""
   yield
-  maps = pathlib.Path('/proc/self/maps')
-  if maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
-    jax.clear_caches()
+  if len(COMPILED) > 40:
+    COMPILED.clear()
+    maps = pathlib.Path('/proc/self/maps')
+    if maps.exists() and maps.read_bytes().count(b'\n') > 25_000:
+      jax.clear_caches()

@@ -6,6 +6,7 @@ its equations, distributions recurse over prefixes.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -140,12 +141,39 @@ def learned(name):
   return definition
 
 
+DECLARED = (x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration'))
+RULES = {rules.name_of(x): x for x in DECLARED if x.declaration.is_rule}
+
+
+def bound(name, alpha):
+  """Return a rule of the package with its numbers; a learned one with a head of `HEADS`."""
+  weights = {'weights': HEADS[name]} if name in HEADS else {}
+  return functools.partial(RULES[name], **_numbers(name, alpha), **weights)
+
+
+def telling(name, pairs, share=0.5):
+  """Return the α at which that share of the mass of pairs of logits that any α rejects is rejected; None without α."""
+
+  def rejected(alpha):
+    return sum(tv(softmax(lq), target(name, lq, lp, alpha, Sampler())) for lq, lp in pairs)
+
+  if not _numbers(name, 0):
+    return None
+  low, high, *_ = RULES[name].declaration.alpha or rules.Range()
+  low, high = max(low, -8), min(high, 8)
+  most, least = rejected(low), rejected(high)
+  for _ in range(12):  # no more: a jump of the mass would be met exactly
+    middle = (low + high) / 2
+    low, high = (middle, high) if rejected(middle) > least + share * (most - least) else (low, middle)
+  return (low + high) / 2
+
+
 def _numbers(name, alpha):
-  return {} if name == 'speculative' else {'alpha': alpha}
+  return {'alpha': alpha} if 'alpha' in rules.numbers_of(RULES[name]) else {}
 
 
 def _definition(name):
-  return learned(name) if name in HEADS else rules.declaration(getattr(rules, name)).definition
+  return learned(name) if name in HEADS else RULES[name].declaration.definition
 
 
 def deferral(name, lq, lp, alpha, sampler, tail=None):

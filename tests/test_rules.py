@@ -1,9 +1,12 @@
 """Rules and combiners: distributions, limits in α, the papers' lemmas, float32 extremes, errors.
 
-A rule that the package declares is in every test that is parametrised over rules, at values of α found by bisection.
+A rule that the package declares is in every test that is parametrised over rules, at values of α found by bisection and
+at the ends of its range; one program serves all of them at temperature 0, and one above.
 """
 
-from functools import partial
+import contextlib
+from functools import cache, partial
+import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,79 +17,135 @@ from matching import having
 import numpy as np
 import pytest
 import reference
+from reference import bound, RULES
 import scipy.optimize
 
 from speccascade import methods, rules, Sampler, sampling
 
 ROWS, V = 40, 7
-RULES = [x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration') and x.declaration.is_rule]
-PACKAGE = [x for x in rules.known().values() if x.declaration.is_rule]
+TEMPERATURES = [0.0, 0.7, 1.0]
+over_rules = pytest.mark.parametrize('name', RULES)
+
+
+@contextlib.contextmanager
+def at(*where):
+  """Add to an assertion that fails what it was about."""
+  try:
+    yield
+  except AssertionError as error:
+    error.add_note(f'at {", ".join(map(str, where))}')
+    raise
 
 
 def pairs(seed, shape=(ROWS, V), scale=1.5):
   """Return logits of two models that often agree."""
   rng = np.random.default_rng(seed)
   p = rng.normal(scale=scale, size=shape)
-  return (np.float32(x) for x in (p + rng.normal(scale=0.7 * scale, size=shape), p))
+  return tuple(np.float32(x) for x in (p + rng.normal(scale=0.7 * scale, size=shape), p))
 
 
-def numbers(rule, alpha):
-  name = rules.name_of(rule)
-  weights = {'weights': reference.HEADS[name]} if name in reference.HEADS else {}
-  return weights if alpha is None else {'alpha': alpha, **weights}
+def extremes():
+  """Return pairs of logits [ROWS, V], with every kind of row against every other, and what is masked in both."""
+  base = np.linspace(-1, 1, V).astype(np.float32)
+  half, other = (np.where(np.isin(np.arange(V), cut), -np.inf, base) for cut in ((0, 1, 2), (2, 3, 6)))
+  single = np.where(np.arange(V) == 4, 0, -np.inf)
+  kinds = [base, half, other, single, base * 1e4, -base * 1e4]
+  rows = [(a, b) for a in kinds for b in kinds]
+  rows += [(base * 0, base), (base, base * 0), (base * 0 + 1e4, half), (single[::-1], half)]
+  lq, lp = (np.float32([row[i] for row in rows]) for i in range(2))
+  assert lq.shape == (ROWS, V)
+  return lq, lp, np.isneginf(lq) & np.isneginf(lp)
 
 
-def bound(rule, alpha):
-  return partial(rule, **numbers(rule, alpha))
+def three(seed):
+  p, q = pairs(seed)
+  other, _ = pairs(seed + 100)
+  return q, (q + 0.5 * other).astype(np.float32), p
 
 
-def targeted(rule, lq, lp, alpha, sampler):
-  return rules.target(bound(rule, alpha), (jnp.asarray(lq), jnp.asarray(lp)), sampler)
+def gaps(few):
+  """Return logits with two more tokens, which are masked."""
+  return np.insert(few, [0, 3], -np.inf, axis=-1)
 
 
-def target(rule, lq, lp, alpha, sampler):
-  return np.asarray(targeted(rule, lq, lp, alpha, sampler).probs)
+FEW = pairs(15, (ROWS, V - 2))
+INPUTS = {f'seed {seed}': pairs(seed) for seed in range(1, 7)}
+INPUTS |= {'extremes': extremes()[:2], 'of three': three(12)[:2], 'masked': [gaps(x) for x in FEW]}
 
 
-def telling(rule):
+def target(name, lq, lp, alpha, sampler):
+  return np.asarray(rules.target(bound(name, alpha), (jnp.asarray(lq), jnp.asarray(lp)), sampler).probs)
+
+
+@cache
+def telling(name):
   """Return values of α at which a quarter, a half and three quarters of the mass that can be rejected is rejected."""
-  alpha = rule.declaration.alpha
-  if alpha is None:
-    return [None]
-  lq, lp = (jnp.asarray(x) for x in pairs(1))
-  q = sampling.softmax(lq)
-  ask = jax.jit(lambda a: sampling.tv(q, rules.target(bound(rule, a), (lq, lp)).probs).sum())
-  low, high = max(alpha.low, -8.0), min(alpha.high, 8.0)
-  most, least = ask(low), ask(high)
-
-  def bisected(share):
-    a, b = low, high
-    for _ in range(20):
-      middle = (a + b) / 2
-      a, b = (middle, b) if ask(middle) > least + share * (most - least) else (a, middle)
-    return round((a + b) / 2, 3)
-
-  return [bisected(share) for share in (0.75, 0.5, 0.25)]
+  few = list(zip(*(x[:12].astype(np.float64) for x in pairs(1))))
+  return [reference.telling(name, few, share) for share in (0.75, 0.5, 0.25)]
 
 
-ALPHAS = {rule: telling(rule) for rule in RULES}
-BINARY = [x for x in RULES if targeted(x, *pairs(1), ALPHAS[x][0], Sampler()).deferred is not None]
-CASES = [(rule, alpha) for rule, alphas in ALPHAS.items() for alpha in alphas]
-TEMPERATURES = [0.0, 0.7, 1.0]
-over_rules = pytest.mark.parametrize('rule', RULES, ids=rules.name_of)
-over_cases = pytest.mark.parametrize('rule, alpha', CASES, ids=lambda x: rules.name_of(x) if callable(x) else str(x))
-over_temperatures = pytest.mark.parametrize('temperature', TEMPERATURES)
+@cache
+def alphas(name):
+  """Return the values of α that tell, and the ends of the range."""
+  _, _, *ends = RULES[name].declaration.alpha or rules.Range()
+  return [a for a in dict.fromkeys([*telling(name), *ends]) if a is not None] or [None]
 
 
-def definition(rule, lq, lp, alpha, sampler):
-  """Return the reference's π, row by row; a rule without α ignores the 0."""
-  return np.array([reference.target(rules.name_of(rule), q, p, alpha or 0.0, sampler) for q, p in zip(lq, lp)])
+@partial(jax.jit, static_argnums=0)
+def mapped(name, numbers, logits):
+  """Return the target and the deferrals of a rule for each α and temperature."""
+
+  def found(alpha, temperature):
+    return rules.target(bound(name, alpha), logits, Sampler(temperature))[:2]
+
+  over = jax.vmap(lambda alpha: jax.vmap(lambda t: found(alpha, t))(jnp.float32(TEMPERATURES[1:])))
+  return jax.vmap(lambda alpha: found(alpha, 0.0))(numbers), over(numbers)
+
+
+def each(name, values, *logits):
+  """Return [(α, temperature, π, deferrals)]."""
+  given = np.float32([0.0 if a is None else a for a in values])
+  cold, warm = jax.device_get(mapped(name, given, logits))
+  at = lambda x, *index: None if x is None else x[index]
+  return [
+    (alpha, t, *(at(x, i) if t == 0 else at(y, i, j - 1) for x, y in zip(cold, warm)))
+    for i, alpha in enumerate(values)
+    for j, t in enumerate(TEMPERATURES)
+  ]
+
+
+@cache
+def everywhere(name):
+  return each(name, alphas(name), *(np.stack(x) for x in zip(*INPUTS.values())))
+
+
+def targets(name, inputs, values=None, temperatures=TEMPERATURES):
+  """Yield α, temperature, π and deferrals of a rule for some of the inputs, at the values of α that tell or these."""
+  values, k = telling(name) if values is None else values, list(INPUTS).index(inputs)
+  found = [x for x in everywhere(name) if x[0] in values and x[1] in temperatures]
+  assert len(found) == len(set(values)) * len(temperatures)
+  for alpha, temperature, pi, deferred in found:
+    yield alpha, temperature, pi[k], None if deferred is None else deferred[k]
+
+
+def traced(function):
+  """Return the target of a rule or a combiner as it is traced."""
+  found = []
+  jax.eval_shape(lambda logits: found.append(rules.target(function, logits)), jnp.zeros((2, V)))
+  return found[0]
+
+
+BINARY = [name for name in RULES if traced(bound(name, 0.5)).deferred is not None]
 
 
 def distributions(lq, lp, temperature):
   """Return q̃, p̃ in float64 by the reference."""
   s = reference.Sampler(temperature)
   return tuple(np.array([s(row) for row in x]) for x in (lq, lp))
+
+
+def reference_tv(a, b):
+  return np.array([reference.tv(x, y) for x, y in zip(a, b)])
 
 
 def assert_distribution(pi, tolerance=1e-5):
@@ -98,132 +157,138 @@ def test_what_the_loop_does_not_check_declares_it_or_makes_a_choice():
   """A decision or a set of tokens makes a distribution; of float arrays these are a sampler's, or means of such."""
   declared = {x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration') and x.declaration.normalized}
   assert declared == {rules.speculative, rules.lossy, rules.lossy_star, rules.own, rules.weighted}
-  assert all(targeted(rule, *pairs(1), ALPHAS[rule][0], Sampler()).normalized for rule in RULES)
-  assert not rules.target(lambda q, p: q.logits, list(pairs(1))).normalized
+  assert all(traced(bound(name, telling(name)[0])).normalized for name in RULES)
+  assert not traced(lambda q, p: q.logits).normalized
 
 
 def test_every_rule_of_the_package_has_a_range_and_a_definition():
-  for rule in PACKAGE:
-    assert rule.declaration.definition is not None
-    assert rule is rules.speculative or rule.declaration.alpha is not None
-  assert {rules.name_of(rule) for rule in RULES} == {r.__name__ for r in PACKAGE} | reference.HEADS.keys()
+  package = {name for name, x in rules.known().items() if x.declaration.is_rule}
+  for name in package:
+    assert RULES[name].declaration.definition is not None
+    assert name == 'speculative' or RULES[name].declaration.alpha is not None
+  assert RULES.keys() == package | reference.HEADS.keys()
 
 
 @settings(deadline=None, max_examples=6, derandomize=True, database=None)
 @given(st.data())
-@over_temperatures
-@over_cases
-def test_a_target_is_a_distribution(rule, alpha, temperature, data):
+@over_rules
+def test_a_target_is_a_distribution(name, data):
   logits = hnp.arrays(np.float32, (ROWS, V), elements=st.floats(-60, 60, width=32))
   lq, lp = data.draw(logits), data.draw(logits)
-  assert_distribution(target(rule, lq, lp, alpha, Sampler(temperature)))
+  others = [np.stack([np.roll(x, i * shift, 0) for i in range(len(INPUTS))]) for x, shift in ((lq, 0), (lp, 1))]
+  for alpha, temperature, pi, _ in each(name, alphas(name), *others):
+    with at(alpha, temperature):
+      assert_distribution(pi)
 
 
-@over_temperatures
-@over_cases
-def test_a_target_equals_its_definition_in_float64(rule, alpha, temperature):
-  lq, lp = pairs(1)
-  pi = target(rule, lq, lp, alpha, Sampler(temperature))
-  expected = definition(rule, lq, lp, alpha, reference.Sampler(temperature))
-  np.testing.assert_allclose(pi, expected, atol=5e-6)
+@over_rules
+def test_a_target_equals_its_definition_in_float64(name):
+  for alpha, temperature, pi, _ in targets(name, 'seed 1'):
+    s = reference.Sampler(temperature)
+    with at(alpha, temperature):
+      expected = [reference.target(name, q, p, alpha, s) for q, p in zip(*INPUTS['seed 1'])]
+      np.testing.assert_allclose(pi, expected, atol=5e-6)
 
 
 def test_the_values_of_alpha_are_telling():
   """Every rule of a decision defers in some of the rows and not in others, so that the test above sees both."""
-  lq, lp = pairs(1)
-  for rule, alpha in CASES:
-    if rule in BINARY:
-      assert 0 < targeted(rule, lq, lp, alpha, Sampler()).deferred.sum() < ROWS, (rule, alpha)
-  assert len(set(CASES)) == 3 * (len(RULES) - 1) + 1
+  for name in BINARY:
+    for alpha, _, _, deferred in targets(name, 'seed 1', temperatures=[1.0]):
+      with at(name, alpha):
+        assert 0 < deferred.sum() < ROWS
+  assert sum(len(set(telling(name))) for name in RULES) == 3 * (len(RULES) - 1) + 1
 
 
-@over_cases
-def test_leading_axes_are_rows(rule, alpha):
-  lq, lp = pairs(2, (2, 3, V))
-  whole = target(rule, lq, lp, alpha, Sampler(0.7))
-  for i in range(2):
-    np.testing.assert_allclose(target(rule, lq[i], lp[i], alpha, Sampler(0.7)), whole[i], atol=1e-6)
-    for j in range(3):
-      np.testing.assert_allclose(target(rule, lq[i, j], lp[i, j], alpha, Sampler(0.7)), whole[i, j], atol=1e-6)
-
-
-@over_temperatures
 @over_rules
-def test_the_ends_of_alpha_are_plain_speculation_and_the_drafter(rule, temperature):
-  low, high, alone, plain = rule.declaration.alpha or rules.Range()
-  lq, lp = pairs(3)
-  q, p = distributions(lq, lp, temperature)
-  if plain is not None:
-    assert plain == low
-    np.testing.assert_allclose(target(rule, lq, lp, plain, Sampler(temperature)), p, atol=2e-6)
-  if alone is not None:
-    assert alone == high
-    np.testing.assert_allclose(target(rule, lq, lp, alone, Sampler(temperature)), q, atol=2e-6)
+def test_leading_axes_are_rows(name):
+  lq, lp = INPUTS['seed 2']
+
+  @jax.jit
+  @jax.vmap
+  def parts(alpha):
+    of = lambda *logits: rules.target(bound(name, alpha), logits, Sampler(0.7)).probs
+    return of(lq[:3], lp[:3]), of(lq[3], lp[3])
+
+  some, single = parts(np.float32([a or 0.0 for a in telling(name)]))
+  for i, alpha in enumerate(telling(name)):
+    ((_, _, pi, _),) = targets(name, 'seed 2', [alpha], [0.7])
+    with at(alpha):
+      np.testing.assert_allclose(some[i], pi[:3], atol=1e-6)
+      np.testing.assert_allclose(single[i], pi[3], atol=1e-6)
 
 
-@pytest.mark.parametrize('rule', [*BINARY, rules.lossy, rules.lossy_star], ids=rules.name_of)
-def test_larger_alpha_rejects_less(rule):
-  _, _, alone, plain = rule.declaration.alpha
-  lq, lp = pairs(4)
-  q, _ = distributions(lq, lp, 1.0)
-  ends = [a for a in (plain, *ALPHAS[rule], alone) if a is not None]
-  rejected = [reference_tv(q, target(rule, lq, lp, a, Sampler())) for a in ends]
+@over_rules
+def test_the_ends_of_alpha_are_plain_speculation_and_the_drafter(name):
+  low, high, alone, plain = RULES[name].declaration.alpha or rules.Range()
+  assert plain in (None, low) and alone in (None, high)
+  for temperature in TEMPERATURES:
+    q, p = distributions(*INPUTS['seed 3'], temperature)
+    for end, expected in ((plain, p), (alone, q)):
+      if end is not None:
+        ((*_, pi, _),) = targets(name, 'seed 3', [end], [temperature])
+        with at(end, temperature):
+          np.testing.assert_allclose(pi, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize('name', [*BINARY, 'lossy', 'lossy_star'])
+def test_larger_alpha_rejects_less(name):
+  q, _ = distributions(*INPUTS['seed 4'], 1.0)
+  found = sorted(targets(name, 'seed 4', alphas(name), [1.0]), key=lambda x: x[0])
+  rejected = [reference_tv(q, pi) for _, _, pi, _ in found]
   for less, more in zip(rejected, rejected[1:]):
     assert (less >= more - 1e-5).all()
   assert rejected[0].sum() > rejected[-1].sum() + 0.1
 
 
-def reference_tv(a, b):
-  return np.array([reference.tv(x, y) for x, y in zip(a, b)])
-
-
-@over_cases
-def test_a_target_at_temperature_0_is_one_hot(rule, alpha):
-  pi = target(rule, *pairs(5), alpha, Sampler(0.0))
-  assert ((pi == 0) | (pi == 1)).all() and (pi.sum(-1) == 1).all()
+@over_rules
+def test_a_target_at_temperature_0_is_one_hot(name):
+  for alpha, _, pi, _ in targets(name, 'seed 5', temperatures=[0.0]):
+    with at(alpha):
+      assert ((pi == 0) | (pi == 1)).all() and (pi.sum(-1) == 1).all()
 
 
 def test_token_v3_at_alpha_0_keeps_the_arg_max_of_the_verifier():
   lq, lp = pairs(3)
   q, p = distributions(lq, lp, 1.0)
-  np.testing.assert_allclose(target(rules.token_v3, lq, lp, 0.0, Sampler(0.0)), distributions(lq, lp, 0.0)[1])
+  np.testing.assert_allclose(target('token_v3', lq, lp, 0.0, Sampler(0.0)), distributions(lq, lp, 0.0)[1])
   best = p.argmax(-1)
   kept = q[np.arange(ROWS), best][:, None]
   expected = np.eye(V)[best] * kept + p * (1 - kept)
-  np.testing.assert_allclose(target(rules.token_v3, lq, lp, 0.0, Sampler()), expected, atol=2e-6)
+  np.testing.assert_allclose(target('token_v3', lq, lp, 0.0, Sampler()), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize('rule', [rules.lossy, rules.lossy_star], ids=rules.name_of)
-def test_lossy_near_alpha_1_keeps_every_token_that_the_verifier_allows(rule):
+@pytest.mark.parametrize('name', ['lossy', 'lossy_star'])
+def test_lossy_near_alpha_1_keeps_every_token_that_the_verifier_allows(name):
   lq, lp = pairs(3)
-  np.testing.assert_allclose(target(rule, lq, lp, 0.9999, Sampler()), distributions(lq, lp, 1.0)[0], atol=1e-3)
+  np.testing.assert_allclose(target(name, lq, lp, 0.9999, Sampler()), distributions(lq, lp, 1.0)[0], atol=1e-3)
 
 
 # ---- lemmas ----
 
 
-@over_temperatures
-@pytest.mark.parametrize('rule', BINARY, ids=rules.name_of)
-def test_a_rejection_has_probability_delta_times_tv(rule, temperature):
+@pytest.mark.parametrize('name', BINARY)
+def test_a_rejection_has_probability_delta_times_tv(name):
   """Lemma 3 of the cascades paper."""
-  lq, lp = pairs(6)
-  q, p = distributions(lq, lp, temperature)
-  for alpha in ALPHAS[rule]:
-    pi = target(rule, lq, lp, alpha, Sampler(temperature))
-    sampler = reference.Sampler(temperature)
-    delta = [reference.deferral(rules.name_of(rule), a, b, alpha, sampler) for a, b in zip(lq, lp)]
-    np.testing.assert_allclose(np.maximum(0, q - pi).sum(-1), delta * reference_tv(q, p), atol=5e-6)
+  lq, lp = INPUTS['seed 6']
+  for alpha, temperature, pi, _ in targets(name, 'seed 6'):
+    q, p = distributions(lq, lp, temperature)
+    s = reference.Sampler(temperature)
+    delta = [reference.deferral(name, a, b, alpha, s) for a, b in zip(lq, lp)]
+    with at(alpha, temperature):
+      np.testing.assert_allclose(np.maximum(0, q - pi).sum(-1), delta * reference_tv(q, p), atol=5e-6)
 
 
-@pytest.mark.parametrize('one, other', [(rules.opt, rules.diff), (rules.opt_log, rules.diff_log)])
-@pytest.mark.parametrize('alpha', [-1.0, -0.2, 0.0, 0.1, 0.4, 1.0])
-def test_opt_and_diff_emit_the_same_at_temperature_0(one, other, alpha):
+@pytest.mark.parametrize('names', [('opt', 'diff'), ('opt_log', 'diff_log')], ids='-'.join)
+def test_opt_and_diff_emit_the_same_at_temperature_0(names):
   """Lemma 8, for every finite α: TV is 1 where the arg maxes differ, and where they agree so do q̃ and p̃."""
-  lq, lp = pairs(7, (400, V))
-  greedy = Sampler(0.0)
-  np.testing.assert_array_equal(target(one, lq, lp, alpha, greedy), target(other, lq, lp, alpha, greedy))
-  soft = [target(rule, lq, lp, alpha, Sampler()) for rule in (one, other)]
-  assert alpha == 0 or not np.array_equal(*soft)  # above temperature 0 the lemma does not hold
+  values = [-1.0, -0.2, 0.0, 0.1, 0.4, 1.0]
+  for one, other in zip(*(each(name, values, *pairs(7, (400, V))) for name in names)):
+    alpha, temperature = one[:2]
+    with at(alpha, temperature):
+      if temperature == 0:
+        np.testing.assert_array_equal(one[2], other[2])
+      else:  # the lemma does not hold
+        assert alpha == 0 or not np.array_equal(one[2], other[2])
 
 
 @pytest.mark.parametrize('alpha', [0.1, 0.5, 0.8])
@@ -231,7 +296,7 @@ def test_lossy_star_is_the_max_of_two_scaled_distributions(alpha):
   """Lemma 2, with β found by another method."""
   lq, lp = pairs(8)
   q, p = distributions(lq, lp, 1.0)
-  pi = target(rules.lossy_star, lq, lp, alpha, Sampler())
+  pi = target('lossy_star', lq, lp, alpha, Sampler())
   checked = 0
   for a, b, got in zip(q, p, pi):
     rejected = np.maximum(0, a - b / (1 - alpha)).sum()
@@ -249,12 +314,12 @@ def test_lossy_star_is_the_max_of_two_scaled_distributions(alpha):
   assert checked >= 5
 
 
-@over_temperatures
+@pytest.mark.parametrize('temperature', TEMPERATURES)
 @pytest.mark.parametrize('alpha', [0.0, 0.3, 0.8])
 def test_lossy_accepts_and_resamples_as_it_is_defined(alpha, temperature):
   lq, lp = pairs(9)
   q, p = distributions(lq, lp, temperature)
-  pi = target(rules.lossy, lq, lp, alpha, Sampler(temperature)).astype(np.float64)
+  pi = target('lossy', lq, lp, alpha, Sampler(temperature)).astype(np.float64)
   drafted = q > 0
   accept = np.minimum(1, p / ((1 - alpha) * np.where(drafted, q, 1)))
   got = np.minimum(1, pi / np.where(drafted, q, 1))
@@ -282,23 +347,16 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
 # ---- n models ----
 
 
-def three(seed):
-  p, q = pairs(seed)
-  other, _ = pairs(seed + 100)
-  return q, (q + 0.5 * other).astype(np.float32), p
-
-
-@over_temperatures
-@over_cases
-def test_a_cascade_of_three_models_takes_the_tail_for_the_verifier(rule, alpha, temperature):
+@over_rules
+def test_a_cascade_of_three_models_takes_the_tail_for_the_verifier(name):
   logits = three(12)
-  found = rules.target(bound(rule, alpha), logits, Sampler(temperature))
-  s = reference.Sampler(temperature)
-  expected = [reference.chained(rules.name_of(rule), row, alpha or 0.0, s) for row in zip(*logits)]
-  np.testing.assert_allclose(found.probs, expected, atol=1e-5)
-  first = targeted(rule, *logits[:2], alpha, Sampler(temperature)).deferred
-  if first is not None and 'opt' not in rules.name_of(rule):  # whose cost is that of the rest
-    np.testing.assert_array_equal(found.deferred, first)
+  for alpha, temperature, pi, deferred in each(name, telling(name), *logits):
+    ((*_, first),) = targets(name, 'of three', [alpha], [temperature])
+    s = reference.Sampler(temperature)
+    with at(alpha, temperature):
+      np.testing.assert_allclose(pi, [reference.chained(name, row, alpha, s) for row in zip(*logits)], atol=1e-5)
+      if first is not None and 'opt' not in name:  # whose cost is that of the rest
+        np.testing.assert_array_equal(deferred, first)
 
 
 def test_a_rule_of_ones_own_cascades_three_models():
@@ -325,16 +383,16 @@ COMBINERS = {
 }
 
 
-@pytest.mark.parametrize('filters', [{}, dict(top_k=3), dict(top_p=0.8)], ids=str)
-@over_temperatures
 @pytest.mark.parametrize('name', COMBINERS)
-def test_a_combiner_equals_its_definition_in_float64(name, temperature, filters):
+def test_a_combiner_equals_its_definition_in_float64(name):
   models, numbers, combiner, definition = COMBINERS[name]
   logits = three(13)[:models]
-  pi = rules.target(partial(combiner, **numbers), logits, Sampler(temperature, **filters)).probs
-  s = reference.Sampler(temperature, **filters)
-  expected = [definition([np.asarray(x, np.float64) for x in row], s) for row in zip(*logits)]
-  np.testing.assert_allclose(pi, expected, atol=5e-6)
+  for temperature, filters in itertools.product(TEMPERATURES, [{}, dict(top_k=3), dict(top_p=0.8)]):
+    pi = rules.target(partial(combiner, **numbers), logits, Sampler(temperature, **filters)).probs
+    s = reference.Sampler(temperature, **filters)
+    expected = [definition([np.asarray(x, np.float64) for x in row], s) for row in zip(*logits)]
+    with at(temperature, filters):
+      np.testing.assert_allclose(pi, expected, atol=5e-6)
 
 
 def test_weighted_at_temperature_0_is_not_a_mixture_of_arg_maxes():
@@ -346,43 +404,27 @@ def test_weighted_at_temperature_0_is_not_a_mixture_of_arg_maxes():
 # ---- float32 extremes ----
 
 
-def extremes():
-  """Return pairs of logits [ROWS, V], with every kind of row against every other, and what is masked in both."""
-  base = np.linspace(-1, 1, V).astype(np.float32)
-  half, other = (np.where(np.isin(np.arange(V), cut), -np.inf, base) for cut in ((0, 1, 2), (2, 3, 6)))
-  single = np.where(np.arange(V) == 4, 0, -np.inf)
-  kinds = [base, half, other, single, base * 1e4, -base * 1e4]
-  rows = [(a, b) for a in kinds for b in kinds]
-  rows += [(base * 0, base), (base, base * 0), (base * 0 + 1e4, half), (single[::-1], half)]
-  lq, lp = (np.float32([row[i] for row in rows]) for i in range(2))
-  assert lq.shape == (ROWS, V)
-  return lq, lp, np.isneginf(lq) & np.isneginf(lp)
-
-
-@over_temperatures
 @over_rules
-def test_masked_and_extreme_logits_give_distributions(rule, temperature):
-  _, _, alone, plain = rule.declaration.alpha or rules.Range()
+def test_masked_and_extreme_logits_give_distributions(name):
   lq, lp, masked = extremes()
-  q, p = distributions(lq, lp, temperature)
-  for alpha in {*ALPHAS[rule], plain, alone} - {None} or [None]:
-    pi = target(rule, lq, lp, alpha, Sampler(temperature))
-    assert_distribution(pi)
-    assert masked.any() and (pi[masked] == 0).all()
-    if not rules.name_of(rule).startswith('lossy'):
-      assert (pi <= q + p + 1e-6).all()  # what one model masks, only the other's distribution can give
-    rest = np.asarray(sampling.residual(jnp.asarray(pi), jnp.float32(q)))
-    assert_distribution(rest)
+  assert masked.any()
+  for alpha, temperature, pi, _ in targets(name, 'extremes', alphas(name)):
+    q, p = distributions(lq, lp, temperature)
+    with at(alpha, temperature):
+      assert_distribution(pi)
+      assert (pi[masked] == 0).all()
+      if not name.startswith('lossy'):
+        assert (pi <= q + p + 1e-6).all()  # what one model masks, only the other's distribution can give
+      assert_distribution(np.asarray(sampling.residual(jnp.asarray(pi), jnp.float32(q))))
 
 
-@over_temperatures
-@over_cases
-def test_tokens_masked_in_both_models_change_nothing(rule, alpha, temperature):
-  lq, lp = pairs(15)
-  longer = (np.insert(x, [0, 3], -np.inf, axis=-1) for x in (lq, lp))
-  pi = target(rule, *longer, alpha, Sampler(temperature))
-  expected = np.insert(target(rule, lq, lp, alpha, Sampler(temperature)), [0, 3], 0, axis=-1)
-  np.testing.assert_allclose(pi, expected, atol=1e-6)
+@over_rules
+def test_tokens_masked_in_both_models_change_nothing(name):
+  for alpha, temperature, pi, _ in targets(name, 'masked'):
+    s = reference.Sampler(temperature)
+    expected = np.array([reference.target(name, q, p, alpha, s) for q, p in zip(*FEW)])
+    with at(alpha, temperature):
+      np.testing.assert_allclose(pi, np.insert(expected, [0, 3], 0, axis=-1), atol=1e-6)
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
@@ -404,13 +446,13 @@ def test_combiners_mask_what_is_masked(name, temperature):
 
 
 @over_rules
-def test_a_large_vocabulary_keeps_its_distribution(rule):
+def test_a_large_vocabulary_keeps_its_distribution(name):
   lq, lp = pairs(14, (1, 256_000), scale=3.0)
-  alpha = ALPHAS[rule][-1]
-  pi = target(rule, lq, lp, alpha, Sampler())
+  alpha = telling(name)[-1]
+  pi = target(name, lq, lp, alpha, Sampler())
   assert_distribution(pi, 1e-4)
-  expected = definition(rule, lq.astype(np.float64), lp.astype(np.float64), alpha, reference.Sampler())
-  np.testing.assert_allclose(pi, expected, rtol=1e-3, atol=1e-9)
+  expected = reference.target(name, lq[0].astype(np.float64), lp[0].astype(np.float64), alpha, reference.Sampler())
+  np.testing.assert_allclose(pi[0], expected, rtol=1e-3, atol=1e-9)
 
 
 # ---- errors ----
@@ -447,12 +489,10 @@ def test_errors_name_the_value_and_the_remedy(make, message):
     make()
 
 
-@over_rules
-def test_both_ends_of_alpha_can_be_bound(rule):
-  _, _, *ends = rule.declaration.alpha or rules.Range()
-  for alpha in ends:
-    if alpha is not None:
-      assert rules.bind_rule(bound(rule, alpha)).keywords['alpha'] == np.float32(alpha)
+def test_both_ends_of_alpha_can_be_bound():
+  for name, rule in RULES.items():
+    for alpha in {*(rule.declaration.alpha or rules.Range())[2:]} - {None}:
+      assert rules.bind_rule(bound(name, alpha)).keywords['alpha'] == np.float32(alpha)
 
 
 def test_a_rule_takes_numbers_of_any_name():
@@ -460,9 +500,9 @@ def test_a_rule_takes_numbers_of_any_name():
     return factor * jnp.exp(p.logits.max(-1)) > jnp.exp(q.logits.max(-1)) + alpha
 
   logits = jnp.log(jnp.array([[0.6, 0.4], [0.2, 0.8]]))
-  bound = rules.bind_rule(partial(surer, alpha=0.1, factor=1.0))
-  np.testing.assert_allclose(rules.target(bound, logits).probs, [0.2, 0.8], rtol=1e-6)
-  np.testing.assert_allclose(rules.target(partial(bound, factor=0.5), logits).probs, [0.6, 0.4], rtol=1e-6)
+  rule = rules.bind_rule(partial(surer, alpha=0.1, factor=1.0))
+  np.testing.assert_allclose(rules.target(rule, logits).probs, [0.2, 0.8], rtol=1e-6)
+  np.testing.assert_allclose(rules.target(partial(rule, factor=0.5), logits).probs, [0.6, 0.4], rtol=1e-6)
   with pytest.raises(ValueError, match=having('surer', 'factor')):
     rules.bind_rule(partial(surer, alpha=0.1))
 

@@ -29,23 +29,11 @@ from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
 from speccascade.planning import planner
+from speccascade.train import losses
+from speccascade.train.batches import collate
 from speccascade.types import Model  # noqa: E402
 
 VOCAB, BATCH = 512, 8
-ALPHA = dict(
-  chow=0.97,
-  chow_log=5.0,
-  diff=-0.002,
-  diff_log=-0.1,
-  opt=0.1,
-  opt_log=-0.3,
-  bild_star=5.0,
-  token_v1=0.1,
-  token_v2=0.2,
-  token_v3=0.5,
-  lossy=0.3,
-  lossy_star=0.3,
-)
 NETWORKS = {
   't5': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2)),
   't5 scanned': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2), scan=True),
@@ -84,16 +72,6 @@ METHODS = {  # the method, and which of the models it runs
   'layerskip': (methods.speculative(block=3), 'fl'),
   'translated': (methods.speculative(functools.partial(rules.opt, alpha=0.1), 3), 'xl'),
   'ngram': (methods.speculative(block=3, policy=stopping.Fallback(np.float32(0.5))), 'nl'),
-  **{
-    rule.__name__: (methods.speculative(functools.partial(rule, alpha=ALPHA[rule.__name__]), 4), 'sl')
-    for rule in rules.known().values()
-    if rules.declaration(rule).is_rule
-    if rule.__name__ in ALPHA
-  },
-  'learned': (
-    methods.speculative(functools.partial(rules.learned, alpha=-8.0, weights=reference.HEADS['learned']), 4),
-    'sl',
-  ),
 }
 
 
@@ -116,6 +94,23 @@ def models(family: str) -> dict[str, Model]:
   return {name: Model(params, network, name=name) for name, params in made.items()}
 
 
+@functools.cache
+def logits(family: str) -> list:
+  """Return pairs of logits of the drafter and the verifier of a family."""
+  tokens = np.random.default_rng(1).integers(2, VOCAB, (BATCH, 12)).tolist()
+  batch = collate([(row[:4], row[4:]) for row in tokens], [(4, 8)])
+  found = (losses.logits_of(m.network, m.params, batch) for m in map(models(family).get, 'sl'))
+  return list(zip(*(np.asarray(x, np.float64).reshape(-1, VOCAB) for x in found), strict=True))
+
+
+def method(family: str, name: str):
+  """Return a method and which of the models it runs: one of `METHODS`, or a cascade by a rule of the package."""
+  if name in METHODS:
+    return METHODS[name]
+  rule = reference.bound(name, reference.telling(name, logits(family)))
+  return methods.speculative(rule, 4), 'sl'
+
+
 def translated(model: Model) -> Model:
   """Return a model that lacks every third of its own tokens."""
   ids = np.arange(VOCAB)
@@ -133,10 +128,10 @@ def run(family: str, name: str, temperature: float, line: bool, place):
   """Return what a method decodes."""
   rng = np.random.default_rng(0)
   prompts = [rng.integers(2, VOCAB, rng.integers(3, 12)).tolist() for _ in range(2 * BATCH if line else BATCH)]
-  method, names = METHODS[name]
+  decoded, names = method(family, name)
   limits = [8 + 5 * (i % 4) for i in range(len(prompts))]
   requests = [Request(p, max_new_tokens=n) for p, n in zip(prompts, limits, strict=True)]
-  return decode(method, chosen(family, names, place), requests, sampler=Sampler(temperature), seed=3, batch_size=BATCH)
+  return decode(decoded, chosen(family, names, place), requests, sampler=Sampler(temperature), seed=3, batch_size=BATCH)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import tempfile
 
 import jax
 import pytest
+from reference import RULES
 from safetensors.numpy import save_file
 from tiers import quick
 
@@ -36,21 +37,6 @@ DRAFTED = [
   'ngram',
 ]
 LOCKSTEP = ['autoregressive', 'ensemble', 'ensemble in parallel', 'oracle', 'sequence cascade']
-RULES = [
-  'chow',
-  'chow_log',
-  'diff',
-  'diff_log',
-  'opt',
-  'opt_log',
-  'bild_star',
-  'token_v1',
-  'token_v2',
-  'token_v3',
-  'lossy',
-  'lossy_star',
-  'learned',
-]
 
 
 def run(script: str, *args: str) -> list[dict]:

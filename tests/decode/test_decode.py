@@ -2,7 +2,7 @@
 
 import functools
 
-from cases import ALPHA, bound, cascaded, mean, of_bild, of_rule, own, profile
+from cases import alpha, bound, cascaded, mean, of_bild, of_rule, own, profile
 from emitted import traces
 from flax import struct
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from matching import having
 import numpy as np
 import pytest
 import reference
+from reference import RULES
 import scipy.stats
 from tiers import quick
 
@@ -59,14 +60,14 @@ METHODS = {
     [ngram.drafter(LARGE), LARGE],
     own,
   ),
-  **{f'speculative {name}': (methods.speculative(bound(name), 3), PAIR, of_rule(name)) for name in ALPHA},
+  **{f'speculative {name}': (methods.speculative(bound(name), 3), PAIR, of_rule(name)) for name in RULES},
 }
 # One of each kind of phases; the others are of the full tier.
 FIRST = ('speculative opt', 'block verification', 'token_cascade', 'bild', 'ensemble_sd', 'cos of 3', 'prompt lookup')
 
 
 LIKE_OTHERS = ('ensemble_parallel', 'oracle', 'moving average', 'naive_cos', 'cos of 2', 'speculative learned_alone')
-LIKE_OTHERS += tuple(f'speculative {n}' for n in ALPHA if n not in ('speculative', 'token_v3', 'lossy', 'learned_opt'))
+LIKE_OTHERS += tuple(f'speculative {n}' for n in RULES if n not in ('speculative', 'token_v3', 'lossy', 'learned_opt'))
 
 
 def at_temperatures(names, first):
@@ -217,7 +218,7 @@ def test_encoder_decoder_rows_read_their_own_source():
     text = [0]
     for token in tokens:
       logits = [reference.table_logits(m, text, source=prompt) for m in (small, large)]
-      assert reference.target('opt', *logits, ALPHA['opt'], reference.Sampler(0.0)).argmax() == token
+      assert reference.target('opt', *logits, alpha('opt'), reference.Sampler(0.0)).argmax() == token
       text.append(token)
 
 
@@ -277,7 +278,7 @@ def deferrals(out, models):
   counts = []
   for prompt, tokens in zip(PROMPTS, out.tokens):
     logits = [[reference.table_logits(m, prompt + tokens[:i]) for m in models] for i in range(len(tokens))]
-    counts.append(sum(reference.deferral('diff', lq, lp, ALPHA['diff'], reference.Sampler()) for lq, lp, *_ in logits))
+    counts.append(sum(reference.deferral('diff', lq, lp, alpha('diff'), reference.Sampler()) for lq, lp, *_ in logits))
   return counts
 
 

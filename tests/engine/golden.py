@@ -18,6 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import cases  # noqa: E402
+import reference  # noqa: E402
 
 import speccascade  # noqa: E402
 from speccascade import acceptance, embedded, methods, rules, Sampler, stopping  # noqa: E402
@@ -40,7 +41,7 @@ def everything() -> dict:
   """Return {name: method} of two models and of three."""
   partial = functools.partial
   alone = 'chow', 'chow_log', 'learned_alone'
-  bound = {name: cases.bound(name) for name in cases.ALPHA}
+  bound = {name: cases.bound(name) for name in reference.RULES}
   combiners = {
     'weighted': cases.weighted2,
     'contrastive': partial(rules.contrastive, mu=0.3),

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from cases import ALPHA, FALSE_ALARM, LATE, METHODS, own, profile, PROMPT, ROWS, SAMPLERS, TRIO5
+from cases import FALSE_ALARM, LATE, METHODS, own, profile, PROMPT, ROWS, SAMPLERS, TRIO5
 from emitted import AS_USERS, chi_square, emitted_distribution
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +24,7 @@ EVERYWHERE = ('autoregressive', 'speculative opt', 'speculative token_v3', 'spec
 CASES = [(n, s) for n in METHODS for s in SAMPLERS if s != 'T=1 counts' or n in EVERYWHERE]
 MORE = ('ensemble_parallel', 'cascade confidence', 'speculative moving average', 'cos 2', 'cos cascade of 3')
 MORE += ('translated cos', 'translated sv_exact', 'cos speculative of 3', 'ensemble cascade of 3')
-MORE += tuple(f'speculative {n}' for n in ALPHA if n not in ('speculative', 'lossy'))
+MORE += tuple(f'speculative {n}' for n in reference.RULES if n not in ('speculative', 'lossy'))
 FIRST = [(n, s) for n, s in CASES if n == 'speculative opt' or s == 'T=1' and n not in MORE]
 SECOND = [(n, s) for n, s in CASES if s == 'T=1' or s == 'T=.7 filters' and n in EVERYWHERE]
 

@@ -3,13 +3,14 @@
 import functools
 import pathlib
 
-from cases import ALPHA, bound
+from cases import bound
 import jax
 import jax.numpy as jnp
 from matching import says
 import numpy as np
 import optax
 import pytest
+import reference
 from small import copies, quiet, settings, T5_NET
 from tiers import quick
 
@@ -35,7 +36,7 @@ def rate(rule, q_logits, p_logits=LARGE, temperature=1.0):
   return losses.accepted(sampler(q_logits), rules.target(rule, (q_logits, p_logits), sampler).probs)
 
 
-@pytest.mark.parametrize('name', quick(ALPHA, ('opt', 'token_v3', 'lossy')))
+@pytest.mark.parametrize('name', quick(reference.RULES, ('opt', 'token_v3', 'lossy')))
 def test_the_gradient_of_the_acceptance_is_that_of_finite_differences(name):
   q, way = np.random.default_rng(3).normal(size=(2, *LARGE.shape)).astype(np.float32)
   f = jax.jit(lambda q: -jnp.log(rate(bound(name), q, temperature=TEMPERATURE)))
