@@ -24,6 +24,7 @@ COINS = [toy.model(5, 2, scale=0.8, near=COIN), COIN]
 FOREIGN = translated(toy.model(6, 4, scale=1.2), for_=LARGE, tables=([3, 1, 0], [3, -1, 0]))
 FOREIGN_PAIR, FOREIGN_TRIO = [FOREIGN, LARGE], [FOREIGN, MIDDLE, LARGE]
 PROMPT = [1, 1]  # which is of every vocabulary
+TYPICAL = 'speculative', 'opt', 'token_v3', 'lossy'  # a rule without a decision, with one, of a set, of a target
 SAMPLERS = {
   'T=0': dict(temperature=0.0),
   'T=.7': dict(temperature=0.7),

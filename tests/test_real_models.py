@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 import sacrebleu
 from tiers import quick
 from trained import lines, NAMES, NEW, prompts
@@ -148,12 +149,12 @@ def test_greedy_tokens_are_those_of_the_reference_implementation(shared, name):
   assert hashlib.sha256(json.dumps(out.tokens).encode()).hexdigest() == GREEDY['digests'][name]
 
 
-PLAIN = dict(chow=0, chow_log=0, diff=-1, diff_log=-9, opt=-np.inf, opt_log=-np.inf, bild_star=0)
-PLAIN |= dict(token_v1=-1, token_v2=0, token_v3=0, lossy=0.5, lossy_star=0.5)  # greedily
+PLAIN = {name: (rule.declaration.alpha or rules.Range()).verifier for name, rule in reference.RULES.items()}
+PLAIN |= dict(token_v2=0, token_v3=0, lossy=0.5, lossy_star=0.5)  # which promise it greedily
 LOSSLESS = {
   'speculative': methods.speculative(block=5),
   'block verification': methods.speculative(block=5, accept=acceptance.block),
-  **{name: methods.speculative(functools.partial(getattr(rules, name), alpha=x)) for name, x in PLAIN.items()},
+  **{name: methods.speculative(reference.bound(name, x)) for name, x in PLAIN.items() if x is not None},
 }
 
 

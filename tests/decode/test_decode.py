@@ -2,7 +2,7 @@
 
 import functools
 
-from cases import alpha, bound, cascaded, mean, of_bild, of_rule, own, profile
+from cases import alpha, bound, cascaded, mean, of_bild, of_rule, own, profile, TYPICAL
 from emitted import traces
 from flax import struct
 import jax.numpy as jnp
@@ -66,8 +66,8 @@ METHODS = {
 FIRST = ('speculative opt', 'block verification', 'token_cascade', 'bild', 'ensemble_sd', 'cos of 3', 'prompt lookup')
 
 
-LIKE_OTHERS = ('ensemble_parallel', 'oracle', 'moving average', 'naive_cos', 'cos of 2', 'speculative learned_alone')
-LIKE_OTHERS += tuple(f'speculative {n}' for n in RULES if n not in ('speculative', 'token_v3', 'lossy', 'learned_opt'))
+OTHER_RULES = {f'speculative {name}' for name in RULES if name not in TYPICAL}
+LIKE_OTHERS = {'ensemble_parallel', 'oracle', 'moving average', 'naive_cos', 'cos of 2', *OTHER_RULES}
 
 
 def at_temperatures(names, first):
@@ -160,8 +160,7 @@ def test_the_second_answer_of_a_sequence_cascade_does_not_depend_on_why_it_was_a
   assert statistic < 40  # χ² of 6 degrees of freedom: false alarms 5e-7
 
 
-ALIKE = ('chow', 'chow_log', 'diff', 'diff_log', 'opt_log', 'bild_star', 'token_v1', 'token_v2', 'lossy_star')
-INDEPENDENT = [name for name in METHODS if name != 'sv' and name.split()[-1] not in ALIKE]
+INDEPENDENT = [name for name in METHODS if name != 'sv' and name not in OTHER_RULES]
 
 
 @pytest.mark.parametrize('name, temperature', at_temperatures(INDEPENDENT, ['speculative opt', 'cos of 3']))
