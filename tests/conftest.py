@@ -6,8 +6,10 @@ import pathlib
 import signal
 import tempfile
 
-# Tests compile much and compute little. This must stand before the first use of JAX.
+# Tests compile much and compute little; a program in one piece has fewer memory mappings. This must stand before the
+# first use of JAX.
 QUICK = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
+QUICK += ' --xla_cpu_parallel_codegen_split_count=1'
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {QUICK}'
 
 import jax  # noqa: E402
