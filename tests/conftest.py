@@ -51,7 +51,7 @@ jax.monitoring.register_event_duration_secs_listener(
 
 @pytest.fixture(autouse=True)
 def few_executables():
-  """Drop compiled programs before their memory mappings (some 400 for a decode loop) reach the kernel's limit."""
+  """Drop compiled programs before their memory mappings (over 100 for a decode loop) reach the kernel's limit."""
   yield
   if len(COMPILED) > 40:
     COMPILED.clear()

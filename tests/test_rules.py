@@ -91,7 +91,6 @@ def alphas(name):
   return [a for a in dict.fromkeys([*telling(name), *ends]) if a is not None] or [None]
 
 
-@partial(jax.jit, static_argnums=0)
 def mapped(name, numbers, logits):
   """Return the target and the deferrals of a rule for each α and temperature."""
 
@@ -102,10 +101,13 @@ def mapped(name, numbers, logits):
   return jax.vmap(lambda alpha: found(alpha, 0.0))(numbers), over(numbers)
 
 
-def each(name, values, *logits):
+compiled = jax.jit(mapped, static_argnums=0)
+
+
+def each(name, values, *logits, run=compiled):
   """Return [(α, temperature, π, deferrals)]."""
   given = np.float32([0.0 if a is None else a for a in values])
-  cold, warm = jax.device_get(mapped(name, given, logits))
+  cold, warm = jax.device_get(run(name, given, logits))
   at = lambda x, *index: None if x is None else x[index]
   return [
     (alpha, t, *(at(x, i) if t == 0 else at(y, i, j - 1) for x, y in zip(cold, warm)))
@@ -350,7 +352,7 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
 @over_rules
 def test_a_cascade_of_three_models_takes_the_tail_for_the_verifier(name):
   logits = three(12)
-  for alpha, temperature, pi, deferred in each(name, telling(name), *logits):
+  for alpha, temperature, pi, deferred in each(name, telling(name), *map(jnp.asarray, logits), run=mapped):
     ((*_, first),) = targets(name, 'of three', [alpha], [temperature])
     s = reference.Sampler(temperature)
     with at(alpha, temperature):
@@ -387,9 +389,9 @@ COMBINERS = {
 def test_a_combiner_equals_its_definition_in_float64(name):
   models, numbers, combiner, definition = COMBINERS[name]
   logits = three(13)[:models]
+  run = jax.jit(lambda sampler: rules.target(partial(combiner, **numbers), logits, sampler).probs)
   for temperature, filters in itertools.product(TEMPERATURES, [{}, dict(top_k=3), dict(top_p=0.8)]):
-    pi = rules.target(partial(combiner, **numbers), logits, Sampler(temperature, **filters)).probs
-    s = reference.Sampler(temperature, **filters)
+    s, pi = reference.Sampler(temperature, **filters), run(Sampler(temperature, **filters))
     expected = [definition([np.asarray(x, np.float64) for x in row], s) for row in zip(*logits)]
     with at(temperature, filters):
       np.testing.assert_allclose(pi, expected, atol=5e-6)

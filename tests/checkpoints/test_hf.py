@@ -37,9 +37,8 @@ CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 't5': T5}
 
 
 def _model(config):
-  network = hf.network_from_config(config)
-  params = network.init(jax.random.key(0))
-  return params, hf.export(network, config['model_type'], params)
+  model = tiny.model_of(config)
+  return model.params, hf.export(model.network, config['model_type'], model.params)
 
 
 def _save(folder, config, tensors):

@@ -1,5 +1,8 @@
 """Small checkpoints: configurations of Hugging Face, and models of them."""
 
+import functools
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -14,8 +17,13 @@ LLAMA |= {'num_attention_heads': 2}
 
 
 def model_of(config, dtype='float32', scan=False):
-  """Return a model with random parameters."""
-  network = hf.network_from_config(config, dtype=dtype, scan=scan)
+  """Return a model with random parameters, the same for the same arguments."""
+  return _made(json.dumps(config), dtype, scan)
+
+
+@functools.cache
+def _made(config: str, dtype: str, scan: bool) -> Model:
+  network = hf.network_from_config(json.loads(config), dtype=dtype, scan=scan)
   return Model(network.init(jax.random.key(0)), network, name='tiny')
 
 
