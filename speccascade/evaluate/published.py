@@ -1,7 +1,7 @@
 """Published values of the papers' tables and figures, from `published.csv`, a number a row.
 
-docs/experiments/protocols.md describes its columns. A number has the unit of the report: a share is 0 … 1, a metric as the task
-has it.
+docs/experiments/protocols.md describes its columns. A number has the unit of the report: a share is 0 … 1, a metric as
+the task has it.
 """
 
 from collections.abc import Sequence
