@@ -1,126 +1,128 @@
-"""Measure decoding next to its floor and next to transformers, interleaved in one run.
+"""Time decoding on the device that JAX finds; what is compared takes turns, and compilation is not counted.
 
-python scripts/bench.py FOLDER/small FOLDER/large --prompts FILE [--reference] [--out result.json]
-python scripts/bench.py --shapes small large [--acceptance 0.8] [--reference]   # T5 v1.1's sizes, random weights
-python scripts/bench.py … --against result.json      # fail where a ratio got worse by more than its noise
+python scripts/bench.py FOLDER/small FOLDER/large --prompts FILE [--reference]  # checkpoints
+python scripts/bench.py t5_small_xl --batches 1 8 32   # published sizes, random weights; as llama_68m_7b, gemma2_2b_9b
+python scripts/bench.py tiny                           # a small pair, to try it out
 
-With random weights the drafted tokens are accepted with a given chance, whatever the models predict; the work is that
-of real ones. What is timed, each with compilation excluded and the other measurements in between:
-  floor      one forward pass of each model alone at widths 1, 2 and γ + 1, in a loop on the device
-  ours       each method at each batch size: tokens per second, prefill and host included; at batch 1 also the
-             speed-up that prefill and the model calls made would give if nothing else took time, calls at what they
-             cost alone or (`in_turn`) in texts of calls and nothing else; and, in a long text, the time of a round over
-             the sum of its model calls (γ drafter steps and one verifier pass, as measured above) and over the time of
-             the same calls in turn, in a loop that does nothing else; and the speed-up over the one that the tokens per
-             round and the calls predict. All without what a text costs once (the difference to a decode of one token)
-  reference  transformers' generate, plain and assisted, same weights, prompts and (greedy) outputs; `over_generate` is
-             each method's tokens per second over the better of the two [--reference]
-  cold       import, load, compile and first answer in a fresh process
+With random weights drafted tokens are accepted with the chance --acceptance, whatever the models predict, and no text
+ends; the work is that of real ones. Each batch size and temperature prints a table, with --json a line of JSON:
+  calls_ms   forward passes alone: a drafter's token, a verifier's token and its window of γ + 1; `floor` is the time to
+             read the verifier's decoder and caches at the speed of a copy on the device
+  decodes    of all prompts, prefill and host included: tokens a second, the speed-up over autoregressive decoding, and
+             `over_generate`, over the better of transformers' generate, plain and assisted [--reference]
+  rounds     of long texts, without what a text costs once (long texts less short ones): milliseconds, over the round's
+             model calls alone, over the same calls `in turn` in a loop that does nothing else, tokens a round, the
+             speed-up, and over the one that tokens and calls predict
+  without    on a CPU with --ablate, instead of the others: the time of a decode without a piece of the backend over the
+             time with all of them, quartiles
 """
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+import concurrent.futures
+import contextlib
+import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
 import os
-from pathlib import Path
-import platform
-import re
-import subprocess
 import sys
-import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, checkpoints, decode, methods, rules, Sampler
+from speccascade.backends import Backend, CPU, ops
 from speccascade.data import files
 from speccascade.engine import inputs
-from speccascade.engine.loop import positions, prefill
-from speccascade.host import commands, storage
+from speccascade.engine.loop import positions
+from speccascade.evaluate.report import formats
+from speccascade.host import commands
 from speccascade.models import shapes
-from speccascade.planning import synthetic, timing
-from speccascade.types import named_apart
+from speccascade.models.t5 import T5, T5Config
+from speccascade.planning import aot, synthetic, timing
+from speccascade.types import Model, Network
 
-PROMPT_TOKENS = 48  # to which prompts are padded
-COLD = """
-import sys, time
-start = time.perf_counter()
-import speccascade
-imported = time.perf_counter()
-model = speccascade.load(sys.argv[1])
-loaded = time.perf_counter()
-speccascade.decode(speccascade.methods.autoregressive(), [model], ['A man.'], max_new_tokens=32)
-print(imported - start, loaded - imported, time.perf_counter() - loaded)
-"""
+FAMILIES = {
+  't5': (shapes.t5, shapes.T5_V1_1),
+  'llama': (shapes.llama, shapes.LLAMA),
+  'gemma2': (shapes.gemma2, shapes.GEMMA2),
+}
+PIECES = {  # of a CPU's backend: what is plain XLA's instead
+  'products in parts, where the CPU has tiles': (),
+  'kernels by row, sums of products': ('prepare', 'matmul_rows'),
+  'caches with heads in front': ('entry', 'write', '_attend', 'slot_axis'),
+  'a slot written row by row': ('put',),
+  'arg max by two maxima': ('argmax',),
+}
+PLAIN = {'put': ops.masked_put, 'argmax': ops.plain_argmax}  # of indexed operations
+Runs = dict[str, Callable[[], Any]]
+Table = dict[str, dict[str, float]]
 
 
-def bandwidth() -> Callable[[], float]:
-  """Return a function that times a matrix–vector product with a matrix that no cache holds, in GB/s."""
-  side = 1 << 13
-  matrix = jnp.ones((side, side))
+# ---- what is timed ----
 
-  @jax.jit
-  def loop(matrix, x):
-    return jax.lax.fori_loop(0, 8, lambda _, x: matrix @ (x / side), x)
 
-  def once() -> float:
-    x = jnp.ones(side)
-    seconds, _ = timing.timed(lambda: loop(matrix, x).block_until_ready())
-    return 8 * matrix.nbytes / seconds / 1e9
-
-  once()  # compiles
-  return once
+def pair_of(name: str, dtype: str) -> list[Network]:
+  """Return the drafter and the verifier of a pair of published sizes: FAMILY_SMALL_LARGE, or tiny."""
+  if name == 'tiny':
+    return [T5(T5Config(97, width, 4, 8, 64, 1, 2), dtype=dtype) for width in (16, 32)]
+  family, *sizes = name.split('_')
+  make, known = FAMILIES.get(family, (None, {}))
+  if len(sizes) != 2 or not {*sizes} <= {*known}:
+    raise ValueError(f'{name!r} is no pair: give tiny, {", ".join(shapes.PAIRS)}, or two checkpoints')
+  return [make(size, dtype) for size in sizes]
 
 
 def our_methods(block: int, rate: float | None) -> dict[str, methods.Method]:
-  """Return the methods that are timed; the first is the base of the speed-ups."""
+  """Return the methods whose rounds are timed; with a rate, drafted tokens are accepted with that chance."""
   speculative = methods.speculative(block=block)
   cascade = methods.speculative(functools.partial(rules.opt, alpha=0.1), block)
   if rate is not None:
     speculative, cascade = (method.accepting(timing.forced(rate)) for method in (speculative, cascade))
-  made = {'autoregressive': methods.autoregressive(1), 'speculative': speculative, 'cascade opt': cascade}
-  if rate is not None:
-    return made
-  return made | {
+  return {'autoregressive': methods.autoregressive(1), 'speculative': speculative, 'cascade opt': cascade}
+
+
+def more_methods(block: int) -> dict[str, methods.Method]:
+  """Return the methods that are timed with trained models alone, for no chance can stand for what they accept."""
+  half = functools.partial(rules.weighted, weights=(0.5, 0.5))
+  return {
     'token cascade': methods.token_cascade(functools.partial(rules.chow, alpha=0.3)),
-    'cos': methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (block, 1)),
-    'ensemble': methods.ensemble(functools.partial(rules.weighted, weights=(0.5, 0.5))),
+    'cos': methods.cos(half, (block, 1)),
+    'ensemble': methods.ensemble(half),
   }
 
 
-def our_runs(models, prompts, our, temperature, batch, tokens):
-  """Return {name: function that decodes all prompts once and returns (seconds, Decoded)}."""
+def copy_bandwidth(count: int = 1 << 24) -> float:
+  """Return the bytes a second that a copy of so many numbers on the device reads and writes, a median."""
+  loop = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, x: x + 1, x), donate_argnums=0)
+  x = jax.block_until_ready(loop(jnp.zeros(count)))
+  seconds = []
+  for _ in range(5):
+    took, x = timing.timed(lambda x=x: jax.block_until_ready(loop(x)))
+    seconds.append(took)
+  return 2 * 20 * x.nbytes / float(np.median(seconds))
 
-  def once(method):
-    sizes = dict(max_new_tokens=tokens, batch_size=batch, max_prompt_tokens=PROMPT_TOKENS)
-    return timing.timed(lambda: decode(method, models, prompts, sampler=Sampler(temperature), **sizes))
 
-  return {name: functools.partial(once, method) for name, method in our.items()}
+# ---- transformers ----
 
 
-def reference_models(paths, models):
-  """Return transformers' models for the same checkpoints, or of the same sizes."""
+def reference_models(paths: Sequence[str | None], models: Sequence[Model]) -> Iterator:
+  """Yield transformers' models for the same checkpoints, or of the same sizes of T5."""
   import torch
   import transformers
 
   for path, model in zip(paths, models, strict=True):
     if path is None:
       c = model.network.config
-      config = transformers.T5Config(
-        vocab_size=c.vocab_size,
-        d_model=c.embed_dim,
-        d_kv=c.head_dim,
-        d_ff=c.mlp_dim,
-        num_layers=c.encoder_layers,
-        num_heads=c.heads,
-        feed_forward_proj='gated-gelu',
-        decoder_start_token_id=0,
-        eos_token_id=None,
-      )
-      yield transformers.T5ForConditionalGeneration(config).eval()
+      sizes = dict(d_model=c.embed_dim, d_kv=c.head_dim, d_ff=c.mlp_dim, num_layers=c.encoder_layers, num_heads=c.heads)
+      ends = dict(feed_forward_proj='gated-gelu', decoder_start_token_id=0, eos_token_id=None)
+      yield transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=c.vocab_size, **sizes, **ends)
+      ).eval()
     else:
       kind = 'AutoModelForCausalLM' if model.network.start_id is None else 'AutoModelForSeq2SeqLM'
       there = getattr(transformers, kind).from_pretrained(path, dtype=torch.float32).eval()
@@ -144,287 +146,224 @@ def answered(out: np.ndarray, ends: int | list[int] | None) -> int:
   return int((ended.cumsum(1) - ended == 0).sum())
 
 
-def reference_runs(paths, models, prompts, batch, tokens):
-  """Return the same for transformers' greedy generate, plain and (one row at a time, real weights) assisted."""
+def reference_runs(
+  paths: Sequence[str | None], models: Sequence[Model], prompts: Sequence, batch: int, tokens: int
+) -> Runs:
+  """Return decodes by transformers' greedy generate, plain and (one row at a time, real weights) assisted."""
   import torch
 
   small, large = reference_models(paths, models)
   rows = [p if isinstance(p, list) else models[1].tokenizer.encode(p) for p in prompts]
   rows = [rows[i] for i in inputs.by_length(rows)]  # batches of like length, as ours
-  causal, ends = models[1].network.start_id is None, large.generation_config.eos_token_id
+  causal = models[1].network.start_id is None
+  ends = large.generation_config.eos_token_id
 
-  def once(**kwargs):
-    start, count = time.perf_counter(), 0
+  def all_rows(**kwargs) -> int:
+    count = 0
     for i in range(0, len(rows), batch):
       ids, mask = (torch.tensor(x) for x in padded(rows[i : i + batch], left=causal))
       with torch.no_grad():
         out = large.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, **kwargs)
       count += answered(out[:, ids.shape[1] if causal else 1 :].numpy(), ends)
-    return time.perf_counter() - start, count
+    return count
 
-  runs = {'generate': once}
+  runs = {'generate': lambda: timing.timed(all_rows)}
   if batch == 1 and paths[0] is not None:
-    runs['generate assisted'] = functools.partial(once, assistant_model=small)
+    runs['generate assisted'] = lambda: timing.timed(functools.partial(all_rows, assistant_model=small))
   return runs
 
 
-TIMED = ('autoregressive', 'speculative', 'cascade opt')  # whose rounds and calls are compared with the floor
+# ---- the measurements ----
 
 
-def passes_alone(models, block: int, **sizes) -> dict[str, Callable[[], float]]:
-  """Return functions that time a drafter step, a verifier step and a verifier window, in this order."""
-  small, large = models
-  passes = ((small, 1), (large, 1), (large, block + 1))
-  return {f'{m.name} {w}': timing.forward_seconds(m, 1, w, **sizes) for m, w in passes}
+def decodes(models, prompts, our, sampler: Sampler, batch: int, args: argparse.Namespace) -> Table:
+  """Return how fast all prompts are decoded by each method, and by transformers."""
 
+  def once(method) -> tuple[float, int]:
+    sizes = dict(max_new_tokens=args.tokens, batch_size=batch, max_prompt_tokens=args.prompt_tokens)
+    seconds, out = timing.timed(lambda: decode(method, models, prompts, sampler=sampler, **sizes))
+    return seconds, int(out.stats.emitted.sum())
 
-def rounds(models, prompt, our, temperature, args) -> dict[str, dict[str, float]]:
-  """Return how near a round is to its calls, and a speed-up to what they predict, in one interleaved run."""
-  models = timing.endless(models)
-  long = functools.partial(timing.round_seconds, tokens=args.long, sampler=Sampler(temperature))
-  some = {n: long(our[n], models, [prompt]) for n in TIMED}
-  drafts = {'speculative': args.block, 'cascade opt': args.block + 1}
-  sizes = dict(tokens=args.long, most=args.long)  # as long as the text: the first passes of a loop are dearer
-  floor = passes_alone(models, args.block, **sizes)
-  passes = {name: [(models[0], 1, n), (models[1], args.block + 1, 1)] for name, n in drafts.items()}
-  turns = {f'calls of {name}': timing.passes_seconds(row, **sizes) for name, row in passes.items()}
-  done = timing.interleave(some | floor | turns, max(args.trials, 5))
-  draft, plain, verify = (float(np.median(done[n])) for n in floor)
-  found = {n: [float(np.median(x)) for x in zip(*done[n], strict=True)] for n in TIMED}
-  result = {'autoregressive': {'round_over_calls': found['autoregressive'][0] / plain}}
-  for name, n in drafts.items():
-    calls = n * draft + verify
-    speedup = found['autoregressive'][1] / found[name][1]
-    predicted = found[name][2] * plain / calls
-    result[name] = dict(
-      round_over_calls=found[name][0] / calls,
-      over_calls_in_turn=found[name][0] / np.median(done[f'calls of {name}']),
-      tokens_per_round=found[name][2],
-      long_speedup=speedup,
-      predicted=predicted,
-      measured_over_predicted=speedup / predicted,
-    )
-  return result
-
-
-def possible(models, prompts, runs, calls, args) -> dict[str, dict[str, float]]:
-  """Return the speed-up on the prompts that prefill and model calls alone would give, and how much of it there is.
-
-  Calls are those that were made, {method: [M, texts]}; a prompt is read as in `decode`, by one program for all models
-  of the method. A call costs what it costs alone or, for `of_possible_in_turn`, in its sequence: in texts of calls and
-  nothing else.
-  """
-  rows = inputs.encode(models, prompts)
-  slots = positions(models[1].network, PROMPT_TOKENS, args.tokens, args.block + 1)
-  padded = [inputs.pad([row], 1, PROMPT_TOKENS) for row in rows]
-  backend, _ = backends.prepared(models)
-
-  def loop_of(some, widths) -> Callable:
-    return timing.passes_loop([m.network for m in some], backend, widths, 1, PROMPT_TOKENS, slots)
-
-  def texts(some, loop=None, calls=None) -> Callable[[], float]:
-    networks = tuple(m.network.on(backend.for_slot(n)) for n, m in enumerate(some))
-    _, params = backends.prepared(some)
-
-    def seconds() -> float:
-      start = time.perf_counter()
-      for i, prompt in enumerate(padded):
-        caches = prefill(networks, params, prompt, slots)
-        jax.block_until_ready(loop(params, caches, calls[-1][i], list(calls[:, i])) if loop else caches)
-      return time.perf_counter() - start
-
-    return seconds
-
-  large, by_turns = models[1:], loop_of(models, (1, args.block + 1))
-  floor = passes_alone(models, args.block, source=PROMPT_TOKENS, tokens=args.tokens, window=args.block + 1)
-  alone = {'read by one': texts(large), 'read by both': texts(models)} | floor
-  bare = {f'calls of {n}': texts(models, by_turns, calls[n]) for n in TIMED[1:]}
-  bare |= {'calls of autoregressive': texts(large, loop_of(large, (1,)), calls['autoregressive'][-1:])}
-  timed = {n: lambda run=runs[n]: run()[0] for n in TIMED}
-  took = {n: float(np.median(x)) for n, x in timing.interleave(timed | alone | bare, max(args.trials, 9)).items()}
-  by_one, by_two, draft, plain, window = (took[n] for n in alone)
-  least, found = by_one + plain * calls['autoregressive'][-1].sum(), {}
-  for name in TIMED[1:]:
-    drafts, verified = calls[name].sum(1)
-    speedup = took['autoregressive'] / took[name]
-    most = float(least / (by_two + draft * drafts + window * verified))
-    most_in_turn = took['calls of autoregressive'] / took[f'calls of {name}']
-    found[name] = dict(possible=most, of_possible=speedup / most, of_possible_in_turn=speedup / most_in_turn)
+  runs: Runs = {name: functools.partial(once, method) for name, method in our.items()}
+  if args.reference and sampler.temperature == 0:
+    runs |= reference_runs(args.paths, models, prompts, batch, args.tokens)
+  done = timing.interleave(runs, args.trials)
+  rates = {name: np.array([count / seconds for seconds, count in trials]) for name, trials in done.items()}
+  theirs = [rate for name, rate in rates.items() if name.startswith('generate')]
+  found = {}
+  for name, rate in rates.items():
+    ratio = rate / rates['autoregressive']
+    found[name] = dict(tokens_per_second=np.median(rate), speedup=np.median(ratio), noise=np.ptp(ratio) / 2)
+    if theirs:
+      found[name]['over_generate'] = np.median(rate / np.max(theirs, 0))
   return found
 
 
-def cold_start(path: str) -> dict[str, float]:
-  """Return the seconds of import, load, and the first answer, in a new process without a compilation cache."""
-  env = {k: v for k, v in os.environ.items() if k != 'JAX_COMPILATION_CACHE_DIR'}
-  out = subprocess.run([sys.executable, '-c', COLD, path], capture_output=True, text=True, check=True, env=env)
-  return dict(zip(('import', 'load', 'compile and first answer'), map(float, out.stdout.split()), strict=True))
-
-
-def floors(models, batch: int, block: int, trials: int) -> dict:
-  """Return the median seconds of forward passes, and the bandwidth that they reach next to a plain product's."""
-  source = dict(source=PROMPT_TOKENS)
-  seconds = timing.measure(models, (2, block + 1), batch=batch, trials=trials, **source)
-  one = {m.name: timing.forward_seconds(m, batch, window=block + 1, **source) for m in models}
-  done = timing.interleave(one | {'product': bandwidth()}, max(trials, 5))
-  speed = {'product': float(np.median(done['product']))}
-  for m in models:
-    seconds[m.name] = {'1': float(np.median(done[m.name])), **seconds[m.name]}
-    speed[m.name] = synthetic.weight_bytes(backends.prepared([m])[1][0]) / seconds[m.name]['1'] / 1e9
-  return {'seconds': seconds, 'GB/s': speed}
-
-
-def measure(args, models, prompts) -> Iterator[dict]:
-  """Yield one record for each temperature and batch size."""
-  for batch in args.batches:
-    stage(f'batch {batch}: forward passes')
-    floor = floors(models, batch, args.block, args.trials)
-    for temperature in args.temperatures:
-      our = our_methods(args.block, args.acceptance if args.shapes else None)
-      runs = our_runs(models, prompts, our, temperature, batch, args.tokens)
-      if args.reference and temperature == 0:
-        runs |= reference_runs((args.small, args.large), models, prompts, batch, args.tokens)
-      stage(f'batch {batch}, T = {temperature:g}: {", ".join(runs)}')
-      done = timing.interleave(runs, args.trials)
-      rates = {}
-      for name, trials in done.items():
-        counts = [x if isinstance(x, int) else int(x.stats.emitted.sum()) for _, x in trials]
-        rates[name] = [c / s for c, (s, _) in zip(counts, trials, strict=True)]
-      base = np.array(rates['autoregressive'])
-      theirs = [rate for name, rate in rates.items() if name.startswith('generate')]
-      record = dict(batch=batch, temperature=temperature, floor=floor, methods={})
-      for name, rate in rates.items():
-        ratio = np.array(rate) / base
-        record['methods'][name] = dict(
-          tokens_per_second=float(np.median(rate)), speedup=float(np.median(ratio)), noise=float(np.ptp(ratio) / 2)
-        )
-        if theirs:
-          record['methods'][name]['over_generate'] = float(np.median(np.array(rate) / np.max(theirs, 0)))
-      if batch == 1:
-        stage(f'batch {batch}, T = {temperature:g}: rounds of a long text')
-        for name, found in rounds(models, prompts[0], our, temperature, args).items():
-          record['methods'][name] |= found
-        calls = {n: done[n][0][1].stats.calls.astype(np.int32) for n in TIMED}
-        best = possible(models, prompts, runs, calls, args)
-        for name in TIMED[1:]:
-          s = done[name][0][1].stats
-          record['methods'][name] |= best[name]
-          record['methods'][name]['acceptance'] = float(s.accepted.sum() / s.tested.sum())
-      show(record)
-      yield record
-
-
-def cpu() -> str:
-  """Return the processor's name, and which of the instructions that make products fast it has."""
-  info = Path('/proc/cpuinfo')
-  text = info.read_text() if info.exists() else ''
-  name = re.search(r'^model name\s*:\s*(.*)$', text, re.MULTILINE)
-  fast = [x for x in ('avx2', 'avx512f', 'amx_tile') if re.search(rf'^flags\b.*\b{x}\b', text, re.MULTILINE)]
-  return ' '.join([name[1] if name else platform.processor(), *fast])
-
-
-def stage(text: str):
-  """Say what is being measured."""
-  print(f'{time.strftime("%H:%M:%S")} {text} …', file=sys.stderr, flush=True)
-
-
-SHOWN = (
-  'over_generate',
-  'possible',
-  'of_possible',
-  'of_possible_in_turn',
-  'round_over_calls',
-  'over_calls_in_turn',
-  'acceptance',
-  'tokens_per_round',
-  'long_speedup',
-  'predicted',
-  'measured_over_predicted',
-)
-
-
-def show(record: dict):
-  """Print one record as a table."""
-  print(f'\nbatch {record["batch"]}, T = {record["temperature"]:g}')
-  for name, seconds in record['floor']['seconds'].items():
-    print(f'  {name}, ms by width: ' + ', '.join(f'{w}: {1e3 * s:.3g}' for w, s in seconds.items()))
-  print('  weights read, GB/s: ' + ', '.join(f'{k} {v:.1f}' for k, v in record['floor']['GB/s'].items()))
-  for name, m in record['methods'].items():
-    more = ''.join(f'  {k} {m[k]:.2f}' for k in SHOWN if k in m)
-    print(
-      f'  {name:<20}{m["tokens_per_second"]:9.1f} tokens/s  {m["speedup"]:5.2f}× ± {m["noise"]:.2f}{more}', flush=True
+def rounds(models, prompts, our, sampler: Sampler, batch: int, args: argparse.Namespace) -> dict[str, Table]:
+  """Return what calls and rounds take in long texts: `calls_ms` and `rounds`."""
+  small, large = models = timing.endless(models)
+  some = list(itertools.islice(itertools.cycle(prompts), batch))
+  texts = dict(tokens=args.long, least=args.long * 2 // 3 + 1, max_prompt_tokens=args.prompt_tokens)  # of one program
+  runs = {name: timing.round_seconds(method, models, some, sampler=sampler, **texts) for name, method in our.items()}
+  drafts = {'speculative': args.block, 'cascade opt': args.block + 1}
+  passes = {'draft': [(small, 1, 1)], 'plain': [(large, 1, 1)], 'window': [(large, args.block + 1, 1)]}
+  turns = {f'calls of {name}': [(small, 1, n), (large, args.block + 1, 1)] for name, n in drafts.items()}
+  sizes = dict(source=args.prompt_tokens, tokens=args.long, window=args.block + 1, most=args.long)
+  with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:  # they compile side by side
+    made = pool.map(lambda row: timing.passes_seconds(row, batch, **sizes), (passes | turns).values())
+  done = timing.interleave(runs | dict(zip(passes | turns, made, strict=True)), args.trials)
+  draft, plain, window = (float(np.median(done[name])) for name in passes)
+  slots = positions(large.network, args.prompt_tokens, args.long, args.block + 1)
+  caches = aot.caches(large.network, aot.Sizes(batch, args.prompt_tokens, args.long), slots)
+  floor = (synthetic.weight_bytes(large.params) + synthetic.tree_bytes(caches)) / args.bandwidth
+  calls = {'draft': draft, 'plain': plain, 'window': window, 'floor': floor}
+  paces = {name: timing.Pace(*np.median(done[name], 0)) for name in our}
+  base = paces['autoregressive']
+  found = {'autoregressive': dict(ms=1e3 * base.round, over_calls=base.round / plain, over_floor=base.round / floor)}
+  for name, n in drafts.items():
+    pace = paces[name]
+    speedup = base.token / pace.token
+    found[name] = dict(
+      ms=1e3 * pace.round,
+      over_calls=pace.round / (n * draft + window),
+      in_turn=pace.round / np.median(done[f'calls of {name}']),
+      tokens=pace.tokens,
+      speedup=speedup,
+      over_predicted=speedup / (pace.tokens * plain / (n * draft + window)),
     )
+  return {'calls_ms': {'ms': {name: 1e3 * seconds for name, seconds in calls.items()}}, 'rounds': found}
 
 
-def earlier(path: str) -> list[dict]:
-  """Return the records of an earlier run."""
+# ---- the CPU backend without a piece ----
+
+
+def without(names: tuple[str, ...]) -> Backend:
+  """Return the CPU's backend with members of plain XLA's; with none, one that uses no tiles.
+
+  It is its own class, so that programs of different pieces are different programs.
+  """
+  if not names:
+    return CPU(tiles=False)
+  members = {name: getattr(Backend, name) for name in names if name not in PLAIN}
+  return dataclasses.dataclass(frozen=True)(type('CPU', (CPU,), members))()
+
+
+@contextlib.contextmanager
+def plain_operations(names: tuple[str, ...]) -> Iterator[None]:
+  """Trace with XLA's own form of indexed operations."""
+  own = {name: getattr(ops, name) for name in names if name in PLAIN}
   try:
-    return json.loads(Path(path).read_text())['records']
-  except (OSError, ValueError, LookupError, TypeError) as error:
-    raise argparse.ArgumentTypeError(f'{path} cannot be read ({error!r}): give a file that --out wrote') from error
+    for name in own:
+      setattr(ops, name, PLAIN[name])
+    yield
+  finally:
+    for name, operation in own.items():
+      setattr(ops, name, operation)
 
 
-def compare(new: list[dict], old: list[dict]) -> list[str]:
-  """Return what got worse than before by more than the noise of both."""
-  worse, before = [], {(r['batch'], r['temperature']): r['methods'] for r in old}
-  for record in new:
-    for name, m in before.get((record['batch'], record['temperature']), {}).items():
-      now = record['methods'].get(name)
-      if now and now['speedup'] < m['speedup'] - m['noise'] - now['noise']:
-        worse.append(
-          f'batch {record["batch"]}, T = {record["temperature"]:g}, {name}: {m["speedup"]:.2f}× → {now["speedup"]:.2f}×'
-        )
-  return worse
+def ablation(models, prompts, our, sampler: Sampler, batch: int, args: argparse.Namespace) -> Table:
+  """Return the time of decodes without each piece over the time with all: quartiles by method."""
+  sizes = dict(max_new_tokens=args.tokens, batch_size=batch, sampler=sampler)
+
+  def seconds(name: str, backend: Backend, method) -> float:
+    backends.register('cpu', backend)
+    with plain_operations(PIECES.get(name, ())):
+      return timing.timed(lambda: decode(method, models, prompts, **sizes))[0]
+
+  everything = {'': CPU()} | {name: without(names) for name, names in PIECES.items()}
+  found = {name: {} for name in PIECES}
+  for of, method in our.items():
+    runs = {name: functools.partial(seconds, name, backend, method) for name, backend in everything.items()}
+    done = timing.interleave(runs, args.trials)
+    for name, row in found.items():
+      low, middle, high = np.quantile(np.divide(done[name], done['']), (0.25, 0.5, 0.75))
+      row |= {of: middle, f'{of}, from': low, f'{of}, to': high}
+  return found
+
+
+# ---- the command ----
+
+
+def measure(models, prompts, args: argparse.Namespace) -> Iterator[dict]:
+  """Yield a record for each batch size and temperature."""
+  our = our_methods(args.block, None if args.prompts else args.acceptance)
+  for batch, temperature in itertools.product(args.batches, args.temperatures):
+    given = models, prompts, our, Sampler(temperature), batch, args
+    record = dict(batch=batch, temperature=temperature)
+    if args.ablate:
+      record['without'] = ablation(*given)
+    else:
+      record |= rounds(*given)
+      ours = our | more_methods(args.block) if args.prompts else our
+      record['decodes'] = decodes(models, prompts, ours, *given[3:])
+      record['peak_bytes'] = (jax.devices()[0].memory_stats() or {}).get('peak_bytes_in_use')
+    yield record
+
+
+def show(record: dict) -> str:
+  """Return a record as Markdown tables."""
+  tables = [f'batch {record["batch"]}, T = {record["temperature"]:g}']
+  for title, section in record.items():
+    if isinstance(section, dict):
+      columns = list(dict.fromkeys(column for row in section.values() for column in row))
+      rows = [[name, *(row.get(column) for column in columns)] for name, row in section.items()]
+      rows = [[float(x) if isinstance(x, np.floating) else x for x in row] for row in rows]
+      tables.append(formats.markdown(dict(title=title, columns=['', *columns], rows=rows, note='')))
+  return '\n\n'.join(tables)
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('small', nargs='?', help='checkpoint of the drafter')
-  parser.add_argument('large', nargs='?', help='checkpoint of the verifier')
-  parser.add_argument('--shapes', nargs=2, choices=shapes.T5_V1_1, help='instead of checkpoints: sizes of T5 v1.1')
-  parser.add_argument('--acceptance', type=float, default=0.8, help='with --shapes: the acceptance rate')
-  parser.add_argument('--prompts', type=Path, help='with checkpoints: a text file, one prompt a line, .gz or not')
-  parser.add_argument('--count', type=commands.count, default=32, help='prompts to decode')
-  parser.add_argument('--tokens', type=commands.count, default=64, help='the most new tokens')
-  parser.add_argument('--ignore-eos', action='store_true', help='let every text have --tokens tokens')
   parser.add_argument(
-    '--long', type=commands.count, default=192, help='new tokens of the long decode that rounds are timed in'
+    'models', nargs='+', metavar='MODEL', help='two checkpoints, the small one first, or the name of a pair'
   )
-  parser.add_argument('--block', type=commands.count, default=5, help='γ')
-  parser.add_argument('--batches', type=commands.count, nargs='+', default=[1, 4, 16, 32])
+  parser.add_argument('--dtype', default='bfloat16', help='of a pair (bfloat16)')
+  parser.add_argument('--acceptance', type=float, default=0.8, help='of a pair: the chance to accept a token (.8)')
+  parser.add_argument('--prompts', help='with checkpoints: a text file, one prompt a line, .gz or not')
+  parser.add_argument('--count', type=commands.count, default=32, help='prompts to decode (32)')
+  parser.add_argument('--prompt-tokens', type=commands.count, default=64, help='to which they are padded (64)')
+  parser.add_argument('--tokens', type=commands.count, default=64, help='the most new tokens of a decode (64)')
+  parser.add_argument('--ignore-eos', action='store_true', help='let every text have as many')
+  parser.add_argument('--long', type=commands.count, default=192, help='new tokens where rounds are timed (192)')
+  parser.add_argument('--block', type=commands.count, default=5, help='γ (5)')
+  parser.add_argument('--batches', type=commands.count, nargs='+', default=[1, 8, 32])
   parser.add_argument('--temperatures', type=float, nargs='+', default=[0.0, 1.0])
   parser.add_argument('--trials', type=commands.count, default=5)
+  parser.add_argument('--jobs', type=commands.count, default=4, help='programs that are compiled side by side (4)')
   parser.add_argument('--reference', action='store_true', help="also time transformers' generate (extra: parity)")
-  parser.add_argument('--out', type=Path, help='write the figures as JSON')
-  parser.add_argument('--against', type=earlier, default=[], help='compare with the figures of an earlier run')
+  parser.add_argument('--ablate', action='store_true', help="on a CPU: time each piece of its backend's code instead")
+  parser.add_argument('--json', action='store_true', help='print JSON, a line for each batch size and temperature')
   return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Parse the command line, measure, write."""
+  """Parse the command line, measure, print."""
   parser = _parser()
   args = parser.parse_args(argv)
   if args.reference and None in map(importlib.util.find_spec, ('torch', 'transformers')):
     parser.error("--reference needs torch and transformers: pip install -e '.[parity]', or omit it")
-  if args.shapes:
-    prompts = [[5 + i % 90 for i in range(16)]] * args.count
-    models = named_apart([synthetic.random_model(shapes.t5(shape, 'float32'), shape) for shape in args.shapes])
-  elif not (args.small and args.large and args.prompts):
-    parser.error('give two checkpoints and --prompts, or --shapes')
-  else:
+  if (len(args.models), args.prompts is None) not in ((2, False), (1, True)):
+    parser.error('give two checkpoints and --prompts, or the name of a pair')
+  if args.prompts:
+    args.paths = args.models
     prompts = files.lines(args.prompts)[: args.count]
-    models = checkpoints.load_all((args.small, args.large))
+    models = checkpoints.load_all(args.paths)
     models = timing.endless(models) if args.ignore_eos else models
-  machine = dict(device=jax.devices()[0].device_kind, cpu=cpu(), cores=os.cpu_count(), jax=jax.__version__)
-  cold = cold_start(args.large) if args.large else None
-  print(f'{machine}\ncold start, s: {cold}')
-  result = dict(machine=machine, cold=cold, command=sys.argv[1:] if argv is None else list(argv), records=[])
-  for record in measure(args, models, prompts):
-    result['records'].append(record)
-    if args.out:
-      storage.write(args.out, json.dumps(result, indent=1) + '\n')
-  worse = compare(result['records'], args.against)
-  print('\n'.join(['', *(f'worse: {w}' for w in worse)]))
-  return 1 if worse else 0
+  else:
+    args.paths = (None, None)
+    prompts = [[5 + (i + j) % 80 for j in range(args.prompt_tokens)] for i in range(args.count)]
+    try:
+      pair = zip(('small', 'large'), pair_of(*args.models, args.dtype), strict=True)
+    except ValueError as error:
+      parser.error(str(error))
+    models = [synthetic.random_model(network, name, i) for i, (name, network) in enumerate(pair)]
+  args.bandwidth = copy_bandwidth()
+  machine = dict(device=jax.devices()[0].device_kind, cores=os.cpu_count(), jax=jax.__version__)
+  machine |= dict(copy_gb_per_second=args.bandwidth / 1e9, command=sys.argv[1:] if argv is None else list(argv))
+  print(json.dumps(machine), flush=True)
+  for record in measure(models, prompts, args):
+    print(json.dumps(record, default=float) if args.json else show(record), flush=True)
+  return 0
 
 
 if __name__ == '__main__':

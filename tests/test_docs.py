@@ -167,7 +167,7 @@ def test_the_page_on_extending_lists_its_sections():
 
 
 def test_the_page_on_models_has_the_families_as_they_are_declared():
-  assert families.table() in (DOCS / 'models.md').read_text()  # scripts/make_golden.py writes it
+  assert families.table() in (DOCS / 'models.md').read_text()  # tests/models/make_golden.py writes it
 
 
 # Every public function and class of these modules, and of `speccascade.__all__`, has its entry in the API reference.

@@ -15,7 +15,7 @@ import store_notebooks as script
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / 'docs' / 'colab').glob('*.ipynb'))
-STORE = 'store them anew with `python scripts/store_notebooks.py`'
+STORE = 'store them anew with `python tests/store_notebooks.py`'
 CACHE = {
   'JAX_COMPILATION_CACHE_DIR': os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'),
   'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',

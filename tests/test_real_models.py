@@ -142,7 +142,7 @@ GREEDY = json.loads((pathlib.Path(__file__).parent / 'models' / 'golden' / 'gree
 
 @pytest.mark.parametrize('name', quick(NAMES, NAMES[:1], ['t5_multi30k/base', 'llama_gsm8k/draft']))
 def test_greedy_tokens_are_those_of_the_reference_implementation(shared, name):
-  # One digest for all prompts: scripts/make_greedy_digests.py.
+  # One digest for all prompts: tests/make_greedy_digests.py.
   model = speccascade.load(shared / 'checkpoints' / name, dtype='float32')
   texts = prompts(shared, name, GREEDY['count'])
   out = decode(methods.autoregressive(), [model], texts, max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50)

@@ -1,4 +1,4 @@
-"""Checkpoints that T5X itself wrote (`scripts/record_t5x.py`) are read, with the logits of T5X's own forward pass."""
+"""Checkpoints that T5X itself wrote (record_t5x.py) are read, with the logits of T5X's own forward pass."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A few logits per family, computed once with transformers, hold without it (made by scripts/make_golden.py)."""
+"""A few logits per family, computed once with transformers, hold without it (made by tests/models/make_golden.py)."""
 
 import json
 from pathlib import Path

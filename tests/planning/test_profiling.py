@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import packed_cycles
 import pytest
 
 from speccascade import decode, embedded, methods, plan, Sampler
@@ -128,10 +127,6 @@ def test_a_batch_of_more_rows_than_were_measured_is_warned_of(made):
 def test_a_table_that_cannot_have_been_measured_is_refused(edges, means, part):
   with pytest.raises(ValueError, match=part):
     plans.Profile(plans.AcceptanceTable.of(*edges, means), [1.0, 2.0])
-
-
-def test_the_table_by_which_packed_calls_are_compiled_is_one():
-  packed_cycles.TABLE.check()
 
 
 # ---- the table ----

@@ -1,6 +1,6 @@
 """Write tests/checkpoints/t5x_written.tar.xz: checkpoints of tiny models that T5X itself wrote, and its own logits.
 
-  PYTHONPATH=.:T5X python scripts/record_t5x.py        # T5X: a copy of its repository whose `import t5x` works
+  PYTHONPATH=.:T5X python tests/checkpoints/record_t5x.py    # T5X: a copy of its repository whose `import t5x` works
 
 Every variant is a folder with `checkpoint_<step>/` as T5X's Checkpointer (or its Orbax manager) leaves it, and
 `expected.npz`: source, length, inputs and the logits of T5X's own forward pass with the weights that it restores.
@@ -22,7 +22,7 @@ from t5x.examples.decoder_only import network as decoder_only
 from t5x.examples.scalable_t5 import network as scalable
 from t5x.examples.t5 import network as t5
 
-OUT = Path(__file__).resolve().parents[1] / 'tests' / 'checkpoints' / 't5x_written.tar.xz'
+OUT = Path(__file__).with_name('t5x_written.tar.xz')
 SIZES = dict(vocab_size=13, emb_dim=8, num_heads=2, num_encoder_layers=2, num_decoder_layers=3, head_dim=3, mlp_dim=10)
 SOURCE = np.array([[3, 5, 2, 9, 4, 1], [7, 12, 1, 0, 0, 0]], np.int32)
 INPUTS = np.array([[0, 4, 6, 11, 8], [0, 2, 2, 10, 5]], np.int32)

@@ -1,6 +1,6 @@
 """Run the notebooks and store them with their outputs, and with a badge that opens them in Colab.
 
-python scripts/store_notebooks.py [--repository OWNER/NAME] [NOTEBOOK …]
+python tests/store_notebooks.py [--repository OWNER/NAME] [NOTEBOOK …]
 
 The badge needs the GitHub repository that the notebooks are read from: by default that of the remote `origin`. Without
 one they are stored without a badge.

@@ -1,6 +1,6 @@
 """Write digests of what transformers' `generate` gives for trained checkpoints, so that tests can compare without it.
 
-python scripts/make_greedy_digests.py FOLDER [--count 200]
+python tests/make_greedy_digests.py FOLDER [--count 200]
 
 FOLDER holds checkpoints/ and data/. Only digests of token ids are written, never texts.
 Needs the extra `parity`.
@@ -10,14 +10,10 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-import sys
 
 import torch
+from trained import NAMES, NEW, prompts
 import transformers
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / 'tests'))
-from trained import NAMES, NEW, prompts  # noqa: E402
 
 
 def main():
@@ -42,7 +38,7 @@ def main():
       answers.append(out[1 if seq2seq else len(row) :])
     digests[name] = hashlib.sha256(json.dumps(answers).encode()).hexdigest()
     print(name, digests[name], flush=True)
-  target = ROOT / 'tests/models/golden/greedy.json'
+  target = Path(__file__).parent / 'models/golden/greedy.json'
   target.write_text(json.dumps({'count': args.count, 'digests': digests}, indent=1) + '\n')
 
 

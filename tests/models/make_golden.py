@@ -1,6 +1,6 @@
 """Write the logits of tiny models by transformers, tests/models/golden/golden.json, and the table of docs/models.md.
 
-  PYTHONPATH=. python scripts/make_golden.py        # needs torch and transformers
+  PYTHONPATH=. python tests/models/make_golden.py        # needs torch and transformers
 
 The weights come from tests/models/test_golden.py. The configurations are those here, partly in the older spelling
 (`rope_theta`, `rope_scaling`), which the parity tests, saved by a new transformers, do not meet; and of each other
@@ -21,8 +21,8 @@ import transformers
 
 from speccascade.checkpoints.hf import export, FAMILIES, network_from_config
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT / 'tests' / 'models'), str(ROOT / 'tests')]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / 'tests'))
 table, header = (getattr(importlib.import_module('families'), x) for x in ('table', 'HEADER'))
 GOLDEN, PROMPT, weights = (getattr(importlib.import_module('test_golden'), x) for x in ('GOLDEN', 'PROMPT', 'weights'))
 

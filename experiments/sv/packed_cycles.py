@@ -1,6 +1,6 @@
 """Compile the verifier's call of speculative verification for TPUs that need not be there, packed and padded.
 
-  python scripts/packed_cycles.py --topology v5e:2x2 --pair t5_small_xl --batch 32 --block 5
+  python experiments/sv/packed_cycles.py --topology v5e:2x2 --pair t5_small_xl --batch 32 --block 5
 
 A line for the padded window, and one for each number of tokens a row, on average, that are packed: XLA's estimate of
 the call in cycles, by part. It is the difference of two loops, one of which has that call in a branch more. Estimates
@@ -48,6 +48,7 @@ def main():
   parser.add_argument('--source', type=commands.count, default=256)
   parser.add_argument('--tokens', type=commands.count, default=128)
   args = parser.parse_args()
+  TABLE.check()
   backends.TPU.pack_from = 0  # what packing costs where it does not pay, too
   whole = args.block + 1
   base = compiled((whole,), args)

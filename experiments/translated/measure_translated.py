@@ -1,9 +1,9 @@
 """Measure what another vocabulary costs a drafter in acceptance, and that the verifier's text stays what it is.
 
-python scripts/measure_translated.py FOLDER FAMILY [--count 200] [--new 40] [--block 5] [--reading]
+python experiments/translated/measure_translated.py FOLDER FAMILY [--count 200] [--new 40] [--block 5] [--reading]
 
 FOLDER holds checkpoints/ and data/, FAMILY is one of its checkpoints. The drafter is given a vocabulary of each kind
-(scripts/give_vocabulary.py) of the family's training texts; each line is a JSON object. With --reading it compares, on
+(give_vocabulary.py) of the family's training texts; each line is a JSON object. With --reading it compares, on
 given texts of a Llama, what the drafter may read where it lacks a token: one for one, or all that spell it.
 """
 
@@ -27,8 +27,7 @@ from speccascade.host import commands
 from speccascade.models import translated, translation
 from speccascade.types import Model, Prompt
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'scripts')]
+sys.path.insert(0, str(Path(__file__).parents[2] / 'tests'))
 from give_vocabulary import ids_of, KINDS, pieces, with_vocabulary  # noqa: E402
 from trained import corpus, PAIRS, prompts  # noqa: E402
 
