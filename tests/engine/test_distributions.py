@@ -11,7 +11,7 @@ import pytest
 import reference
 from tiers import quick
 
-from speccascade import backends, methods, Sampler
+from speccascade import backends, methods, rules, Sampler
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
 from speccascade.engine.loop import decode_batch
@@ -23,7 +23,7 @@ from speccascade.types import NO_FAULT, of_logits
 def composition(method):
   """Return what a round of a method is made of."""
   phases = method.all_phases
-  acceptors = [phase.accept.func for phase in phases if isinstance(phase, Verify)]
+  acceptors = [rules.name_of(phase.accept) for phase in phases if isinstance(phase, Verify)]
   return method.by_round, *((type(p), p.reads, p.feeds and p.feeds[0]) for p in phases), *acceptors
 
 
