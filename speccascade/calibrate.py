@@ -23,8 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument('--loss', required=True, metavar='METRIC', help='a mean of scores, as chrf or accuracy')
   parser.add_argument('--at_most', type=float, required=True, help='points of the metric that may be lost')
   parser.add_argument('--confidence', type=float, default=0.95, help='probability that the guarantee holds (.95)')
-  about = 'a curve of the run; may repeat, and the chance of error is divided (all that vary a parameter)'
-  parser.add_argument('--curve', action='append', default=[], metavar='NAME', help=about)
+  parser.add_argument('--curve', action='append', default=[], metavar='NAME', help='may repeat (all that vary)')
   parser.add_argument('--temperature', type=float, help='of the run (its only one)')
   parser.add_argument('--batch_size', type=commands.count, help='whose times are compared (the only one of the run)')
   parser.add_argument('--only', type=commands.listed, default=[], help='the experiment, of a run of several')

@@ -51,7 +51,8 @@ def main():
       print(f'{axis} {value:g}: {quality[0]:.2f} by {curve}')
     for curve in (x for x in reached if x != name):
       above = reached[name] - reached[curve]
-      low, high = np.nanpercentile(above[1:], intervals.BOUNDS) if np.isfinite(above[0]) else (np.nan, np.nan)
+      tails = (intervals.TAIL, 1 - intervals.TAIL)
+      low, high = np.nanquantile(above[1:], tails) if np.isfinite(above[0]) else (np.nan, np.nan)
       print(f'{axis} {value:g}: {name} is above {curve} by {above[0]:.2f} [{low:.2f} … {high:.2f}]', flush=True)
 
 

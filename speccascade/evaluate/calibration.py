@@ -165,10 +165,11 @@ def candidates(
     some = [x for x in lines if (x['temperature'], x['curve'], str(x['value'])) == (temperature, *point.name)]
     return _by_prompt(*summary.predicted_texts(experiment.task, some), loss, metric)
 
+  times = {(p['temperature'], p['batch'], p['curve'], str(p['value'])): p['latency'] for p in points}
+
   def candidate(point: Point) -> Candidate:
     reference = experiment.reference_of(point)
-    times = {(p['temperature'], p['batch'], p['curve'], str(p['value'])): p['latency'] for p in points}
-    time = times[temperature, batch, *point.name]
+    time = times.get((temperature, batch, *point.name))  # none in a run that times nothing
     if reference is None or not time or not time['ratio']:
       raise RunError(f'{point.label} has no {"time" if reference else "reference"} in the run; choose with --curve.')
     return Candidate(point, 1 / time['ratio'], scores(reference) - scores(point))

@@ -276,8 +276,10 @@ def test_times_of_curves_that_are_not_compared_are_not_needed():
   _, records = decoded(made, ERRORS)
   some = [r | {'latency': {'ratio': None}} if r['curve'] in ('opt', 'target only') else r for r in records]
   assert len(report(made, records=some, curves=['plain'])['settings']) == 2
-  with pytest.raises(RunError, match=having('opt alpha=0.0', 'no time', '--curve')):
-    report(made, records=some)
+  untimed = [r | {'latency': None, 'batch': made.quality_batch} for r in records]  # as a run has them
+  for without in (some, untimed):
+    with pytest.raises(RunError, match=having('opt alpha=0.0', 'no time', '--curve')):
+      report(made, records=without)
 
 
 def test_a_curve_without_a_reference_is_named():
