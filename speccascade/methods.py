@@ -37,13 +37,6 @@ def _models(models: int, combiner: tree_util.Partial) -> int:
   return checked_int('models', models, 2)
 
 
-def _check_slots(bound: tree_util.Partial, block: str, slots: int):
-  """Refuse a rule with an α for each token of a draft that has another number of tokens."""
-  alpha = bound.keywords.get('alpha')
-  if rules.declaration(bound).by_slot and np.ndim(alpha) and len(alpha) != slots:
-    raise ValueError(f'rule {rules.name_of(bound)} has {len(alpha)} α for {block}; give {slots}, one for each slot.')
-
-
 def _pair(pair: Sequence[int]) -> tuple[int, int]:
   if not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
     raise ValueError(f'pair={pair!r} is not two models; give the numbers of drafter and verifier, as in (0, 1).')
@@ -180,7 +173,6 @@ def speculative(
   slots = (0, 1) if pair is None else _pair(pair)
   accept = acceptance.bind(accept)
   policy = stopping.check(policy)
-  _check_slots(bound, f'block={gamma}', gamma + 1)
   if bound.func is rules.speculative:
     phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
     facts = dict(speedup=theory.speedup_speculative, choose='methods.speculative(pair=(0, 2))')
@@ -299,7 +291,6 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   """
   bound = rules.bind_combiner(combiner)
   gamma = checked_int('block', block)
-  _check_slots(bound, f'block={gamma}', gamma)
   everyone = tuple(range(_models(models, bound)))
   scores = tuple(Score(m, verification.First(gamma - 1)) for m in everyone[1:])
   about = About('naive_cos', block=gamma, over=LOCKSTEP, speedup=theory.speedup_naive_cos)
@@ -324,7 +315,6 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
   """
   bound = rules.bind_combiner(combiner)
   gamma = checked_int('block', block)
-  _check_slots(bound, f'block={gamma}', gamma + 1)
   slots = tuple(range(1, _models(models, bound) + 1))
   phases = Propose(0, gamma), *_in_turn(slots), Verify(bound, slots)
   about = About('ensemble_sd', block=gamma, over=LOCKSTEP, speedup=theory.speedup_ensemble_sd)
@@ -352,7 +342,6 @@ def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:
   if isinstance(blocks, str) or not isinstance(blocks, Sequence):
     raise ValueError(f'blocks={blocks!r} is not a list of the γ of each model; give one for each, as in (5, 1).')
   blocks = tuple(checked_int('blocks', n) for n in blocks)
-  _check_slots(bound, f'blocks={blocks}', sum(blocks))
   everyone = tuple(range(_models(len(blocks), bound)))
   verify = Verify(bound, everyone, keep=True)
   branches = tuple((Score(m), verify, Propose(m, blocks[m])) for m in everyone)

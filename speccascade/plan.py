@@ -13,9 +13,6 @@ import sys
 
 from speccascade.data import files
 from speccascade.decode import options
-from speccascade.engine import plans
-from speccascade.evaluate import sv_studies
-from speccascade.evaluate.report.formats import markdown
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
 from speccascade.planning.planner import plan
@@ -44,8 +41,6 @@ def _parser() -> commands.Parser:
   parser.add_argument('--budget', type=_seconds, default=60.0, metavar='SECONDS', help=about)
   parser.add_argument('--out', metavar='FILE', help='save the plan')
   parser.add_argument('--overwrite', action='store_true', help='replace FILE')
-  about = 'plans of three models: also say how well their tables predict these samples'
-  parser.add_argument('--against', nargs='+', default=[], metavar='PLAN', help=about)
   return parser
 
 
@@ -67,11 +62,8 @@ def _named_rule(text: str):
 def _run(args: argparse.Namespace):
   if (count := len(options.models(args))) not in (2, 3):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
-  if args.against and count == 2:
-    raise RunError(f'--against={args.against[0]} compares plans of three models: give three, or leave it out.')
   out = storage.output_file(storage.local(args.out), args.overwrite) if args.out else None
   sampler = options.sampler(args)
-  others = {path: plans.profile_of(plans.load(path)) for path in args.against}
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.prompts, field, args.count)
   options.digests(args)
@@ -82,8 +74,6 @@ def _run(args: argparse.Namespace):
     storage.remove_parts(out)
     report.save(out)
   print(report)
-  if report.profile is not None:
-    print('', *map(markdown, sv_studies.of_plan(report.profile, others)), sep='\n\n')
 
 
 if __name__ == '__main__':

@@ -311,66 +311,6 @@ def speedup_chain(alpha: Rate, gamma: ArrayLike, costs: Sequence[ArrayLike], ove
   return _over(tokens, _block(gamma) * first + sum(others), 1.0, overhead)
 
 
-def alphas_by_slot(gain: ArrayLike, rejection: ArrayLike, cost: float, gamma: int) -> np.ndarray:
-  r"""Return the α of each slot, a token's place in its draft, that minimise loss + cost · verifier calls of a sequence.
-
-  At every token a rule may defer: its loss is then lower by the gain, and the token is rejected with probability
-  `rejection`. A rejection ends the round. The gains and rejections of the tokens of a sequence are taken as
-  independent. Let r be the average loss and cost of a token, and :math:`W_i` the least expected loss and cost from slot
-  i to the end of the round, less r for each token. Dynamic programming gives
-
-  .. math:: W_i = \mathbb E \min(0, -\text{gain} - \text{rejection} \cdot W_{i+1}) - r + W_{i+1}, \qquad
-            W_{\gamma+1} = 0, \qquad \text{cost} + W_0 = 0
-
-  so the rule defers where gain > α_i · rejection, with :math:`\alpha_i = -W_{i+1}`: `rules.opt` with an α for each slot
-  (`rules.by_slot`).
-
-  Args:
-    gain: By how much the verifier's loss is lower [N]; for `rules.opt`, max p − max q.
-    rejection: The total variation of both models' distributions, as they are sampled [N].
-    cost: Of a call of the verifier, in units of the loss.
-    gamma: γ.
-
-  Returns:
-    :math:`\alpha_0, \dots, \alpha_\gamma`; the last is 0.
-
-  Example:
-    >>> theory.alphas_by_slot([0.3, 0.1], [0.5, 0.2], cost=0.5, gamma=2).round(2).tolist()
-    [0.4, 0.24, 0.0]
-  """
-  gain = np.asarray(gain, np.float64)
-  rejection = _checked('rejection', rejection, lambda x: (x >= 0) & (x <= 1), 'a probability')
-  gamma = int(_block(gamma))
-  low = -np.abs(gain).mean() - abs(cost)  # of r, whose round costs nothing more
-  high = abs(cost) + np.abs(gain).mean()
-  for _ in range(60):
-    r = (low + high) / 2
-    value = [0.0]
-    for _ in range(gamma + 1):
-      value.append(np.minimum(0, -gain - rejection * value[-1]).mean() - r + value[-1])
-    low, high = (r, high) if cost + value[-1] > 0 else (low, r)
-  return 0.0 - np.array(value[-2::-1])
-
-
-def rates_by_slot(gain: ArrayLike, rejection: ArrayLike, alphas: ArrayLike) -> tuple[float, float]:
-  """Return by how much deferring lowers the loss of a token, and the verifier's calls per token, of an α for each slot.
-
-  Args:
-    gain: As in `theory.alphas_by_slot`.
-    rejection: As there.
-    alphas: α_0 … α_γ.
-
-  Example:
-    >>> gain, calls = theory.rates_by_slot([0.3, 0.1], [0.5, 0.2], alphas=[0.4, 0.2, 0.0])
-    >>> print(round(gain, 2), round(calls, 2))
-    0.2 0.48
-  """
-  gain, rejection = np.broadcast_arrays(np.asarray(gain, np.float64), np.asarray(rejection, np.float64))
-  defers = gain > np.asarray(alphas)[:, None] * rejection  # [γ + 1, N]
-  reached = np.cumprod(np.append(1.0, 1 - (defers * rejection).mean(1)))[:-1]
-  return float(reached @ (defers * gain).mean(1) / reached.sum()), float(1 / reached.sum())
-
-
 def middle_break_even(alpha_pair: Rate, alpha_chain: Rate, c: float, v: float = 1.0, most: int = 64) -> float:
   r"""Return the time of a call of a middle model at which the cascade of three models is as fast as that of two.
 

@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 
+import jax.numpy as jnp
 import numpy as np
 import reference
 from reference import RULES
@@ -93,6 +94,12 @@ def user_combiner(models):
   return models[0].sampler(sum(model.logits for model in models) / len(models))
 
 
+@rules.rule(by_slot=True)
+def opt_by_slot(q, p, *, alpha):
+  """OPT with an α for each token of a draft, as a user would write it."""
+  return rules.opt(q, p, alpha=jnp.take(jnp.asarray(alpha), q.slot))
+
+
 def alone(name):
   """Return the method, models and step of a token cascade."""
   return methods.token_cascade(bound(name), max_draft=2), PAIR, cascaded(name, alpha(name), 2)
@@ -117,7 +124,6 @@ METHODS = {
   'oracle diff': (methods.oracle(bound('diff')), PAIR, of_rule('diff')),
   'token_cascade chow': alone('chow'),
   'token_cascade chow_log': alone('chow_log'),
-  'token_cascade learned_alone': alone('learned_alone'),
   'bild': (methods.bild(0.45, 1.0, max_draft=2), PAIR, of_bild(0.45, 1.0, 2)),
   'speculative block verification': (methods.speculative(block=2, accept=acceptance.block), COINS, own),
   'cascade block verification': (methods.speculative(opt, block=1, accept=acceptance.block), COINS, of_rule('opt')),
@@ -142,7 +148,7 @@ METHODS = {
   'ensemble cascade of 3': (methods.ensemble(chow, models=3), TRIO, of_rule('chow')),
   'cos user': (methods.cos(user_combiner, (1, 2)), PAIR, lockstep(lambda l, s: s((l[0] + l[1]) / 2))),
   'cascade by slot': (
-    methods.speculative(partial(rules.by_slot(rules.opt), alpha=BY_SLOT), block=2),
+    methods.speculative(partial(opt_by_slot, alpha=BY_SLOT), block=2),
     PAIR,
     partial(reference.by_slot, name='opt', alphas=BY_SLOT),
   ),

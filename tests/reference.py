@@ -91,39 +91,6 @@ def at_prefix(tokens, **sampler):
   return Sampler(**sampler, seen=tokens, emitted=tokens[BEGIN:])
 
 
-def head_of(features, seed):
-  """Return the weights of a head that was not trained."""
-  rng = np.random.default_rng(seed)
-  sizes = (features, 8, 2)
-  return tuple((np.float32(rng.normal(size=(a, b))), np.float32(rng.normal(size=b))) for a, b in zip(sizes, sizes[1:]))
-
-
-HEAD = head_of(12, 1)  # of three log-probabilities a model
-HEADS = {'learned': HEAD, 'learned_opt': HEAD, 'learned_alone': head_of(4, 2)}
-
-
-def features(lq, lp=None):
-  """Return what a learned rule reads, of the drafter alone without `lp`."""
-
-  def of_one(logits):
-    logs = np.unique(np.log(softmax(logits)))[::-1][:3]
-    return [*np.maximum(logs, -20), *[-20] * (3 - len(logs)), entropy(softmax(logits))]
-
-  if lp is None:
-    return np.array(of_one(lq))
-  q, p = softmax(lq), softmax(lp)
-  crossed = [max(np.log(p[q.argmax()]), -20), max(np.log(q[p.argmax()]), -20), float(q.argmax() == p.argmax())]
-  return np.array([*of_one(lq), *of_one(lp), tv(q, p), *crossed])
-
-
-def gain(name, lq, lp):
-  """Return by how much a head of `HEADS` expects the verifier's loss to be lower."""
-  (kernel, bias), (last, last_bias) = HEADS[name]
-  x = features(lq) if name == 'learned_alone' else features(lq, lp)
-  losses = np.maximum(x @ np.float64(kernel) + bias, 0) @ np.float64(last) + last_bias
-  return losses[0] - losses[1]
-
-
 def positions(lq, lp, sampler, tail=None):
   """Return what a rule's definition reads of two models at one position; `tail` stands for p̃ in a longer cascade."""
   return (
@@ -132,23 +99,13 @@ def positions(lq, lp, sampler, tail=None):
   )
 
 
-def learned(name):
-  """Return the definition of a rule that is learned, with a head of `HEADS`."""
-
-  def definition(q, p, alpha):
-    return gain(name, q.logits, p.logits) > alpha * (tv(q.probs, p.probs) if name == 'learned_opt' else 1)
-
-  return definition
-
-
 DECLARED = (x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration'))
 RULES = {rules.name_of(x): x for x in DECLARED if x.declaration.is_rule}
 
 
 def bound(name, alpha):
-  """Return a rule of the package with its numbers; a learned one with a head of `HEADS`."""
-  weights = {'weights': HEADS[name]} if name in HEADS else {}
-  return functools.partial(RULES[name], **_numbers(name, alpha), **weights)
+  """Return a rule of the package with its numbers."""
+  return functools.partial(RULES[name], **_numbers(name, alpha))
 
 
 def telling(name, pairs, share=0.5):
@@ -173,7 +130,7 @@ def _numbers(name, alpha):
 
 
 def _definition(name):
-  return learned(name) if name in HEADS else RULES[name].declaration.definition
+  return RULES[name].declaration.definition
 
 
 def deferral(name, lq, lp, alpha, sampler, tail=None):

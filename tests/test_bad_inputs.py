@@ -196,30 +196,6 @@ PYTHON = {
   'a rule by its name': (lambda _: methods.speculative('opt'), ("'opt'", 'functools')),
   'a rule without its alpha': (lambda _: methods.speculative(rules.opt), ('opt', 'alpha')),
   'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), ('chow', '0 <= alpha <= 1')),
-  'by_slot of a token rule': (
-    lambda _: decoded(methods.speculative(partial(rules.by_slot(rules.token_v3), alpha=(0.1, 0.1)), block=1)),
-    ('token_v3', 'rules.opt'),
-  ),
-  'alpha for other slots': (
-    lambda _: methods.speculative(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), block=5),
-    ('opt', '2', 'block=5', '6'),
-  ),
-  'alpha for other slots of naive_cos': (
-    lambda _: methods.naive_cos(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), block=5),
-    ('opt', '2', 'block=5', 'give 5'),
-  ),
-  'alpha for other slots of cos': (
-    lambda _: methods.cos(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), blocks=(2, 1)),
-    ('opt', '2', 'blocks=(2, 1)', 'give 3'),
-  ),
-  'alpha for other slots of ensemble_sd': (
-    lambda _: methods.ensemble_sd(partial(rules.by_slot(rules.opt), alpha=(0.1, 0.0)), block=2),
-    ('opt', '2', 'block=2', 'give 3'),
-  ),
-  'alpha of a slot out of range': (
-    lambda _: methods.speculative(partial(rules.by_slot(rules.chow), alpha=(0.1, 2.0)), block=1),
-    ('chow', 'alpha <= 1', '2.0'),
-  ),
   'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), ('opt', 'alpha')),
   'complex weights': (lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), ('weighted', 'weights')),
   'alpha on the device': (lambda _: methods.speculative(partial(rules.lossy, alpha=jnp.float32(1.5))), 'alpha=1.5'),

@@ -300,48 +300,6 @@ def test_the_best_nested_chain_is_the_best_of_all_blocks():
   assert pays == {(1, 2), (0, 1, 2), (0, 2)}  # dear, it is left out; cheap, it drafts alone
 
 
-# ---- an α for each slot ----
-
-
-def decisions(count, seed):
-  """Return gains and chances of a rejection of tokens at which two models differ more or less."""
-  rng = np.random.default_rng(seed)
-  rejection = rng.beta(0.5, 1.0, count)
-  return rejection * rng.normal(0.2, 0.4, count), rejection
-
-
-@pytest.mark.parametrize('gamma', [1, 4])
-def test_rates_by_slot_are_those_of_simulated_rounds(gamma):
-  gain, rejection = decisions(50, gamma)
-  alphas = np.linspace(0.5, 0.0, gamma + 1)
-  rng = np.random.default_rng(1)
-  drawn = rng.integers(50, size=(40_000, gamma + 1))
-  defers = gain[drawn] > alphas * rejection[drawn]
-  rejected = defers & (rng.random(drawn.shape) < rejection[drawn])
-  reached = np.cumsum(rejected, 1) - rejected == 0
-  expected = (gain[drawn] * defers)[reached].sum() / reached.sum(), len(drawn) / reached.sum()
-  np.testing.assert_allclose(theory.rates_by_slot(gain, rejection, alphas), expected, rtol=0.02)
-
-
-@pytest.mark.parametrize('cost', [0.0, 0.2, 1.0])
-def test_alphas_by_slot_lose_the_least_of_all(cost):
-  gain, rejection = decisions(400, 7)
-
-  def objective(alphas):
-    lower, calls = theory.rates_by_slot(gain, rejection, alphas)
-    return cost * calls - lower
-
-  found = theory.alphas_by_slot(gain, rejection, cost, 4)
-  least = objective(found)
-  assert found[-1] == 0 and (np.diff(found) <= 1e-9).all()
-  rng = np.random.default_rng(3)
-  others = [found + rng.normal(0, scale, 5) for scale in (0.01, 0.1, 1.0) for _ in range(60)]
-  others += [np.full(5, alpha) for alpha in np.linspace(0, 2, 41)]
-  assert all(least <= objective(other) + 1e-9 for other in others)
-  if cost:
-    assert least < min(objective(np.full(5, alpha)) for alpha in np.linspace(0, 2, 201))
-
-
 # ---- values and errors ----
 
 

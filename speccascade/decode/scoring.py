@@ -1,10 +1,11 @@
-"""The log-probability of given texts under the distribution that a method's output follows."""
+"""Given texts, read by the models in one pass: their log-probability under the distribution of a method's output."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+from jax import tree_util
 import jax.numpy as jnp
 import numpy as np
 
@@ -66,6 +67,41 @@ def score(
   """
   models = Job.of(method, models).models
   numbers, combiner = _target(method, checked_int('batch_size', batch_size))
+  return _read(models, numbers, prompts, outputs, tree_util.Partial(_scored, combiner), batch_size)
+
+
+def read(
+  models: Sequence[Model], prompts: Sequence, outputs: Sequence[Sequence[int]], of: Callable, *, batch_size: int = 16
+) -> list:
+  """Return what a function makes of the models' logits at each token of given texts, which are read, not decoded.
+
+  Args:
+    models: The models.
+    prompts: Texts, token lists or chat messages.
+    outputs: The tokens that follow each prompt.
+    of: A function of logits [M, B, L, V], float32, each from what precedes a token, and of the tokens [B, L]; it
+      returns arrays [B, L, …] in any pytree, and is compiled.
+    batch_size: Rows read at once.
+
+  Returns:
+    For each output of n tokens the same with arrays [n, …].
+
+  Raises:
+    ValueError: An output is not of token ids, or a text is longer than a model has positions.
+
+  Example:
+    >>> small, large = embedded.models()
+    >>> agree = lambda logits, tokens: logits[0].argmax(-1) == logits[1].argmax(-1)
+    >>> read([small, large], ['A dog runs.'], [[3, 4]], agree)[0].shape
+    (2,)
+  """
+  return _read(
+    models, range(len(models)), prompts, outputs, tree_util.Partial(of), checked_int('batch_size', batch_size)
+  )
+
+
+def _read(models, numbers: Iterable[int], prompts, outputs, of: tree_util.Partial, batch_size: int) -> list:
+  """Return what `read` does of some of the models."""
   vocab = inputs.vocabulary(models)
   rows = inputs.encode(models, prompts)
   if not isinstance(outputs, Iterable):
@@ -76,15 +112,15 @@ def score(
   if len(outputs) != len(rows):
     raise ValueError(f'{len(rows)} prompts need as many outputs, not {len(outputs)}.')
   used = [models[m] for m in numbers]
-  check_fits(used, rows, outputs)
+  _check_fits(used, rows, outputs)
   size = sharding.even(min(batch_size, inputs.bucket(len(rows), 1)), sharding.row_shards(used))
   order = inputs.by_length([[*row, *tokens] for row, tokens in zip(rows, outputs, strict=True)])
-  scores = {}
+  found = {}
   for start in range(0, len(order), size):
     batch = order[start : start + size]
-    scored = _score_batch(used, combiner, [rows[i] for i in batch], [outputs[i] for i in batch], size, vocab)
-    scores |= dict(zip(batch, scored, strict=True))
-  return [scores[i] for i in range(len(rows))]
+    made = _read_batch(used, of, [rows[i] for i in batch], [outputs[i] for i in batch], size, vocab)
+    found |= dict(zip(batch, made, strict=True))
+  return [found[i] for i in range(len(rows))]
 
 
 def _target(method: Strategy, batch_size: int) -> Target:
@@ -98,7 +134,7 @@ def _target(method: Strategy, batch_size: int) -> Target:
   return method.target
 
 
-def check_fits(models: Sequence[Model], prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]):
+def _check_fits(models: Sequence[Model], prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]):
   """Raise where a text is longer than a model has positions; its last token is never fed."""
   for model in models:
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
@@ -126,8 +162,8 @@ def forced(prompt: Prompt, tokens: np.ndarray, start: int | None) -> tuple[np.nd
   return fed, positions, length + 1 + (prompt.tokens.shape[1] if start is None else 0)
 
 
-def _score_batch(models, combiner, prompts, outputs, size: int, vocab: int) -> list[Score]:
-  """Return the scores of at most `size` rows."""
+def _read_batch(models, of: tree_util.Partial, prompts, outputs, size: int, vocab: int) -> list:
+  """Return what a function makes of at most `size` rows."""
   layout = sharding.layout_for(models)
   backend, params = backends.prepared(models, layout)
   networks = tuple(m.network.on(backend.for_slot(i)) for i, m in enumerate(models))
@@ -141,20 +177,25 @@ def _score_batch(models, combiner, prompts, outputs, size: int, vocab: int) -> l
   found = []
   for at in range(0, length, step):
     chunk = [x[:, at : at + step] for x in (fed, positions, goal)]
-    logprobs, greedy, caches = _score_chunk(networks, params, combiner, caches, *chunk, vocab)
-    found.append((logprobs, greedy))
-  logprobs, greedy = (np.concatenate(x, 1) for x in zip(*jax.device_get(multihost.to_host(found)), strict=True))
-  return [Score(logprobs[i, : row.size], greedy[i, : row.size]) for i, row in enumerate(outputs)]
+    made, caches = _read_chunk(networks, params, of, caches, *chunk, vocab)
+    found.append(made)
+  found = jax.tree.map(lambda *x: np.concatenate(x, 1), *jax.device_get(multihost.to_host(found)))
+  return [jax.tree.map(lambda x, i=i, n=row.size: x[i, :n], found) for i, row in enumerate(outputs)]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=3)
-def _score_chunk(networks, params, combiner, caches, fed, positions, goal, vocab) -> tuple[Array, Array, tuple]:
-  """Return log π of the tokens [B, L], whether each is the greedy one, and the caches that have read them."""
+def _read_chunk(networks, params, of, caches, fed, positions, goal, vocab) -> tuple[Any, tuple]:
+  """Return what a function makes of the logits of the tokens [B, L], and the caches that have read them."""
   passes = [n.extend(p, cache, fed, positions) for n, p, cache in zip(networks, params, caches, strict=True)]
   logits = jnp.stack([x[..., :vocab].astype(jnp.float32) for x, _ in passes])
+  return of(logits, goal), tuple(cache for _, cache in passes)
+
+
+def _scored(combiner, logits: Array, tokens: Array) -> Score:
+  """Return log π of the tokens [B, L], and whether each is the greedy one."""
   if rules.inside(combiner) is rules.own:  # in logarithms, for a small probability may round to 0
     logprobs = sampling.log_softmax(logits[-1])
   else:
     logprobs = jnp.log(rules.target(combiner, logits).probs)
   best = sampling.argmax(rules.target(combiner, logits, sampling.Sampler(0.0)).probs)
-  return sampling.at_token(logprobs, goal), best == goal, tuple(cache for _, cache in passes)
+  return Score(sampling.at_token(logprobs, tokens), best == tokens)

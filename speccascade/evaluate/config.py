@@ -19,12 +19,10 @@ from speccascade import acceptance, embedded, methods, rules, stopping
 from speccascade.backends import sharding
 from speccascade.data import files, harness
 from speccascade.data.seqio import tasks
-from speccascade.evaluate import plugins
 from speccascade.evaluate.curves import Checkpoint, Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.host import gin_files, storage
 from speccascade.host.errors import RunError
-from speccascade.train import router
 
 
 def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[Experiment]:
@@ -63,7 +61,6 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'speccascade.path', _path
   yield 'speccascade.mesh', _mesh
   yield from ((f'rules.{name}', rule) for name, rule in rules.known().items())
-  yield 'rules.by_slot', _by_slot
   of_files = files.parallel_text, files.jsonl, files.conversations
   for thing in (*of_files, tasks.seqio_task, tasks.t5x_task, harness.lm_eval_task):
     yield f'data.{thing.__name__}', thing
@@ -73,14 +70,8 @@ def names() -> Iterator[tuple[str, Callable]]:
     for name, thing in vars(module).items():
       if getattr(thing, '__module__', None) == module.__name__ and not name.startswith('_') and wanted(thing):
         yield f'{module.__name__.split(".")[-1]}.{name}', thing
-  yield 'router.load', router.load
   for thing in (acceptance.token_wise, acceptance.block):
     yield f'acceptance.{thing.__name__}', thing
-
-
-def _by_slot(rule: Callable) -> Callable:
-  """Return `rules.by_slot` of a rule that a config names."""
-  return rules.by_slot(plugins.resolve(rule)[0])
 
 
 def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> str:

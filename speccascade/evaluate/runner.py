@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from speccascade.evaluate import protocols, published, report, rundir, shards, summary, sv_studies, trace
+from speccascade.evaluate import protocols, published, report, rundir, shards, summary, trace
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.shards import Shard
@@ -285,7 +285,6 @@ def _finish(study: Study, run: Path, command: str, opened: Sequence[Journal]) ->
       published=published.of_cell(experiment.cell),
       tables=[],
       traces=traced,
-      studies=sv_studies.of_run(experiment.points, quality.lines(), protocols.batches(experiment)),
       environment=rundir.read_json(run / 'environment.json', _is_object),
       command=command,
     )

@@ -56,17 +56,6 @@ from speccascade.rules.cascades import (
   token_v3,
 )
 from speccascade.rules.combiners import contrastive, own, realign, weighted
-from speccascade.rules.learned import (
-  by_slot,
-  FEATURES,
-  features,
-  gain,
-  head,
-  learned,
-  learned_alone,
-  learned_opt,
-  TOP,
-)
 from speccascade.rules.lossy_decoding import lossy, lossy_star
 from speccascade.rules.names import find, imported, known, source, spelled
 
@@ -75,7 +64,6 @@ __all__ = [
   'bind',
   'bind_combiner',
   'bind_rule',
-  'by_slot',
   'chow',
   'chow_log',
   'combiner',
@@ -86,19 +74,12 @@ __all__ = [
   'diff',
   'diff_log',
   'discrepancy',
-  'FEATURES',
-  'features',
   'find',
-  'gain',
-  'head',
   'imported',
   'INF',
   'inside',
   'is_distribution',
   'known',
-  'learned',
-  'learned_alone',
-  'learned_opt',
   'lossy',
   'lossy_star',
   'models_of',
@@ -122,6 +103,5 @@ __all__ = [
   'token_v1',
   'token_v2',
   'token_v3',
-  'TOP',
   'weighted',
 ]

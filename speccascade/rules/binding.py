@@ -38,9 +38,9 @@ def bind_rule(rule: Rule) -> tree_util.Partial:
   if not facts.is_rule:
     raise ValueError(f'{name_of(rule)} is a combiner, not a rule of two models; give it to cos or ensemble.')
   low, high, *_ = facts.alpha or Range()
-  for alpha in tree_util.tree_leaves(bound.keywords.get('alpha', low)):
-    if isinstance(alpha, (float, np.floating)) and not low <= alpha <= high:
-      raise ValueError(f'rule {name_of(rule)} needs {low} <= alpha <= {high}, not alpha={alpha!s}.')
+  alpha = bound.keywords.get('alpha', low)
+  if isinstance(alpha, (float, np.floating)) and not low <= alpha <= high:
+    raise ValueError(f'rule {name_of(rule)} needs {low} <= alpha <= {high}, not alpha={alpha!s}.')
   return bound
 
 

@@ -1,7 +1,7 @@
 """Training jobs from gin files.
 
-A config binds `train.jobs`, a list of `@train.Job()`, `@train.Router()`, `@train.HeldOut()` and `@train.BySlot()`, and
-may bind `train.mesh`. Job `large` of `--out=OUT` is in OUT/large; a later job can name it as its teacher or start.
+A config binds `train.jobs`, a list of `@train.Job()`, and may bind `train.mesh`. Job `large` of `--out=OUT` is in
+OUT/large; a later job can name it as its teacher or start.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from speccascade import checkpoints, embedded, rules
 from speccascade.backends import sharding
-from speccascade.data import files
 from speccascade.host import gin_files
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -24,12 +23,9 @@ from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
 from speccascade.train import data
 from speccascade.train.batches import Pair
-from speccascade.train.by_slot import BySlot
-from speccascade.train.held_out import HeldOut
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
-from speccascade.train.router import Router
 from speccascade.types import Model, Network, Rule
 
 
@@ -96,12 +92,9 @@ class Job:
     return checkpoints.read(path, dtype='float32', name=name, mesh=self.mesh, rules=self.rules, **options)
 
 
-AnyJob = Job | Router | HeldOut | BySlot
-
-
 def _jobs(
-  jobs: Sequence[AnyJob], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None
-) -> list[AnyJob]:
+  jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None
+) -> list[Job]:
   """Return the jobs that a config binds as train.jobs, on the mesh of devices that it binds as train.mesh."""
   for job in jobs:
     if not os.path.normpath(job.name).strip('./') or '..' in Path(job.name).parts or os.path.isabs(job.name):
@@ -109,19 +102,17 @@ def _jobs(
   if mesh is None:
     return list(jobs)
   on = sharding.mesh(mesh, devices)
-  return [dataclasses.replace(job, mesh=on) if isinstance(job, Job) else job for job in jobs]
+  return [dataclasses.replace(job, mesh=on) for job in jobs]
 
 
 @functools.cache
 def register() -> None:
   """Register the names of a config with gin, once."""
-  classes = (Job, Router, HeldOut, BySlot, Settings, Optimizer, Distillation)
+  classes = (Job, Settings, Optimizer, Distillation)
   classes += (T5, T5Config, Decoder, DecoderConfig, Span, Rope)
   sources = (data.generated, data.generated_sources, data.parallel_text, data.seqio_task, data.from_teacher)
   for thing in (*classes, *sources, t5, rule, checkpoints.load, embedded.vocabulary):
     gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
-  for task in (files.parallel_text, files.jsonl):
-    gin.external_configurable(task, name=f'speccascade.train.task.{task.__name__}')
   gin.external_configurable(_jobs, name='speccascade.train')
 
 
@@ -142,7 +133,7 @@ def read(
   bindings: Sequence[str] = (),
   search_paths: Sequence[str] = (),
   devices: Sequence | None = None,
-) -> list[AnyJob]:
+) -> list[Job]:
   """Return the jobs of gin files and bindings; a file's includes are searched next to it and in the folder above.
 
   Args:

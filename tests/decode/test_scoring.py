@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 
-from cases import METHODS, PAIR, PROMPT, V
+from cases import FOREIGN_PAIR, METHODS, PAIR, PROMPT, V
+import jax.numpy as jnp
 from matching import having
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from speccascade import decode, embedded, methods, Sampler
 from speccascade.decode import scoring
 from speccascade.models import toy
 
-UNSCORED = ('token_cascade chow', 'token_cascade chow_log', 'token_cascade learned_alone', 'bild', 'cascade by slot')
+UNSCORED = ('token_cascade chow', 'token_cascade chow_log', 'bild', 'cascade by slot')
 SCORED = [name for name in METHODS if name not in UNSCORED]
 FIRST = ['autoregressive', 'speculative opt', 'speculative lossy', 'oracle diff', 'cos 3', 'cos user', 'sv_exact']
 
@@ -38,6 +39,16 @@ def test_a_text_has_no_log_probability_where_the_draft_decides(name):
   method, models, _ = METHODS[name]
   with pytest.raises(ValueError, match=having(method.name, 'log-probability')):
     scoring.score(method, models, [PROMPT], [[1]])
+
+
+def test_the_logits_of_texts_are_those_that_are_scored():
+  prompts, outputs = [[1, 1], [2]], [[0, 2, 1], [1, 1]]
+  read = scoring.read(FOREIGN_PAIR, prompts, outputs, lambda logits, tokens: jnp.moveaxis(logits, 0, -1), batch_size=1)
+  for m, model in enumerate(FOREIGN_PAIR):
+    scores = scoring.score(methods.autoregressive(), [model], prompts, outputs)
+    for logits, scored, output in zip(read, scores, outputs, strict=True):
+      logp = logits[..., m] - np.logaddexp.reduce(logits[..., m], -1, keepdims=True)
+      np.testing.assert_allclose(logp[np.arange(len(output)), output], scored.logprobs, atol=1e-5)
 
 
 def test_a_long_text_is_read_in_pieces_and_ragged_rows_at_once(monkeypatch):

@@ -25,7 +25,7 @@ from speccascade import acceptance, embedded, methods, rules, Sampler, stopping 
 from speccascade.engine.stats import Stats  # noqa: E402
 
 SAMPLERS = {'T=0': dict(temperature=0.0), 'T=.7': dict(temperature=0.7, top_k=3, top_p=0.9), 'T=1': dict()}
-SOME = ('chow', 'opt', 'token_v3', 'lossy', 'learned_opt')
+SOME = ('chow', 'opt', 'token_v3', 'lossy')
 ROWS = 5
 SENTENCES = (
   'An old man is carrying a small box.',
@@ -40,7 +40,7 @@ PROMPTS = [[1, 1], [2, 3, 1], [4], [0, 2], [3, 3, 3, 1]]
 def everything() -> dict:
   """Return {name: method} of two models and of three."""
   partial = functools.partial
-  alone = 'chow', 'chow_log', 'learned_alone'
+  alone = 'chow', 'chow_log'
   bound = {name: cases.bound(name) for name in reference.RULES}
   combiners = {
     'weighted': cases.weighted2,
@@ -54,7 +54,7 @@ def everything() -> dict:
     'confidence': stopping.Confidence(0.5),
     'fallback': stopping.Fallback(0.5),
   }
-  by_slot = partial(rules.by_slot(rules.opt), alpha=(0.3, 0.1, -0.2))
+  by_slot = partial(cases.opt_by_slot, alpha=(0.3, 0.1, -0.2))
   profile = cases.profile(ROWS)
   made = {'autoregressive': methods.autoregressive(1), 'bild': methods.bild(0.45, 1.0, 3)}
   made |= {f'speculative {name}': methods.speculative(rule, 3) for name, rule in bound.items()}

@@ -1,13 +1,10 @@
 """The times of compiled passes: exact at what was compiled, on lines between, and of as many layers as asked."""
 
-import argparse
 import functools
 
-from matching import having
 import pytest
-import sv_simulated
 
-from speccascade.models import shapes, toy
+from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import aot, compiled_times
 from speccascade.planning.compiled_times import PassTimes
@@ -31,31 +28,6 @@ def test_the_roofline_is_flat_to_the_knee_and_then_a_line():
   assert dense(100, 4) == pytest.approx(dense(1, 1), rel=0.01)
   assert dense(1000, 4) == pytest.approx(2 * weights * 4000 / chip.flops, rel=0.01)
   assert times.cache == pytest.approx(2 * 2 * 4096 * 2 * 192 / chip.bandwidth, rel=0.01)
-
-
-def test_a_file_has_the_times_of_one_topology(tmp_path, monkeypatch):
-  for name in ('compiled', 'roofline'):
-    monkeypatch.setattr(compiled_times, name, lambda *_: TIMES)
-  asked = argparse.Namespace(out=tmp_path / 'times.json', topology='v5e:2x2')
-  sv_simulated.compile_times(asked)
-  sv_simulated.compile_times(asked)
-  sv_simulated.print_tables(argparse.Namespace(times=[asked.out], llama=[], t5=[], slopes=()))
-  with pytest.raises(SystemExit, match=having('v5e:2x2', 'v6e:2x2', str(asked.out), '--out')):
-    sv_simulated.compile_times(argparse.Namespace(out=asked.out, topology='v6e:2x2'))
-  with pytest.raises(SystemExit, match=having('v5e:2x2, roofline', str(asked.out))):
-    sv_simulated.roofline_times(asked)
-  asked.out = tmp_path / 'roofline.json'
-  sv_simulated.roofline_times(asked)
-  with pytest.raises(SystemExit, match=having('v5e:2x2, roofline', '--out')):
-    sv_simulated.compile_times(asked)
-
-
-def test_a_plan_is_checked_on_its_own_device(monkeypatch):
-  profile = argparse.Namespace(origin=argparse.Namespace(device='TPU v5 lite, bfloat16'))
-  monkeypatch.setattr(sv_simulated.plans, 'profile_of', lambda _: profile)
-  monkeypatch.setattr(sv_simulated.checkpoints, 'load_all', lambda _: [toy.model(0)] * 3)
-  with pytest.raises(SystemExit, match=having('plan.json', 'TPU v5 lite', 'cpu, float32')):
-    sv_simulated.check(argparse.Namespace(plan='plan.json', models='abc'))
 
 
 def test_a_network_of_more_layers_costs_what_two_smaller_ones_say():

@@ -417,7 +417,6 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
     ([], 'no such file'),
     (['--rule', 'op:1'], "no rule is called 'op'"),
     (['--rule', 'opt:x'], "'x'"),
-    (['--against', 'three.json'], '--against=three.json'),
   ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(more, part, capsys):
@@ -431,7 +430,6 @@ def test_a_mistake_on_the_command_line_is_one_line(more, part, capsys):
   [
     (['--out=.', '--overwrite'], ['. is a folder']),
     (['--out=two.json/plan.json'], ['two.json/plan.json', 'choose another']),
-    (['--against=two.json'], ['s and l', 'three models']),
   ],
 )
 def test_what_would_lose_a_plan_is_refused_before_prompts_are_read(more, parts, tmp_path, monkeypatch, capsys):

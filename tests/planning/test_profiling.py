@@ -1,4 +1,4 @@
-"""A profile is what was observed, is saved in a plan, and predicts what pays; its studies are true of it."""
+"""A profile is what was observed, is saved in a plan, and predicts what pays."""
 
 import dataclasses
 from pathlib import Path
@@ -9,10 +9,8 @@ import pytest
 from speccascade import decode, embedded, methods, plan, Sampler
 from speccascade.data.examples import Example, Task
 from speccascade.engine import plans
-from speccascade.evaluate import sv_studies
 from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.report import charts, drawing
 from speccascade.models import toy
 from speccascade.planning import planner, profiling, sv_model
 
@@ -152,30 +150,7 @@ def test_equal_values_stay_in_one_bin():
   assert np.asarray(table(np.float32([0.0, 1.0]), np.float32([1.0, 1.0]))).tolist() == table.means[:, 0].tolist()
 
 
-def test_an_interval_holds_the_mean_and_shrinks():
-  low, high = sv_studies.wilson(np.array([3.0, 300.0, 0.0]), np.array([10.0, 1000.0, 0.0]))
-  assert (low[:2] < 0.3).all() and (high[:2] > 0.3).all() and high[1] - low[1] < 0.06 < high[0] - low[0]
-
-
-# ---- studies ----
-
-
-def test_a_run_may_have_its_profile_from_python_or_a_plan(made, tmp_path):
-  found, _ = made
-  planned(found).save(tmp_path / 'p.json')
-  given = Curve('given', methods.sv_exact, settings={'plan': found, 'block': 3})
-  varied = Curve('varied', methods.sv_exact, parameter='plan', values=[str(tmp_path / 'p.json')])
-  by_batch = Curve('by batch', methods.planned, settings={'plan': str(tmp_path / 'p.json')})
-  line = dict(value=None, temperature=1.0, example=0, positions=[1, 1, 3], calls=[1, 1, 2], emitted=2, rounds=2)
-  lines = [line | dict(curve='given', verified_lengths=[1, 1])]
-  points = [point for curve in (given, varied, by_batch) for point in curve.points()]
-  tables = sv_studies.of_run(points, lines, batches=(1, 8))
-  titles = [t['title'] for t in tables]
-  assert titles.count('Break-even by batch') == 2 and titles.count('Methods by batch') == 1
-  (speeds,) = (t['rows'] for t in tables if t['title'] == 'Methods by batch')
-  assert speeds == [[1, 'autoregressive', 10, 1, 10, ''], [1, 'sv_exact, γ = 3', 20, 2, 19, 'yes']]
-  (chosen,) = (t['rows'] for t in tables if t['title'] == 'Method by batch')
-  assert chosen == [['by batch', 1, 'sv_exact'], ['by batch', 8, 'sv_exact']]
+# ---- experiments and costs ----
 
 
 def test_an_experiment_refuses_a_plan_of_another_sampler_and_knows_its_file(made, tmp_path):
@@ -195,26 +170,6 @@ def test_an_experiment_refuses_a_plan_of_another_sampler_and_knows_its_file(made
     Experiment(task, [models[1], *models[1:]], curves, temperatures=[1.0]).load()
 
 
-def test_information_is_all_none_and_what_chance_makes_up():
-  rng = np.random.default_rng(0)
-  s, a = rng.random(4000), rng.random(4000)
-  samples = dict(s=s, a=a, accept=s, s_target=s, request=np.zeros(4000), position=np.zeros(4000))
-  table = profiling.fit(s, a, s, (10, 2))
-  known = sv_studies.information(samples, table, (10,))['rows'][0]
-  assert known[1] == pytest.approx(np.log2(10), abs=0.01) and known[2] == known[4] == pytest.approx(0)
-  nothing = sv_studies.information(samples | {'accept': rng.random(4000)}, table, (5,))['rows'][0]
-  assert nothing[5] == pytest.approx(nothing[7], rel=0.2) and nothing[5] < 0.06
-  assert sv_studies.correlation(samples) == pytest.approx(1)
-
-
-def test_a_table_predicts_its_own_data_best_and_says_how_well(made):
-  found, models = made
-  cold = sv_studies.robustness({'T = 1': found, 'same': found})['rows']
-  assert cold[0][1] == cold[1][1] < cold[2][1]
-  mean = sv_studies.reliability(found.table, found.samples)['rows']
-  assert sum(row[5] for row in mean) == len(found.samples['s'])
-
-
 def test_the_cost_model_finds_where_speculation_stops_paying(made):
   found, _ = made
   flat, steep = dict.fromkeys((2, 4, 6, 8), 1.0), {2 * n: float(n) for n in range(1, 5)}
@@ -224,54 +179,9 @@ def test_the_cost_model_finds_where_speculation_stops_paying(made):
   for some in (cheap, dear):
     x = sv_model.simulate(some, 2)
     gains.append(x['sv'] / x['plain'])
-    (row,) = sv_studies.break_even(some)['rows']
-    speculative = max(sv_model.speculative(some, 2, n) for n in (1, 2, 3))
-    assert row[0] == 2 and (row[11] > row[10]) == (x['sv'] > max(x['plain'], speculative))
   assert gains[0] > 1.5 and gains[1] < 1
   slow = with_costs(found, flat, (1e-3, 1e-3, 1.0, 1.0))  # every round but the verifier's own
   assert sv_model.speculative(slow, 2, 3) == pytest.approx(sv_model.speculative(cheap, 2, 3) / 2, rel=0.01)
-
-
-def test_a_run_counts_wasted_verification_and_whose(made, tmp_path):
-  found, models = made
-  planned(found).save(tmp_path / 'p.json')
-  curve = Curve('SV', methods.sv_exact, settings={'plan': str(tmp_path / 'p.json'), 'block': 3})
-  out = decode(curve.build(), models, PROMPTS, max_new_tokens=13, batch_size=2)
-  names = ('emitted', 'rounds', 'verified_lengths')
-  lines = [
-    dict(
-      curve='SV',
-      value=None,
-      temperature=1.0,
-      example=i,
-      positions=out.stats.positions[:, i].tolist(),
-      calls=out.stats.calls[:, i].tolist(),
-      **{name: getattr(out.stats, name)[i].tolist() for name in names},
-    )
-    for i in range(len(PROMPTS))
-  ]
-  tables = {t['title']: t for t in sv_studies.of_run(curve.points(), lines, batches=(1, 8))}
-  (waste,) = tables['Wasted verification']['rows']
-  assert waste[:3] == ['SV', '', 1.0]
-  assert waste[5] == pytest.approx(1 - out.stats.emitted.sum() / out.stats.positions[2].sum())
-  rows = tables['Verified lengths by request: SV 1.0']['rows']
-  assert len(rows) == 11 and rows[0][2] <= rows[10][2] <= rows[5][2]
-  assert sum(rows[10][4:]) == sum(rows[10][3:4]) == out.stats.rounds.sum()
-  assert all(sum(n * x for n, x in enumerate(row[4:])) == pytest.approx(row[2] * row[3]) for row in rows[:10])
-  assert {'Information gain of the companion', 'Break-even by batch'} < set(tables)
-  assert sv_studies.of_run([], lines) == []
-  drawn = [drawing.draw(chart) for chart in charts.charts({'points': [], 'studies': list(tables.values())})]
-  assert [d.chart.name for d in drawn] == ['reliability', 'verified_lengths']
-  assert 'verified fewest' in drawn[1].files['verified_lengths.svg'].decode()
-
-
-def test_waste_is_counted_where_the_last_model_scored_what_others_drafted():
-  line = dict(calls=[2, 0, 2], positions=[4, 0, 8], emitted=6, rounds=2)
-  unread = dict(calls=[2, 0, 0], positions=[4, 0, 0], emitted=0, rounds=0)
-  of = lambda *lines: sv_studies._waste({('SV', '', 1.0): lines})['rows']
-  assert of(line, line) == of(unread, line, line) == [['SV', '', 1.0, 3.0, 4.0, 0.25]]
-  assert of(unread) == of(line | dict(positions=[4, 8, 0], calls=[2, 2, 0])) == of(line | dict(calls=[0, 0, 2])) == []
-  assert of(line | dict(rounds=0, emitted=0)) == []
 
 
 # ---- of three models ----
@@ -285,7 +195,7 @@ def test_a_plan_of_three_models_tries_speculative_verification_too(tmp_path, cap
   asked = [*models, f'--prompts={tmp_path / "lines.txt"}', '--max_new_tokens=16', '--blocks=1,2', '--batches=2']
   assert plan.main([*asked, '--temperature=0.7', '--trials=1', f'--out={tmp_path / "p.json"}']) == 0
   printed = capsys.readouterr().out
-  assert 'Break-even by batch' in printed and 'sv_exact' in printed
+  assert 'sv_exact' in printed
   found = plans.load(tmp_path / 'p.json')
   names = {speed.name for speed in found.speeds[2]}
   assert names == {'autoregressive', 'speculative', 'sv_exact'} and set(found.profile.times) == {2}

@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 
-from speccascade.evaluate import breakdown, sv_studies
+from speccascade.evaluate import breakdown
 from speccascade.evaluate.report import points as pts
 
 # looks of the models alone, after those of ten curves
@@ -75,7 +75,7 @@ def charts(results: dict) -> list[Chart]:
       for name, describe in kinds.items():
         if panels := describe(results, title, points):
           described.append(Chart(section, f'{name}_{slug(title)}', panels))
-  return described + _studies(results.get('studies') or [])
+  return described
 
 
 def slug(title: str) -> str:
@@ -317,8 +317,6 @@ CHARTS: dict[str, dict[str, Callable]] = {
   'Parameters': {'speed_by_parameter': _speed_by_parameter},
   'Prediction and measurement': {'prediction': _prediction},
 }
-STUDIES = 'Speculative verification'
-SECTIONS = (*CHARTS, STUDIES)
 
 
 def _speed(point: dict, x: float, more: str = '') -> Mark:
@@ -347,41 +345,3 @@ def _looks(results: dict) -> dict[str, int]:
   names = dict.fromkeys(p['curve'] for p in results['points'])
   others = [name for name in names if name not in alone]
   return alone | {name: i % INK for i, name in enumerate(others)}
-
-
-# ---- charts of the studies of speculative verification, from their tables ----
-
-
-def _studies(studies: Sequence[dict]) -> list[Chart]:
-  described = []
-  for start, name, describe in (
-    (sv_studies.RELIABILITY, 'reliability', _reliability),
-    (sv_studies.FAIRNESS, 'verified_lengths', _verified_lengths),
-  ):
-    some = [t for t in studies if t['title'].startswith(start)]
-    for i, table in enumerate(some, 1):
-      panels = [describe(table)]
-      described.append(Chart(STUDIES, f'{name}_{i}' if len(some) > 1 else name, panels))
-  return described
-
-
-def _reliability(table: dict) -> Panel:
-  marks = [
-    Mark(predicted, mean, f'predicted {predicted:.2f}, accepted {mean:.2f}', y_interval=(low, high))
-    for _, predicted, mean, low, high, *_ in table['rows']
-  ]
-  series = [Series('accepted', 0, marks)]
-  axis = 'accepted by the verifier'
-  return Panel(table['title'], 'predicted acceptance', axis, series, lines=False, diagonal=True)
-
-
-def _verified_lengths(table: dict) -> Panel:
-  looks = {'fewest': ('verified fewest', 1), 'most': ('verified most', 0), 'all': ('all requests', QUIET)}
-  series = []
-  for kind, request, _, rounds, *counts in table['rows']:
-    curve, look = looks[kind]
-    about = curve if kind == 'all' else f'request {request}, {curve}'
-    shares = [n / max(rounds, 1) for n in counts]
-    marks = [Mark(i, share, f'{about}\n{i} tokens: {share:.1%} of rounds') for i, share in enumerate(shares)]
-    series.append(Series(curve, look, marks))
-  return Panel(table['title'], 'drafted tokens verified in a round', 'share of rounds', series, **ROUNDS)

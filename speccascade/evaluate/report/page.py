@@ -54,11 +54,12 @@ def page(results: dict, drawings: Sequence[Drawing]) -> str:
 
 def _sections(results: dict, drawings: Sequence[Drawing]) -> dict[str, Any]:
   """Return what each section shows, those without anything left out."""
-  drawn = {section: [d for d in drawings if d.chart.section == section] for section in charts.SECTIONS}
+  drawn = {section: [d for d in drawings if d.chart.section == section] for section in charts.CHARTS}
   examples: dict[tuple, list] = {}
   for trace in results['traces'] or []:
     examples.setdefault((trace['temperature'], trace['example']), []).append(trace)
-  first = {charts.SECTIONS[0]: drawn.pop(charts.SECTIONS[0]), 'Tables': results['tables'] or tables.tables(results)}
+  quality = next(iter(charts.CHARTS))
+  first = {quality: drawn.pop(quality), 'Tables': results['tables'] or tables.tables(results)}
   last = {'Outputs, token by token': examples, 'How it was run': _environment(results)}
   return {name: content for name, content in (first | drawn | last).items() if content}
 

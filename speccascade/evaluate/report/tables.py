@@ -53,7 +53,7 @@ class Column(NamedTuple):
 
 
 def tables(results: dict) -> list[Table]:
-  """Return every table that the results have the numbers for, by temperature and batch size, then the studies'."""
+  """Return every table that the results have the numbers for, by temperature and batch size."""
   made = []
   for title, points in pts.groups(results):
     made.append(summary(results, title, points))
@@ -62,7 +62,7 @@ def tables(results: dict) -> list[Table]:
     made.append(_collaborative(results, title, points))
     made.append(_deferral(results, title, points))
     made.append(_prediction(title, points))
-  return [t for t in made if t is not None] + results.get('studies', [])
+  return [t for t in made if t is not None]
 
 
 # ---- along a curve ----

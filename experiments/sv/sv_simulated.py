@@ -1,9 +1,9 @@
 """Simulate speculative verification for models and chips that are not here: where it pays, and by how much.
 
-  python scripts/sv_simulated.py compile --topology v5e:2x2 --out v5e.json
-  python scripts/sv_simulated.py roofline --topology v5e:2x2 --out v5e_roofline.json
-  python scripts/sv_simulated.py tables v5e.json v6e.json --llama gsm8k.json --t5 multi30k.json
-  python scripts/sv_simulated.py check plan.json --models DRAFT COMPANION TARGET --prompts FILE
+  python experiments/sv/sv_simulated.py compile --topology v5e:2x2 --out v5e.json
+  python experiments/sv/sv_simulated.py roofline --topology v5e:2x2 --out v5e_roofline.json
+  python experiments/sv/sv_simulated.py tables v5e.json v6e.json --llama gsm8k.json --t5 multi30k.json
+  python experiments/sv/sv_simulated.py check plan.json --models DRAFT COMPANION TARGET --prompts FILE
 
 `compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; an hour on a busy machine)
 and goes on where it was interrupted. `roofline` writes the least times instead, by bytes and operations. `tables`
@@ -20,15 +20,13 @@ from pathlib import Path
 import sys
 
 import jax
+import sv_simulation
+from sv_simulation import Trio
 
 from speccascade import checkpoints, methods, Sampler
 from speccascade.data import files
-from speccascade.engine import inputs, plans, requests
-from speccascade.evaluate import sv_simulation
+from speccascade.engine import plans
 from speccascade.evaluate.report.formats import markdown
-from speccascade.evaluate.sv_simulation import Trio
-from speccascade.host import storage
-from speccascade.host.commands import count
 from speccascade.models import shapes
 from speccascade.planning import compiled_times, sv_model, timing
 
@@ -54,7 +52,7 @@ def compile_times(args: argparse.Namespace):
       build = functools.partial(lambda layers, make, size: make(size, layers=layers), make=make, size=size)
       found = compiled_times.compiled(build, table[size][-1], args.topology, grid)
       times[f'{family} {size}'] = dataclasses.asdict(found)
-      storage.write(args.out, json.dumps(times, indent=1) + '\n')
+      args.out.write_text(json.dumps(times, indent=1) + '\n')
       print(f'{args.topology}: {family} {size}', flush=True)
 
 
@@ -72,7 +70,7 @@ def roofline_times(args: argparse.Namespace):
   sizes = {(family, size) for family, *trio in TRIOS for size in trio}
   made = {f'{f} {size}': compiled_times.roofline(SIZES[f][0](size), args.topology) for f, size in sorted(sizes)}
   times |= {name: dataclasses.asdict(x) for name, x in made.items()}
-  storage.write(args.out, json.dumps(times, indent=1) + '\n')
+  args.out.write_text(json.dumps(times, indent=1) + '\n')
 
 
 def print_tables(args: argparse.Namespace):
@@ -114,7 +112,7 @@ def check(args: argparse.Namespace):
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.prompts, field, args.count)
   sampler = Sampler(**dict(profile.origin.sampler))
-  width = inputs.prompt_width(models, requests.rows(models, prompts, max_new_tokens=1, sampler=sampler, seed=0), None)
+  width = max(len(models[-1].tokenizer.encode(prompt)) for prompt in prompts)
   sizes = dict(max_new_tokens=args.max_new_tokens, max_prompt_tokens=width, sampler=sampler)
   most = profile.origin.block
   made = timed_methods(profile, most, {1, 3, 5, most})
@@ -160,7 +158,7 @@ def main():
   one.add_argument('times', nargs='+', type=Path)
   one.add_argument('--llama', nargs='*', default=[], help='plans whose samples Llama has')
   one.add_argument('--t5', nargs='*', default=[], help='plans whose samples T5 has')
-  one.add_argument('--batches', type=count, nargs='+', default=BATCHES)
+  one.add_argument('--batches', type=int, nargs='+', default=BATCHES)
   one.add_argument('--slopes', type=float, nargs='*', default=SLOPES, help='what a token more costs, in steps')
   one.add_argument('--drafter', type=float, default=0.02, help='a step of the drafter over one of the verifier')
   one.set_defaults(run=print_tables)
@@ -169,10 +167,10 @@ def main():
   one.add_argument('--models', nargs=3, required=True)
   one.add_argument('--prompts', required=True)
   one.add_argument('--prompt_field')
-  one.add_argument('--count', type=count, default=64)
-  one.add_argument('--max_new_tokens', type=count, default=64)
-  one.add_argument('--batches', type=count, nargs='*', help='those of the plan by default')
-  one.add_argument('--trials', type=count, default=5)
+  one.add_argument('--count', type=int, default=64)
+  one.add_argument('--max_new_tokens', type=int, default=64)
+  one.add_argument('--batches', type=int, nargs='*', help='those of the plan by default')
+  one.add_argument('--trials', type=int, default=5)
   one.set_defaults(run=check)
   args = parser.parse_args()
   if args.run is not check:

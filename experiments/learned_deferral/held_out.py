@@ -13,18 +13,13 @@ plug-in rule is compared as it is, and restricted to the tokens at which they di
 themselves, and bounds what any rule can reach at that share.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-import dataclasses
-import json
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
+from learned import FEATURES
 import numpy as np
+from reading import Tokens
 
-from speccascade import rules
-from speccascade.data.examples import Task
-from speccascade.host import storage
-from speccascade.train import router
-
+LOSSES = ('0-1', 'log', 'draw', 'swap')
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
 RESAMPLES = 500
 ORACLE = 'label oracle'
@@ -33,7 +28,7 @@ RESTRICTED = 'where they differ'
 
 def plug_in_scores(features: np.ndarray) -> dict[str, np.ndarray]:
   """Return by rule what it compares with α at each token, the more the sooner it defers [N]."""
-  read = dict(zip(rules.FEATURES, features.T, strict=True))
+  read = dict(zip(FEATURES, features.T, strict=True))
   max_q = np.exp(read['log q 1'])
   max_p = np.exp(read['log p 1'])
   entropy_q = read['entropy q']
@@ -51,7 +46,7 @@ def plug_in_scores(features: np.ndarray) -> dict[str, np.ndarray]:
   return found | {f'{name}, {RESTRICTED}': np.where(agree, -np.inf, score) for name, score in found.items()}
 
 
-def losses_of(tokens: router.Tokens, kind: str) -> tuple[np.ndarray, np.ndarray]:
+def losses_of(tokens: Tokens, kind: str) -> tuple[np.ndarray, np.ndarray]:
   """Return the losses of drafter and verifier at each token [N]."""
   if kind == '0-1':
     return (tokens.first_q != tokens.token).astype(float), (tokens.first_p != tokens.token).astype(float)
@@ -73,7 +68,7 @@ def mean_losses(scores: np.ndarray, loss_q: np.ndarray, loss_p: np.ndarray, shar
 
 
 def compare(
-  tokens: router.Tokens,
+  tokens: Tokens,
   kind: str,
   learned: Mapping[str, np.ndarray],
   *,
@@ -123,47 +118,6 @@ def _closed(losses: Mapping[str, np.ndarray], plug_ins, name: str) -> np.ndarray
   best = np.min([losses[n] for n in plug_ins], 0)
   gap = best - losses[ORACLE]
   return (best - losses[name]) / np.where(gap > 0, gap, np.inf)
-
-
-@dataclasses.dataclass(frozen=True)
-class HeldOut:
-  """A comparison of trained rules, as a job of `python -m speccascade.train`; OUT/NAME/held_out.json has it.
-
-  Attributes:
-    name: the job's name, and its folder.
-    models: drafter and verifier, as of a router.
-    task: held-out prompts with references.
-    routers: names of earlier jobs.
-    losses: '0-1', 'log', 'draw', and 'swap', which decodes.
-    tolerance: of 'swap', as of `router.swaps`.
-    batch_size: texts that are read or decoded at once.
-  """
-
-  name: str
-  models: router.Models
-  task: Task
-  routers: Sequence[str]
-  losses: Sequence[str] = ('0-1', 'log', 'draw')
-  tolerance: float = 0.0
-  batch_size: int = 32
-
-  def run(self, out: Path, echo: Callable = print) -> dict:
-    """Compare the rules in `out`, and write the result."""
-    return router.loaded(self)._run(out, echo)
-
-  def _run(self, out: Path, echo: Callable) -> dict:
-    trained = {name: router.load(out / name, self.models) for name in self.routers}
-    found = {}
-    for kind in self.losses:
-      if kind == 'swap':
-        tokens = router.labelled(self.models, self.task, self.tolerance, self.batch_size, echo)
-      else:
-        tokens = router.of_references(self.models, self.task, self.batch_size)
-      found[kind] = compare(tokens, kind, {n: router.scores(rule, tokens) for n, rule in trained.items()})
-      for line in table(found[kind]):
-        echo(f'{kind}: {line}')
-    storage.write(out / self.name / 'held_out.json', json.dumps(found, indent=1) + '\n')
-    return found
 
 
 def table(found: dict) -> list[str]:

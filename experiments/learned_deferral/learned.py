@@ -1,14 +1,21 @@
-"""Rules whose decision was learned, and rules with an α for each place in a draft."""
+"""Learned rules: a head reads features of both distributions, and the rule defers by what it expects of the losses.
+
+Commands know a rule by the name that a module gives to it, as `my_rule = functools.partial(load('FILE'), alpha=0.1)` in
+`my_rules.py`: `--rule my_rules:my_rule`.
+"""
 
 import functools
+import json
+import pathlib
 from typing import Any
 
+import gin
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from speccascade import sampling
-from speccascade.rules.base import declaration, INF, NoTarget, Prediction, Range, rule
-from speccascade.types import Array, Rule
+from speccascade import rules, sampling
+from speccascade.types import Array
 
 TOP = 3  # log-probabilities of a distribution that a head reads
 UNLIKELY = -20.0  # the least log-probability that it sees, so that masked tokens are numbers too
@@ -56,7 +63,7 @@ def _largest(logp: Array) -> list[Array]:
   found = []
   for _ in range(TOP):
     best = logp.max(-1)
-    logp = jnp.where(logp >= best[..., None], -INF, logp)
+    logp = jnp.where(logp >= best[..., None], -jnp.inf, logp)
     found.append(jnp.maximum(best, UNLIKELY))
   return found
 
@@ -87,35 +94,34 @@ def gain(weights: Any, q_logits: Array, p_logits: Array | None = None) -> Array:
   return losses[..., 0] - losses[..., 1]
 
 
-ANY = Range(verifier=-INF, drafter=INF)
+ANY = rules.Range(verifier=-rules.INF, drafter=rules.INF)
 
 
-@rule(alpha=ANY)
+@rules.rule(alpha=ANY)
 def learned(q, p, *, alpha, weights):
   r"""Defer where a trained head expects the verifier's loss to be lower by α.
 
   .. math:: \hat\ell_q(f) - \hat\ell_p(f) > \alpha, \qquad -\infty < \alpha < \infty
 
-  f are `rules.features` of both models. `speccascade.train.router` trains the head, and loads the rule with its
-  weights.
+  f are `features` of both models.
   """
   return gain(weights, q.logits, p.logits) > alpha
 
 
-@rule(alpha=ANY)
+@rules.rule(alpha=ANY)
 def learned_opt(q, p, *, alpha, weights):
   r"""Defer where a trained head expects the verifier's loss to be lower by the cost of a rejection.
 
   .. math:: \hat\ell_q(f) - \hat\ell_p(f) > \alpha\,\mathrm{TV}(\tilde q, \tilde p), \qquad -\infty < \alpha < \infty
 
-  To `rules.learned` it is what `rules.opt` is to `rules.diff`: α is the cost of a rejected token, not of a deferral.
+  To `learned` it is what `rules.opt` is to `rules.diff`: α is the cost of a rejected token, not of a deferral.
   """
   return gain(weights, q.logits, p.logits) > alpha * sampling.tv(q.probs, p.probs)
 
 
-@rule(alpha=ANY, drafter_alone=True)
+@rules.rule(alpha=ANY, drafter_alone=True)
 def learned_alone(q, p, *, alpha, weights):
-  r"""Defer as `rules.learned` does, by features of the drafter alone: for `methods.token_cascade`.
+  r"""Defer as `learned` does, by features of the drafter alone: for `methods.token_cascade`.
 
   .. math:: \hat\ell_q(f_q) - \hat\ell_p(f_q) > \alpha, \qquad -\infty < \alpha < \infty
   """
@@ -123,38 +129,25 @@ def learned_alone(q, p, *, alpha, weights):
   return gain(weights, q.logits) > alpha
 
 
-# ---- an α for each place in a draft ----
+# ---- files ----
 
 
-@functools.cache
-def by_slot(each: Rule) -> Rule:
-  r"""Return a rule that takes an α for each token of a draft: :math:`(\alpha_0, \dots, \alpha_\gamma)`.
+def save(path: pathlib.Path, weights: Any, *, alone: bool, **about):
+  """Write a head, with whatever else describes it."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps({'alone': alone, **about, 'weights': jax.tree.map(np.ndarray.tolist, weights)}) + '\n')
 
-  A slot is a token's place in its draft. A rejection drops the rest of the draft, which is much at its first token and
-  nothing at its last. A single α charges both the same. `theory.alphas_by_slot` has the :math:`\alpha_i` that charge
-  what a rejection costs the whole sequence.
 
-  Each token follows the rule's target with the α of its slot, exactly. So the output depends on where drafts begin, and
-  on γ. A method without drafts has slot 0 alone.
+@gin.register(module='learned')
+def load(path: str, *, rejections: bool = False) -> functools.partial:
+  """Return the rule of a trained head, which needs an α: `functools.partial(load(…), alpha=0.1)`.
 
   Args:
-    each: A rule that makes a decision, as `rules.opt`.
-
-  Example:
-    >>> rule = functools.partial(rules.by_slot(rules.opt), alpha=(0.2, 0.1, 0.0))  # of γ = 2
+    path: the file that `save` wrote.
+    rejections: whether α is the cost of a rejected token, as in `learned_opt`, and not of a deferral.
   """
-
-  @rule(alpha=declaration(each).alpha, by_slot=True)
-  @functools.wraps(each)
-  def at_slot(q, p, *, alpha, **numbers):
-    decision = jax.eval_shape(lambda: each(_anew(q), _anew(p), alpha=jnp.float32(0), **numbers))
-    if decision.shape != q.logits.shape[:-1]:
-      raise NoTarget('makes no decision at a position; give by_slot a rule that does, as rules.opt')
-    return each(q, p, alpha=jnp.take(jnp.asarray(alpha), q.slot, mode='clip'), **numbers)
-
-  return at_slot
-
-
-def _anew(prediction: Prediction) -> Prediction:
-  """Return a prediction that has computed nothing yet, for a trace of its own."""
-  return Prediction(prediction.logits, prediction.sampler, prediction.slot)
+  content = json.loads(pathlib.Path(path).read_text())
+  weights = tuple((np.float32(kernel), np.float32(bias)) for kernel, bias in content['weights'])
+  if content['alone']:
+    return functools.partial(learned_alone, weights=weights)
+  return functools.partial(learned_opt if rejections else learned, weights=weights)

@@ -1,18 +1,26 @@
 """Studies of speculative verification: what a companion predicts of acceptance, and from which batch that pays.
 
-Everything is computed from the samples and times of a plan's profile, as tables of `tables.Table`'s form. Entropies
-are in bits; acceptance is counted in ten equal bins for them.
+  python experiments/sv/sv_studies.py plan PLAN [OTHER …]   a plan of three models, and how others predict its samples
+  python experiments/sv/sv_studies.py run RUN [OUT]         a finished run: its plans, what was verified and wasted
+
+They print Markdown; reliability diagrams and histograms of verified lengths go to OUT. Everything is computed from the
+samples and times of a plan's profile. Entropies are in bits; acceptance is counted in ten equal bins for them.
 
 Axis letters: N samples, B rows, W drafted tokens of a row.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import json
+from pathlib import Path
+import sys
 from typing import Any
 
 import numpy as np
 
 from speccascade import methods
 from speccascade.engine import plans, verification
+from speccascade.evaluate import config
+from speccascade.evaluate.report.formats import markdown
 from speccascade.planning import profiling, sv_model
 
 Samples = Mapping[str, np.ndarray]
@@ -273,3 +281,66 @@ def fairness(name: str, lines: Sequence[Mapping]) -> dict:
   columns = ['verified', 'request', 'mean length', 'rounds', *(f'of {n}' for n in range(most))]
   note = 'Rounds in which so many drafted tokens were verified, of the requests where they were fewest and most.'
   return dict(title=f'{FAIRNESS}: {name}', columns=columns, rows=rows, note=note)
+
+
+# ---- files ----
+
+
+def of_folder(run: Path) -> list[dict]:
+  """Return the tables of each experiment of a run directory."""
+  config.parse([str(run / 'config.gin')])
+  tables = []
+  for experiment in config.build(placed=False):
+    own = run / experiment.name
+    text = ((own if own.is_dir() else run) / 'examples.jsonl').read_text()
+    batches = sorted({*experiment.latency_batches, experiment.quality_batch} - {0})
+    tables += of_run(experiment.points, map(json.loads, text.splitlines()), batches)
+  return tables
+
+
+def draw(tables: Sequence[dict], out: Path):
+  """Draw the reliability diagrams and the histograms of verified lengths."""
+  import matplotlib.pyplot as plt
+
+  out.mkdir(parents=True, exist_ok=True)
+  for start, name, axes_of in (
+    (RELIABILITY, 'reliability', _draw_reliability),
+    (FAIRNESS, 'verified_lengths', _draw_lengths),
+  ):
+    for i, table in enumerate((t for t in tables if t['title'].startswith(start)), 1):
+      figure, axes = plt.subplots(layout='constrained')
+      axes.set_title(table['title'])
+      axes_of(axes, table['rows'])
+      figure.savefig(out / f'{name}_{i}.svg')
+      plt.close(figure)
+
+
+def _draw_reliability(axes, rows):
+  _, predicted, mean, low, high, _ = (np.array(column) for column in zip(*rows, strict=True))
+  axes.errorbar(predicted, mean, np.maximum((mean - low, high - mean), 0), fmt='o')
+  axes.plot((0, 1), (0, 1), linestyle='--', color='grey')
+  axes.set(xlabel='predicted acceptance', ylabel='accepted by the verifier')
+
+
+def _draw_lengths(axes, rows):
+  names = {'fewest': 'verified fewest', 'most': 'verified most', 'all': 'all requests'}
+  for kind, _, _, rounds, *counts in rows:
+    axes.stairs(np.array(counts) / max(rounds, 1), np.arange(len(counts) + 1) - 0.5, label=names.pop(kind, None))
+  axes.set(xlabel='drafted tokens verified in a round', ylabel='share of rounds')
+  axes.legend()
+
+
+def main():
+  """Print the tables of a plan or a run."""
+  command, path, *more = sys.argv[1:]
+  if command == 'plan':
+    tables = of_plan(plans.profile_of(path), {other: plans.profile_of(other) for other in more})
+  else:
+    tables = of_folder(Path(path))
+    if more:
+      draw(tables, Path(*more))
+  print('', *map(markdown, tables), sep='\n')
+
+
+if __name__ == '__main__':
+  main()

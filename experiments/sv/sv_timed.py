@@ -1,6 +1,6 @@
 """Time speculative verification with random weights of any shapes, and compare the ratios with the cost model's.
 
-  python scripts/sv_timed.py plan.json --verifier 1024x16 --companion 192x3 --draft 128x2 --batch 32 --block 5
+  python experiments/sv/sv_timed.py plan.json --verifier 1024x16 --companion 192x3 --draft 128x2 --batch 32 --block 5
 
 Tokens are accepted, and the companion promises acceptance, as in a draft that the plan's models were observed with; the
 models only do the work. So the verifier may be as large as memory allows. Run it on a quiet machine: each line is the
@@ -17,13 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from sv_simulated import compare, timed_methods
 
-from speccascade import acceptance, Sampler
+from speccascade import acceptance, Model, Sampler
 from speccascade.engine import plans
+from speccascade.engine.phases import Score
 from speccascade.engine.verification import Goodput
-from speccascade.host import commands
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import profiling, sv_model, timing
-from speccascade.planning.synthetic import random_model
 
 HEAD = 64
 
@@ -64,7 +63,8 @@ def model_of(shape: str, vocab: int, name: str):
   embed, layers = map(int, shape.split('x'))
   heads = max(1, embed // HEAD)
   config = DecoderConfig(vocab, embed, heads, heads, HEAD, 4 * embed, (Span(),) * layers)
-  return random_model(Decoder(config, (), 'float32'), name)
+  network = Decoder(config, (), 'float32')
+  return Model(jax.jit(network.init)(jax.random.key(0)), network, name=name)
 
 
 def prepare(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]:
@@ -87,11 +87,13 @@ def prepare(observed: plans.Profile, models, args) -> tuple[plans.Profile, dict]
   profile = plans.Profile.of(observed.table, observed.origin, observed.samples, times, steps)
 
   def recorded(method):
-    first, second, score, verify = method.phases
-    choice = score.limit
-    fields = {name: getattr(choice, name) for name in Goodput.__dataclass_fields__}
-    score = score.replace(limit=Recorded(**fields, promised=jnp.asarray(promised, jnp.float32)))
-    return method.replace(phases=(first, second, score, verify), origin=None).accepting(accept)
+    return method.replace(phases=tuple(map(scored, method.phases)), origin=None).accepting(accept)
+
+  def scored(phase):
+    if not (isinstance(phase, Score) and isinstance(phase.limit, Goodput)):
+      return phase
+    fields = {name: getattr(phase.limit, name) for name in Goodput.__dataclass_fields__}
+    return phase.replace(limit=Recorded(**fields, promised=jnp.asarray(promised, jnp.float32)))
 
   made = timed_methods(plans.Profile(profile.table, profile.latency), args.block, {1, 3, args.block})
   runs = {'plain': full(made.pop('plain'))}
@@ -107,12 +109,12 @@ def main():
   parser.add_argument('--draft', default='128x2')
   parser.add_argument('--companion', default='192x3')
   parser.add_argument('--verifier', default='1024x16')
-  parser.add_argument('--vocab', type=commands.count, default=4096)
-  parser.add_argument('--batch', type=commands.count, default=32)
-  parser.add_argument('--block', type=commands.count, default=5)
-  parser.add_argument('--source', type=commands.count, default=32)
-  parser.add_argument('--tokens', type=commands.count, default=64)
-  parser.add_argument('--trials', type=commands.count, default=5)
+  parser.add_argument('--vocab', type=int, default=4096)
+  parser.add_argument('--batch', type=int, default=32)
+  parser.add_argument('--block', type=int, default=5)
+  parser.add_argument('--source', type=int, default=32)
+  parser.add_argument('--tokens', type=int, default=64)
+  parser.add_argument('--trials', type=int, default=5)
   args = parser.parse_args()
   shapes = zip((args.draft, args.companion, args.verifier), ('draft', 'companion', 'verifier'), strict=True)
   models = timing.endless([model_of(shape, args.vocab, name) for shape, name in shapes])

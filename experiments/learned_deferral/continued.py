@@ -26,10 +26,12 @@ class Continued(Network):
 
   @property
   def vocab_size(self) -> int:
+    """The size of its vocabulary."""
     return self.inner.vocab_size
 
   @property
   def eos_ids(self) -> tuple[int, ...]:
+    """The tokens that end a text."""
     return self.inner.eos_ids
 
   def on(self, backend: Backend) -> 'Continued':
