@@ -7,7 +7,7 @@ interrupt.while_importing()
 
 from speccascade import acceptance, methods, rules, stopping, theory
 from speccascade.backends.sharding import mesh, place
-from speccascade.check import check
+from speccascade.check import check, check_sampler
 from speccascade.checkpoints import load
 from speccascade.decode import decode, stream
 from speccascade.engine.requests import Request
@@ -25,6 +25,7 @@ __all__ = [
   'Sampler',
   'acceptance',
   'check',
+  'check_sampler',
   'compilation_cache',
   'decode',
   'load',

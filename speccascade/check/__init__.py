@@ -1,5 +1,6 @@
 """`speccascade.check` and its command: a package, so that its import leaves the function in its place."""
 
 from speccascade.check.enumeration import check
+from speccascade.check.samplers import check_sampler, check_samples
 
-__all__ = ['check']
+__all__ = ['check', 'check_sampler', 'check_samples']

@@ -1,20 +1,27 @@
-"""Check your own rule, combiner or method on toy models, in seconds.
+"""Check your own rule, combiner or method on toy models, in seconds, or the speculative sampler of any program.
 
   python -m speccascade.check my_rules:mine --alpha 0 0.3 0.7
+  python -m speccascade.check --sampler my_engine:verify
+  python -m speccascade.check --samples samples.jsonl
 
 `my_rules` is a module of the current folder or an installed one; `mine` is a rule or combiner in it, or a method.
 Numbers of another name than alpha must be bound: `mine = functools.partial(geometric, power=0.5)`.
+
+A sampler is a function `verify(tokens [K], q [K, V], p [K + 1, V], rng)` that returns the tokens that it emits. Samples
+are objects {"token": …, "top_logprobs": {TOKEN: LOGPROB}}, a line each, of any server.
 """
 
 import argparse
 from collections.abc import Sequence
 import inspect
+from pathlib import Path
 import sys
 from typing import Any
 
 from speccascade import rules
-from speccascade.check import enumeration
+from speccascade.check import enumeration, samplers
 from speccascade.host import commands
+from speccascade.host.errors import RunError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,12 +31,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.check', __doc__)
-  parser.add_argument('what', metavar='MODULE:NAME', help='as in my_rules:mine or speccascade.rules:opt')
+  parser.add_argument('what', nargs='?', metavar='MODULE:NAME', help='as in my_rules:mine or speccascade.rules:opt')
   parser.add_argument('--alpha', type=float, nargs='+', help='values of alpha to try (some of 0 … 0.9)')
+  sampler = parser.add_argument_group('a sampler, or its samples')
+  sampler.add_argument('--sampler', metavar='MODULE:NAME', help='a function that verifies drafted tokens')
+  sampler.add_argument('--rng', choices=samplers.RNGS, default='generator', help="what its rng is (numpy's generator)")
+  sampler.add_argument('--drafts', action='store_true', help='it draws the draft itself: sampler(q, p, rng)')
+  sampler.add_argument(
+    '--runs', type=commands.count, default=20_000, help='of a case that cannot be enumerated (20000)'
+  )
+  sampler.add_argument('--rows', type=commands.count, default=1, help='of its batch (1: no batch)')
+  sampler.add_argument('--samples', type=Path, metavar='FILE', help='JSON lines of tokens and log-probabilities')
   return parser
 
 
 def _run(args: argparse.Namespace) -> int:
+  if sum(x is not None for x in (args.what, args.sampler, args.samples)) != 1:
+    raise RunError('give a rule or method, or --sampler MODULE:NAME, or --samples FILE.')
+  if args.samples is not None:
+    report = samplers.check_samples(samplers.read_samples(args.samples))
+    print(report)
+    return 0 if report.ok else 1
+  if args.sampler is not None:
+    function = rules.imported(*args.sampler.split(':', 1)) if ':' in args.sampler else None
+    if function is None:
+      raise RunError(f'--sampler {args.sampler} is no MODULE:NAME.')
+    report = samplers.check_sampler(function, rng=args.rng, drafts=args.drafts, rows=args.rows, runs=args.runs)
+    print(report)
+    return 0 if report.ok else 1
   report = enumeration.check(_value(args.what), args.alpha, progress=True)
   print(report)
   return 0 if report.ok else 1

@@ -266,8 +266,11 @@ def read_text(path: Path) -> str:
 
 def check_requests(path: Path, method, models, asked: Sequence[Request], **call):
   """Raise for a line whose request cannot be decoded; `call` has the arguments of `Job.of`."""
+  if not asked:
+    Job.of_models(method, models, call['sampler'])
+    return
   try:
-    Job.of(method, models, asked or None, **call)
+    Job.of(method, models, asked, **call)
   except PromptError as e:
     problem = str(e).replace(f'prompt {e.index}', 'the prompt', 1)
     raise ValueError(f'{path}, line {e.index + 1}: {problem}') from None

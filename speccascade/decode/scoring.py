@@ -65,7 +65,7 @@ def score(
     >>> scored.logprobs.shape
     (2,)
   """
-  models = Job.of(method, models).models
+  models = Job.of_models(method, models).models
   numbers, combiner = _target(method, checked_int('batch_size', batch_size))
   return _read(models, numbers, prompts, outputs, tree_util.Partial(_scored, combiner), batch_size)
 

@@ -52,13 +52,32 @@ class Job:
   trace: bool = False
 
   @classmethod
+  def of_models(cls, method: Strategy, models: Sequence[Model], sampler: sampling.Sampler | None = None) -> 'Job':
+    """Check a method and its models, where prompts are not known yet.
+
+    Args:
+      method: The method.
+      models: The models.
+      sampler: The sampler; None where it is not known either.
+
+    Raises:
+      ValueError: If anything is invalid.
+    """
+    models = _check_models(method, models)
+    if sampler is not None:
+      validate.check_sampler(sampler)
+      plans.check_sampler(method.origin, sampler)
+    _check_targets(method, models, sampler or sampling.Sampler())
+    return cls(method, models)
+
+  @classmethod
   def of(
     cls,
     method: Strategy,
     models: Sequence[Model],
-    prompts: Any = None,
+    prompts: Any,
     *,
-    sampler: sampling.Sampler | None = None,
+    sampler: sampling.Sampler,
     batch_size: int | None = None,
     max_prompt_tokens: int | None = None,
     processor: Callable | None = None,
@@ -70,8 +89,8 @@ class Job:
     Args:
       method: The method.
       models: The models.
-      prompts: The prompts; None checks what there is without them.
-      sampler: The sampler; None where it is not known yet.
+      prompts: The prompts.
+      sampler: The sampler.
       batch_size: The most rows that are decoded at once.
       max_prompt_tokens: The padded length of prompts.
       processor: As of `speccascade.decode`.
@@ -82,17 +101,9 @@ class Job:
       ValueError: If anything is invalid; an `inputs.PromptError` where it is a prompt.
     """
     models = _check_models(method, models)
-    if sampler is not None:
-      validate.check_sampler(sampler)
-    rows = []
-    if prompts is not None:
-      rows = requests.rows(models, prompts, sampler=sampler, max_prompt_tokens=max_prompt_tokens, **numbers)
-    used = rows[0].sampler if rows else sampler or sampling.Sampler()
-    for choice in method.of_batches.values():
-      validate.check_targets(choice, inputs.vocabulary(models), used)
-    if not rows:
-      plans.check_sampler(method.origin if sampler else None, used)
-      return cls(method, models)
+    validate.check_sampler(sampler)
+    rows = requests.rows(models, prompts, sampler=sampler, max_prompt_tokens=max_prompt_tokens, **numbers)
+    _check_targets(method, models, rows[0].sampler)
     for row in rows:
       with inputs.of_prompt(row.source):
         plans.check_sampler(method.origin, row.sampler)
@@ -111,6 +122,11 @@ class Job:
   def max_new(self) -> int:
     """The most new tokens of a row."""
     return max(row.max_new for row in self.rows)
+
+
+def _check_targets(method: Strategy, models: Sequence[Model], sampler: sampling.Sampler):
+  for choice in method.of_batches.values():
+    validate.check_targets(choice, inputs.vocabulary(models), sampler)
 
 
 def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:

@@ -237,7 +237,7 @@ class Experiment:
     for point, method in made:
       for temperature in self.temperatures:
         try:
-          Job.of(method, models, sampler=self.sampler(temperature))
+          Job.of_models(method, models, sampler=self.sampler(temperature))
         except ValueError as error:
           raise ValueError(f'{self.name}: {point.label}: {error}') from None
     return named_apart(models)

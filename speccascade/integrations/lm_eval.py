@@ -87,7 +87,7 @@ class SpecCascade(TemplateLM):
     args = _parse(None if loaded else models, settings, made)
     self.models = list(models) if loaded else options.load_models(args)
     self.method = method if made else options.method(args, len(self.models))
-    self.models = Job.of(self.method, self.models).models
+    self.models = Job.of_models(self.method, self.models).models
     self.batch_size = args.batch_size
     self.max_gen_toks = max_gen_toks
     self.seed = seed

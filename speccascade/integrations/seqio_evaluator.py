@@ -53,7 +53,7 @@ def evaluate(
     ValueError: An argument is invalid, or the task has other tokens than the models (which a vocabulary without a file
       of tokens does not tell), no metrics, or no such split.
   """
-  models = Job.of(method, models, sampler=sampler).models
+  models = Job.of_models(method, models, sampler=sampler).models
   count = None if count is None else checked_int('count', count)  # seqio takes 0 for all
   evaluator = _evaluator(task_name, models[-1], split, max_prompt_tokens, count, log_dir)
   predict = predict_fn(method, models, max_new_tokens=max_new_tokens, batch_size=batch_size, sampler=sampler, seed=seed)

@@ -52,7 +52,7 @@ def decode_batch(
     raise ValueError(f'{method.name} decides on the host which texts are answered anew: use speccascade.decode')
   if key is None and not sampler.greedy:
     raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
-  models = Job.of(method, models, sampler=sampler).models
+  models = Job.of_models(method, models, sampler=sampler).models
   tokens = batch['encoder_input_tokens'].astype(jnp.int32)
   method = method.at(tokens.shape[0])
   length = jnp.max(jnp.where(tokens != 0, iota(tokens.shape[1]) + 1, 1), axis=1)  # [B]

@@ -1,0 +1,110 @@
+"""Samplers of others: known mistakes are found with their bias, and right ones pass."""
+
+import json
+
+from faults import AFTER, draw, FAULTS, RIGHT, right
+import jax
+import numpy as np
+import pytest
+from tiers import quick
+
+import speccascade
+from speccascade.check import __main__ as command
+from speccascade.check.samplers import Bet, Case, check_samples, FALSE_ALARM
+
+SLOW = ("the draft's noise draws the residual", 'accepts counted, not the prefix', 'block verification tests with s_1')
+
+
+@pytest.mark.parametrize('name', quick(FAULTS, [name for name in FAULTS if name not in SLOW]))
+def test_each_mistake_is_found_with_its_bias(name):
+  sampler, p, q, block, tokens, distance, options = FAULTS[name]
+  options = dict(options)
+  after = options.pop('after', AFTER if len(p) == 2 else p)
+  case = Case(np.array([p] * block + [after]), np.array([q] * block), tokens, options.get('rows', 1))
+  report = speccascade.check_sampler(sampler, given=[case], **options)
+  assert not report.ok and 'emits' in report.text
+  if distance is not None:
+    sampled = 'runs' in report.text
+    assert report.distance == pytest.approx(distance, abs=0.03 if sampled else 1e-3)
+  assert not speccascade.check_sampler(sampler, runs=8_000, **options).ok
+
+
+@pytest.mark.parametrize('name', quick(RIGHT, ['by the papers', 'whatever drew x'], RIGHT))
+def test_right_samplers_pass(name):
+  sampler, options = RIGHT[name]
+  report = speccascade.check_sampler(sampler, runs=2_000, **options)
+  assert report.ok, report
+
+
+def test_the_counter_example_is_a_sentence():
+  sampler = FAULTS['arg-max draft, soft q'][0]
+  text = str(speccascade.check_sampler(sampler, drafts=True))
+  assert text == 'p = (.6, .4), q = (.9, .1): emits (.667, .333), total variation .067'
+
+
+@pytest.mark.parametrize('biased', [False, True])
+def test_a_sampler_by_a_key_of_jax_is_run(biased):
+  def verify(tokens, q, p, key):
+    test, last = np.asarray(jax.random.uniform(key, (2,)))
+    x = int(tokens[0])
+    if test * q[0, x] < p[0, x]:
+      return [x]
+    return [draw(p[0] if biased else np.maximum(p[0] - q[0], 0), last)]
+
+  cases = [Case(np.array([[0.6, 0.4], [0.5, 0.5]]), np.array([[0.9, 0.1]]), 1)]
+  assert speccascade.check_sampler(verify, rng='jax', runs=600, given=cases).ok != biased
+
+
+def test_what_is_no_sampler_is_refused():
+  with pytest.raises(ValueError, match=r'emits \[\]'):
+    speccascade.check_sampler(lambda tokens, q, p, rng: [])
+  with pytest.raises(ValueError, match=r'emits \[7\]'):
+    speccascade.check_sampler(lambda tokens, q, p, rng: [7])
+  with pytest.raises(ValueError, match='1 lists for 2 rows'):
+    speccascade.check_sampler(lambda tokens, q, p, rng: [[0]], rows=2)
+  with pytest.raises(ValueError, match="rng='dice'"):
+    speccascade.check_sampler(right, rng='dice')
+
+
+def test_the_bet_refutes_a_right_claim_as_rarely_as_it_says():
+  rng = np.random.default_rng(0)
+  p = np.array([0.5, 0.3, 0.2])
+  largest = []
+  for _ in range(2_000):
+    bet = Bet(3)
+    outcomes = rng.choice(3, 200, p=p)
+    bet.add(outcomes[:, None] == np.arange(3), p)
+    largest.append(bet.evidence)
+  assert max(largest) < -np.log(FALSE_ALARM) and np.mean(np.exp(largest)) < 1.5
+  assert np.mean(np.array(largest) > np.log(20)) <= 0.05  # Markov's inequality, which it may not break
+
+
+def samples(count, temperature=1.0):
+  rng = np.random.default_rng(1)
+  for _ in range(count):
+    p = rng.dirichlet(np.ones(4))
+    drawn = p ** (1 / temperature)
+    token = rng.choice(4, p=drawn / drawn.sum())
+    yield {'token': int(token), 'top_logprobs': {str(i): float(np.log(x)) for i, x in enumerate(p)}}
+
+
+def test_samples_of_a_server_are_held_against_its_log_probabilities():
+  assert check_samples(samples(3_000)).ok
+  assert not check_samples(samples(3_000, temperature=0.7)).ok
+  with pytest.raises(ValueError, match='no samples'):
+    check_samples([])
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+  (tmp_path / 'mine.py').write_text('from faults import arg_max_draft, right\n')
+  file = tmp_path / 'samples.jsonl'
+  file.write_text('\n'.join(json.dumps(x) for x in samples(300)))
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.chdir(tmp_path)
+  assert command.main(['--sampler', 'mine:right']) == 0
+  assert command.main(['--sampler', 'mine:arg_max_draft', '--drafts']) == 1
+  assert 'total variation .067' in capsys.readouterr().out
+  assert command.main(['--samples', str(file)]) == 0
+  file.write_text('{"token": 1}\n')
+  assert command.main(['--samples', str(file)]) == 1 and 'line 1' in capsys.readouterr().err
+  assert command.main([]) == 1 and '--sampler' in capsys.readouterr().err
