@@ -92,9 +92,7 @@ class Job:
     return checkpoints.read(path, dtype='float32', name=name, mesh=self.mesh, rules=self.rules, **options)
 
 
-def _jobs(
-  jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None
-) -> list[Job]:
+def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None) -> list[Job]:
   """Return the jobs that a config binds as train.jobs, on the mesh of devices that it binds as train.mesh."""
   for job in jobs:
     if not os.path.normpath(job.name).strip('./') or '..' in Path(job.name).parts or os.path.isabs(job.name):
