@@ -153,7 +153,9 @@ def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
   for choice in method.of_batches.values():
     for model in (models[m] for m in choice.answering):
       if model.network.drafts_only:
-        part = f'a model of {choice.name}, which answers alone' if choice.whole_texts else 'the verifier'
+        part = (
+          f'a model of a {choice.name.replace("_", " ")}, which answers alone' if choice.whole_texts else 'the verifier'
+        )
         raise ValueError(f'{model.name} only proposes what the text repeats: give it as a drafter, not as {part}.')
   first, *others = models
   for other in others:
