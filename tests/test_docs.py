@@ -150,7 +150,7 @@ def test_the_python_of_the_page_on_tasks_fits_the_functions(tmp_path, monkeypatc
 
 def test_a_test_runs_the_code_of_every_page():
   pages = {str(page.relative_to(ROOT)) for page in DOCUMENTS if blocks(page, 'python') or blocks(page, 'gin')}
-  here = {f'docs/{name}.md' for name in ('decoding', 'experiments', 'extending', 'scaling', 'tasks', 'api/index')}
+  here = {f'docs/{name}.md' for name in ('check', 'decoding', 'experiments', 'extending', 'scaling', 'tasks', 'api/index')}
   # tests/integrations/test_t5x_step.py, tests/parity/test_lm_eval.py
   elsewhere = {'docs/t5x.md', 'docs/lm_eval.md'}
   families = {str(page.relative_to(ROOT)) for page in PAGES}
@@ -316,6 +316,12 @@ def test_the_python_of_the_decoding_page_runs(capsys):
     exec(code, names)
   assert names['out'].finish_reasons[0] in ('stop', 'eos', 'length') and len(names['out'].texts) == 3
   assert 'None' in capsys.readouterr().out  # partial texts
+
+
+def test_the_sampler_of_the_page_on_checks_is_refused_as_it_says(capsys):
+  (code,) = blocks(DOCS / 'check.md', 'python')
+  exec(code, {})
+  assert f'`{capsys.readouterr().out.strip()}`' in (DOCS / 'check.md').read_text()
 
 
 def test_the_decoding_page_lists_every_field_of_a_request():
