@@ -150,7 +150,9 @@ def test_the_python_of_the_page_on_tasks_fits_the_functions(tmp_path, monkeypatc
 
 def test_a_test_runs_the_code_of_every_page():
   pages = {str(page.relative_to(ROOT)) for page in DOCUMENTS if blocks(page, 'python') or blocks(page, 'gin')}
-  here = {f'docs/{name}.md' for name in ('check', 'decoding', 'experiments', 'extending', 'scaling', 'tasks', 'api/index')}
+  here = {
+    f'docs/{name}.md' for name in ('check', 'decoding', 'experiments', 'extending', 'scaling', 'tasks', 'api/index')
+  }
   # tests/integrations/test_t5x_step.py, tests/parity/test_lm_eval.py
   elsewhere = {'docs/t5x.md', 'docs/lm_eval.md'}
   families = {str(page.relative_to(ROOT)) for page in PAGES}
