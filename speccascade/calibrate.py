@@ -12,8 +12,9 @@ import argparse
 from collections.abc import Sequence
 import sys
 
-from speccascade.evaluate import calibration, rundir
+from speccascade.evaluate import calibration
 from speccascade.host import commands, storage
+from speccascade.host.runs import as_json, RunDir
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,14 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace):
-  run = storage.resolve(args.run)
+  run = RunDir(storage.resolve(args.run))
   made, lines, points = calibration.read(run, args.only)
   temperature = calibration.one_of('temperature', args.temperature, made.temperatures)
   batch = calibration.one_of('batch_size', args.batch_size, made.latency_batches)
   curves = calibration.candidates(made, lines, points, args.loss, temperature, batch, args.curve)
   report = calibration.report(curves, args.at_most, args.confidence, args.seed)
   about = dict(experiment=made.name, loss=args.loss, temperature=temperature, reference=made.reference)
-  rundir.write_json(run / 'calibrated.json', about | report)
+  run.write('calibrated.json', as_json(about | report))
   print(calibration.as_text(report))
 
 

@@ -71,7 +71,6 @@ def _run(args: argparse.Namespace):
   settings |= dict(sampler=sampler, rules=dict(args.rule), data=storage.local(args.prompts).name)
   report = plan(options.load_models(args), prompts, progress=True, **settings)
   if out is not None:
-    storage.remove_parts(out)
     report.save(out)
   print(report)
 

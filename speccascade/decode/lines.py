@@ -22,8 +22,8 @@ from speccascade.engine.requests import Request
 from speccascade.engine.results import Row
 from speccascade.host import storage
 from speccascade.host.errors import RunError
-from speccascade.host.journal import as_line, Journal
 from speccascade.host.progress import Progress
+from speccascade.host.runs import as_line, Journal, RunDir
 from speccascade.types import checked_int, Model
 
 STDOUT = Path('/dev/stdout')
@@ -208,8 +208,8 @@ def opened(output: Path, header: Mapping[str, Any], names: Collection[tuple[int,
     header = json.loads(json.dumps(header), parse_constant=str)  # as it is read again; JSON has no infinity
     if not _is_ours(path, header):
       raise RunError(f'{path} is no journal of this command; move it away.')
-    with contextlib.closing(Journal(path, elsewhere='name another output', sync=False)) as journal:
-      yield File(journal, output, header, names)
+    journal = RunDir(path.parent, 'name another output').journal(path.name, sync=False)
+    yield File(journal, output, header, names)
 
 
 def _is_ours(path: Path, header: Mapping[str, Any]) -> bool:

@@ -11,7 +11,6 @@ import bisect
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.report import formats
 from speccascade.host import storage
 from speccascade.host.errors import RunError
+from speccascade.host.runs import RunDir
 from speccascade.types import checked_int
 
 PRIOR = 0.04  # the variance of losses that the first bets expect
@@ -97,7 +97,7 @@ class Candidate:
   losses: np.ndarray
 
 
-def read(run: Path, only: Sequence[str] = ()) -> tuple[Experiment, list[dict], list[dict]]:
+def read(run: RunDir, only: Sequence[str] = ()) -> tuple[Experiment, list[dict], list[dict]]:
   """Return the experiment of a finished run, the one in `only` of several, its predictions and its points.
 
   The config of the run is code, which is run, and its data is read again. No model is loaded.
@@ -105,22 +105,22 @@ def read(run: Path, only: Sequence[str] = ()) -> tuple[Experiment, list[dict], l
   Raises:
     RunError: Where there is no such run, it is not finished, or its data changed.
   """
-  if not rundir.exists(run / rundir.CONFIG):
+  if not run.exists(rundir.CONFIG):
     raise RunError(f'{run} is no run directory; give one that python -m speccascade.run wrote.')
-  config.parse([str(storage.local_copy(run / rundir.CONFIG))])
+  config.parse([str(storage.local_copy(run.path / rundir.CONFIG))])
   studies = runner.studies_of(config.build(placed=False), only)
   if len(studies) > 1:
     names = ', '.join(study.experiment.name for study in studies)
     raise RunError(f'{run} has several experiments; choose one with --only: {names}.')
   experiment = studies[0].experiment
   folder = studies[0].folder(run)
-  if f'# {experiment.describe_data()}' not in rundir.read(run / rundir.CONFIG).splitlines():
+  if f'# {experiment.describe_data()}' not in run.read(rundir.CONFIG).splitlines():
     raise RunError(f'the data of {run} changed since it was decoded; restore it, or decode it anew.')
-  if not rundir.exists(folder / 'results.json'):
+  if not folder.exists('results.json'):
     raise RunError(f'{folder} has no results.json, so the run is not finished; repeat its command to go on.')
   valid = lambda some: all(isinstance(x, dict) and {*protocols.QUALITY_KEYS, 'prediction'} <= x.keys() for x in some)
-  lines = rundir.read_json(folder / 'examples.jsonl', valid)
-  results = rundir.read_json(folder / 'results.json', lambda x: isinstance(x, dict) and bool(x.get('points')))
+  lines = folder.read_json('examples.jsonl', valid)
+  results = folder.read_json('results.json', lambda x: isinstance(x, dict) and bool(x.get('points')))
   return experiment, lines, results['points']
 
 

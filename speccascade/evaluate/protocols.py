@@ -26,8 +26,8 @@ from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.programs import Programs
 from speccascade.evaluate.shards import ALL, Shard
 from speccascade.host import multihost
-from speccascade.host.journal import Journal
 from speccascade.host.progress import Progress
+from speccascade.host.runs import Journal
 from speccascade.planning.timing import timed
 
 MAPS = 40_000  # a decode loop has some 400 memory mappings, and the kernel allows a process 65 530

@@ -1,7 +1,6 @@
 """One run: take the directory, measure each experiment into it, write the results in every form."""
 
-from collections.abc import Callable, Iterator, Sequence
-import contextlib
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import importlib.metadata
@@ -19,12 +18,13 @@ from speccascade.evaluate import protocols, published, report, rundir, shards, s
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.shards import Shard
-from speccascade.host import multihost, storage
+from speccascade.host import multihost, runs, storage
 from speccascade.host.errors import RunError
-from speccascade.host.journal import as_line, Journal
 from speccascade.host.progress import Progress
+from speccascade.host.runs import Journal, RunDir
 from speccascade.planning import timing
 
+ENVIRONMENT = 'environment.json'
 PACKAGES = ('speccascade', 'jax', 'jaxlib', 'flax', 'numpy')
 
 
@@ -45,12 +45,13 @@ def run(
   """
   studies = studies_of(experiments, only)
   text = config_text(config, experiments)
+  run = RunDir(folder)
   if shard is not None:
-    return _run_shard(studies, folder, text, command, shard)
-  with rundir.locked(folder):
-    multihost.once(lambda: shards.check_none(folder, [study.folder(folder) for study in studies]))
-    multihost.once(lambda: _prepare(folder, text))
-    return [_run_one(study, folder, command) for study in studies]
+    return _run_shard(studies, run, text, command, shard)
+  with rundir.locked(run):
+    shards.check_none(run, [study.folder(run) for study in studies])
+    _prepare(run, text)
+    return [_run_one(study, run, command) for study in studies]
 
 
 def merge(
@@ -59,16 +60,17 @@ def merge(
   """Write the results of a run of shards, as one process would have, and return their folders."""
   studies = studies_of(experiments, only)
   text = config_text(config, experiments)
-  if not (count := multihost.once(lambda: shards.count(folder))):
+  run = RunDir(folder)
+  if not (count := shards.count(run)):
     raise RunError(f'{folder} has no shards; run them first, each with --shard=i/n, as in --shard=0/4.')
-  with rundir.locked(folder, shared=True), shards.alone(folder):
-    multihost.once(lambda: rundir.write_config(folder, text, begun=True))
-    if missing := _missing(studies, folder, count):
+  with rundir.locked(run, shared=True), shards.alone(run):
+    rundir.write_config(run, text, begun=True)
+    if missing := _missing(studies, run, count):
       raise RunError(
         f'{folder} lacks {len(missing)} of {count} shards: {", ".join(missing)}; run each with --shard=i/{count}, and '
         'the last to end writes the results.'
       )
-    return [_merge(study, folder, command, count) for study in studies]
+    return [_merge(study, run, command, count) for study in studies]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,14 +93,14 @@ class Study:
       print(f'models loaded in {time.perf_counter() - start:.1f} s: {names}', file=sys.stderr)
     return loaded
 
-  def folder(self, run: Path) -> Path:
+  def folder(self, run: RunDir) -> RunDir:
     """Return its folder in a run directory, or in a shard's."""
     return run / self.subfolder if self.subfolder else run
 
   def row(self, temperature: float, point: Point, lines: list[dict]) -> str:
     """Judge a point and return its row of the summary, in which no time is known yet."""
     judged = self.judged[temperature, *point.name] = summary.judge(self.experiment, point, lines)
-    row = lambda: report.formats.row(_metrics(self.experiment), point.about | judged.record)
+    row = lambda: report.formats.row(_metrics(self.experiment), judged.result)
     return f'T = {temperature:g}: {report.warned("a row of the summary", row) or point.label}'
 
   @property
@@ -114,7 +116,7 @@ def studies_of(experiments: Sequence[Experiment], only: Sequence[str]) -> list[S
     raise RunError(
       'run.experiments is empty.' if not experiments else f'Names of experiments must differ: {", ".join(names)}.'
     )
-  if len(names) > 1 and (taken := sorted({*names} & {rundir.CONFIG, rundir.LOCK, rundir.SHARDS, *rundir.OURS})):
+  if len(names) > 1 and (taken := sorted({*names} & {rundir.CONFIG, runs.LOCK, runs.SHARDS, *rundir.OURS})):
     raise RunError(f'An experiment cannot be called {taken[0]}, which is a file of every run: give it another name.')
   if unknown := [name for name in only if name not in (e.name for e in experiments)]:
     raise RunError(f'only={unknown[0]}: the experiments here are {", ".join(e.name for e in experiments)}.')
@@ -122,15 +124,16 @@ def studies_of(experiments: Sequence[Experiment], only: Sequence[str]) -> list[S
   return [Study(e, folder) for e, folder in zip(experiments, subfolders, strict=True) if not only or e.name in only]
 
 
-def _prepare(folder: Path, config: str, *, begun: bool = False):
+def _prepare(run: RunDir, config: str, *, begun: bool = False):
   """Write the config and the environment of a new run; refuse another config, and warn of another environment."""
-  rundir.write_config(folder, config, begun=begun)
-  known = folder / 'environment.json'
+  rundir.write_config(run, config, begun=begun)
   here = environment()
-  if known.exists():
-    _compare(rundir.read_json(known, _is_object), here)
-  else:
-    rundir.write_json(known, here)
+  if not run.exists(ENVIRONMENT):
+    run.write(ENVIRONMENT, runs.as_json(here))
+  then = run.read_json(ENVIRONMENT, _is_object)
+  if (changed := [k for k in here if then.get(k) != here[k]]) and multihost.is_writer():
+    was = ', '.join(f'{k}: {then.get(k)} → {here[k]}' for k in changed)
+    print(f'warning: this run began in another environment ({was}); its timings may not compare', file=sys.stderr)
 
 
 def config_text(config: str, experiments: Sequence[Experiment]) -> str:
@@ -174,30 +177,20 @@ def _commit() -> str | None:
   return None if head.returncode else head.stdout.strip() + ('+changes' if changed.stdout.strip() else '')
 
 
-def _compare(then: dict, now: dict):
-  """Warn of a run that continues in another environment than it began in."""
-  changed = [k for k in now if then.get(k) != now[k]]
-  if changed:
-    was = ', '.join(f'{k}: {then.get(k)} → {now[k]}' for k in changed)
-    print(f'warning: this run began in another environment ({was}); its timings may not compare', file=sys.stderr)
-
-
-def _run_one(study: Study, run: Path, command: str) -> Path:
+def _run_one(study: Study, run: RunDir, command: str) -> Path:
   """Measure what the journals lack, then write the results."""
-  with _journals(study, run) as opened:
-    _measure(study, opened, shards.ALL)
-    return _finish(study, run, command, opened)
+  journals = _measure(study, run, shards.ALL)
+  return _finish(study, run, command, *journals)
 
 
-def _run_shard(studies: Sequence[Study], run: Path, config: str, command: str, shard: Shard) -> list[Path]:
+def _run_shard(studies: Sequence[Study], run: RunDir, config: str, command: str, shard: Shard) -> list[Path]:
   """Measure a share, then, where it was the last, write the results."""
   own = shard.folder(run)
   with shards.locked(run, shard, functools.partial(_prepare, run, config)):
     for study in studies:
-      with _journals(study, own) as opened:
-        _measure(study, opened, shard)
-        if shard.index == 0:
-          _once_each(study, study.folder(own))
+      _measure(study, own, shard)
+      if shard.index == 0:
+        _once_each(study, study.folder(own))
     if missing := _missing(studies, run, shard.count):
       if multihost.is_writer():
         print(f'shard {shard} is done; the results wait for {", ".join(missing)}', file=sys.stderr)
@@ -206,7 +199,7 @@ def _run_shard(studies: Sequence[Study], run: Path, config: str, command: str, s
       return [_merge(study, run, command, shard.count) for study in studies]
 
 
-def _missing(studies: Sequence[Study], run: Path, count: int) -> list[str]:
+def _missing(studies: Sequence[Study], run: RunDir, count: int) -> list[str]:
   """Return in words which shards are not done."""
   plans = {}
   files = []
@@ -214,66 +207,50 @@ def _missing(studies: Sequence[Study], run: Path, count: int) -> list[str]:
     for protocol in protocols.PROTOCOLS:
       plans[os.path.join(study.subfolder, protocol.journal)] = [turn for turn, _ in protocol.lines(study.experiment)]
     files += [os.path.join(study.subfolder, name) for name in study.files]
-  with storage.one_sentence(f'{run} cannot be read', rundir.READ):
-    return multihost.once(lambda: shards.missing(run, plans, files, count))
+  return shards.missing(run, plans, files, count)
 
 
-def _merge(study: Study, run: Path, command: str, count: int) -> Path:
+def _merge(study: Study, run: RunDir, command: str, count: int) -> Path:
   """Write the journals and results that one process would have written."""
   folder = study.folder(run)
   first = study.folder(shards.Shard(0, count).folder(run))
   for protocol in protocols.PROTOCOLS:
-    if not rundir.exists(folder / protocol.journal):
+    if not folder.exists(protocol.journal):
       _merge_journal(protocol, study, run, count)
   for name in study.files:
-    if not rundir.exists(folder / name):
-      rundir.write(folder / name, rundir.read(first / name))
+    if not folder.exists(name):
+      folder.write(name, first.read(name))
   return _run_one(study, run, command)  # which finds everything measured
 
 
-def _merge_journal(protocol: protocols.Protocol, study: Study, run: Path, count: int):
+def _merge_journal(protocol: protocols.Protocol, study: Study, run: RunDir, count: int):
   """Write the lines of all shards in the order of the plan, having checked that they are those of the plan."""
   plan = protocol.lines(study.experiment)
-  with contextlib.ExitStack() as stack:
-    parts = []
-    for shard in shards.all_of(count):
-      parts.append(_opened(stack, protocol, study.folder(shard.folder(run))))
-      parts[-1].agree(protocol.keys, [key for turn, key in plan if shard.has(turn)])
-    rundir.write(study.folder(run) / protocol.journal, shards.merged(parts, (turn for turn, _ in plan)))
+  parts = []
+  for shard in shards.all_of(count):
+    parts.append(study.folder(shard.folder(run)).journal(protocol.journal, protocol.fields))
+    parts[-1].agree(protocol.keys, [key for turn, key in plan if shard.has(turn)])
+  study.folder(run).write(protocol.journal, shards.merged(parts, (turn for turn, _ in plan)))
 
 
-@contextlib.contextmanager
-def _journals(study: Study, run: Path) -> Iterator[list[Journal]]:
-  """Yield the journal of each protocol, in a run directory or a shard's."""
-  with contextlib.ExitStack() as stack:
-    yield [_opened(stack, protocol, study.folder(run)) for protocol in protocols.PROTOCOLS]
-
-
-def _opened(stack: contextlib.ExitStack, protocol: protocols.Protocol, folder: Path) -> Journal:
-  with storage.one_sentence(f'{folder} cannot be made', 'choose another --run_dir'):
-    multihost.once(lambda: storage.make_folder(folder))
-  return stack.enter_context(contextlib.closing(Journal(folder / protocol.journal, protocol.fields)))
-
-
-def _measure(study: Study, opened: Sequence[Journal], shard: Shard):
-  """Run what the journals lack of a share."""
-  quality, timings = opened
+def _measure(study: Study, run: RunDir, shard: Shard) -> list[Journal]:
+  """Run what the journals lack of a share; return those of both protocols."""
+  quality, timings = (study.folder(run).journal(p.journal, p.fields) for p in protocols.PROTOCOLS)
   load = lambda: study.loaded
   protocols.quality(study.experiment, load, quality, shard, study.row)
   protocols.latency(study.experiment, load, timings, shard)
+  return [quality, timings]
 
 
-def _finish(study: Study, run: Path, command: str, opened: Sequence[Journal]) -> Path:
+def _finish(study: Study, run: RunDir, command: str, quality: Journal, timings: Journal) -> Path:
   """Write the results of complete journals; return their folder."""
   experiment = study.experiment
   folder = study.folder(run)
-  quality, timings = opened
   names, floors = _once_each(study, folder)
   asked = lambda: multihost.once(lambda: list(trace.wanted(experiment, quality.lines())))
   made = lambda: trace.traces(experiment, study.loaded, asked()) if quality.count else []
-  traced = _once(
-    folder / 'traces.jsonl', made, lambda lines: all(_is_object(x) and trace.FIELDS <= x.keys() for x in lines)
-  )
+  valid = lambda lines: all(_is_object(x) and trace.FIELDS <= x.keys() for x in lines)
+  traced = _once(folder, 'traces.jsonl', made, valid)
 
   def results():
     record = _metrics(experiment) | dict(
@@ -285,15 +262,15 @@ def _finish(study: Study, run: Path, command: str, opened: Sequence[Journal]) ->
       published=published.of_cell(experiment.cell),
       tables=[],
       traces=traced,
-      environment=rundir.read_json(run / 'environment.json', _is_object),
+      environment=run.read_json(ENVIRONMENT, _is_object),
       command=command,
     )
-    report.write(record, folder, experiment.extra_outputs)
+    report.write(record, folder.path, experiment.extra_outputs)
 
-  for journal in opened:
-    journal.seal()
+  quality.seal()
+  timings.seal()
   multihost.once(results)
-  return folder
+  return folder.path
 
 
 def _metrics(experiment: Experiment) -> dict:
@@ -301,23 +278,23 @@ def _metrics(experiment: Experiment) -> dict:
   return dict(metric=names[0], metrics=names, reference=experiment.reference)
 
 
-def _once_each(study: Study, folder: Path) -> tuple[list[str] | None, dict | None]:
+def _once_each(study: Study, folder: RunDir) -> tuple[list[str] | None, dict | None]:
   """Return the names of the models and the times of their forward passes, which are measured once a run."""
   texts = lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x)
-  names = _once(folder / 'models.json', lambda: [m.name for m in study.loaded.models], texts)
+  names = _once(folder, 'models.json', lambda: [m.name for m in study.loaded.models], texts)
   if not study.experiment.latency_examples:
     return names, None
   made = lambda: _floor(study.experiment, study.loaded.models)
   times = lambda x: _is_object(x) and _is_object(x.get('forward_s')) and all(map(_is_object, x['forward_s'].values()))
-  return names, _once(folder / 'floor.json', made, times)
+  return names, _once(folder, 'floor.json', made, times)
 
 
-def _once(path: Path, make: Callable[[], Any], valid: Callable[[Any], bool]):
+def _once(folder: RunDir, name: str, make: Callable[[], Any], valid: Callable[[Any], bool]) -> Any:
   """Return the value of a file of the run, which is made where it is missing."""
-  if not rundir.exists(path):
+  if not folder.exists(name):
     value = make()
-    rundir.write(path, ''.join(map(as_line, value)) if path.suffix == '.jsonl' else rundir.as_json(value))
-  return multihost.once(lambda: rundir.read_json(path, valid))
+    folder.write(name, ''.join(map(runs.as_line, value)) if name.endswith('.jsonl') else runs.as_json(value))
+  return folder.read_json(name, valid)
 
 
 def _is_object(value: Any) -> bool:

@@ -10,14 +10,11 @@ No shard waits for another. What they share in the run directory is written by o
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
-from pathlib import Path
 import re
 
 from speccascade.evaluate import rundir
-from speccascade.host import journal, storage
 from speccascade.host.errors import RunError
-
-FOLDER = rundir.SHARDS
+from speccascade.host.runs import Journal, RunDir, SHARDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +31,9 @@ class Shard:
     """Return whether a call is this shard's."""
     return turn % self.count == self.index
 
-  def folder(self, run: Path) -> Path:
+  def folder(self, run: RunDir) -> RunDir:
     """Return where its journals are."""
-    return run / FOLDER / f'{self.index}-of-{self.count}'
+    return run / SHARDS / f'{self.index}-of-{self.count}'
 
 
 ALL = Shard(0, 1)  # of a run in one process
@@ -47,78 +44,71 @@ def all_of(count: int) -> list[Shard]:
   return [Shard(i, count) for i in range(count)]
 
 
-def count(run: Path) -> int | None:
+def count(run: RunDir) -> int | None:
   """Return how many shards a run has, None for a run of one process."""
-  with storage.one_sentence(f'{run} cannot be read', rundir.READ):
-    names = storage.names(run / FOLDER)
-  counts = {int(m.group(1)) for m in (re.fullmatch(r'\d+-of-(\d+)', name) for name in names) if m}
+  counts = {int(m.group(1)) for m in (re.fullmatch(r'\d+-of-(\d+)', name) for name in run.names(SHARDS)) if m}
   if len(counts) > 1:
-    raise RunError(f'{run / FOLDER} has shards of {min(counts)} and of {max(counts)}; remove those of one kind.')
+    raise RunError(f'{run.path / SHARDS} has shards of {min(counts)} and of {max(counts)}; remove those of one kind.')
   return min(counts, default=None)
 
 
-def check_none(run: Path, folders: Iterable[Path]):
+def check_none(run: RunDir, folders: Iterable[RunDir]):
   """Refuse to go on as one process with a run of shards of which not all results are written."""
-  if (n := count(run)) and not all(rundir.exists(folder / 'results.json') for folder in folders):
+  if (n := count(run)) and not all(folder.exists('results.json') for folder in folders):
     raise RunError(f'{run} has a run of {n} shards: resume it with --shard=i/{n}, or write its results with --merge.')
 
 
-@rundir.by_writer
-def locked(run: Path, shard: Shard, prepare: Callable[..., None]) -> Iterator[None]:
+@contextlib.contextmanager
+def locked(run: RunDir, shard: Shard, prepare: Callable[..., None]) -> Iterator[None]:
   """Lock a shard, next to processes that have locked others, having prepared what they share.
 
   `prepare(begun=…)` learns whether another has begun to use that.
   """
+  own = RunDir(shard.folder(run).path, 'give another --shard')
   with rundir.locked(run, shared=True), contextlib.ExitStack() as stack:
     with alone(run):
       _check(run, shard)
-      others = {other.folder(run).name for other in all_of(shard.count) if other != shard}
+      others = {other.folder(run).path.name for other in all_of(shard.count) if other != shard}
       try:
-        prepare(begun=not others.isdisjoint(storage.names(run / FOLDER)))
+        prepare(begun=not others.isdisjoint(run.names(SHARDS)))
       except RunError as error:
         raise RunError(f'shard {shard}: {error}') from None
-      stack.enter_context(rundir.owned(shard.folder(run), 'give another --shard'))
-      rundir.clean(shard.folder(run))
+      stack.enter_context(own.locked())
+      own.clean()
     yield
 
 
-@rundir.by_writer
-def alone(run: Path) -> Iterator[None]:
+@contextlib.contextmanager
+def alone(run: RunDir) -> Iterator[None]:
   """Lock what the shards share, waiting until it is free; in a bucket it cannot be locked."""
-  if storage.in_bucket(run):
-    yield
-    return
-  with storage.lock(run / FOLDER / rundir.LOCK, 'choose another --run_dir', wait=True):
-    rundir.clean(run)
+  with (run / SHARDS).locked(wait=True):
+    run.clean()
     yield
 
 
-def _check(run: Path, shard: Shard):
+def _check(run: RunDir, shard: Shard):
   """Refuse a shard of another number of them, and of a run that one process began."""
   n = count(run)
-  if n is None and rundir.measured(run):
-    raise RunError(f'{run} has a run of one process; resume it without --shard, or choose another --run_dir.')
+  if n is None and run.measured():
+    raise RunError(f'{run} has a run of one process; resume it without --shard, or {run.elsewhere}.')
   if n is not None and n != shard.count:
     raise RunError(
-      f'--shard={shard}: {run} has a run of {n} shards; give --shard=i/{n}, choose another --run_dir, or remove '
-      f'{run / FOLDER} to measure again.'
+      f'--shard={shard}: {run} has a run of {n} shards; give --shard=i/{n}, {run.elsewhere}, or remove '
+      f'{run.path / SHARDS} to measure again.'
     )
 
 
-def missing(run: Path, plans: dict[str, Sequence[int]], files: Sequence[str], count: int) -> list[str]:
+def missing(run: RunDir, plans: dict[str, Sequence[int]], files: Sequence[str], count: int) -> list[str]:
   """Return in words which shards lack what; plans give each journal the turns of its lines, files are shard 0's."""
   lacking = []
-  begun = storage.names(run / FOLDER)
+  begun = run.names(SHARDS)
   for shard in all_of(count):
     folder = shard.folder(run)
-    total = 0
-    there = 0
-    for name, turns in plans.items():
-      wanted = sum(map(shard.has, turns))
-      total = total + wanted
-      there = there + min(wanted, journal.count(folder / name))
-    lacks = [name for name in files if shard.index == 0 and not (folder / name).exists()]
-    if folder.name not in begun and total:
+    wanted = {name: sum(map(shard.has, turns)) for name, turns in plans.items()}
+    total = sum(wanted.values())
+    there = sum(min(n, folder.count(name)) for name, n in wanted.items())
+    lacks = [name for name in files if shard.index == 0 and not folder.exists(name)]
+    if folder.path.name not in begun and total:
       lacking.append(f'{shard} (not begun)')
     elif there < total:
       lacking.append(f'{shard} ({there} of {total} lines)')
@@ -127,7 +117,7 @@ def missing(run: Path, plans: dict[str, Sequence[int]], files: Sequence[str], co
   return lacking
 
 
-def merged(parts: Sequence[journal.Journal], turns: Iterable[int]) -> Iterator[bytes]:
+def merged(parts: Sequence[Journal], turns: Iterable[int]) -> Iterator[bytes]:
   """Yield the lines of all shards' journals in the order of the plan."""
   lines = [part.raw() for part in parts]
   for turn in turns:

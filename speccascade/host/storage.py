@@ -1,14 +1,12 @@
-"""Files on a disk or in a bucket, written atomically; paths, locks and local copies.
+"""Paths, of this machine or in a bucket; files of this machine, written atomically; locks; local copies of objects.
 
-A bucket (gs://…, s3://… and whatever else fsspec has a package for) has objects that cannot grow, be renamed or be
-locked. `create` writes an object only where there is none, so of two writers one fails.
+A bucket is gs://…, s3://… and whatever else fsspec has a package for. `runs.RunDir` writes there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import errno
 import fcntl
-import glob
 import hashlib
 import json
 import logging
@@ -18,7 +16,7 @@ import posixpath
 import re
 import socket
 import tempfile
-from typing import Any
+from typing import Any, BinaryIO
 import uuid
 
 from speccascade.host.errors import first_line, RunError
@@ -27,7 +25,6 @@ from speccascade.host.progress import Progress
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PACKAGES = {'gs': 'gcsfs', 'gcs': 'gcsfs', 's3': 's3fs', 'az': 'adlfs', 'abfs': 'adlfs', 'abfss': 'adlfs'}
 CLIENTS = ('gcsfs', 'google', 'aiohttp', 'aiobotocore', 'botocore', 's3fs', 'adlfs', 'azure', 'requests', 'fsspec')
-BATCH = 64  # objects read at once
 _ADDRESS = re.compile(r'([A-Za-z][\w+.-]*)://')
 _MISWRITTEN = re.compile(rf'({"|".join(PACKAGES)}):(?!//[^/])')
 _PART = re.compile(r'\.[0-9a-f]{8}\.part')
@@ -105,19 +102,6 @@ def file_name(name: str) -> str:
   return re.sub(r'^\.+|[^\w.-]+', '_', name) or '_'
 
 
-def make_folder(folder: Path):
-  """Make a folder; a bucket has none to make."""
-  if not in_bucket(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-
-
-def names(folder: Path) -> list[str]:
-  """Return the names in a folder, none where it does not exist."""
-  if in_bucket(folder):
-    return sorted({name.split('/')[0] for name in objects(folder)})
-  return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-
-
 # ---- errors ----
 
 
@@ -179,54 +163,26 @@ def is_device(path: Path) -> bool:
 
 
 def write(path: Path, content: str | bytes | Iterable[bytes]):
-  """Write a file or an object atomically; its content may come in pieces."""
+  """Write a file of this machine atomically; its content may come in pieces."""
+  if is_device(path):
+    with open(path, 'wb') as file:
+      write_pieces(file, content)
+    return
+  with atomic(path) as part, open(part, 'xb') as file:
+    write_pieces(file, content)
+    os.fsync(file.fileno())
+
+
+def write_pieces(file: BinaryIO, content: str | bytes | Iterable[bytes]):
+  """Write into an open file."""
   content = content.encode() if isinstance(content, str) else content
-  pieces = [content] if isinstance(content, bytes) else content
-  if not in_bucket(path) and is_device(path):
-    with open(path, 'wb') as f:
-      f.writelines(pieces)
-    return
-  if not in_bucket(path):
-    with atomic(path) as part, open(part, 'xb') as f:
-      f.writelines(pieces)
-      f.flush()
-      os.fsync(f.fileno())
-    return
-  with tempfile.NamedTemporaryFile() as f:
-    f.writelines(pieces)
-    f.flush()
-    upload(Path(f.name), path)
+  file.writelines([content] if isinstance(content, bytes) else content)
+  file.flush()
 
 
 def is_part(path: Path) -> bool:
   """Tell whether a file is one that `atomic` has not finished."""
   return bool(_PART.fullmatch(''.join(path.suffixes[-2:])))
-
-
-def remove_parts(path: Path):
-  """Remove the unfinished files of killed writers of a file."""
-  for part in path.parent.glob(f'{glob.escape(path.name)}.*.part'):
-    if is_part(part):
-      part.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def staged(folder: Path, last: str) -> Iterator[Path]:
-  """Yield a local folder to write into; a bucket gets its files at the end of the block, the file `last` after others.
-
-  Older objects in the sub-folders that are written are removed.
-  """
-  if not in_bucket(folder):
-    yield folder
-    return
-  with tempfile.TemporaryDirectory() as scratch:
-    yield Path(scratch)
-    files = sorted((p for p in Path(scratch).rglob('*') if p.is_file()), key=lambda p: (p.name == last, p))
-    written = [p.relative_to(scratch).as_posix() for p in files]
-    folders = {name.split('/')[0] for name in written if '/' in name}
-    remove(folder, [n for n in objects(folder) if n.split('/')[0] in folders and n not in written])
-    for name in written:
-      upload(Path(scratch) / name, folder / name)
 
 
 def no_follow(path: str, flags: int) -> int:
@@ -348,34 +304,6 @@ def objects(folder) -> dict[str, dict]:
   except FileNotFoundError:
     return {}
   return {posixpath.relpath(name, folder.path): about for name, about in sorted(entries.items())}
-
-
-@client_errors()
-def create(path, content: bytes):
-  """Write an object where there is none; raise FileExistsError where there is one."""
-  path.fs.pipe_file(path.path, content, mode='create')
-
-
-@client_errors()
-def upload(file: Path, path):
-  """Write an object with the content of a file."""
-  path.fs.put_file(str(file), path.path)
-
-
-@client_errors()
-def remove(folder, names: list[str]):
-  """Remove objects of a folder."""
-  if names:
-    folder.fs.rm([posixpath.join(folder.path, name) for name in names])
-
-
-def contents(folder, names: list[str]) -> Iterator[bytes]:
-  """Yield the contents of objects of a folder in order, several fetched at once."""
-  for start in range(0, len(names), BATCH):
-    paths = [posixpath.join(folder.path, name) for name in names[start : start + BATCH]]
-    with client_errors():
-      content = folder.fs.cat(paths) if len(paths) > 1 else {paths[0]: folder.fs.cat_file(paths[0])}
-    yield from (content[path] for path in paths)
 
 
 # ---- local copies ----

@@ -5,7 +5,6 @@ end of sequence.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-import contextlib
 import dataclasses
 import importlib
 import json
@@ -21,8 +20,8 @@ from speccascade.data import files, prompts, tokenizers
 from speccascade.data.benchmarks import BENCHMARKS
 from speccascade.data.seqio import pipeline
 from speccascade.decode import decode
-from speccascade.host import multihost, storage
-from speccascade.host.journal import Journal
+from speccascade.host import storage
+from speccascade.host.runs import RunDir
 from speccascade.sampling import Sampler
 from speccascade.train.batches import Pair
 from speccascade.types import Model
@@ -198,13 +197,12 @@ def _outputs(
   teacher: Model, sources: Sequence[str], file: Path, settings: dict[str, Any], batch_size: int
 ) -> list[dict[str, Any]]:
   """Return a row for each source, without a target where logits were not finite; decode those that the file lacks."""
-  multihost.once(lambda: storage.make_folder(file.parent))
-  with contextlib.closing(Journal(file, elsewhere='name another file')) as journal:
-    if not journal.count:
-      journal.append([settings])
-    done = len(_read(file, sources, settings))
-    for start in range(done, len(sources), 8 * batch_size):
-      journal.append(_decoded(teacher, sources[start : start + 8 * batch_size], start, settings, batch_size))
+  journal = RunDir(file.parent, 'name another file').journal(file.name)
+  if not journal.count:
+    journal.append([settings])
+  done = len(_read(file, sources, settings))
+  for start in range(done, len(sources), 8 * batch_size):
+    journal.append(_decoded(teacher, sources[start : start + 8 * batch_size], start, settings, batch_size))
   rows = _read(file, sources, settings)
   faults = [row['fault'] for row in rows if 'fault' in row]
   if faults and len(faults) == len(sources):

@@ -31,7 +31,7 @@ from speccascade.backends import sharding
 from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data import tokenizers
 from speccascade.host import multihost, storage, streams
-from speccascade.host.journal import Journal
+from speccascade.host.runs import as_json, RunDir
 from speccascade.train import layout
 from speccascade.train.batches import Batch, batches, by_size, Pair, Width
 from speccascade.train.losses import Distillation
@@ -39,6 +39,7 @@ from speccascade.train.optimizers import Optimizer
 from speccascade.train.step import make_step, State
 from speccascade.types import checked_int, Model, Network, Params
 
+IDENTITY = 'train.json'
 # Settings that may change when a run is resumed: its steps are the same under all of them, and under `microbatches`,
 # `remat` and another mesh up to rounding.
 _FREE = {'log_every': 1, 'save_every': 1, 'save_dtype': 'float32', 'format': 'orbax'}
@@ -136,22 +137,23 @@ def train(
       not fit it, or `out` has another run.
     FloatingPointError: if the loss or a parameter is not finite; no such state is saved.
   """
-  out = Path(out).expanduser().absolute()
+  out = RunDir(Path(out).expanduser().absolute(), 'choose another folder')
+  name = out.path.name
   donated = callable(start)
   start = start() if donated else start
-  _check(out.name, network, settings, start, teacher, companion)
+  _check(name, network, settings, start, teacher, companion)
   on = mesh or sharding.mesh({sharding.DATA: jax.device_count()})
   run = _Run(out, network, settings, on, rules, [teacher, companion], echo)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
-  with multihost.on_writer(storage.lock(out / 'lock', 'choose another folder')):
+  with out.locked():
     identity = _identity(network, settings, tokenizer, start=start, teacher=teacher, companion=companion)
-    multihost.once(lambda: _check_identity(out / 'train.json', identity, (out / 'model').exists()))
+    _check_identity(out, identity)
     params = run(pairs, start, donated)
     if mesh is None:
       params = jax.device_put(multihost.to_host(params), jax.local_devices()[0])
-    model = Model(params, network, tokenizer, out.name)
-    if not multihost.once((out / 'model').exists):
-      _write(out / 'model', model, settings)
+    model = Model(params, network, tokenizer, name)
+    if not out.exists('model'):
+      _write(out.path / 'model', model, settings)
   return model
 
 
@@ -159,7 +161,7 @@ class _Run:
   """A run on a mesh: its state is made or restored, and trained to the last step."""
 
   def __init__(
-    self, out: Path, network: Network, settings: Settings, mesh: Mesh, rules, others: Sequence[Model | None], echo
+    self, out: RunDir, network: Network, settings: Settings, mesh: Mesh, rules, others: Sequence[Model | None], echo
   ):
     self._out = out
     self._network = network
@@ -168,7 +170,7 @@ class _Run:
     self._echo = echo
     self._transform = settings.optimizer.build(network, settings.steps)
     layout.check_rows(mesh, settings.batch_size, settings.microbatches)
-    self._shapes = layout.of_state(out.name, network, self._transform, mesh, rules)
+    self._shapes = layout.of_state(out.path.name, network, self._transform, mesh, rules)
     self._shardings = layout.shardings(self._shapes)
     self._others = [x for x in others if x is not None]  # teacher and companion
     self._their_shardings = [layout.of_params(x.name, x.network, x.params, mesh, rules) for x in self._others]
@@ -187,7 +189,7 @@ class _Run:
     stream = _Stream(batches(pairs, settings.batch_size, settings.widths, **options))
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
     hints = streams.errors_alone('absl')  # Orbax's for a single process
-    with hints, ocp.CheckpointManager(self._out / 'state', options=options) as manager:
+    with hints, ocp.CheckpointManager(self._out.path / 'state', options=options) as manager:
       done = manager.latest_step() or 0
       state, unlogged = self._restored(manager, done, stream) if done else (self._first(start), [])
       if donated:
@@ -195,8 +197,8 @@ class _Run:
       if done < settings.steps:
         if done:
           self._echo(f'going on after step {done} of {settings.steps} in {self._out}')
-        with contextlib.closing(Log(self._out / 'log.jsonl', settings, done, unlogged, self._echo)) as log:
-          state = self._steps(state, stream, done, manager, log)
+        log = Log(self._out, settings, done, unlogged, self._echo)
+        state = self._steps(state, stream, done, manager, log)
     if settings.truncate:
       self._echo(f'truncated {stream.truncation(settings.steps * settings.batch_size)}')
     return state['params']
@@ -218,7 +220,7 @@ class _Run:
 
     The batches are checked to be those that it was trained on.
     """
-    if not (self._out / 'state' / str(step) / 'data').is_dir():
+    if not (self._out.path / 'state' / str(step) / 'data').is_dir():
       raise ValueError(
         f'{self._out} has a run of an older version, whose state/{step} has no digest of its data: finish it with '
         'that version, or choose another folder'
@@ -330,14 +332,14 @@ def _signals_deferred() -> Iterator[None]:
 class Log:
   """Prints and records a line every `log_every` steps: the mean loss since the last one, the rate and the time left."""
 
-  def __init__(self, file: Path, settings: Settings, done: int, unlogged: list[dict[str, float]], echo):
+  def __init__(self, run: RunDir, settings: Settings, done: int, unlogged: list[dict[str, float]], echo):
     self._settings = settings
     self._echo = echo
     self._done = done
     self._start = time.monotonic()
     self._parts = list(unlogged)
     self._tokens = 0
-    self._journal = Journal(file, ('step',), elsewhere='choose another folder')
+    self._journal = run.journal('log.jsonl', ('step',))
     self._journal.keep_while(lambda line: line['step'] <= done)  # later steps are done again
 
   def add(self, step: int, parts: dict[str, jax.Array], tokens: int, stream: _Stream) -> None:
@@ -366,10 +368,6 @@ class Log:
     losses = ' '.join(f'{name} {value:.3f}' for name, value in means.items())
     speed = f'{rate:.2f} steps/s  {self._tokens / seconds:.0f} tokens/s'
     self._echo(f'step {step}/{self._settings.steps}  {losses}{truncated}  {speed}  {left} left', flush=True)
-
-  def close(self):
-    """Close the log."""
-    self._journal.close()
 
 
 # ---- before and after ----
@@ -412,21 +410,23 @@ def _identity(network: Network, settings: Settings, tokenizer, **models: Model |
   return identity | {'model': f'{settings.format}, {settings.save_dtype}'}
 
 
-def _check_identity(file: Path, identity: dict[str, Any], finished: bool) -> None:
+def _check_identity(out: RunDir, identity: dict[str, Any]) -> None:
   """Write the identity of a run, or raise if the folder has another run; an unfinished model may be saved otherwise."""
-  if file.is_file():
+  if out.exists(IDENTITY):
     try:
-      before = dict(json.loads(file.read_bytes()))
+      before = dict(json.loads(out.read(IDENTITY)))
     except (ValueError, TypeError):
-      raise ValueError(f'{file} is damaged: remove {file.parent} to train anew, or choose another folder') from None
-    if finished and before.get('model') != identity['model']:
       raise ValueError(
-        f'{file.parent}/model exists, saved as {before.get("model")}, not {identity["model"]}: python -m '
+        f'{out.path / IDENTITY} is damaged: remove {out} to train anew, or choose another folder'
+      ) from None
+    if out.exists('model') and before.get('model') != identity['model']:
+      raise ValueError(
+        f'{out}/model exists, saved as {before.get("model")}, not {identity["model"]}: python -m '
         'speccascade.convert gives another format; or remove it'
       )
     others = {name: value for name, value in identity.items() if name != 'model'}
-    storage.check_identity(f'{file.parent} has a run with', before, others)
-  storage.write(file, json.dumps(identity, indent=1) + '\n')
+    storage.check_identity(f'{out} has a run with', before, others)
+  out.write(IDENTITY, as_json(identity))
 
 
 def _write(folder: Path, model: Model, settings: Settings) -> None:

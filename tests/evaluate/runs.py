@@ -15,6 +15,7 @@ import toys
 from speccascade import methods
 from speccascade.evaluate import Curve, Experiment, runner
 from speccascade.evaluate.shards import Shard
+from speccascade.host.runs import RunDir
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOOD = """
@@ -63,6 +64,11 @@ def start(config: pathlib.Path, folder, *flags, before: str = '', cwd=None, **en
   return subprocess.Popen(
     command, env=env, cwd=cwd or config.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
   )
+
+
+def lines_in(path) -> int:
+  """Return how many complete lines a journal has."""
+  return RunDir(path.parent).count(path.name)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:

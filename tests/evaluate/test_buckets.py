@@ -15,16 +15,16 @@ pytest.importorskip('upath')
 pytest.importorskip('gcsfs')
 pytest.importorskip('gcp_storage_emulator')
 
-from runs import finish, given, merge, QUICK, same_bytes, share, start, wait_until, written
+from runs import finish, given, lines_in, merge, QUICK, same_bytes, share, start, wait_until, written
 
 import speccascade
 from speccascade import checkpoints, run
 from speccascade.checkpoints import orbax
 from speccascade.data import files
 from speccascade.evaluate import runner
-from speccascade.host import journal, multihost, storage
+from speccascade.host import multihost, storage
 from speccascade.host.errors import RunError
-from speccascade.host.journal import Journal
+from speccascade.host.runs import RunDir
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 
@@ -55,36 +55,24 @@ def fetched(folder, into: pathlib.Path) -> pathlib.Path:
 
 def put(folder, content: dict[str, str | bytes]):
   for name, data in content.items():
-    storage.write(folder / name, data)
+    RunDir(folder).write(name, data)
 
 
 # ---- objects ----
 
 
-def test_what_is_written_is_read_and_is_an_object_each(folder, tmp_path):
+def test_what_is_written_is_read_and_is_an_object_each(folder):
   odd = bytes(range(256)) * 300 + b'\r\n\n'
-  assert storage.names(folder) == [] and not folder.exists()
+  run = RunDir(folder)
+  assert run.names() == [] and not run.exists('a')
   put(folder, {'a': 'ä', 'b/c': odd})
-  storage.write(folder / 'b' / 'd', iter([odd, odd]))
-  assert storage.names(folder) == ['a', 'b'] and list(storage.objects(folder)) == ['a', 'b/c', 'b/d']
-  assert (folder / 'a').read_bytes() == 'ä'.encode() and (folder / 'b' / 'c').read_bytes() == odd
-  assert list(storage.contents(folder, ['b/d', 'a'])) == [odd + odd, 'ä'.encode()]
-  with pytest.raises(FileExistsError):
-    storage.create(folder / 'a', b'again')
-  storage.create(folder / 'e', b'once')
-  storage.remove(folder, ['a', 'b/d'])
-  assert list(storage.objects(folder)) == ['b/c', 'e']
-
-
-def test_drawings_are_there_when_all_are_made_and_old_ones_are_not(folder):
-  put(folder, {'curves/old.svg': 'old', 'report.html': 'old', 'examples.jsonl': 'kept'})
-  with storage.staged(folder, last='report.html') as place:
-    (place / 'curves').mkdir()
-    (place / 'curves' / 'new.svg').write_text('new')
-    (place / 'report.html').write_text('new')
-    assert (folder / 'report.html').read_bytes() == b'old'
-  assert list(storage.objects(folder)) == ['curves/new.svg', 'examples.jsonl', 'report.html']
-  assert (folder / 'report.html').read_bytes() == b'new'
+  run.write('b/d', iter([odd, odd]))
+  assert run.names() == ['a', 'b'] and list(storage.objects(folder)) == ['a', 'b/c', 'b/d']
+  assert run.read('a') == 'ä' and (folder / 'b' / 'c').read_bytes() == odd
+  assert (folder / 'b' / 'd').read_bytes() == odd + odd
+  run.remove('a')
+  run.remove('b/d')
+  assert list(storage.objects(folder)) == ['b/c']
 
 
 def test_a_copy_is_fetched_once_and_what_changed_anew(folder, capsys):
@@ -98,7 +86,7 @@ def test_a_copy_is_fetched_once_and_what_changed_anew(folder, capsys):
   assert '11/11 bytes' in capsys.readouterr().err
   assert storage.local_copy(str(folder / 'm')) == here and 'fetching' not in capsys.readouterr().err
   put(folder, {'m/a': 'new'})
-  storage.remove(folder, ['m/b'])
+  RunDir(folder).remove('m/b')
   here = storage.local_copy(str(folder / 'm'))
   assert (here / 'a').read_text() == 'new' and not (here / 'b').exists()
   assert '3/3 bytes' in capsys.readouterr().err
@@ -129,12 +117,13 @@ def test_a_copy_that_was_stopped_goes_on_with_the_files_that_are_missing(folder,
 
 def test_a_journal_in_a_bucket_goes_on_and_becomes_one_object(folder):
   path = folder / 'examples.jsonl'
-  first = Journal(path, ['a'])
+  opened = lambda: RunDir(folder).journal('examples.jsonl', ['a'])
+  first = opened()
   first.append([{'a': 1}, {'a': 'ä\u2028'}])
   first.append([{'a': 3}])
   names = ['00000000-00000002.jsonl', '00000002-00000003.jsonl']
-  assert list(storage.objects(folder / 'examples')) == names and journal.count(path) == 3
-  again = Journal(path, ['a'])
+  assert list(storage.objects(folder / 'examples')) == names and lines_in(path) == 3
+  again = opened()
   assert again.count == 3 and [line['a'] for line in again.lines()] == [1, 'ä\u2028', 3]
   again.append([{'a': 4}])
   with pytest.raises(RunError, match='00000003-00000004.jsonl'):
@@ -142,8 +131,8 @@ def test_a_journal_in_a_bucket_goes_on_and_becomes_one_object(folder):
   again.seal()
   assert list(storage.objects(folder)) == ['examples.jsonl'] and path.read_bytes().count(b'\n') == 4
   put(folder, {f'examples/{names[0]}': '{"a": 1}\n'})  # as if killed before all parts were removed
-  last = Journal(path, ['a'])
-  assert last.count == 4 == journal.count(path)
+  last = opened()
+  assert last.count == 4 == lines_in(path)
   last.seal()
   assert list(storage.objects(folder)) == ['examples.jsonl']
 
@@ -151,10 +140,10 @@ def test_a_journal_in_a_bucket_goes_on_and_becomes_one_object(folder):
 def test_a_part_that_is_missing_or_damaged_is_named(folder):
   put(folder, {'a/00000000-00000001.jsonl': '{}\n', 'a/00000002-00000003.jsonl': '{}\n'})
   with pytest.raises(RunError, match=having('a/00000002-00000003.jsonl', 'line 1')):
-    Journal(folder / 'a.jsonl')
+    RunDir(folder).journal('a.jsonl')
   put(folder, {'b/00000000-00000002.jsonl': '{}\n{"x"\n'})
   with pytest.raises(RunError, match='/b'):
-    Journal(folder / 'b.jsonl')
+    RunDir(folder).journal('b.jsonl')
 
 
 # ---- runs ----
@@ -166,7 +155,7 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(folder, tmp_path):
     assert runner.run([QUICK], folder, config='a = 1\n') == [folder]
     same_bytes(tmp_path / 'disk', fetched(folder, tmp_path / 'fetched'))
   names = {p.name for p in (tmp_path / 'disk').iterdir()}
-  assert set(storage.names(folder)) == names - {'curves'}  # which is empty
+  assert set(RunDir(folder).names()) == names
   with pytest.raises(RunError, match='\\+a = 2'):
     runner.run([QUICK], folder, config='a = 2\n')
 
@@ -198,7 +187,7 @@ def test_a_run_in_a_bucket_that_was_killed_goes_on_to_the_same_bytes(bucket, fol
   wait_until(lambda: storage.objects(folder / 'examples'), killed)
   killed.kill()
   assert finish(killed)[0] == -signal.SIGKILL
-  left = journal.count(folder / 'examples.jsonl')
+  left = lines_in(folder / 'examples.jsonl')
   assert 0 < left < 60
   assert run.main([*given(config, folder), '--debug']) == 0
   assert f'Report: {folder}/report.html' in capsys.readouterr().out
@@ -224,7 +213,7 @@ def test_a_checkpoint_is_loaded_from_a_bucket(folder, tmp_path, capsys):
   model = Model(NETWORK.init(jax.random.key(0)), NETWORK)
   saved = orbax.save(tmp_path / 'small', model)
   for file in (p for p in saved.rglob('*') if p.is_file()):
-    storage.upload(file, folder / 'small' / file.relative_to(saved).as_posix())
+    RunDir(folder / 'small').write(file.relative_to(saved).as_posix(), file.read_bytes())
   address = str(folder / 'small')
   loaded = speccascade.load(address)
   assert loaded.name == 'small' and checkpoints.digest(address) == checkpoints.digest(saved)

@@ -14,10 +14,11 @@ from speccascade import calibrate, methods, rules
 from speccascade import run as speccascade_run
 from speccascade.data import metrics
 from speccascade.data.examples import Example, Task
-from speccascade.evaluate import calibration, config, Curve, Experiment, protocols, rundir, runner
+from speccascade.evaluate import calibration, config, Curve, Experiment, protocols, runner
 from speccascade.evaluate.calibration import betting_p_value, Candidate
 from speccascade.host import storage
 from speccascade.host.errors import RunError
+from speccascade.host.runs import as_json, RunDir
 
 TIMES = 4000
 LEVEL = 0.05
@@ -334,9 +335,9 @@ def run(tmp_path):
   (made,) = config.build()
   lines, records = decoded(made, ERRORS)
   fields = dict.fromkeys(protocols.QUALITY_FIELDS, 0)
-  rundir.write(tmp_path / 'run' / 'config.gin', runner.config_text(text, [made]))
-  rundir.write(tmp_path / 'run' / 'examples.jsonl', ''.join(json.dumps(fields | line) + '\n' for line in lines))
-  rundir.write_json(tmp_path / 'run' / 'results.json', {'points': records})
+  RunDir(tmp_path / 'run').write('config.gin', runner.config_text(text, [made]))
+  RunDir(tmp_path / 'run').write('examples.jsonl', ''.join(json.dumps(fields | line) + '\n' for line in lines))
+  RunDir(tmp_path / 'run').write('results.json', as_json({'points': records}))
   return tmp_path / 'run'
 
 
@@ -355,7 +356,7 @@ def test_a_run_in_a_bucket_is_calibrated(run, tmp_path, monkeypatch):
   monkeypatch.setattr(storage, 'CACHE', tmp_path / 'copies')
   there = storage.resolve(f'memory://{tmp_path.name}/run')
   for file in run.iterdir():
-    storage.write(there / file.name, file.read_bytes())
+    RunDir(there).write(file.name, file.read_bytes())
   asked = ['--loss=exact_match', '--at_most=60']
   assert calibrate.main([str(run), *asked]) == calibrate.main([str(there), *asked]) == 0
   assert (there / 'calibrated.json').read_bytes() == (run / 'calibrated.json').read_bytes()

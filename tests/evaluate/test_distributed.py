@@ -13,14 +13,15 @@ import jax
 from matching import says
 import numpy as np
 import pytest
-from runs import finish, GOOD, same_bytes, start, wait_until, written
+from runs import finish, GOOD, lines_in, same_bytes, start, wait_until, written
 from tiers import quick
 
 import speccascade
 from speccascade.checkpoints import orbax
 from speccascade.evaluate import rundir
-from speccascade.host import journal, multihost
+from speccascade.host import multihost
 from speccascade.host.errors import RunError
+from speccascade.host.runs import RunDir
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 
@@ -51,6 +52,7 @@ PROGRAM = """
 import contextlib, sys
 from speccascade.host import multihost
 from speccascade.host.errors import RunError
+from speccascade.host.runs import RunDir
 multihost.start(20)
 
 @contextlib.contextmanager
@@ -220,7 +222,7 @@ def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(
   lines = tmp_path / 'two' / 'run' / 'examples.jsonl'
   for victim, count in ((1, 4), (0, 24)):
     both = begin()
-    wait_until(lambda count=count: journal.count(lines) >= count, *both)
+    wait_until(lambda count=count: lines_in(lines) >= count, *both)
     both[victim].send_signal(signal.SIGKILL)
     began = time.monotonic()
     code, out, err = finish(both[1 - victim])
@@ -230,7 +232,7 @@ def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(
     own, watcher = 'it died, hangs, or needs more than 8 s', 'Another process died, and JAX ended this one.'
     assert own in errors[0] or (victim == 0 and watcher in errors[0])  # with the first process JAX's service is gone
     assert 'all hosts' in errors[0]
-  assert journal.count(lines) < 60
+  assert lines_in(lines) < 60
   (code, out, err), (other, silent, said) = map(finish, begin())
   assert code == other == 0 and 'Report: run/report.html' in out and not silent, (err, said)
   assert 'quality: 60/60 examples' in err and 'quality' not in said
@@ -285,7 +287,7 @@ def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, 
     return [start(pair, folder, *flags, **more, **environment(where, i)) for i in range(2)]
 
   both = begin()
-  wait_until(lambda: journal.count(folder / 'examples.jsonl'), *both)
+  wait_until(lambda: lines_in(folder / 'examples.jsonl'), *both)
   both[victim].send_signal(signal.SIGKILL)
   code, out, err = finish(both[1 - victim])
   finish(both[victim])
@@ -325,7 +327,7 @@ def test_a_process_that_is_told_to_end_does_and_one_that_is_killed_leaves_nothin
   ended, out, err = finish(process)  # which waits for the child, too: both write to the same pipes
   assert ended == code and not out and time.monotonic() < deadline
   assert number == signal.SIGKILL or err.splitlines()[-1] == 'interrupted; the same command goes on from here'
-  with rundir.locked(tmp_path / 'run'):  # whose lock nobody holds
+  with rundir.locked(RunDir(tmp_path / 'run')):  # whose lock nobody holds
     pass
 
 

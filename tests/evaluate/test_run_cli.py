@@ -8,11 +8,12 @@ import time
 
 from matching import says
 import pytest
-from runs import finish, given, GOOD, start, wait_until, written
+from runs import finish, given, GOOD, lines_in, start, wait_until, written
 
 from speccascade import run
 from speccascade.evaluate import runner
-from speccascade.host import commands, journal
+from speccascade.host import commands
+from speccascade.host.runs import as_json, RunDir
 
 ROOT = pathlib.Path(__file__).parents[2]
 MEASURED = """
@@ -104,7 +105,7 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(config, whole):
   journals = ('examples.jsonl', 'examples.jsonl', 'latency.jsonl')
   for name, lines in zip(journals, (3, 33, 7), strict=True):
     process = start(config, folder)
-    wait_until(lambda path=folder / name, lines=lines: journal.count(path) >= lines, process)
+    wait_until(lambda path=folder / name, lines=lines: lines_in(path) >= lines, process)
     process.send_signal(signal.SIGKILL)
     assert finish(process)[0] == -signal.SIGKILL
     with open(folder / name, 'ab') as f:
@@ -230,9 +231,12 @@ def test_help_lists_the_flags(capsys):
   assert not ended.value.code and 'resumes a run that was killed' in out and 'A gin file is code' in out
 
 
-def test_resuming_in_another_environment_is_a_warning(capsys):
+def test_resuming_in_another_environment_is_a_warning(tmp_path, capsys):
+  folder = RunDir(tmp_path)
   now = runner.environment()
-  runner._compare(now, now)
+  for _ in range(2):
+    runner._prepare(folder, 'a = 1\n')
   assert capsys.readouterr().err == ''
-  runner._compare(now | {'device': 'abacus'}, now)
+  folder.write('environment.json', as_json(now | {'device': 'abacus'}))
+  runner._prepare(folder, 'a = 1\n')
   assert f'device: abacus → {now["device"]}' in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 
 from speccascade.evaluate import rundir
 from speccascade.host.errors import RunError
-from speccascade.host.journal import Journal
+from speccascade.host.runs import as_json, RunDir
 
 
 def test_a_journal_truncated_anywhere_has_its_complete_lines(tmp_path):
@@ -21,64 +21,62 @@ def test_a_journal_truncated_anywhere_has_its_complete_lines(tmp_path):
   ends = [i for i in range(len(whole) + 1) if i == 0 or whole[i - 1 : i] == b'\n']
   for cut in range(len(whole) + 1):
     path.write_bytes(whole[:cut])
-    journal = Journal(path)
+    journal = RunDir(tmp_path).journal('j')
     keep = max(e for e in ends if e <= cut)
     assert journal.count == ends.index(keep) and path.read_bytes() == whole[:keep]
     journal.append([{'line': 9}])
-    journal.close()
     assert path.read_bytes() == whole[:keep] + b'{"line": 9}\n'
 
 
 def test_a_last_line_of_rubbish_is_cut_off_and_one_in_the_middle_refused(tmp_path):
   path = tmp_path / 'j'
   path.write_bytes(b'{"a": 1}\n\0\0\0\n')
-  Journal(path).close()
+  RunDir(tmp_path).journal('j')
   assert path.read_bytes() == b'{"a": 1}\n'
   path.write_bytes(b'{"a": 1}\n{"a"\n{"a": 2}\n')
   with pytest.raises(RunError, match='line 2'):
-    Journal(path)
+    RunDir(tmp_path).journal('j')
 
 
 def test_a_line_without_a_field_is_damaged(tmp_path):
   path = tmp_path / 'j'
   path.write_bytes(b'{"a": 1, "b": 1}\n{"a": 1}\n{"a": 2, "b": 1}\n')
-  Journal(path).close()
+  RunDir(tmp_path).journal('j')
   with pytest.raises(RunError, match='j: line 2'):
-    Journal(path, ('a', 'b'))
+    RunDir(tmp_path).journal('j', ('a', 'b'))
 
 
 def test_lines_of_another_plan_are_refused(tmp_path):
-  journal = Journal(tmp_path / 'j')
+  journal = RunDir(tmp_path).journal('j')
   journal.append([{'t': 0.0, 'v': [1, 2]}, {'t': 1.0, 'v': None}])
   journal.agree(('t', 'v'), [(0.0, [1, 2]), (1.0, None), (2.0, None)])
   for plan in ([(0.0, [1, 2]), (2.0, None)], [(0.0, [1, 2])]):
     with pytest.raises(RunError, match='another run'):
       journal.agree(('t', 'v'), plan)
-  journal.close()
 
 
 def test_a_file_is_written_atomically(tmp_path, monkeypatch):
   path = tmp_path / 'f'
-  rundir.write(path, 'old')
+  RunDir(tmp_path).write('f', 'old')
 
   def full(*_):
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr(os, 'fsync', full)
   with pytest.raises(RunError, match=having('/f', 'No space left on device')):
-    rundir.write(path, 'new')
+    RunDir(tmp_path).write('f', 'new')
   assert path.read_text() == 'old'
 
 
 def test_a_folder_in_which_a_run_was_killed_before_its_first_file_is_a_run_directory(tmp_path, monkeypatch):
   monkeypatch.setattr(os, 'replace', lambda part, _: os.link(part, tmp_path / 'kept'))
   monkeypatch.setattr(pathlib.Path, 'unlink', lambda *_, **__: None)  # a killed process removes nothing
-  rundir.write(tmp_path / 'config.gin', 'a = 1')
+  RunDir(tmp_path).write('config.gin', 'a = 1')
   monkeypatch.undo()
   (tmp_path / 'kept').unlink()
   (left,) = tmp_path.iterdir()
   assert left.name.startswith('config.gin.')
-  with rundir.locked(tmp_path):
+  with rundir.locked(RunDir(tmp_path)):
     assert [p.name for p in tmp_path.iterdir()] == ['lock']
 
 
@@ -88,27 +86,27 @@ def test_nothing_of_a_run_is_written_through_a_link(tmp_path):
   (tmp_path / 'run' / 'config.gin').write_text('a = 1')
   for name in ('lock', 'examples.jsonl'):
     (tmp_path / 'run' / name).symlink_to(tmp_path / 'thesis')
-  with pytest.raises(RunError, match='symbolic link'), rundir.locked(tmp_path / 'run'):
+  with pytest.raises(RunError, match='symbolic link'), rundir.locked(RunDir(tmp_path / 'run')):
     pass
   with pytest.raises(RunError, match=having('examples.jsonl', 'symbolic link')):
-    Journal(tmp_path / 'run' / 'examples.jsonl')
+    RunDir(tmp_path / 'run').journal('examples.jsonl')
   assert (tmp_path / 'thesis').read_text() == '{}\nunfinished'
 
 
 def test_only_a_line_feed_ends_a_line(tmp_path):
   path, lines = tmp_path / 'traces.jsonl', [{'a': 'x\u2028y\x85z\r\x0b'}, {'a': 2}]
-  rundir.write(path, ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
-  assert rundir.read_json(path, lambda _: True) == lines
+  RunDir(tmp_path).write(path.name, ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
+  assert RunDir(tmp_path).read_json(path.name, lambda _: True) == lines
 
 
-def test_not_a_number_is_not_written(tmp_path):
+def test_not_a_number_is_not_written():
   with pytest.raises(ValueError, match='Out of range float'):
-    rundir.write_json(tmp_path / 'f', {'x': float('nan')})
+    as_json({'x': float('nan')})
 
 
 def test_a_full_disk_is_one_error_and_the_run_goes_on_from_what_is_written(tmp_path):
   path, limit = tmp_path / 'j', resource.getrlimit(resource.RLIMIT_FSIZE)
-  journal = Journal(path)
+  journal = RunDir(tmp_path).journal('j')
   resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
   try:
     with pytest.raises(RunError, match='/j cannot be written: File too large; free some space'):
@@ -116,22 +114,19 @@ def test_a_full_disk_is_one_error_and_the_run_goes_on_from_what_is_written(tmp_p
         journal.append([{'line': i}])
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-  journal.close()
   assert path.stat().st_size == 100
-  journal = Journal(path)
+  journal = RunDir(tmp_path).journal('j')
   assert [r['line'] for r in journal.lines()] == list(range(8)) and journal.count == 8
   journal.append([{'line': 8}])
-  journal.close()
   assert [json.loads(line)['line'] for line in path.read_text().splitlines()] == list(range(9))
 
 
 def test_a_journal_drops_what_follows_the_first_line_that_is_not_wanted(tmp_path):
-  journal = Journal(tmp_path / 'j', ('step',))
+  journal = RunDir(tmp_path).journal('j', ('step',))
   journal.append([{'step': i} for i in (1, 2, 5, 3)])
   journal.keep_while(lambda line: line['step'] < 4)
   assert journal.count == 2 and [line['step'] for line in journal.lines()] == [1, 2]
   journal.append([{'step': 3}])
-  journal.close()
   assert (tmp_path / 'j').read_bytes() == b'{"step": 1}\n{"step": 2}\n{"step": 3}\n'
 
 
@@ -139,7 +134,8 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from speccascade.evaluate import rundir
-with rundir.locked(Path(sys.argv[1])):
+from speccascade.host.runs import RunDir
+with rundir.locked(RunDir(Path(sys.argv[1]))):
   print('held', flush=True)
   time.sleep(60)
 """
@@ -149,22 +145,23 @@ def test_a_directory_is_one_processs_until_that_is_killed(tmp_path):
   holder = subprocess.Popen([sys.executable, '-c', HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
   try:
     assert holder.stdout.readline() == 'held\n'
-    with pytest.raises(RunError, match=f'process {holder.pid} '), rundir.locked(tmp_path):
+    with pytest.raises(RunError, match=f'process {holder.pid} '), rundir.locked(RunDir(tmp_path)):
       pass
   finally:
     holder.kill()
     holder.wait()
     holder.stdout.close()
-  with rundir.locked(tmp_path):
+  with rundir.locked(RunDir(tmp_path)):
     assert (tmp_path / 'lock').read_text().startswith(f'process {os.getpid()} ')
 
 
 @pytest.mark.parametrize('name, part', [('thesis.tex', 'thesis.tex'), ('examples.jsonl', 'config.gin')])
 def test_a_directory_of_something_else_is_left_alone(tmp_path, name, part):
   (tmp_path / name).write_text('{}\n')
-  with pytest.raises(RunError, match=having(part, '--run_dir')), rundir.locked(tmp_path):
+  with pytest.raises(RunError, match=having(part, '--run_dir')), rundir.locked(RunDir(tmp_path)):
     pass
-  with pytest.raises(RunError, match='(File exists|Not a directory).*--run_dir'), rundir.locked(tmp_path / name):
+  strange = '(File exists|Not a directory).*--run_dir'
+  with pytest.raises(RunError, match=strange), rundir.locked(RunDir(tmp_path / name)):
     pass
   assert [p.name for p in tmp_path.iterdir()] == [name]
 
@@ -174,18 +171,18 @@ def test_a_directory_that_may_not_be_read_says_so(tmp_path, monkeypatch):
     raise PermissionError(13, 'Permission denied')
 
   monkeypatch.setattr(pathlib.Path, 'iterdir', refuse)
-  with pytest.raises(RunError, match=having('Permission denied', '--run_dir')), rundir.locked(tmp_path):
+  with pytest.raises(RunError, match=having('Permission denied', '--run_dir')), rundir.locked(RunDir(tmp_path)):
     pass
 
 
 def test_another_config_is_refused_with_what_changed(tmp_path):
-  rundir.write_config(tmp_path, 'a = 0\n')
-  rundir.write_config(tmp_path, 'a = 1\nb = 2\n')  # nothing was measured yet
+  rundir.write_config(RunDir(tmp_path), 'a = 0\n')
+  rundir.write_config(RunDir(tmp_path), 'a = 1\nb = 2\n')  # nothing was measured yet
   (tmp_path / 'part').mkdir()
   (tmp_path / 'part' / 'examples.jsonl').write_text('{}\n')
-  rundir.write_config(tmp_path, 'a = 1\nb = 2\n')
+  rundir.write_config(RunDir(tmp_path), 'a = 1\nb = 2\n')
   with pytest.raises(RunError) as caught:
-    rundir.write_config(tmp_path, 'a = 1\nb = 3\nc = 4\n')
+    rundir.write_config(RunDir(tmp_path), 'a = 1\nb = 3\nc = 4\n')
   message = str(caught.value)
   assert message.endswith('\n  -b = 2\n  +b = 3\n  +c = 4')
   assert '--run_dir' in message

@@ -12,6 +12,7 @@ import toys
 from speccascade import methods
 from speccascade.evaluate import Curve, Experiment, runner
 from speccascade.host.errors import RunError
+from speccascade.host.runs import RunDir
 
 TASK = toys.task(3, 4)
 ODD = 'a\u2028b\x85c\x0bd\u2029'
@@ -41,7 +42,7 @@ def test_a_text_with_other_line_ends_can_be_finished_and_repeated(whole):
 
 def test_no_experiment_has_a_folder_outside_the_run_or_a_file_of_it(tmp_path):
   named = lambda *names: [dataclasses.replace(EXPERIMENT, name=name) for name in names]
-  folders = [study.folder(tmp_path) for study in runner.studies_of(named('..', 'a/../b', '/x'), ())]
+  folders = [study.folder(RunDir(tmp_path)).path for study in runner.studies_of(named('..', 'a/../b', '/x'), ())]
   assert {folder.resolve().parent for folder in folders} == {tmp_path}
   for taken in ('lock', 'shards', 'config.gin', 'environment.json'):
     with pytest.raises(RunError, match=taken):

@@ -8,14 +8,14 @@ import signal
 
 from matching import having, says
 import pytest
-from runs import finish, given, merge, QUICK, same_bytes, share, start, TARGET, wait_until, written
+from runs import finish, given, lines_in, merge, QUICK, same_bytes, share, start, TARGET, wait_until, written
 import toys
 
 from speccascade import methods, rules, run
 from speccascade.evaluate import Curve, Experiment, protocols, rundir, runner, shards
 from speccascade.evaluate.shards import Shard
-from speccascade.host import journal
 from speccascade.host.errors import RunError
+from speccascade.host.runs import RunDir
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPT = Curve('opt', methods.speculative, rules.opt, 'alpha', (0.0, 0.5), {'block': 2})
@@ -76,7 +76,7 @@ def test_three_shards_of_which_one_was_killed_come_to_one_processs_bytes(config,
   here = lambda *flags: (run.main([*given(config, 'run'), *flags]), *capsys.readouterr())
   killed = begin('--shard=1/3')
   lines = folder / 'run' / 'shards' / '1-of-3' / 'examples.jsonl'
-  wait_until(lambda: journal.count(lines) >= 5, killed)
+  wait_until(lambda: lines_in(lines) >= 5, killed)
   killed.kill()
   assert finish(killed)[0] == -signal.SIGKILL
   with open(lines, 'ab') as f:
@@ -175,10 +175,10 @@ def test_a_shard_of_a_run_that_one_process_began_is_refused(tmp_path):
 
 
 def test_a_shard_is_of_one_process_and_others_may_run_meanwhile(begun):
-  with shards.locked(begun, Shard(1, 3), lambda begun: None):
+  with shards.locked(RunDir(begun), Shard(1, 3), lambda begun: None):
     with pytest.raises(RunError, match=r'1-of-3.* process \d+ '):
       share(QUICK, begun, 1)
-    with pytest.raises(RunError, match=r'run .*process \d+ '), rundir.locked(begun):
+    with pytest.raises(RunError, match=r'run .*process \d+ '), rundir.locked(RunDir(begun)):
       pass
     assert share(QUICK, begun, 2) == []
 
