@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import csv
 import functools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / 'published.csv'
-COLUMNS = ('cell', 'curve', 'value', 'temperature', 'batch', 'measure', 'published', 'source')
 OF_POINTS = (
   'speedup',
   'tokens_per_s',
@@ -33,56 +31,25 @@ OF_CURVES = (
   'best_tokens_per_s_ratio',
 )
 MEASURES = (*OF_POINTS, *OF_CURVES)
-SOURCES = ('paper', 'table', 'reading')
 QUALITY = 'quality/'  # starts the measure of a metric
 
 
 def read(path: Path = FILE) -> list[dict[str, Any]]:
-  """Return the rows of a file of published values, numbers as numbers and what is empty as None.
-
-  Raises:
-    ValueError: a row is not as the columns require; it names the file and the line.
-  """
+  """Return the rows of a file of published values, numbers as numbers and what is empty as None."""
   with open(path, newline='', encoding='utf-8') as file:
-    reader = csv.DictReader(file, strict=True)
-    if tuple(reader.fieldnames or ()) != COLUMNS:
-      raise ValueError(f'{path}: the columns are {reader.fieldnames}; they must be {",".join(COLUMNS)}.')
-    rows = []
-    lines: dict[tuple, int] = {}
-    for row in reader:
-      try:
-        rows.append(_checked(row))
-      except ValueError as error:
-        raise ValueError(f'{path}, line {reader.line_num}: {error}') from None
-      key = tuple(row[name] for name in COLUMNS if name not in ('published', 'source'))
-      if (first := lines.setdefault(key, reader.line_num)) != reader.line_num:
-        raise ValueError(f'{path}, line {reader.line_num}: the same cell as line {first}; remove one.')
-  return rows
+    return [_parsed(row) for row in csv.DictReader(file, strict=True)]
 
 
-def _checked(row: dict) -> dict[str, Any]:
-  """Return a row with its numbers; raise where a column does not have what it must."""
-  if None in row or None in row.values():
-    raise ValueError(f'it has another number of columns than {len(COLUMNS)}; quote a value that has a comma.')
-  if not (row['cell'] and row['curve']):
-    raise ValueError('it has no cell or no curve; give both.')
-  if row['measure'] not in MEASURES and not row['measure'].startswith(QUALITY):
-    raise ValueError(f'measure={row["measure"]!r} is unknown; give {QUALITY}METRIC or one of {", ".join(MEASURES)}.')
-  if row['source'] not in SOURCES:
-    raise ValueError(f'source={row["source"]!r} is none of {", ".join(SOURCES)}.')
-  numbers = {}
-  for name, kind in (('temperature', float), ('batch', int), ('published', float)):
-    try:
-      numbers[name] = kind(row[name]) if row[name] else None
-    except ValueError:
-      raise ValueError(f'{name}={row[name]!r} is not a number.') from None
-  if numbers['published'] is None or not math.isfinite(numbers['published']):
-    raise ValueError(f'published={row["published"]!r} is not a number.')
+def _parsed(row: dict[str, str]) -> dict[str, Any]:
+  kinds = {'temperature': float, 'batch': int, 'published': float, 'value': _value}
+  return row | {name: kind(row[name]) if row[name] else None for name, kind in kinds.items()}
+
+
+def _value(text: str) -> Any:
   try:
-    value = json.loads(row['value']) if row['value'] else None
+    return json.loads(text)
   except ValueError:
-    value = row['value']  # a name, as mean
-  return row | numbers | dict(value=value)
+    return text  # a name, as mean
 
 
 @functools.cache
