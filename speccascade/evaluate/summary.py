@@ -1,6 +1,7 @@
 """From the lines of the protocols to results: quality, latency and counts of every point, with confidence intervals."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
 import itertools
 from typing import Any, NamedTuple
 
@@ -13,9 +14,9 @@ from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import BY_POSITION, PER_ROW
 from speccascade.evaluate.report import points as pts
+from speccascade.evaluate.report.points import PointResult, Times
 from speccascade.planning import cost_model
 
-NOTHING = dict(examples=0, faults=0, fault=None, quality=None, quality_ci=None, counts=None)
 OF_METHOD = ('deferral_rate', 'acceptance', 'tokens_per_round', 'calls_per_token', *BY_POSITION, *breakdown.NAMES)
 Resampled = dict[str, np.ndarray | None]  # a metric on each resample of the examples, None where it has no sums
 Key = tuple[float, str, str]  # temperature, curve, value
@@ -31,16 +32,16 @@ class Timed(NamedTuple):
   steady: tuple[float, int] | None = None  # seconds and tokens of the steady part of a queue
 
 
-Times = dict[tuple[int, ...], Timed]  # by the examples of a group
+ByGroup = dict[tuple[int, ...], Timed]  # by the examples of a group
 Trials = dict[tuple[int, ...], list[dict]]  # the same as lines of the latency protocol
 
 
 class Judged(NamedTuple):
-  """The quality of a point: its record, and for each metric that is a function of sums what intervals are made of."""
+  """The quality of a point, and for each metric that is a function of sums what intervals are made of."""
 
-  record: dict
+  result: PointResult
   resampled: Resampled
-  statistics: dict[str, np.ndarray]  # [N, K], in the order of the quality protocol
+  statistics: Mapping[str, np.ndarray]  # [N, K], in the order of the quality protocol
 
 
 def points(
@@ -49,8 +50,8 @@ def points(
   timings: Sequence[dict],
   floor: dict | None,
   judged: Mapping[Key, Judged] | None = None,
-) -> list[dict]:
-  """Return one record for each temperature, latency batch size and point.
+) -> list[PointResult]:
+  """Return a result for each temperature, latency batch size and point.
 
   Args:
     experiment: what was measured.
@@ -65,37 +66,41 @@ def points(
   for key, some in itertools.groupby(lines, key_of):  # the lines of a point follow each other
     by_key[key] = (judged or {}).get(key) or judge(experiment, points_by_name[key[1:]], list(some))
   trials = _trials(timings)
-  records = []
+  results = []
   for temperature in experiment.temperatures:
-    quality = {p.name: by_key.get((temperature, *p.name), Judged(NOTHING, {}, {})) for p in experiment.points}
+    unjudged = lambda p, t=temperature: Judged(PointResult(**p.about, temperature=t, batch=0), {}, {})
+    quality = {p.name: by_key.get((temperature, *p.name)) or unjudged(p) for p in experiment.points}
     for batch in experiment.latency_batches if timings else (experiment.quality_batch,):
       timed = {key[2:]: some for key, some in trials.items() if key[:2] == (temperature, batch)} if timings else None
-      records += _at(experiment, temperature, batch, quality, timed, floor)
-  return records
+      results += _at(experiment, batch, quality, timed, floor)
+  return results
 
 
 def _at(
   experiment: Experiment,
-  temperature: float,
   batch: int,
   quality: Mapping[tuple, Judged],
   trials: Mapping[tuple, Trials] | None,
   floor: dict | None,
-) -> list[dict]:
-  """Return the records of all points at a temperature and batch size; `trials` is None where nothing was timed."""
-  records = []
+) -> list[PointResult]:
+  """Return the results of all points at one temperature and batch size; `trials` is None where nothing was timed."""
+  results = []
   for point in experiment.points:
-    record = point.about | dict(temperature=temperature, batch=batch) | quality[point.name].record
-    counted = _at_batch(experiment, point, batch, record['counts']) if trials is not None else record['counts']
-    records.append(record | dict(counts=counted))
-  timed = _pooled(records, trials or {})
-  for point, record in zip(experiment.points, records, strict=True):
+    result = quality[point.name].result
+    counted = result.counts if trials is None else _at_batch(experiment, point, batch, result.counts)
+    results.append(dataclasses.replace(result, batch=batch, counts=counted))
+  timed = _pooled(results, trials or {})
+  matched = _matched(experiment, results, quality, timed)
+  for i, (point, result) in enumerate(zip(experiment.points, results, strict=True)):
     base = experiment.reference_of(point)
-    record['quality_gain_ci'] = {} if base is None else _gains(*(quality[p.name].resampled for p in (point, base)))
-    record['latency'] = _latency(timed.get(point.name), base and timed.get(base.name))
-    record['predicted'] = _predicted(experiment, point, record['counts'], floor, timed) if batch == 1 else None
-  _add_matched(experiment, records, quality, timed)
-  return records
+    results[i] = dataclasses.replace(
+      result,
+      quality_gain_ci={} if base is None else _gains(*(quality[p.name].resampled for p in (point, base))),
+      latency=_latency(timed.get(point.name), base and timed.get(base.name)),
+      predicted=_predicted(experiment, point, result.counts, floor, timed) if batch == 1 else None,
+      matched_ci=matched.get(point.curve.name),
+    )
+  return results
 
 
 def _at_batch(experiment: Experiment, point: Point, batch: int, counted: dict | None) -> dict | None:
@@ -129,9 +134,18 @@ def judge(experiment: Experiment, point: Point, lines: list[dict]) -> Judged:
       resampled[name] = _on(metric, statistics[name], intervals.draws(experiment.seed, len(texts)))
   interval = {name: None if values is None else intervals.interval(values) for name, values in resampled.items()}
   faults = [line['fault'] for line in lines if 'fault' in line]
-  about = dict(examples=len(lines), faults=len(faults), fault=next(iter(faults), None))
-  about |= dict(quality=quality, quality_ci=interval, counts=counts(experiment, point, lines))
-  return Judged(about, resampled, statistics)
+  result = PointResult(
+    **point.about,
+    temperature=lines[0]['temperature'],
+    batch=protocols.quality_batch(experiment),
+    examples=len(lines),
+    faults=len(faults),
+    fault=next(iter(faults), None),
+    quality=quality,
+    quality_ci=interval,
+    counts=counts(experiment, point, lines),
+  )
+  return Judged(result, resampled, statistics)
 
 
 def predicted_texts(task: Task, lines: Sequence[dict]) -> tuple[list[Example], list[str]]:
@@ -213,12 +227,12 @@ def _trials(timings: Sequence[dict]) -> dict[tuple, Trials]:
   return made
 
 
-def _pooled(records: Sequence[dict], trials: Mapping[tuple, Trials]) -> dict[tuple, Times]:
+def _pooled(results: Sequence[PointResult], trials: Mapping[tuple, Trials]) -> dict[tuple, ByGroup]:
   """Return the times of each point, for settings that decoded alike those of all of them."""
   times = {}
-  for curve in pts.curves(records).values():
+  for curve in pts.curves(results).values():
     for same in pts.alike(curve):
-      names = [(record['curve'], str(record['value'])) for record in same]
+      names = [(result.curve, str(result.value)) for result in same]
       pool: Trials = {}
       for name in names:
         for group, lines in trials.get(name, {}).items():
@@ -235,45 +249,36 @@ def _timed(trials: list[dict]) -> Timed:
   return Timed(median('seconds'), trials[0]['tokens'], len(trials), prefill, steady)
 
 
-def _latency(mine: Times | None, reference: Times | None) -> dict | None:
-  """Return the times of a point and their ratios to the reference's on the very same examples.
-
-  `ratio` is of times, `tokens_per_s_ratio` of tokens per second, `steady_ratio` of those while every row is in use;
-  `groups` is how many times of each the ratios and their intervals are of.
-  """
+def _latency(mine: ByGroup | None, reference: ByGroup | None) -> Times | None:
+  """Return the times of a point and their ratios to the reference's on the very same examples."""
   if not mine:
     return None
   some = list(mine.values())
   seconds = np.array([x.seconds for x in some])
-  tokens = sum(x.tokens for x in some)
   low, middle, high = np.percentile(seconds, (25, 50, 75))
-  record = dict(
+  times = Times(
     median_s=float(middle),
     iqr_s=[float(low), float(high)],
-    tokens_per_s=float(tokens / seconds.sum()),
+    tokens_per_s=float(sum(x.tokens for x in some) / seconds.sum()),
     trials=max(x.trials for x in some),
     examples=sum(map(len, mine)),
     steady_tokens_per_s=_steady_rate(some),
-    prefill_share=None,
-    decode_tokens_per_s=None,
-    **dict.fromkeys(('groups', 'ratio', 'ratio_ci', 'tokens_per_s_ratio', 'tokens_per_s_ratio_ci', 'steady_ratio')),
   )
+  more: dict[str, Any] = {}
   if all(x.prefill is not None for x in some):
     share = sum(x.prefill for x in some) / seconds.sum()
-    record['prefill_share'] = float(min(share, 1.0))
-    record['decode_tokens_per_s'] = record['tokens_per_s'] / (1 - share) if share < 1 else None
-  both = [group for group in mine if group in (reference or {})]
-  if not both:
-    return record
-  pairs = np.array([(*reference[g][:2], *mine[g][:2]) for g in both])  # [G, 4]: seconds and tokens of both
-  record['groups'] = len(pairs)
-  for name, powers in (('ratio', (1, 0, -1, 0)), ('tokens_per_s_ratio', (1, -1, -1, 1))):
-    over, under = (pairs.sum(0)[np.array(powers) == sign].prod() for sign in (1, -1))
-    record[name] = float(over / under)
-    record[f'{name}_ci'] = intervals.of_ratio(pairs, powers)
-  rates = [_steady_rate([some[g] for g in both]) for some in (mine, reference)]
-  record['steady_ratio'] = None if None in rates else rates[0] / rates[1]
-  return record
+    more['prefill_share'] = float(min(share, 1.0))
+    more['decode_tokens_per_s'] = times.tokens_per_s / (1 - share) if share < 1 else None
+  if both := [group for group in mine if group in (reference or {})]:
+    pairs = np.array([(*reference[g][:2], *mine[g][:2]) for g in both])  # [G, 4]: seconds and tokens of both
+    more['groups'] = len(pairs)
+    for name, powers in (('ratio', (1, 0, -1, 0)), ('tokens_per_s_ratio', (1, -1, -1, 1))):
+      over, under = (pairs.sum(0)[np.array(powers) == sign].prod() for sign in (1, -1))
+      more[name] = float(over / under)
+      more[f'{name}_ci'] = intervals.of_ratio(pairs, powers)
+    rates = [_steady_rate([some[g] for g in both]) for some in (mine, reference)]
+    more['steady_ratio'] = None if None in rates else rates[0] / rates[1]
+  return dataclasses.replace(times, **more)
 
 
 def _steady_rate(some: Sequence[Timed]) -> float | None:
@@ -284,21 +289,22 @@ def _steady_rate(some: Sequence[Timed]) -> float | None:
   return tokens / seconds if seconds > 0 else None
 
 
-def _add_matched(
-  experiment: Experiment, records: list[dict], quality: Mapping[tuple, Judged], timed: Mapping[tuple, Times]
-):
-  """Add to the records of each curve the interval of its speed-up at the reference's quality, as `matched_ci`.
+def _matched(
+  experiment: Experiment,
+  results: Sequence[PointResult],
+  quality: Mapping[tuple, Judged],
+  timed: Mapping[tuple, ByGroup],
+) -> dict[str, list[float | None] | None]:
+  """Return for each curve the interval of its speed-up at the reference's quality.
 
   Quality and time are of the same resamples, in which a group that was timed together is drawn together. The
   speed-up is a maximum over points that are noisy, and so larger than on examples without end; the interval has the
   spread of that maximum.
   """
   name, metric = next(iter(experiment.task.metrics.items()))
-  for record in records:
-    record['matched_ci'] = None
   base = experiment.references[0].name
   if len(experiment.references) > 1 or quality[base].resampled.get(name) is None or base not in timed:
-    return
+    return {}
   position = {e.index: i for i, e in enumerate(protocols.quality_examples(experiment))}
   index = [e.index for e in experiment.task.examples]
   groups = list(timed[base])
@@ -307,10 +313,11 @@ def _add_matched(
   by_group, by_example = (x[by_example.any(1)] for x in (by_group, by_example))
   judged = lambda key: _on(metric, quality[key].statistics[name], by_example)
   wanted = judged(base)
-  for curve in pts.curves(records).values() if wanted is not None else ():
+  matched = {}
+  for curve, points in pts.curves(results).items() if wanted is not None else ():
     drawn = []
-    for record in pts.distinct(curve):
-      key = record['curve'], str(record['value'])
+    for result in pts.distinct(points):
+      key = result.curve, str(result.value)
       both = [i for i, group in enumerate(groups) if group in timed.get(key, {})]
       known = quality[key].resampled.get(name) is not None and len(both) >= intervals.LEAST
       if known and (values := judged(key)) is not None:
@@ -320,9 +327,9 @@ def _add_matched(
       values, sums = (np.stack(x, 1) for x in list(zip(*drawn, strict=True))[1:])  # [R, P] and [R, P, 2]
       timed_in = (sums[:, :, 1] > 0).all(1)  # a resample may have none of the groups that a fault has left
       speeds = sums[timed_in, :, 0] / sums[timed_in, :, 1]
-      speedups = intervals.reaching(values[timed_in], speeds, wanted[timed_in], between=pts.between(curve))
-      for record in curve:
-        record['matched_ci'] = intervals.reached(speedups, min(some[0] for some in drawn))
+      speedups = intervals.reaching(values[timed_in], speeds, wanted[timed_in], between=pts.between(points))
+      matched[curve] = intervals.reached(speedups, min(some[0] for some in drawn))
+  return matched
 
 
 def _predicted(

@@ -1,5 +1,11 @@
 """Results made by hand, for what reads them: plausible, complete and known numbers."""
 
+import dataclasses
+
+from speccascade.evaluate.report.points import PointResult
+
+TIMES = dict(median_s=0.2, iqr_s=[0.15, 0.25], tokens_per_s=100.0, trials=3, examples=20)
+
 
 def point(curve, value=None, quality=None, ratio=None, *, parameter='alpha', temperature=0.0, batch=1, **more):
   """Return one point; quality None or ratio None: not measured."""
@@ -19,16 +25,21 @@ def point(curve, value=None, quality=None, ratio=None, *, parameter='alpha', tem
   if quality is not None:
     record |= dict(quality={'bleu': quality}, quality_ci={'bleu': [quality - 1.5, quality + 1.5]})
   if ratio is not None:
-    record['latency'] = dict(
+    record['latency'] = TIMES | dict(
       median_s=0.2 / ratio,
       iqr_s=[0.15 / ratio, 0.25 / ratio],
       tokens_per_s=100 * ratio,
       ratio=ratio,
       ratio_ci=[ratio - 0.04, ratio + 0.04],
-      trials=3,
-      examples=20,
     )
-  return record | more
+  record |= more
+  record['latency'] = record['latency'] and TIMES | record['latency']
+  return PointResult.from_json(record)
+
+
+def timed(point, **more):
+  """Return a point with other times."""
+  return dataclasses.replace(point, latency=dataclasses.replace(point.latency, **more))
 
 
 def counts(rate, deferred=None, block=5, length=20.0, cut_off=0.0):

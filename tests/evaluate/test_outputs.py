@@ -1,13 +1,17 @@
 """What only draws the results costs none of them."""
 
+import dataclasses
+
 import made
 from matching import having, says
 import pytest
 
 from speccascade.evaluate import report, rundir
 from speccascade.evaluate.report import drawing
+from speccascade.evaluate.report.points import PointResult
 from speccascade.host import storage
 from speccascade.host.errors import RunError
+from speccascade.host.runs import RunDir
 
 
 def fail(*_, **__):
@@ -29,8 +33,10 @@ def test_names_may_have_any_signs(tmp_path, capsys):
   for name in names:
     some = [made.point('target only', quality=28.0, ratio=1.0), made.point(name, 0.1, 28.0, 1.6)]
     some += [made.point('other', 0.1, 28.5, 1.5)]
-    for p in some:
-      p |= dict(quality={name: p['quality']['bleu']}, quality_ci={name: p['quality_ci']['bleu']})
+    some = [
+      dataclasses.replace(p, quality={name: p.quality_of('bleu')}, quality_ci={name: p.interval_of('bleu')})
+      for p in some
+    ]
     for reference in ('target only', name):
       folder = tmp_path / str(len(list(tmp_path.iterdir())))
       folder.mkdir()
@@ -49,7 +55,8 @@ def test_what_shows_the_results_costs_a_warning_and_none_of_them(tmp_path, monke
       patched.setitem(report.outputs.TEXTS, 'summary.csv', fail)
     report.write(results, tmp_path)
   assert 'warning: ' in (said := capsys.readouterr().err) and 'no such font' in said and 'and more' not in said
-  assert rundir.read_json(tmp_path / 'results.json', lambda _: True)['points'] == results['points']
+  saved = RunDir(tmp_path).read_json('results.json', lambda _: True)['points']
+  assert list(map(PointResult.from_json, saved)) == results['points']
   assert report.formats.closing([tmp_path], next_steps=False)
   report.write(results, tmp_path)
   assert 'warning: ' not in capsys.readouterr().err and (tmp_path / 'report.html').exists()
@@ -68,14 +75,14 @@ def test_pngs_and_scalars_are_written_on_request(tmp_path):
 
 def test_a_bucket_without_permission_is_refused_before_anything_is_measured(monkeypatch):
   pytest.importorskip('upath')
-  folder = storage.resolve('memory://outputs/run')
-  with rundir.locked(folder):
+  run = RunDir(storage.resolve('memory://outputs/run'))
+  with rundir.locked(run):
     pass
-  assert storage.names(folder) == ['lock']
+  assert run.names() == ['lock']
 
   def forbid(*_):
     raise PermissionError('403: storage.objects.delete is denied')
 
-  monkeypatch.setattr(storage, 'remove', forbid)
-  with pytest.raises(RunError, match=having('outputs/run', '403')), rundir.locked(folder):
+  monkeypatch.setattr(type(run.path.fs), 'rm', forbid)
+  with pytest.raises(RunError, match=having('outputs/run', '403')), rundir.locked(run):
     pass

@@ -71,7 +71,7 @@ def test_a_prediction_is_of_the_batch_whose_passes_were_timed_and_of_its_own_ref
     for b in (1, 4)
     for c in (TARGET, SPED)
   ]
-  found = {(p['batch'], p['curve']): p['predicted'] for p in summary.points(run, [], timings, FLOOR)}
+  found = {(p.batch, p.curve): p.predicted for p in summary.points(run, [], timings, FLOOR)}
   assert found[4, 'SpecDecode'] is None
   even = Curve('cos', methods.cos, functools.partial(rules.weighted, weights=(0.5, 0.5)))
   assert predicted(experiment(TARGET, even), even) is None

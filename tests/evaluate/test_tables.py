@@ -64,10 +64,10 @@ def test_the_best_quality_is_that_of_points_no_slower_and_the_faster_of_equals()
 def test_curves_are_in_the_order_of_their_numbers_and_of_the_list_without():
   points = [point('a', 0.5), point('b', [5, 1], parameter='blocks'), point('a', 0.1), point('b', [1, 1]), point('c')]
   grouped = pts.curves(points)
-  assert [p['value'] for p in grouped['a']] == [0.1, 0.5]
-  assert [p['value'] for p in grouped['b']] == [[1, 1], [5, 1]]
+  assert [p.value for p in grouped['a']] == [0.1, 0.5]
+  assert [p.value for p in grouped['b']] == [[1, 1], [5, 1]]
   named = [point('s', 'sum'), point('s', 'mean')]
-  assert [p['value'] for p in pts.curves(named)['s']] == ['sum', 'mean']
+  assert [p.value for p in pts.curves(named)['s']] == ['sum', 'mean']
 
 
 # ---- settings that decoded alike ----
@@ -79,8 +79,8 @@ def test_settings_that_decoded_alike_are_one_with_all_their_values():
   other = point('lossy', 0.9, 28.0, 1.1, counts=made.counts(0.6))
   again = point('SpecDecode', None, 28.0, 1.4, counts=counts)
   grouped = pts.distinct([*alike, other, again])
-  assert [(pts.setting(p), pts.ratio(p)) for p in grouped] == [('α = 0.1, 0.3, 0.5', 1.3), ('α = 0.9', 1.1), ('', 1.4)]
-  assert pts.distinct([point('a', 0.1, ratio=1.0), point('a', 0.2, ratio=1.0)])[1]['value'] == 0.2
+  assert [(p.setting, p.ratio) for p in grouped] == [('α = 0.1, 0.3, 0.5', 1.3), ('α = 0.9', 1.1), ('', 1.4)]
+  assert pts.distinct([point('a', 0.1, ratio=1.0), point('a', 0.2, ratio=1.0)])[1].value == 0.2
   between = [alike[0], point('lossy', 0.2, 20.0, 3.0, counts=made.counts(0.7)), alike[1]]
   assert pts.distinct(between) == between  # a curve goes through what lies between them
 
@@ -138,7 +138,7 @@ def test_collaborative_decoding_is_relative_to_the_standard_ensemble_at_each_met
     point('CoS', [1, 1], 29.9, 1.6, parameter='blocks'),
     point('naive CoS', 5, 30.0, 1.2, parameter='block'),
   ]
-  points[3]['latency']['tokens_per_s'] = 150.0
+  points[3] = made.timed(points[3], tokens_per_s=150.0)
   (table,) = by_title(made.results(points, reference='ensemble'), 'Collaborative')
   assert table['columns'][2:5] == ['tokens/s', 'speed-up over ensemble', 'tokens/s ratio']
   assert [row[:5] for row in table['rows']] == [
@@ -146,9 +146,7 @@ def test_collaborative_decoding_is_relative_to_the_standard_ensemble_at_each_met
     ['CoS', 'γ = (1, 1)', 160.0, 1.6, 1.6],
     ['naive CoS', 'γ = 5', 150.0, 1.2, 1.5],
   ]
-  both = [point('target only', quality=28.0, ratio=1.0), *points]
-  for p in both[1:]:
-    p['latency']['ratio'] *= 0.5
+  both = [point('target only', quality=28.0, ratio=1.0), *(made.timed(p, ratio=p.ratio * 0.5) for p in points)]
   (again,) = by_title(made.results(both), 'Collaborative')
   assert [row[3] for row in again['rows']] == [row[3] for row in table['rows']]
 
@@ -183,8 +181,8 @@ def test_results_without_any_measurement_still_have_a_summary():
 
 def test_values_are_written_as_they_were_given():
   assert [pts.text(x) for x in (None, 0.1, 3, [0.5, 0.5], 'mean')] == ['–', '0.1', '3', '(0.5, 0.5)', 'mean']
-  assert pts.setting(point('a', [0.5, 0.5], parameter='weights')) == 'λ = (0.5, 0.5)'
-  assert pts.setting(point('a')) == ''
+  assert point('a', [0.5, 0.5], parameter='weights').setting == 'λ = (0.5, 0.5)'
+  assert point('a').setting == ''
 
 
 def test_methods_whose_intervals_overlap_are_called_equal():
@@ -214,7 +212,7 @@ def test_methods_whose_intervals_overlap_are_called_equal():
 def test_each_value_is_compared_with_the_reference_of_its_own():
   points = [point('ensemble', x, 28.0, 1.0) for x in (0.1, 0.2)]
   points += [point('cos', x, 28.0, r) for x, r in ((0.1, 1.2), (0.2, 1.6))] + [point('target only', quality=28.0)]
-  points[0]['latency']['tokens_per_s'] = 50.0
+  points[0] = made.timed(points[0], tokens_per_s=50.0)
   results = made.results(points, reference='ensemble')
   assert [pts.reference(results, points, p) for p in points] == [points[0], points[1], points[0], points[1], None]
   (table,) = by_title(results, 'Collaborative')

@@ -1,13 +1,13 @@
-"""The charts of a report, each described once as data: panels, series, marks, intervals and labels."""
+"""The charts of a report, each described once as data: panels, series, marks and intervals."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 import itertools
 import re
 
 from speccascade.evaluate import breakdown
 from speccascade.evaluate.report import points as pts
+from speccascade.evaluate.report.points import Interval, PointResult
 
 # looks of the models alone, after those of ten curves
 INK = 10
@@ -15,16 +15,13 @@ QUIET = 11
 FEW = 10  # texts, whose mean is not drawn; half of all texts where those are fewer than twice as many
 ROUNDS = dict(lines=False, bars=1.0, integer_x=True)  # of a histogram of tokens in a round
 
-Interval = Sequence[float] | None
-
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-  """A point of a chart: its coordinates, their 95 % intervals, and the text that the page shows at it."""
+  """A point of a chart: its coordinates and their 95 % intervals."""
 
   x: float
   y: float
-  text: str
   x_interval: Interval = None
   y_interval: Interval = None
 
@@ -36,8 +33,7 @@ class Series:
   curve: str
   look: int  # the number of its colour and marker, up to QUIET
   marks: Sequence[Mark]
-  label: str = ''  # in a legend, where it is not the curve's name
-  selected: bool = True  # False: in the page alone, once a reader selects it
+  label: str = ''  # in the legend, where it is not the curve's name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,79 +82,69 @@ def slug(title: str) -> str:
 # ---- charts of the points: (results, title, points) -> panels, none without the numbers ----
 
 
-def _quality_by_time(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+def _quality_by_time(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe quality against time relative to the reference."""
-  cost = lambda p: None if pts.ratio(p) is None else 1 / pts.ratio(p)
-  interval = lambda p: pts.ratio_interval(p) and [1 / r for r in reversed(pts.ratio_interval(p))]
+  cost = lambda p: None if p.ratio is None else 1 / p.ratio
+  interval = lambda p: p.time('ratio_ci') and [1 / r for r in reversed(p.time('ratio_ci'))]
   timed = _priced(results, points, cost)
   if len(timed) < 2:
     return []
-  text = lambda x: f'{1 / x:.2f}× the speed, {x:.2f} of the time'
   axis = f'time relative to {results["reference"]} (faster to the left)'
-  return [_tradeoff(results, timed, cost, text, f'against time, {title}', axis, always=None, interval=interval)]
+  return [_tradeoff(results, timed, cost, f'against time, {title}', axis, always=None, interval=interval)]
 
 
-def _quality_by_deferral(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+def _quality_by_deferral(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe quality against the share of tokens that the large model was asked for."""
   ends = {pts.SMALL: 0.0, pts.LARGE: 1.0}
-  share = lambda p: ends.get(p['curve'], pts.count(p, 'deferral_rate'))
-  text = lambda x: f'{x:.0%} deferred'
-  return _quality_by_use(
-    results, points, share, text, f'by deferral, {title}', 'share of tokens deferred to the large model'
-  )
+  share = lambda p: ends.get(p.curve, p.count('deferral_rate'))
+  return _quality_by_use(results, points, share, f'by deferral, {title}', 'share of tokens deferred to the large model')
 
 
-def _quality_by_calls(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+def _quality_by_calls(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe quality against the calls of the large model."""
-  calls = functools.partial(pts.count, name='calls_per_token')
-  text = lambda x: f'{x:.3f} calls of the large model by token'
-  return _quality_by_use(results, points, calls, text, f'by calls, {title}', 'calls of the large model by token')
+  calls = lambda p: p.count('calls_per_token')
+  return _quality_by_use(results, points, calls, f'by calls, {title}', 'calls of the large model by token')
 
 
-def _quality_by_use(results: dict, points: Sequence[dict], use: Callable, text: Callable, title: str, axis: str):
+def _quality_by_use(results: dict, points: Sequence[PointResult], use: Callable, title: str, axis: str) -> list[Panel]:
   """Describe quality against the use of the large model, where more than the models alone has it."""
   known = _priced(results, points, use)
-  if not {p['curve'] for p in known} - {pts.SMALL, pts.LARGE}:
+  if not {p.curve for p in known} - {pts.SMALL, pts.LARGE}:
     return []
-  return [_tradeoff(results, known, use, text, title, axis, always=results['reference'])]
+  return [_tradeoff(results, known, use, title, axis, always=results['reference'])]
 
 
-def _priced(results: dict, points: Sequence[dict], cost: Callable[[dict], float | None]) -> list[dict]:
+def _priced(results: dict, points: Sequence[PointResult], cost: Callable) -> list[PointResult]:
   """Return the points whose quality and cost are known; of a metric that judges nothing there are none."""
   if results['metric'] in pts.DESCRIPTIONS:
     return []
-  return [p for p in points if None not in (pts.quality(p, results['metric']), cost(p))]
+  return [p for p in points if None not in (p.quality_of(results['metric']), cost(p))]
 
 
 def _tradeoff(
   results: dict,
-  points: Sequence[dict],
-  cost: Callable[[dict], float],
-  describe: Callable[[float], str],
+  points: Sequence[PointResult],
+  cost: Callable[[PointResult], float],
   title: str,
   axis: str,
   always: str | None,
-  interval: Callable[[dict], Interval] = lambda p: None,
+  interval: Callable[[PointResult], Interval] = lambda p: None,
 ) -> Panel:
-  """Describe quality against a cost, of which `describe` makes text; `always` is drawn however far from the rest."""
+  """Describe quality against a cost; the curve `always` is drawn however far from the rest."""
   metric = results['metric']
   name = pts.metric_name(metric)
-
-  def mark(p):
-    text = f'{name} {pts.quality(p, metric):.2f}\n{describe(cost(p))}'
-    return Mark(cost(p), pts.quality(p, metric), _text(p, text), interval(p), pts.quality_interval(p, metric))
-
+  mark = lambda p: Mark(cost(p), p.quality_of(metric), interval(p), p.interval_of(metric))
   far = _far(points, mark, always)
   series = _series(results, [p for p in points if p not in far], mark)
-  references = [p for p in points if p['curve'] == results['reference']]
-  line_at = pts.quality(references[0], metric) if len(references) == 1 else None
-  note = '\n'.join(f'{p["curve"]}: {mark(p).y:.2f} at {mark(p).x:.2f}' for p in far)
+  references = [p for p in points if p.curve == results['reference']]
+  line_at = references[0].quality_of(metric) if len(references) == 1 else None
+  note = '\n'.join(f'{p.curve}: {mark(p).y:.2f} at {mark(p).x:.2f}' for p in far)
   return Panel(f'{name} {title}', axis, name, series, line_at=line_at, note=note)
 
 
-def _far(points: Sequence[dict], mark: Callable, always: str | None) -> list[dict]:
+def _far(points: Sequence[PointResult], mark: Callable, always: str | None) -> list[PointResult]:
   """Return the models alone that would take more than a third of an axis; the chart notes their numbers instead."""
-  alone = [p for p in points if p['curve'] in (pts.LARGE, pts.SMALL) and p['curve'] != always]
+  alone = [p for p in points if p.curve in (pts.LARGE, pts.SMALL) and p.curve != always]
   rest = [mark(p) for p in points if p not in alone]
   if len(rest) < 2:
     return []
@@ -173,9 +159,9 @@ def _far(points: Sequence[dict], mark: Callable, always: str | None) -> list[dic
   return [p for p in alone if far(mark(p))]
 
 
-def _acceptance(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
-  """Describe acceptance by position in the block and the accepted lengths; one setting of each curve is selected."""
-  drafted = [p for p in points if sum(pts.count(p, 'tested_at') or [0])]
+def _acceptance(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
+  """Describe acceptance by position in the block and the accepted lengths."""
+  drafted = [p for p in points if sum(p.count('tested_at') or [0])]
   if not drafted:
     return []
   rates = _selected(results, drafted, 'tested_at', _rates)
@@ -187,47 +173,37 @@ def _acceptance(results: dict, title: str, points: Sequence[dict]) -> list[Panel
   ]
 
 
-def _acceptance_by_round(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+def _acceptance_by_round(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe the tokens accepted in the first, second, … round of a text, and how many texts have such a round."""
 
   def rounds(p):
-    texts = pts.count(p, 'texts_by_round')
+    texts = p.count('texts_by_round')
     known = itertools.takewhile(lambda n: n >= min(FEW, texts[0] / 2), texts)
-    return [(i, a / n, n) for i, (a, n) in enumerate(zip(pts.count(p, 'accepted_by_round'), known), 1)]
+    return [(i, a / n, n) for i, (a, n) in enumerate(zip(p.count('accepted_by_round'), known), 1)]
 
-  def marks(y):
-    text = '{}\nround {}: {:.2f} accepted\n{} texts'
-    return lambda p: [Mark(row[0], row[y], text.format(pts.named(p), *row)) for row in rounds(p)]
-
-  means, texts = (_selected(results, points, 'accepted_by_round', marks(y)) for y in (1, 2))
+  means = _selected(results, points, 'accepted_by_round', lambda p: [Mark(i, mean) for i, mean, _ in rounds(p)])
+  texts = _selected(results, points, 'accepted_by_round', lambda p: [Mark(i, n) for i, _, n in rounds(p)])
+  if not means:
+    return []
   axis = 'tokens accepted, mean over texts'
-  return (
-    [
-      Panel(f'accepted tokens by round, {title}', 'round', axis, means, integer_x=True),
-      Panel(f'texts by round, {title}', 'round', 'texts that have such a round', texts, integer_x=True),
-    ]
-    if means
-    else []
-  )
+  return [
+    Panel(f'accepted tokens by round, {title}', 'round', axis, means, integer_x=True),
+    Panel(f'texts by round, {title}', 'round', 'texts that have such a round', texts, integer_x=True),
+  ]
 
 
-def _acceptance_by_prompt(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+def _acceptance_by_prompt(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe how the acceptance of a prompt is distributed, and the acceptance in each domain."""
 
   def marks(p):
-    bins = pts.count(p, 'acceptance_by_prompt')
-    shares = [n / sum(bins) for n in bins]
-    middles = [(i + 0.5) / len(bins) for i in range(len(bins))]
-    text = lambda x, share: f'{pts.named(p)}\nacceptance about {x:.2f}: {share:.0%} of prompts'
-    return [Mark(x, share, text(x, share)) for x, share in zip(middles, shares, strict=True)]
+    bins = p.count('acceptance_by_prompt')
+    return [Mark((i + 0.5) / len(bins), n / sum(bins)) for i, n in enumerate(bins)]
 
   def rates(p):
-    counted = pts.count(p, 'acceptance_by_domain')
-    text = lambda name, c, rate: f'{pts.named(p)}\n{name}: {rate:.3f}\n{c["examples"]} texts, {c["tested"]} tested'
-    pairs = [(name, c, c['accepted'] / c['tested']) for name, c in counted.items()]
-    return [Mark(domains.index(name), rate, text(name, c, rate)) for name, c, rate in pairs]
+    counted = p.count('acceptance_by_domain').items()
+    return [Mark(domains.index(name), c['accepted'] / c['tested']) for name, c in counted]
 
-  domains = sorted({name for p in points for name in pts.count(p, 'acceptance_by_domain') or {}})
+  domains = sorted({name for p in points for name in p.count('acceptance_by_domain') or {}})
   panels = []
   if series := _selected(results, points, 'acceptance_by_prompt', marks):
     about = dict(lines=False, bars=1 / breakdown.BINS)
@@ -241,44 +217,41 @@ def _acceptance_by_prompt(results: dict, title: str, points: Sequence[dict]) -> 
 
 
 def _selected(
-  results: dict, points: Sequence[dict], count: str, marks: Callable[[dict], Sequence[Mark]]
+  results: dict, points: Sequence[PointResult], count: str, marks: Callable[[PointResult], Sequence[Mark]]
 ) -> list[Series]:
-  """Return a series for each setting that has a count; one setting of each curve is selected."""
+  """Return a series for each curve that has a count: its middle setting."""
   looks = _looks(results)
   series = []
   for curve, some in pts.curves(points).items():
-    known = [p for p in pts.distinct(some) if pts.count(p, count)]
-    for i, p in enumerate(known):
-      series.append(Series(curve, looks[curve], marks(p), pts.named(p), i == (len(known) - 1) // 2))
+    known = [p for p in pts.distinct(some) if p.count(count)]
+    if known:
+      middle = known[(len(known) - 1) // 2]
+      series.append(Series(curve, looks[curve], marks(middle), middle.label))
   return series
 
 
-def _rates(point: dict) -> list[Mark]:
+def _rates(point: PointResult) -> list[Mark]:
   """Return acceptance at each position in the block, as far as any token was tested."""
-  pairs = zip(point['counts']['accepted_at'], point['counts']['tested_at'], strict=True)
-  tested = itertools.takewhile(lambda pair: pair[1], pairs)
-  name = pts.named(point)
-  return [Mark(i, a / t, f'{name}\nposition {i}: {a / t:.3f}\n{t} tested') for i, (a, t) in enumerate(tested, 1)]
+  pairs = zip(point.counts['accepted_at'], point.counts['tested_at'], strict=True)
+  return [Mark(i, a / t) for i, (a, t) in enumerate(itertools.takewhile(lambda pair: pair[1], pairs), 1)]
 
 
-def _lengths(point: dict) -> list[Mark]:
+def _lengths(point: PointResult) -> list[Mark]:
   """Return the share of rounds by accepted tokens, without the empty end."""
-  lengths = point['counts']['accepted_lengths']
+  lengths = point.counts['accepted_lengths']
   last = max((i for i, n in enumerate(lengths) if n), default=-1)
-  shares = [n / sum(lengths) for n in lengths[: last + 1]]
-  name = pts.named(point)
-  return [Mark(i, share, f'{name}\n{i} accepted: {share:.1%} of rounds') for i, share in enumerate(shares)]
+  return [Mark(i, n / sum(lengths)) for i, n in enumerate(lengths[: last + 1])]
 
 
-def _speed_by_parameter(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+def _speed_by_parameter(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe speed-up against each parameter that some curve varies."""
   looks = _looks(results)
   varied: dict[str, list[Series]] = {}
   for curve, some in pts.curves(points).items():
-    timed = [p for p in some if None not in (pts.ratio(p), pts.number(p))]
-    if len({pts.number(p) for p in timed}) > 1:
-      marks = [_speed(p, pts.number(p)) for p in timed]
-      varied.setdefault(timed[0]['parameter'], []).append(Series(curve, looks[curve], marks))
+    timed = [p for p in some if None not in (p.ratio, p.number)]
+    if len({p.number for p in timed}) > 1:
+      marks = [_speed(p, p.number) for p in timed]
+      varied.setdefault(timed[0].parameter, []).append(Series(curve, looks[curve], marks))
   axis = f'speed-up over {results["reference"]}'
   return [
     Panel(
@@ -293,15 +266,11 @@ def _speed_by_parameter(results: dict, title: str, points: Sequence[dict]) -> li
   ]
 
 
-def _prediction(results: dict, title: str, points: Sequence[dict]) -> list[Panel]:
+def _prediction(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe measured speed-ups against predicted ones."""
-  known = [p for p in points if p.get('predicted') and pts.ratio(p) is not None]
-
-  def mark(p):
-    return _speed(p, p['predicted']['ratio'], f'\npredicted {p["predicted"]["ratio"]:.2f}×')
-
+  known = [p for p in points if p.predicted and p.ratio is not None]
   axis = 'predicted from acceptance, times of passes and overhead of a token'
-  series = _series(results, known, mark)
+  series = _series(results, known, lambda p: _speed(p, p.predicted['ratio']))
   return [Panel(f'speed-up, {title}', axis, 'measured', series, lines=False, diagonal=True)] if series else []
 
 
@@ -319,21 +288,12 @@ CHARTS: dict[str, dict[str, Callable]] = {
 }
 
 
-def _speed(point: dict, x: float, more: str = '') -> Mark:
+def _speed(point: PointResult, x: float) -> Mark:
   """Return a mark of a speed-up."""
-  text = f'{pts.ratio(point):.2f}× the speed{more}'
-  return Mark(x, pts.ratio(point), _text(point, text), y_interval=pts.ratio_interval(point))
+  return Mark(x, point.ratio, y_interval=point.time('ratio_ci'))
 
 
-def _text(point: dict, text: str) -> str:
-  """Return what the page shows at a point."""
-  length = pts.count(point, 'length')
-  cut_off = pts.count(point, 'cut_off')
-  outputs = '' if length is None else f'\n{length:.1f} tokens long, {cut_off:.0%} cut off'
-  return f'{pts.named(point)}\n{text}{outputs}'
-
-
-def _series(results: dict, points: Sequence[dict], mark: Callable[[dict], Mark]) -> list[Series]:
+def _series(results: dict, points: Sequence[PointResult], mark: Callable[[PointResult], Mark]) -> list[Series]:
   """Return a series for each curve; settings that decoded alike are one mark."""
   looks = _looks(results)
   return [Series(name, looks[name], list(map(mark, pts.distinct(some)))) for name, some in pts.curves(points).items()]
@@ -342,6 +302,6 @@ def _series(results: dict, points: Sequence[dict], mark: Callable[[dict], Mark])
 def _looks(results: dict) -> dict[str, int]:
   """Return the look of each curve, the same in all charts."""
   alone = {pts.LARGE: INK, pts.SMALL: QUIET}
-  names = dict.fromkeys(p['curve'] for p in results['points'])
+  names = dict.fromkeys(p.curve for p in results['points'])
   others = [name for name in names if name not in alone]
   return alone | {name: i % INK for i, name in enumerate(others)}

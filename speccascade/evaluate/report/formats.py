@@ -35,18 +35,18 @@ def as_csv(results: dict) -> str:
   rows = []
   measures = (f'{QUALITY_OF}{results["metric"]}', *OF_POINTS)
   for p in results['points']:
-    seconds = pts.timing(p, 'median_s')
+    seconds = p.time('median_s')
     rows.append(
       [
-        *(p[k] for k in ABOUT),
-        pts.quality(p, results['metric']),
-        *(pts.quality_interval(p, results['metric']) or (None, None)),
-        *(pts.count(p, k) for k in COUNTS),
-        pts.ratio(p),
-        *(pts.ratio_interval(p) or (None, None)),
-        pts.timing(p, 'groups'),
+        *(getattr(p, k) for k in ABOUT),
+        p.quality_of(results['metric']),
+        *(p.interval_of(results['metric']) or (None, None)),
+        *(p.count(k) for k in COUNTS),
+        p.ratio,
+        *(p.time('ratio_ci') or (None, None)),
+        p.time('groups'),
         None if seconds is None else 1e3 * seconds,
-        *(pts.timing(p, k) for k in RATES),
+        *(p.time(k) for k in RATES),
         *(pts.published(results, p, measure) for measure in measures),
       ]
     )
@@ -59,17 +59,17 @@ def acceptance_csv(results: dict) -> str:
   The key is the number of the round, the domain, or the lower bound of the prompt's acceptance.
   """
   rows = []
-  by_setting: dict[str, dict] = {}  # counts are the same for all batch sizes for which there are any
+  by_setting: dict[str, pts.PointResult] = {}  # counts are the same for all batch sizes for which there are any
   for p in results['points']:
-    if pts.count(p, 'acceptance_by_prompt'):
-      by_setting.setdefault(json.dumps([p[k] for k in BREAKDOWN[:4]]), p)
+    if p.count('acceptance_by_prompt'):
+      by_setting.setdefault(json.dumps([getattr(p, k) for k in BREAKDOWN[:4]]), p)
   for p in by_setting.values():
-    about = [p[k] for k in BREAKDOWN[:4]]
-    rounds = zip(pts.count(p, 'texts_by_round') or [], pts.count(p, 'accepted_by_round') or [], strict=True)
+    about = [getattr(p, k) for k in BREAKDOWN[:4]]
+    rounds = zip(p.count('texts_by_round') or [], p.count('accepted_by_round') or [], strict=True)
     rows += [[*about, 'round', i, texts, None, accepted] for i, (texts, accepted) in enumerate(rounds, 1)]
-    for domain, counted in (pts.count(p, 'acceptance_by_domain') or {}).items():
+    for domain, counted in (p.count('acceptance_by_domain') or {}).items():
       rows.append([*about, 'domain', domain, counted['examples'], counted['tested'], counted['accepted']])
-    bins = pts.count(p, 'acceptance_by_prompt') or []
+    bins = p.count('acceptance_by_prompt') or []
     rows += [[*about, 'prompt', i / len(bins), texts, None, None] for i, texts in enumerate(bins)]
   return _csv(BREAKDOWN, rows)
 
@@ -104,7 +104,7 @@ def as_markdown(results: dict, *, every_table: bool) -> str:
   return '\n\n'.join(parts)
 
 
-def row(results: dict, point: dict) -> str:
+def row(results: dict, point: pts.PointResult) -> str:
   """Return a point as a line: the cells of its row in the summary that are known, each with its column."""
   table = tables.summary(results, '', [point])
   (texts,) = cells(table)

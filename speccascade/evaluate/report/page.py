@@ -1,10 +1,11 @@
 """One HTML page with the findings of an experiment; it loads nothing, and opens from any folder.
 
-report.html is its Jinja template, which escapes all texts of the data: prompts may hold any text. Charts are SVG;
-report.js shows texts at the pointer, selects curves and sorts tables.
+report.html is its Jinja template, which escapes all texts of the data: prompts may hold any text. Charts are images;
+report.js shows texts at the pointer and sorts tables.
 """
 
-from collections.abc import Iterable, Sequence
+import base64
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ SOURCES = {
   'combined': ('bonus', 'drawn from the combination of the models'),
 }
 OTHER = ('other', 'another source')
-SYMBOLS = '●■▲◆▼✚✕◄►⬟★★'  # of the looks of curves, as drawing.MARKERS
 
 
 def page(results: dict, drawings: Sequence[Drawing]) -> str:
@@ -39,8 +39,8 @@ def page(results: dict, drawings: Sequence[Drawing]) -> str:
     undefined=jinja2.StrictUndefined,
   )
   environment.filters['token'] = _token
-  functions = dict(legend=_legend, labels=_labels, numeric=formats.numeric, cells=formats.cells, as_text=pts.text)
-  environment.globals |= functions | dict(symbols=SYMBOLS, counts=_counts, kind=_kind, slug=charts.slug)
+  functions = dict(picture=_picture, numeric=formats.numeric, cells=formats.cells, as_text=pts.text)
+  environment.globals |= functions | dict(counts=_counts, kind=_kind, slug=charts.slug)
   return environment.get_template('report.html').render(
     css=(folder / 'report.css').read_text(encoding='utf-8'),
     js=(folder / 'report.js').read_text(encoding='utf-8'),
@@ -64,17 +64,10 @@ def _sections(results: dict, drawings: Sequence[Drawing]) -> dict[str, Any]:
   return {name: content for name, content in (first | drawn | last).items() if content}
 
 
-# ---- charts ----
-
-
-def _legend(drawings: Iterable[Drawing]) -> dict[str, int]:
-  """Return the look of each curve of some charts."""
-  return {s.curve: s.look for d in drawings for panel in d.chart.panels for s in panel.series}
-
-
-def _labels(drawing: Drawing) -> list[str]:
-  """Return the settings of a chart that a reader selects from."""
-  return list(dict.fromkeys(s.label for s in drawing.chart.panels[0].series if s.label))
+def _picture(drawing: Drawing) -> tuple[str, str]:
+  """Return a chart as an image that a page contains, and what is on it."""
+  content = base64.b64encode(next(iter(drawing.files.values()))).decode()
+  return f'data:image/svg+xml;base64,{content}', '; '.join(f'{p.title}: {p.y} by {p.x}' for p in drawing.chart.panels)
 
 
 # ---- outputs ----

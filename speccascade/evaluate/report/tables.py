@@ -14,6 +14,7 @@ import numpy as np
 from speccascade.evaluate import intervals
 from speccascade.evaluate.published import QUALITY
 from speccascade.evaluate.report import points as pts
+from speccascade.evaluate.report.points import Interval, PointResult
 
 Cell = str | float | int | None
 Table = dict[str, Any]
@@ -52,6 +53,15 @@ class Column(NamedTuple):
   published: Callable[[Any], Cell] | None = None
 
 
+class _Along(NamedTuple):
+  """What a table has of a curve."""
+
+  point: PointResult  # the first
+  speed: float | None  # at the wanted quality
+  ci: Interval  # of the speed
+  best: PointResult | None  # of those no slower than the reference
+
+
 def tables(results: dict) -> list[Table]:
   """Return every table that the results have the numbers for, by temperature and batch size."""
   made = []
@@ -68,7 +78,7 @@ def tables(results: dict) -> list[Table]:
 # ---- along a curve ----
 
 
-def matching_speed(points: Sequence[dict], metric: str, wanted: float) -> float | None:
+def matching_speed(points: Sequence[PointResult], metric: str, wanted: float) -> float | None:
   """Return the largest speed-up at which a curve has at least the wanted quality, None if it never has.
 
   Between neighbours both quality and speed-up are taken to be linear in the parameter, unless it counts tokens: then
@@ -87,29 +97,29 @@ def matching_speed(points: Sequence[dict], metric: str, wanted: float) -> float 
   return float(speed) if np.isfinite(speed) else None
 
 
-def best_within(points: Sequence[dict], metric: str) -> dict | None:
+def best_within(points: Sequence[PointResult], metric: str) -> PointResult | None:
   """Return the point of best quality that is no slower than the reference, the faster of equals; None without one."""
-  able = [p for p in points if None not in (pts.quality(p, metric), pts.ratio(p)) and pts.ratio(p) >= 1]
-  return max(able, key=lambda p: (pts.quality(p, metric), pts.ratio(p)), default=None)
+  able = [p for p in points if None not in (p.quality_of(metric), p.ratio) and p.ratio >= 1]
+  return max(able, key=lambda p: (p.quality_of(metric), p.ratio), default=None)
 
 
-def _measured(points: Sequence[dict], metric: str) -> list[tuple[float, float]]:
-  pairs = [(pts.quality(p, metric), pts.ratio(p)) for p in points]
+def _measured(points: Sequence[PointResult], metric: str) -> list[tuple[float, float]]:
+  pairs = [(p.quality_of(metric), p.ratio) for p in points]
   return [pair for pair in pairs if None not in pair]
 
 
 # ---- the tables, None without their numbers ----
 
 
-def summary(results: dict, title: str, points: Sequence[dict]) -> Table:
+def summary(results: dict, title: str, points: Sequence[PointResult]) -> Table:
   """Make one row for each point."""
-  timed = any(pts.ratio(p) is not None for p in points)
-  faulty = any(p.get('faults') for p in points)
-  columns = [Column('method', lambda p: p['curve']), Column('setting', pts.setting)]
+  timed = any(p.ratio is not None for p in points)
+  faulty = any(p.faults for p in points)
+  columns = [Column('method', lambda p: p.curve), Column('setting', lambda p: p.setting)]
   columns += _measured_columns(results, points, timed)
-  columns += [Column('faults', lambda p: p['faults'])] if faulty else []
+  columns += [Column('faults', lambda p: p.faults)] if faulty else []
   rows = [p for some in pts.curves(points).values() for p in some]
-  note = f'{points[0]["examples"]} examples. tokens: mean length of an output; cut off: share that reached the limit '
+  note = f'{points[0].examples} examples. tokens: mean length of an output; cut off: share that reached the limit '
   note += 'of new tokens without an end; large calls/token: calls of the large model by token of the output.'
   if timed:
     note += f' Speed-up: time of {results["reference"]} over time, on the same examples; tokens/s ratio: tokens per '
@@ -124,142 +134,144 @@ def summary(results: dict, title: str, points: Sequence[dict]) -> Table:
   return _filled(f'Summary, {title}', columns, rows, note)
 
 
-def _measured_columns(results: dict, points: Sequence[dict], timed: bool) -> list[Column]:
+def _measured_columns(results: dict, points: Sequence[PointResult], timed: bool) -> list[Column]:
   """Return the columns of a summary that have measures, each with what was published."""
   known = lambda measure: functools.partial(pts.published, results, measure=measure)
-  quality = lambda m: Column(pts.metric_name(m), functools.partial(pts.quality, metric=m), known(f'{QUALITY}{m}'))
+  quality = lambda m: Column(pts.metric_name(m), lambda p: p.quality_of(m), known(f'{QUALITY}{m}'))
   metric = results['metric']
-  columns = [Column('speed-up', pts.ratio, known('speedup'))] if timed else []
+  columns = [Column('speed-up', lambda p: p.ratio, known('speedup'))] if timed else []
   columns += map(quality, results['metrics'])
   if timed:
-    columns.append(Column('95 % of speed-up', lambda p: _interval(pts.ratio_interval(p))))
-    columns.append(Column('groups', functools.partial(pts.timing, name='groups')))
-  columns.append(Column(f'95 % of {pts.metric_name(metric)}', lambda p: _interval(pts.quality_interval(p, metric))))
-  columns += [Column(name, functools.partial(pts.count, name=key), known(key)) for name, key in COUNTS.items()]
+    columns.append(Column('95 % of speed-up', lambda p: _interval(p.time('ratio_ci'))))
+    columns.append(Column('groups', lambda p: p.time('groups')))
+  columns.append(Column(f'95 % of {pts.metric_name(metric)}', lambda p: _interval(p.interval_of(metric))))
+  counted = lambda key: lambda p: p.count(key)
+  columns += [Column(name, counted(key), known(key)) for name, key in COUNTS.items()]
+  of_times = lambda key: lambda p: p.time(key)
   for name, key in TIMES.items() if timed else ():
     if key == 'tokens_per_s' or _any_timed(points, key):
-      columns.append(Column(name, functools.partial(pts.timing, name=key), known(key)))
+      columns.append(Column(name, of_times(key), known(key)))
   return columns
 
 
-def _any_timed(points: Sequence[dict], name: str) -> bool:
-  return any(pts.timing(p, name) is not None for p in points)
+def _any_timed(points: Sequence[PointResult], name: str) -> bool:
+  return any(p.time(name) is not None for p in points)
 
 
-def _cascades(results: dict, title: str, points: Sequence[dict]) -> Table | None:
+def _cascades(results: dict, title: str, points: Sequence[PointResult]) -> Table | None:
   """Make both halves of the cascades paper's Table 2."""
   metric = results['metric']
   large = pts.first(points, results['reference'])
-  if large is None or None in (pts.quality(large, metric), pts.ratio(large)) or metric in pts.DESCRIPTIONS:
+  if large is None or None in (large.quality_of(metric), large.ratio) or metric in pts.DESCRIPTIONS:
     return None
-  wanted = pts.quality(large, metric)
+  wanted = large.quality_of(metric)
   rows = []
   for name, some in pts.curves(points).items():
     if name not in (results['reference'], pts.SMALL) and _measured(some, metric):
       alike = pts.distinct(some)
       speed = matching_speed(alike, metric, wanted)
-      rows.append(dict(point=some[0], speed=speed, ci=some[0].get('matched_ci'), best=best_within(alike, metric)))
+      rows.append(_Along(some[0], speed, some[0].matched_ci, best_within(alike, metric)))
   if not rows:
     return None
   shown = pts.metric_name(metric)
-  known = lambda measure: lambda row: pts.published(results, row['point'], measure, of_curve=True)
-  of_best = lambda value: lambda row: None if row['best'] is None else value(row['best'])
+  known = lambda measure: lambda row: pts.published(results, row.point, measure, of_curve=True)
+  of_best = lambda value: lambda row: None if row.best is None else value(row.best)
   columns = [
-    Column('method', lambda row: row['point']['curve']),
-    Column("speed-up at the large model's quality", lambda row: row['speed'], known('speedup_at_quality')),
+    Column('method', lambda row: row.point.curve),
+    Column("speed-up at the large model's quality", lambda row: row.speed, known('speedup_at_quality')),
   ]
-  judged = any(row['ci'] for row in rows)
+  judged = any(row.ci for row in rows)
   if judged:
     ranks = _ranks(rows)
-    columns.append(Column('95 % of it', lambda row: _interval(row['ci'])))
-    columns.append(Column('rank', lambda row: ranks.get(row['point']['curve'])))
+    columns.append(Column('95 % of it', lambda row: _interval(row.ci)))
+    columns.append(Column('rank', lambda row: ranks.get(row.point.curve)))
   columns += [
-    Column(f'best {shown} in its time', of_best(lambda p: pts.quality(p, metric)), known('best_quality')),
-    Column('at', of_best(pts.setting)),
-    Column('speed-up there', of_best(pts.ratio), known('best_quality_speedup')),
+    Column(f'best {shown} in its time', of_best(lambda p: p.quality_of(metric)), known('best_quality')),
+    Column('at', of_best(lambda p: p.setting)),
+    Column('speed-up there', of_best(lambda p: p.ratio), known('best_quality_speedup')),
   ]
   note = _cascades_note(rows, f'{shown}, {wanted:.2f}', judged)
   note += f' Then the best measured {shown} of a setting that is no slower than the large model.'
   return _filled(f"Quality against the large model's, {title}", columns, rows, note)
 
 
-def _cascades_note(rows: Sequence[dict], wanted: str, judged: bool) -> str:
+def _cascades_note(rows: Sequence[_Along], wanted: str, judged: bool) -> str:
   """Return what the first half of the table shows, and which methods are equal to others."""
   note = f"Speed-up at the fastest setting of each curve that has the large model's {wanted}, interpolated between "
   note += 'settings.'
-  if missed := [row['point']['curve'] for row in rows if row['speed'] is None]:
+  if missed := [row.point.curve for row in rows if row.speed is None]:
     note += f' –: never reaches it ({", ".join(missed)}).'
   if judged:
     note += ' A maximum over noisy points is too large; its interval is from resampled groups of examples, quality and '
     note += 'time together (–: some never reach the quality). rank: equal to the fastest where intervals overlap.'
   within = lambda low, high: (low is None or low <= 1) and high >= 1
-  if level := [row['point']['curve'] for row in rows if row['ci'] and within(*row['ci'])]:
+  if level := [row.point.curve for row in rows if row.ci and within(*row.ci)]:
     note += f' Equal in speed to the large model: {", ".join(level)}.'
   return note
 
 
-def _ranks(rows: Sequence[dict]) -> dict[str, str]:
+def _ranks(rows: Sequence[_Along]) -> dict[str, str]:
   """Return by curve whether it is the fastest, or equal to that or slower by their intervals."""
-  known = [row for row in rows if row['speed'] is not None and row['ci']]
+  known = [row for row in rows if row.speed is not None and row.ci]
   if not known:
     return {}
-  best = max(known, key=lambda row: row['speed'])
-  low = best['ci'][0]
-  ranks = {row['point']['curve']: 'equal' if low is None or row['ci'][1] >= low else 'slower' for row in known}
-  return ranks | {best['point']['curve']: 'fastest'}
+  best = max(known, key=lambda row: row.speed)
+  low = best.ci[0]
+  ranks = {row.point.curve: 'equal' if low is None or row.ci[1] >= low else 'slower' for row in known}
+  return ranks | {best.point.curve: 'fastest'}
 
 
-def _collaborative(results: dict, title: str, points: Sequence[dict]) -> Table | None:
+def _collaborative(results: dict, title: str, points: Sequence[PointResult]) -> Table | None:
   """Make the table of each method of decoding the ensemble, at its best setting, over the standard one."""
   name = results['reference'] if results['reference'] != pts.LARGE else 'ensemble'
   standard = lambda p: pts.reference(results | {'reference': name}, points, p)
   metric = results['metric']
   rows = []
   for curve, some in pts.curves(points).items():
-    timed = [p for p in some if pts.ratio(p) is not None and standard(p) is not None and pts.ratio(standard(p))]
+    timed = [p for p in some if p.ratio is not None and standard(p) is not None and standard(p).ratio]
     if curve not in (pts.LARGE, pts.SMALL) and timed:
-      rows.append(max(timed, key=lambda p: pts.ratio(p) / pts.ratio(standard(p))))
+      rows.append(max(timed, key=lambda p: p.ratio / standard(p).ratio))
   known = lambda measure: lambda p: pts.published(results, p, measure, of_curve=True)
-  rate = lambda p: pts.timing(p, 'tokens_per_s')
+  rate = lambda p: p.time('tokens_per_s')
   columns = [
-    Column('method', lambda p: p['curve']),
-    Column('best setting', pts.setting),
+    Column('method', lambda p: p.curve),
+    Column('best setting', lambda p: p.setting),
     Column('tokens/s', rate, known('best_tokens_per_s')),
-    Column(f'speed-up over {name}', lambda p: pts.ratio(p) / pts.ratio(standard(p)), known('best_speedup')),
+    Column(f'speed-up over {name}', lambda p: p.ratio / standard(p).ratio, known('best_speedup')),
     Column('tokens/s ratio', lambda p: rate(p) / rate(standard(p)), known('best_tokens_per_s_ratio')),
-    Column(pts.metric_name(metric), lambda p: pts.quality(p, metric)),
+    Column(pts.metric_name(metric), lambda p: p.quality_of(metric)),
   ]
   note = (
     'The fastest setting of each. Methods of one combination sample from one distribution; their quality differs by '
   )
   note += 'chance. The speed-up is of times on the same examples; Fu et al. divide tokens per second.'
-  if sum(p['curve'] == name for p in points) > 1:
+  if sum(p.curve == name for p in points) > 1:
     note += f' Each setting is compared with {name} at the same value.'
   return _filled(f'Collaborative decoding, {title}', columns, rows, note) if len(rows) > 1 else None
 
 
-def _deferral(results: dict, title: str, points: Sequence[dict]) -> Table | None:
+def _deferral(results: dict, title: str, points: Sequence[PointResult]) -> Table | None:
   """Make the table of quality by the share of tokens that are left to the large model."""
   metric = results['metric']
   ends = [(pts.first(points, name), share) for name, share in ((pts.SMALL, 0.0), (pts.LARGE, 1.0))]
-  rows = [[p['curve'], '', share, pts.quality(p, metric)] for p, share in ends if p is not None]
+  rows = [[p.curve, '', share, p.quality_of(metric)] for p, share in ends if p is not None]
   deferring = []
   for some in pts.curves(points).values():
-    known = [p for p in some if pts.count(p, 'deferral_rate') is not None]
-    deferring += sorted(known, key=lambda p: pts.count(p, 'deferral_rate'))
-  rows += [[p['curve'], pts.setting(p), pts.count(p, 'deferral_rate'), pts.quality(p, metric)] for p in deferring]
+    known = [p for p in some if p.count('deferral_rate') is not None]
+    deferring += sorted(known, key=lambda p: p.count('deferral_rate'))
+  rows += [[p.curve, p.setting, p.count('deferral_rate'), p.quality_of(metric)] for p in deferring]
   note = 'deferred: share of tokens (of a sequence cascade: of texts) at which the rule chose the large model.'
   columns = ['method', 'setting', 'deferred', pts.metric_name(metric)]
   return dict(title=f'Quality by deferral, {title}', columns=columns, rows=rows, note=note) if deferring else None
 
 
-def _prediction(title: str, points: Sequence[dict]) -> Table | None:
+def _prediction(title: str, points: Sequence[PointResult]) -> Table | None:
   """Make the table of measured speed-ups next to those that acceptance and forward times predict."""
   rows = []
   for p in (p for some in pts.curves(points).values() for p in some):
-    if p.get('predicted') and pts.ratio(p) is not None:
-      predicted = [p['predicted'][k] for k in ('acceptance', 'cost_ratio', 'overhead', 'ratio')]
-      rows.append([p['curve'], pts.setting(p), *predicted, pts.ratio(p), pts.ratio(p) / p['predicted']['ratio']])
+    if p.predicted and p.ratio is not None:
+      predicted = [p.predicted[k] for k in ('acceptance', 'cost_ratio', 'overhead', 'ratio')]
+      rows.append([p.curve, p.setting, *predicted, p.ratio, p.ratio / p.predicted['ratio']])
   columns = ['method', 'setting', 'acceptance', 'cost ratio', 'overhead', 'predicted', 'measured']
   columns.append('measured / predicted')
   note = (
