@@ -23,10 +23,11 @@ from jax import tree_util
 import numpy as np
 
 from speccascade import acceptance, rules, stopping, theory
-from speccascade.engine import plans, verification
+from speccascade.engine.limits import First
 from speccascade.engine.method import About, ALONE, ByBatch, LOCKSTEP, Method, Target
 from speccascade.engine.phases import Alternate, Propose, Score, Truncate, Verify, Wait
 from speccascade.engine.sequence_cascade import SequenceCascade
+from speccascade.sv import plans, verification
 from speccascade.types import checked_int, Combiner, Rule
 
 
@@ -177,7 +178,7 @@ def speculative(
     phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
     facts = dict(speedup=theory.speedup_speculative, choose='methods.speculative(pair=(0, 2))')
   else:
-    phases = Propose(0, gamma + 1), Score(1, verification.First(gamma)), Verify(bound, (0, 1), accept)
+    phases = Propose(0, gamma + 1), Score(1, First(gamma)), Verify(bound, (0, 1), accept)
     facts = dict(speedup=theory.speedup_cascade, choose='methods.speculative(rule, pair=(0, 2))')
   about = About('speculative', rules.name_of(rule), block=gamma, over=ALONE, **facts)
   return Method(phases, slots, policy, about, extra_models=pair is not None)
@@ -292,7 +293,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   bound = rules.bind_combiner(combiner)
   gamma = checked_int('block', block)
   everyone = tuple(range(_models(models, bound)))
-  scores = tuple(Score(m, verification.First(gamma - 1)) for m in everyone[1:])
+  scores = tuple(Score(m, First(gamma - 1)) for m in everyone[1:])
   about = About('naive_cos', block=gamma, over=LOCKSTEP, speedup=theory.speedup_naive_cos)
   return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, about=about)
 
@@ -411,7 +412,7 @@ def _verifying(name: str, plan, block: int, *, spare: int = 0, drop: bool = Fals
   )
   phases = (
     Propose(0, gamma + spare),
-    Score(1, verification.First(gamma - 1)),
+    Score(1, First(gamma - 1)),
     Score(2, choice),
     *((Truncate(2),) if drop else ()),
     Verify(rules.bind(rules.own), (2,)),

@@ -8,9 +8,9 @@ import reference
 from reference import RULES
 
 from speccascade import acceptance, methods, rules, stopping
-from speccascade.engine.plans import Profile
-from speccascade.engine.verification import AcceptanceTable
 from speccascade.models import toy, translated
+from speccascade.sv.plans import Profile
+from speccascade.sv.verification import AcceptanceTable
 
 V = 3
 LARGE = toy.model(1, V, scale=1.2)

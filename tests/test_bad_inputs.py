@@ -48,13 +48,13 @@ from speccascade.checkpoints.hf import FAMILIES
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
 from speccascade.decode import scoring
+from speccascade.engine.limits import Limit
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
-from speccascade.engine.plans import Profile
-from speccascade.engine.verification import Limit
 from speccascade.evaluate import Checkpoint, config
 from speccascade.host import commands, gin_files, multihost
 from speccascade.models import ngram, toy
 from speccascade.models.t5 import T5, T5Config
+from speccascade.sv.plans import Profile
 from speccascade.train import __main__ as training
 from speccascade.train import vocabulary
 from speccascade.types import Model, Network
@@ -253,7 +253,7 @@ PYTHON = {
   ),
   'a limit without its base': (
     lambda _: own_phases(Propose(0, 2), Score(1, rules.bind(nothing)), Verify(OWN, (1,))),
-    ('nothing', 'verification.Limit'),
+    ('nothing', 'limits.Limit'),
   ),
   'a branch for one of two models': (
     lambda _: own_phases(Alternate(((Score(0), Verify(OWN, (0,))),))),

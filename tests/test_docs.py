@@ -37,8 +37,8 @@ DOCUMENTS = [ROOT / 'README.md', ROOT / 'WORKSPACE.md', *sorted((ROOT / 'docs').
 A_PROFILE = """
 import numpy as np
 from speccascade import methods
-from speccascade.engine.plans import Choice, Origin, Plan, Profile
-from speccascade.engine.verification import AcceptanceTable
+from speccascade.sv.plans import Choice, Origin, Plan, Profile
+from speccascade.sv.verification import AcceptanceTable
 
 TABLE = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
 profile = Profile(TABLE, np.float32([1.0, 1.1]))

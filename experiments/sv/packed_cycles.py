@@ -16,12 +16,12 @@ import jax
 import numpy as np
 
 from speccascade import backends, methods, Sampler
-from speccascade.engine.plans import Profile
-from speccascade.engine.verification import AcceptanceTable
 from speccascade.host import commands
 from speccascade.models import packing, shapes
 from speccascade.planning import aot
 from speccascade.planning.program_report import report
+from speccascade.sv.plans import Profile
+from speccascade.sv.verification import AcceptanceTable
 
 TABLE = AcceptanceTable.of(np.arange(1, 20) / 20, [np.arange(1, 15) / 15] * 20, np.full((20, 15), 0.7))
 

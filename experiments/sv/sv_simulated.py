@@ -25,10 +25,10 @@ from sv_simulation import Trio
 
 from speccascade import checkpoints, methods, Sampler
 from speccascade.data import files
-from speccascade.engine import plans
 from speccascade.evaluate.report.formats import markdown
 from speccascade.models import shapes
 from speccascade.planning import compiled_times, sv_model, timing
+from speccascade.sv import plans
 
 SIZES = {'llama': (shapes.llama, shapes.LLAMA), 't5': (shapes.t5, shapes.T5_V1_1)}
 TRIOS = [('llama', '68m', '160m', '7b'), ('llama', '68m', '160m', '13b'), ('t5', 'small', 'base', 'xxl')]
@@ -107,7 +107,7 @@ def check(args: argparse.Namespace):
   models = checkpoints.load_all(args.models)
   if (here := plans.device_of(models)) != profile.origin.device:
     raise SystemExit(f'{args.plan} has times of {profile.origin.device}, and this is {here}; check it there.')
-  plans.check_models(profile.origin, models, (0, 1, 2))
+  profile.origin.check_models(models, (0, 1, 2))
   models = timing.endless(models)
   field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
   prompts = files.texts(args.prompts, field, args.count)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 
 from speccascade import backends
-from speccascade.engine import plans
 from speccascade.models import packing
 from speccascade.planning import sv_model
 from speccascade.planning.compiled_times import PassTimes
+from speccascade.sv import plans
 
 BLOCKS = (1, 2, 3, 5, 7)  # γ; of each method the best
 FIXED = 5  # the γ of the paper, which speculative decoding is compared with at every batch size

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from speccascade import methods
-from speccascade.engine import plans, verification
 from speccascade.evaluate import config
 from speccascade.evaluate.report.formats import markdown
 from speccascade.planning import profiling, sv_model
+from speccascade.sv import plans, verification
 
 Samples = Mapping[str, np.ndarray]
 

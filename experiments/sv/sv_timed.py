@@ -18,11 +18,11 @@ import numpy as np
 from sv_simulated import compare, timed_methods
 
 from speccascade import acceptance, Model, Sampler
-from speccascade.engine import plans
 from speccascade.engine.phases import Score
-from speccascade.engine.verification import Goodput
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import profiling, sv_model, timing
+from speccascade.sv import plans
+from speccascade.sv.verification import Goodput
 
 HEAD = 64
 

@@ -8,10 +8,10 @@ from typing import Any
 from speccascade import checkpoints, methods, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine.method import Strategy
-from speccascade.engine.verification import COUNTS
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
 from speccascade.models import translation
+from speccascade.sv.verification import COUNTS
 from speccascade.types import Combiner, Model, Rule
 
 _FROM_PYTHON = {'sequence_cascade', 'by_batch'}  # which need a function or other methods

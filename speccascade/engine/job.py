@@ -13,7 +13,7 @@ from jax._src import xla_bridge  # which has no public name for whether JAX has 
 
 from speccascade import sampling
 from speccascade.backends import sharding
-from speccascade.engine import inputs, plans, requests, validate
+from speccascade.engine import inputs, requests, validate
 from speccascade.engine.method import Strategy
 from speccascade.types import check_bits, checked_int, Model, Network
 
@@ -66,7 +66,7 @@ class Job:
     models = _check_models(method, models)
     if sampler is not None:
       validate.check_sampler(sampler)
-      plans.check_sampler(method.origin, sampler)
+      method.check_sampler(sampler)
     _check_targets(method, models, sampler or sampling.Sampler())
     return cls(method, models)
 
@@ -106,7 +106,7 @@ class Job:
     _check_targets(method, models, rows[0].sampler)
     for row in rows:
       with inputs.of_prompt(row.source):
-        plans.check_sampler(method.origin, row.sampler)
+        method.check_sampler(row.sampler)
     width = inputs.prompt_width(models, rows, max_prompt_tokens)
     size = inputs.bucket(len(rows), 1)
     size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
@@ -161,7 +161,8 @@ def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):
       raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
-  plans.check_models(method.origin, models, method.slots)
+  if method.origin is not None:
+    method.origin.check_models(models, method.slots)
   for model in models:
     validate.check_network(model)
   inputs.vocabulary(models)

@@ -14,10 +14,14 @@ from jax import tree_util
 from speccascade import acceptance, rules, stopping
 from speccascade.engine.lowering import flat, lower, mapped, Phase, rounds
 from speccascade.engine.phases import Propose, Score, Verify
-from speccascade.engine.verification import index_for
 from speccascade.types import static
 
 Target = tuple[tuple[int, ...], tree_util.Partial | None]
+
+
+def index_for(rows: Sequence[int], batch: int) -> int:
+  """Return the index, among ascending numbers of rows, of the first that is at least `batch`, else the last."""
+  return next((i for i, n in enumerate(rows) if n >= batch), len(rows) - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +82,8 @@ class Strategy:
     phases: The phases of a round.
     slots: The number of the model of each slot.
     extra_models: Whether more models may be given than it decodes with.
-    origin: What the plan that it decides by was made of.
+    origin: What the plan that it decides by was made of; it has `check_models(models, slots)` and
+      `check_sampler(sampler)`.
     policy: How long drafts are.
     whole_texts: Whether it judges complete texts, so that no token is final before all are.
   """
@@ -151,6 +156,11 @@ class Strategy:
   def of_batches(self) -> dict[str, 'Strategy']:
     """The methods that batches are decoded by, each with the beginning of a sentence about it."""
     return {'': self}
+
+  def check_sampler(self, sampler: Any):
+    """Refuse a sampler under which what the method decides by was not made."""
+    if self.origin is not None:
+      self.origin.check_sampler(sampler)
 
   def at(self, batch: int) -> 'Strategy':
     """Return the method for a batch of this size."""

@@ -27,10 +27,10 @@ from speccascade.engine.feeding import (
   store_by_row,
   store_from_slot,
 )
+from speccascade.engine.limits import Limit
 from speccascade.engine.lowering import Facts, flat, mapped, Phase, rounds
 from speccascade.engine.records import Commit
 from speccascade.engine.state import Context, Fault, sampler_for_window, State
-from speccascade.engine.verification import Limit
 from speccascade.models.packing import coarse_widths, fine_widths, MOST
 from speccascade.types import Array, Combiner, FINAL, iota, NEGATIVE, of_logits, Rule, static, SUM, Window
 

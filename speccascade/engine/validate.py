@@ -12,10 +12,10 @@ from jax import tree_util
 import jax.numpy as jnp
 
 from speccascade import rules, sampling, stopping
+from speccascade.engine.limits import Limit
 from speccascade.engine.lowering import rounds
 from speccascade.engine.method import Method, Strategy
 from speccascade.engine.phases import Score, Verify
-from speccascade.engine.verification import Limit
 from speccascade.host.errors import first_line
 from speccascade.types import Combiner, Model, NEGATIVE, Prompt
 
@@ -58,9 +58,7 @@ def _unknown(method: Method) -> str | None:
     return f'{name} is a plain function, which no program takes as an argument; give rules.bind({name})'
   for phase in phases:
     if isinstance(phase, Score) and not isinstance(phase.limit, Limit | None):
-      return (
-        f'limit={rules.name_of(phase.limit)} is no limit; it is a subclass of speccascade.engine.verification.Limit'
-      )
+      return f'limit={rules.name_of(phase.limit)} is no limit; it is a subclass of speccascade.engine.limits.Limit'
     named = {*(() if phase.feeds is None else phase.feeds[:1]), *(phase.reads or ()), *phase.tests}
     if out := sorted(s for s in named if not 0 <= s < len(method.slots)):
       return f'{phase} names slot {out[0]}, and slots={method.slots} has 0 … {len(method.slots) - 1}'

@@ -15,7 +15,7 @@ from speccascade import rules, sampling
 from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
-from speccascade.engine import inputs, plans
+from speccascade.engine import inputs
 from speccascade.engine.job import Job
 from speccascade.evaluate import plugins, published
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
@@ -170,7 +170,7 @@ class Experiment:
     made = [(point, point.build()) for point in self.points]  # whose values are in range
     for (point, method), temperature in itertools.product(made, self.temperatures):
       try:
-        plans.check_sampler(method.origin, self.sampler(temperature))
+        method.check_sampler(self.sampler(temperature))
       except ValueError as error:
         raise ValueError(f'{self.name}: {point.label}, T = {temperature:g}: {error}') from None
     if not callable(self.models):

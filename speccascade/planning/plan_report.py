@@ -9,11 +9,11 @@ from dataclasses import replace
 import functools
 import operator
 
-from speccascade.engine import plans
 from speccascade.engine.method import LOCKSTEP, Method
-from speccascade.engine.plans import Choice, Origin, Speed
 from speccascade.planning import cost_model, timing
 from speccascade.planning.cost_model import Costs
+from speccascade.sv import plans
+from speccascade.sv.plans import Choice, Origin, Speed
 
 PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
 _FREE = 1e-6  # the cost of a drafter without cost

@@ -15,16 +15,17 @@ import numpy as np
 
 from speccascade import decode, Decoded, methods, rules, sampling
 from speccascade.backends import sharding
-from speccascade.engine import inputs, plans, requests
+from speccascade.engine import inputs, requests
 from speccascade.engine.job import Job
 from speccascade.engine.method import Method
-from speccascade.engine.plans import Origin
 from speccascade.host import multihost
 from speccascade.models import translation
 from speccascade.planning import cost_model, profiling, sv_model, timing
 from speccascade.planning.budget import Budget
 from speccascade.planning.cost_model import Costs
 from speccascade.planning.plan_report import BatchReport, Candidate, PlanReport, Row
+from speccascade.sv import plans
+from speccascade.sv.plans import Origin
 from speccascade.types import checked_int, Combiner, Model, Rule
 
 TEXTS = 16  # that each trial decodes, and two batches at the least

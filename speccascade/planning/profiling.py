@@ -20,7 +20,7 @@ import numpy as np
 from speccascade import backends, methods, rules
 from speccascade.backends import sharding
 from speccascade.backends.ops import take
-from speccascade.engine import inputs, plans, requests, verification
+from speccascade.engine import inputs, requests
 from speccascade.engine.engine import Engine
 from speccascade.engine.job import Job
 from speccascade.engine.loop import positions
@@ -29,11 +29,12 @@ from speccascade.engine.method import About, Method
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.engine.records import fresh_slots, Record
 from speccascade.engine.state import Context, State
-from speccascade.engine.verification import AcceptanceTable
 from speccascade.host import multihost
 from speccascade.host.progress import Progress
 from speccascade.models import packing
 from speccascade.planning import timing
+from speccascade.sv import plans, verification
+from speccascade.sv.verification import AcceptanceTable
 from speccascade.types import Array, iota, Model, NO_FAULT
 
 BINS = 20, 15  # of S, and of A in each

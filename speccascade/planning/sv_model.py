@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.engine import plans, verification
 from speccascade.planning.cost_model import Costs
+from speccascade.sv import plans, verification
 
 DRAFTS = 12800  # that are simulated, in at least `ROUNDS` rounds
 ROUNDS = 64

@@ -21,14 +21,14 @@ import reference  # noqa: E402
 
 from speccascade import acceptance, backends, decode, methods, Request, rules, Sampler, stopping
 from speccascade.backends import sharding
-from speccascade.engine import plans
-from speccascade.engine.verification import AcceptanceTable  # noqa: E402
 from speccascade.models import toy, translation  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
 from speccascade.planning import planner
+from speccascade.sv import plans
+from speccascade.sv.verification import AcceptanceTable  # noqa: E402
 from speccascade.train import losses
 from speccascade.train.batches import collate
 from speccascade.types import Model  # noqa: E402

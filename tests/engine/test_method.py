@@ -12,10 +12,10 @@ import reference
 
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
+from speccascade.engine.limits import First, Limit
 from speccascade.engine.lowering import lower, Phase
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
-from speccascade.engine.verification import First, Limit
 from speccascade.models import toy
 from speccascade.planning import timing
 

@@ -21,14 +21,14 @@ from tiers import quick
 from speccascade import checkpoints, methods, Sampler
 from speccascade.checkpoints import hf
 from speccascade.data.seqio import pipeline
-from speccascade.engine import plans
 from speccascade.engine.job import Job
-from speccascade.engine.verification import AcceptanceTable
 from speccascade.evaluate import config, published
 from speccascade.evaluate.experiment import Experiment
 from speccascade.models import shapes
 from speccascade.planning import aot, cost_model
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
+from speccascade.sv import plans
+from speccascade.sv.verification import AcceptanceTable
 from speccascade.types import Model, Network, Prompt
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -6,9 +6,9 @@ import pytest
 import toys
 
 from speccascade import methods, rules, Sampler
-from speccascade.engine import plans
 from speccascade.evaluate import Curve, Experiment, summary
 from speccascade.planning import cost_model
+from speccascade.sv import plans
 
 TARGET = Curve('target only', methods.autoregressive, settings={'model': 1})
 DRAFT = Curve('draft only', methods.autoregressive, settings={'model': 0})

@@ -13,12 +13,12 @@ import sv_studies
 import sv_timed
 
 from speccascade import methods
-from speccascade.engine import plans
 from speccascade.evaluate import Curve
 from speccascade.evaluate.report.formats import markdown
 from speccascade.models import toy
 from speccascade.planning import profiling, sv_model
 from speccascade.planning.compiled_times import PassTimes
+from speccascade.sv import plans
 
 
 def observed(informed=True, accept=None, text=0):

@@ -17,10 +17,11 @@ import pytest
 
 from speccascade import decode, embedded, methods, plan, Request, Sampler
 from speccascade.decode import __main__ as command
-from speccascade.engine import plans, requests
+from speccascade.engine import requests
 from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.planning import budget, cost_model, plan_report, planner, timing
+from speccascade.sv import plans
 
 RULES = {'opt': OPT, 'even': EVEN}
 
@@ -350,10 +351,10 @@ def test_a_plan_refuses_other_models_and_samplers_and_warns_on_another_device():
 
 def test_samplers_of_one_distribution_are_one():
   of = lambda **numbers: dataclasses.replace(ORIGIN, sampler=tuple(numbers.items()))
-  plans.check_sampler(of(temperature=0.0), Sampler(0, top_p=0.9, top_k=3))
-  plans.check_sampler(of(temperature=0.7, top_p=0.9), Sampler(np.float32(0.7), top_p=np.float32(0.9)))
+  of(temperature=0.0).check_sampler(Sampler(0, top_p=0.9, top_k=3))
+  of(temperature=0.7, top_p=0.9).check_sampler(Sampler(np.float32(0.7), top_p=np.float32(0.9)))
   with pytest.raises(ValueError, match='temperature 0, not with temperature 0, repetition_penalty 2'):
-    plans.check_sampler(of(temperature=0.0), Sampler(0, repetition_penalty=2.0))
+    of(temperature=0.0).check_sampler(Sampler(0, repetition_penalty=2.0))
 
 
 @pytest.mark.parametrize(

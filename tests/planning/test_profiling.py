@@ -8,11 +8,11 @@ import pytest
 
 from speccascade import decode, embedded, methods, plan, Sampler
 from speccascade.data.examples import Example, Task
-from speccascade.engine import plans
 from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.models import toy
 from speccascade.planning import planner, profiling, sv_model
+from speccascade.sv import plans
 
 EOS = 6
 LARGE = toy.model(21, 7, scale=1.5, eos_ids=(EOS,))

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from speccascade import sampling
-from speccascade.engine.verification import AcceptanceTable, Latency
 from speccascade.host import storage
+from speccascade.sv.verification import AcceptanceTable, Latency
 
 FORMAT = 3
 FIELDS = ('s', 'a', 's_target', 'accept', 'position', 'request')  # of a sample, see `Profile`
@@ -59,6 +59,31 @@ class Origin:
   data: str
   block: int  # the longest γ that was measured
   source: int = 64  # the length of a prompt with which times were measured
+
+  def check_models(self, models: Sequence, slots: Sequence[int]) -> None:
+    """Refuse models that a plan is not of, of those that a method decodes with; warn on another device."""
+    for i in sorted(set(slots)):
+      name = self.names[i]
+      digest = self.digests[i]
+      model = models[i]
+      if None not in (digest, model.digest) and digest != model.digest:
+        raise ValueError(
+          f'the plan was made with {name} ({digest}) as model {i}, not with {model.name} ({model.digest}); '
+          f'{MAKE} of these models.'
+        )
+    if (here := device_of(models)) != self.device:
+      warnings.warn(
+        f'the plan was made on {self.device}, and this is {here}: acceptance is the same, times are not; {MAKE} here.',
+        stacklevel=5,
+      )
+
+  def check_sampler(self, sampler: sampling.Sampler) -> None:
+    """Refuse a sampler under which a plan was not made."""
+    if _deciding(sampler_of(sampler)) != _deciding(self.sampler):
+      text = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
+      raise ValueError(
+        f'the plan was made with {text(self.sampler)}, not with {text(sampler_of(sampler))}; {MAKE} with this sampler.'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,35 +236,6 @@ def device_of(models: Sequence) -> str:
   devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()[:1]
   many = f'{len(devices)} × ' if len(devices) > 1 else ''
   return f'{many}{next(iter(devices)).device_kind}, {leaf.dtype}'
-
-
-def check_models(origin: Origin | None, models: Sequence, slots: Sequence[int]) -> None:
-  """Refuse models that a plan is not of, of those that a method decodes with; warn where they run on another device."""
-  if origin is None:
-    return
-  for i in sorted(set(slots)):
-    name = origin.names[i]
-    digest = origin.digests[i]
-    model = models[i]
-    if None not in (digest, model.digest) and digest != model.digest:
-      raise ValueError(
-        f'the plan was made with {name} ({digest}) as model {i}, not with {model.name} ({model.digest}); '
-        f'{MAKE} of these models.'
-      )
-  if (here := device_of(models)) != origin.device:
-    warnings.warn(
-      f'the plan was made on {origin.device}, and this is {here}: acceptance is the same, times are not; {MAKE} here.',
-      stacklevel=5,
-    )
-
-
-def check_sampler(origin: Origin | None, sampler: sampling.Sampler) -> None:
-  """Refuse a sampler under which a plan was not made."""
-  if origin is not None and _deciding(sampler_of(sampler)) != _deciding(origin.sampler):
-    text = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
-    raise ValueError(
-      f'the plan was made with {text(origin.sampler)}, not with {text(sampler_of(sampler))}; {MAKE} with this sampler.'
-    )
 
 
 def _deciding(numbers: Sequence[tuple[str, float]]) -> dict[str, Any]:

@@ -18,13 +18,14 @@ from speccascade import acceptance, backends, decode, methods, Sampler
 from speccascade.backends.ops import take
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
-from speccascade.engine import verification
+from speccascade.engine.limits import Limit
 from speccascade.engine.loop import decode_batch
-from speccascade.engine.plans import Profile
 from speccascade.models import packing, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
+from speccascade.sv import verification
+from speccascade.sv.plans import Profile
 from speccascade.types import Model, Prompt
 
 COIN = toy.model(4, 2, scale=1.2)
@@ -42,7 +43,7 @@ LINEAR = Profile(TABLE, np.float32(12 + np.arange(40)))  # of several rows, some
 
 
 @struct.dataclass
-class Peek(verification.Limit):
+class Peek(Limit):
   """Score as many tokens as what was drafted says, by no sense: the tokens of all rows, to the last, decide."""
 
   def __call__(self, context, state):

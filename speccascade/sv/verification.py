@@ -1,4 +1,4 @@
-"""How much of a draft the verifier scores: its first tokens, or those that speculative verification expects to pay.
+"""How much of a draft the verifier scores: the tokens that speculative verification expects to pay.
 
 With S = Σ_v min(q̃, c̃) and A = min(1, c̃(x)/q̃(x)) of drafter and companion (the unscaled ones at temperature 0), a
 table gives a(S, A), the chance that the verifier accepts x; Π a over a row's first k tokens is the gain of its k-th. A
@@ -20,49 +20,12 @@ import numpy as np
 
 from speccascade import sampling
 from speccascade.backends.ops import take
+from speccascade.engine.limits import Limit
+from speccascade.engine.method import index_for
 from speccascade.engine.state import Context, sampler_for_window, State
 from speccascade.types import Array, checked_int, iota, static
 
 COUNTS = ('tokens', 'accepted')  # what goodput counts: all that come out, or the drafted ones that are accepted
-
-
-class Limit:
-  """How many pending tokens [B] a `Score` feeds, (context, state) -> [B]. The base of every limit.
-
-  Attributes:
-    reads: The slots whose logits it looks at; None for any.
-    most: The most tokens that it lets through; None for all.
-    varies: Whether it may let fewer through than there are, up to `most`.
-    fine: Whether it goes by what each number of tokens costs, so that a program has many widths.
-  """
-
-  reads: tuple[int, ...] | None = None
-  most: int | None = None
-  varies: bool = True
-  fine: bool = False
-
-  def __call__(self, context: Context, state: State) -> Array:
-    raise NotImplementedError(f'{type(self).__name__} has no __call__(context, state).')
-
-
-@struct.dataclass
-class First(Limit):
-  """Score the first n pending tokens, and so the distributions of n + 1 positions."""
-
-  n: int = static()
-
-  reads = ()
-  varies = False
-
-  def __str__(self):
-    return f'first {self.n}'
-
-  @property
-  def most(self) -> int:
-    return self.n
-
-  def __call__(self, context: Context, state: State) -> Array:
-    return jnp.minimum(state.window.size, self.n)
 
 
 @struct.dataclass
@@ -151,11 +114,6 @@ class Latency:
     slope = jnp.maximum(known[-1] - known[0], 0) / (known.size - 1)
     known = jnp.concatenate([known, known[-1] + slope * jnp.arange(1, missing + 1).astype(known.dtype)])
     return lax.dynamic_slice(known, (first,), (count,)), jnp.asarray(self.steps[i])
-
-
-def index_for(rows: Sequence[int], batch: int) -> int:
-  """Return the index, among ascending numbers of rows, of the first that is at least `batch`, else the last."""
-  return next((i for i, n in enumerate(rows) if n >= batch), len(rows) - 1)
 
 
 def _staircase(times: Mapping[int, float] | Sequence[float]) -> np.ndarray:

@@ -1,0 +1,49 @@
+"""How many pending tokens a `Score` feeds its model.
+
+Axis letters: B batch.
+"""
+
+from flax import struct
+import jax.numpy as jnp
+
+from speccascade.engine.state import Context, State
+from speccascade.types import Array, static
+
+
+class Limit:
+  """How many pending tokens [B] a `Score` feeds, (context, state) -> [B]. The base of every limit.
+
+  Attributes:
+    reads: The slots whose logits it looks at; None for any.
+    most: The most tokens that it lets through; None for all.
+    varies: Whether it may let fewer through than there are, up to `most`.
+    fine: Whether it goes by what each number of tokens costs, so that a program has many widths.
+  """
+
+  reads: tuple[int, ...] | None = None
+  most: int | None = None
+  varies: bool = True
+  fine: bool = False
+
+  def __call__(self, context: Context, state: State) -> Array:
+    raise NotImplementedError(f'{type(self).__name__} has no __call__(context, state).')
+
+
+@struct.dataclass
+class First(Limit):
+  """Score the first n pending tokens, and so the distributions of n + 1 positions."""
+
+  n: int = static()
+
+  reads = ()
+  varies = False
+
+  def __str__(self):
+    return f'first {self.n}'
+
+  @property
+  def most(self) -> int:
+    return self.n
+
+  def __call__(self, context: Context, state: State) -> Array:
+    return jnp.minimum(state.window.size, self.n)
