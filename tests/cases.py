@@ -43,14 +43,14 @@ def profile(rows, table=TABLE):
 
 
 @cache
-def alpha(name):
-  """Return the α at which half of what a rule can reject of the pair is rejected."""
+def alpha(name, share=0.5):
+  """Return the α at which that share of what a rule can reject of the pair is rejected."""
   tables = [np.asarray(model.params['table'], np.float64) for model in PAIR]
-  return reference.telling(name, list(zip(*tables)))
+  return reference.telling(name, list(zip(*tables)), share)
 
 
-def bound(name):
-  return reference.bound(name, alpha(name))
+def bound(name, share=0.5):
+  return reference.bound(name, alpha(name, share))
 
 
 # ---- reference steps, functions of the models and the sampler's settings ----
@@ -100,9 +100,12 @@ def opt_by_slot(q, p, *, alpha):
   return rules.opt(q, p, alpha=jnp.take(jnp.asarray(alpha), q.slot))
 
 
+RARELY = 0.1  # a token cascade defers, so that drafts also end by their length
+
+
 def alone(name):
   """Return the method, models and step of a token cascade."""
-  return methods.token_cascade(bound(name), max_draft=2), PAIR, cascaded(name, alpha(name), 2)
+  return methods.token_cascade(bound(name, RARELY), max_draft=2), PAIR, cascaded(name, alpha(name, RARELY), 2)
 
 
 ROWS_OF_THREE = (2 * V**2) ** 3  # by which three tokens are enumerated
@@ -122,8 +125,7 @@ METHODS = {
     lockstep(lambda l, s: reference.realign(l, 0.3, s)),
   ),
   'oracle diff': (methods.oracle(bound('diff')), PAIR, of_rule('diff')),
-  'token_cascade chow': alone('chow'),
-  'token_cascade chow_log': alone('chow_log'),
+  **{f'token_cascade {name}': alone(name) for name, rule in RULES.items() if rule.declaration.drafter_alone},
   'bild': (methods.bild(0.45, 1.0, max_draft=2), PAIR, of_bild(0.45, 1.0, 2)),
   'speculative block verification': (methods.speculative(block=2, accept=acceptance.block), COINS, own),
   'cascade block verification': (methods.speculative(opt, block=1, accept=acceptance.block), COINS, of_rule('opt')),
@@ -184,7 +186,11 @@ LATE = {
     PAIR5,
     of_rule('opt'),
   ),
-  'token_cascade': (methods.token_cascade(chow, max_draft=3), PAIR5, cascaded('chow', alpha('chow'), 3)),
+  'token_cascade': (
+    methods.token_cascade(bound('chow', RARELY), max_draft=3),
+    PAIR5,
+    cascaded('chow', alpha('chow', RARELY), 3),
+  ),
   'bild': (methods.bild(0.4, 1.5, max_draft=3), PAIR5, of_bild(0.4, 1.5, 3)),
   'naive_cos': (methods.naive_cos(weighted3, 3, 3), TRIO5, mean(WEIGHTS3)),
   'ensemble_sd': (methods.ensemble_sd(weighted3, 3, 3), TRIO5, mean(WEIGHTS3)),

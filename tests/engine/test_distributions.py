@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from cases import FALSE_ALARM, LATE, METHODS, own, profile, PROMPT, ROWS, SAMPLERS, TRIO5
+from cases import FALSE_ALARM, LATE, METHODS, own, PAIR, profile, PROMPT, ROWS, SAMPLERS, TRIO5
 from emitted import AS_USERS, chi_square, emitted_distribution
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +41,18 @@ def off_by(name, setting, options=None):
   method, models, step = METHODS[name]
   distribution = emitted_distribution(method, models, PROMPT, 3, Sampler(**SAMPLERS[setting]), options)
   return distance(distribution, reference.joint_distribution(step(models, **SAMPLERS[setting]), PROMPT, 3))
+
+
+def test_the_alphas_that_are_found_tell():
+  """The distribution of a rule is neither model's, and that of a token cascade depends on the length of its drafts."""
+  of = lambda step: reference.joint_distribution(step, PROMPT, 3)
+  models = [of(own([model])) for model in PAIR]
+  for name in reference.RULES.keys() - {'speculative'}:
+    _, _, step = METHODS[f'speculative {name}']
+    assert min(distance(of(step(PAIR)), other)[0] for other in models) > 0.01, name
+  for name in [name for name in METHODS if name.startswith('token_cascade ')]:
+    _, _, step = METHODS[name]
+    assert distance(of(step(PAIR)), of(step(PAIR, max_draft=3)))[0] > 0.01, name
 
 
 @pytest.mark.parametrize('name, setting', quick(CASES, FIRST, SECOND))
