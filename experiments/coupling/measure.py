@@ -15,6 +15,7 @@ METHODS = {
 
 
 def lines(name: str, count: int) -> list[str]:
+  """Return the first lines of a file of data."""
   with gzip.open(f'{SHARED}/data/{name}.gz', 'rt') as file:
     return [line.strip() for line in file][:count]
 
