@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from speccascade import rules, sampling
 from speccascade.backends.ops import take1
+from speccascade.host import names
 from speccascade.types import Array, FINAL, iota, static, Window
 
 
@@ -183,3 +184,22 @@ def bind(accept: Callable) -> Callable:
     raise ValueError(f'accept={accept!r} is not an acceptor; give a function of a Trial, as acceptance.block is one.')
   inside = rules.inside(accept)
   return rules.bind(accept) if inside is not accept or inspect.isfunction(accept) else accept
+
+
+def known() -> dict[str, Callable]:
+  """Return the acceptors of the package, by name."""
+  return {name: x for name, x in globals().items() if callable(x) and hasattr(x, 'declaration')}
+
+
+def find(text: str) -> Callable:
+  """Return the acceptor that a text names, as in block or my_acceptors:mine(limit=2.0).
+
+  Raises:
+    ValueError: There is none of that name, or it does not take these arguments.
+  """
+  return bind(names.find(text, 'acceptor', known()).made())
+
+
+def spelled(accept: Callable) -> str:
+  """Return the text by which `find` returns an acceptor."""
+  return names.spelled(accept, known())

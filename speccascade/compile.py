@@ -18,6 +18,7 @@ import jax
 
 from speccascade import checkpoints
 from speccascade.decode import options
+from speccascade.engine import validate
 from speccascade.host import commands, storage
 from speccascade.host.errors import first_line, out_of_memory, RunError
 from speccascade.models import shapes
@@ -59,9 +60,9 @@ def _run(args: argparse.Namespace):
   if args.text is not None:
     args.text = storage.output_file(args.text, overwrite=True)
   networks = aot.networks_of(args.models, args.dtype, args.scan)
-  if args.method == 'autoregressive' and args.model is None:
-    args.model = len(networks) - 1
-  method = options.method(args, len(networks)).at(args.batch_size)
+  method = options.method(args, len(networks))
+  validate.check_method(method, len(networks))
+  method = method.at(args.batch_size)
   sizes = aot.Sizes(args.batch_size, args.max_prompt_tokens, args.max_new_tokens)
   try:
     given = options.sampler(args), args.mesh or {}, args.rules, dict(args.xla), args.text

@@ -18,15 +18,19 @@ of the draft is dropped. The output then follows π, for every :math:`\tilde q` 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
+import inspect
+from typing import Any
 
 from jax import tree_util
 import numpy as np
 
 from speccascade import acceptance, rules, stopping, theory
 from speccascade.engine.limits import First
-from speccascade.engine.method import About, ALONE, ByBatch, LOCKSTEP, Method, Target
+from speccascade.engine.method import About, ALONE, ByBatch, LOCKSTEP, Method, Strategy, Target
 from speccascade.engine.phases import Alternate, Propose, Score, Truncate, Verify, Wait
 from speccascade.engine.sequence_cascade import SequenceCascade
+from speccascade.host import names
 from speccascade.sv import plans, verification
 from speccascade.types import checked_int, Combiner, Rule
 
@@ -227,22 +231,26 @@ def _of_deferral(method: Method) -> Target:
   return method.slots, method.policy.rule
 
 
-def sequence_cascade(score: Callable = np.mean, threshold: float = -1.0) -> SequenceCascade:
+def sequence_cascade(score: Callable | str | float = np.mean, threshold: float = -1.0) -> SequenceCascade:
   """Let model 0 write the answer, and model 1 rewrite it where the answer's score is low (Gupta et al. 2024).
 
   Cost: all of model 0, and all of model 1 for the answers that are rewritten, in batches of the same size however few.
 
   Args:
     score: A function of the answer's token log-probabilities [n]. `numpy.sum` is the probability of the answer
-      (Narasimhan et al. 2024, Equation 1); `numpy.mean` and quantiles do not defer an answer for its length.
+      (Narasimhan et al. 2024, Equation 1); `numpy.mean` and quantiles do not defer an answer for its length. 'mean' and
+      'sum' name these two, a number of 0 … 1 a quantile.
     threshold: Answers with a score under it are rewritten; a lower one defers less.
 
   Example:
     >>> print(methods.sequence_cascade(np.sum, threshold=-20.0).threshold)
     -20.0
   """
+  if isinstance(score, float | int) and 0 <= score <= 1:
+    score = functools.partial(np.quantile, q=float(score))
+  score = {'mean': np.mean, 'sum': np.sum}.get(score, score) if isinstance(score, str) else score
   if not callable(score):
-    raise ValueError(f'sequence_cascade: score={score!r} is not a function of an array of log-probabilities.')
+    raise ValueError(f'sequence_cascade: score={score!r} is no function of log-probabilities, mean, sum or quantile.')
   if np.isnan(_real('sequence_cascade: threshold', threshold)):
     raise ValueError(f'sequence_cascade: threshold={threshold!r} is not a number.')
   return SequenceCascade(score, float(threshold), (autoregressive(0), autoregressive(1)))
@@ -479,3 +487,43 @@ def by_batch(choices: Mapping[int, Method]) -> Method | ByBatch:
   if len(rows) == 1:
     return choices[rows[0]]
   return ByBatch(tuple(choices[n] for n in rows), tuple(rows))
+
+
+# ---- by name ----
+
+
+def known() -> dict[str, Callable[..., Strategy]]:
+  """Return the functions of this module that make a method, by name."""
+  made = {name: x for name, x in globals().items() if inspect.isfunction(x) and x.__module__ == __name__}
+  return {name: x for name, x in made.items() if not name.startswith('_') and x not in (known, find, spelled)}
+
+
+def find(text: str) -> functools.partial:
+  """Return the method that a text names, with the arguments that it gives; a call of what is returned makes it.
+
+  Rules, combiners, policies and acceptors are named inside arguments.
+
+  Raises:
+    ValueError: There is none of that name, or it does not take these arguments.
+
+  Example:
+    >>> print(methods.find('speculative(rule=opt(alpha=0.1), block=3)')())
+    propose(0, 4) · score(1, first 3) · verify(opt of (0, 1))
+  """
+  named = names.find(text, 'method', known(), _parts())
+  if named.short or not inspect.isfunction(named.value):
+    raise ValueError(f'{text!r} names no function that makes a method; name one, as in speculative(block=3)')
+  takes = inspect.signature(named.value).parameters
+  if unknown := [name for name in named.arguments if name not in takes]:
+    raise ValueError(f'{named.name} takes no {unknown[0]}; it takes {", ".join(takes) or "no argument"}')
+  return functools.partial(named.value, **named.arguments)
+
+
+def spelled(make: functools.partial) -> str:
+  """Return the text by which `find` returns a method with its arguments."""
+  return names.spelled(make, known(), _parts())
+
+
+def _parts() -> dict[str, Any]:
+  """Return what is named inside the arguments of a method."""
+  return rules.known() | stopping.known() | acceptance.known()

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 import sys
 
+from speccascade import rules
 from speccascade.data import files
 from speccascade.decode import options
 from speccascade.host import commands, storage
@@ -56,7 +57,8 @@ def _seconds(text: str) -> float | None:
 
 
 def _named_rule(text: str):
-  return text.replace(':', ' '), options.rule(text)
+  found = options.rule(text)
+  return rules.spelled(found), found
 
 
 def _run(args: argparse.Namespace):

@@ -60,7 +60,7 @@ def _run(args: argparse.Namespace, command: str):
   from speccascade.evaluate.shards import Shard
 
   files = args.gin_file or [str(DEFAULT)]
-  text = config.parse(files, args.gin_bindings, args.gin_search_paths)
+  text = config.parse(files, commands.bindings(args), args.gin_search_paths)
   made = config.build(placed=not args.merge)
   folder = run_dir or config.folder(files[-1], text)
   about = dict(config=text, command=command, only=args.only)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import rules, sampling
+from speccascade.host import names
 from speccascade.types import Array, Carry, checked_int, iota, Rule, static
 
 
@@ -185,6 +186,26 @@ class MovingAverage(Policy):
   def update(self, carry, tested, accepted, live, most):
     seen = self.decay * carry + (1 - self.decay) * (accepted / jnp.maximum(tested, 1))
     return jnp.where(live, seen, carry)
+
+
+def known() -> dict[str, type[Policy]]:
+  """Return the policies of the package, by name."""
+  policies = {name: x for name, x in globals().items() if isinstance(x, type) and issubclass(x, Policy)}
+  return {name: x for name, x in policies.items() if x.__module__ == __name__}
+
+
+def find(text: str) -> Policy:
+  """Return the policy that a text names, as in Heuristic(first=3) or my_policy:Entropy(limit=1.2).
+
+  Raises:
+    ValueError: There is none of that name, or it does not take these arguments.
+  """
+  return check(names.find(text, 'policy', known(), rules.known()).made())
+
+
+def spelled(policy: Policy) -> str:
+  """Return the text by which `find` returns a policy."""
+  return names.spelled(policy, known(), rules.known())
 
 
 def check(policy: Any) -> Policy:

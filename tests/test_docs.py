@@ -260,9 +260,8 @@ def test_the_examples_of_docstrings_run(path):
 
 
 def test_the_docstring_of_each_method_shows_its_phases():
-  for maker in public(methods):
-    if inspect.isfunction(maker):
-      assert f'>>> print(methods.{maker.__name__}(' in maker.__doc__, maker
+  for maker in methods.known().values():
+    assert f'>>> print(methods.{maker.__name__}(' in maker.__doc__, maker
 
 
 def test_the_index_lists_every_page():

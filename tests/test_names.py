@@ -1,17 +1,32 @@
-"""A rule has one spelling in every command, and a user's has one as a rule of the package has."""
+"""What has a name has one spelling in every command and config, and a user's is named as the package's is."""
 
 from functools import partial
+import importlib.util
+import runpy
 import subprocess
 import sys
 
 from matching import having
 import pytest
 
-from speccascade import rules
+from speccascade import acceptance, decode, methods, rules, stopping
+from speccascade.__main__ import COMMANDS
+from speccascade.decode import __main__ as command
 from speccascade.decode import options
+from speccascade.engine.method import Strategy
+from speccascade.evaluate.curves import Curve
+from speccascade.host import commands, names
+from speccascade.models import toy
+from speccascade.sv import plans
 from speccascade.train import jobs
 
 MINE = """import functools
+
+import jax
+
+from flax import struct
+from speccascade import acceptance, methods, rules, sampling, stopping
+from speccascade.engine.phases import Propose, Score, Verify
 
 
 def mine(q, p, *, alpha, factor=1.0):
@@ -23,7 +38,48 @@ half = functools.partial(mine, alpha=0.5)
 
 def number(x=1):
   return x
+
+
+def geometric(models, *, power):
+  return models[0].sampler(power * sum(model.log_plain for model in models))
+
+
+@struct.dataclass
+class Entropy(stopping.Policy):
+  limit: jax.Array
+
+  def before(self, logits, sampler):
+    return sampling.entropy(logits) > self.limit
+
+
+def every(trial):
+  return acceptance.token_wise(trial)
+
+
+def drafted(combiner, block=5):
+  phases = Propose(0, block), Score(1), Verify(rules.bind_combiner(combiner), (1,))
+  return methods.Method(phases, (0, 1), about=methods.About('drafted', block=block))
 """
+METHODS = {  # each method of the package but those that take other methods or a profile
+  'autoregressive': 'autoregressive(model=1)',
+  'ensemble': 'ensemble(combiner=weighted(weights=(0.25, 0.75)))',
+  'ensemble_parallel': 'ensemble_parallel(combiner=opt:0.1, models=2)',
+  'oracle': 'oracle(rule=diff:0.1)',
+  'speculative': 'speculative(rule=opt:-0.1, block=3, policy=Heuristic(first=2), accept=block, pair=(0, 1))',
+  'token_cascade': 'token_cascade(rule=chow:0.3, max_draft=4)',
+  'sequence_cascade': "sequence_cascade(score='sum', threshold=-2.5)",
+  'bild': 'bild(fallback=0.4, rollback=1.5, max_draft=4)',
+  'naive_cos': 'naive_cos(combiner=contrastive:0.1, block=2)',
+  'ensemble_sd': 'ensemble_sd(combiner=opt:0.1, block=2)',
+  'cos': 'cos(combiner=opt:0.1, blocks=(2, 1))',
+  'planned': "planned(plan='plan.json')",
+}
+OWN = {  # a text, and the sources that it is known by
+  'speculative(rule=my_names:mine:0.1)': {'mine'},
+  'speculative(block=2, policy=my_names:Entropy(limit=1.5), accept=my_names:every)': {'Entropy', 'every'},
+  'cos(combiner=my_names:geometric:0.5, blocks=(2, 1))': {'geometric'},
+  'my_names:drafted(combiner=my_names:geometric:1.0, block=2)': {'drafted', 'geometric'},
+}
 
 
 @pytest.fixture
@@ -72,6 +128,8 @@ def test_every_rule_and_combiner_of_the_package_has_its_name():
     ('opt(0.1)', ('opt', 'alpha=0.1')),
     ('opt(alpha=x)', ('alpha=x', 'alpha=0.1')),
     ('opt(alpha', ('opt(alpha', 'NAME(alpha=0.1)')),
+    ('opt(alpha=1, alpha=2)', ('opt', 'once')),
+    ('opt(**{"alpha": 1})', ('opt', 'by name')),
     ('speculative:1', ('speculative', 'no number')),
     ('my_names:nope', ('my_names.py', 'nope')),
     ('my_names:number', ('number', 'neither')),
@@ -84,8 +142,89 @@ def test_a_text_that_names_nothing_is_refused_in_a_sentence(text, parts, my_name
 
 
 def test_what_a_name_means_is_known_by_its_source(my_names):
-  assert rules.source(partial(rules.opt, alpha=0.1)) is None
-  assert 'factor * p.confidence' in rules.source(rules.find('my_names:half'))
+  assert names.source(partial(rules.opt, alpha=0.1)) is None
+  assert 'factor * p.confidence' in names.source(rules.find('my_names:half'))
+
+
+# ---- methods, policies, acceptors ----
+
+
+def of_check(name):
+  """Return what the command speccascade.check has under a name, without leaving its module behind."""
+  return runpy.run_module('speccascade.check.__main__')[name]
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_every_method_of_the_package_is_named_as_it_is_spelled(name, my_names):
+  origin = plans.Origin(('small', 'large'), (None, None), (), 'cpu', 'texts', 3)
+  plans.Plan(origin, {1: plans.Choice('speculative', 3), 8: plans.Choice('autoregressive')}, {}).save('plan.json')
+  found = methods.find(METHODS[name])
+  assert methods.spelled(found) == METHODS[name]
+  made = found()
+  assert isinstance(made, Strategy) and made.about.name == {'planned': 'by_batch'}.get(name, name)
+  args = command._parser().parse_args(['--models', 'a', 'b', '--method', METHODS[name], '--', 'in', 'out'])
+  assert str(options.method(args, 2)) == str(made) == str(Curve('curve', METHODS[name]).build())
+
+
+def test_every_method_of_the_package_has_its_name():
+  assert METHODS.keys() | {'by_batch', 'sv', 'sv_exact'} == methods.known().keys()
+  assert {'Heuristic', 'MovingAverage', 'Confidence'} < stopping.known().keys() and acceptance.known().keys() == {
+    'token_wise',
+    'everything',
+    'Threshold',
+    'block',
+  }
+
+
+@pytest.mark.parametrize('text', OWN)
+def test_what_is_a_users_is_named_in_every_command_that_takes_a_method(text, my_names):
+  found = methods.find(text)
+  assert methods.spelled(found) == text and {name for name, _ in names.sources(found)} == OWN[text]
+  args = command._parser().parse_args(['--models', 'a', 'b', '--method', text, '--', 'in', 'out'])
+  made = options.method(args, 2)
+  assert str(made) == str(found()) == str(of_check('_value')(text)) == str(Curve('curve', text).build())
+  digests = options.settings(args, but=('imports',))
+  assert digests['method'] == text and {f'source of {name}' for name in OWN[text]} < digests.keys()
+  large = toy.model(1)
+  out = decode(made, [toy.model(2, near=large), large], [[1, 2]], max_new_tokens=3)
+  assert len(out.tokens[0]) == 3
+
+
+def test_an_option_and_an_argument_are_one_spelling(my_names):
+  settings = []
+  for more in (['--rule=opt:0.1', '--block=3'], ['--method=speculative(block=3, rule=opt(alpha=0.1))']):
+    args = command._parser().parse_args(['--models', 'a', 'b', *more, '--', 'in', 'out'])
+    options.method(args, 2)
+    settings.append(options.settings(args, but=()))
+  assert settings[0] == settings[1] and settings[0]['method'] == 'speculative(rule=opt:0.1, block=3)'
+
+
+def test_an_option_sets_an_argument_of_the_method(my_names):
+  make = lambda *more: options.method(command._parser().parse_args(['--models', 'a', 'b', *more, '--', 'i', 'o']), 2)
+  found = make('--policy=my_names:Entropy(limit=1.5)', '--accept=block', '--block=2')
+  assert str(found) == str(methods.speculative(block=2, policy=found.policy, accept=acceptance.block))
+  assert str(make('--method=my_names:drafted', '--rule=my_names:geometric:1.0')) == str(
+    methods.find('my_names:drafted(combiner=my_names:geometric(power=1.0))')()
+  )
+
+
+@pytest.mark.parametrize('name', [x for x in COMMANDS if x != 'integrations.lm_eval'])  # which has the harness's
+def test_every_command_takes_a_module_of_ones_own(name, capsys):
+  folder = importlib.util.find_spec(f'speccascade.{name}').submodule_search_locations
+  module = f'speccascade.{name}.__main__' if folder else f'speccascade.{name}'
+  with pytest.raises(SystemExit):
+    (of_check('main') if name == 'check' else importlib.import_module(module).main)(['--help'])
+  assert '--import MODULE' in capsys.readouterr().out
+
+
+def test_a_module_is_imported_before_a_command_runs(my_names, capsys):
+  (my_names / 'my_backends.py').write_text('there = True')
+  seen = []
+  command = lambda args: seen.append('my_backends' in sys.modules)
+  run = lambda *argv: commands.run(commands.Parser('x', ''), command, argv, '')
+  assert run('--import=my_backends') == 0 and seen == [True]
+  sys.modules.pop('my_backends')
+  assert run('--import=nowhere') == 1 and seen == [True] and 'nowhere cannot be imported' in capsys.readouterr().err
 
 
 @pytest.mark.full

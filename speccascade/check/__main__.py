@@ -1,11 +1,12 @@
 """Check your own rule, combiner or method on toy models, in seconds, or the speculative sampler of any program.
 
   python -m speccascade.check my_rules:mine --alpha 0 0.3 0.7
+  python -m speccascade.check 'my_combiners:geometric(power=0.5)'
+  python -m speccascade.check 'speculative(rule=opt:0.1, block=2, policy=my_policies:Entropy(limit=1.2))'
   python -m speccascade.check --sampler my_engine:verify
   python -m speccascade.check --samples samples.jsonl
 
-`my_rules` is a module of the current folder or an installed one; `mine` is a rule or combiner in it, or a method.
-Numbers of another name than alpha must be bound: `mine = functools.partial(geometric, power=0.5)`.
+A rule, a combiner or a method is given by its name; a module is of the current folder or an installed one.
 
 A sampler is a function `verify(tokens [K], q [K, V], p [K + 1, V], rng)` that returns the tokens that it emits. Samples
 are objects {"token": …, "top_logprobs": {TOKEN: LOGPROB}}, a line each, of any server.
@@ -18,9 +19,10 @@ from pathlib import Path
 import sys
 from typing import Any
 
-from speccascade import rules
+from speccascade import acceptance, methods, rules, stopping
 from speccascade.check import enumeration, samplers
-from speccascade.host import commands
+from speccascade.engine.method import Strategy
+from speccascade.host import commands, names
 from speccascade.host.errors import RunError
 
 
@@ -31,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.check', __doc__)
-  parser.add_argument('what', nargs='?', metavar='MODULE:NAME', help='as in my_rules:mine or speccascade.rules:opt')
+  parser.add_argument(
+    'what', nargs='?', metavar='MODULE:NAME', help='my_rules:mine, or of the package opt or bild(max_draft=2)'
+  )
   parser.add_argument('--alpha', type=float, nargs='+', help='values of alpha to try (some of 0 … 0.9)')
   sampler = parser.add_argument_group('a sampler, or its samples')
   sampler.add_argument('--sampler', metavar='MODULE:NAME', help='a function that verifies drafted tokens')
@@ -53,9 +57,7 @@ def _run(args: argparse.Namespace) -> int:
     print(report)
     return 0 if report.ok else 1
   if args.sampler is not None:
-    function = rules.imported(*args.sampler.split(':', 1)) if ':' in args.sampler else None
-    if function is None:
-      raise RunError(f'--sampler {args.sampler} is no MODULE:NAME.')
+    function = names.find(args.sampler, 'sampler', {}).made()
     report = samplers.check_sampler(function, rng=args.rng, drafts=args.drafts, rows=args.rows, runs=args.runs)
     print(report)
     return 0 if report.ok else 1
@@ -65,14 +67,20 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _value(what: str) -> Any:
-  """Return the value of MODULE:NAME, or the rule of another name."""
-  module, colon, name = what.partition(':')
-  if colon and module.replace('.', '_').isidentifier() and name.isidentifier():
-    value = rules.imported(module, name)  # a rule, a combiner or a method
-    if inspect.isfunction(value):
-      rules.declaration(value)  # raises for what is neither a rule nor a combiner
-    return value
-  return rules.find(what)
+  """Return the rule, the combiner or the method that a text names: arguments that a rule has not are a method's."""
+  inner = rules.known() | stopping.known() | acceptance.known()
+  named = names.find(what, 'rule or method', methods.known() | rules.known(), inner)
+  if isinstance(named.value, Strategy):
+    return named.value
+  parameters = inspect.signature(named.value).parameters.values()
+  numbers = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+  of_rule = named.short or not named.called or (named.arguments and named.arguments.keys() <= numbers)
+  if of_rule and named.value in methods.known().values():
+    raise ValueError(f'{named.name} is neither a rule nor a combiner; it makes a method: call it, as {named.name}(…)')
+  if of_rule:
+    return rules.find(what)
+  with names.explained(named):
+    return methods.find(what)()
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """Decode prompts from a file of JSON lines into another: a line for each prompt, a line for each output.
 
-  python -m speccascade.decode --models SMALL LARGE --method speculative --rule opt:0.1 --block 5 in.jsonl out.jsonl
+  python -m speccascade.decode --models SMALL LARGE --rule opt:0.1 --block 5 -- in.jsonl out.jsonl
+  python -m speccascade.decode --models SMALL LARGE --method 'my_methods:mine(block=3)' -- in.jsonl out.jsonl
   python -m speccascade.decode --models SMALL LARGE --plan plan.json in.jsonl out.jsonl
 
 A line of the input is a text in quotes, a list of token ids or of chat messages, or an object with the fields of
@@ -21,7 +22,7 @@ from speccascade.decode import lines, options
 from speccascade.engine import validate
 from speccascade.host import commands, storage
 
-_OF_NO_ROW = ('input', 'output', 'overwrite', 'debug', 'compilation_cache', 'models', 'mesh')  # options
+_OF_NO_ROW = ('imports', 'input', 'output', 'overwrite', 'debug', 'compilation_cache', 'models', 'mesh')  # options
 
 
 def main(argv: Sequence[str] | None = None) -> int:

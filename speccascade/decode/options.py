@@ -1,39 +1,43 @@
 """The options that commands share: one name, one help and one default for one thing. Dashes and underscores are one."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import functools
 import inspect
 from typing import Any
 
-from speccascade import checkpoints, methods, rules, sampling
+from speccascade import acceptance, checkpoints, methods, rules, sampling, stopping
 from speccascade.backends import sharding
 from speccascade.engine.method import Strategy
-from speccascade.host import commands, storage
+from speccascade.host import commands, names, storage
 from speccascade.host.errors import RunError
 from speccascade.models import translation
-from speccascade.sv.verification import COUNTS
 from speccascade.types import Combiner, Model, Rule
 
-_FROM_PYTHON = {'sequence_cascade', 'by_batch'}  # which need a function or other methods
-METHODS = [
-  name
-  for name, made in vars(methods).items()
-  if inspect.isfunction(made) and made.__module__ == methods.__name__ and name[0] != '_' and name not in _FROM_PYTHON
-]
+_METHODS = [name for name in methods.known() if name != 'by_batch']  # which takes other methods
 LONGEST = 256  # γ that may be planned
-SETTINGS = ('model', 'rule', 'block', 'blocks', 'max_draft', 'fallback', 'rollback', 'plan', 'goodput')
 
 
 # ---- values ----
 
 
+def named(find: Callable[[str], Any]) -> Callable[[str], Any]:
+  """Return the type of an option whose value `find` returns by its name."""
+
+  def value(text: str) -> Any:
+    try:
+      return find(text)
+    except (ValueError, TypeError) as error:
+      raise argparse.ArgumentTypeError(f'{text}: {error}') from None
+
+  return value
+
+
+@named
 def rule(text: str) -> Rule | Combiner:
   """Return the rule or combiner of a text, as of `rules.find`: opt:0.1, opt(alpha=0.1), my_rules:mine(alpha=0.3)."""
-  try:
-    found = rules.find(text)
-    rules.bind_combiner(found)
-  except (ValueError, TypeError, SyntaxError) as error:
-    raise argparse.ArgumentTypeError(f'{text}: {error}') from None
+  found = rules.find(text)
+  rules.bind_combiner(found)
   return found
 
 
@@ -101,14 +105,16 @@ def digests(args: argparse.Namespace) -> list[str]:
 
 
 def settings(args: argparse.Namespace, but: Sequence[str]) -> dict[str, Any]:
-  """Return the options other than `but` as JSON, a rule by its name and numbers, a plan by its content."""
-  given = {name: value for name, value in vars(args).items() if name not in but}
-  if args.rule:
-    given['rule'] = rules.spelled(args.rule)
-    if source := rules.source(args.rule):
-      given['source of the rule'] = storage.digest(source.encode())
-  if args.plan:
-    given['plan'] = storage.digest(storage.local(args.plan).read_bytes())
+  """Return the options other than `but` as JSON: the method as it is spelled, with the source of one's own.
+
+  A plan is known by its content.
+  """
+  given = {name: value for name, value in vars(args).items() if name not in (*but, *_ARGUMENTS)}
+  given['method'] = methods.spelled(args.method)
+  own = [*names.sources(args.method), *names.of_modules(args.imports)]
+  given |= {f'source of {name}': storage.digest(text.encode()) for name, text in own}
+  if plan := args.method.keywords.get('plan'):
+    given['plan'] = storage.digest(storage.local(plan).read_bytes())
   return given
 
 
@@ -152,34 +158,47 @@ def add_batch_size(parser: argparse._ActionsContainer, default: int = 16):
 # ---- methods ----
 
 
+_ARGUMENTS = ('rule', 'block', 'policy', 'accept', 'plan')  # options that set an argument of the method
+
+
 def add_method(parser: argparse._ActionsContainer):
-  """Let a command take a method of `speccascade.methods` with its settings, which `method` makes of them."""
-  text = f'{", ".join(METHODS)} (speculative, or planned with --plan)'
-  parser.add_argument('--method', choices=METHODS, help=text, metavar='NAME')
+  """Let a command take a method by its name, and by options some of its arguments; `method` makes it of them."""
+  text = (
+    f'NAME, NAME(ARGUMENT=VALUE, …) or MODULE:NAME, as in speculative(rule=opt:0.1, block=5): {", ".join(_METHODS)}'
+  )
+  parser.add_argument('--method', type=named(methods.find), help=f'{text} (speculative, or planned with --plan)')
   parser.add_argument('--rule', type=rule, help='a rule or combiner: opt:0.1, weighted:.5,.5, my_rules:mine(alpha=0.3)')
   parser.add_argument('--block', type=commands.count, help='γ, the block size (5)')
-  parser.add_argument('--blocks', type=commands.counts, help='of cos: γ of each model, as in 5,1')
-  parser.add_argument('--model', type=int, help='of autoregressive: the number of the model, from 0')
-  parser.add_argument('--max_draft', type=commands.count, help='of token_cascade and bild: the longest draft (10)')
-  parser.add_argument('--fallback', type=float, help='of bild: the confidence under which a draft ends (0.5)')
-  parser.add_argument('--rollback', type=float, help='of bild: the largest D(q, p) of an accepted token (2)')
+  policies = ', '.join(stopping.known())
+  parser.add_argument(
+    '--policy', type=named(stopping.find), help=f'when drafts end: {policies}, as in Heuristic(first=3)'
+  )
+  parser.add_argument('--accept', type=named(acceptance.find), help='the acceptor: token_wise or block (token_wise)')
   parser.add_argument('--plan', metavar='FILE', help='of planned, sv and sv_exact: a file of speccascade.plan')
-  parser.add_argument('--goodput', choices=COUNTS, help='of sv and sv_exact: what they count over the time (tokens)')
 
 
-def method(args: argparse.Namespace, count: int, settings: Sequence[str] = SETTINGS) -> Strategy:
-  """Return the method that was asked for, of so many models; `args.method` names it."""
-  name = args.method = args.method or ('planned' if args.plan else 'speculative')
-  make = getattr(methods, name)
-  takes = inspect.signature(make).parameters
-  given = {key: value for key in settings if (value := getattr(args, key)) is not None}
+def method(args: argparse.Namespace, count: int) -> Strategy:
+  """Return the method that was asked for, of so many models; `args.method` is then the call that makes it."""
+  make = args.method or methods.find('planned' if args.plan else 'speculative')
+  name = make.func.__name__
+  takes = inspect.signature(make.func).parameters
+  given = {key: value for key in _ARGUMENTS if (value := getattr(args, key)) is not None}
   if 'combiner' in takes and 'rule' in given:
     given['combiner'] = given.pop('rule')
-  option = lambda key: '--rule' if key == 'combiner' else f'--{key}'
-  for key in given.keys() - takes.keys():
-    known = [option(n) for n in takes if n in settings or n == 'combiner']
-    raise RunError(f'{name} takes no {option(key)}; it takes {" and ".join(known)}.')
+  for key in given:
+    option = '--rule' if key == 'combiner' else f'--{key}'
+    if key not in takes:
+      raise RunError(f'{name} takes no {option}; it takes {", ".join(takes) or "no argument"}.')
+    if key in make.keywords:
+      raise RunError(f'{name} has {key} twice, as an argument of --method and by {option}; drop one.')
+  given |= make.keywords
   for key, parameter in takes.items():
     if parameter.default is parameter.empty and key not in given:
-      raise RunError(f'{name} needs {option(key)}; see --help.')
-  return make(**given, **({'models': count} if 'models' in takes else {}))
+      by_option = {'combiner': 'rule'}.get(key, key)
+      option = f'--{by_option}, or --method=' if by_option in _ARGUMENTS else '--method='
+      raise RunError(f'{name} needs {key}; give {option}"{name}({key}=…)".')
+  made = make.func(**given, **({'models': count} if 'models' in takes and 'models' not in given else {}))
+  if not isinstance(made, Strategy):
+    raise RunError(f'{name} returns {type(made).__name__}, and no method; return speccascade.methods.Method(…).')
+  args.method = functools.partial(make.func, **{key: given[key] for key in takes if key in given})
+  return made

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import functools
-import inspect
 import os
 from pathlib import Path
 
@@ -60,18 +59,13 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'speccascade.run', _run
   yield 'speccascade.path', _path
   yield 'speccascade.mesh', _mesh
-  yield from ((f'rules.{name}', rule) for name, rule in rules.known().items())
   of_files = files.parallel_text, files.jsonl, files.conversations
   for thing in (*of_files, tasks.seqio_task, tasks.t5x_task, harness.lm_eval_task):
     yield f'data.{thing.__name__}', thing
   for thing in (embedded.task, embedded.models):
     yield f'embedded.{thing.__name__}', thing
-  for module, wanted in ((methods, inspect.isfunction), (stopping, inspect.isclass)):
-    for name, thing in vars(module).items():
-      if getattr(thing, '__module__', None) == module.__name__ and not name.startswith('_') and wanted(thing):
-        yield f'{module.__name__.split(".")[-1]}.{name}', thing
-  for thing in (acceptance.token_wise, acceptance.block):
-    yield f'acceptance.{thing.__name__}', thing
+  for kind in (rules, methods, stopping, acceptance):
+    yield from ((f'{kind.__name__.split(".")[-1]}.{name}', thing) for name, thing in kind.known().items())
 
 
 def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> str:

@@ -15,8 +15,6 @@ from speccascade.host import storage
 from speccascade.host.errors import first_line
 from speccascade.types import Model
 
-SCORES = {'mean': np.mean, 'sum': np.sum}  # of a sequence cascade; a number is a quantile
-
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
@@ -154,12 +152,16 @@ class Curve:
     self._check()
 
   def _plug(self, name: str, function: Any) -> tuple[Callable, dict]:
+    if isinstance(function, str):
+      function = {'method': methods.find, 'rule': rules.find}[name](function)
     if isinstance(function, functools.partial):
       if function.args:
         raise ValueError(f'{self.name}: bind values of the {name} by keyword.')
       return function.func, dict(function.keywords)
     if not callable(function):
-      raise ValueError(f'{self.name}: {name}={function!r} is not a function; write @{name}s.NAME, without ().')
+      raise ValueError(
+        f'{self.name}: {name}={function!r} is no {name}; write its name as a text, or @{name}s.NAME without ().'
+      )
     return plugins.resolve(function)
 
   def _check(self):
@@ -217,8 +219,6 @@ class Curve:
     varied = {} if self.parameter is None else {self.parameter: value}
     rule_settings = {**self.rule_settings, **varied} if self.of_rule else self.rule_settings
     settings = dict(self.settings) if self.of_rule else {**self.settings, **varied}
-    if self.method is methods.sequence_cascade and 'score' in settings:
-      settings['score'] = _score(self.name, settings['score'])
     first = [] if self.rule is None else [functools.partial(self.rule, **rule_settings) if rule_settings else self.rule]
     try:
       return self.method(*first, **settings)
@@ -248,16 +248,6 @@ def _merged(curve: Curve, name: str, bound: dict, given: Any) -> dict:
   if twice := bound.keys() & given.keys():
     raise ValueError(f'{curve.name}: {", ".join(sorted(twice))} is bound on the function and in {name}; drop one.')
   return {**bound, **{k: plugins.plain(v) for k, v in given.items()}}
-
-
-def _score(name: str, score: Any) -> Callable:
-  if callable(score):
-    return score
-  if isinstance(score, (int, float)) and not isinstance(score, bool) and 0 <= score <= 1:
-    return functools.partial(np.quantile, q=float(score))
-  if score not in SCORES:
-    raise ValueError(f'{name}: score={score!r} is none of {", ".join(SCORES)} and no quantile of 0 … 1.')
-  return SCORES[score]
 
 
 def _arguments(settings: Mapping[str, Any]) -> str:

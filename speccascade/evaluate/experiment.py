@@ -1,9 +1,7 @@
 """An experiment: a task, its models, the curves to compare on it, and how much of it is measured."""
 
 from collections.abc import Callable, Sequence
-import contextlib
 import dataclasses
-import inspect
 import itertools
 import json
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh
 
-from speccascade import rules, sampling
+from speccascade import sampling
 from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
@@ -19,7 +17,7 @@ from speccascade.engine import inputs
 from speccascade.engine.job import Job
 from speccascade.evaluate import plugins, published
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
-from speccascade.host import storage
+from speccascade.host import names, storage
 from speccascade.models import translation
 from speccascade.types import checked_int, Model, named_apart
 
@@ -284,15 +282,9 @@ class Experiment:
 
 
 def _sources(curves: Sequence[Curve]) -> list[str]:
-  """Return a line with a digest of the source of each method and rule that is not of this package."""
-  own = [f for c in curves for f in (c.method, c.rule) if f and not str(f.__module__).startswith('speccascade.')]
-  lines = set()
-  for function in own:
-    with contextlib.suppress(OSError, TypeError):  # one that was typed in
-      code = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
-      digest = storage.digest(inspect.getsource(code).encode())
-      lines.add(f'source of {rules.name_of(function)}: {digest}')
-  return sorted(lines)
+  """Return a line with a digest of the source of each method, rule and setting that is not of this package."""
+  own = names.sources([(c.method, c.settings, c.rule, c.rule_settings) for c in curves])
+  return sorted({f'source of {name}: {storage.digest(text.encode())}' for name, text in own})
 
 
 def _described(models: Any) -> str:

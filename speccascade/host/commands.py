@@ -16,7 +16,7 @@ import jax
 from jax._src import compilation_cache as _jax_cache  # which has no public name for reading an entry
 from jax.experimental.compilation_cache import compilation_cache as programs
 
-from speccascade.host import interrupt, multihost, progress, storage, streams
+from speccascade.host import interrupt, multihost, names, progress, storage, streams
 from speccascade.host.errors import RunError
 
 _READ = _jax_cache.get_executable_and_time
@@ -37,6 +37,8 @@ class Parser(argparse.ArgumentParser):
       **kwargs,
     )
     self.add_argument('--debug', action='store_true', help='show the traceback of an error')
+    about = 'a module of yours, for the families, backends, tasks or names that it registers; may be repeated'
+    self.add_argument('--import', dest='imports', action='append', default=[], metavar='MODULE', help=about)
     self.add_argument(
       '--compilation_cache',
       metavar='FOLDER',
@@ -78,6 +80,11 @@ def add_gin(parser: Parser, unbound: str, example: str):
     help="folders, by commas, in which gin files and their includes are looked up after a file's own folder, the one "
     'above it, and gin_configs',
   )
+
+
+def bindings(args: argparse.Namespace) -> list[str]:
+  """Return the bindings that a command was given, and the imports of the config that --import makes."""
+  return [*(f'import {module}' for module in args.imports), *args.gin_bindings]
 
 
 def add_distributed(parser: Parser):
@@ -184,6 +191,8 @@ def run(
         return multihost.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
       compilation_cache(args.compilation_cache)
       with interrupt.handled():
+        for name in args.imports:
+          names.module(name)
         return command(args) or 0
   except KeyboardInterrupt as stop:
     print(stopped, file=sys.stderr)

@@ -42,7 +42,7 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Seque
       gin.parse_config_file(file)
     for binding in bindings:
       _bind(binding)
-    _asked_for[:] = [b.partition('=')[0].strip() for b in bindings]
+    _asked_for[:] = [b.partition('=')[0].strip() for b in bindings if not b.startswith('import ')]
     gin.finalize()
 
 

@@ -22,7 +22,7 @@ from speccascade.data import tokenizer_formats
 from speccascade.decode import options, scoring
 from speccascade.engine.job import Job
 from speccascade.engine.method import Strategy
-from speccascade.host import commands
+from speccascade.host import commands, names
 from speccascade.host.errors import RunError
 from speccascade.types import Model
 
@@ -244,6 +244,8 @@ def _parse(models: str | Sequence[str] | None, settings: dict[str, Any], made: b
   given += [f'--{name}' for name in switches]
   args = parser.parse_args([*(['--models', *paths] if paths else []), *given])  # refuses unknown names
   vars(args).update(switches)
+  for name in args.imports:
+    names.module(name)
   return args
 
 
@@ -264,6 +266,7 @@ def _described() -> str:
   known['models'] = 'DRAFT:TARGET, checkpoints; FOLDER@4 is the first four layers of FOLDER'
   known |= dict(max_length='the most tokens of prompt and output together', seed='of tasks that sample (0)')
   known |= dict(max_gen_toks='new tokens where a task has no number (256)', prefix_token_id='BOS, else EOS')
+  known['import'] = known.pop('imports')
   left_out = ('debug', 'compilation_cache', 'batch_size')  # which are options
   names = [(f'{name}=', text) for name, text in known.items() if name not in left_out]
   fill = lambda name, text: textwrap.fill(text, 79, initial_indent=f'  {name:<22}', subsequent_indent=' ' * 24)

@@ -57,7 +57,7 @@ from speccascade.rules.cascades import (
 )
 from speccascade.rules.combiners import contrastive, own, realign, weighted
 from speccascade.rules.lossy_decoding import lossy, lossy_star
-from speccascade.rules.names import find, imported, known, source, spelled
+from speccascade.rules.names import find, known, spelled
 
 __all__ = [
   'bild_star',
@@ -75,7 +75,6 @@ __all__ = [
   'diff_log',
   'discrepancy',
   'find',
-  'imported',
   'INF',
   'inside',
   'is_distribution',
@@ -95,7 +94,6 @@ __all__ = [
   'realign',
   'ROUNDING',
   'rule',
-  'source',
   'speculative',
   'spelled',
   'target',

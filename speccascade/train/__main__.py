@@ -65,7 +65,7 @@ def _configured(args: argparse.Namespace, devices=None) -> list:
   """Return the jobs of the config, on a mesh of the devices."""
   from speccascade.train import jobs  # after the arguments are read, so that --help is quick
 
-  return jobs.read(args.gin_file, args.gin_bindings, args.gin_search_paths, devices)
+  return jobs.read(args.gin_file, commands.bindings(args), args.gin_search_paths, devices)
 
 
 def _chosen(args: argparse.Namespace, configured: list) -> list:

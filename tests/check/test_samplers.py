@@ -96,14 +96,14 @@ def test_samples_of_a_server_are_held_against_its_log_probabilities():
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-  (tmp_path / 'mine.py').write_text('from faults import arg_max_draft, right\n')
+  (tmp_path / 'my_samplers.py').write_text('from faults import arg_max_draft, right\n')
   file = tmp_path / 'samples.jsonl'
   file.write_text('\n'.join(json.dumps(x) for x in samples(300)))
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.chdir(tmp_path)
   main = runpy.run_module('speccascade.check.__main__')['main']
-  assert main(['--sampler', 'mine:right']) == 0
-  assert main(['--sampler', 'mine:arg_max_draft', '--drafts']) == 1
+  assert main(['--sampler', 'my_samplers:right']) == 0
+  assert main(['--sampler', 'my_samplers:arg_max_draft', '--drafts']) == 1
   assert 'total variation .067' in capsys.readouterr().out
   assert main(['--samples', str(file)]) == 0
   file.write_text('{"token": 1}\n')

@@ -372,8 +372,8 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, capsys, line, said):
 def test_settings_make_the_method_that_they_name():
   make = lambda *more: options.method(command._parser().parse_args([*MODELS, *more, 'in', 'out']), 2)
   assert str(make('--block', '4')) == str(methods.speculative(block=4))
-  assert str(make('--method', 'cos', '--rule', 'weighted:.5,.5', '--blocks', '5,1')) == str(
+  assert str(make('--method', 'cos(blocks=(5, 1))', '--rule', 'weighted:.5,.5')) == str(
     methods.cos(options.rule('weighted:.5,.5'), (5, 1))
   )
   assert str(make('--method', 'ensemble', '--rule', 'contrastive:0.1')).count('score') == 2
-  assert make('--method', 'autoregressive', '--model', '1').slots == (1,)
+  assert make('--method', 'autoregressive(model=1)').slots == (1,)

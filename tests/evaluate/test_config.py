@@ -208,8 +208,7 @@ def test_includes_may_be_next_to_and_above_the_file_and_on_the_search_path(tmp_p
 def test_the_names_cover_every_rule_and_method():
   known = dict(config.names())
   assert {f'rules.{r.__name__}' for r in rules.known().values()} < set(known)
-  makers = {n for n, f in vars(methods).items() if getattr(f, '__module__', '') == methods.__name__ and n.islower()}
-  assert {f'methods.{n}' for n in makers if not n.startswith('_')} < set(known)
+  assert {f'methods.{name}' for name in methods.known()} < set(known) and 'methods.find' not in known
   assert {'stopping.Heuristic', 'acceptance.block', 'rules.weighted'} < set(known)
 
 

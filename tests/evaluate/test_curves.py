@@ -96,7 +96,8 @@ def test_what_would_be_ignored_is_refused():
   assert 'None' in error('a', spec, opt, 'alpha')
   assert says(error('a', spec, opt, 'alpha', ()), 'no', 'values')
   assert '[0.1]' in error('a', spec, opt, 'alpha', 0.1)
-  assert says(error('a', spec, 'opt'), 'opt', '@rules.NAME')
+  assert says(error('a', spec, 'otp'), "'otp'", 'token_v3', 'MODULE:NAME')
+  assert says(error('a', 3, opt), 'method=3', '@methods.NAME')
   assert says(error('a', spec, opt, settings=[1]), '[1]', 'dict')
 
 

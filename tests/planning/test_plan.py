@@ -401,7 +401,7 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   asked += ['--max-new-tokens=24', '--rule=opt:0.3', f'--out={out}']
   assert plan.main(asked) == 0
   printed, bar = capsys.readouterr()
-  assert 'cost ratio' in printed and 'opt 0.3' in printed and 'Speculation' in printed
+  assert 'cost ratio' in printed and 'opt:0.3' in printed and 'Speculation' in printed
   assert re.fullmatch(r'plan: (\d+)/\1 steps .*', bar.splitlines()[-1])
   assert plan.main(asked) == 1 and 'plan.json exists; pass --overwrite' in capsys.readouterr().err
   (tmp_path / 'in.jsonl').write_text('"A dog runs."\n"Two men sit."\n')

@@ -1,0 +1,249 @@
+"""What has a name has one spelling, in every command, config and file.
+
+opt  speculative                              what the package has, by its name
+opt(alpha=0.1)  speculative(rule=opt, block=5)  with arguments, which are values or names
+opt:0.1  weighted:.5,.5                       with its first argument alone, a number or some
+my_rules:mine(alpha=0.3)                      of a module in the current folder, or an installed one
+"""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import importlib
+import inspect
+import math
+import os
+import re
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from speccascade.host.errors import first_line
+
+_COLON = re.compile(r"""('[^']*'|"[^"]*")|([A-Za-z_][\w.]*):(?=[\w.+-])""")
+_NUMBERS = {'nan': math.nan, 'inf': math.inf}
+
+
+class Named(NamedTuple):
+  """What a text names: a value of the package or of a module, and the arguments that it gives."""
+
+  value: Any
+  name: str
+  arguments: dict[str, Any]
+  short: list[Any]  # the numbers of NAME:NUMBER,NUMBER
+  called: bool  # whether arguments are given, be they none
+
+  def made(self) -> Any:
+    """Return the value with its arguments: an instance of a class, a function with them bound."""
+    if isinstance(self.value, type):
+      with explained(self):
+        return self.value(*self.short, **self.arguments)
+    if not self.called or not self.arguments and not self.short:
+      return self.value
+    if self.short or not callable(self.value):
+      raise ValueError(f'{self.name} takes its arguments by name, as in {self.name}(NAME=VALUE)')
+    return functools.partial(self.value, **self.arguments)
+
+
+@contextlib.contextmanager
+def explained(named: Named):
+  """Say in a sentence which argument is missing or unknown where a call of what is named fails."""
+  try:
+    yield
+  except TypeError as error:
+    takes = ', '.join(inspect.signature(named.value).parameters)
+    message = re.sub(r'^\S+\(\) ', '', first_line(error))
+    raise ValueError(f'{named.name}: {message}; it takes {takes or "no argument"}') from error
+
+
+def find(text: str, what: str, known: Mapping[str, Any], inner: Mapping[str, Any] = {}) -> Named:
+  """Return what a text names.
+
+  Args:
+    text: The text.
+    what: What it is to name, for errors.
+    known: What is known by its name.
+    inner: What is known by its name inside arguments.
+
+  Raises:
+    ValueError: The text names nothing.
+  """
+  source = _COLON.sub(lambda m: m[1] or f'{m[2]} @ ', text.strip())
+  try:
+    node = ast.parse(source, mode='eval').body
+  except (SyntaxError, ValueError):
+    node = None
+  more = []
+  if isinstance(node, ast.Tuple) and node.elts:  # NAME:NUMBER,NUMBER
+    node, *more = node.elts
+  named = node and _named(node, what, known, inner)
+  if named is None or (more and not named.short):
+    raise ValueError(
+      f'{text!r} names no {what}; write NAME, NAME:NUMBER, NAME(alpha=0.1) or MODULE:NAME, as in opt:0.1'
+    )
+  return named._replace(short=[*named.short, *(_value(x, {}, f'{named.name}:{{}}') for x in more)])
+
+
+def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[str, Any]) -> Named | None:
+  """Return what an expression names, None for one of another form; a colon is read as @."""
+  short = []
+  is_number = _is_colon(node) and not isinstance(node.right, ast.Name | ast.Call)
+  if is_number or _is_colon(node) and ast.unparse(node.left) in known:  # NAME:NUMBER, be it nan
+    short = [_value(node.right, {}, f'{ast.unparse(node.left)}:{{}}')]
+    node = node.left
+  found = None
+  if _is_colon(node):
+    found = ast.unparse(node.left)
+    node = node.right
+  called = isinstance(node, ast.Call)
+  keywords = node.keywords if called else []
+  given = [keyword.arg for keyword in keywords]
+  if called and (node.args or None in given or len(set(given)) < len(given)):
+    name = ast.unparse(node.func)
+    raise ValueError(f'{name} takes its arguments by name, each once, as in {name}(alpha=0.1)')
+  node = node.func if called else node
+  if not isinstance(node, ast.Name):
+    return None
+  if found is None and node.id not in known:
+    some = f'there are {", ".join(known)}, and MODULE:NAME of yours' if known else 'name yours, as MODULE:NAME'
+    raise ValueError(f'no {what} is called {node.id!r}; {some}')
+  value = known[node.id] if found is None else imported(found, node.id)
+  arguments = {keyword.arg: _value(keyword.value, inner, f'{keyword.arg}={{}}') for keyword in keywords}
+  return Named(value, node.id, arguments, short, called or bool(short))
+
+
+def _is_colon(node: ast.expr) -> bool:
+  return isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+
+
+def _value(node: ast.expr, inner: Mapping[str, Any], form: str) -> Any:
+  """Return the value of an argument: a number, a text, a list of values, or what is named."""
+  with contextlib.suppress(ValueError):
+    return ast.literal_eval(node)
+  if isinstance(node, ast.Name) and node.id in _NUMBERS:
+    return _NUMBERS[node.id]
+  if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+    return -_value(node.operand, inner, form)
+  if isinstance(node, ast.Tuple | ast.List):
+    return tuple(_value(x, inner, form) for x in node.elts)
+  text = ast.unparse(node).replace(' @ ', ':')
+  if not inner:
+    raise ValueError(f'{form.format(text)} gives no number, for {text!r} is none; write one, as in {form.format(0.1)}')
+  named = _named(node, f'value of {form[:-3]}', inner, inner)
+  if named is None:
+    raise ValueError(f'{form.format(text)}: {text!r} is neither a value nor a name, as opt(alpha=0.1) is')
+  if named.short and not isinstance(named.value, type):
+    takes = _numbers_of(named.value)
+    if not takes:
+      raise ValueError(f'{named.name} takes no number')
+    named = named._replace(arguments={takes[0]: named.short[0]}, short=[])
+  return named.made()
+
+
+def module(name: str) -> Any:
+  """Import a module of the current folder or an installed one."""
+  if os.getcwd() not in sys.path:
+    sys.path.insert(0, os.getcwd())
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise ValueError(
+      f'{name} cannot be imported ({error}); its folder must be {os.getcwd()} or on sys.path.'
+    ) from error
+  except Exception as error:  # the module runs, and may raise anything
+    raise ValueError(
+      f'{name} cannot be imported: {type(error).__name__}: {error}; run it by itself to see where.'
+    ) from error
+
+
+def imported(name: str, attribute: str) -> Any:
+  """Return the value of a name in a module of the current folder or an installed one."""
+  found = module(name)
+  if not hasattr(found, attribute):
+    raise ValueError(f'{name} ({found.__file__}) has no {attribute}.')
+  return getattr(found, attribute)
+
+
+def of_modules(modules: Sequence[str]) -> Iterator[tuple[str, str]]:
+  """Yield the name and the source of each module that a user names."""
+  for name in modules:
+    yield name, inspect.getsource(module(name))
+
+
+# ---- the other way ----
+
+
+def inside(value: Any) -> Any:
+  """Return the function or the class of what a name means."""
+  while isinstance(value, functools.partial):  # jax.tree_util.Partial is one too
+    value = value.func
+  return value if inspect.isroutine(value) or isinstance(value, type) else type(value)
+
+
+def arguments(value: Any) -> dict[str, Any]:
+  """Return what is bound to a function, or the fields of an instance."""
+  found = {}
+  while isinstance(value, functools.partial):
+    found = value.keywords | found
+    value = value.func
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    found |= {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+  return found
+
+
+def spelled(value: Any, known: Mapping[str, Any], inner: Mapping[str, Any] = {}) -> str:
+  """Return the text by which `find` returns a value; numbers, texts and lists are as in Python."""
+  if value is None or isinstance(value, bool | int | float | str):
+    return repr(value)
+  if isinstance(value, tuple | list):
+    ends = ',' if len(value) == 1 else ''
+    return f'({", ".join(spelled(x, known) for x in value)}{ends})'
+  if hasattr(value, 'dtype'):
+    return spelled(_plain(value), known)
+  function = inside(value)
+  name = function.__name__
+  if known.get(name) is not function:
+    name = f'{function.__module__}:{name}'
+  given = {key: spelled(x, inner or known) for key, x in arguments(value).items()}
+  if len(given) == 1 and list(given) == _numbers_of(function)[:1] and re.match(r'[-.\d]', *given.values()):
+    return f'{name}:{"".join(given.values())}'
+  return f'{name}({", ".join(f"{key}={x}" for key, x in given.items())})' if given else name
+
+
+def _numbers_of(function: Any) -> list[str]:
+  """Return the names that a function takes by keyword alone."""
+  if not inspect.isfunction(function):
+    return []
+  return [name for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
+
+
+def _plain(array: Any) -> Any:
+  """Return the numbers of an array in the fewest digits."""
+  digits = lambda x: tuple(map(digits, x)) if isinstance(x, list) else float(str(np.float32(x)))
+  array = np.asarray(array)
+  return digits(array.tolist()) if array.dtype == np.float32 else array.tolist()
+
+
+def source(value: Any) -> str | None:
+  """Return the source of a user's function or class; None of the package's own, or of one that was typed in."""
+  function = inside(value)
+  if function.__module__.partition('.')[0] in ('speccascade', 'numpy', 'jax', 'builtins'):
+    return None
+  with contextlib.suppress(OSError, TypeError):
+    return inspect.getsource(function)
+
+
+def sources(value: Any) -> Iterator[tuple[str, str]]:
+  """Yield the name and the source of each user's function or class in a value and its arguments."""
+  if isinstance(value, Mapping):
+    value = list(value.values())
+  if isinstance(value, list | tuple):
+    for x in value:
+      yield from sources(x)
+  elif callable(value) or dataclasses.is_dataclass(value):
+    if text := source(value):
+      yield inside(value).__name__, text
+    yield from sources(arguments(value))
