@@ -87,7 +87,6 @@ setuptools.setup(
     'safetensors>=0.8',
     'scipy>=1.14',
     'sentencepiece>=0.2',
-    'tensorboardX>=2.6',
     'tensorstore>=0.1.84',
     'tokenizers>=0.23',
     'tqdm',

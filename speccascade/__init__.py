@@ -1,10 +1,5 @@
 """Speculative decoding, cascades, collaborative decoding and speculative verification as one jitted loop."""
 
-# ruff: noqa: E402
-from speccascade.host import interrupt
-
-interrupt.while_importing()
-
 from speccascade import acceptance, methods, rules, stopping, theory
 from speccascade.backends.sharding import mesh, place
 from speccascade.check import check, check_sampler

@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import runpy
-import subprocess
 import sys
 from typing import Any
 from unittest import mock
@@ -871,30 +870,6 @@ def test_a_command_says_it_in_one_sentence_and_exits_with_1(name, argv, part, tm
   assert not out and error.startswith('error: ') and error.endswith('\n'), error
   said = error.removeprefix('error: ').removesuffix('\n')
   assert_says(said, part, tmp_path)
-
-
-INTERRUPTING = """
-import os, signal, sys
-class Finder:
-  def find_spec(self, name, path=None, target=None):
-    if name == 'jax':
-      os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Finder())
-"""
-
-
-@pytest.mark.parametrize('name', MAIN)
-def test_a_command_that_is_interrupted_while_it_is_imported_says_so_in_a_line(name, tmp_path):
-  written(tmp_path, 'sitecustomize.py', INTERRUPTING)
-  path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get('PYTHONPATH')])])
-  command = [sys.executable, '-m', f'speccascade.{name}']
-  out = subprocess.run(command, env=os.environ | {'PYTHONPATH': path}, capture_output=True, text=True)
-  assert (out.returncode, out.stderr) == (130, 'interrupted\n')
-
-
-def test_a_command_starts_however_python_is_told_its_module():
-  out = subprocess.run([sys.executable, '-um', 'speccascade', '--version'], capture_output=True, text=True)
-  assert (out.returncode, out.stderr) == (0, '')
 
 
 @pytest.mark.parametrize('name', MAIN)

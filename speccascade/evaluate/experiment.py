@@ -15,14 +15,14 @@ from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.engine import inputs
 from speccascade.engine.job import Job
-from speccascade.evaluate import plugins, published
+from speccascade.evaluate import plugins
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.host import names, storage
 from speccascade.models import translation
 from speccascade.types import checked_int, Model, named_apart
 
 TARGET = 'target only'
-EXTRA_OUTPUTS = ('png', 'tensorboard')
+EXTRA_OUTPUTS = ('png',)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Experiment:
     latency_queue: examples per row in a timed call. With 3 or more, throughput is also that of the steady part.
     domain: the field of an example's info by which acceptance is shown.
     trace_examples: how many examples are shown token by token.
-    extra_outputs: files that are written on request: 'png', the charts as PNG too; 'tensorboard', scalars.
+    extra_outputs: files that are written on request: 'png', the charts as PNG too.
     mesh: the jax.sharding.Mesh on which the models are loaded, or one of `sharding.unplaced`; None: one device.
     translate: whether models that have other tokens than the last one are seen through its tokens.
   """
@@ -102,11 +102,6 @@ class Experiment:
       object.__setattr__(self, 'models', self._listed_models())
     if unknown := [name for name in self.extra_outputs if name not in EXTRA_OUTPUTS]:
       raise ValueError(f'{self.name}: extra_outputs has {unknown[0]!r}; it may have {", ".join(EXTRA_OUTPUTS)}.')
-    if self.cell and not published.of_cell(self.cell):
-      raise ValueError(
-        f'{self.name}: of cell={self.cell!r} nothing is published; docs/papers.md has the cells, as '
-        "'cascades/table2/wmt14/small-large'."
-      )
     self._check_counts()
     self._check_curves()
 

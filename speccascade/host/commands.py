@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import contextlib
 import os
 import re
-import signal
 import sys
 
 import jax
@@ -182,13 +181,9 @@ def run(
   argv = list(sys.argv[1:] if argv is None else argv)
   args = argparse.Namespace()
   try:
-    if signal.getsignal(signal.SIGINT) is interrupt.leave:
-      signal.signal(signal.SIGINT, signal.default_int_handler)
     with streams.prepared():
       _check_encoded(argv)
       args = parser.parse_args(list(map(parser.spelled, argv)))
-      if getattr(args, 'distributed', False) and multihost.WATCHED not in os.environ:
-        return multihost.watch([sys.executable, '-m', parser.prog.split()[-1], *argv])
       compilation_cache(args.compilation_cache)
       with interrupt.handled():
         for name in args.imports:

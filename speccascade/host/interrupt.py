@@ -1,13 +1,9 @@
-"""Signals of commands: SIGTERM ends them as Ctrl-C does, and neither is lost."""
+"""Signals of commands: SIGTERM ends them as Ctrl-C does, and either waits for what must be finished."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
-import os
 import signal
-import sys
 import threading
-
-AGAIN = 0.05  # seconds
 
 
 class Ended(KeyboardInterrupt):
@@ -16,44 +12,36 @@ class Ended(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-  """Raise on SIGTERM, which schedulers send, as on Ctrl-C; send either again where Python drops what it raised.
-
-  Python drops an exception in a callback of the garbage collector or of a weak reference, and in `__del__`.
-  """
+  """Raise on SIGTERM, which schedulers send, as on Ctrl-C."""
 
   def end(*_):
     raise Ended
 
-  def dropped(lost):
-    if not isinstance(lost.exc_value, KeyboardInterrupt):
-      report(lost)
-      return
-    number = signal.SIGTERM if isinstance(lost.exc_value, Ended) else signal.SIGINT
-    again = threading.Timer(AGAIN, signal.pthread_kill, (threading.main_thread().ident, number))
-    again.daemon = True
-    again.start()
+  with _handler(end, signal.SIGTERM):
+    yield
 
-  if threading.current_thread() is not threading.main_thread():  # Python allows no handler here
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+  """Defer Ctrl-C and SIGTERM to the end of the block: numpy and Orbax lose exceptions that handlers raise."""
+  received = []
+  try:
+    with _handler(lambda number, _: received.append(number), signal.SIGINT, signal.SIGTERM):
+      yield
+  finally:
+    if received:
+      signal.raise_signal(received[0])
+
+
+@contextlib.contextmanager
+def _handler(handler: Callable, *numbers: int) -> Iterator[None]:
+  """Handle signals by a function, in the main thread, which alone runs handlers."""
+  if threading.current_thread() is not threading.main_thread():
     yield
     return
-  before, report = signal.signal(signal.SIGTERM, end), sys.unraisablehook
-  sys.unraisablehook = dropped
+  before = {number: signal.signal(number, handler) for number in numbers}
   try:
     yield
   finally:
-    sys.unraisablehook = report
-    signal.signal(signal.SIGTERM, before)
-
-
-def leave(*_):
-  """End the process while it imports its modules, which takes a second or two, with a line and no traceback."""
-  os.write(2, b'interrupted\n')
-  os._exit(130)
-
-
-def while_importing():
-  """Let Ctrl-C end a command of this package until `commands.run` begins; other programs keep their handler."""
-  importing = sys.argv[:1] == ['-m'] and '-m' in sys.orig_argv  # as Python has it while it looks for a module
-  asked = sys.orig_argv[sys.orig_argv.index('-m') + 1 :] if importing else []
-  if asked and asked[0].split('.')[0] == __package__.split('.')[0]:
-    signal.signal(signal.SIGINT, leave)
+    for number, old in before.items():
+      signal.signal(number, signal.SIG_DFL if old is None else old)

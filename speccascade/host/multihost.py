@@ -1,20 +1,16 @@
 """Several processes that run one program, a host each: the first writes, and the others know what it knows.
 
 Every process makes the same calls in the same order. A call that touches files goes through `once`: the writer makes
-it, and all get its value or its error. Nobody waits longer than `LIMIT` for another: a host that died ends the run.
-With one process all of this does nothing.
+it, and all get its value or its error. Nobody waits longer than `LIMIT` for another: a host that died ends the run,
+with a sentence, or by JAX's own abort where JAX notices first. With one process all of this does nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
-import ctypes
 import itertools
 import json
 import os
 import shlex
-import signal
-import subprocess
-import sys
 import time
 from typing import Any, TypeVar
 
@@ -27,9 +23,6 @@ from speccascade.host import streams
 from speccascade.host.errors import first_line, RunError
 
 T = TypeVar('T')
-WATCHED = 'SPECCASCADE_WATCHED'  # environment variable of a command that `watch` started: the pipe for its exit code
-GIVEN_UP = -signal.SIGABRT, -signal.SIGSEGV  # exit codes of a process where JAX finds no other, or its port taken
-JOINED = b'\0'  # what it writes there when the processes are connected
 AGAIN = 'The same command on all hosts goes on from the last lines written; --host_timeout is how long they wait.'
 NOT_FOUND = (
   'The processes of this run did not find each other{why}: start one on each host, all within --host_timeout seconds, '
@@ -46,41 +39,6 @@ _turns = itertools.count()
 _writing = False  # inside a call that the writer makes for all
 
 
-def watch(command: Sequence[str]) -> int:
-  """Run a command that is to `start` and return its exit code; it dies with this process.
-
-  JAX aborts a process that waits for another one which is gone. Then this one prints so, unless the process had itself
-  reported an error and was about to leave.
-  """
-  read_end, write_end = os.pipe()
-  child = subprocess.Popen(
-    command,
-    env=os.environ | {WATCHED: str(write_end)},
-    preexec_fn=_die_with_parent,
-    start_new_session=True,
-    pass_fds=[write_end],
-  )
-  os.close(write_end)
-  for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda number, _: child.send_signal(number))
-  code = child.wait()
-  os.set_blocking(read_end, False)
-  with open(read_end, 'rb', buffering=0) as pipe:
-    word = pipe.read() or b''
-  if code in GIVEN_UP and word.strip(JOINED):
-    return word[-1]
-  if code in GIVEN_UP:
-    died = f'Another process died, and JAX ended this one. {AGAIN}'
-    print(f'error: {died if word else NOT_FOUND.format(why="")}', file=sys.stderr)
-    return 1
-  return code if code >= 0 else 128 - code
-
-
-def _die_with_parent():
-  if sys.platform == 'linux':
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 def start(limit: float):
   """Connect the processes of this slice, which the environment (TPU, Slurm, Open MPI, Kubernetes) names."""
   global LIMIT
@@ -88,32 +46,12 @@ def start(limit: float):
   LIMIT = limit
   jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM, by which commands are ended
   try:
-    with _silenced():
-      jax.distributed.initialize(
-        **given, initialization_timeout=int(limit), heartbeat_timeout_seconds=int(limit + BEFORE)
-      )
-    _report(JOINED)
+    jax.distributed.initialize(
+      **given, initialization_timeout=int(limit), heartbeat_timeout_seconds=int(limit + BEFORE)
+    )
     jax.devices()  # which all processes have to ask for together
   except Exception as error:  # what JAX raises where the environment of a cluster is not as it expects
     raise RunError(NOT_FOUND.format(why=f' ({first_line(error)})')) from error
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-  """Discard what C++ code prints on standard error: where JAX gives up, it prints a stack and aborts the process."""
-  sys.stderr.flush()
-  with os.fdopen(os.dup(2), 'w') as stderr, open(os.devnull, 'w') as devnull, contextlib.redirect_stderr(stderr):
-    os.dup2(devnull.fileno(), 2)
-    try:
-      yield
-    finally:
-      os.dup2(stderr.fileno(), 2)
-
-
-def _report(word: bytes):
-  """Write to the process that watches this one."""
-  if WATCHED in os.environ:
-    os.write(int(os.environ[WATCHED]), word)
 
 
 def _from_environment() -> dict:
@@ -259,7 +197,6 @@ def leave(code: int) -> int:
   """Return an exit code; of several processes, end one that failed at once, for JAX would wait for the others."""
   if code and count() > 1:
     streams.flush()
-    _report(bytes([code]))
     with contextlib.suppress(RuntimeError, AttributeError):  # AttributeError: it had not started yet
       _jax_distributed.global_state.client.wait_at_barrier('speccascade/leave', int(PATIENCE * 1000))
     if is_writer():

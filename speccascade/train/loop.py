@@ -10,13 +10,10 @@ A resumed run reads the data from the start and skips the steps it has done, so 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-import contextlib
 import dataclasses
 import hashlib
 import json
 from pathlib import Path
-import signal
-import threading
 import time
 from typing import Any
 
@@ -30,7 +27,7 @@ import tqdm
 from speccascade.backends import sharding
 from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data import tokenizers
-from speccascade.host import multihost, storage, streams
+from speccascade.host import interrupt, multihost, storage, streams
 from speccascade.host.runs import as_json, RunDir
 from speccascade.train import layout
 from speccascade.train.batches import Batch, batches, by_size, Pair, Width
@@ -251,7 +248,7 @@ class _Run:
         batch = next(stream, None)
         if batch is None:
           raise ValueError(f'the data end after {number - 1} steps, not {settings.steps}: repeat them, or lower steps')
-        with _signals_deferred():
+        with interrupt.deferred():
           state, parts = step(state, layout.put_rows(batch, self._mesh), *others)
           jax.block_until_ready(previous)  # no more than two steps run at once, so that a stop waits for no others
           previous = parts
@@ -308,25 +305,6 @@ class _Stream:
     """Return the truncated shares of so many pairs."""
     sources, targets = self._truncated
     return f'{sources} sources ({sources / pairs:.1%}) and {targets} targets ({targets / pairs:.1%}) of {pairs} pairs'
-
-
-@contextlib.contextmanager
-def _signals_deferred() -> Iterator[None]:
-  """Defer Ctrl-C and SIGTERM to the end of the block: numpy and Orbax lose exceptions that handlers raise."""
-  if threading.current_thread() is not threading.main_thread():  # which alone runs handlers
-    yield
-    return
-  received = []
-  handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-  for number in handlers:
-    signal.signal(number, lambda number, _: received.append(number))
-  try:
-    yield
-  finally:
-    for number, handler in handlers.items():
-      signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if received:
-      signal.raise_signal(received[0])
 
 
 class Log:

@@ -95,7 +95,7 @@ def merge(experiment, folder, config='a = 1\n'):
 
 def same_bytes(one: pathlib.Path, other: pathlib.Path):
   """Check that every file but those with a date in them, and the locks, is the same in both run directories."""
-  dated = re.compile(r'tensorboard/|curves/|lock$|shards/')
+  dated = re.compile(r'curves/|lock$|shards/')
 
   def names(folder: pathlib.Path) -> set[str]:
     files = {str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file()}

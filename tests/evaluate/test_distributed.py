@@ -18,10 +18,8 @@ from tiers import quick
 
 import speccascade
 from speccascade.checkpoints import orbax
-from speccascade.evaluate import rundir
 from speccascade.host import multihost
 from speccascade.host.errors import RunError
-from speccascade.host.runs import RunDir
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 
@@ -227,11 +225,10 @@ def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(
     began = time.monotonic()
     code, out, err = finish(both[1 - victim])
     finish(both[victim])
-    errors = [line for line in err.splitlines() if line.startswith('error: ')]
-    assert code == 1 and not out and len(errors) == 1 and time.monotonic() - began < 20, (code, out, err)
-    own, watcher = 'it died, hangs, or needs more than 8 s', 'Another process died, and JAX ended this one.'
-    assert own in errors[0] or (victim == 0 and watcher in errors[0])  # with the first process JAX's service is gone
-    assert 'all hosts' in errors[0]
+    assert code and not out and time.monotonic() - began < 20, (code, out, err)
+    if victim:  # with the first process JAX's service is gone, and JAX aborts the others
+      (error,) = [line for line in err.splitlines() if line.startswith('error: ')]
+      assert code == 1 and 'it died, hangs, or needs more than 8 s' in error and 'all hosts' in error
   assert lines_in(lines) < 60
   (code, out, err), (other, silent, said) = map(finish, begin())
   assert code == other == 0 and 'Report: run/report.html' in out and not silent, (err, said)
@@ -291,12 +288,11 @@ def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, 
   both[victim].send_signal(signal.SIGKILL)
   code, out, err = finish(both[1 - victim])
   finish(both[victim])
-  errors = [line for line in err.splitlines() if line.startswith('error: ')]
-  assert code == 1 and 'Report' not in out and len(errors) == 1, (code, out, err)
-  first = 'The first process sent nothing: it died, '
-  assert 'nother process' in errors[0] or (victim == 0 and first in errors[0])
-  assert 'all hosts' in errors[0]
-  for code, _, err in map(finish, begin(before=UNLIKE, SPECCASCADE_WATCHED='1')):
+  assert code and 'Report' not in out, (code, out, err)
+  if victim:  # with the first process JAX's service is gone, and JAX aborts the others
+    (error,) = [line for line in err.splitlines() if line.startswith('error: ')]
+    assert code == 1 and 'nother process' in error and 'all hosts' in error
+  for code, _, err in map(finish, begin(before=UNLIKE)):
     assert code == 0, err
   for name in ('examples.jsonl', 'models.json'):
     assert (folder / name).read_bytes() == (pair.parent / 'one' / name).read_bytes()
@@ -317,35 +313,16 @@ def test_what_the_first_process_cannot_do_is_one_error_of_both(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(('number', 'code'), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_process_that_is_told_to_end_does_and_one_that_is_killed_leaves_nothing_running(tmp_path, number, code):
+def test_a_process_of_several_that_is_told_to_end_does(tmp_path):
   config = written(tmp_path)
   alone = environment(address(), 0) | dict(JAX_NUM_PROCESSES='1', TOYS_SLEEP='60')
-  process, deadline = start(config, tmp_path / 'run', '--distributed', **alone), time.monotonic() + 120
+  process = start(config, tmp_path / 'run', '--distributed', **alone)
   wait_until((tmp_path / 'run' / 'examples.jsonl').exists, process)
-  process.send_signal(number)
-  ended, out, err = finish(process)  # which waits for the child, too: both write to the same pipes
-  assert ended == code and not out and time.monotonic() < deadline
-  assert number == signal.SIGKILL or err.splitlines()[-1] == 'interrupted; the same command goes on from here'
-  with rundir.locked(RunDir(tmp_path / 'run')):  # whose lock nobody holds
-    pass
+  process.send_signal(signal.SIGTERM)
+  code, out, err = finish(process)
+  assert code == 143 and not out and err.splitlines()[-1] == 'interrupted; the same command goes on from here'
 
 
 def test_processes_that_nothing_tells_of_each_other_are_told_what_to_set(monkeypatch):
   with pytest.raises(RunError, match='JAX_COORDINATOR_ADDRESS'):
     multihost.start(1)
-
-
-@pytest.mark.parametrize('missing', quick(['its port', 'the other process'], ['its port']))
-def test_a_process_that_cannot_find_the_others_says_so_and_prints_no_stack(tmp_path, missing):
-  with socket.socket() as other:
-    other.bind(('', 0))
-    where = f'127.0.0.1:{other.getsockname()[1]}'
-    if missing == 'its port':
-      other.listen()
-    else:
-      other.close()
-    begun = start(tmp_path / 'nope.gin', tmp_path / 'run', '--distributed', '--host_timeout=1', **environment(where, 0))
-    code, out, err = finish(begun)
-  assert code == 1 and not out and err.startswith('error: ') and 'JAX_COORDINATOR_ADDRESS' in err, err
-  assert err.count('\n') == 1

@@ -18,13 +18,11 @@ def fail(*_, **__):
   raise ValueError('no such font\nand more')
 
 
-def test_a_chart_or_a_scalar_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsys):
-  (tmp_path / 'tensorboard').write_text('in the way')
+def test_a_chart_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(drawing, 'draw', fail)
-  report.write(made.cascades((0.0,)), tmp_path, ['tensorboard'])
-  first, second = capsys.readouterr().err.splitlines()
-  assert first.startswith('warning: ') and 'tensorboard/' in first
-  assert second.startswith('warning: ') and says(second, 'curves/', 'no such font')
+  report.write(made.cascades((0.0,)), tmp_path)
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('warning: ') and says(line, 'curves/', 'no such font')
   assert {'results.json', 'summary.csv', 'report.html'} <= {p.name for p in tmp_path.iterdir()}
 
 
@@ -62,15 +60,14 @@ def test_what_shows_the_results_costs_a_warning_and_none_of_them(tmp_path, monke
   assert 'warning: ' not in capsys.readouterr().err and (tmp_path / 'report.html').exists()
 
 
-def test_pngs_and_scalars_are_written_on_request(tmp_path):
+def test_pngs_are_written_on_request(tmp_path):
   results = made.results([made.point('target only', quality=28.0, ratio=1.0), made.point('a', 0.1, 27.0, 1.2)])
-  for extra in ([], ['png', 'tensorboard']):
+  for extra in ([], ['png']):
     folder = tmp_path / str(len(extra))
     folder.mkdir()
     report.write(results, folder, extra)
     assert {p.name for p in folder.iterdir()} - {'curves'} >= {'results.json', 'report.html'}
     assert {p.suffix for p in (folder / 'curves').iterdir()} == {'.svg'} | ({'.png'} if extra else set())
-    assert len(list(folder.glob('tensorboard/events.out.tfevents.*'))) == bool(extra)
 
 
 def test_a_bucket_without_permission_is_refused_before_anything_is_measured(monkeypatch):

@@ -1,12 +1,8 @@
 """A command ends as it should whatever its standard streams, its environment and the moment of a signal."""
 
-import gc
 import os
-import signal
 import subprocess
 import sys
-import time
-import weakref
 
 from matching import says
 import pytest
@@ -58,36 +54,6 @@ def test_any_environment_and_any_encoding_will_do():
 def test_a_disk_without_room_for_what_is_printed_is_one_sentence():
   out = ran('{} >/dev/full')
   assert out.returncode == 1 and says(out.stderr.splitlines()[-1], 'error: ', 'No space left')
-
-
-def by_del(send):
-  type('Dropped', (), {'__del__': lambda self: send()})()
-
-
-def by_a_weak_reference(send):
-  thing = type('Thing', (), {})()
-  reference = weakref.ref(thing, lambda _: send())
-  del thing
-  return reference
-
-
-def by_the_garbage_collector(send):
-  callback = lambda *_: (gc.callbacks.remove(callback), send())
-  gc.callbacks.append(callback)
-  gc.collect()
-
-
-@pytest.mark.parametrize('drop', [by_del, by_a_weak_reference, by_the_garbage_collector])
-@pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_whose_exception_python_drops_is_raised_again(drop, number, code, capsys):
-  def command(args):
-    drop(lambda: (signal.raise_signal(number), time.sleep(0)))
-    time.sleep(30)
-
-  before = sys.unraisablehook, signal.getsignal(signal.SIGTERM)
-  assert commands.run(commands.Parser('speccascade.x', ''), command, [], 'stopped') == code
-  assert capsys.readouterr().err == 'stopped\n'
-  assert (sys.unraisablehook, signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_a_name_that_is_not_utf8_is_refused_at_once(tmp_path, capsys, monkeypatch):

@@ -1,11 +1,9 @@
-"""Results in every form that a run leaves: JSON, CSV, Markdown, TensorBoard, charts and the page."""
+"""Results in every form that a run leaves: JSON, CSV, Markdown, charts and the page."""
 
 from collections.abc import Callable, Collection
 import functools
 from pathlib import Path
-import re
 import sys
-import tempfile
 from typing import Any
 
 from speccascade.evaluate.report import charts, drawing, formats, page, tables
@@ -29,7 +27,7 @@ def write(results: dict, folder: Path, extra: Collection[str] = ()):
   Args:
     results: the results of an experiment, with `PointResult`s; its tables are added.
     folder: where the files go, on a disk or in a bucket.
-    extra: what is written too: 'png', the charts as PNG; 'tensorboard', quality and speed-up as scalars.
+    extra: what is written too: 'png', the charts as PNG.
   """
   results['tables'] = warned('tables.md', lambda: tables.tables(results)) or []
   run = RunDir(folder)
@@ -40,8 +38,6 @@ def write(results: dict, folder: Path, extra: Collection[str] = ()):
   for name, make in TEXTS.items():
     if text := warned(name, functools.partial(make, results)):
       run.write(name, text)
-  if 'tensorboard' in extra:
-    warned('tensorboard/', lambda: _write_scalars(results, run / 'tensorboard'))
   draw = functools.partial(drawing.draw, png='png' in extra)
   drawings = warned('curves/', lambda: list(map(draw, charts.charts(results)))) or []
   warned('curves/', lambda: [(run / 'curves').write(*file) for drawn in drawings for file in drawn.files.items()])
@@ -55,24 +51,3 @@ def warned(name: str, make: Callable[[], Any]) -> Any:
     return make()
   except Exception as error:  # of whichever library draws
     print(f'warning: {name} is not all written ({first_line(error)}); results.json has all numbers', file=sys.stderr)
-
-
-def _write_scalars(results: dict, folder: RunDir):
-  """Write quality and speed-up of every curve as scalars, the step being the number of the value in the curve."""
-  import tensorboardX  # lazily: a third of a second
-
-  with tempfile.TemporaryDirectory() as scratch:
-    with tensorboardX.SummaryWriter(scratch) as writer:
-      steps: dict[tuple, int] = {}
-      for point in results['points']:
-        key = point.curve, point.temperature, point.batch
-        step = steps[key] = steps.get(key, -1) + 1
-        tag = re.sub(r'[^\w./-]+', '_', f'{point.curve}/T{point.temperature:g}/batch{point.batch}')
-        for name, value in [*(point.quality or {}).items(), ('speed-up', point.ratio)]:
-          if value is not None:
-            writer.add_scalar(f'{tag}/{name}', value, step)
-    (made,) = Path(scratch).iterdir()
-    old = [name for name in folder.names() if name.startswith('events.out.tfevents.')]
-    folder.write(made.name, made.read_bytes())
-    for name in {*old} - {made.name}:
-      folder.remove(name)
