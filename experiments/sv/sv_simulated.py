@@ -20,6 +20,7 @@ from pathlib import Path
 import sys
 
 import jax
+import sv_costs
 import sv_simulation
 from sv_simulation import Trio
 
@@ -27,7 +28,7 @@ from speccascade import checkpoints, methods, Sampler
 from speccascade.data import files
 from speccascade.evaluate.report.formats import markdown
 from speccascade.models import shapes
-from speccascade.planning import compiled_times, sv_model, timing
+from speccascade.planning import compiled_times, timing
 from speccascade.sv import plans
 
 SIZES = {'llama': (shapes.llama, shapes.LLAMA), 't5': (shapes.t5, shapes.T5_V1_1)}
@@ -123,7 +124,7 @@ def check(args: argparse.Namespace):
 
 
 def timed_methods(profile: plans.Profile, block: int, blocks: Iterable[int]) -> dict[str, methods.Method]:
-  """Return plain decoding and, by the names of `sv_model`, speculative decoding of `blocks` and verification."""
+  """Return plain decoding and, by the names of `sv_costs`, speculative decoding of `blocks` and verification."""
   return {
     'plain': methods.autoregressive(2),
     **{f'speculative, γ = {n}': methods.speculative(block=n, pair=(0, 2)) for n in sorted(blocks)},
@@ -140,7 +141,7 @@ def compare(profile: plans.Profile, batch: int, block: int, runs: Mapping[str, C
   for name, rounds in done.items():
     gains = [one.speed / other.speed for one, other in zip(rounds, plain, strict=True)]
     median, low, high = timing.Interval.of(gains)
-    simulated = sv_model.speedup(profile, batch, name, block)
+    simulated = sv_costs.speedup(profile, batch, name, block)
     measured = f'measured {median:.2f} [{low:.2f} … {high:.2f}]'
     print(f'batch {batch}, {name}: simulated {simulated:.2f}, {measured}, ratio {simulated / median:.2f}', flush=True)
 

@@ -7,6 +7,8 @@ Drafts, S, A and acceptance are those that a plan of three small models observed
 from collections.abc import Mapping, Sequence
 import dataclasses
 
+import sv_costs
+
 from speccascade import backends
 from speccascade.models import packing
 from speccascade.planning import sv_model
@@ -64,16 +66,18 @@ def compare(observed: plans.Profile, trio: Trio, batch: int, blocks: Sequence[in
   """
   blocks = blocks or [n for n in BLOCKS if n <= observed.origin.block]
   profiles = {n: trio.profile(observed, batch, n) for n in blocks}
-  speeds = {n: sv_model.speculative(p, batch, n) / sv_model.plain(p, batch) for n, p in profiles.items()}
+  speeds = {n: sv_costs.speculative(p, batch, n) / sv_costs.plain(p, batch) for n, p in profiles.items()}
   best = max(speeds, key=speeds.get)
   results = {'speculative': Result(speeds[best], best), 'fixed': Result(speeds[FIXED], FIXED)}
   bar = max(1.0, speeds[best])
-  for name, variant in sv_model.VARIANTS.items():
-    speeds = {n: sv_model.simulate(profile, batch, n, variant) for n, profile in profiles.items()}
-    best = max(speeds, key=lambda n: speeds[n]['sv'])
+  for name, variant in sv_costs.VARIANTS.items():
+    speeds = {n: sv_model.simulate(profile, batch, n, variant)['sv'] for n, profile in profiles.items()}
+    best = max(speeds, key=speeds.get)
     draft, companion, alone, _ = profiles[best].steps[batch]
-    may_read = sv_model.break_even(profiles[best], batch, bar, best, variant)
-    results[name] = Result(speeds[best]['sv'] / speeds[best]['plain'], best, companion / alone, may_read / alone)
+    may_read = sv_costs.break_even(profiles[best], batch, bar, best, variant)
+    results[name] = Result(
+      speeds[best] / sv_costs.plain(profiles[best], batch), best, companion / alone, may_read / alone
+    )
   return results
 
 
@@ -104,11 +108,11 @@ def by_slope(observed: plans.Profile, slopes: Sequence[float], drafter: float, b
   return dict(title='By the cost of a token more', columns=['a token more costs', *_COLUMNS], rows=rows, note=note)
 
 
-_COLUMNS = [f'γ = {FIXED}', 'speculative', *sv_model.VARIANTS, 'may read, all', 'may read, accepted', 'may read, exact']
+_COLUMNS = [f'γ = {FIXED}', 'speculative', *sv_costs.VARIANTS, 'may read, all', 'may read, accepted', 'may read, exact']
 
 
 def _cells(results: Mapping[str, Result]) -> list[str]:
   """Return the cells of `_COLUMNS`."""
-  variants = [results[name] for name in sv_model.VARIANTS]
+  variants = [results[name] for name in sv_costs.VARIANTS]
   speeds = f'{results["fixed"].speed:.2f}', str(results['speculative']), *map(str, variants)
   return [*speeds, *(f'{x.may_read:.3f}' for x in variants)]

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import sv_costs
 
 from speccascade import methods
 from speccascade.evaluate import config
@@ -190,13 +191,14 @@ def break_even(profile: plans.Profile) -> dict:
 def _break_even_at(profile: plans.Profile, batch: int) -> list:
   """Return the row of a batch size; a companion may cost what makes `sv_exact` equal the better of the others."""
   x = sv_model.simulate(profile, batch)
-  speculative = {n: sv_model.speculative(profile, batch, n) for n in range(1, profile.origin.block + 1)}
+  speculative = {n: sv_costs.speculative(profile, batch, n) for n in range(1, profile.origin.block + 1)}
   best = max(speculative, key=speculative.get)
   fixed = speculative[profile.origin.block]
-  others = max(x['plain'], speculative[best])
+  plain = sv_costs.plain(profile, batch)
+  others = max(plain, speculative[best])
   companion = profile.steps[batch][1]
-  slack = max(0.0, companion + sv_model.slack(batch, x, others))
-  speeds = x['plain'], fixed, speculative[best], best, x['sv'], x['sv'] / fixed, x['sv'] / others
+  slack = max(0.0, companion + sv_costs.slack(batch, x, others))
+  speeds = plain, fixed, speculative[best], best, x['sv'], x['sv'] / fixed, x['sv'] / others
   return [batch, *speeds, x['verified'], x['wasted'], 1e3 * companion, 1e3 * slack]
 
 

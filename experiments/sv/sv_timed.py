@@ -4,7 +4,7 @@
 
 Tokens are accepted, and the companion promises acceptance, as in a draft that the plan's models were observed with; the
 models only do the work. So the verifier may be as large as memory allows. Run it on a quiet machine: each line is the
-median of trials that take turns, rounds of full batches over plain decoding, and what `planning.sv_model` predicts from
+median of trials that take turns, rounds of full batches over plain decoding, and what `sv_costs` predicts from
 the times of calls.
 """
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.planning.cost_model import Costs
 from speccascade.sv import plans, verification
 
 DRAFTS = 12800  # that are simulated, in at least `ROUNDS` rounds
@@ -25,23 +24,6 @@ class Variant:
   exact: bool = True
   greedy: bool = False
   counts: str = 'tokens'
-
-
-VARIANTS = {
-  'SV, all tokens': Variant(exact=False, greedy=True),
-  'SV, accepted tokens': Variant(exact=False, greedy=True, counts='accepted'),
-  'SV exact': Variant(),
-}
-
-
-def costs(profile: plans.Profile, batch: int) -> Costs:
-  """Return what rounds without the companion cost at a batch size that was measured."""
-  draft, _, alone, overhead = profile.steps[batch]
-  if profile.rounds:
-    windows = {block + 1: seconds - block * draft for block, seconds in profile.rounds[batch].items()}
-    return Costs(draft, {**windows, 1: alone})
-  windows = {size // batch: seconds for size, seconds in profile.times[batch].items()}
-  return Costs(draft, {**windows, 1: alone}, overhead)
 
 
 def windows(samples: Mapping[str, np.ndarray], block: int) -> dict[str, np.ndarray]:
@@ -62,7 +44,7 @@ def visits(accept: np.ndarray, ends: np.ndarray, block: int) -> np.ndarray:
   """Return how many rounds of speculative decoding are expected to begin at each window [N].
 
   Every observed text is decoded once, from its beginning. So rounds begin behind rejections, which are where a text is
-  hard, more often than elsewhere. `accept` [N, W] are the chances of a window's tokens, `ends` [N] those of `_ends`.
+  hard, more often than elsewhere. `accept` [N, W] are the chances of a window's tokens, `ends` [N] those of `ends_of`.
   """
   accepted = np.cumprod(np.pad(accept[:, :block], ((0, 0), (1, 1)), constant_values=(1, 0)), 1)
   chances = accepted[:, :-1] - accepted[:, 1:]  # of 1, 2, … γ + 1 tokens
@@ -74,32 +56,14 @@ def visits(accept: np.ndarray, ends: np.ndarray, block: int) -> np.ndarray:
   return begun
 
 
-def _ends(text: np.ndarray) -> np.ndarray:
+def ends_of(text: np.ndarray) -> np.ndarray:
   """Return for each window [N] the first window behind its text; the windows of a text follow each other."""
   last = np.flatnonzero(np.append(np.diff(text) != 0, True))
   return np.repeat(last + 1, np.diff(last, prepend=-1))
 
 
-def tokens_a_round(samples: Mapping[str, np.ndarray], most: int, block: int) -> float:
-  """Return the tokens that a round of speculative decoding is expected to give one row, in windows of γ = `most`."""
-  seen = windows(samples, most)
-  begun = visits(seen['accept'], _ends(seen['text']), block)
-  return float(begun @ (1 + np.cumprod(seen['accept'][:, :block], 1).sum(1)) / begun.sum())
-
-
-def plain(profile: plans.Profile, batch: int) -> float:
-  """Return the tokens a second of the verifier alone."""
-  return batch / costs(profile, batch).token
-
-
-def speculative(profile: plans.Profile, batch: int, block: int) -> float:
-  """Return the tokens a second of speculative decoding with this γ."""
-  tokens = batch * tokens_a_round(profile.samples, profile.origin.block, block)
-  return tokens / costs(profile, batch).round(block, block + 1)
-
-
 def simulate(profile: plans.Profile, batch: int, block: int | None = None, variant: Variant = Variant()) -> dict:
-  """Return tokens a second of plain decoding and of speculative verification, `plain` and `sv`, at a batch size.
+  """Return `sv`, the tokens a second of speculative verification at a batch size.
 
   The rows begin evenly apart among the rounds of all observed texts, and go through one text after another. `verified`
   is how many tokens of a row are scored on average, `wasted` the share of those scored from which no token comes.
@@ -115,14 +79,13 @@ def simulate(profile: plans.Profile, batch: int, block: int | None = None, varia
   others = (block + variant.exact) * draft + companion
   decides = np.float32(seconds + others * (not variant.greedy))
   certain = verification.certain(variant.counts, batch)
-  ends = _ends(seen['text'])
+  ends = ends_of(seen['text'])
   begun = np.cumsum(visits(seen['accept'], ends, block))
   start = np.searchsorted(begun, (np.arange(batch) + 0.5) / batch * begun[-1])
   scored, emitted = _walk(np.float32(gains), np.float32(seen['accept']), ends, start, decides, certain, variant.greedy)
   scored = np.asarray(scored)
   emitted = np.float64(emitted).sum()
   return dict(
-    plain=plain(profile, batch),
     sv=emitted / (others + seconds[scored]).sum(),
     verified=scored.mean() / batch,
     wasted=1 - emitted / (scored + batch).sum(),
@@ -154,42 +117,3 @@ def _walk(gains, accept, ends, start, seconds, certain: int, greedy: bool) -> tu
 
   keys = jax.random.split(jax.random.key(batch), max(ROUNDS, DRAFTS // batch))
   return jax.lax.scan(turn, start, keys)[1]
-
-
-def speedup(profile: plans.Profile, batch: int, name: str, block: int) -> float:
-  """Return the simulated speed over plain decoding of one of `VARIANTS`, or of 'speculative, γ = N'."""
-  if name.startswith('speculative'):
-    return speculative(profile, batch, int(name.split()[-1])) / plain(profile, batch)
-  result = simulate(profile, batch, block, VARIANTS[name])
-  return result['sv'] / result['plain']
-
-
-def slack(batch: int, result: Mapping[str, float], bar: float) -> float:
-  """Return by how much longer a companion may read until the speed of `simulate`'s result is `bar`, tokens a second."""
-  emitted = batch * (1 - result['wasted']) * (1 + result['verified'])
-  return emitted / bar - emitted / result['sv']
-
-
-def break_even(profile: plans.Profile, batch: int, over_plain: float, *args, **kwargs) -> float:
-  """Return the seconds that a companion may read for this speed over plain decoding; 0 if it may not read at all.
-
-  The other arguments are those of `simulate`. What is verified changes with what the companion costs, so the cost is
-  raised from nothing until the speeds are equal.
-  """
-  companion = 0.0
-  for _ in range(8):
-    result = simulate(with_companion(profile, batch, companion), batch, *args, **kwargs)
-    more = slack(batch, result, over_plain * result['plain'])
-    if more <= 1e-3 * companion:
-      break
-    companion += more
-  return companion
-
-
-def with_companion(profile: plans.Profile, batch: int, seconds: float) -> plans.Profile:
-  """Return a profile of one batch size whose companion reads a draft in so many seconds."""
-  draft, _, alone, overhead = profile.steps[batch]
-  steps = {batch: (draft, seconds, alone, overhead)}
-  times = {batch: profile.times[batch]}
-  rounds = profile.rounds and {batch: profile.rounds[batch]}
-  return plans.Profile.of(profile.table, profile.origin, profile.samples, times, steps, rounds)

@@ -6,6 +6,7 @@ import json
 from matching import having
 import numpy as np
 import pytest
+import sv_costs
 import sv_simulated
 import sv_simulation
 from sv_simulation import Trio
@@ -53,7 +54,7 @@ def test_rounds_begin_where_texts_are_hard():
       at += 1 + accepted
       tokens += 1 + accepted
       rounds += 1
-  expected = sv_model.tokens_a_round(profile.samples, 5, 5)
+  expected = sv_costs.tokens_a_round(profile.samples, 5, 5)
   assert expected == pytest.approx(tokens / rounds, rel=0.01)
   anywhere = 1 + np.cumprod(sv_model.windows(profile.samples, 5)['accept'][:, :5], 1).sum(1).mean()
   assert anywhere > 1.15 * expected
@@ -66,18 +67,18 @@ def test_rounds_begin_where_texts_are_hard():
 def test_a_companion_pays_where_tokens_cost_and_it_knows_which():
   known = sv_simulation.compare(observed(), trio(0.3), 8, (1, 3, 5))
   unknown = sv_simulation.compare(observed(informed=False), trio(0.3), 8, (1, 3, 5))
-  for name in sv_model.VARIANTS:
+  for name in sv_costs.VARIANTS:
     assert known[name].speed > 1.2 * known['speculative'].speed and known[name].may_read > 0.3
     assert unknown[name].speed < 1.05 * unknown['speculative'].speed and unknown[name].may_read < 0.1
 
 
 def test_a_companion_never_pays_where_more_tokens_cost_nothing():
   results = sv_simulation.compare(observed(), trio(0.0), 8, (1, 3, 5))
-  assert max(results[name].may_read for name in sv_model.VARIANTS) < 0.01  # the error of simulated rounds
+  assert max(results[name].may_read for name in sv_costs.VARIANTS) < 0.01  # the error of simulated rounds
   assert results['speculative'].block == 5 and results['speculative'].speed > 2
 
 
-@pytest.mark.parametrize('name', sv_model.VARIANTS)
+@pytest.mark.parametrize('name', sv_costs.VARIANTS)
 def test_a_companion_that_reads_for_what_it_may_makes_the_speeds_equal(name):
   free = sv_simulation.compare(observed(), trio(0.3), 8, (5,))
   full = sv_simulation.compare(observed(), trio(0.3, reads=free[name].may_read), 8, (5,))
@@ -89,7 +90,7 @@ def test_the_reading_of_all_tokens_stops_at_a_step_that_the_other_passes():
   loop = trio(0.6, any_total=False)
   made = loop.profile(observed(), 64, 5)
   assert sorted(made.times[64]) == [64, 128, 192, 256, 384]
-  few, some = (sv_model.simulate(made, 64, 5, sv_model.VARIANTS[f'SV, {x} tokens']) for x in ('all', 'accepted'))
+  few, some = (sv_model.simulate(made, 64, 5, sv_costs.VARIANTS[f'SV, {x} tokens']) for x in ('all', 'accepted'))
   assert few['verified'] == 0 < some['verified']
   assert sorted(loop.profile(observed(), 8, 5).times[8]) == [48]  # too few to be packed
 

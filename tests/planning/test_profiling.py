@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sv_costs
 
 from speccascade import decode, embedded, methods, plan, Sampler
 from speccascade.data.examples import Example, Task
@@ -54,13 +55,13 @@ def test_speculative_rounds_take_what_was_timed_and_are_saved(made, tmp_path):
   loaded = plans.load(tmp_path / 'plan.json').profile
   assert loaded.rounds == rounds
   for k in (1, 2, 3):
-    assert sv_model.costs(loaded, 2).round(k, k + 1) == pytest.approx(rounds[2][k])
-  slower = sv_model.speedup(loaded, 2, 'speculative, γ = 3', 3), sv_model.speedup(found, 2, 'speculative, γ = 3', 3)
+    assert sv_costs.costs(loaded, 2).round(k, k + 1) == pytest.approx(rounds[2][k])
+  slower = sv_costs.speedup(loaded, 2, 'speculative, γ = 3', 3), sv_costs.speedup(found, 2, 'speculative, γ = 3', 3)
   assert slower[0] < slower[1]
-  exact = sv_model.speedup(found, 2, 'SV exact', 3)
+  exact = sv_costs.speedup(found, 2, 'SV exact', 3)
   without = dataclasses.replace(loaded, rounds=None)
-  assert sv_model.speedup(loaded, 2, 'SV exact', 3) == pytest.approx(sv_model.speedup(without, 2, 'SV exact', 3))
-  assert sv_model.speedup(loaded, 2, 'SV exact', 3) == pytest.approx(exact, rel=1e-3)  # a file has rounded chances
+  assert sv_costs.speedup(loaded, 2, 'SV exact', 3) == pytest.approx(sv_costs.speedup(without, 2, 'SV exact', 3))
+  assert sv_costs.speedup(loaded, 2, 'SV exact', 3) == pytest.approx(exact, rel=1e-3)  # a file has rounded chances
 
 
 def distribution(model, prefix):
@@ -178,10 +179,10 @@ def test_the_cost_model_finds_where_speculation_stops_paying(made):
   gains = []
   for some in (cheap, dear):
     x = sv_model.simulate(some, 2)
-    gains.append(x['sv'] / x['plain'])
+    gains.append(x['sv'] / sv_costs.plain(some, 2))
   assert gains[0] > 1.5 and gains[1] < 1
   slow = with_costs(found, flat, (1e-3, 1e-3, 1.0, 1.0))  # every round but the verifier's own
-  assert sv_model.speculative(slow, 2, 3) == pytest.approx(sv_model.speculative(cheap, 2, 3) / 2, rel=0.01)
+  assert sv_costs.speculative(slow, 2, 3) == pytest.approx(sv_costs.speculative(cheap, 2, 3) / 2, rel=0.01)
 
 
 # ---- of three models ----
