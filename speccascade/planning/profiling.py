@@ -23,6 +23,7 @@ from speccascade.backends.ops import take
 from speccascade.engine import inputs, requests
 from speccascade.engine.engine import Engine
 from speccascade.engine.job import Job
+from speccascade.engine.limits import First
 from speccascade.engine.loop import positions
 from speccascade.engine.lowering import Phase
 from speccascade.engine.method import About, Method
@@ -84,8 +85,8 @@ def observing(block: int) -> Method:
   """Return speculative decoding that verifies all of a draft of γ + 1 tokens, the companion reading along."""
   phases = (
     Propose(0, block + 1),
-    Score(1, verification.First(block)),
-    Score(2, verification.First(block)),
+    Score(1, First(block)),
+    Score(2, First(block)),
     Observe(),
     Verify(rules.bind(rules.own), (2,)),
   )
