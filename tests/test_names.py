@@ -9,11 +9,12 @@ import sys
 from matching import having
 import pytest
 
-from speccascade import acceptance, decode, methods, rules, stopping
+from speccascade import acceptance, decode, methods, rules, run, stopping
 from speccascade.__main__ import COMMANDS
 from speccascade.decode import __main__ as command
 from speccascade.decode import options
 from speccascade.engine.method import Strategy
+from speccascade.evaluate import config
 from speccascade.evaluate.curves import Curve
 from speccascade.host import commands, names
 from speccascade.models import toy
@@ -225,6 +226,15 @@ def test_a_module_is_imported_before_a_command_runs(my_names, capsys):
   assert run('--import=my_backends') == 0 and seen == [True]
   sys.modules.pop('my_backends')
   assert run('--import=nowhere') == 1 and seen == [True] and 'nowhere cannot be imported' in capsys.readouterr().err
+
+
+def test_a_module_that_a_run_imports_is_a_part_of_its_config(my_names):
+  (my_names / 'my_tasks.py').write_text('there = True')
+  args = run._parser().parse_args(['--import=my_tasks', '--gin_bindings=Experiment.seed = 3'])
+  names.module('my_tasks')  # as `commands.run` does
+  text = config.parse([str(run.DEFAULT)], commands.bindings(args))
+  assert 'import my_tasks' in text and '# source of my_tasks: ' in text and 'Experiment.seed = 3' in text
+  sys.modules.pop('my_tasks')
 
 
 @pytest.mark.full
