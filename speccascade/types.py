@@ -185,10 +185,10 @@ def checked_int(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) ->
   """Return a user's number as an int.
 
   Args:
-    name: the name of the number in the error.
-    value: the number.
-    least: the least that it may be.
-    most: the most that it may be, by default the most that 32 bits hold.
+    name: The name of the number in the error.
+    value: The number.
+    least: The least that it may be.
+    most: The most that it may be, by default the most that 32 bits hold.
 
   Raises:
     ValueError: it is not whole, or less, or more.

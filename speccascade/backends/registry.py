@@ -17,8 +17,8 @@ def register(platform: str, backend: Backend):
   """Compile the programs of a platform for this backend.
 
   Args:
-    platform: the platform as JAX names it, such as 'gpu'.
-    backend: an instance of a subclass of `Backend`.
+    platform: The platform as JAX names it, such as 'gpu'.
+    backend: An instance of a subclass of `Backend`.
 
   Raises:
     ValueError: it is no backend, cannot be hashed, or has methods that are not called as those of `Backend` are.
@@ -48,7 +48,7 @@ def use(backend: Backend) -> Iterator[None]:
   """Compile the programs of this process for this backend, whatever the device.
 
   Args:
-    backend: an instance of a subclass of `Backend`.
+    backend: An instance of a subclass of `Backend`.
 
   Raises:
     ValueError: as `register` does.

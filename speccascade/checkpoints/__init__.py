@@ -60,16 +60,16 @@ def load(
   """Return the model of a checkpoint, with its tokenizer if there is one, in a dtype that suits this machine.
 
   Args:
-    path: folder, hub id, or address in a bucket, as gs://…, of which a copy is cached on this machine. With @4 at its
+    path: Folder, hub id, or address in a bucket, as gs://…, of which a copy is cached on this machine. With @4 at its
       end it is the first four layers of that model; `load_all` lets them share the arrays of the complete model.
-    dtype: float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
+    dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers.
-    scan: stack the layers, so that one layer is compiled for all.
-    tokenizer: tokenizer, or the path of one, instead of the checkpoint's own.
-    name: name of the model, by default that of its folder.
-    revision: branch, tag or commit of a hub model.
-    activation: activation of the MLPs of a T5X checkpoint, where no gin file next to it has it.
-    mesh: mesh, as `speccascade.mesh` makes it. Each tensor is read straight into its shards; a process reads those of
+    scan: Stack the layers, so that one layer is compiled for all.
+    tokenizer: Tokenizer, or the path of one, instead of the checkpoint's own.
+    name: Name of the model, by default that of its folder.
+    revision: Branch, tag or commit of a hub model.
+    activation: Activation of the MLPs of a T5X checkpoint, where no gin file next to it has it.
+    mesh: Mesh, as `speccascade.mesh` makes it. Each tensor is read straight into its shards; a process reads those of
       its devices.
     rules: `'replicated'`, `'sharded'` or ((logical axis, axis of the mesh or None), …). None shards a model if that
       saves more of a step's time than the collectives take.
@@ -99,9 +99,9 @@ def load_shared(path, loaded: list, **settings) -> Model:
   """Return the model at a path, with the arrays of the same checkpoint where that was loaded before.
 
   Args:
-    path: path, as `load` takes it.
-    loaded: the checkpoints that were loaded so far, with their settings; this one is added.
-    **settings: settings of `load`.
+    path: Path, as `load` takes it.
+    loaded: The checkpoints that were loaded so far, with their settings; this one is added.
+    **settings: Settings of `load`.
   """
   base, layers = parse_model_path(path)
   key = (base, settings)
@@ -161,9 +161,9 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   It reads sizes and heads of files, small files completely, and samples of each tensor.
 
   Args:
-    path: path, as `load` takes it.
-    revision: branch, tag or commit of a hub model.
-    tokenizer: tokenizer, or the path of one, instead of the checkpoint's own.
+    path: Path, as `load` takes it.
+    revision: Branch, tag or commit of a hub model.
+    tokenizer: Tokenizer, or the path of one, instead of the checkpoint's own.
   """
   path, layers = parse_model_path(path)
   folder = _folder(path, revision)

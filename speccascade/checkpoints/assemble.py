@@ -92,8 +92,8 @@ def plan(network: Network, locate: Callable[[tuple[str, ...], Shape], Mapping[st
   """Return the entries of a network.
 
   Args:
-    network: the network. Where it scans its layers, each layer's row in a stacked parameter has an entry.
-    locate: function from the path of a parameter in the tree of unstacked layers, and its shape, to the fields of its
+    network: The network. Where it scans its layers, each layer's row in a stacked parameter has an entry.
+    locate: Function from the path of a parameter in the tree of unstacked layers, and its shape, to the fields of its
       `Entry` that say where it is stored.
   """
   entries = []
@@ -164,12 +164,12 @@ def read(
   """Return the parameters of a network, each stored tensor read once.
 
   Args:
-    network: the network, with its layers scanned or not as the parameters are to be.
-    entries: the plan for it, checked.
-    stored: the stored tensors by name.
-    dtype: dtype of the parameters; None for that of each stored tensor.
-    mesh: mesh to shard them over; None for the default device.
-    rules: sharding rules, as `load` takes them.
+    network: The network, with its layers scanned or not as the parameters are to be.
+    entries: The plan for it, checked.
+    stored: The stored tensors by name.
+    dtype: Dtype of the parameters; None for that of each stored tensor.
+    mesh: Mesh to shard them over; None for the default device.
+    rules: Sharding rules, as `load` takes them.
 
   Raises:
     ValueError: a tensor cannot be read, or is not finite in `dtype`.

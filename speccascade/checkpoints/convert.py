@@ -29,15 +29,15 @@ def convert(
   """Write a checkpoint in another format or dtype, check it by reading it back, and print a summary.
 
   Args:
-    src: path of the checkpoint to read, as `load` takes it, on this machine or a hub id.
-    dst: folder to write.
+    src: Path of the checkpoint to read, as `load` takes it, on this machine or a hub id.
+    dst: Folder to write.
     form: 'orbax', 't5x' or 'hf'.
-    dtype: dtype to write; None for that of each stored tensor.
-    overwrite: replace a checkpoint that is at `dst`.
-    step: number of the checkpoint; t5x only.
-    scan: stack the layers, as T5X's scalable_t5 has them; t5x only.
-    activation: activation of the source's MLPs, as `load` takes it.
-    revision: branch, tag or commit of a hub model.
+    dtype: Dtype to write; None for that of each stored tensor.
+    overwrite: Replace a checkpoint that is at `dst`.
+    step: Number of the checkpoint; t5x only.
+    scan: Stack the layers, as T5X's scalable_t5 has them; t5x only.
+    activation: Activation of the source's MLPs, as `load` takes it.
+    revision: Branch, tag or commit of a hub model.
 
   Returns:
     The folder of the checkpoint that was written.

@@ -35,9 +35,9 @@ def atomic_dir(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
   """Yield a folder to write into, which gets the name `path` when all of it is written.
 
   Args:
-    path: folder of a checkpoint. An old one is renamed when the new one is complete, so that a process that is killed
+    path: Folder of a checkpoint. An old one is renamed when the new one is complete, so that a process that is killed
       between the two renames loses neither.
-    overwrite: replace a checkpoint of ours or an empty folder; anything else is never replaced.
+    overwrite: Replace a checkpoint of ours or an empty folder; anything else is never replaced.
 
   Raises:
     FileExistsError: `path` exists and may not be replaced.

@@ -40,9 +40,9 @@ def save(path, model: Model, *, overwrite: bool = False) -> Path:
   """Write a model, all of it or nothing. Several processes all call this, and the first writes.
 
   Args:
-    path: folder to write.
-    model: the model.
-    overwrite: replace a checkpoint of ours that is there.
+    path: Folder to write.
+    model: The model.
+    overwrite: Replace a checkpoint of ours that is there.
 
   Returns:
     The folder.
@@ -78,9 +78,9 @@ def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | 
   """Return the network of a checkpoint and its parameters; the other arguments are those of `hf.read`.
 
   Args:
-    path: folder of the checkpoint.
-    dtype: dtype of the parameters and the network; None for those that were saved.
-    scan: stack the layers or not; None for as they were saved.
+    path: Folder of the checkpoint.
+    dtype: Dtype of the parameters and the network; None for those that were saved.
+    scan: Stack the layers or not; None for as they were saved.
 
   Raises:
     ValueError: the checkpoint is damaged or of another version.

@@ -19,18 +19,18 @@ class Benchmark(Template):
   """A data set of TensorFlow Datasets as a task.
 
   Attributes:
-    dataset: name, and config, in TensorFlow Datasets.
-    splits: names of splits, and the splits of the data set that they are.
-    max_prompt_tokens: the longest prompt.
-    max_new_tokens: tokens to generate at most.
-    metrics: names of metrics.
-    fields: makes the fields of the templates of a record; by default the record has them.
-    stop: strings that end decoding.
-    shots: number of worked examples.
-    shots_split: the split of the worked examples, taken in order.
-    group: the field in which a question and its worked examples agree.
-    prepare: the command that prepares the data, if `tfds build` cannot.
-    languages: the benchmark in each programming language, if it has several.
+    dataset: Name, and config, in TensorFlow Datasets.
+    splits: Names of splits, and the splits of the data set that they are.
+    max_prompt_tokens: The longest prompt.
+    max_new_tokens: Tokens to generate at most.
+    metrics: Names of metrics.
+    fields: Makes the fields of the templates of a record; by default the record has them.
+    stop: Strings that end decoding.
+    shots: Number of worked examples.
+    shots_split: The split of the worked examples, taken in order.
+    group: The field in which a question and its worked examples agree.
+    prepare: The command that prepares the data, if `tfds build` cannot.
+    languages: The benchmark in each programming language, if it has several.
   """
 
   dataset: str

@@ -23,13 +23,13 @@ def render(
   """Return the text of chat messages.
 
   Args:
-    folder: the model's folder, whose chat_template.jinja comes before a template of the settings. With tools the
+    folder: The model's folder, whose chat_template.jinja comes before a template of the settings. With tools the
       template of the name tool_use comes first, where there is one.
-    messages: messages with a role and a content.
-    settings: tokenizer_config.json.
-    arguments: further arguments of the template.
-    forbidden: texts that no message may contain.
-    **tokens: the special tokens of the template: bos_token, eos_token, …
+    messages: Messages with a role and a content.
+    settings: Tokenizer_config.json.
+    arguments: Further arguments of the template.
+    forbidden: Texts that no message may contain.
+    **tokens: The special tokens of the template: bos_token, eos_token, ….
 
   Returns:
     The text up to where the model's answer begins.

@@ -13,10 +13,10 @@ class Example:
   """A prompt with its reference.
 
   Attributes:
-    index: position in the split; also the id of the example's random stream.
-    prompt: a text, token ids, or chat messages for the template of the models' tokenizer.
-    target: the reference text, or a list of them; an empty list is no reference.
-    info: further fields for metrics, JSON-serialisable.
+    index: Position in the split; also the id of the example's random stream.
+    prompt: A text, token ids, or chat messages for the template of the models' tokenizer.
+    target: The reference text, or a list of them; an empty list is no reference.
+    info: Further fields for metrics, JSON-serialisable.
   """
 
   index: int
@@ -39,13 +39,13 @@ class Task:
   """Examples with limits and metrics.
 
   Attributes:
-    name: the task's name in results.
-    examples: the examples to decode, already read.
-    max_prompt_tokens: the longest prompt that decoding accepts.
-    max_new_tokens: tokens to generate at most.
-    metrics: metrics by name; the first is the main one.
-    postprocess: maps a prediction and its example to the text that metrics judge.
-    stop: strings that end decoding; a prediction ends before the first of them.
+    name: The task's name in results.
+    examples: The examples to decode, already read.
+    max_prompt_tokens: The longest prompt that decoding accepts.
+    max_new_tokens: Tokens to generate at most.
+    metrics: Metrics by name; the first is the main one.
+    postprocess: Maps a prediction and its example to the text that metrics judge.
+    stop: Strings that end decoding; a prediction ends before the first of them.
   """
 
   name: str

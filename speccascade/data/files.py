@@ -38,19 +38,19 @@ def parallel_text(
   """Return a task whose prompts and references are the lines of parallel files.
 
   Args:
-    source: file with one source text a line.
-    target: file of references with as many lines, or several such files.
-    count: number of examples; None for all.
-    start: number of lines to skip.
-    seed: of a random subset of `count` lines; None takes the first ones.
-    prefix: text before each line in the prompt.
-    suffix: text after each line in the prompt.
-    chat: whether the prompt is a user's message for the models' chat template; a text is the system's message.
-    max_prompt_tokens: the longest prompt.
-    max_new_tokens: tokens to generate at most.
-    metrics: names of metrics, or functions.
-    tokenizer: path of the models' tokenizer, to truncate long prompts.
-    name: the task's name; by default the name of the source file.
+    source: File with one source text a line.
+    target: File of references with as many lines, or several such files.
+    count: Number of examples; None for all.
+    start: Number of lines to skip.
+    seed: Of a random subset of `count` lines; None takes the first ones.
+    prefix: Text before each line in the prompt.
+    suffix: Text after each line in the prompt.
+    chat: Whether the prompt is a user's message for the models' chat template; a text is the system's message.
+    max_prompt_tokens: The longest prompt.
+    max_new_tokens: Tokens to generate at most.
+    metrics: Names of metrics, or functions.
+    tokenizer: Path of the models' tokenizer, to truncate long prompts.
+    name: The task's name; by default the name of the source file.
 
   Returns:
     A task whose examples are indexed by their line, from 0.
@@ -102,24 +102,24 @@ def jsonl(
   r"""Return a task of JSON objects, one a line or in one array.
 
   Args:
-    path: the file.
-    prompt_field: name of a field, or a template as 'Question: {question}\nAnswer:'. A field may have chat messages.
-    target_field: the same for the reference; a field may be a list of references, and None is no reference.
-    info_fields: fields that metrics need.
-    prefix: text at the beginning of the prompt.
-    suffix: text at the end of the prompt.
-    shots: number of worked examples before the question, of which none is the question itself.
-    shots_path: the file of the worked examples; by default the first objects of `path`.
-    chat: whether the prompt is a user's message for the models' chat template; a text is the system's message.
-    count: number of examples; None for all.
-    start: number of objects to skip.
-    seed: of a random subset of `count` objects; None takes the first ones.
-    max_prompt_tokens: the longest prompt.
-    max_new_tokens: tokens to generate at most.
-    metrics: names of metrics, or functions.
-    stop: strings that end decoding; what follows them is neither decoded nor judged.
-    tokenizer: path of the models' tokenizer, to truncate long prompts.
-    name: the task's name; by default the name of the file.
+    path: The file.
+    prompt_field: Name of a field, or a template as 'Question: {question}\nAnswer:'. A field may have chat messages.
+    target_field: The same for the reference; a field may be a list of references, and None is no reference.
+    info_fields: Fields that metrics need.
+    prefix: Text at the beginning of the prompt.
+    suffix: Text at the end of the prompt.
+    shots: Number of worked examples before the question, of which none is the question itself.
+    shots_path: The file of the worked examples; by default the first objects of `path`.
+    chat: Whether the prompt is a user's message for the models' chat template; a text is the system's message.
+    count: Number of examples; None for all.
+    start: Number of objects to skip.
+    seed: Of a random subset of `count` objects; None takes the first ones.
+    max_prompt_tokens: The longest prompt.
+    max_new_tokens: Tokens to generate at most.
+    metrics: Names of metrics, or functions.
+    stop: Strings that end decoding; what follows them is neither decoded nor judged.
+    tokenizer: Path of the models' tokenizer, to truncate long prompts.
+    name: The task's name; by default the name of the file.
 
   Returns:
     A task whose examples are indexed by their object, from 0.
@@ -161,20 +161,20 @@ def conversations(
   """Return a task of recorded conversations, whose prompts are what people asked first; there are no references.
 
   Args:
-    path: a file of JSON objects, one a line or in one array, either as ShareGPT has them,
+    path: A file of JSON objects, one a line or in one array, either as ShareGPT has them,
       {'conversations': [{'from': 'human', 'value': 'Hello.'}, …]}, or as chat messages,
       {'messages': [{'role': 'user', 'content': 'Hello.'}, …]}. Those with fewer turns of the user are left out.
-    turns: number of turns of the user; those before the last one come with the recorded answers, and need `chat`.
-    chat: whether the prompt is messages for the models' chat template; a text is the system's message.
-    count: number of examples; None for all.
-    start: number of objects to skip.
-    seed: of a random subset of `count` conversations; None takes the first ones.
-    max_prompt_tokens: the longest prompt.
-    max_new_tokens: tokens to generate at most.
-    metrics: names of metrics, or functions.
-    stop: strings that end decoding.
-    tokenizer: path of the models' tokenizer, to truncate the last turn of long prompts.
-    name: the task's name; by default the name of the file.
+    turns: Number of turns of the user; those before the last one come with the recorded answers, and need `chat`.
+    chat: Whether the prompt is messages for the models' chat template; a text is the system's message.
+    count: Number of examples; None for all.
+    start: Number of objects to skip.
+    seed: Of a random subset of `count` conversations; None takes the first ones.
+    max_prompt_tokens: The longest prompt.
+    max_new_tokens: Tokens to generate at most.
+    metrics: Names of metrics, or functions.
+    stop: Strings that end decoding.
+    tokenizer: Path of the models' tokenizer, to truncate the last turn of long prompts.
+    name: The task's name; by default the name of the file.
 
   Returns:
     A task whose examples are indexed by their object, from 0.
@@ -260,9 +260,9 @@ def texts(path: str, prompt_field: str | None = None, count: int | None = None) 
   """Return the prompts of a file.
 
   Args:
-    path: a text file, or one of JSON objects.
-    prompt_field: field or template of the prompt in JSON objects; None takes the lines of a text file.
-    count: number of prompts; None for all.
+    path: A text file, or one of JSON objects.
+    prompt_field: Field or template of the prompt in JSON objects; None takes the lines of a text file.
+    count: Number of prompts; None for all.
 
   Returns:
     The prompts, without blank lines: texts, or the chat messages or token ids of the field.
@@ -280,7 +280,7 @@ def lines(path: str | os.PathLike) -> list[str]:
   r"""Return the lines of a plain or gzipped file; they end with \n or \r\n only.
 
   Args:
-    path: a local path or a bucket's address.
+    path: A local path or a bucket's address.
 
   Returns:
     The lines without their ends, blank ones included.

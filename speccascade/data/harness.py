@@ -20,12 +20,12 @@ def lm_eval_task(
   """Return a task of the lm-evaluation-harness with its prompts, stop strings and metrics; sampling is not the task's.
 
   Args:
-    name: its name in the harness, or the path of a YAML file.
-    limit: number of examples, the first ones; None for all.
-    num_fewshot: number of worked examples; None takes the task's.
-    max_prompt_tokens: the longest prompt; a longer one is an error.
-    max_new_tokens: tokens to generate at most; None takes the task's.
-    confirm_run_unsafe_code: whether a task may run programs that a model wrote, by the harness, in this process.
+    name: Its name in the harness, or the path of a YAML file.
+    limit: Number of examples, the first ones; None for all.
+    num_fewshot: Number of worked examples; None takes the task's.
+    max_prompt_tokens: The longest prompt; a longer one is an error.
+    max_new_tokens: Tokens to generate at most; None takes the task's.
+    confirm_run_unsafe_code: Whether a task may run programs that a model wrote, by the harness, in this process.
 
   Raises:
     PermissionError: if the task runs programs and may not.

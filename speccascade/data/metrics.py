@@ -164,8 +164,8 @@ class Match(Mean):
   """Whether the answer read from a prediction equals the answer of a reference.
 
   Attributes:
-    answer: reads the answer of a text, None where it has none.
-    needed: what a text without an answer lacks, in words.
+    answer: Reads the answer of a text, None where it has none.
+    needed: What a text without an answer lacks, in words.
   """
 
   answer: Callable[[str], Hashable | None]
@@ -220,7 +220,7 @@ class WordF1(Mean):
   """F1 of the words that a prediction shares with the nearest reference; of an empty answer, whether both are empty.
 
   Attributes:
-    answer: makes of a text the answer that is compared.
+    answer: Makes of a text the answer that is compared.
   """
 
   answer: Callable[[str], str]
@@ -276,7 +276,7 @@ def named(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
   """Return metrics by name.
 
   Args:
-    metrics: names of `METRICS`, functions, or objects that can be called.
+    metrics: Names of `METRICS`, functions, or objects that can be called.
 
   Returns:
     The metrics in order, each by its name in results.
@@ -321,9 +321,9 @@ def check(
   """Raise ValueError if no prediction can be right for an example, or a user's metric fails on references.
 
   Args:
-    metrics: metrics by name.
-    examples: the examples of a task.
-    where: describes the origin of an example, for the error.
+    metrics: Metrics by name.
+    examples: The examples of a task.
+    where: Describes the origin of an example, for the error.
   """
   for name, metric in metrics.items():
     if isinstance(metric, Scored) or not isinstance(metric, Summed):

@@ -23,8 +23,8 @@ class Fitter:
   """Builds prompts of at most `limit` tokens.
 
   Args:
-    tokenizer: path of the models' tokenizer; None truncates nothing.
-    limit: number of tokens.
+    tokenizer: Path of the models' tokenizer; None truncates nothing.
+    limit: Number of tokens.
   """
 
   def __init__(self, tokenizer: str | None, limit: int):
@@ -75,15 +75,15 @@ class Template:
   A field is named, as in 'question', or filled into a template, as in 'Question: {question}\nAnswer:'.
 
   Attributes:
-    prompt_field: the question. A field of chat messages or token ids is the prompt as it is.
-    target_field: the reference; a field may be a list of references, and None is no reference.
-    worked_field: the answer in a worked example; None is the first reference.
-    text_field: the field whose end is truncated if the prompt is too long; None is the longest one.
-    info_fields: fields that metrics need.
-    header: an instruction before the worked examples, a text or a template.
-    prefix: text at the beginning of the prompt.
-    suffix: text at the end of the prompt.
-    chat: whether the prompt is a user's message, for the models' chat template; a text is the system's message.
+    prompt_field: The question. A field of chat messages or token ids is the prompt as it is.
+    target_field: The reference; a field may be a list of references, and None is no reference.
+    worked_field: The answer in a worked example; None is the first reference.
+    text_field: The field whose end is truncated if the prompt is too long; None is the longest one.
+    info_fields: Fields that metrics need.
+    header: An instruction before the worked examples, a text or a template.
+    prefix: Text at the beginning of the prompt.
+    suffix: Text at the end of the prompt.
+    chat: Whether the prompt is a user's message, for the models' chat template; a text is the system's message.
   """
 
   prompt_field: str = 'prompt'
@@ -102,11 +102,11 @@ class Template:
     """Return the example of a record.
 
     Args:
-      index: its position in the split.
-      record: the fields.
-      where: describes the origin of the record, for errors.
-      fit: truncates the prompt.
-      worked: what `worked` returned of other records.
+      index: Its position in the split.
+      record: The fields.
+      where: Describes the origin of the record, for errors.
+      fit: Truncates the prompt.
+      worked: What `worked` returned of other records.
     """
     info = {name: _field(record, name, where) for name in self.info_fields}
     return Example(index, self.prompt(record, where, fit, worked), self.target(record, where), info)
@@ -213,9 +213,9 @@ def select(
   """Return `count` items from `start` on, each with its index.
 
   Args:
-    items: the items, read no further than needed.
-    start: number of items to skip.
-    count: number of items; None for all.
+    items: The items, read no further than needed.
+    start: Number of items to skip.
+    count: Number of items; None for all.
     seed: None takes the first items; a number takes a random subset in the order of the items. A smaller subset of one
       seed is a part of a larger one.
 

@@ -33,9 +33,9 @@ def render(where: Any, source: str, variables: dict[str, Any]) -> str:
   """Return the text of a template.
 
   Args:
-    where: the template's file, for errors.
-    source: the template.
-    variables: its variables, where None and a list as `content` of a message are those of a chat.
+    where: The template's file, for errors.
+    source: The template.
+    variables: Its variables, where None and a list as `content` of a message are those of a chat.
 
   Raises:
     ValueError: it cannot be read, refuses the messages, or exceeds a limit.

@@ -36,11 +36,11 @@ class Format:
   """What a file format knows of texts.
 
   Attributes:
-    prefix: ids that the family puts before a text.
-    suffix: ids that the family puts after a text.
-    eos_ids: ids that end a sequence.
-    pieces: the piece of every id, '' for an id without one.
-    special: tokens that `decode` leaves out by default.
+    prefix: Ids that the family puts before a text.
+    suffix: Ids that the family puts after a text.
+    eos_ids: Ids that end a sequence.
+    pieces: The piece of every id, '' for an id without one.
+    special: Tokens that `decode` leaves out by default.
   """
 
   prefix: tuple[int, ...] = ()

@@ -29,8 +29,8 @@ class Tokenizer:
   """A vocabulary with its family's convention, read on first use.
 
   Attributes:
-    path: the tokenizer file.
-    plain_chat: refuses chat messages with special tokens in them, as a user's `</s>`, which otherwise become their ids.
+    path: The tokenizer file.
+    plain_chat: Refuses chat messages with special tokens in them, as a user's `</s>`, which otherwise become their ids.
   """
 
   path: str
@@ -50,8 +50,8 @@ class Tokenizer:
     """Return the ids of a text.
 
     Args:
-      text: the text.
-      begins: whether it begins a sequence, and gets the tokens that the family puts before one.
+      text: The text.
+      begins: Whether it begins a sequence, and gets the tokens that the family puts before one.
 
     Returns:
       The ids, with the tokens that the family puts after a text.
@@ -63,8 +63,8 @@ class Tokenizer:
     """Return the text of ids.
 
     Args:
-      ids: token ids; those outside the vocabulary (padded logits) have no text.
-      special: whether to write special tokens.
+      ids: Token ids; those outside the vocabulary (padded logits) have no text.
+      special: Whether to write special tokens.
     """
     tokens = tokenizer_formats.read(self.path)
     return tokens.decode([int(i) for i in ids if 0 <= i < len(tokens.pieces)], special)
@@ -77,8 +77,8 @@ class Tokenizer:
     """Return the text of chat messages by the checkpoint's template.
 
     Args:
-      messages: messages as [{'role': 'user', 'content': 'Hello.'}].
-      **arguments: arguments of the template, as tools=[…] or enable_thinking=False.
+      messages: Messages as [{'role': 'user', 'content': 'Hello.'}].
+      **arguments: Arguments of the template, as tools=[…] or enable_thinking=False.
 
     Returns:
       The text with its special tokens, up to where the model's answer begins.
@@ -118,7 +118,7 @@ def find(path: str | os.PathLike) -> Tokenizer | None:
   """Return the tokenizer at a path.
 
   Args:
-    path: a tokenizer file, or a model folder; its parent is searched too, where models share a tokenizer.
+    path: A tokenizer file, or a model folder; its parent is searched too, where models share a tokenizer.
 
   Returns:
     The tokenizer, or None if there is none.
@@ -147,7 +147,7 @@ def load(given: str | os.PathLike | Tokenizer) -> Tokenizer:
   """Return a tokenizer.
 
   Args:
-    given: a tokenizer, which is returned, or a path as in `find`.
+    given: A tokenizer, which is returned, or a path as in `find`.
 
   Raises:
     FileNotFoundError: if there is no tokenizer at the path.
@@ -164,7 +164,7 @@ def check_vocabularies(models: Sequence[Model]) -> int:
   """Return the number of token ids that models share.
 
   Args:
-    models: models, of which those without a tokenizer (made for ids only) count with the width of their logits.
+    models: Models, of which those without a tokenizer (made for ids only) count with the width of their logits.
 
   Returns:
     The size of the smallest vocabulary; logits beyond it are padding, to be masked for all alike.

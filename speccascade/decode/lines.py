@@ -193,9 +193,9 @@ def opened(output: Path, header: Mapping[str, Any], names: Collection[tuple[int,
   """Open the journal of an output for this process alone, making it where there is none.
 
   Args:
-    output: the file that gets all rows in the end.
-    header: the settings of the run; rows of other settings are refused.
-    names: the (index, sample) that rows may have.
+    output: The file that gets all rows in the end.
+    header: The settings of the run; rows of other settings are refused.
+    names: The (index, sample) that rows may have.
 
   Raises:
     RunError: where another process writes the journal, or the file is not ours, or is of another run.

@@ -24,8 +24,8 @@ class Score(NamedTuple):
   """The score of one text.
 
   Attributes:
-    logprobs: log π of each token given the prompt and the tokens before it [n].
-    greedy: whether each token is the one that decoding at temperature 0 emits there [n].
+    logprobs: Log π of each token given the prompt and the tokens before it [n].
+    greedy: Whether each token is the one that decoding at temperature 0 emits there [n].
   """
 
   logprobs: np.ndarray

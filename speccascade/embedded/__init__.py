@@ -24,7 +24,7 @@ def task(split: str = 'validation', count: int | None = None) -> Task:
 
   Args:
     split: 'validation', 'test' or 'train'.
-    count: number of examples, the first ones of the split; 500 by default.
+    count: Number of examples, the first ones of the split; 500 by default.
 
   Returns:
     A task whose examples are the same in every run.
@@ -44,7 +44,7 @@ def sentences(split: str = 'train', count: int | None = None) -> tuple[tuple[str
 
   Args:
     split: 'train', 'validation' or 'test'.
-    count: number of pairs, the first ones of the split; all by default.
+    count: Number of pairs, the first ones of the split; all by default.
 
   Returns:
     The pairs, always in the same order.
@@ -74,7 +74,7 @@ def models(dtype: str | None = None) -> list[Model]:
   """Return the pair of models.
 
   Args:
-    dtype: of the parameters; by default the one that suits the machine.
+    dtype: Of the parameters; by default the one that suits the machine.
 
   Returns:
     The drafter 'small' and the verifier 'large'.

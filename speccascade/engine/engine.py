@@ -77,9 +77,9 @@ class Engine:
     """Return requests as arrays, for `begin` and `insert`.
 
     Args:
-      rows: the requests, at most `size`.
-      source: the row of the prefix that each continues; None: each its own.
-      target: the row of the batch that each gets.
+      rows: The requests, at most `size`.
+      source: The row of the prefix that each continues; None: each its own.
+      target: The row of the batch that each gets.
     """
     pad = lambda x: np.asarray([*x, *[0] * (self.size - len(x))], np.int32)
     arrays = requests.arrays(rows, self.needs, self.size, self.width, self.vocab)
@@ -99,9 +99,9 @@ class Engine:
     """Start rounds on the device.
 
     Args:
-      state: the state, which is donated.
-      ended: the loop is left when so many rows are free or have ended; None: when all have.
-      rounds: the most rounds.
+      state: The state, which is donated.
+      ended: The loop is left when so many rows are free or have ended; None: when all have.
+      rounds: The most rounds.
       stop: [size] rows that are ended before the first round.
 
     Returns:
@@ -123,7 +123,7 @@ class Engine:
     """Wait for the device, some rounds at a time so that Ctrl-C and SIGTERM are answered.
 
     Args:
-      running: what `run` returned.
+      running: What `run` returned.
 
     Returns:
       The state, and arrays on the host with the rows of the batch in front. Where it raises, `latest` has those that

@@ -21,9 +21,9 @@ class Queue:
   """The requests that wait, those whose prompts have been read, and the request of each row of the batch.
 
   Args:
-    engine: the engine of the job.
-    job: the job, whose rows are the requests.
-    skip: the numbers of requests that are left out.
+    engine: The engine of the job.
+    job: The job, whose rows are the requests.
+    skip: The numbers of requests that are left out.
   """
 
   def __init__(self, engine: Engine, job: Job, skip: frozenset[int] = frozenset()):
@@ -97,11 +97,11 @@ def serve(
   """Decode a queue, and take rows out of the batch while the device goes on.
 
   Args:
-    queue: the queue.
-    reader: what makes results of rows.
-    unfinished: whether rows that go on are yielded too.
-    drain: whether the last batch, for which no request waits, runs until all its rows have ended.
-    rounds: after how many rounds the host looks at the rows at the latest.
+    queue: The queue.
+    reader: What makes results of rows.
+    unfinished: Whether rows that go on are yielded too.
+    drain: Whether the last batch, for which no request waits, runs until all its rows have ended.
+    rounds: After how many rounds the host looks at the rows at the latest.
 
   Yields:
     Lists of (request, row). Rows that ended before an error are yielded before it is raised.

@@ -16,8 +16,8 @@ def acceptance(experiment: Experiment, lines: Sequence[dict]) -> dict[str, Any]:
   """Return how acceptance is distributed.
 
   Args:
-    experiment: what was decoded; its `domain` names the field of an example's info that has the domain.
-    lines: those of one point.
+    experiment: What was decoded; its `domain` names the field of an example's info that has the domain.
+    lines: Those of one point.
 
   Returns:
     accepted_by_round: tokens accepted in the first, second, … round, summed over texts; None if nothing was drafted.

@@ -48,8 +48,8 @@ def betting_p_value(losses: np.ndarray, at_most: float, level: float) -> float:
 
   Args:
     losses: [N], each in −1 … 1, independent of each other and in an order that does not depend on them.
-    at_most: between −1 and 1.
-    level: that p is to be compared with, for which the bets are sized; p is valid for any.
+    at_most: Between −1 and 1.
+    level: That p is to be compared with, for which the bets are sized; p is valid for any.
 
   Returns:
     The p-value.
@@ -87,8 +87,8 @@ class Candidate:
   """A setting that may be chosen.
 
   Attributes:
-    point: the setting.
-    time: as a share of the reference's.
+    point: The setting.
+    time: As a share of the reference's.
     losses: [N], for each prompt the score of the reference less that of the setting, in −1 … 1.
   """
 
@@ -143,13 +143,13 @@ def candidates(
   """Return the settings of each curve; examples of one prompt count as one, by their mean.
 
   Args:
-    experiment: as `read` returns it, with its lines and points.
-    lines: its predictions.
-    points: its results.
-    loss: the name of a metric that is a mean of scores, the run's or one of `metrics.METRICS`.
-    temperature: one of the run's.
-    batch: the batch size whose times are compared.
-    curves: their names; all that vary a parameter by default.
+    experiment: As `read` returns it, with its lines and points.
+    lines: Its predictions.
+    points: Its results.
+    loss: The name of a metric that is a mean of scores, the run's or one of `metrics.METRICS`.
+    temperature: One of the run's.
+    batch: The batch size whose times are compared.
+    curves: Their names; all that vary a parameter by default.
 
   Raises:
     RunError: If the run has something of these not.
@@ -211,10 +211,10 @@ def report(
   included. Curves divide the chance of error equally (Bonferroni).
 
   Args:
-    curves: the settings of each curve, in the order of its values.
-    at_most: the loss that is promised, in points of the metric.
-    confidence: the chance that the guarantee holds, over draws of the calibration prompts.
-    seed: by which prompts are divided and ordered; the other half tests the choice.
+    curves: The settings of each curve, in the order of its values.
+    at_most: The loss that is promised, in points of the metric.
+    confidence: The chance that the guarantee holds, over draws of the calibration prompts.
+    seed: By which prompts are divided and ordered; the other half tests the choice.
 
   Raises:
     RunError: If a number is out of range, or there are too few prompts; ValueError of a seed.

@@ -21,14 +21,14 @@ class Checkpoint:
   """A model by its path, loaded when it is needed.
 
   Attributes:
-    path: the folder of a checkpoint; FOLDER@4 is the first four layers of the model in FOLDER.
-    dtype: float32, bfloat16 or float16; None: as stored, but float32 on a CPU.
-    name: the name in results; None: that of the checkpoint.
-    tokenizer: the path of another tokenizer than the checkpoint's.
-    scan: whether the layers are one loop in the compiled program.
-    revision: of a hub model.
-    activation: of a T5X checkpoint without its gin file.
-    rules: how the parameters are sharded over a mesh: 'replicated', 'sharded' or pairs of axes.
+    path: The folder of a checkpoint; FOLDER@4 is the first four layers of the model in FOLDER.
+    dtype: Float32, bfloat16 or float16; None: as stored, but float32 on a CPU.
+    name: The name in results; None: that of the checkpoint.
+    tokenizer: The path of another tokenizer than the checkpoint's.
+    scan: Whether the layers are one loop in the compiled program.
+    revision: Of a hub model.
+    activation: Of a T5X checkpoint without its gin file.
+    rules: How the parameters are sharded over a mesh: 'replicated', 'sharded' or pairs of axes.
   """
 
   path: str
@@ -114,13 +114,13 @@ class Curve:
   A config may also bind arguments on the functions themselves.
 
   Attributes:
-    name: the name in results.
-    method: a function of `speccascade.methods`, or one like them.
-    rule: the first argument of the method, if it takes one.
-    parameter: what varies: a parameter of the rule, or else of the method; None: nothing.
-    values: the values of the parameter, a point each: numbers, texts, or tuples of them.
-    settings: arguments of the method.
-    rule_settings: arguments of the rule.
+    name: The name in results.
+    method: A function of `speccascade.methods`, or one like them.
+    rule: The first argument of the method, if it takes one.
+    parameter: What varies: a parameter of the rule, or else of the method; None: nothing.
+    values: The values of the parameter, a point each: numbers, texts, or tuples of them.
+    settings: Arguments of the method.
+    rule_settings: Arguments of the rule.
   """
 
   name: str

@@ -30,27 +30,27 @@ class Experiment:
   """A task, models, the curves that are compared, and how much is measured.
 
   Attributes:
-    task: the task, or a function that makes it.
-    models: checkpoints, models or functions that make them, in the order of the methods' model numbers; they are loaded
+    task: The task, or a function that makes it.
+    models: Checkpoints, models or functions that make them, in the order of the methods' model numbers; they are loaded
       when the run starts.
-    curves: what is compared.
-    name: the name in results, and of the folder where a run has several experiments.
-    cell: the cell of a paper's table or figure that this reproduces, as 'cascades/table2/wmt14/small-large'.
-    reference: the curve that times and qualities are compared with: its one point, or of several the one of the same
+    curves: What is compared.
+    name: The name in results, and of the folder where a run has several experiments.
+    cell: The cell of a paper's table or figure that this reproduces, as 'cascades/table2/wmt14/small-large'.
+    reference: The curve that times and qualities are compared with: its one point, or of several the one of the same
       value.
-    temperatures: of the sampler. Its other settings, top_k to coupling, are those of `speccascade.Sampler`.
-    seed: of the random numbers, of what is timed, and of the resamples.
-    quality_examples: how many examples of the split are decoded for quality, the first ones; None: all; 0: none.
-    quality_batch: how many of them at a time.
-    latency_examples: how many examples are timed, chosen by the seed; 0: none.
-    latency_trials: how often each is timed, all points in turn.
-    latency_batches: the batch sizes.
-    latency_queue: examples per row in a timed call. With 3 or more, throughput is also that of the steady part.
-    domain: the field of an example's info by which acceptance is shown.
-    trace_examples: how many examples are shown token by token.
-    extra_outputs: files that are written on request: 'png', the charts as PNG too.
-    mesh: the jax.sharding.Mesh on which the models are loaded, or one of `sharding.unplaced`; None: one device.
-    translate: whether models that have other tokens than the last one are seen through its tokens.
+    temperatures: Of the sampler. Its other settings, top_k to coupling, are those of `speccascade.Sampler`.
+    seed: Of the random numbers, of what is timed, and of the resamples.
+    quality_examples: How many examples of the split are decoded for quality, the first ones; None: all; 0: none.
+    quality_batch: How many of them at a time.
+    latency_examples: How many examples are timed, chosen by the seed; 0: none.
+    latency_trials: How often each is timed, all points in turn.
+    latency_batches: The batch sizes.
+    latency_queue: Examples per row in a timed call. With 3 or more, throughput is also that of the steady part.
+    domain: The field of an example's info by which acceptance is shown.
+    trace_examples: How many examples are shown token by token.
+    extra_outputs: Files that are written on request: 'png', the charts as PNG too.
+    mesh: The jax.sharding.Mesh on which the models are loaded, or one of `sharding.unplaced`; None: one device.
+    translate: Whether models that have other tokens than the last one are seen through its tokens.
   """
 
   task: Task

@@ -53,9 +53,9 @@ def weights(seed: int, groups: Sequence[Sequence[int]], n: int) -> tuple[np.ndar
   A group is drawn as one, with all of its examples; the other examples are drawn each alone.
 
   Args:
-    seed: of the resamples.
-    groups: the positions of a group's examples among the n; a negative one is not among them.
-    n: how many examples have a known quality.
+    seed: Of the resamples.
+    groups: The positions of a group's examples among the n; a negative one is not among them.
+    n: How many examples have a known quality.
   """
   by_group = draws(seed, len(groups))
   group_of = np.full(n, -1)
@@ -74,7 +74,7 @@ def reaching(quality: np.ndarray, speed: np.ndarray, wanted: np.ndarray, *, betw
     quality: [R, P] in the order of the curve's parameter.
     speed: [R, P].
     wanted: [R].
-    between: whether quality and speed are linear between neighbouring points; if not, only the points count.
+    between: Whether quality and speed are linear between neighbouring points; if not, only the points count.
 
   Returns:
     [R].

@@ -21,9 +21,9 @@ class Programs:
   thread calls them, and the first wait is for all.
 
   Args:
-    call: calls a program once.
+    call: Calls a program once.
     runs: (temperature, point) in the order in which they are needed.
-    batch: the size of the batches.
+    batch: The size of the batches.
   """
 
   def __init__(self, call: Call, runs: Iterable[tuple[float, Point]], batch: int):

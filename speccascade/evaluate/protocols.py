@@ -126,11 +126,11 @@ def quality(
   """Decode the split with every point at every temperature, one line an example.
 
   Args:
-    experiment: what is measured.
-    load: loads the models and prompts, if anything is left to decode.
-    journal: where the lines go.
-    shard: the share that this process decodes.
-    row: makes a text of all lines of a point at a temperature, which is printed as soon as this process has decoded
+    experiment: What is measured.
+    load: Loads the models and prompts, if anything is left to decode.
+    journal: Where the lines go.
+    shard: The share that this process decodes.
+    row: Makes a text of all lines of a point at a temperature, which is printed as soon as this process has decoded
       them; without it nothing is printed.
   """
   parts = [part for part in quality_plan(experiment) if shard.has(part.turn)]

@@ -54,11 +54,11 @@ def points(
   """Return a result for each temperature, latency batch size and point.
 
   Args:
-    experiment: what was measured.
-    lines: those of the quality protocol.
-    timings: the lines of the latency protocol.
-    floor: the times of bare forward passes, None where none were measured.
-    judged: what `judge` has returned before, by temperature and name of the point.
+    experiment: What was measured.
+    lines: Those of the quality protocol.
+    timings: The lines of the latency protocol.
+    floor: The times of bare forward passes, None where none were measured.
+    judged: What `judge` has returned before, by temperature and name of the point.
   """
   by_key: dict[Key, Judged] = {}
   points_by_name = {p.name: p for p in experiment.points}

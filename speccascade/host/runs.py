@@ -69,8 +69,8 @@ class RunDir:
   """The folder of a run, which every process of several uses alike; a name is that of a file or folder in it.
 
   Args:
-    path: of the folder, on a disk or in a bucket.
-    elsewhere: the remedy where the folder cannot be used, as in 'choose another folder'.
+    path: Of the folder, on a disk or in a bucket.
+    elsewhere: The remedy where the folder cannot be used, as in 'choose another folder'.
   """
 
   def __new__(cls, path: Path, *args: Any) -> 'RunDir':

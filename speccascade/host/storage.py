@@ -265,10 +265,10 @@ def lock(path: Path, remedy: str, *, shared: bool = False, wait: bool = False) -
   """Lock a folder by a file in it, which names the process that has the lock.
 
   Args:
-    path: the lock file; its folder is made where there is none.
-    remedy: ends the error, as in 'choose another folder'.
-    shared: next to other processes that share it.
-    wait: until the lock is free.
+    path: The lock file; its folder is made where there is none.
+    remedy: Ends the error, as in 'choose another folder'.
+    shared: Next to other processes that share it.
+    wait: Until the lock is free.
 
   Raises:
     RunError: where another process has the lock, or the file cannot be written.
@@ -316,9 +316,9 @@ def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, siblings
   that was stopped goes on with what is missing.
 
   Args:
-    path: a path of this machine, an address, or a path in a bucket.
-    wanted: tells by its name from the folder above which object is copied.
-    siblings: folders next to `path` that are copied too; files next to a folder always are.
+    path: A path of this machine, an address, or a path in a bucket.
+    wanted: Tells by its name from the folder above which object is copied.
+    siblings: Folders next to `path` that are copied too; files next to a folder always are.
   """
   path = resolve(path) if isinstance(path, str) else path
   if not in_bucket(path):

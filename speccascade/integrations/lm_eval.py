@@ -60,7 +60,7 @@ class SpecCascade(TemplateLM):
     seed: The seed of tasks that sample.
     max_batch_size: Ignored.
     device: Ignored; JAX chooses the device.
-    **settings: Other options of `speccascade.decode`, of what is not loaded or made already: rule, block, dtype, …
+    **settings: Other options of `speccascade.decode`, of what is not loaded or made already: rule, block, dtype, ….
   """
 
   def __init__(

@@ -35,13 +35,13 @@ def decode_batch(
   """Decode T5X's features; return tokens [B, L], 0 after each text's end, and statistics by row.
 
   Args:
-    method: the method.
-    models: the models, drafter first.
+    method: The method.
+    models: The models, drafter first.
     batch: T5X's features.
-    key: the key of the step, from which each row derives its noise. None at temperature 0.
+    key: The key of the step, from which each row derives its noise. None at temperature 0.
     max_new_tokens: L; None: that of `decoder_input_tokens`.
-    sampler: the sampler.
-    mesh: the mesh that the step is partitioned over, with axes 'data' and 'model'. Without it attention on several
+    sampler: The sampler.
+    mesh: The mesh that the step is partitioned over, with axes 'data' and 'model'. Without it attention on several
       devices is plain XLA.
 
   Returns:

@@ -205,10 +205,10 @@ def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, place
   """Return the bytes that a chip has to read in a round: weights and used caches, half of the new tokens being there.
 
   Args:
-    method: whose calls are counted.
-    networks: of its models.
-    sizes: of the decode.
-    placement: of which a chip reads its shards; None for one chip.
+    method: Whose calls are counted.
+    networks: Of its models.
+    sizes: Of the decode.
+    placement: Of which a chip reads its shards; None for one chip.
   """
 
   def of_call(slot: int) -> int:

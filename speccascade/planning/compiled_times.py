@@ -47,12 +47,12 @@ def compiled(
   """Return the times of a network by XLA's estimate.
 
   Args:
-    make: returns the network with so many layers.
-    layers: of the network.
-    topology: the chip, as in 'v5e:2x2'; one of them is used.
+    make: Returns the network with so many layers.
+    layers: Of the network.
+    topology: The chip, as in 'v5e:2x2'; one of them is used.
     grid: (rows, tokens of each) of the passes to compile.
-    source: the length of prompts.
-    tokens: the most new tokens.
+    source: The length of prompts.
+    tokens: The most new tokens.
   """
   clock = aot.chip_of(topology).clock
   points = {}

@@ -26,11 +26,11 @@ class Costs:
   """Seconds at one batch size.
 
   Attributes:
-    draft: a call of the drafter.
+    draft: A call of the drafter.
     verify: {tokens of each row: a call of the verifier}; those of one token are in it.
-    overhead: a round, apart from its calls.
-    start: a batch, once: its prefill and the host's work.
-    start_alone: the same where the verifier decodes alone.
+    overhead: A round, apart from its calls.
+    start: A batch, once: its prefill and the host's work.
+    start_alone: The same where the verifier decodes alone.
   """
 
   draft: float

@@ -54,19 +54,19 @@ def plan(
   `rules` adds cascades and ensembles by name.
 
   Args:
-    models: a drafter and a verifier, or a drafter, a companion and a verifier.
-    prompts: texts, token lists or requests, at least as many as the largest batch.
+    models: A drafter and a verifier, or a drafter, a companion and a verifier.
+    prompts: Texts, token lists or requests, at least as many as the largest batch.
     blocks: γ to plan.
-    batches: numbers of rows.
-    sampler: of all models.
-    rules: rules and combiners by the name to print.
-    max_new_tokens: of a text.
-    trials: of everything that is timed; with 0 nothing is tried, and the prediction chooses.
-    data: what the prompts are called in the file.
-    costs: by batch size, if they are known: then nothing is timed.
-    budget: seconds after which nothing more is begun that a plan can do without, None without a limit. What matters
+    batches: Numbers of rows.
+    sampler: Of all models.
+    rules: Rules and combiners by the name to print.
+    max_new_tokens: Of a text.
+    trials: Of everything that is timed; with 0 nothing is tried, and the prediction chooses.
+    data: What the prompts are called in the file.
+    costs: By batch size, if they are known: then nothing is timed.
+    budget: Seconds after which nothing more is begun that a plan can do without, None without a limit. What matters
       most is measured first, and the report says what was left out. The profile of three models takes what it takes.
-    progress: whether to show on standard error how far it is.
+    progress: Whether to show on standard error how far it is.
 
   Returns:
     The report, whose `saved` is the plan.
@@ -474,9 +474,9 @@ def try_best(
   slower.
 
   Args:
-    report: the predictions.
-    references: the verifier alone by the name 'alone', and ensembles by the names of their rules.
-    speeds: returns tokens a second in each trial of methods that take turns, of the first of them where time is short.
+    report: The predictions.
+    references: The verifier alone by the name 'alone', and ensembles by the names of their rules.
+    speeds: Returns tokens a second in each trial of methods that take turns, of the first of them where time is short.
   """
   measured: dict[Row, tuple[timing.Interval, timing.Interval]] = {}
   alone = []

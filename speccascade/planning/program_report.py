@@ -142,15 +142,15 @@ def of_topology(
   """Compile a method's loop for the chips of a topology and return its report.
 
   Args:
-    topology: chips and their layout, as 'v5e:2x2', or 'h100'.
-    method: to compile.
-    networks: of its models.
-    sizes: of the decode.
-    sampler: whose filters are compiled in.
+    topology: Chips and their layout, as 'v5e:2x2', or 'h100'.
+    method: To compile.
+    networks: Of its models.
+    sizes: Of the decode.
+    sampler: Whose filters are compiled in.
     mesh: {axis: chips}.
     rules: 'replicated' or 'sharded' for each model.
-    options: of XLA.
-    text: a file that the program's text is written to.
+    options: Of XLA.
+    text: A file that the program's text is written to.
   """
   placement = aot.Placement(aot.describe(topology).devices, dict(mesh), rules)
   platform = 'cuda' if topology.startswith('h100') else 'tpu'

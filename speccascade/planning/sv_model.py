@@ -101,9 +101,9 @@ def _walk(gains, accept, ends, start, seconds, certain: int, greedy: bool) -> tu
     accept: [N, W] the chance that each of its tokens is accepted.
     ends: [N] the first window of the text after a window's own.
     start: [B] the window at which each row begins.
-    seconds: by which the choice is made, of a round that scores 0, 1, … tokens.
-    certain: as in `verification.best_total`.
-    greedy: likewise.
+    seconds: By which the choice is made, of a round that scores 0, 1, … tokens.
+    certain: As in `verification.best_total`.
+    greedy: Likewise.
   """
   count, width = gains.shape
   batch = len(start)

@@ -62,11 +62,11 @@ def interleave(
   All processes get the values of the first, for they have to go on alike.
 
   Args:
-    runs: by name, those that matter most first.
-    trials: the turns.
-    allows: tells, of all processes alike, whether less than a share of the time is gone. After half of it no other run
+    runs: By name, those that matter most first.
+    trials: The turns.
+    allows: Tells, of all processes alike, whether less than a share of the time is gone. After half of it no other run
       than the `least` first begins, and after all of it no other turn than the first.
-    least: how many runs are made in any case.
+    least: How many runs are made in any case.
   """
   results: dict[Any, list] = {}
   for name, run in runs.items():

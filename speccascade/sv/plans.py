@@ -91,9 +91,9 @@ class Profile:
   """What speculative verification decides by; `origin` None is checked against nothing.
 
   Attributes:
-    table: the acceptance that S and A predict.
-    latency: the verifier's times, made of `times` and `steps`.
-    samples: an array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
+    table: The acceptance that S and A predict.
+    latency: The verifier's times, made of `times` and `steps`.
+    samples: An array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
       (`accept` is the chance that the verifier accepts the token), the position in the block and the prompt's number.
     times: {rows: {tokens: seconds}} of the verifier.
     steps: {rows: [4]} the seconds of a token of the drafter, of the companion's reading, of a token of the verifier
@@ -126,10 +126,10 @@ class Plan:
   """The fastest method for each batch size, and what it was chosen by.
 
   Attributes:
-    origin: of what the plan is.
+    origin: Of what the plan is.
     choices: {rows: the fastest method with the verifier's distribution}.
     speeds: {rows: the speed of everything that was tried}.
-    profile: of three models, what speculative verification decides by.
+    profile: Of three models, what speculative verification decides by.
   """
 
   origin: Origin

@@ -41,7 +41,7 @@ def by_size(widths: Sequence[Width]) -> list[tuple[int, int]]:
   """Return (source, target) widths, the smallest first.
 
   Args:
-    widths: token counts, each for source and target alike, or pairs of them.
+    widths: Token counts, each for source and target alike, or pairs of them.
 
   Raises:
     ValueError: a width is below 1, or none has both the largest source and the largest target.
@@ -69,12 +69,12 @@ def batches(
 
   Args:
     pairs: (source tokens, target tokens), none longer than the last width unless `truncate`.
-    size: pairs in a batch; a remainder is dropped.
-    widths: lengths to which batches are padded, for source and target alike or as (source, target).
-    networks: networks that must have embeddings for all tokens and positions.
-    seed: of the order of batches.
-    pool: number of batches whose pairs are sorted together.
-    truncate: shorten what is longer than the largest width; a final end of sequence stays.
+    size: Pairs in a batch; a remainder is dropped.
+    widths: Lengths to which batches are padded, for source and target alike or as (source, target).
+    networks: Networks that must have embeddings for all tokens and positions.
+    seed: Of the order of batches.
+    pool: Number of batches whose pairs are sorted together.
+    truncate: Shorten what is longer than the largest width; a final end of sequence stays.
 
   Raises:
     ValueError: if a pair does not fit the widths or a network.
@@ -95,8 +95,8 @@ def collate(rows: Sequence[Pair], widths: Sequence[Width], ends: Collection[int]
 
   Args:
     rows: (source tokens, target tokens).
-    widths: widths, as `batches` takes them.
-    ends: tokens that end a text, which truncation leaves in place.
+    widths: Widths, as `batches` takes them.
+    ends: Tokens that end a text, which truncation leaves in place.
   """
   shapes = by_size(widths)
   shape = shapes[_shape_of(rows, shapes)]

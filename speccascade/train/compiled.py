@@ -44,12 +44,12 @@ def compile_step(
   """Return the step that `train` runs on a mesh, for the largest width.
 
   Args:
-    network: the network, in float32.
-    settings: how to train.
-    mesh: mesh of devices, which may be those of a topology (`planning.aot.describe`).
-    teacher: the teacher, whose parameters may be shapes.
-    companion: the companion, likewise.
-    rules: sharding rules of all networks, as `load` takes them.
+    network: The network, in float32.
+    settings: How to train.
+    mesh: Mesh of devices, which may be those of a topology (`planning.aot.describe`).
+    teacher: The teacher, whose parameters may be shapes.
+    companion: The companion, likewise.
+    rules: Sharding rules of all networks, as `load` takes them.
 
   Raises:
     ValueError: the mesh does not divide the network or the batches.
@@ -103,9 +103,9 @@ def report(job: Job, devices: Sequence, jobs: Sequence[Job] = ()) -> Iterator[st
   """Yield lines on the step of a job; a job without a mesh has one of all the devices.
 
   Args:
-    job: the job.
-    devices: those to compile for.
-    jobs: all of the config, among which its teacher and companion may be.
+    job: The job.
+    devices: Those to compile for.
+    jobs: All of the config, among which its teacher and companion may be.
   """
   mesh = job.mesh or sharding.mesh({sharding.DATA: len(devices)}, devices)
   network = job.network

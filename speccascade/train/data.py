@@ -55,9 +55,9 @@ def shuffled(epoch: Callable[[], Iterable[Pair]], seed: int = 0, buffer: int = 1
   """Yield pairs without end, each epoch in a new order, with no more than `buffer` pairs in memory.
 
   Args:
-    epoch: function that returns all pairs, in the same order each time.
-    seed: of the order.
-    buffer: number of pairs from which the next one is drawn.
+    epoch: Function that returns all pairs, in the same order each time.
+    seed: Of the order.
+    buffer: Number of pairs from which the next one is drawn.
   """
   rng = np.random.default_rng(seed)
   while True:
@@ -88,13 +88,13 @@ def seqio_task(
   """Yield the pairs of a benchmark, or of a registered seqio task or mixture, without end and not truncated.
 
   Args:
-    name: a benchmark of `speccascade.data.benchmarks`, or a name in seqio's registry.
-    split: the split to read.
-    tokenizer: path of the tokenizer (benchmarks only; a seqio task has vocabularies of its own).
-    prefix: beginning of every source (benchmarks only).
-    data_dir: folder of TensorFlow Datasets (benchmarks only).
-    module: a module to import first, which registers the seqio task.
-    seed: of the order in each epoch.
+    name: A benchmark of `speccascade.data.benchmarks`, or a name in seqio's registry.
+    split: The split to read.
+    tokenizer: Path of the tokenizer (benchmarks only; a seqio task has vocabularies of its own).
+    prefix: Beginning of every source (benchmarks only).
+    data_dir: Folder of TensorFlow Datasets (benchmarks only).
+    module: A module to import first, which registers the seqio task.
+    seed: Of the order in each epoch.
 
   Raises:
     FileNotFoundError: if the data set is not prepared; it names the command.
@@ -124,10 +124,10 @@ def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed
   """Yield the sentence pairs of the package without end.
 
   Args:
-    tokenizer: path of the tokenizer.
+    tokenizer: Path of the tokenizer.
     split: 'train', 'validation' or 'test'.
-    count: number of pairs, the first ones of the split; all by default.
-    seed: of the order in each epoch.
+    count: Number of pairs, the first ones of the split; all by default.
+    seed: Of the order in each epoch.
   """
   texts = embedded.sentences(split, count)
   yield from repeated(tokenised(texts, tokenizers.load(tokenizer)), seed)
@@ -142,10 +142,10 @@ def parallel_text(source, target, tokenizer, *, seed: int = 0) -> Iterator[Pair]
   """Yield the pairs of two files with as many lines without end.
 
   Args:
-    source: file of the sources.
-    target: file of the targets.
-    tokenizer: path of the tokenizer.
-    seed: of the order in each epoch.
+    source: File of the sources.
+    target: File of the targets.
+    tokenizer: Path of the tokenizer.
+    seed: Of the order in each epoch.
   """
   sources = files.lines(source)
   targets = files.lines(target)
@@ -167,13 +167,13 @@ def from_teacher(
   """Yield sources with the teacher's outputs without end (sequence-level distillation).
 
   Args:
-    teacher: a model, or a function that returns one, which is called when the first pair is asked for.
-    sources: texts.
-    file: a journal of the outputs, with which a killed run goes on; its first line has the settings.
-    temperature: of the teacher.
-    max_new_tokens: of the teacher; outputs that reach it are dropped.
-    batch_size: of the teacher's decoding.
-    seed: of the teacher's samples and the order in each epoch.
+    teacher: A model, or a function that returns one, which is called when the first pair is asked for.
+    sources: Texts.
+    file: A journal of the outputs, with which a killed run goes on; its first line has the settings.
+    temperature: Of the teacher.
+    max_new_tokens: Of the teacher; outputs that reach it are dropped.
+    batch_size: Of the teacher's decoding.
+    seed: Of the teacher's samples and the order in each epoch.
 
   Raises:
     ValueError: if the file has outputs for other sources or settings.

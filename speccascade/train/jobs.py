@@ -34,17 +34,17 @@ class Job:
   """A network to train.
 
   Attributes:
-    name: the job's name, and its folder.
-    network: the network; None for that of `start`.
+    name: The job's name, and its folder.
+    network: The network; None for that of `start`.
     pairs: (source tokens, target tokens).
-    settings: how to train.
-    tokenizer: path of the tokenizer to save with the model.
-    teacher: the model to distil: an earlier job's name, or a checkpoint's path.
-    companion: the companion of speculative verification, named likewise; `train.Distillation.companion` is its weight.
-    start: the model with the initial parameters, named likewise.
-    activation: activation of the MLPs of `start`, where it is T5X without a gin file, as `load` takes it.
-    mesh: mesh to train on; `train.mesh = {'data': 2, 'model': 4}` sets it for all jobs.
-    rules: sharding rules of network and teacher, as `load` takes them.
+    settings: How to train.
+    tokenizer: Path of the tokenizer to save with the model.
+    teacher: The model to distil: an earlier job's name, or a checkpoint's path.
+    companion: The companion of speculative verification, named likewise; `train.Distillation.companion` is its weight.
+    start: The model with the initial parameters, named likewise.
+    activation: Activation of the MLPs of `start`, where it is T5X without a gin file, as `load` takes it.
+    mesh: Mesh to train on; `train.mesh = {'data': 2, 'model': 4}` sets it for all jobs.
+    rules: Sharding rules of network and teacher, as `load` takes them.
   """
 
   name: str
@@ -135,10 +135,10 @@ def read(
   """Return the jobs of gin files and bindings; a file's includes are searched next to it and in the folder above.
 
   Args:
-    files: gin files.
-    bindings: bindings that follow them.
-    search_paths: further folders of includes.
-    devices: devices of `train.mesh`, by default those of this machine.
+    files: Gin files.
+    bindings: Bindings that follow them.
+    search_paths: Further folders of includes.
+    devices: Devices of `train.mesh`, by default those of this machine.
   """
   register()
   gin_files.read(files, bindings, search_paths)

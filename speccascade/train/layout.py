@@ -26,11 +26,11 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
   """Return the sharding of each parameter.
 
   Args:
-    name: the model's name in errors.
-    network: the network; one without `param_axes` is replicated.
-    params: its parameters, or their shapes.
-    mesh: the mesh.
-    rules: sharding rules, as `load` takes them.
+    name: The model's name in errors.
+    network: The network; one without `param_axes` is replicated.
+    params: Its parameters, or their shapes.
+    mesh: The mesh.
+    rules: Sharding rules, as `load` takes them.
 
   Raises:
     ValueError: an axis of a parameter that the rules shard does not divide over the mesh.
@@ -57,11 +57,11 @@ def of_state(
   What has a parameter's shape is sharded like it; Adafactor's means over rows and columns are replicated, as T5X's.
 
   Args:
-    name: the model's name in errors.
-    network: the network.
-    transform: the optimizer.
-    mesh: the mesh.
-    rules: sharding rules of the network, as `load` takes them.
+    name: The model's name in errors.
+    network: The network.
+    transform: The optimizer.
+    mesh: The mesh.
+    rules: Sharding rules of the network, as `load` takes them.
 
   Raises:
     ValueError: an axis of a parameter that the rules shard does not divide over the mesh.
@@ -95,9 +95,9 @@ def put(tree: Any, shardings: Any, *, copy: bool = True) -> Any:
   """Return a tree, which all processes have alike, as arrays with the shardings.
 
   Args:
-    tree: arrays, on a device of each process or sharded over all of them.
-    shardings: a sharding for each.
-    copy: share no memory with the tree.
+    tree: Arrays, on a device of each process or sharded over all of them.
+    shardings: A sharding for each.
+    copy: Share no memory with the tree.
   """
 
   def one(x, to: NamedSharding):

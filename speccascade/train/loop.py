@@ -47,20 +47,20 @@ class Settings:
   """How to train.
 
   Attributes:
-    steps: number of optimizer steps.
-    batch_size: pairs of a step.
-    widths: lengths to which batches are padded, for source and target alike or as (source, target); the largest is
+    steps: Number of optimizer steps.
+    batch_size: Pairs of a step.
+    widths: Lengths to which batches are padded, for source and target alike or as (source, target); the largest is
       the longest text allowed.
-    optimizer: the optimizer.
-    distillation: the loss against a teacher; None for forward KL if there is a teacher.
-    seed: of the initial parameters and the order of batches.
-    log_every: steps between lines of the log.
-    save_every: steps between checkpoints.
-    save_dtype: dtype of <out>/model, float32 or bfloat16.
-    format: format of <out>/model, orbax or hf.
-    truncate: shorten what is longer than the largest width, as T5X does, and count it, instead of raising an error.
-    microbatches: parts of a batch whose gradients are computed one after another and summed, to save memory.
-    remat: recompute each layer in the backward pass instead of storing what it computed, to save memory.
+    optimizer: The optimizer.
+    distillation: The loss against a teacher; None for forward KL if there is a teacher.
+    seed: Of the initial parameters and the order of batches.
+    log_every: Steps between lines of the log.
+    save_every: Steps between checkpoints.
+    save_dtype: Dtype of <out>/model, float32 or bfloat16.
+    format: Format of <out>/model, orbax or hf.
+    truncate: Shorten what is longer than the largest width, as T5X does, and count it, instead of raising an error.
+    microbatches: Parts of a batch whose gradients are computed one after another and summed, to save memory.
+    remat: Recompute each layer in the backward pass instead of storing what it computed, to save memory.
   """
 
   steps: int
@@ -112,19 +112,19 @@ def train(
   processes share `out`.
 
   Args:
-    out: folder of the run.
-    network: the network, in float32.
+    out: Folder of the run.
+    network: The network, in float32.
     pairs: (source tokens, target tokens), the same each time the run is resumed.
-    settings: how to train.
-    tokenizer: path of the tokenizer to save with the model.
-    start: model with the initial parameters; random ones by default. A function that returns it donates its arrays:
+    settings: How to train.
+    tokenizer: Path of the tokenizer to save with the model.
+    start: Model with the initial parameters; random ones by default. A function that returns it donates its arrays:
       they are freed when they are copied.
-    teacher: model whose distributions `settings.distillation` approximates.
-    companion: companion of speculative verification, with which the network is to draft for the teacher.
-    mesh: mesh of `speccascade.mesh`, on which the returned model lies, too; by default all devices have the parameters
+    teacher: Model whose distributions `settings.distillation` approximates.
+    companion: Companion of speculative verification, with which the network is to draft for the teacher.
+    mesh: Mesh of `speccascade.mesh`, on which the returned model lies, too; by default all devices have the parameters
       and share the rows, and the returned model lies on one of them.
-    rules: sharding rules of network and teacher, as `load` takes them; None for those of each one's size.
-    echo: prints a line of progress.
+    rules: Sharding rules of network and teacher, as `load` takes them; None for those of each one's size.
+    echo: Prints a line of progress.
 
   Returns:
     The trained model, which is also in `out`/model.
@@ -177,8 +177,8 @@ class _Run:
 
     Args:
       pairs: (source tokens, target tokens).
-      start: model with the initial parameters.
-      donated: free its arrays.
+      start: Model with the initial parameters.
+      donated: Free its arrays.
     """
     settings = self._settings
     networks = [self._network, *(x.network for x in self._others)]

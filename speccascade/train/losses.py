@@ -53,9 +53,9 @@ def companion_gap(q: Array, c: Array, p: Array) -> Array:
   drawn from q̃. It is at least the difference of :math:`S = \sum_v \min(\tilde q, \tilde c)` from the acceptance rate.
 
   Args:
-    q: the drafter's probabilities [..., V].
-    c: the companion's.
-    p: the verifier's.
+    q: The drafter's probabilities [..., V].
+    c: The companion's.
+    p: The verifier's.
 
   Returns:
     [...].
@@ -69,11 +69,11 @@ class Distillation:
 
   Attributes:
     distance: 'forward_kl', 'reverse_kl', 'tv' or 'log_acceptance'.
-    weight: of the distance, in 0 … 1.
-    temperature: of both distributions.
-    rule: the rule whose acceptance rate is logged and which the distance 'log_acceptance' trains for, with its numbers
+    weight: Of the distance, in 0 … 1.
+    temperature: Of both distributions.
+    rule: The rule whose acceptance rate is logged and which the distance 'log_acceptance' trains for, with its numbers
       bound, as in functools.partial(rules.opt, alpha=0.1); of its two models the student is the drafter.
-    companion: the weight of `companion_gap`, for a drafter that is used with the companion that the job names.
+    companion: The weight of `companion_gap`, for a drafter that is used with the companion that the job names.
   """
 
   distance: str = 'forward_kl'
@@ -150,12 +150,12 @@ def loss(
   """Return the loss of a batch.
 
   Args:
-    network: the network to train.
-    params: its parameters.
-    batch: token lists [B, S] and [B, L].
-    teacher: model to distil; without one the loss is the cross-entropy.
-    distillation: how to distil; forward KL by default.
-    companion: the companion of speculative verification, for its gap.
+    network: The network to train.
+    params: Its parameters.
+    batch: Token lists [B, S] and [B, L].
+    teacher: Model to distil; without one the loss is the cross-entropy.
+    distillation: How to distil; forward KL by default.
+    companion: The companion of speculative verification, for its gap.
 
   Returns:
     The loss, and its parts by name: cross-entropy, accuracy and, with a teacher, the distance and the acceptance; with

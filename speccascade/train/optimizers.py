@@ -27,14 +27,14 @@ class Optimizer:
 
   Attributes:
     name: 'adamw' or 'adafactor'.
-    learning_rate: the highest rate, after `warmup` steps.
-    schedule: how the rate changes then: 'constant', 'linear', 'cosine' or 'rsqrt'.
-    warmup: steps in which the rate rises linearly from 0.
-    final: the last rate of a linear or cosine schedule, as a fraction of `learning_rate`.
-    b2: decay of AdamW's second moment.
-    weight_decay: weight decay.
-    clip: the largest norm of the gradient; 0 for none.
-    scale_queries: whether AdamW takes smaller steps of T5's queries.
+    learning_rate: The highest rate, after `warmup` steps.
+    schedule: How the rate changes then: 'constant', 'linear', 'cosine' or 'rsqrt'.
+    warmup: Steps in which the rate rises linearly from 0.
+    final: The last rate of a linear or cosine schedule, as a fraction of `learning_rate`.
+    b2: Decay of AdamW's second moment.
+    weight_decay: Weight decay.
+    clip: The largest norm of the gradient; 0 for none.
+    scale_queries: Whether AdamW takes smaller steps of T5's queries.
   """
 
   name: str = 'adamw'

@@ -33,12 +33,12 @@ def make_step(
   """Return the jitted step: (state, batch, teacher, companion=None) -> (state, parts of the loss).
 
   Args:
-    network: the network to train.
-    transform: the optimizer.
-    distillation: the loss against the teacher; None without one.
-    microbatches: parts of a batch whose gradients are computed one after another.
-    remat: recompute each layer in the backward pass, which then needs memory for the layers' inputs alone.
-    shardings: shardings of the state; None for those of its arrays.
+    network: The network to train.
+    transform: The optimizer.
+    distillation: The loss against the teacher; None without one.
+    microbatches: Parts of a batch whose gradients are computed one after another.
+    remat: Recompute each layer in the backward pass, which then needs memory for the layers' inputs alone.
+    shardings: Shardings of the state; None for those of its arrays.
   """
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=None if shardings is None else (shardings, None))

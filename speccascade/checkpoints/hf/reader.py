@@ -22,11 +22,11 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   """Return the network of a folder and its parameters.
 
   Args:
-    path: folder with config.json and safetensors.
-    dtype: dtype of the parameters; None for that of each stored tensor.
-    scan: stack the layers.
-    mesh: mesh to shard the parameters over, each process reading its own part of them.
-    rules: sharding rules, as `load` takes them.
+    path: Folder with config.json and safetensors.
+    dtype: Dtype of the parameters; None for that of each stored tensor.
+    scan: Stack the layers.
+    mesh: Mesh to shard the parameters over, each process reading its own part of them.
+    rules: Sharding rules, as `load` takes them.
 
   Raises:
     ValueError: the configuration or a tensor is damaged, not supported, or does not belong to the other.

@@ -60,9 +60,9 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
   """Write config.json, model.safetensors and the tokenizer's files.
 
   Args:
-    path: folder to write.
-    model: the model, a T5 or a decoder.
-    overwrite: replace a checkpoint of ours that is there.
+    path: Folder to write.
+    model: The model, a T5 or a decoder.
+    overwrite: Replace a checkpoint of ours that is there.
 
   Returns:
     The folder.
@@ -96,9 +96,9 @@ def export(network: Network, family: str, params: Params) -> dict[str, np.ndarra
   """Return parameters as the tensors of a Hugging Face checkpoint.
 
   Args:
-    network: their network.
-    family: model_type of the checkpoint.
-    params: the parameters, layers not stacked.
+    network: Their network.
+    family: Model_type of the checkpoint.
+    params: The parameters, layers not stacked.
   """
   leaves = flatten_dict(params)
   parts = {}

@@ -80,9 +80,9 @@ def with_our_axes(tensors: Mapping[str, Tensor], where: Any, compare_biases: boo
   """Return the tensors of a T5X checkpoint under our names and with our axes, layers stacked where they are scanned.
 
   Args:
-    tensors: the stored tensors by T5X's names.
-    where: what errors name.
-    compare_biases: read the relative biases of scanned layers, and return a single one where all are equal.
+    tensors: The stored tensors by T5X's names.
+    where: What errors name.
+    compare_biases: Read the relative biases of scanned layers, and return a single one where all are equal.
   """
   shapes = {name: x.shape for name, x in tensors.items()}
   missing = [stack for stack in ('encoder', 'decoder') if not any(name.startswith(f'{stack}.') for name in shapes)]

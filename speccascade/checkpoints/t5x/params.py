@@ -21,9 +21,9 @@ def model(params, config, *, eos_id: int = 1) -> Model:
   """Return T5X's parameters as a model that computes in the dtype of their config.
 
   Args:
-    params: the parameters of T5X's model, traced or not.
-    config: its `network.T5Config`.
-    eos_id: id of the token that ends a text.
+    params: The parameters of T5X's model, traced or not.
+    config: Its `network.T5Config`.
+    eos_id: Id of the token that ends a text.
   """
   shapes = axes.shapes_by_layer(_tensors(params))
   gated = 'encoder.layers_0.mlp.wi_0.kernel' in shapes
@@ -37,8 +37,8 @@ def with_params(model: Model, params) -> Model:
   """Return a model with T5X's parameters in place of its own; scanned, they have a relative bias for each layer.
 
   Args:
-    model: a T5 of the same sizes.
-    params: the parameters of T5X's model, traced or not.
+    model: A T5 of the same sizes.
+    params: The parameters of T5X's model, traced or not.
 
   Raises:
     ValueError: the model is no T5, or has other sizes.

@@ -52,7 +52,7 @@ def read(
 
   Args:
     path: `checkpoint_<step>`, or a folder of them, of which the latest is read.
-    activation: activation of the MLPs, in T5X's words, where no gin file next to the checkpoint has it.
+    activation: Activation of the MLPs, in T5X's words, where no gin file next to the checkpoint has it.
 
   Raises:
     ValueError: the checkpoint is damaged, not supported, or does not record its activation.

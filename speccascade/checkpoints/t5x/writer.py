@@ -23,11 +23,11 @@ def write(path, model: Model, *, step: int | None = None, scan: bool = False, ov
   """Write a T5 as T5X does, with config.json and the tokenizer, which T5X ignores; there are no `param_states`.
 
   Args:
-    path: folder `checkpoint_<step>`, or the one to write it into.
-    model: the model.
-    step: number of the checkpoint, by default 1, the first that T5X restores by itself.
-    scan: stack the layers, as T5X's scalable_t5 reads them.
-    overwrite: replace a checkpoint that is there.
+    path: Folder `checkpoint_<step>`, or the one to write it into.
+    model: The model.
+    step: Number of the checkpoint, by default 1, the first that T5X restores by itself.
+    scan: Stack the layers, as T5X's scalable_t5 reads them.
+    overwrite: Replace a checkpoint that is there.
 
   Returns:
     The folder `checkpoint_<step>`.

@@ -47,26 +47,26 @@ def seqio_task(
   Settings that are None are the benchmark's.
 
   Args:
-    name: a benchmark of `BENCHMARKS`, or a name in seqio's registry.
-    split: the split to read.
-    count: number of examples; None for all.
-    start: number of examples to skip.
-    seed: of a random subset of `count` examples; None takes the first ones.
-    language: the programming language (humanevalpack only).
-    tokenizer: path of the models' tokenizer, to truncate long prompts (benchmarks only).
-    data_dir: folder of TensorFlow Datasets (benchmarks only).
-    prompt_field: the question, as 'Article: {article}\nSummary:': a field of the data set, or a template of fields. The
+    name: A benchmark of `BENCHMARKS`, or a name in seqio's registry.
+    split: The split to read.
+    count: Number of examples; None for all.
+    start: Number of examples to skip.
+    seed: Of a random subset of `count` examples; None takes the first ones.
+    language: The programming language (humanevalpack only).
+    tokenizer: Path of the models' tokenizer, to truncate long prompts (benchmarks only).
+    data_dir: Folder of TensorFlow Datasets (benchmarks only).
+    prompt_field: The question, as 'Article: {article}\nSummary:': a field of the data set, or a template of fields. The
       fields of a registered task are inputs and targets.
-    prefix: text at the beginning of the prompt.
-    suffix: text at the end of the prompt.
-    shots: number of worked examples.
-    shots_split: the split of the worked examples.
-    chat: whether the prompt is a user's message for the models' chat template; a text is the system's message.
-    stop: strings that end decoding; what follows them is neither decoded nor judged. Those of programs end a bare
+    prefix: Text at the beginning of the prompt.
+    suffix: Text at the end of the prompt.
+    shots: Number of worked examples.
+    shots_split: The split of the worked examples.
+    chat: Whether the prompt is a user's message for the models' chat template; a text is the system's message.
+    stop: Strings that end decoding; what follows them is neither decoded nor judged. Those of programs end a bare
       completion: give [] for a chat.
-    max_prompt_tokens: the longest prompt.
-    max_new_tokens: tokens to generate at most.
-    metrics: names of metrics, or functions.
+    max_prompt_tokens: The longest prompt.
+    max_new_tokens: Tokens to generate at most.
+    metrics: Names of metrics, or functions.
 
   Returns:
     A task whose examples are indexed by their position in the split.
@@ -105,12 +105,12 @@ def t5x_task(
   """Return a seqio task or mixture with the prompts that T5X gives a model: tokens, truncated to the feature lengths.
 
   Args:
-    mixture_or_task_name: name in seqio's registry.
+    mixture_or_task_name: Name in seqio's registry.
     task_feature_lengths: {'inputs': …, 'targets': …}, in tokens.
-    metrics: names of metrics, or functions; they judge texts.
-    split: the split to read.
-    count: number of examples; None for all.
-    module: a module to import first, which registers the task.
+    metrics: Names of metrics, or functions; they judge texts.
+    split: The split to read.
+    count: Number of examples; None for all.
+    module: A module to import first, which registers the task.
 
   Returns:
     A task whose prompts are token ids.
@@ -141,11 +141,11 @@ def add_benchmark(
   """Register a benchmark with seqio, for evaluation: its files are read in order, also where seqio shuffles.
 
   Args:
-    name: name of the seqio task.
-    benchmark: the benchmark or its name; by default the one called `name`.
-    tokenizer: path of the models' tokenizer. Without one the features are texts, which no seqio Evaluator takes.
-    data_dir: folder of TensorFlow Datasets.
-    **changes: fields of the benchmark to replace.
+    name: Name of the seqio task.
+    benchmark: The benchmark or its name; by default the one called `name`.
+    tokenizer: Path of the models' tokenizer. Without one the features are texts, which no seqio Evaluator takes.
+    data_dir: Folder of TensorFlow Datasets.
+    **changes: Fields of the benchmark to replace.
 
   Returns:
     The seqio task.
@@ -179,10 +179,10 @@ def add_task(task: Task, *, tokenizer: str, split: str = 'validation', name: str
   """Register a task with seqio.
 
   Args:
-    task: any task whose prompts are texts.
-    tokenizer: path of the models' tokenizer.
-    split: name of its only split.
-    name: name of the seqio task; by default the task's.
+    task: Any task whose prompts are texts.
+    tokenizer: Path of the models' tokenizer.
+    split: Name of its only split.
+    name: Name of the seqio task; by default the task's.
 
   Returns:
     The seqio task.

@@ -11,8 +11,8 @@ class TokenizerVocabulary(seqio.Vocabulary):
   """A tokenizer with seqio's interface; it gives the ids that decoding makes of a text.
 
   Args:
-    tokenizer: the tokenizer.
-    begins: whether texts get the tokens that the family puts before them, as prompts do. seqio appends the end.
+    tokenizer: The tokenizer.
+    begins: Whether texts get the tokens that the family puts before them, as prompts do. seqio appends the end.
   """
 
   def __init__(self, tokenizer: Tokenizer, *, begins: bool):

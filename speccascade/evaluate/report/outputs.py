@@ -25,9 +25,9 @@ def write(results: dict, folder: Path, extra: Collection[str] = ()):
   Nothing is written to a folder that has these results already. Of what cannot be made there is a warning.
 
   Args:
-    results: the results of an experiment, with `PointResult`s; its tables are added.
-    folder: where the files go, on a disk or in a bucket.
-    extra: what is written too: 'png', the charts as PNG.
+    results: The results of an experiment, with `PointResult`s; its tables are added.
+    folder: Where the files go, on a disk or in a bucket.
+    extra: What is written too: 'png', the charts as PNG.
   """
   results['tables'] = warned('tables.md', lambda: tables.tables(results)) or []
   run = RunDir(folder)

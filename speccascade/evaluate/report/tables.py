@@ -43,9 +43,9 @@ class Column(NamedTuple):
   """A column of a table whose rows are points or curves.
 
   Attributes:
-    name: its title.
-    cell: returns the measured value of a row.
-    published: returns the published one, None where there is none.
+    name: Its title.
+    cell: Returns the measured value of a row.
+    published: Returns the published one, None where there is none.
   """
 
   name: str
@@ -85,9 +85,9 @@ def matching_speed(points: Sequence[PointResult], metric: str, wanted: float) ->
   only the points exist. A curve that rises again, or touches, counts; so does one that is above all along.
 
   Args:
-    points: the points of one curve, in the order of its parameter.
-    metric: the name of the quality.
-    wanted: the quality to reach.
+    points: The points of one curve, in the order of its parameter.
+    metric: The name of the quality.
+    wanted: The quality to reach.
   """
   measured = np.array(_measured(points, metric))
   if not len(measured):
