@@ -441,15 +441,24 @@ def speedup_nested(
     raise ValueError(f'{len(costs)} costs need a rate and a block less than that, not {len(alphas)} and {len(blocks)}.')
   time, *others = _costs(costs)
   tokens = 1.0
-  made = lambda s: s
+
+  def made(s):
+    return s
+
   for alpha, gamma, cost in zip(alphas, blocks, others, strict=True):
     alpha = _rate(alpha, 'alphas')
     gamma = _block(gamma, 'blocks')
-    draft = lambda s, before=made, n=gamma: before(s) ** n
+
+    def draft(s, before=made, n=gamma):
+      return before(s) ** n
+
     certain = alpha >= 1 - 1e-6  # all of the draft is accepted, and one token more comes out: the limit
     below = np.where(certain, 0, alpha)
     tokens = np.where(certain, 1 + gamma * tokens, (1 - below * draft(below)) / (1 - below))
-    made = lambda s, a=alpha, d=draft: s * (1 - a + a * (1 - s) * d(a * s)) / (1 - a * s)
+
+    def made(s, a=alpha, d=draft):
+      return s * (1 - a + a * (1 - s) * d(a * s)) / (1 - a * s)
+
     time = gamma * time + cost
   return _over(tokens, time, 1.0, overhead)
 

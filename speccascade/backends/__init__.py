@@ -77,7 +77,10 @@ def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> 
     The backend, and the parameters of each model; those in numpy are put on the device here, or each run would do so.
   """
   backend = backend_for([m.params for m in models], mesh, layout)
-  put = lambda params: jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
+
+  def put(params):
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
+
   return backend, tuple(put(backend.prepare(m.params)) for m in models)
 
 

@@ -232,7 +232,10 @@ class Backend:
       The state after the branch.
     """
     for i, branch in enumerate(branches):
-      once = lambda carry, branch=branch: (jnp.bool_(False), branch(carry[1]))
+
+      def once(carry, branch=branch):
+        return (jnp.bool_(False), branch(carry[1]))
+
       state = lax.while_loop(lambda carry: carry[0], once, (which == i, state))[1]
     return state
 

@@ -219,7 +219,10 @@ def layout_for(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int
   on = shared(models)
   if on is None:
     return None
-  spec_of = lambda m: jax.tree.map(lambda x: x.sharding.spec, m.params)
+
+  def spec_of(m):
+    return jax.tree.map(lambda x: x.sharding.spec, m.params)
+
   return planned([m.network for m in models], on, map(spec_of, models), rows, window, vocab)
 
 
@@ -373,12 +376,18 @@ class Layout:
   def pin(self, tree: Any, specs: Any = None) -> Any:
     """Constrain arrays of a traced program to their shardings, replicated unless specs are given."""
     specs = jax.tree.map(lambda _: PartitionSpec(), tree) if specs is None else specs
-    constrain = lambda x, s: jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, s))
+
+    def constrain(x, s):
+      return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, s))
+
     return jax.tree.map(constrain, tree, specs)
 
   def bytes(self, tree: Any, specs: Any) -> int:
     """Return the bytes of arrays on one device."""
-    shape = lambda x, s: math.prod(NamedSharding(self.mesh, s).shard_shape(x.shape)) * x.dtype.itemsize
+
+    def shape(x, s):
+      return math.prod(NamedSharding(self.mesh, s).shard_shape(x.shape)) * x.dtype.itemsize
+
     return sum(jax.tree.leaves(jax.tree.map(shape, tree, specs)))
 
   def put_rows(self, old: Any, specs: Any, new: Any, new_specs: Any, source: Array, target: Array, count: Array) -> Any:
@@ -464,7 +473,10 @@ def over_shards(
     sizes = {n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind}
     sizes -= {1} if kind == 'rows' else set()  # a bias may have one for all
     over[kind] = axis if shards > 1 and sizes and not any(n % shards for n in sizes) else None
-  spec = lambda x, names: PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
+
+  def spec(x, names):
+    return PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
+
   call = jax.shard_map(
     lambda *xs: tuple(function(**dict(zip(values, xs, strict=True)))),
     mesh=layout.mesh,

@@ -43,9 +43,10 @@ class TPU(Backend):
 
   def prepare(self, params):
     """Widen scales and biases, which the loop would do at each use."""
-    small = lambda path, x: (
-      jax.tree_util.keystr(path[-1:], simple=True) in ('scale', 'bias') and x.dtype == jnp.bfloat16
-    )
+
+    def small(path, x):
+      return jax.tree_util.keystr(path[-1:], simple=True) in ('scale', 'bias') and x.dtype == jnp.bfloat16
+
     return jax.tree.map_with_path(lambda path, x: cached(x, _widened) if small(path, x) else x, params)
 
   def matmul(self, x, kernel, out_dtype):

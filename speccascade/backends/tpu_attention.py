@@ -125,7 +125,10 @@ def _without_axis(q: Array, new) -> tuple:
   """Return a window of one token without its axis, in float32: a row is then read where it lies, else moved before."""
   if q.shape[1] > 1:
     return q, new
-  flat = lambda x: x[:, 0].astype(jnp.float32)
+
+  def flat(x):
+    return x[:, 0].astype(jnp.float32)
+
   return flat(q), None if new is None else tuple(map(flat, new))
 
 
@@ -179,7 +182,10 @@ class _Refs(NamedTuple):
   def of(cls, settings: _Settings, q, key, value, *rest) -> '_Refs':
     """Name references in the order of inputs, outputs and scratch."""
     rest = iter(rest)
-    take = lambda n: [next(rest) for _ in range(n)]
+
+    def take(n):
+      return [next(rest) for _ in range(n)]
+
     writes = 2 * settings.writes
     bias = next(rest) if settings.biased else None
     return cls(q, key, value, bias, take(writes), next(rest), take(writes), next(rest), take(3), take(2 * writes))

@@ -77,7 +77,10 @@ def cases(rows: int = 1) -> Iterator[Case]:
   two = [(0.6, 0.4), (0.9, 0.1)], [(0.2, 0.8), (0.4, 0.6)], [(0.3, 0.7), (0.3, 0.7)], [(1.0, 0.0), (0.5, 0.5)]
   three = [(0.2, 0.4, 0.4), (0.6, 0.3, 0.1)], [(0.5, 0.5, 0.0), (0.5, 0.0, 0.5)]
   after = (0.1, 0.9)
-  make = lambda p, q, tokens: Case(np.array(p), np.array(q), tokens, rows)
+
+  def make(p, q, tokens):
+    return Case(np.array(p), np.array(q), tokens, rows)
+
   yield from (make([p, p], [q], 1) for p, q in two)
   if rows > 1:
     return
@@ -218,7 +221,10 @@ class _Fed:
 
 def _enumerated(call: _Call) -> np.ndarray | None:
   """Return the law of the first L tokens, None where it cannot be enumerated."""
-  law = lambda cells: sum(chance * _over_numbers(call, tokens, cells) for tokens, chance in call.drafted())
+
+  def law(cells):
+    return sum(chance * _over_numbers(call, tokens, cells) for tokens, chance in call.drafted())
+
   try:
     fine = law(call.case.cells)
     if _far(fine, call.case.law) and _far(fine, law(_OTHER[call.case.cells])):

@@ -225,7 +225,10 @@ def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], shardi
   if sharding is None:
     on_host = jax.default_backend() == 'cpu'  # XLA would compile for each shape, which takes longer there
     return jnp.asarray(converted(take(), np if on_host else jnp))
-  shard = lambda index: np.ascontiguousarray(converted(take(_both_ends(index, entry.shape))))
+
+  def shard(index):
+    return np.ascontiguousarray(converted(take(_both_ends(index, entry.shape))))
+
   return jax.make_array_from_callback(entry.shape, sharding, shard)
 
 

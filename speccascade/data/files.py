@@ -68,7 +68,10 @@ def parallel_text(
       )
   template = prompts.Template(prompt_field='source', prefix=prefix, suffix=suffix, chat=chat)
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
-  where = lambda i: f'{source}, line {i + 1}'
+
+  def where(i):
+    return f'{source}, line {i + 1}'
+
   examples = []
   for i in _selected(source, len(columns[0]), start, count, seed):
     line, *references = (column[i] for column in columns)
@@ -195,7 +198,10 @@ def conversations(
 
   def prompt(messages: list[dict[str, str]]) -> Prompt:
     *before, last = messages
-    render = lambda text: [*system, *before, last | {'content': text}] if chat else text
+
+    def render(text):
+      return [*system, *before, last | {'content': text}] if chat else text
+
     return fit(render, last['content'])
 
   examples = [Example(i, prompt(openings[i]), []) for i in chosen]

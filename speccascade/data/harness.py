@@ -33,7 +33,10 @@ def lm_eval_task(
   """
   task, settings = _read(name, confirm_run_unsafe_code, limit, num_fewshot)
   stop = [text for text in settings['until'] if text]
-  target = lambda doc: list(map(str, x)) if isinstance(x := task.doc_to_target(doc), list) else str(x)
+
+  def target(doc):
+    return list(map(str, x)) if isinstance(x := task.doc_to_target(doc), list) else str(x)
+
   examples = [Example(x.doc_id, x.args[0], target(x.doc), dict(x.doc)) for x in task.instances]
   limits = max_prompt_tokens, max_new_tokens or settings['max_gen_toks']
   return Task(task.task_name, examples, *limits, _metrics(task), prompts.truncation(stop), stop)
@@ -82,9 +85,15 @@ def _metrics(task: Any) -> dict[str, Metric]:
 
   made: dict[str, Metric] = {}
   for key in scores(next(iter(docs)), ''):
-    score = lambda example, text, key=key: scores(example.index, text)[key]
+
+    def score(example, text, key=key):
+      return scores(example.index, text)[key]
+
     aggregate = task.aggregation().get(key[0], mean)
-    of_all = lambda some, texts, score=score, aggregate=aggregate: aggregate(list(map(score, some, texts)))
+
+    def of_all(some, texts, score=score, aggregate=aggregate):
+      return aggregate(list(map(score, some, texts)))
+
     if task.higher_is_better().get(key[0], True):
       label = ', '.join(key[: len(task._filters)])  # with the filter's name where there are several
       made[label] = metrics.mean(score) if aggregate is mean else of_all

@@ -130,12 +130,16 @@ def _are_tokens(value: Any) -> bool:
 
 
 def _are_tokens_by_id(value: Any) -> bool:
-  is_id = lambda i: i.isdecimal() and len(i) < 10 and int(i) < _MAX_ID
+  def is_id(i):
+    return i.isdecimal() and len(i) < 10 and int(i) < _MAX_ID
+
   return isinstance(value, dict) and all(is_id(i) and isinstance(t, dict) and _is_token(t) for i, t in value.items())
 
 
 def _is_template(value: Any) -> bool:
-  named = lambda x: isinstance(x, dict) and isinstance(x.get('name'), str) and isinstance(x.get('template'), str)
+  def named(x):
+    return isinstance(x, dict) and isinstance(x.get('name'), str) and isinstance(x.get('template'), str)
+
   return isinstance(value, str) or (isinstance(value, list) and all(map(named, value)))
 
 
@@ -177,7 +181,10 @@ def _added_tokens(
   for i, token in tokens.items():
     if not _are_tokens_by_id({i: token}) or not token['content']:
       raise ValueError(f'{folder}: {i!r} is not the id of a token, or {token!r} not a token; correct added_tokens.json')
-  is_special = lambda token: bool(token.get('special')) or token['content'] in special
+
+  def is_special(token):
+    return bool(token.get('special')) or token['content'] in special
+
   return {int(i): token | {'special': is_special(token)} for i, token in tokens.items()}
 
 

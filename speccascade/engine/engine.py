@@ -81,7 +81,10 @@ class Engine:
       source: The row of the prefix that each continues; None: each its own.
       target: The row of the batch that each gets.
     """
-    pad = lambda x: np.asarray([*x, *[0] * (self.size - len(x))], np.int32)
+
+    def pad(x):
+      return np.asarray([*x, *[0] * (self.size - len(x))], np.int32)
+
     arrays = requests.arrays(rows, self.needs, self.size, self.width, self.vocab)
     return loop.InsertBatch(arrays, None if source is None else pad(source), pad(target), np.int32(len(rows)))
 
@@ -184,7 +187,10 @@ def _cache_bytes(engine: Engine, prompts: int) -> int:
   """Return the bytes on a device of the caches of a batch and of the prompts that are read for it."""
   program = engine.program
   params = engine.params
-  ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+
+  def ints(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
   shapes = [
     jax.eval_shape(make, params, Prompt(ints(rows, engine.width), ints(rows)))
     for make, rows in ((functools.partial(loop.caches_of, program), engine.size), (engine.read, prompts))
@@ -219,5 +225,8 @@ def _products(jaxpr: Any) -> Iterator[Any]:
 def _weight_bytes(weights: Any) -> int:
   """Return the bytes of arrays on a device, each counted once."""
   arrays = {id(x): x for x in jax.tree.leaves(weights)}.values()
-  shape_of = lambda x: x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape
+
+  def shape_of(x):
+    return x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape
+
   return sum(math.prod(shape_of(x)) * x.dtype.itemsize for x in arrays)

@@ -197,7 +197,10 @@ def prompt_width(models, rows, given: int | None) -> int:
 
 def _most_needed(network, rows) -> tuple[Any, int]:
   """Return the row that needs most positions, and how many."""
-  needed = lambda row: row.max_new + (1 if network.start_id is not None else row.tokens.size)
+
+  def needed(row):
+    return row.max_new + (1 if network.start_id is not None else row.tokens.size)
+
   row = max(rows, key=needed)
   return row, needed(row)
 

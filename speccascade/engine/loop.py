@@ -173,9 +173,10 @@ insert = jax.jit(put_rows, static_argnums=0, donate_argnums=4)
 def _put_rows_on_mesh(program, prefix: tuple, batch: InsertBatch, new: State, state: State) -> State:
   layout = program.layout
   specs = program.specs(state)
-  put = lambda old, specs, new, new_specs, source: layout.put_rows(
-    old, specs, layout.pin(new, new_specs), new_specs, source, batch.target, batch.count
-  )
+
+  def put(old, specs, new, new_specs, source):
+    return layout.put_rows(old, specs, layout.pin(new, new_specs), new_specs, source, batch.target, batch.count)
+
   state = layout.pin(state, specs)
   caches = put(state.caches, specs.caches, prefix, program.cached_layout.caches(prefix), batch.source)
   own = jnp.arange(len(batch.target))
@@ -186,7 +187,10 @@ def _put_rows_on_mesh(program, prefix: tuple, batch: InsertBatch, new: State, st
 def _run(program, method, params, state, stop, stop_at, processor=None) -> tuple[State, Array]:
   """Loop; return the state, and what the host reads of it as one array, since each copy has a cost."""
   state = _rounds(program, method, params, state.replace(done=state.done | stop), stop_at, processor)
-  as_int32 = lambda x: jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
+
+  def as_int32(x):
+    return jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
+
   packed = jnp.concatenate([as_int32(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(host_arrays(state))], 1)
   return state, packed if program.layout is None else program.layout.pin(packed)
 
@@ -285,7 +289,10 @@ def decode_batch(
   layout = sharding.layout_for_step(slots, mesh, rows, method.window, vocab)
   backend, params = backends.prepared(slots, layout, mesh)
   program = Program(tuple(s.network for s in slots), cache_slots(slots), buffer, vocab, backend)
-  full = lambda value, dtype=jnp.float32: jnp.full(rows, value, dtype)
+
+  def full(value, dtype=jnp.float32):
+    return jnp.full(rows, value, dtype)
+
   by_row = jax.tree.map(lambda x: full(x), sampler)
   limits = Limits(jnp.zeros((rows, 0), jnp.int32))
   max_new = full(max_new_tokens, jnp.int32)

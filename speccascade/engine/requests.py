@@ -151,7 +151,9 @@ def rows(
 
 
 def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_new_tokens, sampler, seed) -> list[Row]:
-  pick = lambda value, default: default if value is None else value
+  def pick(value, default):
+    return default if value is None else value
+
   changes = {name: getattr(request, name) for name in sampling.NEUTRAL if getattr(request, name) is not None}
   max_new = checked_int('max_new_tokens', pick(request.max_new_tokens, max_new_tokens), most=_TOKENS)
   min_new = checked_int('min_new_tokens', pick(request.min_new_tokens, 0), 0)
@@ -247,7 +249,10 @@ def features(some: Sequence[Row]) -> Features:
 def arrays(some: Sequence[Row], needs: Features, size: int, width: int, vocab: int) -> Arrays:
   """Return rows as a batch of `size`; those beyond the real ones have one token 0."""
   padded = [*some, *[some[0]] * (size - len(some))]
-  by_row = lambda values, dtype: np.asarray(list(values), dtype)
+
+  def by_row(values, dtype):
+    return np.asarray(list(values), dtype)
+
   return Arrays(
     prompt=inputs.pad([row.tokens for row in some], size, width),
     key=np.stack([by_row(x, np.uint32) for x in zip(*((r.seed, r.stream, r.example_id, r.sample) for r in padded))], 1),
@@ -260,7 +265,10 @@ def arrays(some: Sequence[Row], needs: Features, size: int, width: int, vocab: i
 
 def _stack_samplers(samplers: list[sampling.Sampler], needs: Features) -> sampling.Sampler:
   names = needs.numbers if needs.greedy else ('temperature', *needs.numbers)
-  value = lambda sampler, name: getattr(sampler, name) if sampler.given(name) else sampling.NEUTRAL[name]
+
+  def value(sampler, name):
+    return getattr(sampler, name) if sampler.given(name) else sampling.NEUTRAL[name]
+
   stacked = {name: np.asarray([value(s, name) for s in samplers], np.float32) for name in names}
   fixed = dict(mixed=needs.mixed, coupling=samplers[0].coupling)
   return sampling.Sampler(**({'temperature': 0.0} if needs.greedy else {}) | stacked, **fixed)

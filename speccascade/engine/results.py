@@ -132,7 +132,10 @@ class RowReader:
     decode = self.tokenizer.decode
     text = decode(tokens)
     least = len(os.path.commonprefix([text, decode(tokens[: row.min_new])])) if row.min_new else 0
-    matches = lambda text: [at for stop in row.stop if (at := text.find(stop, least)) >= 0]
+
+    def matches(text):
+      return [at for stop in row.stop if (at := text.find(stop, least)) >= 0]
+
     if not matches(text):
       return None
     low = 1
@@ -224,5 +227,7 @@ def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
 
 
 def _join(stats: Sequence[dict]) -> Stats:
-  join = lambda name: np.stack([x[name] for x in stats], 1 if name in PER_MODEL else 0)
+  def join(name):
+    return np.stack([x[name] for x in stats], 1 if name in PER_MODEL else 0)
+
   return Stats(**{name: [x[name] for x in stats] if name == 'source' else join(name) for name in stats[0]})

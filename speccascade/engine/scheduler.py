@@ -108,7 +108,10 @@ def serve(
   """
   engine = queue.engine
   size = engine.size
-  read = lambda outcomes: [(request, reader.row(request, *where)) for request, *where in outcomes]
+
+  def read(outcomes):
+    return [(request, reader.row(request, *where)) for request, *where in outcomes]
+
   state = None
   stop = np.zeros(size, bool)
   outcomes: list[Outcome] = []

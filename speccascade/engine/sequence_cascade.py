@@ -39,7 +39,10 @@ class SequenceCascade(Strategy):
     The second answer has a stream of random numbers of its own, for the first one's have chosen it. Its programs are
     those of all rows, so that how many are answered anew compiles nothing.
     """
-    alone = lambda model, **changes: dataclasses.replace(job, method=self.answers[model], **changes)
+
+    def alone(model, **changes):
+      return dataclasses.replace(job, method=self.answers[model], **changes)
+
     first = run(alone(0, models=_with_ends_of_the_last(job.models), trace=True))
     sound = [i for i, row in enumerate(first) if row.fault is None]
     anew = [i for i in sound if float(self.score(first[i].logprobs[0])) < self.threshold]

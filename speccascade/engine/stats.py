@@ -43,7 +43,10 @@ class Counts(Record):
   @classmethod
   def zeros(cls, batch: int, models: int, width: int, buffer: int) -> 'Counts':
     """Return the counts of rows that have not begun."""
-    numbers = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
+
+    def numbers(*shape):
+      return jnp.zeros((batch, *shape), jnp.int32)
+
     return cls(
       **dict.fromkeys(PER_MODEL, numbers(models)),
       deferred=jnp.zeros(batch),
@@ -68,7 +71,10 @@ class Counts(Record):
     reached = jnp.minimum(jnp.minimum(commit.tested, commit.accepted + 1), emitted)
     counted = state.active & (emitted > 0)
     slot, fresh = fresh_slots(state.length, self.source.shape[1], emitted)
-    histogram = lambda which, value, rows: which + ((slots == value[:, None]) & rows[:, None]).astype(jnp.int32)
+
+    def histogram(which, value, rows):
+      return which + ((slots == value[:, None]) & rows[:, None]).astype(jnp.int32)
+
     accepted = jnp.minimum(commit.accepted, emitted)
     deferred = jnp.nan  # unknown
     if commit.deferred is not None:

@@ -74,8 +74,11 @@ def betting_p_value(losses: np.ndarray, at_most: float, level: float) -> float:
 def bound(losses: np.ndarray, level: float) -> float:
   """Return the least hundredth of a point at which the hypothesis is rejected, an upper bound of the expected loss."""
   hundredths = range(1 - PER_CENT**2, PER_CENT**2)
+
   # p falls as `at_most` grows, for every bet on a loss then gains more
-  rejected = lambda i: betting_p_value(losses, i / PER_CENT**2, level) <= level
+  def rejected(i):
+    return betting_p_value(losses, i / PER_CENT**2, level) <= level
+
   return (hundredths[0] + bisect.bisect_left(hundredths, True, key=rejected)) / PER_CENT
 
 
@@ -118,7 +121,10 @@ def read(run: RunDir, only: Sequence[str] = ()) -> tuple[Experiment, list[dict],
     raise RunError(f'the data of {run} changed since it was decoded; restore it, or decode it anew.')
   if not folder.exists('results.json'):
     raise RunError(f'{folder} has no results.json, so the run is not finished; repeat its command to go on.')
-  valid = lambda some: all(isinstance(x, dict) and {*protocols.QUALITY_KEYS, 'prediction'} <= x.keys() for x in some)
+
+  def valid(some):
+    return all(isinstance(x, dict) and {*protocols.QUALITY_KEYS, 'prediction'} <= x.keys() for x in some)
+
   lines = folder.read_json('examples.jsonl', valid)
   results = folder.read_json('results.json', lambda x: isinstance(x, dict) and bool(x.get('points')))
   return experiment, lines, results['points']

@@ -100,7 +100,10 @@ class Study:
   def row(self, temperature: float, point: Point, lines: list[dict]) -> str:
     """Judge a point and return its row of the summary, in which no time is known yet."""
     judged = self.judged[temperature, *point.name] = summary.judge(self.experiment, point, lines)
-    row = lambda: report.formats.row(_metrics(self.experiment), judged.result)
+
+    def row():
+      return report.formats.row(_metrics(self.experiment), judged.result)
+
     return f'T = {temperature:g}: {report.warned("a row of the summary", row) or point.label}'
 
   @property
@@ -236,7 +239,10 @@ def _merge_journal(protocol: protocols.Protocol, study: Study, run: RunDir, coun
 def _measure(study: Study, run: RunDir, shard: Shard) -> list[Journal]:
   """Run what the journals lack of a share; return those of both protocols."""
   quality, timings = (study.folder(run).journal(p.journal, p.fields) for p in protocols.PROTOCOLS)
-  load = lambda: study.loaded
+
+  def load():
+    return study.loaded
+
   protocols.quality(study.experiment, load, quality, shard, study.row)
   protocols.latency(study.experiment, load, timings, shard)
   return [quality, timings]
@@ -247,9 +253,16 @@ def _finish(study: Study, run: RunDir, command: str, quality: Journal, timings: 
   experiment = study.experiment
   folder = study.folder(run)
   names, floors = _once_each(study, folder)
-  asked = lambda: multihost.once(lambda: list(trace.wanted(experiment, quality.lines())))
-  made = lambda: trace.traces(experiment, study.loaded, asked()) if quality.count else []
-  valid = lambda lines: all(_is_object(x) and trace.FIELDS <= x.keys() for x in lines)
+
+  def asked():
+    return multihost.once(lambda: list(trace.wanted(experiment, quality.lines())))
+
+  def made():
+    return trace.traces(experiment, study.loaded, asked()) if quality.count else []
+
+  def valid(lines):
+    return all(_is_object(x) and trace.FIELDS <= x.keys() for x in lines)
+
   traced = _once(folder, 'traces.jsonl', made, valid)
 
   def results():
@@ -280,12 +293,20 @@ def _metrics(experiment: Experiment) -> dict:
 
 def _once_each(study: Study, folder: RunDir) -> tuple[list[str] | None, dict | None]:
   """Return the names of the models and the times of their forward passes, which are measured once a run."""
-  texts = lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x)
+
+  def texts(x):
+    return isinstance(x, list) and all(isinstance(name, str) for name in x)
+
   names = _once(folder, 'models.json', lambda: [m.name for m in study.loaded.models], texts)
   if not study.experiment.latency_examples:
     return names, None
-  made = lambda: _floor(study.experiment, study.loaded.models)
-  times = lambda x: _is_object(x) and _is_object(x.get('forward_s')) and all(map(_is_object, x['forward_s'].values()))
+
+  def made():
+    return _floor(study.experiment, study.loaded.models)
+
+  def times(x):
+    return _is_object(x) and _is_object(x.get('forward_s')) and all(map(_is_object, x['forward_s'].values()))
+
   return names, _once(folder, 'floor.json', made, times)
 
 

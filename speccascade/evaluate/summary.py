@@ -62,13 +62,19 @@ def points(
   """
   by_key: dict[Key, Judged] = {}
   points_by_name = {p.name: p for p in experiment.points}
-  key_of = lambda line: (line['temperature'], line['curve'], str(line['value']))
+
+  def key_of(line):
+    return (line['temperature'], line['curve'], str(line['value']))
+
   for key, some in itertools.groupby(lines, key_of):  # the lines of a point follow each other
     by_key[key] = (judged or {}).get(key) or judge(experiment, points_by_name[key[1:]], list(some))
   trials = _trials(timings)
   results = []
   for temperature in experiment.temperatures:
-    unjudged = lambda p, t=temperature: Judged(PointResult(**p.about, temperature=t, batch=0), {}, {})
+
+    def unjudged(p, t=temperature):
+      return Judged(PointResult(**p.about, temperature=t, batch=0), {}, {})
+
     quality = {p.name: by_key.get((temperature, *p.name)) or unjudged(p) for p in experiment.points}
     for batch in experiment.latency_batches if timings else (experiment.quality_batch,):
       timed = {key[2:]: some for key, some in trials.items() if key[:2] == (temperature, batch)} if timings else None
@@ -218,7 +224,10 @@ def _trials(timings: Sequence[dict]) -> dict[tuple, Trials]:
   Examples of which a sequence ended as a fault in any trial are left out.
   """
   made: dict[tuple, Trials] = {}
-  named = lambda line: (line['temperature'], line['batch'], line['curve'], str(line['value']))
+
+  def named(line):
+    return (line['temperature'], line['batch'], line['curve'], str(line['value']))
+
   faulty = {(*named(line), *line['examples']) for line in timings if line.get('faults')}
   for line in timings:
     key = named(line)
@@ -243,7 +252,10 @@ def _pooled(results: Sequence[PointResult], trials: Mapping[tuple, Trials]) -> d
 
 def _timed(trials: list[dict]) -> Timed:
   """Return the times of a group from the lines of its trials."""
-  median = lambda name: float(np.median([line[name] for line in trials]))
+
+  def median(name):
+    return float(np.median([line[name] for line in trials]))
+
   prefill = next((line['prefill_seconds'] for line in trials if 'prefill_seconds' in line), None)
   steady = (median('steady_seconds'), trials[0]['steady_tokens']) if 'steady_seconds' in trials[0] else None
   return Timed(median('seconds'), trials[0]['tokens'], len(trials), prefill, steady)
@@ -311,7 +323,10 @@ def _matched(
   places = [[position.get(index[i], -1) for i in group] for group in groups]
   by_group, by_example = intervals.weights(experiment.seed, places, len(position))
   by_group, by_example = (x[by_example.any(1)] for x in (by_group, by_example))
-  judged = lambda key: _on(metric, quality[key].statistics[name], by_example)
+
+  def judged(key):
+    return _on(metric, quality[key].statistics[name], by_example)
+
   wanted = judged(base)
   matched = {}
   for curve, points in pts.curves(results).items() if wanted is not None else ():
@@ -350,7 +365,10 @@ def _predicted(
   if not is_over or {*reference.slots} != {*over.models(method.slots)}:
     return None
   forward = [cost_model.by_width(times) for times in floor['forward_s'].values()]
-  a_token = lambda some: sum(x[0] for x in some.values()) / sum(x[1] for x in some.values())
+
+  def a_token(some):
+    return sum(x[0] for x in some.values()) / sum(x[1] for x in some.values())
+
   overhead = 0.0
   draft = forward[method.slots[0]][1]
   if mine := timed.get(base.name):

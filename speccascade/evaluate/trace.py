@@ -33,7 +33,10 @@ def selected(experiment: Experiment) -> list[Point]:
 def traces(experiment: Experiment, loaded: Loaded, lines: Iterable[dict]) -> list[dict]:
   """Return the traces of the first examples at every temperature, from the lines of the quality protocol."""
   examples = _examples(experiment)
-  key = lambda line: (line['temperature'], line['curve'], str(line['value']), line['example'])
+
+  def key(line):
+    return (line['temperature'], line['curve'], str(line['value']), line['example'])
+
   by_key = {key(line): line for line in wanted(experiment, lines)}
   made = []
   for temperature in experiment.temperatures:

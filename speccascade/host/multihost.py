@@ -127,7 +127,10 @@ def broadcast(value: Any) -> Any:
       client.key_value_set(f'{key}/{i}', piece)
     return value
   with _waiting('The first process sent nothing'):
-    get = lambda i: client.blocking_key_value_get(f'{key}/{i}', int(LIMIT * 1000))
+
+    def get(i):
+      return client.blocking_key_value_get(f'{key}/{i}', int(LIMIT * 1000))
+
     return json.loads(''.join(get(i + 1) for i in range(int(get(0)))))
 
 

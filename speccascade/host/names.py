@@ -222,7 +222,10 @@ def _numbers_of(function: Any) -> list[str]:
 
 def _plain(array: Any) -> Any:
   """Return the numbers of an array in the fewest digits."""
-  digits = lambda x: tuple(map(digits, x)) if isinstance(x, list) else float(str(np.float32(x)))
+
+  def digits(x):
+    return tuple(map(digits, x)) if isinstance(x, list) else float(str(np.float32(x)))
+
   array = np.asarray(array)
   return digits(array.tolist()) if array.dtype == np.float32 else array.tolist()
 

@@ -330,8 +330,13 @@ class Journal:
 
   def agree(self, keys: Sequence[str], plan: Sequence[tuple]):
     """Check that the lines of a killed run are the first ones of the plan."""
-    is_planned = lambda line, key: tuple(line.get(k) for k in keys) == tuple(key)
-    same = lambda: all(is_planned(line, key) for line, key in zip(self.lines(), plan, strict=False))
+
+    def is_planned(line, key):
+      return tuple(line.get(k) for k in keys) == tuple(key)
+
+    def same():
+      return all(is_planned(line, key) for line, key in zip(self.lines(), plan, strict=False))
+
     if self.count > len(plan) or not multihost.once(same):
       raise RunError(f'{self.path} has lines of another run; choose another --run_dir to start anew.')
 

@@ -359,7 +359,10 @@ def _fetch(path, to: Path, size: int, progress: Progress):
   from fsspec.callbacks import Callback
 
   before = progress.n
-  report = lambda _, count, **__: progress.add(before + count - progress.n, path.name)
+
+  def report(_, count, **__):
+    return progress.add(before + count - progress.n, path.name)
+
   with atomic(to) as part, client_errors():
     path.fs.get_file(path.path, str(part), callback=Callback(hooks={'count': report}))
   progress.add(before + size - progress.n)  # not every client reports them

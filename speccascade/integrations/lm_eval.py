@@ -238,7 +238,10 @@ def _parse(models: str | Sequence[str] | None, settings: dict[str, Any], made: b
   """Return the settings as options of `speccascade.decode`, without those of what is loaded or made already."""
   parser = _parser(models is not None, not made)
   paths = re.split(r':(?!//)', models) if isinstance(models, str) else models
-  text = lambda value: ','.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+  def text(value):
+    return ','.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
   switches = {name: value for name, value in settings.items() if isinstance(value, bool)}
   given = [f'--{name}={text(value)}' for name, value in settings.items() if name not in switches]
   given += [f'--{name}' for name in switches]
@@ -269,7 +272,10 @@ def _described() -> str:
   known['import'] = known.pop('imports')
   left_out = ('debug', 'compilation_cache', 'batch_size')  # which are options
   names = [(f'{name}=', text) for name, text in known.items() if name not in left_out]
-  fill = lambda name, text: textwrap.fill(text, 79, initial_indent=f'  {name:<22}', subsequent_indent=' ' * 24)
+
+  def fill(name, text):
+    return textwrap.fill(text, 79, initial_indent=f'  {name:<22}', subsequent_indent=' ' * 24)
+
   return '\n'.join(['--model_args, by commas:', *(fill(name, text) for name, text in names)])
 
 

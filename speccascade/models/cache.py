@@ -28,7 +28,10 @@ def empty(backend: Backend, layers: int, batch: int, heads: int, slots: int, dim
   """Return zeros for every layer."""
   zeros = jax.ShapeDtypeStruct((batch, backend.slots(slots), heads, dim), dtype)
   shapes = jax.eval_shape(backend.entry, zeros, zeros)
-  make = lambda *n: {name: jnp.zeros((x.shape[0], *n, *x.shape[1:]), dtype) for name, x in shapes.items()}
+
+  def make(*n):
+    return {name: jnp.zeros((x.shape[0], *n, *x.shape[1:]), dtype) for name, x in shapes.items()}
+
   return make(layers) if scan else tuple(make() for _ in range(layers))
 
 

@@ -282,7 +282,10 @@ def choose(options: list, index: Array | int):
   """Return options[index] of equally shaped trees, also where the index is an array."""
   if isinstance(index, int) or len(options) == 1:
     return options[index if isinstance(index, int) else 0]
-  pick = lambda *xs: lax.dynamic_index_in_dim(jnp.stack([jnp.asarray(x) for x in xs]), index, keepdims=False)
+
+  def pick(*xs):
+    return lax.dynamic_index_in_dim(jnp.stack([jnp.asarray(x) for x in xs]), index, keepdims=False)
+
   return jax.tree.map(pick, *options)
 
 

@@ -220,7 +220,10 @@ def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, place
     rules = placement.rules[method.slots[slot]] if placement.rules else None
     specs = sharding.specs(network, placement.mesh, rules)
     layout = sharding.planned([network], placement.mesh, [specs], sizes.batch, method.window, network.vocab_size)
-    shard = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)
+
+    def shard(x):
+      return jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)
+
     return weight_bytes(jax.tree.map(shard, placement.put(params, specs))) + layout.bytes(cached, layout.caches(cached))
 
   return calls_cost(method, of_call)

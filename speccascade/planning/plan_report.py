@@ -145,9 +145,10 @@ class BatchReport:
       return 'the companion tells too little, or costs too much'
     make = row.candidate.make
     rates = row.candidate.acceptance
-    best = lambda rates=rates, **ideal: max(
-      cost_model.speedup(make(r.block), rates, replace(r.costs, **ideal)) for r in rows
-    )
+
+    def best(rates=rates, **ideal):
+      return max(cost_model.speedup(make(r.block), rates, replace(r.costs, **ideal)) for r in rows)
+
     if best() > PAYS:  # in long texts
       return 'the start of a text costs more than its calls; larger models or longer texts gain'
     costs = rows[-1].costs

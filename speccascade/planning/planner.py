@@ -445,7 +445,8 @@ class _Timer:
     return self._interleave({name: self._speed(method) for name, method in made.items()}, 'decoding', 2)
 
   def _speed(self, method: Method) -> Callable[[], float]:
-    run = lambda: decode(method, self.models, self.asked, **self.call)
+    def run():
+      return decode(method, self.models, self.asked, **self.call)
 
     def speed() -> float:
       seconds, out = timing.timed(run)

@@ -162,7 +162,10 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
   """Return timers of the drafter's, companion's and verifier's steps, and by size of the verifier's windows."""
   caches = [timing.filled([m], rows, source, positions(m.network, source, tokens, width)) for m in models]
   timer = functools.partial(timing.forward_seconds, batch=rows, source=source, tokens=tokens, window=width)
-  of = lambda i, width, **how: functools.partial(timer, models[i], width=width, caches=caches[i], **how)
+
+  def of(i, width, **how):
+    return functools.partial(timer, models[i], width=width, caches=caches[i], **how)
+
   made = {'draft': of(0, 1), 'companion': of(1, width), 'alone': of(2, 1), rows * width: of(2, width)}
   if rows * width >= backends.backend_for(models[2].params).pack_from:
     for n in packing.fine_widths(width)[:-1]:

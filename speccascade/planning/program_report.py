@@ -105,7 +105,10 @@ def report(
 
 def show(figures: dict[str, Any], chip: aot.Chip) -> None:
   """Print what `report` returns."""
-  gib = lambda n: f'{n / 2**30:.3f} GiB'
+
+  def gib(n):
+    return f'{n / 2**30:.3f} GiB'
+
   parts = ', '.join(f'{name} {gib(n)}' for name, n in figures['arguments'].items())
   print(f'arguments       {gib(figures["argument_bytes"])} with padding; {parts}')
   print(f'temporaries     {gib(figures["temp_bytes"])}; results in new memory {gib(figures["output_bytes"])}')

@@ -329,7 +329,10 @@ def measure(
   keys = [(m, w) for m in models for w in sorted({*widths})]
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
     sizes = dict(source=source, tokens=tokens, window=max(widths))
-    measured = lambda key: forward_seconds(key[0], batch, key[1], **sizes)
+
+    def measured(key):
+      return forward_seconds(key[0], batch, key[1], **sizes)
+
     made = pool.map(measured, keys)
     timers = {}
     for (m, w), timer in zip(keys, made, strict=True):

@@ -170,7 +170,10 @@ class Coupled(Noise):
     """Return the exponential numbers [..., V] of positions [B, ...]; the id of a token alone says which is its own."""
     blocks = -(-vocab // (2 * _BLOCK))
     shape = (*position.shape, blocks, _BLOCK)
-    by_row = lambda x: jnp.broadcast_to(x.reshape(x.shape + (1,) * (len(shape) - x.ndim)), shape)
+
+    def by_row(x):
+      return jnp.broadcast_to(x.reshape(x.shape + (1,) * (len(shape) - x.ndim)), shape)
+
     block, lane = (jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 2 + i) for i in range(2))
     key = [by_row(self.keys[:, i].astype(jnp.uint32)) for i in range(2)]
     counter = by_row(position.astype(jnp.uint32)), block * _BLOCK + lane

@@ -44,7 +44,10 @@ def keep_top_k(logits: Array, k: Array) -> Array:
   logits = jnp.where(logits == 0, 0, logits.astype(jnp.float32))  # -0 is a tie with 0
   bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
   bits = jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)  # negative numbers order in reverse
-  many = lambda above: above.sum(-1, keepdims=True).astype(jnp.float32) >= k
+
+  def many(above):
+    return above.sum(-1, keepdims=True).astype(jnp.float32) >= k
+
   least = _threshold(bits, many, -(2**31), 2**31 - 1)
   return jnp.where(bits >= least, logits, -jnp.inf)
 
@@ -53,7 +56,10 @@ def keep_top_p(logits: Array, top_p: Array) -> Array:
   """Mask every token whose strictly likelier ones already have `top_p` of the mass; ties stay together."""
   p = softmax(logits)
   bits = jax.lax.bitcast_convert_type(p, jnp.int32)
-  reaches = lambda above: jnp.where(above, p, 0).sum(-1, keepdims=True) >= top_p
+
+  def reaches(above):
+    return jnp.where(above, p, 0).sum(-1, keepdims=True) >= top_p
+
   least = _threshold(bits, reaches, -1, int(np.float32(1).view(np.int32)) + 1)
   return jnp.where((bits >= least) | (jnp.asarray(top_p) >= 1), logits, -jnp.inf)
 
@@ -211,7 +217,10 @@ class Sampler:
     sampler = self.by_number(lambda x: x[:, 0])
     if not self.penalises:
       return sampler
-    some = lambda x: None if x is None else take1(x, slot)
+
+    def some(x):
+      return None if x is None else take1(x, slot)
+
     return sampler.bind(some(self.seen), some(self.counts))
 
   def by_number(self, change: Callable) -> 'Sampler':

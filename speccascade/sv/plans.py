@@ -80,7 +80,10 @@ class Origin:
   def check_sampler(self, sampler: sampling.Sampler) -> None:
     """Refuse a sampler under which a plan was not made."""
     if _deciding(sampler_of(sampler)) != _deciding(self.sampler):
-      text = lambda numbers: ', '.join(f'{name} {value:g}' for name, value in numbers)
+
+      def text(numbers):
+        return ', '.join(f'{name} {value:g}' for name, value in numbers)
+
       raise ValueError(
         f'the plan was made with {text(self.sampler)}, not with {text(sampler_of(sampler))}; {MAKE} with this sampler.'
       )

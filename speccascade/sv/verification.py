@@ -38,7 +38,10 @@ class AcceptanceTable:
 
   def __call__(self, s: Array, a: Array) -> Array:
     """Return the means for s and a of one shape; comparisons and sums, where a TPU would gather entry by entry."""
-    trailing = lambda x: jnp.asarray(x).reshape((1,) * s.ndim + np.shape(x))
+
+    def trailing(x):
+      return jnp.asarray(x).reshape((1,) * s.ndim + np.shape(x))
+
     count, most = np.shape(self.means)
     row = jnp.sum(trailing(self.s_edges) <= s[..., None], -1)[..., None] == trailing(jnp.arange(count))  # [..., I]
     column = jnp.sum(trailing(self.a_edges) <= a[..., None, None], -1)  # [..., I]

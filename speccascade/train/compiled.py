@@ -63,7 +63,10 @@ def compile_step(
   step = make_step(network, transform, distillation, **options)
   source, target = by_size(settings.widths)[-1]
   rows = settings.batch_size
-  tokens = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.rows(mesh))
+
+  def tokens(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.rows(mesh))
+
   batch = Batch(tokens(rows, source), tokens(rows), tokens(rows, target), tokens(rows))
   return aot.compile_for(mesh.devices.flat[0].platform, step, (state, batch, *others))
 

@@ -108,7 +108,10 @@ def seqio_task(
       )
     dataset = pipeline.builder(benchmark, data_dir)
     loaded = tokenizers.load(tokenizer)
-    read = lambda: pipeline.benchmark_examples(benchmark, dataset, prompts.NO_LIMIT, split)
+
+    def read():
+      return pipeline.benchmark_examples(benchmark, dataset, prompts.NO_LIMIT, split)
+
     yield from shuffled(lambda: tokenised(((e.prompt, e.references[0]) for e in read()), loaded), seed)
   seqio = pipeline.library()
   if module is not None:
@@ -116,7 +119,10 @@ def seqio_task(
   if name not in (*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()):
     raise ValueError(f'there is no benchmark and no seqio task or mixture {name!r}: give the module that registers it')
   settings = dict(sequence_length=None, split=split, shuffle=False, seed=seed, num_epochs=1)
-  read = lambda: seqio.get_mixture_or_task(name).get_dataset(**settings).as_numpy_iterator()
+
+  def read():
+    return seqio.get_mixture_or_task(name).get_dataset(**settings).as_numpy_iterator()
+
   yield from shuffled(lambda: ((r['inputs'].tolist(), r['targets'].tolist()) for r in read()), seed)
 
 

@@ -102,7 +102,10 @@ class Family:
 
   def fields_of(self, settings: Settings) -> dict[str, Any]:
     """Return the fields of our configuration."""
-    read = lambda key: settings[key] if isinstance(key, str) else (key.read if isinstance(key, Key) else key)(settings)
+
+    def read(key):
+      return settings[key] if isinstance(key, str) else (key.read if isinstance(key, Key) else key)(settings)
+
     return self.switches | {name: read(key) for name, key in self.keys.items()}
 
   def config_of(self, config: Any) -> dict[str, Any]:

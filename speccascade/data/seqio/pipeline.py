@@ -53,7 +53,9 @@ def register(
     steps += [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim]
 
   def dataset(split, shuffle_files, seed=None):  # the argument names are seqio's
-    lines = lambda: (json.dumps(dataclasses.asdict(example)) for example in read(split))
+    def lines():
+      return (json.dumps(dataclasses.asdict(example)) for example in read(split))
+
     return tf.data.Dataset.from_generator(lines, output_signature=tf.TensorSpec((), tf.string))
 
   def judged(text, example, is_target=False):

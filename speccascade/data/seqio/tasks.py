@@ -192,7 +192,10 @@ def add_task(task: Task, *, tokenizer: str, split: str = 'validation', name: str
   """
   if any(not isinstance(e.prompt, str) for e in task.examples):
     raise ValueError(f'{task.name}: its prompts are token lists or messages; seqio takes texts and a tokenizer.')
-  read = lambda split: task.examples
+
+  def read(split):
+    return task.examples
+
   return pipeline.register(name or task.name, read, [split], tokenizer, task.metrics, task.postprocess)
 
 

@@ -84,8 +84,13 @@ def slug(title: str) -> str:
 
 def _quality_by_time(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe quality against time relative to the reference."""
-  cost = lambda p: None if p.ratio is None else 1 / p.ratio
-  interval = lambda p: p.time('ratio_ci') and [1 / r for r in reversed(p.time('ratio_ci'))]
+
+  def cost(p):
+    return None if p.ratio is None else 1 / p.ratio
+
+  def interval(p):
+    return p.time('ratio_ci') and [1 / r for r in reversed(p.time('ratio_ci'))]
+
   timed = _priced(results, points, cost)
   if len(timed) < 2:
     return []
@@ -96,13 +101,19 @@ def _quality_by_time(results: dict, title: str, points: Sequence[PointResult]) -
 def _quality_by_deferral(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe quality against the share of tokens that the large model was asked for."""
   ends = {pts.SMALL: 0.0, pts.LARGE: 1.0}
-  share = lambda p: ends.get(p.curve, p.count('deferral_rate'))
+
+  def share(p):
+    return ends.get(p.curve, p.count('deferral_rate'))
+
   return _quality_by_use(results, points, share, f'by deferral, {title}', 'share of tokens deferred to the large model')
 
 
 def _quality_by_calls(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe quality against the calls of the large model."""
-  calls = lambda p: p.count('calls_per_token')
+
+  def calls(p):
+    return p.count('calls_per_token')
+
   return _quality_by_use(results, points, calls, f'by calls, {title}', 'calls of the large model by token')
 
 
@@ -133,7 +144,10 @@ def _tradeoff(
   """Describe quality against a cost; the curve `always` is drawn however far from the rest."""
   metric = results['metric']
   name = pts.metric_name(metric)
-  mark = lambda p: Mark(cost(p), p.quality_of(metric), interval(p), p.interval_of(metric))
+
+  def mark(p):
+    return Mark(cost(p), p.quality_of(metric), interval(p), p.interval_of(metric))
+
   far = _far(points, mark, always)
   series = _series(results, [p for p in points if p not in far], mark)
   references = [p for p in points if p.curve == results['reference']]

@@ -158,7 +158,10 @@ def alike(points: Sequence[PointResult]) -> list[list[PointResult]]:
 def distinct(points: Sequence[PointResult]) -> list[PointResult]:
   """Return one point of all that decoded `alike`, and so have the same times too; it gets all their `values`."""
   some = alike(points)
-  merged = lambda same: dataclasses.replace(same[0], values=[p.value for p in same])
+
+  def merged(same):
+    return dataclasses.replace(same[0], values=[p.value for p in same])
+
   return [merged(same) if len(same) > 1 else same[0] for same in some]
 
 

@@ -136,8 +136,13 @@ def summary(results: dict, title: str, points: Sequence[PointResult]) -> Table:
 
 def _measured_columns(results: dict, points: Sequence[PointResult], timed: bool) -> list[Column]:
   """Return the columns of a summary that have measures, each with what was published."""
-  known = lambda measure: functools.partial(pts.published, results, measure=measure)
-  quality = lambda m: Column(pts.metric_name(m), lambda p: p.quality_of(m), known(f'{QUALITY}{m}'))
+
+  def known(measure):
+    return functools.partial(pts.published, results, measure=measure)
+
+  def quality(m):
+    return Column(pts.metric_name(m), lambda p: p.quality_of(m), known(f'{QUALITY}{m}'))
+
   metric = results['metric']
   columns = [Column('speed-up', lambda p: p.ratio, known('speedup'))] if timed else []
   columns += map(quality, results['metrics'])
@@ -145,9 +150,15 @@ def _measured_columns(results: dict, points: Sequence[PointResult], timed: bool)
     columns.append(Column('95 % of speed-up', lambda p: _interval(p.time('ratio_ci'))))
     columns.append(Column('groups', lambda p: p.time('groups')))
   columns.append(Column(f'95 % of {pts.metric_name(metric)}', lambda p: _interval(p.interval_of(metric))))
-  counted = lambda key: lambda p: p.count(key)
+
+  def counted(key):
+    return lambda p: p.count(key)
+
   columns += [Column(name, counted(key), known(key)) for name, key in COUNTS.items()]
-  of_times = lambda key: lambda p: p.time(key)
+
+  def of_times(key):
+    return lambda p: p.time(key)
+
   for name, key in TIMES.items() if timed else ():
     if key == 'tokens_per_s' or _any_timed(points, key):
       columns.append(Column(name, of_times(key), known(key)))
@@ -174,8 +185,13 @@ def _cascades(results: dict, title: str, points: Sequence[PointResult]) -> Table
   if not rows:
     return None
   shown = pts.metric_name(metric)
-  known = lambda measure: lambda row: pts.published(results, row.point, measure, of_curve=True)
-  of_best = lambda value: lambda row: None if row.best is None else value(row.best)
+
+  def known(measure):
+    return lambda row: pts.published(results, row.point, measure, of_curve=True)
+
+  def of_best(value):
+    return lambda row: None if row.best is None else value(row.best)
+
   columns = [
     Column('method', lambda row: row.point.curve),
     Column("speed-up at the large model's quality", lambda row: row.speed, known('speedup_at_quality')),
@@ -204,7 +220,10 @@ def _cascades_note(rows: Sequence[_Along], wanted: str, judged: bool) -> str:
   if judged:
     note += ' A maximum over noisy points is too large; its interval is from resampled groups of examples, quality and '
     note += 'time together (–: some never reach the quality). rank: equal to the fastest where intervals overlap.'
-  within = lambda low, high: (low is None or low <= 1) and high >= 1
+
+  def within(low, high):
+    return (low is None or low <= 1) and high >= 1
+
   if level := [row.point.curve for row in rows if row.ci and within(*row.ci)]:
     note += f' Equal in speed to the large model: {", ".join(level)}.'
   return note
@@ -224,15 +243,23 @@ def _ranks(rows: Sequence[_Along]) -> dict[str, str]:
 def _collaborative(results: dict, title: str, points: Sequence[PointResult]) -> Table | None:
   """Make the table of each method of decoding the ensemble, at its best setting, over the standard one."""
   name = results['reference'] if results['reference'] != pts.LARGE else 'ensemble'
-  standard = lambda p: pts.reference(results | {'reference': name}, points, p)
+
+  def standard(p):
+    return pts.reference(results | {'reference': name}, points, p)
+
   metric = results['metric']
   rows = []
   for curve, some in pts.curves(points).items():
     timed = [p for p in some if p.ratio is not None and standard(p) is not None and standard(p).ratio]
     if curve not in (pts.LARGE, pts.SMALL) and timed:
       rows.append(max(timed, key=lambda p: p.ratio / standard(p).ratio))
-  known = lambda measure: lambda p: pts.published(results, p, measure, of_curve=True)
-  rate = lambda p: p.time('tokens_per_s')
+
+  def known(measure):
+    return lambda p: pts.published(results, p, measure, of_curve=True)
+
+  def rate(p):
+    return p.time('tokens_per_s')
+
   columns = [
     Column('method', lambda p: p.curve),
     Column('best setting', lambda p: p.setting),
