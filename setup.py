@@ -65,7 +65,7 @@ setuptools.setup(
   packages=[*setuptools.find_packages(include=['speccascade', 'speccascade.*']), 'speccascade.gin_configs'],
   package_dir={'speccascade.gin_configs': 'gin_configs'},
   package_data={
-    'speccascade.gin_configs': ['*/*.gin', '*/*/*.gin'],
+    'speccascade.gin_configs': ['*.gin', '*/*.gin', '*/*/*.gin'],
     'speccascade': ['evaluate/default.gin', 'evaluate/published.csv', 'py.typed'],
     'speccascade.embedded': ['pretrained/*/*', 'sentences/*'],
     'speccascade.evaluate.report': ['report.*'],

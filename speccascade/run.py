@@ -5,7 +5,7 @@
   python -m speccascade.run --gin_file=gin_configs/runs/multi30k_table2.gin --run_dir=runs/table2
       runs an experiment; the same command resumes a run that was killed
   python -m speccascade.run --gin.Experiment.latency_examples=100
-      changes one value; a text needs quotes inside the shell's: --gin.SHARED="'PATH'"
+      changes one value, here a number; a text, as in --gin.SHARED=PATH, needs no quotes of gin's
   python -m speccascade.run --gin_file=FILE --run_dir=RUN --shard=0/4
       measures one of four shards, each in its own process, on machines that share RUN; the last writes the results
 

@@ -589,8 +589,9 @@ def test_python_says_it_in_one_sentence(name, tmp_path):
 # ---- through gin ----
 
 GIN = {
-  'quotes forgotten': (['SHARED = /data'], """--gin.SHARED="'/data'\""""),
-  'quotes forgotten around a word': (['Experiment.models = large'], """--gin.Experiment.models="'large'\""""),
+  'a folder that nothing uses': (['SHARED = /data'], '%SHARED'),
+  'a word for a list of models': (['Experiment.models = large'], "models='large'"),
+  'true in lower case': (['Experiment.translate = true'], ('--gin.Experiment.translate = true', 'gin cannot read')),
   'a folder that is a number': (['run.folder = 5'], ('run.folder', '5')),
   'no value': (['Experiment.seed'], ('Experiment.seed', '--gin.NAME=VALUE')),
   'a macro that nothing uses': (["MIXTURE_OR_TASK_NAME = 'xsum'"], '%MIXTURE_OR_TASK_NAME'),
@@ -644,7 +645,7 @@ GIN = {
 
 # Of these, what the command of a run is given too: an error while reading, while building, of a binding, of a file.
 ON_THE_COMMAND_LINE = (
-  'quotes forgotten around a word',
+  'a word for a list of models',
   'no value',
   'a name that is none',
   'a value that every scope overrides',

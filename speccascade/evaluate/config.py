@@ -1,8 +1,8 @@
 """Experiments from gin files: the names that a config may use, and errors that name the closest known one.
 
-A config binds `run.experiments`. Rules, combiners, methods, policies and acceptance tests go by `rules.NAME`,
-`methods.NAME`, `stopping.NAME` and `acceptance.NAME`, tasks by `data.NAME` and `embedded.task`. Functions of one's own
-come in with `import my_module` and `@gin.register`, or with gin's dynamic registration.
+A config binds `run.experiments`, by default one `Experiment`. Rules, combiners, methods, policies and acceptance tests
+go by `rules.NAME`, `methods.NAME`, `stopping.NAME` and `acceptance.NAME`, tasks by `data.NAME` and `embedded.task`.
+Functions of one's own come in with `import my_module` and `@gin.register`, or with gin's dynamic registration.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,7 +76,10 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
   register()
   gin_files.read(files, bindings, search_paths)
   if 'experiments' not in gin.get_bindings('speccascade.run', resolve_references=False):
-    raise RunError('The config has no run.experiments; bind it, as in run.experiments = [@Experiment()].')
+    if not gin.get_bindings('speccascade.Experiment', resolve_references=False):
+      raise RunError('The config has no run.experiments and binds nothing of Experiment, as Experiment.task.')
+    with gin.unlock_config():
+      gin.parse_config('run.experiments = [@Experiment()]')
   sources = [f'# source of {name}: {digest}\n' for name, digest in gin_files.sources().items()]
   return ''.join([gin.config_str(max_line_length=120), *sources])
 

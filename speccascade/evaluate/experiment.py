@@ -1,6 +1,6 @@
 """An experiment: a task, its models, the curves to compare on it, and how much of it is measured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import itertools
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh
 
-from speccascade import sampling
+from speccascade import methods, sampling
 from speccascade.backends import sharding
 from speccascade.data import metrics
 from speccascade.data.examples import Task
@@ -25,6 +25,15 @@ TARGET = 'target only'
 EXTRA_OUTPUTS = ('png',)
 
 
+def _flat(curves: Any) -> Iterator[Any]:
+  """Yield what is in lists, all the way down."""
+  if isinstance(curves, list | tuple):
+    for some in curves:
+      yield from _flat(some)
+  else:
+    yield curves
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
   """A task, models, the curves that are compared, and how much is measured.
@@ -33,7 +42,8 @@ class Experiment:
     task: The task, or a function that makes it.
     models: Checkpoints, models or functions that make them, in the order of the methods' model numbers; they are loaded
       when the run starts.
-    curves: What is compared.
+    curves: What is compared: curves, and lists of them. The last model alone is added where the reference is none of
+      them.
     name: The name in results, and of the folder where a run has several experiments.
     cell: The cell of a paper's table or figure that this reproduces, as 'cascades/table2/wmt14/small-large'.
     reference: The curve that times and qualities are compared with: its one point, or of several the one of the same
@@ -93,9 +103,10 @@ class Experiment:
       raise ValueError(f'{self.name}: the task {self.task.name} has no metrics.')
     ours = {name: metric for name, metric in self.task.metrics.items() if isinstance(metric, metrics.Summed)}
     metrics.check(ours, self.task.examples, lambda example: f'{self.task.name}: example {example.index}')
-    for name in ('curves', 'temperatures', 'latency_batches', 'extra_outputs'):
+    object.__setattr__(self, 'curves', tuple(_flat(self.curves)))
+    for name in ('temperatures', 'latency_batches', 'extra_outputs'):
       value = getattr(self, name)
-      if isinstance(value, (str, float, int, Curve)):
+      if isinstance(value, (str, float, int)):
         raise ValueError(f'{self.name}: {name}={value!r} is not a list.')
       object.__setattr__(self, name, tuple(value))
     if not callable(self.models):
@@ -153,6 +164,10 @@ class Experiment:
     names = [c.name if isinstance(c, Curve) else None for c in self.curves]
     if None in names:
       raise ValueError(f'{self.name}: curves[{names.index(None)}] is not a Curve; write @scope/Curve(), with ().')
+    if TARGET == self.reference not in names and not callable(self.models):
+      alone = Curve(TARGET, methods.autoregressive, settings={'model': len(self.models) - 1})
+      object.__setattr__(self, 'curves', (alone, *self.curves))
+      names = [TARGET, *names]
     if twice := sorted({n for n in names if names.count(n) > 1}):
       raise ValueError(f'{self.name}: two curves are called {twice[0]}; names must differ.')
     if self.reference not in names:

@@ -76,15 +76,16 @@ def _searching(folders: Sequence[str]):
 
 
 def _bind(binding: str):
-  """Read a binding of the command line; forgotten quotes are named."""
+  """Read a binding of the command line; a text needs no quotes there."""
   name, _, value = (part.strip() for part in binding.partition('='))
   try:
     gin.parse_config(binding)
   except (SyntaxError, ValueError) as error:
-    if re.fullmatch(r'[\w./-]+', name) and re.fullmatch(r'[~/.\w][^\'"\n]*', value) and not _literal(value):
-      raise RunError(
-        f'--gin.{name}={value}: gin needs quotes around a text, inside those of the shell: --gin.{name}="\'{value}\'"'
-      ) from error
+    constant = value.lower() in ('true', 'false', 'none', 'null')  # in another case than Python's
+    is_text = not constant and re.fullmatch(r'[~/.\w][^\'"\n()\[\]{}]*', value)
+    if re.fullmatch(r'[\w./-]+', name) and is_text and not _literal(value):
+      gin.parse_config(f'{name} = {value!r}')
+      return
     if isinstance(error, SyntaxError):
       message = first_line(error)
       message = f'{UNREAD}.' if 'malformed node' in message else message

@@ -76,10 +76,9 @@ def test_what_a_binding_replaces_leaves_no_scope_without_use(tmp_path):
   assert parse(text, tmp_path) == text
 
 
-def test_the_error_for_a_text_without_quotes_has_the_quotes(tmp_path):
-  for value in ('/data/x', 'large', '~/x', '../shared'):
-    message = error(GOOD, tmp_path, bindings=[f'Experiment.name = {value}'])
-    assert says(message, f'--gin.Experiment.name={value}', f'--gin.Experiment.name="\'{value}\'"')
+def test_a_text_of_the_command_line_needs_no_quotes(tmp_path):
+  for value in ('/data/x', 'large', '~/x', '../shared', 'org/large-2.5'):
+    assert build(GOOD, tmp_path, bindings=[f'Experiment.name = {value}'])[0].name == value
 
 
 def test_a_folder_that_is_not_there_is_named_by_its_macro(tmp_path):
@@ -177,8 +176,32 @@ def test_a_config_hands_over_metrics_of_its_own(tmp_path):
 
 def test_files_and_modules_that_are_missing_are_named(tmp_path):
   assert says(error("include 'methods/nope.gin'\n" + GOOD, tmp_path), 'methods/nope.gin', 'test.gin')
-  assert 'run.experiments' in error(GOOD.replace('run.experiments = [@Experiment()]', ''), tmp_path)
+  assert 'run.experiments' in error("include 'methods/cascades.gin'\n", tmp_path)
   assert 'line 2' in error('\nExperiment.seed = = 1', tmp_path)
+
+
+def test_a_run_is_one_experiment_unless_it_says_otherwise_and_has_its_reference(tmp_path):
+  lists = GOOD.replace('run.experiments = [@Experiment()]', '')
+  lists = lists.replace('@toys.models', '[@a/Checkpoint(), @b/Checkpoint()]')
+  curves = "Experiment.curves = [[@opt/Curve()]]\na/Checkpoint.path = 'a'\nb/Checkpoint.path = 'b'\n"
+  (experiment,) = build(lists + curves, tmp_path)
+  assert [curve.name for curve in experiment.curves] == ['target only', experiment.curves[1].name]
+  assert experiment.references[0].build().slots == (1,)
+
+
+def test_the_file_to_copy_runs_with_other_paths_alone(tmp_path, monkeypatch):
+  (tmp_path / 'my_rules.py').write_text('def mine(q, p, *, alpha):\n  return q.confidence < 1 - alpha\n')
+  (tmp_path / 'problems.jsonl').write_text('{"question": "A dog runs.", "answer": "#### 4"}\n' * 60)
+  pretrained = ROOT / 'speccascade' / 'embedded' / 'pretrained'
+  text = (ROOT / 'gin_configs' / 'forkme.gin').read_text()
+  for name in ('small', 'large'):
+    text = text.replace(f"'org/{name}'", repr(str(pretrained / name)))
+  monkeypatch.chdir(tmp_path)
+  (experiment,) = build(text, tmp_path)
+  assert len(text.splitlines()) < 25 and 'org/' not in text
+  mine = experiment.curves[-1]
+  assert mine.name == 'mine' and len(experiment.curves) > 10 and mine.build(0.3).target[1].keywords['alpha'] == 0.3
+  assert [model.name for model in experiment.load()] == ['small', 'large']
 
 
 def test_what_is_not_bound_is_asked_for(tmp_path):

@@ -83,7 +83,7 @@ def test_mistakes_are_named():
   assert says(error(reference='ensemble'), "reference='ensemble'", 'target only, opt')
   assert says(error(curves=[TARGET, OPT, OPT]), 'two', 'opt')
   assert says(error(curves=[TARGET, Curve]), 'curves[1]', '@scope/Curve()')
-  assert says(error(curves=TARGET), 'curves', 'list')
+  assert make(curves=TARGET).curves == make(curves=[[TARGET]]).curves == (TARGET,)
   assert says(error(task=3), 'task', '3')
   assert 'no examples' in error(task=dataclasses.replace(toys.task(), examples=[]))
   unanswered = dataclasses.replace(toys.task(), metrics={'final_number': metrics.final_number})
