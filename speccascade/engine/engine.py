@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import concurrent.futures
 import functools
 import math
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,8 @@ from speccascade.engine.state import cache_slots, State
 from speccascade.host.errors import first_line, out_of_memory
 from speccascade.types import Array, Prompt
 
-ROUNDS = 64  # that the device does before the host answers signals, the same number in all processes
+ROUNDS = 16  # of a first run, and of every run of several processes, whose clocks differ
+SECONDS = 0.5  # a run of one process that takes less is followed by one of twice as many rounds
 _THREADS = concurrent.futures.ThreadPoolExecutor()  # they wait for the device, so that a signal interrupts the caller
 _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 
@@ -57,6 +59,7 @@ class Engine:
     self.program = loop.Program(networks, cache_slots(slots), buffer, self.vocab, backend, job.trace, self.needs.top)
     self.fits = set()  # how many prompts may be read at once
     self.processor = validate.check_processor(job.processor, self.vocab, buffer)
+    self.rounds_at_once = ROUNDS
     self.latest = None  # what was last copied to the host
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
@@ -114,9 +117,9 @@ class Engine:
     return self._start(state, self.size if ended is None else ended, rounds, stop)
 
   def _start(self, state: State, ended: int, rounds: int, stop: np.ndarray | None = None) -> Running:
-    """Start at most `ROUNDS` of the rounds."""
+    """Start so many of the rounds that signals are answered in time."""
     stop = np.zeros(self.size, bool) if stop is None else stop
-    now = min(rounds, ROUNDS)
+    now = min(rounds, self.rounds_at_once)
     run = loop.compiled_with(backends.known(self.program.backend.xla))
     stop_at = np.array([ended, now], np.int32)
     state, packed = run(self.program, self.method, self.params, state, stop, stop_at, self.processor)
@@ -133,12 +136,15 @@ class Engine:
       were copied before.
     """
     while True:
+      since = time.monotonic()
       self._wait(running)
       self.latest = self._to_host(running)
       if self.latest['done'].sum() >= running.ended:
         return running.state, self.latest
       if not running.left:
         return running.state, self.latest
+      if time.monotonic() - since < SECONDS and jax.process_count() == 1:  # for all of its rounds
+        self.rounds_at_once = min(2 * self.rounds_at_once, loop.FOREVER)
       running = self._start(running.state, running.ended, running.left)
 
   def _to_host(self, running: Running) -> dict[str, Any]:

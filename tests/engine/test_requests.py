@@ -536,8 +536,13 @@ def test_runs_are_bounded_and_the_texts_are_the_same(monkeypatch):
 
   monkeypatch.setattr(loop, 'compiled_with', noting)
   monkeypatch.setattr(engine, 'ROUNDS', 2)
+  monkeypatch.setattr(engine, 'SECONDS', 0.0)
   assert run(OPT, PAIR, prompts, **settings).tokens == whole.tokens
   assert set(bounds) == {2} and len(bounds) > 2
+  bounds.clear()
+  monkeypatch.setattr(engine, 'SECONDS', 60.0)
+  assert run(OPT, PAIR, prompts, **settings).tokens == whole.tokens
+  assert bounds[:3] == [2, 4, 8]
 
 
 @pytest.mark.parametrize('kind', [dict(), dict(encoder=True)])
