@@ -27,7 +27,7 @@ T5 = {
   'tie_word_embeddings': False,
 }
 ASKED = {
-  'autoregressive': ['--method', 'autoregressive'],
+  'autoregressive': ['--method', 'autoregressive(model=1)'],
   'speculative': ['--block', '5'],
   'opt': ['--rule', 'opt:0.1', '--block', '5'],
 }
@@ -75,13 +75,13 @@ def test_kernels_before_a_rotation_are_not_laid_out_anew(tmp_path, capsys):
   config |= {'num_hidden_layers': 2, 'num_attention_heads': 8}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   path = str(tmp_path / 'config.json')
-  args = ['--models', path, path, '--method', 'autoregressive', '--batch_size', '4', '--max_prompt_tokens', '64']
+  args = ['--models', path, path, '--method', 'autoregressive(model=1)', '--batch_size', '4', '--max_prompt_tokens', '64']
   assert run(capsys, *args)['entry_relayouts'] == 0
 
 
 def test_an_option_of_xla_reaches_the_compiler(pair, capsys):
   pytest.importorskip('libtpu')
-  args = ['--models', *pair, '--method', 'autoregressive']
+  args = ['--models', *pair, '--method', 'autoregressive(model=1)']
   assert compile.main([*args, '--xla', 'xla_no_such_option=1']) == 1
   assert 'xla_no_such_option' in capsys.readouterr().err
   assert compile.main([*args, '--xla', 'one']) == 1
@@ -90,7 +90,7 @@ def test_an_option_of_xla_reaches_the_compiler(pair, capsys):
 
 def test_a_verifier_that_is_cut_over_chips_talks_and_holds_a_part(pair, capsys):
   pytest.importorskip('libtpu')
-  args = ('--topology', 'v5e:2x2', '--models', *pair, '--method', 'autoregressive', '--batch_size', '2')
+  args = ('--topology', 'v5e:2x2', '--models', *pair, '--method', 'autoregressive(model=1)', '--batch_size', '2')
   one, four = run(capsys, *args), run(capsys, *args, '--mesh', 'data=1,model=4', '--rules', 'replicated,sharded')
   assert four['collectives']['all-reduce'][0] >= 6  # two layers: attention twice, MLP once
   assert four['arguments']['weights'] < 0.3 * one['arguments']['weights']
