@@ -75,7 +75,17 @@ def test_kernels_before_a_rotation_are_not_laid_out_anew(tmp_path, capsys):
   config |= {'num_hidden_layers': 2, 'num_attention_heads': 8}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   path = str(tmp_path / 'config.json')
-  args = ['--models', path, path, '--method', 'autoregressive(model=1)', '--batch_size', '4', '--max_prompt_tokens', '64']
+  args = [
+    '--models',
+    path,
+    path,
+    '--method',
+    'autoregressive(model=1)',
+    '--batch_size',
+    '4',
+    '--max_prompt_tokens',
+    '64',
+  ]
   assert run(capsys, *args)['entry_relayouts'] == 0
 
 
