@@ -725,7 +725,7 @@ COMMANDS = {
     ([], '--out'),
     (['--out={tmp}/out'], 'train.jobs'),
     (['--out=gs://b/out'], 'gs://b/out'),
-    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.T5.config=abc'], ('train.T5.config', 'abc')),
+    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.T5.config=abc'], ("config='abc'", 'T5Config')),
     (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.Job.pairs=3'], ('pairs', '3')),
     *(
       (['--out={tmp}/out', '--gin_file=train/embedded.gin', f'--gin.train.Settings.{name}={value}'], f'{name}={value}')

@@ -221,6 +221,10 @@ class T5(Base):
 
   max_positions = None
 
+  def __post_init__(self):
+    if not isinstance(self.config, T5Config):
+      raise ValueError(f'T5: config={self.config!r} is no T5Config; in a gin file it is @train.T5Config().')
+
   @property
   def module(self) -> T5Module:
     return T5Module(self.config, self.dtype, self.scan, self.backend)
