@@ -54,14 +54,11 @@ def _run(args: argparse.Namespace) -> int:
     raise RunError('give a rule or method, or --sampler MODULE:NAME, or --samples FILE.')
   if args.samples is not None:
     report = samplers.check_samples(samplers.read_samples(args.samples))
-    print(report)
-    return 0 if report.ok else 1
-  if args.sampler is not None:
+  elif args.sampler is not None:
     function = names.find(args.sampler, 'sampler', {}).made()
     report = samplers.check_sampler(function, rng=args.rng, drafts=args.drafts, rows=args.rows, runs=args.runs)
-    print(report)
-    return 0 if report.ok else 1
-  report = enumeration.check(_value(args.what), args.alpha, progress=True)
+  else:
+    report = enumeration.check(_value(args.what), args.alpha, progress=True)
   print(report)
   return 0 if report.ok else 1
 

@@ -261,9 +261,7 @@ def _compared(case: Case, law: np.ndarray) -> SamplerReport | None:
 
 
 def _wrong(case: Case, law: np.ndarray, distance: float, how: str) -> SamplerReport:
-  first = law.reshape(law.shape[0], -1).sum(1)
-  joint = f'{"rows" if case.rows > 1 else "pairs"} {_numbers(law.reshape(-1))}'
-  what = joint if case.tokens * case.rows > 1 else _numbers(first)
+  what = ('rows ' if case.rows > 1 else 'pairs ' if case.tokens > 1 else '') + _numbers(law.reshape(-1))
   return SamplerReport(False, f'{case}: emits {what}, total variation {_number(distance)}{how}', float(distance))
 
 

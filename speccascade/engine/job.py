@@ -125,8 +125,9 @@ class Job:
 
 
 def _check_targets(method: Strategy, models: Sequence[Model], sampler: sampling.Sampler):
+  vocab = inputs.vocabulary(models)
   for choice in method.of_batches.values():
-    validate.check_targets(choice, inputs.vocabulary(models), sampler)
+    validate.check_targets(choice, vocab, sampler)
 
 
 def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
@@ -165,5 +166,4 @@ def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
     method.origin.check_models(models, method.slots)
   for model in models:
     validate.check_network(model)
-  inputs.vocabulary(models)
   return models

@@ -310,8 +310,9 @@ class Verify(Phase):
 
     # 1. Targets. A model that has read n tokens beyond the last committed one knows the distributions of n + 1 slots.
     known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - state.length + 1
-    target = rules.target(self.combiner, self._logits(w), sampler, slots)
-    usable = jnp.minimum(known, acceptance.leading(self._lawful(w, target)))  # [B] slots
+    logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
+    target = rules.target(self.combiner, logits, sampler, slots)
+    usable = jnp.minimum(known, acceptance.leading(self._lawful(logits, target)))  # [B] slots
 
     # 2. Tests, in order, up to the first rejection.
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, usable), 0), 0)
@@ -334,20 +335,16 @@ class Verify(Phase):
     outcome = Commit(scored, tested, accepted, rejected, rejected | bonus, token, deferred, self.models[-1])
     after = commit(context, state.replace(noise=noise), outcome, keep=self.keep)
     lost = state.active & (accepted == usable) & (usable < known) & ~after.done
-    now = jax.tree.map(lambda new, old: jnp.where(lost, new, old), self._fault(w, target, accepted), after.fault)
+    now = jax.tree.map(lambda new, old: jnp.where(lost, new, old), self._fault(logits, target, accepted), after.fault)
     return after.replace(done=after.done | lost, active=after.active & ~lost, fault=now)
 
-  def _logits(self, w: Window, at: Array | None = None) -> Array:
-    """Return the logits of the models of the test [M, B, W+1, V], or those of one slot [B] of each row."""
-    return jnp.stack([w.logits[m] if at is None else take1(w.logits[m], at) for m in self.models])
-
-  def _lawful(self, w: Window, target: rules.Target) -> Array:
-    """Return at which slots the target is a distribution [B, W+1]."""
-    lawful = finite(self._logits(w)).all(0)
+  def _lawful(self, logits: Array, target: rules.Target) -> Array:
+    """Return at which slots the target of logits [M, B, W+1, V] is a distribution [B, W+1]."""
+    lawful = finite(logits).all(0)
     return lawful if target.normalized else lawful & rules.is_distribution(target.probs)
 
-  def _fault(self, w: Window, target: rules.Target, at: Array) -> Fault:
-    """Return why the target is no distribution at a slot [B] of each row."""
+  def _fault(self, logits: Array, target: rules.Target, at: Array) -> Fault:
+    """Return why the target of logits [M, B, W+1, V] is no distribution at a slot [B] of each row."""
     why = jnp.full(at.shape, SUM, jnp.int32)
     value = jnp.zeros(at.shape)
     if not target.normalized:
@@ -355,7 +352,7 @@ class Verify(Phase):
       negative = least < -rules.ROUNDING
       why = jnp.where(negative, NEGATIVE, SUM)
       value = jnp.where(negative, least, total)
-    largest = jax.vmap(take1, (0, None))(self._logits(w).max(-1), at)  # [M, B]
+    largest = jax.vmap(take1, (0, None))(logits.max(-1), at)  # [M, B]
     for m, x in reversed([*zip(self.models, largest, strict=True)]):
       by_request = (~jnp.isnan(x)).astype(jnp.int32)  # NaN marks logits that made no distribution before
       why = jnp.where(jnp.isfinite(x), why, of_logits(m, by_request))
@@ -367,7 +364,8 @@ class Verify(Phase):
     The target is computed again for this one slot, so that no second array of the window's size is alive.
     """
     at = verdict.accepted
-    pi = rules.target(self.combiner, self._logits(w, at), sampler.at(at), at).probs
+    logits = jnp.stack([take1(w.logits[m], at) for m in self.models])  # [M, B, V]
+    pi = rules.target(self.combiner, logits, sampler.at(at), at).probs
     q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
     scale = jnp.where(rejected, verdict.scale, 1)[:, None]
     return jnp.where(rejected[:, None], sampling.residual(scale * pi, q), pi)

@@ -164,7 +164,7 @@ class Experiment:
     names = [c.name if isinstance(c, Curve) else None for c in self.curves]
     if None in names:
       raise ValueError(f'{self.name}: curves[{names.index(None)}] is not a Curve; write @scope/Curve(), with ().')
-    if TARGET == self.reference not in names and not callable(self.models):
+    if self.reference == TARGET and TARGET not in names and not callable(self.models):
       alone = Curve(TARGET, methods.autoregressive, settings={'model': len(self.models) - 1})
       object.__setattr__(self, 'curves', (alone, *self.curves))
       names = [TARGET, *names]

@@ -13,13 +13,13 @@ from typing import Any
 import warnings
 
 from flax import struct
-import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
 from speccascade import sampling
 from speccascade.backends.ops import take
+from speccascade.engine.feeding import drawn_window
 from speccascade.engine.limits import Limit
 from speccascade.engine.method import index_for
 from speccascade.engine.state import Context, sampler_for_window, State
@@ -227,7 +227,7 @@ def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
   """
   w = state.window
   sampler = sampler_for_window(state, slots)
-  q = sampler.soft(w.logits[0][:, :slots], _drawn_from(state, slots))
+  q = sampler.soft(w.logits[0][:, :slots], drawn_window(state).probs[:, :slots])
   distribution = sampler.soft(w.logits[companion][:, :slots])
   return jnp.minimum(q, distribution).sum(-1), _ratio(state, q, distribution)
 
@@ -235,24 +235,12 @@ def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
 def chance(state: State, model: int, slots: int) -> Array:
   """Return how likely each of the first pending tokens [B, slots] is to be accepted by a model that has read them."""
   distribution = sampler_for_window(state, slots)(state.window.logits[model][:, :slots])
-  return _ratio(state, _drawn_from(state, slots), distribution)
-
-
-def _drawn_from(state: State, slots: int) -> Array:
-  """Return the distributions that the first pending tokens were drawn from [B, slots, V]."""
-  w = state.window
-  if w.probs is not None:
-    return w.probs[:, :slots]
-  return jax.nn.one_hot(_pending(state, slots), w.vocab, dtype=jnp.float32)
+  return _ratio(state, drawn_window(state).probs[:, :slots], distribution)
 
 
 def _ratio(state: State, q: Array, distribution: Array) -> Array:
   """Return min(1, distribution / q) at the first pending tokens."""
-  tokens = _pending(state, q.shape[1])
+  tokens = take(state.tokens, state.length[:, None] + iota(q.shape[1]))
   q_x = sampling.at_token(q, tokens)
   at_x = sampling.at_token(distribution, tokens)
   return jnp.where(q_x > 0, jnp.minimum(1, at_x / jnp.where(q_x > 0, q_x, 1)), 0)
-
-
-def _pending(state: State, slots: int) -> Array:
-  return take(state.tokens, state.length[:, None] + iota(slots))
