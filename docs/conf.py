@@ -1,6 +1,7 @@
 """The documentation site: `sphinx-build -W -b html docs OUT`. Nothing is executed and nothing is downloaded."""
 
 import ast
+import importlib
 import inspect
 import os
 from pathlib import Path
@@ -9,7 +10,9 @@ import textwrap
 
 from docutils import nodes
 from latex2mathml import converter
+from docutils.parsers.rst import directives
 from pygments.lexers import PythonLexer
+from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +90,30 @@ def link_names(app, doctree, docname):
       node.replace_self(link)
 
 
+class Known(SphinxDirective):
+  """The entries of what a module knows by name, as its function `known` returns it: `.. known:: speccascade.rules`."""
+
+  required_arguments = 1
+  option_spec = {
+    'within': directives.unchanged,  # the module in which they are, below that of the argument
+    'but': directives.unchanged,  # names that are left out
+    'summary': directives.flag,  # list them, for their entries are elsewhere
+  }
+
+  def run(self):
+    """Return what autodoc, or autosummary, makes of each."""
+    module = importlib.import_module(self.arguments[0])
+    within = '.'.join([self.arguments[0], *self.options.get('within', '').split()])
+    left_out = self.options.get('but', '').split()
+    found = {n: x for n, x in module.known().items() if n not in left_out and x.__module__.startswith(within)}
+    if 'summary' in self.options:
+      text = ['.. autosummary::', '   :nosignatures:', '', *(f'   {name}' for name in found)]
+    else:
+      kind = {name: 'class' if inspect.isclass(x) else 'function' for name, x in found.items()}
+      text = [f'.. auto{kind[name]}:: {self.arguments[0]}.{name}' for name in found]
+    return self.parse_text_to_nodes('\n'.join(text))
+
+
 def visit_math(self, node):
   """Write a formula as MathML, which browsers show without a script."""
   self.body.append(converter.convert(node.astext()))
@@ -101,6 +128,7 @@ def visit_displayed_math(self, node):
 
 def setup(app):
   """Connect the hooks above."""
+  app.add_directive('known', Known)
   app.add_lexer('gin', PythonLexer)
   app.add_html_math_renderer('mathml', (visit_math, None), (visit_displayed_math, None))
   app.connect('autodoc-skip-member', skip_member)

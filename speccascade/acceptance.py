@@ -121,6 +121,10 @@ class Threshold:
     limit: The largest D (`rules.discrepancy`) of a token that is accepted.
     drafter: The slot of the drafter.
     verifier: The slot of the verifier.
+
+  Example:
+    >>> print(acceptance.spelled(acceptance.Threshold(2.0)))
+    Threshold(limit=2.0, drafter=0, verifier=1)
   """
 
   limit: Array

@@ -98,7 +98,12 @@ class Policy:
 
 @struct.dataclass
 class Deferral(Policy):
-  """End a draft where a rule that reads the drafter alone defers (`rules.chow`, `rules.chow_log`)."""
+  """End a draft where a rule that reads the drafter alone defers (`rules.chow`, `rules.chow_log`).
+
+  Example:
+    >>> print(stopping.spelled(stopping.Deferral(functools.partial(rules.chow, alpha=0.3))))
+    Deferral(rule=chow:0.3)
+  """
 
   rule: Rule
 
@@ -108,7 +113,12 @@ class Deferral(Policy):
 
 @struct.dataclass
 class Fallback(Policy):
-  """End a draft before a token where the drafter is unsure: max q < `threshold` (BiLD; Kim et al. 2023)."""
+  """End a draft before a token where the drafter is unsure: max q < `threshold` (BiLD; Kim et al. 2023).
+
+  Example:
+    >>> print(stopping.spelled(stopping.Fallback(0.5)))
+    Fallback(threshold=0.5)
+  """
 
   threshold: Array
 
@@ -124,6 +134,10 @@ class Confidence(Policy):
   r"""End a draft after an unlikely token.
 
   That is one with :math:`\tilde q(x) <` `threshold`; at temperature 0, with unscaled :math:`q(x) <` `threshold`.
+
+  Example:
+    >>> print(stopping.spelled(stopping.Confidence(0.5)))
+    Confidence(threshold=0.5)
   """
 
   threshold: Array
@@ -140,6 +154,10 @@ class Heuristic(Policy):
   """Draft 2 tokens more after a round that accepted every tested token, and 1 fewer after any other.
 
   The first draft has `first` tokens.
+
+  Example:
+    >>> print(stopping.spelled(stopping.Heuristic(first=2)))
+    Heuristic(first=2)
   """
 
   first: int = static(default=5)
@@ -168,6 +186,10 @@ class MovingAverage(Policy):
     threshold: The least probability that all drafted tokens are accepted at which another is drafted.
     decay: The weight of the past.
     first: The acceptance rate before the first round.
+
+  Example:
+    >>> print(stopping.spelled(stopping.MovingAverage(0.5, 0.75)))
+    MovingAverage(threshold=0.5, decay=0.75, first=0.8)
   """
 
   threshold: Array

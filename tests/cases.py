@@ -1,13 +1,16 @@
 """Models and methods that several tests decode with, each method with the reference of its distribution."""
 
 from functools import cache, partial
+import inspect
 
+import docstrings
 import jax.numpy as jnp
 import numpy as np
 import reference
 from reference import RULES
 
-from speccascade import acceptance, methods, rules, stopping
+from speccascade import acceptance, methods, rules, Sampler, stopping
+from speccascade.engine.phases import Verify
 from speccascade.models import toy, translated
 from speccascade.sv.plans import Profile
 from speccascade.sv.verification import AcceptanceTable
@@ -160,6 +163,42 @@ METHODS = {
   'translated sv_exact': (methods.sv_exact(profile(ROWS_OF_THREE), block=2), FOREIGN_TRIO, own),
   **{f'speculative {name}': (methods.speculative(bound(name), block=2), PAIR, of_rule(name)) for name in RULES},
 }
+
+
+def of_target(method):
+  """Return the step of a method by the target that it declares: a rule by its definition, a combiner by itself."""
+  combiner = method.target[1]
+  name, numbers = rules.name_of(combiner), [float(x) for x in combiner.keywords.values()]
+  if name in RULES:
+    return lockstep(lambda l, s: reference.chained(name, l, *numbers, s))
+  return own if name == 'own' else lockstep(lambda l, s: made_by(combiner, l, s))
+
+
+def made_by(combiner, logits, sampler):
+  """Return what a combiner of the package makes of logits, with the penalties applied before."""
+  plain = Sampler(sampler.temperature, sampler.top_k, sampler.top_p, min_p=sampler.min_p)
+  return np.float64(rules.target(combiner, np.float32([sampler.penalised(x) for x in logits]), plain).probs)
+
+
+def without_a_row():
+  """Yield methods, policies and acceptors of the package that have no row, as their docstrings have them."""
+  tabled = [method for method, _, _ in METHODS.values()]
+  verifies = [phase for method in tabled for phase in method.all_phases if isinstance(phase, Verify)]
+  known = {type(method.policy) for method in tabled} | {rules.inside(phase.accept) for phase in verifies}
+  made = [make() for make in docstrings.of_methods() if make.func.__name__ not in {m.about.name for m in tabled}]
+  for policy in stopping.known().values():
+    if policy not in known:
+      made.append(methods.speculative(block=2, policy=docstrings.of_class(policy, 'stopping')))
+  for accept in acceptance.known().values():
+    if inspect.isfunction(accept) and accept not in known:
+      made.append(methods.speculative(block=1, accept=accept))
+  for method in made:
+    if isinstance(method, methods.Method) and method.keeps_distribution:
+      models = COINS if method.by_round else [LARGE] if method.models == 1 else {2: PAIR, 3: TRIO}[method.models]
+      yield str(method), (method, models, of_target(method))
+
+
+METHODS |= without_a_row()
 
 
 # ---- longer texts, whose late tokens χ² looks at ----

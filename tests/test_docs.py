@@ -189,8 +189,8 @@ WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob('*.py')) if '>>> ' in pat
 
 def public(module: ModuleType) -> set:
   """Return the functions and classes that a module offers."""
-  names = getattr(module, '__all__', [n for n, x in vars(module).items() if inspect.getmodule(x) is module])
-  found = [getattr(module, name) for name in names if not name.startswith('_')]
+  here = {n: x for n, x in vars(module).items() if getattr(x, '__module__', '').startswith(module.__name__)}
+  found = [getattr(module, name) for name in getattr(module, '__all__', here) if not name.startswith('_')]
   return {x for x in found if inspect.isfunction(x) or inspect.isclass(x)}
 
 
@@ -198,10 +198,16 @@ def documented() -> set:
   """Return the functions and classes for which a page asks autodoc."""
   found = set()
   for page in DOCS.rglob('*.md'):
-    for kind, name, options in re.findall(r'^\.\. auto(\w+):: (\S+)\n((?:   :.*\n)*)', page.read_text(), re.MULTILINE):
+    for kind, name, options in re.findall(
+      r'^\.\. (?:auto)?(\w+):: (\S+)\n((?:   :.*\n)*)', page.read_text(), re.MULTILINE
+    ):
       if kind in ('function', 'class'):
         module, _, name = name.rpartition('.')
         found.add(getattr(importlib.import_module(module), name))
+      elif kind == 'known' and ':summary:' not in options:
+        known = importlib.import_module(name).known().items()
+        within, but = (re.findall(rf':{option}: (.*)', options) for option in ('within', 'but'))
+        found |= {x for n, x in known if n not in ''.join(but).split() and x.__module__.endswith(''.join(within))}
       elif kind == 'module' and ':members:' in options:
         left_out = re.findall(r'\w+', ''.join(re.findall(r':exclude-members: (.*)', options)))
         found |= {x for x in public(importlib.import_module(name)) if x.__name__ not in left_out}

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 
+import docstrings
 from matching import having
 import pytest
 
@@ -61,20 +62,13 @@ def drafted(combiner, block=5):
   phases = Propose(0, block), Score(1), Verify(rules.bind_combiner(combiner), (1,))
   return methods.Method(phases, (0, 1), about=methods.About('drafted', block=block))
 """
-METHODS = {  # each method of the package but those that take other methods or a profile
-  'autoregressive': 'autoregressive(model=1)',
-  'ensemble': 'ensemble(combiner=weighted(weights=(0.25, 0.75)))',
-  'ensemble_parallel': 'ensemble_parallel(combiner=opt:0.1, models=2)',
-  'oracle': 'oracle(rule=diff:0.1)',
-  'speculative': 'speculative(rule=opt:-0.1, block=3, policy=Heuristic(first=2), accept=block, pair=(0, 1))',
-  'token_cascade': 'token_cascade(rule=chow:0.3, max_draft=4)',
-  'sequence_cascade': "sequence_cascade(score='sum', threshold=-2.5)",
-  'bild': 'bild(fallback=0.4, rollback=1.5, max_draft=4)',
-  'naive_cos': 'naive_cos(combiner=contrastive:0.1, block=2)',
-  'ensemble_sd': 'ensemble_sd(combiner=opt:0.1, block=2)',
-  'cos': 'cos(combiner=opt:0.1, blocks=(2, 1))',
-  'planned': "planned(plan='plan.json')",
-}
+TEXTS = (  # arguments of other kinds than the docstrings have
+  'speculative(rule=opt:-0.1, block=3, policy=Heuristic(first=2), accept=block, pair=(0, 1))',
+  "sequence_cascade(score='sum', threshold=-2.5)",
+  'ensemble_parallel(combiner=opt:0.1, models=2)',
+  "planned(plan='plan.json')",
+)
+MADE = [methods.spelled(make) for make in docstrings.of_methods() if make.func is not methods.by_batch]
 OWN = {  # a text, and the sources that it is known by
   'speculative(rule=my_names:mine:0.1)': {'mine'},
   'speculative(block=2, policy=my_names:Entropy(limit=1.5), accept=my_names:every)': {'Entropy', 'every'},
@@ -155,26 +149,25 @@ def of_check(name):
   return runpy.run_module('speccascade.check.__main__')[name]
 
 
-@pytest.mark.parametrize('name', METHODS)
-def test_every_method_of_the_package_is_named_as_it_is_spelled(name, my_names):
+@pytest.mark.parametrize('text', [*TEXTS, *MADE])
+def test_every_method_of_the_package_is_named_as_it_is_spelled(text, my_names):
   origin = plans.Origin(('small', 'large'), (None, None), (), 'cpu', 'texts', 3)
   plans.Plan(origin, {1: plans.Choice('speculative', 3), 8: plans.Choice('autoregressive')}, {}).save('plan.json')
-  found = methods.find(METHODS[name])
-  assert methods.spelled(found) == METHODS[name]
-  made = found()
+  found = methods.find(text)
+  assert methods.spelled(found) == text
+  made, name = found(), found.func.__name__
   assert isinstance(made, Strategy) and made.about.name == {'planned': 'by_batch'}.get(name, name)
-  args = command._parser().parse_args(['--models', 'a', 'b', '--method', METHODS[name], '--', 'in', 'out'])
-  assert str(options.method(args, 2)) == str(made) == str(Curve('curve', METHODS[name]).build())
+  args = command._parser().parse_args(['--models', 'a', 'b', '--method', text, '--', 'in', 'out'])
+  assert str(options.method(args, 2)) == str(made) == str(Curve('curve', text).build())
 
 
-def test_every_method_of_the_package_has_its_name():
-  assert METHODS.keys() | {'by_batch', 'sv', 'sv_exact'} == methods.known().keys()
-  assert {'Heuristic', 'MovingAverage', 'Confidence'} < stopping.known().keys() and acceptance.known().keys() == {
-    'token_wise',
-    'everything',
-    'Threshold',
-    'block',
-  }
+def test_every_policy_and_acceptor_of_the_package_is_named_as_it_is_spelled():
+  policies = [docstrings.of_class(x, 'stopping') for x in stopping.known().values()]
+  acceptors = [docstrings.of_class(x, 'acceptance') if isinstance(x, type) else x for x in acceptance.known().values()]
+  for module, values in ((stopping, policies), (acceptance, acceptors)):
+    for value in values:
+      text = module.spelled(value)
+      assert module.spelled(module.find(text)) == text
 
 
 @pytest.mark.parametrize('text', OWN)

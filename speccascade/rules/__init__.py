@@ -29,6 +29,7 @@ from speccascade.rules.base import (
   INF,
   inside,
   is_distribution,
+  missing,
   name_of,
   NoTarget,
   numbers_of,
@@ -41,65 +42,7 @@ from speccascade.rules.base import (
   target,
 )
 from speccascade.rules.binding import bind, bind_combiner, bind_rule, models_of
-from speccascade.rules.cascades import (
-  bild_star,
-  chow,
-  chow_log,
-  diff,
-  diff_log,
-  discrepancy,
-  opt,
-  opt_log,
-  speculative,
-  token_v1,
-  token_v2,
-  token_v3,
-)
-from speccascade.rules.combiners import contrastive, own, realign, weighted
-from speccascade.rules.lossy_decoding import lossy, lossy_star
+from speccascade.rules.cascades import *
+from speccascade.rules.combiners import *
+from speccascade.rules.lossy_decoding import *
 from speccascade.rules.names import find, known, spelled
-
-__all__ = [
-  'bild_star',
-  'bind',
-  'bind_combiner',
-  'bind_rule',
-  'chow',
-  'chow_log',
-  'combiner',
-  'contrastive',
-  'declaration',
-  'Declaration',
-  'defined',
-  'diff',
-  'diff_log',
-  'discrepancy',
-  'find',
-  'INF',
-  'inside',
-  'is_distribution',
-  'known',
-  'lossy',
-  'lossy_star',
-  'models_of',
-  'name_of',
-  'NoTarget',
-  'numbers_of',
-  'opt',
-  'opt_log',
-  'own',
-  'Position',
-  'Prediction',
-  'Range',
-  'realign',
-  'ROUNDING',
-  'rule',
-  'speculative',
-  'spelled',
-  'target',
-  'Target',
-  'token_v1',
-  'token_v2',
-  'token_v3',
-  'weighted',
-]
