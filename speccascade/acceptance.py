@@ -36,8 +36,9 @@ class Verdict(NamedTuple):
   """Accept the first tokens; if they are not all, the next comes from norm(max(0, scale · π - subtract · q̃))."""
 
   accepted: Array  # [B] how many
-  scale: Array  # [B] 1 for the ordinary residual
-  subtract: Array  # [B] 1 for the ordinary residual, 0 to draw from the target
+  scale: Array | float = 1.0  # a number or [B], as is the next
+  subtract: float = 1.0  # 0 to draw from the target
+  token: Array | None = None  # [B] the token after the accepted ones, where the acceptor has drawn it
 
 
 class Declaration(NamedTuple):
@@ -94,23 +95,22 @@ def token_wise(trial: Trial) -> tuple[Verdict, sampling.Noise]:
 
   With `Sampler(coupling='gumbel')` a token is accepted if it is the target's.
   """
-  one = jnp.ones(trial.tested.shape, jnp.float32)
-  if trial.noise.coupled:  # the target's own token is drawn by the noise of the draft; after a rejection it follows
-    width = trial.tokens.shape[1]
-    own, noise = trial.noise.draw(trial.pi[:, :width], trial.position, FINAL, trial.start)
-    return Verdict(leading((own == trial.tokens) & in_test(trial)), one, 0 * one), noise
+  if trial.noise.coupled:  # each of the target's tokens is drawn by the noise of the draft; the last one follows
+    position = trial.start[:, None] + iota(trial.pi.shape[1])
+    own, noise = trial.noise.draw(trial.pi, position, FINAL, trial.start)  # [B, W+1]
+    accepted = leading((own[:, :-1] == trial.tokens) & in_test(trial))
+    return Verdict(accepted, token=take1(own, accepted)), noise
   pi, q = at_tokens(trial)
   # All tests of a round are made at once. Those after the first failure decide nothing, so that the next round may use
   # their random numbers again.
   ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
-  return Verdict(leading(ok & in_test(trial)), one, one), noise
+  return Verdict(leading(ok & in_test(trial))), noise
 
 
 @acceptor(reads=(), by_round=False, exact=False)
 def everything(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   """Accept every token. It suits drafts that a policy ends before a token that must not be accepted."""
-  one = jnp.ones(trial.tested.shape, jnp.float32)
-  return Verdict(trial.tested, one, 0 * one), trial.noise
+  return Verdict(trial.tested, subtract=0.0), trial.noise
 
 
 @struct.dataclass
@@ -143,8 +143,7 @@ class Threshold:
     width = trial.tokens.shape[1]
     logits = (trial.window.logits[m][:, :width] for m in (self.drafter, self.verifier))
     ok = rules.discrepancy(*(rules.Prediction(x, trial.sampler) for x in logits)) <= self.limit
-    one = jnp.ones(trial.tested.shape, jnp.float32)
-    return Verdict(leading(ok & in_test(trial)), one, 0 * one), trial.noise
+    return Verdict(leading(ok & in_test(trial)), subtract=0.0), trial.noise
 
 
 @acceptor(reads=(), by_round=True)
@@ -178,8 +177,7 @@ def block(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   ok = ok & in_test(trial)
   # The longest prefix, not the first failure: this is why a number may have read tokens that are then dropped.
   accepted = jnp.max(jnp.where(ok, iota(width) + 1, 0), 1)
-  scale = take1(jnp.stack(scales, 1), accepted)
-  return Verdict(accepted, scale, jnp.ones_like(scale)), noise
+  return Verdict(accepted, take1(jnp.stack(scales, 1), accepted)), noise
 
 
 def bind(accept: Callable) -> Callable:

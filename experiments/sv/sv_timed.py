@@ -54,8 +54,7 @@ def accept_recorded(trial, *, chances):
   recorded = chances[pick(trial.start, len(chances)), : pi.shape[1]]
   recorded = jnp.pad(recorded, ((0, 0), (0, pi.shape[1] - recorded.shape[1])))
   ok, noise = trial.noise.accept(recorded + 0 * pi, jnp.ones_like(q), trial.position, trial.start)
-  one = jnp.ones_like(pi[:, 0])
-  return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one, one), noise
+  return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial))), noise
 
 
 def model_of(shape: str, vocab: int, name: str):

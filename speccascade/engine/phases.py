@@ -326,8 +326,10 @@ class Verify(Phase):
 
     # 3. One token more. The bonus token follows the target like every other token, so its slot has to be known as well.
     bonus = state.active & (accepted == w.size) & (usable > w.size)
-    final = self.final(w, sampler, verdict, rejected)
-    token, noise = noise.draw(final, state.length + accepted, FINAL, state.length)
+    token = verdict.token
+    if token is None:
+      final = self.final(w, sampler, verdict, rejected)
+      token, noise = noise.draw(final, state.length + accepted, FINAL, state.length)
 
     # 4. Commit. A row that needs a token where its target is no distribution ends as a fault.
     scored = jnp.clip(known - 1, 0, w.size)
@@ -366,8 +368,8 @@ class Verify(Phase):
     at = verdict.accepted
     logits = jnp.stack([take1(w.logits[m], at) for m in self.models])  # [M, B, V]
     pi = rules.target(self.combiner, logits, sampler.at(at), at).probs
-    q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0)[:, None]
-    scale = jnp.where(rejected, verdict.scale, 1)[:, None]
+    q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0.0)[:, None]
+    scale = jnp.where(rejected, verdict.scale, 1.0)[:, None]
     return jnp.where(rejected[:, None], sampling.residual(scale * pi, q), pi)
 
 

@@ -99,8 +99,7 @@ def _forced(trial, *, rate):
   pi = jnp.where(rate < 0, pi, rate)
   q = jnp.where(rate < 0, q, 1.0)
   ok, noise = trial.noise.accept(pi, q, trial.position, trial.start)
-  one = jnp.ones_like(pi[:, 0])
-  return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial)), one, one), noise
+  return acceptance.Verdict(acceptance.leading(ok & acceptance.in_test(trial))), noise
 
 
 def endless(models: Sequence[Model]) -> list[Model]:

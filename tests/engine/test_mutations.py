@@ -263,7 +263,7 @@ def block_with(*, capped=True, from_left=True):
     ok, noise = trial.noise.accept(jnp.where(last, s, inner), jnp.ones_like(s), trial.position, trial.start)
     accepted = jnp.max(jnp.where(ok & acceptance.in_test(trial), iota(width) + 1, 0), 1)
     scale = phases.take1(jnp.stack(scales, 1), accepted)
-    return acceptance.Verdict(accepted, scale, jnp.ones_like(scale)), noise
+    return acceptance.Verdict(accepted, scale), noise
 
   return accept
 
