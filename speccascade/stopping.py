@@ -72,6 +72,10 @@ class Policy:
     """
     return jnp.zeros(q.shape, bool)
 
+  def asks(self) -> Rule | None:
+    """Return the rule of the drafter alone that it asks, if it asks one."""
+    return None
+
   def stops_early(self) -> bool:
     """Return whether a draft may end before its `length`, so that asking after each token saves steps."""
     return type(self).before is not Policy.before or type(self).after is not Policy.after
@@ -106,6 +110,9 @@ class Deferral(Policy):
   """
 
   rule: Rule
+
+  def asks(self):
+    return self.rule
 
   def before(self, logits, sampler):
     return self.rule(rules.Prediction(logits, sampler), None)

@@ -11,7 +11,7 @@ import jax
 from jax import tree_util
 import jax.numpy as jnp
 
-from speccascade import rules, sampling, stopping
+from speccascade import rules, sampling
 from speccascade.engine.limits import Limit
 from speccascade.engine.lowering import rounds
 from speccascade.engine.method import Method, Strategy
@@ -96,8 +96,8 @@ def _asked(method: Strategy) -> Iterator[tuple[str, Combiner, int]]:
   for phase in method.all_phases:
     if isinstance(phase, Verify):
       yield rules.name_of(phase.combiner), phase.combiner, len(phase.models)
-  if isinstance(method.policy, stopping.Deferral):
-    yield rules.name_of(method.policy.rule), tree_util.Partial(_alone, rule=method.policy.rule), 1
+  if (rule := method.policy.asks()) is not None:
+    yield rules.name_of(rule), tree_util.Partial(_alone, rule=rule), 1
 
 
 @rules.combiner

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import functools
-import inspect
 
 
 class RunError(RuntimeError):
@@ -36,7 +35,6 @@ def known_as(name: str, **words: str) -> Callable:
         raise ValueError(f'{name} has no argument {word}: write {words[word]}.')
       return function(*args, **given)
 
-    call.__signature__ = inspect.signature(function)  # which gin reads
     return call
 
   return decorate
