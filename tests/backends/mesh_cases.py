@@ -1,6 +1,6 @@
 """Decode on meshes of 8 virtual devices and on one, and say of each case whether tokens and statistics are the same.
 
-  python tests/backends/mesh_cases.py FAMILY:METHOD:TEMPERATURE:DATAxMODEL:batch|queue[:distributions] …
+  python tests/backends/mesh_cases.py FAMILY:METHOD:TEMPERATURE:DATAxMODEL:batch|queue[:distributions][:gumbel] …
 
 It runs in a process of its own, for JAX counts its devices when it starts. The drafter is replicated, the other models
 are sharded; with `distributions` those of a window stay sharded along the vocabulary, as small ones do not by
@@ -124,14 +124,14 @@ def chosen(family: str, names: str, place) -> list[Model]:
   return [at[name] if name in at else made[name]() for name in names]
 
 
-def run(family: str, name: str, temperature: float, line: bool, place):
+def run(family: str, name: str, sampler: Sampler, line: bool, place):
   """Return what a method decodes."""
   rng = np.random.default_rng(0)
   prompts = [rng.integers(2, VOCAB, rng.integers(3, 12)).tolist() for _ in range(2 * BATCH if line else BATCH)]
   decoded, names = method(family, name)
   limits = [8 + 5 * (i % 4) for i in range(len(prompts))]
   requests = [Request(p, max_new_tokens=n) for p, n in zip(prompts, limits, strict=True)]
-  return decode(decoded, chosen(family, names, place), requests, sampler=Sampler(temperature), seed=3, batch_size=BATCH)
+  return decode(decoded, chosen(family, names, place), requests, sampler=sampler, seed=3, batch_size=BATCH)
 
 
 @functools.cache
@@ -141,15 +141,16 @@ def alone(*case):
 
 def same(case: str) -> dict:
   """Return whether a case gives what one device gives."""
-  family, name, temperature, shape, kind, *distributions = case.split(':')
+  family, name, temperature, shape, kind, *options = case.split(':')
   data, parts = map(int, shape.split('x'))
   if family.endswith('tpus'):  # their kernel, run without one
     backends.register('cpu', backends.TPU(interpret=True))
   mesh = sharding.mesh({'data': data, 'model': parts})
   rule = lambda name: sharding.REPLICATED if name == 's' else sharding.SHARDED
-  sharding._GATHERED = 0 if distributions else 1 << 30
-  ours = run(family, name, float(temperature), kind == 'queue', lambda n, m: sharding.place(m, mesh, rule(n)))
-  one = alone(family, name, float(temperature), kind == 'queue')
+  sharding._GATHERED = 0 if 'distributions' in options else 1 << 30
+  sampler = Sampler(float(temperature), coupling='gumbel' if 'gumbel' in options else 'maximal')
+  ours = run(family, name, sampler, kind == 'queue', lambda n, m: sharding.place(m, mesh, rule(n)))
+  one = alone(family, name, sampler, kind == 'queue')
   flat = lambda x: np.concatenate([np.ravel(y) for y in jax.tree.leaves(x)])
   pairs = [(name, flat(x), flat(getattr(ours.stats, name))) for name, x in vars(one.stats).items()]
   differ = [name for name, a, b in pairs if not np.array_equal(a, b, equal_nan=a.dtype.kind == 'f')]
@@ -160,7 +161,7 @@ def apart() -> dict:
   """Return what is said of models of which one lies on a mesh and one does not."""
   mesh = sharding.mesh({'data': 8})
   try:
-    run('t5', 'speculative', 0.0, False, lambda n, m: sharding.place(m, mesh) if n == 'l' else m)
+    run('t5', 'speculative', Sampler(0.0), False, lambda n, m: sharding.place(m, mesh) if n == 'l' else m)
   except ValueError as error:
     return {'error': str(error)}
   return {'error': None}

@@ -80,6 +80,12 @@ def test_phases_of_each_kind_are_the_same_on_a_mesh():
   check([f'{("t5", "decoder")[i % 2]}:{name}:{i // 2}:{MESHES[i]}:queue' for i, name in enumerate(names)])
 
 
+@pytest.mark.full
+def test_coupled_texts_are_the_same_on_a_mesh():
+  cases = ['t5:speculative:1:2x4:queue', 'decoder:opt:1:4x2:batch:distributions', 't5:cos of two:1:1x8:batch']
+  check([f'{case}:gumbel' for case in cases])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize('name', DRAFTED + LOCKSTEP)
 @pytest.mark.parametrize('family', ['t5', 'decoder'])
