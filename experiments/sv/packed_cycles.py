@@ -2,9 +2,8 @@
 
   python experiments/sv/packed_cycles.py --topology v5e:2x2 --pair t5_small_xl --batch 32 --block 5
 
-A line for the padded window, and one for each number of tokens a row, on average, that are packed: XLA's estimate of
-the call in cycles, by part. It is the difference of two loops, one of which has that call in a branch more. Estimates
-rank programs and do not time them.
+A line for the padded window, and one for each number of tokens a row, on average, that are packed: the cycles of the
+verifier's phase and of the round that has it, simulated (`planning.rounds`).
 """
 
 import argparse
@@ -18,16 +17,15 @@ import numpy as np
 from speccascade import backends, methods, Sampler
 from speccascade.host import commands
 from speccascade.models import packing, shapes
-from speccascade.planning import aot
-from speccascade.planning.program_report import report
+from speccascade.planning import aot, hlo, rounds
 from speccascade.sv.plans import Profile
 from speccascade.sv.verification import AcceptanceTable
 
 TABLE = AcceptanceTable.of(np.arange(1, 20) / 20, [np.arange(1, 15) / 15] * 20, np.full((20, 15), 0.7))
 
 
-def compiled(widths: tuple[int, ...], args: argparse.Namespace) -> dict:
-  """Return what a loop holds and does whose verifier is compiled for so many tokens a row."""
+def simulated(widths: tuple[int, ...], args: argparse.Namespace) -> rounds.Round:
+  """Return a round whose verifier is compiled for so many tokens a row, and is fed the fewest of them."""
   chip, networks = aot.CHIPS[args.topology.partition(':')[0]], shapes.pair(args.pair)
   place = aot.Placement(aot.describe(args.topology).devices, {})
   sizes = aot.Sizes(args.batch, args.source, args.tokens)
@@ -35,7 +33,8 @@ def compiled(widths: tuple[int, ...], args: argparse.Namespace) -> dict:
   *first, score, verify = method.phases
   phases = (*first, dataclasses.replace(score, widths=widths), verify)
   method = method.replace(phases=phases, slots=(0, 0, 1))  # the drafter is its own companion
-  return report(aot.compiled(method, networks, sizes, Sampler(1.0), place, 'tpu'), method, networks, sizes, chip)
+  program = hlo.Module(aot.compiled(method, networks, sizes, Sampler(1.0), place, 'tpu').as_text())
+  return rounds.simulate(program, chip.bandwidth / chip.clock, method.draft_turns, shortest=True)
 
 
 def main():
@@ -51,15 +50,12 @@ def main():
   TABLE.check()
   backends.TPU.pack_from = 0  # what packing costs where it does not pay, too
   whole = args.block + 1
-  base = compiled((whole,), args)
   for width in (whole, *packing.fine_widths(whole)[:-1]):
-    found = compiled((width, whole), args)
-    parts = {name: n - base['cycles_by_part'].get(name, 0) for name, n in found['cycles_by_part'].items()}
+    found = simulated((whole,) if width == whole else (width, whole), args)
     how = 'padded' if width == whole else 'packed'
     said = dict(pair=args.pair, batch=args.batch, tokens=args.batch * width, how=how)
-    said['cycles'] = found['estimated_cycles'] - base['estimated_cycles']
-    more = {name: found[name] - base[name] for name in ('row_loops', 'cache_copies')}
-    print(json.dumps(said | more | {'by_part': {name: n for name, n in parts.items() if n}}), flush=True)
+    said |= dict(verifier=round(found.phases['score_2']), round=round(found.cycles))
+    print(json.dumps(said), flush=True)
 
 
 if __name__ == '__main__':

@@ -1,9 +1,9 @@
 """What a forward pass takes on a chip that need not be there, for any number of rows and tokens.
 
-A pass is compiled ahead of time, and XLA's estimate of its cycles is split in two: attention's kernels, which read the
-caches, cost as much as there are rows, all else as much as there are tokens. Networks of one and of three layers are
-compiled; another layer costs half of their difference, so that neither compilation nor memory limits the size. The
-estimate ranks programs: trust ratios that the roofline of the same pass confirms.
+A pass is compiled ahead of time and simulated (`planning.rounds`), and its cycles are split in two: attention's
+kernels, which read the caches, cost as much as there are rows, all else as much as there are tokens. Networks of one
+and of three layers are compiled; another layer costs half of their difference, so that neither compilation nor memory
+limits the size. It is a model: trust ratios that the roofline of the same pass confirms.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +12,10 @@ import dataclasses
 import numpy as np
 
 from speccascade import backends, methods, Sampler
-from speccascade.planning import aot, hlo, program_report, timing
+from speccascade.planning import aot, hlo, rounds, timing
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
 from speccascade.types import Network
 
-KERNELS = 'kernels of our own'  # the part of a program that is attention's reading of the caches
 GRID = ((8, 1), (32, 1), (64, 1), (128, 1), (256, 1), (256, 2), (256, 4))  # (rows, tokens of each) to compile
 
 
@@ -44,7 +43,7 @@ def compiled(
   source: int = 128,
   tokens: int = 128,
 ) -> PassTimes:
-  """Return the times of a network by XLA's estimate.
+  """Return the times of a network by simulated passes.
 
   Args:
     make: Returns the network with so many layers.
@@ -66,7 +65,7 @@ def compiled(
 
 
 def _cycles(network: Network, topology: str, sizes: aot.Sizes, width: int) -> tuple[float, float]:
-  """Return the estimated cycles of a pass, without attention's kernels and of these alone."""
+  """Return the simulated cycles of a pass, without attention's kernels and of these alone."""
   chip = aot.chip_of(topology)
   backend = backends.named('tpu')
   placement = aot.Placement(aot.describe(topology).devices, {})
@@ -74,8 +73,8 @@ def _cycles(network: Network, topology: str, sizes: aot.Sizes, width: int) -> tu
   program, _, params, state, *_ = args
   loop = timing.passes_loop([network], program.backend, (width,), sizes.batch, sizes.source, program.buffer, (1,))
   found = aot.compile_for('tpu', loop, (params, state.caches, np.int32(2)), dict(backend.xla))
-  parts = hlo.Module(found.as_text()).cycles(program_report.part, 1, chip.bandwidth / chip.clock)
-  cache = parts.pop(KERNELS, 0.0)
+  parts = dict(rounds.simulate(hlo.Module(found.as_text()), chip.bandwidth / chip.clock, 1).parts)
+  cache = parts.pop(rounds.KERNELS, 0.0)
   return sum(parts.values()), cache
 
 

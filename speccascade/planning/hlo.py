@@ -4,7 +4,8 @@ The text is XLA's optimised HLO. A computation is a list of instructions; loops,
 they call. Sizes are those of the elements, without the padding of tiles.
 """
 
-from collections.abc import Callable, Iterator
+import collections
+from collections.abc import Iterator
 import dataclasses
 import functools
 import math
@@ -265,28 +266,60 @@ class Module:
         elif x.op in ('call', 'conditional'):
           todo += [(c, times, within) for names in x.called.values() for c in names]
 
-  def cycles(self, part: Callable[[Instruction], str], unknown: int, bytes_per_cycle: float) -> dict[str, float]:
-    """Return {part: estimated cycles} of a round. A kernel of our own counts with its bytes."""
-    total = {}
-    for computation, x, times, within in self.runs(unknown):
-      own = x.op == 'custom-call' and x.target in KERNELS
-      cycles = self._kernel_bytes(computation, x) / bytes_per_cycle if own else x.cycles
-      if cycles:
-        name = 'row loops' if within else 'kernels of our own' if own else part(x)
-        total[name] = total.get(name, 0) + cycles * times
-    return dict(sorted(total.items(), key=lambda item: -item[1]))
-
   def kernels(self, unknown: int) -> int:
     """Return how many kernels a round runs."""
     return sum(times for _, x, times, _ in self.runs(unknown) if x.op not in CONTROL)
 
-  def _kernel_bytes(self, computation: str, x: Instruction) -> int:
+  def kernel_bytes(self, computation: str, x: Instruction) -> int:
     """Return the bytes that a kernel declares; else those of its operands and results."""
     match = re.search(r'"bytes_accessed":"(\d+)"', x.rest)
     if match:
       return int(match[1])
     here = self.by_name(computation)
     return shape_bytes(x.shape) + sum(shape_bytes(here[name].shape) for name in x.operands if name in here)
+
+  def parts_read(self, computation: str) -> dict[int, int]:
+    """Return {parameter: bytes} that a fused computation reads of parameters of which it reads parts alone."""
+    here = self.computations[computation]
+    users = collections.defaultdict(list)
+    for x in here:
+      for i, name in enumerate(x.operands):
+        users[name].append((x, i))
+    parts = {int(x.rest.partition(')')[0]): self._part_read(x, users) for x in here if x.op == 'parameter'}
+    return {i: n for i, n in parts.items() if n is not None}
+
+  def _part_read(self, x: Instruction, users: dict[str, list]) -> int | None:
+    """Return the bytes that are read of an array in slices; None where all of it may be."""
+    total = 0
+    for user, i in users[x.name]:
+      if user.op in ('dynamic-slice', 'slice') or (user.op == 'gather' and i == 0):
+        total += shape_bytes(user.shape)
+      elif user.op in ('bitcast', 'reshape') and not user.root:
+        part = self._part_read(user, users)
+        if part is None:
+          return None
+        total += part
+      elif user.op == 'fusion':
+        part = self.parts_read(user.called['calls'][0]).get(i)
+        if part is None:
+          return None
+        total += part
+      elif not (user.op == 'dynamic-update-slice' and i == 0):  # which goes on in place
+        return None
+    return total
+
+  def parts_written(self, computation: str) -> list[int | None]:
+    """Return for each result of a fused computation the bytes that are written in place; None where all of it is."""
+    here = self.by_name(computation)
+    root = next(x for x in here.values() if x.root)
+    results = [here[name] for name in root.operands] if root.op == 'tuple' else [root]
+    written = []
+    for x in results:
+      while x.op == 'bitcast' and x.operands[0] in here:
+        x = here[x.operands[0]]
+      update = here.get(x.operands[1]) if x.op == 'dynamic-update-slice' else None
+      written.append(None if update is None else shape_bytes(update.shape))
+    return written
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:

@@ -1,38 +1,18 @@
-"""What a compiled decode loop holds and does: memory by kind, copies, collectives, estimated cycles, and its floor.
+"""What a compiled decode loop holds and does: memory by kind, copies, collectives, and how long a round takes.
 
-Estimated cycles are those of XLA's own cost model: they rank programs and do not time them. For a GPU it has none, and
-the kernels of a round are counted. The floor is the time that the memory of a chip takes to read, in a round, its
-shards of the weights and used caches of each model call.
+For a TPU a round is simulated (`planning.rounds`). Next to it stand the traffic, the time in which the memory moves the
+bytes of the round; the floor, that of phases which overlap their bytes with their instructions; and the time that
+reading the weights and used caches of each model call takes once. For a GPU the kernels of a round are counted.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-import re
 from typing import Any
 
 from speccascade import Sampler
 from speccascade.host import storage
-from speccascade.planning import aot, hlo
+from speccascade.planning import aot, hlo, rounds
 from speccascade.types import Network
-
-PARTS = {  # by the names of modules in an instruction's path
-  'attention': r'attention',
-  'MLP': r'/mlp',
-  'head': r'logits_dense|\.attend',
-  'embedding': r'embedder',
-  'position bias': r'relpos_bias',
-  'norms': r'norm',
-}
-
-
-def part(x: hlo.Instruction) -> str:
-  """Return what an instruction belongs to."""
-  if x.op.removesuffix('-start') in hlo.COLLECTIVES:
-    return 'collectives'
-  if x.op in ('copy', 'transpose'):
-    return 'copies'
-  return next((name for name, pattern in PARTS.items() if re.search(pattern, x.path)), 'sampling, tests, bookkeeping')
-
 
 KINDS = {'params': 'weights', 'caches': 'caches', 'window': 'window'}  # by a name in the path of an argument
 
@@ -74,7 +54,8 @@ def report(
   relayouts = module.relayouts()
   moves = cache_moves(module)
   anew = [(path, array) for path, array in relayouts if path.startswith('params')]
-  cycles = module.cycles(part, method.draft_turns, chip.bandwidth / chip.clock)
+  on_tpu = any(x.cycles for x in module.computations[module.body])  # a GPU's program has no estimates
+  simulated = rounds.simulate(module, chip.bandwidth / chip.clock, method.draft_turns) if on_tpu else None
   least = aot.floor_bytes(method, networks, sizes, placement)
   arguments = argument_bytes(module)
   new = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -96,10 +77,25 @@ def report(
     entry_cache_relayouts=len(relayouts) - len(anew),
     collectives=module.collectives(method.draft_turns),
     kernels=module.kernels(method.draft_turns),
-    estimated_cycles=round(sum(cycles.values())) or None,
-    cycles_by_part={name: round(value) for name, value in cycles.items()},
     floor_bytes=least,
-    floor_cycles=round(least / chip.bandwidth * chip.clock),
+    **_cycles(simulated),
+  )
+
+
+def _cycles(found: rounds.Round | None) -> dict[str, Any]:
+  """Return the figures of a simulated round."""
+  if found is None:
+    return dict(simulated_cycles=None)
+
+  def whole(figures):
+    return {name: round(x) for name, x in figures.items()}
+
+  return dict(
+    simulated_cycles=round(found.cycles),
+    traffic_cycles=round(found.traffic),
+    floor_cycles=round(found.floor),
+    cycles_by_part=whole(found.parts),
+    cycles_by_phase=whole(found.phases),
   )
 
 
@@ -121,14 +117,21 @@ def show(figures: dict[str, Any], chip: aot.Chip) -> None:
     print(f'                  {count} × {shape}')
   for name, (count, times, size) in figures['collectives'].items():
     print(f'                {times} {name} of {size / 2**20:.2f} MiB in all; {count} in the text')
-  floor = f'floor by bytes {figures["floor_cycles"]:,} ({1e3 * figures["floor_cycles"] / chip.clock:.2f} ms)'
-  if not figures['estimated_cycles']:  # as for GPUs
-    print(f'kernels         {figures["kernels"]:,} in a round; {floor}')
+  least = f'weights and used caches are read in {1e3 * figures["floor_bytes"] / chip.bandwidth:.2f} ms'
+  if not (cycles := figures['simulated_cycles']):  # as for GPUs
+    print(f'kernels         {figures["kernels"]:,} in a round; {least}')
     return
-  print(f'cycles          {figures["estimated_cycles"]:,} estimated; {floor}')
-  for name, cycles in figures['cycles_by_part'].items():
-    print(f'                  {cycles:>12,} {100 * cycles / figures["estimated_cycles"]:5.1f} %  {name}')
-  print("The estimate is of XLA's cost model: it ranks programs and does not time them.")
+
+  def of(name):
+    return f'{figures[name] / 1e6:.2f} M ({1e3 * figures[name] / chip.clock:.2f} ms)'
+
+  traffic, floor = (f'{of(name)}, {cycles / figures[name]:.2f} times' for name in ('traffic_cycles', 'floor_cycles'))
+  print(f'a round         {of("simulated_cycles")}, simulated; {least}')
+  print(f'  over traffic  {traffic}')
+  print(f'  over floor    {floor}')
+  for kind in ('phase', 'part'):
+    for name, n in figures[f'cycles_by_{kind}'].items():
+      print(f'                  {n:>12,} {100 * n / cycles:5.1f} %  {name}')
 
 
 def of_topology(
