@@ -218,6 +218,33 @@ class Backend:
 
   # ---- the loop ----
 
+  def threshold(self, keys: Array, limit: Array, low: int, high: int, *, mass: bool) -> Array:
+    """Return the least key x, `low` < x <= `high`, for which the entries over x are not enough.
+
+    This is a bisection, so that some thirty masked sums give what a sort of the vocabulary would.
+
+    Args:
+      keys: [..., V] whole numbers of more than `low`.
+      limit: What is enough, a number or [..., 1].
+      low: Of the bisection.
+      high: Of the bisection.
+      mass: Whether the keys are the bits of numbers that are added up; else entries are counted.
+
+    Returns:
+      [..., 1].
+    """
+    weights = lax.bitcast_convert_type(keys, jnp.float32) if mass else 1.0
+
+    def halve(_, bounds):
+      low, high = bounds
+      middle = (low >> 1) + (high >> 1) + (low & high & 1)  # without overflow
+      above = jnp.where(keys > middle, weights, 0.0).sum(-1, keepdims=True) >= limit
+      return jnp.where(above, middle, low), jnp.where(above, high, middle)
+
+    shape = keys.shape[:-1] + (1,)
+    bounds = jnp.full(shape, low, jnp.int32), jnp.full(shape, high, jnp.int32)
+    return lax.fori_loop(0, int(high - low).bit_length(), halve, bounds)[1]
+
   def choose(self, which: Array, branches: list, state: Any) -> Any:
     """Apply one of several branches, so that XLA updates caches in place.
 

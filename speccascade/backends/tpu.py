@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.backends import sharding, tpu_attention
+from speccascade.backends import sharding, tpu_attention, tpu_filters
 from speccascade.backends.base import Backend, cached, tokens_of
 from speccascade.backends.registry import backend
 
@@ -120,6 +120,19 @@ class TPU(Backend):
     y, *caches = tpu_attention.attend(x, key, value, bias, heads=packed, new=new, interpret=self.interpret, **settings)
     y = y.reshape(batch, width, groups, share, packed, lanes // packed)[..., :dim]
     return y.swapaxes(3, 4).reshape(q.shape), *caches
+
+  def threshold(self, keys, limit, low, high, *, mass):
+    if keys.ndim < 2 or (self.mesh and self.layout is None):
+      return super().threshold(keys, limit, low, high, mass=mass)
+    rows = ('rows', *[None] * (keys.ndim - 1))
+    arrays = {'keys': (keys, rows), 'limit': (jnp.broadcast_to(limit, (*keys.shape[:-1], 1)), rows)}
+
+    def kernel(keys, limit):
+      flat = keys.reshape(-1, keys.shape[-1]), limit.reshape(-1, 1)
+      found = tpu_filters.threshold(*flat, low, high, mass=mass, interpret=self.interpret)
+      return (found.reshape(limit.shape),)
+
+    return sharding.over_shards(self.layout, kernel, arrays, [rows])[0]
 
   def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):
     plain = {name: _unpack(x, kv_heads, q.shape[-1]) for name, x in entry.items()}

@@ -9,6 +9,7 @@ Every array of the state has the rows of the batch on axis 0. Three facts are tr
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 from typing import NamedTuple
 
 from flax import struct
@@ -151,7 +152,7 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
     fed=jnp.tile(length[:, None] - 1, (1, models)),
     caches=caches,
     window=_window(program, method, batch, rows.sampler.greedy),
-    sampler=jax.tree.map(jnp.asarray, rows.sampler),
+    sampler=dataclasses.replace(jax.tree.map(jnp.asarray, rows.sampler), backend=program.backend),
     limits=jax.tree.map(jnp.asarray, Limits(rows.limits.stop_ids, least, rows.limits.bias)),
     noise=noise,
     policy=method.policy.init(batch),

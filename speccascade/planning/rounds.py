@@ -4,7 +4,7 @@ XLA's estimate of an instruction leaves out what is fetched beside the core, wha
 own. Here every byte that crosses the memory (HBM) is counted once, on one queue:
 
 * a copy that is started moves beside the core; where the schedule asks for its result, the core waits for the queue;
-* a kernel of ours takes the longer of its bytes and of `STEP` cycles for each step of its grid;
+* a kernel of ours takes the longer of its bytes and of the cycles that it states;
 * any other instruction takes the longer of XLA's estimate and of the bytes that it reads and writes itself.
 
 This is a model: copies have no latency, instructions no gap, and the memory `EFFICIENCY` of its peak.
@@ -16,12 +16,13 @@ import copy
 import dataclasses
 import re
 
-from speccascade.backends.tpu_attention import BLOCK
+from speccascade.backends import tpu_attention, tpu_filters
 from speccascade.planning import hlo
 
 EFFICIENCY = 0.9  # of the memory's peak
-STEP = 500  # cycles of a step of a kernel's grid; 300 … 700 change a round by 2 %
 _PHASE = re.compile(r'/((?:propose|score|verify|truncate|wait|observe)(?:_\d+)?)/')
+_KERNEL = re.compile(r'/(\w+)/pallas_call$')
+_CYCLES = {kernel.NAME: kernel.cycles for kernel in (tpu_attention, tpu_filters)}
 WAITING = 'waits for the memory'
 KERNELS = 'kernels of our own'
 PARTS = {  # by the names of modules in an instruction's path
@@ -150,7 +151,7 @@ class _Timeline:
   def _compute(self, computation: str, x: hlo.Instruction):
     own = x.op == 'custom-call' and x.target in hlo.KERNELS
     size = self._kernel_bytes(computation, x) if own else self._own_bytes(computation, x)
-    cycles = STEP * self._steps(computation, x) if own else x.cycles
+    cycles = self._kernel_cycles(computation, x) if own else x.cycles
     if own or not size:
       self.core[self.phase] += cycles
     self.bytes[self.phase] += size
@@ -167,9 +168,10 @@ class _Timeline:
     arrays = [a for some in self._operands(computation, x) for a in some if len(a.dims) == 5]
     return arrays[0] if arrays else None
 
-  def _steps(self, computation: str, x: hlo.Instruction) -> int:
-    cache = self._cache(computation, x)
-    return 1 if cache is None else cache.dims[0] * max(1, cache.dims[3] // BLOCK)
+  def _kernel_cycles(self, computation: str, x: hlo.Instruction) -> float:
+    name = _KERNEL.search(x.path)
+    stated = _CYCLES.get(name[1]) if name else None
+    return stated([a.dims for some in self._operands(computation, x) for a in some]) if stated else 0
 
   def _kernel_bytes(self, computation: str, x: hlo.Instruction) -> float:
     cache = self._cache(computation, x)

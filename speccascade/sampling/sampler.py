@@ -15,52 +15,27 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade.backends.base import Backend
 from speccascade.backends.ops import take1
 from speccascade.sampling.distributions import one_hot_max, softmax
 from speccascade.types import Array, Model
 
-
-def _threshold(bits: Array, enough: Callable[[Array], Array], low: int, high: int) -> Array:
-  """Return the least number x, `low` < x <= `high`, for which the entries over x are not enough: [..., 1].
-
-  This is a bisection: a float32's bits order as the numbers do, so that one masked sum a bit gives what a sort of the
-  vocabulary would.
-  """
-
-  def halve(_, bounds):
-    low, high = bounds
-    middle = (low >> 1) + (high >> 1) + (low & high & 1)  # without overflow
-    above = enough(bits > middle)
-    return jnp.where(above, middle, low), jnp.where(above, high, middle)
-
-  shape = bits.shape[:-1] + (1,)
-  bounds = jnp.full(shape, low, jnp.int32), jnp.full(shape, high, jnp.int32)
-  steps = int(high - low).bit_length()
-  return jax.lax.fori_loop(0, steps, halve, bounds)[1]
+PLAIN = Backend()
 
 
-def keep_top_k(logits: Array, k: Array) -> Array:
+def keep_top_k(logits: Array, k: Array, backend: Backend = PLAIN) -> Array:
   """Mask all but the k largest logits; ties with the k-th stay."""
   logits = jnp.where(logits == 0, 0, logits.astype(jnp.float32))  # -0 is a tie with 0
   bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
   bits = jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)  # negative numbers order in reverse
-
-  def many(above):
-    return above.sum(-1, keepdims=True).astype(jnp.float32) >= k
-
-  least = _threshold(bits, many, -(2**31), 2**31 - 1)
+  least = backend.threshold(bits, k, -(2**31), 2**31 - 1, mass=False)
   return jnp.where(bits >= least, logits, -jnp.inf)
 
 
-def keep_top_p(logits: Array, top_p: Array) -> Array:
+def keep_top_p(logits: Array, top_p: Array, backend: Backend = PLAIN) -> Array:
   """Mask every token whose strictly likelier ones already have `top_p` of the mass; ties stay together."""
-  p = softmax(logits)
-  bits = jax.lax.bitcast_convert_type(p, jnp.int32)
-
-  def reaches(above):
-    return jnp.where(above, p, 0).sum(-1, keepdims=True) >= top_p
-
-  least = _threshold(bits, reaches, -1, int(np.float32(1).view(np.int32)) + 1)
+  bits = jax.lax.bitcast_convert_type(softmax(logits), jnp.int32)  # which order as the numbers do
+  least = backend.threshold(bits, top_p, -1, int(np.float32(1).view(np.int32)) + 1, mass=True)
   return jnp.where((bits >= least) | (jnp.asarray(top_p) >= 1), logits, -jnp.inf)
 
 
@@ -130,6 +105,7 @@ class Sampler:
     seen: [..., V] the tokens before each position, bound by the loop.
     counts: [..., V] how often each was emitted, bound by the loop.
     mixed: Whether only some temperatures are 0, set by the loop.
+    backend: What computes the filters, set by the loop.
   """
 
   temperature: float = 1.0
@@ -143,6 +119,7 @@ class Sampler:
   counts: Array | None = None  # [..., V]
   mixed: bool = False
   coupling: str = 'maximal'
+  backend: Backend = PLAIN
 
   def __post_init__(self):
     if self.coupling not in COUPLINGS:
@@ -196,13 +173,14 @@ class Sampler:
   def tree_flatten(self):
     values = [traced(getattr(self, name)) if self.given(name) else None for name in NEUTRAL if name != 'temperature']
     temperature = None if self.greedy else traced(self.temperature)
-    return (temperature, *values, self.seen, self.counts), (self.greedy, self.mixed, self.coupling)
+    return (temperature, *values, self.seen, self.counts), (self.greedy, self.mixed, self.coupling, self.backend)
 
   @classmethod
   def tree_unflatten(cls, static, values):
-    greedy, mixed, coupling = static
+    greedy, mixed, coupling, backend = static
     *numbers_, seen, counts = values
-    given = dict(zip(NEUTRAL, numbers_, strict=True), seen=seen, counts=counts, mixed=mixed, coupling=coupling)
+    fixed = dict(mixed=mixed, coupling=coupling, backend=backend)
+    given = dict(zip(NEUTRAL, numbers_, strict=True), seen=seen, counts=counts, **fixed)
     made = object.__new__(cls)  # the numbers were checked when they were given
     for name, value in (given | ({'temperature': 0.0} if greedy else {})).items():
       object.__setattr__(made, name, value)
@@ -258,10 +236,10 @@ class Sampler:
   def _warm(self, logits: Array) -> Array:
     temperature = _broadcast(self.temperature, logits)
     logits = logits / (jnp.where(temperature == 0, 1, temperature) if self.mixed else temperature)
-    for name, keep in (('top_k', keep_top_k), ('top_p', keep_top_p), ('min_p', keep_min_p)):
+    for name, keep in (('top_k', keep_top_k), ('top_p', keep_top_p)):
       if self.given(name):
-        logits = keep(logits, _broadcast(getattr(self, name), logits))
-    return softmax(logits)
+        logits = keep(logits, _broadcast(getattr(self, name), logits), self.backend)
+    return softmax(keep_min_p(logits, _broadcast(self.min_p, logits)) if self.given('min_p') else logits)
 
   def soft(self, logits: Array, sampled: Array | None = None) -> Array:
     """Return the distribution before any arg max: at temperature 0 the unscaled one, else `sampled`."""

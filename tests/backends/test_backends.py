@@ -115,6 +115,21 @@ def test_slots_that_are_not_used_are_not_looked_at():
   assert np.isfinite(y).all()  # the blocks beyond the first hold nothing but NaN
 
 
+@pytest.mark.parametrize('name', BACKENDS)
+@pytest.mark.parametrize('shape', [(50,), (3, 50), (9, 2050), (2, 3, 50)])
+def test_filters_keep_the_tokens_that_plain_xla_keeps(name, shape):
+  x = np.random.default_rng(len(shape)).normal(scale=3, size=shape).astype(np.float32)
+  x[..., ::3] = np.round(x[..., ::3])  # ties
+  x[..., 5:9] = -np.inf
+  by_row = np.linspace(0.3, 1.0, shape[0], dtype=np.float32) if len(shape) > 1 else 0.8
+  for numbers in (dict(top_p=by_row), dict(top_k=7, temperature=0.6), dict(top_k=20, top_p=0.7, min_p=0.02)):
+    plain = sampling.Sampler(**numbers)
+    numbers = {n: jnp.asarray(v)[:, None] if np.ndim(v) and len(shape) > 2 else v for n, v in numbers.items()}
+    plain = dataclasses.replace(plain, **numbers)
+    kept = dataclasses.replace(plain, backend=BACKENDS[name])(jnp.asarray(x))
+    np.testing.assert_array_equal(kept > 0, plain(jnp.asarray(x)) > 0)
+
+
 @pytest.mark.parametrize('name', ['cpu', 'gpu'])
 def test_many_queries_go_in_chunks(name, monkeypatch):
   backend = BACKENDS[name]
@@ -252,12 +267,13 @@ def test_methods_decode_the_same_on_every_backend(name, temperature, monkeypatch
   keys = jax.random.key_data(jax.random.split(jax.random.key(0), 2))
   method = methods.speculative(functools.partial(rules.opt, alpha=0.1), 3)
   weighted = methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (3, 1))
+  sampler = sampling.Sampler(temperature, top_k=12, top_p=0.9)
   found = []
   for backend in (backends.Backend(), BACKENDS[name]):
     monkeypatch.setattr(backends, 'backend_for', lambda *_, backend=backend: backend)
     for some in (method, weighted):
       noise = sampling.Keyed.make(keys, 48, 1, temperature == 0)
-      state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=sampling.Sampler(temperature), noise=noise)
+      state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=sampler, noise=noise)
       found.append((np.asarray(state.tokens), state.stats.accepted_lengths.tolist(), state.stats.calls.tolist()))
   for plain, other in zip(found[:2], found[2:], strict=True):
     np.testing.assert_array_equal(plain[0], other[0])

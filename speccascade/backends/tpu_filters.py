@@ -1,0 +1,89 @@
+"""The kernel of filters on a TPU: the least number of each row over which the entries are not enough.
+
+A bisection asks some thirty times how much lies over a number. XLA reads the rows anew each time, and sums along lanes;
+here eight rows stay in VMEM, and are summed register by register.
+"""
+
+from collections.abc import Sequence
+import functools
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+
+Array = jax.Array
+
+ROWS = 8  # of a block: those of a register
+LANES = 128
+_STEP = 16 * LANES  # lanes that are summed side by side, each register of its own
+_SPARE = 4 << 20  # bytes of VMEM beside the rows
+NAME = 'threshold'
+
+
+def threshold(keys: Array, limit: Array, low: int, high: int, *, mass: bool, interpret: bool = False) -> Array:
+  """Return the least key x, `low` < x <= `high`, for which the entries over x are not enough.
+
+  Args:
+    keys: [N, V] whole numbers of more than `low`.
+    limit: [N, 1] what is enough.
+    low: Of the bisection.
+    high: Of the bisection.
+    mass: Whether the keys are the bits of numbers that are added up; else entries are counted.
+    interpret: Whether the kernel runs without a TPU.
+
+  Returns:
+    [N, 1].
+  """
+  rows, vocab = keys.shape
+  keys = jnp.pad(keys, ((0, -rows % ROWS), (0, -vocab % _STEP)), constant_values=low)
+  limit = jnp.pad(jnp.broadcast_to(limit.astype(jnp.float32), (rows, LANES)), ((0, -rows % ROWS), (0, 0)))
+  bounds = pl.BlockSpec((ROWS, LANES), lambda i: (i, 0))
+  steps = int(high - low).bit_length()
+  found = pl.pallas_call(
+    functools.partial(_kernel, low, high, steps, mass),
+    out_shape=jax.ShapeDtypeStruct(limit.shape, jnp.int32),
+    grid=(keys.shape[0] // ROWS,),
+    in_specs=[pl.BlockSpec((ROWS, keys.shape[1]), lambda i: (i, 0)), bounds],
+    out_specs=bounds,
+    interpret=interpret,
+    name=NAME,
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=('parallel',), vmem_limit_bytes=2 * ROWS * keys.shape[1] * 4 + _SPARE
+    ),
+    cost_estimate=pl.CostEstimate(flops=3 * steps * keys.size, transcendentals=0, bytes_accessed=4 * keys.size),
+  )(keys, limit)
+  return found[:rows, :1]
+
+
+def cycles(shapes: Sequence[tuple[int, ...]]) -> float:
+  """Return about the cycles of a v5e that the kernel takes, by the shapes of its operands.
+
+  Its schedule has 1.5 for a register and 150 for a pass.
+  """
+  rows, vocab = shapes[0]
+  return rows // ROWS * 31 * (1.5 * vocab / LANES + 150)
+
+
+def _kernel(low: int, high: int, steps: int, mass: bool, keys, limit, found):
+  """Bisect for the rows of a block; every lane of a row has its bounds."""
+  most = limit[...]
+
+  def halve(_, bounds):
+    low, high = bounds
+    middle = (low >> 1) + (high >> 1) + (low & high & 1)  # without overflow
+
+    def add(i, sums):
+      some = keys[:, pl.ds(pl.multiple_of(i * _STEP, _STEP), _STEP)]
+      parts = [some[:, k : k + LANES] for k in range(0, _STEP, LANES)]
+      weights = [lax.bitcast_convert_type(x, jnp.float32) if mass else jnp.float32(1) for x in parts]
+      return tuple(s + jnp.where(x > middle, w, 0.0) for s, x, w in zip(sums, parts, weights, strict=True))
+
+    zeros = jnp.zeros((ROWS, LANES), jnp.float32)
+    sums = lax.fori_loop(0, keys.shape[1] // _STEP, add, (zeros,) * (_STEP // LANES))
+    above = jnp.broadcast_to(sum(sums[1:], sums[0]).sum(1, keepdims=True), zeros.shape) >= most
+    return jnp.where(above, middle, low), jnp.where(above, high, middle)
+
+  bounds = jnp.full((ROWS, LANES), low, jnp.int32), jnp.full((ROWS, LANES), high, jnp.int32)
+  found[...] = lax.fori_loop(0, steps, halve, bounds)[1]
