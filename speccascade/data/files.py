@@ -150,6 +150,7 @@ def conversations(
   path: str,
   *,
   turns: int = 1,
+  info_fields: Sequence[str] = (),
   chat: bool | str = False,
   count: int | None = None,
   start: int = 0,
@@ -166,8 +167,10 @@ def conversations(
   Args:
     path: A file of JSON objects, one a line or in one array, either as ShareGPT has them,
       {'conversations': [{'from': 'human', 'value': 'Hello.'}, …]}, or as chat messages,
-      {'messages': [{'role': 'user', 'content': 'Hello.'}, …]}. Those with fewer turns of the user are left out.
+      {'messages': [{'role': 'user', 'content': 'Hello.'}, …]}, or as MT-bench has them, {'turns': ['Hello.', …]}, what
+      the user says. Those with fewer turns of the user are left out.
     turns: Number of turns of the user; those before the last one come with the recorded answers, and need `chat`.
+    info_fields: Fields that metrics need, or that name a domain.
     chat: Whether the prompt is messages for the models' chat template; a text is the system's message.
     count: Number of examples; None for all.
     start: Number of objects to skip.
@@ -204,7 +207,8 @@ def conversations(
 
     return fit(render, last['content'])
 
-  examples = [Example(i, prompt(openings[i]), []) for i in chosen]
+  info = {i: {name: prompts.field(records[i][1], name, records[i][0]) for name in info_fields} for i in chosen}
+  examples = [Example(i, prompt(openings[i]), [], info[i]) for i in chosen]
   limits = max_prompt_tokens, max_new_tokens
   return _task(path, name, examples, limits, metrics, lambda example: records[example.index][0], stop)
 
@@ -215,8 +219,12 @@ _ROLES = {'human': 'user', 'user': 'user', 'system': 'system'}  # of other speak
 def _opening(record: dict[str, Any], where: str, turns: int) -> list[dict[str, str]] | None:
   """Return the messages of a conversation up to a turn of the user, None if it has fewer turns."""
   listed = record.get('conversations', record.get('messages'))
+  if isinstance(asked := record.get('turns'), list):
+    if turns > 1:
+      raise ValueError(f'turns={turns}: {where} has no answers; record them as messages, or give turns=1.')
+    listed = [{'role': 'user', 'content': text} for text in asked]
   if not isinstance(listed, list):
-    raise ValueError(f'{where}: no list of conversations or messages; the fields are {", ".join(record)}.')
+    raise ValueError(f'{where}: no list of conversations, messages or turns; the fields are {", ".join(record)}.')
   messages = []
   for message in listed:
     if not isinstance(message, dict):

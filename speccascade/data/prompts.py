@@ -108,14 +108,14 @@ class Template:
       fit: Truncates the prompt.
       worked: What `worked` returned of other records.
     """
-    info = {name: _field(record, name, where) for name in self.info_fields}
+    info = {name: field(record, name, where) for name in self.info_fields}
     return Example(index, self.prompt(record, where, fit, worked), self.target(record, where), info)
 
   def prompt(
     self, record: Record, where: str, fit: Fitter = NO_LIMIT, worked: Sequence[tuple[str, str]] = ()
   ) -> Prompt:
     """Return the prompt of a record: a text, chat messages or token ids."""
-    ready = _field(record, self.prompt_field, where) if '{' not in self.prompt_field else None
+    ready = field(record, self.prompt_field, where) if '{' not in self.prompt_field else None
     if is_tokens_or_chat(ready):
       if worked or any((self.header, self.prefix, self.suffix, self.chat)):
         raise ValueError(
@@ -179,7 +179,8 @@ def is_tokens_or_chat(value: Any) -> bool:
   return all(isinstance(x, Mapping) for x in value) or all(type(x) is int for x in value)
 
 
-def _field(record: Record, name: str, where: str) -> Any:
+def field(record: Record, name: str, where: str) -> Any:
+  """Return a field of a record, which must have it."""
   if name not in record:
     raise ValueError(f'{where}: no field {name!r}; the fields are {", ".join(record)}.')
   return record[name]
@@ -193,7 +194,7 @@ def _texts(template: str, record: Record, where: str) -> dict[str, Any]:
       names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as e:
       raise ValueError(f'{where}: the template {template!r} cannot be read ({e}); double literal braces.') from None
-  fields = {name: _field(record, name, where) for name in names}
+  fields = {name: field(record, name, where) for name in names}
   for name, value in fields.items():
     if value is None or (isinstance(value, list) and None in value):
       raise ValueError(f'{where}: the field {name!r} is null; give it a text, or remove the line.')

@@ -9,6 +9,7 @@ from speccascade.evaluate.experiment import Experiment
 from speccascade.types import BONUS, RESIDUAL
 
 NAMES = ('accepted_by_round', 'texts_by_round', 'acceptance_by_prompt', 'acceptance_by_domain')
+OF_DOMAIN = ('tested', 'accepted', 'emitted', 'rounds')
 BINS = 10  # of the acceptance of a prompt
 
 
@@ -23,7 +24,7 @@ def acceptance(experiment: Experiment, lines: Sequence[dict]) -> dict[str, Any]:
     accepted_by_round: tokens accepted in the first, second, … round, summed over texts; None if nothing was drafted.
     texts_by_round: the texts that have such a round.
     acceptance_by_prompt: of BINS bins of equal width in 0 … 1, the texts whose acceptance lies in each, or None.
-    acceptance_by_domain: {domain: {examples, tested, accepted}}, or None where no example has a domain.
+    acceptance_by_domain: {domain: {examples, tested, accepted, emitted, rounds}}, None where no example has a domain.
   """
   drafted = [line for line in lines if line['tested']]
   if not drafted:
@@ -60,14 +61,19 @@ def accepted_by_round(line: dict) -> list[int] | None:
   return rounds if np.bincount(rounds, minlength=len(counted)).tolist() == counted else None
 
 
+def domains_of(experiment: Experiment) -> dict[int, str | None]:
+  """Return the domain of each example by its index, None where it has none."""
+  found = {e.index: e.info.get(experiment.domain) for e in experiment.task.examples}
+  return {index: None if domain is None else str(domain) for index, domain in found.items()}
+
+
 def _by_domain(experiment: Experiment, lines: Sequence[dict]) -> dict[str, dict[str, int]] | None:
-  domains = {e.index: e.info.get(experiment.domain) for e in experiment.task.examples}
+  domains = domains_of(experiment)
   counts: dict[str, dict[str, int]] = {}
   for line in lines:
-    domain = domains[line['example']]
-    if domain is not None:
-      count = counts.setdefault(str(domain), dict(examples=0, tested=0, accepted=0))
+    if (domain := domains[line['example']]) is not None:
+      count = counts.setdefault(domain, dict.fromkeys(('examples', *OF_DOMAIN), 0))
       count['examples'] += 1
-      count['tested'] += line['tested']
-      count['accepted'] += line['accepted']
+      for name in OF_DOMAIN:
+        count[name] += line[name]
   return counts or None

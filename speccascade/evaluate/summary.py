@@ -102,7 +102,7 @@ def _at(
     results[i] = dataclasses.replace(
       result,
       quality_gain_ci={} if base is None else _gains(*(quality[p.name].resampled for p in (point, base))),
-      latency=_latency(timed.get(point.name), base and timed.get(base.name)),
+      latency=_latency(timed.get(point.name), base and timed.get(base.name), experiment),
       predicted=_predicted(experiment, point, result.counts, floor, timed) if batch == 1 else None,
       matched_ci=matched.get(point.curve.name),
     )
@@ -261,8 +261,8 @@ def _timed(trials: list[dict]) -> Timed:
   return Timed(median('seconds'), trials[0]['tokens'], len(trials), prefill, steady)
 
 
-def _latency(mine: ByGroup | None, reference: ByGroup | None) -> Times | None:
-  """Return the times of a point and their ratios to the reference's on the very same examples."""
+def _latency(mine: ByGroup | None, reference: ByGroup | None, experiment: Experiment | None = None) -> Times | None:
+  """Return the times of a point and their ratios to the reference's on the very same examples, also by domain."""
   if not mine:
     return None
   some = list(mine.values())
@@ -290,7 +290,21 @@ def _latency(mine: ByGroup | None, reference: ByGroup | None) -> Times | None:
       more[f'{name}_ci'] = intervals.of_ratio(pairs, powers)
     rates = [_steady_rate([some[g] for g in both]) for some in (mine, reference)]
     more['steady_ratio'] = None if None in rates else rates[0] / rates[1]
+    if experiment is not None:
+      more['ratio_by_domain'] = _ratio_by_domain(experiment, mine, reference)
   return dataclasses.replace(times, **more)
+
+
+def _ratio_by_domain(experiment: Experiment, mine: ByGroup, reference: ByGroup) -> dict[str, float] | None:
+  """Return the ratio of times in each domain, over groups of examples that have one domain."""
+  domains = breakdown.domains_of(experiment)
+  examples = experiment.task.examples
+  by_domain: dict[str, ByGroup] = {}
+  for group in mine:
+    of_group = {domains[examples[i].index] for i in group}
+    if len(of_group) == 1 and (domain := of_group.pop()) is not None:
+      by_domain.setdefault(domain, {})[group] = mine[group]
+  return {domain: _latency(some, reference).ratio for domain, some in sorted(by_domain.items())} or None
 
 
 def _steady_rate(some: Sequence[Timed]) -> float | None:

@@ -67,11 +67,9 @@ def chip_of(topology: str) -> Chip | None:
 
 
 def networks_of(models: Sequence[str], dtype: str, scan: bool = False) -> list[Network]:
-  """Return the networks of a named pair, or of two config.json or their folders."""
+  """Return the networks of a named pair, or of config.json files or their folders."""
   if len(models) == 1:
     return [dataclasses.replace(network, scan=scan) for network in shapes.pair(models[0], dtype)]
-  if len(models) > 2:
-    raise ValueError(f'models={" ".join(models)}: give the name of one pair, or two config.json.')
   return [network_of(_config_in(Path(path)), dtype=dtype, scan=scan) for path in models]
 
 

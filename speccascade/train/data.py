@@ -160,6 +160,23 @@ def parallel_text(source, target, tokenizer, *, seed: int = 0) -> Iterator[Pair]
   yield from repeated(tokenised(zip(sources, targets, strict=True), tokenizers.load(tokenizer)), seed)
 
 
+def jsonl(
+  path, tokenizer, *, prompt_field: str = 'prompt', target_field: str = 'target', seed: int = 0
+) -> Iterator[Pair]:
+  """Yield the pairs of a file of JSON objects, one a line or in one array, without end.
+
+  Args:
+    path: The file.
+    tokenizer: Path of the tokenizer.
+    prompt_field: Field or template of the source, as `data.jsonl` takes it.
+    target_field: Field or template of the target.
+    seed: Of the order in each epoch.
+  """
+  examples = files.jsonl(path, prompt_field=prompt_field, target_field=target_field).examples
+  texts = ((example.prompt, example.references[0]) for example in examples)
+  yield from repeated(tokenised(texts, tokenizers.load(tokenizer)), seed)
+
+
 def from_teacher(
   teacher: Model | Callable[[], Model],
   sources: Sequence[str],

@@ -26,6 +26,7 @@ from speccascade.train.batches import Pair
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
+from speccascade.train.vocabulary import learned_vocabulary
 from speccascade.types import Model, Network, Rule
 
 
@@ -108,7 +109,8 @@ def register() -> None:
   """Register the names of a config with gin, once."""
   classes = (Job, Settings, Optimizer, Distillation)
   classes += (T5, T5Config, Decoder, DecoderConfig, Span, Rope)
-  sources = (data.generated, data.generated_sources, data.parallel_text, data.seqio_task, data.from_teacher)
+  sources = (data.generated, data.generated_sources, data.parallel_text, data.jsonl, data.seqio_task)
+  sources += (data.from_teacher, learned_vocabulary)
   for thing in (*classes, *sources, t5, rule, checkpoints.load, embedded.vocabulary):
     gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
   gin.external_configurable(_jobs, name='speccascade.train')

@@ -11,6 +11,7 @@ A resumed run reads the data from the start and skips the steps it has done, so 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -29,6 +30,7 @@ from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data import tokenizers
 from speccascade.host import interrupt, multihost, storage, streams
 from speccascade.host.runs import as_json, RunDir
+from speccascade.models.decoder import Decoder
 from speccascade.train import layout
 from speccascade.train.batches import Batch, batches, by_size, Pair, Width
 from speccascade.train.losses import Distillation
@@ -205,7 +207,7 @@ class _Run:
     shardings = self._shardings
     if start is None:
       key = jax.random.key(self._settings.seed)
-      params = jax.jit(self._network.init, out_shardings=shardings['params'])(key)
+      params = jax.jit(functools.partial(_initial, self._network), out_shardings=shardings['params'])(key)
     else:
       params = layout.put(start.params, shardings['params'])  # copies, for steps donate their state
     params = jax.tree.map(lambda x: x.astype(np.float32), params)
@@ -265,6 +267,17 @@ class _Run:
       jax.block_until_ready(state)  # a process that exits while its device computes may crash
       raise
     return state
+
+
+def _initial(network: Network, key: jax.Array) -> Params:
+  """Return random parameters; the rows of a decoder's tied table, which score its tokens too, have a length of about 1.
+
+  At the length √E of other tables the logits of the first step would be as large.
+  """
+  params = network.init(key)
+  if not isinstance(network, Decoder) or not network.config.tied:
+    return params
+  return params | {'token_embedder': jax.tree.map(lambda x: x * x.shape[-1] ** -0.5, params['token_embedder'])}
 
 
 @jax.jit

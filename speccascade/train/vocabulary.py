@@ -1,14 +1,18 @@
 """Make the sentencepiece vocabulary of the package's sentences, as T5's: pad 0, end of sequence 1, unknown 2.
 
-For texts of your own call `speccascade.train.vocabulary.make(FILE, texts, size=1000)`.
+For texts of your own call `speccascade.train.vocabulary.make(FILE, texts, size=1000)`, in a gin file
+`train.learned_vocabulary`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import io
 import itertools
 from pathlib import Path
 import sys
+from typing import Any
 
 from speccascade import embedded
+from speccascade.data import files
 from speccascade.host import commands, storage
 
 
@@ -17,7 +21,6 @@ def make(file, texts: Iterable[str], *, size: int, **settings) -> Path:
   import sentencepiece  # lazily: token ids alone need no tokenizer library
 
   file = Path(file).expanduser().absolute()
-  file.parent.mkdir(parents=True, exist_ok=True)
   of_t5 = dict(
     model_type='unigram',
     character_coverage=1.0,
@@ -29,10 +32,28 @@ def make(file, texts: Iterable[str], *, size: int, **settings) -> Path:
     num_threads=1,
     minloglevel=2,
   )
-  with file.open('wb') as f:
-    sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(texts), model_writer=f, vocab_size=size, **(of_t5 | settings)
-    )
+  written = io.BytesIO()
+  settings = dict(vocab_size=size) | of_t5 | settings
+  sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=written, **settings)
+  storage.write(file, written.getvalue())
+  return file
+
+
+def learned_vocabulary(
+  file: str, paths: Sequence[str], *, size: int, field: str | None = None, settings: Mapping[str, Any] | None = None
+) -> str:
+  """Return the path of a vocabulary; where there is no such file yet, it is learned from the texts of some files.
+
+  Args:
+    file: The vocabulary.
+    paths: The files of texts, as `data.files.texts` reads them.
+    size: Number of pieces.
+    field: Field or template of a text in JSON objects; None takes the lines of a text file.
+    settings: Settings of sentencepiece that replace those of T5.
+  """
+  if not Path(file).expanduser().exists():
+    texts = itertools.chain.from_iterable(files.texts(path, field) for path in paths)
+    make(file, texts, size=size, **(settings or {}))
   return file
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import pathlib
 
 from matching import having
 import pytest
@@ -10,10 +11,20 @@ import pytest
 from speccascade import embedded
 from speccascade.data import files, prompts
 from speccascade.data.examples import Example
+from speccascade.data.spec_bench import spec_bench
 from speccascade.data.tokenizers import find
 from speccascade.engine import inputs
+from speccascade.evaluate import config
 from speccascade.models import toy
 
+ROOT = pathlib.Path(__file__).parents[2]
+BUILT = [  # the rest of an experiment
+  'Experiment.models = [@embedded.models]',
+  "curve/Curve.name = 'target only'",
+  'curve/Curve.method = @methods.autoregressive',
+  'Experiment.curves = [@curve/Curve()]',
+  'run.experiments = [@Experiment()]',
+]
 ENGLISH = ['A dog runs.', 'Two children play.', 'A woman reads a book.']
 GERMAN = ['Ein Hund läuft.', 'Zwei Kinder spielen.', 'Eine Frau liest ein Buch.']
 PROBLEMS = [
@@ -233,6 +244,46 @@ def test_conversations_ask_their_first_turns(chatty, tmp_path):
   path.write_text('{"messages": [{"role": "user", "content": "Hi."}]}\n{"talk": []}\n')
   with pytest.raises(ValueError, match=having('line 2', 'messages', 'talk')):
     files.conversations(str(path))
+
+
+def test_the_turns_of_a_benchmark_are_what_the_user_says(tmp_path):
+  path = tmp_path / 'question.jsonl'
+  rows = [('writing', ['Write.', 'Shorten it.']), ('math', ['Add.']), ('qa', ['Who?']), ('rag', ['Read.'])]
+  lines = [dict(question_id=i, category=category, turns=turns) for i, (category, turns) in enumerate(rows)]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  task = spec_bench(files.conversations(str(path), info_fields=['category'], chat=True))
+  assert [e.prompt for e in task.examples] == [[{'role': 'user', 'content': turns[0]}] for _, turns in rows]
+  assert [e.info['domain'] for e in task.examples] == ['mt_bench', 'mt_bench', 'qa', 'rag']
+  assert [e.info['category'] for e in task.examples] == [category for category, _ in rows]
+  for wrong, parts in (
+    (dict(turns=2, chat=True), ('turns=2', 'line 1', 'answers')),
+    (dict(info_fields=['topic']), ('line 1', "'topic'", 'category')),
+  ):
+    with pytest.raises(ValueError, match=having(*parts)):
+      files.conversations(str(path), **wrong)
+
+
+FIELDS = {'problem': 'What is $1 + {1}$?', 'answer': '2', 'subject': 'Algebra'}
+
+
+@pytest.mark.parametrize(
+  'name, record, prompt, domain',
+  [
+    ('spec_bench', {'category': 'stem', 'turns': ['Explain.', 'Why?']}, 'Explain.', 'mt_bench'),
+    ('mt_bench', {'category': 'stem', 'turns': ['Explain.', 'Why?']}, 'Explain.', 'stem'),
+    ('math500', FIELDS, 'What is $1 + {1}$?\nPlease reason step by step, and put your final', 'Algebra'),
+  ],
+)
+def test_a_gin_file_makes_a_benchmark_of_prompts_from_its_own_file(name, record, prompt, domain, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path('x.jsonl').write_text(json.dumps(record))
+  bindings = ["PATH = 'x.jsonl'", *BUILT]
+  config.parse([str(ROOT / 'gin_configs' / 'tasks' / f'{name}.gin')], bindings)
+  (experiment,) = config.build()
+  (example,) = experiment.task.examples
+  ((message,), info) = example.prompt, example.info
+  assert message['content'].startswith(prompt) and info[experiment.domain] == domain
+  assert experiment.task.name == name and experiment.task.max_new_tokens == 1024
 
 
 def test_half_a_character_in_messages_is_named_with_its_line(tmp_path):

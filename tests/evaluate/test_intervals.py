@@ -150,9 +150,10 @@ def test_domains_are_those_of_the_examples_that_have_one():
     EXPERIMENT, task=dataclasses.replace(toys.task(5), examples=examples), latency_examples=0
   )
   lines = [
-    dict(example=i, tested=4, accepted=i, tested_at=[1], source=[-1], accepted_lengths=[1, 0]) for i in range(1, 5)
+    dict(example=i, tested=4, accepted=i, emitted=9, rounds=3, tested_at=[1], source=[-1], accepted_lengths=[1, 0])
+    for i in range(1, 5)
   ]
   found = breakdown.acceptance(experiment, lines)
-  assert found['acceptance_by_domain'] == {'code': dict(examples=2, tested=8, accepted=3)}
+  assert found['acceptance_by_domain'] == {'code': dict(examples=2, tested=8, accepted=3, emitted=18, rounds=6)}
   assert found['acceptance_by_prompt'] == [0, 0, 1, 0, 0, 1, 0, 1, 0, 1]
   assert (found['accepted_by_round'], found['texts_by_round']) == ([0], [4])

@@ -285,6 +285,14 @@ def test_ratios_compare_sums_of_medians_over_the_same_examples():
   assert took['ratio'] == pytest.approx(4) and took['ratio_ci'] == pytest.approx([4, 4])
   assert took['median_s'] == pytest.approx(0.075) and took['tokens_per_s'] == pytest.approx(20 / 0.15)
   assert took['trials'] == 3 and took['examples'] == took['groups'] == 6 and draft['quality'] is None
+  assert took['ratio_by_domain'] is None
+  info = [{'domain': 'ab'[i % 2]} if i else {} for i in range(len(ALONE.task.examples))]
+  examples = [dataclasses.replace(e, info=x) for e, x in zip(ALONE.task.examples, info, strict=True)]
+  slow = 'draft only', 1
+  slower = [x | dict(seconds=2 * x['seconds']) if (x['curve'], *x['examples']) == slow else x for x in timings]
+  divided = dataclasses.replace(ALONE, task=dataclasses.replace(ALONE.task, examples=examples))
+  found = _records(divided, [], slower, None)[1]['latency']['ratio_by_domain']
+  assert found == {'a': pytest.approx(4), 'b': pytest.approx(3)}  # 1.2 s over .1 + .1 + .2
   few = _records(ALONE, [], [x for x in timings if x['examples'][0] < 5], None)[1]['latency']
   assert (few['groups'], few['ratio_ci'], few['tokens_per_s_ratio_ci']) == (5, None, None)
   assert few['ratio'] == pytest.approx(4)
@@ -416,7 +424,8 @@ def test_acceptance_is_divided_by_round_prompt_and_domain(quality):
     assert texts == sorted(texts, reverse=True) and sum(texts) == counted['rounds']
     assert {name: c['examples'] for name, c in domains.items()} == {'even': 5, 'odd': 5}
     assert sum(c['accepted'] for c in domains.values()) == counted['accepted']
-    assert sum(c['tested'] for c in domains.values()) == counted['tested']
+    for name in ('tested', 'emitted', 'rounds'):
+      assert sum(c[name] for c in domains.values()) == counted[name]
 
 
 def test_the_interval_of_a_difference_pairs_the_examples(quality):

@@ -13,6 +13,9 @@ def curve(*pairs, **more):
   return [point('curve', float(i), q, r, **more) for i, (q, r) in enumerate(pairs)]
 
 
+ZERO = dict(tested=0, accepted=0, emitted=0, rounds=0)
+
+
 # ---- where a curve first reaches a quality ----
 
 
@@ -161,6 +164,14 @@ def test_the_deferral_table_goes_from_the_small_model_to_the_large():
   (table,) = by_title(made.results(points), 'Quality by deferral')
   assert [row[2:] for row in table['rows']] == [[0.0, 20.0], [1.0, 28.0], [0.2, 25.0], [0.4, 29.0]]
   assert not by_title(made.results(points[:2]), 'Quality by deferral')
+
+
+def test_the_table_by_domain_has_what_a_call_of_the_large_model_yields():
+  domains = {'qa': dict(examples=2, tested=10, accepted=4, emitted=9, rounds=6), 'code': dict(examples=1) | ZERO}
+  timed = made.timed(point('a', 0.3, ratio=1.5, counts=made.counts(0.5) | {'acceptance_by_domain': domains}))
+  timed = made.timed(timed, ratio_by_domain={'qa': 1.4})
+  (table,) = by_title(made.results([point('target only', ratio=1.0), timed]), 'By domain')
+  assert table['rows'] == [['a', 'α = 0.3', 'code', 1, None, None, None], ['a', 'α = 0.3', 'qa', 2, 0.4, 1.5, 1.4]]
 
 
 def test_the_prediction_table_divides_the_measured_by_the_predicted():

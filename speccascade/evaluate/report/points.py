@@ -39,6 +39,7 @@ class Times:
   tokens_per_s_ratio: float | None = None
   tokens_per_s_ratio_ci: Interval = None
   steady_ratio: float | None = None
+  ratio_by_domain: Mapping[str, float | None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,6 +71,7 @@ def tables(results: dict) -> list[Table]:
       made.append(_cascades(results, title, points))
     made.append(_collaborative(results, title, points))
     made.append(_deferral(results, title, points))
+    made.append(_domains(title, points))
     made.append(_prediction(title, points))
   return [t for t in made if t is not None]
 
@@ -290,6 +291,22 @@ def _deferral(results: dict, title: str, points: Sequence[PointResult]) -> Table
   note = 'deferred: share of tokens (of a sequence cascade: of texts) at which the rule chose the large model.'
   columns = ['method', 'setting', 'deferred', pts.metric_name(metric)]
   return dict(title=f'Quality by deferral, {title}', columns=columns, rows=rows, note=note) if deferring else None
+
+
+def _domains(title: str, points: Sequence[PointResult]) -> Table | None:
+  """Make one row for each point and domain of the examples."""
+  rows = []
+  for p in (p for some in pts.curves(points).values() for p in some):
+    speeds = p.time('ratio_by_domain') or {}
+    for domain, c in sorted((p.count('acceptance_by_domain') or {}).items()):
+      rates = [x / y if y else None for x, y in ((c['accepted'], c['tested']), (c['emitted'], c['rounds']))]
+      rows.append([p.curve, p.setting, domain, c['examples'], *rates, speeds.get(domain)])
+  columns = ['method', 'setting', 'domain', 'examples', 'accepted', 'tokens/round', 'speed-up']
+  note = (
+    "tokens/round: what a call of the large model yields, its own token included, Spec-Bench's mean accepted tokens. "
+    'Speed-up: over the examples of the domain that were timed.'
+  )
+  return dict(title=f'By domain, {title}', columns=columns, rows=rows, note=note) if rows else None
 
 
 def _prediction(title: str, points: Sequence[PointResult]) -> Table | None:

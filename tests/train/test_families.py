@@ -1,0 +1,124 @@
+"""The gin files that train families of models from public data: their sizes, their vocabularies, a stop on the way."""
+
+import importlib.util
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from tiers import quick
+
+import speccascade
+from speccascade.train import __main__, data, jobs, loop, vocabulary
+
+ROOT = pathlib.Path(__file__).parents[2]
+LLAMA = 'train.learned_vocabulary.size=340', 'train.DecoderConfig.vocab_size=340'
+TINY_LLAMA = (
+  *('draft/train.DecoderConfig.embed_dim=16', 'draft/train.DecoderConfig.head_dim=8', 'draft/train.Settings.steps=6'),
+  'train.Settings.widths=((224, 192),)',
+)
+FAMILIES = {  # bindings of the data, those that make the first job small, and the millions of parameters of all
+  'multi30k_trio': (
+    ['SOURCE="text.en"', 'TARGET="text.de"'],
+    ['train.learned_vocabulary.size=60', 'train.T5Config.vocab_size=60', 'small/train.T5Config.embed_dim=16']
+    + ['small/train.T5Config.head_dim=4', 'small/train.Settings.steps=6'],
+    {'small': 2.32, 'base': 7.80, 'large': 25.26},
+  ),
+  'gsm8k_trio': (['PATH="train.jsonl"'], [*LLAMA, *TINY_LLAMA], {'draft': 0.93, 'companion': 1.97, 'target': 20.98}),
+  'sums_trio': (['PATH="train.jsonl"'], [*LLAMA, *TINY_LLAMA], {'draft': 0.27, 'companion': 0.67, 'target': 4.26}),
+}
+
+
+@pytest.fixture
+def made():
+  """Return the module that generates word problems."""
+  spec = importlib.util.spec_from_file_location('make_sums', ROOT / 'experiments' / 'sums_trio' / 'make_sums.py')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.fixture
+def corpora(made, tmp_path, monkeypatch):
+  """Write small corpora into a folder, which becomes the current one."""
+  monkeypatch.chdir(tmp_path)
+  problems = made.problems()
+  pathlib.Path('train.jsonl').write_text(''.join(json.dumps(next(problems)) + '\n' for _ in range(64)))
+  for language, words in (('en', 'a red dog runs and sleeps'), ('de', 'ein roter Hund läuft und schläft')):
+    texts = [' '.join(words.split()[i % 3 :]) for i in range(64)]
+    pathlib.Path(f'text.{language}').write_text('\n'.join(texts) + '\n')
+
+
+def arguments(name, bindings, *more):
+  return [f'--gin_file={ROOT}/gin_configs/train/{name}.gin', *(f'--gin.{b}' for b in bindings), *more]
+
+
+@pytest.mark.parametrize('name', quick(FAMILIES, ['sums_trio']))
+def test_a_family_is_trained_with_a_vocabulary_of_its_texts_and_goes_on_after_a_stop(
+  name, corpora, monkeypatch, capsys
+):
+  of_data, small, sizes = FAMILIES[name]
+  bindings = [*of_data, *small, 'VOCABULARY="tokenizer.model"', 'train.Settings.batch_size=4']
+  given = arguments(name, [*bindings, 'train.Settings.save_every=2'], f'--job={next(iter(sizes))}')
+  assert __main__.main([*given, '--out=whole']) == 0
+  add = loop.Log.add
+
+  def stopping(self, step, *rest):
+    if step == 5:
+      raise KeyboardInterrupt
+    add(self, step, *rest)
+
+  learned = pathlib.Path('tokenizer.model').read_bytes()
+  pathlib.Path('tokenizer.model').unlink()  # and is learned anew, to the same bytes
+  with monkeypatch.context() as patch:
+    patch.setattr(loop.Log, 'add', stopping)
+    assert __main__.main([*given, '--out=stopped']) == 130
+  assert __main__.main([*given, '--out=stopped']) == 0
+  assert 'going on after step 4 of 6' in capsys.readouterr().out
+  whole, stopped = (speccascade.load(f'{run}/{next(iter(sizes))}/model') for run in ('whole', 'stopped'))
+  assert pathlib.Path('tokenizer.model').read_bytes() == learned
+  jax.tree.map(np.testing.assert_array_equal, whole.params, stopped.params)
+  assert whole.tokenizer.decode(whole.tokenizer.encode('a 12')).strip() == 'a 12' or name == 'multi30k_trio'
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_a_family_has_its_sizes(name):
+  read = jobs.read([f'{ROOT}/gin_configs/train/{name}.gin'], ['TOKENIZER = None'])
+  counted = {}
+  for job in read:
+    shapes = jax.eval_shape(job.network.init, jax.random.key(0))
+    counted[job.name] = round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 2)
+  assert counted == FAMILIES[name][2]
+
+
+def test_problems_have_one_right_answer_and_no_question_twice(made):
+  problems = made.problems(seed=1)
+  some = [next(problems) for _ in range(2000)]
+  assert len({problem['question'] for problem in some}) == len(some)
+  for problem in some:
+    sums, _, answer = problem['answer'].partition(' #### ')
+    results = [text.partition('=') for text in sums.split('; ')]
+    assert all(eval(left) == int(right) for left, _, right in results) and results[-1][2] == answer
+    assert 1 <= int(answer) <= made.LARGEST
+  again = made.problems(seed=1)
+  assert [next(again) for _ in range(5)] == some[:5]
+
+
+def test_a_file_of_objects_gives_pairs_whose_targets_continue_their_sources(tmp_path):
+  path = tmp_path / 'x.jsonl'
+  path.write_text('{"q": "one two", "a": "three"}\n')
+  texts = [f'Q: one two A: three {"four five six seven eight nine ten"[:i]}' for i in range(30)]
+  settings = dict(unk_id=0, bos_id=1, eos_id=2, pad_id=3, byte_fallback=True)
+  tokenizer = vocabulary.make(tmp_path / 'x.model', texts, size=340, hard_vocab_limit=False, **settings)
+  source, target = next(data.jsonl(path, tokenizer, prompt_field='Q: {q} A:', target_field='a'))
+  decode = speccascade.data.tokenizers.load(tokenizer).decode
+  assert source[0] == 1 and target[-1] == 2 and 1 not in target and 2 not in source
+  assert decode([*source, *target]) == 'Q: one two A: three'
+
+
+def test_a_tied_table_begins_with_logits_of_the_size_of_one(corpora):
+  (job, *_) = jobs.read([f'{ROOT}/gin_configs/train/sums_trio.gin'], ['TOKENIZER = None'])
+  params = loop._initial(job.network, jax.random.key(0))
+  table = params['token_embedder']['embedding']
+  np.testing.assert_allclose(np.square(table).sum(-1).mean(), 1, atol=0.05)
