@@ -9,6 +9,8 @@ import sys
 import textwrap
 
 from docutils import nodes
+from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
 from latex2mathml import converter
 from docutils.parsers.rst import directives
 from pygments.lexers import PythonLexer
@@ -16,9 +18,10 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / 'docs')]
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
+import options  # noqa: E402
 import speccascade  # noqa: E402
 
 project = 'speccascade'
@@ -114,6 +117,26 @@ class Known(SphinxDirective):
     return self.parse_text_to_nodes('\n'.join(text))
 
 
+class Flags(Directive):
+  """The table of a command's options."""
+
+  required_arguments, optional_arguments = 1, 1
+  read = staticmethod(options.flags)
+
+  def run(self):
+    """Return the nodes of the table."""
+    container = nodes.container()
+    lines = StringList(options.table(*self.read(*self.arguments)), source=self.arguments[0])
+    self.state.nested_parse(lines, self.content_offset, container)
+    return container.children
+
+
+class Settings(Flags):
+  """The table of what a name of a config takes."""
+
+  read = staticmethod(options.settings)
+
+
 def visit_math(self, node):
   """Write a formula as MathML, which browsers show without a script."""
   self.body.append(converter.convert(node.astext()))
@@ -130,6 +153,8 @@ def setup(app):
   """Connect the hooks above."""
   app.add_directive('known', Known)
   app.add_lexer('gin', PythonLexer)
+  app.add_directive('flags', Flags)
+  app.add_directive('settings', Settings)
   app.add_html_math_renderer('mathml', (visit_math, None), (visit_displayed_math, None))
   app.connect('autodoc-skip-member', skip_member)
   app.connect('autodoc-process-docstring', add_fields, priority=400)  # before napoleon reads it

@@ -21,6 +21,7 @@ import pytest
 
 import speccascade
 from speccascade import embedded, methods, Request, run
+import speccascade.__main__
 from speccascade.data import harness
 from speccascade.data.seqio import tasks
 from speccascade.engine.method import Strategy
@@ -340,3 +341,18 @@ def test_every_gin_file_that_a_document_names_is_there():
   for document in DOCUMENTS:
     for name in re.findall(r'gin_configs/[\w/]+\.gin', document.read_text()):
       assert (ROOT / name).exists(), (document.name, name)
+
+
+def test_the_reference_has_every_command_and_a_meaning_of_everything_that_it_takes(monkeypatch):
+  monkeypatch.syspath_prepend(DOCS)
+  options = importlib.import_module('options')
+  pages = {name: (DOCS / 'reference' / f'{name}.md').read_text() for name in ('commands', 'settings')}
+  of_pages = {name: re.findall(r'^\.\. (?:flags|settings):: (.*)$', text, re.MULTILINE) for name, text in pages.items()}
+  assert {*of_pages['commands'], 'integrations.lm_eval'} == {*speccascade.__main__.COMMANDS}
+  for name, read in (('commands', options.flags), ('settings', options.settings)):
+    for arguments in of_pages[name]:
+      about, rows = read(*arguments.split())
+      assert about and rows and all(meaning for _, _, meaning in rows), (arguments, rows)
+  _, rows = options.settings('speccascade.evaluate.experiment.Experiment', 'speccascade.Sampler')
+  assert ('latency_trials', '3', 'How often each is timed, all points in turn.') in rows
+  assert any(line.startswith('   * - ``--gin_file') for line in options.table(*options.flags('run')))
