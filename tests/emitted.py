@@ -35,7 +35,7 @@ def chi_square(method, models, prompt, sampler, expected, *, first, rows, seed=0
   count = first + expected.ndim
   batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (rows, 1)), jnp.full(rows, len(prompt), jnp.int32))
   keys = jax.random.key_data(jax.random.split(jax.random.key(seed), rows))
-  noise = sampling.Keyed.make(keys, len(prompt) + count + method.window, method.window + 1 if method.by_round else 1)
+  noise = sampling.Keyed(keys, by_round=method.by_round)
   state = _decode(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise)
   late = np.asarray(state.tokens)[:, len(prompt) + first : len(prompt) + count]
   return reference.goodness(late, expected)

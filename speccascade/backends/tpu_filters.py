@@ -37,12 +37,14 @@ def threshold(keys: Array, limit: Array, low: int, high: int, *, mass: bool, int
     [N, 1].
   """
   rows, vocab = keys.shape
-  keys = jnp.pad(keys, ((0, -rows % ROWS), (0, -vocab % _STEP)), constant_values=low)
-  limit = jnp.pad(jnp.broadcast_to(limit.astype(jnp.float32), (rows, LANES)), ((0, -rows % ROWS), (0, 0)))
+  alone = rows == 1  # one row is laid over all rows of a block
+  keys = jnp.pad(keys, ((0, 0), (0, -vocab % (ROWS * _STEP if alone else _STEP))), constant_values=low)
+  keys = keys.reshape(ROWS, -1) if alone else jnp.pad(keys, ((0, -rows % ROWS), (0, 0)), constant_values=low)
+  limit = jnp.pad(jnp.broadcast_to(limit.astype(jnp.float32), (rows, LANES)), ((0, -rows % ROWS), (0, 0)), mode='edge')
   bounds = pl.BlockSpec((ROWS, LANES), lambda i: (i, 0))
   steps = int(high - low).bit_length()
   found = pl.pallas_call(
-    functools.partial(_kernel, low, high, steps, mass),
+    functools.partial(_kernel, low, high, steps, mass, alone),
     out_shape=jax.ShapeDtypeStruct(limit.shape, jnp.int32),
     grid=(keys.shape[0] // ROWS,),
     in_specs=[pl.BlockSpec((ROWS, keys.shape[1]), lambda i: (i, 0)), bounds],
@@ -66,7 +68,7 @@ def cycles(shapes: Sequence[tuple[int, ...]]) -> float:
   return rows // ROWS * 31 * (1.5 * vocab / LANES + 150)
 
 
-def _kernel(low: int, high: int, steps: int, mass: bool, keys, limit, found):
+def _kernel(low: int, high: int, steps: int, mass: bool, alone: bool, keys, limit, found):
   """Bisect for the rows of a block; every lane of a row has its bounds."""
   most = limit[...]
 
@@ -82,7 +84,9 @@ def _kernel(low: int, high: int, steps: int, mass: bool, keys, limit, found):
 
     zeros = jnp.zeros((ROWS, LANES), jnp.float32)
     sums = lax.fori_loop(0, keys.shape[1] // _STEP, add, (zeros,) * (_STEP // LANES))
-    above = jnp.broadcast_to(sum(sums[1:], sums[0]).sum(1, keepdims=True), zeros.shape) >= most
+    total = sum(sums[1:], sums[0]).sum(1, keepdims=True)
+    total = jnp.broadcast_to(total.sum(0, keepdims=True) if alone else total, zeros.shape)
+    above = total >= most
     return jnp.where(above, middle, low), jnp.where(above, high, middle)
 
   bounds = jnp.full((ROWS, LANES), low, jnp.int32), jnp.full((ROWS, LANES), high, jnp.int32)

@@ -136,8 +136,7 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
   layout = program.backend.layout
   tokens, length = _opening(program.networks[-1].start_id, rows.prompt, program.buffer)
   if noise is None:
-    in_block = method.window + 1 if method.by_round else 1
-    noise = sampling.noise.make(_key_data(rows.key), program.buffer, in_block, rows.sampler)
+    noise = sampling.noise.make(_key_data(rows.key), method.by_round, rows.sampler)
   if isinstance(noise, sampling.Keyed):
     noise = noise.replace(layout=layout)
   batch = length.shape[0]

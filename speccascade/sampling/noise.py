@@ -9,6 +9,7 @@ from typing import Self, TYPE_CHECKING
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from speccascade.backends import ops, sharding
 from speccascade.backends.ops import take1
@@ -17,6 +18,7 @@ from speccascade.types import ACCEPT, Array, DRAFT, static
 if TYPE_CHECKING:
   from speccascade.sampling.sampler import Sampler
 
+_TURNS = (13, 15, 26, 6), (17, 29, 16, 24)  # of the words of Threefry-2x32, by round
 _BLOCK = 128  # vocabulary entries in one block of the two-level draw, and lanes of a TPU
 
 
@@ -95,39 +97,50 @@ class Noise:
     raise NotImplementedError(f'{type(self).__name__} has no accept(numerator, denominator, position, start).')
 
 
-def make(keys: Array, positions: int, in_block: int, sampler: 'Sampler') -> Noise:
+def make(keys: Array, by_round: bool, sampler: 'Sampler') -> Noise:
   """Return the noise of rows by key data [B, 2], as the sampler wants it."""
-  if sampler.coupling == 'gumbel':
-    return Coupled(keys, sampler.greedy)
-  return Keyed.make(keys, positions, in_block, sampler.greedy)
+  return Coupled(keys, sampler.greedy) if sampler.coupling == 'gumbel' else Keyed(keys, sampler.greedy, by_round)
+
+
+def hashed(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Array, Array]:
+  """Return Threefry-2x32 of words (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+
+  It is that of `jax.random`, unrolled, so that few words are one kernel.
+  """
+  keys = *key, key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)
+  x, y = counter[0] + keys[0], counter[1] + keys[1]
+  for i in range(5):
+    for turn in _TURNS[i % 2]:
+      x = x + y
+      y = ((y << turn) | (y >> (32 - turn))) ^ x
+    x = x + keys[(i + 1) % 3]
+    y = y + keys[(i + 2) % 3] + np.uint32(i + 1)
+  return x, y
 
 
 @struct.dataclass
 class Keyed(Noise):
-  """Noise keyed by (example, absolute position, purpose), so that a row is the same in any company.
+  """Uniform numbers keyed by (example, absolute position, purpose), so that a row is the same in any company.
 
   A drafted token that no test has looked at may be drawn anew with the same number. Block verification looks at the
-  whole block before it drops a part, so there the position in the block is part of the key as well (K > 1).
-  All numbers are made before the loop, which then only looks them up.
+  whole block before it drops a part, so there the position in the block is part of the key as well.
   """
 
-  uniforms: Array  # [B, T, K, 3, 2]
+  keys: Array  # [B, 2]
   greedy: bool = static(default=False)  # the models' are one-hot; a target need not be
+  by_round: bool = static(default=False)  # whether the position in the block is part of the key
   layout: sharding.Layout | None = static(default=None)  # of the program on a mesh
 
-  @classmethod
-  def make(cls, keys: Array, positions: int, in_block: int = 1, greedy: bool = False) -> 'Keyed':
-    """Hash key data [B, 2] with every position, position in the block (1: not part of the key) and purpose."""
-    shape = (keys.shape[0], positions, in_block, 3)
-    row, position, offset, purpose = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4))
-    words = jax.extend.random.threefry2x32_p.bind(keys[row, 0], keys[row, 1], 3 * position + purpose, offset)
-    return cls(jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in words], -1), greedy)
-
   def uniform(self, position: Array, purpose: int, start: Array) -> Array:
-    rows, _, blocks = self.uniforms.shape[:3]
-    offset = position - start if blocks > 1 else jnp.zeros_like(position)
-    both = (self.uniforms[:, :, :, purpose, i].reshape(rows, -1) for i in range(2))
-    return jnp.stack([take1(x, position * blocks + offset) for x in both], -1)
+    """Return two numbers of [0, 1) for each position [B, ...]: [B, ..., 2]."""
+
+    def words(x):
+      return jnp.broadcast_to(x.reshape(x.shape + (1,) * (position.ndim - x.ndim)), position.shape).astype(jnp.uint32)
+
+    offset = words(position - start.reshape(start.shape + (1,) * (position.ndim - 1)) if self.by_round else 0 * start)
+    counter = 3 * words(position) + np.uint32(purpose), offset
+    found = hashed((words(self.keys[:, 0]), words(self.keys[:, 1])), counter)
+    return jnp.stack([(w >> 8).astype(jnp.float32) * 2.0**-24 for w in found], -1)
 
   def draw(self, weights, position, purpose, start):
     if self.greedy and purpose == DRAFT:
@@ -135,8 +148,7 @@ class Keyed(Noise):
     return draw(weights, self.uniform(position, purpose, start), self.layout), self
 
   def accept(self, numerator, denominator, position, start):
-    u = jax.vmap(lambda p: self.uniform(p, ACCEPT, start), 1, 1)(position)[..., 0]
-    return u * denominator < numerator, self
+    return self.uniform(position, ACCEPT, start)[..., 0] * denominator < numerator, self
 
 
 def _index_of_one(weights: Array) -> Array:
@@ -177,7 +189,7 @@ class Coupled(Noise):
     block, lane = (jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 2 + i) for i in range(2))
     key = [by_row(self.keys[:, i].astype(jnp.uint32)) for i in range(2)]
     counter = by_row(position.astype(jnp.uint32)), block * _BLOCK + lane
-    words = jnp.stack(jax.extend.random.threefry2x32_p.bind(*key, *counter), -2)  # [..., blocks, 2, lanes]
+    words = jnp.stack(hashed(tuple(key), counter), -2)  # [..., blocks, 2, lanes]
     words = words.reshape(*position.shape, -1)[..., :vocab]
     # The least numbers win, so the resolution is there: no u is 0 or 1, and u may be as small as 2⁻³³.
     u = jnp.minimum((words.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)

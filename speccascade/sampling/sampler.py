@@ -11,7 +11,6 @@ from typing import Any
 import warnings
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 

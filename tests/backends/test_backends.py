@@ -272,7 +272,7 @@ def test_methods_decode_the_same_on_every_backend(name, temperature, monkeypatch
   for backend in (backends.Backend(), BACKENDS[name]):
     monkeypatch.setattr(backends, 'backend_for', lambda *_, backend=backend: backend)
     for some in (method, weighted):
-      noise = sampling.Keyed.make(keys, 48, 1, temperature == 0)
+      noise = sampling.Keyed(keys, temperature == 0)
       state = decode_batch(some, models, prompt, max_new_tokens=12, sampler=sampler, noise=noise)
       found.append((np.asarray(state.tokens), state.stats.accepted_lengths.tolist(), state.stats.calls.tolist()))
   for plain, other in zip(found[:2], found[2:], strict=True):

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -313,17 +314,34 @@ def keys_of(ids):
   return jax.random.key_data(keys)
 
 
-def test_keyed_numbers_do_not_depend_on_company_or_length():
-  whole = sampling.Keyed.make(keys_of(range(6)), 20).uniforms
+def table(noise, positions, in_block=1):
+  """Return the numbers of positions, by place in the block and purpose [B, T, K, 3, 2]."""
+  at = jnp.broadcast_to(jnp.arange(positions), (noise.keys.shape[0], positions))
+  place = lambda k: jnp.stack([jnp.stack([noise.uniform(p, u, p - k) for u in range(3)], 1) for p in at.T], 1)
+  return np.asarray(jnp.stack([place(k) for k in range(in_block)], 2))
+
+
+def test_the_hash_is_that_of_jax():
+  words = [jax.random.bits(jax.random.key(i), (7, 5), jnp.uint32) for i in range(4)]
+  found = sampling.noise.hashed(tuple(words[:2]), tuple(words[2:]))
+  for ours, theirs in zip(found, jax.extend.random.threefry2x32_p.bind(*words), strict=True):
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_keyed_numbers_do_not_depend_on_company_or_place():
+  whole = table(sampling.Keyed(keys_of(range(6))), 20)
   assert whole.shape == (6, 20, 1, 3, 2)
-  np.testing.assert_array_equal(sampling.Keyed.make(keys_of([4]), 20).uniforms[0], whole[4])
-  np.testing.assert_array_equal(sampling.Keyed.make(keys_of([5, 2]), 9).uniforms, whole[np.array([5, 2]), :9])
-  by_round = sampling.Keyed.make(keys_of(range(6)), 20, 4).uniforms
+  np.testing.assert_array_equal(table(sampling.Keyed(keys_of([5, 2])), 9), whole[np.array([5, 2]), :9])
+  by_round = table(sampling.Keyed(keys_of(range(6)), by_round=True), 20, 4)
   np.testing.assert_array_equal(by_round[:, :, :1], whole)
+  noise = sampling.Keyed(keys_of(range(6)))
+  np.testing.assert_array_equal(
+    noise.uniform(jnp.full((6, 3), 7), ACCEPT, jnp.full(6, 2))[:, 1], whole[:, 7, 0, ACCEPT]
+  )
 
 
 def test_keyed_numbers_are_all_different_and_uniform():
-  u = np.asarray(sampling.Keyed.make(keys_of(range(100)), 40, 4).uniforms)
+  u = table(sampling.Keyed(keys_of(range(100)), by_round=True), 40, 4)
   pairs = np.unique(u.reshape(-1, 2), axis=0)
   assert len(pairs) == u.size // 2  # the two words of 24 bits together
   assert u.min() >= 0 and u.max() < 1
@@ -334,15 +352,16 @@ def test_keyed_numbers_are_all_different_and_uniform():
 
 
 def test_keyed_decisions_read_their_own_number():
-  noise = sampling.Keyed.make(keys_of(range(5)), 12)
+  noise = sampling.Keyed(keys_of(range(5)))
+  numbers = table(noise, 12)
   at, start = jnp.array([3, 4, 5, 6, 7]), jnp.array([3, 3, 3, 6, 6])
   weights = jnp.ones((5, 4))
   for purpose in (DRAFT, FINAL):
     token, same = noise.draw(weights, at, purpose, start)
-    u = np.asarray(noise.uniforms)[np.arange(5), np.asarray(at), 0, purpose, 0]
+    u = numbers[np.arange(5), np.asarray(at), 0, purpose, 0]
     assert same is noise and token.tolist() == np.floor(u * 4).tolist()
   position = at[:, None] + jnp.arange(3)[None]
-  u = np.asarray(noise.uniforms)[np.arange(5)[:, None], np.asarray(position), 0, ACCEPT, 0]
+  u = numbers[np.arange(5)[:, None], np.asarray(position), 0, ACCEPT, 0]
   ratio = jnp.full((5, 3), 0.5)
   ok, _ = noise.accept(ratio, jnp.ones((5, 3)), position, start)
   np.testing.assert_array_equal(ok, u < 0.5)
@@ -352,7 +371,7 @@ def test_keyed_decisions_read_their_own_number():
 
 
 def test_with_rounds_the_place_in_the_block_is_part_of_the_key():
-  noise = sampling.Keyed.make(keys_of(range(40)), 12, 4)
+  noise = sampling.Keyed(keys_of(range(40)), by_round=True)
   at = jnp.full(40, 6)
   tokens = [noise.draw(jnp.ones((40, 100)), at, DRAFT, jnp.full(40, start))[0].tolist() for start in (6, 5, 4, 3)]
   for i in range(4):
