@@ -44,31 +44,42 @@ def _random(seed: int, *shapes):
   return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
 
-@pytest.mark.parametrize('at', ['anywhere', 'across blocks', 'at the end'])
+def starts(batch: int, last: int) -> jax.Array:
+  """Return where windows of rows start: anywhere, across blocks, at the end."""
+  found = jnp.array([[5, 70, 33], [127, 126, 128], [last, last, 0]], jnp.int32)[:, :batch]
+  return jnp.minimum(found, last)
+
+
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('name', ['gpu', 'tpu'])
-def test_a_window_is_written_and_attended_to_alike(name, shape, at):
+def test_a_window_is_written_and_attended_to_alike(name, shape):
   batch, width, heads, kv, dim, slots, sight, cap = SHAPES[shape]
-  q, k, v, keys, values = _random(
-    0, (batch, width, heads, dim), *[(batch, width, kv, dim)] * 2, *[(batch, slots, kv, dim)] * 2
-  )
+  window, slots_of_row = (batch, width, kv, dim), (batch, slots, kv, dim)
+  given = _random(0, (batch, width, heads, dim), window, window, slots_of_row, slots_of_row)
   bias = _random(1, (batch, heads, width, slots))[0] if sight == 0 else None
-  last = slots - width
-  start = {'anywhere': [5, 70, 33], 'across blocks': [127, 126, 128], 'at the end': [last, last, 0]}[at][:batch]
-  start = jnp.minimum(jnp.array(start, jnp.int32), last)
-  view = View(start[:, None] + jnp.arange(width)[None], sight)
   settings = dict(kv_heads=kv, scale=0.1, cap=cap)
-  plain, other = backends.Backend(), BACKENDS[name]
-  y, (written,) = plain.extend(q, k, v, (plain.entry(keys, values),), 0, view, bias, **settings)
-  found, (entry,) = other.extend(q, k, v, (other.entry(keys, values),), 0, view, bias, **settings)
-  np.testing.assert_allclose(found, y, atol=2e-6)
-  expected = other.entry(*(jnp.swapaxes(written[x], 1, 2) for x in ('key', 'value')))
-  jax.tree.map(np.testing.assert_array_equal, entry, expected)
-  place = jnp.arange(slots)[None, None]
-  first, other_slots = place <= start[:, None, None], place % 3 != start[:, None, None] % 3
-  for visible, mask in ((start + 1, first), (first, first), (other_slots, other_slots)):
-    expected = plain.attend(q, written, mask, None, **settings)
-    np.testing.assert_allclose(other.attend(q, entry, visible, None, **settings), expected, atol=2e-6)
+
+  def programs(backend):
+    """Return how a backend extends slots by windows that begin at `start`, and how it attends to what it wrote."""
+
+    def extend(q, k, v, keys, values, start):
+      view = View(start[:, None] + jnp.arange(width)[None], sight)
+      return backend.extend(q, k, v, (backend.entry(keys, values),), 0, view, bias, **settings)
+
+    return jax.jit(extend), jax.jit(lambda entry, visible: backend.attend(given[0], entry, visible, None, **settings))
+
+  other = BACKENDS[name]
+  (extend, attend), (extend_other, attend_other) = programs(backends.Backend()), programs(other)
+  for start in starts(batch, slots - width):
+    (y, (written,)), (found, (entry,)) = extend(*given, start), extend_other(*given, start)
+    np.testing.assert_allclose(found, y, atol=2e-6)
+    expected = other.entry(*(jnp.swapaxes(written[x], 1, 2) for x in ('key', 'value')))
+    jax.tree.map(np.testing.assert_array_equal, entry, expected)
+    place = jnp.arange(slots)[None, None]
+    first, other_slots = place <= start[:, None, None], place % 3 != start[:, None, None] % 3
+    for visible, mask in ((start + 1, first), (first, first), (other_slots, other_slots)):
+      expected = attend(written, mask)
+      np.testing.assert_allclose(attend_other(entry, visible), expected, atol=2e-6, err_msg=f'{start}')
 
 
 def test_a_kernel_writes_one_layer_of_a_stack():
@@ -220,17 +231,20 @@ def test_scales_and_biases_are_widened_for_a_tpu_once():
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize('tokens', [1, 2, 4, 6, 8, 9, 64, 65])
 @pytest.mark.parametrize('name', BACKENDS)
-def test_products_by_rows_are_the_products(name, tokens, dtype):
-  x = np.random.default_rng(3).normal(size=(tokens, 1, 24)).astype(np.float32)
+def test_products_by_rows_are_the_products(name, dtype):
   rows = np.random.default_rng(4).normal(size=(40, 24)).astype(dtype)
-  found = BACKENDS[name].matmul_rows(jnp.asarray(x), jnp.asarray(rows), jnp.float32)
-  np.testing.assert_allclose(found, x @ rows.astype(np.float32).T, rtol=1e-4, atol=1e-5)
-  kernel = jnp.asarray(rows.astype(np.float32).T)
-  np.testing.assert_allclose(
-    BACKENDS[name].matmul(jnp.asarray(x), kernel, jnp.float32), x @ np.asarray(kernel), rtol=1e-4, atol=1e-5
-  )
+  wide = rows.astype(np.float32).T
+  given = [np.random.default_rng(3).normal(size=(n, 1, 24)).astype(np.float32) for n in (1, 2, 4, 6, 8, 9, 64, 65)]
+
+  @jax.jit
+  def products(given, rows, kernel):
+    both = BACKENDS[name].matmul_rows, BACKENDS[name].matmul
+    return [[by(x, of, jnp.float32) for by, of in zip(both, (rows, kernel))] for x in given]
+
+  for x, found in zip(given, products(given, rows, wide), strict=True):
+    for y in found:
+      np.testing.assert_allclose(y, x @ wide, rtol=1e-4, atol=1e-5, err_msg=f'{len(x)} tokens')
 
 
 def test_every_form_of_an_indexed_operation_gives_the_same():

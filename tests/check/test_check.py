@@ -236,8 +236,6 @@ def test_the_command_finds_rules_in_its_folder_and_says_what_they_are(tmp_path):
 @pytest.mark.parametrize(
   'name, parts',
   [
-    ('mine', ['mine', 'MODULE:NAME']),
-    ('nowhere:rule', ['nowhere', 'import']),
     ('mine:rule', ['mine.py', 'rule']),
     ('pasted:method', ['pasted', 'NameError', 'methods']),
     ('speccascade.methods:speculative', ['speculative', 'neither a rule', 'speculative(…)']),

@@ -31,6 +31,5 @@ def test_a_damaged_program_is_replaced_and_a_copy_is_used(tmp_path):
   printed, warned = run(folder)
   assert printed == '6 0' and 'cache entry' in warned
   assert entry.stat().st_size > sound * 0.9
-  assert run(folder) == ('6 1', '')
   shutil.move(folder, tmp_path / 'moved')
   assert run(tmp_path / 'moved') == ('6 1', '')

@@ -396,9 +396,9 @@ def test_a_file_that_is_no_plan_is_refused_by_its_name(text, tmp_path):
 def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   folder = Path(embedded.__file__).parent / 'pretrained'
   models, out = [str(folder / name) for name in ('small', 'large')], tmp_path / 'plan.json'
-  (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=16).examples))
-  asked = [*models, f'--prompts={tmp_path / "lines.txt"}', '--blocks=2,4', '--temperature=0', '--trials=1']
-  asked += ['--max-new-tokens=24', '--rule=opt:0.3', f'--out={out}']
+  (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=8).examples))
+  asked = [*models, f'--prompts={tmp_path / "lines.txt"}', '--blocks=2', '--temperature=0', '--trials=1']
+  asked += ['--max-new-tokens=16', '--rule=opt:0.3', f'--out={out}']
   assert plan.main(asked) == 0
   printed, bar = capsys.readouterr()
   assert 'cost ratio' in printed and 'opt:0.3' in printed and 'Speculation' in printed
@@ -410,20 +410,6 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   assert command.main(run) == 1 and 'with temperature 0, not with temperature 1' in capsys.readouterr().err
   assert command.main([*run, '--temperature=0']) == 0
   assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-  'more, part',
-  [
-    ([], 'no such file'),
-    (['--rule', 'op:1'], "no rule is called 'op'"),
-    (['--rule', 'opt:x'], "'x'"),
-  ],
-)
-def test_a_mistake_on_the_command_line_is_one_line(more, part, capsys):
-  assert plan.main(['SMALL', 'LARGE', '--prompts', '/nowhere/prompts', *more]) == 1
-  error = capsys.readouterr().err
-  assert part in error and error.count('\n') == 1
 
 
 @pytest.mark.parametrize(

@@ -612,8 +612,6 @@ def test_the_command_says_what_is_wrong_with_a_config(tmp_path, capsys):
   wrong = _command(tmp_path, *(f'--gin_bindings={binding}' for binding in bindings))
   error = capsys.readouterr().err
   assert wrong == 1 and says(error, "name='sgd'", 'adamw', 'adafactor') and error.count('\n') == 1
-  assert _command(tmp_path, '--job=medium') == 1
-  assert says(capsys.readouterr().err, '--job=medium', 'large, small')
 
 
 def test_unknown_names_of_a_config_come_with_the_nearest(tmp_path):
