@@ -7,6 +7,8 @@ from speccascade.data import metrics, prompts
 from speccascade.data.examples import Example, Metric, Task
 from speccascade.host.errors import first_line, RunError
 
+FIRST = 8  # examples whose references are scored
+
 
 def lm_eval_task(
   name: str,
@@ -39,7 +41,7 @@ def lm_eval_task(
 
   examples = [Example(x.doc_id, x.args[0], target(x.doc), dict(x.doc)) for x in task.instances]
   limits = max_prompt_tokens, max_new_tokens or settings['max_gen_toks']
-  return Task(task.task_name, examples, *limits, _metrics(task), prompts.truncation(stop), stop)
+  return Task(task.task_name, examples, *limits, _metrics(task, examples), prompts.truncation(stop), stop)
 
 
 def _read(name: str, consent: bool, limit: int | None, num_fewshot: int | None) -> tuple[Any, dict]:
@@ -68,8 +70,11 @@ def _read(name: str, consent: bool, limit: int | None, num_fewshot: int | None) 
   return task, normalize_gen_kwargs(task.instances[0].args[1])
 
 
-def _metrics(task: Any) -> dict[str, Metric]:
-  """Return the metrics of which more is better, means in per cent; the first document tells which there are."""
+def _metrics(task: Any, examples: list[Example]) -> dict[str, Metric]:
+  """Return the metrics of which more is better, means in per cent.
+
+  The references of the first examples tell which there are, and which of them are in per cent themselves.
+  """
   from lm_eval.api.instance import Instance
   from lm_eval.api.metrics import mean
 
@@ -83,8 +88,9 @@ def _metrics(task: Any) -> dict[str, Metric]:
     results = {name: task.process_results(instance.doc, [x]) for name, x in instance.filtered_resps.items()}
     return {(metric, name): x for name, result in results.items() for metric, x in result.items()}
 
+  known = [scores(e.index, next(iter(e.references), '')) for e in examples[:FIRST]]
   made: dict[str, Metric] = {}
-  for key in scores(next(iter(docs)), ''):
+  for key in known[0]:
 
     def score(example, text, key=key):
       return scores(example.index, text)[key]
@@ -96,5 +102,7 @@ def _metrics(task: Any) -> dict[str, Metric]:
 
     if task.higher_is_better().get(key[0], True):
       label = ', '.join(key[: len(task._filters)])  # with the filter's name where there are several
-      made[label] = metrics.mean(score) if aggregate is mean else of_all
+      made[label] = of_all
+      if aggregate is mean:
+        made[label] = metrics.Mean(score, scale=1 if max(x[key] for x in known) > 1 else 100)
   return made

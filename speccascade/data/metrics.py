@@ -30,9 +30,19 @@ _TRIVIA_PUNCTUATION = {*string.punctuation, *'‘’´'}
 _ARTICLE = re.compile(r'\b(?:a|an|the)\b')
 
 
-@dataclasses.dataclass(frozen=True)
+def _lacks_reference(example: Example) -> str | None:
+  return None if example.references else 'a reference'
+
+
 class Summed:
-  """A metric that is a function of sums over examples: `combine(statistics(…).sum(0), N)`."""
+  """A metric that is a function of sums over examples: `combine(statistics(…).sum(0), N)`.
+
+  Attributes:
+    lacks: Returns what an example must have for any prediction to be right and has not, or None. Where this is None,
+      the metric is tried on references instead.
+  """
+
+  lacks: Callable[[Example], str | None] | None = staticmethod(_lacks_reference)
 
   def statistics(self, examples: Sequence[Example], predictions: Sequence[str]) -> np.ndarray:
     """Return the statistics [N, K] of N predictions, a row for each."""
@@ -42,10 +52,6 @@ class Summed:
     """Return the value of `n` examples whose statistics sum to `row` [K]."""
     raise NotImplementedError
 
-  def lacks(self, example: Example) -> str | None:
-    """Return what an example must have for any prediction to be right and has not, or None."""
-    return None if example.references else 'a reference'
-
   def __call__(self, examples: Sequence[Example], predictions: Sequence[str]) -> float:
     """Return the value of predictions, one for each example."""
     if not len(examples):
@@ -53,7 +59,6 @@ class Summed:
     return self.combine(self.statistics(examples, predictions).sum(0), len(examples))
 
 
-@dataclasses.dataclass(frozen=True)
 class Bleu(Summed):
   """Corpus BLEU with exponential smoothing; statistics are lengths, matches and n-gram counts."""
 
@@ -81,60 +86,41 @@ def _bleu_scorer():
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Summed):
-  """The mean over examples of a score in 0 … 1, in per cent."""
+  """The mean over examples of a score.
 
-  def score(self, example: Example, prediction: str) -> float:
-    """Return the score of one prediction."""
-    raise NotImplementedError
+  Attributes:
+    score: (example, prediction) -> score, in 0 … 1 where the metric is in per cent.
+    lacks: As of `Summed`.
+    scale: What the mean is multiplied by: 100 for per cent.
+  """
+
+  score: Callable[[Example, str], float]
+  lacks: Callable[[Example], str | None] | None = None
+  scale: float = 100
+
+  def __post_init__(self):
+    object.__setattr__(self, '__module__', self.score.__module__)  # by which gin names it
+
+  @property
+  def __name__(self) -> str:
+    """The name of the metric in results."""
+    return self.score.__name__
 
   def statistics(self, examples, predictions):
     scores = [self.score(e, text) for e, text in zip(examples, predictions, strict=True)]
     return np.array(scores, np.float64)[:, None]
 
   def combine(self, row, n):
-    return float(100 * row[0] / n)
+    return float(self.scale * row[0] / n)
 
 
-@dataclasses.dataclass(frozen=True)
-class Scored(Mean):
-  """The mean of what a function scores.
-
-  Attributes:
-    function: (example, prediction) -> score in 0 … 1.
-  """
-
-  function: Callable[[Example, str], float]
-
-  def __post_init__(self):
-    object.__setattr__(self, '__module__', self.function.__module__)  # by which gin names it
-
-  @property
-  def __name__(self) -> str:
-    """The name of the metric in results."""
-    return self.function.__name__
-
-  def score(self, example, prediction):
-    return self.function(example, prediction)
-
-  def lacks(self, example):
-    return None  # `check` tries the function
-
-
-def mean(function: Callable[[Example, str], float]) -> Scored:
+def mean(function: Callable[[Example, str], float]) -> Mean:
   """Return the metric that is the mean of a function's scores, as a decorator: it has bootstrap intervals.
 
   Args:
     function: (example, prediction) -> score in 0 … 1.
   """
-  return Scored(function)
-
-
-@dataclasses.dataclass(frozen=True)
-class Chrf(Mean):
-  """chrF2 of each sentence against the nearest reference."""
-
-  def score(self, example, prediction):
-    return _chrf_scorer().sentence_score(prediction, example.references).score / 100
+  return Mean(function)
 
 
 @functools.cache
@@ -144,12 +130,9 @@ def _chrf_scorer():
   return CHRF()
 
 
-@dataclasses.dataclass(frozen=True)
-class Rouge2(Mean):
-  """Bigram F1 against the nearest reference."""
-
-  def score(self, example, prediction):
-    return max(_rouge_scorer().score(reference, prediction)['rouge2'].fmeasure for reference in example.references)
+def _chrf(example: Example, prediction: str) -> float:
+  """Return chrF2 of a sentence against the nearest reference."""
+  return _chrf_scorer().sentence_score(prediction, example.references).score / 100
 
 
 @functools.cache
@@ -159,24 +142,24 @@ def _rouge_scorer():
   return rouge_scorer.RougeScorer(['rouge2'], use_stemmer=False)  # as in T5's evaluation
 
 
-@dataclasses.dataclass(frozen=True)
-class Match(Mean):
-  """Whether the answer read from a prediction equals the answer of a reference.
+def _rouge2(example: Example, prediction: str) -> float:
+  """Return bigram F1 against the nearest reference."""
+  return max(_rouge_scorer().score(reference, prediction)['rouge2'].fmeasure for reference in example.references)
 
-  Attributes:
+
+def _match(answer: Callable[[str], Hashable | None], needed: str = 'a reference') -> Mean:
+  """Return the metric of whether the answer read from a prediction equals the answer of a reference.
+
+  Args:
     answer: Reads the answer of a text, None where it has none.
     needed: What a text without an answer lacks, in words.
   """
 
-  answer: Callable[[str], Hashable | None]
-  needed: str = 'a reference'
+  def score(example: Example, prediction: str) -> float:
+    given = answer(prediction)
+    return float(given is not None and given in map(answer, example.references))
 
-  def lacks(self, example):
-    return self.needed if all(self.answer(reference) is None for reference in example.references) else None
-
-  def score(self, example, prediction):
-    answer = self.answer(prediction)
-    return float(answer is not None and answer in map(self.answer, example.references))
+  return Mean(score, lambda example: needed if all(answer(x) is None for x in example.references) else None)
 
 
 def number(text: str) -> Fraction | None:
@@ -202,32 +185,30 @@ def letter(text: str) -> str | None:
 
 def squad_answer(text: str) -> str:
   """Return an answer as SQuAD compares it: lower case, without punctuation, articles and double spaces."""
-  answer = _words(''.join(x for x in text.lower() if x not in string.punctuation))
+  answer = _without_articles(''.join(x for x in text.lower() if x not in string.punctuation))
   return '' if answer == NO_ANSWER else answer
 
 
 def trivia_answer(text: str) -> str:
   """Return an answer as TriviaQA compares it: as SQuAD does, but punctuation separates words."""
-  return _words(''.join(' ' if x in _TRIVIA_PUNCTUATION else x for x in text.lower()))
+  return _without_articles(''.join(' ' if x in _TRIVIA_PUNCTUATION else x for x in text.lower()))
 
 
-def _words(text: str) -> str:
+def _without_articles(text: str) -> str:
   return ' '.join(_ARTICLE.sub(' ', text).split())
 
 
-@dataclasses.dataclass(frozen=True)
-class WordF1(Mean):
-  """F1 of the words that a prediction shares with the nearest reference; of an empty answer, whether both are empty.
+def _word_f1(answer: Callable[[str], str]) -> Mean:
+  """Return the metric of F1 of the words that an answer shares with the nearest reference's.
 
-  Attributes:
-    answer: Makes of a text the answer that is compared.
+  Of an empty answer it is whether both are empty.
   """
 
-  answer: Callable[[str], str]
+  def score(example: Example, prediction: str) -> float:
+    given = answer(prediction).split()
+    return max(_f1(given, answer(reference).split()) for reference in example.references)
 
-  def score(self, example, prediction):
-    given = self.answer(prediction).split()
-    return max(_f1(given, self.answer(reference).split()) for reference in example.references)
+  return Mean(score, _lacks_reference)
 
 
 def _f1(given: Sequence[str], wanted: Sequence[str]) -> float:
@@ -236,26 +217,16 @@ def _f1(given: Sequence[str], wanted: Sequence[str]) -> float:
   return 2 * (Counter(given) & Counter(wanted)).total() / (len(given) + len(wanted))
 
 
-@dataclasses.dataclass(frozen=True)
-class Words(Mean):
-  """The mean number of words."""
-
-  def score(self, example, prediction):
-    return len(prediction.split())
-
-  def combine(self, row, n):
-    return float(row[0] / n)
-
-  def lacks(self, example):
-    return None
+def _words(example: Example, prediction: str) -> int:
+  return len(prediction.split())
 
 
 bleu = Bleu()
-chrf = Chrf()
-rouge2 = Rouge2()
-final_number = Match(number, 'a reference with a number')
-accuracy = Match(letter, 'a reference with a letter A–D')
-exact_match = Match(str.strip)
+chrf = Mean(_chrf, _lacks_reference)
+rouge2 = Mean(_rouge2, _lacks_reference)
+final_number = _match(number, 'a reference with a number')
+accuracy = _match(letter, 'a reference with a letter A–D')
+exact_match = _match(str.strip)
 
 METRICS: dict[str, Summed] = dict(
   bleu=bleu,
@@ -264,11 +235,11 @@ METRICS: dict[str, Summed] = dict(
   final_number=final_number,
   accuracy=accuracy,
   exact_match=exact_match,
-  squad_exact_match=Match(squad_answer),
-  squad_f1=WordF1(squad_answer),
-  trivia_exact_match=Match(trivia_answer),
-  trivia_f1=WordF1(trivia_answer),
-  words=Words(),
+  squad_exact_match=_match(squad_answer),
+  squad_f1=_word_f1(squad_answer),
+  trivia_exact_match=_match(trivia_answer),
+  trivia_f1=_word_f1(trivia_answer),
+  words=Mean(_words, lambda example: None, scale=1),
 )
 
 
@@ -326,7 +297,7 @@ def check(
     where: Describes the origin of an example, for the error.
   """
   for name, metric in metrics.items():
-    if isinstance(metric, Scored) or not isinstance(metric, Summed):
+    if not isinstance(metric, Summed) or metric.lacks is None:
       _try(name, metric, examples[:2])
       continue
     for example in examples:

@@ -93,6 +93,15 @@ def test_an_experiment_has_the_task_by_its_gin_name(folder):
   assert results['metrics'][0] == 'exact_match, all' and results['points'][0]['examples'] == 2
 
 
+def test_a_mean_that_is_in_per_cent_stays_as_it_is(folder):
+  (folder / 'points.py').write_text('def points(references, predictions): return 100.0 * (references == predictions)')
+  listed = '[{metric: !function points.points, aggregation: mean, higher_is_better: true}]'
+  task = lm_eval_task(written(folder, metric_list=listed))
+  (judge,) = task.metrics.values()
+  assert judge(task.examples, [answer for _, answer in SUMS]) == 100
+  assert judge(task.examples, ['4', '', '']) == pytest.approx(100 / 3)
+
+
 def test_programs_run_with_both_consents_alone(folder, monkeypatch):
   metrics = '[{metric: !function code.passed, aggregation: mean, higher_is_better: true}]'
   path = written(folder, unsafe_code='true', metric_list=metrics)

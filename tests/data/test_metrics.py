@@ -163,7 +163,7 @@ class Longer:
 
 def test_a_metric_of_the_users_is_a_function_or_an_object_that_can_be_called():
   found = metrics.named([shortness, 'bleu', functools.partial(metrics.final_number), Longer()])
-  assert list(found) == ['shortness', 'bleu', 'Match', 'Longer'] and found['shortness'] is shortness
+  assert list(found) == ['shortness', 'bleu', 'score', 'Longer'] and found['shortness'] is shortness
   metrics.check(found, examples(['4 cats']))
   lambda_ = lambda examples, predictions: 1
   for wrong, part in (
