@@ -18,7 +18,6 @@ COMMANDS = (
   'compile',
   'convert',
   'train',
-  'train.vocabulary',
   'integrations.lm_eval',
 )
 

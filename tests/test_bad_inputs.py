@@ -55,7 +55,6 @@ from speccascade.models import ngram, toy
 from speccascade.models.t5 import T5, T5Config
 from speccascade.sv.plans import Profile
 from speccascade.train import __main__ as training
-from speccascade.train import vocabulary
 from speccascade.types import Model, Network
 
 CONFIG = {'model_type': 't5', 'vocab_size': 11, 'd_model': 8, 'd_kv': 4, 'd_ff': 6, 'num_layers': 1, 'num_heads': 3}
@@ -690,7 +689,6 @@ MAIN = {
   'plan': plan.main,
   'convert': convert.main,
   'check': check,
-  'vocabulary': vocabulary.main,
   'compile': compile.main,
   'decode': decoding.main,
   'calibrate': calibrate.main,
@@ -851,7 +849,6 @@ COMMANDS = {
     ),
   ],
   'speccascade': [(['run'], 'run')],
-  'vocabulary': [([], 'file'), (['gs://b/x'], 'gs://b/x')],
 }
 ROWS = [(name, argv, part) for name, rows in COMMANDS.items() for argv, part in rows]
 
@@ -883,13 +880,12 @@ def test_help_exits_with_0(name, capsys):
 
 def test_help_speaks_of_its_own_command(capsys):
   said = {}
-  for name in ('run', 'train', 'convert', 'vocabulary'):
+  for name in ('run', 'train', 'convert'):
     with pytest.raises(SystemExit):
       MAIN[name](['--help'])
     said[name] = capsys.readouterr().out
   assert 'Experiment.' in said['run'] and 'Experiment.' not in said['train'] and 'train.Settings.' in said['train']
   assert said['convert'].count('python -m speccascade.convert') == 1
-  assert "the package's sentences" in said['vocabulary'] and 'corpus' not in said['vocabulary']
 
 
 def test_the_files_that_ship_are_found():
