@@ -13,13 +13,13 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from sentencepiece import SentencePieceTrainer
 
 import speccascade
 from speccascade.checkpoints.hf import writer
 from speccascade.data import files, tokenizer_formats, tokenizers
 from speccascade.host import commands
 from speccascade.models import translation
+from speccascade.train import vocabulary
 from speccascade.types import Model
 
 BEGIN, END, PAD = '<|begin|>', '<|end|>', '<|pad|>'
@@ -49,26 +49,18 @@ def byte_level(folder: Path, texts: list[str], size: int, *, begins: bool) -> to
 
 def sentencepiece(folder: Path, texts: list[str], size: int, *, begins: bool) -> tokenizers.Tokenizer:
   """Train a BPE of sentencepiece, with bytes for what it lacks and single digits."""
-  folder.mkdir(parents=True, exist_ok=True)
-  with (folder / 'tokenizer.model').open('wb') as file:
-    SentencePieceTrainer.train(
-      sentence_iterator=iter(texts),
-      model_writer=file,
-      vocab_size=size,
-      hard_vocab_limit=False,  # few texts have fewer pieces
-      model_type='bpe',
-      character_coverage=0.9995,
-      byte_fallback=True,
-      split_digits=True,
-      normalization_rule_name='identity',
-      pad_id=0,
-      eos_id=1,
-      unk_id=2,
-      bos_id=3 if begins else -1,
-      user_defined_symbols=['\n'],
-      num_threads=1,
-      minloglevel=2,
-    )
+  vocabulary.make(
+    folder / 'tokenizer.model',
+    texts,
+    size=size,
+    hard_vocab_limit=False,  # few texts have fewer pieces
+    model_type='bpe',
+    character_coverage=0.9995,
+    byte_fallback=True,
+    split_digits=True,
+    bos_id=3 if begins else -1,
+    user_defined_symbols=['\n'],
+  )
   return tokenizers.load(folder)
 
 

@@ -4,27 +4,20 @@ Texts become tokens by the tokenizer's convention. A target continues its source
 end of sequence.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 import importlib
 import json
-from pathlib import Path
-from typing import Any
-import warnings
 
 import numpy as np
 
-from speccascade import embedded, methods
-from speccascade.checkpoints import digests
-from speccascade.data import files, prompts, tokenizers
+from speccascade import embedded
+from speccascade.data import files, tokenizers
+from speccascade.data import prompts as prompting
 from speccascade.data.benchmarks import BENCHMARKS
 from speccascade.data.seqio import pipeline
-from speccascade.decode import decode
-from speccascade.host import storage
-from speccascade.host.runs import RunDir
-from speccascade.sampling import Sampler
+from speccascade.decode import lines
 from speccascade.train.batches import Pair
-from speccascade.types import Model
 
 
 def tokenised(texts: Iterable[tuple[str, str]], tokenizer: tokenizers.Tokenizer) -> Iterator[Pair]:
@@ -43,12 +36,7 @@ def tokenised(texts: Iterable[tuple[str, str]], tokenizer: tokenizers.Tokenizer)
 def repeated(pairs: Iterable[Pair], seed: int = 0) -> Iterator[Pair]:
   """Yield pairs without end, in a new order in each epoch."""
   pairs = list(pairs)
-  if not pairs:
-    raise ValueError('there are no pairs to train on: check the files and the limits on length')
-  rng = np.random.default_rng(seed)
-  while True:
-    for i in rng.permutation(len(pairs)):
-      yield pairs[i]
+  return shuffled(lambda: pairs, seed, len(pairs))
 
 
 def shuffled(epoch: Callable[[], Iterable[Pair]], seed: int = 0, buffer: int = 10_000) -> Iterator[Pair]:
@@ -70,7 +58,7 @@ def shuffled(epoch: Callable[[], Iterable[Pair]], seed: int = 0, buffer: int = 1
       yield drawn[i]
       drawn[i] = pair
     if not drawn:
-      raise ValueError('there are no pairs to train on: check the data')
+      raise ValueError('there are no pairs to train on: check the files and the limits on length')
     for i in rng.permutation(len(drawn)):
       yield drawn[i]
 
@@ -110,7 +98,7 @@ def seqio_task(
     loaded = tokenizers.load(tokenizer)
 
     def read():
-      return pipeline.benchmark_examples(benchmark, dataset, prompts.NO_LIMIT, split)
+      return pipeline.benchmark_examples(benchmark, dataset, prompting.NO_LIMIT, split)
 
     yield from shuffled(lambda: tokenised(((e.prompt, e.references[0]) for e in read()), loaded), seed)
   seqio = pipeline.library()
@@ -137,11 +125,6 @@ def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed
   """
   texts = embedded.sentences(split, count)
   yield from repeated(tokenised(texts, tokenizers.load(tokenizer)), seed)
-
-
-def generated_sources(*, count: int, split: str = 'train') -> list[str]:
-  """Return the first `count` English sentences of a split of the package, for a teacher to translate."""
-  return [source for source, _ in embedded.sentences(split, count)]
 
 
 def parallel_text(source, target, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
@@ -177,94 +160,23 @@ def jsonl(
   yield from repeated(tokenised(texts, tokenizers.load(tokenizer)), seed)
 
 
-def from_teacher(
-  teacher: Model | Callable[[], Model],
-  sources: Sequence[str],
-  *,
-  file,
-  temperature: float = 0.0,
-  max_new_tokens: int = 64,
-  batch_size: int = 64,
-  seed: int = 0,
-) -> Iterator[Pair]:
-  """Yield sources with the teacher's outputs without end (sequence-level distillation).
+def decoded(prompts, outputs, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
+  """Yield prompts with a teacher's outputs without end (sequence-level distillation).
+
+  The files are the input and the output of `python -m speccascade.decode`. Outputs that no end of sequence ends are
+  left out.
 
   Args:
-    teacher: A model, or a function that returns one, which is called when the first pair is asked for.
-    sources: Texts.
-    file: A journal of the outputs, with which a killed run goes on; its first line has the settings.
-    temperature: Of the teacher.
-    max_new_tokens: Of the teacher; outputs that reach it are dropped.
-    batch_size: Of the teacher's decoding.
-    seed: Of the teacher's samples and the order in each epoch.
-
-  Raises:
-    ValueError: if the file has outputs for other sources or settings.
+    prompts: File of the prompts.
+    outputs: File of the outputs.
+    tokenizer: Path of the tokenizer, the teacher's too.
+    seed: Of the order in each epoch.
   """
-  file = storage.local(file)
-  teacher = teacher() if callable(teacher) else teacher
-  settings = {
-    'teacher': digests.of_params(teacher.params),
-    'temperature': temperature,
-    'max_new_tokens': max_new_tokens,
-    'seed': seed,
-  }
-  rows = _outputs(teacher, sources, file, settings, batch_size)
-  pairs = [(teacher.tokenizer.encode(row['source']), row['target']) for row in rows]
-  ends = teacher.network.eos_ids
-  complete = [(source, target) for source, target in pairs if target and target[-1] in ends]
-  yield from repeated(complete, seed)
-
-
-def _outputs(
-  teacher: Model, sources: Sequence[str], file: Path, settings: dict[str, Any], batch_size: int
-) -> list[dict[str, Any]]:
-  """Return a row for each source, without a target where logits were not finite; decode those that the file lacks."""
-  journal = RunDir(file.parent, 'name another file').journal(file.name)
-  if not journal.count:
-    journal.append([settings])
-  done = len(_read(file, sources, settings))
-  for start in range(done, len(sources), 8 * batch_size):
-    journal.append(_decoded(teacher, sources[start : start + 8 * batch_size], start, settings, batch_size))
-  rows = _read(file, sources, settings)
-  faults = [row['fault'] for row in rows if 'fault' in row]
-  if faults and len(faults) == len(sources):
-    raise ValueError(faults[0])
-  if faults and done < len(sources):
-    summary = f"{len(faults)} of the teacher's {len(sources)} outputs are faults, and are dropped. {faults[0]}"
-    warnings.warn(summary, stacklevel=2)
-  return rows
-
-
-def _read(file: Path, sources: Sequence[str], settings: dict[str, Any]) -> list[dict[str, Any]]:
-  """Return the rows of a file of outputs, checked to be for the first of these sources, and for these settings."""
-  header, *rows = [json.loads(line) for line in files.lines(file)]
-  for name, value in settings.items():
-    if header.get(name) != value:
-      raise ValueError(f'{file} has outputs for {name}={header.get(name)}, not {value}: remove it or name another file')
-  if [row.get('source') for row in rows] != list(sources[: len(rows)]) or len(rows) > len(sources):
-    raise ValueError(f'{file} has outputs for other sources: remove it, or name another file')
-  return rows
-
-
-def _decoded(
-  teacher: Model, sources: Sequence[str], start: int, settings: dict[str, Any], batch_size: int
-) -> list[dict[str, Any]]:
-  """Decode sources, the first of which is number `start`, and return a row for each."""
-  out = decode(
-    methods.autoregressive(),
-    [teacher],
-    list(sources),
-    max_new_tokens=settings['max_new_tokens'],
-    sampler=Sampler(settings['temperature']),
-    seed=settings['seed'],
-    example_ids=range(start, start + len(sources)),
-    batch_size=batch_size,
-    keep_faults=True,
-  )
-  rows = [
-    {'source': text, 'target': [int(t) for t in tokens]} for text, tokens in zip(sources, out.tokens, strict=True)
-  ]
-  return [
-    row if fault is None else row | dict(target=[], fault=fault) for row, fault in zip(rows, out.faults, strict=True)
-  ]
+  loaded = tokenizers.load(tokenizer)
+  asked = lines.parse(prompts, '\n'.join(files.lines(prompts)))
+  rows = [json.loads(line) for line in files.lines(outputs)]
+  if rows and max(row['index'] for row in rows) >= len(asked):
+    raise ValueError(f'{outputs} has an output for prompt {max(row["index"] for row in rows)}, but {prompts} has not')
+  ended = [row for row in rows if row['finish_reason'] == 'eos']
+  encode = [loaded.encode if isinstance(request.prompt, str) else loaded.chat for request in asked]
+  yield from repeated([(encode[row['index']](asked[row['index']].prompt), row['tokens']) for row in ended], seed)

@@ -109,8 +109,7 @@ def register() -> None:
   """Register the names of a config with gin, once."""
   classes = (Job, Settings, Optimizer, Distillation)
   classes += (T5, T5Config, Decoder, DecoderConfig, Span, Rope)
-  sources = (data.generated, data.generated_sources, data.parallel_text, data.jsonl, data.seqio_task)
-  sources += (data.from_teacher, learned_vocabulary)
+  sources = (data.generated, data.parallel_text, data.jsonl, data.seqio_task, data.decoded, learned_vocabulary)
   for thing in (*classes, *sources, t5, rule, checkpoints.load, embedded.vocabulary):
     gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
   gin.external_configurable(_jobs, name='speccascade.train')

@@ -219,16 +219,11 @@ class _Run:
 
     The batches are checked to be those that it was trained on.
     """
-    if not (self._out.path / 'state' / str(step) / 'data').is_dir():
-      raise ValueError(
-        f'{self._out} has a run of an older version, whose state/{step} has no digest of its data: finish it with '
-        'that version, or choose another folder'
-      )
     items = ocp.args.Composite(state=ocp.args.StandardRestore(self._shapes), data=ocp.args.JsonRestore())
     saved = manager.restore(step, args=items)
     for _ in range(step):
       next(stream, None)
-    unlogged = saved.data.pop('unlogged', [])  # not in runs of older versions
+    unlogged = saved.data.pop('unlogged')
     if saved.data != stream.digest():
       raise ValueError(
         f'{self._out} has a run on other data, as its first {step} steps show: give it the same data, or choose '

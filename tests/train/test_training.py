@@ -24,8 +24,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 import speccascade
-from speccascade import checkpoints, decode, rules
-from speccascade.checkpoints import digests, hf, orbax
+from speccascade import checkpoints, decode, methods, rules, Sampler
+from speccascade.checkpoints import hf, orbax
 from speccascade.data.tokenizers import find
 from speccascade.host import storage
 from speccascade.host.errors import RunError
@@ -182,13 +182,6 @@ def test_a_finished_run_is_not_trained_further_and_its_model_not_written_again(t
   assert before and content() == before
 
 
-def test_a_run_without_a_digest_of_its_data_is_an_error_of_one_sentence(tmp_path):
-  train(tmp_path / 'run', T5_NET, copies(), settings(steps=2), echo=quiet)
-  shutil.rmtree(tmp_path / 'run' / 'state' / '2' / 'data')
-  with pytest.raises(ValueError, match=having('run', 'state/2', 'older version', 'another folder')):
-    train(tmp_path / 'run', T5_NET, copies(), settings(steps=2), echo=quiet)
-
-
 class Waited:
   """A number on a device that notes when it is waited for."""
 
@@ -300,92 +293,22 @@ def test_a_tokenizer_without_an_end_of_sequence_is_named(tmp_path):
     next(data.tokenised([('3', '5')], words(tmp_path)))
 
 
-def test_the_teachers_outputs_are_made_once_and_cut_off_ones_left_out(tmp_path):
+def test_a_teachers_outputs_are_those_of_the_decode_command_without_the_cut_off(tmp_path):
   teacher = toy.model(3, 12, eos_ids=(1, 2)).replace(tokenizer=words(tmp_path, eos_token='</s>'))
-  file, sources = tmp_path / 'outputs.jsonl', ['3 4', '5 6 7', '8', '9 10', '2 2 2']
-  kwargs = dict(file=file, temperature=1.0, max_new_tokens=8, batch_size=2)
-  pairs = list(itertools.islice(data.from_teacher(teacher, sources, **kwargs), 20))
-  rows = [json.loads(line) for line in file.read_text().splitlines()][1:]
-  complete = [row['target'] for row in rows if row['target'][-1] in (1, 2)]
-  assert {t[-1] for t in complete} == {1, 2} and {tuple(t) for _, t in pairs} == {tuple(t) for t in complete}
-  before = file.stat().st_mtime_ns
-  again = list(itertools.islice(data.from_teacher(lambda: teacher, sources, **kwargs), 20))
-  assert again == pairs and file.stat().st_mtime_ns == before
-  with pytest.raises(ValueError, match='sources'):
-    next(data.from_teacher(teacher, sources[1:], **kwargs))
-
-
-def test_a_teacher_that_was_killed_goes_on_with_the_sources_that_are_left(tmp_path, monkeypatch):
-  teacher = toy.model(3, 12, eos_ids=(1, 2)).replace(tokenizer=words(tmp_path, eos_token='</s>'))
-  sources = [f'{i % 7 + 3} {i % 5 + 3} {i // 7 % 7 + 3}' for i in range(20)]
-  kwargs = dict(temperature=1.0, max_new_tokens=8, batch_size=1)
-  wanted = next(data.from_teacher(teacher, sources, file=tmp_path / 'whole', **kwargs))
-  asked = []
-
-  def killed(*args, **options):
-    asked.append(list(options['example_ids']))
-    if len(asked) == 2:
-      raise KeyboardInterrupt
-    return decode(*args, **options)
-
-  monkeypatch.setattr(data, 'decode', killed)
-  file = tmp_path / 'killed'
-  with pytest.raises(KeyboardInterrupt):
-    next(data.from_teacher(teacher, sources, file=file, **kwargs))
-  with open(file, 'a') as f:
-    f.write('{"source": "3')  # a line that was not finished
-  assert next(data.from_teacher(teacher, sources, file=file, **kwargs)) == wanted
-  assert asked == [[*range(8)], [*range(8, 16)], [*range(8, 16)], [*range(16, 20)]]
-  assert file.read_bytes() == (tmp_path / 'whole').read_bytes()
-
-
-def test_faults_of_a_teacher_are_dropped_with_a_warning(tmp_path):
-  teacher = toy.model(3, 12, eos_ids=(1, 2)).replace(tokenizer=words(tmp_path, eos_token='</s>'))
-  tokens = teacher.tokenizer.encode('3 4')
-  sick = teacher.params['table'].at[tokens[-2] * 12 + tokens[-1]].set(np.nan)
-  teacher = teacher.replace(params=teacher.params | {'table': sick})
-  kwargs = dict(temperature=1.0, max_new_tokens=8, batch_size=2)
-  with pytest.warns(UserWarning, match=having('1 of', '5', 'example 0')):
-    next(data.from_teacher(teacher, ['3 4', '5 6 7', '8', '9 10', '2 2 2'], file=tmp_path / 'outputs', **kwargs))
-  assert json.loads((tmp_path / 'outputs').read_text().splitlines()[1])['target'] == []
-  with pytest.raises(ValueError, match=having('example 0', 'model 0')):
-    next(data.from_teacher(teacher, ['3 4'], file=tmp_path / 'other', **kwargs))
-
-
-def test_saved_outputs_are_of_the_same_teacher_and_settings(tmp_path):
-  teachers = [toy.model(seed, 12, eos_ids=(1,)).replace(tokenizer=words(tmp_path, eos_token='</s>')) for seed in (3, 4)]
-  known = [digests.of_params(teacher.params) for teacher in teachers]
-  file = tmp_path / 'outputs.jsonl'
-  row = json.dumps({'source': '3', 'target': [4, 1]})
-  first = lambda teacher, **changes: next(data.from_teacher(teacher, ['3'], file=file, **changes))
-  file.write_text(json.dumps(dict(teacher=known[0], temperature=0, max_new_tokens=64, seed=0)) + f'\n{row}\n')
-  assert first(teachers[0]) == ([3], [4, 1])
-  for teacher, changes, parts in (
-    (teachers[1], {}, [f'teacher={known[0]}', known[1]]),
-    (teachers[0], {'temperature': 0.5}, ['temperature=0', '0.5']),
-    (teachers[0], {'max_new_tokens': 8}, ['max_new_tokens=64', '8']),
-    (teachers[0], {'seed': 1}, ['seed=0', '1']),
-  ):
-    with pytest.raises(ValueError, match=having('outputs.jsonl', *parts)):
-      first(teacher, **changes)
-  file.write_text(f'{row}\n')
-  with pytest.raises(ValueError, match='teacher=None'):
-    first(teachers[0])
-
-
-def test_a_config_may_name_a_teacher_that_an_earlier_job_is_to_train(tmp_path):
-  bindings = [
-    'small/train.Job.pairs = @train.from_teacher()',
-    'train.from_teacher.teacher = @train.load',
-    'train.from_teacher.sources = @train.generated_sources()',
-    'train.generated_sources.count = 4',
-    f'train.from_teacher.file = {str(tmp_path / "outputs")!r}',
-    f'train.load.path = {str(tmp_path / "later")!r}',
-  ]
-  (tmp_path / 'config.gin').write_text(CONFIG)
-  _, small = jobs.read([str(tmp_path / 'config.gin')], bindings)
-  with pytest.raises(FileNotFoundError, match='later'):
-    next(small.pairs)
+  sources = ['3 4', '5 6 7', '8', '9 10', '2 2 2']
+  out = decode(methods.autoregressive(0), [teacher], sources, max_new_tokens=4, sampler=Sampler(1.0))
+  names = 'finish_reason', 'tokens'
+  rows = [dict(zip(names, x), index=i) for i, x in enumerate(zip(out.finish_reasons, out.tokens))]
+  (tmp_path / 'in.jsonl').write_text('\n'.join(map(json.dumps, sources)))
+  (tmp_path / 'out.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  wanted = [(teacher.tokenizer.encode(sources[r['index']]), r['tokens']) for r in rows if r['finish_reason'] == 'eos']
+  assert 0 < len(wanted) < 5
+  files = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
+  pairs = itertools.islice(data.decoded(*files, teacher.tokenizer), len(wanted))
+  assert sorted(pairs) == sorted(wanted)
+  (tmp_path / 'in.jsonl').write_text('"3 4"')
+  with pytest.raises(ValueError, match=having('out.jsonl', 'prompt 4', 'in.jsonl')):
+    next(data.decoded(*files, teacher.tokenizer))
 
 
 def test_queries_take_smaller_steps():
