@@ -17,10 +17,11 @@ with warnings.catch_warnings():
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
+from speccascade.data import files
 from speccascade.data.examples import Example, Task
 from speccascade.data.metrics import exact_match, METRICS
 from speccascade.data.seqio import tasks
-from speccascade.data.seqio.pipeline import token_features
+from speccascade.data.seqio.pipeline import add_task, token_features
 from speccascade.data.tokenizers import find
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
@@ -346,7 +347,7 @@ def test_the_prompts_of_programs_have_their_tests_or_their_language(data_dir):
 @pytest.mark.parametrize('kind', ['byt5', 'bpe', 'opt'])
 def test_tokens_are_those_that_decoding_makes(kind, data_dir, request):
   folder = request.getfixturevalue(kind)
-  tasks.add_benchmark('wmt14_ende', tokenizer=folder, data_dir=data_dir)
+  add_task(tasks.seqio_task('wmt14_ende', data_dir=data_dir), tokenizer=folder)
   tokenizer = find(folder)
   for record in read('wmt14_ende'):
     source, target = (record[f'{key}_pretokenized'].decode() for key in ('inputs', 'targets'))
@@ -367,33 +368,25 @@ def test_a_vocabulary_reads_back_what_it_wrote(bpe, byt5, opt):
   assert token_features(bpe)['inputs'].vocabulary.encode('a')[0] == 0
 
 
-def test_benchmarks_are_changed_by_name(data_dir, byt5):
-  tasks.add_benchmark('short', 'wmt14_ende', tokenizer=byt5, data_dir=data_dir, prefix='> ', max_prompt_tokens=8)
-  assert [r['inputs_pretokenized'] for r in read('short')] == [b'> Sente'] * 4
-  with pytest.raises(ValueError, match="'short'"):
-    tasks.add_benchmark('short', 'wmt14_ende', data_dir=data_dir)
-  with pytest.raises(ValueError, match=having("'none'", 'wmt14_ende')):
-    tasks.add_benchmark('none', data_dir=data_dir)
-  with pytest.raises(ValueError, match='chat=True'):
-    tasks.add_benchmark('xsum', tokenizer=byt5, data_dir=data_dir, chat=True)
-
-
 def test_files_are_read_as_without_seqio(tmp_path, byt5):
   (tmp_path / 'a').write_text('one\ntwo\n')
   (tmp_path / 'b').write_text('eins\nzwei\n')
   (tmp_path / 'c').write_text('{"q": "1 + 1", "a": ["2", "two"]}')
   a, b, c = (str(tmp_path / name) for name in 'abc')
-  tasks.add_parallel_text('lines', a, b, tokenizer=byt5, prefix='de: ', start=1)
+  lines = files.parallel_text(a, b, prefix='de: ', start=1)
+  add_task(lines, tokenizer=byt5, name='lines')
   (record,) = read('lines')
   assert json.loads(record['example']) == dict(index=1, prompt='de: two', target='zwei', info={})
   assert record['inputs'].tolist() == find(byt5).encode('de: two')
-  tasks.add_jsonl('objects', c, tokenizer=byt5, prompt_field='{q} =', target_field='a', stop=['\n'])
+  add_task(files.jsonl(c, prompt_field='{q} =', target_field='a', stop=['\n'], name='objects'), tokenizer=byt5)
   (record,) = read('objects')
   assert record['inputs_pretokenized'] == b'1 + 1 =' and record['targets_pretokenized'] == b'2'
   task = seqio.get_mixture_or_task('objects')
   target = task.postprocess_fn('2', example=record, is_target=True)
   text = task.postprocess_fn('two\nthree', example=record, is_target=False)
   assert task.metric_fns[0]([target], [text]) == {'exact_match': 100}
+  with pytest.raises(ValueError, match="'lines'"):
+    add_task(lines, tokenizer=byt5, name='lines')
 
 
 def test_any_seqio_task_becomes_plain_examples(byt5):
@@ -421,7 +414,7 @@ def test_any_seqio_task_becomes_plain_examples(byt5):
 def test_token_lists_cannot_be_registered(byt5):
   task = Task('tokens', [Example(0, [1, 2], 'x')], 4, 4, {'exact_match': exact_match})
   with pytest.raises(ValueError, match='token'):
-    tasks.add_task(task, tokenizer=byt5)
+    add_task(task, tokenizer=byt5)
 
 
 def test_the_modules_alone_import_no_tensorflow():
@@ -437,7 +430,7 @@ def test_the_modules_alone_import_no_tensorflow():
 def test_a_registered_task_keeps_extremes_of_text(byt5):
   texts = ['', 'ä\u2028\n', 'x' * 500]
   task = Task('odd', [Example(i, t, t) for i, t in enumerate(texts)], 999, 9, {'exact_match': exact_match})
-  tasks.add_task(task, tokenizer=byt5)
+  add_task(task, tokenizer=byt5)
   records = read('odd')
   assert [r['inputs_pretokenized'].decode() for r in records] == texts
   assert all(np.array_equal(r['inputs'], find(byt5).encode(t)) for r, t in zip(records, texts))

@@ -22,7 +22,7 @@ from speccascade import decode, embedded, methods, Model, Sampler
 from speccascade.checkpoints import hf
 from speccascade.data import metrics
 from speccascade.data.examples import Example, Task
-from speccascade.data.seqio import tasks
+from speccascade.data.seqio import pipeline, tasks
 from speccascade.data.tokenizers import find
 from speccascade.evaluate import config
 from speccascade.integrations import seqio_evaluator
@@ -51,7 +51,7 @@ def task(byt5):
   examples = [Example(i, prompt, 'abc') for i, prompt in enumerate(PROMPTS)]
   plain = Task('echo', examples, 20, NEW, {'seen': Seen(), 'exact_match': metrics.exact_match})
   Seen.calls.clear()
-  tasks.add_task(plain, tokenizer=byt5)
+  pipeline.add_task(plain, tokenizer=byt5)
   yield plain
   seqio.TaskRegistry.remove('echo')
 
@@ -60,7 +60,7 @@ def task(byt5):
 def mixture(task, byt5):
   """Register a mixture of that task and another, and forget both again."""
   other = Task('echo2', [Example(0, 'b', 'xyz')], 20, NEW, {'exact_match': metrics.exact_match})
-  tasks.add_task(other, tokenizer=byt5)
+  pipeline.add_task(other, tokenizer=byt5)
   yield seqio.MixtureRegistry.add('echoes', ['echo', 'echo2'], default_rate=1.0)
   seqio.MixtureRegistry.remove('echoes')
   seqio.TaskRegistry.remove('echo2')

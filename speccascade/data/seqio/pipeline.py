@@ -1,10 +1,11 @@
-"""Seqio tasks made of examples, and benchmarks read as examples.
+"""A task in seqio's registry, and benchmarks read as examples.
 
 Like `tasks`, this imports seqio and TensorFlow only when a function is called.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import functools
 import json
 import os
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from speccascade.data import prompts, tokenizers
 from speccascade.data.benchmarks import Benchmark
-from speccascade.data.examples import Example
+from speccascade.data.examples import Example, Task
 
 DATA_DIR = '~/tensorflow_datasets'
 
@@ -30,46 +31,56 @@ def library():
 # ---- registration ----
 
 
-def register(
-  name: str,
-  read: Callable[[str], Iterable[Example]],
-  splits: Iterable[str],
-  tokenizer: str | None,
-  metrics: Mapping[str, Callable],
-  postprocess: Callable | None,
-):
-  """Register a seqio task of the examples `read(split)`; its metrics see examples as targets."""
-  seqio = library()
-  import tensorflow as tf
+def add_task(task: Task, *, tokenizer: str, split: str = 'validation', name: str | None = None):
+  """Register a task with seqio, whose metrics then see examples as targets.
 
+  Its features are `inputs` and `targets`, tokens of the tokenizer, and `example`, the example as JSON.
+
+  Args:
+    task: Any task whose prompts are texts.
+    tokenizer: Path of the models' tokenizer.
+    split: Name of its only split.
+    name: Name of the seqio task; by default the task's.
+
+  Returns:
+    The seqio task.
+
+  Raises:
+    ValueError: if prompts are token lists, or seqio has a task of that name.
+  """
+  seqio = library()
+  name = name or task.name
+  if any(not isinstance(e.prompt, str) for e in task.examples):
+    raise ValueError(f'{name}: its prompts are token lists or messages; seqio takes texts and a tokenizer.')
   if name in seqio.TaskRegistry.names():
     raise ValueError(f'seqio already has a task {name!r}; choose another name, or seqio.TaskRegistry.remove it.')
-  steps = [lambda dataset: dataset.map(_features)]
-  if tokenizer is None:
-    text = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
-    features = {'inputs': text, 'targets': text}
-  else:
-    features = token_features(tokenizer)
-    steps += [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim]
-
-  def dataset(split, shuffle_files, seed=None):  # the argument names are seqio's
-    def lines():
-      return (json.dumps(dataclasses.asdict(example)) for example in read(split))
-
-    return tf.data.Dataset.from_generator(lines, output_signature=tf.TensorSpec((), tf.string))
 
   def judged(text, example, is_target=False):
     example = read_example(example['example'])
-    return example if is_target else postprocess(text, example) if postprocess else text
+    return example if is_target else task.judged([example], [text])[0]
 
   return seqio.TaskRegistry.add(
     name,
-    source=seqio.FunctionDataSource(dataset, splits=tuple(splits)),
-    preprocessors=steps,
-    output_features=features,
+    source=seqio.FunctionDataSource(functools.partial(_dataset, task), splits=(split,)),
+    preprocessors=[
+      lambda dataset: dataset.map(_features),
+      seqio.preprocessors.tokenize,
+      seqio.preprocessors.append_eos_after_trim,
+    ],
+    output_features=token_features(tokenizer),
     postprocess_fn=judged,
-    metric_fns=[_metric_fn(key, metric) for key, metric in metrics.items()],
+    metric_fns=[_metric_fn(key, metric) for key, metric in task.metrics.items()],
   )
+
+
+def _dataset(task: Task, split, shuffle_files, seed=None):  # the argument names are seqio's
+  """Return the examples of a task as a data set, in JSON."""
+  import tensorflow as tf
+
+  def lines():
+    return (json.dumps(dataclasses.asdict(example)) for example in task.examples)
+
+  return tf.data.Dataset.from_generator(lines, output_signature=tf.TensorSpec((), tf.string))
 
 
 def _metric_fn(name: str, metric: Callable) -> Callable:

@@ -1,20 +1,15 @@
-"""Examples as tasks of seqio's registry, and benchmarks and seqio tasks as plain examples.
-
-`add_benchmark`, `add_parallel_text`, `add_jsonl` and `add_task` register a seqio task. Its features are `inputs` and
-`targets`, tokens of the given tokenizer, and `example`, the example as JSON; its metrics see examples. `seqio_task` and
-`t5x_task` read examples, so that decoding needs no TensorFlow.
+"""Benchmarks and seqio tasks as plain examples, so that decoding needs no TensorFlow.
 
 Data must be prepared before: nothing is downloaded. seqio and TensorFlow are imported when a function is called.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import functools
 import importlib
 import itertools
 from typing import Any
 
-from speccascade.data import files, prompts
+from speccascade.data import prompts
 from speccascade.data.benchmarks import Benchmark, BENCHMARKS
 from speccascade.data.examples import Example, Metric, Task
 from speccascade.data.metrics import check, named
@@ -128,75 +123,6 @@ def t5x_task(
   for index, record in prompts.select(_records(mixture_or_task_name, split, lengths), count=count):
     examples.append(Example(index, pipeline.to_plain(record['inputs']), _plain(index, record).target))
   return _task(mixture_or_task_name, examples, lengths.values(), judged)
-
-
-def add_benchmark(
-  name: str,
-  benchmark: str | Benchmark | None = None,
-  *,
-  tokenizer: str | None = None,
-  data_dir: str | None = None,
-  **changes,
-):
-  """Register a benchmark with seqio, for evaluation: its files are read in order, also where seqio shuffles.
-
-  Args:
-    name: Name of the seqio task.
-    benchmark: The benchmark or its name; by default the one called `name`.
-    tokenizer: Path of the models' tokenizer. Without one the features are texts, which no seqio Evaluator takes.
-    data_dir: Folder of TensorFlow Datasets.
-    **changes: Fields of the benchmark to replace.
-
-  Returns:
-    The seqio task.
-  """
-  benchmark = name if benchmark is None else benchmark
-  if isinstance(benchmark, str):
-    if benchmark not in BENCHMARKS:
-      raise ValueError(f'there is no benchmark {benchmark!r}; choose from {", ".join(BENCHMARKS)}.')
-    benchmark = BENCHMARKS[benchmark]
-  benchmark = _changed(benchmark, **changes)
-  if benchmark.chat:
-    raise ValueError(f'chat={benchmark.chat!r}: seqio takes prompts that are texts; leave it out for {name}.')
-  dataset = pipeline.builder(benchmark, data_dir)
-  fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
-  read = functools.partial(pipeline.benchmark_examples, benchmark, dataset, fit)
-  judged = named(benchmark.metrics)
-  return pipeline.register(name, read, benchmark.splits, tokenizer, judged, prompts.truncation(benchmark.stop))
-
-
-def add_parallel_text(name: str, source: str, target: str | Sequence[str], *, tokenizer: str, **settings):
-  """Register the task of `files.parallel_text` with seqio, as its split 'validation', and return the seqio task."""
-  return add_task(files.parallel_text(source, target, tokenizer=tokenizer, name=name, **settings), tokenizer=tokenizer)
-
-
-def add_jsonl(name: str, path: str, *, tokenizer: str, **settings):
-  """Register the task of `files.jsonl` with seqio, as its split 'validation', and return the seqio task."""
-  return add_task(files.jsonl(path, tokenizer=tokenizer, name=name, **settings), tokenizer=tokenizer)
-
-
-def add_task(task: Task, *, tokenizer: str, split: str = 'validation', name: str | None = None):
-  """Register a task with seqio.
-
-  Args:
-    task: Any task whose prompts are texts.
-    tokenizer: Path of the models' tokenizer.
-    split: Name of its only split.
-    name: Name of the seqio task; by default the task's.
-
-  Returns:
-    The seqio task.
-
-  Raises:
-    ValueError: if prompts are token lists, or seqio has a task of that name.
-  """
-  if any(not isinstance(e.prompt, str) for e in task.examples):
-    raise ValueError(f'{task.name}: its prompts are token lists or messages; seqio takes texts and a tokenizer.')
-
-  def read(split):
-    return task.examples
-
-  return pipeline.register(name or task.name, read, [split], tokenizer, task.metrics, task.postprocess)
 
 
 # ---- reading ----
