@@ -184,7 +184,9 @@ PUBLIC = [
   *(f'models.{path.stem}' for path in sorted((PACKAGE / 'models').glob('[!_]*.py'))),
 ]
 # What is written on the public API alone.
-RESEARCH = sorted(p for name in ('learned_deferral/*.py', 'sv/sv_*.py') for p in (ROOT / 'experiments').glob(name))
+RESEARCH = sorted(
+  p for name in ('learned_deferral/*.py', 'sv/sv_*.py', 'three_models/*.py') for p in (ROOT / 'experiments').glob(name)
+)
 WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob('*.py')) if '>>> ' in path.read_text()]
 
 

@@ -19,6 +19,7 @@ import json
 from pathlib import Path
 import sys
 
+import compiled_times
 import jax
 import sv_costs
 import sv_simulation
@@ -28,7 +29,7 @@ from speccascade import checkpoints, methods, Sampler
 from speccascade.data import files
 from speccascade.evaluate.report.formats import markdown
 from speccascade.models import shapes
-from speccascade.planning import compiled_times, timing
+from speccascade.planning import timing
 from speccascade.sv import plans
 
 SIZES = {'llama': (shapes.llama, shapes.LLAMA), 't5': (shapes.t5, shapes.T5_V1_1)}

@@ -1,18 +1,18 @@
 """Whether speculative verification pays for models and chips that are not here, by simulated rounds.
 
 Drafts, S, A and acceptance are those that a plan of three small models observed; the times of calls are those that
-`planning.compiled_times` has of large ones.
+`compiled_times` has of large ones.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
 
+from compiled_times import PassTimes
 import sv_costs
 
 from speccascade import backends
 from speccascade.models import packing
 from speccascade.planning import sv_model
-from speccascade.planning.compiled_times import PassTimes
 from speccascade.sv import plans
 
 BLOCKS = (1, 2, 3, 5, 7)  # γ; of each method the best

@@ -9,15 +9,13 @@ import functools
 from pathlib import Path
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 import speccascade
-from speccascade import methods, rules
+from speccascade import methods, rules, sampling
 from speccascade.data import files
-from speccascade.train import data, losses
-from speccascade.train.batches import collate
+from speccascade.decode import scoring
 
 RULES = {
   'exact': rules.speculative,
@@ -27,20 +25,13 @@ RULES = {
 PROMPTS = 100
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _logits(network, params, batch):
-  return losses.logits_of(network, params, batch)
-
-
-@jax.jit
-def _enumerated(q_logits, p_logits, c_logits, real):
-  """Return the mean acceptance rate for each rule, the companion's gap, and the correlation of S(q, c) and S(q, p)."""
-  mean = lambda x: jnp.where(real, x, 0).sum() / real.sum()
-  q, p, c = map(jax.nn.softmax, (q_logits, p_logits, c_logits))
-  rates = [mean(losses.accepted(q, rules.target(rule, (q_logits, p_logits)).probs)) for rule in RULES.values()]
-  x, y = (s - mean(s) for s in (losses.accepted(q, c), losses.accepted(q, p)))
-  correlation = mean(x * y) / jnp.sqrt(mean(x * x) * mean(y * y))
-  return [*rates, mean(losses.companion_gap(q, c, p)), correlation]
+def overlaps(logits, tokens):
+  """Return Σ min(q, π) for each rule, the companion's gap, S(q, c) and S(q, p) of drafter, verifier and companion."""
+  q, p, c = map(sampling.softmax, logits)
+  of_q = lambda other: jnp.minimum(q, other)
+  rates = [of_q(rules.target(rule, logits[:2]).probs).sum(-1) for rule in RULES.values()]
+  gap = jnp.abs(of_q(c) - of_q(p)).sum(-1)
+  return jnp.stack([*rates, gap, of_q(c).sum(-1), of_q(p).sum(-1)], -1)
 
 
 def main():
@@ -49,18 +40,17 @@ def main():
   folder = Path(shared, 'checkpoints', 't5_multi30k')
   load = functools.partial(speccascade.load, dtype='float32')
   base, large = load(folder / 'base'), load(folder / 'large')
-  texts = [files.lines(Path(shared, 'data', 'multi30k', f'val.{x}.gz'))[:PROMPTS] for x in ('en', 'de')]
-  batch = collate(list(data.tokenised(zip(*texts, strict=True), large.tokenizer)), (64,))
-  real = np.arange(64)[None] < batch.target_length[:, None]
-  p, c = (_logits(m.network, m.params, batch) for m in (large, base))
+  sources, targets = (files.lines(Path(shared, 'data', 'multi30k', f'val.{x}.gz'))[:PROMPTS] for x in ('en', 'de'))
+  outputs = [large.tokenizer.encode(text, begins=False) for text in targets]
   names = [*(f'{name}, enumerated' for name in RULES), 'gap', 'correlation', *(f'{name}, counted' for name in RULES)]
   print('| drafter | ' + ' | '.join(names) + ' |\n|' + ' --- |' * (1 + len(names)))
   for path in drafters:
     small = load(path)
-    cells = _enumerated(_logits(small.network, small.params, batch), p, c, real)
+    *known, x, y = np.concatenate(scoring.read([small, large, base], sources, outputs, overlaps)).T
+    cells = [*(values.mean() for values in known), np.corrcoef(x, y)[0, 1]]
     for rule in RULES.values():
       method = methods.speculative(rule, block=5)
-      out = speccascade.decode(method, [small, large], texts[0], max_new_tokens=64, batch_size=50, seed=1)
+      out = speccascade.decode(method, [small, large], sources, max_new_tokens=64, batch_size=50, seed=1)
       cells.append(out.stats.accepted.sum() / out.stats.tested.sum())
     print(f'| {path} | ' + ' | '.join(f'{x:.3f}' for x in map(float, cells)) + ' |', flush=True)
 

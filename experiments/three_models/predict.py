@@ -7,21 +7,16 @@ its distribution is compared with the method's target. `theory` makes calls of t
 """
 
 from collections.abc import Iterator
-import functools
 import json
 from pathlib import Path
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import theory
+from speccascade import rules, theory
+from speccascade.decode import scoring
 from speccascade.evaluate import config
-from speccascade.evaluate.protocols import Loaded
-from speccascade.sampling import Sampler
-from speccascade.train import losses
-from speccascade.train.batches import collate
 
 EXAMPLES = 50  # whose texts are read
 
@@ -38,43 +33,37 @@ def predicted(method, rates: dict[int, float]) -> dict[int, float]:
   return {method.slots[slot]: calls / tokens for slot, calls in method.calls().items()}
 
 
-@functools.partial(jax.jit, static_argnames=('slots', 'models'))
-def _rates(combiner, logits, real, sampler, *, slots, models):
-  """Return the mean acceptance rate of each model's tokens for the target."""
-  pi = combiner(jnp.stack([logits[m] for m in slots]), sampler=sampler)
-  mean = lambda x: jnp.where(real, x, 0).sum() / real.sum()
-  return [mean(losses.accepted(sampler(logits[m]), pi)) for m in models]
+def acceptance(method, sampler, models, prompts, outputs) -> dict[int, float]:
+  """Return the mean acceptance rate of each model's tokens for the target, on texts."""
+  slots, combiner = method.target
+  numbers = sorted({*method.slots})
 
+  def rates(logits, tokens):
+    pi = rules.target(combiner, logits[jnp.array(slots)], sampler).probs
+    return jnp.stack([jnp.minimum(sampler(logits[m]), pi).sum(-1) for m in numbers], -1)
 
-def forced(loaded: Loaded, texts: dict[int, list[int]]) -> tuple[list, np.ndarray]:
-  """Return each model's logits [B, L, V] on texts by example, and which of their positions are tokens [B, L]."""
-  pairs = [(loaded.prompts[i], tokens) for i, tokens in texts.items()]
-  sizes = tuple(max(map(len, column)) for column in zip(*pairs, strict=True))
-  batch = collate(pairs, (sizes,))
-  logits = [jax.jit(losses.logits_of, static_argnums=0)(m.network, m.params, batch) for m in loaded.models]
-  return logits, np.arange(sizes[1])[None] < batch.target_length[:, None]
+  found = np.concatenate(scoring.read(models, prompts, outputs, rates)).mean(0)
+  return dict(zip(numbers, found.tolist(), strict=True))
 
 
 def rows(experiment, lines: list[dict]) -> Iterator[tuple]:
   """Yield (temperature, curve, value, rate counted, rate predicted, calls counted [M], calls predicted [M])."""
-  loaded = Loaded.of(experiment)
+  models = experiment.load()
+  prompts = experiment.encode(models)
   for temperature in experiment.temperatures:
     here = [line for line in lines if line['temperature'] == temperature]
     own = [line for line in here if line['curve'] == experiment.reference][:EXAMPLES]
-    logits, real = forced(loaded, {line['example']: line['tokens'] for line in own})
+    texts = [prompts[line['example']] for line in own], [line['tokens'] for line in own]
     for point in experiment.points:
       method = point.build()
       name, value = point.key
       mine = [line for line in here if (line['curve'], line['value']) == (name, value)]
-      slots, combiner = method.target
-      models = tuple(method.slots)
-      rates = _rates(combiner, logits, real, Sampler(temperature), slots=slots, models=models)
-      rates = dict(zip(models, map(float, rates), strict=True))
+      rates = acceptance(method, experiment.sampler(temperature), models, *texts)
       calls = predicted(method, rates)
       total = lambda field, of=mine: np.sum([line[field] for line in of], 0)
       counted = total('calls') / total('emitted')
       rate = total('accepted') / total('tested') if total('tested') else None
-      expected = rates[models[0]] if method.drafts else None
+      expected = rates[method.slots[0]] if method.drafts else None
       yield temperature, name, value, rate, expected, counted, [calls.get(m, 0.0) for m in range(len(counted))]
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from compiled_times import PassTimes
 from matching import having
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from speccascade.evaluate import Curve
 from speccascade.evaluate.report.formats import markdown
 from speccascade.models import toy
 from speccascade.planning import profiling, sv_model
-from speccascade.planning.compiled_times import PassTimes
 from speccascade.sv import plans
 
 

@@ -2,12 +2,13 @@
 
 import functools
 
+import compiled_times
+from compiled_times import PassTimes
 import pytest
 
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.planning import aot, compiled_times
-from speccascade.planning.compiled_times import PassTimes
+from speccascade.planning import aot
 
 TIMES = PassTimes((8, 16, 48), (1.0, 1.0, 2.0), 0.125)
 
