@@ -30,7 +30,8 @@ def predicted(method, rates: dict[int, float]) -> dict[int, float]:
     bonus = method.slots[0] not in method.target[0]  # where the drafter is not tested with, a token follows the draft
     formula = theory.tokens_per_round if bonus else theory.tokens_per_round_without_bonus
     tokens = formula(rates[method.slots[0]], method.window)
-  return {method.slots[slot]: calls / tokens for slot, calls in method.calls().items()}
+  (calls,) = method.calls()
+  return {method.slots[slot]: n / tokens for slot, n in calls.items()}
 
 
 def acceptance(method, sampler, models, prompts, outputs) -> dict[int, float]:
