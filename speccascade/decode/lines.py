@@ -202,7 +202,7 @@ def opened(output: Path, header: Mapping[str, Any], names: Collection[tuple[int,
   """
   path = output.with_name(f'{output.name}.part')
   path.parent.mkdir(parents=True, exist_ok=True)
-  with open(path, 'ab', opener=storage.no_follow) as file:
+  with open(path, 'ab') as file:
     if not storage.try_lock(file):
       raise RunError(f'{path} is being written by another process; wait for it, or name another output.')
     header = json.loads(json.dumps(header), parse_constant=str)  # as it is read again; JSON has no infinity

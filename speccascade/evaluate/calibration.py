@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from speccascade.data import metrics
-from speccascade.evaluate import config, protocols, rundir, runner, summary
+from speccascade.evaluate import config, rundir, runner, summary
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.report import formats
@@ -121,13 +121,7 @@ def read(run: RunDir, only: Sequence[str] = ()) -> tuple[Experiment, list[dict],
     raise RunError(f'the data of {run} changed since it was decoded; restore it, or decode it anew.')
   if not folder.exists('results.json'):
     raise RunError(f'{folder} has no results.json, so the run is not finished; repeat its command to go on.')
-
-  def valid(some):
-    return all(isinstance(x, dict) and {*protocols.QUALITY_KEYS, 'prediction'} <= x.keys() for x in some)
-
-  lines = folder.read_json('examples.jsonl', valid)
-  results = folder.read_json('results.json', lambda x: isinstance(x, dict) and bool(x.get('points')))
-  return experiment, lines, results['points']
+  return experiment, folder.read_json('examples.jsonl'), folder.read_json('results.json')['points']
 
 
 def one_of(name: str, given: float | None, known: Sequence[float]) -> float:

@@ -20,10 +20,9 @@ from speccascade.data.examples import Example
 from speccascade.engine import inputs
 from speccascade.engine.method import Strategy
 from speccascade.engine.stats import PER_MODEL, Stats
-from speccascade.evaluate import throughput
+from speccascade.evaluate import programs, throughput
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
-from speccascade.evaluate.programs import Programs
 from speccascade.evaluate.shards import ALL, Shard
 from speccascade.host import multihost
 from speccascade.host.progress import Progress
@@ -31,14 +30,11 @@ from speccascade.host.runs import Journal
 from speccascade.planning.timing import timed
 
 MAPS = 40_000  # a decode loop has some 400 memory mappings, and the kernel allows a process 65 530
-TOGETHER = 40  # curves at a temperature whose programs are compiled together, at most
 BATCHES = 8  # in a part of the quality protocol, so that its end, where the queue is empty, is a small share
 PER_ROW = ('rounds', 'tested', 'accepted', 'emitted', 'deferred')
 BY_POSITION = ('accepted_lengths', 'verified_lengths', 'tested_at', 'accepted_at')
 QUALITY_KEYS = ('temperature', 'curve', 'value', 'example')
 LATENCY_KEYS = ('temperature', 'batch', 'trial', 'examples', 'curve', 'value')
-QUALITY_FIELDS = (*QUALITY_KEYS, 'prediction', 'tokens', *(f.name for f in dataclasses.fields(Stats)))
-LATENCY_FIELDS = (*LATENCY_KEYS, 'seconds', 'tokens')  # some lines have more: see `latency`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,34 +139,23 @@ def quality(
   batch = quality_batch(experiment)
   progress = Progress('quality', len(plan), journal.count)
   decoded = None, []  # a point at a temperature, and its lines so far
-  for group in _groups(_unfinished(parts, journal.count)):
+  for temperature, group in itertools.groupby(_unfinished(parts, journal.count), lambda x: x[0].temperature):
+    group = list(group)
     few_executables()
     call = _caller(experiment, loaded, batch, queued=len(examples) > batch > 1)
-    with Programs(call, [(part.temperature, part.point) for part, _ in group], batch) as programs:
-      for part, missing in group:
-        start = time.monotonic()
-        label = f'{part.point.label}, T = {part.temperature:g}'
-        if not programs.ready(part.temperature, part.point):
-          progress.add(0, f'compiling {label}')
-        programs.wait(part.temperature, part.point)
-        progress.leave_out(time.monotonic() - start)
-        out = run_method(experiment, loaded, part.point.build(), part.temperature, part.examples, batch)
-        _warn_of_faults(out, part.point)
-        lines = [_line(out, i, key, len(loaded.models)) for i, key in enumerate(part.keys())]
-        journal.append(lines[len(lines) - missing :])
-        progress.add(missing, label)
-        key = part.temperature, part.point.label
-        decoded = key, (decoded[1] if decoded[0] == key else []) + lines
-        if row is not None and len(decoded[1]) == len(examples) and multihost.is_writer():
-          progress.write(row(part.temperature, part.point, decoded[1]), file=sys.stderr)
-
-
-def _groups(parts: list[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
-  """Return parts in groups whose programs are compiled together: all, or, where they are many, by temperature."""
-  programs = {(part.temperature, part.point.key[0]) for part, _ in parts}
-  if len(programs) <= TOGETHER:
-    return [parts]
-  return [list(group) for _, group in itertools.groupby(parts, lambda x: x[0].temperature)]
+    start = time.monotonic()
+    programs.compiled(call, [(temperature, part.point) for part, _ in group], batch, f'compiling, T = {temperature:g}')
+    progress.leave_out(time.monotonic() - start)
+    for part, missing in group:
+      out = run_method(experiment, loaded, part.point.build(), temperature, part.examples, batch)
+      _warn_of_faults(out, part.point)
+      lines = [_line(out, i, key, len(loaded.models)) for i, key in enumerate(part.keys())]
+      journal.append(lines[len(lines) - missing :])
+      progress.add(missing, f'{part.point.label}, T = {temperature:g}')
+      key = temperature, part.point.label
+      decoded = key, (decoded[1] if decoded[0] == key else []) + lines
+      if row is not None and len(decoded[1]) == len(examples) and multihost.is_writer():
+        progress.write(row(temperature, part.point, decoded[1]), file=sys.stderr)
 
 
 def _unfinished(parts: Sequence[Part], written: int) -> list[tuple[Part, int]]:
@@ -331,9 +316,7 @@ def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: 
   """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs."""
   runs = [(temperature, point) for point in experiment.points]
   call = _caller(experiment, loaded, batch, queued=experiment.latency_queue > 1)
-  with Programs(call, runs, batch) as programs:
-    progress = Progress(f'warm-up, batch {batch}, T = {temperature:g}', len(programs), unit='programs')
-    programs.wait_for_all(lambda label: progress.add(1, label))
+  programs.compiled(call, runs, batch, f'warm-up, batch {batch}, T = {temperature:g}')
 
 
 def batches(experiment: Experiment) -> list[int]:
@@ -348,11 +331,10 @@ def widths(experiment: Experiment) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-  """A measurement: its journal, whose lines have a key and fields, and its plan."""
+  """A measurement: its journal, whose lines have a key, and its plan."""
 
   journal: str
   keys: Sequence[str]
-  fields: Sequence[str]
   plan: Callable[[Experiment], list[Part] | list[Timing]]
 
   def lines(self, experiment: Experiment) -> list[tuple[int, tuple]]:
@@ -361,6 +343,6 @@ class Protocol:
 
 
 PROTOCOLS = (
-  Protocol('examples.jsonl', QUALITY_KEYS, QUALITY_FIELDS, quality_plan),
-  Protocol('latency.jsonl', LATENCY_KEYS, LATENCY_FIELDS, latency_plan),
+  Protocol('examples.jsonl', QUALITY_KEYS, quality_plan),
+  Protocol('latency.jsonl', LATENCY_KEYS, latency_plan),
 )

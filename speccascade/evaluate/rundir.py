@@ -13,9 +13,8 @@ CONFIG = 'config.gin'
 OURS = {'environment.json', 'examples.jsonl', 'latency.jsonl', 'results.json'}
 
 
-@contextlib.contextmanager
-def locked(run: RunDir, *, shared: bool = False) -> Iterator[None]:
-  """Lock a run directory, made where there is none; `shared`, next to other processes that share it."""
+def check(run: RunDir):
+  """Refuse a folder of something else."""
   strangers = {name for name in run.names() if not storage.is_part(Path(name))} - {LOCK, SHARDS}
   if strangers and not run.exists(CONFIG):
     raise RunError(
@@ -23,15 +22,20 @@ def locked(run: RunDir, *, shared: bool = False) -> Iterator[None]:
       if strangers & OURS
       else f'{run} is not empty and no run directory (it has {min(strangers)}); {run.elsewhere}.'
     )
-  with run.locked(shared=shared):
-    if not shared:
-      run.clean()
+
+
+@contextlib.contextmanager
+def locked(run: RunDir) -> Iterator[None]:
+  """Lock a run directory, made where there is none."""
+  check(run)
+  with run.locked():
+    run.clean()
     yield
 
 
-def write_config(run: RunDir, config: str, *, begun: bool = False):
-  """Write the config of a new run; refuse to go on with one that had another or has `begun`, and say what changed."""
-  if not run.exists(CONFIG) or not (begun or run.measured()):  # nothing yet that another config could have made
+def write_config(run: RunDir, config: str):
+  """Write the config of a new run; refuse to go on with one that had another, and say what changed."""
+  if not run.exists(CONFIG) or not run.measured():  # nothing yet that another config could have made
     run.write(CONFIG, config)
   old = run.read(CONFIG).splitlines()
   new = config.splitlines()

@@ -63,8 +63,8 @@ def merge(
   run = RunDir(folder)
   if not (count := shards.count(run)):
     raise RunError(f'{folder} has no shards; run them first, each with --shard=i/n, as in --shard=0/4.')
-  with rundir.locked(run, shared=True), shards.alone(run):
-    rundir.write_config(run, text, begun=True)
+  with rundir.locked(run):
+    rundir.write_config(run, text)
     if missing := _missing(studies, run, count):
       raise RunError(
         f'{folder} lacks {len(missing)} of {count} shards: {", ".join(missing)}; run each with --shard=i/{count}, and '
@@ -127,13 +127,13 @@ def studies_of(experiments: Sequence[Experiment], only: Sequence[str]) -> list[S
   return [Study(e, folder) for e, folder in zip(experiments, subfolders, strict=True) if not only or e.name in only]
 
 
-def _prepare(run: RunDir, config: str, *, begun: bool = False):
+def _prepare(run: RunDir, config: str):
   """Write the config and the environment of a new run; refuse another config, and warn of another environment."""
-  rundir.write_config(run, config, begun=begun)
+  rundir.write_config(run, config)
   here = environment()
   if not run.exists(ENVIRONMENT):
     run.write(ENVIRONMENT, runs.as_json(here))
-  then = run.read_json(ENVIRONMENT, _is_object)
+  then = run.read_json(ENVIRONMENT)
   if (changed := [k for k in here if then.get(k) != here[k]]) and multihost.is_writer():
     was = ', '.join(f'{k}: {then.get(k)} → {here[k]}' for k in changed)
     print(f'warning: this run began in another environment ({was}); its timings may not compare', file=sys.stderr)
@@ -198,8 +198,7 @@ def _run_shard(studies: Sequence[Study], run: RunDir, config: str, command: str,
       if multihost.is_writer():
         print(f'shard {shard} is done; the results wait for {", ".join(missing)}', file=sys.stderr)
       return []
-    with shards.alone(run):
-      return [_merge(study, run, command, shard.count) for study in studies]
+    return [_merge(study, run, command, shard.count) for study in studies]
 
 
 def _missing(studies: Sequence[Study], run: RunDir, count: int) -> list[str]:
@@ -231,14 +230,14 @@ def _merge_journal(protocol: protocols.Protocol, study: Study, run: RunDir, coun
   plan = protocol.lines(study.experiment)
   parts = []
   for shard in shards.all_of(count):
-    parts.append(study.folder(shard.folder(run)).journal(protocol.journal, protocol.fields))
+    parts.append(study.folder(shard.folder(run)).journal(protocol.journal))
     parts[-1].agree(protocol.keys, [key for turn, key in plan if shard.has(turn)])
   study.folder(run).write(protocol.journal, shards.merged(parts, (turn for turn, _ in plan)))
 
 
 def _measure(study: Study, run: RunDir, shard: Shard) -> list[Journal]:
   """Run what the journals lack of a share; return those of both protocols."""
-  quality, timings = (study.folder(run).journal(p.journal, p.fields) for p in protocols.PROTOCOLS)
+  quality, timings = (study.folder(run).journal(p.journal) for p in protocols.PROTOCOLS)
 
   def load():
     return study.loaded
@@ -260,10 +259,7 @@ def _finish(study: Study, run: RunDir, command: str, quality: Journal, timings: 
   def made():
     return trace.traces(experiment, study.loaded, asked()) if quality.count else []
 
-  def valid(lines):
-    return all(_is_object(x) and trace.FIELDS <= x.keys() for x in lines)
-
-  traced = _once(folder, 'traces.jsonl', made, valid)
+  traced = _once(folder, 'traces.jsonl', made)
 
   def results():
     record = _metrics(experiment) | dict(
@@ -275,7 +271,7 @@ def _finish(study: Study, run: RunDir, command: str, quality: Journal, timings: 
       published=published.of_cell(experiment.cell),
       tables=[],
       traces=traced,
-      environment=run.read_json(ENVIRONMENT, _is_object),
+      environment=run.read_json(ENVIRONMENT),
       command=command,
     )
     report.write(record, folder.path, experiment.extra_outputs)
@@ -293,33 +289,18 @@ def _metrics(experiment: Experiment) -> dict:
 
 def _once_each(study: Study, folder: RunDir) -> tuple[list[str] | None, dict | None]:
   """Return the names of the models and the times of their forward passes, which are measured once a run."""
-
-  def texts(x):
-    return isinstance(x, list) and all(isinstance(name, str) for name in x)
-
-  names = _once(folder, 'models.json', lambda: [m.name for m in study.loaded.models], texts)
+  names = _once(folder, 'models.json', lambda: [m.name for m in study.loaded.models])
   if not study.experiment.latency_examples:
     return names, None
-
-  def made():
-    return _floor(study.experiment, study.loaded.models)
-
-  def times(x):
-    return _is_object(x) and _is_object(x.get('forward_s')) and all(map(_is_object, x['forward_s'].values()))
-
-  return names, _once(folder, 'floor.json', made, times)
+  return names, _once(folder, 'floor.json', lambda: _floor(study.experiment, study.loaded.models))
 
 
-def _once(folder: RunDir, name: str, make: Callable[[], Any], valid: Callable[[Any], bool]) -> Any:
+def _once(folder: RunDir, name: str, make: Callable[[], Any]) -> Any:
   """Return the value of a file of the run, which is made where it is missing."""
   if not folder.exists(name):
     value = make()
     folder.write(name, ''.join(map(runs.as_line, value)) if name.endswith('.jsonl') else runs.as_json(value))
-  return folder.read_json(name, valid)
-
-
-def _is_object(value: Any) -> bool:
-  return isinstance(value, dict)
+  return folder.read_json(name)
 
 
 def _floor(experiment: Experiment, models) -> dict:

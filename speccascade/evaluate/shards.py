@@ -4,7 +4,7 @@
   RUN/shards/0-of-3/        of shard 0 also what one process measures for all: models.json, floor.json
   RUN/…                     what one process would leave, made from these when all are complete
 
-No shard waits for another. What they share in the run directory is written by one of them at a time.
+No shard waits for another. What they share in the run directory, each writes alike.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,30 +59,17 @@ def check_none(run: RunDir, folders: Iterable[RunDir]):
 
 
 @contextlib.contextmanager
-def locked(run: RunDir, shard: Shard, prepare: Callable[..., None]) -> Iterator[None]:
-  """Lock a shard, next to processes that have locked others, having prepared what they share.
-
-  `prepare(begun=…)` learns whether another has begun to use that.
-  """
+def locked(run: RunDir, shard: Shard, prepare: Callable[[], None]) -> Iterator[None]:
+  """Lock a shard, next to processes that have locked others, having prepared what they share."""
   own = RunDir(shard.folder(run).path, 'give another --shard')
-  with rundir.locked(run, shared=True), contextlib.ExitStack() as stack:
-    with alone(run):
-      _check(run, shard)
-      others = {other.folder(run).path.name for other in all_of(shard.count) if other != shard}
-      try:
-        prepare(begun=not others.isdisjoint(run.names(SHARDS)))
-      except RunError as error:
-        raise RunError(f'shard {shard}: {error}') from None
-      stack.enter_context(own.locked())
-      own.clean()
-    yield
-
-
-@contextlib.contextmanager
-def alone(run: RunDir) -> Iterator[None]:
-  """Lock what the shards share, waiting until it is free; in a bucket it cannot be locked."""
-  with (run / SHARDS).locked(wait=True):
-    run.clean()
+  rundir.check(run)
+  _check(run, shard)
+  try:
+    prepare()
+  except RunError as error:
+    raise RunError(f'shard {shard}: {error}') from None
+  with own.locked():
+    own.clean()
     yield
 
 

@@ -22,8 +22,6 @@ from speccascade.evaluate.protocols import Loaded
 from speccascade.host import multihost
 from speccascade.types import Array, BONUS, Model, RESIDUAL
 
-FIELDS = {'curve', 'value', 'temperature', 'example', 'prompt', 'target', 'tokens'}  # of a trace
-
 
 def selected(experiment: Experiment) -> list[Point]:
   """Return the point of each curve that is traced, the middle one."""

@@ -107,16 +107,13 @@ class RunDir:
     """Return the content of a text file."""
     return (self.path / name).read_bytes().decode('utf-8', 'replace')
 
-  def read_json(self, name: str, valid: Callable[[Any], bool]) -> Any:
-    """Return the checked value of a JSON file, the list of lines of a .jsonl file."""
+  def read_json(self, name: str) -> Any:
+    """Return the value of a JSON file, the list of lines of a .jsonl file."""
     text = self.read(name)
     try:  # only line feeds end a line: a text may hold other characters that end one elsewhere
-      value = [json.loads(line) for line in text.split('\n') if line] if name.endswith('.jsonl') else json.loads(text)
-      if valid(value):
-        return value
+      return [json.loads(line) for line in text.split('\n') if line] if name.endswith('.jsonl') else json.loads(text)
     except ValueError:
-      pass
-    raise RunError(f'{self.path / name} is damaged; delete it, and the same command makes it again.')
+      raise RunError(f'{self.path / name} is damaged; delete it, and the same command makes it again.') from None
 
   @_writes
   def write(self, name: str, content: str | bytes | Iterable[bytes]):
@@ -137,25 +134,22 @@ class RunDir:
         part.unlink(missing_ok=True)
 
   @contextlib.contextmanager
-  def locked(self, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-    """Lock the folder, made where there is none, for this process, `shared` next to others that share it.
-
-    In a bucket only check that it can be written, and name this process.
-    """
-    with multihost.on_writer(self._lock(shared, wait)):
+  def locked(self) -> Iterator[None]:
+    """Lock the folder, made where there is none; in a bucket check that it can be written, and name this process."""
+    with multihost.on_writer(self._lock()):
       yield
 
-  def _lock(self, shared: bool, wait: bool) -> contextlib.AbstractContextManager[None]:
-    return storage.lock(self.path / LOCK, self.elsewhere, shared=shared, wait=wait)
+  def _lock(self) -> contextlib.AbstractContextManager[None]:
+    return storage.lock(self.path / LOCK, self.elsewhere)
 
   # ---- journals ----
 
-  def journal(self, name: str, fields: Iterable[str] = (), *, sync: bool = True) -> 'Journal':
-    """Open a journal, made where there is none; `fields` are those that every line has.
+  def journal(self, name: str, *, sync: bool = True) -> 'Journal':
+    """Open a journal, made where there is none.
 
     With `sync`, lines also survive a crash of the machine, for `append` waits for the disk.
     """
-    return Journal(self, name, frozenset(fields), sync)
+    return Journal(self, name, sync)
 
   @_reads
   def count(self, name: str) -> int:
@@ -166,14 +160,14 @@ class RunDir:
   def lines(self, name: str) -> Iterator[bytes]:
     """Yield the lines of a journal, made where there is none; only the first process has it."""
     self.path.mkdir(parents=True, exist_ok=True)
-    with open(self.path / name, 'a+b', opener=storage.no_follow) as file:
+    with open(self.path / name, 'a+b') as file:
       file.seek(0)
       yield from file
 
   @_writes
   def append(self, name: str, data: bytes, start: int, end: int, sync: bool):
     """Append the lines of a journal with these numbers."""
-    with open(self.path / name, 'ab', buffering=0, opener=storage.no_follow) as file:
+    with open(self.path / name, 'ab', buffering=0) as file:
       while data:
         data = data[file.write(data) :]
       if sync:
@@ -202,7 +196,7 @@ class _InBucket(RunDir):
       self.path.fs.put_file(file.name, self._key(name))
 
   @contextlib.contextmanager
-  def _lock(self, shared: bool, wait: bool) -> Iterator[None]:
+  def _lock(self) -> Iterator[None]:
     probe = f'{LOCK}.{uuid.uuid4().hex[:8]}.part'
     remedy = f'permit all three, or {self.elsewhere}'
     with storage.one_sentence(f'{self} cannot be written, read and cleared', remedy):
@@ -271,11 +265,10 @@ class Journal:
     RunError: where a line that is not the last one is damaged, or the file cannot be read.
   """
 
-  def __init__(self, run: RunDir, name: str, fields: frozenset[str], sync: bool):
+  def __init__(self, run: RunDir, name: str, sync: bool):
     self.path = run.path / name
     self._run = run
     self._name = name
-    self._fields = fields
     self._sync = sync
     self.count = multihost.once(self._recover)
 
@@ -298,7 +291,7 @@ class Journal:
       record = json.loads(line)
     except ValueError:
       return False
-    return line.endswith(b'\n') and isinstance(record, dict) and self._fields <= record.keys()
+    return line.endswith(b'\n') and isinstance(record, dict)
 
   def raw(self) -> Iterator[bytes]:
     """Yield the lines as they are written, which may be more than memory holds; only the first process has them."""

@@ -185,16 +185,6 @@ def is_part(path: Path) -> bool:
   return bool(_PART.fullmatch(''.join(path.suffixes[-2:])))
 
 
-def no_follow(path: str, flags: int) -> int:
-  """Open a file as an `opener` of `open`, but not through a symbolic link."""
-  try:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-  except OSError as error:
-    if error.errno != errno.ELOOP:
-      raise
-    raise OSError(errno.ELOOP, 'it is a symbolic link, which is not followed; remove it', path) from None
-
-
 def check_free(path: Path, overwrite: bool):
   """Raise FileExistsError where a path exists and is not to be replaced."""
   if path.exists() and not overwrite:
@@ -251,33 +241,31 @@ def check_identity(what: str, before: Mapping[str, Any], identity: Mapping[str, 
 # ---- locks ----
 
 
-def try_lock(file, *, shared: bool = False, wait: bool = False) -> bool:
+def try_lock(file) -> bool:
   """Lock an open file and tell whether that was possible; the lock ends with the file or with the process."""
   try:
-    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
     return False
   return True
 
 
 @contextlib.contextmanager
-def lock(path: Path, remedy: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+def lock(path: Path, remedy: str) -> Iterator[None]:
   """Lock a folder by a file in it, which names the process that has the lock.
 
   Args:
     path: The lock file; its folder is made where there is none.
     remedy: Ends the error, as in 'choose another folder'.
-    shared: Next to other processes that share it.
-    wait: Until the lock is free.
 
   Raises:
     RunError: where another process has the lock, or the file cannot be written.
   """
   with one_sentence(f'{path.parent} cannot be written', remedy):
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, 'a+', opener=no_follow)
+    file = open(path, 'a+')
   with file:
-    if not try_lock(file, shared=shared, wait=wait):
+    if not try_lock(file):
       file.seek(0)
       owner = file.read().strip() or 'another process'
       raise RunError(f'{path.parent} is in use by {owner}; wait for it, stop it, or {remedy}.')
@@ -312,8 +300,7 @@ def objects(folder) -> dict[str, dict]:
 def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, siblings: Sequence[str] = ()) -> Path:
   """Return a file or folder on this machine; of a bucket, a copy of it and of the files next to it.
 
-  Each version of an object is fetched once, to `CACHE`. Each version of a folder has a folder of links to them. A fetch
-  that was stopped goes on with what is missing.
+  Each version of a folder is fetched once, to `CACHE`.
 
   Args:
     path: A path of this machine, an address, or a path in a bucket.
@@ -326,16 +313,18 @@ def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, siblings
   if CACHE is None:
     raise RunError(f'{path} cannot be copied here, for no home folder is known: set XDG_CACHE_HOME to a folder.')
   listed = _list(path, wanted, siblings)
-  versions = {name: digest_of_json([name, about]) for name, about in listed.items()}
-  cache = CACHE / digest_of_json(str(path.parent))
-  copy = cache / digest_of_json(versions)
+  copy = CACHE / digest_of_json([str(path.parent), listed])
   if not copy.exists():
-    with lock(cache / '.lock', 'try again', wait=True):
-      missing = {name: listed[name].get('size') or 0 for name, v in versions.items() if not (cache / v).is_file()}
-      progress = Progress(f'fetching {path.parent}', sum(missing.values()), unit='bytes', shown=bool(missing))
-      for name, size in missing.items():
-        _fetch(path.parent / name, cache / versions[name], size, progress)
-      _link(versions, cache, copy)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch, client_errors():
+      made = Path(scratch) / 'copy'
+      progress = Progress(f'fetching {path.parent}', len(listed), unit='files')
+      for name in listed:
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        path.fs.get_file((path.parent / name).path, str(made / name))
+        progress.add(1, name)
+      if not copy.exists():  # made by another process meanwhile
+        made.rename(copy)
   return copy / path.name
 
 
@@ -352,28 +341,3 @@ def _list(path, wanted: Callable[[str], bool], siblings: Sequence[str]) -> dict[
     for folder in (path.name, *siblings):
       entries |= {f'{folder}/{name}': about for name, about in objects(path.parent / folder).items()}
   return {name: about for name, about in entries.items() if wanted(name)}
-
-
-def _fetch(path, to: Path, size: int, progress: Progress):
-  """Fetch an object and count its bytes while they come."""
-  from fsspec.callbacks import Callback
-
-  before = progress.n
-
-  def report(_, count, **__):
-    return progress.add(before + count - progress.n, path.name)
-
-  with atomic(to) as part, client_errors():
-    path.fs.get_file(path.path, str(part), callback=Callback(hooks={'count': report}))
-  progress.add(before + size - progress.n)  # not every client reports them
-
-
-def _link(versions: dict[str, str], cache: Path, copy: Path):
-  """Make the folder of a copy from its objects, atomically."""
-  with tempfile.TemporaryDirectory(dir=cache) as scratch:
-    made = Path(scratch) / 'copy'
-    for name, version in versions.items():
-      (made / name).parent.mkdir(parents=True, exist_ok=True)
-      os.link(cache / version, made / name)
-    if not copy.exists():  # made by another process while this one waited
-      made.rename(copy)

@@ -325,7 +325,7 @@ class Log:
     self._start = time.monotonic()
     self._parts = list(unlogged)
     self._tokens = 0
-    self._journal = run.journal('log.jsonl', ('step',))
+    self._journal = run.journal('log.jsonl')
     self._journal.keep_while(lambda line: line['step'] <= done)  # later steps are done again
 
   def add(self, step: int, parts: dict[str, jax.Array], tokens: int, stream: _Stream) -> None:

@@ -169,8 +169,8 @@ def test_a_backend_with_an_operation_that_goes_by_the_platform_is_refused():
 
 def test_a_methods_numbers_are_one_program_for_functions_made_anew():
   """A method whose function is made at each call compiles again and is found again."""
+  from speccascade.evaluate import programs
   from speccascade.evaluate.curves import Curve
-  from speccascade.evaluate.programs import Programs
 
   def mine(block):
     def pooled(models):
@@ -180,8 +180,7 @@ def test_a_methods_numbers_are_one_program_for_functions_made_anew():
 
   [point] = Curve('mine', mine, settings={'block': 2}).points()
   called = []
-  with Programs(lambda method, temperature: called.append(temperature), [(1.0, point)], 1) as programs:
-    programs.wait(1.0, point)
+  programs.compiled(lambda method, temperature: called.append(temperature), [(1.0, point)] * 2, 1, 'compiling')
   assert called == [1.0]
 
 

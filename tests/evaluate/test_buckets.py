@@ -83,33 +83,15 @@ def test_a_copy_is_fetched_once_and_what_changed_anew(folder, capsys):
     'm/a',
     'm/b',
   ]
-  assert '11/11 bytes' in capsys.readouterr().err
+  assert '3/3 files' in capsys.readouterr().err
   assert storage.local_copy(str(folder / 'm')) == here and 'fetching' not in capsys.readouterr().err
   put(folder, {'m/a': 'new'})
   RunDir(folder).remove('m/b')
   here = storage.local_copy(str(folder / 'm'))
   assert (here / 'a').read_text() == 'new' and not (here / 'b').exists()
-  assert '3/3 bytes' in capsys.readouterr().err
+  assert '2/2 files' in capsys.readouterr().err
   with pytest.raises(FileNotFoundError, match='nothing'):
     storage.local_copy(str(folder / 'nothing'))
-
-
-def test_a_copy_that_was_stopped_goes_on_with_the_files_that_are_missing(folder, capsys, monkeypatch):
-  put(folder, {'m/a': 'one', 'm/b': 'four', 'm/c': 'three'})
-  fetch = storage._fetch
-
-  def stopped(path, *args):
-    if path.name == 'b':
-      raise KeyboardInterrupt
-    fetch(path, *args)
-
-  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(storage, '_fetch', stopped)
-    storage.local_copy(str(folder / 'm'))
-  capsys.readouterr()
-  here = storage.local_copy(str(folder / 'm'))
-  assert '9/9 bytes' in capsys.readouterr().err
-  assert [(here / name).read_text() for name in 'abc'] == ['one', 'four', 'three']
 
 
 # ---- journals ----
@@ -117,7 +99,7 @@ def test_a_copy_that_was_stopped_goes_on_with_the_files_that_are_missing(folder,
 
 def test_a_journal_in_a_bucket_goes_on_and_becomes_one_object(folder):
   path = folder / 'examples.jsonl'
-  opened = lambda: RunDir(folder).journal('examples.jsonl', ['a'])
+  opened = lambda: RunDir(folder).journal('examples.jsonl')
   first = opened()
   first.append([{'a': 1}, {'a': 'ä\u2028'}])
   first.append([{'a': 3}])

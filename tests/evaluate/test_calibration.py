@@ -14,7 +14,7 @@ from speccascade import calibrate, methods, rules
 from speccascade import run as speccascade_run
 from speccascade.data import metrics
 from speccascade.data.examples import Example, Task
-from speccascade.evaluate import calibration, config, Curve, Experiment, protocols, runner
+from speccascade.evaluate import calibration, config, Curve, Experiment, runner
 from speccascade.evaluate.calibration import betting_p_value, Candidate
 from speccascade.host import storage
 from speccascade.host.errors import RunError
@@ -334,9 +334,8 @@ def run(tmp_path):
   text = config.parse([str(tmp_path / 'run.gin')])
   (made,) = config.build()
   lines, records = decoded(made, ERRORS)
-  fields = dict.fromkeys(protocols.QUALITY_FIELDS, 0)
   RunDir(tmp_path / 'run').write('config.gin', runner.config_text(text, [made]))
-  RunDir(tmp_path / 'run').write('examples.jsonl', ''.join(json.dumps(fields | line) + '\n' for line in lines))
+  RunDir(tmp_path / 'run').write('examples.jsonl', ''.join(json.dumps(line) + '\n' for line in lines))
   RunDir(tmp_path / 'run').write('results.json', as_json({'points': records}))
   return tmp_path / 'run'
 
@@ -366,7 +365,7 @@ def test_a_run_in_a_bucket_is_calibrated(run, tmp_path, monkeypatch):
   'change, parts',
   [
     (lambda run: (run / 'results.json').unlink(), 'results.json'),
-    (lambda run: (run / 'examples.jsonl').write_text('{"curve": 1}\n'), 'examples.jsonl'),
+    (lambda run: (run / 'examples.jsonl').write_text('{"curve": \n'), 'examples.jsonl'),
     (lambda run: change(run / 'config.gin', 'toys.task.count = 60', 'toys.task.count = 61'), ('data', 'changed')),
     (
       lambda run: change(

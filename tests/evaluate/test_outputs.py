@@ -53,7 +53,7 @@ def test_what_shows_the_results_costs_a_warning_and_none_of_them(tmp_path, monke
       patched.setitem(report.outputs.TEXTS, 'summary.csv', fail)
     report.write(results, tmp_path)
   assert 'warning: ' in (said := capsys.readouterr().err) and 'no such font' in said and 'and more' not in said
-  saved = RunDir(tmp_path).read_json('results.json', lambda _: True)['points']
+  saved = RunDir(tmp_path).read_json('results.json')['points']
   assert list(map(PointResult.from_json, saved)) == results['points']
   assert report.formats.closing([tmp_path], next_steps=False)
   report.write(results, tmp_path)

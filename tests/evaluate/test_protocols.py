@@ -245,7 +245,7 @@ def test_a_queue_has_a_steady_part_and_one_batch_a_prefill(loaded, tmp_path):
   for queue in (1, 3):
     experiment = dataclasses.replace(EXPERIMENT, latency_queue=queue, **sizes)
     lines[queue] = _lines(_latency(experiment, loaded, tmp_path / f'{queue}'))
-    assert all({*protocols.LATENCY_FIELDS} <= line.keys() for line in lines[queue])
+    assert all({*protocols.LATENCY_KEYS, 'seconds', 'tokens'} <= line.keys() for line in lines[queue])
     records = _records(experiment, [], lines[queue], None)
     for record in records:
       times = record['latency']
