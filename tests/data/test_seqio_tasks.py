@@ -7,9 +7,7 @@ import sys
 import warnings
 
 from matching import having
-import numpy as np
 import pytest
-from vocabularies import byte_level
 
 with warnings.catch_warnings():
   warnings.simplefilter('ignore')  # of TensorFlow's and seqio's imports
@@ -17,11 +15,9 @@ with warnings.catch_warnings():
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
-from speccascade.data import files
-from speccascade.data.examples import Example, Task
-from speccascade.data.metrics import exact_match, METRICS
+from speccascade.data.examples import Example
+from speccascade.data.metrics import METRICS
 from speccascade.data.seqio import tasks
-from speccascade.data.seqio.pipeline import add_task, token_features
 from speccascade.data.tokenizers import find
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
@@ -151,24 +147,6 @@ def data_dir(tmp_path_factory):
   return str(folder)
 
 
-def begun_by(token, folder):
-  """Return the folder of a tokenizer that puts a token before a text and none after it."""
-  byte_level(folder, before=['<s>', '</s>'], bos_token=token, eos_token='</s>', add_bos_token=True)
-  return str(folder)
-
-
-@pytest.fixture(scope='session')
-def bpe(tmp_path_factory):
-  """Return a tokenizer that begins its prompts and ends none."""
-  return begun_by('<s>', tmp_path_factory.mktemp('bpe'))
-
-
-@pytest.fixture(scope='session')
-def opt(tmp_path_factory):
-  """Return a tokenizer that begins its prompts with the token that ends an answer, and ends none."""
-  return begun_by('</s>', tmp_path_factory.mktemp('opt'))
-
-
 @pytest.fixture(autouse=True)
 def registry():
   """Forget what a test has registered."""
@@ -176,11 +154,6 @@ def registry():
   yield
   for name in set(seqio.TaskRegistry.names()) - before:
     seqio.TaskRegistry.remove(name)
-
-
-def read(name, split='validation'):
-  dataset = seqio.get_mixture_or_task(name).get_dataset(sequence_length=None, split=split, shuffle=False)
-  return list(dataset.as_numpy_iterator())
 
 
 # ---- benchmarks ----
@@ -344,51 +317,6 @@ def test_the_prompts_of_programs_have_their_tests_or_their_language(data_dir):
 # ---- the registry ----
 
 
-@pytest.mark.parametrize('kind', ['byt5', 'bpe', 'opt'])
-def test_tokens_are_those_that_decoding_makes(kind, data_dir, request):
-  folder = request.getfixturevalue(kind)
-  add_task(tasks.seqio_task('wmt14_ende', data_dir=data_dir), tokenizer=folder)
-  tokenizer = find(folder)
-  for record in read('wmt14_ende'):
-    source, target = (record[f'{key}_pretokenized'].decode() for key in ('inputs', 'targets'))
-    assert record['inputs'].tolist() == tokenizer.encode(source)
-    ids = record['targets'].tolist()
-    assert ids[-1] == tokenizer.eos_ids[0] and ids[0] not in (0, 1) and tokenizer.decode(ids) == target
-
-
-def test_a_vocabulary_reads_back_what_it_wrote(bpe, byt5, opt):
-  for folder in (bpe, byt5, opt):
-    features = token_features(folder)
-    vocabulary = features['targets'].vocabulary
-    ids = vocabulary.encode('Sentence ä')
-    assert vocabulary.decode([*ids, vocabulary.eos_id, *ids]) == 'Sentence ä'
-    assert vocabulary.decode_tf(tf.constant(ids)).numpy().decode() == 'Sentence ä'
-    assert vocabulary.encode_tf(tf.constant('Sentence ä')).numpy().tolist() == ids
-    assert vocabulary == token_features(folder)['targets'].vocabulary != features['inputs'].vocabulary
-  assert token_features(bpe)['inputs'].vocabulary.encode('a')[0] == 0
-
-
-def test_files_are_read_as_without_seqio(tmp_path, byt5):
-  (tmp_path / 'a').write_text('one\ntwo\n')
-  (tmp_path / 'b').write_text('eins\nzwei\n')
-  (tmp_path / 'c').write_text('{"q": "1 + 1", "a": ["2", "two"]}')
-  a, b, c = (str(tmp_path / name) for name in 'abc')
-  lines = files.parallel_text(a, b, prefix='de: ', start=1)
-  add_task(lines, tokenizer=byt5, name='lines')
-  (record,) = read('lines')
-  assert json.loads(record['example']) == dict(index=1, prompt='de: two', target='zwei', info={})
-  assert record['inputs'].tolist() == find(byt5).encode('de: two')
-  add_task(files.jsonl(c, prompt_field='{q} =', target_field='a', stop=['\n'], name='objects'), tokenizer=byt5)
-  (record,) = read('objects')
-  assert record['inputs_pretokenized'] == b'1 + 1 =' and record['targets_pretokenized'] == b'2'
-  task = seqio.get_mixture_or_task('objects')
-  target = task.postprocess_fn('2', example=record, is_target=True)
-  text = task.postprocess_fn('two\nthree', example=record, is_target=False)
-  assert task.metric_fns[0]([target], [text]) == {'exact_match': 100}
-  with pytest.raises(ValueError, match="'lines'"):
-    add_task(lines, tokenizer=byt5, name='lines')
-
-
 def test_any_seqio_task_becomes_plain_examples(byt5):
   def dataset(split, shuffle_files, seed=None):
     return tf.data.Dataset.from_tensor_slices(dict(inputs=['a', 'b', 'c'], targets=['x', 'y', 'z']))
@@ -397,7 +325,7 @@ def test_any_seqio_task_becomes_plain_examples(byt5):
     'anyones',
     source=seqio.FunctionDataSource(dataset, splits=['test']),
     preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
-    output_features=token_features(byt5),
+    output_features={key: seqio.Feature(seqio.ByteVocabulary()) for key in ('inputs', 'targets')},
     metric_fns=[],
   )
   limits = dict(max_prompt_tokens=8, max_new_tokens=8, metrics=('bleu',))
@@ -411,12 +339,6 @@ def test_any_seqio_task_becomes_plain_examples(byt5):
     tasks.seqio_task('anyones', tokenizer=byt5, **limits)
 
 
-def test_token_lists_cannot_be_registered(byt5):
-  task = Task('tokens', [Example(0, [1, 2], 'x')], 4, 4, {'exact_match': exact_match})
-  with pytest.raises(ValueError, match='token'):
-    add_task(task, tokenizer=byt5)
-
-
 def test_the_modules_alone_import_no_tensorflow():
   program = (
     'import sys\nfrom speccascade.data import files\nfrom speccascade.data.seqio import tasks\n'
@@ -425,15 +347,6 @@ def test_the_modules_alone_import_no_tensorflow():
   )
   out = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True, cwd=ROOT)
   assert out.stdout.strip() == '[]'
-
-
-def test_a_registered_task_keeps_extremes_of_text(byt5):
-  texts = ['', 'ä\u2028\n', 'x' * 500]
-  task = Task('odd', [Example(i, t, t) for i, t in enumerate(texts)], 999, 9, {'exact_match': exact_match})
-  add_task(task, tokenizer=byt5)
-  records = read('odd')
-  assert [r['inputs_pretokenized'].decode() for r in records] == texts
-  assert all(np.array_equal(r['inputs'], find(byt5).encode(t)) for r, t in zip(records, texts))
 
 
 # ---- documents and configurations ----

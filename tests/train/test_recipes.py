@@ -20,7 +20,6 @@ with warnings.catch_warnings():
 
 from speccascade import checkpoints
 from speccascade.checkpoints import t5x
-from speccascade.data.seqio.pipeline import token_features
 from speccascade.data.tokenizers import find
 from speccascade.host.errors import RunError
 from speccascade.models.t5 import T5, T5Config
@@ -129,7 +128,7 @@ def test_pairs_of_a_registered_seqio_task_are_its_tokens(byt5):
     'letters',
     source=seqio.FunctionDataSource(dataset, splits=['train']),
     preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
-    output_features=token_features(byt5),
+    output_features={key: seqio.Feature(seqio.ByteVocabulary()) for key in ('inputs', 'targets')},
     metric_fns=[],
   )
   try:

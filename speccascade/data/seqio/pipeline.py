@@ -1,20 +1,14 @@
-"""A task in seqio's registry, and benchmarks read as examples.
+"""Benchmarks read as examples; seqio and TensorFlow are imported when a function is called."""
 
-Like `tasks`, this imports seqio and TensorFlow only when a function is called.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
-import dataclasses
-import functools
-import json
+from collections.abc import Iterator, Mapping
 import os
 from typing import Any
 
 import numpy as np
 
-from speccascade.data import prompts, tokenizers
+from speccascade.data import prompts
 from speccascade.data.benchmarks import Benchmark
-from speccascade.data.examples import Example, Task
+from speccascade.data.examples import Example
 
 DATA_DIR = '~/tensorflow_datasets'
 
@@ -28,100 +22,6 @@ def library():
   return seqio
 
 
-# ---- registration ----
-
-
-def add_task(task: Task, *, tokenizer: str, split: str = 'validation', name: str | None = None):
-  """Register a task with seqio, whose metrics then see examples as targets.
-
-  Its features are `inputs` and `targets`, tokens of the tokenizer, and `example`, the example as JSON.
-
-  Args:
-    task: Any task whose prompts are texts.
-    tokenizer: Path of the models' tokenizer.
-    split: Name of its only split.
-    name: Name of the seqio task; by default the task's.
-
-  Returns:
-    The seqio task.
-
-  Raises:
-    ValueError: if prompts are token lists, or seqio has a task of that name.
-  """
-  seqio = library()
-  name = name or task.name
-  if any(not isinstance(e.prompt, str) for e in task.examples):
-    raise ValueError(f'{name}: its prompts are token lists or messages; seqio takes texts and a tokenizer.')
-  if name in seqio.TaskRegistry.names():
-    raise ValueError(f'seqio already has a task {name!r}; choose another name, or seqio.TaskRegistry.remove it.')
-
-  def judged(text, example, is_target=False):
-    example = read_example(example['example'])
-    return example if is_target else task.judged([example], [text])[0]
-
-  return seqio.TaskRegistry.add(
-    name,
-    source=seqio.FunctionDataSource(functools.partial(_dataset, task), splits=(split,)),
-    preprocessors=[
-      lambda dataset: dataset.map(_features),
-      seqio.preprocessors.tokenize,
-      seqio.preprocessors.append_eos_after_trim,
-    ],
-    output_features=token_features(tokenizer),
-    postprocess_fn=judged,
-    metric_fns=[_metric_fn(key, metric) for key, metric in task.metrics.items()],
-  )
-
-
-def _dataset(task: Task, split, shuffle_files, seed=None):  # the argument names are seqio's
-  """Return the examples of a task as a data set, in JSON."""
-  import tensorflow as tf
-
-  def lines():
-    return (json.dumps(dataclasses.asdict(example)) for example in task.examples)
-
-  return tf.data.Dataset.from_generator(lines, output_signature=tf.TensorSpec((), tf.string))
-
-
-def _metric_fn(name: str, metric: Callable) -> Callable:
-  def compute(targets, predictions):  # the argument names are seqio's
-    return {name: metric(targets, predictions)}
-
-  compute.__name__ = name
-  return compute
-
-
-def token_features(tokenizer: str) -> dict[str, Any]:
-  """Return seqio's features for prompts and targets, with the tokens and conventions of a tokenizer."""
-  seqio = library()
-  from speccascade.data.seqio.vocabulary import TokenizerVocabulary
-
-  loaded = tokenizers.load(tokenizer)
-  inputs = TokenizerVocabulary(loaded, begins=True)
-  targets = TokenizerVocabulary(loaded, begins=False)
-  return {
-    'inputs': seqio.Feature(inputs, add_eos=inputs.ends_texts, required=True),
-    'targets': seqio.Feature(targets, add_eos=targets.eos_id is not None, required=True),
-  }
-
-
-def _features(line):
-  """Return the texts of an example in JSON, and the JSON."""
-  import tensorflow as tf
-
-  def texts(line):
-    example = read_example(line)
-    return example.prompt.encode(), next(iter(example.references), '').encode()
-
-  inputs, targets = tf.numpy_function(texts, [line], [tf.string, tf.string])
-  return dict(inputs=tf.ensure_shape(inputs, []), targets=tf.ensure_shape(targets, []), example=line)
-
-
-def read_example(line: bytes) -> Example:
-  """Return an example from its JSON."""
-  return Example(**json.loads(line))
-
-
 def to_plain(value: Any) -> Any:
   """Return a value of TensorFlow Datasets as text, number, list or dict of them."""
   if isinstance(value, bytes):
@@ -130,9 +30,6 @@ def to_plain(value: Any) -> Any:
     return {key: to_plain(v) for key, v in value.items()}
   value = np.asarray(value)
   return [to_plain(v) for v in value.tolist()] if value.ndim else value.item()
-
-
-# ---- benchmarks ----
 
 
 def builder(benchmark: Benchmark, data_dir: str | None):

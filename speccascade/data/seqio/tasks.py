@@ -207,9 +207,7 @@ def _records(name: str, split: str, lengths: Mapping[str, int] | None = None) ->
 
 
 def _plain(index: int, record: Mapping[str, Any]) -> Example:
-  """Return the example of a record: the one that it has, else its texts, else its tokens."""
-  if 'example' in record:
-    return dataclasses.replace(pipeline.read_example(record['example']), index=index)
+  """Return the example of a record: its texts, else its tokens."""
   prompt, target = (record.get(f'{key}_pretokenized', record.get(key)) for key in ('inputs', 'targets'))
   return Example(index, pipeline.to_plain(prompt), pipeline.to_plain(target))
 
