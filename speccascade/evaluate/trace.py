@@ -5,14 +5,12 @@ applied at each position.
 """
 
 from collections.abc import Iterable, Iterator
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import backends, rules, sampling
-from speccascade.backends import sharding
+from speccascade import rules, sampling
 from speccascade.data.examples import Example
 from speccascade.decode import scoring
 from speccascade.engine import inputs
@@ -20,7 +18,7 @@ from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import Loaded
 from speccascade.host import multihost
-from speccascade.types import Array, BONUS, Model, RESIDUAL
+from speccascade.types import Array, BONUS, RESIDUAL
 
 
 def selected(experiment: Experiment) -> list[Point]:
@@ -76,11 +74,11 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   outputs = [np.asarray(line['tokens'], np.int32) for line in lines]
   tokens = inputs.pad(outputs, len(outputs), experiment.task.max_new_tokens).tokens
   models = loaded.models
-  prompts = [np.asarray(loaded.prompts[e.index], np.int32) for e in examples]
+  prompts = [loaded.prompts[e.index] for e in examples]
   slots, combiner = method.target
   used = tuple(sorted({*method.slots}))
   sampler = experiment.sampler(temperature)
-  logits = {m: _forced(models[m], prompts, tokens, experiment.task, inputs.vocabulary(models)) for m in used}
+  logits = _logits(models, prompts, [line['tokens'] for line in lines], tokens.shape[1])
   if sampler.penalises:
     counts = _emitted_before(outputs, logits[used[-1]].shape)
     seen = counts > 0
@@ -110,6 +108,15 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   ]
 
 
+def _logits(models, prompts, outputs, length: int) -> np.ndarray:
+  """Return the logits [M, B, L, V] from which each model draws the tokens of outputs, which are read."""
+  read = scoring.read(models, prompts, outputs, lambda logits, tokens: jnp.moveaxis(logits, 0, 2))
+  logits = np.zeros((len(models), len(read), length, read[0].shape[-1]), np.float32)
+  for i, of_text in enumerate(read):
+    logits[:, i, : len(of_text)] = np.moveaxis(of_text, 1, 0)
+  return logits
+
+
 def _rounded(chance: np.float32) -> float | None:
   """Return a chance for reading, None where a model's logits were not finite."""
   return round(float(chance), 5) if np.isfinite(chance) else None
@@ -123,21 +130,6 @@ def _sources(method) -> dict[int, str]:
   if not method.takes_turns and numbers[-1] > 0:
     names[numbers[-1]] = 'verifier'
   return names | {RESIDUAL: 'residual', BONUS: 'bonus' if method.drafts else 'combined'}
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _pass(network, params, prompt, slots, tokens, positions):
-  return network.extend(params, network.prefill(params, prompt, slots), tokens, positions)[0]
-
-
-def _forced(model: Model, prompts, tokens, task, vocab: int) -> Array:
-  """Return the logits [B, L, V] from which each of the tokens [B, L] was drawn."""
-  prompt = inputs.pad(prompts, len(prompts), max(task.max_prompt_tokens, 1))
-  fed, positions, cache_len = scoring.forced(prompt, tokens, model.network.start_id)
-  backend, (params,) = backends.prepared([model], sharding.layout_for([model]))
-  network = model.network.on(backend.for_slot(0))
-  logits = _pass(network, params, prompt, cache_len, fed, positions)
-  return logits[..., :vocab].astype(jnp.float32)
 
 
 def _emitted_before(outputs, shape) -> np.ndarray:
