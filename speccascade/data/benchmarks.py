@@ -20,7 +20,7 @@ class Benchmark(Template):
 
   Attributes:
     dataset: Name, and config, in TensorFlow Datasets.
-    splits: Names of splits, and the splits of the data set that they are.
+    splits: The names of its splits.
     max_prompt_tokens: The longest prompt.
     max_new_tokens: Tokens to generate at most.
     metrics: Names of metrics.
@@ -34,7 +34,7 @@ class Benchmark(Template):
   """
 
   dataset: str
-  splits: Mapping[str, str]
+  splits: Sequence[str]
   max_prompt_tokens: int
   max_new_tokens: int
   metrics: Sequence[str]
@@ -55,10 +55,6 @@ def _hugging_face(name: str) -> str:
   )
 
 
-def _splits(*names: str) -> dict[str, str]:
-  return {name: name for name in names}
-
-
 # ---- texts ----
 
 
@@ -66,7 +62,7 @@ def _from_text(dataset: str, source: str, target: str, tokens: int, new: int, me
   """Return a benchmark whose prompt is a field alone."""
   return Benchmark(
     dataset=dataset,
-    splits=_splits('train', 'validation', 'test'),
+    splits=('train', 'validation', 'test'),
     prompt_field=source,
     target_field=target,
     max_prompt_tokens=tokens,
@@ -100,7 +96,7 @@ def _questions(
   )
   return Benchmark(
     dataset=dataset,
-    splits=_splits(*splits),
+    splits=splits,
     metrics=(f'{metric}_exact_match', f'{metric}_f1'),
     **{**settings, **more},
   )
@@ -113,7 +109,7 @@ def _humanevalpack(language: str) -> Benchmark:
   """Return HumanEvalPack in a language; a function in braces ends with the first one that is not indented."""
   return Benchmark(
     dataset=f'bigcode__humanevalpack/{language}',
-    splits=_splits('test'),
+    splits=('test',),
     prompt_field='prompt',
     target_field='canonical_solution',
     max_prompt_tokens=1024,
@@ -132,7 +128,7 @@ BENCHMARKS = {
   'cnn_dailymail': _from_text('cnn_dailymail', 'article', 'highlights', 2048, 128, 'rouge2'),
   'gsm8k': Benchmark(
     dataset='gsm8k',
-    splits=_splits('train', 'test'),
+    splits=('train', 'test'),
     prompt_field='Question: {question}\nAnswer:',
     target_field='answer',
     worked_field='worked',
@@ -147,7 +143,7 @@ BENCHMARKS = {
   ),
   'mmlu': Benchmark(
     dataset='cais__mmlu/all',
-    splits=_splits('validation', 'test'),
+    splits=('validation', 'test'),
     header='Multiple choice: {subject}. Each question is followed by its answer.\n\n',
     prompt_field='{question}\n{choices}\nAnswer:',
     target_field='answer',
@@ -173,7 +169,7 @@ BENCHMARKS = {
   'humanevalpack': dataclasses.replace(_PACK['python'], languages=_PACK),
   'mbpp': Benchmark(
     dataset='google_research_datasets__mbpp/full',
-    splits=_splits('train', 'validation', 'test'),
+    splits=('train', 'validation', 'test'),
     prompt_field='"""\n{text}\nThese tests pass:\n{tests}\n"""\n',
     target_field='code',
     text_field='text',

@@ -15,7 +15,7 @@ from speccascade import embedded
 from speccascade.data import files, tokenizers
 from speccascade.data import prompts as prompting
 from speccascade.data.benchmarks import BENCHMARKS
-from speccascade.data.seqio import pipeline
+from speccascade.data.seqio import tasks
 from speccascade.decode import lines
 from speccascade.train.batches import Pair
 
@@ -94,14 +94,14 @@ def seqio_task(
       raise ValueError(
         f'{name}: split={split!r} must be one of {", ".join(benchmark.splits)}, and tokenizer={tokenizer} a path'
       )
-    dataset = pipeline.builder(benchmark, data_dir)
+    records = tasks.prepared(benchmark, data_dir)
     loaded = tokenizers.load(tokenizer)
 
     def read():
-      return pipeline.benchmark_examples(benchmark, dataset, prompting.NO_LIMIT, split)
+      return tasks.examples(benchmark, records, prompting.NO_LIMIT, split)
 
     yield from shuffled(lambda: tokenised(((e.prompt, e.references[0]) for e in read()), loaded), seed)
-  seqio = pipeline.library()
+  seqio = tasks.library()
   if module is not None:
     importlib.import_module(module)
   if name not in (*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()):

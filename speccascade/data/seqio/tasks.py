@@ -3,17 +3,23 @@
 Data must be prepared before: nothing is downloaded. seqio and TensorFlow are imported when a function is called.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import importlib
 import itertools
+import os
 from typing import Any
+
+import numpy as np
 
 from speccascade.data import prompts
 from speccascade.data.benchmarks import Benchmark, BENCHMARKS
 from speccascade.data.examples import Example, Metric, Task
 from speccascade.data.metrics import check, named
-from speccascade.data.seqio import pipeline
+
+DATA_DIR = '~/tensorflow_datasets'
+Read = Callable[[str], Iterable[prompts.Record]]  # of the records of a split, in order
 
 
 def seqio_task(
@@ -73,19 +79,17 @@ def seqio_task(
   changes = dict(prompt_field=prompt_field, prefix=prefix, suffix=suffix, shots=shots, shots_split=shots_split)
   changes |= dict(chat=chat, stop=stop, metrics=metrics)
   changes |= dict(max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
-  chosen = dict(start=start, count=count, seed=seed)
   if name in BENCHMARKS:
     benchmark = _changed(_in_language(name, language), **changes)
-    judged = named(benchmark.metrics)
-    dataset = pipeline.builder(benchmark, data_dir)
+    read = prepared(benchmark, data_dir)
     _check_split(name, split, benchmark.splits)
-    fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
-    examples = list(pipeline.benchmark_examples(benchmark, dataset, fit, split, **chosen))
   else:
     benchmark = _registered(name, changes, tokenizer=tokenizer, data_dir=data_dir, language=language)
-    judged = named(benchmark.metrics)
-    examples = _registered_examples(benchmark, split, **chosen)
-  return _task(name, examples, (benchmark.max_prompt_tokens, benchmark.max_new_tokens), judged, benchmark.stop)
+    read = functools.partial(_registered_records, name)
+  judged = named(benchmark.metrics)
+  fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
+  made = list(examples(benchmark, read, fit, split, start, count, seed))
+  return _task(name, made, (benchmark.max_prompt_tokens, benchmark.max_new_tokens), judged, benchmark.stop)
 
 
 def t5x_task(
@@ -119,10 +123,9 @@ def t5x_task(
     raise ValueError(f"task_feature_lengths={task_feature_lengths!r}: give {{'inputs': …, 'targets': …}}, in tokens.")
   lengths = {key: task_feature_lengths[key] for key in ('inputs', 'targets')}
   judged = named(metrics)
-  examples = []
-  for index, record in prompts.select(_records(mixture_or_task_name, split, lengths), count=count):
-    examples.append(Example(index, pipeline.to_plain(record['inputs']), _plain(index, record).target))
-  return _task(mixture_or_task_name, examples, lengths.values(), judged)
+  chosen = prompts.select(_registered_records(mixture_or_task_name, split, lengths), count=count)
+  made = [Example(index, record['inputs'], record['targets']) for index, record in chosen]
+  return _task(mixture_or_task_name, made, lengths.values(), judged)
 
 
 # ---- reading ----
@@ -161,27 +164,8 @@ def _registered(name: str, changes: Mapping[str, Any], **benchmark_settings) -> 
     raise ValueError(f'{name}: give max_prompt_tokens and max_new_tokens, which a seqio task does not define.')
   if not changes['metrics']:
     raise ValueError(f"{name}: give metrics, as ('bleu',); those of a seqio task judge tokens.")
-  fields = dict(dataset=name, splits={}, prompt_field='inputs', target_field='targets')
+  fields = dict(dataset=name, splits=(), prompt_field='inputs', target_field='targets')
   return _changed(Benchmark(**fields, max_prompt_tokens=0, max_new_tokens=0, metrics=()), **changes)
-
-
-def _registered_examples(benchmark: Benchmark, split: str, **chosen) -> list[Example]:
-  """Return the examples of a registered task, with the prompts that the settings make of its own."""
-  name = benchmark.dataset
-  worked = []
-  if benchmark.shots:
-    for i, record in zip(range(benchmark.shots), _records(name, benchmark.shots_split), strict=False):
-      worked.append(benchmark.worked(_as_record(_plain(i, record)), f'{name}, {benchmark.shots_split}'))
-  examples = []
-  for index, record in prompts.select(_records(name, split), **chosen):
-    example = _plain(index, record)
-    prompt = benchmark.prompt(_as_record(example), f'{name}, example {index}', worked=worked)
-    examples.append(dataclasses.replace(example, prompt=prompt))
-  return examples
-
-
-def _as_record(example: Example) -> dict[str, Any]:
-  return {'inputs': example.prompt, 'targets': example.target}
 
 
 def _check_split(name: str, split: str, splits):
@@ -189,9 +173,66 @@ def _check_split(name: str, split: str, splits):
     raise ValueError(f'{name} has no split {split!r}; choose from {", ".join(sorted(splits))}.')
 
 
-def _records(name: str, split: str, lengths: Mapping[str, int] | None = None) -> Iterator[Mapping[str, Any]]:
-  """Yield the preprocessed records of a registered task in order, of a mixture task by task, truncated to `lengths`."""
-  seqio = pipeline.library()
+def examples(
+  benchmark: Benchmark,
+  read: Read,
+  fit: prompts.Fitter,
+  split: str,
+  start: int = 0,
+  count: int | None = None,
+  seed: int | None = None,
+) -> Iterator[Example]:
+  """Yield the examples of a split that `prompts.select` chooses, with their worked examples in front."""
+  worked: dict[Any, list[tuple[str, str]]] = {}  # of each group
+  if benchmark.shots:
+    shown = read(benchmark.shots_split)
+    for record in shown if benchmark.group else itertools.islice(shown, benchmark.shots):
+      some = worked.setdefault(record.get(benchmark.group), [])
+      if len(some) < benchmark.shots:
+        some.append(benchmark.worked(record, f'{benchmark.dataset}, {benchmark.shots_split}'))
+  for index, record in prompts.select(read(split), start, count, seed):
+    where = f'{benchmark.dataset}, example {index} of {split}'
+    yield benchmark.example(index, record, where, fit, worked.get(record.get(benchmark.group), ()))
+
+
+def prepared(benchmark: Benchmark, data_dir: str | None) -> Read:
+  """Return what reads a data set that has been prepared, or raise an error with the command."""
+  library()
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import read_only_builder
+
+  folder = os.path.expanduser(data_dir or os.environ.get('TFDS_DATA_DIR') or DATA_DIR)
+  try:
+    dataset = read_only_builder.builder_from_files(benchmark.dataset, data_dir=folder)
+  except tfds.core.DatasetNotFoundError:
+    command = benchmark.prepare or 'tfds build {dataset} --data_dir={data_dir}'
+    raise FileNotFoundError(
+      f'{benchmark.dataset} is not in {folder}, and reading a task downloads nothing. Prepare it once with: '
+      f'{command.format(dataset=benchmark.dataset, data_dir=folder)} (or give its folder as data_dir).'
+    ) from None
+  return functools.partial(_prepared_records, benchmark, dataset)
+
+
+def _prepared_records(benchmark: Benchmark, dataset, split: str) -> Iterator[dict[str, Any]]:
+  """Yield the records of a split in order, without features that are nested deeper than a list of texts."""
+  import tensorflow_datasets as tfds
+
+  kinds = bytes | np.ndarray | np.generic
+  for record in tfds.as_numpy(dataset.as_dataset(split=split)):
+    flat = {
+      key: {k: v for k, v in x.items() if isinstance(v, kinds)} if isinstance(x, dict) else x
+      for key, x in record.items()
+    }
+    plain = {key: _to_plain(value) for key, value in flat.items() if isinstance(value, kinds | dict)}
+    yield benchmark.fields(plain) if benchmark.fields else plain
+
+
+def _registered_records(name: str, split: str, lengths: Mapping[str, int] | None = None) -> Iterator[dict[str, Any]]:
+  """Yield the inputs and targets of a registered task in order, of a mixture task by task, as texts.
+
+  With `lengths` inputs are tokens, truncated to them; so they are where the task keeps no text.
+  """
+  seqio = library()
   import tensorflow_datasets as tfds
 
   if name not in (*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()):
@@ -199,26 +240,42 @@ def _records(name: str, split: str, lengths: Mapping[str, int] | None = None) ->
       f'there is no benchmark and no seqio task or mixture {name!r}; benchmarks are {", ".join(BENCHMARKS)}. Import '
       'the module that registers it first.'
     )
-  tasks = seqio.get_subtasks(seqio.get_mixture_or_task(name))
-  for task in tasks:
-    _check_split(task.name, split, task.splits)
   settings = dict(sequence_length=lengths, split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
-  return itertools.chain.from_iterable(tfds.as_numpy(task.get_dataset(**settings)) for task in tasks)
+  for task in seqio.get_subtasks(seqio.get_mixture_or_task(name)):
+    _check_split(task.name, split, task.splits)
+    for record in tfds.as_numpy(task.get_dataset(**settings)):
+      texts = {key: record.get(f'{key}_pretokenized', record.get(key)) for key in ('inputs', 'targets')}
+      plain = _to_plain(texts if lengths is None else texts | {'inputs': record['inputs']})
+      targets = plain['targets'] if isinstance(plain['targets'], list) else [plain['targets']]
+      if not all(isinstance(x, str) for x in targets):
+        raise ValueError(f'{name}: its targets are tokens; keep targets_pretokenized in its preprocessing.')
+      yield plain
 
 
-def _plain(index: int, record: Mapping[str, Any]) -> Example:
-  """Return the example of a record: its texts, else its tokens."""
-  prompt, target = (record.get(f'{key}_pretokenized', record.get(key)) for key in ('inputs', 'targets'))
-  return Example(index, pipeline.to_plain(prompt), pipeline.to_plain(target))
+def _to_plain(value: Any) -> Any:
+  """Return a value of TensorFlow Datasets as text, number, list or dict of them."""
+  if isinstance(value, bytes):
+    return value.decode()
+  if isinstance(value, Mapping):
+    return {key: _to_plain(v) for key, v in value.items()}
+  value = np.asarray(value)
+  return [_to_plain(v) for v in value.tolist()] if value.ndim else value.item()
+
+
+def library():
+  """Return seqio, or raise an error that names the extra."""
+  try:
+    import seqio
+  except ModuleNotFoundError as e:
+    raise ModuleNotFoundError(f"{e}; tasks of seqio need the extra: pip install 'speccascade[seqio]'.") from None
+  return seqio
 
 
 def _task(
-  name: str, examples: list[Example], limits: Iterable[int], metrics: dict[str, Metric], stop: Sequence[str] = ()
+  name: str, made: list[Example], limits: Iterable[int], metrics: dict[str, Metric], stop: Sequence[str] = ()
 ) -> Task:
-  """Return a task, or raise unless there are examples that have texts for targets and suit the metrics."""
-  if not examples:
+  """Return a task, or raise unless there are examples that suit the metrics."""
+  if not made:
     raise ValueError(f'{name}: the split has no examples from start on.')
-  if any(not isinstance(e.target, str | list) or not all(isinstance(x, str) for x in e.references) for e in examples):
-    raise ValueError(f'{name}: its targets are tokens; keep targets_pretokenized in its preprocessing.')
-  check(metrics, examples, lambda example: f'{name}, example {example.index}')
-  return Task(name, examples, *limits, metrics, prompts.truncation(stop), stop)
+  check(metrics, made, lambda example: f'{name}, example {example.index}')
+  return Task(name, made, *limits, metrics, prompts.truncation(stop), stop)
