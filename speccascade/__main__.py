@@ -11,7 +11,6 @@ from speccascade.host import commands
 
 COMMANDS = (
   'run',
-  'calibrate',
   'decode',
   'plan',
   'check',
