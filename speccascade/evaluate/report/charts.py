@@ -85,17 +85,13 @@ def slug(title: str) -> str:
 def _quality_by_time(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
   """Describe quality against time relative to the reference."""
 
-  def cost(p):
-    return None if p.ratio is None else 1 / p.ratio
-
   def interval(p):
     return p.time('ratio_ci') and [1 / r for r in reversed(p.time('ratio_ci'))]
 
-  timed = _priced(results, points, cost)
-  if len(timed) < 2:
-    return []
   axis = f'time relative to {results["reference"]} (faster to the left)'
-  return [_tradeoff(results, timed, cost, f'against time, {title}', axis, always=None, interval=interval)]
+  return _tradeoff(
+    results, points, lambda p: p.ratio and 1 / p.ratio, f'against time, {title}', axis, interval=interval
+  )
 
 
 def _quality_by_deferral(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
@@ -105,7 +101,8 @@ def _quality_by_deferral(results: dict, title: str, points: Sequence[PointResult
   def share(p):
     return ends.get(p.curve, p.count('deferral_rate'))
 
-  return _quality_by_use(results, points, share, f'by deferral, {title}', 'share of tokens deferred to the large model')
+  axis = 'share of tokens deferred to the large model'
+  return _tradeoff(results, points, share, f'by deferral, {title}', axis, always=results['reference'])
 
 
 def _quality_by_calls(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
@@ -114,46 +111,35 @@ def _quality_by_calls(results: dict, title: str, points: Sequence[PointResult]) 
   def calls(p):
     return p.count('calls_per_token')
 
-  return _quality_by_use(results, points, calls, f'by calls, {title}', 'calls of the large model by token')
-
-
-def _quality_by_use(results: dict, points: Sequence[PointResult], use: Callable, title: str, axis: str) -> list[Panel]:
-  """Describe quality against the use of the large model, where more than the models alone has it."""
-  known = _priced(results, points, use)
-  if not {p.curve for p in known} - {pts.SMALL, pts.LARGE}:
-    return []
-  return [_tradeoff(results, known, use, title, axis, always=results['reference'])]
-
-
-def _priced(results: dict, points: Sequence[PointResult], cost: Callable) -> list[PointResult]:
-  """Return the points whose quality and cost are known; of a metric that judges nothing there are none."""
-  if results['metric'] in pts.DESCRIPTIONS:
-    return []
-  return [p for p in points if None not in (p.quality_of(results['metric']), cost(p))]
+  axis = 'calls of the large model by token'
+  return _tradeoff(results, points, calls, f'by calls, {title}', axis, always=results['reference'])
 
 
 def _tradeoff(
   results: dict,
   points: Sequence[PointResult],
-  cost: Callable[[PointResult], float],
+  cost: Callable[[PointResult], float | None],
   title: str,
   axis: str,
-  always: str | None,
+  always: str | None = None,
   interval: Callable[[PointResult], Interval] = lambda p: None,
-) -> Panel:
-  """Describe quality against a cost; the curve `always` is drawn however far from the rest."""
+) -> list[Panel]:
+  """Describe quality against a cost, where more than the models alone has it; the curve `always` is always drawn."""
   metric = results['metric']
+  known = [p for p in points if None not in (p.quality_of(metric), cost(p))]
+  if metric in pts.DESCRIPTIONS or not {p.curve for p in known} - {pts.SMALL, pts.LARGE}:
+    return []
   name = pts.metric_name(metric)
 
   def mark(p):
     return Mark(cost(p), p.quality_of(metric), interval(p), p.interval_of(metric))
 
-  far = _far(points, mark, always)
-  series = _series(results, [p for p in points if p not in far], mark)
-  references = [p for p in points if p.curve == results['reference']]
+  far = _far(known, mark, always)
+  series = _series(results, [p for p in known if p not in far], mark)
+  references = [p for p in known if p.curve == results['reference']]
   line_at = references[0].quality_of(metric) if len(references) == 1 else None
   note = '\n'.join(f'{p.curve}: {mark(p).y:.2f} at {mark(p).x:.2f}' for p in far)
-  return Panel(f'{name} {title}', axis, name, series, line_at=line_at, note=note)
+  return [Panel(f'{name} {title}', axis, name, series, line_at=line_at, note=note)]
 
 
 def _far(points: Sequence[PointResult], mark: Callable, always: str | None) -> list[PointResult]:
