@@ -31,20 +31,6 @@ def test_csv_does_not_round_numbers_and_quotes_texts():
   assert (first['tokens_per_s'], first['steady_ratio']) == ('150.0', '')
 
 
-def test_acceptance_is_listed_once_of_a_batch_size_that_has_it():
-  names = ('texts_by_round', 'accepted_by_round', 'acceptance_by_prompt', 'acceptance_by_domain')
-  some = dict(zip(names, ([4, 2], [8, 3], [1, 3], None), strict=True))
-  dropped = dict.fromkeys(names)
-  points = [point('planned', batch=b, counts=made.counts(0.5) | c) for b, c in ((1, dropped), (4, some), (8, some))]
-  rows = list(csv.DictReader(io.StringIO(formats.acceptance_csv(made.results(points)))))
-  assert [(r['by'], r['key'], r['texts']) for r in rows] == [
-    ('round', '1', '4'),
-    ('round', '2', '2'),
-    ('prompt', '0.0', '1'),
-    ('prompt', '0.5', '3'),
-  ]
-
-
 def test_the_summary_opens_with_the_finding_and_the_long_form_has_every_table():
   results = made.cascades((0.0,))
   results['tables'] = tables.tables(results)

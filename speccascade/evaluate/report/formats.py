@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 import csv
 import io
-import json
 from pathlib import Path
-from typing import Any
 
 from speccascade.evaluate.published import OF_POINTS
 from speccascade.evaluate.published import QUALITY as QUALITY_OF
@@ -27,7 +25,6 @@ TIMES = ('speedup', 'speedup_low', 'speedup_high', 'groups', 'median_ms')
 RATES = tuple(tables.TIMES.values())
 PUBLISHED = ('published_quality', *(f'published_{name}' for name in OF_POINTS))
 COLUMNS = (*ABOUT, *QUALITY, *COUNTS, *TIMES, *RATES, *PUBLISHED)
-BREAKDOWN = ('curve', 'parameter', 'value', 'temperature', 'by', 'key', 'texts', 'tested', 'accepted')
 
 
 def as_csv(results: dict) -> str:
@@ -50,49 +47,8 @@ def as_csv(results: dict) -> str:
         *(pts.published(results, p, measure) for measure in measures),
       ]
     )
-  return _csv(COLUMNS, rows)
-
-
-def acceptance_csv(results: dict) -> str:
-  """Return how acceptance is distributed, as CSV: a line for each round, each domain and each bin of prompts.
-
-  The key is the number of the round, the domain, or the lower bound of the prompt's acceptance.
-  """
-  rows = []
-  by_setting: dict[str, pts.PointResult] = {}  # counts are the same for all batch sizes for which there are any
-  for p in results['points']:
-    if p.count('acceptance_by_prompt'):
-      by_setting.setdefault(json.dumps([getattr(p, k) for k in BREAKDOWN[:4]]), p)
-  for p in by_setting.values():
-    about = [getattr(p, k) for k in BREAKDOWN[:4]]
-    rounds = zip(p.count('texts_by_round') or [], p.count('accepted_by_round') or [], strict=True)
-    rows += [[*about, 'round', i, texts, None, accepted] for i, (texts, accepted) in enumerate(rounds, 1)]
-    for domain, counted in (p.count('acceptance_by_domain') or {}).items():
-      rows.append([*about, 'domain', domain, counted['examples'], counted['tested'], counted['accepted']])
-    bins = p.count('acceptance_by_prompt') or []
-    rows += [[*about, 'prompt', i / len(bins), texts, None, None] for i, texts in enumerate(bins)]
-  return _csv(BREAKDOWN, rows)
-
-
-def published_csv(results: dict) -> str:
-  """Return every measured value next to the published one as CSV; '' where nothing was published of the cell."""
-  rows = []
-  for table in results['tables']:
-    columns = table['columns']
-    for i, name in enumerate(columns):
-      if name.endswith(f', {tables.PUBLISHED}'):
-        setting = columns.index('setting') if 'setting' in columns else None
-        rows += [
-          [table['title'], columns[i - 1], row[0], '' if setting is None else row[setting], row[i - 1], row[i]]
-          for row in table['rows']
-          if row[i] is not None
-        ]
-  return _csv(('table', 'measure', 'curve', 'setting', 'measured', 'published'), rows) if rows else ''
-
-
-def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
   out = io.StringIO()
-  csv.writer(out, lineterminator='\n').writerows([columns, *rows])  # None is written as ''
+  csv.writer(out, lineterminator='\n').writerows([COLUMNS, *rows])  # None is written as ''
   return out.getvalue()
 
 

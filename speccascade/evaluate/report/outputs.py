@@ -12,8 +12,6 @@ from speccascade.host.runs import as_json, RunDir
 
 TEXTS: dict[str, Callable[[dict], str]] = {
   'summary.csv': formats.as_csv,
-  'acceptance.csv': formats.acceptance_csv,
-  'published.csv': formats.published_csv,  # '' where nothing was published
   'summary.md': functools.partial(formats.as_markdown, every_table=False),
   'tables.md': functools.partial(formats.as_markdown, every_table=True),
 }
