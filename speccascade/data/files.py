@@ -66,19 +66,15 @@ def parallel_text(
       raise ValueError(
         f'{source} has {len(columns[0])} lines but {path} has {len(column)}; parallel files need as many lines.'
       )
+  records = [
+    (f'{source}, line {i}', {'source': line, 'target': references[0] if len(references) == 1 else references})
+    for i, (line, *references) in enumerate(zip(*columns, strict=True), 1)
+  ]
   template = prompts.Template(prompt_field='source', prefix=prefix, suffix=suffix, chat=chat)
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
-
-  def where(i):
-    return f'{source}, line {i + 1}'
-
-  examples = []
-  for i in _selected(source, len(columns[0]), start, count, seed):
-    line, *references = (column[i] for column in columns)
-    record = {'source': line, 'target': references[0] if len(references) == 1 else references}
-    examples.append(template.example(i, record, where(i), fit))
-  limits = max_prompt_tokens, max_new_tokens
-  return _task(source, name, examples, limits, metrics, lambda example: f'{where(example.index)}: its target')
+  chosen = _selected(source, len(records), start, count, seed)
+  examples = [template.example(i, records[i][1], records[i][0], fit) for i in chosen]
+  return _task(source, name, records, examples, (max_prompt_tokens, max_new_tokens), metrics)
 
 
 def jsonl(
@@ -138,12 +134,9 @@ def jsonl(
     template.worked(record, where) for where, record in (_records(shots_path) if shots_path else records)[:shots]
   ]
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
-  examples = []
-  for i in _selected(path, len(records), start, count, seed):
-    where, record = records[i]
-    examples.append(template.example(i, record, where, fit, worked))
-  limits = max_prompt_tokens, max_new_tokens
-  return _task(path, name, examples, limits, metrics, lambda e: records[e.index][0], stop)
+  chosen = _selected(path, len(records), start, count, seed)
+  examples = [template.example(i, records[i][1], records[i][0], fit, worked) for i in chosen]
+  return _task(path, name, records, examples, (max_prompt_tokens, max_new_tokens), metrics, stop)
 
 
 def conversations(
@@ -209,8 +202,7 @@ def conversations(
 
   info = {i: {name: prompts.field(records[i][1], name, records[i][0]) for name in info_fields} for i in chosen}
   examples = [Example(i, prompt(openings[i]), [], info[i]) for i in chosen]
-  limits = max_prompt_tokens, max_new_tokens
-  return _task(path, name, examples, limits, metrics, lambda example: records[example.index][0], stop)
+  return _task(path, name, records, examples, (max_prompt_tokens, max_new_tokens), metrics, stop)
 
 
 _ROLES = {'human': 'user', 'user': 'user', 'system': 'system'}  # of other speakers: assistant
@@ -243,15 +235,15 @@ def _opening(record: dict[str, Any], where: str, turns: int) -> list[dict[str, s
 def _task(
   path: str,
   name: str | None,
+  records: Sequence[tuple[str, Any]],
   examples: list[Example],
   limits: tuple[int, int],
   metrics: Sequence[str | Metric],
-  where: Callable[[Example], str],
   stop: Sequence[str] = (),
 ) -> Task:
   """Return a task that is called like its file by default, checked to suit its metrics."""
   judged = metric_table.named(metrics)
-  metric_table.check(judged, examples, where)
+  metric_table.check(judged, examples, lambda example: records[example.index][0])
   name = name or pathlib.Path(path).name.removesuffix('.gz').rsplit('.', 1)[0]
   return Task(name, examples, *limits, judged, prompts.truncation(stop), stop)
 

@@ -51,7 +51,7 @@ def run(
   with rundir.locked(run):
     shards.check_none(run, [study.folder(run) for study in studies])
     _prepare(run, text)
-    return [_run_one(study, run, command) for study in studies]
+    return [_finish(study, run, command) for study in studies]
 
 
 def merge(
@@ -180,12 +180,6 @@ def _commit() -> str | None:
   return None if head.returncode else head.stdout.strip() + ('+changes' if changed.stdout.strip() else '')
 
 
-def _run_one(study: Study, run: RunDir, command: str) -> Path:
-  """Measure what the journals lack, then write the results."""
-  journals = _measure(study, run, shards.ALL)
-  return _finish(study, run, command, *journals)
-
-
 def _run_shard(studies: Sequence[Study], run: RunDir, config: str, command: str, shard: Shard) -> list[Path]:
   """Measure a share, then, where it was the last, write the results."""
   own = shard.folder(run)
@@ -222,7 +216,7 @@ def _merge(study: Study, run: RunDir, command: str, count: int) -> Path:
   for name in study.files:
     if not folder.exists(name):
       folder.write(name, first.read(name))
-  return _run_one(study, run, command)  # which finds everything measured
+  return _finish(study, run, command)  # which finds everything measured
 
 
 def _merge_journal(protocol: protocols.Protocol, study: Study, run: RunDir, count: int):
@@ -247,8 +241,9 @@ def _measure(study: Study, run: RunDir, shard: Shard) -> list[Journal]:
   return [quality, timings]
 
 
-def _finish(study: Study, run: RunDir, command: str, quality: Journal, timings: Journal) -> Path:
-  """Write the results of complete journals; return their folder."""
+def _finish(study: Study, run: RunDir, command: str) -> Path:
+  """Measure what the journals lack, then write the results; return their folder."""
+  quality, timings = _measure(study, run, shards.ALL)
   experiment = study.experiment
   folder = study.folder(run)
   names, floors = _once_each(study, folder)
