@@ -175,15 +175,6 @@ def test_a_row_that_nothing_asked_for_is_refused(tmp_path, row):
     pass
 
 
-def test_no_row_is_written_through_a_link(tmp_path):
-  target, part = tmp_path / 'thesis', tmp_path / 'x.part'
-  target.write_text(f'{{"{lines.MARK}": "1"}}\nunfinished')
-  part.symlink_to(target)
-  with pytest.raises(OSError, match='symbolic link'), lines.opened(tmp_path / 'x', {lines.MARK: '1'}, []):
-    pass
-  assert target.read_text().endswith('unfinished')
-
-
 @pytest.mark.full
 def test_a_full_disk_names_the_file_and_what_to_do_and_keeps_the_rows(tmp_path, capsys):
   source, part = write(tmp_path / 'in.jsonl', ['A dog runs.'] * 3), tmp_path / 'out.jsonl.part'
