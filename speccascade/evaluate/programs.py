@@ -41,5 +41,7 @@ def compiled(call: Call, runs: Iterable[tuple[float, Point]], batch: int, label:
       for future in concurrent.futures.as_completed([pool.submit(call, *run) for run in some]):
         future.result()
         progress.add(1)
-  finally:
-    pool.shutdown(cancel_futures=True)  # after a stop what has not begun need not compile
+  except BaseException:
+    pool.shutdown(wait=False, cancel_futures=True)  # after a stop what has not begun need not compile
+    raise
+  pool.shutdown()
