@@ -93,7 +93,7 @@ def test_an_evaluator_sees_what_decode_gives(task, byt5, encoder, temperature):
   evaluator = seqio.Evaluator('echo', seqio_evaluator.converter(pair[1]), eval_split='validation', logger_cls=[])
   predict = seqio_evaluator.predict_fn(method, pair, **settings)
   found, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=predict)
-  assert found.result()['echo']['seen'].value == len(PROMPTS)
+  assert found.result()['echo']['seen'] == len(PROMPTS)
   (predictions,) = Seen.calls
   assert predictions == decode(method, pair, PROMPTS, **settings).texts
 
