@@ -19,19 +19,6 @@ from speccascade.host.errors import first_line, known_as
 from speccascade.models import layerskip
 from speccascade.types import check_bits, Model, named_apart
 
-__all__ = [
-  'Family',
-  'Key',
-  'digest',
-  'family',
-  'kind',
-  'load',
-  'load_all',
-  'load_shared',
-  'parse_model_path',
-  'read',
-]
-
 _EXIT = re.compile(r'(.+)@(\d+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
