@@ -20,7 +20,6 @@ Example:
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-import itertools
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -287,55 +286,7 @@ def best_block(speedup: Callable, alpha: Rate, c: ArrayLike, most: int = 64) -> 
   return best if best.ndim else int(best)
 
 
-# ---- three models and more ----
-
-
-def speedup_chain(alpha: Rate, gamma: ArrayLike, costs: Sequence[ArrayLike], overhead: ArrayLike = 0.0) -> np.ndarray:
-  r"""Return the speed-up over the last of n models of a cascade of all of them for which model 0 drafts.
-
-  .. math:: \frac{1 - \alpha^\gamma}{(1 - \alpha)(\gamma c_0 + c_1 + \dots + c_{n-1})}
-
-  It is that of `methods.naive_cos` with a rule. With two models and γ + 1 for γ it is `theory.speedup_cascade`.
-
-  Args:
-    alpha: The acceptance rate of model 0's tokens for the target of the cascade, or the rates by position.
-    gamma: γ.
-    costs: The time of a call of each model; the last one's is that of its call for a block.
-    overhead: The time of a round on top of its calls.
-
-  Returns:
-    The ratio of times per token, of the broadcast shape.
-  """
-  first, *others = _costs(costs)
-  tokens = tokens_per_round_without_bonus(alpha, gamma)
-  return _over(tokens, _block(gamma) * first + sum(others), 1.0, overhead)
-
-
-def middle_break_even(alpha_pair: Rate, alpha_chain: Rate, c: float, v: float = 1.0, most: int = 64) -> float:
-  r"""Return the time of a call of a middle model at which the cascade of three models is as fast as that of two.
-
-  .. math:: \max_\gamma \Bigl(T\,\frac{1 - \alpha_3^\gamma}{1 - \alpha_3} - \gamma c - v\Bigr), \qquad
-            T = \min_\gamma \frac{(1 - \alpha_2)(\gamma c + v)}{1 - \alpha_2^\gamma}
-
-  Both have their best block (`theory.speedup_chain`). A middle model whose call takes longer slows the cascade down; a
-  number under 0 means that any does. Where the large model's own distribution is the target, :math:`\alpha_3 =
-  \alpha_2`, so that it is 0.
-
-  Args:
-    alpha_pair: :math:`\alpha_2`, the acceptance rate of the drafter for the target of drafter and verifier.
-    alpha_chain: :math:`\alpha_3`, that for the target of all three models.
-    c: The time of a call of the drafter.
-    v: The time of the verifier's call for a block.
-    most: The largest γ.
-
-  Example:
-    >>> print(theory.middle_break_even(0.7, 0.8, c=0.1).round(2))
-    0.45
-  """
-  gammas = np.arange(1, int(_block(most, 'most')) + 1)
-  round_ = gammas * _cost(c) + _cost(v, 'v')
-  per_token = (round_ / tokens_per_round_without_bonus(alpha_pair, gammas)).min()
-  return (per_token * tokens_per_round_without_bonus(alpha_chain, gammas) - round_).max()
+# ---- turns of more than two models ----
 
 
 def calls_cos(alphas: Sequence[float], blocks: Sequence[int]) -> np.ndarray:
@@ -402,105 +353,6 @@ def _turn(read: tuple[int, ...], pending: tuple[int, ...], alphas: np.ndarray, b
     read[model] += blocks[model] - 1
     calls = calls + (blocks[model] - 1) * (np.arange(len(read)) == model)
   yield rates.prod(), (tuple(read.tolist()), pending), tested, calls
-
-
-def speedup_nested(
-  alphas: Sequence[ArrayLike], blocks: Sequence[ArrayLike], costs: Sequence[ArrayLike], overhead: ArrayLike = 0.0
-) -> np.ndarray:
-  r"""Return the speed-up over the last of n models of speculative decoding in which each model drafts for the next.
-
-  Model 0 drafts :math:`\gamma_1` tokens a round of model 1. A draft for model i + 1 is :math:`\gamma_{i+1}` rounds of
-  model i, each of its accepted tokens and one more. With :math:`D_i(s) = G_{i-1}(s)^{\gamma_i}` for the generating
-  function of the tokens of a draft,
-
-  .. math::
-
-     G_0(s) = s, \qquad
-     G_i(s) = s\,\frac{1 - \alpha_i + \alpha_i (1 - s)\,D_i(\alpha_i s)}{1 - \alpha_i s}, \qquad
-     E_i = \frac{1 - \alpha_i D_i(\alpha_i)}{1 - \alpha_i}, \qquad T_i = \gamma_i T_{i-1} + c_i
-
-  are the tokens and the time of a round of model i, and the speed-up is :math:`E_{n-1} / T_{n-1}`. Whether a model
-  accepts a token is taken to be independent of whether the model before it did. With two models it is
-  `theory.speedup_speculative`. `decode` has no such method: models that take turns, as in `methods.cos`, all score
-  every token.
-
-  Args:
-    alphas: The n - 1 acceptance rates of each model's tokens for the next model's distribution.
-    blocks: :math:`\gamma_1 \dots \gamma_{n-1}`.
-    costs: The time of a call of each of the n models; the last one's is that of its call for a block.
-    overhead: The time of a round of the last model on top of its calls.
-
-  Returns:
-    The ratio of times per token, of the broadcast shape.
-
-  Example:
-    >>> print(theory.speedup_nested((0.8, 0.8), (3, 2), (0.02, 0.1, 1.0)).round(2))
-    2.91
-  """
-  if not len(alphas) == len(blocks) == len(costs) - 1 > 0:
-    raise ValueError(f'{len(costs)} costs need a rate and a block less than that, not {len(alphas)} and {len(blocks)}.')
-  time, *others = _costs(costs)
-  tokens = 1.0
-
-  def made(s):
-    return s
-
-  for alpha, gamma, cost in zip(alphas, blocks, others, strict=True):
-    alpha = _rate(alpha, 'alphas')
-    gamma = _block(gamma, 'blocks')
-
-    def draft(s, before=made, n=gamma):
-      return before(s) ** n
-
-    certain = alpha >= 1 - 1e-6  # all of the draft is accepted, and one token more comes out: the limit
-    below = np.where(certain, 0, alpha)
-    tokens = np.where(certain, 1 + gamma * tokens, (1 - below * draft(below)) / (1 - below))
-
-    def made(s, a=alpha, d=draft):
-      return s * (1 - a + a * (1 - s) * d(a * s)) / (1 - a * s)
-
-    time = gamma * time + cost
-  return _over(tokens, time, 1.0, overhead)
-
-
-def best_nested(acceptance: ArrayLike, costs: Sequence[float], most: int = 16) -> dict[tuple[int, ...], tuple]:
-  """Return the best speed-up and blocks of each chain of some of the models before the last (`theory.speedup_nested`).
-
-  A middle model pays if the longest chain is the fastest.
-
-  Args:
-    acceptance: [n, n] at [i, j], i < j, the acceptance rate of model i's tokens for model j's distribution.
-    costs: The time of a call of each model; the last one's is that of its call for a block.
-    most: The largest block.
-
-  Returns:
-    {numbers of models: (speed-up, blocks)}, the fastest first.
-
-  Example:
-    >>> chains = theory.best_nested([[0, 0.9, 0.6], [0, 0, 0.8], [0, 0, 0]], costs=(0.01, 0.1, 1.0))
-    >>> {models: blocks for models, (_, blocks) in chains.items()}
-    {(0, 1, 2): (6, 2), (1, 2): (6,), (0, 2): (7,)}
-  """
-  acceptance = _rate(acceptance, 'acceptance')
-  last = len(costs) - 1
-  if acceptance.shape != (last + 1, last + 1) or not last:
-    raise ValueError(f'acceptance={acceptance} is not a rate for each pair of {last + 1} models.')
-  found = {}
-  for drafters in itertools.chain.from_iterable(itertools.combinations(range(last), n) for n in range(1, last + 1)):
-    models = (*drafters, last)
-    blocks = np.meshgrid(*[np.arange(1, int(_block(most, 'most')) + 1)] * len(drafters), indexing='ij')
-    rates = [acceptance[i, j] for i, j in itertools.pairwise(models)]
-    speedups = speedup_nested(rates, blocks, [costs[m] for m in models])
-    best = np.unravel_index(np.argmax(speedups), speedups.shape)
-    found[models] = float(speedups[best]), tuple(int(i) + 1 for i in best)
-  return dict(sorted(found.items(), key=lambda item: -item[1][0]))
-
-
-def _costs(costs: Sequence[ArrayLike]) -> list[np.ndarray]:
-  """Return the times of a call of each of two or more models, checked."""
-  if len(costs) < 2:
-    raise ValueError(f'costs={costs} is not a time for each of two or more models.')
-  return [_cost(cost, 'costs') for cost in costs]
 
 
 def _all_accepted(alpha: np.ndarray | ByPosition, n: np.ndarray) -> np.ndarray:
