@@ -18,7 +18,7 @@ Example:
   6
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 
 import numpy as np
@@ -284,75 +284,6 @@ def best_block(speedup: Callable, alpha: Rate, c: ArrayLike, most: int = 64) -> 
   values = speedup(rate, gammas, _cost(c)[..., None])
   best = gammas[np.argmax(values, -1)]
   return best if best.ndim else int(best)
-
-
-# ---- turns of more than two models ----
-
-
-def calls_cos(alphas: Sequence[float], blocks: Sequence[int]) -> np.ndarray:
-  """Return the calls of each of n models of `methods.cos` per token, in the long run.
-
-  The turns are a Markov chain, since a turn depends on whose tokens are pending and on what each model has read. These
-  are the calls of its stationary distribution, over its tokens.
-
-  Args:
-    alphas: The acceptance rate of each model's tokens for the combination.
-    blocks: γ of each model.
-
-  Returns:
-    [n].
-
-  Example:
-    >>> print(theory.calls_cos((0.7, 0.8, 0.9), (3, 1, 1)).round(2))
-    [1.12 0.37 0.36]
-  """
-  alphas = _rate(alphas, 'alphas')
-  blocks = _block(blocks, 'blocks').astype(int)
-  if alphas.ndim != 1 or alphas.shape != blocks.shape or alphas.size < 2:
-    raise ValueError(f'alphas={alphas} and blocks={blocks} are not lists of a number for each of two or more models.')
-  states = [((-1,) * alphas.size, ())]
-  outcomes = []
-  for state in states:  # which grows as new states are reached
-    outcomes.append(list(_turn(*state, alphas, blocks)))
-    states += dict.fromkeys(after for _, after, _, _ in outcomes[-1] if after not in states)
-  index = {state: i for i, state in enumerate(states)}
-  equations = -np.eye(len(states) + 1, len(states))
-  totals = np.zeros((len(states), 1 + alphas.size))
-  for i, some in enumerate(outcomes):
-    for chance, after, tokens, calls in some:
-      equations[index[after], i] += chance
-      totals[i] += chance * np.append(tokens, calls)
-  equations[-1] = 1
-  stationary = np.linalg.lstsq(equations, np.append(np.zeros(len(states)), 1.0), rcond=None)[0]
-  tokens, *calls = stationary @ totals
-  return np.array(calls) / tokens
-
-
-def _turn(read: tuple[int, ...], pending: tuple[int, ...], alphas: np.ndarray, blocks: np.ndarray) -> Iterator[tuple]:
-  """Yield (chance, state after it, tokens, calls [n]) of every outcome of a turn of `methods.cos`.
-
-  A state has how many tokens beyond the committed ones each model has read, -1 where the last committed one is missing,
-  and the model that proposed each pending token.
-  """
-  model = int(np.argmin(read))
-  read = np.array(read)
-  calls = np.zeros(len(read))
-  calls[model] = 1
-  read[model] = len(pending)
-  tested = min(len(pending), read.min() + 1)
-  rates = alphas[list(pending[:tested])]
-  for accepted, rate in enumerate(rates):
-    if rate < 1:
-      yield rates[:accepted].prod() * (1 - rate), ((-1,) * len(read), ()), accepted + 1, calls
-  if rates.prod() == 0:
-    return
-  read -= tested
-  pending = pending[tested:]
-  if read[model] == len(pending):  # it knows the next distribution, so the first of its tokens takes no call
-    pending += (model,) * int(blocks[model])
-    read[model] += blocks[model] - 1
-    calls = calls + (blocks[model] - 1) * (np.arange(len(read)) == model)
-  yield rates.prod(), (tuple(read.tolist()), pending), tested, calls
 
 
 def _all_accepted(alpha: np.ndarray | ByPosition, n: np.ndarray) -> np.ndarray:
