@@ -18,7 +18,7 @@ import tiny
 from tiny import assert_equal, error_of
 
 from speccascade import checkpoints
-from speccascade.checkpoints import hf, safetensors_files
+from speccascade.checkpoints import hf, stored
 from speccascade.models.decoder import Span
 from speccascade.models.layers import stack_layers
 from speccascade.models.rope import Rope
@@ -201,8 +201,8 @@ def test_a_fused_tensor_is_read_once(tmp_path, monkeypatch):
   _, tensors = _model(GPT2)
   folder = _save(tmp_path, GPT2, tensors)
   reads = []
-  read = safetensors_files.Tensor.read
-  monkeypatch.setattr(safetensors_files.Tensor, 'read', lambda self, box: reads.append(self.name) or read(self, box))
+  read = stored._read_safetensors
+  monkeypatch.setattr(stored, '_read_safetensors', lambda file, name, *at: reads.append(name) or read(file, name, *at))
   hf.read(folder)
   assert sorted(reads) == sorted(tensors)
 
@@ -442,7 +442,7 @@ def test_a_network_of_ones_own_is_read_by_the_names_that_are_declared(tmp_path):
 @mock.patch.dict(hf.FAMILIES)
 def test_a_family_of_other_sizes_has_the_names_and_the_orientation_of_the_one_it_is_like(tmp_path):
   sizes = dict(n_embd=8, n_head=2, n_layer=1, n_inner=8, n_positions=16, vocab_size=11)
-  network = hf.config.network_from_config(dict(model_type='gpt2', **sizes))
+  network = hf.network_from_config(dict(model_type='gpt2', **sizes))
   folder = hf.write(tmp_path / 'model', Model(network.init(jax.random.key(0)), network))
   expected = checkpoints.load(folder).params
   checkpoints.family('gpt2_of_ours', like='gpt2', network=lambda config, **_: network)
