@@ -31,6 +31,7 @@ OPT |= {'num_attention_heads': 2, 'max_position_embeddings': 16}
 GEMMA3 = LLAMA | {'model_type': 'gemma3_text', 'head_dim': 4, 'tie_word_embeddings': True, 'query_pre_attn_scalar': 4}
 MISTRAL = LLAMA | {'model_type': 'mistral'}
 PHI3 = LLAMA | {'model_type': 'phi3'}
+STABLELM = LLAMA | {'model_type': 'stablelm'}
 T5 = tiny.T5_V1_1 | {'num_layers': 2}
 _error = functools.partial(error_of, hf.read)
 CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 't5': T5}
@@ -383,6 +384,9 @@ def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
     (PHI3 | {'rope_scaling': {'type': 'longrope', 'short_factor': [1.0], 'long_factor': [2.0]}}, "'longrope'"),
     (PHI3 | {'rope_scaling': {'type': 'yarn', 'factor': 2.0}}, "'yarn'"),
     (PHI3 | {'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
+    (STABLELM | {'use_parallel_residual': True}, "'use_parallel_residual' is True"),
+    (STABLELM | {'partial_rotary_factor': 0.25}, having("'head_dim' is 4", "'partial_rotary_factor' 0.25")),
+    (STABLELM | {'partial_rotary_factor': 1.5}, having("'head_dim' is 4", "'partial_rotary_factor' 1.5")),
     (LLAMA | {'model_type': 'smollm3', 'no_rope_layers': [1, 2]}, having("'no_rope_layers'", 'has 2', '0 or 1')),
     (LLAMA | {'model_type': 'gemma', 'use_bidirectional_attention': True}, "'use_bidirectional_attention' is True"),
     (OPT | {'layer_norm_elementwise_affine': False}, "'layer_norm_elementwise_affine' is False"),

@@ -204,8 +204,10 @@ def decoder(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: b
     raise ValueError(
       f"config.json: 'num_key_value_heads' is {kv_heads}, expected a divisor of {heads}, the heads: correct it"
     )
-  if head_dim % 2 and any(span.rope for span in fields['spans']):
-    raise ValueError(f"config.json: 'head_dim' is {head_dim}, expected an even number: correct it")
+  for share in {span.rope.share for span in fields['spans'] if span.rope}:
+    if int(head_dim * share) % 2 or share > 1:
+      part = '' if share == 1 else f", of which 'partial_rotary_factor' {share} is turned"
+      raise ValueError(f"config.json: 'head_dim' is {head_dim}{part}, expected an even number: correct it")
   return Decoder(DecoderConfig(**fields), eos_ids, dtype, scan)
 
 
