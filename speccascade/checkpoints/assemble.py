@@ -161,10 +161,11 @@ def _read_source(
   """Yield the parameters in a stored tensor, of which this process reads what it needs."""
   parts = [(entry, _row_sharding(entry, shardings.get(entry.path))) for entry in entries]
   box = _hull(entry.stored_box(_local_box(entry.shape, own)) for entry, own in parts)
-  dtype = np.dtype(dtype or narrowed(tensor.dtype))
+  own_dtype = narrowed(tensor.dtype)  # or raise
+  to = np.dtype(dtype or own_dtype)
   data = tensor.read(box)
   for entry, own in parts:
-    yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), own, dtype)
+    yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), own, to)
 
 
 def narrowed(dtype: np.dtype) -> np.dtype:
