@@ -151,16 +151,17 @@ def put_rows(program, method, prefix: tuple, batch: InsertBatch, state: State) -
   state = program.pin(state)
   layout = program.cached_layout
   prefix = prefix if layout is None else layout.pin(prefix, layout.caches(prefix))
+  crosses = layout is not None and layout.mesh.shape.get(sharding.DATA, 1) > 1
 
   # A loop over rows, not a scatter: each turn writes one row in place, and the state is donated.
   def put(i, state):
     def from_row(source):
       def one(old, new):  # positions that a row of the batch has beyond the prefix are rewritten before they are seen
         n = old.shape[0] // state.done.shape[0]  # indices of axis 0 that are one row
-        if layout is None:
-          row = jax.lax.dynamic_slice_in_dim(new, source * n, n, 0)
-        else:  # a sum over the rows crosses a mesh as one row; a slice would gather all of them
+        if crosses:  # a sum over the rows crosses a mesh as one row; a slice would gather all of them
           row = ops.masked_take(new[None], source[None, None])[0]
+        else:
+          row = jax.lax.dynamic_slice_in_dim(new, source * n, n, 0)
         return jax.lax.dynamic_update_slice(old, row, (batch.target[i] * n, *[0] * (old.ndim - 1)))
 
       return one
