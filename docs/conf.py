@@ -31,6 +31,7 @@ version = release = speccascade.__version__
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sphinx.ext.napoleon']
 exclude_patterns = ['_build']
+smartquotes_action = 'qe'  # no dashes: --option stays
 highlight_language = 'text'  # blocks without a language are commands
 default_role = 'literal'  # `name` in a docstring is code, as it is in a page
 

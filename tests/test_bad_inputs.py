@@ -776,7 +776,7 @@ COMMANDS = {
   ],
   'compile': [
     ([], '--models'),
-    (['--models', 'a', 'b', 'c'], 'models=a b c'),
+    (['--models', 'a', 'b', 'c'], ('a is no config.json', 'each model')),
     (['--models=a'], "'a'"),
     (['--models=a', '--mesh=model'], ("'model'", 'data=1,model=4')),
     (['--models=a', '--batch-size=x'], ('--batch_size', "'x'")),

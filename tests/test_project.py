@@ -76,8 +76,7 @@ def test_the_house_stays_small():
 def test_a_network_is_asked_for_what_its_base_has():
   asked = re.compile(r'(?:getattr|hasattr)\([^()]*(?:network|backend|family)\b[^()]*\)')
   found = {path.name: asked.findall(path.read_text()) for path in PACKAGE.rglob('*.py')}
-  checked = {'registry.py': ['hasattr(backend, name)']}  # methods that a backend may not have
-  assert {name: calls for name, calls in found.items() if calls} == checked
+  assert not {name: calls for name, calls in found.items() if calls}
 
 
 def test_importing_and_decoding_needs_no_heavy_package():

@@ -3,7 +3,7 @@
   python experiments/three_models/predict.py RUN > calls.md
 
 The rates are means over texts of the reference, of three models the large one: each model reads them, and at each token
-its distribution is compared with the method's target. `theory` makes calls of them.
+its distribution is compared with the method's target. `theory` and `middle` make calls of them.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from pathlib import Path
 import sys
 
 import jax.numpy as jnp
+import middle
 import numpy as np
 
 from speccascade import rules, theory
@@ -24,7 +25,7 @@ EXAMPLES = 50  # whose texts are read
 def predicted(method, rates: dict[int, float]) -> dict[int, float]:
   """Return {model: calls for a token} of a method whose models' tokens are accepted at these rates."""
   if method.takes_turns:
-    return dict(enumerate(theory.calls_cos([rates[m] for m in method.slots], method.block)))
+    return dict(enumerate(middle.calls_cos([rates[m] for m in method.slots], method.block)))
   tokens = 1.0
   if method.drafts:
     bonus = method.slots[0] not in method.target[0]  # where the drafter is not tested with, a token follows the draft

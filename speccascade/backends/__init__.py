@@ -25,25 +25,6 @@ from speccascade.backends.registry import backend, by_name, named, register, use
 from speccascade.backends.tpu import TPU
 from speccascade.host.errors import first_line
 
-__all__ = [
-  'Backend',
-  'CPU',
-  'Entry',
-  'GPU',
-  'TPU',
-  'View',
-  'backend',
-  'backend_for',
-  'by_name',
-  'entry_of',
-  'known',
-  'memory',
-  'named',
-  'prepared',
-  'register',
-  'use',
-]
-
 for _module in pkgutil.iter_modules(__path__):
   importlib.import_module(f'{__name__}.{_module.name}')
 
@@ -61,8 +42,8 @@ def backend_for(params, mesh: Mesh | None = None, layout: Any = None) -> Backend
     devices = jax.devices() if mesh is None else mesh.devices.flatten()
   else:
     devices = list(arrays[0].devices()) if arrays else jax.devices()[:1]
-  backend = named(devices[0].platform)
-  return backend if len(devices) == 1 else backend.on_mesh(layout)
+  found = named(devices[0].platform)
+  return found if len(devices) == 1 else found.on_mesh(layout)
 
 
 def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> tuple[Backend, tuple]:
@@ -76,12 +57,12 @@ def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> 
   Returns:
     The backend, and the parameters of each model; those in numpy are put on the device here, or each run would do so.
   """
-  backend = backend_for([m.params for m in models], mesh, layout)
+  found = backend_for([m.params for m in models], mesh, layout)
 
   def put(params):
     return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
 
-  return backend, tuple(put(backend.prepare(m.params)) for m in models)
+  return found, tuple(put(found.prepare(m.params)) for m in models)
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from typing import Any
 
 from speccascade.backends.base import Backend
 
-_OPERATIONS = ('take', 'pick', 'put', 'at_token', 'argmax')  # of `backends.ops`
 OF_PLATFORM: dict[str, Backend] = {}
 _USED: list[Backend] = []  # those of `use`, the last in use
 
@@ -80,8 +79,6 @@ def _checked(backend: Any) -> Backend:
       f'{name} is a static part of a program and cannot be hashed ({error}): give it no arrays.'
     ) from None
   _check_methods(type(backend))
-  if fixed := [name for name in _OPERATIONS if hasattr(backend, name)]:
-    raise ValueError(f'{type(backend).__name__}.{fixed[0]} is never called: indexed operations go by the platform.')
   return backend
 
 

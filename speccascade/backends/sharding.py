@@ -18,7 +18,6 @@ from typing import Any
 import warnings
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
@@ -272,11 +271,8 @@ def shared(models: Sequence[Any]) -> Mesh | None:
 
 
 def _a_leaf(params: Any) -> Any:
-  """Return one of the parameters, None where there are none; to list all of them would take as long as a short call."""
-  node = jax.tree_util.default_registry.flatten_one_level(params)
-  if node is None:
-    return params
-  return next((leaf for child in node[0] if (leaf := _a_leaf(child)) is not None), None)
+  """Return one of the parameters, None where there are none."""
+  return next(iter(jax.tree.leaves(params)), None)
 
 
 def _mesh_of(x: Any) -> Mesh | None:
@@ -375,12 +371,9 @@ class Layout:
 
   def pin(self, tree: Any, specs: Any = None) -> Any:
     """Constrain arrays of a traced program to their shardings, replicated unless specs are given."""
-    specs = jax.tree.map(lambda _: PartitionSpec(), tree) if specs is None else specs
-
-    def constrain(x, s):
-      return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, s))
-
-    return jax.tree.map(constrain, tree, specs)
+    specs = PartitionSpec() if specs is None else specs
+    shardings = jax.tree.map(lambda s: NamedSharding(self.mesh, s), specs, is_leaf=_is_spec)
+    return jax.lax.with_sharding_constraint(tree, shardings)
 
   def bytes(self, tree: Any, specs: Any) -> int:
     """Return the bytes of arrays on one device."""
@@ -389,63 +382,6 @@ class Layout:
       return math.prod(NamedSharding(self.mesh, s).shard_shape(x.shape)) * x.dtype.itemsize
 
     return sum(jax.tree.leaves(jax.tree.map(shape, tree, specs)))
-
-  def put_rows(self, old: Any, specs: Any, new: Any, new_specs: Any, source: Array, target: Array, count: Array) -> Any:
-    """Copy row source[i] of each new array to row target[i] of the old one, for i under `count`.
-
-    A row goes to all devices of 'data', and those that have row target[i] write it: one row is in flight at a time.
-
-    Args:
-      old: Arrays with rows on axis 0.
-      specs: Their specs.
-      new: Arrays of the same structure.
-      new_specs: Their specs.
-      source: [B] rows of the new arrays.
-      target: [B] rows of the old ones.
-      count: How many rows are copied.
-
-    Returns:
-      The old arrays with the new rows.
-    """
-    trees = [jax.tree.leaves(x) for x in (old, new)]
-    by_array, new_by_array = (jax.tree.leaves(x, is_leaf=_is_spec) for x in (specs, new_specs))
-
-    def put(old, new, source, target, count):
-      def one(i, old):
-        rows = [_row(n, source[i], s[0] == DATA) for n, s in zip(new, new_by_array, strict=True)]
-        return [_with_row(o, r, target[i], s[0] == DATA) for o, r, s in zip(old, rows, by_array, strict=True)]
-
-      return jax.lax.fori_loop(0, count, one, old)
-
-    everywhere = (PartitionSpec(),) * 3
-    mapped = jax.shard_map(
-      put, mesh=self.mesh, in_specs=(by_array, new_by_array, *everywhere), out_specs=by_array, check_vma=False
-    )
-    return jax.tree.unflatten(jax.tree.structure(old), mapped(*trees, source, target, count))
-
-
-def _own(x: Array, at: Array, sharded: bool) -> tuple[Array, Array]:
-  """Return the index on this device of row `at` of a global array, and whether the device has it."""
-  index = at - jax.lax.axis_index(DATA) * x.shape[0] if sharded else at
-  return jnp.clip(index, 0, x.shape[0] - 1), (index >= 0) & (index < x.shape[0])
-
-
-def _row(x: Array, at: Array, sharded: bool) -> Array:
-  """Return row `at` of an array of which each device has some."""
-  index, mine = _own(x, at, sharded)
-  row = jax.lax.dynamic_slice_in_dim(x, index, 1, 0)
-  if not sharded:
-    return row
-  number = row.astype(jnp.int32) if row.dtype == jnp.bool_ else row
-  return jax.lax.psum(jnp.where(mine, number, jnp.zeros_like(number)), DATA).astype(row.dtype)
-
-
-def _with_row(x: Array, row: Array, at: Array, sharded: bool) -> Array:
-  index, mine = _own(x, at, sharded)
-  at = (index, *[0] * (x.ndim - 1))  # a new row may have fewer slots than the old one
-  row = jnp.where(mine, row, jax.lax.dynamic_slice(x, at, row.shape)) if sharded else row
-  return jax.lax.dynamic_update_slice(x, row, at)
-
 
 # ---- in a traced program ----
 

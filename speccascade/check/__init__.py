@@ -2,5 +2,3 @@
 
 from speccascade.check.enumeration import check
 from speccascade.check.samplers import check_sampler, check_samples
-
-__all__ = ['check', 'check_sampler', 'check_samples']

@@ -11,26 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade.checkpoints import digests, files, hf, orbax, t5x, torch_files
+from speccascade.checkpoints import digests, files, hf, orbax, stored, t5x
 from speccascade.checkpoints.hf.family import Family, family, Key
 from speccascade.data import tokenizers
 from speccascade.host import storage
 from speccascade.host.errors import first_line, known_as
 from speccascade.models import layerskip
 from speccascade.types import check_bits, Model, named_apart
-
-__all__ = [
-  'Family',
-  'Key',
-  'digest',
-  'family',
-  'kind',
-  'load',
-  'load_all',
-  'load_shared',
-  'parse_model_path',
-  'read',
-]
 
 _EXIT = re.compile(r'(.+)@(\d+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
@@ -169,7 +156,7 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   folder = _folder(path, revision)
   form = kind(folder)
   folder = t5x.find(folder) if form == 't5x' else folder
-  patterns = {'hf': {*_HUB_FILES, hf.weights.pattern(folder)}, 'orbax': ['**/*']}
+  patterns = {'hf': {*_HUB_FILES, hf.reader.pattern(folder)}, 'orbax': ['**/*']}
   files_of_model = [p for pattern in patterns.get(form, ()) for p in folder.glob(pattern)]
   files_of_model = t5x.model_files(folder) if form == 't5x' else files_of_model
   by_name = {os.path.relpath(p, folder): p for p in files_of_model if p.is_file()}
@@ -260,9 +247,9 @@ def _other_weights(hub_id: str, names: Sequence[str]) -> list[str]:
   """Return the pattern of a hub model's weights where they are no safetensors, or raise where they are not read."""
   if any(name.endswith('.safetensors') for name in names):
     return []
-  if any(fnmatch.fnmatch(name, hf.weights.TORCH) for name in names):
-    torch_files.check_readable(hub_id)
-    return [hf.weights.TORCH]
+  if any(fnmatch.fnmatch(name, hf.reader.TORCH) for name in names):
+    stored.check_torch(hub_id)
+    return [hf.reader.TORCH]
   if any(name.endswith('.gguf') for name in names):
     raise ValueError(f'{hub_id} is no checkpoint: {files.GGUF}')
   return []

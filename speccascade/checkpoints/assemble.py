@@ -3,16 +3,13 @@
 A format gives its stored tensors by name, and for each parameter the tensor and box that it is stored in. The rest is
 the same for all. Tensors are read one by one, the largest first: while its parameters are made, each needs two or three
 times its size, which is free as long as the others are not loaded. On a mesh a process reads the shards of its devices.
-
-A box is a tuple of slices with both ends, one for each axis.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import math
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from flax.traverse_util import flatten_dict, unflatten_dict
 import jax
@@ -23,42 +20,8 @@ import numpy as np
 
 from speccascade.backends import sharding
 from speccascade.checkpoints.files import AGAIN
+from speccascade.checkpoints.stored import Box, full_box, Shape, Tensor
 from speccascade.types import Array, Network, Params
-
-Box = tuple[slice, ...]
-Shape = tuple[int, ...]
-
-
-class Tensor(Protocol):
-  """A stored tensor, not read yet."""
-
-  file: Path
-  name: str
-  shape: Shape
-  dtype: np.dtype
-
-  def read(self, box: Box | None = None) -> np.ndarray:
-    """Return the tensor, or the part of it in a box."""
-
-
-@dataclasses.dataclass(frozen=True)
-class InMemory:
-  """A tensor that is an array already, traced or not."""
-
-  file: Path
-  name: str
-  array: Array
-
-  @property
-  def shape(self) -> Shape:
-    return self.array.shape
-
-  @property
-  def dtype(self) -> np.dtype:
-    return self.array.dtype
-
-  def read(self, box: Box | None = None) -> Array:
-    return self.array if box is None else self.array[box]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,9 +161,11 @@ def _read_source(
   """Yield the parameters in a stored tensor, of which this process reads what it needs."""
   parts = [(entry, _row_sharding(entry, shardings.get(entry.path))) for entry in entries]
   box = _hull(entry.stored_box(_local_box(entry.shape, own)) for entry, own in parts)
+  own_dtype = narrowed(tensor.dtype)  # or raise
+  to = np.dtype(dtype or own_dtype)
   data = tensor.read(box)
   for entry, own in parts:
-    yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), own, dtype)
+    yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), own, to)
 
 
 def narrowed(dtype: np.dtype) -> np.dtype:
@@ -208,14 +173,14 @@ def narrowed(dtype: np.dtype) -> np.dtype:
   return np.dtype(np.float32) if dtype == np.float64 else dtype
 
 
-def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], sharding, dtype: str | None) -> jax.Array:
+def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], sharding, dtype: np.dtype) -> jax.Array:
   """Return a parameter; each shard is converted by itself, so that no more than one is in memory next to the array."""
 
   def converted(x: np.ndarray, xp=np) -> Array:
     x = xp.asarray(x)
     x = x.T if entry.transpose else x
     with np.errstate(over='ignore'):
-      x = x.astype(dtype or narrowed(x.dtype), copy=False)
+      x = x.astype(dtype, copy=False)
     if not xp.isfinite(x).all():
       raise ValueError(
         f"{tensor.file}: tensor '{entry.source}' has NaN or Inf as {x.dtype}: {AGAIN}, or try another dtype"
@@ -243,11 +208,6 @@ def _row_sharding(entry: Entry, sharding: NamedSharding | None) -> NamedSharding
   if sharding is None or entry.row is None:
     return sharding
   return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-
-
-def full_box(shape: Shape) -> Box:
-  """Return the box of all of an array."""
-  return tuple(slice(0, n) for n in shape)
 
 
 def _local_box(shape: Shape, sharding: NamedSharding | None) -> Box:

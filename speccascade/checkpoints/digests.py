@@ -7,7 +7,7 @@ from pathlib import Path
 from flax.traverse_util import flatten_dict
 import numpy as np
 
-from speccascade.checkpoints import safetensors_files
+from speccascade.checkpoints import stored
 from speccascade.host import multihost
 from speccascade.types import Params
 
@@ -43,5 +43,5 @@ def _sampled(file: Path, size: int) -> list[int]:
   """Return the offsets at which a large file is sampled: evenly, to its end, and in the middle of each tensor."""
   offsets = [(size - _SAMPLE) * i // _SAMPLES for i in range(1, _SAMPLES + 1)]
   if file.suffix == '.safetensors':
-    offsets += [first + max(0, last - first - _SAMPLE) // 2 for first, last in safetensors_files.offsets(file)]
+    offsets += [first + max(0, last - first - _SAMPLE) // 2 for first, last in stored.offsets(file)]
   return offsets

@@ -18,7 +18,7 @@ import zlib
 import jax
 import numpy as np
 
-from speccascade.checkpoints import assemble, files, zarr_files
+from speccascade.checkpoints import assemble, files, stored
 from speccascade.checkpoints.files import AGAIN, read_json
 from speccascade.host import multihost, streams
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -89,41 +89,32 @@ def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | 
   sidecar = _sidecar(path)
   network = _decode(sidecar['network'], path)
   network = dataclasses.replace(network, scan=network.scan if scan is None else scan, dtype=dtype or network.dtype)
-  stored = {name: _Checked(path, name, sidecar) for name in sidecar['tensors']}
-  entries = assemble.plan_by_own_names(network, stored)
-  assemble.check(entries, stored, network, path / SIDECAR)
-  params = assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
+  tensors = {name: _checked(path, name, sidecar) for name in sidecar['tensors']}
+  entries = assemble.plan_by_own_names(network, tensors)
+  assemble.check(entries, tensors, network, path / SIDECAR)
+  params = assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)
   if damage := _damage(path, sidecar, tensors=False):
     raise ValueError(f'{damage}: {AGAIN}')
   return network, params
 
 
-@dataclasses.dataclass(frozen=True)
-class _Checked:
-  """A tensor that is compared with its checksum where all of it is read."""
+def _checked(path: Path, name: str, sidecar: dict) -> stored.Tensor:
+  """Return a tensor that is compared with its checksum where all of it is read."""
+  folder = path / 'params'
+  facts = sidecar['tensors'][name]
+  shape = tuple(facts['shape'])
 
-  path: Path
-  name: str
-  sidecar: dict
-
-  @property
-  def file(self) -> Path:
-    return self.path / 'params'
-
-  @property
-  def shape(self) -> assemble.Shape:
-    return tuple(self.sidecar['tensors'][self.name]['shape'])
-
-  def read(self, box: assemble.Box | None = None) -> np.ndarray:
+  def read(box: stored.Box | None = None) -> np.ndarray:
     try:
-      kvstore = zarr_files.ocdbt(self.file, f'{self.name}/')
-      x = zarr_files.open_tensor(self.name, self.file, kvstore).read(box)
+      x = stored.of_zarr(name, folder, stored.ocdbt(folder, f'{name}/')).read(box)
     except ValueError:
       x = None
-    if x is None or x.shape == self.shape and files.checksum(x) != self.sidecar['tensors'][self.name]['crc32']:
-      damage = _damage(self.path, self.sidecar, tensors=True) or self.file
-      raise ValueError(f"{damage}: tensor '{self.name}' cannot be read as it was: {AGAIN}")
+    if x is None or x.shape == shape and files.checksum(x) != facts['crc32']:
+      damage = _damage(path, sidecar, tensors=True) or folder
+      raise ValueError(f"{damage}: tensor '{name}' cannot be read as it was: {AGAIN}")
     return x
+
+  return stored.Tensor(folder, name, shape, facts['dtype'], read)
 
 
 def _damage(path: Path, sidecar: dict, *, tensors: bool) -> str | None:

@@ -1,5 +1,3 @@
 """The engine: requests in, prefill, insert, the jitted loop around the phases of a method, rows out."""
 
 from speccascade.engine.engine import Engine
-
-__all__ = ['Engine']

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import backends, sampling
-from speccascade.backends import Backend, sharding
+from speccascade.backends import Backend, ops, sharding
 from speccascade.engine import inputs, validate
 from speccascade.engine.lowering import lower
 from speccascade.engine.method import Method
@@ -147,16 +147,21 @@ begin = jax.jit(first_batch, static_argnums=0)
 
 def put_rows(program, method, prefix: tuple, batch: InsertBatch, state: State) -> State:
   """Put requests, with the prefixes that they continue, into their rows of the batch."""
-  new = first_state(program, method, (), batch.rows)
-  if program.layout is not None:
-    return _put_rows_on_mesh(program, prefix, batch, new, state)
+  new = program.pin(first_state(program, method, (), batch.rows))
+  state = program.pin(state)
+  layout = program.cached_layout
+  prefix = prefix if layout is None else layout.pin(prefix, layout.caches(prefix))
+  crosses = layout is not None and layout.mesh.shape.get(sharding.DATA, 1) > 1
 
   # A loop over rows, not a scatter: each turn writes one row in place, and the state is donated.
   def put(i, state):
     def from_row(source):
       def one(old, new):  # positions that a row of the batch has beyond the prefix are rewritten before they are seen
         n = old.shape[0] // state.done.shape[0]  # indices of axis 0 that are one row
-        row = jax.lax.dynamic_slice_in_dim(new, source * n, n, 0)
+        if crosses:  # a sum over the rows crosses a mesh as one row; a slice would gather all of them
+          row = ops.masked_take(new[None], source[None, None])[0]
+        else:
+          row = jax.lax.dynamic_slice_in_dim(new, source * n, n, 0)
         return jax.lax.dynamic_update_slice(old, row, (batch.target[i] * n, *[0] * (old.ndim - 1)))
 
       return one
@@ -164,24 +169,10 @@ def put_rows(program, method, prefix: tuple, batch: InsertBatch, state: State) -
     caches = jax.tree.map(from_row(batch.source[i]), state.caches, prefix)
     return jax.tree.map(from_row(i), state.replace(caches=()), new).replace(caches=caches)
 
-  return jax.lax.fori_loop(0, batch.count, put, state)
+  return program.pin(jax.lax.fori_loop(0, batch.count, put, state))
 
 
 insert = jax.jit(put_rows, static_argnums=0, donate_argnums=4)
-
-
-def _put_rows_on_mesh(program, prefix: tuple, batch: InsertBatch, new: State, state: State) -> State:
-  layout = program.layout
-  specs = program.specs(state)
-
-  def put(old, specs, new, new_specs, source):
-    return layout.put_rows(old, specs, layout.pin(new, new_specs), new_specs, source, batch.target, batch.count)
-
-  state = layout.pin(state, specs)
-  caches = put(state.caches, specs.caches, prefix, program.cached_layout.caches(prefix), batch.source)
-  own = jnp.arange(len(batch.target))
-  rest = put(state.replace(caches=()), specs.replace(caches=()), new, program.specs(new), own)
-  return rest.replace(caches=caches)
 
 
 def _run(program, method, params, state, stop, stop_at, processor=None) -> tuple[State, Array]:

@@ -2,5 +2,3 @@
 
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
 from speccascade.evaluate.experiment import Experiment
-
-__all__ = ['Checkpoint', 'Curve', 'Experiment', 'Point']

@@ -76,13 +76,6 @@ class DecoderConfig:
     return tuple(dict.fromkeys(self.spans))
 
 
-def _norm(config: DecoderConfig, dtype):
-  """Return the constructor of the config's norm."""
-  if config.layer_norm:
-    return functools.partial(blocks.LayerNorm, config.norm_eps, dtype=dtype)
-  return functools.partial(blocks.RMSNorm, config.norm_eps, config.norm_offset, dtype=dtype)
-
-
 class Layer(nn.Module):
   """Attention and MLP, each added to what it read."""
 
@@ -92,7 +85,7 @@ class Layer(nn.Module):
 
   def setup(self):
     c = self.config
-    norm = _norm(c, self.dtype)
+    norm = functools.partial(blocks.Norm, c.norm_eps, c.norm_offset, c.layer_norm, dtype=self.dtype)
     if c.norms in ('pre', 'sandwich'):
       self.pre_attention_layer_norm, self.pre_mlp_layer_norm = norm(), norm()
     if c.norms != 'pre':
@@ -163,7 +156,7 @@ class DecoderModule(nn.Module):
     layer = functools.partial(Layer, c, self.dtype, self.backend)
     self.layers = layer() if self.scan else [layer() for _ in c.spans]
     if c.final_norm:
-      self.final_norm = _norm(c, self.dtype)()
+      self.final_norm = blocks.Norm(c.norm_eps, c.norm_offset, c.layer_norm, dtype=self.dtype)
     if not c.tied:
       self.logits_dense = blocks.Dense(c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, **on)
 

@@ -53,11 +53,15 @@ def softcap(x: Array, cap: float | None) -> Array:
   return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-class RMSNorm(nn.Module):
-  """Divide by the root mean square; `offset` 1 stores the scale as its difference from one (Gemma)."""
+class Norm(nn.Module):
+  """Divide by the root mean square and scale; with `centred` subtract the mean before it, and shift (LayerNorm).
+
+  `offset` 1 stores the scale as its difference from one (Gemma).
+  """
 
   eps: float = 1e-6
   offset: float = 0.0
+  centred: bool = False
   axis: str = 'embed'
   dtype: Dtype = jnp.float32
 
@@ -66,25 +70,12 @@ class RMSNorm(nn.Module):
     init = nn.initializers.constant(1 - self.offset)
     scale = _param(self, 'scale', init, (self.axis,), x.shape[-1:])
     y = x.astype(jnp.float32)
+    y = y - jnp.mean(y, axis=-1, keepdims=True) if self.centred else y
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-    return (y * (_along_last(scale, y) + self.offset)).astype(x.dtype)
-
-
-class LayerNorm(nn.Module):
-  """Subtract the mean, divide by the standard deviation, scale and shift."""
-
-  eps: float = 1e-5
-  axis: str = 'embed'
-  dtype: Dtype = jnp.float32
-
-  @nn.compact
-  def __call__(self, x: Array) -> Array:
-    scale = _param(self, 'scale', nn.initializers.ones, (self.axis,), x.shape[-1:])
-    bias = _param(self, 'bias', nn.initializers.zeros, (self.axis,), x.shape[-1:])
-    y = x.astype(jnp.float32)
-    y = y - jnp.mean(y, axis=-1, keepdims=True)
-    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-    return (y * _along_last(scale, y) + _along_last(bias, y)).astype(x.dtype)
+    y = y * (_along_last(scale, y) + self.offset)
+    if self.centred:
+      y = y + _along_last(_param(self, 'bias', nn.initializers.zeros, (self.axis,), x.shape[-1:]), y)
+    return y.astype(x.dtype)
 
 
 class Dense(nn.Module):

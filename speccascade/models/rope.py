@@ -1,6 +1,7 @@
 """Rotary position embeddings (Su et al. 2021) and the static methods to stretch them over longer contexts.
 
-Axis letters: B batch, L new tokens, D head dimension, and X for any axes between L and D.
+Axis letters: B batch, L new tokens, D head dimension, R turned pairs of dimensions (D/2 where all
+are), and X for any axes between L and D.
 """
 
 import dataclasses
@@ -28,10 +29,12 @@ class Rope:
   beta_slow: float = 1.0
   truncate: bool = True
   magnitude: float = 1.0  # yarn: what cosines and sines are multiplied by
+  share: float = 1.0  # how much of each head is turned, from its first dimension on
 
 
 def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-  """Return the angle that one position adds, for each pair of dimensions: [D/2], float32."""
+  """Return the angle that one position adds, for each pair of dimensions that is turned: [R], float32."""
+  head_dim = int(head_dim * rope.share)
   exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
   plain = np.float32(1) / np.float32(rope.theta) ** exponents
   if rope.kind == 'linear':
@@ -72,13 +75,15 @@ def _yarn_share(rope: Rope, head_dim: int) -> np.ndarray:
 
 
 def angles(rope: Rope, head_dim: int, positions: Array) -> tuple[Array, Array]:
-  """Return cosines and sines [B, L, D/2] at positions [B, L]."""
+  """Return cosines and sines [B, L, R] at positions [B, L]."""
   angle = positions.astype(jnp.float32)[:, :, None] * frequencies(rope, head_dim)[None, None]
   return jnp.cos(angle) * rope.magnitude, jnp.sin(angle) * rope.magnitude
 
 
 def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-  """Rotate the pairs (x_i, x_{i + D/2}) of x [B, L, X, D]; computed in float32."""
-  cos, sin = (a[:, :, None] for a in cos_sin)  # [B, L, 1, D/2]
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+  """Rotate the pairs (x_i, x_{i + R}) of x [B, L, X, D], i < R; computed in float32."""
+  cos, sin = (a[:, :, None] for a in cos_sin)  # [B, L, 1, R]
+  pairs = cos.shape[-1]
+  ends = (pairs,) if 2 * pairs == x.shape[-1] else (pairs, 2 * pairs)
+  a, b, *rest = jnp.split(x.astype(jnp.float32), ends, axis=-1)
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, *rest], axis=-1).astype(x.dtype)

@@ -49,9 +49,9 @@ class _Part(nn.Module):
   backend: Backend
   scan: bool = False  # of a stack
 
-  def norm(self) -> blocks.RMSNorm:
+  def norm(self) -> blocks.Norm:
     """Return a norm."""
-    return blocks.RMSNorm(self.config.norm_eps, dtype=self.dtype)
+    return blocks.Norm(self.config.norm_eps, dtype=self.dtype)
 
   def attention_block(self) -> blocks.Attention:
     """Return an attention, whose scores are not scaled."""

@@ -77,7 +77,7 @@ def _config_in(path: Path) -> Path:
   """Return a config.json, or that of a folder."""
   file = path / 'config.json' if path.is_dir() else path
   if not file.is_file():
-    raise ValueError(f'{path} is no config.json, nor a folder with one; give two of these, or the name of a pair.')
+    raise ValueError(f'{path} is no config.json, nor a folder with one; give one for each model, or a pair by name.')
   return file
 
 
@@ -146,7 +146,7 @@ def program(
     )
   method = lower(method)
   slots = tuple(networks[m] for m in method.slots)
-  vocab = slots[-1].vocab_size
+  vocab = min(network.vocab_size for network in slots)  # tables are padded beyond what the models share
   layout = None
   rules = placement.rules or [None] * len(networks)
   specs = [sharding.specs(networks[m], placement.mesh, rules[m]) for m in method.slots]

@@ -23,28 +23,3 @@ from speccascade.sampling.sampler import (
   Sampler,
   traced,
 )
-
-__all__ = [
-  'argmax',
-  'at_token',
-  'confidence',
-  'Coupled',
-  'COUPLINGS',
-  'draw',
-  'entropy',
-  'keep_min_p',
-  'keep_top_k',
-  'keep_top_p',
-  'Keyed',
-  'LARGEST',
-  'log_softmax',
-  'NEUTRAL',
-  'Noise',
-  'number',
-  'one_hot_max',
-  'residual',
-  'Sampler',
-  'softmax',
-  'traced',
-  'tv',
-]

@@ -17,7 +17,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from speccascade.backends import sharding  # noqa: E402
-from speccascade.checkpoints import load, safetensors_files, zarr_files  # noqa: E402  # noqa: E402
+from speccascade.checkpoints import load, stored  # noqa: E402
 
 TAKEN: dict[str, np.ndarray] = {}  # how often each element of each tensor was read
 
@@ -29,13 +29,17 @@ def counted(name: str, shape, box) -> None:
 
 def watch() -> None:
   """Count what is read of safetensors and of zarr arrays."""
-  for tensor in (safetensors_files.Tensor, zarr_files.Tensor):
+  of_file, of_array = stored._read_safetensors, stored._read_zarr
 
-    def read(self, box=None, read=tensor.read):
-      counted(self.name, self.shape, box)
-      return read(self, box)
+  def read_safetensors(file, name, shape, box=None):
+    counted(name, shape, box)
+    return of_file(file, name, shape, box)
 
-    tensor.read = read
+  def read_zarr(where, name, store, box=None):
+    counted(name, store.shape, box)
+    return of_array(where, name, store, box)
+
+  stored._read_safetensors, stored._read_zarr = read_safetensors, read_zarr
 
 
 def own_size(x: jax.Array) -> int:

@@ -18,7 +18,7 @@ import tiny
 from tiny import assert_equal, error_of
 
 from speccascade import checkpoints
-from speccascade.checkpoints import hf, safetensors_files
+from speccascade.checkpoints import hf, stored
 from speccascade.models.decoder import Span
 from speccascade.models.layers import stack_layers
 from speccascade.models.rope import Rope
@@ -31,6 +31,7 @@ OPT |= {'num_attention_heads': 2, 'max_position_embeddings': 16}
 GEMMA3 = LLAMA | {'model_type': 'gemma3_text', 'head_dim': 4, 'tie_word_embeddings': True, 'query_pre_attn_scalar': 4}
 MISTRAL = LLAMA | {'model_type': 'mistral'}
 PHI3 = LLAMA | {'model_type': 'phi3'}
+STABLELM = LLAMA | {'model_type': 'stablelm'}
 T5 = tiny.T5_V1_1 | {'num_layers': 2}
 _error = functools.partial(error_of, hf.read)
 CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 't5': T5}
@@ -201,8 +202,8 @@ def test_a_fused_tensor_is_read_once(tmp_path, monkeypatch):
   _, tensors = _model(GPT2)
   folder = _save(tmp_path, GPT2, tensors)
   reads = []
-  read = safetensors_files.Tensor.read
-  monkeypatch.setattr(safetensors_files.Tensor, 'read', lambda self, box: reads.append(self.name) or read(self, box))
+  read = stored._read_safetensors
+  monkeypatch.setattr(stored, '_read_safetensors', lambda file, name, *at: reads.append(name) or read(file, name, *at))
   hf.read(folder)
   assert sorted(reads) == sorted(tensors)
 
@@ -306,7 +307,9 @@ def test_other_weights_than_safetensors_come_with_a_remedy(llama):
   assert says(_error(folder, FileNotFoundError), 'model.gguf', 'llama.cpp', 'safe_serialization=True')
   for dtype, parts in ((np.int8, ('I8', 'unquantised')), (np.float64, ('F64', 'float32'))):
     _save(folder, LLAMA, tensors | {'model.norm.weight': np.zeros(8, dtype)})
-    assert says(_error(folder), "'model.norm.weight'", 'F32, F16, BF16 are read', *parts)
+    for asked in (None, 'float32'):
+      message = error_of(functools.partial(hf.read, dtype=asked), folder)
+      assert says(message, "'model.norm.weight'", 'F32, F16, BF16 are read', *parts)
 
 
 def _as_torch(folder, tensors, **settings):
@@ -383,6 +386,9 @@ def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
     (PHI3 | {'rope_scaling': {'type': 'longrope', 'short_factor': [1.0], 'long_factor': [2.0]}}, "'longrope'"),
     (PHI3 | {'rope_scaling': {'type': 'yarn', 'factor': 2.0}}, "'yarn'"),
     (PHI3 | {'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
+    (STABLELM | {'use_parallel_residual': True}, "'use_parallel_residual' is True"),
+    (STABLELM | {'partial_rotary_factor': 0.25}, having("'head_dim' is 4", "'partial_rotary_factor' 0.25")),
+    (STABLELM | {'partial_rotary_factor': 1.5}, having("'head_dim' is 4", "'partial_rotary_factor' 1.5")),
     (LLAMA | {'model_type': 'smollm3', 'no_rope_layers': [1, 2]}, having("'no_rope_layers'", 'has 2', '0 or 1')),
     (LLAMA | {'model_type': 'gemma', 'use_bidirectional_attention': True}, "'use_bidirectional_attention' is True"),
     (OPT | {'layer_norm_elementwise_affine': False}, "'layer_norm_elementwise_affine' is False"),
@@ -442,7 +448,7 @@ def test_a_network_of_ones_own_is_read_by_the_names_that_are_declared(tmp_path):
 @mock.patch.dict(hf.FAMILIES)
 def test_a_family_of_other_sizes_has_the_names_and_the_orientation_of_the_one_it_is_like(tmp_path):
   sizes = dict(n_embd=8, n_head=2, n_layer=1, n_inner=8, n_positions=16, vocab_size=11)
-  network = hf.config.network_from_config(dict(model_type='gpt2', **sizes))
+  network = hf.network_from_config(dict(model_type='gpt2', **sizes))
   folder = hf.write(tmp_path / 'model', Model(network.init(jax.random.key(0)), network))
   expected = checkpoints.load(folder).params
   checkpoints.family('gpt2_of_ours', like='gpt2', network=lambda config, **_: network)

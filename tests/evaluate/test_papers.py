@@ -61,6 +61,8 @@ NETWORKS = {
   'checkpoints/t5_v1_1_small': lambda: shapes.t5('small'),
   'checkpoints/t5_v1_1_large': lambda: shapes.t5('large'),
   'checkpoints/t5_v1_1_xl': lambda: shapes.t5('xl'),
+  'google/flan-t5-small': lambda: shapes.t5('small'),
+  'google/flan-t5-xl': lambda: shapes.t5('xl'),
   'google/gemma-2-2b': lambda: shapes.gemma2('2b'),
   'google/gemma-2-9b': lambda: shapes.gemma2('9b'),
   'JackFram/llama-68m': lambda: llama(768, 2, 12, 12, 3072),
@@ -91,6 +93,7 @@ NETWORKS = {
     ('Qwen/Qwen2.5-3B-Instruct', 'Qwen/Qwen2.5-Coder-3B-Instruct'),
     lambda: qwen(2048, 36, 16, 2, 11008, tie_word_embeddings=True),
   ),
+  'Qwen/Qwen2.5-7B-Instruct': lambda: qwen(3584, 28, 28, 4, 18944, vocab=152064),
   'Qwen/Qwen2.5-32B-Instruct': lambda: qwen(5120, 64, 40, 8, 27648, vocab=152064),
   'Qwen/Qwen2.5-72B-Instruct': lambda: qwen(8192, 80, 64, 8, 29568, vocab=152064),
 }
@@ -278,6 +281,14 @@ def test_the_config_of_a_row_builds_and_its_figures_are_right(row, prepared):
   memory, time = figures(made, row['chips'])
   assert (float(row['GiB']), float(row['hours'])) == (pytest.approx(memory, rel=0.06), pytest.approx(time, rel=0.06))
   assert memory < int(count) * aot.CHIPS[chip].memory
+
+
+def test_every_row_says_whether_its_models_and_data_are_public():
+  said = {word for row in ROWS if 'item' in row for word in row['public'].split(', ')}
+  assert said == {'yes', 'licence', 'data', 'prompts', '–', 'above', 'below', 'as there'}
+  for row in RUNS:
+    hub = set(re.findall(r"'((?:meta-llama|google/gemma|facebook/layerskip)[\w./-]*)", row['command']))
+    assert not hub or row['public'] == 'licence', row['item']
 
 
 PAIRS = {row['pair'].strip('`'): (row['SMALL'].strip('`'), row['LARGE'].strip('`')) for row in ROWS if 'pair' in row}

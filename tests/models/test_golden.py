@@ -41,7 +41,8 @@ def test_logits_are_the_reference_s(name):
   tokens = jnp.array([case['tokens']])
   prompt = jnp.array([case['source']]) if 'source' in case else tokens[:, :PROMPT]
   first = 0 if 'source' in case else PROMPT - 1
-  cache = network.prefill(params, Prompt(prompt, jnp.array([prompt.shape[1]])), tokens.shape[1])
+  read = jax.jit(network.prefill, static_argnums=2)
+  cache = read(params, Prompt(prompt, jnp.array([prompt.shape[1]])), tokens.shape[1])
   logits, _ = jax.jit(network.extend)(params, cache, tokens[:, first:], jnp.arange(first, tokens.shape[1])[None])
   np.testing.assert_allclose(logits[0][:, jnp.array(case['ids'])], case['logits'], atol=1e-4, rtol=0)
   assert np.asarray(logits[0].argmax(-1)).tolist() == case['argmax']

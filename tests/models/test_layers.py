@@ -107,7 +107,7 @@ def test_bfloat16_keeps_parameters_and_cache_and_returns_float32_logits(network)
   network = dataclasses.replace(network, dtype='bfloat16')
   params = params_of(network)
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('bfloat16')}
-  cache = network.prefill(params, _prompt(), 20)
+  cache = _prefill(network, params, _prompt(), 20)
   assert {x.dtype for x in jax.tree.leaves(cache) if x.ndim > 1} == {jnp.dtype('bfloat16')}
   logits = _extend(network, params, _prompt())
   exact = _extend(network, jax.tree.map(lambda x: x.astype(jnp.float32), params), _prompt())

@@ -113,6 +113,22 @@ def tiny(layers: int) -> Decoder:
   return Decoder(DecoderConfig(97, 32, 4, 1, 16, 48, (Span(),) * layers), (1,), 'bfloat16')
 
 
+def test_three_models_are_read_and_tables_may_be_padded_differently(tmp_path):
+  paths = []
+  for i, vocab in enumerate((500, 512, 540)):
+    paths.append(str(tmp_path / f'{i}.json'))
+    sizes = dict(hidden_size=64, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1, vocab_size=vocab)
+    (tmp_path / f'{i}.json').write_text(json.dumps(dict(model_type='llama', **sizes)))
+  networks = aot.networks_of(paths, 'bfloat16')
+  assert [network.vocab_size for network in networks] == [500, 512, 540]
+  method = methods.cos(functools.partial(rules.weighted, weights=(0.2, 0.3, 0.5)), blocks=(2, 1, 1))
+  placement = aot.Placement(jax.devices(), {'data': 1})
+  loop, (fixed, *given) = aot.program(
+    method, networks, aot.Sizes(2, 16, 8), Sampler(1.0), placement, backends.named('cpu')
+  )
+  assert fixed.vocab == 500 and jax.eval_shape(functools.partial(loop, fixed), *given)
+
+
 def test_the_floor_is_the_weights_and_used_caches_of_every_call():
   networks, sizes = (tiny(1), tiny(3)), aot.Sizes(batch=2, source=100, tokens=60)
   step = aot.floor_bytes(methods.autoregressive(1), networks, sizes)

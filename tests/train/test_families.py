@@ -10,6 +10,7 @@ import pytest
 from tiers import quick
 
 import speccascade
+from speccascade.evaluate import config
 from speccascade.train import __main__, data, jobs, loop, vocabulary
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -122,3 +123,14 @@ def test_a_tied_table_begins_with_logits_of_the_size_of_one(corpora):
   params = loop._initial(job.network, jax.random.key(0))
   table = params['token_embedder']['embedding']
   np.testing.assert_allclose(np.square(table).sum(-1).mean(), 1, atol=0.05)
+
+
+def test_the_models_of_a_family_are_compared_by_one_config(corpora):
+  bindings = ['FAMILY = "."', 'PATH = "train.jsonl"', 'TOKENIZER = None']
+  config.parse([f'{ROOT}/experiments/sums_trio/family.gin'], bindings)
+  (experiment,) = config.build()
+  paths = [pathlib.Path(checkpoint.path) for checkpoint in experiment.models]
+  assert paths == [pathlib.Path(name) / 'model' for name in ('draft', 'companion', 'target')]
+  methods = {point.curve.name: point.build() for point in experiment.points}
+  slots = {'target only': (2,), 'companion only': (1,), 'draft only': (0,), 'SpecDecode': (0, 2)}
+  assert {name: method.slots for name, method in methods.items()} == slots and len(experiment.task.examples) == 64

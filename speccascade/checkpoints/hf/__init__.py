@@ -1,20 +1,6 @@
 """Hugging Face folders, read and written without torch or transformers."""
 
 from speccascade.checkpoints.hf import families as families  # declares those of the package
-from speccascade.checkpoints.hf.config import network_from_config
-from speccascade.checkpoints.hf.family import FAMILIES
+from speccascade.checkpoints.hf.family import FAMILIES, network_from_config
 from speccascade.checkpoints.hf.reader import generation_config, network_of, read
 from speccascade.checkpoints.hf.writer import check, export, settled, write, write_config
-
-__all__ = [
-  'FAMILIES',
-  'check',
-  'export',
-  'generation_config',
-  'network_from_config',
-  'network_of',
-  'read',
-  'settled',
-  'write',
-  'write_config',
-]

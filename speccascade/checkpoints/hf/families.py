@@ -225,16 +225,12 @@ family(
     'num_hidden_layers': 26,
     'num_attention_heads': 8,
     'num_key_value_heads': 4,
-    'head_dim': 256,
     'hidden_activation': 'gelu_pytorch_tanh',
-    'max_position_embeddings': 8192,
     'query_pre_attn_scalar': 256.0,
     'sliding_window': 4096,
     'layer_types': None,
     'final_logit_softcapping': 30.0,
     'attn_logit_softcapping': 50.0,
-    'tie_word_embeddings': True,
-    'eos_token_id': 1,
   },
   keys={
     'activation': _activation('hidden_activation', 'gelu_pytorch_tanh'),
@@ -343,6 +339,36 @@ family(
     **{f'layers.mlp.{name}': 'model.layers.{}.mlp.gate_up_proj' for name in ('wi_0', 'wi_1')},
   },
   tiny={'head_dim': 12, 'sliding_window': 5},
+)
+family(
+  'olmo3',
+  like='olmo2',
+  hf='Olmo3ForCausalLM',
+  about='as `olmo2`, with windows, whose layers have a rope of their own',
+  defaults=dict(rope_theta=500000.0, rope_local_base_freq=500000.0, rope_parameters=None)
+  | dict(sliding_window=4096, layer_types=None),
+  keys={'spans': rotary(local=lambda c, i: (i + 1) % 4 != 0)},
+  tiny={
+    'sliding_window': 4,
+    'layer_types': ['sliding_attention', 'full_attention', 'sliding_attention'],
+    'rope_parameters': {
+      'full_attention': {'rope_type': 'yarn', 'factor': 8.0, 'rope_theta': 1e5, 'original_max_position_embeddings': 8},
+      'sliding_attention': {'rope_type': 'default', 'rope_theta': 1e4},
+    },
+  },
+)
+family(
+  'stablelm',
+  like='llama',
+  hf='StableLmForCausalLM',
+  models='StableLM 3B, StableLM 2 1.6B',
+  about='LayerNorm, a rope of a part of each head, biases of q, k, v; not parallel blocks, nor norms of q and k',
+  defaults=dict(layer_norm_eps=1e-5, partial_rotary_factor=0.25, use_qkv_bias=False)
+  | dict(max_position_embeddings=4096, eos_token_id=0),
+  keys={'norm_eps': 'layer_norm_eps', 'qkv_bias': 'use_qkv_bias'},
+  switches={'layer_norm': True, 'out_bias': False, 'mlp_bias': False},
+  only={'use_parallel_residual': False, 'qk_layernorm': False},
+  tiny={'head_dim': 12, 'partial_rotary_factor': 0.5, 'use_qkv_bias': True},
 )
 
 # ---- learned positions ----

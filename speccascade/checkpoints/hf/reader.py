@@ -1,20 +1,26 @@
-"""Read a Hugging Face folder."""
+"""Read a Hugging Face folder, whose tensors lie in one file or in the shards that an index lists."""
 
+from collections.abc import Callable
 import dataclasses
 from pathlib import Path
 
 import numpy as np
 
-from speccascade.checkpoints import assemble
-from speccascade.checkpoints.files import GENERATION, read_json
-from speccascade.checkpoints.hf import names, weights
+from speccascade.checkpoints import assemble, stored
+from speccascade.checkpoints.files import AGAIN, GENERATION, GGUF, OTHERS, read_json
+from speccascade.checkpoints.hf import names
 from speccascade.checkpoints.hf.checks import errors_of
-from speccascade.checkpoints.hf.config import network_from_config, settings
-from speccascade.checkpoints.hf.family import FAMILIES, Family, OWN
+from speccascade.checkpoints.hf.family import FAMILIES, Family, network_from_config, OWN, settings
+from speccascade.checkpoints.stored import Tensor
 from speccascade.models.t5 import T5
 from speccascade.types import Network, Params
 
 HEAD = 'lm_head.weight'
+TORCH = 'pytorch_model*.bin'
+_READERS = {  # by the name of a single file; the first that is there is read
+  'model.safetensors': stored.of_safetensors,
+  'pytorch_model.bin': stored.of_torch,
+}
 _HEADS = ('Medusa', 'Hydra', 'EAGLE')  # drafters that are parts of another model
 
 
@@ -40,23 +46,23 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   with errors_of(folder / 'config.json'):
     family = settings(config).family
     eos_ids = (generation_config(folder) or {}).get('eos_token_id')
-    network = network_from_config(config, eos_ids=eos_ids)
-  stored = _tensors(folder, family)
-  _refuse_heads(folder, ['EAGLE'] if 'fc.weight' in stored and not of_user else [])
+    network = network_from_config(config, eos_ids=eos_ids, scan=scan)
+  tensors = _tensors(folder, family)
+  _refuse_heads(folder, ['EAGLE'] if 'fc.weight' in tensors and not of_user else [])
   entries = names.entries(family, network)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
   embedding = next(embeddings, entries[0].source)
-  tied = _is_tied(network.tied, isinstance(network, T5), stored, embedding)
+  tied = _is_tied(network.tied, isinstance(network, T5), tensors, embedding)
   entries = names.entries(family, _with_head(network, tied))
   expected = {entry.source for entry in entries}
   optional = {HEAD} if HEAD not in expected else set()
-  stored = {name: x for name, x in stored.items() if name in expected or not (names.ignored(name) or name in optional)}
-  where = ', '.join(sorted({str(tensor.file) for tensor in stored.values()})) or folder
-  assemble.check(entries, stored, network, where)
-  network = network_from_config(config, eos_ids=eos_ids, dtype=dtype or stored[embedding].dtype.name, scan=scan)
+  ignored = {name for name in tensors if name in optional or names.ignored(name)} - expected
+  tensors = {name: x for name, x in tensors.items() if name not in ignored}
+  where = ', '.join(sorted({str(tensor.file) for tensor in tensors.values()})) or folder
+  assemble.check(entries, tensors, network, where)
+  network = network_from_config(config, eos_ids=eos_ids, dtype=dtype or tensors[embedding].dtype.name, scan=scan)
   network = _with_head(network, tied)
-  entries = names.entries(family, network)
-  return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
+  return network, assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)
 
 
 def _with_head(network: Network, tied: bool) -> Network:
@@ -88,18 +94,69 @@ def generation_config(folder: Path) -> dict | None:
   return read_json(file) if file.exists() else None
 
 
-def _tensors(folder: Path, family: Family) -> dict[str, assemble.Tensor]:
-  """Return the folder's tensors under their usual names."""
-  stored = weights.tensors(folder)
-  return {names.canonical(family, name): tensor for name, tensor in stored.items()}
-
-
-def _is_tied(by_config: bool, is_t5: bool, stored: dict[str, assemble.Tensor], embedding: str) -> bool:
+def _is_tied(by_config: bool, is_t5: bool, tensors: dict[str, Tensor], embedding: str) -> bool:
   """Tell whether the head is the embedding: the stored tensors decide before the config does."""
-  if HEAD not in stored:
+  if HEAD not in tensors:
     return by_config or is_t5
-  if not by_config or embedding not in stored:
+  if not by_config or embedding not in tensors:
     return by_config
-  head = stored[HEAD]
-  table = stored[embedding]
+  head = tensors[HEAD]
+  table = tensors[embedding]
   return head.shape == table.shape and np.array_equal(head.read(), table.read())
+
+
+# ---- the files of the weights ----
+
+
+def find(folder: Path) -> tuple[Path, Callable] | None:
+  """Return the file of a folder's weights, or their index, and what reads a file of that kind; None without weights."""
+  found = ((folder / f'{name}{end}', of_file) for name, of_file in _READERS.items() for end in ('', '.index.json'))
+  return next(((file, of_file) for file, of_file in found if file.exists()), None)
+
+
+def pattern(folder: Path) -> str:
+  """Return the pattern of the files from which the weights of a folder are read."""
+  found = find(folder)
+  return TORCH if found and found[1] is stored.of_torch else '*.safetensors'
+
+
+def _tensors(folder: Path, family: Family) -> dict[str, Tensor]:
+  """Return the tensors of a folder under their usual names."""
+  found = find(folder)
+  if found is None:
+    raise FileNotFoundError(_nothing(folder))
+  file, of_file = found
+  tensors = _sharded(file, of_file) if file.suffix == '.json' else of_file(file)
+  return {names.canonical(family, name): tensor for name, tensor in tensors.items()}
+
+
+def _nothing(folder: Path) -> str:
+  """Return what is wrong with a folder without weights that are read."""
+  here = sorted(p.name for p in folder.iterdir() if p.suffix in {'.safetensors', *OTHERS})
+  shards = [name for name in here if name.endswith('.safetensors')]
+  remedy = 'save it with model.save_pretrained(path, safe_serialization=True)' if here else 'is this the right folder?'
+  if shards:
+    remedy = f'the index is missing, so perhaps shards are too: {AGAIN}'
+  elif any(name.endswith('.gguf') for name in here):
+    remedy = GGUF
+  single = folder / 'model.safetensors'
+  has = ', '.join(shards or here) or 'no weights'
+  return f'{single} and {single.name}.index.json do not exist (it has {has}): {remedy}'
+
+
+def _sharded(path: Path, of_file: Callable) -> dict[str, Tensor]:
+  """Return the tensors of an index, each looked up in its shard."""
+  suffix = Path(path.name.removesuffix('.index.json')).suffix
+  weight_map = read_json(path).get('weight_map')
+  if not weight_map or not isinstance(weight_map, dict):
+    raise ValueError(f"{path} has no 'weight_map' of tensors to files: {AGAIN}")
+  for tensor, name in weight_map.items():
+    if not isinstance(name, str) or name != Path(name).name or not name.endswith(suffix):
+      raise ValueError(f"{path}: 'weight_map' puts '{tensor}' into {name!r}, not a file of this folder: {AGAIN}")
+    if not (path.parent / name).exists():
+      raise FileNotFoundError(f"{path.parent / name} does not exist, and {path.name} puts '{tensor}' there: {AGAIN}")
+  result: dict[str, Tensor] = {}
+  for file in sorted(set(weight_map.values())):
+    found = of_file(path.parent / file)
+    result |= {name: tensor for name, tensor in found.items() if weight_map.get(name, file) == file}
+  return result

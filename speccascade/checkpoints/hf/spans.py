@@ -11,10 +11,25 @@ from speccascade.models.rope import KINDS, Rope
 
 _FULL = 'full_attention'
 _SLIDING = 'sliding_attention'
-_NUMBERS = frozenset(
-  'rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow '
-  'attention_factor mscale mscale_all_dim partial_rotary_factor'.split()
-)  # of a rope
+_KEYS = {  # of the fields of a rope
+  'theta': 'rope_theta',
+  'factor': 'factor',
+  'original': 'original_max_position_embeddings',
+  'low': 'low_freq_factor',
+  'high': 'high_freq_factor',
+  'beta_fast': 'beta_fast',
+  'beta_slow': 'beta_slow',
+  'truncate': 'truncate',
+  'magnitude': 'attention_factor',
+  'share': 'partial_rotary_factor',
+}
+_NUMBERS = {*_KEYS.values(), 'mscale', 'mscale_all_dim'} - {'truncate'}
+_FIELDS = {  # that a kind of rope has beyond `theta` and `share`
+  'default': (),
+  'linear': ('factor',),
+  'llama3': ('factor', 'original', 'low', 'high'),
+  'yarn': ('factor', 'original', 'beta_fast', 'beta_slow', 'truncate', 'magnitude'),
+}
 Choice = Callable[[Settings, int], bool]  # of a config and the number of a layer
 
 
@@ -75,26 +90,19 @@ def _written(config: DecoderConfig) -> dict[str, Any]:
     'rope_theta': full.theta,
     'rope_local_base_freq': local.theta,
     'rope_scaling': _scaling(full),
+    'rope_parameters': {_FULL: _stated(full, 'theta'), _SLIDING: _stated(local, 'theta')},
+    'partial_rotary_factor': full.share,
   }
 
 
 def _scaling(rope: Rope) -> dict[str, Any] | None:
   """Return how a rope is stretched."""
-  if rope.kind == 'default':
-    return None
-  of_kind = {
-    'linear': {'factor': rope.factor},
-    'llama3': {'factor': rope.factor, 'low_freq_factor': rope.low, 'high_freq_factor': rope.high},
-    'yarn': {
-      'factor': rope.factor,
-      'beta_fast': rope.beta_fast,
-      'beta_slow': rope.beta_slow,
-      'truncate': rope.truncate,
-      'attention_factor': rope.magnitude,
-    },
-  }
-  original = {'original_max_position_embeddings': rope.original} if rope.original else {}
-  return {'rope_type': rope.kind, **of_kind[rope.kind], **original}
+  return None if rope.kind == 'default' else _stated(rope)
+
+
+def _stated(rope: Rope, *more: str) -> dict[str, Any]:
+  """Return the kind of a rope, the fields that it has, and more."""
+  return {'rope_type': rope.kind} | {_KEYS[field]: getattr(rope, field) for field in (*more, *_FIELDS[rope.kind])}
 
 
 def _rope(c: Settings, kind: str, ropes: Sequence[str]) -> Rope:
@@ -113,31 +121,23 @@ def _rope(c: Settings, kind: str, ropes: Sequence[str]) -> Rope:
   for key in sorted(given.keys() & _NUMBERS):
     if given[key] is not None:
       check_number(key, given[key], 1.0)
-  if (given.get('partial_rotary_factor', c.get('partial_rotary_factor')) or 1.0) != 1.0:
-    raise ValueError('partial_rotary_factor other than 1 is not supported')
-  return _scaled(c, given, name)
-
-
-def _scaled(c: Settings, given: dict, name: str) -> Rope:
   check(given['rope_theta'], 'rope_theta', int | float, 'a number')
+  share = given.get('partial_rotary_factor', c.get('partial_rotary_factor')) or 1.0
+  if share != 1 and 'partial_rotary_factor' not in c.family.defaults:
+    raise ValueError('partial_rotary_factor other than 1 is not supported')
+  return Rope(float(given['rope_theta']), name, **_scaled(c, given, name), share=share)
+
+
+def _scaled(c: Settings, given: dict, name: str) -> dict[str, Any]:
+  """Return the fields by which a rope of some kind is stretched."""
   if name in ('linear', 'llama3'):
     check(given.get('factor'), 'factor', int | float, f'the number by which {name} scales')
   if name != 'default' and (stated := given.get('factor')) is not None and stated <= 0:
     raise ValueError(f"config.json: 'factor' is {stated!r}, expected a number above 0: correct it")
   original = given.get('original_max_position_embeddings') or c['max_position_embeddings']
-  factor = given.get('factor') or (c['max_position_embeddings'] / original if name == 'yarn' else 1.0)
-  return Rope(
-    theta=float(given['rope_theta']),
-    kind=name,
-    factor=float(factor) if name != 'default' else 1.0,
-    original=original if name in ('llama3', 'yarn') else 0,
-    low=float(given.get('low_freq_factor') or 1.0),
-    high=float(given.get('high_freq_factor') or 4.0),
-    beta_fast=float(given.get('beta_fast') or 32.0),
-    beta_slow=float(given.get('beta_slow') or 1.0),
-    truncate=given.get('truncate', True),
-    magnitude=_magnitude(given, factor) if name == 'yarn' else 1.0,
-  )
+  factor = float(given.get('factor') or (c['max_position_embeddings'] / original if name == 'yarn' else 1.0))
+  known = given | {'factor': factor, _KEYS['original']: original, 'attention_factor': _magnitude(given, factor)}
+  return {field: known[_KEYS[field]] for field in _FIELDS[name] if known.get(_KEYS[field]) is not None}
 
 
 def _magnitude(given: dict, factor: float) -> float:

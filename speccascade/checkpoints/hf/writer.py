@@ -13,8 +13,7 @@ import numpy as np
 
 from speccascade.checkpoints import files
 from speccascade.checkpoints.hf import names
-from speccascade.checkpoints.hf.config import network_from_config
-from speccascade.checkpoints.hf.family import FAMILIES, Family
+from speccascade.checkpoints.hf.family import FAMILIES, Family, network_from_config
 from speccascade.models.decoder import Decoder
 from speccascade.models.layers import unstack_layers
 from speccascade.models.t5 import T5

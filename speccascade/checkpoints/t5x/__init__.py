@@ -3,5 +3,3 @@
 from speccascade.checkpoints.t5x.params import model, with_params
 from speccascade.checkpoints.t5x.reader import find, is_checkpoint, model_files, read
 from speccascade.checkpoints.t5x.writer import write
-
-__all__ = ['find', 'is_checkpoint', 'model', 'model_files', 'read', 'with_params', 'write']

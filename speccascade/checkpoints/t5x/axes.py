@@ -16,9 +16,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from speccascade.checkpoints.assemble import Box, full_box, InMemory, Shape, Tensor
+from speccascade.checkpoints.stored import Box, full_box, in_memory, Shape, Tensor
 from speccascade.models.layers import stack_layers
 from speccascade.models.t5 import T5Config
 from speccascade.types import Array, Params
@@ -28,52 +27,33 @@ _ATTENTION = re.compile(r'attention\.(query|key|value|out)\.kernel$')
 BIAS = 'relpos_bias.rel_embedding'
 
 
-@dataclasses.dataclass(frozen=True)
-class _View:
-  """A tensor of T5X with the axes of ours: layers on axis 0, heads and their dimension joined."""
+def _view(tensor: Tensor, axis: int | None, heads: int | None) -> Tensor:
+  """Return a tensor of T5X with the axes of ours: layers, its `axis`, on axis 0; heads and their dimension joined.
 
-  tensor: Tensor
-  axis: int | None  # of the layers
-  heads: int | None  # axis of the heads, layers not counted
+  `heads` is their axis, layers not counted.
+  """
+  layer = tensor.shape if axis is None else _without(tensor.shape, axis)
+  shape = layer
+  if heads is not None:
+    shape = (*layer[:heads], layer[heads] * layer[heads + 1], *layer[heads + 2 :])
+  if axis is not None:
+    shape = (tensor.shape[axis], *shape)
 
-  @property
-  def file(self) -> Path:
-    return self.tensor.file
-
-  @property
-  def name(self) -> str:
-    return self.tensor.name
-
-  @property
-  def dtype(self) -> np.dtype:
-    return self.tensor.dtype
-
-  @property
-  def _inner(self) -> Shape:
-    """The shape of one layer."""
-    return self.tensor.shape if self.axis is None else _without(self.tensor.shape, self.axis)
-
-  @property
-  def shape(self) -> Shape:
-    shape = self._inner
-    if self.heads is not None:
-      heads, dim = shape[self.heads : self.heads + 2]
-      shape = (*shape[: self.heads], heads * dim, *shape[self.heads + 2 :])
-    return shape if self.axis is None else (self.tensor.shape[self.axis], *shape)
-
-  def read(self, box: Box | None = None) -> Array:
-    """Return the tensor, or the part of it in a box of complete heads."""
-    box = list(full_box(self.shape) if box is None else box)
+  def read(box: Box | None = None) -> Array:
+    """Return a part of it, with complete heads."""
+    box = list(full_box(shape) if box is None else box)
     size = tuple(s.stop - s.start for s in box)
-    layers = [] if self.axis is None else [box.pop(0)]
-    if self.heads is not None:
-      joined = box[self.heads]
-      dim = self._inner[self.heads + 1]
-      box[self.heads : self.heads + 1] = [slice(joined.start // dim, joined.stop // dim), slice(0, dim)]
+    layers = [] if axis is None else [box.pop(0)]
+    if heads is not None:
+      joined = box[heads]
+      dim = layer[heads + 1]
+      box[heads : heads + 1] = [slice(joined.start // dim, joined.stop // dim), slice(0, dim)]
     if not layers:
-      return self.tensor.read(tuple(box)).reshape(size)
-    x = self.tensor.read((*box[: self.axis], *layers, *box[self.axis :]))
-    return x.transpose(self.axis, *_without(tuple(range(x.ndim)), self.axis)).reshape(size)
+      return tensor.read(tuple(box)).reshape(size)
+    x = tensor.read((*box[:axis], *layers, *box[axis:]))
+    return x.transpose(axis, *_without(tuple(range(x.ndim)), axis)).reshape(size)
+
+  return dataclasses.replace(tensor, shape=shape, read=read)
 
 
 def with_our_axes(tensors: Mapping[str, Tensor], where: Any, compare_biases: bool = True) -> dict[str, Tensor]:
@@ -94,22 +74,20 @@ def with_our_axes(tensors: Mapping[str, Tensor], where: Any, compare_biases: boo
     )
   axis = _scan_axis(shapes, where) if any(map(_SCANNED.fullmatch, shapes)) else None
   ours = {}
-  biases = []
+  biases = {}
   for name, tensor in tensors.items():
     match = _SCANNED.fullmatch(name)
     our_name = f'{match[1].split(".")[0]}.layers.{match[2]}' if match else name
-    view = _View(tensor, axis if match else None, None)
     kernel = _ATTENTION.search(name)
-    if kernel and len(view.shape) - bool(match) == 3:
-      view = dataclasses.replace(view, heads=0 if kernel[1] == 'out' else 1)
+    apart = kernel and len(tensor.shape) - bool(match) == 3
+    heads = (0 if kernel[1] == 'out' else 1) if apart else None
+    ours[our_name] = _view(tensor, axis if match else None, heads)
     if match and match[2] == BIAS and compare_biases:
-      view = InMemory(tensor.file, tensor.name, view.read())
-      biases.append(our_name)
-    ours[our_name] = view
-  if all((ours[name].array == ours[name].array[:1]).all() for name in biases):
-    for name in biases:
+      biases[our_name] = ours[our_name].read()
+  if all((x == x[:1]).all() for x in biases.values()):
+    for name, x in biases.items():
       stacked = ours.pop(name)
-      ours[name.replace('.layers', '')] = dataclasses.replace(stacked, array=stacked.array[0])
+      ours[name.replace('.layers', '')] = in_memory(stacked.file, stacked.name, x[0])
   return ours
 
 

@@ -6,8 +6,8 @@ from flax import core
 from flax.traverse_util import flatten_dict, unflatten_dict
 import jax.numpy as jnp
 
-from speccascade.checkpoints import assemble
-from speccascade.checkpoints.hf.config import network_from_config
+from speccascade.checkpoints import assemble, stored
+from speccascade.checkpoints.hf.family import network_from_config
 from speccascade.checkpoints.t5x import axes
 from speccascade.checkpoints.t5x.config import config_of, projection
 from speccascade.models.layers import stack_layers
@@ -59,7 +59,7 @@ def with_params(model: Model, params) -> Model:
   return model.replace(params=stack_layers(tree) if network.scan else tree, network=network)
 
 
-def _tensors(params) -> dict[str, assemble.Tensor]:
+def _tensors(params) -> dict[str, stored.Tensor]:
   leaves = flatten_dict(core.unfreeze(params), sep='.')
-  tensors = {name: assemble.InMemory(_WHERE, name, x) for name, x in leaves.items()}
+  tensors = {name: stored.in_memory(_WHERE, name, x) for name, x in leaves.items()}
   return axes.with_our_axes(tensors, _WHERE, compare_biases=False)

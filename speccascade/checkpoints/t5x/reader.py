@@ -5,7 +5,6 @@
 at which the array was once written, perhaps on another file system: only its last name counts here.
 """
 
-from collections.abc import Mapping
 import mmap
 from pathlib import Path, PurePosixPath
 import re
@@ -13,13 +12,12 @@ from typing import Any
 
 from flax import serialization
 from flax.traverse_util import flatten_dict
-import jax.numpy as jnp
 import numpy as np
 
-from speccascade.checkpoints import assemble, files, zarr_files
+from speccascade.checkpoints import assemble, files, stored
 from speccascade.checkpoints.files import AGAIN
 from speccascade.checkpoints.hf.checks import errors_of
-from speccascade.checkpoints.hf.config import network_from_config
+from speccascade.checkpoints.hf.family import network_from_config
 from speccascade.checkpoints.t5x import axes, config
 from speccascade.types import Network, Params
 
@@ -60,18 +58,18 @@ def read(
   """
   folder = find(Path(path))
   files.check_finished(folder)
-  tensors = _tensors(folder)
-  _check_dtypes(tensors)
-  stored = axes.with_our_axes(tensors, folder)
-  shapes = axes.shapes_by_layer(stored)
+  found = _tensors(folder)
+  dtypes = {name: x.dtype for name, x in found.items()}  # or raise for integers, which a quantised model has
+  tensors = axes.with_our_axes(found, folder)
+  shapes = axes.shapes_by_layer(tensors)
   gated = 'encoder.layers_0.mlp.wi_0.kernel' in shapes
   hf_config = config.complete(config.config_of(shapes, folder), folder, gated, activation)
-  dtype_of_network = dtype or assemble.narrowed(stored['token_embedder.embedding'].dtype).name
+  dtype_of_network = dtype or assemble.narrowed(dtypes['token_embedder.embedding']).name
   with errors_of(folder):
     network = network_from_config(hf_config, dtype=dtype_of_network, scan=scan)
-  entries = assemble.plan_by_own_names(network, stored)
-  assemble.check(entries, stored, network, folder)
-  return network, assemble.read(network, entries, stored, dtype=dtype, mesh=mesh, rules=rules)
+  entries = assemble.plan_by_own_names(network, tensors)
+  assemble.check(entries, tensors, network, folder)
+  return network, assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)
 
 
 def _steps(path: Path) -> list[int]:
@@ -88,7 +86,7 @@ def _content(path: Path) -> Path | None:
   return state if state.is_dir() and next(state.iterdir(), None) else None
 
 
-def _tensors(folder: Path) -> dict[str, assemble.Tensor]:
+def _tensors(folder: Path) -> dict[str, stored.Tensor]:
   """Return the tensors of a checkpoint by their dotted names."""
   content = _content(folder)
   if content is None:
@@ -103,14 +101,7 @@ def _tensors(folder: Path) -> dict[str, assemble.Tensor]:
   return tensors
 
 
-def _check_dtypes(tensors: Mapping[str, assemble.Tensor]):
-  """Raise for integers, which no model of T5X has but a quantised one."""
-  for name, tensor in tensors.items():
-    if not jnp.issubdtype(tensor.dtype, jnp.floating):
-      raise ValueError(f"{tensor.file}: tensor '{name}' has dtype {tensor.dtype}, no float: save the model unquantised")
-
-
-def _of_msgpack(file: Path) -> dict[str, assemble.Tensor]:
+def _of_msgpack(file: Path) -> dict[str, stored.Tensor]:
   """Return the tensors of a `checkpoint` file and of the zarr folders that it names."""
   tree = _unpack(file)
   roots = [tree.get('optimizer'), tree]
@@ -120,15 +111,15 @@ def _of_msgpack(file: Path) -> dict[str, assemble.Tensor]:
   return {name: _of_leaf(name, leaf, file) for name, leaf in leaves.items() if leaf is not None}
 
 
-def _of_leaf(name: str, leaf: Any, file: Path) -> assemble.Tensor:
+def _of_leaf(name: str, leaf: Any, file: Path) -> stored.Tensor:
   """Return the tensor of a leaf, which is an array or the spec of a zarr array."""
   if not isinstance(leaf, dict):
-    return assemble.InMemory(file, name, np.asarray(leaf))
+    return stored.in_memory(file, name, np.asarray(leaf))
   folder = file.parent / PurePosixPath(str(leaf['kvstore'].get('path') or leaf.get('path', ''))).name
   if not (folder / '.zarray').is_file():
     missing = folder / '.zarray' if folder.is_dir() else folder
     raise FileNotFoundError(f"{missing}: missing, it belongs to tensor '{name}': {AGAIN}")
-  return zarr_files.open_tensor(name, folder, {'driver': 'file', 'path': f'{folder}/'})
+  return stored.of_zarr(name, folder, {'driver': 'file', 'path': f'{folder}/'})
 
 
 def _unpack(file: Path) -> dict:
@@ -144,15 +135,15 @@ def _unpack(file: Path) -> dict:
   return tree
 
 
-def _of_state(state: Path) -> dict[str, assemble.Tensor]:
+def _of_state(state: Path) -> dict[str, stored.Tensor]:
   """Return the tensors that T5X's Orbax manager wrote, in one OCDBT store or in a folder each."""
   if (state / 'manifest.ocdbt').is_file():
-    kvstores = {name: zarr_files.ocdbt(state, f'{name}/') for name in zarr_files.names_in_ocdbt(state)}
+    kvstores = {name: stored.ocdbt(state, f'{name}/') for name in stored.names_in_ocdbt(state)}
   else:
     kvstores = {p.parent.name: {'driver': 'file', 'path': f'{p.parent}/'} for p in state.glob('*/.zarray')}
   tensors = {}
   for stored_name, kvstore in sorted(kvstores.items()):
     root, _, name = stored_name.partition('.')
     if root in ('target', 'params'):
-      tensors[name] = zarr_files.open_tensor(name, state, kvstore)
+      tensors[name] = stored.of_zarr(name, state, kvstore)
   return tensors

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.checkpoints import files, zarr_files
+from speccascade.checkpoints import files, stored
 from speccascade.checkpoints.hf.writer import write_config
 from speccascade.checkpoints.t5x import axes
 from speccascade.checkpoints.t5x.reader import STEP
@@ -75,5 +75,5 @@ def _write_tree(folder: Path, params: Params, prefix: str) -> dict:
   metadata = {'shape': list(params.shape), 'chunks': chunks, 'compressor': {'id': 'gzip', 'level': 1}}
   spec = {'driver': 'zarr', 'dtype': jnp.dtype(params.dtype).name, 'metadata': metadata}
   store = {'kvstore': {'driver': 'file', 'path': f'{folder / name}/'}, 'create': True}
-  zarr_files.tensorstore().open(spec | store).result().write(np.asarray(jax.device_get(params))).result()
+  stored.tensorstore().open(spec | store).result().write(np.asarray(jax.device_get(params))).result()
   return spec | {'kvstore': {'driver': 'file', 'path': f'{name}/'}}
