@@ -159,7 +159,7 @@ def test_a_binding_of_what_is_called_later_has_an_effect(tmp_path):
 
 def test_the_files_of_the_package_can_be_named_from_anywhere(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  parse("include 'tasks/jsonl.gin'\n" + GOOD, tmp_path)
+  parse("include 'tasks/xsum.gin'\n" + GOOD, tmp_path)
   for name in ('gin_configs/runs/gsm8k_cos.gin', 'runs/gsm8k_cos.gin'):
     assert 'run.experiments' in config.parse([name])
 
