@@ -354,12 +354,12 @@ def test_the_reference_has_every_command_and_a_meaning_of_everything_that_it_tak
   assert any(line.startswith('   * - ``--gin_file') for line in options.table(*options.flags('run')))
 
 
-def test_the_gin_of_the_readme_makes_an_experiment_in_ten_lines(tmp_path, monkeypatch):
+def test_the_gin_of_the_readme_makes_an_experiment_in_four_lines(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (code,) = blocks(ROOT / 'README.md', 'gin')
-  assert len(code.splitlines()) == 10
+  assert len(code.splitlines()) == 4
   Path('mine.gin').write_text(code)
   Path('problems.jsonl').write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
-  config.parse(['mine.gin'], ['PATH = "problems.jsonl"', 'SMALL = "a"', 'LARGE = "b"'])
+  config.parse(['mine.gin'], ['PATH = "problems.jsonl"'])
   (experiment,) = config.build()
   assert [curve.name for curve in experiment.curves][-1] == 'SpecCascade [OPT]' and len(experiment.points) == 4
