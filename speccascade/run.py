@@ -4,8 +4,9 @@
       compares methods on a small pair of models that comes with the package
   python -m speccascade.run --gin_file=gin_configs/runs/multi30k_table2.gin --run_dir=runs/table2
       runs an experiment; the same command resumes a run that was killed
-  python -m speccascade.run --gin.Experiment.latency_examples=100
-      changes one value, here a number; a text, as in --gin.SHARED=PATH, needs no quotes of gin's
+  python -m speccascade.run --gin.Experiment.latency_examples=100 --gin.Experiment.curves='opt(alpha=[0.0, 0.3])'
+      changes a number, and the curves by a text, which needs no quotes of gin's: a rule, a method or a suite of
+      speccascade.evaluate.suites; several are a list, "['cascades', 'my_rules:mine(alpha=[0.1, 0.3])']"
   python -m speccascade.run --gin_file=FILE --run_dir=RUN --shard=0/4
       measures one of four shards, each in its own process, on machines that share RUN; the last writes the results
 

@@ -586,6 +586,14 @@ def test_python_says_it_in_one_sentence(name, tmp_path):
 
 # ---- through gin ----
 
+OPT = [  # a curve that no text makes
+  'Experiment.curves = [@opt/Curve()]',
+  "opt/Curve.name = 'SpecCascade [OPT]'",
+  'opt/Curve.method = @methods.speculative',
+  'opt/Curve.rule = @rules.opt',
+  "opt/Curve.parameter = 'alpha'",
+  'opt/Curve.values = [0.1]',
+]
 GIN = {
   'a folder that nothing uses': (['SHARED = /data'], '%SHARED'),
   'a word for a list of models': (['Experiment.models = large'], "models='large'"),
@@ -597,16 +605,16 @@ GIN = {
   'a macro that is not bound': (['Experiment.curves = %CURVES'], '%CURVES'),
   'a name that is none': (['Experimnt.seed = 1'], ('Experimnt', 'Experiment?')),
   'a parameter that is none': (['Experiment.sed = 1'], ('sed', 'seed?')),
-  'a scope that is none': (['optt/Curve.values = [0.1]'], ('optt', 'opt?')),
-  'a value that is a call': (["opt/Curve.values = [float('nan')]"], 'opt/Curve.values'),
-  'a value that is infinite': (['opt/Curve.values = [0.1, 1e999]'], ('SpecCascade [OPT]', 'values', 'inf')),
+  'a scope that is none': ([*OPT, 'optt/Curve.values = [0.1]'], ('optt', 'opt?')),
+  'a value that is a call': ([*OPT, "opt/Curve.values = [float('nan')]"], 'opt/Curve.values'),
+  'a value that is infinite': ([*OPT, 'opt/Curve.values = [0.1, 1e999]'], ('SpecCascade [OPT]', 'values', 'inf')),
   'a value that every scope overrides': (
     ['Experiment.seed = 1', 'run.experiments = [@opt/Experiment()]', 'opt/Experiment.seed = 2'],
     ('--gin.Experiment.seed', 'opt/Experiment.seed'),
   ),
   'a value of what nothing makes': (['methods.naive_cos.block = 9'], ('--gin.methods.naive_cos.block', 'no effect')),
   'a value of what another value leaves out': (
-    ['Experiment.curves = [@target_only/Curve(), @opt/Curve()]', 'lossy/Curve.values = [0.1]'],
+    ['Experiment.curves = [@lossy/Curve()]', *OPT, 'lossy/Curve.values = [0.1]'],
     ('--gin.lossy/Curve.values', 'no effect'),
   ),
   'a macro that another value leaves out': (
@@ -621,15 +629,24 @@ GIN = {
   'a number for a domain': (['Experiment.domain = 3'], ('Experiment.domain=3', "'3'")),
   'numbers for models': (['Experiment.models = [1, 2]'], ('models[0]=1', 'Checkpoint')),
   'a number for a list of models': (['Experiment.models = 5'], ('models=5', 'list')),
-  'a function for what it makes': (['Experiment.curves = [@opt/Curve]'], '@scope/Curve()'),
-  'a rule that was called': (['opt/Curve.rule = @rules.opt()'], '@rules.opt'),
+  'a curve that is none': (['Experiment.curves = cascade'], ("'cascade'", 'cascades', 'MODULE:NAME')),
+  'a curve in words': (['Experiment.curves = speculative rule=opt'], ("'speculative rule=opt'", 'NAME(alpha=0.1)')),
+  'a curve with an argument that is none': (['Experiment.curves = opt(alhpa=[0.1])'], ('alhpa', 'alpha?', 'block')),
+  'a curve that varies two values': (['Experiment.curves = opt(alpha=[0.1], block=[3])'], ('alpha and block', 'one')),
+  'a curve of a module that is none': (['Experiment.curves = nowhere:mine'], ('nowhere', 'imported')),
+  'a suite without what it needs': (['Experiment.curves = verification'], ('verification', "'plan'")),
+  'a suite with an argument that is none': (['Experiment.curves = cascades(blok=3)'], ('cascades', 'blok', 'block')),
+  'two curves of one name': (["Experiment.curves = ['opt', 'opt(block=3)']"], ('SpecCascade [OPT]', 'name=')),
+  'a number for a curve': (['Experiment.curves = 5'], ('curves[1]', 'text')),
+  'a function for what it makes': ([*OPT, 'Experiment.curves = [@opt/Curve]'], '@scope/Curve()'),
+  'a rule that was called': ([*OPT, 'opt/Curve.rule = @rules.opt()'], '@rules.opt'),
   'a policy that was not called': (['methods.speculative.policy = @stopping.Heuristic'], 'Heuristic'),
   'an acceptor that is a text': (["methods.speculative.accept = 'block'"], 'block'),
   'a chance over 1': (
     ['methods.speculative.policy = @stopping.Fallback()', 'stopping.Fallback.threshold = 2.0'],
     ('Fallback', '0 <= threshold <= 1'),
   ),
-  'alpha out of range': (['token/Curve.values = [2.0]'], ('token', '0 <= alpha <= 1')),
+  'alpha out of range': (['Experiment.curves = token_v3(alpha=[2.0])'], ('Token', '0 <= alpha <= 1')),
   'a folder that is none': (
     ["SHARED = '../nowhere'", 'path.root = %SHARED', 'Experiment.name = @path()', "path.name = 'x'"],
     ("'../nowhere'", '--gin.SHARED='),

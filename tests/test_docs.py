@@ -17,6 +17,7 @@ import sys
 from types import ModuleType
 
 import families
+import gin
 import pytest
 
 import speccascade
@@ -25,7 +26,7 @@ import speccascade.__main__
 from speccascade.data import harness
 from speccascade.data.seqio import tasks
 from speccascade.engine.method import Strategy
-from speccascade.evaluate import config
+from speccascade.evaluate import config, texts
 from speccascade.models import toy
 
 ROOT = Path(__file__).parents[1]
@@ -46,9 +47,7 @@ origin = Origin(('s', 'c', 'l'), (None, None, None), (('temperature', 1.0),), 'c
 plan = Plan(origin, {1: Choice('speculative', 3), 8: Choice('autoregressive')}, {})
 """
 MY_TABLES = f"""
-import gin
 {A_PROFILE}
-@gin.register
 def sv_measured(block=5):
   return methods.sv_exact(profile, block)
 """
@@ -74,14 +73,11 @@ def test_the_gin_of_each_page_makes_methods(page, tmp_path, monkeypatch):
   (tmp_path / 'my_tables.py').write_text(MY_TABLES)
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.chdir(tmp_path)
-  text = '\n'.join(blocks(page, 'gin'))
-  scopes = dict.fromkeys(re.findall(r'^(\w+)/Curve\.', text, re.MULTILINE))
-  assert scopes
-  file = tmp_path / 'page.gin'
-  file.write_text(f'{text}\nrun.experiments = [{", ".join(f"@{s}/Curve()" for s in scopes)}]\n')
-  config.parse([str(file)])
-  for curve in config.build():
-    assert all(isinstance(point.build(), Strategy) for point in curve.points())
+  for code in blocks(page, 'gin'):
+    (tmp_path / 'page.gin').write_text(code)
+    config.parse(['page.gin'])
+    curves = list(texts.flat(gin.query_parameter('Experiment.curves')))
+    assert curves and all(isinstance(point.build(), Strategy) for curve in curves for point in curve.points())
 
 
 FILES = {code.split('\n')[0].removeprefix('# '): code for code in blocks(EXTENDING, 'python')}
@@ -118,14 +114,14 @@ def test_the_python_of_the_page_on_several_devices_runs():
 def test_the_gin_of_the_page_on_experiments_makes_an_experiment(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for name in ('val.en', 'val.de', 'page.gin'):
-    Path(name).write_text('One line.\n')
+    Path(name).write_text('One line.\n' * 100)
+  Path('my_rules.py').write_text('def mine(q, p, *, alpha):\n  return q.confidence < 1 - alpha\n')
   Path('page.gin').write_text('\n'.join(blocks(DOCS / 'experiments.md', 'gin')))
   config.parse(['page.gin'])
   (experiment,) = config.build()
-  assert len(experiment.task.examples) == 1 and [curve.name for curve in experiment.curves] == [
-    'target only',
-    'SpecCascade [OPT]',
-  ]
+  names = [curve.name for curve in experiment.curves]
+  assert len(experiment.task.examples) == 100 and names[0] == 'target only' and names[-1] == 'mine'
+  assert 'SpecCascade [OPT]' in names
 
 
 def test_the_python_of_the_page_on_tasks_fits_the_functions(tmp_path, monkeypatch):
@@ -356,12 +352,12 @@ def test_the_reference_has_every_command_and_a_meaning_of_everything_that_it_tak
   assert any(line.startswith('   * - ``--gin_file') for line in options.table(*options.flags('run')))
 
 
-def test_the_gin_of_the_readme_makes_an_experiment_in_ten_lines(tmp_path, monkeypatch):
+def test_the_gin_of_the_readme_makes_an_experiment_in_four_lines(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (code,) = blocks(ROOT / 'README.md', 'gin')
-  assert len(code.splitlines()) == 10
+  assert len(code.splitlines()) == 4
   Path('mine.gin').write_text(code)
   Path('problems.jsonl').write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
-  config.parse(['mine.gin'], ['PATH = "problems.jsonl"', 'SMALL = "a"', 'LARGE = "b"'])
+  config.parse(['mine.gin'], ['PATH = "problems.jsonl"'])
   (experiment,) = config.build()
   assert [curve.name for curve in experiment.curves][-1] == 'SpecCascade [OPT]' and len(experiment.points) == 4

@@ -87,7 +87,7 @@ def telling(name):
 @cache
 def alphas(name):
   """Return the values of α that tell, and the ends of the range."""
-  _, _, *ends = RULES[name].declaration.alpha or rules.Range()
+  _, _, *ends, _ = RULES[name].declaration.alpha or rules.Range()
   return [a for a in dict.fromkeys([*telling(name), *ends]) if a is not None] or [None]
 
 
@@ -219,7 +219,7 @@ def test_leading_axes_are_rows(name):
 
 @over_rules
 def test_the_ends_of_alpha_are_plain_speculation_and_the_drafter(name):
-  low, high, alone, plain = RULES[name].declaration.alpha or rules.Range()
+  low, high, alone, plain, _ = RULES[name].declaration.alpha or rules.Range()
   assert plain in (None, low) and alone in (None, high)
   for temperature in TEMPERATURES:
     q, p = distributions(*INPUTS['seed 3'], temperature)

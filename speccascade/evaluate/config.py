@@ -18,6 +18,7 @@ from speccascade import acceptance, embedded, methods, rules, stopping
 from speccascade.backends import sharding
 from speccascade.data import files, harness, spec_bench
 from speccascade.data.seqio import tasks
+from speccascade.evaluate import suites
 from speccascade.evaluate.curves import Checkpoint, Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.host import gin_files, storage
@@ -64,7 +65,7 @@ def names() -> Iterator[tuple[str, Callable]]:
     yield f'data.{thing.__name__}', thing
   for thing in (embedded.task, embedded.models):
     yield f'embedded.{thing.__name__}', thing
-  for kind in (rules, methods, stopping, acceptance):
+  for kind in (rules, methods, stopping, acceptance, suites):
     yield from ((f'{kind.__name__.split(".")[-1]}.{name}', thing) for name, thing in kind.known().items())
 
 

@@ -1,6 +1,6 @@
 """An experiment: a task, its models, the curves to compare on it, and how much of it is measured."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import itertools
 import json
@@ -15,23 +15,14 @@ from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.engine import inputs
 from speccascade.engine.job import Job
-from speccascade.evaluate import plugins
+from speccascade.evaluate import plugins, texts
 from speccascade.evaluate.curves import Checkpoint, Curve, Point
+from speccascade.evaluate.suites import TARGET
 from speccascade.host import names, storage
 from speccascade.models import translation
 from speccascade.types import checked_int, Model, named_apart
 
-TARGET = 'target only'
 EXTRA_OUTPUTS = ('png',)
-
-
-def _flat(curves: Any) -> Iterator[Any]:
-  """Yield what is in lists, all the way down."""
-  if isinstance(curves, list | tuple):
-    for some in curves:
-      yield from _flat(some)
-  else:
-    yield curves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +31,10 @@ class Experiment:
 
   Attributes:
     task: The task, or a function that makes it.
-    models: Checkpoints, models or functions that make them, in the order of the methods' model numbers; they are loaded
-      when the run starts.
-    curves: What is compared: curves, and lists of them. The last model alone is added where the reference is none of
-      them.
+    models: Paths, hub ids, checkpoints, models or functions that make them, in the order of the methods' model numbers;
+      they are loaded when the run starts.
+    curves: What is compared: texts (see `evaluate.texts`), curves, and lists of them. The last model alone, 'target
+      only', is added where it is the reference and none of them.
     name: The name in results, and of the folder where a run has several experiments.
     cell: The cell of a paper's table or figure that this reproduces, as 'cascades/table2/wmt14/small-large'.
     reference: The curve that times and qualities are compared with: its one point, or of several the one of the same
@@ -64,8 +55,8 @@ class Experiment:
   """
 
   task: Task
-  models: Sequence[Checkpoint | Model | Callable[[], Any]] | Callable[[], Sequence[Model]]
-  curves: Sequence[Curve]
+  models: Sequence[str | Checkpoint | Model | Callable[[], Any]] | Callable[[], Sequence[Model]]
+  curves: Any
   name: str = 'experiment'
   cell: str = ''
   reference: str = TARGET
@@ -103,7 +94,6 @@ class Experiment:
       raise ValueError(f'{self.name}: the task {self.task.name} has no metrics.')
     ours = {name: metric for name, metric in self.task.metrics.items() if isinstance(metric, metrics.Summed)}
     metrics.check(ours, self.task.examples, lambda example: f'{self.task.name}: example {example.index}')
-    object.__setattr__(self, 'curves', tuple(_flat(self.curves)))
     for name in ('temperatures', 'latency_batches', 'extra_outputs'):
       value = getattr(self, name)
       if isinstance(value, (str, float, int)):
@@ -111,6 +101,7 @@ class Experiment:
       object.__setattr__(self, name, tuple(value))
     if not callable(self.models):
       object.__setattr__(self, 'models', self._listed_models())
+    object.__setattr__(self, 'curves', self._listed_curves())
     if unknown := [name for name in self.extra_outputs if name not in EXTRA_OUTPUTS]:
       raise ValueError(f'{self.name}: extra_outputs has {unknown[0]!r}; it may have {", ".join(EXTRA_OUTPUTS)}.')
     self._check_counts()
@@ -119,12 +110,31 @@ class Experiment:
   def _listed_models(self) -> tuple:
     if not isinstance(self.models, Sequence) or isinstance(self.models, str):
       raise ValueError(f'{self.name}: models={self.models!r} is not a list; write [@scope/Checkpoint(), …].')
-    for i, model in enumerate(self.models):
+    models = [Checkpoint(**{**plugins.bound(Checkpoint), 'path': m}) if isinstance(m, str) else m for m in self.models]
+    for i, model in enumerate(models):
       if not isinstance(model, Checkpoint | Model) and not callable(model):
         raise ValueError(
-          f'{self.name}: models[{i}]={model!r} is no model; give a Checkpoint, a Model or a function that makes one.'
+          f'{self.name}: models[{i}]={model!r} is no model; give a path, a Checkpoint, a Model or what makes one.'
         )
-    return tuple(self.models)
+    return tuple(models)
+
+  def _listed_curves(self) -> tuple:
+    try:
+      curves = [*texts.flat(self.curves)]
+    except ValueError as error:
+      raise ValueError(f'{self.name}: {error}') from error
+    names = [curve.name if isinstance(curve, Curve) else curve for curve in curves]
+    if self.reference == TARGET and TARGET not in names:
+      curves.insert(0, TARGET)
+    alone = Curve(TARGET, methods.autoregressive, settings=self._last_model(curves))
+    return tuple(alone if isinstance(curve, str) else curve for curve in curves)
+
+  def _last_model(self, curves: Sequence[Any]) -> dict[str, int]:
+    """Return the number of the last model; of models that are not there yet, the last that a curve decodes with."""
+    if not callable(self.models):
+      return {'model': len(self.models) - 1}
+    used = [point.build().models for curve in curves if isinstance(curve, Curve) for point in curve.points()]
+    return {'model': max(used) - 1} if used else {}
 
   def _check_counts(self):
     least = {
@@ -163,13 +173,11 @@ class Experiment:
   def _check_curves(self):
     names = [c.name if isinstance(c, Curve) else None for c in self.curves]
     if None in names:
-      raise ValueError(f'{self.name}: curves[{names.index(None)}] is not a Curve; write @scope/Curve(), with ().')
-    if self.reference == TARGET and TARGET not in names and not callable(self.models):
-      alone = Curve(TARGET, methods.autoregressive, settings={'model': len(self.models) - 1})
-      object.__setattr__(self, 'curves', (alone, *self.curves))
-      names = [TARGET, *names]
+      raise ValueError(
+        f'{self.name}: curves[{names.index(None)}] is no Curve; write a text, or @scope/Curve(), with ().'
+      )
     if twice := sorted({n for n in names if names.count(n) > 1}):
-      raise ValueError(f'{self.name}: two curves are called {twice[0]}; names must differ.')
+      raise ValueError(f'{self.name}: two curves are called {twice[0]}; names must differ. A text may give name=.')
     if self.reference not in names:
       raise ValueError(
         f'{self.name}: reference={self.reference!r} is none of the curves: {", ".join(names) or "none"}.'

@@ -22,15 +22,23 @@ def resolve(function: Callable) -> tuple[Callable, dict[str, Any]]:
   """Return the function inside gin's wrapper and the values that the config binds on it, scopes included."""
   gin = sys.modules.get('gin')
   known = gin and gin.config._inverse_lookup(function, allow_decorators=True)
-  if not known:
-    return function, {}
-  if inspect.isclass(known.wrapped):
+  if not known or inspect.isclass(known.wrapped):
     return function, {}
   references = gin.config.iterate_references(gin.config._CONFIG)
   scopes = next((x.scopes for x in references if x.scoped_configurable_fn is function), [])
   with gin.config_scope(scopes or gin.current_scope()):
-    bound = gin.get_bindings(known.wrapped)
-  return known.wrapped, {name: plain(value) for name, value in bound.items()}
+    return known.wrapped, bound(known.wrapped)
+
+
+def bound(thing: Callable) -> dict[str, Any]:
+  """Return the values that the config binds on a function or a class that a text names; they count as used."""
+  gin = sys.modules.get('gin')
+  known = gin and gin.config._inverse_lookup(thing)
+  if not known:
+    return {}
+  values = gin.get_bindings(known.wrapped)
+  gin.config._OPERATIVE_CONFIG.setdefault((gin.current_scope_str(), known.selector), {}).update(values)
+  return {name: plain(value) for name, value in values.items()}
 
 
 def plain(value: Any) -> Any:

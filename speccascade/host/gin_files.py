@@ -82,7 +82,7 @@ def _bind(binding: str):
     gin.parse_config(binding)
   except (SyntaxError, ValueError) as error:
     constant = value.lower() in ('true', 'false', 'none', 'null')  # in another case than Python's
-    is_text = not constant and re.fullmatch(r'[~/.\w][^\'"\n()\[\]{}]*', value)
+    is_text = not constant and re.fullmatch(r'[~/.\w][^\'"\n()\[\]{}]*|[\w.:]+\(.*\)', value)
     if re.fullmatch(r'[\w./-]+', name) and is_text and not _literal(value):
       gin.parse_config(f'{name} = {value!r}')
       return

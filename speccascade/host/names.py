@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -108,8 +109,11 @@ def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[s
   if not isinstance(node, ast.Name):
     return None
   if found is None and node.id not in known:
-    some = f'there are {", ".join(known)}, and MODULE:NAME of yours' if known else 'name yours, as MODULE:NAME'
-    raise ValueError(f'no {what} is called {node.id!r}; {some}')
+    near = difflib.get_close_matches(node.id, known)
+    mean = f'did you mean {" or ".join(near)}? ' if near else ''
+    listed = f'there are {", ".join(known)}, and MODULE:NAME of yours' if len(known) < 20 or not near else ''
+    some = listed or 'yours is MODULE:NAME'
+    raise ValueError(f'no {what} is called {node.id!r}; {mean}{some if known else "name yours, as MODULE:NAME"}')
   value = known[node.id] if found is None else imported(found, node.id)
   arguments = {keyword.arg: _value(keyword.value, inner, f'{keyword.arg}={{}}') for keyword in keywords}
   return Named(value, node.id, arguments, short, called or bool(short))
@@ -128,7 +132,8 @@ def _value(node: ast.expr, inner: Mapping[str, Any], form: str) -> Any:
   if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
     return -_value(node.operand, inner, form)
   if isinstance(node, ast.Tuple | ast.List):
-    return tuple(_value(x, inner, form) for x in node.elts)
+    values = [_value(x, inner, form) for x in node.elts]
+    return values if isinstance(node, ast.List) else tuple(values)
   text = ast.unparse(node).replace(' @ ', ':')
   if not inner:
     raise ValueError(f'{form.format(text)} gives no number, for {text!r} is none; write one, as in {form.format(0.1)}')

@@ -112,12 +112,13 @@ class Target(NamedTuple):
 
 
 class Range(NamedTuple):
-  """The values of α, from `low` to `high`, and the ends at which π is one model's own distribution."""
+  """The values of α, from `low` to `high`, the ends at which π is one model's distribution, and those of a curve."""
 
   low: float = -INF
   high: float = INF
   drafter: float | None = None
   verifier: float | None = None
+  curve: Sequence[float] = ()
 
 
 class Declaration(NamedTuple):

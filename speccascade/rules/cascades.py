@@ -43,7 +43,9 @@ def speculative(q, p):
 
 
 @rule(
-  alpha=Range(0, 1, verifier=0, drafter=1), drafter_alone=True, definition=lambda q, p, alpha: q.plain.max() < 1 - alpha
+  alpha=Range(0, 1, verifier=0, drafter=1, curve=(0.1, 0.3, 0.5, 0.7, 0.9)),
+  drafter_alone=True,
+  definition=lambda q, p, alpha: q.plain.max() < 1 - alpha,
 )
 def chow(q, p, *, alpha):
   r"""Defer where the drafter is unsure (Chow 1970; Narasimhan et al. 2024).
@@ -54,7 +56,9 @@ def chow(q, p, *, alpha):
 
 
 @rule(
-  alpha=Range(0, verifier=0, drafter=INF), drafter_alone=True, definition=lambda q, p, alpha: _entropy(q.plain) > alpha
+  alpha=Range(0, verifier=0, drafter=INF, curve=(0.1, 0.5, 1.0, 2.0, 4.0)),
+  drafter_alone=True,
+  definition=lambda q, p, alpha: _entropy(q.plain) > alpha,
 )
 def chow_log(q, p, *, alpha):
   r"""Defer where the drafter's entropy is high (Narasimhan et al. 2024).
@@ -64,7 +68,10 @@ def chow_log(q, p, *, alpha):
   return q.entropy > alpha
 
 
-@rule(alpha=Range(-1, 1, verifier=-1, drafter=1), definition=lambda q, p, alpha: q.plain.max() < p.plain.max() - alpha)
+@rule(
+  alpha=Range(-1, 1, verifier=-1, drafter=1, curve=(0.0, 0.05, 0.1, 0.2, 0.4)),
+  definition=lambda q, p, alpha: q.plain.max() < p.plain.max() - alpha,
+)
 def diff(q, p, *, alpha):
   r"""Defer where the verifier is surer by α (Narasimhan et al. 2024).
 
@@ -74,7 +81,7 @@ def diff(q, p, *, alpha):
 
 
 @rule(
-  alpha=Range(verifier=-INF, drafter=INF),
+  alpha=Range(verifier=-INF, drafter=INF, curve=(0.0, 0.2, 0.5, 1.0, 2.0)),
   definition=lambda q, p, alpha: _entropy(q.plain) > _entropy(p.plain) + alpha,
 )
 def diff_log(q, p, *, alpha):
@@ -86,7 +93,7 @@ def diff_log(q, p, *, alpha):
 
 
 @rule(
-  alpha=Range(verifier=-INF, drafter=INF),
+  alpha=Range(verifier=-INF, drafter=INF, curve=(0.0, 0.1, 0.2, 0.4, 0.8)),
   definition=lambda q, p, alpha: q.plain.max() < p.plain.max() - alpha * _tv(q.probs, p.probs),
 )
 def opt(q, p, *, alpha):
@@ -101,7 +108,7 @@ def opt(q, p, *, alpha):
 
 
 @rule(
-  alpha=Range(verifier=-INF, drafter=INF),
+  alpha=Range(verifier=-INF, drafter=INF, curve=(0.0, 0.5, 1.0, 2.0, 4.0)),
   definition=lambda q, p, alpha: _entropy(q.plain) > _entropy(p.plain) + alpha * _tv(q.probs, p.probs),
 )
 def opt_log(q, p, *, alpha):
@@ -134,7 +141,10 @@ def _discrepancy(q, p):
   return -sum(a * np.log(b) for a, b in zip(q.plain, p.plain) if a > 0)
 
 
-@rule(alpha=Range(0, verifier=0, drafter=INF), definition=lambda q, p, alpha: _discrepancy(q, p) > alpha)
+@rule(
+  alpha=Range(0, verifier=0, drafter=INF, curve=(0.5, 1.0, 2.0, 3.0, 4.0)),
+  definition=lambda q, p, alpha: _discrepancy(q, p) > alpha,
+)
 def bild_star(q, p, *, alpha):
   r"""Defer where the verifier finds the draft unlikely, in BiLD's sense (Kim et al. 2023; Narasimhan et al. 2024).
 
@@ -145,7 +155,10 @@ def bild_star(q, p, *, alpha):
   return discrepancy(q, p) > alpha
 
 
-@rule(alpha=Range(-1, 1, verifier=-1, drafter=1), definition=lambda q, p, alpha: q.plain >= p.plain.max() - alpha)
+@rule(
+  alpha=Range(-1, 1, verifier=-1, drafter=1, curve=(0.0, 0.2, 0.4, 0.6, 0.8)),
+  definition=lambda q, p, alpha: q.plain >= p.plain.max() - alpha,
+)
 def token_v1(q, p, *, alpha):
   r"""Keep drafted tokens that are likely under the drafter (Narasimhan et al. 2024).
 
@@ -154,7 +167,10 @@ def token_v1(q, p, *, alpha):
   return q.plain >= p.confidence[..., None] - alpha
 
 
-@rule(alpha=Range(-1, 1, verifier=-1, drafter=1), definition=lambda q, p, alpha: p.plain >= p.plain.max() - alpha)
+@rule(
+  alpha=Range(-1, 1, verifier=-1, drafter=1, curve=(0.0, 0.2, 0.4, 0.6, 0.8)),
+  definition=lambda q, p, alpha: p.plain >= p.plain.max() - alpha,
+)
 def token_v2(q, p, *, alpha):
   r"""Keep drafted tokens that are likely under the verifier (Narasimhan et al. 2024).
 
@@ -163,7 +179,10 @@ def token_v2(q, p, *, alpha):
   return p.plain >= p.plain.max(-1, keepdims=True) - alpha
 
 
-@rule(alpha=Range(0, 1, drafter=1), definition=lambda q, p, alpha: p.plain >= (1 - alpha) * p.plain.max())
+@rule(
+  alpha=Range(0, 1, drafter=1, curve=(0.1, 0.3, 0.5, 0.7, 0.9)),
+  definition=lambda q, p, alpha: p.plain >= (1 - alpha) * p.plain.max(),
+)
 def token_v3(q, p, *, alpha):
   r"""Keep drafted tokens that are likely under the verifier, relative to its best (Narasimhan et al. 2024).
 

@@ -6,7 +6,8 @@ import numpy as np
 from speccascade import sampling
 from speccascade.rules.base import missing, Range, rule
 
-RANGE = Range(0, 0.9999, verifier=0)  # α → 1 keeps what p̃ allows: not the drafter alone where p̃ = 0
+# α → 1 keeps what p̃ allows: not the drafter alone where p̃ = 0
+RANGE = Range(0, 0.9999, verifier=0, curve=(0.1, 0.3, 0.5, 0.7, 0.9))
 
 
 def _executed(q, p, alpha, beta=1.0):

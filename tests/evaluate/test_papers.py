@@ -287,11 +287,11 @@ def test_every_row_says_whether_its_models_and_data_are_public():
   said = {word for row in ROWS if 'item' in row for word in row['public'].split(', ')}
   assert said == {'yes', 'licence', 'data', 'prompts', '–', 'above', 'below', 'as there'}
   for row in RUNS:
-    hub = set(re.findall(r"'((?:meta-llama|google/gemma|facebook/layerskip)[\w./-]*)", row['command']))
+    hub = set(re.findall(r"['=]((?:meta-llama|google/gemma|facebook/layerskip)[\w./-]*)", row['command']))
     assert not hub or row['public'] == 'licence', row['item']
 
 
-PAIRS = {row['pair'].strip('`'): (row['SMALL'].strip('`'), row['LARGE'].strip('`')) for row in ROWS if 'pair' in row}
+PAIRS = {row['pair'].strip('`'): (row['DRAFT'].strip('`'), row['TARGET'].strip('`')) for row in ROWS if 'pair' in row}
 TASKS = {row['cells'].strip('`'): row['task'].strip('`') for row in ROWS if 'cells' in row and 'metric' not in row}
 
 
@@ -302,7 +302,7 @@ def test_every_pair_and_task_of_collaborative_decoding_is_a_cell(pair, cell, pre
   known = {row['cell'] for row in published.read()}
   (table,) = [name for name in ('table2', 'table3') if f'cos/{name}/{pair}/{cell}' in known]
   files = [f'gin_configs/tasks/{TASKS[cell]}.gin', f'gin_configs/papers/cos/{table}.gin']
-  macros = dict(zip(('SMALL', 'LARGE', 'CELL'), (*PAIRS[pair], f'cos/{table}/{pair}/{cell}'), strict=True))
+  macros = dict(zip(('DRAFT', 'TARGET', 'CELL'), (*PAIRS[pair], f'cos/{table}/{pair}/{cell}'), strict=True))
   words = [*(f'--gin_file={file}' for file in files), *(f'--gin.{name}={value!r}' for name, value in macros.items())]
   (experiment,) = experiments(shlex.join(words))
   assert [checkpoint.path for checkpoint in experiment.models] == [*PAIRS[pair]]

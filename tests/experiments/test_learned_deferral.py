@@ -273,9 +273,11 @@ def test_commands_and_configs_know_a_rule_that_was_trained(tmp_path, monkeypatch
     assert all(point.build().name.startswith('speculative[learned') for point in curve.points())
 
 
-@pytest.mark.parametrize('name', ['multi30k', 'sums', 'by_slot'])
-def test_the_runs_of_the_experiment_are_configs(name):
-  assert 'Curve.name' in config.parse([str(FOLDER / f'{name}.gin')])
+@pytest.mark.parametrize(
+  ('name', 'curve'), [('multi30k', 'Curve.name'), ('sums', 'Curve.name'), ('by_slot', 'SpecCascade [OPT by slot]')]
+)
+def test_the_runs_of_the_experiment_are_configs(name, curve):
+  assert curve in config.parse([str(FOLDER / f'{name}.gin')])
 
 
 def test_curves_of_a_run_are_compared_on_the_same_texts(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,141 @@
+"""Curves by texts, which are spelled as `host.names` has it.
+
+A text is a suite, 'target only', 'draft only', or what has a name: a rule, for `methods.speculative`, or a method. Its
+arguments are those of the method and of its rule. The one that is a list varies; where none is, α does, over the values
+that the rule declares for a curve. `name` is the name in results::
+
+  'cascades'  'cascades(block=3)'                       a suite, a function of `evaluate.suites`
+  'opt'  'opt:0.1'  'opt(alpha=[0.0, 0.3], block=7)'    a rule
+  'my_rules:mine(alpha=[0.1, 0.3])'                     one of yours
+  'speculative(block=[3, 5, 7], policy=Heuristic())'    a method
+  "cos(combiner=weighted, weights=(0.5, 0.5), blocks=[(5, 1), (1, 1)], name='CoS')"
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import difflib
+import functools
+import inspect
+import re
+from typing import Any
+
+from speccascade import acceptance, methods, rules, stopping
+from speccascade.evaluate import plugins, suites
+from speccascade.evaluate.curves import Curve
+from speccascade.host import names
+
+LABELS = {  # by method and rule
+  ('token_cascade', 'chow'): 'TokenCascade [Chow]',
+  ('token_cascade', 'chow_log'): 'TokenCascade [ChowLog]',
+  ('oracle', 'diff'): 'Oracle [Diff]',
+  ('oracle', 'diff_log'): 'Oracle [DiffLog]',
+  ('speculative', 'speculative'): 'SpecDecode',
+  ('speculative', 'lossy'): 'SpecDecode [Lossy]',
+  ('speculative', 'lossy_star'): 'SpecDecode [Lossy*]',
+  ('speculative', 'bild_star'): 'BiLD*',
+  ('speculative', 'chow'): 'SpecCascade [Chow]',
+  ('speculative', 'chow_log'): 'SpecCascade [ChowLog]',
+  ('speculative', 'diff'): 'SpecCascade [Diff]',
+  ('speculative', 'diff_log'): 'SpecCascade [DiffLog]',
+  ('speculative', 'opt'): 'SpecCascade [OPT]',
+  ('speculative', 'opt_log'): 'SpecCascade [OPTLog]',
+  ('speculative', 'token_v1'): 'SpecCascade [TokenV1]',
+  ('speculative', 'token_v2'): 'SpecCascade [TokenV2]',
+  ('speculative', 'token_v3'): 'SpecCascade [Token]',
+}
+
+
+def flat(given: Any, named: set[str] | None = None) -> Iterator[Any]:
+  """Yield the curves of curves, texts, rules and lists of them; 'target only' as it is, what is none of them too.
+
+  A curve that several texts name is there once.
+  """
+  named = set() if named is None else named
+  if isinstance(given, list | tuple):
+    for some in given:
+      yield from flat(some, named)
+  elif isinstance(given, str):
+    found = suites.TARGET if given.strip() == suites.TARGET else find(given)
+    if isinstance(found, list | tuple):
+      yield from flat(found, named)
+    elif str(found) not in named:
+      named.add(str(found))
+      yield found
+  elif inspect.isfunction(given) and not inspect.isclass(inspect.unwrap(given)):
+    yield curve(*plugins.resolve(given), rules.name_of(given))
+  else:
+    yield given
+
+
+def find(text: str) -> Curve | list:
+  """Return the curve that a text names, or the texts of a suite.
+
+  Raises:
+    ValueError: The text names none, or what it names does not take its arguments.
+  """
+  if text.strip() == suites.DRAFT:
+    return Curve(suites.DRAFT, methods.autoregressive, settings={'model': 0})
+  known = rules.known() | methods.known() | suites.known()
+  named = names.find(text, 'curve', known, rules.known() | stopping.known() | acceptance.known())
+  if isinstance(named.value, Curve | list | tuple):
+    return named.value
+  if named.value in suites.known().values():
+    with names.explained(named):
+      return named.value(**plugins.bound(named.value) | named.arguments)
+  value = rules.find(text) if named.short else named.value
+  return curve(value, named.arguments, re.sub(r'[A-Za-z_][\w.]*:(?=[A-Za-z_])', '', text.strip()))
+
+
+def curve(value: Callable, arguments: Mapping[str, Any], text: str) -> Curve:
+  """Return the curve of a rule or a method with arguments of both, called by its text unless they name it."""
+  given = dict(arguments)
+  name = given.pop('name', None)
+  method, rule = (methods.speculative, value) if _is_rule(value) else (value, None)
+  first = next(iter(inspect.signature(method).parameters), None)
+  if rule is None and callable(given.get(first)):
+    rule = given.pop(first)
+  numbers = [] if rule is None else rules.numbers_of(rule)
+  takes = dict.fromkeys([*numbers, *(key for key in plugins.keywords(method) if rule is None or key != first), 'name'])
+  for key in given:
+    if key not in takes:
+      near = difflib.get_close_matches(key, takes, 1)
+      mean = f'; did you mean {near[0]}?' if near else ';'
+      raise ValueError(f'{text} has no argument {key}{mean} It takes {", ".join(takes)}.')
+  varied = [key for key, x in given.items() if isinstance(x, list)]
+  if len(varied) > 1:
+    raise ValueError(f'{text}: {" and ".join(varied)} are lists, and one value varies; write a text for each.')
+  settings = plugins.bound(method) | {key: x for key, x in given.items() if key not in numbers}
+  own = {}
+  if rule is not None:
+    bound = plugins.bound(rules.inside(rule)) | names.arguments(rule)
+    own = bound | {key: x for key, x in given.items() if key in numbers}
+    varied = varied or _declared(rule, own, text)
+  parameter = varied[0] if varied else None
+  values = next((x.pop(parameter) for x in (own, settings) if parameter in x), (None,))
+  if name is None and (parameter == 'alpha' or not numbers):
+    name = LABELS.get((rules.name_of(method), rule and rules.name_of(rule)))
+  name = name or re.sub(r'\(\s*,\s*', '(', re.sub(rf',?\s*\b{parameter}\s*=\s*\[.*?\]', '', text)).removesuffix('()')
+  first = rule and functools.partial(rules.inside(rule), **own)
+  return Curve(name, functools.partial(method, **settings), first, parameter, values)
+
+
+def _is_rule(value: Callable) -> bool:
+  """Tell whether a value is a rule, or a combiner of the package, and no method."""
+  if (function := rules.inside(value)) in methods.known().values():
+    return False
+  try:
+    return rules.declaration(function).is_rule or function in rules.known().values()
+  except ValueError:
+    return False
+
+
+def _declared(rule: Callable, own: dict[str, Any], text: str) -> list[str]:
+  """Let α vary, where a rule takes it and it is not given, over the values that the rule declares for a curve."""
+  if 'alpha' not in rules.numbers_of(rule) or 'alpha' in own:
+    return []
+  declared = rules.declaration(rule).alpha
+  if declared is None or not declared.curve:
+    raise ValueError(
+      f'{text}: {rules.name_of(rule)} declares no values of alpha for a curve; give some, as in alpha=[0.1, 0.3, 0.5].'
+    )
+  own['alpha'] = declared.curve
+  return ['alpha']
