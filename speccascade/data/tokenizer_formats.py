@@ -10,6 +10,7 @@ import itertools
 import json
 import pathlib
 import re
+import reprlib
 from typing import Any
 
 from speccascade.host.errors import first_line
@@ -93,7 +94,7 @@ def read(path: str) -> Format:
 
 def read_settings(folder: pathlib.Path) -> dict[str, Any]:
   """Return tokenizer_config.json, completed by special_tokens_map.json."""
-  return _read_json(folder / 'special_tokens_map.json') | _read_json(folder / CONFIG)
+  return _checked(folder / 'special_tokens_map.json') | _checked(folder / CONFIG)
 
 
 def _read_json(file: pathlib.Path) -> dict[str, Any]:
@@ -105,6 +106,53 @@ def _read_json(file: pathlib.Path) -> dict[str, Any]:
   except (ValueError, RecursionError) as e:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
     raise ValueError(f'{file}: not a JSON object ({e}); fetch the file again') from None
   return read
+
+
+def _checked(file: pathlib.Path) -> dict[str, Any]:
+  """Return the settings of a file, each of the type that it must have, or null."""
+  settings = _read_json(file)
+  for keys, is_right, expected in _TYPES:
+    for key in keys:
+      if (value := settings.get(key)) is not None and not is_right(value):
+        raise ValueError(f'{file}: {key}={reprlib.repr(value)} is not {expected}; correct the file')
+  return settings
+
+
+def _is_token(value: Any) -> bool:
+  flags = (value.get(flag) for flag in (*_FLAGS, 'special', 'normalized')) if isinstance(value, dict) else ()
+  text = value.get('content') if isinstance(value, dict) else value
+  return isinstance(text, str) and all(flag is None or isinstance(flag, bool) for flag in flags)
+
+
+def _are_tokens(value: Any) -> bool:
+  parts = value.values() if isinstance(value, dict) else value
+  return isinstance(value, str) or (isinstance(value, list | dict) and all(map(_is_token, parts)))
+
+
+def _are_tokens_by_id(value: Any) -> bool:
+  def is_id(i):
+    return i.isdecimal() and len(i) < 10 and int(i) < _MAX_ID
+
+  return isinstance(value, dict) and all(is_id(i) and isinstance(t, dict) and _is_token(t) for i, t in value.items())
+
+
+def _is_template(value: Any) -> bool:
+  def named(x):
+    return isinstance(x, dict) and isinstance(x.get('name'), str) and isinstance(x.get('template'), str)
+
+  return isinstance(value, str) or (isinstance(value, list) and all(map(named, value)))
+
+
+# Keys that are read, a test of their values, and what it tests.
+_TYPES: Sequence[tuple[Sequence[str], Callable[[Any], bool], str]] = (
+  (('add_bos_token', 'add_eos_token', 'add_prefix_space', 'legacy'), lambda x: isinstance(x, bool), 'true or false'),
+  (SPECIAL, _is_token, 'a token: a text, or an object with its content, a text, and flags that are true or false'),
+  (('additional_special_tokens', 'extra_special_tokens'), _are_tokens, 'a list or an object of tokens'),
+  (('added_tokens_decoder',), _are_tokens_by_id, f'an object of tokens by their ids, of 0 to {_MAX_ID - 1}'),
+  (('extra_ids',), lambda x: type(x) is int and 0 <= x < _MAX_ID, f'an integer of 0 to {_MAX_ID - 1}'),
+  (('tokenizer_class',), lambda x: isinstance(x, str), 'a name'),
+  (('chat_template',), _is_template, 'a text, or a list of objects with a name and a template'),
+)
 
 
 def content(token: str | dict | None) -> str | None:
@@ -131,7 +179,7 @@ def _added_tokens(
   tokens |= {str(i): {'content': token} for token, i in listed}
   tokens |= settings.get('added_tokens_decoder') or {}
   for i, token in tokens.items():
-    if not (i.isdecimal() and len(i) < 10 and int(i) < _MAX_ID and token.get('content')):
+    if not _are_tokens_by_id({i: token}) or not token['content']:
       raise ValueError(f'{folder}: {i!r} is not the id of a token, or {token!r} not a token; correct added_tokens.json')
 
   def is_special(token):

@@ -93,14 +93,14 @@ class Job:
     return checkpoints.read(path, dtype='float32', name=name, mesh=self.mesh, rules=self.rules, **options)
 
 
-def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None) -> list[Job]:
-  """Return the jobs that a config binds as train.jobs, on the mesh that it binds as train.mesh."""
+def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None) -> list[Job]:
+  """Return the jobs that a config binds as train.jobs, on the mesh of devices that it binds as train.mesh."""
   for job in jobs:
     if not os.path.normpath(job.name).strip('./') or '..' in Path(job.name).parts or os.path.isabs(job.name):
       raise ValueError(f'name={job.name!r}: a job is a folder of --out; give it the name of one, as large')
   if mesh is None:
     return list(jobs)
-  on = sharding.mesh(mesh)
+  on = sharding.mesh(mesh, devices)
   return [dataclasses.replace(job, mesh=on) for job in jobs]
 
 
@@ -127,17 +127,23 @@ def rule(name: str, **numbers: float) -> Rule:
   return functools.partial(rules.find(name), **numbers)
 
 
-def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> list[Job]:
+def read(
+  files: Sequence[str],
+  bindings: Sequence[str] = (),
+  search_paths: Sequence[str] = (),
+  devices: Sequence | None = None,
+) -> list[Job]:
   """Return the jobs of gin files and bindings; a file's includes are searched next to it and in the folder above.
 
   Args:
     files: Gin files.
     bindings: Bindings that follow them.
     search_paths: Further folders of includes.
+    devices: Devices of `train.mesh`, by default those of this machine.
   """
   register()
   gin_files.read(files, bindings, search_paths)
   if 'jobs' not in gin.get_bindings('speccascade.train', resolve_references=False):
     raise ValueError('the config has no train.jobs: bind it, as in train.jobs = [@train.Job()]')
   with gin_files.building():
-    return gin.get_configurable('speccascade.train')()
+    return gin.get_configurable('speccascade.train')(devices=devices)

@@ -13,7 +13,7 @@ from trained import corpus
 from vocabularies import bare, byte_level, t5
 
 from speccascade import checkpoints, decode, embedded, methods, Request, Sampler
-from speccascade.data import tokenizer_formats, tokenizers
+from speccascade.data import templates, tokenizer_formats, tokenizers
 from speccascade.engine import requests
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model, Network
@@ -181,6 +181,7 @@ def test_special_tokens_that_no_file_has_give_a_warning_when_a_model_is_loaded(t
     ('added_tokens.json', '{"<a>": "x"}', "'x'"),
     ('added_tokens.json', '{"<a>": 1000000000}', "'1000000000'"),
     ('tokenizer_config.json', '{"added_tokens_decoder": {"7": {}}}', having('{}', "'7'")),
+    ('tokenizer_config.json', '{"extra_ids": "many"}', "extra_ids='many'"),
   ],
 )
 def test_wrong_added_tokens_are_named(tmp_path, name, content, match):
@@ -188,6 +189,36 @@ def test_wrong_added_tokens_are_named(tmp_path, name, content, match):
   (tmp_path / name).write_text(content)
   with pytest.raises(ValueError, match=match):
     tokenizer.encode('a')
+
+
+ANY = [True, 0, -5, 1.5, 'false', [], [1], [[]], [{}], {}, {'content': 1}, {'a': 1}, {'7': 'x'}]
+ANY += [{'content': 'x', 'lstrip': 'false'}, {'7': {'content': 'x', 'special': 'no'}}, {'-1': {'content': 'x'}}]
+ANY += [{'9' * 5000: {'content': 'x'}}]
+NAMED = [{}, {'7': 'x'}, *ANY[-2:], {'content': 'x', 'lstrip': 'false'}]  # tokens by their names
+RIGHT = {  # of these, the values that a key may have
+  **dict.fromkeys(('add_bos_token', 'add_eos_token', 'add_prefix_space', 'legacy'), [True]),
+  **dict.fromkeys((*tokenizer_formats.SPECIAL,), ['false']),
+  **dict.fromkeys(('additional_special_tokens', 'extra_special_tokens'), ['false', [], *NAMED]),
+  'added_tokens_decoder': [{}],
+  'extra_ids': [0],
+  'chat_template': ['false', []],
+}
+
+
+@pytest.mark.parametrize('key', [*RIGHT])
+def test_a_setting_of_another_type_is_named_with_its_file(tmp_path, key):
+  tokenizer = t5(tmp_path)
+  for name in ('tokenizer_config.json', 'special_tokens_map.json'):
+    for value in ANY:
+      (tmp_path / name).write_text(json.dumps({key: value}))
+      tokenizer_formats.read.cache_clear()
+      if any(value == x and type(value) is type(x) for x in RIGHT[key]):
+        assert tokenizer.decode(tokenizer.encode('A dog')) == 'A dog'
+        continue
+      with pytest.raises(ValueError, match=having(f'{tmp_path / name}', f'{key}=')) as info:
+        tokenizer.encode('A dog')
+      assert len(str(info.value)) < 600
+    (tmp_path / name).write_text('{}')
 
 
 def test_what_the_library_of_tokenizers_cannot_do_is_one_sentence(tmp_path, capfd):
@@ -359,6 +390,8 @@ def test_special_tokens_in_messages_become_ids_unless_chats_are_plain(tmp_path):
     ("{{ ''.__class__.__mro__ }}", HELLO, 'refuses the messages'),  # it reaches its variables alone
     ('{{ messages.append(1) }}', HELLO, 'refuses the messages'),
     ('{% break %}', HELLO, having('tokenizer_config.json', 'chat template', "'break' outside loop")),
+    ("{{ 'a' * 10**10 }}", HELLO, having('tokenizer_config.json', 'GiB of memory')),
+    ("{{ 'a' * 10**8 }}", HELLO, having('tokenizer_config.json', 'characters')),
     ('{{ ' + '(' * 9000 + ')' * 9000 + ' }}', HELLO, having('tokenizer_config.json', 'cannot be read')),
   ],
 )
@@ -366,6 +399,25 @@ def test_errors_of_chats_are_one_sentence(tmp_path, template, messages, match):
   with pytest.raises(ValueError, match=match) as info:
     _chatty(tmp_path, template).chat(messages)
   assert '\n' not in str(info.value)
+
+
+@pytest.mark.parametrize(
+  'template',
+  [
+    '{{ 9 ** (9 ** 9) }}',  # which is computed when the template is read
+    '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}',
+  ],
+)
+def test_a_template_has_limited_time_and_the_next_one_is_rendered(tmp_path, monkeypatch, template):
+  monkeypatch.setattr(templates, 'SECONDS', 1)
+  with pytest.raises(ValueError, match=having('tokenizer_config.json', 'more than 1 seconds')):
+    _chatty(tmp_path, template).chat(HELLO)
+  assert _text(tmp_path, '{{ messages[0].content }}') == 'the a'
+
+
+def test_a_template_gets_values_alone(tmp_path):
+  with pytest.raises(ValueError, match=having('chat_template_kwargs', 'lambda')):
+    _text(tmp_path, 'a', mine=lambda: 1)
 
 
 def test_both_formats_read_the_special_tokens_of_a_template(shared, tmp_path):
