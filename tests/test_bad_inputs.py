@@ -586,7 +586,7 @@ def test_python_says_it_in_one_sentence(name, tmp_path):
 
 # ---- through gin ----
 
-OPT = [  # a curve that no text makes
+OPT_CURVE = [  # a curve that no text makes
   'Experiment.curves = [@opt/Curve()]',
   "opt/Curve.name = 'SpecCascade [OPT]'",
   'opt/Curve.method = @methods.speculative',
@@ -605,16 +605,16 @@ GIN = {
   'a macro that is not bound': (['Experiment.curves = %CURVES'], '%CURVES'),
   'a name that is none': (['Experimnt.seed = 1'], ('Experimnt', 'Experiment?')),
   'a parameter that is none': (['Experiment.sed = 1'], ('sed', 'seed?')),
-  'a scope that is none': ([*OPT, 'optt/Curve.values = [0.1]'], ('optt', 'opt?')),
-  'a value that is a call': ([*OPT, "opt/Curve.values = [float('nan')]"], 'opt/Curve.values'),
-  'a value that is infinite': ([*OPT, 'opt/Curve.values = [0.1, 1e999]'], ('SpecCascade [OPT]', 'values', 'inf')),
+  'a scope that is none': ([*OPT_CURVE, 'optt/Curve.values = [0.1]'], ('optt', 'opt?')),
+  'a value that is a call': ([*OPT_CURVE, "opt/Curve.values = [float('nan')]"], 'opt/Curve.values'),
+  'a value that is infinite': ([*OPT_CURVE, 'opt/Curve.values = [0.1, 1e999]'], ('SpecCascade [OPT]', 'values', 'inf')),
   'a value that every scope overrides': (
     ['Experiment.seed = 1', 'run.experiments = [@opt/Experiment()]', 'opt/Experiment.seed = 2'],
     ('--gin.Experiment.seed', 'opt/Experiment.seed'),
   ),
   'a value of what nothing makes': (['methods.naive_cos.block = 9'], ('--gin.methods.naive_cos.block', 'no effect')),
   'a value of what another value leaves out': (
-    ['Experiment.curves = [@lossy/Curve()]', *OPT, 'lossy/Curve.values = [0.1]'],
+    ['Experiment.curves = [@lossy/Curve()]', *OPT_CURVE, 'lossy/Curve.values = [0.1]'],
     ('--gin.lossy/Curve.values', 'no effect'),
   ),
   'a macro that another value leaves out': (
@@ -638,8 +638,8 @@ GIN = {
   'a suite with an argument that is none': (['Experiment.curves = cascades(blok=3)'], ('cascades', 'blok', 'block')),
   'two curves of one name': (["Experiment.curves = ['opt', 'opt(block=3)']"], ('SpecCascade [OPT]', 'name=')),
   'a number for a curve': (['Experiment.curves = 5'], ('curves[1]', 'text')),
-  'a function for what it makes': ([*OPT, 'Experiment.curves = [@opt/Curve]'], '@scope/Curve()'),
-  'a rule that was called': ([*OPT, 'opt/Curve.rule = @rules.opt()'], '@rules.opt'),
+  'a function for what it makes': ([*OPT_CURVE, 'Experiment.curves = [@opt/Curve]'], '@scope/Curve()'),
+  'a rule that was called': ([*OPT_CURVE, 'opt/Curve.rule = @rules.opt()'], '@rules.opt'),
   'a policy that was not called': (['methods.speculative.policy = @stopping.Heuristic'], 'Heuristic'),
   'an acceptor that is a text': (["methods.speculative.accept = 'block'"], 'block'),
   'a chance over 1': (
@@ -891,4 +891,4 @@ def test_help_speaks_of_its_own_command(capsys):
 
 
 def test_the_files_that_ship_are_found():
-  assert (gin_files.SHIPPED / 'methods' / 'cascades.gin').is_file()
+  assert (gin_files.SHIPPED / 'forkme.gin').is_file()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 
 from flax import linen as nn
 import jax
@@ -25,6 +26,12 @@ def at_width(longest: Array, width: int, read: Callable[[int], Cache]) -> Cache:
 def without_layers(stack: Params, layers: int) -> Params:
   """Return the parameters of a stack without its layers from number `layers` on."""
   return {name: x for name, x in stack.items() if not (name.startswith('layers_') and int(name[7:]) >= layers)}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _made(network: 'Base', key: Array) -> Params:
+  """Return boxed parameters; as one program, which equal networks share, for operation by operation takes longer."""
+  return network._init(key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Base(Network):
 
   def init(self, key: Array) -> Params:
     """Return random parameters in the network's dtype."""
-    return nn.unbox(self._init(key))
+    return nn.unbox(_made(self, key))
 
   def param_shapes(self) -> Params:
     """Return the parameters' shapes and dtypes, without making them."""
@@ -77,4 +84,4 @@ class Base(Network):
     return len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs))
 
   def _boxed(self) -> Params:
-    return jax.eval_shape(self._init, jax.random.key(0))
+    return _made.eval_shape(self, jax.random.key(0))

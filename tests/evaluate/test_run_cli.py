@@ -91,11 +91,12 @@ def test_a_run_leaves_every_file_and_prints_the_table(whole):
   assert len((folder / 'summary.csv').read_text().splitlines()) == 7
 
 
-def test_the_same_command_again_only_shows_the_results(config, whole):
+def test_the_same_command_again_only_shows_the_results(config, whole, capsys):
   folder, out, _ = whole
   before = [(p, p.stat().st_mtime_ns) for p in (folder / 'results.json', folder / 'report.html')]
-  code, again, err = finish(start(config, folder))
-  assert code == 0 and again == out and 'quality' not in err and 'models loaded' not in err
+  assert run.main(given(config, folder)) == 0
+  again, err = capsys.readouterr()
+  assert again == out and 'quality' not in err and 'models loaded' not in err
   assert [(p, p.stat().st_mtime_ns) for p, _ in before] == before
 
 
@@ -135,26 +136,18 @@ def test_a_run_killed_at_20_random_points_ends_as_one_that_was_not(config, whole
 
 
 @pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_terminated_names_the_command_that_resumes_it(config, number, code):
+def test_a_run_is_alone_in_its_directory_and_where_it_is_ended_names_the_command_that_resumes_it(
+  config, number, code, capsys
+):
   folder = config.parent / number.name
   process = start(config, folder, TOYS_SLEEP='60')
   wait_until((folder / 'examples.jsonl').exists, process)
+  assert run.main(given(config, folder)) == 1
+  assert says(capsys.readouterr().err, 'error: ', str(folder), f'process {process.pid} ')
   process.send_signal(number)
   ended, out, err = finish(process)
   assert ended == code and not out and err.splitlines()[-1] == 'interrupted; the same command goes on from here'
   assert 'Traceback' not in err
-
-
-def test_two_runs_at_once_in_one_directory_are_refused(config, capsys):
-  folder = config.parent / 'both'
-  first = start(config, folder, TOYS_SLEEP='60')
-  try:
-    wait_until((folder / 'examples.jsonl').exists, first)
-    assert run.main(given(config, folder)) == 1
-    assert says(capsys.readouterr().err, 'error: ', str(folder), f'process {first.pid} ')
-  finally:
-    first.kill()
-    finish(first)
 
 
 def test_another_config_in_the_same_directory_is_refused_with_what_changed(config, whole, capsys):

@@ -254,9 +254,9 @@ def _made(c: Settings, **given) -> Network:
   try:
     network = family.network(c, **given)
     if family.model_type not in OWN:
+      hash(network)
       if not isinstance(network, Network) or network.param_shapes() is None:
         raise TypeError(f'{type(network).__name__} is no speccascade.types.Network with param_shapes()')
-      hash(network)
   except ValueError:
     raise
   except Exception as error:  # whatever a function raises
