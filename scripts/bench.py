@@ -28,7 +28,7 @@ import itertools
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from speccascade.backends import Backend, CPU, ops
 from speccascade.data import files
 from speccascade.engine import inputs
 from speccascade.engine.loop import positions
+from speccascade.engine.method import Strategy
 from speccascade.evaluate.report import formats
 from speccascade.host import commands
 from speccascade.models import shapes
@@ -199,12 +200,49 @@ def decodes(models, prompts, our, sampler: Sampler, batch: int, args: argparse.N
   return found
 
 
+class Pace(NamedTuple):
+  """Seconds a round, seconds a token of one row, tokens a round of one row, and seconds before the first round."""
+
+  round: float
+  token: float
+  tokens: float
+  start: float
+
+
+def round_seconds(
+  method: Strategy, models: Sequence[Model], prompts: Sequence, *, tokens: int, least: int = 1, **kwargs
+) -> Callable[[], Pace]:
+  """Return a function that times batches of texts of `tokens` and of `least` tokens: their `pace`."""
+  run = functools.partial(batch_totals, method, models, prompts, **kwargs)
+  return lambda: pace(run(max_new_tokens=tokens), run(max_new_tokens=least))
+
+
+def pace(long: np.ndarray, short: np.ndarray) -> Pace:
+  """Return what rounds cost by the difference of two runs, totals of `batch_totals`, which differ in their rounds.
+
+  The prefill and the host's work, which a batch costs once, make the start.
+  """
+  seconds, rounds, tokens = np.subtract(long, short)
+  return Pace(
+    seconds / rounds, seconds / tokens if tokens else np.nan, tokens / rounds, long[0] - long[1] * seconds / rounds
+  )
+
+
+def batch_totals(
+  method: Strategy, models: Sequence[Model], prompts: Sequence, *, batch_size: int | None = None, **kwargs
+) -> np.ndarray:
+  """Decode; return the mean seconds of a batch, the rounds of the row that needs most, and the mean tokens of a row."""
+  seconds, out = timing.timed(lambda: decode(method, models, prompts, batch_size=batch_size, **kwargs))
+  batches = -(-len(prompts) // (batch_size or len(prompts)))
+  return np.array([seconds / batches, out.stats.rounds.max(), out.stats.emitted.mean()])
+
+
 def rounds(models, prompts, our, sampler: Sampler, batch: int, args: argparse.Namespace) -> dict[str, Table]:
   """Return what calls and rounds take in long texts: `calls_ms` and `rounds`."""
   small, large = models = timing.endless(models)
   some = list(itertools.islice(itertools.cycle(prompts), batch))
   texts = dict(tokens=args.long, least=args.long * 2 // 3 + 1, max_prompt_tokens=args.prompt_tokens)  # of one program
-  runs = {name: timing.round_seconds(method, models, some, sampler=sampler, **texts) for name, method in our.items()}
+  runs = {name: round_seconds(method, models, some, sampler=sampler, **texts) for name, method in our.items()}
   drafts = {'speculative': args.block, 'cascade opt': args.block + 1}
   passes = {'draft': [(small, 1, 1)], 'plain': [(large, 1, 1)], 'window': [(large, args.block + 1, 1)]}
   turns = {f'calls of {name}': [(small, 1, n), (large, args.block + 1, 1)] for name, n in drafts.items()}
@@ -217,7 +255,7 @@ def rounds(models, prompts, our, sampler: Sampler, batch: int, args: argparse.Na
   caches = aot.caches(large.network, aot.Sizes(batch, args.prompt_tokens, args.long), slots)
   floor = (synthetic.weight_bytes(large.params) + synthetic.tree_bytes(caches)) / args.bandwidth
   calls = {'draft': draft, 'plain': plain, 'window': window, 'floor': floor}
-  paces = {name: timing.Pace(*np.median(done[name], 0)) for name in our}
+  paces = {name: Pace(*np.median(done[name], 0)) for name in our}
   base = paces['autoregressive']
   found = {'autoregressive': dict(ms=1e3 * base.round, over_calls=base.round / plain, over_floor=base.round / floor)}
   for name, n in drafts.items():

@@ -31,7 +31,7 @@ from speccascade.engine.method import About, ALONE, ByBatch, LOCKSTEP, Method, S
 from speccascade.engine.phases import Alternate, Propose, Score, Truncate, Verify, Wait
 from speccascade.engine.sequence_cascade import SequenceCascade
 from speccascade.host import names
-from speccascade.sv import plans, verification
+from speccascade.sv import plans, predictors, verification
 from speccascade.types import checked_int, Combiner, Rule
 
 
@@ -380,9 +380,10 @@ def sv(plan: plans.Profile | plans.Plan | str, block: int = 5, *, goodput: str =
 
   Example:
     >>> print(methods.sv(profile, block=5))
-    propose(0, 5) · score(1, first 4) · score(2, greedy goodput) · truncate(2) · verify(own of (2,))
+    propose(0, 5) · score(1, first 4) · score(2, greedy goodput by companion) · truncate(2) · verify(own of (2,))
   """
-  return _verifying('sv', plan, block, drop=True, greedy=True, counts=goodput)
+  budget = verification.Goodput(greedy=True, counts=goodput)
+  return _scheduled('sv', predictors.companion, block, budget, plans.profile_of(plan), 'bonus')
 
 
 def sv_exact(
@@ -406,33 +407,90 @@ def sv_exact(
 
   Example:
     >>> print(methods.sv_exact(profile, block=5))
-    propose(0, 6) · score(1, first 4) · score(2, goodput) · verify(own of (2,))
+    propose(0, 6) · score(1, first 4) · score(2, goodput by companion) · verify(own of (2,))
   """
-  return _verifying('sv_exact', plan, block, spare=1, greedy=greedy, counts=goodput)
+  budget = verification.Goodput(greedy=greedy, counts=goodput)
+  return _scheduled('sv_exact', predictors.companion, block, budget, plans.profile_of(plan), 'test')
 
 
-def _verifying(name: str, plan, block: int, *, spare: int = 0, drop: bool = False, **settings) -> Method:
-  """Return speculative verification whose last `spare` drafted tokens are tested without being scored."""
+def scheduled(
+  predictor: Callable,
+  block: int = 5,
+  *,
+  budget: verification.Budget | None = None,
+  plan: plans.Profile | plans.Plan | str | None = None,
+  fit: predictors.Fit | None = None,
+  ending: str = 'test',
+  pair: Sequence[int] | None = None,
+) -> Method:
+  """Speculative decoding in which a predictor of acceptance tells how much of each draft is verified.
+
+  `methods.sv` and `methods.sv_exact` are this with a companion for the predictor, the third model of three. All other
+  predictors read what drafting computes anyway. docs/methods/scheduled.md says which predictors, budgets and endings
+  keep the verifier's distribution; with `ending='test'` all do.
+
+  Cost of a round: γ + 1 calls of the drafter, of fewer where the budget ends drafts, and one of the verifier with 1 to
+  γ + 1 positions; `predictors.companion` adds a call of the companion.
+
+  Args:
+    predictor: A signal of `sv.predictors`, or a function of a `stopping.Draft` to the chance of acceptance.
+    block: γ, the most tokens of a sequence that are verified in a round.
+    budget: How the chances become numbers of tokens. None is `Goodput()` with a plan, else `Causal()`.
+    plan: A plan, the path of its file, or a profile: the times for `Goodput`, and the fit of the signal.
+    fit: How the signal becomes a chance. None takes that of the plan, else the signal's own.
+    ending: What follows the verified tokens of a sequence: a `'test'` of the next drafted token, which the method
+      drafts one token more for, or a `'bonus'` token.
+    pair: The numbers of drafter and verifier among the given models. None takes a list of these two, or of three.
+
+  Example:
+    >>> print(methods.scheduled(predictors.margin, block=5))
+    propose(0, 6) · score(1, causal by margin) · verify(own of (1,)) (drafts end by Scheduling)
+    >>> print(methods.scheduled(predictors.max_q, block=5, budget=verification.TopK(2), ending='bonus'))
+    propose(0, 5) · score(1, top 2 by max_q) · truncate(1) · verify(own of (1,))
+  """
+  profile = None if plan is None else plans.profile_of(plan)
+  budget = (verification.Causal() if profile is None else verification.Goodput()) if budget is None else budget
+  return _scheduled('scheduled', predictor, block, budget, profile, ending, fit, pair)
+
+
+def _scheduled(
+  name: str, signal: Callable, block: int, budget, profile, ending: str, fit=None, pair: Sequence[int] | None = None
+) -> Method:
   gamma = checked_int('block', block)
-  measured = plans.profile_of(plan)
-  choice = verification.Goodput(
-    measured.table, measured.latency, companion=1, most=gamma, drafts=gamma + spare, spare=spare, **settings
-  )
+  if ending not in ('test', 'bonus'):
+    raise ValueError(f"ending={ending!r} is neither 'test' nor 'bonus'; give what follows the verified tokens.")
+  spare = int(ending == 'test')
+  if fit is None and profile is not None:
+    fit = profile.fit_of(signal, required=name != 'scheduled')
+  predictor = predictors.Predictor.of(signal, fit)
+  reads = predictor.declaration.companion
+  if reads and pair is not None:
+    raise ValueError(f'pair={pair!r}: {predictor.name} is of three models; leave pair out, or take margin.')
+  slots = (0, 1, 2) if reads else (0, 1) if pair is None else _pair(pair)
+  latency = None if profile is None else profile.latency
+  budget = verification.check(budget).measured(latency, gamma + spare, reads)
+  limit = verification.Scheduled(predictor, budget, most=gamma, spare=spare)
+  last = len(slots) - 1
+  biased = predictor.declaration.drawn or budget.looks_ahead
   phases = (
     Propose(0, gamma + spare),
-    Score(1, First(gamma - 1)),
-    Score(2, choice),
-    *((Truncate(2),) if drop else ()),
-    Verify(rules.bind(rules.own), (2,)),
+    *((Score(1, First(gamma - 1)),) if reads else ()),
+    Score(last, limit),
+    *(() if spare else (Truncate(last, exact=not biased),)),
+    Verify(rules.bind(rules.own), (last,)),
   )
-  return Method(phases, (0, 1, 2), about=About(name, block=gamma, over=ALONE), origin=measured.origin)
+  rule = predictor.name if name == 'scheduled' else None
+  choose = None if reads else 'methods.scheduled(predictor, pair=(0, 2))'
+  about = About(name, rule, block=gamma, over=ALONE, choose=choose)
+  origin = None if profile is None else profile.origin
+  return Method(phases, slots, limit.policy, about, extra_models=pair is not None, origin=origin)
 
 
 def planned(plan: plans.Plan | str) -> Method | ByBatch:
   """Decode each batch by the method that a plan found fastest for its size.
 
-  All of them have the verifier's distribution: the verifier alone, speculative decoding and, with three models,
-  `methods.sv_exact`. Above temperature 0 their samples differ.
+  All of them have the verifier's distribution: the verifier alone, speculative decoding, and where they were planned
+  `methods.sv_exact` and `methods.scheduled`. Above temperature 0 their samples differ.
 
   Args:
     plan: A plan, or the path of its file, which `python -m speccascade.plan … --out` writes.
@@ -451,11 +509,12 @@ def planned(plan: plans.Plan | str) -> Method | ByBatch:
   plan = plans.get(plan)
   last = len(plan.origin.names) - 1
   make = {
-    'autoregressive': lambda _: autoregressive(last),
+    'autoregressive': lambda: autoregressive(last),
     'speculative': lambda gamma: speculative(block=gamma, pair=(0, last)),
     'sv_exact': lambda gamma: sv_exact(plan, gamma),
+    'scheduled': lambda gamma, predictor: scheduled(predictors.find(predictor), gamma, plan=plan, pair=(0, last)),
   }
-  chosen = {rows: make[choice.method](choice.block) for rows, choice in plan.choices.items()}
+  chosen = {rows: make[method](*filter(None, of)) for rows, (method, *of) in plan.choices.items()}
   return by_batch({rows: method.replace(origin=plan.origin) for rows, method in chosen.items()})
 
 
@@ -526,4 +585,4 @@ def spelled(make: functools.partial) -> str:
 
 def _parts() -> dict[str, Any]:
   """Return what is named inside the arguments of a method."""
-  return rules.known() | stopping.known() | acceptance.known()
+  return rules.known() | stopping.known() | acceptance.known() | verification.known()

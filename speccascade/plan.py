@@ -5,6 +5,7 @@
 
 The plan that is saved goes to `speccascade.decode --plan` and, in Python and gin, to `methods.planned('plan.json')`,
 which decode each batch by the fastest method for its size; of three models also to `methods.sv_exact('plan.json')`.
+With --predictor margin the plan also serves `methods.scheduled(predictors.margin, plan='plan.json')`.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from speccascade.decode import options
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
 from speccascade.planning.planner import plan
+from speccascade.sv import predictors
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +37,9 @@ def _parser() -> commands.Parser:
   parser.add_argument('--batches', type=commands.counts, default=(1,), help='rows decoded at once, as in 1,8,32 (1)')
   about = 'a cascade or combiner to plan too, as in opt:0.1 or weighted:.5,.5; may repeat'
   parser.add_argument('--rule', type=_named_rule, action='append', default=[], help=about)
+  about = 'schedule verification by it too: margin, max_q, drawn_q or MODULE:NAME; may repeat'
+  signal = options.named(predictors.find)
+  parser.add_argument('--predictor', dest='predictors', type=signal, action='append', default=[], help=about)
   options.add_max_new_tokens(parser, 64)
   options.add_sampler(parser)
   parser.add_argument('--trials', type=int, default=3, help='timings of each run; with 0 the prediction chooses (3)')
@@ -70,8 +75,9 @@ def _run(args: argparse.Namespace):
   prompts = files.texts(args.prompts, field, args.count)
   options.digests(args)
   settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials', 'budget')}
-  settings |= dict(sampler=sampler, rules=dict(args.rule), data=storage.local(args.prompts).name)
-  report = plan(options.load_models(args), prompts, progress=True, **settings)
+  settings |= dict(sampler=sampler, rules=dict(args.rule), predictors=args.predictors)
+  data = storage.local(args.prompts).name
+  report = plan(options.load_models(args), prompts, data=data, progress=True, **settings)
   if out is not None:
     report.save(out)
   print(report)

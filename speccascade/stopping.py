@@ -7,7 +7,7 @@ output would be biased.
 """
 
 import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import struct
 from jax import tree_util
@@ -19,7 +19,7 @@ from speccascade.host import names
 from speccascade.types import Array, Carry, checked_int, iota, Rule, static
 
 
-def _chance(policy: 'Policy', *names: str):
+def check_chance(policy: 'Policy', *names: str):
   """Make numbers float32, so that they are one program; refuse what is no probability, traced ones were checked."""
   for name in names:
     value = sampling.number(getattr(policy, name))
@@ -27,6 +27,28 @@ def _chance(policy: 'Policy', *names: str):
       raise ValueError(f'{type(policy).__name__} needs 0 <= {name} <= 1, a probability, not {name}={value!s}.')
     if isinstance(value, numbers.Real):
       object.__setattr__(policy, name, np.float32(value))
+
+
+class Draft(NamedTuple):
+  """Drafted tokens [...] and what is known of each before it is verified; parts that nothing reads cost nothing."""
+
+  logits: Array  # [..., V] the drafter's
+  probs: Array  # [..., V] q̃, what it was drawn from
+  tokens: Array  # [...]
+  position: Array  # [...]
+  sampler: sampling.Sampler
+  noise: sampling.Noise
+  companion: Array | None = None  # [..., V] the logits of a third model that has read the tokens before it
+
+  @property
+  def soft(self) -> Array:
+    """The distribution q̃; at temperature 0 the unscaled one."""
+    return self.sampler.soft(self.logits, self.probs)
+
+  @property
+  def q(self) -> Array:
+    """The probability of each token in it."""
+    return sampling.at_token(self.soft, self.tokens)
 
 
 @struct.dataclass
@@ -76,9 +98,13 @@ class Policy:
     """Return the rule of the drafter alone that it asks, if it asks one."""
     return None
 
+  def ends(self, carry: Carry, draft: Draft) -> Array:
+    """Return which drafts end after the token just drawn [B], by the carry and all that is known of the token."""
+    return self.after(draft.q)
+
   def stops_early(self) -> bool:
     """Return whether a draft may end before its `length`, so that asking after each token saves steps."""
-    return type(self).before is not Policy.before or type(self).after is not Policy.after
+    return any(getattr(type(self), name) is not getattr(Policy, name) for name in ('before', 'after', 'ends'))
 
   def varies(self) -> bool:
     """Return whether drafts differ in length."""
@@ -98,6 +124,10 @@ class Policy:
       The new carry.
     """
     return carry
+
+  def learn(self, state: Any, tested: Array, accepted: Array, live: Array, most: int) -> Carry:
+    """Return the carry after a round from its state before the commit, `engine.state.State`; by default `update`."""
+    return self.update(state.policy, tested, accepted, live, most)
 
 
 @struct.dataclass
@@ -130,7 +160,7 @@ class Fallback(Policy):
   threshold: Array
 
   def __post_init__(self):
-    _chance(self, 'threshold')
+    check_chance(self, 'threshold')
 
   def before(self, logits, sampler):
     return sampling.confidence(logits) < self.threshold
@@ -150,7 +180,7 @@ class Confidence(Policy):
   threshold: Array
 
   def __post_init__(self):
-    _chance(self, 'threshold')
+    check_chance(self, 'threshold')
 
   def after(self, q):
     return q < self.threshold
@@ -204,7 +234,7 @@ class MovingAverage(Policy):
   first: float = static(default=0.8)
 
   def __post_init__(self):
-    _chance(self, 'threshold', 'decay', 'first')
+    check_chance(self, 'threshold', 'decay', 'first')
 
   def init(self, rows):
     return jnp.full(rows, self.first, jnp.float32)

@@ -13,7 +13,7 @@ from speccascade import acceptance, methods, rules, Sampler, stopping
 from speccascade.engine.phases import Verify
 from speccascade.models import toy, translated
 from speccascade.sv.plans import Profile
-from speccascade.sv.verification import AcceptanceTable
+from speccascade.sv.predictors import AcceptanceTable
 
 V = 3
 LARGE = toy.model(1, V, scale=1.2)

@@ -9,9 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import acceptance, methods, rules, stopping
+from speccascade.sv import predictors, verification
 
 NAMES = dict(
-  functools=functools, jnp=jnp, np=np, acceptance=acceptance, methods=methods, rules=rules, stopping=stopping
+  functools=functools,
+  jnp=jnp,
+  np=np,
+  acceptance=acceptance,
+  methods=methods,
+  predictors=predictors,
+  rules=rules,
+  stopping=stopping,
+  verification=verification,
 )
 
 

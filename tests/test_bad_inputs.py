@@ -52,7 +52,9 @@ from speccascade.evaluate import Checkpoint, config
 from speccascade.host import commands, gin_files, multihost
 from speccascade.models import ngram, toy
 from speccascade.models.t5 import T5, T5Config
+from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
+from speccascade.sv.verification import Goodput
 from speccascade.train import __main__ as training
 from speccascade.types import Model, Network
 
@@ -226,6 +228,14 @@ PYTHON = {
   'a score of no name': (lambda _: methods.sequence_cascade('median'), "score='median'"),
   'a threshold of NaN': (lambda _: methods.sequence_cascade(threshold=np.nan), 'threshold=nan'),
   'a table for a plan': (lambda _: methods.sv_exact(TABLE, 3), ('plan', 'AcceptanceTable')),
+  'a predictor that is none': (lambda _: methods.scheduled(OPT, 3), ('predictor', 'opt', 'margin')),
+  'a predictor that is a number': (lambda _: methods.scheduled(0.5, 3), ('predictor=0.5', 'margin')),
+  'a fit that is none': (lambda _: methods.scheduled(predictors.margin, fit=0.5), ('fit=0.5', 'Logistic')),
+  'a rate under 0': (lambda _: predictors.Logistic(rate=-1), 'rate=-1'),
+  'a budget that is none': (lambda _: methods.scheduled(predictors.margin, budget=2), ('budget=2', 'TopK')),
+  'goodput without times': (lambda _: methods.scheduled(predictors.margin, budget=Goodput()), ('times', 'plan')),
+  'an ending that is none': (lambda _: methods.scheduled(predictors.margin, ending='last'), ("'last'", "'bonus'")),
+  'a pair and a companion': (lambda _: methods.scheduled(predictors.companion, pair=(0, 1)), ('three', 'margin')),
   'a time under 0': (lambda _: Profile(TABLE, [1.0, -1.0]), 'latency'),
   'phases without a Verify': (lambda _: own_phases(Score(0)), 'Verify'),
   'a model that nothing feeds': (lambda _: own_phases(Score(0), Verify(OWN, (1,))), 'slot 1'),
@@ -813,6 +823,7 @@ COMMANDS = {
         (['--method=autoregressive'], ('autoregressive', '2')),
         (['--method=cos'], ('cos', '--rule')),
         (['--method=sv'], ('sv', '--plan')),
+        (['--method=scheduled(predictor=margins)'], ("'margins'", 'margin', 'max_q')),
         (['--method=sv_exact', '--plan=no.json'], ('no.json', 'python -m speccascade.')),
         (['--plan=no.json'], ('no.json', 'python -m speccascade.')),
         (['--method=speculative(goodput="accepted")'], ('speculative', 'goodput', 'block')),

@@ -92,3 +92,7 @@ BILLIONS = {
 def test_pairs_have_the_published_numbers_of_parameters(name):
   for network, expected in zip(shapes.pair(name), BILLIONS[name], strict=True):
     assert synthetic.tree_bytes(network.param_shapes()) / 2e9 == pytest.approx(expected, rel=0.01)
+
+
+def test_a_round_and_a_start_follow_from_two_runs():
+  assert bench.pace(np.array([5.0, 20, 40]), np.array([2.0, 5, 10])) == pytest.approx((0.2, 0.1, 2.0, 1.0))

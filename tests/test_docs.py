@@ -39,7 +39,7 @@ A_PROFILE = """
 import numpy as np
 from speccascade import methods
 from speccascade.sv.plans import Choice, Origin, Plan, Profile
-from speccascade.sv.verification import AcceptanceTable
+from speccascade.sv.predictors import AcceptanceTable
 
 TABLE = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
 profile = Profile(TABLE, np.float32([1.0, 1.1]))

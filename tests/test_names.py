@@ -67,6 +67,7 @@ TEXTS = (  # arguments of other kinds than the docstrings have
   "sequence_cascade(score='sum', threshold=-2.5)",
   'ensemble_parallel(combiner=opt:0.1, models=2)',
   "planned(plan='plan.json')",
+  'scheduled(predictor=margin, budget=Stale(budget=TopK(k=1)), fit=Logistic(bias=1.0, slope=2.0, rate=0))',
 )
 MADE = [methods.spelled(make) for make in docstrings.of_methods() if make.func is not methods.by_batch]
 OWN = {  # a text, and the sources that it is known by

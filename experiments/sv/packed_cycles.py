@@ -19,7 +19,7 @@ from speccascade.host import commands
 from speccascade.models import packing, shapes
 from speccascade.planning import aot, hlo, rounds
 from speccascade.sv.plans import Profile
-from speccascade.sv.verification import AcceptanceTable
+from speccascade.sv.predictors import AcceptanceTable
 
 TABLE = AcceptanceTable.of(np.arange(1, 20) / 20, [np.arange(1, 15) / 15] * 20, np.full((20, 15), 0.7))
 

@@ -21,8 +21,9 @@ import sv_costs
 from speccascade import methods
 from speccascade.evaluate import config
 from speccascade.evaluate.report.formats import markdown
-from speccascade.planning import profiling, sv_model
-from speccascade.sv import plans, verification
+from speccascade.planning import sv_model
+from speccascade.sv import plans
+from speccascade.sv.predictors import AcceptanceTable, edges
 
 Samples = Mapping[str, np.ndarray]
 
@@ -59,9 +60,7 @@ def gains(target: np.ndarray, s: np.ndarray, a: np.ndarray, both: np.ndarray) ->
   return dict(alone=alone, s=given(s), a=given(a), both=given(both), gain=alone - given(both), chance=chance)
 
 
-def information(
-  samples: Samples, table: verification.AcceptanceTable, resolutions: Sequence[int] = (5, 10, 20)
-) -> dict:
+def information(samples: Samples, table: AcceptanceTable, resolutions: Sequence[int] = (5, 10, 20)) -> dict:
   """Return the paper's table of uncertainty and information gain by resolution, the last that of the table."""
   target = equal_width(samples['accept'], BINS)
   labelled = {}
@@ -84,12 +83,12 @@ def information(
   return dict(title='Information gain of the companion', columns=columns, rows=rows, note=note)
 
 
-def _adaptive(samples: Samples, table: verification.AcceptanceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _adaptive(samples: Samples, table: AcceptanceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Return the bins of equal counts of S alone, of A alone, and of both as a table has them."""
   a = samples['a']
   bins = np.shape(table.means)[1]
   row, column = table.cells(samples['s'], a)
-  return row, np.searchsorted(profiling.edges(a, bins), a, side='right'), row * bins + column
+  return row, np.searchsorted(edges(a, bins), a, side='right'), row * bins + column
 
 
 def correlation(samples: Samples) -> float:
@@ -102,7 +101,7 @@ def correlation(samples: Samples) -> float:
 # ---- prediction ----
 
 
-def reliability(table: verification.AcceptanceTable, samples: Samples) -> dict:
+def reliability(table: AcceptanceTable, samples: Samples) -> dict:
   """Return mean acceptance by predicted acceptance, with intervals: what a reliability diagram shows."""
   predicted = table.predict(samples['s'], samples['a'])
   label = equal_width(predicted, BINS)
@@ -128,7 +127,7 @@ def wilson(total: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return np.where(n > 0, np.maximum(middle - half, 0), 0), np.where(n > 0, np.minimum(middle + half, 1), 1)
 
 
-def log_loss(table: verification.AcceptanceTable, samples: Samples) -> float:
+def log_loss(table: AcceptanceTable, samples: Samples) -> float:
   """Return the mean of -log₂ of what a table promised for what happened, in bits a token."""
   predicted = np.clip(table.predict(samples['s'], samples['a']), 1e-4, 1 - 1e-4)
   accept = samples['accept']
@@ -138,7 +137,7 @@ def log_loss(table: verification.AcceptanceTable, samples: Samples) -> float:
 def robustness(profiles: Mapping[str, plans.Profile]) -> dict:
   """Return how well each profile's table predicts the samples of each: other data, another temperature, another γ."""
   samples = [profile.samples for profile in profiles.values()]
-  means = [verification.AcceptanceTable.of([], [[]], [[some['accept'].mean()]]) for some in samples]
+  means = [AcceptanceTable.of([], [[]], [[some['accept'].mean()]]) for some in samples]
   rows = [[name, *(log_loss(profile.table, some) for some in samples)] for name, profile in profiles.items()]
   rows.append(['no companion', *map(log_loss, means, samples)])
   note = 'Bits a token; a table was fitted to the samples of its own column, so that one is at an advantage.'

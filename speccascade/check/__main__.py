@@ -24,6 +24,7 @@ from speccascade.check import enumeration, samplers
 from speccascade.engine.method import Strategy
 from speccascade.host import commands, names
 from speccascade.host.errors import RunError
+from speccascade.sv import verification
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _value(what: str) -> Any:
   """Return the rule, the combiner or the method that a text names: arguments that a rule has not are a method's."""
-  inner = rules.known() | stopping.known() | acceptance.known()
+  inner = rules.known() | stopping.known() | acceptance.known() | verification.known()
   named = names.find(what, 'rule or method', methods.known() | rules.known(), inner)
   if isinstance(named.value, Strategy):
     return named.value

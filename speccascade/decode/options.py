@@ -174,7 +174,7 @@ def add_method(parser: argparse._ActionsContainer):
     '--policy', type=named(stopping.find), help=f'when drafts end: {policies}, as in Heuristic(first=3)'
   )
   parser.add_argument('--accept', type=named(acceptance.find), help='the acceptor: token_wise or block (token_wise)')
-  parser.add_argument('--plan', metavar='FILE', help='of planned, sv and sv_exact: a file of speccascade.plan')
+  parser.add_argument('--plan', metavar='FILE', help='of planned, sv, sv_exact, scheduled: a file of speccascade.plan')
 
 
 def method(args: argparse.Namespace, count: int) -> Strategy:

@@ -14,12 +14,12 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from speccascade import sampling
 from speccascade.backends import ops, sharding
 from speccascade.backends.ops import take, with_column
 from speccascade.engine.records import Commit
 from speccascade.engine.state import Context, sampler_for_window, State
 from speccascade.models.packing import Packing
+from speccascade.stopping import Draft
 from speccascade.types import Array, DRAFT, iota, Window
 
 
@@ -118,7 +118,7 @@ def draw(
     ),
     noise=noise,
   )
-  stops = context.policy.after(sampling.at_token(sampler.soft(logits, q), token))
+  stops = context.policy.ends(state.policy, Draft(logits, q, token, end, sampler, state.noise))
   return going & ~(stops | is_end(context, state, token) | (end + 1 >= state.limit)), state
 
 
@@ -164,7 +164,7 @@ def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> 
     done=state.done | ends.any(1) | (after >= state.limit),
     fed=jnp.where(state.active[:, None], valid, state.fed),
     window=w.replace(size=jnp.where(state.active, left, w.size)),
-    policy=context.policy.update(state.policy, jnp.minimum(c.tested, c.accepted + 1), c.accepted, live, width),
+    policy=context.policy.learn(before, jnp.minimum(c.tested, c.accepted + 1), c.accepted, live, width),
     records={name: record.after(before, c, new, emitted) for name, record in state.records.items()},
   )
 

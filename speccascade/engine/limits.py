@@ -7,6 +7,7 @@ from flax import struct
 import jax.numpy as jnp
 
 from speccascade.engine.state import Context, State
+from speccascade.sampling import Sampler
 from speccascade.types import Array, static
 
 
@@ -24,6 +25,9 @@ class Limit:
   most: int | None = None
   varies: bool = True
   fine: bool = False
+
+  def check_sampler(self, sampler: Sampler) -> None:
+    """Refuse a sampler that it cannot go with."""
 
   def __call__(self, context: Context, state: State) -> Array:
     raise NotImplementedError(f'{type(self).__name__} has no __call__(context, state).')

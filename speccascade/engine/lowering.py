@@ -18,6 +18,7 @@ if TYPE_CHECKING:
   from speccascade.engine.method import Method
   from speccascade.engine.records import Record
   from speccascade.engine.state import Context, State
+  from speccascade.sampling import Sampler
 
 
 class Phase:
@@ -55,6 +56,9 @@ class Phase:
   def mapped(self, change: Callable[['Phase'], 'Phase']) -> 'Phase':
     """Return it changed, or, where it runs others, with each of them changed."""
     return change(self)
+
+  def check_sampler(self, sampler: 'Sampler') -> None:
+    """Refuse a sampler that it cannot go with."""
 
   def lowered(self, facts: 'Facts') -> 'Phase':
     """Return it with what follows from the round that it is a part of."""

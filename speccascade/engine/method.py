@@ -158,9 +158,11 @@ class Strategy:
     return {'': self}
 
   def check_sampler(self, sampler: Any):
-    """Refuse a sampler under which what the method decides by was not made."""
+    """Refuse a sampler under which what the method decides by was not made, or that a phase cannot go with."""
     if self.origin is not None:
       self.origin.check_sampler(sampler)
+    for phase in self.all_phases:
+      phase.check_sampler(sampler)
 
   def at(self, batch: int) -> 'Strategy':
     """Return the method for a batch of this size."""

@@ -58,6 +58,10 @@ class Score(Phase):
 
   calls = 1
 
+  def check_sampler(self, sampler: sampling.Sampler) -> None:
+    if self.limit is not None:
+      self.limit.check_sampler(sampler)
+
   @property
   def feeds(self) -> tuple[int, int | None]:
     return self.model, None if self.limit is None else self.limit.most
@@ -126,13 +130,13 @@ class Score(Phase):
 class Truncate(Phase):
   """Forget the pending tokens that a model has not read.
 
-  A limit that looked at those tokens leaves them out for what they are, so the output is biased.
+  A limit that looked at those tokens leaves them out for what they are, so the output is biased, and not `exact`.
   """
 
   model: int = static()
+  exact: bool = static(default=False)
 
   reads = ()
-  exact = False
 
   def __str__(self):
     return f'truncate({self.model})'

@@ -1,7 +1,8 @@
 """Experiments from gin files: the names that a config may use, and errors that name the closest known one.
 
 A config binds `run.experiments`, by default one `Experiment`. Rules, combiners, methods, policies and acceptance tests
-go by `rules.NAME`, `methods.NAME`, `stopping.NAME` and `acceptance.NAME`, tasks by `data.NAME` and `embedded.task`.
+go by `rules.NAME`, `methods.NAME`, `stopping.NAME`, `acceptance.NAME` and `verification.NAME`, tasks by
+`data.NAME` and `embedded.task`.
 Functions of one's own come in with `import my_module` and `@gin.register`, or with gin's dynamic registration.
 """
 
@@ -23,6 +24,7 @@ from speccascade.evaluate.curves import Checkpoint, Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.host import gin_files, storage
 from speccascade.host.errors import RunError
+from speccascade.sv import verification
 
 
 def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[Experiment]:
@@ -65,7 +67,7 @@ def names() -> Iterator[tuple[str, Callable]]:
     yield f'data.{thing.__name__}', thing
   for thing in (embedded.task, embedded.models):
     yield f'embedded.{thing.__name__}', thing
-  for kind in (rules, methods, stopping, acceptance, suites):
+  for kind in (rules, methods, stopping, acceptance, suites, verification):
     yield from ((f'{kind.__name__.split(".")[-1]}.{name}', thing) for name, thing in kind.known().items())
 
 

@@ -27,6 +27,7 @@ class Candidate:
   make: Callable[[int], Method] = dataclasses.field(compare=False, repr=False)
   acceptance: tuple[float, ...] = ()
   reference: str = 'alone'  # what its speed-up is over: the verifier alone, or the ensemble of this name
+  predictor: str = ''  # of scheduled verification
   knots: int = 3  # at so many γ a round of it is timed; 0: rounds are those of another candidate
 
   @functools.cached_property
@@ -106,7 +107,8 @@ class BatchReport:
     for candidate in filter(operator.attrgetter('of_verifier'), self.candidates):
       row = self.best(candidate.__eq__)
       if row.gain > PAYS * gain:
-        chosen = Choice(candidate.make(row.block).about.name, row.block)
+        name = candidate.make(row.block).about.name
+        chosen = Choice(name, row.block, candidate.predictor if name == 'scheduled' else '')
         gain = row.gain
     return chosen
 
@@ -142,7 +144,7 @@ class BatchReport:
     """Return which of acceptance, drafter, window and start of a text would gain the most if it were ideal."""
     rows = [r for r in self.rows if r.candidate == row.candidate and r.costs is not None]
     if not rows:
-      return 'the companion tells too little, or costs too much'
+      return 'the predictor tells too little, or costs too much'
     make = row.candidate.make
     rates = row.candidate.acceptance
 

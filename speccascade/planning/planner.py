@@ -26,6 +26,7 @@ from speccascade.planning.cost_model import Costs
 from speccascade.planning.plan_report import BatchReport, Candidate, PlanReport, Row
 from speccascade.sv import plans
 from speccascade.sv.plans import Origin
+from speccascade.sv.predictors import companion, Predictor, spelled
 from speccascade.types import checked_int, Combiner, Model, Rule
 
 TEXTS = 16  # that each trial decodes, and two batches at the least
@@ -44,6 +45,7 @@ def plan(
   seed: int = 0,
   trials: int = 3,
   data: str = 'prompts',
+  predictors: Sequence[Callable] = (),
   costs: Mapping[int, Costs] | None = None,
   budget: float | None = None,
   progress: bool = False,
@@ -51,7 +53,7 @@ def plan(
   """Find the fastest method at each batch size.
 
   Plain speculative decoding is always planned, with three models also `sv_exact`, whose companion is the second;
-  `rules` adds cascades and ensembles by name.
+  `rules` adds cascades and ensembles by name, `predictors` verification that is scheduled by what drafting computes.
 
   Args:
     models: A drafter and a verifier, or a drafter, a companion and a verifier.
@@ -63,9 +65,10 @@ def plan(
     max_new_tokens: Of a text.
     trials: Of everything that is timed; with 0 nothing is tried, and the prediction chooses.
     data: What the prompts are called in the file.
+    predictors: Signals of `sv.predictors`, or one's own, of which `methods.scheduled` is planned, and a fit saved.
     costs: By batch size, if they are known: then nothing is timed.
     budget: Seconds after which nothing more is begun that a plan can do without, None without a limit. What matters
-      most is measured first, and the report says what was left out. The profile of three models takes what it takes.
+      most is measured first, and the report says what was left out. The profile of predictors takes what it takes.
     progress: Whether to show on standard error how far it is.
 
   Returns:
@@ -86,7 +89,7 @@ def plan(
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
   rows = Job.of(methods.speculative(pair=(0, len(models) - 1)), models, prompts, **call).rows
   _check_requests(rows, sampler)
-  measured = _Acceptance(models, rules or {})
+  measured = _Acceptance(models, rules or {}, predictors)
   timed = 0 if costs else len(batches) * measured.timed(blocks, trials)
   steps = len(measured.kinds) + timed + 1  # 1 is left until all is tried
   time = Budget(budget, 1 + len(batches) * (1 + bool(trials)), steps, shown=progress)
@@ -96,7 +99,7 @@ def plan(
   origin = _origin(models, measured.rows, blocks, sampler, data)
   timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), time) for n in batches}
   costs_of = {n: timers[n].costs() if timers else lambda _, n=n: costs[n] for n in batches}
-  profile = _profile(models, measured, origin, call, timers, progress) if len(models) == 3 and timers else None
+  profile = _profile(models, measured, origin, call, timers, progress) if measured.scheduled and timers else None
   reports = []
   for n in batches:
     plain = costs_of[n](measured.candidates[0])
@@ -170,8 +173,10 @@ def _batches(
 class _Acceptance:
   """The candidates with the acceptance of each, the prompts without a fault, and the lengths of their texts."""
 
-  def __init__(self, models, given: Mapping[str, Rule | Combiner]):
+  def __init__(self, models, given: Mapping[str, Rule | Combiner], signals: Sequence[Callable]):
     self.models = models
+    self.signals = [signal for signal in map(_signal, signals) if signal is not companion]
+    self.scheduled = [companion] * (len(models) == 3) + self.signals
     self.pair = (0, len(models) - 1)
     self.candidates = []
     self.ensembles = {}
@@ -179,10 +184,9 @@ class _Acceptance:
 
   def timed(self, blocks: Sequence[int], trials: int) -> int:
     """Return how many runs are timed for a batch size, before what is tried because its neighbour was the fastest."""
-    exact = len(self.models) == 3
     made = [candidate for some in self.kinds.values() for candidate in some]
-    rounds = sum(len(_knots(c, blocks)) for c in made) + 4 + exact
-    tried = 1 + len(self.ensembles) + len(made) + exact + min(2, len(blocks) - 1)
+    rounds = sum(len(_knots(c, blocks)) for c in made) + 4 + bool(self.scheduled)
+    tried = 1 + len(self.ensembles) + len(made) + len(self.scheduled) + min(2, len(blocks) - 1)
     return rounds * (max(trials, 1) + 1) + bool(trials) * tried * (trials + 1)
 
   def measure(self, prompts, rows: Sequence[requests.Row], blocks, call, time: Budget, least: int):
@@ -231,6 +235,13 @@ class _Acceptance:
     ]
 
 
+def _signal(signal: Callable) -> Callable:
+  """Return a signal, having checked that a plan can observe it by itself."""
+  if Predictor.of(signal).declaration.coupled:
+    raise ValueError(f'{spelled(signal)} reads the noise of a coupling, which no plan has; plan margin.')
+  return signal
+
+
 def _in_parts(run: Callable[..., Decoded], prompts: Sequence, size: int, may: Callable[[], bool]) -> list[Decoded]:
   """Return what decoding so many prompts at a time gives: of the first, and of more as long as that `may` be."""
   outs: list[Decoded] = []
@@ -261,11 +272,14 @@ def _rows(measured: _Acceptance, blocks, costs: Callable[[Candidate], Costs], pr
     for n in blocks:
       speedup = cost_model.speedup(candidate.make(n), candidate.acceptance, cost, measured.lengths)
       rows.append(Row(candidate, n, speedup, cost))
-  if profile is not None:
-    candidate = Candidate('sv_exact', functools.partial(methods.sv_exact, profile), knots=0)
+  plain = costs(measured.candidates[0])
+  for signal in () if profile is None else measured.scheduled:
+    name = spelled(signal)
+    of_signal = functools.partial(methods.scheduled, signal, plan=profile, pair=measured.pair)
+    make = functools.partial(methods.sv_exact, profile) if signal is companion else of_signal
+    candidate = Candidate('sv_exact' if signal is companion else f'scheduled by {name}', make, predictor=name, knots=0)
     for n in blocks:
-      seconds = batch / sv_model.simulate(profile, batch, n)['sv']  # of a token of each row
-      plain = costs(measured.candidates[0])
+      seconds = batch / sv_model.simulate(profile, batch, n, sv_model.Variant(name))['sv']  # of a token of each row
       rows.append(Row(candidate, n, cost_model.speedup_of_texts(plain, seconds, measured.lengths)))
   return tuple(rows)
 
@@ -278,20 +292,21 @@ def _profile(
   timers: 'Mapping[int, _Timer]',
   progress: bool,
 ) -> plans.Profile:
-  """Measure what speculative verification decides by; a round's overhead is what it takes more than its calls."""
+  """Measure what scheduled verification decides by; a round's overhead is what it takes more than its calls."""
   block = origin.block
   tokens = max(row.max_new for row in measured.rows)
   if tokens <= block:
     raise ValueError(f'max_new_tokens={tokens} is not more than γ = {block}: no text is long enough for a draft.')
-  samples = profiling.samples_of(models, measured.prompts, block=block, batch_size=16, progress=progress, **call)
+  how = dict(block=block, batch_size=16, signals=measured.signals, progress=progress)
+  samples = profiling.samples_of(models, measured.prompts, **how, **call)
   sizes = dict(source=origin.source, tokens=tokens, progress=progress)
   times, steps = profiling.measure_times(models, block, tuple(timers), **sizes)
   rounds = {}
-  for n, (draft, companion, _) in steps.items():
+  for n, (draft, reading, _) in steps.items():
     rounds[n] = timers[n].speculative_rounds()
-    overhead = profiling.overhead(timers[n].rounds['all'], block, draft, companion, times[n][n * (block + 1)])
-    steps[n] = draft, companion, timers[n].rounds['alone'], overhead
-  return profiling.profile(origin, samples, times, steps, rounds)
+    overhead = profiling.overhead(timers[n].rounds['all'], block, draft, reading, times[n][n * (block + 1)])
+    steps[n] = draft, reading, timers[n].rounds['alone'], overhead
+  return profiling.profile(origin, samples, times, steps, rounds, signals=measured.signals)
 
 
 # ---- times ----
@@ -375,20 +390,20 @@ class _Timer:
   def rounds(self) -> dict[Any, float]:
     """The seconds of rounds of full batches, inside the decode loop, and of texts of one token, if there is time.
 
-    Drafts are accepted by chance, as often as was observed. 'all' is a round of `sv_exact` that scores all it may.
+    Drafts are accepted by chance, as often as was observed. 'all' is a round of a schedule that scores all it may.
     """
     self.time.begin()
     speculative = self.measured.candidates[0]
     turns = itertools.zip_longest(*([_Drafted(c, n) for n in _knots(c, self.blocks)] for c in self._made))
     made = {key: (key.candidate.make(key.block), key.candidate) for turn in turns for key in turn if key}
-    if len(self.models) == 3:
-      made = {'all': (profiling.scoring_all(self.blocks[-1]), speculative)} | made
+    if self.measured.scheduled:
+      made = {'all': (profiling.scoring_all(self.blocks[-1], len(self.models)), speculative)} | made
     drafted = {
       name: method.accepting(timing.forced(cost_model.mean_rate(candidate.acceptance, method.block)))
       for name, (method, candidate) in made.items()
     }
     least = {'alone': self.alone, 'draft': methods.autoregressive(0)}
-    least |= dict(itertools.islice(drafted.items(), len(self.models) - 1))
+    least |= dict(itertools.islice(drafted.items(), 1 + bool(self.measured.scheduled)))
     runs = {name: self._full(method) for name, method in least.items()}
     first = drafted[_Drafted(speculative, self.blocks[0])]
     runs |= {'start alone': self._first_token(self.alone), 'start speculative': self._first_token(first)}

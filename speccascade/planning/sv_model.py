@@ -1,4 +1,4 @@
-"""The cost model of speculative verification: rounds made of drafts that were observed and of times that were measured.
+"""The cost model of scheduled verification: rounds made of drafts that were observed and of times that were measured.
 
 Axis letters: N samples, B rows, W drafted tokens of a row.
 """
@@ -19,15 +19,19 @@ ROUNDS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-  """How a round chooses what is verified: as `methods.sv_exact` does, or `methods.sv`, which drafts a token less."""
+  """How a round chooses what is verified: as `methods.sv_exact` does, or `methods.sv`, which drafts a token less.
 
+  `predictor` is the name of its signal.
+  """
+
+  predictor: str = 'companion'
   exact: bool = True
   greedy: bool = False
   counts: str = 'tokens'
 
 
 def windows(samples: Mapping[str, np.ndarray], block: int) -> dict[str, np.ndarray]:
-  """Return {s, a, accept} [N, W] of what a draft from each position would show, its tokens being those of the text.
+  """Return each sample [N, W] of what a draft from each position would show, its tokens being those of the text.
 
   The W-th token is tested in the end whatever was scored; a text's last positions begin no window. `text` [N] is the
   number of a window's text.
@@ -37,7 +41,7 @@ def windows(samples: Mapping[str, np.ndarray], block: int) -> dict[str, np.ndarr
   if not starts.size:
     raise ValueError(f'no text of the plan is longer than γ = {block}: plan with more tokens, or with a smaller γ.')
   at = starts[:, None] + np.arange(block + 1)[None]
-  return {name: samples[name][at] for name in ('s', 'a', 'accept')} | {'text': request[starts]}
+  return {name: x[at] for name, x in samples.items()} | {'text': request[starts]}
 
 
 def visits(accept: np.ndarray, ends: np.ndarray, block: int) -> np.ndarray:
@@ -63,20 +67,19 @@ def ends_of(text: np.ndarray) -> np.ndarray:
 
 
 def simulate(profile: plans.Profile, batch: int, block: int | None = None, variant: Variant = Variant()) -> dict:
-  """Return `sv`, the tokens a second of speculative verification at a batch size.
+  """Return `sv`, the tokens a second of a schedule at a batch size.
 
   The rows begin evenly apart among the rounds of all observed texts, and go through one text after another. `verified`
   is how many tokens of a row are scored on average, `wasted` the share of those scored from which no token comes.
   """
   most = profile.origin.block
   block = block or most
-  seen = windows(profile.samples, most)
-  promised = profile.table.predict(seen['s'].reshape(-1), seen['a'].reshape(-1)).reshape(seen['s'].shape)
-  gains = np.cumprod(np.where(np.arange(most + 1) < block, promised, 0), 1)
+  seen = windows(profile.samples | {'promised': profile.gains(variant.predictor)}, most)
+  gains = np.cumprod(np.where(np.arange(most + 1) < block, seen['promised'], 0), 1)
   seconds, steps = profile.latency.at(batch, jnp.int32(batch), batch * (most + 1) + 1)
   seconds = np.asarray(seconds, np.float64)
-  draft, companion = np.asarray(steps, np.float64)
-  others = (block + variant.exact) * draft + companion
+  draft, companion, rest = np.asarray(steps, np.float64)
+  others = (block + variant.exact) * draft + rest + companion * (variant.predictor == 'companion')
   decides = np.float32(seconds + others * (not variant.greedy))
   certain = verification.certain(variant.counts, batch)
   ends = ends_of(seen['text'])

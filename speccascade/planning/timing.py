@@ -1,8 +1,7 @@
 """The one timer: calls that are compared take turns, the first turn is not counted, and medians are reported.
 
-It times whatever is callable: a decode, rounds inside the decode loop (`full_rounds` by themselves, `round_seconds` by
-the difference of two decodes), a forward pass alone (`forward_seconds`). With `forced` acceptance a method does the
-work of a round whatever its models compute.
+It times whatever is callable: a decode, rounds inside the decode loop (`full_rounds`), a forward pass alone
+(`forward_seconds`). With `forced` acceptance a method does the work of a round whatever its models compute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import acceptance, backends, decode, sampling
+from speccascade import acceptance, backends, sampling
 from speccascade.backends import sharding
 from speccascade.engine import Engine, inputs, requests
 from speccascade.engine.job import Job
 from speccascade.engine.loop import positions, prefill
-from speccascade.engine.method import Method, Strategy
+from speccascade.engine.method import Method
 from speccascade.host import multihost
 from speccascade.models.packing import Packing
 from speccascade.types import Array, Model, Network, Prompt
@@ -105,43 +104,6 @@ def _forced(trial, *, rate):
 def endless(models: Sequence[Model]) -> list[Model]:
   """Return the models without EOS, so that every text is as long as it may be."""
   return [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
-
-
-class Pace(NamedTuple):
-  """Seconds a round, seconds a token of one row, tokens a round of one row, and seconds before the first round."""
-
-  round: float
-  token: float
-  tokens: float
-  start: float
-
-
-def round_seconds(
-  method: Strategy, models: Sequence[Model], prompts: Sequence, *, tokens: int, least: int = 1, **kwargs
-) -> Callable[[], Pace]:
-  """Return a function that times batches of texts of `tokens` and of `least` tokens: their `pace`."""
-  run = functools.partial(batch_totals, method, models, prompts, **kwargs)
-  return lambda: pace(run(max_new_tokens=tokens), run(max_new_tokens=least))
-
-
-def pace(long: np.ndarray, short: np.ndarray) -> Pace:
-  """Return what rounds cost by the difference of two runs, totals of `batch_totals`, which differ in their rounds.
-
-  The prefill and the host's work, which a batch costs once, make the start.
-  """
-  seconds, rounds, tokens = np.subtract(long, short)
-  return Pace(
-    seconds / rounds, seconds / tokens if tokens else np.nan, tokens / rounds, long[0] - long[1] * seconds / rounds
-  )
-
-
-def batch_totals(
-  method: Strategy, models: Sequence[Model], prompts: Sequence, *, batch_size: int | None = None, **kwargs
-) -> np.ndarray:
-  """Decode; return the mean seconds of a batch, the rounds of the row that needs most, and the mean tokens of a row."""
-  seconds, out = timed(lambda: decode(method, models, prompts, batch_size=batch_size, **kwargs))
-  batches = -(-len(prompts) // (batch_size or len(prompts)))
-  return np.array([seconds / batches, out.stats.rounds.max(), out.stats.emitted.mean()])
 
 
 class Rounds(NamedTuple):

@@ -7,7 +7,7 @@ sampler, device and data that it was made of.
 Axis letters: N samples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -18,23 +18,26 @@ import warnings
 import jax
 import numpy as np
 
-from speccascade import sampling
+from speccascade import rules, sampling
 from speccascade.host import storage
-from speccascade.sv.verification import AcceptanceTable, Latency
+from speccascade.sv import predictors
+from speccascade.sv.predictors import AcceptanceTable, Fit, Logistic
+from speccascade.sv.verification import Latency
 
 FORMAT = 3
-FIELDS = ('s', 'a', 's_target', 'accept', 'position', 'request')  # of a sample, see `Profile`
 MAKE = 'make one with python -m speccascade.plan'
 
 
 class Choice(NamedTuple):
-  """A method of `speccascade.methods` by its name, and its γ, 0 where it has none."""
+  """A method of `speccascade.methods` by its name, its γ, 0 where it has none, and the predictor of `scheduled`."""
 
   method: str
   block: int = 0
+  predictor: str = ''
 
   def __str__(self):
-    return f'{self.method}, γ = {self.block}' if self.block else self.method
+    name = f'{self.method} by {self.predictor}' if self.predictor else self.method
+    return f'{name}, γ = {self.block}' if self.block else name
 
 
 class Speed(NamedTuple):
@@ -91,37 +94,56 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-  """What speculative verification decides by; `origin` None is checked against nothing.
+  """What a schedule of verification decides by; `origin` None is checked against nothing.
 
   Attributes:
-    table: The acceptance that S and A predict.
+    table: The acceptance that S and A of a companion predict; None without one.
     latency: The verifier's times, made of `times` and `steps`.
-    samples: An array [N] for each of `FIELDS`: S and A of drafter and companion, the same of drafter and verifier
-      (`accept` is the chance that the verifier accepts the token), the position in the block and the prompt's number.
+    samples: Arrays [N] by name. `accept` is the chance that the verifier accepts the token, `position` its place in the
+      block, `request` the prompt's number; the value of each signal has the signal's name. With a companion, `s` and
+      `a` are S and A, and `s_target` is the S of drafter and verifier.
     times: {rows: {tokens: seconds}} of the verifier.
     steps: {rows: [4]} the seconds of a token of the drafter, of the companion's reading, of a token of the verifier
-      alone in its loop, and of a round of speculative verification apart from its calls.
+      alone in its loop, and of a round apart from its calls.
     rounds: {rows: {γ: seconds}} of a round of speculative decoding.
+    fits: {signal: its fit} of what needs no companion.
   """
 
-  table: AcceptanceTable
+  table: AcceptanceTable | None
   latency: Latency
   origin: Origin | None = None
   samples: Mapping[str, np.ndarray] | None = None
   times: Mapping[int, Mapping[int, float]] | None = None
   steps: Mapping[int, Sequence[float]] | None = None
   rounds: Mapping[int, Mapping[int, float]] | None = None
+  fits: Mapping[str, Fit] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
     if not isinstance(self.latency, Latency):
       object.__setattr__(self, 'latency', Latency.of(self.latency))
-    self.table.check()
+    if self.table is not None:
+      self.table.check()
 
   @classmethod
-  def of(cls, table: AcceptanceTable, origin: Origin, samples, times, steps, rounds=None) -> 'Profile':
+  def of(cls, table, origin: Origin | None, samples, times, steps, rounds=None, fits=None) -> 'Profile':
     """Return a profile whose latency is made of its times."""
-    others = {rows: (draft, companion + overhead) for rows, (draft, companion, _, overhead) in steps.items()}
-    return cls(table, Latency.of(times, others), origin, samples, times, steps, rounds)
+    others = {rows: (draft, companion, overhead) for rows, (draft, companion, _, overhead) in steps.items()}
+    return cls(table, Latency.of(times, others), origin, samples, times, steps, rounds, fits or {})
+
+  def fit_of(self, signal: Callable, *, required: bool = False) -> Fit | None:
+    """Return the fit of a signal, None where it was not planned."""
+    companion = rules.inside(signal) is predictors.companion
+    found = self.table if companion else self.fits.get(predictors.spelled(signal))
+    if found is None and (required or companion):
+      names = 'two models' if self.origin is None else ' and '.join(self.origin.names)
+      raise ValueError(f'this plan is of {names}, and speculative verification is of three models; {MAKE} of three.')
+    return found
+
+  def gains(self, name: str) -> np.ndarray:
+    """Return the chances of acceptance [N] that a signal of a name predicts for the samples."""
+    if name == 'companion':
+      return self.table.predict(self.samples['s'], self.samples['a'])
+    return self.fits[name].predict(self.samples[name])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +178,8 @@ class Plan:
 def _content(profile: Profile) -> dict[str, Any]:
   """Return a profile as JSON has it."""
   return dict(
-    table=profile.table.lists(),
+    table=None if profile.table is None else profile.table.lists(),
+    fits={name: fit.lists() for name, fit in profile.fits.items()},
     times=profile.times,
     rounds=profile.rounds or {},
     steps=profile.steps,
@@ -197,7 +220,9 @@ def _profile(content: Mapping[str, Any], origin: Origin) -> Profile:
   steps = {int(n): tuple(s) for n, s in content['steps'].items()}
   samples = {name: np.asarray(x) for name, x in content['samples'].items()}
   times, rounds = (_by_number(content[name]) for name in ('times', 'rounds'))
-  return Profile.of(AcceptanceTable.of(**content['table']), origin, samples, times, steps, rounds)
+  table, fits = content['table'], content.get('fits', {})
+  fits = {name: Logistic(**x) if 'slope' in x else AcceptanceTable.of(**x) for name, x in fits.items()}
+  return Profile.of(table and AcceptanceTable.of(**table), origin, samples, times, steps, rounds, fits)
 
 
 def _tuple(value: Any) -> Any:
@@ -220,7 +245,7 @@ def profile_of(plan: Any) -> Profile:
   made = get(plan)
   if made.profile is None:
     names = ' and '.join(made.origin.names)
-    raise ValueError(f'this plan is of {names}, and speculative verification is of three models; {MAKE} of three.')
+    raise ValueError(f'this plan is of {names}, without a predictor; {MAKE} of three, or with --predictor.')
   return made.profile
 
 

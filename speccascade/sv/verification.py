@@ -1,15 +1,15 @@
-"""How much of a draft the verifier scores: the tokens that speculative verification expects to pay.
+"""How much of a draft the verifier scores: a budget over what a predictor tells of each drafted token.
 
-With S = Σ_v min(q̃, c̃) and A = min(1, c̃(x)/q̃(x)) of drafter and companion (the unscaled ones at temperature 0), a
-table gives a(S, A), the chance that the verifier accepts x; Π a over a row's first k tokens is the gain of its k-th. A
-row's gains fall, so the tokens of the batch in the order of their gains are, at every total, the best choice of so
-many: the total decides alone.
+A predictor gives a, the chance that the verifier accepts a token if it accepts those before it; Π a over a row's first
+k tokens is the gain of its k-th. A row's gains fall, so the tokens of the batch in the order of their gains are, at
+every total, the best choice of so many: the total decides alone. `Goodput` chooses it by the verifier's times, `TopK`
+is told it; `Causal` takes each row by itself, `Stale` what another budget chose a round ago.
 
-Axis letters: B batch, W window of pending tokens, V vocabulary, N tokens of a batch, I bins of S, J bins of A.
+Axis letters: B batch, W window of pending tokens, V vocabulary, N tokens of a batch.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 import warnings
 
 from flax import struct
@@ -17,83 +17,29 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import sampling
+from speccascade import acceptance, sampling, stopping
 from speccascade.backends.ops import take
 from speccascade.engine.feeding import drawn_window
 from speccascade.engine.limits import Limit
 from speccascade.engine.method import index_for
 from speccascade.engine.state import Context, sampler_for_window, State
-from speccascade.types import Array, checked_int, iota, static
+from speccascade.sv import predictors
+from speccascade.sv.predictors import Predictor
+from speccascade.types import Array, Carry, checked_int, FINAL, iota, static
 
 COUNTS = ('tokens', 'accepted')  # what goodput counts: all that come out, or the drafted ones that are accepted
-
-
-@struct.dataclass
-class AcceptanceTable:
-  """Mean acceptance by S and A: `means` [I, J] with inner edges `s_edges` [I-1] and, for each S, `a_edges` [I, J-1]."""
-
-  s_edges: Array
-  a_edges: Array
-  means: Array
-
-  def __call__(self, s: Array, a: Array) -> Array:
-    """Return the means for s and a of one shape; comparisons and sums, where a TPU would gather entry by entry."""
-
-    def trailing(x):
-      return jnp.asarray(x).reshape((1,) * s.ndim + np.shape(x))
-
-    count, most = np.shape(self.means)
-    row = jnp.sum(trailing(self.s_edges) <= s[..., None], -1)[..., None] == trailing(jnp.arange(count))  # [..., I]
-    column = jnp.sum(trailing(self.a_edges) <= a[..., None, None], -1)  # [..., I]
-    cell = row[..., None] & (column[..., None] == trailing(jnp.arange(most)[None]))
-    return jnp.sum(jnp.where(cell, trailing(self.means), 0), (-2, -1))
-
-  @classmethod
-  def of(cls, s_edges: Sequence, a_edges: Sequence[Sequence], means: Sequence) -> 'AcceptanceTable':
-    """Return a table from rows of edges, which may differ in length: the edges of A are padded with infinity."""
-    padded = np.full((len(a_edges), max(map(len, a_edges), default=0)), np.inf, np.float32)
-    for i, edges in enumerate(a_edges):
-      padded[i, : len(edges)] = edges
-    return cls(np.asarray(s_edges, np.float32), padded, np.asarray(means, np.float32))
-
-  def lists(self) -> dict[str, list]:
-    """Return what `of` takes, as lists."""
-    rows = [row[np.isfinite(row)].tolist() for row in np.asarray(self.a_edges)]
-    return dict(s_edges=np.asarray(self.s_edges).tolist(), a_edges=rows, means=np.asarray(self.means).tolist())
-
-  def check(self) -> None:
-    """Refuse a table whose shapes do not fit, whose edges do not ascend or whose means are no shares."""
-    means = np.asarray(self.means)
-    a_edges = np.asarray(self.a_edges)
-    if means.shape != (len(self.s_edges) + 1, a_edges.shape[1] + 1) or len(a_edges) != len(means):
-      raise ValueError(
-        'table: means need a row for each bin of S and a column for each bin of A, a_edges a row for each'
-      )
-    if bad := means[~((means >= 0) & (means <= 1 + 1e-4))].tolist():
-      raise ValueError(f'table: means has {bad[0]:g}, which is no share of accepted tokens, 0 … 1.')
-    for name, edges in [('s_edges', np.asarray(self.s_edges)), *(('a_edges', row[row < np.inf]) for row in a_edges)]:
-      if not (np.diff(edges) > 0).all() or not np.isfinite(edges).all():
-        raise ValueError(f'table: {name}={edges.tolist()} do not ascend.')
-
-  def cells(self, s: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and the column of each sample [N], on the host."""
-    row = np.searchsorted(self.s_edges, np.float32(s), side='right')
-    return row, (np.asarray(self.a_edges)[row] <= np.float32(a)[:, None]).sum(1)
-
-  def predict(self, s: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """Return the means for samples [N], on the host."""
-    return np.asarray(self.means, np.float64)[self.cells(s, a)]
 
 
 @struct.dataclass
 class Latency:
   """The verifier's seconds for n tokens of a batch, `seconds[i][n]` for batches of `rows[i]`.
 
-  A round costs more than this: `steps[i]` are the seconds of one token of the drafter, and of the companion's reading.
+  A round costs more than this: `steps[i]` are the seconds of one token of the drafter, of the companion's reading, and
+  of all else.
   """
 
   seconds: tuple[Array, ...]
-  steps: tuple[Array, ...]  # [2] each
+  steps: tuple[Array, ...]  # [3] each
   rows: tuple[int, ...] = static()
 
   @classmethod
@@ -104,10 +50,10 @@ class Latency:
     if not rows:
       raise ValueError('latency has no times; give those of a batch of one row at least.')
     seconds = tuple(_staircase(by_rows[n]) for n in rows)
-    return cls(seconds, tuple(np.float32((steps or {}).get(n, (0, 0))[:2]) for n in rows), rows)
+    return cls(seconds, tuple(np.float32([*(steps or {}).get(n, ()), 0, 0, 0][:3]) for n in rows), rows)
 
   def at(self, batch: int, first: Array, count: int) -> tuple[Array, Array]:
-    """Return the seconds [N] of first, first + 1, … tokens of a batch, and those of a drafter's and companion's step.
+    """Return the seconds [N] of first, first + 1, … tokens of a batch, and its steps.
 
     Beyond the measured tokens time goes on to grow as it does over all of them.
     """
@@ -151,10 +97,15 @@ def best_total(gains: Array, seconds: Array, certain: Array | int, greedy: bool 
 
 def lengths(gains: Array, seconds: Array, certain: Array | int, greedy: bool = False) -> Array:
   """Return how many tokens of each row are among the best total, for gains [B, W] that fall along a row: [B]."""
+  return largest(gains, lambda falling: best_total(falling, seconds, certain, greedy))
+
+
+def largest(gains: Array, total_of: Callable[[Array], Array]) -> Array:
+  """Return how many tokens of each row [B] are among the `total_of(gains in order)` with the largest gains [B, W]."""
   flat = gains.reshape(-1)
   index = lax.iota(jnp.int32, flat.size)
   falling, order = lax.sort((-flat, index), num_keys=1, is_stable=True)
-  total = best_total(-falling, seconds, certain, greedy)
+  total = total_of(-falling)
   last = jnp.maximum(total - 1, 0)
   least = (-falling)[last]
   at = order[last]
@@ -167,26 +118,46 @@ def certain(counts: str, rows: Array | int) -> Array | int:
   return rows if counts == 'tokens' else 0
 
 
+# ---- budgets ----
+
+
 @struct.dataclass
-class Goodput(Limit):
-  """Choose how many tokens of each row to verify, for the best expected goodput of the batch.
+class Budget:
+  """How many tokens of each row are verified. The base of every budget.
+
+  Attributes:
+    looks_ahead: Whether it may decide on a token by what comes after it in its row.
+    stale: Whether the choice is used in the round after that in which it was made.
+    stops: Whether a draft ends where nothing more would be verified.
+  """
+
+  looks_ahead = False
+  stale = False
+  stops = False
+
+  def __call__(self, chances: Array, active: Array) -> Array:
+    """Return how many tokens of each row to verify [B], by their chances [B, W], 0 of what there is not."""
+    raise NotImplementedError(f'{type(self).__name__} has no __call__(chances, active).')
+
+  def measured(self, latency: 'Latency | None', drafts: int, companion: bool) -> Self:
+    """Return it with the verifier's times, of rounds of so many drafted tokens, which a companion reads or not."""
+    return self
+
+
+@struct.dataclass
+class Goodput(Budget):
+  """Verify what gives the batch the best expected goodput.
 
   Each row has a token in any case, so that every row goes on. Goodput counts, over T(B + tokens), either the 'tokens'
   that come out, B + Σ gains, or the drafted tokens that are 'accepted', Σ gains. T is the verifier's time for that many
-  tokens and, unless the choice is `greedy`, for `drafts` of the drafter and the companion's reading. `spare` of a row's
-  last tokens are not scored: with 1 the last is only tested.
+  tokens and, unless the choice is `greedy`, for `drafts` of the drafter and the companion's reading.
   """
 
-  table: AcceptanceTable
-  latency: Latency
-  companion: int = static()
-  most: int = static()
+  latency: Latency | None = None
   drafts: int = static(default=0)
-  spare: int = static(default=0)
+  companion: bool = static(default=True)
   greedy: bool = static(default=False)
   counts: str = static(default='tokens')
-
-  fine = True  # its choice goes by what each number of tokens costs
 
   def __post_init__(self):
     if self.counts not in COUNTS:
@@ -196,51 +167,211 @@ class Goodput(Limit):
     return 'greedy ' * self.greedy + 'goodput' + ' of accepted tokens' * (self.counts == 'accepted')
 
   @property
-  def reads(self) -> tuple[int, ...]:
-    """The slots whose logits it reads."""
-    return 0, self.companion
+  def looks_ahead(self) -> bool:
+    return not self.greedy
 
-  def __call__(self, context: Context, state: State) -> Array:
-    gains = jnp.cumprod(self.acceptance(state), 1)  # [B, most]
+  def measured(self, latency, drafts, companion):
+    latency = latency if self.latency is None else self.latency
+    if latency is None:
+      raise ValueError("budget=Goodput() needs the verifier's times; give a plan, or another budget, as Causal().")
+    return self.replace(latency=latency, drafts=drafts, companion=companion)
+
+  def __call__(self, chances, active):
+    gains = jnp.cumprod(chances, 1)
     if gains.shape[0] > self.latency.rows[-1] > 1:
       warnings.warn(
         f'the plan has times of up to {self.latency.rows[-1]} rows, and this batch has {gains.shape[0]}: what more '
         'tokens cost is a guess; plan with --batches of this size.',
         stacklevel=2,
       )
-    rows = jnp.sum(state.active)
-    seconds, (draft, companion) = self.latency.at(gains.shape[0], rows, gains.size + 1)
-    others = 0 if self.greedy else self.drafts * draft + companion
+    rows = jnp.sum(active)
+    seconds, (draft, companion, rest) = self.latency.at(gains.shape[0], rows, gains.size + 1)
+    others = 0 if self.greedy else self.drafts * draft + rest + (companion if self.companion else 0)
     return lengths(gains, seconds + others, certain(self.counts, rows), self.greedy)
 
-  def acceptance(self, state: State) -> Array:
-    """Return a(S, A) of the tokens that may be scored [B, most], 0 of the others."""
-    s, a = indicators(state, self.companion, self.most)
-    scored = (iota(self.most) < (state.window.size - self.spare)[:, None]) & state.active[:, None]
-    return jnp.where(scored, self.table(s, a), 0)
+
+@struct.dataclass
+class Causal(Budget):
+  """Verify a row's tokens up to the first that is accepted with a chance under `threshold`; its draft ends there."""
+
+  threshold: Array = 0.4
+
+  stops = True
+
+  def __post_init__(self):
+    stopping.check_chance(self, 'threshold')
+
+  def __str__(self):
+    return 'causal'
+
+  def __call__(self, chances, active):
+    return acceptance.leading((chances >= self.threshold) & (chances > 0))
 
 
-def indicators(state: State, companion: int, slots: int) -> tuple[Array, Array]:
-  """Return S and A of the first pending tokens [B, slots], which model 0 drew, against a model that has read them.
+@struct.dataclass
+class TopK(Budget):
+  """Verify the tokens with the largest gains, `k` times as many as there are rows."""
 
-  They are those of the sampled distributions, at temperature 0 of the unscaled ones.
+  k: int = static(default=2)
+
+  def __post_init__(self):
+    checked_int('TopK: k', self.k)
+
+  def __str__(self):
+    return f'top {self.k}'
+
+  def __call__(self, chances, active):
+    total = self.k * jnp.sum(active)
+    return largest(jnp.cumprod(chances, 1), lambda falling: jnp.minimum(total, jnp.sum(falling > 0)))
+
+
+@struct.dataclass
+class Stale(Budget):
+  """Verify as many tokens of a row as another budget chose in the round before, for its draft; at first all."""
+
+  budget: Budget
+
+  stale = True
+  looks_ahead = True  # the tokens that it looked at, and that were dropped, come again
+
+  def __str__(self):
+    return f'stale {self.budget}'
+
+  def measured(self, latency, drafts, companion):
+    return self.replace(budget=check(self.budget).measured(latency, drafts, companion))
+
+  def __call__(self, chances, active):
+    return self.budget(chances, active)
+
+
+def check(budget: Any) -> Budget:
+  """Return a budget, having checked that it is one."""
+  if not isinstance(budget, Budget):
+    raise ValueError(f'budget={budget!r} is no budget; give Goodput(), Causal(), TopK() or Stale(budget=…).')
+  return budget
+
+
+# ---- in the loop ----
+
+
+@struct.dataclass
+class Scheduled(Limit):
+  """Score as many tokens as a budget gives each row by what a predictor says; `spare` of its last are not scored.
+
+  With 1 to spare, the last that was drafted is only tested.
   """
+
+  predictor: Predictor
+  budget: Budget
+  most: int = static()
+  spare: int = static(default=0)
+
+  fine = True  # its choice may go by what each number of tokens costs
+
+  def __str__(self):
+    return f'{self.budget} by {self.predictor.name}'
+
+  @property
+  def reads(self) -> tuple[int, ...]:
+    """The slots whose logits it reads."""
+    return (0, 1) if self.predictor.declaration.companion else (0,)
+
+  @property
+  def stops(self) -> bool:
+    """Whether it ends drafts, which a companion has not read."""
+    return self.budget.stops and not self.predictor.declaration.companion
+
+  @property
+  def policy(self) -> stopping.Policy:
+    """The policy that goes with it, whose carry it reads."""
+    return Scheduling(self) if self.remembers or self.stops else stopping.Policy()
+
+  @property
+  def remembers(self) -> bool:
+    """Whether something goes on from round to round."""
+    return self.predictor.fit.learns or self.budget.stale
+
+  def check_sampler(self, sampler: sampling.Sampler) -> None:
+    if self.predictor.declaration.coupled and sampler.coupling != 'gumbel':
+      raise ValueError(f"{self.predictor.name} reads the noise of coupling='gumbel'; decode with it, or take margin.")
+
+  def __call__(self, context: Context, state: State) -> Array:
+    if not self.budget.stale:
+      return self.choice(state)
+    return jnp.minimum(state.policy.lengths, jnp.maximum(state.window.size - self.spare, 0))
+
+  def choice(self, state: State) -> Array:
+    """Return how many tokens of each row the budget gives [B]."""
+    draft = drafted(state, self.most, 1 if self.predictor.declaration.companion else None)
+    scored = (iota(self.most) < (state.window.size - self.spare)[:, None]) & state.active[:, None]
+    return self.budget(jnp.where(scored, self.predictor(self.carry(state.policy), draft), 0), state.active)
+
+  def carry(self, policy: Carry) -> Carry:
+    """Return the carry of the predictor's fit, of that of a policy."""
+    return policy.fit if self.remembers or self.stops else self.predictor.fit.init(1)
+
+
+@struct.dataclass
+class Memory:
+  """What `Scheduling` keeps: the carry of the fit, and how many tokens of each row are verified next [B]."""
+
+  fit: Carry
+  lengths: Array
+
+
+@struct.dataclass
+class Scheduling(stopping.Policy):
+  """What goes on from round to round of a `Scheduled` limit, and where it ends drafts."""
+
+  limit: Scheduled
+
+  def init(self, rows):
+    return Memory(self.limit.predictor.fit.init(rows), jnp.full(rows, self.limit.most, jnp.int32))
+
+  def varies(self):
+    return self.limit.stops
+
+  def stops_early(self):
+    return self.limit.stops
+
+  def ends(self, carry, draft):
+    if not self.limit.stops:
+      return jnp.zeros(draft.tokens.shape, bool)
+    return self.limit.predictor(carry.fit, draft) < self.limit.budget.threshold
+
+  def learn(self, state, tested, accepted, live, most):
+    fit = self.limit.predictor.fit
+    memory = state.policy
+    if fit.learns:
+      slot = iota(state.window.source.shape[1])
+      signals = self.limit.predictor.signals(drafted(state, slot.size))
+      at = (slot < tested[:, None]) & live[:, None]
+      memory = memory.replace(fit=fit.update(memory.fit, at, slot < accepted[:, None], *signals))
+    if self.limit.budget.stale:
+      memory = memory.replace(lengths=jnp.where(state.active, self.limit.choice(state), memory.lengths))
+    return memory
+
+
+def drafted(state: State, slots: int, companion: int | None = None) -> stopping.Draft:
+  """Return the first pending tokens [B, slots], which model 0 drew, and the logits of a model that has read them."""
   w = state.window
+  position = state.length[:, None] + iota(slots)
+  of_companion = None if companion is None else w.logits[companion][:, :slots]
+  q = drawn_window(state).probs[:, :slots]
   sampler = sampler_for_window(state, slots)
-  q = sampler.soft(w.logits[0][:, :slots], drawn_window(state).probs[:, :slots])
-  distribution = sampler.soft(w.logits[companion][:, :slots])
-  return jnp.minimum(q, distribution).sum(-1), _ratio(state, q, distribution)
+  tokens = take(state.tokens, position)
+  return stopping.Draft(w.logits[0][:, :slots], q, tokens, position, sampler, state.noise, of_companion)
 
 
 def chance(state: State, model: int, slots: int) -> Array:
   """Return how likely each of the first pending tokens [B, slots] is to be accepted by a model that has read them."""
-  distribution = sampler_for_window(state, slots)(state.window.logits[model][:, :slots])
-  return _ratio(state, drawn_window(state).probs[:, :slots], distribution)
+  draft = drafted(state, slots, model)
+  if state.noise.coupled:  # it is accepted if it is the model's own
+    own, _ = state.noise.draw(draft.sampler(draft.companion), draft.position, FINAL, state.length)
+    return (own == draft.tokens).astype(jnp.float32)
+  return predictors.ratio(draft.probs, draft.sampler(draft.companion), draft.tokens)
 
 
-def _ratio(state: State, q: Array, distribution: Array) -> Array:
-  """Return min(1, distribution / q) at the first pending tokens."""
-  tokens = take(state.tokens, state.length[:, None] + iota(q.shape[1]))
-  q_x = sampling.at_token(q, tokens)
-  at_x = sampling.at_token(distribution, tokens)
-  return jnp.where(q_x > 0, jnp.minimum(1, at_x / jnp.where(q_x > 0, q_x, 1)), 0)
+def known() -> dict[str, Any]:
+  """Return the budgets of the package, and the signals and fits that predictors are made of, by name."""
+  return {x.__name__: x for x in (Goodput, Causal, TopK, Stale)} | predictors.known()

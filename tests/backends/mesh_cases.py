@@ -28,7 +28,7 @@ from speccascade.models.ngram import drafter  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
 from speccascade.planning import planner
 from speccascade.sv import plans
-from speccascade.sv.verification import AcceptanceTable  # noqa: E402
+from speccascade.sv.predictors import AcceptanceTable  # noqa: E402
 from speccascade.train import losses
 from speccascade.train.batches import collate
 from speccascade.types import Model  # noqa: E402

@@ -16,7 +16,7 @@ from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
 from speccascade.engine.loop import decode_batch
 from speccascade.engine.phases import Verify
-from speccascade.sv.verification import AcceptanceTable
+from speccascade.sv.predictors import AcceptanceTable
 from speccascade.types import NO_FAULT, of_logits
 
 

@@ -28,7 +28,7 @@ from speccascade.models import shapes
 from speccascade.planning import aot, cost_model
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
 from speccascade.sv import plans
-from speccascade.sv.verification import AcceptanceTable
+from speccascade.sv.predictors import AcceptanceTable
 from speccascade.types import Model, Network, Prompt
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -20,6 +20,7 @@ from speccascade.evaluate.report.formats import markdown
 from speccascade.models import toy
 from speccascade.planning import profiling, sv_model
 from speccascade.sv import plans
+from speccascade.sv.predictors import AcceptanceTable
 
 
 def observed(informed=True, accept=None, text=0):
@@ -171,7 +172,7 @@ def test_information_is_all_none_and_what_chance_makes_up():
   rng = np.random.default_rng(0)
   s, a = rng.random(4000), rng.random(4000)
   samples = dict(s=s, a=a, accept=s, s_target=s, request=np.zeros(4000), position=np.zeros(4000))
-  table = profiling.fit(s, a, s, (10, 2))
+  table = AcceptanceTable.fitted(s, s, a, (10, 2))
   known = sv_studies.information(samples, table, (10,))['rows'][0]
   assert known[1] == pytest.approx(np.log2(10), abs=0.01) and known[2] == known[4] == pytest.approx(0)
   nothing = sv_studies.information(samples | {'accept': rng.random(4000)}, table, (5,))['rows'][0]

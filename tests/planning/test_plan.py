@@ -229,10 +229,6 @@ def test_a_plan_keeps_to_its_budget_and_says_what_it_left_out(monkeypatch):
 # ---- times ----
 
 
-def test_a_round_and_a_start_follow_from_two_runs():
-  assert timing.pace(np.array([5.0, 20, 40]), np.array([2.0, 5, 10])) == pytest.approx((0.2, 0.1, 2.0, 1.0))
-
-
 def test_rounds_of_a_full_batch_end_with_its_first_text():
   method = methods.speculative(block=3).accepting(timing.forced(1.0))
   prompts = [dataclasses.replace(Request(p), max_new_tokens=n) for p, n in zip(PROMPTS, (16, 5, 16))]

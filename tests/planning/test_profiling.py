@@ -13,7 +13,8 @@ from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.models import toy
 from speccascade.planning import planner, profiling, sv_model
-from speccascade.sv import plans
+from speccascade.sv import plans, predictors
+from speccascade.sv.predictors import AcceptanceTable
 
 EOS = 6
 LARGE = toy.model(21, 7, scale=1.5, eos_ids=(EOS,))
@@ -21,6 +22,7 @@ TRIO = [toy.model(22, 7, scale=0.7, near=LARGE, eos_ids=(EOS,)), toy.model(23, 7
 PROMPTS = [[1, 2], [3], [5, 4, 3, 2, 1, 0], [2, 2, 2], [0, 5]] * 8
 CALL = dict(max_new_tokens=13, sampler=Sampler(), seed=0)
 TIMES = {n: {n * t: 1 + n * t / 50 for t in range(1, 5)} for n in (1, 2)}
+SIGNALS = predictors.margin, predictors.drawn_q
 STEPS = {n: (0.05, 0.06, 1.0, 0.1) for n in (1, 2)}
 
 
@@ -31,8 +33,8 @@ def made():
   origin = plans.Origin(
     tuple(m.name for m in named), tuple('abc'), (('temperature', 1.0),), plans.device_of(named), 'prompts', 3
   )
-  samples = profiling.samples_of(named, PROMPTS, block=3, batch_size=16, **CALL)
-  return profiling.profile(origin, samples, TIMES, STEPS, bins=(4, 3)), named
+  samples = profiling.samples_of(named, PROMPTS, block=3, batch_size=16, signals=SIGNALS, **CALL)
+  return profiling.profile(origin, samples, TIMES, STEPS, bins=(4, 3), signals=SIGNALS), named
 
 
 def with_costs(profile, times, steps):
@@ -103,8 +105,35 @@ def test_a_profile_is_the_same_from_the_file_of_its_plan(made, tmp_path):
   assert again.origin == found.origin and again.times == found.times and again.steps == found.steps
   np.testing.assert_allclose(again.table.means, found.table.means)
   np.testing.assert_array_equal(again.table.a_edges, found.table.a_edges)
-  assert all(np.allclose(again.samples[n], found.samples[n], atol=1e-5) for n in plans.FIELDS)
+  assert all(np.allclose(again.samples[n], found.samples[n], atol=1e-5) for n in found.samples)
   assert str(methods.sv_exact(str(tmp_path / 'p.json'), 3)) == str(methods.sv_exact(found, 3))
+
+
+def test_any_predictor_is_fitted_with_a_companion_or_without(made, tmp_path):
+  found, models = made
+  planned(found, {1: ('scheduled', 3, 'margin')}).save(tmp_path / 'p.json')
+  again = plans.load(tmp_path / 'p.json')
+  curve, table = (again.profile.fits[name] for name in ('margin', 'drawn_q'))
+  assert float(curve.slope) == pytest.approx(float(found.fits['margin'].slope))
+  np.testing.assert_allclose(table.means, found.fits['drawn_q'].means)
+  chosen = methods.planned(again)
+  assert chosen.phases[1].limit.predictor.fit.slope == curve.slope
+  assert str(chosen) == str(methods.scheduled(predictors.margin, 3, plan=found, pair=(0, 2)))
+  assert (
+    decode(chosen, models, PROMPTS[:1], max_new_tokens=13).tokens
+    == decode(methods.sv_exact(found, 3), models, PROMPTS[:1], max_new_tokens=13).tokens
+  )
+  of_two = profiling.samples_of(TRIO[::2], PROMPTS, block=3, batch_size=16, signals=(predictors.max_q,), **CALL)
+  assert of_two.keys() == {'accept', 'position', 'max_q', 'request'}
+  np.testing.assert_allclose(of_two['accept'], found.samples['accept'], atol=1e-5)  # one text, by the same numbers
+  q = distribution(TRIO[0], [0, *PROMPTS[1]])
+  first = np.flatnonzero(found.samples['request'] == 1)[0]
+  assert of_two['max_q'][first] == pytest.approx(q.max(), abs=1e-5)
+  assert min(abs(found.samples['drawn_q'][first] - q)) < 1e-5
+  profile = profiling.profile(found.origin, of_two, TIMES, STEPS, signals=(predictors.max_q,))
+  assert profile.table is None and sv_model.simulate(profile, 2, variant=sv_model.Variant('max_q'))['sv'] > 0
+  with pytest.raises(ValueError, match='three models'):
+    methods.sv_exact(profile, 3)
 
 
 def test_a_batch_of_more_rows_than_were_measured_is_warned_of(made):
@@ -134,18 +163,18 @@ def test_a_table_that_cannot_have_been_measured_is_refused(edges, means, part):
 def test_bins_have_equal_counts_and_thin_ones_lean_on_their_row():
   rng = np.random.default_rng(0)
   s, a = rng.random(6000), rng.random(6000) ** 3
-  table = profiling.fit(s, a, s * a, (5, 4))
+  table = AcceptanceTable.fitted(s * a, s, a, (5, 4))
   row, column = table.cells(s, a)
   counts = np.bincount(row * 4 + column, minlength=20)
   assert counts.size == 20 and counts.min() > 290 and counts.max() < 310
   assert np.abs(table.predict(s, a) - s * a).mean() < 0.1
-  few = profiling.fit(s[:8], a[:8], np.float64(np.arange(8) == 0), (2, 2))
+  few = AcceptanceTable.fitted(np.float64(np.arange(8) == 0), s[:8], a[:8], (2, 2))
   assert few.means.max() < 0.5  # the bin with the only accepted token has two
 
 
 def test_equal_values_stay_in_one_bin():
   s, a = np.array([0.0, 1.0] * 50), np.array([1.0] * 100)
-  table = profiling.fit(s, a, s, (20, 15))
+  table = AcceptanceTable.fitted(s, s, a, (20, 15))
   assert np.shape(table.means) == (2, 1)
   assert table.predict(np.array([0.0, 1.0]), np.ones(2)) == pytest.approx([1 / 29, 28 / 29], abs=0.05)
   assert np.asarray(table(np.float32([0.0, 1.0]), np.float32([1.0, 1.0]))).tolist() == table.means[:, 0].tolist()
@@ -193,13 +222,22 @@ def test_a_plan_of_three_models_tries_speculative_verification_too(tmp_path, cap
   folder = Path(embedded.__file__).parent / 'pretrained'
   models = [str(folder / name) for name in ('small', 'large@1', 'large')]
   (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=12).examples))
-  asked = [*models, f'--prompts={tmp_path / "lines.txt"}', '--max_new_tokens=16', '--blocks=1,2', '--batches=2']
+  asked = [
+    *models,
+    f'--prompts={tmp_path / "lines.txt"}',
+    '--max_new_tokens=16',
+    '--blocks=1,2',
+    '--batches=2',
+    '--predictor=drawn_q',
+  ]
   assert plan.main([*asked, '--temperature=0.7', '--trials=1', f'--out={tmp_path / "p.json"}']) == 0
   printed = capsys.readouterr().out
   assert 'sv_exact' in printed
   found = plans.load(tmp_path / 'p.json')
   names = {speed.name for speed in found.speeds[2]}
-  assert names == {'autoregressive', 'speculative', 'sv_exact'} and set(found.profile.times) == {2}
+  assert names == {'autoregressive', 'speculative', 'sv_exact', 'scheduled by drawn_q'} and set(
+    found.profile.times
+  ) == {2}
   assert all(len(steps) == 4 and min(steps[:3]) > 0 for steps in found.profile.steps.values())
   texts = decode(
     methods.planned(found),

@@ -26,12 +26,13 @@ from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
 from speccascade.sv import verification
 from speccascade.sv.plans import Profile
+from speccascade.sv.predictors import AcceptanceTable
 from speccascade.types import Model, Prompt
 
 COIN = toy.model(4, 2, scale=1.2)
 COMPANION = toy.model(6, 2, scale=0.6, near=COIN)
 COINS = [toy.model(5, 2, scale=0.8, near=COIN), COMPANION, COIN]
-TABLE = verification.AcceptanceTable(
+TABLE = AcceptanceTable(
   np.float32([0.8]), np.float32([[0.6, 0.95], [0.6, 0.95]]), np.float32([[0.05, 0.3, 0.6], [0.1, 0.6, 0.9]])
 )
 LARGE = toy.model(21, 7, scale=1.5)
@@ -142,10 +143,10 @@ def test_rows_that_cannot_gain_get_nothing_and_equal_gains_go_to_the_first():
 def test_a_time_that_was_not_measured_is_that_of_the_next_size():
   latency = verification.Latency.of({2: {2: 1.0, 4: 0.9, 8: 2.0}, 1: [1.0, 1.0, 3.0]}, {2: (0.5, 0.25)})
   seconds, steps = latency.at(2, jnp.int32(1), 10)
-  assert seconds.tolist() == [1, 1, 1, 1, 2, 2, 2, 2, 2.125, 2.25] and steps.tolist() == [0.5, 0.25]
+  assert seconds.tolist() == [1, 1, 1, 1, 2, 2, 2, 2, 2.125, 2.25] and steps.tolist() == [0.5, 0.25, 0]
   assert latency.at(7, jnp.int32(4), 3)[0].tolist() == [1, 2, 2]
   seconds, steps = latency.at(1, jnp.int32(1), 4)
-  assert seconds.tolist() == [1, 3, 4, 5] and steps.tolist() == [0, 0]
+  assert seconds.tolist() == [1, 3, 4, 5] and steps.tolist() == [0, 0, 0]
 
 
 def test_the_table_is_looked_up_by_its_edges():

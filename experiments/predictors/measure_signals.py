@@ -1,0 +1,181 @@
+"""How much predictors of acceptance tell, and what each would gain: held-out texts of trios of models, at T = 1.
+
+  python experiments/predictors/measure_signals.py observe SHARED gsm8k --out gsm8k.npz
+  python experiments/predictors/measure_signals.py tables gsm8k.npz sums.npz multi30k.npz
+
+`observe` decodes with every draft verified and writes what each signal was of each token. `tables` fits every predictor
+to one half of the texts and judges it by the other, both ways: the share of the entropy of acceptance that it
+explains, the area under its curve, and, by simulated rounds, speed at the roofline of models that are not here.
+"""
+
+import argparse
+from collections.abc import Mapping
+import dataclasses
+from pathlib import Path
+import sys
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / 'sv'))
+
+import compiled_times  # noqa: E402
+import sv_costs  # noqa: E402
+from sv_simulation import Trio  # noqa: E402
+
+from speccascade import checkpoints, Sampler  # noqa: E402
+from speccascade.data import files  # noqa: E402
+from speccascade.evaluate.report.formats import markdown  # noqa: E402
+from speccascade.models import shapes  # noqa: E402
+from speccascade.planning import profiling, sv_model  # noqa: E402
+from speccascade.sv import plans, predictors  # noqa: E402
+
+TRIOS = {  # a folder of checkpoints, its models, and held-out prompts
+  'sums': ('llama_sums', ('draft', 'companion', 'target'), 'sums/test_first600.jsonl.gz'),
+  'gsm8k': ('llama_gsm8k', ('draft', 'companion', 'target'), 'gsm8k/test_first600.jsonl.gz'),
+  'multi30k': ('t5_multi30k', ('small', 'base', 'large'), 'multi30k/test_2016_flickr.en.gz'),
+}
+QUESTION = 'Question: {question}\nAnswer:'
+SIGNALS = {name: f for name, f in predictors.signals().items() if name != 'companion'}
+COMPANIONS = {'companion': ('s', 'a'), 'S alone': ('s',), 'A alone': ('a',)}
+BLOCK = 7
+BATCHES = 8, 32, 128
+
+
+def observe(args: argparse.Namespace):
+  """Write what signals were of each token."""
+  folder, names, data = TRIOS[args.family]
+  models = [checkpoints.load(args.shared / 'checkpoints' / folder / name) for name in names]
+  field = QUESTION if data.endswith('.jsonl.gz') else None
+  prompts = files.texts(args.shared / 'data' / data, field, args.count)
+  signals = [f for f in SIGNALS.values() if args.coupling == 'gumbel' or not predictors.declaration(f).coupled]
+  samples = profiling.samples_of(
+    models,
+    prompts,
+    block=BLOCK,
+    batch_size=args.count,
+    signals=signals,
+    max_new_tokens=args.max_new_tokens,
+    seed=0,
+    sampler=Sampler(coupling=args.coupling),
+  )
+  np.savez_compressed(args.out, **samples)
+  print(f'{args.out}: {samples["accept"].size} tokens of {args.count} texts')
+
+
+def held_out(samples: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+  """Return the chances [N] that a predictor gives, fitted to the other half of the texts."""
+  half = samples['request'] % 2
+  signals = [samples[field] for field in COMPANIONS.get(name, (name,))]
+  known = {'companion': predictors.companion} | SIGNALS
+  found = np.zeros_like(samples['accept'])
+  for side in (0, 1):
+    fit = predictors.Predictor.of(known.get(name, predictors.drawn_q)).fitted
+    made = fit(samples['accept'][half == side], *(x[half == side] for x in signals))
+    found[half != side] = made.predict(*(x[half != side] for x in signals))
+  return found
+
+
+def learned(samples: Mapping[str, np.ndarray], name: str, seed: int = 0) -> np.ndarray:
+  """Return the chances [N] of a curve that learns while a text goes on, by tests of every token."""
+  half = samples['request'] % 2
+  drawn = np.random.default_rng(seed).random(samples['accept'].size) < samples['accept']
+  found = np.zeros_like(samples['accept'])
+  for side in (0, 1):
+    start = predictors.Logistic.fitted(samples['accept'][half == side], samples[name][half == side])
+    for text in np.unique(samples['request'][half != side]):
+      b, w = float(start.bias), float(start.slope)
+      for i in np.flatnonzero(samples['request'] == text):
+        x = samples[name][i]
+        found[i] = 1 / (1 + np.exp(-b - w * x))
+        step = start.rate * (drawn[i] - found[i]) / (1 + x * x)
+        b, w = b + step, w + step * x
+  return found
+
+
+def explained(accept: np.ndarray, chance: np.ndarray) -> float:
+  """Return the share of the entropy of acceptance, yes or no, that a prediction explains."""
+  chance = np.clip(chance, 1e-4, 1 - 1e-4)
+  mean = accept.mean()
+  entropy = -(mean * np.log(mean) + (1 - mean) * np.log(1 - mean))
+  return 1 + (accept * np.log(chance) + (1 - accept) * np.log(1 - chance)).mean() / entropy
+
+
+def area(accept: np.ndarray, chance: np.ndarray) -> float:
+  """Return how often an accepted token has a higher chance than a rejected one, a tie for a half."""
+  _, which = np.unique(chance, return_inverse=True)
+  yes, no = (np.bincount(which, weight) for weight in (accept, 1 - accept))
+  return float((yes * (np.cumsum(no) - no / 2)).sum() / (yes.sum() * no.sum()))
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut(plans.Profile):
+  """A profile whose predictions are those that were held out."""
+
+  def gains(self, name: str) -> np.ndarray:
+    """Return the chances [N] that a predictor gives."""
+    return self.samples[f'chance {name}']
+
+
+def speeds(samples: Mapping[str, np.ndarray], trio: Trio, batch: int) -> dict[str, str]:
+  """Return the speed over plain decoding of the best γ, and of each predictor by the best total, with its γ."""
+  origin = plans.Origin((), (), (), '', '', BLOCK)
+  names = [name.removeprefix('chance ') for name in samples if name.startswith('chance ')]
+  best: dict[str, tuple[float, int]] = {}
+  for block in (1, 2, 3, 5, 7):
+    made = trio.profile(plans.Profile.of(None, origin, samples, {1: {1: 1.0, 2: 1.0}}, {1: (0, 0, 1, 0)}), batch, block)
+    made = HeldOut(**{field.name: getattr(made, field.name) for field in dataclasses.fields(made)})
+    plain = sv_costs.plain(made, batch)
+    found = {'best γ': sv_costs.speculative(made, batch, block) / plain}
+    for name in names:
+      found[name] = sv_model.simulate(made, batch, block, sv_model.Variant(name))['sv'] / plain
+    best = {name: max(best.get(name, (0.0, 0)), (x, block)) for name, x in found.items()}
+  return {name: f'{x:.2f} ({block})' for name, (x, block) in best.items()}
+
+
+def tables(args: argparse.Namespace):
+  """Print what each predictor tells, and what it would gain."""
+  rows, gained = [], []
+  for path in args.files:
+    samples = dict(np.load(path))
+    names = [*COMPANIONS, *(name for name in SIGNALS if name in samples)]
+    found = {name: held_out(samples, name) for name in names}
+    found |= {f'{name}, learning': learned(samples, name) for name in ('margin', 'noisy_margin') if name in samples}
+    accept = samples['accept']
+    for name, chance in found.items():
+      rows.append([path.stem, name, f'{100 * explained(accept, chance):.1f} %', f'{area(accept, chance):.3f}'])
+    some = {name: found[name] for name in ('companion', 'margin', 'max_q', 'drawn_q')}
+    samples |= {f'chance {name}': chance for name, chance in some.items()}
+    for chip in args.chips:
+      times = [compiled_times.roofline(shapes.llama(size), chip) for size in ('68m', '160m', '13b')]
+      for batch in BATCHES:
+        speed = speeds(samples, Trio(*times), batch)
+        gained.append([path.stem, chip, batch, *speed.values()])
+  columns = ['texts', 'predictor', 'entropy explained', 'area under the curve']
+  print(markdown(dict(title='What predictors tell', columns=columns, rows=rows, note='')))
+  if gained:
+    columns = ['texts', 'chip', 'batch', 'best γ', *some]
+    print(markdown(dict(title='Speed over plain decoding (γ)', columns=columns, rows=gained, note='')))
+
+
+def main():
+  """Observe, or print tables."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  commands = parser.add_subparsers(required=True)
+  one = commands.add_parser('observe')
+  one.add_argument('shared', type=Path)
+  one.add_argument('family', choices=TRIOS)
+  one.add_argument('--count', type=int, default=64)
+  one.add_argument('--max_new_tokens', type=int, default=64)
+  one.add_argument('--coupling', choices=['maximal', 'gumbel'], default='maximal')
+  one.add_argument('--out', type=Path, required=True)
+  one.set_defaults(run=observe)
+  other = commands.add_parser('tables')
+  other.add_argument('files', type=Path, nargs='+')
+  other.add_argument('--chips', nargs='*', default=['v5e:2x2'])
+  other.set_defaults(run=tables)
+  args = parser.parse_args()
+  args.run(args)
+
+
+if __name__ == '__main__':
+  main()
