@@ -112,7 +112,7 @@ def _divergence(a, b):
 
 
 @rule(
-  alpha=Range(0, verifier=0, drafter=INF),
+  alpha=Range(0, verifier=0, drafter=INF, curve=(0.01, 0.03, 0.1, 0.3)),
   normalized=True,
   definition=lambda q, p, alpha: _mentored(q.probs, p.probs, alpha),
 )
@@ -172,6 +172,9 @@ def _at(sums: list[Array], index: Array) -> list[Array]:
 # ---- a set of tokens that are always accepted ----
 
 
+TYPICAL = (0.5, 0.7, 0.8, 0.91, 0.97)
+
+
 def _typical(p, alpha):
   """Return S of `typical` as a definition."""
   return p > min(1 - alpha, np.sqrt(1 - alpha) * np.exp(sum(x * np.log(x) for x in p if x > 0)))
@@ -182,7 +185,7 @@ def _plausible(p: Array, alpha: Array) -> Array:
   return p > jnp.minimum(1 - alpha, jnp.sqrt(1 - alpha) * jnp.exp(-entropy))
 
 
-@rule(alpha=Range(0, 1), definition=lambda q, p, alpha: _typical(p.probs, alpha))
+@rule(alpha=Range(0, 1, curve=TYPICAL), definition=lambda q, p, alpha: _typical(p.probs, alpha))
 def typical(q, p, *, alpha):
   r"""Keep drafted tokens that are typical of the verifier, else draw from it (after Cai et al. 2024, "Medusa").
 
@@ -206,7 +209,7 @@ def _best(q, p, some):
 
 
 @rule(
-  alpha=Range(0, 1),
+  alpha=Range(0, 1, curve=TYPICAL),
   normalized=True,
   definition=lambda q, p, alpha: _best(q.probs, p.probs, _typical(p.probs, alpha)),
 )
@@ -221,7 +224,7 @@ def medusa(q, p, *, alpha):
 
 
 @rule(
-  alpha=Range(0, 1),
+  alpha=Range(0, 1, curve=(0.1, 0.3, 0.5, 0.7, 0.9)),
   normalized=True,
   definition=lambda q, p, alpha: _best(
     q.probs, p.probs, p.plain >= max(p.plain.max() - alpha, np.sort(p.plain)[-10:][0])
@@ -240,7 +243,7 @@ def relaxed(q, p, *, alpha, top_k=10):
 
 
 @rule(
-  alpha=Range(0, 1, drafter=1),
+  alpha=Range(0, 1, drafter=1, curve=(0.1, 0.3, 0.5, 0.7, 0.9)),
   normalized=True,
   definition=lambda q, p, alpha: _completed(
     np.where(p.plain >= (1 - alpha) * p.plain.max(), q.probs, np.minimum(q.probs, p.probs)),
@@ -295,7 +298,7 @@ def thresholds(q, p, *, alpha, single=1.0):
 
 
 @rule(
-  alpha=Range(0, verifier=0, drafter=INF),
+  alpha=Range(0, verifier=0, drafter=INF, curve=(0.05, 0.1, 0.2, 0.4)),
   definition=lambda q, p, alpha: (
     sum(_divergence(x, (q.plain + p.plain) / 2) for x in (q.plain, p.plain)) / 2 > alpha or alpha <= 0
   ),
