@@ -111,7 +111,7 @@ def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[s
   if found is None and node.id not in known:
     near = difflib.get_close_matches(node.id, known)
     mean = f'did you mean {" or ".join(near)}? ' if near else ''
-    listed = f'there are {", ".join(known)}, and MODULE:NAME of yours' if len(known) < 20 or not near else ''
+    listed = f'there are {", ".join(known)}, and MODULE:NAME of yours' if len(known) < 30 or not near else ''
     some = listed or 'yours is MODULE:NAME'
     raise ValueError(f'no {what} is called {node.id!r}; {mean}{some if known else "name yours, as MODULE:NAME"}')
   value = known[node.id] if found is None else imported(found, node.id)
