@@ -126,7 +126,7 @@ def test_a_tied_table_begins_with_logits_of_the_size_of_one(corpora):
 
 
 def test_the_models_of_a_family_are_compared_by_one_config(corpora):
-  bindings = ['FAMILY = "."', 'PATH = "train.jsonl"', 'TOKENIZER = None']
+  bindings = ['SHARED = "."', 'PATH = "train.jsonl"', 'TOKENIZER = None']
   config.parse([f'{ROOT}/experiments/sums_trio/family.gin'], bindings)
   (experiment,) = config.build()
   paths = [pathlib.Path(checkpoint.path) for checkpoint in experiment.models]
